@@ -1,4 +1,4 @@
-//! What `semmoe --version` says of the build: commit, features, target.
+//! The build details that `semmoe --version` prints: commit, features, target.
 
 use std::process::Command;
 

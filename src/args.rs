@@ -36,7 +36,7 @@ pub(crate) use worker::{
     WorkerServingArgs, WorkerTrustArgs,
 };
 
-/// What `--version` prints; `-V` prints its first line.
+/// Printed by `--version`; `-V` prints its first line.
 const LONG_VERSION: &str = concat!(
     env!("CARGO_PKG_VERSION"),
     "\ncommit:   ",
@@ -61,10 +61,10 @@ Exit codes: 0 done, 1 failed, 2 wrong arguments or input, 3 a rank was lost (wor
 #[command(name = "semmoe", version, long_version = LONG_VERSION, about, propagate_version = true, max_term_width = 100)]
 #[command(after_help = ABOUT_EXAMPLES)]
 pub(crate) struct Cli {
-    /// How much to log on standard error [default: warn; serve: `[log]` of its configuration].
+    /// Log level on standard error [default: warn; for serve: `[log]` in the configuration].
     #[arg(long, global = true, value_enum, help_heading = "Global options")]
     pub(crate) log: Option<LogLevel>,
-    /// Log as JSON, one object a line [serve: `[log]` of its configuration].
+    /// Log as JSON, one object per line [for serve: `[log]` in the configuration].
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) log_json: bool,
     #[command(subcommand)]
@@ -84,50 +84,50 @@ pub(crate) enum LogLevel {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Serve a model on this machine: rank processes, solved tables and the gateway.
+    /// Serve a model on this machine: start the ranks, solve the tables and run the gateway.
     ///
     /// The first run records a profile from bundled prompts, solves the tables and caches both; later runs start from
-    /// the cache. Where --experts is not ep there is no placement to solve: nothing is recorded, and requests go round
-    /// robin.
+    /// the cache. With --experts tp or hybrid there is no placement to solve: nothing is recorded, and requests are
+    /// routed round robin.
     #[command(after_long_help = up::UP_EXAMPLES)]
     Up(UpArgs),
     /// Run the gateway in front of engines.
     #[command(after_long_help = serve::SERVE_EXAMPLES)]
     Serve(ServeArgs),
-    /// Make API keys for clients of the gateway, or hash them for its configuration.
+    /// Generate API keys for clients of the gateway, or hash existing ones for its configuration.
     #[command(subcommand)]
     Keys(KeysCommand),
     /// Run one expert-parallel rank.
     #[command(after_long_help = worker::WORKER_EXAMPLES)]
     Worker(WorkerArgs),
-    /// Record, build, merge and show routing profiles.
+    /// Record, import, build, merge and show routing profiles.
     #[command(subcommand)]
     Profile(ProfileCommand),
     /// Solve the tables T, A and E from a profile.
     #[command(long_about = solve::SOLVE_ABOUT)]
     Solve(SolveArgs),
-    /// Judge tables on a trace or a profile.
+    /// Evaluate tables on a trace or a profile.
     #[command(after_long_help = solve::EVALUATE_EXAMPLES)]
     Evaluate(EvaluateArgs),
-    /// Look at tables, export them to engines, or rewrite a checkpoint for them.
+    /// Inspect tables, export them to engines, or rewrite a checkpoint for them.
     #[command(subcommand)]
     Tables(TablesCommand),
-    /// Choose how to run a model on a cluster, from models of its time and memory.
+    /// Choose how to run a model on a cluster, based on models of time and memory.
     #[command(long_about = plan::PLAN_ABOUT, after_long_help = plan::PLAN_EXAMPLES)]
     Plan(PlanCommand),
-    /// Send load to a gateway or an engine and measure its answers.
+    /// Send load to a gateway or an engine and measure the responses.
     #[command(after_long_help = load::LOAD_EXAMPLES)]
     Load(LoadArgs),
-    /// Print a script that completes this command's options in a shell.
+    /// Print a shell completion script.
     #[command(after_long_help = COMPLETIONS_EXAMPLES)]
     Completions {
-        /// The shell to complete in.
+        /// The shell that runs the script.
         shell: clap_complete::Shell,
     },
-    /// Write the manual pages, one for each subcommand.
+    /// Write the manual pages, one per subcommand.
     #[command(after_long_help = MAN_EXAMPLES)]
     Man {
-        /// The folder to write them to, such as one called man1.
+        /// The directory to write to, such as one called man1.
         #[arg(value_name = "DIR")]
         folder: PathBuf,
     },
@@ -149,7 +149,7 @@ Examples:
   semmoe profile show run.trace.safetensors --html page.html --tables m.tables.safetensors \\
       --tokenizer DIR";
 
-/// How a result is printed: the same for every subcommand that has one.
+/// How a result is printed, for every subcommand that has one.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct OutputArgs {
     /// Print the result as one JSON document.
@@ -159,29 +159,29 @@ pub(crate) struct OutputArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct WorkerArgs {
-    /// A Hugging Face checkpoint directory.
+    /// Directory of a Hugging Face checkpoint.
     #[arg(long, value_name = "DIR")]
     pub(crate) model: PathBuf,
-    /// This rank, from 0; rank 0 serves HTTP for the whole unit.
+    /// Number of this rank, from 0; rank 0 serves HTTP for the whole unit.
     #[arg(long)]
     pub(crate) rank: u16,
     /// Number of ranks in the unit.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) world: u16,
-    /// Where ranks meet: rank 0 binds this address (port 0 takes a free one), the others connect to it.
+    /// Rendezvous address: rank 0 binds it (port 0 picks a free port), the other ranks connect to it.
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) rendezvous: SocketAddr,
-    /// Rank 0's HTTP address.
+    /// HTTP address of rank 0.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:30000")]
     pub(crate) listen: SocketAddr,
-    /// Tables whose placement E this unit runs; contiguous placement when absent. Not with --experts tp.
+    /// Tables whose placement E the unit runs [default: contiguous placement]. Not with --experts tp.
     #[arg(long, value_name = "FILE")]
     pub(crate) tables: Option<PathBuf>,
-    /// Take attention, experts and wire from what `semmoe plan --json` chose for this model and as many ranks.
+    /// Take attention, experts and wire from the output of `semmoe plan --json` for this model and number of ranks.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["attention", "experts", "wire"])]
     pub(crate) plan: Option<PathBuf>,
-    /// Whole experts of a layer for which each rank has room, so that the unit can be switched to tables with more
-    /// replicas than it starts with. The same on all ranks [default: what the placement at the start needs].
+    /// Experts per layer that each rank has room for, so that the unit can switch to tables with more replicas than it
+    /// starts with. Must be the same on all ranks [default: as many as the initial placement needs].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) expert_slots: Option<u16>,
     #[command(flatten)]
@@ -196,36 +196,36 @@ pub(crate) struct WorkerArgs {
     pub(crate) network: WorkerNetworkArgs,
     #[command(flatten)]
     pub(crate) trust: WorkerTrustArgs,
-    /// Leave when standard input closes, so that a rank never outlives the process that started it.
+    /// Exit when standard input closes, so that a rank never outlives the process that started it.
     #[arg(long)]
     pub(crate) exit_on_stdin_eof: bool,
-    /// After another rank was lost, rank 0 answers with 503 and the cause for so long, then exits with code 3; never =
-    /// until it is asked to stop. The other ranks exit at once.
+    /// After another rank was lost, rank 0 answers 503 with the cause for this long, then exits with code 3; with never
+    /// it keeps answering until it is stopped. The other ranks exit at once.
     #[arg(long, value_name = "SECONDS|never", default_value = "5")]
     pub(crate) exit_after_loss: ExitAfterLoss,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ProfileCommand {
-    /// Send prompts to an engine and write the routing it reports as a trace.
+    /// Send prompts to an engine and record the routing it reports as a trace.
     #[command(long_about = record::RECORD_ABOUT)]
     Record(RecordArgs),
-    /// Import routing that others recorded: SGLang's recorder, EPLB's counts, NumPy's arrays.
+    /// Import routing recorded by other tools: SGLang's recorder, EPLB counts, NumPy arrays.
     #[command(long_about = IMPORT_ABOUT)]
     Import(ImportArgs),
     /// Count traces into a profile.
     #[command(long_about = build::BUILD_ABOUT)]
     Build(BuildArgs),
-    /// Add profiles of one model and phase up.
+    /// Merge profiles of one model and phase.
     #[command(long_about = build::MERGE_ABOUT)]
     Merge(MergeArgs),
-    /// Describe a trace or a profile: the paper's Table 1 for every layer, loads, evidence; with --html as a page with
-    /// pictures.
+    /// Describe a trace or a profile: the paper's Table 1 for every layer, loads, evidence; --html writes a page with
+    /// charts.
     #[command(after_long_help = SHOW_PROFILE_EXAMPLES)]
     Show(ShowArgs),
 }
 
-/// How the attention of the deployment is parallel, which decides the unit that is routed.
+/// How attention is parallelized in the deployment, which decides what is routed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum AttentionArg {
     /// Data parallel: requests are routed.

@@ -1,4 +1,4 @@
-//! What the command prints when it fails, and the exit code that goes with it.
+//! The message that the command prints when it fails, and the exit code that goes with it.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What to do about the failures that newcomers meet first: one line for each, found by what the failure says.
+//! Remedies for the failures that newcomers meet first: one line for each, found by the text of the failure.
 //!
 //! The libraries report what is wrong; which option or command mends it is the command line's business alone.
 //! `tests/command/mistakes.rs` makes each of these mistakes.

@@ -6,7 +6,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::args::LogLevel;
 
-/// What the command line says of logging.
+/// The logging options of the command line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogChoice {
     pub(crate) level: Option<LogLevel>,

@@ -5,7 +5,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 
-/// What a service reports of itself.
+/// The states that a service reports.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Notice {
     /// It serves.

@@ -31,7 +31,7 @@ pub enum Incompatible {
         expected: String,
     },
     /// A vocabulary too small for the tokenizer.
-    #[error("the tables have {found} tokens, but the tokenizer makes {expected}")]
+    #[error("the tables cover {found} tokens, but the tokenizer has {expected}")]
     Vocabulary {
         /// The tables'.
         found: u32,
@@ -59,7 +59,7 @@ pub enum Incompatible {
         expected: u16,
     },
     /// Another placement of experts.
-    #[error("the tables are of placement {found}, but the backend runs placement {expected}")]
+    #[error("the tables are for placement {found}, but the backend runs placement {expected}")]
     Placement {
         /// The tables'.
         found: String,
@@ -67,7 +67,7 @@ pub enum Incompatible {
         expected: String,
     },
     /// Another placement than the configuration says that the backend runs.
-    #[error("the tables are of placement {found}, but `placement_digest` says that the backend runs {expected}")]
+    #[error("the tables are for placement {found}, but `placement_digest` says that the backend runs {expected}")]
     Declared {
         /// The tables'.
         found: String,
@@ -75,7 +75,7 @@ pub enum Incompatible {
         expected: String,
     },
     /// Another placement than the backend's server information shows.
-    #[error("the tables are of placement {found}, but the backend runs another (init_expert_location): {cause}")]
+    #[error("the tables are for placement {found}, but the backend runs another (init_expert_location): {cause}")]
     Shown {
         /// The tables'.
         found: String,
@@ -91,7 +91,7 @@ pub enum Incompatible {
         expected: u16,
     },
     /// More ranks than the configuration allows.
-    #[error("{ranks} attention-DP ranks, where {others} of other backends leave room for {room} (limits.ranks)")]
+    #[error("{ranks} attention-DP ranks, but {others} of other backends leave room for {room} (limits.ranks)")]
     TooManyRanks {
         /// The backend's.
         ranks: u16,
@@ -101,10 +101,12 @@ pub enum Incompatible {
         room: usize,
     },
     /// The engine moves experts by itself.
-    #[error("the backend has EPLB on (enable_eplb), so its experts would move away from the tables' placement")]
+    #[error("the backend has EPLB enabled (enable_eplb), which moves experts away from the tables' placement")]
     Moving,
     /// It is unknown how the engine counts its ranks.
-    #[error("the backend has ranks before those behind its URL and does not tell how pins count them; set `rank_base`")]
+    #[error(
+        "the ranks behind the backend's URL do not start at 0, and it does not report how pins number them; set `rank_base`"
+    )]
     UnknownRankBase,
 }
 
@@ -118,7 +120,7 @@ pub(crate) enum Unpinned {
     #[error("{0}")]
     Doubt(#[from] RankDoubt),
     /// It runs a layout that the tables are not for.
-    #[error("the backend runs layout '{layout}', which the tables are not for, until it is switched")]
+    #[error("the tables are not for layout '{layout}', which the backend runs until it is switched")]
     Layout {
         /// Its name.
         layout: String,

@@ -60,7 +60,9 @@ fn refresh(core: &Core, listeners: &ListenerTls) {
 fn tell<E: std::fmt::Display>(core: &Core, place: &str, outcome: Result<(), E>) {
     core.metrics.trust.credential_reload(if outcome.is_ok() { "ok" } else { "failed" });
     match outcome {
-        Ok(()) => tracing::info!(place, "certificates and keys were read again"),
-        Err(cause) => tracing::warn!(place, %cause, "changed certificates or keys cannot be used, the old ones stay"),
+        Ok(()) => tracing::info!(place, "certificates and keys reloaded"),
+        Err(cause) => {
+            tracing::warn!(place, %cause, "changed certificates or keys cannot be used, the old ones stay in use")
+        }
     }
 }

@@ -95,7 +95,7 @@ pub enum StartError {
         cause: String,
     },
     /// The system allows too few open files.
-    #[error("{files} open files are allowed (ulimit -n), and at least {needed} are needed")]
+    #[error("the limit of open files (ulimit -n) is {files}, but at least {needed} are needed")]
     Files {
         /// The limit.
         files: u64,
@@ -127,7 +127,7 @@ pub(crate) enum RequestError {
     Method { method: String, path: String },
     #[error("the body is longer than the limit of {limit_bytes} bytes")]
     BodyTooLong { limit_bytes: usize },
-    #[error("request bodies hold {limit_bytes} bytes already, which is the limit of all together")]
+    #[error("request bodies already hold {limit_bytes} bytes, the limit for all of them together")]
     BodyMemory { limit_bytes: usize },
     #[error("the body could not be read: {cause}")]
     BodyRead { cause: String },
@@ -153,39 +153,39 @@ pub(crate) enum RequestError {
     Broken { backend: String, cause: HttpError },
     #[error("backend '{backend}' did not answer in time: {}", cause.reason())]
     Slow { backend: String, cause: HttpError },
-    #[error("the gateway has no room for another connection to an engine: {cause}")]
+    #[error("the gateway cannot open another connection to an engine: {cause}")]
     Exhausted { cause: String },
-    #[error("the gateway shuts down")]
+    #[error("the gateway is shutting down")]
     Closing,
     #[error("no model has a backend that can serve")]
     NotReady,
-    #[error("model '{model}' is busy: {waiting} requests wait already")]
+    #[error("model '{model}' is busy: {waiting} requests are already waiting")]
     QueueFull { model: String, waiting: usize },
-    #[error("model '{model}' is busy: there was no room on a rank within {seconds} s")]
+    #[error("model '{model}' is busy: no rank had room within {seconds} s")]
     QueueTimeout { model: String, seconds: f64 },
-    #[error("backend '{backend}' was given up before it answered: {cause}")]
+    #[error("gave up on backend '{backend}' before it answered: {cause}")]
     Ill { backend: String, cause: String },
-    #[error("{engines} engines died one after another while they ran this request, so it is sent to no other")]
+    #[error("{engines} engines in a row died while running this request, so it is not sent to another")]
     Suspect { engines: usize },
     #[error("{last} (attempts: {attempts}; {why})")]
     GaveUp { attempts: usize, why: &'static str, last: Box<RequestError> },
-    #[error("{limit} requests run over HTTP/2 already, which is the limit of all connections together")]
+    #[error("{limit} requests are already running over HTTP/2, the limit for all connections together")]
     TooManyStreams { limit: u32 },
     #[error("the request has {found} Host headers, expected one")]
     Hosts { found: usize },
-    #[error("the only expectation that is met is 100-continue")]
+    #[error("the only supported expectation is 100-continue")]
     Expectation,
     #[error("{found} headers, more than the limit of {limit}")]
     TooManyHeaders { found: usize, limit: usize },
-    #[error("an API key is needed, in the header 'authorization: Bearer KEY' or 'x-api-key: KEY'")]
+    #[error("an API key is required, in the header 'authorization: Bearer KEY' or 'x-api-key: KEY'")]
     KeyMissing,
-    #[error("the API key is not one of this gateway's")]
+    #[error("the API key is not valid for this gateway")]
     KeyWrong,
     #[error("the Host header '{found}' is not this machine's; use 127.0.0.1 or localhost")]
     ForeignHost { found: String },
-    #[error("requests from pages of '{origin}' are refused")]
+    #[error("requests from pages of '{origin}' are not allowed")]
     ForeignOrigin { origin: String },
-    #[error("the admin plane needs the header 'authorization: Bearer TOKEN'")]
+    #[error("the admin plane requires the header 'authorization: Bearer TOKEN'")]
     Token,
     #[error("there is no backend '{name}'")]
     UnknownBackend { name: String },
@@ -195,13 +195,13 @@ pub(crate) enum RequestError {
     TablesInvalid { cause: String },
     #[error("{cause}")]
     TablesStorage { cause: String },
-    #[error("other loads of tables did not end within {seconds} s")]
+    #[error("other loads of tables did not finish within {seconds} s")]
     TablesBusy { seconds: u64 },
     #[error("backend '{backend}' has no earlier tables{}, there are generations: {known}", of(*wanted))]
     NoEarlierTables { backend: String, wanted: Option<u64>, known: String },
-    #[error("the answer could not be made: {cause}")]
+    #[error("the response could not be generated: {cause}")]
     Internal { cause: String },
-    #[error("the old configuration stays: {cause}")]
+    #[error("the old configuration stays in force: {cause}")]
     ConfigRefused { outcome: &'static str, cause: String },
     #[error("backend '{backend}' runs {engine}, whose layout cannot be switched")]
     SwitchEngine { backend: String, engine: &'static str },
@@ -209,7 +209,7 @@ pub(crate) enum RequestError {
     SwitchRefused { backend: String, cause: String },
     #[error("backend '{backend}' was switched, but its new tables are not in use: {cause}")]
     SwitchedWithoutTables { backend: String, cause: Box<RequestError> },
-    #[error("refused for backend '{backend}', the old tables stay: {cause}")]
+    #[error("rejected for backend '{backend}', the old tables stay in use: {cause}")]
     TablesRefused { backend: String, cause: Incompatible },
 }
 

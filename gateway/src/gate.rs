@@ -236,7 +236,10 @@ impl Core {
     pub(crate) fn keep_drained(&self, backend: &Backend) {
         if self.drains.holds(&backend.name) {
             self.drain_or_not(backend, true);
-            tracing::warn!(backend = backend.name, "it was drained before, and still is: undrain it when it may serve");
+            tracing::warn!(
+                backend = backend.name,
+                "backend was drained before and still is: undrain it when it may serve"
+            );
         }
     }
 
@@ -254,17 +257,17 @@ impl Core {
     /// Whether no other backend of its model takes requests as usual.
     fn is_last(&self, backend: &Arc<Backend>) -> bool {
         let snapshot = self.snapshot();
-        let Some((model, at)) = snapshot.position(backend) else { return false };
-        let mut members = snapshot.models[model].members.iter().enumerate();
-        !members.any(|(other, member)| other != at && can_serve(&member.backend) && is_closed(&member.backend))
+        let Some(at) = snapshot.position(backend) else { return false };
+        let mut members = snapshot.models[at.model].members.iter().enumerate();
+        !members.any(|(other, member)| other != at.member && can_serve(&member.backend) && is_closed(&member.backend))
     }
 
     /// Opens and closes the ranks of a model as the health and gates of its backends say. The caller holds what
     /// [`Core::changing`] gives.
     pub(crate) fn refresh(&self, backend: &Arc<Backend>) {
         let snapshot = self.snapshot();
-        if let Some((model, _)) = snapshot.position(backend) {
-            self.refresh_model(&snapshot.models[model]);
+        if let Some(at) = snapshot.position(backend) {
+            self.refresh_model(&snapshot.models[at.model]);
         }
     }
 
@@ -306,12 +309,12 @@ impl Core {
                 tracing::warn!(
                     backend = name,
                     seconds,
-                    "requests to this backend failed in a row: it gets none for a while"
+                    "consecutive requests to this backend failed: it gets none for a while"
                 );
                 // Its watcher has to learn of the time.
                 backend.suspect();
             }
-            State::HalfOpen => tracing::info!(backend = name, "backend gets a few requests on trial"),
+            State::HalfOpen => tracing::info!(backend = name, "backend gets a few trial requests"),
             State::Closed => tracing::info!(backend = name, "backend gets requests again"),
         }
     }

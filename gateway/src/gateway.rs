@@ -114,7 +114,7 @@ impl Gateway {
             address
         });
         let open_streams = core.config().limits.open_streams;
-        tracing::info!(%data_addr, %admin_addr, connections, open_streams, "gateway serves");
+        tracing::info!(%data_addr, %admin_addr, connections, open_streams, "gateway is serving");
         Ok(Running { core, data, status, watchers, live, exporter, stop, data_addr, admin_addr, metrics_addr })
     }
 }
@@ -223,7 +223,10 @@ impl Running {
         let rules = self.core.config().drain;
         self.core.drain();
         if !hurried && !rules.delay.is_zero() {
-            tracing::info!(seconds = rules.delay.as_secs_f64(), "gateway is no longer ready, and stops accepting soon");
+            tracing::info!(
+                seconds = rules.delay.as_secs_f64(),
+                "gateway is no longer ready and will stop accepting connections soon"
+            );
             tokio::time::sleep(rules.delay).await;
         }
         self.shutdown(rules.grace).await;
@@ -233,7 +236,7 @@ impl Running {
     /// other listeners, and probes, go on until then.
     pub async fn shutdown(self, grace: Duration) {
         self.core.drain();
-        tracing::info!(seconds = grace.as_secs_f64(), "gateway stops: running requests may finish");
+        tracing::info!(seconds = grace.as_secs_f64(), "gateway is stopping: running requests may finish");
         self.data.shutdown(grace, || self.core.close()).await;
         self.stop.cancel();
         self.watchers.close();

@@ -25,13 +25,13 @@ use crate::pins;
 use crate::silence::{Change, Silence, SilenceRules};
 use crate::state::Core;
 
-/// What one full probe came to.
+/// The outcome of one full probe.
 pub(crate) enum Verdict {
     /// It serves from now on.
     Admitted,
     /// It does not answer.
     Silent(HttpError),
-    /// What it told does not fit.
+    /// It answered, but its properties do not fit.
     Refused(Incompatible),
 }
 
@@ -59,7 +59,7 @@ pub(crate) async fn look_again(core: &Core, backend: &Arc<Backend>, limits: &Ans
     let found = probe::probe(&backend.client, &backend.target(), limits).await;
     let answered = found.is_ok();
     if found.as_ref().is_ok_and(|found| backend.last_probe().is_none_or(|known| *known != *found)) {
-        tracing::info!(backend = backend.name, "the backend reports something else than before");
+        tracing::info!(backend = backend.name, "the properties that the backend reports have changed");
         admit(core, backend, found).await;
     }
     answered
@@ -91,7 +91,7 @@ fn reason(backend: &Backend, error: &HttpError) -> String {
     error.reason()
 }
 
-/// What the probes of a healthy backend came to since the last good one.
+/// The outcomes of a healthy backend's probes since the last good one.
 #[derive(Default)]
 struct Failures {
     /// Answers that say no, and connections that break.
@@ -154,7 +154,7 @@ fn note_strays(core: &Core, backend: &Backend) {
     if strays > 0 {
         core.metrics.faults.strays(&backend.name, strays);
         let backend = backend.name.as_str();
-        tracing::warn!(backend, strays, "connections were closed: the backend sent bytes that belong to no answer");
+        tracing::warn!(backend, strays, "connections closed: the backend sent bytes that belong to no response");
     }
 }
 
@@ -224,7 +224,7 @@ async fn watch_scheduler(core: &Arc<Core>, backend: &Arc<Backend>) {
     }
 }
 
-/// What silent streams and an unanswered probe are called.
+/// The causes shown for silent streams and an unanswered probe.
 pub(crate) const SILENT: &str =
     "its streams are silent and its scheduler answers no probe: requests go to other backends while there are some";
 
@@ -242,7 +242,7 @@ async fn watch_streams(core: &Arc<Core>, backend: &Arc<Backend>) {
             answered = answer_of(&mut probe) => Some(answered),
         };
         if !backend.health().is_healthy() {
-            // What comes back is another process.
+            // A backend that comes back is another process.
             (silence, probe) = (Silence::default(), None);
             backend.gate.set_aside(Aside::Silent, false);
             continue;
@@ -298,6 +298,6 @@ fn note_silence(core: &Core, backend: &Backend, change: Option<Change>, silence:
             "backend gets requests only if no other can serve"
         );
     } else {
-        tracing::info!(backend = name, "the scheduler lives after all: backend gets requests again");
+        tracing::info!(backend = name, "the scheduler is alive after all: backend gets requests again");
     }
 }

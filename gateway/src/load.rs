@@ -82,8 +82,8 @@ pub(crate) fn model(
     };
     let budget = old.map_or_else(Arc::default, |old| Arc::clone(&old.model.budget));
     let queue = old.map_or_else(|| Arc::new(metrics.faults.queue(&config.name)), |old| Arc::clone(&old.model.queue));
-    let (name, aliases, adapters) = (config.name.clone(), config.aliases.clone(), config.adapters.clone());
-    Ok(Model { name, aliases, adapters, text, pool, plan, budget, queue, members })
+    let (name, other_names) = (config.name.clone(), config.other_names.clone());
+    Ok(Model { name, other_names, text, pool, plan, budget, queue, members })
 }
 
 fn text(

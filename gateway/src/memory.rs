@@ -37,7 +37,7 @@ pub(crate) async fn watch(core: Arc<Core>, stop: CancellationToken) {
         // Off the network threads; it waits for each of the allocator's locks in turn.
         let _ = tokio::task::spawn_blocking(give_back).await;
         let freed = now.saturating_sub(resident_bytes().unwrap_or(now));
-        tracing::debug!(before_bytes = now, freed_bytes = freed, "free memory was given back");
+        tracing::debug!(before_bytes = now, freed_bytes = freed, "unused memory returned to the system");
         pause = if freed >= WORTH_BYTES / 2 { 1 } else { (2 * pause).min(MAX_PAUSE) };
         looks = 0;
     }

@@ -6,6 +6,32 @@
 //! policy that chose: its sum over its count is the predicted local activation rate. The `semmoe_shadow_*` gauges are
 //! set when they are asked for.
 
+/// Declares a group of metrics: each with its type, how it begins where that is not by default, its name and its help.
+macro_rules! metrics {
+    ($(#[$meta:meta])* $vis:vis struct $group:ident {
+        $($field:ident: $kind:ty $(= $new:expr)?, $name:literal, $help:literal;)*
+    }) => {
+        $(#[$meta])*
+        $vis struct $group {
+            $($field: $kind,)*
+        }
+
+        impl Default for $group {
+            fn default() -> Self {
+                Self { $($field: metrics!(@new $($new)?),)* }
+            }
+        }
+
+        impl $group {
+            pub(super) fn register(&self, registry: &mut prometheus_client::registry::Registry) {
+                $(registry.register($name, $help, self.$field.clone());)*
+            }
+        }
+    };
+    (@new) => { Default::default() };
+    (@new $new:expr) => { $new };
+}
+
 mod answers;
 mod faults;
 mod live;
@@ -100,14 +126,17 @@ struct ModelLabels {
     model: String,
 }
 
-/// The cache of ids of text between added tokens, by model.
-#[derive(Default)]
-struct SegmentCacheMetrics {
-    hits: Family<ModelLabels, Counter>,
-    misses: Family<ModelLabels, Counter>,
-    bytes: Family<ModelLabels, Gauge>,
-    /// Plain chats that needed the template library.
-    chats_left: Family<ModelLabels, Counter>,
+metrics! {
+    /// The cache of ids of text between added tokens, by model.
+    struct SegmentCacheMetrics {
+        hits: Family<ModelLabels, Counter>,
+            "segment_cache_hits", "Texts between added tokens whose ids were reused, such as earlier turns of a chat";
+        misses: Family<ModelLabels, Counter>, "segment_cache_misses", "Texts between added tokens that were encoded";
+        bytes: Family<ModelLabels, Gauge>, "segment_cache_bytes", "Bytes held by that cache";
+        chats_left: Family<ModelLabels, Counter>,
+            "plain_chats_left_to_library",
+            "Text-only chats that only the template library could render, several times slower";
+    }
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -178,13 +207,13 @@ impl Metrics {
         self.requests.register(registry);
         registry.register(
             "gateway_overhead_seconds",
-            "From the body's arrival to its dispatch: scoring, choosing, pinning",
+            "Time from the arrival of the body to its dispatch: scoring, choosing, pinning",
             self.overhead_seconds.clone(),
         );
         registry.register("rank_inflight", "Requests in flight", self.inflight.clone());
         registry.register(
             "predicted_lar",
-            "Expected local share of each scored request on its rank, by the policy that chose",
+            "Expected local share of each scored request on its rank, by the policy that chose it",
             self.predicted_lar.clone(),
         );
         registry.register("canary_requests", "Requests of a model with a canary, by arm", self.canary.clone());
@@ -198,12 +227,12 @@ impl Metrics {
         self.spans.register(registry);
         registry.register(
             "score_failures",
-            "Requests routed by load as they could not be scored",
+            "Requests routed by load because they could not be scored",
             self.score_failures.clone(),
         );
         registry.register(
             "prompt_token_counts",
-            "Prompts whose tokens the engine counted too, by whether it found as many",
+            "Prompts whose tokens the engine counted too, by whether the counts agree",
             self.prompt_counts.clone(),
         );
         self.segment_cache.register(registry);
@@ -215,7 +244,7 @@ impl Metrics {
         self.switching.register(registry);
         registry.register(
             "retries",
-            "Failed attempts that may be retried, by cause and by what came of the retry, or why there was none",
+            "Failed attempts that may be retried, by cause and by the outcome of the retry or why there was none",
             self.retries.clone(),
         );
         self.operation.register(registry);
@@ -254,8 +283,8 @@ impl Metrics {
     }
 
     /// The gain so far of the policy that a model's policy watches.
-    pub(crate) fn shadow(&self, model: &str, policies: (&'static str, &'static str), report: &Report) {
-        self.shadow.set(model, policies, report);
+    pub(crate) fn shadow(&self, model: &str, acting: &'static str, watched: &'static str, report: &Report) {
+        self.shadow.set(model, acting, watched, report);
     }
 
     pub(crate) fn generation(&self, generation: u64) {
@@ -316,23 +345,6 @@ impl Metrics {
     }
 }
 
-impl SegmentCacheMetrics {
-    fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "segment_cache_hits",
-            "Texts between added tokens whose ids were reused, as those of a chat's earlier turns",
-            self.hits.clone(),
-        );
-        registry.register("segment_cache_misses", "Texts between added tokens that were encoded", self.misses.clone());
-        registry.register("segment_cache_bytes", "Bytes held by that cache", self.bytes.clone());
-        registry.register(
-            "plain_chats_left_to_library",
-            "Chats of nothing but texts that only the template library could render, several times slower",
-            self.chats_left.clone(),
-        );
-    }
-}
-
 /// How a rank stands in labels.
 pub(crate) fn rank_label(rank: Option<u16>) -> String {
     rank.map_or_else(|| "any".to_owned(), |rank| rank.to_string())
@@ -363,7 +375,7 @@ mod tests {
         let side = |share| ReportSide { local_share: Some(share), cached_share: None, tokens_max_over_mean: 1.5 };
         let report =
             Report { requests: 7, same_rank: 2, tokens: 70, scored_tokens: 70, acting: side(0.25), watched: side(0.5) };
-        metrics.shadow("m", ("least_load", "affinity"), &report);
+        metrics.shadow("m", "least_load", "affinity", &report);
         metrics.generation(2);
         metrics.tables.reload("ok");
         metrics.score_failure("template");

@@ -8,6 +8,14 @@ use std::collections::HashMap;
 /// Longest name of a model, in bytes; the configuration takes no longer ones.
 pub(crate) const MAX_NAME_BYTES: usize = 256;
 
+/// The names of a model besides its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OtherNames {
+    pub(crate) aliases: Vec<String>,
+    /// LoRA adapters that requests may name; `None`: any.
+    pub(crate) adapters: Option<Vec<String>>,
+}
+
 /// All names of all models.
 pub(crate) struct Names {
     /// Names and aliases to indices of models.
@@ -17,14 +25,12 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// Of each model its names and its adapters, in order.
-    pub(crate) fn new<'a>(
-        models: impl Iterator<Item = (impl Iterator<Item = &'a String>, Option<Vec<String>>)>,
-    ) -> Self {
+    /// Of each model its own name and the others, in order.
+    pub(crate) fn new<'a>(models: impl Iterator<Item = (&'a String, &'a OtherNames)>) -> Self {
         let mut all = Self { models: HashMap::new(), adapters: Vec::new() };
-        for (index, (names, adapters)) in models.enumerate() {
-            all.models.extend(names.map(|name| (name.clone(), index)));
-            all.adapters.push(adapters);
+        for (index, (own, OtherNames { aliases, adapters })) in models.enumerate() {
+            all.models.extend(std::iter::once(own).chain(aliases).map(|name| (name.clone(), index)));
+            all.adapters.push(adapters.clone());
         }
         all
     }
@@ -55,12 +61,13 @@ mod tests {
     #[test]
     fn adapters_belong_to_the_model_with_the_longest_name() {
         let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let others = |aliases: &[&str], adapters| OtherNames { aliases: names(aliases), adapters };
         let models = [
-            (names(&["m", "alias"]), None),
-            (names(&["m:8b"]), Some(names(&["sql", "a:b"]))),
-            (names(&["closed"]), Some(Vec::new())),
+            ("m".to_owned(), others(&["alias"], None)),
+            ("m:8b".to_owned(), others(&[], Some(names(&["sql", "a:b"])))),
+            ("closed".to_owned(), others(&[], Some(Vec::new()))),
         ];
-        let names = Names::new(models.iter().map(|(names, adapters)| (names.iter(), adapters.clone())));
+        let names = Names::new(models.iter().map(|model| (&model.0, &model.1)));
         for (name, expected) in [
             ("m", Some(0)),
             ("m:any", Some(0)),

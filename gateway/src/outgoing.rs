@@ -69,7 +69,7 @@ fn bearer(backend: &str, path: &Path) -> Result<HeaderValue, StartError> {
     let key = EngineKey::read(path).map_err(fail)?;
     if let Some(mode) = key.open_mode {
         let (path, mode) = (path.display(), format!("{mode:03o}"));
-        tracing::warn!(backend, %path, mode, "others than its owner can read the engine's key: chmod 600");
+        tracing::warn!(backend, %path, mode, "users other than its owner can read the engine's key: chmod 600");
     }
     Ok(key.authorization)
 }

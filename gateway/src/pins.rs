@@ -191,7 +191,7 @@ async fn round(core: &Core, backend: &Backend, subject: &Subject) {
                 news
             });
             if news {
-                tracing::info!(backend = backend.name, reason, "a round of pin probes proved nothing");
+                tracing::info!(backend = backend.name, reason, "a round of pin probes was inconclusive");
             }
         }
     }

@@ -14,7 +14,7 @@ use crate::compat::{Fit, Unpinned};
 use crate::config::Config;
 use crate::error::RequestError;
 use crate::metrics::Metrics;
-use crate::names::Names;
+use crate::names::{Names, OtherNames};
 use crate::plan::Plan;
 use crate::pool::{Member as PoolMember, Pool, PoolSettings};
 use crate::queue::Queue;
@@ -36,9 +36,7 @@ pub(crate) struct Snapshot {
 #[derive(Clone)]
 pub(crate) struct Model {
     pub(crate) name: String,
-    pub(crate) aliases: Vec<String>,
-    /// LoRA adapters that requests may name; `None`: any.
-    pub(crate) adapters: Option<Vec<String>>,
+    pub(crate) other_names: OtherNames,
     pub(crate) plan: Arc<Plan>,
     pub(crate) budget: Arc<Budget>,
     pub(crate) queue: Arc<Queue>,
@@ -51,6 +49,16 @@ impl Model {
     /// The encoder of its prompts, where it has one.
     pub(crate) fn encoder(&self) -> Option<&PromptEncoder> {
         self.text.as_deref().map(|text| &text.tokenizer)
+    }
+
+    /// Its own name, then its aliases.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
+        std::iter::once(&self.name).chain(&self.other_names.aliases)
+    }
+
+    /// Whether this is its name or an alias, and not that of one of its adapters.
+    pub(crate) fn is_named(&self, name: &str) -> bool {
+        self.names().any(|own| own == name)
     }
 }
 
@@ -69,6 +77,15 @@ pub(crate) struct TextSource {
     pub(crate) segment_cache_bytes: usize,
 }
 
+/// The place of a backend in a snapshot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Position {
+    /// Index of its model.
+    pub(crate) model: usize,
+    /// Index among the model's members.
+    pub(crate) member: usize,
+}
+
 /// A backend of a model, with what is loaded for it.
 #[derive(Clone)]
 pub(crate) struct Member {
@@ -85,13 +102,6 @@ pub(crate) struct Member {
     pub(crate) dialect: Dialect,
     /// Why it is not pinned, though it may have several ranks.
     pub(crate) unpinned: Option<Unpinned>,
-}
-
-impl Model {
-    /// Whether this is its name or an alias, and not that of one of its adapters.
-    pub(crate) fn is_named(&self, name: &str) -> bool {
-        self.name == name || self.aliases.iter().any(|alias| alias == name)
-    }
 }
 
 impl Member {
@@ -140,9 +150,7 @@ impl Snapshot {
     }
 
     fn of(generation: u64, config: Arc<Config>, models: Vec<Arc<Model>>) -> Self {
-        let names =
-            models.iter().map(|model| (std::iter::once(&model.name).chain(&model.aliases), model.adapters.clone()));
-        let names = Arc::new(Names::new(names));
+        let names = Arc::new(Names::new(models.iter().map(|model| (&model.name, &model.other_names))));
         Self { generation, config, models, names }
     }
 
@@ -159,16 +167,17 @@ impl Snapshot {
         }
     }
 
-    /// Where a backend is: indices of its model and in that model.
-    pub(crate) fn find(&self, backend: &str) -> Option<(usize, usize)> {
-        self.models.iter().enumerate().find_map(|(at, model)| {
-            model.members.iter().position(|member| member.backend.name == backend).map(|member| (at, member))
+    /// Where the backend of this name is.
+    pub(crate) fn find(&self, backend: &str) -> Option<Position> {
+        self.models.iter().enumerate().find_map(|(model, it)| {
+            let member = it.members.iter().position(|member| member.backend.name == backend)?;
+            Some(Position { model, member })
         })
     }
 
     /// Where this very backend is; there may be another one of its name by now.
-    pub(crate) fn position(&self, backend: &Arc<Backend>) -> Option<(usize, usize)> {
-        self.find(&backend.name).filter(|(model, at)| Arc::ptr_eq(&self.models[*model].members[*at].backend, backend))
+    pub(crate) fn position(&self, backend: &Arc<Backend>) -> Option<Position> {
+        self.find(&backend.name).filter(|at| Arc::ptr_eq(&self.at(*at).1.backend, backend))
     }
 
     /// The backend of this name.
@@ -177,7 +186,7 @@ impl Snapshot {
     }
 
     /// The model and backend at a position that [`Snapshot::find`] or [`Snapshot::position`] returned.
-    pub(crate) fn at(&self, (model, member): (usize, usize)) -> (&Model, &Member) {
+    pub(crate) fn at(&self, Position { model, member }: Position) -> (&Model, &Member) {
         let model: &Model = &self.models[model];
         (model, &model.members[member])
     }
@@ -189,7 +198,7 @@ impl Snapshot {
 
     /// The next snapshot, with other tables for one backend, and those that it has now among its earlier ones. Online
     /// prices start again from all tables' prices.
-    pub(crate) fn with_tables(&self, (model, member): (usize, usize), fresh: FreshTables) -> Self {
+    pub(crate) fn with_tables(&self, Position { model, member }: Position, fresh: FreshTables) -> Self {
         let mut next = self.next();
         let FreshTables { tables, scorer, origin } = fresh;
         let model = Arc::make_mut(&mut next.models[model]);
@@ -201,7 +210,8 @@ impl Snapshot {
 
     /// The next snapshot, with what a probe found of a backend. With another number of ranks the backend is another
     /// engine: its ranks' accounts start afresh.
-    pub(crate) fn with_backend(&self, (model, member): (usize, usize), fit: Fit, metrics: &Metrics) -> Self {
+    pub(crate) fn with_backend(&self, at: Position, fit: Fit, metrics: &Metrics) -> Self {
+        let Position { model, member } = at;
         let mut next = self.next();
         let old = &self.models[model];
         let model = Arc::make_mut(&mut next.models[model]);

@@ -164,7 +164,7 @@ impl Core {
     pub(crate) fn sweep(&self) {
         let snapshot = self.snapshot();
         for backend in self.drains.follow(|name| snapshot.find(name).is_some(), Instant::now()) {
-            tracing::warn!(backend, "it is not there for too long: that it is drained is forgotten");
+            tracing::warn!(backend, "backend has been gone for too long: its drain is forgotten");
         }
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         retired.retain(|(name, ranks)| match snapshot.find(name) {
@@ -264,7 +264,7 @@ impl Core {
                 backend = backend.name,
                 found,
                 configured,
-                "the engine reports another number of ranks than `ranks`, which wins"
+                "the engine reports a number of ranks other than `ranks`, which takes precedence"
             );
         }
         warn_of_launch(&backend.name, probe, tables.is_some());
@@ -285,7 +285,7 @@ impl Core {
                 counted,
                 told,
                 differ,
-                "the engine counts other prompt tokens: is its tokenizer or chat template another one?"
+                "the engine counts prompt tokens differently: does it have another tokenizer or chat template?"
             );
         }
     }
@@ -314,15 +314,15 @@ impl Core {
                 "pin ignored: requests run on other ranks than they are pinned to, so they are routed by load"
             );
         } else {
-            tracing::info!(backend = name, evidence, agreed, "pins are honoured");
+            tracing::info!(backend = name, evidence, agreed, "pins are honored");
         }
     }
 
     /// A backend as it is now; `None` once it is gone.
     pub(crate) fn member(&self, backend: &Arc<Backend>) -> Option<Member> {
         let snapshot = self.snapshot();
-        let (model, member) = snapshot.position(backend)?;
-        Some(snapshot.models[model].members[member].clone())
+        let (_, member) = snapshot.at(snapshot.position(backend)?);
+        Some(member.clone())
     }
 
     /// Closes a backend.
@@ -353,9 +353,9 @@ impl Core {
             let seen = self.snapshot();
             let gone = || RequestError::UnknownBackend { name: backend.to_owned() };
             let at = seen.find(backend).ok_or_else(gone)?;
-            let (_, member) = seen.at(at);
+            let (model, member) = seen.at(at);
             let probe = member.backend.last_probe();
-            check_fit(&seen, at, &fresh)
+            check_fit(model, member, &fresh)
                 .map_err(|cause| RequestError::TablesRefused { backend: backend.to_owned(), cause })?;
             let changing = self.changing();
             if !Arc::ptr_eq(&seen, &self.snapshot()) || member.backend.last_probe() != probe {
@@ -401,10 +401,6 @@ fn warn_of_routes_without_pins(backend: &Backend, dialect: &Dialect, ranks: u16)
     let unpinned: Vec<String> = unpinned.map(|route| route.to_string()).collect();
     if ranks > 1 && !unpinned.is_empty() {
         let (backend, routes) = (backend.name.as_str(), unpinned.join(" "));
-        tracing::warn!(
-            backend,
-            routes,
-            "this engine and version read no pin on these routes: it chooses the rank itself"
-        );
+        tracing::warn!(backend, routes, "this engine version reads no pin on these routes: it chooses the rank itself");
     }
 }

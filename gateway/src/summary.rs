@@ -7,6 +7,7 @@ use semmoe_engines::verify::Pins;
 use semmoe_text::Encoder;
 
 use crate::config::Config;
+use crate::names::OtherNames;
 use crate::snapshot::{Member, Model, Snapshot};
 
 /// One line for each listener, model and backend.
@@ -87,10 +88,11 @@ fn listeners(config: &Config) -> String {
 
 fn describe(model: &Model) -> String {
     let mut line = format!("model '{}'", model.name);
-    if !model.aliases.is_empty() {
-        line.push_str(&format!(", also as '{}'", model.aliases.join("', '")));
+    let OtherNames { aliases, adapters } = &model.other_names;
+    if !aliases.is_empty() {
+        line.push_str(&format!(", also as '{}'", aliases.join("', '")));
     }
-    if let Some(adapters) = &model.adapters {
+    if let Some(adapters) = adapters {
         let adapters = if adapters.is_empty() {
             "no adapters".to_owned()
         } else {

@@ -126,21 +126,21 @@ pub fn build(options: &BuildOptions, progress: &dyn Progress) -> Result<BuildRep
     progress.set_total(total);
     let share = options.hold_out.as_ref().map_or(0.0, |hold_out| hold_out.share);
     let checked: Vec<Checked> =
-        groups.iter_mut().map(|group| group.inputs.check((options.phase, share), options.threads, progress)).collect();
+        groups.iter_mut().map(|group| group.inputs.check(options.phase, share, options.threads, progress)).collect();
     let sum = |of: fn(&Checked) -> usize| checked.iter().map(of).sum();
     let (requests, held_out) = (sum(|group| group.counted), sum(|group| group.held_out));
     let mut bad: Vec<BadRecord> = groups.iter().flat_map(|group| group.inputs.unreadable.clone()).collect();
     bad.extend(checked.iter().flat_map(|group| group.bad.clone()));
     let lost: usize = groups.iter().map(|group| group.inputs.lost).sum();
     let left_out = lost + sum(|group| group.bad.len());
-    refuse_bad(&bad, (left_out, requests + held_out + left_out), options.max_bad)?;
+    refuse_bad(&bad, left_out, requests + held_out + left_out, options.max_bad)?;
     let groups_counted = groups.iter().zip(checked.into_iter().map(|group| group.occurrences));
     let report = if options.weight_by_domain {
         let parts = temporary_beside(&options.out)?;
         let (mut shards, mut passes) = (Vec::new(), 1);
         for (group, occurrences) in groups_counted {
             let out = parts.path().join(shards.len().to_string());
-            passes = passes.max(count(options, (&group.inputs, &out), occurrences, &mut total, progress)?.passes);
+            passes = passes.max(count(options, &group.inputs, &out, occurrences, &mut total, progress)?.passes);
             shards.push(DomainInput { path: out, domain: group.domain.clone() });
         }
         let weighted = MergeOptions { weight_by_domain: true, ..MergeOptions::new(shards, options.out.clone()) };
@@ -148,7 +148,7 @@ pub fn build(options: &BuildOptions, progress: &dyn Progress) -> Result<BuildRep
     } else {
         let mut report = None;
         for (group, occurrences) in groups_counted {
-            report = Some(count(options, (&group.inputs, &options.out), occurrences, &mut total, progress)?);
+            report = Some(count(options, &group.inputs, &options.out, occurrences, &mut total, progress)?);
         }
         report.ok_or(ProfilerError::NoInput { what: "trace" })?
     };
@@ -179,7 +179,7 @@ fn open(options: &BuildOptions) -> Result<Vec<Group>, ProfilerError> {
     by_domain(&options.traces).into_iter().map(open).collect()
 }
 
-fn refuse_bad(bad: &[BadRecord], (left_out, of): (usize, usize), max_bad: f64) -> Result<(), ProfilerError> {
+fn refuse_bad(bad: &[BadRecord], left_out: usize, of: usize, max_bad: f64) -> Result<(), ProfilerError> {
     let allowed = allowed_bad(max_bad, of);
     match bad.first() {
         Some(first) if left_out > allowed => Err(ProfilerError::TooManyBad {
@@ -202,7 +202,8 @@ fn temporary_beside(out: &Path) -> Result<tempfile::TempDir, ProfilerError> {
 /// The passes after the first. `total` is the work of all passes so far, in tokens.
 fn count(
     options: &BuildOptions,
-    (inputs, out): (&Inputs, &Path),
+    inputs: &Inputs,
+    out: &Path,
     occurrences: Vec<u64>,
     total: &mut u64,
     progress: &dyn Progress,

@@ -24,7 +24,7 @@ pub enum ProfilerError {
         expected: &'static str,
     },
     /// Such an engine returns no routed experts.
-    #[error("{engine} does not tell routed experts (sglang, vllm and semmoe do)")]
+    #[error("{engine} does not report routed experts (sglang, vllm and semmoe do)")]
     Engine {
         /// The engine.
         engine: Engine,
@@ -52,7 +52,7 @@ pub enum ProfilerError {
         check: crate::SelfCheck,
     },
     /// The engine does not report the model's shape, nor does the caller.
-    #[error("the engine does not tell {field}, which a trace needs; give the model's shape")]
+    #[error("the engine does not report {field}, which a trace needs; give the model's shape")]
     UnknownModel {
         /// The first field that is missing.
         field: &'static str,

@@ -12,7 +12,7 @@ const NAMED: usize = 8;
 /// Stands for further sources.
 const MORE: &str = "and more";
 /// The longest source kept, in bytes; so the whole stays within what a file may say.
-const LONGEST: usize = 400;
+const MAX_SOURCE_BYTES: usize = 400;
 
 /// A set of sources and the latest creation. Adding is associative, order-free, and adding the same twice changes
 /// nothing.
@@ -37,8 +37,7 @@ impl Origin {
         if source.is_empty() || source == MORE {
             return;
         }
-        let end = (0..=LONGEST.min(source.len())).rev().find(|&end| source.is_char_boundary(end));
-        self.sources.insert(source[..end.unwrap_or(0)].to_owned());
+        self.sources.insert(source[..source.floor_char_boundary(MAX_SOURCE_BYTES)].to_owned());
         if self.sources.len() > NAMED {
             self.sources.pop_last();
             self.more = true;

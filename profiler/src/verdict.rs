@@ -28,7 +28,7 @@ impl Grade {
     }
 }
 
-/// What figures mean, and the next command.
+/// The interpretation of figures, and the next command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verdict {
     /// How good it is.

@@ -302,7 +302,7 @@ async fn the_folder_that_a_local_engine_names_is_read() {
         assert_eq!(bench.record(options.clone()).await.unwrap().model, bench.engine.model);
         std::fs::remove_file(folder.path().join("config.json")).unwrap();
         let error = bench.record(options).await.unwrap_err().to_string();
-        assert!(error.starts_with("the engine does not tell num_experts"), "{error}");
+        assert!(error.starts_with("the engine does not report num_experts"), "{error}");
     }
 }
 

@@ -245,7 +245,7 @@ async fn what_the_engine_does_not_tell_the_caller_must() {
     let lines = [ids_line(&[1])];
     mock.state.info.lock().unwrap().top_k = None;
     let error = mock.record(mock.options(&lines)).await.unwrap_err().to_string();
-    assert_eq!(error, "the engine does not tell top_k, which a trace needs; give the model's shape");
+    assert_eq!(error, "the engine does not report top_k, which a trace needs; give the model's shape");
     let mut options = mock.options(&lines);
     options.model = Some(model());
     mock.record(options.clone()).await.unwrap();
@@ -267,7 +267,7 @@ async fn wrong_options_are_told_before_the_first_request() {
     let good = mock.options(&[ids_line(&[1])]);
     type Change = fn(&mut semmoe_profiler::RecordOptions);
     let cases: [(Change, &str); 8] = [
-        (|o| o.engine = Engine::Openai, "openai does not tell routed experts (sglang, vllm and semmoe do)"),
+        (|o| o.engine = Engine::Openai, "openai does not report routed experts (sglang, vllm and semmoe do)"),
         (|o| o.max_tokens = 0, "max_tokens is 0, expected at least 1"),
         (|o| o.concurrency = 0, "concurrency is 0, expected at least 1"),
         (|o| o.max_prompt_tokens = Some(0), "max_prompt_tokens is 0"),

@@ -12,7 +12,7 @@ use crate::settings::Settings;
 use cell::Cell;
 use recent::{Recent, Window};
 
-pub(crate) use recent::LONGEST as LONGEST_WINDOW;
+pub(crate) use recent::MAX_WINDOW;
 
 /// Prices stay within this distance of their start: shares differ by at most one, so more has no effect.
 const PRICE_LIMIT: f64 = 1.0;

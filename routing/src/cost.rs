@@ -6,7 +6,7 @@
 //! cost(r) =  pending[r] + w * in_flight[r]       backlog: what rank r computes first, and what slows its steps
 //!          + (1 + q) * (
 //!              a - cached[r]                      what rank r must compute of this request
-//!            + gamma * a * (1 - s[r] + price[r])  what it must send to other ranks, and what taking r takes from others
+//!            + gamma * a * (1 - s[r] + price[r])  what it must send to other ranks, and what r is worth to others
 //!            )
 //! q       =  mean of pending / mean recent request
 //! ```

@@ -29,7 +29,8 @@
 //! block_hashes(&ids, prefix.block_tokens, &mut blocks);
 //! let prompt = Prompt { tokens: 120, share: Some(&share), blocks: &blocks, ..Prompt::default() };
 //! let sequence = 0; // counts the requests
-//! let decision = router.decide(affinity.as_ref(), &prompt, sequence, None, &mut scratch).expect("a rank is available");
+//! let decision = router.decide(affinity.as_ref(), &prompt, sequence, None, &mut scratch);
+//! let decision = decision.expect("a rank is available");
 //! router.assign(&decision, &blocks, true);
 //! // ... the request runs ...
 //! router.accounts().release(decision.choice.rank, decision.work);

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::accounts::LONGEST_WINDOW as LONGEST;
+use crate::accounts::MAX_WINDOW;
 
 /// Settings of the policies and of [`Accounts`](crate::Accounts). The defaults were chosen on recorded routing of the
 /// bundled model, on the profiling half only (solver/README.md has the table and its command).
@@ -54,7 +54,7 @@ impl Default for Settings {
 }
 
 /// Requests for each rank that a window has at least: with fewer, no split of whole requests is even.
-const LEAST_WINDOW_PER_RANK: u32 = 8;
+const MIN_WINDOW_PER_RANK: u32 = 8;
 
 /// A setting outside its range.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -90,8 +90,8 @@ impl Settings {
             ("load_margin", self.load_margin, 0.0, 10.0),
             ("load_slack", self.load_slack, 0.0, 1e3),
             ("burst_slack", self.burst_slack, 0.0, 1e3),
-            ("memory", f64::from(self.memory), 1.0, f64::from(LONGEST)),
-            ("window", f64::from(self.window), 1.0, f64::from(LONGEST)),
+            ("memory", f64::from(self.memory), 1.0, f64::from(MAX_WINDOW)),
+            ("window", f64::from(self.window), 1.0, f64::from(MAX_WINDOW)),
             ("price_step", self.price_step, 0.0, 1.0),
             ("price_pull", self.price_pull, 0.0, 1.0),
         ];
@@ -100,12 +100,12 @@ impl Settings {
 
     /// Requests that count as recent with this many ranks; 65,535 at most.
     pub fn memory_of(&self, ranks: u16) -> u32 {
-        self.memory.saturating_mul(u32::from(ranks)).min(LONGEST)
+        self.memory.saturating_mul(u32::from(ranks)).min(MAX_WINDOW)
     }
 
     /// Requests that count as latest with this many ranks; 65,535 at most.
     pub fn window_of(&self, ranks: u16) -> u32 {
-        self.window.max(LEAST_WINDOW_PER_RANK * u32::from(ranks)).min(LONGEST)
+        self.window.max(MIN_WINDOW_PER_RANK * u32::from(ranks)).min(MAX_WINDOW)
     }
 }
 

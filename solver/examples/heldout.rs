@@ -57,7 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 type Variants = Vec<(String, SolveOptions)>;
 
-/// What unseen tokens can be given.
+/// The priors that unseen tokens can be given.
 fn priors(base: &SolveOptions, strings: &Arc<TokenStrings>) -> Variants {
     vec![
         ("none".into(), base.clone()),

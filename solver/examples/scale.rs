@@ -30,7 +30,7 @@ struct Shape {
 }
 
 /// Occurrences that are drawn one by one; what is above repeats them.
-const MOST_DRAWN: u64 = 48;
+const MAX_DRAWN: u64 = 48;
 const TOPICS: usize = 24;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// What T is to know besides counts.
+/// T's sources of knowledge besides counts.
 struct Priors {
     tokenizer: Option<String>,
     embeddings: Option<String>,
@@ -160,7 +160,7 @@ fn make(shape: &Shape, file: &Path, tokens: u64) -> Result<(), Box<dyn Error>> {
             // Topics of neighbouring layers agree mostly, so that labels shared by the layers are worth something.
             let topic = if random.u8(..) < 128 { token % TOPICS } else { random.usize(..TOPICS) };
             let turn = random.usize(..8);
-            let drawn = count.min(MOST_DRAWN);
+            let drawn = count.min(MAX_DRAWN);
             for _ in 0..drawn {
                 let mut open = shape.top_k;
                 let mut taken = 0u64;
@@ -190,7 +190,7 @@ fn zipf(vocabulary: usize, tokens: u64) -> Vec<u64> {
     let mut counts: Vec<u64> = (1..=vocabulary)
         .map(|rank| {
             let count = (tokens as f64 / harmonic / rank as f64).round() as u64;
-            if count > MOST_DRAWN { count / MOST_DRAWN * MOST_DRAWN } else { count }
+            if count > MAX_DRAWN { count / MAX_DRAWN * MAX_DRAWN } else { count }
         })
         .collect();
     fastrand::Rng::with_seed(1).shuffle(&mut counts);

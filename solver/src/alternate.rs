@@ -23,7 +23,7 @@ pub(crate) struct Watch<'a> {
 }
 
 /// Steps that gain less than this fraction of all activations end the alternation.
-const LEAST_GAIN: f64 = 1e-7;
+const MIN_GAIN: f64 = 1e-7;
 
 /// Limits of a start.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +53,7 @@ pub(crate) struct Clustering {
     pub(crate) iterations: u32,
     /// With replicas, all groups of each column; `group_of` is the first of them.
     pub(crate) replicas: Option<Held>,
-    /// What it costs that experts left their groups, of a solve that started from tables; in the unit of the plan's
+    /// The cost of the experts that left their groups, in a solve that started from tables; in the unit of the plan's
     /// value.
     pub(crate) penalty: i128,
 }
@@ -78,7 +78,7 @@ impl Clustering {
     /// Whether the gain over `other` is too small to go on.
     pub(crate) fn hardly_beats(&self, other: &Clustering, problem: &Problem) -> bool {
         let gain = local_rate(self.worth() - other.worth(), problem);
-        gain < LEAST_GAIN && self.load_excess == other.load_excess
+        gain < MIN_GAIN && self.load_excess == other.load_excess
     }
 
     /// The same with group g called `label[g]`.
@@ -166,8 +166,8 @@ pub(crate) fn improve(task: Task<'_>, best: Clustering, watch: Watch<'_>) -> Clu
     Clustering { iterations: start.iterations, ..best }
 }
 
-/// What a problem gets that no start has reached before the stop: units by descending mass on the best group with room,
-/// prices of zero (which prove a bound, if a weak one).
+/// The fallback for a problem that no start has reached before the stop: units by descending mass on the best group
+/// with room, prices of zero (which prove a bound, if a weak one).
 pub(crate) fn not_reached(task: Task<'_>) -> Clustering {
     let found = task.as_it_is(|transport| transport.greedy(), 0);
     match task.limits.slots {

@@ -45,31 +45,38 @@ pub struct ReliabilityBin {
     pub observed: f64,
 }
 
+/// The predictions of a bin, and the sums of their shares.
+#[derive(Clone, Copy, Debug, Default)]
+struct BinSum {
+    count: u64,
+    predicted: f64,
+    observed: f64,
+}
+
 /// Adds up predictions.
 #[derive(Debug, Default)]
 pub(crate) struct ReliabilitySum {
-    /// Count, sum of predicted, sum of observed.
-    bins: [(u64, f64, f64); BINS],
+    bins: [BinSum; BINS],
 }
 
 impl ReliabilitySum {
     /// Adds `count` predictions of one share.
     pub(crate) fn add(&mut self, predicted: f64, observed: f64, count: u64) {
         let bin = &mut self.bins[((predicted * BINS as f64) as usize).min(BINS - 1)];
-        bin.0 += count;
-        bin.1 += predicted * count as f64;
-        bin.2 += observed * count as f64;
+        bin.count += count;
+        bin.predicted += predicted * count as f64;
+        bin.observed += observed * count as f64;
     }
 
     /// `None` without predictions.
     pub(crate) fn finish(&self) -> Option<Reliability> {
-        let count: u64 = self.bins.iter().map(|bin| bin.0).sum();
-        let error: f64 = self.bins.iter().map(|bin| (bin.1 - bin.2).abs()).sum();
-        let bins = self.bins.iter().enumerate().filter(|(_, bin)| bin.0 > 0).map(|(at, bin)| ReliabilityBin {
+        let count: u64 = self.bins.iter().map(|bin| bin.count).sum();
+        let error: f64 = self.bins.iter().map(|bin| (bin.predicted - bin.observed).abs()).sum();
+        let bins = self.bins.iter().enumerate().filter(|(_, bin)| bin.count > 0).map(|(at, bin)| ReliabilityBin {
             from: at as f64 / BINS as f64,
-            count: bin.0,
-            predicted: bin.1 / bin.0 as f64,
-            observed: bin.2 / bin.0 as f64,
+            count: bin.count,
+            predicted: bin.predicted / bin.count as f64,
+            observed: bin.observed / bin.count as f64,
         });
         (count > 0).then(|| Reliability {
             count,
@@ -85,7 +92,7 @@ pub(crate) fn trace_reliability(tables: &Tables, hosts: &Hosts, trace: &Trace) -
     let mut sum = ReliabilitySum::default();
     for request in trace.iter() {
         for (position, token) in request.tokens() {
-            sum.add_token(tables, hosts.layers, (token, 1), |layer, place| {
+            sum.add_token(tables, hosts.layers, token, 1, |layer, place| {
                 let experts = || request.route(position, layer).into_iter().flat_map(|route| route.experts());
                 let is_local = |expert: ExpertId| hosts.is_local(hosts.column(layer.index(), expert.index()), place);
                 (experts().filter(|&expert| is_local(expert)).count() as u64, experts().count() as u64)
@@ -99,7 +106,7 @@ pub(crate) fn trace_reliability(tables: &Tables, hosts: &Hosts, trace: &Trace) -
 pub(crate) fn profile_reliability(tables: &Tables, hosts: &Hosts, profile: &Profile) -> Option<Reliability> {
     let mut sum = ReliabilitySum::default();
     for (token, count) in profile.seen() {
-        sum.add_token(tables, hosts.layers, (token, count), |layer, place| {
+        sum.add_token(tables, hosts.layers, token, count, |layer, place| {
             let row = profile.row(layer, token);
             let is_local = |expert: u16| hosts.is_local(hosts.column(layer.index(), usize::from(expert)), place);
             let counts = row.iter().filter(|(expert, _)| is_local(*expert));
@@ -116,7 +123,8 @@ impl ReliabilitySum {
         &mut self,
         tables: &Tables,
         layers: usize,
-        (token, count): (TokenId, u64),
+        token: TokenId,
+        count: u64,
         local: impl Fn(LayerIdx, usize) -> (u64, u64),
     ) {
         let layers = LayerIdx::all(layers);

@@ -36,7 +36,7 @@ pub enum SolveError {
         groups: u16,
         /// N of the model.
         experts: u16,
-        /// What G may be.
+        /// The valid values of G.
         divisors: Vec<u16>,
     },
     /// The groups cannot hold equally many slots.
@@ -94,7 +94,7 @@ pub enum SolveError {
         option: &'static str,
         /// Its value.
         found: String,
-        /// What is allowed.
+        /// The valid values.
         expected: &'static str,
     },
     /// Counts beyond what the exact arithmetic holds.
@@ -138,7 +138,7 @@ pub enum SolveError {
     WrongAttention {
         /// Of the tables.
         found: String,
-        /// What the input is for.
+        /// The attention that the input is for.
         expected: &'static str,
     },
     /// The inputs are about different models, or a file cannot be built.

@@ -8,6 +8,7 @@ use semmoe_tables::{Attention, Tables, Trace, TraceRequest};
 use crate::balance::spread;
 use crate::calibration::{Reliability, ReliabilitySum};
 use crate::error::SolveError;
+use crate::eval_tokens::likeliest;
 use crate::evaluate::{Judged, RequestFigures};
 use crate::hosts::{Hosts, indices};
 use crate::options::EvalOptions;
@@ -16,7 +17,7 @@ use crate::score::mean_share;
 use crate::tally::Tally;
 use crate::transport::Transport;
 use crate::unit_step::{mass_capacity, to_profit};
-use crate::whole::{MOST_ROUNDS, whole};
+use crate::whole::{MAX_ROUNDS, whole};
 
 /// The policy whose assignment `lar` and its companions describe.
 const HEADLINE: &str = "affinity";
@@ -102,7 +103,7 @@ pub(crate) fn request_reliability(
     let mut sum = ReliabilitySum::default();
     for job in trace.iter().map(|request| job(tables, hosts, request, options)).filter(|job| job.activations > 0) {
         if let Some(share) = &job.share {
-            let best = best_of(share);
+            let best = likeliest(share);
             sum.add(share[best], job.local[best] as f64 / job.activations as f64, 1);
         }
     }
@@ -183,12 +184,8 @@ fn simulate(tables: &Tables, jobs: &[Job], policy: &dyn Policy, options: &EvalOp
 /// The rank of each request's greatest share; requests without evidence in turn.
 fn argmax(jobs: &[Job]) -> Vec<usize> {
     let places = |job: &Job| job.local.len();
-    let of_job = |(sequence, job): (usize, &Job)| job.share.as_deref().map_or(sequence % places(job), best_of);
+    let of_job = |(sequence, job): (usize, &Job)| job.share.as_deref().map_or(sequence % places(job), likeliest);
     jobs.iter().enumerate().map(of_job).collect()
-}
-
-fn best_of(share: &[f64]) -> usize {
-    (1..share.len()).fold(0, |best, rank| if share[rank] > share[best] { rank } else { best })
 }
 
 /// Windows of requests, each assigned exactly by share into what the ranks have left of (1 + margin) of the mean.
@@ -204,7 +201,7 @@ fn windowed(jobs: &[Job], places: usize, token_margin: f64) -> Vec<usize> {
         let total = loads.iter().sum::<u64>() + mass.iter().sum::<u64>();
         let capacity = room(&loads, &mass_capacity(total, places, token_margin), mass.iter().sum());
         let problem = Transport { mass: &mass, profit: &profit, capacity: &capacity };
-        for (&rank, mass) in whole(&problem, &problem.solve(None), MOST_ROUNDS).label.iter().zip(&mass) {
+        for (&rank, mass) in whole(&problem, &problem.solve(None), MAX_ROUNDS).label.iter().zip(&mass) {
             loads[usize::from(rank)] += mass;
             ranks.push(usize::from(rank));
         }
@@ -212,7 +209,7 @@ fn windowed(jobs: &[Job], places: usize, token_margin: f64) -> Vec<usize> {
     ranks
 }
 
-/// What is left of each capacity, enlarged evenly where an earlier excess leaves too little for `needed`.
+/// The remainder of each capacity, enlarged evenly where an earlier excess leaves too little for `needed`.
 fn room(loads: &[u64], capacity: &[u64], needed: u64) -> Vec<u64> {
     let mut room: Vec<u64> =
         capacity.iter().zip(loads).map(|(capacity, load)| capacity.saturating_sub(*load)).collect();
@@ -288,7 +285,7 @@ fn batch(jobs: &[Job], places: usize, token_margin: f64, share: impl Fn(&Job, us
         .collect();
     let capacity = mass_capacity(mass.iter().sum(), places, token_margin);
     let problem = Transport { mass: &mass, profit: &profit, capacity: &capacity };
-    let plan = whole(&problem, &problem.solve(None), MOST_ROUNDS);
+    let plan = whole(&problem, &problem.solve(None), MAX_ROUNDS);
     let ranks: Vec<usize> = plan.label.iter().map(|&rank| usize::from(rank)).collect();
     of_jobs(&known, &ranks, &plan.loads(&mass, places), &mass)
 }

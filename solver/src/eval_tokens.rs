@@ -1,7 +1,6 @@
 //! Evaluation with tokens as units: each token on the best place that T knows, whatever the others do. What steps of a
 //! unit make of that is in `eval_steps`.
 
-use half::f16;
 use semmoe_tables::{Attention, GroupId, GroupLabels, LayerIdx, Profile, Tables, TokenId, Trace};
 
 use crate::balance::spread_of;
@@ -25,7 +24,7 @@ fn place_of(tables: &Tables, layer: LayerIdx, token: TokenId, before: Option<(Gr
 }
 
 /// The first of the greatest shares.
-pub(crate) fn likeliest(row: &[f16]) -> usize {
+pub(crate) fn likeliest<T: PartialOrd>(row: &[T]) -> usize {
     (1..row.len()).fold(0, |best, rank| if row[rank] > row[best] { rank } else { best })
 }
 
@@ -112,7 +111,7 @@ pub(crate) fn judge_profile(tables: &Tables, hosts: &Hosts, profile: &Profile) -
             let id = LayerIdx::new(layer as u16);
             let place = place_of(tables, id, token, None);
             for (expert, activations) in profile.row(id, token).iter() {
-                tally.add(hosts, (layer, usize::from(expert)), u64::from(activations), place);
+                tally.add(hosts, layer, usize::from(expert), u64::from(activations), place);
             }
             loads.add(layer, place, count);
         }

@@ -1,4 +1,4 @@
-//! What is known of the tokens in one layer: their own counts by group, and what other tokens let expect.
+//! The evidence on tokens in one layer: their own counts by group, and the expectation from other tokens.
 
 use crate::options::{SolveOptions, UnseenTokens};
 use crate::prior::{Expected, TokenPrior};
@@ -85,7 +85,7 @@ pub(crate) struct Shrunk<'e> {
     prior_occurrences: f64,
     /// Whether the layer's shares stand for what is not known.
     assume_layer: bool,
-    /// What the shares of every token add up to, if to the same.
+    /// The sum of each token's shares, if it is the same for all.
     adds_up: Option<f64>,
 }
 

@@ -12,13 +12,13 @@ use crate::transport::Plan;
 
 /// Gains stay within 2^56; the rest of the bits resolve split units.
 const GAIN_BITS: u32 = 56;
-const MOST_FRACTION_BITS: u32 = 16;
+const MAX_FRACTION_BITS: u32 = 16;
 
 /// Activations of each column by group of the unit they come from, [L * N, G], in fixed point (the number of
 /// fractional bits is returned): a split unit counts by share.
 pub(crate) fn column_gains(problem: &Problem, plan: &Plan, groups: usize) -> (Vec<i64>, u32) {
     let used = u64::BITS - problem.total_activations().leading_zeros();
-    let fraction_bits = GAIN_BITS.saturating_sub(used).min(MOST_FRACTION_BITS);
+    let fraction_bits = GAIN_BITS.saturating_sub(used).min(MAX_FRACTION_BITS);
     let mut gains = vec![0i64; problem.column_load.len() * groups];
     let mut splits = plan.splits.iter().peekable();
     for unit in 0..problem.units() {
@@ -48,8 +48,8 @@ pub(crate) fn load_floor(load: &[u64], groups: usize) -> u64 {
     hottest + sorted.iter().take((load.len() / groups).saturating_sub(1)).sum::<u64>()
 }
 
-/// What each group may attract in a layer without replicas: [`load_cap`], or what no placement can go below. Then the
-/// hottest expert's group is as light as can be, and the others may carry as much.
+/// The load that each group may have in a layer without replicas: [`load_cap`], or the minimum over all placements if
+/// that is higher. Then the hottest expert's group is as light as can be, and the others may carry as much.
 pub(crate) fn layer_cap(load: &[u64], groups: usize, max_over_mean: f64) -> u64 {
     load_cap(load.iter().sum(), groups, max_over_mean).max(load_floor(load, groups))
 }
@@ -67,14 +67,12 @@ pub(crate) fn expert_step(
     let Limits { groups, max_over_mean, topology, .. } = *limits;
     let (mut gains, fraction_bits) = column_gains(problem, plan, groups);
     topology.weigh(&mut gains);
-    let experts = problem.experts;
     let mut group_of = Vec::with_capacity(problem.column_load.len());
-    for (layer, gain) in gains.chunks_exact_mut(experts * groups).enumerate() {
+    for (layer, gain) in gains.chunks_exact_mut(problem.experts * groups).enumerate() {
         if let Some(home) = home {
-            home.charge(layer, gain, (groups, fraction_bits));
+            home.charge(layer, gain, groups, fraction_bits);
         }
-        let columns = layer * experts..(layer + 1) * experts;
-        let load = &problem.column_load[columns.clone()];
+        let (columns, load) = (problem.columns(layer), problem.load(layer));
         let cap = layer_cap(load, groups, max_over_mean);
         let layer = Layer { gain, load, groups, topology, fraction_bits, cap };
         group_of.extend(assign_within(&layer, current.map(|current| &current[columns])));

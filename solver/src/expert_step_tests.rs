@@ -96,7 +96,7 @@ proptest! {
             let best = brute_force(&gain, &load, groups, cap);
             prop_assert!(Some(value(&gain, &limited, groups)) <= best);
         }
-        // What is there already is never given up for something worse.
+        // The current placement is never given up for a worse one.
         prop_assert_eq!(&assign_within(&layer(cap), Some(&limited)), &limited);
     }
 
@@ -163,7 +163,7 @@ proptest! {
 }
 
 proptest! {
-    /// What a unit of any group earns from experts in any group, V by V: the gains are those sums, and with gating
+    /// The gains of a unit of any group from experts in any group, V by V: the gains are those sums, and with gating
     /// groups the swaps keep them whole.
     #[test]
     fn swaps_know_nodes_and_gating_groups(seed: u64, by_estimate: bool, near in prop::sample::select(vec![0.0, 0.75])) {

@@ -1,4 +1,4 @@
-//! What of the solver does not go with what: one table, of which the README has a copy.
+//! Features of the solver that exclude each other: one table, of which the README has a copy.
 
 use semmoe_tables::Attention;
 

@@ -13,7 +13,7 @@ use crate::topology::Topology;
 use crate::transport::{Plan, Transport};
 
 /// Sets of gating groups are tried one by one; published models have 8 gating groups.
-pub(crate) const MOST_GATING_GROUPS: u16 = 12;
+pub(crate) const MAX_GATING_GROUPS: u16 = 12;
 
 /// The best group of each expert for `profit` [N, G]: N/G experts a group, every gating group in one cell. The caller
 /// guarantees that the cells' number divides that of the gating groups, and this that of the experts.

@@ -31,7 +31,7 @@ pub enum GivenPlacement {
 }
 
 impl GivenPlacement {
-    /// What the tables' `solver` says of it.
+    /// Its name in the tables' `solver`.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             GivenPlacement::Linear => "linear",
@@ -111,7 +111,7 @@ impl Given {
             told.starts_done += some.len();
         }
         let iterations = clusterings.len() as u64;
-        Best { clusterings, iterations, starts: 0, kicks: 0, not_reached: 0, stopped }
+        Best { clusterings, iterations, stopped, ..Best::default() }
     }
 
     fn assign(&self, problems: &[Problem], at: usize, how: &StartOptions<'_>, stopped: bool) -> Clustering {

@@ -138,8 +138,8 @@ pub(crate) struct Traffic<'a> {
 }
 
 impl Traffic<'_> {
-    /// What each holder of an expert computes, in the order of `holders`; the remainder of an even share goes to the
-    /// first ones, so that nothing is lost.
+    /// The load that each holder of an expert computes, in the order of `holders`; the remainder of an even share goes
+    /// to the first ones, so that nothing is lost.
     pub(crate) fn shares<'h>(&'h self, expert: usize, holders: &'h [u16]) -> impl Iterator<Item = (usize, u64)> + 'h {
         let own = move |group: u16| match holders.len() {
             1 => 0,
@@ -151,7 +151,7 @@ impl Traffic<'_> {
         (0u64..).zip(holders).map(move |(at, &group)| (group.into(), own(group) + each + u64::from(at < more)))
     }
 
-    /// What each group computes.
+    /// The load that each group computes.
     pub(crate) fn loads(&self, holders: &[Vec<u16>]) -> Vec<u64> {
         let mut loads = vec![0; self.groups];
         for (expert, holders) in holders.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What a solve says about requests that it did not see.
+//! The report of a solve on requests that it did not see.
 
 use semmoe_tables::{Profile, Tables, Trace};
 use serde::Serialize;
@@ -14,7 +14,7 @@ use crate::transitions::LayerTransitions;
 /// The requests held out, and what the tables are worth on them.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct HeldOut {
-    /// What was held out, or why nothing was; one sentence.
+    /// One sentence: the requests held out, or why there are none.
     pub note: String,
     /// Share of the requests that was asked for.
     pub share: f64,
@@ -24,7 +24,7 @@ pub struct HeldOut {
     pub requests_choosing: u64,
     /// Requests that the figures below are of.
     pub requests_judged: u64,
-    /// What became of the counts of the last two in the profile.
+    /// Whether the profile still has the counts of the last two.
     pub profile: Option<ProfilePart>,
     /// The tables as they are, on the requests judged.
     pub figures: Option<Evaluation>,

@@ -73,9 +73,9 @@ impl WarmStart {
         let home = |problem: &Problem| {
             let (slots, placement) = (problem.experts, self.tables.placement());
             let layers = layers.by_ref().take(problem.layers);
-            let of_layer = |layer| with_empty_slots(placement.layer(layer), (slots, placement.groups()));
+            let of_layer = |layer| with_empty_slots(placement.layer(layer), slots, placement.groups());
             let group_of = layers.flat_map(of_layer).collect();
-            Home::new(problem, group_of, (usize::from(placement.experts()), self.migration_cost))
+            Home::new(problem, group_of, usize::from(placement.experts()), self.migration_cost)
         };
         problems.iter().map(home).collect()
     }
@@ -97,7 +97,7 @@ pub(crate) struct Home {
 }
 
 impl Home {
-    pub(crate) fn new(problem: &Problem, group_of: Vec<u16>, (experts, migration_cost): (usize, f64)) -> Self {
+    pub(crate) fn new(problem: &Problem, group_of: Vec<u16>, experts: usize, migration_cost: f64) -> Self {
         let slots = problem.experts;
         let layers = problem.column_load.chunks_exact(slots);
         let cost = layers.map(|load| migration_cost * load.iter().sum::<u64>() as f64 / experts as f64);
@@ -119,13 +119,13 @@ impl Home {
         layers.map(differ).collect()
     }
 
-    /// What a placement costs, as a value of plans: fixed-point activations.
+    /// The migration cost of a placement, as a value of plans: fixed-point activations.
     pub(crate) fn penalty(&self, group_of: &[u16]) -> i128 {
         let each = |(moved, cost): (u64, &f64)| i128::from(moved) * (cost * PROFIT_ONE).round() as i128;
         self.moved(group_of).into_iter().zip(&self.cost).map(each).sum()
     }
 
-    /// What it costs, in activations, that a column goes from one group to another; negative on its way home.
+    /// The cost, in activations, of moving a column from one group to another; negative on its way home.
     pub(crate) fn change(&self, column: usize, from: usize, to: usize) -> f64 {
         if column % self.slots >= self.experts {
             return 0.0;
@@ -136,7 +136,7 @@ impl Home {
 
     /// Takes the cost of leaving home off the gains [N, G] of a layer. It is never nothing, so that of two equal groups
     /// the old one is kept.
-    pub(crate) fn charge(&self, layer: usize, gain: &mut [i64], (groups, fraction_bits): (usize, u32)) {
+    pub(crate) fn charge(&self, layer: usize, gain: &mut [i64], groups: usize, fraction_bits: u32) {
         let one = (1u64 << fraction_bits) as f64;
         let cost = (self.cost[layer].min(self.most) * one).round().max(1.0) as i64;
         let homes = &self.group_of[layer * self.slots..layer * self.slots + self.experts];

@@ -1,5 +1,5 @@
-//! What the links between ranks carry in a layer of a step with attention tp. Each collective waits for the fullest of
-//! them.
+//! The traffic of the links between ranks in a layer of a step with attention tp. Each collective waits for the fullest
+//! of them.
 
 use crate::hosts::Hosts;
 

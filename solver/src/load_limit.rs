@@ -27,7 +27,7 @@ pub(crate) struct Layer<'a> {
     pub(crate) cap: u64,
 }
 
-/// What an assignment is worth: less excess over the cap first, then more gain.
+/// The value of an assignment: less excess over the cap first, then more gain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Value {
     pub(crate) excess: u64,
@@ -111,13 +111,9 @@ impl Layer<'_> {
     }
 
     fn candidate(&self, group_of: Vec<u16>) -> Candidate {
-        let excess = self.excess(&group_loads(&group_of, self.load, self.groups));
+        let excess = excess(&group_loads(&group_of, self.load, self.groups), self.cap);
         let gain = group_of.iter().enumerate().map(|(expert, &group)| self.gain_of(expert, usize::from(group))).sum();
         Candidate { group_of, value: Value { excess, gain } }
-    }
-
-    fn excess(&self, loads: &[u64]) -> u64 {
-        excess(loads, self.cap)
     }
 
     /// Subgradient on load prices from the free assignment.
@@ -149,7 +145,7 @@ impl Layer<'_> {
                 if from == to || !self.topology.exchangeable(from, to) {
                     continue;
                 }
-                let after = self.after_swap(&candidate.value, &loads, (a, from), (b, to));
+                let after = self.after_swap(candidate, &loads, a, b);
                 if after.beats(&best) {
                     best = after;
                     swap = Some((a, b));
@@ -162,7 +158,14 @@ impl Layer<'_> {
         true
     }
 
-    fn after_swap(&self, before: &Value, loads: &[u64], (a, from): (usize, usize), (b, to): (usize, usize)) -> Value {
+    fn after_swap(
+        &self,
+        Candidate { group_of, value: before }: &Candidate,
+        loads: &[u64],
+        a: usize,
+        b: usize,
+    ) -> Value {
+        let (from, to) = (usize::from(group_of[a]), usize::from(group_of[b]));
         let over = |load: u64| load.saturating_sub(self.cap);
         let (moved_a, moved_b) = (self.load[a], self.load[b]);
         let excess = before.excess - over(loads[from]) - over(loads[to])

@@ -1,4 +1,4 @@
-//! What a caller may ask of a solve and of an evaluation.
+//! The options of a solve and of an evaluation.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::home::WarmStart;
 use crate::padding::padded_slots;
 use crate::prior::{RidgeOptions, TokenStrings};
 
-/// What T says of a token that was never seen, where none like it was seen either.
+/// T's row for a token that was never seen, where none like it was seen either.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnseenTokens {
     /// Nothing: equal values, or no label.
@@ -24,7 +24,7 @@ pub enum UnseenTokens {
     LayerShare,
 }
 
-/// What a solve makes best; the report has both figures.
+/// The objective of a solve; the report has both figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Objective {
@@ -66,9 +66,9 @@ impl Nodes {
 pub struct SolveOptions {
     /// G: groups of experts, that is EP ranks; must divide the number of experts.
     pub groups: u16,
-    /// What is routed: requests (dp; one group for all layers) or tokens layer by layer (tp).
+    /// The unit of routing: requests (dp; one group for all layers) or tokens layer by layer (tp).
     pub attention: Attention,
-    /// What is made best.
+    /// The objective to optimize.
     pub objective: Objective,
     /// Seed of all randomness. The same seed gives the same tables, whatever `threads`.
     pub seed: u64,
@@ -107,14 +107,14 @@ pub struct SolveOptions {
     pub hold_out: f64,
     /// How much work the bounds over all placements may be; `None` = the report has none.
     pub bounds: Option<BoundOptions>,
-    /// What the tokens are called, so that tokens spelt alike say what to expect of each other in T; no longer than the
+    /// The tokens' strings, so that tokens with similar spellings inform each other's rows of T; no longer than the
     /// vocabulary.
     pub token_strings: Option<Arc<TokenStrings>>,
     /// The model's input embeddings, for the same purpose; at least one for every token of the vocabulary.
     pub embeddings: Option<Arc<Embeddings>>,
     /// How the regression over both weighs.
     pub ridge: RidgeOptions,
-    /// What T says where nothing is known of a token.
+    /// T's row where nothing is known of a token.
     pub unseen: UnseenTokens,
     /// Where the profile came from, and when the tables are made (RFC 3339).
     pub provenance: Provenance,

@@ -46,7 +46,7 @@ pub(crate) fn padded_replicas(
 }
 
 /// One layer of a placement with its empty slots dealt out to the groups that have room: \[S\].
-pub(crate) fn with_empty_slots(layer: &[u16], (slots, groups): (usize, u16)) -> Vec<u16> {
+pub(crate) fn with_empty_slots(layer: &[u16], slots: usize, groups: u16) -> Vec<u16> {
     let mut all = layer.to_vec();
     for group in 0..groups {
         let held = layer.iter().filter(|of| **of == group).count();

@@ -12,11 +12,11 @@ use crate::token_table::{activation_evidence, count_groups};
 /// Pseudo-occurrences of the prior that are tried.
 const PRIORS: [f64; 9] = [0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
 
-/// What a share counts for at least: the least normal f16.
-const LEAST_SHARE: f64 = 6.103_515_625e-5;
+/// The floor of a share: the smallest normal f16.
+const MIN_SHARE: f64 = 6.103_515_625e-5;
 
 /// Tokens times groups that the prior is fitted on, at most.
-const MOST_FITTED: usize = 1 << 18;
+const MAX_FITTED: usize = 1 << 18;
 
 /// The prior's strength that fits requests best that were not solved on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -41,7 +41,7 @@ impl PriorFit {
     }
 }
 
-/// What T is built from.
+/// The inputs from which T is built.
 #[derive(Clone, Copy)]
 pub(crate) struct TokenInput<'a> {
     pub(crate) profile: &'a Profile,
@@ -79,9 +79,9 @@ fn log_losses(input: TokenInput<'_>, held: [&Profile; 2], tried: &[f64]) -> [Log
     let vocabulary = input.profile.model().vocab_size;
     let mut tokens: Vec<TokenId> = (0..vocabulary).map(TokenId::new).collect();
     tokens.retain(|&token| held.iter().any(|profile| profile.token_count(token) > 0));
-    let step = (tokens.len() * groups).div_ceil(MOST_FITTED).max(1);
+    let step = (tokens.len() * groups).div_ceil(MAX_FITTED).max(1);
     let tokens: Vec<TokenId> = tokens.into_iter().step_by(step).collect();
-    // What is expected of a token does not depend on the weight of that.
+    // The expectation for a token does not depend on the prior's weight.
     let shrinkage = Shrinkage::new(input.options, input.prior);
     let mut losses = [(); 2].map(|()| LogLosses { activations: 0.0, sum: vec![0.0; tried.len()] });
     let new_rows = || vec![Row::new(groups, tried.len()); tokens.len()];
@@ -148,7 +148,7 @@ impl Row {
                 let shares = || own.iter().zip(expected).map(|(own, expected)| own + pull * expected);
                 let all: f64 = shares().sum();
                 let each = counts.iter().zip(shares());
-                *sum -= each.map(|(count, share)| count * (share / all).max(LEAST_SHARE).ln()).sum::<f64>();
+                *sum -= each.map(|(count, share)| count * (share / all).max(MIN_SHARE).ln()).sum::<f64>();
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What is co-clustered: sparse activation counts of units (tokens or requests) by column (layer, expert).
+//! The input of co-clustering: sparse activation counts of units (tokens or requests) by column (layer, expert).
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use semmoe_tables::{LayerIdx, Profile, TokenId, Trace};
 use crate::error::SolveError;
 
 /// Sums of counts stay below this, so that fixed-point sums fit 64 bits.
-const MOST_COUNTED: u64 = 1 << 50;
+const MAX_COUNTED: u64 = 1 << 50;
 
 /// Units by (layer, expert), in compressed sparse rows: memory is linear in the number of nonzero counts.
 ///
@@ -112,6 +112,16 @@ impl Problem {
         self.column[span.clone()].iter().map(|&column| column as usize).zip(self.count[span].iter().copied())
     }
 
+    /// The columns of a layer.
+    pub(crate) fn columns(&self, layer: usize) -> Range<usize> {
+        layer * self.experts..(layer + 1) * self.experts
+    }
+
+    /// Activations of each expert of a layer: [N].
+    pub(crate) fn load(&self, layer: usize) -> &[u64] {
+        &self.column_load[self.columns(layer)]
+    }
+
     /// Units and counts of a column.
     pub(crate) fn column(&self, column: usize) -> &[(u32, u32)] {
         &self.transposed.entries[self.transposed.indptr[column]..self.transposed.indptr[column + 1]]
@@ -163,8 +173,8 @@ impl Rows {
         let activations: u128 = problem.count.iter().map(|&count| u128::from(count)).sum();
         let units = problem.units() as u128;
         let limits = [
-            ("tokens", tokens, MOST_COUNTED),
-            ("activations", activations, MOST_COUNTED),
+            ("tokens", tokens, MAX_COUNTED),
+            ("activations", activations, MAX_COUNTED),
             ("units", units, u64::from(u32::MAX) - 1),
         ];
         for (what, found, limit) in limits {

@@ -21,7 +21,7 @@ use crate::load_limit::{LoadPrices, Value};
 /// Rounds of the relaxation, as without replicas.
 const PRICE_ROUNDS: u32 = 12;
 /// Most exchanges that repair or improve a layer.
-const MOST_EXCHANGES: usize = 64;
+const MAX_EXCHANGES: usize = 64;
 
 /// One layer: `gain` [N, G] fixed-point, `slots` per group, and the load limit.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +49,7 @@ pub(crate) fn replicate_within(layer: &ReplicaLayer<'_>, current: Option<&[Vec<u
     let current = current.map(|current| layer.candidate(current.to_vec()));
     // From where it is, the layer is often repaired at less loss than from the free choice.
     for mut candidate in std::iter::once(best.clone()).chain(current) {
-        for _ in 0..MOST_EXCHANGES {
+        for _ in 0..MAX_EXCHANGES {
             if !layer.improve(&mut candidate) {
                 break;
             }
@@ -70,12 +70,8 @@ impl ReplicaLayer<'_> {
         let loads = self.traffic.loads(&holders);
         let pairs = holders.iter().enumerate();
         let gain = pairs.map(|(expert, held)| held.iter().map(|&group| self.gain_of(expert, group)).sum::<i64>()).sum();
-        let value = Value { excess: self.excess(&loads), gain };
+        let value = Value { excess: excess(&loads, self.cap), gain };
         Candidate { holders, loads, value }
-    }
-
-    fn excess(&self, loads: &[u64]) -> u64 {
-        excess(loads, self.cap)
     }
 
     /// Subgradient on load prices from the free choice; what an expert would bring to a group is linearised at the
@@ -102,7 +98,7 @@ impl ReplicaLayer<'_> {
         best
     }
 
-    /// What a group computes of an expert if it holds it beside those that do.
+    /// The load that a group computes of an expert if it holds it in addition to the current holders.
     fn brought(&self, expert: usize, held: &[u16], group: u16) -> u64 {
         let mut with = held.to_vec();
         if let Err(at) = with.binary_search(&group) {
@@ -125,7 +121,7 @@ impl ReplicaLayer<'_> {
                         continue;
                     }
                     let loads = self.traffic.loads_after(&candidate.loads, &candidate.holders, &exchange);
-                    let after = Value { excess: self.excess(&loads), gain };
+                    let after = Value { excess: excess(&loads, self.cap), gain };
                     if after.beats(&best) {
                         best = after;
                         chosen = Some((exchange, loads));

@@ -12,7 +12,9 @@ use crate::token_table::shares_by;
 pub(crate) fn replica_tables(
     profile: &Profile,
     options: &SolveOptions,
-    (held, slots, shrinkage): (&Held, Replicas, &Shrinkage<'_>),
+    held: &Held,
+    slots: Replicas,
+    shrinkage: &Shrinkage<'_>,
     price: impl FnOnce(&[f16]) -> Vec<f32>,
 ) -> TablesBuilder {
     let mut shares = shares_by(profile, held.groups(), shrinkage, |layer| layer_evidence(profile, layer, held));

@@ -12,7 +12,7 @@ use crate::held::{Exchange, Held, Traffic};
 use crate::kick::kicked;
 use crate::problem::Problem;
 use crate::replica_step::{ReplicaLayer, replicate_within};
-use crate::swaps::{LEAST_GAIN, Search};
+use crate::swaps::{MIN_GAIN, Search};
 use crate::topology::Topology;
 use crate::transport::{Plan, Transport};
 use crate::unit_step::{profits_of_local, weighed_profits};
@@ -95,11 +95,10 @@ impl Around<'_> {
         let mut held = held.clone();
         let mut search = Search::of_local(problem, &local_counts(problem, &held), &plan.price);
         let (gains, fraction_bits) = column_gains(problem, plan, groups);
-        let least = LEAST_GAIN * problem.total_activations() as f64;
+        let least = MIN_GAIN * problem.total_activations() as f64;
         let mut exchanged = false;
         for layer in 0..problem.layers {
-            let first = layer * problem.experts;
-            let load = &problem.column_load[first..first + problem.experts];
+            let (first, load) = (layer * problem.experts, problem.load(layer));
             let own = &gains[first * groups..(first + problem.experts) * groups];
             let traffic = Traffic { load, own, fraction_bits, groups };
             let cap = load_cap(load.iter().sum(), groups, reserved(max_over_mean));
@@ -110,9 +109,8 @@ impl Around<'_> {
                 }
                 for b in a + 1..problem.experts {
                     for exchange in Exchange::of_pair(held.layer(layer), a, b) {
-                        let (pair, from) = ((first + exchange.a, first + exchange.b), usize::from(exchange.from));
-                        let to = exchange.to.map(usize::from);
-                        if search.gain_between(pair, from, to) <= least {
+                        let of_columns = Exchange { a: first + exchange.a, b: first + exchange.b, ..exchange };
+                        if search.gain_of(&of_columns) <= least {
                             continue;
                         }
                         let after = traffic.loads_after(&loads, held.layer(layer), &exchange);
@@ -120,10 +118,10 @@ impl Around<'_> {
                         if most(&after) > cap.max(most(&loads)) {
                             continue;
                         }
-                        search.exchange(pair, from, to);
+                        search.exchange(&of_columns);
                         held.exchange(first, &exchange);
                         (loads, exchanged) = (after, true);
-                        // What is left of the list is about holders that are no more.
+                        // The rest of the list refers to holders that have changed.
                         break;
                     }
                 }
@@ -140,7 +138,7 @@ fn reserved(max_over_mean: f64) -> f64 {
     1.0 + (max_over_mean - 1.0) * OF_THE_LIMIT
 }
 
-/// What a problem gets that was stopped before its replicas were placed: the best holders for the plan it has.
+/// The fallback for a problem that was stopped before its replicas were placed: the best holders for the plan it has.
 pub(crate) fn replicas_not_reached(task: Task<'_>, slots: usize, from: &Clustering) -> Clustering {
     let Task { problem, capacity, limits, .. } = task;
     let held = holders(task, slots, &from.plan, None);
@@ -165,8 +163,7 @@ fn holders(task: Task<'_>, slots: usize, plan: &Plan, current: Option<&Held>) ->
     let Task { problem, limits: Limits { groups, max_over_mean, .. }, .. } = task;
     let (gains, fraction_bits) = column_gains(problem, plan, groups);
     let layers = (0..problem.layers).flat_map(|layer| {
-        let columns = layer * problem.experts..(layer + 1) * problem.experts;
-        let load = &problem.column_load[columns.clone()];
+        let (columns, load) = (problem.columns(layer), problem.load(layer));
         let gain = &gains[columns.start * groups..columns.end * groups];
         let traffic = Traffic { load, own: gain, fraction_bits, groups };
         let cap = load_cap(load.iter().sum(), groups, reserved(max_over_mean));
@@ -186,14 +183,14 @@ fn local_counts(problem: &Problem, held: &Held) -> Vec<u64> {
     problem.local_where(held.groups(), |column| flat.of(column))
 }
 
-/// What each group of each layer computes, [L][G].
+/// The load that each group of each layer computes, [L][G].
 pub(crate) fn replica_loads(problem: &Problem, held: &Held, plan: &Plan) -> Vec<Vec<u64>> {
     let groups = held.groups();
     let (gains, fraction_bits) = column_gains(problem, plan, groups);
     let layers = (0..problem.layers).map(|layer| {
-        let columns = layer * problem.experts..(layer + 1) * problem.experts;
+        let columns = problem.columns(layer);
         let own = &gains[columns.start * groups..columns.end * groups];
-        Traffic { load: &problem.column_load[columns], own, fraction_bits, groups }.loads(held.layer(layer))
+        Traffic { load: problem.load(layer), own, fraction_bits, groups }.loads(held.layer(layer))
     });
     layers.collect()
 }

@@ -1,4 +1,4 @@
-//! What a solve says about its result.
+//! The report of a solve.
 
 use std::fmt;
 
@@ -24,9 +24,9 @@ use crate::unit_step::mass_capacity;
 use crate::whole::whole;
 
 /// Profits that the search for whole units may read, all problems and rounds together.
-const MOST_VALUES_SETTLED: usize = 1 << 27;
+const MAX_VALUES_SETTLED: usize = 1 << 27;
 
-/// What is assigned to groups, or judged.
+/// The unit of assignment, or of judging.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Unit {
@@ -51,7 +51,7 @@ impl fmt::Display for Unit {
 pub struct SolveReport {
     /// "dp" or "tp".
     pub attention: String,
-    /// What was assigned.
+    /// The unit that was assigned.
     pub unit: Unit,
     /// G.
     pub groups: u16,
@@ -61,7 +61,7 @@ pub struct SolveReport {
     pub tokens: u64,
     /// Activations in the input.
     pub activations: u64,
-    /// What was made best.
+    /// The objective that was optimized.
     pub objective: Objective,
     /// Whether the experts' groups were given, and only the units assigned.
     pub placement_given: bool,
@@ -111,17 +111,17 @@ pub struct SolveReport {
     pub iterations: u64,
     /// Whether the caller ended the solve early.
     pub stopped: bool,
-    /// What leaves its node, for a solve that knows nodes.
+    /// The traffic between nodes, for a solve that knows nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<NodeFigures>,
-    /// What was moved, for a solve that started from tables.
+    /// The experts moved, for a solve that started from tables.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration: Option<Migration>,
     /// Where T learns of tokens that are alike: "embeddings", "strings", both in this order, or none.
     pub priors: Vec<&'static str>,
-    /// What the tables are worth on requests that were not solved on.
+    /// The tables' figures on requests that were not solved on.
     pub held_out: HeldOut,
-    /// What T knows of the vocabulary.
+    /// T's knowledge of the vocabulary.
     pub evidence: Evidence,
     /// The price of each rank, in units of share.
     pub price: Vec<f32>,
@@ -147,7 +147,7 @@ pub struct NodeFigures {
 }
 
 impl NodeFigures {
-    fn new(nodes: Nodes, (lar, node_local_rate): (f64, f64), top_k: u16) -> Self {
+    fn new(nodes: Nodes, lar: f64, node_local_rate: f64, top_k: u16) -> Self {
         let Nodes { nodes, inter_cost } = nodes;
         let k = f64::from(top_k);
         NodeFigures {
@@ -160,7 +160,7 @@ impl NodeFigures {
     }
 }
 
-/// What a solve that started from tables changed of their placement.
+/// The changes that a solve made to the placement of the tables that it started from.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Migration {
     /// C, in activations of the layer's average expert.
@@ -185,8 +185,7 @@ impl Migration {
             let capacity = mass_capacity(problem.total_mass(), limits.groups, options.token_margin);
             stay(Task { problem, capacity: &capacity, limits, home: Some(home) })
         });
-        let before =
-            Best { clusterings: stay.collect(), iterations: 0, starts: 0, kicks: 0, not_reached: 0, stopped: false };
+        let before = Best { clusterings: stay.collect(), ..Best::default() };
         let local: f64 = parts(problems, &before, options, limits.topology).iter().map(|part| part.primal).sum();
         let moved = homes.iter().zip(&best.clusterings).flat_map(|(home, now)| home.moved(&now.group_of));
         let moved: Vec<u64> = moved.collect();
@@ -200,7 +199,7 @@ impl Migration {
 }
 
 /// Tokens of the vocabulary by what T knows of them; the three add up to the vocabulary.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Evidence {
     /// Seen in the profile.
     pub tokens_seen: u64,
@@ -212,7 +211,7 @@ pub struct Evidence {
 
 impl Evidence {
     pub(crate) fn new(profile: &Profile, prior: Option<&TokenPrior>) -> Self {
-        let mut evidence = Evidence { tokens_seen: 0, tokens_by_similar: 0, tokens_without_evidence: 0 };
+        let mut evidence = Evidence::default();
         let known =
             prior.map(|prior| prior.known_by(|token| profile.token_counts()[token] > 0, profile.token_counts().len()));
         for (token, &count) in profile.token_counts().iter().enumerate() {
@@ -227,14 +226,14 @@ impl Evidence {
     }
 }
 
-/// What one problem adds to the report, in activations.
+/// The part of one problem in the report, in activations.
 struct Part {
     /// On the own group, and what none of these experts' groups allows more of.
     primal: f64,
     dual: f64,
     /// On the own node.
     node_local: f64,
-    /// What was made best, and its bound.
+    /// The value of the objective, and its bound.
     value: f64,
     value_bound: f64,
     token_imbalance: f64,
@@ -245,11 +244,11 @@ struct Part {
 impl SolveReport {
     pub(crate) fn new(
         unit: Unit,
-        (options, topology): (&SolveOptions, Topology),
+        options: &SolveOptions,
+        topology: Topology,
         problems: &[Problem],
         best: &Best,
         tables: &Tables,
-        evidence: Evidence,
         traced: Option<&Traced<'_>>,
     ) -> Self {
         let parts = parts(problems, best, options, topology);
@@ -297,19 +296,17 @@ impl SolveReport {
             stopped: best.stopped,
             nodes: options
                 .nodes
-                .map(|nodes| NodeFigures::new(nodes, (lar, rate(|part| part.node_local)), tables.model().top_k)),
+                .map(|nodes| NodeFigures::new(nodes, lar, rate(|part| part.node_local), tables.model().top_k)),
             migration: None,
             priors: Vec::new(),
             held_out: HeldOut::default(),
-            evidence,
+            evidence: Evidence::default(),
             price: tables.price().to_vec(),
             placement_digest: tables.placement_digest().to_owned(),
             digest: tables.digest().to_owned(),
         }
     }
-}
 
-impl SolveReport {
     /// Adds bounds over all placements, or why there are none.
     /// `held_back`: whether something else than the local rate counted as well.
     pub(crate) fn certify(&mut self, bounds: Result<Bounds, String>, held_back: bool) {
@@ -348,7 +345,7 @@ fn worst_floor(problems: &[Problem], groups: usize) -> f64 {
 /// Each problem's part, over the threads allowed.
 fn parts(problems: &[Problem], best: &Best, options: &SolveOptions, topology: Topology) -> Vec<Part> {
     let units: usize = problems.iter().map(Problem::units).sum();
-    let rounds = (MOST_VALUES_SETTLED / (units * usize::from(options.groups)).max(1)).max(1);
+    let rounds = (MAX_VALUES_SETTLED / (units * usize::from(options.groups)).max(1)).max(1);
     let pairs: Vec<_> = problems.iter().zip(&best.clusterings).collect();
     in_parallel(&pairs, options.threads, |(problem, clustering)| {
         Part::new(problem, clustering, options, topology, rounds)

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use half::f16;
-use semmoe_tables::{Attention, ModelInfo, Placement, Profile, Replicas, Tables, TablesBuilder, Trace};
+use semmoe_tables::{Attention, Placement, Profile, Replicas, Tables, TablesBuilder, Trace};
 
 use crate::alternate::{Clustering, Limits};
 use crate::bounds::{Bounds, problem_bounds};
@@ -121,13 +121,13 @@ fn solve_part(
         traced.improve(&problems, limits, options, &mut best, progress);
     }
     let slots = match padded {
-        true => Some(padded_placement(profile.model(), options, &problems, &best)?),
+        true => Some(padded_replicas(profile.model(), options.groups, layers_of(&problems, &best.clusterings))?),
         false => given.and_then(|given| given.slots),
     };
     let found = Found { unit, problems: &problems, best: &best, slots };
     let (tables, held_out) = build_tables(input, prior.as_ref(), found)?;
-    let evidence = Evidence::new(profile, prior.as_ref());
-    let mut report = SolveReport::new(unit, (options, topology), &problems, &best, &tables, evidence, traced.as_ref());
+    let mut report = SolveReport::new(unit, options, topology, &problems, &best, &tables, traced.as_ref());
+    report.evidence = Evidence::new(profile, prior.as_ref());
     report.priors = options.priors();
     report.migration = homes.map(|homes| Migration::new(&homes, &problems, &best, limits, options));
     let bounds = proof(&report, &problems, options);
@@ -168,18 +168,6 @@ fn proof(report: &SolveReport, problems: &[Problem], options: &SolveOptions) -> 
     }
 }
 
-/// The slots of a solve with padding.
-fn padded_placement(
-    model: &ModelInfo,
-    options: &SolveOptions,
-    problems: &[Problem],
-    best: &Best,
-) -> Result<Replicas, SolveError> {
-    let layers = problems.iter().zip(&best.clusterings);
-    let layers = layers.flat_map(|(problem, found)| found.group_of.chunks_exact(problem.experts).map(<[u16]>::to_vec));
-    Ok(padded_replicas(model, options.groups, layers)?)
-}
-
 /// T, A and E from the best clusterings, and what was chosen on the way with the requests held out.
 fn build_tables(
     Input { profile, trace, split, options }: Input<'_>,
@@ -192,7 +180,7 @@ fn build_tables(
         // The shares of a token do not add up to one here, so that its prior has no likelihood to be fitted by.
         let price = |shares: &[f16]| prices(trace, options, &problems[0], first, shares);
         let slots = slots.map_or_else(|| held.to_replicas(profile.model()), Ok)?;
-        let builder = replica_tables(profile, options, (held, slots, &Shrinkage::new(options, prior)), price);
+        let builder = replica_tables(profile, options, held, slots, &Shrinkage::new(options, prior), price);
         return Ok((builder.solver(solver_name(unit, options)).finish()?, held_out));
     }
     let placement = match &slots {
@@ -261,11 +249,15 @@ pub(crate) fn placement(
     problems: &[Problem],
     clusterings: &[Clustering],
 ) -> Result<Placement, SolveError> {
-    let layers = problems
-        .iter()
-        .zip(clusterings)
-        .flat_map(|(problem, clustering)| clustering.group_of.chunks_exact(problem.experts).map(<[u16]>::to_vec));
-    Ok(Placement::new(groups, layers.collect())?)
+    Ok(Placement::new(groups, layers_of(problems, clusterings).collect())?)
+}
+
+/// The groups of each layer's experts, of all problems in order.
+fn layers_of(problems: &[Problem], clusterings: &[Clustering]) -> impl Iterator<Item = Vec<u16>> {
+    let layers = |(problem, found): (&Problem, &Clustering)| {
+        found.group_of.chunks_exact(problem.experts).map(<[u16]>::to_vec).collect::<Vec<_>>()
+    };
+    problems.iter().zip(clusterings).flat_map(layers)
 }
 
 /// The price of each rank: of the trace's requests scored with T, else of the profile's tokens.

@@ -20,15 +20,15 @@ use crate::transport::{Plan, Transport};
 use crate::unit_step::{to_profit, unit_step};
 
 /// Beyond these sizes there is no spectral seed: columns (the eigenvectors take their cube), and products of counts.
-const MOST_COLUMNS: usize = 512;
-const MOST_PRODUCTS: u64 = 1 << 28;
+const MAX_COLUMNS: usize = 512;
+const MAX_PRODUCTS: u64 = 1 << 28;
 const TRIES: u32 = 8;
-const MOST_ROUNDS: u32 = 30;
+const MAX_ROUNDS: u32 = 30;
 
 /// Whether the problem is small enough for [`spectral_plan`].
 pub(crate) fn has_spectral(problem: &Problem) -> bool {
     let products = |unit| (problem.row(unit).count() as u64).pow(2);
-    problem.column_load.len() <= MOST_COLUMNS && (0..problem.units()).map(products).sum::<u64>() <= MOST_PRODUCTS
+    problem.column_load.len() <= MAX_COLUMNS && (0..problem.units()).map(products).sum::<u64>() <= MAX_PRODUCTS
 }
 
 /// The best units for experts that are divided by their co-activation alone. `None` if `stop` said so before the end.
@@ -82,7 +82,7 @@ impl Points {
             centres.push(self.of(centre).to_vec());
         }
         let mut group_of = Vec::new();
-        for _ in 0..MOST_ROUNDS {
+        for _ in 0..MAX_ROUNDS {
             let next = self.nearest_with_room(problem, &centres);
             if next == group_of {
                 break;

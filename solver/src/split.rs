@@ -12,7 +12,7 @@ const FEWEST: usize = 4;
 /// here.
 const SALT: u64 = 0x05ee_d0f7_4e5b_1175;
 
-/// What became of the held-out requests' counts in the profile.
+/// Whether the profile still has the held-out requests' counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProfilePart {
@@ -25,11 +25,11 @@ pub enum ProfilePart {
 /// A trace in three parts, by prompt: equal prompts lie in one.
 #[derive(Debug)]
 pub(crate) struct Split {
-    /// What is solved on.
+    /// The requests to solve on.
     pub(crate) solve: Trace,
-    /// What choices are made with.
+    /// The requests to make choices with.
     pub(crate) choose: Trace,
-    /// What the result is judged on.
+    /// The requests to judge the result on.
     pub(crate) judge: Trace,
     /// Counts of `choose` and `judge`, of the profile's phase.
     pub(crate) choose_counts: Profile,

@@ -27,6 +27,7 @@ pub struct SolveProgress {
 }
 
 /// The best clustering of each problem.
+#[derive(Default)]
 pub(crate) struct Best {
     pub(crate) clusterings: Vec<Clustering>,
     /// Unit steps made in all starts.
@@ -41,8 +42,8 @@ pub(crate) struct Best {
     pub(crate) stopped: bool,
 }
 
-/// What the jobs of a phase do. A phase begins when the last has ended, so that what it goes on from does not depend on
-/// the threads.
+/// The jobs of a phase. A phase begins when the last has ended, so that its starting point does not depend on the
+/// threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Starts,
@@ -65,22 +66,32 @@ struct Shared<'a> {
     jobs: usize,
     next_job: AtomicUsize,
     stop: AtomicBool,
-    best: Mutex<Vec<Option<(Clustering, usize)>>>,
+    best: Mutex<Vec<Option<Kept>>>,
     /// The best of the phases before.
     base: Vec<Option<Clustering>>,
     iterations: AtomicUsize,
 }
 
+/// The best clustering of a problem, and the start that found it.
+#[derive(Clone)]
+struct Kept {
+    clustering: Clustering,
+    start: usize,
+}
+
 enum Event {
     /// A start of this problem has reached this value (fixed-point local activations).
-    Reached(usize, i128),
+    Reached {
+        problem: usize,
+        value: i128,
+    },
     /// A start is at work: a chance to stop it.
     Working,
     Done,
 }
 
 /// Work of all starts, where one reads each count some forty times: about half a minute.
-const MOST_STARTED: u64 = 800_000_000;
+const MAX_STARTED: u64 = 800_000_000;
 
 /// Profits of units weigh as many counts, because the unit step keeps them in heaps.
 const COUNTS_PER_PROFIT: u64 = 8;
@@ -96,9 +107,9 @@ const KICKS_AT_ONCE: u32 = 4;
 const LARGE: u64 = 1 << 27;
 
 /// Counts of the problems times groups times passes of that search.
-const MOST_VALUES_SWAPPED: u64 = 1 << 31;
+const MAX_VALUES_SWAPPED: u64 = 1 << 31;
 
-/// What is made of the starts and swap passes asked for. The rule knows nothing but sizes, so that the result is the
+/// The starts and swap passes to run of those asked for. The rule depends on sizes alone, so that the result is the
 /// same on every machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Schedule {
@@ -127,12 +138,12 @@ impl Schedule {
         let work = entries.max(1) + units * groups as u64 * COUNTS_PER_PROFIT;
         let at_most =
             |asked: u32, budget: u64, each: u64| asked.min((budget / each).clamp(1, u64::from(u32::MAX)) as u32);
-        let most = at_most(starts, MOST_STARTED, work);
+        let most = at_most(starts, MAX_STARTED, work);
         let starts = if replicas { most.div_ceil(STARTS_PER_START) } else { most };
         let kick_rounds = (most - starts) * KICKS_PER_START / KICKS_AT_ONCE;
         match values > LARGE {
             true => {
-                Schedule { starts, kick_rounds, passes: 0, last_passes: at_most(passes, MOST_VALUES_SWAPPED, values) }
+                Schedule { starts, kick_rounds, passes: 0, last_passes: at_most(passes, MAX_VALUES_SWAPPED, values) }
             }
             false => Schedule { starts, kick_rounds, passes, last_passes: 0 },
         }
@@ -188,7 +199,7 @@ pub(crate) fn run_starts(
         }
         shared.run_jobs(how.threads, &mut reached, &mut told, progress);
     }
-    shared.into_best(limits, schedule)
+    shared.into_best(schedule)
 }
 
 fn mean_rate(problems: &[Problem], reached: &[Option<i128>]) -> Option<f64> {
@@ -204,7 +215,7 @@ impl Shared<'_> {
     /// Begins a phase with this many jobs for each problem.
     fn begin(&mut self, phase: Phase, each: usize) {
         let best = self.best.get_mut().unwrap_or_else(PoisonError::into_inner);
-        self.base = best.iter().map(|best| best.as_ref().map(|(clustering, _)| clustering.clone())).collect();
+        self.base = best.iter().map(|best| best.as_ref().map(|best| best.clustering.clone())).collect();
         self.phase = phase;
         self.next_job = AtomicUsize::new(self.jobs);
         self.jobs += each * self.problems.len();
@@ -227,7 +238,7 @@ impl Shared<'_> {
             drop(sender);
             for event in events {
                 match event {
-                    Event::Reached(problem, value) => reached[problem] = reached[problem].max(Some(value)),
+                    Event::Reached { problem, value } => reached[problem] = reached[problem].max(Some(value)),
                     Event::Working => {}
                     Event::Done => told.starts_done += 1,
                 }
@@ -239,18 +250,14 @@ impl Shared<'_> {
         });
     }
 
-    fn into_best(self, limits: Limits, schedule: Schedule) -> Best {
-        let best = self.best.into_inner().unwrap_or_else(PoisonError::into_inner);
+    fn into_best(mut self, schedule: Schedule) -> Best {
+        let best = std::mem::take(self.best.get_mut().unwrap_or_else(PoisonError::into_inner));
         let without = best.iter().filter(|best| best.is_none()).count();
-        let of_problem = |(at, best): (usize, Option<(Clustering, usize)>)| {
-            let (problem, capacity) = (&self.problems[at], &self.capacities[at]);
-            let home = self.homes.map(|homes| &homes[at]);
-            let not_reached = || not_reached(Task { problem, capacity, limits, home });
-            best.map_or_else(not_reached, |(clustering, _)| clustering)
-        };
-        let clusterings = best.into_iter().enumerate().map(of_problem);
+        let of_problem =
+            |(at, best): (usize, Option<Kept>)| best.map_or_else(|| not_reached(self.task(at)), |best| best.clustering);
+        let clusterings = best.into_iter().enumerate().map(of_problem).collect();
         Best {
-            clusterings: clusterings.collect(),
+            clusterings,
             iterations: self.iterations.into_inner() as u64,
             starts: schedule.starts,
             kicks: schedule.kick_rounds * KICKS_AT_ONCE,
@@ -273,7 +280,7 @@ impl Shared<'_> {
     fn run(&self, problem: usize, start: usize, events: &Sender<Event>) {
         // The receiver outlives the threads; were it gone, no result would be wanted.
         let reached = |clustering: &Clustering| {
-            let _ = events.send(Event::Reached(problem, clustering.plan.primal));
+            let _ = events.send(Event::Reached { problem, value: clustering.plan.primal });
         };
         let stop = || {
             let _ = events.send(Event::Working);
@@ -320,11 +327,11 @@ impl Shared<'_> {
     /// Keeps the better result, of equals the one of the earlier start, in whatever order they arrive.
     fn keep(&self, problem: usize, start: usize, found: Clustering) {
         let mut best = self.best.lock().unwrap_or_else(PoisonError::into_inner);
-        let better = best[problem]
-            .as_ref()
-            .is_none_or(|(known, known_start)| found.beats(known) || (!known.beats(&found) && start < *known_start));
+        let better = best[problem].as_ref().is_none_or(|known| {
+            found.beats(&known.clustering) || (!known.clustering.beats(&found) && start < known.start)
+        });
         if better {
-            best[problem] = Some((found, start));
+            best[problem] = Some(Kept { clustering: found, start });
         }
     }
 }

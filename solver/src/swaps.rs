@@ -7,6 +7,7 @@
 
 use crate::alternate::Task;
 use crate::expert_step::layer_cap;
+use crate::held::Exchange;
 use crate::home::Home;
 use crate::load_limit::group_loads;
 use crate::problem::Problem;
@@ -14,7 +15,7 @@ use crate::topology::Topology;
 use crate::unit_step::PROFIT_ONE;
 
 /// Least gain, as a fraction of all activations, that makes a swap worth it.
-pub(crate) const LEAST_GAIN: f64 = 1e-7;
+pub(crate) const MIN_GAIN: f64 = 1e-7;
 
 pub(crate) struct Search<'a> {
     problem: &'a Problem,
@@ -29,7 +30,7 @@ pub(crate) struct Search<'a> {
 }
 
 /// Values that a pass over all pairs may compare; above it the pairs are chosen by an estimate first.
-const MOST_VALUES_COMPARED: u64 = 1 << 29;
+const MAX_VALUES_COMPARED: u64 = 1 << 29;
 
 /// Pairs that are compared of those chosen by estimate, per expert of a layer.
 const PAIRS_PER_EXPERT: usize = 2;
@@ -42,7 +43,7 @@ const PAIRS_PER_EXPERT: usize = 2;
 /// other's group, which is exact but for the units that use both.
 pub(crate) fn swap_pass(task: &Task<'_>, group_of: &[u16], price: &[i64], stop: &dyn Fn() -> bool) -> Option<Vec<u16>> {
     let values = (task.problem.entries() * task.problem.experts * price.len()) as u64;
-    passed(task, group_of, price, values > MOST_VALUES_COMPARED, stop)
+    passed(task, group_of, price, values > MAX_VALUES_COMPARED, stop)
 }
 
 /// The pass, over all pairs or over those chosen by estimate.
@@ -61,25 +62,23 @@ pub(crate) fn passed(
         if stop() {
             break;
         }
-        let first = layer * problem.experts;
-        let load = &problem.column_load[first..first + problem.experts];
+        let (first, load) = (layer * problem.experts, problem.load(layer));
         let cap = layer_cap(load, search.groups, limits.max_over_mean);
-        let mut loads = group_loads(&search.group_of[first..first + problem.experts], load, search.groups);
-        let least = LEAST_GAIN * problem.total_activations() as f64;
+        let mut loads = group_loads(&search.group_of[problem.columns(layer)], load, search.groups);
+        let least = MIN_GAIN * problem.total_activations() as f64;
         for (a, b) in pairs {
-            let (from, to) = (search.group(first + a), search.group(first + b));
-            let apart = from != to && search.topology.exchangeable(from, to);
-            if !apart || !keeps_cap((loads[from], loads[to]), (load[a], load[b]), cap) {
+            let [of_a, of_b] = [a, b].map(|expert| Loaded { group: search.group(first + expert), load: load[expert] });
+            if !search.apart(first + a, first + b) || !keeps_cap(&loads, of_a, of_b, cap) {
                 continue;
             }
             if search.gain(first + a, first + b) - search.cost(first + a, first + b) > least {
                 search.swap(first + a, first + b);
-                exchange(&mut loads, (from, load[a]), (to, load[b]));
+                exchange(&mut loads, of_a, of_b);
                 swapped = true;
             }
         }
         if limits.topology.gating_groups > 1 {
-            swapped |= search.swap_gating_groups(first, (load, cap, least), stop);
+            swapped |= search.swap_gating_groups(first, load, cap, least, stop);
         }
     }
     swapped.then_some(search.group_of)
@@ -89,15 +88,23 @@ fn all_pairs(experts: usize) -> Vec<(usize, usize)> {
     (0..experts).flat_map(|a| (a + 1..experts).map(move |b| (a, b))).collect()
 }
 
-/// Moves the loads of two experts to each other's group.
-pub(crate) fn exchange(loads: &mut [u64], (from, a): (usize, u64), (to, b): (usize, u64)) {
-    loads[from] = loads[from] - a + b;
-    loads[to] = loads[to] - b + a;
+/// The group of an expert, and its activations.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Loaded {
+    pub(crate) group: usize,
+    pub(crate) load: u64,
 }
 
-/// Whether two groups that exchange experts of these loads stay within the cap, or come no further above it.
-pub(crate) fn keeps_cap((from, to): (u64, u64), (a, b): (u64, u64), cap: u64) -> bool {
-    let after = (from - a + b).max(to - b + a);
+/// Moves the loads of two experts to each other's group.
+pub(crate) fn exchange(loads: &mut [u64], a: Loaded, b: Loaded) {
+    loads[a.group] = loads[a.group] - a.load + b.load;
+    loads[b.group] = loads[b.group] - b.load + a.load;
+}
+
+/// Whether the groups of two experts that are exchanged stay within the cap, or come no further above it.
+pub(crate) fn keeps_cap(loads: &[u64], a: Loaded, b: Loaded, cap: u64) -> bool {
+    let (from, to) = (loads[a.group], loads[b.group]);
+    let after = (from - a.load + b.load).max(to - b.load + a.load);
     after <= cap || after <= from.max(to)
 }
 
@@ -134,6 +141,12 @@ impl<'a> Search<'a> {
         usize::from(self.group_of[column])
     }
 
+    /// Whether two columns are in different groups that may exchange experts.
+    fn apart(&self, a: usize, b: usize) -> bool {
+        let (from, to) = (self.group(a), self.group(b));
+        from != to && self.topology.exchangeable(from, to)
+    }
+
     fn row(&self, unit: usize) -> &[f64] {
         &self.value[unit * self.groups..(unit + 1) * self.groups]
     }
@@ -144,7 +157,7 @@ impl<'a> Search<'a> {
         let experts = self.problem.experts;
         let first = layer * experts;
         let mut alone = Vec::with_capacity(experts * self.groups);
-        for column in first..first + experts {
+        for column in self.problem.columns(layer) {
             if stop() {
                 return Vec::new();
             }
@@ -154,17 +167,14 @@ impl<'a> Search<'a> {
             let gains = alone[a * self.groups + self.group(first + b)] + alone[b * self.groups + self.group(first + a)];
             gains - self.cost(first + a, first + b)
         };
-        let apart = all_pairs(experts).into_iter().filter(|&(a, b)| {
-            let (from, to) = (self.group(first + a), self.group(first + b));
-            from != to && self.topology.exchangeable(from, to)
-        });
+        let apart = all_pairs(experts).into_iter().filter(|&(a, b)| self.apart(first + a, first + b));
         let mut pairs: Vec<_> = apart.map(|(a, b)| (estimate(a, b), a, b)).filter(|pair| pair.0 > 0.0).collect();
         pairs.sort_by(|x, y| y.0.total_cmp(&x.0).then((x.1, x.2).cmp(&(y.1, y.2))));
         pairs.truncate(PAIRS_PER_EXPERT * experts);
         pairs.into_iter().map(|(_, a, b)| (a, b)).collect()
     }
 
-    /// What moving one column to each group would gain, were there room: [G].
+    /// The gain of moving one column to each group, if there were room: [G].
     fn gains_alone(&self, column: usize) -> Vec<f64> {
         let from = self.group(column);
         let mut gains = vec![0.0; self.groups];
@@ -184,7 +194,7 @@ impl<'a> Search<'a> {
         gains
     }
 
-    /// What it costs that two columns exchange their groups.
+    /// The cost of two columns exchanging their groups.
     fn cost(&self, a: usize, b: usize) -> f64 {
         let (from, to) = (self.group(a), self.group(b));
         self.home.map_or(0.0, |home| home.change(a, from, to) + home.change(b, to, from))
@@ -195,7 +205,9 @@ impl<'a> Search<'a> {
     fn swap_gating_groups(
         &mut self,
         first: usize,
-        (load, cap, least): (&[u64], u64, f64),
+        load: &[u64],
+        cap: u64,
+        least: f64,
         stop: &dyn Fn() -> bool,
     ) -> bool {
         let gating_groups = self.topology.gating_groups;
@@ -230,16 +242,21 @@ impl<'a> Search<'a> {
         swapped
     }
 
-    /// What exchanging the groups of two columns gains if every unit then takes its best group.
+    /// The gain of exchanging the groups of two columns if every unit then takes its best group.
     fn gain(&self, a: usize, b: usize) -> f64 {
-        self.gain_between((a, b), self.group(a), Some(self.group(b)))
+        self.gain_of(&self.swapped(a, b))
     }
 
-    /// What it gains that column b takes the place of a in group `from`, and a that of b in `to`, if there is one.
-    pub(crate) fn gain_between(&self, (a, b): (usize, usize), from: usize, to: Option<usize>) -> f64 {
-        let changes = self.changes(from, to);
+    /// Two columns in each other's group.
+    fn swapped(&self, a: usize, b: usize) -> Exchange {
+        Exchange { a, b, from: self.group_of[a], to: Some(self.group_of[b]) }
+    }
+
+    /// The gain of an exchange of columns.
+    pub(crate) fn gain_of(&self, exchange: &Exchange) -> f64 {
+        let changes = self.changes(exchange);
         let mut gain = 0.0;
-        self.for_each_changed(a, b, |unit, moved| {
+        self.for_each_changed(exchange.a, exchange.b, |unit, moved| {
             let row = self.row(unit).iter().zip(&changes);
             let best = row.map(|(value, change)| value + change * moved).fold(f64::NEG_INFINITY, f64::max);
             gain += best - self.best[unit];
@@ -247,22 +264,22 @@ impl<'a> Search<'a> {
         gain
     }
 
-    /// What an activation that leaves `from` for `to` changes in the value of each group: [G].
-    fn changes(&self, from: usize, to: Option<usize>) -> Vec<f64> {
-        let value = |of: usize, on: usize| self.topology.value(of, on);
+    /// The change in the value of each group from an activation that leaves `from` for `to`: [G].
+    fn changes(&self, &Exchange { from, to, .. }: &Exchange) -> Vec<f64> {
+        let value = |of: usize, on: u16| self.topology.value(of, usize::from(on));
         (0..self.groups).map(|of| to.map_or(0.0, |to| value(of, to)) - value(of, from)).collect()
     }
 
     fn swap(&mut self, a: usize, b: usize) {
-        self.exchange((a, b), self.group(a), Some(self.group(b)));
+        self.exchange(&self.swapped(a, b));
         self.group_of.swap(a, b);
     }
 
-    /// Makes the change of [`Search::gain_between`].
-    pub(crate) fn exchange(&mut self, (a, b): (usize, usize), from: usize, to: Option<usize>) {
+    /// Makes an exchange of columns, but for the groups that the caller knows.
+    pub(crate) fn exchange(&mut self, exchange: &Exchange) {
         let mut changed = Vec::new();
-        self.for_each_changed(a, b, |unit, moved| changed.push((unit, moved)));
-        let changes = self.changes(from, to);
+        self.for_each_changed(exchange.a, exchange.b, |unit, moved| changed.push((unit, moved)));
+        let changes = self.changes(exchange);
         for (unit, moved) in changed {
             let row = self.value[unit * self.groups..(unit + 1) * self.groups].iter_mut();
             row.zip(&changes).for_each(|(value, change)| *value += change * moved);

@@ -2,7 +2,7 @@
 
 use crate::hosts::Hosts;
 
-/// What has been counted so far.
+/// The counts so far.
 #[derive(Debug)]
 pub(crate) struct Tally {
     /// [L] local activations; fractional where a token without a label is expected on a random place.
@@ -44,7 +44,7 @@ impl Tally {
     }
 
     /// Adds `count` activations of one expert by tokens at `place`; `None` = on a random one.
-    pub(crate) fn add(&mut self, hosts: &Hosts, (layer, expert): (usize, usize), count: u64, place: Option<usize>) {
+    pub(crate) fn add(&mut self, hosts: &Hosts, layer: usize, expert: usize, count: u64, place: Option<usize>) {
         let column = hosts.column(layer, expert);
         self.column_load[column] += count;
         let places = place.map_or(0..hosts.places, |place| place..place + 1);
@@ -73,7 +73,7 @@ impl Tally {
         self.remote_ranks_random += random;
         self.remote_ranks_blocks += hosts.sent_to_in_blocks(experts.clone(), &mut self.seen);
         for expert in experts {
-            self.add(hosts, (layer, expert), 1, place);
+            self.add(hosts, layer, expert, 1, place);
         }
         self.routes += 1;
     }

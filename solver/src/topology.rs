@@ -12,7 +12,7 @@
 //! activations of every group's units times V.
 
 use crate::error::SolveError;
-use crate::gating::MOST_GATING_GROUPS;
+use crate::gating::MAX_GATING_GROUPS;
 use crate::options::{Nodes, SolveOptions, within};
 
 /// Groups, the cells of neighbouring groups that they make, and what is one cell's.
@@ -50,13 +50,13 @@ impl Topology {
             None if n.is_multiple_of(groups) => Some(groups),
             None => groups.is_multiple_of(n).then_some(n),
         };
-        let fits = |n: u16| experts.is_multiple_of(n) && n <= MOST_GATING_GROUPS && cells(n).is_some();
+        let fits = |n: u16| experts.is_multiple_of(n) && n <= MAX_GATING_GROUPS && cells(n).is_some();
         if !fits(gating_groups) {
             let among = match options.nodes {
                 Some(Nodes { nodes, .. }) => format!("over {experts} experts and {nodes} nodes"),
                 None => format!("over {experts} experts and {groups} groups"),
             };
-            let valid = (1..=MOST_GATING_GROUPS).filter(|&n| fits(n)).collect();
+            let valid = (1..=MAX_GATING_GROUPS).filter(|&n| fits(n)).collect();
             return Err(SolveError::NotEven { what: "gating groups", found: gating_groups, among, valid });
         }
         topology.per_cell = usize::from(groups / cells(gating_groups).unwrap_or(1));

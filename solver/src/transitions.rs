@@ -12,7 +12,7 @@ use crate::labels::{MainGroups, labels_of, push_labels};
 /// Weights that are tried; the last takes A at face value.
 const WEIGHTS: [f64; 4] = [0.125, 0.25, 0.5, 1.0];
 
-/// What A is worth in one layer.
+/// The value of A in one layer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LayerTransitions {
     /// The model's layer number.

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::whole::{MOST_ROUNDS, whole};
+use crate::whole::{MAX_ROUNDS, whole};
 
 /// Best value over all whole-number splits of every unit, by exhaustion.
 fn brute_force(problem: &Transport<'_>, unit: usize, room: &mut [u64]) -> Option<i128> {
@@ -50,7 +50,7 @@ fn check(problem: &Transport<'_>, start: Option<&[i64]>) -> Plan {
         assert_eq!(split.parts.iter().map(|part| part.1).sum::<u64>(), problem.mass[split.unit]);
         assert!(split.parts.len() > 1);
     }
-    for plan in [&plan, &whole(problem, &plan, MOST_ROUNDS)] {
+    for plan in [&plan, &whole(problem, &plan, MAX_ROUNDS)] {
         let loads = plan.loads(problem.mass, groups);
         assert_eq!(loads.iter().sum::<u64>(), problem.mass.iter().sum::<u64>());
         assert!(loads.iter().zip(problem.capacity).all(|(load, room)| load <= room), "{loads:?}");
@@ -115,7 +115,7 @@ fn one_heavy_unit_is_split_and_stays_split() {
     let problem = Transport { mass: &mass, profit: &profit, capacity: &capacity };
     let plan = check(&problem, None);
     assert_eq!(plan.splits, [Split { unit: 0, parts: vec![(0, 6), (1, 4)] }]);
-    assert_eq!(whole(&problem, &plan, MOST_ROUNDS).splits, plan.splits);
+    assert_eq!(whole(&problem, &plan, MAX_ROUNDS).splits, plan.splits);
 }
 
 #[test]

@@ -9,14 +9,14 @@ use std::cmp::Reverse;
 use crate::transport::{Plan, Split, Transport};
 
 /// Rounds beyond which none is worth it.
-pub(crate) const MOST_ROUNDS: usize = 64;
+pub(crate) const MAX_ROUNDS: usize = 64;
 
 /// A plan whose units are whole wherever they fit; capacities hold. Its `dual` is that of `plan`, the proof that no
-/// plan is better by more than the difference. After `rounds` (at most [`MOST_ROUNDS`]) the units still split are
+/// plan is better by more than the difference. After `rounds` (at most [`MAX_ROUNDS`]) the units still split are
 /// placed where there is room, without solving again.
 pub(crate) fn whole(problem: &Transport<'_>, plan: &Plan, rounds: usize) -> Plan {
     let mut settling = Settling { problem, fixed: vec![false; problem.mass.len()], plan: plan.clone() };
-    for _ in 0..rounds.min(MOST_ROUNDS) {
+    for _ in 0..rounds.min(MAX_ROUNDS) {
         let open = settling.plan.splits.iter().filter(|split| !settling.fixed[split.unit]);
         let heaviest = open.max_by_key(|split| (problem.mass[split.unit], Reverse(split.unit))).cloned();
         let Some(split) = heaviest else { break };

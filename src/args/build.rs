@@ -7,20 +7,21 @@ use semmoe_profiler::DomainInput;
 
 use super::OutputArgs;
 
-/// What `profile build --help` begins with.
+/// The beginning of `profile build --help`.
 pub(super) const BUILD_ABOUT: &str = "\
 Count traces into a profile: how often each token activated each expert, layer by layer.
 
-Traces may be of any size. They are mapped and read in pieces, once to check them and then once for as many layers as --memory \
-has counters for, on all cores. The same traces give the same bytes, in whatever order and on however many threads.
+Traces can be of any size. They are memory-mapped and read in pieces on all cores: once to check them, and then once for every \
+group of layers whose counters fit in --memory. The same traces give the same bytes, in any order and on any number of threads.
 
-A request that is damaged is left out, and told with its file; so is a file that is damaged as a whole, which counts as many \
-requests as its size lets expect. Above --max-bad nothing is written. With --hold-out a share of \
-the requests, chosen by the hash of their prompts, is not counted but written as a trace to judge with; --solve-trace writes \
-the others as a trace for `solve --trace`.
+Damaged requests are left out and reported with their file; so are files that are damaged as a whole, which count as the number \
+of requests that their size suggests. Above --max-bad nothing is written. With --hold-out a share of the requests, chosen by a \
+hash of their prompts, is not counted but written as a trace to evaluate on; --solve-trace writes the others as a trace for \
+`solve --trace`.
 
-With --weight-by domain each kind of text counts alike, however much of it was recorded: the counts of a domain are multiplied \
-by a small whole number (the report tells which). A domain is a file, by its name up to the first dot, or what NAME=FILE says.
+With --weight-by domain each kind of text has the same weight, however much of it was recorded: the counts of a domain are \
+multiplied by a small integer, which the report shows. A domain is a file, named by its file name up to the first dot, or by \
+NAME=FILE.
 
 Examples:
   semmoe profile build run.trace.safetensors --out run.profile.safetensors
@@ -29,32 +30,32 @@ Examples:
   semmoe profile build --weight-by domain code=a.trace code=b.trace chat=c.trace \\
       --out all.profile.safetensors";
 
-/// What `profile merge --help` begins with.
+/// The beginning of `profile merge --help`.
 pub(super) const MERGE_ABOUT: &str = "\
-Add profiles of one model and phase up.
+Merge profiles of one model and phase.
 
-Shards can be built anywhere and merged in any order or grouping: the bytes are the same, and those of one build from all the \
-traces. With --weight-by domain each domain counts alike, as in `profile build`; that is the last step, as multiplied counts \
-are not to be weighted again.
+Shards can be built anywhere and merged in any order or grouping: the result has the same bytes as one build from all traces. \
+With --weight-by domain each domain has the same weight, as in `profile build`; do that last, as weighted counts cannot be \
+weighted again.
 
 Example:
   semmoe profile merge monday.profile.safetensors tuesday.profile.safetensors \\
       --out week.profile.safetensors";
 
-/// Which tokens of a trace count.
+/// The tokens of a trace to count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PhaseArg {
-    /// Tokens of prompts.
+    /// Prompt tokens.
     Prefill,
     /// Generated tokens.
     Decode,
     All,
 }
 
-/// What inputs are weighted by.
+/// How inputs are weighted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum WeightArg {
-    /// Each domain alike.
+    /// Give every domain the same weight.
     Domain,
 }
 
@@ -69,25 +70,25 @@ pub(crate) struct BuildArgs {
     /// Which tokens to count.
     #[arg(long, value_enum, default_value_t = PhaseArg::All)]
     pub(crate) split: PhaseArg,
-    /// Let every domain count alike.
+    /// Give every domain the same weight.
     #[arg(long, value_enum, value_name = "WHAT")]
     pub(crate) weight_by: Option<WeightArg>,
-    /// About this share of the requests is not counted, by the hash of their prompts.
+    /// Share of the requests to hold out, chosen by a hash of their prompts.
     #[arg(long, value_name = "SHARE", requires = "hold_out_trace")]
     pub(crate) hold_out: Option<f64>,
     /// The trace to write the held-out requests to, without router weights.
     #[arg(long, help_heading = "Output", value_name = "FILE", requires = "hold_out")]
     pub(crate) hold_out_trace: Option<PathBuf>,
-    /// The trace to write the counted requests to, for `solve --trace`, which must not see those held out.
+    /// The trace to write the counted requests to, for `solve --trace`, which must not see the held-out ones.
     #[arg(long, help_heading = "Output", value_name = "FILE", requires = "hold_out")]
     pub(crate) solve_trace: Option<PathBuf>,
-    /// Share of requests that may be damaged.
+    /// Maximum share of damaged requests.
     #[arg(long, default_value_t = 0.01)]
     pub(crate) max_bad: f64,
-    /// Threads [default: one for each core].
+    /// Number of threads [default: one per core].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
-    /// MiB of counters; fewer take more passes over the traces.
+    /// Memory for counters, in MiB; less memory takes more passes over the traces.
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) memory: u32,
     #[command(flatten)]
@@ -102,10 +103,10 @@ pub(crate) struct MergeArgs {
     /// The profile to write.
     #[arg(long, help_heading = "Output", value_name = "FILE")]
     pub(crate) out: PathBuf,
-    /// Let every domain count alike.
+    /// Give every domain the same weight.
     #[arg(long, value_enum, value_name = "WHAT")]
     pub(crate) weight_by: Option<WeightArg>,
-    /// Threads [default: one for each core].
+    /// Number of threads [default: one per core].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
     #[command(flatten)]

@@ -6,33 +6,33 @@ use clap::{Args, ValueEnum};
 
 use super::OutputArgs;
 
-/// Who wrote the files of an import.
+/// The tool that wrote the files of an import.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ImportFormat {
     /// Dumps of SGLang's expert distribution recorder: per_token becomes a trace, stat and stat_approx become expert
     /// loads.
     Sglang,
-    /// Counts [layers, experts] or [steps, layers, experts], as EPLB takes them (an array, `logical_count`, or JSON):
-    /// expert loads.
+    /// Counts [layers, experts] or [steps, layers, experts] as EPLB takes them (an array, `logical_count`, or JSON):
+    /// they become expert loads.
     Eplb,
-    /// Arrays token_ids (n), experts (n x layers x k), and perhaps request_offsets (R + 1) and prompt_lengths (R): a
-    /// trace.
+    /// Arrays token_ids (n), experts (n x layers x k), and optionally request_offsets (R + 1) and prompt_lengths (R):
+    /// they become a trace.
     #[value(alias = "npz")]
     Routes,
 }
 
-/// What `profile import --help` begins with.
+/// The beginning of `profile import --help`.
 pub(crate) const IMPORT_ABOUT: &str = "\
-Import routing that others recorded.
+Import routing recorded by other tools.
 
-Files that say which token activated which experts become a trace, for `profile build` and `solve`. Files with counts of experts alone \
-cannot: tables are made from the experts of each token. They become a JSON file of expert loads, which shows how even the engine's \
-traffic is, and with --against how well a profile stands for it.
+Files with the experts of each token become a trace, for `profile build` and `solve`. Files that only count experts cannot, as \
+tables are made from the experts of each token: they become a JSON file of expert loads, which shows how balanced the engine's \
+traffic is, and with --against how well a profile represents it.
 
 Arrays are read from safetensors files. `semmoe-convert FILE...`, a Python script that is installed with this command, writes \
-FILE.safetensors from a .pt, .npy or .npz file, which it reads without executing it.
+FILE.safetensors from a .pt, .npy or .npz file without executing anything in it.
 
-For Hugging Face Transformers see profiler/python/record_routing.py, which writes traces itself.
+For Hugging Face Transformers use profiler/python/record_routing.py, which writes traces directly.
 
 Example:
   semmoe-convert expert_distribution_recorder_*.pt
@@ -41,28 +41,29 @@ Example:
 
 #[derive(Debug, Args)]
 pub(crate) struct ImportArgs {
-    /// The files; of SGLang's recorder those of all ranks.
+    /// The files; from SGLang's recorder those of all ranks.
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
-    /// Who wrote them.
+    /// The format of the files.
     #[arg(long, value_enum)]
     pub(crate) format: ImportFormat,
-    /// The checkpoint's config.json, or its folder: the files do not say the model's shape.
+    /// The checkpoint's config.json or its directory; the files do not contain the model's shape.
     #[arg(long, value_name = "PATH")]
     pub(crate) model_config: PathBuf,
-    /// The model's name, as the engine calls it.
+    /// The model's name in the engine.
     #[arg(long, value_name = "NAME")]
     pub(crate) model: String,
-    /// The model's tokenizer, so that tables for another one are refused later: its file or the checkpoint's folder.
+    /// The model's tokenizer (its file or the checkpoint's directory), so that tables for another tokenizer are
+    /// rejected later.
     #[arg(long, value_name = "PATH")]
     pub(crate) tokenizer: Option<PathBuf>,
-    /// The trace to write; of counts the JSON file of loads.
+    /// The file to write: a trace, or for counts a JSON file of expert loads.
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
-    /// Of counts: a profile of the same model, to compare the loads with.
+    /// For counts: a profile of the same model to compare the loads with.
     #[arg(long, value_name = "PROFILE")]
     pub(crate) against: Option<PathBuf>,
-    /// Share of records that may be unusable before the import is given up.
+    /// Maximum share of unusable records; above it the import fails.
     #[arg(long, default_value_t = 0.01)]
     pub(crate) max_bad: f64,
     #[command(flatten)]

@@ -18,7 +18,7 @@ pub(crate) enum LoadRoute {
     Generate,
 }
 
-/// What `load --help` ends with.
+/// The end of `load --help`.
 pub(super) const LOAD_EXAMPLES: &str = "\
 Examples:
   semmoe load --url http://127.0.0.1:8080 --prompts prompts.jsonl --stream --concurrency 32 \\
@@ -34,89 +34,90 @@ pub(crate) struct LoadArgs {
     /// Base URL of a gateway or an engine.
     #[arg(long, help_heading = "Target")]
     pub(crate) url: String,
-    /// https: authorities that may have signed the server's certificate (PEM) [default: those that the system trusts].
+    /// For https: CA certificates that may have signed the server's certificate (PEM) [default: the system's].
     #[arg(long, help_heading = "Target", value_name = "FILE")]
     pub(crate) ca: Option<PathBuf>,
-    /// https: the certificate to show (PEM).
+    /// For https: the client certificate (PEM).
     #[arg(long, help_heading = "Target", value_name = "FILE", requires = "key")]
     pub(crate) cert: Option<PathBuf>,
-    /// https: the certificate's key (PEM).
+    /// For https: the key of the client certificate (PEM).
     #[arg(long, help_heading = "Target", value_name = "FILE", requires = "cert")]
     pub(crate) key: Option<PathBuf>,
-    /// Prompts: JSON Lines with "messages", "input_ids" or "prompt"; a .txt file has one prompt a line.
+    /// File of prompts: JSON Lines with "messages", "input_ids" or "prompt", or a .txt file with one prompt per line.
     #[arg(long, help_heading = "Requests", value_name = "FILE")]
     pub(crate) prompts: PathBuf,
-    /// The model to ask for [default: the only one that /v1/models lists].
+    /// The model to request [default: the only one that /v1/models lists].
     #[arg(long, help_heading = "Requests", value_name = "NAME")]
     pub(crate) model: Option<String>,
-    /// Where requests go.
+    /// The route to send requests to.
     #[arg(long, help_heading = "Requests", value_enum, default_value_t = LoadRoute::Chat)]
     pub(crate) route: LoadRoute,
-    /// Stream the answers; without it there is no time to the first token.
+    /// Stream the responses; without it there is no time to first token.
     #[arg(long, help_heading = "Requests")]
     pub(crate) stream: bool,
-    /// Tokens to generate at most, per request.
+    /// Maximum tokens to generate per request.
     #[arg(long, help_heading = "Requests", value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
-    /// Fields for every body, as a JSON object: '{"temperature": 0, "ignore_eos": true}'.
+    /// Fields to add to every request body, as a JSON object: '{"temperature": 0, "ignore_eos": true}'.
     #[arg(long, help_heading = "Requests", value_name = "JSON")]
     pub(crate) body: Option<String>,
-    /// Closed loop: this many clients, each sending its next request when it has its answer.
+    /// Closed loop: this many clients, each of which sends its next request when it has received its response.
     #[arg(long, help_heading = "Pace and end", value_name = "N", group = "pace")]
     pub(crate) concurrency: Option<usize>,
-    /// Open loop: this many requests per second at random times, whatever the server does.
+    /// Open loop: this many requests per second at random times, no matter how fast the server responds.
     #[arg(long, help_heading = "Pace and end", value_name = "PER_SECOND", group = "pace")]
     pub(crate) rate: Option<f64>,
-    /// Open loop: the times in a .jsonl file ("timestamp" in ms, as Mooncake's) or a .csv file (seconds or dates, as
-    /// Azure's).
+    /// Open loop: arrival times from a .jsonl file ("timestamp" in ms, as in Mooncake's traces) or a .csv file (seconds
+    /// or dates, as in Azure's).
     #[arg(long, help_heading = "Pace and end", value_name = "FILE", group = "pace")]
     pub(crate) arrivals: Option<PathBuf>,
-    /// With --arrivals: so many times as fast.
+    /// With --arrivals: replay this many times as fast.
     #[arg(long, help_heading = "Pace and end", value_name = "X", default_value_t = 1.0, requires = "arrivals")]
     pub(crate) speed: f64,
-    /// End after this many requests; this or --duration, unless --arrivals end it.
+    /// Stop after this many requests. Give this or --duration, unless the file of --arrivals ends the run.
     #[arg(long, help_heading = "Pace and end", value_name = "N", group = "end")]
     pub(crate) requests: Option<u64>,
-    /// End after this time, as 30s or 5m; requests in flight then are waited for.
+    /// Stop after this time, such as 30s or 5m; requests in flight are still awaited.
     #[arg(long, help_heading = "Pace and end", value_name = "TIME", group = "end", value_parser = humantime::parse_duration)]
     pub(crate) duration: Option<Duration>,
-    /// Send this many requests first, which are not measured.
+    /// Number of requests to send first without measuring them.
     #[arg(long, help_heading = "Pace and end", value_name = "N", default_value_t = 0)]
     pub(crate) warmup: u64,
-    /// Longest time of one request.
+    /// Timeout of a request.
     #[arg(long, help_heading = "Pace and end", value_name = "TIME", default_value = "10m", value_parser = humantime::parse_duration)]
     pub(crate) timeout: Duration,
-    /// Open loop: requests in flight at most; later ones wait, and their waiting is measured.
+    /// Open loop: maximum requests in flight; later ones wait, and the wait is measured.
     #[arg(long, help_heading = "Pace and end", value_name = "N", default_value_t = 10_000)]
     pub(crate) max_in_flight: usize,
-    /// A header for every request; secrets do not belong here.
+    /// A header to add to every request; do not put secrets here.
     #[arg(long, help_heading = "Target", value_name = "NAME:VALUE")]
     pub(crate) header: Vec<String>,
     /// The environment variable that holds the API key.
     #[arg(long, help_heading = "Target", value_name = "VAR")]
     pub(crate) api_key_env: Option<String>,
-    /// Service level: time to the first token, at most.
+    /// SLO: time to first token, at most.
     #[arg(long, help_heading = "Levels", value_name = "MS", requires = "stream")]
     pub(crate) slo_ttft_ms: Option<f64>,
-    /// Service level: mean time between a request's tokens, at most.
+    /// SLO: mean inter-token latency of a request, at most.
     #[arg(long, help_heading = "Levels", value_name = "MS", requires = "stream")]
     pub(crate) slo_itl_ms: Option<f64>,
-    /// Service level: time to the end of the answer, at most.
+    /// SLO: end-to-end latency, at most.
     #[arg(long, help_heading = "Levels", value_name = "MS")]
     pub(crate) slo_e2e_ms: Option<f64>,
-    /// Exit with 1 if more than this share of the requests fail [default: if all fail].
+    /// Exit with code 1 if more than this share of the requests fail [default: if all fail].
     #[arg(long, help_heading = "Levels", value_name = "SHARE")]
     pub(crate) max_errors: Option<f64>,
-    /// Seed of the random times.
+    /// Seed of the random arrival times.
     #[arg(long, help_heading = "Pace and end", default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Threads that send [default: one for each core].
+    /// Number of sending threads [default: one per core].
     #[arg(long, help_heading = "Pace and end", value_name = "N")]
     pub(crate) threads: Option<usize>,
-    /// A second server: both are measured in turn, block by block, and compared by the ratios of neighbouring blocks.
+    /// A second server to compare with: both are measured in alternating blocks and compared by the ratios of adjacent
+    /// blocks.
     #[arg(long, help_heading = "Target", value_name = "URL", conflicts_with = "arrivals")]
     pub(crate) compare: Option<String>,
-    /// With --compare: rounds of a block each, over which --requests or --duration (of each server) is shared out.
+    /// With --compare: number of rounds of one block each, into which --requests or --duration (per server) is divided.
     #[arg(long, help_heading = "Target", value_name = "N", default_value_t = 10, requires = "compare")]
     pub(crate) rounds: usize,
     #[command(flatten)]

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use semmoe_planner::shape::Dtype;
 use semmoe_worker::TransportChoice;
 
-/// What `plan --help` ends with.
+/// The end of `plan --help`.
 pub(super) const PLAN_EXAMPLES: &str = "\
 Examples:
   semmoe plan calibrate --model Qwen3-30B-A3B --out here
@@ -15,13 +15,13 @@ Examples:
   semmoe plan --model config.json --cluster cluster.toml --affinity 0.4 --explain
   semmoe plan --deployment metrics.txt --affinity evaluation.json";
 
-/// What `plan --help` begins with.
+/// The beginning of `plan --help`.
 pub(super) const PLAN_ABOUT: &str = "\
-Choose how to run a mixture-of-experts model on a cluster: which layout, what it does, and what semmoe could gain.
+Choose how to run a mixture-of-experts model on a cluster: the best layout, its performance, and what semmoe could gain.
 
-Looks at every strategy of PP, attention TP and DP, expert TP and EP on units of 1, 2, 4, ... GPUs, names those that cannot run \
-with the reason, and ranks the others: with limits on latency by the requests served within them, else by the time of a request. \
-Figures are modelled. Without --calibration they are uncalibrated, and the answer says so.
+Evaluates every combination of PP, attention TP and DP, expert TP and EP on units of 1, 2, 4, ... GPUs, lists those that cannot \
+run with the reason, and ranks the others: by the requests served within the latency limits if there are any, else by the time \
+of a request. All figures come from a model. Without --calibration they are uncalibrated, and the output says so.
 
 cluster.toml:
   gpu = \"H200\"                      # H100, H200, B200, B300, GB200, GB300, H20, A100, MI300X, or a table [gpu] of figures
@@ -48,7 +48,7 @@ workload.toml:
   share = 0.4
   ttft_ms = 500";
 
-/// What `plan calibrate --help` ends with.
+/// The end of `plan calibrate --help`.
 const CALIBRATE_EXAMPLES: &str = "\
 Examples:
   semmoe plan calibrate --model Qwen3-30B-A3B --out here
@@ -66,29 +66,29 @@ pub(crate) struct PlanCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PlanAction {
-    /// Measure this machine's ranks of semmoe's worker for later plans: links by size, computation, and how far
-    /// predictions of layouts are off that were not measured.
+    /// Measure ranks of semmoe's worker on this machine for later plans: link speeds by message size, compute, and the
+    /// error of predictions for layouts that were not measured.
     ///
-    /// Writes cluster.toml and calibration.json. Nothing else should run on the machine meanwhile.
+    /// Writes cluster.toml and calibration.json. Nothing else should run on the machine while it measures.
     #[command(after_long_help = CALIBRATE_EXAMPLES)]
     Calibrate(CalibrateArgs),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct CalibrateArgs {
-    /// A Hugging Face checkpoint directory.
+    /// Directory of a Hugging Face checkpoint.
     #[arg(long, value_name = "DIR")]
     pub(crate) model: PathBuf,
-    /// Folder for cluster.toml and calibration.json.
+    /// Directory for cluster.toml and calibration.json.
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
-    /// Numbers of ranks to measure.
+    /// Numbers of ranks to measure with.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) ranks: Vec<u16>,
-    /// What carries rows between ranks: shm or tcp (over loopback).
+    /// Transport between the ranks: shm or tcp (over loopback).
     #[arg(long, value_name = "shm|tcp", default_value = "shm", value_parser = carrier)]
     pub(crate) transport: TransportChoice,
-    /// How long to measure, about; loading the model takes longer.
+    /// Approximate time to measure, in addition to loading the model.
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = budget)]
     pub(crate) seconds: f64,
     /// Print one JSON document.
@@ -112,56 +112,57 @@ fn budget(text: &str) -> Result<f64, String> {
 
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
-    /// A Hugging Face config.json, or its folder.
+    /// A Hugging Face config.json or its directory.
     #[arg(long, value_name = "PATH", required_unless_present = "deployment")]
     pub(crate) model: Option<PathBuf>,
-    /// GPUs and links (TOML).
+    /// The cluster: GPUs and links (TOML, see above).
     #[arg(long, value_name = "FILE", required_unless_present = "deployment")]
     pub(crate) cluster: Option<PathBuf>,
-    /// Rates, lengths, limits on latency (TOML) [default: 1 request/s of 1024 + 256 tokens, no limits].
+    /// The workload: request rate, lengths, latency limits (TOML, see above) [default: 1 request/s of 1024 + 256
+    /// tokens, no limits].
     #[arg(long, value_name = "FILE")]
     pub(crate) workload: Option<PathBuf>,
-    /// Lengths from a trace in Mooncake's form (JSON Lines with input_length and output_length) in place of the
-    /// workload's.
+    /// Take lengths from a trace in Mooncake's format (JSON Lines with input_length and output_length) instead of the
+    /// workload.
     #[arg(long, value_name = "FILE")]
     pub(crate) lengths: Option<PathBuf>,
-    /// Element type of the weights [default: the configuration's].
+    /// Data type of the weights [default: the model configuration's].
     #[arg(long, value_name = "TYPE", value_parser = dtype)]
     pub(crate) weights: Option<Dtype>,
-    /// Element type of cached keys and values: bf16 or fp8 [default: bf16].
+    /// Data type of the KV cache: bf16 or fp8 [default: bf16].
     #[arg(long, value_name = "TYPE", value_parser = dtype)]
     pub(crate) cache: Option<Dtype>,
-    /// Constants fitted to measurements, with their errors: fitted:sglang, fitted:trtllm or fitted:vllm for published
-    /// measurements of the cluster's GPU and the model's weights, or a file (JSON).
+    /// Model constants fitted to measurements, with their errors: fitted:sglang, fitted:trtllm or fitted:vllm for
+    /// published measurements of the cluster's GPU and the model's weights, or a file (JSON).
     #[arg(long, value_name = "fitted:ENGINE|FILE")]
     pub(crate) calibration: Option<PathBuf>,
-    /// Also say what affinity would gain at this local activation rate: a number, or a file: what `semmoe evaluate
-    /// --json` printed, or the gateway's /metrics with semmoe_observed_lar.
+    /// Also show the gain of affinity at this local activation rate: a number, or a file (the output of `semmoe
+    /// evaluate --json`, or the gateway's /metrics with semmoe_observed_lar).
     #[arg(long, value_name = "RATE|FILE")]
     pub(crate) affinity: Option<String>,
-    /// With --affinity: the local activation rate now [default: that of random ranks].
+    /// With --affinity: the current local activation rate [default: that of random ranks].
     #[arg(long, value_name = "RATE", requires = "affinity")]
     pub(crate) lar_before: Option<f64>,
-    /// With --affinity: how far the rate may be off.
+    /// With --affinity: the uncertainty of the rate.
     #[arg(long, value_name = "RATE", requires = "affinity", default_value_t = 0.02)]
     pub(crate) lar_error: f64,
-    /// With --affinity: two micro-batches hide communication behind computation.
+    /// With --affinity: assume that two micro-batches overlap communication with computation.
     #[arg(long, requires = "affinity")]
     pub(crate) overlap: bool,
-    /// With --affinity: judge a deployment that runs in place of a plan, from the /metrics of semmoe's worker saved to
-    /// a file, or a description that ends in .toml (docs/planner.md).
+    /// With --affinity: evaluate a running deployment instead of a plan, from the /metrics of semmoe's worker saved to
+    /// a file, or from a description that ends in .toml (docs/planner.md).
     #[arg(long, value_name = "FILE", requires = "affinity", conflicts_with_all = ["model", "cluster", "html"])]
     pub(crate) deployment: Option<PathBuf>,
-    /// Rows of the ranked list.
+    /// Number of rows in the ranked list.
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) top: usize,
-    /// Also print every term with its source, every reason, what each rank loads, and the Pareto front.
+    /// Also print every term with its source, every reason, the load of each rank, and the Pareto front.
     #[arg(long)]
     pub(crate) explain: bool,
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Also write a self-contained page with the Pareto front.
+    /// Also write a self-contained HTML page with the Pareto front.
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
 }

@@ -4,23 +4,24 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-/// What `profile record --help` begins with.
+/// The beginning of `profile record --help`.
 pub(super) const RECORD_ABOUT: &str = "\
-Send prompts to an engine and write the routing it reports as a trace.
+Send prompts to an engine and record the routing it reports as a trace.
 
-The engine is unmodified and started with --enable-return-routed-experts (SGLang 0.5.8 or later, vLLM); semmoe's worker needs \
-nothing. It goes on serving others meanwhile: --rate and --concurrency bound what is sent.
+The engine runs unmodified, started with --enable-return-routed-experts (SGLang 0.5.8 or later, vLLM); semmoe's worker needs no \
+option. It can serve other clients at the same time: --rate and --concurrency limit the load of the recording.
 
-Prompts are JSON Lines (objects with \"messages\", \"input_ids\" or \"prompt\"), ShareGPT's JSON (FILE.json) or plain text, one a \
-line (FILE.txt). With --tokenizer they are tokenized here, by the model's template, and sent as ids. With --max-tokens above 1 \
-decoding is recorded too; the trace tells both apart, and `profile build --split` counts either.
+Prompts are JSON Lines (objects with \"messages\", \"input_ids\" or \"prompt\"), ShareGPT's JSON (FILE.json) or plain text with \
+one prompt per line (FILE.txt). With --tokenizer they are tokenized here, using the model's chat template, and sent as token ids. \
+With --max-tokens above 1 decoding is recorded too; the trace keeps prefill and decode apart, and `profile build --split` counts \
+either.
 
-Every answer is checked: the engine saw the prompt that was sent, there is a route for each of its tokens, the ids are experts \
-of the model, distinct, and not the same for every token. What does not hold is left out and told, with file, record and \
-reason; above --max-bad the recording ends with exit code 1.
+Every response is checked: the engine saw the prompt that was sent, every token has its routed experts, and these are valid, \
+distinct, and not the same for every token. Records that fail are left out and reported with file, record and reason; above \
+--max-bad the recording ends with exit code 1.
 
-Good answers are kept in OUT.partial as they come. The same command goes on where a recording ended early, also after a crash \
-or a lost engine; no prompt counts twice.
+Good responses are saved to OUT.partial as they arrive. If a recording ends early, even by a crash or a lost engine, the same \
+command resumes it; no prompt counts twice.
 
 Examples:
   semmoe profile record --engine sglang --url http://127.0.0.1:30000 --model-config DIR \\
@@ -38,10 +39,10 @@ pub(crate) enum RecordEngine {
     Vllm,
 }
 
-/// What prompts are written in.
+/// The format of a file of prompts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PromptArg {
-    /// By the file's name.
+    /// By the file's extension.
     Auto,
     Jsonl,
     Sharegpt,
@@ -50,65 +51,65 @@ pub(crate) enum PromptArg {
 
 #[derive(Debug, Args)]
 pub(crate) struct RecordArgs {
-    /// What answers at --url.
+    /// The engine behind --url.
     #[arg(long, help_heading = "Engine", value_enum)]
     pub(crate) engine: RecordEngine,
     /// Base URL of the engine.
     #[arg(long, help_heading = "Engine")]
     pub(crate) url: String,
-    /// File with the key that the engine asks for (its --api-key): one line.
+    /// File with the API key of the engine (its --api-key), on one line.
     #[arg(long, help_heading = "Engine", value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
-    /// Prompts.
+    /// File of prompts.
     #[arg(long, help_heading = "Requests", value_name = "FILE")]
     pub(crate) prompts: PathBuf,
-    /// What they are written in.
+    /// Format of the prompts.
     #[arg(long, help_heading = "Requests", value_enum, default_value_t = PromptArg::Auto)]
     pub(crate) format: PromptArg,
     /// The trace to write.
     #[arg(long, help_heading = "Output", value_name = "FILE")]
     pub(crate) out: PathBuf,
-    /// Tokenizer file or checkpoint directory; needed for --max-prompt-tokens. Without it the engine tokenizes.
+    /// Tokenizer file or checkpoint directory, required for --max-prompt-tokens. Without it the engine tokenizes.
     #[arg(long, help_heading = "Requests", value_name = "PATH")]
     pub(crate) tokenizer: Option<PathBuf>,
-    /// The checkpoint's config.json, or its folder: SGLang and vLLM do not tell the model's shape. Not needed where the
-    /// engine names a folder that is on this machine.
+    /// The checkpoint's config.json or its directory, as SGLang and vLLM do not report the model's shape. Not needed if
+    /// the engine reports a model directory that exists on this machine.
     #[arg(long, help_heading = "Engine", value_name = "PATH")]
     pub(crate) model_config: Option<PathBuf>,
-    /// Tokens to generate per prompt; with 1 only the prompt's routing is recorded.
+    /// Tokens to generate per prompt; with 1 only the routing of the prompt is recorded.
     #[arg(long, help_heading = "Requests", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
-    /// Of the generated tokens; 0 takes the likeliest.
+    /// Sampling temperature; 0 is greedy.
     #[arg(long, help_heading = "Requests", default_value_t = 0.0)]
     pub(crate) temperature: f32,
-    /// Cut prompts to this many tokens.
+    /// Truncate prompts to this many tokens.
     #[arg(long, help_heading = "Requests")]
     pub(crate) max_prompt_tokens: Option<usize>,
-    /// Take only the first so many records.
+    /// Use only the first N records.
     #[arg(long, help_heading = "Requests", value_name = "N")]
     pub(crate) max_prompts: Option<usize>,
-    /// Requests in flight.
+    /// Maximum requests in flight.
     #[arg(long, help_heading = "Pace and failures", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) concurrency: u16,
-    /// Requests begun a second, at most.
+    /// Maximum requests started per second.
     #[arg(long, help_heading = "Pace and failures", value_name = "PER_SECOND")]
     pub(crate) rate: Option<f64>,
-    /// Further attempts after a failed connection, a 5xx or a 429.
+    /// Maximum retries after a failed connection, a 5xx or a 429.
     #[arg(long, help_heading = "Pace and failures", default_value_t = 4, value_parser = clap::value_parser!(u32).range(..=100))]
     pub(crate) retries: u32,
-    /// Seconds to wait for one answer.
+    /// Timeout of a request, in seconds.
     #[arg(long, help_heading = "Pace and failures", value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) timeout: u32,
-    /// Send to /v1/completions also where the engine has /generate.
+    /// Use /v1/completions even if the engine has /generate.
     #[arg(long, help_heading = "Engine")]
     pub(crate) openai_routes: bool,
-    /// Share of records that may be unusable before the recording is given up.
+    /// Maximum share of unusable records; above it the recording fails.
     #[arg(long, help_heading = "Pace and failures", default_value_t = 0.01)]
     pub(crate) max_bad: f64,
-    /// Begin anew where there is a partial recording.
+    /// Start over if there is a partial recording.
     #[arg(long, help_heading = "Pace and failures")]
     pub(crate) fresh: bool,
-    /// Also build the profile (beside --out) and solve these tables from it, with the defaults of `profile build` and
+    /// Also build the profile (next to --out) and solve these tables from it, with the defaults of `profile build` and
     /// `solve`.
     #[arg(long, help_heading = "Output", value_name = "FILE", requires = "groups")]
     pub(crate) tables: Option<PathBuf>,

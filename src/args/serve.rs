@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, ValueEnum};
 
-/// What `serve --help` ends with.
+/// The end of `serve --help`.
 pub(super) const SERVE_EXAMPLES: &str = "\
-An environment variable replaces any key of the configuration: SEMMOE_SERVER__LISTEN is `listen` of [server], \
-SEMMOE_MODELS__0__POLICY the policy of the first model. Variables that are no key are refused.
+Environment variables override any key of the configuration: SEMMOE_SERVER__LISTEN is `listen` in [server], \
+SEMMOE_MODELS__0__POLICY the policy of the first model. Variables that match no key are rejected.
 
 Examples:
   semmoe serve --engine sglang --url http://127.0.0.1:30000 --tokenizer Qwen3-30B-A3B \\
@@ -19,18 +19,17 @@ Examples:
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("source").required(true).args(["config", "engine"]))]
 pub(crate) struct ServeArgs {
-    /// The gateway's configuration (TOML); or --engine and --url.
+    /// Configuration of the gateway (TOML); alternatively use --engine and --url.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Validate the configuration and the files it names, print what would be served, then exit: with code 2 if
-    /// anything is wrong. Engines are asked with --probe only.
+    /// anything is wrong. Engines are only contacted with --probe.
     ///
-    /// A running gateway reads the file again on SIGHUP and on POST /admin/reload, and stays as it is if this check
-    /// fails.
+    /// A running gateway reloads the file on SIGHUP and on POST /admin/reload, and keeps its state if this check fails.
     #[arg(long)]
     pub(crate) check: bool,
-    /// With --check: ask every engine for its version, ranks and placement, and verify pins by one-token requests. An
-    /// engine that does not answer, does not fit its tables or ignores pins ends with code 1.
+    /// With --check: ask every engine for its version, ranks and placement, and verify pins with one-token requests.
+    /// Exits with code 1 if an engine does not answer, does not match its tables or ignores pins.
     #[arg(long, requires = "check")]
     pub(crate) probe: bool,
     /// With --check: print the result as one JSON document.
@@ -44,28 +43,28 @@ pub(crate) struct ServeArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Without a configuration file")]
 pub(crate) struct QuickArgs {
-    /// What answers at --url.
+    /// The engine behind --url.
     #[arg(long, value_enum, requires = "url")]
     pub(crate) engine: Option<ServeEngine>,
-    /// Base URL of an engine; several: one backend each.
+    /// Base URL of an engine; repeat the option for one backend each.
     #[arg(long, requires = "engine")]
     pub(crate) url: Vec<String>,
-    /// The model's folder or its tokenizer.json; needed to score prompts and to know prefixes.
+    /// The model's directory or tokenizer.json, required to score prompts and to match prefixes.
     #[arg(long, value_name = "PATH", requires = "engine")]
     pub(crate) tokenizer: Option<PathBuf>,
     /// Tables of the placement that the engines run.
     #[arg(long, value_name = "FILE", requires = "tokenizer")]
     pub(crate) tables: Option<PathBuf>,
-    /// The model as clients name it [default: the one that the first engine lists].
+    /// The model's name for clients [default: the one that the first engine lists].
     #[arg(long, value_name = "NAME", requires = "engine")]
     pub(crate) model: Option<String>,
-    /// The routing policy [default: affinity with --tables, prefix with --tokenizer, else least_load].
+    /// The routing policy [default: affinity with --tables, prefix with --tokenizer, otherwise least_load].
     #[arg(long, value_name = "NAME", requires = "engine")]
     pub(crate) policy: Option<String>,
-    /// Address of the data plane; the admin listener takes the next port on loopback.
+    /// Address of the data plane; the admin plane listens on the next port of the loopback address.
     #[arg(long, value_name = "ADDRESS", requires = "engine")]
     pub(crate) listen: Option<String>,
-    /// Print the configuration that these options mean, and exit: the start of a file to edit.
+    /// Print the configuration that these options stand for, and exit: a starting point for a file of your own.
     #[arg(long, requires = "engine", conflicts_with = "check")]
     pub(crate) print_config: bool,
 }
@@ -77,6 +76,6 @@ pub(crate) enum ServeEngine {
     Vllm,
     /// semmoe's worker.
     Semmoe,
-    /// Any server with OpenAI's routes.
+    /// Any server with the OpenAI routes.
     Openai,
 }

@@ -11,28 +11,28 @@ pub(crate) struct ShowArgs {
     /// A trace or a profile.
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// Another trace or profile of the same model to judge the predictions on; by default half of the file itself.
+    /// Another trace or profile of the same model to evaluate the predictions on [default: half of the file itself].
     #[arg(long, value_name = "FILE")]
     pub(crate) held_out: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
-    /// Also write a self-contained page with pictures.
+    /// Also write a self-contained HTML page with charts.
     #[arg(long, help_heading = "Output", value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
-    /// With --html: tables whose groups order the map of tokens and experts, and whose local activation rate is shown.
-    /// Several: the first orders the map.
+    /// With --html: tables whose local activation rate is shown, and whose groups order the map of tokens and experts.
+    /// If repeated, the first orders the map.
     #[arg(long, help_heading = "With --html", value_name = "FILE", requires = "html")]
     pub(crate) tables: Vec<PathBuf>,
-    /// With --html: solve for these numbers of groups (quickly: two starts) and show their local activation rates.
+    /// With --html: solve for these numbers of groups (quickly, with two starts) and show their local activation rates.
     #[arg(long, help_heading = "With --html", value_name = "G,G,...", value_delimiter = ',', requires = "html")]
     pub(crate) groups: Vec<u16>,
-    /// With --html: the model's tokenizer, or the checkpoint's folder, so that tokens are shown as texts.
+    /// With --html: the model's tokenizer or the checkpoint's directory, to show tokens as text.
     #[arg(long, help_heading = "With --html", value_name = "PATH", requires = "html")]
     pub(crate) tokenizer: Option<PathBuf>,
-    /// With --html and a trace: JSON Lines, line r with the "domain" (or "topic") of request r.
+    /// With --html and a trace: JSON Lines, where line r has the "domain" (or "topic") of request r.
     #[arg(long, help_heading = "With --html", value_name = "FILE", requires = "html")]
     pub(crate) topics: Option<PathBuf>,
-    /// With --html: which of the model's layers the maps show [default: the middle one with experts].
+    /// With --html: the layer of the model that the maps show [default: the middle MoE layer].
     #[arg(long, help_heading = "With --html", value_name = "ID", requires = "html")]
     pub(crate) layer: Option<u16>,
 }

@@ -9,42 +9,42 @@ use super::OutputArgs;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TablesCommand {
-    /// Describe tables.
+    /// Describe a file of tables.
     #[command(
         after_long_help = "Examples:\n  semmoe tables show m.tables.safetensors\n  semmoe tables show m.tables.safetensors --html tables.html"
     )]
     Show(ShowTables),
-    /// Check tables in full; exit code 2 when they are wrong.
+    /// Check a file of tables completely; exits with code 2 if anything is wrong.
     #[command(after_long_help = "Examples:\n  semmoe tables verify m.tables.safetensors")]
     Verify(TablesFile),
-    /// Write the placement E in the form that an engine reads, and print the arguments that the engine needs with it.
+    /// Write the placement E in the format that an engine reads, and print the arguments that the engine needs with it.
     #[command(long_about = EXPORT_ABOUT)]
     Export(ExportArgs),
-    /// Rewrite a checkpoint so that contiguous placement is E, for engines that take no placement.
+    /// Rewrite a checkpoint so that contiguous placement is E, for engines that accept no placement.
     #[command(long_about = PERMUTE_ABOUT)]
     Permute(PermuteArgs),
 }
 
-/// What `tables export --help` begins with.
+/// The beginning of `tables export --help`.
 const EXPORT_ABOUT: &str = "\
-Write the placement E in the form that an engine reads, and print the arguments that the engine needs with it.
+Write the placement E in the format that an engine reads, and print the arguments that the engine needs with it.
 
-Every form lists, layer by layer, which expert is in each physical slot; slot p is on rank p / (slots / groups). \
-Experts that the tables replicate fill the extra slots.
+Every format lists, layer by layer, the expert in each physical slot; slot p is on rank p / (slots / groups). \
+Replicas fill the extra slots.
 
   sglang  --init-expert-location of an unmodified SGLang; a row for each of the model's layers, dense ones included
   eplb    phy2log, log2phy and logcnt of DeepSeek's EPLB; safetensors when --out ends in .safetensors, else JSON
-  tensorrt-llm  the YAML of moe_config.load_balancer, which moves nothing while it serves
+  tensorrt-llm  the YAML of moe_config.load_balancer, which is static: nothing moves while it serves
   ascend  the expert map of vLLM-Ascend
-  vllm    the file that an open pull request (49572) reads: no release of vLLM does, hence only with --experimental
+  vllm    the file of an open pull request (49572); no release of vLLM reads it, so it needs --experimental
 
-Without --out the text goes to standard output and the arguments to standard error. An engine that takes no placement \
-at all can be given a checkpoint in which contiguous placement is E: see `semmoe tables permute`.
+Without --out the placement goes to standard output and the arguments to standard error. For engines that accept no placement \
+at all, `semmoe tables permute` writes a checkpoint in which contiguous placement is E.
 
 Example:
   semmoe tables export --tables qwen3.tables.safetensors --format sglang --out experts.json";
 
-/// Readers of an exported placement.
+/// Formats of an exported placement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ExportFormat {
     Sglang,
@@ -60,16 +60,16 @@ pub(crate) struct ExportArgs {
     /// The tables to export.
     #[arg(long, value_name = "FILE")]
     pub(crate) tables: PathBuf,
-    /// Who reads it.
+    /// The format to write.
     #[arg(long, value_enum)]
     pub(crate) format: ExportFormat,
     /// The file to write [default: standard output].
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
-    /// The SGLang that will be started, where its arguments are spelled otherwise than by the newest.
+    /// The SGLang version to print arguments for [default: the newest known].
     #[arg(long, value_name = "VERSION", value_parser = engine_version)]
     pub(crate) sglang_version: Option<Version>,
-    /// Allow forms that no released engine reads.
+    /// Allow formats that no released engine reads.
     #[arg(long)]
     pub(crate) experimental: bool,
     #[command(flatten)]
@@ -80,24 +80,24 @@ fn engine_version(text: &str) -> Result<Version, String> {
     Version::parse(text).ok_or_else(|| format!("{text} is not a version such as 0.5.21"))
 }
 
-/// What `tables permute --help` begins with.
+/// The beginning of `tables permute --help`.
 const PERMUTE_ABOUT: &str = "\
-Rewrite a checkpoint so that contiguous placement is E, for engines that take no placement.
+Rewrite a checkpoint so that contiguous placement is E, for engines that accept no placement.
 
-Engines without a placement option put experts 0 .. N/G-1 on the first rank, the next N/G on the second, and so on. This \
-renumbers the experts of every MoE layer (their tensors, their rows of the router and of its bias), so that this contiguous \
-placement puts them where the tables want them. The model computes what it did before; no weight is changed.
+Engines without a placement option put experts 0 .. N/G-1 on the first rank, the next N/G on the second, and so on. This command \
+renumbers the experts of every MoE layer (their tensors, and their rows of the router and its bias), so that contiguous placement \
+puts them where the tables want them. The model computes exactly the same results; no weight is changed.
 
-It proves itself: everything written is read again and compared byte by byte, and layers of both checkpoints are computed on \
-random hidden states and must agree in every bit. config.json comes last: a directory without it is not whole. A run that was \
-interrupted is continued by the same command. Files are mapped, so memory stays small; the disk must hold a second checkpoint.
+The result is verified: everything written is read back and compared byte by byte, and layers of both checkpoints are computed \
+on random hidden states and must agree in every bit. config.json is written last: a directory without it is incomplete. The same \
+command resumes an interrupted run. Files are memory-mapped, so little memory is needed; the disk must hold a second checkpoint.
 
-Families: DeepSeek-V2 and -V3, Qwen3-MoE, Qwen2-MoE, OLMoE, Mixtral, GPT-OSS, quantised or not. Refused are tables with replicas (a \
-checkpoint holds each expert once: use `tables export`), and with group-limited gating (n_group > 1) a placement that tears \
-gating groups apart.
+Families: DeepSeek-V2 and -V3, Qwen3-MoE, Qwen2-MoE, OLMoE, Mixtral, GPT-OSS, quantized or not. Rejected are tables with replicas \
+(a checkpoint holds each expert once: use `tables export`) and, with group-limited gating (n_group > 1), placements that split \
+gating groups.
 
-The tables that were permuted do not fit the new checkpoint, whose experts have other numbers: --out-tables writes those that \
-do, for the gateway.
+The original tables do not match the new checkpoint, whose experts have other numbers: --out-tables writes matching ones for the \
+gateway.
 
 Example:
   semmoe tables permute --tables old.tables.safetensors --checkpoint Qwen3-30B-A3B \\
@@ -105,13 +105,13 @@ Example:
 
 #[derive(Debug, Args)]
 pub(crate) struct PermuteArgs {
-    /// The tables whose placement the new checkpoint has.
+    /// The tables whose placement the new checkpoint will have.
     #[arg(long, value_name = "FILE")]
     pub(crate) tables: PathBuf,
-    /// The Hugging Face checkpoint directory to read; nothing in it is changed.
+    /// Directory of the Hugging Face checkpoint to read; it is not modified.
     #[arg(long, value_name = "DIR")]
     pub(crate) checkpoint: PathBuf,
-    /// The directory to write: new, empty, or left by an interrupted run of the same.
+    /// The directory to write to: new, empty, or left by an interrupted run of this command.
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
     /// Also write the tables of the new checkpoint: T and prices as before, E contiguous.
@@ -134,7 +134,7 @@ pub(crate) struct TablesFile {
 pub(crate) struct ShowTables {
     #[command(flatten)]
     pub(crate) tables: TablesFile,
-    /// Also write a self-contained page with pictures.
+    /// Also write a self-contained HTML page with charts.
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
 }

@@ -13,7 +13,7 @@ use semmoe_worker::{CpuList, ExpertLayout, TransportChoice, WireType};
 use super::AttentionArg;
 use crate::error::CliError;
 
-/// What `worker --help` ends with.
+/// The end of `worker --help`.
 pub(super) const WORKER_EXAMPLES: &str = "\
 Examples (a unit of two ranks, each in a terminal of its own):
   semmoe worker --model DIR --rank 0 --world 2 --rendezvous 127.0.0.1:7000 --listen 127.0.0.1:30000
@@ -22,9 +22,9 @@ Examples (a unit of two ranks, each in a terminal of its own):
 // For `worker` and `up`. No doc comment: it would become that of the command.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct UnitAttentionArgs {
-    /// How the ranks share attention: dp = each its own requests, tp = every rank some heads of all requests; dp,tp or
-    /// tp,dp = as the first at the start, and /switch changes it (worker only; both weights are kept). The same on all
-    /// ranks.
+    /// How the ranks share attention: dp = each rank has its own requests, tp = every rank computes some heads of all
+    /// requests; dp,tp or tp,dp = start with the first, and switch by /switch (worker only; keeps the weights of both).
+    /// Must be the same on all ranks.
     #[arg(
         long,
         help_heading = "Layout of the unit",
@@ -34,8 +34,8 @@ pub(crate) struct UnitAttentionArgs {
         default_value = "dp"
     )]
     attention: Vec<AttentionArg>,
-    /// With --attention tp: after attention each row goes on at the rank that the tables' T and A name (auto), or rows
-    /// stay in their order, in even parts (off; also without tables) [default: auto].
+    /// With --attention tp: where rows go after attention. auto = to the rank that the tables' T and A predict, off =
+    /// in their order, in equal parts (also without tables) [default: auto].
     #[arg(long, help_heading = "Layout of the unit", value_enum)]
     shuffle: Option<ShuffleArg>,
 }
@@ -86,29 +86,29 @@ impl From<AttentionArg> for Attention {
 
 #[derive(Debug, Args)]
 pub(crate) struct WorkerServingArgs {
-    /// Sequences that a rank runs together. Rank 0's limits count on all ranks.
+    /// Maximum running sequences per rank. Rank 0's limits apply to all ranks.
     #[arg(long, help_heading = "Serving", value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) max_running: u32,
-    /// Sequences that wait behind them on a rank; more are refused with 503.
+    /// Maximum waiting sequences per rank; more are rejected with 503.
     #[arg(long, help_heading = "Serving", value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub(crate) max_waiting: u32,
-    /// Tokens of one step on a rank, prompt chunks and decoded tokens together.
+    /// Maximum tokens per step and rank, prefill chunks and decoded tokens together.
     #[arg(long, help_heading = "Serving", value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) step_tokens: u32,
-    /// Tokens in a rank's key-value cache; the smallest of all ranks counts. By default 32768 or one full context, but
-    /// at most half of the available memory divided by the number of ranks.
+    /// Size of the KV cache per rank, in tokens; the smallest of all ranks applies [default: 32768 or one full context,
+    /// but at most half of the available memory divided by the number of ranks].
     #[arg(long, help_heading = "Serving", value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "kv_bytes")]
     pub(crate) kv_tokens: Option<u64>,
-    /// The same in bytes.
+    /// Size of the KV cache per rank, in bytes.
     #[arg(long, help_heading = "Serving", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) kv_bytes: Option<u64>,
-    /// Threads that a rank computes large steps with. Results do not depend on it.
+    /// Number of threads per rank for large steps. Results do not depend on it.
     #[arg(long, help_heading = "Serving", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: u16,
-    /// Processors that these threads are kept on, such as 0-3,8; give every rank of a machine its own.
+    /// CPUs to pin these threads to, such as 0-3,8; give each rank on a machine its own.
     #[arg(long, help_heading = "Serving", value_name = "LIST")]
     pub(crate) cpus: Option<CpuList>,
-    /// Compute every prompt whole, also where another began with the same tokens.
+    /// Disable prefix caching: compute every prompt in full.
     #[arg(long, help_heading = "Serving")]
     pub(crate) no_prefix_reuse: bool,
 }
@@ -116,18 +116,18 @@ pub(crate) struct WorkerServingArgs {
 // For `worker` and `up`, as above.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct UnitLayoutArgs {
-    /// How ranks exchange: shm is the memory of one host, auto takes that if all ranks are on one host, else TCP. The
-    /// same on all ranks.
+    /// How ranks exchange data: shm = shared memory of one host, tcp = TCP, auto = shm if all ranks are on one host,
+    /// otherwise tcp. Must be the same on all ranks.
     #[arg(long, help_heading = "Layout of the unit", value_name = "auto|shm|tcp", default_value = "auto")]
     pub(crate) transport: TransportChoice,
-    /// Element type of the rows that ranks send each other: bf16 takes half the bytes of f32, and rounds them and the
-    /// sums over ranks. The same on all ranks.
+    /// Data type of the rows that ranks exchange: bf16 halves the bytes of f32, but rounds the rows and the sums over
+    /// ranks. Must be the same on all ranks.
     #[arg(long, help_heading = "Layout of the unit", value_name = "f32|bf16", default_value = "f32")]
     pub(crate) wire: WireType,
-    /// How experts are divided among the ranks: ep = each whole on one rank, by tables or in their order; tp = every
-    /// rank has a slice of each, and gathers the tokens of all; hybrid:NxP = each on one of N nodes of P ranks, which
-    /// have a slice of it each, and hybrid:NxP:C the same with both levels at once, in C chunks. Tables are for ep, and
-    /// for hybrid on nodes. The same on all ranks.
+    /// How experts are divided among the ranks: ep = each expert on one rank, by tables or in order; tp = every rank
+    /// has a slice of each expert and gathers the tokens of all ranks; hybrid:NxP = each expert on one of N nodes of P
+    /// ranks, which have a slice of it each, and hybrid:NxP:C the same with the two levels overlapped in C chunks.
+    /// Tables work with ep, and with hybrid for nodes. Must be the same on all ranks.
     #[arg(long, help_heading = "Layout of the unit", value_name = "ep|tp|hybrid:NxP[:C]", default_value = "ep")]
     pub(crate) experts: ExpertLayout,
 }
@@ -135,20 +135,21 @@ pub(crate) struct UnitLayoutArgs {
 // For `worker` alone, as above.
 #[derive(Debug, Args)]
 pub(crate) struct WorkerNodesArgs {
-    /// With --experts ep and without tables: each of N neighbouring ranks holds the experts of all of them, so that
-    /// tokens leave them only for other experts (expert domains). The same on all ranks.
+    /// With --experts ep and without tables: each of N consecutive ranks holds the experts of all N, so that tokens
+    /// leave them only for other experts (expert domains). Must be the same on all ranks.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) domains: u16,
-    /// Nodes of the unit, neighbouring ranks on each: how bytes are counted by level. By default a node is the ranks
-    /// that share memory, or that of --experts hybrid.
+    /// Number of nodes, with consecutive ranks on each, for counting bytes by level [default: a node is the ranks that
+    /// share memory, or that of --experts hybrid].
     #[arg(long, value_name = "N")]
     pub(crate) nodes: Option<u16>,
-    /// Memory for this rank's experts: those that do not fit are read from the checkpoint in every step, ahead of their
-    /// layer. By default all stay in memory, and only then can they be switched. Ranks may differ.
+    /// Memory for this rank's experts, in bytes: those that do not fit are prefetched from the checkpoint in every
+    /// step. Layouts and tables can only be switched if all experts stay in memory. Ranks may differ [default: all
+    /// experts stay in memory].
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) expert_memory: Option<u64>,
-    /// When it leaves, write when the stages of the last 4096 MoE layers of this rank began and ended, one JSON object
-    /// a line.
+    /// On exit, write the start and end times of the stages of this rank's last 4096 MoE layers, one JSON object per
+    /// line.
     #[arg(long, value_name = "FILE")]
     pub(crate) stages: Option<PathBuf>,
 }
@@ -173,20 +174,20 @@ impl FromStr for ExitAfterLoss {
 
 #[derive(Debug, Args)]
 pub(crate) struct WorkerNetworkArgs {
-    /// This rank's own address for the data between ranks, where that has a network of its own. By default rank 0 takes
-    /// it where the rendezvous is, and the others at the address from which they reach it.
+    /// Address of this rank for data between ranks, if they have a separate network [default: on rank 0 the rendezvous
+    /// address, on others the address from which they reach it].
     #[arg(long, help_heading = "Network and trust", value_name = "IP")]
     pub(crate) data_address: Option<IpAddr>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct WorkerTrustArgs {
-    /// File with the secret that ranks prove to each other, 16 bytes or more; or SEMMOE_RANK_SECRET in the environment.
-    /// Needed unless the rendezvous and the data address are loopback addresses.
+    /// File with the secret by which ranks authenticate each other, 16 bytes or more; or set SEMMOE_RANK_SECRET.
+    /// Required unless the rendezvous and data addresses are loopback addresses.
     #[arg(long, help_heading = "Network and trust", value_name = "FILE")]
     pub(crate) secret_file: Option<PathBuf>,
-    /// File with the token for admin routes (/drain, /flush_cache), 16 bytes or more; or SEMMOE_ADMIN_TOKEN in the
-    /// environment. Without it they are open where HTTP is served on a loopback address, and shut elsewhere.
+    /// File with the token for admin routes (/drain, /flush_cache), 16 bytes or more; or set SEMMOE_ADMIN_TOKEN.
+    /// Without it they are open if HTTP is served on a loopback address, and closed otherwise.
     #[arg(long, help_heading = "Network and trust", value_name = "FILE")]
     pub(crate) admin_token_file: Option<PathBuf>,
 }

@@ -11,7 +11,7 @@ use crate::args::{KeyName, KeysCommand};
 use crate::error::CliError;
 
 /// The gateway takes no longer ones.
-const LONGEST_KEY_BYTES: u64 = 512;
+const MAX_KEY_BYTES: u64 = 512;
 const RANDOM_BYTES: usize = 32;
 
 pub(crate) fn run(command: &KeysCommand) -> Result<(), CliError> {
@@ -60,11 +60,11 @@ impl<'a> Hashed<'a> {
 
 fn read_key() -> Result<String, CliError> {
     let mut text = String::new();
-    let read = std::io::stdin().lock().take(LONGEST_KEY_BYTES + 1).read_to_string(&mut text);
+    let read = std::io::stdin().lock().take(MAX_KEY_BYTES + 1).read_to_string(&mut text);
     read.map_err(|error| CliError::input(format!("cannot read the key from standard input: {error}")))?;
     let key = text.trim();
-    if key.is_empty() || text.len() as u64 > LONGEST_KEY_BYTES || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
-        let expected = format!("expected one line of at most {LONGEST_KEY_BYTES} printable characters without blanks");
+    if key.is_empty() || text.len() as u64 > MAX_KEY_BYTES || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+        let expected = format!("expected one line of at most {MAX_KEY_BYTES} printable characters without blanks");
         return Err(CliError::input(format!("standard input is no key: {expected}")));
     }
     Ok(key.to_owned())

@@ -1,5 +1,5 @@
-//! What `solve` and `evaluate` end with: what runs before, what to expect with the tables, one verdict, and the next
-//! command.
+//! The summary at the end of `solve` and `evaluate`: the figures without tables, those to expect with them, one
+//! verdict, and the next command.
 
 use std::fmt::{self, Display};
 
@@ -9,21 +9,21 @@ use semmoe_solver::{Evaluation, SolveReport, Unit};
 use serde::Serialize;
 
 /// Tables that save less of the bytes between ranks are not worth a deployment.
-const LEAST_SAVED: f64 = 0.03;
+const MIN_SAVED: f64 = 0.03;
 /// New requests should gain at least this share of what the solved ones do.
-const LEAST_CARRIED_OVER: f64 = 0.7;
+const MIN_CARRIED_OVER: f64 = 0.7;
 /// Greatest tokens of a rank over the mean that deserves a word.
 const UNEVEN_TOKENS: f64 = 1.2;
 /// The share of a step that is communication in the verdict's example.
 const EXAMPLE_SHARE: f64 = 0.3;
 
-/// What the figures were measured on.
+/// The data that the figures were measured on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum JudgedOn {
     /// Requests kept out of the solve.
     HeldOut,
-    /// What was solved on.
+    /// The data that was solved on.
     Input,
     /// A file of the user's.
     File,
@@ -123,12 +123,12 @@ impl Outcome {
         }
     }
 
-    /// What is in the way of a good verdict, worst first.
+    /// The obstacles to a good verdict, worst first.
     fn trouble(&self, solve: Option<&SolveReport>) -> Option<(Grade, String)> {
         let percent = |share: f64| format!("{:.0}%", 100.0 * share);
         let Change { before, expected } = self.local_activation_rate;
         let gain = |rate: f64| rate - before.unwrap_or(0.0);
-        if self.bytes_saved < LEAST_SAVED {
+        if self.bytes_saved < MIN_SAVED {
             let more = "record more prompts of your own traffic, or try fewer groups";
             return Some((Grade::Poor, format!("That is too little for a deployment: {more}.")));
         }
@@ -136,7 +136,7 @@ impl Outcome {
             let why = "It was judged on the traffic that was solved on, which flatters: judge it on other requests.";
             return Some((Grade::Fair, why.to_owned()));
         }
-        if let Some(report) = solve.filter(|report| gain(expected) < LEAST_CARRIED_OVER * gain(report.lar)) {
+        if let Some(report) = solve.filter(|report| gain(expected) < MIN_CARRIED_OVER * gain(report.lar)) {
             let share = percent(gain(expected) / gain(report.lar));
             return Some((
                 Grade::Fair,

@@ -1,7 +1,7 @@
 //! Pages of tables and of their evaluation, in the form of the profiler's.
 
 use semmoe_profiler::Verdict;
-use semmoe_profiler::html::{Bar, Cells, GroupLoads, KINDS, Mark, Scale, Sheet, Svg, bars, group_loads};
+use semmoe_profiler::html::{Axes, Bar, Cells, GroupLoads, KINDS, Mark, Scale, Sheet, Svg, bars, group_loads};
 use semmoe_solver::{Evaluation, Reliability};
 use semmoe_tables::{Attention, LayerIdx, Tables, TokenId};
 
@@ -10,7 +10,7 @@ use super::outcome::Outcome;
 /// Bars of a histogram of shares.
 const BINS: usize = 20;
 
-/// What the page of an evaluation shows.
+/// The contents of the page of an evaluation.
 pub(crate) struct Judged<'a> {
     pub(crate) evaluation: &'a Evaluation,
     pub(crate) outcome: &'a Outcome,
@@ -196,19 +196,13 @@ fn calibration(of: &str, curve: &Reliability) -> String {
     const SIDE: f64 = 300.0;
     const LEFT: f64 = 60.0;
     const TOP: f64 = 16.0;
-    let place = |share: f64| share * SIDE;
     let mut svg = Svg::new(LEFT + SIDE + 40.0, TOP + SIDE + 50.0);
-    for tick in 0..=5 {
-        let share = f64::from(tick) / 5.0;
-        svg.line((LEFT, TOP + SIDE - place(share)), (LEFT + SIDE, TOP + SIDE - place(share)), "class=\"grid\"");
-        svg.text((LEFT - 6.0, TOP + SIDE - place(share) + 4.0), "end", "", &format!("{share:.1}"));
-        svg.text((LEFT + place(share), TOP + SIDE + 18.0), "middle", "", &format!("{share:.1}"));
-    }
+    let axes = Axes { left: LEFT, right: LEFT + SIDE, top: TOP, bottom: TOP + SIDE, across: 1.0, up: 1.0 };
+    svg.grid(&axes, 1);
     svg.line((LEFT, TOP + SIDE), (LEFT + SIDE, TOP), "class=\"axis\" stroke-dasharray=\"4 3\"");
     for bin in &curve.bins {
-        let at = (LEFT + place(bin.predicted), TOP + SIDE - place(bin.observed));
         svg.dot(
-            at,
+            axes.at(bin.predicted, bin.observed),
             KINDS[0],
             &format!("{} {of}: predicted {:.3}, observed {:.3}", bin.count, bin.predicted, bin.observed),
         );

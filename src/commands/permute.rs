@@ -70,7 +70,7 @@ fn verdict(report: &PermuteReport) -> String {
     verdict + &format!(", digest {}", report.digest)
 }
 
-/// What fails while the output is written is no fault of the input, nor is a failed self-check; everything else is.
+/// A failure to write the output is not the input's fault, nor is a failed self-check; everything else is.
 fn failure(error: PermuteError, out: &Path) -> CliError {
     match &error {
         PermuteError::Format(FormatError::Io { path, .. }) if path.starts_with(out) => CliError::failed(error),

@@ -15,7 +15,7 @@ use crate::error::CliError;
 /// Several times what the largest published model needs.
 const MAX_JSON_BYTES: u64 = 64 << 20;
 
-/// What `--placement` names, for a model and its number of groups.
+/// The placement that `--placement` names, for a model and its number of groups.
 pub(crate) fn given(named: &Path, model: &ModelInfo, groups: u16) -> Result<GivenPlacement, CliError> {
     match named.to_str() {
         Some("linear") => Ok(GivenPlacement::Linear),

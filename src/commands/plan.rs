@@ -33,7 +33,7 @@ const MAX_INPUT_BYTES: u64 = 4 << 20;
 /// Of a trace of lengths, of metrics.
 const MAX_TRACE_BYTES: u64 = 1 << 30;
 
-/// What is planned for where no workload is given.
+/// The workload assumed where none is given.
 const DEFAULT_WORKLOAD: &str = "requests_per_second = 1\ninput_tokens = 1024\noutput_tokens = 256\n";
 
 pub(crate) fn run(command: &PlanCommand) -> Result<(), CliError> {
@@ -49,7 +49,7 @@ pub(crate) fn run(command: &PlanCommand) -> Result<(), CliError> {
     }
 }
 
-/// What affinity gains in a deployment that runs.
+/// The gain of affinity in a running deployment.
 fn running(args: &PlanArgs, path: &Path) -> Result<(), CliError> {
     let judged = affinity::of_deployment(args, path)?;
     match args.json {
@@ -147,7 +147,7 @@ fn has_whole_experts(plan: &&Candidate) -> bool {
     plan.layout.expert_tp == 1 && plan.layout.expert_ep > 1
 }
 
-/// What goes with the plan: layouts that could be switched, and replicas.
+/// Printed with the plan: layouts that could be switched, and replicas.
 struct Extras {
     switching: Option<Result<Switching, NoSwitch>>,
     replication: Option<semmoe_planner::advice::Replication>,

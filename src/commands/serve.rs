@@ -42,7 +42,7 @@ pub(crate) fn run(args: &ServeArgs, log: LogChoice) -> Result<(), CliError> {
         announce(&format!("ready: {}\nadmin: {}", running.data_url(), running.admin_url()));
         let stop = tokio::select! {
             stop = stops.next() => stop,
-            // What came of each reload is in the log and in the metrics.
+            // The outcome of each reload is in the log and in the metrics.
             never = reload_on(&mut hangups, &running) => match never {},
         };
         notify(Notice::Stopping);

@@ -97,7 +97,7 @@ fn write_html(
     write_page(html, study, &page).map_err(failure)
 }
 
-/// What every token id stands for; one without a text is shown by its id.
+/// The text of every token id; a token without a text is shown by its id.
 fn token_texts(path: &Path) -> Result<Vec<String>, CliError> {
     let path = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
     let tokenizer = Tokenizer::from_file(&path).map_err(CliError::input)?;
@@ -131,7 +131,7 @@ fn read_topics(path: &Path) -> Result<Vec<String>, CliError> {
     }
 }
 
-/// What is solved on, and what tables are judged on: requests where the files have them.
+/// The data to solve on and to judge tables on: requests where the files have them.
 struct Parts<'a> {
     counted: &'a Profile,
     counted_requests: Option<Trace>,
@@ -186,7 +186,7 @@ impl<'a> Parts<'a> {
 
 /// Of the tables given, and of quick solves.
 fn rates(args: &ShowArgs, parts: &Parts<'_>, tables: &[Tables]) -> Result<Vec<RatePoint>, CliError> {
-    // What given tables were solved on is unknown, unless the user names a file that was held out.
+    // The input that given tables were solved on is unknown, unless the user names a file that was held out.
     let given = tables.iter().map(|tables| parts.rate(tables, RateKind::Given, args.held_out.is_some()));
     let mut points = given.collect::<Result<Vec<_>, _>>()?;
     if args.groups.is_empty() {

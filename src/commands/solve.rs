@@ -17,7 +17,7 @@ use semmoe_text::{TextError, Tokenizer};
 use serde::Serialize;
 
 use super::outcome::{self, Outcome};
-use super::{check_apart, check_output, opened, placement, print_result};
+use super::{check_apart, check_output, placement, print_result};
 use crate::args::{ObjectiveArg, SolveArgs, SolverArg};
 use crate::error::CliError;
 use crate::progress::{Progress, say};
@@ -29,10 +29,7 @@ const FEW_ACTIVATIONS: f64 = 10.0;
 
 pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     let profile = Profile::open(&args.profile).map_err(CliError::input)?;
-    let trace = opened(args.trace.as_deref(), Trace::open)?;
-    if let (Some(trace), Some(path)) = (&trace, &args.trace) {
-        check_same_model(args, &profile, path, trace.model())?;
-    }
+    let trace = args.trace.as_deref().map(|path| same_models_trace(args, &profile, path)).transpose()?;
     check_outputs(args)?;
     let attention = args.attention.into();
     let source = format!("solved from profile {}", profile.digest());
@@ -122,6 +119,12 @@ fn check_same_model(args: &SolveArgs, profile: &Profile, path: &Path, model: &Mo
     })
 }
 
+fn same_models_trace(args: &SolveArgs, profile: &Profile, path: &Path) -> Result<Trace, CliError> {
+    let trace = Trace::open(path).map_err(CliError::input)?;
+    check_same_model(args, profile, path, trace.model())?;
+    Ok(trace)
+}
+
 /// The placement that is given, if there is one.
 fn given(args: &SolveArgs, profile: &Profile) -> Result<Option<GivenPlacement>, CliError> {
     args.placement.as_deref().map(|named| placement::given(named, profile.model(), args.groups)).transpose()
@@ -149,7 +152,7 @@ fn check_outputs(args: &SolveArgs) -> Result<(), CliError> {
     }
 }
 
-/// What the tokens of a tokenizer are called; `path` is a `tokenizer.json`, or a directory with it.
+/// The strings of a tokenizer's tokens; `path` is a `tokenizer.json`, or a directory with it.
 pub(crate) fn token_strings(path: &Path) -> Result<Arc<TokenStrings>, CliError> {
     let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_path_buf() };
     let tokenizer = Tokenizer::from_file(&file).map_err(|error| match error {

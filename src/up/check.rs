@@ -24,7 +24,7 @@ const MAX_TOKENS: u32 = 16;
 const CONCURRENCY_PER_RANK: u16 = 4;
 /// The policy under test, as the registry names it.
 const AFFINITY: &str = "affinity";
-/// What the configuration with replicas is called.
+/// The title of the configuration with replicas.
 const REPLICAS: &str = "tables with replicas";
 
 /// Measures the configurations and predicts those with tables.
@@ -62,8 +62,8 @@ async fn heldout(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<T
     recorded(assets, cache, layout, work).await
 }
 
-/// What `evaluate` expects of tables on that routing; the gateway and its live loads are what it leaves to chance. With
-/// attention tp it gets the mean number of tokens in a step, as the rows of small steps are harder to split
+/// The figures that `evaluate` expects of tables on that routing; it does not model the gateway and its live loads.
+/// With attention tp it gets the mean number of tokens in a step, as the rows of small steps are harder to split
 /// evenly.
 fn predict(heldout: &Trace, tables: &Path, layout: UnitLayout, step_tokens: usize) -> Result<Predicted, CliError> {
     let tables = Tables::open(tables).map_err(CliError::input)?;

@@ -7,7 +7,7 @@ use semmoe_gateway::{Config, Gateway, RawBackend, RawConfig, RawModel, RawServer
 
 use crate::error::CliError;
 
-/// What the gateway fronts.
+/// The gateway's settings, and the unit behind it.
 #[derive(Debug)]
 pub(crate) struct GatewaySpec<'a> {
     pub(crate) model_dir: &'a Path,

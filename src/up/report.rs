@@ -1,4 +1,4 @@
-//! What `up --check` prints.
+//! The report of `up --check`.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ pub(crate) struct Measured {
     pub(crate) tokens: u64,
 }
 
-/// What `evaluate` predicts of tables, from the recorded routing of the same held-out prompts.
+/// The prediction of `evaluate` for tables, from the recorded routing of the same held-out prompts.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Predicted {
     /// Local activation rate under `affinity`; with attention tp of rows in even parts.
@@ -44,7 +44,7 @@ pub(crate) struct WithReplicas {
 /// Contiguous placement with round robin against solved tables with affinity.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct CheckReport {
-    /// What the two are called for readers.
+    /// The titles of the two, for readers.
     #[serde(skip)]
     pub(crate) titles: [&'static str; 2],
     /// Contiguous placement, `round_robin`; with attention tp rows in their order.

@@ -55,7 +55,7 @@ impl UnitCounters {
         Ok(counters)
     }
 
-    /// What was counted since `before`.
+    /// The counts since `before`.
     pub(crate) fn since(&self, before: &Self) -> Self {
         Self {
             local_activations: self.local_activations - before.local_activations,

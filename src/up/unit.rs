@@ -103,7 +103,7 @@ impl UnitLayout {
     }
 }
 
-/// What to start.
+/// The unit to start.
 #[derive(Debug, Clone)]
 pub(crate) struct UnitSpec {
     /// Checkpoint directory.
@@ -133,7 +133,7 @@ pub(crate) struct RankDeath {
     last_words: Option<String>,
 }
 
-/// What a rank prints on its standard output, one JSON object a line.
+/// The events that a rank prints on its standard output, one JSON object a line.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 enum RankEvent {

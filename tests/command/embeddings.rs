@@ -49,7 +49,7 @@ fn embeddings_and_strings_know_more_tokens_and_the_report_says_which_were_used()
     let profile = profile(folder.path());
     let (tables, report) = (text(&folder.path().join("t")), text(&folder.path().join("r")));
     let model = text(&repository(CHECKPOINT));
-    // What T knows does not depend on how long the search for E lasts.
+    // T's knowledge does not depend on how long the search for E lasts.
     let known = |more: &[&str], priors: &[&str]| {
         let solve = [
             "solve",

@@ -174,8 +174,8 @@ fn dependencies_of_pure_crates_are_pure_or_named() {
     assert_eq!(used, named, "exceptions that nothing needs");
 }
 
-/// What adds rows of several ranks, and what sends them anything. The worker calls the interface of the collectives
-/// alone.
+/// Functions that add rows of several ranks, and those that send anything between them. The worker calls only the
+/// interface of the collectives.
 const ARITHMETIC: &[&str] = &["sum_rows", "norm_row"];
 
 #[test]

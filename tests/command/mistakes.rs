@@ -154,7 +154,7 @@ fn variables_of_the_environment_are_keys_or_refused() {
     }
 }
 
-/// What the environment says holds when the file is read again, too.
+/// Values from the environment also hold when the file is read again.
 #[test]
 fn a_reload_keeps_what_the_environment_says() {
     let desk = Desk::new();
@@ -192,7 +192,7 @@ fn a_reload_keeps_what_the_environment_says() {
     );
 }
 
-/// What `--print-config` prints is a file that means the same.
+/// The output of `--print-config` is a file that means the same.
 #[test]
 fn a_printed_configuration_is_one() {
     let folder = tempfile::tempdir().expect("a folder");

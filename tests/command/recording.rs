@@ -1,4 +1,4 @@
-//! What is recorded over HTTP from the worker is what Transformers routes: the same prompts, the same experts.
+//! The routing recorded from the worker over HTTP equals that of Transformers: the same prompts, the same experts.
 
 use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient};
 use semmoe_tables::{LayerIdx, Profile, Trace};

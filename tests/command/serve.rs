@@ -314,7 +314,7 @@ fn free_address() -> String {
     listener.local_addr().expect("bound").to_string()
 }
 
-/// What the switch policy's actuator says of the only backend.
+/// The only backend's state, as the switch policy's actuator reports it.
 async fn steered(admin: &BaseUrl) -> Value {
     let shown: Value =
         HttpClient::default().get_json(admin, "/admin/switch", &AnswerLimits::default()).await.expect("switches");

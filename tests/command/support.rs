@@ -39,7 +39,7 @@ pub(crate) fn run(args: &[&str]) -> Output {
     semmoe(args).output().expect("the command starts")
 }
 
-/// What a run printed, for a failing assertion.
+/// The output of a run, for a failing assertion.
 pub(crate) fn describe(output: &Output) -> String {
     format!(
         "{}\nstdout: {}\nstderr: {}",

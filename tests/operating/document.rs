@@ -13,7 +13,7 @@ struct Block {
     text: String,
 }
 
-/// What a section wants done.
+/// The blocks of a section that are still to be done.
 pub(crate) struct Document {
     blocks: RefCell<VecDeque<Block>>,
 }

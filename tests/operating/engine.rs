@@ -12,7 +12,7 @@ use tokio::runtime::Runtime;
 use crate::mock::{Dialect, Engine, Texts, router};
 use crate::support::Ranks;
 
-/// What stands behind the document's engine.
+/// The engine that stands in for the document's.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A mock that answers as recorded engines do.

@@ -25,7 +25,7 @@ use serde_json::json;
 /// With as many prompts as these a solve sees more than chance.
 const PROMPTS: usize = 240;
 
-/// What half of the figures are like if nothing is known: one of eight ranks.
+/// The local activation rate that half of the figures have if nothing is known: one of eight ranks.
 const RANDOM: f64 = 0.125;
 
 /// Eight rank processes are enough at a time.

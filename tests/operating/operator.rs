@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Between two questions about the same thing: the gateway needs the processor, too.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
 
-/// What a `curl` got.
+/// The response to a `curl`.
 #[derive(Debug)]
 pub(crate) struct Asked {
     pub(crate) status: u16,
@@ -55,7 +55,7 @@ pub(crate) enum Restarts {
 }
 
 impl Restarts {
-    /// What the configuration has besides the document's.
+    /// The section on health that is added to the document's configuration.
     fn health(self) -> &'static str {
         match self {
             Self::Plain => "",
@@ -215,7 +215,7 @@ impl Operator {
         json_of(&semmoe(words).current_dir(self.folder.path()).output().expect("it starts"))
     }
 
-    /// What the last command printed.
+    /// The output of the last command.
     pub(crate) fn printed(&self) -> &str {
         &self.printed
     }
@@ -365,7 +365,7 @@ impl Operator {
         self.engine.linger(false);
     }
 
-    /// What samples show of the backend.
+    /// The live figures that samples give for the backend.
     pub(crate) fn live(&self) -> Value {
         self.admin("/admin/live")["backends"][0].clone()
     }

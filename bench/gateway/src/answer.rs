@@ -3,7 +3,7 @@
 /// Longest head taken.
 const HEAD_BYTES: usize = 16 << 10;
 
-/// What is wrong with an answer.
+/// The faults of an answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AnswerError {
     /// Not 2xx.
@@ -57,7 +57,7 @@ enum State {
     Trailer,
 }
 
-/// What a complete answer told in its head.
+/// The facts that the head of a complete answer reported.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Told {
     /// The connection ends with it.

@@ -1,4 +1,4 @@
-//! What the mock engine answers, and the client expects.
+//! The answers that the mock engine sends and the client expects.
 
 use std::fmt::Write as _;
 

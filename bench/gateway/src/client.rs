@@ -17,7 +17,7 @@ use figures::Recorder;
 /// Without any answer for so long, none is waited for any more.
 const SILENCE: Duration = Duration::from_secs(10);
 /// Connections that an open loop opens at most; what comes while all are busy waits, and that counts.
-const MOST_CONNECTIONS: usize = 512;
+const MAX_CONNECTIONS: usize = 512;
 
 /// When requests are sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -137,7 +137,7 @@ impl<'a> Client<'a> {
                 while self.sent < self.plan.most_requests
                     && let Some(scheduled) = self.due.pop_front()
                 {
-                    if self.idle.is_empty() && self.connections.len() < MOST_CONNECTIONS {
+                    if self.idle.is_empty() && self.connections.len() < MAX_CONNECTIONS {
                         self.open()?;
                     }
                     let Some(at) = self.idle.pop() else {

@@ -1,4 +1,4 @@
-//! What ends a benchmark.
+//! Errors that end a benchmark.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ pub(crate) enum BenchError {
     /// A socket or a poll failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done.
+        /// The operation that failed.
         what: &'static str,
         /// The operating system's reason.
         source: std::io::Error,
@@ -30,7 +30,7 @@ pub(crate) enum BenchError {
         path: PathBuf,
         /// Counted from 1.
         line: usize,
-        /// What is wrong.
+        /// The reason.
         cause: String,
     },
     /// Too little text for prompts of that length.
@@ -47,7 +47,7 @@ pub(crate) enum BenchError {
     /// The tables cannot be made.
     #[error("cannot make the tables: {cause}")]
     Tables {
-        /// What is wrong.
+        /// The reason.
         cause: String,
     },
     /// A request failed; a benchmark of requests that fail measures nothing.
@@ -55,7 +55,7 @@ pub(crate) enum BenchError {
     Answer {
         /// Counted from 0, in the order of sending.
         request: u64,
-        /// What was wrong with its answer.
+        /// The fault in its answer.
         source: AnswerError,
     },
     /// Nothing happened for so long that nothing will.

@@ -30,7 +30,7 @@ enum Pace {
     Single,
 }
 
-/// What is sent, made once.
+/// The bytes to send, built once.
 struct Canned {
     chat: Vec<u8>,
     /// The events of a stream, in chunked coding, the end of the body with the last one.
@@ -65,7 +65,7 @@ struct Connection {
     socket: TcpStream,
     /// Of a request whose end is still to come.
     read: Vec<u8>,
-    /// What the socket did not take.
+    /// Bytes that the socket did not accept yet.
     unsent: Vec<u8>,
     /// The next event of a stream that is sent event by event.
     next_event: Option<usize>,

@@ -45,7 +45,7 @@ impl Setting<'_> {
     }
 }
 
-/// What became of a check.
+/// The outcome of a check.
 pub(crate) enum Outcome {
     Equal,
     Differs(String),

@@ -55,7 +55,7 @@ pub(crate) fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// What memory holds before a kernel writes it: a NaN, a negative index.
+/// The byte that fills memory before a kernel writes it: as a float a NaN, as an index negative.
 pub(crate) const POISON: u8 = 0xff;
 
 /// Blocks and threads for the shim and for sanitizers, which make every block larger.
@@ -128,7 +128,7 @@ impl Machine {
         (0..ranks).map(|_| self.filled(bytes, POISON)).collect()
     }
 
-    /// What a collective of as many ranks is launched with: as many blocks as fit, or few small ones.
+    /// The launch grid for a collective of `ranks` ranks: as many blocks as fit, or a few small ones.
     pub(crate) fn grid(&self, ranks: usize, small: bool) -> Grid {
         match self {
             #[cfg(feature = "cuda")]

@@ -1,4 +1,4 @@
-//! What the program was asked for.
+//! The program's options.
 
 use crate::checks::KERNELS;
 

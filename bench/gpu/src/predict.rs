@@ -1,5 +1,4 @@
-//! What a model says of GPUs that are joined by links: bytes over the slower of link and memory. No measurement is in
-//! it.
+//! A model of GPUs that are joined by links: bytes over the slower of link and memory. It contains no measurement.
 
 use semmoe_kernels_cuda::model::{Call, Moved, fan_out};
 use serde_json::{Value, json};

@@ -69,7 +69,7 @@ fn in_turns(machine: &Machine, plan: Plan, prepared: &[Prepared]) -> Result<Vec<
     Ok(times.into_iter().map(median).collect())
 }
 
-/// What is timed, in the order of [`Set::sequences`].
+/// The timed operations, in the order of [`Set::sequences`].
 const NAMES: [&str; 10] = [
     "srs",
     "reduce_scatter",
@@ -206,7 +206,7 @@ struct Best {
 fn collective(machine: &Machine, seed: u64, plan: Plan, ranks: usize, copied: f64) -> Result<Value, String> {
     let mut rng = Rng::with_seed(seed + ranks as u64);
     let world = World::new(machine, ranks)?;
-    // What one call touches, so that by its next turn all of it has left the caches.
+    // The bytes that one call touches, so that all of them have left the caches before it runs again.
     let touched = (ranks + 1) * plan.tokens * plan.hidden * 2;
     let sets: Vec<Set> = (0..(machine.cold_bytes()? / touched).clamp(1, 16))
         .map(|_| Set::new(machine, &mut rng, plan, ranks))

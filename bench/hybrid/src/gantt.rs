@@ -7,7 +7,7 @@ use crate::stages::{BETWEEN, EXPERTS, LayerStages, Span};
 const LEFT: f64 = 110.0;
 const WIDTH: f64 = 900.0;
 const LINE: usize = 24;
-/// For eyes that tell colours apart differently (Okabe and Ito).
+/// A palette for all kinds of colour vision (Okabe and Ito).
 const COLOURS: [(&str, &str); 5] = [
     ("dispatch", "#d55e00"),
     ("gather", "#009e73"),

@@ -1,4 +1,4 @@
-//! What is compared, and what the planner says of it.
+//! The layouts compared, and the planner's predictions for them.
 
 use semmoe_bench_e2e::error::BenchError;
 use semmoe_planner::PlanError;

@@ -81,7 +81,7 @@ async fn run(args: &Args) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// What one kind of network needs.
+/// The settings of the measurement over one kind of network.
 #[derive(Clone, Copy)]
 struct Stage<'a> {
     args: &'a Args,
@@ -175,7 +175,7 @@ impl Measured {
     }
 }
 
-/// What the prediction needs of `config.json`, in the words of Qwen3-MoE.
+/// The fields of `config.json` that the prediction needs, by the names of Qwen3-MoE.
 #[derive(Debug, Deserialize)]
 struct Model {
     hidden_size: u64,

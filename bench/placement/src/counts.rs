@@ -1,4 +1,4 @@
-//! What the baselines look at: the load of experts, and how often two are activated by the same token.
+//! The input of the baselines: the load of each expert, and how often two are activated by the same token.
 
 use semmoe_tables::{LayerIdx, Profile, TokenId};
 

@@ -1,6 +1,6 @@
 //! Eigenvalues and eigenvectors of a small symmetric matrix (cyclic Jacobi rotations).
 
-const MOST_SWEEPS: usize = 60;
+const MAX_SWEEPS: usize = 60;
 
 /// Of `matrix` [n, n]: the eigenvalues, unordered, and the eigenvectors as columns of [n, n].
 pub(crate) fn symmetric(matrix: &[f64], n: usize) -> (Vec<f64>, Vec<f64>) {
@@ -8,7 +8,7 @@ pub(crate) fn symmetric(matrix: &[f64], n: usize) -> (Vec<f64>, Vec<f64>) {
     let mut vectors = vec![0.0; n * n];
     (0..n).for_each(|i| vectors[i * n + i] = 1.0);
     let size: f64 = a.iter().map(|x| x * x).sum::<f64>().max(f64::MIN_POSITIVE);
-    for _ in 0..MOST_SWEEPS {
+    for _ in 0..MAX_SWEEPS {
         let off: f64 = (0..n * n).filter(|i| i / n != i % n).map(|i| a[i] * a[i]).sum();
         if off < 1e-22 * size {
             break;

@@ -3,7 +3,7 @@
 use semmoe_solver::TokenPlan;
 use semmoe_tables::{LayerIdx, Placement, Profile, TokenId};
 
-/// What a placement with its T is worth on a profile, means over layers.
+/// The figures of a placement and its T on a profile, averaged over layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Figures {
     /// Local activation rate.

@@ -31,7 +31,7 @@ pub(crate) const OURS: &str = "semmoe";
 pub(crate) const PAPER: &str = "Algorithm 1";
 pub(crate) const PAPER_TOKENS: &str = "Algorithm 1, cap on tokens";
 
-/// What a comparison is run with.
+/// The settings of a comparison.
 #[derive(Clone, Debug)]
 pub(crate) struct Setting {
     pub(crate) groups: u16,
@@ -44,7 +44,7 @@ pub(crate) struct Setting {
     pub(crate) token_margin: f64,
     /// Placements made by other programs, for [`domains`](crate::domains).
     pub(crate) given: Vec<Given>,
-    /// What the tokens are called.
+    /// The tokens' strings.
     pub(crate) strings: Option<Arc<TokenStrings>>,
 }
 

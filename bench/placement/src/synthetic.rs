@@ -116,7 +116,7 @@ impl Draw {
     }
 }
 
-/// What does not change from request to request.
+/// The part of the model that is the same for every request.
 struct World {
     super_topic: Vec<Point>,
     topic: Vec<Point>,

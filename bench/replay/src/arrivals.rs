@@ -10,7 +10,7 @@ use crate::error::ReplayError;
 pub(crate) const BLOCK_TOKENS: u32 = 512;
 
 /// No prompt or answer of a trace is longer; a line that says so is refused.
-const MOST_TOKENS: u64 = 1 << 24;
+const MAX_TOKENS: u64 = 1 << 24;
 
 /// One request of a trace.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,8 +62,8 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Arrival>, ReplayError> {
 }
 
 fn tokens(name: &str, found: u64) -> Result<u32, String> {
-    if found > MOST_TOKENS {
-        return Err(format!("{name} is {found}, expected at most {MOST_TOKENS}"));
+    if found > MAX_TOKENS {
+        return Err(format!("{name} is {found}, expected at most {MAX_TOKENS}"));
     }
     Ok((found as u32).max(1))
 }

@@ -1,4 +1,4 @@
-//! What stands in the prompts: recorded tokens with their recorded experts, and the tables that were solved on others.
+//! The text of the prompts: recorded tokens with their recorded experts, and the tables that were solved on others.
 //!
 //! The trace's requests are laid end to end, those of one kind together if their kinds are known, so that a long prompt
 //! is of one kind. A piece of a prompt is a stretch of that text; what T says of it and what its experts did is looked

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! The errors of a replay.
 
 /// One sentence each; the cause is in it.
 #[derive(Debug, thiserror::Error)]

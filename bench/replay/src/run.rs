@@ -11,7 +11,7 @@ use crate::workload::Job;
 /// Latencies may be this many times those on an idle unit.
 const SLO: f64 = 5.0;
 
-/// What a run is made of.
+/// The inputs of a run.
 #[derive(Clone, Copy)]
 pub(crate) struct Setup<'a> {
     pub(crate) jobs: &'a [Job],
@@ -23,7 +23,7 @@ pub(crate) struct Setup<'a> {
     pub(crate) speed: f64,
 }
 
-/// What came out.
+/// The results of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Figures {
     /// Local activation rate of all tokens computed.

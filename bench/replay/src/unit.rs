@@ -33,7 +33,7 @@ struct Rank {
     running: Vec<Running>,
 }
 
-/// What happened in a step.
+/// The events of a step.
 #[derive(Default)]
 pub(crate) struct Step {
     pub(crate) seconds: f64,

@@ -17,7 +17,7 @@ pub(crate) struct Slo {
     pub(crate) tpot_seconds: f64,
 }
 
-/// What is compared.
+/// One cell of the comparison: an engine, a load and its limits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cell<'a> {
     pub(crate) engine: &'a Engine,
@@ -218,7 +218,7 @@ impl Contest<'_> {
     }
 }
 
-/// What the oracle seeks: both, a percent of one for a percent of the other.
+/// The oracle's objective: goodput over time per token, so a percent of one is worth a percent of the other.
 fn worth(figures: &Figures) -> f64 {
     figures.goodput / figures.tpot_seconds
 }

@@ -94,14 +94,14 @@ struct CurveFile {
 }
 
 /// Larger files of curves are mistakes.
-const MOST_BYTES: u64 = 1 << 24;
+const MAX_BYTES: u64 = 1 << 24;
 
 /// Reads engines from a file of measured curves.
 pub(crate) fn read(path: &Path) -> Result<Vec<Engine>, SwitchError> {
     let failed = |cause: String| SwitchError::Read { path: path.display().to_string(), cause };
     let bytes = std::fs::metadata(path).map_err(|error| failed(error.to_string()))?.len();
-    if bytes > MOST_BYTES {
-        return Err(failed(format!("{bytes} bytes, expected at most {MOST_BYTES}")));
+    if bytes > MAX_BYTES {
+        return Err(failed(format!("{bytes} bytes, expected at most {MAX_BYTES}")));
     }
     let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
     let files: Vec<CurveFile> = serde_json::from_str(&text).map_err(|error| failed(error.to_string()))?;
@@ -128,7 +128,7 @@ impl Engine {
         })
     }
 
-    /// What a calibration at start would report, off by a factor in each layout.
+    /// The calibration that an engine would report at start, off by a factor in each layout.
     pub(crate) fn prior(&self, rates: Rates, wrong: ByLayout<f64>) -> Result<Prior, SwitchError> {
         let layout = |layout: Layout| -> Result<LayoutPrior, SwitchError> {
             let scaled = |sequences: u32| {

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! The errors of a contest.
 
 use semmoe_planner::policy::{CurveError, SettingsError};
 

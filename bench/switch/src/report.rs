@@ -73,7 +73,7 @@ fn mean_figures(all: &[Results], of: impl Fn(&Results) -> Figures) -> Figures {
     }
 }
 
-/// What names a row.
+/// The columns that identify a row.
 pub(crate) struct Label {
     pub(crate) one_sided: bool,
     pub(crate) trace: &'static str,

@@ -14,7 +14,7 @@ const STEP_NOISE: f64 = 0.03;
 /// The same of a switch's.
 const SWITCH_NOISE: f64 = 0.1;
 
-/// What all runs of a contest share.
+/// The setup that all runs of a contest share.
 #[derive(Clone, Copy)]
 pub(crate) struct Setup<'a> {
     pub(crate) engine: &'a Engine,
@@ -33,7 +33,7 @@ pub(crate) struct Served {
     pub(crate) last: f64,
 }
 
-/// What came out of a run.
+/// The results of a run.
 pub(crate) struct Outcome {
     /// One for each request, in their order.
     pub(crate) served: Vec<Served>,
@@ -158,7 +158,7 @@ impl Unit<'_> {
     }
 
     fn fits(&self, index: usize) -> bool {
-        // What is larger than the whole cache is let in alone, as no trace should have it.
+        // A request larger than the whole cache is admitted alone; no trace should contain one.
         self.promised_tokens == 0 || self.promised_tokens + self.needs(index) <= self.setup.room_tokens[self.layout]
     }
 

@@ -1,4 +1,4 @@
-//! What one thread of this machine can do, measured in the same minute.
+//! The capability of one thread of this machine, measured within the same minute.
 
 use std::hint::black_box;
 use std::time::Instant;

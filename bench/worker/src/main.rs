@@ -24,7 +24,7 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 const DEFAULT_ROUNDS: usize = 5;
 const NEW_TOKENS: usize = 64;
 
-/// What both engines do: sequences of equal length, continued greedily.
+/// The task that both engines perform: sequences of equal length, decoded greedily.
 trait Engine {
     /// Begins new sequences and gives the token after each.
     fn prefill(&mut self, prompts: &[Vec<u32>]) -> Outcome<Vec<u32>>;
@@ -93,7 +93,7 @@ fn spread(values: &mut [f64]) -> String {
     format!("{middle:.2} ({:.2} to {:.2})", values[0], values[values.len() - 1])
 }
 
-/// What the rounds of a case gave; of both engines, this worker first.
+/// The results of a case's rounds for both engines, this worker first.
 #[derive(Default)]
 struct Measured {
     prefill: [Vec<f64>; 2],

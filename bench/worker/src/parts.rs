@@ -27,7 +27,7 @@ impl Parts {
         self.last = Some(Instant::now());
     }
 
-    /// What passed since the last look belongs to this part.
+    /// Attributes the time since the previous call to this part.
     pub(crate) fn ends(&mut self, part: usize) {
         let now = Instant::now();
         if let Some(last) = self.last.replace(now) {

@@ -1,4 +1,4 @@
-//! What a decode step cannot do without: bytes of weights and caches read once, and operations.
+//! The minimum work of a decode step: bytes of weights and caches read once, and operations.
 
 use semmoe_worker::model::{AttentionKind, ModelConfig};
 
@@ -10,7 +10,7 @@ pub(crate) struct Work {
     pub(crate) ops: usize,
 }
 
-/// What a step cannot be faster than, in seconds.
+/// Lower bounds on the time of a step, in seconds.
 pub(crate) struct Bounds {
     /// The longer of its bytes at a copy's rate and its operations.
     pub(crate) by_copy: f64,

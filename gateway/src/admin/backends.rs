@@ -145,9 +145,9 @@ fn set_draining(core: &Core, name: String, draining: bool) -> Result<Json<Draine
     if !core.set_draining(&name, draining) {
         return Err(RequestError::UnknownBackend { name });
     }
-    tracing::info!(backend = name, draining, "drain asked for");
+    tracing::info!(backend = name, draining, "drain requested");
     let snapshot = core.snapshot();
-    let in_flight = snapshot.find(&name).map(|(model, member)| in_flight(core, &snapshot.models[model], member));
+    let in_flight = snapshot.find(&name).map(|at| in_flight(core, &snapshot.models[at.model], at.member));
     Ok(Json(Drained { in_flight_requests: in_flight.unwrap_or(0), name, draining }))
 }
 

@@ -52,7 +52,7 @@ pub(super) async fn metrics(State(core): State<Arc<Core>>, headers: HeaderMap) -
         }
         let policy = model.plan.policy();
         if let Some((report, watched)) = model.pool.report().zip(policy.watched()) {
-            core.metrics.shadow(&model.name, (policy.acting_name(), watched.name()), &report);
+            core.metrics.shadow(&model.name, policy.acting_name(), watched.name(), &report);
         }
     }
     let format = TextFormat::accepted(accept(&headers));

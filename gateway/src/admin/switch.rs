@@ -24,7 +24,7 @@ use super::tables::command;
 pub(super) struct Switches {
     /// `switch.mode`: `off`, `advise` or `drive`.
     mode: SwitchMode,
-    /// What the switch policy watches: backends, and pools of them.
+    /// The units that the switch policy watches: backends, and pools of them.
     units: Vec<Report>,
     /// Backends with a switch hook.
     backends: Vec<Entry>,
@@ -34,7 +34,7 @@ pub(super) struct Switches {
 #[derive(Serialize, JsonSchema)]
 struct Entry {
     backend: String,
-    /// What it answers to `GET /switch`: state, epoch, layout, placement_digest.
+    /// The answer to `GET /switch`: state, epoch, layout, placement_digest.
     status: Option<serde_json::Value>,
     /// Why it does not.
     error: Option<String>,

@@ -27,7 +27,6 @@ pub struct RawKey {
     /// SHA-256 of the key, hexadecimal: `semmoe keys hash` prints it.
     pub sha256: String,
     /// Models (names or aliases) that the key may use; absent: all.
-    #[serde(default)]
     pub models: Option<Vec<String>>,
 }
 
@@ -92,7 +91,7 @@ pub(super) fn auth(
 
 fn own_names(key: &str, allowed: &[String], models: &[ModelConfig]) -> Result<Vec<String>, ConfigError> {
     let own = |name: &String| {
-        let found = models.iter().find(|model| model.name == *name || model.aliases.contains(name));
+        let found = models.iter().find(|model| model.name == *name || model.other_names.aliases.contains(name));
         found
             .map(|model| model.name.clone())
             .ok_or_else(|| ConfigError::value(key, format!("there is no model '{name}'")))

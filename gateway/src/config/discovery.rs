@@ -22,14 +22,11 @@ const MAX_HOST_BYTES: usize = 253;
 #[serde(deny_unknown_fields)]
 pub struct RawDiscovery {
     /// `host:port`: every address (A and AAAA) of the host is a backend on that port. This, `srv` or `kubernetes`.
-    #[serde(default)]
     pub dns: Option<String>,
     /// A name with SRV records: every address of each target is a backend on the record's port. This, `dns` or
     /// `kubernetes`.
-    #[serde(default)]
     pub srv: Option<String>,
     /// A service: every endpoint of it that is ready is a backend. This, `dns` or `srv`.
-    #[serde(default)]
     pub kubernetes: Option<RawKubernetes>,
     /// Time between two looks.
     #[serde(default = "default_interval_seconds")]

@@ -13,17 +13,14 @@ pub struct RawKubernetes {
     /// The service in front of the engines; headless or not.
     pub service: String,
     /// Name of the engines' port in the service; absent: its only one.
-    #[serde(default)]
     pub port: Option<String>,
     /// URL of the API server.
     #[serde(default = "default_api_server")]
     pub api_server: String,
     /// File with the bearer token, read again for every request; absent: that of the pod's service account, or none
     /// where the API server is spoken to without TLS.
-    #[serde(default)]
     pub token_file: Option<PathBuf>,
     /// Authorities that may have signed the API server's certificate (PEM); absent: those that the pod was given.
-    #[serde(default)]
     pub ca: Option<PathBuf>,
 }
 

@@ -29,6 +29,7 @@ use semmoe_engines::{Engine, RankBase};
 use semmoe_planner::policy::Layout;
 
 use crate::breaker::BreakerRules;
+use crate::names::OtherNames;
 
 pub(crate) use auth::{AuthConfig, KeyConfig};
 pub use auth::{Forward, RawAuth, RawKey};
@@ -192,8 +193,7 @@ impl std::fmt::Debug for ServerConfig {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ModelConfig {
     pub(crate) name: String,
-    pub(crate) aliases: Vec<String>,
-    pub(crate) adapters: Option<Vec<String>>,
+    pub(crate) other_names: OtherNames,
     pub(crate) tokenizer: Option<PathBuf>,
     pub(crate) chat_template: Option<PathBuf>,
     pub(crate) policy: PolicyConfig,

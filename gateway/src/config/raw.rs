@@ -13,55 +13,39 @@ use super::{RawAuth, RawBreaker, RawDrain, RawLog, RawQueue, RawRetry, RawSampli
 
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
 pub struct RawConfig {
     /// Addresses and the admin plane.
-    #[serde(default)]
     pub server: RawServer,
     /// API keys of clients.
-    #[serde(default)]
     pub auth: RawAuth,
     /// Models, at least one.
-    #[serde(default)]
     pub models: Vec<RawModel>,
     /// Bounds on what a client may send.
-    #[serde(default)]
     pub limits: RawLimits,
     /// How long to wait for what.
-    #[serde(default)]
     pub timeouts: RawTimeouts,
     /// Probing of backends.
-    #[serde(default)]
     pub health: RawHealth,
     /// Requests sent to a second backend.
-    #[serde(default)]
     pub retry: RawRetry,
     /// Backends whose requests fail in a row.
-    #[serde(default)]
     pub breaker: RawBreaker,
     /// Requests that wait for a rank.
-    #[serde(default)]
     pub queue: RawQueue,
     /// How the process ends.
-    #[serde(default)]
     pub drain: RawDrain,
     /// How requests are placed.
-    #[serde(default)]
     pub routing: RawRouting,
     /// Live local activation rate.
-    #[serde(default)]
     pub sampling: RawSampling,
     /// Loading of tables while the gateway runs.
-    #[serde(default)]
     pub tables: RawTables,
     /// Changes between TP and EP layouts.
-    #[serde(default)]
     pub switch: RawSwitch,
     /// Traces for a collector.
-    #[serde(default)]
     pub tracing: RawTracing,
     /// Logs.
-    #[serde(default)]
     pub log: RawLog,
 }
 
@@ -122,24 +106,19 @@ pub struct RawModel {
     pub aliases: Vec<String>,
     /// LoRA adapters that requests may name as `model:adapter`, and that `/v1/models` lists; absent: any, as the engine
     /// knows which ones it has; empty: none. Adapters that the engine knows by a name of their own are `aliases`.
-    #[serde(default)]
     pub adapters: Option<Vec<String>>,
     /// `tokenizer.json` of the model; needed by policies that score prompts.
-    #[serde(default)]
     pub tokenizer: Option<PathBuf>,
     /// A template, or a `.json` file with a field `chat_template`; absent: from `tokenizer_config.json` or
     /// `chat_template.jinja` beside the tokenizer.
-    #[serde(default)]
     pub chat_template: Option<PathBuf>,
     /// Name of the routing policy.
     #[serde(default = "default_policy")]
     pub policy: String,
     /// The policy that requests go by with policy `shadow`, and the rest of them with `canary`; absent: that of
     /// `[routing.settings]`.
-    #[serde(default)]
     pub baseline: Option<String>,
     /// Percent of the requests that go by `policy`, the rest by `baseline`; absent: all by `policy`.
-    #[serde(default)]
     pub canary: Option<u64>,
     /// Engines that serve it, at least one, or `discovery`.
     #[serde(default)]
@@ -185,34 +164,26 @@ pub struct RawBackend {
     /// The model's name at this engine, where that is another one: requests that name the model or an alias get it as
     /// their `model`, those for an adapter `served_name:adapter`, or just `adapter` for vLLM. Absent: names go as
     /// clients wrote them. Answers keep the engine's name.
-    #[serde(default)]
     pub served_name: Option<String>,
     /// Tables of the placement that this backend runs.
-    #[serde(default)]
     pub tables: Option<PathBuf>,
     /// Attention-DP ranks; absent: probed.
-    #[serde(default)]
     pub ranks: Option<u16>,
     /// Digest of the placement that the engine runs, where it does not report one; tables of another are refused.
     /// Absent: what the engine does not report is assumed to be the tables' placement.
-    #[serde(default)]
     pub placement_digest: Option<String>,
     /// `global` or `local`: how a vLLM in front of some of the ranks counts them in pins; absent: probed.
-    #[serde(default)]
     pub rank_base: Option<RankBase>,
     /// File with the key that this engine asks for (`--api-key`); sent with every request and probe, in place of a
     /// client's.
-    #[serde(default)]
     pub api_key_file: Option<PathBuf>,
     /// Certificates and names, for URLs that begin with https.
-    #[serde(default)]
     pub tls: Option<ClientFiles>,
     /// HTTP/2 to this engine; without TLS it must expect that from the first byte.
     #[serde(default)]
     pub http2: bool,
     /// For `[switch]`, of an engine without a switch hook: `tp` or `ep`, the layout that it runs, or with
     /// `switch.webhook` starts in.
-    #[serde(default)]
     pub layout: Option<Layout>,
 }
 

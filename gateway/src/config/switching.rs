@@ -81,7 +81,7 @@ pub struct RawSwitch {
     pub horizon_seconds: f64,
     /// Smaller gains, as a share of a step's time, are noise.
     pub least_gain: f64,
-    /// What is saved must exceed the cost of the ways there and back by this factor.
+    /// The expected savings must exceed the cost of switching there and back by this factor.
     pub margin: f64,
     /// No switch so soon after another; after a failed one twice that (at least 2 s), doubled with each, up to 64
     /// times.
@@ -236,7 +236,7 @@ pub(super) fn switch(raw: RawSwitch, models: &[ModelConfig]) -> Result<SwitchCon
     })
 }
 
-/// What the configuration says of a layout's times.
+/// The configured step times of a layout.
 struct Curve<'a> {
     side: &'static str,
     steps: &'a [(u32, f64)],

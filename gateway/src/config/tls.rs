@@ -17,7 +17,6 @@ pub struct RawServerTls {
     /// The key of the first one (PEM).
     pub key: PathBuf,
     /// Authorities (PEM); clients must show a certificate that one of them signed. Absent: clients show none.
-    #[serde(default)]
     pub client_ca: Option<PathBuf>,
     /// `1.2` or `1.3`.
     #[serde(default)]

@@ -14,6 +14,7 @@ use super::{
     BackendConfig, Config, ConfigError, HealthConfig, ModelConfig, RawBackend, RawConfig, RawHealth, RawLimits,
     RawModel, RawRouting, RawServer, RawTimeouts, RoutingConfig, ServerConfig, Timeouts,
 };
+use crate::names::OtherNames;
 
 /// A day: longer waits are mistakes, and far longer ones overflow timers.
 pub(super) const MAX_SECONDS: f64 = 86_400.0;
@@ -194,8 +195,7 @@ fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: 
     let below = |path: Option<PathBuf>| path.map(|path| base.join(path));
     Ok(ModelConfig {
         name: raw.name,
-        aliases: raw.aliases,
-        adapters: raw.adapters,
+        other_names: OtherNames { aliases: raw.aliases, adapters: raw.adapters },
         tokenizer: below(raw.tokenizer),
         chat_template: below(raw.chat_template),
         policy,

@@ -84,8 +84,8 @@ fn entries(model: &Model, created: u64) -> impl Iterator<Item = Value> {
         entry["parent"] = Value::from(model.name.as_str());
         entry
     };
-    let names = std::iter::once(&model.name).chain(&model.aliases).map(move |name| entry(name));
-    names.chain(model.adapters.iter().flatten().map(adapter))
+    let names = model.names().map(move |name| entry(name));
+    names.chain(model.other_names.adapters.iter().flatten().map(adapter))
 }
 
 #[cfg(test)]

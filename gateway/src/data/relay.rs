@@ -170,7 +170,7 @@ async fn attempt(
         }
         Ok(request)
     };
-    let sample = Sample::choose(core, &config.sampling, (&job.model, &job.body), route, (member, told));
+    let sample = Sample::choose(core, &config.sampling, &job.model, &job.body, route, member, told);
     let request = write(sample.as_ref().map_or(&job.body, Sample::body))?;
     ticket.hold_copy(copied_bytes(&request, &job.body))?;
     let expected = pinned.and_then(|rank| Expected::new(dialect, route, rank));

@@ -140,7 +140,7 @@ impl SendError {
                 (kind, error)
             }
             Self::Ill { cause } => {
-                tracing::warn!(backend = name, cause, "no answer was awaited any longer");
+                tracing::warn!(backend = name, cause, "gave up waiting for an answer");
                 (Cause::Ill, RequestError::Ill { backend: name, cause })
             }
         }
@@ -281,7 +281,7 @@ impl<'a> Tries<'a> {
         tracing::warn!(
             model = self.job.model.name,
             engines = self.tried.len() + 1,
-            "engines died one after another while they ran one request: it is refused"
+            "engines in a row died while running one request: it is rejected"
         );
         RequestError::Suspect { engines: self.tried.len() + 1 }
     }

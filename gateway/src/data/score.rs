@@ -130,7 +130,10 @@ pub(super) fn score(
             Err(Unscored::OracleAway) => {
                 let failed = |error: TextError| Unscored::Open { reason: "tokenizer", cause: error.to_string() };
                 text.tokenizer.load_oracle().map_err(failed)?;
-                tracing::info!(model = model.name, "a prompt needs the slow library, which was loaded and stays");
+                tracing::info!(
+                    model = model.name,
+                    "a prompt needs the slow library, which is now loaded and stays loaded"
+                );
                 read(keep_on)
             }
             scored => scored,
@@ -159,9 +162,7 @@ pub(crate) fn text_route(route: Route) -> Option<semmoe_text::Route> {
         Route::Chat => Some(semmoe_text::Route::Chat),
         Route::Completions => Some(semmoe_text::Route::Completions),
         Route::Generate => Some(semmoe_text::Route::Generate),
-        Route::Responses | Route::Embeddings | Route::Tokenize | Route::Messages | Route::Detokenize | Route::Extra => {
-            None
-        }
+        _ => None,
     }
 }
 

@@ -10,8 +10,7 @@ use crate::snapshot::Model;
 
 /// The adapter that a request names, without its model's name.
 pub(super) fn adapter(model: &Model, name: &str) -> Option<String> {
-    let names = std::iter::once(&model.name).chain(&model.aliases);
-    let behind = names.filter_map(|own| name.strip_prefix(own.as_str())?.strip_prefix(':'));
+    let behind = model.names().filter_map(|own| name.strip_prefix(own.as_str())?.strip_prefix(':'));
     // As names are found: the longest one of the model.
     behind.min_by_key(|adapter| adapter.len()).map(str::to_owned)
 }

@@ -25,7 +25,7 @@ const GATHERED_BYTES: usize = 16 << 10;
 pub(crate) enum BrokenOff {
     #[error("backend '{backend}' broke off: {cause}")]
     Backend { backend: String, cause: String },
-    #[error("the gateway shuts down")]
+    #[error("the gateway is shutting down")]
     Closing,
 }
 

@@ -92,6 +92,10 @@ pub(crate) fn note_failure(core: &Core, ticket: &mut Ticket, backend: &Arc<Backe
         core.dismiss(backend, "its answers say that the engine core is dead".to_owned());
         return;
     }
-    tracing::warn!(backend = backend.name, failure = failure.label(), "the engine failed a request that it had taken");
+    tracing::warn!(
+        backend = backend.name,
+        failure = failure.label(),
+        "the engine failed a request that it had accepted"
+    );
     backend.suspect();
 }

@@ -171,12 +171,12 @@ async fn apply(core: &Arc<Core>, changes: HashMap<Key, Vec<SocketAddr>>, sources
                 for (backend, cause) in
                     of_source.iter().filter(|(name, cause)| source.left_out.get(*name) != Some(cause))
                 {
-                    tracing::warn!(backend, cause, "discovered, but it gets no requests before it answers and fits");
+                    tracing::warn!(backend, cause, "discovered, but it gets no requests until it answers and fits");
                 }
                 source.left_out = of_source;
             }
         }
-        Err(error) => tracing::warn!(%error, "what was discovered is not in force"),
+        Err(error) => tracing::warn!(%error, "the discovered backends could not be applied"),
     }
 }
 
@@ -205,7 +205,7 @@ fn note(core: &Core, config: &DiscoveryConfig, source: &mut Source, answer: Resu
         tracing::warn!(source = config.name, place = %config.place, cause, "discovery: {what}");
     }
     if source.failing && outcome == "ok" {
-        tracing::info!(source = config.name, place = %config.place, "discovery: answers come again");
+        tracing::info!(source = config.name, place = %config.place, "discovery works again");
     }
     source.failing = outcome != "ok";
     answer

@@ -116,8 +116,8 @@ impl BackendLive {
         *self.lock() = Figures::default();
     }
 
-    /// Adds a sample's activations (local, all) and prediction; returns the alarm's state if it changed.
-    pub(crate) fn add(&self, (local, all): (u64, u64), predicted: Option<f64>, rules: &DriftRules) -> Option<bool> {
+    /// Adds a sample's activations and prediction; returns the alarm's state if it changed.
+    pub(crate) fn add(&self, local: u64, all: u64, predicted: Option<f64>, rules: &DriftRules) -> Option<bool> {
         let mut figures = self.lock();
         figures.local += local;
         figures.activations += all;

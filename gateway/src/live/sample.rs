@@ -34,9 +34,11 @@ impl Sample {
     pub(crate) fn choose(
         core: &Arc<Core>,
         config: &SamplingConfig,
-        (model, body): (&Arc<Model>, &Stripped),
+        model: &Arc<Model>,
+        body: &Stripped,
         route: Route,
-        (member, rank): (usize, Option<RankId>),
+        member: usize,
+        rank: Option<RankId>,
     ) -> Option<Self> {
         let share = config.share;
         if share <= 0.0 {
@@ -158,7 +160,7 @@ fn note_refusal(core: &Core, backend: &Backend, what: &'static str) {
         core.metrics.live.refused(&backend.name, true);
         tracing::warn!(
             backend = backend.name,
-            "the engine {what}, so it is not asked any more: is it started with --enable-return-routed-experts?"
+            "the engine {what}, so it is no longer asked: was it started with --enable-return-routed-experts?"
         );
     }
 }

@@ -26,7 +26,7 @@ impl Task {
         let config = core.config();
         if let Some(traces) = config.sampling.traces.as_ref().filter(|_| config.sampling.share > 0.0) {
             let dir = traces.dir.display();
-            tracing::warn!(%dir, "the token ids of sampled requests are kept in traces");
+            tracing::warn!(%dir, "the token ids of sampled requests are saved in traces");
         }
         let stop = CancellationToken::new();
         let task = tokio::spawn(run(Arc::clone(core), waiting, stop.clone()));
@@ -67,7 +67,7 @@ async fn run(core: Arc<Core>, mut waiting: mpsc::Receiver<Observation>, stop: Ca
 async fn blocking<T: Send + 'static>(core: &Arc<Core>, work: impl FnOnce(&Core) -> T + Send + 'static) {
     let core = Arc::clone(core);
     if let Err(error) = tokio::task::spawn_blocking(move || work(&core)).await {
-        tracing::error!(%error, "a sample or profile was given up");
+        tracing::error!(%error, "a sample or profile was abandoned");
     }
 }
 
@@ -77,7 +77,7 @@ fn note(core: &Core, Observation { seen, answer }: &Observation) {
     let observed = match observe(seen, answer) {
         Ok(observed) => observed,
         Err(outcome) => {
-            tracing::debug!(backend = name, outcome, "a sample is not believed");
+            tracing::debug!(backend = name, outcome, "a sample was rejected");
             core.metrics.live.sampled(name, outcome);
             return;
         }
@@ -87,11 +87,11 @@ fn note(core: &Core, Observation { seen, answer }: &Observation) {
         core.metrics.live.activations(name, phase, observed.local[at], observed.all[at] - observed.local[at]);
     }
     core.metrics.live.rates(name, local as f64 / all as f64, observed.predicted);
-    note_drift(core, seen, (local, all), observed.predicted);
+    note_drift(core, seen, local, all, observed.predicted);
     let outcome = match keep(core, seen, &observed) {
         Ok(()) => "observed",
         Err(error) => {
-            tracing::warn!(model = seen.model.name, %error, "a sample is not kept");
+            tracing::warn!(model = seen.model.name, %error, "a sample could not be kept");
             "not_counted"
         }
     };
@@ -111,23 +111,22 @@ fn keep(core: &Core, seen: &Seen, observed: &Observed) -> Result<(), FormatError
 }
 
 /// The alarm is about the tables in use: a sample of those before says nothing about them.
-fn note_drift(core: &Core, seen: &Seen, activations: (u64, u64), predicted: Option<f64>) {
+fn note_drift(core: &Core, seen: &Seen, local: u64, all: u64, predicted: Option<f64>) {
     let snapshot = core.snapshot();
-    let in_use =
-        snapshot.position(&seen.backend).and_then(|(model, at)| snapshot.models[model].members[at].tables.clone());
+    let in_use = snapshot.position(&seen.backend).and_then(|at| snapshot.at(at).1.tables.as_ref());
     if in_use.is_none_or(|in_use| in_use.generation != seen.tables.generation) {
         return;
     }
     let name = seen.backend.name.as_str();
     let rules = &snapshot.config.sampling.drift;
-    let Some(raised) = seen.backend.live.add(activations, predicted, rules) else { return };
+    let Some(raised) = seen.backend.live.add(local, all, predicted, rules) else { return };
     core.metrics.live.drift(name, raised);
     let difference = seen.backend.live.figures().drift.mean.unwrap_or(0.0);
     if raised {
         tracing::warn!(
             backend = name,
             difference,
-            "drift: activations are less local than the tables predict; record anew"
+            "drift: activations are less local than the tables predict; record and solve again"
         );
     } else {
         tracing::info!(backend = name, difference, "drift is over: the tables predict well again");
@@ -149,11 +148,11 @@ fn open(model: &str, observed: &Observed, config: &ProfileConfig) -> Result<Mode
     let file = files::path(&config.dir, model);
     if file.exists() {
         match Profile::open(&file).and_then(|written| rolling.adopt(&written, now())) {
-            Ok(true) => tracing::info!(model, tokens = rolling.tokens(), "the rolling profile goes on"),
+            Ok(true) => tracing::info!(model, tokens = rolling.tokens(), "resuming the rolling profile"),
             Ok(false) => {
-                tracing::info!(model, "the rolling profile starts anew: the one there is too old or too large")
+                tracing::info!(model, "starting a new rolling profile: the existing one is too old or too large")
             }
-            Err(error) => tracing::warn!(model, %error, "the rolling profile starts anew"),
+            Err(error) => tracing::warn!(model, %error, "starting a new rolling profile"),
         }
     }
     Ok(ModelProfile { rolling, file, written: None })
@@ -184,7 +183,7 @@ pub(crate) fn write_profiles(core: &Core) {
         });
         core.metrics.live.profile_written(if written.is_ok() { "ok" } else { "failed" });
         if let Err(error) = &written {
-            tracing::warn!(model, error, "the rolling profile is not written");
+            tracing::warn!(model, error, "the rolling profile could not be written");
         }
         profile.written = Some((now(), written));
         show(core, model, profile);

@@ -63,7 +63,7 @@ fn write(core: &Core, config: &TraceConfig, model: &str, open: &Open) {
     core.metrics.live.trace_written(if written.is_ok() { "ok" } else { "failed" });
     if let Err(error) = written {
         let dir = config.dir.display();
-        tracing::warn!(model, %dir, %error, "a trace is lost");
+        tracing::warn!(model, %dir, %error, "a trace was lost");
     }
     remove_old(config, model);
 }
@@ -87,7 +87,7 @@ fn remove_old(config: &TraceConfig, model: &str) {
         if (at < surplus || now().saturating_sub(*began) >= config.retention.as_secs())
             && let Err(error) = std::fs::remove_file(path)
         {
-            tracing::warn!(path = %path.display(), %error, "an old trace stays");
+            tracing::warn!(path = %path.display(), %error, "an old trace could not be deleted");
         }
     }
 }

@@ -10,7 +10,6 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
 use semmoe_engines::Route;
 
 use super::requests::{Done, NONE};
@@ -73,68 +72,32 @@ pub(crate) struct Generated {
     /// Of a prompt that was computed.
     pub(crate) prompt_tokens: Option<u64>,
     pub(crate) output_tokens: Option<OutputTokens>,
-    /// From the request's arrival to the first piece of a stream.
+    /// Time from the arrival of the request to the first piece of its stream.
     pub(crate) first_token: Option<Duration>,
 }
 
 type Seconds = Family<AnswerLabels, Histogram, fn() -> Histogram>;
 
-pub(super) struct AnswerMetrics {
-    seconds: Seconds,
-    first_token: Seconds,
-    inter_token: Seconds,
-    prompt_tokens: Family<AnswerLabels, Counter>,
-    output_tokens: Family<OutputLabels, Counter>,
-    streams: Family<StreamLabels, Gauge>,
-}
-
-impl Default for AnswerMetrics {
-    fn default() -> Self {
-        Self {
-            seconds: Family::new_with_constructor(|| Histogram::new(TO_SECONDS.into_iter().chain(TO_MINUTES))),
-            first_token: Family::new_with_constructor(|| Histogram::new(FIRST_TOKEN_SECONDS)),
-            inter_token: Family::new_with_constructor(|| Histogram::new(INTER_TOKEN_SECONDS)),
-            prompt_tokens: Family::default(),
-            output_tokens: Family::default(),
-            streams: Family::default(),
-        }
+metrics! {
+    pub(super) struct AnswerMetrics {
+        seconds: Seconds = Family::new_with_constructor(|| Histogram::new(TO_SECONDS.into_iter().chain(TO_MINUTES))),
+            "request_seconds", "Time from the arrival of the request to the end of the response";
+        first_token: Seconds = Family::new_with_constructor(|| Histogram::new(FIRST_TOKEN_SECONDS)),
+            "time_to_first_token_seconds", "Time from the arrival of the request to the first piece of its stream";
+        inter_token: Seconds = Family::new_with_constructor(|| Histogram::new(INTER_TOKEN_SECONDS)),
+            "inter_token_seconds",
+            "Mean inter-token latency of a stream after its first token, one observation per complete stream";
+        prompt_tokens: Family<AnswerLabels, Counter>,
+            "prompt_tokens",
+            "Prompt tokens computed; estimated from the prompt's length where it was not tokenized";
+        output_tokens: Family<OutputLabels, Counter>,
+            "output_tokens", "Tokens generated, from the engine's usage or else counted as events of the stream";
+        streams: Family<StreamLabels, Gauge>,
+            "streams", "Streams in flight, waiting for their first piece or running";
     }
 }
 
 impl AnswerMetrics {
-    pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "request_seconds",
-            "From the request's arrival to the end of the answer",
-            self.seconds.clone(),
-        );
-        registry.register(
-            "time_to_first_token_seconds",
-            "From the request's arrival to the first piece of a stream",
-            self.first_token.clone(),
-        );
-        registry.register(
-            "inter_token_seconds",
-            "Mean time between the tokens of a stream after its first, one observation for each complete stream",
-            self.inter_token.clone(),
-        );
-        registry.register(
-            "prompt_tokens",
-            "Tokens of prompts that were computed; estimated from their length where the prompt was not tokenized",
-            self.prompt_tokens.clone(),
-        );
-        registry.register(
-            "output_tokens",
-            "Tokens generated, as the engine's usage reports them or else as events of the stream",
-            self.output_tokens.clone(),
-        );
-        registry.register(
-            "streams",
-            "Streams in flight that wait for their first piece, and that run",
-            self.streams.clone(),
-        );
-    }
-
     /// The streams of a backend now.
     pub(super) fn streams(&self, backend: &str, flow: FlowReading) {
         for (state, streams) in [("waiting", flow.waiting_streams), ("running", flow.running_streams)] {

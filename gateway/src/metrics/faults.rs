@@ -5,7 +5,6 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
 
 use super::{BackendLabels, ModelLabels};
 use crate::breaker::State;
@@ -41,60 +40,31 @@ struct SilenceLabels {
     to: &'static str,
 }
 
-/// Counters of faults.
-pub(crate) struct FaultMetrics {
-    breaker_state: Family<BackendLabels, Gauge>,
-    breaker_changes: Family<BreakerLabels, Counter>,
-    draining: Family<BackendLabels, Gauge>,
-    queue_depth: Family<ModelLabels, Gauge>,
-    queue_seconds: Family<ModelLabels, Histogram, fn() -> Histogram>,
-    shed: Family<ShedLabels, Counter>,
-    strays: Family<BackendLabels, Counter>,
-    engine_failures: Family<FailureLabels, Counter>,
-    silences: Family<SilenceLabels, Counter>,
-}
-
-impl Default for FaultMetrics {
-    fn default() -> Self {
-        Self {
-            breaker_state: Family::default(),
-            breaker_changes: Family::default(),
-            draining: Family::default(),
-            queue_depth: Family::default(),
-            queue_seconds: Family::new_with_constructor(|| Histogram::new(QUEUE_SECONDS)),
-            shed: Family::default(),
-            strays: Family::default(),
-            engine_failures: Family::default(),
-            silences: Family::default(),
-        }
+metrics! {
+    /// Counters of faults.
+    pub(crate) struct FaultMetrics {
+        breaker_state: Family<BackendLabels, Gauge>,
+            "breaker_state", "State of the circuit breaker: 0 closed, 1 half open, 2 open";
+        breaker_changes: Family<BreakerLabels, Counter>, "breaker_changes", "State changes of circuit breakers";
+        queue_depth: Family<ModelLabels, Gauge>, "queue_depth", "Requests waiting for a rank or a backend";
+        queue_seconds: Seconds = Family::new_with_constructor(|| Histogram::new(QUEUE_SECONDS)),
+            "queue_seconds", "Time that requests waited in the queue";
+        shed: Family<ShedLabels, Counter>, "shed", "Requests rejected because there was no room";
+        strays: Family<BackendLabels, Counter>,
+            "stray_answers", "Connections closed because the backend sent bytes that belong to no response";
+        engine_failures: Family<FailureLabels, Counter>,
+            "engine_failures", "Responses in which the engine reports a failure, by kind";
+        silences: Family<SilenceLabels, Counter>,
+            "backend_silences",
+            "Times that streams fell silent while the scheduler answered no probe, and times that it recovered";
+        draining: Family<BackendLabels, Gauge>,
+            "backend_draining", "1 while the backend is draining and gets no new requests";
     }
 }
+
+type Seconds = Family<ModelLabels, Histogram, fn() -> Histogram>;
 
 impl FaultMetrics {
-    pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register("breaker_state", "0 closed, 1 half open, 2 open", self.breaker_state.clone());
-        registry.register("breaker_changes", "Changes of breakers", self.breaker_changes.clone());
-        registry.register("queue_depth", "Requests that wait for a rank or a backend", self.queue_depth.clone());
-        registry.register("queue_seconds", "How long those waited that did", self.queue_seconds.clone());
-        registry.register("shed", "Requests refused for want of room", self.shed.clone());
-        registry.register(
-            "stray_answers",
-            "Connections closed as the backend sent bytes that belong to no answer",
-            self.strays.clone(),
-        );
-        registry.register(
-            "engine_failures",
-            "Answers in which the engine says that it failed, by kind",
-            self.engine_failures.clone(),
-        );
-        registry.register(
-            "backend_silences",
-            "Times that streams fell silent while the scheduler answered no probe, and that it lived after all",
-            self.silences.clone(),
-        );
-        registry.register("backend_draining", "1 while no new requests are placed", self.draining.clone());
-    }
-
     /// The line of a model.
     pub(crate) fn queue(&self, model: &str) -> Queue {
         let labels = ModelLabels { model: model.to_owned() };

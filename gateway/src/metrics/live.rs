@@ -5,7 +5,6 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, linear_buckets};
-use prometheus_client::registry::Registry;
 
 use super::{BackendLabels, ModelLabels, OutcomeLabels};
 
@@ -24,83 +23,39 @@ struct PlaceLabels {
     place: &'static str,
 }
 
-/// Live LAR and rolling profiles.
-pub(crate) struct LiveMetrics {
-    sampled: Family<SampleLabels, Counter>,
-    observed: Family<BackendLabels, Histogram, fn() -> Histogram>,
-    predicted: Family<BackendLabels, Histogram, fn() -> Histogram>,
-    activations: Family<PlaceLabels, Counter>,
-    drift: Family<BackendLabels, Gauge>,
-    refused: Family<BackendLabels, Gauge>,
-    tokens: Family<ModelLabels, Gauge>,
-    entries: Family<ModelLabels, Gauge>,
-    dropped: Family<ModelLabels, Counter>,
-    writes: Family<OutcomeLabels, Counter>,
-    traces: Family<OutcomeLabels, Counter>,
+metrics! {
+    /// Live LAR and rolling profiles.
+    pub(crate) struct LiveMetrics {
+        sampled: Family<SampleLabels, Counter>,
+            "sampled_requests", "Requests whose engine was asked for routed experts, by outcome";
+        observed: Rates = Family::new_with_constructor(rates),
+            "observed_lar", "Local share of each sampled request's activations, from its routed experts";
+        predicted: Rates = Family::new_with_constructor(rates),
+            "sampled_predicted_lar", "Local share that T predicts for the same tokens of the same requests";
+        activations: Family<PlaceLabels, Counter>, "sampled_activations", "Activations of sampled requests";
+        drift: Family<BackendLabels, Gauge>,
+            "lar_drift", "1 if the predicted local share has exceeded the observed one for long enough";
+        refused: Family<BackendLabels, Gauge>,
+            "sampling_refused", "1 if the engine rejects requests for routed experts, so that it is no longer asked";
+        tokens: Family<ModelLabels, Gauge>, "rolling_profile_tokens", "Tokens in the rolling profile";
+        entries: Family<ModelLabels, Gauge>, "rolling_profile_entries", "Entries of the rolling profile";
+        dropped: Family<ModelLabels, Counter>,
+            "rolling_profile_dropped_tokens",
+            "Tokens dropped from the rolling profile because it was full or they were too old";
+        traces: Family<OutcomeLabels, Counter>,
+            "sampled_trace_writes", "Writes of traces of sampled requests, by outcome";
+        writes: Family<OutcomeLabels, Counter>,
+            "rolling_profile_writes", "Writes of rolling profiles, by outcome";
+    }
 }
 
-impl Default for LiveMetrics {
-    fn default() -> Self {
-        let rates: fn() -> Histogram = || Histogram::new(linear_buckets(0.05, 0.05, 20));
-        Self {
-            sampled: Family::default(),
-            observed: Family::new_with_constructor(rates),
-            predicted: Family::new_with_constructor(rates),
-            activations: Family::default(),
-            drift: Family::default(),
-            refused: Family::default(),
-            tokens: Family::default(),
-            entries: Family::default(),
-            dropped: Family::default(),
-            writes: Family::default(),
-            traces: Family::default(),
-        }
-    }
+type Rates = Family<BackendLabels, Histogram, fn() -> Histogram>;
+
+fn rates() -> Histogram {
+    Histogram::new(linear_buckets(0.05, 0.05, 20))
 }
 
 impl LiveMetrics {
-    pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "sampled_requests",
-            "Requests whose engine was asked for routed experts, by outcome",
-            self.sampled.clone(),
-        );
-        registry.register(
-            "observed_lar",
-            "Local share of the activations of each sampled request, as its routed experts show it",
-            self.observed.clone(),
-        );
-        registry.register(
-            "sampled_predicted_lar",
-            "Expected local share of the same requests' same tokens by T",
-            self.predicted.clone(),
-        );
-        registry.register("sampled_activations", "Activations of sampled requests", self.activations.clone());
-        registry.register(
-            "lar_drift",
-            "1 if the prediction is better than what is observed, for long enough",
-            self.drift.clone(),
-        );
-        registry.register(
-            "sampling_refused",
-            "1 if the engine refuses requests that ask for routed experts, so that none does any more",
-            self.refused.clone(),
-        );
-        registry.register("rolling_profile_tokens", "Tokens in the rolling profile", self.tokens.clone());
-        registry.register("rolling_profile_entries", "Entries of the rolling profile", self.entries.clone());
-        registry.register(
-            "rolling_profile_dropped_tokens",
-            "Tokens dropped from the rolling profile as it was full or they were old",
-            self.dropped.clone(),
-        );
-        registry.register(
-            "sampled_trace_writes",
-            "Writes of traces of sampled requests, by outcome",
-            self.traces.clone(),
-        );
-        registry.register("rolling_profile_writes", "Writes of rolling profiles, by outcome", self.writes.clone());
-    }
-
     pub(crate) fn sampled(&self, backend: &str, outcome: &'static str) {
         self.sampled.get_or_create(&SampleLabels { backend: backend.to_owned(), outcome }).inc();
     }

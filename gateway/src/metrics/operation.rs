@@ -4,20 +4,8 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 
 use super::OutcomeLabels;
-
-/// Counters of changes by an operator.
-#[derive(Default)]
-pub(crate) struct OperationMetrics {
-    config_reloads: Family<OutcomeLabels, Counter>,
-    config_stale: Gauge,
-    config_needs_restart: Gauge,
-    discovery_answers: Family<AnswerLabels, Counter>,
-    discovery_backends: Family<SourceLabels, Gauge>,
-    discovery_stale: Family<SourceLabels, Gauge>,
-}
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct AnswerLabels {
@@ -30,40 +18,28 @@ struct SourceLabels {
     source: String,
 }
 
-impl OperationMetrics {
-    pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register(
+metrics! {
+    /// Counters of changes by an operator.
+    pub(crate) struct OperationMetrics {
+        config_reloads: Family<OutcomeLabels, Counter>,
             "config_reloads",
-            "Reloads of the configuration, by outcome: ok, invalid (the file), refused (what it names), failed",
-            self.config_reloads.clone(),
-        );
-        registry.register(
-            "config_stale",
-            "1 if the last reload failed, so that the file says something else than what runs",
-            self.config_stale.clone(),
-        );
-        registry.register(
+            "Reloads of the configuration, by outcome: ok, invalid (the file), refused (what it names), failed";
+        config_stale: Gauge,
+            "config_stale", "1 if the last reload failed, so that the file differs from the running configuration";
+        config_needs_restart: Gauge,
             "config_needs_restart",
-            "Keys that the last successful reload changed and that count only after a restart",
-            self.config_needs_restart.clone(),
-        );
-        registry.register(
+            "Keys that the last successful reload changed and that only take effect after a restart";
+        discovery_answers: Family<AnswerLabels, Counter>,
             "discovery_answers",
-            "Answers about where backends are, by outcome: ok, empty, failed (these two change nothing), too_many, incomplete",
-            self.discovery_answers.clone(),
-        );
-        registry.register(
-            "discovery_backends",
-            "Backends that were found and take part",
-            self.discovery_backends.clone(),
-        );
-        registry.register(
+            "Discovery answers, by outcome: ok, empty, failed (these two change nothing), too_many, incomplete";
+        discovery_backends: Family<SourceLabels, Gauge>, "discovery_backends", "Discovered backends in use";
+        discovery_stale: Family<SourceLabels, Gauge>,
             "discovery_stale",
-            "1 while the last answer of a source was failed or empty, so that its backends are those that were known before",
-            self.discovery_stale.clone(),
-        );
+            "1 while the last answer of a source failed or was empty, so that its previous backends are kept";
     }
+}
 
+impl OperationMetrics {
     pub(crate) fn config_reloaded(&self, outcome: &'static str) {
         self.config_reloads.get_or_create(&OutcomeLabels { outcome }).inc();
         self.config_stale.set(i64::from(outcome != "ok"));

@@ -4,17 +4,8 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 
 use super::BackendLabels;
-
-#[derive(Default)]
-pub(crate) struct PinMetrics {
-    contradicted: Family<BackendLabels, Counter>,
-    ignored: Family<BackendLabels, Gauge>,
-    unpinned: Family<BackendLabels, Gauge>,
-    rounds: Family<RoundLabels, Counter>,
-}
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct RoundLabels {
@@ -22,30 +13,21 @@ struct RoundLabels {
     outcome: &'static str,
 }
 
-impl PinMetrics {
-    pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "pin_ignored",
-            "Requests seen on another rank than they were pinned to",
-            self.contradicted.clone(),
-        );
-        registry.register(
-            "backend_pins_ignored",
-            "1 if the backend ignores pins, so that requests are routed by load",
-            self.ignored.clone(),
-        );
-        registry.register(
+metrics! {
+    pub(crate) struct PinMetrics {
+        contradicted: Family<BackendLabels, Counter>,
+            "pin_ignored", "Requests seen on another rank than they were pinned to";
+        ignored: Family<BackendLabels, Gauge>,
+            "backend_pins_ignored", "1 if the backend ignores pins, so that requests are routed by load";
+        unpinned: Family<BackendLabels, Gauge>,
             "backend_unpinned",
-            "1 if the backend's number of ranks is unknown or in doubt, so that requests are routed by load",
-            self.unpinned.clone(),
-        );
-        registry.register(
-            "pin_rounds",
-            "Rounds of pin probes, by outcome: agreed, contradicted, inconclusive",
-            self.rounds.clone(),
-        );
+            "1 if the backend's number of ranks is unknown or in doubt, so that requests are routed by load";
+        rounds: Family<RoundLabels, Counter>,
+            "pin_rounds", "Rounds of pin probes, by outcome: agreed, contradicted, inconclusive";
     }
+}
 
+impl PinMetrics {
     /// Requests that ran elsewhere.
     pub(crate) fn contradicted(&self, backend: &str, requests: u64) {
         if requests > 0 {

@@ -31,7 +31,7 @@ pub(super) fn register_build(registry: &mut Registry) {
     let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
     let mut labels = vec![("version", env!("CARGO_PKG_VERSION").to_owned()), ("target", target)];
     labels.push(("features", features.to_owned()));
-    registry.register("build", "What this gateway was built from", Info::new(labels));
+    registry.register("build", "Build information of this gateway", Info::new(labels));
 }
 
 impl Default for ProcessMetrics {
@@ -56,13 +56,13 @@ impl ProcessMetrics {
         let most_files: Bytes = Gauge::default();
         most_files.set(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX));
         let registry = &mut self.registry;
-        registry.register("process_cpu_seconds", "Processor time of the process", self.cpu_seconds.clone());
-        registry.register("process_resident_memory_bytes", "Memory in use", self.resident.clone());
-        registry.register("process_virtual_memory_bytes", "Address space in use", self.virtual_memory.clone());
-        registry.register("process_threads", "Threads", self.threads.clone());
+        registry.register("process_cpu_seconds", "CPU time of the process", self.cpu_seconds.clone());
+        registry.register("process_resident_memory_bytes", "Resident memory of the process", self.resident.clone());
+        registry.register("process_virtual_memory_bytes", "Virtual memory of the process", self.virtual_memory.clone());
+        registry.register("process_threads", "Threads of the process", self.threads.clone());
         registry.register("process_open_fds", "Open file descriptors", self.open_files.clone());
-        registry.register("process_max_fds", "Most file descriptors that may be open", most_files);
-        registry.register("process_start_time_seconds", "When the gateway began, in seconds since 1970", started);
+        registry.register("process_max_fds", "Maximum number of open file descriptors", most_files);
+        registry.register("process_start_time_seconds", "Start time of the gateway, in seconds since 1970", started);
     }
 
     /// Looks at the process, and returns what is to be shown.

@@ -5,7 +5,6 @@ use std::sync::atomic::AtomicU64;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 use semmoe_routing::{Report, ReportSide};
 
 /// One side of a comparison.
@@ -17,39 +16,19 @@ struct ShadowLabels {
 
 type Shares = Family<ShadowLabels, Gauge<f64, AtomicU64>>;
 
-#[derive(Default)]
-pub(super) struct ShadowMetrics {
-    requests: Family<ShadowLabels, Gauge<u64, AtomicU64>>,
-    local_share: Shares,
-    cached_share: Shares,
-    imbalance: Shares,
+metrics! {
+    pub(super) struct ShadowMetrics {
+        requests: Family<ShadowLabels, Gauge<u64, AtomicU64>>,
+            "shadow_requests", "Requests placed by both the acting and the shadow policy";
+        local_share: Shares, "shadow_local_share", "Expected local share of the scored tokens, by policy";
+        cached_share: Shares,
+            "shadow_cached_share", "Prompt tokens believed to be cached on the chosen rank, by policy";
+        imbalance: Shares, "shadow_tokens_max_over_mean", "Tokens of the busiest rank over the mean, by policy";
+    }
 }
 
 impl ShadowMetrics {
-    pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "shadow_requests",
-            "Requests that both the acting and the watched policy placed",
-            self.requests.clone(),
-        );
-        registry.register(
-            "shadow_local_share",
-            "Expected local share of the scored tokens, by policy",
-            self.local_share.clone(),
-        );
-        registry.register(
-            "shadow_cached_share",
-            "Prompt tokens believed to be cached where they go, by policy",
-            self.cached_share.clone(),
-        );
-        registry.register(
-            "shadow_tokens_max_over_mean",
-            "Greatest tokens of a rank over the mean, by policy",
-            self.imbalance.clone(),
-        );
-    }
-
-    pub(super) fn set(&self, model: &str, (acting, watched): (&'static str, &'static str), report: &Report) {
+    pub(super) fn set(&self, model: &str, acting: &'static str, watched: &'static str, report: &Report) {
         for (policy, side) in [(acting, report.acting), (watched, report.watched)] {
             let labels = ShadowLabels { model: model.to_owned(), policy };
             self.requests.get_or_create(&labels).set(report.requests);

@@ -2,21 +2,18 @@
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::Registry;
 
 use super::OutcomeLabels;
 
-/// Cloning shares the counts.
-#[derive(Clone, Default)]
-pub(crate) struct SpanMetrics {
-    spans: Family<OutcomeLabels, Counter>,
+metrics! {
+    /// Cloning shares the counts.
+    #[derive(Clone)]
+    pub(crate) struct SpanMetrics {
+        spans: Family<OutcomeLabels, Counter>, "spans", "Spans of traced requests, by outcome";
+    }
 }
 
 impl SpanMetrics {
-    pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register("spans", "Spans of traced requests, by what became of them", self.spans.clone());
-    }
-
     /// `exported`, `queue_full`, `failed` (the collector did not take them) or `rejected` (it did not want them).
     pub(crate) fn count(&self, outcome: &'static str, spans: usize) {
         if spans > 0 {

@@ -7,7 +7,6 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
 use semmoe_planner::policy::Layout;
 
 use super::answers::TO_SECONDS;
@@ -25,42 +24,27 @@ struct DecisionLabels {
     outcome: &'static str,
 }
 
-/// What is counted of switches.
-pub(crate) struct SwitchMetrics {
-    layout: Family<UnitLabels, Gauge>,
-    gain: Family<UnitLabels, Gauge<f64, AtomicU64>>,
-    decisions: Family<DecisionLabels, Counter>,
-    seconds: Family<UnitLabels, Histogram, fn() -> Histogram>,
+metrics! {
+    /// The counters of switches.
+    pub(crate) struct SwitchMetrics {
+        layout: Family<UnitLabels, Gauge>, "switch_layout", "Current layout: 0 TP, 1 EP, -1 unknown";
+        gain: Family<UnitLabels, Gauge<f64, AtomicU64>>,
+            "switch_gain",
+            "Share of a step's time that the other layout would save, when the policy last compared them";
+        decisions: Family<DecisionLabels, Counter>, "switch_decisions", "Decisions of the switch policy, by outcome";
+        seconds: Seconds = Family::new_with_constructor(switch_seconds),
+            "switch_seconds", "Time that committed switches held requests";
+    }
 }
 
-impl Default for SwitchMetrics {
-    fn default() -> Self {
-        Self {
-            layout: Family::default(),
-            gain: Family::default(),
-            decisions: Family::default(),
-            // From the milliseconds of a small model to what a slow link takes for a large one.
-            seconds: Family::new_with_constructor(|| Histogram::new(TO_SECONDS.into_iter().chain([10.0, 60.0]))),
-        }
-    }
+type Seconds = Family<UnitLabels, Histogram, fn() -> Histogram>;
+
+/// From the milliseconds of a small model to what a slow link takes for a large one.
+fn switch_seconds() -> Histogram {
+    Histogram::new(TO_SECONDS.into_iter().chain([10.0, 60.0]))
 }
 
 impl SwitchMetrics {
-    pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register("switch_layout", "0 TP, 1 EP, -1 not known", self.layout.clone());
-        registry.register(
-            "switch_gain",
-            "Share of a step's time that the other layout would save, when the policy last compared them",
-            self.gain.clone(),
-        );
-        registry.register(
-            "switch_decisions",
-            "Decisions of the switch policy and how they ended",
-            self.decisions.clone(),
-        );
-        registry.register("switch_seconds", "How long committed switches held requests", self.seconds.clone());
-    }
-
     /// Where a unit is, and the gain, where it was compared.
     pub(crate) fn looked(&self, unit: &str, layout: Option<Layout>, gain: Option<f64>) {
         let number = match layout {

@@ -6,18 +6,11 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
 
 use super::OutcomeLabels;
 
 /// Swaps take microseconds; what shows in requests begins at a millisecond.
 const SWAP_SECONDS: [f64; 9] = [1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0];
-
-pub(crate) struct TablesMetrics {
-    reloads: Family<OutcomeLabels, Counter>,
-    swap_seconds: Histogram,
-    wait_seconds: Family<ClockLabels, Histogram, fn() -> Histogram>,
-}
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ClockLabels {
@@ -32,31 +25,21 @@ pub(crate) struct Waits {
     pub(crate) cpu: Histogram,
 }
 
-impl Default for TablesMetrics {
-    fn default() -> Self {
-        Self {
-            reloads: Family::default(),
-            swap_seconds: Histogram::new(SWAP_SECONDS),
-            wait_seconds: Family::new_with_constructor(|| Histogram::new(SWAP_SECONDS)),
-        }
+metrics! {
+    pub(crate) struct TablesMetrics {
+        reloads: Family<OutcomeLabels, Counter>, "table_reloads", "Reloads of tables, by outcome";
+        swap_seconds: Histogram = Histogram::new(SWAP_SECONDS),
+            "tables_swap_seconds",
+            "Time from the completion of a state with other tables until requests get it; no request waits for it";
+        wait_seconds: WaitSeconds = Family::new_with_constructor(|| Histogram::new(SWAP_SECONDS)),
+            "swap_wait_seconds",
+            "Time to get the state while another one was built and swapped in, by wall clock and thread clock";
     }
 }
 
-impl TablesMetrics {
-    pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register("table_reloads", "Reloads of tables, by outcome", self.reloads.clone());
-        registry.register(
-            "tables_swap_seconds",
-            "From the next state with other tables being complete to requests getting it; none waits for that",
-            self.swap_seconds.clone(),
-        );
-        registry.register(
-            "swap_wait_seconds",
-            "How long readers of the state took to get it while another one was made and swapped in, by the wall's clock and the thread's own",
-            self.wait_seconds.clone(),
-        );
-    }
+type WaitSeconds = Family<ClockLabels, Histogram, fn() -> Histogram>;
 
+impl TablesMetrics {
     /// `ok`, `unchanged`, `refused` (they do not fit), `invalid`, `denied` (the path), `failed` (all else).
     pub(crate) fn reload(&self, outcome: &'static str) {
         self.reloads.get_or_create(&OutcomeLabels { outcome }).inc();

@@ -4,7 +4,8 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
+
+use super::OutcomeLabels;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct FailureLabels {
@@ -12,57 +13,26 @@ struct FailureLabels {
     reason: &'static str,
 }
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct OutcomeLabels {
-    outcome: &'static str,
-}
-
-#[derive(Default)]
-pub(crate) struct TrustMetrics {
-    auth_failures: Family<FailureLabels, Counter>,
-    handshakes: Family<OutcomeLabels, Counter>,
-    credential_reloads: Family<OutcomeLabels, Counter>,
-    connections_refused: Counter,
-    open_connections: Gauge,
-    open_streams: Gauge,
-    streams_refused: Counter,
+metrics! {
+    pub(crate) struct TrustMetrics {
+        auth_failures: Family<FailureLabels, Counter>,
+            "auth_failures",
+            "Data plane requests rejected because of a missing or wrong key, or a model that the key may not use";
+        handshakes: Family<OutcomeLabels, Counter>, "tls_handshakes", "TLS handshakes of clients, by outcome";
+        credential_reloads: Family<OutcomeLabels, Counter>,
+            "credential_reloads", "Reloads of changed certificate or key files, by outcome";
+        connections_refused: Counter,
+            "connections_refused", "Connections closed because their address had too many";
+        open_connections: Gauge,
+            "open_connections",
+            "Open client connections to all listeners, at most limits.connections of them to the data plane";
+        open_streams: Gauge, "open_streams", "Requests running over HTTP/2, at most limits.open_streams";
+        streams_refused: Counter,
+            "streams_refused", "HTTP/2 requests rejected because limits.open_streams were running already";
+    }
 }
 
 impl TrustMetrics {
-    pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "auth_failures",
-            "Requests of the data plane refused for want of a key, for a wrong one, or for a model that the key may not use",
-            self.auth_failures.clone(),
-        );
-        registry.register("tls_handshakes", "TLS handshakes of clients, by outcome", self.handshakes.clone());
-        registry.register(
-            "credential_reloads",
-            "Changed files with certificates or keys that were read again, by outcome",
-            self.credential_reloads.clone(),
-        );
-        registry.register(
-            "connections_refused",
-            "Connections closed as their address had too many",
-            self.connections_refused.clone(),
-        );
-        registry.register(
-            "open_connections",
-            "Connections of clients to all listeners now, at most limits.connections to the data plane",
-            self.open_connections.clone(),
-        );
-        registry.register(
-            "open_streams",
-            "Requests that run over HTTP/2 now, at most limits.open_streams",
-            self.open_streams.clone(),
-        );
-        registry.register(
-            "streams_refused",
-            "Requests over HTTP/2 refused as limits.open_streams of them ran already",
-            self.streams_refused.clone(),
-        );
-    }
-
     /// `ok`, `failed` or `timeout`.
     pub(crate) fn handshake(&self, outcome: &'static str) {
         self.handshakes.get_or_create(&OutcomeLabels { outcome }).inc();

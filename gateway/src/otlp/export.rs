@@ -142,7 +142,7 @@ impl Work {
             Err(error) => {
                 self.metrics.count("failed", spans.len());
                 if !self.failing {
-                    tracing::warn!(%error, "traces are not exported");
+                    tracing::warn!(%error, "traces cannot be exported");
                 }
             }
         }
@@ -161,7 +161,7 @@ impl Work {
             match (self.client.whole(request, &LIMITS).await, waits.next()) {
                 (Ok((_, answer)), _) => return Ok(rejected(&answer)),
                 (Err(error), Some(wait)) if may_help(&error) => {
-                    tracing::debug!(%error, "traces are sent again");
+                    tracing::debug!(%error, "sending traces again");
                     tokio::time::sleep(wait).await;
                 }
                 (Err(error), _) => return Err(error),

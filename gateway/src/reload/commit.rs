@@ -31,8 +31,8 @@ pub(super) fn commit(core: &Arc<Core>, mut prepared: Prepared) -> Option<Reloade
     let next = Arc::new(current.with_models(config, models));
     for (backend, told) in &probes {
         match (told, next.position(backend)) {
-            (Ok(probe), Some((model, member))) => {
-                let (model, member) = (&next.models[model], &next.models[model].members[member]);
+            (Ok(probe), Some(at)) => {
+                let (model, member) = next.at(at);
                 backend.set_probe(probe.clone());
                 core.welcome(model, member, probe, &member.fit());
             }
@@ -97,7 +97,7 @@ fn keep_or_wrap(model: Model, current: &Snapshot) -> Arc<Model> {
     let same_rest = Arc::ptr_eq(&model.plan, &now.plan)
         && Arc::ptr_eq(&model.pool, &now.pool)
         && same(model.text.as_ref(), now.text.as_ref())
-        && (&model.aliases, &model.adapters) == (&now.aliases, &now.adapters);
+        && model.other_names == now.other_names;
     if same_members && same_rest { Arc::clone(now) } else { Arc::new(model) }
 }
 

@@ -33,7 +33,7 @@ const MAX_ATTEMPTS: usize = 10;
 #[non_exhaustive]
 pub enum ReloadError {
     /// It was made in memory.
-    #[error("the configuration came from no file, so it cannot be read again")]
+    #[error("the configuration did not come from a file, so it cannot be reloaded")]
     NoFile,
     /// The gateway ends.
     #[error("the gateway is shutting down")]
@@ -132,10 +132,10 @@ pub(crate) async fn reload(core: &Arc<Core>) -> Result<Reloaded, ReloadError> {
             let Reloaded { generation, backends_added, backends_removed, needs_restart, .. } = reloaded;
             tracing::info!(generation, ?backends_added, ?backends_removed, "configuration reloaded");
             if !needs_restart.is_empty() {
-                tracing::warn!(?needs_restart, "these keys changed and count after a restart only");
+                tracing::warn!(?needs_restart, "these keys changed and only take effect after a restart");
             }
         }
-        Err(error) => tracing::error!(%error, "configuration not reloaded, the old one stays"),
+        Err(error) => tracing::error!(%error, "configuration not reloaded, the old one stays in force"),
     }
     done
 }

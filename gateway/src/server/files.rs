@@ -36,7 +36,7 @@ pub(crate) fn connections(wanted: usize) -> Result<usize, StartError> {
             "limits.connections" = wanted,
             accepted = room,
             needed = RESERVED + 2 * wanted as u64,
-            "the limit of open files (ulimit -n) has no room for so many connections, so fewer are accepted at a time"
+            "the limit of open files (ulimit -n) is too low for this many connections, so fewer are accepted at a time"
         );
     }
     Ok(wanted.min(room))

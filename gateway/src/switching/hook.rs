@@ -152,7 +152,7 @@ impl<'a> Hook<'a> {
         Outcome::RolledBack { cause: format!("it is in layout '{}' at epoch {}", status.layout, status.epoch) }
     }
 
-    /// What became of a commit whose answer was lost or says that the worker failed.
+    /// Finds out the outcome of a commit whose answer was lost or reports that the worker failed.
     async fn settle(&self, name: &str, epoch: u64, began: Instant, error: &HttpError) -> Outcome {
         let lost = |cause: String| Outcome::Lost { cause };
         loop {

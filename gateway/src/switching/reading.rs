@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use semmoe_engines::metrics::Sample;
 use semmoe_engines::sglang::Loads;
 
-/// What is read.
+/// One reading of the worker's counters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Reading {
     /// Of rank 0, by the layout's name.
@@ -25,7 +25,7 @@ struct Steps {
     seconds: f64,
 }
 
-/// What a unit holds.
+/// The requests and tokens in a unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Load {
     pub(super) running: u32,
@@ -36,7 +36,7 @@ pub(super) struct Load {
     pub(super) promised_kv_tokens: u64,
 }
 
-/// What happened between two readings.
+/// The work done between two readings.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Interval {
     /// Steps of one layout; none where none ran, or more than one did.
@@ -58,7 +58,7 @@ pub(super) struct MeanStep {
 
 /// An answer that lacks what is needed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("/metrics has no {name}: is the worker an older one?")]
+#[error("/metrics has no {name}: is the worker an older version?")]
 pub(super) struct Missing {
     name: &'static str,
 }
@@ -89,7 +89,7 @@ impl Reading {
         Ok(reading)
     }
 
-    /// What happened since `before`. Nothing, where counters went back: another process answers.
+    /// The work done since `before`. None where counters went back, because another process answers.
     pub(super) fn since(&self, before: &Self) -> Interval {
         let nothing = Interval { steps: None, arrived_tokens: 0 };
         let (decode, prefill) =

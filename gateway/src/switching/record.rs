@@ -24,13 +24,13 @@ pub(crate) struct Records(Mutex<BTreeMap<String, Report>>);
 pub(crate) struct Report {
     /// Name of the backend, or of the model where traffic moves between pools.
     unit: String,
-    /// What carries its switches out: `worker`, `webhook` or `pools`.
+    /// The actuator that carries its switches out: `worker`, `webhook` or `pools`.
     by: &'static str,
     /// `tp` or `ep`; null while it is not known.
     layout: Option<&'static str>,
     /// A switch is under way to this layout.
     switching_to: Option<&'static str>,
-    /// What the policy said last, or why it was not asked.
+    /// The policy's last reason, or why it was not asked.
     reason: String,
     /// Share of a step's time that the other layout saves, as far as the policy compared them.
     gain: Option<f64>,
@@ -75,7 +75,7 @@ impl Records {
         }
     }
 
-    /// What the policy said, or why it could not be asked.
+    /// Records the policy's answer, or why it could not be asked.
     pub(super) fn looked(&self, metrics: &SwitchMetrics, unit: UnitName<'_>, look: Look<'_>) {
         metrics.looked(unit.name, look.layout, look.verdict.gain);
         self.with(unit, |report| {
@@ -103,11 +103,11 @@ impl Records {
         let (backend, to_name, reason) = (unit.name, to.name(), ended.verdict.reason.as_str());
         match (&cause, ended.outcome) {
             (Some(cause), _) => {
-                tracing::warn!(unit = backend, to = to_name, outcome, cause, "a switch of layouts failed")
+                tracing::warn!(unit = backend, to = to_name, outcome, cause, "layout switch failed")
             }
-            (None, None) => tracing::info!(unit = backend, to = to_name, reason, "a switch of layouts is advised"),
+            (None, None) => tracing::info!(unit = backend, to = to_name, reason, "layout switch advised"),
             (None, Some(_)) => {
-                tracing::info!(unit = backend, to = to_name, outcome, seconds, reason, "a switch of layouts ended")
+                tracing::info!(unit = backend, to = to_name, outcome, seconds, reason, "layout switch finished")
             }
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());

@@ -31,7 +31,7 @@ pub(crate) async fn watch(core: Arc<Core>, Watched { backend, stop }: Watched) {
     while !stop.is_cancelled() {
         let config = core.config();
         let rules = &config.switch;
-        // What ends is not rearranged.
+        // A gateway that is shutting down does not rearrange units.
         let off = rules.mode == SwitchMode::Off || core.is_draining();
         let by = match (backend.engine, &rules.webhook, backend.config.layout) {
             _ if off => None,
@@ -86,7 +86,7 @@ struct Steered {
     layout: Option<Layout>,
 }
 
-/// What one look found.
+/// The result of one look at a unit.
 struct Seen {
     layout: Layout,
     load: Load,
@@ -239,8 +239,8 @@ async fn read(
 /// Requests of this gateway on a backend.
 pub(super) fn in_flight(core: &Core, backend: &Arc<Backend>) -> u32 {
     let snapshot = core.snapshot();
-    let Some((model, at)) = snapshot.position(backend) else { return 0 };
-    let slots = snapshot.models[model].pool.slots().iter().filter(|slot| slot.backend == at);
+    let Some(at) = snapshot.position(backend) else { return 0 };
+    let slots = snapshot.models[at.model].pool.slots().iter().filter(|slot| slot.backend == at.member);
     let pinned: i64 = slots.map(|slot| slot.in_flight()).sum();
     let unpinned = core.metrics.inflight(&backend.name, None).get();
     u32::try_from(pinned + unpinned).unwrap_or(0)

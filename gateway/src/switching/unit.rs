@@ -13,7 +13,7 @@ const MAX_STEPS: u32 = 1000;
 /// Requests of one interval that are passed to it.
 const MAX_ARRIVALS: u64 = 1000;
 
-/// What is switched as one.
+/// A set of ranks that switches as one.
 pub(super) struct Unit {
     policy: Adaptive,
     began: Instant,
@@ -21,7 +21,7 @@ pub(super) struct Unit {
     kv_tokens: u64,
 }
 
-/// What the policy says, for people.
+/// The policy's decision, for people.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Verdict {
     pub(super) to: Option<Layout>,
@@ -59,7 +59,7 @@ impl Unit {
         (0..steps.steps.min(MAX_STEPS)).for_each(|_| self.policy.observe(at, &Event::Stepped(step)));
     }
 
-    /// The decision for now. `heads`: the oldest waiting stream of each priority.
+    /// The action to take now. `heads`: the oldest waiting stream of each priority.
     pub(super) fn decide(&mut self, layout: Layout, load: &Load, heads: &[Head]) -> Verdict {
         self.kv_tokens = load.live_kv_tokens;
         let view = UnitView {
@@ -94,8 +94,8 @@ impl Unit {
         }
     }
 
-    /// What came of a switch that it decided. One that is only advised has failed, so that the policy goes on from
-    /// where it was.
+    /// Records the outcome of a switch that it decided. One that is only advised has failed, so that the policy goes on
+    /// from where it was.
     pub(super) fn ended(&mut self, to: Layout, outcome: Option<&Outcome>) {
         let event = match outcome {
             Some(Outcome::Committed { seconds }) => {

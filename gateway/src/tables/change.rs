@@ -11,7 +11,7 @@ use crate::backend::Backend;
 use crate::compat::{self, Incompatible};
 use crate::error::RequestError;
 use crate::health;
-use crate::snapshot::{Member, Snapshot};
+use crate::snapshot::{Member, Model, Snapshot};
 use crate::state::Core;
 
 use super::file::{self, Copy};
@@ -144,8 +144,8 @@ fn earlier(member: &Member, generation: Option<u64>) -> Result<(Arc<semmoe_table
 }
 
 /// Tables against the model, its other tables, and what the backend told last.
-pub(crate) fn check_fit(snapshot: &Snapshot, at: (usize, usize), fresh: &FreshTables) -> Result<(), Incompatible> {
-    let ((model, member), tables) = (snapshot.at(at), fresh.tables.as_ref());
+pub(crate) fn check_fit(model: &Model, member: &Member, fresh: &FreshTables) -> Result<(), Incompatible> {
+    let tables = fresh.tables.as_ref();
     compat::with_other_files(tables, model, "the tables in use")?;
     compat::with_declared(tables, member.backend.config.placement_digest.as_deref())?;
     let configured = member.backend.config.ranks;
@@ -180,7 +180,7 @@ pub(super) fn note(core: &Core, backend: &str, by: &'static str, done: Result<&S
         Ok(Swapped { changed: true, generation, digest, .. }) => {
             tracing::info!(backend, by, generation, digest, "tables swapped");
         }
-        Ok(_) => tracing::info!(backend, by, "the file holds the tables in use"),
+        Ok(_) => tracing::info!(backend, by, "the file has the tables that are in use already"),
         // The watcher tries again where that may help.
         Err(error) if news => tracing::warn!(backend, by, %error, "tables not swapped"),
         Err(_) => {}

@@ -41,13 +41,13 @@ pub(crate) fn warn_of_exposure(config: &Config) {
     if !server.listen.ip().is_loopback() && config.auth.keys.is_empty() {
         tracing::warn!(
             listen = %server.listen,
-            "everybody who reaches this address can use the models: set [[auth.keys]], or listen on loopback"
+            "anyone who can reach this address can use the models: set [[auth.keys]], or listen on loopback"
         );
     }
     if config.log.access == Access::All && !tracing::enabled!(target: "semmoe::access", tracing::Level::INFO) {
         tracing::warn!("log.access is \"all\", but the log level hides it: start with --log info");
     }
     if let Some(metrics) = server.metrics.filter(|metrics| !metrics.ip().is_loopback()) {
-        tracing::info!(%metrics, "everybody who reaches this address can read the metrics");
+        tracing::info!(%metrics, "anyone who can reach this address can read the metrics");
     }
 }

@@ -199,14 +199,17 @@ async fn wrong_configurations_change_nothing_and_are_told() {
         ("missing tokenizer", good.replace("tokenizer.json", "none.json"), 409, "model 'tiny': cannot read"),
         ("bad tokenizer", good.replace("tokenizer.json", "config.json"), 409, "model 'tiny': "),
         ("missing folder", format!("[sampling]\nprofile_dir = \"none\"\n{good}"), 409, "is not a directory"),
-        ("other placement", second(&foreign.url()), 409, "backend 'pod-b': the tables are of placement"),
+        ("other placement", second(&foreign.url()), 409, "backend 'pod-b': the tables are for placement"),
         ("other ranks", format!("{good}ranks = 3\n"), 409, "the tables have 2 attention-DP ranks, but `ranks` is 3"),
     ] {
         file.write("", &rest);
         let answer = reload(&gateway).await;
         assert_eq!(answer.status, status, "{case}: {answer:?}");
         let message = answer.message();
-        assert!(message.starts_with("the old configuration stays: ") && message.contains(says), "{case}: {message}");
+        assert!(
+            message.starts_with("the old configuration stays in force: ") && message.contains(says),
+            "{case}: {message}"
+        );
         assert!(!message.contains('\n'), "{case}: one sentence");
         failures += 1;
         let shown = Client::admin(&gateway).get("/admin/config").await.json();

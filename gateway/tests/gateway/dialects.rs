@@ -204,7 +204,7 @@ async fn placements_that_show_or_are_declared_are_compared() {
         ("/maps/e.json", false, None, Ok("tables")),
         ("/maps/e.json", false, Some(&digest), Ok("configuration")),
         ("/maps/e.json", false, Some(&other), Err("but `placement_digest` says that the backend runs 0000")),
-        ("trivial", true, None, Err("EPLB on (enable_eplb), so its experts would move")),
+        ("trivial", true, None, Err("EPLB enabled (enable_eplb), which moves experts away")),
     ] {
         let info = json!({
             "model_path": "/models/x", "version": "0.5.23", "dp_size": 2, "ep_size": 2,

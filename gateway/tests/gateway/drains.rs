@@ -117,10 +117,10 @@ async fn what_does_not_finish_in_time_is_told() {
     tokio::time::timeout(PATIENCE, gateway.drain(false)).await.unwrap();
     for call in waiting {
         let answer = call.await.unwrap();
-        assert_eq!((answer.status, answer.message().as_str()), (503, "the gateway shuts down"));
+        assert_eq!((answer.status, answer.message().as_str()), (503, "the gateway is shutting down"));
     }
     let rest = stream.into_body().collect().await.unwrap().to_bytes();
-    assert!(rest.starts_with(b"data: {\"error\":{\"message\":\"the gateway shuts down\""), "{rest:?}");
+    assert!(rest.starts_with(b"data: {\"error\":{\"message\":\"the gateway is shutting down\""), "{rest:?}");
     assert!(half.into_body().collect().await.is_err());
     for _ in 0..2 {
         mock.next_gone().await;

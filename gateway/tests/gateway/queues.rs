@@ -37,7 +37,7 @@ async fn what_finds_no_room_waits_and_what_finds_no_place_in_the_line_is_refused
     until_depth(&gateway, 2.0).await;
     let refused = Client::data(&gateway).post(CHAT, "{}").await;
     assert_eq!((refused.status, refused.header("retry-after")), (429, "1"));
-    assert_eq!(refused.message(), "model 'tiny' is busy: 2 requests wait already");
+    assert_eq!(refused.message(), "model 'tiny' is busy: 2 requests are already waiting");
     assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
     assert_eq!(shed(&gateway, "queue_full").await, 1.0);
     assert!(mock.seen.try_recv().is_err(), "a rank has more than its limit");
@@ -82,7 +82,7 @@ async fn waits_end() {
     mock.next().await;
     let refused = Client::data(&gateway).post(CHAT, "{}").await;
     assert_eq!((refused.status, refused.header("retry-after")), (429, "1"));
-    assert_eq!(refused.message(), "model 'tiny' is busy: there was no room on a rank within 0.05 s");
+    assert_eq!(refused.message(), "model 'tiny' is busy: no rank had room within 0.05 s");
     mock.release(1);
     assert_eq!(first.await.unwrap().status, 200);
     mock.kill();

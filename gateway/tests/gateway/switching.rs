@@ -30,7 +30,7 @@ fn workers(workers: &[&Worker]) -> String {
     format!("[[models]]\nname = \"tiny\"\npolicy = \"round_robin\"\n{backends}")
 }
 
-/// What the admin plane shows of a unit, once it is as wanted.
+/// The unit as the admin plane shows it, once it is as wanted.
 async fn until(gateway: &Running, unit: &str, wanted: impl Fn(&Value) -> bool) -> Value {
     let client = Client::admin(gateway);
     let last = Arc::new(Mutex::new(Value::Null));

@@ -132,17 +132,12 @@ impl Inputs {
     }
 
     /// Checks every request, on so many threads.
-    pub(super) fn check(
-        &mut self,
-        (phase, hold_out): (Phase, f64),
-        threads: usize,
-        progress: &dyn Progress,
-    ) -> Checked {
+    pub(super) fn check(&mut self, phase: Phase, hold_out: f64, threads: usize, progress: &dyn Progress) -> Checked {
         let pieces = self.pieces();
         let occurrences: Vec<AtomicU64> = (0..self.model.vocab_size).map(|_| AtomicU64::new(0)).collect();
         let inputs = &*self;
         let check = |piece: &Piece| {
-            let found = inputs.check_piece(piece, (phase, hold_out), &occurrences);
+            let found = inputs.check_piece(piece, phase, hold_out, &occurrences);
             progress.advance(piece.tokens as u64);
             found
         };
@@ -161,7 +156,8 @@ impl Inputs {
     fn check_piece(
         &self,
         piece: &Piece,
-        (phase, hold_out): (Phase, f64),
+        phase: Phase,
+        hold_out: f64,
         occurrences: &[AtomicU64],
     ) -> (Vec<Fate>, Vec<BadRecord>) {
         let file = &self.files[piece.file];

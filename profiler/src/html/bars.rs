@@ -21,7 +21,7 @@ pub struct Bar {
 pub struct Mark<'a> {
     /// Where.
     pub value: f64,
-    /// What it means.
+    /// Its meaning.
     pub label: &'a str,
 }
 

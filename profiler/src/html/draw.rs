@@ -1,4 +1,5 @@
-//! SVG: cells, axes, legends, tooltips, and colours that colour-blind people tell apart, in light and dark.
+//! SVG: cells, axes, legends, tooltips, and colours that colour-blind people can distinguish, in light and
+//! dark.
 
 use std::fmt::Write;
 
@@ -8,7 +9,7 @@ const SEQUENTIAL: [Stops; 2] = [
     [[255.0, 255.0, 255.0], [190.0, 215.0, 235.0], [90.0, 160.0, 205.0], [25.0, 95.0, 165.0], [8.0, 35.0, 90.0]],
     [[24.0, 26.0, 30.0], [20.0, 58.0, 95.0], [30.0, 105.0, 165.0], [105.0, 175.0, 225.0], [225.0, 242.0, 255.0]],
 ];
-/// Blue below, orange above: the pair that all common kinds of colour blindness tell apart.
+/// Blue below, orange above: the pair that all common kinds of colour blindness distinguish.
 const DIVERGING: [Stops; 2] = [
     [[5.0, 70.0, 150.0], [120.0, 175.0, 220.0], [250.0, 250.0, 250.0], [245.0, 170.0, 90.0], [170.0, 75.0, 0.0]],
     [[120.0, 190.0, 255.0], [45.0, 95.0, 145.0], [34.0, 36.0, 40.0], [150.0, 90.0, 30.0], [255.0, 175.0, 90.0]],
@@ -18,7 +19,7 @@ pub const KINDS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4
 /// Colours that cells are rounded to.
 const STEPS: usize = 24;
 /// More cells than this show the values of a whole row at once.
-const MOST_CELL_TIPS: usize = 600;
+const MAX_CELL_TIPS: usize = 600;
 
 /// A picture being drawn; everything in pixels.
 pub struct Svg {
@@ -90,6 +91,30 @@ impl Cells<'_> {
     }
 }
 
+/// The axes of a diagram that begin at 0 in its lower left corner.
+pub struct Axes {
+    /// Pixels of the left edge.
+    pub left: f64,
+    /// Of the right edge.
+    pub right: f64,
+    /// Of the upper edge.
+    pub top: f64,
+    /// Of the lower edge.
+    pub bottom: f64,
+    /// The value at the end of the horizontal axis.
+    pub across: f64,
+    /// The value at the end of the vertical axis.
+    pub up: f64,
+}
+
+impl Axes {
+    /// The pixels of a point.
+    pub fn at(&self, x: f64, y: f64) -> (f64, f64) {
+        let Self { left, right, top, bottom, across, up } = self;
+        (left + x / across * (right - left), bottom - y / up * (bottom - top))
+    }
+}
+
 impl Svg {
     /// An empty picture of this size.
     pub fn new(width: f64, height: f64) -> Self {
@@ -125,6 +150,17 @@ impl Svg {
     /// A straight line; `style` is markup.
     pub fn line(&mut self, (x1, y1): (f64, f64), (x2, y2): (f64, f64), style: &str) {
         let _ = write!(self.body, "<path d=\"M{x1:.1} {y1:.1}L{x2:.1} {y2:.1}\" fill=\"none\" {style}/>");
+    }
+
+    /// Grid lines at fifths of the vertical axis, and the values at fifths of both.
+    pub fn grid(&mut self, axes: &Axes, decimals: usize) {
+        for share in (0..=5).map(|tick| f64::from(tick) / 5.0) {
+            let (across, up) = (share * axes.across, share * axes.up);
+            let (x, y) = axes.at(across, up);
+            self.line((axes.left, y), (axes.right, y), "class=\"grid\"");
+            self.text((axes.left - 6.0, y + 4.0), "end", "", &format!("{up:.decimals$}"));
+            self.text((x, axes.bottom + 18.0), "middle", "", &format!("{across:.decimals$}"));
+        }
     }
 
     /// Markup that is safe already.
@@ -183,7 +219,7 @@ impl Svg {
         let columns = cells.columns();
         for row in 0..rows.len() {
             let top = y + row as f64 * high;
-            if columns * rows.len() > MOST_CELL_TIPS {
+            if columns * rows.len() > MAX_CELL_TIPS {
                 self.tip((x, top), (columns as f64 * wide, high), &text(row, None));
                 continue;
             }

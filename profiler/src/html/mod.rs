@@ -7,7 +7,7 @@
 //! | module | what |
 //! |---|---|
 //! | `text` | escaping |
-//! | `draw` | SVG: cells, axes, legends, tooltips, colours that colour-blind people tell apart |
+//! | `draw` | SVG: cells, axes, legends, tooltips, colours that colour-blind people can distinguish |
 //! | `sheet` | the page around the pictures: style, facts, verdict, the chooser of layers |
 //! | `bars` | figures as bars |
 //! | `groups` | loads of groups, before and after |
@@ -36,7 +36,7 @@ use crate::bad::check;
 use crate::show::{Study, map};
 use crate::{ProfilerError, Verdict};
 pub use bars::{Bar, Mark, bars};
-pub use draw::{Cells, KINDS, Scale, Svg};
+pub use draw::{Axes, Cells, KINDS, Scale, Svg};
 pub use groups::{GroupLoads, group_loads};
 pub use rate::{RateKind, RatePoint};
 pub use sheet::{Sheet, write_sections};
@@ -45,7 +45,7 @@ pub use text::escape;
 /// Cells that the pictures of all layers together may have; of more layers than fit, evenly chosen ones are drawn.
 const MAX_CELLS: usize = 1 << 20;
 
-/// What the page shows beside the study.
+/// The contents of the page in addition to the study.
 #[derive(Debug, Default)]
 pub struct Page<'a> {
     /// Where experts lie: the heat maps are then in the order of its groups, and the groups' loads are drawn.
@@ -58,7 +58,7 @@ pub struct Page<'a> {
     pub rates: Vec<RatePoint>,
     /// Which MoE layer the maps show first, among those of the file; the middle one by default.
     pub layer: Option<usize>,
-    /// What the figures mean.
+    /// The verdict on the figures.
     pub verdict: Option<Verdict>,
 }
 

@@ -10,11 +10,11 @@ use crate::{ProfilerError, Verdict};
 /// A page: everything but titles, bodies and names of facts is escaped here.
 #[derive(Debug, Default)]
 pub struct Sheet {
-    /// What it is about.
+    /// The page's title.
     pub title: String,
     /// Names and values on top.
     pub facts: Vec<(&'static str, String)>,
-    /// What the figures mean.
+    /// The verdict on the figures.
     pub verdict: Option<Verdict>,
     /// Ids of the layers that pictures are chosen from, and the index of the one shown first.
     pub layers: Option<(Vec<u16>, usize)>,

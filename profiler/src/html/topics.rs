@@ -43,7 +43,7 @@ pub(super) fn picture(map: &RequestMap) -> String {
     )
 }
 
-/// Colour and shape together tell topics apart.
+/// Colour and shape together distinguish topics.
 fn mark((x, y): (f64, f64), topic: usize) -> String {
     if topic >= NAMED {
         return format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2\" fill=\"#999\"/>");

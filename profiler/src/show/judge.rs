@@ -1,4 +1,4 @@
-//! What a study's figures mean.
+//! The interpretation of a study's figures.
 
 use super::Study;
 use crate::verdict::{Grade, Verdict};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use super::cell::{get, set};
 
 /// Longest window: the requests in it are counted with 16 bits.
-pub(crate) const LONGEST: u32 = u16::MAX as u32;
+pub(crate) const MAX_WINDOW: u32 = u16::MAX as u32;
 
 /// Assignments among which one that is taken back is looked for: it was made a moment ago.
 const LOOKED_BACK: u64 = 4096;
@@ -24,7 +24,7 @@ pub(super) struct Window {
 
 impl Window {
     pub(super) fn new(requests: u32) -> Self {
-        let places = requests.clamp(1, LONGEST);
+        let places = requests.clamp(1, MAX_WINDOW);
         Window { places: (0..places).map(|_| AtomicU64::new(0)).collect(), count: AtomicU64::new(0) }
     }
 

@@ -7,7 +7,7 @@
 use super::matrix::{Matrix, add, dot};
 
 /// QL sweeps for one eigenvalue; about two are usual. More would only be inexact, which [`Eigen::error`] shows.
-const MOST_SWEEPS: u32 = 64;
+const MAX_SWEEPS: u32 = 64;
 
 /// The unit roundoff of f64.
 pub(super) const UNIT_ROUNDOFF: f64 = f64::EPSILON / 2.0;
@@ -106,7 +106,7 @@ impl Tridiagonal {
             self.diagonal[low] += self.shift;
             return;
         };
-        for _ in 0..MOST_SWEEPS {
+        for _ in 0..MAX_SWEEPS {
             self.sweep(low, high);
             if self.off[low].abs() <= negligible {
                 break;

@@ -1,4 +1,4 @@
-//! What both bounds share: the inequality of one unit, and what a centre costs.
+//! The common part of both bounds: the inequality of one unit, and the cost of a centre.
 
 use super::eigen::{Eigen, UNIT_ROUNDOFF};
 use super::matrix::Matrix;

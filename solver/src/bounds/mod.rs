@@ -42,7 +42,7 @@ impl Default for BoundOptions {
     }
 }
 
-/// What a bound is made of.
+/// The scope of a bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BoundScope {
@@ -55,7 +55,7 @@ pub enum BoundScope {
 }
 
 impl BoundScope {
-    /// What weakens the bounds.
+    /// Why the bounds are weaker than they could be.
     pub(crate) fn note(self) -> Option<&'static str> {
         match self {
             BoundScope::Full => None,
@@ -154,7 +154,7 @@ pub(crate) fn problem_bounds(problems: &[Problem], options: &SolveOptions) -> Bo
     }
 }
 
-/// What can be afforded: problems of one layer are always bounded in full.
+/// The widest scope within the work allowed; problems of one layer are always bounded in full.
 fn scope(problems: &[Problem], work: &BoundOptions) -> BoundScope {
     let joint = problems.iter().filter(|problem| problem.layers > 1);
     match joint.map(|problem| problem.layers * problem.experts).max().unwrap_or(0) {
@@ -170,8 +170,8 @@ fn part_bounds(units: &Units, groups: usize, capacity: f64, iterations: u32) -> 
     let mut bounds = LayerBounds { activations: total as u64, spectral: 1.0, sdp: 1.0 };
     if groups > 1 && total > 0.0 {
         let frame = Frame::new(units, groups, capacity);
-        // What is not a number is no bound, and f64::min takes the other. The last factor covers the fixed-point
-        // numbers of the solver's values.
+        // A NaN is no bound, and f64::min takes the other. The last factor covers the fixed-point numbers of the
+        // solver's values.
         let rate = |value: f64| (value / total * (1.0 + 1e-9)).min(1.0);
         bounds.spectral = rate(spectral::spectral(&frame));
         bounds.sdp = rate(sdp::sdp(&frame, iterations, &mut |_| ()));

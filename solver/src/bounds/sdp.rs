@@ -12,9 +12,9 @@ use super::matrix::{Matrix, add, dot};
 const STEPS: u32 = 20;
 /// New slopes come in by this share.
 const DAMPING: f64 = 0.5;
-/// Rounds without a gain of `LEAST_GAIN` of the value after which it ends.
+/// Rounds without a gain of `MIN_GAIN` of the value after which it ends.
 const PATIENCE: u32 = 8;
-const LEAST_GAIN: f64 = 2e-5;
+const MIN_GAIN: f64 = 2e-5;
 /// Slopes are capped as if no unit's `v^T X v` was below the square of this part of its mean activations.
 const FLOOR: f64 = 1e-4;
 /// The penalty is doubled or halved when one residual is this many times the other.
@@ -36,7 +36,7 @@ pub(super) fn sdp(frame: &Frame<'_>, rounds: u32, seen: &mut dyn FnMut(f64)) -> 
         seen(value);
         // Not f64::min alone: a value that is not a number is no bound.
         best = if value < best { value } else { best };
-        if best < reference * (1.0 - LEAST_GAIN) {
+        if best < reference * (1.0 - MIN_GAIN) {
             (reference, since) = (best, 0);
         } else {
             since += 1;

@@ -1,4 +1,4 @@
-//! What a bound looks at: units by columns, with the sums over units that both bounds need.
+//! The input of a bound: units by columns, with the sums over units that both bounds need.
 
 use super::matrix::{Matrix, dot};
 use crate::problem::Problem;

@@ -44,7 +44,7 @@ use crate::topology::Topology;
 use crate::transport::Plan;
 use crate::unit_step::PROFIT_ONE;
 
-/// What the cap of line 40 counts.
+/// The quantity that the cap of line 40 limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PaperCap {
     /// Requests, or distinct tokens: as printed.
@@ -70,7 +70,7 @@ pub struct PaperOptions {
     pub alpha_r: f64,
     /// Weight of a unit's affinity with the experts of a cluster.
     pub beta_r: f64,
-    /// What line 40 counts.
+    /// The quantity that line 40 limits.
     pub cap: PaperCap,
 }
 
@@ -127,11 +127,12 @@ pub fn solve_paper(
     }
     paper.validate()?;
     check_input(profile, trace, options.groups)?;
-    with_hold_out(profile, trace, options, |profile, trace, _| paper_part((profile, trace), options, paper, progress))
+    with_hold_out(profile, trace, options, |profile, trace, _| paper_part(profile, trace, options, paper, progress))
 }
 
 fn paper_part(
-    (profile, trace): (&Profile, Option<&Trace>),
+    profile: &Profile,
+    trace: Option<&Trace>,
     options: &SolveOptions,
     paper: &PaperOptions,
     progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
@@ -162,8 +163,8 @@ fn paper_part(
     let tables = builder.solver(name).finish()?;
     let flat = Topology::flat(usize::from(options.groups));
     let traced = trace.map(|trace| Traced::new(trace, unit, profile));
-    let evidence = Evidence::new(profile, None);
-    let report = SolveReport::new(unit, (options, flat), &problems, &best, &tables, evidence, traced.as_ref());
+    let mut report = SolveReport::new(unit, options, flat, &problems, &best, &tables, traced.as_ref());
+    report.evidence = Evidence::new(profile, None);
     Ok(Solved { tables, report })
 }
 
@@ -176,14 +177,7 @@ fn run(
 ) -> Best {
     let groups = usize::from(options.groups);
     let rounds = problems.len() * paper.steps as usize;
-    let mut best = Best {
-        clusterings: Vec::with_capacity(problems.len()),
-        iterations: 0,
-        starts: 1,
-        kicks: 0,
-        not_reached: 0,
-        stopped: false,
-    };
+    let mut best = Best { starts: 1, ..Best::default() };
     for (index, problem) in problems.iter().enumerate() {
         let mut random = fastrand::Rng::with_seed(mix(options.seed, index as u64, 0));
         let affinity = experts::coactivations(problem);

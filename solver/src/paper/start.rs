@@ -5,12 +5,12 @@ use crate::problem::Problem;
 use crate::seeds::for_each_centre;
 
 /// Rounds of Lloyd's iteration; later ones hardly change the clusters.
-const MOST_ROUNDS: usize = 20;
+const MAX_ROUNDS: usize = 20;
 
 /// The first group of every unit.
 pub(super) fn cluster_units(problem: &Problem, groups: usize, random: &mut fastrand::Rng) -> Vec<u16> {
     let mut label = seed(problem, groups, random);
-    for _ in 0..MOST_ROUNDS {
+    for _ in 0..MAX_ROUNDS {
         let next = nearest_centre(problem, &label, groups);
         if next == label {
             break;

@@ -34,14 +34,14 @@ pub(super) fn principal(centred: &Centred<'_>, vocabulary: usize, count: usize, 
             along
         })
         .concat();
-        directions = weighted_sums(&rows, &along, (width, count), threads);
+        directions = weighted_sums(&rows, &along, width, count, threads);
         orthonormalise(&mut directions, count);
     }
     directions
 }
 
 /// `rows' along`, [H, count], a range of the H values at a time.
-fn weighted_sums(rows: &[f32], along: &[f32], (width, count): (usize, usize), threads: usize) -> Vec<f32> {
+fn weighted_sums(rows: &[f32], along: &[f32], width: usize, count: usize, threads: usize) -> Vec<f32> {
     let ranges: Vec<usize> = (0..width).step_by(CHUNK).collect();
     in_parallel(&ranges, threads, |first| {
         let values = first..(first + CHUNK).min(width);

@@ -1,4 +1,4 @@
-//! What a model's input embeddings say of its tokens: a ridge regression over their principal components.
+//! A prior from a model's input embeddings: a ridge regression over their principal components.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,7 +7,7 @@ use semmoe_tables::{Embeddings, TokenId, in_parallel};
 use super::components::principal;
 
 /// Components that are kept of wider embeddings.
-const MOST_COMPONENTS: usize = 128;
+const MAX_COMPONENTS: usize = 128;
 /// Tokens of a job. Sums are made chunk by chunk, so that the number of threads changes nothing.
 pub(super) const CHUNK: usize = 1024;
 
@@ -47,7 +47,7 @@ impl DenseFeatures {
         sums.iter().for_each(|sum| mean.iter_mut().zip(sum).for_each(|(mean, sum)| *mean += sum / vocabulary as f64));
         let mean: Vec<f32> = mean.into_iter().map(|value| value as f32).collect();
         let centred = Centred { embeddings, mean: &mean };
-        let columns = width.min(MOST_COMPONENTS);
+        let columns = width.min(MAX_COMPONENTS);
         let directions = (width > columns).then(|| principal(&centred, vocabulary, columns, threads));
         let rows = in_parallel(&chunks, threads, |first| {
             let (mut rows, mut row) = (Vec::with_capacity(CHUNK * columns), vec![0.0; width]);

@@ -1,20 +1,20 @@
-//! What a token's string consists of, as a sparse row: character sequences, the whole word, and how it is written.
+//! The features of a token's string, as a sparse row: character sequences, the whole word, and how it is written.
 
 use std::collections::HashMap;
 
 use super::strings::TokenStrings;
 
 /// Most characters of a token that are looked at; longer ones are runs of spaces and rules.
-const MOST_CHARS: usize = 48;
+const MAX_CHARS: usize = 48;
 /// Longest character sequence.
-const LONGEST: usize = 4;
+const MAX_SEQUENCE_CHARS: usize = 4;
 /// Most entries of all rows together; published vocabularies of 152,000 tokens have some 5e6. Beyond it the longest
 /// sequences are left out.
-const MOST_ENTRIES: usize = 16_000_000;
+const MAX_ENTRIES: usize = 16_000_000;
 /// Ends of a token. Vocabularies have these characters at most as tokens of one byte.
 const BEGIN: char = '\u{2}';
 const END: char = '\u{3}';
-/// What the keys of words and of marks begin with; those of sequences are below 2^85.
+/// The prefixes of the keys of words and of marks; the keys of sequences are below 2^85.
 const WORD: u128 = 1 << 127;
 const MARK: u128 = 1 << 126;
 
@@ -35,7 +35,7 @@ pub(crate) struct Features {
 impl Features {
     /// Rows of `vocabulary` tokens, those without a string empty. All features of a token weigh the same.
     pub(crate) fn new(strings: &TokenStrings, vocabulary: usize) -> Self {
-        Self::within(strings, vocabulary, MOST_ENTRIES)
+        Self::within(strings, vocabulary, MAX_ENTRIES)
     }
 
     pub(super) fn within(strings: &TokenStrings, vocabulary: usize, most_entries: usize) -> Self {
@@ -66,7 +66,7 @@ impl Features {
         &self.feature[self.start[token]..self.start[token + 1]]
     }
 
-    /// What each of them weighs.
+    /// The weight of each of them.
     pub(crate) fn scale(&self, token: usize) -> f32 {
         self.scale[token]
     }
@@ -114,14 +114,14 @@ impl Features {
 /// The longest sequences with which all rows together stay within `most_entries`; zero where even the words are too
 /// many.
 fn longest_within(strings: &TokenStrings, vocabulary: usize, most_entries: usize) -> usize {
-    let mut by_length = [0usize; LONGEST + 1];
+    let mut by_length = [0usize; MAX_SEQUENCE_CHARS + 1];
     for token in (0..vocabulary).map(|token| strings.get(token)).filter(|token| !token.is_empty()) {
-        let chars = token.chars().take(MOST_CHARS).count() + 2;
+        let chars = token.chars().take(MAX_CHARS).count() + 2;
         by_length[0] += 1 + MARKS;
-        (1..=LONGEST).for_each(|length| by_length[length] += (chars + 1).saturating_sub(length));
+        (1..=MAX_SEQUENCE_CHARS).for_each(|length| by_length[length] += (chars + 1).saturating_sub(length));
     }
     let fits = |&longest: &usize| by_length[..=longest].iter().sum::<usize>() <= most_entries;
-    (1..=LONGEST).rev().find(fits).unwrap_or(0)
+    (1..=MAX_SEQUENCE_CHARS).rev().find(fits).unwrap_or(0)
 }
 
 fn is_textual(key: u128) -> bool {
@@ -137,13 +137,13 @@ fn keys_of(token: &str, longest: usize, keys: &mut Vec<u128>) {
     if token.is_empty() {
         return;
     }
-    let body: Vec<char> = token.strip_prefix('\u{2581}').unwrap_or(token).chars().take(MOST_CHARS).collect();
+    let body: Vec<char> = token.strip_prefix('\u{2581}').unwrap_or(token).chars().take(MAX_CHARS).collect();
     let mut chars = vec![BEGIN];
     chars.extend(token.starts_with('\u{2581}').then_some('\u{2581}'));
-    chars.extend(body.iter().copied().flat_map(char::to_lowercase).take(MOST_CHARS));
+    chars.extend(body.iter().copied().flat_map(char::to_lowercase).take(MAX_CHARS));
     chars.push(END);
     for length in 1..=longest {
-        // A leading one tells sequences of different lengths apart.
+        // A leading one distinguishes sequences of different lengths.
         let pack =
             |chars: &[char]| chars.iter().fold(1u128, |packed, &char| packed << 21 | u128::from(u32::from(char)));
         keys.extend(chars.windows(length).map(pack));

@@ -1,5 +1,5 @@
-//! What is expected of tokens that were seen rarely or never: a ridge regression from what they are called, and from
-//! their embeddings, to the shares of the tokens that were seen.
+//! A prior for tokens that were seen rarely or never: a ridge regression from their strings and embeddings to the
+//! shares of the tokens that were seen.
 
 mod components;
 mod dense;
@@ -36,7 +36,7 @@ impl Default for RidgeOptions {
     }
 }
 
-/// What is known of the tokens of a vocabulary besides their counts.
+/// Knowledge of a vocabulary's tokens besides their counts.
 #[derive(Debug)]
 pub(crate) struct TokenPrior {
     embeddings: Option<DenseFeatures>,
@@ -45,7 +45,7 @@ pub(crate) struct TokenPrior {
     regressions: usize,
 }
 
-/// What the seen tokens of a layer say of all tokens.
+/// The expectation for all tokens of a layer from those that were seen.
 #[derive(Debug)]
 pub(crate) struct Expected {
     /// [V, G] shares above those of the layer.

@@ -7,12 +7,12 @@ use super::features::Features;
 /// Relative residual at which a target is done. The figures do not move any more from 0.03 on.
 const TOLERANCE: f64 = 0.01;
 /// Most steps; 12 are usual.
-pub(super) const MOST_STEPS: usize = 30;
+pub(super) const MAX_STEPS: usize = 30;
 /// Fewest; five lose 0.1 points of LAR.
-const LEAST_STEPS: usize = 5;
+const MIN_STEPS: usize = 5;
 /// Products of a feature with a target, in all regressions of a solve, from which there are fewer steps than needed:
 /// about a minute of one core.
-const MOST_PRODUCTS: u64 = 30_000_000_000;
+const MAX_PRODUCTS: u64 = 30_000_000_000;
 
 /// How a regression is made.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +24,7 @@ pub(crate) struct Ridge {
 /// Most steps where `targets` are regressed on `features`, all layers together.
 pub(super) fn steps_for(features: &Features, targets: usize) -> usize {
     let products = (features.entries() as u64).saturating_mul(targets as u64).max(1);
-    usize::try_from(MOST_PRODUCTS / products).unwrap_or(MOST_STEPS).clamp(LEAST_STEPS, MOST_STEPS)
+    usize::try_from(MAX_PRODUCTS / products).unwrap_or(MAX_STEPS).clamp(MIN_STEPS, MAX_STEPS)
 }
 
 /// Minimises, for each target y, `sum over t of w[t] (y[t] - x[t] b)^2 + penalty |b|^2` over b, and gives `x[t] b` for

@@ -1,4 +1,4 @@
-//! What the tokens of a vocabulary are called.
+//! The strings of a vocabulary's tokens.
 
 use semmoe_tables::ModelInfo;
 

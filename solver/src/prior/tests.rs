@@ -31,7 +31,7 @@ fn features(words: &[&str]) -> Features {
 
 /// To the end.
 fn fully(penalty: f64) -> ridge::Ridge {
-    ridge::Ridge { penalty, steps: ridge::MOST_STEPS }
+    ridge::Ridge { penalty, steps: ridge::MAX_STEPS }
 }
 
 /// Rows as dense vectors.

@@ -28,7 +28,7 @@ use routes::LayerRoutes;
 use search::{Search, weights};
 
 /// A round that gains less than this fraction of all occurrences is the last.
-const LEAST_GAIN: f64 = 1e-7;
+const MIN_GAIN: f64 = 1e-7;
 
 /// A problem with what its tokens activate together.
 struct RankProblem<'a> {
@@ -47,7 +47,7 @@ impl RankProblem<'_> {
         let mut best = Clustering { plan, ..seed };
         let mut value = self.value(&best);
         let least =
-            (LEAST_GAIN * self.routes.iter().map(LayerRoutes::occurrences).sum::<u64>() as f64 * PROFIT_ONE) as i128;
+            (MIN_GAIN * self.routes.iter().map(LayerRoutes::occurrences).sum::<u64>() as f64 * PROFIT_ONE) as i128;
         for _ in 0..self.limits.iterations {
             if !go_on() {
                 break;
@@ -97,17 +97,12 @@ impl RankProblem<'_> {
     /// Every layer's placement after a local search.
     fn expert_step(&self, from: &Clustering, threads: usize) -> Vec<u16> {
         let Limits { groups, max_over_mean, .. } = self.limits;
-        let experts = self.problem.experts;
         let layers: Vec<usize> = (0..self.problem.layers).collect();
         let search = |layer: usize| {
-            let columns = layer * experts..(layer + 1) * experts;
-            let load = &self.problem.column_load[columns.clone()];
-            let routes = &self.routes[layer];
+            let (routes, load) = (&self.routes[layer], self.problem.load(layer));
             let weight = weights(routes, &self.problem.mass, &from.plan, groups);
             let cap = layer_cap(load, groups, max_over_mean);
-            let mut search = Search::new(routes, weight, groups, &from.group_of[columns]);
-            search.run(load, cap);
-            search.into_placement()
+            Search::new(routes, weight, groups, &from.group_of[self.problem.columns(layer)]).run(load, cap)
         };
         in_parallel(&layers, threads, search).concat()
     }

@@ -8,19 +8,19 @@
 
 use super::routes::LayerRoutes;
 use crate::load_limit::group_loads;
-use crate::swaps::{exchange, keeps_cap};
+use crate::swaps::{Loaded, exchange, keeps_cap};
 use crate::transport::Plan;
 
 /// Most swaps of a step, times the experts of the layer.
-const MOST_SWAPS: usize = 8;
+const MAX_SWAPS: usize = 8;
 /// Weights stay within 2^56; the rest of the bits resolve split units.
 const WEIGHT_BITS: u32 = 56;
-const MOST_FRACTION_BITS: u32 = 16;
+const MAX_FRACTION_BITS: u32 = 16;
 
 /// Occurrences of each set by group of the unit, [S, G], in fixed point: a split unit counts by share.
 pub(super) fn weights(routes: &LayerRoutes, mass: &[u64], plan: &Plan, groups: usize) -> Vec<i64> {
     let used = u64::BITS - routes.occurrences().leading_zeros();
-    let fraction_bits = WEIGHT_BITS.saturating_sub(used).min(MOST_FRACTION_BITS);
+    let fraction_bits = WEIGHT_BITS.saturating_sub(used).min(MAX_FRACTION_BITS);
     let mut weight = vec![0i64; routes.sets() * groups];
     for (set, row) in weight.chunks_exact_mut(groups).enumerate() {
         for &(unit, count) in routes.uses(set) {
@@ -72,18 +72,15 @@ impl<'a> Search<'a> {
         search
     }
 
-    /// Swaps until none saves anything, within `cap` activations of a group, or no further above it.
-    pub(super) fn run(&mut self, load: &[u64], cap: u64) {
+    /// The placement after swaps until none saves anything, within `cap` activations of a group, or no further above
+    /// it.
+    pub(super) fn run(mut self, load: &[u64], cap: u64) -> Vec<u16> {
         let mut loads = group_loads(&self.group_of, load, self.groups);
-        for _ in 0..MOST_SWAPS * self.group_of.len() {
+        for _ in 0..MAX_SWAPS * self.group_of.len() {
             let Some((a, b)) = self.best_swap(load, &loads, cap) else { break };
-            let (from, to) = (self.group(a), self.group(b));
-            exchange(&mut loads, (from, load[a]), (to, load[b]));
+            exchange(&mut loads, self.loaded(a, load), self.loaded(b, load));
             self.swap(a, b);
         }
-    }
-
-    pub(super) fn into_placement(self) -> Vec<u16> {
         self.group_of
     }
 
@@ -93,11 +90,11 @@ impl<'a> Search<'a> {
         let mut most = 0;
         for a in 0..self.group_of.len() {
             for b in a + 1..self.group_of.len() {
-                let (from, to) = (self.group(a), self.group(b));
-                if from == to || self.saves(a, b) <= most {
+                let (of_a, of_b) = (self.loaded(a, load), self.loaded(b, load));
+                if of_a.group == of_b.group || self.saves(a, b) <= most {
                     continue;
                 }
-                if keeps_cap((loads[from], loads[to]), (load[a], load[b]), cap) {
+                if keeps_cap(loads, of_a, of_b, cap) {
                     (best, most) = (Some((a, b)), self.saves(a, b));
                 }
             }
@@ -107,6 +104,10 @@ impl<'a> Search<'a> {
 
     fn group(&self, expert: usize) -> usize {
         usize::from(self.group_of[expert])
+    }
+
+    fn loaded(&self, expert: usize, load: &[u64]) -> Loaded {
+        Loaded { group: self.group(expert), load: load[expert] }
     }
 
     /// Remote ranks that swapping two experts of different groups saves.

@@ -151,9 +151,7 @@ proptest! {
         let before: Vec<u16> = (0..8).map(|at| at / 2).collect();
         let load = Problem::from_trace(&trace).unwrap().column_load;
         let cap = crate::expert_step::load_cap(load.iter().sum(), groups, limit);
-        let mut search = Search::new(routes, weight.clone(), groups, &before);
-        search.run(&load, cap);
-        let after = search.into_placement();
+        let after = Search::new(routes, weight.clone(), groups, &before).run(&load, cap);
         prop_assert!(cost(routes, &weight, groups, &after) <= cost(routes, &weight, groups, &before));
         let greatest = |group_of: &[u16]| crate::load_limit::group_loads(group_of, &load, groups).into_iter().max().unwrap();
         prop_assert!(greatest(&after) <= cap.max(greatest(&before)));
@@ -186,8 +184,8 @@ fn tiny_instances_come_close_to_brute_force() {
         excess += (ranks - least) / f64::from(cases as u32);
         start_excess += (activations - least) / f64::from(cases as u32);
     }
-    assert!(reached >= LEAST_REACHED, "{reached} of {cases} reached, mean excess {excess:.4} (from {start_excess:.4})");
+    assert!(reached >= MIN_REACHED, "{reached} of {cases} reached, mean excess {excess:.4} (from {start_excess:.4})");
 }
 
 /// Of forty; a local search from one start does not always get there.
-const LEAST_REACHED: u32 = 20;
+const MIN_REACHED: u32 = 20;

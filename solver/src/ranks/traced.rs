@@ -14,7 +14,7 @@ use crate::report::Unit;
 use crate::starts::{Best, SolveProgress};
 use crate::transport::{Plan, Transport};
 use crate::unit_step::mass_capacity;
-use crate::whole::{MOST_ROUNDS, whole};
+use crate::whole::{MAX_ROUNDS, whole};
 
 /// A trace and which unit each of its occurrences belongs to.
 pub(crate) struct Traced<'a> {
@@ -76,7 +76,7 @@ impl<'a> Traced<'a> {
             best.iterations += u64::from(improved.iterations - before);
             let profit = ranked.profits(&improved.group_of);
             let transport = Transport { mass: &problem.mass, profit: &profit, capacity: &capacity };
-            let plan = whole(&transport, &improved.plan, MOST_ROUNDS);
+            let plan = whole(&transport, &improved.plan, MAX_ROUNDS);
             *clustering = Clustering { plan, ..improved };
         }
         best.stopped = stopped;

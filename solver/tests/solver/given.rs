@@ -34,7 +34,7 @@ fn linear_and_round_robin_are_what_they_are_called() {
 proptest! {
     #![proptest_config(common::fixed_cases(12))]
 
-    /// What a solve found, given back to it: the same placement, and the same value from the unit step alone.
+    /// The result of a solve, given back to it: the same placement, and the same value from the unit step alone.
     #[test]
     fn a_solved_placement_given_back_has_the_value_it_had(
         seed: u64, dp: bool, redundant in prop::sample::select(vec![0u16, 4]), threads in 1usize..4,

@@ -127,7 +127,7 @@ proptest! {
                 let cell = |group: u16| group / (groups / cells);
                 prop_assert!(gating.iter().all(|&group| cell(group) == cell(gating[0])), "{:?}", gating);
             }
-            // What `tables permute` asks for: slot by slot, a gating group's worth of slots is a gating group.
+            // The requirement of `tables permute`: slot by slot, a gating group's worth of slots is a gating group.
             if nodes.is_none() {
                 let slots: Vec<u16> = (0..groups).flat_map(|group| {
                     solved.tables.placement().experts_of(layer, group.into()).map(|e| e.get()).collect::<Vec<_>>()

@@ -65,7 +65,7 @@ fn dearer_moves_are_fewer() {
                 old.layer(layer).iter().zip(new.layer(layer)).filter(|(a, b)| a != b).count() as u64
             };
             assert_eq!(migration.experts_moved_per_layer, (0..3).map(differ).collect::<Vec<_>>());
-            // What was gained is worth the moves: rate by rate, an average expert has 1/16 of a layer's.
+            // The gain is worth the moves: rate by rate, an average expert has 1/16 of a layer's.
             let paid = cost * migration.experts_moved as f64 / 48.0;
             assert!(solved.report.lar - migration.lar_before >= paid - 5e-3, "{:?}", solved.report);
             moved.push(migration.experts_moved);

@@ -18,7 +18,7 @@ const PLAIN_EVERY: u64 = 5;
 pub(super) struct View {
     line: Option<ProgressBar>,
     shown: AtomicU64,
-    /// What was there at the snapshot before.
+    /// The counts at the previous snapshot.
     before: Mutex<Before>,
 }
 

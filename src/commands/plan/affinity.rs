@@ -16,7 +16,7 @@ use crate::args::PlanArgs;
 use crate::commands::read_text;
 use crate::error::CliError;
 
-/// What `--affinity` names: rates with affinity, and those of requests on random ranks where they are known.
+/// The rates that `--affinity` names: with affinity, and with random ranks where they are known.
 #[derive(Clone, Copy, Debug, Default)]
 struct Promised {
     local_rate: f64,
@@ -26,7 +26,7 @@ struct Promised {
     remote_random: Option<f64>,
 }
 
-/// What is known of now.
+/// The rates today, where they are known.
 #[derive(Clone, Copy, Debug)]
 struct Now {
     local_rate: Option<f64>,

@@ -171,7 +171,7 @@ pub(crate) fn for_this_machine(model: &Path, folder: &Path) -> Result<UnitPlan, 
             if candidate.units > 1 || best.as_ref().is_some_and(|(least, ..)| seconds >= *least) {
                 continue;
             }
-            // What the worker cannot run is passed over: the next best may.
+            // A layout that the worker cannot run is skipped; the next best may do.
             if let Ok(unit) = Chosen::of(&shape, &candidate, constants)?.unit() {
                 best = Some((seconds, candidate.layout.name(), unit));
             }
@@ -267,7 +267,7 @@ fn measure(args: &CalibrateArgs, config: &ModelConfig, ranks: &[usize]) -> Resul
     Ok(Findings { alone, tables, between, contended: seen, layouts: unseen })
 }
 
-/// What was found, with every step that was predicted.
+/// The results, with every step that was predicted.
 fn report(
     args: &CalibrateArgs,
     shape: &ModelShape,

@@ -41,7 +41,7 @@ struct Document {
     chosen: Option<Chosen>,
 }
 
-/// What a unit of the worker is started with.
+/// The layout options that a unit of the worker is started with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct UnitPlan {
     pub(crate) ranks: u16,

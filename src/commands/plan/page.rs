@@ -4,7 +4,7 @@ use std::path::Path;
 
 use semmoe_planner::report::Answer;
 use semmoe_planner::search::FrontPoint;
-use semmoe_profiler::html::{KINDS, Svg, escape, write_sections};
+use semmoe_profiler::html::{Axes, KINDS, Svg, escape, write_sections};
 
 use crate::commands::profile::failure;
 use crate::error::CliError;
@@ -32,18 +32,16 @@ fn lines(text: &str) -> String {
     text.lines().map(escape).collect::<Vec<_>>().join("\n")
 }
 
+fn circle(svg: &mut Svg, (x, y): (f64, f64), colour: &str) {
+    svg.raw(&format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"{colour}\"/>"));
+}
+
 fn picture(front: &[FrontPoint]) -> String {
     let most = |of: fn(&FrontPoint) -> f64| front.iter().map(of).fold(f64::MIN_POSITIVE, f64::max);
     let (wide, high) = (most(|point| point.user_tokens_per_second), most(|point| point.gpu_tokens_per_second));
-    let x = |value: f64| LEFT + value / wide * (RIGHT - LEFT);
-    let y = |value: f64| BOTTOM - value / high * (BOTTOM - TOP);
+    let axes = Axes { left: LEFT, right: RIGHT, top: TOP, bottom: BOTTOM, across: wide, up: high };
     let mut svg = Svg::new(RIGHT + 260.0, BOTTOM + 50.0);
-    for tick in 0..=5 {
-        let share = f64::from(tick) / 5.0;
-        svg.line((LEFT, y(share * high)), (RIGHT, y(share * high)), "stroke=\"#ddd\"");
-        svg.text((LEFT - 6.0, y(share * high) + 4.0), "end", "", &format!("{:.0}", share * high));
-        svg.text((x(share * wide), BOTTOM + 18.0), "middle", "", &format!("{:.0}", share * wide));
-    }
+    svg.grid(&axes, 0);
     let name = |point: &FrontPoint| format!("{} x {}", point.units, point.layout.name());
     let mut names: Vec<String> = Vec::new();
     for point in front {
@@ -51,21 +49,11 @@ fn picture(front: &[FrontPoint]) -> String {
             names.push(name(point));
         }
         let kind = names.iter().position(|known| *known == name(point)).unwrap_or(0);
-        svg.raw(&format!(
-            "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\" fill=\"{}\"/>",
-            x(point.user_tokens_per_second),
-            y(point.gpu_tokens_per_second),
-            KINDS[kind % KINDS.len()]
-        ));
+        circle(&mut svg, axes.at(point.user_tokens_per_second, point.gpu_tokens_per_second), KINDS[kind % KINDS.len()]);
     }
     for (at, name) in names.iter().enumerate().take(KINDS.len()) {
         let row = TOP + 14.0 + at as f64 * 20.0;
-        svg.raw(&format!(
-            "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\" fill=\"{}\"/>",
-            RIGHT + 20.0,
-            row - 4.0,
-            KINDS[at]
-        ));
+        circle(&mut svg, (RIGHT + 20.0, row - 4.0), KINDS[at]);
         svg.text((RIGHT + 30.0, row), "start", "", &escape(name));
     }
     svg.text(((LEFT + RIGHT) / 2.0, BOTTOM + 40.0), "middle", "", "tokens/s that one user receives");

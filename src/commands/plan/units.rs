@@ -13,7 +13,7 @@ use crate::commands::read_text;
 use crate::error::CliError;
 
 /// Longer prompts and answers are mistakes.
-const MOST_TOKENS: u64 = 1 << 20;
+const MAX_TOKENS: u64 = 1 << 20;
 
 /// One line.
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -32,8 +32,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<TraceLine>, CliError> {
     let line = |(at, line): (usize, &str)| {
         let found: TraceLine = serde_json::from_str(line).map_err(|error| wrong(at, error.to_string()))?;
         let most = found.input_length.max(found.output_length);
-        if most > MOST_TOKENS {
-            return Err(wrong(at, format!("a length is {most} tokens, expected at most {MOST_TOKENS}")));
+        if most > MAX_TOKENS {
+            return Err(wrong(at, format!("a length is {most} tokens, expected at most {MAX_TOKENS}")));
         }
         match found.timestamp.is_none_or(|time| (0.0..=1e15).contains(&time)) {
             true => Ok(found),

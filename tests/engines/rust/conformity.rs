@@ -12,10 +12,10 @@ use serde_json::Value;
 
 use super::recordings::{Answer, Exchange, Recording};
 
-/// What is read of any answer: errors, in the shapes of both engines.
+/// The fields read from any answer: errors, in the shapes of both engines.
 const ERRORS: &[&str] =
     &["error", "error.message", "error.type", "error.code", "object", "message", "type", "code", "detail"];
-/// What is read of an answer of chat or completions, and of each event of their streams.
+/// The fields read from an answer of chat or completions, and from each event of their streams.
 const OPENAI: &[&str] = &[
     "model",
     "choices",
@@ -39,7 +39,7 @@ const OPENAI: &[&str] = &[
     "usage.prompt_tokens",
     "usage.completion_tokens",
 ];
-/// What is read of an answer of `/generate`, and of each event of its streams.
+/// The fields read from an answer of `/generate`, and from each event of its streams.
 const GENERATE: &[&str] = &[
     "text",
     "output_ids",
@@ -162,7 +162,7 @@ pub async fn differences(recording: &Recording, mock: &BaseUrl, left_out: &[Left
     found
 }
 
-/// What a mock that answers only what a test needs says otherwise than the engine: other kinds of values at the paths
+/// Where a mock that answers only as much as a test needs differs from the engine: other kinds of values at the paths
 /// that it has, or other values at [`SAME_VALUES`]. `like` is the recorded exchange.
 pub async fn contradictions(like: &Exchange, mock: &BaseUrl) -> Vec<String> {
     let answer = ask(&HttpClient::default(), mock, like).await;

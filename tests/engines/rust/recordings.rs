@@ -1,4 +1,5 @@
-//! What real engines answered, as `tests/engines/record.py` wrote it down. Tests of several crates include this file.
+//! The answers of real engines, as `tests/engines/record.py` wrote them down. Tests of several crates include this
+//! file.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "for tests, each of which uses a part")]
 
 use std::collections::BTreeMap;

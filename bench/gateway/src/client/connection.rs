@@ -8,7 +8,7 @@ use std::time::Instant;
 use crate::answer::{AnswerError, Reader};
 use crate::error::BenchError;
 
-/// What became of the request on a connection.
+/// The outcome of a request on a connection.
 pub(super) enum Step {
     /// Its answer is not complete, or there is none.
     Waits,

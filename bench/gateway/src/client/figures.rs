@@ -1,4 +1,4 @@
-//! What was measured.
+//! The measurements.
 
 use std::time::Instant;
 

@@ -19,7 +19,7 @@ pub(super) trait Shared {
     fn buffer(&self, which: usize) -> Buffer;
     /// Overwrites the first bytes of one of them, before any kernel.
     fn write(&self, which: usize, bytes: &[u8]) -> Result<(), String>;
-    /// What one of them holds, behind all kernels.
+    /// The contents of one buffer, after all kernels have finished.
     fn read(&self, which: usize) -> Result<Vec<u8>, String>;
 }
 
@@ -42,7 +42,7 @@ pub(super) fn own(machine: &Machine, sizes: Sizes, vmm: bool) -> Result<Box<dyn 
     Ok(memory)
 }
 
-/// What another process gave as its handle.
+/// The memory whose handle another process exported.
 pub(super) fn peer<'m>(
     machine: &'m Machine,
     handle: &str,

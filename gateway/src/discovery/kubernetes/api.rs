@@ -34,7 +34,7 @@ const MAX_TOKEN: u64 = 64 << 10;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ApiError {
     /// The version that a watch was to go on from is forgotten.
-    #[error("the API server forgot the version that was watched from (410)")]
+    #[error("the watched resource version has expired (410)")]
     Gone,
     #[error(transparent)]
     Http(#[from] HttpError),

@@ -87,7 +87,7 @@ async fn follow(config: KubernetesConfig, told: Arc<Told>) {
         match session(&config, &told, &mut told_something).await {
             // The last answer is still the best one, and is listed anew.
             ApiError::Gone if too_old < MAX_GONE => {
-                tracing::debug!(service = config.service, "the watch is too old, listing anew");
+                tracing::debug!(service = config.service, "the watch has expired, listing again");
                 too_old += 1;
             }
             error => {

@@ -15,67 +15,52 @@ const MAX_SLICES: usize = 10_000;
 #[derive(Debug, Deserialize)]
 pub(super) struct List {
     metadata: ListMeta,
-    #[serde(default)]
     items: Option<Vec<Slice>>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 struct ListMeta {
-    #[serde(default)]
     resource_version: String,
-    #[serde(default, rename = "continue")]
+    #[serde(rename = "continue")]
     more: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub(super) struct Slice {
-    #[serde(default)]
     metadata: Meta,
-    #[serde(default)]
     address_type: String,
-    #[serde(default)]
     endpoints: Option<Vec<Endpoint>>,
-    #[serde(default)]
     ports: Option<Vec<Port>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 struct Meta {
-    #[serde(default)]
     name: String,
-    #[serde(default)]
     resource_version: String,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 struct Endpoint {
-    #[serde(default)]
     addresses: Vec<String>,
-    #[serde(default)]
     conditions: Conditions,
 }
 
 /// Absent ones mean the best.
 #[derive(Debug, Default, Deserialize)]
 struct Conditions {
-    #[serde(default)]
     ready: Option<bool>,
-    #[serde(default)]
     serving: Option<bool>,
-    #[serde(default)]
     terminating: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
 struct Port {
-    #[serde(default)]
     name: Option<String>,
-    #[serde(default)]
     port: Option<u16>,
-    #[serde(default)]
     protocol: Option<String>,
 }
 
@@ -103,7 +88,6 @@ impl Event {
         }
         #[derive(Deserialize)]
         struct Status {
-            #[serde(default)]
             code: Option<u16>,
             #[serde(default)]
             message: String,

@@ -41,7 +41,7 @@ pub(super) enum MessageError {
         code: u16,
     },
     /// It is the answer to something else.
-    #[error("the message is not the answer to the question: its {what} differs")]
+    #[error("the message does not answer the question: its {what} differs")]
     Foreign {
         /// Which part.
         what: &'static str,

@@ -12,7 +12,7 @@ use http::{Method, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 
-/// What goes wrong with a switch.
+/// The fault to inject into a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
@@ -114,7 +114,7 @@ impl Worker {
         format!("http://{}", self.address)
     }
 
-    /// What was asked for, action by action.
+    /// The actions requested, in order.
     pub(crate) fn actions(&self) -> Vec<String> {
         self.script().asked.iter().map(|asked| asked["action"].as_str().unwrap().to_owned()).collect()
     }

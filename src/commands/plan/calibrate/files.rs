@@ -13,7 +13,7 @@ use crate::error::CliError;
 
 pub(super) const CLUSTER: &str = "cluster.toml";
 pub(super) const CALIBRATION: &str = "calibration.json";
-/// What the constants' shares are of. Their products with these figures count, not the figures.
+/// The figures that the constants are shares of. Only their products with these figures matter.
 const NOMINAL: &str = "hbm_tb_per_second = 0.01\nbf16_tflops = 0.1\n";
 
 /// The name of the links that a carrier is.

@@ -18,7 +18,7 @@ pub(super) type Unit = Box<dyn Collectives<f32>>;
 const LIMIT: Duration = Duration::from_secs(60);
 /// A measurement is the median of so many blocks, the last ones.
 const BLOCKS: f64 = 5.0;
-const MOST_BLOCKS: usize = 64;
+const MAX_BLOCKS: usize = 64;
 
 /// Where ranks are and what carries their rows.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +73,7 @@ pub(super) struct Meeting {
 struct MeetingState {
     arrived: usize,
     meetings: u64,
-    /// What rank 0 brought to this meeting and to the one before, which some ranks may not have left yet.
+    /// The numbers that rank 0 brought to this meeting and to the one before, which some ranks may not have left yet.
     numbers: [u32; 2],
     /// A rank failed: no meeting will be complete.
     broken: bool,
@@ -165,7 +165,7 @@ pub(super) fn seconds(
         (0..rounds).try_for_each(|_| round())?;
         let took = block.elapsed().as_secs_f64();
         times.push(took / f64::from(rounds));
-        let more = began.elapsed() < time && times.len() < MOST_BLOCKS;
+        let more = began.elapsed() < time && times.len() < MAX_BLOCKS;
         let longer = took * BLOCKS < time.as_secs_f64();
         rounds = meeting.agree(rank, if more { rounds << u32::from(longer) } else { 0 })?;
     }
