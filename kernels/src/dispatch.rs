@@ -1,6 +1,8 @@
 //! Which token goes to which rank: once per rank, with all of its experts there (deduplicated sends).
 
-use crate::error::{KernelError, check_count, check_len};
+use std::ops::Range;
+
+use crate::error::{KernelError, check_below, check_count, check_len};
 
 /// The sends of one rank's tokens in one layer; reused between calls.
 ///
@@ -31,7 +33,7 @@ struct Cursor {
     last_token: u32,
 }
 
-/// What one rank is sent: r rows with m pairs.
+/// The rows sent to one rank: r rows with m pairs.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct RankRows<'a> {
     /// `[r]`: the token of each row, ascending.
@@ -47,10 +49,14 @@ pub struct RankRows<'a> {
 impl<'a> RankRows<'a> {
     /// Some of the rows, with their pairs. Panics past the last one.
     #[must_use]
-    pub fn slice(self, rows: std::ops::Range<usize>) -> Self {
+    pub fn slice(self, rows: Range<usize>) -> Self {
         let count = |pairs: &[u16]| pairs.iter().map(|&count| usize::from(count)).sum::<usize>();
         let first = count(&self.pairs[..rows.start]);
         let pairs = first..first + count(&self.pairs[rows.clone()]);
+        self.cut(rows, pairs)
+    }
+
+    fn cut(self, rows: Range<usize>, pairs: Range<usize>) -> Self {
         Self {
             tokens: &self.tokens[rows.clone()],
             pairs: &self.pairs[rows],
@@ -79,7 +85,7 @@ impl DispatchPlan {
     ) -> Result<(), KernelError> {
         self.begin(experts, weights, top_k)?;
         for (expert, &rank) in rank_of_expert.iter().enumerate() {
-            check_below("rank of expert", expert, rank, ranks)?;
+            check_below("rank of expert", expert, rank.into(), ranks)?;
         }
         self.count(experts, top_k, rank_of_expert, ranks)?;
         self.place(experts, weights, top_k, rank_of_expert);
@@ -171,7 +177,7 @@ impl DispatchPlan {
         self.cursors.clear();
         self.cursors.resize(ranks, Cursor::default());
         for (index, &expert) in experts.iter().enumerate() {
-            check_below("expert", index, expert, rank_of_expert.len())?;
+            check_below("expert", index, expert.into(), rank_of_expert.len())?;
             let token = (index / top_k) as u32 + 1;
             let cursor = &mut self.cursors[usize::from(rank_of_expert[usize::from(expert)])];
             cursor.pair += 1;
@@ -240,25 +246,15 @@ impl DispatchPlan {
 
     /// Where a rank's rows stand among the R rows. Panics if there is no such rank.
     #[must_use]
-    pub fn row_range(&self, rank: usize) -> std::ops::Range<usize> {
+    pub fn row_range(&self, rank: usize) -> Range<usize> {
         self.row_offsets[rank] as usize..self.row_offsets[rank + 1] as usize
     }
 
-    /// What a rank is sent. Panics if there is no such rank.
+    /// The rows sent to a rank. Panics if there is no such rank.
     #[must_use]
     pub fn rank(&self, rank: usize) -> RankRows<'_> {
-        let rows = self.row_range(rank);
         let pairs = self.pair_offsets[rank] as usize..self.pair_offsets[rank + 1] as usize;
-        RankRows {
-            tokens: &self.row_tokens[rows.clone()],
-            pairs: &self.row_pairs[rows],
-            experts: &self.experts[pairs.clone()],
-            weights: &self.weights[pairs],
-        }
+        let Self { row_tokens: tokens, row_pairs, experts, weights, .. } = self;
+        RankRows { tokens, pairs: row_pairs, experts, weights }.cut(self.row_range(rank), pairs)
     }
-}
-
-fn check_below(what: &'static str, index: usize, found: u16, bound: usize) -> Result<(), KernelError> {
-    let found = usize::from(found);
-    if found < bound { Ok(()) } else { Err(KernelError::OutOfRange { what, index, found, bound }) }
 }

@@ -1,4 +1,4 @@
-//! What a kernel refuses before it writes anything.
+//! Operands that a kernel refuses before it writes anything.
 
 /// Operands that do not fit together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -6,7 +6,7 @@ pub enum KernelError {
     /// An id is not below its bound.
     #[error("{what} {index} is {found}, expected below {bound}")]
     OutOfRange {
-        /// What the id is.
+        /// The kind of id.
         what: &'static str,
         /// Where it stands.
         index: usize,
@@ -67,15 +67,23 @@ pub enum KernelError {
 /// Positions are `u32`.
 pub(crate) const MAX_ITEMS: usize = u32::MAX as usize;
 
-pub(crate) fn check_len(what: &'static str, found: usize, expected: usize) -> Result<(), KernelError> {
+/// Whether a slice has the length that the others ask for.
+///
+/// # Errors
+/// Another length.
+pub fn check_len(what: &'static str, found: usize, expected: usize) -> Result<(), KernelError> {
     if found == expected { Ok(()) } else { Err(KernelError::Length { what, found, expected }) }
 }
 
+/// Whether the id at `index` is below its bound.
+///
+/// # Errors
+/// An id that is not.
+#[inline]
+pub fn check_below(what: &'static str, index: usize, found: usize, bound: usize) -> Result<(), KernelError> {
+    if found < bound { Ok(()) } else { Err(KernelError::OutOfRange { what, index, found, bound }) }
+}
+
 pub(crate) fn check_count(found: usize) -> Result<(), KernelError> {
-    if found <= MAX_ITEMS {
-        Ok(())
-    } else {
-        let limit = MAX_ITEMS;
-        Err(KernelError::TooMany { found, limit })
-    }
+    if found <= MAX_ITEMS { Ok(()) } else { Err(KernelError::TooMany { found, limit: MAX_ITEMS }) }
 }

@@ -10,7 +10,7 @@ pub struct NodeGrid {
 }
 
 impl NodeGrid {
-    /// So many ranks on so many nodes.
+    /// A grid of `ranks` ranks on `nodes` nodes.
     ///
     /// # Errors
     /// No ranks, no nodes, or nodes that do not divide the ranks.

@@ -11,6 +11,7 @@ pub const NORM_LANES: usize = 2048;
 ///    divides;
 /// 3. `1 / sqrt(accumulator 0 / H + epsilon)`, with the rounded square root and the rounded division.
 #[must_use]
+#[inline(always)]
 pub fn inverse_rms(row: &[f32], epsilon: f32) -> f32 {
     let mut lanes = [0.0f32; NORM_LANES];
     for chunk in row.chunks(NORM_LANES) {
@@ -18,20 +19,14 @@ pub fn inverse_rms(row: &[f32], epsilon: f32) -> f32 {
             *lane += value * value;
         }
     }
-    fold(&mut lanes, row.len(), epsilon)
-}
-
-/// Steps 2 and 3.
-#[inline(always)]
-pub(crate) fn fold(lanes: &mut [f32; NORM_LANES], columns: usize, epsilon: f32) -> f32 {
-    // In place and compacted: after each pass the accumulators stand side by side. Those past the columns are zeros,
-    // which add nothing.
-    let mut width = columns.next_power_of_two().min(NORM_LANES);
+    // Step 2 in place and compacted: after each pass the accumulators stand side by side. Those past the columns are
+    // zeros, which add nothing.
+    let mut width = row.len().next_power_of_two().min(NORM_LANES);
     while width > 1 {
         width /= 2;
         for i in 0..width {
             lanes[i] = lanes[2 * i] + lanes[2 * i + 1];
         }
     }
-    1.0 / (lanes[0] / columns as f32 + epsilon).sqrt()
+    1.0 / (lanes[0] / row.len() as f32 + epsilon).sqrt()
 }

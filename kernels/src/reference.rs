@@ -15,7 +15,7 @@ use crate::error::{KernelError, check_len};
 use crate::norm::inverse_rms;
 use crate::split::RowSplit;
 
-/// What shuffled reduce-scatter adds where it is fused with the layer's residual and RMSNorm.
+/// The layer's residual and RMSNorm, fused with a shuffled reduce-scatter.
 #[derive(Clone, Copy, Debug)]
 pub struct ResidualNorm<'a, T> {
     /// `[n, H]`, in the order of the tokens, the same on every rank.
@@ -24,6 +24,17 @@ pub struct ResidualNorm<'a, T> {
     pub weight: &'a [T],
     /// Added to the mean of squares.
     pub epsilon: f32,
+}
+
+impl<T> ResidualNorm<'_, T> {
+    /// Whether the lengths fit `tokens` rows of `hidden` elements.
+    ///
+    /// # Errors
+    /// The first that does not.
+    pub fn check(&self, tokens: usize, hidden: usize) -> Result<(), KernelError> {
+        check_len("residual", self.residual.len(), tokens * hidden)?;
+        check_len("norm weight", self.weight.len(), hidden)
+    }
 }
 
 /// A rank's rows out of the fused variant.
@@ -60,8 +71,7 @@ pub fn reduce_scatter_norm<T: Element>(
     split: RowSplit<'_>,
     norm: ResidualNorm<'_, T>,
 ) -> Result<Vec<NormedRows<T>>, KernelError> {
-    check_len("residual", norm.residual.len(), split.tokens() * hidden)?;
-    check_len("norm weight", norm.weight.len(), hidden)?;
+    norm.check(split.tokens(), hidden)?;
     let mut answer = Vec::new();
     for (rank, mut sums) in sum_rows(parts, hidden, split)?.into_iter().enumerate() {
         let mut rows = NormedRows { residual: Vec::new(), normed: Vec::new() };

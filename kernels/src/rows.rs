@@ -1,6 +1,6 @@
 //! An expert's rows, added with weights where they came from.
 
-use crate::error::{KernelError, check_len};
+use crate::error::{KernelError, check_below, check_len};
 
 /// `out[rows[i]] += weights[i] * values[i]`, in the order of i; `values` is `[rows, H]`, `out` is `[any, H]`.
 ///
@@ -15,7 +15,8 @@ pub fn add_weighted_rows(
 ) -> Result<(), KernelError> {
     check_len("values", values.len(), rows.len() * hidden)?;
     check_len("weights", weights.len(), rows.len())?;
-    check_rows(rows, out.len(), hidden)?;
+    let bound = out.len().checked_div(hidden).unwrap_or(usize::MAX);
+    rows.iter().enumerate().try_for_each(|(index, &row)| check_below("row", index, row as usize, bound))?;
     if hidden == 0 {
         return Ok(());
     }
@@ -26,12 +27,4 @@ pub fn add_weighted_rows(
         }
     }
     Ok(())
-}
-
-fn check_rows(rows: &[u32], elements: usize, hidden: usize) -> Result<(), KernelError> {
-    let bound = elements.checked_div(hidden).unwrap_or(usize::MAX);
-    match rows.iter().position(|&row| row as usize >= bound) {
-        None => Ok(()),
-        Some(index) => Err(KernelError::OutOfRange { what: "row", index, found: rows[index] as usize, bound }),
-    }
 }

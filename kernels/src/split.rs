@@ -1,7 +1,7 @@
 //! Which rows of a batch go to which rank: contiguous parts, or parts of a shuffled order.
 
 use crate::argsort::RankOrder;
-use crate::error::{KernelError, check_count, check_len};
+use crate::error::{KernelError, check_below, check_count, check_len};
 use crate::hash::mix;
 
 /// The rows of n tokens over P ranks. Rank p has the positions `offsets[p]..offsets[p + 1]`; position i is token
@@ -110,8 +110,13 @@ pub fn even_offsets(tokens: usize, ranks: usize) -> Result<Vec<u32>, KernelError
     if ranks == 0 {
         return Err(KernelError::NoRanks);
     }
-    let (each, more) = (tokens / ranks, tokens % ranks);
-    Ok((0..=ranks).map(|rank| (rank * each + rank.min(more)) as u32).collect())
+    Ok((0..=ranks).map(|rank| even_part(tokens, ranks, rank)).collect())
+}
+
+/// The first token of a rank's even part, as [`even_offsets`] has it; behind the last one for rank P.
+#[must_use]
+pub fn even_part(tokens: usize, ranks: usize, rank: usize) -> u32 {
+    (rank * (tokens / ranks) + rank.min(tokens % ranks)) as u32
 }
 
 /// Scratch that finds a token which a permutation has twice, without clearing anything between calls.
@@ -123,7 +128,7 @@ pub struct SeenTokens {
 }
 
 impl SeenTokens {
-    /// Scratch that allocates no more for up to `tokens` tokens.
+    /// Scratch that does not allocate again for up to `tokens` tokens.
     #[must_use]
     pub fn with_capacity(tokens: usize) -> Self {
         Self { stamps: vec![0; tokens], call: 0 }
@@ -142,9 +147,7 @@ impl SeenTokens {
         let bound = permutation.len();
         for (index, &token) in permutation.iter().enumerate() {
             let found = token as usize;
-            if found >= bound {
-                return Err(KernelError::OutOfRange { what: "token at position", index, found, bound });
-            }
+            check_below("token at position", index, found, bound)?;
             if self.stamps[found] == self.call {
                 return Err(KernelError::Twice { index, token: found });
             }
@@ -155,13 +158,8 @@ impl SeenTokens {
 }
 
 fn check_offsets(offsets: &[u32]) -> Result<(), KernelError> {
-    let Some((&first, _)) = offsets.split_first() else { return Err(KernelError::NoRanks) };
-    if offsets.len() == 1 {
-        return Err(KernelError::NoRanks);
-    }
-    if first != 0 {
-        return Err(KernelError::OutOfRange { what: "offset", index: 0, found: first as usize, bound: 1 });
-    }
+    let [first, _, ..] = offsets else { return Err(KernelError::NoRanks) };
+    check_below("offset", 0, *first as usize, 1)?;
     match offsets.windows(2).position(|pair| pair[0] > pair[1]) {
         None => Ok(()),
         Some(index) => {

@@ -1,7 +1,7 @@
 //! Inner loops over one row, compiled for the widest vectors that the processor has: the same source, so the same bits.
 
 use crate::element::Element;
-use crate::norm::NORM_LANES;
+use crate::norm::inverse_rms;
 
 /// Columns of a buffer that stays in the first cache.
 const COLUMNS: usize = 1024;
@@ -10,7 +10,7 @@ const COLUMNS: usize = 1024;
 /// none.
 ///
 /// # Panics
-/// If a row has not the length of `out`.
+/// If a row is not as long as `out`.
 pub fn sum_rows<T: Element>(rows: &[&[T]], out: &mut [T]) {
     check(rows, out.len());
     versions!(T, sum_into(rows, out, T::round), sum_avx512(rows, out), sum_avx2(rows, out));
@@ -19,13 +19,13 @@ pub fn sum_rows<T: Element>(rows: &[&[T]], out: &mut [T]) {
 /// As [`sum_rows`], not rounded.
 ///
 /// # Panics
-/// If a row has not the length of `out`.
+/// If a row is not as long as `out`.
 pub fn sum_rows_wide<T: Element>(rows: &[&[T]], out: &mut [f32]) {
     check(rows, out.len());
     versions!(T, sum_into(rows, out, |value| value), wide_avx512(rows, out), wide_avx2(rows, out));
 }
 
-/// What follows a row's sum where residual and norm are fused: `sum` is `[H]` and becomes h = sum + residual.
+/// Operands of the fused residual and norm: `sum` is `[H]` and becomes h = sum + residual.
 #[derive(Debug)]
 pub struct NormRow<'a, T> {
     /// `[H]`, f32, not rounded.
@@ -55,7 +55,7 @@ pub fn norm_row<T: Element>(row: NormRow<'_, T>) {
     versions!(T, norm_into(row), norm_avx512(row), norm_avx2(row));
 }
 
-/// Asks for the lines of a piece of a row that is needed soon. A hint only.
+/// Prefetches a piece of a row that is needed soon. Only a hint.
 #[inline]
 pub fn prefetch<T>(row: &[T]) {
     #[cfg(target_arch = "x86_64")]
@@ -130,24 +130,17 @@ fn sum_many<T: Element, O: Copy>(rows: &[&[T]], out: &mut [O], round: impl Fn(f3
 #[inline(always)]
 fn norm_into<T: Element>(row: NormRow<'_, T>) {
     let NormRow { sum, residual, weight, epsilon, residual_out, out } = row;
-    let mut lanes = [0.0f32; NORM_LANES];
     for ((value, residual), to) in sum.iter_mut().zip(residual).zip(residual_out) {
         *value += residual.widen();
         *to = T::round(*value);
     }
-    for chunk in sum.chunks(NORM_LANES) {
-        for (lane, value) in lanes.iter_mut().zip(chunk) {
-            *lane += value * value;
-        }
-    }
-    let scale = crate::norm::fold(&mut lanes, sum.len(), epsilon);
+    let scale = inverse_rms(sum, epsilon);
     for ((to, value), weight) in out.iter_mut().zip(sum).zip(weight) {
         *to = T::round((*value * scale) * weight.widen());
     }
 }
 
-/// Calls the version of the processor. The features are asked for once by the standard library and then read from a
-/// word.
+/// Calls the version for this processor. The standard library detects its features once, then reads them from a word.
 macro_rules! versions {
     ($element:ty, $portable:expr, $avx512:expr, $avx2:expr) => {{
         #[cfg(target_arch = "x86_64")]

@@ -198,7 +198,7 @@ fn splits_that_are_none_are_refused() {
     ] {
         assert_eq!(found, Err(expected));
     }
-    // What was seen in one call is not held against the next.
+    // Tokens seen in one call do not count in the next.
     for _ in 0..3 {
         RowSplit::shuffled(&[1, 0], &[0, 2], &mut seen).unwrap();
     }

@@ -125,7 +125,7 @@ fn two_blocks() -> Vec<u8> {
     }
     let shared = SharedExpert::new(vec![f16::ZERO; expert.len()], 5).unwrap();
     let whole = encode(&expert, &shared, 50, SrIndex::InBlock);
-    // What is kept beside the three is zeros; a message of its own has them alone.
+    // Beside the three, zeros are kept; a message built by hand has the three alone.
     let mut message = whole[..32].to_vec();
     message[12..16].copy_from_slice(&3u32.to_le_bytes());
     for count in [2u32, 1] {

@@ -1,4 +1,4 @@
-//! What else a deployment could do: change layouts as it runs, or hold replicas of experts so that tokens stay near.
+//! Further options of a deployment: changing layouts as it runs, or replicas of experts that keep tokens near.
 
 use serde::Serialize;
 
@@ -54,7 +54,7 @@ pub enum NoSwitch {
     Plan(#[from] PlanError),
 }
 
-/// The layouts that a unit of so many GPUs changes between.
+/// The layouts that a unit of `gpus` GPUs changes between.
 pub(crate) fn unit_layouts(gpus: u64) -> ByLayout<Layout> {
     ByLayout {
         tp: Layout { pipeline: 1, attention_tp: gpus, attention_dp: 1, expert_tp: gpus, expert_ep: 1 },
@@ -62,7 +62,7 @@ pub(crate) fn unit_layouts(gpus: u64) -> ByLayout<Layout> {
     }
 }
 
-/// What switching would be for the unit of the innermost level, with `concurrency` requests in flight.
+/// The effect of switching for the unit of the innermost level, with `concurrency` requests in flight.
 ///
 /// # Errors
 /// [`NoSwitch`] if slices or whole experts do not run there.
@@ -111,7 +111,7 @@ pub struct Replication {
 /// Domains for the decoding step of a plan with whole experts; `None` if its experts are in slices or on one rank.
 ///
 /// # Errors
-/// [`PlanError::Value`] if the plan's figures cannot be meant.
+/// [`PlanError::Value`] if the plan's figures are impossible.
 pub fn replication(question: &Question<'_>, plan: &Candidate) -> Result<Option<Replication>, PlanError> {
     let (shape, layout) = (question.shape, &plan.layout);
     if layout.expert_tp > 1 || layout.expert_ep < 2 || layout.pipeline > 1 {
@@ -119,16 +119,12 @@ pub fn replication(question: &Question<'_>, plan: &Candidate) -> Result<Option<R
     }
     let levels = levels(question.cluster, layout.expert_ep, question.constants);
     let tokens = (plan.at_load.concurrency / layout.attention_dp as f64).max(1.0) / layout.attention_tp as f64;
-    let layer = |seconds: f64| seconds / shape.layers as f64;
+    let attention = [Part::AttentionProducts, Part::AttentionCore, Part::AttentionReduce];
+    let attention: f64 = attention.map(|part| plan.decode[part]).iter().sum();
     let stream = Stream {
         workers: layout.expert_ep,
         bytes_per_second: 1.0,
-        before_experts: layer(
-            [Part::AttentionProducts, Part::AttentionCore, Part::AttentionReduce]
-                .map(|part| plan.decode[part])
-                .iter()
-                .sum(),
-        ),
+        before_experts: attention / shape.layers as f64,
         data_bytes: tokens * shape.top_k as f64 * shape.hidden as f64 * question.constants.combine_bytes,
         expert_bytes: plan.memory.expert_bytes / shape.moe_layers as f64,
     };

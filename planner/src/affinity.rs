@@ -1,4 +1,4 @@
-//! What placing tokens and experts together can gain: the regime of a deployment, and the gain with its range.
+//! The gain from placing tokens and experts together: the regime of a deployment, and the gain with its range.
 //!
 //! Affinity keeps more of a token's experts on its own rank. Where a token's row goes once to each rank that hosts some
 //! of its experts, as semmoe's worker and DeepEP send it, bytes follow the remote ranks per token; where only the local
@@ -35,7 +35,7 @@ pub struct StepProfile {
     pub overlap: bool,
 }
 
-/// What leaves a rank for experts elsewhere, now and with affinity, both in one unit.
+/// Amounts sent from a rank to experts elsewhere, now and with affinity, in the same unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Remote {
     /// Now, above 0.
@@ -62,7 +62,7 @@ impl Remote {
     }
 }
 
-/// What bounds the step.
+/// The bottleneck of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Regime {
@@ -79,7 +79,7 @@ pub enum Regime {
 /// The answer. Gains are throughput after over before, less 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Gain {
-    /// What bounds the step.
+    /// The bottleneck of the step.
     pub regime: Regime,
     /// Share of the step that waits for communication between the ranks of the experts.
     pub exposed_share: f64,
@@ -115,7 +115,7 @@ impl StepProfile {
 /// The regime and the gain. Communication may take `factor` times more or less than the profile says, at least 1.
 ///
 /// # Errors
-/// [`PlanError::Value`] about times or amounts that cannot be meant.
+/// [`PlanError::Value`] about impossible times or amounts.
 pub fn gain(profile: &StepProfile, remote: &Remote, factor: f64) -> Result<Gain, PlanError> {
     positive("the seconds of computation", profile.compute)?;
     positive("the remote rows before", remote.before)?;

@@ -1,4 +1,4 @@
-//! What the constants were fitted to, and how far predictions were off there: the error figure of every answer.
+//! The measurements that constants were fitted to, and the errors of predictions there, which go with every answer.
 
 mod fit;
 
@@ -7,7 +7,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::PlanError;
-use crate::error::positive;
+use crate::error::{not_negative, positive};
 use crate::step::Constants;
 pub use fit::{StepPoint, errors, fit, fit_contention};
 
@@ -19,7 +19,7 @@ pub struct Calibration {
     pub engine: String,
     /// The GPU that was measured.
     pub gpu: String,
-    /// What was measured, by which command, under which licence.
+    /// The measurements, the command that made them, their license.
     pub source: String,
     /// The fit.
     pub constants: Constants,
@@ -78,8 +78,8 @@ impl Calibration {
         calibration.constants.check()?;
         for errors in [calibration.ttft, calibration.tpot].into_iter().chain(calibration.links) {
             positive("the rows of a calibration", errors.rows as f64)?;
-            crate::error::not_negative("the mean error of a calibration", errors.mean)?;
-            crate::error::not_negative("the median error of a calibration", errors.median)?;
+            not_negative("the mean error of a calibration", errors.mean)?;
+            not_negative("the median error of a calibration", errors.median)?;
         }
         Ok(calibration)
     }
@@ -129,20 +129,15 @@ impl Accuracy {
 impl fmt::Display for Accuracy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Uncalibrated => {
-                write!(f, "uncalibrated: times may be off by a factor of 2 or more")
+            Self::Uncalibrated => f.write_str("uncalibrated: times may be off by a factor of 2 or more"),
+            Self::Calibrated { engine, gpu, ttft, tpot } => {
+                let [tpot, ttft] = [tpot, ttft].map(|of| (of.median * 100.0, of.mean * 100.0, of.rows));
+                let (median, mean, rows) = tpot;
+                write!(f, "calibrated for {engine} on {gpu}; on rows held out TPOT is off by {median:.0}% ")?;
+                write!(f, "(median; mean {mean:.0}%, {rows} rows), ")?;
+                let (median, mean, rows) = ttft;
+                write!(f, "TTFT by {median:.0}% (mean {mean:.0}%, {rows} rows)")
             }
-            Self::Calibrated { engine, gpu, ttft, tpot } => write!(
-                f,
-                "calibrated for {engine} on {gpu}; on rows held out TPOT is off by {:.0}% (median; mean {:.0}%, {} rows), TTFT by {:.0}% \
-                 (mean {:.0}%, {} rows)",
-                tpot.median * 100.0,
-                tpot.mean * 100.0,
-                tpot.rows,
-                ttft.median * 100.0,
-                ttft.mean * 100.0,
-                ttft.rows
-            ),
         }
     }
 }

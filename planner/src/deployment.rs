@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::PlanError;
 use crate::affinity::StepProfile;
-use crate::error::positive;
+use crate::error::{not_negative, positive};
 use crate::fields::{Fields, toml};
 
 const KEYS: &[&str] = &[
@@ -21,7 +21,7 @@ const KEYS: &[&str] = &[
 ];
 const LINK_KEYS: &[&str] = &["mbit_per_second", "share"];
 
-/// What is known of a deployment's steps.
+/// The known facts of a deployment's steps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Deployment {
     /// For tables.
@@ -78,21 +78,18 @@ impl Deployment {
     /// # Errors
     /// [`PlanError::Syntax`] if it is not TOML, [`PlanError::Key`] about an unknown, missing or impossible value.
     pub fn from_toml(file: &str, text: &str) -> Result<Self, PlanError> {
-        let object = toml(file, text)?;
-        let fields = Fields::of_toml(file, &object, KEYS)?;
-        let share = |key: &str| match fields.get(key) {
-            None => Ok(None),
-            Some(_) => fields
-                .not_negative(key)
-                .ok()
-                .filter(|rate| *rate < 1.0)
-                .map(Some)
-                .ok_or_else(|| fields.unexpected(key, "a share from 0 to below 1")),
+        toml(file, text, KEYS, Self::read)
+    }
+
+    fn read(fields: &Fields<'_>) -> Result<Self, PlanError> {
+        let local_rate = || {
+            let rate = fields.not_negative("local_rate").ok().filter(|rate| *rate < 1.0);
+            rate.ok_or_else(|| fields.unexpected("local_rate", "a share from 0 to below 1"))
         };
         Ok(Self {
             name: fields.text("name")?.unwrap_or("the deployment").chars().take(64).collect(),
-            steps: steps(&fields)?,
-            local_rate: share("local_rate")?,
+            steps: steps(fields)?,
+            local_rate: fields.get("local_rate").map(|_| local_rate()).transpose()?,
             remote_ranks: fields.positive_if("remote_ranks")?,
         })
     }
@@ -107,7 +104,7 @@ impl Deployment {
         let activations = positive("the activations of the unit", counts.local + counts.remote)?;
         let compute =
             positive("the seconds of steps outside collectives", counts.step_seconds - counts.exchange_seconds)?;
-        let bytes = crate::error::not_negative("the seconds in collectives", counts.exchange_seconds)?;
+        let bytes = not_negative("the seconds in collectives", counts.exchange_seconds)?;
         let profile =
             StepProfile { compute: compute / steps, bytes: bytes / steps, latency: 0.0, experts: 0.0, overlap: false };
         let step = NamedStep { name: "the measured step".to_owned(), profile };
@@ -139,8 +136,7 @@ fn steps(fields: &Fields<'_>) -> Result<Vec<NamedStep>, PlanError> {
         let (rate, share) = (link.positive("mbit_per_second")?, link.positive_if("share")?.unwrap_or(1.0));
         Ok(step(format!("the step at {rate:.0} Mbit/s"), moved / (rate * share), other / (rate * share)))
     };
-    let steps: Vec<NamedStep> =
-        fields.sections("links", LINK_KEYS)?.iter().map(link).collect::<Result<_, PlanError>>()?;
+    let steps = fields.list("links", LINK_KEYS, link)?;
     if steps.is_empty() { Err(fields.unexpected("links", "one or more { mbit_per_second, share }")) } else { Ok(steps) }
 }
 

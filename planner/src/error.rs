@@ -1,4 +1,4 @@
-//! What is wrong with an input or a question: one sentence that names the key or the quantity.
+//! Errors of inputs and questions: one sentence that names the key or the quantity.
 
 /// An error of the planner.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -6,7 +6,7 @@ pub enum PlanError {
     /// An input that cannot be parsed.
     #[error("{file} is not valid {format}: {cause}")]
     Syntax {
-        /// What was read, as the caller names it.
+        /// The input, as the caller names it.
         file: String,
         /// JSON or TOML.
         format: &'static str,
@@ -16,13 +16,13 @@ pub enum PlanError {
     /// A key whose value is missing, of the wrong type or out of range, or a key that does not exist.
     #[error("{file}: `{key}` is {found}, expected {expected}")]
     Key {
-        /// What was read, as the caller names it.
+        /// The input, as the caller names it.
         file: String,
         /// The key with its path, such as `levels[1].bandwidth_gb_per_second`.
         key: String,
         /// Its value, shortened.
         found: String,
-        /// What would be accepted.
+        /// The accepted values.
         expected: String,
     },
     /// An argument of a formula outside its domain.

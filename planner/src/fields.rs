@@ -19,9 +19,15 @@ pub(crate) fn json(file: &str, text: &str) -> Result<Map<String, Value>, PlanErr
     parsed(file, "JSON", serde_json::from_str(text).map_err(|error| error.to_string()))
 }
 
-/// Parses a TOML document.
-pub(crate) fn toml(file: &str, text: &str) -> Result<Map<String, Value>, PlanError> {
-    parsed(file, "TOML", toml::from_str(text).map_err(|error| error.message().to_owned()))
+/// Reads a TOML document, of which only these keys are known.
+pub(crate) fn toml<R>(
+    file: &str,
+    text: &str,
+    known: &[&str],
+    read: impl FnOnce(&Fields<'_>) -> Result<R, PlanError>,
+) -> Result<R, PlanError> {
+    let object = parsed(file, "TOML", toml::from_str(text).map_err(|error| error.message().to_owned()))?;
+    read(&Fields { file, prefix: String::new(), object: &object, null_is_absent: false }.known(known)?)
 }
 
 fn parsed(
@@ -45,12 +51,6 @@ impl<'a> Fields<'a> {
     /// Of a JSON file, in which null means absent.
     pub(crate) fn of_json(file: &'a str, object: &'a Map<String, Value>) -> Self {
         Self { file, prefix: String::new(), object, null_is_absent: true }
-    }
-
-    /// Of a TOML file, of which only these keys are known.
-    pub(crate) fn of_toml(file: &'a str, object: &'a Map<String, Value>, known: &[&str]) -> Result<Self, PlanError> {
-        let fields = Self { file, prefix: String::new(), object, null_is_absent: false };
-        fields.known(known)
     }
 
     /// This object, if only these keys are in it.
@@ -78,9 +78,14 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A list of objects of which only these keys are known; empty where there is none.
-    pub(crate) fn sections(&self, key: &str, known: &[&str]) -> Result<Vec<Self>, PlanError> {
-        self.any_sections(key)?.into_iter().map(|section| section.known(known)).collect()
+    /// A list of objects of which only these keys are known, each read by `read`; empty where there is none.
+    pub(crate) fn list<R>(
+        &self,
+        key: &str,
+        known: &[&str],
+        read: impl Fn(&Self) -> Result<R, PlanError>,
+    ) -> Result<Vec<R>, PlanError> {
+        self.any_sections(key)?.into_iter().map(|section| read(&section.known(known)?)).collect()
     }
 
     /// A list of objects whose keys the caller checks with [`Fields::known`]; empty where there is none.
@@ -114,7 +119,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The same, or another one where there is none.
+    /// The same; `other` where there is no such key.
     pub(crate) fn dimension_or(&self, key: &str, other: u64) -> Result<u64, PlanError> {
         if self.get(key).is_some() { self.dimension(key) } else { Ok(other) }
     }
@@ -145,12 +150,18 @@ impl<'a> Fields<'a> {
         number.ok_or_else(|| self.unexpected(key, "a number from 0 to 1e12"))
     }
 
-    /// True or false, or what holds where there is nothing.
+    /// True or false; `absent` where there is no such key.
     pub(crate) fn flag(&self, key: &str, absent: bool) -> Result<bool, PlanError> {
         match self.get(key) {
             None => Ok(absent),
             Some(value) => value.as_bool().ok_or_else(|| self.unexpected(key, "true or false")),
         }
+    }
+
+    /// The first 64 characters of a text that must be there.
+    pub(crate) fn name(&self, key: &str) -> Result<String, PlanError> {
+        let name = self.text(key)?.ok_or_else(|| self.unexpected(key, "a text"))?;
+        Ok(name.chars().take(64).collect())
     }
 
     /// A text, if there is one.

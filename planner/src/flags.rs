@@ -14,8 +14,15 @@ pub enum Launch {
     Impossible(String),
 }
 
-/// What stands in the place of the checkpoint.
+/// The placeholder for the checkpoint.
 const MODEL: &str = "MODEL";
+
+/// A degree of 1 is every engine's default.
+fn add(command: &mut String, name: &str, value: u64) {
+    if value > 1 {
+        command.push_str(&format!(" {name} {value}"));
+    }
+}
 
 /// SGLang 0.5.22 and later; `host_gpus` is the number of GPUs of a host.
 ///
@@ -24,11 +31,7 @@ const MODEL: &str = "MODEL";
 #[must_use]
 pub fn sglang(layout: &Layout, host_gpus: u64) -> Launch {
     let mut command = format!("python -m sglang.launch_server --model-path {MODEL} --tp-size {}", layout.stage());
-    let mut add = |name: &str, value: u64| {
-        if value > 1 {
-            command.push_str(&format!(" {name} {value}"));
-        }
-    };
+    let mut add = |name, value| add(&mut command, name, value);
     add("--attn-dp-size", layout.attention_dp);
     add("--ep-size", layout.expert_ep);
     add("--pp-size", layout.pipeline);
@@ -52,11 +55,7 @@ pub fn vllm(layout: &Layout, host_gpus: u64) -> Launch {
         return Launch::Impossible(format!("vLLM has either whole experts or slices, not TP{tp}+EP{ep} of experts"));
     }
     let mut command = format!("vllm serve {MODEL} --tensor-parallel-size {}", layout.attention_tp);
-    let mut add = |name: &str, value: u64| {
-        if value > 1 {
-            command.push_str(&format!(" {name} {value}"));
-        }
-    };
+    let mut add = |name, value| add(&mut command, name, value);
     add("--data-parallel-size", layout.attention_dp);
     add("--pipeline-parallel-size", layout.pipeline);
     let hosts = layout.gpus().div_ceil(host_gpus.max(1));

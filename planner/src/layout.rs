@@ -58,7 +58,7 @@ pub enum Infeasible {
         weights_gb: f64,
         /// Activations of a step, GB.
         activations_gb: f64,
-        /// What the engine may use, GB.
+        /// Memory that the engine may use, GB.
         usable_gb: f64,
     },
     /// The cache does not hold one sequence on each attention group.
@@ -74,7 +74,7 @@ pub enum Infeasible {
     Unstable {
         /// Requests a second of one unit.
         wanted: f64,
-        /// What it serves at most.
+        /// The most requests a second that it serves.
         served: f64,
     },
 }
@@ -138,13 +138,9 @@ impl Layout {
         };
         divide("query heads", shape.attention.heads(), self.attention_tp)?;
         if let Attention::Grouped { kv_heads, .. } = shape.attention {
-            let (more, fewer) = (kv_heads.max(self.attention_tp), kv_heads.min(self.attention_tp));
-            if !more.is_multiple_of(fewer) {
-                return Err(Infeasible::Divide {
-                    what: "key and value heads",
-                    size: kv_heads,
-                    ranks: self.attention_tp,
-                });
+            let (size, ranks) = (kv_heads, self.attention_tp);
+            if !size.max(ranks).is_multiple_of(size.min(ranks)) {
+                return Err(Infeasible::Divide { what: "key and value heads", size, ranks });
             }
         }
         divide("experts", shape.experts, self.expert_ep)?;
@@ -167,7 +163,7 @@ impl Layout {
     }
 }
 
-/// What one rank of a unit loads (MixServe, section III-C). Ranges are half open.
+/// The part of the model that one rank of a unit loads (MixServe, section III-C). Ranges are half open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RankPart {
     /// The rank, from 0; stages outermost, then DP or EP, then TP.
@@ -185,7 +181,7 @@ pub struct RankPart {
 }
 
 impl Layout {
-    /// What each rank loads, rank after rank.
+    /// The part of each rank, in rank order.
     ///
     /// # Errors
     /// If the shape does not fit the layout.

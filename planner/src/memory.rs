@@ -18,7 +18,7 @@ pub struct Memory {
     pub other_bytes: f64,
     /// Activations of the largest step.
     pub activation_bytes: f64,
-    /// What is left for the cache.
+    /// Bytes left for the cache.
     pub cache_bytes: f64,
     /// Tokens that this rank's cache holds.
     pub cache_tokens: f64,
@@ -31,8 +31,8 @@ impl Memory {
         self.expert_bytes + self.dense_bytes + self.other_bytes
     }
 
-    /// What a GPU with `usable` bytes for the engine holds in this layout, if a step has at most `step_tokens` tokens
-    /// a rank.
+    /// The memory of a GPU in this layout, with `usable` bytes for the engine and at most `step_tokens` tokens a rank
+    /// in a step.
     ///
     /// # Errors
     /// [`Infeasible::Memory`] if the weights and activations do not fit.
@@ -51,15 +51,8 @@ impl Memory {
             });
         }
         let token = shape.kv_bytes_per_layer(layout.attention_tp) * layout.stage_layers(shape) as f64;
-        let [expert_bytes, dense_bytes, other_bytes] = weights;
-        Ok(Self {
-            expert_bytes,
-            dense_bytes,
-            other_bytes,
-            activation_bytes,
-            cache_bytes,
-            cache_tokens: cache_bytes / token,
-        })
+        let ([expert_bytes, dense_bytes, other_bytes], cache_tokens) = (weights, cache_bytes / token);
+        Ok(Self { expert_bytes, dense_bytes, other_bytes, activation_bytes, cache_bytes, cache_tokens })
     }
 
     /// The same for an engine's constants on a GPU of `memory` bytes.

@@ -9,8 +9,9 @@ use crate::affinity::Gain;
 use crate::calibration::Accuracy;
 use crate::flags::{Launch, sglang, vllm};
 use crate::layout::RankPart;
+use crate::memory::Memory;
 use crate::search::{Candidate, Plan, Question};
-use crate::step::{Constants, StepTerms, Term};
+use crate::step::{Constants, Term};
 
 /// Everything about one plan.
 #[derive(Clone, Debug, Serialize)]
@@ -35,13 +36,13 @@ pub struct Answer<'a> {
     pub sglang: Option<Launch>,
     /// How it is started in vLLM.
     pub vllm: Option<Launch>,
-    /// What each rank of a unit of the best plan loads.
+    /// The part of each rank in a unit of the best plan.
     pub partition: Vec<RankPart>,
-    /// What affinity gains, if asked.
+    /// The gain from affinity, if asked for.
     pub affinity: Vec<Judged>,
 }
 
-/// What affinity gains in one kind of step.
+/// The gain from affinity in one kind of step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Judged {
     /// Decoding, prefill, or a measured step.
@@ -117,18 +118,7 @@ impl<'a> Answer<'a> {
     fn table(&self, rows: usize, out: &mut impl Write) -> fmt::Result {
         writeln!(
             out,
-            "\n{:>4} {:>5}  {:<26} {:>8} {:>8} {:>9} {:>9} {:>10} {:>10} {:>8}  {:<6}",
-            "rank",
-            "units",
-            "attention, experts",
-            "TTFT ms",
-            "ITL ms",
-            "in flight",
-            "weight GB",
-            "cache tok",
-            "max req/s",
-            "$/M tok",
-            "limits"
+            "\nrank units  attention, experts          TTFT ms   ITL ms in flight weight GB  cache tok  max req/s  $/M tok  limits"
         )?;
         for (at, candidate) in self.plan.ranked.iter().take(rows).enumerate() {
             let load = &candidate.at_load;
@@ -170,14 +160,10 @@ impl<'a> Answer<'a> {
 
     fn explain(&self, best: &Candidate, out: &mut impl Write) -> fmt::Result {
         writeln!(out, "\nthe best plan's times, ms")?;
-        let (decode, prefill): (StepTerms, StepTerms) = (best.decode, best.prefill);
+        let (decode, prefill) = (best.decode, best.prefill);
         for (Term { name, seconds, source }, other) in decode.terms().into_iter().zip(prefill.terms()) {
-            writeln!(
-                out,
-                "  {name:<22} decode {:>9.3}  prefill {:>9.3}  {source}",
-                seconds * 1e3,
-                other.seconds * 1e3
-            )?;
+            let [decode, prefill] = [seconds, other.seconds].map(|seconds| seconds * 1e3);
+            writeln!(out, "  {name:<22} decode {decode:>9.3}  prefill {prefill:>9.3}  {source}")?;
         }
         writeln!(out, "  {:<22} decode {:>9.3}  prefill {:>9.3}", "sum", decode.total() * 1e3, prefill.total() * 1e3)?;
         let (load, memory) = (&best.at_load, &best.memory);
@@ -186,27 +172,19 @@ impl<'a> Answer<'a> {
             out,
             "ITL = decoding step / (1 - share of time in prefills); TTFT = wait + request_seconds + prefill (eqs 9, 10)"
         )?;
-        writeln!(
-            out,
-            "memory of a GPU, GB: experts {:.2}, attention and dense {:.2}, other {:.2}, activations {:.2}, cache {:.2} (MixServe eq 8 corrected)",
-            memory.expert_bytes / 1e9,
-            memory.dense_bytes / 1e9,
-            memory.other_bytes / 1e9,
-            memory.activation_bytes / 1e9,
-            memory.cache_bytes / 1e9
-        )?;
+        let Memory { expert_bytes, dense_bytes, other_bytes, activation_bytes, cache_bytes, .. } = memory;
+        let parts = [expert_bytes, dense_bytes, other_bytes, activation_bytes, cache_bytes].map(|bytes| bytes / 1e9);
+        let [experts, dense, other, activations, cache] = parts;
+        write!(out, "memory of a GPU, GB: experts {experts:.2}, attention and dense {dense:.2}, other {other:.2}, ")?;
+        writeln!(out, "activations {activations:.2}, cache {cache:.2} (MixServe eq 8 corrected)")?;
         writeln!(out, "constants: {:?}", self.constants)?;
         writeln!(out, "each rank loads")?;
-        for part in &self.partition {
-            let RankPart { rank, layers, dp_group, heads, experts, expert_rows } = part;
-            let range = |range: &[u64; 2]| format!("{}..{}", range[0], range[1]);
+        for RankPart { rank, layers, dp_group, heads, experts, expert_rows } in &self.partition {
+            let ranges = [layers, heads, experts, expert_rows].map(|[from, to]| format!("{from}..{to}"));
+            let [layers, heads, experts, rows] = ranges;
             writeln!(
                 out,
-                "  rank {rank}: layers {}, DP group {dp_group}, heads {}, experts {}, rows {}",
-                range(layers),
-                range(heads),
-                range(experts),
-                range(expert_rows)
+                "  rank {rank}: layers {layers}, DP group {dp_group}, heads {heads}, experts {experts}, rows {rows}"
             )?;
         }
         writeln!(out, "the Pareto front: requests in flight, tokens/s of a user, tokens/s of a GPU")?;

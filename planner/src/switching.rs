@@ -106,7 +106,7 @@ pub struct Rollout {
     pub most_tokens: f64,
 }
 
-/// What a layout does with many sequences and with few.
+/// The speed of a layout with many sequences and with few.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LayoutSpeed {
     /// Tokens a second with many sequences.
@@ -147,7 +147,7 @@ impl Rollout {
     /// Seconds with `ep` and `tp` layouts: `N L_maj / T + (L_max - L_maj) l`.
     ///
     /// # Errors
-    /// [`PlanError::Value`] about lengths or speeds that cannot be meant.
+    /// [`PlanError::Value`] about impossible lengths or speeds.
     pub fn times(&self, ep: LayoutSpeed, tp: LayoutSpeed, switch_seconds: f64) -> Result<RolloutTimes, PlanError> {
         not_negative("L_max less L_maj in tokens", self.most_tokens - self.major_tokens)?;
         not_negative("the seconds of a switch", switch_seconds)?;

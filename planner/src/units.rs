@@ -37,7 +37,7 @@ pub struct Arrival {
     pub output_tokens: u64,
 }
 
-/// What a replay gave.
+/// The result of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Replayed {
     /// Units with whole experts; of the adaptive policy the mean over time.
@@ -93,7 +93,7 @@ pub fn unit_mix(question: &Question<'_>, switching: &Switching, trace: &[Arrival
     Ok(UnitMix { units, gpus: switching.gpus, requests: trace.len(), splits, best, adaptive })
 }
 
-/// What all units have in common.
+/// The facts that all units share.
 struct UnitPlan {
     prior: Prior,
     prefill: ByLayout<f64>,

@@ -16,7 +16,7 @@ pub struct Workload {
     pub input: Lengths,
     /// Tokens of answers.
     pub output: Lengths,
-    /// What the mean request must keep to.
+    /// Limits for the mean request.
     pub objective: Objective,
     /// Classes of requests, highest priority first; empty: one class.
     pub classes: Vec<Class>,
@@ -38,7 +38,7 @@ pub struct Class {
     pub name: String,
     /// Share of the requests.
     pub share: f64,
-    /// What they must keep to.
+    /// Their limits.
     pub objective: Objective,
 }
 
@@ -68,18 +68,19 @@ impl Workload {
     /// # Errors
     /// [`PlanError::Syntax`] if it is not TOML, [`PlanError::Key`] about an unknown, missing or impossible value.
     pub fn from_toml(file: &str, text: &str) -> Result<Self, PlanError> {
-        let object = toml(file, text)?;
-        let fields = Fields::of_toml(file, &object, KEYS)?;
-        let classes: Vec<Class> =
-            fields.sections("classes", CLASS_KEYS)?.iter().map(Class::read).collect::<Result<_, _>>()?;
+        toml(file, text, KEYS, Self::read)
+    }
+
+    fn read(fields: &Fields<'_>) -> Result<Self, PlanError> {
+        let classes = fields.list("classes", CLASS_KEYS, Class::read)?;
         if !classes.is_empty() && !is_one(classes.iter().map(|class| class.share).sum()) {
             return Err(fields.unexpected("classes", "shares that add up to 1"));
         }
         Ok(Self {
             requests_per_second: fields.positive("requests_per_second")?,
-            input: Lengths::read(&fields, "input_tokens")?,
-            output: Lengths::read(&fields, "output_tokens")?,
-            objective: Objective::read(&fields)?,
+            input: Lengths::read(fields, "input_tokens")?,
+            output: Lengths::read(fields, "output_tokens")?,
+            objective: Objective::read(fields)?,
             classes,
         })
     }
@@ -106,9 +107,8 @@ impl Objective {
 
 impl Class {
     fn read(fields: &Fields<'_>) -> Result<Self, PlanError> {
-        let name = fields.text("name")?.ok_or_else(|| fields.unexpected("name", "a text"))?;
-        let share = fields.positive("share")?;
-        Ok(Self { name: name.chars().take(64).collect(), share, objective: Objective::read(fields)? })
+        let (name, share) = (fields.name("name")?, fields.positive("share")?);
+        Ok(Self { name, share, objective: Objective::read(fields)? })
     }
 }
 
@@ -116,15 +116,11 @@ impl Lengths {
     fn read(fields: &Fields<'_>, key: &str) -> Result<Self, PlanError> {
         if !matches!(fields.get(key), Some(Value::Array(_))) {
             let tokens = fields.positive(key)?;
-            return if (1.0..=MAX_DIMENSION as f64).contains(&tokens) {
-                Ok(Self(vec![(tokens, 1.0)]))
-            } else {
-                Err(fields.unexpected(key, format!("1 to {MAX_DIMENSION} tokens")))
-            };
+            let one = (1.0..=MAX_DIMENSION as f64).contains(&tokens).then(|| Self(vec![(tokens, 1.0)]));
+            return one.ok_or_else(|| fields.unexpected(key, format!("1 to {MAX_DIMENSION} tokens")));
         }
         let row = |row: &Fields<'_>| Ok((row.dimension("tokens")? as f64, row.positive("share")?));
-        let mut rows: Vec<(f64, f64)> =
-            fields.sections(key, LENGTH_KEYS)?.iter().map(row).collect::<Result<_, PlanError>>()?;
+        let mut rows = fields.list(key, LENGTH_KEYS, row)?;
         if !is_one(rows.iter().map(|(_, share)| share).sum()) {
             return Err(fields.unexpected(key, "shares that add up to 1"));
         }

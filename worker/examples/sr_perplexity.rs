@@ -1,4 +1,4 @@
-//! What experts compressed as sparse residuals (HybridEP's SR codec) cost in quality: perplexity of the bundled model
+//! The quality cost of experts compressed as sparse residuals (HybridEP's SR codec): perplexity of the bundled model
 //! on held-out text at each ratio, with the mean of a layer's experts as the shared expert and without one, and the
 //! gate on it: `cargo run -p semmoe-worker --example sr_perplexity [--limit SHARE] [RATIO...]`. A ratio is refused if
 //! with the shared expert perplexity rises by more than that share, by default 0.01; the exit code is 2 then.

@@ -32,7 +32,7 @@ fn links(world: usize) -> io::Result<Vec<Vec<Option<TcpStream>>>> {
 /// The collectives of one rank.
 type Unit = Box<dyn Collectives<f32>>;
 
-/// What is compared: rows in messages over TCP, in messages over shared rings, and in shared memory where they lie.
+/// The carriers compared: messages over TCP, messages over shared rings, and rows used in place in shared memory.
 const CARRIERS: [&str; 3] = ["tcp", "rings", "memory"];
 
 /// Each rank's units, in the order of [`CARRIERS`], with room for so many elements of rows.

@@ -9,7 +9,7 @@
 //! | `unit` | the whole unit as rank 0 sees it |
 //! | `serve` | rank 0's HTTP face |
 //! | `rank` | a rank's process from its arguments to its end: [`run`] |
-//! | `memory` | what this process may still take |
+//! | `memory` | the memory that this process may still take |
 //! | `threads` | the threads that share a rank's large work |
 
 mod control;

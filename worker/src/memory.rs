@@ -3,17 +3,14 @@
 use std::fs;
 use std::path::Path;
 
-/// Available bytes: the least of what the machine has and what the control group leaves; none where nothing says so.
+/// Available bytes: the lesser of the machine's and the control group's; none where neither is known.
 pub(crate) fn available_bytes() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| machine_bytes(&text));
     let group = group_bytes(Path::new("/sys/fs/cgroup"));
-    match (machine, group) {
-        (Some(machine), Some(group)) => Some(machine.min(group)),
-        (machine, group) => machine.or(group),
-    }
+    machine.into_iter().chain(group).min()
 }
 
-/// Why a rank will not begin what needs so many bytes more; none if it has them, or nothing says how many it has.
+/// Why a rank will not begin a move that needs `needed` more bytes; none if it has them, or if that is not known.
 pub(crate) fn shortage(needed: u64, available: Option<u64>) -> Option<String> {
     let available = available.filter(|available| *available < needed)?;
     Some(format!("it needs {needed} bytes more while the experts move, and {available} are available"))
@@ -24,7 +21,7 @@ fn machine_bytes(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// What the limit of a control group (version 2) leaves; none without one.
+/// Bytes left under the limit of a control group (version 2); none without a limit.
 fn group_bytes(folder: &Path) -> Option<u64> {
     let number = |file: &str| fs::read_to_string(folder.join(file)).ok()?.trim().parse::<u64>().ok();
     Some(number("memory.max")?.saturating_sub(number("memory.current")?))

@@ -2,6 +2,7 @@
 //! experts), so that every sum has the order it has on one.
 
 use std::cell::Cell;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Multiply-adds that are worth waking a thread for: some tens of microseconds.
 const WORK_OF_A_THREAD: usize = 1 << 20;
@@ -11,8 +12,8 @@ thread_local! {
     static THREADS: Cell<usize> = const { Cell::new(1) };
 }
 
-/// Runs `work` on a pool of so many threads, which share its large work; on this thread if it is one. Threads begin
-/// with this one's processor affinity.
+/// Runs `work` on a pool of `threads` threads, which share its large work; on this thread if it is only one. Threads
+/// begin with this one's processor affinity.
 ///
 /// # Errors
 /// The operating system gives no more threads.
@@ -30,7 +31,7 @@ pub fn with_threads<R: Send>(
     }))
 }
 
-/// Among how many threads so much work is shared.
+/// The number of threads that share this much work.
 pub(crate) fn shares(multiply_adds: usize) -> usize {
     match THREADS.get() {
         1 => 1,
@@ -43,4 +44,9 @@ pub(crate) fn both(first: impl FnOnce() + Send, second: impl FnOnce() + Send) {
     let threads = THREADS.replace(1);
     rayon::join(first, second);
     THREADS.set(threads);
+}
+
+/// Locks a mutex whose content is valid even if a thread panicked while it held the lock.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -48,7 +48,7 @@ fn rank_process() {
     std::process::exit(i32::from(code));
 }
 
-/// What all ranks of a unit are started with.
+/// The options that all ranks of a unit are started with.
 #[derive(Clone, Copy)]
 struct Started {
     world: u16,
@@ -62,7 +62,7 @@ struct Started {
     both_attentions: bool,
 }
 
-/// What ranks exchange through.
+/// The transports under test.
 const TRANSPORTS: [TransportChoice; 2] = [TransportChoice::Shm, TransportChoice::Tcp];
 
 impl Started {

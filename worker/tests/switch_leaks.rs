@@ -8,7 +8,7 @@ use std::fs;
 use serde_json::json;
 use support::{Unit, golden, greedy};
 
-/// What this process holds.
+/// Resources that this process holds.
 #[derive(Debug)]
 struct Held {
     mappings: usize,

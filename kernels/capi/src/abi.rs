@@ -163,3 +163,39 @@ structure! {
         reserved: u32,
     }
 }
+
+/// The rows of a call, which structures have in fields of the same names; 0 and null where there is no such field.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct RowFields {
+    pub(crate) tokens: u64,
+    pub(crate) hidden: u64,
+    pub(crate) dtype: u32,
+    pub(crate) reserved: u32,
+    pub(crate) capacity: u64,
+    pub(crate) permutation: *const i32,
+    pub(crate) offsets: *const i32,
+}
+
+pub(crate) trait HasRows {
+    fn rows(&self) -> RowFields;
+}
+
+macro_rules! rows {
+    ($($name:ident { $($field:ident),* })*) => {$(
+        #[allow(clippy::needless_update, reason = "some have every field")]
+        impl HasRows for $name {
+            fn rows(&self) -> RowFields {
+                let Self { tokens, hidden, dtype, $($field,)* .. } = *self;
+                RowFields { tokens, hidden, dtype, $($field,)* ..RowFields::default() }
+            }
+        }
+    )*};
+}
+
+rows! {
+    ReduceScatter { capacity, permutation, offsets }
+    Allgather { reserved, capacity, permutation, offsets }
+    AllReduce { reserved }
+    DispatchArgs { capacity }
+    Combine { reserved, capacity }
+}

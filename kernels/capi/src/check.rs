@@ -5,8 +5,8 @@ use std::time::Duration;
 use semmoe_kernels::Dtype;
 
 use crate::abi::{
-    ALIGNMENT, AllReduce, Allgather, Argsort, Combine, DispatchArgs, InitArgs, MAX_TOP_K, MAX_WORLD,
-    MULTICAST_ALLGATHER, MULTICAST_REDUCE_SCATTER, Multicast, ReduceScatter,
+    ALIGNMENT, AllReduce, Allgather, Argsort, Combine, DispatchArgs, HasRows, InitArgs, MAX_TOP_K, MAX_WORLD,
+    MULTICAST_ALLGATHER, MULTICAST_REDUCE_SCATTER, Multicast, ReduceScatter, RowFields,
 };
 use crate::backend::{Facts, signal_bytes};
 use crate::failure::{Code, Failure};
@@ -115,10 +115,8 @@ impl Checked for Argsort {
 
 impl Checked for ReduceScatter {
     fn check(&self, facts: &Facts) -> Result<(), Failure> {
-        let row = row(facts, self.tokens, self.hidden, self.dtype, 0)?;
-        let rows = at_most_rows("capacity", self.capacity, row)?;
-        let part = place(facts, "part", self.part_offset, self.tokens * row)?;
-        order(self.permutation, self.offsets)?;
+        let Rows { row, all, capacity: rows } = Rows::of(facts, self)?;
+        let part = place(facts, "part", self.part_offset, all)?;
         elements(facts, "out", self.out, rows, &[part])?;
         if self.norm_weight.is_null() {
             return match self.residual.is_null() && self.residual_out.is_null() {
@@ -131,13 +129,10 @@ impl Checked for ReduceScatter {
         }
         at_most("hidden of the fused norm", self.hidden, semmoe_ranks::MAX_NORM_WIDTH as u64)?;
         elements(facts, "norm_weight", self.norm_weight, row, &[])?;
-        elements(facts, "residual", self.residual, self.tokens * row, &[])?;
+        elements(facts, "residual", self.residual, all, &[])?;
         elements(facts, "residual_out", self.residual_out, rows, &[part])?;
-        let taken = [
-            (self.out.addr() as u64, rows),
-            (self.residual.addr() as u64, self.tokens * row),
-            (self.norm_weight.addr() as u64, row),
-        ];
+        let taken =
+            [(self.out.addr() as u64, rows), (self.residual.addr() as u64, all), (self.norm_weight.addr() as u64, row)];
         apart("residual_out", (self.residual_out.addr() as u64, rows), &taken)?;
         apart("out", taken[0], &taken[1..])
     }
@@ -145,34 +140,31 @@ impl Checked for ReduceScatter {
 
 impl Checked for Allgather {
     fn check(&self, facts: &Facts) -> Result<(), Failure> {
-        let row = row(facts, self.tokens, self.hidden, self.dtype, self.reserved)?;
-        let rows = at_most_rows("capacity", self.capacity, row)?;
-        let out = place(facts, "out", self.out_offset, self.tokens * row)?;
-        order(self.permutation, self.offsets)?;
-        elements(facts, "rows", self.rows, rows, &[out])
+        let rows = Rows::of(facts, self)?;
+        let out = place(facts, "out", self.out_offset, rows.all)?;
+        elements(facts, "rows", self.rows, rows.capacity, &[out])
     }
 }
 
 impl Checked for AllReduce {
     fn check(&self, facts: &Facts) -> Result<(), Failure> {
-        let row = row(facts, self.tokens, self.hidden, self.dtype, self.reserved)?;
-        let part = place(facts, "part", self.part_offset, self.tokens * row)?;
-        let out = place(facts, "out", self.out_offset, self.tokens * row)?;
+        let rows = Rows::of(facts, self)?;
+        let part = place(facts, "part", self.part_offset, rows.all)?;
+        let out = place(facts, "out", self.out_offset, rows.all)?;
         if part == out { Ok(()) } else { apart("out", out, &[part]) }
     }
 }
 
 impl Checked for DispatchArgs {
     fn check(&self, facts: &Facts) -> Result<(), Failure> {
-        let row = row(facts, self.tokens, self.hidden, self.dtype, 0)?;
+        let rows = Rows::of(facts, self)?;
         if !(1..=MAX_TOP_K).contains(&self.top_k) {
             return Err(Failure::invalid(format!("top_k is {}, expected 1 to {MAX_TOP_K}", self.top_k)));
         }
         at_most("experts_total", self.experts_total, i32::MAX as u64)?;
-        let rows = at_most_rows("capacity", self.capacity, row)?;
         let pairs = self.capacity * u64::from(self.top_k) * 4;
         let places = [
-            place(facts, "received rows", self.rows_offset, rows)?,
+            place(facts, "received rows", self.rows_offset, rows.capacity)?,
             place(facts, "received tokens", self.tokens_offset, self.capacity * 4)?,
             place(facts, "received experts", self.experts_offset, pairs)?,
             place(facts, "received weights", self.weights_offset, pairs)?,
@@ -183,25 +175,22 @@ impl Checked for DispatchArgs {
         ids("weights", self.weights, slots)?;
         ids("source_offsets", self.source_offsets, facts.world as u64 + 1)?;
         ids("sent_rows", self.sent_rows, self.tokens * facts.world as u64)?;
-        elements(facts, "x", self.x, self.tokens * row, &places)
+        elements(facts, "x", self.x, rows.all, &places)
     }
 }
 
 impl Checked for Combine {
     fn check(&self, facts: &Facts) -> Result<(), Failure> {
-        let row = row(facts, self.tokens, self.hidden, self.dtype, self.reserved)?;
-        let rows = at_most_rows("capacity", self.capacity, row)?;
-        let sums = place(facts, "sums", self.sums_offset, rows)?;
+        let rows = Rows::of(facts, self)?;
+        let sums = place(facts, "sums", self.sums_offset, rows.capacity)?;
         ids("sent_rows", self.sent_rows, self.tokens * facts.world as u64)?;
-        elements(facts, "out", self.out, self.tokens * row, &[sums])
+        elements(facts, "out", self.out, rows.all, &[sums])
     }
 }
 
 impl Checked for Multicast {
     fn check(&self, facts: &Facts) -> Result<(), Failure> {
-        if self.reserved != 0 {
-            return Err(Failure::invalid(format!("reserved is {}, expected 0", self.reserved)));
-        }
+        reserved(self.reserved)?;
         if self.operations & !(MULTICAST_REDUCE_SCATTER | MULTICAST_ALLGATHER) != 0 {
             return Err(Failure::invalid(format!("operations is {:#x}, expected 0 to 3", self.operations)));
         }
@@ -227,30 +216,37 @@ impl Checked for Multicast {
 /// An address or offset, and how many bytes from there on.
 type Range = (u64, u64);
 
-/// Bytes of a row; all tokens' rows are then known to be countable.
-fn row(facts: &Facts, tokens: u64, hidden: u64, dtype: u32, reserved: u32) -> Result<u64, Failure> {
-    let dtype = Dtype::from_code(dtype)
-        .ok_or_else(|| Failure::invalid(format!("dtype is {dtype}, expected 0 (f32), 1 (f16) or 2 (bf16)")))?;
-    if reserved != 0 {
-        return Err(Failure::invalid(format!("reserved is {reserved}, expected 0")));
-    }
-    at_most("tokens", tokens, facts.max_tokens)?;
-    at_most("hidden", hidden, i32::MAX as u64)?;
-    Ok(hidden * dtype.bytes() as u64)
+/// Bytes of one row, of all tokens' rows, and of as many rows as there is room for.
+struct Rows {
+    row: u64,
+    all: u64,
+    capacity: u64,
 }
 
-/// Bytes of `count` rows.
-fn at_most_rows(what: &str, count: u64, row: u64) -> Result<u64, Failure> {
-    at_most(what, count, i32::MAX as u64)?;
-    Ok(count * row)
+impl Rows {
+    fn of(facts: &Facts, args: &impl HasRows) -> Result<Self, Failure> {
+        let RowFields { tokens, hidden, dtype, capacity, permutation, offsets, .. } = args.rows();
+        let dtype = Dtype::from_code(dtype)
+            .ok_or_else(|| Failure::invalid(format!("dtype is {dtype}, expected 0 (f32), 1 (f16) or 2 (bf16)")))?;
+        reserved(args.rows().reserved)?;
+        at_most("tokens", tokens, facts.max_tokens)?;
+        at_most("hidden", hidden, i32::MAX as u64)?;
+        at_most("capacity", capacity, i32::MAX as u64)?;
+        // Both may be null; the device checks what they hold.
+        aligned("permutation", permutation.addr() as u64, 4)?;
+        aligned("offsets", offsets.addr() as u64, 4)?;
+        let row = hidden * dtype.bytes() as u64;
+        Ok(Self { row, all: tokens * row, capacity: capacity * row })
+    }
+}
+
+fn reserved(found: u32) -> Result<(), Failure> {
+    if found == 0 { Ok(()) } else { Err(Failure::invalid(format!("reserved is {found}, expected 0"))) }
 }
 
 fn at_most(what: &str, found: u64, limit: u64) -> Result<(), Failure> {
-    if found <= limit {
-        Ok(())
-    } else {
-        Err(Failure::new(Code::TooLarge, format!("{what} is {found}, expected at most {limit}")))
-    }
+    let message = || format!("{what} is {found}, expected at most {limit}");
+    if found <= limit { Ok(()) } else { Err(Failure::new(Code::TooLarge, message())) }
 }
 
 /// A place in the symmetric buffer.
@@ -265,12 +261,8 @@ fn place(facts: &Facts, what: &str, offset: u64, bytes: u64) -> Result<Range, Fa
 }
 
 fn aligned(what: &str, found: u64, alignment: u64) -> Result<(), Failure> {
-    if found.is_multiple_of(alignment) {
-        Ok(())
-    } else {
-        let message = format!("{what} is at {found:#x}, expected a multiple of {alignment}");
-        Err(Failure::new(Code::Misaligned, message))
-    }
+    let message = || format!("{what} is at {found:#x}, expected a multiple of {alignment}");
+    if found.is_multiple_of(alignment) { Ok(()) } else { Err(Failure::new(Code::Misaligned, message())) }
 }
 
 /// A pointer to `count` things, which may be null if there are none.
@@ -306,10 +298,4 @@ fn apart(what: &str, (from, bytes): Range, others: &[Range]) -> Result<(), Failu
         false => Ok(()),
         true => Err(Failure::invalid(format!("{what} overlaps another array of the call"))),
     }
-}
-
-/// Both may be null; what they hold is the device's to check.
-fn order(permutation: *const i32, offsets: *const i32) -> Result<(), Failure> {
-    aligned("permutation", permutation.addr() as u64, 4)?;
-    aligned("offsets", offsets.addr() as u64, 4)
 }

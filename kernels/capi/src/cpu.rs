@@ -3,10 +3,11 @@
 use std::ffi::c_void;
 
 use half::{bf16, f16};
-use semmoe_kernels::{Dtype, Element, RowSplit, argsort_into};
-use semmoe_ranks::{Dispatch, MAX_WORLD, Member, Norm, RawGroup, Received, Routes, Span};
+use semmoe_kernels::reference::RoutedTokens;
+use semmoe_kernels::{Dtype, Element, RowSplit, argsort_into, even_part};
+use semmoe_ranks::{Dispatch, MAX_WORLD, Member, Norm, RankError, RawGroup, Received, Routes, Span};
 
-use crate::abi::{AllReduce, Allgather, Argsort, Combine, DispatchArgs, InitArgs, ReduceScatter};
+use crate::abi::{AllReduce, Allgather, Argsort, Combine, DispatchArgs, HasRows, InitArgs, ReduceScatter, RowFields};
 use crate::backend::{Backend, Collectives, Facts};
 use crate::failure::{Code, Failure};
 
@@ -50,16 +51,14 @@ impl Cpu {
 
 impl Collectives for Cpu {
     fn argsort(&mut self, facts: &Facts, args: &Argsort, _: *mut c_void) -> Result<(), Failure> {
-        let n = args.n;
         // SAFETY: the caller's promise of lengths; nulls and alignment have been checked. An int32 below 0 is a large
         // u32.
         let (destinations, permutation, inverse, offsets) = unsafe {
-            let offsets = slice_mut::<u32>(args.offsets.cast(), facts.world as u64 + 1);
             (
-                slice::<u32>(args.destinations.cast(), n),
-                slice_mut::<u32>(args.permutation.cast(), n),
-                slice_mut::<u32>(args.inverse.cast(), n),
-                offsets,
+                slice::<u32>(args.destinations.cast(), args.n),
+                slice_mut::<u32>(args.permutation.cast(), args.n),
+                slice_mut::<u32>(args.inverse.cast(), args.n),
+                slice_mut::<u32>(args.offsets.cast(), facts.world as u64 + 1),
             )
         };
         Ok(argsort_into(destinations, permutation, inverse, offsets)?)
@@ -94,36 +93,39 @@ impl Backend for Cpu {
 }
 
 fn reduce_scatter<T: Element>(member: &mut Member, args: &ReduceScatter) -> Result<(), Failure> {
-    let (tokens, hidden) = (args.tokens as usize, args.hidden as usize);
-    let mut even = [0; MAX_WORLD + 1];
-    // SAFETY: the caller's promise of lengths.
-    let (split, rows) = unsafe { split(member, args.permutation, args.offsets, tokens, args.capacity, &mut even) }?;
-    let part = Span::<T>::new(args.part_offset as usize, tokens * hidden)?;
-    // SAFETY: `out` has room for `capacity` rows, which are no fewer, and overlaps nothing else of the call (checked).
-    let out = unsafe { slice_mut::<T>(args.out.cast(), rows * args.hidden) };
-    if args.norm_weight.is_null() {
-        return Ok(member.reduce_scatter(part, hidden, split, out)?);
-    }
-    // SAFETY: as above.
-    let norm = unsafe {
-        Norm {
-            residual: slice::<T>(args.residual.cast(), args.tokens * args.hidden),
-            weight: slice::<T>(args.norm_weight.cast(), args.hidden),
-            epsilon: args.epsilon,
-            residual_out: slice_mut::<T>(args.residual_out.cast(), rows * args.hidden),
+    let hidden = args.hidden as usize;
+    let run = |member: &mut Member, split: RowSplit<'_>, rows: u64| {
+        let part = Span::<T>::new(args.part_offset as usize, split.tokens() * hidden)?;
+        // SAFETY: `out` has room for `capacity` rows, which are no fewer, and overlaps nothing else of the call
+        // (checked).
+        let out = unsafe { slice_mut::<T>(args.out.cast(), rows * args.hidden) };
+        if args.norm_weight.is_null() {
+            return member.reduce_scatter(part, hidden, split, out);
         }
+        // SAFETY: as above.
+        let norm = unsafe {
+            Norm {
+                residual: slice::<T>(args.residual.cast(), args.tokens * args.hidden),
+                weight: slice::<T>(args.norm_weight.cast(), args.hidden),
+                epsilon: args.epsilon,
+                residual_out: slice_mut::<T>(args.residual_out.cast(), rows * args.hidden),
+            }
+        };
+        member.reduce_scatter_norm(part, hidden, split, norm, out)
     };
-    Ok(member.reduce_scatter_norm(part, hidden, split, norm, out)?)
+    // SAFETY: the caller's promise of lengths.
+    unsafe { with_split(member, args.rows(), run) }
 }
 
 fn allgather<T: Element>(member: &mut Member, args: &Allgather) -> Result<(), Failure> {
-    let (tokens, hidden) = (args.tokens as usize, args.hidden as usize);
-    let mut even = [0; MAX_WORLD + 1];
+    let run = |member: &mut Member, split: RowSplit<'_>, rows: u64| {
+        let hidden = args.hidden as usize;
+        let out = Span::new(args.out_offset as usize, split.tokens() * hidden)?;
+        // SAFETY: `rows` has `capacity` rows, which are no fewer, and is not where rows are written (checked).
+        member.allgather(unsafe { slice::<T>(args.rows.cast(), rows * args.hidden) }, hidden, split, out)
+    };
     // SAFETY: the caller's promise of lengths.
-    let (split, rows) = unsafe { split(member, args.permutation, args.offsets, tokens, args.capacity, &mut even) }?;
-    // SAFETY: `rows` has `capacity` rows, which are no fewer, and is not where rows are written (checked).
-    let rows = unsafe { slice::<T>(args.rows.cast(), rows * args.hidden) };
-    Ok(member.allgather(rows, hidden, split, Span::new(args.out_offset as usize, tokens * hidden)?)?)
+    unsafe { with_split(member, args.rows(), run) }
 }
 
 fn all_reduce<T: Element>(member: &mut Member, args: &AllReduce) -> Result<(), Failure> {
@@ -144,9 +146,11 @@ fn dispatch<T: Element>(member: &mut Member, args: &DispatchArgs) -> Result<(), 
     // SAFETY: the caller's promise of lengths; nulls and alignment have been checked.
     let (routes, out) = unsafe {
         let routes = Routes {
-            x: slice::<T>(args.x.cast(), args.tokens * args.hidden),
-            experts: slice(args.experts, slots),
-            weights: slice(args.weights, slots),
+            tokens: RoutedTokens {
+                x: slice::<T>(args.x.cast(), args.tokens * args.hidden),
+                experts: slice(args.experts, slots),
+                weights: slice(args.weights, slots),
+            },
             rank_of_expert: slice::<u32>(args.rank_of_expert.cast(), args.experts_total),
             top_k,
             hidden,
@@ -169,46 +173,41 @@ fn combine<T: Element>(member: &mut Member, args: &Combine) -> Result<(), Failur
     Ok(member.combine(sums, hidden, sent_rows, out)?)
 }
 
-/// Which rows go where: the caller's order, or what null stands for; and how many this rank has, for which there must
-/// be room.
+/// Runs a call with the caller's order, or with the one that null stands for, and with the number of this rank's rows,
+/// for which there must be room.
 ///
 /// # Safety
 /// `permutation` is null or has `tokens` elements, `offsets` is null or has one more than there are ranks.
-unsafe fn split<'a>(
+unsafe fn with_split(
     member: &mut Member,
-    permutation: *const i32,
-    offsets: *const i32,
-    tokens: usize,
-    capacity: u64,
-    even: &'a mut [u32; MAX_WORLD + 1],
-) -> Result<(RowSplit<'a>, u64), Failure> {
-    let world = member.world();
-    let offsets: &'a [u32] = if offsets.is_null() {
-        // As `semmoe_kernels::even_offsets`, without its allocation.
-        for (rank, offset) in even.iter_mut().enumerate() {
-            *offset = (rank * (tokens / world) + rank.min(tokens % world)) as u32;
-        }
+    call: RowFields,
+    run: impl FnOnce(&mut Member, RowSplit<'_>, u64) -> Result<(), RankError>,
+) -> Result<(), Failure> {
+    let (world, tokens) = (member.world(), call.tokens as usize);
+    let mut even = [0; MAX_WORLD + 1];
+    let offsets = if call.offsets.is_null() {
+        even.iter_mut().enumerate().for_each(|(rank, offset)| *offset = even_part(tokens, world, rank));
         &even[..=world]
     } else {
         // SAFETY: the caller's promise.
-        unsafe { slice(offsets.cast(), world as u64 + 1) }
+        unsafe { slice(call.offsets.cast(), world as u64 + 1) }
     };
     let end = offsets[world] as usize;
     if end != tokens {
         return Err(Failure::new(Code::OutOfRange, format!("offsets end at {end}, expected {tokens}, the tokens")));
     }
-    let split = if permutation.is_null() {
+    let split = if call.permutation.is_null() {
         RowSplit::contiguous(offsets)?
     } else {
         // SAFETY: the caller's promise.
-        member.check_split(unsafe { slice(permutation.cast(), tokens as u64) }, offsets)?
+        member.check_split(unsafe { slice(call.permutation.cast(), call.tokens) }, offsets)?
     };
-    let rows = split.positions(member.rank().index()).len() as u64;
-    if rows <= capacity {
-        return Ok((split, rows));
+    let (rows, capacity) = (split.positions(member.rank().index()).len() as u64, call.capacity);
+    if rows > capacity {
+        let message = format!("this rank has {rows} rows, expected at most {capacity}, the capacity");
+        return Err(Failure::new(Code::TooLarge, message));
     }
-    let message = format!("this rank has {rows} rows, expected at most {capacity}, the capacity");
-    Err(Failure::new(Code::TooLarge, message))
+    Ok(run(member, split, rows)?)
 }
 
 /// # Safety

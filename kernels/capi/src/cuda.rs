@@ -15,7 +15,9 @@ use std::ffi::c_void;
 use semmoe_kernels::Dtype;
 use semmoe_kernels_cuda::{self as kernels, Buffer, Grid, Launch, LaunchError, MAX_RANKS, Stopped, Team};
 
-use crate::abi::{AllReduce, Allgather, Argsort, Combine, DispatchArgs, InitArgs, Multicast, ReduceScatter};
+use crate::abi::{
+    AllReduce, Allgather, Argsort, Combine, DispatchArgs, HasRows, InitArgs, Multicast, ReduceScatter, RowFields,
+};
 use crate::backend::{Backend, Collectives, Facts};
 use crate::failure::{Code, Failure};
 use switch::Switch;
@@ -99,6 +101,10 @@ impl Cuda {
         Grid::of_blocks(self.blocks)
     }
 
+    fn launch_one(&mut self, launch: Result<Launch, LaunchError>, stream: *mut c_void) -> Result<(), Failure> {
+        self.launch(&[launch?], stream)
+    }
+
     fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), Failure> {
         // A rank that stopped would let the others wait for it.
         self.check()?;
@@ -114,27 +120,17 @@ fn own<T>(array: *const T, bytes: u64) -> [Buffer; 1] {
     [Buffer { address: array.addr() as u64, bytes }]
 }
 
-/// The caller's order of rows; null where it has none.
-struct Order {
-    permutation: Option<[Buffer; 1]>,
-    offsets: Option<[Buffer; 1]>,
+/// The caller's order of rows; none where it is null.
+fn split(call: RowFields, world: usize) -> kernels::OwnSplit {
+    let or_none = |array: *const i32, items: u64| (!array.is_null()).then(|| own(array, items * 4));
+    let offsets = or_none(call.offsets, world as u64 + 1);
+    kernels::OwnSplit { permutation: or_none(call.permutation, call.tokens), offsets }
 }
 
-impl Order {
-    fn new(permutation: *const i32, offsets: *const i32, tokens: u64, world: usize) -> Self {
-        let or_none = |array: *const i32, items: u64| (!array.is_null()).then(|| own(array, items * 4));
-        Self { permutation: or_none(permutation, tokens), offsets: or_none(offsets, world as u64 + 1) }
-    }
-
-    fn split(&self) -> kernels::Split<'_> {
-        let permutation = self.permutation.as_ref().map(<[Buffer; 1]>::as_slice);
-        kernels::Split { permutation, offsets: self.offsets.as_ref().map(<[Buffer; 1]>::as_slice) }
-    }
-}
-
-/// Of a code that has been checked.
-fn dtype(code: u32) -> Dtype {
-    Dtype::from_code(code).unwrap_or(Dtype::F32)
+/// Of arguments that have been checked.
+fn rows(args: &impl HasRows) -> kernels::Rows {
+    let RowFields { tokens, hidden, dtype, .. } = args.rows();
+    kernels::Rows { tokens, hidden, dtype: Dtype::from_code(dtype).unwrap_or(Dtype::F32) }
 }
 
 impl Collectives for Cuda {
@@ -148,55 +144,50 @@ impl Collectives for Cuda {
             inverse: &own(args.inverse, args.n * 4),
             offsets: &own(args.offsets, (facts.world as u64 + 1) * 4),
         }
-        .launch(&self.team, Grid { blocks: 1, threads: kernels::SORT_THREADS })?;
-        self.launch(&[launch], stream)
+        .launch(&self.team, Grid { blocks: 1, threads: kernels::SORT_THREADS });
+        self.launch_one(launch, stream)
     }
 
     fn reduce_scatter(&mut self, facts: &Facts, args: &ReduceScatter, stream: *mut c_void) -> Result<(), Failure> {
-        let row = args.hidden * dtype(args.dtype).bytes() as u64;
+        let (rows, split) = (rows(args), split(args.rows(), facts.world));
+        let (row, has_norm) = (rows.bytes_of(1), !args.norm_weight.is_null());
         let parts = self.everywhere(args.part_offset);
-        let order = Order::new(args.permutation, args.offsets, args.tokens, facts.world);
-        let out = own(args.out, args.capacity * row);
+        let out = own(args.out, rows.bytes_of(args.capacity));
         let reduce = kernels::ReduceScatter {
             parts: &parts[..facts.world],
-            rows: kernels::Rows { tokens: args.tokens, hidden: args.hidden, dtype: dtype(args.dtype) },
-            split: order.split(),
+            rows,
+            split: split.get(),
             out: &out,
             capacity: args.capacity,
-            multicast: if args.norm_weight.is_null() {
-                self.switch.reduce_scatter(args.part_offset, row)
-            } else {
-                None
-            },
+            multicast: self.switch.reduce_scatter(args.part_offset, row).filter(|_| !has_norm),
         };
-        let launch = if args.norm_weight.is_null() {
-            reduce.launch(&self.team, self.grid())?
-        } else {
+        let launch = if has_norm {
             kernels::ReduceScatterNorm {
                 reduce,
-                residual: &own(args.residual, args.tokens * row),
+                residual: &own(args.residual, rows.bytes_of(args.tokens)),
                 weight: &own(args.norm_weight, row),
-                residual_out: &own(args.residual_out, args.capacity * row),
+                residual_out: &own(args.residual_out, rows.bytes_of(args.capacity)),
                 epsilon: args.epsilon,
             }
-            .launch(&self.team, Grid { threads: kernels::NORM_THREADS, ..self.grid() })?
+            .launch(&self.team, Grid { threads: kernels::NORM_THREADS, ..self.grid() })
+        } else {
+            reduce.launch(&self.team, self.grid())
         };
-        self.launch(&[launch], stream)
+        self.launch_one(launch, stream)
     }
 
     fn allgather(&mut self, facts: &Facts, args: &Allgather, stream: *mut c_void) -> Result<(), Failure> {
-        let row = args.hidden * dtype(args.dtype).bytes() as u64;
-        let order = Order::new(args.permutation, args.offsets, args.tokens, facts.world);
+        let rows = rows(args);
         let launch = kernels::Allgather {
-            from: &own(args.rows, args.capacity * row),
-            rows: kernels::Rows { tokens: args.tokens, hidden: args.hidden, dtype: dtype(args.dtype) },
-            split: order.split(),
+            from: &own(args.rows, rows.bytes_of(args.capacity)),
+            rows,
+            split: split(args.rows(), facts.world).get(),
             out: &self.everywhere(args.out_offset)[..facts.world],
             capacity: args.capacity,
-            multicast: self.switch.allgather(args.out_offset, row),
+            multicast: self.switch.allgather(args.out_offset, rows.bytes_of(1)),
         }
-        .launch(&self.team, self.grid())?;
-        self.launch(&[launch], stream)
+        .launch(&self.team, self.grid());
+        self.launch_one(launch, stream)
     }
 
     fn all_reduce(&mut self, facts: &Facts, args: &AllReduce, stream: *mut c_void) -> Result<(), Failure> {
@@ -204,22 +195,22 @@ impl Collectives for Cuda {
             parts: &self.everywhere(args.part_offset)[..facts.world],
             out: &self.everywhere(args.out_offset)[..facts.world],
             elements: args.tokens * args.hidden,
-            dtype: dtype(args.dtype),
+            dtype: rows(args).dtype,
         }
-        .launch(&self.team, self.grid())?;
-        self.launch(&[launch], stream)
+        .launch(&self.team, self.grid());
+        self.launch_one(launch, stream)
     }
 
     fn dispatch(&mut self, facts: &Facts, args: &DispatchArgs, stream: *mut c_void) -> Result<(), Failure> {
-        let (row, slots) = (args.hidden * dtype(args.dtype).bytes() as u64, args.tokens * u64::from(args.top_k) * 4);
+        let (rows, slots) = (rows(args), args.tokens * u64::from(args.top_k) * 4);
         let launches = kernels::Dispatch {
             tokens: &[args.tokens],
             hidden: args.hidden,
-            dtype: dtype(args.dtype),
+            dtype: rows.dtype,
             top_k: args.top_k.into(),
             experts_in_all: args.experts_total,
             rank_of_expert: &own(args.rank_of_expert, args.experts_total * 4),
-            x: &own(args.x, args.tokens * row),
+            x: &own(args.x, rows.bytes_of(args.tokens)),
             experts: &own(args.experts, slots),
             weights: &own(args.weights, slots),
             sent_rows: &own(args.sent_rows, args.tokens * facts.world as u64 * 4),
@@ -237,18 +228,18 @@ impl Collectives for Cuda {
     }
 
     fn combine(&mut self, facts: &Facts, args: &Combine, stream: *mut c_void) -> Result<(), Failure> {
-        let row = args.hidden * dtype(args.dtype).bytes() as u64;
+        let rows = rows(args);
         let launch = kernels::Combine {
             tokens: &[args.tokens],
             hidden: args.hidden,
-            dtype: dtype(args.dtype),
+            dtype: rows.dtype,
             capacity: args.capacity,
             sums: &self.everywhere(args.sums_offset)[..facts.world],
             sent_rows: &own(args.sent_rows, args.tokens * facts.world as u64 * 4),
-            out: &own(args.out, args.tokens * row),
+            out: &own(args.out, rows.bytes_of(args.tokens)),
         }
-        .launch(&self.team, self.grid())?;
-        self.launch(&[launch], stream)
+        .launch(&self.team, self.grid());
+        self.launch_one(launch, stream)
     }
 }
 

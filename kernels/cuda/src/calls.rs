@@ -8,8 +8,8 @@ use semmoe_kernels::Dtype;
 use crate::error::LaunchError;
 use crate::launch::{Grid, Launch};
 use crate::params::{
-    AllReduceParams, ArgsortParams, COLLECTIVE_THREADS, GatherParams, LaunchParams, MAX_LOCAL, MAX_NORM_HIDDEN,
-    MAX_RANKS, NormParams, ReduceParams, ShuffleParams,
+    AllReduceParams, ArgsortParams, COLLECTIVE_THREADS, GatherParams, LaunchParams, MAX_NORM_HIDDEN, MAX_RANKS,
+    NormParams, OrderParams, Params, ReduceParams, ShuffleParams,
 };
 use crate::team::{Buffer, Team, in_range};
 
@@ -28,11 +28,15 @@ pub struct Rows {
 }
 
 impl Rows {
-    pub(crate) fn bytes_of(&self, rows: u64) -> u64 {
+    /// Bytes of `rows` rows of this width.
+    #[must_use]
+    pub fn bytes_of(&self, rows: u64) -> u64 {
         rows.saturating_mul(self.hidden).saturating_mul(self.dtype.bytes() as u64)
     }
 
-    fn bytes(&self) -> u64 {
+    /// Bytes of all.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
         self.bytes_of(self.tokens)
     }
 
@@ -61,12 +65,42 @@ pub struct Split<'a> {
     pub offsets: Option<&'a [Buffer]>,
 }
 
-impl Split<'_> {
-    fn resolve(&self, team: &Team, tokens: u64) -> Result<([u64; MAX_LOCAL], [u64; MAX_LOCAL]), LaunchError> {
-        let permutation = team.locals_or_null("permutation", self.permutation, tokens * 4)?;
-        let offsets = team.locals_or_null("offsets", self.offsets, (team.ranks() as u64 + 1) * 4)?;
-        Ok((permutation, offsets))
+/// The split of a launch that runs one rank.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnSplit {
+    /// `[n]`; `None`: the tokens' own order.
+    pub permutation: Option<[Buffer; 1]>,
+    /// `[P + 1]`; `None`: even parts.
+    pub offsets: Option<[Buffer; 1]>,
+}
+
+impl OwnSplit {
+    /// For a call.
+    #[must_use]
+    pub fn get(&self) -> Split<'_> {
+        let [permutation, offsets] = [&self.permutation, &self.offsets].map(|list| list.as_ref().map(|list| &list[..]));
+        Split { permutation, offsets }
     }
+}
+
+/// Rows, where they go and where they lie, as reduce-scatter and allgather have them.
+fn order(
+    team: &Team,
+    rows: &Rows,
+    split: Split<'_>,
+    capacity: u64,
+    switch: Option<Buffer>,
+) -> Result<OrderParams, LaunchError> {
+    let (tokens, hidden) = rows.check()?;
+    Ok(OrderParams {
+        permutation: team.locals_or_null("permutation", split.permutation, rows.tokens * 4)?,
+        offsets: team.locals_or_null("offsets", split.offsets, (team.ranks() as u64 + 1) * 4)?,
+        multicast: multicast(switch, rows)?,
+        tokens,
+        hidden,
+        capacity: in_range("capacity", capacity, 0, i32::MAX as u64)?,
+        padding: 0,
+    })
 }
 
 /// Reduce-scatter, shuffled if the split is.
@@ -88,37 +122,25 @@ pub struct ReduceScatter<'a> {
 
 impl ReduceScatter<'_> {
     fn params(&self, team: &Team) -> Result<ReduceParams, LaunchError> {
-        let (tokens, hidden) = self.rows.check()?;
-        let (permutation, offsets) = self.split.resolve(team, self.rows.tokens)?;
+        let order = order(team, &self.rows, self.split, self.capacity, self.multicast)?;
         let out_bytes = self.rows.bytes_of(self.capacity);
-        let capacity = in_range("capacity", self.capacity, 0, i32::MAX as u64)?;
         Ok(ReduceParams {
             team: team.params(),
             parts: team.peers("part", self.parts, self.rows.bytes(), self.rows.alignment())?,
             out: team.locals("out", self.out, out_bytes, ELEMENT_ALIGNMENT)?,
-            permutation,
-            offsets,
-            multicast: multicast(self.multicast, &self.rows)?,
-            tokens,
-            hidden,
-            capacity,
-            padding: 0,
+            order,
         })
     }
 
     /// # Errors
     /// As listed in [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
-        let params = LaunchParams::Reduce(self.params(team)?);
-        let kernel = match (self.rows.dtype, self.multicast.is_some()) {
-            (Dtype::F32, false) => "semmoe_srs_f32",
-            (Dtype::F16, false) => "semmoe_srs_f16",
-            (Dtype::Bf16, false) => "semmoe_srs_bf16",
-            (Dtype::F32, true) => "semmoe_srs_nvls_f32",
-            (Dtype::F16, true) => "semmoe_srs_nvls_f16",
-            (Dtype::Bf16, true) => "semmoe_srs_nvls_bf16",
+        let params = self.params(team)?;
+        let kernels = match self.multicast {
+            None => ["semmoe_srs_f32", "semmoe_srs_f16", "semmoe_srs_bf16"],
+            Some(_) => ["semmoe_srs_nvls_f32", "semmoe_srs_nvls_f16", "semmoe_srs_nvls_bf16"],
         };
-        collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, params)
+        collective(by_type(self.rows.dtype, kernels), team, grid.check(team, COLLECTIVE_THREADS)?, &params)
     }
 }
 
@@ -158,21 +180,17 @@ impl ReduceScatterNorm<'_> {
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
         let rows = &self.reduce.rows;
         in_range("hidden", rows.hidden, 1, u64::from(MAX_NORM_HIDDEN))?;
+        let out_bytes = rows.bytes_of(self.reduce.capacity);
         let params = NormParams {
             reduce: self.reduce.params(team)?,
             residual: team.locals("residual", self.residual, rows.bytes(), rows.alignment())?,
             weight: team.locals("norm weight", self.weight, rows.bytes_of(1), ELEMENT_ALIGNMENT)?,
-            residual_out: team.locals(
-                "residual out",
-                self.residual_out,
-                rows.bytes_of(self.reduce.capacity),
-                ELEMENT_ALIGNMENT,
-            )?,
+            residual_out: team.locals("residual out", self.residual_out, out_bytes, ELEMENT_ALIGNMENT)?,
             epsilon: self.epsilon,
             padding: 0,
         };
         let kernel = by_type(rows.dtype, ["semmoe_srs_norm_f32", "semmoe_srs_norm_f16", "semmoe_srs_norm_bf16"]);
-        collective(kernel, team, grid.check_norm(team)?, LaunchParams::Norm(params))
+        collective(kernel, team, grid.check_norm(team)?, &params)
     }
 }
 
@@ -181,35 +199,28 @@ impl ReduceScatterNorm<'_> {
 pub struct Allgather<'a> {
     /// L x `[capacity, H]`
     pub from: &'a [Buffer],
-    /// Their content; n is that of `out`.
+    /// Rows that each `from` has.
+    pub capacity: u64,
+    /// P x `[n, H]`
+    pub out: &'a [Buffer],
+    /// The multicast address of `out`.
+    pub multicast: Option<Buffer>,
+    /// The content of `out`.
     pub rows: Rows,
     /// Where rows come from.
     pub split: Split<'a>,
-    /// P x `[n, H]`
-    pub out: &'a [Buffer],
-    /// Rows that each `from` has.
-    pub capacity: u64,
-    /// The multicast address of `out`.
-    pub multicast: Option<Buffer>,
 }
 
 impl Allgather<'_> {
     /// # Errors
     /// As listed in [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
-        let (tokens, hidden) = self.rows.check()?;
-        let (permutation, offsets) = self.split.resolve(team, self.rows.tokens)?;
+        let order = order(team, &self.rows, self.split, self.capacity, self.multicast)?;
         let params = GatherParams {
             team: team.params(),
             rows: team.locals("rows", self.from, self.rows.bytes_of(self.capacity), ELEMENT_ALIGNMENT)?,
             out: team.peers("out", self.out, self.rows.bytes(), ELEMENT_ALIGNMENT)?,
-            permutation,
-            offsets,
-            multicast: multicast(self.multicast, &self.rows)?,
-            tokens,
-            hidden,
-            capacity: in_range("capacity", self.capacity, 0, i32::MAX as u64)?,
-            padding: 0,
+            order,
         };
         let kernel = match (self.rows.dtype.bytes(), self.multicast.is_some()) {
             (4, false) => "semmoe_sag_4",
@@ -217,7 +228,7 @@ impl Allgather<'_> {
             (4, true) => "semmoe_sag_nvls_4",
             (_, true) => "semmoe_sag_nvls_2",
         };
-        collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, LaunchParams::Gather(params))
+        collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, &params)
     }
 }
 
@@ -246,7 +257,7 @@ impl AllReduce<'_> {
             elements: self.elements,
         };
         let kernel = by_type(self.dtype, ["semmoe_all_reduce_f32", "semmoe_all_reduce_f16", "semmoe_all_reduce_bf16"]);
-        collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, LaunchParams::AllReduce(params))
+        collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, &params)
     }
 }
 
@@ -275,14 +286,12 @@ impl Argsort<'_> {
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
         let items = in_range("items", self.items, 0, i32::MAX as u64)?;
         let ranks = in_range("destinations", self.ranks, 1, MAX_RANKS as u64)?;
-        let kernel = match self.destination_bytes {
+        let key = self.destination_bytes;
+        let kernel = match key {
             2 => "semmoe_argsort_u16",
             4 => "semmoe_argsort_u32",
-            found => {
-                return Err(LaunchError::OutOfRange { what: "bytes of a destination", found, least: 2, most: 4 });
-            }
+            found => return Err(LaunchError::OutOfRange { what: "bytes of a destination", found, least: 2, most: 4 }),
         };
-        let key = self.destination_bytes;
         let params = ArgsortParams {
             destinations: team.locals("destinations", self.destinations, self.items * key, key)?,
             permutation: team.locals("permutation", self.permutation, self.items * 4, 4)?,
@@ -292,7 +301,7 @@ impl Argsort<'_> {
             items,
             ranks,
         };
-        collective(kernel, team, grid.check_sort()?, LaunchParams::Argsort(params))
+        collective(kernel, team, grid.check_sort()?, &params)
     }
 }
 
@@ -327,7 +336,7 @@ impl Shuffle<'_> {
             padding: 0,
         };
         let kernel = if self.rows.dtype.bytes() == 4 { "semmoe_shuffle_4" } else { "semmoe_shuffle_2" };
-        collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, LaunchParams::Shuffle(params))
+        collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, &params)
     }
 }
 
@@ -339,11 +348,11 @@ pub(crate) fn by_type(dtype: Dtype, [f32, f16, bf16]: [&'static str; 3]) -> &'st
     }
 }
 
-pub(crate) fn collective(
+pub(crate) fn collective<P: Params>(
     kernel: &'static str,
     team: &Team,
     grid: Grid,
-    params: LaunchParams,
+    params: &P,
 ) -> Result<Launch, LaunchError> {
-    Ok(Launch { kernel, grid, ranks: team.local() as u32, params })
+    Ok(Launch { kernel, grid, ranks: team.local() as u32, params: LaunchParams::of(params) })
 }

@@ -6,7 +6,7 @@ pub enum LaunchError {
     /// A count or size out of its range.
     #[error("{what} is {found}, expected {least} to {most}")]
     OutOfRange {
-        /// The value found.
+        /// The quantity.
         what: &'static str,
         /// The value.
         found: u64,

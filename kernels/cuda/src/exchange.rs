@@ -2,10 +2,10 @@
 
 use semmoe_kernels::Dtype;
 
-use crate::calls::{ELEMENT_ALIGNMENT, by_type, collective};
+use crate::calls::{ELEMENT_ALIGNMENT, Rows, by_type, collective};
 use crate::error::LaunchError;
 use crate::launch::{Grid, Launch};
-use crate::params::{COLLECTIVE_THREADS, CombineParams, DispatchParams, LaunchParams, MAX_LOCAL, PlanParams};
+use crate::params::{COLLECTIVE_THREADS, CombineParams, DispatchParams, Local, MAX_LOCAL, PlanParams};
 use crate::team::{Buffer, Team, in_range};
 
 /// Most experts of one token.
@@ -62,31 +62,27 @@ impl Dispatch<'_> {
     /// As listed in [`LaunchError`].
     pub fn launches(&self, team: &Team, grid: Grid, plan_threads: u32) -> Result<[Launch; 2], LaunchError> {
         let plan_grid = Grid { blocks: 1, threads: plan_threads }.check_sort()?;
-        let plan = collective("semmoe_dispatch_plan", team, plan_grid, LaunchParams::Plan(self.plan(team)?))?;
+        let plan = collective("semmoe_dispatch_plan", team, plan_grid, &self.plan(team)?)?;
         let kernel = if self.dtype.bytes() == 4 { "semmoe_dispatch_4" } else { "semmoe_dispatch_2" };
-        let params = LaunchParams::Dispatch(self.params(team)?);
-        Ok([plan, collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, params)?])
+        let params = self.params(team)?;
+        Ok([plan, collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, &params)?])
     }
 
-    fn top_k(&self) -> Result<u32, LaunchError> {
-        in_range("top-k", self.top_k, 1, MAX_TOP_K)
+    /// L x `[n, k]`, 4 bytes each.
+    fn slots(&self, what: &'static str, team: &Team, buffers: &[Buffer]) -> Result<Local, LaunchError> {
+        team.locals(what, buffers, most(self.tokens).saturating_mul(self.top_k.saturating_mul(4)), 4)
     }
 
     fn plan(&self, team: &Team) -> Result<PlanParams, LaunchError> {
-        let most = most(self.tokens);
+        let hosts_bytes = self.experts_in_all.saturating_mul(4);
         Ok(PlanParams {
-            experts: team.locals("experts", self.experts, most.saturating_mul(self.top_k.saturating_mul(4)), 4)?,
-            rank_of_expert: team.locals(
-                "rank of expert",
-                self.rank_of_expert,
-                self.experts_in_all.saturating_mul(4),
-                4,
-            )?,
-            places: team.locals("sent rows", self.sent_rows, most.saturating_mul(team.ranks() as u64 * 4), 4)?,
+            experts: self.slots("experts", team, self.experts)?,
+            rank_of_expert: team.locals("rank of expert", self.rank_of_expert, hosts_bytes, 4)?,
+            places: sent_rows(team, self.tokens, self.sent_rows)?,
             signals: team.local_signals(),
             report: team.params().report,
             tokens: local_tokens(team, self.tokens)?,
-            top_k: self.top_k()?,
+            top_k: in_range("top-k", self.top_k, 1, MAX_TOP_K)?,
             experts_in_all: in_range("experts", self.experts_in_all, 1, i32::MAX as u64)?,
             ranks: team.ranks() as u32,
             padding: 0,
@@ -96,23 +92,17 @@ impl Dispatch<'_> {
     fn params(&self, team: &Team) -> Result<DispatchParams, LaunchError> {
         let plan = self.plan(team)?;
         let Received { capacity, rows, tokens, experts, weights } = self.received;
-        let row_bytes = self.hidden.saturating_mul(self.dtype.bytes() as u64);
-        let x_bytes = most(self.tokens).saturating_mul(row_bytes);
+        let all = Rows { tokens: most(self.tokens), hidden: self.hidden, dtype: self.dtype };
         let route_bytes = capacity.saturating_mul(self.top_k.saturating_mul(4));
         Ok(DispatchParams {
             team: team.params(),
-            x: team.locals("x", self.x, x_bytes, ELEMENT_ALIGNMENT)?,
+            x: team.locals("x", self.x, all.bytes(), ELEMENT_ALIGNMENT)?,
             experts: plan.experts,
-            weights: team.locals(
-                "weights",
-                self.weights,
-                most(self.tokens).saturating_mul(self.top_k.saturating_mul(4)),
-                4,
-            )?,
+            weights: self.slots("weights", team, self.weights)?,
             rank_of_expert: plan.rank_of_expert,
             sent_rows: plan.places,
             source_offsets: team.locals("source offsets", self.source_offsets, (team.ranks() as u64 + 1) * 4, 4)?,
-            rows: team.peers("received rows", rows, capacity.saturating_mul(row_bytes), ELEMENT_ALIGNMENT)?,
+            rows: team.peers("received rows", rows, all.bytes_of(capacity), ELEMENT_ALIGNMENT)?,
             tokens: team.peers("received tokens", tokens, capacity.saturating_mul(4), 4)?,
             row_experts: team.peers("received experts", experts, route_bytes, 4)?,
             row_weights: team.peers("received weights", weights, route_bytes, 4)?,
@@ -148,19 +138,18 @@ impl Combine<'_> {
     /// # Errors
     /// As listed in [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
-        let row_bytes = self.hidden.saturating_mul(self.dtype.bytes() as u64);
-        let most = most(self.tokens);
+        let all = Rows { tokens: most(self.tokens), hidden: self.hidden, dtype: self.dtype };
         let params = CombineParams {
             team: team.params(),
-            sums: team.peers("sums", self.sums, self.capacity.saturating_mul(row_bytes), ELEMENT_ALIGNMENT)?,
-            sent_rows: team.locals("sent rows", self.sent_rows, most.saturating_mul(team.ranks() as u64 * 4), 4)?,
-            out: team.locals("out", self.out, most.saturating_mul(row_bytes), ELEMENT_ALIGNMENT)?,
+            sums: team.peers("sums", self.sums, all.bytes_of(self.capacity), ELEMENT_ALIGNMENT)?,
+            sent_rows: sent_rows(team, self.tokens, self.sent_rows)?,
+            out: team.locals("out", self.out, all.bytes(), ELEMENT_ALIGNMENT)?,
             local_tokens: local_tokens(team, self.tokens)?,
             hidden: in_range("hidden", self.hidden, 1, 1 << 20)?,
             capacity: in_range("capacity", self.capacity, 0, i32::MAX as u64)?,
         };
         let kernel = by_type(self.dtype, ["semmoe_combine_f32", "semmoe_combine_f16", "semmoe_combine_bf16"]);
-        collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, LaunchParams::Combine(params))
+        collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, &params)
     }
 }
 
@@ -169,13 +158,11 @@ fn most(tokens: &[u64]) -> u64 {
     tokens.iter().copied().max().unwrap_or(0)
 }
 
+/// L x `[n, P]`, 4 bytes each.
+fn sent_rows(team: &Team, tokens: &[u64], buffers: &[Buffer]) -> Result<Local, LaunchError> {
+    team.locals("sent rows", buffers, most(tokens).saturating_mul(team.ranks() as u64 * 4), 4)
+}
+
 fn local_tokens(team: &Team, tokens: &[u64]) -> Result<[u32; MAX_LOCAL], LaunchError> {
-    if tokens.len() != team.local() {
-        return Err(LaunchError::Count { what: "tokens", found: tokens.len(), expected: team.local() });
-    }
-    let mut list = [0; MAX_LOCAL];
-    for (slot, &tokens) in list.iter_mut().zip(tokens) {
-        *slot = in_range("tokens", tokens, 0, i32::MAX as u64 / team.ranks() as u64)?;
-    }
-    Ok(list)
+    team.counts("tokens", tokens, i32::MAX as u64 / team.ranks() as u64)
 }

@@ -5,11 +5,11 @@
 use semmoe_kernels::collectives::NormIn;
 use semmoe_kernels::{Dtype, Element};
 
-use crate::calls::{ELEMENT_ALIGNMENT, ReduceScatter, Rows, Shuffle, Split, by_type, collective};
+use crate::calls::{ELEMENT_ALIGNMENT, Rows, Shuffle, Split, by_type, collective};
 use crate::error::Stopped;
-use crate::params::{CombineParams, LaunchParams, MAX_LOCAL, MAX_RANKS, PackParams, Peers, UnpackParams};
+use crate::params::{CombineParams, Local, MAX_LOCAL, MAX_RANKS, PackParams, Params, Peers, UnpackParams};
 use crate::runner::Runner;
-use crate::team::{Buffer, Team, in_range};
+use crate::team::{Buffer, Team};
 use crate::unit::{
     DeviceRows, Gpu, MoveError, Region, Room, RowMover, SentRows, SplitRows, Stream, check_ranks, check_room, cut,
     padded,
@@ -31,25 +31,25 @@ pub struct Span {
 pub enum Transfer {
     /// `ncclSend`
     Send {
-        /// What.
+        /// The elements.
         from: Span,
-        /// To whom.
+        /// The receiving rank.
         peer: usize,
     },
     /// `ncclRecv`
     Receive {
-        /// Where to.
+        /// The destination.
         to: Span,
-        /// From whom.
+        /// The sending rank.
         peer: usize,
     },
     /// `ncclBroadcast`
     Broadcast {
-        /// What; counts on the root only.
+        /// The elements; read on the root only.
         from: u64,
-        /// Where to.
+        /// The destination.
         to: Span,
-        /// From whom.
+        /// The sending rank.
         root: usize,
     },
 }
@@ -68,7 +68,7 @@ pub trait Wire: Send {
     /// NCCL's own words; the group has ended all the same.
     ///
     /// # Safety
-    /// Memory of this rank's GPU until the stream has come past the group.
+    /// Memory of this rank's GPU until the stream has passed the group.
     unsafe fn group(&mut self, calls: &[Transfer]) -> Result<(), String>;
 }
 
@@ -119,13 +119,6 @@ fn segments(memory: Buffer, counts: &[u32], row_bytes: u64) -> Peers {
     list
 }
 
-/// One rank's value at its only place in the launch.
-fn only<T: Copy + Default>(value: T) -> [T; MAX_LOCAL] {
-    let mut list = [T::default(); MAX_LOCAL];
-    list[0] = value;
-    list
-}
-
 impl<W: Wire, R: Runner> Hosts<W, R> {
     /// One rank, with a team of [`Team::alone`] and memory of [`Room::hosts_bytes`] or more.
     ///
@@ -150,9 +143,8 @@ impl<W: Wire, R: Runner> Hosts<W, R> {
         back: bool,
     ) -> Result<(), MoveError> {
         let shuffle = Shuffle { from: &[from], to: &[to], permutation, rows, back };
-        let launch = shuffle.launch(&self.team, self.stream.grid())?;
         // SAFETY: rows are what `DeviceRows` promises; the rest is the promise of `new`.
-        unsafe { self.stream.launch(&launch) }
+        unsafe { self.stream.launch(shuffle.launch(&self.team, self.stream.grid())) }
     }
 
     /// Segments of `from` to the ranks, and theirs into `to`, by rank.
@@ -174,18 +166,21 @@ impl<W: Wire, R: Runner> Hosts<W, R> {
         unsafe { self.wire.group(&calls) }.map_err(MoveError::Nccl)
     }
 
-    fn launch(&self, kernel: &'static str, params: LaunchParams) -> Result<(), MoveError> {
-        let launch = collective(kernel, &self.team, self.stream.grid(), params)?;
+    fn launch<P: Params>(&self, kernel: &'static str, params: &P) -> Result<(), MoveError> {
         // SAFETY: rows are what `DeviceRows` promises; the rest is the promise of `new`.
-        unsafe { self.stream.launch(&launch) }
+        unsafe { self.stream.launch(collective(kernel, &self.team, self.stream.grid(), params)) }
     }
 
-    fn one(&self, what: &'static str, buffer: Buffer, bytes: u64) -> Result<[u64; MAX_LOCAL], MoveError> {
+    fn one(&self, what: &'static str, buffer: Buffer, bytes: u64) -> Result<Local, MoveError> {
         Ok(self.team.locals(what, &[buffer], bytes, ELEMENT_ALIGNMENT)?)
     }
 
+    fn places(&self, call: SentRows<'_>) -> Result<Local, MoveError> {
+        self.one("places", self.stream.places()[0], call.places.len() as u64 * 4)
+    }
+
     fn tokens(&self, rows: Rows) -> Result<[u32; MAX_LOCAL], MoveError> {
-        Ok(only(in_range("tokens", rows.tokens, 0, i32::MAX as u64 / self.wire.ranks() as u64)?))
+        Ok(self.team.counts("tokens", &[rows.tokens], i32::MAX as u64 / self.wire.ranks() as u64)?)
     }
 }
 
@@ -230,15 +225,9 @@ impl<W: Wire, R: Runner, T: Element> RowMover<T> for Hosts<W, R> {
         let part = all.bytes_of(own.len() as u64);
         let parts: Vec<Buffer> =
             (0..ranks as u64).map(|rank| Buffer { address: came.address + rank * part, bytes: part }).collect();
-        let reduce = ReduceScatter {
-            parts: &parts,
-            rows: Rows { tokens: own.len() as u64, ..all },
-            split: Split { permutation: None, offsets: Some(&self.stream.offsets(&offsets)?) },
-            out: &[out.buffer()],
-            capacity: own.len() as u64,
-            multicast: None,
-        };
-        self.stream.reduce_scatter(&self.team, reduce, norm.as_ref())
+        let rows = Rows { tokens: own.len() as u64, ..all };
+        let split = Split { permutation: None, offsets: Some(&self.stream.offsets(&offsets)?) };
+        self.stream.reduce_scatter(&self.team, &parts, rows, split, norm.as_ref(), out)
     }
 
     /// One broadcast for each rank's rows: NCCL sends them to each host once. Then into the order of the tokens.
@@ -271,7 +260,7 @@ impl<W: Wire, R: Runner, T: Element> RowMover<T> for Hosts<W, R> {
         let params = PackParams {
             team: self.team.params(),
             x: self.one("x", x.buffer(), call.rows.bytes_of(call.rows.tokens))?,
-            places: self.one("places", self.stream.places()[0], call.places.len() as u64 * 4)?,
+            places: self.places(call)?,
             rows: segments(staging, call.sent, row),
             limits: padded_list(call.sent),
             local_tokens: self.tokens(call.rows)?,
@@ -279,7 +268,7 @@ impl<W: Wire, R: Runner, T: Element> RowMover<T> for Hosts<W, R> {
             padding: 0,
         };
         let kernel = if T::DTYPE.bytes() == 4 { "semmoe_pack_4" } else { "semmoe_pack_2" };
-        self.launch(kernel, LaunchParams::Pack(params))?;
+        self.launch(kernel, &params)?;
         self.swap(call.rows, [call.sent, call.received], [staging, rows])
     }
 
@@ -289,13 +278,13 @@ impl<W: Wire, R: Runner, T: Element> RowMover<T> for Hosts<W, R> {
         let combine = CombineParams {
             team: self.team.params(),
             sums: segments(staging, call.sent, row),
-            sent_rows: self.one("places", self.stream.places()[0], call.places.len() as u64 * 4)?,
+            sent_rows: self.places(call)?,
             out: self.one("out", out.buffer(), call.rows.bytes_of(call.rows.tokens))?,
             local_tokens: self.tokens(call.rows)?,
             hidden: call.rows.check()?.1,
             capacity: 0,
         };
         let kernel = by_type(T::DTYPE, ["semmoe_unpack_f32", "semmoe_unpack_f16", "semmoe_unpack_bf16"]);
-        self.launch(kernel, LaunchParams::Unpack(UnpackParams { combine, limits: padded_list(call.sent) }))
+        self.launch(kernel, &UnpackParams { combine, limits: padded_list(call.sent) })
     }
 }

@@ -30,32 +30,34 @@ pub(crate) type Local = [Raw; MAX_LOCAL];
 /// By rank.
 pub(crate) type Peers = [Raw; MAX_RANKS];
 
+/// Only for the structs below: all fields are integers or floats, and `padding` fills every hole.
+pub(crate) trait Params: Copy {}
+
 macro_rules! params {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? })*) => { $(
         $(#[$doc])*
         #[repr(C)]
         #[derive(Clone, Copy)]
         pub(crate) struct $name { $(pub(crate) $field: $type),* }
+        impl Params for $name {}
     )* };
 }
 
 params! {
     /// `Team`
     TeamParams { ranks: u32, first_rank: u32, timeout_ns: u64, report: Local, signals: Peers }
-    /// `ReduceParams`
-    ReduceParams {
-        team: TeamParams, parts: Peers, out: Local, permutation: Local, offsets: Local, multicast: Raw,
-        tokens: u32, hidden: u32, capacity: u32, padding: u32,
+    /// The end of `ReduceParams` and `GatherParams`
+    OrderParams {
+        permutation: Local, offsets: Local, multicast: Raw, tokens: u32, hidden: u32, capacity: u32, padding: u32,
     }
+    /// `ReduceParams`
+    ReduceParams { team: TeamParams, parts: Peers, out: Local, order: OrderParams }
     /// `NormParams`
     NormParams {
         reduce: ReduceParams, residual: Local, weight: Local, residual_out: Local, epsilon: f32, padding: u32,
     }
     /// `GatherParams`
-    GatherParams {
-        team: TeamParams, rows: Local, out: Peers, permutation: Local, offsets: Local, multicast: Raw,
-        tokens: u32, hidden: u32, capacity: u32, padding: u32,
-    }
+    GatherParams { team: TeamParams, rows: Local, out: Peers, order: OrderParams }
     /// `AllReduceParams`
     AllReduceParams { team: TeamParams, parts: Peers, out: Peers, elements: u64 }
     /// `ShuffleParams`
@@ -96,48 +98,30 @@ params! {
     UnpackParams { combine: CombineParams, limits: [u32; MAX_RANKS] }
 }
 
-/// The parameters of one launch.
+/// Most bytes that a kernel takes.
+const MAX_PARAM_BYTES: usize = 4096;
+
+/// The parameters of one launch, kept on the stack: a launch allocates nothing.
 #[derive(Clone, Copy)]
-#[allow(clippy::large_enum_variant, reason = "kept on the stack: a launch allocates nothing")]
-pub(crate) enum LaunchParams {
-    Reduce(ReduceParams),
-    Norm(NormParams),
-    Gather(GatherParams),
-    AllReduce(AllReduceParams),
-    Shuffle(ShuffleParams),
-    Argsort(ArgsortParams),
-    Plan(PlanParams),
-    Dispatch(DispatchParams),
-    Combine(CombineParams),
-    Reshard(ReshardParams),
-    Pack(PackParams),
-    Unpack(UnpackParams),
+pub(crate) struct LaunchParams {
+    words: [u64; MAX_PARAM_BYTES / 8],
+    bytes: usize,
 }
 
 impl LaunchParams {
-    pub(crate) fn as_bytes(&self) -> &[u8] {
-        match self {
-            Self::Reduce(params) => bytes_of(params),
-            Self::Norm(params) => bytes_of(params),
-            Self::Gather(params) => bytes_of(params),
-            Self::AllReduce(params) => bytes_of(params),
-            Self::Shuffle(params) => bytes_of(params),
-            Self::Argsort(params) => bytes_of(params),
-            Self::Plan(params) => bytes_of(params),
-            Self::Dispatch(params) => bytes_of(params),
-            Self::Combine(params) => bytes_of(params),
-            Self::Reshard(params) => bytes_of(params),
-            Self::Pack(params) => bytes_of(params),
-            Self::Unpack(params) => bytes_of(params),
-        }
+    pub(crate) fn of<P: Params>(params: &P) -> Self {
+        const { assert!(size_of::<P>() <= MAX_PARAM_BYTES) };
+        let mut words = [0; MAX_PARAM_BYTES / 8];
+        // SAFETY: the structs of this module have no padding of the compiler's (checked below), so every byte is
+        // initialised.
+        let bytes: &[u8] = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(params).cast(), size_of::<P>()) };
+        bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
+        Self { words, bytes: bytes.len() }
     }
-}
 
-/// Only for the structs above: all fields are integers or floats, and `padding` fills every hole.
-fn bytes_of<P: Copy>(params: &P) -> &[u8] {
-    // SAFETY: the structs of this module have no padding of the compiler's (checked below), so every byte is
-    // initialised.
-    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(params).cast(), size_of::<P>()) }
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.bytes]
+    }
 }
 
 /// Sum of the fields, where a struct has no hidden padding.
@@ -159,6 +143,5 @@ const _: () = {
     assert!(size_of::<ReshardParams>() == TEAM + PEERS + 2 * LOCAL + LOCAL / 2 + 24);
     assert!(size_of::<PackParams>() == TEAM + 2 * LOCAL + PEERS + 4 * MAX_RANKS + LOCAL / 2 + 8);
     assert!(size_of::<UnpackParams>() == size_of::<CombineParams>() + 4 * MAX_RANKS);
-    // A kernel takes no more.
-    assert!(size_of::<DispatchParams>() <= 4096);
+    assert!(size_of::<DispatchParams>() <= MAX_PARAM_BYTES);
 };

@@ -6,7 +6,7 @@ use semmoe_kernels::reshard::kv::KvMove;
 use crate::calls::{ELEMENT_ALIGNMENT, collective};
 use crate::error::LaunchError;
 use crate::launch::{Grid, Launch};
-use crate::params::{COLLECTIVE_THREADS, LaunchParams, MAX_LOCAL, ReshardParams};
+use crate::params::{COLLECTIVE_THREADS, ReshardParams};
 use crate::team::{Buffer, Team, in_range};
 
 /// A copy as the kernel reads it from device memory: five numbers of 64 bits, two of 32.
@@ -27,7 +27,7 @@ impl DeviceMove {
         bytes
     }
 
-    /// Keys and values, where pages of so many bytes lie one behind another in one buffer before the switch and in one
+    /// Keys and values, where pages of these sizes lie one after another, in one buffer before the switch and in another
     /// after it.
     #[must_use]
     pub fn of_page(moved: &KvMove, from_page_bytes: usize, to_page_bytes: usize) -> Self {
@@ -74,14 +74,7 @@ impl Reshard<'_> {
     /// As listed in [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
         let least = |buffers: &[Buffer]| buffers.iter().map(|buffer| buffer.bytes).min().unwrap_or_default();
-        if self.counts.len() != team.local() {
-            let (found, expected) = (self.counts.len(), team.local());
-            return Err(LaunchError::Count { what: "counts of moves", found, expected });
-        }
-        let mut counts = [0; MAX_LOCAL];
-        for (count, &moves) in counts.iter_mut().zip(self.counts) {
-            *count = in_range("moves", moves, 0, i32::MAX as u64)?;
-        }
+        let counts = team.counts("moves", self.counts, i32::MAX as u64)?;
         let most = self.counts.iter().copied().max().unwrap_or_default();
         let (from_bytes, to_bytes) = (least(self.from), least(self.to));
         let params = ReshardParams {
@@ -96,6 +89,6 @@ impl Reshard<'_> {
             step: in_range("step", self.step, 0, u64::from(u32::MAX))?,
         };
         let grid = grid.check(team, COLLECTIVE_THREADS)?;
-        collective("semmoe_reshard", team, grid, LaunchParams::Reshard(params))
+        collective("semmoe_reshard", team, grid, &params)
     }
 }

@@ -11,7 +11,7 @@ pub trait Runner: Send {
     /// The driver's.
     ///
     /// # Safety
-    /// The memory of the launch is this GPU's until the stream has come past it.
+    /// The memory of the launch is this GPU's until the stream has passed it.
     unsafe fn launch(&self, launch: &Launch) -> Result<(), String>;
 
     /// Copies from the host, whose bytes may change as soon as this returns.
@@ -20,7 +20,7 @@ pub trait Runner: Send {
     /// The driver's.
     ///
     /// # Safety
-    /// `to` is memory of this GPU, with room for all bytes, until the stream has come past the copy.
+    /// `to` is memory of this GPU, with room for all bytes, until the stream has passed the copy.
     unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), String>;
 
     /// Copies as many bytes as `to` has.
@@ -29,7 +29,7 @@ pub trait Runner: Send {
     /// The driver's.
     ///
     /// # Safety
-    /// Both are memory of this GPU, of that size, until the stream has come past the copy.
+    /// Both are memory of this GPU, of that size, until the stream has passed the copy.
     unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), String>;
 
     /// Of each rank in a collective, with as many blocks on all ranks; the fused norm takes the blocks alone.

@@ -34,7 +34,7 @@ impl Team {
     /// - `signals` `[P]`: zeroed memory of each rank that all ranks can write, [`SIGNAL_BYTES`] or more
     /// - `first_rank`: the rank that this launch runs, or the first of several that share a GPU
     /// - `reports` `[local]`: a zeroed word for each rank of the launch, in memory that the host can read after a trap
-    /// - `timeout`: how long a rank waits for another one
+    /// - `timeout`: how long a rank waits for another
     ///
     /// # Errors
     /// More ranks than [`MAX_RANKS`] (or [`MAX_LOCAL`] in the launch), null, misaligned or too small memory, a time-out
@@ -107,12 +107,12 @@ impl Team {
         alignment: u64,
     ) -> Result<Local, LaunchError> {
         let mut list = [0; MAX_LOCAL];
-        count(what, buffers, self.local)?;
+        count(what, buffers.len(), self.local)?;
         fill(what, &mut list, buffers, bytes, alignment)?;
         Ok(list)
     }
 
-    /// The same, or all null.
+    /// The same; all null where there are none.
     pub(crate) fn locals_or_null(
         &self,
         what: &'static str,
@@ -131,9 +131,19 @@ impl Team {
         alignment: u64,
     ) -> Result<Peers, LaunchError> {
         let mut list = [0; MAX_RANKS];
-        count(what, buffers, self.ranks())?;
+        count(what, buffers.len(), self.ranks())?;
         fill(what, &mut list, buffers, bytes, alignment)?;
         Ok(list)
+    }
+
+    /// One number for each rank of the launch, at most `most`.
+    pub(crate) fn counts(&self, what: &'static str, found: &[u64], most: u64) -> Result<[u32; MAX_LOCAL], LaunchError> {
+        count(what, found.len(), self.local)?;
+        let mut counts = [0; MAX_LOCAL];
+        for (count, &found) in counts.iter_mut().zip(found) {
+            *count = in_range(what, found, 0, most)?;
+        }
+        Ok(counts)
     }
 
     /// Signals of the ranks of the launch.
@@ -145,11 +155,9 @@ impl Team {
     }
 }
 
-fn count(what: &'static str, buffers: &[Buffer], expected: usize) -> Result<(), LaunchError> {
-    match buffers.len() {
-        found if found == expected => Ok(()),
-        found => Err(LaunchError::Count { what, found, expected }),
-    }
+/// Whether a list has as many items as there are ranks.
+pub(crate) fn count(what: &'static str, found: usize, expected: usize) -> Result<(), LaunchError> {
+    if found == expected { Ok(()) } else { Err(LaunchError::Count { what, found, expected }) }
 }
 
 fn fill(

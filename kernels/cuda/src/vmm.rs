@@ -16,8 +16,9 @@ pub const MAX_DEVICES: u32 = 64;
 /// The driver's handle of memory, mapped or not.
 pub type Handle = u64;
 
-/// Handles of memory, on one GPU. Errors are the driver's own words, here and below.
-pub trait Handles {
+/// The driver's calls on one GPU: handles of memory, addresses and the memory at them, multicast objects. Errors are
+/// the driver's own words.
+pub trait VirtualMemory {
     /// Sizes are multiples of it: of memory, or of a multicast object of that many GPUs.
     ///
     /// # Errors
@@ -43,10 +44,7 @@ pub trait Handles {
     /// # Errors
     /// The driver's.
     fn release(&self, handle: Handle) -> Result<(), String>;
-}
 
-/// Addresses, and the memory at them.
-pub trait Addresses {
     /// Addresses without memory.
     ///
     /// # Errors
@@ -72,10 +70,7 @@ pub trait Addresses {
     /// # Errors
     /// The driver's.
     fn free(&self, address: u64, bytes: u64) -> Result<(), String>;
-}
 
-/// Multicast objects, whose handles are [`Handles`] as well.
-pub trait MulticastObjects {
     /// Whether this GPU can take part in a multicast object.
     fn has_multicast(&self) -> bool;
     /// A multicast object that can be exported.
@@ -100,18 +95,13 @@ pub trait MulticastObjects {
     fn unbind(&self, multicast: Handle, bytes: u64) -> Result<(), String>;
 }
 
-/// The driver's calls, on one GPU.
-pub trait VirtualMemory: Handles + Addresses + MulticastObjects {}
-
-impl<V: Handles + Addresses + MulticastObjects> VirtualMemory for V {}
-
 /// Memory that could not be had.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum VmmError {
     /// A size or count out of its range.
     #[error("{what} is {found}, expected {least} to {most}")]
     OutOfRange {
-        /// The value found.
+        /// The quantity.
         what: &'static str,
         /// The value.
         found: u64,
@@ -160,7 +150,7 @@ struct Held<'d, V: VirtualMemory> {
 }
 
 impl<'d, V: VirtualMemory> Held<'d, V> {
-    /// A handle that another process exported, with so many bytes there; sizes are multiples of `unit`.
+    /// A handle that another process exported, with `bytes` bytes there; sizes are multiples of `unit`.
     fn import(driver: &'d V, file: BorrowedFd<'_>, bytes: u64, unit: u64) -> Result<Self, VmmError> {
         if !bytes.is_multiple_of(unit) {
             return Err(VmmError::Granularity { found: bytes, granularity: unit });
@@ -223,22 +213,17 @@ impl<V: VirtualMemory> Drop for Mapped<'_, V> {
 }
 
 fn in_range(what: &'static str, found: u64, most: u64) -> Result<(), VmmError> {
-    match found {
-        0 => Err(VmmError::OutOfRange { what, found, least: 1, most }),
-        _ if found > most => Err(VmmError::OutOfRange { what, found, least: 1, most }),
-        _ => Ok(()),
-    }
+    if (1..=most).contains(&found) { Ok(()) } else { Err(VmmError::OutOfRange { what, found, least: 1, most }) }
 }
 
 /// The driver's granularity of sizes; it must be a power of two, or nothing can be aligned to it.
 fn granularity<V: VirtualMemory>(driver: &V, devices: Option<u32>) -> Result<u64, VmmError> {
     let found = driver.granularity(devices).map_err(refused("the granularity of memory"))?;
     if found.is_power_of_two() && found <= MAX_BYTES {
-        Ok(found)
-    } else {
-        let cause = format!("it is {found} bytes, expected a power of two of at most {MAX_BYTES}");
-        Err(VmmError::Refused { call: "the granularity of memory", cause })
+        return Ok(found);
     }
+    let cause = format!("it is {found} bytes, expected a power of two of at most {MAX_BYTES}");
+    Err(VmmError::Refused { call: "the granularity of memory", cause })
 }
 
 /// Memory of one GPU, of this process or of another one, mapped here.
@@ -269,7 +254,7 @@ impl<'d, V: VirtualMemory> Memory<'d, V> {
     /// A handle that another process exported; `bytes` is its size there.
     ///
     /// # Errors
-    /// A size that the driver cannot map, a descriptor that is none of its, a driver that refuses.
+    /// A size that the driver cannot map, a descriptor of something else, a driver that refuses.
     pub fn import(driver: &'d V, file: BorrowedFd<'_>, bytes: u64) -> Result<Self, VmmError> {
         in_range("bytes of an import", bytes, MAX_BYTES)?;
         let unit = granularity(driver, None)?;

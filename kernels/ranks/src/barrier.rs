@@ -1,4 +1,4 @@
-//! All ranks arrive, or everyone learns who did not.
+//! All ranks arrive, or every rank learns which one did not.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::time::{Duration, Instant};
@@ -8,8 +8,8 @@ use semmoe_tables::RankId;
 use crate::error::RankError;
 use crate::signals::{ALIVE, GAVE_UP, LEFT, Signals};
 
-/// Looks at a peer before sleeping, if every rank can have a core of its own. An arrival is then seen in well under a
-/// microsecond.
+/// How often a rank looks at a peer before it sleeps, if every rank can have a core of its own. An arrival is then seen
+/// in well under a microsecond.
 ///
 /// Far more than the worker's transport looks (64, about what a sleep costs): ranks of a collective arrive nearly
 /// together, and two on two cores passed the barrier in 0.2 to 0.4 of the time that a sleep took, with 64 looks in 0.5
@@ -108,7 +108,7 @@ pub(crate) fn leave(own: &Signals) {
 }
 
 fn give_up(own: &Signals, peer: usize, error: &RankError) {
-    // The rank that was late first, not the one that told of it.
+    // The rank that was late first, not the one that reported it.
     let cause = match error {
         RankError::GaveUp { cause, .. } => cause.index(),
         _ => peer,

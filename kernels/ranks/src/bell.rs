@@ -24,17 +24,17 @@ impl Bell {
         self.rings.load(SeqCst)
     }
 
-    /// Wakes all who sleep. Costs a system call only if somebody may.
+    /// Wakes all sleeping threads. Makes a system call only if there may be one.
     pub fn ring(&self) {
         self.rings.fetch_add(1, SeqCst);
         if self.waiters.load(SeqCst) > 0 {
-            // It fails only for an address that is none.
+            // It fails only for an invalid address.
             let _ = futex::wake(&self.rings, futex::Flags::empty(), i32::MAX as u32);
         }
     }
 
-    /// Sleeps until it has rung since `rings` was read, `limit` is over (none: without end), or for no reason at all:
-    /// the caller looks again.
+    /// Sleeps until it has rung since `rings` was read or `limit` is over (none: no limit). It may also wake for no
+    /// reason: the caller looks again.
     pub fn sleep(&self, rings: u32, limit: Option<Duration>) {
         let limit = limit.map(|limit| futex::Timespec {
             tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),

@@ -37,15 +37,9 @@ pub(crate) enum Operation {
     Combine,
 }
 
-const OPERATIONS: [(Operation, &str); 7] = [
-    (Operation::Barrier, "barrier"),
-    (Operation::ReduceScatter, "reduce-scatter"),
-    (Operation::ReduceScatterNorm, "reduce-scatter with norm"),
-    (Operation::Allgather, "allgather"),
-    (Operation::AllReduce, "all-reduce"),
-    (Operation::Dispatch, "dispatch"),
-    (Operation::Combine, "combine"),
-];
+/// Their names, from number 1 on.
+const OPERATIONS: [&str; 7] =
+    ["barrier", "reduce-scatter", "reduce-scatter with norm", "allgather", "all-reduce", "dispatch", "combine"];
 
 /// All that must be the same on every rank. What an operation does not have is 0.
 #[derive(Clone, Copy, Debug)]
@@ -97,11 +91,9 @@ impl Call {
 
 fn show(index: usize, value: u64) -> String {
     let name = match NAMES[index] {
-        "the operation" => {
-            OPERATIONS.iter().find(|(code, _)| *code as u64 == value).map(|(_, name)| (*name).to_owned())
-        }
-        "the element type" => u32::try_from(value).ok().and_then(Dtype::from_code).map(|dtype| dtype.name().to_owned()),
+        "the operation" => (1..).zip(OPERATIONS).find(|(number, _)| *number == value).map(|(_, name)| name),
+        "the element type" => u32::try_from(value).ok().and_then(Dtype::from_code).map(Dtype::name),
         _ => None,
     };
-    name.unwrap_or_else(|| value.to_string())
+    name.map_or_else(|| value.to_string(), str::to_owned)
 }

@@ -11,7 +11,7 @@ pub enum RankError {
     /// Operands that do not fit together; the call took no part in the collective.
     #[error(transparent)]
     Operands(#[from] KernelError),
-    /// A group of a size that there is not.
+    /// A group of an invalid size.
     #[error("the world has {found} ranks, expected 1 to {limit}")]
     World {
         /// Ranks asked for.

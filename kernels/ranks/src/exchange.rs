@@ -3,26 +3,21 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use semmoe_kernels::reference::{NO_EXPERT, NO_ROW};
-use semmoe_kernels::{Element, KernelError, mix, sum_rows};
+use semmoe_kernels::reference::{NO_EXPERT, NO_ROW, RoutedTokens};
+use semmoe_kernels::{Element, check_below, check_len, mix, sum_rows};
 use semmoe_tables::RankId;
 
 use crate::MAX_WORLD;
 use crate::call::{Call, Operation};
 use crate::error::RankError;
 use crate::member::Member;
-use crate::reduce::check_len;
-use crate::span::Span;
+use crate::span::{Span, overlap};
 
 /// This rank's tokens and where they go; n may differ from rank to rank, all else is the same.
 #[derive(Clone, Copy, Debug)]
 pub struct Routes<'a, T> {
-    /// `[n, H]`
-    pub x: &'a [T],
-    /// `[n, k]`: each below N or [`NO_EXPERT`]; one token's are distinct.
-    pub experts: &'a [i32],
-    /// `[n, k]`
-    pub weights: &'a [f32],
+    /// The tokens, with their experts and weights.
+    pub tokens: RoutedTokens<'a, T>,
     /// `[N]`: the rank of each expert.
     pub rank_of_expert: &'a [u32],
     /// k, 1 to 65,535
@@ -115,12 +110,10 @@ impl Member {
         let tokens = sent_rows.len() / world;
         check_len("sent rows", sent_rows.len(), tokens * world)?;
         check_len("out", out.len(), tokens * hidden)?;
-        let bound = sums.len().checked_div(hidden).unwrap_or(i32::MAX as usize);
+        let bound = sums.len().checked_div(hidden).unwrap_or(usize::MAX).min(i32::MAX as usize);
         for (index, &row) in sent_rows.iter().enumerate() {
-            if row != NO_ROW && usize::try_from(row).map_or(true, |row| row >= bound) {
-                return Err(
-                    KernelError::OutOfRange { what: "sent row", index, found: row as u32 as usize, bound }.into()
-                );
+            if row != NO_ROW {
+                check_below("sent row", index, row as u32 as usize, bound)?;
             }
         }
         let mut call = Call::new(Operation::Combine, T::DTYPE);
@@ -150,10 +143,11 @@ impl Member {
         sent: &mut [i32],
     ) {
         let (k, hidden) = (routes.top_k, routes.hidden);
-        let row = &routes.x[token * hidden..][..hidden];
+        let RoutedTokens { x, experts, weights } = routes.tokens;
+        let row = &x[token * hidden..][..hidden];
         let slots = token * k..(token + 1) * k;
         let hosts = slots.clone().filter_map(|slot| {
-            let expert = routes.experts[slot];
+            let expert = experts[slot];
             (expert != NO_EXPERT).then(|| (slot, routes.rank_of_expert[expert as usize] as usize))
         });
         let mut filled = [0usize; MAX_WORLD];
@@ -178,13 +172,13 @@ impl Member {
             filled[peer] += 1;
             // SAFETY: as above; no more than k slots of a token are filled.
             unsafe {
-                self.at(peer, received.experts).add(at).write(routes.experts[slot]);
-                self.at(peer, received.weights).add(at).write(routes.weights[slot]);
+                self.at(peer, received.experts).add(at).write(experts[slot]);
+                self.at(peer, received.weights).add(at).write(weights[slot]);
             }
         }
     }
 
-    /// From everybody's counts: where this rank's rows begin on each rank, and where each rank's begin here.
+    /// From the counts of all ranks: where this rank's rows begin on each rank, and where each rank's begin here.
     fn firsts(&self, capacity: usize, source_offsets: &mut [u32]) -> Result<[u32; MAX_WORLD], RankError> {
         let mut firsts = [0u32; MAX_WORLD];
         let (world, rank) = (self.world(), self.index());
@@ -213,28 +207,19 @@ impl Member {
     ) -> Result<[u32; MAX_WORLD], RankError> {
         self.check_alive()?;
         let (k, world) = (routes.top_k, self.world());
-        let below = |what, index, found: usize, bound| match found < bound {
-            true => Ok(()),
-            false => Err(RankError::from(KernelError::OutOfRange { what, index, found, bound })),
-        };
-        below("top-k", 0, k.wrapping_sub(1), usize::from(u16::MAX))?;
-        let tokens = routes.experts.len() / k;
-        check_len("experts", routes.experts.len(), tokens * k)?;
-        check_len("weights", routes.weights.len(), tokens * k)?;
-        check_len("x", routes.x.len(), tokens.saturating_mul(routes.hidden))?;
+        check_below("top-k", 0, k.wrapping_sub(1), usize::from(u16::MAX))?;
+        routes.tokens.check(routes.hidden, k, routes.rank_of_expert.len())?;
+        let tokens = routes.tokens.experts.len() / k;
         check_len("sent rows", out.sent_rows.len(), tokens * world)?;
         check_len("source offsets", out.source_offsets.len(), world + 1)?;
         self.check_received(received, k, routes.hidden)?;
         for (expert, &rank) in routes.rank_of_expert.iter().enumerate() {
-            below("rank of expert", expert, rank as usize, world)?;
+            check_below("rank of expert", expert, rank as usize, world)?;
         }
         let mut counts = [0u32; MAX_WORLD];
-        for (token, experts) in routes.experts.chunks_exact(k).enumerate() {
-            let mut ranks = 0u64;
-            for (slot, &expert) in experts.iter().enumerate().filter(|(_, expert)| **expert != NO_EXPERT) {
-                below("expert", token * k + slot, expert as u32 as usize, routes.rank_of_expert.len())?;
-                ranks |= 1 << routes.rank_of_expert[expert as usize];
-            }
+        for experts in routes.tokens.experts.chunks_exact(k) {
+            let chosen = experts.iter().filter(|expert| **expert != NO_EXPERT);
+            let mut ranks = chosen.fold(0u64, |ranks, &expert| ranks | 1 << routes.rank_of_expert[expert as usize]);
             while ranks != 0 {
                 counts[ranks.trailing_zeros() as usize] += 1;
                 ranks &= ranks - 1;
@@ -257,15 +242,14 @@ impl Member {
         self.check_span("received tokens", tokens)?;
         self.check_span("received experts", experts)?;
         self.check_span("received weights", weights)?;
-        for (overlap, first, second) in [
-            (rows.overlaps(&tokens), "received rows", "received tokens"),
-            (rows.overlaps(&experts), "received rows", "received experts"),
-            (rows.overlaps(&weights), "received rows", "received weights"),
-            (tokens.overlaps(&experts), "received tokens", "received experts"),
-            (tokens.overlaps(&weights), "received tokens", "received weights"),
-            (experts.overlaps(&weights), "received experts", "received weights"),
-        ] {
-            if overlap {
+        let places = [
+            ("received rows", rows.bytes()),
+            ("received tokens", tokens.bytes()),
+            ("received experts", experts.bytes()),
+            ("received weights", weights.bytes()),
+        ];
+        for (at, (first, one)) in places.iter().enumerate() {
+            if let Some((second, _)) = places[at + 1..].iter().find(|(_, other)| overlap(one, other)) {
                 return Err(RankError::Overlap { first, second });
             }
         }

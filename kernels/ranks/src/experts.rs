@@ -50,7 +50,7 @@ impl SharedExperts {
     /// process that maps it ends. Its pages are taken as they are first written. It reaches no other rank yet.
     ///
     /// # Errors
-    /// Worlds that there are not, a rank that they do not have, and memory that cannot be had.
+    /// A rank beyond the world, and memory that cannot be allocated.
     pub fn create(rank: usize, world: usize, bytes: usize) -> Result<Self, RankError> {
         if rank >= world {
             return Err(RankError::NoSuchRank { rank, world });
@@ -98,18 +98,13 @@ impl SharedExperts {
         let world = self.maps.len();
         let map = self.maps.get_mut(peer).ok_or(RankError::NoSuchRank { rank: peer, world })?;
         let file = address.open().map_err(RankError::memory)?;
-        match sealed_bytes(&file, self.bytes)? {
-            found if found != self.bytes => {
-                let expected = self.bytes;
-                Err(RankError::memory(format_args!(
-                    "the experts of rank {peer} have {found} bytes, expected {expected}"
-                )))
-            }
-            _ => {
-                *map = Some(HugeMap::of(&file, self.bytes)?);
-                Ok(())
-            }
+        let (found, expected) = (sealed_bytes(&file, self.bytes)?, self.bytes);
+        if found != expected {
+            let cause = format_args!("the experts of rank {peer} have {found} bytes, expected {expected}");
+            return Err(RankError::memory(cause));
         }
+        *map = Some(HugeMap::of(&file, self.bytes)?);
+        Ok(())
     }
 
     /// Takes a peer's buffer out of reach. The own one stays.
@@ -128,7 +123,7 @@ impl SharedExperts {
     #[must_use]
     pub fn own(&self) -> &[u8] {
         match &self.maps[self.rank] {
-            // SAFETY: mapped, of so many bytes, and `&self` keeps this rank from writing.
+            // SAFETY: mapped, of `self.bytes` bytes, and `&self` keeps this rank from writing.
             Some(map) => unsafe { std::slice::from_raw_parts(map.at(), self.bytes) },
             None => &[],
         }
@@ -160,7 +155,7 @@ impl ExpertMemory for SharedExperts {
 
     fn read(&self, rank: usize, offset: usize, into: &mut [u8]) -> Result<(), MemoryFault> {
         let row = self.row(rank, offset, into.len())?;
-        // What peers wrote before their message came is read after it, whatever carried the message.
+        // A peer writes, then sends its message; this read must follow the message, whatever carried it.
         fence(Ordering::SeqCst);
         // SAFETY: within a mapped buffer (checked) that its rank does not write now, by the promise of `reach`; `into`
         // is not part of it, as no reference to a buffer lives beside this call.

@@ -58,10 +58,10 @@ impl<T: Element> SharedHalves<T> {
     }
 
     /// The ends of `world` ranks that are threads of this process, in rank order. Each `host` ranks reach each other,
-    /// as on hosts of so many ranks.
+    /// as if they were on one host.
     ///
     /// # Errors
-    /// Worlds that there are not, hosts of no ranks, and memory that cannot be had.
+    /// An invalid world, hosts of no ranks, and memory that cannot be allocated.
     pub fn on_hosts(world: usize, host: usize, elements: usize) -> Result<Vec<Self>, RankError> {
         let too_large = || RankError::memory(format_args!("{elements} elements for each of {world} ranks"));
         let memory = HostMemory::new(world, host, halves_bytes::<T>(elements).ok_or_else(too_large)?)?;
@@ -69,13 +69,6 @@ impl<T: Element> SharedHalves<T> {
         // the stride.
         let end = |rank| unsafe { Self::new(rank, &memory.buffers(rank), elements, Box::new(memory.clone())) };
         Ok((0..world).map(end).collect())
-    }
-
-    fn read_half(&self, half: Half) -> PeerRows<'_, T> {
-        // Memory that peers wrote before sending is read after their message came, whatever carried it.
-        fence(Ordering::SeqCst);
-        // SAFETY: mapped as long as `self` lives, and the collectives' turns keep ranks from writing what others read.
-        unsafe { PeerRows::shared(&self.parts[half as usize]) }
     }
 }
 
@@ -93,11 +86,14 @@ impl<T: Element> RowMemory<T> for SharedHalves<T> {
         // SAFETY: within this rank's half (just checked), of which `&mut self` is the only use here; no peer reads it
         // in this turn, and what is read beside it is the other half.
         let own = unsafe { std::slice::from_raw_parts_mut(self.own[half as usize], len) };
-        (own, self.read_half(half.other()))
+        (own, self.read(half.other()))
     }
 
     fn read(&self, half: Half) -> PeerRows<'_, T> {
-        self.read_half(half)
+        // Memory that peers wrote before sending is read after their message came, whatever carried it.
+        fence(Ordering::SeqCst);
+        // SAFETY: mapped as long as `self` lives, and the collectives' turns keep ranks from writing what others read.
+        unsafe { PeerRows::shared(&self.parts[half as usize]) }
     }
 }
 

@@ -23,7 +23,7 @@ const MADV_COLLAPSE: c_int = 25;
 pub(crate) struct HugeMap {
     at: *mut u8,
     bytes: usize,
-    /// What was reserved so that a multiple of a huge page lies in it.
+    /// The reservation, large enough to contain a multiple of the huge page size.
     reserved: *mut u8,
     reserved_bytes: usize,
 }

@@ -52,7 +52,7 @@ pub struct Member {
 unsafe impl Send for Member {}
 
 impl Member {
-    /// Joins a group whose memory belongs to somebody else.
+    /// Joins a group whose memory the caller owns.
     ///
     /// # Safety
     /// Buffers and signals are mapped, as long as said, do not overlap, and stay so until the last member of the group
@@ -60,7 +60,7 @@ impl Member {
     /// touched by members alone. Ranks that differ here differ on all ranks, in the same order.
     ///
     /// # Errors
-    /// Worlds, ranks and alignments that there are not; a rank that has joined before.
+    /// An invalid world, rank or alignment; a rank that has joined before.
     pub unsafe fn join(group: RawGroup<'_>) -> Result<Self, RankError> {
         // SAFETY: the caller's promise.
         unsafe { Self::with_memory(group, None) }
@@ -119,7 +119,7 @@ impl Member {
     /// A shuffled order from elsewhere, checked with this member's scratch; see [`semmoe_kernels::RowSplit::shuffled`].
     ///
     /// # Errors
-    /// An order that is none.
+    /// An order that is not valid.
     pub fn check_split<'a>(
         &mut self,
         permutation: &'a [u32],

@@ -13,7 +13,7 @@ use crate::member::check_world;
 /// to the other processes (inherited, over a socket, or by its path under `/proc`), which call [`attach_memory`].
 ///
 /// # Errors
-/// Memory that cannot be had.
+/// Memory that cannot be allocated.
 pub fn create_memory(name: &str, bytes: usize) -> Result<(File, MmapRaw), RankError> {
     let file = create_file(name, bytes)?;
     let map = MmapOptions::new().len(bytes).map_raw(&file).map_err(RankError::memory)?;
@@ -54,8 +54,8 @@ pub(crate) fn sealed_bytes(file: &File, least: usize) -> Result<usize, RankError
     Ok(length)
 }
 
-/// Equal buffers of the threads of one process, as if they were on hosts of so many ranks, which reach each other.
-/// Zeroed.
+/// Equal, zeroed buffers for the threads of one process, as if each `host` of them were on a host of their own and
+/// reached each other.
 #[derive(Clone, Debug)]
 pub(crate) struct HostMemory {
     map: Arc<MmapRaw>,

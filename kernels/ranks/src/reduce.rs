@@ -1,12 +1,15 @@
 //! Reduce-scatter, allgather and all-reduce, plain and shuffled.
 
+use std::ops::Range;
+
 use semmoe_kernels::collectives::Norm;
-use semmoe_kernels::{Element, KernelError, NormRow, RowSplit, norm_row, prefetch, sum_rows, sum_rows_wide};
+use semmoe_kernels::reference::ResidualNorm;
+use semmoe_kernels::{Element, NormRow, RowSplit, check_len, norm_row, prefetch, sum_rows, sum_rows_wide};
 
 use crate::call::{Call, Operation};
 use crate::error::RankError;
 use crate::member::Member;
-use crate::span::Span;
+use crate::span::{Span, overlap};
 use crate::{MAX_NORM_WIDTH, MAX_WORLD};
 
 impl Member {
@@ -23,9 +26,7 @@ impl Member {
         split: RowSplit<'_>,
         out: &mut [T],
     ) -> Result<(), RankError> {
-        self.check_part(part, hidden, split)?;
-        let rows = split.positions(self.index());
-        check_len("out", out.len(), rows.len() * hidden)?;
+        let rows = self.check_reduce(part, hidden, split, out)?;
         self.enter(&call::<T>(Operation::ReduceScatter, part.offset(), hidden, split))?;
         let ahead = (PREFETCH_BYTES / size_of::<T>()).min(hidden);
         // Written anew for each token, and only as far as there are ranks.
@@ -33,7 +34,7 @@ impl Member {
         for (to, position) in out.chunks_exact_mut(hidden.max(1)).zip(rows.clone()) {
             if position + 1 < rows.end {
                 self.fill(&mut pieces, part, split.token(position + 1) * hidden, ahead);
-                pieces.iter().for_each(|piece| prefetch(piece));
+                pieces.get().iter().for_each(|piece| prefetch(piece));
             }
             self.fill(&mut pieces, part, split.token(position) * hidden, hidden);
             sum_rows(pieces.get(), to);
@@ -54,25 +55,22 @@ impl Member {
         norm: Norm<'_, T>,
         out: &mut [T],
     ) -> Result<(), RankError> {
-        self.check_part(part, hidden, split)?;
-        let rows = split.positions(self.index());
-        check_len("out", out.len(), rows.len() * hidden)?;
-        check_len("residual out", norm.residual_out.len(), rows.len() * hidden)?;
-        check_len("residual", norm.residual.len(), split.tokens() * hidden)?;
-        check_len("norm weight", norm.weight.len(), hidden)?;
+        let rows = self.check_reduce(part, hidden, split, out)?;
+        let Norm { residual, weight, epsilon, residual_out } = norm;
+        check_len("residual out", residual_out.len(), out.len())?;
+        ResidualNorm { residual, weight, epsilon }.check(split.tokens(), hidden)?;
         if hidden > MAX_NORM_WIDTH {
             let (found, limit) = (hidden as u64, MAX_NORM_WIDTH as u64);
             return Err(RankError::TooLarge { what: "columns of a normed row", found, limit });
         }
         self.enter(&call::<T>(Operation::ReduceScatterNorm, part.offset(), hidden, split))?;
-        let Norm { residual, weight, epsilon, residual_out } = norm;
         let mut wide = std::mem::take(&mut self.wide_row);
         wide.resize(hidden, 0.0);
         let width = hidden.max(1);
         let outs = out.chunks_exact_mut(width).zip(residual_out.chunks_exact_mut(width));
         for ((out, residual_out), position) in outs.zip(rows) {
             let token = split.token(position);
-            sum_rows_wide(self.rows(part, hidden, token).get(), &mut wide);
+            sum_rows_wide(self.pieces(part, token * hidden, hidden).get(), &mut wide);
             let residual = &residual[token * hidden..][..hidden];
             norm_row(NormRow { sum: &mut wide, residual, weight, epsilon, residual_out, out });
         }
@@ -120,7 +118,7 @@ impl Member {
         self.check_span("the part", part)?;
         self.check_span("out", out)?;
         check_len("out", out.len(), part.len())?;
-        if part.offset() != out.offset() && part.overlaps(&out) {
+        if part.offset() != out.offset() && overlap(&part.bytes(), &out.bytes()) {
             return Err(RankError::Overlap { first: "the part", second: "out" });
         }
         let mut call = Call::new(Operation::AllReduce, T::DTYPE);
@@ -143,17 +141,25 @@ impl Member {
         self.exit()
     }
 
+    /// Checks a reduce-scatter; the positions of this rank.
+    fn check_reduce<T: Element>(
+        &self,
+        part: Span<T>,
+        hidden: usize,
+        split: RowSplit<'_>,
+        out: &[T],
+    ) -> Result<Range<usize>, RankError> {
+        self.check_part(part, hidden, split)?;
+        let rows = split.positions(self.index());
+        check_len("out", out.len(), rows.len() * hidden)?;
+        Ok(rows)
+    }
+
     fn check_part<T: Element>(&self, part: Span<T>, hidden: usize, split: RowSplit<'_>) -> Result<(), RankError> {
         self.check_alive()?;
         self.check_span("the part", part)?;
         check_len("ranks of the split", split.ranks(), self.world())?;
-        let expected = split.tokens().saturating_mul(hidden);
-        check_len("the part", part.len(), expected)
-    }
-
-    /// A token's row on every rank.
-    fn rows<'s, T: Element>(&self, part: Span<T>, hidden: usize, token: usize) -> Pieces<'s, T> {
-        self.pieces(part, token * hidden, hidden)
+        Ok(check_len("the part", part.len(), split.tokens().saturating_mul(hidden))?)
     }
 
     /// The same elements of every rank's part. To be called between entry and exit, where no rank writes them.
@@ -190,10 +196,6 @@ impl<'s, T> Pieces<'s, T> {
     fn get(&self) -> &[&'s [T]] {
         &self.rows[..self.world]
     }
-
-    fn iter(&self) -> std::slice::Iter<'_, &'s [T]> {
-        self.get().iter()
-    }
 }
 
 fn call<T: Element>(operation: Operation, offset: usize, hidden: usize, split: RowSplit<'_>) -> Call {
@@ -201,8 +203,4 @@ fn call<T: Element>(operation: Operation, offset: usize, hidden: usize, split: R
     (call.tokens, call.hidden, call.digest) = (split.tokens() as u64, hidden as u64, split.digest());
     call.offsets = [offset as u64, 0];
     call
-}
-
-pub(crate) fn check_len(what: &'static str, found: usize, expected: usize) -> Result<(), RankError> {
-    if found == expected { Ok(()) } else { Err(KernelError::Length { what, found, expected }.into()) }
 }

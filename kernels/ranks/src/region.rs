@@ -14,7 +14,7 @@ const PAGE: usize = 4096;
 /// P members for P threads of this process, with symmetric buffers of `buffer_bytes` bytes, zeroed.
 ///
 /// # Errors
-/// Worlds that there are not, and memory that cannot be had.
+/// An invalid world, and memory that cannot be allocated.
 pub fn threads(world: usize, buffer_bytes: usize, timeout: Duration) -> Result<Vec<Member>, RankError> {
     check_world(world)?;
     let (found, limit) = (buffer_bytes as u64, isize::MAX as u64 / world as u64);

@@ -1,6 +1,7 @@
 //! A typed place in the symmetric buffer, the same on every rank.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use crate::error::RankError;
 
@@ -68,7 +69,12 @@ impl<T: bytemuck::Pod> Span<T> {
         self.offset + self.len * size_of::<T>()
     }
 
-    pub(crate) fn overlaps<U: bytemuck::Pod>(&self, other: &Span<U>) -> bool {
-        self.offset < other.end() && other.offset < self.end()
+    pub(crate) fn bytes(&self) -> Range<usize> {
+        self.offset..self.end()
     }
+}
+
+/// Whether two places in a buffer have bytes in common.
+pub(crate) fn overlap(one: &Range<usize>, other: &Range<usize>) -> bool {
+    one.start < other.end && other.start < one.end
 }

@@ -120,7 +120,8 @@ fn exchanges<T: Element>(ranks: usize, hidden: usize, experts_total: usize, seed
             let mut source_offsets = vec![77; ranks + 1];
             let mut sent_rows = vec![77; counts[rank] * ranks];
             let (x, experts, weights) = (&x[rank], &experts[rank], &weights[rank]);
-            let routes = Routes { x, experts, weights, rank_of_expert: &hosts, top_k, hidden };
+            let tokens = RoutedTokens { x, experts, weights };
+            let routes = Routes { tokens, rank_of_expert: &hosts, top_k, hidden };
             dawdle(&mut random);
             let out = Dispatch { source_offsets: &mut source_offsets, sent_rows: &mut sent_rows };
             member.dispatch(routes, places, out).unwrap();

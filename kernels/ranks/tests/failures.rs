@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use common::{PATIENCE, on_ranks, order};
 use half::bf16;
+use semmoe_kernels::reference::RoutedTokens;
 use semmoe_kernels::{KernelError, RowSplit, even_offsets};
 use semmoe_ranks::{Dispatch, Member, RankError, RawGroup, Received, Routes, SIGNAL_BYTES, Span, threads};
 use semmoe_tables::RankId;
@@ -118,7 +119,8 @@ fn too_many_rows_for_a_rank_fail_on_all() {
             weights: Span::new(192, 5)?,
         };
         let (x, experts, weights) = (&[1.0; 3][..], &[1, 1, 1][..], &[1.0; 3][..]);
-        let routes = Routes { x, experts, weights, rank_of_expert: &[0, 1], top_k: 1, hidden: 1 };
+        let tokens = RoutedTokens { x, experts, weights };
+        let routes = Routes { tokens, rank_of_expert: &[0, 1], top_k: 1, hidden: 1 };
         let (mut source_offsets, mut sent_rows) = ([0; 3], [0; 6]);
         let out = Dispatch { source_offsets: &mut source_offsets, sent_rows: &mut sent_rows };
         let answer = member.dispatch(routes, received, out);

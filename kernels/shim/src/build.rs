@@ -103,7 +103,7 @@ impl Shim {
         Self::load(path, Some(folder))
     }
 
-    /// Loads kernels that another process built and keeps, as [`path`](Self::path) told it.
+    /// Loads kernels that another process built and keeps at its [`path`](Self::path).
     ///
     /// # Errors
     /// A file that is no library of this version.

@@ -23,26 +23,6 @@ impl HostBuffer {
     /// Poisoned memory.
     #[must_use]
     pub fn poisoned(bytes: usize) -> Self {
-        Self::fresh(bytes)
-    }
-
-    /// Zeroed memory.
-    #[must_use]
-    pub fn zeroed(bytes: usize) -> Self {
-        let mut buffer = Self::fresh(bytes);
-        buffer.bytes_mut().fill(0);
-        buffer
-    }
-
-    /// A copy.
-    #[must_use]
-    pub fn holding(bytes: &[u8]) -> Self {
-        let mut buffer = Self::fresh(bytes.len());
-        buffer.bytes_mut().copy_from_slice(bytes);
-        buffer
-    }
-
-    fn fresh(bytes: usize) -> Self {
         let layout =
             Layout::from_size_align(bytes.max(1), 16).expect("test buffers are far smaller than the address space");
         // SAFETY: the layout is not empty.
@@ -55,21 +35,37 @@ impl HostBuffer {
         Self { start, bytes, layout }
     }
 
+    /// Zeroed memory.
+    #[must_use]
+    pub fn zeroed(bytes: usize) -> Self {
+        let mut buffer = Self::poisoned(bytes);
+        buffer.bytes_mut().fill(0);
+        buffer
+    }
+
+    /// A copy.
+    #[must_use]
+    pub fn holding(bytes: &[u8]) -> Self {
+        let mut buffer = Self::poisoned(bytes.len());
+        buffer.bytes_mut().copy_from_slice(bytes);
+        buffer
+    }
+
     /// Its place, for calls.
     #[must_use]
     pub fn buffer(&self) -> Buffer {
         Buffer { address: self.start as u64, bytes: self.bytes as u64 }
     }
 
-    /// The value found.
+    /// The content.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: allocated and initialised in `fresh`; kernels write to it only inside `Shim::run`, while nothing
+        // SAFETY: allocated and initialised in `poisoned`; kernels write to it only inside `Shim::run`, while nothing
         // borrows it.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
     }
 
-    /// The value found.
+    /// The content, to write.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and `self` is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }

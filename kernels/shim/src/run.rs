@@ -67,6 +67,7 @@ pub enum StreamEnd {
     Trapped,
 }
 
+#[derive(Default)]
 #[repr(C)]
 struct RawStep {
     kind: u32,
@@ -183,20 +184,7 @@ fn kernel_name(step: &Step<'_>) -> CString {
 }
 
 fn raw(step: &Step<'_>, name: &CStr) -> RawStep {
-    let mut raw = RawStep {
-        kind: 0,
-        grid_x: 0,
-        grid_y: 0,
-        threads: 0,
-        kernel: name.as_ptr(),
-        params: std::ptr::null(),
-        params_bytes: 0,
-        to: 0,
-        from: 0,
-        length: 0,
-        byte: 0,
-        padding: 0,
-    };
+    let mut raw = RawStep { kernel: name.as_ptr(), ..RawStep::default() };
     match *step {
         Step::Copy { from, to } => {
             (raw.to, raw.from, raw.length) = (to.address, from.address, to.bytes.min(from.bytes));

@@ -3,7 +3,7 @@
 #[cfg(target_arch = "x86_64")]
 mod wide;
 
-use crate::error::{KernelError, check_count, check_len};
+use crate::error::{KernelError, check_below, check_count, check_len};
 
 /// The order of n items by destination; reused between calls.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -102,28 +102,35 @@ pub fn argsort_into<D: Destination>(
         if unsafe { wide::sort(destinations, permutation, inverse, offsets) } {
             return Ok(());
         }
-        // A destination is out of range; below it is found out which.
+        // A destination is out of range; the loop below finds it.
     }
     offsets.fill(0);
     for (index, &destination) in destinations.iter().enumerate() {
-        let found = destination.index();
-        if found >= ranks {
-            return Err(KernelError::OutOfRange { what: "destination", index, found, bound: ranks });
-        }
-        offsets[found + 1] += 1;
+        check_below("destination", index, destination.index(), ranks)?;
+        offsets[destination.index() + 1] += 1;
     }
     for p in 0..ranks {
         offsets[p + 1] += offsets[p];
     }
-    for (item, &destination) in destinations.iter().enumerate() {
-        // The start of each destination serves as its cursor, and is restored below.
-        let cursor = &mut offsets[destination.index()];
+    // The start of each destination serves as its cursor, which then stands at the start of the next one.
+    place((0..).zip(destinations), offsets, permutation, inverse);
+    offsets.rotate_right(1);
+    offsets[0] = 0;
+    Ok(())
+}
+
+/// Puts items at the cursors of their destinations.
+#[inline(always)]
+fn place<'a, D: Destination + 'a>(
+    items: impl Iterator<Item = (usize, &'a D)>,
+    cursors: &mut [u32],
+    permutation: &mut [u32],
+    inverse: &mut [u32],
+) {
+    for (item, destination) in items {
+        let cursor = &mut cursors[destination.index()];
         permutation[*cursor as usize] = item as u32;
         inverse[item] = *cursor;
         *cursor += 1;
     }
-    // Each cursor stands now at the start of the next destination.
-    offsets.rotate_right(1);
-    offsets[0] = 0;
-    Ok(())
 }

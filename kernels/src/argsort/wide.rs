@@ -7,7 +7,7 @@ use core::arch::x86_64::{
     _mm512_set1_epi32, _mm512_setr_epi32, _mm512_setzero_si512,
 };
 
-use super::Destination;
+use super::{Destination, place as place_each};
 
 /// The most ranks for which this is faster than item by item.
 pub(super) const MAX_RANKS: usize = 8;
@@ -90,12 +90,7 @@ fn place<D: Destination>(destinations: &[D], offsets: &[u32], permutation: &mut 
         unsafe { _mm512_mask_storeu_epi32(inverse.as_mut_ptr().add(at).cast(), __mmask16::MAX, positions) };
     }
     let done = chunks.len() * LANES;
-    for (item, destination) in (done..).zip(rest) {
-        let cursor = &mut cursors[destination.index()];
-        permutation[*cursor as usize] = item as u32;
-        inverse[item] = *cursor;
-        *cursor += 1;
-    }
+    place_each((done..).zip(rest), &mut cursors, permutation, inverse);
 }
 
 /// 16 destinations as 32-bit lanes.

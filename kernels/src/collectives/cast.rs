@@ -14,9 +14,9 @@ use crate::vector::{NormRow, norm_row};
 pub struct CastCollectives<A, B> {
     unit: Box<dyn Collectives<B>>,
     part: Vec<A>,
-    /// What is sent.
+    /// Rows to send.
     sent: Vec<B>,
-    /// What was received.
+    /// Rows received.
     received: Vec<B>,
     /// The rows of the last dispatch, by source.
     rows: Vec<A>,

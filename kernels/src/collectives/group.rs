@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
 
-use super::lockstep::{Exchange, Lockstep, UnitError, Wake, Waker};
+use super::lockstep::{Exchange, Lockstep, UnitError, Wake, Waker, protocol};
 use super::rows::INLINE_RANKS;
 use super::wire;
 use crate::nodes::NodeGrid;
@@ -54,7 +54,7 @@ impl<L: Lockstep> UnitLink<L> {
         let mut incoming = vec![Vec::new(); world];
         link.all_to_all(&vec![own.clone(); world], &mut incoming)?;
         for (peer, found) in incoming.iter().enumerate().filter(|(peer, _)| *peer != rank) {
-            check_nodes(found, nodes).map_err(|detail| UnitError::protocol(peer, detail))?;
+            check_nodes(found, nodes).map_err(protocol(peer))?;
         }
         let waker = link.waker();
         let state = Arc::new(Mutex::new(State { link, sent: LevelBytes::default() }));
@@ -81,7 +81,7 @@ impl<L: Lockstep> UnitLink<L> {
         self.grid
     }
 
-    /// What this rank has sent so far, by unit and groups together.
+    /// Bytes that this rank has sent so far, in exchanges of the unit and of its groups.
     #[must_use]
     pub fn sent(&self) -> LevelBytes {
         self.lock().sent
@@ -101,10 +101,8 @@ fn check_nodes(message: &[u8], nodes: usize) -> Result<(), String> {
         return Err(format!("it is not divided into nodes, expected {nodes} nodes"));
     };
     let found: u32 = bytemuck::pod_read_unaligned(wire::exactly(found, size_of::<u32>())?);
-    match found as usize == nodes {
-        true => Ok(()),
-        false => Err(format!("it divides the unit into {found} nodes, expected {nodes}")),
-    }
+    let detail = || format!("it divides the unit into {found} nodes, expected {nodes}");
+    if found as usize == nodes { Ok(()) } else { Err(detail()) }
 }
 
 impl<L: Lockstep> Lockstep for UnitLink<L> {

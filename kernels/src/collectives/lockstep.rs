@@ -155,12 +155,12 @@ pub enum UnitError {
         /// The limit of one collective.
         limit: Duration,
     },
-    /// The rank sent what no rank of this unit would send.
+    /// The rank sent a message that no rank of this unit would send.
     #[error("rank {rank} broke the protocol: {detail}")]
     Protocol {
         /// The rank that sent it.
         rank: usize,
-        /// What was found and what was expected.
+        /// The value found and the one expected.
         detail: String,
     },
     /// This rank's operands do not fit its memory or each other; the other ranks cannot go on without it.
@@ -168,7 +168,7 @@ pub enum UnitError {
     Operands {
         /// This rank.
         rank: usize,
-        /// What was found and what was expected.
+        /// The value found and the one expected.
         detail: String,
     },
 }
@@ -200,9 +200,14 @@ impl UnitError {
         Self::PeerLost { rank, cause }
     }
 
-    /// A rank that sent what cannot be.
+    /// A rank that broke the protocol.
     pub fn protocol(rank: usize, detail: impl Into<String>) -> Self {
         let detail = detail.into();
         Self::Protocol { rank, detail }
     }
+}
+
+/// Makes an error of a rank's message, as [`UnitError::protocol`].
+pub(super) fn protocol(rank: usize) -> impl FnOnce(String) -> UnitError {
+    move |detail| UnitError::protocol(rank, detail)
 }

@@ -98,8 +98,8 @@ impl<'a, T: Element> PeerRows<'a, T> {
     /// Of all ranks; null where a rank is out of reach.
     ///
     /// # Safety
-    /// What is not null is mapped for `'a`, aligned, and written by no rank while the answers of [`PeerRows::of`] are
-    /// in use.
+    /// Rows that are not null are mapped for `'a`, aligned, and written by no rank while slices returned by
+    /// [`PeerRows::of`] are in use.
     #[must_use]
     pub unsafe fn shared(parts: &'a [SharedRows<T>]) -> Self {
         Self { parts: Parts::Shared(parts) }
@@ -124,15 +124,14 @@ impl<'a, T: Element> PeerRows<'a, T> {
 #[derive(Debug, Default)]
 pub struct PrivateMemory<T> {
     rank: usize,
-    even: Vec<T>,
-    odd: Vec<T>,
+    halves: [Vec<T>; 2],
 }
 
 impl<T: Element> PrivateMemory<T> {
     /// Memory of a rank, which grows as it is needed.
     #[must_use]
     pub fn new(rank: usize) -> Self {
-        Self { rank, even: Vec::new(), odd: Vec::new() }
+        Self { rank, halves: Default::default() }
     }
 }
 
@@ -146,19 +145,13 @@ impl<T: Element> RowMemory<T> for PrivateMemory<T> {
     }
 
     fn halves(&mut self, half: Half, len: usize) -> (&mut [T], PeerRows<'_, T>) {
-        let (own, other) = match half {
-            Half::Even => (&mut self.even, &self.odd),
-            Half::Odd => (&mut self.odd, &self.even),
-        };
+        let [even, odd] = &mut self.halves;
+        let (own, other) = if half == Half::Even { (even, odd) } else { (odd, even) };
         own.resize(len, T::zeroed());
         (own, PeerRows::own(self.rank, other))
     }
 
     fn read(&self, half: Half) -> PeerRows<'_, T> {
-        let rows = match half {
-            Half::Even => &self.even,
-            Half::Odd => &self.odd,
-        };
-        PeerRows::own(self.rank, rows)
+        PeerRows::own(self.rank, &self.halves[half as usize])
     }
 }

@@ -8,13 +8,11 @@
 //! | rows that peers read where they lie | [`RowMemory`] | [`PrivateMemory`] (none do), shared memory (`semmoe-ranks`) |
 //! | where a caller's rows are | [`Space`] | [`Host`], memory of a GPU (`semmoe-kernels-cuda`) |
 //!
-//! What each collective means, bit for bit, is [`reference`](mod@crate::reference). A collective is one exchange of
-//! messages, which is also its barrier. Where a peer's memory is within reach, a message has no rows: the peer's are
-//! read where they lie, added or gathered straight from there. So a unit may have shared memory inside its hosts and
-//! messages between them.
+//! [`reference`](mod@crate::reference) defines each collective bit for bit. A collective is one exchange of messages,
+//! which is also its barrier. Where a peer's memory is within reach, messages carry no rows: they are read in place and
+//! added or gathered from there. So a unit may use shared memory inside its hosts and messages between them.
 
 mod cast;
-mod finish;
 mod group;
 mod hybrid;
 mod lockstep;
@@ -74,17 +72,17 @@ pub trait Collectives<T: Element, S: Space = Host>: Lockstep {
     /// Sends each token's row and pairs to the ranks that the plan names. `x` is `[n, H]`.
     ///
     /// # Errors
-    /// A rank failed, or sent what cannot be; more rows than the memory of this rank has.
+    /// A rank failed, or sent an invalid message; more rows than the memory of this rank has.
     fn dispatch(&mut self, x: S::Read<'_, T>, hidden: usize, plan: &DispatchPlan) -> Result<(), UnitError>;
 
-    /// What the last dispatch brought, and where this rank writes a sum for each row of it.
+    /// The rows of the last dispatch, and where this rank writes a sum for each of them.
     fn received(&mut self) -> ReceivedIn<'_, T, S>;
 
     /// Brings the sums of [`Collectives::received`] home: `out[t]` is their sum over the ranks that the plan sent t to,
     /// in rank order; zeros for a token that went nowhere. `plan` is the last dispatch's, `out` `[n, H]`.
     ///
     /// # Errors
-    /// A rank failed, or sent what cannot be.
+    /// A rank failed, or sent an invalid message.
     fn combine(&mut self, plan: &DispatchPlan, out: S::Write<'_, T>) -> Result<(), UnitError>;
 }
 
@@ -111,7 +109,7 @@ pub struct NormIn<'a, T: Element, S: Space> {
 }
 
 impl<T: Element, S: Space> NormIn<'_, T, S> {
-    /// Whether its lengths fit a part of so many elements and so many of this rank's.
+    /// Whether its lengths fit a part of `part` elements, `own` of which are this rank's.
     ///
     /// # Errors
     /// The first that does not.
@@ -133,7 +131,7 @@ pub struct OwnRowsIn<'a, T: Element, S: Space> {
     pub labels: &'a [u16],
     /// w
     pub width: usize,
-    /// What every label is below.
+    /// The exclusive upper bound of labels.
     pub bound: usize,
 }
 
@@ -146,7 +144,7 @@ pub struct AllRowsIn<'a, T: Element, S: Space> {
     pub labels: &'a mut [u16],
 }
 
-/// What a rank has after a dispatch: R rows by source rank, in the order of the source's tokens, with their pairs.
+/// A rank's rows after a dispatch: R rows by source rank, in the order of the source's tokens, with their pairs.
 #[derive(Debug)]
 pub struct ReceivedIn<'a, T: Element, S: Space> {
     /// The rows.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::finish::Finish;
 use super::group::GroupLink;
 use super::lockstep::{Lockstep, UnitError};
 use super::memory::{Half, PeerRows, RowMemory};
@@ -14,7 +13,7 @@ use crate::dispatch::{DispatchPlan, RankRows};
 use crate::element::{Dtype, Element};
 use crate::lockstep_through;
 use crate::split::RowSplit;
-use crate::vector::sum_rows;
+use crate::vector::{NormRow, norm_row, sum_rows, sum_rows_wide};
 
 /// Ranks up to which a list of one item for each rank takes no allocation.
 pub(super) const INLINE_RANKS: usize = 64;
@@ -25,13 +24,14 @@ pub(super) type EachRank<I> = SmallVec<[I; INLINE_RANKS]>;
 /// Bytes of a dispatch message beside its rows.
 pub const DISPATCH_HEADER_BYTES: usize = wire::HEADER_BYTES;
 
-/// What one row with so many pairs takes in its dispatch message and in the combine message that answers it.
+/// Bytes of a row with `pairs` pairs in its dispatch message and in the combine message that answers it.
 #[must_use]
 pub fn dispatch_row_bytes(dtype: Dtype, pairs: usize, hidden: usize) -> usize {
     wire::ROW_BYTES + wire::PAIR_BYTES * pairs + 2 * hidden * dtype.bytes()
 }
 
-/// What one rank sends another in a reduce-scatter of `rows` rows; in an allgather with `labels` labels beside them.
+/// Bytes of the message from one rank to another in a reduce-scatter of `rows` rows, or in an allgather with `labels`
+/// labels beside them.
 #[must_use]
 pub fn split_bytes(dtype: Dtype, rows: usize, hidden: usize, labels: usize) -> usize {
     wire::HEADER_BYTES + rows * hidden * dtype.bytes() + labels * size_of::<u16>()
@@ -42,7 +42,7 @@ pub fn split_bytes(dtype: Dtype, rows: usize, hidden: usize, labels: usize) -> u
 pub struct RowCollectives<L, M, T> {
     link: L,
     memory: M,
-    /// What the current or last collective uses.
+    /// The half that the current or last collective uses.
     half: Half,
     outgoing: Vec<Vec<u8>>,
     inbound: Inbound<T>,
@@ -64,7 +64,7 @@ struct Inbound<T> {
     aligned: Vec<Vec<T>>,
 }
 
-/// What the last dispatch brought, without the rows' elements.
+/// The rows of the last dispatch, without their elements.
 #[derive(Debug, Default)]
 pub(super) struct Arrived {
     pub(super) hidden: usize,
@@ -186,8 +186,16 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
         Ok(())
     }
 
-    /// Sums up this rank's rows, read where they lie or from messages.
-    fn finish_rows(&self, hidden: usize, split: RowSplit<'_>, mut finish: Finish<'_, '_, T>, out: &mut [T]) {
+    /// Sums up this rank's rows, read where they lie or from messages; with the norm in the same pass. `wide` is
+    /// scratch for it, of the rows' width.
+    fn finish_rows(
+        &self,
+        hidden: usize,
+        split: RowSplit<'_>,
+        mut norm: Option<Norm<'_, T>>,
+        wide: &mut [f32],
+        out: &mut [T],
+    ) {
         let bases = self.bases();
         let mut rows: EachRank<&[T]> = EachRank::new();
         let positions = split.positions(self.link.rank());
@@ -198,7 +206,19 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
                 let row = if self.is_direct(rank) { token } else { i };
                 &base[row * hidden..][..hidden]
             }));
-            finish.row(&rows, token, to);
+            let Some(norm) = &mut norm else {
+                sum_rows(&rows, to);
+                continue;
+            };
+            sum_rows_wide(&rows, wide);
+            norm_row(NormRow {
+                sum: wide,
+                residual: &norm.residual[token * hidden..][..hidden],
+                weight: norm.weight,
+                epsilon: norm.epsilon,
+                residual_out: &mut norm.residual_out[i * hidden..][..hidden],
+                out: to,
+            });
         }
     }
 
@@ -253,7 +273,8 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> Collectives<T> for RowCollectives
             Ok(wire::HEADER_BYTES..wire::HEADER_BYTES + bytes)
         })?;
         let mut wide = std::mem::take(&mut self.wide_row);
-        self.finish_rows(hidden, split, Finish::new(norm, hidden, &mut wide), out);
+        wide.resize(if norm.is_some() { hidden } else { 0 }, 0.0);
+        self.finish_rows(hidden, split, norm, &mut wide, out);
         self.wide_row = wide;
         Ok(())
     }
@@ -328,14 +349,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> Collectives<T> for RowCollectives
         let direct: EachRank<bool> =
             (0..inbound.messages.len()).map(|rank| rank == me || memory.reaches(rank)).collect();
         let (sums, rows) = memory.halves(half.other(), arrived.places.len() * arrived.hidden);
-        let rows = ReceivedRows {
-            hidden: arrived.hidden,
-            offsets: &arrived.offsets,
-            places: &arrived.places,
-            sources: &arrived.sources,
-            bases: bases(inbound, rows, |rank| direct[rank]),
-        };
-        Received { rows, pair_rows: &arrived.pair_rows, experts: &arrived.experts, weights: &arrived.weights, sums }
+        arrived.received(bases(inbound, rows, |rank| direct[rank]), sums)
     }
 
     fn combine(&mut self, plan: &DispatchPlan, out: &mut [T]) -> Result<(), UnitError> {
@@ -375,7 +389,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> Collectives<T> for RowCollectives
     }
 }
 
-/// What one rank returned, in the order of the tokens.
+/// The sums returned by one rank, in the order of the tokens.
 pub(super) struct Sums<'a, T> {
     pub(super) tokens: &'a [u32],
     pub(super) rows: &'a [T],
@@ -465,6 +479,12 @@ impl Arrived {
     fn push_pairs(&mut self, parts: wire::DispatchParts<'_>) {
         self.experts.extend(wire::values::<u16>(parts.experts));
         self.weights.extend(wire::values::<f32>(parts.weights));
+    }
+
+    pub(super) fn received<'a, T: Element>(&'a self, bases: EachRank<&'a [T]>, sums: &'a mut [T]) -> Received<'a, T> {
+        let Self { hidden, offsets, places, sources, pair_rows, experts, weights } = self;
+        let rows = ReceivedRows { hidden: *hidden, offsets, places, sources, bases };
+        Received { rows, pair_rows, experts, weights, sums }
     }
 
     /// Adds rows: where each is among its source's, and how many pairs it has.

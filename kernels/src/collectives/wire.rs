@@ -34,10 +34,10 @@ pub(super) fn values<T: Pod>(bytes: &[u8]) -> impl ExactSizeIterator<Item = T> {
     bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned)
 }
 
-/// What follows the digest of a split, which must be this rank's.
+/// The bytes after the digest of a split, which must equal this rank's.
 ///
 /// # Errors
-/// What was found and expected.
+/// Names the value found and the one expected.
 pub(super) fn after_digest(message: &[u8], digest: u64, expected: usize) -> Result<&[u8], String> {
     let Some((found, body)) = message.split_first_chunk::<HEADER_BYTES>() else {
         return Err(format!("a message of {} bytes, expected {}", message.len(), HEADER_BYTES + expected));
@@ -48,15 +48,13 @@ pub(super) fn after_digest(message: &[u8], digest: u64, expected: usize) -> Resu
     exactly(body, expected)
 }
 
-/// A message of just so many bytes.
+/// The message, if it has exactly the expected length.
 ///
 /// # Errors
-/// What was found and expected.
+/// Names both lengths.
 pub(super) fn exactly(message: &[u8], expected: usize) -> Result<&[u8], String> {
-    match message.len() == expected {
-        true => Ok(message),
-        false => Err(format!("rows of {} bytes, expected {expected}", message.len())),
-    }
+    let detail = || format!("rows of {} bytes, expected {expected}", message.len());
+    if message.len() == expected { Ok(message) } else { Err(detail()) }
 }
 
 /// Appends the dispatch message of one rank; `place` writes the rows, or where they are.
@@ -89,7 +87,7 @@ pub(super) struct DispatchParts<'a> {
 /// Splits a dispatch message whose rows take `place_bytes` each; every length is checked against the message's.
 ///
 /// # Errors
-/// What was found and expected.
+/// Names the value found and the one expected.
 pub(super) fn split_dispatch(message: &[u8], place_bytes: usize) -> Result<DispatchParts<'_>, String> {
     if message.is_empty() {
         return Ok(DispatchParts::default());

@@ -1,7 +1,8 @@
 //! Dispatch and combine of expert parallelism, over all ranks at once.
 
+use super::hybrid::NodeRows;
 use crate::element::Element;
-use crate::error::{KernelError, check_len};
+use crate::error::{KernelError, check_below, check_len};
 
 /// In place of an expert: the slot is not used. As an input it is skipped; answers are padded with it.
 pub const NO_EXPERT: i32 = -1;
@@ -20,7 +21,25 @@ pub struct RoutedTokens<'a, T> {
     pub weights: &'a [f32],
 }
 
-/// What one rank has after a dispatch: R rows from all ranks.
+impl<T: Element> RoutedTokens<'_, T> {
+    /// Whether the lengths fit each other, and every expert is below `experts`.
+    ///
+    /// # Errors
+    /// The first that does not.
+    pub fn check(&self, hidden: usize, top_k: usize, experts: usize) -> Result<(), KernelError> {
+        if top_k == 0 {
+            return Err(KernelError::OutOfRange { what: "top-k", index: 0, found: 0, bound: 0 });
+        }
+        let count = self.experts.len() / top_k;
+        check_len("experts", self.experts.len(), count * top_k)?;
+        check_len("weights", self.weights.len(), count * top_k)?;
+        check_len("x", self.x.len(), count.saturating_mul(hidden))?;
+        let mut chosen = self.experts.iter().enumerate().filter(|(_, expert)| **expert != NO_EXPERT);
+        chosen.try_for_each(|(index, &expert)| check_below("expert", index, expert as u32 as usize, experts))
+    }
+}
+
+/// One rank's rows after a dispatch: R rows from all ranks.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Dispatched<T> {
     /// `[P + 1]`: the rows `source_offsets[p]..source_offsets[p + 1]` came from rank p, in the order of its tokens.
@@ -49,42 +68,21 @@ pub fn dispatch<T: Element>(
     rank_of_expert: &[u32],
 ) -> Result<Vec<Dispatched<T>>, KernelError> {
     let ranks = tokens.len();
-    check_hosts("rank of expert", rank_of_expert, ranks)?;
-    check_tokens(tokens, hidden, top_k, rank_of_expert.len())?;
-    let count = |source: &RoutedTokens<'_, T>| source.experts.len() / top_k;
-    let mut answer: Vec<Dispatched<T>> = tokens
-        .iter()
-        .map(|source| Dispatched {
-            source_offsets: vec![0],
-            rows: Vec::new(),
-            tokens: Vec::new(),
-            experts: Vec::new(),
-            weights: Vec::new(),
-            sent_rows: vec![NO_ROW; count(source) * ranks],
-        })
-        .collect();
-    for (here, source) in tokens.iter().enumerate() {
-        for token in 0..count(source) {
-            for there in 0..ranks {
-                let slots = slots_at(source.experts, token * top_k..(token + 1) * top_k, rank_of_expert, there);
-                if slots.is_empty() {
-                    continue;
-                }
-                answer[here].sent_rows[token * ranks + there] = answer[there].tokens.len() as i32;
-                let to = &mut answer[there];
-                to.tokens.push(token as u32);
-                to.rows.extend_from_slice(&source.x[token * hidden..][..hidden]);
-                to.experts.extend(slots.iter().map(|&slot| source.experts[slot]));
-                to.experts.resize(to.tokens.len() * top_k, NO_EXPERT);
-                to.weights.extend(slots.iter().map(|&slot| source.weights[slot]));
-                to.weights.resize(to.tokens.len() * top_k, 0.0);
-            }
-        }
-        for to in &mut answer {
-            to.source_offsets.push(to.tokens.len() as u32);
+    let hosts = Hosts { what: "rank of expert", of_expert: rank_of_expert, count: ranks };
+    let arrived = deliver(tokens, &(0..ranks).collect::<Vec<_>>(), hidden, top_k, hosts)?;
+    let mut sent_rows: Vec<Vec<i32>> =
+        tokens.iter().map(|source| vec![NO_ROW; source.experts.len() / top_k * ranks]).collect();
+    for (there, rows) in arrived.iter().enumerate() {
+        for (row, (&source, &token)) in (0..).zip(rows.sources.iter().zip(&rows.tokens)) {
+            sent_rows[source as usize][token as usize * ranks + there] = row;
         }
     }
-    Ok(answer)
+    let answer = arrived.into_iter().zip(sent_rows).map(|(arrived, sent_rows)| {
+        let NodeRows { sources, tokens, rows, experts, weights } = arrived;
+        let before = |rank: usize| sources.partition_point(|&source| (source as usize) < rank) as u32;
+        Dispatched { source_offsets: (0..=ranks).map(before).collect(), rows, tokens, experts, weights, sent_rows }
+    });
+    Ok(answer.collect())
 }
 
 /// Brings the rows' results home: `out_p[t] = sum over q of sums[q][sent_rows_p[t, q]]`, over the ranks q that the
@@ -104,66 +102,69 @@ pub fn combine<T: Element>(sums: &[&[T]], sent_rows: &[&[i32]], hidden: usize) -
         check_len("sent rows of a rank", sent.len(), sent.len() / ranks * ranks)?;
         let mut out = Vec::new();
         for sent in sent.chunks_exact(ranks) {
-            for (rank, &row) in sent.iter().enumerate().filter(|(_, row)| **row != NO_ROW) {
-                let bound = sums[rank].len().checked_div(hidden).unwrap_or(usize::MAX);
-                if row < 0 || row as usize >= bound {
-                    let found = row as u32 as usize;
-                    return Err(KernelError::OutOfRange { what: "row of rank", index: rank, found, bound });
-                }
+            let sent = || sent.iter().enumerate().filter(|(_, row)| **row != NO_ROW);
+            for (rank, &row) in sent() {
+                let bound = sums[rank].len().checked_div(hidden).unwrap_or(usize::MAX).min(i32::MAX as usize);
+                check_below("row of rank", rank, row as u32 as usize, bound)?;
             }
-            for column in 0..hidden {
-                let values = sent.iter().zip(sums).filter(|(row, _)| **row != NO_ROW);
-                let values = values.map(|(&row, sums)| sums[row as usize * hidden + column].widen());
-                out.push(values.reduce(|sum, value| sum + value).map_or(T::zeroed(), T::round));
-            }
+            let value = |column| add(sent().map(|(rank, &row)| sums[rank][row as usize * hidden + column]));
+            out.extend((0..hidden).map(value));
         }
         answer.push(out);
     }
     Ok(answer)
 }
 
-/// Those of a token's slots whose expert is at one place.
-pub(super) fn slots_at(
-    experts: &[i32],
-    slots: std::ops::Range<usize>,
-    place_of_expert: &[u32],
-    place: usize,
-) -> Vec<usize> {
-    let is_there = |expert: i32| expert != NO_EXPERT && place_of_expert[expert as usize] as usize == place;
-    slots.filter(|&slot| is_there(experts[slot])).collect()
+/// In f32 in order, rounded once; zero if there are none.
+pub(super) fn add<T: Element>(values: impl Iterator<Item = T>) -> T {
+    values.map(T::widen).reduce(|sum, value| sum + value).map_or(T::zeroed(), T::round)
 }
 
-fn below(what: &'static str, index: usize, found: usize, bound: usize) -> Result<(), KernelError> {
-    match found < bound {
-        true => Ok(()),
-        false => Err(KernelError::OutOfRange { what, index, found, bound }),
-    }
+/// The ranks or nodes that host experts.
+pub(super) struct Hosts<'a> {
+    /// The name of `of_expert` in errors.
+    pub(super) what: &'static str,
+    /// `[N]`
+    pub(super) of_expert: &'a [u32],
+    pub(super) count: usize,
 }
 
-pub(super) fn check_hosts(what: &'static str, host_of_expert: &[u32], hosts: usize) -> Result<(), KernelError> {
-    host_of_expert.iter().enumerate().try_for_each(|(expert, &host)| below(what, expert, host as usize, hosts))
-}
-
-pub(super) fn check_tokens<T: Element>(
+/// The rows of every host: each source's in turn, in the order of its tokens.
+pub(super) fn deliver<T: Element>(
     tokens: &[RoutedTokens<'_, T>],
+    sources: &[usize],
     hidden: usize,
     top_k: usize,
-    experts: usize,
-) -> Result<(), KernelError> {
+    hosts: Hosts<'_>,
+) -> Result<Vec<NodeRows<T>>, KernelError> {
+    for (expert, &host) in hosts.of_expert.iter().enumerate() {
+        check_below(hosts.what, expert, host as usize, hosts.count)?;
+    }
     if tokens.is_empty() {
         return Err(KernelError::NoRanks);
     }
-    if top_k == 0 {
-        return Err(KernelError::OutOfRange { what: "top-k", index: 0, found: 0, bound: 0 });
-    }
-    for source in tokens {
-        let count = source.experts.len() / top_k;
-        check_len("experts", source.experts.len(), count * top_k)?;
-        check_len("weights", source.weights.len(), count * top_k)?;
-        check_len("x", source.x.len(), count * hidden)?;
-        for (index, &expert) in source.experts.iter().enumerate().filter(|(_, expert)| **expert != NO_EXPERT) {
-            below("expert", index, expert as u32 as usize, experts)?;
+    tokens.iter().try_for_each(|source| source.check(hidden, top_k, hosts.of_expert.len()))?;
+    let mut answer = Vec::new();
+    for host in 0..hosts.count {
+        let mut to = NodeRows { sources: vec![], tokens: vec![], rows: vec![], experts: vec![], weights: vec![] };
+        let is_here = |expert: i32| expert != NO_EXPERT && hosts.of_expert[expert as usize] as usize == host;
+        for &rank in sources {
+            let source = &tokens[rank];
+            for (token, experts) in source.experts.chunks_exact(top_k).enumerate() {
+                let slots: Vec<usize> = (0..top_k).filter(|&slot| is_here(experts[slot])).collect();
+                if slots.is_empty() {
+                    continue;
+                }
+                to.sources.push(rank as u32);
+                to.tokens.push(token as u32);
+                to.rows.extend_from_slice(&source.x[token * hidden..][..hidden]);
+                to.experts.extend(slots.iter().map(|&slot| experts[slot]));
+                to.experts.resize(to.tokens.len() * top_k, NO_EXPERT);
+                to.weights.extend(slots.iter().map(|&slot| source.weights[token * top_k + slot]));
+                to.weights.resize(to.tokens.len() * top_k, 0.0);
+            }
         }
+        answer.push(to);
     }
-    Ok(())
+    Ok(answer)
 }

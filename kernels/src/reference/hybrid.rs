@@ -1,9 +1,9 @@
 //! Dispatch and combine of hybrid TP-EP, over all ranks at once: an expert belongs to a node, and each of the node's P
 //! ranks has a slice of it, so that the ranks' results sum up to the expert's.
 
-use super::exchange::{NO_EXPERT, RoutedTokens, check_hosts, check_tokens, slots_at};
+use super::exchange::{Hosts, RoutedTokens, add, deliver};
 use crate::element::Element;
-use crate::error::{KernelError, check_len};
+use crate::error::{KernelError, check_below, check_len};
 use crate::nodes::NodeGrid;
 
 /// The rows that every rank of one node has after a hybrid dispatch: R rows, by the source's local index, then by its
@@ -35,29 +35,9 @@ pub fn hybrid_dispatch<T: Element>(
     grid: NodeGrid,
 ) -> Result<Vec<NodeRows<T>>, KernelError> {
     check_len("ranks", tokens.len(), grid.ranks())?;
-    check_hosts("node of expert", node_of_expert, grid.nodes())?;
-    check_tokens(tokens, hidden, top_k, node_of_expert.len())?;
-    let empty = || NodeRows { sources: vec![], tokens: vec![], rows: vec![], experts: vec![], weights: vec![] };
-    let mut answer: Vec<NodeRows<T>> = (0..grid.nodes()).map(|_| empty()).collect();
-    for (node, to) in answer.iter_mut().enumerate() {
-        for rank in (0..grid.width()).flat_map(|local| grid.across(local)) {
-            let source = &tokens[rank];
-            for token in 0..source.experts.len() / top_k {
-                let slots = slots_at(source.experts, token * top_k..(token + 1) * top_k, node_of_expert, node);
-                if slots.is_empty() {
-                    continue;
-                }
-                to.sources.push(rank as u32);
-                to.tokens.push(token as u32);
-                to.rows.extend_from_slice(&source.x[token * hidden..][..hidden]);
-                to.experts.extend(slots.iter().map(|&slot| source.experts[slot]));
-                to.experts.resize(to.tokens.len() * top_k, NO_EXPERT);
-                to.weights.extend(slots.iter().map(|&slot| source.weights[slot]));
-                to.weights.resize(to.tokens.len() * top_k, 0.0);
-            }
-        }
-    }
-    Ok(answer)
+    let sources: Vec<usize> = (0..grid.width()).flat_map(|local| grid.across(local)).collect();
+    let hosts = Hosts { what: "node of expert", of_expert: node_of_expert, count: grid.nodes() };
+    deliver(tokens, &sources, hidden, top_k, hosts)
 }
 
 /// Brings the rows' results home. Within a node the ranks' sums are added in the order of local indices, in f32,
@@ -88,9 +68,7 @@ pub fn hybrid_combine<T: Element>(
         }
         for (row, (&source, &token)) in rows.sources.iter().zip(&rows.tokens).enumerate() {
             let bound = counts.get(source as usize).copied().unwrap_or_default();
-            if token as usize >= bound {
-                return Err(KernelError::OutOfRange { what: "token of row", index: row, found: token as usize, bound });
-            }
+            check_below("token of row", row, token as usize, bound)?;
             let sum = (0..hidden).map(|column| add(grid.inside(node).map(|rank| sums[rank][row * hidden + column])));
             of_nodes[source as usize][token as usize].push(sum.collect());
         }
@@ -99,9 +77,4 @@ pub fn hybrid_combine<T: Element>(
         (0..hidden).map(|column| add(of_nodes.iter().map(|sum| sum[column]))).collect()
     };
     Ok(of_nodes.iter().map(|tokens| tokens.iter().flat_map(home).collect()).collect())
-}
-
-/// In f32 in order, rounded once; zero if there are none.
-fn add<T: Element>(values: impl Iterator<Item = T>) -> T {
-    values.map(T::widen).reduce(|sum, value| sum + value).map_or(T::zeroed(), T::round)
 }

@@ -30,7 +30,7 @@ const LANES: usize = 8;
 pub(super) const HASH_BLOCK_BYTES: usize = LANES * 8;
 
 /// Bytes that are copied and then hashed while they are in the first cache. A multiple of the block.
-const PART_BYTES: usize = 16 << 10;
+pub(super) const PART_BYTES: usize = 16 << 10;
 
 /// A checksum against damage, not against malice: in each lane the sum of all words, and the sum of all those sums
 /// (Fletcher's, in 64 bits). A single changed word changes the first, two words that changed places the second; several
@@ -77,7 +77,7 @@ impl PieceHash {
     /// fastest that way.
     ///
     /// # Safety
-    /// So many bytes can be read at `from` and written at `to`, do not overlap, and no thread writes the one or uses
+    /// `bytes` bytes can be read at `from` and written at `to`, do not overlap, and no thread writes the one or uses
     /// the other meanwhile.
     pub unsafe fn copy(&mut self, from: *const u8, to: *mut u8, bytes: usize) {
         // SAFETY: by the caller.
@@ -119,7 +119,8 @@ impl PieceHash {
                 }
             }
         }
-        // What was written is visible before anything that says so. SAFETY: SSE is part of the architecture.
+        // Streamed stores become visible before any later store that announces them.
+        // SAFETY: SSE is part of the architecture.
         unsafe { _mm_sfence() };
         (self.sums, self.totals) = (bytemuck::cast(sums), bytemuck::cast(totals));
         self.bytes += whole as u64;

@@ -1,4 +1,4 @@
-//! What a switch refuses, and how it fails.
+//! Refusals and failures of a switch.
 
 use super::checksum::PieceId;
 use crate::collectives::UnitError;
@@ -9,7 +9,7 @@ pub enum ReshardError {
     /// A count that must be at least 1, or is larger than ids can name.
     #[error("there are {found} {what}, expected 1 to {limit}")]
     Count {
-        /// What is counted.
+        /// The things counted.
         what: &'static str,
         /// How many.
         found: usize,
@@ -19,17 +19,17 @@ pub enum ReshardError {
     /// A number that another one must divide.
     #[error("{what} is {found}, expected a multiple of {divisor}")]
     Divides {
-        /// What the number is.
+        /// The quantity.
         what: &'static str,
         /// The number.
         found: usize,
-        /// What should divide it.
+        /// The required divisor.
         divisor: usize,
     },
     /// Two parts of the layout have different counts.
     #[error("{what}: {found}, expected {expected}")]
     Differs {
-        /// What is counted.
+        /// The things counted.
         what: &'static str,
         /// The count found.
         found: usize,
@@ -118,14 +118,14 @@ pub struct MemoryFault {
     pub offset: usize,
     /// How many.
     pub bytes: usize,
-    /// What went wrong.
+    /// The cause.
     pub cause: String,
 }
 
-/// What this rank found wrong with a layer; its peers learn the [`Reason`] alone.
+/// A fault that this rank found in a layer; its peers learn only the [`Reason`].
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Fault {
-    /// What arrived is not what was loaded.
+    /// The bytes that arrived are not those that were loaded.
     #[error("{piece} from rank {from} has checksum {found:#018x}, expected {expected:#018x}")]
     Checksum {
         /// Which piece.
@@ -149,7 +149,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// What the peers learn.
+    /// The part of it that peers learn.
     #[must_use]
     pub fn reason(&self) -> Reason {
         match self {
@@ -164,7 +164,7 @@ impl Fault {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[repr(u8)]
 pub enum Reason {
-    /// What arrived has another checksum than what was loaded, or none is known.
+    /// The checksum of the bytes that arrived differs from the one recorded at load, or none is known.
     #[error("what arrived has another checksum than what was loaded")]
     Checksum = 1,
     /// Memory could not be read or written.

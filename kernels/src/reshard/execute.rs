@@ -69,7 +69,7 @@ impl<L: Lockstep, M: ExpertMemory> Resharder<L, M> {
         self.fault = None;
         let layers = switch.pool().layers();
         let digest = switch.digest();
-        // That all have the same switch is known before anything is written.
+        // All ranks agree on the switch before anything is written.
         let first = switch.layer(0);
         if let Some(refusal) = self.vote(Round { digest, layer: first }, checksums)? {
             return Ok(Outcome::RolledBack(refusal));
@@ -106,7 +106,7 @@ impl<L: Lockstep, M: ExpertMemory> Resharder<L, M> {
         Ok(())
     }
 
-    /// What this rank found wrong in the last switch, if it was this one.
+    /// This rank's fault in the last switch, if it found one.
     #[must_use]
     pub fn fault(&self) -> Option<&Fault> {
         self.fault.as_ref()

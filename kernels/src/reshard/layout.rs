@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::checksum::PieceId;
 use super::error::ReshardError;
 use super::shape::{Cluster, ExpertArray, ExpertShape, MAX_IDS, check_count};
+use crate::split::even_part;
 
 /// An expert slot that hosts no expert.
 pub const NO_HOST: u16 = u16::MAX;
@@ -49,13 +50,11 @@ impl Hosts {
     pub fn contiguous(experts: usize, ranks: usize, layers: usize) -> Result<Self, ReshardError> {
         check_count("experts", experts)?;
         check_count("ranks", ranks)?;
-        let (slots, each, more) = (experts.div_ceil(ranks), experts / ranks, experts % ranks);
+        let slots = experts.div_ceil(ranks);
         let mut layer = vec![NO_HOST; slots * ranks];
-        for rank in 0..ranks {
-            let first = rank * each + rank.min(more);
-            for slot in 0..each + usize::from(rank < more) {
-                layer[rank * slots + slot] = (first + slot) as u16;
-            }
+        for (rank, hosted) in layer.chunks_exact_mut(slots).enumerate() {
+            let (first, end) = (even_part(experts, ranks, rank), even_part(experts, ranks, rank + 1));
+            hosted.iter_mut().zip(first..end).for_each(|(slot, expert)| *slot = expert as u16);
         }
         Self::new(experts, ranks, vec![layer; layers])
     }
@@ -138,7 +137,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A buffer for so many experts in each of so many layers, with up to `slots` expert slots on each rank under EP
+    /// A buffer for `experts` experts in each of `layers` layers, with up to `slots` expert slots on each rank under EP
     /// (replicas and empty ones included).
     ///
     /// # Errors
@@ -219,8 +218,8 @@ impl Pool {
         start..start + bytes
     }
 
-    /// What a layout leaves free of every rank's buffer, for something else until the next switch: on N nodes under EP,
-    /// all but 1/N.
+    /// The part of every rank's buffer that a layout leaves free until the next switch: on N nodes under EP, all but
+    /// 1/N.
     #[must_use]
     pub fn free(&self, layout: &Layout, side: Side) -> Range<usize> {
         let used = self.layers * self.slot_bytes(layout);
@@ -338,7 +337,7 @@ impl Pool {
 /// A layer's slot of every rank's buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Slot<'a> {
-    /// What the layer's experts are laid out by.
+    /// How the layer's experts are laid out.
     pub layout: &'a Layout,
     /// Where that layout lies.
     pub side: Side,

@@ -1,10 +1,16 @@
-//! What an executor needs of a rank's memory.
+//! A rank's memory, as an executor uses it.
 
-use super::checksum::PieceHash;
+use super::checksum::{PART_BYTES, PieceHash};
 use super::error::MemoryFault;
 
-/// Bytes that are copied and hashed while they are in the first cache. A multiple of the hash's block.
-const PART_BYTES: usize = 16 << 10;
+/// Goes through a row in parts that stay in the first cache: each by its offset, with a buffer of its length.
+pub(super) fn each_part(
+    bytes: usize,
+    mut run: impl FnMut(usize, &mut [u8]) -> Result<(), MemoryFault>,
+) -> Result<(), MemoryFault> {
+    let mut part = [0; PART_BYTES];
+    (0..bytes).step_by(PART_BYTES).try_for_each(|at| run(at, &mut part[..PART_BYTES.min(bytes - at)]))
+}
 
 /// One rank's expert buffer, and those of the peers that it can read: threads, processes of one host, GPUs of one
 /// NVLink domain.
@@ -22,13 +28,13 @@ pub trait ExpertMemory {
     /// Reads from a buffer within reach, the own one included.
     ///
     /// # Errors
-    /// What cannot be read, out of bounds included.
+    /// Bytes that cannot be read, or are out of bounds.
     fn read(&self, rank: usize, offset: usize, into: &mut [u8]) -> Result<(), MemoryFault>;
 
     /// Writes to the own buffer.
     ///
     /// # Errors
-    /// What cannot be written, out of bounds included.
+    /// Bytes that cannot be written, or are out of bounds.
     fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), MemoryFault>;
 
     /// Copies a row from a buffer within reach to `to` in the own one, and adds the bytes to `hash`. The two never
@@ -44,15 +50,13 @@ pub trait ExpertMemory {
         bytes: usize,
         hash: &mut PieceHash,
     ) -> Result<(), MemoryFault> {
-        let mut part = [0; PART_BYTES];
-        for at in (0..bytes).step_by(PART_BYTES) {
-            let part = &mut part[..PART_BYTES.min(bytes - at)];
+        each_part(bytes, |at, part| {
             self.read(rank, from + at, part)?;
             self.write(to + at, part)?;
             self.read(self.rank(), to + at, part)?;
             hash.update(part);
-        }
-        Ok(())
+            Ok(())
+        })
     }
 }
 

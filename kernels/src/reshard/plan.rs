@@ -15,9 +15,9 @@ pub struct Move {
     pub expert: u16,
     /// Slice of the expert's width.
     pub slice: u16,
-    /// What is read.
+    /// The source.
     pub from: Place,
-    /// What is written. Overlaps no source of this layer, nor of a later one in the switch's order.
+    /// The destination. Overlaps no source of this layer, nor of a later one in the switch's order.
     pub to: Place,
     /// Rows, at least 1.
     pub rows: usize,

@@ -75,7 +75,7 @@ pub struct ExpertShape {
 }
 
 impl ExpertShape {
-    /// Any arrays over a width of so many steps.
+    /// Any arrays over a width of `width` steps.
     ///
     /// # Errors
     /// No steps or arrays, arrays without bytes, and more bytes than can be addressed.
@@ -98,7 +98,7 @@ impl ExpertShape {
         Ok(Self { width, arrays })
     }
 
-    /// Row-major gate and up `[2, I, H]`, then down `[H, I]`, in elements of so many bytes.
+    /// Row-major gate and up `[2, I, H]`, then down `[H, I]`, in elements of `element_bytes` bytes.
     ///
     /// # Errors
     /// As [`ExpertShape::new`].
@@ -134,7 +134,7 @@ impl ExpertShape {
         Self::new(intermediate / block, arrays)
     }
 
-    /// An expert is so many slices, each packed by itself (gate, up and down of its columns) into equal bytes. A switch
+    /// An expert is `slices` slices, each packed by itself (gate, up and down of its columns) into equal bytes. A switch
     /// then copies whole slices, whatever E is. All offsets are multiples of `slice_bytes`' alignment.
     ///
     /// # Errors
@@ -149,12 +149,12 @@ impl ExpertShape {
         &self.arrays
     }
 
-    /// Bytes of a part of so many steps of one array.
+    /// Bytes of a part of `steps` steps of one array.
     pub(super) fn part_bytes(&self, array: usize, steps: usize) -> usize {
         self.arrays[array].outer * steps * self.arrays[array].inner_bytes
     }
 
-    /// Bytes of so many steps of the first arrays.
+    /// Bytes of `steps` steps of the first arrays.
     pub(super) fn first_bytes(&self, arrays: usize, steps: usize) -> usize {
         (0..arrays).map(|array| self.part_bytes(array, steps)).sum()
     }

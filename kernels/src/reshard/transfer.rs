@@ -2,14 +2,14 @@
 
 use super::checksum::{Checksums, PieceHash};
 use super::error::{Fault, MemoryFault, Reason, Refusal};
-use super::memory::ExpertMemory;
+use super::memory::{ExpertMemory, each_part};
 use super::plan::Move;
 use crate::collectives::{Lockstep, UnitError};
 
 /// Reason (0 = none), whether this rank sent any bytes of experts, layer, digest of the switch.
 pub(super) const HEADER_BYTES: usize = 1 + 1 + 4 + 8;
 
-/// What all ranks must agree on in each round.
+/// The facts that all ranks must agree on in each round.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Round {
     pub(super) digest: u64,
@@ -68,7 +68,7 @@ impl Stream {
         self.moves.push(moved);
     }
 
-    /// The next bytes, at most so many and within one row.
+    /// The next bytes, at most `limit` and within one row.
     fn advance(&mut self, limit: usize) -> Option<Segment> {
         let moved = *self.moves.get(self.next).filter(|_| limit > 0)?;
         let bytes = limit.min(moved.bytes - self.at);
@@ -86,7 +86,7 @@ impl Stream {
 }
 
 impl Transfer {
-    /// Messages have at most so many bytes of experts.
+    /// Messages have at most `chunk_bytes` bytes of experts.
     pub(super) fn new(world: usize, chunk_bytes: usize) -> Self {
         let (buffers, streams) = (vec![Vec::new(); world], vec![Stream::default(); world]);
         Self { chunk_bytes, outgoing: buffers.clone(), incoming: buffers, sends: streams.clone(), receives: streams }
@@ -103,10 +103,11 @@ impl Transfer {
     ) -> Result<Option<Refusal>, UnitError> {
         let own = link.rank();
         self.sends.iter_mut().chain(&mut self.receives).for_each(Stream::clear);
-        let reached = |m: &&Move| memory.reaches(m.from.rank);
-        let pulled: Vec<Move> = work.moves.iter().filter(|m| m.to.rank == own).filter(reached).copied().collect();
+        let mut pulled = Vec::new();
         for moved in work.moves {
-            if moved.to.rank == own && !memory.reaches(moved.from.rank) {
+            if moved.to.rank == own && memory.reaches(moved.from.rank) {
+                pulled.push(*moved);
+            } else if moved.to.rank == own {
                 self.receives[moved.from.rank].push(*moved);
             } else if moved.from.rank == own && !memory.reaches(moved.to.rank) {
                 self.sends[moved.to.rank].push(*moved);
@@ -126,7 +127,7 @@ impl Transfer {
             link.all_to_all(&self.outgoing, &mut self.incoming)?;
             let votes = Votes { refused: reason.map(|reason| Refused { rank: own, reason }), sent };
             let votes = self.read_heads(own, work.round, votes)?;
-            self.drain(own, memory, fault)?;
+            self.drain(own, memory, fault);
             if !votes.sent {
                 let layer = work.round.layer;
                 return Ok(votes.refused.map(|Refused { rank, reason }| Refusal { layer, rank, reason }));
@@ -145,7 +146,7 @@ impl Transfer {
             let mut rest = &mut message[HEADER_BYTES..];
             while let Some(segment) = stream.advance(rest.len()) {
                 let (part, later) = rest.split_at_mut(segment.bytes);
-                // What cannot be read is sent as it stands; the vote ends the switch.
+                // A part that cannot be read is sent anyway; the vote ends the switch.
                 let read = memory.read(segment.moved.from.rank, segment.source(), part);
                 note(fault, read.map_err(Fault::from));
                 rest = later;
@@ -172,9 +173,8 @@ impl Transfer {
             let [reason, sent, l0, l1, l2, l3, digest @ ..] = *head;
             let (layer, digest) = (u32::from_le_bytes([l0, l1, l2, l3]), u64::from_le_bytes(digest));
             if digest != round.digest || layer as usize != round.layer {
-                let expected = round.layer;
                 let detail =
-                    format!("it moves layer {layer} of a switch, expected layer {expected} of the same switch");
+                    format!("it moves layer {layer} of a switch, expected layer {} of the same switch", round.layer);
                 return Err(UnitError::protocol(peer, detail));
             }
             let expected = self.receives[peer].left.min(self.chunk_bytes);
@@ -198,12 +198,7 @@ impl Transfer {
     }
 
     /// Writes what arrived to where it belongs.
-    fn drain(
-        &mut self,
-        own: usize,
-        memory: &mut impl ExpertMemory,
-        fault: &mut Option<Fault>,
-    ) -> Result<(), UnitError> {
+    fn drain(&mut self, own: usize, memory: &mut impl ExpertMemory, fault: &mut Option<Fault>) {
         for (peer, (message, stream)) in self.incoming.iter().zip(&mut self.receives).enumerate() {
             let mut rest = message.get(HEADER_BYTES..).filter(|_| peer != own).unwrap_or_default();
             while let Some(segment) = stream.advance(rest.len()) {
@@ -212,7 +207,6 @@ impl Transfer {
                 rest = later;
             }
         }
-        Ok(())
     }
 
     /// Checks what came in messages, where it lies now.
@@ -221,8 +215,8 @@ impl Transfer {
             for piece in pieces(&stream.moves) {
                 let mut hash = PieceHash::default();
                 for moved in piece {
-                    let rows = (0..moved.rows).map(|row| moved.to.offset + row * moved.to.stride);
-                    rows.into_iter().try_for_each(|row| hash_bytes(memory, own, row, moved.bytes, &mut hash))?;
+                    let mut rows = (0..moved.rows).map(|row| moved.to.offset + row * moved.to.stride);
+                    rows.try_for_each(|row| hash_bytes(memory, own, row, moved.bytes, &mut hash))?;
                 }
                 check(piece, hash.finish(), checksums)?;
             }
@@ -291,12 +285,9 @@ pub(super) fn hash_bytes(
     bytes: usize,
     hash: &mut PieceHash,
 ) -> Result<(), MemoryFault> {
-    const PART_BYTES: usize = 16 << 10;
-    let mut part = [0; PART_BYTES];
-    for at in (0..bytes).step_by(PART_BYTES) {
-        let part = &mut part[..PART_BYTES.min(bytes - at)];
+    each_part(bytes, |at, part| {
         memory.read(rank, offset + at, part)?;
         hash.update(part);
-    }
-    Ok(())
+        Ok(())
+    })
 }

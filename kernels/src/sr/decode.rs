@@ -36,7 +36,7 @@ impl<'a> SrResidual<'a> {
     /// Checks a message; allocates nothing.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The first defect found in the message.
     pub fn parse(message: &'a [u8]) -> Result<Self, SrError> {
         let (header, body) = message.split_first_chunk::<HEADER_BYTES>().ok_or(SrError::Format)?;
         let field = |at: usize| u64::from_le_bytes(*header[at..].first_chunk().expect("within the header"));
@@ -50,7 +50,7 @@ impl<'a> SrResidual<'a> {
             return Err(SrError::Format);
         }
         let (kept, weights, epoch) = (version_and_index >> 32, field(16), field(24));
-        // What a u32 counts fits u64 with a few bytes each, whatever the header says.
+        // A u32 times a few bytes fits u64, whatever the header says.
         let Some(weights) = u32::try_from(weights).ok().map(|weights| weights as usize) else {
             return Err(SrError::TooLong { found: usize::try_from(weights).unwrap_or(usize::MAX) });
         };

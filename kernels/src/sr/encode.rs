@@ -19,7 +19,7 @@ pub struct SrEncoder {
 struct Threshold {
     /// Every magnitude above.
     above: u32,
-    /// Of this very magnitude, so many of the lowest indices.
+    /// Of exactly this magnitude, this many of the lowest indices.
     equal: usize,
 }
 
@@ -75,7 +75,7 @@ impl SrEncoder {
         Ok(())
     }
 
-    /// What the k greatest magnitudes are above or equal to.
+    /// The threshold that the k greatest magnitudes reach.
     fn threshold(&mut self, kept: usize) -> Threshold {
         if kept == 0 {
             return Threshold { above: u32::MAX, equal: 0 };

@@ -53,7 +53,7 @@ pub enum SrError {
     /// Experts of different lengths, or none.
     #[error("{what} has {found} weights, expected {expected}")]
     Length {
-        /// What has them.
+        /// Whose weights.
         what: &'static str,
         /// Its weights.
         found: usize,
@@ -72,7 +72,7 @@ pub enum SrError {
     /// A weight, a mean or a residual that is no finite f16.
     #[error("{what} {index} is not finite in f16")]
     NotFinite {
-        /// What it is.
+        /// The kind of number.
         what: &'static str,
         /// Where it stands.
         index: usize,
@@ -85,7 +85,7 @@ pub enum SrError {
     Size {
         /// Bytes of the message.
         found: usize,
-        /// What its header says.
+        /// Bytes by its header.
         expected: u64,
     },
     /// Counts of blocks that do not add up.
@@ -105,7 +105,7 @@ pub enum SrError {
         found: u64,
         /// The least that may stand there.
         low: u64,
-        /// What it must be below.
+        /// The exclusive upper bound.
         high: u64,
     },
     /// A residual on another shared expert.
@@ -153,7 +153,7 @@ impl SrIndex {
     }
 }
 
-/// What all experts of a layer have in common.
+/// The mean of a layer's experts, which residuals are added to.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SharedExpert {
     epoch: u64,

@@ -1,4 +1,4 @@
-//! What is refused, by its sentence.
+//! Refusals, by their messages.
 
 use semmoe_kernels::reshard::{
     Checksums, Cluster, ExpertArray, ExpertShape, Hosts, Layout, NO_HOST, PieceHash, PieceId, Pool, ReshardError, Side,

@@ -83,7 +83,7 @@ fn chain(pool: &KvPool, page: u32) -> Vec<u32> {
     tokens
 }
 
-/// What a page holds: by its tokens and those before it.
+/// A page's content: its tokens and those before it.
 fn bytes(pool: &KvPool, page: u32, heads: std::ops::Range<usize>) -> Vec<u8> {
     let mut hash =
         chain(pool, page).iter().fold(9, |hash: u64, &token| (hash ^ u64::from(token)).wrapping_mul(0x100_0000_01b3));

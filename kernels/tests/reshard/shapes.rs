@@ -220,7 +220,7 @@ fn replicas_are_read_at_home_first_then_evenly() {
     assert_eq!(sources, [2; 6]);
 }
 
-/// What the barrier after each layer is for: a rank that begins the next layer early destroys what another still reads.
+/// Why there is a barrier after each layer: a rank that begins the next layer early destroys what another still reads.
 #[test]
 fn a_rank_that_skips_the_barrier_is_caught() {
     let shape = ExpertShape::slice_major(2, 8).unwrap();

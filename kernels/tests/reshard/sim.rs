@@ -28,7 +28,7 @@ impl Random {
     }
 }
 
-/// What every byte of a part should be: `value(part, row, byte)`, by its place in the whole expert.
+/// The expected value of every byte of a part: `value(part, row, byte)`, by its place in the whole expert.
 pub(crate) type Truth<'a> = &'a dyn Fn(&Part, usize, usize) -> u8;
 
 #[derive(Clone, Debug, PartialEq)]

@@ -7,7 +7,7 @@ use crate::PlanError;
 use crate::fields::Fields;
 use crate::shape::Dtype;
 
-/// What one GPU has and does at most. Rates are those of dense matrices, without sparsity.
+/// Memory and peak rates of one GPU. Rates are those of dense matrices, without sparsity.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gpu {
     /// Its name, for tables.
@@ -161,15 +161,10 @@ impl Gpu {
 impl Sharing {
     fn read(gpu: &Fields<'_>) -> Result<Vec<Self>, PlanError> {
         let row = |row: &Fields<'_>| Ok(Self { ranks: row.dimension("ranks")?, slowdown: row.positive("slowdown")? });
-        let rows: Vec<Self> =
-            gpu.sections("sharing", SHARING_KEYS)?.iter().map(row).collect::<Result<_, PlanError>>()?;
-        let rising = rows.windows(2).all(|pair| pair[0].ranks < pair[1].ranks);
-        match rising && rows.iter().all(|row| row.ranks > 1 && row.slowdown >= 1.0) {
-            true => Ok(rows),
-            false => {
-                Err(gpu
-                    .unexpected("sharing", "rows of { ranks, slowdown }, ranks rising from 2, slowdowns of at least 1"))
-            }
-        }
+        let rows: Vec<Self> = gpu.list("sharing", SHARING_KEYS, row)?;
+        let rising = rows.is_sorted_by(|one, next| one.ranks < next.ranks);
+        let good = rising && rows.iter().all(|row| row.ranks > 1 && row.slowdown >= 1.0);
+        let expected = "rows of { ranks, slowdown }, ranks rising from 2, slowdowns of at least 1";
+        if good { Ok(rows) } else { Err(gpu.unexpected("sharing", expected)) }
     }
 }

@@ -65,7 +65,7 @@ pub enum Kernel {
 /// Times of one kernel by tokens.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MeasuredKernel {
-    /// What was measured.
+    /// The kernel measured.
     pub kernel: Kernel,
     /// Tokens (of decoding: sequences), rising, and seconds.
     pub points: Curve,

@@ -59,7 +59,7 @@ impl Line {
 pub struct Measured {
     /// The level's name.
     pub level: String,
-    /// What was measured.
+    /// The collective measured.
     pub operator: Operator,
     /// Between how many ranks.
     pub ranks: u64,
@@ -81,7 +81,7 @@ impl Curve {
     pub fn new(points: Vec<[f64; 2]>) -> Option<Self> {
         let good =
             |[size, seconds]: &[f64; 2]| size.is_finite() && *size >= 0.0 && seconds.is_finite() && *seconds > 0.0;
-        let rising = points.windows(2).all(|pair| pair[0][0] < pair[1][0]);
+        let rising = points.is_sorted_by(|one, next| one[0] < next[0]);
         (rising && (1..=MAX_POINTS).contains(&points.len()) && points.iter().all(good)).then_some(Self(points))
     }
 
@@ -98,9 +98,8 @@ impl Curve {
 
     /// `points` of a table, whose sizes are called `size`.
     pub(super) fn read(fields: &Fields<'_>, size: &'static str) -> Result<Self, PlanError> {
-        let keys = [size, "us"];
         let point = |point: &Fields<'_>| Ok([point.not_negative(size)?, point.positive("us")? * 1e-6]);
-        let points = fields.sections("points", &keys)?.iter().map(point).collect::<Result<_, PlanError>>()?;
+        let points = fields.list("points", &[size, "us"], point)?;
         let expected = || format!("1 to {MAX_POINTS} of {{ {size}, us }}, {size} rising");
         Self::new(points).ok_or_else(|| fields.unexpected("points", expected()))
     }
@@ -158,15 +157,12 @@ impl Measured {
         let names = || levels.iter().map(|level| level.name.as_str()).collect::<Vec<_>>().join(", ");
         let level = level.ok_or_else(|| fields.unexpected("level", format!("one of {}", names())))?;
         let operator = fields.text("operator")?.and_then(|name| OPERATORS.iter().find(|(known, _)| *known == name));
-        let operator = operator.ok_or_else(|| {
-            fields.unexpected(
-                "operator",
-                format!("one of {}, product, experts, prefill, decode", OPERATORS.map(|(name, _)| name).join(", ")),
-            )
-        })?;
+        let known = || OPERATORS.map(|(name, _)| name).join(", ");
+        let expected = || format!("one of {}, product, experts, prefill, decode", known());
+        let (_, operator) = *operator.ok_or_else(|| fields.unexpected("operator", expected()))?;
         Ok(Self {
             level: level.name.clone(),
-            operator: operator.1,
+            operator,
             ranks: fields.dimension("ranks")?,
             points: Curve::read(fields, "bytes")?,
         })

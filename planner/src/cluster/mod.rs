@@ -24,13 +24,13 @@ use crate::fields::{Fields, toml};
 /// GPUs of one kind, and how they are connected.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Cluster {
-    /// What every rank computes on.
+    /// The GPU of every rank.
     pub gpu: Gpu,
     /// Links, innermost first: level 0 connects GPUs, level 1 groups of `levels[0].count` GPUs, and so on.
     pub levels: Vec<Level>,
     /// Measured times that count in place of the levels' figures and the roofline.
     pub measured: Tables,
-    /// What one GPU costs, US dollars an hour, if it is known.
+    /// US dollars an hour for one GPU, if known.
     pub usd_per_gpu_hour: Option<f64>,
 }
 
@@ -41,7 +41,7 @@ pub struct Level {
     pub name: String,
     /// Members of the level below that these links connect.
     pub count: u64,
-    /// What one GPU sends, bytes a second, one direction.
+    /// Bytes a second that one GPU sends, in one direction.
     pub bytes_per_second: f64,
     /// Seconds before the first byte of an operation arrives.
     pub latency: f64,
@@ -49,14 +49,14 @@ pub struct Level {
 
 const KEYS: &[&str] = &["gpu", "levels", "measured", "usd_per_gpu_hour"];
 const LEVEL_KEYS: &[&str] = &["name", "count", "bandwidth_gb_per_second", "latency_us"];
-/// What each rank loads is listed for this many at most.
+/// A plan lists the part of each rank, so there is a limit.
 const MAX_GPUS: u64 = 1 << 16;
 /// GPU, NVLink domain, node, rack, hall, data centre: more than eight is a mistake.
 const MAX_LEVELS: usize = 8;
 
 impl Cluster {
     /// This cluster, where `ranks` ranks contend for its processors: what they share is known, and measured collectives
-    /// between so many of them take longer by the wait.
+    /// between as many of them take longer by the wait.
     #[must_use]
     pub fn contended(&self, ranks: u64, contention: Contention) -> Self {
         let mut cluster = self.clone();
@@ -85,7 +85,7 @@ impl Cluster {
     /// count = 2                         # NVLink domains
     /// bandwidth_gb_per_second = 50
     /// latency_us = 12
-    /// [[measured]]                      # optional: a collective between so many ranks of a level, as measured
+    /// [[measured]]                      # optional: a collective between `ranks` ranks of a level, as measured
     /// level = "nvlink"
     /// operator = "all_reduce"           # all_reduce, scatter (either half of it), all_to_all, point_to_point
     /// ranks = 8
@@ -102,17 +102,18 @@ impl Cluster {
     /// [`PlanError::Syntax`] if it is not TOML, [`PlanError::Key`] about an unknown, missing, negative, NaN or
     /// impossible value.
     pub fn from_toml(file: &str, text: &str) -> Result<Self, PlanError> {
-        let object = toml(file, text)?;
-        let fields = Fields::of_toml(file, &object, KEYS)?;
-        let gpu = Gpu::read(&fields)?;
-        let levels: Vec<Level> =
-            fields.sections("levels", LEVEL_KEYS)?.iter().map(Level::read).collect::<Result<_, _>>()?;
+        toml(file, text, KEYS, Self::read)
+    }
+
+    fn read(fields: &Fields<'_>) -> Result<Self, PlanError> {
+        let gpu = Gpu::read(fields)?;
+        let levels = fields.list("levels", LEVEL_KEYS, Level::read)?;
         let gpus = levels.iter().try_fold(1u64, |gpus, level| gpus.checked_mul(level.count));
         if levels.is_empty() || levels.len() > MAX_LEVELS || gpus.is_none_or(|gpus| gpus > MAX_GPUS) {
             let expected = format!("1 to {MAX_LEVELS} levels of {MAX_GPUS} GPUs at most, innermost first");
             return Err(fields.unexpected("levels", expected));
         }
-        let measured = Tables::read(&fields, &levels)?;
+        let measured = Tables::read(fields, &levels)?;
         Ok(Self { gpu, levels, measured, usd_per_gpu_hour: fields.positive_if("usd_per_gpu_hour")? })
     }
 
@@ -126,7 +127,7 @@ impl Cluster {
 impl Level {
     fn read(fields: &Fields<'_>) -> Result<Self, PlanError> {
         Ok(Self {
-            name: fields.text("name")?.ok_or_else(|| fields.unexpected("name", "a text"))?.chars().take(64).collect(),
+            name: fields.name("name")?,
             count: fields.dimension("count")?,
             bytes_per_second: fields.positive("bandwidth_gb_per_second")? * 1e9,
             latency: fields.not_negative("latency_us")? * 1e-6,

@@ -21,10 +21,10 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Whether the values can be meant.
+    /// Whether the values are possible.
     ///
     /// # Errors
-    /// [`PlanError::Value`] about the first one that cannot.
+    /// [`PlanError::Value`] about the first one that is not.
     pub fn check(&self) -> Result<(), PlanError> {
         positive("the workers less one", self.workers as f64 - 1.0)?;
         positive("the bandwidth in bytes/s", self.bytes_per_second)?;
@@ -84,7 +84,7 @@ pub struct HybridLevel {
     pub bytes_per_second: f64,
 }
 
-/// What gathered experts are in serving.
+/// How gathered experts are used in serving.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub enum Use {
     /// Gathered once, kept: at most this many bytes on a GPU for all `layers` MoE layers.
@@ -124,22 +124,17 @@ pub fn best_domains(stream: &Stream, levels: &[HybridLevel], used: Use) -> Resul
         positive("the bandwidth of a level in bytes/s", level.bytes_per_second)?;
     }
     let ep_seconds = layer_seconds(stream, levels, &vec![1; levels.len()], used);
-    let mut best: Option<Choice> = None;
-    for domains in combinations(levels) {
+    let choice = |domains: Vec<u64>| {
         let expert_bytes = stream.expert_bytes * domains.iter().product::<u64>() as f64;
-        if matches!(used, Use::Resident { memory, layers } if expert_bytes * layers as f64 > memory)
-            && domains.iter().any(|size| *size > 1)
-        {
-            continue;
-        }
-        let seconds = layer_seconds(stream, levels, &domains, used);
-        if best.as_ref().is_none_or(|best| seconds < best.seconds) {
-            best = Some(Choice { domains, seconds, ep_seconds, expert_bytes });
-        }
-    }
-    let ep =
-        Choice { domains: vec![1; levels.len()], seconds: ep_seconds, ep_seconds, expert_bytes: stream.expert_bytes };
-    Ok(best.unwrap_or(ep))
+        Choice { seconds: layer_seconds(stream, levels, &domains, used), domains, ep_seconds, expert_bytes }
+    };
+    let fits = |choice: &Choice| match used {
+        Use::Resident { memory, layers } => choice.expert_bytes * layers as f64 <= memory,
+        Use::Streamed => true,
+    };
+    let choices = combinations(levels).into_iter().map(choice).filter(fits);
+    let best = choices.min_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    Ok(best.unwrap_or_else(|| choice(vec![1; levels.len()])))
 }
 
 fn layer_seconds(stream: &Stream, levels: &[HybridLevel], domains: &[u64], used: Use) -> f64 {

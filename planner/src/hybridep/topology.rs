@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::PlanError;
 use crate::error::positive;
 
-/// What two GPUs exchange at a level.
+/// The kind of data that two GPUs exchange at a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Exchange {
     /// Experts: both are in one domain.
@@ -82,8 +82,8 @@ impl Topology {
         location.iter().zip(&self.factors).fold(0, |index, (place, factor)| index * factor + place)
     }
 
-    /// What GPUs `one` and `other` exchange at `level`. Algorithm 1 compares only the levels inside; pairs in
-    /// different workers outside then talk, too. All levels but this one must agree.
+    /// The exchange between GPUs `one` and `other` at `level`. Algorithm 1 compares only the levels inside, so that
+    /// pairs in different workers outside talk, too. Here all levels but this one must agree.
     #[must_use]
     pub fn exchange(&self, one: u64, other: u64, level: usize) -> Option<Exchange> {
         let (one, other) = (self.location(one), self.location(other));

@@ -28,10 +28,10 @@ pub struct TwoLevels {
 }
 
 impl TwoLevels {
-    /// Whether the values can be meant.
+    /// Whether the values are possible.
     ///
     /// # Errors
-    /// [`PlanError::Value`] about the first one that cannot.
+    /// [`PlanError::Value`] about the first one that is not.
     pub fn check(&self) -> Result<(), PlanError> {
         for (what, value) in [
             ("the tokens of a rank", self.tokens),

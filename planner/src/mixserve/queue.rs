@@ -7,7 +7,7 @@ use crate::error::{not_negative, positive};
 /// are of the same unit a second (equation 7; `served` is a rate of that unit, never steps).
 ///
 /// # Errors
-/// [`PlanError::Unstable`] if at least as much arrives as is served, [`PlanError::Value`] about a rate that is none.
+/// [`PlanError::Unstable`] if at least as much arrives as is served, [`PlanError::Value`] about an invalid rate.
 pub fn waiting(arriving: f64, served: f64, unit: &'static str) -> Result<f64, PlanError> {
     not_negative("the arrival rate", arriving)?;
     positive("the service rate", served)?;

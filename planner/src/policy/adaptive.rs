@@ -20,7 +20,7 @@ use super::{
     SwitchCost, SwitchPolicy, UnitView,
 };
 
-/// What a switch must earn is raised to this factor of its cost at most.
+/// The most that the required gain of a switch is raised to, as a factor of its cost.
 const MOST_PATIENCE: f64 = 8.0;
 /// A failed switch is tried again after the dwell, doubled at most so often.
 const MOST_FAILURES: u32 = 6;

@@ -1,6 +1,6 @@
 //! Prompt tokens per second that arrive: the greater of a fast and a slow moving average, the fast one less its noise.
 
-/// The fast average counts where it exceeds the slow one by so many standard deviations.
+/// The fast average counts where it exceeds the slow one by this many standard deviations.
 const DEVIATIONS: f64 = 2.0;
 
 /// A sum whose terms fade.

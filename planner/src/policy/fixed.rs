@@ -1,6 +1,7 @@
-//! Policies without a choice: one layout for ever, or one for each phase known beforehand.
+//! Policies without a choice: one layout forever, or one for each phase known beforehand.
 
-use super::{Cause, Decision, Event, Guard, Layout, Stay, Switch, SwitchPolicy, UnitView};
+use super::gate::Gate;
+use super::{Cause, Decision, Event, Guard, Layout, Stay, SwitchPolicy, UnitView};
 
 /// Never switches.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +30,7 @@ impl SwitchPolicy for Fixed {
 pub struct Phase {
     /// When it begins.
     pub at: f64,
-    /// What it runs in.
+    /// The layout it runs in.
     pub layout: Layout,
 }
 
@@ -38,14 +39,13 @@ pub struct Phase {
 #[derive(Clone, Debug)]
 pub struct Phases {
     phases: Vec<Phase>,
-    guard: Guard,
-    switching: Option<Layout>,
+    gate: Gate,
 }
 
 impl Phases {
     /// `phases` in order of time; before the first one the first one's layout holds.
     pub fn new(phases: Vec<Phase>, guard: Guard) -> Self {
-        Phases { phases, guard, switching: None }
+        Phases { phases, gate: Gate::new(guard) }
     }
 }
 
@@ -55,24 +55,17 @@ impl SwitchPolicy for Phases {
     }
 
     fn observe(&mut self, _at: f64, event: &Event) {
-        if matches!(event, Event::Switched { .. } | Event::Failed { .. }) {
-            self.switching = None;
-        }
+        self.gate.observe(event);
     }
 
     fn decide(&mut self, at: f64, unit: &UnitView<'_>) -> Decision {
-        self.guard.update(unit.promised_kv_tokens);
-        if let Some(to) = self.switching {
-            return Decision::Stay(Stay::Switching { to });
+        if let Err(stay) = self.gate.update(unit) {
+            return Decision::Stay(stay);
         }
         let index = self.phases.partition_point(|phase| phase.at <= at).saturating_sub(1);
         let Some(to) = self.phases.get(index).map(|phase| phase.layout).filter(|&to| to != unit.layout) else {
             return Decision::Stay(Stay::Fixed);
         };
-        if let Err(no_room) = self.guard.check(to, unit.promised_kv_tokens) {
-            return Decision::Stay(Stay::NoRoom(no_room));
-        }
-        self.switching = Some(to);
-        Decision::Switch(Switch { to, cause: Cause::Phase { index } })
+        self.gate.pass(unit, to, Cause::Phase { index })
     }
 }

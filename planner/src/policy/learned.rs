@@ -9,7 +9,7 @@
 
 use super::{ByLayout, Layout, Step, StepCurve};
 
-/// What is known of a layout before anything was measured. `None` stands for nothing.
+/// The prior of a layout, before anything was measured. `None` means unknown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayoutPrior {
     /// Seconds of a decode step by batch.
@@ -18,7 +18,7 @@ pub struct LayoutPrior {
     pub prefill_tokens_per_second: Option<f64>,
 }
 
-/// What is known of both layouts before anything was measured: a planner's curves, or a calibration at start.
+/// The priors of both layouts: a planner's curves, or a calibration at start.
 pub type Prior = ByLayout<LayoutPrior>;
 
 /// Half octaves of a `u32`.
@@ -125,7 +125,7 @@ impl Learned {
         }
     }
 
-    /// What the logs of steps are relative to: the prior, or a second.
+    /// The base of the logs of step times: the prior, or one second.
     fn base(&self, layout: Layout, sequences: u32) -> f64 {
         self.prior[layout].steps.as_ref().and_then(|curve| curve.seconds(sequences)).unwrap_or(1.0)
     }

@@ -1,4 +1,5 @@
-//! What a switch moves, what the KV cache of each layout holds, and the guard that refuses a layout without room.
+//! Bytes that a switch moves, tokens that each layout's KV cache holds, and the guard that refuses a layout without
+//! room.
 
 use super::{ByLayout, Layout};
 
@@ -69,7 +70,7 @@ impl CacheShape {
     }
 }
 
-/// What a switch takes: `T = ((P - 1) / P * W + KV bytes into a rank) / B + fixed`.
+/// The time of a switch: `T = ((P - 1) / P * W + KV bytes into a rank) / B + fixed`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SwitchCost {
     /// P: ranks of the unit, at least 1.
@@ -102,7 +103,7 @@ pub struct NoRoom {
     pub to: Layout,
     /// Tokens promised to admitted requests.
     pub needed_tokens: u64,
-    /// What it may be at most: the limit to close, or to open again once closed.
+    /// The most it may hold: the limit to close at, or to reopen at once closed.
     pub room_tokens: u64,
 }
 

@@ -19,6 +19,7 @@ mod adaptive;
 mod arrivals;
 mod curve;
 mod fixed;
+mod gate;
 mod learned;
 mod memory;
 mod moebius;
@@ -160,7 +161,7 @@ pub struct UnitView<'a> {
     pub heads: &'a [Head],
 }
 
-/// What to do at this step boundary.
+/// The decision at a step boundary.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Decision {
     /// Go on in this layout.
@@ -201,7 +202,7 @@ pub enum Cause {
     },
     /// Requests in flight crossed a fixed threshold.
     Threshold {
-        /// What was compared.
+        /// The value compared.
         in_flight: f64,
         /// With what.
         threshold: f64,

@@ -2,14 +2,15 @@
 
 use std::collections::VecDeque;
 
-use super::{Cause, Decision, Event, Guard, Layout, Stay, Switch, SwitchPolicy, UnitView};
+use super::gate::Gate;
+use super::{Cause, Decision, Event, Guard, Layout, Stay, SwitchPolicy, UnitView};
 
 /// The numbers of section 7.1 and equation 13.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MoebiusSettings {
-    /// T_h: with TP, at so many requests in flight or more, EP at once.
+    /// T_h: with TP, at this many requests in flight or more, EP at once.
     pub high: f64,
-    /// T_l: with EP, below so many on average over the window, TP.
+    /// T_l: with EP, below this many on average over the window, TP.
     pub low: f64,
     /// W: steps of the window, at least 1.
     pub window_steps: usize,
@@ -29,17 +30,16 @@ impl MoebiusSettings {
 #[derive(Clone, Debug)]
 pub struct Moebius {
     settings: MoebiusSettings,
-    guard: Guard,
+    gate: Gate,
     in_flight: VecDeque<u64>,
     sum: u64,
     switched_at: Option<f64>,
-    switching: Option<Layout>,
 }
 
 impl Moebius {
     /// With a guard that closes where the cache is full (the paper's capacity check has no margin and no hysteresis).
     pub fn new(settings: MoebiusSettings, guard: Guard) -> Self {
-        Moebius { settings, guard, in_flight: VecDeque::new(), sum: 0, switched_at: None, switching: None }
+        Moebius { settings, gate: Gate::new(guard), in_flight: VecDeque::new(), sum: 0, switched_at: None }
     }
 
     fn record(&mut self, in_flight: u64) {
@@ -69,40 +69,32 @@ impl SwitchPolicy for Moebius {
     }
 
     fn observe(&mut self, at: f64, event: &Event) {
-        match event {
-            Event::Switched { .. } => {
-                self.switched_at = Some(at);
-                self.switching = None;
-            }
-            Event::Failed { .. } => self.switching = None,
-            Event::Arrived { .. } | Event::Stepped(_) => {}
+        self.gate.observe(event);
+        if matches!(event, Event::Switched { .. }) {
+            self.switched_at = Some(at);
         }
     }
 
     fn decide(&mut self, at: f64, unit: &UnitView<'_>) -> Decision {
         let in_flight = u64::from(unit.running) + u64::from(unit.waiting);
         self.record(in_flight);
-        self.guard.update(unit.promised_kv_tokens);
-        if let Some(to) = self.switching {
-            return Decision::Stay(Stay::Switching { to });
+        if let Err(stay) = self.gate.update(unit) {
+            return Decision::Stay(stay);
         }
         let left_seconds = self.switched_at.map_or(0.0, |last| last + self.settings.cooldown_seconds - at);
         if left_seconds > 0.0 {
             return Decision::Stay(Stay::Dwell { left_seconds });
         }
-        let to = unit.layout.other();
-        let Some(cause) = self.crossed(unit.layout, in_flight) else { return Decision::Stay(Stay::Fixed) };
-        if let Err(no_room) = self.guard.check(to, unit.promised_kv_tokens) {
-            return Decision::Stay(Stay::NoRoom(no_room));
+        match self.crossed(unit.layout, in_flight) {
+            Some(cause) => self.gate.pass(unit, unit.layout.other(), cause),
+            None => Decision::Stay(Stay::Fixed),
         }
-        self.switching = Some(to);
-        Decision::Switch(Switch { to, cause })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::ByLayout;
+    use super::super::{ByLayout, Switch};
     use super::*;
 
     fn view(layout: Layout, running: u32, promised_kv_tokens: u64) -> UnitView<'static> {

@@ -13,14 +13,6 @@ pub struct TtftTarget {
 /// table in docs/switching.md.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// For how long a gain is believed to last: so many seconds of it count at once, the rest as it comes.
-    pub horizon_seconds: f64,
-    /// Shares of a step's time below this one are noise: they neither justify a switch nor add to the regret.
-    pub least_gain: f64,
-    /// What is saved must exceed the cost of the way there and back by this factor.
-    pub margin: f64,
-    /// No switch so soon after another one, whatever its cause.
-    pub dwell_seconds: f64,
     /// Window of the fast average of arrivals.
     pub fast_seconds: f64,
     /// Window of the slow one; a backlog of prompts is taken to be worked off within it.
@@ -29,6 +21,14 @@ pub struct Settings {
     pub guard_close: f64,
     /// And opens it again at this one.
     pub guard_reopen: f64,
+    /// How long a gain is expected to last: it counts at once for this many seconds, beyond them as it comes.
+    pub horizon_seconds: f64,
+    /// Shares of a step's time below this one are noise: they neither justify a switch nor add to the regret.
+    pub least_gain: f64,
+    /// The time saved must exceed the cost of the way there and back by this factor.
+    pub margin: f64,
+    /// No switch so soon after another one, whatever its cause.
+    pub dwell_seconds: f64,
     /// Prompt tokens that the engine computes in one step at most.
     pub chunk_tokens: u32,
     /// Sequences that it decodes at once at most.
@@ -66,7 +66,7 @@ pub enum SettingsError {
         name: &'static str,
         /// Its value.
         found: f64,
-        /// What it may be.
+        /// The allowed range.
         expected: &'static str,
     },
     /// A priority with two targets.
@@ -84,19 +84,15 @@ impl Settings {
     /// Checks every number.
     pub fn validate(&self) -> Result<(), SettingsError> {
         const POSITIVE: &str = "more than 0 and at most 3600";
-        let seconds = |found: f64| found > 0.0 && found <= MOST_SECONDS;
+        let from_zero = |found: f64| (0.0..=MOST_SECONDS).contains(&found);
+        let seconds = |found: f64| found > 0.0 && from_zero(found);
         let share = |found: f64| (0.0..=1.0).contains(&found);
         let close = self.guard_close;
         let checks = [
-            (
-                "horizon_seconds",
-                self.horizon_seconds,
-                "0 to 3600",
-                (0.0..=MOST_SECONDS).contains(&self.horizon_seconds),
-            ),
+            ("horizon_seconds", self.horizon_seconds, "0 to 3600", from_zero(self.horizon_seconds)),
             ("least_gain", self.least_gain, "0 to 1", share(self.least_gain)),
             ("margin", self.margin, "0 to 100", (0.0..=100.0).contains(&self.margin)),
-            ("dwell_seconds", self.dwell_seconds, "0 to 3600", (0.0..=MOST_SECONDS).contains(&self.dwell_seconds)),
+            ("dwell_seconds", self.dwell_seconds, "0 to 3600", from_zero(self.dwell_seconds)),
             ("fast_seconds", self.fast_seconds, POSITIVE, seconds(self.fast_seconds)),
             ("slow_seconds", self.slow_seconds, POSITIVE, seconds(self.slow_seconds)),
             ("guard_close", close, "0 to 1", share(close)),

@@ -27,7 +27,7 @@ use crate::shape::ModelShape;
 use crate::step::{Constants, StepTerms, Target};
 use crate::workload::Workload;
 
-/// What is planned.
+/// The subject of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct Question<'a> {
     /// The model.

@@ -100,6 +100,7 @@ impl<'a> Served<'a> {
         let output = self.workload.output.mean();
         let (gpus, requests) = (self.target.cluster.gpus() as f64, rate * self.units);
         let ttft = wait + self.ttft;
+        let usd_a_second = self.target.cluster.usd_per_gpu_hour.map(|usd| usd * gpus / 3600.0);
         Operating {
             requests_per_second: requests,
             concurrency,
@@ -108,11 +109,7 @@ impl<'a> Served<'a> {
             itl,
             request_seconds: ttft + output * itl,
             tokens_per_second_per_gpu: requests * output / gpus,
-            usd_per_million_tokens: self
-                .target
-                .cluster
-                .usd_per_gpu_hour
-                .map(|usd| usd * gpus / 3600.0 / (requests * output) * 1e6),
+            usd_per_million_tokens: usd_a_second.map(|usd| usd / (requests * output) * 1e6),
         }
     }
 

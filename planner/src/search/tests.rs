@@ -1,4 +1,4 @@
-//! What the search finds, rejects and orders.
+//! Plans that the search finds, rejects and orders.
 
 use super::*;
 use crate::fixtures::{deepseek_v3, h200, qwen3_235b};

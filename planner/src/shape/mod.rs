@@ -76,7 +76,7 @@ impl Product {
     }
 }
 
-/// What attention computes and caches.
+/// The kind of attention, which decides what is computed and cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Attention {

@@ -62,7 +62,7 @@ pub struct Load {
     pub output_tokens: f64,
 }
 
-/// What is predicted for a [`Load`].
+/// The prediction for a [`Load`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Prediction {
     /// Seconds from a request to its first token, where the requests in flight are all that there are.

@@ -27,20 +27,18 @@ impl Target<'_> {
         let (shape, tp) = (self.shape, self.layout.attention_tp);
         let dtype = shape.precision.cache;
         let heads = shape.attention.heads().div_ceil(tp);
-        if work.tokens > 1.0 {
-            let (kv_heads, head_dim) = match shape.attention {
-                Attention::Grouped { kv_heads, head_dim, .. } => (kv_heads.div_ceil(tp), head_dim),
-                Attention::Latent { nope_dim, rope_dim, .. } => (heads, nope_dim + rope_dim),
-            };
+        let decodes = work.tokens <= 1.0;
+        let (kv_heads, head_dim) = match shape.attention {
+            Attention::Grouped { kv_heads, head_dim, .. } => (kv_heads.div_ceil(tp), head_dim),
+            Attention::Latent { kv_rank, rope_dim, .. } if decodes => (1, kv_rank + rope_dim),
+            Attention::Latent { nope_dim, rope_dim, .. } => (heads, nope_dim + rope_dim),
+        };
+        if !decodes {
             let one = self.kernel(&Kernel::Prefill { dtype, heads, kv_heads, head_dim }, work.tokens);
             // A causal prompt sees half of itself on average; windows and cached tokens change that.
             let seen = shape.seen_tokens(work.cached + work.tokens / 2.0) / (work.tokens / 2.0);
             return one * (batch.sequences * seen);
         }
-        let (kv_heads, head_dim) = match shape.attention {
-            Attention::Grouped { kv_heads, head_dim, .. } => (kv_heads.div_ceil(tp), head_dim),
-            Attention::Latent { kv_rank, rope_dim, .. } => (1, kv_rank + rope_dim),
-        };
         let context = shape.seen_tokens(work.cached + work.tokens).ceil() as u64;
         self.kernel(&Kernel::Decode { dtype, heads, kv_heads, head_dim, context }, batch.sequences)
     }

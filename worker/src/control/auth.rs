@@ -7,8 +7,8 @@
 //! | answer | connector | a nonce of its own, and its proof: HMAC-SHA-256 of the secret over role, purpose and both nonces |
 //! | verdict | acceptor | its own proof, over the other role; or a refusal |
 //!
-//! This proves who is there, once. What follows is neither encrypted nor signed: between hosts it belongs on a network
-//! that strangers cannot reach into.
+//! This authenticates both ends once. Later traffic is neither encrypted nor signed: between hosts it belongs on a
+//! network that strangers cannot reach.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -24,7 +24,7 @@ use super::secret::{PROOF_BYTES, Secret};
 /// The longest frame of a stranger.
 const MAX_BYTES: usize = 1024;
 
-/// What a connection is for: a proof for one is none for another.
+/// The purpose of a connection: a proof for one purpose is not valid for the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     Control,
@@ -61,10 +61,10 @@ enum Verdict {
     Refused,
 }
 
-/// Why two sides did not come to trust each other.
+/// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AuthError {
-    /// The connection broke, or what came is no handshake.
+    /// The connection broke, or the bytes are not a handshake.
     #[error(transparent)]
     Frame(#[from] FrameError),
     #[error("it is no rank")]
@@ -155,7 +155,7 @@ fn parts<'a>(role: &'a [u8], purpose: Purpose, acceptor: &'a Nonce, connector: &
     [MAGIC.as_bytes(), role, purpose.label(), acceptor, connector]
 }
 
-/// From the operating system: what can be foreseen could be answered without the secret.
+/// From the operating system: a predictable nonce could be answered without the secret.
 fn nonce() -> io::Result<Nonce> {
     let mut nonce = Nonce::default();
     File::open("/dev/urandom")?.read_exact(&mut nonce)?;

@@ -48,7 +48,7 @@ fn only_those_with_the_same_secret_meet() {
     assert!(accepted.is_err() && connected.unwrap_err().contains("started without a secret"));
 }
 
-/// What a connector hears who answers the greeting with `answer`, made from the acceptor's nonce.
+/// The result of a connector that answers the greeting with `answer`, given the acceptor's nonce.
 fn answered(answer: impl FnOnce(Nonce) -> Answer) -> Result<(), AuthError> {
     let known = secret("one secret of many");
     let (accepted, ()) = meet(

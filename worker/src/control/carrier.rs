@@ -1,4 +1,4 @@
-//! What carries the data of a unit: what its ranks were configured with, and whether they can share memory.
+//! The carrier of a unit's data: the configured choice, and whether its ranks can share memory.
 
 use std::fmt;
 use std::fs;
@@ -31,7 +31,7 @@ pub enum TransportChoice {
 const NAMES: [(TransportChoice, &str); 3] =
     [(TransportChoice::Auto, "auto"), (TransportChoice::Shm, "shm"), (TransportChoice::Tcp, "tcp")];
 
-/// Not a way to exchange.
+/// An unknown transport.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("'{found}' is no transport: expected auto, shm or tcp")]
 pub struct UnknownTransport {
@@ -42,12 +42,8 @@ impl FromStr for TransportChoice {
     type Err = UnknownTransport;
 
     fn from_str(text: &str) -> Result<Self, UnknownTransport> {
-        let found = || text.chars().take(100).collect();
-        NAMES
-            .iter()
-            .find(|(_, name)| *name == text)
-            .map(|(it, _)| *it)
-            .ok_or_else(|| UnknownTransport { found: found() })
+        let known = NAMES.iter().find(|(_, name)| *name == text);
+        known.map(|(it, _)| *it).ok_or_else(|| UnknownTransport { found: text.chars().take(100).collect() })
     }
 }
 
@@ -101,7 +97,7 @@ pub(crate) struct SharedMemory {
     pub(crate) ranks: Vec<usize>,
 }
 
-/// What the ranks of a host agree on before their leader makes memory.
+/// Terms that the ranks of a host agree on before their leader creates the memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MemoryTerms {
     pub(super) choice: TransportChoice,
@@ -133,11 +129,11 @@ const MAX_ADDRESS_BYTES: usize = 256;
 /// [`host_leaders`], as rank 0 sent it.
 ///
 /// # Errors
-/// Memory that must be shared and cannot be; a rank that breaks off.
+/// Memory that must be shared but cannot be; a rank that breaks off.
 pub(super) fn share(
     rank: RankId,
     leaders: &[u16],
-    links: &mut [Option<TcpStream>],
+    links: &[Option<TcpStream>],
     terms: MemoryTerms,
     patience: &Patience,
 ) -> Result<Option<SharedMemory>, RendezvousError> {
@@ -157,7 +153,7 @@ pub(super) fn share(
 fn lead(
     rank: RankId,
     ranks: &[usize],
-    links: &mut [Option<TcpStream>],
+    links: &[Option<TcpStream>],
     terms: MemoryTerms,
     patience: &Patience,
 ) -> Result<Option<ShmMemory>, RendezvousError> {
@@ -183,7 +179,7 @@ fn lead(
 fn follow(
     leader: RankId,
     world: usize,
-    links: &mut [Option<TcpStream>],
+    links: &[Option<TcpStream>],
     terms: MemoryTerms,
     patience: &Patience,
 ) -> Result<Option<ShmMemory>, RendezvousError> {
@@ -193,10 +189,8 @@ fn follow(
     Ok(memory)
 }
 
-fn tell<M: Serialize>(to: RankId, links: &mut [Option<TcpStream>], message: &M) -> Result<(), RendezvousError> {
-    let stream =
-        links.get_mut(to.index()).and_then(Option::as_mut).ok_or_else(|| broken_off(to, "it has no data link"))?;
-    frame::write(stream, message).map_err(|error| broken_off(to, &error.to_string()))
+fn tell<M: Serialize>(to: RankId, links: &[Option<TcpStream>], message: &M) -> Result<(), RendezvousError> {
+    frame::write(&mut data_link(to, links)?, message).map_err(|error| RendezvousError::broken_off(to, error))
 }
 
 fn hear<M: DeserializeOwned>(
@@ -204,16 +198,16 @@ fn hear<M: DeserializeOwned>(
     links: &[Option<TcpStream>],
     patience: &Patience,
 ) -> Result<M, RendezvousError> {
-    let stream =
-        links.get(from.index()).and_then(Option::as_ref).ok_or_else(|| broken_off(from, "it has no data link"))?;
+    let stream = data_link(from, links)?;
     let heard = frame::read(&mut patience.reader(stream), MAX_ADDRESS_BYTES);
-    let heard = heard.map_err(|error| broken_off(from, &error.to_string()))?;
+    let heard = heard.map_err(|error| RendezvousError::broken_off(from, error))?;
     unlimited(stream)?;
     Ok(heard)
 }
 
-fn broken_off(rank: RankId, cause: &str) -> RendezvousError {
-    RendezvousError::BrokenOff { rank, cause: cause.to_owned() }
+fn data_link(to: RankId, links: &[Option<TcpStream>]) -> Result<&TcpStream, RendezvousError> {
+    let stream = links.get(to.index()).and_then(Option::as_ref);
+    stream.ok_or_else(|| RendezvousError::broken_off(to, "it has no data link"))
 }
 
 #[cfg(test)]
@@ -265,10 +259,10 @@ mod tests {
     fn both_share(elements: usize, choice: TransportChoice) -> [Result<Option<SharedMemory>, RendezvousError>; 2] {
         let patience = Patience::new(std::time::Duration::from_secs(30), &crate::unit::Shutdown::default());
         let terms = MemoryTerms { elements, ..terms(choice) };
-        let [mut first, mut second] = links();
+        let [first, second] = links();
         std::thread::scope(|scope| {
-            let other = scope.spawn(|| share(RankId::new(1), &[0, 0], &mut second, terms, &patience));
-            let own = share(RankId::new(0), &[0, 0], &mut first, terms, &patience);
+            let other = scope.spawn(|| share(RankId::new(1), &[0, 0], &second, terms, &patience));
+            let own = share(RankId::new(0), &[0, 0], &first, terms, &patience);
             drop(first);
             [own, other.join().unwrap()]
         })
@@ -277,8 +271,8 @@ mod tests {
     #[test]
     fn a_leader_that_there_is_not_is_an_error() {
         let patience = Patience::new(std::time::Duration::from_secs(30), &crate::unit::Shutdown::default());
-        let [_first, mut second] = links();
-        let error = share(RankId::new(1), &[9, 9], &mut second, terms(TransportChoice::Auto), &patience).unwrap_err();
+        let [_first, second] = links();
+        let error = share(RankId::new(1), &[9, 9], &second, terms(TransportChoice::Auto), &patience).unwrap_err();
         assert!(error.to_string().contains("rank 9 broke off"), "{error}");
     }
 

@@ -14,16 +14,16 @@ use super::frame;
 use super::patience::{Impatience, Patience};
 use super::secret::Secret;
 
-/// How long a connection may take to prove itself and to say who it is.
+/// How long a connection may take to authenticate and to introduce itself.
 const HELLO_LIMIT: Duration = Duration::from_secs(10);
-/// Connections that are listened to at a time: a bound on what strangers can occupy.
+/// Connections that may be pending at a time: a bound on the resources of strangers.
 const MAX_PENDING: usize = 256;
 /// How long one look at the door takes at most.
 const LOOK: Duration = Duration::from_millis(20);
 
 type Arrival<T> = (Result<T, AuthError>, TcpStream);
 
-/// See the module. `T` is what a connection says first.
+/// See the module. `T` is the first message of a connection.
 pub(super) struct Door<'a, T> {
     listener: &'a TcpListener,
     purpose: Purpose,
@@ -42,26 +42,28 @@ impl<'a, T: DeserializeOwned + Send + 'static> Door<'a, T> {
         Self { listener, purpose, secret, limit, sender, arrivals, pending: 0, other_secrets: 0 }
     }
 
-    /// Lets connections in, by `take` into `state`, until no rank is `missing` there. `limit` is for the message.
-    pub(super) fn gather<S: ?Sized>(
+    /// Lets connections in, by `take` into `slots`, until all are filled. The first slot belongs to rank `first`.
+    /// `limit` is for the message.
+    pub(super) fn gather<S>(
         &mut self,
-        state: &mut S,
-        missing: impl Fn(&S) -> Vec<RankId>,
-        mut take: impl FnMut(&mut S, Vec<(T, TcpStream)>) -> Result<(), RendezvousError>,
+        slots: &mut [Option<S>],
+        first: u16,
+        mut take: impl FnMut(&mut [Option<S>], Vec<(T, TcpStream)>) -> Result<(), RendezvousError>,
         limit: Duration,
         patience: &Patience,
     ) -> Result<(), RendezvousError> {
-        while !missing(state).is_empty() {
+        while slots.iter().any(Option::is_none) {
             let come = self.look(patience)?;
-            take(state, come)?;
+            take(slots, come)?;
             match patience.slice() {
                 Ok(_) => {}
                 Err(Impatience::Stopped) => return Err(RendezvousError::Stopped),
                 Err(_) => {
-                    let (missing, other_secrets) = (missing(state), self.other_secrets);
+                    let empty = (first..).zip(&*slots).filter(|(_, slot)| slot.is_none());
+                    let missing: Vec<RankId> = empty.map(|(rank, _)| RankId::new(rank)).collect();
                     // Complete at the last moment: fine.
                     if !missing.is_empty() {
-                        return Err(RendezvousError::Missing { missing, limit, other_secrets });
+                        return Err(RendezvousError::Missing { missing, limit, other_secrets: self.other_secrets });
                     }
                 }
             }
@@ -69,7 +71,7 @@ impl<'a, T: DeserializeOwned + Send + 'static> Door<'a, T> {
         Ok(())
     }
 
-    /// Who has come by now, waiting a moment for the next. A listener that fails or a process that is to stop is an
+    /// The connections so far, waiting a moment for the next. A listener that fails or a process that is to stop is an
     /// error.
     pub(super) fn look(&mut self, patience: &Patience) -> Result<Vec<(T, TcpStream)>, RendezvousError> {
         match patience.at_most(LOOK).accept(self.listener) {

@@ -36,13 +36,13 @@ pub enum RendezvousError {
         address: SocketAddr,
         /// How long.
         limit: Duration,
-        /// What happened last.
+        /// The last failure.
         cause: String,
     },
     /// Two ranks were started with different arguments, models, tables or versions.
     #[error("{reason}")]
     Mismatch {
-        /// Who has what.
+        /// The difference, with the rank.
         reason: String,
     },
     /// A rank broke off while the unit was coming together.
@@ -50,7 +50,7 @@ pub enum RendezvousError {
     BrokenOff {
         /// The rank.
         rank: RankId,
-        /// What happened.
+        /// The cause.
         cause: String,
     },
     /// There is no memory that the ranks could exchange through.
@@ -72,7 +72,14 @@ pub enum RendezvousError {
     },
 }
 
-/// What may be the reason.
+impl RendezvousError {
+    /// A rank that broke off, or a handshake with it that failed.
+    pub(super) fn broken_off(rank: RankId, cause: impl ToString) -> Self {
+        Self::BrokenOff { rank, cause: cause.to_string() }
+    }
+}
+
+/// A likely reason.
 fn strangers(other_secrets: usize) -> String {
     match other_secrets {
         0 => String::new(),

@@ -22,7 +22,7 @@ pub(crate) enum FrameError {
     /// More than the reader accepts.
     #[error("a frame of {found} bytes came, at most {limit} are accepted")]
     TooLong { found: usize, limit: usize },
-    /// Not what belongs there.
+    /// Unexpected content.
     #[error("a frame does not hold what was expected: {0}")]
     Content(#[from] serde_json::Error),
 }
@@ -41,16 +41,15 @@ pub(crate) fn write<T: Serialize>(stream: &mut impl Write, message: &T) -> Resul
     Ok(())
 }
 
-/// Reads one frame of at most `limit` bytes. Memory grows with what has come, not with what was announced.
+/// Reads one frame of at most `limit` bytes. Memory grows with the bytes received, not with the announced length.
 pub(crate) fn read<T: DeserializeOwned>(stream: &mut impl Read, limit: usize) -> Result<T, FrameError> {
-    let mut prefix = [0; 4];
-    let got = read_full(stream, &mut prefix)?;
-    match got {
-        0 => return Err(FrameError::Closed),
-        4 => {}
+    let mut prefix = Vec::with_capacity(4);
+    stream.by_ref().take(4).read_to_end(&mut prefix)?;
+    let length = match prefix[..] {
+        [] => return Err(FrameError::Closed),
+        [a, b, c, d] => u32::from_le_bytes([a, b, c, d]) as usize,
         _ => return Err(FrameError::Io(io::ErrorKind::UnexpectedEof.into())),
-    }
-    let length = u32::from_le_bytes(prefix) as usize;
+    };
     if length > limit {
         return Err(FrameError::TooLong { found: length, limit });
     }
@@ -60,20 +59,6 @@ pub(crate) fn read<T: DeserializeOwned>(stream: &mut impl Read, limit: usize) ->
         return Err(FrameError::Io(io::ErrorKind::UnexpectedEof.into()));
     }
     Ok(serde_json::from_slice(&body)?)
-}
-
-/// As `read_exact`, but tells an end before the first byte from one in the middle.
-fn read_full(stream: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut got = 0;
-    while got < buffer.len() {
-        match stream.read(&mut buffer[got..]) {
-            Ok(0) => break,
-            Ok(n) => got += n,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(got)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What a rank says of itself, and whether two ranks belong into one unit.
+//! How a rank introduces itself, and whether two ranks belong to the same unit.
 
 use std::net::SocketAddr;
 
@@ -14,7 +14,7 @@ pub(super) const MAGIC: &str = "semmoe-rank";
 /// Version of the frames below and of the control link.
 pub(super) const PROTOCOL: u32 = 6;
 
-/// What all ranks of a unit must have in common.
+/// Settings that all ranks of a unit must have in common.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Identity {
     /// Version of this program.
@@ -31,7 +31,7 @@ pub(crate) struct Identity {
     pub(crate) experts: ExpertLayout,
     /// Whole experts of a layer for which each rank has room by its configuration.
     pub(crate) expert_slots: Option<u16>,
-    /// How it exchanges by its configuration.
+    /// The configured transport.
     pub(crate) transport: TransportChoice,
     /// The element type of rows on the wire.
     pub(crate) wire: WireType,
@@ -45,11 +45,11 @@ pub(crate) struct Identity {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) rank: u16,
-    /// Where it takes data links.
+    /// The address of its data links.
     pub(super) data: SocketAddr,
     /// Pages of key-value cache that it has room for.
     pub(super) kv_pages: KvPages,
-    /// Where it is.
+    /// The machine that it runs on.
     pub(super) host: Option<Host>,
     pub(super) identity: Identity,
 }
@@ -59,11 +59,11 @@ pub(super) struct Hello {
 pub(super) enum Reply {
     /// All ranks have come.
     Welcome {
-        /// What a data link has to show, and shared memory.
+        /// Shown by every data link, and by the shared memory.
         session: u64,
         /// Data addresses by rank.
         data: Vec<SocketAddr>,
-        /// Those of the unit.
+        /// The limits of the unit.
         limits: UnitLimits,
         /// By rank: with whom it may share memory, named by the lowest of them.
         leaders: Vec<u16>,
@@ -80,49 +80,42 @@ pub(super) struct Link {
     pub(super) to: u16,
 }
 
+/// A setting, and the words that precede it in a message.
+type Setting = (&'static str, String);
+
 impl Identity {
     /// One sentence on the first difference between rank 0 (self) and another rank; none if they belong together.
     pub(super) fn difference(&self, rank: RankId, other: &Self) -> Option<String> {
-        let differ = |what: &str, theirs: &str, ours: &str| Some(format!("rank {rank} {what} {theirs}, rank 0 {ours}"));
-        if self.version != other.version {
-            return differ("runs version", &other.version, &self.version);
-        }
-        if self.world != other.world {
-            let (theirs, ours) = (other.world.to_string(), self.world.to_string());
-            return differ("was started for a world of", &theirs, &ours);
-        }
-        if let Err(error) = self.model.check_compatible(&other.model) {
-            return Some(format!("rank {rank} runs another model than rank 0: {error}"));
-        }
-        if self.checkpoint != other.checkpoint {
-            return differ("has a checkpoint with digest", &other.checkpoint, &self.checkpoint);
-        }
-        if self.placement != other.placement {
-            return differ("has a placement with digest", &other.placement, &self.placement);
-        }
-        if self.experts != other.experts {
-            let (theirs, ours) = (other.experts.to_string(), self.experts.to_string());
-            return differ("was started with experts", &theirs, &ours);
-        }
-        if self.expert_slots != other.expert_slots {
-            let slots =
-                |slots: Option<u16>| slots.map_or_else(|| "those of its placement".into(), |slots| slots.to_string());
-            return differ("was started with expert slots", &slots(other.expert_slots), &slots(self.expert_slots));
-        }
-        if self.transport != other.transport {
-            let (theirs, ours) = (other.transport.to_string(), self.transport.to_string());
-            return differ("was started with transport", &theirs, &ours);
-        }
-        if self.wire != other.wire {
-            return differ("sends rows as", &other.wire.to_string(), &self.wire.to_string());
-        }
-        if self.attention != other.attention {
-            return differ("was started with attention", &other.attention, &self.attention);
-        }
-        if self.shuffle != other.shuffle {
-            let by = |digest: &str| if digest.is_empty() { "nothing".to_owned() } else { format!("tables {digest}") };
-            return differ("shuffles rows by", &by(&other.shuffle), &by(&self.shuffle));
-        }
-        None
+        let settings: Vec<_> = self.settings().into_iter().zip(other.settings()).collect();
+        let differ = |settings: &[(Setting, Setting)]| {
+            let ((what, ours), (_, theirs)) = settings.iter().find(|(ours, theirs)| ours != theirs)?;
+            Some(format!("rank {rank} {what} {theirs}, rank 0 {ours}"))
+        };
+        // Another model has another checkpoint, too, which says less.
+        let (before, after) = settings.split_at(2);
+        let model = self.model.check_compatible(&other.model).err();
+        let model = model.map(|error| format!("rank {rank} runs another model than rank 0: {error}"));
+        differ(before).or(model).or_else(|| differ(after))
+    }
+
+    /// All but the model, in the order of comparison.
+    fn settings(&self) -> [Setting; 10] {
+        let shuffle = match &self.shuffle[..] {
+            "" => "nothing".to_owned(),
+            digest => format!("tables {digest}"),
+        };
+        let slots = self.expert_slots.map_or_else(|| "those of its placement".to_owned(), |slots| slots.to_string());
+        [
+            ("runs version", self.version.clone()),
+            ("was started for a world of", self.world.to_string()),
+            ("has a checkpoint with digest", self.checkpoint.clone()),
+            ("has a placement with digest", self.placement.clone()),
+            ("was started with experts", self.experts.to_string()),
+            ("was started with expert slots", slots),
+            ("was started with transport", self.transport.to_string()),
+            ("sends rows as", self.wire.to_string()),
+            ("was started with attention", self.attention.clone()),
+            ("shuffles rows by", shuffle),
+        ]
     }
 }

@@ -13,8 +13,8 @@ use super::frame::{self, FrameError, MAX_FRAME_BYTES};
 /// A peer that does not take its frames for so long is lost.
 const WRITE_LIMIT: Duration = Duration::from_secs(30);
 
-/// The sending end of a control link. Frames are written in order by the link's own thread; what is sent after the peer
-/// has gone is dropped, as its reader has told the end already.
+/// The sending end of a control link. Frames are written in order by the link's own thread; messages sent after
+/// the peer has gone are dropped, as the reader has reported the end already.
 #[derive(Debug)]
 pub(crate) struct LinkSender<T> {
     /// None closes the link.

@@ -10,7 +10,7 @@ use super::door::Door;
 use super::error::RendezvousError;
 use super::frame;
 use super::hello::Link;
-use super::patience::{Impatience, Patience, unlimited};
+use super::patience::{Patience, unlimited};
 use super::rendezvous::distrust;
 use super::secret::Secret;
 
@@ -29,38 +29,31 @@ pub(super) fn connect(
 ) -> Result<Vec<Option<TcpStream>>, RendezvousError> {
     let me = own.to;
     let mut streams: Vec<Option<TcpStream>> = lower.iter().map(|_| None).collect();
-    for (rank, address) in (0..).zip(lower).filter_map(|(rank, address)| Some((rank, (*address)?))) {
-        let broken = |cause: String| RendezvousError::BrokenOff { rank: RankId::new(rank), cause };
-        let mut stream = patience.connect(address).map_err(|reason| match reason {
-            Impatience::Stopped => RendezvousError::Stopped,
-            Impatience::Deadline => broken(format!("{address} could not be reached in time")),
-            Impatience::Io(error) => broken(format!("{address}: {error}")),
-        })?;
-        auth::connect(&mut stream, Purpose::Data, secret, patience)
-            .map_err(|error| distrust(RankId::new(rank), &error))?;
+    for (rank, address) in (0..).zip(lower).filter_map(|(rank, address)| Some((RankId::new(rank), (*address)?))) {
+        let broken = |cause: String| RendezvousError::broken_off(rank, format!("{address}: {cause}"));
+        let mut stream =
+            patience.connect(address).map_err(|reason| reason.or("it could not be reached in time", broken))?;
+        auth::connect(&mut stream, Purpose::Data, secret, patience).map_err(|error| distrust(rank, &error))?;
         unlimited(&stream)?;
-        frame::write(&mut stream, &Link { from: me, to: rank, ..own }).map_err(|error| broken(error.to_string()))?;
-        streams[usize::from(rank)] = Some(stream);
+        let link = Link { from: me, to: rank.get(), ..own };
+        frame::write(&mut stream, &link).map_err(|error| RendezvousError::broken_off(rank, error))?;
+        streams[rank.index()] = Some(stream);
     }
     let mut door = Door::new(listener, Purpose::Data, secret.cloned(), MAX_LINK_BYTES);
-    let missing = |streams: &[Option<TcpStream>]| -> Vec<RankId> {
-        let missing = (0..).zip(streams).filter(|(rank, stream)| *rank > me && stream.is_none());
-        missing.map(|(rank, _)| RankId::new(rank)).collect()
-    };
     let take_all = |streams: &mut [Option<TcpStream>], come: Vec<(Link, TcpStream)>| {
         come.into_iter().try_for_each(|(link, stream)| take(link, stream, own, streams))
     };
-    door.gather(&mut streams[..], missing, take_all, limit, patience)?;
+    door.gather(&mut streams[usize::from(me) + 1..], me + 1, take_all, limit, patience)?;
     Ok(streams)
 }
 
-/// Takes a data link, unless it is none of this unit.
-fn take(link: Link, stream: TcpStream, own: Link, streams: &mut [Option<TcpStream>]) -> Result<(), RendezvousError> {
+/// Takes a data link, unless it is none of this unit; `higher` are the streams of the ranks after this one.
+fn take(link: Link, stream: TcpStream, own: Link, higher: &mut [Option<TcpStream>]) -> Result<(), RendezvousError> {
     if link.session != own.session || link.to != own.to || link.from <= own.to {
         tracing::warn!("turned away a connection that is no data link of this unit");
         return Ok(());
     }
-    match streams.get_mut(usize::from(link.from)) {
+    match higher.get_mut(usize::from(link.from - own.to) - 1) {
         Some(slot @ None) => {
             unlimited(&stream)?;
             *slot = Some(stream);

@@ -1,4 +1,4 @@
-//! What goes over a control link once the unit runs.
+//! Messages of a control link once the unit runs.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +25,7 @@ pub(crate) enum ToRank {
     Switch {
         /// Comes back with the answers.
         ticket: u64,
-        /// What to do.
+        /// The step to take.
         order: SwitchOrder,
     },
     /// No sequence is left in the unit and none will come: leave the step loop, but stay connected until this link
@@ -43,7 +43,7 @@ pub(crate) enum ToRank {
 pub(crate) enum FromRank {
     /// The model is loaded.
     Ready,
-    /// What became of sequences in one step, in order.
+    /// Events of sequences in one step, in order.
     Events(Vec<(u64, SequenceEvent)>),
     /// Answer to [`ToRank::Stats`].
     Stats {
@@ -56,7 +56,7 @@ pub(crate) enum FromRank {
     Switch {
         /// As asked.
         ticket: u64,
-        /// What was done.
+        /// The rank's answer.
         report: SwitchReport,
     },
     /// Answer to [`ToRank::Stop`].

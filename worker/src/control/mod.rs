@@ -1,16 +1,16 @@
-//! How the rank processes of one unit find each other and what they say over the control link.
+//! How the rank processes of one unit find each other, and the messages of the control link.
 //!
 //! | module | what |
 //! |---|---|
 //! | `frame` | length-prefixed, bounded JSON on a byte stream |
 //! | `patience` | blocking reads and accepts that end at a deadline or when the process is to stop |
 //! | `secret`, `auth` | the unit's secret, and how both ends of a connection prove that they know it |
-//! | `door` | incoming connections, listened to beside each other |
-//! | `hello` | what a rank says of itself, and whether two ranks belong together |
+//! | `door` | incoming connections, handled concurrently |
+//! | `hello` | how a rank introduces itself, and whether two ranks belong together |
 //! | `rendezvous` | registration with rank 0 |
-//! | `carrier` | what carries the data: shared memory where it can, else TCP |
+//! | `carrier` | the carrier of data: shared memory where possible, else TCP |
 //! | `mesh` | the data links, one between every two ranks |
-//! | `message` | what goes over a control link once the unit runs |
+//! | `message` | messages of a control link once the unit runs |
 //! | `link` | a control link: one thread reads, one writes |
 
 mod auth;

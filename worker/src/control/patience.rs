@@ -1,12 +1,14 @@
-//! Blocking calls that do not outlast a deadline or the process's will to live.
+//! Blocking calls that end at a deadline, or when the process is to stop.
 
 use std::io::{self, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::net::sockopt;
 
+use super::error::RendezvousError;
+use crate::ep::poll_until;
 use crate::unit::Shutdown;
 
 /// How often a waiting call looks whether it should give up.
@@ -14,7 +16,7 @@ const SLICE: Duration = Duration::from_millis(100);
 /// Pause between two attempts to reach a rank that does not listen yet.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// A silent connection is asked after `KEEPALIVE_IDLE`, and lost after so many questions without an answer.
+/// A silent connection is probed after `KEEPALIVE_IDLE`, and lost after so many probes without an answer.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 3;
@@ -37,12 +39,23 @@ pub(crate) enum Impatience {
     Io(io::Error),
 }
 
+impl Impatience {
+    /// The error of a rendezvous: `failed` with the cause, which is `late` if the deadline has passed.
+    pub(super) fn or(self, late: &str, failed: impl FnOnce(String) -> RendezvousError) -> RendezvousError {
+        match self {
+            Self::Stopped => RendezvousError::Stopped,
+            Self::Deadline => failed(late.to_owned()),
+            Self::Io(error) => failed(error.to_string()),
+        }
+    }
+}
+
 impl Patience {
     pub(crate) fn new(limit: Duration, shutdown: &Shutdown) -> Self {
         Self { deadline: Instant::now() + limit, shutdown: shutdown.clone() }
     }
 
-    /// The same will to live with a nearer deadline.
+    /// The same with a nearer deadline.
     pub(crate) fn at_most(&self, limit: Duration) -> Self {
         Self { deadline: self.deadline.min(Instant::now() + limit), shutdown: self.shutdown.clone() }
     }
@@ -61,21 +74,14 @@ impl Patience {
         loop {
             match listener.accept() {
                 Ok((stream, _)) => return prepared(stream).map_err(Impatience::Io),
-                Err(error) if is_wait(&error) => self.readable(listener)?,
+                Err(error) if is_wait(&error) => {
+                    let until = Instant::now() + self.slice()?;
+                    poll_until(&mut [PollFd::new(listener, PollFlags::IN)], Some(until));
+                }
                 // The stranger left before it was accepted.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => return Err(Impatience::Io(error)),
             }
-        }
-    }
-
-    fn readable(&self, listener: &TcpListener) -> Result<(), Impatience> {
-        let slice = self.slice()?;
-        let slice = Timespec { tv_sec: 0, tv_nsec: i64::from(slice.subsec_nanos()) };
-        let mut fds = [PollFd::new(listener, PollFlags::IN)];
-        match poll(&mut fds, Some(&slice)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(Impatience::Io(error.into())),
         }
     }
 
@@ -92,7 +98,7 @@ impl Patience {
         }
     }
 
-    /// A reader over `stream` that gives up with `TimedOut` at the deadline and `Interrupted by shutdown` as an error.
+    /// A reader over `stream` that fails with `TimedOut` at the deadline, and when the process is to stop.
     pub(crate) fn reader<'a>(&'a self, stream: &'a TcpStream) -> PatientReader<'a> {
         PatientReader { patience: self, stream }
     }

@@ -1,4 +1,4 @@
-//! Registration: every rank connects to rank 0, says what it is, and learns where the others are. The registering
+//! Registration: every rank connects to rank 0, introduces itself, and learns where the others are. The registering
 //! connection stays as the control link.
 
 use std::io;
@@ -27,9 +27,9 @@ pub(crate) struct Member<C> {
     pub(crate) control: C,
     /// `[world]`
     pub(crate) data: Vec<Option<TcpStream>>,
-    /// What the ranks of this host exchange through; the data links without.
+    /// Memory shared with the other ranks of this host, if any; otherwise the data links carry everything.
     pub(crate) memory: Option<SharedMemory>,
-    /// Those of the unit.
+    /// The limits of the unit.
     pub(crate) limits: UnitLimits,
 }
 
@@ -87,17 +87,15 @@ impl Host {
         data.extend(members.iter().map(|(hello, _)| hello.data));
         let welcome = Reply::Welcome { session, data, limits, leaders: leaders.clone() };
         for (hello, stream) in &mut members {
-            frame::write(stream, &welcome).map_err(|error| RendezvousError::BrokenOff {
-                rank: RankId::new(hello.rank),
-                cause: error.to_string(),
-            })?;
+            frame::write(stream, &welcome)
+                .map_err(|error| RendezvousError::broken_off(RankId::new(hello.rank), error))?;
         }
         let own = Link { session, from: 0, to: 0 };
         let lower = vec![None; usize::from(identity.world)];
-        let mut data = mesh::connect(&self.data, own, &lower, secret, limit, patience)?;
+        let data = mesh::connect(&self.data, own, &lower, secret, limit, patience)?;
         let control = members.into_iter().map(|(hello, stream)| (RankId::new(hello.rank), stream)).collect();
         let terms = MemoryTerms { choice: identity.transport, session, elements: limits.row_elements };
-        let memory = carrier::share(RankId::new(0), &leaders, &mut data, terms, patience)?;
+        let memory = carrier::share(RankId::new(0), &leaders, &data, terms, patience)?;
         Ok(Member { control, data, memory, limits })
     }
 
@@ -121,7 +119,7 @@ impl Host {
     }
 }
 
-/// What registrations are compared with.
+/// The unit that registrations are checked against.
 #[derive(Clone, Copy)]
 struct Admission<'a> {
     identity: &'a Identity,
@@ -136,15 +134,11 @@ fn collect(
     patience: &Patience,
     members: &mut [Option<(Hello, TcpStream)>],
 ) -> Result<(), RendezvousError> {
-    let missing = |members: &[Option<(Hello, TcpStream)>]| -> Vec<RankId> {
-        let missing = (1..).zip(members).filter(|(_, slot)| slot.is_none());
-        missing.map(|(rank, _)| RankId::new(rank)).collect()
-    };
     let take = |members: &mut [Option<(Hello, TcpStream)>], come: Vec<(Hello, TcpStream)>| {
         let mut come = come.into_iter();
         while let Some((hello, stream)) = come.next() {
             if let Err(error) = admit(unit, hello, stream, members) {
-                // Those that came in the same moment get the same answer.
+                // Connections that came at the same moment get the same answer.
                 for (hello, stream) in come {
                     if let Some(slot @ None) = members.get_mut(usize::from(hello.rank).wrapping_sub(1)) {
                         *slot = Some((hello, stream));
@@ -155,7 +149,7 @@ fn collect(
         }
         Ok(())
     };
-    door.gather(members, missing, take, limit, patience)
+    door.gather(members, 1, take, limit, patience)
 }
 
 /// Sends every rank why there will be no unit: those that have registered, and for a moment those that come later.
@@ -191,18 +185,19 @@ fn admit(
     members: &mut [Option<(Hello, TcpStream)>],
 ) -> Result<(), RendezvousError> {
     let (rank, identity) = (RankId::new(hello.rank), unit.identity);
-    let mismatch = identity.difference(rank, &hello.identity).or_else(|| {
+    let misplaced = || {
+        let expected = format!("1 to {}", identity.world.saturating_sub(1));
         let fits = (1..identity.world).contains(&hello.rank);
-        (!fits)
-            .then(|| format!("a process registered as rank {rank}, expected 1 to {}", identity.world.saturating_sub(1)))
-    });
-    let mismatch = mismatch.or_else(|| match identity.transport {
+        (!fits).then(|| format!("a process registered as rank {rank}, expected {expected}"))
+    };
+    let apart = || match identity.transport {
         TransportChoice::Shm => carrier::apart(rank, unit.place, hello.host.as_ref())
             .map(|why| format!("{why}: expected --transport auto or tcp")),
         TransportChoice::Auto | TransportChoice::Tcp => None,
-    });
+    };
+    let mismatch = identity.difference(rank, &hello.identity).or_else(misplaced).or_else(apart);
     if let Some(reason) = mismatch {
-        // Told on this side as well, whether or not the other still listens.
+        // This side reports it as well, whether or not the other still listens.
         let _ = frame::write(&mut stream, &Reply::Refused { reason: reason.clone() });
         return Err(RendezvousError::Mismatch { reason });
     }
@@ -227,24 +222,20 @@ pub(crate) fn join(
     patience: &Patience,
 ) -> Result<Member<TcpStream>, RendezvousError> {
     let Location { rendezvous: address, data, place } = location;
-    let unreachable = |cause: String| RendezvousError::Unreachable { address, limit, cause };
-    let mut control = patience.connect(address).map_err(|reason| match reason {
-        Impatience::Stopped => RendezvousError::Stopped,
-        Impatience::Deadline => unreachable("nothing listens there".into()),
-        Impatience::Io(error) => unreachable(error.to_string()),
-    })?;
-    auth::connect(&mut control, Purpose::Control, secret, patience).map_err(|error| match patience.slice() {
+    let rank_0 = RankId::new(0);
+    let unreachable = |cause| RendezvousError::Unreachable { address, limit, cause };
+    let mut control = patience.connect(address).map_err(|reason| reason.or("nothing listens there", unreachable))?;
+    let unless_stopped = |error| match patience.slice() {
         Err(Impatience::Stopped) => RendezvousError::Stopped,
-        _ => distrust(RankId::new(0), &error),
-    })?;
+        _ => error,
+    };
+    auth::connect(&mut control, Purpose::Control, secret, patience)
+        .map_err(|error| unless_stopped(distrust(rank_0, &error)))?;
     let own_ip = data.unwrap_or(control.local_addr()?.ip());
     let listener = bind(SocketAddr::new(own_ip, 0))?;
     let (data, host) = (listener.local_addr()?, Place::here(place));
     let hello = Hello { rank: rank.get(), data, kv_pages, host, identity: identity.clone() };
-    let broken = |error: FrameError| match patience.slice() {
-        Err(Impatience::Stopped) => RendezvousError::Stopped,
-        _ => RendezvousError::BrokenOff { rank: RankId::new(0), cause: error.to_string() },
-    };
+    let broken = |error: FrameError| unless_stopped(RendezvousError::broken_off(rank_0, error));
     frame::write(&mut control, &hello).map_err(broken)?;
     let reply = frame::read::<Reply>(&mut patience.reader(&control), MAX_HELLO_BYTES).map_err(broken)?;
     let (session, addresses, limits, leaders) = match reply {
@@ -254,30 +245,27 @@ pub(crate) fn join(
     let world = usize::from(identity.world);
     if addresses.len() != world || leaders.len() != world {
         let cause = format!("it named {} ranks on {} hosts, expected {world}", addresses.len(), leaders.len());
-        return Err(RendezvousError::BrokenOff { rank: RankId::new(0), cause });
+        return Err(RendezvousError::broken_off(rank_0, cause));
     }
     let lower: Vec<Option<SocketAddr>> = (0..identity.world)
         .zip(addresses)
         .map(|(peer, data)| (peer < rank.get()).then(|| reachable(data, address.ip())))
         .collect();
     let own = Link { session, from: rank.get(), to: rank.get() };
-    let mut data = mesh::connect(&listener, own, &lower, secret, limit, patience)?;
+    let data = mesh::connect(&listener, own, &lower, secret, limit, patience)?;
     let terms = MemoryTerms { choice: identity.transport, session, elements: limits.row_elements };
-    let memory = carrier::share(rank, &leaders, &mut data, terms, patience)?;
+    let memory = carrier::share(rank, &leaders, &data, terms, patience)?;
     unlimited(&control)?;
     Ok(Member { control, data, memory, limits })
 }
 
-/// What a failed handshake with a rank means for this one.
+/// The error for a failed handshake with a rank.
 pub(super) fn distrust(rank: RankId, error: &AuthError) -> RendezvousError {
+    let mismatch = |what: &str| RendezvousError::Mismatch { reason: format!("rank {rank} {what}: {error}") };
     match error {
-        error if error.is_secret() => {
-            RendezvousError::Mismatch { reason: format!("rank {rank} is not trusted: {error}") }
-        }
-        AuthError::Protocol { .. } => {
-            RendezvousError::Mismatch { reason: format!("rank {rank} does not fit: {error}") }
-        }
-        error => RendezvousError::BrokenOff { rank, cause: error.to_string() },
+        error if error.is_secret() => mismatch("is not trusted"),
+        AuthError::Protocol { .. } => mismatch("does not fit"),
+        error => RendezvousError::broken_off(rank, error),
     }
 }
 

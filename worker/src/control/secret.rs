@@ -9,9 +9,9 @@ use std::sync::Arc;
 use hmac::{Hmac, Mac as _};
 use sha2::Sha256;
 
-/// What is shorter can be guessed.
+/// A shorter secret can be guessed.
 const MIN_BYTES: usize = 16;
-/// A secret's file is small; what is larger is not one.
+/// A secret's file is small; a larger file is not one.
 const MAX_BYTES: u64 = 4096;
 /// Bytes of a proof.
 pub(super) const PROOF_BYTES: usize = 32;
@@ -20,7 +20,7 @@ pub(super) const PROOF_BYTES: usize = 32;
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Arc<[u8]>);
 
-/// Why a secret cannot be used. The secret itself is not told.
+/// Why a secret cannot be used. The secret itself is not shown.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     /// The file cannot be read.

@@ -1,10 +1,10 @@
-//! What goes into one step.
+//! The batch of one step.
 
 use semmoe_tables::Attention;
 
 use crate::ep::StepBatch;
 
-/// What a running sequence could do next.
+/// The next work of a running sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ready {
     /// So many prompt tokens are left.
@@ -14,7 +14,7 @@ pub(super) enum Ready {
 }
 
 /// How many tokens of each sequence go into the next step: every decoding sequence its one, then prompts, oldest first,
-/// with what is left of `budget`; long ones in chunks. Decoding never waits for prompts, and as the budget exceeds the
+/// with the rest of `budget`; long ones in chunks. Decoding never waits for prompts, and as the budget exceeds the
 /// number of running sequences prompts never wait for decoding.
 pub(super) fn plan(ready: &[Ready], budget: usize) -> Vec<usize> {
     let mut left = budget;

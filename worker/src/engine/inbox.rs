@@ -1,9 +1,10 @@
 //! Orders for the engine from other threads.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use crate::control::message::ToRank;
 use crate::ep::Waker;
+use crate::threads::lock;
 
 /// The engine's end.
 #[derive(Debug)]
@@ -18,13 +19,7 @@ struct Orders {
     came: Condvar,
 }
 
-impl Orders {
-    fn lock(&self) -> MutexGuard<'_, Vec<ToRank>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Everybody else's end: never blocks on the engine's work.
+/// The other threads' end: never blocks on the engine's work.
 #[derive(Clone, Debug)]
 pub(crate) struct EngineHandle {
     orders: Arc<Orders>,
@@ -40,26 +35,26 @@ impl Inbox {
 
     /// All orders since the last call, oldest first.
     pub(crate) fn take(&self) -> Vec<ToRank> {
-        std::mem::take(&mut *self.orders.lock())
+        std::mem::take(&mut *lock(&self.orders.waiting))
     }
 
     /// The same, but waits until there is one.
     pub(super) fn wait(&self) -> Vec<ToRank> {
         let empty = |orders: &mut Vec<ToRank>| orders.is_empty();
-        let waited = self.orders.came.wait_while(self.orders.lock(), empty);
+        let waited = self.orders.came.wait_while(lock(&self.orders.waiting), empty);
         std::mem::take(&mut *waited.unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Whether this order has come and was not taken yet.
     pub(super) fn holds(&self, order: &ToRank) -> bool {
-        self.orders.lock().contains(order)
+        lock(&self.orders.waiting).contains(order)
     }
 }
 
 impl EngineHandle {
     /// Hands an order over and wakes the engine if it sleeps.
     pub(crate) fn send(&self, order: ToRank) {
-        self.orders.lock().push(order);
+        lock(&self.orders.waiting).push(order);
         self.orders.came.notify_one();
         self.waker.ring();
     }

@@ -1,14 +1,14 @@
-//! What an engine holds and does at most: as asked for, and as it comes out for a model on a machine.
+//! Limits of an engine: as requested, and as they come out for a model on a machine.
 
 use semmoe_tables::Attention;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{HeadShare, ModelConfig, PAGE_TOKENS};
 
-/// Tokens of cache where nothing is asked for, if the model's context is not longer and memory suffices.
+/// Default size of the cache in tokens, if the model's context is not longer and memory suffices.
 const DEFAULT_KV_TOKENS: usize = 32_768;
 
-/// What an engine holds and does at most.
+/// Upper limits of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineLimits {
     /// Sequences in the running batch of one rank.
@@ -17,9 +17,9 @@ pub struct EngineLimits {
     pub waiting: usize,
     /// Tokens of one step on one rank, prompt chunks and decoded tokens together.
     pub step_tokens: usize,
-    /// Key-value cache of one rank: running sequences reserve what they may need.
+    /// Key-value cache of one rank: running sequences reserve all that they may need.
     pub kv: KvBudget,
-    /// Whether prompts that begin alike share what was computed for the beginning.
+    /// Whether prompts that begin alike share the keys and values of the beginning.
     pub prefix_reuse: bool,
 }
 
@@ -41,7 +41,7 @@ impl Default for EngineLimits {
     }
 }
 
-/// The limits as they count: the same on every rank, told by rank 0, so that ranks cannot differ in them.
+/// The limits in force: sent by rank 0, so that ranks cannot differ in them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UnitLimits {
     /// As [`EngineLimits::running`].

@@ -1,15 +1,15 @@
-//! One rank's engine: takes sequences, runs them in steps with the other ranks, reports what became of them.
+//! One rank's engine: takes sequences, runs them in steps with the other ranks, and reports their events.
 //!
 //! | module | what |
 //! |---|---|
-//! | `limits` | what an engine holds and does at most |
-//! | `request` | what a sequence asks for and what it gives |
+//! | `limits` | the limits of an engine |
+//! | `request` | the request and the events of a sequence |
 //! | `inbox` | orders for the engine from other threads |
-//! | `run` | the step loop, and what all loops do |
-//! | `together`, `told` | the loop with attention tp, and what its ranks send each other |
+//! | `run` | the step loop, and the parts that all loops share |
+//! | `together`, `told` | the loop with attention tp, and the messages between its ranks |
 //! | `switch` | a rank's part in a switch of the unit's layout |
-//! | `relayout` | what it runs goes on when attention changes between dp and tp |
-//! | `batch` | what goes into one step (pure) |
+//! | `relayout` | running sequences continue when attention changes between dp and tp |
+//! | `batch` | the batch of one step (pure) |
 //! | `sequence` | one sequence from prompt to end |
 //! | `sampler`, `logprobs` | logits to a token, and how likely it was (pure) |
 //! | `stop`, `text` | decoding and stop texts, also for the streams of rank 0 (pure) |

@@ -1,9 +1,9 @@
-//! A rank's part in a change of attention between dp and tp: what it runs goes on in the other form, on this rank or
+//! A rank's part in a change of attention between dp and tp: its sequences continue in the other form, on this rank or
 //! another.
 //!
 //! With dp each rank has its own sequences, with tp all ranks have all of them. So every rank sends the others, between
-//! two steps, what it alone knows: with dp its sequences and those that wait, with tp the state of those whose tokens
-//! it chooses (and rank 0 those that wait). Then all have the same list, and pages move
+//! two steps, the state that it alone knows: with dp its running and waiting sequences, with tp those whose tokens it
+//! chooses (and rank 0 the waiting ones). Then all have the same list, and pages move
 //! ([`crate::model::Model::stage_attention`]). Nothing of the engine changes before all ranks have agreed.
 
 use std::collections::{HashMap, VecDeque};
@@ -26,7 +26,7 @@ struct Known {
     waiting: Vec<SequenceRequest>,
 }
 
-/// What the engine goes on with if all ranks agree.
+/// The state the engine continues with if all ranks agree.
 pub(super) struct Staged {
     pool: KvPool,
     running: Vec<(Carried, KvCache)>,
@@ -36,31 +36,26 @@ pub(super) struct Staged {
 }
 
 impl Engine {
-    /// Makes ready to go on with the other attention, together with all ranks; the inner error is why that cannot be,
-    /// the same on all.
+    /// Prepares the change to the other attention, together with all ranks; the inner error is why that cannot be, the
+    /// same on all.
     pub(super) fn stage_attention(
         &mut self,
         objection: &dyn Fn(&Inbox) -> Option<String>,
     ) -> Result<Result<Staged, String>, UnitError> {
-        let to = match self.model.attention() {
-            Attention::Dp => Attention::Tp,
-            Attention::Tp => Attention::Dp,
-        };
+        let to = self.model.other_attention().expect("a prepared change of attention");
         let known = match self.tell_known(to)? {
             Ok(known) => known,
             Err(cause) => return Ok(Err(cause)),
         };
         let requests: HashMap<u64, &SequenceRequest> =
             known.running.iter().map(|carried| (carried.request.id, &carried.request)).collect();
-        let moving =
-            |sequence: &'_ Sequence| requests.get(&sequence.id()).map_or_else(Vec::new, |request| self.shares(request));
-        let shares: Vec<Vec<f32>> = self.running.iter().map(moving).collect();
-        let sequences: Vec<MovingSequence<'_>> = self
-            .running
-            .iter()
-            .zip(shares)
-            .map(|(sequence, shares)| MovingSequence { id: sequence.id(), kv: &sequence.kv, shares })
-            .collect();
+        let moving = |sequence: &Sequence| requests.get(&sequence.id()).map_or_else(Vec::new, |of| self.shares(of));
+        let sequences = self.running.iter().map(|sequence| MovingSequence {
+            id: sequence.id(),
+            kv: &sequence.kv,
+            shares: moving(sequence),
+        });
+        let sequences: Vec<MovingSequence<'_>> = sequences.collect();
         let change = AttentionChange { pool: &self.pool, sequences: &sequences, capacity: self.limits.kv_pages.of(to) };
         let mut objects = |_: KvPhase| objection(&self.inbox);
         let staged = self.model.stage_attention(&change, &mut self.ep, &mut objects)?;
@@ -88,10 +83,10 @@ impl Engine {
         Staged { pool: kv.pool, running: running.collect(), waiting, homes }
     }
 
-    /// Goes on with what was made ready.
+    /// Continues with the staged state.
     pub(super) fn install_attention(&mut self, staged: Staged) {
         self.model.install_attention();
-        // Counts that were asked for before the orders that came first are those of now.
+        // Counts that were requested while orders were waiting are reported now.
         for ticket in self.together.take().map(Together::into_tickets).unwrap_or_default() {
             self.report_stats(ticket);
         }
@@ -108,14 +103,14 @@ impl Engine {
         self.admitted = self.running.len();
     }
 
-    /// Sends the other ranks what this one has, and receives theirs.
+    /// Exchanges sequences with the other ranks.
     fn tell_known(&mut self, to: Attention) -> Result<Result<Known, String>, UnitError> {
         let me = self.ep.rank().index();
         let all = self.model.attention() == Attention::Dp;
         let own = self.running.iter().filter(|sequence| all || sequence.owner == me).map(Sequence::carried);
         let waiting = self.waiting.iter().filter(|_| all || me == 0).cloned();
         let known = Known { running: own.collect(), waiting: waiting.collect() };
-        // What cannot be written is nothing, which no rank can read, this one included: all come to the same.
+        // If it cannot be written the message is empty, which every rank fails to read, including this one: all agree.
         let told = tell_all(&mut self.ep, serde_json::to_vec(&known).unwrap_or_default())?;
         let mut known = Known::default();
         for (rank, message) in told.iter().enumerate() {
@@ -153,11 +148,12 @@ impl Engine {
 
 /// The preferred one of the ranks that have at most `slack` more than the one that has the least.
 fn place(loads: &[usize], shares: &[f32], slack: usize) -> u16 {
-    let limit = loads.iter().min().map_or(0, |least| least + slack);
-    let share = |rank: &usize| shares.get(*rank).copied().unwrap_or_default();
-    let near = (0..loads.len()).filter(|&rank| loads[rank] <= limit);
-    let best = near.min_by(|a, b| share(b).total_cmp(&share(a)).then(loads[*a].cmp(&loads[*b])).then(a.cmp(b)));
-    best.unwrap_or(0) as u16
+    let least = loads.iter().copied().min().unwrap_or(0);
+    let near = (0_u16..).zip(loads).filter(|(_, load)| **load <= least + slack);
+    let share = |rank: u16| shares.get(usize::from(rank)).copied().unwrap_or_default();
+    // Of equal ones the first.
+    let best = near.min_by(|(a, x), (b, y)| share(*b).total_cmp(&share(*a)).then(x.cmp(y)));
+    best.map_or(0, |(rank, _)| rank)
 }
 
 #[cfg(test)]

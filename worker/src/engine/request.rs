@@ -1,4 +1,4 @@
-//! What a sequence asks for and what it gives: plain data, checked by rank 0 before it is sent to a rank.
+//! The request and the events of a sequence: plain data, checked by rank 0 before it is sent to a rank.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,15 +14,15 @@ pub(crate) struct SequenceRequest {
     pub(crate) tokens: Vec<u32>,
     /// At least one.
     pub(crate) max_new_tokens: u32,
-    /// No stop of any kind before so many tokens.
+    /// No stop of any kind before this many tokens.
     pub(crate) min_new_tokens: u32,
     /// How to choose tokens.
     pub(crate) sampling: Sampling,
     /// When to stop early.
     pub(crate) stop: StopRules,
-    /// Give the experts of all positions from this one on.
+    /// Report the experts of all positions from this one on.
     pub(crate) routes_from: Option<u32>,
-    /// Give the probability of every new token, and of so many alternatives.
+    /// Report the probability of every new token, and of this many alternatives.
     pub(crate) logprobs: Option<u8>,
     /// The rank that it was pinned to, or on before all ranks had it: where it goes if attention becomes dp.
     pub(crate) home: Option<u16>,
@@ -65,7 +65,7 @@ pub(crate) enum Finish {
     Abort,
 }
 
-/// What becomes of a sequence.
+/// An event in the life of a sequence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum SequenceEvent {
     /// It has joined the batch.
@@ -77,14 +77,14 @@ pub(crate) enum SequenceEvent {
     Token {
         /// The token.
         id: u32,
-        /// If asked for.
+        /// If requested.
         logprobs: Option<TokenLogprobs>,
     },
     /// The end.
     Finished {
         /// Why.
         finish: Finish,
-        /// The experts of every position but the last, if asked for, in SGLang's encoding.
+        /// The experts of every position but the last, if requested, in SGLang's encoding.
         routes: Option<String>,
     },
     /// The end by an error that concerns only this sequence.

@@ -87,7 +87,7 @@ impl Engine {
         }
     }
 
-    /// Runs until told to stop or a rank fails. The transport stays open until the engine is dropped: peers may still
+    /// Runs until it is stopped or a rank fails. The transport stays open until the engine is dropped: peers may still
     /// be finishing the last step.
     pub(crate) fn run(&mut self) -> Result<EngineEnd, UnitError> {
         loop {
@@ -129,7 +129,7 @@ impl Engine {
         self.together.get_or_insert_default()
     }
 
-    /// Whether this rank reports and counts what it knows of sequences: with attention tp all ranks know the same.
+    /// Whether this rank reports and counts events of sequences: with attention tp all ranks see the same ones.
     pub(super) fn is_leader(&self) -> bool {
         self.together.is_none() || self.ep.rank().get() == 0
     }
@@ -138,7 +138,6 @@ impl Engine {
         let orders = if self.is_quiet() { self.inbox.wait() } else { self.inbox.take() };
         for order in orders {
             match order {
-                ToRank::Submit(_) | ToRank::Cancel { .. } | ToRank::Flush => self.take_order(order),
                 ToRank::Stats { ticket } => {
                     self.flush();
                     self.report_stats(ticket);
@@ -146,12 +145,13 @@ impl Engine {
                 ToRank::Switch { ticket, order } => self.take_switch_order(ticket, order)?,
                 ToRank::Stop => return Ok(Some(EngineEnd::Stopped)),
                 ToRank::Abort { cause } => return Ok(Some(EngineEnd::Aborted(cause))),
+                order => self.take_order(order),
             }
         }
         Ok(None)
     }
 
-    /// An order about sequences or their pages; others are no matter of this.
+    /// An order about sequences or their pages; others are ignored.
     pub(super) fn take_order(&mut self, order: ToRank) {
         match order {
             ToRank::Submit(request) => self.waiting.push_back(*request),
@@ -173,8 +173,8 @@ impl Engine {
         }
     }
 
-    /// Moves waiting sequences into the batch, oldest first, while there are pages for all that they may come to need:
-    /// what runs never waits for a page, so it ends, and what waits follows.
+    /// Moves waiting sequences into the batch, oldest first, while there are pages for all that they may come to need.
+    /// A running sequence never waits for a page, so it ends, and a waiting one follows.
     pub(super) fn admit(&mut self) {
         while self.running.len() < self.limits.running {
             let Some(request) = self.waiting.front() else { return };
@@ -182,7 +182,7 @@ impl Engine {
                 if !self.running.is_empty() {
                     return;
                 }
-                // Rank 0 refuses what does not fit an empty cache; waiting for it would be for ever.
+                // Rank 0 refuses what does not fit an empty cache; this one would wait forever.
                 let message = "the request does not fit the key-value cache".to_owned();
                 self.events.push((request.id, SequenceEvent::Failed { message }));
                 self.waiting.pop_front();
@@ -199,7 +199,7 @@ impl Engine {
         }
     }
 
-    /// One step with the other ranks, and what follows from it.
+    /// One step with the other ranks, and its consequences.
     pub(super) fn step(&mut self) -> Result<(), UnitError> {
         let me = self.ep.rank().index();
         loop {
@@ -264,7 +264,7 @@ impl Engine {
         }
     }
 
-    /// Reports what has happened.
+    /// Reports the events.
     pub(super) fn flush(&mut self) {
         if !self.is_leader() {
             self.events.clear();
@@ -273,7 +273,7 @@ impl Engine {
         }
     }
 
-    /// Answers a question for counts.
+    /// Reports the counts.
     pub(super) fn report_stats(&mut self, ticket: u64) {
         let stats = Box::new(self.stats());
         (self.emit)(FromRank::Stats { ticket, stats });
@@ -306,14 +306,14 @@ struct Member {
     ends: bool,
 }
 
-/// Where it goes what becomes of sequences.
+/// The destination of events.
 pub(super) struct Events<'a> {
     pub(super) all: &'a mut Vec<(u64, SequenceEvent)>,
-    /// Whether this rank reports routes, if they are asked for.
+    /// Whether this rank reports requested routes.
     pub(super) routes: bool,
 }
 
-/// Gives a sequence its next token, `None` if the logits were of no use; true if it was the last.
+/// Gives a sequence its next token, `None` if the logits were unusable; true if it was the last.
 pub(super) fn settle(
     sequence: &mut Sequence,
     sampled: Option<Sampled>,

@@ -19,12 +19,12 @@ impl Sampler {
         Self { sampling, rng: Rng::with_seed(sampling.seed), candidates: Vec::new() }
     }
 
-    /// One that goes on after the draws that led to a [`Sampler::state`].
+    /// Continues after the draws that led to a [`Sampler::state`].
     pub(super) fn resumed(sampling: Sampling, state: u64) -> Self {
         Self { rng: Rng::with_seed(state), ..Self::new(sampling) }
     }
 
-    /// What its next draws depend on.
+    /// The state that determines its next draws.
     pub(super) fn state(&self) -> u64 {
         self.rng.get_seed()
     }

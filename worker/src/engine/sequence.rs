@@ -90,7 +90,7 @@ impl Sequence {
         }
     }
 
-    /// What the model needs for the next `count` tokens: cache, tokens, whether logits are wanted, and the phase.
+    /// The model's input for the next `count` tokens: cache, tokens, whether logits are wanted, and the phase.
     pub(super) fn step_parts(&mut self, count: usize) -> (&mut KvCache, &[u32], bool, StepPhase) {
         let prompt = &self.request.tokens[self.fed..];
         match self.generated.last() {
@@ -104,7 +104,7 @@ impl Sequence {
         self.fed = (self.fed + count).min(self.request.tokens.len());
     }
 
-    /// Chooses the next token; `None` if the logits are of no use.
+    /// Chooses the next token; `None` if the logits are unusable.
     pub(super) fn sample(&mut self, logits: &[f32]) -> Option<Sampled> {
         let stop = &self.request.stop;
         let early = self.generated.len() < self.request.min_new_tokens as usize;
@@ -130,7 +130,7 @@ impl Sequence {
         })
     }
 
-    /// The experts in SGLang's encoding, if asked for: base64 of i32 `[positions, all layers, k]`.
+    /// The experts in SGLang's encoding, if requested: base64 of i32 `[positions, all layers, k]`.
     pub(super) fn encoded_routes(&self, model: &ModelConfig) -> Option<String> {
         let routes = self.kv.routes(self.request.routes_from? as usize);
         Some(encode_routed_experts(&with_dense_layers(&routes, model)))

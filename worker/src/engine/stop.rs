@@ -1,6 +1,6 @@
 //! Stop texts: found across token borders, cut off, and never shown half.
 
-/// Watches a text that comes in pieces for stop texts. Gives out what certainly lies before any of them.
+/// Watches a text that comes in pieces for stop texts, and releases the text that certainly lies before any of them.
 #[derive(Clone, Debug)]
 pub(crate) struct StopText {
     stops: Vec<String>,
@@ -17,12 +17,8 @@ impl StopText {
     /// that begin at the same place the first in the list.
     pub(crate) fn push(&mut self, piece: &str) -> (String, Option<&str>) {
         self.held.push_str(piece);
-        let found = self
-            .stops
-            .iter()
-            .enumerate()
-            .filter_map(|(index, stop)| Some((self.held.find(stop.as_str())?, index)))
-            .min();
+        let stops = self.stops.iter().enumerate();
+        let found = stops.filter_map(|(index, stop)| Some((self.held.find(stop.as_str())?, index))).min();
         if let Some((at, index)) = found {
             self.held.truncate(at);
             return (std::mem::take(&mut self.held), Some(&self.stops[index]));

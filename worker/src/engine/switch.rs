@@ -1,10 +1,10 @@
-//! A rank's part in a switch of the unit's layout: it checks what is asked, begins no more steps, moves experts, keys
-//! and values with the others, and goes on.
+//! A rank's part in a switch of the unit's layout: it checks the request, begins no more steps, moves experts, keys and
+//! values with the others, and resumes.
 //!
 //! With attention dp a rank that holds begins no step of its own but joins those of others, so that no rank waits for
-//! it. Once all hold no step is left. Rank 0 then says so to every rank (`Quiet`) before any of them moves: whatever a
+//! it. Once all hold, no step is left. Rank 0 then notifies every rank (`Quiet`) before any of them moves: whatever a
 //! peer begins from then on is the move, and the rank waits for its own order to take part. With attention tp the order
-//! to move is rank 0's, told like all its orders between the same two steps of all ranks, and there is nothing to hold.
+//! to move comes from rank 0 between the same two steps of all ranks, as all its orders do; there is nothing to hold.
 
 use semmoe_tables::Attention;
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,7 @@ use crate::ep::{ExpertSpread, UnitError};
 use crate::memory::{available_bytes, shortage};
 use crate::model::SwitchOutcome;
 
-/// What rank 0 asks of a rank, in this order; `Abort` at any time.
+/// An order from rank 0 to a rank. They come in this sequence, except for `Abort`, which may come at any time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum SwitchOrder {
     /// Check that it could be done, and remember it.
@@ -62,7 +62,7 @@ pub(crate) enum SwitchReport {
     Ended(SwitchOutcome),
 }
 
-/// What was asked and has not ended.
+/// A switch that was prepared and has not ended.
 #[derive(Debug)]
 pub(super) struct Prepared {
     ticket: u64,
@@ -72,14 +72,14 @@ pub(super) struct Prepared {
     aborted: bool,
 }
 
-/// What an abort says.
+/// The cause reported after an abort.
 pub(super) const ABORTED: &str = "the switch was aborted";
 
 /// Which steps a rank takes part in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Steps {
     All,
-    /// Those that others begin.
+    /// Steps that others begin.
     Joined,
     None,
 }
@@ -90,12 +90,12 @@ impl Engine {
         self.switch.as_ref().is_some_and(|prepared| prepared.steps != Steps::All)
     }
 
-    /// Whether it takes part in no steps at all, so that only an order can make it go on.
+    /// Whether it takes part in no steps at all, so that only an order can make it resume.
     pub(super) fn is_quiet(&self) -> bool {
         self.switch.as_ref().is_some_and(|prepared| prepared.steps == Steps::None)
     }
 
-    /// Does what rank 0 asks of every rank by itself.
+    /// Follows an order that rank 0 gives every rank directly.
     pub(super) fn take_switch_order(&mut self, ticket: u64, order: SwitchOrder) -> Result<(), UnitError> {
         match order {
             SwitchOrder::Prepare(to) => {
@@ -135,10 +135,10 @@ impl Engine {
             let Some(attention) = self.model.other_attention() else {
                 return Some(format!("it has the weights of attention {} alone", self.model.attention()));
             };
-            // With tp every rank has what one has now.
+            // With tp every rank has the pages that one has now.
             let (usage, room) = (self.pool.usage(), self.limits.kv_pages.of(attention) as u64);
-            if usage.used + usage.promised > room && attention == Attention::Tp {
-                let pages = usage.used + usage.promised;
+            let pages = usage.used + usage.promised;
+            if pages > room && attention == Attention::Tp {
                 return Some(format!(
                     "its sequences need {pages} pages of keys and values, and with attention tp it has {room}"
                 ));
@@ -162,11 +162,7 @@ impl Engine {
         self.flush();
         let abort = ToRank::Switch { ticket, order: SwitchOrder::Abort };
         let objects = |inbox: &Inbox| (aborted || inbox.holds(&abort)).then(|| ABORTED.to_owned());
-        let staged = match to.turns_attention.then(|| self.stage_attention(&objects)).transpose()? {
-            Some(Err(cause)) => Err(cause),
-            Some(Ok(staged)) => Ok(Some(staged)),
-            None => Ok(None),
-        };
+        let staged = to.turns_attention.then(|| self.stage_attention(&objects)).transpose()?.transpose();
         let outcome = match staged {
             Err(cause) => SwitchOutcome::RolledBack { cause },
             Ok(staged) => {

@@ -12,7 +12,7 @@ pub(crate) struct SequenceText {
     decoder: IncrementalDecoder,
     stops: StopText,
     stop_ids: Vec<u32>,
-    /// No stop text counts before so many tokens.
+    /// No stop text counts before this many tokens.
     min_new_tokens: u32,
     tokens: u32,
 }

@@ -1,10 +1,8 @@
-//! The step loop with attention tp. All ranks hold the same sequences and come to the same decisions: they hear the
-//! same orders at the same place between two steps (rank 0's, told in the sync before a step) and the same tokens (each
-//! chosen by the sequence's own rank, told in the next sync), and everything else follows from these: admission, pages,
-//! batches, ends.
+//! The step loop with attention tp. All ranks hold the same sequences and come to the same decisions: they get the same
+//! orders at the same place between two steps (from rank 0, in the sync before a step) and the same tokens (each chosen
+//! by the sequence's own rank, in the next sync). Everything else follows from these: admission, pages, batches, ends.
 //!
-//! That they agree is checked, not hoped for: a batch's digest goes with each sync, as do the ids of the tokens'
-//! sequences.
+//! Agreement is checked: a batch's digest goes with each sync, as do the ids of the tokens' sequences.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -17,25 +15,25 @@ use super::told::{Chosen, MAX_ORDER_BYTES, Told};
 use crate::control::message::ToRank;
 use crate::ep::{UnitError, Wake};
 
-/// What an engine with attention tp keeps between a step and the next sync.
+/// The state that an engine with attention tp keeps between a step and the next sync.
 #[derive(Default)]
 pub(super) struct Together {
-    /// Rank 0: orders that the others have not heard, oldest first.
+    /// Rank 0: orders that the others have not received, oldest first.
     orders: VecDeque<ToRank>,
-    /// Who asked for counts while orders were waiting: they are answered after those.
+    /// Requests for counts that came while orders were waiting: they are answered after those.
     tickets: Vec<u64>,
     /// Of the last step.
     steps: u64,
     digest: u64,
     /// The sequences that got a token in it, in the order of the batch, and whose ranks choose it.
     awaited: Vec<(u64, usize)>,
-    /// Those that this rank chose.
+    /// The tokens that this rank chose.
     chosen: Vec<Chosen>,
     message: Vec<u8>,
 }
 
 impl Together {
-    /// Who asked for counts and has no answer.
+    /// Unanswered requests for counts.
     pub(super) fn into_tickets(self) -> Vec<u64> {
         self.tickets
     }
@@ -73,7 +71,7 @@ impl Together {
     }
 }
 
-/// At most so many bytes as JSON.
+/// An upper bound on its bytes as JSON.
 fn order_bytes(order: &ToRank) -> usize {
     const TOKEN: usize = 11;
     const REST: usize = 1024;
@@ -115,7 +113,7 @@ impl Engine {
         }
     }
 
-    /// Takes what came from rank 0's front; the cause if the unit is dead.
+    /// Takes the orders of rank 0's front; the cause if the unit is dead.
     fn hear(&mut self) -> Result<Option<String>, UnitError> {
         for order in self.inbox.take() {
             match order {
@@ -134,7 +132,7 @@ impl Engine {
         Ok(None)
     }
 
-    /// Hears what all ranks chose and what rank 0 orders, and does it; true if the loop is to end.
+    /// Exchanges chosen tokens and rank 0's orders, and follows them; true if the loop is to end.
     fn sync(&mut self) -> Result<bool, UnitError> {
         let me = self.ep.rank().index();
         let together = self.together();
@@ -142,23 +140,24 @@ impl Engine {
         let (steps, digest, chosen) = (together.steps, together.digest, std::mem::take(&mut together.chosen));
         let own = Told { steps, digest, chosen, orders };
         let mut message = std::mem::take(&mut together.message);
-        own.encode(&mut message).map_err(|error| protocol(me, format!("its orders cannot be written: {error}")))?;
+        own.encode(&mut message)
+            .map_err(|error| UnitError::protocol(me, format!("its orders cannot be written: {error}")))?;
         let heard = self.ep.tell_all(&message)?;
         let mut told = Vec::with_capacity(heard.len());
         for (rank, message) in heard.iter().enumerate() {
             // The own slot is not carried.
             let word = if rank == me { Ok(Told::default()) } else { Told::decode(message) };
-            told.push(word.map_err(|detail| protocol(rank, detail))?);
+            told.push(word.map_err(|detail| UnitError::protocol(rank, detail))?);
         }
         self.together().message = message;
         told[me] = own;
         for (rank, told) in told.iter().enumerate() {
             if (told.steps, told.digest) != (steps, digest) {
                 let detail = format!("it took another batch through step {steps}, or is at step {}", told.steps);
-                return Err(protocol(rank, detail));
+                return Err(UnitError::protocol(rank, detail));
             }
             if rank != 0 && !told.orders.is_empty() {
-                return Err(protocol(rank, "it gave orders, which is rank 0's".to_owned()));
+                return Err(UnitError::protocol(rank, "it gave orders, which is rank 0's"));
             }
         }
         let orders = std::mem::take(&mut told[0].orders);
@@ -174,14 +173,17 @@ impl Engine {
         let mut ended = Vec::new();
         for (id, owner) in std::mem::take(&mut self.together().awaited) {
             let Some(Chosen { sequence, token, logprobs }) = chosen[owner].next() else {
-                return Err(protocol(owner, format!("it chose no token for sequence {id}")));
+                return Err(UnitError::protocol(owner, format!("it chose no token for sequence {id}")));
             };
             let (Some(&at), true) = (places.get(&id), sequence == id) else {
-                return Err(protocol(owner, format!("it chose a token for sequence {sequence}, expected {id}")));
+                return Err(UnitError::protocol(
+                    owner,
+                    format!("it chose a token for sequence {sequence}, expected {id}"),
+                ));
             };
             let vocabulary = self.config.vocab_size;
             if let Some(token) = token.filter(|token| *token as usize >= vocabulary) {
-                return Err(protocol(owner, format!("it chose token {token}, expected below {vocabulary}")));
+                return Err(UnitError::protocol(owner, format!("it chose token {token}, expected below {vocabulary}")));
             }
             let sampled = token.map(|token| Sampled { token, logprobs });
             // Only rank 0 reports routes.
@@ -192,7 +194,7 @@ impl Engine {
             }
         }
         if let Some(owner) = chosen.iter().position(|chosen| chosen.len() > 0) {
-            return Err(protocol(owner, "it chose more tokens than sequences wait for".to_owned()));
+            return Err(UnitError::protocol(owner, "it chose more tokens than sequences wait for"));
         }
         // The last ones first, as the places of those before them then stay.
         ended.sort_unstable();
@@ -205,12 +207,15 @@ impl Engine {
     fn obey(&mut self, orders: Vec<ToRank>) -> Result<bool, UnitError> {
         for order in orders {
             match order {
-                ToRank::Submit(_) | ToRank::Cancel { .. } | ToRank::Flush => self.take_order(order),
                 ToRank::Switch { ticket, order: SwitchOrder::Move } => self.switch_now(ticket)?,
                 ToRank::Stop => return Ok(true),
                 ToRank::Stats { .. } | ToRank::Abort { .. } | ToRank::Switch { .. } => {
-                    return Err(protocol(0, format!("it passed on {}, which it answers itself", kind(&order))));
+                    return Err(UnitError::protocol(
+                        0,
+                        format!("it passed on {}, which it answers itself", kind(&order)),
+                    ));
                 }
+                order => self.take_order(order),
             }
         }
         Ok(false)
@@ -227,8 +232,4 @@ fn kind(order: &ToRank) -> &'static str {
         ToRank::Stop => "a stop",
         ToRank::Abort { .. } => "an abort",
     }
-}
-
-fn protocol(rank: usize, detail: String) -> UnitError {
-    UnitError::protocol(rank, detail)
 }

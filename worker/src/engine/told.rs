@@ -1,5 +1,5 @@
-//! What ranks send each other before a step with attention tp: which step they have done, which tokens they chose in
-//! it, and rank 0's orders. Every length is checked; a rank that sends anything else breaks the protocol.
+//! Messages that ranks exchange before a step with attention tp: the last step they did, the tokens they chose in it,
+//! and rank 0's orders. Every length is checked; a rank that sends anything else breaks the protocol.
 //!
 //! | field | type | what |
 //! |---|---|---|
@@ -12,12 +12,12 @@
 use super::request::TokenLogprobs;
 use crate::control::message::ToRank;
 
-/// The most bytes of orders in one message; what is more waits for the next.
+/// The most bytes of orders in one message; further orders wait for the next.
 pub(super) const MAX_ORDER_BYTES: usize = 16 << 20;
 const HAS_TOKEN: u8 = 1;
 const HAS_LOGPROBS: u8 = 2;
 
-/// One rank's word.
+/// One rank's message.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Told {
     pub(super) steps: u64,
@@ -27,11 +27,11 @@ pub(super) struct Told {
     pub(super) orders: Vec<ToRank>,
 }
 
-/// What a rank chose for a sequence of its own.
+/// The token that a rank chose for one of its own sequences.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Chosen {
     pub(super) sequence: u64,
-    /// `None`: the logits were of no use.
+    /// `None`: the logits were unusable.
     pub(super) token: Option<u32>,
     pub(super) logprobs: Option<TokenLogprobs>,
 }
@@ -79,7 +79,7 @@ impl Told {
     }
 }
 
-/// What is left of a message.
+/// The unread rest of a message.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {

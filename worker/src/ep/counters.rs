@@ -1,9 +1,11 @@
-//! What a rank counts for its own tokens: activations and bytes, by layer, phase and place.
+//! Counts of a rank for its own tokens: activations and bytes, by layer, phase and place.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
 
 use semmoe_tables::LayerIdx;
 use serde::{Deserialize, Serialize};
+
+use crate::threads::lock;
 
 /// Which kind of work a token was.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -26,19 +28,12 @@ impl StepPhase {
             Self::Decode => "decode",
         }
     }
-
-    fn index(self) -> usize {
-        match self {
-            Self::Prefill => 0,
-            Self::Decode => 1,
-        }
-    }
 }
 
 /// A collective of attention tp.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Collective {
-    /// Partial sums of the attention's output to the ranks that go on with them, shuffled (SRS) or not.
+    /// Partial sums of the attention's output to the ranks that continue with them, shuffled (SRS) or not.
     ReduceScatter,
     /// Rows back to all ranks (SAG), with the experts that they went to.
     Allgather,
@@ -63,39 +58,16 @@ impl Collective {
 
 /// Monotone counters of one rank, read at any time by other threads.
 #[derive(Debug)]
-pub struct Counters {
-    /// `[L][phase]`
-    layers: Vec<[TrafficCounter; 2]>,
-    /// `[phase]`
-    tokens: [AtomicU64; 2],
-    /// `[collective]`: bytes.
-    collectives: [AtomicU64; 3],
-    /// In the order of [`RowCounts`].
-    rows: [AtomicU64; 5],
-    /// In the order of [`LevelBytes`].
-    levels: [AtomicU64; 3],
-}
+pub struct Counters(Mutex<CountersSnapshot>);
 
-#[derive(Debug, Default)]
-struct TrafficCounter {
-    activations: PlaceCounter,
-    bytes: PlaceCounter,
-}
-
-#[derive(Debug, Default)]
-struct PlaceCounter {
-    local: AtomicU64,
-    remote: AtomicU64,
-}
-
-/// What a split of an MoE layer's rows means to a rank (attention tp).
+/// How the rows of an MoE layer were split, as one rank sees it (attention tp).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct RowCounts {
     /// Its rows that are where the tables say.
     pub(crate) by_tables: u64,
-    /// Those that came from a rank that was full.
+    /// Its rows that were moved from a full rank.
     pub(crate) moved: u64,
-    /// Those of which the tables say nothing, or all where there are no tables.
+    /// Its rows that the tables do not place, or all where there are no tables.
     pub(crate) evenly: u64,
     /// Rows of the fullest rank.
     pub(crate) fullest: u64,
@@ -106,7 +78,7 @@ pub(crate) struct RowCounts {
 /// Bytes of dispatch and combine, there and back, by how far they go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct LevelBytes {
-    /// What this rank's own slot would have had.
+    /// Bytes that stay on this rank: the size its own slot would have.
     pub rank: u64,
     /// Between ranks of a node. With hybrid experts the rows alone: headers of messages inside a node are not counted.
     pub node: u64,
@@ -131,7 +103,7 @@ pub struct ByPlace {
     pub remote: u64,
 }
 
-/// What tokens of one phase did in one layer.
+/// Activations and bytes of one phase in one layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Traffic {
     /// (token, expert) pairs of this rank's tokens, by where the expert lies; they sum to tokens x top-k.
@@ -142,13 +114,13 @@ pub struct Traffic {
     pub bytes: ByPlace,
 }
 
-/// What tokens did in one layer, by phase.
+/// Activations and bytes in one layer, by phase.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct LayerTraffic {
     phases: [Traffic; 2],
 }
 
-/// All counters at one moment (each is exact; between steps they are consistent with one another).
+/// All counters at one moment; between steps they are consistent with one another.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct CountersSnapshot {
     /// `[L]`
@@ -161,9 +133,9 @@ pub struct CountersSnapshot {
     pub collective_bytes: [u64; 3],
     /// Attention tp: rows (a token in an MoE layer) that this rank went on with as the tables said.
     pub rows_by_tables: u64,
-    /// Those that came from a rank that was full.
+    /// Rows that were moved here from a full rank.
     pub rows_moved: u64,
-    /// Those where the tables said nothing, or there are none.
+    /// Rows that the tables do not place, or all where there are no tables.
     pub rows_evenly: u64,
     /// Rows of the fullest rank, whichever it was, added up over steps and MoE layers; the same on all ranks.
     pub fullest_rows: u64,
@@ -177,88 +149,47 @@ impl Counters {
     /// Zeros, for a model of `layers` MoE layers.
     #[must_use]
     pub fn new(layers: usize) -> Self {
-        let layers = (0..layers).map(|_| Default::default()).collect();
-        Self {
-            layers,
-            tokens: Default::default(),
-            collectives: Default::default(),
-            rows: Default::default(),
-            levels: Default::default(),
-        }
+        let layers = vec![LayerTraffic::default(); layers];
+        Self(Mutex::new(CountersSnapshot { layers, ..CountersSnapshot::default() }))
     }
 
     /// All counters as they are now.
     #[must_use]
     pub fn snapshot(&self) -> CountersSnapshot {
-        let layer = |phases: &[TrafficCounter; 2]| LayerTraffic { phases: phases.each_ref().map(TrafficCounter::load) };
-        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let [prefill_tokens, decode_tokens] = self.tokens.each_ref().map(load);
-        let [rows_by_tables, rows_moved, rows_evenly, fullest_rows, fullest_rows_wanted] =
-            self.rows.each_ref().map(load);
-        let [rank, node, other] = self.levels.each_ref().map(load);
-        CountersSnapshot {
-            layers: self.layers.iter().map(layer).collect(),
-            prefill_tokens,
-            decode_tokens,
-            collective_bytes: self.collectives.each_ref().map(load),
-            rows_by_tables,
-            rows_moved,
-            rows_evenly,
-            fullest_rows,
-            fullest_rows_wanted,
-            levels: LevelBytes { rank, node, other },
-        }
+        lock(&self.0).clone()
     }
 
     /// Counts one layer of one step; a layer that the counters do not have is not counted.
     pub(crate) fn add(&self, layer: LayerIdx, traffic: &LayerTraffic, levels: LevelBytes) {
-        for (counter, (_, bytes)) in self.levels.iter().zip(levels.named()) {
-            counter.fetch_add(bytes, Ordering::Relaxed);
-        }
-        if let Some(counters) = self.layers.get(layer.index()) {
-            for (counter, traffic) in counters.iter().zip(&traffic.phases) {
-                counter.activations.add(traffic.activations);
-                counter.bytes.add(traffic.bytes);
-            }
+        let mut counts = lock(&self.0);
+        counts.levels.rank += levels.rank;
+        counts.levels.node += levels.node;
+        counts.levels.other += levels.other;
+        if let Some(counted) = counts.layers.get_mut(layer.index()) {
+            counted.phases.iter_mut().zip(traffic.phases).for_each(|(sum, traffic)| *sum += traffic);
         }
     }
 
     pub(super) fn add_collective(&self, collective: Collective, bytes: u64) {
-        let index = match collective {
-            Collective::ReduceScatter => 0,
-            Collective::Allgather => 1,
-            Collective::Sync => 2,
-        };
-        self.collectives[index].fetch_add(bytes, Ordering::Relaxed);
+        lock(&self.0).collective_bytes[collective as usize] += bytes;
     }
 
     /// Counts the split of an MoE layer.
-    pub(crate) fn add_rows(&self, counts: RowCounts) {
-        let RowCounts { by_tables, moved, evenly, fullest, fullest_wanted } = counts;
-        for (counter, rows) in self.rows.iter().zip([by_tables, moved, evenly, fullest, fullest_wanted]) {
-            counter.fetch_add(rows, Ordering::Relaxed);
-        }
+    pub(crate) fn add_rows(&self, split: RowCounts) {
+        let mut counts = lock(&self.0);
+        counts.rows_by_tables += split.by_tables;
+        counts.rows_moved += split.moved;
+        counts.rows_evenly += split.evenly;
+        counts.fullest_rows += split.fullest;
+        counts.fullest_rows_wanted += split.fullest_wanted;
     }
 
     pub(crate) fn add_tokens(&self, phase: StepPhase, tokens: u64) {
-        self.tokens[phase.index()].fetch_add(tokens, Ordering::Relaxed);
-    }
-}
-
-impl TrafficCounter {
-    fn load(&self) -> Traffic {
-        Traffic { activations: self.activations.load(), bytes: self.bytes.load() }
-    }
-}
-
-impl PlaceCounter {
-    fn add(&self, count: ByPlace) {
-        self.local.fetch_add(count.local, Ordering::Relaxed);
-        self.remote.fetch_add(count.remote, Ordering::Relaxed);
-    }
-
-    fn load(&self) -> ByPlace {
-        ByPlace { local: self.local.load(Ordering::Relaxed), remote: self.remote.load(Ordering::Relaxed) }
+        let mut counts = lock(&self.0);
+        match phase {
+            StepPhase::Prefill => counts.prefill_tokens += tokens,
+            StepPhase::Decode => counts.decode_tokens += tokens,
+        }
     }
 }
 
@@ -287,11 +218,11 @@ impl LayerTraffic {
     /// Of one phase.
     #[must_use]
     pub fn of(&self, phase: StepPhase) -> &Traffic {
-        &self.phases[phase.index()]
+        &self.phases[phase as usize]
     }
 
     pub(super) fn of_mut(&mut self, phase: StepPhase) -> &mut Traffic {
-        &mut self.phases[phase.index()]
+        &mut self.phases[phase as usize]
     }
 
     /// Of both phases.

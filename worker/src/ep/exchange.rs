@@ -21,13 +21,13 @@ use super::wire::WireRows;
 
 /// The experts of this rank, as the model computes them.
 pub trait LocalExperts: Sync {
-    /// Among how many threads the rows of a layer are shared that have so many pairs of row and expert; at least 1.
+    /// The number of threads that share the rows of a layer with this many pairs of row and expert; at least 1.
     fn threads(&self, pairs: usize) -> usize;
 
     /// Waits until the experts of the layer are here; called once in a layer, when the rows have come.
     ///
     /// # Errors
-    /// Why they will not come, in a sentence: the rank cannot go on.
+    /// Why they will not come, in a sentence: the rank cannot continue.
     fn ready(&self) -> Result<(), String> {
         Ok(())
     }
@@ -47,7 +47,7 @@ pub struct RoutedBatch<'a> {
     pub experts: &'a [u16],
     /// `[n, k]`
     pub weights: &'a [f32],
-    /// `[n]`: as what each token is counted.
+    /// `[n]`: the phase that each token is counted in.
     pub phases: &'a [StepPhase],
     /// k
     pub top_k: usize,
@@ -71,7 +71,7 @@ pub struct WorldMismatch {
 /// The stage between dispatch and combine.
 const EXPERTS: &str = "experts";
 
-/// This rank's part in the unit: its collectives, where every expert lies, and what it counts.
+/// This rank's part in the unit: its collectives, the place of every expert, and its counters.
 pub struct ExpertParallel {
     unit: WireRows,
     spread: ExpertSpread,
@@ -173,7 +173,7 @@ impl ExpertParallel {
         self.spread = spread;
     }
 
-    /// Sends each other rank its message and gives what they sent, by rank; the own slot is of no meaning. Outside of
+    /// Sends each other rank its message and returns theirs, by rank; the own slot has no meaning. Used outside of
     /// steps, and not counted.
     ///
     /// # Errors
@@ -189,7 +189,7 @@ impl ExpertParallel {
         &mut *self.unit
     }
 
-    /// What this rank counts.
+    /// This rank's counters.
     #[must_use]
     pub fn counters(&self) -> &Arc<Counters> {
         &self.counters
@@ -201,7 +201,7 @@ impl ExpertParallel {
         &self.timings
     }
 
-    /// Notes what a step computed here, and how long it took.
+    /// Records the batch and the time of a step.
     pub(crate) fn count_step(&mut self, batch: &StepBatch, began: Instant) {
         self.timings.add_step(self.spread.layout, batch, began.elapsed());
     }
@@ -225,8 +225,7 @@ impl ExpertParallel {
         self.counters.add_tokens(phase, tokens as u64);
     }
 
-    /// Sends every other rank the same message, and gives what each of them sent, by rank; the own slot is of no
-    /// meaning.
+    /// Sends every other rank the same message, and returns theirs, by rank; the own slot has no meaning.
     ///
     /// # Errors
     /// A rank failed.
@@ -293,7 +292,7 @@ impl ExpertParallel {
     /// that it depends on the placement but never on what else is in the batch.
     ///
     /// # Errors
-    /// A rank failed; `out` is then unspecified and the unit cannot go on.
+    /// A rank failed; `out` is then unspecified and the unit cannot continue.
     ///
     /// # Panics
     /// If the batch does not fit the placement, which the model's router rules out.
@@ -367,14 +366,14 @@ impl ExpertParallel {
         }
     }
 
-    /// What belongs to no MoE layer is part of the step only.
+    /// Adds to the layer's time. A collective without an MoE layer counts only as part of the step.
     fn time(&mut self, layer: Option<LayerIdx>, of: TimedCollective, began: Instant) {
         if let Some(layer) = layer {
             self.timings.add(layer, of, began.elapsed());
         }
     }
 
-    /// Counts what this rank is about to send in one collective.
+    /// Counts the bytes that this rank is about to send in one collective.
     fn count_collective(&self, collective: Collective, bytes_to: impl Fn(usize) -> usize) {
         let me = self.unit.rank();
         let bytes: usize = (0..self.world()).filter(|&peer| peer != me).map(bytes_to).sum();

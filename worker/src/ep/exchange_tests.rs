@@ -1,4 +1,4 @@
-//! What is counted and timed; what the collectives do is tested over all carriers, in `tests/carriers.rs`.
+//! Counts and times. The collectives themselves are tested over all carriers, in `tests/carriers.rs`.
 
 use super::*;
 use semmoe_ranks::LocalTransport;

@@ -1,6 +1,6 @@
 //! Where the experts of one layer are, as a rank looks them up.
 
-use semmoe_tables::{ExpertCopies, ExpertId, GroupId, LayerIdx, RankId};
+use semmoe_tables::{ExpertId, LayerIdx, RankId};
 
 use super::layout::ExpertLayout;
 use super::spread::ExpertSpread;
@@ -22,33 +22,21 @@ pub(super) const NOT_HERE: u16 = u16::MAX;
 impl LayerHosts {
     /// Of every layer.
     pub(super) fn of_spread(spread: &ExpertSpread, rank: RankId) -> Vec<Self> {
-        let layers = (0..spread.copies.layers()).map(|layer| LayerIdx::new(layer as u16));
-        layers
-            .map(|layer| match spread.layout {
-                ExpertLayout::Ep | ExpertLayout::Hybrid(_) => {
-                    Self::new(&spread.copies, layer, GroupId::new(spread.layout.host(rank.index()) as u16))
-                }
-                ExpertLayout::Tp => Self::everywhere(spread.copies.experts()),
-            })
-            .collect()
+        (0..spread.copies.layers()).map(|layer| Self::new(spread, rank, LayerIdx::new(layer as u16))).collect()
     }
 
-    /// Every rank has a slice of each: the slot of an expert is its id.
-    fn everywhere(experts: u16) -> Self {
-        Self { rank_of: Vec::new(), slot_of: (0..experts).collect(), slots: experts.into() }
-    }
-
-    fn new(copies: &ExpertCopies, layer: LayerIdx, host: GroupId) -> Self {
+    fn new(spread: &ExpertSpread, rank: RankId, layer: LayerIdx) -> Self {
         let mut slots = 0;
-        let mut slot_of = Vec::new();
-        for expert in 0..copies.experts() {
-            if copies.holds(host, layer, ExpertId::new(expert)) {
-                slot_of.push(slots);
-                slots += 1;
-            } else {
-                slot_of.push(NOT_HERE);
-            }
-        }
-        Self { rank_of: copies.used_at(host.get().into(), layer).to_vec(), slot_of, slots: slots.into() }
+        let slot = |expert| {
+            let has = spread.has(rank, layer, ExpertId::new(expert));
+            slots += u16::from(has);
+            if has { slots - 1 } else { NOT_HERE }
+        };
+        let slot_of = (0..spread.copies.experts()).map(slot).collect();
+        let rank_of = match spread.layout {
+            ExpertLayout::Tp => Vec::new(),
+            layout => spread.copies.used_at(layout.host(rank.index()), layer).to_vec(),
+        };
+        Self { rank_of, slot_of, slots: slots.into() }
     }
 }

@@ -73,7 +73,7 @@ impl Inbox {
     }
 }
 
-/// What the experts of a layer work through.
+/// The input of a layer's experts.
 struct RoutedPairs<'a, 'r> {
     layer: LayerIdx,
     slots: usize,

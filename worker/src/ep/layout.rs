@@ -61,7 +61,7 @@ impl NodeLayout {
     }
 }
 
-/// Not a way to divide experts.
+/// An unknown layout of experts.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "'{found}' is no layout of experts: expected ep, tp, hybrid:NODESxRANKS or, fused, hybrid:NODESxRANKS:CHUNKS with 1 to {MAX_CHUNKS} chunks"
@@ -84,7 +84,7 @@ impl FromStr for ExpertLayout {
 }
 
 impl ExpertLayout {
-    /// How many parts the placement divides experts among, for so many ranks.
+    /// The number of parts that the placement divides experts among, by the number of ranks.
     pub(crate) fn hosts(self, world: usize) -> usize {
         match self {
             Self::Ep | Self::Tp => world,
@@ -92,27 +92,29 @@ impl ExpertLayout {
         }
     }
 
-    /// The ranks of a unit whose placement has so many groups.
-    pub(crate) fn world(self, groups: usize) -> usize {
+    /// Ranks that share a host of experts.
+    fn width(self) -> usize {
         match self {
-            Self::Ep | Self::Tp => groups,
-            Self::Hybrid(layout) => groups * usize::from(layout.width),
+            Self::Ep | Self::Tp => 1,
+            Self::Hybrid(layout) => layout.width.into(),
         }
+    }
+
+    /// The ranks of a unit, by the number of groups of its placement.
+    pub(crate) fn world(self, groups: usize) -> usize {
+        groups * self.width()
     }
 
     /// The placement's group that a rank belongs to.
     pub(crate) fn host(self, rank: usize) -> usize {
-        match self {
-            Self::Ep | Self::Tp => rank,
-            Self::Hybrid(layout) => rank / usize::from(layout.width),
-        }
+        rank / self.width()
     }
 
     /// The rank that handed over rows, by how the collectives of `rank` name it.
     pub(super) fn source(self, rank: usize, named: usize) -> usize {
         match self {
             Self::Ep | Self::Tp => named,
-            Self::Hybrid(layout) => self.host(rank) * usize::from(layout.width) + named,
+            Self::Hybrid(_) => self.host(rank) * self.width() + named,
         }
     }
 

@@ -13,11 +13,11 @@
 //! | `shm` | those streams over memory that the processes of one host share |
 //! | `poll` | waiting for sockets |
 //! | `counters` | exact counts of activations, bytes and tokens |
-//! | `traffic` | what is counted of one layer |
+//! | `traffic` | the counts of one layer |
 //! | `stages` | when the stages of each layer began and ended |
 //! | `timings` | where the time of a step goes |
 //!
-//! What the collectives do is `semmoe_kernels::collectives`; here is what carries their bytes, and who calls them.
+//! The collectives themselves are in `semmoe_kernels::collectives`; here are their carriers and their callers.
 
 mod counters;
 mod exchange;
@@ -39,6 +39,7 @@ pub(crate) use counters::RowCounts;
 pub use counters::{ByPlace, Collective, Counters, CountersSnapshot, LayerTraffic, LevelBytes, StepPhase, Traffic};
 pub use exchange::{ExpertParallel, LocalExperts, RoutedBatch, WorldMismatch};
 pub use layout::{ExpertLayout, NodeLayout, UnknownExperts};
+pub(crate) use poll::poll_until;
 pub(crate) use semmoe_kernels::collectives::{AllRows, Norm, OwnRows};
 pub use semmoe_kernels::collectives::{Lockstep, MAX_MESSAGE_BYTES, UnitError, Wake, Waker};
 pub use semmoe_ranks::LocalTransport;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use rustix::event::{PollFd, Timespec, poll};
 
 /// False = the time is up and nothing is ready.
-pub(super) fn poll_until(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> bool {
+pub(crate) fn poll_until(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> bool {
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let timeout = left.map(|left| Timespec {

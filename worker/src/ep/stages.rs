@@ -3,15 +3,17 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::time::{ClockId, clock_gettime};
 use semmoe_kernels::collectives::{Stage, StageObserver};
 use semmoe_tables::LayerIdx;
 use serde::Serialize;
 
+use crate::threads::lock;
+
 /// Layers that are kept: the last ones.
-const MOST_LAYERS: usize = 4096;
+const MAX_LAYERS: usize = 4096;
 
 /// One MoE layer of one step on one rank.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -45,21 +47,17 @@ fn now() -> u64 {
 }
 
 impl StageLog {
-    fn lock(&self) -> MutexGuard<'_, VecDeque<LayerStages>> {
-        self.layers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What follows belongs to this layer.
+    /// Starts the record of a layer.
     pub(super) fn begin_layer(&self, layer: LayerIdx, tokens: usize) {
-        let mut layers = self.lock();
-        if layers.len() == MOST_LAYERS {
+        let mut layers = lock(&self.layers);
+        if layers.len() == MAX_LAYERS {
             layers.pop_front();
         }
         layers.push_back(LayerStages { layer: layer.index() as u16, tokens, spans: Vec::new() });
     }
 
     pub(super) fn begin(&self, stage: &'static str, piece: usize) {
-        if let Some(layer) = self.lock().back_mut() {
+        if let Some(layer) = lock(&self.layers).back_mut() {
             let began = now();
             layer.spans.push(StageSpan { stage, piece, began, ended: began });
         }
@@ -67,7 +65,7 @@ impl StageLog {
 
     pub(super) fn end(&self, stage: &'static str, piece: usize) {
         let ended = now();
-        if let Some(layer) = self.lock().back_mut() {
+        if let Some(layer) = lock(&self.layers).back_mut() {
             let of = layer.spans.iter_mut().rev().find(|span| span.stage == stage && span.piece == piece);
             of.into_iter().for_each(|span| span.ended = ended);
         }
@@ -76,9 +74,9 @@ impl StageLog {
     /// One JSON object a line and layer: `{"layer", "tokens", "spans": [{"stage", "piece", "began", "ended"}]}`.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// Errors of the writer.
     pub(crate) fn write(&self, mut to: impl Write) -> io::Result<()> {
-        for layer in &*self.lock() {
+        for layer in &*lock(&self.layers) {
             serde_json::to_writer(&mut to, layer)?;
             to.write_all(b"\n")?;
         }
@@ -105,7 +103,7 @@ mod tests {
     #[test]
     fn stages_belong_to_the_layer_that_began_last_and_old_layers_are_dropped() {
         let mut log = StageLog::default();
-        for layer in 0..=MOST_LAYERS {
+        for layer in 0..=MAX_LAYERS {
             log.begin_layer(LayerIdx::new(layer as u16), layer);
         }
         let of = |name, piece| Stage { name, piece };
@@ -115,9 +113,9 @@ mod tests {
         let mut text = Vec::new();
         log.write(&mut text).unwrap();
         let text = String::from_utf8(text).unwrap();
-        assert_eq!(text.lines().count(), MOST_LAYERS);
+        assert_eq!(text.lines().count(), MAX_LAYERS);
         let last: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
-        assert_eq!((&last["layer"], &last["tokens"]), (&MOST_LAYERS.into(), &MOST_LAYERS.into()));
+        assert_eq!((&last["layer"], &last["tokens"]), (&MAX_LAYERS.into(), &MAX_LAYERS.into()));
         let [gather, dispatch] = [0, 1].map(|at| &last["spans"][at]);
         assert_eq!((&gather["stage"], &dispatch["stage"]), (&"gather".into(), &"dispatch".into()));
         let time = |span: &serde_json::Value, name: &str| span[name].as_u64().unwrap();

@@ -42,7 +42,7 @@ impl ByteStream for TcpStream {
     }
 }
 
-/// What polls the sockets of one rank.
+/// Polls the sockets of one rank.
 #[derive(Debug)]
 pub struct Sockets {
     bell: Bell,

@@ -57,7 +57,7 @@ impl LayerTimings {
     }
 }
 
-/// What a rank computes in one step.
+/// The work of a rank in one step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StepBatch {
     /// How attention is divided.

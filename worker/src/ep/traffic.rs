@@ -1,4 +1,4 @@
-//! What a dispatch means for the tokens of a rank: activations and bytes, there and back, by place and by level.
+//! Activations and bytes of a dispatch for the tokens of a rank, there and back, by place and by level.
 
 use semmoe_kernels::collectives::{DISPATCH_HEADER_BYTES, dispatch_row_bytes};
 use semmoe_kernels::{DispatchPlan, Dtype};

@@ -20,7 +20,7 @@ pub enum WireType {
     Bf16,
 }
 
-/// Not an element type for the wire.
+/// An unknown element type for the wire.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("'{found}' is not an element type for the wire: expected f32 or bf16")]
 pub struct UnknownWireType {
@@ -40,10 +40,8 @@ impl FromStr for WireType {
     type Err = UnknownWireType;
 
     fn from_str(text: &str) -> Result<Self, UnknownWireType> {
-        [Self::F32, Self::Bf16]
-            .into_iter()
-            .find(|wire| wire.dtype().name() == text)
-            .ok_or_else(|| UnknownWireType { found: text.chars().take(100).collect() })
+        let known = [Self::F32, Self::Bf16].into_iter().find(|wire| wire.dtype().name() == text);
+        known.ok_or_else(|| UnknownWireType { found: text.chars().take(100).collect() })
     }
 }
 

@@ -1,4 +1,4 @@
-//! What ranks say to each other while they change layouts, between two steps.
+//! Messages between ranks while they change layouts, between two steps.
 
 use crate::ep::{ExpertParallel, UnitError};
 
@@ -14,27 +14,22 @@ const CANNOT: u8 = 2;
 pub(super) enum Obstacle {
     /// To be said to the others.
     Own(String),
-    /// A rank did not send what it should have: it will say why.
+    /// A rank did not send its part: it will say why.
     Peer(usize),
 }
 
-/// Whether all ranks can go on and have the same: the digest of what each has. Otherwise the first objection by rank,
+/// Whether all ranks can continue and have the same digest of their results. Otherwise the first objection by rank,
 /// which is the same on all ranks.
 ///
 /// # Errors
 /// A rank was lost, or failed without saying why.
 pub(super) fn vote(ep: &mut ExpertParallel, own: Result<u64, &Obstacle>) -> Result<Option<String>, UnitError> {
-    let mut message = match own {
-        Ok(_) => vec![AGREES],
-        Err(Obstacle::Own(_)) => vec![OBJECTS],
-        Err(Obstacle::Peer(_)) => vec![CANNOT],
+    let (vote, detail) = match own {
+        Ok(digest) => (AGREES, digest.to_le_bytes().to_vec()),
+        Err(Obstacle::Own(cause)) => (OBJECTS, cause.clone().into_bytes()),
+        Err(Obstacle::Peer(peer)) => (CANNOT, (*peer as u64).to_le_bytes().to_vec()),
     };
-    match own {
-        Ok(digest) => message.extend(digest.to_le_bytes()),
-        Err(Obstacle::Own(cause)) => message.extend(cause.as_bytes()),
-        Err(Obstacle::Peer(peer)) => message.extend((*peer as u64).to_le_bytes()),
-    }
-    let votes = tell_all(ep, message)?;
+    let votes = tell_all(ep, [vec![vote], detail].concat())?;
     let objection = votes.iter().enumerate().find(|(_, vote)| vote.first() == Some(&OBJECTS));
     if let Some((rank, vote)) = objection {
         return Ok(Some(format!("rank {rank}: {}", String::from_utf8_lossy(&vote[1..]))));
@@ -47,7 +42,7 @@ pub(super) fn vote(ep: &mut ExpertParallel, own: Result<u64, &Obstacle>) -> Resu
     Ok(other.map(|rank| format!("rank {rank} came to another result than rank 0")))
 }
 
-/// Sends every rank the same message, of any length, and gives what all ranks sent, by rank.
+/// Sends every rank the same message, of any length, and returns those of all ranks, by rank.
 ///
 /// # Errors
 /// A rank was lost.

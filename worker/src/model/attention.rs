@@ -22,7 +22,7 @@ pub(super) enum Attention {
     Latent(Latent),
 }
 
-/// What one layer attends over: the rows of all items, normed, one item after the other.
+/// The input of one layer's attention: the normed rows of all items, one item after the other.
 pub(super) struct AttentionStep<'a, 'i> {
     /// Which of the cache's layers.
     pub(super) layer: usize,
@@ -38,9 +38,9 @@ pub(super) struct AttentionStep<'a, 'i> {
 /// Buffers that are reused between calls; each kind of attention uses some.
 #[derive(Default)]
 pub(super) struct AttentionScratch {
-    /// `[rows, any]`: what the first projection gave.
+    /// `[rows, any]`: the output of the first projection.
     pub(super) projected: Vec<f32>,
-    /// `[rows, any]`: what lies between projections.
+    /// `[rows, any]`: values between projections.
     pub(super) between: Vec<f32>,
     /// Queries as [`Attended`] has them.
     pub(super) queries: Vec<f32>,
@@ -65,8 +65,7 @@ pub(super) struct ThreadScratch {
     totals: Vec<f32>,
 }
 
-/// What the rows of a step attend with and over: the caches of their items, in which their own keys and values are
-/// written.
+/// The queries of a step's rows and the caches they attend over, which already hold the rows' own keys and values.
 #[derive(Clone, Copy)]
 pub(super) struct Attended<'a, 'i> {
     pub(super) layer: usize,
@@ -105,11 +104,8 @@ impl Attention {
             Self::Grouped(grouped) => vec![&mut grouped.qkv],
             Self::Latent(latent) => {
                 let up = latent.query_up.as_mut().map(|(_, up)| up);
-                std::iter::once(&mut latent.down)
-                    .chain(up)
-                    .chain(&mut latent.absorb)
-                    .chain(&mut latent.expand)
-                    .collect()
+                let linears = std::iter::once(&mut latent.down).chain(up);
+                linears.chain(&mut latent.absorb).chain(&mut latent.expand).collect()
             }
         }
     }
@@ -247,13 +243,12 @@ impl Heads {
 
         let queries = &queries[block.start * group * key_width..][..rows * key_width];
         let queries = Matrix { data: queries, stride: key_width };
-        // Each product names what is read next, as pages lie anywhere: keys, then values, then the next head's keys.
+        // Each product names the data read next, as pages lie anywhere: keys, then values, then the next head's keys.
         let keys_of = |page: &'c Page, head| Matrix { data: page.keys(shape, layer, head), stride: PAGE_TOKENS };
         let values_of = |page: &'c Page| page.values(shape, layer, head);
         let first_page = cache.pages(keys).next().map(|(_, _, page)| page);
-        let mut pages = cache.pages(keys).peekable();
-        while let Some((first, held, page)) = pages.next() {
-            let next = pages.peek().map(|(_, _, page)| keys_of(page, head).data).or(first_page.map(values_of));
+        for (first, held, page, after) in cache.pages_ahead(keys) {
+            let next = after.map(|page| keys_of(page, head).data).or(first_page.map(values_of));
             let columns = Columns::Rows { matrix: keys_of(page, head), next };
             multiply((rows, key_width, held.next_multiple_of(NR)), queries, columns, &mut scores[first..], width);
         }
@@ -262,10 +257,9 @@ impl Heads {
             totals.push(softmax(scores, visible, scale));
         }
         let next_head = first_page.filter(|_| head + 1 < kv_heads).map(|page| keys_of(page, head + 1).data);
-        let mut pages = cache.pages(keys).peekable();
-        while let Some((first, held, page)) = pages.next() {
+        for (first, held, page, after) in cache.pages_ahead(keys) {
             let matrix = Matrix { data: values_of(page), stride: cache.value_stride() };
-            let next = pages.peek().map(|(_, _, page)| values_of(page)).or(next_head);
+            let next = after.map(values_of).or(next_head);
             let scores = Matrix { data: &scores[first..], stride: width };
             let begin = if first == 0 { Begin::AtZero } else { Begin::AtC };
             multiply_from(begin, (rows, held, value_width), scores, Columns::Rows { matrix, next }, sums, value_width);

@@ -164,9 +164,13 @@ impl Checkpoint {
 
     /// A tensor of exactly this shape.
     pub(super) fn tensor(&self, name: &str, shape: &[usize]) -> Result<TensorData<'_>, ModelError> {
-        let place = self.place(name, shape)?;
+        Ok(self.data(self.place(name, shape)?))
+    }
+
+    /// The elements of a tensor.
+    pub(super) fn data(&self, place: TensorPlace) -> TensorData<'_> {
         let from = place.at as usize;
-        Ok(place.kind.of(&self.shards[place.file].map[from..from + place.bytes]))
+        place.kind.of(&self.shards[place.file].map[from..from + place.bytes])
     }
 
     /// Where a tensor of exactly this shape lies.
@@ -211,8 +215,7 @@ impl Shard {
         let file = open(path, "a checkpoint file")?;
         // SAFETY: the map is only read, and only while the model is loaded: what it packs it owns afterwards. Another
         // process that cuts the file in that moment can only end this one.
-        let map = unsafe { Mmap::map(&file) };
-        let map = map.map_err(|source| ModelError::Io { path: path.to_path_buf(), source })?;
+        let map = unsafe { Mmap::map(&file) }.map_err(ModelError::io(path))?;
         let (header, metadata) = SafeTensors::read_metadata(&map)
             .map_err(|error| ModelError::Checkpoint { path: path.to_path_buf(), detail: error.to_string() })?;
         Ok(Self { path: path.to_path_buf(), map, metadata, data_start: SIZE_BYTES + header })
@@ -228,15 +231,14 @@ fn is_plain_name(name: &str) -> bool {
 fn open(path: &Path, expected: &'static str) -> Result<File, ModelError> {
     File::open(path).map_err(|source| match source.kind() {
         std::io::ErrorKind::NotFound => ModelError::Missing { path: path.to_path_buf(), expected },
-        _ => ModelError::Io { path: path.to_path_buf(), source },
+        _ => ModelError::io(path)(source),
     })
 }
 
 /// A file of at most `most` bytes.
-pub(super) fn read_small_file(path: &Path, most: u64, expected: &'static str) -> Result<Vec<u8>, ModelError> {
+pub(crate) fn read_small_file(path: &Path, most: u64, expected: &'static str) -> Result<Vec<u8>, ModelError> {
     let mut bytes = Vec::new();
-    let read = open(path, expected)?.take(most + 1).read_to_end(&mut bytes);
-    read.map_err(|source| ModelError::Io { path: path.to_path_buf(), source })?;
+    open(path, expected)?.take(most + 1).read_to_end(&mut bytes).map_err(ModelError::io(path))?;
     if bytes.len() as u64 > most {
         let detail = format!("it has more than {most} bytes");
         return Err(ModelError::Json { path: path.to_path_buf(), detail });

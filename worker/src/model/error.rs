@@ -1,6 +1,6 @@
-//! Why a checkpoint cannot be served, each in one sentence, told before anything is served; and why a step was refused.
+//! Why a checkpoint cannot be served, in one sentence, before anything is served; and why a step was refused.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use semmoe_kernels::reshard::{MemoryFault, ReshardError};
 
@@ -22,7 +22,7 @@ pub enum ModelError {
     Missing {
         /// The file.
         path: PathBuf,
-        /// What should be there.
+        /// The file that should be there.
         expected: &'static str,
     },
     /// Experts that stay where they were at the start.
@@ -31,12 +31,12 @@ pub enum ModelError {
         /// How they are divided.
         layout: ExpertLayout,
     },
-    /// A JSON file is not what it should be.
+    /// A JSON file is not valid.
     #[error("{} is not valid: {detail}", path.display())]
     Json {
         /// The file.
         path: PathBuf,
-        /// What was found and what was expected.
+        /// The problem: found and expected.
         detail: String,
     },
     /// An architecture that this worker does not know.
@@ -46,10 +46,10 @@ pub enum ModelError {
         path: PathBuf,
         /// The architecture of the file.
         found: String,
-        /// What is supported.
+        /// The supported ones.
         known: String,
     },
-    /// A configuration value that cannot be, or that this worker does not support.
+    /// A configuration value that is invalid, or that this worker does not support.
     #[error("{}: {field} is {found}, expected {expected}", path.display())]
     Config {
         /// The configuration file.
@@ -58,7 +58,7 @@ pub enum ModelError {
         field: &'static str,
         /// Its value.
         found: String,
-        /// What would be right.
+        /// A valid value.
         expected: String,
     },
     /// A safetensors file that is cut short or damaged.
@@ -66,10 +66,10 @@ pub enum ModelError {
     Checkpoint {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         detail: String,
     },
-    /// A tensor that the configuration asks for is nowhere.
+    /// A tensor that the configuration requires is missing.
     #[error("{} has no tensor {tensor}, which config.json asks for", path.display())]
     MissingTensor {
         /// The checkpoint file or index.
@@ -102,7 +102,7 @@ pub enum ModelError {
     /// Experts that cannot be cut into so many slices.
     #[error("the intermediate width {width} of an expert cannot be cut into {ranks} even slices, one for each rank")]
     ExpertWidth {
-        /// `moe_intermediate_size`, or what the family calls it.
+        /// `moe_intermediate_size`, or the family's name for it.
         width: usize,
         /// Ranks of the unit.
         ranks: usize,
@@ -110,16 +110,16 @@ pub enum ModelError {
     /// Experts that cannot be laid out.
     #[error("the experts cannot be laid out: {0}")]
     Experts(ReshardError),
-    /// Experts that cannot be put where they should lie.
+    /// Experts that cannot be written to their place.
     #[error(transparent)]
     ExpertFault(MemoryFault),
     /// No memory for experts.
     #[error("no memory for the experts: {detail}")]
     ExpertMemory {
-        /// What failed.
+        /// The cause.
         detail: String,
     },
-    /// A limit on the memory for experts below what streaming takes.
+    /// A limit on the memory for experts that is too low for streaming.
     #[error(
         "the experts of this rank take at least {least} bytes of memory with two layers of those that are streamed, \
          --expert-memory is {limit}"
@@ -135,7 +135,7 @@ pub enum ModelError {
     FileChanged {
         /// The file.
         path: PathBuf,
-        /// What is different.
+        /// The difference.
         detail: String,
     },
     /// Experts that are read again and again stay where they are.
@@ -169,7 +169,7 @@ pub enum ModelError {
     /// A placement for another model or another unit.
     #[error("the placement has {field} {found}, the {of} has {expected}")]
     Placement {
-        /// What differs.
+        /// The property that differs.
         field: &'static str,
         /// The placement's value.
         found: usize,
@@ -180,10 +180,17 @@ pub enum ModelError {
     },
 }
 
+impl ModelError {
+    /// Of a file that cannot be read or mapped.
+    pub(crate) fn io(path: &Path) -> impl Fn(std::io::Error) -> Self + '_ {
+        move |source| Self::Io { path: path.to_owned(), source }
+    }
+}
+
 /// Why a step did not happen.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
-    /// A rank failed: the unit cannot go on.
+    /// A rank failed: the unit cannot continue.
     #[error(transparent)]
     Transport(#[from] UnitError),
     /// An item that cannot be computed. Nothing was sent and no cache has changed: the rank must begin its step again
@@ -192,7 +199,7 @@ pub enum StepError {
     Item {
         /// Index into the step's items.
         item: usize,
-        /// What was found and what was expected.
+        /// The problem: found and expected.
         detail: String,
     },
 }

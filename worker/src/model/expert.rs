@@ -1,6 +1,6 @@
 //! The routed experts of a rank: packed in one buffer, in which a switch moves them ([`semmoe_kernels::reshard`]).
 //!
-//! An expert is so many *slices* as the unit has ranks, where they divide its intermediate width, and one otherwise. A
+//! An expert has as many *slices* as the unit has ranks, if they divide its intermediate width, and one otherwise. A
 //! slice is packed as a checkpoint's loader packs matrices of its columns:
 //!
 //! | array | what | cut by slices |
@@ -21,7 +21,7 @@ use semmoe_ranks::SharedExperts;
 use semmoe_tables::{ExpertId, LayerIdx, RankId};
 
 use super::checkpoint::TensorData;
-use super::compute::{Columns, Linear, Matrix, PanelType, group_of, multiply, silu_product};
+use super::compute::{Linear, Matrix, PanelType, group_of, multiply, silu_product};
 use super::slice::ExpertSlice;
 use super::{ModelConfig, ModelError};
 use crate::ep::{ExpertLayout, ExpertSpread, LocalExperts};
@@ -58,18 +58,14 @@ pub(super) struct Packing {
 
 impl Packing {
     fn new(config: &ModelConfig, layout: ExpertLayout, at: Place, types: ExpertTypes) -> Result<Self, ModelError> {
-        let ModelConfig { hidden, expert_width, .. } = *config;
-        let kept = match layout {
-            ExpertLayout::Ep => 0..expert_width,
-            // Every slice of the unit lies somewhere, but an uneven one is an error.
-            ExpertLayout::Tp => ExpertSlice::new(config, layout, at.rank, at.world).map(|_| 0..expert_width)?,
-            ExpertLayout::Hybrid(_) => ExpertSlice::new(config, layout, at.rank, at.world)?.columns(expert_width),
-        };
-        let slices = match layout {
-            ExpertLayout::Ep | ExpertLayout::Tp if expert_width.is_multiple_of(at.world) => at.world,
-            _ => 1,
-        };
-        Ok(Self { hidden, slices, width: kept.len() / slices, first: kept.start, types })
+        let part = Self::in_place(config, layout, at, types)?;
+        Ok(match layout {
+            // Every slice of the unit lies somewhere.
+            ExpertLayout::Ep | ExpertLayout::Tp if config.expert_width.is_multiple_of(at.world) => {
+                Self { slices: at.world, width: config.expert_width / at.world, first: 0, ..part }
+            }
+            _ => part,
+        })
     }
 
     /// A rank's part of an expert as one slice, which nothing moves.
@@ -109,16 +105,16 @@ impl Packing {
         Linear::pack_into(self.types.down, &[*down], (width, self.columns()), packed_down);
     }
 
-    /// As [`LocalExperts::threads`], of so many experts, each of so many slices.
+    /// As [`LocalExperts::threads`], by the number of experts and of slices of each.
     pub(super) fn threads(&self, pairs: usize, experts: usize, slices: usize) -> usize {
         let by_rows = pairs / (ROWS_OF_A_THREAD * experts).max(1);
         shares(pairs * 3 * self.hidden * self.width * slices).min(by_rows).max(1)
     }
 
-    /// As [`LocalExperts::apply`], of an expert of so many slices.
+    /// As [`LocalExperts::apply`], for an expert of `slices` slices.
     pub(super) fn apply(
         &self,
-        (slices, [gate_up, down]): (usize, [&[u8]; 2]),
+        (slices, [gate_up, down]): (usize, [&[u32]; 2]),
         x: &[f32],
         out: &mut [f32],
         work: &mut Vec<f32>,
@@ -127,10 +123,10 @@ impl Packing {
         let (rows, outputs, inputs) = (x.len() / hidden, slices * self.outputs(), slices * self.inputs());
         work.resize(rows * (outputs + inputs), 0.0);
         let (both, product) = work.split_at_mut(rows * outputs);
-        let columns = packed(self.types.gate_up, gate_up, group_of(2 * self.width));
+        let columns = self.types.gate_up.columns(gate_up, group_of(2 * self.width));
         multiply((rows, hidden, outputs), Matrix { data: x, stride: hidden }, columns, both, outputs);
         self.activate(both, product);
-        let columns = packed(self.types.down, down, group_of(hidden));
+        let columns = self.types.down.columns(down, group_of(hidden));
         multiply((rows, inputs, hidden), Matrix { data: product, stride: inputs }, columns, out, hidden);
     }
 
@@ -211,12 +207,10 @@ impl Experts {
     ) -> Result<Self, ModelError> {
         let packing = Packing::new(config, spread.layout, at, types)?;
         let whole = match spread.layout {
-            ExpertLayout::Hybrid(_) => hosts(spread, at.world),
-            ExpertLayout::Ep | ExpertLayout::Tp => {
-                hosts(&ExpertSpread { layout: ExpertLayout::Ep, copies: spread.copies.clone() }, at.world)
-            }
+            ExpertLayout::Tp => ExpertSpread { layout: ExpertLayout::Ep, ..spread.clone() },
+            ExpertLayout::Ep | ExpertLayout::Hybrid(_) => spread.clone(),
         };
-        let whole = whole.map_err(ModelError::Experts)?;
+        let whole = hosts(&whole, at.world).map_err(ModelError::Experts)?;
         let slots = whole.slots().max(slots.unwrap_or(0).into());
         let layers = spread.copies.layers();
         let pool = packing.pool(at.world, [config.num_experts, layers, slots]).map_err(ModelError::Experts)?;
@@ -227,7 +221,7 @@ impl Experts {
         Ok(Self { packing, width: config.expert_width, pool, layout, side: Side::Low, memory, checksums })
     }
 
-    /// Packs what this rank keeps of a layer. `tensors` gives gate, up and down of each expert, and is asked for all.
+    /// Packs this rank's part of a layer. `tensors` gives gate, up and down of each expert, and is called for all.
     pub(super) fn load<'a>(
         &mut self,
         layer: LayerIdx,
@@ -283,9 +277,9 @@ impl Experts {
         }
     }
 
-    fn array(&self, layer: LayerIdx, position: usize, array: usize) -> &[u8] {
+    fn array(&self, layer: LayerIdx, position: usize, array: usize) -> &[u32] {
         let slot = Slot { layout: &self.layout, side: self.side, layer: layer.index() };
-        &self.memory.own()[self.pool.entry(slot, self.memory.rank(), position, array)]
+        bytemuck::cast_slice(&self.memory.own()[self.pool.entry(slot, self.memory.rank(), position, array)])
     }
 
     /// As if a layer had broken in memory.
@@ -342,12 +336,5 @@ impl LocalExperts for LayerExperts<'_> {
     fn apply(&self, layer: LayerIdx, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>) {
         let arrays = [GATE_UP, DOWN].map(|array| self.experts.array(layer, slot, array));
         self.experts.packing.apply((self.experts.slices(), arrays), x, out, work);
-    }
-}
-
-fn packed(panel_type: PanelType, bytes: &[u8], group: usize) -> Columns<'_> {
-    match panel_type {
-        PanelType::Bf16 => Columns::Bf16 { words: bytemuck::cast_slice(bytes), group },
-        PanelType::F32 => Columns::F32 { values: bytemuck::cast_slice(bytes), group },
     }
 }

@@ -21,7 +21,7 @@ pub(super) struct Scratch {
     pub(super) residual: Vec<f32>,
     /// `[rows, H]`
     pub(super) normed: Vec<f32>,
-    /// `[rows, H]`: what a part of a layer adds to the residual stream.
+    /// `[rows, H]`: the output of a part of a layer, which is added to the residual stream.
     pub(super) added: Vec<f32>,
     /// `[rows, heads x value width]`
     attended: Vec<f32>,
@@ -47,7 +47,7 @@ pub(super) struct Forward<'a> {
     pub(super) scratch: &'a mut Scratch,
     pub(super) out: &'a mut OutputBuffers,
     pub(super) ep: &'a mut ExpertParallel,
-    /// Which rows this rank goes on with after attention: with attention tp, where all ranks have the same rows.
+    /// The rows that this rank continues with after attention: with attention tp, where all ranks have the same rows.
     pub(super) rows: Option<&'a mut RowPlan>,
     pub(super) probe: &'a mut dyn Probe,
 }
@@ -119,7 +119,7 @@ impl Forward<'_> {
         Ok(())
     }
 
-    /// What follows attention, on the rows of `residual`.
+    /// The feed-forward half of a layer, on the rows of `residual`.
     fn feed_forward(&mut self, block: &Block) -> Result<(), UnitError> {
         let Scratch { residual, normed, .. } = &mut *self.scratch;
         normed.resize(residual.len(), 0.0);

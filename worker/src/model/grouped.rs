@@ -18,7 +18,7 @@ pub(super) struct Grouped {
     pub(super) clip: Option<f32>,
 }
 
-/// What the projection gives of one token. It is more than the heads here need where a norm is over all heads and
+/// The output of the projection for one token. It is wider than the heads here need if a norm spans all heads and
 /// attention is split over ranks.
 #[derive(Clone, Copy)]
 pub(super) struct Projected {
@@ -38,7 +38,7 @@ pub(super) struct HeadNorms {
     pub(super) eps: f32,
 }
 
-/// What a projection gave of some items, and where their queries go.
+/// The projections of some items, and the destination of their queries.
 struct Projection<'a, 'i> {
     items: &'a mut [StepItem<'i>],
     /// First row of each item, and one past the last.

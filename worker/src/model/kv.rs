@@ -28,7 +28,7 @@ pub use pool::{KvPool, KvUsage};
 pub(super) use transfer::KvChange;
 pub use transfer::{KvObjection, KvPhase, MovingSequence, StagedKv};
 
-/// What a cache holds of every token. Keys and values differ in width where attention is latent.
+/// The layout of a cache's content for every token. Keys and values differ in width where attention is latent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CacheShape {
     /// All layers.

@@ -64,10 +64,10 @@ impl<'a> Loader<'a> {
 
     fn heads(&self, layer: usize) -> Result<HeadWeights, ModelError> {
         let hidden = self.config.hidden;
-        let (attention, value_width) = self.attention(&format!("model.layers.{layer}.self_attn"))?;
+        let prefix = format!("model.layers.{layer}.self_attn");
+        let (attention, value_width) = self.attention(&prefix)?;
         let (out_width, own) = (self.config.heads * value_width, self.share.heads(self.config.heads));
-        let attention_out =
-            self.checkpoint.tensor(&format!("model.layers.{layer}.self_attn.o_proj.weight"), &[hidden, out_width])?;
+        let attention_out = self.weight(&prefix, "o_proj", [hidden, out_width])?;
         let own = own.start * value_width..own.end * value_width;
         Ok(HeadWeights { attention, out: Linear::pack_columns(attention_out, out_width, own) })
     }
@@ -99,8 +99,7 @@ impl<'a> Loader<'a> {
         };
         let parts = [("q_proj", query, queries), ("k_proj", key, keys), ("v_proj", key, own_kv.clone())];
         let tensor = |(part, rows, kept): &(&str, usize, Range<usize>)| -> Result<TensorData<'_>, ModelError> {
-            let tensor = self.checkpoint.tensor(&format!("{prefix}.{part}.weight"), &[*rows, hidden])?;
-            Ok(tensor.part(kept.start * hidden..kept.end * hidden))
+            Ok(self.weight(prefix, part, [*rows, hidden])?.part(kept.start * hidden..kept.end * hidden))
         };
         let mut qkv = Linear::pack(&[tensor(&parts[0])?, tensor(&parts[1])?, tensor(&parts[2])?], hidden);
         if shape.qkv_bias {
@@ -132,7 +131,7 @@ impl<'a> Loader<'a> {
     fn latent(&self, prefix: &str, shape: &LatentAttention) -> Result<Latent, ModelError> {
         let ModelConfig { hidden, heads, .. } = *self.config;
         let LatentAttention { kv_rank, nope_dim, rope_dim, value_dim, .. } = *shape;
-        let tensor = |part: &str, shape: [usize; 2]| self.checkpoint.tensor(&format!("{prefix}.{part}.weight"), &shape);
+        let tensor = |part: &str, shape: [usize; 2]| self.weight(prefix, part, shape);
         let kv_down = tensor("kv_a_proj_with_mqa", [kv_rank + rope_dim, hidden])?;
         let (queries, own) = (heads * shape.query_width(), self.share.heads(heads));
         let own_queries = |all: TensorData<'a>, inputs: usize| {
@@ -179,10 +178,11 @@ impl<'a> Loader<'a> {
             for expert in (0..self.config.num_experts as u16).map(ExpertId::new) {
                 let [gate, up, down] = self.expert_tensors(layer, expert)?;
                 // One that is not bf16 makes all f32: experts of one size can take each other's place.
-                for (of_all, of_one) in
-                    [(&mut types.gate_up, PanelType::of(&[gate, up])), (&mut types.down, PanelType::of(&[down]))]
-                {
-                    *of_all = if of_one == PanelType::F32 { of_one } else { *of_all };
+                if PanelType::of(&[gate, up]) == PanelType::F32 {
+                    types.gate_up = PanelType::F32;
+                }
+                if PanelType::of(&[down]) == PanelType::F32 {
+                    types.down = PanelType::F32;
                 }
             }
         }
@@ -203,32 +203,24 @@ impl<'a> Loader<'a> {
         (0..self.config.num_moe_layers()).map(|layer| LayerIdx::new(layer as u16))
     }
 
-    fn expert_prefix(&self, layer: LayerIdx, expert: ExpertId) -> String {
-        let block = self.config.architecture.moe_names().block;
-        format!("model.layers.{}.{block}.experts.{expert}", self.config.moe_layers[layer.index()])
-    }
-
     /// Gate, up, down.
     fn expert_tensors(&self, layer: LayerIdx, expert: ExpertId) -> Result<[TensorData<'a>; 3], ModelError> {
-        let projections = self.config.architecture.moe_names().projections;
-        self.mlp_tensors(&self.expert_prefix(layer, expert), projections, self.config.expert_width)
+        Ok(self.expert_places(layer, expert)?.map(|place| self.checkpoint.data(place)))
     }
 
-    /// Where they lie.
+    /// The places of these tensors.
     pub(super) fn expert_places(&self, layer: LayerIdx, expert: ExpertId) -> Result<[TensorPlace; 3], ModelError> {
-        let (prefix, [gate, up, down]) =
-            (self.expert_prefix(layer, expert), self.config.architecture.moe_names().projections);
-        let (hidden, width) = (self.config.hidden, self.config.expert_width);
-        let place = |part: &str, shape: [usize; 2]| self.checkpoint.place(&format!("{prefix}.{part}.weight"), &shape);
-        Ok([place(gate, [width, hidden])?, place(up, [width, hidden])?, place(down, [hidden, width])?])
+        let names = self.config.architecture.moe_names();
+        let prefix = format!("model.layers.{}.{}.experts.{expert}", self.config.moe_layers[layer.index()], names.block);
+        self.mlp_places(&prefix, names.projections, self.config.expert_width)
     }
 
-    /// What every rank has of an MoE layer.
+    /// The parts of an MoE layer that every rank has.
     fn moe(&self, below: &str, layer: LayerIdx) -> Result<Moe, ModelError> {
         let ModelConfig { hidden, num_experts, .. } = *self.config;
         let names = self.config.architecture.moe_names();
         let block = format!("{below}.{}", names.block);
-        let router = self.checkpoint.tensor(&format!("{block}.gate.weight"), &[num_experts, hidden])?;
+        let router = self.weight(&block, "gate", [num_experts, hidden])?;
         let correction = match self.config.router.scoring {
             Scoring::Softmax => None,
             Scoring::CorrectedSigmoid => {
@@ -248,20 +240,24 @@ impl<'a> Loader<'a> {
     }
 
     fn mlp(&self, prefix: &str, names: [&str; 3], width: usize) -> Result<Mlp, ModelError> {
-        let [gate, up, down] = self.mlp_tensors(prefix, names, width)?;
+        let [gate, up, down] = self.mlp_places(prefix, names, width)?.map(|place| self.checkpoint.data(place));
         Ok(Mlp { gate_up: Linear::pack(&[gate, up], self.config.hidden), down: Linear::pack(&[down], width) })
     }
 
     /// Gate, up, down.
-    fn mlp_tensors(
+    fn mlp_places(
         &self,
         prefix: &str,
         [gate, up, down]: [&str; 3],
         width: usize,
-    ) -> Result<[TensorData<'a>; 3], ModelError> {
+    ) -> Result<[TensorPlace; 3], ModelError> {
         let hidden = self.config.hidden;
-        let tensor = |part: &str, shape: [usize; 2]| self.checkpoint.tensor(&format!("{prefix}.{part}.weight"), &shape);
-        Ok([tensor(gate, [width, hidden])?, tensor(up, [width, hidden])?, tensor(down, [hidden, width])?])
+        let place = |part: &str, shape: [usize; 2]| self.checkpoint.place(&format!("{prefix}.{part}.weight"), &shape);
+        Ok([place(gate, [width, hidden])?, place(up, [width, hidden])?, place(down, [hidden, width])?])
+    }
+
+    fn weight(&self, prefix: &str, part: &str, shape: [usize; 2]) -> Result<TensorData<'a>, ModelError> {
+        self.checkpoint.tensor(&format!("{prefix}.{part}.weight"), &shape)
     }
 
     fn vector(&self, name: &str, width: usize) -> Result<Vec<f32>, ModelError> {

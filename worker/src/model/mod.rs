@@ -5,19 +5,19 @@
 //! | `config` | `config.json`, checked |
 //! | `checkpoint` | safetensors files by memory map |
 //! | `load` | tensors by name, checked against the configuration, packed |
-//! | `weights` | what a rank keeps of them: one block for all families |
-//! | `step` | what goes into a step and what comes out |
+//! | `weights` | the weights that a rank keeps: one block for all families |
+//! | `step` | the input and the output of a step |
 //! | `forward` | a step through all layers |
 //! | `share` | attention tp: the heads of a rank |
 //! | `split`, `rows` | attention tp: a layer after its heads, and which rows go to which rank |
 //! | `attention`, `kv`, `rope` | causal attention over one sequence's cache |
-//! | `grouped`, `latent` | the two kinds of attention: what makes queries, keys and values |
+//! | `grouped`, `latent` | the two kinds of attention: how queries, keys and values are made |
 //! | `slice` | experts tp: a rank's part of every expert |
 //! | `router`, `mlp` | the choice of experts; a dense layer, a shared expert |
 //! | `expert` | the routed experts of a rank, in one buffer |
 //! | `streamed` | experts that are read from the checkpoint ahead of their layer |
 //! | `switch` | experts move to another spread |
-//! | `relayout`, `agree` | attention changes between dp and tp; what ranks say to each other meanwhile |
+//! | `relayout`, `agree` | attention changes between dp and tp; the messages between ranks meanwhile |
 //! | `compute` | matrix products and element-wise functions |
 //! | `probe` | a look inside, for tests |
 
@@ -53,7 +53,9 @@ use std::sync::Arc;
 use semmoe_tables::{Attention, ExpertCopies, GroupId, RankId, Tables};
 
 pub(crate) use agree::tell_all;
+pub(crate) use checkpoint::read_small_file;
 pub(crate) use compute::instructions;
+pub(crate) use config::token_ids;
 pub use config::{
     Architecture, AttentionKind, GroupLimit, GroupScore, GroupedAttention, HeadNormKind, LatentAttention, ModelConfig,
     Rope, RopeLayout, Router, Scoring, SharedExpert, Yarn,
@@ -100,9 +102,9 @@ pub struct ExpertRoom {
 /// A limit on the experts that lie in a rank's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExpertMemory {
-    /// As many as fit into so many bytes, with two layers of those that are streamed and the room to read one.
+    /// As many as fit into this many bytes, with two layers of streamed experts and the room to read one expert.
     Bytes(u64),
-    /// So many of each layer.
+    /// This many of each layer.
     Resident(usize),
 }
 
@@ -117,7 +119,7 @@ pub struct Model {
     config: ModelConfig,
     division: Division,
     weights: Weights,
-    /// What it needs to go on with the other attention, if it may.
+    /// The division and weights of the other attention, if the rank may switch to it.
     other: Option<OtherAttention>,
     experts: RankExperts,
     peers: Peers,
@@ -131,7 +133,7 @@ pub struct Model {
 /// How attention is divided among ranks.
 struct Division {
     share: HeadShare,
-    /// With attention tp: which rows go on where.
+    /// With attention tp: which rows go to which rank.
     rows: Option<RowPlan>,
 }
 
@@ -174,7 +176,7 @@ impl Model {
         placement: impl Into<ExpertCopies>,
         experts: impl Into<ExpertRoom>,
     ) -> Result<Self, ModelError> {
-        Self::load_divided(model_dir, (rank, placement.into()), experts.into(), |_, _| Ok((Division::WHOLE, None)))
+        Self::load_divided(model_dir, rank, placement, experts, |_, _| Ok((Division::WHOLE, None)))
     }
 
     /// The same with attention tp: this rank keeps its share of every layer's heads, all ranks run the same steps, and
@@ -190,7 +192,7 @@ impl Model {
         experts: impl Into<ExpertRoom>,
         tables: Option<Arc<Tables>>,
     ) -> Result<Self, ModelError> {
-        Self::load_divided(model_dir, (rank, placement.into()), experts.into(), |config, at| {
+        Self::load_divided(model_dir, rank, placement, experts, |config, at| {
             Ok((Division::of_heads(config, at, tables)?, None))
         })
     }
@@ -198,10 +200,12 @@ impl Model {
     /// `divide` gives how attention is divided, and how it may be.
     fn load_divided(
         model_dir: &Path,
-        (rank, copies): (RankId, ExpertCopies),
-        ExpertRoom { layout, slots, memory }: ExpertRoom,
+        rank: RankId,
+        placement: impl Into<ExpertCopies>,
+        experts: impl Into<ExpertRoom>,
         divide: impl FnOnce(&ModelConfig, Place) -> Result<(Division, Option<Division>), ModelError>,
     ) -> Result<Self, ModelError> {
+        let (copies, ExpertRoom { layout, slots, memory }) = (placement.into(), experts.into());
         let config = ModelConfig::load(model_dir)?;
         check_placement(&config, GroupId::new(layout.host(rank.index()) as u16), &copies)?;
         let at = Place { rank: rank.index(), world: layout.world(copies.groups().into()) };
@@ -243,7 +247,7 @@ impl Model {
         }
     }
 
-    /// What a sequence's cache holds on this rank.
+    /// The shape of a sequence's cache on this rank.
     pub(crate) fn cache_shape(&self) -> CacheShape {
         self.division.share.cache_shape(&self.config)
     }

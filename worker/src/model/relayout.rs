@@ -13,13 +13,13 @@ use super::weights::HeadWeights;
 use super::{Division, ExpertRoom, Model, ModelConfig, ModelError};
 use crate::ep::{ExpertParallel, UnitError};
 
-/// What a rank needs to go on with the other attention: `[layers]` of weights.
+/// The division and the weights of the other attention, `[layers]`.
 pub(super) struct OtherAttention {
     pub(super) division: Division,
     pub(super) weights: Vec<HeadWeights>,
 }
 
-/// A pool whose sequences go on with the other attention.
+/// A pool whose sequences continue with the other attention.
 #[derive(Debug)]
 pub struct AttentionChange<'a> {
     /// The pool in use.
@@ -44,7 +44,7 @@ impl Model {
         experts: impl Into<ExpertRoom>,
         (start, tables): (Attention, Option<Arc<Tables>>),
     ) -> Result<Self, ModelError> {
-        Self::load_divided(model_dir, (rank, placement.into()), experts.into(), |config, at| {
+        Self::load_divided(model_dir, rank, placement, experts, |config, at| {
             let tp = Division::of_heads(config, at, tables)?;
             Ok(match start {
                 Attention::Dp => (Division::WHOLE, Some(tp)),
@@ -66,8 +66,7 @@ impl Model {
     }
 
     /// Moves pages to where the other attention needs them, together with all ranks and between two steps. Nothing
-    /// changes until
-    /// [`Model::install_attention`]; the inner error is the first rank's objection.
+    /// changes until [`Model::install_attention`]; the inner error is the first rank's objection.
     ///
     /// # Errors
     /// A rank was lost.

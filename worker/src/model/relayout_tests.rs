@@ -57,7 +57,7 @@ fn bits(values: impl Iterator<Item = f32>) -> Vec<u32> {
     values.map(f32::to_bits).collect()
 }
 
-/// What a cache holds; its first head is the model's head `first`.
+/// The content of a cache; its first head is the model's head `first`.
 fn content(cache: &KvCache, first: usize) -> Content {
     let shape = *cache.shape();
     let mut content = Content { tokens: cache.tokens().to_vec(), routes: cache.routes(0), ..Content::default() };
@@ -99,7 +99,7 @@ struct Text {
     home: usize,
 }
 
-/// What all ranks can see.
+/// State that all ranks can see.
 struct Shared {
     world: usize,
     barrier: Barrier,

@@ -70,7 +70,7 @@ struct Ramp {
 
 impl Ramp {
     fn new(dim: usize, theta: f64, yarn: &Yarn) -> Self {
-        // The index of the frequency that makes so many turns over the original positions.
+        // The index of the frequency that makes `turns` turns over the original positions.
         let index = |turns: f64| dim as f64 * (yarn.original_positions / (turns * TAU)).ln() / (2.0 * theta.ln());
         let (mut low, mut high) = (index(yarn.beta_fast), index(yarn.beta_slow));
         if yarn.truncate {

@@ -8,7 +8,7 @@ const LEAST_TOTAL: f32 = 1e-20;
 /// Buffers that are reused between calls.
 #[derive(Default)]
 pub(super) struct RouterScratch {
-    /// `[N]`: what is chosen by.
+    /// `[N]`: the scores that decide the choice.
     scores: Vec<f32>,
     /// `[groups]`
     worth: Vec<f32>,

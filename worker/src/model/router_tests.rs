@@ -46,7 +46,7 @@ fn only_the_best_groups_are_chosen_from() {
     assert_eq!(route(&limited(2, GroupScore::Best), None, &logits, 3).0, [0, 2, 3]);
     assert_eq!(route(&limited(1, GroupScore::TwoBest), None, &logits, 2).0, [2, 3]);
     assert_eq!(route(&limited(2, GroupScore::TwoBest), None, &logits, 3).0, [2, 3, 4]);
-    // What is left out still counts in a softmax over all.
+    // Experts that are left out still count in a softmax over all.
     let router = Router { normalise: false, ..limited(1, GroupScore::TwoBest) };
     let total: f32 = logits.iter().map(|logit| (logit - 4.0f32).exp()).sum();
     assert!((route(&router, None, &logits, 1).1[0] - 1.0 / total).abs() < 1e-6);

@@ -15,7 +15,7 @@ use crate::ep::RowCounts;
 /// The split of the layer that is being computed; reused between layers.
 pub(super) struct RowPlan {
     ranks: usize,
-    /// By what rows are shuffled; without them they stay in their order, in even parts.
+    /// The tables that rows are shuffled by; without them they stay in their order, in even parts.
     tables: Option<Arc<Tables>>,
     shuffled: bool,
     /// Of even parts: `[ranks + 1]`.
@@ -69,7 +69,7 @@ impl RowPlan {
         }
     }
 
-    /// What the split means to a rank.
+    /// The counts of the split for a rank.
     pub(super) fn counts(&self, rank: usize) -> RowCounts {
         let split = self.current();
         let positions = split.positions(rank);

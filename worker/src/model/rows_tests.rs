@@ -70,7 +70,7 @@ proptest! {
         }).collect();
         let mut plan = RowPlan::new(usize::from(GROUPS), Some(Arc::clone(&tables)));
         let id = LayerIdx::new(layer as u16);
-        // What another layer left behind does not count.
+        // State left behind by another layer does not matter.
         plan.split(Some(LayerIdx::new(0)), PlanInput { tokens: &tokens, routes: &routes, top_k: TOP_K });
         plan.split(Some(id), PlanInput { tokens: &tokens, routes: &routes, top_k: TOP_K });
 

@@ -51,7 +51,7 @@ impl HeadShare {
         first..first + (kv_heads / self.parts).max(1)
     }
 
-    /// What a sequence's cache holds of this part.
+    /// The shape of a sequence's cache for this part.
     #[must_use]
     pub fn cache_shape(&self, config: &ModelConfig) -> CacheShape {
         let shape = config.cache_shape();

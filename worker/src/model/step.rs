@@ -1,4 +1,4 @@
-//! What goes into one step of a rank, and what comes out.
+//! The input and the output of one step of a rank.
 
 use super::KvCache;
 use super::compute::first_largest;
@@ -12,7 +12,7 @@ pub struct StepItem<'a> {
     pub tokens: &'a [u32],
     /// Whether the logits after the last of these tokens are wanted.
     pub want_logits: bool,
-    /// As what the tokens are counted.
+    /// The phase that the tokens are counted in.
     pub phase: StepPhase,
 }
 

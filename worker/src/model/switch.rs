@@ -28,20 +28,20 @@ pub enum SwitchOutcome {
     Committed,
     /// They are where they were.
     RolledBack {
-        /// Who objected, and why.
+        /// The rank that objected, and why.
         cause: String,
     },
 }
 
-/// Why a rank will not go on with a switch, asked before each layer; none if it will.
+/// Why a rank refuses to continue a switch, asked before each layer; none if it continues.
 pub type Objection<'a> = &'a mut dyn FnMut(LayerIdx) -> Option<String>;
 
 /// With which ranks experts are exchanged through memory.
 #[derive(Debug)]
 pub(super) enum Peers {
-    /// Ranks that run on this host, which will be asked for their buffers at the first switch.
+    /// Ranks on this host, whose buffers will be mapped at the first switch.
     Near(Vec<usize>),
-    /// They were asked; their buffers are mapped, and the checksums of all experts known.
+    /// The buffers are mapped, and the checksums of all experts known.
     Met,
 }
 
@@ -99,7 +99,7 @@ impl Model {
     /// All ranks call this between the same two steps.
     ///
     /// # Errors
-    /// A rank was lost, or the way back failed: the unit cannot go on.
+    /// A rank was lost, or the way back failed: the unit cannot continue.
     pub fn switch_experts(
         &mut self,
         to: &ExpertSpread,

@@ -1,4 +1,4 @@
-//! What one rank keeps of a checkpoint. One block for all architectures: what differs between them is a variant of a
+//! The weights that one rank keeps of a checkpoint. One block serves all architectures: differences are variants of a
 //! field.
 
 use semmoe_tables::LayerIdx;
@@ -60,7 +60,7 @@ impl Block {
 /// The attention of a layer, of all heads or of some.
 pub(super) struct HeadWeights {
     pub(super) attention: Attention,
-    /// Of what the heads give.
+    /// The projection of the heads' output.
     pub(super) out: Linear,
 }
 
@@ -73,7 +73,7 @@ impl HeadWeights {
     }
 }
 
-/// What follows the attention of a layer.
+/// The part of a layer after its attention.
 pub(super) enum FeedForward {
     Dense(Mlp),
     Moe(Box<Moe>),

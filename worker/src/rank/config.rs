@@ -1,4 +1,4 @@
-//! What a rank is started with and what it announces.
+//! The configuration of a rank, and the events that it announces.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -15,10 +15,10 @@ use crate::engine::EngineLimits;
 use crate::ep::{ExpertLayout, WireType};
 use crate::unit::Shutdown;
 
-/// Takes what a rank announces while it starts; each is meant to be printed as one line of JSON.
+/// Takes the events of a rank while it starts; each is meant to be printed as one line of JSON.
 pub type Announce = Box<dyn FnMut(&WorkerEvent) + Send>;
 
-/// What a rank announces, in this order.
+/// Events that a rank announces, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum WorkerEvent {
@@ -62,7 +62,7 @@ pub struct WorkerConfig {
     /// Whole experts of a layer for which every rank has room, so that it can be switched to placements with more of
     /// them than the first one has.
     pub expert_slots: Option<u16>,
-    /// At most so many bytes of experts lie in this rank's memory; the others are streamed from the checkpoint.
+    /// The most bytes of experts in this rank's memory; the others are streamed from the checkpoint.
     pub expert_memory: Option<u64>,
     /// How the ranks exchange.
     pub transport: TransportChoice,
@@ -73,11 +73,10 @@ pub struct WorkerConfig {
     pub data_address: Option<IpAddr>,
     /// Ranks that are given different places share no memory, as if they were on several hosts.
     pub place: Option<String>,
-    /// What ranks prove to each other that they know; needed where the rendezvous or the data is not on a loopback
-    /// address.
+    /// The secret that ranks prove to each other; required if the rendezvous or the data is not on a loopback address.
     pub secret: Option<Secret>,
-    /// What admin routes ask for; without it they are open where HTTP is served on a loopback address, and shut
-    /// elsewhere.
+    /// The token for admin routes; without one they are open if HTTP is served on a loopback address, and closed
+    /// otherwise.
     pub admin_token: Option<Secret>,
     /// Rank 0 serves HTTP here (port 0: any); the others ignore it.
     pub listen: Option<SocketAddr>,
@@ -89,19 +88,19 @@ pub struct WorkerConfig {
     pub both_attentions: bool,
     /// With attention tp: whether rows are shuffled to the ranks that the tables name, if there are tables.
     pub shuffle: bool,
-    /// Whether to stop when standard input ends: the parent process is gone or wants it.
+    /// Whether to stop when standard input ends: the parent process is gone or wants this one to stop.
     pub exit_on_stdin_eof: bool,
     /// Whether to stop at SIGTERM and SIGINT.
     pub handle_signals: bool,
     /// Another way to make it stop, for programs that embed a rank.
     pub shutdown: Shutdown,
-    /// Told when the rank is bound and ready.
+    /// Called when the rank is bound and ready.
     pub announce: Announce,
     /// Threads that compute large steps together; ranks may differ, results do not.
     pub threads: usize,
     /// Processors that they are kept on.
     pub cpus: Option<CpuList>,
-    /// What the engine holds and does at most.
+    /// Limits of the engine.
     pub limits: EngineLimits,
     /// How long the ranks wait for each other at the start.
     pub rendezvous_timeout: Duration,
@@ -109,7 +108,7 @@ pub struct WorkerConfig {
     pub collective_timeout: Duration,
     /// How long a prepared switch waits for its commit.
     pub prepared_timeout: Duration,
-    /// How long running requests may go on after the wish to stop.
+    /// How long running requests may continue after a request to stop.
     pub grace: Duration,
     /// How long rank 0 answers with the cause after a rank was lost, before it exits; `None`: until it is asked to
     /// stop.
@@ -172,25 +171,21 @@ impl WorkerConfig {
 
     pub(super) fn check(&self) -> Result<(), WorkerError> {
         if self.rank >= self.world {
-            let detail = format!("rank is {}, expected below the world size {}", self.rank, self.world);
-            return Err(WorkerError::Arguments { detail });
+            let (rank, world) = (self.rank, self.world);
+            return Err(WorkerError::arguments(format!("rank is {rank}, expected below the world size {world}")));
         }
         if self.rank == 0 && self.listen.is_none() {
-            let detail = "rank 0 needs an address to serve HTTP on".to_owned();
-            return Err(WorkerError::Arguments { detail });
+            return Err(WorkerError::arguments("rank 0 needs an address to serve HTTP on"));
         }
         if let Some(cpus) = &self.cpus {
-            cpus.check().map_err(|error| WorkerError::Arguments { detail: error.to_string() })?;
+            cpus.check().map_err(WorkerError::arguments)?;
         }
         let named = [("rendezvous", Some(self.rendezvous.ip())), ("data address", self.data_address)];
         let open = named.into_iter().find_map(|(name, ip)| Some((name, ip.filter(|ip| !ip.is_loopback())?)));
         match open {
-            Some((name, ip)) if self.world > 1 && self.secret.is_none() => {
-                let detail = format!(
-                    "the {name} {ip} is no loopback address, and without a secret any host there could join: expected one"
-                );
-                Err(WorkerError::Arguments { detail })
-            }
+            Some((name, ip)) if self.world > 1 && self.secret.is_none() => Err(WorkerError::arguments(format!(
+                "the {name} {ip} is no loopback address, and without a secret any host there could join: expected one"
+            ))),
             _ => Ok(()),
         }
     }

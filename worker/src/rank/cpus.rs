@@ -11,10 +11,10 @@ pub struct CpuList(Vec<usize>);
 /// Why processors cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
-    /// Not a list.
+    /// Not a list of processors.
     #[error("'{found}' is no list of processors below {}: expected numbers and ranges such as 0-3,8", CpuSet::MAX_CPU)]
     Syntax {
-        /// What was found.
+        /// The text.
         found: String,
     },
     /// A processor that this process may not use.

@@ -11,13 +11,13 @@ use crate::control::RendezvousError;
 use crate::ep::ExpertLayout;
 use crate::model::ModelError;
 
-/// Why a rank did not start or did not go on.
+/// Why a rank did not start, or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// Arguments that cannot be.
+    /// Invalid arguments.
     #[error("{detail}")]
     Arguments {
-        /// What was found and what was expected.
+        /// The problem: found and expected.
         detail: String,
     },
     /// A checkpoint that cannot be served.
@@ -36,7 +36,7 @@ pub enum WorkerError {
     Inconsistent {
         /// The file.
         path: PathBuf,
-        /// What was found and what was expected.
+        /// The problem: found and expected.
         detail: String,
     },
     /// Tables that cannot be read or are another model's.
@@ -66,9 +66,9 @@ pub enum WorkerError {
     TablesAttention {
         /// The file.
         path: PathBuf,
-        /// What they are for.
+        /// The attention of the tables.
         found: Attention,
-        /// What the unit runs.
+        /// The attention of the unit.
         expected: Attention,
     },
     /// Tables that would have no effect.
@@ -139,24 +139,19 @@ pub enum WorkerError {
 }
 
 impl WorkerError {
+    pub(super) fn arguments(detail: impl ToString) -> Self {
+        Self::Arguments { detail: detail.to_string() }
+    }
+
     /// The process's exit code: 2 for wrong arguments or input, 3 when a rank was lost, 1 otherwise.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Arguments { .. }
-            | Self::Model(_)
-            | Self::Text { .. }
-            | Self::Inconsistent { .. }
-            | Self::Tables { .. }
-            | Self::TablesGroups { .. }
-            | Self::TablesAttention { .. }
-            | Self::TablesExperts { .. }
-            | Self::TablesNodes { .. }
-            | Self::TablesReplicas { .. }
-            | Self::Placement { .. }
-            | Self::Rendezvous(RendezvousError::Mismatch { .. }) => 2,
             Self::Lost { .. } => 3,
+            Self::Rendezvous(RendezvousError::Mismatch { .. }) => 2,
             Self::Listen { .. } | Self::Rendezvous(_) | Self::Http { .. } | Self::Runtime { .. } => 1,
+            // All others are about arguments or input.
+            _ => 2,
         }
     }
 }

@@ -214,7 +214,7 @@ impl Front {
         Ok(())
     }
 
-    /// Lets the ranks leave their loops together, then go. Those of a dead unit have been told to go.
+    /// Lets the ranks leave their loops together, then releases them. Those of a dead unit have their order already.
     async fn release(&mut self) -> Result<(), WorkerError> {
         let world = usize::from(self.unit.world());
         if self.unit.lost().is_none() {
@@ -227,7 +227,7 @@ impl Front {
         let outcome = self.unit.lost().map_or(Ok(()), |Lost { cause, .. }| Err(WorkerError::Lost { cause }));
         self.unit.close();
         let closed = |status: &UnitStatus| status.closed == world - 1;
-        // What was sent last must be written before this process ends; a rank that hangs does not take it anyway.
+        // The last messages must be written before this process ends; a rank that hangs does not take them anyway.
         let _ = timeout(CLOSE_LIMIT, self.status.wait_for(closed)).await;
         outcome
     }

@@ -1,4 +1,4 @@
-//! Every rank but the first: runs what rank 0 sends it.
+//! Every rank but the first: follows rank 0.
 
 use std::future::pending;
 use std::time::Duration;
@@ -10,20 +10,20 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::config::{WorkerConfig, WorkerEvent};
 use super::error::WorkerError;
-use super::prepare::{Prepared, prepare};
-use super::start::{self, Connected, Ended, Ends, Place};
+use super::prepare::prepare;
+use super::start::{self, Ended, Ends, Place};
 use crate::control::link::{self, LinkSender};
 use crate::control::message::{FromRank, ToRank};
 use crate::control::{Patience, join};
-use crate::engine::{EngineEnd, UnitLimits};
+use crate::engine::EngineEnd;
 use crate::unit::{Lost, Shutdown};
 
-/// How long rank 0 may take to say which rank was lost first, after this one has told what it noticed.
+/// How long rank 0 may take to say which rank was lost first, after this one has reported its loss.
 const VERDICT_LIMIT: Duration = Duration::from_secs(2);
-/// How long rank 0 may take to let this rank go after it has left its loop, on top of the grace.
+/// How long rank 0 may take to release this rank after it has left its loop, on top of the grace.
 const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
-/// What happens to a member.
+/// An event that a member reacts to.
 enum Notice {
     /// The engine's thread has ended.
     Engine(Ended),
@@ -65,7 +65,9 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     let mut state =
         Member { rank, link, notices, shutdown: config.shutdown.clone(), grace: config.grace, leaving: false };
     // Held to the end of this function: peers may still be finishing a step.
-    let _engine = match start_engine((limits, Place::of(&config)), connected, &prepared, &state.link, notify) {
+    let (sink, ended) = (state.link.clone(), move |end| drop(notify.send(Notice::Engine(end))));
+    let emit = Box::new(move |message| sink.send(message));
+    let _engine = match connected.start(&prepared, limits, emit, Place::of(&config), ended) {
         Ok(engine) => engine,
         Err(error) => {
             let cause = format!("rank {rank} was lost: it could not start: {error}");
@@ -76,18 +78,6 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     (config.announce)(&WorkerEvent::Ready { rank: config.rank, pid: std::process::id(), http: None });
     state.link.send(FromRank::Ready);
     runtime.block_on(state.supervise())
-}
-
-fn start_engine(
-    (limits, place): (UnitLimits, Place),
-    connected: Connected,
-    prepared: &Prepared,
-    link: &LinkSender<FromRank>,
-    notify: mpsc::UnboundedSender<Notice>,
-) -> Result<std::thread::JoinHandle<crate::engine::Engine>, WorkerError> {
-    let link = link.clone();
-    let ended = move |end| drop(notify.send(Notice::Engine(end)));
-    connected.start(prepared, limits, Box::new(move |message| link.send(message)), place, ended)
 }
 
 struct Member {
@@ -133,8 +123,8 @@ impl Member {
         }
     }
 
-    /// Reports to rank 0 what was lost and hears which rank was lost first: after a loss everybody leaves,
-    /// and who leaves later must not be blamed for it.
+    /// Reports a loss to rank 0 and waits for its verdict on which rank was lost first: after a loss all ranks leave,
+    /// and those that leave later must not be blamed for it.
     async fn verdict(&mut self, lost: Lost) -> String {
         self.link.send(FromRank::Fatal { lost: lost.rank.get(), cause: lost.cause.clone() });
         let heard = async {

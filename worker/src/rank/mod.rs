@@ -2,7 +2,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `config` | what a rank is started with and what it announces |
+//! | `config` | the configuration of a rank, and the events that it announces |
 //! | `cpus` | processors that its computing threads are kept on |
 //! | `error` | why it ended, and the exit code that says so |
 //! | `prepare` | everything that can be refused before anything is bound or loaded |
@@ -28,10 +28,10 @@ use crate::control::RendezvousError;
 
 /// Runs one rank until it is asked to stop or the unit fails. Blocks; brings its own runtime.
 ///
-/// Rank 0 goes on answering with the cause after another rank was lost, until it is asked to stop.
+/// After another rank was lost, rank 0 keeps answering with the cause, until it is asked to stop.
 ///
 /// # Errors
-/// One sentence: arguments, files or peers that do not fit, told before anything is served; or the rank that was lost.
+/// One sentence: arguments, files or peers that do not fit, before anything is served; or the rank that was lost.
 pub fn run(config: WorkerConfig) -> Result<(), WorkerError> {
     config.check()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()

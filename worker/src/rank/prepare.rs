@@ -21,10 +21,10 @@ use crate::control::Identity;
 use crate::engine::UnitLimits;
 use crate::ep::{ExpertLayout, ExpertSpread, StageLog};
 use crate::memory::available_bytes;
-use crate::model::{ExpertSlice, HeadShare, ModelConfig, ModelError, check_expert_memory};
+use crate::model::{ExpertSlice, HeadShare, ModelConfig, ModelError, check_expert_memory, read_small_file, token_ids};
 use crate::serve::Defaults;
 
-/// `generation_config.json` is small; what is larger is not one.
+/// `generation_config.json` is small; a larger file is not one.
 const MAX_GENERATION_BYTES: u64 = 1 << 20;
 
 /// A rank's model directory and tables, checked.
@@ -38,9 +38,9 @@ pub(super) struct Prepared {
     pub(super) attention: Attention,
     /// Whether that may change.
     pub(super) both_attentions: bool,
-    /// By what rows are shuffled, with attention tp.
+    /// The tables that rows are shuffled by, with attention tp.
     pub(super) shuffle: Option<Arc<Tables>>,
-    /// By what sequences are placed when attention becomes dp.
+    /// The tables that sequences are placed by when attention becomes dp.
     pub(super) affinity: Option<Arc<Tables>>,
     pub(super) identity: Identity,
     /// See [`WorkerConfig::expert_memory`].
@@ -62,7 +62,7 @@ pub(super) struct StageFile {
     pub(super) log: StageLog,
 }
 
-/// What this worker reads of `generation_config.json`.
+/// The keys of `generation_config.json` that this worker reads.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Generation {
@@ -73,8 +73,7 @@ struct Generation {
 }
 
 pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
-    let model_dir = fs::canonicalize(&config.model_dir)
-        .map_err(|source| ModelError::Io { path: config.model_dir.clone(), source })?;
+    let model_dir = fs::canonicalize(&config.model_dir).map_err(ModelError::io(&config.model_dir))?;
     let model = ModelConfig::load(&model_dir)?;
     check_experts(config, &model)?;
     let node = node(config)?;
@@ -118,10 +117,8 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         top_p: generation.top_p.unwrap_or(neutral.top_p),
         top_k: generation.top_k.unwrap_or(neutral.top_k),
     };
-    let limits = config
-        .limits
-        .fitted((&model, &shares[..]), config.world, available_bytes())
-        .map_err(|error| WorkerError::Arguments { detail: error.to_string() })?;
+    let limits =
+        config.limits.fitted((&model, &shares[..]), config.world, available_bytes()).map_err(WorkerError::arguments)?;
     let tokenizer = Arc::new(tokenizer);
     Ok(Prepared {
         model_dir,
@@ -192,7 +189,7 @@ fn placement(
 
 /// Whether this rank has room for the experts of its domain.
 fn check_domain(config: &WorkerConfig, model: &ModelConfig, available: Option<u64>) -> Result<(), WorkerError> {
-    let refused = |detail: String| Err(WorkerError::Arguments { detail });
+    let refused = |detail: String| Err(WorkerError::arguments(detail));
     let size = config.domains;
     if size == 1 {
         return Ok(());
@@ -230,8 +227,8 @@ fn check_expert_budget(
     let Some(limit) = config.expert_memory else { return Ok(()) };
     if config.both_attentions || config.expert_slots.is_some() {
         let other = if config.both_attentions { "two attentions" } else { "--expert-slots" };
-        let detail = format!("{other} are for switches, and {}", ModelError::StreamedExperts);
-        return Err(WorkerError::Arguments { detail });
+        let streamed = ModelError::StreamedExperts;
+        return Err(WorkerError::arguments(format!("{other} are for switches, and {streamed}")));
     }
     let spread = ExpertSpread { layout: config.experts, copies: placement.clone() };
     Ok(check_expert_memory(model_dir, model, (RankId::new(config.rank), &spread), limit)?)
@@ -241,18 +238,18 @@ fn check_expert_budget(
 fn node(config: &WorkerConfig) -> Result<Option<Range<usize>>, WorkerError> {
     let Some(nodes) = config.nodes else { return Ok(None) };
     let (rank, world) = (usize::from(config.rank), usize::from(config.world));
-    let grid = NodeGrid::new(world, nodes.into())
-        .map_err(|error| WorkerError::Arguments { detail: format!("--nodes: {error}") })?;
+    let grid = NodeGrid::new(world, nodes.into());
+    let grid = grid.map_err(|error| WorkerError::arguments(format!("--nodes: {error}")))?;
     if matches!(config.experts, ExpertLayout::Hybrid(layout) if layout.nodes() != nodes) {
-        let detail = format!("{nodes} nodes and experts {} contradict each other", config.experts);
-        return Err(WorkerError::Arguments { detail });
+        let experts = config.experts;
+        return Err(WorkerError::arguments(format!("{nodes} nodes and experts {experts} contradict each other")));
     }
     let first = grid.rank(grid.node(rank), 0);
     Ok(Some(first..first + grid.width()))
 }
 
 fn stage_file(path: &Path) -> Result<StageFile, WorkerError> {
-    let file = File::create(path).map_err(|source| ModelError::Io { path: path.to_owned(), source })?;
+    let file = File::create(path).map_err(ModelError::io(path))?;
     Ok(StageFile { path: path.to_owned(), file: Arc::new(file), log: StageLog::default() })
 }
 
@@ -267,13 +264,16 @@ fn check_experts(config: &WorkerConfig, model: &ModelConfig) -> Result<(), Worke
         _ => {}
     }
     if layout.world(layout.hosts(world)) != world {
-        let detail = format!("experts {layout} are laid out for another number of ranks than the world of {world}");
-        return Err(WorkerError::Arguments { detail });
+        return Err(WorkerError::arguments(format!(
+            "experts {layout} are laid out for another number of ranks than the world of {world}"
+        )));
     }
     ExpertSlice::new(model, layout, config.rank.into(), world)?;
     if let Some(slots) = config.expert_slots.filter(|slots| usize::from(*slots) > model.num_experts) {
-        let detail = format!("{slots} expert slots on each rank, the model has {} experts", model.num_experts);
-        return Err(WorkerError::Arguments { detail });
+        let experts = model.num_experts;
+        return Err(WorkerError::arguments(format!(
+            "{slots} expert slots on each rank, the model has {experts} experts"
+        )));
     }
     // Experts that are streamed have a limit of their own.
     check_domain(config, model, available_bytes().filter(|_| config.expert_memory.is_none()))
@@ -281,10 +281,7 @@ fn check_experts(config: &WorkerConfig, model: &ModelConfig) -> Result<(), Worke
 
 fn tokenizer(model_dir: &Path, model: &ModelConfig) -> Result<Tokenizer, WorkerError> {
     let path = model_dir.join("tokenizer.json");
-    let tokenizer = match Tokenizer::from_file(&path) {
-        Ok(tokenizer) => tokenizer,
-        Err(source) => return Err(text_error(path, source)),
-    };
+    let tokenizer = Tokenizer::from_file(&path).map_err(|source| text_error(&path, source))?;
     if tokenizer.vocab_size() as usize > model.vocab_size {
         let (found, expected) = (tokenizer.vocab_size(), model.vocab_size);
         let detail = format!("it has {found} token ids, the model only {expected}: it is not this model's tokenizer");
@@ -302,30 +299,24 @@ fn template(model_dir: &Path) -> Result<Option<ChatTemplate>, WorkerError> {
     match ChatTemplate::from_config_file(&path) {
         Ok(template) => Ok(Some(template)),
         Err(TextError::NoTemplate) => Ok(None),
-        Err(source) => Err(text_error(path, source)),
+        Err(source) => Err(text_error(&path, source)),
     }
 }
 
 /// Errors of reading name the file themselves.
-fn text_error(path: PathBuf, source: TextError) -> WorkerError {
+fn text_error(path: &Path, source: TextError) -> WorkerError {
     match source {
         TextError::Read { path, source } => ModelError::Io { path, source }.into(),
-        source => WorkerError::Text { path, source },
+        source => WorkerError::Text { path: path.to_owned(), source },
     }
 }
 
 fn generation(model_dir: &Path) -> Result<Generation, WorkerError> {
     let path = model_dir.join("generation_config.json");
-    let size = match fs::metadata(&path) {
-        Ok(metadata) => metadata.len(),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Generation::default()),
-        Err(source) => return Err(ModelError::Io { path, source }.into()),
+    let bytes = match read_small_file(&path, MAX_GENERATION_BYTES, "the settings of generation") {
+        Err(ModelError::Missing { .. }) => return Ok(Generation::default()),
+        bytes => bytes?,
     };
-    if size > MAX_GENERATION_BYTES {
-        let detail = format!("it has {size} bytes, more than the {MAX_GENERATION_BYTES} allowed");
-        return Err(WorkerError::Inconsistent { path, detail });
-    }
-    let bytes = fs::read(&path).map_err(|source| ModelError::Io { path: path.clone(), source })?;
     serde_json::from_slice(&bytes).map_err(|error| ModelError::Json { path, detail: error.to_string() }.into())
 }
 
@@ -337,20 +328,11 @@ fn eos(
     generation: &Generation,
     tokenizer: &Tokenizer,
 ) -> Result<Vec<u32>, WorkerError> {
-    let path = || model_dir.join("generation_config.json");
-    let listed = match &generation.eos_token_id {
-        None | Some(Value::Null) => Vec::new(),
-        Some(Value::Array(ids)) => ids.clone(),
-        Some(single) => vec![single.clone()],
-    };
-    let mut eos = model.eos_token_ids.clone();
-    for id in listed {
-        let id = id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| {
-            let detail = "eos_token_id must be a token id or a list of token ids".to_owned();
-            WorkerError::Inconsistent { path: path(), detail }
-        })?;
-        eos.push(id);
-    }
+    let listed = token_ids(generation.eos_token_id.as_ref()).ok_or_else(|| WorkerError::Inconsistent {
+        path: model_dir.join("generation_config.json"),
+        detail: "eos_token_id must be a token id or a list of token ids".to_owned(),
+    })?;
+    let mut eos = [&model.eos_token_ids[..], &listed].concat();
     eos.sort_unstable();
     eos.dedup();
     match eos.iter().find(|id| tokenizer.id_to_token(**id).is_none()) {
@@ -364,21 +346,20 @@ fn eos(
 }
 
 /// SHA-256 over the configuration and, of every weight file, its name, its size, its header and samples of its content:
-/// cheap, and different for what is likely to be mixed up, such as the same model after more training.
+/// cheap, and different for checkpoints that are likely to be mixed up, such as the same model after more training.
 fn checkpoint_digest(model_dir: &Path) -> Result<String, WorkerError> {
-    let io = |path: &Path, source| ModelError::Io { path: path.to_owned(), source };
     let mut files = Vec::new();
-    for entry in fs::read_dir(model_dir).map_err(|source| io(model_dir, source))? {
-        let entry = entry.map_err(|source| io(model_dir, source))?;
+    for entry in fs::read_dir(model_dir).map_err(ModelError::io(model_dir))? {
+        let entry = entry.map_err(ModelError::io(model_dir))?;
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.ends_with(".safetensors") {
-            let size = fs::metadata(entry.path()).map_err(|source| io(&entry.path(), source))?.len();
+            let size = fs::metadata(entry.path()).map_err(ModelError::io(&entry.path()))?.len();
             files.push((name, size));
         }
     }
     files.sort();
     let path = model_dir.join("config.json");
-    let config = fs::read(&path).map_err(|source| io(&path, source))?;
+    let config = fs::read(&path).map_err(ModelError::io(&path))?;
     let mut hash = Sha256::new();
     hash.update((config.len() as u64).to_le_bytes());
     hash.update(&config);
@@ -387,9 +368,9 @@ fn checkpoint_digest(model_dir: &Path) -> Result<String, WorkerError> {
         hash.update(&name);
         hash.update(size.to_le_bytes());
         let path = model_dir.join(name);
-        sample(&path, size, &mut hash).map_err(|source| io(&path, source))?;
+        sample(&path, size, &mut hash).map_err(ModelError::io(&path))?;
     }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(format!("{:x}", hash.finalize()))
 }
 
 /// Pieces of a file that lie evenly in it, its beginning and its end among them; the whole of a small one.

@@ -31,7 +31,7 @@ pub(super) struct Connected {
     near: Vec<usize>,
     inbox: Inbox,
     pub(super) handle: EngineHandle,
-    /// What carries the data between the ranks.
+    /// The carrier of data between the ranks.
     pub(super) transport: &'static str,
     stages: Option<StageFile>,
 }
@@ -72,17 +72,17 @@ pub(super) fn connect(
         (None, Some(shared)) => shared.ranks.clone(),
         (None, None) => Vec::new(),
     };
-    let join = Join { rank, experts, limit: collective_timeout, stages: stages.as_ref().map(|file| file.log.clone()) };
+    let log = stages.as_ref().map(|file| file.log.clone());
     let near = ends.memory.as_ref().map(|shared| shared.ranks.clone()).unwrap_or_default();
     let unit = match wire {
-        WireType::F32 => ends.join(join).map(WireRows::f32),
-        WireType::Bf16 => ends.join(join).map(WireRows::bf16),
+        WireType::F32 => ends.join(rank.index(), experts, collective_timeout, log).map(WireRows::f32),
+        WireType::Bf16 => ends.join(rank.index(), experts, collective_timeout, log).map(WireRows::bf16),
     };
     let unit = unit.map_err(|source| WorkerError::Runtime { source })?;
     tracing::info!(%rank, transport, %wire, "the rank is connected");
     let counters = Arc::new(Counters::new(prepared.model.num_moe_layers()));
     let mut ep = ExpertParallel::over(unit, &prepared.placement, experts, counters)
-        .map_err(|error| WorkerError::Arguments { detail: error.to_string() })?
+        .map_err(WorkerError::arguments)?
         .with_neighbours(node);
     if let Some(file) = &stages {
         ep = ep.with_stages(file.log.clone());
@@ -91,11 +91,11 @@ pub(super) fn connect(
     Ok(Connected { rank, ep, near, inbox, handle, transport, stages })
 }
 
-/// What a rank exchanges through.
+/// A rank's connections to the others.
 pub(super) struct Ends {
     /// `[world]`: the data links, none to itself.
     pub(super) data: Vec<Option<TcpStream>>,
-    /// What it shares with the other ranks of its host, if it does.
+    /// Memory shared with the other ranks of its host, if any.
     pub(super) memory: Option<SharedMemory>,
 }
 
@@ -109,9 +109,14 @@ impl Ends {
         }
     }
 
-    fn join<T: Element>(self, join: Join) -> io::Result<Box<dyn Collectives<T>>> {
-        let Join { rank, experts, limit, stages } = join;
-        let rank = rank.index();
+    /// `limit` bounds one collective.
+    fn join<T: Element>(
+        self,
+        rank: usize,
+        experts: ExpertLayout,
+        limit: Duration,
+        stages: Option<StageLog>,
+    ) -> io::Result<Box<dyn Collectives<T>>> {
         let private = || PrivateMemory::new(rank);
         let observer: Box<dyn StageObserver + Send> = match stages {
             Some(log) => Box::new(log),
@@ -123,7 +128,7 @@ impl Ends {
                 let (link, rows) = ShmTransport::new(rank, shared.memory, self.data, limit)?;
                 experts.join_observed(link, rows, observer)
             }
-            // Who waits for ranks of other hosts, too, waits for sockets.
+            // A rank that also waits for ranks of other hosts waits for sockets.
             Some(shared) => {
                 let rows = Arc::new(shared.memory).rows(rank, &shared.ranks, self.data.len());
                 experts.join_observed(TcpTransport::new(rank, self.data, limit)?, rows, observer)
@@ -132,15 +137,6 @@ impl Ends {
         };
         unit.map_err(io::Error::other)
     }
-}
-
-/// What a rank joins its unit with.
-struct Join {
-    rank: RankId,
-    experts: ExpertLayout,
-    /// How long one collective may take.
-    limit: Duration,
-    stages: Option<StageLog>,
 }
 
 impl Connected {
@@ -176,15 +172,14 @@ impl Connected {
                 tracing::warn!(%error, "the rank runs wherever it is put");
             }
             // A panic is a bug; the unit should still learn which rank it was.
+            let lost = |cause: String| Lost { rank, cause: format!("rank {rank} was lost: {cause}") };
             let end = match catch_unwind(AssertUnwindSafe(|| with_threads(place.threads, || engine.run()))) {
                 Ok(Ok(Ok(end))) => Ended::By(end),
-                Ok(Err(error)) => {
-                    Ended::Lost(Lost { rank, cause: format!("rank {rank} was lost: it got no threads: {error}") })
-                }
+                Ok(Err(error)) => Ended::Lost(lost(format!("it got no threads: {error}"))),
                 Ok(Ok(Err(error))) => {
                     Ended::Lost(Lost { rank: RankId::new(error.rank() as u16), cause: error.to_string() })
                 }
-                Err(_) => Ended::Lost(Lost { rank, cause: format!("rank {rank} was lost: its engine panicked") }),
+                Err(_) => Ended::Lost(lost("its engine panicked".to_owned())),
             };
             // Before the end is known: the process may leave then.
             if let Some(StageFile { path, file, log }) = stages

@@ -1,4 +1,4 @@
-//! What makes a rank stop: signals, and the end of standard input.
+//! Reasons for a rank to stop: signals, and the end of standard input.
 
 use std::io::Read as _;
 

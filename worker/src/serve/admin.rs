@@ -15,7 +15,7 @@ use super::error::ApiError;
 use crate::control::Secret;
 use crate::control::message::ToRank;
 
-/// Who may use admin routes: who knows the token; without one, who reaches a loopback address.
+/// Access to admin routes: clients with the token or, without one, clients on a loopback address.
 #[derive(Debug)]
 pub(crate) struct Gate {
     token: Option<Secret>,
@@ -71,13 +71,13 @@ fn is_loopback(authority: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// Lets those in who may.
+/// Lets authorized requests pass.
 pub(super) async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Result<Response, ApiError> {
     app.gate.check(request.headers(), request.uri())?;
     Ok(next.run(request).await)
 }
 
-/// `POST /drain`: no new sequences from now on, and `/health` says so; what runs goes on to its end.
+/// `POST /drain`: no new sequences from now on, and `/health` says so; running ones finish.
 pub(super) async fn drain(State(app): State<Arc<App>>) -> Json<Value> {
     app.unit.drain();
     Json(json!({"status": "draining", "in_flight": app.unit.in_flight().iter().sum::<usize>()}))

@@ -20,7 +20,7 @@ pub(super) struct Answer {
     decoder: SequenceText,
     pub(super) prompt: Vec<u32>,
     pub(super) output: Vec<u32>,
-    /// Of each token in `output`, if asked for.
+    /// Of each token in `output`, if requested.
     pub(super) logprobs: Vec<TokenLogprobs>,
     /// Prompt tokens that needed no computing.
     pub(super) cached: u32,
@@ -31,7 +31,7 @@ pub(super) struct Answer {
     begun: Instant,
 }
 
-/// What came anew.
+/// The news since the last call.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Delta {
     pub(super) text: String,
@@ -80,7 +80,7 @@ impl Answer {
                 delta.text += &self.decoder.push(&app.tokenizer, token)?.0;
             }
             SequenceEvent::Finished { finish, routes } => {
-                // After a stop text nothing is to be shown; what was held back before it has been.
+                // After a stop text nothing is shown; the text held back before it has been sent.
                 if !matches!(finish, Finish::Text(_)) {
                     delta.text += &self.decoder.finish(&app.tokenizer)?;
                 }

@@ -1,4 +1,4 @@
-//! What all routes share.
+//! State shared by all routes.
 
 use std::path::PathBuf;
 
@@ -25,7 +25,7 @@ pub(crate) struct App {
     /// The name that clients use.
     pub(crate) name: String,
     pub(crate) model_dir: PathBuf,
-    /// What carries the data between the ranks: `shm`, `tcp`, or `local` where there is only one.
+    /// The carrier of data between the ranks: `shm`, `tcp`, `mixed`, or `local` if there is only one rank.
     pub(crate) transport: &'static str,
     /// Whether rows are shuffled by tables, with attention tp.
     pub(crate) shuffles: bool,
@@ -47,7 +47,7 @@ pub(crate) struct Defaults {
     pub(crate) top_k: u32,
 }
 
-/// What `/server_info` says: SGLang's words, and those that only this worker has.
+/// The answer of `/server_info`: SGLang's fields, and those that only this worker has.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct WorkerInfo {
     #[serde(flatten)]
@@ -76,12 +76,12 @@ impl App {
         self.unit.lost().map_or(Ok(()), |lost| Err(ApiError::unavailable(lost.cause)))
     }
 
-    /// Longest sequence, prompt and answer, in tokens: what the model takes and a rank's cache holds.
+    /// The longest sequence, prompt and answer, in tokens, that both the model and a rank's cache can take.
     pub(crate) fn context_tokens(&self) -> usize {
         self.model.max_positions.min(self.unit.limits().kv_tokens())
     }
 
-    /// What `/server_info` says in SGLang's words and ours.
+    /// The answer of `/server_info`.
     pub(crate) fn server_info(&self) -> WorkerInfo {
         let layout = self.unit.layout();
         let attention = layout.attention;

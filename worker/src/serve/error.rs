@@ -30,10 +30,15 @@ impl ApiError {
     }
 
     /// Names the parameter that is wrong.
-    pub(super) fn about(mut self, param: &str) -> Self {
+    fn about(mut self, param: &str) -> Self {
         // A client's own word: bounded.
         self.param = Some(param.chars().take(64).collect());
         self
+    }
+
+    /// A parameter of the request is wrong.
+    pub(super) fn param(param: &str, message: impl Into<String>) -> Self {
+        Self::bad(message).about(param)
     }
 
     /// The request is wrong.

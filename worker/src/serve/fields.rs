@@ -24,7 +24,7 @@ const OPENAI: u8 = CHAT | COMPLETIONS;
 #[derive(Clone, Copy)]
 enum Use {
     Honoured,
-    /// It asks for nothing that this worker could do otherwise.
+    /// It changes nothing in this worker.
     NoEffect,
     /// Refused, unless it has a value that asks for nothing.
     Unless(Harmless),
@@ -96,11 +96,11 @@ pub(super) fn check(body: &Value, place: u8) -> Result<(), ApiError> {
             Some(Use::Unless(harmless)) => {
                 let found = shortened(&value.to_string());
                 let message = format!("{name} {found} is not supported by this worker, only {harmless}");
-                return Err(ApiError::bad(message).about(name));
+                return Err(ApiError::param(name, message));
             }
             None => {
                 let message = format!("{} is no parameter that this worker knows here", shortened(name));
-                return Err(ApiError::bad(message).about(name));
+                return Err(ApiError::param(name, message));
             }
         }
     }
@@ -125,7 +125,7 @@ pub(super) fn check_contents(body: &Value) -> Result<(), ApiError> {
         let message = format!(
             "messages[{message}].content[{part}] is {found}, which is not supported by this worker, only parts of type text"
         );
-        return Err(ApiError::bad(message).about("messages"));
+        return Err(ApiError::param("messages", message));
     }
     Ok(())
 }

@@ -138,15 +138,7 @@ impl Dialect for Generate {
         }
     }
 
-    fn opening(&self, _: &[Answer]) -> Vec<Value> {
-        Vec::new()
-    }
-
     fn news(&self, index: usize, answer: &Answer, _: &Delta) -> Vec<Value> {
         vec![self.so_far(index, answer)]
-    }
-
-    fn closing(&self, _: &[Answer]) -> Vec<Value> {
-        Vec::new()
     }
 }

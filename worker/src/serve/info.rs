@@ -1,7 +1,7 @@
 //! Routes that describe the unit, and `/tokenize`.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -15,8 +15,12 @@ use super::app::{App, WorkerInfo};
 use super::error::ApiError;
 use super::fields;
 use super::wish;
-use crate::engine::RankStats;
 use crate::model::PAGE_TOKENS;
+
+/// Time since 1970.
+pub(super) fn unix_time() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
 
 /// `GET /health`
 pub(super) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
@@ -72,24 +76,22 @@ fn model_entry(app: &App) -> Value {
 pub(super) async fn loads(State(app): State<Arc<App>>) -> Result<Json<Loads>, ApiError> {
     app.check_alive()?;
     let limits = app.unit.limits();
-    let used = |stats: &RankStats| stats.kv.used * PAGE_TOKENS as u64;
-    let total = |stats: &RankStats| stats.kv.capacity * PAGE_TOKENS as u64;
+    let tokens = |pages: u64| pages * PAGE_TOKENS as u64;
     let stats = app.unit.stats().await;
     let loads = (0..u32::from(app.unit.replicas())).zip(&stats).map(|(dp_rank, stats)| RankLoads {
         dp_rank,
         num_running_reqs: Some(stats.running),
         num_waiting_reqs: Some(stats.waiting),
         num_waiting_uncached_tokens: Some(stats.waiting_tokens),
-        num_used_tokens: Some(used(stats)),
+        num_used_tokens: Some(tokens(stats.kv.used)),
         num_total_tokens: Some(stats.total_tokens),
-        max_total_num_tokens: Some(total(stats)),
+        max_total_num_tokens: Some(tokens(stats.kv.capacity)),
         max_running_requests: Some(limits.running as u64),
-        token_usage: Some(used(stats) as f64 / total(stats).max(1) as f64),
+        token_usage: Some(tokens(stats.kv.used) as f64 / tokens(stats.kv.capacity).max(1) as f64),
         ..RankLoads::default()
     });
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
     Ok(Json(Loads {
-        timestamp: Some(now.into()),
+        timestamp: Some(unix_time().as_secs_f64().into()),
         version: Some(env!("CARGO_PKG_VERSION").to_owned()),
         loads: loads.collect(),
     }))

@@ -11,15 +11,11 @@ const MAX_TOP: u64 = 20;
 
 /// How many alternatives are wanted, if logprobs are at all: chats ask with two fields, completions with a number.
 pub(super) fn asked(chat: bool, logprobs: Option<&Value>, top: Option<u64>) -> Result<Option<u8>, ApiError> {
-    let bounded = |name: &str, top: u64| match u8::try_from(top) {
-        Ok(count) if top <= MAX_TOP => Ok(Some(count)),
-        _ => Err(ApiError::bad(format!("{name} must be from 0 to {MAX_TOP}, found {top}")).about(name)),
-    };
-    let wrong = |expected: &str| Err(ApiError::bad(format!("logprobs must be {expected}")).about("logprobs"));
+    let wrong = |expected: &str| Err(ApiError::param("logprobs", format!("logprobs must be {expected}")));
     match (logprobs, chat) {
         (None | Some(Value::Null | Value::Bool(false)), _) => match top {
             None | Some(0) => Ok(None),
-            Some(_) => Err(ApiError::bad("top_logprobs is given only with logprobs true").about("top_logprobs")),
+            Some(_) => Err(ApiError::param("top_logprobs", "top_logprobs is given only with logprobs true")),
         },
         (Some(Value::Bool(true)), true) => bounded("top_logprobs", top.unwrap_or(0)),
         (Some(_), true) => wrong("true or false"),
@@ -32,45 +28,39 @@ pub(super) fn asked(chat: bool, logprobs: Option<&Value>, top: Option<u64>) -> R
 
 /// SGLang asks with two fields, too.
 pub(super) fn asked_by_generate(wanted: bool, top: Option<u64>) -> Result<Option<u8>, ApiError> {
-    match (wanted, top.unwrap_or(0)) {
-        (false, _) => Ok(None),
-        (true, top) if top <= MAX_TOP => Ok(u8::try_from(top).ok()),
-        (true, top) => {
-            let message = format!("top_logprobs_num must be from 0 to {MAX_TOP}, found {top}");
-            Err(ApiError::bad(message).about("top_logprobs_num"))
-        }
+    if wanted { bounded("top_logprobs_num", top.unwrap_or(0)) } else { Ok(None) }
+}
+
+fn bounded(name: &str, top: u64) -> Result<Option<u8>, ApiError> {
+    match u8::try_from(top) {
+        Ok(count) if top <= MAX_TOP => Ok(Some(count)),
+        _ => Err(ApiError::param(name, format!("{name} must be from 0 to {MAX_TOP}, found {top}"))),
     }
 }
 
-/// The answer's tokens from the `first` on, if logprobs were asked for.
+/// The answer's tokens from the `first` on, if logprobs were requested.
 fn pairs(answer: &Answer, first: usize) -> Option<impl Iterator<Item = (u32, &crate::engine::TokenLogprobs)>> {
     let told = answer.logprobs.len() == answer.output.len() && !answer.logprobs.is_empty();
     told.then(|| answer.output.iter().copied().zip(&answer.logprobs).skip(first))
 }
 
-/// A chat's `logprobs`; null if not asked for.
+/// A chat's `logprobs`; null if not requested.
 pub(super) fn chat(tokenizer: &Tokenizer, answer: &Answer, first: usize) -> Value {
-    let entry = |id: u32, logprob: f32| -> Map<String, Value> {
+    let entry = |id: u32, logprob: f32| {
         let bytes = tokenizer.token_bytes(id);
-        let mut entry = Map::new();
-        entry.insert("token".into(), String::from_utf8_lossy(&bytes).into());
-        entry.insert("logprob".into(), logprob.into());
-        entry.insert("bytes".into(), bytes.into());
-        entry
+        json!({"token": String::from_utf8_lossy(&bytes), "logprob": logprob, "bytes": bytes})
     };
     let Some(pairs) = pairs(answer, first) else { return Value::Null };
-    let content: Vec<Value> = pairs
-        .map(|(id, logprobs)| {
-            let top: Vec<_> = logprobs.top.iter().map(|(id, logprob)| entry(*id, *logprob)).collect();
-            let mut entry = entry(id, logprobs.logprob);
-            entry.insert("top_logprobs".into(), json!(top));
-            Value::Object(entry)
-        })
-        .collect();
+    let content = pairs.map(|(id, logprobs)| {
+        let mut choice = entry(id, logprobs.logprob);
+        choice["top_logprobs"] = logprobs.top.iter().map(|(id, logprob)| entry(*id, *logprob)).collect();
+        choice
+    });
+    let content: Vec<Value> = content.collect();
     json!({"content": content, "refusal": null})
 }
 
-/// A completion's `logprobs`; null if not asked for.
+/// A completion's `logprobs`; null if not requested.
 pub(super) fn completion(tokenizer: &Tokenizer, answer: &Answer, first: usize) -> Value {
     let text = |id: u32| String::from_utf8_lossy(&tokenizer.token_bytes(id)).into_owned();
     let Some(pairs) = pairs(answer, first) else { return Value::Null };

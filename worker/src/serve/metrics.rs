@@ -41,40 +41,35 @@ fn render(layers: &[u16], stats: &[RankStats], in_flight: &[usize], up: bool) ->
             bytes,
         ),
     ] {
-        page.family(name, "counter", help);
-        page.by_rank(stats, |stats| {
+        page.counter(name, help, stats, |stats| {
             layers.iter().zip(&stats.counters.layers).flat_map(move |(layer, traffic)| {
                 StepPhase::ALL.into_iter().flat_map(move |phase| {
                     let labels = format!(",layer=\"{layer}\",phase=\"{}\",where=", phase.name());
-                    places(of(traffic.of(phase))).map(|(place, value)| (format!("{labels}\"{place}\""), value))
+                    let ByPlace { local, remote } = of(traffic.of(phase));
+                    [("local", local), ("remote", remote)].map(|(place, value)| (format!("{labels}\"{place}\""), value))
                 })
             })
         });
     }
     let help = "Bytes of dispatch and combine for the rank's tokens by how far they went: rank = none, node, other = between nodes.";
-    page.family("semmoe_level_bytes_total", "counter", help);
-    page.by_rank(stats, |stats| labelled("level", stats.counters.levels.named()));
+    page.counter("semmoe_level_bytes_total", help, stats, |stats| labelled("level", stats.counters.levels.named()));
     attention_tp(&mut page, stats);
-    page.family(
-        "semmoe_tokens_total",
-        "counter",
-        "Tokens that went through the model; with attention tp rank 0 counts them.",
-    );
-    page.by_rank(stats, |stats| {
+    let help = "Tokens that went through the model; with attention tp rank 0 counts them.";
+    page.counter("semmoe_tokens_total", help, stats, |stats| {
         let counters = &stats.counters;
         labelled("phase", [("prefill", counters.prefill_tokens), ("decode", counters.decode_tokens)])
     });
     times(&mut page, layers, stats);
     fetches(&mut page, stats);
-    page.family("semmoe_cached_prompt_tokens_total", "counter", "Prompt tokens that needed no computing.");
-    page.by_rank(stats, |stats| [("", stats.cached_tokens)]);
+    let help = "Prompt tokens that needed no computing.";
+    page.counter("semmoe_cached_prompt_tokens_total", help, stats, |stats| [("", stats.cached_tokens)]);
     page.family("semmoe_kv_pages", "gauge", "Pages of the key-value cache: held by sequences, kept for reuse, free.");
     page.by_rank(stats, |stats| {
         let KvUsage { used, cached, capacity, .. } = stats.kv;
         labelled("state", [("used", used), ("cached", cached), ("free", capacity.saturating_sub(used + cached))])
     });
-    page.family("semmoe_kv_evicted_pages_total", "counter", "Pages that were kept for reuse and gave way to others.");
-    page.by_rank(stats, |stats| [("", stats.kv.evicted)]);
+    let help = "Pages that were kept for reuse and gave way to others.";
+    page.counter("semmoe_kv_evicted_pages_total", help, stats, |stats| [("", stats.kv.evicted)]);
     page.family("semmoe_requests_in_flight", "gauge", "Sequences running or waiting.");
     for (rank, count) in in_flight.iter().enumerate() {
         page.sample(&format!("rank=\"{rank}\""), *count as u64);
@@ -100,27 +95,24 @@ fn switches(epoch: u64, history: &SwitchHistory) -> String {
     page.text
 }
 
-/// What only attention tp has; zeros with attention dp.
+/// Metrics of attention tp; zeros with attention dp.
 fn attention_tp(page: &mut Page, stats: &[RankStats]) {
     let help = "Bytes that the rank sent to others for attention tp: srs = partial sums of the attention's output, sag = rows \
                 and their experts back to all ranks, sync = orders and chosen tokens before each step.";
-    page.family("semmoe_attention_bytes_total", "counter", help);
-    page.by_rank(stats, |stats| {
+    page.counter("semmoe_attention_bytes_total", help, stats, |stats| {
         let names = Collective::ALL.into_iter().map(Collective::name);
         labelled("collective", names.zip(stats.counters.collective_bytes))
     });
     let help = "Rows (a token in an MoE layer) that the rank went on with: as the tables said, moved from a rank that was full, or \
                 evenly where the tables said nothing.";
-    page.family("semmoe_attention_rows_total", "counter", help);
-    page.by_rank(stats, |stats| {
+    page.counter("semmoe_attention_rows_total", help, stats, |stats| {
         let counters = &stats.counters;
         let (tables, moved, even) = (counters.rows_by_tables, counters.rows_moved, counters.rows_evenly);
         labelled("by", [("tables", tables), ("moved", moved), ("even", even)])
     });
     let help = "Rows of the fullest rank, added up over MoE layers and steps, the same on all ranks: taken = as rows were split, \
                 wanted = if none had moved. Over the sum of semmoe_attention_rows_total: the fullest rank over the mean.";
-    page.family("semmoe_attention_fullest_rows_total", "counter", help);
-    page.by_rank(stats, |stats| {
+    page.counter("semmoe_attention_fullest_rows_total", help, stats, |stats| {
         let counters = &stats.counters;
         labelled("split", [("taken", counters.fullest_rows), ("wanted", counters.fullest_rows_wanted)])
     });
@@ -158,21 +150,17 @@ fn fetches(page: &mut Page, stats: &[RankStats]) {
 
 /// Where the ranks' time went.
 fn times(page: &mut Page, layers: &[u16], stats: &[RankStats]) {
-    page.family("semmoe_steps_total", "counter", "Steps of the whole model, empty ones included.");
-    page.by_rank(stats, |stats| [("", stats.timings.steps)]);
-    page.family("semmoe_step_seconds_total", "counter", "Time of the steps.");
-    page.by_rank(stats, |stats| [("", stats.timings.step.as_secs_f64())]);
+    let help = "Steps of the whole model, empty ones included.";
+    page.counter("semmoe_steps_total", help, stats, |stats| [("", stats.timings.steps)]);
+    let seconds = |stats: &RankStats| [("", stats.timings.step.as_secs_f64())];
+    page.counter("semmoe_step_seconds_total", "Time of the steps.", stats, seconds);
     steps_by_batch(page, stats);
-    page.family("semmoe_moe_seconds_total", "counter", "Time from chosen experts to the sum of their results.");
-    page.by_rank(stats, |stats| {
+    let help = "Time from chosen experts to the sum of their results.";
+    page.counter("semmoe_moe_seconds_total", help, stats, |stats| {
         labelled("layer", layers.iter().zip(stats.timings.layers.iter().map(|timings| timings.moe.as_secs_f64())))
     });
-    page.family(
-        "semmoe_collective_seconds_total",
-        "counter",
-        "Time in collectives, waiting for slower ranks included.",
-    );
-    page.by_rank(stats, |stats| {
+    let help = "Time in collectives, waiting for slower ranks included.";
+    page.counter("semmoe_collective_seconds_total", help, stats, |stats| {
         layers.iter().zip(&stats.timings.layers).flat_map(|(layer, timings)| {
             TimedCollective::ALL.into_iter().map(move |kind| {
                 let labels = format!(",layer=\"{layer}\",kind=\"{}\"", kind.name());
@@ -203,19 +191,17 @@ fn steps_by_batch(page: &mut Page, stats: &[RankStats]) {
     };
     let help = "Steps by the layout in force and by what this rank computed: prefill, with up to so many prompt tokens, or decode, of up \
                 to so many sequences; half octaves.";
-    page.family("semmoe_layout_steps_total", "counter", help);
-    counts().for_each(|(rank, count)| page.sample(&labels(rank, &count), count.steps));
-    page.family("semmoe_layout_step_seconds_total", "counter", "Time of these steps.");
-    counts().for_each(|(rank, count)| page.sample(&labels(rank, &count), count.time.as_secs_f64()));
+    let mut family = |name, help, value: fn(&StepCount) -> f64| {
+        page.family(name, "counter", help);
+        counts().for_each(|(rank, count)| page.sample(&labels(rank, &count), value(&count)));
+    };
+    family("semmoe_layout_steps_total", help, |count| count.steps as f64);
+    family("semmoe_layout_step_seconds_total", "Time of these steps.", |count| count.time.as_secs_f64());
 }
 
 fn layout_of(count: &StepCount) -> LayoutName {
     let attention = if count.splits_attention { Attention::Tp } else { Attention::Dp };
     LayoutName::of(attention, count.experts)
-}
-
-fn places(count: ByPlace) -> [(&'static str, u64); 2] {
-    [("local", count.local), ("remote", count.remote)]
 }
 
 #[derive(Default)]
@@ -229,6 +215,18 @@ impl Page {
         self.family = name;
         // Writing to a string cannot fail.
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    /// A counter of every rank; see [`Page::by_rank`].
+    fn counter<'a, L: Display, V: Display, I: IntoIterator<Item = (L, V)>>(
+        &mut self,
+        name: &'static str,
+        help: &str,
+        stats: &'a [RankStats],
+        of: impl Fn(&'a RankStats) -> I,
+    ) {
+        self.family(name, "counter", help);
+        self.by_rank(stats, of);
     }
 
     /// Samples of every rank; `of` gives the labels behind the rank's own, and the values.

@@ -3,7 +3,7 @@
 //! | module | what |
 //! |---|---|
 //! | `admin` | routes that change how the unit works, and who may use them |
-//! | `app` | what all routes share |
+//! | `app` | the state that all routes share |
 //! | `switch` | another layout, or another placement of experts |
 //! | `error` | errors to status and JSON |
 //! | `wish` | a checked request, whatever its dialect |

@@ -1,7 +1,6 @@
 //! The OpenAI routes, with SGLang's extensions.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -16,6 +15,7 @@ use super::answer::{Answer, Delta};
 use super::app::App;
 use super::error::ApiError;
 use super::fields;
+use super::info::unix_time;
 use super::logprobs;
 use super::params::SamplingFields;
 use super::reply::{Dialect, serve};
@@ -87,15 +87,16 @@ pub(super) async fn completions(
 }
 
 fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8], kind: Kind) -> Result<(Wish, OpenAi), ApiError> {
-    let Asked { body, rank, fields } = Asked::<Fields>::read(app, kind.engine_route(), headers, bytes)?;
-    fields::check(&body, kind.place())?;
+    let traits = kind.traits();
+    let Asked { body, rank, fields } = Asked::<Fields>::read(app, traits.engine_route, headers, bytes)?;
+    fields::check(&body, traits.place)?;
     fields::check(&body["stream_options"], fields::STREAM)?;
     let mut request = fields.sampling.check(app, app.defaults)?;
     request.routes_from = wish::routes_from(fields.return_routed_experts, fields.routed_experts_start_len);
     request.logprobs = logprobs::asked(kind == Kind::Chat, fields.logprobs.as_ref(), fields.top_logprobs)?;
-    let prompts = wish::prompts(app, kind.text_route(), &body)?;
+    let prompts = wish::prompts(app, traits.text_route, &body)?;
     let asked = fields.max_completion_tokens.or(fields.max_tokens);
-    let sequences = wish::sequences(app, &request, prompts, asked, kind.default_tokens())?;
+    let sequences = wish::sequences(app, &request, prompts, asked, traits.default_tokens)?;
     let extension = Extension {
         input_ids: fields.return_input_ids_in_sglext.unwrap_or(false),
         output_ids: fields.return_output_ids_in_sglext.unwrap_or(false),
@@ -106,8 +107,8 @@ fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8], kind: Kind) -> Result<(
     }
     let dialect = OpenAi {
         kind,
-        id: format!("{}-{:032x}", kind.id_prefix(), fastrand::u128(..)),
-        created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        id: format!("{}-{:032x}", traits.id_prefix, fastrand::u128(..)),
+        created: unix_time().as_secs(),
         model: fields.model.unwrap_or_else(|| app.name.clone()),
         usage: fields.stream_options.map_or(StreamUsage::None, StreamOptions::usage),
         extension,
@@ -116,59 +117,50 @@ fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8], kind: Kind) -> Result<(
     Ok((Wish { rank, sequences, stream: fields.stream.unwrap_or(false) }, dialect))
 }
 
-/// What differs between the two routes.
+/// Which of the two routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Chat,
     Completion,
 }
 
+/// How a route is read and answered.
+struct RouteTraits {
+    engine_route: EngineRoute,
+    text_route: Route,
+    place: u8,
+    default_tokens: Option<u32>,
+    id_prefix: &'static str,
+    object: &'static str,
+    chunk: &'static str,
+}
+
 impl Kind {
-    fn engine_route(self) -> EngineRoute {
+    const fn traits(self) -> RouteTraits {
         match self {
-            Self::Chat => EngineRoute::Chat,
-            Self::Completion => EngineRoute::Completions,
-        }
-    }
-
-    fn text_route(self) -> Route {
-        match self {
-            Self::Chat => Route::Chat,
-            Self::Completion => Route::Completions,
-        }
-    }
-
-    fn place(self) -> u8 {
-        match self {
-            Self::Chat => fields::CHAT,
-            Self::Completion => fields::COMPLETIONS,
-        }
-    }
-
-    fn default_tokens(self) -> Option<u32> {
-        match self {
-            Self::Chat => None,
-            Self::Completion => Some(DEFAULT_COMPLETION_TOKENS),
-        }
-    }
-
-    fn id_prefix(self) -> &'static str {
-        match self {
-            Self::Chat => "chatcmpl",
-            Self::Completion => "cmpl",
-        }
-    }
-
-    fn object(self, stream: bool) -> &'static str {
-        match (self, stream) {
-            (Self::Chat, false) => "chat.completion",
-            (Self::Chat, true) => "chat.completion.chunk",
-            (Self::Completion, _) => "text_completion",
+            Self::Chat => RouteTraits {
+                engine_route: EngineRoute::Chat,
+                text_route: Route::Chat,
+                place: fields::CHAT,
+                default_tokens: None,
+                id_prefix: "chatcmpl",
+                object: "chat.completion",
+                chunk: "chat.completion.chunk",
+            },
+            Self::Completion => RouteTraits {
+                engine_route: EngineRoute::Completions,
+                text_route: Route::Completions,
+                place: fields::COMPLETIONS,
+                default_tokens: Some(DEFAULT_COMPLETION_TOKENS),
+                id_prefix: "cmpl",
+                object: "text_completion",
+                chunk: "text_completion",
+            },
         }
     }
 }
 
-/// What is asked for in `sglext`.
+/// The parts requested in `sglext`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Extension {
     input_ids: bool,
@@ -196,9 +188,10 @@ impl OpenAi {
     }
 
     fn envelope(&self, stream: bool, choices: Value) -> Value {
+        let RouteTraits { object, chunk, .. } = self.kind.traits();
         json!({
             "id": self.id,
-            "object": self.kind.object(stream),
+            "object": if stream { chunk } else { object },
             "created": self.created,
             "model": self.model,
             "choices": choices,
@@ -245,7 +238,7 @@ fn usage(answers: &[Answer]) -> Value {
     })
 }
 
-/// OpenAI's word for the end, and what was matched (SGLang's `matched_stop`).
+/// OpenAI's finish reason, and the matched stop (SGLang's `matched_stop`).
 fn finish(finish: Option<&Finish>) -> (Value, Value) {
     match finish {
         None => (Value::Null, Value::Null),
@@ -295,7 +288,7 @@ impl Dialect for OpenAi {
 
     fn news(&self, index: usize, answer: &Answer, delta: &Delta) -> Vec<Value> {
         let (reason, matched) = finish(answer.finish.as_ref());
-        // Tokens whose text is held back have their logprobs told all the same.
+        // Tokens whose text is held back have their logprobs sent all the same.
         let logprobs = match delta.tokens {
             0 => Value::Null,
             tokens => self.logprobs(answer, answer.output.len() - tokens),
@@ -314,19 +307,16 @@ impl Dialect for OpenAi {
     }
 
     fn closing(&self, answers: &[Answer]) -> Vec<Value> {
-        let mut events = Vec::new();
-        if let [answer] = answers
-            && self.has_extension()
-        {
+        let event = |key: &str, value: Value| {
             let mut event = self.envelope(true, json!([]));
-            event["sglext"] = self.sglext(answer);
-            events.push(event);
-        }
-        if self.usage != StreamUsage::None {
-            let mut event = self.envelope(true, json!([]));
-            event["usage"] = usage(answers);
-            events.push(event);
-        }
-        events
+            event[key] = value;
+            event
+        };
+        let extension = match answers {
+            [answer] if self.has_extension() => Some(event("sglext", self.sglext(answer))),
+            _ => None,
+        };
+        let usage = (self.usage != StreamUsage::None).then(|| event("usage", usage(answers)));
+        extension.into_iter().chain(usage).collect()
     }
 }

@@ -7,7 +7,7 @@ use super::app::{App, Defaults};
 use super::error::ApiError;
 use crate::engine::{Sampling, SequenceRequest, StopRules};
 
-/// Bounds on what a request may ask to be looked for in every token.
+/// Bounds on the stops of a request, which are looked for in every token.
 const MAX_STOP_TEXTS: usize = 32;
 const MAX_STOP_TEXT_BYTES: usize = 1024;
 const MAX_STOP_TOKENS: usize = 1024;
@@ -38,19 +38,18 @@ impl SamplingFields {
         let temperature = self.temperature.unwrap_or(defaults.temperature);
         if !(0.0..=100.0).contains(&temperature) {
             let message = format!("temperature must be from 0 to 100, found {temperature}");
-            return Err(ApiError::bad(message).about("temperature"));
+            return Err(ApiError::param("temperature", message));
         }
         let top_p = self.top_p.unwrap_or(defaults.top_p);
         if !(top_p > 0.0 && top_p <= 1.0) {
-            let message = format!("top_p must be above 0 and at most 1, found {top_p}");
-            return Err(ApiError::bad(message).about("top_p"));
+            return Err(ApiError::param("top_p", format!("top_p must be above 0 and at most 1, found {top_p}")));
         }
         let top_k = match self.top_k {
             None => defaults.top_k,
             Some(-1) => 0,
-            Some(k) => u32::try_from(k)
-                .map_err(|_| format!("top_k must be -1 (all) or a positive number, found {k}"))
-                .map_err(|message| ApiError::bad(message).about("top_k"))?,
+            Some(k) => u32::try_from(k).map_err(|_| {
+                ApiError::param("top_k", format!("top_k must be -1 (all) or a positive number, found {k}"))
+            })?,
         };
         let greedy = temperature < MIN_TEMPERATURE;
         Ok(SequenceRequest {
@@ -74,24 +73,16 @@ impl SamplingFields {
 
     fn stop_rules(&self, app: &App) -> Result<StopRules, ApiError> {
         let texts = self.stop.as_ref().map_or(&[][..], StopStrings::as_slice);
-        if texts.len() > MAX_STOP_TEXTS {
-            return Err(ApiError::bad(format!("stop holds {} texts, at most {MAX_STOP_TEXTS} are taken", texts.len()))
-                .about("stop"));
-        }
-        if let Some(long) = texts.iter().find(|text| text.len() > MAX_STOP_TEXT_BYTES) {
-            let found = long.len();
-            return Err(ApiError::bad(format!(
-                "a stop text has {found} bytes, at most {MAX_STOP_TEXT_BYTES} are taken"
-            ))
-            .about("stop"));
-        }
+        let longest = texts.iter().map(String::len).max().unwrap_or(0);
         let mut token_ids = self.stop_token_ids.clone().unwrap_or_default();
-        if token_ids.len() > MAX_STOP_TOKENS {
-            let found = token_ids.len();
-            return Err(ApiError::bad(format!(
-                "stop_token_ids holds {found} ids, at most {MAX_STOP_TOKENS} are taken"
-            ))
-            .about("stop_token_ids"));
+        for (param, holds, found, limit, of) in [
+            ("stop", "stop holds", texts.len(), MAX_STOP_TEXTS, "texts"),
+            ("stop", "a stop text has", longest, MAX_STOP_TEXT_BYTES, "bytes"),
+            ("stop_token_ids", "stop_token_ids holds", token_ids.len(), MAX_STOP_TOKENS, "ids"),
+        ] {
+            if found > limit {
+                return Err(ApiError::param(param, format!("{holds} {found} {of}, at most {limit} are taken")));
+            }
         }
         if !self.ignore_eos.unwrap_or(false) {
             token_ids.extend(&app.eos);

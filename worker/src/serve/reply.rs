@@ -23,14 +23,18 @@ pub(super) trait Dialect: Send + 'static {
     /// The whole answer at once.
     fn whole(&self, answers: &[Answer]) -> Value;
     /// Events before the first news.
-    fn opening(&self, answers: &[Answer]) -> Vec<Value>;
+    fn opening(&self, _answers: &[Answer]) -> Vec<Value> {
+        Vec::new()
+    }
     /// Events with news of one answer.
     fn news(&self, index: usize, answer: &Answer, delta: &Delta) -> Vec<Value>;
     /// Events after the last news.
-    fn closing(&self, answers: &[Answer]) -> Vec<Value>;
+    fn closing(&self, _answers: &[Answer]) -> Vec<Value> {
+        Vec::new()
+    }
 }
 
-/// From a request's headers and body to what is run, and the words of the answer.
+/// From a request's headers and body to its sequences and the dialect of the answer.
 type Prepare<D> = fn(&App, &HeaderMap, &[u8]) -> Result<(Wish, D), ApiError>;
 
 /// Prepares a request off the network threads where it is large, and answers it.

@@ -27,11 +27,11 @@ pub(super) async fn switch(State(app): State<Arc<App>>, body: Bytes) -> Result<J
     let prepares = matches!(action, None | Some(SwitchAction::Prepare));
     let target = match to {
         Some(to) if prepares => Some(target(&app, to).await?),
-        None if prepares => return Err(ApiError::bad("to is missing: where to switch").about("to")),
-        Some(_) => return Err(ApiError::bad("to belongs to the preparation: leave it out").about("to")),
+        None if prepares => return Err(ApiError::param("to", "to is missing: where to switch")),
+        Some(_) => return Err(ApiError::param("to", "to belongs to the preparation: leave it out")),
         None => None,
     };
-    // Not this connection's alone: a switch goes on to its end if the client leaves.
+    // On a task of its own: a switch continues if the client leaves.
     let unit = app.unit.clone();
     let work = tokio::spawn(async move {
         if let Some(target) = target {
@@ -51,7 +51,7 @@ pub(super) async fn switch(State(app): State<Arc<App>>, body: Bytes) -> Result<J
     Ok(Json(app.unit.switch_status()))
 }
 
-/// The layout that is asked for; its epoch is set when it is prepared.
+/// The requested layout; its epoch is set when it is prepared.
 async fn target(app: &Arc<App>, to: SwitchTarget) -> Result<UnitLayout, ApiError> {
     let current = app.unit.layout();
     match to {
@@ -60,7 +60,7 @@ async fn target(app: &Arc<App>, to: SwitchTarget) -> Result<UnitLayout, ApiError
             let Some(layout) = LayoutName::from_name(&name).filter(|layout| app.layouts().contains(layout)) else {
                 let name: String = name.chars().take(64).collect();
                 let message = format!("this unit cannot be switched to '{name}', only to one of {}", possible());
-                return Err(ApiError::bad(message).about("to"));
+                return Err(ApiError::param("to", message));
             };
             let experts = layout.experts().unwrap_or(current.spread.layout);
             let spread = ExpertSpread { layout: experts, copies: current.spread.copies.clone() };
@@ -70,7 +70,7 @@ async fn target(app: &Arc<App>, to: SwitchTarget) -> Result<UnitLayout, ApiError
             if app.shuffles {
                 let message =
                     "rows are shuffled by the tables that the unit was started with, which cannot be replaced";
-                return Err(ApiError::bad(message).about("to"));
+                return Err(ApiError::param("to", message));
             }
             let app = Arc::clone(app);
             let read = tokio::task::spawn_blocking(move || of_tables(&app, &tables, &current));
@@ -80,7 +80,7 @@ async fn target(app: &Arc<App>, to: SwitchTarget) -> Result<UnitLayout, ApiError
 }
 
 fn of_tables(app: &App, path: &Path, current: &UnitLayout) -> Result<UnitLayout, ApiError> {
-    let bad = |message: String| ApiError::bad(message).about("to");
+    let bad = |message: String| ApiError::param("to", message);
     let tables = Tables::open(path).map_err(|error| bad(error.to_string()))?;
     let info = app.model.model_info(&app.name, Some(app.tokenizer.sha256().to_owned()));
     tables.model().check_compatible(&info).map_err(|error| bad(error.in_file(path).to_string()))?;

@@ -73,7 +73,7 @@ impl<T: DeserializeOwned> Asked<T> {
     }
 }
 
-/// The first token whose routed experts are asked for, if any are.
+/// The first token whose routed experts are requested, if any are.
 pub(super) fn routes_from(asked: Option<bool>, start: Option<u32>) -> Option<u32> {
     asked.unwrap_or(false).then_some(start.unwrap_or(0))
 }
@@ -106,8 +106,8 @@ pub(super) fn prompts(app: &App, route: Route, body: &Value) -> Result<Vec<Vec<u
     }
 }
 
-/// Joins a request with its prompts. `asked` is the limit on new tokens that the client named, `default` what counts
-/// otherwise, as far as the context has room.
+/// Joins a request with its prompts. `asked` is the client's limit on new tokens, `default` the limit without one, as
+/// far as the context has room.
 pub(super) fn sequences(
     app: &App,
     request: &SequenceRequest,

@@ -1,7 +1,7 @@
 //! Orders to the ranks, events from them, and the state of the unit in one place.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use semmoe_tables::{Attention, RankId};
@@ -14,6 +14,7 @@ use super::switch::{Switch, SwitchHistory};
 use crate::control::link::LinkSender;
 use crate::control::message::{FromRank, ToRank};
 use crate::engine::{EngineHandle, RankStats, SequenceEvent, SequenceRequest, UnitLimits};
+use crate::threads::lock;
 
 /// How long a rank may take to report its counts, which it does between two steps.
 const STATS_LIMIT: Duration = Duration::from_secs(5);
@@ -45,7 +46,7 @@ pub(crate) struct Lost {
     pub(crate) cause: String,
 }
 
-/// What others wait for.
+/// State that others wait for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UnitStatus {
     /// Ranks whose model is loaded.
@@ -108,7 +109,7 @@ pub(super) struct State {
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) rank: RankId,
-    /// What it asked for.
+    /// The requested rank.
     pub(super) pinned: Option<RankId>,
     /// None once no receiver listens any more.
     listener: Option<mpsc::UnboundedSender<SequenceEvent>>,
@@ -295,7 +296,7 @@ impl Unit {
             FromRank::Stats { ticket, stats } => {
                 let asked = self.state().tickets.remove(&ticket);
                 if let Some((_, sender)) = asked.filter(|(asked, _)| *asked == rank) {
-                    // The one who asked may have left.
+                    // The caller may have left.
                     let _ = sender.send(*stats);
                 }
             }
@@ -349,7 +350,7 @@ impl Unit {
 
     /// A thread that panicked while it held the lock left whole entries behind.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.state)
     }
 }
 
@@ -389,7 +390,7 @@ impl State {
         self.ports.iter().take(usize::from(all)).for_each(|port| port.send(order.clone()));
     }
 
-    /// The replica that runs a sequence: the one that is asked for, or the next in turn.
+    /// The replica that runs a sequence: the requested one, or the next in turn.
     pub(super) fn rank_for(&mut self, asked: Option<RankId>, world: u16) -> RankId {
         let replicas = replicas(world, self.layout.attention);
         asked.filter(|_| replicas > 1).unwrap_or_else(|| {
@@ -401,11 +402,7 @@ impl State {
 
     /// Passes events on; how many were the last of their sequence.
     pub(super) fn take_events(&mut self, rank: RankId, events: Events) -> usize {
-        let mut ended = 0;
-        for (id, event) in events {
-            ended += usize::from(self.take_event(rank, id, event));
-        }
-        ended
+        events.into_iter().map(|(id, event)| usize::from(self.take_event(rank, id, event))).sum()
     }
 
     /// Passes an event on; true if it was the last of its sequence.
@@ -415,7 +412,7 @@ impl State {
         };
         let last = event.is_last();
         if let Some(listener) = &entry.listener {
-            // Who has just left has abandoned, or will.
+            // A client that has just left abandons the sequence.
             let _ = listener.send(event);
         }
         if last {

@@ -71,7 +71,7 @@ impl LayoutName {
         }
     }
 
-    /// None for hybrid ones, which a unit cannot be switched to.
+    /// None for hybrid layouts, which a unit cannot be switched to.
     pub(crate) fn experts(self) -> Option<ExpertLayout> {
         match self {
             Self::Ep | Self::TpEp => Some(ExpertLayout::Ep),

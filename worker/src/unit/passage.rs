@@ -1,5 +1,5 @@
-//! What waits at rank 0 while the ranks move, as each of them is in the old layout or in the new one and only it knows
-//! in which.
+//! Orders and events that wait at rank 0 while the ranks move: each rank is in the old layout or in the new one, and
+//! only the rank itself knows which.
 //!
 //! Orders that concern sequences wait until all have ended, and then go to the ranks that the sequences are on. Events
 //! of a rank that has ended wait, too: they may come before the last events of another rank, which had the sequence
@@ -15,7 +15,7 @@ use super::switch::Switch;
 use crate::control::message::ToRank;
 use crate::engine::SequenceEvent;
 
-/// What happened to sequences, in order.
+/// Events of sequences, in order.
 pub(super) type Events = Vec<(u64, SequenceEvent)>;
 
 /// See the module.
@@ -23,8 +23,10 @@ pub(super) type Events = Vec<(u64, SequenceEvent)>;
 pub(super) struct Passage {
     orders: Vec<ToRank>,
     events: Vec<(RankId, Events)>,
-    ended: HashSet<RankId>,
-    homes: HashMap<u64, RankId>,
+    /// Ranks that have ended their part: their further messages are of the layout that they ended in.
+    pub(super) ended: HashSet<RankId>,
+    /// The new ranks of sequences.
+    pub(super) homes: HashMap<u64, RankId>,
 }
 
 impl Passage {
@@ -41,20 +43,10 @@ impl Passage {
         self.events.push((rank, events));
         None
     }
-
-    /// The rank has ended its part: what it sends from now on is of the layout that it ended in.
-    pub(super) fn end(&mut self, rank: RankId) {
-        self.ended.insert(rank);
-    }
-
-    /// Where sequences will be.
-    pub(super) fn moves_to(&mut self, homes: &[(u64, u16)]) {
-        self.homes.extend(homes.iter().map(|&(sequence, rank)| (sequence, RankId::new(rank))));
-    }
 }
 
 impl Unit {
-    /// All ranks are in the layout in force: sequences are where they have moved to, and what waited goes on.
+    /// All ranks are in the layout in force: sequences are on their new ranks, and waiting orders and events proceed.
     pub(super) fn pass(&self, mut state: MutexGuard<'_, State>, passage: Passage) {
         let world = self.world();
         state.relocate(world, &passage.homes);
@@ -77,7 +69,7 @@ impl Unit {
 }
 
 impl State {
-    /// What waits while ranks move.
+    /// The orders and events that wait, while ranks move.
     pub(super) fn passage(&mut self) -> Option<&mut Passage> {
         self.switch.as_mut().and_then(Switch::passage)
     }
@@ -117,10 +109,10 @@ mod tests {
         let mut passage = Passage::default();
         let events = || vec![(7, SequenceEvent::Finished { finish: Finish::Abort, routes: None })];
         assert_eq!(passage.filter(RankId::new(1), events()), Some(events()));
-        passage.end(RankId::new(1));
+        passage.ended.insert(RankId::new(1));
         assert_eq!(passage.filter(RankId::new(1), events()), None);
         assert_eq!(passage.filter(RankId::new(0), events()), Some(events()), "it may still tell of the old layout");
-        passage.moves_to(&[(7, 2)]);
+        passage.homes.insert(7, RankId::new(2));
         assert_eq!(passage.homes[&7], RankId::new(2));
         assert_eq!(passage.events, [(RankId::new(1), events())]);
     }

@@ -1,10 +1,10 @@
-//! The wish that this process stop, from a signal, standard input or an embedding program.
+//! A request that this process stop, from a signal, standard input or an embedding program.
 
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// Once requested it stays requested. Clones share one wish.
+/// Once requested it stays requested. Clones share one request.
 #[derive(Clone, Debug)]
 pub struct Shutdown(Arc<watch::Sender<bool>>);
 
@@ -20,13 +20,13 @@ impl Shutdown {
         self.0.send_replace(true);
     }
 
-    /// Whether somebody has asked.
+    /// Whether a stop was requested.
     #[must_use]
     pub fn is_requested(&self) -> bool {
         *self.0.borrow()
     }
 
-    /// Resolves when somebody has asked.
+    /// Resolves when a stop is requested.
     pub async fn requested(&self) {
         // The sender lives in self: the wait cannot fail.
         let _ = self.0.subscribe().wait_for(|requested| *requested).await;

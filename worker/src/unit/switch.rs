@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use semmoe_engines::switch::{SwitchState, SwitchStatus};
-use semmoe_tables::{Attention, RankId};
+use semmoe_tables::RankId;
 use tokio::sync::mpsc;
 use tokio::time::{Instant as Deadline, timeout_at};
 
-use super::hub::{State, Unit};
+use super::hub::{State, Unit, replicas};
 use super::layout::{LayoutName, UnitLayout};
 use super::passage::Passage;
 use super::running::SubmitError;
@@ -39,7 +39,7 @@ pub(super) struct Switch {
     /// The MoE layer that moves.
     layer: Option<u16>,
     reports: mpsc::UnboundedSender<(RankId, SwitchReport)>,
-    /// What waits while ranks move.
+    /// Orders and events that wait while ranks move.
     passage: Passage,
     /// Taken by the phase that waits for reports.
     receiver: Option<mpsc::UnboundedReceiver<(RankId, SwitchReport)>>,
@@ -54,7 +54,7 @@ pub(crate) struct SwitchHistory {
     pub(crate) last: Option<Duration>,
 }
 
-/// What is counted together.
+/// The key by which switches are counted.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct SwitchKind {
     pub(crate) from: LayoutName,
@@ -167,14 +167,14 @@ impl Unit {
         .await?;
         {
             let mut state = self.state();
-            let switch = state.switch_of(ticket).ok_or(SwitchError::Aborted)?;
+            let switch = state.switch_of(ticket)?;
             (switch.phase, switch.receiver) = (SwitchState::Prepared, Some(receiver));
         }
         driver.end = None;
         let unit = self.clone();
         tokio::spawn(async move {
             tokio::time::sleep(unit.timeouts().prepared).await;
-            let waits = unit.state().switch_of(ticket).is_some_and(|switch| switch.phase == SwitchState::Prepared);
+            let waits = unit.state().switch_of(ticket).is_ok_and(|switch| switch.phase == SwitchState::Prepared);
             if waits {
                 tracing::warn!("a prepared switch was not committed in time");
                 unit.end_switch(ticket, SwitchEnd::Aborted);
@@ -183,7 +183,7 @@ impl Unit {
         Ok(())
     }
 
-    /// Does what was prepared: when it returns, all ranks are in the new layout or all in the old one.
+    /// Carries out the prepared switch: when it returns, all ranks are in the new layout or all in the old one.
     ///
     /// # Errors
     /// See [`SwitchError`].
@@ -192,7 +192,7 @@ impl Unit {
         let began = Instant::now();
         let mut driver = Driver { unit: self, ticket, end: Some(SwitchEnd::Aborted) };
         for (order, answer) in [(SwitchOrder::Hold, SwitchReport::Held), (SwitchOrder::Quiet, SwitchReport::Quiet)] {
-            self.order_all(ticket, &order);
+            self.broadcast(&ToRank::Switch { ticket, order });
             let answered = |report| (report == answer).then_some(Ok(()));
             self.collect(&mut receiver, SwitchState::Holding, self.timeouts().step, answered).await?;
         }
@@ -200,13 +200,11 @@ impl Unit {
         let mut outcome = None;
         // No limit: a rank that is lost or late ends the unit, and with it this.
         for _ in 0..self.world() {
-            loop {
-                let (_, report) = receiver.recv().await.ok_or_else(|| self.gone())?;
-                if let SwitchReport::Ended(ended) = report {
-                    outcome = Some(ended);
-                    break;
+            outcome = Some(loop {
+                if let SwitchReport::Ended(ended) = receiver.recv().await.ok_or_else(|| self.gone())?.1 {
+                    break ended;
                 }
-            }
+            });
         }
         match outcome {
             Some(SwitchOutcome::RolledBack { cause }) => {
@@ -222,7 +220,7 @@ impl Unit {
         }
     }
 
-    /// Ends a switch that has not moved anything yet; one that moves goes back.
+    /// Ends a switch that has not moved anything yet; one that is moving is rolled back.
     ///
     /// # Errors
     /// No switch is under way.
@@ -233,7 +231,7 @@ impl Unit {
             (switch.ticket, switch.phase)
         };
         match phase {
-            SwitchState::Moving => self.order_all(ticket, &SwitchOrder::Abort),
+            SwitchState::Moving => self.broadcast(&ToRank::Switch { ticket, order: SwitchOrder::Abort }),
             _ => self.end_switch(ticket, SwitchEnd::Aborted),
         }
         Ok(())
@@ -258,13 +256,13 @@ impl Unit {
         let (reports, receiver) = mpsc::unbounded_channel();
         let ticket = state.take_id();
         let turns_attention = to.attention != state.layout.attention;
-        let order = Box::new(SwitchTo { spread: to.spread.clone(), turns_attention });
+        let prepare = Box::new(SwitchTo { spread: to.spread.clone(), turns_attention });
         let to = Arc::new(UnitLayout { epoch: state.layout.epoch + 1, ..to });
         let phase = SwitchState::Preparing;
         state.switch =
             Some(Switch { ticket, to, phase, layer: None, reports, passage: Passage::default(), receiver: None });
         drop(state);
-        self.order_all(ticket, &SwitchOrder::Prepare(order));
+        self.broadcast(&ToRank::Switch { ticket, order: SwitchOrder::Prepare(prepare) });
         Ok((ticket, receiver))
     }
 
@@ -286,23 +284,13 @@ impl Unit {
     /// With attention tp rank 0 passes it on to the others, so that all move between the same two steps.
     fn order_move(&self, ticket: u64) -> Result<(), SwitchError> {
         let mut state = self.state();
-        let switch = state.switch_of(ticket).ok_or(SwitchError::Aborted)?;
-        switch.phase = SwitchState::Moving;
-        let ranks = match state.layout.attention {
-            Attention::Dp => self.world(),
-            Attention::Tp => 1,
-        };
+        state.switch_of(ticket)?.phase = SwitchState::Moving;
+        let ranks = replicas(self.world(), state.layout.attention);
         (0..ranks).for_each(|rank| state.send(RankId::new(rank), ToRank::Switch { ticket, order: SwitchOrder::Move }));
         Ok(())
     }
 
-    fn order_all(&self, ticket: u64, order: &SwitchOrder) {
-        let state = self.state();
-        let send = |rank| state.send(RankId::new(rank), ToRank::Switch { ticket, order: order.clone() });
-        (0..self.world()).for_each(send);
-    }
-
-    /// Waits for one answer of each rank; `answer` is none for reports that are none.
+    /// Waits for one answer of each rank; `answer` gives none for reports that are not answers.
     async fn collect(
         &self,
         receiver: &mut mpsc::UnboundedReceiver<(RankId, SwitchReport)>,
@@ -337,10 +325,7 @@ impl Unit {
         *state.switches.counts.entry(kind).or_default() += 1;
         match end {
             SwitchEnd::Committed => state.layout = switch.to,
-            _ => {
-                let abort = ToRank::Switch { ticket, order: SwitchOrder::Abort };
-                (0..self.world()).for_each(|rank| state.send(RankId::new(rank), abort.clone()));
-            }
+            _ => state.broadcast(self.world(), &ToRank::Switch { ticket, order: SwitchOrder::Abort }),
         }
         self.pass(state, switch.passage);
     }
@@ -348,11 +333,15 @@ impl Unit {
     /// A rank's report of a switch.
     pub(super) fn switch_report(&self, rank: RankId, ticket: u64, report: SwitchReport) {
         let mut state = self.state();
-        let Some(switch) = state.switch_of(ticket) else { return };
+        let Ok(switch) = state.switch_of(ticket) else { return };
         match &report {
             SwitchReport::Layer(layer) => switch.layer = Some(*layer),
-            SwitchReport::Homes(homes) => switch.passage.moves_to(homes),
-            SwitchReport::Ended(_) => switch.passage.end(rank),
+            SwitchReport::Homes(homes) => {
+                switch.passage.homes.extend(homes.iter().map(|&(sequence, rank)| (sequence, RankId::new(rank))));
+            }
+            SwitchReport::Ended(_) => {
+                switch.passage.ended.insert(rank);
+            }
             _ => {}
         }
         // Its driver may have left.
@@ -361,15 +350,15 @@ impl Unit {
 }
 
 impl Switch {
-    /// What waits, once ranks may be in different layouts.
+    /// The orders and events that wait, once ranks may be in different layouts.
     pub(super) fn passage(&mut self) -> Option<&mut Passage> {
         (self.phase == SwitchState::Moving).then_some(&mut self.passage)
     }
 }
 
 impl State {
-    fn switch_of(&mut self, ticket: u64) -> Option<&mut Switch> {
-        self.switch.as_mut().filter(|switch| switch.ticket == ticket)
+    fn switch_of(&mut self, ticket: u64) -> Result<&mut Switch, SwitchError> {
+        self.switch.as_mut().filter(|switch| switch.ticket == ticket).ok_or(SwitchError::Aborted)
     }
 
     fn check_epoch(&self, if_epoch: Option<u64>) -> Result<(), SwitchError> {

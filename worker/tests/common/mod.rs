@@ -40,7 +40,7 @@ pub(crate) fn config() -> ModelConfig {
     ModelConfig::load(&model_dir()).unwrap()
 }
 
-/// What Transformers computed for one prompt.
+/// The results of Transformers for one prompt.
 pub(crate) struct Golden {
     pub(crate) ids: Vec<u32>,
     /// `[L][position][k]`

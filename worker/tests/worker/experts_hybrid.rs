@@ -83,7 +83,7 @@ fn fused_is_unfused_bit_for_bit_and_near_one_rank() {
     }
 }
 
-/// What the routing that Transformers recorded means for one prompt on a rank.
+/// The traffic of one prompt on a rank, by the routing that Transformers recorded.
 #[derive(Default)]
 struct Recorded {
     /// Pairs that cross.

@@ -17,7 +17,7 @@ use semmoe_worker::model::{
 };
 use serde_json::{Value, json};
 
-/// What Transformers computed for one prompt.
+/// The results of Transformers for one prompt.
 struct Golden {
     ids: Vec<u32>,
     greedy: Vec<u32>,

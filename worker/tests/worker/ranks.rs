@@ -42,7 +42,7 @@ fn activations_bytes_and_tokens_are_counted_exactly() {
                 assert!((least..=most).contains(&(bytes.local + bytes.remote)), "{bytes:?} in layer {layer}");
             }
         }
-        // What the transport carried is what was counted, no more and no less.
+        // The transport carried exactly the bytes that were counted.
         let sent: u64 = meters.iter().map(|[sent_bytes, _]| sent_bytes.load(Ordering::Relaxed)).sum();
         assert_eq!(total(&counted, |c| c.total().bytes).remote, sent);
         for [_, collectives] in &meters {

@@ -1,4 +1,4 @@
-//! What a unit answers: golden texts, streams, pins, batches, counts.
+//! The answers of a unit: golden texts, streams, pins, batches, counts.
 
 use crate::support::{EXPERTS, LAYERS, TOP_K, Unit, golden, greedy};
 use futures_util::future::join_all;

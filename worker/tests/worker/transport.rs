@@ -1,4 +1,5 @@
-//! What every transport must do, and how ranks fail: each failure names the rank that failed first, and no rank hangs.
+//! The requirements on every transport, and how ranks fail: each failure names the rank that failed first, and no rank
+//! hangs.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -65,7 +66,7 @@ fn buffers(world: usize) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     (vec![Vec::new(); world], vec![Vec::new(); world])
 }
 
-/// What rank `from` sends rank `to` in a round: its length and its bytes depend on all three.
+/// The message from rank `from` to rank `to` in a round: its length and its bytes depend on all three.
 fn message(from: usize, to: usize, round: usize, most: usize) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed((from * 1000 + to * 100 + round) as u64);
     let length = if random.u8(0..4) == 0 { 0 } else { random.usize(0..=most) };
@@ -172,7 +173,7 @@ fn survivors(
         transport.all_to_all(&outgoing, &mut incoming).unwrap();
         drop(transport);
         let own = own.lock().unwrap().take().unwrap();
-        // What the transport set for its own use.
+        // Undoes the transport's own setting.
         own.iter().flatten().for_each(|stream| stream.set_nonblocking(false).unwrap());
         last(own);
         None

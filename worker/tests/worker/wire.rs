@@ -11,7 +11,7 @@ use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
 use semmoe_tables::Placement;
 use semmoe_worker::ep::{Counters, CountersSnapshot, ExpertLayout, ExpertParallel, Lockstep, WireRows, WireType};
 
-/// What a rank found.
+/// The results of a rank.
 struct Run {
     logits: Vec<Vec<f32>>,
     counted: CountersSnapshot,

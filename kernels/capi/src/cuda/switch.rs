@@ -18,12 +18,12 @@ impl Switch {
         Self { whole, operations: args.operations }
     }
 
-    /// Where a reduce-scatter of rows of so many bytes reads; `None`: from the peers.
+    /// Where a reduce-scatter of rows of `row` bytes reads; `None`: from the peers.
     pub(super) fn reduce_scatter(self, offset: u64, row: u64) -> Option<Buffer> {
         self.at(MULTICAST_REDUCE_SCATTER, offset, row)
     }
 
-    /// Where an allgather of rows of so many bytes writes; `None`: to the peers.
+    /// Where an allgather of rows of `row` bytes writes; `None`: to the peers.
     pub(super) fn allgather(self, offset: u64, row: u64) -> Option<Buffer> {
         self.at(MULTICAST_ALLGATHER, offset, row)
     }

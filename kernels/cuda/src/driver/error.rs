@@ -28,9 +28,9 @@ pub enum DeviceError {
     Params {
         /// Its name.
         kernel: &'static str,
-        /// The functions of the library.
+        /// Bytes by the library.
         found: usize,
-        /// The functions of the image.
+        /// Bytes by the image.
         expected: usize,
     },
     /// Blocks that wait for one another would not all run.
@@ -60,7 +60,7 @@ pub enum DeviceError {
     /// A call that was refused before any launch.
     #[error(transparent)]
     Launch(#[from] crate::error::LaunchError),
-    /// The driver's own word.
+    /// The driver's own words.
     #[error("the CUDA driver refused: {0}")]
     Driver(#[from] cudarc::driver::DriverError),
 }

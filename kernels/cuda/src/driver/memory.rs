@@ -67,7 +67,7 @@ impl DeviceBuffer {
         unsafe { result::memcpy_htod_sync(self.pointer, bytes).map_err(Into::into) }
     }
 
-    /// Its content, behind all work of the default stream.
+    /// Its content, after all work of the default stream.
     ///
     /// # Errors
     /// A driver that refuses, or a kernel that trapped before.
@@ -115,12 +115,12 @@ impl PeerBuffer {
     /// Maps what [`DeviceBuffer::export`] gave in the other process; `bytes` is its size there.
     ///
     /// # Errors
-    /// A driver that refuses, as it does for a handle of this very process.
+    /// A driver that refuses, as it does for a handle of this same process.
     pub fn open(handle: &[u8; 64], bytes: u64) -> Result<Self, DeviceError> {
         let handle = CUipcMemHandle { reserved: handle.map(|byte| byte as std::ffi::c_char) };
         let mut pointer = 0;
         let peer_access = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
-        // SAFETY: the pointer outlives the call; a handle that is none is refused.
+        // SAFETY: the pointer outlives the call; an invalid handle is refused.
         unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut pointer, handle, peer_access).result()? };
         Ok(Self { pointer, bytes })
     }
@@ -221,7 +221,7 @@ impl Drop for Event {
     }
 }
 
-/// Copies on the device, behind earlier work of `stream`.
+/// Copies on the device, after earlier work of `stream`.
 ///
 /// # Errors
 /// A driver that refuses.
@@ -245,7 +245,7 @@ pub unsafe fn write(to: Buffer, bytes: &[u8]) -> Result<(), DeviceError> {
     unsafe { result::memcpy_htod_sync(to.address, bytes).map_err(Into::into) }
 }
 
-/// The first bytes of memory of the bound GPU, behind all work of the default stream.
+/// The first bytes of memory of the bound GPU, after all work of the default stream.
 ///
 /// # Errors
 /// A driver that refuses.

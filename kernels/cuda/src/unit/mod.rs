@@ -84,13 +84,23 @@ impl<L: Lockstep, M: RowMover<T>, T: Element> DeviceCollectives<L, M, T> {
         UnitError::check(self.unit.rank(), what, found, expected)
     }
 
-    /// A region, which must hold so many elements.
+    fn operands(&self, detail: String) -> UnitError {
+        UnitError::Operands { rank: self.unit.rank(), detail }
+    }
+
+    /// Begins a call on split rows.
+    fn split_call<'a>(&self, hidden: usize, split: RowSplit<'a>) -> Result<SplitRows<'a>, UnitError> {
+        self.check_stopped()?;
+        self.check("the ranks of the split", split.ranks(), self.unit.world())?;
+        Ok(SplitRows { rows: rows_of::<T>(split.tokens(), hidden), split })
+    }
+
+    /// A region, which must hold `len` elements.
     fn region(&self, region: Region, len: usize) -> Result<DeviceRows<'_, T>, UnitError> {
         let mut buffer = self.mover.region(region);
         let limit = buffer.bytes as usize / size_of::<T>();
         if len > limit {
-            let detail = format!("{len} elements of rows, more than the {limit} that its memory holds");
-            return Err(UnitError::Operands { rank: self.unit.rank(), detail });
+            return Err(self.operands(format!("{len} elements of rows, more than the {limit} that its memory holds")));
         }
         buffer.bytes = (len * size_of::<T>()) as u64;
         Ok(DeviceRows::of(buffer))
@@ -103,14 +113,14 @@ impl<L: Lockstep, M: RowMover<T>, T: Element> DeviceCollectives<L, M, T> {
             Some(late @ (Stopped::EntryTimeout { peer, .. } | Stopped::ExitTimeout { peer, .. })) => {
                 Err(UnitError::lost(peer as usize, late.to_string()))
             }
-            Some(stopped) => Err(UnitError::Operands { rank: self.unit.rank(), detail: stopped.to_string() }),
+            Some(stopped) => Err(self.operands(stopped.to_string())),
         }
     }
 
     fn run(&mut self, call: impl FnOnce(&mut M, &Sent) -> Result<(), MoveError>) -> Result<(), UnitError> {
         let Err(refused) = call(&mut self.mover, &self.sent) else { return Ok(()) };
         self.check_stopped()?;
-        Err(UnitError::Operands { rank: self.unit.rank(), detail: refused.to_string() })
+        Err(self.operands(refused.to_string()))
     }
 }
 
@@ -127,15 +137,13 @@ impl<L: Lockstep, M: RowMover<T>, T: Element> Collectives<T, Gpu> for DeviceColl
         norm: Option<NormIn<'_, T, Gpu>>,
         out: DeviceRows<'_, T>,
     ) -> Result<(), UnitError> {
-        self.check_stopped()?;
         let me = self.unit.rank();
-        self.check("the ranks of the split", split.ranks(), self.unit.world())?;
+        let call = self.split_call(hidden, split)?;
         self.check("the part", self.part, split.tokens() * hidden)?;
         self.check("out", out.len(), split.positions(me).len() * hidden)?;
         norm.iter().try_for_each(|norm| norm.check(me, self.part, out.len(), hidden))?;
         self.unit.part(0)?;
         self.unit.reduce_scatter(0, split, None, &mut [])?;
-        let call = SplitRows { rows: rows_of::<T>(split.tokens(), hidden), split };
         self.run(|mover, _| mover.reduce_scatter(call, norm, out))
     }
 
@@ -145,15 +153,13 @@ impl<L: Lockstep, M: RowMover<T>, T: Element> Collectives<T, Gpu> for DeviceColl
         split: RowSplit<'_>,
         out: AllRowsIn<'_, T, Gpu>,
     ) -> Result<(), UnitError> {
-        self.check_stopped()?;
         let OwnRowsIn { rows, hidden, labels, width, bound } = own;
-        self.check("the ranks of the split", split.ranks(), self.unit.world())?;
+        let call = self.split_call(hidden, split)?;
         self.check("the rows", rows.len(), split.positions(self.unit.rank()).len() * hidden)?;
         self.check("all rows", out.rows.len(), split.tokens() * hidden)?;
         self.region(Region::Rows, out.rows.len())?;
         let own = OwnRows { rows: &[], hidden: 0, labels, width, bound };
         self.unit.allgather(own, split, AllRows { rows: &mut [], labels: out.labels })?;
-        let call = SplitRows { rows: rows_of::<T>(split.tokens(), hidden), split };
         self.run(|mover, _| mover.allgather(call, rows, out.rows))
     }
 

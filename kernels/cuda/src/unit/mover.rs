@@ -4,12 +4,12 @@ use semmoe_kernels::collectives::NormIn;
 use semmoe_kernels::{Dtype, Element, RowSplit};
 
 use super::space::{DeviceRows, Gpu};
-use crate::calls::{ReduceScatter, ReduceScatterNorm, Rows};
+use crate::calls::{OwnSplit, ReduceScatter, ReduceScatterNorm, Rows, Split};
 use crate::error::{LaunchError, Stopped};
 use crate::launch::{Grid, Launch};
 use crate::params::NORM_THREADS;
 use crate::runner::Runner;
-use crate::team::{Buffer, Team};
+use crate::team::{Buffer, Team, count};
 
 /// Memory that the collectives keep for rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,7 +43,7 @@ pub struct SentRows<'a> {
 }
 
 /// One rank's end of what carries rows of T. Lengths have been checked, and every rank makes the same call. Nothing
-/// waits for the GPU: results are there when the rank's stream has come past the call.
+/// waits for the GPU: results are there when the rank's stream has passed the call.
 pub trait RowMover<T: Element>: Send {
     /// All of a region.
     fn region(&self, region: Region) -> Buffer;
@@ -161,10 +161,7 @@ pub(crate) fn cut<const N: usize>(
 
 /// A list or a group of as many ranks as the team has.
 pub(crate) fn check_ranks(what: &'static str, found: usize, team: &Team) -> Result<(), MoveError> {
-    match team.ranks() {
-        expected if found == expected => Ok(()),
-        expected => Err(LaunchError::Count { what, found, expected }.into()),
-    }
+    Ok(count(what, found, team.ranks())?)
 }
 
 /// Bytes that memory must have.
@@ -216,6 +213,11 @@ impl<R: Runner> Stream<R> {
         split.permutation().map(|order| unsafe { self.write("a permutation", order, self.permutation) }).transpose()
     }
 
+    /// The order and the offsets of a split.
+    pub(crate) fn split(&self, split: RowSplit<'_>) -> Result<OwnSplit, MoveError> {
+        Ok(OwnSplit { permutation: self.permutation(split)?, offsets: Some(self.offsets(split.offsets())?) })
+    }
+
     pub(crate) fn offsets(&self, offsets: &[u32]) -> Result<[Buffer; 1], MoveError> {
         // SAFETY: the scratch is this rank's.
         unsafe { self.write("offsets", offsets, self.offsets) }
@@ -233,24 +235,29 @@ impl<R: Runner> Stream<R> {
 
     /// # Safety
     /// As for [`Runner::launch`].
-    pub(crate) unsafe fn launch(&self, launch: &Launch) -> Result<(), MoveError> {
+    pub(crate) unsafe fn launch(&self, launch: Result<Launch, LaunchError>) -> Result<(), MoveError> {
         // SAFETY: the caller's promise.
-        unsafe { self.runner.launch(launch) }.map_err(MoveError::Device)
+        unsafe { self.runner.launch(&launch?) }.map_err(MoveError::Device)
     }
 
     pub(crate) fn grid(&self) -> Grid {
         self.runner.grid()
     }
 
-    /// With the norm, if there is one.
+    /// Into all rows of `out`, with the norm, if there is one.
     pub(crate) fn reduce_scatter<T: Element>(
         &self,
         team: &Team,
-        reduce: ReduceScatter<'_>,
+        parts: &[Buffer],
+        rows: Rows,
+        split: Split<'_>,
         norm: Option<&NormIn<'_, T, Gpu>>,
+        out: DeviceRows<'_, T>,
     ) -> Result<(), MoveError> {
+        let capacity = out.len() as u64 / rows.hidden.max(1);
+        let reduce = ReduceScatter { parts, rows, split, out: &[out.buffer()], capacity, multicast: None };
         let launch = match norm {
-            None => reduce.launch(team, self.grid())?,
+            None => reduce.launch(team, self.grid()),
             Some(norm) => ReduceScatterNorm {
                 reduce,
                 residual: &[norm.residual.buffer()],
@@ -258,9 +265,9 @@ impl<R: Runner> Stream<R> {
                 residual_out: &[norm.residual_out.buffer()],
                 epsilon: norm.epsilon,
             }
-            .launch(team, Grid { threads: NORM_THREADS, ..self.grid() })?,
+            .launch(team, Grid { threads: NORM_THREADS, ..self.grid() }),
         };
         // SAFETY: rows are what `DeviceRows` promises, parts are the mover's own memory and that of its peers.
-        unsafe { self.launch(&launch) }
+        unsafe { self.launch(launch) }
     }
 }

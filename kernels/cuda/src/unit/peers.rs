@@ -5,7 +5,7 @@ use semmoe_kernels::collectives::NormIn;
 
 use super::mover::{MoveError, Region, Room, RowMover, SentRows, SplitRows, Stream, check_ranks, cut, padded};
 use super::space::{DeviceRows, Gpu};
-use crate::calls::{Allgather, ReduceScatter, Split};
+use crate::calls::Allgather;
 use crate::error::Stopped;
 use crate::exchange::{Combine, Dispatch, Received};
 use crate::params::{MAX_RANKS, SIGNAL_BYTES, SORT_THREADS};
@@ -78,7 +78,7 @@ impl<R: Runner> PeerMemory<R> {
         Ok(Self { team, stream, parts, counts, source_offsets, no_experts })
     }
 
-    /// How many rows of so many bytes every rank has room for.
+    /// How many rows of `row_bytes` bytes every rank has room for.
     fn capacity(&self, row_bytes: u64) -> u64 {
         let [rows, _, tokens, ..] = self.parts.each_ref().map(|of| of.first().map_or(0, |part| part.bytes));
         (tokens / 4).min(rows / row_bytes.max(1))
@@ -100,16 +100,8 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
         norm: Option<NormIn<'_, T, Gpu>>,
         out: DeviceRows<'_, T>,
     ) -> Result<(), MoveError> {
-        let (permutation, offsets) = (self.stream.permutation(call.split)?, self.stream.offsets(call.split.offsets())?);
-        let reduce = ReduceScatter {
-            parts: &self.parts[Region::Rows as usize],
-            rows: call.rows,
-            split: Split { permutation: permutation.as_ref().map(|order| &order[..]), offsets: Some(&offsets) },
-            out: &[out.buffer()],
-            capacity: call.split.positions(self.team.first_rank()).len() as u64,
-            multicast: None,
-        };
-        self.stream.reduce_scatter(&self.team, reduce, norm.as_ref())
+        let (parts, split) = (&self.parts[Region::Rows as usize], self.stream.split(call.split)?);
+        self.stream.reduce_scatter(&self.team, parts, call.rows, split.get(), norm.as_ref(), out)
     }
 
     fn allgather(
@@ -118,20 +110,19 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
         own: DeviceRows<'_, T>,
         out: DeviceRows<'_, T>,
     ) -> Result<(), MoveError> {
-        let (permutation, offsets) = (self.stream.permutation(call.split)?, self.stream.offsets(call.split.offsets())?);
         let launch = Allgather {
             from: &[own.buffer()],
             rows: call.rows,
-            split: Split { permutation: permutation.as_ref().map(|order| &order[..]), offsets: Some(&offsets) },
+            split: self.stream.split(call.split)?.get(),
             out: &self.parts[Region::Rows as usize],
             capacity: call.split.positions(self.team.first_rank()).len() as u64,
             multicast: None,
         }
-        .launch(&self.team, self.stream.grid())?;
+        .launch(&self.team, self.stream.grid());
         let gathered = RowMover::<T>::region(self, Region::Rows);
         // SAFETY: rows are what `DeviceRows` promises; the rest is the promise of `new`.
         unsafe {
-            self.stream.launch(&launch)?;
+            self.stream.launch(launch)?;
             match out.is_empty() {
                 true => Ok(()),
                 false => self.stream.runner.copy(gathered, out.buffer()).map_err(MoveError::Device),
@@ -161,7 +152,7 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
         }
         .launches(&self.team, self.stream.grid(), SORT_THREADS)?;
         // SAFETY: rows are what `DeviceRows` promises; the rest is the promise of `new`.
-        unsafe { self.stream.launch(&exchange) }
+        unsafe { self.stream.launch(Ok(exchange)) }
     }
 
     fn combine(&mut self, call: SentRows<'_>, out: DeviceRows<'_, T>) -> Result<(), MoveError> {
@@ -174,8 +165,8 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
             sent_rows: &self.stream.places(),
             out: &[out.buffer()],
         }
-        .launch(&self.team, self.stream.grid())?;
+        .launch(&self.team, self.stream.grid());
         // SAFETY: as in `dispatch`.
-        unsafe { self.stream.launch(&launch) }
+        unsafe { self.stream.launch(launch) }
     }
 }

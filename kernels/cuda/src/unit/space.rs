@@ -22,7 +22,7 @@ impl<T: Element> DeviceRows<'_, T> {
     /// `len` elements from `address` on, a multiple of [`ELEMENT_ALIGNMENT`](crate::ELEMENT_ALIGNMENT).
     ///
     /// # Safety
-    /// They are memory of this rank's GPU until the rank's stream has come past every call that is given them. Where a
+    /// They are memory of this rank's GPU until the rank's stream has passed every call that is given them. Where a
     /// call writes them, nothing else uses them meanwhile; where it reads them, nothing else writes them.
     #[must_use]
     pub unsafe fn new(address: u64, len: usize) -> Self {

@@ -11,8 +11,9 @@ use super::pieces::{Pieces, part};
 use super::stage::{Stage, StageName, StageObserver};
 use super::step::Step;
 use crate::collectives::group::UnitLink;
+use crate::collectives::lockstep::protocol;
 use crate::collectives::rows::{Arrived, EachRank, Sums, add_returned};
-use crate::collectives::{Lockstep, Received, ReceivedRows, UnitError, wire};
+use crate::collectives::{Lockstep, Received, UnitError, wire};
 use crate::dispatch::{DispatchPlan, RankRows};
 use crate::element::Element;
 use crate::vector::sum_rows;
@@ -23,7 +24,7 @@ pub(super) struct Fused<L, T> {
     /// This rank's local index.
     local: usize,
     step: Step,
-    /// What the ranks of this node are sent in a step.
+    /// The message to the other ranks of this node in a step.
     gather: Vec<u8>,
     /// The message that crossed in the step before.
     crossed: Vec<u8>,
@@ -163,10 +164,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
                 let stage = Stage { name: StageName::Dispatch, piece };
                 let (to, from) = (self.across(pieces.to(piece)), self.across(pieces.from(piece)));
                 let rows = rows_of(plan, pieces.to(piece), pieces.chunk(piece), pieces.chunks);
-                put_rows(rows, x, hidden, self.step.add(to, stage));
-                if from != to {
-                    self.step.add(from, stage);
-                }
+                put_rows(rows, x, hidden, self.step.add_pair(to, from, stage));
             }
             self.step.exchange(&mut self.link, observer)?;
             self.read_gathers(piece, hidden)?;
@@ -178,7 +176,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         Ok(())
     }
 
-    /// What this rank has for the others of its node: own rows for the node, and what crossed a step before.
+    /// Writes the message to the other ranks of this node: own rows for the node, and those that crossed a step before.
     fn write_gather(&mut self, piece: usize, x: &[T], hidden: usize, plan: &DispatchPlan) {
         let Pieces { node, .. } = self.pieces;
         self.gather.clear();
@@ -209,7 +207,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
                 }
                 Ok(())
             };
-            read().map_err(|detail: String| UnitError::protocol(rank, detail))?;
+            read().map_err(protocol(rank))?;
         }
         Ok(())
     }
@@ -218,7 +216,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
     fn keep_crossed(&mut self, piece: usize, hidden: usize) -> Result<(), UnitError> {
         let from = self.across(self.pieces.from(piece));
         let message = self.step.from(from);
-        wire::split_dispatch(message, hidden * size_of::<T>()).map_err(|detail| UnitError::protocol(from, detail))?;
+        wire::split_dispatch(message, hidden * size_of::<T>()).map_err(protocol(from))?;
         self.crossed.clear();
         self.crossed.extend_from_slice(message);
         Ok(())
@@ -243,14 +241,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
 
     pub(super) fn received(&mut self) -> Received<'_, T> {
         let Self { arrived, shards, sums, .. } = self;
-        let rows = ReceivedRows {
-            hidden: arrived.hidden,
-            offsets: &arrived.offsets,
-            places: &arrived.places,
-            sources: &arrived.sources,
-            bases: shards.iter().map(|shard| shard.rows.as_slice()).collect(),
-        };
-        Received { rows, pair_rows: &arrived.pair_rows, experts: &arrived.experts, weights: &arrived.weights, sums }
+        arrived.received(shards.iter().map(|shard| shard.rows.as_slice()).collect(), sums)
     }
 
     pub(super) fn combine(
@@ -275,10 +266,8 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
             if let Some(piece) = crossing {
                 let stage = Stage { name: StageName::Combine, piece };
                 let (to, from) = (self.across(pieces.from(piece)), self.across(pieces.to(piece)));
-                wire::put(&self.reduced, self.step.add(to, stage));
-                if from != to {
-                    self.step.add(from, stage);
-                }
+                let message = self.step.add_pair(to, from, stage);
+                wire::put(&self.reduced, message);
             }
             self.step.exchange(&mut self.link, observer)?;
             if let Some(piece) = crossing {
@@ -300,8 +289,8 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         let (pieces, node) = (self.pieces, self.pieces.to(piece));
         let rows = rows_of(plan, node, pieces.chunk(piece), pieces.chunks).tokens.len();
         let from = self.across(node);
-        let message = wire::exactly(self.step.from(from), rows * self.arrived.hidden * size_of::<T>())
-            .map_err(|detail| UnitError::protocol(from, detail))?;
+        let message =
+            wire::exactly(self.step.from(from), rows * self.arrived.hidden * size_of::<T>()).map_err(protocol(from))?;
         self.returned[node].extend_from_slice(&values(message));
         Ok(())
     }
@@ -317,9 +306,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         for (local, rank) in pieces.grid.inside(pieces.node).enumerate() {
             parts.push(match local == self.local {
                 true => ranges.iter().flat_map(|rows| &sums[rows.start * hidden..rows.end * hidden]).copied().collect(),
-                false => values(
-                    wire::exactly(messages.from(rank), bytes).map_err(|detail| UnitError::protocol(rank, detail))?,
-                ),
+                false => values(wire::exactly(messages.from(rank), bytes).map_err(protocol(rank))?),
             });
         }
         let own = &mut returned[pieces.node];

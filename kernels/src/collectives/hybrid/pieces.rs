@@ -54,8 +54,8 @@ pub(super) fn part(rows: usize, index: usize, parts: usize) -> Range<usize> {
     rows * index / parts..rows * (index + 1) / parts
 }
 
-/// What a rank's tokens bring to other nodes and back: the exact bytes of messages. `plan` is over nodes, `chunks` 1
-/// where the exchange is not fused.
+/// The exact bytes of messages that a rank's tokens cause between nodes, there and back. `plan` is over nodes, `chunks`
+/// 1 where the exchange is not fused.
 #[must_use]
 pub fn hybrid_bytes(plan: &DispatchPlan, node: usize, dtype: Dtype, hidden: usize, chunks: usize) -> u64 {
     let others = (0..plan.ranks()).filter(|&other| other != node).map(|other| plan.rank(other));

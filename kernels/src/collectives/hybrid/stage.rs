@@ -1,4 +1,4 @@
-//! What a hybrid exchange is at: its caller may take the time.
+//! The stages of a hybrid exchange, reported so that a caller can time them.
 
 /// One stage of a pipeline, as it works on one piece of the rows.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

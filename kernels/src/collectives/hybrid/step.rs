@@ -33,6 +33,16 @@ impl Step {
         message
     }
 
+    /// Adds a peer to send to and one to receive from, which may be the same, and gives the message to the first.
+    pub(super) fn add_pair(&mut self, to: usize, from: usize, stage: Stage) -> &mut Vec<u8> {
+        self.add(to, stage);
+        let at = self.peers.len() - 1;
+        if from != to {
+            self.add(from, stage);
+        }
+        &mut self.outgoing[at]
+    }
+
     /// Exchanges with all peers of the step.
     pub(super) fn exchange(
         &mut self,
@@ -60,7 +70,7 @@ impl Step {
         })
     }
 
-    /// What a peer of this step sent; nothing if it is none.
+    /// The message from a peer; empty if the peer is not part of this step.
     pub(super) fn from(&self, peer: usize) -> &[u8] {
         self.peers.iter().position(|&other| other == peer).map_or(&[], |i| &self.incoming[i])
     }

@@ -9,7 +9,7 @@ use crate::element::Element;
 pub(super) struct Unfused<T> {
     pub(super) across: Box<dyn Collectives<T>>,
     pub(super) inside: Box<dyn Collectives<T>>,
-    /// What goes on to the ranks of the node.
+    /// The rows to forward to the ranks of the node.
     forward: DispatchPlan,
     rows: Vec<T>,
     pairs: Vec<u16>,

@@ -15,7 +15,7 @@ impl KvPlan {
     /// page goes before those that follow it.
     ///
     /// # Errors
-    /// Pools that cannot be, and more pages, held and promised, than there is room for.
+    /// Invalid pools, and more pages, held and promised, than there is room for.
     pub fn gather(shape: KvShape, pools: &[KvPool], capacity: usize) -> Result<Self, KvError> {
         if pools.len() != shape.ranks() {
             return Err(KvError::Ranks { found: pools.len(), expected: shape.ranks() });
@@ -44,7 +44,7 @@ impl KvPlan {
     }
 }
 
-/// What a sealed page holds.
+/// The content of a sealed page: the page before it, and its tokens.
 type Content = (Option<u32>, Vec<u32>);
 
 #[derive(Debug, Default)]

@@ -44,7 +44,7 @@ pub struct KvMove {
     pub to_stride: usize,
 }
 
-/// What every rank's pool is after a switch. Equal on all ranks that were given the same pools; [`KvPlan::digest`]
+/// Every rank's pool after a switch. Equal on all ranks that were given the same pools; [`KvPlan::digest`]
 /// finds out.
 #[derive(Clone, PartialEq, Debug)]
 pub struct KvPlan {

@@ -13,11 +13,11 @@ pub struct KvShape {
 }
 
 impl KvShape {
-    /// Whole pages have so many heads, each with `head_bytes` bytes for all tokens of a page in one layer, keys and
-    /// values together; the node has so many ranks.
+    /// Whole pages have `heads` heads, each with `head_bytes` bytes for all tokens of a page in one layer, keys and
+    /// values together; the node has `ranks` ranks.
     ///
     /// # Errors
-    /// Nothing at all, more bytes than can be addressed, and heads that so many ranks can neither split nor replicate
+    /// Empty pages, more bytes than can be addressed, and heads that the ranks can neither split nor replicate
     /// evenly.
     pub fn grouped(layers: usize, heads: usize, head_bytes: usize, ranks: usize) -> Result<Self, KvError> {
         if heads == 0 || ranks == 0 || !(heads.is_multiple_of(ranks) || ranks.is_multiple_of(heads)) {
@@ -29,7 +29,7 @@ impl KvShape {
     /// Pages of a latent cache, which all query heads read: every rank has them whole in either layout.
     ///
     /// # Errors
-    /// Nothing at all, and more bytes than can be addressed.
+    /// Empty pages, and more bytes than can be addressed.
     pub fn latent(layers: usize, bytes: usize, ranks: usize) -> Result<Self, KvError> {
         if ranks == 0 {
             return Err(KvError::Heads { heads: 1, ranks });
@@ -74,7 +74,7 @@ impl KvShape {
         first..first + (self.heads / self.ranks).max(1)
     }
 
-    /// Bytes of a page with so many heads.
+    /// Bytes of a page with these heads.
     #[must_use]
     pub fn page_bytes(&self, heads: &Range<usize>) -> usize {
         self.layers * heads.len() * self.head_bytes
@@ -105,7 +105,7 @@ pub struct KvSequence {
     pub shares: Vec<f32>,
 }
 
-/// What a pool holds. Ranks exchange these before a switch to TP; under TP they are equal.
+/// The content of a pool. Ranks exchange these before a switch to TP; under TP they are equal.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct KvPool {
     /// A page is after the page before it.
@@ -116,7 +116,7 @@ pub struct KvPool {
     pub idle: Vec<u32>,
 }
 
-/// A pool or a plan that cannot be. Nothing was changed.
+/// An invalid pool or plan. Nothing was changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum KvError {
     /// Heads and ranks that do not divide either way.
@@ -154,7 +154,7 @@ pub enum KvError {
         what: &'static str,
         /// Its index.
         index: usize,
-        /// What is wrong.
+        /// The defect.
         why: &'static str,
     },
     /// All sequences together need more pages than a rank has in the new layout.

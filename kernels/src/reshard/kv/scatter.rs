@@ -10,7 +10,7 @@ use super::pool::{KvError, KvPool, KvSequence, KvShape};
 pub struct Balance {
     /// Pages, of all heads, that a rank has room for.
     pub capacity: usize,
-    /// Ranks count as equally loaded up to so many pages above the least loaded one; the one with the largest share by
+    /// Ranks count as equally loaded up to this many pages above the least loaded one; the one with the largest share by
     /// T is taken.
     pub slack: usize,
 }
@@ -23,7 +23,7 @@ impl KvPlan {
     /// Idle pages follow the page before them, the youngest first, while there is room.
     ///
     /// # Errors
-    /// A pool that cannot be, and a sequence for which no rank has room (another packing might have it).
+    /// An invalid pool, and a sequence for which no rank has room (another packing might have it).
     pub fn scatter(shape: KvShape, pool: &KvPool, balance: Balance) -> Result<Self, KvError> {
         pool.check(0, shape.ranks())?;
         let mut shares: Vec<Share> = vec![Share::new(pool.pages.len()); shape.ranks()];
@@ -55,7 +55,7 @@ impl KvPlan {
     }
 }
 
-/// What a rank gets.
+/// One rank's part.
 #[derive(Clone, Debug)]
 struct Share {
     keep: Vec<bool>,

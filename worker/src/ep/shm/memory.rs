@@ -27,7 +27,7 @@ const RING_BYTES: (usize, usize) = (64 << 10, 1 << 20);
 /// All rings together, as far as the least size lets them.
 const RINGS_BYTES: usize = 64 << 20;
 
-/// What the sender of a ring writes.
+/// The words that the sender of a ring writes.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(super) struct SenderWords {
@@ -45,7 +45,7 @@ pub(super) struct RingWords {
     pub(super) receiver: ReceiverWords,
 }
 
-/// What the receiver of a ring writes.
+/// The words that the receiver of a ring writes.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(super) struct ReceiverWords {
@@ -92,7 +92,7 @@ impl ShmMemory {
     /// other ranks attach to the file, by its path under `/proc`.
     ///
     /// # Errors
-    /// More ranks than share memory, or memory that cannot be had.
+    /// More ranks than can share memory, or no memory.
     pub fn create(world: usize, elements: usize, session: u64) -> Result<(File, Self), ShmError> {
         let layout = Layout::new(world, elements)?;
         let (file, map) = create_memory("semmoe-worker", layout.total).map_err(ShmError::new)?;
@@ -101,7 +101,7 @@ impl ShmMemory {
         Ok((file, Self { map, layout }))
     }
 
-    /// Maps what rank 0 has made for the same world and session.
+    /// Maps the memory that rank 0 has made for the same world and session.
     ///
     /// # Errors
     /// A file that could be cut short, has another size, or begins otherwise.
@@ -128,7 +128,7 @@ impl ShmMemory {
         self.layout.ring_bytes
     }
 
-    /// What a rank sleeps on.
+    /// The bell that a rank sleeps on.
     pub(super) fn bell(&self, rank: usize) -> &Bell {
         assert!(rank < self.layout.world, "a rank of this unit");
         // SAFETY: within the map, aligned to pages and then to more than a bell; any bytes are a bell, which is atomic.

@@ -1,5 +1,5 @@
-//! Streams through memory that the processes of one host share. Who waits spins for a moment, if there is a core for
-//! each rank, and then sleeps on its bell (a futex), which the rank that writes to it or makes room for it rings.
+//! Streams through memory that the processes of one host share. A waiting rank spins for a moment, if there is a core
+//! for each rank, and then sleeps on its bell (a futex), which is rung by the rank that writes to it or makes room.
 //!
 //! | module | what |
 //! |---|---|
@@ -96,7 +96,7 @@ impl Read for RingStream {
         let Some(end) = self.life.end() else {
             return Err(io::ErrorKind::WouldBlock.into());
         };
-        // What a rank wrote before its end counts, as it does on a wire.
+        // Bytes written before the rank ended still count, as on a wire.
         match self.incoming.read(to)? {
             0 => Err(end),
             count => Ok(count),
@@ -132,7 +132,7 @@ impl ByteStream for RingStream {
     }
 }
 
-/// What one rank waits with.
+/// One rank's means of waiting.
 #[derive(Debug)]
 pub struct Rings {
     rank: usize,

@@ -40,8 +40,8 @@ impl RingWriter {
         Self { memory: Arc::clone(memory), from, to, written: 0 }
     }
 
-    /// Writes what there is room for, up to a piece, and wakes the reader; 0 = there is none, and the reader will wake
-    /// this rank when there is.
+    /// Writes as much as there is room for, up to a piece, and wakes the reader; 0 = there is none, and the reader will
+    /// wake this rank when there is.
     pub(super) fn write<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) -> Result<usize, BadRing> {
         let (words, bytes) = self.memory.ring(self.from, self.to);
         let mut room = self.room(words.receiver.read.load(Acquire))?;
@@ -84,7 +84,7 @@ impl RingReader {
         Self { memory: Arc::clone(memory), from, to, read: 0 }
     }
 
-    /// Reads what there is, up to a piece; 0 = nothing.
+    /// Reads the available bytes, up to a piece; 0 = nothing.
     pub(super) fn read(&mut self, to: &mut [u8]) -> Result<usize, BadRing> {
         let (words, bytes) = self.memory.ring(self.from, self.to);
         let size = self.memory.ring_bytes();

@@ -1,4 +1,4 @@
-//! What no rank does that behaves: half a message before its death, and words of a ring that cannot be.
+//! Misbehavior: half a message before a rank dies, and ring words that cannot be right.
 
 use std::net::TcpListener;
 

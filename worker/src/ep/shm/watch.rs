@@ -18,11 +18,8 @@ pub(super) struct Life {
     end: OnceLock<End>,
 }
 
-#[derive(Clone, Debug)]
-enum End {
-    Gone(String),
-    Nonsense,
-}
+/// The kind and the cause of the error that reading or writing gives from then on.
+type End = (io::ErrorKind, String);
 
 impl Life {
     pub(super) fn new(link: TcpStream) -> io::Result<Self> {
@@ -30,14 +27,10 @@ impl Life {
         Ok(Self { link, end: OnceLock::new() })
     }
 
-    /// What reading from or writing to the rank gives, if it is no more.
+    /// The error for reading from or writing to the rank, once it is gone.
     pub(super) fn end(&self) -> Option<io::Error> {
-        Some(match self.end.get()? {
-            End::Gone(cause) => io::Error::new(io::ErrorKind::BrokenPipe, cause.clone()),
-            End::Nonsense => {
-                io::Error::new(io::ErrorKind::InvalidData, "bytes on a connection over which nothing is sent")
-            }
-        })
+        let (kind, cause) = self.end.get()?;
+        Some(io::Error::new(*kind, cause.clone()))
     }
 
     /// To the other rank, this one ends.
@@ -47,11 +40,12 @@ impl Life {
 
     /// How the connection has ended, if it has.
     fn look(&self) -> Option<End> {
+        let gone = |cause: String| Some((io::ErrorKind::BrokenPipe, cause));
         match (&self.link).read(&mut [0; 64]) {
-            Ok(0) => Some(End::Gone("it closed its connection".to_owned())),
-            Ok(_) => Some(End::Nonsense),
+            Ok(0) => gone("it closed its connection".to_owned()),
+            Ok(_) => Some((io::ErrorKind::InvalidData, "bytes on a connection over which nothing is sent".to_owned())),
             Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => None,
-            Err(error) => Some(End::Gone(error.to_string())),
+            Err(error) => gone(error.to_string()),
         }
     }
 }
@@ -77,7 +71,7 @@ impl Drop for Watch {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // It only polls; a panic in it has been told by itself.
+            // It only polls; a panic in it has reported itself.
             let _ = thread.join();
         }
     }

@@ -18,7 +18,7 @@ const FAILURE: u32 = 2;
 pub(super) enum Header {
     /// A message of one collective.
     Data { collective: u64, length: usize },
-    /// The sender gives up, because of what happened to a rank.
+    /// The sender gives up because of a failure of a rank.
     Failure { rank: u16, length: usize },
 }
 
@@ -36,11 +36,11 @@ impl Header {
         bytes
     }
 
-    /// Errors say what was found and what was expected.
+    /// Errors name the value found and the value expected.
     pub(super) fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, String> {
-        let u32_at = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let u64_at = |at: usize| u64::from(u32_at(at)) | (u64::from(u32_at(at + 4)) << 32);
-        let (magic, kind, number, length) = (u32_at(0), u32_at(4), u64_at(8), u64_at(16));
+        let word = |index: usize| u32::from_le_bytes(bytes.as_chunks().0[index]);
+        let long = |index: usize| u64::from(word(index)) | (u64::from(word(index + 1)) << 32);
+        let (magic, kind, number, length) = (word(0), word(1), long(2), long(4));
         if magic != MAGIC {
             return Err(format!("a frame that begins with {magic:#010x}, expected {MAGIC:#010x}"));
         }

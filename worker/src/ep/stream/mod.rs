@@ -30,7 +30,7 @@ pub trait ByteStream: Read + Write + Send {
     fn finish(&mut self);
 }
 
-/// What carries the streams of one rank.
+/// The carrier of one rank's streams.
 pub trait Medium: Send {
     /// A stream to one peer.
     type Stream: ByteStream;
@@ -67,12 +67,7 @@ pub struct StreamTransport<M: Medium> {
 }
 
 /// Which rank is at fault and how it was noticed.
-type RankFault = (usize, Cause);
-
-enum Cause {
-    Fault(Fault),
-    Late,
-}
+type RankFault = (usize, Fault);
 
 impl<M: Medium> StreamTransport<M> {
     /// `streams[p]` goes to rank p, none in the own slot.
@@ -98,7 +93,7 @@ impl<M: Medium> StreamTransport<M> {
                 peer.begin_send(self.collective, message.len());
             }
         }
-        // A limit too large to add is none.
+        // A limit too large to add is no limit.
         let deadline = Instant::now().checked_add(self.limit);
         loop {
             for (i, &rank) in peers.iter().enumerate() {
@@ -107,7 +102,7 @@ impl<M: Medium> StreamTransport<M> {
                 let was_receiving = pending.receiving;
                 pending
                     .advance(peer, self.collective, &outgoing[i], &mut incoming[i])
-                    .map_err(|fault| (rank, Cause::Fault(fault)))?;
+                    .map_err(|fault| (rank, fault))?;
                 if was_receiving && !pending.receiving {
                     arrived(i);
                 }
@@ -116,7 +111,7 @@ impl<M: Medium> StreamTransport<M> {
                 return Ok(());
             };
             if !self.medium.poll(&self.peers, &mut self.pending, false, deadline) {
-                return Err((late, Cause::Late));
+                return Err((late, Fault::Late));
             }
         }
     }
@@ -126,7 +121,7 @@ impl<M: Medium> StreamTransport<M> {
         loop {
             for (rank, _) in self.pending.iter().enumerate().filter(|(_, pending)| pending.ready) {
                 let Some(peer) = &mut self.peers[rank] else { continue };
-                if peer.has_message().map_err(|fault| (rank, Cause::Fault(fault)))? {
+                if peer.has_message().map_err(|fault| (rank, fault))? {
                     return Ok(Wake::Peer);
                 }
             }
@@ -144,21 +139,18 @@ impl<M: Medium> StreamTransport<M> {
         }
     }
 
-    /// Decides which rank failed first, remembers it, and reports it to the peers. `sending` is what was being sent.
-    fn fail(&mut self, (rank, cause): RankFault, sending: Sending<'_>) -> UnitError {
-        let told = match &cause {
+    /// Decides which rank failed first, remembers it, and reports it to the peers. `sending` holds the unsent messages.
+    fn fail(&mut self, (rank, fault): RankFault, sending: Sending<'_>) -> UnitError {
+        let told = match fault {
             // The rank itself says whose failure it was.
-            Cause::Fault(Fault::Failure { .. }) => None,
-            Cause::Fault(Fault::Protocol(_)) => None,
-            Cause::Fault(Fault::Closed(_)) | Cause::Late => self.listen_for_cause(rank),
+            Fault::Failure { .. } | Fault::Protocol(_) => None,
+            Fault::Closed(_) | Fault::Late => self.listen_for_cause(rank),
         };
-        let error = match (told, cause) {
-            (Some((rank, cause)), _) | (None, Cause::Fault(Fault::Failure { rank, cause })) => {
-                UnitError::lost(rank.into(), cause)
-            }
-            (None, Cause::Fault(Fault::Closed(cause))) => UnitError::lost(rank, cause),
-            (None, Cause::Fault(Fault::Protocol(detail))) => UnitError::protocol(rank, detail),
-            (None, Cause::Late) => UnitError::TimedOut { rank, limit: self.limit },
+        let error = match (told, fault) {
+            (Some((rank, cause)), _) | (None, Fault::Failure { rank, cause }) => UnitError::lost(rank.into(), cause),
+            (None, Fault::Closed(cause)) => UnitError::lost(rank, cause),
+            (None, Fault::Protocol(detail)) => UnitError::protocol(rank, detail),
+            (None, Fault::Late) => UnitError::TimedOut { rank, limit: self.limit },
         };
         self.failed = Some(error.clone());
         self.tell(&error, sending);
@@ -174,7 +166,7 @@ impl<M: Medium> StreamTransport<M> {
                 let Some(peer) = peer.as_mut().filter(|_| pending.watching) else { continue };
                 match peer.search_failure() {
                     Some(Fault::Failure { rank, cause }) => return Some((rank, cause)),
-                    Some(Fault::Closed(_) | Fault::Protocol(_)) => pending.watching = false,
+                    Some(Fault::Closed(_) | Fault::Protocol(_) | Fault::Late) => pending.watching = false,
                     None => {}
                 }
             }
@@ -233,12 +225,12 @@ impl<'a> Sending<'a> {
     }
 }
 
-/// What is still wanted of one peer in one collective.
+/// The outstanding work with one peer in one collective.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Pending {
     pub(super) sending: bool,
     pub(super) receiving: bool,
-    /// All was received; what may come is the next collective's message, or word of a failure elsewhere.
+    /// All was received; the next collective's message may come, or word of a failure elsewhere.
     pub(super) watching: bool,
     /// Worth trying: nothing was tried yet, or the stream is ready.
     pub(super) ready: bool,
@@ -310,7 +302,7 @@ impl<M: Medium> Lockstep for StreamTransport<M> {
     }
 }
 
-/// What precedes a message.
+/// The header of a message.
 #[cfg(test)]
 pub(super) fn data_header(collective: u64, length: usize) -> [u8; 24] {
     frame::Header::Data { collective, length }.encode()

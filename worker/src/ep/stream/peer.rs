@@ -5,9 +5,9 @@ use std::io::{self, IoSlice};
 use super::ByteStream;
 use super::frame::{HEADER_BYTES, Header, MAX_CAUSE_BYTES};
 
-/// What is read at once where no large message is being received: several small messages cost one system call.
+/// Bytes read at once unless a large message is being received: several small messages cost one system call.
 const BUFFER_BYTES: usize = 64 << 10;
-/// By how much a receiving buffer may grow ahead of what has arrived: a header alone cannot make it allocate.
+/// How far a receiving buffer may grow ahead of the bytes received: a header alone cannot make it allocate.
 const GROWTH_BYTES: usize = 1 << 20;
 const _: () = assert!(HEADER_BYTES + MAX_CAUSE_BYTES <= BUFFER_BYTES);
 
@@ -16,13 +16,15 @@ const _: () = assert!(HEADER_BYTES + MAX_CAUSE_BYTES <= BUFFER_BYTES);
 pub(super) enum Fault {
     /// It closed the connection without a word, or the connection broke.
     Closed(String),
-    /// It gave up, because of what happened to a rank.
+    /// It gave up because of a failure of a rank.
     Failure { rank: u16, cause: String },
-    /// It sent what cannot be.
+    /// It sent something invalid.
     Protocol(String),
+    /// It did not answer in time.
+    Late,
 }
 
-/// What was done with a stream that may not have been ready.
+/// The result of using a stream that may not have been ready.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Progress {
     Done,
@@ -30,7 +32,7 @@ pub(super) enum Progress {
     Pending,
 }
 
-/// One peer's stream, with what was read ahead and how far the current message is.
+/// One peer's stream, with the bytes read ahead and the progress of the current message.
 #[derive(Debug)]
 pub struct Peer<S> {
     stream: S,
@@ -196,7 +198,7 @@ impl<S: ByteStream> Peer<S> {
         Ok(true)
     }
 
-    /// Bytes of a message: first what was read ahead, then from the stream; 0 = nothing for now.
+    /// Bytes of a message: first those read ahead, then from the stream; 0 = nothing for now.
     fn read(&mut self, to: &mut [u8]) -> Result<usize, Fault> {
         let ahead = self.end - self.start;
         if ahead == 0 {

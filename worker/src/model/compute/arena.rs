@@ -1,4 +1,4 @@
-//! Large memory for what every step reads: weights and pages of keys and values.
+//! Large memory for the data that every step reads: weights and pages of keys and values.
 //!
 //! A piece of a few hundred kilobytes from the heap lies in small pages, each of which takes an entry of the
 //! processor's address cache; and pieces that are read one after the other lie anywhere. An arena is one mapping for
@@ -46,7 +46,7 @@ unsafe impl<T: Send> Send for Piece<T> {}
 unsafe impl<T: Sync> Sync for Piece<T> {}
 
 impl Arena {
-    /// One of at least so many bytes. Memory that cannot be had ends the process, as it does for a `Vec`.
+    /// An arena of at least this many bytes. A failed allocation ends the process, as it does for a `Vec`.
     pub(in crate::model) fn new(bytes: usize) -> Self {
         let bytes = bytes.max(1).next_multiple_of(GRAIN);
         let Ok(mut map) = MmapMut::map_anon(bytes) else {
@@ -59,7 +59,7 @@ impl Arena {
         Self { map: Arc::new(map), base, used: 0 }
     }
 
-    /// What a piece of so many elements takes of an arena, in bytes.
+    /// Bytes of an arena taken by a piece of `len` elements.
     pub(in crate::model) fn bytes_of<T>(len: usize) -> usize {
         len.saturating_mul(size_of::<T>()).checked_next_multiple_of(GRAIN).unwrap_or(usize::MAX)
     }

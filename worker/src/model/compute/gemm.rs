@@ -19,8 +19,8 @@ pub(in crate::model) const NR: usize = 32;
 /// Panels of a group at most.
 const MAX_GROUP: usize = 4;
 
-/// How far ahead of what is used weights are asked for, in bytes: some latencies of main memory, and with what is in
-/// use no more than the nearest cache holds.
+/// How far ahead of their use weights are prefetched, in bytes: some latencies of main memory, and together with the
+/// weights in use no more than the nearest cache holds.
 const AHEAD_BYTES: usize = 16 << 10;
 
 /// Rows of an f32 matrix, `rows x width`, each `stride` elements after the one before.
@@ -55,7 +55,7 @@ pub(in crate::model) enum Columns<'a> {
     Rows {
         /// The elements.
         matrix: Matrix<'a>,
-        /// What will be read after it, which then is on its way already; as long as what is read of the matrix.
+        /// The data read next, which is prefetched meanwhile; as long as the part of the matrix that is read.
         next: Option<&'a [f32]>,
     },
 }
@@ -84,7 +84,7 @@ pub(in crate::model) fn multiply(
     multiply_from(Begin::AtZero, (m, k, n), a, b, c, c_stride);
 }
 
-/// As [`multiply`]. With [`Begin::AtC`] it goes on with the sums that are in `c`: the k of several products, one after
+/// As [`multiply`]. With [`Begin::AtC`] it continues the sums in `c`: the k of several products, one after
 /// the other, give the very sums of one product over all of them.
 ///
 /// # Panics
@@ -107,11 +107,11 @@ const FEW_ROWS: usize = 4;
 /// nearest cache, whose other half takes what comes next.
 const PIECE_BYTES: usize = 16 << 10;
 
-/// What a sum begins with.
+/// The initial value of a sum.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::model) enum Begin {
     AtZero,
-    /// What is in C.
+    /// The value in C.
     AtC,
 }
 
@@ -129,38 +129,37 @@ pub(super) fn multiply_on(
     assert!(k > 0 && k <= a.stride && n <= c_stride, "rows may not overlap");
     assert!((m - 1) * a.stride + k <= a.data.len(), "A is too short");
     assert!((m - 1) * c_stride + n <= c.len(), "C is too short");
-    let panels = n.div_ceil(NR);
-    if let Columns::Bf16 { group, .. } | Columns::F32 { group, .. } = b {
-        assert!(group > 0 && group.is_multiple_of(NR), "groups are whole panels");
-    }
-    let a = (a.data.as_ptr(), a.stride);
-    let c = (c.as_mut_ptr(), c_stride);
+    let (a, c) = ((a.data.as_ptr(), a.stride), (c.as_mut_ptr(), c_stride));
     match b {
-        Columns::Bf16 { words, group: columns } => {
-            let b_group = k.div_ceil(2) * columns;
-            assert!(n.div_ceil(columns) * b_group <= words.len(), "B is too short");
-            let ahead = Ahead::InStream(AHEAD_BYTES);
-            let job = Job { m, k, n, a, b: words.as_ptr(), b_row: columns, b_group, group: columns, ahead, c, begin };
-            // SAFETY: all three operands were just checked to be as long as the job says.
-            unsafe { launch(isa, &job) }
-        }
-        Columns::F32 { values, group: columns } => {
-            let b_group = k * columns;
-            assert!(n.div_ceil(columns) * b_group <= values.len(), "B is too short");
-            let ahead = Ahead::InStream(AHEAD_BYTES);
-            let job = Job { m, k, n, a, b: values.as_ptr(), b_row: columns, b_group, group: columns, ahead, c, begin };
-            // SAFETY: as above.
-            unsafe { launch(isa, &job) }
-        }
+        Columns::Bf16 { words, group } => launch_packed(isa, (m, k, n), a, (words, group), c, begin),
+        Columns::F32 { values, group } => launch_packed(isa, (m, k, n), a, (values, group), c, begin),
         Columns::Rows { matrix: Matrix { data, stride }, next } => {
-            assert!(panels * NR <= stride && k * stride <= data.len(), "B is too short");
+            assert!(n.next_multiple_of(NR) <= stride && k * stride <= data.len(), "B is too short");
             let distance = |next: &[f32]| next.as_ptr().addr().wrapping_sub(data.as_ptr().addr());
             let ahead = Ahead::Elsewhere(next.map_or(0, distance));
             let job = Job { m, k, n, a, b: data.as_ptr(), b_row: stride, b_group: 0, group: stride, ahead, c, begin };
-            // SAFETY: as above.
+            // SAFETY: all three operands were just checked to be as long as the job says.
             unsafe { launch(isa, &job) }
         }
     }
+}
+
+/// A product with a packed right operand, groups of so many columns; the caller has checked A and C.
+fn launch_packed<E: Element>(
+    isa: Isa,
+    (m, k, n): (usize, usize, usize),
+    a: (*const f32, usize),
+    (b, group): (&[E], usize),
+    c: (*mut f32, usize),
+    begin: Begin,
+) {
+    assert!(group > 0 && group.is_multiple_of(NR), "groups are whole panels");
+    let b_group = k.div_ceil(E::STEPS) * group;
+    assert!(n.div_ceil(group) * b_group <= b.len(), "B is too short");
+    let (b, ahead) = (b.as_ptr(), Ahead::InStream(AHEAD_BYTES));
+    let job = Job { m, k, n, a, b, b_row: group, b_group, group, ahead, c, begin };
+    // SAFETY: B was just checked to be as long as the job says, A and C by the caller.
+    unsafe { launch(isa, &job) }
 }
 
 /// A job that threads share: they read its operands, and each writes columns of its own.

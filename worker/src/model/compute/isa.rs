@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-/// What this machine is used as.
+/// An instruction set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Isa {
     /// AVX-512 F, BW, DQ, VL.
@@ -53,7 +53,7 @@ impl Isa {
         }
     }
 
-    /// What it is called where it is reported.
+    /// Its name in reports.
     pub(super) fn name(self) -> &'static str {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -65,10 +65,12 @@ impl Isa {
     }
 }
 
-/// Compiles one function for every instruction set and chooses when it is called. The body is ordinary safe code
+/// Compiles functions for every instruction set and chooses when they are called. The bodies are ordinary safe code
 /// without fused multiply-add, so that all versions give the same bits; only the width of the vectors differs.
 macro_rules! by_isa {
-    ($(#[$doc:meta])* pub fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
+    ($(
+        $(#[$doc:meta])* pub fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block
+    )*) => {$(
         $(#[$doc])*
         pub(in crate::model) fn $name($($arg: $type),*) $(-> $result)? {
             #[inline(always)]
@@ -96,6 +98,6 @@ macro_rules! by_isa {
                 $crate::model::compute::isa::Isa::Portable => body($($arg),*),
             }
         }
-    };
+    )*};
 }
 pub(super) use by_isa;

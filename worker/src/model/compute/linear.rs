@@ -2,8 +2,6 @@
 
 use std::ops::{Deref, Range};
 
-use bytemuck::Pod;
-
 use super::arena::{Arena, Piece};
 use super::gemm::{Columns, Matrix, group_of, multiply};
 use super::ops::add_row;
@@ -13,31 +11,25 @@ use crate::model::checkpoint::TensorData;
 pub(in crate::model) struct Linear {
     outputs: usize,
     inputs: usize,
-    panels: Panels,
+    panel_type: PanelType,
+    panels: Words,
     /// `[n]`
     bias: Option<Vec<f32>>,
 }
 
-enum Panels {
-    /// See [`Columns::Bf16`]; half the memory traffic of f32, and exact for bf16 checkpoints.
-    Bf16(Store<u32>),
-    /// See [`Columns::F32`].
-    F32(Store<f32>),
+/// Packed weights in the layout of [`Columns`]: on the heap while a model is loaded, then in its arena.
+enum Words {
+    Heap(Vec<u32>),
+    Arena(Piece<u32>),
 }
 
-/// Where packed weights lie: on the heap while a model is loaded, then in its arena.
-enum Store<T> {
-    Heap(Vec<T>),
-    Arena(Piece<T>),
-}
+impl Deref for Words {
+    type Target = [u32];
 
-impl<T> Deref for Store<T> {
-    type Target = [T];
-
-    fn deref(&self) -> &[T] {
+    fn deref(&self) -> &[u32] {
         match self {
-            Self::Heap(values) => values,
-            Self::Arena(values) => values,
+            Self::Heap(words) => words,
+            Self::Arena(words) => words,
         }
     }
 }
@@ -45,6 +37,7 @@ impl<T> Deref for Store<T> {
 /// The element type of packed weights.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::model) enum PanelType {
+    /// Half the memory traffic of f32, and exact for bf16 checkpoints.
     Bf16,
     F32,
 }
@@ -57,13 +50,12 @@ impl PanelType {
             false => Self::F32,
         }
     }
-}
 
-impl<T: Pod> Store<T> {
-    fn settle(&mut self, arena: &mut Arena) {
-        if let Some(mut piece) = arena.take(self.len()) {
-            piece.copy_from_slice(self);
-            *self = Self::Arena(piece);
+    /// Packed words as the right operand of a product, in groups of so many columns.
+    pub(in crate::model) fn columns(self, words: &[u32], group: usize) -> Columns<'_> {
+        match self {
+            Self::Bf16 => Columns::Bf16 { words, group },
+            Self::F32 => Columns::F32 { values: bytemuck::cast_slice(words), group },
         }
     }
 }
@@ -74,18 +66,13 @@ impl Linear {
         Self::pack_as(PanelType::of(parts), parts, inputs)
     }
 
-    /// As panels of a type; as f32 where a part is no bf16.
+    /// Packs panels of a type; f32 if any part is not bf16.
     pub(in crate::model) fn pack_as(panel_type: PanelType, parts: &[TensorData<'_>], inputs: usize) -> Self {
         let outputs = parts.iter().map(|part| part.len() / inputs).sum();
-        let all_bf16 = match panel_type {
-            PanelType::Bf16 => parts.iter().map(as_bf16).collect::<Option<Vec<&[[u8; 2]]>>>(),
-            PanelType::F32 => None,
-        };
-        let panels = match all_bf16 {
-            Some(parts) => Panels::Bf16(Store::Heap(pack_bf16(&parts, inputs, outputs))),
-            None => Panels::F32(Store::Heap(pack_f32(parts, inputs, outputs))),
-        };
-        Self { outputs, inputs, panels, bias: None }
+        let panel_type = if panel_type == PanelType::Bf16 { PanelType::of(parts) } else { panel_type };
+        let mut words = vec![0; Self::packed_bytes(panel_type, outputs, inputs) / size_of::<u32>()];
+        Self::pack_into(panel_type, parts, (inputs, 0..inputs), &mut words);
+        Self { outputs, inputs, panel_type, panels: Words::Heap(words), bias: None }
     }
 
     /// Packs the transpose of one weight, which is row-major `[inputs, any]`.
@@ -150,10 +137,7 @@ impl Linear {
 
     /// The packed panels.
     pub(in crate::model) fn packed(&self) -> &[u8] {
-        match &self.panels {
-            Panels::Bf16(words) => bytemuck::cast_slice(words),
-            Panels::F32(values) => bytemuck::cast_slice(values),
-        }
+        bytemuck::cast_slice(&self.panels)
     }
 
     /// With a bias `[outputs]`.
@@ -168,43 +152,32 @@ impl Linear {
         self.outputs
     }
 
-    /// Moves the packed weights into the arena, if it has room: what is read one after the other should lie so.
+    /// Moves the packed weights into the arena, if it has room, so that they lie in the order in which they are read.
     pub(in crate::model) fn settle(&mut self, arena: &mut Arena) {
-        match &mut self.panels {
-            Panels::Bf16(words) => words.settle(arena),
-            Panels::F32(values) => values.settle(arena),
+        if let Some(mut piece) = arena.take::<u32>(self.panels.len()) {
+            piece.copy_from_slice(&self.panels);
+            self.panels = Words::Arena(piece);
         }
     }
 
-    /// What the packed weights take of an arena, in bytes.
+    /// Bytes of an arena taken by the packed weights.
     pub(in crate::model) fn arena_bytes(&self) -> usize {
-        match &self.panels {
-            Panels::Bf16(words) => Arena::bytes_of::<u32>(words.len()),
-            Panels::F32(values) => Arena::bytes_of::<f32>(values.len()),
-        }
+        Arena::bytes_of::<u32>(self.panels.len())
     }
 
     /// `x [m, inputs]` to `out [m, outputs]`, overwritten.
     pub(in crate::model) fn apply(&self, x: &[f32], out: &mut [f32]) {
         let rows = x.len() / self.inputs;
-        self.multiply(rows, Matrix { data: x, stride: self.inputs }, out, self.outputs);
+        self.apply_rows(rows, Matrix { data: x, stride: self.inputs }, out, self.outputs);
         if let Some(bias) = &self.bias {
             add_row(bias, &mut out[..rows * self.outputs]);
         }
     }
 
-    /// As [`Linear::apply`] without a bias, for rows that are parts of wider ones: those of `out` are `out_stride`
+    /// As [`Linear::apply`] without the bias, for rows that are parts of wider ones: those of `out` are `out_stride`
     /// apart.
     pub(in crate::model) fn apply_rows(&self, rows: usize, x: Matrix<'_>, out: &mut [f32], out_stride: usize) {
-        debug_assert!(self.bias.is_none());
-        self.multiply(rows, x, out, out_stride);
-    }
-
-    fn multiply(&self, rows: usize, x: Matrix<'_>, out: &mut [f32], out_stride: usize) {
-        let columns = match &self.panels {
-            Panels::Bf16(words) => Columns::Bf16 { words, group: group_of(self.outputs) },
-            Panels::F32(values) => Columns::F32 { values, group: group_of(self.outputs) },
-        };
+        let columns = self.panel_type.columns(&self.panels, group_of(self.outputs));
         multiply((rows, self.inputs, self.outputs), x, columns, out, out_stride);
     }
 }
@@ -225,17 +198,6 @@ fn some_columns<T: Copy>(values: &[T], width: usize, columns: Range<usize>) -> V
 fn transposed<T: Copy>(values: &[T], rows: usize) -> Vec<T> {
     let columns = values.len() / rows;
     (0..columns).flat_map(|column| values[column..].iter().step_by(columns).copied()).collect()
-}
-
-fn pack_bf16(parts: &[&[[u8; 2]]], inputs: usize, outputs: usize) -> Vec<u32> {
-    let columns = group_of(outputs);
-    let mut words = vec![0u32; outputs.next_multiple_of(columns) * inputs.div_ceil(2)];
-    let mut first = 0;
-    for part in parts {
-        fill_bf16(part, (inputs, 0..inputs), (first, columns), &mut words);
-        first += part.len() / inputs;
-    }
-    words
 }
 
 /// Words of a row that are packed before the next row is: a group's panels stay in the fastest cache meanwhile.
@@ -271,17 +233,6 @@ fn fill_bf16(
     }
 }
 
-fn pack_f32(parts: &[TensorData<'_>], inputs: usize, outputs: usize) -> Vec<f32> {
-    let columns = group_of(outputs);
-    let mut values = vec![0.0; outputs.next_multiple_of(columns) * inputs];
-    let mut first = 0;
-    for part in parts {
-        fill_f32(part, (inputs, 0..inputs), (first, columns), &mut values);
-        first += part.len() / inputs;
-    }
-    values
-}
-
 /// As [`fill_bf16`], of any type.
 fn fill_f32(
     part: &TensorData<'_>,
@@ -303,7 +254,7 @@ fn fill_f32(
 mod tests {
     use super::*;
 
-    /// What a slot of an expert is measured by, widths that fill no panel included.
+    /// Slots of experts are sized by this, also for widths that do not fill a panel.
     #[test]
     fn packed_weights_have_as_many_bytes_as_said() {
         for (outputs, inputs) in [(1, 1), (5, 3), (32, 8), (33, 7), (96, 17), (128, 64), (200, 31)] {

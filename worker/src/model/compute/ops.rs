@@ -49,6 +49,12 @@ fn exp(x: f32) -> f32 {
     if x < -87.0 { 0.0 } else { p * power }
 }
 
+/// Rotates a point by an angle.
+#[inline(always)]
+fn turn(a: &mut f32, b: &mut f32, cos: f32, sin: f32) {
+    (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+}
+
 by_isa! {
     /// `out[i] = x[i] / sqrt(mean(x[i]^2) + eps) * weight`; rows of `weight.len()` elements.
     pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
@@ -60,27 +66,21 @@ by_isa! {
             }
         }
     }
-}
 
-by_isa! {
     /// `out += x`
     pub fn add(x: &[f32], out: &mut [f32]) {
         for (out, x) in out.iter_mut().zip(x) {
             *out += x;
         }
     }
-}
 
-by_isa! {
     /// `out += x * factor`
     pub fn add_scaled(x: &[f32], factor: f32, out: &mut [f32]) {
         for (out, x) in out.iter_mut().zip(x) {
             *out += x * factor;
         }
     }
-}
 
-by_isa! {
     /// `out += row` for every row of `out`, of `row.len()` elements.
     pub fn add_row(row: &[f32], out: &mut [f32]) {
         for out in out.chunks_exact_mut(row.len()) {
@@ -89,27 +89,21 @@ by_isa! {
             }
         }
     }
-}
 
-by_isa! {
     /// Cuts all elements to a magnitude of at most `most`.
     pub fn clamp(x: &mut [f32], most: f32) {
         for x in x {
             *x = x.clamp(-most, most);
         }
     }
-}
 
-by_isa! {
     /// `out = x * factor`
     pub fn scale_to(x: &[f32], factor: f32, out: &mut [f32]) {
         for (out, x) in out.iter_mut().zip(x) {
             *out = x * factor;
         }
     }
-}
 
-by_isa! {
     /// `out = silu(gate) * up` over rows `[gate | up]` of `2 x width` elements; `out` has rows of `width`.
     pub fn silu_product(gate_up: &[f32], width: usize, out: &mut [f32]) {
         for (row, out) in gate_up.chunks_exact(2 * width).zip(out.chunks_exact_mut(width)) {
@@ -119,15 +113,7 @@ by_isa! {
             }
         }
     }
-}
 
-/// Rotates a point by an angle.
-#[inline(always)]
-fn turn(a: &mut f32, b: &mut f32, cos: f32, sin: f32) {
-    (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
-}
-
-by_isa! {
     /// Rotates one head in place: the first half against the second, by the angles of one position.
     pub fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
         let (first, second) = head.split_at_mut(cos.len());
@@ -135,9 +121,7 @@ by_isa! {
             turn(a, b, *cos, *sin);
         }
     }
-}
 
-by_isa! {
     /// As [`rotate`], of neighbours: each even element against the one after it.
     pub fn rotate_pairs(head: &mut [f32], cos: &[f32], sin: &[f32]) {
         let (pairs, _) = head.as_chunks_mut::<2>();
@@ -145,9 +129,7 @@ by_isa! {
             turn(a, b, *cos, *sin);
         }
     }
-}
 
-by_isa! {
     /// Replaces the first `len` scores by `exp(scale * (score - max))`, all later ones by 0, and returns the sum. The
     /// row's length is a multiple of 16.
     pub fn softmax(scores: &mut [f32], len: usize, scale: f32) -> f32 {
@@ -169,9 +151,7 @@ by_isa! {
         }
         sum_lanes(lanes)
     }
-}
 
-by_isa! {
     /// The index of the largest element, the first of equal ones; none if all are NaN.
     pub fn first_largest(values: &[f32]) -> Option<usize> {
         // Comparisons with a NaN are false: it is never taken.

@@ -33,7 +33,7 @@ pub(super) struct Job<E> {
     pub(super) begin: Begin,
 }
 
-/// What should be on its way while B is used: so many bytes after what is used just now; wraps.
+/// The data to prefetch while B is used, as an offset in bytes from the data in use; wraps.
 #[derive(Clone, Copy)]
 pub(super) enum Ahead {
     /// B itself, and what lies behind it.
@@ -47,6 +47,12 @@ impl<E> Job<E> {
     #[inline(always)]
     fn at(&self, column: usize) -> *const E {
         self.b.wrapping_add(column / self.group * self.b_group + column % self.group)
+    }
+
+    /// A row of C.
+    #[inline(always)]
+    fn sums(&self, row: usize) -> *mut f32 {
+        self.c.0.wrapping_add(row * self.c.1)
     }
 }
 
@@ -77,7 +83,7 @@ impl<E: Element> Job<E> {
     }
 }
 
-/// What an instruction set does with one row of a stripe: a whole panel, or a part of it where registers are few.
+/// The operations of an instruction set on one row of a stripe: a whole panel, or a part of it where registers are few.
 pub(super) trait Vectors {
     /// Columns of a stripe, which divide those of a panel.
     const WIDTH: usize;
@@ -196,7 +202,7 @@ unsafe fn begin<V: Load<E> + Load<f32>, E>(job: &Job<E>, panels: Range<usize>) {
 unsafe fn blocks<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(job: &Job<E>, panels: Range<usize>) {
     let mut first = 0;
     while first < job.m {
-        // The last block takes what would otherwise be a small rest.
+        // The last block includes what would otherwise be a small rest.
         let left = job.m - first;
         let rows = if left < 2 * ROW_BLOCK { left } else { ROW_BLOCK };
         // SAFETY: by the caller; the rows are some of the job's.
@@ -282,27 +288,26 @@ unsafe fn tile<V: Load<E> + Load<f32>, E, const M: usize, const P: usize, const 
         if ON_TOP {
             for (r, sums) in sums.iter_mut().enumerate() {
                 for (p, sum) in sums.iter_mut().enumerate() {
-                    *sum = load_sums::<V>(job.c.0.add((row + r) * job.c.1), (stripe + p) * V::WIDTH, job.n);
+                    *sum = load_sums::<V>(job.sums(row + r), (stripe + p) * V::WIDTH, job.n);
                 }
             }
         }
-        let whole = job.k / <V as Load<E>>::STEPS;
+        let steps = <V as Load<E>>::STEPS;
+        let whole = job.k / steps;
         let mut ask = Ask::new(job, turn, stripe * V::WIDTH, P * V::WIDTH, whole);
         for at in 0..whole {
             let b = b.map(|b| b.add(at * job.b_row));
             ask.row::<V, E, P>();
-            for step in 0..<V as Load<E>>::STEPS {
-                let a = a.map(|a| a.add(at * <V as Load<E>>::STEPS + step));
-                add_step::<V, E, M, P>(&mut sums, a, b, step);
+            for step in 0..steps {
+                add_step::<V, E, M, P>(&mut sums, a, at * steps + step, b, step);
             }
         }
-        for step in 0..job.k % <V as Load<E>>::STEPS {
-            let a = a.map(|a| a.add(whole * <V as Load<E>>::STEPS + step));
-            add_step::<V, E, M, P>(&mut sums, a, b.map(|b| b.add(whole * job.b_row)), step);
+        for step in 0..job.k % steps {
+            add_step::<V, E, M, P>(&mut sums, a, whole * steps + step, b.map(|b| b.add(whole * job.b_row)), step);
         }
         for (r, sums) in sums.into_iter().enumerate() {
             for (p, sum) in sums.into_iter().enumerate() {
-                store_sums::<V>(sum, job.c.0.add((row + r) * job.c.1), (stripe + p) * V::WIDTH, job.n);
+                store_sums::<V>(sum, job.sums(row + r), (stripe + p) * V::WIDTH, job.n);
             }
         }
     }
@@ -311,17 +316,18 @@ unsafe fn tile<V: Load<E> + Load<f32>, E, const M: usize, const P: usize, const 
 /// Adds one value of k to all sums of a tile.
 ///
 /// # Safety
-/// The machine has the instruction set, and the pointers can be read: one element of each row of A, a row of each
-/// stripe.
+/// The machine has the instruction set, and the pointers can be read: element k of each row of A, a row of each stripe.
 #[inline(always)]
 unsafe fn add_step<V: Load<E>, E, const M: usize, const P: usize>(
     sums: &mut [[V::Row; P]; M],
     a: [*const f32; M],
+    k: usize,
     b: [*const E; P],
     step: usize,
 ) {
     // SAFETY: by the caller.
     unsafe {
+        let a = a.map(|a| a.add(k));
         // Of the two operands the one with fewer rows is kept in registers, the other passes by.
         if M <= P {
             // Not by `map`: instructions of a set are calls where a closure stays one, as it does in development
@@ -356,17 +362,17 @@ unsafe fn add_step<V: Load<E>, E, const M: usize, const P: usize>(
 struct Turn {
     tile: usize,
     tiles: usize,
-    /// Whether nothing came before these stripes that could have asked for them.
+    /// Whether no earlier stripes could have prefetched these.
     opens: bool,
 }
 
-/// What a tile prefetches while it computes: the stripes that are worked on next, some rows by each of the
-/// tiles. If the first of them asked for everything, memory would rest while the others compute.
+/// The prefetches of a tile while it computes: the stripes that are worked on next, some rows by each of the tiles. If
+/// the first one requested everything, memory would be idle while the others compute.
 struct Ask {
     at: *const i8,
     /// Bytes from one time to the next.
     step: usize,
-    /// Rows of the tile for each row that is asked for, and how many of them are left.
+    /// Rows of the tile for each prefetched row, and how many of them are left.
     every: usize,
     left: usize,
 }
@@ -380,7 +386,7 @@ impl Ask {
             Ahead::Elsewhere(bytes) => {
                 (job.b.wrapping_add(column * rows).wrapping_byte_add(bytes), columns, tile, tiles)
             }
-            // The first tile asks for its own stripes, then the others for what follows.
+            // The first tile prefetches its own stripes, then the others prefetch the following ones.
             Ahead::InStream(bytes) if tile == 0 && (opens || tiles == 1) => {
                 (job.at(column).wrapping_byte_add(bytes), job.b_row, 0, 1)
             }

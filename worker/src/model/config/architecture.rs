@@ -23,7 +23,7 @@ pub enum Architecture {
     DeepseekV3,
 }
 
-/// What the parts of an MoE layer are called.
+/// The names of the parts of an MoE layer.
 pub(in crate::model) struct MoeNames {
     /// Below the layer: router and experts.
     pub(in crate::model) block: &'static str,
@@ -56,10 +56,8 @@ impl Architecture {
 
     /// The first known one of a configuration's list.
     pub(super) fn of(config: &Value, path: &Path) -> Result<Self, ModelError> {
-        let listed: Vec<&str> = match config.get("architectures").and_then(Value::as_array) {
-            Some(list) => list.iter().filter_map(Value::as_str).collect(),
-            None => Vec::new(),
-        };
+        let listed = config.get("architectures").and_then(Value::as_array).into_iter().flatten();
+        let listed: Vec<&str> = listed.filter_map(Value::as_str).collect();
         let known = listed.iter().find_map(|name| Self::ALL.into_iter().find(|known| known.name() == *name));
         known.ok_or_else(|| {
             let found: String = listed.join(", ").chars().take(200).collect();

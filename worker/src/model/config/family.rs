@@ -1,5 +1,5 @@
-//! What each architecture's configuration means: its keys, its defaults, and what of it would compute something else
-//! than this worker does, which is refused.
+//! The meaning of each architecture's configuration: its keys and defaults, and the settings that are refused because
+//! this worker would compute something else.
 
 use super::architecture::Architecture;
 use super::fields::Fields;
@@ -17,7 +17,7 @@ pub(super) struct Family<'a> {
 }
 
 impl Family<'_> {
-    /// What would silently compute something else than the checkpoint means.
+    /// Refuses settings that this worker would silently compute differently than the checkpoint means.
     pub(super) fn check_unsupported(&self, max_positions: usize) -> Result<(), ModelError> {
         let fields = &self.fields;
         if fields.get("quantization_config").is_some() {
@@ -29,12 +29,11 @@ impl Family<'_> {
         }
         match self.architecture {
             // Every token sees its whole past only if no window is shorter.
-            Architecture::Mixtral => match fields.get("sliding_window") {
-                Some(window) if window.as_u64().is_none_or(|window| window < max_positions as u64) => {
-                    Err(fields.unexpected("sliding_window", format!("null, or at least {max_positions}")))
-                }
-                _ => Ok(()),
-            },
+            Architecture::Mixtral => {
+                let window = fields.get("sliding_window").map(|window| window.as_u64().unwrap_or(0));
+                let fits = window.is_none_or(|window| window >= max_positions as u64);
+                fields.require(fits, "sliding_window", || format!("null, or at least {max_positions}"))
+            }
             Architecture::DeepseekV2 => {
                 fields.only("scoring_func", "softmax")?;
                 fields.only_value("moe_layer_freq", &1.into())?;
@@ -61,13 +60,16 @@ impl Family<'_> {
             Architecture::Mixtral => (HeadNormKind::None, false),
             Architecture::Olmoe => (HeadNormKind::Whole, false),
         };
-        if !heads.is_multiple_of(kv_heads) {
-            return Err(fields.unexpected("num_key_value_heads", format!("a divisor of num_attention_heads ({heads})")));
-        }
-        if fields.get("head_dim").is_none() && !hidden.is_multiple_of(heads) {
-            return Err(fields.unexpected("hidden_size", format!("a multiple of num_attention_heads ({heads})")));
-        }
-        let head_dim = fields.dimension_or("head_dim", hidden / heads)?;
+        fields.require(heads.is_multiple_of(kv_heads), "num_key_value_heads", || {
+            format!("a divisor of num_attention_heads ({heads})")
+        })?;
+        let head_dim = match fields.optional_dimension("head_dim")? {
+            Some(head_dim) => head_dim,
+            None if hidden.is_multiple_of(heads) => hidden / heads,
+            None => {
+                return Err(fields.unexpected("hidden_size", format!("a multiple of num_attention_heads ({heads})")));
+            }
+        };
         if !head_dim.is_multiple_of(2) {
             return Err(fields.bad("head_dim", head_dim, "an even number"));
         }
@@ -80,15 +82,11 @@ impl Family<'_> {
 
     fn latent(&self, heads: usize, kv_heads: usize) -> Result<AttentionKind, ModelError> {
         let fields = &self.fields;
-        if kv_heads != heads {
-            return Err(fields.unexpected("num_key_value_heads", format!("num_attention_heads ({heads})")));
-        }
+        fields.require(kv_heads == heads, "num_key_value_heads", || format!("num_attention_heads ({heads})"))?;
         let rope_dim = fields.dimension("qk_rope_head_dim")?;
-        if !rope_dim.is_multiple_of(2) {
-            return Err(fields.unexpected("qk_rope_head_dim", "an even number"));
-        }
+        fields.require(rope_dim.is_multiple_of(2), "qk_rope_head_dim", || "an even number".to_owned())?;
         Ok(AttentionKind::Latent(LatentAttention {
-            query_rank: fields.get("q_lora_rank").map(|_| fields.dimension("q_lora_rank")).transpose()?,
+            query_rank: fields.optional_dimension("q_lora_rank")?,
             kv_rank: fields.dimension("kv_lora_rank")?,
             nope_dim: fields.dimension("qk_nope_head_dim")?,
             rope_dim,
@@ -139,18 +137,16 @@ impl Family<'_> {
     fn groups(&self, num_experts: usize, top_k: usize, by: GroupScore) -> Result<GroupLimit, ModelError> {
         let fields = &self.fields;
         let (groups, kept) = (fields.dimension("n_group")?, fields.dimension("topk_group")?);
-        if !num_experts.is_multiple_of(groups) {
-            return Err(fields.unexpected("n_group", format!("a divisor of n_routed_experts ({num_experts})")));
-        }
+        fields.require(num_experts.is_multiple_of(groups), "n_group", || {
+            format!("a divisor of n_routed_experts ({num_experts})")
+        })?;
         let size = num_experts / groups;
-        if by == GroupScore::TwoBest && size < 2 {
-            return Err(fields.unexpected("n_group", "at least two experts a group"));
-        }
-        if kept > groups || kept * size < top_k {
+        let enough = by != GroupScore::TwoBest || size >= 2;
+        fields.require(enough, "n_group", || "at least two experts a group".to_owned())?;
+        fields.require(kept <= groups && kept * size >= top_k, "topk_group", || {
             let least = top_k.div_ceil(size);
-            let expected = format!("{least} to {groups}: groups of {size} experts from which {top_k} are chosen");
-            return Err(fields.unexpected("topk_group", expected));
-        }
+            format!("{least} to {groups}: groups of {size} experts from which {top_k} are chosen")
+        })?;
         Ok(GroupLimit { groups, kept, by })
     }
 
@@ -175,8 +171,8 @@ impl Family<'_> {
         let all = 0..num_layers as u16;
         let (layers, key): (Vec<u16>, _) = match self.architecture {
             Architecture::Qwen3Moe | Architecture::Qwen2Moe => {
-                let step = fields.dimension_or("decoder_sparse_step", 1)?;
                 let dense = fields.numbers("mlp_only_layers")?;
+                let step = fields.dimension_or("decoder_sparse_step", 1)?;
                 let moe =
                     |layer: &u16| !dense.contains(&u64::from(*layer)) && (usize::from(*layer) + 1).is_multiple_of(step);
                 (all.filter(moe).collect(), if dense.is_empty() { "decoder_sparse_step" } else { "mlp_only_layers" })
@@ -187,9 +183,7 @@ impl Family<'_> {
                 (all.filter(|layer| usize::from(*layer) >= dense).collect(), "first_k_dense_replace")
             }
         };
-        if layers.is_empty() {
-            return Err(fields.unexpected(key, "at least one MoE layer"));
-        }
+        fields.require(!layers.is_empty(), key, || "at least one MoE layer".to_owned())?;
         Ok(layers)
     }
 }

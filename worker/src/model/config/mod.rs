@@ -3,8 +3,8 @@
 //! | module | what |
 //! |---|---|
 //! | `parts` | the switches of the one block: attention, router, shared expert, rotary embedding |
-//! | `architecture` | the names of families, and what they name differently |
-//! | `family` | what each family's keys mean, and what of it is refused |
+//! | `architecture` | the names of families, and the keys and tensors that they name differently |
+//! | `family` | the meaning of each family's keys, and the settings that are refused |
 //! | `rope` | the rotary embedding and YaRN |
 //! | `fields` | one key, read and checked |
 
@@ -30,7 +30,7 @@ use super::{CacheShape, ModelError};
 use family::Family;
 use fields::Fields;
 
-/// A configuration is small; what is larger is not one.
+/// A configuration is small; a larger file is not one.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 const MAX_LAYERS: u64 = 4096;
 const MAX_EXPERTS: u64 = u16::MAX as u64 - 1;
@@ -80,7 +80,7 @@ impl ModelConfig {
     /// Reads and checks `config.json` of a model directory.
     ///
     /// # Errors
-    /// One sentence that names the file, the key, what was found and what was expected; an unknown architecture by
+    /// One sentence that names the file, the key, the value found and the value expected; an unknown architecture by
     /// name.
     pub fn load(model_dir: &Path) -> Result<Self, ModelError> {
         let path = model_dir.join("config.json");
@@ -107,7 +107,7 @@ impl ModelConfig {
         self.moe_layers.len()
     }
 
-    /// What a sequence's cache holds.
+    /// The shape of a sequence's cache.
     #[must_use]
     pub fn cache_shape(&self) -> CacheShape {
         let (kv_heads, key_width, value_width) = match &self.attention {
@@ -126,7 +126,7 @@ impl ModelConfig {
         }
     }
 
-    /// What tables and traces say about the model they belong to. `model` is the name clients know.
+    /// The description of the model in tables and traces. `model` is the name that clients use.
     #[must_use]
     pub fn model_info(&self, model: &str, tokenizer_sha256: Option<String>) -> ModelInfo {
         // Lossless: reading bounds these by their types.
@@ -175,19 +175,21 @@ fn read(family: Family<'_>) -> Result<ModelConfig, ModelError> {
 }
 
 fn epsilon(fields: &Fields<'_>) -> Result<f32, ModelError> {
-    match fields.real("rms_norm_eps")? {
-        Some(value) if (0.0..1.0).contains(&value) => Ok(value as f32),
-        _ => Err(fields.unexpected("rms_norm_eps", "a number from 0 to 1")),
-    }
+    let epsilon = fields.real("rms_norm_eps")?.filter(|value| (0.0..1.0).contains(value));
+    epsilon.map(|value| value as f32).ok_or_else(|| fields.unexpected("rms_norm_eps", "a number from 0 to 1"))
 }
 
 fn eos(fields: &Fields<'_>) -> Result<Vec<u32>, ModelError> {
     const KEY: &str = "eos_token_id";
-    let ids = match fields.get(KEY) {
-        None => return Ok(Vec::new()),
-        Some(Value::Array(list)) => list.clone(),
-        Some(single) => vec![single.clone()],
-    };
-    let parsed: Option<Vec<u32>> = ids.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect();
-    parsed.ok_or_else(|| fields.unexpected(KEY, "a token id, a list of token ids, or null"))
+    token_ids(fields.get(KEY)).ok_or_else(|| fields.unexpected(KEY, "a token id, a list of token ids, or null"))
+}
+
+/// A token id or a list of them; an empty one for null. None if it is anything else.
+pub(crate) fn token_ids(value: Option<&Value>) -> Option<Vec<u32>> {
+    let id = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
+    match value {
+        None | Some(Value::Null) => Some(Vec::new()),
+        Some(Value::Array(list)) => list.iter().map(id).collect(),
+        Some(single) => Some(vec![id(single)?]),
+    }
 }

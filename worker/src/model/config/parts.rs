@@ -61,7 +61,7 @@ impl LatentAttention {
 /// How the router's logits become experts and weights.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Router {
-    /// What a logit becomes.
+    /// How a logit becomes a score.
     pub scoring: Scoring,
     /// Only experts of the best groups are chosen from.
     pub groups: Option<GroupLimit>,
@@ -71,7 +71,7 @@ pub struct Router {
     pub scale: f32,
 }
 
-/// What a router's logit becomes.
+/// How a router's logit becomes a score.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scoring {
     /// The softmax over all experts.
@@ -87,11 +87,11 @@ pub struct GroupLimit {
     pub groups: usize,
     /// Groups that are chosen from; together they have at least k experts.
     pub kept: usize,
-    /// What a group is worth.
+    /// How groups are scored.
     pub by: GroupScore,
 }
 
-/// What a group of experts is worth.
+/// The score of a group of experts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GroupScore {
     /// The score of its best expert (`group_limited_greedy`).

@@ -1,5 +1,7 @@
 //! The rotary embedding of a configuration: `rope_theta` with `rope_scaling`, or the newer `rope_parameters`.
 
+use serde_json::Value;
+
 use super::fields::Fields;
 use super::parts::{Rope, RopeLayout, Yarn};
 use crate::model::ModelError;
@@ -11,39 +13,29 @@ const DEFAULT_BETA_SLOW: f64 = 1.0;
 /// Reads and checks it; kinds of scaling other than YaRN are refused by name.
 pub(super) fn read(fields: &Fields<'_>, layout: RopeLayout, max_positions: usize) -> Result<Rope, ModelError> {
     fields.only_value("partial_rotary_factor", &1.0.into())?;
-    let (key, nested) = match fields.get("rope_scaling") {
-        Some(value) => ("rope_scaling", Some(value)),
-        None => ("rope_parameters", fields.get("rope_parameters")),
-    };
-    let nested = match nested {
-        None => None,
-        Some(value) => Some(value.as_object().ok_or_else(|| fields.unexpected(key, "an object or null"))?),
-    };
+    let key = if fields.get("rope_scaling").is_some() { "rope_scaling" } else { "rope_parameters" };
+    let nested = fields.optional(key, "an object or null", Value::as_object)?;
     let nested = nested.map(|object| Fields { path: fields.path, object });
     let theta = match (fields.real("rope_theta")?, &nested) {
-        (Some(theta), _) => theta,
-        (None, Some(nested)) => nested.real("rope_theta")?.unwrap_or(DEFAULT_THETA),
-        (None, None) => DEFAULT_THETA,
+        (None, Some(nested)) => nested.real("rope_theta")?,
+        (theta, _) => theta,
     };
+    let theta = theta.unwrap_or(DEFAULT_THETA);
     if theta <= 1.0 {
         return Err(fields.bad("rope_theta", theta, "a number above 1"));
     }
-    let yarn = match nested {
-        None => None,
-        Some(nested) => {
-            nested.only_value("partial_rotary_factor", &1.0.into())?;
-            let kind = match nested.text("rope_type")? {
-                Some(kind) => kind,
-                None => nested.text("type")?.unwrap_or("default"),
-            };
-            match kind {
-                "default" => None,
-                "yarn" => Some(yarn(&nested, max_positions)?),
-                other => {
-                    let found: String = other.chars().take(80).collect();
-                    return Err(fields.bad(key, format!("of type {found:?}"), "null, \"default\" or \"yarn\""));
-                }
-            }
+    let Some(nested) = nested else { return Ok(Rope { theta, layout, yarn: None }) };
+    nested.only_value("partial_rotary_factor", &1.0.into())?;
+    let kind = match nested.text("rope_type")? {
+        Some(kind) => kind,
+        None => nested.text("type")?.unwrap_or("default"),
+    };
+    let yarn = match kind {
+        "default" => None,
+        "yarn" => Some(yarn(&nested, max_positions)?),
+        other => {
+            let found: String = other.chars().take(80).collect();
+            return Err(fields.bad(key, format!("of type {found:?}"), "null, \"default\" or \"yarn\""));
         }
     };
     Ok(Rope { theta, layout, yarn })
@@ -69,9 +61,7 @@ fn yarn(fields: &Fields<'_>, max_positions: usize) -> Result<Yarn, ModelError> {
         fields.positive("beta_fast")?.unwrap_or(DEFAULT_BETA_FAST),
         fields.positive("beta_slow")?.unwrap_or(DEFAULT_BETA_SLOW),
     );
-    if beta_fast < beta_slow {
-        return Err(fields.unexpected("beta_fast", format!("at least beta_slow ({beta_slow})")));
-    }
+    fields.require(beta_fast >= beta_slow, "beta_fast", || format!("at least beta_slow ({beta_slow})"))?;
     Ok(Yarn {
         factor,
         original_positions,

@@ -85,7 +85,7 @@ impl KvCache {
     }
 
     /// Makes room for `tokens` more, which count only after [`KvCache::commit`]; false if there are too few pages,
-    /// which cannot be for a sequence that was promised them.
+    /// which cannot happen to a sequence that was promised them.
     pub(in crate::model) fn reserve(&mut self, tokens: usize) -> bool {
         let pages = (self.len() + tokens).div_ceil(PAGE_TOKENS);
         while self.memory.len() < pages {
@@ -151,6 +151,18 @@ impl KvCache {
     pub(in crate::model) fn pages(&self, tokens: usize) -> impl Iterator<Item = (usize, usize, &Page)> {
         let starts = (0..tokens).step_by(PAGE_TOKENS);
         starts.zip(&self.memory).map(move |(first, memory)| (first, (tokens - first).min(PAGE_TOKENS), memory.page()))
+    }
+
+    /// As [`KvCache::pages`], each with the page after it.
+    pub(in crate::model) fn pages_ahead(
+        &self,
+        tokens: usize,
+    ) -> impl Iterator<Item = (usize, usize, &Page, Option<&Page>)> {
+        let mut pages = self.pages(tokens).peekable();
+        std::iter::from_fn(move || {
+            let (first, held, page) = pages.next()?;
+            Some((first, held, page, pages.peek().map(|(_, _, page)| *page)))
+        })
     }
 
     /// Elements from one value to the next.

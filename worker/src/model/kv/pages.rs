@@ -20,7 +20,7 @@ use super::pool::KvUsage;
 pub(super) type PageId = u32;
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Pages {
     /// Pages at most.
     pub(super) capacity: usize,
@@ -34,7 +34,7 @@ pub(super) struct Pages {
     pub(super) free: Vec<PageId>,
     /// `[ids so far]`: those of full pages that are known.
     pub(super) sealed: Vec<Option<Sealed>>,
-    /// What is known, by what it is.
+    /// Known pages by their content.
     pub(super) index: HashMap<Content, PageId>,
     /// Known pages that no sequence holds, by when they were released.
     pub(super) idle: BTreeMap<u64, PageId>,
@@ -43,7 +43,7 @@ pub(super) struct Pages {
     pub(super) evicted: u64,
 }
 
-/// What a full page holds: its tokens after those of the page before it.
+/// The content of a full page: its tokens, and the page before it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Content {
     pub(super) before: Option<PageId>,
@@ -70,32 +70,21 @@ pub(super) struct Chain {
     pub(super) promised: Option<usize>,
 }
 
-/// What became of a page that was full.
+/// The result of sealing a full page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Seal {
     /// It stays the sequence's own: nothing is shared.
     Own,
     /// Others can share it from now on.
     Known,
-    /// The same content is known already: the sequence goes on with that page, and its own is free.
+    /// The same content is known already: the sequence continues with that page, and its own is free.
     Duplicate { known: PageId },
 }
 
 impl Pages {
     /// At most `capacity` pages; `reuse`: whether prefixes are shared.
     pub(super) fn new(capacity: usize, reuse: bool) -> Self {
-        Self {
-            capacity,
-            reuse,
-            used: 0,
-            promised: 0,
-            free: Vec::new(),
-            sealed: Vec::new(),
-            index: HashMap::new(),
-            idle: BTreeMap::new(),
-            clock: 0,
-            evicted: 0,
-        }
+        Self { capacity, reuse, ..Self::default() }
     }
 
     /// The pages at this moment.
@@ -229,7 +218,7 @@ impl Pages {
         page.holders += 1;
     }
 
-    /// Takes the page that was released first out of what is known.
+    /// Removes the page that was released first from the known pages.
     fn evict(&mut self) -> Option<PageId> {
         let (_, id) = self.idle.pop_first()?;
         let page = self.sealed[id as usize].take()?;

@@ -1,11 +1,12 @@
 //! A rank's pages: their bookkeeping and their memory behind one lock.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::CacheShape;
 use super::cache::KvCache;
 use super::pages::{Chain, Pages};
 use super::store::Store;
+use crate::threads::lock;
 
 /// See the module. Clones share the pool.
 #[derive(Clone, Debug)]
@@ -86,7 +87,7 @@ impl KvPool {
 
     /// A thread that panicked while it held the lock left a page too many behind at worst.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.state)
     }
 }
 

@@ -138,7 +138,7 @@ proptest! {
             }
             laws(&pool, &running);
         }
-        // What was admitted can always go to its end, whatever else runs.
+        // An admitted sequence can always finish, whatever else runs.
         for Running { cache, tokens } in &mut running {
             compute(cache, tokens, tokens.len());
             check(cache, tokens);

@@ -5,7 +5,7 @@
 //! 2. Each plans all moves, checks its own room, and all vote on the plan's digest. Nothing has moved.
 //! 3. Bytes travel in rounds of bounded size, each piece with its checksum. A page's routes travel with it; with tp
 //!    every rank has them.
-//! 4. All vote on what they have now.
+//! 4. All vote on the result.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub struct MovingSequence<'a> {
     pub shares: Vec<f32>,
 }
 
-/// Where a change of attention is, when a rank is asked whether it will go on.
+/// The phase of a change of attention in which a rank may object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KvPhase {
     /// Before anything is sent.
@@ -50,10 +50,10 @@ pub enum KvPhase {
     Checking,
 }
 
-/// Why a rank will not go on, if it will not.
+/// Why a rank refuses to continue, if it does.
 pub type KvObjection<'a> = &'a mut dyn FnMut(KvPhase) -> Option<String>;
 
-/// What becomes of a rank's pool.
+/// The change of a rank's pool.
 pub(in crate::model) struct KvChange<'a> {
     pub(in crate::model) pool: &'a KvPool,
     /// All that hold pages of it.
@@ -78,7 +78,7 @@ pub struct StagedKv {
     pub sequences: Vec<(u64, KvCache)>,
     /// By sequence: the rank that has it, 0 where all have.
     pub homes: Vec<(u64, u16)>,
-    /// Of what all ranks have alike.
+    /// The digest of everything that is the same on all ranks.
     pub digest: u64,
 }
 
@@ -112,7 +112,7 @@ impl KvChange<'_> {
         Ok(Ok(self.assemble(&plan, memory, &state.pages, ep, digest.unwrap_or_default())))
     }
 
-    /// What all ranks are to have.
+    /// The plan of the new pools, the same on all ranks.
     fn plan(
         &self,
         described: &Described,
@@ -287,7 +287,7 @@ impl<'a> Transfer<'a> {
         between.into_iter().max().unwrap_or(0).div_ceil(size)
     }
 
-    /// What lies here already.
+    /// Fills the new pages from the old ones on this rank.
     fn copy_own(&mut self) {
         let to_tp = self.change.to == Attention::Tp;
         for (page, source) in self.memory.iter_mut().zip(&self.plan.pool(self.me).sources) {

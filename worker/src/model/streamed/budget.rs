@@ -3,7 +3,7 @@
 
 use semmoe_tables::ExpertId;
 
-use super::source::staging_bytes;
+use super::source::largest;
 use crate::model::expert::Packing;
 use crate::model::load::Loader;
 use crate::model::{ExpertMemory, ModelError};
@@ -29,7 +29,8 @@ impl Budget {
     ) -> Result<Self, ModelError> {
         let counts: Vec<usize> = held.iter().map(Vec::len).collect();
         let expert = packing.array_bytes().iter().sum::<usize>() as u64;
-        Self::new(&counts, expert, staging_bytes(loader, packing)? as u64, limit)
+        let staging = largest(loader, packing)?.iter().sum::<usize>() as u64;
+        Self::new(&counts, expert, staging, limit)
     }
 
     /// As many as fit into `limit` bytes, where layers have so many experts, an expert takes `expert` bytes in memory,

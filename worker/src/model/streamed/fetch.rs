@@ -11,6 +11,7 @@ use super::source::ExpertSource;
 use crate::model::ModelError;
 use crate::model::checkpoint::TensorPlace;
 use crate::model::compute::Piece;
+use crate::threads::lock;
 
 /// The costs of streaming experts to a rank since the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -40,13 +41,7 @@ impl ExpertFetches {
 #[derive(Debug)]
 pub(super) struct Fetched {
     layer: usize,
-    words: Piece<u32>,
-}
-
-impl Fetched {
-    pub(super) fn words(&self) -> &[u32] {
-        &self.words
-    }
+    pub(super) words: Piece<u32>,
 }
 
 /// Shared by the thread and the rank.
@@ -66,17 +61,13 @@ struct State {
 }
 
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A buffer to read into; none once there is nothing more to do.
     fn take_empty(&self) -> Option<Piece<u32>> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         loop {
             if state.stop {
                 return None;
@@ -123,7 +114,7 @@ impl Fetcher {
     /// # Errors
     /// Why they will not come.
     pub(super) fn wait(&self, layer: usize) -> Result<Fetched, String> {
-        let mut state = self.queue.lock();
+        let mut state = lock(&self.queue.state);
         let mut began = None;
         let came = loop {
             match state.fetched.pop_front() {
@@ -148,18 +139,18 @@ impl Fetcher {
 
     /// Its buffer is free.
     pub(super) fn give_back(&self, fetched: Fetched) {
-        self.queue.lock().empty.push(fetched.words);
+        lock(&self.queue.state).empty.push(fetched.words);
         self.queue.changed.notify_all();
     }
 
     pub(super) fn totals(&self) -> ExpertFetches {
-        self.queue.lock().totals
+        lock(&self.queue.state).totals
     }
 }
 
 impl Drop for Fetcher {
     fn drop(&mut self) {
-        self.queue.lock().stop = true;
+        lock(&self.queue.state).stop = true;
         self.queue.changed.notify_all();
         if let Some(thread) = self.thread.take() {
             // Of a panic the queue says that nothing comes any more.
@@ -173,7 +164,7 @@ struct Ends<'a>(&'a Queue);
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
-        self.0.lock().failed.get_or_insert_with(|| "the thread that reads its experts is gone".to_owned());
+        lock(&self.0.state).failed.get_or_insert_with(|| "the thread that reads its experts is gone".to_owned());
         self.0.changed.notify_all();
     }
 }
@@ -186,7 +177,7 @@ fn run(mut source: ExpertSource, layers: &[Vec<[TensorPlace; 3]>], queue: &Queue
         let began = Instant::now();
         let places = experts.iter().zip(into.chunks_exact_mut(words));
         let read = places.map(|(places, words)| source.read(places, words)).sum::<Result<u64, _>>();
-        let mut state = queue.lock();
+        let mut state = lock(&queue.state);
         match read {
             Ok(bytes) => {
                 state.totals.bytes += bytes;

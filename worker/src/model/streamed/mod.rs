@@ -42,7 +42,7 @@ pub(super) enum RankExperts {
 }
 
 impl RankExperts {
-    /// Those that can be switched.
+    /// The experts, if they can be switched.
     pub(super) fn resident(&self) -> Result<&Experts, ModelError> {
         match self {
             Self::Resident(experts) => Ok(experts),
@@ -59,12 +59,12 @@ impl RankExperts {
     }
 }
 
-/// Experts of which a bounded number lies in memory.
+/// Experts of which only a bounded number is in memory.
 pub(super) struct StreamedExperts {
     packing: Packing,
     /// `[L]`
     layers: Vec<Layer>,
-    /// Those that stay, layer by layer.
+    /// The experts that stay, layer by layer.
     resident: Piece<u32>,
     /// None if all stay.
     fetcher: Option<Fetcher>,
@@ -178,11 +178,10 @@ impl LocalExperts for StreamedLayer<'_> {
         let resident = &self.experts.layers[self.layer.index()].resident;
         let (words, slot) = match slot.checked_sub(resident.len()) {
             None => (&self.experts.resident[..], resident.start + slot),
-            Some(slot) => (self.fetched.get().expect("a layer is ready before it is applied").words(), slot),
+            Some(slot) => (&self.fetched.get().expect("a layer is ready before it is applied").words[..], slot),
         };
-        let [gate_up, down] = self.experts.packing.array_bytes();
-        let bytes: &[u8] = bytemuck::cast_slice(words);
-        let expert = &bytes[slot * (gate_up + down)..][..gate_up + down];
+        let [gate_up, down] = self.experts.packing.array_bytes().map(|bytes| bytes / size_of::<u32>());
+        let expert = &words[slot * (gate_up + down)..][..gate_up + down];
         self.experts.packing.apply((1, expert.split_at(gate_up).into()), x, out, work);
     }
 }

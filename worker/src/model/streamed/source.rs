@@ -27,23 +27,20 @@ impl WeightFile {
             let metadata = file.metadata()?;
             Ok(Self { path: path.to_owned(), bytes: metadata.len(), modified: metadata.modified()?, file })
         };
-        opened().map_err(|source| ModelError::Io { path: path.to_owned(), source })
+        opened().map_err(ModelError::io(path))
     }
 
-    /// Fills `into` with what lies at a byte of the file.
+    /// Fills `into` with the bytes of the file from `at` on.
     fn read(&self, at: u64, into: &mut [u8]) -> Result<(), ModelError> {
         let read = self.file.read_exact_at(into, at);
-        // Also after a read that went well: what was read may be of both files.
+        // Also after a successful read: the bytes may come from both versions of the file.
         self.check()?;
-        read.map_err(|source| ModelError::Io { path: self.path.clone(), source })
+        read.map_err(ModelError::io(&self.path))
     }
 
     fn check(&self) -> Result<(), ModelError> {
-        let now = || -> io::Result<_> {
-            let metadata = self.file.metadata()?;
-            Ok((metadata.len(), metadata.modified()?))
-        };
-        let (bytes, modified) = now().map_err(|source| ModelError::Io { path: self.path.clone(), source })?;
+        let metadata = self.file.metadata().map_err(ModelError::io(&self.path))?;
+        let (bytes, modified) = (metadata.len(), metadata.modified().map_err(ModelError::io(&self.path))?);
         let changed = |detail: String| Err(ModelError::FileChanged { path: self.path.clone(), detail });
         match (bytes == self.bytes, modified == self.modified) {
             (true, true) => Ok(()),
@@ -69,13 +66,8 @@ fn read_bytes(packing: &Packing, hidden: usize, width: usize, [gate, up, down]: 
     [rows * gate.kind.bytes(), rows * up.kind.bytes(), width * hidden * down.kind.bytes()]
 }
 
-/// The most bytes that are read of one expert.
-pub(super) fn staging_bytes(loader: &Loader<'_>, packing: &Packing) -> Result<usize, ModelError> {
-    largest(loader, packing).map(|bytes| bytes.iter().sum())
-}
-
-/// Of each of the three tensors the most bytes that any expert has.
-fn largest(loader: &Loader<'_>, packing: &Packing) -> Result<[usize; 3], ModelError> {
+/// The largest reads of gate, up and down over all experts, in bytes.
+pub(super) fn largest(loader: &Loader<'_>, packing: &Packing) -> Result<[usize; 3], ModelError> {
     let mut largest = [0; 3];
     for layer in loader.moe_layers() {
         for expert in (0..loader.config.num_experts as u16).map(semmoe_tables::ExpertId::new) {

@@ -28,7 +28,7 @@ const fn row(places: u8, usage: Use, names: &'static [&'static str]) -> Row {
 }
 
 pub(super) const ROWS: &[Row] = &[
-    // What is done as asked.
+    // Honored.
     row(CHAT | TOKENIZE, Honoured, &["messages", "tools", "chat_template_kwargs", "add_generation_prompt"]),
     row(COMPLETIONS | TOKENIZE, Honoured, &["prompt"]),
     row(GENERATE, Honoured, &["text", "input_ids", "sampling_params", "rid"]),
