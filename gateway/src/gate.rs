@@ -222,10 +222,10 @@ impl Core {
     pub(crate) fn set_draining(&self, name: &str, draining: bool) -> bool {
         let _changing = self.changing();
         let snapshot = self.snapshot();
-        let Some((model, member)) = snapshot.find(name) else {
+        let Some(at) = snapshot.find(name) else {
             return if draining { self.drains.holds(name) } else { self.drains.forget(name) };
         };
-        let backend = &snapshot.models[model].members[member].backend;
+        let backend = &snapshot.at(at).1.backend;
         self.drains.set(name, draining);
         self.drain_or_not(backend, draining);
         self.refresh(backend);

@@ -169,10 +169,7 @@ impl Core {
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         retired.retain(|(name, ranks)| match snapshot.find(name) {
             None => !self.metrics.forget_backend(name, *ranks),
-            Some((model, member)) => {
-                let stay = snapshot.models[model].members[member].ranks;
-                !self.metrics.forget_ranks(name, stay..*ranks)
-            }
+            Some(at) => !self.metrics.forget_ranks(name, snapshot.at(at).1.ranks..*ranks),
         });
     }
 
