@@ -27,8 +27,8 @@ impl DeviceMove {
         bytes
     }
 
-    /// Keys and values, where pages of these sizes lie one after another, in one buffer before the switch and in another
-    /// after it.
+    /// Keys and values, where pages of these sizes lie one after another, in one buffer before the switch and in
+    /// another after it.
     #[must_use]
     pub fn of_page(moved: &KvMove, from_page_bytes: usize, to_page_bytes: usize) -> Self {
         let from = moved.from.page as usize * from_page_bytes + moved.from_offset;

@@ -134,8 +134,8 @@ impl ExpertShape {
         Self::new(intermediate / block, arrays)
     }
 
-    /// An expert is `slices` slices, each packed by itself (gate, up and down of its columns) into equal bytes. A switch
-    /// then copies whole slices, whatever E is. All offsets are multiples of `slice_bytes`' alignment.
+    /// An expert is `slices` slices, each packed by itself (gate, up and down of its columns) into equal bytes. A
+    /// switch then copies whole slices, whatever E is. All offsets are multiples of `slice_bytes`' alignment.
     ///
     /// # Errors
     /// As [`ExpertShape::new`].

@@ -10,8 +10,8 @@ use super::pool::{KvError, KvPool, KvSequence, KvShape};
 pub struct Balance {
     /// Pages, of all heads, that a rank has room for.
     pub capacity: usize,
-    /// Ranks count as equally loaded up to this many pages above the least loaded one; the one with the largest share by
-    /// T is taken.
+    /// Ranks count as equally loaded up to this many pages above the least loaded one; the one with the largest
+    /// share by T is taken.
     pub slack: usize,
 }
 
