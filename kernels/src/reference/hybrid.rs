@@ -16,7 +16,7 @@ pub struct NodeRows<T> {
     pub tokens: Vec<u32>,
     /// `[R, H]`: each token once, however many of its experts are on the node.
     pub rows: Vec<T>,
-    /// `[R, k]`: the token's experts that are on the node, in the router's order, then [`NO_EXPERT`].
+    /// `[R, k]`: the token's experts that are on the node, in the router's order, then [`NO_EXPERT`](super::NO_EXPERT).
     pub experts: Vec<i32>,
     /// `[R, k]`: their weights, then 0.
     pub weights: Vec<f32>,

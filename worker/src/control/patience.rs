@@ -39,6 +39,12 @@ pub(crate) enum Impatience {
     Io(io::Error),
 }
 
+impl From<io::Error> for Impatience {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
 impl Impatience {
     /// The error of a rendezvous: `failed` with the cause, which is `late` if the deadline has passed.
     pub(super) fn or(self, late: &str, failed: impl FnOnce(String) -> RendezvousError) -> RendezvousError {
@@ -73,7 +79,7 @@ impl Patience {
     pub(crate) fn accept(&self, listener: &TcpListener) -> Result<TcpStream, Impatience> {
         loop {
             match listener.accept() {
-                Ok((stream, _)) => return prepared(stream).map_err(Impatience::Io),
+                Ok((stream, _)) => return Ok(prepared(stream)?),
                 Err(error) if is_wait(&error) => {
                     let until = Instant::now() + self.slice()?;
                     poll_until(&mut [PollFd::new(listener, PollFlags::IN)], Some(until));
@@ -90,7 +96,7 @@ impl Patience {
         loop {
             let slice = self.slice()?;
             match TcpStream::connect_timeout(&address, slice) {
-                Ok(stream) => return prepared(stream).map_err(Impatience::Io),
+                Ok(stream) => return Ok(prepared(stream)?),
                 Err(error) if is_wait(&error) => {}
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::thread::sleep(RETRY.min(slice)),
                 Err(error) => return Err(Impatience::Io(error)),
