@@ -27,8 +27,8 @@ enum Kind {
     Histogram,
 }
 
-/// The metrics that the gateway's sources register, `registry.register("name", "help", self.field.clone())`, by name.
-/// The kind is that of the field's declaration in the same file.
+/// The metrics of the gateway's sources by name: those of a `metrics!`, `field: Family<Labels, Kind>, "name", "help";`,
+/// and those that are registered one by one, `registry.register("name", "help", self.field.clone())`.
 fn registered() -> BTreeMap<String, Kind> {
     let mut files = Vec::new();
     sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("gateway/src/metrics"), &mut files);
@@ -36,36 +36,41 @@ fn registered() -> BTreeMap<String, Kind> {
     let mut found = BTreeMap::new();
     for file in files {
         let text = std::fs::read_to_string(&file).expect("a source");
+        let mut insert = |name: &str, of: &str| {
+            let kind = kind(&text, of).unwrap_or_else(|| panic!("{}: which kind is {name}?", file.display()));
+            found.insert(format!("semmoe_{name}"), kind);
+        };
+        let groups = text.split("metrics! {").skip(1).map(|group| group.split("\n}").next().unwrap_or(group));
+        for metric in groups.flat_map(|group| group.split("\";")) {
+            let mut parts = metric.split('"');
+            if let (Some(of), Some(name)) = (parts.next(), parts.next()) {
+                insert(name, of);
+            }
+        }
         for call in text.split("registry.register(").skip(1) {
             let call = call.split(");").next().unwrap_or(call);
             // Those of the process have the names that Prometheus' own libraries give them.
             let Some(name) = call.split('"').nth(1).filter(|name| !name.starts_with("process_")) else { continue };
             let field = call.trim_end().trim_end_matches(',').trim_end().trim_end_matches(".clone()");
             if field.contains("Info::new") {
-                found.insert(format!("semmoe_{name}_info"), Kind::Gauge);
+                insert(&format!("{name}_info"), "Gauge");
                 continue;
             }
             let field = field.rsplit([' ', '.']).next().unwrap_or(field);
-            let kind = declared(&text, field)
-                .unwrap_or_else(|| panic!("{}: which metric is `{field}` of {name}?", file.display()));
-            found.insert(format!("semmoe_{name}"), kind);
+            let declaration = text.lines().find(|line| line.trim_start().starts_with(&format!("{field}: ")));
+            insert(name, declaration.unwrap_or_default());
         }
     }
     found
 }
 
-/// The kind in `field: Family<Labels, Counter>,` of a struct, or behind an alias of the file.
-fn declared(text: &str, field: &str) -> Option<Kind> {
-    let lines = text.lines().map(str::trim);
-    let mut types = lines.filter_map(|line| line.trim_start_matches("pub(crate) ").strip_prefix(&format!("{field}: ")));
-    types.find_map(|of| {
-        let alias = of.trim_end_matches(',');
-        let of = text.lines().find_map(|line| line.strip_prefix(&format!("type {alias} = "))).unwrap_or(of);
-        [("Histogram", Kind::Histogram), ("Counter", Kind::Counter), ("Gauge", Kind::Gauge)]
-            .into_iter()
-            .find(|(name, _)| of.contains(name))
-            .map(|(_, kind)| kind)
-    })
+/// The kind in `field: Family<Labels, Counter>,` or `field: Counter = Counter::default(),`, or behind an alias of the file.
+fn kind(text: &str, of: &str) -> Option<Kind> {
+    let declared = of.split(" = ").next().unwrap_or(of);
+    let alias = declared.rsplit(": ").next().unwrap_or(of).trim().trim_end_matches(',');
+    let of = text.lines().find_map(|line| line.strip_prefix(&format!("type {alias} = "))).unwrap_or(of);
+    let kinds = [("Histogram", Kind::Histogram), ("Counter", Kind::Counter), ("Gauge", Kind::Gauge)];
+    kinds.into_iter().find(|(name, _)| of.contains(name)).map(|(_, kind)| kind)
 }
 
 /// Names that begin with `semmoe_` in a text.
