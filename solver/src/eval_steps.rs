@@ -17,7 +17,7 @@ struct Row<'a> {
     main: MainGroups,
 }
 
-/// What was counted so far.
+/// The counts so far.
 struct Judge<'a> {
     tables: &'a Tables,
     hosts: &'a Hosts,

@@ -1,4 +1,4 @@
-//! What given tables are worth on given traffic.
+//! The value of given tables on given traffic.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ pub enum EvalInput<'a> {
 /// The figures of `semmoe evaluate --json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Evaluation {
-    /// What is assigned to ranks or groups in `lar` and the figures that go with it. Requests, by the `affinity`
+    /// The unit assigned to ranks or groups in `lar` and the figures that go with it. Requests, by the `affinity`
     /// policy, for a trace and attention dp; otherwise tokens, each on the best place that T knows.
     pub unit: Unit,
     /// Local activation rate over all tokens and layers.
@@ -63,7 +63,7 @@ pub struct Evaluation {
     pub expert_load_imbalance_max_over_median: f64,
     /// Greatest tokens of a rank (group) over the mean; with attention tp mean over layers.
     pub token_imbalance: f64,
-    /// What steps make of tokens, if asked for: `lar` and its companions are then those of tokens in even parts.
+    /// The figures of steps, if asked for: `lar` and its companions are then those of tokens in even parts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps: Option<StepFigures>,
     /// Tokens judged (with a known route).
@@ -91,7 +91,7 @@ pub struct Evaluation {
     pub batch_optimum: Option<RequestFigures>,
 }
 
-/// What an assignment of requests to ranks is worth.
+/// The value of an assignment of requests to ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RequestFigures {
     /// Local activation rate.
@@ -130,7 +130,7 @@ pub struct StepFigures {
     pub fullest_link_unshuffled: f64,
 }
 
-/// What the two ways of judging have in common.
+/// The results that both ways of judging have in common.
 pub(crate) struct Judged {
     pub(crate) unit: Unit,
     pub(crate) tally: Tally,

@@ -1,4 +1,4 @@
-//! What measurements say: spreads, Amdahl's law, the prediction of bytes, and whether the bars hold. Pure.
+//! Conclusions from measurements: spreads, Amdahl's law, the prediction of bytes, and whether the bars hold. Pure.
 
 use serde::Serialize;
 
@@ -27,7 +27,7 @@ impl Spread {
     }
 }
 
-/// What `semmoe evaluate` expects of a configuration.
+/// The prediction of `semmoe evaluate` for a configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Prediction {
     /// Local activation rate.
@@ -91,7 +91,7 @@ pub(crate) struct GainVerdict {
     pub(crate) of_fullest_link: Option<[Kept; 2]>,
 }
 
-/// What was gained of the gain that Amdahl's law gives for one measure of the share of communication.
+/// The part that was kept of the gain that Amdahl's law gives for one measure of the share of communication.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Kept {
     pub(crate) share: Spread,

@@ -1,4 +1,4 @@
-//! What is compared: for each kind of attention a baseline, and the same with semmoe.
+//! The configurations compared: for each kind of attention a baseline, and the same with semmoe.
 
 use serde::Serialize;
 

@@ -22,7 +22,7 @@ const LIGHTEST: f64 = 0.1;
 /// Good requests end within so many times the lightest load's median.
 const SLO_FACTOR: f64 = 5.0;
 
-/// What is measured, and how often.
+/// The measurements, and how often each is repeated.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedule {
     /// Shares of communication to find links for.

@@ -107,7 +107,7 @@ impl Counters {
         Some(self.layers.entry(sample.label("layer")?.parse().ok()?).or_default())
     }
 
-    /// What was counted since `before`.
+    /// The counts since `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let layer = |(number, now): (&u16, &LayerCounters)| {
@@ -151,8 +151,8 @@ impl Counters {
         ratio(self.sum(|layer| layer.local), self.sum(|layer| layer.local + layer.remote))
     }
 
-    /// What collectives wait for: the fullest rank over the mean. With attention tp its rows, of each layer and step by
-    /// itself; else its tokens in the whole time.
+    /// The fullest rank, for which collectives wait, over the mean. With attention tp its rows, of each layer and step
+    /// by itself; else its tokens in the whole time.
     #[must_use]
     pub fn fullest(&self) -> f64 {
         if self.rows > 0.0 {

@@ -9,7 +9,7 @@ pub enum BenchError {
     /// Wrong arguments, or files that do not fit.
     #[error("{detail}")]
     Input {
-        /// What was found and what was expected.
+        /// The value found and the one expected.
         detail: String,
     },
     /// Namespaces can be made by root alone.
@@ -17,13 +17,13 @@ pub enum BenchError {
         "network namespaces and limited links need root and the programs ip and tc ({cause}); --loopback measures without them"
     )]
     NoNamespaces {
-        /// What is missing.
+        /// The missing part.
         cause: String,
     },
     /// A program that was started failed.
     #[error("{command} failed: {cause}")]
     Command {
-        /// What was run.
+        /// The command line.
         command: String,
         /// Its status or its last words.
         cause: String,
@@ -39,7 +39,7 @@ pub enum BenchError {
     /// The measurement itself went wrong.
     #[error("{detail}")]
     Failed {
-        /// What happened.
+        /// The failure.
         detail: String,
     },
     /// By Ctrl-C or SIGTERM.

@@ -7,7 +7,7 @@ use semmoe_gateway::{Config, Gateway, RawBackend, RawConfig, RawModel, RawServer
 
 use crate::error::BenchError;
 
-/// What it fronts, and how it routes.
+/// The engine behind it, and how it routes.
 #[derive(Debug)]
 pub(crate) struct GatewaySpec<'a> {
     pub(crate) model: &'a Path,

@@ -181,7 +181,7 @@ fn write(args: &Args, outcomes: &[Outcome], seconds: f64) -> Result<(), BenchErr
     Ok(())
 }
 
-/// What was run, in a sentence.
+/// The run in a sentence.
 fn headline(args: &Args, cores: usize, seconds: f64) -> String {
     let place = if args.loopback {
         "one loopback, links not limited"

@@ -50,7 +50,7 @@ pub(crate) struct Contestant {
     pub(crate) url: BaseUrl,
 }
 
-/// What one block gave.
+/// The figures of one block.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Block {
     pub(crate) seconds: f64,
@@ -65,7 +65,7 @@ pub(crate) struct Block {
     pub(crate) e2e_ms: Option<LatencySummary>,
     /// Requests per second within the service level, where one is given.
     pub(crate) goodput: Option<f64>,
-    /// What the unit counted meanwhile.
+    /// The unit's counts meanwhile.
     pub(crate) counters: Counters,
 }
 

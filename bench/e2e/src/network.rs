@@ -46,11 +46,11 @@ pub struct Shape {
     pub ranks: u16,
     /// Ranks of a node, neighbours.
     pub width: u16,
-    /// What they have between them.
+    /// The link between them.
     pub inside: Inside,
 }
 
-/// What the ranks of a node have between them.
+/// The link between the ranks of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Inside {
     /// The links that all ranks have.
@@ -78,10 +78,11 @@ impl Shape {
 #[derive(Debug)]
 pub struct Namespaces {
     id: u32,
-    /// Third byte of both networks: 198.18.n.0/24 for control, 198.19.n.0/24 for data (set aside for benchmarks by RFC 2544).
+    /// Third byte of both networks: 198.18.n.0/24 for control, 198.19.n.0/24 for data (set aside for
+    /// benchmarks by RFC 2544).
     subnet: u8,
     shape: Shape,
-    /// What has been made and must go.
+    /// Namespaces to remove at the end.
     made: Vec<String>,
 }
 

@@ -28,7 +28,7 @@ pub(crate) struct Workshop<'a> {
     pub(crate) max_tokens: u32,
 }
 
-/// What was recorded.
+/// Recorded routing.
 #[derive(Debug)]
 pub(crate) struct Recorded {
     profile: PathBuf,
@@ -60,7 +60,7 @@ impl std::fmt::Display for Attention {
     }
 }
 
-/// What decides where a token is computed.
+/// The rule that decides where a token is computed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Judged<'a> {
     /// Requests, by a routing policy.
@@ -140,7 +140,7 @@ impl Workshop<'_> {
         Ok(out)
     }
 
-    /// What `evaluate` expects of the served prompts.
+    /// The prediction of `evaluate` for the served prompts.
     pub(crate) async fn evaluate(
         &self,
         recorded: &Recorded,

@@ -1,4 +1,4 @@
-//! What was measured as Markdown.
+//! The results as Markdown.
 
 use std::fmt::Write as _;
 

@@ -34,12 +34,12 @@ pub(crate) struct Placed {
     pub(crate) block: Block,
 }
 
-/// What the open loop of a link is measured by.
+/// The yardsticks of a link's open loop.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Level {
     /// Requests per second that the baseline keeps up with.
     pub(crate) kept_up: f64,
-    /// What good requests take at most.
+    /// The longest that a good request takes.
     pub(crate) slo_ms: f64,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Outcome {
     pub(crate) blocks: Vec<Placed>,
 }
 
-/// What one link says.
+/// The figures of one link.
 #[derive(Debug, Serialize)]
 pub(crate) struct LinkSummary {
     pub(crate) link: Link,
@@ -73,7 +73,7 @@ pub(crate) struct LinkSummary {
     pub(crate) goodput: [Option<Spread>; 2],
 }
 
-/// What one contest says.
+/// The figures of one contest.
 #[derive(Debug, Serialize)]
 pub(crate) struct Summary {
     pub(crate) bytes: Option<BytesVerdict>,
@@ -136,7 +136,7 @@ impl Outcome {
         Some(after? / before?)
     }
 
-    /// What the gain is judged by, of each round that has all its blocks.
+    /// The inputs of the verdict on the gain, of each round that has all its blocks.
     fn rounds(&self, link: usize) -> Vec<GainRound> {
         let of = |side, link, round| self.saturated(side, link).find(move |at| at.round == round);
         let last = self.blocks.iter().map(|at| at.round + 1).max().unwrap_or(0);

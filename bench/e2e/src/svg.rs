@@ -11,7 +11,7 @@ pub(crate) struct Panel {
     pub(crate) series: Vec<Series>,
 }
 
-/// What an axis shows.
+/// An axis: label and scale.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Axis {
     pub(crate) label: String,
@@ -38,7 +38,7 @@ const LEFT: f64 = 66.0;
 const TOP: f64 = 34.0;
 const PLOT_WIDTH: f64 = WIDTH - LEFT - 18.0;
 const PLOT_HEIGHT: f64 = HEIGHT - TOP - 52.0;
-/// For eyes that tell colours apart differently (Okabe and Ito).
+/// Colors that color-blind readers can distinguish (Okabe and Ito).
 const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"];
 /// Ticks of an axis, about.
 const TICKS: f64 = 5.0;

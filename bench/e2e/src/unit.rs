@@ -21,7 +21,7 @@ use crate::network::Network;
 const START: Duration = Duration::from_secs(120);
 const STOP: Duration = Duration::from_secs(15);
 
-/// What to start.
+/// The ranks to start.
 #[derive(Debug)]
 pub struct UnitSpec<'a> {
     /// The program.
@@ -48,7 +48,7 @@ pub struct Unit {
     client: HttpClient,
 }
 
-/// What a rank prints, one JSON object a line.
+/// A line of a rank's output, a JSON object.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 enum Event {

@@ -87,7 +87,7 @@ fn an_interrupted_run_leaves_no_process() {
     words.read_to_string(&mut rest).unwrap();
     assert_eq!(run.wait().unwrap().code(), Some(130), "{rest}");
     assert!(rest.contains("bench/e2e: interrupted"), "{rest}");
-    // What is killed takes a moment to go.
+    // A killed process takes a moment to go.
     let began = Instant::now();
     while !processes_of(folder.path()).is_empty() {
         assert!(began.elapsed() < Duration::from_secs(20), "ranks are left: {:?}", processes_of(folder.path()));

@@ -16,9 +16,8 @@ pub const MAX_DEVICES: u32 = 64;
 /// The driver's handle of memory, mapped or not.
 pub type Handle = u64;
 
-/// The driver's calls on one GPU: handles of memory, addresses and the memory at them, multicast objects. Errors are
-/// the driver's own words.
-pub trait VirtualMemory {
+/// Handles of memory on one GPU. Errors are the driver's own words.
+pub trait Handles {
     /// Sizes are multiples of it: of memory, or of a multicast object of that many GPUs.
     ///
     /// # Errors
@@ -44,7 +43,10 @@ pub trait VirtualMemory {
     /// # Errors
     /// The driver's.
     fn release(&self, handle: Handle) -> Result<(), String>;
+}
 
+/// Addresses, and the memory at them. Errors are the driver's own words.
+pub trait Addresses {
     /// Addresses without memory.
     ///
     /// # Errors
@@ -70,7 +72,10 @@ pub trait VirtualMemory {
     /// # Errors
     /// The driver's.
     fn free(&self, address: u64, bytes: u64) -> Result<(), String>;
+}
 
+/// Multicast objects of several GPUs. Errors are the driver's own words.
+pub trait MulticastObjects {
     /// Whether this GPU can take part in a multicast object.
     fn has_multicast(&self) -> bool;
     /// A multicast object that can be exported.
@@ -94,6 +99,11 @@ pub trait VirtualMemory {
     /// The driver's.
     fn unbind(&self, multicast: Handle, bytes: u64) -> Result<(), String>;
 }
+
+/// The driver's calls on one GPU.
+pub trait VirtualMemory: Handles + Addresses + MulticastObjects {}
+
+impl<V: Handles + Addresses + MulticastObjects> VirtualMemory for V {}
 
 /// Memory that could not be had.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
