@@ -64,7 +64,8 @@ fn registered() -> BTreeMap<String, Kind> {
     found
 }
 
-/// The kind in `field: Family<Labels, Counter>,` or `field: Counter = Counter::default(),`, or behind an alias of the file.
+/// The kind in `field: Family<Labels, Counter>,` or `field: Counter = Counter::default(),`, or behind an alias of the
+/// file.
 fn kind(text: &str, of: &str) -> Option<Kind> {
     let declared = of.split(" = ").next().unwrap_or(of);
     let alias = declared.rsplit(": ").next().unwrap_or(of).trim().trim_end_matches(',');
