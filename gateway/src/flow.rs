@@ -70,7 +70,7 @@ enum Stage {
 /// One request's part in the flow of its backend; dropping it takes it out.
 pub(crate) struct FlowPart {
     backend: Arc<Backend>,
-    prompt_tokens: u64,
+    prompt_tokens: u32,
     streams: bool,
     stage: Stage,
     /// Where it waits, if that is asked for.
@@ -81,10 +81,10 @@ impl FlowPart {
     /// A request was placed. `streams`: its answer comes piece by piece.
     pub(crate) fn begin(backend: &Arc<Backend>, request: WaitingStream, streams: bool) -> Self {
         let (flow, prompt_tokens) = (&backend.flow, request.prompt_tokens);
-        flow.waiting_tokens.fetch_add(prompt_tokens, Ordering::Relaxed);
+        flow.waiting_tokens.fetch_add(prompt_tokens.into(), Ordering::Relaxed);
         flow.waiting_streams.fetch_add(u64::from(streams), Ordering::Relaxed);
         flow.arrived.fetch_add(1, Ordering::Relaxed);
-        flow.arrived_tokens.fetch_add(prompt_tokens, Ordering::Relaxed);
+        flow.arrived_tokens.fetch_add(prompt_tokens.into(), Ordering::Relaxed);
         // The first piece of an answer in one piece is all of it.
         let place = if streams { flow.line.join(request) } else { None };
         Self { backend: Arc::clone(backend), prompt_tokens, streams, stage: Stage::Waiting, place }
@@ -104,7 +104,7 @@ impl FlowPart {
         self.stage = Stage::Running;
         let flow = &self.backend.flow;
         if self.streams {
-            flow.computed_tokens.fetch_add(self.prompt_tokens, Ordering::Relaxed);
+            flow.computed_tokens.fetch_add(self.prompt_tokens.into(), Ordering::Relaxed);
             flow.running_streams.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -117,7 +117,7 @@ impl FlowPart {
                 if let Some(place) = self.place {
                     flow.line.leave(place);
                 }
-                flow.waiting_tokens.fetch_sub(self.prompt_tokens, Ordering::Relaxed);
+                flow.waiting_tokens.fetch_sub(self.prompt_tokens.into(), Ordering::Relaxed);
                 flow.waiting_streams.fetch_sub(streams, Ordering::Relaxed);
             }
             Stage::Running => {

@@ -2,6 +2,7 @@
 //! (`switch.ttft_ms`) are compared with.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -13,12 +14,12 @@ use semmoe_planner::policy::Head;
 pub(crate) struct WaitingStream {
     pub(crate) since: Instant,
     pub(crate) priority: u8,
-    pub(crate) prompt_tokens: u64,
+    pub(crate) prompt_tokens: u32,
 }
 
-/// A stream's place in the line; unique within a backend.
+/// A stream's place in the line; unique among those that wait at a backend. Small, as every request has one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Place(u64);
+pub(crate) struct Place(NonZeroU32);
 
 /// The streams that wait at one backend. Kept only while a policy has targets, as requests take a lock for it.
 #[derive(Default)]
@@ -29,7 +30,7 @@ pub(crate) struct WaitingLine {
 
 #[derive(Default)]
 struct Line {
-    next: u64,
+    last: u32,
     streams: BTreeMap<Place, WaitingStream>,
 }
 
@@ -43,8 +44,8 @@ impl WaitingLine {
     pub(crate) fn join(&self, stream: WaitingStream) -> Option<Place> {
         self.kept.load(Ordering::Relaxed).then(|| {
             let mut line = self.lock();
-            let place = Place(line.next);
-            line.next += 1;
+            line.last = line.last.checked_add(1).unwrap_or(1);
+            let place = Place(NonZeroU32::new(line.last).unwrap_or(NonZeroU32::MIN));
             line.streams.insert(place, stream);
             place
         })
@@ -60,9 +61,11 @@ impl WaitingLine {
 
     /// The oldest stream of each priority, with the prompt tokens of all that joined before it.
     pub(crate) fn heads(&self, now: Instant) -> Vec<Head> {
+        let mut streams: Vec<WaitingStream> = self.lock().streams.values().copied().collect();
+        streams.sort_by_key(|stream| stream.since);
         let (mut heads, mut tokens_ahead) = (Vec::<Head>::new(), 0_u64);
-        for stream in self.lock().streams.values() {
-            tokens_ahead = tokens_ahead.saturating_add(stream.prompt_tokens);
+        for stream in streams {
+            tokens_ahead += u64::from(stream.prompt_tokens);
             if heads.iter().all(|head| head.priority != stream.priority) {
                 let waited_seconds = now.saturating_duration_since(stream.since).as_secs_f64();
                 heads.push(Head { priority: stream.priority, waited_seconds, tokens_ahead });

@@ -157,7 +157,8 @@ async fn attempt(
     let pinned = rank.filter(|_| job.model.members[member].ranks > 1);
     let told = rank.filter(|_| !job.model.members[member].runs_anywhere());
     ticket.policy(policy);
-    let waiting = WaitingStream { since: arrived, priority: job.priority, prompt_tokens: job.tokens };
+    let prompt_tokens = u32::try_from(job.tokens).unwrap_or(u32::MAX);
+    let waiting = WaitingStream { since: arrived, priority: job.priority, prompt_tokens };
     let flow = route.runs_model().then(|| FlowPart::begin(backend, waiting, job.streams));
     ticket.place(backend, told, lease, flow);
     trace::placed(ticket, &backend.name, told, policy);
