@@ -44,7 +44,8 @@ fn registered() -> BTreeMap<String, Kind> {
         for metric in groups.flat_map(|group| group.split("\";")) {
             let mut parts = metric.split('"');
             if let (Some(of), Some(name)) = (parts.next(), parts.next()) {
-                insert(name, of);
+                // The first one follows the head of its struct.
+                insert(name, of.rsplit(" {\n").next().unwrap_or(of));
             }
         }
         for call in text.split("registry.register(").skip(1) {

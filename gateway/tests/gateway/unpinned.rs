@@ -145,8 +145,7 @@ async fn an_engine_with_too_many_ranks_is_refused() {
     liar.set_info(json!({ "version": "0.5.23", "dp_size": 2 }));
     let gateway = start(&text).await;
     liar.set_info(json!({ "version": "0.5.23", "dp_size": 65_535 }));
-    let cause =
-        |health: &semmoe_gateway::Health| format!("{health:?}").contains("65535 attention-DP ranks, but 0 of");
+    let cause = |health: &semmoe_gateway::Health| format!("{health:?}").contains("65535 attention-DP ranks, but 0 of");
     gateway.wait_health("of-liar", cause).await.unwrap();
     let client = Client::data(&gateway);
     assert_eq!(client.post(COMPLETIONS, r#"{"model":"tiny"}"#).await.status, 200);
