@@ -1,7 +1,7 @@
-//! Streams that wait for their first piece, in the order of their arrival: the ages that targets for first tokens
-//! (`switch.ttft_ms`) are compared with.
+//! Streams that wait for their first piece, with their ages, which are compared with targets for first tokens
+//! (`switch.ttft_ms`).
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,12 +13,13 @@ use semmoe_planner::policy::Head;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WaitingStream {
     pub(crate) since: Instant,
-    pub(crate) priority: u8,
+    /// `None` where no target can be for it.
+    pub(crate) priority: Option<u8>,
     pub(crate) prompt_tokens: u32,
 }
 
 /// A stream's place in the line; unique among those that wait at a backend. Small, as every request has one.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Place(NonZeroU32);
 
 /// The streams that wait at one backend. Kept only while a policy has targets, as requests take a lock for it.
@@ -31,7 +32,7 @@ pub(crate) struct WaitingLine {
 #[derive(Default)]
 struct Line {
     last: u32,
-    streams: BTreeMap<Place, WaitingStream>,
+    streams: HashMap<Place, WaitingStream>,
 }
 
 impl WaitingLine {
@@ -59,16 +60,17 @@ impl WaitingLine {
         self.lock().streams.remove(&place);
     }
 
-    /// The oldest stream of each priority, with the prompt tokens of all that joined before it.
+    /// The oldest stream of each priority, with the prompt tokens of all that arrived before it and its own.
     pub(crate) fn heads(&self, now: Instant) -> Vec<Head> {
         let mut streams: Vec<WaitingStream> = self.lock().streams.values().copied().collect();
         streams.sort_by_key(|stream| stream.since);
         let (mut heads, mut tokens_ahead) = (Vec::<Head>::new(), 0_u64);
         for stream in streams {
             tokens_ahead += u64::from(stream.prompt_tokens);
-            if heads.iter().all(|head| head.priority != stream.priority) {
+            let Some(priority) = stream.priority else { continue };
+            if heads.iter().all(|head| head.priority != priority) {
                 let waited_seconds = now.saturating_duration_since(stream.since).as_secs_f64();
-                heads.push(Head { priority: stream.priority, waited_seconds, tokens_ahead });
+                heads.push(Head { priority, waited_seconds, tokens_ahead });
             }
         }
         heads
@@ -84,9 +86,9 @@ mod tests {
     #[test]
     fn the_oldest_of_each_priority_waits_for_all_before_it() {
         let (line, began) = (WaitingLine::default(), Instant::now());
-        let stream = |milliseconds, priority, prompt_tokens| WaitingStream {
+        let stream = |milliseconds, priority: u16, prompt_tokens| WaitingStream {
             since: began + Duration::from_millis(milliseconds),
-            priority,
+            priority: u8::try_from(priority).ok(),
             prompt_tokens,
         };
         assert_eq!(line.join(stream(0, 0, 9)), None, "no policy has targets");
@@ -96,6 +98,10 @@ mod tests {
         let head = |priority, waited_seconds, tokens_ahead| Head { priority, waited_seconds, tokens_ahead };
         let now = began + Duration::from_millis(500);
         assert_eq!(line.heads(now), [head(0, 0.5, 100), head(7, 0.4, 110)]);
+        // One that has no target is computed before the others all the same.
+        let other = line.join(stream(50, 300, 5)).unwrap();
+        assert_eq!(line.heads(now), [head(0, 0.5, 100), head(7, 0.4, 115)]);
+        line.leave(other);
         line.leave(places[1]);
         assert_eq!(line.heads(now), [head(0, 0.5, 100), head(7, 0.3, 101)]);
         assert_eq!(line.heads(began)[1].waited_seconds, 0.0, "a clock that was read earlier");

@@ -71,9 +71,9 @@ pub struct RawSwitch {
     pub prepare_seconds: f64,
     /// Longest wait for the end of a switch, and for a webhook's answer.
     pub commit_seconds: f64,
-    /// Targets for the first token of streams, by the `priority` of their bodies (0 without one): `[[priority,
-    /// milliseconds], ...]`. A waiting stream that would miss its target, and wait less in the other layout, makes the
-    /// backend switch at once.
+    /// Targets for the first token of streams, by the `priority` of their bodies (0 without one; others than 0 to 255
+    /// have no target): `[[priority, milliseconds], ...]`. A waiting stream that would miss its target, and wait less
+    /// in the other layout, makes the backend switch at once.
     pub ttft_ms: Vec<(u8, f64)>,
     /// Called to switch engines without a hook; absent: traffic moves between their TP and EP backends.
     pub webhook: Option<String>,

@@ -53,8 +53,8 @@ pub(crate) struct Job {
     pub(crate) key: Option<u64>,
     /// Whether the answer comes piece by piece.
     pub(crate) streams: bool,
-    /// As the body has it; 0 where it has none, or one that no target can have.
-    pub(crate) priority: u8,
+    /// As the body has it, 0 where it has none; `None` where it is not one of 0 to 255.
+    pub(crate) priority: Option<u8>,
     /// The inputs that place this request, now and at a retry.
     pub(crate) policy: Arc<dyn Policy>,
     /// A pin of the client, where clients are trusted.
@@ -76,7 +76,7 @@ impl Job {
     ) -> Self {
         let Scored { tokens, counted, share, blocks } = scored;
         let (generation, policy) = (snapshot.generation, Arc::clone(model.plan.policy()));
-        let (client_pin, key, streams, priority, moves) = (None, None, false, 0, 0);
+        let (client_pin, key, streams, priority, moves) = (None, None, false, Some(0), 0);
         Self {
             generation,
             snapshot,
@@ -261,15 +261,9 @@ fn read_now(
     let adapter = adapter.and_then(|name| served::adapter(model, name));
     // The body was seen to be JSON.
     let streams = members.stream.is_some_and(|value| body[value] == *b"true");
-    let priority = members.priority.and_then(|value| std::str::from_utf8(&body[value]).ok()?.parse().ok());
+    let priority = members.priority.map_or(Some(0), |value| std::str::from_utf8(&body[value]).ok()?.parse().ok());
     let model = Arc::clone(model);
-    Ok(Job {
-        client_pin,
-        key,
-        streams,
-        priority: priority.unwrap_or(0),
-        ..Job::new(snapshot, model, scored, adapter, stripped)
-    })
+    Ok(Job { client_pin, key, streams, priority, ..Job::new(snapshot, model, scored, adapter, stripped) })
 }
 
 /// Of a route whose bodies are the engine's matter: there may be none. In one that is a JSON object the model is looked

@@ -162,7 +162,9 @@ pub(crate) fn text_route(route: Route) -> Option<semmoe_text::Route> {
         Route::Chat => Some(semmoe_text::Route::Chat),
         Route::Completions => Some(semmoe_text::Route::Completions),
         Route::Generate => Some(semmoe_text::Route::Generate),
-        _ => None,
+        Route::Responses | Route::Embeddings | Route::Tokenize | Route::Messages | Route::Detokenize | Route::Extra => {
+            None
+        }
     }
 }
 

@@ -65,8 +65,7 @@ impl Unit {
         let view = UnitView {
             layout,
             running: load.running,
-            // Streams that a gateway holds back, or that a worker has not reported yet, wait, too.
-            waiting: load.waiting.max(heads.len() as u32),
+            waiting: load.waiting,
             waiting_tokens: load.waiting_tokens,
             live_kv_tokens: load.live_kv_tokens,
             promised_kv_tokens: load.promised_kv_tokens,
