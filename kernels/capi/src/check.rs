@@ -225,10 +225,10 @@ struct Rows {
 
 impl Rows {
     fn of(facts: &Facts, args: &impl HasRows) -> Result<Self, Failure> {
-        let RowFields { tokens, hidden, dtype, capacity, permutation, offsets, .. } = args.rows();
+        let RowFields { tokens, hidden, dtype, reserved: padding, capacity, permutation, offsets } = args.rows();
         let dtype = Dtype::from_code(dtype)
             .ok_or_else(|| Failure::invalid(format!("dtype is {dtype}, expected 0 (f32), 1 (f16) or 2 (bf16)")))?;
-        reserved(args.rows().reserved)?;
+        reserved(padding)?;
         at_most("tokens", tokens, facts.max_tokens)?;
         at_most("hidden", hidden, i32::MAX as u64)?;
         at_most("capacity", capacity, i32::MAX as u64)?;

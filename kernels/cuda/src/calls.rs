@@ -199,16 +199,16 @@ impl ReduceScatterNorm<'_> {
 pub struct Allgather<'a> {
     /// L x `[capacity, H]`
     pub from: &'a [Buffer],
-    /// Rows that each `from` has.
-    pub capacity: u64,
-    /// P x `[n, H]`
-    pub out: &'a [Buffer],
-    /// The multicast address of `out`.
-    pub multicast: Option<Buffer>,
-    /// The content of `out`.
+    /// Their content; n is that of `out`.
     pub rows: Rows,
     /// Where rows come from.
     pub split: Split<'a>,
+    /// P x `[n, H]`
+    pub out: &'a [Buffer],
+    /// Rows that each `from` has.
+    pub capacity: u64,
+    /// The multicast address of `out`.
+    pub multicast: Option<Buffer>,
 }
 
 impl Allgather<'_> {

@@ -144,7 +144,7 @@ impl<W: Wire, R: Runner> Hosts<W, R> {
     ) -> Result<(), MoveError> {
         let shuffle = Shuffle { from: &[from], to: &[to], permutation, rows, back };
         // SAFETY: rows are what `DeviceRows` promises; the rest is the promise of `new`.
-        unsafe { self.stream.launch(shuffle.launch(&self.team, self.stream.grid())) }
+        unsafe { self.stream.launch(&shuffle.launch(&self.team, self.stream.grid())?) }
     }
 
     /// Segments of `from` to the ranks, and theirs into `to`, by rank.
@@ -168,7 +168,7 @@ impl<W: Wire, R: Runner> Hosts<W, R> {
 
     fn launch<P: Params>(&self, kernel: &'static str, params: &P) -> Result<(), MoveError> {
         // SAFETY: rows are what `DeviceRows` promises; the rest is the promise of `new`.
-        unsafe { self.stream.launch(collective(kernel, &self.team, self.stream.grid(), params)) }
+        unsafe { self.stream.launch(&collective(kernel, &self.team, self.stream.grid(), params)?) }
     }
 
     fn one(&self, what: &'static str, buffer: Buffer, bytes: u64) -> Result<Local, MoveError> {

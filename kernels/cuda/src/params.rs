@@ -30,8 +30,11 @@ pub(crate) type Local = [Raw; MAX_LOCAL];
 /// By rank.
 pub(crate) type Peers = [Raw; MAX_RANKS];
 
-/// Only for the structs below: all fields are integers or floats, and `padding` fills every hole.
-pub(crate) trait Params: Copy {}
+/// Parameters whose bytes are all initialized.
+///
+/// # Safety
+/// All fields are integers or floats, and `padding` fills every hole.
+pub(crate) unsafe trait Params: Copy {}
 
 macro_rules! params {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? })*) => { $(
@@ -39,7 +42,8 @@ macro_rules! params {
         #[repr(C)]
         #[derive(Clone, Copy)]
         pub(crate) struct $name { $(pub(crate) $field: $type),* }
-        impl Params for $name {}
+        // SAFETY: the sizes are checked below.
+        unsafe impl Params for $name {}
     )* };
 }
 
@@ -112,8 +116,7 @@ impl LaunchParams {
     pub(crate) fn of<P: Params>(params: &P) -> Self {
         const { assert!(size_of::<P>() <= MAX_PARAM_BYTES) };
         let mut words = [0; MAX_PARAM_BYTES / 8];
-        // SAFETY: the structs of this module have no padding of the compiler's (checked below), so every byte is
-        // initialised.
+        // SAFETY: `Params` promises that every byte is initialized.
         let bytes: &[u8] = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(params).cast(), size_of::<P>()) };
         bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
         Self { words, bytes: bytes.len() }

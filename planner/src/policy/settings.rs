@@ -13,14 +13,6 @@ pub struct TtftTarget {
 /// table in docs/switching.md.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Window of the fast average of arrivals.
-    pub fast_seconds: f64,
-    /// Window of the slow one; a backlog of prompts is taken to be worked off within it.
-    pub slow_seconds: f64,
-    /// The KV guard closes a layout that would be fuller than this share.
-    pub guard_close: f64,
-    /// And opens it again at this one.
-    pub guard_reopen: f64,
     /// How long a gain is expected to last: it counts at once for this many seconds, beyond them as it comes.
     pub horizon_seconds: f64,
     /// Shares of a step's time below this one are noise: they neither justify a switch nor add to the regret.
@@ -29,6 +21,14 @@ pub struct Settings {
     pub margin: f64,
     /// No switch so soon after another one, whatever its cause.
     pub dwell_seconds: f64,
+    /// Window of the fast average of arrivals.
+    pub fast_seconds: f64,
+    /// Window of the slow one; a backlog of prompts is taken to be worked off within it.
+    pub slow_seconds: f64,
+    /// The KV guard closes a layout that would be fuller than this share.
+    pub guard_close: f64,
+    /// And opens it again at this one.
+    pub guard_reopen: f64,
     /// Prompt tokens that the engine computes in one step at most.
     pub chunk_tokens: u32,
     /// Sequences that it decodes at once at most.

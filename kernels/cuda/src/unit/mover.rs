@@ -235,9 +235,9 @@ impl<R: Runner> Stream<R> {
 
     /// # Safety
     /// As for [`Runner::launch`].
-    pub(crate) unsafe fn launch(&self, launch: Result<Launch, LaunchError>) -> Result<(), MoveError> {
+    pub(crate) unsafe fn launch(&self, launch: &Launch) -> Result<(), MoveError> {
         // SAFETY: the caller's promise.
-        unsafe { self.runner.launch(&launch?) }.map_err(MoveError::Device)
+        unsafe { self.runner.launch(launch) }.map_err(MoveError::Device)
     }
 
     pub(crate) fn grid(&self) -> Grid {
@@ -257,7 +257,7 @@ impl<R: Runner> Stream<R> {
         let capacity = out.len() as u64 / rows.hidden.max(1);
         let reduce = ReduceScatter { parts, rows, split, out: &[out.buffer()], capacity, multicast: None };
         let launch = match norm {
-            None => reduce.launch(team, self.grid()),
+            None => reduce.launch(team, self.grid())?,
             Some(norm) => ReduceScatterNorm {
                 reduce,
                 residual: &[norm.residual.buffer()],
@@ -265,9 +265,9 @@ impl<R: Runner> Stream<R> {
                 residual_out: &[norm.residual_out.buffer()],
                 epsilon: norm.epsilon,
             }
-            .launch(team, Grid { threads: NORM_THREADS, ..self.grid() }),
+            .launch(team, Grid { threads: NORM_THREADS, ..self.grid() })?,
         };
         // SAFETY: rows are what `DeviceRows` promises, parts are the mover's own memory and that of its peers.
-        unsafe { self.launch(launch) }
+        unsafe { self.launch(&launch) }
     }
 }

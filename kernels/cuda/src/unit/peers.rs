@@ -118,11 +118,11 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
             capacity: call.split.positions(self.team.first_rank()).len() as u64,
             multicast: None,
         }
-        .launch(&self.team, self.stream.grid());
+        .launch(&self.team, self.stream.grid())?;
         let gathered = RowMover::<T>::region(self, Region::Rows);
         // SAFETY: rows are what `DeviceRows` promises; the rest is the promise of `new`.
         unsafe {
-            self.stream.launch(launch)?;
+            self.stream.launch(&launch)?;
             match out.is_empty() {
                 true => Ok(()),
                 false => self.stream.runner.copy(gathered, out.buffer()).map_err(MoveError::Device),
@@ -152,7 +152,7 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
         }
         .launches(&self.team, self.stream.grid(), SORT_THREADS)?;
         // SAFETY: rows are what `DeviceRows` promises; the rest is the promise of `new`.
-        unsafe { self.stream.launch(Ok(exchange)) }
+        unsafe { self.stream.launch(&exchange) }
     }
 
     fn combine(&mut self, call: SentRows<'_>, out: DeviceRows<'_, T>) -> Result<(), MoveError> {
@@ -165,8 +165,8 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
             sent_rows: &self.stream.places(),
             out: &[out.buffer()],
         }
-        .launch(&self.team, self.stream.grid());
+        .launch(&self.team, self.stream.grid())?;
         // SAFETY: as in `dispatch`.
-        unsafe { self.stream.launch(launch) }
+        unsafe { self.stream.launch(&launch) }
     }
 }
