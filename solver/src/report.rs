@@ -241,16 +241,22 @@ struct Part {
     plan: Plan,
 }
 
+/// The result of a solve, of which a report has the figures.
+pub(crate) struct Findings<'a> {
+    pub(crate) unit: Unit,
+    pub(crate) topology: Topology,
+    pub(crate) problems: &'a [Problem],
+    pub(crate) profile: &'a Profile,
+    /// By which T has shares for tokens that the profile lacks.
+    pub(crate) prior: Option<&'a TokenPrior>,
+    pub(crate) best: &'a Best,
+    pub(crate) tables: &'a Tables,
+    pub(crate) traced: Option<&'a Traced<'a>>,
+}
+
 impl SolveReport {
-    pub(crate) fn new(
-        unit: Unit,
-        options: &SolveOptions,
-        topology: Topology,
-        problems: &[Problem],
-        best: &Best,
-        tables: &Tables,
-        traced: Option<&Traced<'_>>,
-    ) -> Self {
+    pub(crate) fn new(options: &SolveOptions, findings: Findings<'_>) -> Self {
+        let Findings { unit, topology, problems, profile, prior, best, tables, traced } = findings;
         let parts = parts(problems, best, options, topology);
         let activations: u64 = problems.iter().map(Problem::total_activations).sum();
         let rate = |value: fn(&Part) -> f64| parts.iter().map(value).sum::<f64>() / activations as f64;
@@ -300,7 +306,7 @@ impl SolveReport {
             migration: None,
             priors: Vec::new(),
             held_out: HeldOut::default(),
-            evidence: Evidence::default(),
+            evidence: Evidence::new(profile, prior),
             price: tables.price().to_vec(),
             placement_digest: tables.placement_digest().to_owned(),
             digest: tables.digest().to_owned(),

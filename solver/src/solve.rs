@@ -20,7 +20,7 @@ use crate::prior_fit::{TokenInput, fit_prior};
 use crate::problem::Problem;
 use crate::ranks::Traced;
 use crate::replica_table::replica_tables;
-use crate::report::{Evidence, Migration, SolveReport, Unit};
+use crate::report::{Findings, Migration, SolveReport, Unit};
 use crate::split::Split;
 use crate::starts::{Best, SolveProgress, StartOptions, run_starts};
 use crate::token_table::{dp_prices, token_shares};
@@ -126,8 +126,17 @@ fn solve_part(
     };
     let found = Found { unit, problems: &problems, best: &best, slots };
     let (tables, held_out) = build_tables(input, prior.as_ref(), found)?;
-    let mut report = SolveReport::new(unit, options, topology, &problems, &best, &tables, traced.as_ref());
-    report.evidence = Evidence::new(profile, prior.as_ref());
+    let findings = Findings {
+        unit,
+        topology,
+        problems: &problems,
+        profile,
+        prior: prior.as_ref(),
+        best: &best,
+        tables: &tables,
+        traced: traced.as_ref(),
+    };
+    let mut report = SolveReport::new(options, findings);
     report.priors = options.priors();
     report.migration = homes.map(|homes| Migration::new(&homes, &problems, &best, limits, options));
     let bounds = proof(&report, &problems, options);

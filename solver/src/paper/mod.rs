@@ -37,7 +37,7 @@ use crate::load_limit::group_loads;
 use crate::options::{Objective, SolveOptions, at_least_one, within};
 use crate::problem::Problem;
 use crate::ranks::Traced;
-use crate::report::{Evidence, SolveReport};
+use crate::report::{Findings, SolveReport};
 use crate::solve::{Solved, placement, problems};
 use crate::starts::{Best, SolveProgress, mix};
 use crate::topology::Topology;
@@ -161,10 +161,18 @@ fn paper_part(
         options.seed
     );
     let tables = builder.solver(name).finish()?;
-    let flat = Topology::flat(usize::from(options.groups));
     let traced = trace.map(|trace| Traced::new(trace, unit, profile));
-    let mut report = SolveReport::new(unit, options, flat, &problems, &best, &tables, traced.as_ref());
-    report.evidence = Evidence::new(profile, None);
+    let findings = Findings {
+        unit,
+        topology: Topology::flat(usize::from(options.groups)),
+        problems: &problems,
+        profile,
+        prior: None,
+        best: &best,
+        tables: &tables,
+        traced: traced.as_ref(),
+    };
+    let report = SolveReport::new(options, findings);
     Ok(Solved { tables, report })
 }
 
