@@ -147,11 +147,20 @@ impl WorkerError {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
+            Self::Arguments { .. }
+            | Self::Model(_)
+            | Self::Text { .. }
+            | Self::Inconsistent { .. }
+            | Self::Tables { .. }
+            | Self::TablesGroups { .. }
+            | Self::TablesAttention { .. }
+            | Self::TablesExperts { .. }
+            | Self::TablesNodes { .. }
+            | Self::TablesReplicas { .. }
+            | Self::Placement { .. }
+            | Self::Rendezvous(RendezvousError::Mismatch { .. }) => 2,
             Self::Lost { .. } => 3,
-            Self::Rendezvous(RendezvousError::Mismatch { .. }) => 2,
             Self::Listen { .. } | Self::Rendezvous(_) | Self::Http { .. } | Self::Runtime { .. } => 1,
-            // All others are about arguments or input.
-            _ => 2,
         }
     }
 }
