@@ -13,6 +13,9 @@ use serde::{Deserialize, Serialize};
 use super::validate::{MAX_SECONDS, seconds};
 use super::{BackendConfig, ConfigError, ModelConfig};
 
+/// An hour, as the policy has it.
+const MAX_TTFT_MS: f64 = 3.6e6;
+
 /// Whether the gateway switches layouts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -193,6 +196,12 @@ fn wrong<T>(key: &str, cause: impl std::fmt::Display) -> Result<T> {
 }
 
 pub(super) fn switch(raw: RawSwitch, models: &[ModelConfig]) -> Result<SwitchConfig> {
+    if let Some((priority, ms)) = raw.ttft_ms.iter().find(|(_, ms)| !(*ms > 0.0 && *ms <= MAX_TTFT_MS)) {
+        return wrong(
+            "ttft_ms",
+            format!("{ms} for priority {priority}, expected more than 0 and at most {MAX_TTFT_MS}"),
+        );
+    }
     let targets = raw.ttft_ms.iter().map(|&(priority, ms)| TtftTarget { priority, seconds: ms / 1e3 });
     let settings = Settings {
         horizon_seconds: raw.horizon_seconds,

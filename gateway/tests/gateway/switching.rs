@@ -368,7 +368,7 @@ fn what_cannot_be_driven_is_a_configuration_error() {
             "switch.ep_step_ms: a batch of 1 follows",
         ),
         (format!("{drive}margin = -1.0"), &worker, "switch: margin is -1"),
-        (format!("{drive}ttft_ms = [[1, 0.0]]"), &worker, "switch: ttft seconds is 0"),
+        (format!("{drive}ttft_ms = [[1, 0.0]]"), &worker, "switch.ttft_ms: 0 for priority 1, expected more than 0"),
         (format!("{drive}ttft_ms = [[1, 5.0], [1, 6.0]]"), &worker, "priority 1"),
         (format!("{drive}ttft_ms = [[256, 5.0]]"), &worker, "256"),
         (format!("{drive}switch_seconds = 0.0"), &worker, "switch.switch_seconds: 0"),
