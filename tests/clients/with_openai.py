@@ -55,7 +55,7 @@ error = expect(openai.NotFoundError, lambda: client.models.retrieve("gpt-none"),
 assert error.code == "model_not_found"
 expect(openai.NotFoundError, lambda: client.files.list(), "there is no route GET /v1/files")
 wrong = openai.OpenAI(base_url=base, api_key="sk-of-a-stranger", max_retries=0)
-error = expect(openai.AuthenticationError, lambda: wrong.chat.completions.create(model=MODEL, messages=ASK), "not one of")
+error = expect(openai.AuthenticationError, lambda: wrong.chat.completions.create(model=MODEL, messages=ASK), "not valid for this gateway")
 assert error.code == "invalid_api_key" and "stranger" not in str(error)
 expect(openai.AuthenticationError, lambda: wrong.models.list(), "not one of")
 
