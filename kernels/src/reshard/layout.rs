@@ -321,16 +321,13 @@ impl Pool {
         self.array(slot, position, array, steps)
     }
 
-    /// A slot has the first array of all experts, then the second one.
+    /// A slot has all arrays of the first expert, then those of the second one: a small batch reads an expert's arrays
+    /// one after the other, and memory is prefetched in the order in which it lies.
     fn array(&self, slot: Slot<'_>, position: usize, array: usize, steps: usize) -> Range<usize> {
-        let entries = match slot.layout {
-            Layout::Ep(_) => self.slots,
-            Layout::Tp => self.experts,
-        };
-        let bytes = self.shape.part_bytes(array, steps);
         let first = self.slot(slot.layout, slot.side, slot.layer).start;
-        let start = first + entries * self.shape.first_bytes(array, steps) + position * bytes;
-        start..start + bytes
+        let expert = first + position * self.shape.first_bytes(self.shape.arrays().len(), steps);
+        let start = expert + self.shape.first_bytes(array, steps);
+        start..start + self.shape.part_bytes(array, steps)
     }
 }
 

@@ -3,7 +3,8 @@
 
     pip install numpy && python3 kernels/tests/data/reshard/golden.py > kernels/tests/data/reshard/golden.txt
 
-Weights are a function of their index, so that the Rust test can make the same ones; what is unused is poisoned.
+Weights are a function of their index, so that the Rust test can make the same ones; what is unused is poisoned. reshard.py puts gate and up of
+all experts before down of all experts; here the arrays of each expert lie together, as its second product reads on where the first one ends.
 Columns: N P E I H K, elements of a buffer, rank, FNV-1a of its bytes under EP, under TP.
 """
 import numpy as np
@@ -31,6 +32,38 @@ class Indexed:
         return ((index * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(48)).astype(dtype).reshape(shape)
 
 
+class ByExpert(reshard.Sim):
+    """Slots that hold one whole expert after the other; the order of all steps is reshard.py's."""
+
+    def put(self, rank, lo, up, down, end):
+        rows = np.concatenate([up.reshape(len(up), -1), down.reshape(len(down), -1)], axis=1)
+        self.buf[rank][lo : lo + rows.size] = rows.reshape(-1)
+        self.buf[rank][lo + rows.size : end] = reshard.POISON
+
+    def get(self, rank, lo, experts, width):
+        rows = self.buf[rank][lo : lo + experts * 3 * width * self.H].reshape(experts, -1)
+        up, down = np.split(rows, [2 * width * self.H], axis=1)
+        return up.reshape(experts, 2, width, self.H), down.reshape(experts, self.H, width)
+
+    def put_ep(self, rank, layer, up, down):
+        lo = self.off_ep(layer)
+        self._claim(rank, layer, "EP", lo, lo + self.X)
+        self.put(rank, lo, up, down, lo + self.X)
+
+    def get_ep(self, rank, layer):
+        assert self.live[rank][layer][0] == "EP"
+        return self.get(rank, self.off_ep(layer), self.L, self.I)
+
+    def put_tp(self, rank, layer, up, down):
+        lo = self.off_tp(layer)
+        self._claim(rank, layer, "TP", lo, lo + self.T)
+        self.put(rank, lo, up, down, lo + self.T)
+
+    def get_tp(self, rank, layer):
+        assert self.live[rank][layer][0] == "TP"
+        return self.get(rank, self.off_tp(layer), self.E, self.w[rank % self.P])
+
+
 def fnv(buffer):
     value = 0xCBF29CE484222325
     for byte in buffer.astype("<u2").tobytes():
@@ -40,7 +73,7 @@ def fnv(buffer):
 
 np.random.default_rng = Indexed
 for shape in SHAPES:
-    sim = reshard.Sim(*shape)
+    sim = ByExpert(*shape)
     before = [fnv(buffer) for buffer in sim.buf]
     sim.to_tp()
     sim.check_tp()
