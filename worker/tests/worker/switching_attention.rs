@@ -219,6 +219,32 @@ async fn prefixes_that_no_sequence_holds_are_left_behind_lazily() {
     unit.stop(0);
 }
 
+/// Clients leave right after a lazy change, and the unit is stopped: ranks that still move pages wait for each other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_unit_stops_while_pages_of_cancelled_sequences_are_to_come() {
+    let unit = start(2, Attention::Tp);
+    let streams = join_all((0..24).map(|client: u32| {
+        let prompt: Vec<u32> = (0..300).map(|at| (at * 7 + client * 13) % 9000).collect();
+        let mut body = greedy(&json!(prompt), 1500);
+        body["stream"] = json!(true);
+        unit.client.send(unit.post("/generate", body.to_string().as_bytes()))
+    }))
+    .await;
+    assert!(streams.iter().all(|stream| stream.as_ref().unwrap().status() == 200));
+    while running(&unit).await < 24 {
+        tokio::task::yield_now().await;
+    }
+    unit.ok("/switch", &json!({"to": "ep", "kv_step_bytes": 0})).await;
+    drop(streams);
+    assert!(unit.stop(0).iter().all(Result::is_ok));
+}
+
+/// Sequences in batches, of all ranks.
+async fn running(unit: &Unit) -> u64 {
+    let loads = unit.get("/v1/loads").await;
+    loads["loads"].as_array().unwrap().iter().map(|rank| rank["num_running_reqs"].as_u64().unwrap()).sum()
+}
+
 /// Local and all activations so far.
 async fn activations(unit: &Unit) -> (u64, u64) {
     let metrics = unit.metrics().await;
@@ -274,16 +300,7 @@ async fn sequences_come_back_to_the_ranks_that_host_their_experts() {
             }
         };
         // All of them decode.
-        let running = async || {
-            let loads = unit.get("/v1/loads").await;
-            loads["loads"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|rank| rank["num_running_reqs"].as_u64().unwrap())
-                .sum::<u64>()
-        };
-        while running().await < 24 {
+        while running(&unit).await < 24 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         let before = share().await;
