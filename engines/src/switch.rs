@@ -10,12 +10,16 @@ use crate::http::{AnswerLimits, BaseUrl, HttpClient, HttpError};
 pub const SWITCH: &str = "/switch";
 
 /// A request to a unit.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SwitchRequest {
     /// Where to; absent for a commit and an abort.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<SwitchTarget>,
+    /// Where attention changes: keys and values move after the switch, before each step of the next sequences, no more
+    /// than so many bytes to a rank, or those of one sequence. Absent: they move in the switch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_step_bytes: Option<u64>,
     /// Refused if the unit is at another epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub if_epoch: Option<u64>,
@@ -125,6 +129,7 @@ mod tests {
         let request = |json: serde_json::Value| serde_json::from_value::<SwitchRequest>(json);
         for body in [
             json!({"to": "ep"}),
+            json!({"to": "tp", "kv_step_bytes": 1}),
             json!({"to": {"tables": "a.safetensors"}, "if_epoch": 3, "action": "prepare"}),
             json!({"action": "commit"}),
         ] {

@@ -60,7 +60,7 @@ impl<'a> Hook<'a> {
 
     /// Takes back what was prepared. A worker that does not hear it forgets a prepared switch by itself.
     async fn abort(&self) {
-        let request = SwitchRequest { to: None, if_epoch: None, action: Some(SwitchAction::Abort) };
+        let request = SwitchRequest { action: Some(SwitchAction::Abort), ..SwitchRequest::default() };
         if let Err(error) = self.post(&request, self.rules.prepare).await {
             tracing::debug!(backend = self.backend.name, %error, "a prepared switch could not be aborted");
         }
@@ -93,6 +93,7 @@ impl<'a> Hook<'a> {
             to: Some(SwitchTarget::Layout(name.to_owned())),
             if_epoch: Some(epoch),
             action: Some(SwitchAction::Prepare),
+            ..SwitchRequest::default()
         };
         let answer = tokio::select! {
             answer = self.post(&request, self.rules.prepare) => answer,
@@ -121,7 +122,8 @@ impl<'a> Hook<'a> {
     }
 
     async fn commit(&self, name: &str, epoch: u64, stop: &CancellationToken) -> Outcome {
-        let request = SwitchRequest { to: None, if_epoch: Some(epoch), action: Some(SwitchAction::Commit) };
+        let action = Some(SwitchAction::Commit);
+        let request = SwitchRequest { if_epoch: Some(epoch), action, ..SwitchRequest::default() };
         let began = Instant::now();
         let answer = tokio::select! {
             answer = self.post(&request, self.rules.commit) => answer,

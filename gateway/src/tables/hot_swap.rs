@@ -84,7 +84,7 @@ pub(crate) async fn switch(
         return Err(RequestError::UnknownBackend { name: name.to_owned() });
     };
     let limits = AnswerLimits { timeout: SWITCH_LIMIT, ..core.patient_limits() };
-    let request = SwitchRequest { to: Some(to), if_epoch, action: None };
+    let request = SwitchRequest { to: Some(to), if_epoch, ..SwitchRequest::default() };
     let status =
         switch::switch(&backend.client, url, &request, &limits).await.map_err(|error| refused(&backend, &error))?;
     tracing::info!(backend = backend.name, layout = status.layout, epoch = status.epoch, "the backend was switched");

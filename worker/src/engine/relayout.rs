@@ -5,8 +5,11 @@
 //! two steps, the state that it alone knows: with dp its running and waiting sequences, with tp those whose tokens it
 //! chooses (and rank 0 the waiting ones). Then all have the same list, and pages move
 //! ([`crate::model::Model::stage_attention`]). Nothing of the engine changes before all ranks have agreed.
+//!
+//! Lazily, pages move after the change: before each step those of the next sequences, which run from then on. One that
+//! is cancelled before goes with its pages, when they have come.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use semmoe_tables::{Attention, Score, TokenId};
 use serde::{Deserialize, Serialize};
@@ -17,7 +20,7 @@ use super::run::Engine;
 use super::sequence::{Carried, Sequence};
 use super::together::Together;
 use crate::ep::UnitError;
-use crate::model::{AttentionChange, KvCache, KvPhase, KvPool, MovingSequence, StagedKv, tell_all};
+use crate::model::{AttentionChange, KvArrival, KvCache, KvPhase, MovingSequence, StagedKv, tell_all};
 
 /// The sequences that a rank sends the others; then those of all ranks, oldest first.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -28,20 +31,42 @@ struct Known {
 
 /// The state the engine continues with if all ranks agree.
 pub(super) struct Staged {
-    pool: KvPool,
-    running: Vec<(Carried, KvCache)>,
+    kv: StagedKv,
+    /// All that run here, by id.
+    carried: HashMap<u64, Carried>,
+    step_bytes: u64,
     waiting: VecDeque<SequenceRequest>,
     /// By sequence: the rank that runs it, 0 where all do.
     pub(super) homes: Vec<(u64, u16)>,
 }
 
+/// Sequences whose pages come after the change.
+pub(super) struct Arriving {
+    kv: KvArrival,
+    /// Those of this rank that were not cancelled, by id.
+    pub(super) carried: HashMap<u64, Carried>,
+    /// A rank gets no more before a step, but for a single sequence.
+    step_bytes: u64,
+}
+
+impl Arriving {
+    /// Sequences of this rank that are to come.
+    pub(super) fn len(&self) -> usize {
+        self.carried.len()
+    }
+}
+
 impl Engine {
     /// Prepares the change to the other attention, together with all ranks; the inner error is why that cannot be, the
-    /// same on all.
+    /// same on all. With `step_bytes` pages move after it, so many before a step ([`Engine::arrive`]).
     pub(super) fn stage_attention(
         &mut self,
+        step_bytes: Option<u64>,
         objection: &dyn Fn(&Inbox) -> Option<String>,
     ) -> Result<Result<Staged, String>, UnitError> {
+        // Sequences of an earlier change that are still to come, come now.
+        self.arriving.iter_mut().for_each(|arriving| arriving.step_bytes = u64::MAX);
+        self.arrive()?;
         let to = self.model.other_attention().expect("a prepared change of attention");
         let known = match self.tell_known(to)? {
             Ok(known) => known,
@@ -56,15 +81,18 @@ impl Engine {
             shares: moving(sequence),
         });
         let sequences: Vec<MovingSequence<'_>> = sequences.collect();
-        let change = AttentionChange { pool: &self.pool, sequences: &sequences, capacity: self.limits.kv_pages.of(to) };
+        let (capacity, lazily) = (self.limits.kv_pages.of(to), step_bytes.is_some());
+        let change = AttentionChange { pool: &self.pool, sequences: &sequences, capacity, lazily };
         let mut objects = |_: KvPhase| objection(&self.inbox);
         let staged = self.model.stage_attention(&change, &mut self.ep, &mut objects)?;
-        Ok(staged.map(|staged| self.staged(to, known, staged)))
+        Ok(staged.map(|staged| self.staged(to, known, staged, step_bytes.unwrap_or_default())))
     }
 
-    fn staged(&self, to: Attention, known: Known, kv: StagedKv) -> Staged {
+    fn staged(&self, to: Attention, known: Known, kv: StagedKv, step_bytes: u64) -> Staged {
         let me = self.ep.rank().get();
-        let mut homes = kv.homes;
+        let mut homes = kv.homes.clone();
+        let here = |rank: u16| to == Attention::Tp || rank == me;
+        let own: HashSet<u64> = homes.iter().filter(|(_, rank)| here(*rank)).map(|(id, _)| *id).collect();
         let mut waiting = VecDeque::new();
         let mut loads = vec![0_usize; self.ep.world()];
         homes.iter().for_each(|&(_, rank)| loads[usize::from(rank)] += 1);
@@ -73,14 +101,13 @@ impl Engine {
             let rank = if to == Attention::Tp { 0 } else { place(&loads, &self.shares(&request), even) };
             loads[usize::from(rank)] += 1;
             homes.push((request.id, rank));
-            if to == Attention::Tp || rank == me {
+            if here(rank) {
                 waiting.push_back(request);
             }
         }
-        let mut caches: HashMap<u64, KvCache> = kv.sequences.into_iter().collect();
-        let running = known.running.into_iter();
-        let running = running.filter_map(|carried| caches.remove(&carried.request.id).map(|cache| (carried, cache)));
-        Staged { pool: kv.pool, running: running.collect(), waiting, homes }
+        let running = known.running.into_iter().map(|carried| (carried.request.id, carried));
+        let carried = running.filter(|(id, _)| own.contains(id)).collect();
+        Staged { kv, carried, step_bytes, waiting, homes }
     }
 
     /// Continues with the staged state.
@@ -91,16 +118,35 @@ impl Engine {
             self.report_stats(ticket);
         }
         self.together = (self.model.attention() == Attention::Tp).then(Together::default);
-        (self.pool, self.waiting) = (staged.pool, staged.waiting);
-        self.running.clear();
-        for (carried, kv) in staged.running {
-            let id = carried.request.id;
-            match carried.resume(kv, self.running.len() % self.ep.world(), &self.tokenizer) {
+        let Staged { kv, mut carried, step_bytes, waiting, .. } = staged;
+        let old = std::mem::take(&mut self.running).into_iter().map(|sequence| sequence.kv).collect();
+        (self.pool, self.waiting, self.admitted) = (kv.pool, waiting, 0);
+        self.resume(kv.sequences, &mut carried);
+        self.arriving = kv.arrival.filter(|arrival| !arrival.is_over()).map(|mut kv| {
+            kv.keep(old);
+            Arriving { kv, carried, step_bytes }
+        });
+    }
+
+    /// Before a step, together with all ranks: the pages of the next sequences come, which run from now on.
+    pub(super) fn arrive(&mut self) -> Result<(), UnitError> {
+        let Some(mut arriving) = self.arriving.take() else { return Ok(()) };
+        let came = arriving.kv.advance(arriving.step_bytes, &mut self.ep)?;
+        self.resume(came, &mut arriving.carried);
+        self.arriving = Some(arriving).filter(|arriving| !arriving.kv.is_over());
+        Ok(())
+    }
+
+    /// The sequences run on; those that were cancelled meanwhile are gone.
+    fn resume(&mut self, came: Vec<(u64, KvCache)>, carried: &mut HashMap<u64, Carried>) {
+        for (id, kv) in came {
+            let Some(carried) = carried.remove(&id) else { continue };
+            match carried.resume(kv, self.admitted % self.ep.world(), &self.tokenizer) {
                 Ok(sequence) => self.running.push(sequence),
                 Err(error) => self.events.push((id, SequenceEvent::Failed { message: error.to_string() })),
             }
+            self.admitted = self.admitted.wrapping_add(1);
         }
-        self.admitted = self.running.len();
     }
 
     /// Exchanges sequences with the other ranks.

@@ -10,8 +10,9 @@ use semmoe_text::Tokenizer;
 use super::batch;
 use super::inbox::Inbox;
 use super::limits::UnitLimits;
+use super::relayout::Arriving;
 use super::request::{Finish, RankStats, SequenceEvent, SequenceRequest};
-use super::sequence::{Sampled, Sequence, reservation};
+use super::sequence::{Carried, Sampled, Sequence, reservation};
 use super::switch::Prepared;
 use super::together::Together;
 use crate::control::message::{FromRank, ToRank};
@@ -41,6 +42,8 @@ pub(crate) struct Engine {
     pub(super) inbox: Inbox,
     pub(super) emit: Emit,
     pub(super) running: Vec<Sequence>,
+    /// After a change of attention whose pages move later.
+    pub(super) arriving: Option<Arriving>,
     pub(super) waiting: VecDeque<SequenceRequest>,
     /// Sequences that have joined the batch.
     pub(super) admitted: usize,
@@ -78,6 +81,7 @@ impl Engine {
             inbox,
             emit,
             running: Vec::new(),
+            arriving: None,
             waiting: VecDeque::new(),
             admitted: 0,
             cached_tokens: 0,
@@ -103,9 +107,12 @@ impl Engine {
 
     /// With attention dp each rank has its own sequences; none once that has changed.
     fn run_apart(&mut self) -> Result<Option<EngineEnd>, UnitError> {
+        let mut end = None;
         loop {
-            let end = self.take_orders()?;
-            if end.is_some() || self.together.is_some() {
+            end = self.take_orders()?.or(end);
+            // Others may have begun to move what is left of cancelled sequences, all of it.
+            let waits = end == Some(EngineEnd::Stopped) && self.arriving.is_some();
+            if self.together.is_some() || end.is_some() && !waits {
                 return Ok(end);
             }
             if self.is_quiet() {
@@ -113,15 +120,26 @@ impl Engine {
             }
             self.admit();
             self.flush();
-            if self.running.is_empty() || self.holds() {
+            if self.is_idle() || self.holds() {
                 // Rung by an order: look at it. Rung by a peer: take part in its step.
                 if self.ep.wait()? == Wake::Local {
                     continue;
                 }
             }
+            self.arrive()?;
             self.step()?;
             self.flush();
         }
+    }
+
+    /// Whether no sequence runs here, and none is to come on any rank.
+    pub(super) fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.arriving.is_none()
+    }
+
+    /// Sequences in the batch, those whose pages are to come included.
+    fn batched(&self) -> usize {
+        self.running.len() + self.arriving.as_ref().map_or(0, Arriving::len)
     }
 
     /// Only with attention tp.
@@ -165,10 +183,11 @@ impl Engine {
 
     /// Frees a sequence at once; one that has ended meanwhile has had its last event.
     pub(super) fn cancel(&mut self, id: u64) {
-        let held = self.running.len() + self.waiting.len();
+        let held = self.batched() + self.waiting.len();
         self.running.retain(|sequence| sequence.id() != id);
         self.waiting.retain(|request| request.id != id);
-        if self.running.len() + self.waiting.len() < held {
+        self.arriving.iter_mut().for_each(|arriving| drop(arriving.carried.remove(&id)));
+        if self.batched() + self.waiting.len() < held {
             self.events.push((id, SequenceEvent::Finished { finish: Finish::Abort, routes: None }));
         }
     }
@@ -176,10 +195,10 @@ impl Engine {
     /// Moves waiting sequences into the batch, oldest first, while there are pages for all that they may come to need.
     /// A running sequence never waits for a page, so it ends, and a waiting one follows.
     pub(super) fn admit(&mut self) {
-        while self.running.len() < self.limits.running {
+        while self.batched() < self.limits.running {
             let Some(request) = self.waiting.front() else { return };
             let Some(kv) = self.pool.admit(&request.tokens, reservation(request)) else {
-                if !self.running.is_empty() {
+                if !self.is_idle() {
                     return;
                 }
                 // Rank 0 refuses what does not fit an empty cache; this one would wait forever.
@@ -282,16 +301,18 @@ impl Engine {
     fn stats(&self) -> RankStats {
         let total = |sum: usize| sum as u64;
         let waiting_tokens = self.waiting.iter().map(|request| request.tokens.len()).sum();
+        let arriving = self.arriving.iter().flat_map(|arriving| arriving.carried.values().map(Carried::tokens));
+        let running_tokens: usize = self.running.iter().map(Sequence::tokens).chain(arriving).sum();
         RankStats {
             counters: self.ep.counters().snapshot(),
             timings: self.ep.timings().clone(),
-            running: total(self.running.len()),
+            running: total(self.batched()),
             waiting: total(self.waiting.len()),
             waiting_tokens: total(waiting_tokens),
             kv: self.pool.usage(),
             cached_tokens: self.cached_tokens,
             fetches: self.model.expert_fetches(),
-            total_tokens: total(self.running.iter().map(Sequence::tokens).sum::<usize>() + waiting_tokens),
+            total_tokens: total(running_tokens + waiting_tokens),
         }
     }
 }

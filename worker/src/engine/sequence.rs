@@ -40,6 +40,11 @@ pub(super) struct Carried {
 }
 
 impl Carried {
+    /// Tokens of prompt and answer so far.
+    pub(super) fn tokens(&self) -> usize {
+        self.request.tokens.len() + self.generated.len()
+    }
+
     /// The sequence as it was, with its keys and values.
     pub(super) fn resume(self, kv: KvCache, owner: usize, tokenizer: &Tokenizer) -> Result<Sequence, TextError> {
         let Self { request, fed, generated, sampler } = self;

@@ -38,6 +38,9 @@ pub(crate) struct SwitchTo {
     pub(crate) spread: ExpertSpread,
     /// Whether attention becomes tp where it is dp, and the other way round.
     pub(crate) turns_attention: bool,
+    /// Then keys and values move after the switch: before each step those of some sequences, of no more than so many
+    /// bytes on a rank, or of one. Without it they move in the switch.
+    pub(crate) kv_step_bytes: Option<u64>,
 }
 
 /// How a rank answers.
@@ -162,7 +165,8 @@ impl Engine {
         self.flush();
         let abort = ToRank::Switch { ticket, order: SwitchOrder::Abort };
         let objects = |inbox: &Inbox| (aborted || inbox.holds(&abort)).then(|| ABORTED.to_owned());
-        let staged = to.turns_attention.then(|| self.stage_attention(&objects)).transpose()?.transpose();
+        let staged = to.turns_attention.then(|| self.stage_attention(to.kv_step_bytes, &objects));
+        let staged = staged.transpose()?.transpose();
         let outcome = match staged {
             Err(cause) => SwitchOutcome::RolledBack { cause },
             Ok(staged) => {

@@ -91,7 +91,7 @@ impl Engine {
             if let Some(cause) = self.hear()? {
                 return Ok(Some(EngineEnd::Aborted(cause)));
             }
-            if self.running.is_empty() && self.together().orders.is_empty() && self.ep.wait()? == Wake::Local {
+            if self.is_idle() && self.together().orders.is_empty() && self.ep.wait()? == Wake::Local {
                 continue;
             }
             let stop = self.sync()?;
@@ -107,6 +107,7 @@ impl Engine {
             }
             self.admit();
             self.flush();
+            self.arrive()?;
             if !self.running.is_empty() {
                 self.step()?;
             }

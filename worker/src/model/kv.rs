@@ -7,13 +7,17 @@
 //! | `store` | the memory of pages |
 //! | `pool` | both together, behind a lock |
 //! | `cache` | one sequence's pages |
-//! | `describe`, `transfer` | a pool as moves are planned, and its pages on their way when attention changes |
+//! | `change` | the change of a pool when attention changes |
+//! | `describe` | a pool as moves are planned |
+//! | `arrival`, `transfer` | the new pool while its pages come, and pages on their way |
 //!
 //! A full page never changes, so sequences with the same tokens before and in it share it. What a page holds depends on
 //! its tokens alone, never on the batch in which it was computed: results are bitwise the same with and without
 //! sharing.
 
+mod arrival;
 mod cache;
+mod change;
 mod describe;
 mod page;
 mod pages;
@@ -21,12 +25,14 @@ mod pool;
 mod store;
 mod transfer;
 
+pub use arrival::KvArrival;
 pub use cache::KvCache;
+pub(super) use change::KvChange;
+pub use change::{MovingSequence, StagedKv};
 pub use page::PAGE_TOKENS;
 pub(super) use page::Page;
 pub use pool::{KvPool, KvUsage};
-pub(super) use transfer::KvChange;
-pub use transfer::{KvObjection, KvPhase, MovingSequence, StagedKv};
+pub use transfer::{KvObjection, KvPhase};
 
 /// The layout of a cache's content for every token. Keys and values differ in width where attention is latent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -61,7 +61,9 @@ pub use config::{
     Rope, RopeLayout, Router, Scoring, SharedExpert, Yarn,
 };
 pub use error::{ModelError, StepError};
-pub use kv::{CacheShape, KvCache, KvObjection, KvPhase, KvPool, KvUsage, MovingSequence, PAGE_TOKENS, StagedKv};
+pub use kv::{
+    CacheShape, KvArrival, KvCache, KvObjection, KvPhase, KvPool, KvUsage, MovingSequence, PAGE_TOKENS, StagedKv,
+};
 pub use probe::Probe;
 pub use relayout::AttentionChange;
 use relayout::OtherAttention;
@@ -248,7 +250,8 @@ impl Model {
     }
 
     /// The shape of a sequence's cache on this rank.
-    pub(crate) fn cache_shape(&self) -> CacheShape {
+    #[must_use]
+    pub fn cache_shape(&self) -> CacheShape {
         self.division.share.cache_shape(&self.config)
     }
 

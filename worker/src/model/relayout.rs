@@ -28,6 +28,9 @@ pub struct AttentionChange<'a> {
     pub sequences: &'a [MovingSequence<'a>],
     /// Pages of the new pool.
     pub capacity: usize,
+    /// Whether pages move after the change ([`KvArrival`](super::KvArrival)): those that sequences hold; others are
+    /// left behind.
+    pub lazily: bool,
 }
 
 impl Model {
@@ -65,8 +68,8 @@ impl Model {
         self.other.as_ref().map(|other| other.division.attention())
     }
 
-    /// Moves pages to where the other attention needs them, together with all ranks and between two steps. Nothing
-    /// changes until [`Model::install_attention`]; the inner error is the first rank's objection.
+    /// Moves pages to where the other attention needs them, or plans that, together with all ranks and between two
+    /// steps. Nothing changes until [`Model::install_attention`]; the inner error is the first rank's objection.
     ///
     /// # Errors
     /// A rank was lost.
@@ -92,6 +95,7 @@ impl Model {
             shape: other.share.cache_shape(&self.config),
             capacity: change.capacity,
             route_width: self.config.num_moe_layers() * self.config.top_k,
+            lazily: change.lazily,
         };
         change.stage(ep, objection)
     }

@@ -4,7 +4,7 @@
 //! partial pages and routes arrive where and as they should; it takes from the run under test which rank a sequence
 //! goes to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Barrier, Mutex};
 
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use super::super::share::HeadShare;
 use super::*;
 use crate::ep::{Counters, ExpertLayout, LocalTransport, Lockstep, StepPhase, WireRows};
-use crate::model::kv::{KvCache, KvPhase, KvUsage, PAGE_TOKENS};
+use crate::model::kv::{KvArrival, KvCache, KvPhase, KvUsage, PAGE_TOKENS};
 use crate::model::step::StepItem;
 
 const FIXTURES: [&str; 7] =
@@ -109,6 +109,8 @@ struct Shared {
     /// Of each change to dp.
     homes: Mutex<Vec<BTreeMap<u64, u16>>>,
     digests: Mutex<Vec<u64>>,
+    /// For the oracle: the sequences of each step.
+    schedule: Option<BTreeSet<(usize, u64)>>,
 }
 
 const CHUNK: usize = 45;
@@ -143,6 +145,7 @@ impl Shared {
             logits: Mutex::default(),
             homes: Mutex::default(),
             digests: Mutex::default(),
+            schedule: None,
         }
     }
 
@@ -152,9 +155,11 @@ impl Shared {
         texts.into_iter().filter(|(_, text)| attention == Attention::Tp || text.home == rank).collect()
     }
 
-    /// One step of all sequences of a rank: a chunk of the prompt, or a token.
+    /// One step of all sequences of a rank that are here, and scheduled: a chunk of the prompt, or a token.
     fn step(&self, at: usize, model: &mut Model, ep: &mut ExpertParallel, caches: &mut BTreeMap<u64, KvCache>) {
-        let texts = self.own(ep.rank().index(), model.attention());
+        let mut texts = self.own(ep.rank().index(), model.attention());
+        let scheduled = |id: u64| self.schedule.as_ref().is_none_or(|schedule| schedule.contains(&(at, id)));
+        texts.retain(|id, _| caches.contains_key(id) && scheduled(*id));
         let tokens: BTreeMap<u64, Vec<u32>> = texts
             .iter()
             .map(|(&id, text)| match text.generated.last() {
@@ -162,10 +167,9 @@ impl Shared {
                 None => (id, text.prompt[text.fed..].iter().take(CHUNK).copied().collect()),
             })
             .collect();
-        let mut items: Vec<StepItem<'_>> = caches
-            .iter_mut()
-            .map(|(id, kv)| StepItem { kv, tokens: &tokens[id], want_logits: true, phase: StepPhase::Prefill })
-            .collect();
+        let item =
+            |(id, kv)| Some(StepItem { kv, tokens: tokens.get(id)?, want_logits: true, phase: StepPhase::Prefill });
+        let mut items: Vec<StepItem<'_>> = caches.iter_mut().filter_map(item).collect();
         let out = model.step(&mut items, ep).unwrap();
         let mut seen = Vec::new();
         for (item, &id) in tokens.keys().enumerate() {
@@ -235,27 +239,41 @@ fn stage(
     model: &Model,
     ep: &mut ExpertParallel,
     (pool, caches): (&KvPool, &BTreeMap<u64, KvCache>),
-    capacity: usize,
+    (capacity, lazily): (usize, bool),
     objection: KvObjection<'_>,
 ) -> Result<StagedKv, String> {
     let sequences: Vec<MovingSequence<'_>> =
         caches.iter().map(|(&id, kv)| MovingSequence { id, kv, shares: Vec::new() }).collect();
-    model.stage_attention(&AttentionChange { pool, sequences: &sequences, capacity }, ep, objection).unwrap()
+    let change = AttentionChange { pool, sequences: &sequences, capacity, lazily };
+    model.stage_attention(&change, ep, objection).unwrap()
 }
 
-fn run_switched(dir: &Path, shared: &Shared, placement: &Placement, rank: usize, link: LocalTransport) {
+/// Lazily, one sequence comes before each step, and what is left before the next change.
+fn run_switched(
+    dir: &Path,
+    (shared, lazily): (&Shared, bool),
+    placement: &Placement,
+    rank: usize,
+    link: LocalTransport,
+) {
     let (mut model, mut ep) = (both(dir, rank, placement), joined(link, placement));
     let mut pool = KvPool::new(model.cache_shape(), 400, true);
     let mut caches = admitted(&pool, shared.own(rank, Attention::Dp));
+    let mut arrival: Option<KvArrival> = None;
     let mut at = 0;
     for (part, steps) in SCHEDULE.into_iter().enumerate() {
         if part > 0 {
+            if let Some(mut arrival) = arrival.take() {
+                assert!(!arrival.is_over(), "some come while others run");
+                caches.extend(arrival.advance(u64::MAX, &mut ep).unwrap());
+                assert!(arrival.is_over());
+            }
             shared.barrier.wait();
             if part == CANCELLED.0 {
                 caches.remove(&CANCELLED.1);
                 shared.texts.lock().unwrap().remove(&CANCELLED.1);
             }
-            let staged = stage(&model, &mut ep, (&pool, &caches), 400, &mut |_| None).unwrap();
+            let staged = stage(&model, &mut ep, (&pool, &caches), (400, lazily), &mut |_| None).unwrap();
             model.install_attention();
             if model.attention() == Attention::Tp {
                 shared.digests.lock().unwrap().push(staged.digest);
@@ -267,10 +285,17 @@ fn run_switched(dir: &Path, shared: &Shared, placement: &Placement, rank: usize,
                 texts.iter_mut().for_each(|(id, text)| text.home = homes[id].into());
                 shared.homes.lock().unwrap().push(homes);
             }
-            (pool, caches) = (staged.pool, staged.sequences.into_iter().collect());
+            let old = std::mem::replace(&mut caches, staged.sequences.into_iter().collect());
+            (pool, arrival) = (staged.pool, staged.arrival);
+            if let Some(arrival) = &mut arrival {
+                arrival.keep(old.into_values().collect());
+            }
             shared.barrier.wait();
         }
         for _ in 0..steps {
+            if let Some(arrival) = &mut arrival {
+                caches.extend(arrival.advance(0, &mut ep).unwrap());
+            }
             shared.step(at, &mut model, &mut ep, &mut caches);
             at += 1;
         }
@@ -329,7 +354,7 @@ fn run_naively(
     }
 }
 
-fn check(name: &str, world: usize) {
+fn check(name: &str, world: usize, lazily: bool) {
     let folder = fixture(name);
     let dir = folder.path();
     let config = ModelConfig::load(dir).unwrap();
@@ -338,16 +363,18 @@ fn check(name: &str, world: usize) {
     }
     let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, world as u16).unwrap();
     let found = Shared::new(&config, world);
-    on_ranks(world, |rank, link| run_switched(dir, &found, &placement, rank, link));
+    on_ranks(world, |rank, link| run_switched(dir, (&found, lazily), &placement, rank, link));
     let homes = found.homes.into_inner().unwrap();
-    let expected = Shared::new(&config, world);
+    let found_logits = found.logits.into_inner().unwrap();
+    let schedule = Some(found_logits.keys().copied().collect());
+    let expected = Shared { schedule, ..Shared::new(&config, world) };
     let meshes: Vec<Mutex<Vec<Option<LocalTransport>>>> =
         SCHEDULE.iter().map(|_| Mutex::new(LocalTransport::mesh(world).into_iter().map(Some).collect())).collect();
     on_ranks(world, |rank, _| {
         let links = meshes.iter().map(|mesh| mesh.lock().unwrap()[rank].take().unwrap()).collect();
         run_naively(dir, &expected, &homes, &placement, rank, links);
     });
-    let (found_logits, expected) = (found.logits.into_inner().unwrap(), expected.logits.into_inner().unwrap());
+    let expected = expected.logits.into_inner().unwrap();
     assert!(found_logits.keys().eq(expected.keys()), "{name}, {world} ranks: other steps");
     for (step, logits) in &found_logits {
         assert!(logits == &expected[step], "{name}, {world} ranks: step and sequence {step:?}");
@@ -363,8 +390,8 @@ fn check(name: &str, world: usize) {
 #[test]
 fn every_family_steps_as_the_oracle_through_four_changes() {
     for name in FIXTURES {
-        for world in [2, 4] {
-            check(name, world);
+        for (world, lazily) in [(2, false), (2, true), (4, false), (4, true)] {
+            check(name, world, lazily);
         }
     }
 }
@@ -396,7 +423,7 @@ fn there_and_back_every_byte_is_the_same() {
             shared.publish(&caches, 0);
             let before = shared.contents.lock().unwrap().clone();
             for _ in 0..2 {
-                let staged = stage(&model, &mut ep, (&pool, &caches), 400, &mut |_| None).unwrap();
+                let staged = stage(&model, &mut ep, (&pool, &caches), (400, false), &mut |_| None).unwrap();
                 model.install_attention();
                 (pool, caches) = (staged.pool, staged.sequences.into_iter().collect());
             }
@@ -430,19 +457,21 @@ fn an_objection_changes_nothing_on_any_rank() {
         (0..2).for_each(|at| shared.step(at, &mut model, &mut ep, &mut caches));
         for _ in 0..2 {
             let before = state(&pool, &caches, first);
-            for objector in 0..world {
-                for phase in [KvPhase::Planning, KvPhase::Moving { round: 0 }, KvPhase::Checking] {
+            // Lazily, nothing moves yet.
+            let phases = [KvPhase::Planning, KvPhase::Moving { round: 0 }, KvPhase::Checking];
+            for (lazily, phases) in [(false, &phases[..]), (true, &phases[..1])] {
+                for (objector, &phase) in (0..world).flat_map(|rank| phases.iter().map(move |phase| (rank, phase))) {
                     let mut objection =
                         |at| (objector == rank && at == phase).then(|| format!("it was asked to in {at:?}"));
-                    let cause = stage(&model, &mut ep, (&pool, &caches), 400, &mut objection).unwrap_err();
+                    let cause = stage(&model, &mut ep, (&pool, &caches), (400, lazily), &mut objection).unwrap_err();
                     assert_eq!(cause, format!("rank {objector}: it was asked to in {phase:?}"));
                     assert!(state(&pool, &caches, first) == before);
                 }
+                let cause = stage(&model, &mut ep, (&pool, &caches), (3, lazily), &mut |_| None).unwrap_err();
+                assert!(cause.starts_with("rank 0: ") && cause.contains("pages") && cause.contains('3'), "{cause}");
+                assert!(state(&pool, &caches, first) == before);
             }
-            let cause = stage(&model, &mut ep, (&pool, &caches), 3, &mut |_| None).unwrap_err();
-            assert!(cause.starts_with("rank 0: ") && cause.contains("pages") && cause.contains('3'), "{cause}");
-            assert!(state(&pool, &caches, first) == before);
-            let staged = stage(&model, &mut ep, (&pool, &caches), 400, &mut |_| None).unwrap();
+            let staged = stage(&model, &mut ep, (&pool, &caches), (400, false), &mut |_| None).unwrap();
             model.install_attention();
             (pool, caches) = (staged.pool, staged.sequences.into_iter().collect());
             first = first_head(&config, HeadShare::new(&config, rank, world).unwrap());

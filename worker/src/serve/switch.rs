@@ -21,10 +21,13 @@ pub(super) async fn status(State(app): State<Arc<App>>) -> Json<SwitchStatus> {
 
 /// `POST /switch`
 pub(super) async fn switch(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<SwitchStatus>, ApiError> {
-    let SwitchRequest { to, if_epoch, action } = serde_json::from_slice(&body).map_err(|error| {
-        ApiError::bad(format!("{error}; expected {{\"to\": \"ep\" or \"tp\" or {{\"tables\": FILE}}, \"if_epoch\": N, \"action\": \"prepare\" or \"commit\" or \"abort\"}}"))
+    let SwitchRequest { to, kv_step_bytes, if_epoch, action } = serde_json::from_slice(&body).map_err(|error| {
+        ApiError::bad(format!("{error}; expected {{\"to\": \"ep\" or \"tp\" or {{\"tables\": FILE}}, \"kv_step_bytes\": N, \"if_epoch\": N, \"action\": \"prepare\" or \"commit\" or \"abort\"}}"))
     })?;
     let prepares = matches!(action, None | Some(SwitchAction::Prepare));
+    if kv_step_bytes.is_some() && !prepares {
+        return Err(ApiError::param("kv_step_bytes", "kv_step_bytes belongs to the preparation: leave it out"));
+    }
     let target = match to {
         Some(to) if prepares => Some(target(&app, to).await?),
         None if prepares => return Err(ApiError::param("to", "to is missing: where to switch")),
@@ -39,7 +42,7 @@ pub(super) async fn switch(State(app): State<Arc<App>>, body: Bytes) -> Result<J
             if (&current.spread, current.attention) == (&target.spread, target.attention) {
                 return Ok(());
             }
-            unit.prepare_switch(target, if_epoch).await?;
+            unit.prepare_switch(target, kv_step_bytes, if_epoch).await?;
         }
         match action {
             None | Some(SwitchAction::Commit) => unit.commit_switch(if_epoch).await.map(|_| ()),

@@ -153,11 +153,17 @@ impl Unit {
     }
 
     /// Has every rank check a switch to `to`, which takes the next epoch; it then waits for [`Unit::commit_switch`].
+    /// `kv_step_bytes` as in [`SwitchTo`].
     ///
     /// # Errors
     /// See [`SwitchError`].
-    pub(crate) async fn prepare_switch(&self, to: UnitLayout, if_epoch: Option<u64>) -> Result<(), SwitchError> {
-        let (ticket, mut receiver) = self.begin_switch(to, if_epoch)?;
+    pub(crate) async fn prepare_switch(
+        &self,
+        to: UnitLayout,
+        kv_step_bytes: Option<u64>,
+        if_epoch: Option<u64>,
+    ) -> Result<(), SwitchError> {
+        let (ticket, mut receiver) = self.begin_switch(to, kv_step_bytes, if_epoch)?;
         let mut driver = Driver { unit: self, ticket, end: Some(SwitchEnd::Refused) };
         self.collect(&mut receiver, SwitchState::Preparing, PREPARE_LIMIT, |report| match report {
             SwitchReport::Prepared => Some(Ok(())),
@@ -240,6 +246,7 @@ impl Unit {
     fn begin_switch(
         &self,
         to: UnitLayout,
+        kv_step_bytes: Option<u64>,
         if_epoch: Option<u64>,
     ) -> Result<(u64, mpsc::UnboundedReceiver<(RankId, SwitchReport)>), SwitchError> {
         let mut state = self.state();
@@ -256,7 +263,7 @@ impl Unit {
         let (reports, receiver) = mpsc::unbounded_channel();
         let ticket = state.take_id();
         let turns_attention = to.attention != state.layout.attention;
-        let prepare = Box::new(SwitchTo { spread: to.spread.clone(), turns_attention });
+        let prepare = Box::new(SwitchTo { spread: to.spread.clone(), turns_attention, kv_step_bytes });
         let to = Arc::new(UnitLayout { epoch: state.layout.epoch + 1, ..to });
         let phase = SwitchState::Preparing;
         state.switch =

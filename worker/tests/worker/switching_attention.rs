@@ -49,14 +49,16 @@ async fn keep_asking(unit: &Unit, client: usize, stop: &AtomicBool, answered: &A
     }
 }
 
-async fn changes_under_load(unit: Unit, targets: &[&str], clients: usize) {
+/// Keys and values move in the switch, or `kv_step_bytes` before a step.
+async fn changes_under_load(unit: Unit, targets: &[&str], clients: usize, kv_step_bytes: Option<u64>) {
     let world = unit.world();
     let (stop, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
     let clients = join_all((0..clients).map(|client| keep_asking(&unit, client, &stop, &answered)));
     let operator = async {
         for (epoch, layout) in targets.iter().enumerate() {
             let before = answered.load(Ordering::Relaxed);
-            let status = unit.ok("/switch", &json!({"to": layout, "if_epoch": epoch})).await;
+            let switch = json!({"to": layout, "if_epoch": epoch, "kv_step_bytes": kv_step_bytes});
+            let status = unit.ok("/switch", &switch).await;
             assert_eq!((&status["state"], &status["epoch"]), (&json!("stable"), &json!(epoch + 1)), "{status}");
             assert_eq!(status["layout"], *layout);
             let info = unit.get("/server_info").await;
@@ -81,19 +83,26 @@ async fn changes_under_load(unit: Unit, targets: &[&str], clients: usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_are_golden_through_every_change() {
-    let unit = start(2, Attention::Dp);
-    changes_under_load(unit, &["tp-ep", "ep", "tp", "dp-tp", "tp-ep", "tp", "ep"], 24).await;
+    for kv_step_bytes in [None, Some(0)] {
+        let unit = start(2, Attention::Dp);
+        let targets = ["tp-ep", "ep", "tp", "dp-tp", "tp-ep", "tp", "ep"];
+        changes_under_load(unit, &targets, 24, kv_step_bytes).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_are_golden_where_keys_and_values_move_in_messages() {
-    let unit = start_over(TransportChoice::Tcp, 2, Attention::Dp);
-    changes_under_load(unit, &["tp-ep", "ep", "tp", "ep"], 24).await;
+    for kv_step_bytes in [None, Some(1 << 20)] {
+        let unit = start_over(TransportChoice::Tcp, 2, Attention::Dp);
+        changes_under_load(unit, &["tp-ep", "ep", "tp", "ep"], 24, kv_step_bytes).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_unit_of_four_that_began_with_tp_serves_200_at_once() {
-    changes_under_load(start(4, Attention::Tp), &["ep", "tp", "ep", "tp-ep"], 200).await;
+    for kv_step_bytes in [None, Some(1 << 20)] {
+        changes_under_load(start(4, Attention::Tp), &["ep", "tp", "ep", "tp-ep"], 200, kv_step_bytes).await;
+    }
 }
 
 /// One request over a socket of its own, left in the middle of its answer unless it is to end.
@@ -127,16 +136,27 @@ fn storm(address: &str, client: u64) {
     }
 }
 
-/// Prompts in chunks, and so few pages that requests wait for each other and prefixes are evicted, while attention
-/// changes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_storm_through_changes_leaves_nothing_behind() {
+    storm_through_changes(None).await;
+}
+
+/// Many changes find sequences whose pages have not moved since the last one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_storm_through_lazy_changes_leaves_nothing_behind() {
+    storm_through_changes(Some(0)).await;
+}
+
+/// Prompts in chunks, and so few pages that requests wait for each other and prefixes are evicted, while attention
+/// changes.
+async fn storm_through_changes(kv_step_bytes: Option<u64>) {
     const PAGES: u64 = 40;
     let unit = Unit::start_with(2, |config| {
         config.both_attentions = true;
         config.limits.kv = KvBudget::Tokens(PAGES as usize * 64);
         config.limits.running = 6;
         config.limits.step_tokens = 64;
+        config.threads = if kv_step_bytes.is_some() { 2 } else { 1 };
     });
     let address = unit.url.authority().to_string();
     let clients: Vec<_> = (0..8)
@@ -148,7 +168,7 @@ async fn a_storm_through_changes_leaves_nothing_behind() {
     let mut changes = 0;
     while clients.iter().any(|client| !client.is_finished()) {
         let to = ["tp-ep", "ep", "tp", "ep"][changes % 4];
-        let (status, _, answer) = unit.ask("/switch", &json!({"to": to})).await;
+        let (status, _, answer) = unit.ask("/switch", &json!({"to": to, "kv_step_bytes": kv_step_bytes})).await;
         // Where there is no room it says so, and is as it was.
         assert!(status == 200 || (status == 422 && answer.to_string().contains("pages")), "{status} {answer}");
         changes += usize::from(status == 200);
@@ -159,7 +179,7 @@ async fn a_storm_through_changes_leaves_nothing_behind() {
     }
     assert!(changes > 4, "{changes} changes");
     unit.quiet().await;
-    let to_dp = unit.ok("/switch", &json!({"to": "ep"})).await;
+    let to_dp = unit.ok("/switch", &json!({"to": "ep", "kv_step_bytes": kv_step_bytes})).await;
     assert_eq!(to_dp["layout"], "ep");
     let metrics = unit.metrics().await;
     let pages = |state| metrics.sum("semmoe_kv_pages", &[("state", state)]);
@@ -172,6 +192,57 @@ async fn a_storm_through_changes_leaves_nothing_behind() {
         assert_eq!((&rank["num_running_reqs"], &rank["num_waiting_reqs"]), (&json!(0), &json!(0)));
     }
     assert!(unit.stop(0).iter().all(Result::is_ok));
+}
+
+/// Prefixes that no sequence holds move with a switch, and stay behind when pages move after it.
+#[tokio::test(flavor = "multi_thread")]
+async fn prefixes_that_no_sequence_holds_are_left_behind_lazily() {
+    let unit = start(2, Attention::Dp);
+    let prompt: Vec<u32> = (0..200).collect();
+    let cached = async || unit.metrics().await.sum("semmoe_kv_pages", &[("rank", "0"), ("state", "cached")]);
+    let mut answers = Vec::new();
+    for (switch, pages) in [
+        (json!({"to": "tp-ep"}), 3),
+        (json!({"to": "ep", "kv_step_bytes": 0}), 0),
+        (json!({"to": "tp", "kv_step_bytes": 0}), 0),
+    ] {
+        let mut body = greedy(&json!(prompt), 8);
+        body["routed_dp_rank"] = json!(0);
+        answers.push(unit.ok("/generate", &body).await["output_ids"].clone());
+        assert_eq!(cached().await, 3);
+        unit.ok("/switch", &switch).await;
+        assert_eq!(cached().await, pages, "{switch}");
+    }
+    assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
+    let (status, _, answer) = unit.ask("/switch", &json!({"action": "commit", "kv_step_bytes": 1})).await;
+    assert!(status == 400 && answer["error"]["param"] == "kv_step_bytes", "{status} {answer}");
+    unit.stop(0);
+}
+
+/// Clients leave right after a lazy change, and the unit is stopped: ranks that still move pages wait for each other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_unit_stops_while_pages_of_cancelled_sequences_are_to_come() {
+    let unit = start(2, Attention::Tp);
+    let streams = join_all((0..24).map(|client: u32| {
+        let prompt: Vec<u32> = (0..300).map(|at| (at * 7 + client * 13) % 9000).collect();
+        let mut body = greedy(&json!(prompt), 1500);
+        body["stream"] = json!(true);
+        unit.client.send(unit.post("/generate", body.to_string().as_bytes()))
+    }))
+    .await;
+    assert!(streams.iter().all(|stream| stream.as_ref().unwrap().status() == 200));
+    while running(&unit).await < 24 {
+        tokio::task::yield_now().await;
+    }
+    unit.ok("/switch", &json!({"to": "ep", "kv_step_bytes": 0})).await;
+    drop(streams);
+    assert!(unit.stop(0).iter().all(Result::is_ok));
+}
+
+/// Sequences in batches, of all ranks.
+async fn running(unit: &Unit) -> u64 {
+    let loads = unit.get("/v1/loads").await;
+    loads["loads"].as_array().unwrap().iter().map(|rank| rank["num_running_reqs"].as_u64().unwrap()).sum()
 }
 
 /// Local and all activations so far.
@@ -229,16 +300,7 @@ async fn sequences_come_back_to_the_ranks_that_host_their_experts() {
             }
         };
         // All of them decode.
-        let running = async || {
-            let loads = unit.get("/v1/loads").await;
-            loads["loads"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|rank| rank["num_running_reqs"].as_u64().unwrap())
-                .sum::<u64>()
-        };
-        while running().await < 24 {
+        while running(&unit).await < 24 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         let before = share().await;

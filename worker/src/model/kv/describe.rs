@@ -28,11 +28,12 @@ pub(super) struct Named<'a> {
 }
 
 impl Pages {
-    /// All pages that hold something; `sequences` are all that hold pages. Equal on ranks whose pools went through the
-    /// same.
-    pub(super) fn describe<'a>(&self, sequences: impl Iterator<Item = Named<'a>>) -> Described {
+    /// The pages that `sequences` hold, which are all that hold any, and `with_idle` those that none holds. Equal on
+    /// ranks whose pools went through the same.
+    pub(super) fn describe<'a>(&self, sequences: impl Iterator<Item = Named<'a>>, with_idle: bool) -> Described {
         let mut described = Described::default();
-        for id in (0..self.sealed.len() as PageId).filter(|&id| self.sealed[id as usize].is_some()) {
+        let idle: Vec<PageId> = self.idle.values().copied().filter(|_| with_idle).collect();
+        for &id in &idle {
             self.number(id, &mut described);
         }
         for Named { id, chain, shares } in sequences {
@@ -42,7 +43,8 @@ impl Pages {
                     Some(&number) => number,
                     None => {
                         let before = pages.last().copied();
-                        described.push(page, KvPage { before, tokens: tokens.to_vec(), sealed: false })
+                        let sealed = self.sealed[page as usize].is_some();
+                        described.push(page, KvPage { before, tokens: tokens.to_vec(), sealed })
                     }
                 };
                 pages.push(number);
@@ -50,7 +52,7 @@ impl Pages {
             let promised = chain.promised.unwrap_or(0);
             described.pool.sequences.push(KvSequence { id, pages, promised, shares: shares.to_vec() });
         }
-        described.pool.idle = self.idle.values().map(|id| described.numbers[id]).collect();
+        described.pool.idle = idle.iter().map(|id| described.numbers[id]).collect();
         described
     }
 
@@ -72,17 +74,17 @@ impl Pages {
         described.numbers[&id]
     }
 
-    /// The pages of a pool as it was planned, in the plan's numbers, and its sequences; the rest is as `before`.
+    /// The pages of a pool as it was planned, in the plan's numbers, and its sequences; the rest is as `before`. No
+    /// page can be found until [`Pages::make_known`].
     pub(super) fn planned(plan: &PlanPool, capacity: usize, before: &Self) -> (Self, Vec<Chain>) {
         let mut pages = Self::new(capacity, before.reuse);
         pages.evicted = before.evicted;
-        for (id, page) in plan.pages.iter().enumerate() {
-            pages.sealed.push(page.sealed.then(|| {
-                let content = Content { before: page.before, tokens: page.tokens.as_slice().into() };
-                pages.index.insert(content.clone(), id as PageId);
-                Sealed { content, holders: 0, idle_since: 0 }
-            }));
-        }
+        let sealed = |page: &KvPage| Sealed {
+            content: Content { before: page.before, tokens: page.tokens.as_slice().into() },
+            holders: 0,
+            idle_since: 0,
+        };
+        pages.sealed = plan.pages.iter().map(|page| page.sealed.then(|| sealed(page))).collect();
         for &page in plan.sequences.iter().flat_map(|sequence| &sequence.pages) {
             if let Some(page) = &mut pages.sealed[page as usize] {
                 page.holders += 1;

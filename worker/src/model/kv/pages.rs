@@ -162,6 +162,14 @@ impl Pages {
         Seal::Known
     }
 
+    /// A sealed page of a planned pool can be found from now on, unless another with its content has become known
+    /// meanwhile: then it goes with the sequences that hold it.
+    pub(super) fn make_known(&mut self, id: PageId) {
+        if let Some(page) = &self.sealed[id as usize] {
+            self.index.entry(page.content.clone()).or_insert(id);
+        }
+    }
+
     /// The sequence releases its last page.
     pub(super) fn release_last(&mut self, chain: &mut Chain) {
         let Some(id) = chain.pages.pop() else { return };
@@ -222,7 +230,9 @@ impl Pages {
     fn evict(&mut self) -> Option<PageId> {
         let (_, id) = self.idle.pop_first()?;
         let page = self.sealed[id as usize].take()?;
-        self.index.remove(&page.content);
+        if self.index.get(&page.content) == Some(&id) {
+            self.index.remove(&page.content);
+        }
         self.evicted += 1;
         Some(id)
     }

@@ -1,0 +1,203 @@
+//! The new pool of a change of attention while its pages come: all bookkeeping is done, so that each sequence has its
+//! room, and a page is known to others from when it is there.
+//!
+//! Pages come all at once, before the change counts, or after it (lazily), some sequences' at a time. Then the old
+//! pages of all sequences are kept until the last ones have come. All ranks have the same queue and take from it
+//! between the same two steps, so that they need not agree on anything.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use semmoe_kernels::reshard::PieceHash;
+use semmoe_kernels::reshard::kv::{KvMove, KvSequence};
+use semmoe_tables::Attention;
+
+use super::cache::KvCache;
+use super::page::Page;
+use super::pages::{Chain, PageId};
+use super::pool::{KvPool, State};
+use super::transfer::{KvObjection, PlannedMoves, Transfer};
+use crate::ep::{ExpertParallel, UnitError};
+use crate::model::agree::vote;
+
+/// See the module.
+#[derive(Debug)]
+pub struct KvArrival {
+    planned: PlannedMoves,
+    pool: KvPool,
+    /// This rank's sequences whose pages have not come.
+    chains: HashMap<u64, Chain>,
+    /// Those of all ranks, in the order in which their pages come.
+    queue: VecDeque<Next>,
+    /// By receiving rank and page: moves that have not been made.
+    moves: Vec<BTreeMap<u32, Vec<KvMove>>>,
+    /// Pages that have come for a sequence of this rank alone.
+    own: HashMap<PageId, Page>,
+    /// `[pages of the old pool]`, as it was described.
+    ids: Vec<PageId>,
+    /// The sequences as they were.
+    old: Vec<KvCache>,
+    digest: PieceHash,
+}
+
+/// A sequence in the queue.
+#[derive(Debug)]
+struct Next {
+    id: u64,
+    /// Where it runs; 0 where all ranks have it.
+    rank: usize,
+    /// In the new pool.
+    pages: Vec<u32>,
+}
+
+impl KvArrival {
+    /// `pool` and `chains` as planned for this rank; `ids` are the described pages of the old pool.
+    pub(super) fn new(planned: PlannedMoves, pool: KvPool, chains: Vec<Chain>, ids: Vec<PageId>, world: usize) -> Self {
+        let PlannedMoves { plan, to, me, .. } = &planned;
+        let own = &plan.pool(*me).pool.sequences;
+        let chains = own.iter().map(|sequence| sequence.id).zip(chains).collect();
+        let ranks = if *to == Attention::Tp { 1 } else { world };
+        let next = |rank, KvSequence { id, pages, .. }: &KvSequence| Next { id: *id, rank, pages: pages.clone() };
+        let of_rank = |rank| plan.pool(rank).pool.sequences.iter().map(move |sequence| next(rank, sequence));
+        let mut queue: Vec<Next> = (0..ranks).flat_map(of_rank).collect();
+        queue.sort_by_key(|next| next.id);
+        let moves = (0..world).map(|rank| {
+            let mut all = Vec::new();
+            plan.moves(rank, &mut all);
+            let mut by_page: BTreeMap<u32, Vec<KvMove>> = BTreeMap::new();
+            all.into_iter().for_each(|piece| by_page.entry(piece.page).or_default().push(piece));
+            by_page
+        });
+        let moves = moves.collect();
+        let mut digest = PieceHash::default();
+        digest.update(&plan.digest().to_le_bytes());
+        let (queue, own, old) = (queue.into(), HashMap::new(), Vec::new());
+        Self { planned, pool, chains, queue, moves, own, ids, old, digest }
+    }
+
+    pub(super) fn pool(&self) -> &KvPool {
+        &self.pool
+    }
+
+    /// By sequence that has not come: the rank that has it, 0 where all have.
+    #[must_use]
+    pub fn homes(&self) -> Vec<(u64, u16)> {
+        self.queue.iter().map(|next| (next.id, next.rank as u16)).collect()
+    }
+
+    /// Whether all sequences have come.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Takes the sequences as they were before the change, all of this rank, from which [`KvArrival::advance`] reads.
+    pub fn keep(&mut self, old: Vec<KvCache>) {
+        self.old = old;
+    }
+
+    /// Moves the pages of the oldest sequences that have not come, together with all ranks and between two steps: of
+    /// one at least, of more while no rank gets more than `bytes`. Returns those of this rank.
+    ///
+    /// # Errors
+    /// A rank was lost, or sent other pages than were planned.
+    pub fn advance(&mut self, bytes: u64, ep: &mut ExpertParallel) -> Result<Vec<(u64, KvCache)>, UnitError> {
+        let (next, moves) = self.next(bytes);
+        let old = std::mem::take(&mut self.old);
+        let moved = self.fetch(moves, old.iter().flat_map(KvCache::held), ep, &mut |_| None)?;
+        moved.map_err(|cause| UnitError::PeerLost { rank: self.planned.me, cause })?;
+        self.old = old;
+        Ok(self.arrived(next))
+    }
+
+    /// Moves all pages at once, together with all ranks; `held` are those of the old pool. The inner error is the first
+    /// rank's objection; otherwise there is a digest of everything that is the same on all ranks.
+    pub(super) fn move_all<'a>(
+        &mut self,
+        held: impl Iterator<Item = (PageId, &'a Page)>,
+        ep: &mut ExpertParallel,
+        objection: KvObjection<'_>,
+    ) -> Result<Result<u64, String>, UnitError> {
+        let moves = self.moves.iter_mut().map(|by_page| std::mem::take(by_page).into_values().flatten().collect());
+        let moves = moves.collect();
+        self.fetch(moves, held, ep, objection)
+    }
+
+    /// All sequences of this rank, whose pages have come.
+    pub(super) fn into_sequences(mut self) -> Vec<(u64, KvCache)> {
+        let all = std::mem::take(&mut self.queue).into_iter().map(|next| next.id).collect();
+        self.arrived(all)
+    }
+
+    /// Takes the sequences that come next from the queue, and their moves by receiving rank.
+    fn next(&mut self, bytes: u64) -> (Vec<u64>, Vec<Vec<KvMove>>) {
+        let world = self.moves.len();
+        let limit = usize::try_from(bytes / self.pool.shape().page_bytes() as u64).unwrap_or(usize::MAX);
+        let (mut ids, mut pages, mut moves) = (Vec::new(), vec![0; world], vec![Vec::new(); world]);
+        while let Some(next) = self.queue.front() {
+            let to_come = |page: &&u32| self.moves[next.rank].contains_key(*page);
+            let new: Vec<u32> = next.pages.iter().filter(to_come).copied().collect();
+            if !ids.is_empty() && pages[next.rank] + new.len() > limit {
+                break;
+            }
+            pages[next.rank] += new.len();
+            let ranks = if self.planned.to == Attention::Tp { 0..world } else { next.rank..next.rank + 1 };
+            for rank in ranks {
+                let taken = new.iter().filter_map(|page| self.moves[rank].remove(page));
+                moves[rank].extend(taken.flatten());
+            }
+            ids.push(next.id);
+            self.queue.pop_front();
+        }
+        (ids, moves)
+    }
+
+    /// Makes moves, and has all ranks agree on what has come; the digest is of everything so far.
+    fn fetch<'a>(
+        &mut self,
+        moves: Vec<Vec<KvMove>>,
+        held: impl Iterator<Item = (PageId, &'a Page)>,
+        ep: &mut ExpertParallel,
+        objection: KvObjection<'_>,
+    ) -> Result<Result<u64, String>, UnitError> {
+        let held: HashMap<PageId, &Page> = held.collect();
+        let sources = self.ids.iter().map(|id| held[id]).collect();
+        let mut memory = BTreeMap::new();
+        let mut state = self.pool.state();
+        for piece in &moves[self.planned.me] {
+            if !memory.contains_key(&piece.page) {
+                memory.extend(state.store.page(self.pool.shape(), piece.page).map(|page| (piece.page, page)));
+            }
+        }
+        drop(state);
+        let mut transfer = Transfer { planned: &self.planned, sources, moves, memory };
+        let moved = transfer.run(ep, objection)?;
+        let memory = transfer.memory;
+        memory.values().for_each(|page| self.planned.add_to(&mut self.digest, page));
+        let digest = self.digest.finish();
+        if let Some(cause) = vote(ep, moved.as_ref().map(|()| digest))? {
+            return Ok(Err(cause));
+        }
+        let planned = &self.planned.plan.pool(self.planned.me).pool.pages;
+        let mut state = self.pool.state();
+        let State { pages, store } = &mut *state;
+        for (id, page) in memory {
+            match planned[id as usize].sealed {
+                true => {
+                    pages.make_known(id);
+                    store.share(id, page);
+                }
+                false => drop(self.own.insert(id, page)),
+            }
+        }
+        Ok(Ok(digest))
+    }
+
+    /// The sequences whose pages have come: those of this rank.
+    fn arrived(&mut self, ids: Vec<u64>) -> Vec<(u64, KvCache)> {
+        let cache = |id| {
+            let chain = self.chains.remove(&id)?;
+            Some((id, KvCache::new(self.pool.clone(), chain, |page| self.own.remove(&page))))
+        };
+        ids.into_iter().filter_map(cache).collect()
+    }
+}

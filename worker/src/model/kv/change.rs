@@ -1,0 +1,169 @@
+//! Pages move when attention changes between dp and tp, as [`semmoe_kernels::reshard::kv`] plans it: to pages that
+//! nothing uses yet, beside the old ones, which are kept until all ranks have agreed.
+//!
+//! 1. dp to tp: ranks send each other what their pools hold, without bytes. With tp they hold the same.
+//! 2. Each plans all moves, checks its own room, and all vote on the plan's digest. Nothing has moved.
+//! 3. Bytes travel, and all vote on the result: before the change counts or, lazily, after it ([`KvArrival`]).
+
+use semmoe_kernels::reshard::kv::{Balance, KvPlan, KvPool as PlanPool, KvShape};
+use semmoe_tables::Attention;
+
+use super::CacheShape;
+use super::arrival::KvArrival;
+use super::cache::KvCache;
+use super::describe::{Described, Named, decode, encode};
+use super::pages::Pages;
+use super::pool::KvPool;
+use super::store::Store;
+use super::transfer::{KvObjection, KvPhase, PlannedMoves};
+use crate::ep::{ExpertParallel, UnitError};
+use crate::memory::available_bytes;
+use crate::model::agree::{Obstacle, ROUND_BYTES, tell_all, vote};
+
+/// A sequence whose pages move.
+#[derive(Debug)]
+pub struct MovingSequence<'a> {
+    /// Unique in the unit.
+    pub id: u64,
+    /// Its pages.
+    pub kv: &'a KvCache,
+    /// `[ranks]`: how much each rank is preferred for it where attention becomes dp; empty where none is.
+    pub shares: Vec<f32>,
+}
+
+/// The change of a rank's pool.
+pub(in crate::model) struct KvChange<'a> {
+    pub(in crate::model) pool: &'a KvPool,
+    /// All that hold pages of it.
+    pub(in crate::model) sequences: &'a [MovingSequence<'a>],
+    /// Of whole pages, for all ranks.
+    pub(in crate::model) whole: KvShape,
+    pub(in crate::model) to: Attention,
+    /// Of this rank's new pages.
+    pub(in crate::model) shape: CacheShape,
+    /// Pages of the new pool.
+    pub(in crate::model) capacity: usize,
+    /// Experts of a token, in all layers.
+    pub(in crate::model) route_width: usize,
+    /// Whether pages move after the change. Those that no sequence holds are then left behind: kept until a request
+    /// needs them, they would hold the old pool's memory for as long, which may be for ever.
+    pub(in crate::model) lazily: bool,
+}
+
+/// A pool that is filled, or will be, and not used yet.
+#[derive(Debug)]
+pub struct StagedKv {
+    /// The pool.
+    pub pool: KvPool,
+    /// This rank's sequences whose pages have moved, by ascending id.
+    pub sequences: Vec<(u64, KvCache)>,
+    /// If pages move later: all that there are.
+    pub arrival: Option<KvArrival>,
+    /// By sequence: the rank that has it, 0 where all have.
+    pub homes: Vec<(u64, u16)>,
+    /// The digest of everything that is the same on all ranks.
+    pub digest: u64,
+}
+
+impl KvChange<'_> {
+    /// Moves the pages, together with all ranks; the inner error is the first rank's objection, after which nothing has
+    /// changed.
+    pub(in crate::model) fn stage(
+        &self,
+        ep: &mut ExpertParallel,
+        objection: KvObjection<'_>,
+    ) -> Result<Result<StagedKv, String>, UnitError> {
+        let state = self.pool.state();
+        let sequences = self.sequences.iter();
+        let named = sequences.map(|MovingSequence { id, kv, shares }| Named { id: *id, chain: kv.chain(), shares });
+        let described = state.pages.describe(named, !self.lazily);
+        let plan = self.plan(&described, ep, objection)?;
+        let plan = plan.and_then(|plan| self.check_room(&plan, ep.rank().index()).map(|()| plan));
+        if let Some(cause) = vote(ep, plan.as_ref().map(KvPlan::digest))? {
+            return Ok(Err(cause));
+        }
+        let Ok(plan) = plan else { unreachable!("all ranks have agreed") };
+        let digest = plan.digest();
+        let mut arrival = self.arrival(plan, described, &state.pages, ep);
+        let (pool, homes) = (arrival.pool().clone(), arrival.homes());
+        if self.lazily {
+            return Ok(Ok(StagedKv { pool, sequences: Vec::new(), arrival: Some(arrival), homes, digest }));
+        }
+        let idle: Vec<_> = state.pages.idle.values().map(|&id| (id, state.store.shared(id))).collect();
+        let held = self.sequences.iter().flat_map(|sequence| sequence.kv.held());
+        let all = held.chain(idle.iter().map(|(id, page)| (*id, &**page)));
+        let moved = arrival.move_all(all, ep, objection)?;
+        let staged = |digest| StagedKv { pool, sequences: arrival.into_sequences(), arrival: None, homes, digest };
+        Ok(moved.map(staged))
+    }
+
+    /// The plan of the new pools, the same on all ranks.
+    fn plan(
+        &self,
+        described: &Described,
+        ep: &mut ExpertParallel,
+        objection: KvObjection<'_>,
+    ) -> Result<Result<KvPlan, Obstacle>, UnitError> {
+        let own = objection(KvPhase::Planning).map_or(Ok(()), Err);
+        match self.to {
+            Attention::Tp => {
+                let own = own.and_then(|()| encode(&described.pool));
+                let failed = own.as_ref().err().cloned();
+                let told = tell_all(ep, own.unwrap_or_default())?;
+                if let Some(cause) = failed {
+                    return Ok(Err(Obstacle::Own(cause)));
+                }
+                let mut pools: Vec<PlanPool> = Vec::new();
+                for (rank, message) in told.iter().enumerate() {
+                    match decode(message) {
+                        Ok(pool) => pools.push(pool),
+                        Err(_) if message.is_empty() => return Ok(Err(Obstacle::Peer(rank))),
+                        Err(cause) => return Ok(Err(Obstacle::Own(format!("rank {rank} has {cause}")))),
+                    }
+                }
+                let plan = KvPlan::gather(self.whole, &pools, self.capacity);
+                Ok(plan.map_err(|error| Obstacle::Own(error.to_string())))
+            }
+            Attention::Dp => {
+                if let Err(cause) = own {
+                    return Ok(Err(Obstacle::Own(cause)));
+                }
+                let pool = &described.pool;
+                let promised: usize = pool.sequences.iter().map(|sequence| sequence.promised).sum();
+                let even = (pool.pages.len() - pool.idle.len() + promised) / ep.world();
+                let longest = pool.sequences.iter().map(|sequence| sequence.pages.len() + sequence.promised).max();
+                let full = even + even.div_ceil(4) + longest.unwrap_or_default();
+                // Where a sequence was, or where T has it, counts until a rank has a quarter more than an even part and
+                // one sequence. Only where that leaves no room are ranks kept close to each other.
+                let at_home = Balance { capacity: self.capacity.min(full), slack: usize::MAX };
+                let close = Balance { capacity: self.capacity, slack: even.div_ceil(4) };
+                let plan =
+                    KvPlan::scatter(self.whole, pool, at_home).or_else(|_| KvPlan::scatter(self.whole, pool, close));
+                Ok(plan.map_err(|error| Obstacle::Own(error.to_string())))
+            }
+        }
+    }
+
+    /// Whether this machine has memory for the new pages, beside the old ones.
+    fn check_room(&self, plan: &KvPlan, rank: usize) -> Result<(), Obstacle> {
+        let pages = plan.pool(rank).sources.len();
+        let needed = (pages * self.shape.page_bytes()
+            + 2 * self.whole.ranks() * ROUND_BYTES.min(pages * self.shape.page_bytes())) as u64;
+        match available_bytes().filter(|available| *available < needed) {
+            None => Ok(()),
+            Some(available) => Err(Obstacle::Own(format!(
+                "{pages} pages of keys and values need {needed} bytes while they move, and {available} are available"
+            ))),
+        }
+    }
+
+    /// The new pool, to which nothing has come.
+    fn arrival(&self, plan: KvPlan, described: Described, before: &Pages, ep: &ExpertParallel) -> KvArrival {
+        let me = ep.rank().index();
+        let (pages, chains) = Pages::planned(&plan.pool(me).pool, self.capacity, before);
+        let pool = KvPool::of(self.shape, pages, Store::default());
+        let alike = self.whole.heads_of(0) == self.whole.heads_of(ep.world() - 1);
+        let planned = PlannedMoves { plan, to: self.to, route_width: self.route_width, alike, me };
+        KvArrival::new(planned, pool, chains, described.ids, ep.world())
+    }
+}
