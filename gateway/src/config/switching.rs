@@ -7,6 +7,7 @@ use semmoe_engines::Engine;
 use semmoe_engines::http::BaseUrl;
 use semmoe_planner::policy::{
     Adaptive, ByLayout, Layout, LayoutPrior, Point, Prior, Settings, SettingsError, StepCurve, SwitchCost, TtftTarget,
+    Windows,
 };
 use serde::{Deserialize, Serialize};
 
@@ -128,8 +129,8 @@ impl Default for RawSwitch {
             least_gain: policy.least_gain,
             margin: policy.margin,
             dwell_seconds: policy.dwell_seconds,
-            fast_seconds: policy.fast_seconds,
-            slow_seconds: policy.slow_seconds,
+            fast_seconds: policy.windows.fast_seconds,
+            slow_seconds: policy.windows.slow_seconds,
             guard_close: policy.guard_close,
             guard_reopen: policy.guard_reopen,
             chunk_tokens: policy.chunk_tokens,
@@ -208,8 +209,7 @@ pub(super) fn switch(raw: RawSwitch, models: &[ModelConfig]) -> Result<SwitchCon
         least_gain: raw.least_gain,
         margin: raw.margin,
         dwell_seconds: raw.dwell_seconds,
-        fast_seconds: raw.fast_seconds,
-        slow_seconds: raw.slow_seconds,
+        windows: Windows { fast_seconds: raw.fast_seconds, slow_seconds: raw.slow_seconds },
         guard_close: raw.guard_close,
         guard_reopen: raw.guard_reopen,
         chunk_tokens: raw.chunk_tokens,

@@ -4,7 +4,7 @@ use semmoe_kernels::collectives::NormIn;
 use semmoe_kernels::{Dtype, Element, RowSplit};
 
 use super::space::{DeviceRows, Gpu};
-use crate::calls::{OwnSplit, ReduceScatter, ReduceScatterNorm, Rows, Split};
+use crate::calls::{OwnSplit, ReduceScatter, ReduceScatterNorm, RowOrder, Rows, Split};
 use crate::error::{LaunchError, Stopped};
 use crate::launch::{Grid, Launch};
 use crate::params::NORM_THREADS;
@@ -255,7 +255,8 @@ impl<R: Runner> Stream<R> {
         out: DeviceRows<'_, T>,
     ) -> Result<(), MoveError> {
         let capacity = out.len() as u64 / rows.hidden.max(1);
-        let reduce = ReduceScatter { parts, rows, split, out: &[out.buffer()], capacity, multicast: None };
+        let reduce =
+            ReduceScatter { parts, out: &[out.buffer()], order: RowOrder { rows, split, capacity, multicast: None } };
         let launch = match norm {
             None => reduce.launch(team, self.grid())?,
             Some(norm) => ReduceScatterNorm {
