@@ -93,7 +93,7 @@ impl Adaptive {
         Ok(Adaptive {
             guard: Guard::new(room_tokens, settings.guard_close, settings.guard_reopen),
             learned: Learned::new(prior),
-            arrivals: Arrivals::new(settings.windows),
+            arrivals: Arrivals::new(settings.fast_seconds, settings.slow_seconds),
             settings,
             cost,
             room_tokens,
@@ -134,7 +134,7 @@ impl Adaptive {
     fn compare(&self, unit: &UnitView<'_>) -> Result<Comparison, Stay> {
         let batch = unit.running.saturating_add(unit.waiting).clamp(1, self.settings.max_sequences);
         let arriving = self.arrivals.rate(self.now);
-        let coming = arriving + unit.waiting_tokens as f64 / self.settings.windows.slow_seconds;
+        let coming = arriving + unit.waiting_tokens as f64 / self.settings.slow_seconds;
         let mut prefill = ByLayout::default();
         let mut step = ByLayout::default();
         for layout in [Layout::Tp, Layout::Ep] {

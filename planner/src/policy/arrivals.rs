@@ -1,7 +1,5 @@
 //! Prompt tokens per second that arrive: the greater of a fast and a slow moving average, the fast one less its noise.
 
-use super::Windows;
-
 /// The fast average counts where it exceeds the slow one by this many standard deviations.
 const DEVIATIONS: f64 = 2.0;
 
@@ -44,9 +42,9 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
-    pub(super) fn new(windows: Windows) -> Self {
-        let slow = Fading::new(windows.slow_seconds);
-        Arrivals { fast: Fading::new(windows.fast_seconds), slow, squares: slow }
+    pub(super) fn new(fast_seconds: f64, slow_seconds: f64) -> Self {
+        let slow = Fading::new(slow_seconds);
+        Arrivals { fast: Fading::new(fast_seconds), slow, squares: slow }
     }
 
     pub(super) fn add(&mut self, at: f64, tokens: u32) {
@@ -69,7 +67,7 @@ mod tests {
 
     #[test]
     fn a_steady_rate_a_burst_and_a_pause() {
-        let mut arrivals = Arrivals::new(Windows { fast_seconds: 0.5, slow_seconds: 3.0 });
+        let mut arrivals = Arrivals::new(0.5, 3.0);
         (0..4000).for_each(|tick| arrivals.add(f64::from(tick) * 0.01, 50));
         let steady = arrivals.rate(40.0);
         assert!((4900.0..5200.0).contains(&steady), "{steady}");

@@ -31,7 +31,7 @@ pub use fixed::{Fixed, Phase, Phases};
 pub use learned::{LayoutPrior, Prior};
 pub use memory::{CacheShape, Guard, NoRoom, SwitchCost};
 pub use moebius::{Moebius, MoebiusSettings};
-pub use settings::{Settings, SettingsError, TtftTarget, Windows};
+pub use settings::{Settings, SettingsError, TtftTarget};
 
 /// How attention and experts of a unit lie on its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]

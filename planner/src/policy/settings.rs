@@ -9,15 +9,6 @@ pub struct TtftTarget {
     pub seconds: f64,
 }
 
-/// Windows of the two averages of arrivals.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Windows {
-    /// Of the fast average, which shows a burst at once.
-    pub fast_seconds: f64,
-    /// Of the slow one; a backlog of prompts is taken to be worked off within it.
-    pub slow_seconds: f64,
-}
-
 /// Settings of [`Adaptive`](super::Adaptive). The defaults were chosen on other seeds and hours than those of the
 /// table in docs/switching.md.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,8 +21,10 @@ pub struct Settings {
     pub margin: f64,
     /// No switch so soon after another one, whatever its cause.
     pub dwell_seconds: f64,
-    /// Over which arrivals are averaged.
-    pub windows: Windows,
+    /// Window of the fast average of arrivals.
+    pub fast_seconds: f64,
+    /// Window of the slow one; a backlog of prompts is taken to be worked off within it.
+    pub slow_seconds: f64,
     /// The KV guard closes a layout that would be fuller than this share.
     pub guard_close: f64,
     /// And opens it again at this one.
@@ -51,7 +44,8 @@ impl Default for Settings {
             least_gain: 0.02,
             margin: 1.0,
             dwell_seconds: 1.0,
-            windows: Windows { fast_seconds: 0.5, slow_seconds: 3.0 },
+            fast_seconds: 0.5,
+            slow_seconds: 3.0,
             guard_close: 0.95,
             guard_reopen: 0.85,
             chunk_tokens: 8192,
@@ -94,14 +88,13 @@ impl Settings {
         let seconds = |found: f64| found > 0.0 && from_zero(found);
         let share = |found: f64| (0.0..=1.0).contains(&found);
         let close = self.guard_close;
-        let Windows { fast_seconds, slow_seconds } = self.windows;
         let checks = [
             ("horizon_seconds", self.horizon_seconds, "0 to 3600", from_zero(self.horizon_seconds)),
             ("least_gain", self.least_gain, "0 to 1", share(self.least_gain)),
             ("margin", self.margin, "0 to 100", (0.0..=100.0).contains(&self.margin)),
             ("dwell_seconds", self.dwell_seconds, "0 to 3600", from_zero(self.dwell_seconds)),
-            ("fast_seconds", fast_seconds, POSITIVE, seconds(fast_seconds)),
-            ("slow_seconds", slow_seconds, POSITIVE, seconds(slow_seconds)),
+            ("fast_seconds", self.fast_seconds, POSITIVE, seconds(self.fast_seconds)),
+            ("slow_seconds", self.slow_seconds, POSITIVE, seconds(self.slow_seconds)),
             ("guard_close", close, "0 to 1", share(close)),
             ("guard_reopen", self.guard_reopen, "0 to guard_close", (0.0..=close).contains(&self.guard_reopen)),
             ("chunk_tokens", self.chunk_tokens.into(), "1 or more", self.chunk_tokens > 0),
