@@ -70,7 +70,7 @@ impl ExpertCopies {
     /// Nodes that do not divide the groups.
     pub fn between_groups(tables: &Tables) -> Result<Self, FormatError> {
         let places: Vec<u16> = (0..tables.groups()).collect();
-        Self::between_places(tables, (&places, places.len()), tables.solved_nodes())
+        Self::between_places(tables, &places, places.len(), tables.solved_nodes())
     }
 
     /// For tokens at so many places, of which each group is at one: `place_of` \[G\], with the groups on `nodes` nodes
@@ -80,7 +80,8 @@ impl ExpertCopies {
     /// Places for another number of groups; nodes that do not divide the groups.
     pub fn between_places(
         tables: &Tables,
-        (place_of, places): (&[u16], usize),
+        place_of: &[u16],
+        places: usize,
         nodes: Option<u16>,
     ) -> Result<Self, FormatError> {
         let groups = tables.groups();
