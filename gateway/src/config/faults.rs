@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::ConfigError;
-use super::validate::{at_least, seconds, within};
+use super::value::{at_least, seconds, within};
 use crate::breaker::BreakerRules;
 
 /// More attempts than any budget allows for long.

@@ -35,6 +35,7 @@ mod tables;
 mod tls;
 mod tracing;
 mod validate;
+mod value;
 mod waiting;
 
 use std::net::SocketAddr;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::ConfigError;
-use super::validate::{at_least, within};
+use super::value::{at_least, within};
 
 /// A month and a year: longer ones are mistakes.
 const MAX_INTERVAL_SECONDS: f64 = 31.0 * 86_400.0;

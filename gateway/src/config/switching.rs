@@ -10,7 +10,7 @@ use semmoe_planner::policy::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::validate::{MAX_SECONDS, seconds};
+use super::value::{MAX_SECONDS, seconds};
 use super::{BackendConfig, ConfigError, ModelConfig};
 
 /// An hour, as the policy has it.

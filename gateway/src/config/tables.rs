@@ -29,7 +29,7 @@ pub(crate) struct TablesConfig {
 }
 
 pub(super) fn tables(raw: RawTables, base: &Path) -> Result<TablesConfig, ConfigError> {
-    let interval = super::validate::seconds("tables.watch_interval_seconds", raw.watch_interval_seconds)?;
+    let interval = super::value::seconds("tables.watch_interval_seconds", raw.watch_interval_seconds)?;
     if raw.history > MAX_EARLIER {
         let cause = format!("{}, expected at most {MAX_EARLIER}", raw.history);
         return Err(ConfigError::value("tables.history", cause));

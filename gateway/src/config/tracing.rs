@@ -21,7 +21,7 @@ pub(crate) struct TracingConfig {
 }
 
 pub(super) fn tracing(raw: RawTracing) -> Result<TracingConfig, ConfigError> {
-    super::validate::within("tracing.ratio", raw.ratio, 0.0..=1.0)?;
+    super::value::within("tracing.ratio", raw.ratio, 0.0..=1.0)?;
     if raw.service_name.is_empty() || raw.service_name.len() > 256 {
         return Err(ConfigError::value("tracing.service_name", "expected 1 to 256 bytes"));
     }

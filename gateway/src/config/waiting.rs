@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::ConfigError;
-use super::validate::{MAX_SECONDS, seconds, within};
+use super::value::{MAX_SECONDS, seconds, within};
 
 /// More than any engine runs at a time.
 const MAX_IN_FLIGHT: u32 = 1 << 20;
