@@ -29,13 +29,11 @@ pub struct Rows {
 
 impl Rows {
     /// Bytes of `rows` rows of this width.
-    #[must_use]
     pub fn bytes_of(&self, rows: u64) -> u64 {
         rows.saturating_mul(self.hidden).saturating_mul(self.dtype.bytes() as u64)
     }
 
     /// Bytes of all.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes_of(self.tokens)
     }
@@ -76,7 +74,6 @@ pub struct OwnSplit {
 
 impl OwnSplit {
     /// For a call.
-    #[must_use]
     pub fn get(&self) -> Split<'_> {
         let [permutation, offsets] = [&self.permutation, &self.offsets].map(|list| list.as_ref().map(|list| &list[..]));
         Split { permutation, offsets }

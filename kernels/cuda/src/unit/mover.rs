@@ -130,7 +130,6 @@ impl Room {
     }
 
     /// Bytes of a rank's own memory.
-    #[must_use]
     pub fn scratch_bytes(&self) -> u64 {
         padded(&self.scratch())
     }

@@ -37,13 +37,11 @@ impl Room {
     }
 
     /// Bytes of each rank's symmetric memory, for [`PeerMemory`].
-    #[must_use]
     pub fn symmetric_bytes(&self) -> u64 {
         padded(&self.symmetric())
     }
 
     /// Bytes of each rank's own memory, for [`PeerMemory`].
-    #[must_use]
     pub fn own_bytes(&self) -> u64 {
         padded(&self.beside())
     }
