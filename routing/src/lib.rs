@@ -1,8 +1,8 @@
 //! Routing policies, prices, load accounts and believed prefix caches: pure.
 //!
 //! The crate decides on which attention-DP rank a request should run (paper section 3.3, Algorithm 2; see
-//! [`policies::affinity`] for what differs and why). It holds no clock, no sockets and no randomness, so that the gateway, the
-//! offline evaluation and simulations share one implementation and one behaviour.
+//! [`policies::affinity`] for what differs and why). It holds no clock, no sockets and no randomness, so that the
+//! gateway, the offline evaluation and simulations share one implementation and one behaviour.
 //!
 //! * [`Policy`]: reads a [`Request`] and the [`RankLoad`]s, returns a [`Choice`]; choosing has no side effects.
 //! * [`cost`]: the one cost that `affinity` and `prefix` minimise.

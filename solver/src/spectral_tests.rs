@@ -3,7 +3,7 @@
 use semmoe_tables::{ModelInfo, Phase, ProfileBuilder, Provenance, TraceBuilder};
 
 use super::*;
-use crate::alternate::Limits;
+use crate::clustering::Limits;
 use crate::topology::Topology;
 
 /// 12 experts in each of two layers; tokens of kind c use the experts e with (e + layer) % 3 = c, but for one

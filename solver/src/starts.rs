@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
-use crate::alternate::{
-    Clustering, Limits, Task, Watch, bring_home, improve, not_reached, run_from_home, run_spectral_start, run_start,
-};
+use crate::alternate::{Watch, bring_home, improve, not_reached, run_from_home, run_spectral_start, run_start};
+use crate::clustering::{Clustering, Limits, Task};
 use crate::home::Home;
 use crate::problem::Problem;
 use crate::replicate::{improve_replicas, kick_replicas, replicate};

@@ -1,4 +1,4 @@
-//! What one value may be: numbers in their ranges, times, names, digests.
+//! The limits of one value: numbers in their ranges, times, names, digests.
 
 use std::collections::HashSet;
 use std::fmt::Display;

@@ -69,7 +69,7 @@ pub(super) struct Recent {
     given_requests: AtomicU64,
 }
 
-/// What a rank was assigned, lately.
+/// The latest work of a rank.
 #[derive(Clone, Copy)]
 pub(super) struct RecentWork {
     pub(super) tokens: f64,
