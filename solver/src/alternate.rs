@@ -1,6 +1,6 @@
 //! One start of the alternation: unit step, expert step, unit step, ... until neither gains, then swaps, and again.
 
-use crate::clustering::{Clustering, Task};
+use crate::clustering::{Clustering, Limits, Task};
 use crate::expert_step::expert_step;
 use crate::problem::Problem;
 use crate::replicate::replicas_not_reached;

@@ -59,7 +59,7 @@ fn planted_groups_are_found() {
     let mut random = fastrand::Rng::with_seed(2);
     let task = Task { problem: &problem, capacity: &capacity, limits, home: None };
     let plan = spectral_plan(&task, &mut random, &|| false).unwrap();
-    assert!(crate::alternate::local_rate(plan.primal, &problem) > 0.9);
+    assert!(crate::clustering::local_rate(plan.primal, &problem) > 0.9);
     assert!(spectral_plan(&task, &mut random, &|| true).is_none());
 }
 

@@ -204,7 +204,7 @@ pub(crate) fn run_starts(
 fn mean_rate(problems: &[Problem], reached: &[Option<i128>]) -> Option<f64> {
     let rates = problems.iter().zip(reached).filter_map(|(problem, value)| {
         let value = (*value)?;
-        Some(crate::alternate::local_rate(value, problem))
+        Some(crate::clustering::local_rate(value, problem))
     });
     let rates: Vec<f64> = rates.collect();
     (!rates.is_empty()).then(|| rates.iter().sum::<f64>() / rates.len() as f64)

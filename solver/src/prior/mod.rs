@@ -11,7 +11,6 @@ mod tests;
 
 use semmoe_tables::{Attention, Profile};
 
-pub use strings::TokenStrings;
 #[cfg(test)]
 pub(crate) use tests::test_options;
 
