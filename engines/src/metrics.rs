@@ -13,7 +13,6 @@ pub struct Sample<'a> {
 
 impl<'a> Sample<'a> {
     /// Reads `name{label="value",...} value [timestamp]`. `None` for every other line.
-    #[must_use]
     pub fn parse(line: &'a str) -> Option<Self> {
         let end = line.find(['{', ' ', '\t']).filter(|end| *end > 0)?;
         let (name, rest) = line.split_at(end);
@@ -31,7 +30,6 @@ impl<'a> Sample<'a> {
     }
 
     /// A label's value as it is written, escapes and all.
-    #[must_use]
     pub fn label(&self, name: &str) -> Option<&'a str> {
         let mut rest = self.labels;
         loop {

@@ -177,7 +177,6 @@ impl Stripped {
 
     /// The body with one more first member, `value` being JSON; all other bytes stay. The caller knows that it has none
     /// of that name.
-    #[must_use]
     pub(crate) fn with_member(&self, field: &str, value: &str) -> Self {
         let comma = if self.has_members { "," } else { "" };
         let member = format!("\"{field}\":{value}{comma}");

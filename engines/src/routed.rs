@@ -42,9 +42,7 @@ pub fn can_ask(engine: Engine, version: Option<Version>, route: Route) -> bool {
     let since = match route {
         Route::Generate => GENERATE,
         Route::Chat | Route::Completions => OPENAI,
-        Route::Responses | Route::Embeddings | Route::Tokenize | Route::Messages | Route::Detokenize | Route::Extra => {
-            return false;
-        }
+        _ => return false,
     };
     match engine {
         Engine::Semmoe => true,

@@ -4,7 +4,6 @@
 //! changed files. Otherwise the last request that had it would free tables and tokenizers, which takes longer than the
 //! swap itself.
 
-use std::any::Any;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +18,7 @@ use crate::snapshot::{Model, Snapshot, Text};
 use crate::tables::LoadedTables;
 
 /// Something that was replaced.
-type Held = Arc<dyn Any + Send + Sync>;
+type Held = Arc<dyn Send + Sync>;
 
 /// The snapshot that counts now.
 pub(crate) struct Current {

@@ -32,6 +32,16 @@ macro_rules! metrics {
     (@new $new:expr) => { $new };
 }
 
+/// Declares the labels of a family.
+macro_rules! labels {
+    ($name:ident { $($field:ident: $kind:ty),* }) => {
+        #[derive(Clone, Debug, Hash, PartialEq, Eq, prometheus_client::encoding::EncodeLabelSet)]
+        pub(crate) struct $name {
+            $(pub(crate) $field: $kind,)*
+        }
+    };
+}
+
 mod answers;
 mod faults;
 mod live;
@@ -50,7 +60,6 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -79,89 +88,77 @@ use trust::TrustMetrics;
 /// The gateway's own time per request: scoring takes up to milliseconds, and more than 0.1 s is a fault.
 const OVERHEAD_SECONDS: [f64; 13] = [5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0];
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct PolicyLabels {
-    policy: &'static str,
-}
+labels!(PolicyLabels { policy: &'static str });
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct CanaryLabels {
-    model: String,
-    /// `canary` or `baseline`.
-    arm: &'static str,
-}
+// `arm`: `canary` or `baseline`.
+labels!(CanaryLabels { model: String, arm: &'static str });
 
-/// One backend.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub(crate) struct BackendLabels {
-    pub(crate) backend: String,
-}
+// One backend.
+labels!(BackendLabels { backend: String });
 
-/// One rank of a backend.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub(crate) struct RankLabels {
-    pub(crate) backend: String,
-    pub(crate) rank: String,
-}
+// One rank of a backend.
+labels!(RankLabels { backend: String, rank: String });
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct OutcomeLabels {
-    outcome: &'static str,
-}
+labels!(OutcomeLabels { outcome: &'static str });
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct RetryLabels {
-    cause: &'static str,
-    outcome: &'static str,
-}
+labels!(RetryLabels { cause: &'static str, outcome: &'static str });
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct AgreementLabels {
-    backend: String,
-    agrees: &'static str,
-}
+labels!(AgreementLabels { backend: String, agrees: &'static str });
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ModelLabels {
-    model: String,
-}
+labels!(ModelLabels { model: String });
+
+labels!(ReasonLabels { reason: &'static str });
+
+/// Histograms with buckets of their own.
+type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 
 metrics! {
-    /// The cache of ids of text between added tokens, by model.
-    struct SegmentCacheMetrics {
-        hits: Family<ModelLabels, Counter>,
+    /// Of routing, and what belongs to no other group.
+    struct RoutingMetrics {
+        overhead_seconds: Histogram = Histogram::new(OVERHEAD_SECONDS),
+            "gateway_overhead_seconds",
+            "Time from the arrival of the body to its dispatch: scoring, choosing, pinning";
+        inflight: Family<RankLabels, Gauge>, "rank_inflight", "Requests in flight";
+        predicted_lar: Histograms<PolicyLabels> = Family::new_with_constructor(shares),
+            "predicted_lar", "Expected local share of each scored request on its rank, by the policy that chose it";
+        canary: Family<CanaryLabels, Counter>, "canary_requests", "Requests of a model with a canary, by arm";
+        tables_generation: Gauge<u64, AtomicU64>,
+            "tables_generation", "Generation of the reloadable state; grows with every swap";
+        score_failures: Family<ReasonLabels, Counter>,
+            "score_failures", "Requests routed by load because they could not be scored";
+        prompt_counts: Family<AgreementLabels, Counter>,
+            "prompt_token_counts",
+            "Prompts whose tokens the engine counted too, by whether the counts agree";
+        cache_hits: Family<ModelLabels, Counter>,
             "segment_cache_hits", "Texts between added tokens whose ids were reused, such as earlier turns of a chat";
-        misses: Family<ModelLabels, Counter>, "segment_cache_misses", "Texts between added tokens that were encoded";
-        bytes: Family<ModelLabels, Gauge>, "segment_cache_bytes", "Bytes held by that cache";
+        cache_misses: Family<ModelLabels, Counter>,
+            "segment_cache_misses", "Texts between added tokens that were encoded";
+        cache_bytes: Family<ModelLabels, Gauge>, "segment_cache_bytes", "Bytes held by that cache";
         chats_left: Family<ModelLabels, Counter>,
             "plain_chats_left_to_library",
             "Text-only chats that only the template library could render, several times slower";
+        backend_healthy: Family<BackendLabels, Gauge>, "backend_healthy", "1 if the backend gets requests";
+        retries: Family<RetryLabels, Counter>,
+            "retries",
+            "Failed attempts that may be retried, by cause and by the outcome of the retry or why there was none";
     }
 }
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ReasonLabels {
-    reason: &'static str,
+/// For shares, in steps of 5%.
+fn shares() -> Histogram {
+    Histogram::new(linear_buckets(0.05, 0.05, 20))
 }
 
 /// All metrics of one gateway.
+#[derive(Default)]
 pub(crate) struct Metrics {
     registry: Registry,
     process: ProcessMetrics,
     pub(crate) requests: RequestMetrics,
-    overhead_seconds: Histogram,
-    inflight: Family<RankLabels, Gauge>,
-    predicted_lar: Family<PolicyLabels, Histogram, fn() -> Histogram>,
-    canary: Family<CanaryLabels, Counter>,
+    routing: RoutingMetrics,
     shadow: ShadowMetrics,
-    tables_generation: Gauge<u64, AtomicU64>,
     pub(crate) tables: TablesMetrics,
     pub(crate) spans: SpanMetrics,
-    score_failures: Family<ReasonLabels, Counter>,
-    backend_healthy: Family<BackendLabels, Gauge>,
-    retries: Family<RetryLabels, Counter>,
-    prompt_counts: Family<AgreementLabels, Counter>,
-    segment_cache: SegmentCacheMetrics,
     pub(crate) pins: PinMetrics,
     pub(crate) live: LiveMetrics,
     pub(crate) trust: TrustMetrics,
@@ -172,85 +169,23 @@ pub(crate) struct Metrics {
 
 impl Metrics {
     pub(crate) fn new() -> Self {
-        let shares: fn() -> Histogram = || Histogram::new(linear_buckets(0.05, 0.05, 20));
-        let mut metrics = Self {
-            registry: Registry::with_prefix("semmoe"),
-            process: ProcessMetrics::default(),
-            requests: RequestMetrics::default(),
-            overhead_seconds: Histogram::new(OVERHEAD_SECONDS),
-            inflight: Family::default(),
-            predicted_lar: Family::new_with_constructor(shares),
-            canary: Family::default(),
-            shadow: ShadowMetrics::default(),
-            tables_generation: Gauge::default(),
-            tables: TablesMetrics::default(),
-            spans: SpanMetrics::default(),
-            score_failures: Family::default(),
-            backend_healthy: Family::default(),
-            retries: Family::default(),
-            prompt_counts: Family::default(),
-            segment_cache: SegmentCacheMetrics::default(),
-            pins: PinMetrics::default(),
-            live: LiveMetrics::default(),
-            trust: TrustMetrics::default(),
-            faults: FaultMetrics::default(),
-            switching: SwitchMetrics::default(),
-            operation: OperationMetrics::default(),
-        };
-        metrics.register();
+        let mut metrics = Self { registry: Registry::with_prefix("semmoe"), ..Self::default() };
+        let registry = &mut metrics.registry;
+        process::register_build(registry);
+        metrics.requests.register(registry);
+        metrics.routing.register(registry);
+        metrics.shadow.register(registry);
+        metrics.tables.register(registry);
+        metrics.spans.register(registry);
+        metrics.pins.register(registry);
+        metrics.live.register(registry);
+        metrics.trust.register(registry);
+        metrics.faults.register(registry);
+        metrics.switching.register(registry);
+        metrics.operation.register(registry);
         metrics
     }
 
-    fn register(&mut self) {
-        let registry = &mut self.registry;
-        process::register_build(registry);
-        self.requests.register(registry);
-        registry.register(
-            "gateway_overhead_seconds",
-            "Time from the arrival of the body to its dispatch: scoring, choosing, pinning",
-            self.overhead_seconds.clone(),
-        );
-        registry.register("rank_inflight", "Requests in flight", self.inflight.clone());
-        registry.register(
-            "predicted_lar",
-            "Expected local share of each scored request on its rank, by the policy that chose it",
-            self.predicted_lar.clone(),
-        );
-        registry.register("canary_requests", "Requests of a model with a canary, by arm", self.canary.clone());
-        self.shadow.register(registry);
-        registry.register(
-            "tables_generation",
-            "Generation of the reloadable state; grows with every swap",
-            self.tables_generation.clone(),
-        );
-        self.tables.register(registry);
-        self.spans.register(registry);
-        registry.register(
-            "score_failures",
-            "Requests routed by load because they could not be scored",
-            self.score_failures.clone(),
-        );
-        registry.register(
-            "prompt_token_counts",
-            "Prompts whose tokens the engine counted too, by whether the counts agree",
-            self.prompt_counts.clone(),
-        );
-        self.segment_cache.register(registry);
-        registry.register("backend_healthy", "1 if the backend gets requests", self.backend_healthy.clone());
-        self.pins.register(registry);
-        self.live.register(registry);
-        self.trust.register(registry);
-        self.faults.register(registry);
-        self.switching.register(registry);
-        registry.register(
-            "retries",
-            "Failed attempts that may be retried, by cause and by the outcome of the retry or why there was none",
-            self.retries.clone(),
-        );
-        self.operation.register(registry);
-    }
-
-    /// All of them as text.
     pub(crate) fn encode(&self, format: TextFormat) -> String {
         let mut text = String::new();
         // Writing into a String cannot fail.
@@ -265,21 +200,21 @@ impl Metrics {
     }
 
     pub(crate) fn overhead(&self, took: Duration) {
-        self.overhead_seconds.observe(took.as_secs_f64());
+        self.routing.overhead_seconds.observe(took.as_secs_f64());
     }
 
     /// The gauge of a rank's requests in flight; `None` is for requests whose rank the engine chooses.
     pub(crate) fn inflight(&self, backend: &str, rank: Option<u16>) -> Gauge {
-        self.inflight.get_or_create_owned(&RankLabels { backend: backend.to_owned(), rank: rank_label(rank) })
+        self.routing.inflight.get_or_create_owned(&RankLabels { backend: backend.to_owned(), rank: rank_label(rank) })
     }
 
     pub(crate) fn predicted_lar(&self, policy: &'static str, share: f64) {
-        self.predicted_lar.get_or_create(&PolicyLabels { policy }).observe(share);
+        self.routing.predicted_lar.get_or_create(&PolicyLabels { policy }).observe(share);
     }
 
     /// Counts the requests of one arm of a canary.
     pub(crate) fn canary(&self, model: &str, arm: &'static str) -> Counter {
-        self.canary.get_or_create_owned(&CanaryLabels { model: model.to_owned(), arm })
+        self.routing.canary.get_or_create_owned(&CanaryLabels { model: model.to_owned(), arm })
     }
 
     /// The gain so far of the policy that a model's policy watches.
@@ -288,43 +223,46 @@ impl Metrics {
     }
 
     pub(crate) fn generation(&self, generation: u64) {
-        self.tables_generation.set(generation);
+        self.routing.tables_generation.set(generation);
     }
 
     pub(crate) fn score_failure(&self, reason: &'static str) {
-        self.score_failures.get_or_create(&ReasonLabels { reason }).inc();
+        self.routing.score_failures.get_or_create(&ReasonLabels { reason }).inc();
     }
 
     /// One prompt that both counted; how many of the backend's agreed, or differed, as this one did.
     pub(crate) fn prompt_tokens(&self, backend: &str, agree: bool) -> u64 {
         let labels = AgreementLabels { backend: backend.to_owned(), agrees: if agree { "yes" } else { "no" } };
-        self.prompt_counts.get_or_create(&labels).inc() + 1
+        self.routing.prompt_counts.get_or_create(&labels).inc() + 1
     }
 
     /// The state of a model's segment cache, and its plain chats that the template library rendered.
     pub(crate) fn segment_cache(&self, model: &str, cache: &SegmentCache, chats_left: u64) {
         let labels = ModelLabels { model: model.to_owned() };
-        let SegmentCacheMetrics { hits, misses, bytes, chats_left: left } = &self.segment_cache;
+        let RoutingMetrics { cache_hits, cache_misses, cache_bytes, chats_left: left, .. } = &self.routing;
         left.get_or_create(&labels).inner().store(chats_left, Ordering::Relaxed);
-        hits.get_or_create(&labels).inner().store(cache.hits, Ordering::Relaxed);
-        misses.get_or_create(&labels).inner().store(cache.misses, Ordering::Relaxed);
-        bytes.get_or_create(&labels).set(cache.bytes as i64);
+        cache_hits.get_or_create(&labels).inner().store(cache.hits, Ordering::Relaxed);
+        cache_misses.get_or_create(&labels).inner().store(cache.misses, Ordering::Relaxed);
+        cache_bytes.get_or_create(&labels).set(cache.bytes as i64);
     }
 
     pub(crate) fn backend_healthy(&self, backend: &str, healthy: bool) {
-        self.backend_healthy.get_or_create(&BackendLabels { backend: backend.to_owned() }).set(i64::from(healthy));
+        self.routing
+            .backend_healthy
+            .get_or_create(&BackendLabels { backend: backend.to_owned() })
+            .set(i64::from(healthy));
     }
 
     /// A retry, by what came of it, or one that was not made (`no_...`).
     pub(crate) fn retry(&self, cause: &'static str, outcome: &'static str) {
-        self.retries.get_or_create(&RetryLabels { cause, outcome }).inc();
+        self.routing.retries.get_or_create(&RetryLabels { cause, outcome }).inc();
     }
 
     /// A backend is gone: it is neither healthy nor ill any more. Returns whether its requests have ended, too; until
     /// then they are counted on. Its counters stay.
     pub(crate) fn forget_backend(&self, backend: &str, ranks: u16) -> bool {
         let labels = BackendLabels { backend: backend.to_owned() };
-        self.backend_healthy.remove(&labels);
+        self.routing.backend_healthy.remove(&labels);
         self.pins.forget(&labels);
         self.faults.forget(&labels);
         self.requests.forget(backend);
@@ -339,7 +277,7 @@ impl Metrics {
     fn forget_inflight<R: Iterator<Item = Option<u16>>>(&self, backend: &str, ranks: impl Fn() -> R) -> bool {
         let ended = ranks().all(|rank| self.inflight(backend, rank).get() == 0);
         for rank in ranks().filter(|_| ended) {
-            self.inflight.remove(&RankLabels { backend: backend.to_owned(), rank: rank_label(rank) });
+            self.routing.inflight.remove(&RankLabels { backend: backend.to_owned(), rank: rank_label(rank) });
         }
         ended
     }

@@ -221,37 +221,31 @@ impl DispatchPlan {
     }
 
     /// P: ranks of the plan.
-    #[must_use]
     pub fn ranks(&self) -> usize {
         self.row_offsets.len().saturating_sub(1)
     }
 
     /// n: tokens that were planned.
-    #[must_use]
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
     /// R: rows that are sent, the rank's own included.
-    #[must_use]
     pub fn rows(&self) -> usize {
         self.row_tokens.len()
     }
 
     /// `[R]`: the token of each row.
-    #[must_use]
     pub fn row_tokens(&self) -> &[u32] {
         &self.row_tokens
     }
 
     /// Where a rank's rows stand among the R rows. Panics if there is no such rank.
-    #[must_use]
     pub fn row_range(&self, rank: usize) -> Range<usize> {
         self.row_offsets[rank] as usize..self.row_offsets[rank + 1] as usize
     }
 
     /// The rows sent to a rank. Panics if there is no such rank.
-    #[must_use]
     pub fn rank(&self, rank: usize) -> RankRows<'_> {
         let pairs = self.pair_offsets[rank] as usize..self.pair_offsets[rank + 1] as usize;
         let Self { row_tokens: tokens, row_pairs, experts, weights, .. } = self;

@@ -20,7 +20,6 @@ pub enum Dtype {
 
 impl Dtype {
     /// Bytes of one element.
-    #[must_use]
     pub const fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -29,7 +28,6 @@ impl Dtype {
     }
 
     /// The type that has this number in the C ABI.
-    #[must_use]
     pub const fn from_code(code: u32) -> Option<Self> {
         match code {
             0 => Some(Self::F32),
@@ -40,7 +38,6 @@ impl Dtype {
     }
 
     /// Its usual name.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",

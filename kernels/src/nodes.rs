@@ -22,37 +22,31 @@ impl NodeGrid {
     }
 
     /// N
-    #[must_use]
     pub fn nodes(self) -> usize {
         self.nodes
     }
 
     /// P: ranks of a node.
-    #[must_use]
     pub fn width(self) -> usize {
         self.width
     }
 
     /// W
-    #[must_use]
     pub fn ranks(self) -> usize {
         self.nodes * self.width
     }
 
     /// The node of a rank.
-    #[must_use]
     pub fn node(self, rank: usize) -> usize {
         rank / self.width
     }
 
     /// A rank's index on its node.
-    #[must_use]
     pub fn local(self, rank: usize) -> usize {
         rank % self.width
     }
 
     /// The rank of a local index on a node.
-    #[must_use]
     pub fn rank(self, node: usize, local: usize) -> usize {
         node * self.width + local
     }

@@ -10,7 +10,6 @@ pub const NORM_LANES: usize = 2048;
 /// 2. neighbours are folded: for s = 1, 2, 4, ..., 1024: accumulator i += accumulator i + s, for each i that 2s
 ///    divides;
 /// 3. `1 / sqrt(accumulator 0 / H + epsilon)`, with the rounded square root and the rounded division.
-#[must_use]
 #[inline(always)]
 pub fn inverse_rms(row: &[f32], epsilon: f32) -> f32 {
     let mut lanes = [0.0f32; NORM_LANES];

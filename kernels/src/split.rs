@@ -36,37 +36,31 @@ impl<'a> RowSplit<'a> {
     }
 
     /// P
-    #[must_use]
     pub fn ranks(&self) -> usize {
         self.offsets.len() - 1
     }
 
     /// n
-    #[must_use]
     pub fn tokens(&self) -> usize {
         self.offsets[self.ranks()] as usize
     }
 
     /// `[P + 1]`
-    #[must_use]
     pub fn offsets(&self) -> &'a [u32] {
         self.offsets
     }
 
     /// `[n]`, if the order is not that of the tokens.
-    #[must_use]
     pub fn permutation(&self) -> Option<&'a [u32]> {
         self.permutation
     }
 
     /// Positions of a rank. Panics if there is no such rank.
-    #[must_use]
     pub fn positions(&self, rank: usize) -> std::ops::Range<usize> {
         self.offsets[rank] as usize..self.offsets[rank + 1] as usize
     }
 
     /// The token at a position. Panics past the last one.
-    #[must_use]
     pub fn token(&self, position: usize) -> usize {
         match self.permutation {
             Some(permutation) => permutation[position] as usize,
@@ -76,7 +70,6 @@ impl<'a> RowSplit<'a> {
 
     /// A number that is, in all likelihood, the same on two ranks only if their splits are: so ranks find out that they
     /// disagree.
-    #[must_use]
     pub fn digest(&self) -> u64 {
         let offsets = self.offsets.iter().fold(self.offsets.len() as u64, |hash, &word| mix(hash, u64::from(word)));
         let Some(permutation) = self.permutation else { return offsets };
@@ -114,7 +107,6 @@ pub fn even_offsets(tokens: usize, ranks: usize) -> Result<Vec<u32>, KernelError
 }
 
 /// The first token of a rank's even part, as [`even_offsets`] has it; behind the last one for rank P.
-#[must_use]
 pub fn even_part(tokens: usize, ranks: usize, rank: usize) -> u32 {
     (rank * (tokens / ranks) + rank.min(tokens % ranks)) as u32
 }
@@ -129,7 +121,6 @@ pub struct SeenTokens {
 
 impl SeenTokens {
     /// Scratch that does not allocate again for up to `tokens` tokens.
-    #[must_use]
     pub fn with_capacity(tokens: usize) -> Self {
         Self { stamps: vec![0; tokens], call: 0 }
     }

@@ -17,7 +17,6 @@ pub enum Api {
 
 impl Api {
     /// Where it is.
-    #[must_use]
     pub fn path(self) -> &'static str {
         match self {
             Self::Chat => Route::Chat.path(),
@@ -27,7 +26,6 @@ impl Api {
     }
 
     /// Whether the body names the model.
-    #[must_use]
     pub fn names_model(self) -> bool {
         !matches!(self, Self::Generate)
     }

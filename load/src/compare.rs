@@ -74,7 +74,6 @@ impl Comparison {
     }
 
     /// Requests that were answered completely, failed ones, of each server.
-    #[must_use]
     pub fn ok_and_failed(&self) -> [(u64, u64); 2] {
         let sum = |side: fn(&Round) -> &Report| {
             self.rounds

@@ -102,7 +102,6 @@ pub enum LoadError {
 
 impl LoadError {
     /// Whether the caller's options or files are at fault, and not the server or the machine.
-    #[must_use]
     pub fn is_input(&self) -> bool {
         !matches!(self, Self::Connect { .. } | Self::Models(_) | Self::Cancelled | Self::Start(_))
     }

@@ -65,7 +65,6 @@ pub struct Slo {
 
 impl Slo {
     /// Whether any is given.
-    #[must_use]
     pub fn is_given(&self) -> bool {
         self.ttft_ms.is_some() || self.itl_ms.is_some() || self.e2e_ms.is_some()
     }
@@ -114,7 +113,6 @@ pub struct LoadOptions {
 
 impl LoadOptions {
     /// Chats that are not streamed, one at a time, each prompt of the file until `limit`.
-    #[must_use]
     pub fn new(url: BaseUrl, prompts: PathBuf, pace: Pace, limit: Limit) -> Self {
         Self {
             url,

@@ -24,14 +24,12 @@ enum Source {
 impl Schedule {
     /// Exponential gaps with a mean of `1 / per_second` seconds (finite, above 0), without end; the same for the same
     /// seed.
-    #[must_use]
     pub fn poisson(per_second: f64, seed: u64) -> Self {
         let source = Source::Poisson { per_second, random: fastrand::Rng::with_seed(seed) };
         Self { source, speed: 1.0, now: 0.0 }
     }
 
     /// Times as recorded, in order.
-    #[must_use]
     pub fn recorded(times: Arc<[Duration]>) -> Self {
         Self { source: Source::Recorded { times, next: 0 }, speed: 1.0, now: 0.0 }
     }

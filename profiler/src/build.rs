@@ -62,7 +62,6 @@ pub struct HoldOut {
 
 impl BuildOptions {
     /// All tokens, two threads, 512 MiB of counters, 1 % damaged requests.
-    #[must_use]
     pub fn new(traces: Vec<DomainInput>, out: PathBuf) -> Self {
         BuildOptions {
             traces,

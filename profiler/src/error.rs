@@ -166,7 +166,6 @@ impl From<PromptLineError> for ProfilerError {
 
 impl ProfilerError {
     /// Whether the caller's options or files are at fault, and not the engine or the machine.
-    #[must_use]
     pub fn is_input(&self) -> bool {
         match self {
             Self::Option { .. }

@@ -32,7 +32,6 @@ pub struct MergeOptions {
 
 impl MergeOptions {
     /// Unweighted, two threads.
-    #[must_use]
     pub fn new(profiles: Vec<DomainInput>, out: PathBuf) -> Self {
         MergeOptions { profiles, out, threads: 2, weight_by_domain: false }
     }

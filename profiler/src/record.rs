@@ -77,7 +77,6 @@ pub struct RecordOptions {
 
 impl RecordOptions {
     /// Options with the usual values: one token, greedy, 16 in flight, 120 s per answer, 1 % bad answers.
-    #[must_use]
     pub fn new(engine: Engine, url: BaseUrl, prompts: PathBuf, out: PathBuf, created: String) -> Self {
         RecordOptions {
             engine,

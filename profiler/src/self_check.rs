@@ -52,13 +52,11 @@ impl SelfCheck {
     }
 
     /// Of the activations, 0..1.
-    #[must_use]
     pub fn share(&self) -> f64 {
         self.differing as f64 / self.activations.max(1) as f64
     }
 
     /// Whether it is worth a warning.
-    #[must_use]
     pub fn is_suspicious(&self) -> bool {
         self.share() >= WARN
     }

@@ -69,7 +69,6 @@ impl Summary {
     }
 
     /// Of a profile.
-    #[must_use]
     pub fn of_profile(profile: &Profile) -> Self {
         let distinct = profile.token_counts().iter().filter(|&&n| n > 0).count() as u64;
         Summary {

@@ -18,7 +18,6 @@ pub enum Grade {
 
 impl Grade {
     /// In one word.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Poor => "poor",

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::policy::RankLoad;
 use crate::settings::Settings;
 use cell::Cell;
-use recent::{Recent, Window};
+use recent::{Recent, RecentWork, Window};
 
 pub(crate) use recent::MAX_WINDOW;
 
@@ -183,8 +183,10 @@ impl Accounts {
         let loads: Vec<RankLoad> = self.loads().into_iter().filter(|load| load.available).collect();
         let others = loads.len().max(1) as f64;
         let mean = |value: fn(&RankLoad) -> f64| loads.iter().map(value).sum::<f64>() / others;
-        let recent = (mean(|load| load.recent_tokens), mean(|load| load.recent_requests));
-        let latest = (mean(|load| load.latest_tokens), mean(|load| load.latest_requests));
+        let recent =
+            RecentWork { tokens: mean(|load| load.recent_tokens), requests: mean(|load| load.recent_requests) };
+        let latest =
+            RecentWork { tokens: mean(|load| load.latest_tokens), requests: mean(|load| load.latest_requests) };
         let fewest = loads.iter().map(|load| load.assigned_requests).min();
         for cell in changed {
             cell.recent.come_back(&self.memory, recent);

@@ -1,8 +1,8 @@
 //! Routing policies, prices, load accounts and believed prefix caches: pure.
 //!
 //! The crate decides on which attention-DP rank a request should run (paper section 3.3, Algorithm 2; see
-//! [`affinity`] for what differs and why). It holds no clock, no sockets and no randomness, so that the gateway, the
-//! offline evaluation and simulations share one implementation and one behaviour.
+//! [`policies::affinity`] for what differs and why). It holds no clock, no sockets and no randomness, so that the
+//! gateway, the offline evaluation and simulations share one implementation and one behaviour.
 //!
 //! * [`Policy`]: reads a [`Request`] and the [`RankLoad`]s, returns a [`Choice`]; choosing has no side effects.
 //! * [`cost`]: the one cost that `affinity` and `prefix` minimise.
@@ -39,40 +39,26 @@
 //! ```
 
 pub mod accounts;
-pub mod affinity;
-pub mod affinity_paper;
 mod canary;
 mod comparison;
 pub mod cost;
 mod hash;
-pub mod load_only;
+pub mod policies;
 mod policy;
-pub mod prefix;
 pub mod prefix_table;
-mod registry;
-mod round_robin;
 mod router;
 mod settings;
-pub mod shadow;
-pub mod sticky;
 
 pub use accounts::{Accounts, Work};
-pub use affinity::Affinity;
-pub use affinity_paper::AffinityPaper;
 pub use canary::Canary;
 pub use comparison::{Comparison, Report, ReportSide};
 pub use cost::{Cap, Cost, CostParts, Costs};
 pub use hash::hash_key;
-pub use load_only::{LeastLoad, PowerOfTwo, Random};
+pub use policies::{Affinity, NAMES, PolicyError, RoundRobin, policy, policy_with};
 pub use policy::{Choice, Needs, Policy, RankLoad, Request};
-pub use prefix::Prefix;
 pub use prefix_table::{PrefixSettings, PrefixTable, block_hashes};
-pub use registry::{NAMES, PolicyError, policy, policy_with};
-pub use round_robin::RoundRobin;
 pub use router::{Decision, Prompt, Router, Scratch};
 pub use settings::{Settings, SettingsError};
-pub use shadow::Shadow;
-pub use sticky::Sticky;
 
 /// The operator's page; its worked example is run with the tests.
 #[cfg(doctest)]

@@ -7,7 +7,7 @@ use crate::balance::spread_of;
 use crate::evaluate::Judged;
 use crate::hosts::{Hosts, indices};
 use crate::labels::MainGroups;
-use crate::report::Unit;
+use crate::options::Unit;
 use crate::tally::Tally;
 
 /// The place of a token in a layer by T, and with attention tp by A where its groups in the two layers before are

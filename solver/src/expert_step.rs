@@ -4,7 +4,7 @@
 //! of the group it is put in, and every group takes N/G experts. That is a transportation problem with masses of one.
 //! A limit on the activations that a group may attract couples the experts of a layer; module `load_limit` has it.
 
-use crate::alternate::Limits;
+use crate::clustering::Limits;
 use crate::home::Home;
 use crate::load_limit::{Layer, assign_within};
 use crate::problem::Problem;

@@ -4,7 +4,8 @@ use proptest::prelude::*;
 use semmoe_tables::{ModelInfo, Phase, Profile, ProfileBuilder, Provenance, TraceBuilder};
 
 use super::*;
-use crate::alternate::{Clustering, Limits, Task, Watch, local_rate, not_reached, run_start};
+use crate::alternate::{Watch, not_reached, run_start};
+use crate::clustering::{Clustering, Limits, Task, local_rate};
 use crate::load_limit::group_loads;
 use crate::swaps::passed;
 use crate::topology::Topology;

@@ -1,45 +1,18 @@
 //! A placement that is given: the experts stay where they are, and only the units are assigned.
 
-use std::ops::ControlFlow;
-use std::sync::Arc;
-
 use semmoe_tables::{Attention, ExpertId, LayerIdx, ModelInfo, Placement, Replicas, in_parallel};
+use std::ops::ControlFlow;
 
-use crate::alternate::Clustering;
+use crate::clustering::Clustering;
 use crate::error::SolveError;
 use crate::held::Held;
-use crate::options::SolveOptions;
+use crate::options::{GivenPlacement, SolveOptions};
 use crate::padding::{once_each, padded_replicas, uneven};
 use crate::problem::Problem;
 use crate::replicate::{clustering, replica_profits};
 use crate::starts::{Best, SolveProgress, StartOptions};
 use crate::transport::Transport;
 use crate::unit_step::{mass_capacity, weighed_profits};
-
-/// Where the experts are, for an engine that accepts no other placement, or that runs one already.
-#[derive(Clone, Debug)]
-pub enum GivenPlacement {
-    /// Contiguous blocks of N/G experts, as engines place them by default; with padding the first N mod G groups have
-    /// one more.
-    Linear,
-    /// Expert e on group e mod G.
-    RoundRobin,
-    /// Any, every expert once.
-    Experts(Arc<Placement>),
-    /// Any, with replicas or padding.
-    Slots(Arc<Replicas>),
-}
-
-impl GivenPlacement {
-    /// Its name in the tables' `solver`.
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            GivenPlacement::Linear => "linear",
-            GivenPlacement::RoundRobin => "round_robin",
-            GivenPlacement::Experts(_) | GivenPlacement::Slots(_) => "given",
-        }
-    }
-}
 
 /// A given placement that fits the model and the options.
 pub(crate) struct Given {

@@ -1,33 +1,17 @@
 //! Where experts are already: what it costs to move them, and which labels of groups move the fewest.
 
-use std::sync::Arc;
+use semmoe_tables::{LayerIdx, Profile};
 
-use semmoe_tables::{LayerIdx, Profile, Tables};
-
-use crate::alternate::{Clustering, Limits};
+use crate::clustering::{Clustering, Limits};
 use crate::error::SolveError;
-use crate::options::{SolveOptions, within};
+use crate::options::{SolveOptions, WarmStart, within};
 use crate::padding::{once_each, with_empty_slots};
 use crate::problem::Problem;
 use crate::topology::Topology;
 use crate::transport::Transport;
 use crate::unit_step::PROFIT_ONE;
 
-/// Tables that a solve starts from, because experts that stay need not be moved.
-#[derive(Clone, Debug)]
-pub struct WarmStart {
-    /// Tables of the same model and number of groups, each expert in one group; of their contents only E is used.
-    pub tables: Arc<Tables>,
-    /// C: what must be gained for an expert that leaves its group, in local activations over those of its layer's
-    /// average expert. With C = 0.05 an expert moves if five of a hundred activations of an average expert become local
-    /// by it.
-    pub migration_cost: f64,
-}
-
 impl WarmStart {
-    /// Small gains, and the differences between one local optimum and another, move nothing.
-    pub const DEFAULT_COST: f64 = 0.05;
-
     /// Checks that the tables are about the profile's model and the same groups.
     pub(crate) fn check(&self, profile: &Profile, options: &SolveOptions) -> Result<(), SolveError> {
         within("migration_cost", self.migration_cost, 0.0, 1e9, "a number from 0 to 1e9")?;

@@ -4,7 +4,8 @@ use proptest::prelude::*;
 use semmoe_tables::{ModelInfo, Phase, ProfileBuilder, Provenance, TraceBuilder};
 
 use super::*;
-use crate::alternate::{Limits, Task, Watch, bring_home, run_from_home, run_start, stay};
+use crate::alternate::{Watch, bring_home, run_from_home, run_start, stay};
+use crate::clustering::{Limits, Task};
 use crate::topology::Topology;
 use crate::unit_step::mass_capacity;
 

@@ -51,7 +51,7 @@ impl Hosts {
             groups: usize::from(tables.groups()),
             layers,
             experts: usize::from(experts),
-            copies: ExpertCopies::between_places(tables, (&place_of, places), nodes)?,
+            copies: ExpertCopies::between_places(tables, &place_of, places, nodes)?,
             start: vec![0],
             place: Vec::new(),
             place_of,

@@ -29,6 +29,7 @@ mod assign;
 mod balance;
 mod bounds;
 mod calibration;
+mod clustering;
 mod error;
 mod eval_requests;
 mod eval_steps;
@@ -75,19 +76,20 @@ mod unit_step;
 mod whole;
 
 pub use assign::{TokenAssigner, TokenPlan};
-pub use bounds::{BoundOptions, BoundScope, Bounds, LayerBounds, bounds};
+pub use bounds::{BoundScope, Bounds, LayerBounds, bounds};
 pub use calibration::{Calibration, Reliability, ReliabilityBin};
 pub use error::SolveError;
 pub use eval_requests::{BURST, WINDOW};
 pub use evaluate::{EvalInput, Evaluation, RequestFigures, StepFigures, evaluate};
-pub use given::GivenPlacement;
 pub use hold_out::HeldOut;
-pub use home::WarmStart;
-pub use options::{EvalOptions, Nodes, Objective, SolveOptions, UnseenTokens};
+pub use options::{
+    BoundOptions, EvalOptions, GivenPlacement, Nodes, Objective, RidgeOptions, SolveOptions, Unit, UnseenTokens,
+    WarmStart,
+};
 pub use paper::{PaperCap, PaperOptions, solve_paper};
-pub use prior::{RidgeOptions, TokenStrings};
+pub use prior::strings::TokenStrings;
 pub use prior_fit::PriorFit;
-pub use report::{Evidence, Migration, NodeFigures, SolveReport, Unit};
+pub use report::{Evidence, Migration, NodeFigures, SolveReport};
 pub use solve::{Solved, solve};
 pub use split::ProfilePart;
 pub use starts::SolveProgress;

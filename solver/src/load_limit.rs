@@ -5,7 +5,6 @@
 //! closest to it repaired by swaps; swaps that gain within the limit finish. Capacities in numbers of experts always
 //! hold, because only exact assignments and swaps are used. Gating groups that must stay whole do so in both.
 
-use crate::alternate::excess;
 use crate::gating::assign_gated;
 use crate::topology::Topology;
 use crate::transport::Transport;
@@ -175,4 +174,9 @@ impl Layer<'_> {
             before.gain - self.gain_of(a, from) - self.gain_of(b, to) + self.gain_of(a, to) + self.gain_of(b, from);
         Value { excess, gain }
     }
+}
+
+/// Activations of a layer above the cap.
+pub(crate) fn excess(loads: &[u64], cap: u64) -> u64 {
+    loads.iter().map(|load| load.saturating_sub(cap)).sum()
 }

@@ -4,15 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use semmoe_routing::{PrefixSettings, Settings};
-use semmoe_tables::{Attention, Embeddings, Provenance};
+use semmoe_tables::{Attention, Embeddings, Placement, Provenance, Replicas, Tables};
 use serde::Serialize;
 
-use crate::bounds::BoundOptions;
 use crate::error::{SolveError, check_groups};
-use crate::given::GivenPlacement;
-use crate::home::WarmStart;
 use crate::padding::padded_slots;
-use crate::prior::{RidgeOptions, TokenStrings};
+use crate::prior::strings::TokenStrings;
 
 /// T's row for a token that was never seen, where none like it was seen either.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +56,101 @@ impl Nodes {
     /// sheets of H100 and H200 nodes (NVLink 450 GB/s each way, 400 Gb/s adapters: 9), where kernels reach less of
     /// NVLink.
     pub const DEFAULT_INTER_COST: f64 = 4.0;
+}
+
+/// The unit of assignment, or of judging.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Unit {
+    /// Whole requests: one group over all layers.
+    Request,
+    /// Tokens of the vocabulary.
+    Token,
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Unit::Request => "request",
+            Unit::Token => "token",
+        })
+    }
+}
+
+/// Where the experts are, for an engine that accepts no other placement, or that runs one already.
+#[derive(Clone, Debug)]
+pub enum GivenPlacement {
+    /// Contiguous blocks of N/G experts, as engines place them by default; with padding the first N mod G groups have
+    /// one more.
+    Linear,
+    /// Expert e on group e mod G.
+    RoundRobin,
+    /// Any, every expert once.
+    Experts(Arc<Placement>),
+    /// Any, with replicas or padding.
+    Slots(Arc<Replicas>),
+}
+
+impl GivenPlacement {
+    /// Its name in the tables' `solver`.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            GivenPlacement::Linear => "linear",
+            GivenPlacement::RoundRobin => "round_robin",
+            GivenPlacement::Experts(_) | GivenPlacement::Slots(_) => "given",
+        }
+    }
+}
+
+/// Tables that a solve starts from, because experts that stay need not be moved.
+#[derive(Clone, Debug)]
+pub struct WarmStart {
+    /// Tables of the same model and number of groups, each expert in one group; of their contents only E is used.
+    pub tables: Arc<Tables>,
+    /// C: what must be gained for an expert that leaves its group, in local activations over those of its layer's
+    /// average expert. With C = 0.05 an expert moves if five of a hundred activations of an average expert become local
+    /// by it.
+    pub migration_cost: f64,
+}
+
+impl WarmStart {
+    /// Small gains, and the differences between one local optimum and another, move nothing.
+    pub const DEFAULT_COST: f64 = 0.05;
+}
+
+/// How much work a bound may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BoundOptions {
+    /// Most rounds of the SDP bound (each of 21 eigendecompositions); it ends earlier once it gains little. With zero
+    /// rounds it is about as good as the spectral bound.
+    pub iterations: u32,
+    /// Labels shared by layers: all layers are bounded together by B2 if there are at most this many columns (L * N);
+    /// the time grows with their cube.
+    pub joint_columns: usize,
+    /// The same for B1, with B2's first iterate. Beyond, the sum of the layers' own bounds is used, which holds too but
+    /// is weaker.
+    pub joint_spectral_columns: usize,
+}
+
+impl Default for BoundOptions {
+    fn default() -> Self {
+        BoundOptions { iterations: 15, joint_columns: 256, joint_spectral_columns: 1024 }
+    }
+}
+
+/// How the regression weighs. How the defaults were chosen is in this crate's README.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RidgeOptions {
+    /// Penalty on the squared coefficients; rows have unit length, and a token seen once weighs one.
+    pub penalty: f64,
+    /// Occurrences of a token above this many add nothing to its weight.
+    pub occurrences_cap: f64,
+}
+
+impl Default for RidgeOptions {
+    fn default() -> Self {
+        RidgeOptions { penalty: 3.0, occurrences_cap: 2.0 }
+    }
 }
 
 /// Options of [`solve`](crate::solve).

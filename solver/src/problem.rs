@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use semmoe_tables::{LayerIdx, Profile, TokenId, Trace};
+use semmoe_tables::{Attention, LayerIdx, Profile, TokenId, Trace};
 
 use crate::error::SolveError;
+use crate::options::Unit;
 
 /// Sums of counts stay below this, so that fixed-point sums fit 64 bits.
 const MAX_COUNTED: u64 = 1 << 50;
@@ -221,5 +222,27 @@ impl Problem {
             }
         }
         self.transposed = Transposed { indptr, entries };
+    }
+}
+
+/// The units to cluster; with attention tp one problem per layer.
+pub(crate) fn problems(
+    profile: &Profile,
+    trace: Option<&Trace>,
+    attention: Attention,
+) -> Result<(Unit, Vec<Problem>), SolveError> {
+    let layers = profile.model().layers();
+    match (attention, trace) {
+        (Attention::Dp, Some(trace)) => Ok((Unit::Request, vec![Problem::from_trace(trace)?])),
+        (Attention::Dp, None) => Ok((Unit::Token, vec![Problem::from_profile(profile, 0..layers)?])),
+        (Attention::Tp, _) => {
+            let each = (0..layers).map(|layer| match Problem::from_profile(profile, layer..layer + 1) {
+                Err(SolveError::NoTokens { .. }) if profile.total_tokens() > 0 => {
+                    Err(SolveError::SilentLayer { layer: profile.model().layer_ids[layer] })
+                }
+                problem => problem,
+            });
+            Ok((Unit::Token, each.collect::<Result<_, _>>()?))
+        }
     }
 }

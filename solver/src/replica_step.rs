@@ -14,8 +14,8 @@
 //! the residual graph (Bellman-Ford, no negative cycles), hence after each of them the choice is optimal among those
 //! that cover the experts so far.
 
-use crate::alternate::excess;
 use crate::held::{Exchange, Traffic};
+use crate::load_limit::excess;
 use crate::load_limit::{LoadPrices, Value};
 
 /// Rounds of the relaxation, as without replicas.

@@ -6,10 +6,12 @@
 //! comes from groups that do not hold them. It depends on both steps, so that the expert step keeps a reserve below
 //! the limit.
 
-use crate::alternate::{Clustering, Limits, Task, Watch, alternate, excess};
+use crate::alternate::{Watch, alternate};
+use crate::clustering::{Clustering, Limits, Task};
 use crate::expert_step::{column_gains, load_cap};
 use crate::held::{Exchange, Held, Traffic};
 use crate::kick::kicked;
+use crate::load_limit::excess;
 use crate::problem::Problem;
 use crate::replica_step::{ReplicaLayer, replicate_within};
 use crate::swaps::{MIN_GAIN, Search};

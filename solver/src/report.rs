@@ -1,18 +1,17 @@
 //! The report of a solve.
 
-use std::fmt;
-
 use semmoe_tables::{LayerIdx, Profile, Tables, in_parallel};
 use serde::Serialize;
 
-use crate::alternate::{Clustering, Limits, Task, local_rate, stay};
+use crate::alternate::stay;
 use crate::balance::{Spread, spread};
 use crate::bounds::Bounds;
+use crate::clustering::{Clustering, Limits, Task, local_rate};
 use crate::expert_step::load_floor;
 use crate::hold_out::HeldOut;
 use crate::home::Home;
 use crate::load_limit::group_loads;
-use crate::options::{Nodes, Objective, SolveOptions};
+use crate::options::{Nodes, Objective, SolveOptions, Unit};
 use crate::prior::TokenPrior;
 use crate::problem::Problem;
 use crate::ranks::Traced;
@@ -25,25 +24,6 @@ use crate::whole::whole;
 
 /// Profits that the search for whole units may read, all problems and rounds together.
 const MAX_VALUES_SETTLED: usize = 1 << 27;
-
-/// The unit of assignment, or of judging.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Unit {
-    /// Whole requests: one group over all layers.
-    Request,
-    /// Tokens of the vocabulary.
-    Token,
-}
-
-impl fmt::Display for Unit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Unit::Request => "request",
-            Unit::Token => "token",
-        })
-    }
-}
 
 /// Quality of a solve, measured on its own input but for `held_out`; judge tables on other data with
 /// [`evaluate`](crate::evaluate).

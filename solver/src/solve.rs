@@ -5,22 +5,22 @@ use std::ops::ControlFlow;
 use half::f16;
 use semmoe_tables::{Attention, Placement, Profile, Replicas, Tables, TablesBuilder, Trace};
 
-use crate::alternate::{Clustering, Limits};
 use crate::bounds::{Bounds, problem_bounds};
+use crate::clustering::{Clustering, Limits};
 use crate::error::SolveError;
 use crate::evidence::Shrinkage;
 use crate::features::check_together;
 use crate::given::Given;
 use crate::hold_out::{HeldOut, with_hold_out};
 use crate::labels::tp_parts;
-use crate::options::{Nodes, Objective, SolveOptions};
+use crate::options::{Nodes, Objective, SolveOptions, Unit};
 use crate::padding::padded_replicas;
 use crate::prior::TokenPrior;
 use crate::prior_fit::{TokenInput, fit_prior};
-use crate::problem::Problem;
+use crate::problem::{Problem, problems};
 use crate::ranks::Traced;
 use crate::replica_table::replica_tables;
-use crate::report::{Findings, Migration, SolveReport, Unit};
+use crate::report::{Findings, Migration, SolveReport};
 use crate::split::Split;
 use crate::starts::{Best, SolveProgress, StartOptions, run_starts};
 use crate::token_table::{dp_prices, token_shares};
@@ -227,28 +227,6 @@ fn own_counts(trace: Option<&Trace>, options: &SolveOptions) -> Result<Option<Pr
         (Objective::Ranks, _, None) => Err(SolveError::RanksNeedTrace),
         (Objective::Ranks, Attention::Tp, Some(trace)) => Ok(Some(Profile::of_trace(trace)?)),
         _ => Ok(None),
-    }
-}
-
-/// The units to cluster; with attention tp one problem per layer.
-pub(crate) fn problems(
-    profile: &Profile,
-    trace: Option<&Trace>,
-    attention: Attention,
-) -> Result<(Unit, Vec<Problem>), SolveError> {
-    let layers = profile.model().layers();
-    match (attention, trace) {
-        (Attention::Dp, Some(trace)) => Ok((Unit::Request, vec![Problem::from_trace(trace)?])),
-        (Attention::Dp, None) => Ok((Unit::Token, vec![Problem::from_profile(profile, 0..layers)?])),
-        (Attention::Tp, _) => {
-            let each = (0..layers).map(|layer| match Problem::from_profile(profile, layer..layer + 1) {
-                Err(SolveError::NoTokens { .. }) if profile.total_tokens() > 0 => {
-                    Err(SolveError::SilentLayer { layer: profile.model().layer_ids[layer] })
-                }
-                problem => problem,
-            });
-            Ok((Unit::Token, each.collect::<Result<_, _>>()?))
-        }
     }
 }
 

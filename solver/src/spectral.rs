@@ -12,8 +12,8 @@
 //! every step gives each group N/G experts of every layer, exactly; of several tries the one with the least squared
 //! distances is taken.
 
-use crate::alternate::Task;
 use crate::bounds::greatest_eigenpairs;
+use crate::clustering::Task;
 use crate::problem::Problem;
 use crate::seeds::draw;
 use crate::transport::{Plan, Transport};

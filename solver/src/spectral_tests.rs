@@ -3,7 +3,7 @@
 use semmoe_tables::{ModelInfo, Phase, ProfileBuilder, Provenance, TraceBuilder};
 
 use super::*;
-use crate::alternate::Limits;
+use crate::clustering::Limits;
 use crate::topology::Topology;
 
 /// 12 experts in each of two layers; tokens of kind c use the experts e with (e + layer) % 3 = c, but for one
@@ -59,7 +59,7 @@ fn planted_groups_are_found() {
     let mut random = fastrand::Rng::with_seed(2);
     let task = Task { problem: &problem, capacity: &capacity, limits, home: None };
     let plan = spectral_plan(&task, &mut random, &|| false).unwrap();
-    assert!(crate::alternate::local_rate(plan.primal, &problem) > 0.9);
+    assert!(crate::clustering::local_rate(plan.primal, &problem) > 0.9);
     assert!(spectral_plan(&task, &mut random, &|| true).is_none());
 }
 

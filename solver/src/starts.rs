@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
-use crate::alternate::{
-    Clustering, Limits, Task, Watch, bring_home, improve, not_reached, run_from_home, run_spectral_start, run_start,
-};
+use crate::alternate::{Watch, bring_home, improve, not_reached, run_from_home, run_spectral_start, run_start};
+use crate::clustering::{Clustering, Limits, Task};
 use crate::home::Home;
 use crate::problem::Problem;
 use crate::replicate::{improve_replicas, kick_replicas, replicate};
@@ -205,7 +204,7 @@ pub(crate) fn run_starts(
 fn mean_rate(problems: &[Problem], reached: &[Option<i128>]) -> Option<f64> {
     let rates = problems.iter().zip(reached).filter_map(|(problem, value)| {
         let value = (*value)?;
-        Some(crate::alternate::local_rate(value, problem))
+        Some(crate::clustering::local_rate(value, problem))
     });
     let rates: Vec<f64> = rates.collect();
     (!rates.is_empty()).then(|| rates.iter().sum::<f64>() / rates.len() as f64)

@@ -5,7 +5,7 @@
 //! constant (the dual of the unit step), and a swap changes only the units that use one of the two experts. It is an
 //! upper bound on what the swap gains, so that the caller solves the unit step again and keeps the better of both.
 
-use crate::alternate::Task;
+use crate::clustering::Task;
 use crate::expert_step::layer_cap;
 use crate::held::Exchange;
 use crate::home::Home;

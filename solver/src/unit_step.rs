@@ -1,6 +1,6 @@
 //! The unit step: given the experts' groups, the exact balanced assignment of tokens or requests to groups.
 
-use crate::alternate::Task;
+use crate::clustering::Task;
 use crate::problem::Problem;
 use crate::topology::Topology;
 use crate::transport::{Plan, Transport};

@@ -42,7 +42,6 @@ impl Arrays {
     }
 
     /// An array by its name.
-    #[must_use]
     pub fn get(&self, name: &str) -> Option<Array<'_>> {
         let tensor = self.0.tensors().get(name)?;
         let integer = tensor.dtype == "BOOL" || tensor.dtype.starts_with(['U', 'I']);
@@ -53,19 +52,16 @@ impl Arrays {
 
 impl<'a> Array<'a> {
     /// Its element type, as safetensors spells it.
-    #[must_use]
     pub fn dtype(&self) -> &'a str {
         self.dtype
     }
 
     /// Its shape.
-    #[must_use]
     pub fn shape(&self) -> &'a [u64] {
         self.shape
     }
 
     /// Whether its elements are integers (or booleans).
-    #[must_use]
     pub fn is_integer(&self) -> bool {
         self.width > 0
     }
@@ -74,7 +70,6 @@ impl<'a> Array<'a> {
     ///
     /// # Panics
     /// When the index is not one of the array's.
-    #[must_use]
     pub fn int(&self, index: &[usize]) -> Option<i64> {
         assert_eq!(index.len(), self.shape.len(), "one index for each dimension");
         if !self.is_integer() {

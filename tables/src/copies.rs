@@ -70,7 +70,7 @@ impl ExpertCopies {
     /// Nodes that do not divide the groups.
     pub fn between_groups(tables: &Tables) -> Result<Self, FormatError> {
         let places: Vec<u16> = (0..tables.groups()).collect();
-        Self::between_places(tables, (&places, places.len()), tables.solved_nodes())
+        Self::between_places(tables, &places, places.len(), tables.solved_nodes())
     }
 
     /// For tokens at so many places, of which each group is at one: `place_of` \[G\], with the groups on `nodes` nodes
@@ -80,7 +80,8 @@ impl ExpertCopies {
     /// Places for another number of groups; nodes that do not divide the groups.
     pub fn between_places(
         tables: &Tables,
-        (place_of, places): (&[u16], usize),
+        place_of: &[u16],
+        places: usize,
         nodes: Option<u16>,
     ) -> Result<Self, FormatError> {
         let groups = tables.groups();
@@ -147,31 +148,26 @@ impl ExpertCopies {
     }
 
     /// G.
-    #[must_use]
     pub fn groups(&self) -> u16 {
         self.0.groups
     }
 
     /// N: experts per layer.
-    #[must_use]
     pub fn experts(&self) -> u16 {
         self.0.experts
     }
 
     /// L.
-    #[must_use]
     pub fn layers(&self) -> usize {
         self.0.layers
     }
 
     /// S: slots of a layer, of all groups together; N without replicas and padding.
-    #[must_use]
     pub fn slots(&self) -> usize {
         self.0.slots
     }
 
     /// Places that tokens can be at.
-    #[must_use]
     pub fn places(&self) -> usize {
         self.0.used.len() / (self.0.layers * usize::from(self.0.experts)).max(1)
     }
@@ -180,7 +176,6 @@ impl ExpertCopies {
     ///
     /// # Panics
     /// When the layer or the expert is out of range.
-    #[must_use]
     pub fn held_by(&self, layer: LayerIdx, expert: ExpertId) -> &[u16] {
         let column = layer.index() * usize::from(self.0.experts) + expert.index();
         &self.0.held_by[self.0.start[column]..self.0.start[column + 1]]
@@ -190,7 +185,6 @@ impl ExpertCopies {
     ///
     /// # Panics
     /// As [`ExpertCopies::held_by`].
-    #[must_use]
     pub fn holds(&self, group: GroupId, layer: LayerIdx, expert: ExpertId) -> bool {
         self.held_by(layer, expert).contains(&group.get())
     }
@@ -199,7 +193,6 @@ impl ExpertCopies {
     ///
     /// # Panics
     /// When the place or the layer is out of range.
-    #[must_use]
     pub fn used_at(&self, place: usize, layer: LayerIdx) -> &[u16] {
         let experts = usize::from(self.0.experts);
         &self.0.used[(place * self.0.layers + layer.index()) * experts..][..experts]

@@ -58,7 +58,6 @@ struct Move {
 
 impl EvenGroups {
     /// No rows yet, on `groups` groups.
-    #[must_use]
     pub fn new(groups: u16) -> Self {
         Self { counts: vec![0; groups.into()], ..Self::default() }
     }
@@ -100,7 +99,6 @@ impl EvenGroups {
     }
 
     /// `[rows]`: the group of each row.
-    #[must_use]
     pub fn groups(&self) -> &[u16] {
         &self.groups
     }
@@ -109,19 +107,16 @@ impl EvenGroups {
     ///
     /// # Panics
     /// Past the last row.
-    #[must_use]
     pub fn placed_by(&self, row: usize) -> PlacedBy {
         self.placed_by[row]
     }
 
     /// Rows of the fullest group.
-    #[must_use]
     pub fn fullest(&self) -> u32 {
         self.counts.iter().copied().max().unwrap_or(0)
     }
 
     /// The same if all rows of which something is known were on their likeliest groups.
-    #[must_use]
     pub fn fullest_wanted(&self) -> u32 {
         self.fullest_wanted
     }

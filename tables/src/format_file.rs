@@ -28,19 +28,16 @@ macro_rules! format_file {
             }
 
             /// The model that the file is about.
-            #[must_use]
             pub fn model(&self) -> &ModelInfo {
                 &self.model
             }
 
             /// Where the data came from.
-            #[must_use]
             pub fn provenance(&self) -> &Provenance {
                 &self.provenance
             }
 
             /// Whether the file states its digest, which was then checked. Files written before version 0.2 do not.
-            #[must_use]
             pub fn has_stored_digest(&self) -> bool {
                 self.container.has_stored_digest()
             }

@@ -13,19 +13,16 @@ macro_rules! id {
 
         impl $name {
             /// Wraps a number.
-            #[must_use]
             pub const fn new(value: $inner) -> Self {
                 Self(value)
             }
 
             /// The number.
-            #[must_use]
             pub const fn get(self) -> $inner {
                 self.0
             }
 
             /// The number as an index into a slice.
-            #[must_use]
             pub const fn index(self) -> usize {
                 self.0 as usize
             }

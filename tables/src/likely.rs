@@ -21,7 +21,6 @@ pub struct LikelyGroup {
 impl GroupLabels<'_> {
     /// The share of a group, of `groups` in all. Those without a label share evenly what the labels leave,
     /// `(1 - sum of the m labels) / (G - m)`, and are no likelier than the last label.
-    #[must_use]
     pub fn share_of(&self, group: u16, groups: u16) -> f64 {
         match self.groups.iter().position(|&labelled| labelled == group) {
             Some(label) => self.probs[label].to_f64().max(LEAST_SHARE),
@@ -64,7 +63,6 @@ fn rest(probs: impl ExactSizeIterator<Item = f64>, groups: usize) -> f64 {
 /// which is `log T + log P(g | groups before) - log P(g)` with the layer's own shares `P(g)` already divided out of A
 /// (the solver's README has how A is made). Groups without a label count with what the labels leave
 /// ([`GroupLabels::share_of`]). Of equals the first of T's labels, then of A's. Allocates nothing.
-#[must_use]
 pub fn likeliest_group(
     token: Option<GroupLabels<'_>>,
     before: Option<GroupLabels<'_>>,
@@ -130,7 +128,6 @@ impl Placement {
     ///
     /// # Panics
     /// For a layer or an expert that the placement does not have.
-    #[must_use]
     pub fn main_group(
         &self,
         layer: LayerIdx,
@@ -152,7 +149,6 @@ impl Tables {
     /// The group to put a token on in a layer, with attention tp. `before` are its groups in the two MoE layers before,
     /// older first, as its routes there were ([`Placement::main_group`] of its top-k); `None` where they are not known.
     /// `None` where nothing is known of the token, for ids out of range, and with attention dp.
-    #[must_use]
     pub fn likeliest_group(
         &self,
         layer: LayerIdx,

@@ -47,13 +47,11 @@ pub struct Provenance {
 
 impl ModelInfo {
     /// L: the number of MoE layers.
-    #[must_use]
     pub fn layers(&self) -> usize {
         self.layer_ids.len()
     }
 
     /// L and k, as in the shape `[n, L, k]` of routes.
-    #[must_use]
     pub fn route_shape(&self) -> [usize; 2] {
         [self.layers(), usize::from(self.top_k)]
     }

@@ -75,19 +75,16 @@ impl Placement {
     }
 
     /// G.
-    #[must_use]
     pub fn groups(&self) -> u16 {
         self.groups
     }
 
     /// L.
-    #[must_use]
     pub fn layers(&self) -> usize {
         self.group_of.len() / usize::from(self.experts)
     }
 
     /// N: experts per layer.
-    #[must_use]
     pub fn experts(&self) -> u16 {
         self.experts
     }
@@ -96,7 +93,6 @@ impl Placement {
     ///
     /// # Panics
     /// When the layer or the expert is out of range.
-    #[must_use]
     pub fn group_of(&self, layer: LayerIdx, expert: ExpertId) -> GroupId {
         GroupId::new(self.layer(layer)[expert.index()])
     }
@@ -105,7 +101,6 @@ impl Placement {
     ///
     /// # Panics
     /// When the layer is out of range.
-    #[must_use]
     pub fn layer(&self, layer: LayerIdx) -> &[u16] {
         let n = usize::from(self.experts);
         &self.group_of[layer.index() * n..(layer.index() + 1) * n]
@@ -121,7 +116,6 @@ impl Placement {
     }
 
     /// The `placement_digest`: SHA-256 over E and G, lower-case hex.
-    #[must_use]
     pub fn digest(&self) -> String {
         placement_digest(self.tensor(), self.groups)
     }

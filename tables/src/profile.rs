@@ -83,7 +83,6 @@ impl<'a> ProfileRow<'a> {
     }
 
     /// All activations: k x the occurrences of the token with a known route in this layer.
-    #[must_use]
     pub fn activations(&self) -> u64 {
         self.counts.iter().map(|&c| u64::from(c)).sum()
     }
@@ -175,19 +174,16 @@ impl Profile {
     }
 
     /// Which tokens were counted.
-    #[must_use]
     pub fn phase(&self) -> Phase {
         self.phase
     }
 
     /// Occurrences of a token; 0 for ids outside the vocabulary.
-    #[must_use]
     pub fn token_count(&self, token: TokenId) -> u64 {
         self.token_counts().get(token.index()).copied().unwrap_or(0)
     }
 
     /// Occurrences of every token: \[V\].
-    #[must_use]
     pub fn token_counts(&self) -> &[u64] {
         self.container.slice(&self.token_count)
     }
@@ -202,7 +198,6 @@ impl Profile {
     ///
     /// # Panics
     /// When the layer is not below L.
-    #[must_use]
     pub fn expert_loads(&self, layer: LayerIdx) -> Vec<u64> {
         let mut loads = vec![0; usize::from(self.model.num_experts)];
         let counts = self.layer_rows(layer).flat_map(|row| row.iter());
@@ -214,7 +209,6 @@ impl Profile {
     ///
     /// # Panics
     /// When the layer is not below L or the token not below V.
-    #[must_use]
     pub fn row(&self, layer: LayerIdx, token: TokenId) -> ProfileRow<'_> {
         assert!(layer.index() < self.model.layers() && token.get() < self.model.vocab_size);
         self.row_at(layer.index(), token.index())
@@ -232,7 +226,6 @@ impl Profile {
     ///
     /// # Panics
     /// When the layer is not below L.
-    #[must_use]
     pub fn entries(&self, layer: LayerIdx) -> usize {
         let (indptr, columns) = (self.container.slice(&self.indptr), self.model.vocab_size as usize + 1);
         let first = layer.index() * columns;
@@ -250,13 +243,11 @@ impl Profile {
     }
 
     /// Occurrences of all tokens together.
-    #[must_use]
     pub fn total_tokens(&self) -> u64 {
         self.total_tokens
     }
 
     /// SHA-256 over the tensors, lower-case hex.
-    #[must_use]
     pub fn digest(&self) -> String {
         self.container.digest().to_owned()
     }

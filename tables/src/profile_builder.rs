@@ -112,7 +112,6 @@ impl ProfileBuilder {
 
     /// Counts kept so far, one for each token, layer and expert that occurred together: 8 bytes of memory each, and as
     /// much again while rows grow.
-    #[must_use]
     pub fn entries(&self) -> usize {
         self.entries
     }

@@ -71,19 +71,16 @@ impl Replicas {
     }
 
     /// G.
-    #[must_use]
     pub fn groups(&self) -> u16 {
         self.groups
     }
 
     /// L.
-    #[must_use]
     pub fn layers(&self) -> usize {
         self.logical.len() / self.slots
     }
 
     /// S: slots per layer, of all groups together.
-    #[must_use]
     pub fn slots(&self) -> usize {
         self.slots
     }
@@ -92,7 +89,6 @@ impl Replicas {
     ///
     /// # Panics
     /// When the layer is out of range.
-    #[must_use]
     pub fn layer(&self, layer: LayerIdx) -> &[i32] {
         &self.logical[layer.index() * self.slots..(layer.index() + 1) * self.slots]
     }
@@ -109,14 +105,12 @@ impl Replicas {
     }
 
     /// The `placement_digest`: SHA-256 over the slots and G, lower-case hex.
-    #[must_use]
     pub fn digest(&self) -> String {
         placement_digest(self.tensor(), self.groups)
     }
 
     /// One group for each expert, for readers that know no replicas: of the groups that hold it, the one with the
     /// fewest experts so far, ties to the lowest. Groups may get unequal numbers.
-    #[must_use]
     pub fn primary(&self) -> Placement {
         let mut group_of = Vec::with_capacity(self.layers() * usize::from(self.experts));
         for layer in 0..self.layers() {
@@ -131,7 +125,6 @@ impl Replicas {
     }
 
     /// The same placement without slots, where every expert has exactly one and every group equally many experts.
-    #[must_use]
     pub fn to_placement(&self) -> Option<Placement> {
         (self.slots == usize::from(self.experts)).then(|| self.primary())
     }

@@ -99,14 +99,12 @@ impl Tables {
     }
 
     /// Name and settings of the solver.
-    #[must_use]
     pub fn solver(&self) -> &str {
         &self.solver
     }
 
     /// The nodes that the tables were solved for, by what this project's solver says of itself: M nodes of G/M
     /// neighbouring groups. `None` where they are not known.
-    #[must_use]
     pub fn solved_nodes(&self) -> Option<u16> {
         let named = |word: &str| word.strip_prefix("nodes=").and_then(|nodes| nodes.parse().ok());
         self.solver.strip_prefix("semmoe-solver ").and_then(|settings| settings.split(' ').find_map(named))
@@ -114,7 +112,6 @@ impl Tables {
 
     /// The local activation rate that their solver measured on requests that it had not solved on, 0..1. `None` where
     /// it does not say so.
-    #[must_use]
     pub fn promised_lar(&self) -> Option<f64> {
         let named = |word: &str| word.strip_prefix(PROMISE).and_then(|rate| rate.parse().ok());
         let promised: Option<f64> = self.solver.split(' ').find_map(named);
@@ -132,7 +129,6 @@ impl Tables {
     }
 
     /// How the attention of the unit is parallelised.
-    #[must_use]
     pub fn attention(&self) -> Attention {
         match self.tokens {
             TokenViews::Dp(_) => Attention::Dp,
@@ -141,56 +137,47 @@ impl Tables {
     }
 
     /// G.
-    #[must_use]
     pub fn groups(&self) -> u16 {
         self.groups
     }
 
     /// The number of attention-DP ranks.
-    #[must_use]
     pub fn dp_ranks(&self) -> u16 {
         self.dp_ranks
     }
 
     /// The attention-DP rank that reaches each group locally: \[G\].
-    #[must_use]
     pub fn group_to_dp(&self) -> &[RankId] {
         &self.group_to_dp
     }
 
     /// E. With replicas, one of the groups of each expert ([`Replicas::primary`]).
-    #[must_use]
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
 
     /// The experts in their slots, when the tables have replicas.
-    #[must_use]
     pub fn physical_to_logical(&self) -> Option<&Replicas> {
         self.replicas.as_ref()
     }
 
     /// SHA-256 of the placement alone, lower-case hex: a backend that runs another one must not get these tables.
-    #[must_use]
     pub fn placement_digest(&self) -> &str {
         &self.placement_digest
     }
 
     /// SHA-256 over all tensors, lower-case hex.
-    #[must_use]
     pub fn digest(&self) -> &str {
         self.container.digest()
     }
 
     /// Dual prices in units of share: `dp_ranks` of them with attention dp, \[G\] with tp.
-    #[must_use]
     pub fn price(&self) -> &[f32] {
         self.container.slice(&self.price)
     }
 
     /// T with attention dp: the expected share of the token's activations that are local on each rank, `dp_ranks` of
     /// them. `None` for ids outside the vocabulary and with attention tp.
-    #[must_use]
     pub fn token_row(&self, token: TokenId) -> Option<&[f16]> {
         let TokenViews::Dp(view) = &self.tokens else { return None };
         let ranks = usize::from(self.dp_ranks);
@@ -199,7 +186,6 @@ impl Tables {
     }
 
     /// m with attention tp: labels per token and layer; 0 with dp.
-    #[must_use]
     pub fn labels(&self) -> usize {
         match &self.tokens {
             TokenViews::Dp(_) => 0,
@@ -209,7 +195,6 @@ impl Tables {
 
     /// T with attention tp: the likeliest groups of a token in a layer. `None` without evidence, for ids out of range
     /// and with attention dp.
-    #[must_use]
     pub fn token_groups(&self, layer: LayerIdx, token: TokenId) -> Option<GroupLabels<'_>> {
         let TokenViews::Tp { tokens, .. } = &self.tokens else { return None };
         if token.get() >= self.model.vocab_size || layer.index() >= self.model.layers() {
@@ -220,7 +205,6 @@ impl Tables {
 
     /// A with attention tp: the likeliest groups in a layer, given those of the two MoE layers before. `None` as for
     /// [`Tables::token_groups`].
-    #[must_use]
     pub fn next_groups(&self, layer: LayerIdx, older: GroupId, newer: GroupId) -> Option<GroupLabels<'_>> {
         let TokenViews::Tp { transitions, .. } = &self.tokens else { return None };
         let g = usize::from(self.groups);

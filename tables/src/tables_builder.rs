@@ -36,13 +36,11 @@ enum TokenParts {
 
 impl TablesBuilder {
     /// Tables for attention dp with one DP rank per group. `t` is [V, `dp_ranks`], `price` has `dp_ranks` values.
-    #[must_use]
     pub fn dp(model: ModelInfo, provenance: Provenance, placement: Placement, t: Vec<f16>, price: Vec<f32>) -> Self {
         Self::new(model, provenance, placement, TokenParts::Dp(t), price)
     }
 
     /// Tables for attention tp. `price` has G values.
-    #[must_use]
     pub fn tp(model: ModelInfo, provenance: Provenance, placement: Placement, parts: TpParts, price: Vec<f32>) -> Self {
         Self::new(model, provenance, placement, TokenParts::Tp(parts), price)
     }

@@ -9,7 +9,6 @@ use crate::trace_check::check_offsets;
 use crate::{ExpertId, FormatError, LayerIdx, ModelInfo, Provenance, TokenId};
 
 /// The finaliser of SplitMix64: every bit of the answer depends on every bit of the number.
-#[must_use]
 pub fn mix64(number: u64) -> u64 {
     let mixed = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -75,13 +74,11 @@ impl Trace {
     }
 
     /// R: the number of requests.
-    #[must_use]
     pub fn requests(&self) -> usize {
         self.all_offsets().len() - 1
     }
 
     /// n: the number of tokens of all requests together.
-    #[must_use]
     pub fn tokens(&self) -> usize {
         self.all_token_ids().len()
     }
@@ -90,7 +87,6 @@ impl Trace {
     ///
     /// # Panics
     /// When `r` is not below [`Trace::requests`].
-    #[must_use]
     pub fn request(&self, r: usize) -> TraceRequest<'_> {
         let tokens = self.token_range(r);
         let prompt_len = match &self.prompt_lengths {
@@ -106,13 +102,11 @@ impl Trace {
     }
 
     /// Whether the trace carries router weights.
-    #[must_use]
     pub fn has_weights(&self) -> bool {
         self.weights.is_some()
     }
 
     /// SHA-256 over the tensors, lower-case hex.
-    #[must_use]
     pub fn digest(&self) -> String {
         self.container.digest().to_owned()
     }
@@ -187,7 +181,6 @@ pub struct TraceRequest<'a> {
 
 impl<'a> TraceRequest<'a> {
     /// The tokens, prompt first.
-    #[must_use]
     pub fn token_ids(&self) -> &'a [u32] {
         self.token_ids
     }
@@ -198,14 +191,12 @@ impl<'a> TraceRequest<'a> {
     }
 
     /// How many of the tokens were the prompt; the rest was decoded. All of them when the file does not say.
-    #[must_use]
     pub fn prompt_len(&self) -> usize {
         self.prompt_len
     }
 
     /// A number that depends on every token of the prompt and on `seed`, and on nothing else (FNV-1a, then the
     /// finaliser of SplitMix64): splits by it leave equal prompts on one side.
-    #[must_use]
     pub fn prompt_hash(&self, seed: u64) -> u64 {
         let bytes = self.token_ids[..self.prompt_len].iter().flat_map(|token| token.to_le_bytes());
         let start = 0xcbf2_9ce4_8422_2325_u64 ^ seed;
@@ -217,7 +208,6 @@ impl<'a> TraceRequest<'a> {
     ///
     /// # Panics
     /// When `position` is not below the number of tokens.
-    #[must_use]
     pub fn is_routed(&self, position: usize) -> bool {
         self.routes(position).next().is_some()
     }
@@ -236,7 +226,6 @@ impl<'a> TraceRequest<'a> {
     ///
     /// # Panics
     /// When `position` is not below the number of tokens, or `layer` not below L.
-    #[must_use]
     pub fn route(&self, position: usize, layer: LayerIdx) -> Option<Route<'a>> {
         let trace = self.trace;
         assert!(position < self.token_ids.len() && layer.index() < trace.model.layers());
@@ -270,13 +259,11 @@ enum RouteIds<'a> {
 
 impl<'a> Route<'a> {
     /// The experts, strongest first, all distinct.
-    #[must_use]
     pub fn experts(&self) -> Experts<'a> {
         Experts { ids: self.ids, next: 0 }
     }
 
     /// The router's weights in the same order, when the file has them.
-    #[must_use]
     pub fn weights(&self) -> Option<&'a [f16]> {
         self.weights
     }

@@ -134,19 +134,16 @@ impl TraceBuilder {
     }
 
     /// Requests so far.
-    #[must_use]
     pub fn requests(&self) -> usize {
         self.offsets.len() - 1
     }
 
     /// Tokens so far.
-    #[must_use]
     pub fn tokens(&self) -> usize {
         self.token_ids.len()
     }
 
     /// The model given.
-    #[must_use]
     pub fn model(&self) -> &ModelInfo {
         &self.model
     }

@@ -28,37 +28,31 @@ impl TraceRows {
     }
 
     /// The model that was traced.
-    #[must_use]
     pub fn model(&self) -> &ModelInfo {
         self.0.model()
     }
 
     /// Where the data came from.
-    #[must_use]
     pub fn provenance(&self) -> &Provenance {
         self.0.provenance()
     }
 
     /// R: the number of requests.
-    #[must_use]
     pub fn requests(&self) -> usize {
         self.0.requests()
     }
 
     /// n: the number of tokens of all requests together.
-    #[must_use]
     pub fn tokens(&self) -> usize {
         self.0.tokens()
     }
 
     /// Whether the trace carries router weights.
-    #[must_use]
     pub fn has_weights(&self) -> bool {
         self.0.has_weights()
     }
 
     /// The rules of this trace.
-    #[must_use]
     pub fn rules(&self) -> RequestCheck {
         RequestCheck(self.0.rules())
     }
@@ -78,7 +72,6 @@ impl TraceRows {
     ///
     /// # Panics
     /// When `r` is not below [`TraceRows::requests`].
-    #[must_use]
     pub fn request(&self, r: usize) -> TraceRequest<'_> {
         self.0.request(r)
     }
@@ -87,7 +80,6 @@ impl TraceRows {
     ///
     /// # Panics
     /// When `r` is not below [`TraceRows::requests`].
-    #[must_use]
     pub fn experts(&self, r: usize) -> ExpertRows<'_> {
         self.0.rows(self.0.token_range(r))
     }

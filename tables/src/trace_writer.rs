@@ -116,19 +116,16 @@ impl TraceWriter {
     }
 
     /// Requests so far.
-    #[must_use]
     pub fn requests(&self) -> usize {
         self.prompt_lengths.len()
     }
 
     /// Tokens so far.
-    #[must_use]
     pub fn tokens(&self) -> u64 {
         self.offsets.last().copied().unwrap_or_default()
     }
 
     /// The model given.
-    #[must_use]
     pub fn model(&self) -> &ModelInfo {
         self.rules.model()
     }

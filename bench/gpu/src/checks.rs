@@ -6,7 +6,7 @@ use semmoe_kernels::reference::{self, ResidualNorm};
 use semmoe_kernels::{Dtype, Element, RankOrder, RowSplit, argsort_by_rank};
 use semmoe_kernels_cuda::{
     AllReduce, Allgather, Argsort, Buffer, Grid, Launch, LaunchError, NORM_THREADS, ReduceScatter, ReduceScatterNorm,
-    Rows, Shuffle, Split,
+    RowOrder, Rows, Shuffle, Split,
 };
 use serde_json::json;
 
@@ -191,11 +191,13 @@ fn reduce_scatter<T: Element>(setting: Setting<'_>, rng: &mut Rng, shuffled: boo
     let (permutation, offsets) = (shared(&inputs.permutation, ranks), shared(&inputs.offsets, ranks));
     let call = ReduceScatter {
         parts: &buffers(&inputs.memory),
-        rows: rows::<T>(setting),
-        split: Split { permutation: shuffled.then_some(&permutation[..]), offsets: Some(&offsets) },
         out: &buffers(&out),
-        capacity: tokens as u64,
-        multicast: None,
+        order: RowOrder {
+            rows: rows::<T>(setting),
+            split: Split { permutation: shuffled.then_some(&permutation[..]), offsets: Some(&offsets) },
+            capacity: tokens as u64,
+            multicast: None,
+        },
     };
     run(setting, &world, call.launch(&world.team, setting.grid()))?;
     let split = inputs.split(shuffled)?;
@@ -220,11 +222,13 @@ fn reduce_scatter_norm<T: Element>(setting: Setting<'_>, rng: &mut Rng) -> Resul
     let call = ReduceScatterNorm {
         reduce: ReduceScatter {
             parts: &buffers(&inputs.memory),
-            rows: rows::<T>(setting),
-            split: Split { permutation: Some(&permutation), offsets: Some(&offsets) },
             out: &buffers(&out),
-            capacity: tokens as u64,
-            multicast: None,
+            order: RowOrder {
+                rows: rows::<T>(setting),
+                split: Split { permutation: Some(&permutation), offsets: Some(&offsets) },
+                capacity: tokens as u64,
+                multicast: None,
+            },
         },
         residual: &shared(&residual_memory, ranks),
         weight: &shared(&weight_memory, ranks),
@@ -251,11 +255,13 @@ fn allgather<T: Element>(setting: Setting<'_>, rng: &mut Rng, shuffled: bool) ->
     let (permutation, offsets) = (shared(&inputs.permutation, ranks), shared(&inputs.offsets, ranks));
     let call = Allgather {
         from: &buffers(&inputs.memory),
-        rows: rows::<T>(setting),
-        split: Split { permutation: shuffled.then_some(&permutation[..]), offsets: Some(&offsets) },
         out: &buffers(&out),
-        capacity: tokens as u64,
-        multicast: None,
+        order: RowOrder {
+            rows: rows::<T>(setting),
+            split: Split { permutation: shuffled.then_some(&permutation[..]), offsets: Some(&offsets) },
+            capacity: tokens as u64,
+            multicast: None,
+        },
     };
     run(setting, &world, call.launch(&world.team, setting.grid()))?;
     let split = inputs.split(shuffled)?;

@@ -22,7 +22,7 @@ pub(crate) fn check<T: Element>(setting: Setting<'_>, rng: &mut Rng) -> Outcome 
 mod scalar {
     use fastrand::Rng;
     use semmoe_kernels::{Element, RowSplit, reference};
-    use semmoe_kernels_cuda::{Allgather, ReduceScatter, Rows, Split};
+    use semmoe_kernels_cuda::{Allgather, ReduceScatter, RowOrder, Rows, Split};
 
     use crate::checks::{Setting, run, shared};
     use crate::machine::{Memory, buffers, text};
@@ -45,10 +45,10 @@ mod scalar {
         let (sums, gathered) = (machine.each(ranks, bytes)?, machine.each(ranks, bytes)?);
         let rows = Rows { tokens: tokens as u64, hidden: hidden as u64, dtype: T::DTYPE };
         let (parts_at, sums_at, gathered_at) = (buffers(&memory), buffers(&sums), buffers(&gathered));
-        let (capacity, multicast) = (tokens as u64, Some(parts_at[0]));
-        let reduce = ReduceScatter { parts: &parts_at, rows, split, out: &sums_at, capacity, multicast };
+        let row_order = RowOrder { rows, split, capacity: rows.tokens, multicast: Some(parts_at[0]) };
+        let reduce = ReduceScatter { parts: &parts_at, out: &sums_at, order: row_order };
         run(setting, &world, reduce.launch(&world.team, setting.grid()))?;
-        let gather = Allgather { from: &sums_at, rows, split, out: &gathered_at, capacity, multicast };
+        let gather = Allgather { from: &sums_at, out: &gathered_at, order: row_order };
         run(setting, &world, gather.launch(&world.team, setting.grid()))?;
         let slices: Vec<&[T]> = parts.iter().map(Vec::as_slice).collect();
         let expected = reference::reduce_scatter(&slices, hidden, RowSplit::from(&order)).map_err(text)?;
@@ -68,7 +68,7 @@ mod switch {
     use semmoe_kernels_cuda::driver::Device;
     use semmoe_kernels_cuda::driver::memory::{read, write};
     use semmoe_kernels_cuda::vmm::{Memory, Multicast, VmmError};
-    use semmoe_kernels_cuda::{Allgather, Buffer, ReduceScatter, Rows, Split};
+    use semmoe_kernels_cuda::{Allgather, Buffer, ReduceScatter, RowOrder, Rows, Split};
 
     use crate::checks::{Outcome, Setting, run};
     use crate::machine::text;
@@ -105,15 +105,16 @@ mod switch {
         let bytes = tokens * hidden * size_of::<T>();
         let sums = machine.each(1, bytes)?;
         let rows = Rows { tokens: tokens as u64, hidden: hidden as u64, dtype: T::DTYPE };
-        let (capacity, multicast, grid) = (tokens as u64, Some(switch), machine.grid(1, setting.small));
+        let row_order = RowOrder { rows, split, capacity: rows.tokens, multicast: Some(switch) };
+        let grid = machine.grid(1, setting.small);
         let (own_at, sums_at) = ([own], [sums[0].buffer()]);
-        let reduce = ReduceScatter { parts: &own_at, rows, split, out: &sums_at, capacity, multicast };
+        let reduce = ReduceScatter { parts: &own_at, out: &sums_at, order: row_order };
         run(setting, &world, reduce.launch(&world.team, grid))?;
         let expected = reference::reduce_scatter(&[&part], hidden, RowSplit::from(&order)).map_err(text)?;
         same("sums", &sums[0].read::<T>()?, &expected[0])?;
         // SAFETY: as above.
         unsafe { write(own, &vec![0xff; bytes]) }.map_err(text)?;
-        let gather = Allgather { from: &sums_at, rows, split, out: &own_at, capacity, multicast };
+        let gather = Allgather { from: &sums_at, out: &own_at, order: row_order };
         run(setting, &world, gather.launch(&world.team, grid))?;
         // SAFETY: as above.
         let found = unsafe { read(own, bytes) }.map_err(text)?;

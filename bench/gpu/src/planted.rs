@@ -1,7 +1,7 @@
 //! A defect for the sanitizer: a sanitizer that reports no errors must be able to report one.
 
 use semmoe_kernels::Dtype;
-use semmoe_kernels_cuda::{Buffer, Grid, ReduceScatter, Rows, Split};
+use semmoe_kernels_cuda::{Buffer, Grid, ReduceScatter, RowOrder, Rows, Split};
 use serde_json::json;
 
 use crate::Report;
@@ -17,11 +17,13 @@ pub(crate) fn report(machine: &Machine) -> Report {
     let (part, out) = (machine.filled(1020, 0)?, machine.each(1, 1024)?);
     let call = ReduceScatter {
         parts: &[Buffer { bytes: 1024, ..part.buffer() }],
-        rows: Rows { tokens: 4, hidden: 64, dtype: Dtype::F32 },
-        split: Split::default(),
         out: &buffers(&out),
-        capacity: 4,
-        multicast: None,
+        order: RowOrder {
+            rows: Rows { tokens: 4, hidden: 64, dtype: Dtype::F32 },
+            split: Split::default(),
+            capacity: 4,
+            multicast: None,
+        },
     };
     let launch = call.launch(&world.team, Grid { blocks: 1, threads: 64 }).map_err(text)?;
     machine.run(&[launch]).map_err(|error| world.explain(error))?;

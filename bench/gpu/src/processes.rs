@@ -10,7 +10,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use half::bf16;
 use semmoe_kernels::{Dtype, RankOrder, RowSplit, reference};
-use semmoe_kernels_cuda::{Allgather, Buffer, Grid, Launch, ReduceScatter, Rows, SIGNAL_BYTES, Split, Team};
+use semmoe_kernels_cuda::{Allgather, Buffer, Grid, Launch, ReduceScatter, RowOrder, Rows, SIGNAL_BYTES, Split, Team};
 use serde_json::json;
 
 use crate::Report;
@@ -159,9 +159,9 @@ impl Ranks<'_> {
         let sums = machine.filled(size.bytes(), 0xff)?;
         let sums_at = [sums.buffer()];
         let rows = Rows { tokens: size.tokens as u64, hidden: size.hidden as u64, dtype: Dtype::Bf16 };
-        let capacity = rows.tokens;
-        let reduce = ReduceScatter { parts: &parts_at, rows, split, out: &sums_at, capacity, multicast: None };
-        let gather = Allgather { from: &sums_at, rows, split, out: &out_at, capacity, multicast: None };
+        let row_order = RowOrder { rows, split, capacity: rows.tokens, multicast: None };
+        let reduce = ReduceScatter { parts: &parts_at, out: &sums_at, order: row_order };
+        let gather = Allgather { from: &sums_at, out: &out_at, order: row_order };
         let launches: [Launch; 2] =
             [reduce.launch(&team, size.grid).map_err(text)?, gather.launch(&team, size.grid).map_err(text)?];
         machine.run(&launches).map_err(|error| reports.explain(error))?;

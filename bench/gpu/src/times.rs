@@ -9,8 +9,8 @@ use half::bf16;
 use semmoe_kernels::Dtype;
 use semmoe_kernels_cuda::model::{Call, Moved, fan_out};
 use semmoe_kernels_cuda::{
-    AllReduce, Allgather, Argsort, Buffer, Grid, Launch, NORM_THREADS, ReduceScatter, ReduceScatterNorm, Rows, Shuffle,
-    Split,
+    AllReduce, Allgather, Argsort, Buffer, Grid, Launch, NORM_THREADS, ReduceScatter, ReduceScatterNorm, RowOrder,
+    Rows, Shuffle, Split,
 };
 use serde_json::{Map, Value, json};
 
@@ -121,21 +121,20 @@ impl Set {
         })
     }
 
-    fn split(&self, shuffled: bool) -> Split<'_> {
-        Split { permutation: shuffled.then_some(&self.permutation[..]), offsets: Some(&self.offsets) }
+    fn order(&self, shuffled: bool) -> RowOrder<'_> {
+        let split = Split { permutation: shuffled.then_some(&self.permutation[..]), offsets: Some(&self.offsets) };
+        RowOrder { rows: self.rows, split, capacity: self.rows.tokens, multicast: None }
     }
 
     fn reduce(&self, world: &World, grid: Grid, parts: &[Memory], shuffled: bool) -> Result<Launch, String> {
         let (parts, out) = (buffers(parts), buffers(&self.sums));
-        let (split, capacity) = (self.split(shuffled), self.rows.tokens);
-        let call = ReduceScatter { parts: &parts, rows: self.rows, split, out: &out, capacity, multicast: None };
+        let call = ReduceScatter { parts: &parts, out: &out, order: self.order(shuffled) };
         call.launch(&world.team, grid).map_err(text)
     }
 
     fn reduce_norm(&self, world: &World, grid: Grid) -> Result<Launch, String> {
         let (parts, out) = (buffers(&self.parts), buffers(&self.sums));
-        let (split, capacity) = (self.split(true), self.rows.tokens);
-        let reduce = ReduceScatter { parts: &parts, rows: self.rows, split, out: &out, capacity, multicast: None };
+        let reduce = ReduceScatter { parts: &parts, out: &out, order: self.order(true) };
         let weight = vec![self.weight.buffer(); self.parts.len()];
         let (residual, residual_out) = (buffers(&self.shuffled), buffers(&self.gathered));
         let call = ReduceScatterNorm {
@@ -150,8 +149,7 @@ impl Set {
 
     fn gather(&self, world: &World, grid: Grid, out: &[Memory], shuffled: bool) -> Result<Launch, String> {
         let (from, out) = (buffers(&self.sums), buffers(out));
-        let (split, capacity) = (self.split(shuffled), self.rows.tokens);
-        let call = Allgather { from: &from, rows: self.rows, split, out: &out, capacity, multicast: None };
+        let call = Allgather { from: &from, out: &out, order: self.order(shuffled) };
         call.launch(&world.team, grid).map_err(text)
     }
 

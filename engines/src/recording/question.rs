@@ -63,7 +63,6 @@ const OWN_PREFIXES: &str = "semmoe-self-check";
 
 /// The same request with a prefix cache of its own, so that its routes are computed and not remembered. semmoe's worker
 /// has no such switch, nor a need of it: it computes the same in every batch.
-#[must_use]
 pub fn uncached(engine: Engine, mut question: Question) -> Question {
     let field = match (engine, question.route) {
         (Engine::Sglang, Route::Generate) => "extra_key",

@@ -171,14 +171,12 @@ pub struct ServerInfo {
 
 impl ServerInfo {
     /// Whether it can change its layout, and with it its number of ranks, while it serves.
-    #[must_use]
     pub fn switches(&self) -> bool {
         self.layouts.as_ref().is_some_and(|layouts| layouts.len() > 1)
     }
 
     /// The layout in force, where it is not the one with whole experts at attention dp, to which the engine can be
     /// switched: tables for that one are of no use until it is.
-    #[must_use]
     pub fn layout_without_tables(&self) -> Option<&str> {
         let layout = self.layout.as_deref().filter(|layout| *layout != WHOLE)?;
         self.layouts.as_ref()?.iter().any(|layout| layout == WHOLE).then_some(layout)

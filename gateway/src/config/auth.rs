@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::validate::{digest, unique};
+use super::value::{digest, unique};
 use super::{ConfigError, ModelConfig};
 
 /// `[auth]`

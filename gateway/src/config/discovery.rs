@@ -10,7 +10,7 @@ use semmoe_engines::http::BaseUrl;
 use serde::Deserialize;
 
 use super::kubernetes;
-use super::validate::{at_least, seconds};
+use super::value::{at_least, seconds};
 use super::{BackendConfig, Config, ConfigError, ModelConfig, RawBackend, RawKubernetes};
 use crate::discovery::is_name;
 

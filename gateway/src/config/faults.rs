@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use serde::Deserialize;
-
 use super::ConfigError;
-use super::validate::{at_least, seconds, within};
+use super::value::{at_least, seconds, within};
 use crate::breaker::BreakerRules;
 
 /// More attempts than any budget allows for long.
@@ -15,38 +13,22 @@ const MAX_HOLD_SECONDS: f64 = 3600.0;
 /// More than any gateway serves.
 const MAX_PER_SECOND: f64 = 1e6;
 
-/// `[retry]`: a request is sent to another backend while nothing of an answer went to the client.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RawRetry {
+section! { RawRetry, "`[retry]`: a request is sent to another backend while nothing of an answer went to the client.";
     /// Backends that a request is sent to at most. 1: no retries.
-    pub attempts: u32,
+    attempts: u32 = 3,
     /// Retries may add this share to a model's requests of the last 10 s...
-    pub budget_ratio: f64,
+    budget_ratio: f64 = 0.2,
     /// ...and so many each second in addition, so that a quiet model can retry, too.
-    pub budget_per_second: f64,
+    budget_per_second: f64 = 10.0,
     /// Also where the engine may have begun: the connection broke before the head of an answer, or the backend fell ill
     /// while its answer was awaited. A generation may then run twice; the client gets one.
-    pub after_send: bool,
+    after_send: bool = true,
     /// Statuses of an engine's answer on which another backend is asked. Where there is none the answer is relayed. 429
     /// and 501 to 599.
-    pub statuses: Vec<u16>,
+    statuses: Vec<u16> = vec![429, 502, 503, 504],
     /// How long the head of an answer waits for the answer's first piece, so that the request can still be sent
     /// elsewhere where that piece is an error. 0: not at all.
-    pub hold_seconds: f64,
-}
-
-impl Default for RawRetry {
-    fn default() -> Self {
-        Self {
-            attempts: 3,
-            budget_ratio: 0.2,
-            budget_per_second: 10.0,
-            after_send: true,
-            statuses: vec![429, 502, 503, 504],
-            hold_seconds: 5.0,
-        }
-    }
+    hold_seconds: f64 = 5.0,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -85,28 +67,18 @@ pub(super) fn retry(raw: RawRetry) -> Result<RetryConfig, ConfigError> {
     })
 }
 
-/// `[breaker]`: a backend whose requests fail in a row gets none for a while, though its probes succeed. The last
-/// backend of a model always gets them.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RawBreaker {
+section! { RawBreaker, "`[breaker]`: a backend whose requests fail in a row gets none for a while, unless it is the last one.";
     /// Failures in a row that open it: connections refused or broken, time-outs, and 502, 503 or 504 that are not an
     /// engine's JSON. 0: never.
-    pub failures: u32,
+    failures: u32 = 5,
     /// How long it is open the first time; then twice as long each time that its trials fail...
-    pub open_seconds: f64,
+    open_seconds: f64 = 5.0,
     /// ...up to this.
-    pub longest_seconds: f64,
+    longest_seconds: f64 = 60.0,
     /// Requests at a time that try it afterwards.
-    pub trials: u32,
+    trials: u32 = 2,
     /// Trials that must succeed before it gets its share again.
-    pub passes: u32,
-}
-
-impl Default for RawBreaker {
-    fn default() -> Self {
-        Self { failures: 5, open_seconds: 5.0, longest_seconds: 60.0, trials: 2, passes: 2 }
-    }
+    passes: u32 = 2,
 }
 
 pub(super) fn breaker(raw: &RawBreaker) -> Result<BreakerRules, ConfigError> {

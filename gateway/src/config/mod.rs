@@ -1,5 +1,23 @@
 //! The configuration: raw TOML ([`RawConfig`]), validated once into [`Config`], which the rest of the crate trusts.
 
+/// Declares a section of the file: a name, what it is, and its keys, each with its type and its default.
+macro_rules! section {
+    ($name:ident, $about:literal; $($(#[$doc:meta])* $key:ident: $kind:ty = $default:expr,)*) => {
+        #[doc = $about]
+        #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct $name {
+            $($(#[$doc])* pub $key: $kind,)*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($key: $default,)* }
+            }
+        }
+    };
+}
+
 mod auth;
 mod discovery;
 mod document;
@@ -17,6 +35,7 @@ mod tables;
 mod tls;
 mod tracing;
 mod validate;
+mod value;
 mod waiting;
 
 use std::net::SocketAddr;

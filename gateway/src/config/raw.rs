@@ -49,49 +49,29 @@ pub struct RawConfig {
     pub log: RawLog,
 }
 
-/// `[server]`
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RawServer {
+section! { RawServer, "`[server]`";
     /// Address of the data plane.
-    pub listen: String,
+    listen: String = "127.0.0.1:8080".to_owned(),
     /// Address of the admin plane; absent: loopback, on the port after the data plane's.
-    pub admin: Option<String>,
+    admin: Option<String> = None,
     /// Address for `/healthz`, `/readyz` and `/metrics` alone; absent: only the admin plane has them.
-    pub metrics: Option<String>,
+    metrics: Option<String> = None,
     /// SHA-256 (hexadecimal) of the bearer token that the admin plane asks for; needed unless it is on loopback.
-    pub admin_token_sha256: Option<String>,
+    admin_token_sha256: Option<String> = None,
     /// Folder below which `POST /admin/tables` may name files; absent: uploads only.
-    pub tables_root: Option<PathBuf>,
+    tables_root: Option<PathBuf> = None,
     /// Further paths of the engines that clients may use, exactly as they stand here, with any method; the backend is
     /// chosen by load. Engines have paths that replace weights: list no more than is needed.
-    pub extra_routes: Vec<String>,
+    extra_routes: Vec<String> = Vec::new(),
     /// Origins of web pages that may use the data plane (CORS), as `https://app.example`; `*`: all. Empty: no answer
     /// says so.
-    pub cors_origins: Vec<String>,
+    cors_origins: Vec<String> = Vec::new(),
     /// TLS on the data plane; absent: plain.
-    pub tls: Option<RawServerTls>,
+    tls: Option<RawServerTls> = None,
     /// TLS on the admin plane; absent: plain.
-    pub admin_tls: Option<RawServerTls>,
+    admin_tls: Option<RawServerTls> = None,
     /// How often files with certificates and keys are looked at; changed ones are read again.
-    pub credentials_interval_seconds: f64,
-}
-
-impl Default for RawServer {
-    fn default() -> Self {
-        Self {
-            listen: "127.0.0.1:8080".to_owned(),
-            admin: None,
-            metrics: None,
-            admin_token_sha256: None,
-            tables_root: None,
-            extra_routes: Vec::new(),
-            cors_origins: Vec::new(),
-            tls: None,
-            admin_tls: None,
-            credentials_interval_seconds: 10.0,
-        }
-    }
+    credentials_interval_seconds: f64 = 10.0,
 }
 
 /// `[[models]]`
@@ -187,156 +167,85 @@ pub struct RawBackend {
     pub layout: Option<Layout>,
 }
 
-/// `[limits]`
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RawLimits {
+section! { RawLimits, "`[limits]`";
     /// Longest request body, in bytes.
-    pub body_bytes: usize,
+    body_bytes: usize = 16 << 20,
     /// Memory of all request bodies together, with copies of them that are sent and what is parsed from them, in bytes;
     /// beyond it requests get 503.
-    pub body_memory_bytes: usize,
+    body_memory_bytes: usize = 1 << 30,
     /// Longest request head, in bytes.
-    pub header_bytes: usize,
+    header_bytes: usize = 64 << 10,
     /// Most header lines of a request.
-    pub headers: usize,
+    headers: usize = 100,
     /// Longest file or upload of tables, in bytes.
-    pub table_bytes: usize,
+    table_bytes: usize = 512 << 20,
     /// Connections of clients at a time; further ones wait to be accepted.
-    pub connections: usize,
+    connections: usize = 8192,
     /// Connections of one client address at a time, of which further ones are closed; absent: as many as `connections`.
     /// Behind a load balancer all clients have its address.
-    pub connections_per_address: Option<usize>,
+    connections_per_address: Option<usize> = None,
     /// TLS handshakes at a time; further ones wait, within their time.
-    pub handshakes: usize,
+    handshakes: usize = 128,
     /// Requests at a time on one HTTP/2 connection.
-    pub streams: u32,
+    streams: u32 = 128,
     /// Attention-DP ranks of one model, over all its backends. A backend that reports more than fit gets no requests.
-    pub ranks: u16,
+    ranks: u16 = 1024,
     /// Requests at a time on all HTTP/2 connections of the data plane together; further ones get 503 at once.
-    pub open_streams: u32,
+    open_streams: u32 = 16_384,
 }
 
-impl Default for RawLimits {
-    fn default() -> Self {
-        Self {
-            body_bytes: 16 << 20,
-            body_memory_bytes: 1 << 30,
-            header_bytes: 64 << 10,
-            headers: 100,
-            table_bytes: 512 << 20,
-            connections: 8192,
-            connections_per_address: None,
-            handshakes: 128,
-            streams: 128,
-            ranks: 1024,
-            open_streams: 16_384,
-        }
-    }
-}
-
-/// `[timeouts]`, in seconds
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RawTimeouts {
+section! { RawTimeouts, "`[timeouts]`, in seconds";
     /// To connect to a backend.
-    pub connect_seconds: f64,
+    connect_seconds: f64 = 2.0,
     /// From sending a request to the head of its answer. Without streaming that is the whole generation.
-    pub first_byte_seconds: f64,
+    first_byte_seconds: f64 = 600.0,
     /// Between two pieces of an answer.
-    pub idle_seconds: f64,
+    idle_seconds: f64 = 120.0,
     /// For a client to send a request's head; an idle connection is closed after it, too.
-    pub header_seconds: f64,
+    header_seconds: f64 = 60.0,
     /// For a client's TLS handshake.
-    pub handshake_seconds: f64,
+    handshake_seconds: f64 = 10.0,
     /// For a client to send a request's body.
-    pub body_seconds: f64,
+    body_seconds: f64 = 60.0,
     /// For a client to take any of what it is sent; then its connection is closed, as its request holds a rank.
-    pub client_seconds: f64,
+    client_seconds: f64 = 120.0,
 }
 
-impl Default for RawTimeouts {
-    fn default() -> Self {
-        Self {
-            connect_seconds: 2.0,
-            first_byte_seconds: 600.0,
-            idle_seconds: 120.0,
-            header_seconds: 60.0,
-            handshake_seconds: 10.0,
-            body_seconds: 60.0,
-            client_seconds: 120.0,
-        }
-    }
-}
-
-/// `[health]`
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RawHealth {
+section! { RawHealth, "`[health]`";
     /// Time between two probes of a backend.
-    pub interval_seconds: f64,
+    interval_seconds: f64 = 5.0,
     /// Time that one probe may take.
-    pub timeout_seconds: f64,
+    timeout_seconds: f64 = 3.0,
     /// Failed probes in a row after which a backend gets no more requests. A refused connection counts as all of them.
-    pub unhealthy_after: u32,
+    unhealthy_after: u32 = 2,
     /// How long a backend may take connections and answer no probe before it gets no more requests: a busy engine is
     /// silent, too. Every byte of an answer from it starts this time again. For SGLang also how long its answers may be
     /// silent before its health route, which runs the model, is asked.
-    pub busy_seconds: f64,
+    busy_seconds: f64 = 20.0,
     /// For SGLang: how long all streams of a backend may be silent, beyond the time that the prompts waiting there
     /// should take, while its scheduler answers no probe. Then new requests go to other backends, where there are some,
     /// until a piece or an answer comes. Each false alarm doubles it, up to `busy_seconds`.
-    pub stall_seconds: f64,
+    stall_seconds: f64 = 2.0,
     /// How often a healthy backend is asked for its version, ranks and placement, in case another engine took its
     /// place. It is also asked after it closed a connection that was in use or kept for reuse.
-    pub identity_seconds: f64,
+    identity_seconds: f64 = 30.0,
 }
 
-impl Default for RawHealth {
-    fn default() -> Self {
-        Self {
-            interval_seconds: 5.0,
-            timeout_seconds: 3.0,
-            unhealthy_after: 2,
-            busy_seconds: 20.0,
-            stall_seconds: 2.0,
-            identity_seconds: 30.0,
-        }
-    }
-}
-
-/// `[routing]`
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RawRouting {
+section! { RawRouting, "`[routing]`";
     /// Honour pins that clients send; otherwise they are removed.
-    pub trust_client_pins: bool,
+    trust_client_pins: bool = false,
     /// Bodies from this size on are scored off the threads that do network I/O.
-    pub offload_bytes: usize,
+    offload_bytes: usize = 16 << 10,
     /// Such a body waits so long for its score at most; then it is routed by load, and counted as `slow`.
-    pub score_limit_seconds: f64,
+    score_limit_seconds: f64 = 0.2,
     /// Memory for the ids of earlier turns of chats, per model: text, ids and overhead. 0 = none.
-    pub segment_cache_bytes: usize,
+    segment_cache_bytes: usize = 4 << 20,
     /// Header of requests that policy `sticky` keeps together by its value.
-    pub sticky_header: String,
+    sticky_header: String = "x-semmoe-session".to_owned(),
     /// The engines' prefix caches, as policies believe them to be.
-    pub prefix: semmoe_routing::PrefixSettings,
+    prefix: semmoe_routing::PrefixSettings = semmoe_routing::PrefixSettings::default(),
     /// The policies' own numbers.
-    pub settings: semmoe_routing::Settings,
-}
-
-impl Default for RawRouting {
-    fn default() -> Self {
-        Self {
-            trust_client_pins: false,
-            offload_bytes: 16 << 10,
-            score_limit_seconds: 0.2,
-            segment_cache_bytes: 4 << 20,
-            sticky_header: "x-semmoe-session".to_owned(),
-            prefix: semmoe_routing::PrefixSettings::default(),
-            settings: semmoe_routing::Settings::default(),
-        }
-    }
+    settings: semmoe_routing::Settings = semmoe_routing::Settings::default(),
 }
 
 fn default_policy() -> String {

@@ -3,67 +3,42 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::Deserialize;
-
 use super::ConfigError;
-use super::validate::{at_least, within};
+use super::value::{at_least, within};
 
 /// A month and a year: longer ones are mistakes.
 const MAX_INTERVAL_SECONDS: f64 = 31.0 * 86_400.0;
 const MAX_RETENTION_HOURS: f64 = 366.0 * 24.0;
 
-/// `[sampling]`
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RawSampling {
+section! { RawSampling, "`[sampling]`";
     /// Of the requests that an engine can be asked about, the share, 0 to 1, for which it is asked. 0: off.
-    pub share: f64,
+    share: f64 = 0.0,
     /// Longest answer, and longest event of a stream, that is held back to cut the routed experts out; a longer one is
     /// relayed with them. They take about 1.4 x 4 bytes per token, layer and expert chosen.
-    pub max_answer_bytes: usize,
+    max_answer_bytes: usize = 8 << 20,
     /// The drift alarm is raised when the prediction is, in the moving mean, above what is observed by more than
     /// this...
-    pub drift_raise: f64,
+    drift_raise: f64 = 0.05,
     /// ...and cleared when it is above it by less than this.
-    pub drift_clear: f64,
+    drift_clear: f64 = 0.02,
     /// Samples in a row that must say so; also the length of the moving mean.
-    pub drift_samples: u32,
+    drift_samples: u32 = 100,
     /// Folder for rolling profiles; absent: none is kept.
-    pub profile_dir: Option<PathBuf>,
+    profile_dir: Option<PathBuf> = None,
     /// Time between two writes of the profiles and traces.
-    pub profile_interval_seconds: f64,
+    profile_interval_seconds: f64 = 600.0,
     /// Most entries (token, layer, expert) of a model's rolling profile, about 16 bytes each.
-    pub profile_entries: usize,
+    profile_entries: usize = 8_000_000,
     /// Counts older than this are dropped; they are kept at least half as long.
-    pub profile_retention_hours: f64,
+    profile_retention_hours: f64 = 168.0,
     /// Folder for traces: the token ids and routes of every sampled request. Absent: none is kept.
-    pub trace_dir: Option<PathBuf>,
+    trace_dir: Option<PathBuf> = None,
     /// A trace with so many tokens is full.
-    pub trace_tokens: usize,
+    trace_tokens: usize = 100_000,
     /// Most traces of a model; the oldest are removed.
-    pub trace_files: usize,
+    trace_files: usize = 10,
     /// Traces older than this are removed.
-    pub trace_retention_hours: f64,
-}
-
-impl Default for RawSampling {
-    fn default() -> Self {
-        Self {
-            share: 0.0,
-            max_answer_bytes: 8 << 20,
-            drift_raise: 0.05,
-            drift_clear: 0.02,
-            drift_samples: 100,
-            profile_dir: None,
-            profile_interval_seconds: 600.0,
-            profile_entries: 8_000_000,
-            profile_retention_hours: 168.0,
-            trace_dir: None,
-            trace_tokens: 100_000,
-            trace_files: 10,
-            trace_retention_hours: 24.0,
-        }
-    }
+    trace_retention_hours: f64 = 24.0,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -10,7 +10,7 @@ use semmoe_planner::policy::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::validate::{MAX_SECONDS, seconds};
+use super::value::{MAX_SECONDS, seconds};
 use super::{BackendConfig, ConfigError, ModelConfig};
 
 /// An hour, as the policy has it.
@@ -40,102 +40,65 @@ pub enum Meanwhile {
     Redirect,
 }
 
-/// `[switch]`
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RawSwitch {
+section! { RawSwitch, "`[switch]`";
     /// `off`, `advise` (decisions are shown, counted and logged) or `drive` (they are carried out).
-    pub mode: SwitchMode,
+    mode: SwitchMode = SwitchMode::Off,
     /// New requests to a worker while it switches: `hold` (they wait there) or `redirect` (to other backends while
     /// there are some).
-    pub meanwhile: Meanwhile,
+    meanwhile: Meanwhile = Meanwhile::Hold,
     /// The worker's name of the layout for small batches: `tp`, or `dp-tp` where attention stays dp.
-    pub tp_layout: String,
+    tp_layout: String = "tp".to_owned(),
     /// The worker's name of the layout for large batches: `ep`, or `tp-ep` where attention stays tp.
-    pub ep_layout: String,
+    ep_layout: String = "ep".to_owned(),
     /// Decode steps with TP before any was measured: `[[batch, milliseconds], ...]`, batches of the whole backend,
     /// rising, the last at least `max_sequences`. Needed unless off.
-    pub tp_step_ms: Vec<(u32, f64)>,
+    tp_step_ms: Vec<(u32, f64)> = Vec::new(),
     /// The same with EP.
-    pub ep_step_ms: Vec<(u32, f64)>,
+    ep_step_ms: Vec<(u32, f64)> = Vec::new(),
     /// Prompt tokens a second with TP before any was measured. Needed unless off.
-    pub tp_prefill_rate: Option<f64>,
+    tp_prefill_rate: Option<f64> = None,
     /// The same with EP.
-    pub ep_prefill_rate: Option<f64>,
+    ep_prefill_rate: Option<f64> = None,
     /// Tokens of KV cache with TP; absent: the worker alone decides whether a switch has room.
-    pub tp_kv_tokens: Option<u64>,
+    tp_kv_tokens: Option<u64> = None,
     /// The same with EP.
-    pub ep_kv_tokens: Option<u64>,
+    ep_kv_tokens: Option<u64> = None,
     /// The assumed time of a switch until one was measured.
-    pub switch_seconds: f64,
+    switch_seconds: f64 = 0.5,
     /// How often a backend is looked at and the policy asked.
-    pub interval_seconds: f64,
+    interval_seconds: f64 = 0.25,
     /// Longest wait for a worker's answer to a preparation, a status or an abort; a preparation without one is aborted.
-    pub prepare_seconds: f64,
+    // A worker gives its ranks 10 s.
+    prepare_seconds: f64 = 12.0,
     /// Longest wait for the end of a switch, and for a webhook's answer.
-    pub commit_seconds: f64,
+    commit_seconds: f64 = 60.0,
     /// Targets for the first token of streams, by the `priority` of their bodies (0 without one; others than 0 to 255
     /// have no target): `[[priority, milliseconds], ...]`. A waiting stream that would miss its target, and wait less
     /// in the other layout, makes the backend switch at once.
-    pub ttft_ms: Vec<(u8, f64)>,
+    ttft_ms: Vec<(u8, f64)> = Vec::new(),
     /// Called to switch engines without a hook; absent: traffic moves between their TP and EP backends.
-    pub webhook: Option<String>,
+    webhook: Option<String> = None,
     /// So many seconds of a gain count at once, the rest as it comes.
-    pub horizon_seconds: f64,
+    horizon_seconds: f64 = Settings::default().horizon_seconds,
     /// Smaller gains, as a share of a step's time, are noise.
-    pub least_gain: f64,
+    least_gain: f64 = Settings::default().least_gain,
     /// The expected savings must exceed the cost of switching there and back by this factor.
-    pub margin: f64,
+    margin: f64 = Settings::default().margin,
     /// No switch so soon after another; after a failed one twice that (at least 2 s), doubled with each, up to 64
     /// times.
-    pub dwell_seconds: f64,
+    dwell_seconds: f64 = Settings::default().dwell_seconds,
     /// Window of the fast average of arrivals.
-    pub fast_seconds: f64,
+    fast_seconds: f64 = Settings::default().fast_seconds,
     /// Window of the slow one.
-    pub slow_seconds: f64,
+    slow_seconds: f64 = Settings::default().slow_seconds,
     /// No switch to a layout whose KV cache would be fuller than this share.
-    pub guard_close: f64,
+    guard_close: f64 = Settings::default().guard_close,
     /// Nor, once refused, before it would be only this full.
-    pub guard_reopen: f64,
+    guard_reopen: f64 = Settings::default().guard_reopen,
     /// Prompt tokens that a backend computes in one step at most.
-    pub chunk_tokens: u32,
+    chunk_tokens: u32 = Settings::default().chunk_tokens,
     /// Sequences that a backend decodes at once at most.
-    pub max_sequences: u32,
-}
-
-impl Default for RawSwitch {
-    fn default() -> Self {
-        let policy = Settings::default();
-        Self {
-            mode: SwitchMode::Off,
-            meanwhile: Meanwhile::Hold,
-            tp_layout: "tp".to_owned(),
-            ep_layout: "ep".to_owned(),
-            tp_step_ms: Vec::new(),
-            ep_step_ms: Vec::new(),
-            tp_prefill_rate: None,
-            ep_prefill_rate: None,
-            tp_kv_tokens: None,
-            ep_kv_tokens: None,
-            switch_seconds: 0.5,
-            interval_seconds: 0.25,
-            // A worker gives its ranks 10 s.
-            prepare_seconds: 12.0,
-            commit_seconds: 60.0,
-            ttft_ms: Vec::new(),
-            webhook: None,
-            horizon_seconds: policy.horizon_seconds,
-            least_gain: policy.least_gain,
-            margin: policy.margin,
-            dwell_seconds: policy.dwell_seconds,
-            fast_seconds: policy.fast_seconds,
-            slow_seconds: policy.slow_seconds,
-            guard_close: policy.guard_close,
-            guard_reopen: policy.guard_reopen,
-            chunk_tokens: policy.chunk_tokens,
-            max_sequences: policy.max_sequences,
-        }
-    }
+    max_sequences: u32 = Settings::default().max_sequences,
 }
 
 /// Where switches of engines without a hook are asked for.

@@ -3,32 +3,21 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::Deserialize;
-
 use super::ConfigError;
 
 /// Every one of them keeps a copy of its file.
 const MAX_EARLIER: usize = 16;
 
-/// `[tables]`
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RawTables {
+section! { RawTables, "`[tables]`";
     /// Look at the backends' files (`tables`) and load one that changed.
-    pub watch: bool,
+    watch: bool = false,
     /// Time between two looks. A file must be the same in two of them before it is loaded.
-    pub watch_interval_seconds: f64,
+    watch_interval_seconds: f64 = 2.0,
     /// Earlier tables kept for each backend, to go back to.
-    pub history: usize,
+    history: usize = 2,
     /// Folder for the copies of tables that are in use or kept. They have
     /// no names in it, and are gone with the process.
-    pub spool_dir: PathBuf,
-}
-
-impl Default for RawTables {
-    fn default() -> Self {
-        Self { watch: false, watch_interval_seconds: 2.0, history: 2, spool_dir: "/tmp".into() }
-    }
+    spool_dir: PathBuf = "/tmp".into(),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -40,7 +29,7 @@ pub(crate) struct TablesConfig {
 }
 
 pub(super) fn tables(raw: RawTables, base: &Path) -> Result<TablesConfig, ConfigError> {
-    let interval = super::validate::seconds("tables.watch_interval_seconds", raw.watch_interval_seconds)?;
+    let interval = super::value::seconds("tables.watch_interval_seconds", raw.watch_interval_seconds)?;
     if raw.history > MAX_EARLIER {
         let cause = format!("{}, expected at most {MAX_EARLIER}", raw.history);
         return Err(ConfigError::value("tables.history", cause));

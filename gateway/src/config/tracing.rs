@@ -1,26 +1,16 @@
 //! `[tracing]`: traces of requests for an OpenTelemetry collector.
 
 use semmoe_engines::http::BaseUrl;
-use serde::Deserialize;
 
 use super::ConfigError;
 
-/// `[tracing]`
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RawTracing {
+section! { RawTracing, "`[tracing]`";
     /// Base URL of a collector that takes OTLP over HTTP as JSON, `http://collector:4318`; absent: nothing is traced.
-    pub otlp: Option<String>,
+    otlp: Option<String> = None,
     /// Share of the requests, 0 to 1, that are traced where the client's `traceparent` does not decide it.
-    pub ratio: f64,
+    ratio: f64 = 0.01,
     /// `service.name` of the spans.
-    pub service_name: String,
-}
-
-impl Default for RawTracing {
-    fn default() -> Self {
-        Self { otlp: None, ratio: 0.01, service_name: "semmoe-gateway".to_owned() }
-    }
+    service_name: String = "semmoe-gateway".to_owned(),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -31,7 +21,7 @@ pub(crate) struct TracingConfig {
 }
 
 pub(super) fn tracing(raw: RawTracing) -> Result<TracingConfig, ConfigError> {
-    super::validate::within("tracing.ratio", raw.ratio, 0.0..=1.0)?;
+    super::value::within("tracing.ratio", raw.ratio, 0.0..=1.0)?;
     if raw.service_name.is_empty() || raw.service_name.len() > 256 {
         return Err(ConfigError::value("tracing.service_name", "expected 1 to 256 bytes"));
     }

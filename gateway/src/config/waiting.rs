@@ -2,36 +2,25 @@
 
 use std::time::Duration;
 
-use serde::Deserialize;
-
 use super::ConfigError;
-use super::validate::{MAX_SECONDS, seconds, within};
+use super::value::{MAX_SECONDS, seconds, within};
 
 /// More than any engine runs at a time.
 const MAX_IN_FLIGHT: u32 = 1 << 20;
 /// More than any listener has connections.
 const MAX_QUEUED: usize = 1 << 20;
 
-/// `[queue]`: requests that wait for a rank, a line for each model.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RawQueue {
+section! { RawQueue, "`[queue]`: requests that wait for a rank, a line for each model.";
     /// Requests in flight on each rank beyond which others wait here. Absent: no limit, engines queue by themselves and
     /// know their memory. A limit slightly above what a rank runs at a time lets late requests go to the rank that is
     /// free then.
-    pub max_in_flight: Option<u32>,
+    max_in_flight: Option<u32> = None,
     /// Requests that may wait; further ones get 429.
-    pub max_queued: usize,
+    max_queued: usize = 1024,
     /// How long one may wait for room on a rank; then it gets 429.
-    pub max_wait_seconds: f64,
+    max_wait_seconds: f64 = 30.0,
     /// How long one may wait while no backend takes requests; then it gets 503. 0: not at all.
-    pub wait_for_backend_seconds: f64,
-}
-
-impl Default for RawQueue {
-    fn default() -> Self {
-        Self { max_in_flight: None, max_queued: 1024, max_wait_seconds: 30.0, wait_for_backend_seconds: 1.0 }
-    }
+    wait_for_backend_seconds: f64 = 1.0,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -64,21 +53,11 @@ pub(super) fn queue(raw: &RawQueue) -> Result<QueueRules, ConfigError> {
     })
 }
 
-/// `[drain]`: how the process ends when it is asked to (SIGTERM).
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RawDrain {
+section! { RawDrain, "`[drain]`: how the process ends when it is asked to (SIGTERM).";
     /// How long requests are still taken after `/readyz` turned 503, so that load balancers learn of it first.
-    pub delay_seconds: f64,
+    delay_seconds: f64 = 2.0,
     /// How long requests that run may go on then; what is left is closed with an error.
-    pub grace_seconds: f64,
-}
-
-impl Default for RawDrain {
-    fn default() -> Self {
-        // Together below the 30 s after which Kubernetes kills.
-        Self { delay_seconds: 2.0, grace_seconds: 25.0 }
-    }
+    grace_seconds: f64 = 25.0,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -5,14 +5,10 @@
 
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
 use semmoe_engines::Route;
 
 use super::requests::{Done, NONE};
+use super::{Counter, Family, Gauge, Histogram, Histograms};
 use crate::flow::FlowReading;
 
 /// From milliseconds to a few seconds.
@@ -26,28 +22,13 @@ const FIRST_TOKEN_SECONDS: [f64; 16] =
 const INTER_TOKEN_SECONDS: [f64; 14] =
     [0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0];
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct AnswerLabels {
-    backend: String,
-    model: String,
-    route: &'static str,
-}
+labels!(AnswerLabels { backend: String, model: String, route: &'static str });
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct OutputLabels {
-    backend: String,
-    model: String,
-    route: &'static str,
-    /// `usage` or `events`.
-    counted: &'static str,
-}
+// `counted`: `usage` or `events`.
+labels!(OutputLabels { backend: String, model: String, route: &'static str, counted: &'static str });
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct StreamLabels {
-    backend: String,
-    /// `waiting` for the first piece, or `running`.
-    state: &'static str,
-}
+// `state`: `waiting` for the first piece, or `running`.
+labels!(StreamLabels { backend: String, state: &'static str });
 
 /// Tokens of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,15 +57,17 @@ pub(crate) struct Generated {
     pub(crate) first_token: Option<Duration>,
 }
 
-type Seconds = Family<AnswerLabels, Histogram, fn() -> Histogram>;
+fn request_seconds() -> Histogram {
+    Histogram::new(TO_SECONDS.into_iter().chain(TO_MINUTES))
+}
 
 metrics! {
     pub(super) struct AnswerMetrics {
-        seconds: Seconds = Family::new_with_constructor(|| Histogram::new(TO_SECONDS.into_iter().chain(TO_MINUTES))),
+        seconds: Histograms<AnswerLabels> = Family::new_with_constructor(request_seconds),
             "request_seconds", "Time from the arrival of the request to the end of the response";
-        first_token: Seconds = Family::new_with_constructor(|| Histogram::new(FIRST_TOKEN_SECONDS)),
+        first_token: Histograms<AnswerLabels> = Family::new_with_constructor(|| Histogram::new(FIRST_TOKEN_SECONDS)),
             "time_to_first_token_seconds", "Time from the arrival of the request to the first piece of its stream";
-        inter_token: Seconds = Family::new_with_constructor(|| Histogram::new(INTER_TOKEN_SECONDS)),
+        inter_token: Histograms<AnswerLabels> = Family::new_with_constructor(|| Histogram::new(INTER_TOKEN_SECONDS)),
             "inter_token_seconds",
             "Mean inter-token latency of a stream after its first token, one observation per complete stream";
         prompt_tokens: Family<AnswerLabels, Counter>,

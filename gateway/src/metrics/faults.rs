@@ -1,44 +1,22 @@
 //! Breakers, drained backends, queues.
 
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
-
-use super::{BackendLabels, ModelLabels};
+use super::{BackendLabels, Counter, Family, Gauge, Histogram, Histograms, ModelLabels};
 use crate::breaker::State;
 use crate::queue::Queue;
 
 /// Up to the longest wait that anybody configures.
 const QUEUE_SECONDS: [f64; 12] = [0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct BreakerLabels {
-    backend: String,
-    /// The new state, or `spared` where it stayed closed, or closed, as no other backend could serve.
-    to: &'static str,
-}
+// `to`: the new state, or `spared` where it stayed closed, or closed, as no other backend could serve.
+labels!(BreakerLabels { backend: String, to: &'static str });
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ShedLabels {
-    model: String,
-    reason: &'static str,
-}
+labels!(ShedLabels { model: String, reason: &'static str });
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct FailureLabels {
-    backend: String,
-    /// `engine_dead`, `abort`, `engine_error`.
-    kind: &'static str,
-}
+// `kind`: `engine_dead`, `abort`, `engine_error`.
+labels!(FailureLabels { backend: String, kind: &'static str });
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct SilenceLabels {
-    backend: String,
-    /// `suspected`, `recovered`.
-    to: &'static str,
-}
+// `to`: `suspected`, `recovered`.
+labels!(SilenceLabels { backend: String, to: &'static str });
 
 metrics! {
     /// Counters of faults.
@@ -47,7 +25,7 @@ metrics! {
             "breaker_state", "State of the circuit breaker: 0 closed, 1 half open, 2 open";
         breaker_changes: Family<BreakerLabels, Counter>, "breaker_changes", "State changes of circuit breakers";
         queue_depth: Family<ModelLabels, Gauge>, "queue_depth", "Requests waiting for a rank or a backend";
-        queue_seconds: Seconds = Family::new_with_constructor(|| Histogram::new(QUEUE_SECONDS)),
+        queue_seconds: Histograms<ModelLabels> = Family::new_with_constructor(|| Histogram::new(QUEUE_SECONDS)),
             "queue_seconds", "Time that requests waited in the queue";
         shed: Family<ShedLabels, Counter>, "shed", "Requests rejected because there was no room";
         strays: Family<BackendLabels, Counter>,
@@ -61,8 +39,6 @@ metrics! {
             "backend_draining", "1 while the backend is draining and gets no new requests";
     }
 }
-
-type Seconds = Family<ModelLabels, Histogram, fn() -> Histogram>;
 
 impl FaultMetrics {
     /// The line of a model.

@@ -1,36 +1,21 @@
 //! Counters of sampled requests.
 
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::{Histogram, linear_buckets};
+use super::{BackendLabels, Counter, Family, Gauge, Histograms, ModelLabels, OutcomeLabels, shares};
 
-use super::{BackendLabels, ModelLabels, OutcomeLabels};
+labels!(SampleLabels { backend: String, outcome: &'static str });
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct SampleLabels {
-    backend: String,
-    outcome: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct PlaceLabels {
-    backend: String,
-    /// `prompt` or `decode`.
-    phase: &'static str,
-    /// `local` or `remote`.
-    place: &'static str,
-}
+// `phase`: `prompt` or `decode`.
+// `place`: `local` or `remote`.
+labels!(PlaceLabels { backend: String, phase: &'static str, place: &'static str });
 
 metrics! {
     /// Live LAR and rolling profiles.
     pub(crate) struct LiveMetrics {
         sampled: Family<SampleLabels, Counter>,
             "sampled_requests", "Requests whose engine was asked for routed experts, by outcome";
-        observed: Rates = Family::new_with_constructor(rates),
+        observed: Histograms<BackendLabels> = Family::new_with_constructor(shares),
             "observed_lar", "Local share of each sampled request's activations, from its routed experts";
-        predicted: Rates = Family::new_with_constructor(rates),
+        predicted: Histograms<BackendLabels> = Family::new_with_constructor(shares),
             "sampled_predicted_lar", "Local share that T predicts for the same tokens of the same requests";
         activations: Family<PlaceLabels, Counter>, "sampled_activations", "Activations of sampled requests";
         drift: Family<BackendLabels, Gauge>,
@@ -47,12 +32,6 @@ metrics! {
         writes: Family<OutcomeLabels, Counter>,
             "rolling_profile_writes", "Writes of rolling profiles, by outcome";
     }
-}
-
-type Rates = Family<BackendLabels, Histogram, fn() -> Histogram>;
-
-fn rates() -> Histogram {
-    Histogram::new(linear_buckets(0.05, 0.05, 20))
 }
 
 impl LiveMetrics {

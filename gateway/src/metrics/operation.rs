@@ -1,22 +1,10 @@
 //! Metrics of reloads and discovery.
 
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
+use super::{Counter, Family, Gauge, OutcomeLabels};
 
-use super::OutcomeLabels;
+labels!(AnswerLabels { source: String, outcome: &'static str });
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct AnswerLabels {
-    source: String,
-    outcome: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct SourceLabels {
-    source: String,
-}
+labels!(SourceLabels { source: String });
 
 metrics! {
     /// Counters of changes by an operator.

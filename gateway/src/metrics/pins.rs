@@ -1,17 +1,8 @@
 //! Metrics of pins: whether requests run where they are sent.
 
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
+use super::{BackendLabels, Counter, Family, Gauge};
 
-use super::BackendLabels;
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct RoundLabels {
-    backend: String,
-    outcome: &'static str,
-}
+labels!(RoundLabels { backend: String, outcome: &'static str });
 
 metrics! {
     pub(crate) struct PinMetrics {

@@ -6,23 +6,33 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::{Counter, Gauge};
+
 type Bytes = Gauge<u64, AtomicU64>;
 
-/// Figures of this process.
+metrics! {
+    /// Figures of this process.
+    struct Figures {
+        cpu_seconds: Counter<f64, AtomicU64>, "process_cpu_seconds", "CPU time of the process";
+        resident: Bytes, "process_resident_memory_bytes", "Resident memory of the process";
+        virtual_memory: Bytes, "process_virtual_memory_bytes", "Virtual memory of the process";
+        threads: Bytes, "process_threads", "Threads of the process";
+        open_files: Bytes, "process_open_fds", "Open file descriptors";
+        most_files: Bytes, "process_max_fds", "Maximum number of open file descriptors";
+        started: Gauge<f64, AtomicU64>,
+            "process_start_time_seconds", "Start time of the gateway, in seconds since 1970";
+    }
+}
+
+/// Figures of this process, without a prefix.
 pub(super) struct ProcessMetrics {
     registry: Registry,
-    cpu_seconds: Counter<f64, AtomicU64>,
-    resident: Bytes,
-    virtual_memory: Bytes,
-    threads: Bytes,
-    open_files: Bytes,
+    figures: Figures,
 }
 
 /// `semmoe_build_info`.
@@ -36,35 +46,15 @@ pub(super) fn register_build(registry: &mut Registry) {
 
 impl Default for ProcessMetrics {
     fn default() -> Self {
-        let mut metrics = Self {
-            registry: Registry::default(),
-            cpu_seconds: Counter::default(),
-            resident: Gauge::default(),
-            virtual_memory: Gauge::default(),
-            threads: Gauge::default(),
-            open_files: Gauge::default(),
-        };
-        metrics.register();
-        metrics
+        let (mut registry, figures) = (Registry::default(), Figures::default());
+        figures.started.set(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64()));
+        figures.most_files.set(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX));
+        figures.register(&mut registry);
+        Self { registry, figures }
     }
 }
 
 impl ProcessMetrics {
-    fn register(&mut self) {
-        let started: Gauge<f64, AtomicU64> = Gauge::default();
-        started.set(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64()));
-        let most_files: Bytes = Gauge::default();
-        most_files.set(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX));
-        let registry = &mut self.registry;
-        registry.register("process_cpu_seconds", "CPU time of the process", self.cpu_seconds.clone());
-        registry.register("process_resident_memory_bytes", "Resident memory of the process", self.resident.clone());
-        registry.register("process_virtual_memory_bytes", "Virtual memory of the process", self.virtual_memory.clone());
-        registry.register("process_threads", "Threads of the process", self.threads.clone());
-        registry.register("process_open_fds", "Open file descriptors", self.open_files.clone());
-        registry.register("process_max_fds", "Maximum number of open file descriptors", most_files);
-        registry.register("process_start_time_seconds", "Start time of the gateway, in seconds since 1970", started);
-    }
-
     /// Looks at the process, and returns what is to be shown.
     pub(super) fn look(&self) -> Option<&Registry> {
         let status = std::fs::read_to_string("/proc/self/status").ok()?;
@@ -72,15 +62,16 @@ impl ProcessMetrics {
             let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
             value.trim().trim_end_matches(" kB").parse::<u64>().ok()
         };
-        self.resident.set(field("VmRSS")? << 10);
-        self.virtual_memory.set(field("VmSize")? << 10);
-        self.threads.set(field("Threads")?);
+        let figures = &self.figures;
+        figures.resident.set(field("VmRSS")? << 10);
+        figures.virtual_memory.set(field("VmSize")? << 10);
+        figures.threads.set(field("Threads")?);
         // One of them reads the folder.
         let files = std::fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1);
-        self.open_files.set(files as u64);
+        figures.open_files.set(files as u64);
         let time = clock_gettime(ClockId::ProcessCPUTime);
         let seconds = time.tv_sec as f64 + time.tv_nsec as f64 / 1e9;
-        self.cpu_seconds.inner().store(seconds.to_bits(), Ordering::Relaxed);
+        figures.cpu_seconds.inner().store(seconds.to_bits(), Ordering::Relaxed);
         Some(&self.registry)
     }
 }

@@ -9,15 +9,12 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use http::StatusCode;
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 use semmoe_engines::Route;
 use semmoe_tables::RankId;
 
 use super::answers::{AnswerMetrics, Generated, KnownAnswers};
-use super::rank_label;
+use super::{Counter, Family, rank_label};
 use crate::flow::FlowReading;
 
 /// The client went away before the end; nginx's code for it.
@@ -25,14 +22,8 @@ pub(crate) const CLIENT_CLOSED: u16 = 499;
 /// In place of a backend, a rank or a policy where a request came to none.
 pub(crate) const NONE: &str = "none";
 
-/// Labels of `semmoe_requests_total`.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct RequestLabels {
-    backend: String,
-    rank: String,
-    policy: &'static str,
-    code: String,
-}
+// Labels of `semmoe_requests_total`.
+labels!(RequestLabels { backend: String, rank: String, policy: &'static str, code: String });
 
 /// The status as it is counted: an engine may answer with any of 900, of which each would be a line for each rank.
 /// Those that have a name are themselves; of others the first digit counts.

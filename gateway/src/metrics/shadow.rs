@@ -2,17 +2,12 @@
 
 use std::sync::atomic::AtomicU64;
 
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
 use semmoe_routing::{Report, ReportSide};
 
-/// One side of a comparison.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ShadowLabels {
-    model: String,
-    policy: &'static str,
-}
+use super::{Family, Gauge};
+
+// One side of a comparison.
+labels!(ShadowLabels { model: String, policy: &'static str });
 
 type Shares = Family<ShadowLabels, Gauge<f64, AtomicU64>>;
 

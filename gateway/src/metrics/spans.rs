@@ -1,9 +1,6 @@
 //! Spans of traced requests, and what became of them.
 
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-
-use super::OutcomeLabels;
+use super::{Counter, Family, OutcomeLabels};
 
 metrics! {
     /// Cloning shares the counts.

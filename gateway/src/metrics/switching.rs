@@ -2,27 +2,15 @@
 
 use std::sync::atomic::AtomicU64;
 
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
 use semmoe_planner::policy::Layout;
 
 use super::answers::TO_SECONDS;
+use super::{Counter, Family, Gauge, Histogram, Histograms};
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct UnitLabels {
-    unit: String,
-}
+labels!(UnitLabels { unit: String });
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct DecisionLabels {
-    unit: String,
-    to: &'static str,
-    /// `committed`, `refused`, `rolled_back`, `lost`, `stopped`, `advised`.
-    outcome: &'static str,
-}
+// `outcome`: `committed`, `refused`, `rolled_back`, `lost`, `stopped`, `advised`.
+labels!(DecisionLabels { unit: String, to: &'static str, outcome: &'static str });
 
 metrics! {
     /// The counters of switches.
@@ -32,12 +20,10 @@ metrics! {
             "switch_gain",
             "Share of a step's time that the other layout would save, when the policy last compared them";
         decisions: Family<DecisionLabels, Counter>, "switch_decisions", "Decisions of the switch policy, by outcome";
-        seconds: Seconds = Family::new_with_constructor(switch_seconds),
+        seconds: Histograms<UnitLabels> = Family::new_with_constructor(switch_seconds),
             "switch_seconds", "Time that committed switches held requests";
     }
 }
-
-type Seconds = Family<UnitLabels, Histogram, fn() -> Histogram>;
 
 /// From the milliseconds of a small model to what a slow link takes for a large one.
 fn switch_seconds() -> Histogram {

@@ -2,20 +2,12 @@
 
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::histogram::Histogram;
-
-use super::OutcomeLabels;
+use super::{Counter, Family, Histogram, Histograms, OutcomeLabels};
 
 /// Swaps take microseconds; what shows in requests begins at a millisecond.
 const SWAP_SECONDS: [f64; 9] = [1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0];
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ClockLabels {
-    clock: &'static str,
-}
+labels!(ClockLabels { clock: &'static str });
 
 /// How long readers took to get the state.
 pub(crate) struct Waits {
@@ -31,13 +23,11 @@ metrics! {
         swap_seconds: Histogram = Histogram::new(SWAP_SECONDS),
             "tables_swap_seconds",
             "Time from the completion of a state with other tables until requests get it; no request waits for it";
-        wait_seconds: WaitSeconds = Family::new_with_constructor(|| Histogram::new(SWAP_SECONDS)),
+        wait_seconds: Histograms<ClockLabels> = Family::new_with_constructor(|| Histogram::new(SWAP_SECONDS)),
             "swap_wait_seconds",
             "Time to get the state while another one was built and swapped in, by wall clock and thread clock";
     }
 }
-
-type WaitSeconds = Family<ClockLabels, Histogram, fn() -> Histogram>;
 
 impl TablesMetrics {
     /// `ok`, `unchanged`, `refused` (they do not fit), `invalid`, `denied` (the path), `failed` (all else).

@@ -1,17 +1,9 @@
 //! Counters of keys and certificates.
 
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
+use super::{Counter, Family, Gauge, OutcomeLabels};
 
-use super::OutcomeLabels;
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct FailureLabels {
-    /// `missing`, `wrong` or `model`.
-    reason: &'static str,
-}
+// `reason`: `missing`, `wrong` or `model`.
+labels!(FailureLabels { reason: &'static str });
 
 metrics! {
     pub(crate) struct TrustMetrics {

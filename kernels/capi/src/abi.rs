@@ -21,6 +21,10 @@ pub const MULTICAST_ALLGATHER: u32 = 2;
 /// Of `semmoe_dispatch_args.top_k`.
 pub(crate) const MAX_TOP_K: u32 = 64;
 
+/// # Safety
+/// The structure is `repr(C)` and begins with its size as `u64`.
+pub(crate) unsafe trait Sized64 {}
+
 /// A structure as the header has it, with the names and places of its fields for the test.
 macro_rules! structure {
     ($(#[$doc:meta])* $c_name:literal $name:ident { $($field:ident: $type:ty,)* }) => {
@@ -41,7 +45,7 @@ macro_rules! structure {
         }
 
         // SAFETY: a repr(C) structure whose first field is its size in bytes.
-        unsafe impl crate::check::Sized64 for $name {}
+        unsafe impl Sized64 for $name {}
     };
 }
 

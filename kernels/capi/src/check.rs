@@ -6,14 +6,10 @@ use semmoe_kernels::Dtype;
 
 use crate::abi::{
     ALIGNMENT, AllReduce, Allgather, Argsort, Combine, DispatchArgs, HasRows, InitArgs, MAX_TOP_K, MAX_WORLD,
-    MULTICAST_ALLGATHER, MULTICAST_REDUCE_SCATTER, Multicast, ReduceScatter, RowFields,
+    MULTICAST_ALLGATHER, MULTICAST_REDUCE_SCATTER, Multicast, ReduceScatter, RowFields, Sized64,
 };
 use crate::backend::{Facts, signal_bytes};
 use crate::failure::{Code, Failure};
-
-/// # Safety
-/// The structure is `repr(C)` and begins with its size as `u64`.
-pub(crate) unsafe trait Sized64 {}
 
 /// Arguments that can be checked against a communicator.
 pub(crate) trait Checked: Sized64 {

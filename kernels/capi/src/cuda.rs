@@ -155,11 +155,13 @@ impl Collectives for Cuda {
         let out = own(args.out, rows.bytes_of(args.capacity));
         let reduce = kernels::ReduceScatter {
             parts: &parts[..facts.world],
-            rows,
-            split: split.get(),
             out: &out,
-            capacity: args.capacity,
-            multicast: self.switch.reduce_scatter(args.part_offset, row).filter(|_| !has_norm),
+            order: kernels::RowOrder {
+                rows,
+                split: split.get(),
+                capacity: args.capacity,
+                multicast: self.switch.reduce_scatter(args.part_offset, row).filter(|_| !has_norm),
+            },
         };
         let launch = if has_norm {
             kernels::ReduceScatterNorm {
@@ -180,11 +182,13 @@ impl Collectives for Cuda {
         let rows = rows(args);
         let launch = kernels::Allgather {
             from: &own(args.rows, rows.bytes_of(args.capacity)),
-            rows,
-            split: split(args.rows(), facts.world).get(),
             out: &self.everywhere(args.out_offset)[..facts.world],
-            capacity: args.capacity,
-            multicast: self.switch.allgather(args.out_offset, rows.bytes_of(1)),
+            order: kernels::RowOrder {
+                rows,
+                split: split(args.rows(), facts.world).get(),
+                capacity: args.capacity,
+                multicast: self.switch.allgather(args.out_offset, rows.bytes_of(1)),
+            },
         }
         .launch(&self.team, self.grid());
         self.launch_one(launch, stream)

@@ -29,13 +29,11 @@ pub struct Rows {
 
 impl Rows {
     /// Bytes of `rows` rows of this width.
-    #[must_use]
     pub fn bytes_of(&self, rows: u64) -> u64 {
         rows.saturating_mul(self.hidden).saturating_mul(self.dtype.bytes() as u64)
     }
 
     /// Bytes of all.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes_of(self.tokens)
     }
@@ -76,31 +74,43 @@ pub struct OwnSplit {
 
 impl OwnSplit {
     /// For a call.
-    #[must_use]
     pub fn get(&self) -> Split<'_> {
         let [permutation, offsets] = [&self.permutation, &self.offsets].map(|list| list.as_ref().map(|list| &list[..]));
         Split { permutation, offsets }
     }
 }
 
-/// Rows, where they go and where they lie, as reduce-scatter and allgather have them.
-fn order(
-    team: &Team,
-    rows: &Rows,
-    split: Split<'_>,
-    capacity: u64,
-    switch: Option<Buffer>,
-) -> Result<OrderParams, LaunchError> {
-    let (tokens, hidden) = rows.check()?;
-    Ok(OrderParams {
-        permutation: team.locals_or_null("permutation", split.permutation, rows.tokens * 4)?,
-        offsets: team.locals_or_null("offsets", split.offsets, (team.ranks() as u64 + 1) * 4)?,
-        multicast: multicast(switch, rows)?,
-        tokens,
-        hidden,
-        capacity: in_range("capacity", capacity, 0, i32::MAX as u64)?,
-        padding: 0,
-    })
+/// Rows, where they go and how many fit there, as reduce-scatter and allgather have them.
+#[derive(Clone, Copy, Debug)]
+pub struct RowOrder<'a> {
+    /// Of all tokens.
+    pub rows: Rows,
+    /// Which rank has which.
+    pub split: Split<'a>,
+    /// Rows that each buffer of one rank's rows has room for.
+    pub capacity: u64,
+    /// The multicast address of the buffers with all rows: sums are then the switch's, in an order of its own.
+    pub multicast: Option<Buffer>,
+}
+
+impl RowOrder<'_> {
+    /// Bytes of one rank's rows, as many as fit.
+    fn part_bytes(&self) -> u64 {
+        self.rows.bytes_of(self.capacity)
+    }
+
+    fn params(&self, team: &Team) -> Result<OrderParams, LaunchError> {
+        let (tokens, hidden) = self.rows.check()?;
+        Ok(OrderParams {
+            permutation: team.locals_or_null("permutation", self.split.permutation, self.rows.tokens * 4)?,
+            offsets: team.locals_or_null("offsets", self.split.offsets, (team.ranks() as u64 + 1) * 4)?,
+            multicast: multicast(self.multicast, &self.rows)?,
+            tokens,
+            hidden,
+            capacity: in_range("capacity", self.capacity, 0, i32::MAX as u64)?,
+            padding: 0,
+        })
+    }
 }
 
 /// Reduce-scatter, shuffled if the split is.
@@ -108,26 +118,20 @@ fn order(
 pub struct ReduceScatter<'a> {
     /// P x `[n, H]`
     pub parts: &'a [Buffer],
-    /// Their content.
-    pub rows: Rows,
-    /// Where rows go.
-    pub split: Split<'a>,
     /// L x `[capacity, H]`
     pub out: &'a [Buffer],
-    /// Rows that each `out` has room for.
-    pub capacity: u64,
-    /// The parts' multicast address: sums are then the switch's, in an order of its own.
-    pub multicast: Option<Buffer>,
+    /// Of the parts, into `out`.
+    pub order: RowOrder<'a>,
 }
 
 impl ReduceScatter<'_> {
     fn params(&self, team: &Team) -> Result<ReduceParams, LaunchError> {
-        let order = order(team, &self.rows, self.split, self.capacity, self.multicast)?;
-        let out_bytes = self.rows.bytes_of(self.capacity);
+        let order = self.order.params(team)?;
+        let rows = &self.order.rows;
         Ok(ReduceParams {
             team: team.params(),
-            parts: team.peers("part", self.parts, self.rows.bytes(), self.rows.alignment())?,
-            out: team.locals("out", self.out, out_bytes, ELEMENT_ALIGNMENT)?,
+            parts: team.peers("part", self.parts, rows.bytes(), rows.alignment())?,
+            out: team.locals("out", self.out, self.order.part_bytes(), ELEMENT_ALIGNMENT)?,
             order,
         })
     }
@@ -136,11 +140,11 @@ impl ReduceScatter<'_> {
     /// As listed in [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
         let params = self.params(team)?;
-        let kernels = match self.multicast {
+        let kernels = match self.order.multicast {
             None => ["semmoe_srs_f32", "semmoe_srs_f16", "semmoe_srs_bf16"],
             Some(_) => ["semmoe_srs_nvls_f32", "semmoe_srs_nvls_f16", "semmoe_srs_nvls_bf16"],
         };
-        collective(by_type(self.rows.dtype, kernels), team, grid.check(team, COLLECTIVE_THREADS)?, &params)
+        collective(by_type(self.order.rows.dtype, kernels), team, grid.check(team, COLLECTIVE_THREADS)?, &params)
     }
 }
 
@@ -178,9 +182,9 @@ impl ReduceScatterNorm<'_> {
     /// # Errors
     /// As listed in [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
-        let rows = &self.reduce.rows;
+        let rows = &self.reduce.order.rows;
         in_range("hidden", rows.hidden, 1, u64::from(MAX_NORM_HIDDEN))?;
-        let out_bytes = rows.bytes_of(self.reduce.capacity);
+        let out_bytes = self.reduce.order.part_bytes();
         let params = NormParams {
             reduce: self.reduce.params(team)?,
             residual: team.locals("residual", self.residual, rows.bytes(), rows.alignment())?,
@@ -199,30 +203,25 @@ impl ReduceScatterNorm<'_> {
 pub struct Allgather<'a> {
     /// L x `[capacity, H]`
     pub from: &'a [Buffer],
-    /// Their content; n is that of `out`.
-    pub rows: Rows,
-    /// Where rows come from.
-    pub split: Split<'a>,
     /// P x `[n, H]`
     pub out: &'a [Buffer],
-    /// Rows that each `from` has.
-    pub capacity: u64,
-    /// The multicast address of `out`.
-    pub multicast: Option<Buffer>,
+    /// Of `out`, out of `from`.
+    pub order: RowOrder<'a>,
 }
 
 impl Allgather<'_> {
     /// # Errors
     /// As listed in [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
-        let order = order(team, &self.rows, self.split, self.capacity, self.multicast)?;
+        let order = self.order.params(team)?;
+        let rows = &self.order.rows;
         let params = GatherParams {
             team: team.params(),
-            rows: team.locals("rows", self.from, self.rows.bytes_of(self.capacity), ELEMENT_ALIGNMENT)?,
-            out: team.peers("out", self.out, self.rows.bytes(), ELEMENT_ALIGNMENT)?,
+            rows: team.locals("rows", self.from, self.order.part_bytes(), ELEMENT_ALIGNMENT)?,
+            out: team.peers("out", self.out, rows.bytes(), ELEMENT_ALIGNMENT)?,
             order,
         };
-        let kernel = match (self.rows.dtype.bytes(), self.multicast.is_some()) {
+        let kernel = match (rows.dtype.bytes(), self.order.multicast.is_some()) {
             (4, false) => "semmoe_sag_4",
             (_, false) => "semmoe_sag_2",
             (4, true) => "semmoe_sag_nvls_4",

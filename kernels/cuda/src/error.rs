@@ -142,7 +142,6 @@ pub enum Stopped {
 
 impl Stopped {
     /// Reads a report word; `None` for 0: nothing stopped.
-    #[must_use]
     pub fn from_report(code: u64) -> Option<Self> {
         let [kind, rank, peer] = [code >> 56, code >> 48 & 0xff, code >> 40 & 0xff].map(|part| part as u32);
         let number = code as u32;

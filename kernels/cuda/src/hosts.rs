@@ -86,7 +86,6 @@ const STAGING: usize = 2;
 
 impl Room {
     /// Bytes of a rank's memory, for [`Hosts`]: three regions.
-    #[must_use]
     pub fn hosts_bytes(&self) -> u64 {
         padded(&self.hosts())
     }

@@ -18,7 +18,6 @@ impl Target {
     pub const ALL: [Self; 4] = [Self::Sm80, Self::Sm90, Self::Sm100, Self::Ptx90];
 
     /// As NVRTC's `--gpu-architecture` has it.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sm80 => "sm_80",
@@ -29,7 +28,6 @@ impl Target {
     }
 
     /// The file that holds it, beside the others.
-    #[must_use]
     pub const fn file_name(self) -> &'static str {
         match self {
             Self::Sm80 => "sm_80.cubin",
@@ -40,7 +38,6 @@ impl Target {
     }
 
     /// Compute capability x 10.
-    #[must_use]
     pub const fn capability(self) -> u32 {
         match self {
             Self::Sm80 => 80,
@@ -51,7 +48,6 @@ impl Target {
 
     /// The image for a GPU of this capability (x 10); `None` if it is too old. A CUBIN runs on later minor capabilities
     /// of its major one.
-    #[must_use]
     pub const fn for_capability(capability: u32) -> Option<Self> {
         match capability {
             0..80 => None,
@@ -64,7 +60,6 @@ impl Target {
 }
 
 /// The image for a target, if this crate was built with `SEMMOE_KERNEL_IMAGES`.
-#[must_use]
 pub fn embedded(target: Target) -> Option<&'static [u8]> {
     IMAGES.get(target as usize).copied()
 }

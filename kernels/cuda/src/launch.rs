@@ -16,7 +16,6 @@ pub struct Grid {
 
 impl Grid {
     /// Full blocks.
-    #[must_use]
     pub fn of_blocks(blocks: u32) -> Self {
         Self { blocks, threads: COLLECTIVE_THREADS }
     }
@@ -61,19 +60,16 @@ pub struct Launch {
 
 impl Launch {
     /// The kernel's name.
-    #[must_use]
     pub fn kernel(&self) -> &'static str {
         self.kernel
     }
 
     /// Blocks of each rank, ranks in the launch (`gridDim.y`), threads of each block.
-    #[must_use]
     pub fn shape(&self) -> (u32, u32, u32) {
         (self.grid.blocks, self.ranks, self.grid.threads)
     }
 
     /// The kernel's one argument.
-    #[must_use]
     pub fn params(&self) -> &[u8] {
         self.params.as_bytes()
     }

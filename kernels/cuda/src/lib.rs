@@ -24,7 +24,8 @@ pub mod unit;
 pub mod vmm;
 
 pub use calls::{
-    AllReduce, Allgather, Argsort, ELEMENT_ALIGNMENT, OwnSplit, ReduceScatter, ReduceScatterNorm, Rows, Shuffle, Split,
+    AllReduce, Allgather, Argsort, ELEMENT_ALIGNMENT, OwnSplit, ReduceScatter, ReduceScatterNorm, RowOrder, Rows,
+    Shuffle, Split,
 };
 #[cfg(feature = "nvrtc")]
 pub use compile::{CompileError, Compiled, KernelUse, compile, compile_with_spills};

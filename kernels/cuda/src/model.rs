@@ -28,7 +28,6 @@ pub struct Call {
 
 impl Call {
     /// Of `tokens` rows of `hidden` elements of `bytes_of` bytes.
-    #[must_use]
     pub fn new(ranks: usize, tokens: usize, hidden: usize, bytes_of: usize) -> Self {
         Self { ranks: ranks as f64, rows: tokens as f64 * hidden as f64 * bytes_of as f64 }
     }
@@ -39,49 +38,42 @@ impl Call {
     }
 
     /// `srs`, plain or shuffled: each rank pulls its rows from all parts and writes the sums once.
-    #[must_use]
     pub fn reduce_scatter(self) -> Moved {
         let (rows, link) = (self.rows, self.others());
         Moved { read: self.ranks * rows, written: rows, link_in: link, link_out: link }
     }
 
     /// `srs_norm`: and the residual, and a second result. The weight of the norm, H elements, is left out.
-    #[must_use]
     pub fn reduce_scatter_norm(self) -> Moved {
         let plain = self.reduce_scatter();
         Moved { read: plain.read + self.rows, written: plain.written + self.rows, ..plain }
     }
 
     /// `sag`, plain or shuffled: each rank reads its rows once and pushes them to all.
-    #[must_use]
     pub fn allgather(self) -> Moved {
         let (rows, link) = (self.rows, self.others());
         Moved { read: rows, written: self.ranks * rows, link_in: link, link_out: link }
     }
 
     /// `all_reduce`: each rank sums one P-th of all parts and pushes it to all.
-    #[must_use]
     pub fn all_reduce(self) -> Moved {
         let (all, link) = (self.ranks * self.rows, 2.0 * self.others());
         Moved { read: all, written: all, link_in: link, link_out: link }
     }
 
     /// `shuffle` on every rank: the step that fusion saves.
-    #[must_use]
     pub fn shuffle(self) -> Moved {
         let all = self.ranks * self.rows;
         Moved { read: all, written: all, ..Moved::default() }
     }
 
     /// `nvls`' reduce-scatter: the switch adds, each rank gets its part. Every part is read by its own rank's memory.
-    #[must_use]
     pub fn reduce_scatter_nvls(self) -> Moved {
         let own = self.rows / self.ranks;
         Moved { link_in: own, link_out: self.rows, ..self.reduce_scatter() }
     }
 
     /// `nvls`' allgather: the switch copies to all.
-    #[must_use]
     pub fn allgather_nvls(self) -> Moved {
         let own = self.rows / self.ranks;
         Moved { link_in: self.rows, link_out: own, ..self.allgather() }
@@ -89,7 +81,6 @@ impl Call {
 
     /// `dispatch`, where each token goes to `fan_out` ranks of P on average, the own one as likely as any: its row, and
     /// 4 + 8 k bytes of routing. Ids and weights that are read are left out.
-    #[must_use]
     pub fn dispatch(self, tokens: usize, fan_out: f64, top_k: usize) -> Moved {
         let routing = tokens as f64 * fan_out * (4.0 + 8.0 * top_k as f64);
         let sent = self.rows * fan_out + routing;
@@ -98,7 +89,6 @@ impl Call {
     }
 
     /// `combine`: what was sent comes back, summed.
-    #[must_use]
     pub fn combine(self, fan_out: f64) -> Moved {
         let sent = self.rows * fan_out;
         let link = sent / self.ranks * (self.ranks - 1.0) / self.ranks;
@@ -108,14 +98,12 @@ impl Call {
 
 impl Moved {
     /// All bytes, read and written: what a device-to-device copy on one GPU that all ranks share would have to move.
-    #[must_use]
     pub fn total(&self) -> f64 {
         self.read + self.written
     }
 
     /// The least time of ranks with a GPU each, in microseconds: the link in its slower direction, or the memory of one
     /// GPU, whichever takes longer.
-    #[must_use]
     pub fn bound_us(&self, ranks: usize, link_gb_per_s: f64, memory_gb_per_s: f64) -> f64 {
         let link = self.link_in.max(self.link_out) / (link_gb_per_s * 1e3);
         let memory = self.total() / ranks as f64 / (memory_gb_per_s * 1e3);
@@ -125,7 +113,6 @@ impl Moved {
 
 /// The ranks that a token's `top_k` experts are on, on average, where experts are drawn without preference and each
 /// rank hosts as many.
-#[must_use]
 pub fn fan_out(ranks: usize, experts: usize, top_k: usize) -> f64 {
     let here = experts / ranks;
     let miss: f64 = (0..top_k).map(|i| (experts - here).saturating_sub(i) as f64 / (experts - i) as f64).product();

@@ -18,7 +18,6 @@ pub const MOVE_BYTES: u64 = 48;
 
 impl DeviceMove {
     /// As the kernel has it.
-    #[must_use]
     pub fn to_bytes(self) -> [u8; MOVE_BYTES as usize] {
         let mut bytes = [0; MOVE_BYTES as usize];
         for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(self.0) {
@@ -29,7 +28,6 @@ impl DeviceMove {
 
     /// Keys and values, where pages of these sizes lie one after another, in one buffer before the switch and in
     /// another after it.
-    #[must_use]
     pub fn of_page(moved: &KvMove, from_page_bytes: usize, to_page_bytes: usize) -> Self {
         let from = moved.from.page as usize * from_page_bytes + moved.from_offset;
         let to = moved.page as usize * to_page_bytes + moved.to_offset;

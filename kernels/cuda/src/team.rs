@@ -77,19 +77,16 @@ impl Team {
     }
 
     /// P
-    #[must_use]
     pub fn ranks(&self) -> usize {
         self.params.ranks as usize
     }
 
     /// Ranks that one launch runs.
-    #[must_use]
     pub fn local(&self) -> usize {
         self.local
     }
 
     /// The first rank of the launch.
-    #[must_use]
     pub fn first_rank(&self) -> usize {
         self.params.first_rank as usize
     }

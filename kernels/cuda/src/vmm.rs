@@ -276,7 +276,6 @@ impl<'d, V: VirtualMemory> Memory<'d, V> {
     }
 
     /// Its place, for calls; its size is the rounded one.
-    #[must_use]
     pub fn buffer(&self) -> Buffer {
         self.mapped.buffer()
     }
@@ -348,7 +347,6 @@ impl<'d, V: VirtualMemory> Multicast<'d, V> {
     }
 
     /// Bytes of each GPU, rounded.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

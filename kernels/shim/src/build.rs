@@ -35,7 +35,6 @@ pub enum Sanitize {
 
 impl Compiler {
     /// The first of `c++`, `g++`, `clang++` that answers; `None` without one.
-    #[must_use]
     pub fn find() -> Option<Self> {
         let answers =
             |command: &&str| Command::new(command).arg("--version").output().is_ok_and(|o| o.status.success());
@@ -43,7 +42,6 @@ impl Compiler {
     }
 
     /// Where the compiler keeps a library of its own, as `libasan.so`; `None` if it has none.
-    #[must_use]
     pub fn library(&self, name: &str) -> Option<PathBuf> {
         let output = Command::new(&self.command).arg(format!("-print-file-name={name}")).output().ok()?;
         let path = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
@@ -115,7 +113,6 @@ impl Shim {
     }
 
     /// The library.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }

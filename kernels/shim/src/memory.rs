@@ -21,7 +21,6 @@ const POISON: u8 = 0xff;
 
 impl HostBuffer {
     /// Poisoned memory.
-    #[must_use]
     pub fn poisoned(bytes: usize) -> Self {
         let layout =
             Layout::from_size_align(bytes.max(1), 16).expect("test buffers are far smaller than the address space");
@@ -36,7 +35,6 @@ impl HostBuffer {
     }
 
     /// Zeroed memory.
-    #[must_use]
     pub fn zeroed(bytes: usize) -> Self {
         let mut buffer = Self::poisoned(bytes);
         buffer.bytes_mut().fill(0);
@@ -44,7 +42,6 @@ impl HostBuffer {
     }
 
     /// A copy.
-    #[must_use]
     pub fn holding(bytes: &[u8]) -> Self {
         let mut buffer = Self::poisoned(bytes.len());
         buffer.bytes_mut().copy_from_slice(bytes);
@@ -52,13 +49,11 @@ impl HostBuffer {
     }
 
     /// Its place, for calls.
-    #[must_use]
     pub fn buffer(&self) -> Buffer {
         Buffer { address: self.start as u64, bytes: self.bytes as u64 }
     }
 
     /// The content.
-    #[must_use]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: allocated and initialised in `poisoned`; kernels write to it only inside `Shim::run`, while nothing
         // borrows it.

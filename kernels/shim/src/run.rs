@@ -170,7 +170,6 @@ impl Shim {
     }
 
     /// Bytes that the 16-byte loads and stores of this thread's last run moved.
-    #[must_use]
     pub fn moved(&self) -> (u64, u64) {
         MOVED.get()
     }

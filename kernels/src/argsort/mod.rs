@@ -15,25 +15,21 @@ pub struct RankOrder {
 
 impl RankOrder {
     /// `[n]`: the item at each sorted position. Items of one destination keep their order.
-    #[must_use]
     pub fn permutation(&self) -> &[u32] {
         &self.permutation
     }
 
     /// `[n]`: the sorted position of each item.
-    #[must_use]
     pub fn inverse(&self) -> &[u32] {
         &self.inverse
     }
 
     /// `[P + 1]`: destination p has the sorted positions `offsets[p]..offsets[p + 1]`.
-    #[must_use]
     pub fn offsets(&self) -> &[u32] {
         &self.offsets
     }
 
     /// The items of one destination, ascending. Panics if there is no such destination.
-    #[must_use]
     pub fn items(&self, destination: usize) -> &[u32] {
         let (from, to) = (self.offsets[destination], self.offsets[destination + 1]);
         &self.permutation[from as usize..to as usize]

@@ -29,7 +29,6 @@ pub struct CastCollectives<A, B> {
 
 impl<A: Element, B: Element> CastCollectives<A, B> {
     /// Over a unit whose rows are `B`.
-    #[must_use]
     pub fn new(unit: Box<dyn Collectives<B>>) -> Self {
         Self {
             unit,

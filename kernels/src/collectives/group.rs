@@ -62,27 +62,23 @@ impl<L: Lockstep> UnitLink<L> {
     }
 
     /// The ranks of this rank's node: their ranks in the group are their local indices.
-    #[must_use]
     pub fn inside(&self) -> GroupLink<L> {
         let members = self.grid.inside(self.grid.node(self.rank)).collect();
         GroupLink { unit: self.clone(), members, me: self.grid.local(self.rank) }
     }
 
     /// The ranks across nodes with this rank's local index: their ranks in the group are their nodes.
-    #[must_use]
     pub fn across(&self) -> GroupLink<L> {
         let members = self.grid.across(self.grid.local(self.rank)).collect();
         GroupLink { unit: self.clone(), members, me: self.grid.node(self.rank) }
     }
 
     /// How the ranks are divided.
-    #[must_use]
     pub fn grid(&self) -> NodeGrid {
         self.grid
     }
 
     /// Bytes that this rank has sent so far, in exchanges of the unit and of its groups.
-    #[must_use]
     pub fn sent(&self) -> LevelBytes {
         self.lock().sent
     }

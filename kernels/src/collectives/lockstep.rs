@@ -175,7 +175,6 @@ pub enum UnitError {
 
 impl UnitError {
     /// The rank that failed first, as far as this rank knows.
-    #[must_use]
     pub fn rank(&self) -> usize {
         match self {
             Self::PeerLost { rank, .. }

@@ -76,13 +76,11 @@ unsafe impl<T: Element> Sync for SharedRows<T> {}
 
 impl<T> SharedRows<T> {
     /// `len` elements from `at` on.
-    #[must_use]
     pub fn new(at: *const T, len: usize) -> Self {
         Self { at, len }
     }
 
     /// Whether the rank is out of reach.
-    #[must_use]
     pub fn is_null(&self) -> bool {
         self.at.is_null()
     }
@@ -90,7 +88,6 @@ impl<T> SharedRows<T> {
 
 impl<'a, T: Element> PeerRows<'a, T> {
     /// Of one rank alone.
-    #[must_use]
     pub fn own(rank: usize, rows: &'a [T]) -> Self {
         Self { parts: Parts::Own { rank, rows } }
     }
@@ -100,13 +97,11 @@ impl<'a, T: Element> PeerRows<'a, T> {
     /// # Safety
     /// Rows that are not null are mapped for `'a`, aligned, and written by no rank while slices returned by
     /// [`PeerRows::of`] are in use.
-    #[must_use]
     pub unsafe fn shared(parts: &'a [SharedRows<T>]) -> Self {
         Self { parts: Parts::Shared(parts) }
     }
 
     /// A rank's; empty if it is out of reach.
-    #[must_use]
     pub fn of(&self, rank: usize) -> &'a [T] {
         match self.parts {
             Parts::Own { rank: own, rows } if own == rank => rows,
@@ -129,7 +124,6 @@ pub struct PrivateMemory<T> {
 
 impl<T: Element> PrivateMemory<T> {
     /// Memory of a rank, which grows as it is needed.
-    #[must_use]
     pub fn new(rank: usize) -> Self {
         Self { rank, halves: Default::default() }
     }

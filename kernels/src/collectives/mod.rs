@@ -174,31 +174,26 @@ pub struct ReceivedRows<'a, T> {
 
 impl<'a, T> ReceivedRows<'a, T> {
     /// R
-    #[must_use]
     pub fn len(&self) -> usize {
         self.places.len()
     }
 
     /// Whether no rank sent any.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
 
     /// The rows of one source.
-    #[must_use]
     pub fn of_source(&self, rank: usize) -> std::ops::Range<usize> {
         self.offsets[rank] as usize..self.offsets[rank + 1] as usize
     }
 
     /// Which rank a row came from. Panics past the last one.
-    #[must_use]
     pub fn source(&self, row: usize) -> usize {
         self.sources[row].into()
     }
 
     /// One row, `[H]`. Panics past the last one.
-    #[must_use]
     pub fn row(&self, row: usize) -> &'a [T] {
         let base = self.bases[usize::from(self.sources[row])];
         &base[self.places[row] as usize * self.hidden..][..self.hidden]

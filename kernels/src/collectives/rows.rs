@@ -25,14 +25,12 @@ pub(super) type EachRank<I> = SmallVec<[I; INLINE_RANKS]>;
 pub const DISPATCH_HEADER_BYTES: usize = wire::HEADER_BYTES;
 
 /// Bytes of a row with `pairs` pairs in its dispatch message and in the combine message that answers it.
-#[must_use]
 pub fn dispatch_row_bytes(dtype: Dtype, pairs: usize, hidden: usize) -> usize {
     wire::ROW_BYTES + wire::PAIR_BYTES * pairs + 2 * hidden * dtype.bytes()
 }
 
 /// Bytes of the message from one rank to another in a reduce-scatter of `rows` rows, or in an allgather with `labels`
 /// labels beside them.
-#[must_use]
 pub fn split_bytes(dtype: Dtype, rows: usize, hidden: usize, labels: usize) -> usize {
     wire::HEADER_BYTES + rows * hidden * dtype.bytes() + labels * size_of::<u16>()
 }

@@ -133,7 +133,6 @@ impl PieceHash {
     }
 
     /// The checksum, never 0.
-    #[must_use]
     pub fn finish(&self) -> u64 {
         let hash = self.sums.iter().chain(&self.totals).fold(self.bytes, |hash, &lane| mix(hash, lane));
         (hash ^ (hash >> 32)).max(1)
@@ -151,14 +150,12 @@ pub struct Checksums {
 
 impl Checksums {
     /// Of a pool's experts, all unknown: 8 K N W bytes.
-    #[must_use]
     pub fn new(pool: &Pool) -> Self {
         let (experts, slices) = (pool.experts(), pool.cluster().slices());
         Self { experts, slices, words: vec![0; pool.layers() * experts * slices] }
     }
 
     /// `[K, N, W]`: to send to other ranks; 0 where unknown.
-    #[must_use]
     pub fn words(&self) -> &[u64] {
         &self.words
     }

@@ -150,7 +150,6 @@ pub enum Fault {
 
 impl Fault {
     /// The part of it that peers learn.
-    #[must_use]
     pub fn reason(&self) -> Reason {
         match self {
             Self::Checksum { .. } | Self::Unverified(_) => Reason::Checksum,

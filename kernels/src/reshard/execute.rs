@@ -44,7 +44,6 @@ pub struct Resharder<L, M> {
 impl<L: Lockstep, M: ExpertMemory> Resharder<L, M> {
     /// The end of the link's rank. `chunk_bytes` is the most bytes of experts in a message: at least 1, cut to what a
     /// link carries.
-    #[must_use]
     pub fn new(link: L, memory: M, chunk_bytes: usize) -> Self {
         let transfer = Transfer::new(link.world(), chunk_bytes.clamp(1, MAX_MESSAGE_BYTES - HEADER_BYTES));
         Self { link, memory, transfer, moves: Vec::new(), fault: None }
@@ -107,7 +106,6 @@ impl<L: Lockstep, M: ExpertMemory> Resharder<L, M> {
     }
 
     /// This rank's fault in the last switch, if it found one.
-    #[must_use]
     pub fn fault(&self) -> Option<&Fault> {
         self.fault.as_ref()
     }

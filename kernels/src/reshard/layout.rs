@@ -82,13 +82,11 @@ impl Hosts {
     }
 
     /// S: expert slots of a rank.
-    #[must_use]
     pub fn slots(&self) -> usize {
         self.slots
     }
 
     /// `[S]`: the experts that a rank hosts in a layer. Panics if there is no such layer or rank.
-    #[must_use]
     pub fn of_rank(&self, layer: usize, rank: usize) -> &[u16] {
         &self.layers[layer][rank * self.slots..(rank + 1) * self.slots]
     }
@@ -174,31 +172,26 @@ impl Pool {
     }
 
     /// Bytes of each rank's buffer: `K max(T, X) + X` with T and X the bytes of a TP and an EP slot.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// K
-    #[must_use]
     pub fn layers(&self) -> usize {
         self.layers
     }
 
     /// N: experts of a layer.
-    #[must_use]
     pub fn experts(&self) -> usize {
         self.experts
     }
 
     /// Nodes and ranks.
-    #[must_use]
     pub fn cluster(&self) -> Cluster {
         self.cluster
     }
 
     /// Bytes of a layer's slot.
-    #[must_use]
     pub fn slot_bytes(&self, layout: &Layout) -> usize {
         match layout {
             Layout::Ep(_) => self.ep_bytes,
@@ -207,7 +200,6 @@ impl Pool {
     }
 
     /// Where a layer lies in the buffer of every rank. Panics if there is no such layer.
-    #[must_use]
     pub fn slot(&self, layout: &Layout, side: Side, layer: usize) -> Range<usize> {
         assert!(layer < self.layers, "layer {layer} of {}", self.layers);
         let bytes = self.slot_bytes(layout);
@@ -220,7 +212,6 @@ impl Pool {
 
     /// The part of every rank's buffer that a layout leaves free until the next switch: on N nodes under EP, all but
     /// 1/N.
-    #[must_use]
     pub fn free(&self, layout: &Layout, side: Side) -> Range<usize> {
         let used = self.layers * self.slot_bytes(layout);
         match side {
@@ -312,7 +303,6 @@ impl Pool {
 
     /// Where one array of all that a rank has of the expert at this position of a slot lies: `[outer, steps, inner]`,
     /// for code that computes with it. Panics if there is no such layer or array.
-    #[must_use]
     pub fn entry(&self, slot: Slot<'_>, rank: usize, position: usize, array: usize) -> Range<usize> {
         let steps = match slot.layout {
             Layout::Ep(_) => self.shape.width(),

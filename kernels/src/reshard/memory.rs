@@ -102,7 +102,6 @@ pub struct OwnMemory<'a> {
 
 impl<'a> OwnMemory<'a> {
     /// The buffer of a rank.
-    #[must_use]
     pub fn new(rank: usize, buffer: &'a mut [u8]) -> Self {
         Self { rank, buffer }
     }

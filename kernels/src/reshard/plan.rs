@@ -27,13 +27,11 @@ pub struct Move {
 
 impl Move {
     /// The slice of an expert that it is part of.
-    #[must_use]
     pub fn piece(&self) -> PieceId {
         PieceId { layer: self.layer, expert: self.expert, slice: self.slice }
     }
 
     /// Bytes of all rows.
-    #[must_use]
     pub fn total_bytes(&self) -> usize {
         self.rows * self.bytes
     }
@@ -64,37 +62,31 @@ impl<'a> Switch<'a> {
     }
 
     /// The way back.
-    #[must_use]
     pub fn inverse(&self) -> Self {
         Self { pool: self.pool, from: self.to, to: self.from, side: self.side.other() }
     }
 
     /// The buffers.
-    #[must_use]
     pub fn pool(&self) -> &'a Pool {
         self.pool
     }
 
     /// The layout before.
-    #[must_use]
     pub fn from(&self) -> &'a Layout {
         self.from
     }
 
     /// The layout after.
-    #[must_use]
     pub fn to(&self) -> &'a Layout {
         self.to
     }
 
     /// The side before; after the switch it is the other one.
-    #[must_use]
     pub fn side(&self) -> Side {
         self.side
     }
 
     /// The layer that moves as the `step`-th: ascending from the high side, descending from the low side.
-    #[must_use]
     pub fn layer(&self, step: usize) -> usize {
         match self.side {
             Side::High => step,
@@ -165,7 +157,6 @@ impl<'a> Switch<'a> {
     }
 
     /// A number that is, in all likelihood, equal on two ranks only if their switches are.
-    #[must_use]
     pub fn digest(&self) -> u64 {
         // Not the checksum of bytes: sums would not see changes that make up for each other, as those of two swaps can.
         let mut hash = 0;

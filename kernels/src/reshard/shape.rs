@@ -26,31 +26,26 @@ impl Cluster {
     }
 
     /// N x P
-    #[must_use]
     pub fn ranks(self) -> usize {
         self.nodes * self.ranks_per_node
     }
 
     /// W: slices of an expert, one for each rank of a node.
-    #[must_use]
     pub fn slices(self) -> usize {
         self.ranks_per_node
     }
 
     /// The node of a rank.
-    #[must_use]
     pub fn node(self, rank: usize) -> usize {
         rank / self.ranks_per_node
     }
 
     /// The slice that a rank has under TP.
-    #[must_use]
     pub fn slice(self, rank: usize) -> usize {
         rank % self.ranks_per_node
     }
 
     /// The rank of a node that has a slice under TP.
-    #[must_use]
     pub fn rank(self, node: usize, slice: usize) -> usize {
         node * self.ranks_per_node + slice
     }
@@ -144,7 +139,6 @@ impl ExpertShape {
     }
 
     /// The arrays of an expert.
-    #[must_use]
     pub fn arrays(&self) -> &[ExpertArray] {
         &self.arrays
     }
@@ -160,19 +154,16 @@ impl ExpertShape {
     }
 
     /// Bytes of one expert.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.first_bytes(self.arrays.len(), self.width)
     }
 
     /// Steps of the width.
-    #[must_use]
     pub fn width(&self) -> usize {
         self.width
     }
 
     /// The steps of one slice of `slices`: the first width mod `slices` have one more.
-    #[must_use]
     pub fn steps(&self, slice: usize, slices: usize) -> Range<usize> {
         let (each, more) = (self.width / slices, self.width % slices);
         let start = |slice: usize| slice * each + slice.min(more);

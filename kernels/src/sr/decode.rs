@@ -109,19 +109,16 @@ impl<'a> SrResidual<'a> {
     }
 
     /// n
-    #[must_use]
     pub fn weights(&self) -> usize {
         self.weights
     }
 
     /// k
-    #[must_use]
     pub fn kept(&self) -> usize {
         self.values.len() / size_of::<f16>()
     }
 
     /// Which shared expert it is to be added to.
-    #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
     }

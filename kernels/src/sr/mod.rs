@@ -129,7 +129,6 @@ pub enum SrIndex {
 
 impl SrIndex {
     /// Bytes of an index.
-    #[must_use]
     pub fn bytes(self) -> usize {
         match self {
             Self::InBlock => size_of::<u16>(),
@@ -188,13 +187,11 @@ impl SharedExpert {
     }
 
     /// `[n]`
-    #[must_use]
     pub fn weights(&self) -> &[f16] {
         &self.weights
     }
 
     /// Which mean it is.
-    #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
     }

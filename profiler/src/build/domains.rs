@@ -31,7 +31,6 @@ pub struct DomainInput {
 
 impl DomainInput {
     /// The domain given, or the file's name up to its first dot.
-    #[must_use]
     pub fn name(&self) -> String {
         let file = || self.path.file_name().unwrap_or(self.path.as_os_str()).to_string_lossy().into_owned();
         self.domain.clone().unwrap_or_else(|| file().split('.').next().unwrap_or_default().to_owned())

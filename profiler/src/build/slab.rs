@@ -140,8 +140,8 @@ impl Counting<'_> {
                 let positions = positions(request, self.phase);
                 let ids = request.token_ids();
                 counted += match file.rows.experts(r) {
-                    ExpertRows::Narrow(rows) => self.add(&mut part, slab, (ids, rows), positions, u8::MAX),
-                    ExpertRows::Wide(rows) => self.add(&mut part, slab, (ids, rows), positions, u16::MAX),
+                    ExpertRows::Narrow(rows) => self.add(&mut part, slab, ids, rows, positions, u8::MAX),
+                    ExpertRows::Wide(rows) => self.add(&mut part, slab, ids, rows, positions, u16::MAX),
                 };
             }
             file.rows.release(piece.requests.clone());
@@ -155,7 +155,8 @@ impl Counting<'_> {
         &self,
         part: &mut Part,
         slab: &Slab,
-        (ids, rows): (&[u32], &[T]),
+        ids: &[u32],
+        rows: &[T],
         positions: Range<usize>,
         unknown: T,
     ) -> u64 {

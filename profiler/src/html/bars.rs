@@ -31,7 +31,6 @@ const ROW: f64 = 20.0;
 const TOP: f64 = 24.0;
 
 /// Draws them from 0 to `most`; `label` says in words what is drawn.
-#[must_use]
 pub fn bars(label: &str, bars: &[Bar], most: f64, mark: Option<&Mark<'_>>) -> String {
     let most = if most > 0.0 { most } else { 1.0 };
     let bottom = TOP + ROW * bars.len() as f64;

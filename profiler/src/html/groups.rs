@@ -15,7 +15,6 @@ pub struct GroupLoads {
 
 impl GroupLoads {
     /// Of the traffic that a profile counts. The activations of an expert with replicas are split evenly among them.
-    #[must_use]
     pub fn of_profile(profile: &Profile, tables: &Tables) -> Self {
         let model = profile.model();
         let loads = |layer: usize| profile.expert_loads(LayerIdx::new(layer as u16));
@@ -36,7 +35,6 @@ impl GroupLoads {
     }
 
     /// Greatest over mean, mean over layers: before, where it is known, and after.
-    #[must_use]
     pub fn greatest(&self) -> (Option<f64>, f64) {
         let mean = |layers: &Vec<Vec<f64>>| {
             layers.iter().map(|layer| greatest(layer)).sum::<f64>() / layers.len().max(1) as f64

@@ -43,7 +43,7 @@ pub(super) fn picture(study: &Study, page: &Page<'_>, layer: usize) -> String {
 }
 
 /// Of one expert, or of the token's hottest ones.
-fn tip(study: &Study, page: &Page<'_>, (layer, id): (usize, usize), expert: Option<usize>) -> String {
+fn tip(study: &Study, page: &Page<'_>, layer: usize, id: usize, expert: Option<usize>) -> String {
     let row = study.rows.row(layer, id);
     let total = activations(row);
     let named = page.token_texts.get(id).map_or(String::new(), |text| format!(" {text:?}"));
@@ -77,7 +77,7 @@ fn draw(
     let most = 1.0 / study.rows.top_k as f64;
     let cells = Cells { at: (LEFT, TOP), size: (wide, ROW), rows: cells, scale: Scale::Up(most) };
     svg.cells(&cells);
-    svg.tips(&cells, |row, column| tip(study, page, (layer, tokens[row]), column.map(|at| experts[at])));
+    svg.tips(&cells, |row, column| tip(study, page, layer, tokens[row], column.map(|at| experts[at])));
     let labels: Vec<String> = experts.iter().map(usize::to_string).collect();
     svg.columns((LEFT, TOP - 6.0), wide, &labels);
     let (title, order) = match &groups {

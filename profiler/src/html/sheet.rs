@@ -24,7 +24,6 @@ pub struct Sheet {
 
 impl Sheet {
     /// The whole file.
-    #[must_use]
     pub fn render(&self) -> String {
         let title = escape(&self.title);
         let facts: String =

@@ -21,7 +21,6 @@ pub enum Format {
 
 impl Format {
     /// Its name on the command line.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Sglang => "sglang",

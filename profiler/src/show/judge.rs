@@ -12,14 +12,12 @@ const ENOUGH_EVIDENCE: f64 = 0.9;
 
 impl Study {
     /// Share of a token's experts that its hottest top-k predict, over occurrences, mean over layers; and by chance.
-    #[must_use]
     pub fn prediction(&self) -> (f64, f64) {
         let mean = self.layers.iter().map(|layer| layer.f1_mean).sum::<f64>() / self.layers.len().max(1) as f64;
         (mean, self.rows.top_k as f64 / self.rows.experts as f64)
     }
 
     /// Whether a solve is worth it; `file` is how the user calls the file.
-    #[must_use]
     pub fn verdict(&self, file: &str) -> Verdict {
         let (prediction, chance) = self.prediction();
         let evidence = self.coverage_of_traffic;

@@ -73,7 +73,6 @@ impl HeldOutKind {
     }
 
     /// In words.
-    #[must_use]
     pub fn describe(self) -> &'static str {
         match self {
             Self::Requests => "judged on half of the requests, predicted from the other half",
@@ -110,7 +109,6 @@ impl Input {
     }
 
     /// The model.
-    #[must_use]
     pub fn model(&self) -> &semmoe_tables::ModelInfo {
         match self {
             Self::Trace(trace) => trace.model(),

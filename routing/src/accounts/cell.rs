@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use super::recent::Recent;
+use super::recent::{Recent, RecentWork};
 use crate::policy::RankLoad;
 
 /// Load in flight on one rank, on cache lines of its own. It belongs to the rank, whichever accounts it stands in: a
@@ -73,15 +73,15 @@ impl Cell {
     }
 
     /// With the tokens assigned in place of the price, which depends on the other ranks.
-    pub(super) fn load(&self, recent: (f64, f64), latest: (f64, f64)) -> RankLoad {
+    pub(super) fn load(&self, recent: RecentWork, latest: RecentWork) -> RankLoad {
         RankLoad {
             in_flight_tokens: self.flight.tokens.load(Relaxed),
             in_flight_requests: u32::try_from(self.flight.requests.load(Relaxed)).unwrap_or(u32::MAX),
             pending_tokens: self.flight.pending.load(Relaxed),
-            recent_tokens: recent.0,
-            recent_requests: recent.1,
-            latest_tokens: latest.0,
-            latest_requests: latest.1,
+            recent_tokens: recent.tokens,
+            recent_requests: recent.requests,
+            latest_tokens: latest.tokens,
+            latest_requests: latest.requests,
             assigned_requests: self.assigned_requests.load(Relaxed),
             price: self.assigned(),
             available: self.is_available(),

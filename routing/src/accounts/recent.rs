@@ -69,6 +69,13 @@ pub(super) struct Recent {
     given_requests: AtomicU64,
 }
 
+/// The latest work of a rank.
+#[derive(Clone, Copy)]
+pub(super) struct RecentWork {
+    pub(super) tokens: f64,
+    pub(super) requests: f64,
+}
+
 impl Recent {
     /// Before the assignment enters the window, so that nothing runs below zero when it leaves.
     pub(super) fn add(&self, tokens: u64) {
@@ -79,28 +86,29 @@ impl Recent {
         self.packed.fetch_sub((tokens << REQUEST_BITS) | 1, Relaxed);
     }
 
-    fn own(&self) -> (f64, f64) {
+    fn own(&self) -> RecentWork {
         let packed = self.packed.load(Relaxed);
-        ((packed >> REQUEST_BITS) as f64, (packed & ((1 << REQUEST_BITS) - 1)) as f64)
+        let (tokens, requests) = (packed >> REQUEST_BITS, packed & ((1 << REQUEST_BITS) - 1));
+        RecentWork { tokens: tokens as f64, requests: requests as f64 }
     }
 
-    /// Tokens and requests.
-    pub(super) fn read(&self, window: &Window) -> (f64, f64) {
-        let (tokens, requests) = self.own();
+    pub(super) fn read(&self, window: &Window) -> RecentWork {
+        let own = self.own();
         let since = self.since.load(Relaxed);
         if since == 0 {
-            return (tokens, requests);
+            return own;
         }
         let passed = window.now().saturating_sub(since - 1) as f64 / window.places.len() as f64;
         let left = (1.0 - passed).max(0.0);
-        (tokens + left * get(&self.given_tokens), requests + left * get(&self.given_requests))
+        let (tokens, requests) = (left * get(&self.given_tokens), left * get(&self.given_requests));
+        RecentWork { tokens: own.tokens + tokens, requests: own.requests + requests }
     }
 
     /// Comes back with at least these.
-    pub(super) fn come_back(&self, window: &Window, (tokens, requests): (f64, f64)) {
+    pub(super) fn come_back(&self, window: &Window, least: RecentWork) {
         let own = self.own();
-        set(&self.given_tokens, (tokens - own.0).max(0.0));
-        set(&self.given_requests, (requests - own.1).max(0.0));
+        set(&self.given_tokens, (least.tokens - own.tokens).max(0.0));
+        set(&self.given_requests, (least.requests - own.requests).max(0.0));
         self.since.store(window.now().saturating_add(1), Relaxed);
     }
 }

@@ -13,34 +13,13 @@ use semmoe_tables::{Profile, Trace, in_parallel};
 use serde::Serialize;
 
 use crate::error::{SolveError, check_input};
-use crate::options::SolveOptions;
-use crate::problem::Problem;
-use crate::solve::problems;
+use crate::options::{BoundOptions, SolveOptions};
+use crate::problem::{Problem, problems};
 use crate::unit_step::mass_capacity;
 use eigen::Eigen;
 use frame::Frame;
 use matrix::Matrix;
 use units::Units;
-
-/// How much work a bound may be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BoundOptions {
-    /// Most rounds of the SDP bound (each of 21 eigendecompositions); it ends earlier once it gains little. With zero
-    /// rounds it is about as good as the spectral bound.
-    pub iterations: u32,
-    /// Labels shared by layers: all layers are bounded together by B2 if there are at most this many columns (L * N);
-    /// the time grows with their cube.
-    pub joint_columns: usize,
-    /// The same for B1, with B2's first iterate. Beyond, the sum of the layers' own bounds is used, which holds too but
-    /// is weaker.
-    pub joint_spectral_columns: usize,
-}
-
-impl Default for BoundOptions {
-    fn default() -> Self {
-        BoundOptions { iterations: 15, joint_columns: 256, joint_spectral_columns: 1024 }
-    }
-}
 
 /// The scope of a bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

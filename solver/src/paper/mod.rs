@@ -27,7 +27,7 @@ use std::ops::ControlFlow;
 
 use semmoe_tables::{Attention, Profile, TablesBuilder, Trace};
 
-use crate::alternate::{Clustering, Limits};
+use crate::clustering::{Clustering, Limits};
 use crate::error::{SolveError, check_input};
 use crate::evidence::Shrinkage;
 use crate::features::check_together;
@@ -35,10 +35,10 @@ use crate::hold_out::with_hold_out;
 use crate::labels::tp_parts;
 use crate::load_limit::group_loads;
 use crate::options::{Objective, SolveOptions, at_least_one, within};
-use crate::problem::Problem;
+use crate::problem::{Problem, problems};
 use crate::ranks::Traced;
 use crate::report::{Findings, SolveReport};
-use crate::solve::{Solved, placement, problems};
+use crate::solve::{Solved, placement};
 use crate::starts::{Best, SolveProgress, mix};
 use crate::topology::Topology;
 use crate::transport::Plan;

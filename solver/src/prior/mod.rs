@@ -5,36 +5,20 @@ mod components;
 mod dense;
 mod features;
 mod ridge;
-mod strings;
+pub(crate) mod strings;
 #[cfg(test)]
 mod tests;
 
 use semmoe_tables::{Attention, Profile};
 
-pub use strings::TokenStrings;
 #[cfg(test)]
 pub(crate) use tests::test_options;
 
 use crate::error::SolveError;
-use crate::options::SolveOptions;
+use crate::options::{RidgeOptions, SolveOptions};
 use dense::DenseFeatures;
 use features::Features;
 use ridge::{Ridge, steps_for};
-
-/// How the regression weighs. How the defaults were chosen is in this crate's README.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RidgeOptions {
-    /// Penalty on the squared coefficients; rows have unit length, and a token seen once weighs one.
-    pub penalty: f64,
-    /// Occurrences of a token above this many add nothing to its weight.
-    pub occurrences_cap: f64,
-}
-
-impl Default for RidgeOptions {
-    fn default() -> Self {
-        RidgeOptions { penalty: 3.0, occurrences_cap: 2.0 }
-    }
-}
 
 /// Knowledge of a vocabulary's tokens besides their counts.
 #[derive(Debug)]

@@ -8,7 +8,8 @@ use semmoe_text::Tokenizer;
 
 use super::dense::DenseFeatures;
 use super::features::Features;
-use super::{TokenPrior, TokenStrings, ridge};
+use super::strings::TokenStrings;
+use super::{TokenPrior, ridge};
 use crate::options::SolveOptions;
 
 /// Options with defaults, for tests of this crate.

@@ -19,7 +19,7 @@ pub(crate) use traced::Traced;
 
 use semmoe_tables::in_parallel;
 
-use crate::alternate::{Clustering, Limits};
+use crate::clustering::{Clustering, Limits};
 use crate::expert_step::layer_cap;
 use crate::problem::Problem;
 use crate::transport::{Plan, Transport};

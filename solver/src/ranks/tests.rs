@@ -7,7 +7,7 @@ use super::measure::remote_ranks;
 use super::routes::{LayerRoutes, UnitOf};
 use super::search::{Search, weights};
 use super::{Clustering, RankProblem};
-use crate::alternate::Limits;
+use crate::clustering::Limits;
 use crate::problem::Problem;
 use crate::starts::{StartOptions, run_starts};
 use crate::topology::Topology;

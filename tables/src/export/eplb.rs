@@ -66,31 +66,26 @@ impl Eplb {
     }
 
     /// The expert in each slot: [L, P].
-    #[must_use]
     pub fn phy2log(&self) -> &[i32] {
         &self.phy2log
     }
 
     /// The slots of each expert, ascending, padded with -1: [L, N, M].
-    #[must_use]
     pub fn log2phy(&self) -> &[i32] {
         &self.log2phy
     }
 
     /// The number of slots of each expert: [L, N].
-    #[must_use]
     pub fn logcnt(&self) -> &[i32] {
         &self.logcnt
     }
 
     /// M: the highest number of slots of any expert.
-    #[must_use]
     pub fn most_replicas(&self) -> usize {
         self.most_replicas
     }
 
     /// One JSON object of nested lists: `phy2log`, `log2phy`, `logcnt`.
-    #[must_use]
     pub fn to_json(&self) -> String {
         let per_expert = self.log2phy.chunks_exact(self.most_replicas).collect::<Vec<_>>();
         json(&Arrays {

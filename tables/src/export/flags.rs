@@ -22,7 +22,6 @@ pub enum SglangSpelling {
 ///
 /// There is no `--ep-dispatch-algorithm`: with a placement SGLang chooses `static` by itself where an all-to-all
 /// backend runs (a token goes to a replica on its own rank first), and from 0.5.17 refuses it where none does.
-#[must_use]
 pub fn sglang_flags(tables: &Tables, file: &str, spelling: SglangSpelling) -> String {
     let (ranks, redundant, file) = (tables.groups(), redundant(tables), quoted(file));
     let dp = tables.dp_ranks();
@@ -38,7 +37,6 @@ pub fn sglang_flags(tables: &Tables, file: &str, spelling: SglangSpelling) -> St
 }
 
 /// Arguments of `vllm serve` for the file that holds [`super::vllm`]'s text, as the pull request has them.
-#[must_use]
 pub fn vllm_flags(tables: &Tables, file: &str) -> String {
     let config = serde_json::json!({
         "initial_expert_map_path": file,
@@ -49,7 +47,6 @@ pub fn vllm_flags(tables: &Tables, file: &str) -> String {
 }
 
 /// Arguments of `vllm serve` with vLLM-Ascend for the file that holds [`super::ascend`]'s text.
-#[must_use]
 pub fn ascend_flags(file: &str) -> String {
     let config = serde_json::json!({ "eplb_config": { "expert_map_path": file } });
     format!("--enable-expert-parallel --additional-config {}", quoted(&config.to_string()))
@@ -57,7 +54,6 @@ pub fn ascend_flags(file: &str) -> String {
 
 /// TensorRT-LLM's `--extra_llm_api_options`, as YAML on one line, for the file that holds
 /// [`super::tensorrt_llm`]'s text.
-#[must_use]
 pub fn tensorrt_llm_options(tables: &Tables, file: &str) -> String {
     let dp = tables.attention() == Attention::Dp;
     // JSON is YAML.

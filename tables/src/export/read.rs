@@ -51,14 +51,14 @@ pub fn read_sglang(text: &str, model: &ModelInfo, groups: u16) -> Result<Replica
     let mut logical = Vec::with_capacity(model.layers() * slots);
     for &layer in &model.layer_ids {
         for (rank, held) in rows[usize::from(layer)].chunks_exact(slots / usize::from(groups)).enumerate() {
-            logical.extend(sorted(held, (layer, rank))?);
+            logical.extend(sorted(held, layer, rank)?);
         }
     }
     Replicas::new(model, groups, slots, logical)
 }
 
 /// The experts of one rank, ascending.
-fn sorted(held: &[i32], (layer, rank): (u16, usize)) -> Result<Vec<i32>, FormatError> {
+fn sorted(held: &[i32], layer: u16, rank: usize) -> Result<Vec<i32>, FormatError> {
     let mut held = held.to_vec();
     held.sort_unstable();
     let wrong =

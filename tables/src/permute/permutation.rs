@@ -63,13 +63,11 @@ impl Permutation {
     }
 
     /// The old expert of each new slot of one of the model's layers; `None` for layers without experts.
-    #[must_use]
     pub fn old_experts(&self, layer: u16) -> Option<&[u16]> {
         self.layers.get(&layer).map(LayerPermutation::old)
     }
 
     /// N.
-    #[must_use]
     pub fn experts(&self) -> u16 {
         self.experts
     }

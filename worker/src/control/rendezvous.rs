@@ -216,7 +216,9 @@ fn admit(
 /// Registers with rank 0 and connects the data links.
 pub(crate) fn join(
     location: Location<'_>,
-    (rank, identity, kv_pages): (RankId, &Identity, KvPages),
+    rank: RankId,
+    identity: &Identity,
+    kv_pages: KvPages,
     secret: Option<&Secret>,
     limit: Duration,
     patience: &Patience,

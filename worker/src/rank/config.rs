@@ -117,7 +117,6 @@ pub struct WorkerConfig {
 
 impl WorkerConfig {
     /// A rank with defaults for everything that can have one. Rank 0 needs `listen` as well.
-    #[must_use]
     pub fn new(model_dir: PathBuf, rank: u16, world: u16, rendezvous: SocketAddr) -> Self {
         Self {
             model_dir,

@@ -144,7 +144,6 @@ impl WorkerError {
     }
 
     /// The process's exit code: 2 for wrong arguments or input, 3 when a rank was lost, 1 otherwise.
-    #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Arguments { .. }

@@ -39,7 +39,9 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     let patience = Patience::new(config.rendezvous_timeout, &config.shutdown);
     let member = join(
         config.location(),
-        (rank, &prepared.identity, prepared.limits.kv_pages),
+        rank,
+        &prepared.identity,
+        prepared.limits.kv_pages,
         config.secret.as_ref(),
         config.rendezvous_timeout,
         &patience,

@@ -19,7 +19,6 @@ impl Stream {
     }
 
     /// For launches and events.
-    #[must_use]
     pub fn raw(&self) -> CUstream {
         self.0
     }

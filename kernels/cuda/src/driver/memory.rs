@@ -81,7 +81,6 @@ impl DeviceBuffer {
     }
 
     /// Its place, for calls.
-    #[must_use]
     pub fn buffer(&self) -> Buffer {
         Buffer { address: self.pointer, bytes: self.bytes as u64 }
     }
@@ -126,7 +125,6 @@ impl PeerBuffer {
     }
 
     /// Its place, for calls.
-    #[must_use]
     pub fn buffer(&self) -> Buffer {
         Buffer { address: self.pointer, bytes: self.bytes }
     }
@@ -162,13 +160,11 @@ impl HostWords {
     }
 
     /// Each word as a buffer. Addresses are the same for the GPU, as unified addressing has it.
-    #[must_use]
     pub fn buffers(&self) -> Vec<Buffer> {
         (0..self.words).map(|word| Buffer { address: self.start as u64 + 8 * word as u64, bytes: 8 }).collect()
     }
 
     /// A word, as the kernel left it. Panics past the last one.
-    #[must_use]
     pub fn read(&self, word: usize) -> u64 {
         assert!(word < self.words, "there are {} words", self.words);
         // SAFETY: within the allocation; volatile, because a kernel may write it.

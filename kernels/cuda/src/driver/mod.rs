@@ -50,7 +50,6 @@ unsafe impl Send for Device {}
 unsafe impl Sync for Device {}
 
 /// Whether this build has kernels in it and this machine a driver.
-#[must_use]
 pub fn available() -> bool {
     // SAFETY: only looks for the library.
     embedded(Target::Sm90).is_some() && unsafe { sys::is_culib_present() }
@@ -109,19 +108,16 @@ impl Device {
     }
 
     /// Multiprocessors of the GPU.
-    #[must_use]
     pub fn processors(&self) -> u32 {
         self.processors
     }
 
     /// Compute capability x 10.
-    #[must_use]
     pub fn capability(&self) -> u32 {
         self.capability
     }
 
     /// Whether the NVLS variants can be used on this GPU, given memory with a multicast address.
-    #[must_use]
     pub fn multicast(&self) -> bool {
         self.multicast
     }

@@ -37,7 +37,6 @@ impl DeviceStream {
     }
 
     /// The word, for the rank's team.
-    #[must_use]
     pub fn word(&self) -> Buffer {
         self.word.buffers()[0]
     }

@@ -4,7 +4,7 @@ use semmoe_kernels::collectives::NormIn;
 use semmoe_kernels::{Dtype, Element, RowSplit};
 
 use super::space::{DeviceRows, Gpu};
-use crate::calls::{OwnSplit, ReduceScatter, ReduceScatterNorm, Rows, Split};
+use crate::calls::{OwnSplit, ReduceScatter, ReduceScatterNorm, RowOrder, Rows, Split};
 use crate::error::{LaunchError, Stopped};
 use crate::launch::{Grid, Launch};
 use crate::params::NORM_THREADS;
@@ -130,7 +130,6 @@ impl Room {
     }
 
     /// Bytes of a rank's own memory.
-    #[must_use]
     pub fn scratch_bytes(&self) -> u64 {
         padded(&self.scratch())
     }
@@ -255,7 +254,8 @@ impl<R: Runner> Stream<R> {
         out: DeviceRows<'_, T>,
     ) -> Result<(), MoveError> {
         let capacity = out.len() as u64 / rows.hidden.max(1);
-        let reduce = ReduceScatter { parts, rows, split, out: &[out.buffer()], capacity, multicast: None };
+        let reduce =
+            ReduceScatter { parts, out: &[out.buffer()], order: RowOrder { rows, split, capacity, multicast: None } };
         let launch = match norm {
             None => reduce.launch(team, self.grid())?,
             Some(norm) => ReduceScatterNorm {

@@ -5,7 +5,7 @@ use semmoe_kernels::collectives::NormIn;
 
 use super::mover::{MoveError, Region, Room, RowMover, SentRows, SplitRows, Stream, check_ranks, cut, padded};
 use super::space::{DeviceRows, Gpu};
-use crate::calls::Allgather;
+use crate::calls::{Allgather, RowOrder};
 use crate::error::Stopped;
 use crate::exchange::{Combine, Dispatch, Received};
 use crate::params::{MAX_RANKS, SIGNAL_BYTES, SORT_THREADS};
@@ -37,13 +37,11 @@ impl Room {
     }
 
     /// Bytes of each rank's symmetric memory, for [`PeerMemory`].
-    #[must_use]
     pub fn symmetric_bytes(&self) -> u64 {
         padded(&self.symmetric())
     }
 
     /// Bytes of each rank's own memory, for [`PeerMemory`].
-    #[must_use]
     pub fn own_bytes(&self) -> u64 {
         padded(&self.beside())
     }
@@ -112,11 +110,13 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
     ) -> Result<(), MoveError> {
         let launch = Allgather {
             from: &[own.buffer()],
-            rows: call.rows,
-            split: self.stream.split(call.split)?.get(),
             out: &self.parts[Region::Rows as usize],
-            capacity: call.split.positions(self.team.first_rank()).len() as u64,
-            multicast: None,
+            order: RowOrder {
+                rows: call.rows,
+                split: self.stream.split(call.split)?.get(),
+                capacity: call.split.positions(self.team.first_rank()).len() as u64,
+                multicast: None,
+            },
         }
         .launch(&self.team, self.stream.grid())?;
         let gathered = RowMover::<T>::region(self, Region::Rows);

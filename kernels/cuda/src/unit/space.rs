@@ -24,7 +24,6 @@ impl<T: Element> DeviceRows<'_, T> {
     /// # Safety
     /// They are memory of this rank's GPU until the rank's stream has passed every call that is given them. Where a
     /// call writes them, nothing else uses them meanwhile; where it reads them, nothing else writes them.
-    #[must_use]
     pub unsafe fn new(address: u64, len: usize) -> Self {
         Self::of(Buffer { address, bytes: (len * size_of::<T>()) as u64 })
     }
@@ -34,19 +33,16 @@ impl<T: Element> DeviceRows<'_, T> {
     }
 
     /// Where they are; null if there are none.
-    #[must_use]
     pub fn buffer(&self) -> Buffer {
         if self.is_empty() { Buffer::default() } else { self.buffer }
     }
 
     /// How many.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.buffer.bytes as usize / size_of::<T>()
     }
 
     /// Whether there are none.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -5,7 +5,8 @@ use half::{bf16, f16};
 use semmoe_kernels::reference::{self, ResidualNorm};
 use semmoe_kernels::{Element, RankOrder, RowSplit, even_offsets};
 use semmoe_kernels_cuda::{
-    AllReduce, Allgather, Buffer, Grid, Launch, NORM_THREADS, ReduceScatter, ReduceScatterNorm, Rows, Split, Team,
+    AllReduce, Allgather, Buffer, Grid, Launch, NORM_THREADS, ReduceScatter, ReduceScatterNorm, RowOrder, Rows, Split,
+    Team,
 };
 use semmoe_kernels_shim::{HostBuffer, Shim, Step};
 
@@ -131,12 +132,14 @@ pub(crate) fn reduce_scatter<T: Element>(shim: &Shim, case: &Case, run: Run, mul
                 round.split.with(local.len(), |split| {
                     let call = ReduceScatter {
                         parts: &buffers(&parts),
-                        rows: rows::<T>(case),
-                        split,
                         out: &buffers(&out[local]),
-                        capacity: case.tokens as u64,
-                        // The shim's kernels do not go to this address: they have no switch.
-                        multicast: multicast.then_some(parts[0].buffer()),
+                        order: RowOrder {
+                            rows: rows::<T>(case),
+                            split,
+                            capacity: case.tokens as u64,
+                            // The shim's kernels do not go to this address: they have no switch.
+                            multicast: multicast.then_some(parts[0].buffer()),
+                        },
                     };
                     call.launch(team, case.grid).unwrap()
                 })
@@ -179,11 +182,8 @@ pub(crate) fn reduce_scatter_norm<T: Element>(shim: &Shim, case: &Case, run: Run
                 round.split.with(local.len(), |split| {
                     let reduce = ReduceScatter {
                         parts: &buffers(&parts),
-                        rows: rows::<T>(case),
-                        split,
                         out: &buffers(&out[local.clone()]),
-                        capacity: case.tokens as u64,
-                        multicast: None,
+                        order: RowOrder { rows: rows::<T>(case), split, capacity: case.tokens as u64, multicast: None },
                     };
                     let (residual, weight) = (all(&residual_memory), all(&weight_memory));
                     let residual_out = buffers(&residual_out[local.clone()]);
@@ -255,11 +255,13 @@ pub(crate) fn allgather<T: Element>(shim: &Shim, case: &Case, run: Run, multicas
                 round.split.with(local.len(), |split| {
                     let call = Allgather {
                         from: &from,
-                        rows: rows::<T>(case),
-                        split,
                         out: &buffers(&out),
-                        capacity: capacity as u64,
-                        multicast: multicast.then_some(out[0].buffer()),
+                        order: RowOrder {
+                            rows: rows::<T>(case),
+                            split,
+                            capacity: capacity as u64,
+                            multicast: multicast.then_some(out[0].buffer()),
+                        },
                     };
                     call.launch(team, case.grid).unwrap()
                 })

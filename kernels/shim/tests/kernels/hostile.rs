@@ -3,7 +3,8 @@
 
 use semmoe_kernels::Dtype;
 use semmoe_kernels_cuda::{
-    Argsort, Buffer, Combine, Dispatch, Grid, Launch, LaunchError, Received, ReduceScatter, Rows, Split, Stopped, Team,
+    Argsort, Buffer, Combine, Dispatch, Grid, Launch, LaunchError, Received, ReduceScatter, RowOrder, Rows, Split,
+    Stopped, Team,
 };
 use semmoe_kernels_shim::{HostBuffer, Mutant, Shim, Step, StreamEnd};
 
@@ -41,11 +42,13 @@ impl Reduce {
     fn launch(&self, rank: usize, hidden: u64, split: Split<'_>, capacity: u64) -> Launch {
         let call = ReduceScatter {
             parts: &buffers(&self.parts),
-            rows: Rows { tokens: Self::TOKENS, hidden, dtype: Dtype::F32 },
-            split,
             out: &[self.out[rank].buffer()],
-            capacity,
-            multicast: None,
+            order: RowOrder {
+                rows: Rows { tokens: Self::TOKENS, hidden, dtype: Dtype::F32 },
+                split,
+                capacity,
+                multicast: None,
+            },
         };
         call.launch(&self.world.team(rank).unwrap(), GRID).unwrap()
     }
@@ -245,7 +248,9 @@ fn what_the_host_can_see_is_refused_before_any_launch() {
     let parts = buffers(&reduce.parts);
     let out = [reduce.out[0].buffer()];
     let rows = Rows { tokens: 6, hidden: 8, dtype: Dtype::F32 };
-    let good = ReduceScatter { parts: &parts, rows, split: Split::default(), out: &out, capacity: 6, multicast: None };
+    let order = RowOrder { rows, split: Split::default(), capacity: 6, multicast: None };
+    let good = ReduceScatter { parts: &parts, out: &out, order };
+    let ordered = |order| ReduceScatter { order, ..good };
     assert!(good.launch(&team, GRID).is_ok());
 
     let moved = |index: usize, by: u64| {
@@ -264,14 +269,14 @@ fn what_the_host_can_see_is_refused_before_any_launch() {
         (ReduceScatter { parts: &null, ..good }, GRID, "part 2 is null"),
         (ReduceScatter { parts: &parts[..2], ..good }, GRID, "part lists 2 buffers, expected 3"),
         (
-            ReduceScatter { rows: Rows { tokens: 7, ..rows }, ..good },
+            ordered(RowOrder { rows: Rows { tokens: 7, ..rows }, ..order }),
             GRID,
             "part 0 has 192 bytes, expected at least 224",
         ),
-        (ReduceScatter { capacity: 7, ..good }, GRID, "out 0 has 192 bytes, expected at least 224"),
-        (ReduceScatter { rows: too_long, ..good }, GRID, "tokens is"),
-        (ReduceScatter { rows: Rows { hidden: 0, ..rows }, ..good }, GRID, "hidden is 0"),
-        (ReduceScatter { capacity: u64::MAX, ..good }, GRID, "capacity is"),
+        (ordered(RowOrder { capacity: 7, ..order }), GRID, "out 0 has 192 bytes, expected at least 224"),
+        (ordered(RowOrder { rows: too_long, ..order }), GRID, "tokens is"),
+        (ordered(RowOrder { rows: Rows { hidden: 0, ..rows }, ..order }), GRID, "hidden is 0"),
+        (ordered(RowOrder { capacity: u64::MAX, ..order }), GRID, "capacity is"),
         (good, Grid { blocks: 257, ..GRID }, "blocks is 257"),
         (good, Grid { threads: 33, ..GRID }, "last whole warp is 1"),
         (good, Grid { threads: 1024, ..GRID }, "threads is 1024"),

@@ -62,7 +62,7 @@ fn the_sanitizers_see_one_byte_past_the_end() {
 fn reads_past_the_end() {
     use crate::support::{Run, World, poisoned, run_all};
     use semmoe_kernels::Dtype;
-    use semmoe_kernels_cuda::{Buffer, Grid, ReduceScatter, Rows, Split};
+    use semmoe_kernels_cuda::{Buffer, Grid, ReduceScatter, RowOrder, Rows, Split};
     use semmoe_kernels_shim::Step;
 
     let Some(shim) = shim() else { return };
@@ -70,11 +70,13 @@ fn reads_past_the_end() {
     let (parts, out) = (poisoned::<f32>(1, 15), poisoned::<f32>(1, 16));
     let call = ReduceScatter {
         parts: &[Buffer { bytes: 64, ..parts[0].buffer() }],
-        rows: Rows { tokens: 2, hidden: 8, dtype: Dtype::F32 },
-        split: Split::default(),
         out: &[out[0].buffer()],
-        capacity: 2,
-        multicast: None,
+        order: RowOrder {
+            rows: Rows { tokens: 2, hidden: 8, dtype: Dtype::F32 },
+            split: Split::default(),
+            capacity: 2,
+            multicast: None,
+        },
     };
     let launch = call.launch(&world.team(0).unwrap(), Grid { blocks: 1, threads: 32 }).unwrap();
     run_all(shim, &[vec![Step::Launch(&launch)]], Run::of(1), &world).unwrap();

@@ -56,7 +56,6 @@ pub(super) fn part(rows: usize, index: usize, parts: usize) -> Range<usize> {
 
 /// The exact bytes of messages that a rank's tokens cause between nodes, there and back. `plan` is over nodes, `chunks`
 /// 1 where the exchange is not fused.
-#[must_use]
 pub fn hybrid_bytes(plan: &DispatchPlan, node: usize, dtype: Dtype, hidden: usize, chunks: usize) -> u64 {
     let others = (0..plan.ranks()).filter(|&other| other != node).map(|other| plan.rank(other));
     let bytes = others.map(|sent| {

@@ -24,7 +24,6 @@ pub enum StageName {
 
 impl StageName {
     /// As charts show it.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Dispatch => "dispatch",

@@ -59,7 +59,6 @@ impl KvPlan {
     }
 
     /// A rank's pool after the switch. Panics if there is no such rank.
-    #[must_use]
     pub fn pool(&self, rank: usize) -> &PlannedPool {
         &self.pools[if self.to_tp() { 0 } else { rank }]
     }
@@ -117,7 +116,6 @@ impl KvPlan {
     }
 
     /// A number that is, in all likelihood, equal on two ranks only if their plans are.
-    #[must_use]
     pub fn digest(&self) -> u64 {
         let mut hash = 0;
         let mut word = |word: u64| hash = mix(hash, word.wrapping_add(1));

@@ -46,7 +46,6 @@ impl KvShape {
     }
 
     /// Ranks of the node.
-    #[must_use]
     pub fn ranks(&self) -> usize {
         self.ranks
     }
@@ -65,7 +64,6 @@ impl KvShape {
     }
 
     /// The heads that a rank has under TP.
-    #[must_use]
     pub fn heads_of(&self, rank: usize) -> Range<usize> {
         if self.latent {
             return self.all();
@@ -75,7 +73,6 @@ impl KvShape {
     }
 
     /// Bytes of a page with these heads.
-    #[must_use]
     pub fn page_bytes(&self, heads: &Range<usize>) -> usize {
         self.layers * heads.len() * self.head_bytes
     }

@@ -46,7 +46,7 @@ pub(super) fn measure(team: Team, level: &str, each: Duration) -> Result<Links, 
     let times = on_ranks(team.units()?, |rank, mut unit, meeting| {
         let sizes = || ROWS.into_iter().chain(ROWS_BETWEEN);
         let all = PAIRS.into_iter().flat_map(|pair| sizes().map(move |rows| (pair, rows)));
-        all.map(|(pair, rows)| one((rank, meeting), &mut unit, pair, rows, each)).collect::<Result<Vec<f64>, _>>()
+        all.map(|(pair, rows)| one(rank, meeting, &mut unit, pair, rows, each)).collect::<Result<Vec<f64>, _>>()
     })?;
     let mut links = Links { tables: Vec::new(), between: Vec::new() };
     let mut add = |operator, rows_of: &dyn Fn(usize) -> usize, times: &[f64], share: f64| -> Result<(), CliError> {
@@ -77,7 +77,8 @@ pub(super) fn measure(team: Team, level: &str, each: Duration) -> Result<Links, 
 
 /// Seconds of one pair over `rows` rows of all ranks.
 fn one(
-    (rank, meeting): (usize, &Meeting),
+    rank: usize,
+    meeting: &Meeting,
     unit: &mut Unit,
     pair: Pair,
     rows: usize,
@@ -91,7 +92,7 @@ fn one(
     let to: fn(usize, usize, usize) -> usize = match pair {
         Pair::Scatter => {
             let mut all = vec![0.0; rows * HIDDEN];
-            return seconds((rank, meeting), time, || {
+            return seconds(rank, meeting, time, || {
                 unit.part(rows * HIDDEN).map_err(failed)?.fill(1.0);
                 unit.reduce_scatter(HIDDEN, split, None, &mut own).map_err(failed)?;
                 let rows = OwnRows { rows: &own, hidden: HIDDEN, labels: &[], width: 0, bound: 1 };
@@ -107,7 +108,7 @@ fn one(
     let mut plan = DispatchPlan::default();
     plan.build(&experts, &vec![1.0; own_rows], 1, &hosts, ranks).map_err(CliError::failed)?;
     let mut out = vec![0.0; own_rows * HIDDEN];
-    seconds((rank, meeting), time, || {
+    seconds(rank, meeting, time, || {
         unit.dispatch(&own, HIDDEN, &plan).map_err(failed)?;
         unit.received().sums.fill(1.0);
         unit.combine(&plan, &mut out).map_err(failed)

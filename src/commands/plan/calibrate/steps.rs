@@ -124,7 +124,7 @@ impl Rank {
         }
         let (rank, before) = (self.rank, experts(self.ep.timings()));
         let mut steps = 0u32;
-        let whole = seconds((rank, meeting), time, || {
+        let whole = seconds(rank, meeting, time, || {
             steps += 1;
             self.step(&mut caches, job.tokens, phase)?;
             caches.iter_mut().for_each(|cache| cache.truncate(job.cached));

@@ -153,7 +153,8 @@ pub(super) fn on_ranks<E: Send, T: Send>(
 /// Seconds of one round, the median of blocks that take about `time` together. Blocks grow from one round, so that a
 /// first round that was quick by chance does not lead to a long measurement. All ranks call it alike.
 pub(super) fn seconds(
-    (rank, meeting): (usize, &Meeting),
+    rank: usize,
+    meeting: &Meeting,
     time: Duration,
     mut round: impl FnMut() -> Result<(), CliError>,
 ) -> Result<f64, CliError> {

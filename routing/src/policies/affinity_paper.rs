@@ -5,13 +5,13 @@
 //! available ones; here the ranks already served are left out, which is what the text describes.
 //!
 //! It is kept as the baseline: it evens out the number of requests, whatever their length, and by the end of each
-//! round the last request has no choice left ([`affinity`](crate::affinity) says what is done instead).
+//! round the last request has no choice left ([`affinity`](super::affinity) says what is done instead).
 
 use crate::policy::{Choice, Needs, Policy, RankLoad, Request, available, turn_start, turns_from};
 
 /// The policy; see the module's text.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct AffinityPaper;
+pub(super) struct AffinityPaper;
 
 impl Policy for AffinityPaper {
     fn name(&self) -> &'static str {

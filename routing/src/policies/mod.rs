@@ -1,29 +1,33 @@
-//! The one registry of policies.
+//! The one registry of policies: each is a file here, and two lines below.
 
-use crate::affinity::Affinity;
-use crate::affinity_paper::AffinityPaper;
-use crate::load_only::{LeastLoad, PowerOfTwo, Random};
+pub mod affinity;
+mod affinity_paper;
+mod load_only;
+mod prefix;
+mod round_robin;
+mod shadow;
+mod sticky;
+
 use crate::policy::Policy;
-use crate::prefix::Prefix;
-use crate::round_robin::RoundRobin;
 use crate::settings::Settings;
-use crate::shadow::Shadow;
-use crate::sticky::Sticky;
+
+pub use affinity::Affinity;
+pub use round_robin::RoundRobin;
 
 /// Makes a policy with the given settings.
 type Make = fn(&Settings) -> Result<Box<dyn Policy>, PolicyError>;
 
-/// Every policy: its name and how it is made. A new policy is one line here.
+/// Every policy: its name and how it is made. A new policy is one line here, and one above for its file.
 const POLICIES: [(&str, Make); 9] = [
     ("affinity", |settings| Ok(Box::new(Affinity::new(settings)))),
-    ("affinity_paper", |_| Ok(Box::new(AffinityPaper))),
+    ("affinity_paper", |_| Ok(Box::new(affinity_paper::AffinityPaper))),
     ("round_robin", |_| Ok(Box::new(RoundRobin))),
-    ("random", |_| Ok(Box::new(Random))),
-    ("power_of_two", |_| Ok(Box::new(PowerOfTwo))),
-    ("least_load", |_| Ok(Box::new(LeastLoad))),
-    ("prefix", |settings| Ok(Box::new(Prefix::new(settings)))),
-    ("sticky", |settings| Ok(Box::new(Sticky::new(settings)))),
-    ("shadow", |settings| Ok(Box::new(Shadow::new(settings)?))),
+    ("random", |_| Ok(Box::new(load_only::Random))),
+    ("power_of_two", |_| Ok(Box::new(load_only::PowerOfTwo))),
+    ("least_load", |_| Ok(Box::new(load_only::LeastLoad))),
+    ("prefix", |settings| Ok(Box::new(prefix::Prefix::new(settings)))),
+    ("sticky", |settings| Ok(Box::new(sticky::Sticky::new(settings)))),
+    ("shadow", |settings| Ok(Box::new(shadow::Shadow::new(settings)?))),
 ];
 
 /// The names that [`policy`] and [`policy_with`] know, the default one first.

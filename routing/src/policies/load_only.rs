@@ -8,15 +8,15 @@ use crate::policy::{Choice, Policy, RankLoad, Request, available, turn_start, tu
 
 /// `random`: every available rank is as likely.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Random;
+pub(super) struct Random;
 
 /// `power_of_two`: the one of two random ranks with fewer tokens in flight.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct PowerOfTwo;
+pub(super) struct PowerOfTwo;
 
 /// `least_load`: the rank with the fewest tokens in flight; equal ones in turn.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct LeastLoad;
+pub(super) struct LeastLoad;
 
 /// Index of the `position`-th available rank.
 fn available_at(loads: &[RankLoad], position: u64) -> Option<usize> {

@@ -3,16 +3,15 @@
 //! Which policy routes is [`Settings::baseline`]. The requests carry its name ([`Policy::acting_name`]); what is
 //! accumulated about the two is in [`Comparison`](crate::Comparison), not here: choosing changes nothing.
 
-use crate::affinity::Affinity;
+use super::{Affinity, PolicyError, policy_with};
 use crate::policy::{Choice, Needs, Policy, RankLoad, Request};
-use crate::registry::{PolicyError, policy_with};
 use crate::settings::Settings;
 
 /// Its own name, which it must not shadow.
 const NAME: &str = "shadow";
 
 /// The policy; see the module's text.
-pub struct Shadow {
+pub(super) struct Shadow {
     acting: Box<dyn Policy>,
     watched: Affinity,
 }
@@ -22,7 +21,7 @@ impl Shadow {
     ///
     /// # Errors
     /// [`PolicyError`]: there is no such policy, or it is `shadow` itself.
-    pub fn new(settings: &Settings) -> Result<Self, PolicyError> {
+    pub(super) fn new(settings: &Settings) -> Result<Self, PolicyError> {
         if settings.baseline == NAME {
             return Err(PolicyError::ShadowOfItself);
         }

@@ -9,13 +9,13 @@ use crate::settings::Settings;
 
 /// The policy; see the module's text.
 #[derive(Clone, Copy, Debug)]
-pub struct Prefix {
+pub(super) struct Prefix {
     weighing: Weighing,
 }
 
 impl Prefix {
     /// The policy with these settings.
-    pub fn new(settings: &Settings) -> Self {
+    pub(super) fn new(settings: &Settings) -> Self {
         Prefix { weighing: Weighing::new(settings) }
     }
 }

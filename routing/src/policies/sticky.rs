@@ -5,21 +5,21 @@
 //! cap of [`cost`](crate::cost) passes its requests on to the key's next rank. A request without a key is placed as
 //! `least_load` does.
 
+use super::load_only::LeastLoad;
 use crate::cost::{Cap, cheapest};
 use crate::hash::scramble;
-use crate::load_only::LeastLoad;
 use crate::policy::{Choice, Needs, Policy, RankLoad, Request};
 use crate::settings::Settings;
 
 /// The policy; see the module's text.
 #[derive(Clone, Copy, Debug)]
-pub struct Sticky {
+pub(super) struct Sticky {
     cap: Cap,
 }
 
 impl Sticky {
     /// The policy with these settings.
-    pub fn new(settings: &Settings) -> Self {
+    pub(super) fn new(settings: &Settings) -> Self {
         Sticky { cap: Cap::new(settings) }
     }
 }

@@ -1,0 +1,111 @@
+//! The task of a start, its limits, and its result.
+
+use crate::expert_step::layer_cap;
+use crate::held::Held;
+use crate::home::Home;
+use crate::load_limit::{excess, group_loads};
+use crate::problem::Problem;
+use crate::topology::Topology;
+use crate::transport::Plan;
+use crate::unit_step::PROFIT_ONE;
+
+/// Steps that gain less than this fraction of all activations end the alternation.
+const MIN_GAIN: f64 = 1e-7;
+
+/// Limits of a start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) groups: usize,
+    /// Greatest activations of a group over the layer's mean.
+    pub(crate) max_over_mean: f64,
+    /// Most rounds of unit and expert step.
+    pub(crate) iterations: u32,
+    /// Most swap passes.
+    pub(crate) swap_passes: u32,
+    /// Experts per group and layer with replicas; none without.
+    pub(crate) slots: Option<usize>,
+    /// How the groups lie to each other.
+    pub(crate) topology: Topology,
+}
+
+/// A placement, the exact unit plan for it, and their value.
+#[derive(Clone, Debug)]
+pub(crate) struct Clustering {
+    /// [L * N] group of each column.
+    pub(crate) group_of: Vec<u16>,
+    pub(crate) plan: Plan,
+    /// Activations by which groups exceed their load cap, all layers; zero = limit met.
+    pub(crate) load_excess: u64,
+    /// Unit steps made on the way.
+    pub(crate) iterations: u32,
+    /// With replicas, all groups of each column; `group_of` is the first of them.
+    pub(crate) replicas: Option<Held>,
+    /// The cost of the experts that left their groups, in a solve that started from tables; in the unit of the plan's
+    /// value.
+    pub(crate) penalty: i128,
+}
+
+impl Clustering {
+    /// Without replicas, and without a price on moves.
+    pub(crate) fn whole(problem: &Problem, group_of: Vec<u16>, plan: Plan, limits: Limits, iterations: u32) -> Self {
+        let load_excess = load_excess(problem, &group_of, limits);
+        Clustering { group_of, plan, load_excess, iterations, replicas: None, penalty: 0 }
+    }
+
+    /// Local activations (with nodes their values) less what the moves cost.
+    fn worth(&self) -> i128 {
+        self.plan.primal - self.penalty
+    }
+
+    /// Whether this is the better result: less excess first, then more local activations.
+    pub(crate) fn beats(&self, other: &Clustering) -> bool {
+        (other.load_excess, self.worth()) > (self.load_excess, other.worth())
+    }
+
+    /// Whether the gain over `other` is too small to go on.
+    pub(crate) fn hardly_beats(&self, other: &Clustering, problem: &Problem) -> bool {
+        let gain = local_rate(self.worth() - other.worth(), problem);
+        gain < MIN_GAIN && self.load_excess == other.load_excess
+    }
+
+    /// The same with group g called `label[g]`.
+    pub(crate) fn renamed(self, label: &[u16]) -> Self {
+        let rename = |group: &mut u16| *group = label[usize::from(*group)];
+        let Clustering { mut group_of, mut plan, .. } = self;
+        group_of.iter_mut().chain(&mut plan.label).for_each(rename);
+        for split in &mut plan.splits {
+            split.parts.iter_mut().for_each(|part| rename(&mut part.0));
+            split.parts.sort_unstable();
+        }
+        let before = plan.price.clone();
+        before.iter().zip(label).for_each(|(&price, &group)| plan.price[usize::from(group)] = price);
+        Clustering { group_of, plan, ..self }
+    }
+}
+
+/// A plan's value as a fraction of all activations: the local rate where only the own group has a value.
+pub(crate) fn local_rate(value: i128, problem: &Problem) -> f64 {
+    value as f64 / PROFIT_ONE / problem.total_activations() as f64
+}
+
+/// A problem to cluster.
+#[derive(Clone, Copy)]
+pub(crate) struct Task<'a> {
+    pub(crate) problem: &'a Problem,
+    /// [G] tokens that each group may take.
+    pub(crate) capacity: &'a [u64],
+    pub(crate) limits: Limits,
+    /// Where the experts are, if moves cost something.
+    pub(crate) home: Option<&'a Home>,
+}
+
+/// Activations by which groups exceed their load cap, all layers.
+fn load_excess(problem: &Problem, group_of: &[u16], limits: Limits) -> u64 {
+    let layers = group_of.chunks_exact(problem.experts).zip(problem.column_load.chunks_exact(problem.experts));
+    layers
+        .map(|(group_of, load)| {
+            let cap = layer_cap(load, limits.groups, limits.max_over_mean);
+            excess(&group_loads(group_of, load, limits.groups), cap)
+        })
+        .sum()
+}
