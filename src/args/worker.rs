@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use semmoe_tables::Attention;
+use semmoe_tables::{Attention, Domains};
 use semmoe_worker::{CpuList, ExpertLayout, TransportChoice, WireType};
 
 use super::AttentionArg;
@@ -136,9 +136,10 @@ pub(crate) struct UnitLayoutArgs {
 #[derive(Debug, Args)]
 pub(crate) struct WorkerNodesArgs {
     /// With --experts ep and without tables: each of N consecutive ranks holds the experts of all N, so that tokens
-    /// leave them only for other experts (expert domains). Must be the same on all ranks.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) domains: u16,
+    /// leave them only for other experts (expert domains). N:S/W over two levels: ranks at the same place on N groups
+    /// of W, and S neighbours within each. Must be the same on all ranks [default: those of --plan, else 1].
+    #[arg(long, value_name = "N[:S/W]...")]
+    pub(crate) domains: Option<Domains>,
     /// Number of nodes, with consecutive ranks on each, for counting bytes by level [default: a node is the ranks that
     /// share memory, or that of --experts hybrid].
     #[arg(long, value_name = "N")]

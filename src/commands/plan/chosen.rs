@@ -6,7 +6,7 @@ use semmoe_planner::layout::Layout;
 use semmoe_planner::search::Candidate;
 use semmoe_planner::shape::ModelShape;
 use semmoe_planner::step::Constants;
-use semmoe_tables::Attention;
+use semmoe_tables::{Attention, Domains};
 use semmoe_worker::{ExpertLayout, WireType};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -31,6 +31,9 @@ pub(crate) struct Chosen {
     units: u64,
     /// Of each unit.
     layout: Layout,
+    /// Expert domains.
+    #[serde(default)]
+    domains: Domains,
     /// Bytes of an element on its way between ranks.
     element_bytes: f64,
 }
@@ -47,6 +50,7 @@ pub(crate) struct UnitPlan {
     pub(crate) ranks: u16,
     pub(crate) attention: Attention,
     pub(crate) experts: ExpertLayout,
+    pub(crate) domains: Domains,
     pub(crate) wire: WireType,
 }
 
@@ -57,8 +61,15 @@ impl Chosen {
             model: identity(shape)?,
             units: best.units,
             layout: best.layout,
+            domains: Domains::NONE,
             element_bytes: constants.dispatch_bytes.max(constants.combine_bytes),
         })
+    }
+
+    /// With expert domains, as `--domains` takes them, if there are any.
+    pub(crate) fn with_domains(self, domains: Option<&str>) -> Result<Self, CliError> {
+        let domains = domains.map_or(Ok(Domains::NONE), str::parse).map_err(CliError::failed)?;
+        Ok(Self { domains, ..self })
     }
 
     /// Reads what `semmoe plan --json` wrote for the model in `folder`.
@@ -124,7 +135,11 @@ impl Chosen {
         };
         let experts = experts.parse().map_err(CliError::input)?;
         let ranks = u16::try_from(ranks).map_err(|_| refuse(format!("{ranks} ranks are too many")))?;
-        Ok(UnitPlan { ranks, attention, experts, wire })
+        let domains = self.domains;
+        if !domains.divide(ranks) {
+            return Err(refuse(format!("its expert domains of {domains} do not divide {ranks} ranks")));
+        }
+        Ok(UnitPlan { ranks, attention, experts, domains, wire })
     }
 
     /// Units side by side.
@@ -167,6 +182,7 @@ mod tests {
             model: Value::Null,
             units: 1,
             layout: Layout { pipeline, attention_tp, attention_dp, expert_tp, expert_ep },
+            domains: Domains::NONE,
             element_bytes: 4.0,
         }
     }
@@ -211,5 +227,9 @@ mod tests {
         }
         let error = Chosen { element_bytes: 1.0, ..chosen([1, 1, 2, 1, 2]) }.unit().unwrap_err().to_string();
         assert!(error.contains("planned are 1"), "{error}");
+        let domains = |text| chosen([1, 1, 4, 1, 4]).with_domains(Some(text)).and_then(|chosen| chosen.unit());
+        assert_eq!(domains("2:1/2").unwrap().domains.to_string(), "2:1/2");
+        let error = domains("3").unwrap_err().to_string();
+        assert_eq!(error, "the worker does not run DP4, EP4: its expert domains of 3 do not divide 4 ranks");
     }
 }

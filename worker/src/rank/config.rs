@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use semmoe_tables::Attention;
+use semmoe_tables::{Attention, Domains};
 use serde::Serialize;
 
 use super::cpus::CpuList;
@@ -51,9 +51,8 @@ pub struct WorkerConfig {
     pub rendezvous: SocketAddr,
     /// How experts are divided among ranks.
     pub experts: ExpertLayout,
-    /// Expert domains: with whole experts and without tables, each of so many neighbouring ranks holds the experts of
-    /// all of them.
-    pub domains: u16,
+    /// Expert domains: with whole experts and without tables, each rank holds the experts of all ranks of its domain.
+    pub domains: Domains,
     /// Nodes of the unit, neighbouring ranks on each, for counts by level; without it a node is the ranks that share
     /// memory. Hybrid experts have their own.
     pub nodes: Option<u16>,
@@ -125,7 +124,7 @@ impl WorkerConfig {
             world,
             rendezvous,
             experts: ExpertLayout::default(),
-            domains: 1,
+            domains: Domains::NONE,
             nodes: None,
             stages: None,
             expert_slots: None,

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use semmoe_kernels::NodeGrid;
-use semmoe_tables::{Attention, ExpertCopies, ModelInfo, Placement, RankId, Tables};
+use semmoe_tables::{Attention, Domains, ExpertCopies, ModelInfo, Placement, RankId, Tables};
 use semmoe_text::{ChatTemplate, TextError, Tokenizer};
 use serde::Deserialize;
 use serde_json::Value;
@@ -176,13 +176,9 @@ fn placement(
             let divided = |source| WorkerError::Placement { source };
             let placement = Placement::contiguous(info.layers(), info.num_experts, hosts).map_err(divided)?;
             let digest = placement.digest();
-            match config.domains {
-                1 => Ok((ExpertCopies::from(&placement), digest)),
-                size => {
-                    let copies = ExpertCopies::in_domains(&placement, size).map_err(divided)?;
-                    Ok((copies, format!("{digest}, domains of {size}")))
-                }
-            }
+            let (copies, domains) = (ExpertCopies::in_domains(&placement, config.domains), config.domains);
+            let digest = if domains.size() == 1 { digest } else { format!("{digest}, domains of {domains}") };
+            Ok((copies.map_err(divided)?, digest))
         }
     }
 }
@@ -190,29 +186,29 @@ fn placement(
 /// Whether this rank has room for the experts of its domain.
 fn check_domain(config: &WorkerConfig, model: &ModelConfig, available: Option<u64>) -> Result<(), WorkerError> {
     let refused = |detail: String| Err(WorkerError::arguments(detail));
-    let size = config.domains;
-    if size == 1 {
+    let (domains, size) = (config.domains, config.domains.size());
+    if domains == Domains::NONE {
         return Ok(());
     }
     if let Some(path) = &config.tables {
         let path = path.display();
         return refused(format!(
-            "expert domains of {size} ranks and the tables in {path} both say where experts are: give one of them"
+            "expert domains of {domains} ranks and the tables in {path} both say where experts are: give one of them"
         ));
     }
     if config.experts != ExpertLayout::Ep {
         return refused(format!("expert domains are for experts ep, this unit has experts {}", config.experts));
     }
-    if size == 0 || !config.world.is_multiple_of(size) {
-        return refused(format!("expert domains of {size} ranks do not divide the world of {}", config.world));
+    if !domains.divide(config.world) {
+        return refused(format!("expert domains of {domains} ranks do not divide the world of {}", config.world));
     }
     // Two bytes of a weight are the least that a checkpoint has.
     let expert_bytes = 2 * 3 * model.hidden as u64 * model.expert_width as u64;
-    let experts = model.num_moe_layers() as u64 * model.num_experts as u64 * u64::from(size) / u64::from(config.world);
+    let experts = model.num_moe_layers() as u64 * model.num_experts as u64 * size / u64::from(config.world);
     let bytes = experts.saturating_mul(expert_bytes);
     match available {
         Some(available) if bytes > available => refused(format!(
-            "the experts of a domain of {size} ranks take at least {bytes} bytes on each of them, of which {available} are available"
+            "the experts of a domain of {domains} ranks take at least {bytes} bytes on each of them, of which {available} are available"
         )),
         _ => Ok(()),
     }
@@ -398,7 +394,7 @@ mod tests {
         let dir = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/tiny-qwen3moe-15m"));
         let model = ModelConfig::load(dir).unwrap();
         let mut config = WorkerConfig::new(dir.to_owned(), 0, 4, ([127, 0, 0, 1], 0).into());
-        config.domains = 2;
+        config.domains = 2.into();
         // 7 layers of 16 experts, 3 matrices of 256 x 64 in bf16.
         let bytes = 7 * 16 * 3 * 256 * 64 * 2;
         for available in [None, Some(bytes)] {
