@@ -179,7 +179,7 @@ pub(crate) struct WorkerArgs {
     pub(crate) tables: Option<PathBuf>,
     /// Take attention, experts, domains and wire from the output of `semmoe plan --json` for this model and number of
     /// ranks; --domains 1 for the plan's layout with tables.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["attention", "experts", "wire"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["attention", "attention_groups", "experts", "wire"])]
     pub(crate) plan: Option<PathBuf>,
     /// Experts per layer that each rank has room for, so that the unit can switch to tables with more replicas than it
     /// starts with. Must be the same on all ranks [default: as many as the initial placement needs].

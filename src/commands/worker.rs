@@ -27,6 +27,7 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     (config.expert_slots, config.expert_memory) = (args.expert_slots, args.nodes.expert_memory);
     let unit = args.attention.read()?;
     (config.attention, config.both_attentions, config.shuffle) = (unit.attention, unit.both, unit.shuffle);
+    config.attention_groups = unit.groups;
     if let Some(path) = &args.plan {
         let planned = Chosen::read(path, &config.model_dir)?.unit()?;
         if planned.ranks != args.world {
@@ -37,7 +38,7 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
             )));
         }
         (config.attention, config.experts, config.wire) = (planned.attention, planned.experts, planned.wire);
-        config.domains = planned.domains;
+        (config.attention_groups, config.domains) = (planned.attention_groups, planned.domains);
     }
     config.domains = args.nodes.domains.unwrap_or(config.domains);
     config.data_address = args.network.data_address;

@@ -54,17 +54,18 @@ impl UnitLayout {
         let given = UnitPlan {
             ranks: args.ranks,
             attention: attention.attention,
+            attention_groups: attention.groups,
             experts: args.layout.experts,
             domains: Domains::NONE,
             wire: args.layout.wire,
         };
         let unit = planned.unwrap_or(given);
         let UnitPlan { ranks, experts, domains, wire, .. } = unit;
-        attention.attention = unit.attention;
-        if args.check && domains != Domains::NONE {
-            return Err(CliError::input(format!(
-                "--check compares placements of experts, and expert domains of {domains} ranks have their own"
-            )));
+        (attention.attention, attention.groups) = (unit.attention, unit.attention_groups);
+        if args.check && (domains != Domains::NONE || attention.groups > 1) {
+            return Err(CliError::input(
+                "--check compares placements of experts, and with expert domains or attention groups there are none",
+            ));
         }
         if args.check && experts != ExpertLayout::Ep {
             return Err(CliError::input(format!(
@@ -94,21 +95,21 @@ impl UnitLayout {
     /// The plainest one of as many ranks, and the fastest to record with: which experts a token goes to is the model's
     /// alone.
     pub(crate) fn to_record(self) -> Self {
-        let attention = UnitAttention { attention: Attention::Dp, both: false, shuffle: true };
+        let attention = UnitAttention { attention: Attention::Dp, groups: 1, both: false, shuffle: true };
         let domains = Domains::NONE;
         Self { attention, experts: ExpertLayout::Ep, domains, wire: WireType::F32, redundant: 0, ..self }
     }
 
     /// Whether tables say anything to it.
     pub(crate) fn takes_tables(self) -> bool {
-        self.experts == ExpertLayout::Ep && self.domains == Domains::NONE
+        self.experts == ExpertLayout::Ep && self.domains == Domains::NONE && self.attention.groups == 1
     }
 
     /// Ranks that a request can go to.
     pub(crate) fn replicas(self) -> u16 {
         match self.attention.attention {
             Attention::Dp => self.ranks,
-            Attention::Tp => 1,
+            Attention::Tp => self.attention.groups,
         }
     }
 }
@@ -212,6 +213,7 @@ impl Unit {
         command.args(["--wire", &layout.wire.to_string(), "--domains", &layout.domains.to_string()]);
         if layout.attention.attention == Attention::Tp {
             command.args(["--attention", "tp", "--shuffle", if layout.attention.shuffle { "auto" } else { "off" }]);
+            command.args(["--attention-groups", &layout.attention.groups.to_string()]);
         }
         // A group of its own: Ctrl-C reaches this process alone, which then stops the ranks in order.
         command.process_group(0).kill_on_drop(true);

@@ -49,6 +49,7 @@ struct Document {
 pub(crate) struct UnitPlan {
     pub(crate) ranks: u16,
     pub(crate) attention: Attention,
+    pub(crate) attention_groups: u16,
     pub(crate) experts: ExpertLayout,
     pub(crate) domains: Domains,
     pub(crate) wire: WireType,
@@ -116,10 +117,10 @@ impl Chosen {
         if pipeline > 1 {
             return Err(refuse(format!("it has no pipeline stages, the plan has {pipeline}")));
         }
-        let attention = match (attention_tp, attention_dp) {
-            (1, _) => Attention::Dp,
-            (_, 1) => Attention::Tp,
-            _ => return Err(refuse("its attention is all DP or all TP, not TP inside DP groups".to_owned())),
+        // Both are at most 1024.
+        let (attention, attention_groups) = match (attention_tp, attention_dp) {
+            (1, _) => (Attention::Dp, 1),
+            (_, groups) => (Attention::Tp, groups as u16),
         };
         let experts = match (expert_tp, expert_ep) {
             (1, _) => "ep".to_owned(),
@@ -139,7 +140,7 @@ impl Chosen {
         if !domains.divide(ranks) {
             return Err(refuse(format!("its expert domains of {domains} do not divide {ranks} ranks")));
         }
-        Ok(UnitPlan { ranks, attention, experts, domains, wire })
+        Ok(UnitPlan { ranks, attention, attention_groups, experts, domains, wire })
     }
 
     /// Units side by side.
@@ -187,10 +188,14 @@ mod tests {
         }
     }
 
-    /// MixServe's three cases: as many attention groups as expert groups, more, and fewer.
+    /// MixServe's three cases: as many attention groups as expert groups, more, and fewer; each with TP of attention
+    /// or without.
     #[test]
     fn the_workers_layouts_are_found_by_their_degrees() {
         for (layout, attention, experts) in [
+            ([1, 2, 2, 2, 2], Attention::Tp, "hybrid:2x2"),
+            ([1, 2, 2, 4, 1], Attention::Tp, "tp"),
+            ([1, 2, 2, 1, 4], Attention::Tp, "ep"),
             ([1, 1, 4, 1, 4], Attention::Dp, "ep"),
             ([1, 1, 4, 4, 1], Attention::Dp, "tp"),
             ([1, 1, 4, 2, 2], Attention::Dp, "hybrid:2x2"),
@@ -201,6 +206,7 @@ mod tests {
         ] {
             let unit = chosen(layout).unit().unwrap();
             let ranks = (layout[1] * layout[2]) as u16;
+            assert_eq!(unit.attention_groups, if attention == Attention::Tp { layout[2] as u16 } else { 1 });
             assert_eq!((unit.ranks, unit.attention, unit.experts.to_string().as_str()), (ranks, attention, experts));
         }
     }
@@ -209,12 +215,11 @@ mod tests {
     fn what_the_worker_lacks_is_refused_by_name() {
         for (layout, message) in [
             ([2, 1, 2, 1, 2], "the worker does not run DP2, EP2 PP2: it has no pipeline stages, the plan has 2"),
-            ([1, 2, 2, 1, 4], "the worker does not run TP2+DP2, EP4: its attention is all DP or all TP"),
             ([1, 1, 4, 1, 2], "attention is on 4 ranks and experts on 2"),
             ([1, 0, 4, 1, 4], "is not in 1 to 1024"),
             ([1, u64::MAX, u64::MAX, 1, 4], "is not in 1 to 1024"),
             ([1, 1, 1024, 1024, 1], ""),
-            ([1, 1024, 1024, 1024, 1024], "not TP inside DP groups"),
+            ([1, 1024, 1024, 1024, 1024], "1048576 ranks are too many"),
         ] {
             let outcome = chosen(layout).unit();
             match message {

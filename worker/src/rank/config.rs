@@ -83,7 +83,9 @@ pub struct WorkerConfig {
     pub tables: Option<PathBuf>,
     /// How attention is parallel: each rank its own sequences, or every rank some heads of all of them.
     pub attention: Attention,
-    /// Whether that may change while the unit serves: ranks then keep the weights of both.
+    /// With attention tp: groups of neighbouring ranks, each of which has sequences of its own.
+    pub attention_groups: u16,
+    /// Whether attention may change while the unit serves: ranks then keep the weights of both.
     pub both_attentions: bool,
     /// With attention tp: whether rows are shuffled to the ranks that the tables name, if there are tables.
     pub shuffle: bool,
@@ -138,6 +140,7 @@ impl WorkerConfig {
             listen: None,
             tables: None,
             attention: Attention::Dp,
+            attention_groups: 1,
             both_attentions: false,
             shuffle: true,
             exit_on_stdin_eof: false,

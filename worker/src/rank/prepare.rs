@@ -36,7 +36,9 @@ pub(super) struct Prepared {
     pub(super) template: Option<ChatTemplate>,
     pub(super) placement: ExpertCopies,
     pub(super) attention: Attention,
-    /// Whether that may change.
+    /// See [`WorkerConfig::attention_groups`].
+    pub(super) attention_groups: u16,
+    /// Whether attention may change.
     pub(super) both_attentions: bool,
     /// The tables that rows are shuffled by, with attention tp.
     pub(super) shuffle: Option<Arc<Tables>>,
@@ -76,6 +78,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     let model_dir = fs::canonicalize(&config.model_dir).map_err(ModelError::io(&config.model_dir))?;
     let model = ModelConfig::load(&model_dir)?;
     check_experts(config, &model)?;
+    check_attention_groups(config)?;
     let node = node(config)?;
     let tokenizer = tokenizer(&model_dir, &model)?;
     let template = template(&model_dir)?;
@@ -86,8 +89,10 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     let info = model.model_info(&name, Some(tokenizer.sha256().to_owned()));
     let share = |attention| match attention {
         Attention::Dp => Ok((attention, HeadShare::ALL)),
-        Attention::Tp => HeadShare::new(&model, RankId::new(config.rank).index(), usize::from(config.world))
-            .map(|share| (attention, share)),
+        Attention::Tp => {
+            let ranks = config.world / config.attention_groups;
+            HeadShare::new(&model, (config.rank % ranks).into(), ranks.into()).map(|share| (attention, share))
+        }
     };
     let shares = config.attentions().into_iter().map(share).collect::<Result<Vec<_>, _>>()?;
     let tables = tables(config, &info)?;
@@ -98,6 +103,10 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     let of = |attention| tables.clone().filter(|tables| tables.attention() == attention);
     let shuffle = of(Attention::Tp).filter(|_| config.shuffle);
     let affinity = of(Attention::Dp).filter(|_| config.both_attentions);
+    let mut attention = config.attentions().iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    if config.attention_groups > 1 {
+        attention.push_str(&format!(" in {} groups", config.attention_groups));
+    }
     let identity = Identity {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         world: config.world,
@@ -108,7 +117,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         expert_slots: config.expert_slots,
         transport: config.transport,
         wire: config.wire,
-        attention: config.attentions().iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+        attention,
         shuffle: shuffle.as_ref().map_or_else(String::new, |tables| tables.digest().to_owned()),
     };
     let neutral = Defaults::NEUTRAL;
@@ -127,6 +136,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         template,
         placement,
         attention: config.attention,
+        attention_groups: config.attention_groups,
         both_attentions: config.both_attentions,
         shuffle,
         affinity,
@@ -180,6 +190,25 @@ fn placement(
             let digest = if domains.size() == 1 { digest } else { format!("{digest}, domains of {domains}") };
             Ok((copies.map_err(divided)?, digest))
         }
+    }
+}
+
+/// Whether attention can be in as many groups.
+fn check_attention_groups(config: &WorkerConfig) -> Result<(), WorkerError> {
+    let (groups, world) = (config.attention_groups, config.world);
+    let refused = |detail: &str| Err(WorkerError::arguments(format!("{groups} attention groups {detail}")));
+    if groups == 1 {
+        return Ok(());
+    }
+    if config.attention != Attention::Tp || config.both_attentions {
+        return refused("are for attention tp alone");
+    }
+    if groups == 0 || groups == world || !world.is_multiple_of(groups) {
+        return refused(&format!("of at least two ranks each do not divide the world of {world}"));
+    }
+    match &config.tables {
+        Some(path) => refused(&format!("take no tables, {} cannot be used", path.display())),
+        None => Ok(()),
     }
 }
 
