@@ -177,8 +177,9 @@ pub(crate) struct WorkerArgs {
     /// Tables whose placement E the unit runs [default: contiguous placement]. Not with --experts tp.
     #[arg(long, value_name = "FILE")]
     pub(crate) tables: Option<PathBuf>,
-    /// Take attention, experts and wire from the output of `semmoe plan --json` for this model and number of ranks.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["attention", "experts", "wire"])]
+    /// Take attention, experts, domains and wire from the output of `semmoe plan --json` for this model and number of
+    /// ranks; --domains 1 for the plan's layout with tables.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["attention", "attention_groups", "experts", "wire"])]
     pub(crate) plan: Option<PathBuf>,
     /// Experts per layer that each rank has room for, so that the unit can switch to tables with more replicas than it
     /// starts with. Must be the same on all ranks [default: as many as the initial placement needs].

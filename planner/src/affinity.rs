@@ -15,8 +15,8 @@ use crate::PlanError;
 use crate::error::{not_negative, positive};
 use crate::step::{Constants, Part, Target, Work, step};
 
-/// Gains below this are no reason to adopt anything.
-const WORTH: f64 = 0.01;
+/// Shares of a step below this are no reason to adopt anything.
+pub(crate) const WORTH: f64 = 0.01;
 /// Uncalibrated communication may take half or twice of what is predicted.
 pub const UNCALIBRATED_FACTOR: f64 = 2.0;
 

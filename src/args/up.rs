@@ -43,7 +43,7 @@ pub(crate) struct UpArgs {
     pub(crate) model: Option<PathBuf>,
     /// Take ranks, attention, experts and wire from a plan: auto measures this machine for a few seconds, once, and
     /// starts the layout with the fastest responses; a file is the output of `semmoe plan --json` for this model.
-    #[arg(long, value_name = "auto|FILE", conflicts_with_all = ["ranks", "attention", "experts", "wire"])]
+    #[arg(long, value_name = "auto|FILE", conflicts_with_all = ["ranks", "attention", "attention_groups", "experts", "wire"])]
     pub(crate) plan: Option<PlanSource>,
     #[command(flatten)]
     pub(crate) attention: UnitAttentionArgs,

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use semmoe_tables::Attention;
+use semmoe_tables::{Attention, Domains};
 use semmoe_worker::{CpuList, ExpertLayout, TransportChoice, WireType};
 
 use super::AttentionArg;
@@ -34,6 +34,10 @@ pub(crate) struct UnitAttentionArgs {
         default_value = "dp"
     )]
     attention: Vec<AttentionArg>,
+    /// With --attention tp: groups of consecutive ranks, each with requests of its own. Without tables and switches.
+    /// Must be the same on all ranks.
+    #[arg(long, help_heading = "Layout of the unit", value_name = "N", default_value_t = 1)]
+    attention_groups: u16,
     /// With --attention tp: where rows go after attention. auto = to the rank that the tables' T and A predict, off =
     /// in their order, in equal parts (also without tables) [default: auto].
     #[arg(long, help_heading = "Layout of the unit", value_enum)]
@@ -50,7 +54,9 @@ enum ShuffleArg {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UnitAttention {
     pub(crate) attention: Attention,
-    /// Whether that may change.
+    /// Groups of ranks with requests of their own, with tp.
+    pub(crate) groups: u16,
+    /// Whether attention may change.
     pub(crate) both: bool,
     /// With attention tp: whether rows are shuffled by the tables, if there are any.
     pub(crate) shuffle: bool,
@@ -66,11 +72,17 @@ impl UnitAttentionArgs {
             [first, second] if first != second => (first, true),
             _ => return Err(CliError::input("--attention takes dp, tp, dp,tp or tp,dp")),
         };
+        if self.attention_groups != 1 && (attention == Attention::Dp || both) {
+            return Err(CliError::input("--attention-groups is for --attention tp alone"));
+        }
         match self.shuffle {
             Some(_) if attention == Attention::Dp && !both => Err(CliError::input(
                 "--shuffle is for --attention tp: with attention dp rows stay with their request's rank",
             )),
-            shuffle => Ok(UnitAttention { attention, both, shuffle: shuffle != Some(ShuffleArg::Off) }),
+            shuffle => {
+                let groups = self.attention_groups;
+                Ok(UnitAttention { attention, groups, both, shuffle: shuffle != Some(ShuffleArg::Off) })
+            }
         }
     }
 }
@@ -136,9 +148,10 @@ pub(crate) struct UnitLayoutArgs {
 #[derive(Debug, Args)]
 pub(crate) struct WorkerNodesArgs {
     /// With --experts ep and without tables: each of N consecutive ranks holds the experts of all N, so that tokens
-    /// leave them only for other experts (expert domains). Must be the same on all ranks.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) domains: u16,
+    /// leave them only for other experts (expert domains). N:S/W over two levels: ranks at the same place on N groups
+    /// of W, and S neighbours within each. Must be the same on all ranks [default: those of --plan, else 1].
+    #[arg(long, value_name = "N[:S/W]...")]
+    pub(crate) domains: Option<Domains>,
     /// Number of nodes, with consecutive ranks on each, for counting bytes by level [default: a node is the ranks that
     /// share memory, or that of --experts hybrid].
     #[arg(long, value_name = "N")]

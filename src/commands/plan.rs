@@ -8,10 +8,11 @@ mod units;
 
 use std::path::Path;
 
-use semmoe_planner::advice::{NoSwitch, Switching, replication, switching};
+use semmoe_planner::advice::{NoSwitch, ResidentDomains, Switching, replication, resident_domains, switching};
 use semmoe_planner::calibration::{Accuracy, Calibration};
 use semmoe_planner::cluster::Cluster;
 use semmoe_planner::fitted::fitted;
+use semmoe_planner::layout::Layout;
 use semmoe_planner::report::Answer;
 use semmoe_planner::search::{Candidate, Plan, Question, search};
 use semmoe_planner::shape::{Dtype, ModelShape, Precision};
@@ -77,7 +78,13 @@ fn question(args: &PlanArgs, model: &Path, cluster: &Path) -> Result<(), CliErro
     let constants = calibration.as_ref().map_or_else(Constants::uncalibrated, |found| found.constants);
     let accuracy = Accuracy::of(calibration.as_ref());
     let question = Question { shape: &shape, cluster: &cluster, workload: &workload, constants: &constants };
-    let plan = search(&question).map_err(CliError::input)?;
+    let mut plan = search(&question).map_err(CliError::input)?;
+    if args.worker {
+        let runs = |units: u64, layout: &Layout| units == 1 && layout.pipeline == 1;
+        plan.ranked.retain(|candidate| runs(candidate.units, &candidate.layout));
+        plan.rejected.retain(|rejected| runs(rejected.units, &rejected.layout));
+        plan.front.retain(|point| runs(point.units, &point.layout));
+    }
     let affinity = affinity::of_plan(args, &question, &plan, &accuracy)?;
     let answer = Answer::new(&question, &plan, accuracy, affinity);
     if let Some(html) = &args.html {
@@ -87,7 +94,9 @@ fn question(args: &PlanArgs, model: &Path, cluster: &Path) -> Result<(), CliErro
     if args.json {
         let mut document = serde_json::to_value(&answer).map_err(CliError::failed)?;
         document["extras"] = extras.json();
-        let chosen = plan.ranked.first().map(|best| Chosen::of(&shape, best, &constants)).transpose()?;
+        let domains = extras.domains.as_ref().map(|found| &*found.domains);
+        let chosen = plan.ranked.first().map(|best| Chosen::of(&shape, best, &constants)?.with_domains(domains));
+        let chosen = chosen.transpose()?;
         document["chosen"] = serde_json::to_value(chosen).map_err(CliError::failed)?;
         print_json("plan", &document)?;
     } else {
@@ -151,6 +160,8 @@ fn has_whole_experts(plan: &&Candidate) -> bool {
 struct Extras {
     switching: Option<Result<Switching, NoSwitch>>,
     replication: Option<semmoe_planner::advice::Replication>,
+    /// Of the best plan.
+    domains: Option<ResidentDomains>,
     /// With a trace.
     units: Option<UnitMix>,
 }
@@ -158,7 +169,7 @@ struct Extras {
 impl Extras {
     fn of(question: &Question<'_>, plan: &Plan, trace: Option<&[TraceLine]>) -> Result<Self, CliError> {
         let Some(best) = plan.ranked.first() else {
-            return Ok(Self { switching: None, replication: None, units: None });
+            return Ok(Self { switching: None, replication: None, domains: None, units: None });
         };
         let replication = match plan.ranked.iter().find(has_whole_experts) {
             Some(plan) => replication(question, plan).map_err(CliError::input)?,
@@ -169,7 +180,8 @@ impl Extras {
             (Ok(found), Some(lines)) => Some(units::mix(question, found, lines).map_err(CliError::input)?),
             _ => None,
         };
-        Ok(Self { switching: Some(switching), replication, units })
+        let domains = resident_domains(question, best).map_err(CliError::input)?;
+        Ok(Self { switching: Some(switching), replication, domains, units })
     }
 
     fn json(&self) -> Value {
@@ -177,7 +189,12 @@ impl Extras {
             Ok(found) => json!(found),
             Err(error) => json!({ "impossible": error.to_string() }),
         });
-        json!({ "switching": switching, "replication": self.replication, "units": self.units })
+        json!({
+            "switching": switching,
+            "replication": self.replication,
+            "domains": self.domains,
+            "units": self.units,
+        })
     }
 
     fn text(&self) -> String {
@@ -198,6 +215,14 @@ impl Extras {
                 resident.domains,
                 resident.ep_seconds * 1e6,
                 resident.seconds * 1e6
+            ));
+        }
+        if let Some(ResidentDomains { domains, step_seconds, expert_bytes }) = &self.domains {
+            let [before, after] = step_seconds.map(|seconds| seconds * 1e3);
+            text.push_str(&format!(
+                "expert domains: with {domains} (semmoe worker --domains) a decoding step would take {after:.2} in place of {before:.2} ms, \
+                 and experts {:.1} GB a GPU\n",
+                expert_bytes / 1e9
             ));
         }
         text

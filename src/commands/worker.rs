@@ -23,10 +23,11 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     config.transport = args.layout.transport;
     config.wire = args.layout.wire;
     config.experts = args.layout.experts;
-    (config.domains, config.nodes, config.stages) = (args.nodes.domains, args.nodes.nodes, args.nodes.stages);
+    (config.nodes, config.stages) = (args.nodes.nodes, args.nodes.stages);
     (config.expert_slots, config.expert_memory) = (args.expert_slots, args.nodes.expert_memory);
     let unit = args.attention.read()?;
     (config.attention, config.both_attentions, config.shuffle) = (unit.attention, unit.both, unit.shuffle);
+    config.attention_groups = unit.groups;
     if let Some(path) = &args.plan {
         let planned = Chosen::read(path, &config.model_dir)?.unit()?;
         if planned.ranks != args.world {
@@ -37,7 +38,9 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
             )));
         }
         (config.attention, config.experts, config.wire) = (planned.attention, planned.experts, planned.wire);
+        (config.attention_groups, config.domains) = (planned.attention_groups, planned.domains);
     }
+    config.domains = args.nodes.domains.unwrap_or(config.domains);
     config.data_address = args.network.data_address;
     config.exit_on_stdin_eof = args.exit_on_stdin_eof;
     config.exit_after_loss = args.exit_after_loss.0;

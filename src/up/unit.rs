@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use semmoe_tables::Attention;
+use semmoe_tables::{Attention, Domains};
 use semmoe_worker::{ExpertLayout, TransportChoice, WireType};
 use serde::Deserialize;
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -34,6 +34,8 @@ pub(crate) struct UnitLayout {
     pub(crate) attention: UnitAttention,
     /// How experts are divided.
     pub(crate) experts: ExpertLayout,
+    /// Ranks that hold each other's experts.
+    pub(crate) domains: Domains,
     /// How ranks exchange.
     pub(crate) transport: TransportChoice,
     /// The element type of the rows that ranks send each other.
@@ -52,12 +54,19 @@ impl UnitLayout {
         let given = UnitPlan {
             ranks: args.ranks,
             attention: attention.attention,
+            attention_groups: attention.groups,
             experts: args.layout.experts,
+            domains: Domains::NONE,
             wire: args.layout.wire,
         };
         let unit = planned.unwrap_or(given);
-        let UnitPlan { ranks, experts, wire, .. } = unit;
-        attention.attention = unit.attention;
+        let UnitPlan { ranks, experts, domains, wire, .. } = unit;
+        (attention.attention, attention.groups) = (unit.attention, unit.attention_groups);
+        if args.check && (domains != Domains::NONE || attention.groups > 1) {
+            return Err(CliError::input(
+                "--check compares placements of experts, and with expert domains or attention groups there are none",
+            ));
+        }
         if args.check && experts != ExpertLayout::Ep {
             return Err(CliError::input(format!(
                 "--check compares placements of experts, and with --experts {experts} there are none"
@@ -70,6 +79,7 @@ impl UnitLayout {
         }
         let no_replicas = match (experts, attention.attention) {
             _ if args.redundant == 0 => None,
+            _ if domains != Domains::NONE => Some("expert domains, which place every expert"),
             (ExpertLayout::Tp, _) => Some("--experts tp, where every rank has a slice of every expert"),
             (ExpertLayout::Hybrid(_), _) => Some("--experts hybrid, where experts belong to nodes"),
             (_, Attention::Tp) => Some("--attention tp, where the rank of a row depends on the batch"),
@@ -79,26 +89,27 @@ impl UnitLayout {
             return Err(CliError::input(format!("--redundant {} does not go with {other}", args.redundant)));
         }
         let (transport, redundant) = (args.layout.transport, args.redundant);
-        Ok(Self { ranks, attention, experts, transport, wire, redundant })
+        Ok(Self { ranks, attention, experts, domains, transport, wire, redundant })
     }
 
     /// The plainest one of as many ranks, and the fastest to record with: which experts a token goes to is the model's
     /// alone.
     pub(crate) fn to_record(self) -> Self {
-        let attention = UnitAttention { attention: Attention::Dp, both: false, shuffle: true };
-        Self { attention, experts: ExpertLayout::Ep, wire: WireType::F32, redundant: 0, ..self }
+        let attention = UnitAttention { attention: Attention::Dp, groups: 1, both: false, shuffle: true };
+        let domains = Domains::NONE;
+        Self { attention, experts: ExpertLayout::Ep, domains, wire: WireType::F32, redundant: 0, ..self }
     }
 
     /// Whether tables say anything to it.
     pub(crate) fn takes_tables(self) -> bool {
-        self.experts == ExpertLayout::Ep
+        self.experts == ExpertLayout::Ep && self.domains == Domains::NONE && self.attention.groups == 1
     }
 
     /// Ranks that a request can go to.
     pub(crate) fn replicas(self) -> u16 {
         match self.attention.attention {
             Attention::Dp => self.ranks,
-            Attention::Tp => 1,
+            Attention::Tp => self.attention.groups,
         }
     }
 }
@@ -199,9 +210,10 @@ impl Unit {
             command.arg("--tables").arg(tables);
         }
         command.args(["--experts", &layout.experts.to_string(), "--transport", &layout.transport.to_string()]);
-        command.args(["--wire", &layout.wire.to_string()]);
+        command.args(["--wire", &layout.wire.to_string(), "--domains", &layout.domains.to_string()]);
         if layout.attention.attention == Attention::Tp {
             command.args(["--attention", "tp", "--shuffle", if layout.attention.shuffle { "auto" } else { "off" }]);
+            command.args(["--attention-groups", &layout.attention.groups.to_string()]);
         }
         // A group of its own: Ctrl-C reaches this process alone, which then stops the ranks in order.
         command.process_group(0).kill_on_drop(true);

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ExpertId, FormatError, GroupId, LayerIdx, Placement, Replicas, Tables};
+use crate::{Domains, ExpertId, FormatError, GroupId, LayerIdx, Placement, Replicas, Tables};
 
 /// The groups that hold each expert, and the one whose copy the tokens at each place use.
 ///
@@ -98,29 +98,27 @@ impl ExpertCopies {
         Ok(Self::of_holders(&holders, &sites))
     }
 
-    /// Expert domains of `size` neighbours (HybridEP): every group of a domain holds the experts of all its groups, and
-    /// tokens of groups elsewhere use the copy of the group at their own place in the domain, so that a token reaches a
-    /// domain once.
+    /// Expert domains (HybridEP): every group of a domain holds the experts of all its groups, and tokens of groups
+    /// elsewhere use the copy of the group at their own place in the domain, so that a token reaches a domain once.
     ///
     /// # Errors
     /// Domains that do not divide the groups.
-    pub fn in_domains(placement: &Placement, size: u16) -> Result<Self, FormatError> {
+    pub fn in_domains(placement: &Placement, domains: Domains) -> Result<Self, FormatError> {
         let groups = placement.groups();
-        if size == 0 || !groups.is_multiple_of(size) {
-            return Err(FormatError::field("domains", size, format!("a number that divides the {groups} groups")));
-        }
+        let map = &domains.map(groups)?;
         let (layers, experts) = (placement.layers(), placement.experts());
         let owners: Vec<u16> =
             (0..layers).flat_map(|layer| placement.layer(LayerIdx::new(layer as u16))).copied().collect();
-        let first = |owner: u16| owner / size * size;
+        let members: Vec<Vec<u16>> = (0..groups).map(|owner| map.members(owner)).collect();
+        let size = members.first().map_or(0, Vec::len);
         Ok(Self(Copies {
             groups,
             experts,
             layers,
-            start: (0..=owners.len()).map(|column| column * usize::from(size)).collect(),
-            held_by: owners.iter().flat_map(|&owner| first(owner)..first(owner) + size).collect(),
-            slots: usize::from(experts) * usize::from(size),
-            used: (0..groups).flat_map(|place| owners.iter().map(move |&owner| first(owner) + place % size)).collect(),
+            start: (0..=owners.len()).map(|column| column * size).collect(),
+            held_by: owners.iter().flat_map(|&owner| &members[usize::from(owner)]).copied().collect(),
+            slots: usize::from(experts) * size,
+            used: (0..groups).flat_map(|place| owners.iter().map(move |&owner| map.peer(place, owner))).collect(),
         }))
     }
 
@@ -340,18 +338,22 @@ mod tests {
     #[test]
     fn a_domain_holds_the_experts_of_all_its_groups() {
         let placement = Placement::new(4, vec![vec![0, 1, 2, 3], vec![3, 2, 1, 0]]).unwrap();
-        assert_eq!(ExpertCopies::in_domains(&placement, 1).unwrap(), ExpertCopies::from(&placement));
-        let pairs = ExpertCopies::in_domains(&placement, 2).unwrap();
+        assert_eq!(ExpertCopies::in_domains(&placement, 1.into()).unwrap(), ExpertCopies::from(&placement));
+        let pairs = ExpertCopies::in_domains(&placement, 2.into()).unwrap();
         let (layer, expert) = (LayerIdx::new(1), ExpertId::new(0));
         assert_eq!((pairs.slots(), pairs.held_by(layer, expert)), (8, &[2, 3][..]));
         // Those elsewhere use the group at their own place in the domain.
         assert_eq!([0, 1, 2, 3].map(|place| pairs.used_at(place, layer)[0]), [2, 3, 2, 3]);
-        let all = ExpertCopies::in_domains(&placement, 4).unwrap();
+        // The same place on two nodes of two.
+        let apart = ExpertCopies::in_domains(&placement, "2:1/2".parse().unwrap()).unwrap();
+        assert_eq!(apart.held_by(layer, expert), [1, 3]);
+        assert_eq!([0, 1, 2, 3].map(|place| apart.used_at(place, layer)[0]), [1, 1, 3, 3]);
+        let all = ExpertCopies::in_domains(&placement, 4.into()).unwrap();
         assert!((0..4).all(|place| all.used_at(place.into(), layer) == [place; 4]));
         let json = serde_json::to_value(&pairs).unwrap();
         assert_eq!(serde_json::from_value::<ExpertCopies>(json).unwrap(), pairs);
         for size in [0, 3, 8] {
-            let error = ExpertCopies::in_domains(&placement, size).unwrap_err().to_string();
+            let error = ExpertCopies::in_domains(&placement, size.into()).unwrap_err().to_string();
             assert!(error.contains("domains"), "{error}");
         }
     }

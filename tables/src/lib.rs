@@ -15,6 +15,7 @@
 //! | `profile`, `profile_builder`, `profile_without` | how often each token activated each expert |
 //! | `profile_writer` | profiles of any size, written row by row |
 //! | `placement` | which group holds which expert |
+//! | `copies`, `domains` | which copy of an expert is used where; groups that hold each other's experts |
 //! | `tables`, `tables_builder`, `attention` | what the solver hands to gateways and workers |
 //! | `arrays` | integers in safetensors files of other programs |
 //! | `embeddings` | the input embeddings of a checkpoint |
@@ -35,6 +36,7 @@ mod arrays;
 mod attention;
 mod container;
 mod copies;
+mod domains;
 mod embeddings;
 mod error;
 mod even;
@@ -64,6 +66,7 @@ pub use arrays::{Array, Arrays};
 pub use attention::{Attention, GroupLabels, MAX_LABELS, NO_GROUP, TpParts};
 pub use container::{directory_of, write_atomically};
 pub use copies::ExpertCopies;
+pub use domains::Domains;
 pub use embeddings::{Embeddings, EmbeddingsError};
 pub use error::FormatError;
 pub use even::{EvenGroups, PlacedBy};

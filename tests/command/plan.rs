@@ -123,9 +123,21 @@ fn a_plan_is_loaded_by_the_worker_or_refused() {
         });
         plan.to_string()
     };
+    let domains = |text: &str| {
+        let mut plan: serde_json::Value = serde_json::from_str(&layout(1, 2, 1, 2)).expect("JSON");
+        plan["chosen"]["domains"] = text.into();
+        plan.to_string()
+    };
     let cases = [
         ("world", layout(1, 4, 1, 4), "is for 4 ranks, --world is 2"),
-        ("nested", layout(2, 2, 1, 4), "the worker does not run TP2+DP2, EP4"),
+        ("domains", domains("3"), "the worker does not run DP2, EP2: its expert domains of 3 do not divide 2 ranks"),
+        ("levels", domains("2:1"), "expected N, or sizes of at most 8 levels"),
+        ("nested", layout(2, 2, 1, 4), "is for 4 ranks, --world is 2"),
+        (
+            "stages",
+            layout(1, 2, 1, 2).replace("\"pipeline\":1", "\"pipeline\":2"),
+            "the worker does not run DP2, EP2 PP2: it has no pipeline stages",
+        ),
         (
             "version",
             good.replace(&format!("\"version\":\"{}", env!("CARGO_PKG_VERSION")), "\"version\":\"9"),

@@ -14,6 +14,7 @@
 
 mod cast;
 mod group;
+mod grouped;
 mod hybrid;
 mod lockstep;
 mod memory;
@@ -27,6 +28,7 @@ use crate::split::RowSplit;
 
 pub use cast::CastCollectives;
 pub use group::{GroupLink, LevelBytes, UnitLink};
+pub use grouped::GroupedCollectives;
 pub use hybrid::{HybridCollectives, MAX_CHUNKS, Stage, StageName, StageObserver, Unobserved, hybrid_bytes};
 pub use lockstep::{Exchange, Lockstep, MAX_MESSAGE_BYTES, UnitError, Wake, Waker};
 pub use memory::{Half, PeerRows, PrivateMemory, RowMemory, SharedRows};

@@ -17,5 +17,5 @@ mod stream;
 mod topology;
 
 pub use simulate::{Centre, Outcome, simulate};
-pub use stream::{Choice, HybridLevel, Stream, Use, best_domains, compressed_weights};
+pub use stream::{Choice, HybridLevel, Stream, Use, best_domains, compressed_weights, domain_choices};
 pub use topology::{Exchange, Frequency, Topology, frequency};

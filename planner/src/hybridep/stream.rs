@@ -111,13 +111,24 @@ pub struct Choice {
     pub expert_bytes: f64,
 }
 
-/// The fastest sizes of domains over all levels. A GPU gathers from the outermost level inwards: at level l it
-/// receives the experts that its peers have gathered outside, `P_E x prod(S_j, j < l) x (S_l - 1)` bytes, and sends
-/// `D (1 - S_l / SF_l)` of its data, twice. `stream` gives everything but workers and bandwidth.
+/// The fastest sizes of domains over all levels: of [`domain_choices`].
+///
+/// # Errors
+/// As there.
+pub fn best_domains(stream: &Stream, levels: &[HybridLevel], used: Use) -> Result<Choice, PlanError> {
+    let mut choices = domain_choices(stream, levels, used)?;
+    choices.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    // There is at least that of no domains.
+    Ok(choices.swap_remove(0))
+}
+
+/// All sizes of domains over all levels that fit the memory, and none. A GPU gathers from the outermost level inwards:
+/// at level l it receives the experts that its peers have gathered outside, `P_E x prod(S_j, j < l) x (S_l - 1)` bytes,
+/// and sends `D (1 - S_l / SF_l)` of its data, twice. `stream` gives everything but workers and bandwidth.
 ///
 /// # Errors
 /// [`PlanError::Value`] about impossible values of `stream` or of a level.
-pub fn best_domains(stream: &Stream, levels: &[HybridLevel], used: Use) -> Result<Choice, PlanError> {
+pub fn domain_choices(stream: &Stream, levels: &[HybridLevel], used: Use) -> Result<Vec<Choice>, PlanError> {
     let workers: u64 = levels.iter().map(|level| level.workers).product();
     Stream { workers, bytes_per_second: 1.0, ..*stream }.check()?;
     for level in levels {
@@ -132,9 +143,8 @@ pub fn best_domains(stream: &Stream, levels: &[HybridLevel], used: Use) -> Resul
         Use::Resident { memory, layers } => choice.expert_bytes * layers as f64 <= memory,
         Use::Streamed => true,
     };
-    let choices = combinations(levels).into_iter().map(choice).filter(fits);
-    let best = choices.min_by(|a, b| a.seconds.total_cmp(&b.seconds));
-    Ok(best.unwrap_or_else(|| choice(vec![1; levels.len()])))
+    let is_none = |choice: &Choice| choice.domains.iter().all(|size| *size == 1);
+    Ok(combinations(levels).into_iter().map(choice).filter(|choice| is_none(choice) || fits(choice)).collect())
 }
 
 fn layer_seconds(stream: &Stream, levels: &[HybridLevel], domains: &[u64], used: Use) -> f64 {

@@ -6,7 +6,7 @@ use semmoe_planner::layout::Layout;
 use semmoe_planner::search::Candidate;
 use semmoe_planner::shape::ModelShape;
 use semmoe_planner::step::Constants;
-use semmoe_tables::Attention;
+use semmoe_tables::{Attention, Domains};
 use semmoe_worker::{ExpertLayout, WireType};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -31,6 +31,9 @@ pub(crate) struct Chosen {
     units: u64,
     /// Of each unit.
     layout: Layout,
+    /// Expert domains.
+    #[serde(default)]
+    domains: Domains,
     /// Bytes of an element on its way between ranks.
     element_bytes: f64,
 }
@@ -46,7 +49,9 @@ struct Document {
 pub(crate) struct UnitPlan {
     pub(crate) ranks: u16,
     pub(crate) attention: Attention,
+    pub(crate) attention_groups: u16,
     pub(crate) experts: ExpertLayout,
+    pub(crate) domains: Domains,
     pub(crate) wire: WireType,
 }
 
@@ -57,8 +62,15 @@ impl Chosen {
             model: identity(shape)?,
             units: best.units,
             layout: best.layout,
+            domains: Domains::NONE,
             element_bytes: constants.dispatch_bytes.max(constants.combine_bytes),
         })
+    }
+
+    /// With expert domains, as `--domains` takes them, if there are any.
+    pub(crate) fn with_domains(self, domains: Option<&str>) -> Result<Self, CliError> {
+        let domains = domains.map_or(Ok(Domains::NONE), str::parse).map_err(CliError::failed)?;
+        Ok(Self { domains, ..self })
     }
 
     /// Reads what `semmoe plan --json` wrote for the model in `folder`.
@@ -105,10 +117,10 @@ impl Chosen {
         if pipeline > 1 {
             return Err(refuse(format!("it has no pipeline stages, the plan has {pipeline}")));
         }
-        let attention = match (attention_tp, attention_dp) {
-            (1, _) => Attention::Dp,
-            (_, 1) => Attention::Tp,
-            _ => return Err(refuse("its attention is all DP or all TP, not TP inside DP groups".to_owned())),
+        // Both are at most 1024.
+        let (attention, attention_groups) = match (attention_tp, attention_dp) {
+            (1, _) => (Attention::Dp, 1),
+            (_, groups) => (Attention::Tp, groups as u16),
         };
         let experts = match (expert_tp, expert_ep) {
             (1, _) => "ep".to_owned(),
@@ -122,9 +134,13 @@ impl Chosen {
                 return Err(refuse(format!("rows have elements of 4 bytes (f32) or 2 (bf16), planned are {other}")));
             }
         };
-        let experts = experts.parse().map_err(CliError::input)?;
         let ranks = u16::try_from(ranks).map_err(|_| refuse(format!("{ranks} ranks are too many")))?;
-        Ok(UnitPlan { ranks, attention, experts, wire })
+        let experts = experts.parse().map_err(CliError::input)?;
+        let domains = self.domains;
+        if !domains.divide(ranks) {
+            return Err(refuse(format!("its expert domains of {domains} do not divide {ranks} ranks")));
+        }
+        Ok(UnitPlan { ranks, attention, attention_groups, experts, domains, wire })
     }
 
     /// Units side by side.
@@ -167,14 +183,19 @@ mod tests {
             model: Value::Null,
             units: 1,
             layout: Layout { pipeline, attention_tp, attention_dp, expert_tp, expert_ep },
+            domains: Domains::NONE,
             element_bytes: 4.0,
         }
     }
 
-    /// MixServe's three cases: as many attention groups as expert groups, more, and fewer.
+    /// MixServe's three cases: as many attention groups as expert groups, more, and fewer; each with TP of attention
+    /// or without.
     #[test]
     fn the_workers_layouts_are_found_by_their_degrees() {
         for (layout, attention, experts) in [
+            ([1, 2, 2, 2, 2], Attention::Tp, "hybrid:2x2"),
+            ([1, 2, 2, 4, 1], Attention::Tp, "tp"),
+            ([1, 2, 2, 1, 4], Attention::Tp, "ep"),
             ([1, 1, 4, 1, 4], Attention::Dp, "ep"),
             ([1, 1, 4, 4, 1], Attention::Dp, "tp"),
             ([1, 1, 4, 2, 2], Attention::Dp, "hybrid:2x2"),
@@ -185,6 +206,7 @@ mod tests {
         ] {
             let unit = chosen(layout).unit().unwrap();
             let ranks = (layout[1] * layout[2]) as u16;
+            assert_eq!(unit.attention_groups, if attention == Attention::Tp { layout[2] as u16 } else { 1 });
             assert_eq!((unit.ranks, unit.attention, unit.experts.to_string().as_str()), (ranks, attention, experts));
         }
     }
@@ -193,12 +215,11 @@ mod tests {
     fn what_the_worker_lacks_is_refused_by_name() {
         for (layout, message) in [
             ([2, 1, 2, 1, 2], "the worker does not run DP2, EP2 PP2: it has no pipeline stages, the plan has 2"),
-            ([1, 2, 2, 1, 4], "the worker does not run TP2+DP2, EP4: its attention is all DP or all TP"),
             ([1, 1, 4, 1, 2], "attention is on 4 ranks and experts on 2"),
             ([1, 0, 4, 1, 4], "is not in 1 to 1024"),
             ([1, u64::MAX, u64::MAX, 1, 4], "is not in 1 to 1024"),
             ([1, 1, 1024, 1024, 1], ""),
-            ([1, 1024, 1024, 1024, 1024], "not TP inside DP groups"),
+            ([1, 1024, 1024, 1024, 1024], "1048576 ranks are too many"),
         ] {
             let outcome = chosen(layout).unit();
             match message {
@@ -211,5 +232,9 @@ mod tests {
         }
         let error = Chosen { element_bytes: 1.0, ..chosen([1, 1, 2, 1, 2]) }.unit().unwrap_err().to_string();
         assert!(error.contains("planned are 1"), "{error}");
+        let domains = |text| chosen([1, 1, 4, 1, 4]).with_domains(Some(text)).and_then(|chosen| chosen.unit());
+        assert_eq!(domains("2:1/2").unwrap().domains.to_string(), "2:1/2");
+        let error = domains("3").unwrap_err().to_string();
+        assert_eq!(error, "the worker does not run DP4, EP4: its expert domains of 3 do not divide 4 ranks");
     }
 }

@@ -147,9 +147,10 @@ impl Engine {
         self.together.get_or_insert_default()
     }
 
-    /// Whether this rank reports and counts events of sequences: with attention tp all ranks see the same ones.
+    /// Whether this rank reports and counts events of sequences: with attention tp all ranks of a group see the same
+    /// ones.
     pub(super) fn is_leader(&self) -> bool {
-        self.together.is_none() || self.ep.rank().get() == 0
+        self.together.is_none() || self.ep.attention_place() == 0
     }
 
     fn take_orders(&mut self) -> Result<Option<EngineEnd>, UnitError> {
@@ -213,7 +214,8 @@ impl Engine {
             }
             let cached_tokens = u32::try_from(kv.len()).unwrap_or(u32::MAX);
             self.events.push((request.id, SequenceEvent::Begun { cached_tokens }));
-            self.running.push(Sequence::new(request, kv, self.admitted % self.ep.world()));
+            let group = self.ep.attention_group();
+            self.running.push(Sequence::new(request, kv, group.start + self.admitted % group.len()));
             self.admitted = self.admitted.wrapping_add(1);
         }
     }

@@ -134,6 +134,9 @@ impl Engine {
 
     /// Why this rank cannot take part, if it cannot.
     fn refusal(&self, to: &SwitchTo) -> Option<String> {
+        if self.ep.attention_group().len() < self.ep.world() {
+            return Some("its attention is in groups of ranks, which are not switched".to_owned());
+        }
         if to.turns_attention {
             let Some(attention) = self.model.other_attention() else {
                 return Some(format!("it has the weights of attention {} alone", self.model.attention()));

@@ -2,6 +2,9 @@
 //! orders at the same place between two steps (from rank 0, in the sync before a step) and the same tokens (each chosen
 //! by the sequence's own rank, in the next sync). Everything else follows from these: admission, pages, batches, ends.
 //!
+//! Where attention is in groups, that is so in each group, whose first rank takes the place of rank 0. All ranks take
+//! part in each sync and in the step after it, groups without sequences with an empty one: their experts serve all.
+//!
 //! Agreement is checked: a batch's digest goes with each sync, as do the ids of the tokens' sequences.
 
 use std::collections::{HashMap, VecDeque};
@@ -108,7 +111,8 @@ impl Engine {
             self.admit();
             self.flush();
             self.arrive()?;
-            if !self.running.is_empty() {
+            let has_groups = self.ep.attention_group().len() < self.ep.world();
+            if has_groups || !self.running.is_empty() {
                 self.step()?;
             }
         }
@@ -152,18 +156,24 @@ impl Engine {
         }
         self.together().message = message;
         told[me] = own;
-        for (rank, told) in told.iter().enumerate() {
+        let group = self.ep.attention_group();
+        for (rank, told) in told.iter_mut().enumerate() {
+            if !group.contains(&rank) {
+                (told.digest, told.chosen) = (digest, Vec::new());
+            }
             if (told.steps, told.digest) != (steps, digest) {
                 let detail = format!("it took another batch through step {steps}, or is at step {}", told.steps);
                 return Err(UnitError::protocol(rank, detail));
             }
-            if rank != 0 && !told.orders.is_empty() {
+            if !rank.is_multiple_of(group.len()) && !told.orders.is_empty() {
                 return Err(UnitError::protocol(rank, "it gave orders, which is rank 0's"));
             }
         }
-        let orders = std::mem::take(&mut told[0].orders);
+        // All groups end together, with the first that gets the order.
+        let stop = told.iter().any(|told| told.orders.contains(&ToRank::Stop));
+        let orders = std::mem::take(&mut told[group.start].orders);
         self.take_tokens(told)?;
-        self.obey(orders)
+        Ok(self.obey(orders)? || stop)
     }
 
     /// Gives every sequence of the last batch its token.

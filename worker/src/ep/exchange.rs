@@ -1,5 +1,6 @@
 //! One rank's part in the unit: its MoE layers and attention tp's collectives, counted and timed.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -78,6 +79,8 @@ pub struct ExpertParallel {
     layers: Vec<LayerHosts>,
     /// `[W]`: the ranks of this rank's node, itself among them.
     near: Vec<bool>,
+    /// The ranks that share attention's rows.
+    attention_group: Range<usize>,
     stages: Option<StageLog>,
     counters: Arc<Counters>,
     plan: DispatchPlan,
@@ -122,6 +125,7 @@ impl ExpertParallel {
             timings: Timings::new(spread.copies.layers()),
             layers: LayerHosts::of_spread(&spread, RankId::new(unit.rank() as u16)),
             near: (0..world).map(|peer| peer == unit.rank()).collect(),
+            attention_group: 0..world,
             stages: None,
             unit,
             spread,
@@ -138,6 +142,15 @@ impl ExpertParallel {
     #[must_use]
     pub fn with_neighbours(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
         ranks.into_iter().for_each(|rank| self.near[rank] = true);
+        self
+    }
+
+    /// Of a unit with attention tp in so many groups ([`ExpertLayout::join_grouped`]), which divide its ranks.
+    #[must_use]
+    pub fn with_attention_groups(mut self, groups: usize) -> Self {
+        let (rank, ranks) = (self.unit.rank(), self.world() / groups);
+        let first = rank / ranks * ranks;
+        self.attention_group = first..first + ranks;
         self
     }
 
@@ -158,6 +171,16 @@ impl ExpertParallel {
     #[must_use]
     pub fn world(&self) -> usize {
         self.unit.world()
+    }
+
+    /// The ranks that have the same rows with attention tp: all, or one of several groups.
+    pub(crate) fn attention_group(&self) -> Range<usize> {
+        self.attention_group.clone()
+    }
+
+    /// This rank's place in its attention group.
+    pub(crate) fn attention_place(&self) -> usize {
+        self.unit.rank() - self.attention_group.start
     }
 
     /// Where the experts are.
@@ -230,7 +253,8 @@ impl ExpertParallel {
     /// # Errors
     /// A rank failed.
     pub(crate) fn tell_all(&mut self, message: &[u8]) -> Result<&[Vec<u8>], UnitError> {
-        self.count_collective(Collective::Sync, |_| message.len());
+        let bytes = (self.world() - 1) * message.len();
+        self.counters.add_collective(Collective::Sync, bytes as u64);
         for to in &mut self.outgoing {
             to.clear();
             to.extend_from_slice(message);
@@ -274,7 +298,7 @@ impl ExpertParallel {
         split: RowSplit<'_>,
         out: AllRows<'_, f32>,
     ) -> Result<(), UnitError> {
-        let rows = split.positions(self.unit.rank()).len();
+        let rows = split.positions(self.attention_place()).len();
         self.count_collective(Collective::Allgather, |_| {
             split_bytes(self.unit.dtype(), rows, own.hidden, own.labels.len())
         });
@@ -373,10 +397,10 @@ impl ExpertParallel {
         }
     }
 
-    /// Counts the bytes that this rank is about to send in one collective.
+    /// Counts the bytes that this rank is about to send in one collective of its attention group.
     fn count_collective(&self, collective: Collective, bytes_to: impl Fn(usize) -> usize) {
-        let me = self.unit.rank();
-        let bytes: usize = (0..self.world()).filter(|&peer| peer != me).map(bytes_to).sum();
+        let me = self.attention_place();
+        let bytes: usize = (0..self.attention_group.len()).filter(|&peer| peer != me).map(bytes_to).sum();
         self.counters.add_collective(collective, bytes as u64);
     }
 }

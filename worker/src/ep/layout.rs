@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::{
-    Collectives, HybridCollectives, Lockstep, MAX_CHUNKS, PrivateMemory, RowCollectives, RowMemory, StageObserver,
-    UnitError, UnitLink, Unobserved,
+    Collectives, GroupedCollectives, HybridCollectives, Lockstep, MAX_CHUNKS, PrivateMemory, RowCollectives, RowMemory,
+    StageObserver, UnitError, UnitLink, Unobserved,
 };
 use serde::{Deserialize, Serialize};
 
@@ -164,6 +164,26 @@ impl ExpertLayout {
                 Box::new(HybridCollectives::unfused(link, unit, inside).observed_by(observer))
             }
         })
+    }
+
+    /// The same where attention is in so many groups of neighbouring ranks, whose rows are summed and gathered in
+    /// messages.
+    ///
+    /// # Errors
+    /// As [`ExpertLayout::join`]; groups that do not divide the ranks.
+    pub fn join_grouped<T: Element>(
+        self,
+        groups: usize,
+        link: impl Lockstep + 'static,
+        memory: impl RowMemory<T> + 'static,
+        observer: Box<dyn StageObserver + Send>,
+    ) -> Result<Box<dyn Collectives<T>>, UnitError> {
+        if groups == 1 {
+            return self.join_observed(link, memory, observer);
+        }
+        let link = UnitLink::join(link, groups)?;
+        let unit = self.join_observed(link.clone(), memory, observer)?;
+        Ok(Box::new(GroupedCollectives::new(link, unit)))
     }
 }
 

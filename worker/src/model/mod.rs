@@ -199,6 +199,23 @@ impl Model {
         })
     }
 
+    /// The same in groups of `ranks` neighbours, each with sequences of its own and rows in even parts.
+    ///
+    /// # Errors
+    /// As [`Model::load_tp`].
+    pub fn load_groups(
+        model_dir: &Path,
+        rank: RankId,
+        placement: impl Into<ExpertCopies>,
+        experts: impl Into<ExpertRoom>,
+        ranks: usize,
+    ) -> Result<Self, ModelError> {
+        Self::load_divided(model_dir, rank, placement, experts, |config, at| {
+            let place = Place { rank: at.rank % ranks, world: ranks };
+            Ok((Division::of_heads(config, place, None)?, None))
+        })
+    }
+
     /// `divide` gives how attention is divided, and how it may be.
     fn load_divided(
         model_dir: &Path,
@@ -307,8 +324,8 @@ impl Model {
             probe,
         };
         forward.run(items)?;
-        // With attention tp all ranks have the same tokens: they are counted once.
-        let counts = self.division.rows.is_none() || ep.rank().get() == 0;
+        // With attention tp the ranks of a group have the same tokens: they are counted once.
+        let counts = self.division.rows.is_none() || ep.attention_place() == 0;
         for (item, rows) in items.iter_mut().zip(self.out.offsets.windows(2)) {
             let width = self.out.route_width;
             item.kv.commit(item.tokens, &self.out.routes[rows[0] * width..rows[1] * width]);

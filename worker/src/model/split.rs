@@ -37,7 +37,7 @@ impl Forward<'_> {
     /// Leaves this rank's rows of the residual stream, with the attention's sums added, and their norm.
     fn scatter(&mut self, block: &Block) -> Result<(), UnitError> {
         let Some(plan) = self.rows.as_deref_mut() else { return Ok(()) };
-        let (hidden, me) = (self.config.hidden, self.ep.rank().index());
+        let (hidden, me) = (self.config.hidden, self.ep.attention_place());
         let Scratch { residual, normed, phases, split: own, .. } = &mut *self.scratch;
         let layer = moe_layer(block);
         let input = PlanInput { tokens: &own.tokens, routes: &self.out.routes, top_k: self.config.top_k };

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use semmoe_tables::Attention;
+use semmoe_tables::{Attention, Domains};
 use serde::Serialize;
 
 use super::cpus::CpuList;
@@ -51,9 +51,8 @@ pub struct WorkerConfig {
     pub rendezvous: SocketAddr,
     /// How experts are divided among ranks.
     pub experts: ExpertLayout,
-    /// Expert domains: with whole experts and without tables, each of so many neighbouring ranks holds the experts of
-    /// all of them.
-    pub domains: u16,
+    /// Expert domains: with whole experts and without tables, each rank holds the experts of all ranks of its domain.
+    pub domains: Domains,
     /// Nodes of the unit, neighbouring ranks on each, for counts by level; without it a node is the ranks that share
     /// memory. Hybrid experts have their own.
     pub nodes: Option<u16>,
@@ -84,7 +83,9 @@ pub struct WorkerConfig {
     pub tables: Option<PathBuf>,
     /// How attention is parallel: each rank its own sequences, or every rank some heads of all of them.
     pub attention: Attention,
-    /// Whether that may change while the unit serves: ranks then keep the weights of both.
+    /// With attention tp: groups of neighbouring ranks, each of which has sequences of its own.
+    pub attention_groups: u16,
+    /// Whether attention may change while the unit serves: ranks then keep the weights of both.
     pub both_attentions: bool,
     /// With attention tp: whether rows are shuffled to the ranks that the tables name, if there are tables.
     pub shuffle: bool,
@@ -124,7 +125,7 @@ impl WorkerConfig {
             world,
             rendezvous,
             experts: ExpertLayout::default(),
-            domains: 1,
+            domains: Domains::NONE,
             nodes: None,
             stages: None,
             expert_slots: None,
@@ -138,6 +139,7 @@ impl WorkerConfig {
             listen: None,
             tables: None,
             attention: Attention::Dp,
+            attention_groups: 1,
             both_attentions: false,
             shuffle: true,
             exit_on_stdin_eof: false,

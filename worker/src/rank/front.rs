@@ -57,6 +57,7 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     let placement_digest = prepared.identity.placement.clone();
     let unit = Unit::new(
         config.world,
+        config.attention_groups,
         UnitLayout { epoch: 0, attention: prepared.attention, spread, placement_digest },
         limits,
         Timeouts { step: config.collective_timeout, prepared: config.prepared_timeout },
@@ -74,7 +75,7 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
         model_dir: prepared.model_dir,
         transport,
         shuffles: prepared.shuffle.is_some(),
-        moves_experts: prepared.expert_memory.is_none(),
+        moves_experts: prepared.expert_memory.is_none() && config.attention_groups == 1,
         eos: prepared.eos,
         defaults: prepared.defaults,
         gate: Gate::new(config.admin_token.clone(), http_address),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use semmoe_kernels::NodeGrid;
-use semmoe_tables::{Attention, ExpertCopies, ModelInfo, Placement, RankId, Tables};
+use semmoe_tables::{Attention, Domains, ExpertCopies, ModelInfo, Placement, RankId, Tables};
 use semmoe_text::{ChatTemplate, TextError, Tokenizer};
 use serde::Deserialize;
 use serde_json::Value;
@@ -36,7 +36,9 @@ pub(super) struct Prepared {
     pub(super) template: Option<ChatTemplate>,
     pub(super) placement: ExpertCopies,
     pub(super) attention: Attention,
-    /// Whether that may change.
+    /// See [`WorkerConfig::attention_groups`].
+    pub(super) attention_groups: u16,
+    /// Whether attention may change.
     pub(super) both_attentions: bool,
     /// The tables that rows are shuffled by, with attention tp.
     pub(super) shuffle: Option<Arc<Tables>>,
@@ -76,6 +78,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     let model_dir = fs::canonicalize(&config.model_dir).map_err(ModelError::io(&config.model_dir))?;
     let model = ModelConfig::load(&model_dir)?;
     check_experts(config, &model)?;
+    check_attention_groups(config)?;
     let node = node(config)?;
     let tokenizer = tokenizer(&model_dir, &model)?;
     let template = template(&model_dir)?;
@@ -86,8 +89,10 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     let info = model.model_info(&name, Some(tokenizer.sha256().to_owned()));
     let share = |attention| match attention {
         Attention::Dp => Ok((attention, HeadShare::ALL)),
-        Attention::Tp => HeadShare::new(&model, RankId::new(config.rank).index(), usize::from(config.world))
-            .map(|share| (attention, share)),
+        Attention::Tp => {
+            let ranks = config.world / config.attention_groups;
+            HeadShare::new(&model, (config.rank % ranks).into(), ranks.into()).map(|share| (attention, share))
+        }
     };
     let shares = config.attentions().into_iter().map(share).collect::<Result<Vec<_>, _>>()?;
     let tables = tables(config, &info)?;
@@ -98,6 +103,10 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     let of = |attention| tables.clone().filter(|tables| tables.attention() == attention);
     let shuffle = of(Attention::Tp).filter(|_| config.shuffle);
     let affinity = of(Attention::Dp).filter(|_| config.both_attentions);
+    let mut attention = config.attentions().iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    if config.attention_groups > 1 {
+        attention.push_str(&format!(" in {} groups", config.attention_groups));
+    }
     let identity = Identity {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         world: config.world,
@@ -108,7 +117,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         expert_slots: config.expert_slots,
         transport: config.transport,
         wire: config.wire,
-        attention: config.attentions().iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+        attention,
         shuffle: shuffle.as_ref().map_or_else(String::new, |tables| tables.digest().to_owned()),
     };
     let neutral = Defaults::NEUTRAL;
@@ -127,6 +136,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         template,
         placement,
         attention: config.attention,
+        attention_groups: config.attention_groups,
         both_attentions: config.both_attentions,
         shuffle,
         affinity,
@@ -176,43 +186,58 @@ fn placement(
             let divided = |source| WorkerError::Placement { source };
             let placement = Placement::contiguous(info.layers(), info.num_experts, hosts).map_err(divided)?;
             let digest = placement.digest();
-            match config.domains {
-                1 => Ok((ExpertCopies::from(&placement), digest)),
-                size => {
-                    let copies = ExpertCopies::in_domains(&placement, size).map_err(divided)?;
-                    Ok((copies, format!("{digest}, domains of {size}")))
-                }
-            }
+            let (copies, domains) = (ExpertCopies::in_domains(&placement, config.domains), config.domains);
+            let digest = if domains.size() == 1 { digest } else { format!("{digest}, domains of {domains}") };
+            Ok((copies.map_err(divided)?, digest))
         }
+    }
+}
+
+/// Whether attention can be in as many groups.
+fn check_attention_groups(config: &WorkerConfig) -> Result<(), WorkerError> {
+    let (groups, world) = (config.attention_groups, config.world);
+    let refused = |detail: &str| Err(WorkerError::arguments(format!("{groups} attention groups {detail}")));
+    if groups == 1 {
+        return Ok(());
+    }
+    if config.attention != Attention::Tp || config.both_attentions {
+        return refused("are for attention tp alone");
+    }
+    if groups == 0 || groups == world || !world.is_multiple_of(groups) {
+        return refused(&format!("of at least two ranks each do not divide the world of {world}"));
+    }
+    match &config.tables {
+        Some(path) => refused(&format!("take no tables, {} cannot be used", path.display())),
+        None => Ok(()),
     }
 }
 
 /// Whether this rank has room for the experts of its domain.
 fn check_domain(config: &WorkerConfig, model: &ModelConfig, available: Option<u64>) -> Result<(), WorkerError> {
     let refused = |detail: String| Err(WorkerError::arguments(detail));
-    let size = config.domains;
-    if size == 1 {
+    let (domains, size) = (config.domains, config.domains.size());
+    if domains == Domains::NONE {
         return Ok(());
     }
     if let Some(path) = &config.tables {
         let path = path.display();
         return refused(format!(
-            "expert domains of {size} ranks and the tables in {path} both say where experts are: give one of them"
+            "expert domains of {domains} ranks and the tables in {path} both say where experts are: give one of them"
         ));
     }
     if config.experts != ExpertLayout::Ep {
         return refused(format!("expert domains are for experts ep, this unit has experts {}", config.experts));
     }
-    if size == 0 || !config.world.is_multiple_of(size) {
-        return refused(format!("expert domains of {size} ranks do not divide the world of {}", config.world));
+    if !domains.divide(config.world) {
+        return refused(format!("expert domains of {domains} ranks do not divide the world of {}", config.world));
     }
     // Two bytes of a weight are the least that a checkpoint has.
     let expert_bytes = 2 * 3 * model.hidden as u64 * model.expert_width as u64;
-    let experts = model.num_moe_layers() as u64 * model.num_experts as u64 * u64::from(size) / u64::from(config.world);
+    let experts = model.num_moe_layers() as u64 * model.num_experts as u64 * size / u64::from(config.world);
     let bytes = experts.saturating_mul(expert_bytes);
     match available {
         Some(available) if bytes > available => refused(format!(
-            "the experts of a domain of {size} ranks take at least {bytes} bytes on each of them, of which {available} are available"
+            "the experts of a domain of {domains} ranks take at least {bytes} bytes on each of them, of which {available} are available"
         )),
         _ => Ok(()),
     }
@@ -398,7 +423,7 @@ mod tests {
         let dir = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/tiny-qwen3moe-15m"));
         let model = ModelConfig::load(dir).unwrap();
         let mut config = WorkerConfig::new(dir.to_owned(), 0, 4, ([127, 0, 0, 1], 0).into());
-        config.domains = 2;
+        config.domains = 2.into();
         // 7 layers of 16 experts, 3 matrices of 256 x 64 in bf16.
         let bytes = 7 * 16 * 3 * 256 * 64 * 2;
         for available in [None, Some(bytes)] {

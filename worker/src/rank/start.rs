@@ -66,6 +66,7 @@ pub(super) fn connect(
     collective_timeout: Duration,
 ) -> Result<Connected, WorkerError> {
     let (transport, wire, experts) = (ends.transport(), prepared.identity.wire, prepared.identity.experts);
+    let groups = usize::from(prepared.attention_groups);
     let stages = prepared.stages.clone();
     let node: Vec<usize> = match (&prepared.node, &ends.memory) {
         (Some(node), _) => node.clone().collect(),
@@ -75,15 +76,16 @@ pub(super) fn connect(
     let log = stages.as_ref().map(|file| file.log.clone());
     let near = ends.memory.as_ref().map(|shared| shared.ranks.clone()).unwrap_or_default();
     let unit = match wire {
-        WireType::F32 => ends.join(rank.index(), experts, collective_timeout, log).map(WireRows::f32),
-        WireType::Bf16 => ends.join(rank.index(), experts, collective_timeout, log).map(WireRows::bf16),
+        WireType::F32 => ends.join(rank.index(), experts, groups, collective_timeout, log).map(WireRows::f32),
+        WireType::Bf16 => ends.join(rank.index(), experts, groups, collective_timeout, log).map(WireRows::bf16),
     };
     let unit = unit.map_err(|source| WorkerError::Runtime { source })?;
     tracing::info!(%rank, transport, %wire, "the rank is connected");
     let counters = Arc::new(Counters::new(prepared.model.num_moe_layers()));
     let mut ep = ExpertParallel::over(unit, &prepared.placement, experts, counters)
         .map_err(WorkerError::arguments)?
-        .with_neighbours(node);
+        .with_neighbours(node)
+        .with_attention_groups(groups);
     if let Some(file) = &stages {
         ep = ep.with_stages(file.log.clone());
     }
@@ -114,6 +116,7 @@ impl Ends {
         self,
         rank: usize,
         experts: ExpertLayout,
+        groups: usize,
         limit: Duration,
         stages: Option<StageLog>,
     ) -> io::Result<Box<dyn Collectives<T>>> {
@@ -123,17 +126,19 @@ impl Ends {
             None => Box::new(Unobserved),
         };
         let unit = match self.memory {
-            _ if self.data.len() == 1 => experts.join_observed(LocalTransport::mesh(1).remove(0), private(), observer),
+            _ if self.data.len() == 1 => {
+                experts.join_grouped(groups, LocalTransport::mesh(1).remove(0), private(), observer)
+            }
             Some(shared) if shared.ranks.len() == self.data.len() => {
                 let (link, rows) = ShmTransport::new(rank, shared.memory, self.data, limit)?;
-                experts.join_observed(link, rows, observer)
+                experts.join_grouped(groups, link, rows, observer)
             }
             // A rank that also waits for ranks of other hosts waits for sockets.
             Some(shared) => {
                 let rows = Arc::new(shared.memory).rows(rank, &shared.ranks, self.data.len());
-                experts.join_observed(TcpTransport::new(rank, self.data, limit)?, rows, observer)
+                experts.join_grouped(groups, TcpTransport::new(rank, self.data, limit)?, rows, observer)
             }
-            None => experts.join_observed(TcpTransport::new(rank, self.data, limit)?, private(), observer),
+            None => experts.join_grouped(groups, TcpTransport::new(rank, self.data, limit)?, private(), observer),
         };
         unit.map_err(io::Error::other)
     }
@@ -159,6 +164,10 @@ impl Connected {
                 Model::load_both(dir, rank, placement, experts, (start, prepared.shuffle.clone()))?
             }
             Attention::Dp => Model::load_experts(dir, rank, placement, experts)?,
+            Attention::Tp if prepared.attention_groups > 1 => {
+                let ranks = usize::from(prepared.identity.world / prepared.attention_groups);
+                Model::load_groups(dir, rank, placement, experts, ranks)?
+            }
             Attention::Tp => Model::load_tp(dir, rank, placement, experts, prepared.shuffle.clone())?,
         };
         model.share_experts(&self.near);

@@ -88,8 +88,7 @@ pub(super) async fn flush_cache(State(app): State<Arc<App>>) -> Result<Json<Valu
     app.check_alive()?;
     app.unit.broadcast(&ToRank::Flush);
     // Orders are taken in turn: a rank that reports its counts has flushed.
-    let replicas = usize::from(app.unit.replicas());
-    let left: u64 = app.unit.stats().await.iter().take(replicas).map(|stats| stats.kv.cached).sum();
+    let left: u64 = app.unit.by_replica(app.unit.stats().await).map(|stats| stats.kv.cached).sum();
     Ok(Json(json!({"status": "ok", "cached_pages": left})))
 }
 

@@ -116,7 +116,7 @@ impl App {
 
     fn engine_info(&self, layout: &UnitLayout) -> ServerInfo {
         let world = self.unit.world();
-        let replicas = if layout.attention == Attention::Dp { world } else { 1 };
+        let replicas = self.unit.replicas();
         let info = self.model.model_info(&self.name, Some(self.tokenizer.sha256().to_owned()));
         ServerInfo {
             model_path: Some(self.model_dir.display().to_string()),
@@ -129,7 +129,7 @@ impl App {
                 ExpertLayout::Tp => 1,
                 ExpertLayout::Hybrid(layout) => layout.nodes(),
             }),
-            enable_dp_attention: Some(layout.attention == Attention::Dp),
+            enable_dp_attention: Some(layout.attention == Attention::Dp || replicas > 1),
             enable_eplb: Some(false),
             disable_radix_cache: Some(!self.unit.limits().prefix_reuse),
             enable_return_routed_experts: Some(true),

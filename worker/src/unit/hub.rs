@@ -91,6 +91,8 @@ struct Shared {
 pub(super) struct State {
     /// By rank; empty before the ranks have come and after the links were closed.
     pub(super) ports: Vec<Port>,
+    /// Groups of ranks with sequences of their own, while attention is tp.
+    attention_groups: u16,
     pub(super) layout: Arc<UnitLayout>,
     /// One that has not ended.
     pub(super) switch: Option<Switch>,
@@ -116,10 +118,17 @@ pub(super) struct Entry {
 }
 
 impl Unit {
-    pub(crate) fn new(world: u16, layout: UnitLayout, limits: UnitLimits, timeouts: Timeouts) -> Self {
-        let state = State {
+    pub(crate) fn new(
+        world: u16,
+        attention_groups: u16,
+        layout: UnitLayout,
+        limits: UnitLimits,
+        timeouts: Timeouts,
+    ) -> Self {
+        let mut state = State {
             ports: Vec::new(),
-            in_flight: vec![0; usize::from(replicas(world, layout.attention))],
+            attention_groups,
+            in_flight: Vec::new(),
             layout: Arc::new(layout),
             switch: None,
             switches: SwitchHistory::default(),
@@ -130,6 +139,7 @@ impl Unit {
             tickets: HashMap::new(),
             last_stats: vec![RankStats::default(); usize::from(world)],
         };
+        state.in_flight = vec![0; state.replicas(world).into()];
         let status = watch::Sender::new(UnitStatus::default());
         let both_attentions = limits.kv_pages.are_both();
         Self(Arc::new(Shared { world, limits, timeouts, both_attentions, state: Mutex::new(state), status }))
@@ -145,14 +155,16 @@ impl Unit {
         self.0.world
     }
 
-    /// How attention is parallel.
-    pub(crate) fn attention(&self) -> Attention {
-        self.state().layout.attention
+    /// Replicas that run sequences: with attention tp all ranks are one, or those of a group, and the first speaks for
+    /// them.
+    pub(crate) fn replicas(&self) -> u16 {
+        self.state().replicas(self.0.world)
     }
 
-    /// Replicas that run sequences: with attention tp all ranks are one, and rank 0 speaks for them.
-    pub(crate) fn replicas(&self) -> u16 {
-        replicas(self.0.world, self.attention())
+    /// Of a list by rank, the items of the ranks that speak for a replica each.
+    pub(crate) fn by_replica<T>(&self, by_rank: Vec<T>) -> impl Iterator<Item = T> {
+        let state = self.state();
+        by_rank.into_iter().step_by(state.stride().into()).take(state.replicas(self.0.world).into())
     }
 
     /// Ranks that a sequence can be pinned to, in any layout that the unit may have.
@@ -354,15 +366,26 @@ impl Unit {
     }
 }
 
-/// Ranks that a sequence can be pinned to.
-pub(super) fn replicas(world: u16, attention: Attention) -> u16 {
-    match attention {
-        Attention::Dp => world,
-        Attention::Tp => 1,
-    }
-}
-
 impl State {
+    /// Replicas that a sequence can be pinned to.
+    pub(super) fn replicas(&self, world: u16) -> u16 {
+        match self.layout.attention {
+            Attention::Dp => world,
+            Attention::Tp => self.attention_groups,
+        }
+    }
+
+    /// Ranks from one replica's first to the next one's. Without groups the one replica may become one for each rank.
+    fn stride(&self) -> u16 {
+        let world = self.last_stats.len() as u16;
+        if self.attention_groups > 1 { world / self.attention_groups } else { 1 }
+    }
+
+    /// The rank that speaks for a replica.
+    pub(super) fn speaker(&self, replica: RankId) -> RankId {
+        RankId::new(replica.get() * self.stride())
+    }
+
     /// Never used again.
     pub(super) fn take_id(&mut self) -> u64 {
         let id = self.next_id;
@@ -378,21 +401,21 @@ impl State {
 
     /// See [`Unit::broadcast`].
     pub(super) fn broadcast(&mut self, world: u16, order: &ToRank) {
-        let all = match order {
-            ToRank::Abort { .. } | ToRank::Stats { .. } | ToRank::Switch { .. } => world,
+        let (all, stride) = match order {
+            ToRank::Abort { .. } | ToRank::Stats { .. } | ToRank::Switch { .. } => (world, 1),
             ToRank::Submit(_) | ToRank::Cancel { .. } | ToRank::Flush | ToRank::Stop => {
                 if let Some(passage) = self.passage() {
                     return passage.hold(order.clone());
                 }
-                replicas(world, self.layout.attention)
+                (self.replicas(world), self.stride())
             }
         };
-        self.ports.iter().take(usize::from(all)).for_each(|port| port.send(order.clone()));
+        self.ports.iter().step_by(stride.into()).take(all.into()).for_each(|port| port.send(order.clone()));
     }
 
     /// The replica that runs a sequence: the requested one, or the next in turn.
     pub(super) fn rank_for(&mut self, asked: Option<RankId>, world: u16) -> RankId {
-        let replicas = replicas(world, self.layout.attention);
+        let replicas = self.replicas(world);
         asked.filter(|_| replicas > 1).unwrap_or_else(|| {
             let rank = RankId::new(self.next_rank % replicas);
             self.next_rank = (rank.get() + 1) % replicas;
@@ -402,6 +425,7 @@ impl State {
 
     /// Passes events on; how many were the last of their sequence.
     pub(super) fn take_events(&mut self, rank: RankId, events: Events) -> usize {
+        let rank = RankId::new(rank.get() / self.stride());
         events.into_iter().map(|(id, event)| usize::from(self.take_event(rank, id, event))).sum()
     }
 

@@ -10,7 +10,7 @@ use std::sync::MutexGuard;
 
 use semmoe_tables::RankId;
 
-use super::hub::{State, Unit, replicas};
+use super::hub::{State, Unit};
 use super::switch::Switch;
 use crate::control::message::ToRank;
 use crate::engine::SequenceEvent;
@@ -74,18 +74,18 @@ impl State {
         self.switch.as_mut().and_then(Switch::passage)
     }
 
-    /// An order that concerns a sequence of the rank: it waits while ranks move.
+    /// An order that concerns a sequence of the replica: it waits while ranks move.
     pub(super) fn order(&mut self, rank: RankId, order: ToRank) {
         match self.passage() {
             Some(passage) => passage.hold(order),
-            None => self.send(rank, order),
+            None => self.send(self.speaker(rank), order),
         }
     }
 
     /// Sequences are on other ranks, as they report, where the layout has changed; those that no rank has yet go where
     /// new ones do.
     fn relocate(&mut self, world: u16, homes: &HashMap<u64, RankId>) {
-        let replicas = usize::from(replicas(world, self.layout.attention));
+        let replicas = usize::from(self.replicas(world));
         if self.in_flight.len() == replicas && homes.is_empty() {
             return;
         }

@@ -19,7 +19,7 @@ use semmoe_tables::RankId;
 use tokio::sync::mpsc;
 use tokio::time::{Instant as Deadline, timeout_at};
 
-use super::hub::{State, Unit, replicas};
+use super::hub::{State, Unit};
 use super::layout::{LayoutName, UnitLayout};
 use super::passage::Passage;
 use super::running::SubmitError;
@@ -292,7 +292,7 @@ impl Unit {
     fn order_move(&self, ticket: u64) -> Result<(), SwitchError> {
         let mut state = self.state();
         state.switch_of(ticket)?.phase = SwitchState::Moving;
-        let ranks = replicas(self.world(), state.layout.attention);
+        let ranks = state.replicas(self.world());
         (0..ranks).for_each(|rank| state.send(RankId::new(rank), ToRank::Switch { ticket, order: SwitchOrder::Move }));
         Ok(())
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::f16;
 use safetensors::SafeTensors;
-use semmoe_kernels::collectives::{Exchange, PrivateMemory};
+use semmoe_kernels::collectives::{Exchange, PrivateMemory, Unobserved};
 use semmoe_tables::{
     Attention, ExpertCopies, GroupId, LayerIdx, NO_GROUP, Placement, Provenance, RankId, Replicas, Tables,
     TablesBuilder, TpParts,
@@ -183,6 +183,23 @@ impl Rank {
         let placement = &placement.into();
         let model = Model::load_tp(model_dir, RankId::new(rank as u16), placement, experts, tables).unwrap();
         Self { rank, model, ep: join(transport, placement, experts) }
+    }
+
+    /// A rank of a unit with attention tp in so many groups.
+    pub(crate) fn grouped(
+        model_dir: &Path,
+        transport: Box<dyn Lockstep>,
+        placement: &ExpertCopies,
+        experts: ExpertLayout,
+        groups: usize,
+    ) -> Self {
+        let (rank, world) = (transport.rank(), transport.world());
+        let id = RankId::new(rank as u16);
+        let model = Model::load_groups(model_dir, id, placement, experts, world / groups).unwrap();
+        let joined = experts.join_grouped(groups, transport, PrivateMemory::new(rank), Box::new(Unobserved));
+        let counters = Arc::new(Counters::new(placement.layers()));
+        let ep = ExpertParallel::over(WireRows::f32(joined.unwrap()), placement.clone(), experts, counters).unwrap();
+        Self { rank, model, ep: ep.with_attention_groups(groups) }
     }
 
     pub(crate) fn alone() -> Self {

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use crate::common::{FIXTURES, contiguous, contiguous_of, fixture, fixture_prompts, golden, local_mesh, metered_mesh};
 use crate::support::Unit;
-use semmoe_tables::{ExpertCopies, LayerIdx};
+use semmoe_tables::{Domains, ExpertCopies, LayerIdx};
 use semmoe_worker::ep::LevelBytes;
 use semmoe_worker::model::ModelConfig;
 use semmoe_worker::{ExpertLayout, WorkerConfig, run};
@@ -20,26 +20,27 @@ fn every_family_gives_the_same_tokens_in_domains() {
     for name in FIXTURES {
         let (dir, config) = (fixture(name), ModelConfig::load(&fixture(name)).unwrap());
         let prompts = fixture_prompts(&dir);
-        for size in [2, 4] {
-            let copies = ExpertCopies::in_domains(&contiguous_of(&config, WORLD), size).unwrap();
+        for text in ["2", "2:1/2", "4"] {
+            let domains: Domains = text.parse().unwrap();
+            let copies = ExpertCopies::in_domains(&contiguous_of(&config, WORLD), domains).unwrap();
             common::on_ranks_of(&dir, local_mesh(WORLD), &copies, |mut rank| {
                 let mine = prompts.iter().skip(rank.rank).step_by(WORLD.into());
                 let (ids, greedy): (Vec<&[u32]>, Vec<&[u32]>) =
                     mine.map(|(ids, greedy)| (&ids[..], &greedy[..])).unzip();
                 let steps = prompts.iter().map(|(_, greedy)| greedy.len()).min().unwrap();
                 for (text, golden) in rank.greedy(&ids, steps).iter().zip(greedy) {
-                    assert_eq!(text[..], golden[..steps], "{name}, domains of {size}");
+                    assert_eq!(text[..], golden[..steps], "{name}, domains of {domains}");
                 }
                 let remote = rank.counted().total().activations.remote;
-                assert!(size < WORLD || remote == 0, "{remote} pairs left the one domain");
+                assert!(domains.size() < WORLD.into() || remote == 0, "{remote} pairs left the one domain");
             });
         }
     }
 }
 
-/// Bytes by level of a prompt on `rank`, in domains of `size` that are nodes, too, by the routing that Transformers
-/// recorded: a token goes once to each domain that has some of its experts.
-fn recorded(experts: &[Vec<Vec<u16>>], rank: u16, size: u16) -> LevelBytes {
+/// Bytes by level of a prompt on `rank`, in domains that are nodes, too, by the routing that Transformers recorded: a
+/// token goes once to each domain that has some of its experts. `domain_of` is by rank.
+fn recorded(experts: &[Vec<Vec<u16>>], rank: usize, domain_of: [u16; WORLD as usize]) -> LevelBytes {
     let (hidden, placement) = (common::config().hidden, contiguous(WORLD));
     let mut levels = LevelBytes::default();
     for (layer, tokens) in experts.iter().enumerate() {
@@ -48,14 +49,14 @@ fn recorded(experts: &[Vec<Vec<u16>>], rank: u16, size: u16) -> LevelBytes {
         for experts in tokens {
             let mut of_domains = BTreeMap::<u16, usize>::new();
             for expert in experts {
-                *of_domains.entry(groups[usize::from(*expert)] / size).or_default() += 1;
+                *of_domains.entry(domain_of[usize::from(groups[usize::from(*expert)])]).or_default() += 1;
             }
             for (domain, count) in of_domains {
                 *messages.entry(domain).or_insert(8) += (2 * 4 * hidden + 2 + 6 * count) as u64;
             }
         }
         for (domain, bytes) in messages {
-            *(if domain == rank / size { &mut levels.rank } else { &mut levels.other }) += bytes;
+            *(if domain == domain_of[rank] { &mut levels.rank } else { &mut levels.other }) += bytes;
         }
     }
     levels
@@ -65,27 +66,29 @@ fn recorded(experts: &[Vec<Vec<u16>>], rank: u16, size: u16) -> LevelBytes {
 fn what_leaves_a_domain_is_what_the_recorded_routing_says() {
     let golden = golden();
     let of_rank = |rank: usize| &golden[rank % golden.len()];
-    for size in [1, 2, 4] {
-        let copies = ExpertCopies::in_domains(&contiguous(WORLD), size).unwrap();
+    for (domains, domain_of) in
+        [("1", [0, 1, 2, 3]), ("2", [0, 0, 1, 1]), ("2:1/2", [0, 1, 0, 1]), ("1:2/2", [0, 0, 1, 1]), ("4", [0; 4])]
+    {
+        let copies = ExpertCopies::in_domains(&contiguous(WORLD), domains.parse().unwrap()).unwrap();
         let (transports, meters) = metered_mesh(WORLD);
         let counted = common::on_ranks(transports, &copies, |mut rank| {
-            let first = rank.rank / usize::from(size) * usize::from(size);
-            rank.ep = rank.ep.with_neighbours(first..first + usize::from(size));
+            let own = domain_of[rank.rank];
+            rank.ep = rank.ep.with_neighbours((0..domain_of.len()).filter(|&peer| domain_of[peer] == own));
             drop(rank.prefill(&of_rank(rank.rank).ids));
             rank.counted()
         });
         for (rank, counted) in counted.iter().enumerate() {
-            let expected = recorded(&of_rank(rank).experts, rank as u16, size);
-            assert_eq!(counted.levels, expected, "rank {rank}, domains of {size}");
+            let expected = recorded(&of_rank(rank).experts, rank, domain_of);
+            assert_eq!(counted.levels, expected, "rank {rank}, domains of {domains}");
         }
         let sent: u64 = meters.iter().map(|[sent, _]| sent.load(Ordering::Relaxed)).sum();
-        assert_eq!(sent, counted.iter().map(|counted| counted.levels.other).sum::<u64>(), "domains of {size}");
+        assert_eq!(sent, counted.iter().map(|counted| counted.levels.other).sum::<u64>(), "domains of {domains}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_unit_in_domains_serves_and_counts_by_level() {
-    let unit = Unit::start_with(WORLD, |config| (config.domains, config.nodes) = (2, Some(2)));
+    let unit = Unit::start_with(WORLD, |config| (config.domains, config.nodes) = (2.into(), Some(2)));
     for golden in support::golden() {
         let answer = unit.ok("/generate", &support::greedy(&golden["input_ids"], 16)).await;
         assert_eq!(answer["output_ids"], golden["greedy_16"]);
@@ -107,16 +110,16 @@ fn domains_that_cannot_be_are_refused_in_a_sentence() {
         assert_eq!(error.exit_code(), 2);
         error.to_string()
     };
-    for size in [0, 3, 8] {
-        let expected = format!("expert domains of {size} ranks do not divide the world of 4");
-        assert_eq!(refused(&|config| config.domains = size), expected);
+    for domains in ["0", "3", "8", "2:1/3", "1:2/8"] {
+        let expected = format!("expert domains of {domains} ranks do not divide the world of 4");
+        assert_eq!(refused(&|config| config.domains = domains.parse().unwrap()), expected);
     }
     assert_eq!(
-        refused(&|config| (config.domains, config.experts) = (2, ExpertLayout::Tp)),
+        refused(&|config| (config.domains, config.experts) = (2.into(), ExpertLayout::Tp)),
         "expert domains are for experts ep, this unit has experts tp"
     );
     assert_eq!(
-        refused(&|config| (config.domains, config.tables) = (2, Some("some.tables".into()))),
+        refused(&|config| (config.domains, config.tables) = (2.into(), Some("some.tables".into()))),
         "expert domains of 2 ranks and the tables in some.tables both say where experts are: give one of them"
     );
 }

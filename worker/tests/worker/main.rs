@@ -9,6 +9,7 @@ mod links;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod attention_groups;
 mod attention_tp;
 mod carriers;
 mod checkpoint;

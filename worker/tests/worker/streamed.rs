@@ -130,7 +130,7 @@ const MEMORY: u64 = 10 << 20;
 async fn a_unit_streams_its_experts_and_says_what_that_costs() {
     // One rank streams, the other does not, and domains make both hold all.
     let unit = Unit::start_with(2, |config| {
-        config.domains = 2;
+        config.domains = 2.into();
         config.expert_memory = (config.rank == 0).then_some(MEMORY);
     });
     for golden in support::golden() {

@@ -1,0 +1,62 @@
+//! Attention in groups of ranks: heads are summed and rows gathered inside each group, tokens go to experts anywhere.
+
+use super::group::UnitLink;
+use super::lockstep::{Lockstep, UnitError};
+use super::memory::PrivateMemory;
+use super::rows::RowCollectives;
+use super::{AllRows, Collectives, Norm, OwnRows, Received};
+use crate::dispatch::DispatchPlan;
+use crate::element::Element;
+use crate::lockstep_through;
+use crate::split::RowSplit;
+
+/// The collectives of a unit in which reduce-scatter and allgather are those of this rank's group, in messages: their
+/// splits are over the ranks of the group. Groups make them at the same time, each with rows of its own.
+pub struct GroupedCollectives<L, T> {
+    link: UnitLink<L>,
+    unit: Box<dyn Collectives<T>>,
+    group: Box<dyn Collectives<T>>,
+}
+
+impl<L: Lockstep + 'static, T: Element> GroupedCollectives<L, T> {
+    /// The link's nodes are the groups; `unit` is over a clone of it.
+    pub fn new(link: UnitLink<L>, unit: Box<dyn Collectives<T>>) -> Self {
+        let memory = PrivateMemory::new(link.grid().local(link.rank()));
+        let group = Box::new(RowCollectives::of_group(link.inside(), memory));
+        Self { link, unit, group }
+    }
+}
+
+impl<L: Lockstep + 'static, T: Element> Collectives<T> for GroupedCollectives<L, T> {
+    fn part(&mut self, len: usize) -> Result<&mut [T], UnitError> {
+        self.group.part(len)
+    }
+
+    fn reduce_scatter(
+        &mut self,
+        hidden: usize,
+        split: RowSplit<'_>,
+        norm: Option<Norm<'_, T>>,
+        out: &mut [T],
+    ) -> Result<(), UnitError> {
+        self.group.reduce_scatter(hidden, split, norm, out)
+    }
+
+    fn allgather(&mut self, own: OwnRows<'_, T>, split: RowSplit<'_>, out: AllRows<'_, T>) -> Result<(), UnitError> {
+        self.group.allgather(own, split, out)
+    }
+
+    fn dispatch(&mut self, x: &[T], hidden: usize, plan: &DispatchPlan) -> Result<(), UnitError> {
+        self.unit.dispatch(x, hidden, plan)
+    }
+
+    fn received(&mut self) -> Received<'_, T> {
+        self.unit.received()
+    }
+
+    fn combine(&mut self, plan: &DispatchPlan, out: &mut [T]) -> Result<(), UnitError> {
+        self.unit.combine(plan, out)
+    }
+}
+
+lockstep_through!([L: Lockstep, T: Element] GroupedCollectives<L, T>, end => end.link);
