@@ -153,9 +153,9 @@ pub(crate) struct PlanArgs {
     /// a file, or from a description that ends in .toml (docs/planner.md).
     #[arg(long, value_name = "FILE", requires = "affinity", conflicts_with_all = ["model", "cluster", "html"])]
     pub(crate) deployment: Option<PathBuf>,
-    /// Only layouts with one unit on all GPUs, as `semmoe up` starts them, not several units side by side.
+    /// Only layouts that one unit of semmoe's worker runs: on all GPUs, without pipeline stages.
     #[arg(long)]
-    pub(crate) one_unit: bool,
+    pub(crate) worker: bool,
     /// Number of rows in the ranked list.
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) top: usize,

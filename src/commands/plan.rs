@@ -12,6 +12,7 @@ use semmoe_planner::advice::{NoSwitch, ResidentDomains, Switching, replication, 
 use semmoe_planner::calibration::{Accuracy, Calibration};
 use semmoe_planner::cluster::Cluster;
 use semmoe_planner::fitted::fitted;
+use semmoe_planner::layout::Layout;
 use semmoe_planner::report::Answer;
 use semmoe_planner::search::{Candidate, Plan, Question, search};
 use semmoe_planner::shape::{Dtype, ModelShape, Precision};
@@ -78,10 +79,11 @@ fn question(args: &PlanArgs, model: &Path, cluster: &Path) -> Result<(), CliErro
     let accuracy = Accuracy::of(calibration.as_ref());
     let question = Question { shape: &shape, cluster: &cluster, workload: &workload, constants: &constants };
     let mut plan = search(&question).map_err(CliError::input)?;
-    if args.one_unit {
-        plan.ranked.retain(|candidate| candidate.units == 1);
-        plan.rejected.retain(|rejected| rejected.units == 1);
-        plan.front.retain(|point| point.units == 1);
+    if args.worker {
+        let runs = |units: u64, layout: &Layout| units == 1 && layout.pipeline == 1;
+        plan.ranked.retain(|candidate| runs(candidate.units, &candidate.layout));
+        plan.rejected.retain(|rejected| runs(rejected.units, &rejected.layout));
+        plan.front.retain(|point| runs(point.units, &point.layout));
     }
     let affinity = affinity::of_plan(args, &question, &plan, &accuracy)?;
     let answer = Answer::new(&question, &plan, accuracy, affinity);

@@ -10,7 +10,7 @@ use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient, HttpError, request
 use semmoe_tables::{LayerIdx, Placement, Tables, TablesBuilder, TokenId};
 use serde_json::{Value, json};
 
-use crate::support::{MODEL, Up, describe, is_alive, json_of, semmoe, shared_data, signal};
+use crate::support::{MODEL, Up, describe, is_alive, json_of, model_dir, run, semmoe, shared_data, signal};
 
 /// One `up` at a time: they share a data folder, which `up` locks, and two cores.
 static ONE_UP: Mutex<()> = Mutex::new(());
@@ -234,10 +234,7 @@ fn experts_in_slices_need_no_tables_and_ranks_exchange_as_told() {
         let (client, url) = (HttpClient::default(), up.url.parse::<BaseUrl>().expect("a URL"));
         let answer: Value = client.post_json(&url, "/v1/chat/completions", &chat(4), &limits()).await.expect("answer");
         assert_eq!(answer["usage"]["completion_tokens"], 4, "{answer}");
-        let admin: BaseUrl = up.admin.parse().expect("a URL");
-        let backends: Value = client.get_json(&admin, "/admin/backends", &limits()).await.expect("backends");
-        let engine: BaseUrl = backends["backends"][0]["url"].as_str().expect("a URL").parse().expect("a URL");
-        let info: Value = client.get_json(&engine, "/server_info", &limits()).await.expect("server info");
+        let info = engine_info(&client, &up).await;
         assert_eq!(
             (&info["experts"], &info["transport"], &info["attention"]),
             (&"tp".into(), &"tcp".into(), &"tp".into())
@@ -246,6 +243,53 @@ fn experts_in_slices_need_no_tables_and_ranks_exchange_as_told() {
     up.interrupt();
     let (status, said) = up.wait();
     assert!(status.success() && !said.contains("recording"), "{status}: {said}");
+}
+
+/// The server info of the gateway's one engine.
+async fn engine_info(client: &HttpClient, up: &Up) -> Value {
+    let admin: BaseUrl = up.admin.parse().expect("a URL");
+    let backends: Value = client.get_json(&admin, "/admin/backends", &limits()).await.expect("backends");
+    let engine: BaseUrl = backends["backends"][0]["url"].as_str().expect("a URL").parse().expect("a URL");
+    client.get_json(&engine, "/server_info", &limits()).await.expect("server info")
+}
+
+/// Slow links between four ranks: a plan proposes that each holds all experts. The same plan with TP inside DP groups.
+#[test]
+fn what_a_plan_chose_is_started_with_its_domains_and_attention_groups() {
+    let _one = one_up();
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path.to_str().expect("UTF-8").to_owned()
+    };
+    let links = "[[levels]]\nname = \"host\"\ncount = 4\nbandwidth_gb_per_second = 1\nlatency_us = 1\n";
+    let cluster = file("cluster.toml", &format!("gpu = \"H100\"\n{links}"));
+    let workload = file("workload.toml", "requests_per_second = 500\ninput_tokens = 64\noutput_tokens = 64\n");
+    let model = model_dir().to_str().expect("UTF-8").to_owned();
+    let question = ["plan", "--worker", "--model", &model, "--cluster", &cluster, "--workload", &workload];
+    let text = String::from_utf8_lossy(&run(&question).stdout).into_owned();
+    assert!(text.contains("expert domains: with 4 (semmoe worker --domains)"), "{text}");
+    let plan = json_of(&run(&[&question[..], &["--json"]].concat()));
+    let mut grouped = plan.clone();
+    (grouped["chosen"]["layout"]["attention_tp"], grouped["chosen"]["layout"]["attention_dp"]) = (2.into(), 2.into());
+    grouped["chosen"]["domains"] = "2:1/2".into();
+    for (plan, sizes, domains, redundant) in [(plan, [4, 1], "4", 3), (grouped, [2, 2], "2:1/2", 1)] {
+        let up = Up::start(folder.path(), &["--plan", &file("plan.json", &plan.to_string())]);
+        block_on(async {
+            let (client, url) = (HttpClient::default(), up.url.parse::<BaseUrl>().expect("a URL"));
+            let answer: Value =
+                client.post_json(&url, "/v1/chat/completions", &chat(4), &limits()).await.expect("answer");
+            assert_eq!(answer["usage"]["completion_tokens"], 4, "{answer}");
+            let info = engine_info(&client, &up).await;
+            assert_eq!(["dp_size", "tp_size"].map(|size| info[size].as_u64()), sizes.map(Some), "{info}");
+            assert_eq!(info["ep_num_redundant_experts"], 32 * redundant, "{info}");
+            assert!(info["placement_digest"].as_str().expect("text").ends_with(&format!(", domains of {domains}")));
+        });
+        up.interrupt();
+        let (status, said) = up.wait();
+        assert!(status.success() && !said.contains("recording"), "{status}: {said}");
+    }
 }
 
 #[test]

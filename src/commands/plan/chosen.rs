@@ -134,8 +134,8 @@ impl Chosen {
                 return Err(refuse(format!("rows have elements of 4 bytes (f32) or 2 (bf16), planned are {other}")));
             }
         };
-        let experts = experts.parse().map_err(CliError::input)?;
         let ranks = u16::try_from(ranks).map_err(|_| refuse(format!("{ranks} ranks are too many")))?;
+        let experts = experts.parse().map_err(CliError::input)?;
         let domains = self.domains;
         if !domains.divide(ranks) {
             return Err(refuse(format!("its expert domains of {domains} do not divide {ranks} ranks")));

@@ -155,11 +155,6 @@ impl Unit {
         self.0.world
     }
 
-    /// How attention is parallel.
-    pub(crate) fn attention(&self) -> Attention {
-        self.state().layout.attention
-    }
-
     /// Replicas that run sequences: with attention tp all ranks are one, or those of a group, and the first speaks for
     /// them.
     pub(crate) fn replicas(&self) -> u16 {

@@ -97,9 +97,14 @@ async fn a_unit_serves_on_each_group_and_together() {
         assert_eq!(info["layouts"].as_array().unwrap().len(), 1, "{info}");
         let prompts = golden();
         // One group works alone, then both do.
-        let alone = unit.ask_pinned("/generate", &greedy(&prompts[0]["input_ids"], 16), Some("1")).await;
-        assert_eq!((alone.0, &alone.2["output_ids"]), (200, &prompts[0]["greedy_16"]), "{experts}");
-        assert_eq!(alone.2["meta_info"]["dp_rank"], 1);
+        let mut body = greedy(&prompts[0]["input_ids"], 16);
+        body["routed_dp_rank"] = json!(1);
+        let alone = unit.ok("/generate", &body).await;
+        assert_eq!(
+            (&alone["output_ids"], &alone["meta_info"]["dp_rank"]),
+            (&prompts[0]["greedy_16"], &json!(1)),
+            "{experts}"
+        );
         let bodies: Vec<_> = prompts.iter().map(|prompt| greedy(&prompt["input_ids"], 16)).collect();
         let answers = join_all(bodies.iter().map(|body| unit.ok("/generate", body))).await;
         let mut ranks = std::collections::BTreeSet::new();
