@@ -103,10 +103,6 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     let of = |attention| tables.clone().filter(|tables| tables.attention() == attention);
     let shuffle = of(Attention::Tp).filter(|_| config.shuffle);
     let affinity = of(Attention::Dp).filter(|_| config.both_attentions);
-    let mut attention = config.attentions().iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-    if config.attention_groups > 1 {
-        attention.push_str(&format!(" in {} groups", config.attention_groups));
-    }
     let identity = Identity {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         world: config.world,
@@ -117,7 +113,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         expert_slots: config.expert_slots,
         transport: config.transport,
         wire: config.wire,
-        attention,
+        attention: attention_name(config),
         shuffle: shuffle.as_ref().map_or_else(String::new, |tables| tables.digest().to_owned()),
     };
     let neutral = Defaults::NEUTRAL;
@@ -190,6 +186,15 @@ fn placement(
             let digest = if domains.size() == 1 { digest } else { format!("{digest}, domains of {domains}") };
             Ok((copies.map_err(divided)?, digest))
         }
+    }
+}
+
+/// How attention is divided, for the ranks to compare.
+fn attention_name(config: &WorkerConfig) -> String {
+    let names = config.attentions().iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    match config.attention_groups {
+        1 => names,
+        groups => format!("{names} in {groups} groups"),
     }
 }
 
