@@ -184,7 +184,7 @@ proptest! {
             prop_assert_eq!(KvPlan::gather(shape, &pools, capacity), Err(KvError::NoRoom { pages, capacity }));
         }
 
-        let dp = KvPlan::scatter(shape, union, Balance { capacity: 1000, slack }).unwrap();
+        let dp = KvPlan::scatter(shape, union, Balance { capacity: 1000, full: 1000, slack }).unwrap();
         assert_filled(&shape, &dp, std::slice::from_ref(union), false);
         let after: Vec<KvPool> = (0..ranks).map(|rank| dp.pool(rank).pool.clone()).collect();
         prop_assert_eq!(sequences(after.iter()), sequences(pools.iter()));
@@ -192,7 +192,7 @@ proptest! {
         prop_assert_eq!(sequences([&back.pool(0).pool].into_iter()), sequences(pools.iter()));
         prop_assert_eq!(back.pool(0).pool.pages.len(), union.pages.len());
         // Equal input, equal plan.
-        let again = KvPlan::scatter(shape, union, Balance { capacity: 1000, slack }).unwrap();
+        let again = KvPlan::scatter(shape, union, Balance { capacity: 1000, full: 1000, slack }).unwrap();
         prop_assert_eq!(again.digest(), dp.digest());
         prop_assert!(union.pages.is_empty() || ranks == 1 || tp.digest() != dp.digest());
     }
@@ -207,7 +207,7 @@ proptest! {
             let tokens: Vec<u32> = (0..length * TOKENS).map(|at| (id * 1000 + at) as u32).collect();
             builder.begin(id as u64, &tokens, 1, &[]);
         }
-        let plan = KvPlan::scatter(shape, &builder.pool, Balance { capacity: 1000, slack: 0 }).unwrap();
+        let plan = KvPlan::scatter(shape, &builder.pool, Balance { capacity: 1000, full: 1000, slack: 0 }).unwrap();
         let load = |rank: usize| plan.pool(rank).pool.pages.len() + plan.pool(rank).pool.sequences.len();
         let (least, most) = ((0..ranks).map(load).min().unwrap(), (0..ranks).map(load).max().unwrap());
         let longest = lengths.iter().max().unwrap() + 1;
@@ -225,7 +225,7 @@ fn bytes_of_a_known_model() {
     let mut pools = vec![KvPool::default(); 8];
     pools[3] = builder.pool;
     let tp = KvPlan::gather(shape, &pools, 10).unwrap();
-    let dp = KvPlan::scatter(shape, &tp.pool(0).pool, Balance { capacity: 10, slack: 0 }).unwrap();
+    let dp = KvPlan::scatter(shape, &tp.pool(0).pool, Balance { capacity: 10, full: 10, slack: 0 }).unwrap();
     let between = |plan: &KvPlan| -> usize {
         let mut moves: Vec<KvMove> = Vec::new();
         let mut bytes = 0;
@@ -240,7 +240,7 @@ fn bytes_of_a_known_model() {
 
 /// The ranks of sequences 0, 1, ...
 fn homes(shape: KvShape, pool: &KvPool, slack: usize) -> Vec<usize> {
-    let plan = KvPlan::scatter(shape, pool, Balance { capacity: 100, slack }).unwrap();
+    let plan = KvPlan::scatter(shape, pool, Balance { capacity: 100, full: 100, slack }).unwrap();
     let home =
         |id: u64| (0..shape.ranks()).find(|&rank| plan.pool(rank).pool.sequences.iter().any(|s| s.id == id)).unwrap();
     (0..pool.sequences.len() as u64).map(home).collect()
@@ -272,6 +272,23 @@ fn prefixes_stay_together_and_ties_go_by_the_tables() {
     assert_eq!(homes(shape, &pool, 6), [1, 1]);
 }
 
+/// Sequences fill a rank up to `full`; pages that no sequence holds have all of the rest.
+#[test]
+fn idle_pages_stay_beyond_what_sequences_may_fill() {
+    let page = |token| KvPage { before: None, tokens: vec![token; TOKENS], sealed: true };
+    let sequence = KvSequence { id: 7, pages: vec![0], promised: 1, shares: Vec::new() };
+    let shape = KvShape::grouped(1, 2, 1, 2).unwrap();
+    let pool = KvPool { pages: (0..6).map(page).collect(), sequences: vec![sequence], idle: (1..6).collect() };
+    let kept = |capacity, full| {
+        let plan = KvPlan::scatter(shape, &pool, Balance { capacity, full, slack: 0 }).unwrap();
+        (0..2).map(|rank| plan.pool(rank).pool.idle.len()).sum::<usize>()
+    };
+    assert_eq!((kept(9, 2), kept(3, 2), kept(2, 2)), (5, 5, 3));
+    let idle = KvPool { sequences: Vec::new(), idle: (0..6).collect(), ..pool.clone() };
+    let plan = KvPlan::scatter(shape, &idle, Balance { capacity: 9, full: 0, slack: 0 }).unwrap();
+    assert_eq!((0..2).map(|rank| plan.pool(rank).pool.idle.len()).sum::<usize>(), 6, "nothing runs");
+}
+
 #[test]
 fn what_cannot_be_is_refused() {
     let page = |before, sealed| KvPage { before, tokens: vec![1; TOKENS], sealed };
@@ -282,9 +299,9 @@ fn what_cannot_be_is_refused() {
     let change = |change: &dyn Fn(&mut KvPool)| {
         let mut pool = good.clone();
         change(&mut pool);
-        KvPlan::scatter(shape, &pool, Balance { capacity: 9, slack: 0 }).unwrap_err().to_string()
+        KvPlan::scatter(shape, &pool, Balance { capacity: 9, full: 9, slack: 0 }).unwrap_err().to_string()
     };
-    assert!(KvPlan::scatter(shape, &good, Balance { capacity: 9, slack: 0 }).is_ok());
+    assert!(KvPlan::scatter(shape, &good, Balance { capacity: 9, full: 9, slack: 0 }).is_ok());
     for (found, expected) in [
         (change(&|p| p.pages[1].before = Some(1)), "pool 0: page 1 follows one that is not before it"),
         (change(&|p| p.pages[0].sealed = false), "pool 0: page 1 is sealed, but follows one that is not"),
@@ -316,7 +333,7 @@ fn what_cannot_be_is_refused() {
     ] {
         assert_eq!(found, expected);
     }
-    let full = KvPlan::scatter(shape, &good, Balance { capacity: 1, slack: 0 }).unwrap_err();
+    let full = KvPlan::scatter(shape, &good, Balance { capacity: 1, full: 1, slack: 0 }).unwrap_err();
     assert_eq!(full.to_string(), "no rank has room for sequence 7 with 2 pages; each has 1");
     let pools = KvPlan::gather(shape, &[good.clone(), good], 9).unwrap_err();
     assert_eq!(pools.to_string(), "there are 2 pools, expected 1, one for each rank");

@@ -186,7 +186,7 @@ fn keys_and_values_follow_their_plan() {
     let union = &tp.pool(0).pool;
     assert_eq!(union.pages.len(), 3, "the first page once");
     assert_eq!(under_tp, [0, 1].map(|rank| bytes(union, shape.heads_of(rank))));
-    let dp = KvPlan::scatter(shape, union, Balance { capacity: 9, slack: 0 }).unwrap();
+    let dp = KvPlan::scatter(shape, union, Balance { capacity: 9, full: 9, slack: 0 }).unwrap();
     let after = move_all(&dp, &under_tp, share, whole);
     assert_eq!(after, [0, 1].map(|rank| bytes(&dp.pool(rank).pool, 0..2)));
 }

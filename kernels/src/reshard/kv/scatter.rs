@@ -10,6 +10,8 @@ use super::pool::{KvError, KvPool, KvSequence, KvShape};
 pub struct Balance {
     /// Pages, of all heads, that a rank has room for.
     pub capacity: usize,
+    /// Pages up to which a rank is given sequences; idle pages may come on top.
+    pub full: usize,
     /// Ranks count as equally loaded up to this many pages above the least loaded one; the one with the largest
     /// share by T is taken.
     pub slack: usize,
@@ -37,7 +39,7 @@ impl KvPlan {
             let rank = choose(&shares, sequence, balance).ok_or(KvError::NoRoomFor {
                 id: sequence.id,
                 pages: sequence.pages.len() + sequence.promised,
-                capacity: balance.capacity,
+                capacity: balance.full.min(balance.capacity),
             })?;
             shares[rank].take(index, sequence);
         }
@@ -95,7 +97,7 @@ impl Share {
 fn choose(shares: &[Share], sequence: &KvSequence, balance: Balance) -> Option<usize> {
     let loads: Vec<usize> = shares.iter().map(|share| share.with(sequence)).collect();
     let least = *loads.iter().min()?;
-    let limit = least.saturating_add(balance.slack).min(balance.capacity);
+    let limit = least.saturating_add(balance.slack).min(balance.full).min(balance.capacity);
     let share = |rank: &usize| sequence.shares.get(*rank).copied().unwrap_or_default();
     let near = (0..shares.len()).filter(|&rank| loads[rank] <= limit);
     // Of equal shares the least loaded, then the lowest.

@@ -135,8 +135,9 @@ impl KvChange<'_> {
                 let full = even + even.div_ceil(4) + longest.unwrap_or_default();
                 // Where a sequence was, or where T has it, counts until a rank has a quarter more than an even part and
                 // one sequence. Only where that leaves no room are ranks kept close to each other.
-                let at_home = Balance { capacity: self.capacity.min(full), slack: usize::MAX };
-                let close = Balance { capacity: self.capacity, slack: even.div_ceil(4) };
+                let capacity = self.capacity;
+                let at_home = Balance { capacity, full, slack: usize::MAX };
+                let close = Balance { capacity, full: capacity, slack: even.div_ceil(4) };
                 let plan =
                     KvPlan::scatter(self.whole, pool, at_home).or_else(|_| KvPlan::scatter(self.whole, pool, close));
                 Ok(plan.map_err(|error| Obstacle::Own(error.to_string())))
