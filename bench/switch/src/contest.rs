@@ -5,7 +5,7 @@ use semmoe_planner::policy::{
     TtftTarget,
 };
 
-use crate::engines::{CHUNK_TOKENS, Engine, MAX_SEQUENCES, Rates, room_tokens, switch_cost};
+use crate::engines::{CHUNK_TOKENS, Engine, Rates, room_tokens, switch_cost};
 use crate::error::SwitchError;
 use crate::traces::{Kind, Part, Trace};
 use crate::unit::{Outcome, Setup, run};
@@ -102,11 +102,12 @@ struct Preferred {
 impl Contest<'_> {
     fn adaptive(&self, settings: &Settings) -> Result<(Adaptive, Layout), SwitchError> {
         let prior = self.cell.engine.prior(self.cell.rates, self.cell.wrong)?;
-        let expected = if self.trace.rollout { MAX_SEQUENCES } else { 1 };
+        let max_sequences = self.cell.engine.max_sequences;
+        let expected = if self.trace.rollout { max_sequences } else { 1 };
         let start = Adaptive::start_layout(&prior, expected).unwrap_or(Layout::Tp);
         let settings = Settings {
             chunk_tokens: CHUNK_TOKENS,
-            max_sequences: MAX_SEQUENCES,
+            max_sequences,
             ttft: match (self.trace.rollout, settings.ttft.as_slice()) {
                 (true, _) => Vec::new(),
                 (false, []) => vec![TtftTarget { priority: 1, seconds: self.cell.slo.ttft_seconds }],

@@ -14,6 +14,8 @@ use crate::error::SwitchError;
 pub(crate) struct Engine {
     pub(crate) name: String,
     pub(crate) steps: ByLayout<StepCurve>,
+    /// Sequences decoded at once: as far as both curves reach.
+    pub(crate) max_sequences: u32,
 }
 
 /// One row of a table: sequences, milliseconds with TP, with EP.
@@ -42,7 +44,7 @@ pub(crate) const CACHE: CacheShape = CacheShape::Grouped { layers: 94, heads: 4,
 pub(crate) const RANKS: u32 = 8;
 /// Bytes free for the cache on a rank: 0.85 of 141 GB less the weights, all cut with TP, attention whole with EP.
 const FREE_BYTES: ByLayout<u64> = ByLayout { tp: 61_080_000_000, ep: 47_190_000_000 };
-/// Sequences decoded at once.
+/// Sequences decoded at once at most.
 pub(crate) const MAX_SEQUENCES: u32 = 2048;
 /// Prompt tokens of a step, at most.
 pub(crate) const CHUNK_TOKENS: u32 = 8192;
@@ -81,7 +83,10 @@ fn engine(name: &str, points: &dyn Fn(Layout) -> Vec<Point>) -> Result<Engine, S
             source,
         })
     };
-    Ok(Engine { name: name.to_owned(), steps: ByLayout { tp: curve(Layout::Tp)?, ep: curve(Layout::Ep)? } })
+    let steps = ByLayout { tp: curve(Layout::Tp)?, ep: curve(Layout::Ep)? };
+    let is_known = |batch: &u32| [Layout::Tp, Layout::Ep].iter().all(|layout| steps[*layout].seconds(*batch).is_some());
+    let max_sequences = (1..=MAX_SEQUENCES).take_while(is_known).last().unwrap_or(1);
+    Ok(Engine { name: name.to_owned(), steps, max_sequences })
 }
 
 /// Measured curves: `[{"name": ..., "tp": [[sequences, milliseconds], ...], "ep": [...]}, ...]`.
@@ -124,7 +129,7 @@ impl Engine {
         [Layout::Tp, Layout::Ep].into_iter().any(|layout| {
             let (own, other) = (&self.steps[layout], &self.steps[layout.other()]);
             rates[layout] >= rates[layout.other()]
-                && (1..=MAX_SEQUENCES).all(|batch| own.seconds(batch) <= other.seconds(batch))
+                && (1..=self.max_sequences).all(|batch| own.seconds(batch) <= other.seconds(batch))
         })
     }
 
@@ -135,7 +140,8 @@ impl Engine {
                 let seconds = self.steps[layout].seconds(sequences)? * wrong[layout];
                 Some(Point { sequences, seconds })
             };
-            let points = (0..=11).filter_map(|octave| scaled(1 << octave)).collect();
+            let octaves = (0..u32::BITS).map(|octave| 1 << octave).take_while(|&batch| batch < self.max_sequences);
+            let points = octaves.chain([self.max_sequences]).filter_map(scaled).collect();
             let steps = StepCurve::new(points).map_err(|source| SwitchError::Curve {
                 engine: self.name.clone(),
                 layout: layout.name(),

@@ -1,7 +1,9 @@
 //! The simulator by hand, its laws on random loads, and the bars that are quick to check.
 
 use proptest::prelude::*;
-use semmoe_planner::policy::{Adaptive, ByLayout, Decision, Event, Fixed, Layout, Settings, SwitchPolicy, UnitView};
+use semmoe_planner::policy::{
+    Adaptive, ByLayout, Decision, Event, Fixed, Layout, Point, Settings, StepCurve, SwitchPolicy, UnitView,
+};
 
 use crate::contest::{Cell, Results, Slo, compete};
 use crate::engines::{self, CHUNK_TOKENS, Engine, MAX_SEQUENCES, Rates, room_tokens, switch_cost};
@@ -55,6 +57,20 @@ fn the_cache_bounds_what_runs() {
     assert!(third.first - first.last > 17.0 && second.first - first.first < 18.5, "{:?}", outcome.served);
 }
 
+/// A measured curve that ends early leaves no batch whose step would cost nothing.
+#[test]
+fn no_more_run_at_once_than_the_curves_know() {
+    let curve = |last| StepCurve::new([1, last].map(|sequences| Point { sequences, seconds: 0.01 }).to_vec()).unwrap();
+    let steps = ByLayout { tp: curve(64), ep: curve(48) };
+    let engine = Engine { name: "short".to_owned(), steps, max_sequences: 48 };
+    let requests: Vec<Request> = (0..480).map(|_| request(0.0, 10, 101)).collect();
+    let outcome = play(&engine, EQUAL, &requests, &mut Fixed { layout: Layout::Tp });
+    assert!((9.5..11.5).contains(&outcome.end), "ten batches of 100 steps of 10 ms: {}", outcome.end);
+    assert_eq!(crossing(&engine), Some(1));
+    let start = Adaptive::start_layout(&engine.prior(EQUAL, RIGHT).unwrap(), 48);
+    assert!(start.is_some(), "the prior reaches as far");
+}
+
 #[test]
 fn the_curves_cross_where_their_figures_say() {
     let at = |name: &str| crossing(&engine(name));
@@ -74,7 +90,7 @@ fn curves_from_a_file_are_checked() {
         found
     };
     let engines = read(r#"[{"name": "own", "tp": [[1, 2.0], [64, 9.0]], "ep": [[1, 3.0], [64, 4.0]]}]"#).unwrap();
-    assert_eq!(engines[0].steps[Layout::Ep].seconds(64), Some(0.004));
+    assert_eq!((engines[0].steps[Layout::Ep].seconds(64), engines[0].max_sequences), (Some(0.004), 64));
     for (wrong, named) in [
         (r#"[{"name": "own", "tp": [[4, 2.0], [2, 9.0]], "ep": [[1, 3.0]]}]"#, "own, tp"),
         (r#"[{"name": "own", "tp": [[1, 2.0]], "ep": []}]"#, "own, ep"),

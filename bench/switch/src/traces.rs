@@ -2,7 +2,7 @@
 
 use semmoe_planner::policy::{ByLayout, Layout};
 
-use crate::engines::{Engine, MAX_SEQUENCES, Rates};
+use crate::engines::{Engine, Rates};
 
 /// One request.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -100,7 +100,7 @@ impl Kind {
 /// The smallest batch at which EP's step is no longer than TP's.
 pub(crate) fn crossing(engine: &Engine) -> Option<u32> {
     let ByLayout { tp, ep } = &engine.steps;
-    (1..=MAX_SEQUENCES).find(|&batch| ep.seconds(batch) <= tp.seconds(batch))
+    (1..=engine.max_sequences).find(|&batch| ep.seconds(batch) <= tp.seconds(batch))
 }
 
 /// A normal variate.

@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use semmoe_planner::policy::{ByLayout, Decision, Event, Head, Layout, Step, SwitchCost, SwitchPolicy, UnitView};
 
-use crate::engines::{CHUNK_TOKENS, Engine, MAX_SEQUENCES, Rates};
+use crate::engines::{CHUNK_TOKENS, Engine, Rates};
 use crate::traces::{Request, normal};
 
 /// Standard deviation of the logarithm of a step's time.
@@ -119,7 +119,7 @@ impl Unit<'_> {
             live_kv_tokens: self.live_tokens,
             promised_kv_tokens: self.promised_tokens,
             blocked: self.admitted.is_none()
-                && self.running.len() < MAX_SEQUENCES as usize
+                && self.running.len() < self.setup.engine.max_sequences as usize
                 && self.waiting.front().is_some_and(|&first| !self.fits(first)),
             heads: heads.as_slice(),
         };
@@ -206,7 +206,9 @@ impl Unit<'_> {
         {
             let left = match self.admitted {
                 Some(left) => left,
-                None if self.running.len() + prefilled.len() < MAX_SEQUENCES as usize && self.fits(index) => {
+                None if self.running.len() + prefilled.len() < self.setup.engine.max_sequences as usize
+                    && self.fits(index) =>
+                {
                     self.promised_tokens += self.needs(index);
                     self.setup.requests[index].prompt_tokens
                 }
