@@ -72,11 +72,6 @@ impl UnitLayout {
                 "--check compares placements of experts, and with --experts {experts} there are none"
             )));
         }
-        if attention.both {
-            return Err(CliError::input(
-                "--attention with two layouts is for semmoe worker: the gateway that up starts does not follow a change of attention",
-            ));
-        }
         let no_replicas = match (experts, attention.attention) {
             _ if args.redundant == 0 => None,
             _ if domains != Domains::NONE => Some("expert domains, which place every expert"),
@@ -211,10 +206,17 @@ impl Unit {
         }
         command.args(["--experts", &layout.experts.to_string(), "--transport", &layout.transport.to_string()]);
         command.args(["--wire", &layout.wire.to_string(), "--domains", &layout.domains.to_string()]);
-        if layout.attention.attention == Attention::Tp {
-            command.args(["--attention", "tp", "--shuffle", if layout.attention.shuffle { "auto" } else { "off" }]);
-            command.args(["--attention-groups", &layout.attention.groups.to_string()]);
+        let UnitAttention { attention, groups, both, shuffle } = layout.attention;
+        command.arg("--attention").arg(match (attention, both) {
+            (Attention::Dp, false) => "dp",
+            (Attention::Dp, true) => "dp,tp",
+            (Attention::Tp, false) => "tp",
+            (Attention::Tp, true) => "tp,dp",
+        });
+        if attention == Attention::Tp || both {
+            command.args(["--shuffle", if shuffle { "auto" } else { "off" }]);
         }
+        command.args(["--attention-groups", &groups.to_string()]);
         // A group of its own: Ctrl-C reaches this process alone, which then stops the ranks in order.
         command.process_group(0).kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

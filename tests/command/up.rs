@@ -134,11 +134,12 @@ fn rotated(tables: &Tables) -> Tables {
     TablesBuilder::dp(info, provenance, placement, shares, prices).finish().expect("tables")
 }
 
-/// Traffic, profile, solve, switch: no restart, no request lost, and each answer is what it was.
+/// Traffic, profile, solve, switch: no restart, no request lost, and each answer is what it was. Attention changes,
+/// too, and with it the number of ranks that the gateway sees.
 #[test]
 fn new_tables_move_the_experts_while_requests_run() {
     let _one = one_up();
-    let up = Up::start(&shared_data(), &[]);
+    let up = Up::start(&shared_data(), &["--attention", "dp,tp"]);
     block_on(async {
         let (client, url) = (HttpClient::default(), up.url.parse::<BaseUrl>().expect("a URL"));
         let admin: BaseUrl = up.admin.parse().expect("a URL");
@@ -176,8 +177,11 @@ fn new_tables_move_the_experts_while_requests_run() {
             assert_eq!(ask(json!("ep"), 2).await["layout"], "ep");
             let done = ask(json!({"tables": path}), 3).await;
             assert_ne!(done["placement_digest"], new.placement_digest(), "{done}");
+            for (to, epoch) in [("tp", 4), ("ep", 5), ("tp-ep", 6), ("ep", 7)] {
+                assert_eq!(ask(json!(to), epoch).await["layout"], to);
+            }
             let listed: Value = client.get_json(&admin, "/admin/switch", &limits()).await.expect("switches");
-            assert_eq!(listed["backends"][0]["status"]["epoch"], 4, "{listed}");
+            assert_eq!(listed["backends"][0]["status"]["epoch"], 8, "{listed}");
             let health: Value = client.get_json(&admin, "/admin/backends", &limits()).await.expect("backends");
             assert_eq!(health["backends"][0]["healthy"], true, "{health}");
             stop.store(true, Ordering::Relaxed);
