@@ -190,7 +190,7 @@ async fn check(core: &Core, backend: &Arc<Backend>, failures: &mut Failures, ide
         }
         Err(error) => {
             failures.count += 1;
-            let is_final = !error.may_have_been_sent() || probe::is_dead(backend.engine, &error);
+            let is_final = !error.may_have_been_sent() || probe::is_dead(backend.engine, error.status());
             if is_final || failures.count >= rules.unhealthy_after {
                 core.dismiss(backend, reason(backend, &error));
             }

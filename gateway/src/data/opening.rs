@@ -17,6 +17,7 @@ use http_body_util::BodyExt;
 use semmoe_engines::Route;
 use semmoe_engines::failures::{self, Failure};
 use semmoe_engines::http::{AnswerBody, HttpError};
+use semmoe_engines::probe;
 
 use super::retry::{LOOK_EVERY, SendError, Wait};
 
@@ -102,6 +103,10 @@ pub(crate) async fn open(
 ) -> Result<Opened, SendError> {
     let mut response = response.map(Upstream::of);
     let status = response.status();
+    // A full one says the same, which the health route tells apart.
+    if probe::is_dead(wait.backend.engine, Some(status.as_u16())) {
+        wait.backend.suspect();
+    }
     let is_error = status == StatusCode::INTERNAL_SERVER_ERROR;
     let looked_at = (is_error || status == StatusCode::OK) && route.runs_model();
     if !looked_at || !is_held(response.headers(), streams) || response.body().is_end_stream() {

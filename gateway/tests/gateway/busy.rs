@@ -131,18 +131,37 @@ async fn an_engine_without_the_quick_route_is_asked_for_health() {
     assert!(cause.contains("/health answered 503"), "{cause}");
 }
 
-/// An API server of vLLM answers 503 when the engine core behind it is dead, and only then.
-#[tokio::test]
-async fn one_503_of_vllm_is_enough() {
-    let mock = Mock::start(2);
-    let models = plain_model(&mock, 2).replace("sglang", "vllm");
+/// A gateway that needs more than one 503 of engines of which one can be wrong.
+async fn start_with_interval(engine: &str, seconds: f64, mock: &Mock) -> Running {
+    let models = plain_model(mock, 2).replace("sglang", engine);
     let text = format!(
-        "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\ninterval_seconds = 0.05\n\
+        "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\ninterval_seconds = {seconds}\n\
          unhealthy_after = 1000000\n{models}"
     );
     let config = semmoe_gateway::Config::from_toml(&text, std::path::Path::new("")).unwrap();
-    let gateway = semmoe_gateway::Gateway::start(config).await.unwrap();
+    semmoe_gateway::Gateway::start(config).await.unwrap()
+}
+
+/// An API server of vLLM answers 503 when the engine core behind it is dead, and only then; the worker when a rank is
+/// lost.
+#[tokio::test]
+async fn one_503_of_vllm_and_of_the_worker_is_enough() {
+    for engine in ["vllm", "semmoe"] {
+        let mock = Mock::start(2);
+        let gateway = start_with_interval(engine, 0.05, &mock).await;
+        mock.set_health(503);
+        marked_down_within(&gateway, Duration::from_secs(20)).await;
+    }
+}
+
+/// The next probe by the clock would come in an hour.
+#[tokio::test]
+async fn a_request_that_gets_a_503_has_the_worker_probed_at_once() {
+    let mock = Mock::start(2);
+    let gateway = start_with_interval("semmoe", 3600.0, &mock).await;
     mock.set_health(503);
+    mock.behave("503");
+    assert_eq!(Client::data(&gateway).post(GENERATE, r#"{"text":"hello"}"#).await.status, 503);
     marked_down_within(&gateway, Duration::from_secs(20)).await;
 }
 
