@@ -50,9 +50,7 @@ impl<A: Element, B: Element> CastCollectives<A, B> {
         self.wide_row.resize(hidden, 0.0);
         let width = hidden.max(1);
         let rows = self.received.chunks_exact(width).zip(out.chunks_exact_mut(width));
-        // Of a split over a group of neighbours this rank has its place in the group.
-        let place = self.unit.rank() % split.ranks().max(1);
-        let rows = rows.zip(residual_out.chunks_exact_mut(width)).zip(split.positions(place));
+        let rows = rows.zip(residual_out.chunks_exact_mut(width)).zip(split.positions(self.unit.rank()));
         for (((received, out), residual_out), position) in rows {
             cast(received, &mut self.wide_row);
             let residual = &residual[split.token(position) * hidden..][..hidden];

@@ -1,33 +1,28 @@
 //! Attention in groups of ranks: heads are summed and rows gathered inside each group, tokens go to experts anywhere.
 
-use super::group::UnitLink;
 use super::lockstep::{Lockstep, UnitError};
-use super::memory::PrivateMemory;
-use super::rows::RowCollectives;
 use super::{AllRows, Collectives, Norm, OwnRows, Received};
 use crate::dispatch::DispatchPlan;
 use crate::element::Element;
 use crate::lockstep_through;
 use crate::split::RowSplit;
 
-/// The collectives of a unit in which reduce-scatter and allgather are those of this rank's group, in messages: their
-/// splits are over the ranks of the group. Groups make them at the same time, each with rows of its own.
+/// The collectives of a unit in which reduce-scatter and allgather are those of this rank's group: their splits are
+/// over the ranks of the group. Groups make them at the same time, each with rows of its own.
 pub struct GroupedCollectives<L, T> {
-    link: UnitLink<L>,
+    link: L,
     unit: Box<dyn Collectives<T>>,
     group: Box<dyn Collectives<T>>,
 }
 
-impl<L: Lockstep + 'static, T: Element> GroupedCollectives<L, T> {
-    /// The link's nodes are the groups; `unit` is over a clone of it.
-    pub fn new(link: UnitLink<L>, unit: Box<dyn Collectives<T>>) -> Self {
-        let memory = PrivateMemory::new(link.grid().local(link.rank()));
-        let group = Box::new(RowCollectives::of_group(link.inside(), memory));
+impl<L: Lockstep, T: Element> GroupedCollectives<L, T> {
+    /// The collectives of all ranks and those of this rank's group, both over the unit's link.
+    pub fn new(link: L, unit: Box<dyn Collectives<T>>, group: Box<dyn Collectives<T>>) -> Self {
         Self { link, unit, group }
     }
 }
 
-impl<L: Lockstep + 'static, T: Element> Collectives<T> for GroupedCollectives<L, T> {
+impl<L: Lockstep, T: Element> Collectives<T> for GroupedCollectives<L, T> {
     fn part(&mut self, len: usize) -> Result<&mut [T], UnitError> {
         self.group.part(len)
     }

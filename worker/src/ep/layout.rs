@@ -5,10 +5,12 @@ use std::str::FromStr;
 
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::{
-    Collectives, GroupedCollectives, HybridCollectives, Lockstep, MAX_CHUNKS, PrivateMemory, RowCollectives, RowMemory,
-    StageObserver, UnitError, UnitLink, Unobserved,
+    Collectives, HybridCollectives, Lockstep, MAX_CHUNKS, PrivateMemory, RowCollectives, RowMemory, StageObserver,
+    UnitError, UnitLink, Unobserved,
 };
 use serde::{Deserialize, Serialize};
+
+use super::wire::WireRows;
 
 /// How the experts of a model are divided among ranks. All ranks of a unit must be given the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -166,24 +168,27 @@ impl ExpertLayout {
         })
     }
 
-    /// The same where attention is in so many groups of neighbouring ranks, whose rows are summed and gathered in
-    /// messages.
+    /// The same with rows as `wire` has them travel, and with attention in so many groups of neighbouring ranks: a
+    /// group's rows are summed and gathered in messages.
     ///
     /// # Errors
     /// As [`ExpertLayout::join`]; groups that do not divide the ranks.
     pub fn join_grouped<T: Element>(
         self,
         groups: usize,
+        wire: fn(Box<dyn Collectives<T>>) -> WireRows,
         link: impl Lockstep + 'static,
         memory: impl RowMemory<T> + 'static,
         observer: Box<dyn StageObserver + Send>,
-    ) -> Result<Box<dyn Collectives<T>>, UnitError> {
+    ) -> Result<WireRows, UnitError> {
         if groups == 1 {
-            return self.join_observed(link, memory, observer);
+            return self.join_observed(link, memory, observer).map(wire);
         }
         let link = UnitLink::join(link, groups)?;
-        let unit = self.join_observed(link.clone(), memory, observer)?;
-        Ok(Box::new(GroupedCollectives::new(link, unit)))
+        let unit = wire(self.join_observed(link.clone(), memory, observer)?);
+        let inside = PrivateMemory::new(link.grid().local(link.rank()));
+        let group = wire(Box::new(RowCollectives::of_group(link.inside(), inside)));
+        Ok(unit.with_groups(link, group))
     }
 }
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use half::bf16;
 use semmoe_kernels::Dtype;
-use semmoe_kernels::collectives::{CastCollectives, Collectives};
+use semmoe_kernels::collectives::{CastCollectives, Collectives, GroupedCollectives, Lockstep};
 use serde::{Deserialize, Serialize};
 
 /// The element type of rows on the wire; sums over ranks are rounded to it, too. All ranks of a unit must be given the
@@ -68,6 +68,11 @@ impl WireRows {
     #[must_use]
     pub fn bf16(unit: Box<dyn Collectives<bf16>>) -> Self {
         Self { unit: Box::new(CastCollectives::new(unit)), wire: WireType::Bf16 }
+    }
+
+    /// Reduce-scatter and allgather are those of a group from here on, whose rows travel alike.
+    pub(super) fn with_groups(self, link: impl Lockstep + 'static, group: Self) -> Self {
+        Self { unit: Box::new(GroupedCollectives::new(link, self.unit, group.unit)), ..self }
     }
 
     pub(super) fn dtype(&self) -> Dtype {

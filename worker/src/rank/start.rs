@@ -76,8 +76,8 @@ pub(super) fn connect(
     let log = stages.as_ref().map(|file| file.log.clone());
     let near = ends.memory.as_ref().map(|shared| shared.ranks.clone()).unwrap_or_default();
     let unit = match wire {
-        WireType::F32 => ends.join(rank.index(), experts, groups, collective_timeout, log).map(WireRows::f32),
-        WireType::Bf16 => ends.join(rank.index(), experts, groups, collective_timeout, log).map(WireRows::bf16),
+        WireType::F32 => ends.join(WireRows::f32, rank.index(), experts, groups, collective_timeout, log),
+        WireType::Bf16 => ends.join(WireRows::bf16, rank.index(), experts, groups, collective_timeout, log),
     };
     let unit = unit.map_err(|source| WorkerError::Runtime { source })?;
     tracing::info!(%rank, transport, %wire, "the rank is connected");
@@ -114,12 +114,13 @@ impl Ends {
     /// `limit` bounds one collective.
     fn join<T: Element>(
         self,
+        wire: fn(Box<dyn Collectives<T>>) -> WireRows,
         rank: usize,
         experts: ExpertLayout,
         groups: usize,
         limit: Duration,
         stages: Option<StageLog>,
-    ) -> io::Result<Box<dyn Collectives<T>>> {
+    ) -> io::Result<WireRows> {
         let private = || PrivateMemory::new(rank);
         let observer: Box<dyn StageObserver + Send> = match stages {
             Some(log) => Box::new(log),
@@ -127,18 +128,18 @@ impl Ends {
         };
         let unit = match self.memory {
             _ if self.data.len() == 1 => {
-                experts.join_grouped(groups, LocalTransport::mesh(1).remove(0), private(), observer)
+                experts.join_grouped(groups, wire, LocalTransport::mesh(1).remove(0), private(), observer)
             }
             Some(shared) if shared.ranks.len() == self.data.len() => {
                 let (link, rows) = ShmTransport::new(rank, shared.memory, self.data, limit)?;
-                experts.join_grouped(groups, link, rows, observer)
+                experts.join_grouped(groups, wire, link, rows, observer)
             }
             // A rank that also waits for ranks of other hosts waits for sockets.
             Some(shared) => {
                 let rows = Arc::new(shared.memory).rows(rank, &shared.ranks, self.data.len());
-                experts.join_grouped(groups, TcpTransport::new(rank, self.data, limit)?, rows, observer)
+                experts.join_grouped(groups, wire, TcpTransport::new(rank, self.data, limit)?, rows, observer)
             }
-            None => experts.join_grouped(groups, TcpTransport::new(rank, self.data, limit)?, private(), observer),
+            None => experts.join_grouped(groups, wire, TcpTransport::new(rank, self.data, limit)?, private(), observer),
         };
         unit.map_err(io::Error::other)
     }

@@ -14,7 +14,7 @@ use semmoe_tables::{
 };
 use semmoe_worker::ep::{
     Counters, CountersSnapshot, ExpertLayout, ExpertParallel, LocalTransport, Lockstep, StepPhase, UnitError, Wake,
-    Waker, WireRows,
+    Waker, WireRows, WireType,
 };
 use semmoe_worker::model::{ExpertRoom, KvCache, Model, ModelConfig, StepItem};
 use serde_json::Value;
@@ -192,13 +192,20 @@ impl Rank {
         placement: &ExpertCopies,
         experts: ExpertLayout,
         groups: usize,
+        wire: WireType,
     ) -> Self {
         let (rank, world) = (transport.rank(), transport.world());
         let id = RankId::new(rank as u16);
         let model = Model::load_groups(model_dir, id, placement, experts, world / groups).unwrap();
-        let joined = experts.join_grouped(groups, transport, PrivateMemory::new(rank), Box::new(Unobserved));
+        let observer = Box::new(Unobserved);
+        let rows = match wire {
+            WireType::F32 => experts.join_grouped(groups, WireRows::f32, transport, PrivateMemory::new(rank), observer),
+            WireType::Bf16 => {
+                experts.join_grouped(groups, WireRows::bf16, transport, PrivateMemory::new(rank), observer)
+            }
+        };
         let counters = Arc::new(Counters::new(placement.layers()));
-        let ep = ExpertParallel::over(WireRows::f32(joined.unwrap()), placement.clone(), experts, counters).unwrap();
+        let ep = ExpertParallel::over(rows.unwrap(), placement.clone(), experts, counters).unwrap();
         Self { rank, model, ep: ep.with_attention_groups(groups) }
     }
 

@@ -7,7 +7,7 @@ use crate::common::{self, FIXTURES, Rank, contiguous_of, fixture, fixture_prompt
 use crate::support::{self, LAYERS, TOP_K, Unit, golden, greedy};
 use futures_util::future::join_all;
 use semmoe_tables::{Attention, ExpertCopies};
-use semmoe_worker::ep::{CountersSnapshot, ExpertLayout};
+use semmoe_worker::ep::{CountersSnapshot, ExpertLayout, Lockstep, WireType};
 use semmoe_worker::model::ModelConfig;
 use semmoe_worker::{TransportChoice, WorkerConfig, run};
 use serde_json::json;
@@ -21,6 +21,14 @@ fn layout(name: &str) -> ExpertLayout {
     name.parse().unwrap()
 }
 
+fn on_threads<T: Send>(links: Vec<Box<dyn Lockstep>>, run: impl Fn(Box<dyn Lockstep>) -> T + Sync) -> Vec<T> {
+    let run = &run;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = links.into_iter().map(|link| scope.spawn(move || run(link))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
 /// The counts of each rank, and all bytes sent, of a fixture's prompts dealt to the groups in turn.
 fn run_prompts(name: &str, case: &str) -> (Vec<CountersSnapshot>, u64) {
     let (dir, config) = (fixture(name), ModelConfig::load(&fixture(name)).unwrap());
@@ -28,8 +36,8 @@ fn run_prompts(name: &str, case: &str) -> (Vec<CountersSnapshot>, u64) {
     let copies = &ExpertCopies::from(&contiguous_of(&config, hosts));
     let prompts = fixture_prompts(&dir);
     let steps = steps(&prompts);
-    let run = &|transport| {
-        let mut rank = Rank::grouped(&dir, transport, copies, layout(case), GROUPS.into());
+    let run = |transport| {
+        let mut rank = Rank::grouped(&dir, transport, copies, layout(case), GROUPS.into(), WireType::F32);
         let mine = prompts.iter().skip(rank.rank / 2).step_by(GROUPS.into());
         let (ids, greedy): (Vec<&[u32]>, Vec<&[u32]>) = mine.map(|(ids, greedy)| (&ids[..], &greedy[..])).unzip();
         for (text, golden) in rank.greedy(&ids, steps).iter().zip(greedy) {
@@ -39,10 +47,7 @@ fn run_prompts(name: &str, case: &str) -> (Vec<CountersSnapshot>, u64) {
         (rank.counted(), rank)
     };
     let (transports, meters) = metered_mesh(WORLD);
-    let ended: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> = transports.into_iter().map(|transport| scope.spawn(move || run(transport))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
+    let ended = on_threads(transports, run);
     let sent = meters.iter().map(|[sent, _]| sent.load(Ordering::Relaxed)).sum();
     (ended.into_iter().map(|(counted, _)| counted).collect(), sent)
 }
@@ -73,6 +78,26 @@ fn every_family_gives_the_same_tokens_in_every_case_and_each_row_is_sent_once() 
                 );
             }
         }
+    }
+}
+
+/// Rows as bf16: nearly the logits of f32, on every rank of a group the same bits.
+#[test]
+fn rounded_rows_compute_nearly_the_same() {
+    let (dir, golden) = (common::model_dir(), common::golden());
+    let copies = &ExpertCopies::from(&contiguous_of(&common::config(), WORLD));
+    let [wide, rounded] = [WireType::F32, WireType::Bf16].map(|wire| {
+        let run = |link| {
+            let mut rank = Rank::grouped(&dir, link, copies, ExpertLayout::Ep, GROUPS.into(), wire);
+            (rank.prefill(&golden[rank.rank / 2].ids).0, rank)
+        };
+        let ended = on_threads(common::local_mesh(WORLD), run);
+        ended.into_iter().map(|(logits, _)| logits).collect::<Vec<_>>()
+    });
+    for (rank, (wide, rounded_here)) in wide.iter().zip(&rounded).enumerate() {
+        let error = common::relative_error(rounded_here, wide);
+        assert!(error > 0.0 && error < 0.05, "{error} on rank {rank}");
+        assert_eq!(rounded_here, &rounded[rank / 2 * 2], "rank {rank}");
     }
 }
 
