@@ -23,7 +23,7 @@ Examples (a unit of two ranks, each in a terminal of its own):
 #[derive(Debug, Clone, Args)]
 pub(crate) struct UnitAttentionArgs {
     /// How the ranks share attention: dp = each rank has its own requests, tp = every rank computes some heads of all
-    /// requests; dp,tp or tp,dp = start with the first, and switch by /switch (keeps the weights of both).
+    /// requests; dp,tp or tp,dp = start with the first, and switch while serving (keeps the weights of both).
     /// Must be the same on all ranks.
     #[arg(
         long,
