@@ -103,7 +103,7 @@ pub(crate) async fn open(
 ) -> Result<Opened, SendError> {
     let mut response = response.map(Upstream::of);
     let status = response.status();
-    // A full one says the same, which the health route tells apart.
+    // A full engine answers 503, too: only the health route shows which it is.
     if probe::is_dead(wait.backend.engine, Some(status.as_u16())) {
         wait.backend.suspect();
     }

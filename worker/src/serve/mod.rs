@@ -49,7 +49,7 @@ pub(crate) use app::{App, Defaults};
 const MAX_BODY_BYTES: usize = 4 << 20;
 
 /// Serves until `stop` is requested and the open requests have ended. When a rank is lost, every connection closes once
-/// its requests have their answers, so that a client that keeps idle ones notices; new connections are told the cause.
+/// its requests have their answers, so that a client that keeps idle ones notices; new connections get the cause.
 pub(crate) async fn serve(listener: TcpListener, app: Arc<App>, stop: Shutdown) -> io::Result<()> {
     let second = listener.try_clone()?;
     let unit = app.unit.clone();
