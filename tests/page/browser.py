@@ -25,7 +25,11 @@ class Page:
             os.dup2(events, 4)
 
         command = [FOUND, *QUIET, "--remote-debugging-pipe", f"--user-data-dir={self.profile.name}", f"--window-size={width},{height}", "about:blank"]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, close_fds=False, preexec_fn=wire)
+        # What it would leave behind when it is killed goes with the profile.
+        environment = {**os.environ, "TMPDIR": self.profile.name}
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, close_fds=False, preexec_fn=wire
+        )
         os.close(commands)
         os.close(events)
         self.events, self.waiting, self.last, self.session = [], {}, 0, None
