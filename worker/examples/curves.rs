@@ -49,8 +49,8 @@ impl<'a> Rank<'a> {
     fn load(dir: &Path, link: LocalTransport, together: &'a Barrier) -> Outcome<Self> {
         let rank = Lockstep::rank(&link);
         let copies = ExpertCopies::from(&Placement::contiguous(LAYERS, EXPERTS as u16, RANKS as u16)?);
-        let start = (Attention::Dp, None);
-        let mut model = Model::load_both(dir, RankId::new(rank as u16), copies.clone(), ExpertLayout::Ep, start)?;
+        let rank_id = RankId::new(rank as u16);
+        let mut model = Model::load_both(dir, rank_id, copies.clone(), ExpertLayout::Ep, Attention::Dp, None)?;
         model.share_experts(&(0..RANKS).collect::<Vec<_>>());
         let unit = WireRows::f32(Box::new(RowCollectives::new(link, PrivateMemory::new(rank))));
         let ep = ExpertParallel::over(unit, copies.clone(), ExpertLayout::Ep, Arc::new(Counters::new(LAYERS)))?;

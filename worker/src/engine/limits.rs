@@ -109,7 +109,8 @@ impl EngineLimits {
     /// progress is always possible. `available` is memory in bytes, if known.
     pub(crate) fn fitted(
         self,
-        (model, shares): (&ModelConfig, &[AttentionShare]),
+        model: &ModelConfig,
+        shares: &[AttentionShare],
         world: u16,
         available: Option<u64>,
     ) -> Result<UnitLimits, NoPage> {
@@ -122,7 +123,7 @@ impl EngineLimits {
             running,
             waiting: self.waiting,
             step_tokens,
-            kv_pages: self.kv.pages((model, shares), world, available)?,
+            kv_pages: self.kv.pages(model, shares, world, available)?,
             prefix_reuse: self.prefix_reuse,
             row_elements: usize::from(world).saturating_mul(step_tokens).saturating_mul(model.hidden),
         })
@@ -132,7 +133,8 @@ impl EngineLimits {
 impl KvBudget {
     fn pages(
         self,
-        (model, shares): (&ModelConfig, &[AttentionShare]),
+        model: &ModelConfig,
+        shares: &[AttentionShare],
         world: u16,
         available: Option<u64>,
     ) -> Result<KvPages, NoPage> {
@@ -187,7 +189,7 @@ mod tests {
         let pages = |kv, world, available| {
             let limits = EngineLimits { kv, ..EngineLimits::default() };
             let dp = [(Attention::Dp, HeadShare::ALL)];
-            limits.fitted((&model, &dp[..]), world, available).map(|limits| limits.kv_pages.of(Attention::Dp))
+            limits.fitted(&model, &dp[..], world, available).map(|limits| limits.kv_pages.of(Attention::Dp))
         };
         assert_eq!(pages(KvBudget::Auto, 4, None), Ok(512));
         assert_eq!(pages(KvBudget::Auto, 4, Some(u64::MAX)), Ok(512));
@@ -206,7 +208,7 @@ mod tests {
         let half = HeadShare::new(&model, 0, 2).unwrap();
         let both = [(Attention::Tp, half), (Attention::Dp, HeadShare::ALL)];
         let fitted = |kv, shares: &[AttentionShare]| {
-            EngineLimits { kv, ..EngineLimits::default() }.fitted((&model, shares), 2, None).unwrap()
+            EngineLimits { kv, ..EngineLimits::default() }.fitted(&model, shares, 2, None).unwrap()
         };
         let limits = fitted(KvBudget::Tokens(20 * PAGE_TOKENS), &both);
         assert_eq!((limits.kv_pages.of(Attention::Tp), limits.kv_pages.of(Attention::Dp)), (20, 10));

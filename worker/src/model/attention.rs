@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::compute::{Begin, Columns, Linear, Matrix, NR, multiply, multiply_from, scale_to, softmax};
+use super::compute::{Begin, Columns, Linear, Matrix, NR, Sizes, multiply, multiply_from, scale_to, softmax};
 use super::grouped::Grouped;
 use super::kv::{KvCache, PAGE_TOKENS, Page};
 use super::latent::Latent;
@@ -250,7 +250,13 @@ impl Heads {
         for (first, held, page, after) in cache.pages_ahead(keys) {
             let next = after.map(|page| keys_of(page, head).data).or(first_page.map(values_of));
             let columns = Columns::Rows { matrix: keys_of(page, head), next };
-            multiply((rows, key_width, held.next_multiple_of(NR)), queries, columns, &mut scores[first..], width);
+            multiply(
+                Sizes { m: rows, k: key_width, n: held.next_multiple_of(NR) },
+                queries,
+                columns,
+                &mut scores[first..],
+                width,
+            );
         }
         for (row, scores) in scores.chunks_exact_mut(width).enumerate() {
             let visible = cache.len() + block.start + row / group + 1;
@@ -262,7 +268,14 @@ impl Heads {
             let next = after.map(values_of).or(next_head);
             let scores = Matrix { data: &scores[first..], stride: width };
             let begin = if first == 0 { Begin::AtZero } else { Begin::AtC };
-            multiply_from(begin, (rows, held, value_width), scores, Columns::Rows { matrix, next }, sums, value_width);
+            multiply_from(
+                begin,
+                Sizes { m: rows, k: held, n: value_width },
+                scores,
+                Columns::Rows { matrix, next },
+                sums,
+                value_width,
+            );
         }
 
         for ((row, sum), total) in sums.chunks_exact(value_width).enumerate().zip(totals) {

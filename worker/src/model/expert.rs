@@ -21,7 +21,7 @@ use semmoe_ranks::SharedExperts;
 use semmoe_tables::{ExpertId, LayerIdx, RankId};
 
 use super::checkpoint::TensorData;
-use super::compute::{Linear, Matrix, PanelType, group_of, multiply, silu_product};
+use super::compute::{Linear, Matrix, PanelType, Sizes, group_of, multiply, silu_product};
 use super::slice::ExpertSlice;
 use super::{ModelConfig, ModelError};
 use crate::ep::{ExpertLayout, ExpertSpread, LocalExperts};
@@ -124,10 +124,16 @@ impl Packing {
         work.resize(rows * (outputs + inputs), 0.0);
         let (both, product) = work.split_at_mut(rows * outputs);
         let columns = self.types.gate_up.columns(gate_up, group_of(2 * self.width));
-        multiply((rows, hidden, outputs), Matrix { data: x, stride: hidden }, columns, both, outputs);
+        multiply(Sizes { m: rows, k: hidden, n: outputs }, Matrix { data: x, stride: hidden }, columns, both, outputs);
         self.activate(both, product);
         let columns = self.types.down.columns(down, group_of(hidden));
-        multiply((rows, inputs, hidden), Matrix { data: product, stride: inputs }, columns, out, hidden);
+        multiply(
+            Sizes { m: rows, k: inputs, n: hidden },
+            Matrix { data: product, stride: inputs },
+            columns,
+            out,
+            hidden,
+        );
     }
 
     /// Gate and up of a slice with the padding to whole panels.

@@ -45,7 +45,8 @@ impl Model {
         rank: RankId,
         placement: impl Into<ExpertCopies>,
         experts: impl Into<ExpertRoom>,
-        (start, tables): (Attention, Option<Arc<Tables>>),
+        start: Attention,
+        tables: Option<Arc<Tables>>,
     ) -> Result<Self, ModelError> {
         Self::load_divided(model_dir, rank, placement, experts, |config, at| {
             let tp = Division::of_heads(config, at, tables)?;

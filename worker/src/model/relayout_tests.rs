@@ -217,7 +217,7 @@ fn joined(link: LocalTransport, placement: &Placement) -> ExpertParallel {
 }
 
 fn both(dir: &Path, rank: usize, placement: &Placement) -> Model {
-    Model::load_both(dir, RankId::new(rank as u16), placement, ExpertLayout::Ep, (Attention::Dp, None)).unwrap()
+    Model::load_both(dir, RankId::new(rank as u16), placement, ExpertLayout::Ep, Attention::Dp, None).unwrap()
 }
 
 fn on_ranks<T: Send>(world: usize, work: impl Fn(usize, LocalTransport) -> T + Sync) -> Vec<T> {

@@ -97,7 +97,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     let shares = config.attentions().into_iter().map(share).collect::<Result<Vec<_>, _>>()?;
     let tables = tables(config, &info)?;
     let (placement, placement_digest) = placement(config, tables.as_ref(), &info)?;
-    check_expert_budget(config, (&model_dir, &model), &placement)?;
+    check_expert_budget(config, &model_dir, &model, &placement)?;
     let stages = config.stages.as_deref().map(stage_file).transpose()?;
     let tables = tables.map(Arc::new);
     let of = |attention| tables.clone().filter(|tables| tables.attention() == attention);
@@ -123,7 +123,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         top_k: generation.top_k.unwrap_or(neutral.top_k),
     };
     let limits =
-        config.limits.fitted((&model, &shares[..]), config.world, available_bytes()).map_err(WorkerError::arguments)?;
+        config.limits.fitted(&model, &shares[..], config.world, available_bytes()).map_err(WorkerError::arguments)?;
     let tokenizer = Arc::new(tokenizer);
     Ok(Prepared {
         model_dir,
@@ -251,7 +251,8 @@ fn check_domain(config: &WorkerConfig, model: &ModelConfig, available: Option<u6
 /// Whether experts fit the memory for them, if that is limited, and are not to be moved.
 fn check_expert_budget(
     config: &WorkerConfig,
-    (model_dir, model): (&Path, &ModelConfig),
+    model_dir: &Path,
+    model: &ModelConfig,
     placement: &ExpertCopies,
 ) -> Result<(), WorkerError> {
     let Some(limit) = config.expert_memory else { return Ok(()) };
@@ -261,7 +262,7 @@ fn check_expert_budget(
         return Err(WorkerError::arguments(format!("{other} are for switches, and {streamed}")));
     }
     let spread = ExpertSpread { layout: config.experts, copies: placement.clone() };
-    Ok(check_expert_memory(model_dir, model, (RankId::new(config.rank), &spread), limit)?)
+    Ok(check_expert_memory(model_dir, model, RankId::new(config.rank), &spread, limit)?)
 }
 
 /// The ranks of this rank's node, if nodes are given.

@@ -162,7 +162,7 @@ impl Connected {
         let experts = ExpertRoom { layout, slots, memory: prepared.expert_memory.map(ExpertMemory::Bytes) };
         let mut model = match prepared.attention {
             start if prepared.both_attentions => {
-                Model::load_both(dir, rank, placement, experts, (start, prepared.shuffle.clone()))?
+                Model::load_both(dir, rank, placement, experts, start, prepared.shuffle.clone())?
             }
             Attention::Dp => Model::load_experts(dir, rank, placement, experts)?,
             Attention::Tp if prepared.attention_groups > 1 => {

@@ -32,6 +32,22 @@ pub(in crate::model) struct Matrix<'a> {
     pub stride: usize,
 }
 
+/// The sizes of a product: `[m, k] x [k, n]`.
+#[derive(Clone, Copy)]
+pub(in crate::model) struct Sizes {
+    pub m: usize,
+    pub k: usize,
+    pub n: usize,
+}
+
+/// The result of a product, `[m, n]`, each row `stride` elements after the one before.
+pub(super) struct Sums<'a> {
+    /// The elements.
+    pub data: &'a mut [f32],
+    /// Elements from one row to the next.
+    pub stride: usize,
+}
+
 /// The right operand, `[k, n]`. Packed ones lie in groups of whole panels: of [`group_of`] its columns, or of as many
 /// for several operands that were packed by themselves and lie beside each other.
 #[derive(Clone, Copy)]
@@ -74,14 +90,8 @@ pub(in crate::model) fn group_of(n: usize) -> usize {
 ///
 /// # Panics
 /// If a slice is too short for these sizes.
-pub(in crate::model) fn multiply(
-    (m, k, n): (usize, usize, usize),
-    a: Matrix<'_>,
-    b: Columns<'_>,
-    c: &mut [f32],
-    c_stride: usize,
-) {
-    multiply_from(Begin::AtZero, (m, k, n), a, b, c, c_stride);
+pub(in crate::model) fn multiply(sizes: Sizes, a: Matrix<'_>, b: Columns<'_>, c: &mut [f32], c_stride: usize) {
+    multiply_from(Begin::AtZero, sizes, a, b, c, c_stride);
 }
 
 /// As [`multiply`]. With [`Begin::AtC`] it continues the sums in `c`: the k of several products, one after
@@ -91,13 +101,13 @@ pub(in crate::model) fn multiply(
 /// As [`multiply`].
 pub(in crate::model) fn multiply_from(
     begin: Begin,
-    shape: (usize, usize, usize),
+    sizes: Sizes,
     a: Matrix<'_>,
     b: Columns<'_>,
     c: &mut [f32],
     c_stride: usize,
 ) {
-    multiply_on(Isa::best(), shape, a, b, (c, c_stride), begin);
+    multiply_on(Isa::best(), sizes, a, b, Sums { data: c, stride: c_stride }, begin);
 }
 
 /// Rows up to which a product waits for B rather than for its operations.
@@ -115,14 +125,8 @@ pub(in crate::model) enum Begin {
     AtC,
 }
 
-pub(super) fn multiply_on(
-    isa: Isa,
-    (m, k, n): (usize, usize, usize),
-    a: Matrix<'_>,
-    b: Columns<'_>,
-    (c, c_stride): (&mut [f32], usize),
-    begin: Begin,
-) {
+pub(super) fn multiply_on(isa: Isa, sizes: Sizes, a: Matrix<'_>, b: Columns<'_>, sums: Sums<'_>, begin: Begin) {
+    let (Sizes { m, k, n }, Sums { data: c, stride: c_stride }) = (sizes, sums);
     if m == 0 || n == 0 {
         return;
     }

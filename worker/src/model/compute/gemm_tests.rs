@@ -75,7 +75,14 @@ fn products_are_right_in_every_shape_layout_and_instruction_set() {
             for columns in b.all() {
                 // One column more than is written, and one row's stride more than is read, must stay as they are.
                 let mut c = vec![7.0; m * (n + 1)];
-                multiply_on(isa, (m, k, n), Matrix { data: &a, stride: k }, columns, (&mut c, n + 1), Begin::AtZero);
+                multiply_on(
+                    isa,
+                    Sizes { m, k, n },
+                    Matrix { data: &a, stride: k },
+                    columns,
+                    Sums { data: &mut c, stride: n + 1 },
+                    Begin::AtZero,
+                );
                 for (i, row) in c.chunks(n + 1).enumerate() {
                     assert_eq!(row[n], 7.0);
                     for (j, &value) in row[..n].iter().enumerate() {
@@ -95,12 +102,26 @@ fn a_row_does_not_depend_on_the_rows_beside_it() {
     for isa in Isa::available() {
         let mut alone = vec![0.0; m * n];
         for (a, c) in a.chunks(k).zip(alone.chunks_mut(n)) {
-            multiply_on(isa, (1, k, n), Matrix { data: a, stride: k }, b.all()[0], (c, n), Begin::AtZero);
+            multiply_on(
+                isa,
+                Sizes { m: 1, k, n },
+                Matrix { data: a, stride: k },
+                b.all()[0],
+                Sums { data: c, stride: n },
+                Begin::AtZero,
+            );
         }
         for columns in b.all() {
             for rows in [2, 3, 5, 8, 13, 64, 100, 150] {
                 let mut c = vec![0.0; rows * n];
-                multiply_on(isa, (rows, k, n), Matrix { data: &a, stride: k }, columns, (&mut c, n), Begin::AtZero);
+                multiply_on(
+                    isa,
+                    Sizes { m: rows, k, n },
+                    Matrix { data: &a, stride: k },
+                    columns,
+                    Sums { data: &mut c, stride: n },
+                    Begin::AtZero,
+                );
                 assert!(c == alone[..rows * n], "{isa:?} with {rows} rows");
             }
         }
@@ -119,7 +140,7 @@ fn a_product_in_parts_of_k_gives_the_bits_of_the_whole() {
                 let a = Matrix { data: &a[from..], stride: k };
                 let matrix = Matrix { data: &b[from * stride..], stride };
                 let columns = Columns::Rows { matrix, next: None };
-                multiply_on(isa, (m, to - from, n), a, columns, (c, n), begin);
+                multiply_on(isa, Sizes { m, k: to - from, n }, a, columns, Sums { data: c, stride: n }, begin);
             };
             let (mut whole, mut parts) = (vec![0.0; m * n], vec![f32::NAN; m * n]);
             part(0, k, &mut whole, Begin::AtZero);
@@ -138,7 +159,7 @@ fn several_threads_give_the_bits_of_one() {
         for columns in b.all() {
             let product = || {
                 let mut c = vec![f32::NAN; m * n];
-                multiply((m, k, n), Matrix { data: &a, stride: k }, columns, &mut c, n);
+                multiply(Sizes { m, k, n }, Matrix { data: &a, stride: k }, columns, &mut c, n);
                 c
             };
             let alone = product();
@@ -186,7 +207,14 @@ fn narrower_groups_give_the_same_bits() {
         for isa in Isa::available() {
             let product = |columns| {
                 let mut c = vec![0.0; m * n];
-                multiply_on(isa, (m, k, n), Matrix { data: &a, stride: k }, columns, (&mut c, n), Begin::AtZero);
+                multiply_on(
+                    isa,
+                    Sizes { m, k, n },
+                    Matrix { data: &a, stride: k },
+                    columns,
+                    Sums { data: &mut c, stride: n },
+                    Begin::AtZero,
+                );
                 c.into_iter().map(f32::to_bits).collect::<Vec<_>>()
             };
             for narrow in &narrow {

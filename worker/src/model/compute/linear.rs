@@ -3,7 +3,7 @@
 use std::ops::{Deref, Range};
 
 use super::arena::{Arena, Piece};
-use super::gemm::{Columns, Matrix, group_of, multiply};
+use super::gemm::{Columns, Matrix, Sizes, group_of, multiply};
 use super::ops::add_row;
 use crate::model::checkpoint::TensorData;
 
@@ -178,7 +178,7 @@ impl Linear {
     /// apart.
     pub(in crate::model) fn apply_rows(&self, rows: usize, x: Matrix<'_>, out: &mut [f32], out_stride: usize) {
         let columns = self.panel_type.columns(&self.panels, group_of(self.outputs));
-        multiply((rows, self.inputs, self.outputs), x, columns, out, out_stride);
+        multiply(Sizes { m: rows, k: self.inputs, n: self.outputs }, x, columns, out, out_stride);
     }
 }
 

@@ -24,7 +24,7 @@ mod portable;
 mod tile;
 
 pub(super) use arena::{Arena, Piece};
-pub(super) use gemm::{Begin, Columns, Matrix, NR, group_of, multiply, multiply_from};
+pub(super) use gemm::{Begin, Columns, Matrix, NR, Sizes, group_of, multiply, multiply_from};
 pub(super) use linear::{Linear, PanelType};
 pub(super) use ops::{
     add, add_scaled, clamp, first_largest, rms_norm, rotate, rotate_pairs, scale_to, silu_product, softmax,

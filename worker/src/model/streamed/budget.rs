@@ -24,7 +24,8 @@ pub(super) struct Budget {
 impl Budget {
     pub(super) fn of(
         loader: &Loader<'_>,
-        (held, packing): (&[Vec<ExpertId>], &Packing),
+        held: &[Vec<ExpertId>],
+        packing: &Packing,
         limit: ExpertMemory,
     ) -> Result<Self, ModelError> {
         let counts: Vec<usize> = held.iter().map(Vec::len).collect();

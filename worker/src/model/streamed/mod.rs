@@ -89,7 +89,7 @@ impl StreamedExperts {
         limit: ExpertMemory,
     ) -> Result<Self, ModelError> {
         let (held, packing) = plan(loader, at, spread)?;
-        let budget = Budget::of(loader, (&held, &packing), limit)?;
+        let budget = Budget::of(loader, &held, &packing, limit)?;
         let mut source = ExpertSource::open(loader, packing)?;
         let words = source.expert_words();
         let most = budget.resident;
@@ -143,14 +143,15 @@ fn plan(loader: &Loader<'_>, at: Place, spread: &ExpertSpread) -> Result<(Vec<Ve
 pub(crate) fn check_expert_memory(
     model_dir: &Path,
     config: &ModelConfig,
-    (rank, spread): (RankId, &ExpertSpread),
+    rank: RankId,
+    spread: &ExpertSpread,
     limit: u64,
 ) -> Result<(), ModelError> {
     let checkpoint = &Checkpoint::open(model_dir)?;
     let loader = Loader { checkpoint, config, share: HeadShare::ALL };
     let at = Place { rank: rank.index(), world: spread.layout.world(spread.copies.groups().into()) };
     let (held, packing) = plan(&loader, at, spread)?;
-    Budget::of(&loader, (&held, &packing), ExpertMemory::Bytes(limit)).map(drop)
+    Budget::of(&loader, &held, &packing, ExpertMemory::Bytes(limit)).map(drop)
 }
 
 /// One layer's experts on this rank; when it goes, the next but one is read into its buffer.
