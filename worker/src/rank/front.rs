@@ -152,8 +152,9 @@ struct Front {
 }
 
 /// Resolves `after` the first failure of the unit; never without a limit.
-async fn given_up(unit: &Unit, after: Option<Duration>) {
-    unit.when_lost().await;
+async fn given_up(mut status: watch::Receiver<UnitStatus>, after: Option<Duration>) {
+    // The sender lives in the unit.
+    let _ = status.wait_for(|status| status.lost.is_some()).await;
     let Some(after) = after else {
         tracing::warn!("requests get 503 until this process is asked to stop");
         return std::future::pending().await;
@@ -182,12 +183,14 @@ impl Front {
     /// lost a rank answers with the cause for a while, so that gateways and clients see it.
     async fn serve(&mut self, http: TcpListener, app: Arc<App>) -> Result<(), WorkerError> {
         let failed = |source| WorkerError::Http { source };
+        let listener = tokio::net::TcpListener::from_std(http).map_err(failed)?;
         let closing = Shutdown::default();
-        let mut server = tokio::spawn(serve::serve(http, app, closing.clone()));
+        let stop = closing.clone();
+        let mut server = tokio::spawn(serve::serve(listener, app, async move { stop.requested().await }));
         tokio::select! {
             () = self.shutdown.requested() => {}
             _ = self.status.wait_for(|status| status.leaving) => {}
-            () = given_up(&self.unit, self.exit_after_loss) => {}
+            () = given_up(self.unit.status(), self.exit_after_loss) => {}
             ended = &mut server => {
                 let source = ended.map_or_else(std::io::Error::other, |result| match result {
                     Ok(()) => std::io::Error::other("it ended without being asked to"),

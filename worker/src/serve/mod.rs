@@ -32,15 +32,13 @@ mod wish;
 
 use std::future::Future;
 use std::io;
-use std::net::TcpListener;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::routing::{get, post};
 use axum::serve::ListenerExt as _;
-
-use crate::unit::Shutdown;
+use tokio::net::TcpListener;
 
 pub(crate) use admin::Gate;
 pub(crate) use app::{App, Defaults};
@@ -48,35 +46,13 @@ pub(crate) use app::{App, Defaults};
 /// Largest request body, in bytes.
 const MAX_BODY_BYTES: usize = 4 << 20;
 
-/// Serves until `stop` is requested and the open requests have ended. When a rank is lost, every connection closes once
-/// its requests have their answers, so that a client that keeps idle ones notices; new connections get the cause.
-pub(crate) async fn serve(listener: TcpListener, app: Arc<App>, stop: Shutdown) -> io::Result<()> {
-    let second = listener.try_clone()?;
-    let unit = app.unit.clone();
-    let before_loss = serve_until(listener, Arc::clone(&app), {
-        let (unit, stop) = (unit.clone(), stop.clone());
-        async move {
-            tokio::select! {
-                () = unit.when_lost() => {}
-                () = stop.requested() => {}
-            }
-        }
-    });
-    let after_loss = async {
-        tokio::select! {
-            () = unit.when_lost() => serve_until(second, app, async move { stop.requested().await }).await,
-            () = stop.requested() => Ok(()),
-        }
-    };
-    tokio::try_join!(before_loss, after_loss).map(|_| ())
-}
-
-async fn serve_until(
+/// Serves until `stop` resolves and the open requests have ended.
+pub(crate) async fn serve(
     listener: TcpListener,
     app: Arc<App>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
-    let listener = tokio::net::TcpListener::from_std(listener)?.tap_io(|stream| {
+    let listener = listener.tap_io(|stream| {
         // Small events must not wait for more; a connection that refuses the option works all the same.
         let _ = stream.set_nodelay(true);
     });

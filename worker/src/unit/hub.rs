@@ -195,12 +195,6 @@ impl Unit {
         self.0.status.borrow().lost.clone()
     }
 
-    /// Resolves at the first failure.
-    pub(crate) async fn when_lost(&self) {
-        // The sender lives in self: the wait cannot fail.
-        let _ = self.status().wait_for(|status| status.lost.is_some()).await;
-    }
-
     /// Runs a sequence on `rank`, or on the next one in turn; its id is set here. With attention tp the rank is where
     /// it goes if attention becomes dp.
     pub(crate) fn submit(&self, rank: Option<RankId>, mut request: SequenceRequest) -> Result<Running, SubmitError> {
