@@ -264,11 +264,11 @@ def main():
     failed = False
     for rule, crates in places.items():
         for crate, found in sorted(crates.items()):
-            limit = allowed.get(rule, {}).get(crate, 0)
+            limit = allowed[rule].get(crate, 0)
             if len(found) > limit:
                 failed = True
                 print(f"{rule}: {len(found)} in {crate}, allowed {limit}:", *found, sep="\n  ")
-        print(f"{rule}: {sum(map(len, crates.values()))} in all, allowed {sum(allowed.get(rule, {}).values())}")
+        print(f"{rule}: {sum(map(len, crates.values()))} in all, allowed {sum(allowed[rule].values())}")
     return failed
 
 

@@ -43,9 +43,9 @@ pub fn health_generates(engine: Engine) -> bool {
     engine == Engine::Sglang
 }
 
-/// Whether the status of a failed health probe says that the engine serves nothing more, so that no second probe is
-/// needed. vLLM's API servers answer 503 only when the engine core is dead, this project's worker when a rank is lost
-/// or it drains.
+/// Whether this status of the health route says that the engine serves nothing more, so that no second probe is needed.
+/// vLLM's API servers answer 503 there only when the engine core is dead, this project's worker when a rank is lost or
+/// it drains.
 pub fn is_dead(engine: Engine, status: Option<u16>) -> bool {
     matches!(engine, Engine::Vllm | Engine::Semmoe) && status == Some(503)
 }

@@ -216,7 +216,8 @@ section! { RawHealth, "`[health]`";
     interval_seconds: f64 = 5.0,
     /// Time that one probe may take.
     timeout_seconds: f64 = 3.0,
-    /// Failed probes in a row after which a backend gets no more requests. A refused connection counts as all of them.
+    /// Failed probes in a row after which a backend gets no more requests. A refused connection counts as all of them,
+    /// and so does a 503 from vLLM or semmoe's worker.
     unhealthy_after: u32 = 2,
     /// How long a backend may take connections and answer no probe before it gets no more requests: a busy engine is
     /// silent, too. Every byte of an answer from it starts this time again. For SGLang also how long its answers may be

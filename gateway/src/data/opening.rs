@@ -103,7 +103,7 @@ pub(crate) async fn open(
 ) -> Result<Opened, SendError> {
     let mut response = response.map(Upstream::of);
     let status = response.status();
-    // A full engine answers 503, too: only the health route shows which it is.
+    // The engine is dead, or only full: its health route shows which.
     if probe::is_dead(wait.backend.engine, Some(status.as_u16())) {
         wait.backend.suspect();
     }

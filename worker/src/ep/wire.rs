@@ -70,7 +70,7 @@ impl WireRows {
         Self { unit: Box::new(CastCollectives::new(unit)), wire: WireType::Bf16 }
     }
 
-    /// Reduce-scatter and allgather are those of a group from here on, whose rows travel alike.
+    /// Runs reduce-scatter and allgather in `group`, whose rows have the same type on the wire.
     pub(super) fn with_groups(self, link: impl Lockstep + 'static, group: Self) -> Self {
         Self { unit: Box::new(GroupedCollectives::new(link, self.unit, group.unit)), ..self }
     }

@@ -40,14 +40,6 @@ pub(in crate::model) struct Sizes {
     pub n: usize,
 }
 
-/// The result of a product, `[m, n]`, each row `stride` elements after the one before.
-pub(super) struct Sums<'a> {
-    /// The elements.
-    pub data: &'a mut [f32],
-    /// Elements from one row to the next.
-    pub stride: usize,
-}
-
 /// The right operand, `[k, n]`. Packed ones lie in groups of whole panels: of [`group_of`] its columns, or of as many
 /// for several operands that were packed by themselves and lie beside each other.
 #[derive(Clone, Copy)]
@@ -107,7 +99,7 @@ pub(in crate::model) fn multiply_from(
     c: &mut [f32],
     c_stride: usize,
 ) {
-    multiply_on(Isa::best(), sizes, a, b, Sums { data: c, stride: c_stride }, begin);
+    multiply_on(Isa::best(), sizes, a, b, c, c_stride, begin);
 }
 
 /// Rows up to which a product waits for B rather than for its operations.
@@ -125,8 +117,15 @@ pub(in crate::model) enum Begin {
     AtC,
 }
 
-pub(super) fn multiply_on(isa: Isa, sizes: Sizes, a: Matrix<'_>, b: Columns<'_>, sums: Sums<'_>, begin: Begin) {
-    let (Sizes { m, k, n }, Sums { data: c, stride: c_stride }) = (sizes, sums);
+pub(super) fn multiply_on(
+    isa: Isa,
+    Sizes { m, k, n }: Sizes,
+    a: Matrix<'_>,
+    b: Columns<'_>,
+    c: &mut [f32],
+    c_stride: usize,
+    begin: Begin,
+) {
     if m == 0 || n == 0 {
         return;
     }

@@ -80,7 +80,8 @@ fn products_are_right_in_every_shape_layout_and_instruction_set() {
                     Sizes { m, k, n },
                     Matrix { data: &a, stride: k },
                     columns,
-                    Sums { data: &mut c, stride: n + 1 },
+                    &mut c,
+                    n + 1,
                     Begin::AtZero,
                 );
                 for (i, row) in c.chunks(n + 1).enumerate() {
@@ -102,14 +103,7 @@ fn a_row_does_not_depend_on_the_rows_beside_it() {
     for isa in Isa::available() {
         let mut alone = vec![0.0; m * n];
         for (a, c) in a.chunks(k).zip(alone.chunks_mut(n)) {
-            multiply_on(
-                isa,
-                Sizes { m: 1, k, n },
-                Matrix { data: a, stride: k },
-                b.all()[0],
-                Sums { data: c, stride: n },
-                Begin::AtZero,
-            );
+            multiply_on(isa, Sizes { m: 1, k, n }, Matrix { data: a, stride: k }, b.all()[0], c, n, Begin::AtZero);
         }
         for columns in b.all() {
             for rows in [2, 3, 5, 8, 13, 64, 100, 150] {
@@ -119,7 +113,8 @@ fn a_row_does_not_depend_on_the_rows_beside_it() {
                     Sizes { m: rows, k, n },
                     Matrix { data: &a, stride: k },
                     columns,
-                    Sums { data: &mut c, stride: n },
+                    &mut c,
+                    n,
                     Begin::AtZero,
                 );
                 assert!(c == alone[..rows * n], "{isa:?} with {rows} rows");
@@ -140,7 +135,7 @@ fn a_product_in_parts_of_k_gives_the_bits_of_the_whole() {
                 let a = Matrix { data: &a[from..], stride: k };
                 let matrix = Matrix { data: &b[from * stride..], stride };
                 let columns = Columns::Rows { matrix, next: None };
-                multiply_on(isa, Sizes { m, k: to - from, n }, a, columns, Sums { data: c, stride: n }, begin);
+                multiply_on(isa, Sizes { m, k: to - from, n }, a, columns, c, n, begin);
             };
             let (mut whole, mut parts) = (vec![0.0; m * n], vec![f32::NAN; m * n]);
             part(0, k, &mut whole, Begin::AtZero);
@@ -207,14 +202,7 @@ fn narrower_groups_give_the_same_bits() {
         for isa in Isa::available() {
             let product = |columns| {
                 let mut c = vec![0.0; m * n];
-                multiply_on(
-                    isa,
-                    Sizes { m, k, n },
-                    Matrix { data: &a, stride: k },
-                    columns,
-                    Sums { data: &mut c, stride: n },
-                    Begin::AtZero,
-                );
+                multiply_on(isa, Sizes { m, k, n }, Matrix { data: &a, stride: k }, columns, &mut c, n, Begin::AtZero);
                 c.into_iter().map(f32::to_bits).collect::<Vec<_>>()
             };
             for narrow in &narrow {
