@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use semmoe_engines::http::{BaseUrl, HttpClient};
 use semmoe_engines::probe::{Probe, Target};
+use semmoe_engines::sglang::ServerInfo;
 use semmoe_engines::tls::ClientTls;
 use semmoe_engines::{Dialect, Engine};
 use semmoe_tables::RankId;
@@ -218,6 +219,11 @@ impl Backend {
 
     pub(crate) fn last_probe(&self) -> Option<Arc<Probe>> {
         self.probe.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether its number of ranks may change while it serves.
+    pub(crate) fn can_switch(&self) -> bool {
+        self.last_probe().is_some_and(|probe| probe.server.as_ref().is_some_and(ServerInfo::switches))
     }
 
     pub(crate) fn set_probe(&self, probe: Probe) {

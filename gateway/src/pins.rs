@@ -3,6 +3,9 @@
 //! A new engine is probed before it gets requests ([`first_look`]), for a few seconds at most; after that as often as
 //! [`Schedule`] says ([`watch`]). Answers that name their rank are evidence too, and cost nothing. An engine whose
 //! number of ranks is unknown is asked again at every health interval.
+//!
+//! An engine that can switch its layout may have done so since a request was pinned: what speaks against its pins counts
+//! only once it was asked again and still has the same ranks.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,6 +39,8 @@ pub(crate) struct PinRecord {
     /// `pinned` at which the next round is due.
     due_at: AtomicU64,
     due: Notify,
+    /// Wakes the watcher when a contradiction was suspended.
+    suspended: Notify,
 }
 
 /// Evidence, verdict and schedule of one backend.
@@ -45,6 +50,16 @@ pub(crate) struct PinState {
     schedule: Schedule,
     /// The outcome of the last contradiction, or else of the last round; or why that round proved nothing.
     pub(crate) detail: Option<String>,
+    /// Counts once the engine was asked for its ranks again.
+    suspended: Option<Suspended>,
+}
+
+/// Answers that named other ranks than their pins.
+#[derive(Clone, Debug)]
+struct Suspended {
+    contradicted: u64,
+    /// Describes the last one.
+    detail: String,
 }
 
 impl PinRecord {
@@ -79,6 +94,15 @@ impl PinRecord {
             self.ignored.store(pins == Pins::Ignored, Ordering::Relaxed);
         }
         changed
+    }
+
+    /// Keeps a contradiction until the engine was asked for its ranks again.
+    pub(crate) fn suspend(&self, detail: String) {
+        self.locked(|state| {
+            let contradicted = state.suspended.as_ref().map_or(0, |it| it.contradicted) + 1;
+            state.suspended = Some(Suspended { contradicted, detail });
+        });
+        self.suspended.notify_one();
     }
 
     /// Another engine may be there now, about whose pins nothing is known.
@@ -143,6 +167,26 @@ pub(crate) async fn watch(core: Arc<Core>, Watched { backend, stop }: Watched) {
 }
 
 async fn keep_verified(core: &Core, backend: &Arc<Backend>) {
+    tokio::join!(probe_in_rounds(core, backend), settle_suspended(core, backend));
+}
+
+/// Asks an engine that may have switched, and counts what was suspended if it has the same ranks as before. One that
+/// answers otherwise than before starts afresh, and the suspended contradictions are dropped with all other evidence.
+async fn settle_suspended(core: &Core, backend: &Arc<Backend>) {
+    loop {
+        backend.pins.suspended.notified().await;
+        let answered = health::look_again(core, backend, &core.patient_limits()).await;
+        let suspended = backend.pins.locked(|state| state.suspended.take());
+        let is_pinned = core.member(backend).is_some_and(|member| member.unpinned.is_none());
+        if let Some(Suspended { contradicted, detail }) = suspended.filter(|_| answered && is_pinned) {
+            core.note_pins(backend, Observation { contradicted, ..Observation::answer(false) }, || detail);
+        }
+        // However many answers contradict their pins, the engine is asked no more often than this.
+        tokio::time::sleep(core.config().health.interval).await;
+    }
+}
+
+async fn probe_in_rounds(core: &Core, backend: &Arc<Backend>) {
     loop {
         let interval = core.config().health.interval;
         let member = core.member(backend);

@@ -289,8 +289,12 @@ impl Core {
 
     /// Adds what an answer says about a backend's pins.
     pub(crate) fn note_pin(&self, backend: &Backend, pinned: u32, ran_on: u32) {
-        let seen = Observation::answer(pinned == ran_on);
-        self.note_pins(backend, seen, || format!("an answer to a request pinned to rank {pinned} named rank {ran_on}"));
+        let detail = || format!("an answer to a request pinned to rank {pinned} named rank {ran_on}");
+        if pinned != ran_on && backend.can_switch() {
+            backend.pins.suspend(detail());
+        } else {
+            self.note_pins(backend, Observation::answer(pinned == ran_on), detail);
+        }
     }
 
     /// Adds an observation of a backend's pins, which `detail` describes.

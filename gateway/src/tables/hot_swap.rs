@@ -89,7 +89,11 @@ pub(crate) async fn switch(
         switch::switch(&backend.client, url, &request, &limits).await.map_err(|error| refused(&backend, &error))?;
     tracing::info!(backend = backend.name, layout = status.layout, epoch = status.epoch, "the backend was switched");
     let generation = match fresh {
-        None => None,
+        None => {
+            // With another layout it may have another number of ranks.
+            health::look_again(core, &backend, &core.patient_limits()).await;
+            None
+        }
         Some(fresh) => Some(swap_in(core, &backend, fresh).await.map_err(|cause| {
             RequestError::SwitchedWithoutTables { backend: backend.name.clone(), cause: Box::new(cause) }
         })?),

@@ -97,6 +97,57 @@ async fn a_worker_is_switched_both_ways_and_stays_in_service() {
     assert!(metric(&gateway, r#"semmoe_switch_seconds_count{unit="unit-a"}"#).await >= 2.0);
 }
 
+async fn contradictions(gateway: &Running) -> f64 {
+    metric(gateway, r#"semmoe_pin_ignored_total{backend="unit-a"}"#).await
+}
+
+#[tokio::test]
+async fn after_an_operators_switch_requests_are_pinned_to_the_ranks_that_are_left() {
+    let worker = Worker::start("ep", 0);
+    let gateway = start(&workers(&[&worker])).await;
+    let ranks = async || shown(&gateway, "unit-a").await["ranks"].as_array().unwrap().len();
+    assert_eq!(ranks().await, 2);
+    for (to, left) in [("tp", 1), ("ep", 2)] {
+        let command = json!({ "backend": "unit-a", "to": to }).to_string();
+        let switched = Client::admin(&gateway).post("/admin/switch", command).await;
+        assert_eq!(switched.status, 200);
+        assert_eq!(ranks().await, left, "{to}: known when the switch is answered");
+        for _ in 0..32 {
+            complete(&gateway).await;
+        }
+    }
+    assert_eq!(contradictions(&gateway).await, 0.0);
+}
+
+/// The gateway learns of the switch by answers of another rank than the requests were pinned to.
+#[tokio::test]
+async fn a_worker_that_was_switched_by_others_does_not_count_as_one_that_ignores_pins() {
+    let worker = Worker::start("ep", 0);
+    let config = format!("identity_seconds = 3600.0\n{}", workers(&[&worker]));
+    let gateway = start(&config).await;
+    worker.script().layout = "tp".to_owned();
+    for _ in 0..64 {
+        complete(&gateway).await;
+    }
+    crate::support::until_shown(&gateway, "unit-a", |shown| shown["ranks"].as_array().unwrap().len() == 1).await;
+    assert_eq!(contradictions(&gateway).await, 0.0);
+    assert_ne!(shown(&gateway, "unit-a").await["pins"]["state"], "pin ignored");
+}
+
+#[tokio::test]
+async fn a_worker_that_could_switch_and_did_not_is_found_out_if_it_ignores_pins() {
+    let worker = Worker::start("ep", 0);
+    let gateway = start(&workers(&[&worker])).await;
+    worker.script().ignores_pins = true;
+    let wait = async {
+        while shown(&gateway, "unit-a").await["pins"]["state"] != "pin ignored" {
+            complete(&gateway).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait).await.expect("a verdict");
+    assert!(contradictions(&gateway).await >= 2.0);
+}
+
 #[tokio::test]
 async fn advice_is_shown_and_nothing_is_done() {
     let worker = Worker::start("tp", 64);

@@ -8,8 +8,9 @@ use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
-use http::{Method, StatusCode};
+use http::{HeaderValue, Method, StatusCode};
 use http_body_util::BodyExt;
+use semmoe_engines::pin;
 use serde_json::{Value, json};
 
 /// The fault to inject into a switch.
@@ -35,6 +36,8 @@ pub(crate) struct Script {
     pub(crate) running: u64,
     pub(crate) layout: String,
     pub(crate) epoch: u64,
+    /// Runs every request on rank 0, whatever its pin.
+    pub(crate) ignores_pins: bool,
     /// Bodies of `POST /switch`.
     pub(crate) asked: Vec<Value>,
     state: &'static str,
@@ -54,8 +57,18 @@ impl Script {
         json!({ "state": self.state, "epoch": self.epoch, "layout": self.layout, "placement_digest": "p", "last_seconds": 0.002 })
     }
 
+    fn ranks(&self) -> u16 {
+        if self.layout == "ep" { 2 } else { 1 }
+    }
+
+    /// The rank on which it runs a request with this pin.
+    fn rank(&self, pin: Option<&HeaderValue>) -> u16 {
+        let pinned = pin.and_then(|pin| pin.to_str().ok()?.parse().ok()).unwrap_or(0);
+        if self.ignores_pins || pinned >= self.ranks() { 0 } else { pinned }
+    }
+
     fn info(&self) -> Value {
-        let ranks = if self.layout == "ep" { 2 } else { 1 };
+        let ranks = self.ranks();
         json!({ "version": "0.1.0", "dp_size": ranks, "tp_size": 2 / ranks, "layout": self.layout, "layouts": ["ep", "tp"] })
     }
 
@@ -90,6 +103,7 @@ impl Worker {
             running,
             layout: layout.to_owned(),
             epoch: 3,
+            ignores_pins: false,
             asked: Vec::new(),
             state: "stable",
             to: String::new(),
@@ -147,7 +161,10 @@ async fn answer(State(script): State<Arc<Mutex<Script>>>, request: Request) -> R
         }
         (&Method::GET, "/switch") => Json(locked().status()).into_response(),
         (_, "/switch") => switch(&script, body.collect().await.unwrap().to_bytes()).await,
-        _ => Json(json!({ "choices": [] })).into_response(),
+        _ => {
+            let rank = locked().rank(head.headers.get(pin::HEADER)).to_string();
+            ([(pin::HEADER, rank)], Json(json!({ "choices": [] }))).into_response()
+        }
     }
 }
 
@@ -178,6 +195,11 @@ async fn switch(script: &Mutex<Script>, body: Bytes) -> Response {
             }
             ("commit", Fault::LoseCommitBefore) => return broken(),
             ("commit", Fault::HangCommit) => script.state = "moving",
+            ("", _) => {
+                asked["to"].as_str().unwrap().clone_into(&mut script.layout);
+                script.epoch += 1;
+                return Json(script.status()).into_response();
+            }
             ("commit", fault) => {
                 script.layout = script.to.clone();
                 (script.epoch, script.state) = (script.epoch + 1, "stable");
