@@ -12,14 +12,15 @@ use semmoe_engines::{Dialect, Engine};
 use semmoe_tables::RankId;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::config::BackendConfig;
-use crate::credentials::Seen;
 use crate::flow::Flow;
 use crate::gate::Gate;
-use crate::live::BackendLive;
+use crate::live::backend::BackendLive;
 use crate::outgoing::Client;
-use crate::pins::PinRecord;
+use crate::pins::record::PinRecord;
+use crate::stamp::Seen;
 use crate::tables::Trouble;
 
 /// Whether a backend gets requests.
@@ -71,7 +72,7 @@ pub(crate) struct Backend {
     /// The other inputs of routing.
     pub(crate) gate: Gate,
     /// Its requests that wait for a first piece, and its streams.
-    pub(crate) flow: Flow,
+    pub(crate) flow: Arc<Flow>,
     /// Wakes the prober before its interval is over.
     suspicion: Notify,
     /// The longest prompt and answer together, in tokens, as the engine's list of models says; 0: it does not.
@@ -87,6 +88,15 @@ pub(crate) struct Backend {
 pub(crate) struct Watched {
     pub(crate) backend: Arc<Backend>,
     pub(crate) stop: CancellationToken,
+}
+
+/// All backends that are watched, and the tasks that watch them.
+#[derive(Default)]
+pub(crate) struct WatchedBackends {
+    pub(crate) tasks: TaskTracker,
+    /// Ends all of them.
+    pub(crate) stop: CancellationToken,
+    pub(crate) backends: Mutex<Vec<Watched>>,
 }
 
 impl Backend {
@@ -106,7 +116,7 @@ impl Backend {
             tables_trouble: Mutex::new(None),
             health: watch::Sender::new(Health::Unknown),
             gate: Gate::default(),
-            flow: Flow::default(),
+            flow: Arc::default(),
             suspicion: Notify::new(),
             max_model_len: AtomicU64::new(0),
             heard: AtomicBool::new(false),

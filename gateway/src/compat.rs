@@ -8,8 +8,7 @@ use semmoe_engines::sglang::{PlacementDifference, ServerInfo};
 use semmoe_tables::{Attention, ModelInfo, Tables};
 use semmoe_text::PromptEncoder;
 
-use crate::backend::Backend;
-use crate::snapshot::{Member, Model};
+use crate::config::BackendConfig;
 
 /// Why tables, model and backend do not belong together.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -174,13 +173,6 @@ pub(crate) fn with_model(tables: &Tables, what: &'static str, other: &ModelInfo)
     tables.model().check_compatible(other).map_err(|error| Incompatible::Model { what, cause: error.to_string() })
 }
 
-/// Tables against the model's tokenizer and the tables of all its backends, which `what` names in errors.
-pub(crate) fn with_other_files(tables: &Tables, model: &Model, what: &'static str) -> Result<(), Incompatible> {
-    with_tokenizer(tables, model.encoder())?;
-    let others = model.members.iter().filter_map(|member| member.tables.as_ref());
-    others.map(|other| other.tables.model()).try_for_each(|other| with_model(tables, what, other))
-}
-
 /// Who knows which placement a backend runs.
 pub(crate) fn placement_source(probe: &Probe, declared: Option<&str>, tables: Option<&Tables>) -> &'static str {
     let server = probe.server.as_ref();
@@ -211,7 +203,7 @@ pub(crate) fn with_backend(
     probe: &Probe,
     tables: Option<&Tables>,
     tokenizer: Option<&PromptEncoder>,
-    backend: &Backend,
+    backend: &BackendConfig,
     known: Option<u16>,
 ) -> Result<Fit, Incompatible> {
     if probe.unknown_rank_base {
@@ -220,7 +212,7 @@ pub(crate) fn with_backend(
     let server = probe.server.as_ref();
     // One that can be switched has as many ranks as it reports.
     let switches = server.is_some_and(ServerInfo::switches) && probe.dp_size.is_some();
-    let configured = backend.config.ranks.filter(|_| !switches).or(known);
+    let configured = backend.ranks.filter(|_| !switches).or(known);
     if let (Some(server), Some(tables)) = (server, tables)
         && let Some(layout) = server.layout_without_tables()
     {
@@ -228,11 +220,11 @@ pub(crate) fn with_backend(
             with_model(tables, "the backend", &model)?;
         }
         let layout = layout.to_owned();
-        return Ok(Fit::unpinned(probe, backend.config.urls.len(), Unpinned::Layout { layout }));
+        return Ok(Fit::unpinned(probe, backend.urls.len(), Unpinned::Layout { layout }));
     }
     let expected = expected_ranks(tables, configured)?;
     // The operator's setting wins over the engine's, with a warning, as pins are verified anyway.
-    let must_agree = configured.is_none() || backend.config.urls.len() > 1;
+    let must_agree = configured.is_none() || backend.urls.len() > 1;
     if let (Some(found), Some(expected), true) = (probe.dp_size, expected, must_agree) {
         same_ranks("the backend has", found, expected_name(configured), expected)?;
     }
@@ -244,7 +236,7 @@ pub(crate) fn with_backend(
             with_server(tables, server)?;
         }
     }
-    let (dialect, urls) = (probe.dialect, backend.config.urls.len());
+    let (dialect, urls) = (probe.dialect, backend.urls.len());
     Ok(match (configured.or(probe.dp_size), &probe.doubt) {
         (_, Some(doubt)) if configured.is_none() || urls > 1 => Fit::unpinned(probe, urls, doubt.clone().into()),
         (Some(ranks), _) => Fit { ranks, dialect, unpinned: None },
@@ -255,13 +247,8 @@ pub(crate) fn with_backend(
     })
 }
 
-/// A backend's ranks beside those of the `others` of its model, against `limits.ranks`.
-pub(crate) fn within_limit<'a>(
-    ranks: u16,
-    others: impl IntoIterator<Item = &'a Member>,
-    limit: u16,
-) -> Result<(), Incompatible> {
-    let others: usize = others.into_iter().map(|member| usize::from(member.ranks)).sum();
+/// A backend's ranks beside those of the other backends of its model, against `limits.ranks`.
+pub(crate) fn within_limit(ranks: u16, others: usize, limit: u16) -> Result<(), Incompatible> {
     let room = usize::from(limit).saturating_sub(others);
     if usize::from(ranks) > room { Err(Incompatible::TooManyRanks { ranks, others, room }) } else { Ok(()) }
 }

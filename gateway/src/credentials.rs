@@ -3,34 +3,13 @@
 //! A file that cannot be used changes nothing: what was read before stays in force, and a warning and
 //! `semmoe_credential_reloads_total{outcome="failed"}` report it. Connections that are there stay as they are.
 
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
 use crate::outgoing;
 use crate::server::ListenerTls;
-use crate::stamp::FileState;
 use crate::state::Core;
-
-/// Files as they were when they were read.
-pub(crate) struct Seen(Mutex<Vec<FileState>>);
-
-impl Seen {
-    /// To be taken before they are read, so that a change meanwhile is seen next time.
-    pub(crate) fn of<'a>(files: impl Iterator<Item = &'a Path>) -> Self {
-        Self(Mutex::new(files.map(FileState::of).collect()))
-    }
-
-    /// Looks again; whether they are others now.
-    fn changed<'a>(&self, files: impl Iterator<Item = &'a Path>) -> bool {
-        let now: Vec<FileState> = files.map(FileState::of).collect();
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let changed = *seen != now;
-        *seen = now;
-        changed
-    }
-}
 
 /// Looks at all files in an interval, until `stop`.
 pub(crate) async fn watch(core: Arc<Core>, listeners: ListenerTls, stop: CancellationToken) {
@@ -51,8 +30,12 @@ fn refresh(core: &Core, listeners: &ListenerTls) {
     }
     for (_, member) in core.snapshot().members() {
         let backend = &member.backend;
-        if backend.files_seen.changed(outgoing::files(backend)) {
-            tell(core, &format!("backend '{}'", backend.name), outgoing::refresh(backend));
+        if backend.files_seen.changed(outgoing::files(&backend.config)) {
+            tell(
+                core,
+                &format!("backend '{}'", backend.name),
+                outgoing::refresh(&backend.config, &backend.client, backend.tls.as_deref()),
+            );
         }
     }
 }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::compat::Incompatible;
 use crate::config::ConfigError;
-use crate::trust::{REQUEST_ID, RequestId};
+use crate::request_id::{REQUEST_ID, RequestId};
 
 /// Known values, for messages.
 pub(crate) fn listed(known: impl Iterator<Item = String>) -> String {

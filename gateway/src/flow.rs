@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::backend::Backend;
 use crate::heads::{Place, WaitingLine, WaitingStream};
 
 /// Counts of one backend. Each is exact; several read together may be a moment apart.
@@ -69,7 +68,7 @@ enum Stage {
 
 /// One request's part in the flow of its backend; dropping it takes it out.
 pub(crate) struct FlowPart {
-    backend: Arc<Backend>,
+    flow: Arc<Flow>,
     prompt_tokens: u32,
     streams: bool,
     stage: Stage,
@@ -79,20 +78,20 @@ pub(crate) struct FlowPart {
 
 impl FlowPart {
     /// A request was placed. `streams`: its answer comes piece by piece.
-    pub(crate) fn begin(backend: &Arc<Backend>, request: WaitingStream, streams: bool) -> Self {
-        let (flow, prompt_tokens) = (&backend.flow, request.prompt_tokens);
+    pub(crate) fn begin(flow: &Arc<Flow>, request: WaitingStream, streams: bool) -> Self {
+        let prompt_tokens = request.prompt_tokens;
         flow.waiting_tokens.fetch_add(prompt_tokens.into(), Ordering::Relaxed);
         flow.waiting_streams.fetch_add(u64::from(streams), Ordering::Relaxed);
         flow.arrived.fetch_add(1, Ordering::Relaxed);
         flow.arrived_tokens.fetch_add(prompt_tokens.into(), Ordering::Relaxed);
         // The first piece of an answer in one piece is all of it.
         let place = if streams { flow.line.join(request) } else { None };
-        Self { backend: Arc::clone(backend), prompt_tokens, streams, stage: Stage::Waiting, place }
+        Self { flow: Arc::clone(flow), prompt_tokens, streams, stage: Stage::Waiting, place }
     }
 
     /// A piece of the answer came.
     pub(crate) fn piece(&mut self) {
-        let flow = &self.backend.flow;
+        let flow = &self.flow;
         // Nearly every call changes nothing, and then leaves the cache line where it is.
         if !flow.moved.load(Ordering::Relaxed) {
             flow.moved.store(true, Ordering::Relaxed);
@@ -102,7 +101,7 @@ impl FlowPart {
         }
         self.leave();
         self.stage = Stage::Running;
-        let flow = &self.backend.flow;
+        let flow = &self.flow;
         if self.streams {
             flow.computed_tokens.fetch_add(self.prompt_tokens.into(), Ordering::Relaxed);
             flow.running_streams.fetch_add(1, Ordering::Relaxed);
@@ -110,7 +109,7 @@ impl FlowPart {
     }
 
     fn leave(&self) {
-        let flow = &self.backend.flow;
+        let flow = &self.flow;
         let streams = u64::from(self.streams);
         match self.stage {
             Stage::Waiting => {

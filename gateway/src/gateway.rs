@@ -21,7 +21,7 @@ use crate::server::{ListenerTls, STATUS_CONNECTIONS, Server, bind, connections, 
 use crate::snapshot::Snapshot;
 use crate::state::Core;
 use crate::summary::{self, Probed, Summary, Troubles};
-use crate::{credentials, data, live, load, memory, switching, tables, trust};
+use crate::{credentials, data, live, load, memory, switching, tables, trust, watchers};
 
 /// For answers of the admin plane and of the metrics listener that are on their way at the end.
 const STATUS_GRACE: Duration = Duration::from_secs(1);
@@ -96,7 +96,7 @@ impl Gateway {
         }
         let stop = CancellationToken::new();
         let watchers = TaskTracker::new();
-        core.watchers.follow(&core, &core.snapshot());
+        watchers::follow(&core, &core.snapshot());
         watchers.spawn(tables::watch(Arc::clone(&core), stop.clone()));
         watchers.spawn(credentials::watch(Arc::clone(&core), tls.clone(), stop.clone()));
         watchers.spawn(switching::watch_pools(Arc::clone(&core), stop.clone()));
@@ -241,7 +241,7 @@ impl Running {
         self.stop.cancel();
         self.watchers.close();
         self.watchers.wait().await;
-        self.core.watchers.stop().await;
+        watchers::stop(&self.core).await;
         join_all(self.status.into_iter().map(|server| server.shutdown(STATUS_GRACE, || ()))).await;
         if let Some(live) = self.live {
             live.stop().await;

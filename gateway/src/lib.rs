@@ -6,7 +6,7 @@
 //! | `load` | tokenizers, templates and tables from disk into the first snapshot |
 //! | `snapshot`, `current` | everything reloadable, swapped at once; read without a lock |
 //! | `plan` | which policy places a request: the model's, or the baseline of its canary |
-//! | `gate`, `breaker`, `drains` | whether a healthy backend gets requests: drained (also once it comes back), circuit breaker |
+//! | `gate`, `breaker`, `drains`, `availability` | whether a healthy backend gets requests: drained (also once it comes back), circuit breaker; and so its ranks |
 //! | `budget` | how many retries a model's requests pay for |
 //! | `queue` | requests that wait for a rank, or for a backend |
 //! | `pool` | the ranks of a model, their accounts, leases |
@@ -22,7 +22,8 @@
 //! | `watchers` | the tasks that watch each backend |
 //! | `data` | a request's way to an engine and back |
 //! | `admin` | status, metrics, tables, backends, routing |
-//! | `trust` | API keys, request ids |
+//! | `trust`, `request_id` | API keys; the name of one request in logs, answers and at the engine |
+//! | `body_memory` | what request bodies may hold together |
 //! | `outgoing` | what a backend is spoken to with: its key, certificates |
 //! | `credentials` | files with keys and certificates, read again when they change |
 //! | `memory` | freed memory goes back to the system |
@@ -33,7 +34,9 @@
 //! fails open and what is refused is said in the modules' own words.
 
 mod admin;
+mod availability;
 mod backend;
+mod body_memory;
 mod breaker;
 mod budget;
 mod compat;
@@ -61,6 +64,7 @@ mod plan;
 mod pool;
 mod queue;
 mod reload;
+mod request_id;
 mod server;
 mod silence;
 mod snapshot;

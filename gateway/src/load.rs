@@ -73,7 +73,8 @@ pub(crate) fn model(
         });
     }
     for (at, member) in members.iter().enumerate() {
-        compat::within_limit(member.ranks, &members[..at], all.limits.ranks)
+        let others = members[..at].iter().map(|other| usize::from(other.ranks)).sum();
+        compat::within_limit(member.ranks, others, all.limits.ranks)
             .map_err(StartError::incompatible(&member.backend.name))?;
     }
     let pool = match old {

@@ -8,14 +8,13 @@ use http::HeaderValue;
 use semmoe_engines::http::{ClientSettings, EngineKey, HttpClient, KeyError};
 use semmoe_engines::tls::{ClientTls, TlsError};
 
-use crate::backend::Backend;
 use crate::config::BackendConfig;
-use crate::credentials::Seen;
 use crate::error::StartError;
+use crate::stamp::Seen;
 
 /// The client that a backend keeps, through every reload, and its certificates.
 pub(crate) fn client(config: &BackendConfig, connect_timeout: Duration) -> Result<Client, StartError> {
-    let seen = Seen::of(paths(config));
+    let seen = Seen::of(files(config));
     let tls = config.tls.clone().map(|files| ClientTls::load(files, config.http2)).transpose();
     let tls = tls.map_err(|source| fail(config, source))?.map(Arc::new);
     let http2 = config.http2;
@@ -39,20 +38,15 @@ pub(crate) fn key(config: &BackendConfig) -> Result<Option<HeaderValue>, StartEr
 }
 
 /// The files that [`refresh`] reads.
-pub(crate) fn files(backend: &Backend) -> impl Iterator<Item = &Path> {
-    paths(&backend.config)
-}
-
-fn paths(config: &BackendConfig) -> impl Iterator<Item = &Path> {
+pub(crate) fn files(config: &BackendConfig) -> impl Iterator<Item = &Path> {
     let tls = config.tls.iter().flat_map(|files| [&files.ca, &files.cert, &files.key]);
     std::iter::once(&config.api_key_file).chain(tls).filter_map(|path| path.as_deref())
 }
 
 /// Reads a backend's files again, for requests and connections from now on. What cannot be used stays as it was.
-pub(crate) fn refresh(backend: &Backend) -> Result<(), StartError> {
-    backend.client.set_authorization(key(&backend.config)?);
-    let reloaded = backend.tls.as_ref().map_or(Ok(()), |tls| tls.reload());
-    reloaded.map_err(|source| fail(&backend.config, source))
+pub(crate) fn refresh(config: &BackendConfig, client: &HttpClient, tls: Option<&ClientTls>) -> Result<(), StartError> {
+    client.set_authorization(key(config)?);
+    tls.map_or(Ok(()), ClientTls::reload).map_err(|source| fail(config, source))
 }
 
 fn fail(config: &BackendConfig, source: TlsError) -> StartError {

@@ -6,11 +6,12 @@
 use std::sync::Arc;
 
 use semmoe_engines::Dialect;
+use semmoe_tables::Tables;
 use semmoe_text::{ChatTemplate, PromptEncoder};
 
 use crate::backend::Backend;
 use crate::budget::Budget;
-use crate::compat::{Fit, Unpinned};
+use crate::compat::{self, Fit, Incompatible, Unpinned};
 use crate::config::Config;
 use crate::error::RequestError;
 use crate::metrics::Metrics;
@@ -49,6 +50,19 @@ impl Model {
     /// The encoder of its prompts, where it has one.
     pub(crate) fn encoder(&self) -> Option<&PromptEncoder> {
         self.text.as_deref().map(|text| &text.tokenizer)
+    }
+
+    /// Tables against its tokenizer and the tables of all its backends, which `what` names in errors.
+    pub(crate) fn check_tables(&self, tables: &Tables, what: &'static str) -> Result<(), Incompatible> {
+        compat::with_tokenizer(tables, self.encoder())?;
+        let others = self.members.iter().filter_map(|member| member.tables.as_ref());
+        others.map(|other| other.tables.model()).try_for_each(|other| compat::with_model(tables, what, other))
+    }
+
+    /// Ranks of all its backends but this one.
+    pub(crate) fn other_ranks(&self, backend: &Arc<Backend>) -> usize {
+        let others = self.members.iter().filter(|other| !Arc::ptr_eq(&other.backend, backend));
+        others.map(|other| usize::from(other.ranks)).sum()
     }
 
     /// Its own name, then its aliases.

@@ -12,22 +12,21 @@ use semmoe_engines::verify::{Evidence, Observation, Pins};
 use semmoe_engines::{Dialect, Route};
 use tokio::sync::Semaphore;
 
-use crate::backend::{Backend, Health};
+use crate::backend::{Backend, Health, WatchedBackends};
+use crate::body_memory::{BodyLimits, BodyMemory};
 use crate::compat::{self, Fit, Incompatible};
 use crate::config::{Access, Config};
 use crate::current::Current;
-use crate::data::{BodyLimits, BodyMemory, Cors};
 use crate::drains::Drains;
 use crate::error::RequestError;
 use crate::live::Live;
 use crate::metrics::Metrics;
 use crate::otlp::Tracer;
-use crate::reload::Reloads;
+use crate::reload::outcome::Reloads;
 use crate::snapshot::{Member, Model, Snapshot};
 use crate::switching::Records;
 use crate::tables::{FreshTables, Lanes, check_fit};
 use crate::trust::{self, Caller};
-use crate::watchers::Watchers;
 
 /// Longest health or information answer of an engine; SGLang's server information holds all of its arguments.
 const PROBE_ANSWER_BYTES: usize = 4 << 20;
@@ -41,7 +40,7 @@ pub(crate) struct Core {
     /// Units whose layouts the switch policy decides.
     pub(crate) switches: Records,
     pub(crate) reloads: Reloads,
-    pub(crate) watchers: Watchers,
+    pub(crate) watched: WatchedBackends,
     /// Backends that are gone or have fewer ranks, with the ranks that they had: requests may still be in flight there.
     retired: Mutex<Vec<(String, u16)>>,
     /// Backends that are drained, also when they come back.
@@ -75,7 +74,7 @@ impl Core {
             live: Live::new(),
             switches: Records::default(),
             reloads: Reloads::default(),
-            watchers: Watchers::default(),
+            watched: WatchedBackends::default(),
             retired: Mutex::default(),
             drains: Drains::default(),
             scoring: Arc::new(Semaphore::new(cores)),
@@ -129,11 +128,6 @@ impl Core {
     /// Whether a path that is not the gateway's own goes to engines.
     pub(crate) fn passes(&self, path: &str) -> bool {
         self.current.load().config.server.extra_routes.iter().any(|route| route == path)
-    }
-
-    /// The configured origins' answer to a preflight; `None` where none are configured.
-    pub(crate) fn cors(&self, headers: &HeaderMap) -> Option<Cors> {
-        Cors::judge(&self.current.load().config.server.cors_origins, headers)
     }
 
     /// Lets a request in, and takes its key out of its headers where the engine is not to see it.
@@ -209,7 +203,7 @@ impl Core {
         backend.set_probe(probe.clone());
         let (model, member) = snapshot.at(at);
         let tables = member.tables.as_ref().map(|loaded| loaded.tables.as_ref());
-        let fit = compat::with_backend(probe, tables, model.encoder(), backend, None);
+        let fit = compat::with_backend(probe, tables, model.encoder(), &backend.config, None);
         let fit = fit.or_else(|refusal| match refusal {
             // It served with these tables before: losing affinity is better than losing the backend.
             Incompatible::Ranks { .. } if member.ranks > 0 && backend.served() => {
@@ -217,8 +211,7 @@ impl Core {
             }
             refusal => Err(refusal),
         })?;
-        let others = model.members.iter().filter(|other| !Arc::ptr_eq(&other.backend, backend));
-        compat::within_limit(fit.ranks, others, snapshot.config.limits.ranks)?;
+        compat::within_limit(fit.ranks, model.other_ranks(backend), snapshot.config.limits.ranks)?;
         self.welcome(model, member, probe, &fit);
         if !member.fits(&fit) {
             if fit.ranks < member.ranks {

@@ -15,7 +15,7 @@ use crate::compat::placement_source;
 use crate::error::RequestError;
 use crate::gate::Aside;
 use crate::health::SILENT;
-use crate::pins::PinState;
+use crate::pins::record::PinState;
 use crate::snapshot::{Member, Model};
 use crate::state::Core;
 

@@ -17,6 +17,15 @@ use crate::discovery::is_name;
 /// A name of the DNS is no longer.
 const MAX_HOST_BYTES: usize = 253;
 
+/// Which source of backends, of all models'.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct SourceKey {
+    /// The model's name.
+    pub(crate) model: String,
+    /// The source's name.
+    pub(crate) source: String,
+}
+
 /// `[[models.discovery]]`
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -53,7 +53,7 @@ use crate::names::OtherNames;
 pub(crate) use auth::{AuthConfig, KeyConfig};
 pub use auth::{Forward, RawAuth, RawKey};
 pub use discovery::RawDiscovery;
-pub(crate) use discovery::{DiscoveryConfig, Found, Place};
+pub(crate) use discovery::{DiscoveryConfig, Found, Place, SourceKey};
 pub use error::ConfigError;
 pub(crate) use faults::{BudgetRules, RetryConfig};
 pub use faults::{RawBreaker, RawRetry};

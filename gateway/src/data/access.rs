@@ -9,8 +9,9 @@ use semmoe_engines::Route;
 
 use crate::config::Access;
 use crate::metrics::{Done, NONE, OutputTokens};
+use crate::request_id::RequestId;
 use crate::snapshot::Model;
-use crate::trust::{Caller, RequestId};
+use crate::trust::Caller;
 
 /// Paths of SGLang, vLLM and OpenAI that reach no engine: asked for by probes and by tools that are set up for an
 /// engine.

@@ -1,6 +1,5 @@
 //! Reading a request body: whole, within a size, a time, and the memory that all of them may take together.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,6 +8,7 @@ use http_body::Body;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
+use crate::body_memory::BodyLimits;
 use crate::error::RequestError;
 use crate::state::Core;
 
@@ -17,72 +17,6 @@ use super::ticket::Ticket;
 /// Limit on the bytes read from a rejected request.
 const DISCARDED_BYTES: usize = 64 << 10;
 const DISCARD_TIME: Duration = Duration::from_millis(500);
-
-/// The result of [`Core::body_limits`].
-pub(crate) struct BodyLimits {
-    pub(crate) bytes: usize,
-    pub(crate) time: Duration,
-    /// Of all bodies together.
-    pub(crate) memory_bytes: usize,
-}
-
-/// Bytes that request bodies hold, with what is made of them: copies, and trees of parsed JSON.
-#[derive(Default)]
-pub(crate) struct BodyMemory(AtomicUsize);
-
-impl BodyMemory {
-    /// Takes a part of `limit_bytes`, or nothing where too little is left.
-    ///
-    /// # Errors
-    /// [`RequestError::BodyMemory`].
-    pub(super) fn take(&self, bytes: usize, limit_bytes: usize) -> Result<(), RequestError> {
-        let before = self.0.fetch_add(bytes, Ordering::Relaxed);
-        if before.saturating_add(bytes) > limit_bytes {
-            self.give_back(bytes);
-            return Err(RequestError::BodyMemory { limit_bytes });
-        }
-        Ok(())
-    }
-
-    pub(super) fn give_back(&self, bytes: usize) {
-        self.0.fetch_sub(bytes, Ordering::Relaxed);
-    }
-
-    /// Bytes that are held now.
-    pub(crate) fn held_bytes(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// A part of the memory for bodies, given back when this is dropped.
-pub(super) struct Held<'a> {
-    memory: &'a BodyMemory,
-    bytes: usize,
-}
-
-impl<'a> Held<'a> {
-    /// # Errors
-    /// As [`BodyMemory::take`].
-    pub(super) fn take(core: &'a Core, bytes: usize) -> Result<Self, RequestError> {
-        let memory = &core.body_memory;
-        memory.take(bytes, core.body_limits().memory_bytes).map(|()| Self { memory, bytes })
-    }
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        self.memory.give_back(self.bytes);
-    }
-}
-
-/// Bytes that the tree of a JSON text takes at most. Every value follows one of four signs, and lists grow by doubling;
-/// signs inside strings count too, of which prompts have few.
-pub(super) fn tree_bytes(text: &[u8]) -> usize {
-    // A list of one element has room for four, and an object's member has a key of its own.
-    const VALUE_BYTES: usize = 4 * size_of::<serde_json::Value>() + 64;
-    let signs = text.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count();
-    signs.saturating_add(1).saturating_mul(VALUE_BYTES).saturating_add(text.len())
-}
 
 /// A whole body. What it takes of the memory for bodies is noted in the ticket.
 pub(crate) async fn read(

@@ -7,6 +7,8 @@
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 
+use crate::state::Core;
+
 /// Headers that scripts may read besides those that every answer shows.
 const EXPOSED: HeaderValue = HeaderValue::from_static(
     "x-request-id,retry-after,x-semmoe-backend,x-semmoe-rank,x-semmoe-policy,x-semmoe-generation,x-semmoe-attempts",
@@ -24,14 +26,18 @@ pub(super) fn strip(headers: &mut HeaderMap) {
 }
 
 /// The decision of the configured origins about one request.
-pub(crate) struct Cors {
+pub(super) struct Cors {
     /// Of the page, where it is allowed.
     origin: Option<HeaderValue>,
 }
 
 impl Cors {
-    /// `None` where no origins are configured.
-    pub(crate) fn judge(origins: &[String], headers: &HeaderMap) -> Option<Self> {
+    /// By the origins of the current snapshot; `None` where none are configured.
+    pub(super) fn of(core: &Core, headers: &HeaderMap) -> Option<Self> {
+        Self::judge(&core.current.load().config.server.cors_origins, headers)
+    }
+
+    fn judge(origins: &[String], headers: &HeaderMap) -> Option<Self> {
         if origins.is_empty() {
             return None;
         }

@@ -43,16 +43,17 @@ use semmoe_engines::Route;
 use crate::error::RequestError;
 use crate::metrics::{Done, Generated, NONE, Place};
 use crate::otlp::Stage;
+use crate::request_id::{REQUEST_ID, RequestId};
 use crate::server::Serves;
 use crate::snapshot::Model;
 use crate::state::Core;
-use crate::trust::{Caller, REQUEST_ID, RequestId};
+use crate::trust::Caller;
 use access::Record;
 use stream::RelayBody;
 use ticket::Ticket;
 
-pub(crate) use body::{BodyLimits, BodyMemory};
-pub(crate) use cors::{Cors, origin_fault};
+use cors::Cors;
+pub(crate) use cors::origin_fault;
 pub(crate) use retry::{SendError, Wait};
 pub(crate) use score::text_route;
 
@@ -64,7 +65,7 @@ pub(crate) fn service(core: &Arc<Core>) -> impl Serves + use<> {
     let core = Arc::clone(core);
     service_fn(move |request: Request<Incoming>| {
         let stream = (request.version() == Version::HTTP_2).then(|| OpenStream::begin(&core)).transpose();
-        let cors = core.cors(request.headers());
+        let cors = Cors::of(&core, request.headers());
         serve(Arc::clone(&core), request, stream).map(move |mut answer| {
             cors::strip(answer.headers_mut());
             if let Some(cors) = cors {
@@ -140,7 +141,9 @@ async fn serve(
 /// The answer to a browser's CORS preflight; `None` for everything else.
 fn preflight(core: &Core, request: &Request<Incoming>) -> Option<OwnResponse> {
     // Looked at first: no other request pays for this.
-    (request.method() == Method::OPTIONS).then(|| core.cors(request.headers())?.preflight(request.headers())).flatten()
+    (request.method() == Method::OPTIONS)
+        .then(|| Cors::of(core, request.headers())?.preflight(request.headers()))
+        .flatten()
 }
 
 /// Checks that hyper leaves to its users: readers behind this one might see another host, or wait for bytes that never

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use semmoe_engines::Route;
 use semmoe_routing::{Needs, Policy, Prompt};
 
+use crate::availability::Trial;
 use crate::backend::Health;
 use crate::error::RequestError;
-use crate::gate::Trial;
 use crate::pool::{Lease, Slot};
 use crate::snapshot::{Member, Model};
 use crate::state::Core;

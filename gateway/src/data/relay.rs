@@ -20,8 +20,8 @@ use crate::flow::FlowPart;
 use crate::heads::WaitingStream;
 use crate::live::{self, Edit, Sample};
 use crate::otlp::Stage;
+use crate::request_id::REQUEST_ID;
 use crate::state::Core;
-use crate::trust::REQUEST_ID;
 
 use super::find::{Found, Patience, find};
 use super::opening::{Opened, Upstream, open, readable_kind};
@@ -159,7 +159,7 @@ async fn attempt(
     ticket.policy(policy);
     let prompt_tokens = u32::try_from(job.tokens).unwrap_or(u32::MAX);
     let waiting = WaitingStream { since: arrived, priority: job.priority, prompt_tokens };
-    let flow = route.runs_model().then(|| FlowPart::begin(backend, waiting, job.streams));
+    let flow = route.runs_model().then(|| FlowPart::begin(&backend.flow, waiting, job.streams));
     ticket.place(backend, told, lease, flow);
     trace::placed(ticket, &backend.name, told, policy);
     let traced = ticket.trace().map(|trace| trace.here());

@@ -15,7 +15,7 @@ use semmoe_text::{Limits, PlainChat, Prompt, TextError};
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use super::body::{Held, tree_bytes};
+use crate::body_memory::{Held, tree_bytes};
 use crate::error::RequestError;
 use crate::snapshot::{Model, Text};
 use crate::state::Core;
@@ -186,10 +186,12 @@ fn prompt_ids(
     let not_json = |error: serde_json::Error| Unscored::Client(RequestError::BodyJson { cause: error.to_string() });
     let (tokenizer, template) = (&text.tokenizer, text.template.as_ref());
     // A hundred times the body, where that is all commas. One that is no JSON is refused whether or not there is room.
-    let _held = Held::take(core, tree_bytes(body.as_bytes())).map_err(|error| {
-        let open = |_| Unscored::Open { reason: "too_large", cause: error.to_string() };
-        serde_json::from_str::<IgnoredAny>(body).map_or_else(not_json, open)
-    })?;
+    let _held = Held::take(&core.body_memory, tree_bytes(body.as_bytes()), core.body_limits().memory_bytes).map_err(
+        |error| {
+            let open = |_| Unscored::Open { reason: "too_large", cause: error.to_string() };
+            serde_json::from_str::<IgnoredAny>(body).map_or_else(not_json, open)
+        },
+    )?;
     if route == semmoe_text::Route::Chat
         && let Some(chat) = PlainChat::read(body).map_err(not_json)?
     {

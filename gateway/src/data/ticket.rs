@@ -11,8 +11,8 @@ use crate::flow::FlowPart;
 use crate::metrics::{CLIENT_CLOSED, Done, Generated, NONE, Place};
 use crate::otlp::{RequestTrace, Stage};
 use crate::pool::Lease;
+use crate::request_id::RequestId;
 use crate::state::Core;
-use crate::trust::RequestId;
 
 use super::access::Record;
 use super::progress::Progress;

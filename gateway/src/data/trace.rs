@@ -8,7 +8,7 @@ use semmoe_engines::Route;
 use semmoe_tables::RankId;
 
 use crate::otlp::{RequestTrace, Stage, Tracer, Value};
-use crate::trust::RequestId;
+use crate::request_id::RequestId;
 
 use super::read::Job;
 use super::ticket::Ticket;

@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Config, DiscoveryConfig, Place};
+use crate::config::{Config, DiscoveryConfig, Place, SourceKey};
 use crate::reload;
 use crate::state::Core;
 
@@ -33,9 +33,6 @@ pub(crate) use srv::is_name;
 const MAX_SLEEP: Duration = Duration::from_secs(1);
 /// Most backends of one source: what a resolver answers comes from outside.
 const MAX_FOUND: usize = 1024;
-
-/// A model's name and a source's.
-pub(crate) type Key = (String, String);
 
 /// The state kept for one source.
 struct Source {
@@ -67,7 +64,7 @@ impl Source {
 
 /// A source that is looked at now.
 struct Due {
-    key: Key,
+    key: SourceKey,
     config: DiscoveryConfig,
     /// Its time has come; otherwise it changed by itself.
     in_turn: bool,
@@ -75,7 +72,7 @@ struct Due {
 
 /// Asks the sources until `stop`.
 pub(crate) async fn watch(core: Arc<Core>, resolver: Arc<dyn Resolve>, stop: CancellationToken) {
-    let mut sources: HashMap<Key, Source> = HashMap::new();
+    let mut sources: HashMap<SourceKey, Source> = HashMap::new();
     let wake = Arc::new(Notify::new());
     loop {
         let config = core.config();
@@ -93,27 +90,30 @@ pub(crate) async fn watch(core: Arc<Core>, resolver: Arc<dyn Resolve>, stop: Can
 }
 
 /// Forgets the sources that are no more, or that ask somebody else now; their gauges would alarm for ever.
-fn forget_gone(core: &Core, config: &Config, sources: &mut HashMap<Key, Source>) {
-    let stays = |(model, name): &Key, source: &Source| {
-        let model = config.models.iter().find(|it| it.name == *model);
-        model.is_some_and(|model| model.discovery.iter().any(|it| it.name == *name && it.place == source.place))
+fn forget_gone(core: &Core, config: &Config, sources: &mut HashMap<SourceKey, Source>) {
+    let stays = |key: &SourceKey, source: &Source| {
+        let model = config.models.iter().find(|it| it.name == key.model);
+        model.is_some_and(|model| model.discovery.iter().any(|it| it.name == key.source && it.place == source.place))
     };
     sources.retain(|key, source| {
         let stays = stays(key, source);
         if !stays {
-            core.metrics.operation.forget_source(&key.1);
+            core.metrics.operation.forget_source(&key.source);
         }
         stays
     });
 }
 
 /// The sources that are to be looked at.
-fn due(config: &Config, sources: &mut HashMap<Key, Source>, wake: &Arc<Notify>) -> Vec<Due> {
+fn due(config: &Config, sources: &mut HashMap<SourceKey, Source>, wake: &Arc<Notify>) -> Vec<Due> {
     let now = Instant::now();
     let all = config.models.iter().flat_map(|model| {
-        model.discovery.iter().map(|source| ((model.name.clone(), source.name.clone()), source.clone()))
+        model
+            .discovery
+            .iter()
+            .map(|source| (SourceKey { model: model.name.clone(), source: source.name.clone() }, source.clone()))
     });
-    let all: Vec<(Key, DiscoveryConfig)> = all.collect();
+    let all: Vec<(SourceKey, DiscoveryConfig)> = all.collect();
     let mut due = Vec::new();
     for (key, config) in all {
         let source = sources.entry(key.clone()).or_insert_with(|| Source::new(&config.place, wake));
@@ -129,16 +129,16 @@ fn due(config: &Config, sources: &mut HashMap<Key, Source>, wake: &Arc<Notify>) 
 }
 
 /// Asks all that are due, and brings into force what they say.
-async fn look(core: &Arc<Core>, resolver: &dyn Resolve, due: &[Due], sources: &mut HashMap<Key, Source>) {
+async fn look(core: &Arc<Core>, resolver: &dyn Resolve, due: &[Due], sources: &mut HashMap<SourceKey, Source>) {
     let ask = due.iter().map(|it| sources.get(&it.key).map(|source| source.asked.answer(resolver, &it.config.place)));
     let answers = join_all(ask.map(|answer| async { answer?.await })).await;
     let running = core.config();
-    let mut changes: HashMap<Key, Vec<SocketAddr>> = HashMap::new();
+    let mut changes: HashMap<SourceKey, Vec<SocketAddr>> = HashMap::new();
     for (Due { key, config, in_turn }, answer) in due.iter().zip(answers) {
         let (Some(source), Some(answer)) = (sources.get_mut(key), answer) else { continue };
         let Some(answer) = note(core, config, source, answer) else { continue };
-        let Some(model) = running.models.iter().find(|model| model.name == key.0) else { continue };
-        let current: BTreeSet<SocketAddr> = model.found(&key.1).collect();
+        let Some(model) = running.models.iter().find(|model| model.name == key.model) else { continue };
+        let current: BTreeSet<SocketAddr> = model.found(&key.source).collect();
         let wanted = source.wanted(&current, &answer, *in_turn && answer.gaps.is_none(), config.leave_after);
         if wanted != current {
             changes.insert(key.clone(), wanted.into_iter().collect());
@@ -148,14 +148,18 @@ async fn look(core: &Arc<Core>, resolver: &dyn Resolve, due: &[Due], sources: &m
         apply(core, changes, sources).await;
     }
     let config = core.config();
-    for Due { key: (model, source), .. } in due {
+    for Due { key: SourceKey { model, source }, .. } in due {
         let model = config.models.iter().find(|it| it.name == *model);
         core.metrics.operation.discovered(source, model.map_or(0, |model| model.found(source).count()));
     }
 }
 
-async fn apply(core: &Arc<Core>, changes: HashMap<Key, Vec<SocketAddr>>, sources: &mut HashMap<Key, Source>) {
-    let keys: Vec<Key> = changes.keys().cloned().collect();
+async fn apply(
+    core: &Arc<Core>,
+    changes: HashMap<SourceKey, Vec<SocketAddr>>,
+    sources: &mut HashMap<SourceKey, Source>,
+) {
+    let keys: Vec<SourceKey> = changes.keys().cloned().collect();
     let done = reload::rediscover(core, changes).await;
     match done {
         Ok((changed, left_out)) => {
@@ -165,7 +169,7 @@ async fn apply(core: &Arc<Core>, changes: HashMap<Key, Vec<SocketAddr>>, sources
             }
             for key in keys {
                 let Some(source) = sources.get_mut(&key) else { continue };
-                let prefix = format!("{}-", key.1);
+                let prefix = format!("{}-", key.source);
                 let of_source = left_out.iter().filter(|(backend, _)| backend.starts_with(&prefix));
                 let of_source: BTreeMap<String, String> = of_source.cloned().collect();
                 for (backend, cause) in

@@ -12,7 +12,7 @@
 //!
 //! Counts alone are kept, and never a request unless `trace_dir` asks for it. See `docs/live.md`.
 
-mod backend;
+pub(crate) mod backend;
 mod cutter;
 mod drift;
 mod edit;
@@ -41,7 +41,7 @@ use crate::tables::LoadedTables;
 use rolling::Rolling;
 use traces::Traces;
 
-pub(crate) use backend::{BackendLive, Figures};
+pub(crate) use backend::Figures;
 pub(crate) use edit::Edit;
 pub(crate) use sample::{Sample, note_unasked, send};
 pub(crate) use task::{Task, write_profiles};

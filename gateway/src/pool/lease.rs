@@ -7,7 +7,7 @@ use semmoe_routing::{Router, Work};
 use semmoe_tables::RankId;
 
 use super::{Pool, Slot};
-use crate::gate::Trial;
+use crate::availability::Trial;
 use crate::queue::Room;
 
 /// A request that is counted in; dropping it counts it out, exactly once, however the request ends.

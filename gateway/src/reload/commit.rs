@@ -5,8 +5,9 @@ use std::sync::Arc;
 use crate::backend::Health;
 use crate::snapshot::{Member, Model, Snapshot, pool_members};
 use crate::state::Core;
+use crate::watchers;
 
-use super::Reloaded;
+use super::outcome::Reloaded;
 use super::prepare::{Prepared, same};
 
 /// Swaps in what was prepared. `None` if what it was made beside has changed in a way that matters. Blocking, but for
@@ -51,7 +52,7 @@ pub(super) fn commit(core: &Arc<Core>, mut prepared: Prepared) -> Option<Reloade
         settle(core, model, &reloaded.tables_loaded);
     }
     drop(changing);
-    core.watchers.follow(core, &next);
+    watchers::follow(core, &next);
     core.retire(&current, &next);
     reloaded.generation = next.generation;
     Some(reloaded)

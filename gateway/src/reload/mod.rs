@@ -7,118 +7,26 @@
 //! began.
 
 mod commit;
+pub(crate) mod outcome;
 mod prepare;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
 
 use futures_util::future::join_all;
-use schemars::JsonSchema;
-use serde::Serialize;
 
-use crate::config::{Config, ConfigError};
-use crate::discovery::Key;
+use crate::config::{Config, SourceKey};
 use crate::error::StartError;
 use crate::health;
 use crate::load;
 use crate::state::Core;
 
+pub(crate) use outcome::Last;
+pub use outcome::{ReloadError, Reloaded};
+
 /// When the state changes that often while a reload is prepared, it is given up.
 const MAX_ATTEMPTS: usize = 10;
-
-/// Why the old configuration stays.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReloadError {
-    /// It was made in memory.
-    #[error("the configuration did not come from a file, so it cannot be reloaded")]
-    NoFile,
-    /// The gateway ends.
-    #[error("the gateway is shutting down")]
-    Stopping,
-    /// The file is wrong.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The files it names cannot be used.
-    #[error(transparent)]
-    Refused(#[from] StartError),
-    /// Tables or backends changed again and again meanwhile.
-    #[error("the state changed {attempts} times while the reload was prepared; try again")]
-    Moving {
-        /// How often it was tried.
-        attempts: usize,
-    },
-}
-
-impl ReloadError {
-    /// As it is counted.
-    pub(crate) fn outcome(&self) -> &'static str {
-        match self {
-            Self::Config(_) => "invalid",
-            Self::Refused(_) => "refused",
-            Self::NoFile | Self::Stopping | Self::Moving { .. } => "failed",
-        }
-    }
-}
-
-/// The changes of a reload.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
-#[non_exhaustive]
-pub struct Reloaded {
-    /// Of the state that serves now.
-    pub generation: u64,
-    /// Models that were not there before.
-    pub models_added: Vec<String>,
-    /// Models that are gone.
-    pub models_removed: Vec<String>,
-    /// Backends that were not there before, or are another engine now.
-    pub backends_added: Vec<String>,
-    /// Backends that are gone, or are another engine now; their requests end there.
-    pub backends_removed: Vec<String>,
-    /// Models whose tokenizer or template was loaded anew.
-    pub tokenizers_loaded: Vec<String>,
-    /// Backends whose tables were loaded.
-    pub tables_loaded: Vec<String>,
-    /// Keys with a new value that counts only after a restart; everything else is in force.
-    pub needs_restart: Vec<&'static str>,
-}
-
-/// One reload at a time, and what came of the last one.
-#[derive(Default)]
-pub(crate) struct Reloads {
-    one: tokio::sync::Mutex<()>,
-    last: Mutex<Option<Last>>,
-}
-
-/// The outcome of a reload.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
-pub(crate) struct Last {
-    unix_seconds: u64,
-    outcome: &'static str,
-    /// Why the old configuration stayed.
-    error: Option<String>,
-    /// Of the last one that succeeded.
-    needs_restart: Vec<&'static str>,
-}
-
-impl Reloads {
-    pub(crate) fn last(&self) -> Option<Last> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn note(&self, done: &Result<Reloaded, ReloadError>) {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = last.take().map(|last| last.needs_restart).unwrap_or_default();
-        *last = Some(Last {
-            unix_seconds: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
-            outcome: done.as_ref().map_or_else(ReloadError::outcome, |_| "ok"),
-            error: done.as_ref().err().map(ToString::to_string),
-            needs_restart: done.as_ref().map_or(before, |reloaded| reloaded.needs_restart.clone()),
-        });
-    }
-}
 
 /// Reads the configuration's file again and brings it into force, or leaves everything as it is.
 pub(crate) async fn reload(core: &Arc<Core>) -> Result<Reloaded, ReloadError> {
@@ -174,14 +82,14 @@ async fn ask_again(core: &Arc<Core>, config: &Arc<Config>) -> Result<(), ReloadE
 /// out, and why.
 pub(crate) async fn rediscover(
     core: &Arc<Core>,
-    found: HashMap<Key, Vec<SocketAddr>>,
+    found: HashMap<SourceKey, Vec<SocketAddr>>,
 ) -> Result<(Reloaded, LeftOut), ReloadError> {
     let _one = core.reloads.one.lock().await;
     if core.is_draining() {
         return Err(ReloadError::Stopping);
     }
     let mut config = Config::clone(&core.config());
-    for ((model, source), addresses) in found {
+    for (SourceKey { model, source }, addresses) in found {
         if let Some(model) = config.models.iter_mut().find(|it| it.name == model) {
             model.set_found(&source, addresses);
         }

@@ -83,8 +83,8 @@ impl Prepared {
             if let Ok(probe) = &told {
                 let tables = model.members[member].tables.as_ref().map(|loaded| loaded.tables.as_ref());
                 let limit = self.config.limits.ranks;
-                let fit = compat::with_backend(probe, tables, model.encoder(), &backend, None);
-                let others = model.members.iter().filter(|other| !Arc::ptr_eq(&other.backend, &backend));
+                let fit = compat::with_backend(probe, tables, model.encoder(), &backend.config, None);
+                let others = model.other_ranks(&backend);
                 match fit.and_then(|fit| compat::within_limit(fit.ranks, others, limit).map(|()| fit)) {
                     Ok(fit) => model.members[member].take(fit),
                     Err(cause) if manner == Manner::Discovery => {
@@ -166,11 +166,11 @@ fn check(next: &Model, old: Option<&Model>) -> Result<(), StartError> {
 fn check_member(model: &Model, member: &Member) -> Result<(), compat::Incompatible> {
     let tables = member.tables.as_ref().map(|loaded| loaded.tables.as_ref());
     if let Some(tables) = tables {
-        compat::with_other_files(tables, model, "another backend's tables")?;
+        model.check_tables(tables, "another backend's tables")?;
     }
     let Some(probe) = member.backend.last_probe() else { return Ok(()) };
     let known = Some(member.ranks).filter(|ranks| *ranks > 0 && probe.dp_size.is_none());
-    compat::with_backend(&probe, tables, model.encoder(), &member.backend, known).map(|_| ())
+    compat::with_backend(&probe, tables, model.encoder(), &member.backend.config, known).map(|_| ())
 }
 
 /// The same thing, not an equal one.

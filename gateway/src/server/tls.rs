@@ -13,8 +13,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::config::{Config, ServerTlsConfig, TlsVersion};
-use crate::credentials::Seen;
 use crate::error::StartError;
+use crate::stamp::Seen;
 
 /// Makes accepted connections secure. Connections that are there stay as they are when the files are read again.
 pub(crate) struct ServerTls {

@@ -146,7 +146,7 @@ fn earlier(member: &Member, generation: Option<u64>) -> Result<(Arc<semmoe_table
 /// Tables against the model, its other tables, and what the backend told last.
 pub(crate) fn check_fit(model: &Model, member: &Member, fresh: &FreshTables) -> Result<(), Incompatible> {
     let tables = fresh.tables.as_ref();
-    compat::with_other_files(tables, model, "the tables in use")?;
+    model.check_tables(tables, "the tables in use")?;
     compat::with_declared(tables, member.backend.config.placement_digest.as_deref())?;
     let configured = member.backend.config.ranks;
     let known = Some(member.ranks).filter(|ranks| *ranks > 0);
@@ -154,7 +154,7 @@ pub(crate) fn check_fit(model: &Model, member: &Member, fresh: &FreshTables) -> 
         // An engine that does not report its ranks keeps those that it is known by.
         Some(probe) => {
             let known = known.filter(|_| probe.dp_size.is_none());
-            compat::with_backend(&probe, Some(tables), None, &member.backend, known).map(|_| ())
+            compat::with_backend(&probe, Some(tables), None, &member.backend.config, known).map(|_| ())
         }
         None => compat::expected_ranks(Some(tables), configured.or(known)).map(|_| ()),
     }

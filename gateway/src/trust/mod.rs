@@ -3,12 +3,10 @@
 //! | part | what |
 //! |---|---|
 //! | `keys` | API keys: digests compared in constant time, models that a key may use |
-//! | `request_id` | the name of one request, in logs, answers and at the engine |
 //!
 //! Keys are part of the configuration in the snapshot, so that a reload replaces them with everything else.
 
 mod keys;
-mod request_id;
 
 use http::{HeaderMap, HeaderName, header};
 
@@ -17,7 +15,6 @@ use crate::error::RequestError;
 use crate::metrics::Metrics;
 
 pub(crate) use keys::Caller;
-pub(crate) use request_id::{REQUEST_ID, RequestId};
 
 /// Where clients of some libraries put their key.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");

@@ -1,0 +1,185 @@
+//! Which ranks take requests: gates and health of backends brought into the pools of their models, and what requests
+//! report back to their circuit breakers.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::backend::Backend;
+use crate::breaker::{BreakerRules, State, TrialId};
+use crate::gate::Gate;
+use crate::snapshot::Model;
+use crate::state::Core;
+
+/// A request that is let through a half-open breaker; dropping it without a verdict makes room for another one.
+pub(crate) struct Trial {
+    core: Arc<Core>,
+    backend: Arc<Backend>,
+    id: TrialId,
+    ended: bool,
+}
+
+impl Trial {
+    /// `None` where enough trials run.
+    pub(crate) fn begin(core: &Arc<Core>, backend: &Arc<Backend>, rules: &BreakerRules) -> Option<Self> {
+        let id = backend.gate.begin_trial(rules)?;
+        Some(Self { core: Arc::clone(core), backend: Arc::clone(backend), id, ended: false })
+    }
+
+    fn end(&mut self, good: Option<bool>) {
+        if !std::mem::replace(&mut self.ended, true) {
+            self.core.change_gate(&self.backend, |gate, rules| {
+                gate.change(|breaker| breaker.end_trial(Instant::now(), self.id, good, rules));
+            });
+        }
+    }
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        self.end(None);
+    }
+}
+
+impl Core {
+    /// A request to a backend went well or failed, in a way that is not the request's own.
+    pub(crate) fn judge(&self, backend: &Arc<Backend>, trial: Option<Trial>, good: bool) {
+        if let Some(mut trial) = trial {
+            trial.end(Some(good));
+            return;
+        }
+        let gate = &backend.gate;
+        if good {
+            gate.passed();
+            return;
+        }
+        let rules = self.config().breaker;
+        if !gate.change(|breaker| breaker.failed(&rules)) {
+            return;
+        }
+        self.change_gate(backend, |gate, rules| {
+            // The last backend stays: a poor answer is better than none.
+            if self.is_last(backend) {
+                self.metrics.faults.breaker_changed(&backend.name, "spared");
+            } else if gate.state() == State::Closed {
+                gate.change(|breaker| breaker.open(Instant::now(), rules));
+            }
+        });
+    }
+
+    /// The time of a breaker may be over.
+    pub(crate) fn look_at_breaker(&self, backend: &Arc<Backend>) {
+        self.change_gate(backend, |gate, _| {
+            gate.change(|breaker| breaker.look(Instant::now()));
+        });
+    }
+
+    /// New requests go elsewhere, or come again. False if there is no such backend, and none of that name is drained
+    /// for when it comes back.
+    pub(crate) fn set_draining(&self, name: &str, draining: bool) -> bool {
+        let _changing = self.changing();
+        let snapshot = self.snapshot();
+        let Some(at) = snapshot.find(name) else {
+            return if draining { self.drains.holds(name) } else { self.drains.forget(name) };
+        };
+        let backend = &snapshot.at(at).1.backend;
+        self.drains.set(name, draining);
+        self.drain_or_not(backend, draining);
+        self.refresh(backend);
+        true
+    }
+
+    /// A backend joins: it is drained if one of its name was. The caller holds what [`Core::changing`] gives.
+    pub(crate) fn keep_drained(&self, backend: &Backend) {
+        if self.drains.holds(&backend.name) {
+            self.drain_or_not(backend, true);
+            tracing::warn!(
+                backend = backend.name,
+                "backend was drained before and still is: undrain it when it may serve"
+            );
+        }
+    }
+
+    fn drain_or_not(&self, backend: &Backend, draining: bool) {
+        backend.gate.set_draining(draining);
+        self.metrics.faults.draining(&backend.name, draining);
+    }
+
+    fn change_gate(&self, backend: &Arc<Backend>, change: impl FnOnce(&Gate, &BreakerRules)) {
+        let _changing = self.changing();
+        change(&backend.gate, &self.config().breaker);
+        self.refresh(backend);
+    }
+
+    /// Whether no other backend of its model takes requests as usual.
+    fn is_last(&self, backend: &Arc<Backend>) -> bool {
+        let snapshot = self.snapshot();
+        let Some(at) = snapshot.position(backend) else { return false };
+        let mut members = snapshot.models[at.model].members.iter().enumerate();
+        !members.any(|(other, member)| other != at.member && can_serve(&member.backend) && is_closed(&member.backend))
+    }
+
+    /// Opens and closes the ranks of a model as the health and gates of its backends say. The caller holds what
+    /// [`Core::changing`] gives.
+    pub(crate) fn refresh(&self, backend: &Arc<Backend>) {
+        let snapshot = self.snapshot();
+        if let Some(at) = snapshot.position(backend) {
+            self.refresh_model(&snapshot.models[at.model]);
+        }
+    }
+
+    /// The same of all backends of a model of the current snapshot.
+    pub(crate) fn refresh_model(&self, model: &Model) {
+        self.spare_the_last(model);
+        for (index, member) in model.members.iter().enumerate() {
+            model.pool.set_available(index, member.backend.takes_requests());
+            self.note_breaker(&member.backend);
+        }
+        model.queue.wake_all();
+    }
+
+    /// Where every backend that could serve has failed requests, all of them serve.
+    fn spare_the_last(&self, model: &Model) {
+        let able = || model.members.iter().map(|member| &member.backend).filter(|backend| can_serve(backend));
+        if able().any(|backend| is_closed(backend)) {
+            return;
+        }
+        for backend in able() {
+            backend.gate.change(|breaker| breaker.close(Instant::now()));
+            self.metrics.faults.breaker_changed(&backend.name, "spared");
+        }
+    }
+
+    fn note_breaker(&self, backend: &Backend) {
+        let breaker = backend.gate.breaker();
+        let state = breaker.state();
+        let before = self.metrics.faults.breaker(&backend.name, state);
+        let name = backend.name.as_str();
+        if before == state {
+            return;
+        }
+        self.metrics.faults.breaker_changed(name, state.name());
+        match state {
+            State::Open => {
+                let seconds =
+                    breaker.open_until().map(|until| until.saturating_duration_since(Instant::now()).as_secs_f64());
+                tracing::warn!(
+                    backend = name,
+                    seconds,
+                    "consecutive requests to this backend failed: it gets none for a while"
+                );
+                // Its watcher has to learn of the time.
+                backend.suspect();
+            }
+            State::HalfOpen => tracing::info!(backend = name, "backend gets a few trial requests"),
+            State::Closed => tracing::info!(backend = name, "backend gets requests again"),
+        }
+    }
+}
+
+fn can_serve(backend: &Backend) -> bool {
+    backend.health().is_healthy() && !backend.gate.is_draining()
+}
+
+fn is_closed(backend: &Backend) -> bool {
+    backend.gate.state() == State::Closed
+}
