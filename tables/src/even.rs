@@ -164,9 +164,7 @@ impl EvenGroups {
     fn fill_up(&mut self) {
         let unknown = self.groups.iter_mut().zip(&self.placed_by).filter(|(_, by)| **by == PlacedBy::Room);
         for (group, _) in unknown {
-            let counts = &self.counts;
-            let least =
-                (1..counts.len()).fold(0, |least, next| if counts[next] < counts[least] { next } else { least });
+            let least = (0..self.counts.len()).min_by_key(|&group| self.counts[group]).unwrap_or(0);
             self.counts[least] += 1;
             *group = least as u16;
         }

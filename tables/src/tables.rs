@@ -5,7 +5,7 @@ use std::fs::File;
 use half::f16;
 
 use crate::attention::{LabelViews, dp_view};
-use crate::container::{Container, Layout, View};
+use crate::container::{Container, View};
 use crate::model::{check_text, json_list, number, quoted, text};
 use crate::{
     Attention, FormatError, GroupId, GroupLabels, LayerIdx, MAX_LABELS, ModelInfo, NO_GROUP, Placement, Provenance,
@@ -16,13 +16,14 @@ use crate::{
 pub(crate) const FORMAT: &str = "semmoe.tables";
 /// Before the promise, in the text about the solver.
 const PROMISE: &str = "held_out_lar=";
-const TENSORS_DP: [&str; 3] = ["T", "price", "placement"];
-const TENSORS_TP: [&str; 6] = ["T_group", "T_prob", "A_group", "A_prob", "price", "placement"];
+/// Besides the placement.
+const TENSORS_DP: &[&str] = &["T", "price"];
+const TENSORS_TP: &[&str] = &["T_group", "T_prob", "A_group", "A_prob", "price"];
 
 /// Tables, validated when they were opened.
 #[derive(Debug)]
 pub struct Tables {
-    container: Container,
+    pub(crate) container: Container,
     model: ModelInfo,
     provenance: Provenance,
     solver: String,
@@ -63,9 +64,8 @@ impl Tables {
         let (groups, dp_ranks, group_to_dp) = read_ranks(&container)?;
         let replicas = read_replicas(&container, &model, groups)?;
         let placed_by = if replicas.is_some() { "physical_to_logical" } else { "E" };
-        let known: &[&str] = if attention == Attention::Dp { &TENSORS_DP } else { &TENSORS_TP };
-        let known: Vec<&str> = known.iter().map(|&t| if t == "placement" { placed_by } else { t }).collect();
-        container.expect_only(FORMAT, &known)?;
+        let known = if attention == Attention::Dp { TENSORS_DP } else { TENSORS_TP };
+        container.expect_only(FORMAT, &[known, &[placed_by]].concat())?;
         let placement = match &replicas {
             Some(replicas) => replicas.primary(),
             None => read_placement(&container, &model, groups)?,
@@ -189,7 +189,7 @@ impl Tables {
     pub fn labels(&self) -> usize {
         match &self.tokens {
             TokenViews::Dp(_) => 0,
-            TokenViews::Tp { tokens, .. } => tokens.labels(),
+            TokenViews::Tp { tokens, .. } => tokens.labels,
         }
     }
 
@@ -212,11 +212,6 @@ impl Tables {
             return None;
         }
         transitions.row(&self.container, (layer.index() * g + older.index()) * g + newer.index())
-    }
-
-    /// The tables as they are written.
-    pub(crate) fn layout(&self) -> Layout<'_> {
-        self.container.layout()
     }
 }
 

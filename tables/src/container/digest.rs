@@ -1,7 +1,5 @@
 //! SHA-256 over names, element types, shapes and bytes of tensors.
 
-use std::fmt::Write;
-
 use sha2::{Digest, Sha256};
 
 use super::LayoutTensor;
@@ -39,20 +37,11 @@ impl Digester {
 
     /// Lower-case hex.
     pub(crate) fn finish(self) -> String {
-        hex(&self.0.finalize())
+        format!("{:x}", self.0.finalize())
     }
 }
 
 fn sized(hash: &mut Sha256, bytes: &[u8]) {
     hash.update((bytes.len() as u64).to_le_bytes());
     hash.update(bytes);
-}
-
-/// Lower-case hexadecimal.
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }

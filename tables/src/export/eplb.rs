@@ -6,7 +6,8 @@ use serde::Serialize;
 
 use super::{filled_rows, json};
 use crate::container::{Layout, LayoutTensor};
-use crate::slots::{PADDING, slots_per_layer};
+use crate::replicas::PADDING;
+use crate::slots::slots_per_layer;
 use crate::{FormatError, Tables};
 
 const FORMAT: &str = "semmoe.eplb";
@@ -18,11 +19,15 @@ pub struct Eplb {
     layers: usize,
     slots: usize,
     experts: usize,
-    most_replicas: usize,
+    /// M: the highest number of slots of any expert.
+    pub most_replicas: usize,
     placement_digest: String,
-    phy2log: Vec<i32>,
-    log2phy: Vec<i32>,
-    logcnt: Vec<i32>,
+    /// The expert in each slot: [L, P].
+    pub phy2log: Vec<i32>,
+    /// The slots of each expert, ascending, padded with -1: [L, N, M].
+    pub log2phy: Vec<i32>,
+    /// The number of slots of each expert: [L, N].
+    pub logcnt: Vec<i32>,
 }
 
 #[derive(Serialize)]
@@ -63,26 +68,6 @@ impl Eplb {
             log2phy: slots_of.into_iter().flat_map(padded).collect(),
             logcnt,
         })
-    }
-
-    /// The expert in each slot: [L, P].
-    pub fn phy2log(&self) -> &[i32] {
-        &self.phy2log
-    }
-
-    /// The slots of each expert, ascending, padded with -1: [L, N, M].
-    pub fn log2phy(&self) -> &[i32] {
-        &self.log2phy
-    }
-
-    /// The number of slots of each expert: [L, N].
-    pub fn logcnt(&self) -> &[i32] {
-        &self.logcnt
-    }
-
-    /// M: the highest number of slots of any expert.
-    pub fn most_replicas(&self) -> usize {
-        self.most_replicas
     }
 
     /// One JSON object of nested lists: `phy2log`, `log2phy`, `logcnt`.

@@ -19,18 +19,20 @@ mod read;
 
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub use eplb::Eplb;
 pub use flags::{SglangSpelling, ascend_flags, sglang_flags, tensorrt_llm_options, vllm_flags};
 pub use read::read_sglang;
 
 use crate::container::write_atomically;
-use crate::slots::{PADDING, layers, slots, slots_per_layer};
-use crate::{FormatError, Tables};
+use crate::replicas::PADDING;
+use crate::slots::{slots, slots_per_layer};
+use crate::{FormatError, LayerIdx, Tables};
 
 /// SGLang's JSON has this key and no other.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct ExpertLocation {
     physical_to_logical_map: Vec<Vec<i32>>,
 }
@@ -127,7 +129,7 @@ pub fn write(text: &str, path: &Path) -> Result<(), FormatError> {
 
 /// The slots of every MoE layer, none of them padding.
 fn filled_rows(tables: &Tables, reader: &str) -> Result<Vec<Vec<i32>>, FormatError> {
-    let rows: Vec<Vec<i32>> = layers(tables).map(|layer| slots(tables, layer)).collect();
+    let rows: Vec<Vec<i32>> = LayerIdx::all(tables.model().layers()).map(|layer| slots(tables, layer)).collect();
     for (layer, row) in rows.iter().enumerate() {
         if let Some(slot) = row.iter().position(|&expert| expert == PADDING) {
             let expected = format!("an expert: {reader} has no slots without one");

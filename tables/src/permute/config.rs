@@ -89,7 +89,7 @@ impl Fields<'_> {
         if self.value.get("n_group").is_none_or(Value::is_null) {
             return Ok(1);
         }
-        let (n_group, experts) = (self.number("n_group")?, permutation.experts());
+        let (n_group, experts) = (self.number("n_group")?, permutation.experts);
         if n_group <= 1 {
             return Ok(1);
         }

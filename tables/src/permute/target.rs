@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::plan::{Move, Plan};
-use super::source::{INDEX, Shard, Source};
+use super::source::{Shard, Source};
 use super::{Meter, PermuteError};
 use crate::FormatError;
-use crate::container::{Foreign, Storage, is_temporary, write_atomically};
+use crate::container::{Foreign, INDEX, Storage, is_temporary, write_atomically};
 
 /// Pieces in which bytes are passed on, so that progress shows and no more than this is held beside the maps.
 pub(super) const PIECE_BYTES: usize = 4 << 20;
@@ -71,8 +71,8 @@ impl Target {
                     Move::Stay | Move::Rename(_) => pass_on(out, bytes, meter)?,
                     Move::Rows(permutation) => {
                         // N rows, as was checked, and N is not 0.
-                        let row = bytes.len() / permutation.old().len();
-                        for &old in permutation.old() {
+                        let row = bytes.len() / permutation.old.len();
+                        for &old in &permutation.old {
                             pass_on(out, &bytes[usize::from(old) * row..][..row], meter)?;
                         }
                     }

@@ -105,6 +105,6 @@ impl<'s> MoeLayer<'s> {
 
 fn stored<'s>(source: &'s Source, name: &str) -> Result<Stored<'s>, String> {
     let shard = source.shard_of.get(name).map(|&shard| &source.shards[shard].file);
-    let found = shard.and_then(|file| file.tensors().get(name).map(|tensor| (tensor, file.bytes(tensor))));
+    let found = shard.and_then(|file| file.tensors.get(name).map(|tensor| (tensor, file.bytes(tensor))));
     found.ok_or_else(|| format!("without `{name}` its layer is not computed"))
 }

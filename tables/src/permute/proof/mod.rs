@@ -62,11 +62,11 @@ pub fn prove(tables: &Tables, source: &Path, permuted: &Path) -> Result<Proof, P
 /// The same of checkpoints that are open.
 pub(super) fn compare(config: &Config, top_k: u16, source: &Source, permuted: &Source) -> Result<Proof, PermuteError> {
     let permutation = &config.permutation;
-    let gating = Gating::new(config, permutation.experts(), top_k);
+    let gating = Gating::new(config, permutation.experts, top_k);
     let mut proof = Proof::default();
-    for layer in permutation.layers() {
+    for (&layer, moved) in &permutation.layers {
         let sides = [source, permuted].map(|source| MoeLayer::open(source, config.family, layer));
-        let ([Ok(old), Ok(new)], Some(moved)) = (&sides, permutation.layer(layer)) else {
+        let [Ok(old), Ok(new)] = &sides else {
             let reason = sides.into_iter().find_map(Result::err);
             proof.not_computed = proof.not_computed.or(reason);
             continue;
@@ -91,7 +91,7 @@ fn compare_on(
 ) -> Result<(), String> {
     let (old_logits, new_logits) = (old.logits(hidden), new.logits(hidden));
     let (old_choice, new_choice) = (gating.choose(&old_logits, old.bias()), gating.choose(&new_logits, new.bias()));
-    for (slot, &expert) in moved.old().iter().enumerate() {
+    for (slot, &expert) in moved.old.iter().enumerate() {
         let expert = usize::from(expert);
         for (what, ours, theirs) in
             [("logit", &new_logits, &old_logits), ("score", &new_choice.scores, &old_choice.scores)]
@@ -105,7 +105,7 @@ fn compare_on(
         }
     }
     proof.logits += 1;
-    let renumbered: Vec<usize> = new_choice.experts.iter().map(|&slot| usize::from(moved.old()[slot])).collect();
+    let renumbered: Vec<usize> = new_choice.experts.iter().map(|&slot| usize::from(moved.old[slot])).collect();
     if renumbered != old_choice.experts {
         // Every expert scores as before, so the choice can differ by ties only.
         proof.ties += 1;
