@@ -27,21 +27,19 @@ struct Start<'a> {
 }
 
 /// Runs one start to its end, whatever the home, or until the watch stops it: then the best so far is returned, `None`
-/// before the first round of both steps is done.
-pub(crate) fn run_start(task: Task<'_>, random: &mut fastrand::Rng, watch: Watch<'_>) -> Option<Clustering> {
-    let seed = seed_plan(task.problem, task.capacity, random, watch.stop)?;
-    run_seeded(task, &seed, watch)
-}
-
-/// The same from a spectral seed.
-pub(crate) fn run_spectral_start(task: Task<'_>, random: &mut fastrand::Rng, watch: Watch<'_>) -> Option<Clustering> {
-    let seed = spectral_plan(&task, random, watch.stop)?;
-    run_seeded(task, &seed, watch)
-}
-
-fn run_seeded(task: Task<'_>, seed: &Plan, watch: Watch<'_>) -> Option<Clustering> {
+/// before the first round of both steps is done. `spectral`: from a spectral seed.
+pub(crate) fn run_start(
+    task: Task<'_>,
+    spectral: bool,
+    random: &mut fastrand::Rng,
+    watch: Watch<'_>,
+) -> Option<Clustering> {
+    let seed = match spectral {
+        true => spectral_plan(&task, random, watch.stop)?,
+        false => seed_plan(task.problem, task.capacity, random, watch.stop)?,
+    };
     let mut start = Start { task: Task { home: None, ..task }, watch, iterations: 0 };
-    let group_of = expert_step(task.problem, seed, &task.limits, None, None);
+    let group_of = expert_step(task.problem, &seed, &task.limits, None, None);
     let first = start.unit_step(group_of, None)?;
     Some(start.search(first))
 }
@@ -49,7 +47,7 @@ fn run_seeded(task: Task<'_>, seed: &Plan, watch: Watch<'_>) -> Option<Clusterin
 /// Runs the start that begins where the experts are.
 pub(crate) fn run_from_home(task: Task<'_>, watch: Watch<'_>) -> Option<Clustering> {
     let mut start = Start { task, watch, iterations: 0 };
-    let first = start.unit_step(task.home?.group_of().to_vec(), None)?;
+    let first = start.unit_step(task.home?.group_of.clone(), None)?;
     Some(start.search(first))
 }
 
@@ -62,8 +60,7 @@ pub(crate) fn bring_home(task: Task<'_>, found: Clustering, watch: Watch<'_>) ->
 
 /// The exact unit step where the experts are, and nothing else.
 pub(crate) fn stay(task: Task<'_>) -> Clustering {
-    let plan = |transport: Transport<'_>| transport.solve(None);
-    task.as_it_is(plan, 1)
+    task.as_it_is(|transport| transport.solve(None), 1)
 }
 
 /// Swaps alone, from a clustering that is already there: at least as good.
@@ -89,7 +86,7 @@ impl Task<'_> {
         let Task { problem, capacity, limits, home } = *self;
         let each = problem.experts / limits.groups;
         let contiguous = || (0..problem.column_load.len()).map(|at| (at % problem.experts / each) as u16).collect();
-        let group_of: Vec<u16> = home.map_or_else(contiguous, |home| home.group_of().to_vec());
+        let group_of: Vec<u16> = home.map_or_else(contiguous, |home| home.group_of.clone());
         let profit = weighed_profits(problem, &group_of, limits.groups, limits.topology);
         let plan = plan(Transport { mass: &problem.mass, profit: &profit, capacity });
         Clustering::whole(problem, group_of, plan, limits, iterations)

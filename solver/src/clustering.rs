@@ -4,6 +4,7 @@ use crate::expert_step::layer_cap;
 use crate::held::Held;
 use crate::home::Home;
 use crate::load_limit::{excess, group_loads};
+use crate::options::SolveOptions;
 use crate::problem::Problem;
 use crate::topology::Topology;
 use crate::transport::Plan;
@@ -26,6 +27,15 @@ pub(crate) struct Limits {
     pub(crate) slots: Option<usize>,
     /// How the groups lie to each other.
     pub(crate) topology: Topology,
+}
+
+impl Limits {
+    /// As the options have them.
+    pub(crate) fn new(options: &SolveOptions, topology: Topology, slots: Option<usize>) -> Self {
+        let SolveOptions { iterations, swap_passes, .. } = *options;
+        let (groups, max_over_mean) = (usize::from(options.groups), options.expert_load_limit);
+        Limits { groups, max_over_mean, iterations, swap_passes, slots, topology }
+    }
 }
 
 /// A placement, the exact unit plan for it, and their value.

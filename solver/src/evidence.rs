@@ -47,20 +47,12 @@ impl LayerEvidence {
 /// How counts become shares.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shrinkage<'a> {
-    options: &'a SolveOptions,
+    pub(crate) options: &'a SolveOptions,
     /// `None`: the prior is the layer's own share.
-    prior: Option<&'a TokenPrior>,
+    pub(crate) prior: Option<&'a TokenPrior>,
 }
 
-impl<'a> Shrinkage<'a> {
-    pub(crate) fn new(options: &'a SolveOptions, prior: Option<&'a TokenPrior>) -> Self {
-        Shrinkage { options, prior }
-    }
-
-    pub(crate) fn prior_occurrences(&self) -> f64 {
-        self.options.prior_occurrences
-    }
-
+impl Shrinkage<'_> {
     /// Learns from a layer what to expect of its tokens.
     pub(crate) fn fit<'e>(&self, evidence: &'e LayerEvidence) -> Shrunk<'e> {
         let expected = match self.prior {
@@ -73,7 +65,7 @@ impl<'a> Shrinkage<'a> {
         let sum: f64 = evidence.layer_share.iter().sum();
         // With replicas an activation counts on several groups, for some tokens more often than for others.
         let adds_up = ((sum - 1.0).abs() < 1e-6).then_some(sum);
-        Shrunk { evidence, expected, prior_occurrences: self.prior_occurrences(), assume_layer, adds_up }
+        Shrunk { evidence, expected, prior_occurrences: self.options.prior_occurrences, assume_layer, adds_up }
     }
 }
 

@@ -130,7 +130,7 @@ proptest! {
         let limits = limits(groups, 1.1);
         let watch = Watch { reached: &|_| (), stop: &|| false };
         let task = Task { problem: &problem, capacity: &capacity, limits, home: None };
-        let found = run_start(task, &mut fastrand::Rng::with_seed(seed), watch).unwrap();
+        let found = run_start(task, false, &mut fastrand::Rng::with_seed(seed), watch).unwrap();
         let Clustering { group_of, plan, load_excess, .. } = found;
         for (group_of, load) in group_of.chunks_exact(16).zip(problem.column_load.chunks_exact(16)) {
             let cap = load_cap(load.iter().sum(), groups, 1.1);
@@ -201,7 +201,7 @@ proptest! {
         };
         let watch = Watch { reached: &|_| (), stop: &stop };
         let task = Task { problem: &problem, capacity: &capacity, limits, home: None };
-        let found = run_start(task, &mut fastrand::Rng::with_seed(seed), watch);
+        let found = run_start(task, false, &mut fastrand::Rng::with_seed(seed), watch);
         prop_assert!(asked.get() <= looks + 3, "asked {} times, to go on {looks} times", asked.get());
         let found = found.unwrap_or_else(|| not_reached(task));
         for layer in found.group_of.chunks_exact(16) {

@@ -1,6 +1,6 @@
 //! A placement that is given: the experts stay where they are, and only the units are assigned.
 
-use semmoe_tables::{Attention, ExpertId, LayerIdx, ModelInfo, Placement, Replicas, in_parallel};
+use semmoe_tables::{Attention, LayerIdx, ModelInfo, Placement, Replicas, in_parallel};
 use std::ops::ControlFlow;
 
 use crate::clustering::Clustering;
@@ -108,10 +108,6 @@ impl Given {
 }
 
 fn held(slots: &Replicas, model: &ModelInfo) -> Held {
-    let layers = LayerIdx::all(model.layers());
-    let holders = layers.flat_map(|layer| {
-        let of = move |expert| slots.groups_of(layer, ExpertId::new(expert)).map(|group| group.get()).collect();
-        (0..model.num_experts).map(of)
-    });
-    Held::new(usize::from(slots.groups()), usize::from(model.num_experts), holders.collect())
+    let holders = LayerIdx::all(model.layers()).flat_map(|layer| slots.holders(layer)).collect();
+    Held { groups: usize::from(slots.groups()), experts: usize::from(model.num_experts), holders }
 }

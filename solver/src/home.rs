@@ -8,7 +8,7 @@ use crate::options::{SolveOptions, WarmStart, within};
 use crate::padding::{once_each, with_empty_slots};
 use crate::problem::Problem;
 use crate::topology::Topology;
-use crate::transport::Transport;
+use crate::transport::{Plan, Transport};
 use crate::unit_step::PROFIT_ONE;
 
 impl WarmStart {
@@ -73,7 +73,7 @@ pub(crate) struct Home {
     /// N
     experts: usize,
     /// [L * S]
-    group_of: Vec<u16>,
+    pub(crate) group_of: Vec<u16>,
     /// [L] activations that a moved expert must gain: C times the layer's activations over N.
     cost: Vec<f64>,
     /// Activations of all layers: what no move can gain more than.
@@ -87,11 +87,6 @@ impl Home {
         let cost = layers.map(|load| migration_cost * load.iter().sum::<u64>() as f64 / experts as f64);
         let most = problem.total_activations() as f64;
         Home { slots, experts, group_of, cost: cost.map(|cost| cost.min(most)).collect(), most }
-    }
-
-    /// The group of each column.
-    pub(crate) fn group_of(&self) -> &[u16] {
-        &self.group_of
     }
 
     /// Experts of each layer that are elsewhere: [L].
@@ -138,12 +133,8 @@ impl Home {
         for (column, (&now, &home)) in found.group_of.iter().zip(&self.group_of).enumerate() {
             stays[usize::from(now) * groups + usize::from(home)] += i64::from(column % self.slots < self.experts);
         }
-        self.priced(found.renamed(&cell_by_cell(&stays, groups, limits.topology.per_cell)))
-    }
-
-    /// With the penalty that belongs to it.
-    pub(crate) fn priced(&self, found: Clustering) -> Clustering {
-        Clustering { penalty: self.penalty(&found.group_of), ..found }
+        let renamed = found.renamed(&cell_by_cell(&stays, groups, limits.topology.per_cell));
+        Clustering { penalty: self.penalty(&renamed.group_of), ..renamed }
     }
 }
 
@@ -156,8 +147,8 @@ fn cell_by_cell(stays: &[i64], groups: usize, per_cell: usize) -> Vec<u16> {
         let rows: Vec<i64> = (from * per_cell..(from + 1) * per_cell).flat_map(|group| row(group).to_vec()).collect();
         matching(&rows, per_cell)
     };
-    let pairs: Vec<Matching> = (0..cells * cells).map(|pair| within(pair / cells, pair % cells)).collect();
-    let values: Vec<i64> = pairs.iter().map(|pair| pair.value).collect();
+    let pairs: Vec<Plan> = (0..cells * cells).map(|pair| within(pair / cells, pair % cells)).collect();
+    let values: Vec<i64> = pairs.iter().map(|pair| pair.primal as i64).collect();
     let of_cells = matching(&values, cells);
     let of_cell = |(from, &to): (usize, &u16)| {
         let pair = &pairs[from * cells + usize::from(to)];
@@ -166,17 +157,10 @@ fn cell_by_cell(stays: &[i64], groups: usize, per_cell: usize) -> Vec<u16> {
     of_cells.label.iter().enumerate().flat_map(of_cell).collect()
 }
 
-struct Matching {
-    label: Vec<u16>,
-    value: i64,
-}
-
 /// The best way to give each of n rows a column of its own: profit [n, n].
-fn matching(profit: &[i64], n: usize) -> Matching {
+fn matching(profit: &[i64], n: usize) -> Plan {
     let ones = vec![1; n];
-    let label = Transport { mass: &ones, profit, capacity: &ones }.solve(None).label;
-    let value = label.iter().enumerate().map(|(row, &column)| profit[row * n + usize::from(column)]).sum();
-    Matching { label, value }
+    Transport { mass: &ones, profit, capacity: &ones }.solve(None)
 }
 
 #[cfg(test)]

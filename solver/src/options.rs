@@ -35,10 +35,7 @@ pub enum Objective {
 
 impl fmt::Display for Objective {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Objective::Activations => "activations",
-            Objective::Ranks => "ranks",
-        })
+        self.serialize(f)
     }
 }
 
@@ -70,10 +67,7 @@ pub enum Unit {
 
 impl fmt::Display for Unit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Unit::Request => "request",
-            Unit::Token => "token",
-        })
+        self.serialize(f)
     }
 }
 

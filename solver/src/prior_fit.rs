@@ -82,7 +82,7 @@ fn log_losses(input: TokenInput<'_>, held: [&Profile; 2], tried: &[f64]) -> [Log
     let step = (tokens.len() * groups).div_ceil(MAX_FITTED).max(1);
     let tokens: Vec<TokenId> = tokens.into_iter().step_by(step).collect();
     // The expectation for a token does not depend on the prior's weight.
-    let shrinkage = Shrinkage::new(input.options, input.prior);
+    let shrinkage = Shrinkage { options: input.options, prior: input.prior };
     let mut losses = [(); 2].map(|()| LogLosses { activations: 0.0, sum: vec![0.0; tried.len()] });
     let new_rows = || vec![Row::new(groups, tried.len()); tokens.len()];
     let (mut rows, mut counts) = (new_rows(), vec![0; groups]);

@@ -43,8 +43,10 @@ impl Problem {
     /// Tokens of a profile as units, over the layers given (all of them for labels shared by the layers).
     pub(crate) fn from_profile(profile: &Profile, layers: Range<usize>) -> Result<Self, SolveError> {
         let experts = usize::from(profile.model().num_experts);
-        let mut rows = Rows::new(layers.len(), experts);
-        rows.reserve(layers.clone().map(|layer| profile.entries(LayerIdx::new(layer as u16))).sum());
+        let mut problem = Problem::empty(layers.len(), experts);
+        let entries = layers.clone().map(|layer| profile.entries(LayerIdx::new(layer as u16))).sum();
+        problem.column.reserve_exact(entries);
+        problem.count.reserve_exact(entries);
         let mut row = Vec::new();
         for (token, &mass) in (0u32..).zip(profile.token_counts()) {
             row.clear();
@@ -56,15 +58,15 @@ impl Problem {
                 let columns = counts.experts.iter().map(|&expert| (index * experts + usize::from(expert)) as u32);
                 row.extend(columns.zip(counts.counts.iter().copied()));
             }
-            rows.push(mass, &row);
+            problem.push(mass, &row);
         }
-        rows.finish("profile")
+        problem.finish("profile")
     }
 
     /// Requests of a trace as units, over all layers, with all their tokens.
     pub(crate) fn from_trace(trace: &Trace) -> Result<Self, SolveError> {
         let (layers, experts) = (trace.model().layers(), usize::from(trace.model().num_experts));
-        let mut rows = Rows::new(layers, experts);
+        let mut problem = Problem::empty(layers, experts);
         let mut counts = vec![0u32; layers * experts];
         let mut row = Vec::new();
         for request in trace.iter() {
@@ -84,10 +86,10 @@ impl Problem {
             row.extend((0u32..).zip(counts.iter().copied()).filter(|&(_, count)| count > 0));
             counts.fill(0);
             if mass > 0 {
-                rows.push(mass, &row);
+                problem.push(mass, &row);
             }
         }
-        rows.finish("trace")
+        problem.finish("trace")
     }
 
     pub(crate) fn units(&self) -> usize {
@@ -146,33 +148,26 @@ impl Problem {
     }
 }
 
-struct Rows(Problem);
-
-impl Rows {
-    fn new(layers: usize, experts: usize) -> Self {
-        Rows(Problem { layers, experts, indptr: vec![0], ..Problem::default() })
-    }
-
-    fn reserve(&mut self, entries: usize) {
-        self.0.column.reserve_exact(entries);
-        self.0.count.reserve_exact(entries);
+impl Problem {
+    fn empty(layers: usize, experts: usize) -> Self {
+        Problem { layers, experts, indptr: vec![0], ..Problem::default() }
     }
 
     fn push(&mut self, mass: u64, row: &[(u32, u32)]) {
-        self.0.mass.push(mass);
-        self.0.column.extend(row.iter().map(|entry| entry.0));
-        self.0.count.extend(row.iter().map(|entry| entry.1));
-        self.0.indptr.push(self.0.column.len());
+        self.mass.push(mass);
+        self.column.extend(row.iter().map(|entry| entry.0));
+        self.count.extend(row.iter().map(|entry| entry.1));
+        self.indptr.push(self.column.len());
     }
 
-    fn finish(self, what: &'static str) -> Result<Problem, SolveError> {
-        let mut problem = self.0;
-        if problem.column.is_empty() {
+    /// Checks the sums, once all units are there.
+    fn finish(mut self, what: &'static str) -> Result<Self, SolveError> {
+        if self.column.is_empty() {
             return Err(SolveError::NoTokens { what });
         }
-        let tokens: u128 = problem.mass.iter().map(|&mass| u128::from(mass)).sum();
-        let activations: u128 = problem.count.iter().map(|&count| u128::from(count)).sum();
-        let units = problem.units() as u128;
+        let tokens: u128 = self.mass.iter().map(|&mass| u128::from(mass)).sum();
+        let activations: u128 = self.count.iter().map(|&count| u128::from(count)).sum();
+        let units = self.units() as u128;
         let limits = [
             ("tokens", tokens, MAX_COUNTED),
             ("activations", activations, MAX_COUNTED),
@@ -183,12 +178,10 @@ impl Rows {
                 return Err(SolveError::TooLarge { what, found, limit });
             }
         }
-        problem.index_columns();
-        Ok(problem)
+        self.index_columns();
+        Ok(self)
     }
-}
 
-impl Problem {
     /// Gives each layer `experts` columns, and every column the number that `to` says: ascending as before.
     pub(crate) fn move_columns(&mut self, experts: usize, to: impl Fn(usize) -> usize) {
         self.experts = experts;

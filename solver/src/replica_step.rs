@@ -15,8 +15,7 @@
 //! that cover the experts so far.
 
 use crate::held::{Exchange, Traffic};
-use crate::load_limit::excess;
-use crate::load_limit::{LoadPrices, Value};
+use crate::load_limit::{LoadPrices, Value, excess};
 
 /// Rounds of the relaxation, as without replicas.
 const PRICE_ROUNDS: u32 = 12;

@@ -17,7 +17,7 @@ pub(crate) fn replica_tables(
     shrinkage: &Shrinkage<'_>,
     price: impl FnOnce(&[f16]) -> Vec<f32>,
 ) -> TablesBuilder {
-    let mut shares = shares_by(profile, held.groups(), shrinkage, |layer| layer_evidence(profile, layer, held));
+    let mut shares = shares_by(profile, held.groups, shrinkage, |layer| layer_evidence(profile, layer, held));
     // Sums of rounded shares may miss one by a little where every group holds every expert.
     shares.iter_mut().for_each(|share| *share = share.min(f16::ONE));
     let price = price(&shares);
@@ -30,7 +30,7 @@ pub(crate) fn replica_tables(
 /// Occurrences of every token in a layer by group: an activation counts on every group that holds its expert, so that a
 /// row adds up to more than the token was seen.
 fn layer_evidence(profile: &Profile, layer: LayerIdx, held: &Held) -> LayerEvidence {
-    let (groups, holders) = (held.groups(), held.layer(layer.index()));
+    let (groups, holders) = (held.groups, held.layer(layer.index()));
     let top_k = f64::from(profile.model().top_k);
     let vocabulary = profile.model().vocab_size;
     let mut on_group = vec![0.0; vocabulary as usize * groups];

@@ -156,7 +156,7 @@ pub(crate) fn clustering(problem: &Problem, held: Held, plan: Plan, limits: Limi
         let cap = load_cap(loads.iter().sum(), limits.groups, limits.max_over_mean);
         excess(loads, cap)
     });
-    let group_of = (0..held.columns()).map(|column| held.of(column)[0]).collect();
+    let group_of = held.holders.iter().map(|holders| holders[0]).collect();
     Clustering { group_of, plan, load_excess: excess.sum(), iterations, replicas: Some(held), penalty: 0 }
 }
 
@@ -171,23 +171,23 @@ fn holders(task: Task<'_>, slots: usize, plan: &Plan, current: Option<&Held>) ->
         let cap = load_cap(load.iter().sum(), groups, reserved(max_over_mean));
         replicate_within(&ReplicaLayer { gain, traffic, slots, cap }, current.map(|current| current.layer(layer)))
     });
-    Held::new(groups, problem.experts, layers.collect())
+    Held { groups, experts: problem.experts, holders: layers.collect() }
 }
 
 /// Profits of the units, [U, G]: a group counts every activation of an expert that it holds.
 pub(crate) fn replica_profits(problem: &Problem, held: &Held) -> Vec<i64> {
-    profits_of_local(problem, &local_counts(problem, held), held.groups())
+    profits_of_local(problem, &local_counts(problem, held), held.groups)
 }
 
 /// Local activations of every unit on every group, [U, G].
 fn local_counts(problem: &Problem, held: &Held) -> Vec<u64> {
     let flat = held.flat();
-    problem.local_where(held.groups(), |column| flat.of(column))
+    problem.local_where(held.groups, |column| flat.of(column))
 }
 
 /// The load that each group of each layer computes, [L][G].
 pub(crate) fn replica_loads(problem: &Problem, held: &Held, plan: &Plan) -> Vec<Vec<u64>> {
-    let groups = held.groups();
+    let groups = held.groups;
     let (gains, fraction_bits) = column_gains(problem, plan, groups);
     let layers = (0..problem.layers).map(|layer| {
         let columns = problem.columns(layer);

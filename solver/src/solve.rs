@@ -102,14 +102,8 @@ fn solve_part(
         problems = problems.into_iter().map(|problem| problem.padded(slots)).collect::<Result<_, _>>()?;
     }
     let traced = trace.map(|trace| Traced::new(trace, unit, counted));
-    let limits = Limits {
-        topology,
-        groups: usize::from(options.groups),
-        max_over_mean: options.expert_load_limit,
-        iterations: options.iterations,
-        swap_passes: options.swap_passes,
-        slots: (options.redundant > 0).then(|| usize::from(options.slots_per_group(profile.model().num_experts))),
-    };
+    let each = (options.redundant > 0).then(|| usize::from(options.slots_per_group(profile.model().num_experts)));
+    let limits = Limits::new(options, topology, each);
     let homes = options.warm_start.as_ref().map(|warm| warm.homes(&problems));
     let SolveOptions { token_margin, seed, starts, threads, .. } = *options;
     let how = StartOptions { limits, homes: homes.as_deref(), token_margin, seed, starts, threads };
@@ -189,7 +183,7 @@ fn build_tables(
         // The shares of a token do not add up to one here, so that its prior has no likelihood to be fitted by.
         let price = |shares: &[f16]| prices(trace, options, &problems[0], first, shares);
         let slots = slots.map_or_else(|| held.to_replicas(profile.model()), Ok)?;
-        let builder = replica_tables(profile, options, held, slots, &Shrinkage::new(options, prior), price);
+        let builder = replica_tables(profile, options, held, slots, &Shrinkage { options, prior }, price);
         return Ok((builder.solver(solver_name(unit, options)).finish()?, held_out));
     }
     let placement = match &slots {
@@ -199,7 +193,7 @@ fn build_tables(
     let input = TokenInput { profile, placement: &placement, prior, options };
     held_out.prior = split.and_then(|split| fit_prior(input, &split.choose_counts, &split.judge_counts));
     let options = &held_out.prior.map_or_else(|| options.clone(), |prior| prior.applied(options));
-    let shrinkage = Shrinkage::new(options, prior);
+    let shrinkage = Shrinkage { options, prior };
     let builder = match options.attention {
         Attention::Dp => {
             let shares = token_shares(profile, &placement, &shrinkage);
@@ -209,8 +203,8 @@ fn build_tables(
         Attention::Tp => {
             let mut parts = tp_parts(profile, &placement, &shrinkage);
             if let Some((trace, split)) = trace.zip(split) {
-                let prior = options.prior_occurrences;
-                held_out.transitions = keep_transitions(&mut parts, trace, &placement, prior, split.traces());
+                let (prior, held) = (options.prior_occurrences, [&split.choose, &split.judge]);
+                held_out.transitions = keep_transitions(&mut parts, trace, &placement, prior, held);
             }
             let price = mean_prices(usize::from(options.groups), problems, best);
             TablesBuilder::tp(profile.model().clone(), options.provenance.clone(), placement, parts, price)
@@ -280,18 +274,10 @@ fn in_shares(price: &[i64], problem: &Problem) -> Vec<f32> {
 
 fn solver_name(unit: Unit, options: &SolveOptions) -> String {
     let priors: String = options.priors().iter().map(|prior| format!(" prior={prior}")).collect();
-    let placement = match &options.placement {
-        Some(given) => format!(" placement={}", given.name()),
-        None => String::new(),
-    };
-    let warm = match &options.warm_start {
-        Some(warm) => format!(" migration_cost={}", warm.migration_cost),
-        None => String::new(),
-    };
-    let nodes = match options.nodes {
-        Some(Nodes { nodes, inter_cost }) => format!(" nodes={nodes} inter_cost={inter_cost}"),
-        None => String::new(),
-    };
+    let given = options.placement.as_ref().map(|given| format!(" placement={}", given.name()));
+    let warm = options.warm_start.as_ref().map(|warm| format!(" migration_cost={}", warm.migration_cost));
+    let of_nodes = |Nodes { nodes, inter_cost }| format!(" nodes={nodes} inter_cost={inter_cost}");
+    let [placement, warm, nodes] = [given, warm, options.nodes.map(of_nodes)].map(Option::unwrap_or_default);
     format!(
         "semmoe-solver {} unit={unit} objective={} seed={} starts={} token_margin={} expert_load_limit={} redundant={} \
          prior_occurrences={} hold_out={}{priors}{placement}{warm}{nodes}",

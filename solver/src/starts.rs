@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
-use crate::alternate::{Watch, bring_home, improve, not_reached, run_from_home, run_spectral_start, run_start};
-use crate::clustering::{Clustering, Limits, Task};
+use semmoe_tables::mix64;
+
+use crate::alternate::{Watch, bring_home, improve, not_reached, run_from_home, run_start};
+use crate::clustering::{Clustering, Limits, Task, local_rate};
 use crate::home::Home;
 use crate::problem::Problem;
 use crate::replicate::{improve_replicas, kick_replicas, replicate};
@@ -140,12 +142,11 @@ impl Schedule {
         let most = at_most(starts, MAX_STARTED, work);
         let starts = if replicas { most.div_ceil(STARTS_PER_START) } else { most };
         let kick_rounds = (most - starts) * KICKS_PER_START / KICKS_AT_ONCE;
-        match values > LARGE {
-            true => {
-                Schedule { starts, kick_rounds, passes: 0, last_passes: at_most(passes, MAX_VALUES_SWAPPED, values) }
-            }
-            false => Schedule { starts, kick_rounds, passes, last_passes: 0 },
-        }
+        let (passes, last_passes) = match values > LARGE {
+            true => (0, at_most(passes, MAX_VALUES_SWAPPED, values)),
+            false => (passes, 0),
+        };
+        Schedule { starts, kick_rounds, passes, last_passes }
     }
 }
 
@@ -202,11 +203,8 @@ pub(crate) fn run_starts(
 }
 
 fn mean_rate(problems: &[Problem], reached: &[Option<i128>]) -> Option<f64> {
-    let rates = problems.iter().zip(reached).filter_map(|(problem, value)| {
-        let value = (*value)?;
-        Some(crate::clustering::local_rate(value, problem))
-    });
-    let rates: Vec<f64> = rates.collect();
+    let pairs = problems.iter().zip(reached);
+    let rates: Vec<f64> = pairs.filter_map(|(problem, value)| Some(local_rate((*value)?, problem))).collect();
     (!rates.is_empty()).then(|| rates.iter().sum::<f64>() / rates.len() as f64)
 }
 
@@ -291,15 +289,14 @@ impl Shared<'_> {
         if start == 0
             && let Some(found) = run_from_home(task, watch)
         {
-            self.finish(problem, start, found);
+            self.keep(problem, start, found);
         }
         let mut random = fastrand::Rng::with_seed(mix(self.seed, problem as u64, start as u64));
         let base = self.base[problem].as_ref();
-        let spectral = start == 0 && has_spectral(task.problem);
-        let run_start = if spectral { run_spectral_start } else { run_start };
+        let mut run_start = || run_start(task, start == 0 && has_spectral(task.problem), &mut random, watch);
         let found = match (self.phase, self.limits.slots) {
-            (Phase::Starts, None) => run_start(task, &mut random, watch).map(|found| bring_home(task, found, watch)),
-            (Phase::Starts, Some(slots)) => run_start(task, &mut random, watch)
+            (Phase::Starts, None) => run_start().map(|found| bring_home(task, found, watch)),
+            (Phase::Starts, Some(slots)) => run_start()
                 .and_then(|found| replicate(task, slots, &found, watch))
                 .map(|found| improve_replicas(task, slots, found, watch)),
             (Phase::Kicks, None) => None,
@@ -308,7 +305,7 @@ impl Shared<'_> {
             (Phase::LastSwaps, Some(slots)) => base.map(|base| improve_replicas(task, slots, base.clone(), watch)),
         };
         if let Some(found) = found {
-            self.finish(problem, start, found);
+            self.keep(problem, start, found);
         }
         let _ = events.send(Event::Done);
     }
@@ -318,13 +315,9 @@ impl Shared<'_> {
         Task { problem: &self.problems[problem], capacity, limits: self.limits, home }
     }
 
-    fn finish(&self, problem: usize, start: usize, found: Clustering) {
-        self.iterations.fetch_add(found.iterations as usize, Ordering::Relaxed);
-        self.keep(problem, start, found);
-    }
-
     /// Keeps the better result, of equals the one of the earlier start, in whatever order they arrive.
     fn keep(&self, problem: usize, start: usize, found: Clustering) {
+        self.iterations.fetch_add(found.iterations as usize, Ordering::Relaxed);
         let mut best = self.best.lock().unwrap_or_else(PoisonError::into_inner);
         let better = best[problem].as_ref().is_none_or(|known| {
             found.beats(&known.clustering) || (!known.clustering.beats(&found) && start < known.start)
@@ -335,12 +328,9 @@ impl Shared<'_> {
     }
 }
 
-/// A seed for each start of each problem (the finaliser of SplitMix64).
+/// A seed for each start of each problem.
 pub(crate) fn mix(seed: u64, problem: u64, start: u64) -> u64 {
-    let mut x = seed ^ problem.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ start.wrapping_mul(0xd1b5_4a32_d192_ed03);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
+    mix64(seed ^ problem.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ start.wrapping_mul(0xd1b5_4a32_d192_ed03))
 }
 
 #[cfg(test)]

@@ -16,11 +16,11 @@ pub(crate) struct Tally {
     /// [L * G] activations that each group computes.
     pub(crate) group_load: Vec<f64>,
     /// Places other than their own that tokens had to be sent to, all layers.
-    remote_ranks: f64,
+    pub(crate) remote_ranks: f64,
     /// The same with every token on a random place: the expected value.
-    remote_ranks_random: f64,
+    pub(crate) remote_ranks_random: f64,
     /// The same with experts in blocks.
-    remote_ranks_blocks: f64,
+    pub(crate) remote_ranks_blocks: f64,
     /// Routes with a known set of experts, all layers.
     routes: u64,
     /// Scratch: the places of a route.
@@ -101,22 +101,13 @@ impl Tally {
 
     /// The rate with every token on a random place, exactly.
     pub(crate) fn lar_random(&self, hosts: &Hosts) -> f64 {
-        let local = self.column_load.iter().enumerate().map(|(column, &load)| load as f64 * hosts.random_share(column));
+        let share = |column| hosts.local_share(column, None);
+        let local = self.column_load.iter().enumerate().map(|(column, &load)| load as f64 * share(column));
         local.sum::<f64>() / self.all()
     }
 
-    /// Mean over tokens and layers; `None` where only counts were added.
-    pub(crate) fn remote_ranks_per_token(&self) -> Option<f64> {
-        (self.routes > 0).then(|| self.remote_ranks / self.routes as f64)
-    }
-
-    /// The same with every token on a random place.
-    pub(crate) fn remote_ranks_random(&self) -> Option<f64> {
-        (self.routes > 0).then(|| self.remote_ranks_random / self.routes as f64)
-    }
-
-    /// The same with every token on a random place and experts in blocks.
-    pub(crate) fn remote_ranks_blocks(&self) -> Option<f64> {
-        (self.routes > 0).then(|| self.remote_ranks_blocks / self.routes as f64)
+    /// Mean over tokens and layers of a sum over routes; `None` where only counts were added.
+    pub(crate) fn per_route(&self, sum: f64) -> Option<f64> {
+        (self.routes > 0).then(|| sum / self.routes as f64)
     }
 }

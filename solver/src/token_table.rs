@@ -1,12 +1,11 @@
 //! T for attention dp: the expected local share of each token on each rank, and the prices that go with it.
 
 use half::f16;
-use semmoe_tables::{LayerIdx, Placement, Profile, TokenId, Trace};
+use semmoe_tables::{LayerIdx, Placement, Profile, Score, TokenId, Trace};
 
 use crate::evidence::{LayerEvidence, Shrinkage};
 use crate::load_limit::group_loads;
 use crate::mean_evidence::MeanEvidence;
-use crate::score::mean_share;
 use crate::transport::Transport;
 use crate::unit_step::{PROFIT_ONE, mass_capacity, to_profit};
 
@@ -31,7 +30,7 @@ pub(crate) fn shares_by(
 ) -> Vec<f16> {
     let layers = profile.model().layers();
     let vocabulary = profile.model().vocab_size as usize;
-    let m = shrinkage.prior_occurrences();
+    let m = shrinkage.options.prior_occurrences;
     let (mut own, mut pull) = (vec![0.0f64; vocabulary * groups], vec![0.0f64; vocabulary]);
     let mut mean = MeanEvidence::new(vocabulary, groups);
     for layer in LayerIdx::all(layers) {
@@ -89,11 +88,11 @@ fn layer_prior(profile: &Profile, layer: LayerIdx, group_of: &[u16], groups: usi
 /// The prices at which the trace's requests, each scored by its prompt with T, fill the ranks evenly, without
 /// margin: where the online prices start. In units of share.
 pub(crate) fn dp_prices(trace: &Trace, shares: &[f16], groups: usize) -> Vec<f32> {
-    let row = |token: TokenId| shares.get(token.index() * groups..(token.index() + 1) * groups);
+    let row = |&token: &u32| shares.get(token as usize * groups..(token as usize + 1) * groups);
     let (mut mass, mut profit) = (Vec::new(), Vec::new());
     for request in trace.iter() {
         let prompt = &request.token_ids()[..request.prompt_len()];
-        if let Some(share) = mean_share(prompt, groups, row) {
+        if let Some(share) = Score::of_rows(groups, prompt.iter().filter_map(row)).share() {
             mass.push(prompt.len() as u64);
             profit.extend(share.iter().map(|share| to_profit(*share)));
         }

@@ -176,13 +176,8 @@ impl Transport<'_> {
 
 /// The group with the best profit after prices, the lowest of equals.
 pub(crate) fn best_group(profit: &[i64], price: &[i64]) -> usize {
-    let mut best = 0;
-    for group in 1..profit.len() {
-        if profit[group] - price[group] > profit[best] - price[best] {
-            best = group;
-        }
-    }
-    best
+    let net = |group: usize| profit[group] - price[group];
+    (1..profit.len()).fold(0, |best, group| if net(group) > net(best) { group } else { best })
 }
 
 impl<'a> Flow<'a> {
@@ -371,6 +366,18 @@ impl Plan {
             parts - worth(split.unit, self.label[split.unit], problem.mass[split.unit])
         });
         whole + correction.sum::<i128>()
+    }
+
+    /// The part of a unit of `mass` that lies in some groups, ascending.
+    pub(crate) fn share_in(&self, unit: usize, mass: u64, groups: &[u16]) -> f64 {
+        let among = |group: u16| groups.binary_search(&group).is_ok();
+        match self.splits.binary_search_by_key(&unit, |split| split.unit) {
+            Err(_) => f64::from(u8::from(among(self.label[unit]))),
+            Ok(split) => {
+                let parts = self.splits[split].parts.iter().filter(|part| among(part.0));
+                parts.map(|part| part.1 as f64).sum::<f64>() / mass as f64
+            }
+        }
     }
 
     /// Mass in each group.

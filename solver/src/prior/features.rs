@@ -26,7 +26,7 @@ pub(crate) struct Features {
     /// Ascending in a row.
     feature: Vec<u32>,
     /// [V] what each feature of a row weighs: one over the root of their number.
-    scale: Vec<f32>,
+    pub(super) scale: Vec<f32>,
     /// [F] whether a feature is a piece of text of two characters or more: what makes tokens alike. A mark or a single
     /// character is not enough.
     textual: Vec<bool>,
@@ -64,11 +64,6 @@ impl Features {
     /// Features of a token.
     pub(crate) fn row(&self, token: usize) -> &[u32] {
         &self.feature[self.start[token]..self.start[token + 1]]
-    }
-
-    /// The weight of each of them.
-    pub(crate) fn scale(&self, token: usize) -> f32 {
-        self.scale[token]
     }
 
     /// Of all rows together.

@@ -77,7 +77,7 @@ fn product<const WIDTH: usize>(features: &Features, token: usize, b: &[[f32; WID
     for &feature in features.row(token) {
         sum.iter_mut().zip(&b[feature as usize]).for_each(|(sum, b)| *sum += b);
     }
-    sum.map(|sum| sum * features.scale(token))
+    sum.map(|sum| sum * features.scale[token])
 }
 
 struct Fit<'a> {
@@ -139,7 +139,7 @@ impl Fit<'_> {
 
     /// Adds `x[token]' values`.
     fn scatter<const WIDTH: usize>(&self, token: usize, values: [f32; WIDTH], sums: &mut [[f32; WIDTH]]) {
-        let values = values.map(|value| value * self.features.scale(token));
+        let values = values.map(|value| value * self.features.scale[token]);
         for &feature in self.features.row(token) {
             sums[feature as usize].iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
         }

@@ -3,10 +3,9 @@
 use proptest::prelude::*;
 use semmoe_tables::{ModelInfo, Provenance, Trace, TraceBuilder};
 
-use super::measure::remote_ranks;
 use super::routes::{LayerRoutes, UnitOf};
 use super::search::{Search, weights};
-use super::{Clustering, RankProblem};
+use super::{Clustering, RankProblem, Traced};
 use crate::clustering::Limits;
 use crate::problem::Problem;
 use crate::starts::{StartOptions, run_starts};
@@ -80,10 +79,10 @@ fn both(trace: &Trace, limits: Limits, margin: f64) -> (f64, f64, Clustering) {
     let routes = all_routes(trace);
     let ranked = RankProblem { problem: &problems[0], routes: &routes, capacity: &capacity, limits };
     let improved = ranked.improve(best.clusterings[0].clone(), 1, &mut || true);
+    let traced = Traced { trace, unit_of: UnitOf::request(trace) };
     let measure = |clustering: &Clustering| {
-        let layers = clustering.group_of.chunks_exact(problems[0].experts);
-        let layers: Vec<_> = layers.map(|group_of| (&problems[0].mass[..], &clustering.plan, group_of)).collect();
-        remote_ranks(trace, &UnitOf::request(trace), &layers).unwrap()
+        let found = std::slice::from_ref(clustering);
+        traced.remote_ranks(&problems, found, &[&clustering.plan]).unwrap()
     };
     (measure(&best.clusterings[0]), measure(&improved), improved)
 }
@@ -104,8 +103,10 @@ fn optimum(trace: &Trace, groups: usize, margin: f64) -> f64 {
             continue;
         }
         let plan = ranked.unit_step(&group_of, None);
-        let layers = [(&problem.mass[..], &plan, &group_of[..])];
-        least = least.min(remote_ranks(trace, &UnitOf::request(trace), &layers).unwrap());
+        let found = [Clustering::whole(&problem, group_of, plan, limits, 0)];
+        let traced = Traced { trace, unit_of: UnitOf::request(trace) };
+        let plans = [&found[0].plan];
+        least = least.min(traced.remote_ranks(std::slice::from_ref(&problem), &found, &plans).unwrap());
     }
     least
 }
