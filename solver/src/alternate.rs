@@ -1,8 +1,7 @@
 //! One start of the alternation: unit step, expert step, unit step, ... until neither gains, then swaps, and again.
 
-use crate::clustering::{Clustering, Limits, Task};
+use crate::clustering::{Clustering, Task};
 use crate::expert_step::expert_step;
-use crate::problem::Problem;
 use crate::replicate::replicas_not_reached;
 use crate::seeds::seed_plan;
 use crate::spectral::spectral_plan;
@@ -113,25 +112,18 @@ impl Start<'_> {
     }
 
     /// Swap passes, each followed by both steps, until they gain no more.
-    fn swap(&mut self, mut best: Clustering) -> Clustering {
-        for _ in 0..self.task.limits.swap_passes {
-            let swapped = swap_pass(&self.task, &best.group_of, &best.plan.price, self.watch.stop);
-            let Some(swapped) = swapped.and_then(|group_of| self.unit_step(group_of, Some(&best.plan.price))) else {
-                break;
-            };
-            let swapped = self.alternate(swapped);
-            if !swapped.beats(&best) {
-                break;
-            }
-            best = swapped;
-        }
-        best
+    fn swap(&mut self, best: Clustering) -> Clustering {
+        while_better(self.task.limits.swap_passes, best, |best| {
+            let group_of = swap_pass(&self.task, &best.group_of, &best.plan.price, self.watch.stop)?;
+            let swapped = self.unit_step(group_of, Some(&best.plan.price))?;
+            Some(self.alternate(swapped))
+        })
     }
 
     /// Both steps in turn until they gain no more.
     fn alternate(&mut self, best: Clustering) -> Clustering {
         let (Task { problem, limits, home, .. }, watch) = (self.task, self.watch);
-        alternate(problem, limits, watch, best, |best| {
+        alternate(self.task, watch, best, |best| {
             if (watch.stop)() {
                 return None;
             }
@@ -146,21 +138,33 @@ impl Start<'_> {
 
 /// Takes steps until one gains nothing, or too little to go on.
 pub(crate) fn alternate(
-    problem: &Problem,
-    limits: Limits,
+    task: Task<'_>,
     watch: Watch<'_>,
     mut best: Clustering,
     mut step: impl FnMut(&Clustering) -> Option<Clustering>,
 ) -> Clustering {
-    for _ in 0..limits.iterations {
+    for _ in 0..task.limits.iterations {
         (watch.reached)(&best);
         let Some(next) = step(&best).filter(|next| next.beats(&best)) else { break };
-        let settled = next.hardly_beats(&best, problem);
+        let settled = next.hardly_beats(&best, task.problem);
         best = next;
         if settled {
             break;
         }
     }
     (watch.reached)(&best);
+    best
+}
+
+/// Makes passes until one gains nothing.
+pub(crate) fn while_better(
+    passes: u32,
+    mut best: Clustering,
+    mut pass: impl FnMut(&Clustering) -> Option<Clustering>,
+) -> Clustering {
+    for _ in 0..passes {
+        let Some(next) = pass(&best).filter(|next| next.beats(&best)) else { break };
+        best = next;
+    }
     best
 }

@@ -65,7 +65,11 @@ pub(crate) fn judge(
     let (ranks, _) = simulate(tables, &jobs, policy_with(HEADLINE, &options.routing)?.as_ref(), options);
     let mut tally = Tally::new(hosts);
     for (request, &rank) in trace.iter().zip(&ranks) {
-        add_request(&mut tally, hosts, request, rank);
+        for position in 0..request.token_ids().len() {
+            for (layer, route) in request.routes(position) {
+                tally.add_route(hosts, layer.index(), indices(route), Some(rank));
+            }
+        }
     }
     let token_imbalance = figures(&jobs, &ranks, hosts.places).request_imbalance;
     let tokens = jobs.iter().map(|job| job.known_tokens).sum();
@@ -139,14 +143,6 @@ fn job(tables: &Tables, hosts: &Hosts, request: TraceRequest<'_>, options: &Eval
         job.known_tokens += u64::from(known);
     }
     job
-}
-
-fn add_request(tally: &mut Tally, hosts: &Hosts, request: TraceRequest<'_>, rank: usize) {
-    for position in 0..request.token_ids().len() {
-        for (layer, route) in request.routes(position) {
-            tally.add_route(hosts, layer.index(), indices(route), Some(rank));
-        }
-    }
 }
 
 /// The rank of each request under a policy, in the order of the trace, and the prompt tokens that were cached there. A

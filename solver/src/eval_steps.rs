@@ -39,7 +39,7 @@ struct Judge<'a> {
     rows: u64,
 }
 
-/// The tokens of a trace with a known route, in their order, so many in each step.
+/// Judges the tokens of a trace with a known route, in their order, `step_tokens` in each step.
 pub(crate) fn judge(tables: &Tables, hosts: &Hosts, trace: &Trace, step_tokens: usize) -> Evaluation {
     let mut judge = Judge::new(tables, hosts);
     let mut tokens = 0;

@@ -108,7 +108,7 @@ impl Shrunk<'_> {
     }
 }
 
-/// Takes negative shares away, and gives the others the sum that they should have: `adds_up`, else what all had.
+/// Sets negative shares to zero and scales the others to the sum `adds_up`, or else to the sum of all before.
 fn clip(shares: &mut [f64], adds_up: Option<f64>) {
     let all = adds_up.unwrap_or_else(|| shares.iter().sum());
     shares.iter_mut().for_each(|share| *share = share.max(0.0));

@@ -27,16 +27,10 @@ pub(crate) struct Problem {
     count: Vec<u32>,
     /// [L * N] activations of each column.
     pub(crate) column_load: Vec<u64>,
-    /// The same counts by column, for the swap search.
-    transposed: Transposed,
-}
-
-#[derive(Clone, Debug, Default)]
-struct Transposed {
-    /// [L * N + 1]
-    indptr: Vec<usize>,
-    /// [nnz] of (unit, count), ascending in a column.
-    entries: Vec<(u32, u32)>,
+    /// [L * N + 1] into `uses`.
+    column_start: Vec<usize>,
+    /// The same counts by column, for the swap search: [nnz] of (unit, count), ascending in a column.
+    uses: Vec<(u32, u32)>,
 }
 
 impl Problem {
@@ -127,7 +121,7 @@ impl Problem {
 
     /// Units and counts of a column.
     pub(crate) fn column(&self, column: usize) -> &[(u32, u32)] {
-        &self.transposed.entries[self.transposed.indptr[column]..self.transposed.indptr[column + 1]]
+        &self.uses[self.column_start[column]..self.column_start[column + 1]]
     }
 
     /// Local activations of every unit on every group, [U, G], given the group of each column.
@@ -182,7 +176,7 @@ impl Problem {
         Ok(self)
     }
 
-    /// Gives each layer `experts` columns, and every column the number that `to` says: ascending as before.
+    /// Renumbers the columns by `to`, which keeps their order, for layers of `experts` columns.
     pub(crate) fn move_columns(&mut self, experts: usize, to: impl Fn(usize) -> usize) {
         self.experts = experts;
         self.column.iter_mut().for_each(|column| *column = to(*column as usize) as u32);
@@ -194,10 +188,6 @@ impl Problem {
         for (&column, &count) in self.column.iter().zip(&self.count) {
             self.column_load[column as usize] += u64::from(count);
         }
-        self.transpose();
-    }
-
-    fn transpose(&mut self) {
         let mut indptr = vec![0; self.column_load.len() + 1];
         for &column in &self.column {
             indptr[column as usize + 1] += 1;
@@ -214,7 +204,7 @@ impl Problem {
                 *slot += 1;
             }
         }
-        self.transposed = Transposed { indptr, entries };
+        (self.column_start, self.uses) = (indptr, entries);
     }
 }
 

@@ -187,7 +187,7 @@ impl Cover<'_> {
         self.profit[expert * self.groups + group]
     }
 
-    /// Gives an expert that no group holds a slot, at least loss.
+    /// Assigns a slot to an expert that no group holds, at the least loss.
     fn bring_in(&mut self, expert: usize) {
         let reached = self.shortest_paths(expert);
         let ends = (0..self.copies.len()).filter(|&end| self.copies[end] > 1);

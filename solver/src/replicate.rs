@@ -6,7 +6,7 @@
 //! comes from groups that do not hold them. It depends on both steps, so that the expert step keeps a reserve below
 //! the limit.
 
-use crate::alternate::{Watch, alternate};
+use crate::alternate::{Watch, alternate, while_better};
 use crate::clustering::{Clustering, Limits, Task};
 use crate::expert_step::{column_gains, load_cap};
 use crate::held::{Exchange, Held, Traffic};
@@ -33,18 +33,13 @@ pub(crate) fn replicate(task: Task<'_>, slots: usize, from: &Clustering, watch: 
 
 /// Exchanges that pay once the units have followed, each pass followed by both steps, from a clustering with replicas:
 /// at least as good.
-pub(crate) fn improve_replicas(task: Task<'_>, slots: usize, mut best: Clustering, watch: Watch<'_>) -> Clustering {
+pub(crate) fn improve_replicas(task: Task<'_>, slots: usize, best: Clustering, watch: Watch<'_>) -> Clustering {
     let around = Around { task, slots, watch };
-    for _ in 0..task.limits.swap_passes {
-        let Some(held) = best.replicas.as_ref().and_then(|held| around.exchange_pass(held, &best.plan)) else { break };
-        let Some(next) = around.unit_step(held, &best.plan, best.iterations) else { break };
-        let next = around.alternate(next);
-        if !next.beats(&best) {
-            break;
-        }
-        best = next;
-    }
-    best
+    while_better(task.limits.swap_passes, best, |best| {
+        let held = around.exchange_pass(best.replicas.as_ref()?, &best.plan)?;
+        let next = around.unit_step(held, &best.plan, best.iterations)?;
+        Some(around.alternate(next))
+    })
 }
 
 /// Goes on from a clustering with replicas after a kick; the result may be worse. `None` if the watch stops it at once.
@@ -81,7 +76,7 @@ impl Around<'_> {
     }
 
     fn alternate(&self, best: Clustering) -> Clustering {
-        alternate(self.task.problem, self.task.limits, self.watch, best, |best| {
+        alternate(self.task, self.watch, best, |best| {
             let held = holders(self.task, self.slots, &best.plan, best.replicas.as_ref());
             if best.replicas.as_ref() == Some(&held) {
                 return None;
@@ -95,7 +90,7 @@ impl Around<'_> {
     fn exchange_pass(&self, held: &Held, plan: &Plan) -> Option<Held> {
         let Task { problem, limits: Limits { groups, max_over_mean, .. }, .. } = self.task;
         let mut held = held.clone();
-        let mut search = Search::of_local(problem, &local_counts(problem, &held), &plan.price);
+        let mut search = Search::of_local(problem, &local_counts(problem, &held), &plan.price, Topology::flat(groups));
         let (gains, fraction_bits) = column_gains(problem, plan, groups);
         let least = MIN_GAIN * problem.total_activations() as f64;
         let mut exchanged = false;

@@ -16,13 +16,13 @@ use crate::labels::tp_parts;
 use crate::options::{Nodes, Objective, SolveOptions, Unit};
 use crate::padding::padded_replicas;
 use crate::prior::TokenPrior;
-use crate::prior_fit::{TokenInput, fit_prior};
+use crate::prior_fit::fit_prior;
 use crate::problem::{Problem, problems};
 use crate::ranks::Traced;
 use crate::replica_table::replica_tables;
 use crate::report::{Findings, Migration, SolveReport};
 use crate::split::Split;
-use crate::starts::{Best, SolveProgress, StartOptions, run_starts};
+use crate::starts::{Best, SolveProgress, run_starts};
 use crate::token_table::{dp_prices, token_shares};
 use crate::topology::Topology;
 use crate::transitions::keep_transitions;
@@ -105,11 +105,9 @@ fn solve_part(
     let each = (options.redundant > 0).then(|| usize::from(options.slots_per_group(profile.model().num_experts)));
     let limits = Limits::new(options, topology, each);
     let homes = options.warm_start.as_ref().map(|warm| warm.homes(&problems));
-    let SolveOptions { token_margin, seed, starts, threads, .. } = *options;
-    let how = StartOptions { limits, homes: homes.as_deref(), token_margin, seed, starts, threads };
     let mut best = match &given {
-        Some(given) => given.best(&problems, &how, progress),
-        None => run_starts(&problems, &how, progress),
+        Some(given) => given.best(&problems, options, limits, progress),
+        None => run_starts(&problems, options, limits, homes.as_deref(), progress),
     };
     if let (Objective::Ranks, Some(traced)) = (options.objective, &traced) {
         traced.improve(&problems, limits, options, &mut best, progress);
@@ -190,8 +188,8 @@ fn build_tables(
         Some(slots) => slots.primary(),
         None => placement(options.groups, problems, &best.clusterings)?,
     };
-    let input = TokenInput { profile, placement: &placement, prior, options };
-    held_out.prior = split.and_then(|split| fit_prior(input, &split.choose_counts, &split.judge_counts));
+    let held = split.map(|split| [&split.choose_counts, &split.judge_counts]);
+    held_out.prior = held.and_then(|held| fit_prior(profile, &placement, Shrinkage { options, prior }, held));
     let options = &held_out.prior.map_or_else(|| options.clone(), |prior| prior.applied(options));
     let shrinkage = Shrinkage { options, prior };
     let builder = match options.attention {

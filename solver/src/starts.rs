@@ -10,6 +10,7 @@ use semmoe_tables::mix64;
 use crate::alternate::{Watch, bring_home, improve, not_reached, run_from_home, run_start};
 use crate::clustering::{Clustering, Limits, Task, local_rate};
 use crate::home::Home;
+use crate::options::SolveOptions;
 use crate::problem::Problem;
 use crate::replicate::{improve_replicas, kick_replicas, replicate};
 use crate::spectral::has_spectral;
@@ -69,7 +70,7 @@ struct Shared<'a> {
     stop: AtomicBool,
     best: Mutex<Vec<Option<Kept>>>,
     /// The best of the phases before.
-    base: Vec<Option<Clustering>>,
+    base: Vec<Option<Kept>>,
     iterations: AtomicUsize,
 }
 
@@ -97,7 +98,7 @@ const MAX_STARTED: u64 = 800_000_000;
 /// Profits of units weigh as many counts, because the unit step keeps them in heaps.
 const COUNTS_PER_PROFIT: u64 = 8;
 
-/// With replicas, one of so many starts is made; the others become kicks, which are shorter.
+/// With replicas, one in this many starts is run; kicks, which are shorter, replace the others.
 const STARTS_PER_START: u32 = 4;
 /// Kicks in place of a start that is not made.
 const KICKS_PER_START: u32 = 2;
@@ -132,7 +133,7 @@ impl Schedule {
         phases
     }
 
-    /// Of `starts` starts of problems with so many counts and units together.
+    /// For `starts` starts of problems with this many counts and units in total.
     fn new(entries: u64, units: u64, starts: u32, limits: &Limits) -> Self {
         let (groups, passes, replicas) = (limits.groups, limits.swap_passes, limits.slots.is_some());
         let values = entries.max(1).saturating_mul(groups as u64);
@@ -150,36 +151,25 @@ impl Schedule {
     }
 }
 
-/// How problems are solved.
-pub(crate) struct StartOptions<'a> {
-    pub(crate) limits: Limits,
-    /// Where the experts of each problem are, if the solve starts from tables.
-    pub(crate) homes: Option<&'a [Home]>,
-    /// Tokens that a group may have above the mean.
-    pub(crate) token_margin: f64,
-    pub(crate) seed: u64,
-    /// Starts of every problem, at most.
-    pub(crate) starts: u32,
-    pub(crate) threads: usize,
-}
-
-/// Runs the starts of every problem, or as many as its size allows, and with homes one from there.
+/// Runs the starts of every problem, or as many as its size allows, and with homes (where the experts of each problem
+/// are) one from there.
 pub(crate) fn run_starts(
     problems: &[Problem],
-    how: &StartOptions<'_>,
+    options: &SolveOptions,
+    limits: Limits,
+    homes: Option<&[Home]>,
     progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
 ) -> Best {
     let entries = problems.iter().map(|problem| problem.entries() as u64).sum();
     let units = problems.iter().map(|problem| problem.units() as u64).sum();
-    let limits = how.limits;
-    let schedule = Schedule::new(entries, units, how.starts, &limits);
-    let capacity = |problem: &Problem| mass_capacity(problem.total_mass(), limits.groups, how.token_margin);
+    let schedule = Schedule::new(entries, units, options.starts, &limits);
+    let capacity = |problem: &Problem| mass_capacity(problem.total_mass(), limits.groups, options.token_margin);
     let mut shared = Shared {
         problems,
         capacities: problems.iter().map(capacity).collect(),
         limits: Limits { swap_passes: schedule.passes, ..limits },
-        homes: how.homes,
-        seed: how.seed,
+        homes,
+        seed: options.seed,
         phase: Phase::Starts,
         jobs: 0,
         next_job: AtomicUsize::new(0),
@@ -197,7 +187,7 @@ pub(crate) fn run_starts(
         if phase == Phase::LastSwaps {
             shared.limits.swap_passes = schedule.last_passes;
         }
-        shared.run_jobs(how.threads, &mut reached, &mut told, progress);
+        shared.run_jobs(options.threads, &mut reached, &mut told, progress);
     }
     shared.into_best(schedule)
 }
@@ -211,8 +201,7 @@ fn mean_rate(problems: &[Problem], reached: &[Option<i128>]) -> Option<f64> {
 impl Shared<'_> {
     /// Begins a phase with this many jobs for each problem.
     fn begin(&mut self, phase: Phase, each: usize) {
-        let best = self.best.get_mut().unwrap_or_else(PoisonError::into_inner);
-        self.base = best.iter().map(|best| best.as_ref().map(|best| best.clustering.clone())).collect();
+        self.base.clone_from(self.best.get_mut().unwrap_or_else(PoisonError::into_inner));
         self.phase = phase;
         self.next_job = AtomicUsize::new(self.jobs);
         self.jobs += each * self.problems.len();
@@ -292,7 +281,7 @@ impl Shared<'_> {
             self.keep(problem, start, found);
         }
         let mut random = fastrand::Rng::with_seed(mix(self.seed, problem as u64, start as u64));
-        let base = self.base[problem].as_ref();
+        let base = self.base[problem].as_ref().map(|kept| &kept.clustering);
         let mut run_start = || run_start(task, start == 0 && has_spectral(task.problem), &mut random, watch);
         let found = match (self.phase, self.limits.slots) {
             (Phase::Starts, None) => run_start().map(|found| bring_home(task, found, watch)),

@@ -111,29 +111,20 @@ pub(crate) fn keeps_cap(loads: &[u64], a: Loaded, b: Loaded, cap: u64) -> bool {
 impl<'a> Search<'a> {
     fn new(task: &Task<'a>, group_of: &[u16], price: &[i64]) -> Self {
         let Task { problem, limits, home, .. } = *task;
-        let (local, topology) = (problem.local_counts(group_of, price.len()), limits.topology);
-        let search = match topology.has_nodes() {
-            true => Search::of_worth(problem, &topology.worth(&local, price.len()), price),
-            false => Search::of_local(problem, &local, price),
-        };
-        Search { group_of: group_of.to_vec(), home, topology, ..search }
+        let local = problem.local_counts(group_of, price.len());
+        Search { group_of: group_of.to_vec(), home, ..Search::of_local(problem, &local, price, limits.topology) }
     }
 
     /// For a caller that knows the groups of the columns itself: from local activations [U, G].
-    pub(crate) fn of_local(problem: &'a Problem, local: &[u64], price: &[i64]) -> Self {
-        let worth: Vec<f64> = local.iter().map(|&count| count as f64).collect();
-        Search::of_worth(problem, &worth, price)
-    }
-
-    fn of_worth(problem: &'a Problem, worth: &[f64], price: &[i64]) -> Self {
+    pub(crate) fn of_local(problem: &'a Problem, local: &[u64], price: &[i64], topology: Topology) -> Self {
         let groups = price.len();
+        let worth = topology.worth(local, groups);
         let mut value = Vec::with_capacity(worth.len());
         for (row, &mass) in worth.chunks_exact(groups).zip(&problem.mass) {
             let after_price = |(worth, &price): (&f64, &i64)| worth - mass as f64 * (price as f64 / PROFIT_ONE);
             value.extend(row.iter().zip(price).map(after_price));
         }
         let best = value.chunks_exact(groups).map(greatest).collect();
-        let topology = Topology::flat(groups);
         Search { problem, groups, group_of: Vec::new(), home: None, topology, value, best }
     }
 

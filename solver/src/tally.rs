@@ -3,7 +3,7 @@
 use crate::hosts::Hosts;
 
 /// The counts so far.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Tally {
     /// [L] local activations; fractional where a token without a label is expected on a random place.
     pub(crate) local: Vec<f64>,
@@ -35,11 +35,7 @@ impl Tally {
             activations: vec![0; hosts.layers],
             column_load: vec![0; hosts.layers * hosts.experts],
             group_load: vec![0.0; hosts.layers * hosts.groups],
-            remote_ranks: 0.0,
-            remote_ranks_random: 0.0,
-            remote_ranks_blocks: 0.0,
-            routes: 0,
-            seen: Vec::new(),
+            ..Tally::default()
         }
     }
 

@@ -73,7 +73,7 @@ impl ExpertCopies {
         Self::between_places(tables, &places, places.len(), tables.solved_nodes())
     }
 
-    /// For tokens at so many places, of which each group is at one: `place_of` \[G\], with the groups on `nodes` nodes
+    /// For tokens at `places` places, where each group is at one: `place_of` \[G\], with the groups on `nodes` nodes
     /// of neighbours.
     ///
     /// # Errors

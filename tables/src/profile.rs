@@ -87,7 +87,7 @@ format_file!(Profile, FORMAT);
 impl Profile {
     fn from_container(container: Container) -> Result<Self, FormatError> {
         let About { model, provenance } = container.about(FORMAT, &TENSORS)?;
-        let phase = container.metadata().get("phase").map_or(Ok(Phase::All), |text| text.parse())?;
+        let phase = container.metadata.get("phase").map_or(Ok(Phase::All), |text| text.parse())?;
         let (vocabulary, layers) = (u64::from(model.vocab_size), model.layers() as u64);
         let entries = container.len("expert")?;
         let mut profile = Profile {
@@ -227,11 +227,6 @@ impl Profile {
     /// Occurrences of all tokens together.
     pub fn total_tokens(&self) -> u64 {
         self.total_tokens
-    }
-
-    /// SHA-256 over the tensors, lower-case hex.
-    pub fn digest(&self) -> String {
-        self.container.digest().to_owned()
     }
 
     /// Lets the pages of the file leave memory; they are read again when they are touched.

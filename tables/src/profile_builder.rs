@@ -110,7 +110,7 @@ impl ProfileBuilder {
         self.tokens.entry(token).or_insert_with(empty)
     }
 
-    /// Writes the profile to a file (temporary, flushed, renamed); gives the digest.
+    /// Writes the profile to a file (temporary, flushed, renamed); returns the digest.
     ///
     /// # Errors
     /// [`FormatError::Io`] names the path.

@@ -80,7 +80,7 @@ impl ProfileWriter {
         pushed.map_err(|e| FormatError::io("write", &self.out, e))
     }
 
-    /// Writes the profile (temporary, flushed, renamed); gives the digest.
+    /// Writes the profile (temporary, flushed, renamed); returns the digest.
     ///
     /// # Errors
     /// When a token occurred without any row, or the disk is full.

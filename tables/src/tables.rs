@@ -55,7 +55,7 @@ impl Tables {
     }
 
     fn from_container(container: Container) -> Result<Self, FormatError> {
-        let metadata = container.metadata();
+        let metadata = &container.metadata;
         let model = ModelInfo::from_metadata(metadata)?;
         let provenance = Provenance::from_metadata(metadata)?;
         let solver = text(metadata, "solver")?.to_owned();
@@ -166,11 +166,6 @@ impl Tables {
         &self.placement_digest
     }
 
-    /// SHA-256 over all tensors, lower-case hex.
-    pub fn digest(&self) -> &str {
-        self.container.digest()
-    }
-
     /// Dual prices in units of share: `dp_ranks` of them with attention dp, \[G\] with tp.
     pub fn price(&self) -> &[f32] {
         self.container.slice(&self.price)
@@ -216,7 +211,7 @@ impl Tables {
 }
 
 fn read_ranks(container: &Container) -> Result<(u16, u16, Vec<RankId>), FormatError> {
-    let metadata = container.metadata();
+    let metadata = &container.metadata;
     let groups: u16 = number(metadata, "groups")?;
     if groups == 0 || groups == NO_GROUP {
         return Err(FormatError::field("groups", groups, "1 to 65534"));
@@ -257,7 +252,7 @@ fn read_placement(container: &Container, model: &ModelInfo, groups: u16) -> Resu
 }
 
 fn check_placement_digest(container: &Container, computed: &str) -> Result<(), FormatError> {
-    let stated = text(container.metadata(), "placement_digest")?;
+    let stated = text(&container.metadata, "placement_digest")?;
     if stated == computed {
         return Ok(());
     }
@@ -266,7 +261,7 @@ fn check_placement_digest(container: &Container, computed: &str) -> Result<(), F
 }
 
 fn read_tp(container: &Container, model: &ModelInfo, groups: u16) -> Result<TokenViews, FormatError> {
-    let labels: u16 = number(container.metadata(), "labels")?;
+    let labels: u16 = number(&container.metadata, "labels")?;
     if labels == 0 || usize::from(labels) > MAX_LABELS {
         return Err(FormatError::field("labels", labels, format!("1 to {MAX_LABELS}")));
     }

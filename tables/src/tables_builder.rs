@@ -76,7 +76,7 @@ impl TablesBuilder {
         self
     }
 
-    /// Checks the parts and writes them to a file (temporary, flushed, renamed); gives the digest.
+    /// Checks the parts and writes them to a file (temporary, flushed, renamed); returns the digest.
     ///
     /// # Errors
     /// Names the part that is wrong, or the path that could not be written.
@@ -84,7 +84,7 @@ impl TablesBuilder {
         self.clone().finish().map_err(|e| e.in_file(path))?.write(path)
     }
 
-    /// Checks the parts and gives the file's bytes.
+    /// Checks the parts and returns the file's bytes.
     ///
     /// # Errors
     /// Names the part that is wrong.
@@ -94,7 +94,7 @@ impl TablesBuilder {
         Ok(bytes)
     }
 
-    /// Checks the parts and gives the tables themselves, in memory.
+    /// Checks the parts and returns the tables themselves, in memory.
     ///
     /// # Errors
     /// Names the part that is wrong.

@@ -126,7 +126,7 @@ impl TraceBuilder {
         &self.model
     }
 
-    /// Writes the trace to a file (temporary, flushed, renamed); gives the digest.
+    /// Writes the trace to a file (temporary, flushed, renamed); returns the digest.
     ///
     /// # Errors
     /// [`FormatError::Io`] names the path.

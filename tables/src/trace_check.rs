@@ -8,7 +8,7 @@ use half::f16;
 use crate::trace::ExpertRows;
 use crate::{FormatError, ModelInfo, Trace};
 
-/// After so many tokens' rows the pages behind are given back.
+/// Bytes of rows after which the pages behind the reader are released.
 const RELEASE_BYTES: usize = 16 << 20;
 
 impl Trace {
@@ -62,7 +62,7 @@ pub(crate) fn check_token_ids(model: &ModelInfo, token_ids: &[u32], first: usize
     Err(FormatError::value("token_ids", place, token_ids[at], expected))
 }
 
-/// Checks the prompt length of a request of so many tokens.
+/// Checks the prompt length of a request of this many tokens.
 pub(crate) fn check_prompt_len(length: u32, tokens: usize, request: impl Display) -> Result<(), FormatError> {
     if length as usize <= tokens {
         return Ok(());

@@ -77,11 +77,6 @@ impl Units {
         (0..self.mass.len()).map(|unit| self.row(unit))
     }
 
-    /// S
-    pub(super) fn total_mass(&self) -> f64 {
-        self.mass.iter().sum()
-    }
-
     /// T
     pub(super) fn activations(&self) -> f64 {
         self.count.iter().sum()

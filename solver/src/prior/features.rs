@@ -86,7 +86,7 @@ impl Features {
         tokens.map(|token| self.row(token).iter().any(|&at| supported[at as usize])).collect()
     }
 
-    /// Drops what only one token has, numbers the rest in the order of its first use, and gives rows unit length.
+    /// Drops features of a single token, numbers the rest in the order of first use, and scales rows to unit length.
     fn settle(&mut self, users: &[u32]) {
         let (mut renamed, mut kept) = (vec![None; users.len()], 0);
         for (renamed, _) in renamed.iter_mut().zip(users).filter(|(_, users)| **users > 1) {

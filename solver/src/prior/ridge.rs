@@ -27,8 +27,8 @@ pub(super) fn steps_for(features: &Features, targets: usize) -> usize {
     usize::try_from(MAX_PRODUCTS / products).unwrap_or(MAX_STEPS).clamp(MIN_STEPS, MAX_STEPS)
 }
 
-/// Minimises, for each target y, `sum over t of w[t] (y[t] - x[t] b)^2 + penalty |b|^2` over b, and gives `x[t] b` for
-/// all tokens, [V, C] as `target`. Rows with no weight are not read from `target`.
+/// Minimises, for each target y, `sum over t of w[t] (y[t] - x[t] b)^2 + penalty |b|^2` over b, and returns `x[t] b`
+/// for all tokens, [V, C] as `target`. Rows with no weight are not read from `target`.
 ///
 /// Targets are independent of each other, and each is summed in the order of the tokens: neither `threads` nor the
 /// other targets change a bit.
@@ -122,7 +122,7 @@ impl Fit<'_> {
         b
     }
 
-    /// `image = (X' W X + penalty I) direction`; gives `direction' image`.
+    /// `image = (X' W X + penalty I) direction`; returns `direction' image`.
     fn apply<const WIDTH: usize>(&self, direction: &[[f32; WIDTH]], image: &mut [[f32; WIDTH]]) -> [f64; WIDTH] {
         let mut curvature = squares(direction).map(|square| square * self.ridge.penalty);
         for (image, direction) in image.iter_mut().zip(direction) {

@@ -20,7 +20,7 @@ pub(crate) fn digest<'a>(tensors: impl Iterator<Item = LayoutTensor<'a>>) -> Str
 pub(crate) struct Digester(Sha256);
 
 impl Digester {
-    /// Begins a tensor of so many bytes.
+    /// Begins a tensor of `len_bytes` bytes.
     pub(crate) fn begin(&mut self, name: &str, dtype: &str, shape: &[u64], len_bytes: u64) {
         let hash = &mut self.0;
         sized(hash, name.as_bytes());

@@ -21,7 +21,7 @@ pub(crate) struct LayoutTensor<'a, B = &'a [u8]> {
 }
 
 impl<'a> LayoutTensor<'a> {
-    /// The caller sees to it that the elements fill the shape; the reader checks it again.
+    /// The caller guarantees that the elements fill the shape; the reader checks it again.
     pub(crate) fn new<T: Element>(name: &'a str, shape: &[usize], elements: &'a [T]) -> Self {
         let shape = shape.iter().map(|&dim| dim as u64).collect();
         LayoutTensor { name, dtype: T::DTYPE, shape, bytes: bytemuck::cast_slice(elements) }
@@ -94,7 +94,7 @@ impl Layout<'_> {
         Ok(bytes)
     }
 
-    /// Writes the file: a temporary file in the same directory, flushed to the disk, then renamed. Gives the digest.
+    /// Writes the file: a temporary file in the same directory, flushed to the disk, then renamed. Returns the digest.
     pub(crate) fn write(&self, path: &Path) -> Result<String, FormatError> {
         let digest = self.digest();
         let header = self.header(&digest).map_err(|e| e.in_file(path))?;

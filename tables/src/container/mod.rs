@@ -49,7 +49,7 @@ const DIGEST_PIECE_BYTES: usize = 16 << 20;
 #[derive(Debug)]
 pub(crate) struct Container {
     storage: Storage,
-    metadata: Metadata,
+    pub(crate) metadata: Metadata,
     tensors: BTreeMap<String, Tensor>,
     digest: OnceLock<String>,
 }
@@ -110,10 +110,6 @@ impl Container {
             tensor.bytes = to;
         }
         self.storage = Storage::Words(words);
-    }
-
-    pub(crate) fn metadata(&self) -> &Metadata {
-        &self.metadata
     }
 
     /// The model and origin of a file of a format, which has no tensors but those in `known`.

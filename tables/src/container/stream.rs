@@ -48,7 +48,7 @@ pub(crate) struct Spooled {
 }
 
 impl Spooled {
-    /// Gives all bytes, in pieces, to `take`.
+    /// Passes all bytes, in pieces, to `take`.
     fn each(&self, mut take: impl FnMut(&[u8]) -> std::io::Result<()>) -> std::io::Result<()> {
         let mut file = &self.file;
         file.seek(SeekFrom::Start(0))?;
@@ -103,7 +103,7 @@ impl<'a> StreamTensor<'a> {
     }
 }
 
-/// Writes the bytes that [`super::Layout::write`] would for the same content; gives the digest.
+/// Writes the bytes that [`super::Layout::write`] would for the same content; returns the digest.
 pub(crate) fn write(
     path: &Path,
     metadata: &Metadata,

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use serde::Serialize;
+use serde_json::json;
 
-use super::{filled_rows, json};
+use super::{filled_rows, line};
 use crate::container::{Layout, LayoutTensor};
 use crate::replicas::PADDING;
 use crate::slots::slots_per_layer;
@@ -28,13 +28,6 @@ pub struct Eplb {
     pub log2phy: Vec<i32>,
     /// The number of slots of each expert: [L, N].
     pub logcnt: Vec<i32>,
-}
-
-#[derive(Serialize)]
-struct Arrays<'a> {
-    phy2log: Vec<&'a [i32]>,
-    log2phy: Vec<Vec<&'a [i32]>>,
-    logcnt: Vec<&'a [i32]>,
 }
 
 impl Eplb {
@@ -72,12 +65,13 @@ impl Eplb {
 
     /// One JSON object of nested lists: `phy2log`, `log2phy`, `logcnt`.
     pub fn to_json(&self) -> String {
-        let per_expert = self.log2phy.chunks_exact(self.most_replicas).collect::<Vec<_>>();
-        json(&Arrays {
-            phy2log: self.phy2log.chunks_exact(self.slots).collect(),
-            log2phy: per_expert.chunks_exact(self.experts).map(<[_]>::to_vec).collect(),
-            logcnt: self.logcnt.chunks_exact(self.experts).collect(),
-        })
+        let rows = |flat: &[i32], width| flat.chunks_exact(width).map(<[_]>::to_vec).collect::<Vec<_>>();
+        let per_expert = rows(&self.log2phy, self.most_replicas);
+        line(&json!({
+            "phy2log": rows(&self.phy2log, self.slots),
+            "log2phy": per_expert.chunks_exact(self.experts).collect::<Vec<_>>(),
+            "logcnt": rows(&self.logcnt, self.experts),
+        }))
     }
 
     /// Writes a safetensors file of three i32 tensors (temporary, flushed, renamed).

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::PermuteError;
-use crate::{LayerIdx, Tables};
 use crate::slots::{slots, slots_per_layer};
+use crate::{LayerIdx, Tables};
 
 /// For every MoE layer of the model: new slot p takes old expert pi(p), so that p / (N / G) is the group of pi(p).
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -21,7 +21,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Makes the directory if there is none, and sees to it that nothing but `expected` files is in it.
+    /// Creates the directory if there is none, and requires that it holds nothing but `expected` files.
     pub(super) fn prepare(dir: &Path, source: &Path, expected: &BTreeSet<&str>) -> Result<Self, PermuteError> {
         let inside = |dir: &Path| -> Result<bool, PermuteError> {
             let resolve = |path: &Path| path.canonicalize().map_err(|error| FormatError::io("resolve", path, error));
@@ -51,7 +51,7 @@ impl Target {
     }
 
     /// Writes one shard, or takes over one of an interrupted run: files appear whole, so equal length and header mean
-    /// that it is complete, and the self-check reads its bytes. Gives whether it was written.
+    /// that it is complete, and the self-check reads its bytes. Returns whether it was written.
     pub(super) fn shard(&self, plan: &Plan<'_>, shard: &Shard, meter: &mut Meter<'_>) -> Result<bool, PermuteError> {
         let path = self.dir.join(&shard.name);
         let header = shard.file.renamed_header(|name| plan.new_name(name)).map_err(|error| error.in_file(&path))?;

@@ -6,7 +6,7 @@ use super::target::PIECE_BYTES;
 use super::{Meter, PermuteError};
 use crate::container::Digester;
 
-/// Compares every tensor and gives the digest of the tensors as they are read through the permutation: that of the
+/// Compares every tensor and returns the digest of the tensors as they are read through the permutation: that of the
 /// original.
 pub(super) fn verify(
     plan: &Plan<'_>,

@@ -80,11 +80,7 @@ impl Gating {
 }
 
 /// The strongest few, strongest first, ties to the lower number.
-fn strongest(
-    numbers: impl IntoIterator<Item = usize>,
-    count: usize,
-    strength: impl Fn(usize) -> f32,
-) -> Vec<usize> {
+fn strongest(numbers: impl IntoIterator<Item = usize>, count: usize, strength: impl Fn(usize) -> f32) -> Vec<usize> {
     let mut ranked: Vec<(f32, usize)> = numbers.into_iter().map(|number| (strength(number), number)).collect();
     ranked.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
     ranked.into_iter().take(count).map(|(_, number)| number).collect()

@@ -52,7 +52,7 @@ pub struct Proof {
 /// `config.json`.
 ///
 /// # Errors
-/// [`PermuteError::Computes`] when a layer gives something else; otherwise as [`super::permute`] for what cannot be
+/// [`PermuteError::Computes`] when a layer computes something else; otherwise as [`super::permute`] for what cannot be
 /// read.
 pub fn prove(tables: &Tables, source: &Path, permuted: &Path) -> Result<Proof, PermuteError> {
     let config = Config::read(source, tables)?;
@@ -73,7 +73,7 @@ pub(super) fn compare(config: &Config, top_k: u16, source: &Source, permuted: &S
         };
         let differs = |what: String| PermuteError::Computes { path: permuted.dir.clone(), layer, what };
         for state in 0..STATES {
-            let hidden = hidden_state(old.hidden(), u64::from(layer) * STATES + state);
+            let hidden = hidden_state(old.router.cols, u64::from(layer) * STATES + state);
             compare_on(&hidden, &gating, moved, old, new, &mut proof).map_err(differs)?;
         }
     }
@@ -89,8 +89,10 @@ fn compare_on(
     new: &MoeLayer<'_>,
     proof: &mut Proof,
 ) -> Result<(), String> {
-    let (old_logits, new_logits) = (old.logits(hidden), new.logits(hidden));
-    let (old_choice, new_choice) = (gating.choose(&old_logits, old.bias()), gating.choose(&new_logits, new.bias()));
+    // Without the bias: [N].
+    let [old_logits, new_logits] = [old, new].map(|layer| layer.router.times(hidden));
+    let choose = |layer: &MoeLayer<'_>, logits: &[f32]| gating.choose(logits, layer.bias.as_deref());
+    let (old_choice, new_choice) = (choose(old, &old_logits), choose(new, &new_logits));
     for (slot, &expert) in moved.old.iter().enumerate() {
         let expert = usize::from(expert);
         for (what, ours, theirs) in
