@@ -2,12 +2,11 @@
 
 use semmoe_tables::{EvenGroups, LayerIdx, PlacedBy, Placement, Tables, TokenId, Trace, TraceRequest, group_shares};
 
-use crate::eval_tokens::{TokenLoads, paper_labels};
+use crate::eval_tokens::{TokenLoads, judged, paper_labels};
 use crate::evaluate::{Evaluation, StepFigures};
 use crate::hosts::{Hosts, indices};
 use crate::labels::MainGroups;
 use crate::links::Links;
-use crate::options::Unit;
 use crate::tally::Tally;
 
 /// A token of a step.
@@ -164,8 +163,7 @@ impl<'a> Judge<'a> {
             fullest_link_wanted,
             fullest_link_unshuffled,
         };
-        let (imbalance, unit) = (self.loads.imbalance(), Unit::Token);
-        let judged = Evaluation::new(self.tables, self.hosts, unit, &self.tally, imbalance, tokens);
+        let judged = judged(self.tables, self.hosts, &self.tally, &self.loads, tokens);
         let [lar_t_only, lar_paper_rule] = self.local.map(|local| Some(local / judged.activations as f64));
         Evaluation { lar_t_only, lar_paper_rule, steps: Some(steps), ..judged }
     }

@@ -67,7 +67,7 @@ impl TokenLoads {
     }
 
     /// Greatest tokens of a place over the mean, mean over layers.
-    pub(crate) fn imbalance(&self) -> f64 {
+    fn imbalance(&self) -> f64 {
         let layers: Vec<f64> = self.loads.iter().filter_map(|loads| Some(spread_of(loads)?.max_over_mean)).collect();
         layers.iter().sum::<f64>() / layers.len().max(1) as f64
     }
@@ -97,7 +97,7 @@ pub(crate) fn judge_trace(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Eval
             tokens += u64::from(request.is_routed(position));
         }
     }
-    let judged = Evaluation::new(tables, hosts, Unit::Token, &tally, loads.imbalance(), tokens);
+    let judged = judged(tables, hosts, &tally, &loads, tokens);
     let of_tp = |local: f64| (tables.attention() == Attention::Tp).then(|| local / judged.activations as f64);
     Evaluation { lar_t_only: of_tp(local_t_only), lar_paper_rule: of_tp(local_paper_rule), ..judged }
 }
@@ -115,6 +115,11 @@ pub(crate) fn judge_profile(tables: &Tables, hosts: &Hosts, profile: &Profile) -
             loads.add(layer.index(), place, count);
         }
     }
-    let judged = Evaluation::new(tables, hosts, Unit::Token, &tally, loads.imbalance(), profile.total_tokens());
+    let judged = judged(tables, hosts, &tally, &loads, profile.total_tokens());
     Evaluation { lar_t_only: (tables.attention() == Attention::Tp).then_some(judged.lar), ..judged }
+}
+
+/// The figures that all ways of judging tokens have.
+pub(crate) fn judged(tables: &Tables, hosts: &Hosts, tally: &Tally, loads: &TokenLoads, tokens: u64) -> Evaluation {
+    Evaluation::new(tables, hosts, Unit::Token, tally, loads.imbalance(), tokens)
 }

@@ -40,8 +40,8 @@ impl PriorFit {
     }
 }
 
-/// Fits the prior's pseudo-occurrences: the least log loss of T's shares on the first counts `held`, kept if it is lower
-/// on the second too. `None` if one of them has no count of a token that T knows.
+/// Fits the prior's pseudo-occurrences: the least log loss of T's shares on the first counts `held`, kept if it is
+/// lower on the second too. `None` if one of them has no count of a token that T knows.
 pub(crate) fn fit_prior(
     profile: &Profile,
     placement: &Placement,

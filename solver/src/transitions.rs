@@ -30,8 +30,8 @@ pub struct LayerTransitions {
     pub kept: bool,
 }
 
-/// Counts A in `trace`, and puts it into `parts`, which has T, for the layers where it beats T alone: on the requests to
-/// choose with and on those to judge on, of which none were solved on.
+/// Counts A in `trace`, and puts it into `parts`, which has T, for the layers where it beats T alone on the requests to
+/// choose with and on those to judge with, none of which were solved on.
 pub(crate) fn keep_transitions(
     parts: &mut TpParts,
     trace: &Trace,

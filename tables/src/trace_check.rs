@@ -100,8 +100,8 @@ pub(crate) fn valid_weight(weight: f16) -> bool {
     weight.is_finite() && (weight >= f16::ZERO)
 }
 
-/// State of [`TraceRows::check`](crate::TraceRows::check), one for each thread. Every row of experts must be all unknown,
-/// or all known and distinct.
+/// State of [`TraceRows::check`](crate::TraceRows::check), one for each thread. Every row of experts must be all
+/// unknown, or all known and distinct.
 #[derive(Debug)]
 pub struct RequestCheck {
     num_experts: u16,

@@ -7,9 +7,9 @@ use super::LayoutTensor;
 /// The digest of tensors given in ascending order of their names.
 pub(crate) fn digest<'a>(tensors: impl Iterator<Item = LayoutTensor<'a>>) -> String {
     let mut digester = Digester::default();
-    for tensor in tensors {
-        digester.begin(tensor.name, tensor.dtype.name(), &tensor.shape, tensor.bytes.len() as u64);
-        digester.bytes(tensor.bytes);
+    for LayoutTensor { name, dtype, shape, bytes } in tensors {
+        digester.begin(name, dtype.name(), &shape, bytes.len() as u64);
+        digester.bytes(bytes);
     }
     digester.finish()
 }

@@ -91,8 +91,8 @@ pub(super) fn checked<T>(
     tensors.into_iter().map(check).collect()
 }
 
-/// Parses the header of any safetensors file, whatever its metadata and element types; also returns where its data start.
-/// The tensors cover the data without holes and overlaps.
+/// Parses the header of any safetensors file, whatever its metadata and element types; also returns where its data
+/// start. The tensors cover the data without holes and overlaps.
 pub(super) fn parse_any(file: &[u8], max_header_bytes: u64) -> Result<(RawHeader, usize), FormatError> {
     let (raw, data_start) = read(file, max_header_bytes)?;
     check_coverage(&raw.tensors, file.len() - data_start)?;

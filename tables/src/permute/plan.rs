@@ -75,8 +75,8 @@ impl<'p> Plan<'p> {
     }
 
     /// Whether every layer of the permutation has a router and all experts, each with the same tensors of the same
-    /// types and shapes, and no other layer of the model proper has any. Returns the layers beyond (for speculation) that
-    /// keep their experts.
+    /// types and shapes, and no other layer of the model proper has any. Returns the layers beyond (for speculation)
+    /// that keep their experts.
     pub(super) fn check(&self, source: &Source) -> Result<Vec<u16>, PermuteError> {
         let mut layers: BTreeMap<u16, Layer<'_>> = BTreeMap::new();
         let mut beyond = Vec::new();
