@@ -206,17 +206,12 @@ pub fn evaluate(tables: &Tables, input: EvalInput<'_>, options: &EvalOptions) ->
     if judged.activations == 0 {
         return Err(SolveError::NoTokens { what });
     }
-    Ok(Evaluation { calibration: calibration(tables, &hosts, input, options), ..judged })
-}
-
-fn calibration(tables: &Tables, hosts: &Hosts, input: EvalInput<'_>, options: &EvalOptions) -> Calibration {
-    match input {
-        EvalInput::Profile(profile) => {
-            Calibration { tokens: profile_reliability(tables, hosts, profile), requests: None }
-        }
-        EvalInput::Trace(trace) => Calibration {
-            tokens: trace_reliability(tables, hosts, trace),
-            requests: eval_requests::request_reliability(tables, hosts, trace, options),
-        },
-    }
+    let (tokens, requests) = match input {
+        EvalInput::Profile(profile) => (profile_reliability(tables, &hosts, profile), None),
+        EvalInput::Trace(trace) => (
+            trace_reliability(tables, &hosts, trace),
+            eval_requests::request_reliability(tables, &hosts, trace, options),
+        ),
+    };
+    Ok(Evaluation { calibration: Calibration { tokens, requests }, ..judged })
 }

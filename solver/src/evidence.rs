@@ -22,10 +22,6 @@ impl LayerEvidence {
         LayerEvidence { groups, on_group, seen, layer_share }
     }
 
-    fn is_empty(&self) -> bool {
-        self.seen.iter().all(|&seen| seen == 0.0)
-    }
-
     pub(crate) fn row(&self, token: usize) -> &[f64] {
         &self.on_group[token * self.groups..(token + 1) * self.groups]
     }
@@ -55,13 +51,10 @@ pub(crate) struct Shrinkage<'a> {
 impl Shrinkage<'_> {
     /// Learns from a layer what to expect of its tokens.
     pub(crate) fn fit<'e>(&self, evidence: &'e LayerEvidence) -> Shrunk<'e> {
-        let expected = match self.prior {
-            Some(prior) if !evidence.is_empty() => {
-                Some(prior.expect(&evidence.seen, evidence.residual(), self.options))
-            }
-            _ => None,
-        };
-        let assume_layer = self.options.unseen == UnseenTokens::LayerShare && !evidence.is_empty();
+        let any_seen = evidence.seen.iter().any(|&seen| seen != 0.0);
+        let prior = self.prior.filter(|_| any_seen);
+        let expected = prior.map(|prior| prior.expect(&evidence.seen, evidence.residual(), self.options));
+        let assume_layer = self.options.unseen == UnseenTokens::LayerShare && any_seen;
         let sum: f64 = evidence.layer_share.iter().sum();
         // With replicas an activation counts on several groups, for some tokens more often than for others.
         let adds_up = ((sum - 1.0).abs() < 1e-6).then_some(sum);

@@ -16,9 +16,9 @@ impl WarmStart {
     pub(crate) fn check(&self, profile: &Profile, options: &SolveOptions) -> Result<(), SolveError> {
         within("migration_cost", self.migration_cost, 0.0, 1e9, "a number from 0 to 1e9")?;
         self.tables.model().check_compatible(profile.model())?;
+        let other = |found, expected: String| Err(SolveError::OtherShape { what: "the warm start", found, expected });
         if self.tables.groups() != options.groups {
-            let (found, expected) = (format!("{} groups", self.tables.groups()), options.groups.to_string());
-            return Err(SolveError::OtherShape { what: "the warm start", found, expected });
+            return other(format!("{} groups", self.tables.groups()), options.groups.to_string());
         }
         let experts = self.tables.model().num_experts;
         if let Some(slots) = self.tables.physical_to_logical() {
@@ -27,9 +27,7 @@ impl WarmStart {
                 return Err(SolveError::Together { one: "a warm start", other: "tables with replicas", why });
             }
             if slots.slots() != options.slots(experts) {
-                let (found, expected) =
-                    (format!("{} slots a layer", slots.slots()), options.slots(experts).to_string());
-                return Err(SolveError::OtherShape { what: "the warm start", found, expected });
+                return other(format!("{} slots a layer", slots.slots()), options.slots(experts).to_string());
             }
         }
         self.check_gating(options)

@@ -75,7 +75,7 @@ proptest! {
         let renamed = home.relabelled(found.clone(), &limits(groups));
         prop_assert_eq!(Some(moved(&renamed)), fewest);
         // The same assignment under other names: its value, by hand, is what it was.
-        let profit = crate::unit_step::unit_profits(&problem, &renamed.group_of, groups);
+        let profit = crate::unit_step::weighed_profits(&problem, &renamed.group_of, groups, Topology::flat(groups));
         let transport = Transport { mass: &problem.mass, profit: &profit, capacity: &capacity };
         prop_assert_eq!(renamed.plan.value(&transport), found.plan.primal);
         prop_assert_eq!(transport.dual_value(&renamed.plan.price), found.plan.dual);

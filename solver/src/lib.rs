@@ -13,7 +13,7 @@
 //! | `padding` | groups that do not divide the experts: slots that stay empty |
 //! | `topology`, `gating` | groups in nodes, and gating groups that stay whole |
 //! | `home` | experts that are somewhere already, and what their moves cost |
-//! | `held`, `replica_step`, `replicate`, `replica_table` | replicas: who holds what, their exact step, the alternation around them, T |
+//! | `held`, `replica_step`, `replicate` | replicas: who holds what, their exact step, the alternation around them |
 //! | `prior`, `evidence` | what is expected of rare and unseen tokens, and what their own counts say |
 //! | `token_table`, `labels`, `transitions` | T and prices for attention dp, T and A for tp |
 //! | `split`, `hold_out`, `prior_fit` | requests not solved on: to choose the prior and A with, and to judge on |
@@ -57,7 +57,6 @@ mod prior_fit;
 mod problem;
 mod ranks;
 mod replica_step;
-mod replica_table;
 mod replicate;
 mod report;
 mod seeds;

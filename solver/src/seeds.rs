@@ -35,7 +35,9 @@ pub(crate) fn for_each_centre(
     stop: &dyn Fn() -> bool,
     mut see: impl FnMut(usize, usize, f64, bool),
 ) -> Option<()> {
-    let mean = mean_share(problem);
+    let total = problem.total_mass() as f64;
+    // Activations per token in each column, over all units.
+    let mean: Vec<f64> = problem.column_load.iter().map(|&load| load as f64 / total).collect();
     let mut nearest = vec![f64::INFINITY; problem.units()];
     for group in 0..groups {
         if stop() {
@@ -52,12 +54,6 @@ pub(crate) fn for_each_centre(
         }
     }
     Some(())
-}
-
-/// Activations per token in each column, over all units.
-fn mean_share(problem: &Problem) -> Vec<f64> {
-    let total = problem.total_mass() as f64;
-    problem.column_load.iter().map(|&load| load as f64 / total).collect()
 }
 
 /// Squared distance of every unit to the unit `centre`, which is first shrunk towards the mean by its own mass: a

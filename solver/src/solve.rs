@@ -19,11 +19,10 @@ use crate::prior::TokenPrior;
 use crate::prior_fit::fit_prior;
 use crate::problem::{Problem, problems};
 use crate::ranks::Traced;
-use crate::replica_table::replica_tables;
 use crate::report::{Findings, Migration, SolveReport};
 use crate::split::Split;
 use crate::starts::{Best, SolveProgress, run_starts};
-use crate::token_table::{dp_prices, token_shares};
+use crate::token_table::{activation_evidence, dp_prices, replica_shares, shares_by};
 use crate::topology::Topology;
 use crate::transitions::keep_transitions;
 use crate::unit_step::PROFIT_ONE;
@@ -177,24 +176,25 @@ fn build_tables(
 ) -> Result<(Tables, HeldOut), SolveError> {
     let mut held_out = HeldOut::default();
     let first = &best.clusterings[0];
-    if let Some(held) = &first.replicas {
-        // The shares of a token do not add up to one here, so that its prior has no likelihood to be fitted by.
-        let price = |shares: &[f16]| prices(trace, options, &problems[0], first, shares);
-        let slots = slots.map_or_else(|| held.to_replicas(profile.model()), Ok)?;
-        let builder = replica_tables(profile, options, held, slots, &Shrinkage { options, prior }, price);
-        return Ok((builder.solver(solver_name(unit, options)).finish()?, held_out));
-    }
+    let replicas = first.replicas.as_ref();
+    let own_slots = || replicas.map(|held| held.to_replicas(profile.model())).transpose();
+    let slots = slots.map_or_else(own_slots, |slots| Ok(Some(slots)))?;
     let placement = match &slots {
         Some(slots) => slots.primary(),
         None => placement(options.groups, problems, &best.clusterings)?,
     };
-    let held = split.map(|split| [&split.choose_counts, &split.judge_counts]);
+    // With replicas the shares of a token do not add up to one: its prior has no likelihood to be fitted by.
+    let held = split.filter(|_| replicas.is_none()).map(|split| [&split.choose_counts, &split.judge_counts]);
     held_out.prior = held.and_then(|held| fit_prior(profile, &placement, Shrinkage { options, prior }, held));
     let options = &held_out.prior.map_or_else(|| options.clone(), |prior| prior.applied(options));
     let shrinkage = Shrinkage { options, prior };
     let builder = match options.attention {
         Attention::Dp => {
-            let shares = token_shares(profile, &placement, &shrinkage);
+            let evidence = |layer| activation_evidence(profile, layer, &placement);
+            let shares = match replicas {
+                Some(held) => replica_shares(profile, held, &shrinkage),
+                None => shares_by(profile, usize::from(options.groups), &shrinkage, evidence),
+            };
             let price = prices(trace, options, &problems[0], first, &shares);
             TablesBuilder::dp(profile.model().clone(), options.provenance.clone(), placement, shares, price)
         }
