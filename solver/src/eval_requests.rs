@@ -67,7 +67,7 @@ pub(crate) fn judge(
     for (request, &rank) in trace.iter().zip(&ranks) {
         for position in 0..request.token_ids().len() {
             for (layer, route) in request.routes(position) {
-                tally.add_route(hosts, layer.index(), indices(route), Some(rank));
+                tally.add_route(hosts, layer.index(), route, Some(rank));
             }
         }
     }

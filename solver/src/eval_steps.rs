@@ -117,7 +117,7 @@ impl<'a> Judge<'a> {
             for (local, place) in self.local.iter_mut().zip(others) {
                 *local += self.hosts.local_of(id, route, place);
             }
-            self.tally.add_route(self.hosts, layer, indices(route), place);
+            self.tally.add_route(self.hosts, layer, route, place);
             self.loads.add(layer, place, 1);
             self.moved += u64::from(even.placed_by(at) == PlacedBy::Evening);
         }

@@ -5,7 +5,7 @@ use semmoe_tables::{Attention, GroupId, GroupLabels, LayerIdx, Profile, Tables, 
 
 use crate::balance::spread_of;
 use crate::evaluate::Evaluation;
-use crate::hosts::{Hosts, indices};
+use crate::hosts::Hosts;
 use crate::labels::MainGroups;
 use crate::options::Unit;
 use crate::tally::Tally;
@@ -91,7 +91,7 @@ pub(crate) fn judge_trace(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Eval
                 let by_paper = by_paper.map(|labels| usize::from(labels.groups[0]));
                 local_t_only += hosts.local_of(id, route, by_t);
                 local_paper_rule += hosts.local_of(id, route, by_paper);
-                tally.add_route(hosts, id.index(), indices(route), place);
+                tally.add_route(hosts, id.index(), route, place);
                 loads.add(id.index(), place, 1);
             }
             tokens += u64::from(request.is_routed(position));

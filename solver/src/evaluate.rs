@@ -189,17 +189,16 @@ pub fn evaluate(tables: &Tables, input: EvalInput<'_>, options: &EvalOptions) ->
     let nodes = options.nodes.or_else(|| tables.solved_nodes());
     nodes.iter().try_for_each(|&nodes| check_nodes(nodes, tables.groups()))?;
     let hosts = Hosts::new(tables, nodes)?;
+    let refused = |other, why| Err(SolveError::Together { one: "a step's size", other, why });
     let judged = match (input, tables.attention(), options.step_tokens) {
         (EvalInput::Trace(trace), Attention::Tp, Some(tokens)) => eval_steps::judge(tables, &hosts, trace, tokens),
         (EvalInput::Trace(trace), Attention::Tp, None) => eval_tokens::judge_trace(tables, &hosts, trace),
         (EvalInput::Trace(_), Attention::Dp, Some(_)) => {
-            let why = "there a step has the tokens of whole requests";
-            return Err(SolveError::Together { one: "a step's size", other: "attention dp", why });
+            return refused("attention dp", "there a step has the tokens of whole requests");
         }
         (EvalInput::Trace(trace), Attention::Dp, None) => eval_requests::judge(tables, &hosts, trace, options)?,
         (EvalInput::Profile(_), _, Some(_)) => {
-            let why = "its counts do not say which tokens come together";
-            return Err(SolveError::Together { one: "a step's size", other: "a profile", why });
+            return refused("a profile", "its counts do not say which tokens come together");
         }
         (EvalInput::Profile(profile), _, None) => eval_tokens::judge_profile(tables, &hosts, profile),
     };

@@ -40,6 +40,52 @@ impl LayerEvidence {
     }
 }
 
+/// One layer's worth of evidence that stands for all layers.
+#[derive(Debug)]
+pub(crate) struct MeanEvidence {
+    /// Sums over layers; in place of occurrences what each token's shares are above its layer's.
+    sum: LayerEvidence,
+    /// [V] layers in which a token was seen.
+    layers_seen: Vec<u32>,
+}
+
+impl MeanEvidence {
+    pub(crate) fn new(vocabulary: usize, groups: usize) -> Self {
+        let (on_group, seen, layer_share) = (vec![0.0; vocabulary * groups], vec![0.0; vocabulary], vec![0.0; groups]);
+        MeanEvidence { sum: LayerEvidence { groups, on_group, seen, layer_share }, layers_seen: vec![0; vocabulary] }
+    }
+
+    pub(crate) fn add(&mut self, evidence: &LayerEvidence) {
+        let sum = &mut self.sum;
+        sum.layer_share.iter_mut().zip(&evidence.layer_share).for_each(|(sum, share)| *sum += share);
+        for (token, residual) in sum.on_group.chunks_exact_mut(sum.groups).enumerate() {
+            let seen = evidence.seen[token];
+            if seen > 0.0 {
+                self.layers_seen[token] += 1;
+                sum.seen[token] += seen;
+                let shares = evidence.row(token).iter().zip(&evidence.layer_share);
+                residual.iter_mut().zip(shares).for_each(|(sum, (count, share))| *sum += count / seen - share);
+            }
+        }
+    }
+
+    /// Means over the `layers` added: shares of the layers, and of each token over those in which it was seen.
+    pub(crate) fn finish(self, layers: usize) -> LayerEvidence {
+        let LayerEvidence { groups, mut on_group, mut seen, mut layer_share } = self.sum;
+        layer_share.iter_mut().for_each(|share| *share /= layers as f64);
+        for (token, row) in on_group.chunks_exact_mut(groups).enumerate() {
+            let times = f64::from(self.layers_seen[token]);
+            if times > 0.0 {
+                seen[token] /= times;
+                for (residual, share) in row.iter_mut().zip(&layer_share) {
+                    *residual = seen[token] * (*residual / times + share);
+                }
+            }
+        }
+        LayerEvidence { groups, on_group, seen, layer_share }
+    }
+}
+
 /// How counts become shares.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shrinkage<'a> {

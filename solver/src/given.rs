@@ -1,7 +1,6 @@
 //! A placement that is given: the experts stay where they are, and only the units are assigned.
 
 use semmoe_tables::{Attention, LayerIdx, ModelInfo, Placement, Replicas, in_parallel};
-use std::ops::ControlFlow;
 
 use crate::clustering::{Clustering, Limits};
 use crate::error::SolveError;
@@ -10,7 +9,7 @@ use crate::options::{GivenPlacement, SolveOptions};
 use crate::padding::{once_each, padded_replicas, uneven};
 use crate::problem::Problem;
 use crate::replicate::{clustering, replica_profits};
-use crate::starts::{Best, SolveProgress};
+use crate::starts::{Best, Progress, SolveProgress};
 use crate::transport::Transport;
 use crate::unit_step::{mass_capacity, weighed_profits};
 
@@ -72,7 +71,7 @@ impl Given {
         problems: &[Problem],
         options: &SolveOptions,
         limits: Limits,
-        progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
+        progress: Progress<'_>,
     ) -> Best {
         let jobs: Vec<usize> = (0..problems.len()).collect();
         let mut told = SolveProgress { starts_done: 0, starts: jobs.len(), best_lar: None };

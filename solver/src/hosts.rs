@@ -5,7 +5,7 @@ use semmoe_tables::{Attention, ExpertCopies, ExpertId, LayerIdx, Route, Tables};
 use crate::error::SolveError;
 
 /// The experts of a route.
-pub(crate) fn indices(route: Route<'_>) -> impl Iterator<Item = usize> + Clone {
+pub(crate) fn indices(route: Route<'_>) -> impl Iterator<Item = usize> {
     route.experts().map(|expert| expert.index())
 }
 

@@ -48,7 +48,6 @@ mod kick;
 mod labels;
 mod links;
 mod load_limit;
-mod mean_evidence;
 mod options;
 mod padding;
 mod paper;

@@ -3,8 +3,7 @@
 use semmoe_tables::{Attention, LayerIdx, Placement, Profile, TokenId};
 use serde::Serialize;
 
-use crate::evidence::{LayerEvidence, Shrinkage};
-use crate::mean_evidence::MeanEvidence;
+use crate::evidence::{LayerEvidence, MeanEvidence, Shrinkage};
 use crate::options::SolveOptions;
 use crate::token_table::{activation_evidence, count_groups};
 

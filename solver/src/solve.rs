@@ -21,7 +21,7 @@ use crate::problem::{Problem, problems};
 use crate::ranks::Traced;
 use crate::report::{Findings, Migration, SolveReport};
 use crate::split::Split;
-use crate::starts::{Best, SolveProgress, run_starts};
+use crate::starts::{Best, Progress, SolveProgress, run_starts};
 use crate::token_table::{activation_evidence, dp_prices, replica_shares, shares_by};
 use crate::topology::Topology;
 use crate::transitions::keep_transitions;
@@ -88,7 +88,7 @@ struct Found<'a> {
 fn solve_part(
     input: Input<'_>,
     Placed { given, topology }: Placed,
-    progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
+    progress: Progress<'_>,
 ) -> Result<Solved, SolveError> {
     let Input { profile, trace, options, .. } = input;
     let prior = TokenPrior::new(profile, options)?;

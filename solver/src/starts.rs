@@ -28,6 +28,9 @@ pub struct SolveProgress {
     pub best_lar: Option<f64>,
 }
 
+/// The caller's closure.
+pub(crate) type Progress<'a> = &'a mut dyn FnMut(SolveProgress) -> ControlFlow<()>;
+
 /// The best clustering of each problem.
 #[derive(Default)]
 pub(crate) struct Best {
@@ -158,7 +161,7 @@ pub(crate) fn run_starts(
     options: &SolveOptions,
     limits: Limits,
     homes: Option<&[Home]>,
-    progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
+    progress: Progress<'_>,
 ) -> Best {
     let entries = problems.iter().map(|problem| problem.entries() as u64).sum();
     let units = problems.iter().map(|problem| problem.units() as u64).sum();
@@ -208,13 +211,7 @@ impl Shared<'_> {
     }
 
     /// Runs what is left of the jobs on threads, and passes what comes in to the caller.
-    fn run_jobs(
-        &self,
-        threads: usize,
-        reached: &mut [Option<i128>],
-        told: &mut SolveProgress,
-        progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
-    ) {
+    fn run_jobs(&self, threads: usize, reached: &mut [Option<i128>], told: &mut SolveProgress, progress: Progress<'_>) {
         let (sender, events) = channel();
         std::thread::scope(|scope| {
             for _ in 0..threads.min(self.jobs) {

@@ -1,6 +1,8 @@
 //! Sums of an evaluation over tokens and layers.
 
-use crate::hosts::Hosts;
+use semmoe_tables::Route;
+
+use crate::hosts::{Hosts, indices};
 
 /// The counts so far.
 #[derive(Debug, Default)]
@@ -56,19 +58,13 @@ impl Tally {
     }
 
     /// Adds the route of one token at `place`: its activations, and the places that it must be sent to.
-    pub(crate) fn add_route(
-        &mut self,
-        hosts: &Hosts,
-        layer: usize,
-        experts: impl Iterator<Item = usize> + Clone,
-        place: Option<usize>,
-    ) {
-        let mut sent_from = |place| hosts.sent_to(layer, experts.clone(), place, &mut self.seen) as f64;
+    pub(crate) fn add_route(&mut self, hosts: &Hosts, layer: usize, route: Route<'_>, place: Option<usize>) {
+        let mut sent_from = |place| hosts.sent_to(layer, indices(route), place, &mut self.seen) as f64;
         let random = (0..hosts.places).map(&mut sent_from).sum::<f64>() / hosts.places as f64;
         self.remote_ranks += place.map_or(random, sent_from);
         self.remote_ranks_random += random;
-        self.remote_ranks_blocks += hosts.sent_to_in_blocks(experts.clone(), &mut self.seen);
-        for expert in experts {
+        self.remote_ranks_blocks += hosts.sent_to_in_blocks(indices(route), &mut self.seen);
+        for expert in indices(route) {
             self.add(hosts, layer, expert, 1, place);
         }
         self.routes += 1;

@@ -3,10 +3,9 @@
 use half::f16;
 use semmoe_tables::{LayerIdx, Placement, Profile, Score, TokenId, Trace};
 
-use crate::evidence::{LayerEvidence, Shrinkage};
+use crate::evidence::{LayerEvidence, MeanEvidence, Shrinkage};
 use crate::held::Held;
 use crate::load_limit::group_loads;
-use crate::mean_evidence::MeanEvidence;
 use crate::transport::Transport;
 use crate::unit_step::{PROFIT_ONE, mass_capacity, to_profit};
 
@@ -14,8 +13,7 @@ use crate::unit_step::{PROFIT_ONE, mass_capacity, to_profit};
 /// mean over layers. A token with neither counts nor a similar token has equal values.
 ///
 /// With the counts c of n occurrences in a layer, m pseudo-occurrences and the prior q, it is the mean of
-/// `(c + m q) / (n + m)`. The prior is the same in each layer, that of the means over layers: as the regression behind q
-/// is linear, one for the means stands for one in each.
+/// `(c + m q) / (n + m)`. As the regression behind q is linear, one for the means over layers stands for one in each.
 pub(crate) fn shares_by(
     profile: &Profile,
     groups: usize,

@@ -1,6 +1,6 @@
 //! Opening, identity and writing, which the three formats share.
 
-/// Implements `open`, `from_bytes`, `model`, `provenance`, `digest`, `has_stored_digest` and `write` for a file type. It
+/// Implements `open`, `from_bytes`, `model`, `provenance`, `digest`, `has_stored_digest` and `write` for a file type that
 /// has `container`, `model` and `provenance` as fields, and `from_container`, which checks all but the stored digest.
 macro_rules! format_file {
     ($file:ident, $format:expr) => {

@@ -39,7 +39,7 @@ use crate::problem::{Problem, problems};
 use crate::ranks::Traced;
 use crate::report::{Findings, SolveReport};
 use crate::solve::{Solved, placement};
-use crate::starts::{Best, SolveProgress, mix};
+use crate::starts::{Best, Progress, SolveProgress, mix};
 use crate::topology::Topology;
 use crate::transport::Plan;
 use crate::unit_step::PROFIT_ONE;
@@ -166,12 +166,7 @@ pub fn solve_paper(
 }
 
 /// Lines 44 to 51 for every problem.
-fn run(
-    problems: &[Problem],
-    options: &SolveOptions,
-    paper: &PaperOptions,
-    progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
-) -> Best {
+fn run(problems: &[Problem], options: &SolveOptions, paper: &PaperOptions, progress: Progress<'_>) -> Best {
     let groups = usize::from(options.groups);
     let rounds = problems.len() * paper.steps as usize;
     let mut best = Best { starts: 1, ..Best::default() };

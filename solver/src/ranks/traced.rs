@@ -1,7 +1,5 @@
 //! A trace beside the problems that were made of it: what is counted in it, and the objective `ranks` on all problems.
 
-use std::ops::ControlFlow;
-
 use semmoe_tables::{Profile, Trace, in_parallel};
 
 use super::RankProblem;
@@ -9,7 +7,7 @@ use super::routes::{LayerRoutes, UnitOf, distinct_groups, fill};
 use crate::clustering::{Clustering, Limits};
 use crate::options::{SolveOptions, Unit};
 use crate::problem::Problem;
-use crate::starts::{Best, SolveProgress};
+use crate::starts::{Best, Progress, SolveProgress};
 use crate::transport::{Plan, Transport};
 use crate::unit_step::mass_capacity;
 use crate::whole::{MAX_ROUNDS, whole};
@@ -64,7 +62,7 @@ impl<'a> Traced<'a> {
         limits: Limits,
         options: &SolveOptions,
         best: &mut Best,
-        progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
+        progress: Progress<'_>,
     ) {
         let starts = options.starts as usize * problems.len();
         let mut stopped = best.stopped;
