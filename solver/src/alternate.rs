@@ -6,7 +6,7 @@ use crate::replicate::replicas_not_reached;
 use crate::seeds::seed_plan;
 use crate::spectral::spectral_plan;
 use crate::swaps::swap_pass;
-use crate::transport::{Plan, Transport};
+use crate::transport::{Plan, Stop, Transport};
 use crate::unit_step::{unit_step, weighed_profits};
 
 /// Gets a start's progress, and may end it.
@@ -15,7 +15,7 @@ pub(crate) struct Watch<'a> {
     /// Sees every improvement.
     pub(crate) reached: &'a dyn Fn(&Clustering),
     /// Asked about once a second at the latest, also inside long steps.
-    pub(crate) stop: &'a dyn Fn() -> bool,
+    pub(crate) stop: Stop<'a>,
 }
 
 /// A start under way.

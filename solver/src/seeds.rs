@@ -1,7 +1,7 @@
 //! Where the alternation starts: groups of units that use similar experts (k-means++ and one balanced k-means step).
 
 use crate::problem::Problem;
-use crate::transport::{Plan, Transport};
+use crate::transport::{Plan, Stop, Transport};
 use crate::unit_step::to_profit;
 
 /// A first balanced grouping of the units, different for every `random`.
@@ -14,7 +14,7 @@ pub(crate) fn seed_plan(
     problem: &Problem,
     capacity: &[u64],
     random: &mut fastrand::Rng,
-    stop: &dyn Fn() -> bool,
+    stop: Stop<'_>,
 ) -> Option<Plan> {
     let groups = capacity.len();
     let mut distance = vec![0.0; problem.units() * groups];
@@ -32,7 +32,7 @@ pub(crate) fn for_each_centre(
     problem: &Problem,
     groups: usize,
     random: &mut fastrand::Rng,
-    stop: &dyn Fn() -> bool,
+    stop: Stop<'_>,
     mut see: impl FnMut(usize, usize, f64, bool),
 ) -> Option<()> {
     let total = problem.total_mass() as f64;

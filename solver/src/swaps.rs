@@ -12,6 +12,7 @@ use crate::home::Home;
 use crate::load_limit::group_loads;
 use crate::problem::Problem;
 use crate::topology::Topology;
+use crate::transport::Stop;
 use crate::unit_step::PROFIT_ONE;
 
 /// Least gain, as a fraction of all activations, that makes a swap worth it.
@@ -41,7 +42,7 @@ const PAIRS_PER_EXPERT: usize = 2;
 ///
 /// In large problems only the pairs with the greatest estimates are tried: what each expert alone would gain in the
 /// other's group, which is exact but for the units that use both.
-pub(crate) fn swap_pass(task: &Task<'_>, group_of: &[u16], price: &[i64], stop: &dyn Fn() -> bool) -> Option<Vec<u16>> {
+pub(crate) fn swap_pass(task: &Task<'_>, group_of: &[u16], price: &[i64], stop: Stop<'_>) -> Option<Vec<u16>> {
     let values = (task.problem.entries() * task.problem.experts * price.len()) as u64;
     passed(task, group_of, price, values > MAX_VALUES_COMPARED, stop)
 }
@@ -52,7 +53,7 @@ pub(crate) fn passed(
     group_of: &[u16],
     price: &[i64],
     by_estimate: bool,
-    stop: &dyn Fn() -> bool,
+    stop: Stop<'_>,
 ) -> Option<Vec<u16>> {
     let Task { problem, limits, .. } = task;
     let mut search = Search::new(task, group_of, price);
@@ -144,7 +145,7 @@ impl<'a> Search<'a> {
 
     /// Pairs of experts of a layer in different groups whose estimated gain is above zero, the greatest first, a few
     /// per expert.
-    fn likely_pairs(&self, layer: usize, stop: &dyn Fn() -> bool) -> Vec<(usize, usize)> {
+    fn likely_pairs(&self, layer: usize, stop: Stop<'_>) -> Vec<(usize, usize)> {
         let experts = self.problem.experts;
         let first = layer * experts;
         let mut alone = Vec::with_capacity(experts * self.groups);
@@ -193,14 +194,7 @@ impl<'a> Search<'a> {
 
     /// Exchanges whole gating groups of the layer that begins at column `first`, where that gains: their experts, in
     /// the order of their groups, take each other's.
-    fn swap_gating_groups(
-        &mut self,
-        first: usize,
-        load: &[u64],
-        cap: u64,
-        least: f64,
-        stop: &dyn Fn() -> bool,
-    ) -> bool {
+    fn swap_gating_groups(&mut self, first: usize, load: &[u64], cap: u64, least: f64, stop: Stop<'_>) -> bool {
         let gating_groups = self.topology.gating_groups;
         let each = load.len() / gating_groups;
         let most = |search: &Self| {

@@ -71,6 +71,9 @@ pub(crate) struct Plan {
     pub(crate) dual: i128,
 }
 
+/// Checked from time to time in long loops, which end once it returns true.
+pub(crate) type Stop<'a> = &'a dyn Fn() -> bool;
+
 /// Paths after which a solve that can be stopped looks up.
 const PATHS_BETWEEN_LOOKS: u32 = 1024;
 /// Stands for the unused capacity among the units.
@@ -112,7 +115,7 @@ impl Transport<'_> {
     }
 
     /// The same; `None` if `stop` said so before the end.
-    pub(crate) fn solve_until(self, start: Option<&[i64]>, stop: &dyn Fn() -> bool) -> Option<Plan> {
+    pub(crate) fn solve_until(self, start: Option<&[i64]>, stop: Stop<'_>) -> Option<Plan> {
         let mut flow = Flow::new(self, start);
         let mut paths = 0u32;
         while let Some(path) = flow.cheapest_path() {
