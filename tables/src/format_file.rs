@@ -1,7 +1,7 @@
 //! Opening, identity and writing, which the three formats share.
 
 /// Implements `open`, `from_bytes`, `model`, `provenance`, `digest`, `has_stored_digest` and `write` for a file type.
-/// The type has the fields `container`, `model` and `provenance`; its `from_container` checks all but the stored digest.
+/// The type has the fields `container`, `model` and `provenance`; `from_container` checks all but the stored digest.
 macro_rules! format_file {
     ($file:ident, $format:expr) => {
         impl $file {
