@@ -94,11 +94,9 @@ impl Around<'_> {
         let (gains, fraction_bits) = column_gains(problem, plan, groups);
         let least = MIN_GAIN * problem.total_activations() as f64;
         let mut exchanged = false;
-        for layer in 0..problem.layers {
-            let (first, load) = (layer * problem.experts, problem.load(layer));
-            let own = &gains[first * groups..(first + problem.experts) * groups];
-            let traffic = Traffic { load, own, fraction_bits, groups };
-            let cap = load_cap(load.iter().sum(), groups, reserved(max_over_mean));
+        for (layer, traffic) in layer_traffic(problem, &gains, fraction_bits, groups).enumerate() {
+            let first = layer * problem.experts;
+            let cap = load_cap(traffic.load.iter().sum(), groups, reserved(max_over_mean));
             let mut loads = traffic.loads(held.layer(layer));
             for a in 0..problem.experts {
                 if (self.watch.stop)() {
@@ -159,12 +157,9 @@ pub(crate) fn clustering(problem: &Problem, held: Held, plan: Plan, limits: Limi
 fn holders(task: Task<'_>, slots: usize, plan: &Plan, current: Option<&Held>) -> Held {
     let Task { problem, limits: Limits { groups, max_over_mean, .. }, .. } = task;
     let (gains, fraction_bits) = column_gains(problem, plan, groups);
-    let layers = (0..problem.layers).flat_map(|layer| {
-        let (columns, load) = (problem.columns(layer), problem.load(layer));
-        let gain = &gains[columns.start * groups..columns.end * groups];
-        let traffic = Traffic { load, own: gain, fraction_bits, groups };
-        let cap = load_cap(load.iter().sum(), groups, reserved(max_over_mean));
-        replicate_within(&ReplicaLayer { gain, traffic, slots, cap }, current.map(|current| current.layer(layer)))
+    let layers = layer_traffic(problem, &gains, fraction_bits, groups).enumerate().flat_map(|(layer, traffic)| {
+        let cap = load_cap(traffic.load.iter().sum(), groups, reserved(max_over_mean));
+        replicate_within(&ReplicaLayer { traffic, slots, cap }, current.map(|current| current.layer(layer)))
     });
     Held { groups, experts: problem.experts, holders: layers.collect() }
 }
@@ -182,14 +177,21 @@ fn local_counts(problem: &Problem, held: &Held) -> Vec<u64> {
 
 /// The load that each group of each layer computes, [L][G].
 pub(crate) fn replica_loads(problem: &Problem, held: &Held, plan: &Plan) -> Vec<Vec<u64>> {
-    let groups = held.groups;
-    let (gains, fraction_bits) = column_gains(problem, plan, groups);
-    let layers = (0..problem.layers).map(|layer| {
-        let columns = problem.columns(layer);
-        let own = &gains[columns.start * groups..columns.end * groups];
-        Traffic { load: problem.load(layer), own, fraction_bits, groups }.loads(held.layer(layer))
-    });
-    layers.collect()
+    let (gains, fraction_bits) = column_gains(problem, plan, held.groups);
+    let layers = layer_traffic(problem, &gains, fraction_bits, held.groups).zip(held.layers());
+    layers.map(|(traffic, holders)| traffic.loads(holders)).collect()
+}
+
+/// The traffic of each layer, given the activations [L * N, G] of each column by group of the unit.
+fn layer_traffic<'a>(
+    problem: &'a Problem,
+    gains: &'a [i64],
+    fraction_bits: u32,
+    groups: usize,
+) -> impl Iterator<Item = Traffic<'a>> {
+    let loads = problem.column_load.chunks_exact(problem.experts);
+    let layers = loads.zip(gains.chunks_exact(problem.experts * groups));
+    layers.map(move |(load, own)| Traffic { load, own, fraction_bits, groups })
 }
 
 /// Profits of the units on the groups of a clustering, replicas included.
