@@ -1,13 +1,12 @@
 //! One start of the alternation: unit step, expert step, unit step, ... until neither gains, then swaps, and again.
 
-use crate::clustering::{Clustering, Limits, Task};
+use crate::clustering::{Clustering, Task};
 use crate::expert_step::expert_step;
-use crate::problem::Problem;
 use crate::replicate::replicas_not_reached;
 use crate::seeds::seed_plan;
 use crate::spectral::spectral_plan;
 use crate::swaps::swap_pass;
-use crate::transport::{Plan, Transport};
+use crate::transport::{Plan, Stop, Transport};
 use crate::unit_step::{unit_step, weighed_profits};
 
 /// Gets a start's progress, and may end it.
@@ -16,7 +15,7 @@ pub(crate) struct Watch<'a> {
     /// Sees every improvement.
     pub(crate) reached: &'a dyn Fn(&Clustering),
     /// Asked about once a second at the latest, also inside long steps.
-    pub(crate) stop: &'a dyn Fn() -> bool,
+    pub(crate) stop: Stop<'a>,
 }
 
 /// A start under way.
@@ -27,21 +26,19 @@ struct Start<'a> {
 }
 
 /// Runs one start to its end, whatever the home, or until the watch stops it: then the best so far is returned, `None`
-/// before the first round of both steps is done.
-pub(crate) fn run_start(task: Task<'_>, random: &mut fastrand::Rng, watch: Watch<'_>) -> Option<Clustering> {
-    let seed = seed_plan(task.problem, task.capacity, random, watch.stop)?;
-    run_seeded(task, &seed, watch)
-}
-
-/// The same from a spectral seed.
-pub(crate) fn run_spectral_start(task: Task<'_>, random: &mut fastrand::Rng, watch: Watch<'_>) -> Option<Clustering> {
-    let seed = spectral_plan(&task, random, watch.stop)?;
-    run_seeded(task, &seed, watch)
-}
-
-fn run_seeded(task: Task<'_>, seed: &Plan, watch: Watch<'_>) -> Option<Clustering> {
+/// before the first round of both steps is done. `spectral`: from a spectral seed.
+pub(crate) fn run_start(
+    task: Task<'_>,
+    spectral: bool,
+    random: &mut fastrand::Rng,
+    watch: Watch<'_>,
+) -> Option<Clustering> {
+    let seed = match spectral {
+        true => spectral_plan(&task, random, watch.stop)?,
+        false => seed_plan(task.problem, task.capacity, random, watch.stop)?,
+    };
     let mut start = Start { task: Task { home: None, ..task }, watch, iterations: 0 };
-    let group_of = expert_step(task.problem, seed, &task.limits, None, None);
+    let group_of = expert_step(task.problem, &seed, &task.limits, None, None);
     let first = start.unit_step(group_of, None)?;
     Some(start.search(first))
 }
@@ -49,7 +46,7 @@ fn run_seeded(task: Task<'_>, seed: &Plan, watch: Watch<'_>) -> Option<Clusterin
 /// Runs the start that begins where the experts are.
 pub(crate) fn run_from_home(task: Task<'_>, watch: Watch<'_>) -> Option<Clustering> {
     let mut start = Start { task, watch, iterations: 0 };
-    let first = start.unit_step(task.home?.group_of().to_vec(), None)?;
+    let first = start.unit_step(task.home?.group_of.clone(), None)?;
     Some(start.search(first))
 }
 
@@ -62,8 +59,7 @@ pub(crate) fn bring_home(task: Task<'_>, found: Clustering, watch: Watch<'_>) ->
 
 /// The exact unit step where the experts are, and nothing else.
 pub(crate) fn stay(task: Task<'_>) -> Clustering {
-    let plan = |transport: Transport<'_>| transport.solve(None);
-    task.as_it_is(plan, 1)
+    task.as_it_is(|transport| transport.solve(None), 1)
 }
 
 /// Swaps alone, from a clustering that is already there: at least as good.
@@ -89,7 +85,7 @@ impl Task<'_> {
         let Task { problem, capacity, limits, home } = *self;
         let each = problem.experts / limits.groups;
         let contiguous = || (0..problem.column_load.len()).map(|at| (at % problem.experts / each) as u16).collect();
-        let group_of: Vec<u16> = home.map_or_else(contiguous, |home| home.group_of().to_vec());
+        let group_of: Vec<u16> = home.map_or_else(contiguous, |home| home.group_of.clone());
         let profit = weighed_profits(problem, &group_of, limits.groups, limits.topology);
         let plan = plan(Transport { mass: &problem.mass, profit: &profit, capacity });
         Clustering::whole(problem, group_of, plan, limits, iterations)
@@ -116,25 +112,18 @@ impl Start<'_> {
     }
 
     /// Swap passes, each followed by both steps, until they gain no more.
-    fn swap(&mut self, mut best: Clustering) -> Clustering {
-        for _ in 0..self.task.limits.swap_passes {
-            let swapped = swap_pass(&self.task, &best.group_of, &best.plan.price, self.watch.stop);
-            let Some(swapped) = swapped.and_then(|group_of| self.unit_step(group_of, Some(&best.plan.price))) else {
-                break;
-            };
-            let swapped = self.alternate(swapped);
-            if !swapped.beats(&best) {
-                break;
-            }
-            best = swapped;
-        }
-        best
+    fn swap(&mut self, best: Clustering) -> Clustering {
+        while_better(self.task.limits.swap_passes, best, |best| {
+            let group_of = swap_pass(&self.task, &best.group_of, &best.plan.price, self.watch.stop)?;
+            let swapped = self.unit_step(group_of, Some(&best.plan.price))?;
+            Some(self.alternate(swapped))
+        })
     }
 
     /// Both steps in turn until they gain no more.
     fn alternate(&mut self, best: Clustering) -> Clustering {
         let (Task { problem, limits, home, .. }, watch) = (self.task, self.watch);
-        alternate(problem, limits, watch, best, |best| {
+        alternate(self.task, watch, best, |best| {
             if (watch.stop)() {
                 return None;
             }
@@ -149,21 +138,33 @@ impl Start<'_> {
 
 /// Takes steps until one gains nothing, or too little to go on.
 pub(crate) fn alternate(
-    problem: &Problem,
-    limits: Limits,
+    task: Task<'_>,
     watch: Watch<'_>,
     mut best: Clustering,
     mut step: impl FnMut(&Clustering) -> Option<Clustering>,
 ) -> Clustering {
-    for _ in 0..limits.iterations {
+    for _ in 0..task.limits.iterations {
         (watch.reached)(&best);
         let Some(next) = step(&best).filter(|next| next.beats(&best)) else { break };
-        let settled = next.hardly_beats(&best, problem);
+        let settled = next.hardly_beats(&best, task.problem);
         best = next;
         if settled {
             break;
         }
     }
     (watch.reached)(&best);
+    best
+}
+
+/// Makes passes until one gains nothing.
+pub(crate) fn while_better(
+    passes: u32,
+    mut best: Clustering,
+    mut pass: impl FnMut(&Clustering) -> Option<Clustering>,
+) -> Clustering {
+    for _ in 0..passes {
+        let Some(next) = pass(&best).filter(|next| next.beats(&best)) else { break };
+        best = next;
+    }
     best
 }

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use semmoe_tables::{GroupId, LayerIdx, NO_GROUP, Placement, Profile, TokenId};
 
 use crate::error::SolveError;
-use crate::evidence::{LayerEvidence, Shrinkage};
+use crate::evidence::Shrinkage;
 use crate::options::SolveOptions;
 use crate::prior::TokenPrior;
 use crate::token_table::activation_evidence;
-use crate::transport::Transport;
+use crate::transport::{Transport, best_group};
 use crate::unit_step::{mass_capacity, to_profit};
 
 /// Where each token goes, layer by layer.
@@ -74,8 +74,7 @@ impl<'a> TokenAssigner<'a> {
             let expected = "the shape of the profile's model";
             return Err(SolveError::BadOption { option: "placement", found, expected });
         }
-        let layers = (0..model.layers()).map(|layer| self.layer(placement, LayerIdx::new(layer as u16)));
-        Ok(TokenPlan { layers: layers.collect() })
+        Ok(TokenPlan { layers: LayerIdx::all(model.layers()).map(|layer| self.layer(placement, layer)).collect() })
     }
 
     fn layer(&self, placement: &Placement, layer: LayerIdx) -> LayerPlan {
@@ -83,25 +82,27 @@ impl<'a> TokenAssigner<'a> {
         let evidence = activation_evidence(self.profile, layer, placement);
         let (mut mass, mut profit, mut unseen) = (Vec::new(), Vec::new(), Vec::new());
         let mut tokens = Vec::new();
-        self.for_each_known(&evidence, |token, shares| {
-            let row = shares.iter().map(|&share| to_profit(share));
-            match self.profile.token_counts()[token] {
-                0 => unseen.push((token, row.collect::<Vec<i64>>())),
-                count => {
-                    tokens.push(token);
-                    mass.push(count);
-                    profit.extend(row);
-                }
+        let shrunk = Shrinkage { options: self.options, prior: self.prior.as_ref() }.fit(&evidence);
+        let mut shares = vec![0.0; groups];
+        for (token, &count) in self.profile.token_counts().iter().enumerate() {
+            if !shrunk.shares(token, &mut shares) {
+                continue;
             }
-        });
+            let row = shares.iter().map(|&share| to_profit(share));
+            if count == 0 {
+                unseen.push((token, row.collect::<Vec<i64>>()));
+            } else {
+                tokens.push(token);
+                mass.push(count);
+                profit.extend(row);
+            }
+        }
         let capacity = mass_capacity(mass.iter().sum(), groups, self.options.token_margin);
         let plan = Transport { mass: &mass, profit: &profit, capacity: &capacity }.solve(None);
         let mut label = vec![NO_GROUP; self.profile.token_counts().len()];
         tokens.iter().zip(&plan.label).for_each(|(&token, &group)| label[token] = group);
         for (token, row) in unseen {
-            let net = |group: usize| row[group] - plan.price[group];
-            let best = (1..groups).fold(0, |best, group| if net(group) > net(best) { group } else { best });
-            label[token] = best as u16;
+            label[token] = best_group(&row, &plan.price) as u16;
         }
         let split = plan.splits.iter().map(|split| {
             let whole = mass[split.unit] as f64;
@@ -109,15 +110,5 @@ impl<'a> TokenAssigner<'a> {
             (tokens[split.unit] as u32, shares)
         });
         LayerPlan { label, split: split.collect() }
-    }
-
-    fn for_each_known(&self, evidence: &LayerEvidence, mut each: impl FnMut(usize, &[f64])) {
-        let shrunk = Shrinkage::new(self.options, self.prior.as_ref()).fit(evidence);
-        let mut shares = vec![0.0; evidence.groups];
-        for token in 0..self.profile.token_counts().len() {
-            if shrunk.shares(token, &mut shares) {
-                each(token, &shares);
-            }
-        }
     }
 }

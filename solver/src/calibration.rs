@@ -10,7 +10,7 @@ use crate::hosts::Hosts;
 const BINS: usize = 10;
 
 /// Whether T's shares come true, as reliability curves.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Calibration {
     /// Of tokens: the share of activations expected on the likeliest rank (attention dp) or group of each layer (tp),
     /// and the share that was there.
@@ -84,39 +84,7 @@ impl ReliabilitySum {
             bins: bins.collect(),
         })
     }
-}
 
-/// How T's share of a token's likeliest rank, or group of each layer, compares with a trace. Tokens that T prefers
-/// nowhere make no prediction.
-pub(crate) fn trace_reliability(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Option<Reliability> {
-    let mut sum = ReliabilitySum::default();
-    for request in trace.iter() {
-        for (position, token) in request.tokens() {
-            sum.add_token(tables, hosts.layers, token, 1, |layer, place| {
-                let experts = || request.route(position, layer).into_iter().flat_map(|route| route.experts());
-                let is_local = |expert: ExpertId| hosts.is_local(hosts.column(layer.index(), expert.index()), place);
-                (experts().filter(|&expert| is_local(expert)).count() as u64, experts().count() as u64)
-            });
-        }
-    }
-    sum.finish()
-}
-
-/// The same with counts.
-pub(crate) fn profile_reliability(tables: &Tables, hosts: &Hosts, profile: &Profile) -> Option<Reliability> {
-    let mut sum = ReliabilitySum::default();
-    for (token, count) in profile.seen() {
-        sum.add_token(tables, hosts.layers, token, count, |layer, place| {
-            let row = profile.row(layer, token);
-            let is_local = |expert: u16| hosts.is_local(hosts.column(layer.index(), usize::from(expert)), place);
-            let counts = row.iter().filter(|(expert, _)| is_local(*expert));
-            (counts.map(|(_, count)| u64::from(count)).sum(), row.activations())
-        });
-    }
-    sum.finish()
-}
-
-impl ReliabilitySum {
     /// Adds `count` occurrences of a token; `local` returns how many of its activations in a layer are local at a
     /// place, and how many there are.
     fn add_token(
@@ -147,4 +115,34 @@ impl ReliabilitySum {
             self.add(row[best].to_f64(), local as f64 / all as f64, count);
         }
     }
+}
+
+/// How T's share of a token's likeliest rank, or group of each layer, compares with a trace. Tokens that T prefers
+/// nowhere make no prediction.
+pub(crate) fn trace_reliability(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Option<Reliability> {
+    let mut sum = ReliabilitySum::default();
+    for request in trace.iter() {
+        for (position, token) in request.tokens() {
+            sum.add_token(tables, hosts.layers, token, 1, |layer, place| {
+                let experts = || request.route(position, layer).into_iter().flat_map(|route| route.experts());
+                let is_local = |expert: ExpertId| hosts.is_local(hosts.column(layer.index(), expert.index()), place);
+                (experts().filter(|&expert| is_local(expert)).count() as u64, experts().count() as u64)
+            });
+        }
+    }
+    sum.finish()
+}
+
+/// The same with counts.
+pub(crate) fn profile_reliability(tables: &Tables, hosts: &Hosts, profile: &Profile) -> Option<Reliability> {
+    let mut sum = ReliabilitySum::default();
+    for (token, count) in profile.seen() {
+        sum.add_token(tables, hosts.layers, token, count, |layer, place| {
+            let row = profile.row(layer, token);
+            let is_local = |expert: u16| hosts.is_local(hosts.column(layer.index(), usize::from(expert)), place);
+            let counts = row.iter().filter(|(expert, _)| is_local(*expert));
+            (counts.map(|(_, count)| u64::from(count)).sum(), row.activations())
+        });
+    }
+    sum.finish()
 }

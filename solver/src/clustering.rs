@@ -4,6 +4,7 @@ use crate::expert_step::layer_cap;
 use crate::held::Held;
 use crate::home::Home;
 use crate::load_limit::{excess, group_loads};
+use crate::options::SolveOptions;
 use crate::problem::Problem;
 use crate::topology::Topology;
 use crate::transport::Plan;
@@ -28,6 +29,15 @@ pub(crate) struct Limits {
     pub(crate) topology: Topology,
 }
 
+impl Limits {
+    /// As the options have them.
+    pub(crate) fn new(options: &SolveOptions, topology: Topology, slots: Option<usize>) -> Self {
+        let SolveOptions { iterations, swap_passes, .. } = *options;
+        let (groups, max_over_mean) = (usize::from(options.groups), options.expert_load_limit);
+        Limits { groups, max_over_mean, iterations, swap_passes, slots, topology }
+    }
+}
+
 /// A placement, the exact unit plan for it, and their value.
 #[derive(Clone, Debug)]
 pub(crate) struct Clustering {
@@ -48,7 +58,12 @@ pub(crate) struct Clustering {
 impl Clustering {
     /// Without replicas, and without a price on moves.
     pub(crate) fn whole(problem: &Problem, group_of: Vec<u16>, plan: Plan, limits: Limits, iterations: u32) -> Self {
-        let load_excess = load_excess(problem, &group_of, limits);
+        let excess = (0..problem.layers).map(|layer| {
+            let load = problem.load(layer);
+            let cap = layer_cap(load, limits.groups, limits.max_over_mean);
+            excess(&group_loads(&group_of[problem.columns(layer)], load, limits.groups), cap)
+        });
+        let load_excess = excess.sum();
         Clustering { group_of, plan, load_excess, iterations, replicas: None, penalty: 0 }
     }
 
@@ -97,15 +112,4 @@ pub(crate) struct Task<'a> {
     pub(crate) limits: Limits,
     /// Where the experts are, if moves cost something.
     pub(crate) home: Option<&'a Home>,
-}
-
-/// Activations by which groups exceed their load cap, all layers.
-fn load_excess(problem: &Problem, group_of: &[u16], limits: Limits) -> u64 {
-    let layers = group_of.chunks_exact(problem.experts).zip(problem.column_load.chunks_exact(problem.experts));
-    layers
-        .map(|(group_of, load)| {
-            let cap = layer_cap(load, limits.groups, limits.max_over_mean);
-            excess(&group_loads(group_of, load, limits.groups), cap)
-        })
-        .sum()
 }

@@ -133,14 +133,6 @@ pub enum SolveError {
         /// V of the profile.
         expected: u32,
     },
-    /// Only attention dp has what was asked for, or only tp.
-    #[error("the tables are for attention {found}, expected {expected}")]
-    WrongAttention {
-        /// Of the tables.
-        found: String,
-        /// The attention that the input is for.
-        expected: &'static str,
-    },
     /// The inputs are about different models, or a file cannot be built.
     #[error(transparent)]
     Format(#[from] FormatError),

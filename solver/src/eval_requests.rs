@@ -3,16 +3,15 @@
 use std::collections::BTreeMap;
 
 use semmoe_routing::{Policy, Prompt, Router, Scratch, block_hashes, policy_with};
-use semmoe_tables::{Attention, Tables, Trace, TraceRequest};
+use semmoe_tables::{Attention, Score, Tables, TokenId, Trace, TraceRequest};
 
 use crate::balance::spread;
 use crate::calibration::{Reliability, ReliabilitySum};
 use crate::error::SolveError;
 use crate::eval_tokens::likeliest;
-use crate::evaluate::{Judged, RequestFigures};
+use crate::evaluate::{Evaluation, RequestFigures};
 use crate::hosts::{Hosts, indices};
 use crate::options::{EvalOptions, Unit};
-use crate::score::mean_share;
 use crate::tally::Tally;
 use crate::transport::Transport;
 use crate::unit_step::{mass_capacity, to_profit};
@@ -54,7 +53,7 @@ pub(crate) fn judge(
     hosts: &Hosts,
     trace: &Trace,
     options: &EvalOptions,
-) -> Result<Judged, SolveError> {
+) -> Result<Evaluation, SolveError> {
     let jobs: Vec<Job> = trace.iter().map(|request| job(tables, hosts, request, options)).collect();
     let mut policies = BTreeMap::new();
     for name in &options.policies {
@@ -66,16 +65,15 @@ pub(crate) fn judge(
     let (ranks, _) = simulate(tables, &jobs, policy_with(HEADLINE, &options.routing)?.as_ref(), options);
     let mut tally = Tally::new(hosts);
     for (request, &rank) in trace.iter().zip(&ranks) {
-        add_request(&mut tally, hosts, request, rank);
+        for position in 0..request.token_ids().len() {
+            for (layer, route) in request.routes(position) {
+                tally.add_route(hosts, layer.index(), route, Some(rank));
+            }
+        }
     }
-    Ok(Judged {
-        unit: Unit::Request,
-        tally,
-        token_imbalance: figures(&jobs, &ranks, hosts.places).request_imbalance,
-        tokens: jobs.iter().map(|job| job.known_tokens).sum(),
-        lar_t_only: None,
-        lar_paper_rule: None,
-        steps: None,
+    let token_imbalance = figures(&jobs, &ranks, hosts.places).request_imbalance;
+    let tokens = jobs.iter().map(|job| job.known_tokens).sum();
+    Ok(Evaluation {
         policies: Some(policies),
         argmax: Some(figures(&jobs, &argmax(&jobs), hosts.places)),
         windowed: Some(figures(&jobs, &windowed(&jobs, hosts.places, options.token_margin), hosts.places)),
@@ -85,6 +83,7 @@ pub(crate) fn judge(
         batch_optimum: Some(batch(&jobs, hosts.places, options.token_margin, |job, rank| {
             Some(job.local[rank] as f64 / job.known_tokens as f64)
         })),
+        ..Evaluation::new(tables, hosts, Unit::Request, &tally, token_imbalance, tokens)
     })
 }
 
@@ -112,12 +111,13 @@ pub(crate) fn request_reliability(
 fn job(tables: &Tables, hosts: &Hosts, request: TraceRequest<'_>, options: &EvalOptions) -> Job {
     let tokens = request.token_ids();
     let prompt = &tokens[..request.prompt_len()];
+    let rows = prompt.iter().filter_map(|&id| tables.token_row(TokenId::new(id)));
     let mut job = Job {
         prompt_tokens: prompt.len() as u64,
         tokens: tokens.len() as u64,
         known_tokens: 0,
         blocks: Vec::new(),
-        share: mean_share(prompt, hosts.places, |token| tables.token_row(token)),
+        share: Score::of_rows(hosts.places, rows).share(),
         local: vec![0; hosts.places],
         remote: vec![0; hosts.places],
         routes: 0,
@@ -143,14 +143,6 @@ fn job(tables: &Tables, hosts: &Hosts, request: TraceRequest<'_>, options: &Eval
         job.known_tokens += u64::from(known);
     }
     job
-}
-
-fn add_request(tally: &mut Tally, hosts: &Hosts, request: TraceRequest<'_>, rank: usize) {
-    for position in 0..request.token_ids().len() {
-        for (layer, route) in request.routes(position) {
-            tally.add_route(hosts, layer.index(), indices(route), Some(rank));
-        }
-    }
 }
 
 /// The rank of each request under a policy, in the order of the trace, and the prompt tokens that were cached there. A

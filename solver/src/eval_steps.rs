@@ -3,7 +3,7 @@
 use semmoe_tables::{EvenGroups, LayerIdx, PlacedBy, Placement, Tables, TokenId, Trace, TraceRequest, group_shares};
 
 use crate::eval_tokens::{TokenLoads, judged, paper_labels};
-use crate::evaluate::{Judged, StepFigures};
+use crate::evaluate::{Evaluation, StepFigures};
 use crate::hosts::{Hosts, indices};
 use crate::labels::MainGroups;
 use crate::links::Links;
@@ -23,13 +23,10 @@ struct Judge<'a> {
     hosts: &'a Hosts,
     tally: Tally,
     loads: TokenLoads,
-    /// Local activations with rows split by T alone.
-    local_t_only: f64,
-    /// The same by the paper's printed rule.
-    local_paper_rule: f64,
-    even: EvenGroups,
-    even_t_only: EvenGroups,
-    even_paper_rule: EvenGroups,
+    /// The rows split by T and A, by T alone, and by the paper's printed rule.
+    evens: [EvenGroups; 3],
+    /// Local activations by the last two.
+    local: [f64; 2],
     /// The likeliest group of each row of the layer.
     wanted: Vec<Option<usize>>,
     links: Links,
@@ -41,8 +38,8 @@ struct Judge<'a> {
     rows: u64,
 }
 
-/// The tokens of a trace with a known route, in their order, so many in each step.
-pub(crate) fn judge(tables: &Tables, hosts: &Hosts, trace: &Trace, step_tokens: usize) -> Judged {
+/// Judges the tokens of a trace with a known route, in their order, `step_tokens` in each step.
+pub(crate) fn judge(tables: &Tables, hosts: &Hosts, trace: &Trace, step_tokens: usize) -> Evaluation {
     let mut judge = Judge::new(tables, hosts);
     let mut tokens = 0;
     let mut step = Vec::new();
@@ -74,17 +71,13 @@ impl<'a> Row<'a> {
 
 impl<'a> Judge<'a> {
     fn new(tables: &'a Tables, hosts: &'a Hosts) -> Self {
-        let even = EvenGroups::new(tables.groups());
         Self {
             tables,
             hosts,
             tally: Tally::new(hosts),
             loads: TokenLoads::new(hosts),
-            local_t_only: 0.0,
-            local_paper_rule: 0.0,
-            even_t_only: even.clone(),
-            even_paper_rule: even.clone(),
-            even,
+            evens: [(); 3].map(|()| EvenGroups::new(tables.groups())),
+            local: [0.0; 2],
             wanted: Vec::new(),
             links: Links::new(hosts.places),
             fullest: [0; 2],
@@ -102,37 +95,36 @@ impl<'a> Judge<'a> {
     fn layer(&mut self, layer: usize, rows: &[Row<'_>]) {
         let id = LayerIdx::new(layer as u16);
         let routes = || rows.iter().filter_map(|row| Some((row, row.request.route(row.position, id)?)));
-        self.even.clear();
-        self.even_t_only.clear();
-        self.even_paper_rule.clear();
+        self.evens.iter_mut().for_each(EvenGroups::clear);
         self.wanted.clear();
+        let [even, even_t_only, even_paper_rule] = &mut self.evens;
         for (row, _) in routes() {
             let token = TokenId::new(row.request.token_ids()[row.position]);
             let before = row.main.before(layer).map(|(older, newer)| (older.into(), newer.into()));
-            self.even.push(|shares| {
+            even.push(|shares| {
                 let likely = self.tables.group_shares(id, token, before, shares);
                 self.wanted.push(likely.map(|likely| likely.group.index()));
                 likely
             });
-            self.even_t_only.push(|shares| self.tables.group_shares(id, token, None, shares));
+            even_t_only.push(|shares| self.tables.group_shares(id, token, None, shares));
             let labels = paper_labels(self.tables, id, token, before);
-            self.even_paper_rule.push(|shares| group_shares(labels, None, shares));
+            even_paper_rule.push(|shares| group_shares(labels, None, shares));
         }
-        let evens = [&mut self.even, &mut self.even_t_only, &mut self.even_paper_rule];
-        evens.into_iter().for_each(EvenGroups::settle);
+        self.evens.iter_mut().for_each(EvenGroups::settle);
+        let even = &self.evens[0];
         for (at, (_, route)) in routes().enumerate() {
-            let evens = [&self.even, &self.even_t_only, &self.even_paper_rule];
-            let [place, by_t, by_paper] = evens.map(|even| Some(usize::from(even.groups()[at])));
-            self.local_t_only += self.hosts.local_of(id, route, by_t);
-            self.local_paper_rule += self.hosts.local_of(id, route, by_paper);
-            self.tally.add_route(self.hosts, layer, indices(route), place);
+            let [place, others @ ..] = self.evens.each_ref().map(|even| Some(usize::from(even.groups()[at])));
+            for (local, place) in self.local.iter_mut().zip(others) {
+                *local += self.hosts.local_of(id, route, place);
+            }
+            self.tally.add_route(self.hosts, layer, route, place);
             self.loads.add(layer, place, 1);
-            self.moved += u64::from(self.even.placed_by(at) == PlacedBy::Evening);
+            self.moved += u64::from(even.placed_by(at) == PlacedBy::Evening);
         }
-        let fullest = [self.even.fullest(), self.even.fullest_wanted()].map(u64::from);
+        let fullest = [even.fullest(), even.fullest_wanted()].map(u64::from);
         self.fullest.iter_mut().zip(fullest).for_each(|(sum, rows)| *sum += rows);
-        let count = self.even.groups().len();
-        let taken: Vec<usize> = self.even.groups().iter().map(|&group| group.into()).collect();
+        let count = even.groups().len();
+        let taken: Vec<usize> = even.groups().iter().map(|&group| group.into()).collect();
         let in_order = (0..count).map(|at| at * self.hosts.places / count).collect();
         for (kind, places) in [taken, self.as_wanted(), in_order].iter().enumerate() {
             self.links.clear();
@@ -148,11 +140,9 @@ impl<'a> Judge<'a> {
     fn as_wanted(&self) -> Vec<usize> {
         let mut counts = vec![0; self.hosts.places];
         self.wanted.iter().flatten().for_each(|&group| counts[group] += 1);
-        let least =
-            |counts: &[u64]| (1..counts.len()).fold(0, |l, next| if counts[next] < counts[l] { next } else { l });
         let place = |wanted: &Option<usize>| {
             wanted.unwrap_or_else(|| {
-                let place = least(&counts);
+                let place = (0..counts.len()).min_by_key(|&place| counts[place]).unwrap_or(0);
                 counts[place] += 1;
                 place
             })
@@ -160,8 +150,7 @@ impl<'a> Judge<'a> {
         self.wanted.iter().map(place).collect()
     }
 
-    fn finish(self, tokens: u64, step_tokens: usize) -> Judged {
-        let activations: u64 = self.tally.activations.iter().sum();
+    fn finish(self, tokens: u64, step_tokens: usize) -> Evaluation {
         let per_row = |count: u64| count as f64 / self.rows as f64;
         let [fullest_group, fullest_group_wanted] = self.fullest.map(|rows| self.hosts.groups as f64 * per_row(rows));
         let [fullest_link, fullest_link_wanted, fullest_link_unshuffled] = self.fullest_link.map(per_row);
@@ -174,9 +163,9 @@ impl<'a> Judge<'a> {
             fullest_link_wanted,
             fullest_link_unshuffled,
         };
-        let lar_t_only = Some(self.local_t_only / activations as f64);
-        let lar_paper_rule = Some(self.local_paper_rule / activations as f64);
-        Judged { lar_t_only, lar_paper_rule, steps: Some(steps), ..judged(self.tally, &self.loads, tokens) }
+        let judged = judged(self.tables, self.hosts, &self.tally, &self.loads, tokens);
+        let [lar_t_only, lar_paper_rule] = self.local.map(|local| Some(local / judged.activations as f64));
+        Evaluation { lar_t_only, lar_paper_rule, steps: Some(steps), ..judged }
     }
 }
 

@@ -4,8 +4,8 @@
 use semmoe_tables::{Attention, GroupId, GroupLabels, LayerIdx, Profile, Tables, TokenId, Trace};
 
 use crate::balance::spread_of;
-use crate::evaluate::Judged;
-use crate::hosts::{Hosts, indices};
+use crate::evaluate::Evaluation;
+use crate::hosts::Hosts;
 use crate::labels::MainGroups;
 use crate::options::Unit;
 use crate::tally::Tally;
@@ -66,6 +66,7 @@ impl TokenLoads {
         }
     }
 
+    /// Greatest tokens of a place over the mean, mean over layers.
     fn imbalance(&self) -> f64 {
         let layers: Vec<f64> = self.loads.iter().filter_map(|loads| Some(spread_of(loads)?.max_over_mean)).collect();
         layers.iter().sum::<f64>() / layers.len().max(1) as f64
@@ -74,7 +75,7 @@ impl TokenLoads {
 
 /// Every token of a trace, layer by layer. With attention tp the groups in the two layers before are the true ones:
 /// when a token is placed their routers have run.
-pub(crate) fn judge_trace(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Judged {
+pub(crate) fn judge_trace(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Evaluation {
     let mut tally = Tally::new(hosts);
     let mut loads = TokenLoads::new(hosts);
     let (mut tokens, mut local_t_only, mut local_paper_rule) = (0, 0.0, 0.0);
@@ -90,50 +91,35 @@ pub(crate) fn judge_trace(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Judg
                 let by_paper = by_paper.map(|labels| usize::from(labels.groups[0]));
                 local_t_only += hosts.local_of(id, route, by_t);
                 local_paper_rule += hosts.local_of(id, route, by_paper);
-                tally.add_route(hosts, id.index(), indices(route), place);
+                tally.add_route(hosts, id.index(), route, place);
                 loads.add(id.index(), place, 1);
             }
             tokens += u64::from(request.is_routed(position));
         }
     }
-    let activations: u64 = tally.activations.iter().sum();
-    let of_tp = |local: f64| (tables.attention() == Attention::Tp).then(|| local / activations as f64);
-    let (lar_t_only, lar_paper_rule) = (of_tp(local_t_only), of_tp(local_paper_rule));
-    Judged { lar_t_only, lar_paper_rule, ..judged(tally, &loads, tokens) }
+    let judged = judged(tables, hosts, &tally, &loads, tokens);
+    let of_tp = |local: f64| (tables.attention() == Attention::Tp).then(|| local / judged.activations as f64);
+    Evaluation { lar_t_only: of_tp(local_t_only), lar_paper_rule: of_tp(local_paper_rule), ..judged }
 }
 
 /// Every token of a profile, by its counts; these do not say what a token's groups were in the layers before.
-pub(crate) fn judge_profile(tables: &Tables, hosts: &Hosts, profile: &Profile) -> Judged {
+pub(crate) fn judge_profile(tables: &Tables, hosts: &Hosts, profile: &Profile) -> Evaluation {
     let mut tally = Tally::new(hosts);
     let mut loads = TokenLoads::new(hosts);
     for (token, count) in profile.seen() {
-        for layer in 0..hosts.layers {
-            let id = LayerIdx::new(layer as u16);
-            let place = place_of(tables, id, token, None);
-            for (expert, activations) in profile.row(id, token).iter() {
-                tally.add(hosts, layer, usize::from(expert), u64::from(activations), place);
+        for layer in LayerIdx::all(hosts.layers) {
+            let place = place_of(tables, layer, token, None);
+            for (expert, activations) in profile.row(layer, token).iter() {
+                tally.add(hosts, layer.index(), usize::from(expert), u64::from(activations), place);
             }
-            loads.add(layer, place, count);
+            loads.add(layer.index(), place, count);
         }
     }
-    let lar_t_only = (tables.attention() == Attention::Tp).then(|| tally.lar());
-    Judged { lar_t_only, ..judged(tally, &loads, profile.total_tokens()) }
+    let judged = judged(tables, hosts, &tally, &loads, profile.total_tokens());
+    Evaluation { lar_t_only: (tables.attention() == Attention::Tp).then_some(judged.lar), ..judged }
 }
 
-pub(crate) fn judged(tally: Tally, loads: &TokenLoads, tokens: u64) -> Judged {
-    let token_imbalance = loads.imbalance();
-    Judged {
-        unit: Unit::Token,
-        tally,
-        token_imbalance,
-        tokens,
-        lar_t_only: None,
-        lar_paper_rule: None,
-        steps: None,
-        policies: None,
-        argmax: None,
-        windowed: None,
-        batch_predicted: None,
-        batch_optimum: None,
-    }
+/// The figures that all ways of judging tokens have.
+pub(crate) fn judged(tables: &Tables, hosts: &Hosts, tally: &Tally, loads: &TokenLoads, tokens: u64) -> Evaluation {
+    Evaluation::new(tables, hosts, Unit::Token, tally, loads.imbalance(), tokens)
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use semmoe_tables::{Attention, Profile, Tables, Trace};
 use serde::Serialize;
 
-use crate::balance::Spread;
+use crate::balance::{Spread, spread_of};
 use crate::calibration::{Calibration, profile_reliability, trace_reliability};
 use crate::error::SolveError;
 use crate::hosts::Hosts;
@@ -129,20 +129,46 @@ pub struct StepFigures {
     pub fullest_link_unshuffled: f64,
 }
 
-/// The results that both ways of judging have in common.
-pub(crate) struct Judged {
-    pub(crate) unit: Unit,
-    pub(crate) tally: Tally,
-    pub(crate) token_imbalance: f64,
-    pub(crate) tokens: u64,
-    pub(crate) lar_t_only: Option<f64>,
-    pub(crate) lar_paper_rule: Option<f64>,
-    pub(crate) steps: Option<StepFigures>,
-    pub(crate) policies: Option<BTreeMap<String, RequestFigures>>,
-    pub(crate) argmax: Option<RequestFigures>,
-    pub(crate) windowed: Option<RequestFigures>,
-    pub(crate) batch_predicted: Option<RequestFigures>,
-    pub(crate) batch_optimum: Option<RequestFigures>,
+impl Evaluation {
+    /// The figures that all ways of judging have; the others are absent.
+    pub(crate) fn new(
+        tables: &Tables,
+        hosts: &Hosts,
+        unit: Unit,
+        tally: &Tally,
+        token_imbalance: f64,
+        tokens: u64,
+    ) -> Self {
+        let spreads: Vec<Spread> = tally.group_load.chunks_exact(hosts.groups).filter_map(spread_of).collect();
+        let mean = |value: fn(&Spread) -> f64| spreads.iter().map(value).sum::<f64>() / spreads.len() as f64;
+        let node_local_rate = tally.node_local_rate();
+        Evaluation {
+            unit,
+            lar: tally.lar(),
+            lar_t_only: None,
+            lar_paper_rule: None,
+            lar_per_layer: tally.lar_per_layer(),
+            lar_random: tally.lar_random(hosts),
+            node_local_rate,
+            inter_node_activations_per_token: node_local_rate
+                .map(|rate| (1.0 - rate) * f64::from(tables.model().top_k)),
+            remote_ranks_per_token: tally.per_route(tally.remote_ranks),
+            remote_ranks_random: tally.per_route(tally.remote_ranks_random),
+            remote_ranks_blocks: tally.per_route(tally.remote_ranks_blocks),
+            expert_load_imbalance: mean(|spread| spread.max_over_mean),
+            expert_load_imbalance_max_over_median: mean(|spread| spread.max_over_median),
+            token_imbalance,
+            steps: None,
+            tokens,
+            activations: tally.activations.iter().sum(),
+            calibration: Calibration::default(),
+            policies: None,
+            batch_predicted: None,
+            argmax: None,
+            windowed: None,
+            batch_optimum: None,
+        }
+    }
 }
 
 /// Judges tables on a trace or a profile of the same model.
@@ -163,64 +189,28 @@ pub fn evaluate(tables: &Tables, input: EvalInput<'_>, options: &EvalOptions) ->
     let nodes = options.nodes.or_else(|| tables.solved_nodes());
     nodes.iter().try_for_each(|&nodes| check_nodes(nodes, tables.groups()))?;
     let hosts = Hosts::new(tables, nodes)?;
+    let refused = |other, why| Err(SolveError::Together { one: "a step's size", other, why });
     let judged = match (input, tables.attention(), options.step_tokens) {
         (EvalInput::Trace(trace), Attention::Tp, Some(tokens)) => eval_steps::judge(tables, &hosts, trace, tokens),
         (EvalInput::Trace(trace), Attention::Tp, None) => eval_tokens::judge_trace(tables, &hosts, trace),
         (EvalInput::Trace(_), Attention::Dp, Some(_)) => {
-            let why = "there a step has the tokens of whole requests";
-            return Err(SolveError::Together { one: "a step's size", other: "attention dp", why });
+            return refused("attention dp", "there a step has the tokens of whole requests");
         }
         (EvalInput::Trace(trace), Attention::Dp, None) => eval_requests::judge(tables, &hosts, trace, options)?,
         (EvalInput::Profile(_), _, Some(_)) => {
-            let why = "its counts do not say which tokens come together";
-            return Err(SolveError::Together { one: "a step's size", other: "a profile", why });
+            return refused("a profile", "its counts do not say which tokens come together");
         }
         (EvalInput::Profile(profile), _, None) => eval_tokens::judge_profile(tables, &hosts, profile),
     };
-    let activations = judged.tally.activations.iter().sum();
-    if activations == 0 {
+    if judged.activations == 0 {
         return Err(SolveError::NoTokens { what });
     }
-    let spreads = hosts.load_spreads(&judged.tally.group_load);
-    let mean = |value: fn(&Spread) -> f64| spreads.iter().map(value).sum::<f64>() / spreads.len() as f64;
-    Ok(Evaluation {
-        unit: judged.unit,
-        lar: judged.tally.lar(),
-        lar_t_only: judged.lar_t_only,
-        lar_paper_rule: judged.lar_paper_rule,
-        lar_per_layer: judged.tally.lar_per_layer(),
-        lar_random: judged.tally.lar_random(&hosts),
-        node_local_rate: judged.tally.node_local_rate(),
-        inter_node_activations_per_token: judged
-            .tally
-            .node_local_rate()
-            .map(|rate| (1.0 - rate) * f64::from(model.top_k)),
-        remote_ranks_per_token: judged.tally.remote_ranks_per_token(),
-        remote_ranks_random: judged.tally.remote_ranks_random(),
-        remote_ranks_blocks: judged.tally.remote_ranks_blocks(),
-        expert_load_imbalance: mean(|spread| spread.max_over_mean),
-        expert_load_imbalance_max_over_median: mean(|spread| spread.max_over_median),
-        token_imbalance: judged.token_imbalance,
-        steps: judged.steps,
-        tokens: judged.tokens,
-        activations,
-        calibration: calibration(tables, &hosts, input, options),
-        policies: judged.policies,
-        argmax: judged.argmax,
-        windowed: judged.windowed,
-        batch_predicted: judged.batch_predicted,
-        batch_optimum: judged.batch_optimum,
-    })
-}
-
-fn calibration(tables: &Tables, hosts: &Hosts, input: EvalInput<'_>, options: &EvalOptions) -> Calibration {
-    match input {
-        EvalInput::Profile(profile) => {
-            Calibration { tokens: profile_reliability(tables, hosts, profile), requests: None }
-        }
-        EvalInput::Trace(trace) => Calibration {
-            tokens: trace_reliability(tables, hosts, trace),
-            requests: eval_requests::request_reliability(tables, hosts, trace, options),
-        },
-    }
+    let (tokens, requests) = match input {
+        EvalInput::Profile(profile) => (profile_reliability(tables, &hosts, profile), None),
+        EvalInput::Trace(trace) => (
+            trace_reliability(tables, &hosts, trace),
+            eval_requests::request_reliability(tables, &hosts, trace, options),
+        ),
+    };
+    Ok(Evaluation { calibration: Calibration { tokens, requests }, ..judged })
 }

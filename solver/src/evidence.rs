@@ -22,10 +22,6 @@ impl LayerEvidence {
         LayerEvidence { groups, on_group, seen, layer_share }
     }
 
-    fn is_empty(&self) -> bool {
-        self.seen.iter().all(|&seen| seen == 0.0)
-    }
-
     pub(crate) fn row(&self, token: usize) -> &[f64] {
         &self.on_group[token * self.groups..(token + 1) * self.groups]
     }
@@ -44,36 +40,71 @@ impl LayerEvidence {
     }
 }
 
+/// One layer's worth of evidence that stands for all layers.
+#[derive(Debug)]
+pub(crate) struct MeanEvidence {
+    /// Sums over layers; in place of occurrences what each token's shares are above its layer's.
+    sum: LayerEvidence,
+    /// [V] layers in which a token was seen.
+    layers_seen: Vec<u32>,
+}
+
+impl MeanEvidence {
+    pub(crate) fn new(vocabulary: usize, groups: usize) -> Self {
+        let (on_group, seen, layer_share) = (vec![0.0; vocabulary * groups], vec![0.0; vocabulary], vec![0.0; groups]);
+        MeanEvidence { sum: LayerEvidence { groups, on_group, seen, layer_share }, layers_seen: vec![0; vocabulary] }
+    }
+
+    pub(crate) fn add(&mut self, evidence: &LayerEvidence) {
+        let sum = &mut self.sum;
+        sum.layer_share.iter_mut().zip(&evidence.layer_share).for_each(|(sum, share)| *sum += share);
+        for (token, residual) in sum.on_group.chunks_exact_mut(sum.groups).enumerate() {
+            let seen = evidence.seen[token];
+            if seen > 0.0 {
+                self.layers_seen[token] += 1;
+                sum.seen[token] += seen;
+                let shares = evidence.row(token).iter().zip(&evidence.layer_share);
+                residual.iter_mut().zip(shares).for_each(|(sum, (count, share))| *sum += count / seen - share);
+            }
+        }
+    }
+
+    /// Means over the `layers` added: shares of the layers, and of each token over those in which it was seen.
+    pub(crate) fn finish(self, layers: usize) -> LayerEvidence {
+        let LayerEvidence { groups, mut on_group, mut seen, mut layer_share } = self.sum;
+        layer_share.iter_mut().for_each(|share| *share /= layers as f64);
+        for (token, row) in on_group.chunks_exact_mut(groups).enumerate() {
+            let times = f64::from(self.layers_seen[token]);
+            if times > 0.0 {
+                seen[token] /= times;
+                for (residual, share) in row.iter_mut().zip(&layer_share) {
+                    *residual = seen[token] * (*residual / times + share);
+                }
+            }
+        }
+        LayerEvidence { groups, on_group, seen, layer_share }
+    }
+}
+
 /// How counts become shares.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shrinkage<'a> {
-    options: &'a SolveOptions,
+    pub(crate) options: &'a SolveOptions,
     /// `None`: the prior is the layer's own share.
-    prior: Option<&'a TokenPrior>,
+    pub(crate) prior: Option<&'a TokenPrior>,
 }
 
-impl<'a> Shrinkage<'a> {
-    pub(crate) fn new(options: &'a SolveOptions, prior: Option<&'a TokenPrior>) -> Self {
-        Shrinkage { options, prior }
-    }
-
-    pub(crate) fn prior_occurrences(&self) -> f64 {
-        self.options.prior_occurrences
-    }
-
+impl Shrinkage<'_> {
     /// Learns from a layer what to expect of its tokens.
     pub(crate) fn fit<'e>(&self, evidence: &'e LayerEvidence) -> Shrunk<'e> {
-        let expected = match self.prior {
-            Some(prior) if !evidence.is_empty() => {
-                Some(prior.expect(&evidence.seen, evidence.residual(), self.options))
-            }
-            _ => None,
-        };
-        let assume_layer = self.options.unseen == UnseenTokens::LayerShare && !evidence.is_empty();
+        let any_seen = evidence.seen.iter().any(|&seen| seen != 0.0);
+        let prior = self.prior.filter(|_| any_seen);
+        let expected = prior.map(|prior| prior.expect(&evidence.seen, evidence.residual(), self.options));
+        let assume_layer = self.options.unseen == UnseenTokens::LayerShare && any_seen;
         let sum: f64 = evidence.layer_share.iter().sum();
         // With replicas an activation counts on several groups, for some tokens more often than for others.
         let adds_up = ((sum - 1.0).abs() < 1e-6).then_some(sum);
-        Shrunk { evidence, expected, prior_occurrences: self.prior_occurrences(), assume_layer, adds_up }
+        Shrunk { evidence, expected, prior_occurrences: self.options.prior_occurrences, assume_layer, adds_up }
     }
 }
 
@@ -116,7 +147,7 @@ impl Shrunk<'_> {
     }
 }
 
-/// Takes negative shares away, and gives the others the sum that they should have: `adds_up`, else what all had.
+/// Sets negative shares to zero and scales the others to the sum `adds_up`, or else to the sum of all before.
 fn clip(shares: &mut [f64], adds_up: Option<f64>) {
     let all = adds_up.unwrap_or_else(|| shares.iter().sum());
     shares.iter_mut().for_each(|share| *share = share.max(0.0));

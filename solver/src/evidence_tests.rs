@@ -20,7 +20,7 @@ fn evidence(counts: &[[u32; GROUPS]]) -> LayerEvidence {
 fn shares(words: &[&str], counts: &[[u32; GROUPS]], options: &SolveOptions) -> Vec<Option<[f64; GROUPS]>> {
     let prior = TokenPrior::of_strings(words);
     let evidence = evidence(counts);
-    let shrunk = Shrinkage::new(options, Some(&prior)).fit(&evidence);
+    let shrunk = Shrinkage { options, prior: Some(&prior) }.fit(&evidence);
     let of = |token| {
         let mut shares = [0.0; GROUPS];
         shrunk.shares(token, &mut shares).then_some(shares)
@@ -53,7 +53,7 @@ fn a_frequent_token_counts_no_more_than_the_cap() {
         // The layer's own shares follow the counts; what is above them should not.
         let evidence = LayerEvidence { layer_share: vec![1.0 / 3.0; 3], ..evidence };
         let prior = TokenPrior::of_strings(&words);
-        assert!(Shrinkage::new(&options, Some(&prior)).fit(&evidence).prior(0, &mut shares));
+        assert!(Shrinkage { options: &options, prior: Some(&prior) }.fit(&evidence).prior(0, &mut shares));
         shares
     };
     assert!(close(with(10), with(1_000_000)));
@@ -84,7 +84,7 @@ fn without_strings_the_prior_is_the_layers() {
     let counts = evidence(&[[3, 0, 0], [0, 5, 0]]);
     let options = test_options();
     let mut shares = [0.0; GROUPS];
-    assert!(Shrinkage::new(&options, None).fit(&counts).shares(0, &mut shares));
+    assert!(Shrinkage { options: &options, prior: None }.fit(&counts).shares(0, &mut shares));
     let (seen, m, layer) = (3.0, options.prior_occurrences, 3.0 / 8.0);
     assert!(close(shares, [(3.0 + m * layer) / (seen + m), m * (1.0 - layer) / (seen + m), 0.0]));
 }

@@ -9,7 +9,7 @@ use crate::clustering::{Clustering, Limits, Task, local_rate};
 use crate::load_limit::group_loads;
 use crate::swaps::passed;
 use crate::topology::Topology;
-use crate::unit_step::{mass_capacity, unit_step};
+use crate::unit_step::{mass_capacity, unit_step, weighed_profits};
 
 /// A profile of `tokens` occurrences with random routes that depend on the token.
 fn profile(layers: usize, experts: u16, top_k: u16, tokens: usize, seed: u64) -> Profile {
@@ -130,7 +130,7 @@ proptest! {
         let limits = limits(groups, 1.1);
         let watch = Watch { reached: &|_| (), stop: &|| false };
         let task = Task { problem: &problem, capacity: &capacity, limits, home: None };
-        let found = run_start(task, &mut fastrand::Rng::with_seed(seed), watch).unwrap();
+        let found = run_start(task, false, &mut fastrand::Rng::with_seed(seed), watch).unwrap();
         let Clustering { group_of, plan, load_excess, .. } = found;
         for (group_of, load) in group_of.chunks_exact(16).zip(problem.column_load.chunks_exact(16)) {
             let cap = load_cap(load.iter().sum(), groups, 1.1);
@@ -150,7 +150,7 @@ proptest! {
         let group_of: Vec<u16> = (0..24).map(|column| (column % 3) as u16).collect();
         let task = Task { problem: &problem, capacity: &capacity, limits: limits(3, 1e4), home: None };
         let plan = unit_step(&task, &group_of, None, &|| false).unwrap();
-        let profit = crate::unit_step::unit_profits(&problem, &group_of, 3);
+        let profit = weighed_profits(&problem, &group_of, 3, Topology::flat(3));
         let swapped = passed(&task, &group_of, &plan.price, by_estimate, &|| false);
         let Some(swapped) = swapped else { return Ok(()) };
         let dual = |group_of: &[u16], profit: &[i64]| {
@@ -158,7 +158,7 @@ proptest! {
             prop_assert!(group_of.chunks_exact(12).all(|layer| layer.iter().filter(|&&g| g == 0).count() == 4));
             Ok(transport.dual_value(&plan.price))
         };
-        let after = crate::unit_step::unit_profits(&problem, &swapped, 3);
+        let after = weighed_profits(&problem, &swapped, 3, Topology::flat(3));
         prop_assert!(dual(&swapped, &after)? > dual(&group_of, &profit)?);
     }
 }
@@ -201,7 +201,7 @@ proptest! {
         };
         let watch = Watch { reached: &|_| (), stop: &stop };
         let task = Task { problem: &problem, capacity: &capacity, limits, home: None };
-        let found = run_start(task, &mut fastrand::Rng::with_seed(seed), watch);
+        let found = run_start(task, false, &mut fastrand::Rng::with_seed(seed), watch);
         prop_assert!(asked.get() <= looks + 3, "asked {} times, to go on {looks} times", asked.get());
         let found = found.unwrap_or_else(|| not_reached(task));
         for layer in found.group_of.chunks_exact(16) {

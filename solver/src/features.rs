@@ -19,84 +19,61 @@ pub(crate) enum Feature {
     PaperAlgorithm,
 }
 
-/// Two that are refused together.
-struct Exclusion {
-    one: Feature,
-    other: Feature,
-    why: &'static str,
-}
-
-const fn not(one: Feature, other: Feature, why: &'static str) -> Exclusion {
-    Exclusion { one, other, why }
-}
-
 use Feature::{
     AttentionTp, GatingGroups, GivenPlacement, Nodes, ObjectiveRanks, Padding, PaperAlgorithm, RedundantSlots,
     WarmStart,
 };
 
-/// Every pair that is refused. The first one that applies is reported.
-const EXCLUSIONS: &[Exclusion] = &[
-    not(RedundantSlots, AttentionTp, "its tokens are labelled with one group, and an expert with replicas has several"),
-    not(RedundantSlots, ObjectiveRanks, "its search knows one group of each expert"),
-    not(GivenPlacement, RedundantSlots, "its replicas are those that it has"),
-    not(GivenPlacement, ObjectiveRanks, "its search moves experts"),
-    not(GivenPlacement, WarmStart, "its experts never move"),
-    not(GivenPlacement, GatingGroups, "its experts never move"),
-    not(Padding, RedundantSlots, "slots either stay empty or hold replicas"),
-    not(Padding, ObjectiveRanks, "its search deals out experts alone"),
-    not(Padding, GatingGroups, "those stay whole only in groups of equally many experts"),
-    not(Nodes, RedundantSlots, "replicas are placed for groups that are all alike"),
-    not(Nodes, ObjectiveRanks, "its search knows groups that are all alike"),
-    not(GatingGroups, RedundantSlots, "a replica would tear its gating group apart"),
-    not(GatingGroups, ObjectiveRanks, "its search knows groups that are all alike"),
-    not(WarmStart, RedundantSlots, "moves are counted for experts in one group"),
-    not(WarmStart, ObjectiveRanks, "its search does not count moves"),
-    not(GivenPlacement, PaperAlgorithm, "it places experts in its own way"),
-    not(WarmStart, PaperAlgorithm, "it places experts in its own way"),
-    not(Nodes, PaperAlgorithm, "it places experts in its own way"),
-    not(GatingGroups, PaperAlgorithm, "it places experts in its own way"),
-    not(Padding, PaperAlgorithm, "it places experts in its own way"),
-    not(RedundantSlots, PaperAlgorithm, "it places each expert once"),
+/// Every pair that is refused, and why. The first one that applies is reported.
+const EXCLUSIONS: &[(Feature, Feature, &str)] = &[
+    (RedundantSlots, AttentionTp, "its tokens are labelled with one group, and an expert with replicas has several"),
+    (RedundantSlots, ObjectiveRanks, "its search knows one group of each expert"),
+    (GivenPlacement, RedundantSlots, "its replicas are those that it has"),
+    (GivenPlacement, ObjectiveRanks, "its search moves experts"),
+    (GivenPlacement, WarmStart, "its experts never move"),
+    (GivenPlacement, GatingGroups, "its experts never move"),
+    (Padding, RedundantSlots, "slots either stay empty or hold replicas"),
+    (Padding, ObjectiveRanks, "its search deals out experts alone"),
+    (Padding, GatingGroups, "those stay whole only in groups of equally many experts"),
+    (Nodes, RedundantSlots, "replicas are placed for groups that are all alike"),
+    (Nodes, ObjectiveRanks, "its search knows groups that are all alike"),
+    (GatingGroups, RedundantSlots, "a replica would tear its gating group apart"),
+    (GatingGroups, ObjectiveRanks, "its search knows groups that are all alike"),
+    (WarmStart, RedundantSlots, "moves are counted for experts in one group"),
+    (WarmStart, ObjectiveRanks, "its search does not count moves"),
+    (GivenPlacement, PaperAlgorithm, "it places experts in its own way"),
+    (WarmStart, PaperAlgorithm, "it places experts in its own way"),
+    (Nodes, PaperAlgorithm, "it places experts in its own way"),
+    (GatingGroups, PaperAlgorithm, "it places experts in its own way"),
+    (Padding, PaperAlgorithm, "it places experts in its own way"),
+    (RedundantSlots, PaperAlgorithm, "it places each expert once"),
 ];
 
 impl Feature {
-    const fn name(self) -> &'static str {
+    /// Its name, and whether it is asked for. `by_paper`: the paper's algorithm is to solve.
+    fn named(self, options: &SolveOptions, by_paper: bool) -> (&'static str, bool) {
         match self {
-            GivenPlacement => "a given placement",
-            WarmStart => "a warm start",
-            Nodes => "a number of nodes",
-            GatingGroups => "gating groups",
-            Padding => "padding",
-            RedundantSlots => "redundant slots",
-            AttentionTp => "attention tp",
-            ObjectiveRanks => "the objective ranks",
-            PaperAlgorithm => "the paper's algorithm",
-        }
-    }
-
-    fn is_asked_for(self, options: &SolveOptions) -> bool {
-        match self {
-            GivenPlacement => options.placement.is_some(),
-            WarmStart => options.warm_start.is_some(),
-            Nodes => options.nodes.is_some(),
-            GatingGroups => options.gating_groups > 1,
-            Padding => options.pad,
-            RedundantSlots => options.redundant > 0,
-            AttentionTp => options.attention == Attention::Tp,
-            ObjectiveRanks => options.objective == Objective::Ranks,
-            PaperAlgorithm => false,
+            GivenPlacement => ("a given placement", options.placement.is_some()),
+            WarmStart => ("a warm start", options.warm_start.is_some()),
+            Nodes => ("a number of nodes", options.nodes.is_some()),
+            GatingGroups => ("gating groups", options.gating_groups > 1),
+            Padding => ("padding", options.pad),
+            RedundantSlots => ("redundant slots", options.redundant > 0),
+            AttentionTp => ("attention tp", options.attention == Attention::Tp),
+            ObjectiveRanks => ("the objective ranks", options.objective == Objective::Ranks),
+            PaperAlgorithm => ("the paper's algorithm", by_paper),
         }
     }
 }
 
 /// Refuses what excludes each other. `by_paper`: the paper's algorithm is to solve.
 pub(crate) fn check_together(options: &SolveOptions, by_paper: bool) -> Result<(), SolveError> {
-    let asked = |feature: Feature| feature.is_asked_for(options) || (by_paper && feature == PaperAlgorithm);
-    match EXCLUSIONS.iter().find(|exclusion| asked(exclusion.one) && asked(exclusion.other)) {
-        Some(&Exclusion { one, other, why }) => Err(SolveError::Together { one: one.name(), other: other.name(), why }),
-        None => Ok(()),
+    for &(one, other, why) in EXCLUSIONS {
+        if let ((one, true), (other, true)) = (one.named(options, by_paper), other.named(options, by_paper)) {
+            return Err(SolveError::Together { one, other, why });
+        }
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -106,8 +83,10 @@ mod tests {
     #[test]
     fn the_readme_has_this_table() {
         let readme = include_str!("../README.md");
-        for Exclusion { one, other, why } in EXCLUSIONS {
-            let row = format!("| {} | {} | {why} |", one.name(), other.name());
+        let options = crate::prior::test_options();
+        for (one, other, why) in EXCLUSIONS {
+            let [one, other] = [one, other].map(|feature| feature.named(&options, false).0);
+            let row = format!("| {one} | {other} | {why} |");
             assert!(readme.lines().any(|line| line == row), "the README lacks: {row}");
         }
         let start = readme.split_once("| does not go | with | because |").expect("the table's head").1;
@@ -118,8 +97,8 @@ mod tests {
     #[test]
     fn no_pair_stands_twice() {
         for (at, a) in EXCLUSIONS.iter().enumerate() {
-            let same = |b: &&Exclusion| (a.one, a.other) == (b.one, b.other) || (a.one, a.other) == (b.other, b.one);
-            assert_eq!(EXCLUSIONS[at + 1..].iter().find(same).map(|b| b.why), None, "{:?} {:?}", a.one, a.other);
+            let same = |b: &&(Feature, Feature, &str)| (a.0, a.1) == (b.0, b.1) || (a.0, a.1) == (b.1, b.0);
+            assert_eq!(EXCLUSIONS[at + 1..].iter().find(same).map(|b| b.2), None, "{:?} {:?}", a.0, a.1);
         }
     }
 }

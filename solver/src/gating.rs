@@ -2,7 +2,7 @@
 //!
 //! A router with group-limited gating first chooses among n groups of N/n neighbouring experts. Where each of these
 //! lies in one cell (a node), what the router limits is what the network sees. Within a cell the best assignment of
-//! given gating groups is the transportation problem as ever; how they are dealt out to K cells is found exactly too,
+//! given gating groups is the same transportation problem; how they are dealt out to K cells is found exactly too,
 //! from the values of all sets of n/K gating groups in every cell:
 //!
 //! ```text

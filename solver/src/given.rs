@@ -1,16 +1,15 @@
 //! A placement that is given: the experts stay where they are, and only the units are assigned.
 
-use semmoe_tables::{Attention, ExpertId, LayerIdx, ModelInfo, Placement, Replicas, in_parallel};
-use std::ops::ControlFlow;
+use semmoe_tables::{Attention, LayerIdx, ModelInfo, Placement, Replicas, in_parallel};
 
-use crate::clustering::Clustering;
+use crate::clustering::{Clustering, Limits};
 use crate::error::SolveError;
 use crate::held::Held;
 use crate::options::{GivenPlacement, SolveOptions};
 use crate::padding::{once_each, padded_replicas, uneven};
 use crate::problem::Problem;
 use crate::replicate::{clustering, replica_profits};
-use crate::starts::{Best, SolveProgress, StartOptions};
+use crate::starts::{Best, Progress, SolveProgress};
 use crate::transport::Transport;
 use crate::unit_step::{mass_capacity, weighed_profits};
 
@@ -70,30 +69,30 @@ impl Given {
     pub(crate) fn best(
         &self,
         problems: &[Problem],
-        how: &StartOptions<'_>,
-        progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
+        options: &SolveOptions,
+        limits: Limits,
+        progress: Progress<'_>,
     ) -> Best {
         let jobs: Vec<usize> = (0..problems.len()).collect();
         let mut told = SolveProgress { starts_done: 0, starts: jobs.len(), best_lar: None };
         let mut stopped = false;
         let mut clusterings = Vec::with_capacity(jobs.len());
-        for some in jobs.chunks(how.threads.max(1)) {
+        for some in jobs.chunks(options.threads.max(1)) {
             stopped = stopped || progress(told).is_break();
-            let assign = |at: usize| self.assign(problems, at, how, stopped);
-            clusterings.extend(in_parallel(some, how.threads, assign));
+            let assign = |at: usize| self.assign(problems, at, limits, options.token_margin, stopped);
+            clusterings.extend(in_parallel(some, options.threads, assign));
             told.starts_done += some.len();
         }
         let iterations = clusterings.len() as u64;
         Best { clusterings, iterations, stopped, ..Best::default() }
     }
 
-    fn assign(&self, problems: &[Problem], at: usize, how: &StartOptions<'_>, stopped: bool) -> Clustering {
-        let limits = how.limits;
+    fn assign(&self, problems: &[Problem], at: usize, limits: Limits, margin: f64, stopped: bool) -> Clustering {
         let problem = &problems[at];
         let first: usize = problems[..at].iter().map(|problem| problem.layers).sum();
         let layers = (first..first + problem.layers).map(|layer| LayerIdx::new(layer as u16));
         let group_of: Vec<u16> = layers.flat_map(|layer| self.placement.layer(layer).iter().copied()).collect();
-        let capacity = mass_capacity(problem.total_mass(), limits.groups, how.token_margin);
+        let capacity = mass_capacity(problem.total_mass(), limits.groups, margin);
         let profit = match &self.held {
             Some(held) => replica_profits(problem, held),
             None => weighed_profits(problem, &group_of, limits.groups, limits.topology),
@@ -108,10 +107,6 @@ impl Given {
 }
 
 fn held(slots: &Replicas, model: &ModelInfo) -> Held {
-    let layers = LayerIdx::all(model.layers());
-    let holders = layers.flat_map(|layer| {
-        let of = move |expert| slots.groups_of(layer, ExpertId::new(expert)).map(|group| group.get()).collect();
-        (0..model.num_experts).map(of)
-    });
-    Held::new(usize::from(slots.groups()), usize::from(model.num_experts), holders.collect())
+    let holders = LayerIdx::all(model.layers()).flat_map(|layer| slots.holders(layer)).collect();
+    Held { groups: usize::from(slots.groups()), experts: usize::from(model.num_experts), holders }
 }

@@ -5,11 +5,11 @@ use semmoe_tables::{FormatError, ModelInfo, Replicas};
 /// The groups that hold each column (layer, expert): ascending, distinct, at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
-    groups: usize,
+    pub(crate) groups: usize,
     /// N
-    experts: usize,
+    pub(crate) experts: usize,
     /// [L * N]
-    holders: Vec<Vec<u16>>,
+    pub(crate) holders: Vec<Vec<u16>>,
 }
 
 /// [`Held`] in two flat lists, for loops over all counts.
@@ -26,22 +26,6 @@ impl Flat {
 }
 
 impl Held {
-    pub(crate) fn new(groups: usize, experts: usize, holders: Vec<Vec<u16>>) -> Self {
-        Held { groups, experts, holders }
-    }
-
-    pub(crate) fn groups(&self) -> usize {
-        self.groups
-    }
-
-    pub(crate) fn columns(&self) -> usize {
-        self.holders.len()
-    }
-
-    pub(crate) fn of(&self, column: usize) -> &[u16] {
-        &self.holders[column]
-    }
-
     /// The holders of each expert of a layer: [N].
     pub(crate) fn layer(&self, layer: usize) -> &[Vec<u16>] {
         &self.holders[layer * self.experts..(layer + 1) * self.experts]
@@ -52,14 +36,11 @@ impl Held {
     }
 
     pub(crate) fn flat(&self) -> Flat {
-        let mut start = Vec::with_capacity(self.holders.len() + 1);
-        start.push(0);
-        let mut group = Vec::with_capacity(self.holders.len());
-        for holders in &self.holders {
-            group.extend(holders);
-            start.push(group.len() as u32);
+        let mut start = vec![0];
+        for (at, holders) in self.holders.iter().enumerate() {
+            start.push(start[at] + holders.len() as u32);
         }
-        Flat { start, group }
+        Flat { start, group: self.holders.concat() }
     }
 
     /// Replaces the holders of the two experts of an exchange in the layer that begins at column `first`.

@@ -8,7 +8,7 @@ use crate::options::{SolveOptions, WarmStart, within};
 use crate::padding::{once_each, with_empty_slots};
 use crate::problem::Problem;
 use crate::topology::Topology;
-use crate::transport::Transport;
+use crate::transport::{Plan, Transport};
 use crate::unit_step::PROFIT_ONE;
 
 impl WarmStart {
@@ -16,9 +16,9 @@ impl WarmStart {
     pub(crate) fn check(&self, profile: &Profile, options: &SolveOptions) -> Result<(), SolveError> {
         within("migration_cost", self.migration_cost, 0.0, 1e9, "a number from 0 to 1e9")?;
         self.tables.model().check_compatible(profile.model())?;
+        let other = |found, expected: String| Err(SolveError::OtherShape { what: "the warm start", found, expected });
         if self.tables.groups() != options.groups {
-            let (found, expected) = (format!("{} groups", self.tables.groups()), options.groups.to_string());
-            return Err(SolveError::OtherShape { what: "the warm start", found, expected });
+            return other(format!("{} groups", self.tables.groups()), options.groups.to_string());
         }
         let experts = self.tables.model().num_experts;
         if let Some(slots) = self.tables.physical_to_logical() {
@@ -27,9 +27,7 @@ impl WarmStart {
                 return Err(SolveError::Together { one: "a warm start", other: "tables with replicas", why });
             }
             if slots.slots() != options.slots(experts) {
-                let (found, expected) =
-                    (format!("{} slots a layer", slots.slots()), options.slots(experts).to_string());
-                return Err(SolveError::OtherShape { what: "the warm start", found, expected });
+                return other(format!("{} slots a layer", slots.slots()), options.slots(experts).to_string());
             }
         }
         self.check_gating(options)
@@ -73,7 +71,7 @@ pub(crate) struct Home {
     /// N
     experts: usize,
     /// [L * S]
-    group_of: Vec<u16>,
+    pub(crate) group_of: Vec<u16>,
     /// [L] activations that a moved expert must gain: C times the layer's activations over N.
     cost: Vec<f64>,
     /// Activations of all layers: what no move can gain more than.
@@ -87,11 +85,6 @@ impl Home {
         let cost = layers.map(|load| migration_cost * load.iter().sum::<u64>() as f64 / experts as f64);
         let most = problem.total_activations() as f64;
         Home { slots, experts, group_of, cost: cost.map(|cost| cost.min(most)).collect(), most }
-    }
-
-    /// The group of each column.
-    pub(crate) fn group_of(&self) -> &[u16] {
-        &self.group_of
     }
 
     /// Experts of each layer that are elsewhere: [L].
@@ -138,12 +131,8 @@ impl Home {
         for (column, (&now, &home)) in found.group_of.iter().zip(&self.group_of).enumerate() {
             stays[usize::from(now) * groups + usize::from(home)] += i64::from(column % self.slots < self.experts);
         }
-        self.priced(found.renamed(&cell_by_cell(&stays, groups, limits.topology.per_cell)))
-    }
-
-    /// With the penalty that belongs to it.
-    pub(crate) fn priced(&self, found: Clustering) -> Clustering {
-        Clustering { penalty: self.penalty(&found.group_of), ..found }
+        let renamed = found.renamed(&cell_by_cell(&stays, groups, limits.topology.per_cell));
+        Clustering { penalty: self.penalty(&renamed.group_of), ..renamed }
     }
 }
 
@@ -156,8 +145,8 @@ fn cell_by_cell(stays: &[i64], groups: usize, per_cell: usize) -> Vec<u16> {
         let rows: Vec<i64> = (from * per_cell..(from + 1) * per_cell).flat_map(|group| row(group).to_vec()).collect();
         matching(&rows, per_cell)
     };
-    let pairs: Vec<Matching> = (0..cells * cells).map(|pair| within(pair / cells, pair % cells)).collect();
-    let values: Vec<i64> = pairs.iter().map(|pair| pair.value).collect();
+    let pairs: Vec<Plan> = (0..cells * cells).map(|pair| within(pair / cells, pair % cells)).collect();
+    let values: Vec<i64> = pairs.iter().map(|pair| pair.primal as i64).collect();
     let of_cells = matching(&values, cells);
     let of_cell = |(from, &to): (usize, &u16)| {
         let pair = &pairs[from * cells + usize::from(to)];
@@ -166,17 +155,10 @@ fn cell_by_cell(stays: &[i64], groups: usize, per_cell: usize) -> Vec<u16> {
     of_cells.label.iter().enumerate().flat_map(of_cell).collect()
 }
 
-struct Matching {
-    label: Vec<u16>,
-    value: i64,
-}
-
 /// The best way to give each of n rows a column of its own: profit [n, n].
-fn matching(profit: &[i64], n: usize) -> Matching {
+fn matching(profit: &[i64], n: usize) -> Plan {
     let ones = vec![1; n];
-    let label = Transport { mass: &ones, profit, capacity: &ones }.solve(None).label;
-    let value = label.iter().enumerate().map(|(row, &column)| profit[row * n + usize::from(column)]).sum();
-    Matching { label, value }
+    Transport { mass: &ones, profit, capacity: &ones }.solve(None)
 }
 
 #[cfg(test)]

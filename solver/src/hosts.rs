@@ -2,11 +2,10 @@
 
 use semmoe_tables::{Attention, ExpertCopies, ExpertId, LayerIdx, Route, Tables};
 
-use crate::balance::{Spread, spread_of};
 use crate::error::SolveError;
 
 /// The experts of a route.
-pub(crate) fn indices(route: Route<'_>) -> impl Iterator<Item = usize> + Clone {
+pub(crate) fn indices(route: Route<'_>) -> impl Iterator<Item = usize> {
     route.experts().map(|expert| expert.index())
 }
 
@@ -105,25 +104,22 @@ impl Hosts {
         place: usize,
         seen: &mut Vec<bool>,
     ) -> usize {
-        seen.clear();
-        seen.resize(self.places, false);
-        for expert in experts {
-            let group = self.computed_on(self.column(layer, expert), place);
-            seen[usize::from(self.place_of[group])] = true;
-        }
+        self.mark(experts.map(|expert| self.computed_on(self.column(layer, expert), place)), seen);
         seen[place] = false;
         seen.iter().filter(|&&seen| seen).count()
+    }
+
+    /// Marks the places of some groups in `seen`, and no others.
+    fn mark(&self, groups: impl Iterator<Item = usize>, seen: &mut Vec<bool>) {
+        seen.clear();
+        seen.resize(self.places, false);
+        groups.for_each(|group| seen[usize::from(self.place_of[group])] = true);
     }
 
     /// The same on average over all places, if every group held a block of neighbouring experts and nothing else: the
     /// placement of engines that are given none.
     pub(crate) fn sent_to_in_blocks(&self, experts: impl Iterator<Item = usize>, seen: &mut Vec<bool>) -> f64 {
-        seen.clear();
-        seen.resize(self.places, false);
-        for expert in experts {
-            let group = expert * self.groups / self.experts;
-            seen[usize::from(self.place_of[group])] = true;
-        }
+        self.mark(experts.map(|expert| expert * self.groups / self.experts), seen);
         let reached = seen.iter().filter(|&&seen| seen).count() as f64;
         // A random place is one of those reached with a chance of reached / places, and is then left out.
         reached * (1.0 - 1.0 / self.places as f64)
@@ -131,11 +127,6 @@ impl Hosts {
 
     pub(crate) fn column(&self, layer: usize, expert: usize) -> usize {
         layer * self.experts + expert
-    }
-
-    /// Local share of an activation of this column if every place is equally likely.
-    pub(crate) fn random_share(&self, column: usize) -> f64 {
-        self.of(column).len() as f64 / self.places as f64
     }
 
     pub(crate) fn has_nodes(&self) -> bool {
@@ -159,17 +150,12 @@ impl Hosts {
         match place {
             Some(place) if self.is_local(column, place) => 1.0,
             Some(_) => 0.0,
-            None => self.random_share(column),
+            None => self.of(column).len() as f64 / self.places as f64,
         }
     }
 
     /// Local activations of a route of a layer by a token at `place`; `None` = on a random one.
     pub(crate) fn local_of(&self, layer: LayerIdx, route: Route<'_>, place: Option<usize>) -> f64 {
         indices(route).map(|expert| self.local_share(self.column(layer.index(), expert), place)).sum()
-    }
-
-    /// Spread of each layer's loads over groups, [L * G]. Layers without load are left out.
-    pub(crate) fn load_spreads(&self, group_load: &[f64]) -> Vec<Spread> {
-        group_load.chunks_exact(self.groups).filter_map(spread_of).collect()
     }
 }

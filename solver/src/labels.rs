@@ -3,7 +3,7 @@
 use half::f16;
 use semmoe_tables::{GroupLabels, LayerIdx, MAX_LABELS, NO_GROUP, Placement, Profile, TpParts, TraceRequest};
 
-use crate::evidence::{LayerEvidence, Shrinkage};
+use crate::evidence::Shrinkage;
 use crate::token_table::activation_evidence;
 
 /// Builds `T_group` and `T_prob`: the groups by the share of the token's activations that is expected there, greatest
@@ -16,21 +16,18 @@ pub(crate) fn tp_parts(profile: &Profile, placement: &Placement, shrinkage: &Shr
     let (layers, groups) = (profile.model().layers(), usize::from(placement.groups()));
     let mut parts = TpParts { labels: MAX_LABELS.min(groups), ..TpParts::default() };
     for layer in LayerIdx::all(layers) {
-        push_tokens(&mut parts, &activation_evidence(profile, layer, placement), shrinkage);
+        let evidence = activation_evidence(profile, layer, placement);
+        let shrunk = shrinkage.fit(&evidence);
+        let mut shares = vec![0.0; groups];
+        for token in 0..evidence.seen.len() {
+            let known = shrunk.shares(token, &mut shares);
+            push_labels(&mut parts.token_group, &mut parts.token_prob, parts.labels, known.then_some(&shares));
+        }
     }
     let rows = layers * groups * groups;
     parts.transition_group = vec![NO_GROUP; rows * parts.labels];
     parts.transition_prob = vec![f16::ZERO; rows * parts.labels];
     parts
-}
-
-fn push_tokens(parts: &mut TpParts, evidence: &LayerEvidence, shrinkage: &Shrinkage<'_>) {
-    let shrunk = shrinkage.fit(evidence);
-    let mut shares = vec![0.0; evidence.groups];
-    for token in 0..evidence.seen.len() {
-        let known = shrunk.shares(token, &mut shares);
-        push_labels(&mut parts.token_group, &mut parts.token_prob, parts.labels, known.then_some(&shares));
-    }
 }
 
 /// Appends the likeliest groups, best first, of equals the lowest; only unused labels where nothing is known.
@@ -69,8 +66,7 @@ impl MainGroups {
 
     /// Looks at another token.
     pub(crate) fn set(&mut self, placement: &Placement, request: TraceRequest<'_>, position: usize) {
-        for (layer, group) in self.groups.iter_mut().enumerate() {
-            let layer = LayerIdx::new(layer as u16);
+        for (layer, group) in LayerIdx::all(placement.layers()).zip(&mut self.groups) {
             let route = request.route(position, layer);
             *group = route.map(|route| placement.main_group(layer, route.experts(), &mut self.scratch).get());
         }

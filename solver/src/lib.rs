@@ -13,9 +13,9 @@
 //! | `padding` | groups that do not divide the experts: slots that stay empty |
 //! | `topology`, `gating` | groups in nodes, and gating groups that stay whole |
 //! | `home` | experts that are somewhere already, and what their moves cost |
-//! | `held`, `replica_step`, `replicate`, `replica_table` | replicas: who holds what, their exact step, the alternation around them, T |
+//! | `held`, `replica_step`, `replicate` | replicas: who holds what, their exact step, the alternation around them |
 //! | `prior`, `evidence` | what is expected of rare and unseen tokens, and what their own counts say |
-//! | `token_table`, `labels`, `transitions`, `score` | T and prices for attention dp, T and A for tp, the score of a prompt |
+//! | `token_table`, `labels`, `transitions` | T and prices for attention dp, T and A for tp |
 //! | `split`, `hold_out`, `prior_fit` | requests not solved on: to choose the prior and A with, and to judge on |
 //! | `assign` | the exact token step alone, for a placement that is given |
 //! | `given` | placements that are given: the units' step alone, with tables and report |
@@ -48,7 +48,6 @@ mod kick;
 mod labels;
 mod links;
 mod load_limit;
-mod mean_evidence;
 mod options;
 mod padding;
 mod paper;
@@ -57,10 +56,8 @@ mod prior_fit;
 mod problem;
 mod ranks;
 mod replica_step;
-mod replica_table;
 mod replicate;
 mod report;
-mod score;
 mod seeds;
 mod solve;
 mod spectral;

@@ -157,13 +157,8 @@ impl Layer<'_> {
         true
     }
 
-    fn after_swap(
-        &self,
-        Candidate { group_of, value: before }: &Candidate,
-        loads: &[u64],
-        a: usize,
-        b: usize,
-    ) -> Value {
+    fn after_swap(&self, candidate: &Candidate, loads: &[u64], a: usize, b: usize) -> Value {
+        let Candidate { group_of, value: before } = candidate;
         let (from, to) = (usize::from(group_of[a]), usize::from(group_of[b]));
         let over = |load: u64| load.saturating_sub(self.cap);
         let (moved_a, moved_b) = (self.load[a], self.load[b]);

@@ -35,10 +35,7 @@ pub enum Objective {
 
 impl fmt::Display for Objective {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Objective::Activations => "activations",
-            Objective::Ranks => "ranks",
-        })
+        self.serialize(f)
     }
 }
 
@@ -70,10 +67,7 @@ pub enum Unit {
 
 impl fmt::Display for Unit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Unit::Request => "request",
-            Unit::Token => "token",
-        })
+        self.serialize(f)
     }
 }
 
@@ -322,7 +316,7 @@ impl Default for EvalOptions {
     fn default() -> Self {
         EvalOptions {
             concurrency: 64,
-            policies: simulated().map(str::to_owned).collect(),
+            policies: semmoe_routing::NAMES.into_iter().filter(is_simulated).map(str::to_owned).collect(),
             routing: Settings::default(),
             nodes: None,
             prefix: PrefixSettings { blocks_per_rank: 0, ..PrefixSettings::default() },
@@ -332,12 +326,9 @@ impl Default for EvalOptions {
     }
 }
 
-/// The policies that a trace can compare: those that route by themselves, without anything that clients would have to
-/// send.
-fn simulated() -> impl Iterator<Item = &'static str> {
-    let simulated =
-        |name: &str| semmoe_routing::policy(name).is_ok_and(|policy| !policy.needs().key && policy.watched().is_none());
-    semmoe_routing::NAMES.into_iter().filter(move |name| simulated(name))
+/// Whether a trace can compare this policy: it routes by itself, without anything that clients would have to send.
+fn is_simulated(name: &&str) -> bool {
+    semmoe_routing::policy(name).is_ok_and(|policy| !policy.needs().key && policy.watched().is_none())
 }
 
 impl EvalOptions {

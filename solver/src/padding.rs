@@ -3,7 +3,7 @@
 //! The solver sees the empty slots as experts that no token activates: every step deals them out as it deals out
 //! experts, and a swap with one of them is a move.
 
-use semmoe_tables::{FormatError, ModelInfo, Placement, Replicas};
+use semmoe_tables::{FormatError, LayerIdx, ModelInfo, Placement, Replicas};
 
 use crate::error::SolveError;
 use crate::problem::Problem;
@@ -68,7 +68,6 @@ pub(crate) fn uneven(experts: u16, groups: u16, round_robin: bool) -> Vec<u16> {
 
 /// Whether a placement with slots has each expert in one of them, so that what is left is padding.
 pub(crate) fn once_each(slots: &Replicas, placement: &Placement) -> bool {
-    let filled =
-        |layer: usize| slots.layer(semmoe_tables::LayerIdx::new(layer as u16)).iter().filter(|e| **e >= 0).count();
-    (0..placement.layers()).all(|layer| filled(layer) == usize::from(placement.experts()))
+    let filled = |layer| slots.layer(layer).iter().filter(|expert| **expert >= 0).count();
+    LayerIdx::all(placement.layers()).all(|layer| filled(layer) == usize::from(placement.experts()))
 }

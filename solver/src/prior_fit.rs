@@ -3,10 +3,8 @@
 use semmoe_tables::{Attention, LayerIdx, Placement, Profile, TokenId};
 use serde::Serialize;
 
-use crate::evidence::{LayerEvidence, Shrinkage};
-use crate::mean_evidence::MeanEvidence;
+use crate::evidence::{LayerEvidence, MeanEvidence, Shrinkage};
 use crate::options::SolveOptions;
-use crate::prior::TokenPrior;
 use crate::token_table::{activation_evidence, count_groups};
 
 /// Pseudo-occurrences of the prior that are tried.
@@ -41,22 +39,18 @@ impl PriorFit {
     }
 }
 
-/// The inputs from which T is built.
-#[derive(Clone, Copy)]
-pub(crate) struct TokenInput<'a> {
-    pub(crate) profile: &'a Profile,
-    pub(crate) placement: &'a Placement,
-    pub(crate) prior: Option<&'a TokenPrior>,
-    pub(crate) options: &'a SolveOptions,
-}
-
-/// Fits the prior's pseudo-occurrences: the least log loss of T's shares on the counts `choose`, kept if it is lower on
-/// the counts `judge` too. `None` if one of them has no count of a token that T knows.
-pub(crate) fn fit_prior(input: TokenInput<'_>, choose: &Profile, judge: &Profile) -> Option<PriorFit> {
-    let before = input.options.prior_occurrences;
+/// Fits the prior's pseudo-occurrences: the least log loss of T's shares on the first counts `held`, kept if it is
+/// lower on the second too. `None` if one of them has no count of a token that T knows.
+pub(crate) fn fit_prior(
+    profile: &Profile,
+    placement: &Placement,
+    shrinkage: Shrinkage<'_>,
+    held: [&Profile; 2],
+) -> Option<PriorFit> {
+    let before = shrinkage.options.prior_occurrences;
     let mut tried = vec![before];
     tried.extend(PRIORS.iter().filter(|&&prior| prior != before));
-    let [on_choose, on_judge] = log_losses(input, [choose, judge], &tried);
+    let [on_choose, on_judge] = log_losses(profile, placement, shrinkage, held, &tried);
     let best = (1..tried.len()).fold(0, |best, at| if on_choose.sum[at] < on_choose.sum[best] { at } else { best });
     (on_choose.activations > 0.0 && on_judge.activations > 0.0).then(|| PriorFit {
         before,
@@ -74,19 +68,24 @@ struct LogLosses {
     sum: Vec<f64>,
 }
 
-fn log_losses(input: TokenInput<'_>, held: [&Profile; 2], tried: &[f64]) -> [LogLosses; 2] {
-    let (groups, layers) = (usize::from(input.placement.groups()), input.profile.model().layers());
-    let vocabulary = input.profile.model().vocab_size;
+fn log_losses(
+    profile: &Profile,
+    placement: &Placement,
+    shrinkage: Shrinkage<'_>,
+    held: [&Profile; 2],
+    tried: &[f64],
+) -> [LogLosses; 2] {
+    let (groups, layers) = (usize::from(placement.groups()), profile.model().layers());
+    let vocabulary = profile.model().vocab_size;
     let mut tokens: Vec<TokenId> = (0..vocabulary).map(TokenId::new).collect();
     tokens.retain(|&token| held.iter().any(|profile| profile.token_count(token) > 0));
     let step = (tokens.len() * groups).div_ceil(MAX_FITTED).max(1);
     let tokens: Vec<TokenId> = tokens.into_iter().step_by(step).collect();
-    // The expectation for a token does not depend on the prior's weight.
-    let shrinkage = Shrinkage::new(input.options, input.prior);
     let mut losses = [(); 2].map(|()| LogLosses { activations: 0.0, sum: vec![0.0; tried.len()] });
     let new_rows = || vec![Row::new(groups, tried.len()); tokens.len()];
     let (mut rows, mut counts) = (new_rows(), vec![0; groups]);
     let mut add_rows = |rows: &[Row], evidence: &LayerEvidence| {
+        // The expectation for a token does not depend on the prior's weight.
         let shrunk = shrinkage.fit(evidence);
         let mut expected = vec![0.0; groups];
         for (&token, row) in tokens.iter().zip(rows) {
@@ -95,12 +94,13 @@ fn log_losses(input: TokenInput<'_>, held: [&Profile; 2], tried: &[f64]) -> [Log
             }
         }
     };
-    let mut mean = (input.options.attention == Attention::Dp).then(|| MeanEvidence::new(vocabulary as usize, groups));
+    let mut mean =
+        (shrinkage.options.attention == Attention::Dp).then(|| MeanEvidence::new(vocabulary as usize, groups));
     for layer in LayerIdx::all(layers) {
-        let evidence = activation_evidence(input.profile, layer, input.placement);
+        let evidence = activation_evidence(profile, layer, placement);
         for (&token, row) in tokens.iter().zip(&mut rows) {
             for (profile, sums) in held.iter().zip(row.counts.chunks_exact_mut(groups)) {
-                count_groups(profile, layer, token, input.placement.layer(layer), &mut counts);
+                count_groups(profile, layer, token, placement.layer(layer), &mut counts);
                 sums.iter_mut().zip(&counts).for_each(|(sum, &count)| *sum += count as f64);
             }
             row.add_own(tried, evidence.row(token.index()), evidence.seen[token.index()]);

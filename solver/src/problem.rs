@@ -27,24 +27,20 @@ pub(crate) struct Problem {
     count: Vec<u32>,
     /// [L * N] activations of each column.
     pub(crate) column_load: Vec<u64>,
-    /// The same counts by column, for the swap search.
-    transposed: Transposed,
-}
-
-#[derive(Clone, Debug, Default)]
-struct Transposed {
-    /// [L * N + 1]
-    indptr: Vec<usize>,
-    /// [nnz] of (unit, count), ascending in a column.
-    entries: Vec<(u32, u32)>,
+    /// [L * N + 1] into `uses`.
+    column_start: Vec<usize>,
+    /// The same counts by column, for the swap search: [nnz] of (unit, count), ascending in a column.
+    uses: Vec<(u32, u32)>,
 }
 
 impl Problem {
     /// Tokens of a profile as units, over the layers given (all of them for labels shared by the layers).
     pub(crate) fn from_profile(profile: &Profile, layers: Range<usize>) -> Result<Self, SolveError> {
         let experts = usize::from(profile.model().num_experts);
-        let mut rows = Rows::new(layers.len(), experts);
-        rows.reserve(layers.clone().map(|layer| profile.entries(LayerIdx::new(layer as u16))).sum());
+        let mut problem = Problem::empty(layers.len(), experts);
+        let entries = layers.clone().map(|layer| profile.entries(LayerIdx::new(layer as u16))).sum();
+        problem.column.reserve_exact(entries);
+        problem.count.reserve_exact(entries);
         let mut row = Vec::new();
         for (token, &mass) in (0u32..).zip(profile.token_counts()) {
             row.clear();
@@ -56,15 +52,15 @@ impl Problem {
                 let columns = counts.experts.iter().map(|&expert| (index * experts + usize::from(expert)) as u32);
                 row.extend(columns.zip(counts.counts.iter().copied()));
             }
-            rows.push(mass, &row);
+            problem.push(mass, &row);
         }
-        rows.finish("profile")
+        problem.finish("profile")
     }
 
     /// Requests of a trace as units, over all layers, with all their tokens.
     pub(crate) fn from_trace(trace: &Trace) -> Result<Self, SolveError> {
         let (layers, experts) = (trace.model().layers(), usize::from(trace.model().num_experts));
-        let mut rows = Rows::new(layers, experts);
+        let mut problem = Problem::empty(layers, experts);
         let mut counts = vec![0u32; layers * experts];
         let mut row = Vec::new();
         for request in trace.iter() {
@@ -84,10 +80,10 @@ impl Problem {
             row.extend((0u32..).zip(counts.iter().copied()).filter(|&(_, count)| count > 0));
             counts.fill(0);
             if mass > 0 {
-                rows.push(mass, &row);
+                problem.push(mass, &row);
             }
         }
-        rows.finish("trace")
+        problem.finish("trace")
     }
 
     pub(crate) fn units(&self) -> usize {
@@ -125,7 +121,7 @@ impl Problem {
 
     /// Units and counts of a column.
     pub(crate) fn column(&self, column: usize) -> &[(u32, u32)] {
-        &self.transposed.entries[self.transposed.indptr[column]..self.transposed.indptr[column + 1]]
+        &self.uses[self.column_start[column]..self.column_start[column + 1]]
     }
 
     /// Local activations of every unit on every group, [U, G], given the group of each column.
@@ -146,33 +142,26 @@ impl Problem {
     }
 }
 
-struct Rows(Problem);
-
-impl Rows {
-    fn new(layers: usize, experts: usize) -> Self {
-        Rows(Problem { layers, experts, indptr: vec![0], ..Problem::default() })
-    }
-
-    fn reserve(&mut self, entries: usize) {
-        self.0.column.reserve_exact(entries);
-        self.0.count.reserve_exact(entries);
+impl Problem {
+    fn empty(layers: usize, experts: usize) -> Self {
+        Problem { layers, experts, indptr: vec![0], ..Problem::default() }
     }
 
     fn push(&mut self, mass: u64, row: &[(u32, u32)]) {
-        self.0.mass.push(mass);
-        self.0.column.extend(row.iter().map(|entry| entry.0));
-        self.0.count.extend(row.iter().map(|entry| entry.1));
-        self.0.indptr.push(self.0.column.len());
+        self.mass.push(mass);
+        self.column.extend(row.iter().map(|entry| entry.0));
+        self.count.extend(row.iter().map(|entry| entry.1));
+        self.indptr.push(self.column.len());
     }
 
-    fn finish(self, what: &'static str) -> Result<Problem, SolveError> {
-        let mut problem = self.0;
-        if problem.column.is_empty() {
+    /// Checks the sums, once all units are there.
+    fn finish(mut self, what: &'static str) -> Result<Self, SolveError> {
+        if self.column.is_empty() {
             return Err(SolveError::NoTokens { what });
         }
-        let tokens: u128 = problem.mass.iter().map(|&mass| u128::from(mass)).sum();
-        let activations: u128 = problem.count.iter().map(|&count| u128::from(count)).sum();
-        let units = problem.units() as u128;
+        let tokens: u128 = self.mass.iter().map(|&mass| u128::from(mass)).sum();
+        let activations: u128 = self.count.iter().map(|&count| u128::from(count)).sum();
+        let units = self.units() as u128;
         let limits = [
             ("tokens", tokens, MAX_COUNTED),
             ("activations", activations, MAX_COUNTED),
@@ -183,13 +172,11 @@ impl Rows {
                 return Err(SolveError::TooLarge { what, found, limit });
             }
         }
-        problem.index_columns();
-        Ok(problem)
+        self.index_columns();
+        Ok(self)
     }
-}
 
-impl Problem {
-    /// Gives each layer `experts` columns, and every column the number that `to` says: ascending as before.
+    /// Renumbers the columns by `to`, which keeps their order, for layers of `experts` columns.
     pub(crate) fn move_columns(&mut self, experts: usize, to: impl Fn(usize) -> usize) {
         self.experts = experts;
         self.column.iter_mut().for_each(|column| *column = to(*column as usize) as u32);
@@ -201,10 +188,6 @@ impl Problem {
         for (&column, &count) in self.column.iter().zip(&self.count) {
             self.column_load[column as usize] += u64::from(count);
         }
-        self.transpose();
-    }
-
-    fn transpose(&mut self) {
         let mut indptr = vec![0; self.column_load.len() + 1];
         for &column in &self.column {
             indptr[column as usize + 1] += 1;
@@ -221,7 +204,7 @@ impl Problem {
                 *slot += 1;
             }
         }
-        self.transposed = Transposed { indptr, entries };
+        (self.column_start, self.uses) = (indptr, entries);
     }
 }
 

@@ -15,18 +15,16 @@
 //! that cover the experts so far.
 
 use crate::held::{Exchange, Traffic};
-use crate::load_limit::excess;
-use crate::load_limit::{LoadPrices, Value};
+use crate::load_limit::{LoadPrices, Value, excess};
 
 /// Rounds of the relaxation, as without replicas.
 const PRICE_ROUNDS: u32 = 12;
 /// Most exchanges that repair or improve a layer.
 const MAX_EXCHANGES: usize = 64;
 
-/// One layer: `gain` [N, G] fixed-point, `slots` per group, and the load limit.
+/// One layer: its traffic, whose `own` is what an expert gains in each group, the slots of a group, and the load limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReplicaLayer<'a> {
-    pub(crate) gain: &'a [i64],
     pub(crate) traffic: Traffic<'a>,
     pub(crate) slots: usize,
     pub(crate) cap: u64,
@@ -41,7 +39,7 @@ struct Candidate {
 
 /// The best holders found of each expert: exact where that meets the load limit; at least as good as `current`.
 pub(crate) fn replicate_within(layer: &ReplicaLayer<'_>, current: Option<&[Vec<u16>]>) -> Vec<Vec<u16>> {
-    let free = layer.candidate(best_holders(layer.gain, layer.traffic.groups, layer.slots));
+    let free = layer.candidate(best_holders(layer.traffic.own, layer.traffic.groups, layer.slots));
     if free.value.excess == 0 {
         return free.holders;
     }
@@ -63,7 +61,7 @@ pub(crate) fn replicate_within(layer: &ReplicaLayer<'_>, current: Option<&[Vec<u
 
 impl ReplicaLayer<'_> {
     fn gain_of(&self, expert: usize, group: u16) -> i64 {
-        self.gain[expert * self.traffic.groups + usize::from(group)]
+        self.traffic.own[expert * self.traffic.groups + usize::from(group)]
     }
 
     fn candidate(&self, holders: Vec<Vec<u16>>) -> Candidate {
@@ -82,7 +80,7 @@ impl ReplicaLayer<'_> {
         let (mut last, mut best) = (free.clone(), free);
         for round in 0..PRICE_ROUNDS {
             prices.step(round, &last.loads, self.cap);
-            let mut profit = self.gain.to_vec();
+            let mut profit = self.traffic.own.to_vec();
             for (expert, held) in last.holders.iter().enumerate() {
                 for group in 0..groups as u16 {
                     let brought = self.brought(expert, held, group) as f64;
@@ -188,7 +186,7 @@ impl Cover<'_> {
         self.profit[expert * self.groups + group]
     }
 
-    /// Gives an expert that no group holds a slot, at least loss.
+    /// Assigns a slot to an expert that no group holds, at the least loss.
     fn bring_in(&mut self, expert: usize) {
         let reached = self.shortest_paths(expert);
         let ends = (0..self.copies.len()).filter(|&end| self.copies[end] > 1);

@@ -44,7 +44,7 @@ proptest! {
         let own: Vec<i64> = (0..experts * groups).map(|at| random.i64(0..spread) + (at / groups) as i64 * 5).collect();
         let load: Vec<u64> = own.chunks_exact(groups).map(|row| row.iter().sum::<i64>() as u64).collect();
         let traffic = Traffic { load: &load, own: &own, fraction_bits: 0, groups };
-        let layer = |cap| ReplicaLayer { gain: &own, traffic, slots, cap };
+        let layer = |cap| ReplicaLayer { traffic, slots, cap };
         let free = replicate_within(&layer(u64::MAX), None);
         for group in 0..groups as u16 {
             prop_assert_eq!(free.iter().filter(|holders| holders.contains(&group)).count(), slots);

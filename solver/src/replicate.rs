@@ -6,7 +6,7 @@
 //! comes from groups that do not hold them. It depends on both steps, so that the expert step keeps a reserve below
 //! the limit.
 
-use crate::alternate::{Watch, alternate};
+use crate::alternate::{Watch, alternate, while_better};
 use crate::clustering::{Clustering, Limits, Task};
 use crate::expert_step::{column_gains, load_cap};
 use crate::held::{Exchange, Held, Traffic};
@@ -33,18 +33,13 @@ pub(crate) fn replicate(task: Task<'_>, slots: usize, from: &Clustering, watch: 
 
 /// Exchanges that pay once the units have followed, each pass followed by both steps, from a clustering with replicas:
 /// at least as good.
-pub(crate) fn improve_replicas(task: Task<'_>, slots: usize, mut best: Clustering, watch: Watch<'_>) -> Clustering {
+pub(crate) fn improve_replicas(task: Task<'_>, slots: usize, best: Clustering, watch: Watch<'_>) -> Clustering {
     let around = Around { task, slots, watch };
-    for _ in 0..task.limits.swap_passes {
-        let Some(held) = best.replicas.as_ref().and_then(|held| around.exchange_pass(held, &best.plan)) else { break };
-        let Some(next) = around.unit_step(held, &best.plan, best.iterations) else { break };
-        let next = around.alternate(next);
-        if !next.beats(&best) {
-            break;
-        }
-        best = next;
-    }
-    best
+    while_better(task.limits.swap_passes, best, |best| {
+        let held = around.exchange_pass(best.replicas.as_ref()?, &best.plan)?;
+        let next = around.unit_step(held, &best.plan, best.iterations)?;
+        Some(around.alternate(next))
+    })
 }
 
 /// Goes on from a clustering with replicas after a kick; the result may be worse. `None` if the watch stops it at once.
@@ -81,7 +76,7 @@ impl Around<'_> {
     }
 
     fn alternate(&self, best: Clustering) -> Clustering {
-        alternate(self.task.problem, self.task.limits, self.watch, best, |best| {
+        alternate(self.task, self.watch, best, |best| {
             let held = holders(self.task, self.slots, &best.plan, best.replicas.as_ref());
             if best.replicas.as_ref() == Some(&held) {
                 return None;
@@ -95,15 +90,13 @@ impl Around<'_> {
     fn exchange_pass(&self, held: &Held, plan: &Plan) -> Option<Held> {
         let Task { problem, limits: Limits { groups, max_over_mean, .. }, .. } = self.task;
         let mut held = held.clone();
-        let mut search = Search::of_local(problem, &local_counts(problem, &held), &plan.price);
+        let mut search = Search::of_local(problem, &local_counts(problem, &held), &plan.price, Topology::flat(groups));
         let (gains, fraction_bits) = column_gains(problem, plan, groups);
         let least = MIN_GAIN * problem.total_activations() as f64;
         let mut exchanged = false;
-        for layer in 0..problem.layers {
-            let (first, load) = (layer * problem.experts, problem.load(layer));
-            let own = &gains[first * groups..(first + problem.experts) * groups];
-            let traffic = Traffic { load, own, fraction_bits, groups };
-            let cap = load_cap(load.iter().sum(), groups, reserved(max_over_mean));
+        for (layer, traffic) in layer_traffic(problem, &gains, fraction_bits, groups).enumerate() {
+            let first = layer * problem.experts;
+            let cap = load_cap(traffic.load.iter().sum(), groups, reserved(max_over_mean));
             let mut loads = traffic.loads(held.layer(layer));
             for a in 0..problem.experts {
                 if (self.watch.stop)() {
@@ -156,7 +149,7 @@ pub(crate) fn clustering(problem: &Problem, held: Held, plan: Plan, limits: Limi
         let cap = load_cap(loads.iter().sum(), limits.groups, limits.max_over_mean);
         excess(loads, cap)
     });
-    let group_of = (0..held.columns()).map(|column| held.of(column)[0]).collect();
+    let group_of = held.holders.iter().map(|holders| holders[0]).collect();
     Clustering { group_of, plan, load_excess: excess.sum(), iterations, replicas: Some(held), penalty: 0 }
 }
 
@@ -164,37 +157,41 @@ pub(crate) fn clustering(problem: &Problem, held: Held, plan: Plan, limits: Limi
 fn holders(task: Task<'_>, slots: usize, plan: &Plan, current: Option<&Held>) -> Held {
     let Task { problem, limits: Limits { groups, max_over_mean, .. }, .. } = task;
     let (gains, fraction_bits) = column_gains(problem, plan, groups);
-    let layers = (0..problem.layers).flat_map(|layer| {
-        let (columns, load) = (problem.columns(layer), problem.load(layer));
-        let gain = &gains[columns.start * groups..columns.end * groups];
-        let traffic = Traffic { load, own: gain, fraction_bits, groups };
-        let cap = load_cap(load.iter().sum(), groups, reserved(max_over_mean));
-        replicate_within(&ReplicaLayer { gain, traffic, slots, cap }, current.map(|current| current.layer(layer)))
+    let layers = layer_traffic(problem, &gains, fraction_bits, groups).enumerate().flat_map(|(layer, traffic)| {
+        let cap = load_cap(traffic.load.iter().sum(), groups, reserved(max_over_mean));
+        replicate_within(&ReplicaLayer { traffic, slots, cap }, current.map(|current| current.layer(layer)))
     });
-    Held::new(groups, problem.experts, layers.collect())
+    Held { groups, experts: problem.experts, holders: layers.collect() }
 }
 
 /// Profits of the units, [U, G]: a group counts every activation of an expert that it holds.
 pub(crate) fn replica_profits(problem: &Problem, held: &Held) -> Vec<i64> {
-    profits_of_local(problem, &local_counts(problem, held), held.groups())
+    profits_of_local(problem, &local_counts(problem, held), held.groups)
 }
 
 /// Local activations of every unit on every group, [U, G].
 fn local_counts(problem: &Problem, held: &Held) -> Vec<u64> {
     let flat = held.flat();
-    problem.local_where(held.groups(), |column| flat.of(column))
+    problem.local_where(held.groups, |column| flat.of(column))
 }
 
 /// The load that each group of each layer computes, [L][G].
 pub(crate) fn replica_loads(problem: &Problem, held: &Held, plan: &Plan) -> Vec<Vec<u64>> {
-    let groups = held.groups();
-    let (gains, fraction_bits) = column_gains(problem, plan, groups);
-    let layers = (0..problem.layers).map(|layer| {
-        let columns = problem.columns(layer);
-        let own = &gains[columns.start * groups..columns.end * groups];
-        Traffic { load: problem.load(layer), own, fraction_bits, groups }.loads(held.layer(layer))
-    });
-    layers.collect()
+    let (gains, fraction_bits) = column_gains(problem, plan, held.groups);
+    let layers = layer_traffic(problem, &gains, fraction_bits, held.groups).zip(held.layers());
+    layers.map(|(traffic, holders)| traffic.loads(holders)).collect()
+}
+
+/// The traffic of each layer, given the activations [L * N, G] of each column by group of the unit.
+fn layer_traffic<'a>(
+    problem: &'a Problem,
+    gains: &'a [i64],
+    fraction_bits: u32,
+    groups: usize,
+) -> impl Iterator<Item = Traffic<'a>> {
+    let loads = problem.column_load.chunks_exact(problem.experts);
+    let layers = loads.zip(gains.chunks_exact(problem.experts * groups));
+    layers.map(move |(load, own)| Traffic { load, own, fraction_bits, groups })
 }
 
 /// Profits of the units on the groups of a clustering, replicas included.

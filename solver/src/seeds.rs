@@ -1,7 +1,7 @@
 //! Where the alternation starts: groups of units that use similar experts (k-means++ and one balanced k-means step).
 
 use crate::problem::Problem;
-use crate::transport::{Plan, Transport};
+use crate::transport::{Plan, Stop, Transport};
 use crate::unit_step::to_profit;
 
 /// A first balanced grouping of the units, different for every `random`.
@@ -14,7 +14,7 @@ pub(crate) fn seed_plan(
     problem: &Problem,
     capacity: &[u64],
     random: &mut fastrand::Rng,
-    stop: &dyn Fn() -> bool,
+    stop: Stop<'_>,
 ) -> Option<Plan> {
     let groups = capacity.len();
     let mut distance = vec![0.0; problem.units() * groups];
@@ -32,10 +32,12 @@ pub(crate) fn for_each_centre(
     problem: &Problem,
     groups: usize,
     random: &mut fastrand::Rng,
-    stop: &dyn Fn() -> bool,
+    stop: Stop<'_>,
     mut see: impl FnMut(usize, usize, f64, bool),
 ) -> Option<()> {
-    let mean = mean_share(problem);
+    let total = problem.total_mass() as f64;
+    // Activations per token in each column, over all units.
+    let mean: Vec<f64> = problem.column_load.iter().map(|&load| load as f64 / total).collect();
     let mut nearest = vec![f64::INFINITY; problem.units()];
     for group in 0..groups {
         if stop() {
@@ -52,12 +54,6 @@ pub(crate) fn for_each_centre(
         }
     }
     Some(())
-}
-
-/// Activations per token in each column, over all units.
-fn mean_share(problem: &Problem) -> Vec<f64> {
-    let total = problem.total_mass() as f64;
-    problem.column_load.iter().map(|&load| load as f64 / total).collect()
 }
 
 /// Squared distance of every unit to the unit `centre`, which is first shrunk towards the mean by its own mass: a

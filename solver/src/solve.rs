@@ -16,14 +16,13 @@ use crate::labels::tp_parts;
 use crate::options::{Nodes, Objective, SolveOptions, Unit};
 use crate::padding::padded_replicas;
 use crate::prior::TokenPrior;
-use crate::prior_fit::{TokenInput, fit_prior};
+use crate::prior_fit::fit_prior;
 use crate::problem::{Problem, problems};
 use crate::ranks::Traced;
-use crate::replica_table::replica_tables;
 use crate::report::{Findings, Migration, SolveReport};
 use crate::split::Split;
-use crate::starts::{Best, SolveProgress, StartOptions, run_starts};
-use crate::token_table::{dp_prices, token_shares};
+use crate::starts::{Best, Progress, SolveProgress, run_starts};
+use crate::token_table::{activation_evidence, dp_prices, replica_shares, shares_by};
 use crate::topology::Topology;
 use crate::transitions::keep_transitions;
 use crate::unit_step::PROFIT_ONE;
@@ -89,7 +88,7 @@ struct Found<'a> {
 fn solve_part(
     input: Input<'_>,
     Placed { given, topology }: Placed,
-    progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
+    progress: Progress<'_>,
 ) -> Result<Solved, SolveError> {
     let Input { profile, trace, options, .. } = input;
     let prior = TokenPrior::new(profile, options)?;
@@ -102,20 +101,12 @@ fn solve_part(
         problems = problems.into_iter().map(|problem| problem.padded(slots)).collect::<Result<_, _>>()?;
     }
     let traced = trace.map(|trace| Traced::new(trace, unit, counted));
-    let limits = Limits {
-        topology,
-        groups: usize::from(options.groups),
-        max_over_mean: options.expert_load_limit,
-        iterations: options.iterations,
-        swap_passes: options.swap_passes,
-        slots: (options.redundant > 0).then(|| usize::from(options.slots_per_group(profile.model().num_experts))),
-    };
+    let each = (options.redundant > 0).then(|| usize::from(options.slots_per_group(profile.model().num_experts)));
+    let limits = Limits::new(options, topology, each);
     let homes = options.warm_start.as_ref().map(|warm| warm.homes(&problems));
-    let SolveOptions { token_margin, seed, starts, threads, .. } = *options;
-    let how = StartOptions { limits, homes: homes.as_deref(), token_margin, seed, starts, threads };
     let mut best = match &given {
-        Some(given) => given.best(&problems, &how, progress),
-        None => run_starts(&problems, &how, progress),
+        Some(given) => given.best(&problems, options, limits, progress),
+        None => run_starts(&problems, options, limits, homes.as_deref(), progress),
     };
     if let (Objective::Ranks, Some(traced)) = (options.objective, &traced) {
         traced.improve(&problems, limits, options, &mut best, progress);
@@ -185,32 +176,33 @@ fn build_tables(
 ) -> Result<(Tables, HeldOut), SolveError> {
     let mut held_out = HeldOut::default();
     let first = &best.clusterings[0];
-    if let Some(held) = &first.replicas {
-        // The shares of a token do not add up to one here, so that its prior has no likelihood to be fitted by.
-        let price = |shares: &[f16]| prices(trace, options, &problems[0], first, shares);
-        let slots = slots.map_or_else(|| held.to_replicas(profile.model()), Ok)?;
-        let builder = replica_tables(profile, options, held, slots, &Shrinkage::new(options, prior), price);
-        return Ok((builder.solver(solver_name(unit, options)).finish()?, held_out));
-    }
+    let replicas = first.replicas.as_ref();
+    let own_slots = || replicas.map(|held| held.to_replicas(profile.model())).transpose();
+    let slots = slots.map_or_else(own_slots, |slots| Ok(Some(slots)))?;
     let placement = match &slots {
         Some(slots) => slots.primary(),
         None => placement(options.groups, problems, &best.clusterings)?,
     };
-    let input = TokenInput { profile, placement: &placement, prior, options };
-    held_out.prior = split.and_then(|split| fit_prior(input, &split.choose_counts, &split.judge_counts));
+    // With replicas the shares of a token do not add up to one: its prior has no likelihood to be fitted by.
+    let held = split.filter(|_| replicas.is_none()).map(|split| [&split.choose_counts, &split.judge_counts]);
+    held_out.prior = held.and_then(|held| fit_prior(profile, &placement, Shrinkage { options, prior }, held));
     let options = &held_out.prior.map_or_else(|| options.clone(), |prior| prior.applied(options));
-    let shrinkage = Shrinkage::new(options, prior);
+    let shrinkage = Shrinkage { options, prior };
     let builder = match options.attention {
         Attention::Dp => {
-            let shares = token_shares(profile, &placement, &shrinkage);
+            let evidence = |layer| activation_evidence(profile, layer, &placement);
+            let shares = match replicas {
+                Some(held) => replica_shares(profile, held, &shrinkage),
+                None => shares_by(profile, usize::from(options.groups), &shrinkage, evidence),
+            };
             let price = prices(trace, options, &problems[0], first, &shares);
             TablesBuilder::dp(profile.model().clone(), options.provenance.clone(), placement, shares, price)
         }
         Attention::Tp => {
             let mut parts = tp_parts(profile, &placement, &shrinkage);
             if let Some((trace, split)) = trace.zip(split) {
-                let prior = options.prior_occurrences;
-                held_out.transitions = keep_transitions(&mut parts, trace, &placement, prior, split.traces());
+                let (prior, held) = (options.prior_occurrences, [&split.choose, &split.judge]);
+                held_out.transitions = keep_transitions(&mut parts, trace, &placement, prior, held);
             }
             let price = mean_prices(usize::from(options.groups), problems, best);
             TablesBuilder::tp(profile.model().clone(), options.provenance.clone(), placement, parts, price)
@@ -280,18 +272,10 @@ fn in_shares(price: &[i64], problem: &Problem) -> Vec<f32> {
 
 fn solver_name(unit: Unit, options: &SolveOptions) -> String {
     let priors: String = options.priors().iter().map(|prior| format!(" prior={prior}")).collect();
-    let placement = match &options.placement {
-        Some(given) => format!(" placement={}", given.name()),
-        None => String::new(),
-    };
-    let warm = match &options.warm_start {
-        Some(warm) => format!(" migration_cost={}", warm.migration_cost),
-        None => String::new(),
-    };
-    let nodes = match options.nodes {
-        Some(Nodes { nodes, inter_cost }) => format!(" nodes={nodes} inter_cost={inter_cost}"),
-        None => String::new(),
-    };
+    let given = options.placement.as_ref().map(|given| format!(" placement={}", given.name()));
+    let warm = options.warm_start.as_ref().map(|warm| format!(" migration_cost={}", warm.migration_cost));
+    let of_nodes = |Nodes { nodes, inter_cost }| format!(" nodes={nodes} inter_cost={inter_cost}");
+    let [placement, warm, nodes] = [given, warm, options.nodes.map(of_nodes)].map(Option::unwrap_or_default);
     format!(
         "semmoe-solver {} unit={unit} objective={} seed={} starts={} token_margin={} expert_load_limit={} redundant={} \
          prior_occurrences={} hold_out={}{priors}{placement}{warm}{nodes}",

@@ -16,7 +16,7 @@ use crate::bounds::greatest_eigenpairs;
 use crate::clustering::Task;
 use crate::problem::Problem;
 use crate::seeds::draw;
-use crate::transport::{Plan, Transport};
+use crate::transport::{Plan, Stop, Transport};
 use crate::unit_step::{to_profit, unit_step};
 
 /// Beyond these sizes there is no spectral seed: columns (the eigenvectors take their cube), and products of counts.
@@ -32,7 +32,7 @@ pub(crate) fn has_spectral(problem: &Problem) -> bool {
 }
 
 /// The best units for experts that are divided by their co-activation alone. `None` if `stop` said so before the end.
-pub(crate) fn spectral_plan(task: &Task<'_>, random: &mut fastrand::Rng, stop: &dyn Fn() -> bool) -> Option<Plan> {
+pub(crate) fn spectral_plan(task: &Task<'_>, random: &mut fastrand::Rng, stop: Stop<'_>) -> Option<Plan> {
     let points = Points::new(task.problem, task.limits.groups);
     let mut best: Option<(f64, Vec<u16>)> = None;
     for _ in 0..TRIES {

@@ -3,8 +3,6 @@
 use semmoe_tables::{FormatError, LayerIdx, Profile, ProfileBuilder, Trace, TraceBuilder, TraceRequest};
 use serde::Serialize;
 
-use crate::transitions::HeldTraces;
-
 /// Fewest requests of each part.
 const FEWEST: usize = 4;
 
@@ -74,10 +72,6 @@ impl Split {
             return Ok(Err("nothing was held out: a layer would have no counts left".to_owned()));
         }
         Ok(Ok(Split { solve: of(Part::Solve)?, choose, judge, choose_counts, judge_counts, profile: rest }))
-    }
-
-    pub(crate) fn traces(&self) -> HeldTraces<'_> {
-        HeldTraces { choose: &self.choose, judge: &self.judge }
     }
 }
 

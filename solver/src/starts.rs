@@ -5,9 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
-use crate::alternate::{Watch, bring_home, improve, not_reached, run_from_home, run_spectral_start, run_start};
-use crate::clustering::{Clustering, Limits, Task};
+use semmoe_tables::mix64;
+
+use crate::alternate::{Watch, bring_home, improve, not_reached, run_from_home, run_start};
+use crate::clustering::{Clustering, Limits, Task, local_rate};
 use crate::home::Home;
+use crate::options::SolveOptions;
 use crate::problem::Problem;
 use crate::replicate::{improve_replicas, kick_replicas, replicate};
 use crate::spectral::has_spectral;
@@ -24,6 +27,9 @@ pub struct SolveProgress {
     /// none before the first round.
     pub best_lar: Option<f64>,
 }
+
+/// The caller's closure.
+pub(crate) type Progress<'a> = &'a mut dyn FnMut(SolveProgress) -> ControlFlow<()>;
 
 /// The best clustering of each problem.
 #[derive(Default)]
@@ -67,7 +73,7 @@ struct Shared<'a> {
     stop: AtomicBool,
     best: Mutex<Vec<Option<Kept>>>,
     /// The best of the phases before.
-    base: Vec<Option<Clustering>>,
+    base: Vec<Option<Kept>>,
     iterations: AtomicUsize,
 }
 
@@ -95,7 +101,7 @@ const MAX_STARTED: u64 = 800_000_000;
 /// Profits of units weigh as many counts, because the unit step keeps them in heaps.
 const COUNTS_PER_PROFIT: u64 = 8;
 
-/// With replicas, one of so many starts is made; the others become kicks, which are shorter.
+/// With replicas, one in this many starts is run; kicks, which are shorter, replace the others.
 const STARTS_PER_START: u32 = 4;
 /// Kicks in place of a start that is not made.
 const KICKS_PER_START: u32 = 2;
@@ -130,7 +136,7 @@ impl Schedule {
         phases
     }
 
-    /// Of `starts` starts of problems with so many counts and units together.
+    /// For `starts` starts of problems with this many counts and units in total.
     fn new(entries: u64, units: u64, starts: u32, limits: &Limits) -> Self {
         let (groups, passes, replicas) = (limits.groups, limits.swap_passes, limits.slots.is_some());
         let values = entries.max(1).saturating_mul(groups as u64);
@@ -140,45 +146,33 @@ impl Schedule {
         let most = at_most(starts, MAX_STARTED, work);
         let starts = if replicas { most.div_ceil(STARTS_PER_START) } else { most };
         let kick_rounds = (most - starts) * KICKS_PER_START / KICKS_AT_ONCE;
-        match values > LARGE {
-            true => {
-                Schedule { starts, kick_rounds, passes: 0, last_passes: at_most(passes, MAX_VALUES_SWAPPED, values) }
-            }
-            false => Schedule { starts, kick_rounds, passes, last_passes: 0 },
-        }
+        let (passes, last_passes) = match values > LARGE {
+            true => (0, at_most(passes, MAX_VALUES_SWAPPED, values)),
+            false => (passes, 0),
+        };
+        Schedule { starts, kick_rounds, passes, last_passes }
     }
 }
 
-/// How problems are solved.
-pub(crate) struct StartOptions<'a> {
-    pub(crate) limits: Limits,
-    /// Where the experts of each problem are, if the solve starts from tables.
-    pub(crate) homes: Option<&'a [Home]>,
-    /// Tokens that a group may have above the mean.
-    pub(crate) token_margin: f64,
-    pub(crate) seed: u64,
-    /// Starts of every problem, at most.
-    pub(crate) starts: u32,
-    pub(crate) threads: usize,
-}
-
-/// Runs the starts of every problem, or as many as its size allows, and with homes one from there.
+/// Runs the starts of every problem, or as many as its size allows, and with homes (where the experts of each problem
+/// are) one from there.
 pub(crate) fn run_starts(
     problems: &[Problem],
-    how: &StartOptions<'_>,
-    progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
+    options: &SolveOptions,
+    limits: Limits,
+    homes: Option<&[Home]>,
+    progress: Progress<'_>,
 ) -> Best {
     let entries = problems.iter().map(|problem| problem.entries() as u64).sum();
     let units = problems.iter().map(|problem| problem.units() as u64).sum();
-    let limits = how.limits;
-    let schedule = Schedule::new(entries, units, how.starts, &limits);
-    let capacity = |problem: &Problem| mass_capacity(problem.total_mass(), limits.groups, how.token_margin);
+    let schedule = Schedule::new(entries, units, options.starts, &limits);
+    let capacity = |problem: &Problem| mass_capacity(problem.total_mass(), limits.groups, options.token_margin);
     let mut shared = Shared {
         problems,
         capacities: problems.iter().map(capacity).collect(),
         limits: Limits { swap_passes: schedule.passes, ..limits },
-        homes: how.homes,
-        seed: how.seed,
+        homes,
+        seed: options.seed,
         phase: Phase::Starts,
         jobs: 0,
         next_job: AtomicUsize::new(0),
@@ -196,38 +190,28 @@ pub(crate) fn run_starts(
         if phase == Phase::LastSwaps {
             shared.limits.swap_passes = schedule.last_passes;
         }
-        shared.run_jobs(how.threads, &mut reached, &mut told, progress);
+        shared.run_jobs(options.threads, &mut reached, &mut told, progress);
     }
     shared.into_best(schedule)
 }
 
 fn mean_rate(problems: &[Problem], reached: &[Option<i128>]) -> Option<f64> {
-    let rates = problems.iter().zip(reached).filter_map(|(problem, value)| {
-        let value = (*value)?;
-        Some(crate::clustering::local_rate(value, problem))
-    });
-    let rates: Vec<f64> = rates.collect();
+    let pairs = problems.iter().zip(reached);
+    let rates: Vec<f64> = pairs.filter_map(|(problem, value)| Some(local_rate((*value)?, problem))).collect();
     (!rates.is_empty()).then(|| rates.iter().sum::<f64>() / rates.len() as f64)
 }
 
 impl Shared<'_> {
     /// Begins a phase with this many jobs for each problem.
     fn begin(&mut self, phase: Phase, each: usize) {
-        let best = self.best.get_mut().unwrap_or_else(PoisonError::into_inner);
-        self.base = best.iter().map(|best| best.as_ref().map(|best| best.clustering.clone())).collect();
+        self.base.clone_from(self.best.get_mut().unwrap_or_else(PoisonError::into_inner));
         self.phase = phase;
         self.next_job = AtomicUsize::new(self.jobs);
         self.jobs += each * self.problems.len();
     }
 
     /// Runs what is left of the jobs on threads, and passes what comes in to the caller.
-    fn run_jobs(
-        &self,
-        threads: usize,
-        reached: &mut [Option<i128>],
-        told: &mut SolveProgress,
-        progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
-    ) {
+    fn run_jobs(&self, threads: usize, reached: &mut [Option<i128>], told: &mut SolveProgress, progress: Progress<'_>) {
         let (sender, events) = channel();
         std::thread::scope(|scope| {
             for _ in 0..threads.min(self.jobs) {
@@ -291,15 +275,14 @@ impl Shared<'_> {
         if start == 0
             && let Some(found) = run_from_home(task, watch)
         {
-            self.finish(problem, start, found);
+            self.keep(problem, start, found);
         }
         let mut random = fastrand::Rng::with_seed(mix(self.seed, problem as u64, start as u64));
-        let base = self.base[problem].as_ref();
-        let spectral = start == 0 && has_spectral(task.problem);
-        let run_start = if spectral { run_spectral_start } else { run_start };
+        let base = self.base[problem].as_ref().map(|kept| &kept.clustering);
+        let mut run_start = || run_start(task, start == 0 && has_spectral(task.problem), &mut random, watch);
         let found = match (self.phase, self.limits.slots) {
-            (Phase::Starts, None) => run_start(task, &mut random, watch).map(|found| bring_home(task, found, watch)),
-            (Phase::Starts, Some(slots)) => run_start(task, &mut random, watch)
+            (Phase::Starts, None) => run_start().map(|found| bring_home(task, found, watch)),
+            (Phase::Starts, Some(slots)) => run_start()
                 .and_then(|found| replicate(task, slots, &found, watch))
                 .map(|found| improve_replicas(task, slots, found, watch)),
             (Phase::Kicks, None) => None,
@@ -308,7 +291,7 @@ impl Shared<'_> {
             (Phase::LastSwaps, Some(slots)) => base.map(|base| improve_replicas(task, slots, base.clone(), watch)),
         };
         if let Some(found) = found {
-            self.finish(problem, start, found);
+            self.keep(problem, start, found);
         }
         let _ = events.send(Event::Done);
     }
@@ -318,13 +301,9 @@ impl Shared<'_> {
         Task { problem: &self.problems[problem], capacity, limits: self.limits, home }
     }
 
-    fn finish(&self, problem: usize, start: usize, found: Clustering) {
-        self.iterations.fetch_add(found.iterations as usize, Ordering::Relaxed);
-        self.keep(problem, start, found);
-    }
-
     /// Keeps the better result, of equals the one of the earlier start, in whatever order they arrive.
     fn keep(&self, problem: usize, start: usize, found: Clustering) {
+        self.iterations.fetch_add(found.iterations as usize, Ordering::Relaxed);
         let mut best = self.best.lock().unwrap_or_else(PoisonError::into_inner);
         let better = best[problem].as_ref().is_none_or(|known| {
             found.beats(&known.clustering) || (!known.clustering.beats(&found) && start < known.start)
@@ -335,12 +314,9 @@ impl Shared<'_> {
     }
 }
 
-/// A seed for each start of each problem (the finaliser of SplitMix64).
+/// A seed for each start of each problem.
 pub(crate) fn mix(seed: u64, problem: u64, start: u64) -> u64 {
-    let mut x = seed ^ problem.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ start.wrapping_mul(0xd1b5_4a32_d192_ed03);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
+    mix64(seed ^ problem.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ start.wrapping_mul(0xd1b5_4a32_d192_ed03))
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use crate::home::Home;
 use crate::load_limit::group_loads;
 use crate::problem::Problem;
 use crate::topology::Topology;
+use crate::transport::Stop;
 use crate::unit_step::PROFIT_ONE;
 
 /// Least gain, as a fraction of all activations, that makes a swap worth it.
@@ -41,7 +42,7 @@ const PAIRS_PER_EXPERT: usize = 2;
 ///
 /// In large problems only the pairs with the greatest estimates are tried: what each expert alone would gain in the
 /// other's group, which is exact but for the units that use both.
-pub(crate) fn swap_pass(task: &Task<'_>, group_of: &[u16], price: &[i64], stop: &dyn Fn() -> bool) -> Option<Vec<u16>> {
+pub(crate) fn swap_pass(task: &Task<'_>, group_of: &[u16], price: &[i64], stop: Stop<'_>) -> Option<Vec<u16>> {
     let values = (task.problem.entries() * task.problem.experts * price.len()) as u64;
     passed(task, group_of, price, values > MAX_VALUES_COMPARED, stop)
 }
@@ -52,7 +53,7 @@ pub(crate) fn passed(
     group_of: &[u16],
     price: &[i64],
     by_estimate: bool,
-    stop: &dyn Fn() -> bool,
+    stop: Stop<'_>,
 ) -> Option<Vec<u16>> {
     let Task { problem, limits, .. } = task;
     let mut search = Search::new(task, group_of, price);
@@ -111,29 +112,20 @@ pub(crate) fn keeps_cap(loads: &[u64], a: Loaded, b: Loaded, cap: u64) -> bool {
 impl<'a> Search<'a> {
     fn new(task: &Task<'a>, group_of: &[u16], price: &[i64]) -> Self {
         let Task { problem, limits, home, .. } = *task;
-        let (local, topology) = (problem.local_counts(group_of, price.len()), limits.topology);
-        let search = match topology.has_nodes() {
-            true => Search::of_worth(problem, &topology.worth(&local, price.len()), price),
-            false => Search::of_local(problem, &local, price),
-        };
-        Search { group_of: group_of.to_vec(), home, topology, ..search }
+        let local = problem.local_counts(group_of, price.len());
+        Search { group_of: group_of.to_vec(), home, ..Search::of_local(problem, &local, price, limits.topology) }
     }
 
     /// For a caller that knows the groups of the columns itself: from local activations [U, G].
-    pub(crate) fn of_local(problem: &'a Problem, local: &[u64], price: &[i64]) -> Self {
-        let worth: Vec<f64> = local.iter().map(|&count| count as f64).collect();
-        Search::of_worth(problem, &worth, price)
-    }
-
-    fn of_worth(problem: &'a Problem, worth: &[f64], price: &[i64]) -> Self {
+    pub(crate) fn of_local(problem: &'a Problem, local: &[u64], price: &[i64], topology: Topology) -> Self {
         let groups = price.len();
+        let worth = topology.worth(local, groups);
         let mut value = Vec::with_capacity(worth.len());
         for (row, &mass) in worth.chunks_exact(groups).zip(&problem.mass) {
             let after_price = |(worth, &price): (&f64, &i64)| worth - mass as f64 * (price as f64 / PROFIT_ONE);
             value.extend(row.iter().zip(price).map(after_price));
         }
         let best = value.chunks_exact(groups).map(greatest).collect();
-        let topology = Topology::flat(groups);
         Search { problem, groups, group_of: Vec::new(), home: None, topology, value, best }
     }
 
@@ -153,7 +145,7 @@ impl<'a> Search<'a> {
 
     /// Pairs of experts of a layer in different groups whose estimated gain is above zero, the greatest first, a few
     /// per expert.
-    fn likely_pairs(&self, layer: usize, stop: &dyn Fn() -> bool) -> Vec<(usize, usize)> {
+    fn likely_pairs(&self, layer: usize, stop: Stop<'_>) -> Vec<(usize, usize)> {
         let experts = self.problem.experts;
         let first = layer * experts;
         let mut alone = Vec::with_capacity(experts * self.groups);
@@ -202,14 +194,7 @@ impl<'a> Search<'a> {
 
     /// Exchanges whole gating groups of the layer that begins at column `first`, where that gains: their experts, in
     /// the order of their groups, take each other's.
-    fn swap_gating_groups(
-        &mut self,
-        first: usize,
-        load: &[u64],
-        cap: u64,
-        least: f64,
-        stop: &dyn Fn() -> bool,
-    ) -> bool {
+    fn swap_gating_groups(&mut self, first: usize, load: &[u64], cap: u64, least: f64, stop: Stop<'_>) -> bool {
         let gating_groups = self.topology.gating_groups;
         let each = load.len() / gating_groups;
         let most = |search: &Self| {

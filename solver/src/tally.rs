@@ -1,9 +1,11 @@
 //! Sums of an evaluation over tokens and layers.
 
-use crate::hosts::Hosts;
+use semmoe_tables::Route;
+
+use crate::hosts::{Hosts, indices};
 
 /// The counts so far.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Tally {
     /// [L] local activations; fractional where a token without a label is expected on a random place.
     pub(crate) local: Vec<f64>,
@@ -16,11 +18,11 @@ pub(crate) struct Tally {
     /// [L * G] activations that each group computes.
     pub(crate) group_load: Vec<f64>,
     /// Places other than their own that tokens had to be sent to, all layers.
-    remote_ranks: f64,
+    pub(crate) remote_ranks: f64,
     /// The same with every token on a random place: the expected value.
-    remote_ranks_random: f64,
+    pub(crate) remote_ranks_random: f64,
     /// The same with experts in blocks.
-    remote_ranks_blocks: f64,
+    pub(crate) remote_ranks_blocks: f64,
     /// Routes with a known set of experts, all layers.
     routes: u64,
     /// Scratch: the places of a route.
@@ -35,11 +37,7 @@ impl Tally {
             activations: vec![0; hosts.layers],
             column_load: vec![0; hosts.layers * hosts.experts],
             group_load: vec![0.0; hosts.layers * hosts.groups],
-            remote_ranks: 0.0,
-            remote_ranks_random: 0.0,
-            remote_ranks_blocks: 0.0,
-            routes: 0,
-            seen: Vec::new(),
+            ..Tally::default()
         }
     }
 
@@ -60,19 +58,13 @@ impl Tally {
     }
 
     /// Adds the route of one token at `place`: its activations, and the places that it must be sent to.
-    pub(crate) fn add_route(
-        &mut self,
-        hosts: &Hosts,
-        layer: usize,
-        experts: impl Iterator<Item = usize> + Clone,
-        place: Option<usize>,
-    ) {
-        let mut sent_from = |place| hosts.sent_to(layer, experts.clone(), place, &mut self.seen) as f64;
+    pub(crate) fn add_route(&mut self, hosts: &Hosts, layer: usize, route: Route<'_>, place: Option<usize>) {
+        let mut sent_from = |place| hosts.sent_to(layer, indices(route), place, &mut self.seen) as f64;
         let random = (0..hosts.places).map(&mut sent_from).sum::<f64>() / hosts.places as f64;
         self.remote_ranks += place.map_or(random, sent_from);
         self.remote_ranks_random += random;
-        self.remote_ranks_blocks += hosts.sent_to_in_blocks(experts.clone(), &mut self.seen);
-        for expert in experts {
+        self.remote_ranks_blocks += hosts.sent_to_in_blocks(indices(route), &mut self.seen);
+        for expert in indices(route) {
             self.add(hosts, layer, expert, 1, place);
         }
         self.routes += 1;
@@ -101,22 +93,13 @@ impl Tally {
 
     /// The rate with every token on a random place, exactly.
     pub(crate) fn lar_random(&self, hosts: &Hosts) -> f64 {
-        let local = self.column_load.iter().enumerate().map(|(column, &load)| load as f64 * hosts.random_share(column));
+        let share = |column| hosts.local_share(column, None);
+        let local = self.column_load.iter().enumerate().map(|(column, &load)| load as f64 * share(column));
         local.sum::<f64>() / self.all()
     }
 
-    /// Mean over tokens and layers; `None` where only counts were added.
-    pub(crate) fn remote_ranks_per_token(&self) -> Option<f64> {
-        (self.routes > 0).then(|| self.remote_ranks / self.routes as f64)
-    }
-
-    /// The same with every token on a random place.
-    pub(crate) fn remote_ranks_random(&self) -> Option<f64> {
-        (self.routes > 0).then(|| self.remote_ranks_random / self.routes as f64)
-    }
-
-    /// The same with every token on a random place and experts in blocks.
-    pub(crate) fn remote_ranks_blocks(&self) -> Option<f64> {
-        (self.routes > 0).then(|| self.remote_ranks_blocks / self.routes as f64)
+    /// Mean over tokens and layers of a sum over routes; `None` where only counts were added.
+    pub(crate) fn per_route(&self, sum: f64) -> Option<f64> {
+        (self.routes > 0).then(|| sum / self.routes as f64)
     }
 }

@@ -1,25 +1,16 @@
 //! T for attention dp: the expected local share of each token on each rank, and the prices that go with it.
 
 use half::f16;
-use semmoe_tables::{LayerIdx, Placement, Profile, TokenId, Trace};
+use semmoe_tables::{LayerIdx, Placement, Profile, Score, TokenId, Trace};
 
-use crate::evidence::{LayerEvidence, Shrinkage};
+use crate::evidence::{LayerEvidence, MeanEvidence, Shrinkage};
+use crate::held::Held;
 use crate::load_limit::group_loads;
-use crate::mean_evidence::MeanEvidence;
-use crate::score::mean_share;
 use crate::transport::Transport;
 use crate::unit_step::{PROFIT_ONE, mass_capacity, to_profit};
 
-/// T f16 [V, G]: for each token the share of its activations that falls on each group, mean over layers.
-///
-/// Each layer's shares are shrunk towards the same prior, that of the means over layers. A token with neither counts
-/// nor a similar token has equal values.
-pub(crate) fn token_shares(profile: &Profile, placement: &Placement, shrinkage: &Shrinkage<'_>) -> Vec<f16> {
-    let evidence = |layer| activation_evidence(profile, layer, placement);
-    shares_by(profile, usize::from(placement.groups()), shrinkage, evidence)
-}
-
-/// T from the evidence of each layer.
+/// T f16 [V, G] from the evidence of each layer: for each token the share of its activations that falls on each group,
+/// mean over layers. A token with neither counts nor a similar token has equal values.
 ///
 /// With the counts c of n occurrences in a layer, m pseudo-occurrences and the prior q, it is the mean of
 /// `(c + m q) / (n + m)`. As the regression behind q is linear, one for the means over layers stands for one in each.
@@ -31,7 +22,7 @@ pub(crate) fn shares_by(
 ) -> Vec<f16> {
     let layers = profile.model().layers();
     let vocabulary = profile.model().vocab_size as usize;
-    let m = shrinkage.prior_occurrences();
+    let m = shrinkage.options.prior_occurrences;
     let (mut own, mut pull) = (vec![0.0f64; vocabulary * groups], vec![0.0f64; vocabulary]);
     let mut mean = MeanEvidence::new(vocabulary, groups);
     for layer in LayerIdx::all(layers) {
@@ -56,6 +47,14 @@ pub(crate) fn shares_by(
     table
 }
 
+/// T where an activation can be local on several ranks.
+pub(crate) fn replica_shares(profile: &Profile, held: &Held, shrinkage: &Shrinkage<'_>) -> Vec<f16> {
+    let mut shares = shares_by(profile, held.groups, shrinkage, |layer| replica_evidence(profile, layer, held));
+    // Sums of rounded shares may miss one by a little where every group holds every expert.
+    shares.iter_mut().for_each(|share| *share = share.min(f16::ONE));
+    shares
+}
+
 /// Occurrences of every token in a layer by group: an occurrence counts by share for the groups of its k experts.
 pub(crate) fn activation_evidence(profile: &Profile, layer: LayerIdx, placement: &Placement) -> LayerEvidence {
     let groups = usize::from(placement.groups());
@@ -68,6 +67,30 @@ pub(crate) fn activation_evidence(profile: &Profile, layer: LayerIdx, placement:
         on_group.extend(counts.iter().map(|&count| count as f64 / top_k));
     }
     LayerEvidence::new(on_group, groups, layer_prior(profile, layer, group_of, groups))
+}
+
+/// Occurrences of every token in a layer by group: an activation counts on every group that holds its expert, so that a
+/// row adds up to more than the token was seen.
+fn replica_evidence(profile: &Profile, layer: LayerIdx, held: &Held) -> LayerEvidence {
+    let (groups, holders) = (held.groups, held.layer(layer.index()));
+    let top_k = f64::from(profile.model().top_k);
+    let vocabulary = profile.model().vocab_size;
+    let mut on_group = vec![0.0; vocabulary as usize * groups];
+    let mut seen = Vec::with_capacity(vocabulary as usize);
+    let mut total = vec![0.0; groups];
+    for (token, counts) in (0..vocabulary).zip(on_group.chunks_exact_mut(groups)) {
+        let row = profile.row(layer, TokenId::new(token));
+        for (expert, count) in row.iter() {
+            for &group in &holders[usize::from(expert)] {
+                counts[usize::from(group)] += f64::from(count) / top_k;
+            }
+        }
+        total.iter_mut().zip(&*counts).for_each(|(total, count)| *total += count);
+        seen.push(row.activations() as f64 / top_k);
+    }
+    let all: f64 = seen.iter().sum();
+    let layer_share = total.iter().map(|total| if all > 0.0 { total / all } else { 1.0 / groups as f64 });
+    LayerEvidence { groups, on_group, seen, layer_share: layer_share.collect() }
 }
 
 /// Activations of a token in a layer by group.
@@ -89,11 +112,11 @@ fn layer_prior(profile: &Profile, layer: LayerIdx, group_of: &[u16], groups: usi
 /// The prices at which the trace's requests, each scored by its prompt with T, fill the ranks evenly, without
 /// margin: where the online prices start. In units of share.
 pub(crate) fn dp_prices(trace: &Trace, shares: &[f16], groups: usize) -> Vec<f32> {
-    let row = |token: TokenId| shares.get(token.index() * groups..(token.index() + 1) * groups);
+    let row = |&token: &u32| shares.get(token as usize * groups..(token as usize + 1) * groups);
     let (mut mass, mut profit) = (Vec::new(), Vec::new());
     for request in trace.iter() {
         let prompt = &request.token_ids()[..request.prompt_len()];
-        if let Some(share) = mean_share(prompt, groups, row) {
+        if let Some(share) = Score::of_rows(groups, prompt.iter().filter_map(row)).share() {
             mass.push(prompt.len() as u64);
             profit.extend(share.iter().map(|share| to_profit(*share)));
         }

@@ -52,10 +52,9 @@ impl Topology {
         };
         let fits = |n: u16| experts.is_multiple_of(n) && n <= MAX_GATING_GROUPS && cells(n).is_some();
         if !fits(gating_groups) {
-            let among = match options.nodes {
-                Some(Nodes { nodes, .. }) => format!("over {experts} experts and {nodes} nodes"),
-                None => format!("over {experts} experts and {groups} groups"),
-            };
+            let of_nodes = |Nodes { nodes, .. }| format!("{nodes} nodes");
+            let places = options.nodes.map_or_else(|| format!("{groups} groups"), of_nodes);
+            let among = format!("over {experts} experts and {places}");
             let valid = (1..=MAX_GATING_GROUPS).filter(|&n| fits(n)).collect();
             return Err(SolveError::NotEven { what: "gating groups", found: gating_groups, among, valid });
         }

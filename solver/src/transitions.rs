@@ -30,26 +30,20 @@ pub struct LayerTransitions {
     pub kept: bool,
 }
 
-/// Requests that were not solved on: to choose with, and to judge the choice.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct HeldTraces<'a> {
-    pub(crate) choose: &'a Trace,
-    pub(crate) judge: &'a Trace,
-}
-
-/// Counts A in `trace`, and puts it into `parts`, which has T, for the layers where it beats T alone.
+/// Counts A in `trace`, and puts it into `parts`, which has T, for the layers where it beats T alone on the requests to
+/// choose with and on those to judge with, none of which were solved on.
 pub(crate) fn keep_transitions(
     parts: &mut TpParts,
     trace: &Trace,
     placement: &Placement,
     prior_occurrences: f64,
-    held: HeldTraces<'_>,
+    [choose, judge]: [&Trace; 2],
 ) -> Vec<LayerTransitions> {
     let counts = Counts::of(trace, placement);
     let tables: Vec<Labels> =
         WEIGHTS.iter().map(|&weight| counts.labels(parts.labels, prior_occurrences, weight)).collect();
-    let chosen_on = local_by(held.choose, placement, parts, &tables);
-    let judged_on = local_by(held.judge, placement, parts, &tables);
+    let chosen_on = local_by(choose, placement, parts, &tables);
+    let judged_on = local_by(judge, placement, parts, &tables);
     let size = counts.groups * counts.groups * parts.labels;
     let mut layers = Vec::with_capacity(placement.layers());
     for (layer, (chosen, judged)) in chosen_on.iter().zip(&judged_on).enumerate() {

@@ -71,6 +71,9 @@ pub(crate) struct Plan {
     pub(crate) dual: i128,
 }
 
+/// Checked from time to time in long loops, which end once it returns true.
+pub(crate) type Stop<'a> = &'a dyn Fn() -> bool;
+
 /// Paths after which a solve that can be stopped looks up.
 const PATHS_BETWEEN_LOOKS: u32 = 1024;
 /// Stands for the unused capacity among the units.
@@ -112,7 +115,7 @@ impl Transport<'_> {
     }
 
     /// The same; `None` if `stop` said so before the end.
-    pub(crate) fn solve_until(self, start: Option<&[i64]>, stop: &dyn Fn() -> bool) -> Option<Plan> {
+    pub(crate) fn solve_until(self, start: Option<&[i64]>, stop: Stop<'_>) -> Option<Plan> {
         let mut flow = Flow::new(self, start);
         let mut paths = 0u32;
         while let Some(path) = flow.cheapest_path() {
@@ -176,13 +179,8 @@ impl Transport<'_> {
 
 /// The group with the best profit after prices, the lowest of equals.
 pub(crate) fn best_group(profit: &[i64], price: &[i64]) -> usize {
-    let mut best = 0;
-    for group in 1..profit.len() {
-        if profit[group] - price[group] > profit[best] - price[best] {
-            best = group;
-        }
-    }
-    best
+    let net = |group: usize| profit[group] - price[group];
+    (1..profit.len()).fold(0, |best, group| if net(group) > net(best) { group } else { best })
 }
 
 impl<'a> Flow<'a> {
@@ -371,6 +369,18 @@ impl Plan {
             parts - worth(split.unit, self.label[split.unit], problem.mass[split.unit])
         });
         whole + correction.sum::<i128>()
+    }
+
+    /// The part of a unit of `mass` that lies in some groups, ascending.
+    pub(crate) fn share_in(&self, unit: usize, mass: u64, groups: &[u16]) -> f64 {
+        let among = |group: u16| groups.binary_search(&group).is_ok();
+        match self.splits.binary_search_by_key(&unit, |split| split.unit) {
+            Err(_) => f64::from(u8::from(among(self.label[unit]))),
+            Ok(split) => {
+                let parts = self.splits[split].parts.iter().filter(|part| among(part.0));
+                parts.map(|part| part.1 as f64).sum::<f64>() / mass as f64
+            }
+        }
     }
 
     /// Mass in each group.

@@ -3,7 +3,7 @@
 use crate::clustering::Task;
 use crate::problem::Problem;
 use crate::topology::Topology;
-use crate::transport::{Plan, Transport};
+use crate::transport::{Plan, Stop, Transport};
 
 /// Profits per token are fixed-point numbers with this many fractional bits.
 const PROFIT_BITS: u32 = 32;
@@ -11,12 +11,7 @@ const PROFIT_BITS: u32 = 32;
 /// One unit of a fixed-point profit.
 pub(crate) const PROFIT_ONE: f64 = (1u64 << PROFIT_BITS) as f64;
 
-/// Profits of the units, [U, G]: local activations per token on each group, as fixed-point numbers.
-pub(crate) fn unit_profits(problem: &Problem, group_of: &[u16], groups: usize) -> Vec<i64> {
-    profits_of_local(problem, &problem.local_counts(group_of, groups), groups)
-}
-
-/// The same from local activations [U, G].
+/// Profits of the units, [U, G]: local activations [U, G] per token, as fixed-point numbers.
 pub(crate) fn profits_of_local(problem: &Problem, local: &[u64], groups: usize) -> Vec<i64> {
     profits_by(problem, local, groups, |&count| count as f64)
 }
@@ -26,13 +21,13 @@ fn profits_by<T>(problem: &Problem, worth: &[T], groups: usize, value: impl Fn(&
     rows.flat_map(|(row, &mass)| row.iter().map(move |worth| to_profit(value(worth) / mass as f64))).collect()
 }
 
-/// The same where an activation can also be worth something on other groups.
+/// The same for the group of each column, where an activation can also be worth something on other groups.
 pub(crate) fn weighed_profits(problem: &Problem, group_of: &[u16], groups: usize, topology: Topology) -> Vec<i64> {
+    let local = problem.local_counts(group_of, groups);
     if !topology.has_nodes() {
-        return unit_profits(problem, group_of, groups);
+        return profits_of_local(problem, &local, groups);
     }
-    let worth = topology.worth(&problem.local_counts(group_of, groups), groups);
-    profits_by(problem, &worth, groups, |worth| *worth)
+    profits_by(problem, &topology.worth(&local, groups), groups, |worth| *worth)
 }
 
 /// Beyond any real number of layers times experts per token; keeps sums along a path within 64 bits.
@@ -51,12 +46,7 @@ pub(crate) fn mass_capacity(total_mass: u64, groups: usize, margin: f64) -> Vec<
 }
 
 /// The unit step. `start` are the last prices, which only make it faster. `None` if `stop` said so before the end.
-pub(crate) fn unit_step(
-    task: &Task<'_>,
-    group_of: &[u16],
-    start: Option<&[i64]>,
-    stop: &dyn Fn() -> bool,
-) -> Option<Plan> {
+pub(crate) fn unit_step(task: &Task<'_>, group_of: &[u16], start: Option<&[i64]>, stop: Stop<'_>) -> Option<Plan> {
     let Task { problem, capacity, limits, .. } = *task;
     let profit = weighed_profits(problem, group_of, limits.groups, limits.topology);
     Transport { mass: &problem.mass, profit: &profit, capacity }.solve_until(start, stop)

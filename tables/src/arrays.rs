@@ -38,12 +38,12 @@ impl Arrays {
 
     /// All names, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.tensors().keys().map(String::as_str)
+        self.0.tensors.keys().map(String::as_str)
     }
 
     /// An array by its name.
     pub fn get(&self, name: &str) -> Option<Array<'_>> {
-        let tensor = self.0.tensors().get(name)?;
+        let tensor = self.0.tensors.get(name)?;
         let integer = tensor.dtype == "BOOL" || tensor.dtype.starts_with(['U', 'I']);
         let width = element_bytes(&tensor.dtype).filter(|_| integer).unwrap_or(0) as usize;
         Some(Array { dtype: &tensor.dtype, shape: &tensor.shape, bytes: self.0.bytes(tensor), width })

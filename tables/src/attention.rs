@@ -4,10 +4,11 @@ use std::fmt;
 use std::str::FromStr;
 
 use half::f16;
+use serde::{Deserialize, Serialize};
 
 use crate::FormatError;
 use crate::container::{Container, View};
-use crate::model::quoted;
+use crate::model::{by_name, quoted};
 
 /// In `T_group` and `A_group`: no evidence.
 pub const NO_GROUP: u16 = u16::MAX;
@@ -17,7 +18,8 @@ pub const MAX_LABELS: usize = 4;
 const SUM_TOLERANCE: f64 = 0.01;
 
 /// How the attention of the unit is parallelised.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Attention {
     /// Data parallel: a request lives on one rank, and can be pinned to it.
     Dp,
@@ -27,10 +29,7 @@ pub enum Attention {
 
 impl fmt::Display for Attention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Attention::Dp => "dp",
-            Attention::Tp => "tp",
-        })
+        self.serialize(f)
     }
 }
 
@@ -38,11 +37,7 @@ impl FromStr for Attention {
     type Err = FormatError;
 
     fn from_str(text: &str) -> Result<Self, FormatError> {
-        match text {
-            "dp" => Ok(Attention::Dp),
-            "tp" => Ok(Attention::Tp),
-            other => Err(FormatError::field("attention", quoted(other), "dp or tp")),
-        }
+        by_name(text).ok_or_else(|| FormatError::field("attention", quoted(text), "dp or tp"))
     }
 }
 
@@ -98,7 +93,8 @@ pub(crate) fn dp_view(
 /// T or A with TP attention: [..., m] groups and probabilities, checked.
 #[derive(Debug, Clone)]
 pub(crate) struct LabelViews {
-    labels: usize,
+    /// m
+    pub(crate) labels: usize,
     groups: View<u16>,
     probs: View<f16>,
 }
@@ -122,10 +118,6 @@ impl LabelViews {
                 .map_err(|(label, expected)| FormatError::value(prob_name, place(label), shares[label], expected))?;
         }
         Ok(LabelViews { labels, groups, probs })
-    }
-
-    pub(crate) fn labels(&self) -> usize {
-        self.labels
     }
 
     /// The used labels of a row; `None` = no evidence.

@@ -73,7 +73,7 @@ impl ExpertCopies {
         Self::between_places(tables, &places, places.len(), tables.solved_nodes())
     }
 
-    /// For tokens at so many places, of which each group is at one: `place_of` \[G\], with the groups on `nodes` nodes
+    /// For tokens at `places` places, where each group is at one: `place_of` \[G\], with the groups on `nodes` nodes
     /// of neighbours.
     ///
     /// # Errors
@@ -107,8 +107,7 @@ impl ExpertCopies {
         let groups = placement.groups();
         let map = &domains.map(groups)?;
         let (layers, experts) = (placement.layers(), placement.experts());
-        let owners: Vec<u16> =
-            (0..layers).flat_map(|layer| placement.layer(LayerIdx::new(layer as u16))).copied().collect();
+        let owners: Vec<u16> = LayerIdx::all(layers).flat_map(|layer| placement.layer(layer)).copied().collect();
         let members: Vec<Vec<u16>> = (0..groups).map(|owner| map.members(owner)).collect();
         let size = members.first().map_or(0, Vec::len);
         Ok(Self(Copies {
@@ -227,13 +226,13 @@ struct Holders {
 }
 
 fn held(replicas: &Replicas) -> Holders {
-    let of = (0..replicas.layers()).map(|layer| replicas.holders(LayerIdx::new(layer as u16))).collect();
+    let of = LayerIdx::all(replicas.layers()).map(|layer| replicas.holders(layer)).collect();
     Holders { groups: replicas.groups(), slots: replicas.slots(), of }
 }
 
 fn held_once(placement: &Placement) -> Holders {
-    let layer = |layer| placement.layer(LayerIdx::new(layer as u16)).iter().map(|&group| vec![group]).collect();
-    let of = (0..placement.layers()).map(layer).collect();
+    let layer = |layer| placement.layer(layer).iter().map(|&group| vec![group]).collect();
+    let of = LayerIdx::all(placement.layers()).map(layer).collect();
     Holders { groups: placement.groups(), slots: placement.experts().into(), of }
 }
 

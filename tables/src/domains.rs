@@ -47,14 +47,14 @@ impl Domains {
         self.inner.iter().fold(self.outermost.into(), |size: u64, level| size.saturating_mul(level.size.into()))
     }
 
-    /// Whether every level of so many groups is divided evenly.
+    /// Whether every level of `groups` groups is divided evenly.
     #[must_use]
     pub fn divide(&self, groups: u16) -> bool {
         self.map(groups).is_ok()
     }
 
     /// # Errors
-    /// Levels that are not those of so many groups, or that a size does not divide.
+    /// Levels that do not multiply to `groups`, or that a size does not divide.
     pub(crate) fn map(&self, groups: u16) -> Result<DomainMap, FormatError> {
         let inside = self.inner.iter().try_fold(1u16, |inside, level| inside.checked_mul(level.of)).unwrap_or(0);
         let mut levels =

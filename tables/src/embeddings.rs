@@ -5,16 +5,12 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::container::{FloatType, Foreign, ForeignTensor, Storage, is_plain_name};
+use crate::container::{FloatType, Foreign, ForeignTensor, INDEX, MAX_INDEX_BYTES, SINGLE, Storage, is_plain_name};
 use crate::model::short;
 use crate::{FormatError, TokenId};
 
 /// How the tensor is called in the checkpoints of language models, with or without a prefix.
 const USUAL_END: &str = "embed_tokens.weight";
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
-/// 62 layers of 256 experts have an index of 6 MB.
-const MAX_INDEX_BYTES: usize = 256 << 20;
 /// Far above the hidden size of any model.
 const MAX_WIDTH: u64 = 1 << 20;
 
@@ -94,9 +90,7 @@ impl Embeddings {
             }
             _ => (path, name.map(str::to_owned)),
         };
-        let file = Foreign::open(&path)?;
-        let name = choose(file.tensors().keys(), name.as_deref(), &path)?;
-        Self::of_tensor(file, path, &name)
+        Self::of_tensor(Foreign::open(&path)?, path, name.as_deref())
     }
 
     /// The same of the bytes of a safetensors file.
@@ -104,20 +98,17 @@ impl Embeddings {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn from_bytes(bytes: Vec<u8>, name: Option<&str>) -> Result<Self, EmbeddingsError> {
-        let (file, path) = (Foreign::from_bytes(bytes)?, PathBuf::from("(in memory)"));
-        let name = choose(file.tensors().keys(), name, &path)?;
-        Self::of_tensor(file, path, &name)
+        Self::of_tensor(Foreign::from_bytes(bytes)?, PathBuf::from("(in memory)"), name)
     }
 
-    fn of_tensor(file: Foreign, path: PathBuf, name: &str) -> Result<Self, EmbeddingsError> {
+    fn of_tensor(file: Foreign, path: PathBuf, name: Option<&str>) -> Result<Self, EmbeddingsError> {
+        let name = choose(file.tensors.keys(), name, &path)?;
+        let tensor = &file.tensors[&name];
         let wrong = |found: String, expected| EmbeddingsError::Tensor {
             path: path.clone(),
-            tensor: short(name),
+            tensor: short(&name),
             found,
             expected,
-        };
-        let Some(tensor) = file.tensors().get(name) else {
-            return Err(wrong("missing".into(), "a tensor of this file"));
         };
         let Some(element) = FloatType::of(&tensor.dtype) else {
             return Err(wrong(short(&tensor.dtype), "BF16, F16 or F32"));

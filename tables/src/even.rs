@@ -72,7 +72,7 @@ impl EvenGroups {
     }
 
     /// Takes the next row, by what is known of it: `shares_of` sets the share that is expected on every group, `[G]`,
-    /// and gives the likeliest one, as [`group_shares`](crate::group_shares) does. Rows have their groups after
+    /// and returns the likeliest one, as [`group_shares`](crate::group_shares) does. Rows have their groups after
     /// [`settle`](Self::settle).
     ///
     /// # Panics
@@ -88,7 +88,7 @@ impl EvenGroups {
         self.placed_by.push(likely.map_or(PlacedBy::Room, |_| PlacedBy::Share));
     }
 
-    /// Gives every row its group.
+    /// Assigns a group to every row.
     pub fn settle(&mut self) {
         let most = self.groups.len().div_ceil(self.counts.len().max(1)) as u32;
         self.fullest_wanted = self.fullest().max(most);
@@ -164,9 +164,7 @@ impl EvenGroups {
     fn fill_up(&mut self) {
         let unknown = self.groups.iter_mut().zip(&self.placed_by).filter(|(_, by)| **by == PlacedBy::Room);
         for (group, _) in unknown {
-            let counts = &self.counts;
-            let least =
-                (1..counts.len()).fold(0, |least, next| if counts[next] < counts[least] { next } else { least });
+            let least = (0..self.counts.len()).min_by_key(|&group| self.counts[group]).unwrap_or(0);
             self.counts[least] += 1;
             *group = least as u16;
         }

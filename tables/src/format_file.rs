@@ -1,7 +1,7 @@
 //! Opening, identity and writing, which the three formats share.
 
-/// Gives a file type `open`, `from_bytes`, `model`, `provenance`, `has_stored_digest` and `write`. It has `container`,
-/// `model` and `provenance` as fields, and `from_container`, which checks everything but the stored digest.
+/// Implements `open`, `from_bytes`, `model`, `provenance`, `digest`, `has_stored_digest` and `write` for a file type.
+/// The type has the fields `container`, `model` and `provenance`; `from_container` checks all but the stored digest.
 macro_rules! format_file {
     ($file:ident, $format:expr) => {
         impl $file {
@@ -37,12 +37,17 @@ macro_rules! format_file {
                 &self.provenance
             }
 
+            /// SHA-256 over all tensors, lower-case hex.
+            pub fn digest(&self) -> &str {
+                self.container.digest()
+            }
+
             /// Whether the file states its digest, which was then checked. Files written before version 0.2 do not.
             pub fn has_stored_digest(&self) -> bool {
                 self.container.has_stored_digest()
             }
 
-            /// Writes the file (temporary, flushed, renamed); gives the digest.
+            /// Writes the file (temporary, flushed, renamed); returns the digest.
             ///
             /// # Errors
             /// [`FormatError::Io`] names the path.

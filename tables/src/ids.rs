@@ -56,7 +56,7 @@ id! {
 }
 
 impl LayerIdx {
-    /// The layers of a model with so many, whose numbers fit as the layer numbers of a model do.
+    /// All layers of a model with `layers` layers, whose numbers fit as the layer numbers of a model do.
     pub fn all(layers: usize) -> impl Iterator<Item = LayerIdx> + Clone {
         (0..layers).map(|layer| LayerIdx::new(layer as u16))
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::str::FromStr;
 
+use serde::de::value::BorrowedStrDeserializer;
 use serde::{Deserialize, Serialize};
 
 use crate::FormatError;
@@ -70,11 +71,8 @@ impl ModelInfo {
             let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
             if hash.len() != 64 || !hash.bytes().all(hex) {
                 let found: String = hash.chars().take(80).collect();
-                return Err(FormatError::field(
-                    "tokenizer_sha256",
-                    format!("{found:?}"),
-                    "empty, or 64 lower-case hexadecimal digits",
-                ));
+                let expected = "empty, or 64 lower-case hexadecimal digits";
+                return Err(FormatError::field("tokenizer_sha256", format!("{found:?}"), expected));
             }
         }
         if self.num_experts == 0 || self.num_experts == u16::MAX {
@@ -126,14 +124,7 @@ impl ModelInfo {
         if self.num_hidden_layers > 0 && other.num_hidden_layers > 0 {
             same("num_hidden_layers", &self.num_hidden_layers, &other.num_hidden_layers)?;
         }
-        if self.layer_ids != other.layer_ids {
-            return Err(FormatError::ModelMismatch {
-                field: "layer_ids",
-                found: format!("{:?}", self.layer_ids),
-                expected: format!("{:?}", other.layer_ids),
-            });
-        }
-        Ok(())
+        same("layer_ids", &self.layer_ids, &other.layer_ids)
     }
 
     /// Takes over what this side does not know and the other, compatible one does: then two files that contradict each
@@ -218,6 +209,11 @@ pub(crate) fn number<T: FromStr>(metadata: &Metadata, field: &'static str) -> Re
         let max = if size_of::<T>() == 2 { u64::from(u16::MAX) } else { u64::from(u32::MAX) };
         FormatError::field(field, quoted(value), format!("a decimal number up to {max}"))
     })
+}
+
+/// The variant of an enum that serializes as this text.
+pub(crate) fn by_name<'a, T: Deserialize<'a>>(text: &'a str) -> Option<T> {
+    T::deserialize(BorrowedStrDeserializer::<serde::de::value::Error>::new(text)).ok()
 }
 
 /// A metadata field that is a JSON list of small numbers.

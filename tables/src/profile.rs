@@ -3,8 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::container::{About, Container, View};
-use crate::model::quoted;
+use crate::model::{by_name, quoted};
 use crate::{FormatError, LayerIdx, ModelInfo, ProfileBuilder, Provenance, TokenId, Trace};
 
 /// The most tokens of a profile have this many bits, so that products with k or N still fit into 64.
@@ -14,7 +16,8 @@ pub(crate) const FORMAT: &str = "semmoe.profile";
 const TENSORS: [&str; 4] = ["token_count", "indptr", "expert", "count"];
 
 /// Which tokens of the requests a profile counts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Phase {
     /// Prompt tokens.
     Prefill,
@@ -26,11 +29,7 @@ pub enum Phase {
 
 impl fmt::Display for Phase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Phase::Prefill => "prefill",
-            Phase::Decode => "decode",
-            Phase::All => "all",
-        })
+        self.serialize(f)
     }
 }
 
@@ -38,12 +37,7 @@ impl FromStr for Phase {
     type Err = FormatError;
 
     fn from_str(text: &str) -> Result<Self, FormatError> {
-        match text {
-            "prefill" => Ok(Phase::Prefill),
-            "decode" => Ok(Phase::Decode),
-            "all" => Ok(Phase::All),
-            other => Err(FormatError::field("phase", quoted(other), "prefill, decode or all")),
-        }
+        by_name(text).ok_or_else(|| FormatError::field("phase", quoted(text), "prefill, decode or all"))
     }
 }
 
@@ -93,7 +87,7 @@ format_file!(Profile, FORMAT);
 impl Profile {
     fn from_container(container: Container) -> Result<Self, FormatError> {
         let About { model, provenance } = container.about(FORMAT, &TENSORS)?;
-        let phase = container.metadata().get("phase").map_or(Ok(Phase::All), |text| text.parse())?;
+        let phase = container.metadata.get("phase").map_or(Ok(Phase::All), |text| text.parse())?;
         let (vocabulary, layers) = (u64::from(model.vocab_size), model.layers() as u64);
         let entries = container.len("expert")?;
         let mut profile = Profile {
@@ -108,7 +102,7 @@ impl Profile {
             phase,
         };
         profile.validate()?;
-        profile.total_tokens = profile.sum_tokens()?;
+        profile.total_tokens = profile.token_counts().iter().try_fold(0, |sum, &n| add_tokens(sum, n))?;
         Ok(profile)
     }
 
@@ -120,10 +114,6 @@ impl Profile {
         let mut builder = ProfileBuilder::new(trace.model().clone(), trace.provenance().clone(), Phase::All)?;
         builder.add_trace(trace)?;
         builder.finish()
-    }
-
-    fn sum_tokens(&self) -> Result<u64, FormatError> {
-        self.token_counts().iter().try_fold(0, |sum, &n| add_tokens(sum, n))
     }
 
     fn validate(&self) -> Result<(), FormatError> {
@@ -139,15 +129,7 @@ impl Profile {
             }
             self.container.release_all();
         }
-        // A token whose route is unknown in every layer counts nowhere.
-        match (0..seen.len()).find(|&token| self.token_counts()[token] > 0 && !seen[token]) {
-            None => Ok(()),
-            Some(token) => {
-                let found = self.token_counts()[token];
-                let expected = "0, as no layer has a route of this token";
-                Err(FormatError::value("token_count", format!("token {token}"), found, expected))
-            }
-        }
+        check_routed(self.token_counts(), &seen)
     }
 
     /// Offsets are absolute, so they ascend through all layers, from 0 to the number of entries.
@@ -247,15 +229,17 @@ impl Profile {
         self.total_tokens
     }
 
-    /// SHA-256 over the tensors, lower-case hex.
-    pub fn digest(&self) -> String {
-        self.container.digest().to_owned()
-    }
-
     /// Lets the pages of the file leave memory; they are read again when they are touched.
     pub fn release(&self) {
         self.container.release_all();
     }
+}
+
+/// A token whose route is unknown in every layer counts nowhere: `seen` are the tokens with a row.
+pub(crate) fn check_routed(token_count: &[u64], seen: &[bool]) -> Result<(), FormatError> {
+    let Some(token) = (0..seen.len()).find(|&token| token_count[token] > 0 && !seen[token]) else { return Ok(()) };
+    let expected = "0, as no layer has a route of this token";
+    Err(FormatError::value("token_count", format!("token {token}"), token_count[token], expected))
 }
 
 /// Whether a row can be the counts of a token that occurred so often; otherwise the tensor, what was found and what was

@@ -58,31 +58,19 @@ impl ProfileBuilder {
                 Phase::Decode => prompt..request.token_ids().len(),
                 Phase::All => 0..request.token_ids().len(),
             };
-            for position in positions {
-                let routes = (0..self.model.layers()).map(|layer| request.route(position, LayerIdx::new(layer as u16)));
-                self.add_occurrence(request.token_ids()[position], routes)?;
+            for position in positions.filter(|&position| request.is_routed(position)) {
+                let token = request.token_ids()[position];
+                let evidence = self.evidence(token);
+                evidence.add_occurrences(token, 1)?;
+                let mut new = 0;
+                for (layer, route) in request.routes(position) {
+                    for expert in route.experts() {
+                        new += usize::from(evidence.add(layer.index(), token, expert.get(), 1)?);
+                    }
+                }
+                self.entries += new;
             }
         }
-        Ok(())
-    }
-
-    fn add_occurrence<'a>(
-        &mut self,
-        token: u32,
-        routes: impl Iterator<Item = Option<crate::Route<'a>>> + Clone,
-    ) -> Result<(), FormatError> {
-        if routes.clone().all(|route| route.is_none()) {
-            return Ok(());
-        }
-        let evidence = self.evidence(token);
-        evidence.add_occurrences(token, 1)?;
-        let mut new = 0;
-        for (layer, route) in routes.enumerate() {
-            for expert in route.into_iter().flat_map(|route| route.experts()) {
-                new += usize::from(evidence.add(layer, token, expert.get(), 1)?);
-            }
-        }
-        self.entries += new;
         Ok(())
     }
 
@@ -96,13 +84,13 @@ impl ProfileBuilder {
             return Err(FormatError::PhaseMismatch { found: profile.phase(), expected: self.phase });
         }
         for (id, occurrences) in profile.seen() {
-            let (layers, token) = (self.model.layers(), id.get());
+            let (layers, token) = (LayerIdx::all(self.model.layers()), id.get());
             let evidence = self.evidence(token);
             evidence.add_occurrences(token, occurrences)?;
             let mut new = 0;
-            for layer in 0..layers {
-                for (expert, count) in profile.row(LayerIdx::new(layer as u16), id).iter() {
-                    new += usize::from(evidence.add(layer, token, expert, count)?);
+            for layer in layers {
+                for (expert, count) in profile.row(layer, id).iter() {
+                    new += usize::from(evidence.add(layer.index(), token, expert, count)?);
                 }
             }
             self.entries += new;
@@ -122,7 +110,7 @@ impl ProfileBuilder {
         self.tokens.entry(token).or_insert_with(empty)
     }
 
-    /// Writes the profile to a file (temporary, flushed, renamed); gives the digest.
+    /// Writes the profile to a file (temporary, flushed, renamed); returns the digest.
     ///
     /// # Errors
     /// [`FormatError::Io`] names the path.

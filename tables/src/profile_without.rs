@@ -1,5 +1,6 @@
 //! Taking counts out of a profile again.
 
+use crate::profile::check_routed;
 use crate::profile_builder::Columns;
 use crate::{FormatError, LayerIdx, Profile, ProfileRow, TokenId};
 
@@ -44,8 +45,7 @@ impl Profile {
             }
             columns.start_rows_up_to(start + vocabulary as usize);
         }
-        let silent = columns.token_count.iter().zip(&routed).any(|(&count, &routed)| count > 0 && !routed);
-        (!silent).then_some(columns)
+        check_routed(&columns.token_count, &routed).ok().map(|()| columns)
     }
 }
 

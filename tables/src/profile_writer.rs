@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::container::{Layout, Spool, StreamTensor, write_stream};
-use crate::profile::{FORMAT, add_tokens, check_row};
+use crate::profile::{FORMAT, add_tokens, check_routed, check_row};
 use crate::{FormatError, LayerIdx, ModelInfo, Phase, ProfileRow, Provenance, TokenId};
 
 /// Takes the rows of a profile in the order of the file, layer by layer and token by token in each, and writes what
@@ -39,11 +39,8 @@ impl ProfileWriter {
         provenance.validate()?;
         let vocabulary = model.vocab_size as usize;
         if token_count.len() != vocabulary {
-            return Err(FormatError::shape(
-                "token_count",
-                format!("[{}]", token_count.len()),
-                format!("[{vocabulary}]"),
-            ));
+            let found = format!("[{}]", token_count.len());
+            return Err(FormatError::shape("token_count", found, format!("[{vocabulary}]")));
         }
         token_count.iter().try_fold(0, |sum, &n| add_tokens(sum, n))?;
         Ok(ProfileWriter {
@@ -83,15 +80,12 @@ impl ProfileWriter {
         pushed.map_err(|e| FormatError::io("write", &self.out, e))
     }
 
-    /// Writes the profile (temporary, flushed, renamed); gives the digest.
+    /// Writes the profile (temporary, flushed, renamed); returns the digest.
     ///
     /// # Errors
     /// When a token occurred without any row, or the disk is full.
     pub fn finish(mut self) -> Result<String, FormatError> {
-        if let Some(token) = (0..self.seen.len()).find(|&token| self.token_count[token] > 0 && !self.seen[token]) {
-            let expected = "0, as no layer has a route of this token";
-            return Err(FormatError::value("token_count", format!("token {token}"), self.token_count[token], expected));
-        }
+        check_routed(&self.token_count, &self.seen)?;
         let rows = self.model.layers() * (self.token_count.len() + 1);
         self.indptr.resize(rows, self.entries);
         let spooled = |error| FormatError::io("write", &self.out, error);

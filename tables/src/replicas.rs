@@ -6,7 +6,7 @@ use crate::{ExpertId, FormatError, GroupId, LayerIdx, ModelInfo, Placement};
 
 const TENSOR: &str = "physical_to_logical";
 /// The content of a slot without an expert.
-const PADDING: i32 = -1;
+pub(crate) const PADDING: i32 = -1;
 
 /// `physical_to_logical`: [L, S] experts in slots, S / G slots per group, ascending inside a group, -1 = padding
 /// (anywhere in the group). Every expert lies in at least one slot, and in a group at most once.
@@ -113,9 +113,9 @@ impl Replicas {
     /// fewest experts so far, ties to the lowest. Groups may get unequal numbers.
     pub fn primary(&self) -> Placement {
         let mut group_of = Vec::with_capacity(self.layers() * usize::from(self.experts));
-        for layer in 0..self.layers() {
+        for layer in LayerIdx::all(self.layers()) {
             let mut load = vec![0u32; usize::from(self.groups)];
-            for holders in self.holders(LayerIdx::new(layer as u16)) {
+            for holders in self.holders(layer) {
                 let first = holders.into_iter().min_by_key(|&g| (load[usize::from(g)], g)).unwrap_or(0);
                 load[usize::from(first)] += 1;
                 group_of.push(first);
@@ -130,7 +130,10 @@ impl Replicas {
     }
 
     /// The groups of every expert of a layer, ascending.
-    pub(crate) fn holders(&self, layer: LayerIdx) -> Vec<Vec<u16>> {
+    ///
+    /// # Panics
+    /// When the layer is out of range.
+    pub fn holders(&self, layer: LayerIdx) -> Vec<Vec<u16>> {
         let per_group = self.slots / usize::from(self.groups);
         let mut holders = vec![Vec::new(); usize::from(self.experts)];
         for (slot, &expert) in self.layer(layer).iter().enumerate().filter(|(_, e)| **e != PADDING) {

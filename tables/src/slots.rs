@@ -2,9 +2,6 @@
 
 use crate::{GroupId, LayerIdx, Tables};
 
-/// The content of a slot without an expert.
-pub(crate) const PADDING: i32 = -1;
-
 /// The experts of a layer slot by slot: \[S\], S / G slots per group, ascending inside a group, -1 = padding. Without
 /// replicas S is N.
 pub(crate) fn slots(tables: &Tables, layer: LayerIdx) -> Vec<i32> {
@@ -18,10 +15,4 @@ pub(crate) fn slots(tables: &Tables, layer: LayerIdx) -> Vec<i32> {
 /// S: slots per layer.
 pub(crate) fn slots_per_layer(tables: &Tables) -> usize {
     tables.physical_to_logical().map_or(usize::from(tables.model().num_experts), |replicas| replicas.slots())
-}
-
-/// All MoE layers of tables.
-pub(crate) fn layers(tables: &Tables) -> impl Iterator<Item = LayerIdx> + use<> {
-    // L is the length of a list of distinct u16 layer numbers.
-    LayerIdx::all(tables.model().layers())
 }

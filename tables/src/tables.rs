@@ -5,7 +5,7 @@ use std::fs::File;
 use half::f16;
 
 use crate::attention::{LabelViews, dp_view};
-use crate::container::{Container, Layout, View};
+use crate::container::{Container, View};
 use crate::model::{check_text, json_list, number, quoted, text};
 use crate::{
     Attention, FormatError, GroupId, GroupLabels, LayerIdx, MAX_LABELS, ModelInfo, NO_GROUP, Placement, Provenance,
@@ -16,13 +16,14 @@ use crate::{
 pub(crate) const FORMAT: &str = "semmoe.tables";
 /// Before the promise, in the text about the solver.
 const PROMISE: &str = "held_out_lar=";
-const TENSORS_DP: [&str; 3] = ["T", "price", "placement"];
-const TENSORS_TP: [&str; 6] = ["T_group", "T_prob", "A_group", "A_prob", "price", "placement"];
+/// Besides the placement.
+const TENSORS_DP: &[&str] = &["T", "price"];
+const TENSORS_TP: &[&str] = &["T_group", "T_prob", "A_group", "A_prob", "price"];
 
 /// Tables, validated when they were opened.
 #[derive(Debug)]
 pub struct Tables {
-    container: Container,
+    pub(crate) container: Container,
     model: ModelInfo,
     provenance: Provenance,
     solver: String,
@@ -54,7 +55,7 @@ impl Tables {
     }
 
     fn from_container(container: Container) -> Result<Self, FormatError> {
-        let metadata = container.metadata();
+        let metadata = &container.metadata;
         let model = ModelInfo::from_metadata(metadata)?;
         let provenance = Provenance::from_metadata(metadata)?;
         let solver = text(metadata, "solver")?.to_owned();
@@ -63,9 +64,8 @@ impl Tables {
         let (groups, dp_ranks, group_to_dp) = read_ranks(&container)?;
         let replicas = read_replicas(&container, &model, groups)?;
         let placed_by = if replicas.is_some() { "physical_to_logical" } else { "E" };
-        let known: &[&str] = if attention == Attention::Dp { &TENSORS_DP } else { &TENSORS_TP };
-        let known: Vec<&str> = known.iter().map(|&t| if t == "placement" { placed_by } else { t }).collect();
-        container.expect_only(FORMAT, &known)?;
+        let known = if attention == Attention::Dp { TENSORS_DP } else { TENSORS_TP };
+        container.expect_only(FORMAT, &[known, &[placed_by]].concat())?;
         let placement = match &replicas {
             Some(replicas) => replicas.primary(),
             None => read_placement(&container, &model, groups)?,
@@ -166,11 +166,6 @@ impl Tables {
         &self.placement_digest
     }
 
-    /// SHA-256 over all tensors, lower-case hex.
-    pub fn digest(&self) -> &str {
-        self.container.digest()
-    }
-
     /// Dual prices in units of share: `dp_ranks` of them with attention dp, \[G\] with tp.
     pub fn price(&self) -> &[f32] {
         self.container.slice(&self.price)
@@ -189,7 +184,7 @@ impl Tables {
     pub fn labels(&self) -> usize {
         match &self.tokens {
             TokenViews::Dp(_) => 0,
-            TokenViews::Tp { tokens, .. } => tokens.labels(),
+            TokenViews::Tp { tokens, .. } => tokens.labels,
         }
     }
 
@@ -213,15 +208,10 @@ impl Tables {
         }
         transitions.row(&self.container, (layer.index() * g + older.index()) * g + newer.index())
     }
-
-    /// The tables as they are written.
-    pub(crate) fn layout(&self) -> Layout<'_> {
-        self.container.layout()
-    }
 }
 
 fn read_ranks(container: &Container) -> Result<(u16, u16, Vec<RankId>), FormatError> {
-    let metadata = container.metadata();
+    let metadata = &container.metadata;
     let groups: u16 = number(metadata, "groups")?;
     if groups == 0 || groups == NO_GROUP {
         return Err(FormatError::field("groups", groups, "1 to 65534"));
@@ -262,7 +252,7 @@ fn read_placement(container: &Container, model: &ModelInfo, groups: u16) -> Resu
 }
 
 fn check_placement_digest(container: &Container, computed: &str) -> Result<(), FormatError> {
-    let stated = text(container.metadata(), "placement_digest")?;
+    let stated = text(&container.metadata, "placement_digest")?;
     if stated == computed {
         return Ok(());
     }
@@ -271,7 +261,7 @@ fn check_placement_digest(container: &Container, computed: &str) -> Result<(), F
 }
 
 fn read_tp(container: &Container, model: &ModelInfo, groups: u16) -> Result<TokenViews, FormatError> {
-    let labels: u16 = number(container.metadata(), "labels")?;
+    let labels: u16 = number(&container.metadata, "labels")?;
     if labels == 0 || usize::from(labels) > MAX_LABELS {
         return Err(FormatError::field("labels", labels, format!("1 to {MAX_LABELS}")));
     }

@@ -15,17 +15,13 @@ pub struct TablesBuilder {
     model: ModelInfo,
     provenance: Provenance,
     solver: String,
-    placed: Placed,
+    placement: Placement,
+    /// In place of the placement.
+    replicas: Option<Replicas>,
     dp_ranks: u16,
     group_to_dp: Vec<RankId>,
     tokens: TokenParts,
     price: Vec<f32>,
-}
-
-#[derive(Clone, Debug)]
-enum Placed {
-    Once(Placement),
-    Replicated(Replicas),
 }
 
 #[derive(Clone, Debug)]
@@ -54,8 +50,8 @@ impl TablesBuilder {
     ) -> Self {
         let dp_ranks = placement.groups();
         let group_to_dp = (0..dp_ranks).map(RankId::new).collect();
-        let (solver, placed) = (String::new(), Placed::Once(placement));
-        TablesBuilder { model, provenance, solver, placed, dp_ranks, group_to_dp, tokens, price }
+        let (solver, replicas) = (String::new(), None);
+        TablesBuilder { model, provenance, solver, placement, replicas, dp_ranks, group_to_dp, tokens, price }
     }
 
     /// Name and settings of the solver.
@@ -76,11 +72,11 @@ impl TablesBuilder {
     /// Replaces the placement by one with replicas.
     #[must_use]
     pub fn replicas(mut self, replicas: Replicas) -> Self {
-        self.placed = Placed::Replicated(replicas);
+        self.replicas = Some(replicas);
         self
     }
 
-    /// Checks the parts and writes them to a file (temporary, flushed, renamed); gives the digest.
+    /// Checks the parts and writes them to a file (temporary, flushed, renamed); returns the digest.
     ///
     /// # Errors
     /// Names the part that is wrong, or the path that could not be written.
@@ -88,7 +84,7 @@ impl TablesBuilder {
         self.clone().finish().map_err(|e| e.in_file(path))?.write(path)
     }
 
-    /// Checks the parts and gives the file's bytes.
+    /// Checks the parts and returns the file's bytes.
     ///
     /// # Errors
     /// Names the part that is wrong.
@@ -98,7 +94,7 @@ impl TablesBuilder {
         Ok(bytes)
     }
 
-    /// Checks the parts and gives the tables themselves, in memory.
+    /// Checks the parts and returns the tables themselves, in memory.
     ///
     /// # Errors
     /// Names the part that is wrong.
@@ -109,10 +105,7 @@ impl TablesBuilder {
     }
 
     fn groups(&self) -> u16 {
-        match &self.placed {
-            Placed::Once(placement) => placement.groups(),
-            Placed::Replicated(replicas) => replicas.groups(),
-        }
+        self.replicas.as_ref().map_or(self.placement.groups(), Replicas::groups)
     }
 
     fn unchecked_bytes(&self) -> Result<Vec<u8>, FormatError> {
@@ -123,21 +116,16 @@ impl TablesBuilder {
         put("dp_ranks", self.dp_ranks.to_string());
         put("group_to_dp", list_to_json(&self.group_to_dp));
         put("solver", self.solver.clone());
-        let placement = match &self.placed {
-            Placed::Once(placement) => {
-                put("placement_digest", placement.digest());
-                placement.tensor()
-            }
-            Placed::Replicated(replicas) => {
-                put("placement_digest", replicas.digest());
-                replicas.tensor()
-            }
+        let (digest, placement) = match &self.replicas {
+            Some(replicas) => (replicas.digest(), replicas.tensor()),
+            None => (self.placement.digest(), self.placement.tensor()),
         };
+        put("placement_digest", digest);
         let mut tensors = vec![placement, LayoutTensor::new("price", &[self.price.len()], &self.price)];
         match &self.tokens {
             TokenParts::Dp(t) => {
                 put("attention", Attention::Dp.to_string());
-                tensors.push(self.dp_tensor(t)?);
+                tensors.push(sized("T", &[self.model.vocab_size as usize, usize::from(self.dp_ranks)], t)?);
             }
             TokenParts::Tp(parts) => {
                 put("attention", Attention::Tp.to_string());
@@ -146,11 +134,6 @@ impl TablesBuilder {
             }
         }
         Layout { metadata, tensors }.to_bytes()
-    }
-
-    fn dp_tensor<'a>(&self, t: &'a [f16]) -> Result<LayoutTensor<'a>, FormatError> {
-        let shape = [self.model.vocab_size as usize, usize::from(self.dp_ranks)];
-        sized("T", &shape, t)
     }
 
     fn tp_tensors<'a>(&self, parts: &'a TpParts) -> Result<[LayoutTensor<'a>; 4], FormatError> {

@@ -34,12 +34,19 @@ pub struct Trace {
     weights: Option<View<f16>>,
 }
 
-/// `experts` in the width of the file.
-#[derive(Debug)]
-enum ExpertView {
-    Narrow(View<u8>),
-    Wide(View<u16>),
+/// Experts in the width of the file.
+#[derive(Clone, Copy, Debug)]
+pub enum ByWidth<N, W> {
+    /// Bytes, of models with few experts.
+    Narrow(N),
+    /// Of any model.
+    Wide(W),
 }
+
+/// Rows of `experts` as they lie in the file: tokens x L x k ids, all k at the type's maximum where a route is unknown.
+pub type ExpertRows<'a> = ByWidth<&'a [u8], &'a [u16]>;
+
+type ExpertView = ByWidth<View<u8>, View<u16>>;
 
 format_file!(Trace, FORMAT);
 
@@ -106,11 +113,6 @@ impl Trace {
         self.weights.is_some()
     }
 
-    /// SHA-256 over the tensors, lower-case hex.
-    pub fn digest(&self) -> String {
-        self.container.digest().to_owned()
-    }
-
     pub(crate) fn k(&self) -> usize {
         usize::from(self.model.top_k)
     }
@@ -131,7 +133,10 @@ impl Trace {
     /// [n, L, k] of a stretch of tokens.
     pub(crate) fn rows(&self, tokens: Range<usize>) -> ExpertRows<'_> {
         let row = self.model.layers() * self.k();
-        let span = tokens.start * row..tokens.end * row;
+        self.ids(tokens.start * row..tokens.end * row)
+    }
+
+    fn ids(&self, span: Range<usize>) -> ExpertRows<'_> {
         match &self.experts {
             ExpertView::Narrow(view) => ExpertRows::Narrow(&self.container.slice(view)[span]),
             ExpertView::Wide(view) => ExpertRows::Wide(&self.container.slice(view)[span]),
@@ -159,15 +164,6 @@ impl Trace {
             self.container.release(view, elements);
         }
     }
-}
-
-/// Rows of `experts` as they lie in the file: tokens x L x k ids, all k at the type's maximum where a route is unknown.
-#[derive(Clone, Copy, Debug)]
-pub enum ExpertRows<'a> {
-    /// Of models with few experts.
-    Narrow(&'a [u8]),
-    /// Of any model.
-    Wide(&'a [u16]),
 }
 
 /// One request of a trace.
@@ -231,13 +227,10 @@ impl<'a> TraceRequest<'a> {
         assert!(position < self.token_ids.len() && layer.index() < trace.model.layers());
         let row = (self.first + position) * trace.model.layers() + layer.index();
         let span = row * trace.k()..(row + 1) * trace.k();
-        let ids = match &trace.experts {
-            ExpertView::Narrow(view) => RouteIds::Narrow(&trace.container.slice(view)[span.clone()]),
-            ExpertView::Wide(view) => RouteIds::Wide(&trace.container.slice(view)[span.clone()]),
-        };
+        let ids = trace.ids(span.clone());
         let known = match ids {
-            RouteIds::Narrow(ids) => ids[0] != u8::MAX,
-            RouteIds::Wide(ids) => ids[0] != u16::MAX,
+            ExpertRows::Narrow(ids) => ids[0] != u8::MAX,
+            ExpertRows::Wide(ids) => ids[0] != u16::MAX,
         };
         let weights = trace.weights.as_ref().map(|view| &trace.container.slice(view)[span]);
         known.then_some(Route { ids, weights })
@@ -247,20 +240,22 @@ impl<'a> TraceRequest<'a> {
 /// The k experts of one token in one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Route<'a> {
-    ids: RouteIds<'a>,
+    ids: ExpertRows<'a>,
     weights: Option<&'a [f16]>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum RouteIds<'a> {
-    Narrow(&'a [u8]),
-    Wide(&'a [u16]),
 }
 
 impl<'a> Route<'a> {
     /// The experts, strongest first, all distinct.
-    pub fn experts(&self) -> Experts<'a> {
-        Experts { ids: self.ids, next: 0 }
+    pub fn experts(&self) -> impl ExactSizeIterator<Item = ExpertId> + Clone + use<'a> {
+        let ids = self.ids;
+        let k = match ids {
+            ExpertRows::Narrow(ids) => ids.len(),
+            ExpertRows::Wide(ids) => ids.len(),
+        };
+        (0..k).map(move |at| match ids {
+            ExpertRows::Narrow(ids) => ExpertId::new(ids[at].into()),
+            ExpertRows::Wide(ids) => ExpertId::new(ids[at]),
+        })
     }
 
     /// The router's weights in the same order, when the file has them.
@@ -268,36 +263,6 @@ impl<'a> Route<'a> {
         self.weights
     }
 }
-
-/// Iterator over the experts of a [`Route`].
-#[derive(Clone, Debug)]
-pub struct Experts<'a> {
-    ids: RouteIds<'a>,
-    next: usize,
-}
-
-impl Iterator for Experts<'_> {
-    type Item = ExpertId;
-
-    fn next(&mut self) -> Option<ExpertId> {
-        let id = match self.ids {
-            RouteIds::Narrow(ids) => ids.get(self.next).map(|&id| u16::from(id)),
-            RouteIds::Wide(ids) => ids.get(self.next).copied(),
-        };
-        self.next += usize::from(id.is_some());
-        id.map(ExpertId::new)
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        let total = match self.ids {
-            RouteIds::Narrow(ids) => ids.len(),
-            RouteIds::Wide(ids) => ids.len(),
-        };
-        (total - self.next, Some(total - self.next))
-    }
-}
-
-impl ExactSizeIterator for Experts<'_> {}
 
 /// Whether the experts of a trace of this model are bytes; the wide form is allowed to readers for any model.
 pub(crate) fn narrow(model: &ModelInfo) -> bool {

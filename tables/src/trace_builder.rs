@@ -5,8 +5,8 @@ use std::path::Path;
 use half::f16;
 
 use crate::container::{Layout, LayoutTensor};
-use crate::trace::{FORMAT, narrow};
-use crate::trace_check::{RouteCheck, VALID_WEIGHT, valid_weight};
+use crate::trace::{ByWidth, FORMAT, narrow};
+use crate::trace_check::{RequestCheck, VALID_WEIGHT, check_prompt_len, check_token_ids, valid_weight};
 use crate::{FormatError, LayerIdx, ModelInfo, Provenance, Trace, TraceRequest, UNKNOWN_EXPERT};
 
 /// Collects requests into a trace, in the order in which they are pushed.
@@ -17,16 +17,9 @@ pub struct TraceBuilder {
     token_ids: Vec<u32>,
     offsets: Vec<u64>,
     prompt_lengths: Vec<u32>,
-    experts: ExpertColumn,
+    experts: ByWidth<Vec<u8>, Vec<u16>>,
     /// `None` until the first request says whether there are weights.
     weights: Option<Option<Vec<f16>>>,
-}
-
-/// Kept in the width of the file.
-#[derive(Debug)]
-enum ExpertColumn {
-    Narrow(Vec<u8>),
-    Wide(Vec<u16>),
 }
 
 impl TraceBuilder {
@@ -37,7 +30,7 @@ impl TraceBuilder {
     pub fn new(model: ModelInfo, provenance: Provenance) -> Result<Self, FormatError> {
         model.validate()?;
         provenance.validate()?;
-        let experts = if narrow(&model) { ExpertColumn::Narrow(Vec::new()) } else { ExpertColumn::Wide(Vec::new()) };
+        let experts = if narrow(&model) { ByWidth::Narrow(Vec::new()) } else { ByWidth::Wide(Vec::new()) };
         Ok(TraceBuilder {
             model,
             provenance,
@@ -69,8 +62,8 @@ impl TraceBuilder {
         self.prompt_lengths.push(prompt_len);
         match &mut self.experts {
             // Ids are below 255 or UNKNOWN_EXPERT, whose low byte is the narrow maximum.
-            ExpertColumn::Narrow(column) => column.extend(experts.iter().map(|&id| id as u8)),
-            ExpertColumn::Wide(column) => column.extend_from_slice(experts),
+            ByWidth::Narrow(column) => column.extend(experts.iter().map(|&id| id as u8)),
+            ByWidth::Wide(column) => column.extend_from_slice(experts),
         }
         Ok(())
     }
@@ -80,25 +73,10 @@ impl TraceBuilder {
     /// # Errors
     /// As [`TraceBuilder::push`].
     pub fn check(&self, token_ids: &[u32], prompt_len: u32, experts: &[u16]) -> Result<(), FormatError> {
-        let vocabulary = self.model.vocab_size;
-        if let Some(at) = token_ids.iter().position(|&t| t >= vocabulary) {
-            let expected = format!("ids below {vocabulary}");
-            return Err(FormatError::value("token_ids", format!("token {at}"), token_ids[at], expected));
-        }
-        if prompt_len as usize > token_ids.len() {
-            let expected = format!("at most its {} tokens", token_ids.len());
-            return Err(FormatError::value("prompt_lengths", "the request", prompt_len, expected));
-        }
+        check_token_ids(&self.model, token_ids, 0)?;
+        check_prompt_len(prompt_len, token_ids.len(), "the request")?;
         self.check_len("experts", token_ids.len(), experts.len())?;
-        let [layers, k] = self.model.route_shape();
-        let mut rows = RouteCheck::new(&self.model, UNKNOWN_EXPERT);
-        for (row, route) in experts.chunks_exact(k).enumerate() {
-            rows.check(route).map_err(|(slot, found, expected)| {
-                let at = format!("token {}, layer {}, slot {slot}", row / layers, row % layers);
-                FormatError::value("experts", at, found, expected)
-            })?;
-        }
-        Ok(())
+        RequestCheck::new(&self.model, UNKNOWN_EXPERT).check_rows(experts, &self.model, 0)
     }
 
     fn check_len(&self, tensor: &'static str, tokens: usize, found: usize) -> Result<(), FormatError> {
@@ -148,7 +126,7 @@ impl TraceBuilder {
         &self.model
     }
 
-    /// Writes the trace to a file (temporary, flushed, renamed); gives the digest.
+    /// Writes the trace to a file (temporary, flushed, renamed); returns the digest.
     ///
     /// # Errors
     /// [`FormatError::Io`] names the path.
@@ -221,8 +199,8 @@ impl TraceBuilder {
             LayoutTensor::new("request_offsets", &[requests + 1], &self.offsets),
             LayoutTensor::new("prompt_lengths", &[requests], &self.prompt_lengths),
             match &self.experts {
-                ExpertColumn::Narrow(column) => LayoutTensor::new("experts", &shape, column),
-                ExpertColumn::Wide(column) => LayoutTensor::new("experts", &shape, column),
+                ByWidth::Narrow(column) => LayoutTensor::new("experts", &shape, column),
+                ByWidth::Wide(column) => LayoutTensor::new("experts", &shape, column),
             },
         ];
         if let Some(Some(weights)) = &self.weights {

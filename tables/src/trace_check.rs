@@ -1,12 +1,14 @@
 //! The rules of a trace, checked request by request: pages can leave memory again, and one bad request is distinguished
 //! from a bad file.
 
+use std::fmt::Display;
+
 use half::f16;
 
 use crate::trace::ExpertRows;
 use crate::{FormatError, ModelInfo, Trace};
 
-/// After so many tokens' rows the pages behind are given back.
+/// Bytes of rows after which the pages behind the reader are released.
 const RELEASE_BYTES: usize = 16 << 20;
 
 impl Trace {
@@ -26,59 +28,53 @@ impl Trace {
     }
 
     /// For [`Trace::check_request`].
-    pub(crate) fn rules(&self) -> RouteCheck {
-        RouteCheck::new(self.model(), 0)
+    pub(crate) fn rules(&self) -> RequestCheck {
+        RequestCheck::new(self.model(), 0)
     }
 
     /// Token ids, prompt length, routes and weights of one request.
-    pub(crate) fn check_request(&self, request: usize, rules: &mut RouteCheck) -> Result<(), FormatError> {
+    pub(crate) fn check_request(&self, request: usize, rules: &mut RequestCheck) -> Result<(), FormatError> {
         let range = self.token_range(request);
-        let (tokens, vocabulary) = (&self.all_token_ids()[range.clone()], self.model().vocab_size);
-        if let Some(at) = tokens.iter().position(|&t| t >= vocabulary) {
-            let (place, expected) = (format!("token {}", range.start + at), format!("ids below {vocabulary}"));
-            return Err(FormatError::value("token_ids", place, tokens[at], expected));
-        }
-        if let Some(&length) = self.all_prompt_lengths().map(|lengths| &lengths[request])
-            && length as usize > tokens.len()
-        {
-            let (at, expected) = (format!("request {request}"), format!("at most its {} tokens", tokens.len()));
-            return Err(FormatError::value("prompt_lengths", at, length, expected));
+        let (model, first, tokens) = (self.model(), range.start, &self.all_token_ids()[range.clone()]);
+        check_token_ids(model, tokens, first)?;
+        if let Some(lengths) = self.all_prompt_lengths() {
+            check_prompt_len(lengths[request], tokens.len(), format_args!("request {request}"))?;
         }
         match self.rows(range.clone()) {
-            ExpertRows::Narrow(rows) => self.check_routes(rows, range.start, rules.with_unknown(u8::MAX.into()))?,
-            ExpertRows::Wide(rows) => self.check_routes(rows, range.start, rules.with_unknown(u16::MAX))?,
+            ExpertRows::Narrow(rows) => rules.with_unknown(u8::MAX.into()).check_rows(rows, model, first)?,
+            ExpertRows::Wide(rows) => rules.with_unknown(u16::MAX).check_rows(rows, model, first)?,
         }
         let Some(weights) = self.all_weights() else { return Ok(()) };
-        let row = self.model().layers() * self.k();
-        let first = range.start * row;
-        match weights[first..range.end * row].iter().position(|&w| !valid_weight(w)) {
+        let row = model.layers() * self.k();
+        let weights = &weights[first * row..range.end * row];
+        match weights.iter().position(|&w| !valid_weight(w)) {
             None => Ok(()),
-            Some(at) => Err(FormatError::value("weights", self.at(first + at), weights[first + at], VALID_WEIGHT)),
+            Some(at) => Err(FormatError::value("weights", place(model, first, at), weights[at], VALID_WEIGHT)),
         }
     }
+}
 
-    fn check_routes<T: Copy + Into<u16>>(
-        &self,
-        experts: &[T],
-        first_token: usize,
-        rules: &mut RouteCheck,
-    ) -> Result<(), FormatError> {
-        let k = self.k();
-        for (row, route) in experts.chunks_exact(k).enumerate() {
-            rules.check(route).map_err(|(slot, found, expected)| {
-                let element = first_token * self.model().layers() * k + row * k + slot;
-                FormatError::value("experts", self.at(element), found, expected)
-            })?;
-        }
-        Ok(())
-    }
+/// Checks tokens, the first of which has this number.
+pub(crate) fn check_token_ids(model: &ModelInfo, token_ids: &[u32], first: usize) -> Result<(), FormatError> {
+    let vocabulary = model.vocab_size;
+    let Some(at) = token_ids.iter().position(|&id| id >= vocabulary) else { return Ok(()) };
+    let (place, expected) = (format!("token {}", first + at), format!("ids below {vocabulary}"));
+    Err(FormatError::value("token_ids", place, token_ids[at], expected))
+}
 
-    /// A position of `experts` in words.
-    fn at(&self, element: usize) -> String {
-        let (row, slot) = (element / self.k(), element % self.k());
-        let layers = self.model().layers();
-        format!("token {}, layer {}, slot {slot}", row / layers, row % layers)
+/// Checks the prompt length of a request of this many tokens.
+pub(crate) fn check_prompt_len(length: u32, tokens: usize, request: impl Display) -> Result<(), FormatError> {
+    if length as usize <= tokens {
+        return Ok(());
     }
+    Err(FormatError::value("prompt_lengths", request, length, format!("at most its {tokens} tokens")))
+}
+
+/// The place in words of an element [n, L, k] of tokens, the first of which has this number.
+fn place(model: &ModelInfo, first: usize, element: usize) -> String {
+    let [layers, k] = model.route_shape();
+    let row = element / k;
+    format!("token {}, layer {}, slot {}", first + row / layers, row % layers, element % k)
 }
 
 pub(crate) fn check_offsets(offsets: &[u64], tokens: usize) -> Result<(), FormatError> {
@@ -104,9 +100,10 @@ pub(crate) fn valid_weight(weight: f16) -> bool {
     weight.is_finite() && (weight >= f16::ZERO)
 }
 
-/// Checks rows of experts: each all unknown, or all known and distinct.
+/// State of [`TraceRows::check`](crate::TraceRows::check), one for each thread. Every row of experts must be all
+/// unknown, or all known and distinct.
 #[derive(Debug)]
-pub(crate) struct RouteCheck {
+pub struct RequestCheck {
     num_experts: u16,
     unknown: u16,
     /// For each expert the last row it was seen in, counted from one.
@@ -114,10 +111,10 @@ pub(crate) struct RouteCheck {
     row: u64,
 }
 
-impl RouteCheck {
+impl RequestCheck {
     pub(crate) fn new(model: &ModelInfo, unknown: u16) -> Self {
         let seen = vec![0; usize::from(model.num_experts)];
-        RouteCheck { num_experts: model.num_experts, unknown, seen, row: 0 }
+        RequestCheck { num_experts: model.num_experts, unknown, seen, row: 0 }
     }
 
     fn with_unknown(&mut self, unknown: u16) -> &mut Self {
@@ -125,8 +122,23 @@ impl RouteCheck {
         self
     }
 
-    /// Whether the row is known; otherwise the slot that is wrong, what it holds and what is allowed.
-    pub(crate) fn check<T: Copy + Into<u16>>(&mut self, route: &[T]) -> Result<bool, (usize, u16, String)> {
+    /// Checks the experts [n, L, k] of tokens, the first of which has this number.
+    pub(crate) fn check_rows<T: Copy + Into<u16>>(
+        &mut self,
+        experts: &[T],
+        model: &ModelInfo,
+        first: usize,
+    ) -> Result<(), FormatError> {
+        let k = usize::from(model.top_k);
+        experts.chunks_exact(k).enumerate().try_for_each(|(row, route)| {
+            self.check(route).map_err(|(slot, found, expected)| {
+                FormatError::value("experts", place(model, first, row * k + slot), found, expected)
+            })
+        })
+    }
+
+    /// Checks one route; an error has the slot that is wrong, its content and what is allowed.
+    fn check<T: Copy + Into<u16>>(&mut self, route: &[T]) -> Result<(), (usize, u16, String)> {
         self.row += 1;
         let known = route[0].into() != self.unknown;
         for (slot, &id) in route.iter().enumerate() {
@@ -142,6 +154,6 @@ impl RouteCheck {
                 return Err((slot, id, "experts distinct within a token".into()));
             }
         }
-        Ok(known)
+        Ok(())
     }
 }

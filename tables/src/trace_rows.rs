@@ -5,17 +5,13 @@ use std::path::Path;
 
 use crate::container::Container;
 use crate::trace::{ExpertRows, FORMAT};
-use crate::trace_check::RouteCheck;
+use crate::trace_check::RequestCheck;
 use crate::{FormatError, ModelInfo, Provenance, Trace, TraceRequest};
 
 /// A trace whose header, shapes and offsets were checked when it was opened, and whose requests were not: use a request
 /// only after [`TraceRows::check`] accepted it.
 #[derive(Debug)]
 pub struct TraceRows(Trace);
-
-/// State of [`TraceRows::check`]; one for each thread.
-#[derive(Debug)]
-pub struct RequestCheck(RouteCheck);
 
 impl TraceRows {
     /// Maps a file.
@@ -54,7 +50,7 @@ impl TraceRows {
 
     /// The rules of this trace.
     pub fn rules(&self) -> RequestCheck {
-        RequestCheck(self.0.rules())
+        self.0.rules()
     }
 
     /// Whether request `r` is as the format says.
@@ -65,7 +61,7 @@ impl TraceRows {
     /// # Panics
     /// When `r` is not below [`TraceRows::requests`].
     pub fn check(&self, r: usize, rules: &mut RequestCheck) -> Result<(), FormatError> {
-        self.0.check_request(r, &mut rules.0)
+        self.0.check_request(r, rules)
     }
 
     /// Request `r`, which was accepted.

@@ -130,7 +130,7 @@ impl TraceWriter {
         self.rules.model()
     }
 
-    /// Writes the trace (temporary, flushed, renamed); gives the digest.
+    /// Writes the trace (temporary, flushed, renamed); returns the digest.
     ///
     /// # Errors
     /// [`FormatError::Io`] names the path.

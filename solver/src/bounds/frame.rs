@@ -35,7 +35,7 @@ pub(super) struct AboutMean {
 impl<'a> Frame<'a> {
     /// `capacity`: tokens that a group may take.
     pub(super) fn new(units: &'a Units, groups: usize, capacity: f64) -> Self {
-        let (mass, activations) = (units.total_mass(), units.activations());
+        let (mass, activations) = (units.mass.iter().sum::<f64>(), units.activations());
         let excess = (capacity * groups as f64 / mass - 1.0).max(0.0);
         let mut frame = Frame { units, groups, excess, mass, activations, top: Vec::new() };
         let mut scratch = Vec::new();
@@ -79,16 +79,11 @@ impl<'a> Frame<'a> {
         (1.0 + self.excess) * self.mass / self.groups as f64
     }
 
-    /// The load per token, the centre at which all units' deviations add up to nothing.
-    pub(super) fn mean_row(&self) -> Vec<f64> {
-        let mut row = self.units.loads();
-        row.iter_mut().for_each(|load| *load /= self.mass);
-        row
-    }
-
     /// The matrix about the mean, units weighing as much as they have tokens.
     pub(super) fn about_mean(&self) -> AboutMean {
-        let centre = self.mean_row();
+        // The load per token, the centre at which all units' deviations add up to nothing.
+        let mut centre = self.units.loads();
+        centre.iter_mut().for_each(|load| *load /= self.mass);
         let alpha: Vec<f64> = self.units.mass.iter().map(|mass| 1.0 / mass).collect();
         let moments = self.units.moments(&alpha);
         let matrix = moments.about(&centre);

@@ -113,7 +113,7 @@ pub(crate) fn problem_bounds(problems: &[Problem], options: &SolveOptions) -> Bo
     }
     jobs.extend(problems.iter().flat_map(|problem| (0..problem.layers).map(move |layer| (problem, Some(layer)))));
     let run = |(problem, layer): (&Problem, Option<usize>)| {
-        let units = layer.map_or_else(|| Units::joint(problem), |layer| Units::layer(problem, layer));
+        let units = Units::of_layers(problem, layer.map_or(0..problem.layers, |layer| layer..layer + 1));
         let capacity = mass_capacity(problem.total_mass(), groups, options.token_margin)[0];
         let rounds = if layer.is_none() && scope != BoundScope::Full { 0 } else { work.iterations };
         part_bounds(&units, groups, capacity as f64, rounds)

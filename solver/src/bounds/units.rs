@@ -40,17 +40,8 @@ pub(super) struct Moments {
 }
 
 impl Units {
-    /// All layers of the problem as they are.
-    pub(super) fn joint(problem: &Problem) -> Self {
-        Units::select(problem, 0..problem.layers)
-    }
-
-    /// One layer of the problem, with all its units.
-    pub(super) fn layer(problem: &Problem, layer: usize) -> Self {
-        Units::select(problem, layer..layer + 1)
-    }
-
-    fn select(problem: &Problem, layers: std::ops::Range<usize>) -> Self {
+    /// Some layers of the problem, with all its units.
+    pub(super) fn of_layers(problem: &Problem, layers: std::ops::Range<usize>) -> Self {
         let columns = layers.start * problem.experts..layers.end * problem.experts;
         let mut units = Units::empty(problem.experts, columns.len());
         for unit in 0..problem.units() {
@@ -84,11 +75,6 @@ impl Units {
 
     pub(super) fn rows(&self) -> impl Iterator<Item = Entries<'_>> {
         (0..self.mass.len()).map(|unit| self.row(unit))
-    }
-
-    /// S
-    pub(super) fn total_mass(&self) -> f64 {
-        self.mass.iter().sum()
     }
 
     /// T

@@ -47,8 +47,8 @@ pub(super) fn expert_place(
     let from_units = activations_by_group(problem, label, groups);
     let mut group_of = Vec::with_capacity(problem.layers * experts);
     for layer in 0..problem.layers {
-        let columns = layer * experts..(layer + 1) * experts;
-        let load: Vec<f64> = problem.column_load[columns.clone()].iter().map(|&load| load as f64).collect();
+        let columns = problem.columns(layer);
+        let load: Vec<f64> = problem.load(layer).iter().map(|&load| load as f64).collect();
         let mut placing = Placing {
             options,
             groups,

@@ -39,7 +39,7 @@ use crate::problem::{Problem, problems};
 use crate::ranks::Traced;
 use crate::report::{Findings, SolveReport};
 use crate::solve::{Solved, placement};
-use crate::starts::{Best, SolveProgress, mix};
+use crate::starts::{Best, Progress, SolveProgress, mix};
 use crate::topology::Topology;
 use crate::transport::Plan;
 use crate::unit_step::PROFIT_ONE;
@@ -127,62 +127,46 @@ pub fn solve_paper(
     }
     paper.validate()?;
     check_input(profile, trace, options.groups)?;
-    with_hold_out(profile, trace, options, |profile, trace, _| paper_part(profile, trace, options, paper, progress))
-}
-
-fn paper_part(
-    profile: &Profile,
-    trace: Option<&Trace>,
-    options: &SolveOptions,
-    paper: &PaperOptions,
-    progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
-) -> Result<Solved, SolveError> {
-    let (unit, problems) = problems(profile, trace, options.attention)?;
-    let best = run(&problems, options, paper, progress);
-    let placement = placement(options.groups, &problems, &best.clusterings)?;
-    let price = vec![0.0; usize::from(options.groups)];
-    let (model, provenance) = (profile.model().clone(), options.provenance.clone());
-    let builder = match options.attention {
-        Attention::Dp => {
-            let label = &best.clusterings[0].plan.label;
-            let shares = tokens::token_matrix(profile, trace, label, usize::from(options.groups));
-            TablesBuilder::dp(model, provenance, placement, shares, price)
-        }
-        Attention::Tp => {
-            let mut parts = tp_parts(profile, &placement, &Shrinkage::new(options, None));
-            let labels = best.clusterings.iter().map(|clustering| &clustering.plan.label[..]);
-            tokens::set_labels(&mut parts, profile, &placement, labels);
-            TablesBuilder::tp(model, provenance, placement, parts, price)
-        }
-    };
-    let name = format!(
-        "semmoe-solver {} algorithm=paper unit={unit} seed={} {paper:?}",
-        env!("CARGO_PKG_VERSION"),
-        options.seed
-    );
-    let tables = builder.solver(name).finish()?;
-    let traced = trace.map(|trace| Traced::new(trace, unit, profile));
-    let findings = Findings {
-        unit,
-        topology: Topology::flat(usize::from(options.groups)),
-        problems: &problems,
-        profile,
-        prior: None,
-        best: &best,
-        tables: &tables,
-        traced: traced.as_ref(),
-    };
-    let report = SolveReport::new(options, findings);
-    Ok(Solved { tables, report })
+    with_hold_out(profile, trace, options, |profile, trace, _| {
+        let (unit, problems) = problems(profile, trace, options.attention)?;
+        let best = run(&problems, options, paper, progress);
+        let placement = placement(options.groups, &problems, &best.clusterings)?;
+        let price = vec![0.0; usize::from(options.groups)];
+        let (model, provenance) = (profile.model().clone(), options.provenance.clone());
+        let builder = match options.attention {
+            Attention::Dp => {
+                let label = &best.clusterings[0].plan.label;
+                let shares = tokens::token_matrix(profile, trace, label, usize::from(options.groups));
+                TablesBuilder::dp(model, provenance, placement, shares, price)
+            }
+            Attention::Tp => {
+                let mut parts = tp_parts(profile, &placement, &Shrinkage { options, prior: None });
+                let labels = best.clusterings.iter().map(|clustering| &clustering.plan.label[..]);
+                tokens::set_labels(&mut parts, profile, &placement, labels);
+                TablesBuilder::tp(model, provenance, placement, parts, price)
+            }
+        };
+        let (version, seed) = (env!("CARGO_PKG_VERSION"), options.seed);
+        let name = format!("semmoe-solver {version} algorithm=paper unit={unit} seed={seed} {paper:?}");
+        let tables = builder.solver(name).finish()?;
+        let traced = trace.map(|trace| Traced::new(trace, unit, profile));
+        let findings = Findings {
+            unit,
+            topology: Topology::flat(usize::from(options.groups)),
+            problems: &problems,
+            profile,
+            prior: None,
+            best: &best,
+            tables: &tables,
+            traced: traced.as_ref(),
+        };
+        let report = SolveReport::new(options, findings);
+        Ok(Solved { tables, report })
+    })
 }
 
 /// Lines 44 to 51 for every problem.
-fn run(
-    problems: &[Problem],
-    options: &SolveOptions,
-    paper: &PaperOptions,
-    progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
-) -> Best {
+fn run(problems: &[Problem], options: &SolveOptions, paper: &PaperOptions, progress: Progress<'_>) -> Best {
     let groups = usize::from(options.groups);
     let rounds = problems.len() * paper.steps as usize;
     let mut best = Best { starts: 1, ..Best::default() };
@@ -228,14 +212,7 @@ fn local(problem: &Problem, group_of: &[u16], label: &[u16]) -> u64 {
 
 /// The result in the form of the exact solver's: with prices of zero, whose dual value bounds any assignment.
 fn clustering(problem: &Problem, options: &SolveOptions, group_of: Vec<u16>, label: Vec<u16>) -> Clustering {
-    let limits = Limits {
-        groups: usize::from(options.groups),
-        max_over_mean: options.expert_load_limit,
-        iterations: 0,
-        swap_passes: 0,
-        slots: None,
-        topology: Topology::flat(usize::from(options.groups)),
-    };
+    let limits = Limits::new(options, Topology::flat(usize::from(options.groups)), None);
     let primal = (local(problem, &group_of, &label) as f64 * PROFIT_ONE) as i128;
     let plan = Plan { label, price: vec![0; limits.groups], primal, ..Plan::default() };
     Clustering::whole(problem, group_of, plan, limits, 0)

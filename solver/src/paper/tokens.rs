@@ -3,6 +3,7 @@
 use half::f16;
 use semmoe_tables::{LayerIdx, NO_GROUP, Placement, Profile, TpParts, Trace};
 
+use crate::split::has_route;
 use crate::token_table::count_groups;
 
 /// Line 54, [V, G]: how a token's occurrences are spread over the groups of the requests that it is in (one group where
@@ -10,7 +11,14 @@ use crate::token_table::count_groups;
 pub(super) fn token_matrix(profile: &Profile, trace: Option<&Trace>, label: &[u16], groups: usize) -> Vec<f16> {
     let mut counts = vec![0u64; profile.model().vocab_size as usize * groups];
     match trace {
-        Some(trace) => count_occurrences(trace, label, groups, &mut counts),
+        Some(trace) => {
+            // Requests without a known route are no units.
+            for (request, &group) in trace.iter().filter(|request| has_route(*request)).zip(label) {
+                for (_, token) in request.tokens().filter(|(position, _)| request.is_routed(*position)) {
+                    counts[token.index() * groups + usize::from(group)] += 1;
+                }
+            }
+        }
         None => {
             for ((token, count), &group) in profile.seen().zip(label) {
                 counts[token.index() * groups + usize::from(group)] = count;
@@ -24,22 +32,6 @@ pub(super) fn token_matrix(profile: &Profile, trace: Option<&Trace>, label: &[u1
         shares.extend(row.iter().map(share).map(f16::from_f64));
     }
     shares
-}
-
-/// Tokens with a known route by the group of their request. Requests without one were no units.
-fn count_occurrences(trace: &Trace, label: &[u16], groups: usize, counts: &mut [u64]) {
-    let mut units = label.iter();
-    for request in trace.iter() {
-        let known: Vec<usize> =
-            (0..request.token_ids().len()).filter(|&position| request.is_routed(position)).collect();
-        if known.is_empty() {
-            continue;
-        }
-        let Some(&group) = units.next() else { return };
-        for position in known {
-            counts[request.token_ids()[position] as usize * groups + usize::from(group)] += 1;
-        }
-    }
 }
 
 /// T of attention tp: one label per token and layer, with the share of the token's activations that it keeps local.

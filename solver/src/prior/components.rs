@@ -1,8 +1,6 @@
 //! The directions in which embeddings differ most, by subspace iteration on a sample.
 
-use semmoe_tables::in_parallel;
-
-use super::dense::{Centred, project};
+use super::dense::{Centred, in_chunks, project};
 
 /// Embeddings looked at, evenly spaced over the vocabulary.
 const SAMPLE: usize = 4096;
@@ -13,13 +11,10 @@ const CHUNK: usize = 256;
 
 /// `count` orthonormal columns, [H, count], that span about the first principal components.
 pub(super) fn principal(centred: &Centred<'_>, vocabulary: usize, count: usize, threads: usize) -> Vec<f32> {
-    let (width, sample) = (centred.width(), vocabulary.min(SAMPLE));
-    let chunks: Vec<usize> = (0..sample).step_by(CHUNK).collect();
-    let rows = in_parallel(&chunks, threads, |first| {
-        let mut rows = vec![0.0; (sample - first).min(CHUNK) * width];
-        for (at, row) in rows.chunks_exact_mut(width).enumerate() {
-            centred.read((first + at) * vocabulary / sample, row);
-        }
+    let (width, sample) = (centred.mean.len(), vocabulary.min(SAMPLE));
+    let rows = in_chunks(sample, CHUNK, threads, |chunk| {
+        let mut rows = vec![0.0; chunk.len() * width];
+        chunk.zip(rows.chunks_exact_mut(width)).for_each(|(at, row)| centred.read(at * vocabulary / sample, row));
         rows
     })
     .concat();
@@ -27,9 +22,9 @@ pub(super) fn principal(centred: &Centred<'_>, vocabulary: usize, count: usize, 
     let mut directions: Vec<f32> = (0..width * count).map(|_| random.f32() - 0.5).collect();
     orthonormalise(&mut directions, count);
     for _ in 0..ROUNDS {
-        let along = in_parallel(&chunks, threads, |first| {
+        let along = in_chunks(sample, CHUNK, threads, |chunk| {
             let mut along = Vec::with_capacity(CHUNK * count);
-            let rows = rows.chunks_exact(width).skip(first).take(CHUNK);
+            let rows = rows[chunk.start * width..chunk.end * width].chunks_exact(width);
             rows.for_each(|row| project(row, &directions, count, &mut along));
             along
         })
@@ -42,9 +37,7 @@ pub(super) fn principal(centred: &Centred<'_>, vocabulary: usize, count: usize, 
 
 /// `rows' along`, [H, count], a range of the H values at a time.
 fn weighted_sums(rows: &[f32], along: &[f32], width: usize, count: usize, threads: usize) -> Vec<f32> {
-    let ranges: Vec<usize> = (0..width).step_by(CHUNK).collect();
-    in_parallel(&ranges, threads, |first| {
-        let values = first..(first + CHUNK).min(width);
+    in_chunks(width, CHUNK, threads, |values| {
         let mut sums = vec![0.0f32; values.len() * count];
         for (row, along) in rows.chunks_exact(width).zip(along.chunks_exact(count)) {
             for (sum, value) in sums.chunks_exact_mut(count).zip(&row[values.clone()]) {

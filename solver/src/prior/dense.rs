@@ -1,5 +1,6 @@
 //! A prior from a model's input embeddings: a ridge regression over their principal components.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use semmoe_tables::{Embeddings, TokenId, in_parallel};
@@ -34,10 +35,9 @@ impl DenseFeatures {
     /// Of the first `vocabulary` embeddings, all there.
     pub(crate) fn new(embeddings: &Embeddings, vocabulary: usize, threads: usize) -> Self {
         let width = embeddings.width();
-        let chunks: Vec<usize> = (0..vocabulary).step_by(CHUNK).collect();
-        let sums = in_parallel(&chunks, threads, |first| {
+        let sums = in_chunks(vocabulary, CHUNK, threads, |tokens| {
             let (mut sum, mut row) = (vec![0.0f64; width], vec![0.0; width]);
-            for token in first..(first + CHUNK).min(vocabulary) {
+            for token in tokens {
                 read_unit(embeddings, token, &mut row);
                 sum.iter_mut().zip(&row).for_each(|(sum, &value)| *sum += f64::from(value));
             }
@@ -49,9 +49,9 @@ impl DenseFeatures {
         let centred = Centred { embeddings, mean: &mean };
         let columns = width.min(MAX_COMPONENTS);
         let directions = (width > columns).then(|| principal(&centred, vocabulary, columns, threads));
-        let rows = in_parallel(&chunks, threads, |first| {
+        let rows = in_chunks(vocabulary, CHUNK, threads, |tokens| {
             let (mut rows, mut row) = (Vec::with_capacity(CHUNK * columns), vec![0.0; width]);
-            for token in first..(first + CHUNK).min(vocabulary) {
+            for token in tokens {
                 centred.read(token, &mut row);
                 match &directions {
                     Some(directions) => project(&row, directions, columns, &mut rows),
@@ -77,7 +77,6 @@ impl DenseFeatures {
     pub(crate) fn predict(&self, weight: &[f32], target: &[f32], penalty: f64, threads: usize) -> Vec<f32> {
         let targets = target.len() / weight.len().max(1);
         let factor = self.factor(weight, penalty, threads);
-        let chunks: Vec<usize> = (0..weight.len()).step_by(CHUNK).collect();
         let mut b = weighted_sums(weight, self.columns * targets, threads, |token, sum| {
             let y = &target[token * targets..(token + 1) * targets];
             for (sum, x) in sum.chunks_exact_mut(targets).zip(self.row(token)) {
@@ -86,11 +85,9 @@ impl DenseFeatures {
         });
         factor.solve(&mut b, self.columns, targets);
         let b: Vec<f32> = b.into_iter().map(|value| value as f32).collect();
-        let predicted = in_parallel(&chunks, threads, |first| {
+        let predicted = in_chunks(weight.len(), CHUNK, threads, |tokens| {
             let mut predicted = Vec::with_capacity(CHUNK * targets);
-            for token in first..(first + CHUNK).min(weight.len()) {
-                project(self.row(token), &b, targets, &mut predicted);
-            }
+            tokens.for_each(|token| project(self.row(token), &b, targets, &mut predicted));
             predicted
         });
         predicted.concat()
@@ -120,13 +117,22 @@ impl DenseFeatures {
     }
 }
 
+/// Runs a job for each `size` of the numbers below `count`, in order.
+pub(super) fn in_chunks<R: Send>(
+    count: usize,
+    size: usize,
+    threads: usize,
+    run: impl Fn(Range<usize>) -> R + Sync,
+) -> Vec<R> {
+    let starts: Vec<usize> = (0..count).step_by(size).collect();
+    in_parallel(&starts, threads, |first| run(first..(first + size).min(count)))
+}
+
 /// Adds up `size` sums over the tokens with a weight, chunk by chunk; `add` adds those of a token.
 fn weighted_sums(weight: &[f32], size: usize, threads: usize, add: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f64> {
-    let chunks: Vec<usize> = (0..weight.len()).step_by(CHUNK).collect();
-    let sums = in_parallel(&chunks, threads, |first| {
+    let sums = in_chunks(weight.len(), CHUNK, threads, |tokens| {
         let mut sum = vec![0.0f32; size];
-        let tokens = (first..(first + CHUNK).min(weight.len())).filter(|&token| weight[token] > 0.0);
-        tokens.for_each(|token| add(token, &mut sum));
+        tokens.filter(|&token| weight[token] > 0.0).for_each(|token| add(token, &mut sum));
         sum
     });
     let mut all = vec![0.0f64; size];
@@ -184,15 +190,11 @@ pub(super) fn project(row: &[f32], matrix: &[f32], columns: usize, to: &mut Vec<
 /// Embeddings of unit length less their mean, of unit length again.
 pub(super) struct Centred<'a> {
     embeddings: &'a Embeddings,
-    mean: &'a [f32],
+    /// [H]
+    pub(super) mean: &'a [f32],
 }
 
 impl Centred<'_> {
-    /// H.
-    pub(super) fn width(&self) -> usize {
-        self.mean.len()
-    }
-
     pub(super) fn read(&self, token: usize, row: &mut [f32]) {
         if read_unit(self.embeddings, token, row) {
             row.iter_mut().zip(self.mean).for_each(|(value, mean)| *value -= mean);

@@ -26,7 +26,7 @@ pub(crate) struct Features {
     /// Ascending in a row.
     feature: Vec<u32>,
     /// [V] what each feature of a row weighs: one over the root of their number.
-    scale: Vec<f32>,
+    pub(super) scale: Vec<f32>,
     /// [F] whether a feature is a piece of text of two characters or more: what makes tokens alike. A mark or a single
     /// character is not enough.
     textual: Vec<bool>,
@@ -66,11 +66,6 @@ impl Features {
         &self.feature[self.start[token]..self.start[token + 1]]
     }
 
-    /// The weight of each of them.
-    pub(crate) fn scale(&self, token: usize) -> f32 {
-        self.scale[token]
-    }
-
     /// Of all rows together.
     pub(crate) fn entries(&self) -> usize {
         self.feature.len()
@@ -91,7 +86,7 @@ impl Features {
         tokens.map(|token| self.row(token).iter().any(|&at| supported[at as usize])).collect()
     }
 
-    /// Drops what only one token has, numbers the rest in the order of its first use, and gives rows unit length.
+    /// Drops features of a single token, numbers the rest in the order of first use, and scales rows to unit length.
     fn settle(&mut self, users: &[u32]) {
         let (mut renamed, mut kept) = (vec![None; users.len()], 0);
         for (renamed, _) in renamed.iter_mut().zip(users).filter(|(_, users)| **users > 1) {

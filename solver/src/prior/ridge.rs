@@ -27,8 +27,8 @@ pub(super) fn steps_for(features: &Features, targets: usize) -> usize {
     usize::try_from(MAX_PRODUCTS / products).unwrap_or(MAX_STEPS).clamp(MIN_STEPS, MAX_STEPS)
 }
 
-/// Minimises, for each target y, `sum over t of w[t] (y[t] - x[t] b)^2 + penalty |b|^2` over b, and gives `x[t] b` for
-/// all tokens, [V, C] as `target`. Rows with no weight are not read from `target`.
+/// Minimises, for each target y, `sum over t of w[t] (y[t] - x[t] b)^2 + penalty |b|^2` over b, and returns `x[t] b`
+/// for all tokens, [V, C] as `target`. Rows with no weight are not read from `target`.
 ///
 /// Targets are independent of each other, and each is summed in the order of the tokens: neither `threads` nor the
 /// other targets change a bit.
@@ -77,7 +77,7 @@ fn product<const WIDTH: usize>(features: &Features, token: usize, b: &[[f32; WID
     for &feature in features.row(token) {
         sum.iter_mut().zip(&b[feature as usize]).for_each(|(sum, b)| *sum += b);
     }
-    sum.map(|sum| sum * features.scale(token))
+    sum.map(|sum| sum * features.scale[token])
 }
 
 struct Fit<'a> {
@@ -122,7 +122,7 @@ impl Fit<'_> {
         b
     }
 
-    /// `image = (X' W X + penalty I) direction`; gives `direction' image`.
+    /// `image = (X' W X + penalty I) direction`; returns `direction' image`.
     fn apply<const WIDTH: usize>(&self, direction: &[[f32; WIDTH]], image: &mut [[f32; WIDTH]]) -> [f64; WIDTH] {
         let mut curvature = squares(direction).map(|square| square * self.ridge.penalty);
         for (image, direction) in image.iter_mut().zip(direction) {
@@ -139,7 +139,7 @@ impl Fit<'_> {
 
     /// Adds `x[token]' values`.
     fn scatter<const WIDTH: usize>(&self, token: usize, values: [f32; WIDTH], sums: &mut [[f32; WIDTH]]) {
-        let values = values.map(|value| value * self.features.scale(token));
+        let values = values.map(|value| value * self.features.scale[token]);
         for &feature in self.features.row(token) {
             sums[feature as usize].iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
         }

@@ -39,7 +39,7 @@ fn fully(penalty: f64) -> ridge::Ridge {
 fn dense(features: &Features, tokens: usize) -> Vec<Vec<f64>> {
     let row = |token| {
         let mut row = vec![0.0; features.features()];
-        features.row(token).iter().for_each(|&at| row[at as usize] += f64::from(features.scale(token)));
+        features.row(token).iter().for_each(|&at| row[at as usize] += f64::from(features.scale[token]));
         row
     };
     (0..tokens).map(row).collect()
@@ -189,8 +189,8 @@ fn the_bundled_vocabulary() {
     let near = |a: &str, b: &str| {
         let (a, b) = (id(a), id(b));
         features.row(a).iter().filter(|at| features.row(b).contains(at)).count() as f32
-            * features.scale(a)
-            * features.scale(b)
+            * features.scale[a]
+            * features.scale[b]
     };
     assert!(near("\u{2581}patient", "\u{2581}patients") > near("\u{2581}patient", "ient"));
     assert!(near("\u{2581}return", "\u{2581}Return") > near("\u{2581}return", "\u{2581}patient") + 0.3);

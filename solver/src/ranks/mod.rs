@@ -8,7 +8,6 @@
 //! neither step lets the value fall, so that the result is never worse than where it started (units that are split
 //! counted by share).
 
-mod measure;
 mod routes;
 mod search;
 #[cfg(test)]

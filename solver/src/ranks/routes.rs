@@ -6,53 +6,41 @@ use semmoe_tables::{LayerIdx, Profile, Route, Trace, TraceRequest};
 
 use crate::split::has_route;
 
-/// No unit.
-const NONE: u32 = u32::MAX;
-
-/// The unit of an occurrence in a trace.
+/// The unit of an occurrence in a trace; `None` for what is no unit.
 pub(crate) enum UnitOf {
     /// By request, for units made by `Problem::from_trace`.
-    Request(Vec<u32>),
+    Request(Vec<Option<u32>>),
     /// By token, for units made by `Problem::from_profile`.
-    Token(Vec<u32>),
+    Token(Vec<Option<u32>>),
 }
 
 impl UnitOf {
     pub(crate) fn request(trace: &Trace) -> Self {
-        let mut next = 0;
-        let units = trace.iter().map(|request| numbered(has_route(request), &mut next));
-        UnitOf::Request(units.collect())
+        UnitOf::Request(numbered(trace.iter().map(has_route)))
     }
 
     pub(crate) fn token(profile: &Profile) -> Self {
-        let mut next = 0;
-        UnitOf::Token(profile.token_counts().iter().map(|&count| numbered(count > 0, &mut next)).collect())
+        UnitOf::Token(numbered(profile.token_counts().iter().map(|&count| count > 0)))
     }
 
     /// The tokens of a trace that units stand for: their requests, positions and units.
     pub(crate) fn tokens<'t>(&'t self, trace: &'t Trace) -> impl Iterator<Item = (TraceRequest<'t>, usize, usize)> {
         trace.iter().enumerate().flat_map(move |(index, request)| {
-            let unit = move |(position, &token): (usize, &u32)| Some((request, position, self.of(index, token)?));
-            request.token_ids().iter().enumerate().filter_map(unit)
+            request.tokens().filter_map(move |(position, token)| {
+                let unit = match self {
+                    UnitOf::Request(units) => units[index],
+                    UnitOf::Token(units) => units[token.index()],
+                };
+                Some((request, position, unit? as usize))
+            })
         })
-    }
-
-    /// `None` for what is no unit.
-    fn of(&self, request: usize, token: u32) -> Option<usize> {
-        let unit = match self {
-            UnitOf::Request(units) => units[request],
-            UnitOf::Token(units) => units[token as usize],
-        };
-        (unit != NONE).then_some(unit as usize)
     }
 }
 
-fn numbered(is_unit: bool, next: &mut u32) -> u32 {
-    if !is_unit {
-        return NONE;
-    }
-    *next += 1;
-    *next - 1
+/// The number of each unit among the units.
+fn numbered(is_unit: impl Iterator<Item = bool>) -> Vec<Option<u32>> {
+    let mut next = 0..;
+    is_unit.map(|is_unit| if is_unit { next.next() } else { None }).collect()
 }
 
 /// Puts the experts of a route into `set`, in place of what is there.

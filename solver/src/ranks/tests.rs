@@ -3,13 +3,14 @@
 use proptest::prelude::*;
 use semmoe_tables::{ModelInfo, Provenance, Trace, TraceBuilder};
 
-use super::measure::remote_ranks;
 use super::routes::{LayerRoutes, UnitOf};
 use super::search::{Search, weights};
-use super::{Clustering, RankProblem};
+use super::{Clustering, RankProblem, Traced};
 use crate::clustering::Limits;
+use crate::options::SolveOptions;
+use crate::prior::test_options;
 use crate::problem::Problem;
-use crate::starts::{StartOptions, run_starts};
+use crate::starts::run_starts;
 use crate::topology::Topology;
 use crate::transport::Plan;
 use crate::unit_step::mass_capacity;
@@ -75,15 +76,15 @@ fn both(trace: &Trace, limits: Limits, margin: f64) -> (f64, f64, Clustering) {
     let problem = Problem::from_trace(trace).unwrap();
     let capacity = mass_capacity(problem.total_mass(), limits.groups, margin);
     let problems = [problem];
-    let how = StartOptions { limits, homes: None, token_margin: margin, seed: 1, starts: 4, threads: 1 };
-    let best = run_starts(&problems, &how, &mut |_| std::ops::ControlFlow::Continue(()));
+    let options = SolveOptions { token_margin: margin, seed: 1, starts: 4, threads: 1, ..test_options() };
+    let best = run_starts(&problems, &options, limits, None, &mut |_| std::ops::ControlFlow::Continue(()));
     let routes = all_routes(trace);
     let ranked = RankProblem { problem: &problems[0], routes: &routes, capacity: &capacity, limits };
     let improved = ranked.improve(best.clusterings[0].clone(), 1, &mut || true);
+    let traced = Traced { trace, unit_of: UnitOf::request(trace) };
     let measure = |clustering: &Clustering| {
-        let layers = clustering.group_of.chunks_exact(problems[0].experts);
-        let layers: Vec<_> = layers.map(|group_of| (&problems[0].mass[..], &clustering.plan, group_of)).collect();
-        remote_ranks(trace, &UnitOf::request(trace), &layers).unwrap()
+        let found = std::slice::from_ref(clustering);
+        traced.remote_ranks(&problems, found, &[&clustering.plan]).unwrap()
     };
     (measure(&best.clusterings[0]), measure(&improved), improved)
 }
@@ -104,8 +105,10 @@ fn optimum(trace: &Trace, groups: usize, margin: f64) -> f64 {
             continue;
         }
         let plan = ranked.unit_step(&group_of, None);
-        let layers = [(&problem.mass[..], &plan, &group_of[..])];
-        least = least.min(remote_ranks(trace, &UnitOf::request(trace), &layers).unwrap());
+        let found = [Clustering::whole(&problem, group_of, plan, limits, 0)];
+        let traced = Traced { trace, unit_of: UnitOf::request(trace) };
+        let plans = [&found[0].plan];
+        least = least.min(traced.remote_ranks(std::slice::from_ref(&problem), &found, &plans).unwrap());
     }
     least
 }

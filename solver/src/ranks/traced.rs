@@ -1,24 +1,21 @@
 //! A trace beside the problems that were made of it: what is counted in it, and the objective `ranks` on all problems.
 
-use std::ops::ControlFlow;
-
 use semmoe_tables::{Profile, Trace, in_parallel};
 
 use super::RankProblem;
-use super::measure::remote_ranks;
-use super::routes::{LayerRoutes, UnitOf};
+use super::routes::{LayerRoutes, UnitOf, distinct_groups, fill};
 use crate::clustering::{Clustering, Limits};
 use crate::options::{SolveOptions, Unit};
 use crate::problem::Problem;
-use crate::starts::{Best, SolveProgress};
+use crate::starts::{Best, Progress, SolveProgress};
 use crate::transport::{Plan, Transport};
 use crate::unit_step::mass_capacity;
 use crate::whole::{MAX_ROUNDS, whole};
 
 /// A trace and which unit each of its occurrences belongs to.
 pub(crate) struct Traced<'a> {
-    trace: &'a Trace,
-    unit_of: UnitOf,
+    pub(super) trace: &'a Trace,
+    pub(super) unit_of: UnitOf,
 }
 
 impl<'a> Traced<'a> {
@@ -31,19 +28,31 @@ impl<'a> Traced<'a> {
         Traced { trace, unit_of }
     }
 
-    /// Remote ranks per token under each problem's clustering and plan.
+    /// Ranks other than its unit's that a token is sent to, under each problem's clustering and plan: mean over the
+    /// tokens and layers of the trace that units stand for; a split unit counts by share. `None` if there are none.
     pub(crate) fn remote_ranks(
         &self,
         problems: &[Problem],
         clusterings: &[Clustering],
         plans: &[&Plan],
     ) -> Option<f64> {
-        let mut layers: Vec<(&[u64], &Plan, &[u16])> = Vec::new();
+        let mut layers = Vec::new();
         for ((problem, clustering), plan) in problems.iter().zip(clusterings).zip(plans) {
             let placements = clustering.group_of.chunks_exact(problem.experts);
-            layers.extend(placements.map(|group_of| (&problem.mass[..], *plan, group_of)));
+            layers.extend(placements.map(|group_of| (problem, plan, group_of)));
         }
-        remote_ranks(self.trace, &self.unit_of, &layers)
+        let (mut remote, mut routes) = (0.0, 0u64);
+        let (mut seen, mut set) = (Vec::new(), Vec::new());
+        for (request, position, unit) in self.unit_of.tokens(self.trace) {
+            for (layer, route) in request.routes(position) {
+                let (problem, plan, group_of) = layers[layer.index()];
+                fill(&mut set, route);
+                distinct_groups(&set, group_of, &mut seen);
+                remote += seen.len() as f64 - plan.share_in(unit, problem.mass[unit], &seen);
+                routes += 1;
+            }
+        }
+        (routes > 0).then(|| remote / routes as f64)
     }
 
     /// Takes every problem from its best clustering for activations to one with fewer remote ranks, with whole units.
@@ -53,7 +62,7 @@ impl<'a> Traced<'a> {
         limits: Limits,
         options: &SolveOptions,
         best: &mut Best,
-        progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
+        progress: Progress<'_>,
     ) {
         let starts = options.starts as usize * problems.len();
         let mut stopped = best.stopped;

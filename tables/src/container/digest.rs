@@ -1,7 +1,5 @@
 //! SHA-256 over names, element types, shapes and bytes of tensors.
 
-use std::fmt::Write;
-
 use sha2::{Digest, Sha256};
 
 use super::LayoutTensor;
@@ -9,9 +7,9 @@ use super::LayoutTensor;
 /// The digest of tensors given in ascending order of their names.
 pub(crate) fn digest<'a>(tensors: impl Iterator<Item = LayoutTensor<'a>>) -> String {
     let mut digester = Digester::default();
-    for tensor in tensors {
-        digester.begin(tensor.name, tensor.dtype.name(), &tensor.shape, tensor.bytes.len() as u64);
-        digester.bytes(tensor.bytes);
+    for LayoutTensor { name, dtype, shape, bytes } in tensors {
+        digester.begin(name, dtype.name(), &shape, bytes.len() as u64);
+        digester.bytes(bytes);
     }
     digester.finish()
 }
@@ -22,7 +20,7 @@ pub(crate) fn digest<'a>(tensors: impl Iterator<Item = LayoutTensor<'a>>) -> Str
 pub(crate) struct Digester(Sha256);
 
 impl Digester {
-    /// Begins a tensor of so many bytes.
+    /// Begins a tensor of `len_bytes` bytes.
     pub(crate) fn begin(&mut self, name: &str, dtype: &str, shape: &[u64], len_bytes: u64) {
         let hash = &mut self.0;
         sized(hash, name.as_bytes());
@@ -39,20 +37,11 @@ impl Digester {
 
     /// Lower-case hex.
     pub(crate) fn finish(self) -> String {
-        hex(&self.0.finalize())
+        format!("{:x}", self.0.finalize())
     }
 }
 
 fn sized(hash: &mut Sha256, bytes: &[u8]) {
     hash.update((bytes.len() as u64).to_le_bytes());
     hash.update(bytes);
-}
-
-/// Lower-case hexadecimal.
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }

@@ -12,6 +12,12 @@ use super::storage::Storage;
 use crate::FormatError;
 use crate::model::Metadata;
 
+/// A checkpoint's only file with weights.
+pub(crate) const SINGLE: &str = "model.safetensors";
+/// The index of a checkpoint with several.
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
+/// 62 layers of 256 experts have an index of 6 MB.
+pub(crate) const MAX_INDEX_BYTES: usize = 256 << 20;
 /// The limit of the safetensors library itself.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
@@ -20,7 +26,8 @@ const MAX_HEADER_BYTES: u64 = 100_000_000;
 pub(crate) struct Foreign {
     storage: Storage,
     metadata: Metadata,
-    tensors: BTreeMap<String, ForeignTensor>,
+    /// By name.
+    pub(crate) tensors: BTreeMap<String, ForeignTensor>,
     data_start: usize,
 }
 
@@ -65,11 +72,6 @@ impl Foreign {
             Ok(ForeignTensor { dtype, shape, offsets, bytes })
         })?;
         Ok(Foreign { storage, metadata: raw.metadata, tensors, data_start })
-    }
-
-    /// All tensors by name.
-    pub(crate) fn tensors(&self) -> &BTreeMap<String, ForeignTensor> {
-        &self.tensors
     }
 
     /// The bytes of one of them.

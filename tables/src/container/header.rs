@@ -58,10 +58,10 @@ impl Dtype {
 
 /// A tensor of a checked header.
 #[derive(Debug)]
-pub(super) struct Info {
+pub(super) struct Tensor {
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
-    /// Of the whole file.
+    /// Of the storage: the whole file, or once aligned a copy of the data.
     pub(super) bytes: Range<usize>,
 }
 
@@ -69,7 +69,7 @@ pub(super) struct Info {
 #[derive(Debug)]
 pub(super) struct Header {
     pub(super) metadata: Metadata,
-    pub(super) tensors: BTreeMap<String, Info>,
+    pub(super) tensors: BTreeMap<String, Tensor>,
 }
 
 /// Parses and checks the header of a whole file of a format.
@@ -91,8 +91,8 @@ pub(super) fn checked<T>(
     tensors.into_iter().map(check).collect()
 }
 
-/// Parses the header of any safetensors file, whatever its metadata and element types; gives also where its data start.
-/// The tensors cover the data without holes and overlaps.
+/// Parses the header of any safetensors file, whatever its metadata and element types; also returns where its data
+/// start. The tensors cover the data without holes and overlaps.
 pub(super) fn parse_any(file: &[u8], max_header_bytes: u64) -> Result<(RawHeader, usize), FormatError> {
     let (raw, data_start) = read(file, max_header_bytes)?;
     check_coverage(&raw.tensors, file.len() - data_start)?;
@@ -145,13 +145,13 @@ fn check_coverage(raw: &BTreeMap<String, RawTensor>, data_len: usize) -> Result<
     Ok(())
 }
 
-fn check_tensor(name: &str, tensor: RawTensor, data_start: usize) -> Result<Info, FormatError> {
+fn check_tensor(name: &str, tensor: RawTensor, data_start: usize) -> Result<Tensor, FormatError> {
     let Some(dtype) = Dtype::ALL.into_iter().find(|d| d.name() == tensor.dtype) else {
         let what = format!("dtype of `{}`", short(name));
         return Err(damaged(what, short(&tensor.dtype), "U8, U16, U32, U64, I32, F16 or F32"));
     };
     check_size(name, &tensor, dtype.size() as u64)?;
-    Ok(Info { dtype, bytes: tensor.bytes(data_start), shape: tensor.shape })
+    Ok(Tensor { dtype, bytes: tensor.bytes(data_start), shape: tensor.shape })
 }
 
 /// The bytes are those of the shape, for elements of `element_bytes` bytes.

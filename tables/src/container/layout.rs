@@ -11,17 +11,17 @@ use super::{DIGEST_KEY, Element, VERSION, atomic, digest};
 use crate::model::Metadata;
 use crate::{FormatError, ModelInfo, Provenance};
 
-/// A tensor about to be written.
+/// A tensor about to be written, with its bytes or where they are.
 #[derive(Clone, Debug)]
-pub(crate) struct LayoutTensor<'a> {
+pub(crate) struct LayoutTensor<'a, B = &'a [u8]> {
     pub(crate) name: &'a str,
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<u64>,
-    pub(crate) bytes: &'a [u8],
+    pub(crate) bytes: B,
 }
 
 impl<'a> LayoutTensor<'a> {
-    /// The caller sees to it that the elements fill the shape; the reader checks it again.
+    /// The caller guarantees that the elements fill the shape; the reader checks it again.
     pub(crate) fn new<T: Element>(name: &'a str, shape: &[usize], elements: &'a [T]) -> Self {
         let shape = shape.iter().map(|&dim| dim as u64).collect();
         LayoutTensor { name, dtype: T::DTYPE, shape, bytes: bytemuck::cast_slice(elements) }
@@ -63,7 +63,7 @@ pub(super) fn encode<K: Serialize + Ord>(
     Ok(header)
 }
 
-impl<'a> Layout<'a> {
+impl Layout<'_> {
     /// Starts the metadata of a file.
     pub(crate) fn format(format: &str) -> Metadata {
         Metadata::from([("format".into(), format.into()), ("version".into(), VERSION.into())])
@@ -87,13 +87,14 @@ impl<'a> Layout<'a> {
     /// The whole file in memory.
     pub(crate) fn to_bytes(&self) -> Result<Vec<u8>, FormatError> {
         let header = self.header(&self.digest())?;
-        let mut bytes = Vec::with_capacity(header.len() + self.data_len());
+        let data_len: usize = self.tensors.iter().map(|t| t.bytes.len()).sum();
+        let mut bytes = Vec::with_capacity(header.len() + data_len);
         bytes.extend_from_slice(&header);
-        self.in_file_order().iter().for_each(|t| bytes.extend_from_slice(t.bytes));
+        in_file_order(&self.tensors).iter().for_each(|t| bytes.extend_from_slice(t.bytes));
         Ok(bytes)
     }
 
-    /// Writes the file: a temporary file in the same directory, flushed to the disk, then renamed. Gives the digest.
+    /// Writes the file: a temporary file in the same directory, flushed to the disk, then renamed. Returns the digest.
     pub(crate) fn write(&self, path: &Path) -> Result<String, FormatError> {
         let digest = self.digest();
         let header = self.header(&digest).map_err(|e| e.in_file(path))?;
@@ -103,54 +104,36 @@ impl<'a> Layout<'a> {
 
     fn write_to(&self, header: &[u8], out: &mut dyn Write) -> std::io::Result<()> {
         out.write_all(header)?;
-        self.in_file_order().iter().try_for_each(|t| out.write_all(t.bytes))
-    }
-
-    /// Widest elements first, so that no padding is needed (safetensors allows none); then by name.
-    fn in_file_order(&self) -> Vec<&LayoutTensor<'a>> {
-        let mut order: Vec<_> = self.tensors.iter().collect();
-        order.sort_by_key(|t| (std::cmp::Reverse(t.dtype.size()), t.name));
-        order
-    }
-
-    fn data_len(&self) -> usize {
-        self.tensors.iter().map(|t| t.bytes.len()).sum()
+        in_file_order(&self.tensors).iter().try_for_each(|t| out.write_all(t.bytes))
     }
 
     fn header(&self, digest: &str) -> Result<Vec<u8>, FormatError> {
-        let order = self.in_file_order();
-        let tensors = order.iter().map(|t| HeaderTensor {
-            name: t.name,
-            dtype: t.dtype,
-            shape: &t.shape,
-            len_bytes: t.bytes.len() as u64,
-        });
-        header(&self.metadata, digest, tensors)
+        header(&self.metadata, digest, &in_file_order(&self.tensors), |bytes| bytes.len() as u64)
     }
 }
 
-/// A tensor as the header names it.
-pub(super) struct HeaderTensor<'a> {
-    pub(super) name: &'a str,
-    pub(super) dtype: Dtype,
-    pub(super) shape: &'a [u64],
-    pub(super) len_bytes: u64,
+/// Widest elements first, so that no padding is needed (safetensors allows none); then by name.
+pub(super) fn in_file_order<'t, 'a, B>(tensors: &'t [LayoutTensor<'a, B>]) -> Vec<&'t LayoutTensor<'a, B>> {
+    let mut order: Vec<_> = tensors.iter().collect();
+    order.sort_by_key(|t| (std::cmp::Reverse(t.dtype.size()), t.name));
+    order
 }
 
 /// The header of tensors in the order of the file.
-pub(super) fn header<'a>(
+pub(super) fn header<B>(
     metadata: &Metadata,
     digest: &str,
-    tensors: impl Iterator<Item = HeaderTensor<'a>>,
+    tensors: &[&LayoutTensor<'_, B>],
+    len_bytes: impl Fn(&B) -> u64,
 ) -> Result<Vec<u8>, FormatError> {
     let mut metadata = metadata.clone();
     metadata.insert(DIGEST_KEY.into(), digest.into());
     let mut entries = BTreeMap::from([(METADATA_KEY, Entry::Metadata(&metadata))]);
     let mut at = 0u64;
-    for HeaderTensor { name, dtype, shape, len_bytes } in tensors {
-        let data_offsets = [at, at + len_bytes];
+    for LayoutTensor { name, dtype, shape, bytes } in tensors {
+        let data_offsets = [at, at + len_bytes(bytes)];
         at = data_offsets[1];
-        entries.insert(name, Entry::Tensor { dtype: dtype.name(), shape, data_offsets });
+        entries.insert(*name, Entry::Tensor { dtype: dtype.name(), shape, data_offsets });
     }
     encode(&entries, MAX_HEADER_BYTES)
 }

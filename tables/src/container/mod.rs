@@ -24,8 +24,11 @@ use bytemuck::Pod;
 pub(crate) use atomic::is_temporary;
 pub use atomic::{directory_of, write as write_atomically};
 pub(crate) use digest::{Digester, digest};
-pub(crate) use foreign::{FloatType, Foreign, ForeignTensor, element_bytes, is_plain_name};
+pub(crate) use foreign::{
+    FloatType, Foreign, ForeignTensor, INDEX, MAX_INDEX_BYTES, SINGLE, element_bytes, is_plain_name,
+};
 pub(crate) use header::Dtype;
+use header::{Header, Tensor};
 pub(crate) use layout::{Layout, LayoutTensor};
 
 use crate::model::{Metadata, quoted, short};
@@ -42,20 +45,11 @@ pub(crate) const DIGEST_KEY: &str = "digest";
 /// Bytes that are digested before their pages may leave memory.
 const DIGEST_PIECE_BYTES: usize = 16 << 20;
 
-/// One tensor of a container.
-#[derive(Debug)]
-struct Tensor {
-    dtype: Dtype,
-    shape: Vec<u64>,
-    /// Of the storage, aligned to the dtype.
-    bytes: Range<usize>,
-}
-
 /// A container whose header was checked: tensors lie without holes and overlaps, inside the file, aligned.
 #[derive(Debug)]
 pub(crate) struct Container {
     storage: Storage,
-    metadata: Metadata,
+    pub(crate) metadata: Metadata,
     tensors: BTreeMap<String, Tensor>,
     digest: OnceLock<String>,
 }
@@ -92,13 +86,8 @@ impl Container {
     }
 
     fn from_storage(storage: Storage, format: &'static str) -> Result<Self, FormatError> {
-        let parsed = header::parse(&storage, format)?;
-        let mut tensors = BTreeMap::new();
-        for (name, info) in parsed.tensors {
-            let tensor = Tensor { dtype: info.dtype, shape: info.shape, bytes: info.bytes };
-            tensors.insert(name, tensor);
-        }
-        let mut container = Container { storage, metadata: parsed.metadata, tensors, digest: OnceLock::new() };
+        let Header { metadata, tensors } = header::parse(&storage, format)?;
+        let mut container = Container { storage, metadata, tensors, digest: OnceLock::new() };
         container.align();
         Ok(container)
     }
@@ -121,10 +110,6 @@ impl Container {
             tensor.bytes = to;
         }
         self.storage = Storage::Words(words);
-    }
-
-    pub(crate) fn metadata(&self) -> &Metadata {
-        &self.metadata
     }
 
     /// The model and origin of a file of a format, which has no tensors but those in `known`.
@@ -234,16 +219,13 @@ impl Container {
 
     /// The container as it is written: equal content gives equal bytes, whatever the layout it was read from.
     pub(crate) fn layout(&self) -> Layout<'_> {
-        Layout { metadata: self.metadata.clone(), tensors: self.parts().collect() }
-    }
-
-    fn parts(&self) -> impl Iterator<Item = LayoutTensor<'_>> {
-        self.tensors.iter().map(|(name, tensor)| LayoutTensor {
+        let tensors = self.tensors.iter().map(|(name, tensor)| LayoutTensor {
             name,
             dtype: tensor.dtype,
             shape: tensor.shape.clone(),
             bytes: &self.storage[tensor.bytes.clone()],
-        })
+        });
+        Layout { metadata: self.metadata.clone(), tensors: tensors.collect() }
     }
 
     fn tensor(&self, tensor: &'static str) -> Result<&Tensor, FormatError> {

@@ -35,8 +35,7 @@ impl Storage {
         unsafe { Mmap::map(file) }.map(Storage::Mapped)
     }
 
-    /// Gives the pages of these bytes back, where the storage is a map. A hint: what the system makes of it is its
-    /// matter.
+    /// Releases the pages of these bytes, where the storage is a map. It is a hint that the system may ignore.
     #[cfg_attr(not(unix), allow(unused_variables, reason = "only Unix has such a call"))]
     pub(crate) fn release(&self, bytes: Range<usize>) {
         #[cfg(unix)]

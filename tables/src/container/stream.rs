@@ -5,8 +5,7 @@ use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use super::digest::Digester;
-use super::header::Dtype;
-use super::layout::{HeaderTensor, header};
+use super::layout::{LayoutTensor, header, in_file_order};
 use super::{Element, atomic};
 use crate::FormatError;
 use crate::model::Metadata;
@@ -49,7 +48,7 @@ pub(crate) struct Spooled {
 }
 
 impl Spooled {
-    /// Gives all bytes, in pieces, to `take`.
+    /// Passes all bytes, in pieces, to `take`.
     fn each(&self, mut take: impl FnMut(&[u8]) -> std::io::Result<()>) -> std::io::Result<()> {
         let mut file = &self.file;
         file.seek(SeekFrom::Start(0))?;
@@ -73,7 +72,7 @@ pub(crate) enum Data<'a> {
 }
 
 impl Data<'_> {
-    fn len_bytes(&self) -> u64 {
+    fn len(&self) -> u64 {
         match self {
             Data::Memory(bytes) => bytes.len() as u64,
             Data::Disk(spooled) => spooled.len_bytes,
@@ -89,28 +88,22 @@ impl Data<'_> {
 }
 
 /// A tensor about to be written.
-#[derive(Debug)]
-pub(crate) struct StreamTensor<'a> {
-    name: &'static str,
-    dtype: Dtype,
-    shape: Vec<u64>,
-    data: Data<'a>,
-}
+pub(crate) type StreamTensor<'a> = LayoutTensor<'a, Data<'a>>;
 
 impl<'a> StreamTensor<'a> {
-    /// The caller sees to it that the elements fill the shape.
-    pub(crate) fn memory<T: Element>(name: &'static str, shape: &[u64], elements: &'a [T]) -> Self {
-        let data = Data::Memory(bytemuck::cast_slice(elements));
-        StreamTensor { name, dtype: T::DTYPE, shape: shape.to_vec(), data }
+    /// The caller guarantees that the elements fill the shape.
+    pub(crate) fn memory<T: Element>(name: &'a str, shape: &[u64], elements: &'a [T]) -> Self {
+        let bytes = Data::Memory(bytemuck::cast_slice(elements));
+        StreamTensor { name, dtype: T::DTYPE, shape: shape.to_vec(), bytes }
     }
 
-    /// The caller sees to it that the spool was filled with this element type and shape.
-    pub(crate) fn disk<T: Element>(name: &'static str, shape: &[u64], spooled: &'a Spooled) -> Self {
-        StreamTensor { name, dtype: T::DTYPE, shape: shape.to_vec(), data: Data::Disk(spooled) }
+    /// The caller guarantees that the spool was filled with this element type and shape.
+    pub(crate) fn disk<T: Element>(name: &'a str, shape: &[u64], spooled: &'a Spooled) -> Self {
+        StreamTensor { name, dtype: T::DTYPE, shape: shape.to_vec(), bytes: Data::Disk(spooled) }
     }
 }
 
-/// Writes the bytes that [`super::Layout::write`] would for the same content; gives the digest.
+/// Writes the bytes that [`super::Layout::write`] would for the same content; returns the digest.
 pub(crate) fn write(
     path: &Path,
     metadata: &Metadata,
@@ -119,25 +112,19 @@ pub(crate) fn write(
     tensors.sort_by_key(|tensor| tensor.name);
     let mut digester = Digester::default();
     for tensor in &tensors {
-        digester.begin(tensor.name, tensor.dtype.name(), &tensor.shape, tensor.data.len_bytes());
-        let bytes = tensor.data.each(|bytes| {
+        digester.begin(tensor.name, tensor.dtype.name(), &tensor.shape, tensor.bytes.len());
+        let bytes = tensor.bytes.each(|bytes| {
             digester.bytes(bytes);
             Ok(())
         });
         bytes.map_err(|e| FormatError::io("read what was written for", path, e))?;
     }
     let digest = digester.finish();
-    tensors.sort_by_key(|tensor| (std::cmp::Reverse(tensor.dtype.size()), tensor.name));
-    let named = tensors.iter().map(|tensor| HeaderTensor {
-        name: tensor.name,
-        dtype: tensor.dtype,
-        shape: &tensor.shape,
-        len_bytes: tensor.data.len_bytes(),
-    });
-    let header = header(metadata, &digest, named).map_err(|e| e.in_file(path))?;
+    let tensors = in_file_order(&tensors);
+    let header = header(metadata, &digest, &tensors, Data::len).map_err(|e| e.in_file(path))?;
     atomic::write(path, |out| {
         out.write_all(&header)?;
-        tensors.iter().try_for_each(|tensor| tensor.data.each(|bytes| out.write_all(bytes)))
+        tensors.iter().try_for_each(|tensor| tensor.bytes.each(|bytes| out.write_all(bytes)))
     })?;
     Ok(digest)
 }

@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
-use serde::Serialize;
+use serde_json::json;
 
-use super::{filled_rows, json};
+use super::{filled_rows, line};
 use crate::container::{Layout, LayoutTensor};
-use crate::slots::{PADDING, slots_per_layer};
+use crate::replicas::PADDING;
+use crate::slots::slots_per_layer;
 use crate::{FormatError, Tables};
 
 const FORMAT: &str = "semmoe.eplb";
@@ -18,18 +19,15 @@ pub struct Eplb {
     layers: usize,
     slots: usize,
     experts: usize,
-    most_replicas: usize,
+    /// M: the highest number of slots of any expert.
+    pub most_replicas: usize,
     placement_digest: String,
-    phy2log: Vec<i32>,
-    log2phy: Vec<i32>,
-    logcnt: Vec<i32>,
-}
-
-#[derive(Serialize)]
-struct Arrays<'a> {
-    phy2log: Vec<&'a [i32]>,
-    log2phy: Vec<Vec<&'a [i32]>>,
-    logcnt: Vec<&'a [i32]>,
+    /// The expert in each slot: [L, P].
+    pub phy2log: Vec<i32>,
+    /// The slots of each expert, ascending, padded with -1: [L, N, M].
+    pub log2phy: Vec<i32>,
+    /// The number of slots of each expert: [L, N].
+    pub logcnt: Vec<i32>,
 }
 
 impl Eplb {
@@ -65,34 +63,15 @@ impl Eplb {
         })
     }
 
-    /// The expert in each slot: [L, P].
-    pub fn phy2log(&self) -> &[i32] {
-        &self.phy2log
-    }
-
-    /// The slots of each expert, ascending, padded with -1: [L, N, M].
-    pub fn log2phy(&self) -> &[i32] {
-        &self.log2phy
-    }
-
-    /// The number of slots of each expert: [L, N].
-    pub fn logcnt(&self) -> &[i32] {
-        &self.logcnt
-    }
-
-    /// M: the highest number of slots of any expert.
-    pub fn most_replicas(&self) -> usize {
-        self.most_replicas
-    }
-
     /// One JSON object of nested lists: `phy2log`, `log2phy`, `logcnt`.
     pub fn to_json(&self) -> String {
-        let per_expert = self.log2phy.chunks_exact(self.most_replicas).collect::<Vec<_>>();
-        json(&Arrays {
-            phy2log: self.phy2log.chunks_exact(self.slots).collect(),
-            log2phy: per_expert.chunks_exact(self.experts).map(<[_]>::to_vec).collect(),
-            logcnt: self.logcnt.chunks_exact(self.experts).collect(),
-        })
+        let rows = |flat: &[i32], width| flat.chunks_exact(width).map(<[_]>::to_vec).collect::<Vec<_>>();
+        let per_expert = rows(&self.log2phy, self.most_replicas);
+        line(&json!({
+            "phy2log": rows(&self.phy2log, self.slots),
+            "log2phy": per_expert.chunks_exact(self.experts).collect::<Vec<_>>(),
+            "logcnt": rows(&self.logcnt, self.experts),
+        }))
     }
 
     /// Writes a safetensors file of three i32 tensors (temporary, flushed, renamed).

@@ -19,18 +19,21 @@ mod read;
 
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 pub use eplb::Eplb;
 pub use flags::{SglangSpelling, ascend_flags, sglang_flags, tensorrt_llm_options, vllm_flags};
 pub use read::read_sglang;
 
 use crate::container::write_atomically;
-use crate::slots::{PADDING, layers, slots, slots_per_layer};
-use crate::{FormatError, Tables};
+use crate::replicas::PADDING;
+use crate::slots::{slots, slots_per_layer};
+use crate::{FormatError, LayerIdx, Tables};
 
 /// SGLang's JSON has this key and no other.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct ExpertLocation {
     physical_to_logical_map: Vec<Vec<i32>>,
 }
@@ -54,7 +57,7 @@ pub fn sglang(tables: &Tables) -> Result<String, FormatError> {
         // Layer ids are below the number of layers.
         rows[usize::from(*layer)] = row;
     }
-    Ok(json(&ExpertLocation { physical_to_logical_map: rows }))
+    Ok(line(&ExpertLocation { physical_to_logical_map: rows }))
 }
 
 /// A JSON list of P experts for each MoE layer.
@@ -62,7 +65,7 @@ pub fn sglang(tables: &Tables) -> Result<String, FormatError> {
 /// # Errors
 /// When a slot is padding.
 pub fn vllm(tables: &Tables) -> Result<String, FormatError> {
-    Ok(json(&filled_rows(tables, "vLLM")?))
+    Ok(line(&filled_rows(tables, "vLLM")?))
 }
 
 /// YAML with `num_slots` P, `initial_global_assignments`, a list of P experts under the number of each layer with
@@ -80,26 +83,6 @@ pub fn tensorrt_llm(tables: &Tables) -> Result<String, FormatError> {
     Ok(text + "layer_updates_per_iter: 0\n")
 }
 
-/// vLLM-Ascend's map.
-#[derive(Serialize)]
-struct ExpertMap {
-    moe_layer_count: usize,
-    layer_list: Vec<MapLayer>,
-}
-
-#[derive(Serialize)]
-struct MapLayer {
-    layer_id: usize,
-    device_count: u16,
-    device_list: Vec<MapDevice>,
-}
-
-#[derive(Serialize)]
-struct MapDevice {
-    device_id: usize,
-    device_expert: Vec<i32>,
-}
-
 /// `{"moe_layer_count", "layer_list": [{"layer_id", "device_count", "device_list": [{"device_id",
 /// "device_expert"}]}]}`: layers are those with experts, numbered from 0, devices are groups.
 ///
@@ -108,13 +91,13 @@ struct MapDevice {
 pub fn ascend(tables: &Tables) -> Result<String, FormatError> {
     let (groups, rows) = (tables.groups(), filled_rows(tables, "vLLM-Ascend")?);
     let each = slots_per_layer(tables) / usize::from(groups);
-    let devices = |row: Vec<i32>| {
-        let held = row.chunks_exact(each).enumerate();
-        held.map(|(device_id, experts)| MapDevice { device_id, device_expert: experts.to_vec() }).collect()
+    let device = |(rank, experts): (usize, &[i32])| json!({ "device_id": rank, "device_expert": experts });
+    let layer = |(at, row): (usize, &Vec<i32>)| {
+        let devices: Vec<Value> = row.chunks_exact(each).enumerate().map(device).collect();
+        json!({ "layer_id": at, "device_count": groups, "device_list": devices })
     };
-    let layer = |(layer_id, row)| MapLayer { layer_id, device_count: groups, device_list: devices(row) };
-    let layer_list: Vec<MapLayer> = rows.into_iter().enumerate().map(layer).collect();
-    Ok(json(&ExpertMap { moe_layer_count: layer_list.len(), layer_list }))
+    let layers: Vec<Value> = rows.iter().enumerate().map(layer).collect();
+    Ok(line(&json!({ "moe_layer_count": layers.len(), "layer_list": layers })))
 }
 
 /// Writes an exported text to a file (temporary, flushed, renamed).
@@ -127,7 +110,7 @@ pub fn write(text: &str, path: &Path) -> Result<(), FormatError> {
 
 /// The slots of every MoE layer, none of them padding.
 fn filled_rows(tables: &Tables, reader: &str) -> Result<Vec<Vec<i32>>, FormatError> {
-    let rows: Vec<Vec<i32>> = layers(tables).map(|layer| slots(tables, layer)).collect();
+    let rows: Vec<Vec<i32>> = LayerIdx::all(tables.model().layers()).map(|layer| slots(tables, layer)).collect();
     for (layer, row) in rows.iter().enumerate() {
         if let Some(slot) = row.iter().position(|&expert| expert == PADDING) {
             let expected = format!("an expert: {reader} has no slots without one");
@@ -139,7 +122,7 @@ fn filled_rows(tables: &Tables, reader: &str) -> Result<Vec<Vec<i32>>, FormatErr
 }
 
 /// One line. Structs and lists of integers always can be written.
-fn json(value: &impl Serialize) -> String {
+fn line(value: &impl Serialize) -> String {
     let mut text = serde_json::to_string(value).expect("lists of integers are JSON");
     text.push('\n');
     text

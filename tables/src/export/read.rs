@@ -1,18 +1,10 @@
 //! The way back: a placement out of SGLang's file.
 
-use serde::Deserialize;
-
+use super::ExpertLocation;
 use crate::model::short;
 use crate::{FormatError, ModelInfo, Replicas};
 
 const MAP: &str = "physical_to_logical_map";
-
-/// As written; other keys are not SGLang's.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ExpertLocation {
-    physical_to_logical_map: Vec<Vec<i32>>,
-}
 
 /// The placement in a text that [`super::sglang`] or SGLang itself wrote: a row for each of the model's layers, P
 /// columns, slot p on rank p / (P / G). Rows of layers without routed experts are dropped; the order of the slots of a
@@ -32,12 +24,9 @@ pub fn read_sglang(text: &str, model: &ModelInfo, groups: u16) -> Result<Replica
     // At least one layer, checked with the model.
     let least = model.layer_ids.last().map_or(0, |&last| usize::from(last) + 1);
     if rows.len() < least || (layers > 0 && rows.len() != layers) {
-        let expected = if layers > 0 { format!("[{layers}]") } else { format!("at least [{least}]") };
-        return Err(FormatError::shape(
-            MAP,
-            format!("[{}]", rows.len()),
-            expected + ", a row for each of the model's layers",
-        ));
+        let wanted = if layers > 0 { format!("[{layers}]") } else { format!("at least [{least}]") };
+        let expected = wanted + ", a row for each of the model's layers";
+        return Err(FormatError::shape(MAP, format!("[{}]", rows.len()), expected));
     }
     let slots = rows[0].len();
     if let Some(layer) = rows.iter().position(|row| row.len() != slots) {

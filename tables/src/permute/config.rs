@@ -83,13 +83,13 @@ impl Fields<'_> {
         Err(PermuteError::field(self.path, field, found, format!("{expected}, {what}")))
     }
 
-    /// Group-limited gating: `n_group` groups of neighbouring experts, of which `topk_group` are searched. Gives
-    /// `n_group`.
+    /// Group-limited gating: `n_group` groups of neighbouring experts, of which `topk_group` are searched.
+    /// Returns `n_group`.
     fn check_gating(&self, permutation: &Permutation) -> Result<u16, PermuteError> {
         if self.value.get("n_group").is_none_or(Value::is_null) {
             return Ok(1);
         }
-        let (n_group, experts) = (self.number("n_group")?, permutation.experts());
+        let (n_group, experts) = (self.number("n_group")?, permutation.experts);
         if n_group <= 1 {
             return Ok(1);
         }

@@ -44,9 +44,10 @@ pub use proof::{Proof, prove};
 pub use relabel::write_relabelled;
 
 use crate::Tables;
+use crate::container::INDEX;
 use config::Config;
 use plan::Plan;
-use source::{CONFIG, INDEX, Source};
+use source::{CONFIG, Source};
 use target::Target;
 
 /// The work done.
@@ -124,7 +125,7 @@ pub fn permute(
     let proof = proof::compare(&config, tables.model().top_k, &source, &written)?;
     target.copy(&source.dir, CONFIG)?;
     Ok(PermuteReport {
-        moe_layers: permutation.layers().count(),
+        moe_layers: permutation.layers.len(),
         tensors: source.shard_of.len(),
         data_bytes,
         shards_written,

@@ -3,41 +3,25 @@
 use std::collections::BTreeMap;
 
 use super::PermuteError;
-use crate::Tables;
-use crate::slots::{layers, slots, slots_per_layer};
+use crate::slots::{slots, slots_per_layer};
+use crate::{LayerIdx, Tables};
 
 /// For every MoE layer of the model: new slot p takes old expert pi(p), so that p / (N / G) is the group of pi(p).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Permutation {
     /// By the model's layer number.
-    layers: BTreeMap<u16, LayerPermutation>,
-    experts: u16,
+    pub(super) layers: BTreeMap<u16, LayerPermutation>,
+    /// N.
+    pub(super) experts: u16,
 }
 
 /// One layer's.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct LayerPermutation {
     /// pi: \[slot\]
-    old: Vec<u16>,
+    pub(super) old: Vec<u16>,
     /// Its inverse: \[old expert\]
-    slot: Vec<u16>,
-}
-
-impl LayerPermutation {
-    /// The new slot of an old expert.
-    pub(super) fn slot_of(&self, old: u16) -> Option<u16> {
-        self.slot.get(usize::from(old)).copied()
-    }
-
-    /// pi slot by slot.
-    pub(super) fn old(&self) -> &[u16] {
-        &self.old
-    }
-
-    /// The new slots, old expert by old expert.
-    pub(super) fn slots(&self) -> &[u16] {
-        &self.slot
-    }
+    pub(super) slot: Vec<u16>,
 }
 
 impl Permutation {
@@ -58,26 +42,14 @@ impl Permutation {
             (0u16..).zip(&old).for_each(|(p, &expert)| slot[usize::from(expert)] = p);
             LayerPermutation { old, slot }
         };
-        let ids = tables.model().layer_ids.iter().copied();
-        Ok(Self { layers: ids.zip(layers(tables).map(layer_of)).collect(), experts })
+        let ids = &tables.model().layer_ids;
+        let layers = ids.iter().copied().zip(LayerIdx::all(ids.len()).map(layer_of)).collect();
+        Ok(Self { layers, experts })
     }
 
     /// The old expert of each new slot of one of the model's layers; `None` for layers without experts.
     pub fn old_experts(&self, layer: u16) -> Option<&[u16]> {
-        self.layers.get(&layer).map(LayerPermutation::old)
-    }
-
-    /// N.
-    pub fn experts(&self) -> u16 {
-        self.experts
-    }
-
-    pub(super) fn layer(&self, layer: u16) -> Option<&LayerPermutation> {
-        self.layers.get(&layer)
-    }
-
-    pub(super) fn layers(&self) -> impl Iterator<Item = u16> {
-        self.layers.keys().copied()
+        self.layers.get(&layer).map(|layer| &layer.old[..])
     }
 
     /// Whether a model that first chooses among `n_group` groups of N / `n_group` neighbours still chooses the same:

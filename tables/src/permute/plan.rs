@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use super::family::{Experts, Family, Part, split_layer};
 use super::permutation::LayerPermutation;
-use super::source::{INDEX, Source};
+use super::source::Source;
 use super::{Permutation, PermuteError};
-use crate::container::ForeignTensor;
+use crate::container::{ForeignTensor, INDEX};
 
 /// How names and rows of one checkpoint move.
 #[derive(Debug)]
@@ -54,12 +54,12 @@ impl<'p> Plan<'p> {
     /// The fate of a tensor of a checked checkpoint.
     pub(super) fn movement(&self, name: &str) -> Move<'p> {
         let Some((layer, rest)) = split_layer(name) else { return Move::Stay };
-        let Some(permutation) = self.permutation.layer(layer) else { return Move::Stay };
+        let Some(permutation) = self.permutation.layers.get(&layer) else { return Move::Stay };
         match self.family.part(rest) {
             Part::Rows => Move::Rows(permutation),
             Part::Expert { expert, leaf } => {
                 // The check has refused experts that are out of range.
-                let slot = permutation.slot_of(expert).unwrap_or(expert);
+                let slot = permutation.slot.get(usize::from(expert)).copied().unwrap_or(expert);
                 Move::Rename(self.family.expert_name(layer, slot, leaf))
             }
             Part::Unknown | Part::Other => Move::Stay,
@@ -75,8 +75,8 @@ impl<'p> Plan<'p> {
     }
 
     /// Whether every layer of the permutation has a router and all experts, each with the same tensors of the same
-    /// types and shapes, and no other layer of the model proper has any. Gives the layers beyond (for speculation) that
-    /// keep their experts.
+    /// types and shapes, and no other layer of the model proper has any. Returns the layers beyond (for speculation)
+    /// that keep their experts.
     pub(super) fn check(&self, source: &Source) -> Result<Vec<u16>, PermuteError> {
         let mut layers: BTreeMap<u16, Layer<'_>> = BTreeMap::new();
         let mut beyond = Vec::new();
@@ -90,8 +90,8 @@ impl<'p> Plan<'p> {
                 beyond.push(layer);
                 continue;
             }
-            let found = Found { name, shard, tensor: &source.shards[shard].file.tensors()[name] };
-            if self.permutation.layer(layer).is_none() {
+            let found = Found { name, shard, tensor: &source.shards[shard].file.tensors[name] };
+            if !self.permutation.layers.contains_key(&layer) {
                 return Err(unexpected(source, found, "no experts in a layer that the tables do not place".to_owned()));
             }
             let entry = layers.entry(layer).or_default();
@@ -101,7 +101,7 @@ impl<'p> Plan<'p> {
                 Part::Unknown | Part::Other => return Err(unexpected(source, found, self.known_names(layer))),
             }
         }
-        for layer in self.permutation.layers() {
+        for &layer in self.permutation.layers.keys() {
             self.check_layer(source, layer, &layers.remove(&layer).unwrap_or_default())?;
         }
         beyond.sort_unstable();
@@ -110,16 +110,11 @@ impl<'p> Plan<'p> {
     }
 
     fn known_names(&self, layer: u16) -> String {
-        match self.family.experts {
-            Experts::Each(projections) => {
-                let leaf = format!("{{{}}}.weight", projections.join(","));
-                format!("names such as {}", self.family.expert_name(layer, 0, &leaf))
-            }
-            Experts::Stacked { projections, .. } => {
-                let leaf = format!("{{{}}}", projections.join(","));
-                format!("names such as {}", self.family.expert_name(layer, 0, &leaf))
-            }
-        }
+        let leaf = match self.family.experts {
+            Experts::Each(projections) => format!("{{{}}}.weight", projections.join(",")),
+            Experts::Stacked { projections, .. } => format!("{{{}}}", projections.join(",")),
+        };
+        format!("names such as {}", self.family.expert_name(layer, 0, &leaf))
     }
 
     fn check_layer(&self, source: &Source, layer: u16, found: &Layer<'_>) -> Result<(), PermuteError> {
@@ -130,7 +125,7 @@ impl<'p> Plan<'p> {
                 return Err(missing(name));
             }
         }
-        let experts = u64::from(self.permutation.experts());
+        let experts = u64::from(self.permutation.experts);
         for row in found.rows.values() {
             let whole_bytes = (row.tensor.len() as u64).is_multiple_of(experts);
             if row.tensor.shape.first() != Some(&experts) || !whole_bytes {
@@ -169,7 +164,7 @@ impl<'p> Plan<'p> {
         leaf: &str,
         of: &BTreeMap<u16, Found<'_>>,
     ) -> Result<(), PermuteError> {
-        let experts = self.permutation.experts();
+        let experts = self.permutation.experts;
         if let Some((_, beyond)) = of.range(experts..).next() {
             return Err(unexpected(source, *beyond, format!("experts below {experts}")));
         }

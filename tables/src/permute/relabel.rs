@@ -17,7 +17,7 @@ pub fn write_relabelled(tables: &Tables, path: &Path) -> Result<String, FormatEr
     }
     let model = tables.model();
     let placement = Placement::contiguous(model.layers(), model.num_experts, tables.groups())?;
-    let Layout { mut metadata, mut tensors } = tables.layout();
+    let Layout { mut metadata, mut tensors } = tables.container.layout();
     metadata.insert("placement_digest".to_owned(), placement.digest());
     tensors.retain(|tensor| tensor.name != "E");
     tensors.push(placement.tensor());

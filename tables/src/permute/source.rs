@@ -8,13 +8,9 @@ use serde_json::Value;
 use super::PermuteError;
 use super::config::read_json;
 use crate::FormatError;
-use crate::container::{Foreign, is_plain_name};
+use crate::container::{Foreign, INDEX, MAX_INDEX_BYTES, SINGLE, is_plain_name};
 
 pub(super) const CONFIG: &str = "config.json";
-const SINGLE: &str = "model.safetensors";
-pub(super) const INDEX: &str = "model.safetensors.index.json";
-/// 62 layers of 256 experts have an index of 6 MB.
-const MAX_INDEX_BYTES: usize = 256 << 20;
 /// Weights in forms that are not rewritten: beside the new ones they would be those of another order of experts.
 const OTHER_WEIGHTS: &[&str] =
     &["safetensors", "bin", "pt", "pth", "ckpt", "gguf", "ggml", "h5", "msgpack", "onnx", "npz", "index.json"];
@@ -101,18 +97,13 @@ impl Source {
 /// The file of each tensor, by the index.
 fn weight_map<'a>(index: &'a Value, path: &Path) -> Result<BTreeMap<&'a str, &'a str>, PermuteError> {
     let Some(map) = index.get("weight_map").and_then(Value::as_object).filter(|map| !map.is_empty()) else {
-        return Err(PermuteError::field(
-            path,
-            "weight_map",
-            "missing or empty",
-            "an object of tensors and their files",
-        ));
+        let expected = "an object of tensors and their files";
+        return Err(PermuteError::field(path, "weight_map", "missing or empty", expected));
     };
     let entry = |(tensor, file): (&'a String, &'a Value)| match file.as_str().filter(|file| is_plain(file)) {
         Some(file) => Ok((tensor.as_str(), file)),
         None => {
-            let (tensor, file): (String, String) =
-                (tensor.chars().take(100).collect(), file.to_string().chars().take(100).collect());
+            let [tensor, file]: [String; 2] = [tensor, &file.to_string()].map(|text| text.chars().take(100).collect());
             let expected = "the name of a safetensors file in the same directory";
             Err(PermuteError::field(path, format!("weight_map.{tensor}"), file, expected))
         }
@@ -151,7 +142,7 @@ fn is_plain(name: &str) -> bool {
 fn shard_of(dir: &Path, shards: &[Shard]) -> Result<BTreeMap<String, usize>, PermuteError> {
     let mut shard_of = BTreeMap::new();
     for (at, shard) in shards.iter().enumerate() {
-        for tensor in shard.file.tensors().keys() {
+        for tensor in shard.file.tensors.keys() {
             if let Some(other) = shard_of.insert(tensor.clone(), at) {
                 let expected = format!("it in one file, but {} has it as well", shards[other].name);
                 let (path, tensor) = (dir.join(&shard.name), tensor.clone());

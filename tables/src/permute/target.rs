@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::plan::{Move, Plan};
-use super::source::{INDEX, Shard, Source};
+use super::source::{Shard, Source};
 use super::{Meter, PermuteError};
 use crate::FormatError;
-use crate::container::{Foreign, Storage, is_temporary, write_atomically};
+use crate::container::{Foreign, INDEX, Storage, is_temporary, write_atomically};
 
 /// Pieces in which bytes are passed on, so that progress shows and no more than this is held beside the maps.
 pub(super) const PIECE_BYTES: usize = 4 << 20;
@@ -21,7 +21,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Makes the directory if there is none, and sees to it that nothing but `expected` files is in it.
+    /// Creates the directory if there is none, and requires that it holds nothing but `expected` files.
     pub(super) fn prepare(dir: &Path, source: &Path, expected: &BTreeSet<&str>) -> Result<Self, PermuteError> {
         let inside = |dir: &Path| -> Result<bool, PermuteError> {
             let resolve = |path: &Path| path.canonicalize().map_err(|error| FormatError::io("resolve", path, error));
@@ -51,7 +51,7 @@ impl Target {
     }
 
     /// Writes one shard, or takes over one of an interrupted run: files appear whole, so equal length and header mean
-    /// that it is complete, and the self-check reads its bytes. Gives whether it was written.
+    /// that it is complete, and the self-check reads its bytes. Returns whether it was written.
     pub(super) fn shard(&self, plan: &Plan<'_>, shard: &Shard, meter: &mut Meter<'_>) -> Result<bool, PermuteError> {
         let path = self.dir.join(&shard.name);
         let header = shard.file.renamed_header(|name| plan.new_name(name)).map_err(|error| error.in_file(&path))?;
@@ -71,8 +71,8 @@ impl Target {
                     Move::Stay | Move::Rename(_) => pass_on(out, bytes, meter)?,
                     Move::Rows(permutation) => {
                         // N rows, as was checked, and N is not 0.
-                        let row = bytes.len() / permutation.old().len();
-                        for &old in permutation.old() {
+                        let row = bytes.len() / permutation.old.len();
+                        for &old in &permutation.old {
                             pass_on(out, &bytes[usize::from(old) * row..][..row], meter)?;
                         }
                     }

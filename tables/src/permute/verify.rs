@@ -1,12 +1,12 @@
 //! The self-check: what was written, read again from the disk, equals the original under the permutation, byte by byte.
 
 use super::plan::{Move, Plan};
-use super::source::{Shard, Source};
+use super::source::Source;
 use super::target::PIECE_BYTES;
 use super::{Meter, PermuteError};
-use crate::container::{Digester, ForeignTensor};
+use crate::container::Digester;
 
-/// Compares every tensor and gives the digest of the tensors as they are read through the permutation: that of the
+/// Compares every tensor and returns the digest of the tensors as they are read through the permutation: that of the
 /// original.
 pub(super) fn verify(
     plan: &Plan<'_>,
@@ -24,16 +24,17 @@ pub(super) fn verify(
     let mut digester = Digester::default();
     for (name, &shard) in &source.shard_of {
         let from = &source.shards[shard];
-        let original = &from.file.tensors()[name];
+        let original = &from.file.tensors[name];
         let new_name = plan.new_name(name);
         let counterpart = written.shard_of.get(&new_name).map(|&shard| &written.shards[shard]);
         let Some(into) = counterpart.filter(|shard| shard.name == from.name) else {
             return Err(PermuteError::missing(&dir.join(&from.name), new_name));
         };
-        let copy = &into.file.tensors()[&new_name];
-        let pair = Pair { original, from, copy, into };
-        digester.begin(name, &original.dtype, &original.shape, from.file.bytes(original).len() as u64);
-        if !pair.equal(&plan.movement(name), &mut digester, meter) {
+        let copy = &into.file.tensors[&new_name];
+        let same_form = (&original.dtype, &original.shape) == (&copy.dtype, &copy.shape);
+        let (old, new) = (from.file.bytes(original), into.file.bytes(copy));
+        digester.begin(name, &original.dtype, &original.shape, old.len() as u64);
+        if !same_form || !equal(old, new, &plan.movement(name), &mut digester, meter) {
             let original = format!("`{name}` of {}", source.dir.join(&from.name).display());
             return Err(PermuteError::Differs { path: dir.join(&into.name), tensor: new_name, original });
         }
@@ -41,38 +42,23 @@ pub(super) fn verify(
     Ok(digester.finish())
 }
 
-/// A tensor and what became of it.
-struct Pair<'a> {
-    original: &'a ForeignTensor,
-    from: &'a Shard,
-    copy: &'a ForeignTensor,
-    into: &'a Shard,
-}
-
-impl Pair<'_> {
-    /// Compares type, shape and bytes; digests the copy in the original's order.
-    fn equal(&self, movement: &Move<'_>, digester: &mut Digester, meter: &mut Meter<'_>) -> bool {
-        let (original, copy) = (self.from.file.bytes(self.original), self.into.file.bytes(self.copy));
-        if (&self.original.dtype, &self.original.shape) != (&self.copy.dtype, &self.copy.shape)
-            || original.len() != copy.len()
-        {
-            return false;
-        }
-        let mut same = |original: &[u8], copy: &[u8]| {
-            original.chunks(PIECE_BYTES).zip(copy.chunks(PIECE_BYTES)).all(|(original, copy)| {
-                digester.bytes(copy);
-                meter.advance(copy.len() as u64);
-                original == copy
-            })
-        };
-        match movement {
+/// Compares the bytes of a tensor with those of its copy; digests the copy in the original's order.
+fn equal(original: &[u8], copy: &[u8], movement: &Move<'_>, digester: &mut Digester, meter: &mut Meter<'_>) -> bool {
+    let mut same = |original: &[u8], copy: &[u8]| {
+        original.chunks(PIECE_BYTES).zip(copy.chunks(PIECE_BYTES)).all(|(original, copy)| {
+            digester.bytes(copy);
+            meter.advance(copy.len() as u64);
+            original == copy
+        })
+    };
+    original.len() == copy.len()
+        && match movement {
             Move::Stay | Move::Rename(_) => same(original, copy),
             Move::Rows(permutation) => {
-                let row = original.len() / permutation.slots().len();
-                let mut rows = (0..).zip(permutation.slots());
+                let row = original.len() / permutation.slot.len();
+                let mut rows = (0..).zip(&permutation.slot);
                 // Row e of the original is now where the slot of e is.
                 rows.all(|(e, &slot)| same(&original[e * row..][..row], &copy[usize::from(slot) * row..][..row]))
             }
         }
-    }
 }

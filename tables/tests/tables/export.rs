@@ -127,9 +127,9 @@ fn eplb_arrays_as_json_and_as_tensors() {
     let bytes = std::fs::read(&path).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     for (name, shape, values) in [
-        ("phy2log", &[2, 6][..], eplb.phy2log()),
-        ("log2phy", &[2, 4, 2], eplb.log2phy()),
-        ("logcnt", &[2, 4], eplb.logcnt()),
+        ("phy2log", &[2, 6][..], eplb.phy2log),
+        ("log2phy", &[2, 4, 2], eplb.log2phy),
+        ("logcnt", &[2, 4], eplb.logcnt),
     ] {
         let view = tensors.tensor(name).unwrap();
         assert_eq!((view.dtype(), view.shape()), (safetensors::Dtype::I32, shape), "{name}");
@@ -185,17 +185,17 @@ proptest! {
         let replicas = Replicas::new(&info, groups, width, slots.clone()).unwrap();
         let tables = dp_tables(&info, groups).replicas(replicas).finish().unwrap();
         let eplb = Eplb::new(&tables).unwrap();
-        prop_assert_eq!(eplb.phy2log(), &slots[..]);
+        prop_assert_eq!(eplb.phy2log, &slots[..]);
         prop_assert_eq!(slots_of_tensorrt_llm(&tensorrt_llm(&tables).unwrap()), slots.clone());
         prop_assert_eq!(slots_of_ascend(&ascend(&tables).unwrap()), slots.clone());
-        let (n, most) = (usize::from(experts), eplb.most_replicas());
-        for (at, physical) in eplb.log2phy().chunks(most).enumerate() {
+        let (n, most) = (usize::from(experts), eplb.most_replicas);
+        for (at, physical) in eplb.log2phy.chunks(most).enumerate() {
             let (layer, expert) = (at / n, (at % n) as i32);
             let known: Vec<i32> = physical.iter().copied().filter(|&p| p >= 0).collect();
-            prop_assert_eq!(known.len() as i32, eplb.logcnt()[at]);
+            prop_assert_eq!(known.len() as i32, eplb.logcnt[at]);
             prop_assert!(known.is_sorted());
             prop_assert!(known.iter().all(|&p| slots[layer * width + p as usize] == expert));
         }
-        prop_assert_eq!(eplb.logcnt().iter().sum::<i32>() as usize, slots.len());
+        prop_assert_eq!(eplb.logcnt.iter().sum::<i32>() as usize, slots.len());
     }
 }

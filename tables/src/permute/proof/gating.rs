@@ -1,7 +1,5 @@
 //! Which experts a token gets, by the rules of each family.
 
-use std::cmp::Reverse;
-
 use super::super::config::Config;
 use super::super::family::Scoring;
 
@@ -51,8 +49,7 @@ impl Gating {
             Scoring::Softmax | Scoring::BiasedSoftmax => affinities.clone(),
             Scoring::CorrectedSigmoid => affinities.iter().enumerate().map(|(e, &value)| biased(e, value)).collect(),
         };
-        let mut experts = self.searched(&scores);
-        strongest(&mut experts, self.top_k, |&expert| scores[expert]);
+        let experts = strongest(self.searched(&scores), self.top_k, |expert| scores[expert]);
         let chosen = experts.iter().map(|&expert| affinities[expert]);
         let raw: Vec<f32> = match self.scoring {
             Scoring::CorrectedSigmoid => chosen.collect(),
@@ -72,43 +69,19 @@ impl Gating {
             return (0..scores.len()).collect();
         }
         let best = if self.scoring == Scoring::CorrectedSigmoid { 2 } else { 1 };
-        let strength = |group: &usize| -> f32 {
-            let mut own: Vec<usize> = (group * self.per_group..(group + 1) * self.per_group).collect();
-            strongest(&mut own, best, |&expert| scores[expert]);
-            own.iter().map(|&expert| scores[expert]).sum()
+        let members = |group: usize| group * self.per_group..(group + 1) * self.per_group;
+        let strength = |group: usize| -> f32 {
+            let own = strongest(members(group), best, |expert| scores[expert]);
+            own.into_iter().map(|expert| scores[expert]).sum()
         };
-        let mut groups: Vec<usize> = (0..scores.len() / self.per_group).collect();
-        strongest(&mut groups, self.top_groups, strength);
-        groups.into_iter().flat_map(|group| group * self.per_group..(group + 1) * self.per_group).collect()
+        let groups = strongest(0..scores.len() / self.per_group, self.top_groups, strength);
+        groups.into_iter().flat_map(members).collect()
     }
 }
 
-/// Keeps the strongest few, strongest first, ties to the lower number.
-fn strongest(numbers: &mut Vec<usize>, count: usize, strength: impl Fn(&usize) -> f32) {
-    let key = |number: &usize| (Reverse(Ordered(strength(number))), *number);
-    numbers.sort_by_cached_key(key);
-    numbers.truncate(count);
+/// The strongest few, strongest first, ties to the lower number.
+fn strongest(numbers: impl IntoIterator<Item = usize>, count: usize, strength: impl Fn(usize) -> f32) -> Vec<usize> {
+    let mut ranked: Vec<(f32, usize)> = numbers.into_iter().map(|number| (strength(number), number)).collect();
+    ranked.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    ranked.into_iter().take(count).map(|(_, number)| number).collect()
 }
-
-/// Numbers in total order.
-struct Ordered(f32);
-
-impl Ord for Ordered {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.total_cmp(&other.0)
-    }
-}
-
-impl PartialOrd for Ordered {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Ordered {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Ordered {}

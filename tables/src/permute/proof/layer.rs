@@ -14,8 +14,9 @@ pub(super) struct MoeLayer<'s> {
     source: &'s Source,
     family: &'static Family,
     layer: u16,
-    router: Matrix<'s>,
-    bias: Option<Vec<f32>>,
+    /// As many columns as a hidden state has numbers.
+    pub(super) router: Matrix<'s>,
+    pub(super) bias: Option<Vec<f32>>,
 }
 
 impl<'s> MoeLayer<'s> {
@@ -29,20 +30,6 @@ impl<'s> MoeLayer<'s> {
             return Err(format!("a router of {} rows with a bias of another length", router.rows));
         }
         Ok(Self { source, family, layer, router, bias })
-    }
-
-    /// Numbers of a hidden state.
-    pub(super) fn hidden(&self) -> usize {
-        self.router.cols
-    }
-
-    pub(super) fn bias(&self) -> Option<&[f32]> {
-        self.bias.as_deref()
-    }
-
-    /// The router's product with a hidden state, without bias: \[N\].
-    pub(super) fn logits(&self, hidden: &[f32]) -> Vec<f32> {
-        self.router.times(hidden)
     }
 
     /// f(h) of one expert, in this checkpoint's numbering.
@@ -105,6 +92,6 @@ impl<'s> MoeLayer<'s> {
 
 fn stored<'s>(source: &'s Source, name: &str) -> Result<Stored<'s>, String> {
     let shard = source.shard_of.get(name).map(|&shard| &source.shards[shard].file);
-    let found = shard.and_then(|file| file.tensors().get(name).map(|tensor| (tensor, file.bytes(tensor))));
+    let found = shard.and_then(|file| file.tensors.get(name).map(|tensor| (tensor, file.bytes(tensor))));
     found.ok_or_else(|| format!("without `{name}` its layer is not computed"))
 }

@@ -52,7 +52,7 @@ pub struct Proof {
 /// `config.json`.
 ///
 /// # Errors
-/// [`PermuteError::Computes`] when a layer gives something else; otherwise as [`super::permute`] for what cannot be
+/// [`PermuteError::Computes`] when a layer computes something else; otherwise as [`super::permute`] for what cannot be
 /// read.
 pub fn prove(tables: &Tables, source: &Path, permuted: &Path) -> Result<Proof, PermuteError> {
     let config = Config::read(source, tables)?;
@@ -62,18 +62,18 @@ pub fn prove(tables: &Tables, source: &Path, permuted: &Path) -> Result<Proof, P
 /// The same of checkpoints that are open.
 pub(super) fn compare(config: &Config, top_k: u16, source: &Source, permuted: &Source) -> Result<Proof, PermuteError> {
     let permutation = &config.permutation;
-    let gating = Gating::new(config, permutation.experts(), top_k);
+    let gating = Gating::new(config, permutation.experts, top_k);
     let mut proof = Proof::default();
-    for layer in permutation.layers() {
+    for (&layer, moved) in &permutation.layers {
         let sides = [source, permuted].map(|source| MoeLayer::open(source, config.family, layer));
-        let ([Ok(old), Ok(new)], Some(moved)) = (&sides, permutation.layer(layer)) else {
+        let [Ok(old), Ok(new)] = &sides else {
             let reason = sides.into_iter().find_map(Result::err);
             proof.not_computed = proof.not_computed.or(reason);
             continue;
         };
         let differs = |what: String| PermuteError::Computes { path: permuted.dir.clone(), layer, what };
         for state in 0..STATES {
-            let hidden = hidden_state(old.hidden(), u64::from(layer) * STATES + state);
+            let hidden = hidden_state(old.router.cols, u64::from(layer) * STATES + state);
             compare_on(&hidden, &gating, moved, old, new, &mut proof).map_err(differs)?;
         }
     }
@@ -89,9 +89,11 @@ fn compare_on(
     new: &MoeLayer<'_>,
     proof: &mut Proof,
 ) -> Result<(), String> {
-    let (old_logits, new_logits) = (old.logits(hidden), new.logits(hidden));
-    let (old_choice, new_choice) = (gating.choose(&old_logits, old.bias()), gating.choose(&new_logits, new.bias()));
-    for (slot, &expert) in moved.old().iter().enumerate() {
+    // Without the bias: [N].
+    let [old_logits, new_logits] = [old, new].map(|layer| layer.router.times(hidden));
+    let choose = |layer: &MoeLayer<'_>, logits: &[f32]| gating.choose(logits, layer.bias.as_deref());
+    let (old_choice, new_choice) = (choose(old, &old_logits), choose(new, &new_logits));
+    for (slot, &expert) in moved.old.iter().enumerate() {
         let expert = usize::from(expert);
         for (what, ours, theirs) in
             [("logit", &new_logits, &old_logits), ("score", &new_choice.scores, &old_choice.scores)]
@@ -105,7 +107,7 @@ fn compare_on(
         }
     }
     proof.logits += 1;
-    let renumbered: Vec<usize> = new_choice.experts.iter().map(|&slot| usize::from(moved.old()[slot])).collect();
+    let renumbered: Vec<usize> = new_choice.experts.iter().map(|&slot| usize::from(moved.old[slot])).collect();
     if renumbered != old_choice.experts {
         // Every expert scores as before, so the choice can differ by ties only.
         proof.ties += 1;
