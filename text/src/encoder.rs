@@ -156,14 +156,11 @@ impl PromptEncoder {
         match &self.fast {
             // Where nothing is put around a prompt, it is a text like the others, and its turns are found again.
             Ok(fast) => {
-                fast.encode(text, special && !self.adds_nothing(), &|text, special| self.by_oracle(text, special))
+                let special = special && self.around != Some(Around::default());
+                fast.encode(text, special, &|text, special| self.encode_by_oracle(text, special))
             }
-            Err(_) => self.by_oracle(text, special),
+            Err(_) => self.encode_by_oracle(text, special),
         }
-    }
-
-    fn adds_nothing(&self) -> bool {
-        self.around.as_ref().is_some_and(|around| *around == Around::default())
     }
 
     /// The ids of [`Self::encode_prompt`] with `special`, else of [`Self::encode`], by the library that the engines
@@ -172,10 +169,6 @@ impl PromptEncoder {
     /// # Errors
     /// [`TextError::OracleAway`], and what that library says.
     pub fn encode_by_oracle(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
-        self.by_oracle(text, special)
-    }
-
-    fn by_oracle(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
         ids_by(self.inner()?, text, special)
     }
 

@@ -120,15 +120,7 @@ impl TextError {
             Self::Field { .. } | Self::TooLarge { .. } | Self::TemplateRender { .. } | Self::NoTemplate => {
                 Fault::Client
             }
-            Self::Read { .. }
-            | Self::GivenUp { .. }
-            | Self::FileTooLarge { .. }
-            | Self::Tokenizer { .. }
-            | Self::OracleAway
-            | Self::TokenizerChanged { .. }
-            | Self::Tokenize { .. }
-            | Self::TemplateConfig { .. }
-            | Self::TemplateSyntax { .. } => Fault::Server,
+            _ => Fault::Server,
         }
     }
 }
