@@ -190,8 +190,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fixtures::{h200, qwen3_235b};
     use crate::layout::Layout;
+    use crate::tests::fixtures::{h200, qwen3_235b};
 
     const EXPOSED: StepProfile =
         StepProfile { compute: 0.06, bytes: 0.035, latency: 0.005, experts: 0.02, overlap: false };

@@ -81,8 +81,8 @@ pub fn fitted(engine: &str, gpu: &str, weights: Dtype) -> Result<Calibration, Pl
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{deepseek_v3, h200, layout};
     use crate::step::{Load, Target, predict};
+    use crate::tests::fixtures::{deepseek_v3, h200, layout};
 
     #[test]
     fn every_regime_is_valid_and_found() {

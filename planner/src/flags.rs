@@ -74,7 +74,7 @@ pub fn vllm(layout: &Layout, host_gpus: u64) -> Launch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::layout;
+    use crate::tests::fixtures::layout;
 
     #[test]
     fn layouts_are_the_engines_arguments() {

@@ -208,7 +208,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fixtures::{deepseek_v3, layout, qwen3_235b};
+    use crate::tests::fixtures::{deepseek_v3, layout, qwen3_235b};
 
     #[test]
     fn what_does_not_divide_is_named() {
@@ -231,6 +231,17 @@ mod tests {
         assert_eq!(layout(1, [8, 1], [8, 1]).check(&qwen), Ok(()));
         assert_eq!(layout(1, [8, 4], [1, 32]).name(), "TP8+DP4, EP32");
         assert_eq!(layout(2, [8, 1], [8, 1]).name(), "TP8, TP8 PP2");
+    }
+
+    /// MixServe's equation 5: `b / max(d_DP, d_EP) k (d - 1) / d` copies leave a rank in a dispatch, d being the members
+    /// of a group; b 16, k 8.
+    #[test]
+    fn golden_copies() {
+        for (dp, ep, copies) in [(4u64, 4u64, 24.0), (8, 4, 12.0), (4, 8, 12.0)] {
+            let (stage, most) = (8, dp.max(ep) as f64);
+            let members = layout(1, [stage / dp, dp], [stage / ep, ep]).exchange_group().size as f64;
+            assert_eq!(16.0 / most * 8.0 * (members - 1.0) / members, copies);
+        }
     }
 
     proptest! {

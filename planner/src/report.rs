@@ -207,8 +207,8 @@ impl<'a> Answer<'a> {
 mod tests {
     use super::*;
     use crate::affinity::{Remote, StepProfile, gain};
-    use crate::fixtures::{h200, qwen3_235b};
     use crate::search::search;
+    use crate::tests::fixtures::{h200, qwen3_235b};
     use crate::workload::Workload;
 
     #[test]

@@ -154,13 +154,6 @@ impl Lengths {
         });
         found.or(self.0.last()).map_or(0.0, |(tokens, _)| *tokens)
     }
-
-    /// Variance over squared mean: 0 if all are equal. Waiting grows with it.
-    #[must_use]
-    pub fn variation(&self) -> f64 {
-        let mean = self.mean();
-        self.0.iter().map(|(tokens, share)| (tokens / mean - 1.0).powi(2) * share).sum()
-    }
 }
 
 fn is_one(sum: f64) -> bool {
@@ -180,7 +173,8 @@ mod tests {
         let workload = Workload::from_toml("w", GOOD).unwrap();
         assert_eq!((workload.output.mean(), workload.input.mean()), (400.0, 512.0));
         assert_eq!((workload.output.quantile(0.75), workload.output.quantile(0.76)), (200.0, 1000.0));
-        assert_eq!((workload.input.variation(), workload.output.variation()), (0.0, 0.75));
+        assert_eq!(workload.input, Lengths(vec![(512.0, 1.0)]));
+        assert_eq!(workload.output, Lengths(vec![(200.0, 0.75), (1000.0, 0.25)]));
         assert!(workload.objective.met(0.5, 9.0) && !workload.objective.met(0.51, 0.0));
         let trace = Lengths::of_trace(&[200, 1000, 200, 200]).unwrap();
         assert_eq!(trace, workload.output);

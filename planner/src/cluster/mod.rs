@@ -16,7 +16,7 @@ pub use gpu::{Contention, Gpu, PRESETS, Sharing};
 pub use kernels::{Kernel, MeasuredKernel};
 pub use measured::{Curve, Line, Measured, Operator, Tables};
 use serde::Serialize;
-pub use span::{Group, Span, all_reduce_bytes};
+pub use span::{Group, Span};
 
 use crate::PlanError;
 use crate::fields::{Fields, toml};

@@ -133,27 +133,47 @@ impl<'a> Span<'a> {
     }
 }
 
-/// Bytes that one rank moves in an all-reduce of `bytes` over `ranks`: 2 x (d - 1) / d.
-#[must_use]
-pub fn all_reduce_bytes(bytes: f64, ranks: u64) -> f64 {
-    2.0 * bytes * (ranks.max(1) - 1) as f64 / ranks.max(1) as f64
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fixtures::h200;
+    use crate::tests::fixtures::h200;
 
-    /// x = 229,376 B, d = 8.
+    /// `nodes` of 8 GPUs, 450 GB/s inside, 50 GB/s between, no latency.
+    fn without_latency(nodes: u64) -> Cluster {
+        let mut cluster = h200(nodes);
+        cluster.levels.iter_mut().for_each(|level| level.latency = 0.0);
+        cluster
+    }
+
+    /// x = 229,376 B, d = 8: 2 x (d - 1) / d.
     #[test]
     fn an_all_reduce_moves_the_golden_bytes() {
-        assert_eq!(all_reduce_bytes(229_376.0, 8), 401_408.0);
-        let mut cluster = h200(1);
-        cluster.levels[0].latency = 0.0;
-        let seconds = cluster.span(Group { size: 8, stride: 1 }).all_reduce(229_376.0);
-        assert!((seconds * 450e9 - 401_408.0).abs() < 1e-6);
+        let cluster = without_latency(1);
+        let span = cluster.span(Group { size: 8, stride: 1 });
+        assert!((span.all_reduce(229_376.0) * 450e9 - 401_408.0).abs() < 1e-6);
+        assert!((2.0 * span.scatter(229_376.0) * 450e9 - 401_408.0).abs() < 1e-6);
+    }
+
+    /// MixServe's equations 12 and 13: b 16, s 1, h 7168, k 8, 2 x 8 GPUs; microseconds. As printed, EP sends every
+    /// token's copies from each GPU of a node; engines send a slice from each, which leaves little of the gain.
+    #[test]
+    fn golden_hybrid_times() {
+        let cluster = without_latency(2);
+        let span = |size, stride| cluster.span(Group { size, stride });
+        let (inside, between, all) = (span(8, 1), span(2, 8), span(16, 1));
+        let whole = 16.0 * 7168.0 * 2.0;
+        let (routed, slice) = (8.0 * whole, 8.0 * whole / 8.0);
+        let (reduce, gather, exchange) = (inside.all_reduce(whole), inside.scatter(routed), between.all_to_all(slice));
+        for (case, seconds, microseconds) in [
+            ("EP, printed", reduce + 2.0 * between.all_to_all(routed), 37.59),
+            ("hybrid, printed", reduce + gather + 2.0 * exchange, 9.05),
+            ("EP, sliced", reduce + 2.0 * all.all_to_all(slice), 5.93),
+            ("hybrid, overlapped", reduce + gather.max(2.0 * exchange), 5.48),
+        ] {
+            assert!((seconds * 1e6 - microseconds).abs() < 0.005, "{case}: {seconds}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::fixtures::{self, GPT_OSS_120B, OLMOE, QWEN3_235B};
+use crate::tests::fixtures::{self, GPT_OSS_120B, OLMOE, QWEN3_235B};
 
 #[test]
 fn parameters_are_those_of_the_published_checkpoints() {

@@ -85,16 +85,9 @@ impl Target<'_> {
             Attention::Grouped { .. } => 2.0 * head_dim as f64,
         }
     }
-
-    /// Experts of one rank that a step of `tokens` activates, expected where every set of k experts is equally likely.
-    #[must_use]
-    pub fn distinct_experts(&self, tokens: f64) -> f64 {
-        let (experts, k) = (self.shape.experts as f64, self.shape.top_k as f64);
-        experts / self.layout.expert_ep as f64 * activated(k / experts, tokens * self.constants.expert_spread)
-    }
 }
 
 /// The share of the experts that tokens activate that each choose an expert with `probability`.
-fn activated(probability: f64, tokens: f64) -> f64 {
+pub(super) fn activated(probability: f64, tokens: f64) -> f64 {
     1.0 - (1.0 - probability).powf(tokens)
 }

@@ -3,7 +3,6 @@
 use std::iter::Sum;
 use std::ops::{Add, Index, Mul};
 
-use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
 /// A part of a step.
@@ -166,10 +165,6 @@ impl Index<Part> for StepTerms {
 
 impl Serialize for StepTerms {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(PARTS.len()))?;
-        for (part, key, ..) in PARTS {
-            map.serialize_entry(key, &self[part])?;
-        }
-        map.end()
+        serializer.collect_map(PARTS.map(|(part, key, ..)| (key, self[part])))
     }
 }
