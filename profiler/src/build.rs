@@ -194,8 +194,8 @@ fn refuse_bad(bad: &[BadRecord], left_out: usize, of: usize, max_bad: f64) -> Re
 }
 
 fn temporary_beside(out: &Path) -> Result<tempfile::TempDir, ProfilerError> {
-    let io = |source| ProfilerError::Io { path: out.to_path_buf(), action: "write", source };
-    tempfile::Builder::new().prefix(".semmoe-domains-").tempdir_in(directory_of(out)).map_err(io)
+    let directory = tempfile::Builder::new().prefix(".semmoe-domains-").tempdir_in(directory_of(out));
+    directory.map_err(ProfilerError::io(out, "write"))
 }
 
 /// The passes after the first. `total` is the work of all passes so far, in tokens.

@@ -267,6 +267,6 @@ impl<'a> Run<'a> {
 fn kept(journal: &Journal) -> String {
     match journal.len() {
         0 => "nothing was written".to_owned(),
-        n => format!("{n} good answers are kept in {}: the same command goes on from there", journal.path().display()),
+        n => format!("{n} good answers are kept in {}: the same command goes on from there", journal.path.display()),
     }
 }

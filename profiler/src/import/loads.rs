@@ -75,8 +75,8 @@ impl Loads {
 
     /// Writes the loads as JSON.
     pub(super) fn write(&self, path: &Path) -> Result<(), ProfilerError> {
-        let io = |source| ProfilerError::Io { path: path.to_owned(), action: "write", source };
-        let text = serde_json::to_string_pretty(self).map_err(|error| io(error.into()))?;
+        let failed = |error: serde_json::Error| ProfilerError::io(path, "write")(error.into());
+        let text = serde_json::to_string_pretty(self).map_err(failed)?;
         Ok(semmoe_tables::write_atomically(path, |out| out.write_all(text.as_bytes()))?)
     }
 }
