@@ -16,6 +16,8 @@ use serde_json::{Value, json};
 
 use crate::{BadRecord, ProfilerError};
 
+const EMPTY: &str = "the prompt is empty";
+
 /// The request for one record.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Input {
@@ -171,12 +173,11 @@ pub(crate) fn read(path: &Path, how: Preparation<'_>) -> Result<Prompts, Profile
         left -= 1;
         left > 0
     };
-    let form = match how.format.of(path) {
-        PromptFormat::ShareGpt => None,
-        PromptFormat::Text => Some(LineForm::Plain),
-        PromptFormat::JsonLines | PromptFormat::Auto => Some(LineForm::Json),
-    };
-    if let Some(form) = form {
+    let format = how.format.of(path);
+    if format == PromptFormat::ShareGpt {
+        sharegpt::read(path, &mut |item, prompt| take(Place::Item(item), prompt))?;
+    } else {
+        let form = if format == PromptFormat::Text { LineForm::Plain } else { LineForm::Json };
         for item in PromptLines::open(path, form)? {
             let (line, prompt) = match item {
                 Ok((line, prompt)) => (line, Ok(prompt)),
@@ -187,8 +188,6 @@ pub(crate) fn read(path: &Path, how: Preparation<'_>) -> Result<Prompts, Profile
                 break;
             }
         }
-    } else {
-        sharegpt::read(path, &mut |item, prompt| take(Place::Item(item), prompt))?;
     }
     if prompts.good.is_empty() && prompts.bad.is_empty() {
         return Err(ProfilerError::NoPrompts { path: path.to_path_buf() });
@@ -227,15 +226,11 @@ impl Preparation<'_> {
                 return Err("a text can be cut to a number of tokens only with a tokenizer".into());
             }
             (LinePrompt::Text(text), None) => {
-                return if text.is_empty() { Err("the prompt is empty".into()) } else { Ok(Input::Text(text)) };
+                return if text.is_empty() { Err(EMPTY.into()) } else { Ok(Input::Text(text)) };
             }
             (LinePrompt::Messages { messages, tools }, None) => {
-                let is_list = messages.as_array().is_some_and(|list| !list.is_empty());
-                return if is_list {
-                    Ok(Input::Messages { messages, tools })
-                } else {
-                    Err("the prompt is empty".into())
-                };
+                let is_empty = messages.as_array().is_none_or(Vec::is_empty);
+                return if is_empty { Err(EMPTY.into()) } else { Ok(Input::Messages { messages, tools }) };
             }
             (prompt, Some(encoder)) => {
                 let prompt = text_prompt(prompt)?;
@@ -244,7 +239,7 @@ impl Preparation<'_> {
             }
         };
         if ids.is_empty() {
-            return Err("the prompt is empty".into());
+            return Err(EMPTY.into());
         }
         ids.truncate(self.max_prompt_tokens.unwrap_or(usize::MAX));
         match ids.iter().find(|&&id| id >= self.vocab_size) {

@@ -37,14 +37,12 @@ pub struct SelfCheck {
 impl SelfCheck {
     /// Compares the prompts' tokens, whose routes do not depend on what was generated. `None` when the prompts differ.
     pub(crate) fn of(alone: &Routed, among: &Routed, top_k: u16) -> Option<Self> {
-        let prompt = |routed: &Routed| routed.token_ids.get(..routed.prompt_len as usize).map(<[u32]>::to_vec);
-        let tokens = prompt(alone)?;
-        if tokens.is_empty() || prompt(among)? != tokens {
+        let tokens = alone.token_ids.get(..alone.prompt_len as usize)?;
+        if tokens.is_empty() || among.token_ids.get(..among.prompt_len as usize)? != tokens {
             return None;
         }
         let row = alone.experts.len() / alone.token_ids.len();
-        let rows = |routed: &'_ Routed| routed.experts[..tokens.len() * row].to_vec();
-        let (a, b) = (rows(alone), rows(among));
+        let (a, b) = (&alone.experts[..tokens.len() * row], &among.experts[..tokens.len() * row]);
         let k = usize::from(top_k);
         let missing = |(a, b): (&[u16], &[u16])| a.iter().filter(|expert| !b.contains(expert)).count() as u64;
         let differing = a.chunks_exact(k).zip(b.chunks_exact(k)).map(missing).sum();

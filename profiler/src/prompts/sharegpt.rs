@@ -5,7 +5,7 @@ use std::io::BufReader;
 use std::path::Path;
 
 use semmoe_text::{LinePrompt, PromptLineError};
-use serde::de::{DeserializeSeed, Deserializer, SeqAccess, Visitor};
+use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::{Value, json};
 
 use crate::ProfilerError;
@@ -18,7 +18,7 @@ pub(super) fn read(
     let file = File::open(path).map_err(ProfilerError::io(path, "read"))?;
     let mut json = serde_json::Deserializer::from_reader(BufReader::with_capacity(1 << 20, file));
     let mut list = List { take, enough: false };
-    match (&mut list).deserialize(&mut json) {
+    match json.deserialize_seq(&mut list) {
         Err(error) if !list.enough => {
             let cause = format!("not a JSON list of conversations: {error}");
             Err(PromptLineError::Line { path: path.to_path_buf(), line: error.line(), cause }.into())
@@ -30,14 +30,6 @@ pub(super) fn read(
 struct List<'a> {
     take: &'a mut dyn FnMut(usize, Result<LinePrompt, String>) -> bool,
     enough: bool,
-}
-
-impl<'de> DeserializeSeed<'de> for &mut List<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_seq(self)
-    }
 }
 
 impl<'de> Visitor<'de> for &mut List<'_> {
