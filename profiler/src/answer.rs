@@ -2,9 +2,9 @@
 
 use semmoe_engines::recording::{Told, decode};
 use semmoe_tables::{ModelInfo, Provenance, TraceBuilder};
+use semmoe_text::LinePrompt;
 
 use crate::ProfilerError;
-use crate::prompts::Input;
 
 /// Tokens of which so many differ cannot all have the same experts in every layer.
 const DIFFERENT_TOKENS: usize = 8;
@@ -38,7 +38,7 @@ impl Checker {
     }
 
     /// The routes of an answer, or in one sentence why it cannot be believed.
-    pub(crate) fn check(&self, asked: &Input, told: &Told) -> Result<Routed, String> {
+    pub(crate) fn check(&self, asked: &LinePrompt, told: &Told) -> Result<Routed, String> {
         let (token_ids, prompt_len) = tokens(asked, told)?;
         let Some(text) = told.routed_experts.as_deref() else {
             return Err("routed_experts is missing from the answer".into());
@@ -62,7 +62,7 @@ fn differ(token_ids: &[u32]) -> bool {
 }
 
 /// The tokens that routes are expected of, and how many of them are the prompt.
-pub(crate) fn tokens(asked: &Input, told: &Told) -> Result<(Vec<u32>, u32), String> {
+pub(crate) fn tokens(asked: &LinePrompt, told: &Told) -> Result<(Vec<u32>, u32), String> {
     if let Some(reason) = &told.aborted {
         return Err(format!("the engine aborted it: {reason}"));
     }
@@ -84,11 +84,11 @@ pub(crate) fn tokens(asked: &Input, told: &Told) -> Result<(Vec<u32>, u32), Stri
 }
 
 /// The prompt's ids: those the engine says it saw, which must be those sent.
-fn prompt<'a>(asked: &'a Input, told: &'a Told) -> Result<&'a [u32], String> {
+fn prompt<'a>(asked: &'a LinePrompt, told: &'a Told) -> Result<&'a [u32], String> {
     match (asked, &told.prompt_ids) {
-        (Input::Ids(sent), None) => Ok(sent),
-        (Input::Ids(sent), Some(seen)) if sent == seen => Ok(sent),
-        (Input::Ids(sent), Some(seen)) => {
+        (LinePrompt::Ids(sent), None) => Ok(sent),
+        (LinePrompt::Ids(sent), Some(seen)) if sent == seen => Ok(sent),
+        (LinePrompt::Ids(sent), Some(seen)) => {
             let at = sent.iter().zip(seen).position(|(a, b)| a != b).unwrap_or(sent.len().min(seen.len()));
             Err(format!(
                 "the engine saw another prompt: {} tokens instead of {}, the first difference at {at}",

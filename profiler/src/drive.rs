@@ -134,7 +134,7 @@ impl Engine<'_> {
         // Each prompt its own stream of numbers, the same in every run; engines take 31 bits at least.
         let seed = (prompt.key.hash as u64).wrapping_add(prompt.key.occurrence.into()) & 0x7fff_ffff;
         let sampling = Sampling { max_tokens, temperature, seed: (temperature > 0.0).then_some(seed) };
-        ask(self.options.engine, self.options.openai_routes, &self.model.model, prompt.input.asked(), sampling)
+        ask(self.options.engine, self.options.openai_routes, &self.model.model, prompt.asked(), sampling)
     }
 
     /// One attempt: what the answer reports, or why it is of no use.

@@ -12,53 +12,21 @@ use semmoe_text::{
     ChatTemplate, Limits, LineForm, LinePrompt, Prompt as TextPrompt, PromptLineError, PromptLines, Route, TextError,
     Tokenizer, prompt_ids,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::{BadRecord, ProfilerError};
 
 const EMPTY: &str = "the prompt is empty";
 
-/// The request for one record.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Input {
-    Text(String),
-    Ids(Vec<u32>),
-    /// A conversation, to which the engine applies the model's template.
-    Messages {
-        messages: Value,
-        tools: Option<Value>,
-    },
-}
-
-impl Input {
-    pub(crate) fn asked(&self) -> Asked<'_> {
-        match self {
-            Input::Text(text) => Asked::Text(text),
-            Input::Ids(ids) => Asked::Ids(ids),
-            Input::Messages { messages, tools } => Asked::Messages { messages, tools: tools.as_ref() },
-        }
-    }
-
-    /// About how long it is, for comparing prompts of one kind.
-    pub(crate) fn length(&self) -> usize {
-        match self {
-            Input::Text(text) => text.len(),
-            Input::Ids(ids) => ids.len(),
-            Input::Messages { messages, .. } => messages.to_string().len(),
-        }
-    }
-
-    /// FNV-1a of 128 bits over the kind and the content.
-    fn hash(&self) -> u128 {
-        let fold =
-            |hash: u128, byte: u8| (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
-        let start = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-        match self {
-            Input::Text(text) => text.bytes().fold(fold(start, 0), fold),
-            Input::Ids(ids) => ids.iter().flat_map(|id| id.to_le_bytes()).fold(fold(start, 1), fold),
-            Input::Messages { messages, tools } => {
-                json!([messages, tools]).to_string().into_bytes().into_iter().fold(fold(start, 2), fold)
-            }
+/// FNV-1a of 128 bits over the kind and the content.
+fn hash(input: &LinePrompt) -> u128 {
+    let fold = |hash: u128, byte: u8| (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
+    let start = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    match input {
+        LinePrompt::Text(text) => text.bytes().fold(fold(start, 0), fold),
+        LinePrompt::Ids(ids) => ids.iter().flat_map(|id| id.to_le_bytes()).fold(fold(start, 1), fold),
+        LinePrompt::Messages { messages, tools } => {
+            json!([messages, tools]).to_string().into_bytes().into_iter().fold(fold(start, 2), fold)
         }
     }
 }
@@ -76,7 +44,27 @@ pub(crate) struct PromptKey {
 pub(crate) struct Prompt {
     pub(crate) place: Place,
     pub(crate) key: PromptKey,
-    pub(crate) input: Input,
+    /// The request: messages are a conversation to which the engine applies the model's template.
+    pub(crate) input: LinePrompt,
+}
+
+impl Prompt {
+    pub(crate) fn asked(&self) -> Asked<'_> {
+        match &self.input {
+            LinePrompt::Text(text) => Asked::Text(text),
+            LinePrompt::Ids(ids) => Asked::Ids(ids),
+            LinePrompt::Messages { messages, tools } => Asked::Messages { messages, tools: tools.as_ref() },
+        }
+    }
+
+    /// About how long it is, for comparing prompts of one kind.
+    pub(crate) fn length(&self) -> usize {
+        match &self.input {
+            LinePrompt::Text(text) => text.len(),
+            LinePrompt::Ids(ids) => ids.len(),
+            LinePrompt::Messages { messages, .. } => messages.to_string().len(),
+        }
+    }
 }
 
 /// Where a record is.
@@ -196,10 +184,10 @@ pub(crate) fn read(path: &Path, how: Preparation<'_>) -> Result<Prompts, Profile
 }
 
 impl Prompts {
-    fn push(&mut self, path: &Path, place: Place, input: Result<Input, String>) {
+    fn push(&mut self, path: &Path, place: Place, input: Result<LinePrompt, String>) {
         match input {
             Ok(input) => {
-                let hash = input.hash();
+                let hash = hash(&input);
                 let occurrence = self.occurrences.entry(hash).or_default();
                 let key = PromptKey { hash, occurrence: *occurrence };
                 *occurrence += 1;
@@ -219,18 +207,19 @@ impl Prompts {
 }
 
 impl Preparation<'_> {
-    fn prepare(self, prompt: LinePrompt) -> Result<Input, String> {
+    fn prepare(self, prompt: LinePrompt) -> Result<LinePrompt, String> {
         let mut ids = match (prompt, self.encoder) {
             (LinePrompt::Ids(ids), _) => ids,
             (_, None) if self.max_prompt_tokens.is_some() => {
                 return Err("a text can be cut to a number of tokens only with a tokenizer".into());
             }
-            (LinePrompt::Text(text), None) => {
-                return if text.is_empty() { Err(EMPTY.into()) } else { Ok(Input::Text(text)) };
-            }
-            (LinePrompt::Messages { messages, tools }, None) => {
-                let is_empty = messages.as_array().is_none_or(Vec::is_empty);
-                return if is_empty { Err(EMPTY.into()) } else { Ok(Input::Messages { messages, tools }) };
+            (prompt, None) => {
+                let is_empty = match &prompt {
+                    LinePrompt::Text(text) => text.is_empty(),
+                    LinePrompt::Ids(ids) => ids.is_empty(),
+                    LinePrompt::Messages { messages, .. } => messages.as_array().is_none_or(Vec::is_empty),
+                };
+                return if is_empty { Err(EMPTY.into()) } else { Ok(prompt) };
             }
             (prompt, Some(encoder)) => {
                 let prompt = text_prompt(prompt)?;
@@ -244,7 +233,7 @@ impl Preparation<'_> {
         ids.truncate(self.max_prompt_tokens.unwrap_or(usize::MAX));
         match ids.iter().find(|&&id| id >= self.vocab_size) {
             Some(id) => Err(format!("token id {id} is not below the vocabulary size ({})", self.vocab_size)),
-            None => Ok(Input::Ids(ids)),
+            None => Ok(LinePrompt::Ids(ids)),
         }
     }
 }

@@ -223,7 +223,7 @@ async fn run(options: &RecordOptions, progress: &dyn Progress) -> Result<Run, Pr
     let told = server.model_info().is_some();
     let (model, prompts) = prepare(options, server).await?;
     let mut probed = Probed { model, dense_layers: Vec::new(), alone: None };
-    let first = prompts.good.iter().take(options.concurrency).max_by_key(|prompt| prompt.input.length());
+    let first = prompts.good.iter().take(options.concurrency).max_by_key(|prompt| prompt.length());
     if let (false, Some(prompt)) = (told, first) {
         let engine = drive::Engine { client: &client, options, model: &probed.model };
         probed = probe_alone(&engine, prompt).await;
