@@ -5,7 +5,6 @@ use serde::Serialize;
 
 use crate::layout::{Infeasible, Layout};
 use crate::shape::ModelShape;
-use crate::step::Constants;
 
 /// Bytes of one GPU, of the fullest rank.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -55,14 +54,6 @@ impl Memory {
         Ok(Self { expert_bytes, dense_bytes, other_bytes, activation_bytes, cache_bytes, cache_tokens })
     }
 
-    /// The same for an engine's constants on a GPU of `memory` bytes.
-    ///
-    /// # Errors
-    /// As [`Memory::of`].
-    pub fn with(shape: &ModelShape, layout: &Layout, memory: f64, constants: &Constants) -> Result<Self, Infeasible> {
-        Self::of(shape, layout, memory * constants.memory_share, constants.step_tokens)
-    }
-
     /// Tokens of all ranks' caches together; ranks that share a sequence count once.
     #[must_use]
     pub fn unit_tokens(&self, layout: &Layout) -> f64 {
@@ -75,7 +66,7 @@ fn weights(shape: &ModelShape, layout: &Layout) -> [f64; 3] {
     let stage = layout.stage_layers(shape) as f64 / shape.layers as f64;
     let (tp, ranks) = (layout.attention_tp as f64, (layout.expert_tp * layout.expert_ep) as f64);
     let experts = shape.routed_parameters() as f64 / ranks * stage * shape.precision.experts.bytes();
-    let attention = (shape.layers * shape.attention.rank_parameters(shape.hidden, layout.attention_tp)) as f64;
+    let attention = (shape.layers * shape.attention.parameters(shape.hidden, layout.attention_tp)) as f64;
     let dense = (attention + shape.dense_parameters() as f64 / tp) * stage * shape.precision.dense.bytes();
     // A stage has the embedding or the output projection; a single stage has both.
     let ends = shape.embedding_parameters() as f64 / if layout.pipeline > 1 { 2.0 } else { 1.0 };

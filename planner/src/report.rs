@@ -101,9 +101,8 @@ impl<'a> Answer<'a> {
         }
         self.reasons(explain, out)?;
         for (engine, launch) in [("SGLang", &self.sglang), ("vLLM", &self.vllm)] {
-            match launch {
-                Some(Launch::Command(text) | Launch::Impossible(text)) => writeln!(out, "{engine}: {text}")?,
-                None => {}
+            if let Some(Launch::Command(text) | Launch::Impossible(text)) = launch {
+                writeln!(out, "{engine}: {text}")?;
             }
         }
         for judged in &self.affinity {

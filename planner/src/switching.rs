@@ -144,7 +144,7 @@ mod tests {
 
     /// One layer's experts on one of 8 ranks.
     fn slot_bytes(shape: &ModelShape) -> f64 {
-        shape.experts as f64 * shape.expert_bytes() / 8.0
+        (shape.experts * shape.expert_parameters()) as f64 * shape.precision.experts.bytes() / 8.0
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use super::Level;
-use super::kernels::{self, Kernel, MeasuredKernel};
+use super::kernels::{self, MeasuredKernel};
 use crate::PlanError;
 use crate::fields::Fields;
 
@@ -141,12 +141,6 @@ impl Tables {
             }
         }
         Ok(tables)
-    }
-
-    /// Seconds of `kernel` for `tokens`, if a table of it or of a near shape exists; `modelled` is the roofline.
-    #[must_use]
-    pub fn kernel(&self, kernel: &Kernel, tokens: f64, modelled: impl Fn(&Kernel) -> f64) -> Option<f64> {
-        kernels::seconds(&self.kernels, kernel, tokens, modelled)
     }
 }
 

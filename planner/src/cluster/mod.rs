@@ -13,6 +13,7 @@ mod measured;
 mod span;
 
 pub use gpu::{Contention, Gpu, PRESETS, Sharing};
+pub(crate) use kernels::seconds as kernel_seconds;
 pub use kernels::{Kernel, MeasuredKernel};
 pub use measured::{Curve, Line, Measured, Operator, Tables};
 use serde::Serialize;

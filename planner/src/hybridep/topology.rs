@@ -76,12 +76,6 @@ impl Topology {
         self.factors.iter().map(of).collect()
     }
 
-    /// The GPU at a location.
-    #[must_use]
-    pub fn index(&self, location: &[u64]) -> u64 {
-        location.iter().zip(&self.factors).fold(0, |index, (place, factor)| index * factor + place)
-    }
-
     /// The exchange between GPUs `one` and `other` at `level`. Algorithm 1 compares only the levels inside, so that
     /// pairs in different workers outside talk, too. Here all levels but this one must agree.
     #[must_use]
@@ -158,9 +152,10 @@ mod tests {
             let factors: Vec<u64> = levels.iter().map(|(factor, _)| 1 << factor).collect();
             let domains: Vec<u64> = levels.iter().map(|(factor, size)| 1 << size.min(factor)).collect();
             let topology = Topology::new(&factors, &domains).unwrap();
-            for index in 0..topology.gpus() {
-                prop_assert_eq!(topology.index(&topology.location(index)), index);
-            }
+            // As many as there are GPUs, in the order of numbers: each is the one of its index.
+            let all: Vec<Vec<u64>> = (0..topology.gpus()).map(|index| topology.location(index)).collect();
+            prop_assert!(all.windows(2).all(|pair| pair[0] < pair[1]));
+            prop_assert!(all.iter().all(|location| location.iter().zip(&factors).all(|(place, factor)| place < factor)));
             for level in 0..factors.len() {
                 let mut counted = Frequency::default();
                 for one in 0..topology.gpus() {

@@ -48,7 +48,8 @@ impl<'a> Question<'a> {
 
     /// The memory of a GPU in this layout.
     pub(crate) fn memory(&self, layout: &Layout) -> Result<Memory, Infeasible> {
-        Memory::with(self.shape, layout, self.cluster.gpu.memory, self.constants)
+        let usable = self.cluster.gpu.memory * self.constants.memory_share;
+        Memory::of(self.shape, layout, usable, self.constants.step_tokens)
     }
 }
 

@@ -122,7 +122,7 @@ impl ModelShape {
     /// Parameters of the attention projections of all layers.
     #[must_use]
     pub fn attention_parameters(&self) -> u64 {
-        self.layers * self.attention.parameters(self.hidden)
+        self.layers * self.attention.parameters(self.hidden, 1)
     }
 
     /// Parameters of shared experts and dense layers.
@@ -145,12 +145,6 @@ impl ModelShape {
             + self.dense_parameters()
             + self.embedding_parameters()
             + self.small_parameters
-    }
-
-    /// Bytes of one routed expert.
-    #[must_use]
-    pub fn expert_bytes(&self) -> f64 {
-        self.expert_parameters() as f64 * self.precision.experts.bytes()
     }
 
     /// Bytes of the cache for one token on one rank of `tensor` that share a sequence, all layers, windows ignored.
@@ -197,15 +191,10 @@ impl Attention {
         }
     }
 
-    /// Parameters of the projections of one layer, without biases and norms.
+    /// Parameters of the projections of one layer on one of `tensor` ranks that share the heads, without biases and
+    /// norms.
     #[must_use]
-    pub fn parameters(&self, hidden: u64) -> u64 {
-        self.rank_parameters(hidden, 1)
-    }
-
-    /// The same on one of `tensor` ranks that share the heads.
-    #[must_use]
-    pub fn rank_parameters(&self, hidden: u64, tensor: u64) -> u64 {
+    pub fn parameters(&self, hidden: u64, tensor: u64) -> u64 {
         self.products(hidden, tensor).map(|product| product.parameters()).sum()
     }
 

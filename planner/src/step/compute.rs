@@ -1,7 +1,7 @@
 //! Seconds of kernels: as measured, or else by roofline.
 
 use super::{Target, Timed};
-use crate::cluster::Kernel;
+use crate::cluster::{Kernel, kernel_seconds};
 use crate::shape::{Attention, Dtype};
 
 /// Shares of the GPU's peaks.
@@ -14,9 +14,10 @@ struct Shares {
 impl Target<'_> {
     /// Seconds of a kernel for `tokens`.
     pub(super) fn kernel(&self, kernel: &Kernel, tokens: f64) -> Timed {
-        match self.cluster.measured.kernel(kernel, tokens, |kernel| self.roofline(kernel, tokens)) {
+        let roofline = |kernel: &Kernel| self.roofline(kernel, tokens);
+        match kernel_seconds(&self.cluster.measured.kernels, kernel, tokens, roofline) {
             Some(seconds) => Timed { seconds, measured: true },
-            None => Timed { seconds: self.roofline(kernel, tokens), measured: false },
+            None => Timed { seconds: roofline(kernel), measured: false },
         }
     }
 
