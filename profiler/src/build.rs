@@ -25,7 +25,7 @@ use crate::{BadRecord, ProfilerError, Progress};
 pub use domains::{DomainInput, DomainReport};
 pub(crate) use domains::{by_domain, refuse_domains, weigh};
 use inputs::{Checked, Fate, Inputs};
-use slab::{Cells, Counting};
+use slab::{Cells, Counting, sums_before};
 
 /// Options of a build.
 #[derive(Clone, Debug)]
@@ -211,11 +211,7 @@ fn count(
     if let Some(token) = occurrences.iter().position(|&times| times > u64::from(u32::MAX)) {
         return Err(FormatError::CountOverflow { what: format!("token {token}"), bits: 32 }.into());
     }
-    let mut before = vec![0u64];
-    before.extend(occurrences.iter().scan(0, |sum, &times| {
-        *sum += times;
-        Some(*sum)
-    }));
+    let before = sums_before(occurrences.iter().copied());
     let tokens = before.last().copied().unwrap_or_default();
     let cells = Cells::new(&occurrences, model.num_experts, model.top_k);
     let slabs = cells.slabs(model.layers(), options.counter_bytes / size_of::<u32>() as u64);

@@ -310,10 +310,8 @@ fn refuse_physical_ids(engine: Engine, server: &ServerInfo) -> Result<(), Profil
     let placed = server.init_expert_location.as_deref().filter(|location| *location != TRIVIAL_LOCATION);
     match (version, placed) {
         (Some(version), Some(location)) if engine == Engine::Sglang && version < LOGICAL_IDS_SINCE => {
-            Err(ProfilerError::PhysicalIds {
-                version: version.to_string(),
-                location: location.chars().take(100).collect(),
-            })
+            let location = location.chars().take(100).collect();
+            Err(ProfilerError::PhysicalIds { version: version.to_string(), location })
         }
         _ => Ok(()),
     }
@@ -366,20 +364,11 @@ fn adopt_tokenizer(model: &mut ModelInfo, encoder: &Encoder, path: &Path) -> Res
     let (hash, size) = (encoder.tokenizer.sha256(), encoder.tokenizer.vocab_size());
     let other = |cause| Err(ProfilerError::OtherTokenizer { path: path.to_path_buf(), cause });
     if size > model.vocab_size {
-        return other(format!(
-            "it has ids up to {}, and the model's vocabulary size is {}",
-            size - 1,
-            model.vocab_size
-        ));
+        let (last, expected) = (size - 1, model.vocab_size);
+        return other(format!("it has ids up to {last}, and the model's vocabulary size is {expected}"));
     }
-    match &model.tokenizer_sha256 {
-        Some(engine) if engine != hash => other(format!("its hash is {hash}, and the engine's is {engine}")),
-        Some(_) => Ok(()),
-        None => {
-            model.tokenizer_sha256 = Some(hash.to_owned());
-            Ok(())
-        }
-    }
+    let engine = model.tokenizer_sha256.get_or_insert_with(|| hash.to_owned());
+    if engine == hash { Ok(()) } else { other(format!("its hash is {hash}, and the engine's is {engine}")) }
 }
 
 /// Whether the trace will have a place to go: asked before an hour of recording, not after.
