@@ -233,8 +233,8 @@ mod tests {
         assert_eq!(layout(2, [8, 1], [8, 1]).name(), "TP8, TP8 PP2");
     }
 
-    /// MixServe's equation 5: `b / max(d_DP, d_EP) k (d - 1) / d` copies leave a rank in a dispatch, d being the members
-    /// of a group; b 16, k 8.
+    /// MixServe's equation 5: `b / max(d_DP, d_EP) k (d - 1) / d` copies leave a rank in a dispatch, d being the
+    /// members of a group; b 16, k 8.
     #[test]
     fn golden_copies() {
         for (dp, ep, copies) in [(4u64, 4u64, 24.0), (8, 4, 12.0), (4, 8, 12.0)] {

@@ -79,8 +79,8 @@ mod tests {
     use super::*;
     use crate::tests::fixtures::{layout, qwen3_235b};
 
-    /// MixServe's Table II on 16 GPUs, Qwen3-235B in bfloat16, GB a GPU: routed experts, and attention without the copies
-    /// of key heads.
+    /// MixServe's Table II on 16 GPUs, Qwen3-235B in bfloat16, GB a GPU: routed experts, and attention without the
+    /// copies of key heads.
     #[test]
     fn weights_of_table_two() {
         let shape = qwen3_235b();

@@ -72,8 +72,8 @@ impl Summary {
     pub fn of_profile(profile: &Profile) -> Self {
         let distinct = profile.token_counts().iter().filter(|&&n| n > 0).count() as u64;
         let model = profile.model();
-        let loads = |layer: usize| profile.expert_loads(LayerIdx::new(layer as u16));
-        let layers = model.layer_ids.iter().enumerate();
+        let layer =
+            |(layer, id): (usize, &u16)| LayerSummary::of(*id, &profile.expert_loads(LayerIdx::new(layer as u16)));
         Summary {
             kind: "profile",
             model: model.clone(),
@@ -85,7 +85,7 @@ impl Summary {
             routed_tokens: profile.total_tokens(),
             distinct_tokens: distinct,
             coverage: distinct as f64 / f64::from(model.vocab_size),
-            layers: layers.map(|(layer, id)| LayerSummary::of(*id, &loads(layer))).collect(),
+            layers: model.layer_ids.iter().enumerate().map(layer).collect(),
             digest: profile.digest(),
         }
     }

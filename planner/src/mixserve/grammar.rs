@@ -83,8 +83,8 @@ mod tests {
         }
     }
 
-    /// Every tree written out; a strategy without PP and one with PP = 1 are two. What the trees mean is counted where a
-    /// border inside the node hides none: where nodes are smaller than stages, some inner degrees have no tree.
+    /// Every tree written out; a strategy without PP and one with PP = 1 are two. Meanings are counted where a border
+    /// inside the node hides none: where nodes are smaller than stages, some inner degrees have no tree.
     #[test]
     fn golden_counts_of_the_trees_written_out() {
         for (gpus, node, trees, meanings) in [
