@@ -102,7 +102,6 @@ pub enum Accuracy {
 
 impl Accuracy {
     /// Of answers with these constants.
-    #[must_use]
     pub fn of(calibration: Option<&Calibration>) -> Self {
         calibration.map_or(Self::Uncalibrated, |found| Self::Calibrated {
             engine: found.engine.clone(),
@@ -113,7 +112,6 @@ impl Accuracy {
     }
 
     /// How many times more or less a predicted time may be, typically.
-    #[must_use]
     pub fn factor(&self) -> f64 {
         match self {
             Self::Uncalibrated => crate::affinity::UNCALIBRATED_FACTOR,

@@ -81,7 +81,6 @@ pub enum Infeasible {
 
 impl Infeasible {
     /// The kind of reason, in a few words.
-    #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Divide { .. } => "cannot be divided",
@@ -94,19 +93,16 @@ impl Infeasible {
 
 impl Layout {
     /// GPUs of a pipeline stage.
-    #[must_use]
     pub fn stage(&self) -> u64 {
         self.attention_tp * self.attention_dp
     }
 
     /// GPUs of the unit.
-    #[must_use]
     pub fn gpus(&self) -> u64 {
         self.pipeline * self.stage()
     }
 
     /// The name of the layout in the papers' notation.
-    #[must_use]
     pub fn name(&self) -> String {
         let part = |tp: u64, other: &str, size: u64| match (tp, size) {
             (1, 1) => "TP1".to_owned(),
@@ -122,7 +118,6 @@ impl Layout {
     /// Ranks between which tokens travel to their experts: MixServe's three cases of DP and EP (section III-B3). With
     /// d_DP >= d_EP each group has `d_EP` members, with d_DP < d_EP `d_DP`, and each of them drops the tokens that
     /// another one sends.
-    #[must_use]
     pub fn exchange_group(&self) -> Group {
         Group { size: self.attention_dp.min(self.expert_ep), stride: self.attention_tp.max(self.expert_tp) }
     }
@@ -157,7 +152,6 @@ impl Layout {
     }
 
     /// Layers of the fullest stage.
-    #[must_use]
     pub fn stage_layers(&self, shape: &ModelShape) -> u64 {
         shape.layers.div_ceil(self.pipeline)
     }

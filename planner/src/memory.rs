@@ -25,7 +25,6 @@ pub struct Memory {
 
 impl Memory {
     /// All weights of the GPU, bytes.
-    #[must_use]
     pub fn weight_bytes(&self) -> f64 {
         self.expert_bytes + self.dense_bytes + self.other_bytes
     }
@@ -55,7 +54,6 @@ impl Memory {
     }
 
     /// Tokens of all ranks' caches together; ranks that share a sequence count once.
-    #[must_use]
     pub fn unit_tokens(&self, layout: &Layout) -> f64 {
         self.cache_tokens * layout.attention_dp as f64
     }

@@ -62,7 +62,6 @@ impl fmt::Display for Judged {
 
 impl<'a> Answer<'a> {
     /// The answer to `question` whose search gave `plan`.
-    #[must_use]
     pub fn new(question: &Question<'a>, plan: &'a Plan, accuracy: Accuracy, affinity: Vec<Judged>) -> Self {
         let host = question.cluster.levels.first().map_or(1, |level| level.count);
         let (shape, best) = (question.shape, plan.ranked.first());

@@ -12,7 +12,6 @@ use crate::error::{not_negative, positive};
 /// Also of N nodes of P GPUs that change from one EP unit to one TP unit each: `M beta (N - 1) / (N P B)` (ParaSMoE,
 /// equation 6), N being the ranks, `M beta / P` the weights and B the rate of one GPU between nodes. The way back moves
 /// nothing between nodes: every node has everything.
-#[must_use]
 pub fn switch_seconds(ranks: u64, weights: f64, cache: f64, bytes_per_second: f64, sync: f64) -> f64 {
     let moved = (ranks.max(1) - 1) as f64 / ranks.max(1) as f64 * weights;
     (moved + cache) / bytes_per_second + sync
@@ -20,7 +19,6 @@ pub fn switch_seconds(ranks: u64, weights: f64, cache: f64, bytes_per_second: f6
 
 /// Spare memory of a switch over the memory of the experts: `slots` layers' slots, each of one of `layers` (Moebius 1
 /// / K with one, ParaSMoE 2 / K with two).
-#[must_use]
 pub fn memory_overhead(slots: u64, layers: u64) -> f64 {
     slots as f64 / layers.max(1) as f64
 }

@@ -86,7 +86,6 @@ impl Workload {
     }
 
     /// The mean request with `concurrency` of them in flight.
-    #[must_use]
     pub fn load(&self, concurrency: f64) -> Load {
         Load { concurrency, input_tokens: self.input.mean(), output_tokens: self.output.mean() }
     }
@@ -99,7 +98,6 @@ impl Objective {
     }
 
     /// Whether these latencies, in seconds, are within the limits.
-    #[must_use]
     pub fn met(&self, ttft: f64, itl: f64) -> bool {
         self.ttft.is_none_or(|limit| ttft <= limit) && self.itl.is_none_or(|limit| itl <= limit)
     }
@@ -129,7 +127,6 @@ impl Lengths {
     }
 
     /// The distribution of measured lengths; `None` without any.
-    #[must_use]
     pub fn of_trace(lengths: &[u64]) -> Option<Self> {
         let mut counts = std::collections::BTreeMap::<u64, u64>::new();
         lengths.iter().for_each(|length| *counts.entry((*length).max(1)).or_default() += 1);
@@ -139,13 +136,11 @@ impl Lengths {
     }
 
     /// Mean tokens.
-    #[must_use]
     pub fn mean(&self) -> f64 {
         self.0.iter().map(|(tokens, share)| tokens * share).sum()
     }
 
     /// The length that this share of requests does not exceed.
-    #[must_use]
     pub fn quantile(&self, share: f64) -> f64 {
         let mut below = 0.0;
         let found = self.0.iter().find(|(_, part)| {

@@ -92,7 +92,6 @@ const fn preset(name: &'static str, memory: [f64; 2], tflops: [f64; 3], source: 
 
 impl Gpu {
     /// A preset by its name.
-    #[must_use]
     pub fn preset(name: &str) -> Option<Self> {
         let found = PRESETS.iter().find(|preset| preset.name == name)?;
         let rate = |at: usize| (found.tflops[at] > 0.0).then_some(found.tflops[at] * 1e12);
@@ -132,7 +131,6 @@ impl Gpu {
 
     /// How many times longer computation takes where `ranks` compute at once: a straight line between measured numbers
     /// of ranks, in proportion above the last.
-    #[must_use]
     pub fn slowdown(&self, ranks: u64) -> f64 {
         let (mut low, ranks) = (Sharing { ranks: 1, slowdown: 1.0 }, ranks as f64);
         for &high in &self.sharing {
@@ -146,7 +144,6 @@ impl Gpu {
     }
 
     /// FLOP/s of a product with weights of this type. Types that the GPU lacks are widened before they are multiplied.
-    #[must_use]
     pub fn flops(&self, weights: Dtype) -> f64 {
         match weights {
             Dtype::F32 => self.bf16 / 2.0,

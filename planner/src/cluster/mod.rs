@@ -58,7 +58,6 @@ const MAX_LEVELS: usize = 8;
 impl Cluster {
     /// This cluster, where `ranks` ranks contend for its processors: what they share is known, and measured collectives
     /// between as many of them take longer by the wait.
-    #[must_use]
     pub fn contended(&self, ranks: u64, contention: Contention) -> Self {
         let mut cluster = self.clone();
         let sharing = &mut cluster.gpu.sharing;
@@ -119,7 +118,6 @@ impl Cluster {
     }
 
     /// GPUs of all levels together.
-    #[must_use]
     pub fn gpus(&self) -> u64 {
         self.levels.iter().map(|level| level.count).product()
     }

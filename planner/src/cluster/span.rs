@@ -34,7 +34,6 @@ struct Crossed<'a> {
 
 impl Cluster {
     /// How a group lies over the levels.
-    #[must_use]
     pub fn span(&self, group: Group) -> Span<'_> {
         let mut domain = 1;
         let last = self.levels.len() - 1;
@@ -49,13 +48,11 @@ impl Cluster {
 impl<'a> Span<'a> {
     /// With a share of the bandwidth, and seconds that every operation takes beyond its latencies. Neither counts
     /// where times were measured.
-    #[must_use]
     pub fn tuned(self, share: f64, overhead: f64) -> Self {
         Self { share, overhead, ..self }
     }
 
     /// Members of the group.
-    #[must_use]
     pub fn size(&self) -> f64 {
         self.reach.last().copied().unwrap_or(1.0)
     }
@@ -82,7 +79,6 @@ impl<'a> Span<'a> {
     }
 
     /// Whether the times of an operator are measured ones.
-    #[must_use]
     pub fn is_measured(&self, operator: Operator) -> bool {
         self.table(operator).is_some()
     }
@@ -98,7 +94,6 @@ impl<'a> Span<'a> {
     /// Seconds of a reduce-scatter or an allgather of `bytes`, the size of the whole tensor (MixServe, equation 1, with
     /// a bandwidth and a latency for each level): every level moves `x (d - 1) / (d B)` and adds its latency once,
     /// where x is what the levels inside it left.
-    #[must_use]
     pub fn scatter(&self, bytes: f64) -> f64 {
         self.operation(Operator::Scatter, bytes, || self.modelled_scatter(bytes))
     }
@@ -112,21 +107,18 @@ impl<'a> Span<'a> {
     }
 
     /// Seconds of an all-reduce of `bytes`: a reduce-scatter and an allgather (MixServe's equation 2 divides twice).
-    #[must_use]
     pub fn all_reduce(&self, bytes: f64) -> f64 {
         self.operation(Operator::AllReduce, bytes, || 2.0 * self.modelled_scatter(bytes))
     }
 
     /// Seconds of an all-to-all in which each member has `bytes` for all members together, itself included (MixServe,
     /// equation 3): what leaves for the members that only level l reaches goes over its links, level after level.
-    #[must_use]
     pub fn all_to_all(&self, bytes: f64) -> f64 {
         let of = |at: Crossed<'_>| self.sent(at.level, bytes * (at.reach - at.below) / self.size());
         self.operation(Operator::AllToAll, bytes, || self.crossed().map(of).sum())
     }
 
     /// Seconds from one member to the next over the outermost level that the group crosses.
-    #[must_use]
     pub fn point_to_point(&self, bytes: f64) -> f64 {
         let outermost = || self.crossed().last().map_or(0.0, |at| self.sent(at.level, bytes));
         self.operation(Operator::PointToPoint, bytes, outermost)

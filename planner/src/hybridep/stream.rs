@@ -35,7 +35,6 @@ impl Stream {
 
     /// Seconds if a share `p` of what leaves a worker travels as data (equation 10):
     /// `max(PE, (1 - p) P_E (G - 1) / B) + 2 p D (G - 1) / (G B)`. Expert computation is hidden and not counted.
-    #[must_use]
     pub fn seconds(&self, p: f64) -> f64 {
         let (workers, others) = (self.workers as f64, self.workers as f64 - 1.0);
         let experts = (1.0 - p) * self.expert_bytes * others / self.bytes_per_second;
@@ -44,14 +43,12 @@ impl Stream {
     }
 
     /// The p of expert domains of `size` workers: (G - S) / (G - 1).
-    #[must_use]
     pub fn share_of(&self, size: u64) -> f64 {
         (self.workers - size.clamp(1, self.workers)) as f64 / (self.workers as f64 - 1.0)
     }
 
     /// Bytes that one worker receives in a layer with domains of `size`: experts `P_E (S - 1)`, tokens there and back
     /// `2 D (1 - S / G)`. With one domain they do not depend on the tokens (Figure 16).
-    #[must_use]
     pub fn traffic(&self, size: u64) -> [f64; 2] {
         let size = size.clamp(1, self.workers) as f64;
         [self.expert_bytes * (size - 1.0), 2.0 * self.data_bytes * (1.0 - size / self.workers as f64)]
@@ -159,7 +156,6 @@ fn divisors(number: u64) -> Vec<u64> {
 
 /// Weights of a residual that fit in 1/`ratio` of an expert's 16-bit bytes, if each is stored with an index of
 /// `index_bytes`: 4 over the whole expert, 2 inside blocks of 65,536.
-#[must_use]
 pub fn compressed_weights(parameters: u64, ratio: u64, index_bytes: u64) -> u64 {
     parameters * 2 / ratio.max(1) / (2 + index_bytes)
 }

@@ -17,7 +17,6 @@ use crate::layout::Layout;
 
 /// All layouts of `gpus` GPUs by their degrees, PP x (TP, DP) x (TP, EP); only powers of two have any. Fewest stages
 /// first, then most tensor parallelism.
-#[must_use]
 pub fn strategies(gpus: u64) -> Vec<Layout> {
     let mut layouts = Vec::new();
     if !gpus.is_power_of_two() {

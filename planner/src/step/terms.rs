@@ -134,19 +134,16 @@ impl StepTerms {
     }
 
     /// Seconds of the step.
-    #[must_use]
     pub fn total(&self) -> f64 {
         self.0.iter().map(|part| part.seconds).sum()
     }
 
     /// Seconds that depend on which rank a token's experts are on.
-    #[must_use]
     pub fn exchange(&self) -> f64 {
         self[Part::Dispatch] + self[Part::Combine]
     }
 
     /// All parts.
-    #[must_use]
     pub fn terms(&self) -> [Term; PARTS.len()] {
         PARTS.map(|(part, _, name, formula)| {
             let Timed { seconds, measured } = self.0[part as usize];
