@@ -23,35 +23,24 @@ pub(crate) struct Routed {
     pub(crate) experts: Vec<u16>,
 }
 
-/// Checks answers of one model.
-#[derive(Debug)]
-pub(crate) struct Checker {
-    /// Stays empty: it lends its checks.
-    rules: TraceBuilder,
+/// A trace of the model that stays empty: it lends its checks. `model.num_hidden_layers` must be known, as answers have
+/// a row for dense layers too.
+pub(crate) fn rules(model: &ModelInfo) -> Result<TraceBuilder, ProfilerError> {
+    let provenance = Provenance { source: String::new(), created: String::new() };
+    Ok(TraceBuilder::new(model.clone(), provenance)?)
 }
 
-impl Checker {
-    /// `model.num_hidden_layers` must be known, as answers have a row for dense layers too.
-    pub(crate) fn new(model: &ModelInfo) -> Result<Self, ProfilerError> {
-        let provenance = Provenance { source: String::new(), created: String::new() };
-        Ok(Checker { rules: TraceBuilder::new(model.clone(), provenance)? })
+/// The routes of an answer, or in one sentence why it cannot be believed.
+pub(crate) fn check(rules: &TraceBuilder, asked: &LinePrompt, told: &Told) -> Result<Routed, String> {
+    let (token_ids, prompt_len) = tokens(asked, told)?;
+    let text = told.routed_experts.as_deref().ok_or("routed_experts is missing from the answer")?;
+    let routes = decode(text, token_ids.len(), rules.model())?;
+    let experts = routes.experts(rules.model())?;
+    rules.check(&token_ids, prompt_len, &experts).map_err(|error| error.to_string())?;
+    if routes.all_tokens_alike() && differ(&token_ids) {
+        return Err("every token has the same experts in every layer, as no router gives them".into());
     }
-
-    /// The routes of an answer, or in one sentence why it cannot be believed.
-    pub(crate) fn check(&self, asked: &LinePrompt, told: &Told) -> Result<Routed, String> {
-        let (token_ids, prompt_len) = tokens(asked, told)?;
-        let Some(text) = told.routed_experts.as_deref() else {
-            return Err("routed_experts is missing from the answer".into());
-        };
-        let model = self.rules.model();
-        let routes = decode(text, token_ids.len(), model)?;
-        let experts = routes.experts(model)?;
-        self.rules.check(&token_ids, prompt_len, &experts).map_err(|error| error.to_string())?;
-        if routes.all_tokens_alike() && differ(&token_ids) {
-            return Err("every token has the same experts in every layer, as no router gives them".into());
-        }
-        Ok(Routed { token_ids, prompt_len, experts })
-    }
+    Ok(Routed { token_ids, prompt_len, experts })
 }
 
 fn differ(token_ids: &[u32]) -> bool {

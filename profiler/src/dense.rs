@@ -4,7 +4,7 @@
 use semmoe_engines::recording::{Told, decode};
 use semmoe_tables::ModelInfo;
 
-use crate::answer::{Checker, tokens};
+use crate::answer::{check, rules, tokens};
 use crate::drive::Engine;
 use crate::prompts::Prompt;
 use crate::self_check::Alone;
@@ -25,7 +25,7 @@ pub(crate) async fn probe(engine: &Engine<'_>, prompt: &Prompt) -> Probed {
         return Probed { model: engine.model.clone(), dense_layers: Vec::new(), alone: None };
     };
     let (model, dense_layers) = without_dense_layers(engine.model, prompt, &told);
-    let routed = Checker::new(&model).ok().and_then(|checker| checker.check(&prompt.input, &told).ok());
+    let routed = rules(&model).ok().and_then(|rules| check(&rules, &prompt.input, &told).ok());
     let alone = routed.map(|routed| Alone { key: prompt.key, routed });
     Probed { model, dense_layers, alone }
 }

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use semmoe_engines::http::{AnswerLimits, HttpClient, HttpError};
 use semmoe_engines::recording::{Question, Sampling, Told, ask, read, uncached};
+use semmoe_tables::{ModelInfo, TraceBuilder};
 
-use crate::answer::{Checker, Routed};
+use crate::answer::{Routed, check, rules};
 use crate::bad::allowed_bad;
 use crate::journal::Journal;
 use crate::prompts::{Place, Prompt, Prompts};
@@ -53,7 +54,7 @@ pub(crate) async fn drive(
     let left: Vec<(usize, &Prompt)> =
         prompts.good.iter().enumerate().filter(|(_, prompt)| !journal.contains(prompt.key)).collect();
     let resumed = prompts.good.len() - left.len();
-    let checker = Checker::new(asked.model)?;
+    let rules = rules(asked.model)?;
     let driven = Driven { bad: prompts.bad.clone(), retries: 0, resumed, self_check: None };
     let mut run = Run::new(driven, asked.options, prompts, left.len(), progress);
     if let Some(alone) = &alone
@@ -76,7 +77,7 @@ pub(crate) async fn drive(
         }
         record
     });
-    let outcomes = paced.map(|(index, prompt)| asked.outcome(index, prompt, &checker));
+    let outcomes = paced.map(|(index, prompt)| asked.outcome(index, prompt, &rules));
     let mut answers = std::pin::pin!(outcomes.buffer_unordered(asked.options.concurrency));
     while let Some(outcome) = answers.next().await {
         if let (Some(alone), Ok(among)) = (&alone, &outcome.routed)
@@ -101,11 +102,11 @@ pub(crate) async fn drive(
 pub(crate) struct Engine<'a> {
     pub(crate) client: &'a HttpClient,
     pub(crate) options: &'a RecordOptions,
-    pub(crate) model: &'a semmoe_tables::ModelInfo,
+    pub(crate) model: &'a ModelInfo,
 }
 
 impl Engine<'_> {
-    async fn outcome(&self, index: usize, prompt: &Prompt, checker: &Checker) -> Outcome {
+    async fn outcome(&self, index: usize, prompt: &Prompt, rules: &TraceBuilder) -> Outcome {
         let question = self.question(prompt, self.options.max_tokens);
         let mut retries = 0;
         let answer = loop {
@@ -119,7 +120,7 @@ impl Engine<'_> {
             }
         };
         let told = answer.unwrap_or_else(|error| Err(error.to_string()));
-        Outcome { index, retries, routed: told.and_then(|told| checker.check(&prompt.input, &told)) }
+        Outcome { index, retries, routed: told.and_then(|told| check(rules, &prompt.input, &told)) }
     }
 
     /// The answer to a prompt at the first attempt. It comes from no prefix cache and goes to none that the recording

@@ -14,7 +14,7 @@ use semmoe_text::{
 };
 use serde_json::json;
 
-use crate::{BadRecord, ProfilerError};
+use crate::{BadRecord, ProfilerError, RecordOptions};
 
 const EMPTY: &str = "the prompt is empty";
 
@@ -135,13 +135,9 @@ impl Encoder {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Preparation<'a> {
     pub(crate) encoder: Option<&'a Encoder>,
-    pub(crate) format: PromptFormat,
     /// V: ids are below it.
     pub(crate) vocab_size: u32,
-    /// Longer prompts are cut to this many tokens.
-    pub(crate) max_prompt_tokens: Option<usize>,
-    /// Only so many records are taken.
-    pub(crate) max_prompts: Option<usize>,
+    pub(crate) options: &'a RecordOptions,
 }
 
 /// The prompts of a file, and the records that are none.
@@ -153,15 +149,16 @@ pub(crate) struct Prompts {
 }
 
 /// Reads and prepares all prompts; blank lines are skipped.
-pub(crate) fn read(path: &Path, how: Preparation<'_>) -> Result<Prompts, ProfilerError> {
+pub(crate) fn read(how: Preparation<'_>) -> Result<Prompts, ProfilerError> {
+    let path = how.options.prompts.as_path();
     let mut prompts = Prompts::default();
-    let mut left = how.max_prompts.unwrap_or(usize::MAX);
+    let mut left = how.options.max_prompts.unwrap_or(usize::MAX);
     let mut take = |place: Place, prompt: Result<LinePrompt, String>| {
         prompts.push(path, place, prompt.and_then(|prompt| how.prepare(prompt)));
         left -= 1;
         left > 0
     };
-    let format = how.format.of(path);
+    let format = how.options.format.of(path);
     if format == PromptFormat::ShareGpt {
         sharegpt::read(path, &mut |item, prompt| take(Place::Item(item), prompt))?;
     } else {
@@ -210,7 +207,7 @@ impl Preparation<'_> {
     fn prepare(self, prompt: LinePrompt) -> Result<LinePrompt, String> {
         let mut ids = match (prompt, self.encoder) {
             (LinePrompt::Ids(ids), _) => ids,
-            (_, None) if self.max_prompt_tokens.is_some() => {
+            (_, None) if self.options.max_prompt_tokens.is_some() => {
                 return Err("a text can be cut to a number of tokens only with a tokenizer".into());
             }
             (prompt, None) => {
@@ -230,7 +227,7 @@ impl Preparation<'_> {
         if ids.is_empty() {
             return Err(EMPTY.into());
         }
-        ids.truncate(self.max_prompt_tokens.unwrap_or(usize::MAX));
+        ids.truncate(self.options.max_prompt_tokens.unwrap_or(usize::MAX));
         match ids.iter().find(|&&id| id >= self.vocab_size) {
             Some(id) => Err(format!("token id {id} is not below the vocabulary size ({})", self.vocab_size)),
             None => Ok(LinePrompt::Ids(ids)),

@@ -291,14 +291,8 @@ async fn prepare(options: &RecordOptions, server: ServerInfo) -> Result<(ModelIn
         if let (Some(encoder), Some(path)) = (&encoder, &options.tokenizer) {
             adopt_tokenizer(&mut model, encoder, path)?;
         }
-        let how = Preparation {
-            encoder: encoder.as_ref(),
-            format: options.format,
-            vocab_size: model.vocab_size,
-            max_prompt_tokens: options.max_prompt_tokens,
-            max_prompts: options.max_prompts,
-        };
-        let prompts = read(&options.prompts, how)?;
+        let vocab_size = model.vocab_size;
+        let prompts = read(Preparation { encoder: encoder.as_ref(), vocab_size, options: &options })?;
         Ok((model, prompts))
     })
     .await

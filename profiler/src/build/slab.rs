@@ -214,6 +214,8 @@ impl Counting<'_> {
             }
             let start = (self.cells.before[token] - first) as usize * layers + (layer - slab.layers.start) * width;
             let cell = &part.words[start..start + width];
+            row.experts.clear();
+            row.counts.clear();
             if width == self.cells.num_experts {
                 row.of_counters(cell);
             } else {
@@ -235,13 +237,7 @@ struct Row {
 }
 
 impl Row {
-    fn clear(&mut self) {
-        self.experts.clear();
-        self.counts.clear();
-    }
-
     fn of_counters(&mut self, counters: &[u32]) {
-        self.clear();
         for (expert, &count) in counters.iter().enumerate().filter(|(_, count)| **count > 0) {
             self.experts.push(expert as u16);
             self.counts.push(count);
@@ -249,7 +245,6 @@ impl Row {
     }
 
     fn of_list(&mut self, list: &[u32]) {
-        self.clear();
         self.list.clear();
         self.list.extend_from_slice(list);
         self.list.sort_unstable();
