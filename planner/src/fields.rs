@@ -58,16 +58,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A nested object of which only these keys are known.
-    pub(crate) fn section(&self, key: &str, known: &[&str]) -> Result<Option<Self>, PlanError> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(Value::Object(object)) => Ok(Some(self.inside(key.to_owned(), object).known(known)?)),
-            Some(_) => Err(self.unexpected(key, "a table")),
-        }
-    }
-
-    /// A nested object whose keys are not checked, if there is one.
+    /// A nested object, if there is one; the caller checks its keys with [`Fields::known`] where it should.
     pub(crate) fn inner(&self, key: &str) -> Option<Self> {
         match self.get(key) {
             Some(Value::Object(object)) => Some(self.inside(key.to_owned(), object)),

@@ -12,7 +12,7 @@ mod kernels;
 mod measured;
 mod span;
 
-pub use gpu::{Contention, Gpu, PRESETS, Sharing};
+pub use gpu::{Contention, Gpu, Sharing};
 pub(crate) use kernels::seconds as kernel_seconds;
 pub use kernels::{Kernel, MeasuredKernel};
 pub use measured::{Curve, Line, Measured, Operator, Tables};
