@@ -1,4 +1,4 @@
-//! One answer of an engine, believed only as far as it agrees with what was asked and with the model.
+//! One answer of an engine, accepted only where it agrees with the request and the model.
 
 use semmoe_engines::recording::{Told, decode};
 use semmoe_tables::{ModelInfo, Provenance, TraceBuilder};
@@ -6,7 +6,7 @@ use semmoe_text::LinePrompt;
 
 use crate::ProfilerError;
 
-/// Tokens of which so many differ cannot all have the same experts in every layer.
+/// This many different tokens cannot all have the same experts in every layer.
 const DIFFERENT_TOKENS: usize = 8;
 
 const NO_PROMPT_IDS: &str = "the prompt's token ids are missing from the answer: send ids, with --tokenizer";

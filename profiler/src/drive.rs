@@ -31,7 +31,7 @@ struct Outcome {
     routed: Result<Routed, String>,
 }
 
-/// The outcome of all of them.
+/// The outcome of all prompts.
 #[derive(Debug)]
 pub(crate) struct Driven {
     /// In the order of the file.
@@ -147,8 +147,7 @@ impl Engine<'_> {
     }
 }
 
-/// Generating twice does no harm, so whatever may have been bad luck is tried again; a request that took too long is
-/// not.
+/// Generating twice does no harm, so failures that may be transient are retried; a timeout is not.
 fn worth_retrying(error: &HttpError) -> bool {
     match error {
         HttpError::Connect { .. } | HttpError::Exchange { .. } | HttpError::Body { .. } => true,
@@ -157,7 +156,7 @@ fn worth_retrying(error: &HttpError) -> bool {
     }
 }
 
-/// Keeps count.
+/// Progress of the run.
 struct Run<'a> {
     driven: Driven,
     file: &'a Path,

@@ -26,7 +26,7 @@ const MAX_FRAME_BYTES: u32 = 1 << 30;
 /// Key (two words and a number), tokens, prompt length.
 const HEAD_BYTES: usize = 16 + 4 + 4 + 4;
 
-/// The settings that must be equal for a recording to be resumed.
+/// Settings that must be equal for a recording to be resumed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Settings {
     pub(crate) format: String,
@@ -174,7 +174,7 @@ impl Journal {
         }
     }
 
-    /// The trace is written: the partial recording goes.
+    /// Removes the partial recording once the trace is written.
     pub(crate) fn remove(mut self) {
         // So that dropping it removes it.
         self.answers.clear();
@@ -184,7 +184,7 @@ impl Journal {
 impl Drop for Journal {
     fn drop(&mut self) {
         if self.ours && self.answers.is_empty() {
-            // One that stays behind has no answer that is wanted, and is refused or overwritten by the next run.
+            // If this fails, the next run refuses or overwrites a file that holds no answer.
             let _ = std::fs::remove_file(&self.path);
         }
     }

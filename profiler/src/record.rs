@@ -278,7 +278,7 @@ fn write(
     Ok(report)
 }
 
-/// The model as engine, caller and tokenizer know it together, and the prompts.
+/// The model, from what the engine, the caller and the tokenizer know, and the prompts.
 async fn prepare(options: &RecordOptions, server: ServerInfo) -> Result<(ModelInfo, Prompts), ProfilerError> {
     if server.enable_return_routed_experts == Some(false) {
         return Err(ProfilerError::NoRoutedExperts);
@@ -311,7 +311,7 @@ fn refuse_physical_ids(engine: Engine, server: &ServerInfo) -> Result<(), Profil
     }
 }
 
-/// The caller's word and the engine's, which must agree.
+/// The model as the caller and the engine describe it, which must agree.
 fn model_of(options: &RecordOptions, server: &ServerInfo) -> Result<ModelInfo, ProfilerError> {
     let told = server.model_info();
     let mut given = match (&options.model, &told) {
@@ -365,7 +365,7 @@ fn adopt_tokenizer(model: &mut ModelInfo, encoder: &Encoder, path: &Path) -> Res
     if engine == hash { Ok(()) } else { other(format!("its hash is {hash}, and the engine's is {engine}")) }
 }
 
-/// Whether the trace will have a place to go: asked before an hour of recording, not after.
+/// Checks the trace's directory before an hour of recording, not after.
 fn check_directory(out: &Path) -> Result<(), ProfilerError> {
     let directory = directory_of(out);
     let failed = ProfilerError::io(out, "write");
@@ -375,7 +375,7 @@ fn check_directory(out: &Path) -> Result<(), ProfilerError> {
     Ok(())
 }
 
-/// Runs work that reads, writes or computes for long away from the runtime's threads.
+/// Runs long reads, writes and computations off the runtime's threads.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ProfilerError> + Send + 'static,
 ) -> Result<T, ProfilerError> {

@@ -1,5 +1,5 @@
-//! Whether an engine's routes are those of the tokens: one prompt is asked alone before the recording, and its routes
-//! must be those that it has among the others.
+//! Checks that routes do not depend on the batch: one prompt is sent alone before the recording, and must have the same
+//! routes among the others.
 //!
 //! Engines that mix up rows of a batch, or report physical slots in place of experts, fail this at once. Sums in
 //! another order decide near-ties otherwise, so that some difference is normal: with bf16 and 8 experts a token a tenth
@@ -18,14 +18,14 @@ pub(crate) const REFUSE: f64 = 0.05;
 /// Fewer activations say too little for a refusal.
 const FEWEST: u64 = 200;
 
-/// The answer to a prompt that was asked alone, from no prefix cache.
+/// The answer to a prompt that was sent alone, without the prefix cache.
 #[derive(Clone, Debug)]
 pub(crate) struct Alone {
     pub(crate) key: PromptKey,
     pub(crate) routed: Routed,
 }
 
-/// One prompt, asked alone and among others.
+/// One prompt, sent alone and among others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct SelfCheck {
     /// Activations compared: tokens of the prompt x MoE layers x experts per token.

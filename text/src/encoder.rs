@@ -93,13 +93,12 @@ impl PromptEncoder {
         self.encode_with(text, true)
     }
 
-    /// As [`Self::encode_prompt`] with `special`, else as [`Self::encode`]: the same ids, but a text of more than 64
-    /// KiB is encoded in slices, and before each of them `keep_on` is asked whether anybody still wants it. A text
-    /// without line ends, and every text of a tokenizer whose ids would notice ([`Self::cuts_long_texts`]), is one
-    /// slice.
+    /// As [`Self::encode_prompt`] with `special`, else as [`Self::encode`], with the same ids. A text of more than 64 KiB
+    /// is encoded in slices, and the work stops when `keep_on` returns false before one of them. A text without line
+    /// ends, and every text of a tokenizer whose ids would change ([`Self::cuts_long_texts`]), is one slice.
     ///
     /// # Errors
-    /// [`TextError::GivenUp`] when `keep_on` says no, [`TextError::OracleAway`] when the text needs it.
+    /// [`TextError::GivenUp`] when `keep_on` returns false, [`TextError::OracleAway`] when the text needs it.
     pub fn encode_while(
         &self,
         text: &str,

@@ -162,10 +162,10 @@ pub fn prompt_ids(
     prompt_ids_while(prompt, tokenizer, template, limits, &mut || true)
 }
 
-/// As [`prompt_ids`], but `keep_on` is asked on the way whether anybody still wants the ids.
+/// As [`prompt_ids`], but stops when `keep_on` returns false.
 ///
 /// # Errors
-/// [`TextError::GivenUp`] when it says no.
+/// [`TextError::GivenUp`] when it does.
 pub fn prompt_ids_while(
     prompt: &Prompt,
     tokenizer: &PromptEncoder,

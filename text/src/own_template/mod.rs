@@ -2,7 +2,7 @@
 //!
 //! A template is compiled here from the library's own syntax tree. What follows knows the part of the language that
 //! plain chats need: loops over messages, conditions, namespaces, and what templates do with texts. Everything else is
-//! compiled to a node that leaves the whole chat to the library when it is come to ([`OwnTemplate::render`] gives
+//! compiled to a node that leaves the whole chat to the library when it is reached ([`OwnTemplate::render`] gives
 //! `None` then, which is counted), so that there is no second meaning of anything. Texts are borrowed until they are
 //! written, and written once; the library copies them for every value and every `+`.
 //!
