@@ -65,13 +65,9 @@ pub fn crossing(points: &[StepPair]) -> Result<Crossing, PlanError> {
     if gap(last) > 0.0 {
         return Ok(Crossing::AboveAll);
     }
-    Ok(match falls {
-        None => Crossing::BelowAll,
-        Some(pair) => {
-            let share = gap(&pair[0]) / (gap(&pair[0]) - gap(&pair[1]));
-            Crossing::At(pair[0].sequences + share * (pair[1].sequences - pair[0].sequences))
-        }
-    })
+    let Some(pair) = falls else { return Ok(Crossing::BelowAll) };
+    let share = gap(&pair[0]) / (gap(&pair[0]) - gap(&pair[1]));
+    Ok(Crossing::At(pair[0].sequences + share * (pair[1].sequences - pair[0].sequences)))
 }
 
 /// A batch of answers that is generated to its end (ParaSMoE, appendix C).

@@ -133,7 +133,7 @@ pub fn build(options: &BuildOptions, progress: &dyn Progress) -> Result<BuildRep
     let lost: usize = groups.iter().map(|group| group.inputs.lost).sum();
     let left_out = lost + sum(|group| group.bad.len());
     refuse_bad(&bad, left_out, requests + held_out + left_out, options.max_bad)?;
-    let groups_counted = groups.iter().zip(checked.into_iter().map(|group| group.occurrences));
+    let mut groups_counted = groups.iter().zip(checked.into_iter().map(|group| group.occurrences));
     let report = if options.weight_by_domain {
         let parts = temporary_beside(&options.out)?;
         let (mut shards, mut passes) = (Vec::new(), 1);
@@ -145,11 +145,8 @@ pub fn build(options: &BuildOptions, progress: &dyn Progress) -> Result<BuildRep
         let weighted = MergeOptions { weight_by_domain: true, ..MergeOptions::new(shards, options.out.clone()) };
         BuildReport { passes, ..merge(&MergeOptions { threads: options.threads, ..weighted })? }
     } else {
-        let mut report = None;
-        for (group, occurrences) in groups_counted {
-            report = Some(count(options, &group.inputs, &options.out, occurrences, &mut total, progress)?);
-        }
-        report.ok_or(ProfilerError::NoInput { what: "trace" })?
+        let (group, occurrences) = groups_counted.next().ok_or(ProfilerError::NoInput { what: "trace" })?;
+        count(options, &group.inputs, &options.out, occurrences, &mut total, progress)?
     };
     if let Some(HoldOut { share, out }) = &options.hold_out {
         write_trace(&groups, Fate::HeldOut, &format!("held out {share}"), out)?;

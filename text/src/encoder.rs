@@ -93,9 +93,9 @@ impl PromptEncoder {
         self.encode_with(text, true)
     }
 
-    /// As [`Self::encode_prompt`] with `special`, else as [`Self::encode`], with the same ids. A text of more than 64 KiB
-    /// is encoded in slices, and the work stops when `keep_on` returns false before one of them. A text without line
-    /// ends, and every text of a tokenizer whose ids would change ([`Self::cuts_long_texts`]), is one slice.
+    /// As [`Self::encode_prompt`] with `special`, else as [`Self::encode`], with the same ids. A text of more than 64
+    /// KiB is encoded in slices, and the work stops when `keep_on` returns false before one of them. A text without
+    /// line ends, and every text of a tokenizer whose ids would change ([`Self::cuts_long_texts`]), is one slice.
     ///
     /// # Errors
     /// [`TextError::GivenUp`] when `keep_on` returns false, [`TextError::OracleAway`] when the text needs it.

@@ -113,14 +113,9 @@ impl<'a> Served<'a> {
 
     /// Points from one request in flight to a full cache.
     pub fn curve(&self) -> Vec<Operating> {
-        let mut points = Vec::new();
-        let mut concurrency = 1.0;
-        while concurrency < self.most {
-            points.push(self.operating(concurrency));
-            concurrency *= GROWTH;
-        }
-        points.push(self.operating(self.most));
-        points
+        let growing = std::iter::successors(Some(1.0), |concurrency| Some(concurrency * GROWTH));
+        let all = growing.take_while(|concurrency| *concurrency < self.most).chain([self.most]);
+        all.map(|concurrency| self.operating(concurrency)).collect()
     }
 
     /// The point at which all units together serve `rate` requests a second.
