@@ -1,6 +1,5 @@
 //! Drives an engine: bounded concurrency and rate, retries, good answers to the partial recording.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
@@ -11,7 +10,7 @@ use semmoe_tables::{ModelInfo, TraceBuilder};
 use crate::answer::{Routed, check, rules};
 use crate::bad::allowed_bad;
 use crate::journal::Journal;
-use crate::prompts::{Place, Prompt, Prompts};
+use crate::prompts::{Prompt, Prompts};
 use crate::self_check::{Alone, SelfCheck};
 use crate::{BadRecord, ProfilerError, Progress, RecordOptions};
 
@@ -35,7 +34,7 @@ struct Outcome {
 #[derive(Debug)]
 pub(crate) struct Driven {
     /// In the order of the file.
-    pub(crate) bad: Vec<(Place, BadRecord)>,
+    pub(crate) bad: Vec<(usize, BadRecord)>,
     pub(crate) retries: u64,
     /// Answers that were there from an earlier run.
     pub(crate) resumed: usize,
@@ -159,7 +158,6 @@ fn worth_retrying(error: &HttpError) -> bool {
 /// Progress of the run.
 struct Run<'a> {
     driven: Driven,
-    file: &'a Path,
     prompts: &'a Prompts,
     progress: &'a dyn Progress,
     /// Bad records that are left out; more end the recording.
@@ -179,9 +177,9 @@ impl<'a> Run<'a> {
         asked: usize,
         progress: &'a dyn Progress,
     ) -> Self {
-        let (file, began) = (options.prompts.as_path(), Instant::now());
+        let began = Instant::now();
         let allowed = allowed_bad(options.max_bad, prompts.len());
-        Run { driven, file, prompts, progress, allowed, asked, answered: 0, tokens: 0, began, spoke: began }
+        Run { driven, prompts, progress, allowed, asked, answered: 0, tokens: 0, began, spoke: began }
     }
 
     fn take(&mut self, outcome: Outcome, journal: &mut Journal) -> Result<(), ProfilerError> {
@@ -196,8 +194,7 @@ impl<'a> Run<'a> {
             Err(reason) => {
                 // Engines write into some reasons.
                 let reason = reason.chars().take(MAX_REASON_CHARS).collect();
-                let (place, file) = (prompt.place, self.file.to_path_buf());
-                self.driven.bad.push((place, BadRecord { file, record: place.to_string(), reason }));
+                self.driven.bad.push((prompt.place, self.prompts.bad_record(prompt.place, reason)));
             }
         }
         self.report();
@@ -232,7 +229,8 @@ impl<'a> Run<'a> {
 
     fn too_many_bad(&self, journal: &Journal) -> ProfilerError {
         let first = self.driven.bad.iter().min_by_key(|(place, _)| *place);
-        let nothing = || BadRecord { file: self.file.to_path_buf(), record: "no record".into(), reason: String::new() };
+        let nothing =
+            || BadRecord { file: self.prompts.file.clone(), record: "no record".into(), reason: String::new() };
         let first = Box::new(first.map_or_else(nothing, |(_, bad)| bad.clone()));
         let path = journal.path.display();
         let kept = match journal.len() {

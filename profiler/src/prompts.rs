@@ -4,8 +4,7 @@
 mod sharegpt;
 
 use std::collections::HashMap;
-use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use semmoe_engines::recording::Asked;
 use semmoe_text::{
@@ -42,7 +41,8 @@ pub(crate) struct PromptKey {
 /// One record of the file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Prompt {
-    pub(crate) place: Place,
+    /// Its line, from 1, or its number in a list, from 0.
+    pub(crate) place: usize,
     pub(crate) key: PromptKey,
     /// The request: messages are a conversation to which the engine applies the model's template.
     pub(crate) input: LinePrompt,
@@ -63,24 +63,6 @@ impl Prompt {
             LinePrompt::Text(text) => text.len(),
             LinePrompt::Ids(ids) => ids.len(),
             LinePrompt::Messages { messages, .. } => messages.to_string().len(),
-        }
-    }
-}
-
-/// Where a record is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Place {
-    /// From 1.
-    Line(usize),
-    /// From 0.
-    Item(usize),
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Place::Line(line) => write!(f, "line {line}"),
-            Place::Item(item) => write!(f, "conversation {item}"),
         }
     }
 }
@@ -144,23 +126,28 @@ pub(crate) struct Preparation<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Prompts {
     pub(crate) good: Vec<Prompt>,
-    pub(crate) bad: Vec<(Place, BadRecord)>,
+    /// With their places.
+    pub(crate) bad: Vec<(usize, BadRecord)>,
+    pub(crate) file: PathBuf,
+    /// The name of a record: line or conversation.
+    unit: &'static str,
     occurrences: HashMap<u128, u32>,
 }
 
 /// Reads and prepares all prompts; blank lines are skipped.
 pub(crate) fn read(how: Preparation<'_>) -> Result<Prompts, ProfilerError> {
     let path = how.options.prompts.as_path();
-    let mut prompts = Prompts::default();
+    let format = how.options.format.of(path);
+    let unit = if format == PromptFormat::ShareGpt { "conversation" } else { "line" };
+    let mut prompts = Prompts { file: path.to_owned(), unit, ..Prompts::default() };
     let mut left = how.options.max_prompts.unwrap_or(usize::MAX);
-    let mut take = |place: Place, prompt: Result<LinePrompt, String>| {
-        prompts.push(path, place, prompt.and_then(|prompt| how.prepare(prompt)));
+    let mut take = |place: usize, prompt: Result<LinePrompt, String>| {
+        prompts.push(place, prompt.and_then(|prompt| how.prepare(prompt)));
         left -= 1;
         left > 0
     };
-    let format = how.options.format.of(path);
     if format == PromptFormat::ShareGpt {
-        sharegpt::read(path, &mut |item, prompt| take(Place::Item(item), prompt))?;
+        sharegpt::read(path, &mut take)?;
     } else {
         let form = if format == PromptFormat::Text { LineForm::Plain } else { LineForm::Json };
         for item in PromptLines::open(path, form)? {
@@ -169,7 +156,7 @@ pub(crate) fn read(how: Preparation<'_>) -> Result<Prompts, ProfilerError> {
                 Err(PromptLineError::Line { line, cause, .. }) => (line, Err(cause)),
                 Err(error) => return Err(error.into()),
             };
-            if !take(Place::Line(line), prompt) {
+            if !take(line, prompt) {
                 break;
             }
         }
@@ -181,7 +168,7 @@ pub(crate) fn read(how: Preparation<'_>) -> Result<Prompts, ProfilerError> {
 }
 
 impl Prompts {
-    fn push(&mut self, path: &Path, place: Place, input: Result<LinePrompt, String>) {
+    fn push(&mut self, place: usize, input: Result<LinePrompt, String>) {
         match input {
             Ok(input) => {
                 let hash = hash(&input);
@@ -190,11 +177,12 @@ impl Prompts {
                 *occurrence += 1;
                 self.good.push(Prompt { place, key, input });
             }
-            Err(reason) => {
-                let bad = BadRecord { file: path.to_path_buf(), record: place.to_string(), reason };
-                self.bad.push((place, bad));
-            }
+            Err(reason) => self.bad.push((place, self.bad_record(place, reason))),
         }
+    }
+
+    pub(crate) fn bad_record(&self, place: usize, reason: String) -> BadRecord {
+        BadRecord { file: self.file.clone(), record: format!("{} {place}", self.unit), reason }
     }
 
     /// Records, bad ones included.

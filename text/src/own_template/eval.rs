@@ -54,7 +54,7 @@ impl<'v> Run<'v> {
             Node::Emit(expr) => self.emit(expr)?,
             Node::Set(name, expr) => {
                 let value = self.value(expr)?;
-                self.set(*name, value);
+                put(&mut self.locals, self.frame, *name, value);
             }
             Node::SetIn(space, name, expr) => {
                 let value = self.value(expr)?;
@@ -86,10 +86,6 @@ impl<'v> Run<'v> {
         self.locals.truncate(self.frame);
         self.frame = outer;
         if count == 0 { self.body(otherwise) } else { Some(()) }
-    }
-
-    fn set(&mut self, name: Name, value: Value<'v>) {
-        put(&mut self.locals, self.frame, name, value);
     }
 
     fn look_up(&self, name: Name) -> Option<Value<'v>> {
