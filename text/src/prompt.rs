@@ -74,9 +74,7 @@ impl Prompt {
             },
         }
     }
-}
 
-impl Prompt {
     /// Whether all of it is text or ids: no part of a message is an image, a sound or of another kind.
     pub fn is_text_only(&self) -> bool {
         let Prompt::Messages { messages, .. } = self else { return true };

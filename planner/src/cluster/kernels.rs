@@ -175,7 +175,10 @@ pub(crate) fn seconds(
     let above = above.min_by(|a, b| a.kernel.context().total_cmp(&b.kernel.context()));
     let scaled = |table: &MeasuredKernel| {
         // A neighbour's shape is scaled by the roofline at the neighbour's own context.
-        let shape = kernel.at_context(table.kernel.context());
+        let mut shape = *kernel;
+        if let Kernel::Decode { context, .. } = &mut shape {
+            *context = table.kernel.context() as u64;
+        }
         table.points.seconds(tokens) * modelled(&shape) / modelled(&table.kernel)
     };
     match (below, above) {
@@ -188,17 +191,6 @@ pub(crate) fn seconds(
             Some(only.points.seconds(tokens) * modelled(kernel) / modelled(&only.kernel))
         }
         (None, None) => None,
-    }
-}
-
-impl Kernel {
-    fn at_context(self, tokens: f64) -> Self {
-        match self {
-            Self::Decode { dtype, heads, kv_heads, head_dim, .. } => {
-                Self::Decode { dtype, heads, kv_heads, head_dim, context: tokens as u64 }
-            }
-            other => other,
-        }
     }
 }
 
