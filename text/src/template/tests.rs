@@ -81,7 +81,7 @@ fn chats() -> impl Strategy<Value = Vec<(String, String, bool)>> {
 }
 
 /// Of roles, texts, and whether the text is written before the role.
-fn plain(messages: Vec<(&str, &str, bool)>) -> PlainChat<'_> {
+fn plain(messages: Vec<(&str, &str, bool)>) -> PlainChat<'static> {
     let message = |(role, content, content_first): (&str, &str, bool)| PlainMessage {
         role: role.to_owned().into(),
         content: content.to_owned().into(),
