@@ -7,10 +7,9 @@ use crate::affinity::WORTH;
 use crate::cluster::Cluster;
 use crate::hybridep::{Choice, HybridLevel, Stream, Use, best_domains, domain_choices};
 use crate::layout::{Infeasible, Layout};
-use crate::memory::Memory;
 use crate::policy::ByLayout;
 use crate::search::{Candidate, Question};
-use crate::step::{Constants, Part, Target, decoding, step};
+use crate::step::{Constants, Part, decoding, step};
 use crate::switching::{Crossing, StepPair, crossing, memory_overhead, switch_seconds};
 
 /// Requests in flight at which both layouts are compared: powers of two up to this.
@@ -72,12 +71,11 @@ pub fn switching(question: &Question<'_>, concurrency: f64) -> Result<Switching,
     let ByLayout { tp, ep } = unit_layouts(gpus);
     let (shape, cluster, constants) = (question.shape, question.cluster, question.constants);
     for layout in [tp, ep] {
-        let runs = layout.check(shape).and_then(|()| Memory::with(shape, &layout, cluster.gpu.memory, constants));
+        let runs = layout.check(shape).and_then(|()| question.memory(&layout));
         runs.map_err(|reason| NoSwitch::Infeasible { layout: layout.name(), reason })?;
     }
     let load = question.workload.load(concurrency);
-    let seconds =
-        |layout, sequences| step(&Target { shape, cluster, layout, constants }, &decoding(sequences, &load)).total();
+    let seconds = |layout, sequences| step(&question.target(layout), &decoding(sequences, &load)).total();
     let pair = |exponent: u32| {
         let sequences = f64::from(1u32 << exponent);
         StepPair { sequences, tp: seconds(tp, sequences), ep: seconds(ep, sequences) }
@@ -148,15 +146,14 @@ pub fn replication(question: &Question<'_>, plan: &Candidate) -> Result<Option<R
 /// As [`replication`].
 pub fn resident_domains(question: &Question<'_>, plan: &Candidate) -> Result<Option<ResidentDomains>, PlanError> {
     let Some(found) = exchange(question, plan) else { return Ok(None) };
-    let (shape, cluster, constants) = (question.shape, question.cluster, question.constants);
+    let (shape, constants) = (question.shape, question.constants);
     let (before, load) = (plan.decode.total(), question.workload.load(1.0));
     let exposed = shape.moe_layers as f64 * (1.0 - constants.overlap_share.min(1.0));
     let seconds = |choice: &Choice| {
         let size = choice.domains.iter().product::<u64>();
         let layout = Layout { expert_ep: plan.layout.expert_ep / size, ..plan.layout };
-        let target = Target { shape, cluster, layout, constants };
         let work = decoding(plan.at_load.concurrency.max(1.0) / size as f64, &load);
-        let experts = step(&target, &work)[Part::Experts] - plan.decode[Part::Experts];
+        let experts = step(&question.target(layout), &work)[Part::Experts] - plan.decode[Part::Experts];
         before + experts - exposed * (choice.ep_seconds - choice.seconds)
     };
     let choices = domain_choices(&found.stream, &found.levels, found.resident)?
@@ -179,15 +176,14 @@ fn argument(domains: &[u64], levels: &[HybridLevel]) -> String {
 
 /// `None` as for [`replication`], and where levels do not divide the ranks evenly.
 fn exchange(question: &Question<'_>, plan: &Candidate) -> Option<Exchange> {
-    let (shape, layout) = (question.shape, plan.layout);
-    let (cluster, constants) = (question.cluster, question.constants);
-    let levels = levels(cluster, layout.expert_ep, constants);
+    let (shape, layout, constants) = (question.shape, plan.layout, question.constants);
+    let levels = levels(question.cluster, layout.expert_ep, constants);
     let ranks: u64 = levels.iter().map(|level| level.workers).product();
     if layout.expert_tp > 1 || layout.expert_ep < 2 || layout.pipeline > 1 || ranks != layout.expert_ep {
         return None;
     }
     let tokens = (plan.at_load.concurrency / layout.attention_dp as f64).max(1.0) / layout.attention_tp as f64;
-    let copies = Target { shape, cluster, layout, constants }.copies();
+    let copies = question.target(layout).copies();
     let attention = [Part::AttentionProducts, Part::AttentionCore, Part::AttentionReduce];
     let attention: f64 = attention.map(|part| plan.decode[part]).iter().sum();
     let stream = Stream {
@@ -220,8 +216,8 @@ fn levels(cluster: &Cluster, ranks: u64, constants: &Constants) -> Vec<HybridLev
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{deepseek_v3, h200, qwen3_235b};
     use crate::search::search;
+    use crate::tests::fixtures::{deepseek_v3, h200, qwen3_235b};
     use crate::workload::Workload;
 
     #[test]

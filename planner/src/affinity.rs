@@ -91,7 +91,6 @@ pub struct Gain {
 
 impl StepProfile {
     /// A predicted step.
-    #[must_use]
     pub fn predicted(target: &Target<'_>, work: &Work, overlap: bool) -> Self {
         let constants = Constants { overlap_share: 0.0, ..*target.constants };
         let terms = step(&Target { constants: &constants, ..*target }, work);
@@ -161,7 +160,6 @@ fn regime(profile: &StepProfile, exposed_share: f64) -> Regime {
 
 impl Gain {
     /// Whether the expected gain is a reason to adopt affinity.
-    #[must_use]
     pub fn pays(&self) -> bool {
         self.range[1] >= WORTH
     }
@@ -190,8 +188,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fixtures::{h200, qwen3_235b};
     use crate::layout::Layout;
+    use crate::tests::fixtures::{h200, qwen3_235b};
 
     const EXPOSED: StepProfile =
         StepProfile { compute: 0.06, bytes: 0.035, latency: 0.005, experts: 0.02, overlap: false };

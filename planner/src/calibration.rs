@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::PlanError;
 use crate::error::{not_negative, positive};
+use crate::fields::json;
 use crate::step::Constants;
 pub use fit::{StepPoint, errors, fit, fit_contention};
 
@@ -69,12 +70,7 @@ impl Calibration {
     /// # Errors
     /// [`PlanError::Syntax`] if it is none, [`PlanError::Value`] about a constant outside its domain.
     pub fn from_json(file: &str, text: &str) -> Result<Self, PlanError> {
-        let syntax = |error: serde_json::Error| PlanError::Syntax {
-            file: file.to_owned(),
-            format: "JSON of a calibration",
-            cause: error.to_string(),
-        };
-        let calibration: Self = serde_json::from_str(text).map_err(syntax)?;
+        let calibration: Self = json(file, "JSON of a calibration", text)?;
         calibration.constants.check()?;
         for errors in [calibration.ttft, calibration.tpot].into_iter().chain(calibration.links) {
             positive("the rows of a calibration", errors.rows as f64)?;
@@ -106,7 +102,6 @@ pub enum Accuracy {
 
 impl Accuracy {
     /// Of answers with these constants.
-    #[must_use]
     pub fn of(calibration: Option<&Calibration>) -> Self {
         calibration.map_or(Self::Uncalibrated, |found| Self::Calibrated {
             engine: found.engine.clone(),
@@ -117,7 +112,6 @@ impl Accuracy {
     }
 
     /// How many times more or less a predicted time may be, typically.
-    #[must_use]
     pub fn factor(&self) -> f64 {
         match self {
             Self::Uncalibrated => crate::affinity::UNCALIBRATED_FACTOR,

@@ -1,4 +1,4 @@
-//! A step of a running deployment, as it was measured: where its time goes, and what leaves a rank now.
+//! A measured step of a running deployment: where its time goes, and what leaves a rank.
 
 use serde::Serialize;
 

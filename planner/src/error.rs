@@ -49,16 +49,14 @@ pub enum PlanError {
 
 /// `value`, if it is finite and at least 0.
 pub(crate) fn not_negative(what: &'static str, value: f64) -> Result<f64, PlanError> {
-    if value.is_finite() && value >= 0.0 {
-        return Ok(value);
-    }
-    Err(PlanError::Value { what, found: value, expected: "a finite number of at least 0" })
+    within(what, value, value >= 0.0, "a finite number of at least 0")
 }
 
 /// `value`, if it is finite and above 0.
 pub(crate) fn positive(what: &'static str, value: f64) -> Result<f64, PlanError> {
-    if value.is_finite() && value > 0.0 {
-        return Ok(value);
-    }
-    Err(PlanError::Value { what, found: value, expected: "a finite number above 0" })
+    within(what, value, value > 0.0, "a finite number above 0")
+}
+
+fn within(what: &'static str, found: f64, good: bool, expected: &'static str) -> Result<f64, PlanError> {
+    if good && found.is_finite() { Ok(found) } else { Err(PlanError::Value { what, found, expected }) }
 }

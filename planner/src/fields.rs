@@ -3,6 +3,7 @@
 //! JSON and TOML are read into the same tree. TOML has no null: a null there is a NaN or an infinity, and never
 //! "absent".
 
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::PlanError;
@@ -14,9 +15,9 @@ const MAX_NUMBER: f64 = 1e12;
 /// Of a value that is shown in a message.
 const MAX_SHOWN_CHARS: usize = 80;
 
-/// Parses a JSON object.
-pub(crate) fn json(file: &str, text: &str) -> Result<Map<String, Value>, PlanError> {
-    parsed(file, "JSON", serde_json::from_str(text).map_err(|error| error.to_string()))
+/// Parses JSON; `format` names what it should be.
+pub(crate) fn json<T: DeserializeOwned>(file: &str, format: &'static str, text: &str) -> Result<T, PlanError> {
+    parsed(file, format, serde_json::from_str(text).map_err(|error| error.to_string()))
 }
 
 /// Reads a TOML document, of which only these keys are known.
@@ -30,11 +31,7 @@ pub(crate) fn toml<R>(
     read(&Fields { file, prefix: String::new(), object: &object, null_is_absent: false }.known(known)?)
 }
 
-fn parsed(
-    file: &str,
-    format: &'static str,
-    result: Result<Map<String, Value>, String>,
-) -> Result<Map<String, Value>, PlanError> {
+fn parsed<T>(file: &str, format: &'static str, result: Result<T, String>) -> Result<T, PlanError> {
     result.map_err(|cause| PlanError::Syntax { file: file.to_owned(), format, cause })
 }
 
@@ -61,16 +58,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A nested object of which only these keys are known.
-    pub(crate) fn section(&self, key: &str, known: &[&str]) -> Result<Option<Self>, PlanError> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(Value::Object(object)) => Ok(Some(self.inside(key.to_owned(), object).known(known)?)),
-            Some(_) => Err(self.unexpected(key, "a table")),
-        }
-    }
-
-    /// A nested object whose keys are not checked, if there is one.
+    /// A nested object, if there is one; the caller checks its keys with [`Fields::known`] where it should.
     pub(crate) fn inner(&self, key: &str) -> Option<Self> {
         match self.get(key) {
             Some(Value::Object(object)) => Some(self.inside(key.to_owned(), object)),

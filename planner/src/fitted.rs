@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use crate::PlanError;
 use crate::calibration::{Calibration, Errors};
+use crate::fields::json;
 use crate::shape::Dtype;
 use crate::step::Constants;
 
@@ -38,13 +39,13 @@ struct Regime {
 
 impl Fitted {
     fn read(file: &str, text: &str) -> Result<Self, PlanError> {
-        let syntax =
-            |cause: String| PlanError::Syntax { file: file.to_owned(), format: "JSON of fitted constants", cause };
-        let found: Self = serde_json::from_str(text).map_err(|error| syntax(error.to_string()))?;
+        const FORMAT: &str = "JSON of fitted constants";
+        let found: Self = json(file, FORMAT, text)?;
         for regime in &found.regimes {
             regime.constants.check()?;
             if Dtype::of(&regime.weights).is_none() {
-                return Err(syntax(format!("{} is no type of weights", regime.weights)));
+                let cause = format!("{} is no type of weights", regime.weights);
+                return Err(PlanError::Syntax { file: file.to_owned(), format: FORMAT, cause });
             }
         }
         Ok(found)
@@ -81,8 +82,8 @@ pub fn fitted(engine: &str, gpu: &str, weights: Dtype) -> Result<Calibration, Pl
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{deepseek_v3, h200, layout};
     use crate::step::{Load, Target, predict};
+    use crate::tests::fixtures::{deepseek_v3, h200, layout};
 
     #[test]
     fn every_regime_is_valid_and_found() {

@@ -28,7 +28,6 @@ fn add(command: &mut String, name: &str, value: u64) {
 ///
 /// `--tp-size` counts all GPUs of a stage there: attention-TP is what `--attn-dp-size` leaves of it, and expert-TP
 /// what `--ep-size` leaves.
-#[must_use]
 pub fn sglang(layout: &Layout, host_gpus: u64) -> Launch {
     let mut command = format!("python -m sglang.launch_server --model-path {MODEL} --tp-size {}", layout.stage());
     let mut add = |name, value| add(&mut command, name, value);
@@ -48,7 +47,6 @@ pub fn sglang(layout: &Layout, host_gpus: u64) -> Launch {
 
 /// vLLM: experts are whole over all GPUs of a stage with `--enable-expert-parallel`, and in slices over all of them
 /// without.
-#[must_use]
 pub fn vllm(layout: &Layout, host_gpus: u64) -> Launch {
     if layout.expert_tp > 1 && layout.expert_ep > 1 {
         let (tp, ep) = (layout.expert_tp, layout.expert_ep);
@@ -74,7 +72,7 @@ pub fn vllm(layout: &Layout, host_gpus: u64) -> Launch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::layout;
+    use crate::tests::fixtures::layout;
 
     #[test]
     fn layouts_are_the_engines_arguments() {

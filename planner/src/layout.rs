@@ -81,7 +81,6 @@ pub enum Infeasible {
 
 impl Infeasible {
     /// The kind of reason, in a few words.
-    #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Divide { .. } => "cannot be divided",
@@ -94,19 +93,16 @@ impl Infeasible {
 
 impl Layout {
     /// GPUs of a pipeline stage.
-    #[must_use]
     pub fn stage(&self) -> u64 {
         self.attention_tp * self.attention_dp
     }
 
     /// GPUs of the unit.
-    #[must_use]
     pub fn gpus(&self) -> u64 {
         self.pipeline * self.stage()
     }
 
     /// The name of the layout in the papers' notation.
-    #[must_use]
     pub fn name(&self) -> String {
         let part = |tp: u64, other: &str, size: u64| match (tp, size) {
             (1, 1) => "TP1".to_owned(),
@@ -122,7 +118,6 @@ impl Layout {
     /// Ranks between which tokens travel to their experts: MixServe's three cases of DP and EP (section III-B3). With
     /// d_DP >= d_EP each group has `d_EP` members, with d_DP < d_EP `d_DP`, and each of them drops the tokens that
     /// another one sends.
-    #[must_use]
     pub fn exchange_group(&self) -> Group {
         Group { size: self.attention_dp.min(self.expert_ep), stride: self.attention_tp.max(self.expert_tp) }
     }
@@ -157,7 +152,6 @@ impl Layout {
     }
 
     /// Layers of the fullest stage.
-    #[must_use]
     pub fn stage_layers(&self, shape: &ModelShape) -> u64 {
         shape.layers.div_ceil(self.pipeline)
     }
@@ -208,7 +202,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fixtures::{deepseek_v3, layout, qwen3_235b};
+    use crate::tests::fixtures::{deepseek_v3, layout, qwen3_235b};
 
     #[test]
     fn what_does_not_divide_is_named() {
@@ -231,6 +225,17 @@ mod tests {
         assert_eq!(layout(1, [8, 1], [8, 1]).check(&qwen), Ok(()));
         assert_eq!(layout(1, [8, 4], [1, 32]).name(), "TP8+DP4, EP32");
         assert_eq!(layout(2, [8, 1], [8, 1]).name(), "TP8, TP8 PP2");
+    }
+
+    /// MixServe's equation 5: `b / max(d_DP, d_EP) k (d - 1) / d` copies leave a rank in a dispatch, d being the
+    /// members of a group; b 16, k 8.
+    #[test]
+    fn golden_copies() {
+        for (dp, ep, copies) in [(4u64, 4u64, 24.0), (8, 4, 12.0), (4, 8, 12.0)] {
+            let (stage, most) = (8, dp.max(ep) as f64);
+            let members = layout(1, [stage / dp, dp], [stage / ep, ep]).exchange_group().size as f64;
+            assert_eq!(16.0 / most * 8.0 * (members - 1.0) / members, copies);
+        }
     }
 
     proptest! {

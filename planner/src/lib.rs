@@ -26,8 +26,6 @@ pub mod deployment;
 mod error;
 mod fields;
 pub mod fitted;
-#[cfg(test)]
-mod fixtures;
 pub mod flags;
 pub mod hybridep;
 pub mod layout;
@@ -39,6 +37,10 @@ pub mod search;
 pub mod shape;
 pub mod step;
 pub mod switching;
+#[cfg(test)]
+mod tests {
+    pub(crate) mod fixtures;
+}
 pub mod units;
 pub mod workload;
 

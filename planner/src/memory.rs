@@ -5,7 +5,6 @@ use serde::Serialize;
 
 use crate::layout::{Infeasible, Layout};
 use crate::shape::ModelShape;
-use crate::step::Constants;
 
 /// Bytes of one GPU, of the fullest rank.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -26,7 +25,6 @@ pub struct Memory {
 
 impl Memory {
     /// All weights of the GPU, bytes.
-    #[must_use]
     pub fn weight_bytes(&self) -> f64 {
         self.expert_bytes + self.dense_bytes + self.other_bytes
     }
@@ -55,16 +53,7 @@ impl Memory {
         Ok(Self { expert_bytes, dense_bytes, other_bytes, activation_bytes, cache_bytes, cache_tokens })
     }
 
-    /// The same for an engine's constants on a GPU of `memory` bytes.
-    ///
-    /// # Errors
-    /// As [`Memory::of`].
-    pub fn with(shape: &ModelShape, layout: &Layout, memory: f64, constants: &Constants) -> Result<Self, Infeasible> {
-        Self::of(shape, layout, memory * constants.memory_share, constants.step_tokens)
-    }
-
     /// Tokens of all ranks' caches together; ranks that share a sequence count once.
-    #[must_use]
     pub fn unit_tokens(&self, layout: &Layout) -> f64 {
         self.cache_tokens * layout.attention_dp as f64
     }
@@ -75,7 +64,7 @@ fn weights(shape: &ModelShape, layout: &Layout) -> [f64; 3] {
     let stage = layout.stage_layers(shape) as f64 / shape.layers as f64;
     let (tp, ranks) = (layout.attention_tp as f64, (layout.expert_tp * layout.expert_ep) as f64);
     let experts = shape.routed_parameters() as f64 / ranks * stage * shape.precision.experts.bytes();
-    let attention = (shape.layers * shape.attention.rank_parameters(shape.hidden, layout.attention_tp)) as f64;
+    let attention = (shape.layers * shape.attention.parameters(shape.hidden, layout.attention_tp)) as f64;
     let dense = (attention + shape.dense_parameters() as f64 / tp) * stage * shape.precision.dense.bytes();
     // A stage has the embedding or the output projection; a single stage has both.
     let ends = shape.embedding_parameters() as f64 / if layout.pipeline > 1 { 2.0 } else { 1.0 };
@@ -83,20 +72,13 @@ fn weights(shape: &ModelShape, layout: &Layout) -> [f64; 3] {
     [experts, dense, other]
 }
 
-/// Bytes of attention and routed experts alone on one GPU: what MixServe's equation 8 counts as weights.
-#[must_use]
-pub fn mixserve_weight_bytes(shape: &ModelShape, layout: &Layout) -> f64 {
-    let attention = shape.attention_parameters() as f64 / layout.attention_tp as f64 * shape.precision.dense.bytes();
-    let experts = shape.routed_parameters() as f64 / layout.stage() as f64 * shape.precision.experts.bytes();
-    (attention + experts) / layout.pipeline as f64
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{layout, qwen3_235b};
+    use crate::tests::fixtures::{layout, qwen3_235b};
 
-    /// MixServe's Table II on 16 GPUs, Qwen3-235B in bfloat16, GB a GPU.
+    /// MixServe's Table II on 16 GPUs, Qwen3-235B in bfloat16, GB a GPU: routed experts, and attention without the
+    /// copies of key heads.
     #[test]
     fn weights_of_table_two() {
         let shape = qwen3_235b();
@@ -106,7 +88,8 @@ mod tests {
             (layout(1, [4, 4], [1, 16]), 31.738),
         ];
         for (layout, gigabytes) in cases {
-            let found = mixserve_weight_bytes(&shape, &layout) / 1e9;
+            let attention = shape.attention_parameters() as f64 * 2.0 / (layout.attention_tp * layout.pipeline) as f64;
+            let found = (attention + Memory::of(&shape, &layout, 141e9, 0.0).unwrap().expert_bytes) / 1e9;
             assert!((found - gigabytes).abs() < 0.0005, "{}: {found}", layout.name());
         }
     }

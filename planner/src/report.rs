@@ -62,7 +62,6 @@ impl fmt::Display for Judged {
 
 impl<'a> Answer<'a> {
     /// The answer to `question` whose search gave `plan`.
-    #[must_use]
     pub fn new(question: &Question<'a>, plan: &'a Plan, accuracy: Accuracy, affinity: Vec<Judged>) -> Self {
         let host = question.cluster.levels.first().map_or(1, |level| level.count);
         let (shape, best) = (question.shape, plan.ranked.first());
@@ -101,9 +100,8 @@ impl<'a> Answer<'a> {
         }
         self.reasons(explain, out)?;
         for (engine, launch) in [("SGLang", &self.sglang), ("vLLM", &self.vllm)] {
-            match launch {
-                Some(Launch::Command(text) | Launch::Impossible(text)) => writeln!(out, "{engine}: {text}")?,
-                None => {}
+            if let Some(Launch::Command(text) | Launch::Impossible(text)) = launch {
+                writeln!(out, "{engine}: {text}")?;
             }
         }
         for judged in &self.affinity {
@@ -207,8 +205,8 @@ impl<'a> Answer<'a> {
 mod tests {
     use super::*;
     use crate::affinity::{Remote, StepProfile, gain};
-    use crate::fixtures::{h200, qwen3_235b};
     use crate::search::search;
+    use crate::tests::fixtures::{h200, qwen3_235b};
     use crate::workload::Workload;
 
     #[test]

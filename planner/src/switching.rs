@@ -5,43 +5,22 @@ use serde::Serialize;
 
 use crate::PlanError;
 use crate::error::{not_negative, positive};
-use crate::shape::ModelShape;
 
 /// Seconds in which `ranks` of one node change layouts: `(P - 1) / P W / B + max KV ingress / B + sync`. `weights`
 /// are the bytes of experts of one rank, `cache` those that the rank which receives most of the cache receives.
-#[must_use]
+///
+/// Also of N nodes of P GPUs that change from one EP unit to one TP unit each: `M beta (N - 1) / (N P B)` (ParaSMoE,
+/// equation 6), N being the ranks, `M beta / P` the weights and B the rate of one GPU between nodes. The way back moves
+/// nothing between nodes: every node has everything.
 pub fn switch_seconds(ranks: u64, weights: f64, cache: f64, bytes_per_second: f64, sync: f64) -> f64 {
     let moved = (ranks.max(1) - 1) as f64 / ranks.max(1) as f64 * weights;
     (moved + cache) / bytes_per_second + sync
 }
 
-/// Seconds in which `nodes` of `node_gpus` change from one EP unit to one TP unit each: `M beta (N - 1) / (N P B)`
-/// (ParaSMoE, equation 6), for `bytes` of parameters and B bytes a second of one GPU between nodes. Bounded by `M
-/// beta / (P B)` however many nodes. The way back moves nothing between nodes: every node has everything.
-#[must_use]
-pub fn switch_seconds_over_nodes(bytes: f64, nodes: u64, node_gpus: u64, bytes_per_second: f64) -> f64 {
-    let nodes = nodes.max(1) as f64;
-    bytes * (nodes - 1.0) / (nodes * node_gpus.max(1) as f64 * bytes_per_second)
-}
-
 /// Spare memory of a switch over the memory of the experts: `slots` layers' slots, each of one of `layers` (Moebius 1
 /// / K with one, ParaSMoE 2 / K with two).
-#[must_use]
 pub fn memory_overhead(slots: u64, layers: u64) -> f64 {
     slots as f64 / layers.max(1) as f64
-}
-
-/// Makespan of longest-first assignment over the best one, at most: `4/3 - 1/(3 P)` (Graham; Moebius gives it for bin
-/// packing).
-#[must_use]
-pub fn longest_first_bound(ranks: u64) -> f64 {
-    4.0 / 3.0 - 1.0 / (3.0 * ranks.max(1) as f64)
-}
-
-/// Bytes of a slot: one layer's experts on one of `ranks`.
-#[must_use]
-pub fn slot_bytes(shape: &ModelShape, ranks: u64) -> f64 {
-    shape.experts as f64 * shape.expert_bytes() / ranks.max(1) as f64
 }
 
 /// Seconds of a decoding step at a number of sequences, in both layouts.
@@ -86,13 +65,9 @@ pub fn crossing(points: &[StepPair]) -> Result<Crossing, PlanError> {
     if gap(last) > 0.0 {
         return Ok(Crossing::AboveAll);
     }
-    Ok(match falls {
-        None => Crossing::BelowAll,
-        Some(pair) => {
-            let share = gap(&pair[0]) / (gap(&pair[0]) - gap(&pair[1]));
-            Crossing::At(pair[0].sequences + share * (pair[1].sequences - pair[0].sequences))
-        }
-    })
+    let Some(pair) = falls else { return Ok(Crossing::BelowAll) };
+    let share = gap(&pair[0]) / (gap(&pair[0]) - gap(&pair[1]));
+    Ok(Crossing::At(pair[0].sequences + share * (pair[1].sequences - pair[0].sequences)))
 }
 
 /// A batch of answers that is generated to its end (ParaSMoE, appendix C).
@@ -100,7 +75,7 @@ pub fn crossing(points: &[StepPair]) -> Result<Crossing, PlanError> {
 pub struct Rollout {
     /// N, answers.
     pub answers: f64,
-    /// L_maj, tokens after which most have ended.
+    /// L_maj, tokens after which most have ended: a quantile of [`Lengths`](crate::workload::Lengths).
     pub major_tokens: f64,
     /// L_max, tokens of the longest.
     pub most_tokens: f64,
@@ -127,23 +102,6 @@ pub struct RolloutTimes {
 }
 
 impl Rollout {
-    /// N, L_maj and L_max of measured lengths: L_maj is the length that `share` of the answers do not exceed. `None`
-    /// without any.
-    #[must_use]
-    pub fn of_lengths(lengths: &[u64], share: f64) -> Option<Self> {
-        let sorted = {
-            let mut lengths = lengths.to_vec();
-            lengths.sort_unstable();
-            lengths
-        };
-        let at = ((sorted.len() as f64 * share.clamp(0.0, 1.0)).ceil() as usize).clamp(1, sorted.len().max(1)) - 1;
-        Some(Self {
-            answers: sorted.len() as f64,
-            major_tokens: *sorted.get(at)? as f64,
-            most_tokens: *sorted.last()? as f64,
-        })
-    }
-
     /// Seconds with `ep` and `tp` layouts: `N L_maj / T + (L_max - L_maj) l`.
     ///
     /// # Errors
@@ -167,7 +125,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fixtures::qwen3_235b;
+    use crate::shape::ModelShape;
+    use crate::tests::fixtures::qwen3_235b;
+    use crate::workload::Lengths;
 
     const EP: LayoutSpeed = LayoutSpeed { tokens_per_second: 22_000.0, token_seconds: 0.05 };
     const TP: LayoutSpeed = LayoutSpeed { tokens_per_second: 4_500.0, token_seconds: 0.02 };
@@ -176,22 +136,29 @@ mod tests {
         assert!((found - expected).abs() <= error, "{found}, expected {expected}");
     }
 
+    /// One layer's experts on one of 8 ranks.
+    fn slot_bytes(shape: &ModelShape) -> f64 {
+        (shape.experts * shape.expert_parameters()) as f64 * shape.precision.experts.bytes() / 8.0
+    }
+
     #[test]
     fn golden_switches() {
         let shape = qwen3_235b();
         let weights = shape.routed_parameters() as f64 * 2.0 / 8.0;
-        assert_eq!(slot_bytes(&shape, 8), 603_979_776.0);
+        assert_eq!(slot_bytes(&shape), 603_979_776.0);
         for (bandwidth, milliseconds) in [(280e9, 177.4), (315e9, 157.7), (450e9, 110.4)] {
             near(switch_seconds(8, weights, 0.0, bandwidth, 0.0) * 1e3, milliseconds, 0.05);
         }
         near(switch_seconds(8, weights, 28e9, 280e9, 0.01) * 1e3, 177.4 + 100.0 + 10.0, 0.05);
-        near(switch_seconds_over_nodes(235e9 * 2.0, 2, 8, 50e9), 0.5875, 1e-9);
-        near(switch_seconds_over_nodes(235e9 * 2.0, u64::MAX, 8, 50e9), 1.175, 1e-9);
+        for (nodes, seconds) in [(2, 0.5875), (u64::MAX, 1.175)] {
+            near(switch_seconds(nodes, 235e9 * 2.0 / 8.0, 0.0, 50e9, 0.0), seconds, 1e-9);
+        }
         near(0.5875 / 0.7, 0.84, 0.001);
         for (slots, layers, percent) in [(1, 94, 1.064), (2, 94, 2.13), (2, 60, 3.33)] {
             near(memory_overhead(slots, layers) * 100.0, percent, 0.005);
         }
-        near(longest_first_bound(8), 1.2917, 1e-4);
+        // Graham's bound of longest-first assignment to 8 ranks, which Moebius gives for bin packing.
+        near(4.0 / 3.0 - 1.0 / (3.0 * 8.0), 1.2917, 1e-4);
     }
 
     /// The review's own figures: equation 10 with the other model's H and I, its slot without the down projection,
@@ -199,7 +166,7 @@ mod tests {
     #[test]
     fn golden_errors_of_the_review() {
         near(128.0 * 3.0 * 2048.0 * 7168.0 * 94.0 / 8.0 * 2.0 / 1e9, 132.5, 0.05);
-        let slot = slot_bytes(&qwen3_235b(), 8);
+        let slot = slot_bytes(&qwen3_235b());
         near(slot * 2.0 / 3.0 / 1e6, 402.7, 0.05);
         near(slot / 1e6, 604.0, 0.05);
         near(switch_seconds(8, 60e9, 0.0, 280e9, 0.0) * 1e3, 187.5, 1e-9);
@@ -236,9 +203,9 @@ mod tests {
     #[test]
     fn rollouts_of_lengths() {
         let lengths: Vec<u64> = (1..=100).collect();
-        let rollout = Rollout::of_lengths(&lengths, 0.9).unwrap();
-        assert_eq!((rollout.answers, rollout.major_tokens, rollout.most_tokens), (100.0, 90.0, 100.0));
-        assert_eq!(Rollout::of_lengths(&[], 0.9), None);
+        let of = Lengths::of_trace(&lengths).unwrap();
+        assert_eq!((lengths.len(), of.quantile(0.9), of.quantile(1.0)), (100, 90.0, 100.0));
+        assert_eq!(Lengths::of_trace(&[]), None);
     }
 
     /// Decode steps of Qwen3-235B on 8 H200 at context 1024, ms, from the measured tables of NVIDIA's aiconfigurator

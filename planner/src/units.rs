@@ -11,13 +11,12 @@ use serde::Serialize;
 
 use crate::advice::{NoSwitch, Switching, unit_layouts};
 use crate::layout::Layout as Degrees;
-use crate::memory::Memory;
 use crate::policy::{
     Adaptive, ByLayout, Decision, Event, Fixed, Layout, LayoutPrior, Point, Prior, Settings, Step, StepCurve,
     SwitchCost, SwitchPolicy, UnitView,
 };
 use crate::search::Question;
-use crate::step::{Target, prefill_occupancy};
+use crate::step::prefill_occupancy;
 
 /// Requests of a trace that are replayed at most, from its beginning.
 pub const MOST_REQUESTS: usize = 20_000;
@@ -104,17 +103,14 @@ struct UnitPlan {
 
 impl UnitPlan {
     fn of(question: &Question<'_>, switching: &Switching) -> Result<Self, NoSwitch> {
-        let (shape, cluster, constants) = (question.shape, question.cluster, question.constants);
+        let shape = question.shape;
         let ranks = switching.gpus;
         let layouts = unit_layouts(ranks);
         let load = question.workload.load(1.0);
-        let prefill = |layout: Degrees| {
-            load.input_tokens / prefill_occupancy(&Target { shape, cluster, layout, constants }, &load)
-        };
-        let room = |layout: Degrees| {
-            let memory = Memory::with(shape, &layout, cluster.gpu.memory, constants);
-            let memory = memory.map_err(|reason| NoSwitch::Infeasible { layout: layout.name(), reason })?;
-            Ok::<_, NoSwitch>((memory.cache_tokens * layout.attention_dp as f64) as u64)
+        let prefill = |layout| load.input_tokens / prefill_occupancy(&question.target(layout), &load);
+        let room = |layout: Degrees| match question.memory(&layout) {
+            Ok(memory) => Ok(memory.unit_tokens(&layout) as u64),
+            Err(reason) => Err(NoSwitch::Infeasible { layout: layout.name(), reason }),
         };
         let curve = |of: fn(&crate::switching::StepPair) -> f64| {
             let points = switching.steps.iter();
@@ -123,7 +119,7 @@ impl UnitPlan {
         };
         let prefill = ByLayout { tp: prefill(layouts.tp), ep: prefill(layouts.ep) };
         let prior = |steps, rate| LayoutPrior { steps, prefill_tokens_per_second: Some(rate) };
-        let bandwidth = cluster.levels.first().map_or(1.0, |level| level.bytes_per_second);
+        let bandwidth = question.cluster.levels.first().map_or(1.0, |level| level.bytes_per_second);
         Ok(Self {
             prior: ByLayout {
                 tp: prior(curve(|pair| pair.tp), prefill.tp),
@@ -138,7 +134,7 @@ impl UnitPlan {
                     tp: shape.kv_moved_to_tp(ranks) as u64,
                     ep: shape.kv_moved_to_ep(ranks) as u64,
                 },
-                bytes_per_second: bandwidth * constants.link_bandwidth_share,
+                bytes_per_second: bandwidth * question.constants.link_bandwidth_share,
                 fixed_seconds: 0.0,
             },
             room: ByLayout { tp: room(layouts.tp)?, ep: room(layouts.ep)? },
@@ -299,8 +295,8 @@ impl<'a> Unit<'a> {
 mod tests {
     use super::*;
     use crate::advice::switching;
-    use crate::fixtures::{h200, qwen3_235b};
     use crate::step::Constants;
+    use crate::tests::fixtures::{h200, qwen3_235b};
     use crate::workload::Workload;
 
     fn mix(nodes: u64, trace: &[Arrival]) -> UnitMix {

@@ -86,7 +86,6 @@ impl Workload {
     }
 
     /// The mean request with `concurrency` of them in flight.
-    #[must_use]
     pub fn load(&self, concurrency: f64) -> Load {
         Load { concurrency, input_tokens: self.input.mean(), output_tokens: self.output.mean() }
     }
@@ -99,7 +98,6 @@ impl Objective {
     }
 
     /// Whether these latencies, in seconds, are within the limits.
-    #[must_use]
     pub fn met(&self, ttft: f64, itl: f64) -> bool {
         self.ttft.is_none_or(|limit| ttft <= limit) && self.itl.is_none_or(|limit| itl <= limit)
     }
@@ -129,7 +127,6 @@ impl Lengths {
     }
 
     /// The distribution of measured lengths; `None` without any.
-    #[must_use]
     pub fn of_trace(lengths: &[u64]) -> Option<Self> {
         let mut counts = std::collections::BTreeMap::<u64, u64>::new();
         lengths.iter().for_each(|length| *counts.entry((*length).max(1)).or_default() += 1);
@@ -139,13 +136,11 @@ impl Lengths {
     }
 
     /// Mean tokens.
-    #[must_use]
     pub fn mean(&self) -> f64 {
         self.0.iter().map(|(tokens, share)| tokens * share).sum()
     }
 
     /// The length that this share of requests does not exceed.
-    #[must_use]
     pub fn quantile(&self, share: f64) -> f64 {
         let mut below = 0.0;
         let found = self.0.iter().find(|(_, part)| {
@@ -153,13 +148,6 @@ impl Lengths {
             below >= share - 1e-9
         });
         found.or(self.0.last()).map_or(0.0, |(tokens, _)| *tokens)
-    }
-
-    /// Variance over squared mean: 0 if all are equal. Waiting grows with it.
-    #[must_use]
-    pub fn variation(&self) -> f64 {
-        let mean = self.mean();
-        self.0.iter().map(|(tokens, share)| (tokens / mean - 1.0).powi(2) * share).sum()
     }
 }
 
@@ -180,7 +168,8 @@ mod tests {
         let workload = Workload::from_toml("w", GOOD).unwrap();
         assert_eq!((workload.output.mean(), workload.input.mean()), (400.0, 512.0));
         assert_eq!((workload.output.quantile(0.75), workload.output.quantile(0.76)), (200.0, 1000.0));
-        assert_eq!((workload.input.variation(), workload.output.variation()), (0.0, 0.75));
+        assert_eq!(workload.input, Lengths(vec![(512.0, 1.0)]));
+        assert_eq!(workload.output, Lengths(vec![(200.0, 0.75), (1000.0, 0.25)]));
         assert!(workload.objective.met(0.5, 9.0) && !workload.objective.met(0.51, 0.0));
         let trace = Lengths::of_trace(&[200, 1000, 200, 200]).unwrap();
         assert_eq!(trace, workload.output);

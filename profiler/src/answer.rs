@@ -1,12 +1,12 @@
-//! One answer of an engine, believed only as far as it agrees with what was asked and with the model.
+//! One answer of an engine, accepted only where it agrees with the request and the model.
 
 use semmoe_engines::recording::{Told, decode};
 use semmoe_tables::{ModelInfo, Provenance, TraceBuilder};
+use semmoe_text::LinePrompt;
 
 use crate::ProfilerError;
-use crate::prompts::Input;
 
-/// Tokens of which so many differ cannot all have the same experts in every layer.
+/// This many different tokens cannot all have the same experts in every layer.
 const DIFFERENT_TOKENS: usize = 8;
 
 const NO_PROMPT_IDS: &str = "the prompt's token ids are missing from the answer: send ids, with --tokenizer";
@@ -23,35 +23,24 @@ pub(crate) struct Routed {
     pub(crate) experts: Vec<u16>,
 }
 
-/// Checks answers of one model.
-#[derive(Debug)]
-pub(crate) struct Checker {
-    /// Stays empty: it lends its checks.
-    rules: TraceBuilder,
+/// A trace of the model that stays empty: it lends its checks. `model.num_hidden_layers` must be known, as answers have
+/// a row for dense layers too.
+pub(crate) fn rules(model: &ModelInfo) -> Result<TraceBuilder, ProfilerError> {
+    let provenance = Provenance { source: String::new(), created: String::new() };
+    Ok(TraceBuilder::new(model.clone(), provenance)?)
 }
 
-impl Checker {
-    /// `model.num_hidden_layers` must be known, as answers have a row for dense layers too.
-    pub(crate) fn new(model: &ModelInfo) -> Result<Self, ProfilerError> {
-        let provenance = Provenance { source: String::new(), created: String::new() };
-        Ok(Checker { rules: TraceBuilder::new(model.clone(), provenance)? })
+/// The routes of an answer, or in one sentence why it cannot be believed.
+pub(crate) fn check(rules: &TraceBuilder, asked: &LinePrompt, told: &Told) -> Result<Routed, String> {
+    let (token_ids, prompt_len) = tokens(asked, told)?;
+    let text = told.routed_experts.as_deref().ok_or("routed_experts is missing from the answer")?;
+    let routes = decode(text, token_ids.len(), rules.model())?;
+    let experts = routes.experts(rules.model())?;
+    rules.check(&token_ids, prompt_len, &experts).map_err(|error| error.to_string())?;
+    if routes.all_tokens_alike() && differ(&token_ids) {
+        return Err("every token has the same experts in every layer, as no router gives them".into());
     }
-
-    /// The routes of an answer, or in one sentence why it cannot be believed.
-    pub(crate) fn check(&self, asked: &Input, told: &Told) -> Result<Routed, String> {
-        let (token_ids, prompt_len) = tokens(asked, told)?;
-        let Some(text) = told.routed_experts.as_deref() else {
-            return Err("routed_experts is missing from the answer".into());
-        };
-        let model = self.rules.model();
-        let routes = decode(text, token_ids.len(), model)?;
-        let experts = routes.experts(model)?;
-        self.rules.check(&token_ids, prompt_len, &experts).map_err(|error| error.to_string())?;
-        if routes.all_tokens_alike() && differ(&token_ids) {
-            return Err("every token has the same experts in every layer, as no router gives them".into());
-        }
-        Ok(Routed { token_ids, prompt_len, experts })
-    }
+    Ok(Routed { token_ids, prompt_len, experts })
 }
 
 fn differ(token_ids: &[u32]) -> bool {
@@ -62,7 +51,7 @@ fn differ(token_ids: &[u32]) -> bool {
 }
 
 /// The tokens that routes are expected of, and how many of them are the prompt.
-pub(crate) fn tokens(asked: &Input, told: &Told) -> Result<(Vec<u32>, u32), String> {
+pub(crate) fn tokens(asked: &LinePrompt, told: &Told) -> Result<(Vec<u32>, u32), String> {
     if let Some(reason) = &told.aborted {
         return Err(format!("the engine aborted it: {reason}"));
     }
@@ -84,11 +73,11 @@ pub(crate) fn tokens(asked: &Input, told: &Told) -> Result<(Vec<u32>, u32), Stri
 }
 
 /// The prompt's ids: those the engine says it saw, which must be those sent.
-fn prompt<'a>(asked: &'a Input, told: &'a Told) -> Result<&'a [u32], String> {
+fn prompt<'a>(asked: &'a LinePrompt, told: &'a Told) -> Result<&'a [u32], String> {
     match (asked, &told.prompt_ids) {
-        (Input::Ids(sent), None) => Ok(sent),
-        (Input::Ids(sent), Some(seen)) if sent == seen => Ok(sent),
-        (Input::Ids(sent), Some(seen)) => {
+        (LinePrompt::Ids(sent), None) => Ok(sent),
+        (LinePrompt::Ids(sent), Some(seen)) if sent == seen => Ok(sent),
+        (LinePrompt::Ids(sent), Some(seen)) => {
             let at = sent.iter().zip(seen).position(|(a, b)| a != b).unwrap_or(sent.len().min(seen.len()));
             Err(format!(
                 "the engine saw another prompt: {} tokens instead of {}, the first difference at {at}",

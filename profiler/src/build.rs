@@ -25,7 +25,7 @@ use crate::{BadRecord, ProfilerError, Progress};
 pub use domains::{DomainInput, DomainReport};
 pub(crate) use domains::{by_domain, refuse_domains, weigh};
 use inputs::{Checked, Fate, Inputs};
-use slab::{Cells, Counting};
+use slab::{Cells, Counting, sums_before};
 
 /// Options of a build.
 #[derive(Clone, Debug)]
@@ -133,7 +133,7 @@ pub fn build(options: &BuildOptions, progress: &dyn Progress) -> Result<BuildRep
     let lost: usize = groups.iter().map(|group| group.inputs.lost).sum();
     let left_out = lost + sum(|group| group.bad.len());
     refuse_bad(&bad, left_out, requests + held_out + left_out, options.max_bad)?;
-    let groups_counted = groups.iter().zip(checked.into_iter().map(|group| group.occurrences));
+    let mut groups_counted = groups.iter().zip(checked.into_iter().map(|group| group.occurrences));
     let report = if options.weight_by_domain {
         let parts = temporary_beside(&options.out)?;
         let (mut shards, mut passes) = (Vec::new(), 1);
@@ -145,11 +145,8 @@ pub fn build(options: &BuildOptions, progress: &dyn Progress) -> Result<BuildRep
         let weighted = MergeOptions { weight_by_domain: true, ..MergeOptions::new(shards, options.out.clone()) };
         BuildReport { passes, ..merge(&MergeOptions { threads: options.threads, ..weighted })? }
     } else {
-        let mut report = None;
-        for (group, occurrences) in groups_counted {
-            report = Some(count(options, &group.inputs, &options.out, occurrences, &mut total, progress)?);
-        }
-        report.ok_or(ProfilerError::NoInput { what: "trace" })?
+        let (group, occurrences) = groups_counted.next().ok_or(ProfilerError::NoInput { what: "trace" })?;
+        count(options, &group.inputs, &options.out, occurrences, &mut total, progress)?
     };
     if let Some(HoldOut { share, out }) = &options.hold_out {
         write_trace(&groups, Fate::HeldOut, &format!("held out {share}"), out)?;
@@ -194,8 +191,8 @@ fn refuse_bad(bad: &[BadRecord], left_out: usize, of: usize, max_bad: f64) -> Re
 }
 
 fn temporary_beside(out: &Path) -> Result<tempfile::TempDir, ProfilerError> {
-    let io = |source| ProfilerError::Io { path: out.to_path_buf(), action: "write", source };
-    tempfile::Builder::new().prefix(".semmoe-domains-").tempdir_in(directory_of(out)).map_err(io)
+    let directory = tempfile::Builder::new().prefix(".semmoe-domains-").tempdir_in(directory_of(out));
+    directory.map_err(ProfilerError::io(out, "write"))
 }
 
 /// The passes after the first. `total` is the work of all passes so far, in tokens.
@@ -211,11 +208,7 @@ fn count(
     if let Some(token) = occurrences.iter().position(|&times| times > u64::from(u32::MAX)) {
         return Err(FormatError::CountOverflow { what: format!("token {token}"), bits: 32 }.into());
     }
-    let mut before = vec![0u64];
-    before.extend(occurrences.iter().scan(0, |sum, &times| {
-        *sum += times;
-        Some(*sum)
-    }));
+    let before = sums_before(occurrences.iter().copied());
     let tokens = before.last().copied().unwrap_or_default();
     let cells = Cells::new(&occurrences, model.num_experts, model.top_k);
     let slabs = cells.slabs(model.layers(), options.counter_bytes / size_of::<u32>() as u64);

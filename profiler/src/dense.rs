@@ -1,10 +1,10 @@
-//! The prompt that is asked before all others: which layers are dense without the configuration saying so, as engines
-//! report rows of them as well, without experts; and its routes, for the self-check.
+//! The prompt that is sent before all others. It shows which layers are dense without the configuration saying so, as
+//! engines report rows without experts for them; its routes serve the self-check.
 
 use semmoe_engines::recording::{Told, decode};
 use semmoe_tables::ModelInfo;
 
-use crate::answer::{Checker, tokens};
+use crate::answer::{check, rules, tokens};
 use crate::drive::Engine;
 use crate::prompts::Prompt;
 use crate::self_check::Alone;
@@ -18,14 +18,14 @@ pub(crate) struct Probed {
     pub(crate) alone: Option<Alone>,
 }
 
-/// Asks one prompt while nothing else of this recording runs. Dense layers are those whose rows are constant (no
+/// Sends one prompt while nothing else of this recording runs. Dense layers are those whose rows are constant (no
 /// expert, or the same one in every slot); none are taken out where no layer would be left.
 pub(crate) async fn probe(engine: &Engine<'_>, prompt: &Prompt) -> Probed {
     let Ok(told) = engine.told(prompt).await else {
         return Probed { model: engine.model.clone(), dense_layers: Vec::new(), alone: None };
     };
     let (model, dense_layers) = without_dense_layers(engine.model, prompt, &told);
-    let routed = Checker::new(&model).ok().and_then(|checker| checker.check(&prompt.input, &told).ok());
+    let routed = rules(&model).ok().and_then(|rules| check(&rules, &prompt.input, &told).ok());
     let alone = routed.map(|routed| Alone { key: prompt.key, routed });
     Probed { model, dense_layers, alone }
 }

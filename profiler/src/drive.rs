@@ -1,16 +1,16 @@
 //! Drives an engine: bounded concurrency and rate, retries, good answers to the partial recording.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use semmoe_engines::http::{AnswerLimits, HttpClient, HttpError};
 use semmoe_engines::recording::{Question, Sampling, Told, ask, read, uncached};
+use semmoe_tables::{ModelInfo, TraceBuilder};
 
-use crate::answer::{Checker, Routed};
+use crate::answer::{Routed, check, rules};
 use crate::bad::allowed_bad;
 use crate::journal::Journal;
-use crate::prompts::{Place, Prompt, Prompts};
+use crate::prompts::{Prompt, Prompts};
 use crate::self_check::{Alone, SelfCheck};
 use crate::{BadRecord, ProfilerError, Progress, RecordOptions};
 
@@ -30,11 +30,11 @@ struct Outcome {
     routed: Result<Routed, String>,
 }
 
-/// The outcome of all of them.
+/// The outcome of all prompts.
 #[derive(Debug)]
 pub(crate) struct Driven {
     /// In the order of the file.
-    pub(crate) bad: Vec<(Place, BadRecord)>,
+    pub(crate) bad: Vec<(usize, BadRecord)>,
     pub(crate) retries: u64,
     /// Answers that were there from an earlier run.
     pub(crate) resumed: usize,
@@ -53,10 +53,9 @@ pub(crate) async fn drive(
     let left: Vec<(usize, &Prompt)> =
         prompts.good.iter().enumerate().filter(|(_, prompt)| !journal.contains(prompt.key)).collect();
     let resumed = prompts.good.len() - left.len();
-    let checker = Checker::new(asked.model)?;
+    let rules = rules(asked.model)?;
     let driven = Driven { bad: prompts.bad.clone(), retries: 0, resumed, self_check: None };
-    let allowed = allowed_bad(asked.options.max_bad, prompts.len());
-    let mut run = Run::new(driven, &asked.options.prompts, prompts, left.len(), progress);
+    let mut run = Run::new(driven, asked.options, prompts, left.len(), progress);
     if let Some(alone) = &alone
         && let Some(among) = journal.read(alone.key)?
     {
@@ -64,16 +63,20 @@ pub(crate) async fn drive(
     }
     progress.set_total(prompts.len() as u64);
     progress.advance((resumed + prompts.bad.len()) as u64);
-    if run.driven.bad.len() > allowed {
-        return Err(run.too_many_bad(allowed, journal));
-    }
-    let pace = Pace::new(asked.options.rate);
+    run.refuse_bad(journal)?;
+    let pace = asked.options.rate.map(|rate| {
+        let mut interval = tokio::time::interval(Duration::from_secs_f64(1.0 / rate));
+        interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        tokio::sync::Mutex::new(interval)
+    });
     let pace = &pace;
     let paced = futures_util::stream::iter(left).then(|record| async move {
-        pace.turn().await;
+        if let Some(interval) = pace {
+            interval.lock().await.tick().await;
+        }
         record
     });
-    let outcomes = paced.map(|(index, prompt)| asked.outcome(index, prompt, &checker));
+    let outcomes = paced.map(|(index, prompt)| asked.outcome(index, prompt, &rules));
     let mut answers = std::pin::pin!(outcomes.buffer_unordered(asked.options.concurrency));
     while let Some(outcome) = answers.next().await {
         if let (Some(alone), Ok(among)) = (&alone, &outcome.routed)
@@ -83,35 +86,14 @@ pub(crate) async fn drive(
         }
         run.take(outcome, journal)?;
         // At the first answer too many: an engine that is gone would fail all the others as well.
-        if run.driven.bad.len() > allowed {
-            return Err(run.too_many_bad(allowed, journal));
-        }
+        run.refuse_bad(journal)?;
     }
     if journal.len() == 0 {
-        return Err(run.too_many_bad(allowed, journal));
+        return Err(run.too_many_bad(journal));
     }
     let mut driven = run.driven;
     driven.bad.sort_by_key(|(place, _)| *place);
     Ok(driven)
-}
-
-/// So many requests a second begin.
-struct Pace(Option<tokio::sync::Mutex<tokio::time::Interval>>);
-
-impl Pace {
-    fn new(rate: Option<f64>) -> Self {
-        Pace(rate.map(|rate| {
-            let mut interval = tokio::time::interval(Duration::from_secs_f64(1.0 / rate));
-            interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-            tokio::sync::Mutex::new(interval)
-        }))
-    }
-
-    async fn turn(&self) {
-        if let Some(interval) = &self.0 {
-            interval.lock().await.tick().await;
-        }
-    }
 }
 
 /// The inputs of every request.
@@ -119,16 +101,16 @@ impl Pace {
 pub(crate) struct Engine<'a> {
     pub(crate) client: &'a HttpClient,
     pub(crate) options: &'a RecordOptions,
-    pub(crate) model: &'a semmoe_tables::ModelInfo,
+    pub(crate) model: &'a ModelInfo,
 }
 
 impl Engine<'_> {
-    async fn outcome(&self, index: usize, prompt: &Prompt, checker: &Checker) -> Outcome {
+    async fn outcome(&self, index: usize, prompt: &Prompt, rules: &TraceBuilder) -> Outcome {
         let question = self.question(prompt, self.options.max_tokens);
         let mut retries = 0;
         let answer = loop {
             match self.exchange(&question).await {
-                Err(Failed::Http(error)) if retries < self.options.retries && worth_retrying(&error) => {
+                Err(error) if retries < self.options.retries && worth_retrying(&error) => {
                     retries += 1;
                     let pause = self.options.retry_pause.saturating_mul(1 << (retries - 1).min(16));
                     tokio::time::sleep(pause.min(MAX_PAUSE)).await;
@@ -136,15 +118,15 @@ impl Engine<'_> {
                 answer => break answer,
             }
         };
-        let routed = answer.map_err(Failed::reason).and_then(|told| checker.check(&prompt.input, &told));
-        Outcome { index, retries, routed }
+        let told = answer.unwrap_or_else(|error| Err(error.to_string()));
+        Outcome { index, retries, routed: told.and_then(|told| check(rules, &prompt.input, &told)) }
     }
 
     /// The answer to a prompt at the first attempt. It comes from no prefix cache and goes to none that the recording
     /// sees.
     pub(crate) async fn told(&self, prompt: &Prompt) -> Result<Told, String> {
         let question = uncached(self.options.engine, self.question(prompt, 1));
-        self.exchange(&question).await.map_err(Failed::reason)
+        self.exchange(&question).await.unwrap_or_else(|error| Err(error.to_string()))
     }
 
     fn question(&self, prompt: &Prompt, max_tokens: u32) -> Question {
@@ -152,33 +134,19 @@ impl Engine<'_> {
         // Each prompt its own stream of numbers, the same in every run; engines take 31 bits at least.
         let seed = (prompt.key.hash as u64).wrapping_add(prompt.key.occurrence.into()) & 0x7fff_ffff;
         let sampling = Sampling { max_tokens, temperature, seed: (temperature > 0.0).then_some(seed) };
-        ask(self.options.engine, self.options.openai_routes, &self.model.model, prompt.input.asked(), sampling)
+        ask(self.options.engine, self.options.openai_routes, &self.model.model, prompt.asked(), sampling)
     }
 
-    async fn exchange(&self, question: &Question) -> Result<Told, Failed> {
+    /// One attempt: what the answer reports, or why it is of no use.
+    async fn exchange(&self, question: &Question) -> Result<Result<Told, String>, HttpError> {
         let limits = AnswerLimits { timeout: self.options.request_timeout, max_bytes: MAX_ANSWER_BYTES };
-        let sent = self.client.post(&self.options.url, question.route.path(), &question.body, &limits).await;
-        let (_, answer) = sent.map_err(Failed::Http)?;
-        read(question.route, &answer).map_err(Failed::Answer)
+        let path = question.route.path();
+        let (_, answer) = self.client.post(&self.options.url, path, &question.body, &limits).await?;
+        Ok(read(question.route, &answer))
     }
 }
 
-enum Failed {
-    Http(HttpError),
-    Answer(String),
-}
-
-impl Failed {
-    fn reason(self) -> String {
-        match self {
-            Failed::Http(error) => error.to_string(),
-            Failed::Answer(reason) => reason,
-        }
-    }
-}
-
-/// Generating twice does no harm, so whatever may have been bad luck is tried again; a request that took too long is
-/// not.
+/// Generating twice does no harm, so failures that may be transient are retried; a timeout is not.
 fn worth_retrying(error: &HttpError) -> bool {
     match error {
         HttpError::Connect { .. } | HttpError::Exchange { .. } | HttpError::Body { .. } => true,
@@ -187,12 +155,13 @@ fn worth_retrying(error: &HttpError) -> bool {
     }
 }
 
-/// Keeps count.
+/// Progress of the run.
 struct Run<'a> {
     driven: Driven,
-    file: &'a Path,
     prompts: &'a Prompts,
     progress: &'a dyn Progress,
+    /// Bad records that are left out; more end the recording.
+    allowed: usize,
     asked: usize,
     answered: usize,
     tokens: u64,
@@ -201,9 +170,16 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(driven: Driven, file: &'a Path, prompts: &'a Prompts, asked: usize, progress: &'a dyn Progress) -> Self {
+    fn new(
+        driven: Driven,
+        options: &'a RecordOptions,
+        prompts: &'a Prompts,
+        asked: usize,
+        progress: &'a dyn Progress,
+    ) -> Self {
         let began = Instant::now();
-        Run { driven, file, prompts, progress, asked, answered: 0, tokens: 0, began, spoke: began }
+        let allowed = allowed_bad(options.max_bad, prompts.len());
+        Run { driven, prompts, progress, allowed, asked, answered: 0, tokens: 0, began, spoke: began }
     }
 
     fn take(&mut self, outcome: Outcome, journal: &mut Journal) -> Result<(), ProfilerError> {
@@ -218,8 +194,7 @@ impl<'a> Run<'a> {
             Err(reason) => {
                 // Engines write into some reasons.
                 let reason = reason.chars().take(MAX_REASON_CHARS).collect();
-                let (place, file) = (prompt.place, self.file.to_path_buf());
-                self.driven.bad.push((place, BadRecord { file, record: place.to_string(), reason }));
+                self.driven.bad.push((prompt.place, self.prompts.bad_record(prompt.place, reason)));
             }
         }
         self.report();
@@ -248,25 +223,21 @@ impl<'a> Run<'a> {
         self.progress.message(&format!("{} tokens, {speed:.0} tokens/s, {left:.0} s left", self.tokens));
     }
 
-    fn too_many_bad(&self, allowed: usize, journal: &Journal) -> ProfilerError {
-        let first = self.driven.bad.iter().min_by_key(|(place, _)| *place);
-        let nothing = || BadRecord { file: self.file.to_path_buf(), record: "no record".into(), reason: String::new() };
-        let first = Box::new(first.map_or_else(nothing, |(_, bad)| bad.clone()));
-        let of = self.prompts.bad.len() + self.answered;
-        ProfilerError::TooManyBad {
-            what: "records",
-            bad: self.driven.bad.len(),
-            of,
-            allowed,
-            first,
-            kept: kept(journal),
-        }
+    fn refuse_bad(&self, journal: &Journal) -> Result<(), ProfilerError> {
+        if self.driven.bad.len() > self.allowed { Err(self.too_many_bad(journal)) } else { Ok(()) }
     }
-}
 
-fn kept(journal: &Journal) -> String {
-    match journal.len() {
-        0 => "nothing was written".to_owned(),
-        n => format!("{n} good answers are kept in {}: the same command goes on from there", journal.path().display()),
+    fn too_many_bad(&self, journal: &Journal) -> ProfilerError {
+        let first = self.driven.bad.iter().min_by_key(|(place, _)| *place);
+        let nothing =
+            || BadRecord { file: self.prompts.file.clone(), record: "no record".into(), reason: String::new() };
+        let first = Box::new(first.map_or_else(nothing, |(_, bad)| bad.clone()));
+        let path = journal.path.display();
+        let kept = match journal.len() {
+            0 => "nothing was written".to_owned(),
+            n => format!("{n} good answers are kept in {path}: the same command goes on from there"),
+        };
+        let (bad, of) = (self.driven.bad.len(), self.prompts.bad.len() + self.answered);
+        ProfilerError::TooManyBad { what: "records", bad, of, allowed: self.allowed, first, kept }
     }
 }

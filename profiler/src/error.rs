@@ -1,6 +1,6 @@
 //! Errors of recording and building.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use semmoe_engines::Engine;
 use semmoe_engines::http::{HttpError, KeyError};
@@ -83,16 +83,9 @@ pub enum ProfilerError {
         /// The cause.
         source: std::io::Error,
     },
-    /// A line of the prompts file is wrong.
-    #[error("{} line {line}: {cause}", path.display())]
-    Prompt {
-        /// The file.
-        path: PathBuf,
-        /// The line, from 1.
-        line: usize,
-        /// The problem.
-        cause: String,
-    },
+    /// The prompts file, or a line of it, cannot be read.
+    #[error(transparent)]
+    Prompt(#[from] PromptLineError),
     /// The prompts file has no prompt.
     #[error("{} holds no prompt", path.display())]
     NoPrompts {
@@ -155,40 +148,26 @@ pub enum ProfilerError {
     Import(#[from] crate::import::ImportError),
 }
 
-impl From<PromptLineError> for ProfilerError {
-    fn from(error: PromptLineError) -> Self {
-        match error {
-            PromptLineError::Io { path, source } => Self::Io { path, action: "read", source },
-            PromptLineError::Line { path, line, cause } => Self::Prompt { path, line, cause },
-        }
-    }
-}
-
 impl ProfilerError {
+    /// The error of an attempted `action` on a file.
+    pub(crate) fn io(path: &Path, action: &'static str) -> impl Fn(std::io::Error) -> Self + use<> {
+        let path = path.to_owned();
+        move |source| Self::Io { path: path.clone(), action, source }
+    }
+
     /// Whether the caller's options or files are at fault, and not the engine or the machine.
     pub fn is_input(&self) -> bool {
         match self {
-            Self::Option { .. }
-            | Self::Engine { .. }
-            | Self::UnknownModel { .. }
-            | Self::OtherTokenizer { .. }
-            | Self::Prompt { .. }
-            | Self::NoPrompts { .. }
-            | Self::NoInput { .. }
-            | Self::KeyFile { .. }
-            | Self::EmptyDomain { .. }
-            | Self::OtherPartial { .. }
-            | Self::Text(_) => true,
             Self::Import(error) => error.is_input(),
             Self::Io { action, .. } => *action == "read",
             Self::Format(FormatError::Io { source, .. }) => source.kind() == std::io::ErrorKind::NotFound,
-            Self::Format(_) => true,
             Self::NoRoutedExperts
             | Self::PhysicalIds { .. }
             | Self::Unsteady { .. }
             | Self::TooManyBad { .. }
             | Self::Cancelled { .. }
             | Self::Http(_) => false,
+            _ => true,
         }
     }
 }

@@ -6,6 +6,7 @@
 //! while it is used, and goes when the trace is written.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ const MAX_FRAME_BYTES: u32 = 1 << 30;
 /// Key (two words and a number), tokens, prompt length.
 const HEAD_BYTES: usize = 16 + 4 + 4 + 4;
 
-/// The settings that must be equal for a recording to be resumed.
+/// Settings that must be equal for a recording to be resumed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Settings {
     pub(crate) format: String,
@@ -51,7 +52,7 @@ pub(crate) fn partial_path(out: &Path) -> PathBuf {
 /// An open partial recording.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    path: PathBuf,
+    pub(crate) path: PathBuf,
     file: File,
     /// Where each answer's frame begins, and its length.
     answers: HashMap<PromptKey, (u64, u32)>,
@@ -61,40 +62,28 @@ pub(crate) struct Journal {
     ours: bool,
 }
 
-fn cannot_read(path: &Path) -> impl Fn(std::io::Error) -> ProfilerError + use<> {
-    let path = path.to_owned();
-    move |source| ProfilerError::Io { path: path.clone(), action: "read", source }
-}
-
 impl Journal {
     /// Goes on with what is there, or starts.
     pub(crate) fn open(out: &Path, settings: &Settings, fresh: bool) -> Result<Self, ProfilerError> {
         let path = partial_path(out);
-        let io = |action| {
-            let path = path.clone();
-            move |source| ProfilerError::Io { path, action, source }
-        };
+        let cannot_write = ProfilerError::io(&path, "write");
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-        let file = file.map_err(io("write"))?;
+        let file = file.map_err(&cannot_write)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(io("write")(std::io::Error::other("another recording is writing to it")));
+                return Err(cannot_write(std::io::Error::other("another recording is writing to it")));
             }
-            Err(TryLockError::Error(error)) => return Err(io("lock")(error)),
+            Err(TryLockError::Error(error)) => return Err(ProfilerError::io(&path, "lock")(error)),
         }
         if fresh {
-            file.set_len(0).map_err(io("write"))?;
+            file.set_len(0).map_err(cannot_write)?;
         }
         let row_bytes = settings.model.layers() * usize::from(settings.model.top_k) * 2;
-        let mut journal = Journal { path: path.clone(), file, answers: HashMap::new(), end: 0, row_bytes, ours: false };
+        let mut journal = Journal { path, file, answers: HashMap::new(), end: 0, row_bytes, ours: false };
         journal.read_all(settings)?;
         journal.ours = true;
         Ok(journal)
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Good answers so far.
@@ -107,7 +96,7 @@ impl Journal {
     }
 
     fn read_all(&mut self, settings: &Settings) -> Result<(), ProfilerError> {
-        let io = cannot_read(&self.path);
+        let io = ProfilerError::io(&self.path, "read");
         let length = self.file.metadata().map_err(&io)?.len();
         let mut reader = BufReader::with_capacity(1 << 20, &self.file);
         let mut header = Vec::new();
@@ -141,12 +130,9 @@ impl Journal {
     fn start(&mut self, settings: &Settings) -> Result<(), ProfilerError> {
         let mut line = serde_json::to_vec(settings).unwrap_or_default();
         line.push(b'\n');
-        let path = self.path.clone();
-        let written = self.file.set_len(0).and_then(|()| {
-            self.file.seek(SeekFrom::Start(0))?;
-            self.file.write_all(&line)
-        });
-        written.map_err(|source| ProfilerError::Io { path, action: "write", source })?;
+        let empty = self.file.set_len(0).and_then(|()| self.file.rewind());
+        let written = empty.and_then(|()| self.file.write_all(&line));
+        written.map_err(ProfilerError::io(&self.path, "write"))?;
         self.end = line.len() as u64;
         Ok(())
     }
@@ -169,7 +155,7 @@ impl Journal {
         frame[..4].copy_from_slice(&length.to_le_bytes());
         frame[4..12].copy_from_slice(&sum.to_le_bytes());
         let written = self.file.seek(SeekFrom::Start(self.end)).and_then(|_| self.file.write_all(&frame));
-        written.map_err(|source| ProfilerError::Io { path: self.path.clone(), action: "write", source })?;
+        written.map_err(ProfilerError::io(&self.path, "write"))?;
         self.answers.insert(key, (self.end, length));
         self.end += frame.len() as u64;
         Ok(())
@@ -178,7 +164,7 @@ impl Journal {
     /// Reads one good answer back.
     pub(crate) fn read(&mut self, key: PromptKey) -> Result<Option<Routed>, ProfilerError> {
         let Some(&(at, length)) = self.answers.get(&key) else { return Ok(None) };
-        let io = cannot_read(&self.path);
+        let io = ProfilerError::io(&self.path, "read");
         let mut payload = Vec::new();
         self.file.seek(SeekFrom::Start(at)).map_err(&io)?;
         let found = next_frame(&mut self.file, 12 + u64::from(length), self.row_bytes, &mut payload).map_err(&io)?;
@@ -188,7 +174,7 @@ impl Journal {
         }
     }
 
-    /// The trace is written: the partial recording goes.
+    /// Removes the partial recording once the trace is written.
     pub(crate) fn remove(mut self) {
         // So that dropping it removes it.
         self.answers.clear();
@@ -198,33 +184,29 @@ impl Journal {
 impl Drop for Journal {
     fn drop(&mut self) {
         if self.ours && self.answers.is_empty() {
-            // One that stays behind has no answer that is wanted, and is refused or overwritten by the next run.
+            // If this fails, the next run refuses or overwrites a file that holds no answer.
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
 fn difference(found: &Settings, wanted: &Settings) -> Option<String> {
-    let differs = |what: &str, found: String, wanted: String| Some(format!("{what} was {found} and is {wanted} now"));
-    if found.format != wanted.format {
-        return differs("the format", found.format.clone(), wanted.format.clone());
+    if found.format == wanted.format && found.model != wanted.model {
+        return Some(match found.model.check_compatible(&wanted.model) {
+            Err(error) => error.to_string(),
+            Ok(()) => "the model's tokenizer or number of layers was not known then, or is not now".to_owned(),
+        });
     }
-    if found.model != wanted.model {
-        return match found.model.check_compatible(&wanted.model) {
-            Err(error) => Some(error.to_string()),
-            Ok(()) => Some("the model's tokenizer or number of layers was not known then, or is not now".to_owned()),
-        };
-    }
-    if found.engine != wanted.engine {
-        return differs("the engine", found.engine.clone(), wanted.engine.clone());
-    }
-    if found.max_tokens != wanted.max_tokens {
-        return differs("max_tokens", found.max_tokens.to_string(), wanted.max_tokens.to_string());
-    }
-    let temperatures = (found.temperature.to_string(), wanted.temperature.to_string());
-    (found.temperature != wanted.temperature)
-        .then(|| differs("the temperature", temperatures.0, temperatures.1))
-        .flatten()
+    let settings: [(&str, fn(&Settings) -> &dyn Display); 4] = [
+        ("the format", |settings| &settings.format),
+        ("the engine", |settings| &settings.engine),
+        ("max_tokens", |settings| &settings.max_tokens),
+        ("the temperature", |settings| &settings.temperature),
+    ];
+    settings.into_iter().find_map(|(what, of)| {
+        let (found, wanted) = (of(found).to_string(), of(wanted).to_string());
+        (found != wanted).then(|| format!("{what} was {found} and is {wanted} now"))
+    })
 }
 
 /// FNV-1a: against torn writes, not against people.
@@ -245,7 +227,7 @@ fn next_frame(
         return Ok(None);
     }
     reader.read_exact(&mut head)?;
-    let length = u32::from_le_bytes([head[0], head[1], head[2], head[3]]);
+    let length = word(&head, 0);
     if length > MAX_FRAME_BYTES || u64::from(length) > left - 12 || (length as usize) < HEAD_BYTES {
         return Ok(None);
     }

@@ -5,7 +5,6 @@
 //! | `record` | prompts in, trace out: drives an engine and keeps what its answers prove |
 //! | `prompts` | the prompts file: JSON Lines, ShareGPT, plain text |
 //! | `answer` | one answer of an engine, checked against what was asked |
-//! | `routes` | routed experts as engines encode them |
 //! | `drive` | bounded concurrency and rate, retries |
 //! | `journal` | the partial recording, from which one that ended early goes on |
 //! | `dense` | dense layers that a configuration does not report |

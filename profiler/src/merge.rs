@@ -11,7 +11,7 @@ use semmoe_tables::{
 
 use crate::ProfilerError;
 use crate::bad::check;
-use crate::build::{BuildReport, DomainInput, DomainReport, refuse_domains, weigh};
+use crate::build::{BuildReport, DomainInput, refuse_domains, weigh};
 use crate::origin::Origin;
 
 /// Entries that a thread merges at once take no more than this, about.
@@ -49,17 +49,21 @@ pub fn merge(options: &MergeOptions) -> Result<BuildReport, ProfilerError> {
     }
     let mut origin = Origin::default();
     let (model, phase, profiles) = open(&options.profiles, &mut origin)?;
-    let domains = if options.weight_by_domain { weigh(&tokens_by_domain(options, &profiles))? } else { Vec::new() };
-    if !domains.is_empty() {
+    let mut domains = Vec::new();
+    if options.weight_by_domain {
+        let mut tokens = BTreeMap::new();
+        for (input, profile) in options.profiles.iter().zip(&profiles) {
+            *tokens.entry(input.name()).or_insert(0u64) += profile.total_tokens();
+        }
+        domains = weigh(&tokens)?;
         let weights: Vec<String> = domains.iter().map(|d| format!("{} x{}", d.domain, d.multiplier)).collect();
         origin.add_source(&format!("weighted by domain: {}", weights.join(", ")));
     }
-    let inputs: Vec<Weighted> = options
-        .profiles
-        .iter()
-        .zip(profiles)
-        .map(|(input, profile)| Weighted { profile, multiplier: multiplier(&domains, input) })
-        .collect();
+    let weighted = |(input, profile): (&DomainInput, Profile)| {
+        let domain = domains.iter().find(|domain| domain.domain == input.name());
+        Weighted { profile, multiplier: domain.map_or(1, |domain| domain.multiplier) }
+    };
+    let inputs: Vec<Weighted> = options.profiles.iter().zip(profiles).map(weighted).collect();
     let token_count = token_counts(&inputs, model.vocab_size)?;
     let tokens = token_count.iter().fold(0, |sum: u64, &n| sum.saturating_add(n));
     let mut writer = ProfileWriter::create(&options.out, model.clone(), origin.provenance(), phase, token_count)?;
@@ -102,18 +106,6 @@ fn open(paths: &[DomainInput], origin: &mut Origin) -> Result<(ModelInfo, Phase,
     }
     let (model, phase) = first.ok_or(ProfilerError::NoInput { what: "profile" })?;
     Ok((model, phase, profiles))
-}
-
-fn tokens_by_domain(options: &MergeOptions, profiles: &[Profile]) -> BTreeMap<String, u64> {
-    let mut tokens = BTreeMap::new();
-    for (input, profile) in options.profiles.iter().zip(profiles) {
-        *tokens.entry(input.name()).or_insert(0u64) += profile.total_tokens();
-    }
-    tokens
-}
-
-fn multiplier(domains: &[DomainReport], input: &DomainInput) -> u32 {
-    domains.iter().find(|domain| domain.domain == input.name()).map_or(1, |domain| domain.multiplier)
 }
 
 struct Weighted {

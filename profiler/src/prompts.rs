@@ -4,59 +4,28 @@
 mod sharegpt;
 
 use std::collections::HashMap;
-use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use semmoe_engines::recording::Asked;
 use semmoe_text::{
     ChatTemplate, Limits, LineForm, LinePrompt, Prompt as TextPrompt, PromptLineError, PromptLines, Route, TextError,
     Tokenizer, prompt_ids,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::{BadRecord, ProfilerError};
+use crate::{BadRecord, ProfilerError, RecordOptions};
 
-/// The request for one record.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Input {
-    Text(String),
-    Ids(Vec<u32>),
-    /// A conversation, to which the engine applies the model's template.
-    Messages {
-        messages: Value,
-        tools: Option<Value>,
-    },
-}
+const EMPTY: &str = "the prompt is empty";
 
-impl Input {
-    pub(crate) fn asked(&self) -> Asked<'_> {
-        match self {
-            Input::Text(text) => Asked::Text(text),
-            Input::Ids(ids) => Asked::Ids(ids),
-            Input::Messages { messages, tools } => Asked::Messages { messages, tools: tools.as_ref() },
-        }
-    }
-
-    /// About how long it is, for comparing prompts of one kind.
-    pub(crate) fn length(&self) -> usize {
-        match self {
-            Input::Text(text) => text.len(),
-            Input::Ids(ids) => ids.len(),
-            Input::Messages { messages, .. } => messages.to_string().len(),
-        }
-    }
-
-    /// FNV-1a of 128 bits over the kind and the content.
-    fn hash(&self) -> u128 {
-        let fold =
-            |hash: u128, byte: u8| (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
-        let start = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-        match self {
-            Input::Text(text) => text.bytes().fold(fold(start, 0), fold),
-            Input::Ids(ids) => ids.iter().flat_map(|id| id.to_le_bytes()).fold(fold(start, 1), fold),
-            Input::Messages { messages, tools } => {
-                json!([messages, tools]).to_string().into_bytes().into_iter().fold(fold(start, 2), fold)
-            }
+/// FNV-1a of 128 bits over the kind and the content.
+fn hash(input: &LinePrompt) -> u128 {
+    let fold = |hash: u128, byte: u8| (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
+    let start = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    match input {
+        LinePrompt::Text(text) => text.bytes().fold(fold(start, 0), fold),
+        LinePrompt::Ids(ids) => ids.iter().flat_map(|id| id.to_le_bytes()).fold(fold(start, 1), fold),
+        LinePrompt::Messages { messages, tools } => {
+            json!([messages, tools]).to_string().into_bytes().into_iter().fold(fold(start, 2), fold)
         }
     }
 }
@@ -72,25 +41,28 @@ pub(crate) struct PromptKey {
 /// One record of the file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Prompt {
-    pub(crate) place: Place,
+    /// Its line, from 1, or its number in a list, from 0.
+    pub(crate) place: usize,
     pub(crate) key: PromptKey,
-    pub(crate) input: Input,
+    /// The request: messages are a conversation to which the engine applies the model's template.
+    pub(crate) input: LinePrompt,
 }
 
-/// Where a record is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Place {
-    /// From 1.
-    Line(usize),
-    /// From 0.
-    Item(usize),
-}
+impl Prompt {
+    pub(crate) fn asked(&self) -> Asked<'_> {
+        match &self.input {
+            LinePrompt::Text(text) => Asked::Text(text),
+            LinePrompt::Ids(ids) => Asked::Ids(ids),
+            LinePrompt::Messages { messages, tools } => Asked::Messages { messages, tools: tools.as_ref() },
+        }
+    }
 
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Place::Line(line) => write!(f, "line {line}"),
-            Place::Item(item) => write!(f, "conversation {item}"),
+    /// About how long it is, for comparing prompts of one kind.
+    pub(crate) fn length(&self) -> usize {
+        match &self.input {
+            LinePrompt::Text(text) => text.len(),
+            LinePrompt::Ids(ids) => ids.len(),
+            LinePrompt::Messages { messages, .. } => messages.to_string().len(),
         }
     }
 }
@@ -145,50 +117,49 @@ impl Encoder {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Preparation<'a> {
     pub(crate) encoder: Option<&'a Encoder>,
-    pub(crate) format: PromptFormat,
     /// V: ids are below it.
     pub(crate) vocab_size: u32,
-    /// Longer prompts are cut to this many tokens.
-    pub(crate) max_prompt_tokens: Option<usize>,
-    /// Only so many records are taken.
-    pub(crate) max_prompts: Option<usize>,
+    pub(crate) options: &'a RecordOptions,
 }
 
 /// The prompts of a file, and the records that are none.
 #[derive(Debug, Default)]
 pub(crate) struct Prompts {
     pub(crate) good: Vec<Prompt>,
-    pub(crate) bad: Vec<(Place, BadRecord)>,
+    /// With their places.
+    pub(crate) bad: Vec<(usize, BadRecord)>,
+    pub(crate) file: PathBuf,
+    /// The name of a record: line or conversation.
+    unit: &'static str,
     occurrences: HashMap<u128, u32>,
 }
 
 /// Reads and prepares all prompts; blank lines are skipped.
-pub(crate) fn read(path: &Path, how: Preparation<'_>) -> Result<Prompts, ProfilerError> {
-    let mut prompts = Prompts::default();
-    let mut left = how.max_prompts.unwrap_or(usize::MAX);
-    let mut take = |place: Place, prompt: Result<LinePrompt, String>| {
-        prompts.push(path, place, prompt.and_then(|prompt| how.prepare(prompt)));
+pub(crate) fn read(how: Preparation<'_>) -> Result<Prompts, ProfilerError> {
+    let path = how.options.prompts.as_path();
+    let format = how.options.format.of(path);
+    let unit = if format == PromptFormat::ShareGpt { "conversation" } else { "line" };
+    let mut prompts = Prompts { file: path.to_owned(), unit, ..Prompts::default() };
+    let mut left = how.options.max_prompts.unwrap_or(usize::MAX);
+    let mut take = |place: usize, prompt: Result<LinePrompt, String>| {
+        prompts.push(place, prompt.and_then(|prompt| how.prepare(prompt)));
         left -= 1;
         left > 0
     };
-    let form = match how.format.of(path) {
-        PromptFormat::ShareGpt => None,
-        PromptFormat::Text => Some(LineForm::Plain),
-        PromptFormat::JsonLines | PromptFormat::Auto => Some(LineForm::Json),
-    };
-    if let Some(form) = form {
+    if format == PromptFormat::ShareGpt {
+        sharegpt::read(path, &mut take)?;
+    } else {
+        let form = if format == PromptFormat::Text { LineForm::Plain } else { LineForm::Json };
         for item in PromptLines::open(path, form)? {
             let (line, prompt) = match item {
                 Ok((line, prompt)) => (line, Ok(prompt)),
                 Err(PromptLineError::Line { line, cause, .. }) => (line, Err(cause)),
                 Err(error) => return Err(error.into()),
             };
-            if !take(Place::Line(line), prompt) {
+            if !take(line, prompt) {
                 break;
             }
         }
-    } else {
-        sharegpt::read(path, &mut |item, prompt| take(Place::Item(item), prompt))?;
     }
     if prompts.good.is_empty() && prompts.bad.is_empty() {
         return Err(ProfilerError::NoPrompts { path: path.to_path_buf() });
@@ -197,20 +168,21 @@ pub(crate) fn read(path: &Path, how: Preparation<'_>) -> Result<Prompts, Profile
 }
 
 impl Prompts {
-    fn push(&mut self, path: &Path, place: Place, input: Result<Input, String>) {
+    fn push(&mut self, place: usize, input: Result<LinePrompt, String>) {
         match input {
             Ok(input) => {
-                let hash = input.hash();
+                let hash = hash(&input);
                 let occurrence = self.occurrences.entry(hash).or_default();
                 let key = PromptKey { hash, occurrence: *occurrence };
                 *occurrence += 1;
                 self.good.push(Prompt { place, key, input });
             }
-            Err(reason) => {
-                let bad = BadRecord { file: path.to_path_buf(), record: place.to_string(), reason };
-                self.bad.push((place, bad));
-            }
+            Err(reason) => self.bad.push((place, self.bad_record(place, reason))),
         }
+    }
+
+    pub(crate) fn bad_record(&self, place: usize, reason: String) -> BadRecord {
+        BadRecord { file: self.file.clone(), record: format!("{} {place}", self.unit), reason }
     }
 
     /// Records, bad ones included.
@@ -220,22 +192,19 @@ impl Prompts {
 }
 
 impl Preparation<'_> {
-    fn prepare(self, prompt: LinePrompt) -> Result<Input, String> {
+    fn prepare(self, prompt: LinePrompt) -> Result<LinePrompt, String> {
         let mut ids = match (prompt, self.encoder) {
             (LinePrompt::Ids(ids), _) => ids,
-            (_, None) if self.max_prompt_tokens.is_some() => {
+            (_, None) if self.options.max_prompt_tokens.is_some() => {
                 return Err("a text can be cut to a number of tokens only with a tokenizer".into());
             }
-            (LinePrompt::Text(text), None) => {
-                return if text.is_empty() { Err("the prompt is empty".into()) } else { Ok(Input::Text(text)) };
-            }
-            (LinePrompt::Messages { messages, tools }, None) => {
-                let is_list = messages.as_array().is_some_and(|list| !list.is_empty());
-                return if is_list {
-                    Ok(Input::Messages { messages, tools })
-                } else {
-                    Err("the prompt is empty".into())
+            (prompt, None) => {
+                let is_empty = match &prompt {
+                    LinePrompt::Text(text) => text.is_empty(),
+                    LinePrompt::Ids(ids) => ids.is_empty(),
+                    LinePrompt::Messages { messages, .. } => messages.as_array().is_none_or(Vec::is_empty),
                 };
+                return if is_empty { Err(EMPTY.into()) } else { Ok(prompt) };
             }
             (prompt, Some(encoder)) => {
                 let prompt = text_prompt(prompt)?;
@@ -244,12 +213,12 @@ impl Preparation<'_> {
             }
         };
         if ids.is_empty() {
-            return Err("the prompt is empty".into());
+            return Err(EMPTY.into());
         }
-        ids.truncate(self.max_prompt_tokens.unwrap_or(usize::MAX));
+        ids.truncate(self.options.max_prompt_tokens.unwrap_or(usize::MAX));
         match ids.iter().find(|&&id| id >= self.vocab_size) {
             Some(id) => Err(format!("token id {id} is not below the vocabulary size ({})", self.vocab_size)),
-            None => Ok(Input::Ids(ids)),
+            None => Ok(LinePrompt::Ids(ids)),
         }
     }
 }

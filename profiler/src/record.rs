@@ -3,7 +3,6 @@
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use semmoe_engines::http::{AnswerLimits, BaseUrl, EngineKey, HttpClient};
@@ -183,31 +182,28 @@ pub async fn record(
     };
     let seconds = began.elapsed().as_secs_f64();
     let source = format!("recorded from {} at {}", options.engine, options.url);
-    let provenance = Provenance { source, created: options.created.clone() };
-    let out = options.out.clone();
-    let (digest, written, model) = blocking(move || {
-        let (digest, written) = write(&out, &model, provenance, &prompts, &mut journal)?;
-        journal.remove();
-        Ok((digest, written, model))
-    })
-    .await?;
+    let provenance = Provenance { source, created: options.created };
     let Driven { bad, retries, resumed, self_check } = driven;
-    let bad = bad.into_iter().map(|(_, bad)| bad).collect();
-    let Written { requests, tokens, prompt_tokens } = written;
-    Ok(RecordReport {
+    let report = RecordReport {
         out: options.out,
-        digest,
+        digest: String::new(),
         model,
-        requests,
-        tokens,
-        prompt_tokens,
+        requests: 0,
+        tokens: 0,
+        prompt_tokens: 0,
         resumed,
         dense_layers,
         self_check,
-        bad,
+        bad: bad.into_iter().map(|(_, bad)| bad).collect(),
         retries,
         seconds,
+    };
+    blocking(move || {
+        let report = write(report, provenance, &prompts, &mut journal)?;
+        journal.remove();
+        Ok(report)
     })
+    .await
 }
 
 /// A run's output for the trace.
@@ -227,7 +223,7 @@ async fn run(options: &RecordOptions, progress: &dyn Progress) -> Result<Run, Pr
     let told = server.model_info().is_some();
     let (model, prompts) = prepare(options, server).await?;
     let mut probed = Probed { model, dense_layers: Vec::new(), alone: None };
-    let first = prompts.good.iter().take(options.concurrency).max_by_key(|prompt| prompt.input.length());
+    let first = prompts.good.iter().take(options.concurrency).max_by_key(|prompt| prompt.length());
     if let (false, Some(prompt)) = (told, first) {
         let engine = drive::Engine { client: &client, options, model: &probed.model };
         probed = probe_alone(&engine, prompt).await;
@@ -262,56 +258,41 @@ async fn server(client: &HttpClient, options: &RecordOptions) -> Result<ServerIn
     Ok(ServerInfo { served_model_name, model_path, ..ServerInfo::default() })
 }
 
-/// The content of a trace.
-#[derive(Default)]
-struct Written {
-    requests: usize,
-    tokens: u64,
-    prompt_tokens: u64,
-}
-
-/// Puts the answers into the order of the prompts.
+/// Writes the answers in the order of the prompts, and what the trace holds into the report.
 fn write(
-    out: &Path,
-    model: &ModelInfo,
+    mut report: RecordReport,
     provenance: Provenance,
     prompts: &Prompts,
     journal: &mut Journal,
-) -> Result<(String, Written), ProfilerError> {
-    let mut writer = TraceWriter::create(out, model.clone(), provenance, false)?;
-    let mut written = Written::default();
+) -> Result<RecordReport, ProfilerError> {
+    let mut writer = TraceWriter::create(&report.out, report.model.clone(), provenance, false)?;
     for prompt in &prompts.good {
         if let Some(routed) = journal.read(prompt.key)? {
             writer.push(&routed.token_ids, routed.prompt_len, &routed.experts, None)?;
-            written.requests += 1;
-            written.tokens += routed.token_ids.len() as u64;
-            written.prompt_tokens += u64::from(routed.prompt_len);
+            report.requests += 1;
+            report.tokens += routed.token_ids.len() as u64;
+            report.prompt_tokens += u64::from(routed.prompt_len);
         }
     }
-    Ok((writer.finish()?, written))
+    report.digest = writer.finish()?;
+    Ok(report)
 }
 
-/// The model as engine, caller and tokenizer know it together, and the prompts.
+/// The model, from what the engine, the caller and the tokenizer know, and the prompts.
 async fn prepare(options: &RecordOptions, server: ServerInfo) -> Result<(ModelInfo, Prompts), ProfilerError> {
     if server.enable_return_routed_experts == Some(false) {
         return Err(ProfilerError::NoRoutedExperts);
     }
     refuse_physical_ids(options.engine, &server)?;
     let mut model = model_of(options, &server)?;
-    let options = Arc::new(options.clone());
+    let options = options.clone();
     blocking(move || {
         let encoder = options.tokenizer.as_deref().map(Encoder::open).transpose()?;
         if let (Some(encoder), Some(path)) = (&encoder, &options.tokenizer) {
             adopt_tokenizer(&mut model, encoder, path)?;
         }
-        let how = Preparation {
-            encoder: encoder.as_ref(),
-            format: options.format,
-            vocab_size: model.vocab_size,
-            max_prompt_tokens: options.max_prompt_tokens,
-            max_prompts: options.max_prompts,
-        };
-        let prompts = read(&options.prompts, how)?;
+        let vocab_size = model.vocab_size;
+        let prompts = read(Preparation { encoder: encoder.as_ref(), vocab_size, options: &options })?;
         Ok((model, prompts))
     })
     .await
@@ -323,16 +304,14 @@ fn refuse_physical_ids(engine: Engine, server: &ServerInfo) -> Result<(), Profil
     let placed = server.init_expert_location.as_deref().filter(|location| *location != TRIVIAL_LOCATION);
     match (version, placed) {
         (Some(version), Some(location)) if engine == Engine::Sglang && version < LOGICAL_IDS_SINCE => {
-            Err(ProfilerError::PhysicalIds {
-                version: version.to_string(),
-                location: location.chars().take(100).collect(),
-            })
+            let location = location.chars().take(100).collect();
+            Err(ProfilerError::PhysicalIds { version: version.to_string(), location })
         }
         _ => Ok(()),
     }
 }
 
-/// The caller's word and the engine's, which must agree.
+/// The model as the caller and the engine describe it, which must agree.
 fn model_of(options: &RecordOptions, server: &ServerInfo) -> Result<ModelInfo, ProfilerError> {
     let told = server.model_info();
     let mut given = match (&options.model, &told) {
@@ -344,15 +323,12 @@ fn model_of(options: &RecordOptions, server: &ServerInfo) -> Result<ModelInfo, P
         // A checkpoint's configuration does not say what it is called.
         given.model = server.model_name().ok_or(ProfilerError::UnknownModel { field: "the model's name" })?.to_owned();
     }
-    let model = match (&given, told) {
-        (Some(given), Some(told)) => {
-            let mut model = told;
-            model.adopt(given)?;
-            model
+    let model = match (told, given) {
+        (Some(mut told), Some(given)) => {
+            told.adopt(&given)?;
+            told
         }
-        (Some(given), None) => given.clone(),
-        (None, Some(told)) => told,
-        (None, None) => return Err(ProfilerError::UnknownModel { field: missing_field(server) }),
+        (told, given) => told.or(given).ok_or_else(|| ProfilerError::UnknownModel { field: missing_field(server) })?,
     };
     model.validate()?;
     if model.num_hidden_layers == 0 {
@@ -382,36 +358,24 @@ fn adopt_tokenizer(model: &mut ModelInfo, encoder: &Encoder, path: &Path) -> Res
     let (hash, size) = (encoder.tokenizer.sha256(), encoder.tokenizer.vocab_size());
     let other = |cause| Err(ProfilerError::OtherTokenizer { path: path.to_path_buf(), cause });
     if size > model.vocab_size {
-        return other(format!(
-            "it has ids up to {}, and the model's vocabulary size is {}",
-            size - 1,
-            model.vocab_size
-        ));
+        let (last, expected) = (size - 1, model.vocab_size);
+        return other(format!("it has ids up to {last}, and the model's vocabulary size is {expected}"));
     }
-    match &model.tokenizer_sha256 {
-        Some(engine) if engine != hash => other(format!("its hash is {hash}, and the engine's is {engine}")),
-        Some(_) => Ok(()),
-        None => {
-            model.tokenizer_sha256 = Some(hash.to_owned());
-            Ok(())
-        }
-    }
+    let engine = model.tokenizer_sha256.get_or_insert_with(|| hash.to_owned());
+    if engine == hash { Ok(()) } else { other(format!("its hash is {hash}, and the engine's is {engine}")) }
 }
 
-/// Whether the trace will have a place to go: asked before an hour of recording, not after.
+/// Checks the trace's directory before an hour of recording, not after.
 fn check_directory(out: &Path) -> Result<(), ProfilerError> {
     let directory = directory_of(out);
-    let failed = |source| ProfilerError::Io { path: out.to_path_buf(), action: "write", source };
-    match std::fs::metadata(directory) {
-        Err(source) => Err(failed(source)),
-        Ok(metadata) if !metadata.is_dir() => {
-            Err(failed(std::io::Error::other(format!("{} is not a directory", directory.display()))))
-        }
-        Ok(_) => Ok(()),
+    let failed = ProfilerError::io(out, "write");
+    if !std::fs::metadata(directory).map_err(&failed)?.is_dir() {
+        return Err(failed(std::io::Error::other(format!("{} is not a directory", directory.display()))));
     }
+    Ok(())
 }
 
-/// Runs work that reads, writes or computes for long away from the runtime's threads.
+/// Runs long reads, writes and computations off the runtime's threads.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ProfilerError> + Send + 'static,
 ) -> Result<T, ProfilerError> {

@@ -1,5 +1,5 @@
-//! Whether an engine's routes are those of the tokens: one prompt is asked alone before the recording, and its routes
-//! must be those that it has among the others.
+//! Checks that routes do not depend on the batch: one prompt is sent alone before the recording, and must have the same
+//! routes among the others.
 //!
 //! Engines that mix up rows of a batch, or report physical slots in place of experts, fail this at once. Sums in
 //! another order decide near-ties otherwise, so that some difference is normal: with bf16 and 8 experts a token a tenth
@@ -18,14 +18,14 @@ pub(crate) const REFUSE: f64 = 0.05;
 /// Fewer activations say too little for a refusal.
 const FEWEST: u64 = 200;
 
-/// The answer to a prompt that was asked alone, from no prefix cache.
+/// The answer to a prompt that was sent alone, without the prefix cache.
 #[derive(Clone, Debug)]
 pub(crate) struct Alone {
     pub(crate) key: PromptKey,
     pub(crate) routed: Routed,
 }
 
-/// One prompt, asked alone and among others.
+/// One prompt, sent alone and among others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct SelfCheck {
     /// Activations compared: tokens of the prompt x MoE layers x experts per token.
@@ -37,14 +37,12 @@ pub struct SelfCheck {
 impl SelfCheck {
     /// Compares the prompts' tokens, whose routes do not depend on what was generated. `None` when the prompts differ.
     pub(crate) fn of(alone: &Routed, among: &Routed, top_k: u16) -> Option<Self> {
-        let prompt = |routed: &Routed| routed.token_ids.get(..routed.prompt_len as usize).map(<[u32]>::to_vec);
-        let tokens = prompt(alone)?;
-        if tokens.is_empty() || prompt(among)? != tokens {
+        let tokens = alone.token_ids.get(..alone.prompt_len as usize)?;
+        if tokens.is_empty() || among.token_ids.get(..among.prompt_len as usize)? != tokens {
             return None;
         }
         let row = alone.experts.len() / alone.token_ids.len();
-        let rows = |routed: &'_ Routed| routed.experts[..tokens.len() * row].to_vec();
-        let (a, b) = (rows(alone), rows(among));
+        let (a, b) = (&alone.experts[..tokens.len() * row], &among.experts[..tokens.len() * row]);
         let k = usize::from(top_k);
         let missing = |(a, b): (&[u16], &[u16])| a.iter().filter(|expert| !b.contains(expert)).count() as u64;
         let differing = a.chunks_exact(k).zip(b.chunks_exact(k)).map(missing).sum();

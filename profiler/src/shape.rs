@@ -20,12 +20,12 @@ const TOP_K: [&str; 4] = ["num_experts_per_tok", "num_experts_per_token", "moe_t
 /// Names the file and the field that is missing or of no use.
 pub fn model_config(path: &Path) -> Result<ModelInfo, ProfilerError> {
     let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
-    let read = |source| ProfilerError::Io { action: "read", path: path.clone(), source };
-    let length = std::fs::metadata(&path).map_err(read)?.len();
+    let failed = ProfilerError::io(&path, "read");
+    let length = std::fs::metadata(&path).map_err(&failed)?.len();
     if length > MAX_CONFIG_BYTES {
         return Err(wrong(&path, format!("{length} bytes, expected at most {MAX_CONFIG_BYTES}")));
     }
-    let text = std::fs::read_to_string(&path).map_err(read)?;
+    let text = std::fs::read_to_string(&path).map_err(&failed)?;
     let value: Value = serde_json::from_str(&text).map_err(|error| wrong(&path, error.to_string()))?;
     shape(&value).map_err(|cause| wrong(&path, cause))
 }

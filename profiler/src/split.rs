@@ -21,11 +21,7 @@ pub fn split(trace: &Trace, hold_out: f64) -> Result<(Trace, Trace), ProfilerErr
 
 /// Whether a request belongs to the share that is held out.
 pub(crate) fn is_held(request: TraceRequest<'_>, hold_out: f64) -> bool {
-    position(request) < hold_out
-}
-
-/// A number in 0..1, evenly spread, that depends on the prompt.
-fn position(request: TraceRequest<'_>) -> f64 {
-    // The upper 53 bits are exact in an f64.
-    (request.prompt_hash(0) >> 11) as f64 / (1u64 << 53) as f64
+    // A number in 0..1, evenly spread, that depends on the prompt: the upper 53 bits are exact in an f64.
+    let position = (request.prompt_hash(0) >> 11) as f64 / (1u64 << 53) as f64;
+    position < hold_out
 }

@@ -45,7 +45,7 @@ pub struct LayerSummary {
     pub activations: u64,
     /// The busiest expert and its share of the activations, 0..1.
     pub busiest: (ExpertId, f64),
-    /// Load of the busiest expert over the mean; 1 = even.
+    /// Load of the busiest expert over the mean; 1 = even, 0 without activations.
     pub max_over_mean: f64,
     /// Entropy of the loads over that of even loads, 0..1.
     pub entropy: f64,
@@ -71,9 +71,12 @@ impl Summary {
     /// Of a profile.
     pub fn of_profile(profile: &Profile) -> Self {
         let distinct = profile.token_counts().iter().filter(|&&n| n > 0).count() as u64;
+        let model = profile.model();
+        let layer =
+            |(layer, id): (usize, &u16)| LayerSummary::of(*id, &profile.expert_loads(LayerIdx::new(layer as u16)));
         Summary {
             kind: "profile",
-            model: profile.model().clone(),
+            model: model.clone(),
             provenance: profile.provenance().clone(),
             phase: Some(profile.phase().to_string()),
             requests: None,
@@ -81,49 +84,31 @@ impl Summary {
             prompt_tokens: None,
             routed_tokens: profile.total_tokens(),
             distinct_tokens: distinct,
-            coverage: distinct as f64 / f64::from(profile.model().vocab_size),
-            layers: (0..profile.model().layers()).map(|layer| layer_summary(profile, layer)).collect(),
+            coverage: distinct as f64 / f64::from(model.vocab_size),
+            layers: model.layer_ids.iter().enumerate().map(layer).collect(),
             digest: profile.digest().to_owned(),
         }
     }
 }
 
-fn layer_summary(profile: &Profile, layer: usize) -> LayerSummary {
-    let model = profile.model();
-    let even = evenness(&profile.expert_loads(LayerIdx::new(layer as u16)));
-    LayerSummary {
-        layer_id: model.layer_ids[layer],
-        activations: even.total,
-        busiest: (ExpertId::new(even.busiest as u16), even.busiest_share),
-        max_over_mean: even.max_over_mean,
-        entropy: even.entropy,
+impl LayerSummary {
+    /// Of the experts' loads.
+    pub(crate) fn of(layer_id: u16, loads: &[u64]) -> Self {
+        let activations: u64 = loads.iter().sum();
+        // The lowest of equals.
+        let busiest = (0..loads.len()).rev().max_by_key(|&e| loads[e]).unwrap_or(0);
+        let share = |load: u64| if activations == 0 { 0.0 } else { load as f64 / activations as f64 };
+        let entropy: f64 = loads.iter().map(|&load| share(load)).filter(|&p| p > 0.0).map(|p| -p * p.ln()).sum();
+        let even = (loads.len() as f64).ln();
+        let busiest_share = loads.get(busiest).map_or(0.0, |&load| share(load));
+        LayerSummary {
+            layer_id,
+            activations,
+            busiest: (ExpertId::new(busiest as u16), busiest_share),
+            max_over_mean: busiest_share * loads.len() as f64,
+            entropy: if even > 0.0 { entropy / even } else { 1.0 },
+        }
     }
-}
-
-/// How even loads are.
-pub(crate) struct Evenness {
-    /// Their sum.
-    pub(crate) total: u64,
-    /// The greatest, the lowest of equals.
-    pub(crate) busiest: usize,
-    /// Its share of the sum, 0..1.
-    pub(crate) busiest_share: f64,
-    /// It over the mean; 1 = even, 0 without loads.
-    pub(crate) max_over_mean: f64,
-    /// Entropy over that of even loads, 0..1.
-    pub(crate) entropy: f64,
-}
-
-/// How even the loads of the experts of a layer are.
-pub(crate) fn evenness(loads: &[u64]) -> Evenness {
-    let total: u64 = loads.iter().sum();
-    let busiest = (0..loads.len()).rev().max_by_key(|&e| loads[e]).unwrap_or(0);
-    let share = |load: u64| if total == 0 { 0.0 } else { load as f64 / total as f64 };
-    let entropy: f64 = loads.iter().map(|&load| share(load)).filter(|&p| p > 0.0).map(|p| -p * p.ln()).sum();
-    let even = (loads.len() as f64).ln();
-    let busiest_share = loads.get(busiest).map_or(0.0, |&load| share(load));
-    let max_over_mean = busiest_share * loads.len() as f64;
-    Evenness { total, busiest, busiest_share, max_over_mean, entropy: if even > 0.0 { entropy / even } else { 1.0 } }
 }
 
 impl fmt::Display for Summary {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::policy::RankLoad;
 use crate::settings::Settings;
-use cell::Cell;
+use cell::{Cell, get, set, take};
 use recent::{Recent, RecentWork, Window};
 
 pub(crate) use recent::MAX_WINDOW;
@@ -137,7 +137,7 @@ impl Accounts {
         let mut known = true;
         for (load, cell) in loads.iter_mut().zip(&self.cells) {
             let surplus = (per_token * (load.price - even)).clamp(-PRICE_LIMIT, PRICE_LIMIT);
-            load.price = cell.table_price() + surplus + pull * load.latest_tokens - unpulled;
+            load.price = get(&cell.table_price) + surplus + pull * load.latest_tokens - unpulled;
             known &= load.known;
         }
         known
@@ -156,7 +156,7 @@ impl Accounts {
         self.set_table_prices(table_prices);
         for cell in &self.cells {
             // One that is away has the surplus in place of the count.
-            cell.set_assigned(if cell.is_available() { even } else { 0.0 });
+            set(&cell.assigned_tokens, if cell.is_available() { even } else { 0.0 });
         }
     }
 
@@ -244,7 +244,7 @@ impl Accounts {
                 recent.remove(tokens);
             }
         }
-        cell.take_assigned();
+        take(&cell.assigned_requests, 1);
         if cell.is_available() {
             self.add_assigned(cell, -(tokens as f64));
         }
@@ -271,7 +271,7 @@ impl Accounts {
     }
 
     fn price_per_token(&self) -> f64 {
-        self.price_step / f64::from_bits(self.mean_request.load(Relaxed)).max(1.0)
+        self.price_step / get(&self.mean_request).max(1.0)
     }
 
     fn note_mean(&self, tokens: f64) {

@@ -11,7 +11,7 @@ use crate::router::Decision;
 const UNIT: f64 = 1e6;
 
 /// Sums of one of the two policies.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Side {
     /// Sum over scored tokens of the expected local share, in millionths.
     share: AtomicU64,
@@ -21,7 +21,7 @@ struct Side {
 }
 
 /// Accumulates pairs of decisions. Counts without a lock.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Comparison {
     requests: AtomicU64,
     same: AtomicU64,
@@ -63,8 +63,7 @@ pub struct Report {
 
 impl Side {
     fn new(ranks: u16) -> Self {
-        let zero = AtomicU64::default;
-        Side { share: zero(), cached: zero(), tokens: (0..ranks).map(|_| zero()).collect() }
+        Side { tokens: (0..ranks).map(|_| AtomicU64::default()).collect(), ..Side::default() }
     }
 
     fn add(&self, decision: &Decision, tokens: u64) {
@@ -92,16 +91,7 @@ impl Side {
 impl Comparison {
     /// Nothing compared yet.
     pub fn new(ranks: u16) -> Self {
-        let zero = AtomicU64::default;
-        Comparison {
-            requests: zero(),
-            same: zero(),
-            tokens: zero(),
-            scored: zero(),
-            looked_up: zero(),
-            acting: Side::new(ranks),
-            watched: Side::new(ranks),
-        }
+        Comparison { acting: Side::new(ranks), watched: Side::new(ranks), ..Comparison::default() }
     }
 
     /// Adds what both policies did with one request.

@@ -31,7 +31,7 @@
 //! and on tokens times remote share; gamma is the second coefficient over the first. Policies hold their settings by
 //! value, so that a new gamma is a new policy in the place of the old one.
 
-use crate::policy::{Choice, RankLoad, Request, available, turn_start, turns_from};
+use crate::policy::{Choice, RankLoad, Request, available, turn};
 use crate::settings::Settings;
 
 /// The weights of the cost; see the module's text.
@@ -243,12 +243,10 @@ pub(crate) fn cheapest(
     cost: impl Fn(usize, &RankLoad) -> f64,
 ) -> Option<(usize, bool)> {
     let (mut best, mut allowed) = (None, None);
-    let start = turn_start(loads.len(), sequence);
+    let turn = turn(loads.len(), sequence);
     let available = || available(loads);
-    let candidate = |index: usize, load: &RankLoad, cost: f64| {
-        let turn = turns_from(start, index, loads.len());
-        Candidate { index, cost, burden: load.burden(), turn }
-    };
+    let candidate =
+        |index: usize, load: &RankLoad, cost: f64| Candidate { index, cost, burden: load.burden(), turn: turn(index) };
     for (index, load) in available() {
         let candidate = candidate(index, load, cost(index, load));
         keep_better(&mut best, candidate);

@@ -138,12 +138,9 @@ pub(crate) fn available(loads: &[RankLoad]) -> impl Iterator<Item = (usize, &Ran
     loads.iter().enumerate().filter(|(_, load)| load.available)
 }
 
-/// The rank whose turn it is: the last word on ties.
-pub(crate) fn turn_start(ranks: usize, sequence: u64) -> usize {
-    sequence.checked_rem(ranks as u64).unwrap_or(0) as usize
-}
-
-/// Steps from `start` to `index` among `ranks`.
-pub(crate) fn turns_from(start: usize, index: usize, ranks: usize) -> usize {
-    if index >= start { index - start } else { index + ranks - start }
+/// How many ranks come before the one at an index in this round, which begins with another rank for each request: the
+/// last word on ties.
+pub(crate) fn turn(ranks: usize, sequence: u64) -> impl Fn(usize) -> usize {
+    let first = sequence.checked_rem(ranks as u64).unwrap_or(0) as usize;
+    move |index| if index >= first { index - first } else { index + ranks - first }
 }

@@ -61,12 +61,12 @@ fn experts(tables: &Tables) -> String {
     let rows: Vec<Vec<f64>> = (0..model.layers())
         .map(|layer| placement.layer(LayerIdx::new(layer as u16)).iter().map(|group| f64::from(*group + 1)).collect())
         .collect();
-    let size =
-        ((760.0 / f64::from(model.num_experts)).clamp(3.0, 24.0), (420.0 / rows.len().max(1) as f64).clamp(9.0, 20.0));
+    let wide = (760.0 / f64::from(model.num_experts)).clamp(3.0, 24.0);
+    let high = (420.0 / rows.len().max(1) as f64).clamp(9.0, 20.0);
     let scale = Scale::Up(f64::from(groups));
-    let cells = Cells { at: (LEFT, TOP), size, rows: &rows, scale };
-    let bottom = TOP + size.1 * rows.len() as f64;
-    let mut svg = Svg::new((LEFT + size.0 * f64::from(model.num_experts) + 20.0).max(420.0), bottom + 60.0);
+    let cells = Cells { x: LEFT, y: TOP, wide, high, rows: &rows, scale };
+    let bottom = TOP + high * rows.len() as f64;
+    let mut svg = Svg::new((LEFT + wide * f64::from(model.num_experts) + 20.0).max(420.0), bottom + 60.0);
     svg.cells(&cells);
     svg.tips(&cells, |row, column| {
         let id = model.layer_ids[row];
@@ -83,13 +83,13 @@ fn experts(tables: &Tables) -> String {
         }
     });
     let labels: Vec<String> = (0..model.num_experts).map(|expert| expert.to_string()).collect();
-    svg.text((LEFT, 12.0), "start", "", "experts");
-    svg.columns((LEFT, TOP - 6.0), size.0, &labels);
+    svg.text(LEFT, 12.0, "start", "", "experts");
+    svg.columns(LEFT, TOP - 6.0, wide, &labels);
     for (row, id) in model.layer_ids.iter().enumerate() {
-        svg.text((LEFT - 6.0, TOP + (row as f64 + 0.5) * size.1 + 4.0), "end", "", &id.to_string());
+        svg.text(LEFT - 6.0, TOP + (row as f64 + 0.5) * high + 4.0, "end", "", &id.to_string());
     }
-    svg.upright((14.0, (TOP + bottom) / 2.0), "layer");
-    svg.legend((LEFT, bottom + 26.0), scale, "group", ["", "", &(groups - 1).to_string()]);
+    svg.upright(14.0, (TOP + bottom) / 2.0, "layer");
+    svg.legend(LEFT, bottom + 26.0, scale, "group", ["", "", &(groups - 1).to_string()]);
     let replicas = if tables.physical_to_logical().is_some() { " Replicas are not drawn." } else { "" };
     format!(
         "<p>The group (rank) that hosts each expert.{replicas}</p>\n{}",
@@ -199,16 +199,18 @@ fn calibration(of: &str, curve: &Reliability) -> String {
     let mut svg = Svg::new(LEFT + SIDE + 40.0, TOP + SIDE + 50.0);
     let axes = Axes { left: LEFT, right: LEFT + SIDE, top: TOP, bottom: TOP + SIDE, across: 1.0, up: 1.0 };
     svg.grid(&axes, 1);
-    svg.line((LEFT, TOP + SIDE), (LEFT + SIDE, TOP), "class=\"axis\" stroke-dasharray=\"4 3\"");
+    svg.line(LEFT, TOP + SIDE, LEFT + SIDE, TOP, "class=\"axis\" stroke-dasharray=\"4 3\"");
     for bin in &curve.bins {
+        let (x, y) = axes.at(bin.predicted, bin.observed);
         svg.dot(
-            axes.at(bin.predicted, bin.observed),
+            x,
+            y,
             KINDS[0],
             &format!("{} {of}: predicted {:.3}, observed {:.3}", bin.count, bin.predicted, bin.observed),
         );
     }
-    svg.text((LEFT + SIDE / 2.0, TOP + SIDE + 40.0), "middle", "", "share that T predicts");
-    svg.upright((16.0, TOP + SIDE / 2.0), "share that came true");
+    svg.text(LEFT + SIDE / 2.0, TOP + SIDE + 40.0, "middle", "", "share that T predicts");
+    svg.upright(16.0, TOP + SIDE / 2.0, "share that came true");
     format!(
         "<p>Of {of}: expected calibration error {:.4} over {} predictions. On the dashed line they come true exactly.</p>\n{}",
         curve.expected_calibration_error,

@@ -4,12 +4,10 @@
 mod quick;
 
 use std::borrow::Cow;
-use std::cell::Cell;
 use std::fmt;
 use std::ops::Range;
 
-use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde::ser::{SerializeMap, SerializeSeq};
+use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 
@@ -18,33 +16,24 @@ const LOOKED_AT: [&str; 3] = ["tools", "chat_template_kwargs", "add_generation_p
 
 /// A chat of messages with a role and a text each. Everything else about it is as a template finds it by default: no
 /// tools, no variables, and the assistant's turn to open.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
 pub struct PlainChat<'a> {
-    messages: Vec<PlainMessage<'a>>,
+    pub(crate) messages: Vec<PlainMessage<'a>>,
 }
 
-/// A message of a role and a text, in the order in which they were written.
+/// A message of a role and a text.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct PlainMessage<'a> {
-    role: Cow<'a, str>,
-    content: Cow<'a, str>,
-    content_first: bool,
+    pub(crate) role: Cow<'a, str>,
+    pub(crate) content: Cow<'a, str>,
+    /// Whether the text is written before the role.
+    pub(crate) content_first: bool,
 }
 
 impl<'a> PlainChat<'a> {
-    /// Of roles, texts, and whether the text is written before the role.
-    pub(crate) fn of(messages: Vec<(Cow<'a, str>, Cow<'a, str>, bool)>) -> Self {
-        let message = |(role, content, content_first)| PlainMessage { role, content, content_first };
-        Self { messages: messages.into_iter().map(message).collect() }
-    }
-
-    pub(crate) fn messages(&self) -> &[PlainMessage<'a>] {
-        &self.messages
-    }
-
     /// Reads a body; `None` where it is JSON but another kind of chat, or none:
-    /// [`Prompt::from_json`](crate::Prompt::from_json) reads it then. What follows what makes it another kind is not
-    /// looked at.
+    /// [`Prompt::from_json`](crate::Prompt::from_json) reads it then. Reading stops at the first sign of another kind.
     ///
     /// # Errors
     /// Text that is not JSON.
@@ -63,87 +52,24 @@ impl<'a> PlainChat<'a> {
 
     /// The same, whatever the body is.
     fn read_slowly(body: &'a str) -> Result<Option<Self>, serde_json::Error> {
-        let other = Other::default();
         let mut json = serde_json::Deserializer::from_str(body);
-        let read = Body { other: &other }.deserialize(&mut json).and_then(|chat| json.end().map(|()| chat));
-        match read {
+        match json.deserialize_map(Body).and_then(|chat| json.end().map(|()| chat)) {
             Ok(chat) => Ok(Some(chat)),
-            Err(_) if other.found.get() => Ok(None),
+            // JSON, but not of this form.
+            Err(error) if error.is_data() => Ok(None),
             Err(error) => Err(error),
         }
-    }
-}
-
-impl PlainMessage<'_> {
-    pub(crate) fn role(&self) -> &str {
-        &self.role
-    }
-
-    pub(crate) fn content(&self) -> &str {
-        &self.content
     }
 }
 
 /// Templates get the keys of a message in the order in which they stand there.
 impl Serialize for PlainMessage<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(2))?;
+        let mut entries = [("role", &self.role), ("content", &self.content)];
         if self.content_first {
-            map.serialize_entry("content", &self.content)?;
+            entries.reverse();
         }
-        map.serialize_entry("role", &self.role)?;
-        if !self.content_first {
-            map.serialize_entry("content", &self.content)?;
-        }
-        map.end()
-    }
-}
-
-impl Serialize for PlainChat<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut list = serializer.serialize_seq(Some(self.messages.len()))?;
-        for message in &self.messages {
-            list.serialize_element(message)?;
-        }
-        list.end()
-    }
-}
-
-/// Distinguishes an error of the grammar from an early end, where the chat turns out to be of another kind.
-#[derive(Default)]
-struct Other {
-    found: Cell<bool>,
-}
-
-impl Other {
-    fn end<E: serde::de::Error>(&self) -> E {
-        self.found.set(true);
-        E::custom("another kind of chat")
-    }
-}
-
-/// A key, borrowed where it has no escapes.
-struct Key<'a>(Cow<'a, str>);
-
-impl<'de> Deserialize<'de> for Key<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Keys;
-        impl<'de> Visitor<'de> for Keys {
-            type Value = Key<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string")
-            }
-
-            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
-                Ok(Key(Cow::Borrowed(text)))
-            }
-
-            fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
-                Ok(Key(Cow::Owned(text.to_owned())))
-            }
-        }
-        deserializer.deserialize_str(Keys)
+        serializer.collect_map(entries)
     }
 }
 
@@ -205,107 +131,63 @@ fn code_unit(digits: &str) -> Option<(u16, &str)> {
     all.then(|| u16::from_str_radix(digits, 16).ok()).flatten().map(|unit| (unit, rest))
 }
 
-/// Reads a text, or finds another kind of chat.
-struct TextOr<'o> {
-    other: &'o Other,
-}
+/// A text, unescaped by [`text`].
+struct Text<'a>(Cow<'a, str>);
 
-impl<'de> DeserializeSeed<'de> for TextOr<'_> {
-    type Value = Cow<'de, str>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        let raw = <&RawValue>::deserialize(deserializer);
-        // If it is no JSON, the next one to read it says so.
-        raw.ok().and_then(|raw| text(raw.get())).ok_or_else(|| self.other.end())
+impl<'de> Deserialize<'de> for Text<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let raw = <&RawValue>::deserialize(deserializer)?;
+        text(raw.get()).map(Text).ok_or_else(|| D::Error::custom("no text"))
     }
 }
 
-struct Body<'o> {
-    other: &'o Other,
-}
+struct Body;
 
-impl<'de> DeserializeSeed<'de> for Body<'_> {
-    type Value = PlainChat<'de>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Body<'_> {
+impl<'de> Visitor<'de> for Body {
     type Value = PlainChat<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
+        f.write_str("a chat")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut messages = None;
-        while let Some(Key(key)) = map.next_key()? {
+        let mut messages: Option<Vec<PlainMessage<'de>>> = None;
+        while let Some(key) = map.next_key::<String>()? {
             if key == "messages" {
-                if messages.is_some() {
-                    return Err(self.other.end());
+                if messages.replace(map.next_value()?).is_some() {
+                    return Err(A::Error::duplicate_field("messages"));
                 }
-                messages = Some(map.next_value_seed(Messages { other: self.other })?);
-            } else if LOOKED_AT.contains(&&*key) {
+            } else if LOOKED_AT.contains(&key.as_str()) {
                 // Null is as if it were not there.
-                if map.next_value::<Option<IgnoredAny>>()?.is_some() {
-                    return Err(self.other.end());
-                }
+                map.next_value::<()>()?;
             } else {
                 map.next_value::<IgnoredAny>()?;
             }
         }
         match messages {
-            Some(messages) => Ok(PlainChat { messages }),
-            None => Err(self.other.end()),
+            Some(messages) if !messages.is_empty() => Ok(PlainChat { messages }),
+            _ => Err(A::Error::custom("no messages")),
         }
     }
 }
 
-struct Messages<'o> {
-    other: &'o Other,
-}
-
-impl<'de> DeserializeSeed<'de> for Messages<'_> {
-    type Value = Vec<PlainMessage<'de>>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        let other = self.other;
-        // Whatever is wrong here is looked at again.
-        deserializer.deserialize_seq(self).map_err(|_| other.end())
+impl<'de> Deserialize<'de> for PlainMessage<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Message)
     }
 }
 
-impl<'de> Visitor<'de> for Messages<'_> {
-    type Value = Vec<PlainMessage<'de>>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of messages")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-        let mut messages = Vec::new();
-        while let Some(message) = list.next_element_seed(Message { other: self.other })? {
-            messages.push(message);
-        }
-        if messages.is_empty() { Err(A::Error::custom("no messages")) } else { Ok(messages) }
-    }
+/// The keys of a plain message; any other one makes it another kind.
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "lowercase")]
+enum Key {
+    Role,
+    Content,
 }
 
-struct Message<'o> {
-    other: &'o Other,
-}
+struct Message;
 
-impl<'de> DeserializeSeed<'de> for Message<'_> {
-    type Value = PlainMessage<'de>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Message<'_> {
+impl<'de> Visitor<'de> for Message {
     type Value = PlainMessage<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -314,22 +196,21 @@ impl<'de> Visitor<'de> for Message<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let (mut role, mut content, mut content_first) = (None, None, false);
-        while let Some(Key(key)) = map.next_key()? {
-            let place = match &*key {
-                "role" => &mut role,
-                "content" => {
+        while let Some(key) = map.next_key()? {
+            let place = match key {
+                Key::Role => &mut role,
+                Key::Content => {
                     content_first = role.is_none();
                     &mut content
                 }
-                _ => return Err(self.other.end()),
             };
-            if place.replace(map.next_value_seed(TextOr { other: self.other })?).is_some() {
-                return Err(self.other.end());
+            if place.replace(map.next_value::<Text<'_>>()?.0).is_some() {
+                return Err(A::Error::custom("a key twice"));
             }
         }
         match (role, content) {
             (Some(role), Some(content)) => Ok(PlainMessage { role, content, content_first }),
-            _ => Err(self.other.end()),
+            _ => Err(A::Error::custom("no role or no content")),
         }
     }
 }

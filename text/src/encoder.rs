@@ -93,13 +93,12 @@ impl PromptEncoder {
         self.encode_with(text, true)
     }
 
-    /// As [`Self::encode_prompt`] with `special`, else as [`Self::encode`]: the same ids, but a text of more than 64
-    /// KiB is encoded in slices, and before each of them `keep_on` is asked whether anybody still wants it. A text
-    /// without line ends, and every text of a tokenizer whose ids would notice ([`Self::cuts_long_texts`]), is one
-    /// slice.
+    /// As [`Self::encode_prompt`] with `special`, else as [`Self::encode`], with the same ids. A text of more than 64
+    /// KiB is encoded in slices, and the work stops when `keep_on` returns false before one of them. A text without
+    /// line ends, and every text of a tokenizer whose ids would change ([`Self::cuts_long_texts`]), is one slice.
     ///
     /// # Errors
-    /// [`TextError::GivenUp`] when `keep_on` says no, [`TextError::OracleAway`] when the text needs it.
+    /// [`TextError::GivenUp`] when `keep_on` returns false, [`TextError::OracleAway`] when the text needs it.
     pub fn encode_while(
         &self,
         text: &str,
@@ -156,14 +155,11 @@ impl PromptEncoder {
         match &self.fast {
             // Where nothing is put around a prompt, it is a text like the others, and its turns are found again.
             Ok(fast) => {
-                fast.encode(text, special && !self.adds_nothing(), &|text, special| self.by_oracle(text, special))
+                let special = special && self.around != Some(Around::default());
+                fast.encode(text, special, &|text, special| self.encode_by_oracle(text, special))
             }
-            Err(_) => self.by_oracle(text, special),
+            Err(_) => self.encode_by_oracle(text, special),
         }
-    }
-
-    fn adds_nothing(&self) -> bool {
-        self.around.as_ref().is_some_and(|around| *around == Around::default())
     }
 
     /// The ids of [`Self::encode_prompt`] with `special`, else of [`Self::encode`], by the library that the engines
@@ -172,10 +168,6 @@ impl PromptEncoder {
     /// # Errors
     /// [`TextError::OracleAway`], and what that library says.
     pub fn encode_by_oracle(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
-        self.by_oracle(text, special)
-    }
-
-    fn by_oracle(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
         ids_by(self.inner()?, text, special)
     }
 

@@ -46,9 +46,9 @@ pub enum TextError {
     TokenizerChanged {
         /// The file.
         path: PathBuf,
-        /// The value found.
+        /// Its SHA-256.
         found: String,
-        /// The value found.
+        /// That of the tokenizer in use.
         expected: String,
     },
     /// A tokenizer failed on a text or on ids.
@@ -62,7 +62,7 @@ pub enum TextError {
     /// A `tokenizer_config.json` is not JSON, or its template is of another type.
     #[error("not a usable tokenizer configuration: {reason}")]
     TemplateConfig {
-        /// The value found.
+        /// The problem.
         reason: String,
     },
     /// A chat template does not parse.
@@ -120,15 +120,7 @@ impl TextError {
             Self::Field { .. } | Self::TooLarge { .. } | Self::TemplateRender { .. } | Self::NoTemplate => {
                 Fault::Client
             }
-            Self::Read { .. }
-            | Self::GivenUp { .. }
-            | Self::FileTooLarge { .. }
-            | Self::Tokenizer { .. }
-            | Self::OracleAway
-            | Self::TokenizerChanged { .. }
-            | Self::Tokenize { .. }
-            | Self::TemplateConfig { .. }
-            | Self::TemplateSyntax { .. } => Fault::Server,
+            _ => Fault::Server,
         }
     }
 }

@@ -6,29 +6,20 @@ use semmoe_tables::Score;
 
 /// Shares that the vector unit takes at once; rows are a whole number of so many.
 const LANES: usize = 8;
-/// Rows summed in 32 bits, as in [`super::score`].
-const ROWS_PER_BLOCK: usize = 255;
+/// Rows that are added up in 32 bits before they go into the sums: 255 * 2^24 < 2^32.
+pub(crate) const ROWS_PER_BLOCK: usize = 255;
 
 /// [V, ranks] shares from 0 to 1, for processors that convert them.
 #[derive(Debug)]
 pub(crate) struct HalfRows {
     ranks: usize,
-    shares: Vec<f16>,
+    pub(crate) shares: Vec<f16>,
 }
 
 impl HalfRows {
     /// `None` where a row is no whole number of vectors, or the processor does not convert halves.
     pub(crate) fn new(ranks: usize) -> Option<Self> {
         ([8, 16, 32, 64].contains(&ranks) && can_convert()).then(|| Self { ranks, shares: Vec::new() })
-    }
-
-    pub(crate) fn push(&mut self, row: &[f16]) {
-        self.shares.extend_from_slice(row);
-    }
-
-    /// Gives back room that is not needed.
-    pub(crate) fn shrink(&mut self) {
-        self.shares.shrink_to_fit();
     }
 
     /// Adds the rows of `ids` in units of 2^-24, exactly; `known` has a bit for each row that prefers some rank.

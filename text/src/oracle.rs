@@ -6,7 +6,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use crate::encoder::{one_line, read_limited};
 use crate::{TextError, identity};
 
-/// The largest file taken for a tokenizer, in bytes; the largest published ones have about 35 MB.
+/// Size limit of a tokenizer file, in bytes; the largest published ones have about 35 MB.
 pub(crate) const FILE_LIMIT_BYTES: u64 = 256 << 20;
 
 /// The oracle of a tokenizer. It takes tens of MB, and where the fast library serves, nearly no text needs it.

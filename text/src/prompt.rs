@@ -74,9 +74,7 @@ impl Prompt {
             },
         }
     }
-}
 
-impl Prompt {
     /// Whether all of it is text or ids: no part of a message is an image, a sound or of another kind.
     pub fn is_text_only(&self) -> bool {
         let Prompt::Messages { messages, .. } = self else { return true };
@@ -92,14 +90,7 @@ fn present<'a>(body: &'a Value, name: &str) -> Option<&'a Value> {
 fn chat(body: &Value) -> Result<Prompt, TextError> {
     let messages = body.get("messages").unwrap_or(&Value::Null);
     if messages.as_array().is_none_or(Vec::is_empty) {
-        return Err(match messages {
-            Value::Array(_) => TextError::Field {
-                field: "messages".into(),
-                expected: "a list of messages",
-                found: "an empty list".into(),
-            },
-            other => field("messages", "a list of messages", other),
-        });
+        return Err(field("messages", "a list of messages", messages));
     }
     let variables = match present(body, "chat_template_kwargs") {
         None => Map::new(),
@@ -126,11 +117,7 @@ fn texts_or_ids(name: &'static str, value: &Value) -> Result<Prompt, TextError> 
     let wrong = || field(name, expected, value);
     match value {
         Value::String(text) if name != "input_ids" => Ok(Prompt::Texts(vec![text.clone()])),
-        Value::Array(items) => match items.first().ok_or_else(|| TextError::Field {
-            field: name.into(),
-            expected,
-            found: "an empty list".into(),
-        })? {
+        Value::Array(items) => match items.first().ok_or_else(wrong)? {
             Value::String(_) if name != "input_ids" => {
                 let text = |item: &Value| item.as_str().map(str::to_owned).ok_or_else(|| field(name, expected, item));
                 Ok(Prompt::Texts(items.iter().map(text).collect::<Result<_, _>>()?))
@@ -173,10 +160,10 @@ pub fn prompt_ids(
     prompt_ids_while(prompt, tokenizer, template, limits, &mut || true)
 }
 
-/// As [`prompt_ids`], but `keep_on` is asked on the way whether anybody still wants the ids.
+/// As [`prompt_ids`], but stops when `keep_on` returns false.
 ///
 /// # Errors
-/// [`TextError::GivenUp`] when it says no.
+/// [`TextError::GivenUp`] when it does.
 pub fn prompt_ids_while(
     prompt: &Prompt,
     tokenizer: &PromptEncoder,

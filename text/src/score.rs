@@ -3,12 +3,10 @@
 use half::f16;
 use semmoe_tables::{Score, Tables, TokenId};
 
-use crate::half_rows::HalfRows;
+use crate::half_rows::{HalfRows, ROWS_PER_BLOCK};
 
 /// A share in fixed point is a multiple of 2^-24, as every f16 from 0 to 1 is: nothing is rounded.
 const ONE: f64 = (1 << 24) as f64;
-/// Rows that are added up in 32 bits before they go into the sums: 255 * 2^24 < 2^32.
-const ROWS_PER_BLOCK: usize = 255;
 
 /// T, made ready to be summed: the rows of [`Tables::token_row`] as they are where the processor sums halves, 2 bytes a
 /// share, or else in fixed point, 4 bytes.
@@ -52,12 +50,12 @@ impl Scorer {
             let differs = row.windows(2).any(|pair| pair[0] != pair[1]);
             scorer.known[token / 64] |= u64::from(differs) << (token % 64);
             match &mut scorer.halves {
-                Some(halves) => halves.push(row),
+                Some(halves) => halves.shares.extend_from_slice(row),
                 None => scorer.rows.extend(row.iter().map(|share| (f64::from(*share) * ONE) as u32)),
             }
         }
         if let Some(halves) = &mut scorer.halves {
-            halves.shrink();
+            halves.shares.shrink_to_fit();
         }
         scorer.rows.shrink_to_fit();
         scorer
@@ -67,16 +65,16 @@ impl Scorer {
     pub fn score(&self, ids: &[u32]) -> Score {
         let mut sums = vec![0; self.ranks];
         let mut score = Score { per_rank: Vec::new(), tokens: 0, known: 0 };
-        match (&self.halves, self.ranks) {
-            (Some(halves), _) => halves.add(ids, &self.known, &mut sums, &mut score),
-            (None, ranks) => self.add_fixed(ranks, ids, &mut sums, &mut score),
+        match &self.halves {
+            Some(halves) => halves.add(ids, &self.known, &mut sums, &mut score),
+            None => self.add_fixed(ids, &mut sums, &mut score),
         }
         score.per_rank = sums.into_iter().map(|sum| sum as f64 / ONE).collect();
         score
     }
 
-    fn add_fixed(&self, ranks: usize, ids: &[u32], sums: &mut [u64], score: &mut Score) {
-        match ranks {
+    fn add_fixed(&self, ids: &[u32], sums: &mut [u64], score: &mut Score) {
+        match self.ranks {
             0 => {}
             1 => self.add::<1>(ids, sums, score),
             2 => self.add::<2>(ids, sums, score),

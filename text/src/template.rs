@@ -1,10 +1,13 @@
 //! Chat templates, rendered as Hugging Face and the engines render them.
 
+use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use minijinja::value::{Kwargs, Value as Jinja};
 use minijinja::{Environment, Error, ErrorKind};
+use serde::Serialize;
+use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use serde_json::{Map, Value};
 
 use crate::encoder::{one_line, read_limited};
@@ -48,15 +51,14 @@ impl ChatTemplate {
     /// `TextError`: no file, no template, or one that does not parse.
     pub fn from_config_file(path: &Path) -> Result<Self, TextError> {
         let bytes = read_limited(path, FILE_LIMIT_BYTES)?;
-        let config: Value = serde_json::from_slice(&bytes)
-            .map_err(|error| TextError::TemplateConfig { reason: format!("{}: {error}", path.display()) })?;
+        let config: Value =
+            serde_json::from_slice(&bytes).map_err(|error| unusable(format!("{}: {error}", path.display())))?;
         let beside = path.with_file_name("chat_template.jinja");
         let template = match config.get("chat_template") {
             None | Some(Value::Null) if beside.exists() => {
                 let bytes = read_limited(&beside, FILE_LIMIT_BYTES)?;
-                let text = String::from_utf8(bytes)
-                    .map_err(|_| TextError::TemplateConfig { reason: format!("{} is not UTF-8", beside.display()) })?;
-                Value::String(text)
+                let text = String::from_utf8(bytes);
+                Value::String(text.map_err(|_| unusable(format!("{} is not UTF-8", beside.display())))?)
             }
             None | Some(Value::Null) => return Err(TextError::NoTemplate),
             Some(template) => template.clone(),
@@ -91,19 +93,13 @@ impl ChatTemplate {
                     }
                 }
             }
-            _ => {
-                return Err(TextError::TemplateConfig {
-                    reason: "chat_template is neither a string nor a list".into(),
-                });
-            }
+            _ => return Err(unusable("chat_template is neither a string nor a list".into())),
         }
-        match chat.environment.get_template(NAME) {
-            Ok(_) => {
-                chat.own = chat.try_own();
-                Ok(chat)
-            }
-            Err(_) => Err(TextError::TemplateConfig { reason: "chat_template has no entry named default".into() }),
+        if chat.environment.get_template(NAME).is_err() {
+            return Err(unusable("chat_template has no entry named default".into()));
         }
+        chat.own = chat.try_own();
+        Ok(chat)
     }
 
     /// The template for plain chats, if it gives what the library gives.
@@ -111,7 +107,7 @@ impl ChatTemplate {
         let template = self.environment.get_template(NAME).map_err(|error| error.to_string())?;
         let own = OwnTemplate::new(template.source(), &self.environment, &self.special_tokens)?;
         let mut equal = 0;
-        for chat in probes(own.texts()) {
+        for chat in probes(&own.texts) {
             let Some(text) = own.render(&chat) else { continue };
             if !self.render_by_library(&chat).is_ok_and(|expected| expected == text) {
                 return Err("the library renders a probe differently".to_owned());
@@ -207,8 +203,12 @@ impl ChatTemplate {
 #[cfg(test)]
 mod tests;
 
+fn unusable(reason: String) -> TextError {
+    TextError::TemplateConfig { reason }
+}
+
 /// A [`PlainChat`] as a template's context.
-#[derive(serde::Serialize)]
+#[derive(Serialize)]
 struct PlainContext<'a> {
     #[serde(flatten)]
     special: &'a Map<String, Value>,
@@ -252,11 +252,7 @@ fn special_tokens(config: &Value) -> Map<String, Value> {
 /// and tool call arguments become objects where they are JSON.
 fn normalise(messages: &Value) -> Result<Value, TextError> {
     let list = messages.as_array().ok_or_else(|| field("messages", "a list of messages", messages))?;
-    list.iter()
-        .enumerate()
-        .map(|(index, message)| normalise_message(index, message))
-        .collect::<Result<_, _>>()
-        .map(Value::Array)
+    list.iter().enumerate().map(|(index, message)| normalise_message(index, message)).collect()
 }
 
 fn normalise_message(index: usize, message: &Value) -> Result<Value, TextError> {
@@ -298,6 +294,7 @@ pub(crate) fn field(field: &str, expected: &'static str, found: &Value) -> TextE
         Value::Bool(_) => "a boolean",
         Value::Number(_) => "a number",
         Value::String(_) => "a string",
+        Value::Array(items) if items.is_empty() => "an empty list",
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
     };
@@ -309,44 +306,32 @@ fn to_json(value: &Jinja, options: Kwargs) -> Result<String, Error> {
     let failed = |error: serde_json::Error| Error::new(ErrorKind::InvalidOperation, format!("tojson: {error}"));
     let indent: Option<usize> = options.get("indent")?;
     let value = serde_json::to_value(value).map_err(failed)?;
-    if let Some(width) = indent {
-        let spaces = " ".repeat(width.min(16));
-        let mut out = Vec::new();
-        let pretty = serde_json::ser::PrettyFormatter::with_indent(spaces.as_bytes());
-        serde::Serialize::serialize(&value, &mut serde_json::Serializer::with_formatter(&mut out, pretty))
-            .map_err(failed)?;
-        return Ok(String::from_utf8_lossy(&out).into_owned());
+    let mut out = Vec::new();
+    match indent {
+        Some(width) => {
+            let spaces = " ".repeat(width.min(16));
+            let pretty = PrettyFormatter::with_indent(spaces.as_bytes());
+            value.serialize(&mut Serializer::with_formatter(&mut out, pretty))
+        }
+        None => value.serialize(&mut Serializer::with_formatter(&mut out, PythonFormatter)),
     }
-    let mut out = String::new();
-    python_json(&value, &mut out);
-    Ok(out)
+    .map_err(failed)?;
+    Ok(String::from_utf8_lossy(&out).into_owned())
 }
 
-fn separate(index: usize, out: &mut String) {
-    out.push_str(if index == 0 { "" } else { ", " });
-}
+/// Python's separators.
+struct PythonFormatter;
 
-/// Recursion is bounded by the depth that `serde_json` accepts when it parses a request.
-fn python_json(value: &Value, out: &mut String) {
-    match value {
-        Value::Array(items) => {
-            out.push('[');
-            for (index, item) in items.iter().enumerate() {
-                separate(index, out);
-                python_json(item, out);
-            }
-            out.push(']');
-        }
-        Value::Object(items) => {
-            out.push('{');
-            for (index, (key, item)) in items.iter().enumerate() {
-                separate(index, out);
-                out.push_str(&Value::String(key.clone()).to_string());
-                out.push_str(": ");
-                python_json(item, out);
-            }
-            out.push('}');
-        }
-        scalar => out.push_str(&scalar.to_string()),
+impl Formatter for PythonFormatter {
+    fn begin_array_value<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        writer.write_all(if first { b"" } else { b", " })
+    }
+
+    fn begin_object_key<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        self.begin_array_value(writer, first)
+    }
+
+    fn begin_object_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b": ")
     }
 }

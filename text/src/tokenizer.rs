@@ -53,7 +53,7 @@ impl Tokenizer {
     }
 
     fn inner(&self) -> &tokenizers::Tokenizer {
-        self.encoder.inner().expect("only into_encoder lets go of the oracle")
+        self.encoder.inner().expect("only into_encoder releases the oracle")
     }
 
     /// The text of `ids`, special tokens included. Ids that are not in the vocabulary count as nothing; bytes that are

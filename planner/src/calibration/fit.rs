@@ -167,7 +167,7 @@ pub fn errors(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{h200, layout, qwen3_235b};
+    use crate::tests::fixtures::{h200, layout, qwen3_235b};
 
     /// Steps that follow the model with other constants are predicted again, also in a layout that was not measured.
     #[test]

@@ -50,10 +50,9 @@ pub struct Contention {
 const SHARING_KEYS: &[&str] = &["ranks", "slowdown"];
 
 /// A row of the table of presets.
-#[derive(Debug)]
-pub struct Preset {
+struct Preset {
     /// The name in `cluster.toml`.
-    pub name: &'static str,
+    name: &'static str,
     memory_gb: f64,
     hbm_tb_per_second: f64,
     /// 16 bits, 8 bits, 4 bits; 0: not there.
@@ -64,7 +63,7 @@ pub struct Preset {
 /// GPUs that a cluster file can name. Half of the NVLink figures of these sources is one direction, which
 /// `bandwidth_gb_per_second` of the innermost level wants: A100 300, H100, H200 and H20 450, B200, B300, GB200 and
 /// GB300 900, MI300X 448.
-pub const PRESETS: &[Preset] = &[
+const PRESETS: &[Preset] = &[
     preset("H100", [80.0, 3.35], [989.4, 1978.9, 0.0], "NVIDIA H100 data sheet, SXM5, without sparsity"),
     preset("H200", [141.0, 4.8], [989.4, 1978.9, 0.0], "NVIDIA H200 data sheet, SXM5, without sparsity"),
     preset("B200", [180.0, 8.0], [2250.0, 4500.0, 9000.0], "NVIDIA HGX B200 data sheet, per GPU, without sparsity"),
@@ -92,7 +91,6 @@ const fn preset(name: &'static str, memory: [f64; 2], tflops: [f64; 3], source: 
 
 impl Gpu {
     /// A preset by its name.
-    #[must_use]
     pub fn preset(name: &str) -> Option<Self> {
         let found = PRESETS.iter().find(|preset| preset.name == name)?;
         let rate = |at: usize| (found.tflops[at] > 0.0).then_some(found.tflops[at] * 1e12);
@@ -111,9 +109,8 @@ impl Gpu {
     pub(super) fn read(fields: &Fields<'_>) -> Result<Self, PlanError> {
         const KEYS: &[&str] =
             &["name", "memory_gb", "hbm_tb_per_second", "bf16_tflops", "fp8_tflops", "fp4_tflops", "sharing", "source"];
-        let names = || PRESETS.iter().map(|preset| preset.name).collect::<Vec<_>>().join(", ");
-        if let Some(Value::Object(_)) = fields.get("gpu") {
-            let Some(gpu) = fields.section("gpu", KEYS)? else { return Err(fields.unexpected("gpu", "a table")) };
+        if let Some(gpu) = fields.inner("gpu") {
+            let gpu = gpu.known(KEYS)?;
             let rate = |key: &str| Ok::<_, PlanError>(gpu.positive_if(key)?.map(|tera| tera * 1e12));
             return Ok(Self {
                 name: gpu.text("name")?.unwrap_or("described").chars().take(64).collect(),
@@ -127,12 +124,14 @@ impl Gpu {
             });
         }
         let preset = fields.get("gpu").and_then(Value::as_str).and_then(Self::preset);
-        preset.ok_or_else(|| fields.unexpected("gpu", format!("a table or one of {}", names())))
+        preset.ok_or_else(|| {
+            let names: Vec<&str> = PRESETS.iter().map(|preset| preset.name).collect();
+            fields.unexpected("gpu", format!("a table or one of {}", names.join(", ")))
+        })
     }
 
     /// How many times longer computation takes where `ranks` compute at once: a straight line between measured numbers
     /// of ranks, in proportion above the last.
-    #[must_use]
     pub fn slowdown(&self, ranks: u64) -> f64 {
         let (mut low, ranks) = (Sharing { ranks: 1, slowdown: 1.0 }, ranks as f64);
         for &high in &self.sharing {
@@ -146,7 +145,6 @@ impl Gpu {
     }
 
     /// FLOP/s of a product with weights of this type. Types that the GPU lacks are widened before they are multiplied.
-    #[must_use]
     pub fn flops(&self, weights: Dtype) -> f64 {
         match weights {
             Dtype::F32 => self.bf16 / 2.0,

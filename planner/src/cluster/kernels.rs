@@ -1,5 +1,7 @@
 //! Measured times of what one GPU computes, which count in place of the roofline.
 
+use std::mem::discriminant;
+
 use serde::Serialize;
 use serde_json::Value;
 
@@ -74,20 +76,17 @@ pub struct MeasuredKernel {
 /// Tables of other shapes stand in up to this factor in each dimension, scaled by the roofline.
 const NEAR: f64 = 2.0;
 
-const PRODUCT_KEYS: &[&str] = &["operator", "points", "dtype", "inputs", "outputs"];
-const EXPERTS_KEYS: &[&str] = &["operator", "points", "dtype", "hidden", "width", "experts", "local", "top_k"];
-const PREFILL_KEYS: &[&str] = &["operator", "points", "dtype", "heads", "kv_heads", "head_dim"];
-const DECODE_KEYS: &[&str] = &["operator", "points", "dtype", "heads", "kv_heads", "head_dim", "context"];
+/// The keys of a table by operator.
+const KEYS: [(&str, &[&str]); 4] = [
+    ("product", &["operator", "points", "dtype", "inputs", "outputs"]),
+    ("experts", &["operator", "points", "dtype", "hidden", "width", "experts", "local", "top_k"]),
+    ("prefill", &["operator", "points", "dtype", "heads", "kv_heads", "head_dim"]),
+    ("decode", &["operator", "points", "dtype", "heads", "kv_heads", "head_dim", "context"]),
+];
 
 /// The keys of a table of this operator, if it is a kernel's.
 pub(super) fn keys(operator: &str) -> Option<&'static [&'static str]> {
-    match operator {
-        "product" => Some(PRODUCT_KEYS),
-        "experts" => Some(EXPERTS_KEYS),
-        "prefill" => Some(PREFILL_KEYS),
-        "decode" => Some(DECODE_KEYS),
-        _ => None,
-    }
+    KEYS.iter().find(|(known, _)| *known == operator).map(|(_, keys)| *keys)
 }
 
 impl MeasuredKernel {
@@ -126,31 +125,27 @@ impl MeasuredKernel {
 }
 
 impl Kernel {
+    /// Its type, what a table that stands in for it must share, and the dimensions in which that may differ.
+    fn shape(&self) -> (Dtype, [u64; 2], [u64; 3]) {
+        match *self {
+            Self::Product { dtype, inputs, outputs } => (dtype, [1, 1], [inputs, outputs, 1]),
+            Self::Experts { dtype, hidden, width, experts, local, top_k } => {
+                (dtype, [experts, top_k], [hidden, width, local])
+            }
+            Self::Prefill { dtype, heads, kv_heads, head_dim }
+            | Self::Decode { dtype, heads, kv_heads, head_dim, .. } => (dtype, [head_dim, 1], [heads, kv_heads, 1]),
+        }
+    }
+
     /// How far another kernel is: the sum of the logarithms of the dimensions' ratios, contexts apart. `None` if it
     /// is of another kind or type, has another k or number of experts, or a dimension is more than twice or less than
     /// half of this one's.
     fn distance(&self, other: &Self) -> Option<f64> {
-        let pairs = match (*self, *other) {
-            (Self::Product { dtype: a, inputs, outputs }, Self::Product { dtype: b, inputs: i, outputs: o })
-                if a == b =>
-            {
-                [(inputs, i), (outputs, o), (1, 1)]
-            }
-            (
-                Self::Experts { dtype: a, hidden, width, experts, local, top_k },
-                Self::Experts { dtype: b, hidden: h, width: w, experts: e, local: l, top_k: k },
-            ) if a == b && experts == e && top_k == k => [(hidden, h), (width, w), (local, l)],
-            (
-                Self::Prefill { dtype: a, heads, kv_heads, head_dim },
-                Self::Prefill { dtype: b, heads: h, kv_heads: k, head_dim: d },
-            )
-            | (
-                Self::Decode { dtype: a, heads, kv_heads, head_dim, .. },
-                Self::Decode { dtype: b, heads: h, kv_heads: k, head_dim: d, .. },
-            ) if a == b && head_dim == d => [(heads, h), (kv_heads, k), (1, 1)],
-            _ => return None,
-        };
-        let ratios = pairs.map(|(wanted, found)| (wanted as f64 / found as f64).ln().abs());
+        let ((dtype, fixed, wanted), (other_dtype, other_fixed, found)) = (self.shape(), other.shape());
+        if discriminant(self) != discriminant(other) || dtype != other_dtype || fixed != other_fixed {
+            return None;
+        }
+        let ratios: [f64; 3] = std::array::from_fn(|at| (wanted[at] as f64 / found[at] as f64).ln().abs());
         ratios.iter().all(|ratio| *ratio <= NEAR.ln() + 1e-9).then(|| ratios.iter().sum())
     }
 
@@ -164,7 +159,7 @@ impl Kernel {
 
 /// Seconds of `kernel` for `tokens`, if a table of it or of a near shape exists. Tables of other shapes are scaled by
 /// `modelled`, the roofline; between two measured contexts times grow evenly.
-pub(super) fn seconds(
+pub(crate) fn seconds(
     tables: &[MeasuredKernel],
     kernel: &Kernel,
     tokens: f64,
@@ -180,7 +175,10 @@ pub(super) fn seconds(
     let above = above.min_by(|a, b| a.kernel.context().total_cmp(&b.kernel.context()));
     let scaled = |table: &MeasuredKernel| {
         // A neighbour's shape is scaled by the roofline at the neighbour's own context.
-        let shape = kernel.at_context(table.kernel.context());
+        let mut shape = *kernel;
+        if let Kernel::Decode { context, .. } = &mut shape {
+            *context = table.kernel.context() as u64;
+        }
         table.points.seconds(tokens) * modelled(&shape) / modelled(&table.kernel)
     };
     match (below, above) {
@@ -193,17 +191,6 @@ pub(super) fn seconds(
             Some(only.points.seconds(tokens) * modelled(kernel) / modelled(&only.kernel))
         }
         (None, None) => None,
-    }
-}
-
-impl Kernel {
-    fn at_context(self, tokens: f64) -> Self {
-        match self {
-            Self::Decode { dtype, heads, kv_heads, head_dim, .. } => {
-                Self::Decode { dtype, heads, kv_heads, head_dim, context: tokens as u64 }
-            }
-            other => other,
-        }
     }
 }
 

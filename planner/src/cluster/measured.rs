@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use super::Level;
-use super::kernels::{self, Kernel, MeasuredKernel};
+use super::kernels::{self, MeasuredKernel};
 use crate::PlanError;
 use crate::fields::Fields;
 
@@ -31,7 +31,6 @@ const OPERATORS: [(&str, Operator); 4] = [
 
 impl Operator {
     /// Its name in cluster files.
-    #[must_use]
     pub fn name(self) -> &'static str {
         OPERATORS.iter().find(|(_, operator)| *operator == self).map_or("", |(name, _)| *name)
     }
@@ -48,7 +47,6 @@ pub struct Line {
 
 impl Line {
     /// The size at which latency and bytes take equally long: smaller messages are bound by latency.
-    #[must_use]
     pub fn knee(&self) -> f64 {
         self.latency / self.seconds_per_byte
     }
@@ -77,7 +75,6 @@ pub struct Curve(Vec<[f64; 2]>);
 
 impl Curve {
     /// Of points of a size and seconds; `None` unless sizes rise from 0 or more and times are finite and above 0.
-    #[must_use]
     pub fn new(points: Vec<[f64; 2]>) -> Option<Self> {
         let good =
             |[size, seconds]: &[f64; 2]| size.is_finite() && *size >= 0.0 && seconds.is_finite() && *seconds > 0.0;
@@ -86,7 +83,6 @@ impl Curve {
     }
 
     /// The points.
-    #[must_use]
     pub fn points(&self) -> &[[f64; 2]] {
         &self.0
     }
@@ -107,7 +103,6 @@ impl Curve {
     /// Seconds at `size`: straight lines between points, which are exact where a time is constant, proportional, or
     /// latency and bytes over bandwidth; only at a knee between two points they are too long. The first time below the
     /// points, the last slope above.
-    #[must_use]
     pub fn seconds(&self, size: f64) -> f64 {
         let points = &self.0;
         let above = points.iter().position(|point| point[0] >= size).unwrap_or(points.len() - 1);
@@ -142,12 +137,6 @@ impl Tables {
         }
         Ok(tables)
     }
-
-    /// Seconds of `kernel` for `tokens`, if a table of it or of a near shape exists; `modelled` is the roofline.
-    #[must_use]
-    pub fn kernel(&self, kernel: &Kernel, tokens: f64, modelled: impl Fn(&Kernel) -> f64) -> Option<f64> {
-        kernels::seconds(&self.kernels, kernel, tokens, modelled)
-    }
 }
 
 impl Measured {
@@ -169,7 +158,6 @@ impl Measured {
     }
 
     /// The line through the smallest and the largest size; `None` where time does not grow with the bytes.
-    #[must_use]
     pub fn line(&self) -> Option<Line> {
         let (first, last) = (self.points.0.first()?, self.points.0.last()?);
         let seconds_per_byte = (last[1] - first[1]) / (last[0] - first[0]);
@@ -178,7 +166,6 @@ impl Measured {
     }
 
     /// Seconds for `bytes`.
-    #[must_use]
     pub fn seconds(&self, bytes: f64) -> f64 {
         self.points.seconds(bytes)
     }

@@ -12,11 +12,12 @@ mod kernels;
 mod measured;
 mod span;
 
-pub use gpu::{Contention, Gpu, PRESETS, Sharing};
+pub use gpu::{Contention, Gpu, Sharing};
+pub(crate) use kernels::seconds as kernel_seconds;
 pub use kernels::{Kernel, MeasuredKernel};
 pub use measured::{Curve, Line, Measured, Operator, Tables};
 use serde::Serialize;
-pub use span::{Group, Span, all_reduce_bytes};
+pub use span::{Group, Span};
 
 use crate::PlanError;
 use crate::fields::{Fields, toml};
@@ -57,7 +58,6 @@ const MAX_LEVELS: usize = 8;
 impl Cluster {
     /// This cluster, where `ranks` ranks contend for its processors: what they share is known, and measured collectives
     /// between as many of them take longer by the wait.
-    #[must_use]
     pub fn contended(&self, ranks: u64, contention: Contention) -> Self {
         let mut cluster = self.clone();
         let sharing = &mut cluster.gpu.sharing;
@@ -118,7 +118,6 @@ impl Cluster {
     }
 
     /// GPUs of all levels together.
-    #[must_use]
     pub fn gpus(&self) -> u64 {
         self.levels.iter().map(|level| level.count).product()
     }

@@ -34,7 +34,6 @@ struct Crossed<'a> {
 
 impl Cluster {
     /// How a group lies over the levels.
-    #[must_use]
     pub fn span(&self, group: Group) -> Span<'_> {
         let mut domain = 1;
         let last = self.levels.len() - 1;
@@ -49,13 +48,11 @@ impl Cluster {
 impl<'a> Span<'a> {
     /// With a share of the bandwidth, and seconds that every operation takes beyond its latencies. Neither counts
     /// where times were measured.
-    #[must_use]
     pub fn tuned(self, share: f64, overhead: f64) -> Self {
         Self { share, overhead, ..self }
     }
 
     /// Members of the group.
-    #[must_use]
     pub fn size(&self) -> f64 {
         self.reach.last().copied().unwrap_or(1.0)
     }
@@ -82,7 +79,6 @@ impl<'a> Span<'a> {
     }
 
     /// Whether the times of an operator are measured ones.
-    #[must_use]
     pub fn is_measured(&self, operator: Operator) -> bool {
         self.table(operator).is_some()
     }
@@ -98,7 +94,6 @@ impl<'a> Span<'a> {
     /// Seconds of a reduce-scatter or an allgather of `bytes`, the size of the whole tensor (MixServe, equation 1, with
     /// a bandwidth and a latency for each level): every level moves `x (d - 1) / (d B)` and adds its latency once,
     /// where x is what the levels inside it left.
-    #[must_use]
     pub fn scatter(&self, bytes: f64) -> f64 {
         self.operation(Operator::Scatter, bytes, || self.modelled_scatter(bytes))
     }
@@ -112,31 +107,22 @@ impl<'a> Span<'a> {
     }
 
     /// Seconds of an all-reduce of `bytes`: a reduce-scatter and an allgather (MixServe's equation 2 divides twice).
-    #[must_use]
     pub fn all_reduce(&self, bytes: f64) -> f64 {
         self.operation(Operator::AllReduce, bytes, || 2.0 * self.modelled_scatter(bytes))
     }
 
     /// Seconds of an all-to-all in which each member has `bytes` for all members together, itself included (MixServe,
     /// equation 3): what leaves for the members that only level l reaches goes over its links, level after level.
-    #[must_use]
     pub fn all_to_all(&self, bytes: f64) -> f64 {
         let of = |at: Crossed<'_>| self.sent(at.level, bytes * (at.reach - at.below) / self.size());
         self.operation(Operator::AllToAll, bytes, || self.crossed().map(of).sum())
     }
 
     /// Seconds from one member to the next over the outermost level that the group crosses.
-    #[must_use]
     pub fn point_to_point(&self, bytes: f64) -> f64 {
         let outermost = || self.crossed().last().map_or(0.0, |at| self.sent(at.level, bytes));
         self.operation(Operator::PointToPoint, bytes, outermost)
     }
-}
-
-/// Bytes that one rank moves in an all-reduce of `bytes` over `ranks`: 2 x (d - 1) / d.
-#[must_use]
-pub fn all_reduce_bytes(bytes: f64, ranks: u64) -> f64 {
-    2.0 * bytes * (ranks.max(1) - 1) as f64 / ranks.max(1) as f64
 }
 
 #[cfg(test)]
@@ -144,16 +130,42 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fixtures::h200;
+    use crate::tests::fixtures::h200;
 
-    /// x = 229,376 B, d = 8.
+    /// `nodes` of 8 GPUs, 450 GB/s inside, 50 GB/s between, no latency.
+    fn without_latency(nodes: u64) -> Cluster {
+        let mut cluster = h200(nodes);
+        cluster.levels.iter_mut().for_each(|level| level.latency = 0.0);
+        cluster
+    }
+
+    /// x = 229,376 B, d = 8: 2 x (d - 1) / d.
     #[test]
     fn an_all_reduce_moves_the_golden_bytes() {
-        assert_eq!(all_reduce_bytes(229_376.0, 8), 401_408.0);
-        let mut cluster = h200(1);
-        cluster.levels[0].latency = 0.0;
-        let seconds = cluster.span(Group { size: 8, stride: 1 }).all_reduce(229_376.0);
-        assert!((seconds * 450e9 - 401_408.0).abs() < 1e-6);
+        let cluster = without_latency(1);
+        let span = cluster.span(Group { size: 8, stride: 1 });
+        assert!((span.all_reduce(229_376.0) * 450e9 - 401_408.0).abs() < 1e-6);
+        assert!((2.0 * span.scatter(229_376.0) * 450e9 - 401_408.0).abs() < 1e-6);
+    }
+
+    /// MixServe's equations 12 and 13: b 16, s 1, h 7168, k 8, 2 x 8 GPUs; microseconds. As printed, EP sends every
+    /// token's copies from each GPU of a node; engines send a slice from each, which leaves little of the gain.
+    #[test]
+    fn golden_hybrid_times() {
+        let cluster = without_latency(2);
+        let span = |size, stride| cluster.span(Group { size, stride });
+        let (inside, between, all) = (span(8, 1), span(2, 8), span(16, 1));
+        let whole = 16.0 * 7168.0 * 2.0;
+        let (routed, slice) = (8.0 * whole, 8.0 * whole / 8.0);
+        let (reduce, gather, exchange) = (inside.all_reduce(whole), inside.scatter(routed), between.all_to_all(slice));
+        for (case, seconds, microseconds) in [
+            ("EP, printed", reduce + 2.0 * between.all_to_all(routed), 37.59),
+            ("hybrid, printed", reduce + gather + 2.0 * exchange, 9.05),
+            ("EP, sliced", reduce + 2.0 * all.all_to_all(slice), 5.93),
+            ("hybrid, overlapped", reduce + gather.max(2.0 * exchange), 5.48),
+        ] {
+            assert!((seconds * 1e6 - microseconds).abs() < 0.005, "{case}: {seconds}");
+        }
     }
 
     #[test]

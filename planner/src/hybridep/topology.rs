@@ -31,7 +31,6 @@ pub struct Frequency {
 }
 
 /// Pairs of one level of `workers` in domains of `size` (Table VII): tokens G (G / S - 1), experts G (S - 1).
-#[must_use]
 pub fn frequency(workers: u64, size: u64) -> Frequency {
     Frequency { data: workers * (workers / size.max(1)).saturating_sub(1), gather: workers * size.saturating_sub(1) }
 }
@@ -60,13 +59,11 @@ impl Topology {
     }
 
     /// GPUs.
-    #[must_use]
     pub fn gpus(&self) -> u64 {
         self.factors.iter().product()
     }
 
     /// The worker of GPU `index` at each level (equation 13): `floor(m / prod(SF_j, j > i)) mod SF_i`.
-    #[must_use]
     pub fn location(&self, index: u64) -> Vec<u64> {
         let mut inside = self.gpus();
         let of = |factor: &u64| {
@@ -76,15 +73,8 @@ impl Topology {
         self.factors.iter().map(of).collect()
     }
 
-    /// The GPU at a location.
-    #[must_use]
-    pub fn index(&self, location: &[u64]) -> u64 {
-        location.iter().zip(&self.factors).fold(0, |index, (place, factor)| index * factor + place)
-    }
-
     /// The exchange between GPUs `one` and `other` at `level`. Algorithm 1 compares only the levels inside, so that
     /// pairs in different workers outside talk, too. Here all levels but this one must agree.
-    #[must_use]
     pub fn exchange(&self, one: u64, other: u64, level: usize) -> Option<Exchange> {
         let (one, other) = (self.location(one), self.location(other));
         let agree = one.iter().zip(&other).enumerate().all(|(at, (a, b))| (at == level) == (a != b));
@@ -104,7 +94,6 @@ impl Topology {
     }
 
     /// Directed pairs at a level, over all GPUs: every GPU has the peers of its own line.
-    #[must_use]
     pub fn frequency(&self, level: usize) -> Frequency {
         let lines = self.gpus() / self.factors[level];
         let line = frequency(self.factors[level], self.domains[level]);
@@ -158,9 +147,10 @@ mod tests {
             let factors: Vec<u64> = levels.iter().map(|(factor, _)| 1 << factor).collect();
             let domains: Vec<u64> = levels.iter().map(|(factor, size)| 1 << size.min(factor)).collect();
             let topology = Topology::new(&factors, &domains).unwrap();
-            for index in 0..topology.gpus() {
-                prop_assert_eq!(topology.index(&topology.location(index)), index);
-            }
+            // As many as there are GPUs, in the order of numbers: each is the one of its index.
+            let all: Vec<Vec<u64>> = (0..topology.gpus()).map(|index| topology.location(index)).collect();
+            prop_assert!(all.windows(2).all(|pair| pair[0] < pair[1]));
+            prop_assert!(all.iter().all(|location| location.iter().zip(&factors).all(|(place, factor)| place < factor)));
             for level in 0..factors.len() {
                 let mut counted = Frequency::default();
                 for one in 0..topology.gpus() {

@@ -1,89 +1,42 @@
-//! The grammar of strategies (section III-B1), counted and listed.
+//! The grammar of strategies (section III-B1).
 //!
 //! ```text
 //! strategy -> Decoder | Decoder [PP = degree]        Decoder -> Attention, MoE
 //! block    -> intra-node + inter-node | parallel     parallel -> TP | EP (DP) = degree      degree -> 2^k
 //! ```
 //!
-//! Attention takes TP and DP, experts TP and EP. Three counts differ by what is called the same:
+//! Attention takes TP and DP, experts TP and EP. Three counts differ by what is called the same; the first is searched:
 //!
-//! | count | a block of 2^m GPUs | strategies for 8, 16, 32, 64 GPUs |
-//! |---|---|---|
-//! | [`flat`] | its degrees (TP, other) | 30, 55, 91, 140 |
-//! | [`placements`] | its degrees, and which of the two is inside: 2m, or 1 for one GPU | 57, 121, 221, 365 |
-//! | [`derivations`] | its parse tree, in nodes of 8 GPUs | 980, 1304, 1628, 1952 |
+//! | a block of 2^m GPUs counts as | strategies for 8, 16, 32, 64 GPUs |
+//! |---|---|
+//! | its degrees (TP, other) | 30, 55, 91, 140 |
+//! | its degrees, and which of the two is inside: 2m, or 1 for one GPU | 57, 121, 221, 365 |
+//! | its parse tree, in nodes of 8 GPUs | 980, 1304, 1628, 1952 |
 
 use crate::layout::Layout;
 
-/// Strategies for a number of GPUs, by [`flat`] degrees.
-#[derive(Clone, Debug, Default)]
-pub struct Strategies(Vec<Layout>);
-
-impl Strategies {
-    /// All layouts of `gpus` GPUs, of which only powers of two have any. Fewest stages first, then most tensor
-    /// parallelism.
-    #[must_use]
-    pub fn of(gpus: u64) -> Self {
-        let mut layouts = Vec::new();
-        if !gpus.is_power_of_two() {
-            return Self(layouts);
-        }
-        for pipeline in degrees(gpus) {
-            let stage = gpus / pipeline;
-            for attention_dp in degrees(stage) {
-                for expert_ep in degrees(stage) {
-                    layouts.push(Layout {
-                        pipeline,
-                        attention_tp: stage / attention_dp,
-                        attention_dp,
-                        expert_tp: stage / expert_ep,
-                        expert_ep,
-                    });
-                }
+/// All layouts of `gpus` GPUs by their degrees, PP x (TP, DP) x (TP, EP); only powers of two have any. Fewest stages
+/// first, then most tensor parallelism.
+pub fn strategies(gpus: u64) -> Vec<Layout> {
+    let mut layouts = Vec::new();
+    if !gpus.is_power_of_two() {
+        return layouts;
+    }
+    for pipeline in degrees(gpus) {
+        let stage = gpus / pipeline;
+        for attention_dp in degrees(stage) {
+            for expert_ep in degrees(stage) {
+                let (attention_tp, expert_tp) = (stage / attention_dp, stage / expert_ep);
+                layouts.push(Layout { pipeline, attention_tp, attention_dp, expert_tp, expert_ep });
             }
         }
-        Self(layouts)
     }
-
-    /// The layouts.
-    pub fn iter(&self) -> impl Iterator<Item = &Layout> {
-        self.0.iter()
-    }
+    layouts
 }
 
 /// Powers of two up to and with `most`.
 fn degrees(most: u64) -> impl Iterator<Item = u64> {
     (0..=most.ilog2()).map(|exponent| 1 << exponent)
-}
-
-/// Sum over the pipeline degrees of the square of the blocks of a stage.
-fn count(gpus: u64, blocks: impl Fn(u64) -> u64) -> u64 {
-    if !gpus.is_power_of_two() {
-        return 0;
-    }
-    degrees(gpus).map(|pipeline| blocks(gpus / pipeline).pow(2)).sum()
-}
-
-/// Strategies by degrees alone: PP x (TP, DP) x (TP, EP).
-#[must_use]
-pub fn flat(gpus: u64) -> u64 {
-    count(gpus, |stage| u64::from(stage.ilog2()) + 1)
-}
-
-/// Strategies by degrees and order: TP inside DP and DP inside TP are two if both are above 1.
-#[must_use]
-pub fn placements(gpus: u64) -> u64 {
-    count(gpus, |stage| (2 * u64::from(stage.ilog2())).max(1))
-}
-
-/// Parse trees of the full grammar for nodes of `node_gpus`: a block is one kind of the whole degree, or a kind and a
-/// degree inside nodes, at most `node_gpus`, and a kind for the rest. Trees that mean the same (a kind of degree 1)
-/// are counted apart, as are a strategy without PP and one with PP = 1.
-#[must_use]
-pub fn derivations(gpus: u64, node_gpus: u64) -> u64 {
-    let block = |stage: u64| 2 + 4 * degrees(stage.min(node_gpus.max(1))).count() as u64;
-    let without = if gpus.is_power_of_two() { block(gpus).pow(2) } else { 0 };
-    without + count(gpus, block)
 }
 
 #[cfg(test)]
@@ -94,58 +47,82 @@ mod tests {
 
     #[test]
     fn golden_counts() {
-        for (gpus, strategies) in [(8, 30), (16, 55), (32, 91), (64, 140)] {
-            assert_eq!(flat(gpus), strategies);
-            let listed: BTreeSet<Layout> = Strategies::of(gpus).iter().copied().collect();
-            assert_eq!(listed.len() as u64, strategies);
+        for (gpus, count) in [(8, 30), (16, 55), (32, 91), (64, 140)] {
+            let listed: BTreeSet<Layout> = strategies(gpus).into_iter().collect();
+            assert_eq!((listed.len(), strategies(gpus).len()), (count, count));
             assert!(
                 listed
                     .iter()
                     .all(|layout| layout.gpus() == gpus && layout.stage() == layout.expert_tp * layout.expert_ep)
             );
         }
-        assert_eq!((flat(12), Strategies::of(12).iter().count(), flat(1)), (0, 0, 1));
+        assert_eq!((strategies(12).len(), strategies(1).len()), (0, 1));
     }
 
-    /// Written out: every parse tree, and the set of what they mean.
-    #[test]
-    fn counts_are_those_of_the_trees_written_out() {
-        for (gpus, node) in [(1, 1), (4, 2), (8, 8), (16, 8), (64, 8)] {
-            let mut trees = 0;
-            let mut meanings = BTreeSet::new();
-            let blocks = |stage: u64| {
-                let mut blocks: Vec<Vec<(bool, u64)>> = [false, true].map(|tensor| vec![(tensor, stage)]).into();
-                for inner in degrees(stage.min(node)) {
-                    for kinds in [[false, false], [false, true], [true, false], [true, true]] {
-                        blocks.push(vec![(kinds[0], inner), (kinds[1], stage / inner)]);
-                    }
-                }
-                blocks
-            };
-            let meaning = |block: &[(bool, u64)]| {
-                let mut parts: Vec<(bool, u64)> = block.iter().copied().filter(|part| part.1 > 1).collect();
-                if parts.len() == 2 && parts[0].0 == parts[1].0 {
-                    parts = vec![(parts[0].0, parts[0].1 * parts[1].1)];
-                }
-                parts
-            };
-            for pipeline in degrees(gpus) {
-                let blocks = blocks(gpus / pipeline);
-                for attention in &blocks {
-                    for experts in &blocks {
-                        trees += if pipeline == 1 { 2 } else { 1 };
-                        meanings.insert((pipeline, meaning(attention), meaning(experts)));
-                    }
-                }
-            }
-            assert_eq!(derivations(gpus, node), trees, "{gpus} GPUs in nodes of {node}");
-            // A border inside the node hides none; where nodes are smaller than stages, some inner degrees have no
-            // tree.
-            if node >= gpus {
-                assert_eq!(placements(gpus), meanings.len() as u64, "{gpus} GPUs");
+    /// Kinds (TP or the other one) and degrees, the inner one first.
+    type Block = Vec<(bool, u64)>;
+
+    /// A block is one kind of the whole degree, or a kind and a degree inside nodes and a kind for the rest.
+    fn blocks(stage: u64, node: u64) -> Vec<Block> {
+        let mut blocks: Vec<Block> = [false, true].map(|tensor| vec![(tensor, stage)]).into();
+        for inner in degrees(stage.min(node)) {
+            for kinds in [[false, false], [false, true], [true, false], [true, true]] {
+                blocks.push(vec![(kinds[0], inner), (kinds[1], stage / inner)]);
             }
         }
-        assert_eq!([8, 16, 32, 64].map(placements), [57, 121, 221, 365]);
-        assert_eq!([8, 16, 32, 64].map(|gpus| derivations(gpus, 8)), [980, 1304, 1628, 1952]);
+        blocks
+    }
+
+    /// Equal for trees that mean the same: a kind of degree 1 is none, and two of a kind are one.
+    fn meaning(block: &Block) -> Block {
+        let parts: Block = block.iter().copied().filter(|part| part.1 > 1).collect();
+        match parts[..] {
+            [inner, outer] if inner.0 == outer.0 => vec![(inner.0, inner.1 * outer.1)],
+            _ => parts,
+        }
+    }
+
+    /// Every tree written out; a strategy without PP and one with PP = 1 are two. Meanings are counted where a border
+    /// inside the node hides none: where nodes are smaller than stages, some inner degrees have no tree.
+    #[test]
+    fn golden_counts_of_the_trees_written_out() {
+        for (gpus, node, trees, meanings) in [
+            (1, 1, 72, Some(1)),
+            (4, 2, 336, None),
+            (8, 8, 980, Some(57)),
+            (16, 8, 1304, None),
+            (32, 8, 1628, None),
+            (64, 8, 1952, None),
+            (16, 16, 1624, Some(121)),
+            (32, 32, 2492, Some(221)),
+            (64, 64, 3616, Some(365)),
+        ] {
+            let mut found = 0;
+            let (mut meant, mut layouts) = (BTreeSet::new(), BTreeSet::new());
+            for pipeline in degrees(gpus) {
+                let blocks = blocks(gpus / pipeline, node);
+                for attention in &blocks {
+                    for experts in &blocks {
+                        found += if pipeline == 1 { 2 } else { 1 };
+                        meant.insert((pipeline, meaning(attention), meaning(experts)));
+                        let degree = |block: &Block, kind| -> u64 {
+                            block.iter().filter(|part| part.0 == kind).map(|part| part.1).product()
+                        };
+                        layouts.insert(Layout {
+                            pipeline,
+                            attention_tp: degree(attention, true),
+                            attention_dp: degree(attention, false),
+                            expert_tp: degree(experts, true),
+                            expert_ep: degree(experts, false),
+                        });
+                    }
+                }
+            }
+            assert_eq!(found, trees, "{gpus} GPUs in nodes of {node}");
+            if let Some(meanings) = meanings {
+                assert_eq!(meant.len(), meanings, "{gpus} GPUs");
+                assert!(layouts.into_iter().eq(strategies(gpus).into_iter().collect::<BTreeSet<_>>()), "{gpus} GPUs");
+            }
+        }
     }
 }

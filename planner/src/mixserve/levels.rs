@@ -85,7 +85,6 @@ impl TwoLevels {
     }
 
     /// Seconds of dispatch and combine where experts belong to nodes and both levels take turns.
-    #[must_use]
     pub fn unfused(&self) -> f64 {
         let rows = self.rows_for(self.experts / self.nodes);
         let [inside, between] = self.hybrid_bytes(rows);
@@ -94,7 +93,6 @@ impl TwoLevels {
 
     /// The same with both levels at once, in `chunks` (AG-Dispatch and RS-Combine, Algorithms 1 and 2): while a piece
     /// crosses, the one before is gathered with a part of the rows that stay.
-    #[must_use]
     pub fn fused(&self, chunks: u64) -> f64 {
         let rows = self.rows_for(self.experts / self.nodes);
         let crossing = (self.nodes - 1) * chunks.max(1);

@@ -39,7 +39,6 @@ pub fn class_waits(arriving: f64, served: f64, shares: &[f64], unit: &'static st
 /// Tokens a second of one request, from its arrival to its end (equation 11): `(input + output) / (wait + prefill +
 /// output x itl)`, lengths in tokens and times in seconds. Not the throughput of a deployment, as which the paper
 /// prints it.
-#[must_use]
 pub fn request_rate(tokens: [f64; 2], wait: f64, prefill: f64, itl: f64) -> f64 {
     let [input, output] = tokens;
     (input + output) / (wait + prefill + output * itl)

@@ -121,10 +121,8 @@ impl Guard {
     pub fn new(room_tokens: ByLayout<u64>, close: f64, reopen: f64) -> Self {
         let close = close.clamp(0.0, 1.0);
         let reopen = reopen.clamp(0.0, close);
-        let limit = |share: f64| {
-            let of = |room: u64| (room as f64 * share) as u64;
-            ByLayout { tp: of(room_tokens.tp), ep: of(room_tokens.ep) }
-        };
+        let of = |room: u64, share: f64| (room as f64 * share) as u64;
+        let limit = |share| ByLayout { tp: of(room_tokens.tp, share), ep: of(room_tokens.ep, share) };
         Guard { close: limit(close), reopen: limit(reopen), closed: ByLayout::default() }
     }
 

@@ -39,7 +39,6 @@ impl FrontPoint {
 }
 
 /// The points that no other one beats in both, fastest for a user first.
-#[must_use]
 pub fn front(mut points: Vec<FrontPoint>) -> Vec<FrontPoint> {
     points.retain(|point| point.user_tokens_per_second.is_finite() && point.gpu_tokens_per_second.is_finite());
     points.sort_by(|a, b| {

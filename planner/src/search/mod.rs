@@ -6,7 +6,7 @@
 //! | `front` | the Pareto front |
 //!
 //! A unit is a power of two of GPUs; as many units as fit share the requests evenly. Within a unit the strategies are
-//! the grammar's ([`Strategies`], TP inside). With limits on latency the best plan serves the most requests within
+//! the grammar's ([`strategies`], TP inside). With limits on latency the best plan serves the most requests within
 //! them, without any it answers soonest at the workload's rate.
 
 mod front;
@@ -22,7 +22,7 @@ use crate::PlanError;
 use crate::cluster::Cluster;
 use crate::layout::{Infeasible, Layout};
 use crate::memory::Memory;
-use crate::mixserve::Strategies;
+use crate::mixserve::strategies;
 use crate::shape::ModelShape;
 use crate::step::{Constants, StepTerms, Target};
 use crate::workload::Workload;
@@ -38,6 +38,19 @@ pub struct Question<'a> {
     pub workload: &'a Workload,
     /// The engine's constants.
     pub constants: &'a Constants,
+}
+
+impl<'a> Question<'a> {
+    /// The model on the cluster in this layout.
+    pub(crate) fn target(&self, layout: Layout) -> Target<'a> {
+        Target { shape: self.shape, cluster: self.cluster, layout, constants: self.constants }
+    }
+
+    /// The memory of a GPU in this layout.
+    pub(crate) fn memory(&self, layout: &Layout) -> Result<Memory, Infeasible> {
+        let usable = self.cluster.gpu.memory * self.constants.memory_share;
+        Memory::of(self.shape, layout, usable, self.constants.step_tokens)
+    }
 }
 
 /// A layout that runs the model and serves the workload's rate.
@@ -97,14 +110,14 @@ pub fn search(question: &Question<'_>) -> Result<Plan, PlanError> {
     let mut points = Vec::new();
     for exponent in 0..=gpus.ilog2() {
         let unit = 1 << exponent;
-        for layout in Strategies::of(unit).iter() {
+        for layout in strategies(unit) {
             plan.strategies += 1;
-            match candidate(question, *layout, gpus / unit) {
+            match candidate(question, layout, gpus / unit) {
                 Ok((candidate, curve)) => {
                     points.extend(curve.iter().map(|at| FrontPoint::of(&candidate, at, gpus)));
                     plan.ranked.push(candidate);
                 }
-                Err(reason) => plan.rejected.push(Rejected { layout: *layout, units: gpus / unit, reason }),
+                Err(reason) => plan.rejected.push(Rejected { layout, units: gpus / unit, reason }),
             }
         }
     }
@@ -133,10 +146,8 @@ fn order(candidate: &Candidate, limited: bool) -> f64 {
 
 fn candidate(question: &Question<'_>, layout: Layout, units: u64) -> Result<(Candidate, Vec<Operating>), Infeasible> {
     layout.check(question.shape)?;
-    let memory = Memory::with(question.shape, &layout, question.cluster.gpu.memory, question.constants)?;
-    let (shape, cluster, constants) = (question.shape, question.cluster, question.constants);
-    let target = Target { shape, cluster, layout, constants };
-    let served = Served::new(target, question.workload, units, &memory)?;
+    let memory = question.memory(&layout)?;
+    let served = Served::new(question.target(layout), question.workload, units, &memory)?;
     let at_load = served.at_rate(question.workload.requests_per_second)?;
     let curve = served.curve();
     let within = |at: &&Operating| served.within_limits(at);

@@ -70,13 +70,11 @@ impl<'a> Served<'a> {
     }
 
     /// The parts of a decoding step with this many requests in flight in a unit.
-    #[must_use]
     pub fn decode(&self, concurrency: f64) -> StepTerms {
         step(&self.target, &decoding(concurrency.max(1.0), &self.workload.load(1.0)))
     }
 
     /// The parts of the prefill of one prompt.
-    #[must_use]
     pub fn prefill(&self) -> StepTerms {
         step(&self.target, &prompts(1.0, &self.workload.load(1.0)))
     }
@@ -114,16 +112,10 @@ impl<'a> Served<'a> {
     }
 
     /// Points from one request in flight to a full cache.
-    #[must_use]
     pub fn curve(&self) -> Vec<Operating> {
-        let mut points = Vec::new();
-        let mut concurrency = 1.0;
-        while concurrency < self.most {
-            points.push(self.operating(concurrency));
-            concurrency *= GROWTH;
-        }
-        points.push(self.operating(self.most));
-        points
+        let growing = std::iter::successors(Some(1.0), |concurrency| Some(concurrency * GROWTH));
+        let all = growing.take_while(|concurrency| *concurrency < self.most).chain([self.most]);
+        all.map(|concurrency| self.operating(concurrency)).collect()
     }
 
     /// The point at which all units together serve `rate` requests a second.
@@ -145,7 +137,6 @@ impl<'a> Served<'a> {
     }
 
     /// Whether the mean request and every class keep to their limits.
-    #[must_use]
     pub fn within_limits(&self, at: &Operating) -> bool {
         if !self.workload.objective.met(at.ttft, at.itl) {
             return false;

@@ -1,7 +1,7 @@
 //! Plans that the search finds, rejects and orders.
 
 use super::*;
-use crate::fixtures::{deepseek_v3, h200, qwen3_235b};
+use crate::tests::fixtures::{deepseek_v3, h200, qwen3_235b};
 
 fn workload(rate: f64, limits: &str) -> Workload {
     let text = format!("requests_per_second = {rate}\ninput_tokens = 1024\noutput_tokens = 512\n{limits}");

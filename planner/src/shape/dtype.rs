@@ -32,7 +32,6 @@ impl Dtype {
     ];
 
     /// Bytes of an element, with its part of the scales.
-    #[must_use]
     pub fn bytes(self) -> f64 {
         match self {
             Self::F32 => 4.0,
@@ -45,7 +44,6 @@ impl Dtype {
     }
 
     /// Rows and columns that must stay together when a matrix is cut; 1 if any cut works.
-    #[must_use]
     pub fn block(self) -> u64 {
         match self {
             Self::F32 | Self::Bf16 => 1,
@@ -56,13 +54,11 @@ impl Dtype {
     }
 
     /// The type of this name, as in [`Dtype::NAMES`].
-    #[must_use]
     pub fn of(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype)
     }
 
     /// Its name.
-    #[must_use]
     pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(_, dtype)| *dtype == self).map_or("", |(name, _)| name)
     }
@@ -83,7 +79,6 @@ pub struct Precision {
 
 impl Precision {
     /// Everything in one type but the embedding, which stays at 2 bytes or more, and the cache, which stays bfloat16.
-    #[must_use]
     pub fn uniform(dtype: Dtype) -> Self {
         let other = if dtype == Dtype::F32 { Dtype::F32 } else { Dtype::Bf16 };
         Self { experts: dtype, dense: dtype, other, cache: Dtype::Bf16 }

@@ -70,7 +70,6 @@ pub struct Product {
 
 impl Product {
     /// Its weights.
-    #[must_use]
     pub fn parameters(&self) -> u64 {
         self.inputs * self.outputs
     }
@@ -108,37 +107,31 @@ pub enum Attention {
 
 impl ModelShape {
     /// Parameters of one routed expert, without biases: 3 H I.
-    #[must_use]
     pub fn expert_parameters(&self) -> u64 {
         3 * self.hidden * self.expert_width
     }
 
     /// Parameters of all routed experts: layers x E x 3 H I.
-    #[must_use]
     pub fn routed_parameters(&self) -> u64 {
         self.moe_layers * self.experts * self.expert_parameters()
     }
 
     /// Parameters of the attention projections of all layers.
-    #[must_use]
     pub fn attention_parameters(&self) -> u64 {
-        self.layers * self.attention.parameters(self.hidden)
+        self.layers * self.attention.parameters(self.hidden, 1)
     }
 
     /// Parameters of shared experts and dense layers.
-    #[must_use]
     pub fn dense_parameters(&self) -> u64 {
         3 * self.hidden * (self.moe_layers * self.shared_width + (self.layers - self.moe_layers) * self.dense_width)
     }
 
     /// Parameters of the embedding and of the output projection.
-    #[must_use]
     pub fn embedding_parameters(&self) -> u64 {
         self.vocab * self.hidden * if self.tied_embeddings { 1 } else { 2 }
     }
 
     /// All parameters.
-    #[must_use]
     pub fn parameters(&self) -> u64 {
         self.routed_parameters()
             + self.attention_parameters()
@@ -147,27 +140,18 @@ impl ModelShape {
             + self.small_parameters
     }
 
-    /// Bytes of one routed expert.
-    #[must_use]
-    pub fn expert_bytes(&self) -> f64 {
-        self.expert_parameters() as f64 * self.precision.experts.bytes()
-    }
-
     /// Bytes of the cache for one token on one rank of `tensor` that share a sequence, all layers, windows ignored.
     /// Heads are replicated where there are fewer than ranks; a latent is cached whole on every rank.
-    #[must_use]
     pub fn kv_bytes_per_token(&self, tensor: u64) -> f64 {
         self.layers as f64 * self.kv_bytes_per_layer(tensor)
     }
 
     /// The same of one layer.
-    #[must_use]
     pub fn kv_bytes_per_layer(&self, tensor: u64) -> f64 {
         self.attention.cached_elements(tensor) as f64 * self.precision.cache.bytes()
     }
 
     /// Tokens of a sequence of `context` tokens that a layer reads, mean over the layers: windows count.
-    #[must_use]
     pub fn seen_tokens(&self, context: f64) -> f64 {
         let Some(window) = self.window else { return context };
         let windowed = window.layers as f64 / self.layers as f64;
@@ -176,13 +160,11 @@ impl ModelShape {
 
     /// Bytes of the cache that the rest of a layout lacks when a sequence's attention goes from one rank (EP) to
     /// `ranks` (TP), per token: all ranks but the owner receive their heads.
-    #[must_use]
     pub fn kv_moved_to_tp(&self, ranks: u64) -> f64 {
         (ranks.max(1) - 1) as f64 * self.kv_bytes_per_token(ranks)
     }
 
     /// The way back, per token: the owner receives the heads that it lacks.
-    #[must_use]
     pub fn kv_moved_to_ep(&self, ranks: u64) -> f64 {
         self.kv_bytes_per_token(1) - self.kv_bytes_per_token(ranks)
     }
@@ -190,22 +172,15 @@ impl ModelShape {
 
 impl Attention {
     /// Query heads.
-    #[must_use]
     pub fn heads(&self) -> u64 {
         match *self {
             Self::Grouped { heads, .. } | Self::Latent { heads, .. } => heads,
         }
     }
 
-    /// Parameters of the projections of one layer, without biases and norms.
-    #[must_use]
-    pub fn parameters(&self, hidden: u64) -> u64 {
-        self.rank_parameters(hidden, 1)
-    }
-
-    /// The same on one of `tensor` ranks that share the heads.
-    #[must_use]
-    pub fn rank_parameters(&self, hidden: u64, tensor: u64) -> u64 {
+    /// Parameters of the projections of one layer on one of `tensor` ranks that share the heads, without biases and
+    /// norms.
+    pub fn parameters(&self, hidden: u64, tensor: u64) -> u64 {
         self.products(hidden, tensor).map(|product| product.parameters()).sum()
     }
 
@@ -232,7 +207,6 @@ impl Attention {
     }
 
     /// Elements cached for a token in one layer on one of `tensor` ranks.
-    #[must_use]
     pub fn cached_elements(&self, tensor: u64) -> u64 {
         match *self {
             Self::Grouped { kv_heads, head_dim, .. } => 2 * head_dim * kv_heads.div_ceil(tensor),

@@ -93,7 +93,7 @@ impl ModelShape {
     /// [`PlanError::Syntax`] if it is not JSON, [`PlanError::Key`] about an architecture that is not known or a
     /// dimension that is missing, out of range, or does not divide.
     pub fn from_config(file: &str, text: &str) -> Result<Self, PlanError> {
-        let object = json(file, text)?;
+        let object = json(file, "JSON", text)?;
         let outer = Fields::of_json(file, &object);
         // Models that see or hear have the language model's dimensions in a section of their own.
         let inner = if outer.get("hidden_size").is_none() { outer.inner("text_config") } else { None };
@@ -135,7 +135,7 @@ impl ModelShape {
         };
         // Summed as floats: a wrong configuration must not overflow.
         let widths = 3.0 * (experts * expert_width + shape.shared_width + shape.dense_width) as f64;
-        let layer = widths * hidden as f64 + shape.attention.parameters(hidden) as f64;
+        let layer = widths * hidden as f64 + shape.attention.parameters(hidden, 1) as f64;
         if layer * layers as f64 > MAX_PARAMETERS {
             return Err(fields.unexpected("num_hidden_layers", format!("at most {MAX_PARAMETERS:e} parameters in all")));
         }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::fixtures::{self, GPT_OSS_120B, OLMOE, QWEN3_235B};
+use crate::tests::fixtures::{self, GPT_OSS_120B, OLMOE, QWEN3_235B};
 
 #[test]
 fn parameters_are_those_of_the_published_checkpoints() {
@@ -40,7 +40,8 @@ fn the_reference_model_has_the_golden_numbers() {
     assert!((shape.parameters() as f64 / 1e9 - 235.09).abs() < 0.005);
     assert!((shape.routed_parameters() as f64 / shape.parameters() as f64 - 0.966).abs() < 0.0005);
     assert!((shape.routed_parameters() as f64 * 2.0 / 8.0 / 1e9 - 56.774).abs() < 0.0005);
-    assert_eq!(shape.experts as f64 * shape.expert_bytes() / 8.0, 603_979_776.0);
+    let expert_bytes = shape.expert_parameters() as f64 * shape.precision.experts.bytes();
+    assert_eq!(shape.experts as f64 * expert_bytes / 8.0, 603_979_776.0);
     assert_eq!(shape.kv_bytes_per_token(1), 192_512.0);
     assert_eq!(shape.kv_bytes_per_token(8), 48_128.0, "4 heads on 8 ranks are replicated");
     assert_eq!((shape.kv_moved_to_tp(8), shape.kv_moved_to_ep(8)), (336_896.0, 144_384.0));

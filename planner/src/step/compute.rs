@@ -1,7 +1,7 @@
 //! Seconds of kernels: as measured, or else by roofline.
 
 use super::{Target, Timed};
-use crate::cluster::Kernel;
+use crate::cluster::{Kernel, kernel_seconds};
 use crate::shape::{Attention, Dtype};
 
 /// Shares of the GPU's peaks.
@@ -14,9 +14,10 @@ struct Shares {
 impl Target<'_> {
     /// Seconds of a kernel for `tokens`.
     pub(super) fn kernel(&self, kernel: &Kernel, tokens: f64) -> Timed {
-        match self.cluster.measured.kernel(kernel, tokens, |kernel| self.roofline(kernel, tokens)) {
+        let roofline = |kernel: &Kernel| self.roofline(kernel, tokens);
+        match kernel_seconds(&self.cluster.measured.kernels, kernel, tokens, roofline) {
             Some(seconds) => Timed { seconds, measured: true },
-            None => Timed { seconds: self.roofline(kernel, tokens), measured: false },
+            None => Timed { seconds: roofline(kernel), measured: false },
         }
     }
 
@@ -85,16 +86,9 @@ impl Target<'_> {
             Attention::Grouped { .. } => 2.0 * head_dim as f64,
         }
     }
-
-    /// Experts of one rank that a step of `tokens` activates, expected where every set of k experts is equally likely.
-    #[must_use]
-    pub fn distinct_experts(&self, tokens: f64) -> f64 {
-        let (experts, k) = (self.shape.experts as f64, self.shape.top_k as f64);
-        experts / self.layout.expert_ep as f64 * activated(k / experts, tokens * self.constants.expert_spread)
-    }
 }
 
 /// The share of the experts that tokens activate that each choose an expert with `probability`.
-fn activated(probability: f64, tokens: f64) -> f64 {
+pub(super) fn activated(probability: f64, tokens: f64) -> f64 {
     1.0 - (1.0 - probability).powf(tokens)
 }

@@ -69,7 +69,6 @@ pub struct Constants {
 impl Constants {
     /// Round values in the range that engines reach. Not fitted to anything: what is predicted with them is
     /// uncalibrated.
-    #[must_use]
     pub fn uncalibrated() -> Self {
         Self {
             dense_flops_share: 0.7,

@@ -81,7 +81,6 @@ pub struct Prediction {
 /// prompts that arrived with it (`admission_steps`, `burst_share`; nothing if it is alone). TPOT is a step of decoding
 /// all requests in flight, halfway through their answers, and the part of the prefills of new requests that delays it:
 /// with C requests in flight of N output tokens each, C / N prompts come with every step.
-#[must_use]
 pub fn predict(target: &Target<'_>, load: &Load) -> Prediction {
     let constants = target.constants;
     let decode = step(target, &decoding(load.concurrency, load));
@@ -100,20 +99,17 @@ pub fn predict(target: &Target<'_>, load: &Load) -> Prediction {
 }
 
 /// Decoding of `sequences` halfway through their answers.
-#[must_use]
 pub fn decoding(sequences: f64, load: &Load) -> Work {
     Work { sequences, tokens: 1.0, cached: load.input_tokens + load.output_tokens / 2.0 }
 }
 
 /// Prefill of `sequences` prompts at once.
-#[must_use]
 pub fn prompts(sequences: f64, load: &Load) -> Work {
     Work { sequences, tokens: load.input_tokens.max(1.0), cached: 0.0 }
 }
 
 /// Seconds of the unit that one prompt costs where every attention-DP group prefills one at a time and stages work on
 /// different prompts.
-#[must_use]
 pub fn prefill_occupancy(target: &Target<'_>, load: &Load) -> f64 {
     let groups = target.layout.attention_dp as f64;
     step(target, &prompts(groups, load)).total() / groups / target.layout.pipeline as f64
@@ -121,7 +117,6 @@ pub fn prefill_occupancy(target: &Target<'_>, load: &Load) -> f64 {
 
 /// The parts of one step through all layers. With stages, `work` is split into as many micro-batches as there are
 /// stages, and a token passes all of them.
-#[must_use]
 pub fn step(target: &Target<'_>, work: &Work) -> StepTerms {
     let layout = &target.layout;
     // A prompt is not split over stages; decoding sequences are.

@@ -112,7 +112,6 @@ impl Target<'_> {
     }
 
     /// Groups of ranks that a token's k experts lie on, expected.
-    #[must_use]
     pub fn copies(&self) -> f64 {
         let groups = self.layout.expert_ep as f64;
         groups * (1.0 - (1.0 - 1.0 / groups).powf(self.shape.top_k as f64))

@@ -3,7 +3,6 @@
 use std::iter::Sum;
 use std::ops::{Add, Index, Mul};
 
-use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
 /// A part of a step.
@@ -135,19 +134,16 @@ impl StepTerms {
     }
 
     /// Seconds of the step.
-    #[must_use]
     pub fn total(&self) -> f64 {
         self.0.iter().map(|part| part.seconds).sum()
     }
 
     /// Seconds that depend on which rank a token's experts are on.
-    #[must_use]
     pub fn exchange(&self) -> f64 {
         self[Part::Dispatch] + self[Part::Combine]
     }
 
     /// All parts.
-    #[must_use]
     pub fn terms(&self) -> [Term; PARTS.len()] {
         PARTS.map(|(part, _, name, formula)| {
             let Timed { seconds, measured } = self.0[part as usize];
@@ -166,10 +162,6 @@ impl Index<Part> for StepTerms {
 
 impl Serialize for StepTerms {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(PARTS.len()))?;
-        for (part, key, ..) in PARTS {
-            map.serialize_entry(key, &self[part])?;
-        }
-        map.end()
+        serializer.collect_map(PARTS.map(|(part, key, ..)| (key, self[part])))
     }
 }

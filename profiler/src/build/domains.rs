@@ -13,6 +13,7 @@ use std::str::FromStr;
 use serde::Serialize;
 
 use crate::ProfilerError;
+use crate::bad::check;
 
 /// How far a domain's weight may be from the greatest one.
 const TOLERANCE: f64 = 0.05;
@@ -48,14 +49,16 @@ impl FromStr for DomainInput {
 
     /// The text before the first `=` is a name if it has letters, digits, `-` and `_` only; `./a=b` is a file.
     fn from_str(text: &str) -> Result<Self, String> {
-        let named = text
-            .split_once('=')
-            .filter(|(name, _)| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '-' || c == '_'));
-        match named {
-            Some((_, "")) => Err("expected PATH or NAME=PATH".to_owned()),
-            Some((name, path)) => Ok(DomainInput { path: path.into(), domain: Some(name.to_owned()) }),
-            None if text.is_empty() => Err("expected PATH or NAME=PATH".to_owned()),
-            None => Ok(PathBuf::from(text).into()),
+        let is_name =
+            |name: &str| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '-' || c == '_');
+        let (domain, path) = match text.split_once('=') {
+            Some((name, path)) if is_name(name) => (Some(name.to_owned()), path),
+            _ => (None, text),
+        };
+        if path.is_empty() {
+            Err("expected PATH or NAME=PATH".to_owned())
+        } else {
+            Ok(Self { path: path.into(), domain })
         }
     }
 }
@@ -89,14 +92,8 @@ pub(crate) fn by_domain(inputs: &[DomainInput]) -> BTreeMap<String, Vec<&Path>> 
 
 /// Refuses names of domains where nothing is weighted by them.
 pub(crate) fn refuse_domains(inputs: &[DomainInput]) -> Result<(), ProfilerError> {
-    match inputs.iter().find(|input| input.domain.is_some()) {
-        None => Ok(()),
-        Some(input) => Err(ProfilerError::Option {
-            option: "an input",
-            found: input.to_string(),
-            expected: "a path, as nothing is weighted by domain (a file of this name: ./NAME=PATH)",
-        }),
-    }
+    const EXPECTED: &str = "a path, as nothing is weighted by domain (a file of this name: ./NAME=PATH)";
+    inputs.iter().try_for_each(|input| check(input.domain.is_none(), "an input", input, EXPECTED))
 }
 
 /// The multipliers of domains with so many tokens.

@@ -5,9 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use semmoe_tables::{
-    ExpertRows, FormatError, ModelInfo, Phase, RequestCheck, TraceRequest, TraceRows, TraceWriter, in_parallel,
-};
+use semmoe_tables::{ExpertRows, FormatError, ModelInfo, Phase, TraceRequest, TraceRows, TraceWriter, in_parallel};
 
 use crate::origin::Origin;
 use crate::split::is_held;
@@ -164,43 +162,26 @@ impl Inputs {
         let mut rules = file.rows.rules();
         let (mut fates, mut bad) = (Vec::with_capacity(piece.requests.len()), Vec::new());
         for r in piece.requests.clone() {
-            let fate = match self.check_request(file, r, &mut rules) {
+            fates.push(match file.rows.check(r, &mut rules) {
                 Err(error) => {
                     let record = format!("request {r}");
                     bad.push(BadRecord { file: file.path.clone(), record, reason: error.to_string() });
                     Fate::Bad
                 }
-                Ok(request) if is_held(request, hold_out) => Fate::HeldOut,
-                Ok(request) => {
-                    self.count_tokens(file, r, request, phase, occurrences);
+                Ok(()) if is_held(file.rows.request(r), hold_out) => Fate::HeldOut,
+                Ok(()) => {
+                    self.count_tokens(file, r, phase, occurrences);
                     Fate::Counted
                 }
-            };
-            fates.push(fate);
+            });
         }
         file.rows.release(piece.requests.clone());
         (fates, bad)
     }
 
-    fn check_request<'a>(
-        &self,
-        file: &'a InputFile,
-        r: usize,
-        rules: &mut RequestCheck,
-    ) -> Result<TraceRequest<'a>, FormatError> {
-        file.rows.check(r, rules)?;
-        Ok(file.rows.request(r))
-    }
-
-    fn count_tokens(
-        &self,
-        file: &InputFile,
-        r: usize,
-        request: TraceRequest<'_>,
-        phase: Phase,
-        occurrences: &[AtomicU64],
-    ) {
+    fn count_tokens(&self, file: &InputFile, r: usize, phase: Phase, occurrences: &[AtomicU64]) {
         let [layers, k] = self.model.route_shape();
+        let request = file.rows.request(r);
         for position in positions(request, phase) {
             let known = match file.rows.experts(r) {
                 ExpertRows::Narrow(ids) => is_known(&ids[position * layers * k..][..layers * k], k, u8::MAX),

@@ -22,6 +22,17 @@ pub(super) struct Cells {
     top_k: usize,
 }
 
+/// The sum before each number, and that of all.
+pub(super) fn sums_before(numbers: impl Iterator<Item = u64>) -> Vec<u64> {
+    let mut sums = vec![0];
+    let mut sum = 0;
+    sums.extend(numbers.map(|number| {
+        sum += number;
+        sum
+    }));
+    sums
+}
+
 /// A rectangle of cells that is counted in one pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Slab {
@@ -32,14 +43,9 @@ pub(super) struct Slab {
 impl Cells {
     pub(super) fn new(occurrences: &[u64], num_experts: u16, top_k: u16) -> Self {
         let (n, k) = (u64::from(num_experts), u64::from(top_k));
-        let mut before = Vec::with_capacity(occurrences.len() + 1);
-        before.push(0);
-        let mut words = 0u64;
-        for &times in occurrences {
-            // One word for the length of a list; a full row of counters is never longer.
-            words += if times == 0 { 0 } else { n.min(times.saturating_mul(k).saturating_add(1)) };
-            before.push(words);
-        }
+        // One word for the length of a list; a full row of counters is never longer.
+        let words = |times: u64| if times == 0 { 0 } else { n.min(times.saturating_mul(k).saturating_add(1)) };
+        let before = sums_before(occurrences.iter().map(|times| words(*times)));
         Cells { before, num_experts: num_experts.into(), top_k: top_k.into() }
     }
 
@@ -208,6 +214,8 @@ impl Counting<'_> {
             }
             let start = (self.cells.before[token] - first) as usize * layers + (layer - slab.layers.start) * width;
             let cell = &part.words[start..start + width];
+            row.experts.clear();
+            row.counts.clear();
             if width == self.cells.num_experts {
                 row.of_counters(cell);
             } else {
@@ -229,13 +237,7 @@ struct Row {
 }
 
 impl Row {
-    fn clear(&mut self) {
-        self.experts.clear();
-        self.counts.clear();
-    }
-
     fn of_counters(&mut self, counters: &[u32]) {
-        self.clear();
         for (expert, &count) in counters.iter().enumerate().filter(|(_, count)| **count > 0) {
             self.experts.push(expert as u16);
             self.counts.push(count);
@@ -243,7 +245,6 @@ impl Row {
     }
 
     fn of_list(&mut self, list: &[u32]) {
-        self.clear();
         self.list.clear();
         self.list.extend_from_slice(list);
         self.list.sort_unstable();

@@ -38,21 +38,21 @@ pub fn bars(label: &str, bars: &[Bar], most: f64, mark: Option<&Mark<'_>>) -> St
     for (at, bar) in bars.iter().enumerate() {
         let top = TOP + at as f64 * ROW;
         let wide = (bar.value / most).clamp(0.0, 1.0) * WIDTH;
-        svg.text((LEFT - 8.0, top + 14.0), "end", "", &escape(&bar.label));
+        svg.text(LEFT - 8.0, top + 14.0, "end", "", &escape(&bar.label));
         svg.raw(&format!(
             "<rect x=\"{LEFT}\" y=\"{:.1}\" width=\"{wide:.1}\" height=\"{:.1}\" fill=\"{}\"/>",
             top + 3.0,
             ROW - 6.0,
             KINDS[bar.kind % KINDS.len()]
         ));
-        svg.text((LEFT + wide + 8.0, top + 14.0), "start", "", &escape(&bar.shown));
-        svg.tip((LEFT, top), (WIDTH, ROW), &format!("{}: {}", bar.label, bar.shown));
+        svg.text(LEFT + wide + 8.0, top + 14.0, "start", "", &escape(&bar.shown));
+        svg.tip(LEFT, top, WIDTH, ROW, &format!("{}: {}", bar.label, bar.shown));
     }
-    svg.line((LEFT, TOP), (LEFT, bottom), "class=\"axis\"");
+    svg.line(LEFT, TOP, LEFT, bottom, "class=\"axis\"");
     if let Some(mark) = mark {
         let x = LEFT + (mark.value / most).clamp(0.0, 1.0) * WIDTH;
-        svg.line((x, TOP - 4.0), (x, bottom), "class=\"axis\" stroke-dasharray=\"4 3\"");
-        svg.text((x, TOP - 9.0), "middle", "", &escape(mark.label));
+        svg.line(x, TOP - 4.0, x, bottom, "class=\"axis\" stroke-dasharray=\"4 3\"");
+        svg.text(x, TOP - 9.0, "middle", "", &escape(mark.label));
     }
     svg.finish(label)
 }

@@ -75,10 +75,14 @@ fn mixed(stops: &Stops, step: usize) -> String {
 
 /// Values in rows, where they are drawn, and in which colours.
 pub struct Cells<'a> {
-    /// The upper left corner.
-    pub at: (f64, f64),
-    /// Width and height of one.
-    pub size: (f64, f64),
+    /// Their left edge.
+    pub x: f64,
+    /// Their upper edge.
+    pub y: f64,
+    /// Width of one.
+    pub wide: f64,
+    /// Height of one.
+    pub high: f64,
     /// Row by row, all of one length.
     pub rows: &'a [Vec<f64>],
     /// Their colours.
@@ -132,7 +136,7 @@ impl Svg {
     }
 
     /// Text that is safe already.
-    pub fn text(&mut self, (x, y): (f64, f64), anchor: &str, class: &str, text: &str) {
+    pub fn text(&mut self, x: f64, y: f64, anchor: &str, class: &str, text: &str) {
         let _ = write!(
             self.body,
             "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" class=\"{class}\">{text}</text>"
@@ -140,7 +144,7 @@ impl Svg {
     }
 
     /// The same turned by a quarter, for vertical axes.
-    pub fn upright(&mut self, (x, y): (f64, f64), text: &str) {
+    pub fn upright(&mut self, x: f64, y: f64, text: &str) {
         let _ = write!(
             self.body,
             "<text transform=\"translate({x:.1} {y:.1}) rotate(-90)\" text-anchor=\"middle\">{text}</text>"
@@ -148,7 +152,7 @@ impl Svg {
     }
 
     /// A straight line; `style` is markup.
-    pub fn line(&mut self, (x1, y1): (f64, f64), (x2, y2): (f64, f64), style: &str) {
+    pub fn line(&mut self, x1: f64, y1: f64, x2: f64, y2: f64, style: &str) {
         let _ = write!(self.body, "<path d=\"M{x1:.1} {y1:.1}L{x2:.1} {y2:.1}\" fill=\"none\" {style}/>");
     }
 
@@ -157,9 +161,9 @@ impl Svg {
         for share in (0..=5).map(|tick| f64::from(tick) / 5.0) {
             let (across, up) = (share * axes.across, share * axes.up);
             let (x, y) = axes.at(across, up);
-            self.line((axes.left, y), (axes.right, y), "class=\"grid\"");
-            self.text((axes.left - 6.0, y + 4.0), "end", "", &format!("{up:.decimals$}"));
-            self.text((x, axes.bottom + 18.0), "middle", "", &format!("{across:.decimals$}"));
+            self.line(axes.left, y, axes.right, y, "class=\"grid\"");
+            self.text(axes.left - 6.0, y + 4.0, "end", "", &format!("{up:.decimals$}"));
+            self.text(x, axes.bottom + 18.0, "middle", "", &format!("{across:.decimals$}"));
         }
     }
 
@@ -169,7 +173,7 @@ impl Svg {
     }
 
     /// A point whose value is shown under the pointer.
-    pub fn dot(&mut self, (x, y): (f64, f64), colour: &str, tip: &str) {
+    pub fn dot(&mut self, x: f64, y: f64, colour: &str, tip: &str) {
         let tip = super::escape(tip);
         let _ = write!(
             self.body,
@@ -178,7 +182,7 @@ impl Svg {
     }
 
     /// An area whose value is shown under the pointer.
-    pub fn tip(&mut self, (x, y): (f64, f64), (wide, high): (f64, f64), tip: &str) {
+    pub fn tip(&mut self, x: f64, y: f64, wide: f64, high: f64, tip: &str) {
         let tip = super::escape(tip);
         let _ = write!(
             self.body,
@@ -188,7 +192,7 @@ impl Svg {
 
     /// Cells of equal size, row by row, neighbours of one colour drawn at once.
     pub fn cells(&mut self, cells: &Cells<'_>) {
-        let Cells { at: (x, y), size: (wide, high), rows, scale } = *cells;
+        let Cells { x, y, wide, high, rows, scale } = *cells;
         let mut paths = vec![String::new(); STEPS];
         for (row, values) in rows.iter().enumerate() {
             let mut from = 0;
@@ -215,28 +219,28 @@ impl Svg {
 
     /// The values of cells under the pointer: `text` of a row and column, or of a whole row where the cells are many.
     pub fn tips(&mut self, cells: &Cells<'_>, text: impl Fn(usize, Option<usize>) -> String) {
-        let Cells { at: (x, y), size: (wide, high), rows, .. } = *cells;
+        let Cells { x, y, wide, high, rows, .. } = *cells;
         let columns = cells.columns();
         for row in 0..rows.len() {
             let top = y + row as f64 * high;
             if columns * rows.len() > MAX_CELL_TIPS {
-                self.tip((x, top), (columns as f64 * wide, high), &text(row, None));
+                self.tip(x, top, columns as f64 * wide, high, &text(row, None));
                 continue;
             }
             for column in 0..columns {
-                self.tip((x + column as f64 * wide, top), (wide, high), &text(row, Some(column)));
+                self.tip(x + column as f64 * wide, top, wide, high, &text(row, Some(column)));
             }
         }
     }
 
     /// Says that rows from top to bottom are layers, and explains their colours below.
-    pub fn layers(&mut self, (x, [top, bottom]): (f64, [f64; 2]), scale: Scale, title: &str, marks: [&str; 3]) {
-        self.upright((14.0, (top + bottom) / 2.0), "layer");
-        self.legend((x, bottom + 26.0), scale, title, marks);
+    pub fn layers(&mut self, x: f64, top: f64, bottom: f64, scale: Scale, title: &str, marks: [&str; 3]) {
+        self.upright(14.0, (top + bottom) / 2.0, "layer");
+        self.legend(x, bottom + 26.0, scale, title, marks);
     }
 
     /// Explains the colours, with values at the ends and in the middle.
-    pub fn legend(&mut self, (x, y): (f64, f64), scale: Scale, title: &str, marks: [&str; 3]) {
+    pub fn legend(&mut self, x: f64, y: f64, scale: Scale, title: &str, marks: [&str; 3]) {
         const WIDTH: f64 = 240.0;
         let values = (0..STEPS).map(|step| {
             let share = step as f64 / (STEPS - 1) as f64;
@@ -245,25 +249,25 @@ impl Svg {
                 Scale::Around(most) => (2.0 * share - 1.0) * most,
             }
         });
-        self.text((x, y - 5.0), "start", "", title);
-        self.cells(&Cells { at: (x, y), size: (WIDTH / STEPS as f64, 10.0), rows: &[values.collect()], scale });
+        self.text(x, y - 5.0, "start", "", title);
+        self.cells(&Cells { x, y, wide: WIDTH / STEPS as f64, high: 10.0, rows: &[values.collect()], scale });
         for (at, (anchor, mark)) in [("start", marks[0]), ("middle", marks[1]), ("end", marks[2])].iter().enumerate() {
-            self.text((x + at as f64 * WIDTH / 2.0, y + 22.0), anchor, "", mark);
+            self.text(x + at as f64 * WIDTH / 2.0, y + 22.0, anchor, "", mark);
         }
     }
 
     /// Columns numbered from 0 above the cells at `x` and `y`, and above the numbers what they are of.
-    pub fn numbers(&mut self, (x, y): (f64, f64), wide: f64, count: usize, title: &str) {
-        self.text((x, 12.0), "start", "", title);
-        self.columns((x, y - 6.0), wide, &(0..count).map(|at| at.to_string()).collect::<Vec<_>>());
+    pub fn numbers(&mut self, x: f64, y: f64, wide: f64, count: usize, title: &str) {
+        self.text(x, 12.0, "start", "", title);
+        self.columns(x, y - 6.0, wide, &(0..count).map(|at| at.to_string()).collect::<Vec<_>>());
     }
 
     /// Numbers along the top of columns, no closer than they can be read.
-    pub fn columns(&mut self, (x, y): (f64, f64), wide: f64, labels: &[String]) {
+    pub fn columns(&mut self, x: f64, y: f64, wide: f64, labels: &[String]) {
         let longest = labels.iter().map(String::len).max().unwrap_or(1) as f64 * 6.5 + 6.0;
         let every = (longest / wide).ceil().max(1.0) as usize;
         for (at, label) in labels.iter().enumerate().step_by(every) {
-            self.text((x + (at as f64 + 0.5) * wide, y), "middle", "", label);
+            self.text(x + (at as f64 + 0.5) * wide, y, "middle", "", label);
         }
     }
 }

@@ -80,23 +80,25 @@ pub fn group_loads(loads: &GroupLoads) -> String {
         let Some(layers) = layers else { continue };
         let over_mean: Vec<Vec<f64>> =
             layers.iter().map(|layer| layer.iter().map(|load| load.max(0.25).log2()).collect()).collect();
-        let cells = Cells { at: (left, TOP), size: (wide, high), rows: &over_mean, scale: Scale::Around(1.0) };
+        let cells = Cells { x: left, y: TOP, wide, high, rows: &over_mean, scale: Scale::Around(1.0) };
         svg.cells(&cells);
         svg.tips(&cells, |row, column| {
             let of = |group: usize| format!("group {group} {:.3}", layers[row][group]);
             let shown = column.map_or_else(|| (0..groups).map(of).collect::<Vec<_>>().join(", "), of);
             format!("layer {}, {name}, load over the mean: {shown}", loads.layer_ids[row])
         });
-        svg.numbers((left, TOP), wide, groups, &format!("groups, {name}"));
+        svg.numbers(left, TOP, wide, groups, &format!("groups, {name}"));
         for (row, layer) in layers.iter().enumerate() {
             let y = TOP + (row as f64 + 0.5) * high + 4.0;
-            svg.text((left + wide * groups as f64 + 8.0, y), "start", "", &format!("{:.2}", greatest(layer)));
-            svg.text((left - 6.0, y), "end", "", &loads.layer_ids[row].to_string());
+            svg.text(left + wide * groups as f64 + 8.0, y, "start", "", &format!("{:.2}", greatest(layer)));
+            svg.text(left - 6.0, y, "end", "", &loads.layer_ids[row].to_string());
         }
         left += step;
     }
     svg.layers(
-        (LEFT, [TOP, bottom]),
+        LEFT,
+        TOP,
+        bottom,
         Scale::Around(1.0),
         "activations over the layer's mean",
         ["1/2 or less", "1", "2 or more"],

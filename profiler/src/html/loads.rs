@@ -21,7 +21,7 @@ pub(super) fn picture(study: &Study) -> String {
     let bottom = TOP + high * rows.layers() as f64;
     let figures = LEFT + wide * rows.experts as f64 + 10.0;
     let mut svg = Svg::new((figures + 130.0).max(520.0), bottom + 60.0);
-    let cells = Cells { at: (LEFT, TOP), size: (wide, high), rows: &cells, scale: Scale::Around(2.0) };
+    let cells = Cells { x: LEFT, y: TOP, wide, high, rows: &cells, scale: Scale::Around(2.0) };
     svg.cells(&cells);
     svg.tips(&cells, |row, column| {
         let (id, loads) = (rows.layer_ids[row], rows.loads(row));
@@ -35,19 +35,14 @@ pub(super) fn picture(study: &Study) -> String {
             ),
         }
     });
-    svg.numbers((LEFT, TOP), wide, rows.experts, "experts");
-    svg.text((figures, 12.0), "start", "", "max/mean, entropy");
+    svg.numbers(LEFT, TOP, wide, rows.experts, "experts");
+    svg.text(figures, 12.0, "start", "", "max/mean, entropy");
     for (at, layer) in study.layers.iter().enumerate() {
         let y = TOP + (at as f64 + 0.5) * high + 4.0;
-        svg.text((LEFT - 6.0, y), "end", "", &layer.layer_id.to_string());
-        svg.text((figures, y), "start", "", &format!("{:.2}, {:.3}", layer.load_max_over_mean, layer.load_entropy));
+        svg.text(LEFT - 6.0, y, "end", "", &layer.layer_id.to_string());
+        svg.text(figures, y, "start", "", &format!("{:.2}, {:.3}", layer.load_max_over_mean, layer.load_entropy));
     }
-    svg.layers(
-        (LEFT, [TOP, bottom]),
-        Scale::Around(2.0),
-        "load over the layer's mean",
-        ["1/4 or less", "1", "4 or more"],
-    );
+    svg.layers(LEFT, TOP, bottom, Scale::Around(2.0), "load over the layer's mean", ["1/4 or less", "1", "4 or more"]);
     format!(
         "<p>Activations of each expert. An even layer is white; entropy 1 is even.</p>\n{}",
         svg.finish(&format!("Heat map of the loads of {} experts in {} layers", rows.experts, rows.layers()))

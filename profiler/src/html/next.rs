@@ -25,7 +25,7 @@ pub(super) fn picture(study: &Study, layer: usize) -> String {
     let cells: Vec<Vec<f64>> = next.pairs.iter().map(lift).collect();
     let side = cell * experts as f64;
     let mut svg = Svg::new((LEFT + side + 20.0).max(420.0), TOP + side + 60.0);
-    let cells = Cells { at: (LEFT, TOP), size: (cell, cell), rows: &cells, scale: Scale::Around(3.0) };
+    let cells = Cells { x: LEFT, y: TOP, wide: cell, high: cell, rows: &cells, scale: Scale::Around(3.0) };
     svg.cells(&cells);
     svg.tips(&cells, |row, column| {
         let (from, to, lifts) = (next.from_layer, next.to_layer, &cells.rows[row]);
@@ -33,14 +33,15 @@ pub(super) fn picture(study: &Study, layer: usize) -> String {
         let (at, most) = column.map_or((best, "most often "), |column| (column, ""));
         format!("expert {row} of layer {from}, then {most}expert {at} of layer {to}: {:.2} x chance", lifts[at].exp2())
     });
-    svg.numbers((LEFT, TOP), cell, experts, &format!("experts of layer {}", next.to_layer));
+    svg.numbers(LEFT, TOP, cell, experts, &format!("experts of layer {}", next.to_layer));
     let every = (14.0 / cell).ceil().max(1.0) as usize;
     for at in (0..experts).step_by(every) {
-        svg.text((LEFT - 6.0, TOP + (at as f64 + 0.5) * cell + 4.0), "end", "", &at.to_string());
+        svg.text(LEFT - 6.0, TOP + (at as f64 + 0.5) * cell + 4.0, "end", "", &at.to_string());
     }
-    svg.upright((16.0, TOP + side / 2.0), &format!("experts of layer {}", next.from_layer));
+    svg.upright(16.0, TOP + side / 2.0, &format!("experts of layer {}", next.from_layer));
     svg.legend(
-        (LEFT, TOP + side + 26.0),
+        LEFT,
+        TOP + side + 26.0,
         Scale::Around(3.0),
         "how often it follows, over chance",
         ["1/8 or less", "1", "8 or more"],

@@ -76,28 +76,28 @@ pub(super) fn picture(points: &[RatePoint]) -> String {
     let mut svg = Svg::new(RIGHT + 210.0, BOTTOM + 50.0);
     for tick in 0..=5 {
         let rate = f64::from(tick) / 5.0;
-        svg.line((LEFT, y(rate)), (RIGHT, y(rate)), "class=\"grid\"");
-        svg.text((LEFT - 6.0, y(rate) + 4.0), "end", "", &format!("{rate:.1}"));
+        svg.line(LEFT, y(rate), RIGHT, y(rate), "class=\"grid\"");
+        svg.text(LEFT - 6.0, y(rate) + 4.0, "end", "", &format!("{rate:.1}"));
     }
     for (which, Series { name, colour, dashes, points }) in series(&points).iter().enumerate() {
         let row = TOP + 14.0 + which as f64 * 20.0;
         if let Some(dashes) = dashes {
             let style = format!("stroke=\"{colour}\" stroke-width=\"2\" stroke-dasharray=\"{dashes}\"");
-            points.windows(2).for_each(|two| svg.line((x(two[0].0), y(two[0].1)), (x(two[1].0), y(two[1].1)), &style));
-            svg.line((RIGHT + 14.0, row - 4.0), (RIGHT + 38.0, row - 4.0), &style);
+            points.windows(2).for_each(|two| svg.line(x(two[0].0), y(two[0].1), x(two[1].0), y(two[1].1), &style));
+            svg.line(RIGHT + 14.0, row - 4.0, RIGHT + 38.0, row - 4.0, &style);
         }
-        svg.dot((RIGHT + 26.0, row - 4.0), colour, name);
-        svg.text((RIGHT + 44.0, row), "start", "", name);
+        svg.dot(RIGHT + 26.0, row - 4.0, colour, name);
+        svg.text(RIGHT + 44.0, row, "start", "", name);
         for (groups, rate) in points {
-            svg.dot((x(*groups), y(*rate)), colour, &format!("{name}: {rate:.4} with {groups} groups"));
-            svg.text((x(*groups) + 6.0, y(*rate) - 7.0), "start", "", &format!("{rate:.3}"));
-            svg.text((x(*groups), BOTTOM + 18.0), "middle", "", &groups.to_string());
+            svg.dot(x(*groups), y(*rate), colour, &format!("{name}: {rate:.4} with {groups} groups"));
+            svg.text(x(*groups) + 6.0, y(*rate) - 7.0, "start", "", &format!("{rate:.3}"));
+            svg.text(x(*groups), BOTTOM + 18.0, "middle", "", &groups.to_string());
         }
     }
-    svg.line((LEFT, TOP), (LEFT, BOTTOM), "class=\"axis\"");
-    svg.line((LEFT, BOTTOM), (RIGHT, BOTTOM), "class=\"axis\"");
-    svg.text(((LEFT + RIGHT) / 2.0, BOTTOM + 40.0), "middle", "", "groups (expert-parallel ranks)");
-    svg.upright((16.0, (TOP + BOTTOM) / 2.0), "local activation rate");
+    svg.line(LEFT, TOP, LEFT, BOTTOM, "class=\"axis\"");
+    svg.line(LEFT, BOTTOM, RIGHT, BOTTOM, "class=\"axis\"");
+    svg.text((LEFT + RIGHT) / 2.0, BOTTOM + 40.0, "middle", "", "groups (expert-parallel ranks)");
+    svg.upright(16.0, (TOP + BOTTOM) / 2.0, "local activation rate");
     let judged = if points.iter().all(|point| point.held_out) {
         "Judged on data that were not solved on."
     } else {

@@ -12,28 +12,23 @@ const NAMED: usize = 18;
 
 pub(super) fn picture(map: &RequestMap) -> String {
     let mut svg = Svg::new(SIDE + 240.0, SIDE + 20.0);
-    let bounds = |axis: usize| {
-        let values = map.points.iter().map(|point| point[axis]);
-        let (low, high) =
-            values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
-        (low, (high - low).max(f64::MIN_POSITIVE))
+    let place = |axis: usize| {
+        let values = || map.points.iter().map(|point| point[axis]);
+        let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max));
+        let span = (high - low).max(f64::MIN_POSITIVE);
+        move |point: &[f64; 2]| 14.0 + (point[axis] - low) / span * (SIDE - 28.0)
     };
-    let (x, y) = (bounds(0), bounds(1));
-    let place = |value: f64, (low, span): (f64, f64)| 14.0 + (value - low) / span * (SIDE - 28.0);
+    let (x, y) = (place(0), place(1));
     svg.raw(&format!("<path d=\"M1 1H{SIDE}V{SIDE}H1z\" fill=\"none\" stroke=\"#888\"/>"));
     for (point, topic) in map.points.iter().zip(&map.topic_of) {
-        svg.raw(&mark((place(point[0], x), place(point[1], y)), *topic));
+        svg.raw(&mark(x(point), y(point), *topic));
     }
-    for (at, topic) in map.topics.iter().enumerate().take(NAMED) {
+    let others = (map.topics.len() > NAMED).then_some("other topics");
+    for (at, topic) in map.topics.iter().take(NAMED).map(String::as_str).chain(others).enumerate() {
         let row = 18.0 + at as f64 * 20.0;
-        svg.raw(&mark((SIDE + 20.0, row - 4.0), at));
+        svg.raw(&mark(SIDE + 20.0, row - 4.0, at));
         let name: String = topic.chars().take(28).collect();
-        svg.text((SIDE + 34.0, row), "start", "", &escape(&name));
-    }
-    if map.topics.len() > NAMED {
-        let row = 18.0 + NAMED as f64 * 20.0;
-        svg.raw(&mark((SIDE + 20.0, row - 4.0), NAMED));
-        svg.text((SIDE + 34.0, row), "start", "", "other topics");
+        svg.text(SIDE + 34.0, row, "start", "", &escape(&name));
     }
     format!(
         "<p>{} requests by the experts that they activate over all layers: those close together activate the same ones (t-SNE; directions and \
@@ -44,7 +39,7 @@ pub(super) fn picture(map: &RequestMap) -> String {
 }
 
 /// Colour and shape together distinguish topics.
-fn mark((x, y): (f64, f64), topic: usize) -> String {
+fn mark(x: f64, y: f64, topic: usize) -> String {
     if topic >= NAMED {
         return format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2\" fill=\"#999\"/>");
     }

@@ -18,7 +18,7 @@ pub(super) struct Counts<'a> {
     model: &'a ModelInfo,
     /// [L][N].
     sums: Vec<Vec<u64>>,
-    files: usize,
+    pub(super) files: usize,
 }
 
 /// The form that SGLang reads too.
@@ -30,10 +30,6 @@ struct Json {
 impl<'a> Counts<'a> {
     pub(super) fn new(model: &'a ModelInfo) -> Self {
         Self { model, sums: vec![vec![0; usize::from(model.num_experts)]; model.layers()], files: 0 }
-    }
-
-    pub(super) fn files(&self) -> usize {
-        self.files
     }
 
     /// Adds a file of counts, JSON or arrays.

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::BadRecord;
+
 /// An error of an import; every message is one sentence that names the file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -24,7 +26,9 @@ pub enum ImportError {
         files: usize,
     },
     /// Too many records were left out.
-    #[error("{bad} of {records} records were bad, more than {allowed} allowed, and nothing was written; first, {} {record}: {reason}", path.display())]
+    #[error(
+        "{bad} of {records} records were bad, more than {allowed} allowed, and nothing was written; first, {first}"
+    )]
     TooManyBad {
         /// Bad ones.
         bad: u64,
@@ -32,12 +36,8 @@ pub enum ImportError {
         records: u64,
         /// Bad ones that would have been allowed.
         allowed: u64,
-        /// The file of the first.
-        path: PathBuf,
-        /// Which record it is.
-        record: String,
-        /// The problem.
-        reason: String,
+        /// The first one.
+        first: Box<BadRecord>,
     },
 }
 

@@ -6,7 +6,7 @@ use semmoe_tables::{ExpertId, FormatError, LayerIdx, ModelInfo, Profile, Provena
 use serde::Serialize;
 
 use crate::ProfilerError;
-use crate::summary::evenness;
+use crate::summary::LayerSummary;
 
 /// Loads of all experts.
 #[derive(Clone, Debug, Serialize)]
@@ -45,10 +45,9 @@ pub struct LayerLoads {
 impl Loads {
     pub(super) fn new(model: &ModelInfo, provenance: &Provenance, counts: Vec<Vec<u64>>) -> Self {
         let layer = |(counts, layer_id): (Vec<u64>, &u16)| {
-            let even = evenness(&counts);
-            let (activations, max_over_mean, entropy) = (even.total, even.max_over_mean, even.entropy);
-            let busiest = ExpertId::new(even.busiest as u16);
-            LayerLoads { layer_id: *layer_id, counts, activations, busiest, max_over_mean, entropy, distance: None }
+            let LayerSummary { layer_id, activations, busiest: (busiest, _), max_over_mean, entropy } =
+                LayerSummary::of(*layer_id, &counts);
+            LayerLoads { layer_id, counts, activations, busiest, max_over_mean, entropy, distance: None }
         };
         let layers = counts.into_iter().zip(&model.layer_ids).map(layer).collect();
         Self { format: "semmoe.loads", model: model.clone(), provenance: provenance.clone(), layers }
@@ -75,8 +74,8 @@ impl Loads {
 
     /// Writes the loads as JSON.
     pub(super) fn write(&self, path: &Path) -> Result<(), ProfilerError> {
-        let io = |source| ProfilerError::Io { path: path.to_owned(), action: "write", source };
-        let text = serde_json::to_string_pretty(self).map_err(|error| io(error.into()))?;
+        let failed = |error: serde_json::Error| ProfilerError::io(path, "write")(error.into());
+        let text = serde_json::to_string_pretty(self).map_err(failed)?;
         Ok(semmoe_tables::write_atomically(path, |out| out.write_all(text.as_bytes()))?)
     }
 }

@@ -68,7 +68,7 @@ pub fn import(options: &ImportOptions) -> Result<ImportReport, ProfilerError> {
         }
     }
     tally.check(options.max_bad)?;
-    match (counts.files() > 0, trace.requests() > 0 || tally.records() > 0) {
+    match (counts.files > 0, trace.requests() > 0 || tally.records > 0) {
         (true, true) => Err(ImportError::Mixed.into()),
         (true, false) => write_loads(options, counts, tally),
         (false, _) => write_trace(options, &trace, tally),
@@ -120,17 +120,8 @@ fn write_loads(
 }
 
 fn report(options: &ImportOptions, imported: Imported, tally: Tally) -> ImportReport {
-    let (records, repeated) = (tally.records(), tally.repeated());
-    let bad_records = tally.bad_count();
-    ImportReport {
-        out: options.out.clone(),
-        files: options.files.len(),
-        imported,
-        records,
-        repeated,
-        bad_records,
-        bad: tally.into_bad(),
-    }
+    let Tally { records, repeated, bad_count: bad_records, bad } = tally;
+    ImportReport { out: options.out.clone(), files: options.files.len(), imported, records, repeated, bad_records, bad }
 }
 
 /// The names of the first few files, for people.

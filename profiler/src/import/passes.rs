@@ -61,16 +61,13 @@ impl<'a> Passes<'a> {
             let added = match reader.read() {
                 Ok(None) => continue,
                 Ok(Some(pass)) if !self.seen.insert(pass.hash) => {
-                    tally.repeat();
-                    continue;
+                    tally.repeated += 1;
+                    Ok(())
                 }
                 Ok(Some(pass)) => self.push(trace, &pass).map_err(|error| error.to_string()),
                 Err(cause) => Err(cause),
             };
-            match added {
-                Ok(()) => tally.good(),
-                Err(cause) => tally.bad(path, format!("record {number}"), cause),
-            }
+            tally.count(path, format!("record {number}"), added);
         }
         Ok(())
     }
@@ -139,16 +136,16 @@ impl Record<'_> {
     /// Logical experts of the layers that have some: [n, L, k].
     fn experts(&self, array: &Array<'_>, tokens: usize) -> Result<Vec<u16>, String> {
         let k = usize::from(self.model.top_k);
-        let expected = || format!("[{}, {tokens}, {k} or more]", self.map.depth());
+        let expected = || format!("[{}, {tokens}, {k} or more]", self.map.depth);
         let width = match array.shape() {
-            &[depth, rows, width] if depth == self.map.depth() && rows == tokens as u64 && width >= k as u64 => {
+            &[depth, rows, width] if depth == self.map.depth && rows == tokens as u64 && width >= k as u64 => {
                 width as usize
             }
             other => return Err(format!("`topk_ids_of_layer` has shape {other:?}, expected {}", expected())),
         };
         let mut experts = Vec::with_capacity(tokens * self.model.layers() * k);
         for token in 0..tokens {
-            for (layer, row) in self.map.rows().iter().enumerate() {
+            for (layer, row) in self.map.rows.iter().enumerate() {
                 let ids = (0..width).map(|slot| array.int(&[*row, token, slot]).unwrap_or(i64::MAX));
                 let ids: Vec<i64> = ids.collect();
                 self.route(layer, &ids, k, &mut experts)
@@ -171,7 +168,7 @@ impl Record<'_> {
         for id in &ids[..k] {
             let logical = self.map.logical(layer, *id);
             experts
-                .push(logical.ok_or_else(|| format!("physical expert {id}, expected one below {}", self.map.slots()))?);
+                .push(logical.ok_or_else(|| format!("physical expert {id}, expected one below {}", self.map.slots))?);
         }
         Ok(())
     }
@@ -179,15 +176,15 @@ impl Record<'_> {
     /// Compares the routes with `global_physical_count`, which the recorder counted from the same numbers.
     fn recount(&self, array: &Array<'_>) -> Result<(), String> {
         let Some(counted) = self.find("global_physical_count")? else { return Ok(()) };
-        let (slots, shape) = (self.map.slots(), array.shape());
-        if counted.shape() != [self.map.depth(), slots] {
+        let (slots, shape) = (self.map.slots, array.shape());
+        if counted.shape() != [self.map.depth, slots] {
             return Err(format!(
                 "`global_physical_count` has shape {:?}, expected [{}, {slots}]",
                 counted.shape(),
-                self.map.depth()
+                self.map.depth
             ));
         }
-        for row in self.map.rows() {
+        for row in &self.map.rows {
             let mut counts = vec![0i64; slots as usize];
             for (token, slot) in
                 (0..shape[1] as usize).flat_map(|token| (0..shape[2] as usize).map(move |slot| (token, slot)))

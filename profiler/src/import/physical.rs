@@ -10,11 +10,12 @@ const NAME: &str = "last_physical_to_logical_map";
 pub(super) struct PhysicalMap {
     /// [L][slots].
     layers: Vec<Vec<u16>>,
-    slots: u64,
-    /// Rows of a dump with as many layers as the map: which are those with experts.
-    rows: Vec<usize>,
-    /// Layers of the dump.
-    depth: u64,
+    /// Slots of each layer.
+    pub(super) slots: u64,
+    /// The dump's row of each layer with experts.
+    pub(super) rows: Vec<usize>,
+    /// Layers of the dump, dense ones included.
+    pub(super) depth: u64,
 }
 
 impl PhysicalMap {
@@ -53,20 +54,5 @@ impl PhysicalMap {
     pub(super) fn logical(&self, layer: usize, slot: i64) -> Option<u16> {
         let slot = usize::try_from(slot).ok()?;
         self.layers[layer].get(slot).copied()
-    }
-
-    /// Slots of each layer.
-    pub(super) fn slots(&self) -> u64 {
-        self.slots
-    }
-
-    /// The dump's row of each layer with experts.
-    pub(super) fn rows(&self) -> &[usize] {
-        &self.rows
-    }
-
-    /// Layers of the dump, dense ones included.
-    pub(super) fn depth(&self) -> u64 {
-        self.depth
     }
 }

@@ -21,10 +21,7 @@ pub(super) fn add_file(path: &Path, trace: &mut TraceBuilder, tally: &mut Tally)
         let pushed = routes.request(request).and_then(|(tokens, prompt, experts)| {
             trace.push(&tokens, prompt, &experts, None).map_err(|error| error.to_string())
         });
-        match pushed {
-            Ok(()) => tally.good(),
-            Err(reason) => tally.bad(path, format!("request {request}"), reason),
-        }
+        tally.count(path, format!("request {request}"), pushed);
     }
     Ok(())
 }

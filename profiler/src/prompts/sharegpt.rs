@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
-use semmoe_text::LinePrompt;
-use serde::de::{DeserializeSeed, Deserializer, SeqAccess, Visitor};
+use semmoe_text::{LinePrompt, PromptLineError};
+use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::{Value, json};
 
 use crate::ProfilerError;
@@ -15,15 +15,13 @@ pub(super) fn read(
     path: &Path,
     take: &mut dyn FnMut(usize, Result<LinePrompt, String>) -> bool,
 ) -> Result<(), ProfilerError> {
-    let file =
-        File::open(path).map_err(|source| ProfilerError::Io { path: path.to_path_buf(), action: "read", source })?;
+    let file = File::open(path).map_err(ProfilerError::io(path, "read"))?;
     let mut json = serde_json::Deserializer::from_reader(BufReader::with_capacity(1 << 20, file));
     let mut list = List { take, enough: false };
-    let read = (&mut list).deserialize(&mut json);
-    match read {
+    match json.deserialize_seq(&mut list) {
         Err(error) if !list.enough => {
             let cause = format!("not a JSON list of conversations: {error}");
-            Err(ProfilerError::Prompt { path: path.to_path_buf(), line: error.line(), cause })
+            Err(PromptLineError::Line { path: path.to_path_buf(), line: error.line(), cause }.into())
         }
         _ => Ok(()),
     }
@@ -32,14 +30,6 @@ pub(super) fn read(
 struct List<'a> {
     take: &'a mut dyn FnMut(usize, Result<LinePrompt, String>) -> bool,
     enough: bool,
-}
-
-impl<'de> DeserializeSeed<'de> for &mut List<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_seq(self)
-    }
 }
 
 impl<'de> Visitor<'de> for &mut List<'_> {
@@ -65,7 +55,7 @@ impl<'de> Visitor<'de> for &mut List<'_> {
 
 /// The turns up to the last human one: what a model would have answered.
 fn conversation(mut record: Value) -> Result<LinePrompt, String> {
-    let turns = match record.get_mut("conversations").or(None).map(Value::take) {
+    let turns = match record.get_mut("conversations").map(Value::take) {
         Some(Value::Array(turns)) => turns,
         _ => return Err("no list of conversations".into()),
     };

@@ -116,6 +116,13 @@ impl Input {
         }
     }
 
+    fn summary(&self) -> Result<Summary, ProfilerError> {
+        match self {
+            Self::Trace(trace) => Summary::of_trace(trace),
+            Self::Profile(profile) => Ok(Summary::of_profile(profile)),
+        }
+    }
+
     fn profile(&self) -> Result<Profile, ProfilerError> {
         match self {
             Self::Trace(trace) => Ok(Profile::of_trace(trace)?),
@@ -134,10 +141,7 @@ impl Input {
 /// # Errors
 /// When the file is neither or is damaged.
 pub fn show(path: &Path) -> Result<Summary, ProfilerError> {
-    match Input::open(path)? {
-        Input::Trace(trace) => Summary::of_trace(&trace),
-        Input::Profile(profile) => Ok(Summary::of_profile(&profile)),
-    }
+    Input::open(path)?.summary()
 }
 
 /// Studies a trace or profile; `held_out` is another one of the same model to judge on.
@@ -145,10 +149,7 @@ pub fn show(path: &Path) -> Result<Summary, ProfilerError> {
 /// # Errors
 /// When the two are of different models, or a count overflows.
 pub fn study(input: &Input, held_out: Option<&Input>) -> Result<Study, ProfilerError> {
-    let summary = match input {
-        Input::Trace(trace) => Summary::of_trace(trace)?,
-        Input::Profile(profile) => Summary::of_profile(profile),
-    };
+    let summary = input.summary()?;
     let rows = Rows::of(&input.profile()?);
     let (kind, parts) = match (input, held_out) {
         (_, Some(other)) => {
@@ -165,9 +166,8 @@ pub fn study(input: &Input, held_out: Option<&Input>) -> Result<Study, ProfilerE
         Some((counted, judged)) => (Rows::of(counted), Rows::of(judged)),
         None => rows.halves(),
     };
-    let layers = (0..rows.layers())
-        .map(|layer| table1::layer(layer, &rows, (&counted, &judged), kind.least_occurrences()))
-        .collect();
+    let layer = |layer| table1::layer(layer, &rows, &counted, &judged, kind.least_occurrences());
+    let layers = (0..rows.layers()).map(layer).collect();
     let next = next::all(input, &rows);
     let coverage_of_traffic = match kind {
         // A token that occurs once would not have been known: the share of such occurrences is what a new one meets

@@ -4,7 +4,7 @@ use semmoe_tables::{LayerIdx, Trace};
 use serde::Serialize;
 
 use super::Input;
-use super::rows::Rows;
+use super::rows::{Rows, activations};
 
 /// Tokens of a trace that are looked at: enough for figures of three digits.
 const MAX_TOKENS: usize = 500_000;
@@ -58,7 +58,7 @@ fn of_rows(rows: &Rows, layer: usize) -> Vec<Vec<f64>> {
     let mut pairs = vec![vec![0.0; rows.experts]; rows.experts];
     for token in 0..rows.vocabulary() {
         let (from, to) = (rows.row(layer, token), rows.row(layer + 1, token));
-        let total: f64 = to.iter().map(|(_, count)| f64::from(*count)).sum();
+        let total = activations(to);
         for (one, count) in from {
             for (other, share) in to {
                 pairs[usize::from(*one)][usize::from(*other)] +=

@@ -68,9 +68,9 @@ impl Rows {
     pub(super) fn halves(&self) -> (Self, Self) {
         let mut coins = Coins(0x5eed);
         let mut parts = (self.empty(), self.empty());
-        for (layer, rows) in self.layers.iter().enumerate() {
+        for layer in 0..self.layers() {
             for token in 0..self.vocabulary() {
-                for &(expert, count) in &rows.entries[rows.starts[token]..rows.starts[token + 1]] {
+                for &(expert, count) in self.row(layer, token) {
                     let one = coins.heads_of(count);
                     for (part, count) in [(&mut parts.0, one), (&mut parts.1, count - one)] {
                         part.layers[layer].entries.extend((count > 0).then_some((expert, count)));

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::rows::{Rows, activations};
+use crate::LayerSummary;
 
 /// A layer's figures.
 #[derive(Clone, Debug, Serialize)]
@@ -55,7 +56,7 @@ impl Quartiles {
 }
 
 /// One layer: hotness of all counts, F1 from `counted` to `judged` of tokens that occurred at least `least` times.
-pub(super) fn layer(layer: usize, all: &Rows, (counted, judged): (&Rows, &Rows), least: u64) -> LayerTable {
+pub(super) fn layer(layer: usize, all: &Rows, counted: &Rows, judged: &Rows, least: u64) -> LayerTable {
     let (mut hot, mut others, mut kurtosis) = (Vec::new(), Vec::new(), Vec::new());
     for token in 0..all.vocabulary() {
         let row = all.row(layer, token);
@@ -68,13 +69,13 @@ pub(super) fn layer(layer: usize, all: &Rows, (counted, judged): (&Rows, &Rows),
             kurtosis.push(kurtosis_of(row, all.experts));
         }
     }
-    let (f1, f1_mean) = f1(layer, (counted, judged), least);
+    let (f1, f1_mean) = f1(layer, counted, judged, least);
     let loads = all.loads(layer);
-    let even = crate::summary::evenness(&loads);
+    let even = LayerSummary::of(all.layer_ids[layer], &loads);
     let shares: Vec<f64> = loads.iter().map(|load| *load as f64).collect();
     let (deviation, third) = (moment(&shares, 2).sqrt(), moment(&shares, 3));
     LayerTable {
-        layer_id: all.layer_ids[layer],
+        layer_id: even.layer_id,
         f1,
         f1_mean,
         cumulative_hotness: Quartiles::of(hot),
@@ -94,7 +95,7 @@ pub(crate) fn hottest(row: &[(u16, u32)]) -> Vec<(u16, u32)> {
 }
 
 /// Over tokens that both parts have and that occurred often enough, and over all their occurrences.
-fn f1(layer: usize, (counted, judged): (&Rows, &Rows), least: u64) -> (Quartiles, f64) {
+fn f1(layer: usize, counted: &Rows, judged: &Rows, least: u64) -> (Quartiles, f64) {
     let (mut each, mut hit, mut all) = (Vec::new(), 0.0, 0.0);
     for token in 0..judged.vocabulary() {
         let total = activations(judged.row(layer, token));

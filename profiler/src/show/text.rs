@@ -4,13 +4,15 @@ use std::fmt;
 
 use super::{LayerTable, NextLayer, Study};
 
+type Figure = fn(&LayerTable, Option<&NextLayer>) -> String;
+
 /// A column: the words above it, from its subject down to what is good and what is poor, and its figure.
 struct Column {
     subject: &'static str,
     name: &'static str,
     good: &'static str,
     poor: String,
-    figure: fn(&LayerTable, Option<&NextLayer>) -> String,
+    figure: Figure,
 }
 
 fn three(value: f64) -> String {
@@ -19,29 +21,23 @@ fn three(value: f64) -> String {
 
 /// From left to right; the subject stands above the first of its columns.
 fn columns(chance: f64) -> Vec<Column> {
-    type Figure = fn(&LayerTable, Option<&NextLayer>) -> String;
-    let column = |subject, name, (good, poor): (&'static str, &str), figure: Figure| Column {
-        subject,
-        name,
-        good,
-        poor: poor.to_owned(),
-        figure,
-    };
-    let (no, by_chance) = (("", ""), three(chance));
+    let column =
+        |subject, name, good, poor: &str, figure: Figure| Column { subject, name, good, poor: poor.to_owned(), figure };
+    let by_chance = three(chance);
     vec![
-        column("predicted (F1)", "p25", no, |layer, _| three(layer.f1.p25)),
-        column("", "p50", no, |layer, _| three(layer.f1.p50)),
-        column("", "p75", no, |layer, _| three(layer.f1.p75)),
-        column("", "mean", ("1", &by_chance), |layer, _| three(layer.f1_mean)),
-        column("hottest top-k", "p25", no, |layer, _| three(layer.cumulative_hotness.p25)),
-        column("", "p50", ("1", &by_chance), |layer, _| three(layer.cumulative_hotness.p50)),
-        column("", "p75", no, |layer, _| three(layer.cumulative_hotness.p75)),
-        column("hottest other", "p50", ("0", "as top-k"), |layer, _| three(layer.hottest_other.p50)),
-        column("kurtosis", "p50", ("high", "3"), |layer, _| format!("{:.1}", layer.kurtosis.p50)),
-        column("load", "max/mean", ("1", "> 2"), |layer, _| format!("{:.2}", layer.load_max_over_mean)),
-        column("", "skew", ("0", "> 1"), |layer, _| format!("{:.2}", layer.load_skewness)),
-        column("next layer", "share", ("1", "chance"), |_, next| next.map_or("-".into(), |next| three(next.share))),
-        column("", "chance", no, |_, next| next.map_or("-".into(), |next| three(next.by_chance))),
+        column("predicted (F1)", "p25", "", "", |layer, _| three(layer.f1.p25)),
+        column("", "p50", "", "", |layer, _| three(layer.f1.p50)),
+        column("", "p75", "", "", |layer, _| three(layer.f1.p75)),
+        column("", "mean", "1", &by_chance, |layer, _| three(layer.f1_mean)),
+        column("hottest top-k", "p25", "", "", |layer, _| three(layer.cumulative_hotness.p25)),
+        column("", "p50", "1", &by_chance, |layer, _| three(layer.cumulative_hotness.p50)),
+        column("", "p75", "", "", |layer, _| three(layer.cumulative_hotness.p75)),
+        column("hottest other", "p50", "0", "as top-k", |layer, _| three(layer.hottest_other.p50)),
+        column("kurtosis", "p50", "high", "3", |layer, _| format!("{:.1}", layer.kurtosis.p50)),
+        column("load", "max/mean", "1", "> 2", |layer, _| format!("{:.2}", layer.load_max_over_mean)),
+        column("", "skew", "0", "> 1", |layer, _| format!("{:.2}", layer.load_skewness)),
+        column("next layer", "share", "1", "chance", |_, next| next.map_or("-".into(), |next| three(next.share))),
+        column("", "chance", "", "", |_, next| next.map_or("-".into(), |next| three(next.by_chance))),
     ]
 }
 

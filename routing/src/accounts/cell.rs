@@ -24,11 +24,11 @@ pub(super) struct Cell {
     /// Among the last assignments, over the long and the short window.
     pub(super) recent: Recent,
     pub(super) latest: Recent,
-    assigned_requests: AtomicU64,
+    pub(super) assigned_requests: AtomicU64,
     /// An f64: tokens assigned while available, relative to the other ranks'. While away: the surplus when it left.
-    assigned_tokens: AtomicU64,
+    pub(super) assigned_tokens: AtomicU64,
     /// An f64.
-    table_price: AtomicU64,
+    pub(super) table_price: AtomicU64,
     away: AtomicBool,
     unknown: AtomicBool,
 }
@@ -42,7 +42,7 @@ pub(super) fn set(number: &AtomicU64, value: f64) {
 }
 
 /// Never below zero.
-fn take(number: &AtomicU64, amount: u64) {
+pub(super) fn take(number: &AtomicU64, amount: u64) {
     // The closure never gives up.
     let _ = number.fetch_update(Relaxed, Relaxed, |count| Some(count.saturating_sub(amount)));
 }
@@ -98,11 +98,6 @@ impl Cell {
         }
     }
 
-    /// One of the assigned requests did not run.
-    pub(super) fn take_assigned(&self) {
-        take(&self.assigned_requests, 1);
-    }
-
     pub(super) fn computed(&self, pending: u64) {
         if pending > 0 {
             take(&self.flight.pending, pending);
@@ -141,20 +136,8 @@ impl Cell {
         self.away.store(false, Relaxed);
     }
 
-    pub(super) fn table_price(&self) -> f64 {
-        get(&self.table_price)
-    }
-
-    pub(super) fn set_table_price(&self, price: f64) {
-        set(&self.table_price, price);
-    }
-
     pub(super) fn assigned(&self) -> f64 {
         get(&self.assigned_tokens)
-    }
-
-    pub(super) fn set_assigned(&self, tokens: f64) {
-        set(&self.assigned_tokens, tokens);
     }
 
     pub(super) fn add_assigned(&self, tokens: f64) {

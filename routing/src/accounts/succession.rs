@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::cell::Cell;
+use super::cell::{Cell, set};
 use super::recent::{Recent, Window};
 use super::{Accounts, PRICE_LIMIT};
 use crate::settings::Settings;
@@ -67,7 +67,8 @@ impl Accounts {
     pub(super) fn set_table_prices(&self, table_prices: &[f32]) {
         for (rank, cell) in self.cells.iter().enumerate() {
             let start = table_prices.get(rank).map_or(0.0, |price| f64::from(*price));
-            cell.set_table_price(if start.is_finite() { start.clamp(-PRICE_LIMIT, PRICE_LIMIT) } else { 0.0 });
+            let price = if start.is_finite() { start.clamp(-PRICE_LIMIT, PRICE_LIMIT) } else { 0.0 };
+            set(&cell.table_price, price);
         }
     }
 }

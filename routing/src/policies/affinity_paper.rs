@@ -7,7 +7,7 @@
 //! It is kept as the baseline: it evens out the number of requests, whatever their length, and by the end of each
 //! round the last request has no choice left ([`affinity`](super::affinity) says what is done instead).
 
-use crate::policy::{Choice, Needs, Policy, RankLoad, Request, available, turn_start, turns_from};
+use crate::policy::{Choice, Needs, Policy, RankLoad, Request, available, turn};
 
 /// The policy; see the module's text.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,11 +28,8 @@ impl Policy for AffinityPaper {
         let available = || available(loads);
         // All ranks had the same number of requests before this round.
         let round = available().map(|(_, load)| load.assigned_requests).min()?;
-        let start = turn_start(loads.len(), sequence);
-        let better = |a: &usize, b: &usize| {
-            let turn = |index: usize| turns_from(start, index, loads.len());
-            score(*a).total_cmp(&score(*b)).then(turn(*b).cmp(&turn(*a)))
-        };
+        let turn = turn(loads.len(), sequence);
+        let better = |a: &usize, b: &usize| score(*a).total_cmp(&score(*b)).then(turn(*b).cmp(&turn(*a)));
         let best = available().map(|(index, _)| index).max_by(better)?;
         let unserved = available().filter(|(_, load)| load.assigned_requests == round).map(|(index, _)| index);
         let index = unserved.max_by(better)?;

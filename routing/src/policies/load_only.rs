@@ -4,7 +4,7 @@
 //! number: the same stream gives the same choices.
 
 use crate::hash::scramble;
-use crate::policy::{Choice, Policy, RankLoad, Request, available, turn_start, turns_from};
+use crate::policy::{Choice, Policy, RankLoad, Request, available, turn};
 
 /// `random`: every available rank is as likely.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,8 +20,7 @@ pub(super) struct LeastLoad;
 
 /// Index of the `position`-th available rank.
 fn available_at(loads: &[RankLoad], position: u64) -> Option<usize> {
-    let available = available(loads);
-    available.map(|(index, _)| index).nth(usize::try_from(position).ok()?)
+    Some(available(loads).nth(usize::try_from(position).ok()?)?.0)
 }
 
 fn count_available(loads: &[RankLoad]) -> u64 {
@@ -62,10 +61,8 @@ impl Policy for LeastLoad {
     }
 
     fn choose(&self, request: &Request<'_>, loads: &[RankLoad], sequence: u64) -> Option<Choice> {
-        let available = available(loads);
-        let start = turn_start(loads.len(), sequence);
-        let least =
-            available.min_by_key(|(index, load)| (load.in_flight_tokens, turns_from(start, *index, loads.len())));
-        Choice::at(least?.0, request, false)
+        let turn = turn(loads.len(), sequence);
+        let (index, _) = available(loads).min_by_key(|(index, load)| (load.in_flight_tokens, turn(*index)))?;
+        Choice::at(index, request, false)
     }
 }

@@ -8,6 +8,7 @@ mod round_robin;
 mod shadow;
 mod sticky;
 
+use crate::cost::{Cap, Weighing};
 use crate::policy::Policy;
 use crate::settings::Settings;
 
@@ -25,8 +26,8 @@ const POLICIES: [(&str, Make); 9] = [
     ("random", |_| Ok(Box::new(load_only::Random))),
     ("power_of_two", |_| Ok(Box::new(load_only::PowerOfTwo))),
     ("least_load", |_| Ok(Box::new(load_only::LeastLoad))),
-    ("prefix", |settings| Ok(Box::new(prefix::Prefix::new(settings)))),
-    ("sticky", |settings| Ok(Box::new(sticky::Sticky::new(settings)))),
+    ("prefix", |settings| Ok(Box::new(prefix::Prefix(Weighing::new(settings))))),
+    ("sticky", |settings| Ok(Box::new(sticky::Sticky(Cap::new(settings))))),
     ("shadow", |settings| Ok(Box::new(shadow::Shadow::new(settings)?))),
 ];
 

@@ -5,20 +5,10 @@
 
 use crate::cost::Weighing;
 use crate::policy::{Choice, Needs, Policy, RankLoad, Request};
-use crate::settings::Settings;
 
 /// The policy; see the module's text.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Prefix {
-    weighing: Weighing,
-}
-
-impl Prefix {
-    /// The policy with these settings.
-    pub(super) fn new(settings: &Settings) -> Self {
-        Prefix { weighing: Weighing::new(settings) }
-    }
-}
+pub(super) struct Prefix(pub(super) Weighing);
 
 impl Policy for Prefix {
     fn name(&self) -> &'static str {
@@ -30,6 +20,6 @@ impl Policy for Prefix {
     }
 
     fn choose(&self, request: &Request<'_>, loads: &[RankLoad], sequence: u64) -> Option<Choice> {
-        self.weighing.choose(request, None, loads, sequence)
+        self.0.choose(request, None, loads, sequence)
     }
 }

@@ -9,20 +9,10 @@ use super::load_only::LeastLoad;
 use crate::cost::{Cap, cheapest};
 use crate::hash::scramble;
 use crate::policy::{Choice, Needs, Policy, RankLoad, Request};
-use crate::settings::Settings;
 
 /// The policy; see the module's text.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sticky {
-    cap: Cap,
-}
-
-impl Sticky {
-    /// The policy with these settings.
-    pub(super) fn new(settings: &Settings) -> Self {
-        Sticky { cap: Cap::new(settings) }
-    }
-}
+pub(super) struct Sticky(pub(super) Cap);
 
 impl Policy for Sticky {
     fn name(&self) -> &'static str {
@@ -37,7 +27,7 @@ impl Policy for Sticky {
         let Some(key) = request.key else { return LeastLoad.choose(request, loads, sequence) };
         // The upper bits alone: a float holds 53.
         let cost = |index: usize, _: &RankLoad| -((scramble(key ^ scramble(index as u64)) >> 11) as f64);
-        let (index, capped) = cheapest(loads, sequence, self.cap.most(loads, request.tokens), cost)?;
+        let (index, capped) = cheapest(loads, sequence, self.0.most(loads, request.tokens), cost)?;
         Choice::at(index, request, capped)
     }
 }

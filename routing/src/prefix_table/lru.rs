@@ -102,14 +102,8 @@ impl Lru {
         }
         self.entries[place as usize] = moved;
         self.places.insert(moved.block, place);
-        match moved.newer {
-            NONE => self.newest = place,
-            newer => self.entries[newer as usize].older = place,
-        }
-        match moved.older {
-            NONE => self.oldest = place,
-            older => self.entries[older as usize].newer = place,
-        }
+        self.join(moved.newer, place);
+        self.join(place, moved.older);
         true
     }
 
@@ -130,6 +124,16 @@ impl Lru {
 
     fn unlink(&mut self, place: u32) {
         let Entry { newer, older, .. } = self.entries[place as usize];
+        self.join(newer, older);
+    }
+
+    fn link_newest(&mut self, place: u32) {
+        self.join(place, self.newest);
+        self.join(NONE, place);
+    }
+
+    /// Makes two places neighbours in the order of use; [`NONE`] is the end on that side.
+    fn join(&mut self, newer: u32, older: u32) {
         match newer {
             NONE => self.newest = older,
             newer => self.entries[newer as usize].older = older,
@@ -137,16 +141,6 @@ impl Lru {
         match older {
             NONE => self.oldest = newer,
             older => self.entries[older as usize].newer = newer,
-        }
-    }
-
-    fn link_newest(&mut self, place: u32) {
-        let before = std::mem::replace(&mut self.newest, place);
-        let entry = &mut self.entries[place as usize];
-        (entry.newer, entry.older) = (NONE, before);
-        match before {
-            NONE => self.oldest = place,
-            before => self.entries[before as usize].newer = place,
         }
     }
 }

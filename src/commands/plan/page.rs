@@ -32,7 +32,7 @@ fn lines(text: &str) -> String {
     text.lines().map(escape).collect::<Vec<_>>().join("\n")
 }
 
-fn circle(svg: &mut Svg, (x, y): (f64, f64), colour: &str) {
+fn circle(svg: &mut Svg, x: f64, y: f64, colour: &str) {
     svg.raw(&format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"{colour}\"/>"));
 }
 
@@ -49,15 +49,16 @@ fn picture(front: &[FrontPoint]) -> String {
             names.push(name(point));
         }
         let kind = names.iter().position(|known| *known == name(point)).unwrap_or(0);
-        circle(&mut svg, axes.at(point.user_tokens_per_second, point.gpu_tokens_per_second), KINDS[kind % KINDS.len()]);
+        let (x, y) = axes.at(point.user_tokens_per_second, point.gpu_tokens_per_second);
+        circle(&mut svg, x, y, KINDS[kind % KINDS.len()]);
     }
     for (at, name) in names.iter().enumerate().take(KINDS.len()) {
         let row = TOP + 14.0 + at as f64 * 20.0;
-        circle(&mut svg, (RIGHT + 20.0, row - 4.0), KINDS[at]);
-        svg.text((RIGHT + 30.0, row), "start", "", &escape(name));
+        circle(&mut svg, RIGHT + 20.0, row - 4.0, KINDS[at]);
+        svg.text(RIGHT + 30.0, row, "start", "", &escape(name));
     }
-    svg.text(((LEFT + RIGHT) / 2.0, BOTTOM + 40.0), "middle", "", "tokens/s that one user receives");
-    svg.upright((16.0, (TOP + BOTTOM) / 2.0), "tokens/s that one GPU generates");
+    svg.text((LEFT + RIGHT) / 2.0, BOTTOM + 40.0, "middle", "", "tokens/s that one user receives");
+    svg.upright(16.0, (TOP + BOTTOM) / 2.0, "tokens/s that one GPU generates");
     format!(
         "<p>Every point is a layout at a number of requests in flight; no other one is better in both. Modelled.</p>\n{}",
         svg.finish("Throughput of a GPU against speed for a user")

@@ -11,19 +11,25 @@ use super::{Compared, Expr, LoopItem, Name, Node, OwnTemplate, Test};
 /// Texts that are longer are looked for by no template.
 const MAX_TEXT_BYTES: usize = 64;
 
-/// As the environment of [`crate::template`] has it.
-pub(super) fn compile(
-    source: &str,
-    environment: &Environment<'_>,
-    special: &Map<String, Json>,
-) -> Result<OwnTemplate, String> {
-    let space = WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true };
-    let tree = parse(source, "chat_template", Default::default(), space).map_err(|error| error.to_string())?;
-    let ast::Stmt::Template(template) = &tree else { return Err("it is no template".to_owned()) };
-    let mut names = Names { names: vec!["role".to_owned(), "content".to_owned()], texts: Vec::new() };
-    let nodes = names.body(&template.children);
-    let context = names.names.iter().map(|name| of_name(name, environment, special)).collect();
-    Ok(OwnTemplate { nodes, context, texts: names.texts })
+impl OwnTemplate {
+    /// Compiles what the environment was given as `source`; `special` are the texts that it may write by name.
+    ///
+    /// # Errors
+    /// The library's message, shortened.
+    pub(crate) fn new(
+        source: &str,
+        environment: &Environment<'_>,
+        special: &Map<String, Json>,
+    ) -> Result<Self, String> {
+        // As the environment of `crate::template` has it.
+        let space = WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true };
+        let tree = parse(source, "chat_template", Default::default(), space).map_err(|error| error.to_string())?;
+        let ast::Stmt::Template(template) = &tree else { return Err("it is no template".to_owned()) };
+        let mut names = Names { names: vec!["role".to_owned(), "content".to_owned()], texts: Vec::new() };
+        let nodes = names.body(&template.children);
+        let context = names.names.iter().map(|name| of_name(name, environment, special)).collect();
+        Ok(Self { nodes, context, texts: names.texts })
+    }
 }
 
 fn of_name(name: &str, environment: &Environment<'_>, special: &Map<String, Json>) -> Context {
@@ -114,7 +120,6 @@ impl Names {
                 },
             },
             ast::Expr::BinOp(op) => self.binary(op)?,
-            ast::Expr::Compare(compare) => self.compare(compare)?,
             ast::Expr::IfExpr(choice) => Expr::Choose {
                 test: self.boxed(&choice.test_expr),
                 yes: self.boxed(&choice.true_expr),
@@ -133,23 +138,9 @@ impl Names {
             ast::Expr::GetItem(item) => self.item(item)?,
             ast::Expr::Slice(slice) => self.slice(slice)?,
             ast::Expr::Call(call) => self.call(call)?,
-            ast::Expr::List(_) | ast::Expr::Map(_) => return None,
+            // A comparison of two is a binary operator; `a < b < c` is none.
+            ast::Expr::Compare(_) | ast::Expr::List(_) | ast::Expr::Map(_) => return None,
         })
-    }
-
-    fn compare(&mut self, compare: &ast::Compare<'_>) -> Option<Expr> {
-        let [op] = &compare.ops[..] else { return None };
-        let compared = match op.op {
-            ast::CompareOpKind::Eq => Compared::Eq,
-            ast::CompareOpKind::Ne => Compared::Ne,
-            ast::CompareOpKind::Lt => Compared::Lt,
-            ast::CompareOpKind::Lte => Compared::Lte,
-            ast::CompareOpKind::Gt => Compared::Gt,
-            ast::CompareOpKind::Gte => Compared::Gte,
-            ast::CompareOpKind::In => Compared::In,
-            ast::CompareOpKind::NotIn => Compared::NotIn,
-        };
-        Some(Expr::Compare(compared, self.boxed(&compare.expr), self.boxed(&op.expr)))
     }
 
     fn test(&mut self, test: &ast::Test<'_>) -> Option<Expr> {

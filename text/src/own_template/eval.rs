@@ -4,25 +4,30 @@ use std::borrow::Cow;
 
 use super::value::{Context, List, Space, Value};
 use super::{CONTENT, Compared, Expr, LoopItem, Name, Node, OwnTemplate, ROLE, Test};
-use crate::chat::PlainMessage;
+use crate::chat::{PlainChat, PlainMessage};
 
 /// Typical bytes that a template writes beside the texts.
 const FRAME_BYTES: usize = 512;
 const FRAME_BYTES_OF_MESSAGE: usize = 64;
 
-pub(super) fn render<'v>(template: &'v OwnTemplate, messages: &'v [PlainMessage<'v>]) -> Option<String> {
-    let texts: usize = messages.iter().map(|message| message.content().len() + FRAME_BYTES_OF_MESSAGE).sum();
-    let mut run = Run {
-        template,
-        messages,
-        locals: Vec::with_capacity(16),
-        frame: 0,
-        spaces: Vec::new(),
-        loops: Vec::new(),
-        out: String::with_capacity(texts + FRAME_BYTES),
-    };
-    run.body(&template.nodes)?;
-    Some(run.out)
+impl OwnTemplate {
+    /// The library's output for this chat without tools and with the assistant's turn opened; `None` where only the
+    /// library can render it.
+    pub(crate) fn render(&self, chat: &PlainChat<'_>) -> Option<String> {
+        let messages = &chat.messages;
+        let texts: usize = messages.iter().map(|message| message.content.len() + FRAME_BYTES_OF_MESSAGE).sum();
+        let mut run = Run {
+            template: self,
+            messages,
+            locals: Vec::with_capacity(16),
+            frame: 0,
+            spaces: Vec::new(),
+            loops: Vec::new(),
+            out: String::with_capacity(texts + FRAME_BYTES),
+        };
+        run.body(&self.nodes)?;
+        Some(run.out)
+    }
 }
 
 struct Run<'v> {
@@ -49,7 +54,7 @@ impl<'v> Run<'v> {
             Node::Emit(expr) => self.emit(expr)?,
             Node::Set(name, expr) => {
                 let value = self.value(expr)?;
-                self.set(*name, value);
+                put(&mut self.locals, self.frame, *name, value);
             }
             Node::SetIn(space, name, expr) => {
                 let value = self.value(expr)?;
@@ -81,10 +86,6 @@ impl<'v> Run<'v> {
         self.locals.truncate(self.frame);
         self.frame = outer;
         if count == 0 { self.body(otherwise) } else { Some(()) }
-    }
-
-    fn set(&mut self, name: Name, value: Value<'v>) {
-        put(&mut self.locals, self.frame, name, value);
     }
 
     fn look_up(&self, name: Name) -> Option<Value<'v>> {
@@ -235,8 +236,8 @@ impl<'v> Run<'v> {
     fn attr(&mut self, of: &'v Expr, name: Name) -> Option<Value<'v>> {
         match self.value(of)? {
             Value::Message(message) => Some(match name {
-                ROLE => Value::Text(Cow::Borrowed(message.role())),
-                CONTENT => Value::Text(Cow::Borrowed(message.content())),
+                ROLE => Value::Text(Cow::Borrowed(&message.role)),
+                CONTENT => Value::Text(Cow::Borrowed(&message.content)),
                 _ => Value::Undefined,
             }),
             Value::Space(space) => {
@@ -325,7 +326,6 @@ fn compare(how: Compared, left: &Value<'_>, right: &Value<'_>) -> Option<bool> {
         Compared::Gt => order().map(std::cmp::Ordering::is_gt),
         Compared::Gte => order().map(std::cmp::Ordering::is_ge),
         Compared::In => part(),
-        Compared::NotIn => part().map(|part| !part),
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A template is compiled here from the library's own syntax tree. What follows knows the part of the language that
 //! plain chats need: loops over messages, conditions, namespaces, and what templates do with texts. Everything else is
-//! compiled to a node that leaves the whole chat to the library when it is come to ([`OwnTemplate::render`] gives
+//! compiled to a node that leaves the whole chat to the library when it is reached ([`OwnTemplate::render`] gives
 //! `None` then, which is counted), so that there is no second meaning of anything. Texts are borrowed until they are
 //! written, and written once; the library copies them for every value and every `+`.
 //!
@@ -13,9 +13,6 @@ mod eval;
 mod probes;
 mod value;
 
-use minijinja::Environment;
-
-use crate::chat::PlainChat;
 use value::Context;
 
 pub(crate) use probes::probes;
@@ -33,32 +30,7 @@ pub(crate) struct OwnTemplate {
     /// Initial value of each name.
     context: Vec<Context>,
     /// Texts that the template compares with or looks for.
-    texts: Vec<String>,
-}
-
-impl OwnTemplate {
-    /// Compiles what the environment was given as `source`; `special` are the texts that it may write by name.
-    ///
-    /// # Errors
-    /// The library's message, shortened.
-    pub(crate) fn new(
-        source: &str,
-        environment: &Environment<'_>,
-        special: &serde_json::Map<String, serde_json::Value>,
-    ) -> Result<Self, String> {
-        compile::compile(source, environment, special)
-    }
-
-    /// The library's output for this chat without tools and with the assistant's turn opened; `None` where only the
-    /// library can render it.
-    pub(crate) fn render(&self, chat: &PlainChat<'_>) -> Option<String> {
-        eval::render(self, chat.messages())
-    }
-
-    /// Texts that the template compares with or looks for.
-    pub(crate) fn texts(&self) -> &[String] {
-        &self.texts
-    }
+    pub(crate) texts: Vec<String>,
 }
 
 /// A statement.
@@ -156,7 +128,6 @@ enum Compared {
     Gte,
     /// The left one is part of the right one, both texts.
     In,
-    NotIn,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,6 @@
 //! Chats on which a template must be rendered alike before it is rendered without the library.
 
-use crate::chat::PlainChat;
+use crate::chat::{PlainChat, PlainMessage};
 
 /// Chats put together at random, with a fixed seed.
 const RANDOM_CHATS: usize = 200;
@@ -19,15 +19,18 @@ pub(crate) fn probes(texts: &[String]) -> Vec<PlainChat<'_>> {
         ROLES.into_iter().chain(texts.iter().map(String::as_str).filter(|text| text.len() <= MAX_ROLE_BYTES)).collect();
     let mut chats: Vec<PlainChat<'_>> = Vec::with_capacity(RANDOM_CHATS + 3);
     for roles in [&["user"][..], &["system", "user"], &["user", "assistant", "user"]] {
-        chats.push(PlainChat::of(roles.iter().map(|role| ((*role).into(), "a".into(), false)).collect()));
+        let message =
+            |role: &&'static str| PlainMessage { role: (*role).into(), content: "a".into(), content_first: false };
+        chats.push(PlainChat { messages: roles.iter().map(message).collect() });
     }
     for _ in 0..RANDOM_CHATS {
         let message = |random: &mut fastrand::Rng| {
             // Most roles are the usual ones, or few chats would come far.
             let role = if random.u8(0..4) > 0 { ROLES[random.usize(..3)] } else { roles[random.usize(..roles.len())] };
-            (role.into(), content(random, texts).into(), random.bool())
+            let content = content(random, texts);
+            PlainMessage { role: role.into(), content: content.into(), content_first: random.bool() }
         };
-        chats.push(PlainChat::of((0..random.usize(1..=MAX_MESSAGES)).map(|_| message(&mut random)).collect()));
+        chats.push(PlainChat { messages: (0..random.usize(1..=MAX_MESSAGES)).map(|_| message(&mut random)).collect() });
     }
     chats
 }

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::chat::PlainMessage;
 
 /// As models have them, from what is released with them; shortened where what is left out is about tools.
 const TEMPLATES: [(&str, &str); 7] = [
@@ -79,6 +80,16 @@ fn chats() -> impl Strategy<Value = Vec<(String, String, bool)>> {
     prop::collection::vec((role, content, any::<bool>()), 1..6)
 }
 
+/// Of roles, texts, and whether the text is written before the role.
+fn plain(messages: Vec<(&str, &str, bool)>) -> PlainChat<'static> {
+    let message = |(role, content, content_first): (&str, &str, bool)| PlainMessage {
+        role: role.to_owned().into(),
+        content: content.to_owned().into(),
+        content_first,
+    };
+    PlainChat { messages: messages.into_iter().map(message).collect() }
+}
+
 fn load(source: &str) -> ChatTemplate {
     let config = serde_json::json!({"chat_template": source, "bos_token": "<s>", "eos_token": {"content": "</s>"}});
     ChatTemplate::from_parts(&config["chat_template"], &config).unwrap()
@@ -90,7 +101,7 @@ proptest! {
         thread_local! {
             static LOADED: Vec<ChatTemplate> = TEMPLATES.iter().map(|(_, source)| load(source)).collect();
         }
-        let chat = PlainChat::of(chat.iter().map(|(role, content, first)| (role.into(), content.into(), *first)).collect());
+        let chat = plain(chat.iter().map(|(role, content, first)| (role.as_str(), content.as_str(), *first)).collect());
         LOADED.with(|templates| {
             for (template, (name, _)) in templates.iter().zip(TEMPLATES) {
                 let own = template.own.as_ref().unwrap().render(&chat);
@@ -105,11 +116,11 @@ proptest! {
 
 #[test]
 fn usual_templates_are_rendered_without_the_library() {
-    let turn = |role: &'static str| (role.into(), " a\n".into(), false);
+    let turn = |role| (role, " a\n", false);
     for (name, source) in &TEMPLATES[..6] {
         let template = load(source);
         assert_eq!(template.renderer(), Renderer::Own, "{name}");
-        let chat = PlainChat::of(vec![turn("user"), turn("assistant"), turn("user")]);
+        let chat = plain(vec![turn("user"), turn("assistant"), turn("user")]);
         assert_eq!(template.render_plain(&chat).unwrap(), template.render_by_library(&chat).unwrap());
         assert_eq!(template.left_to_library(), 0, "{name}");
     }
@@ -117,7 +128,7 @@ fn usual_templates_are_rendered_without_the_library() {
 
 #[test]
 fn what_is_not_known_is_left_to_the_library_and_counted() {
-    let chat = PlainChat::of(vec![("user".into(), "abc".into(), false), ("system".into(), "d".into(), false)]);
+    let chat = plain(vec![("user", "abc", false), ("system", "d", false)]);
     for source in [
         "{% if messages|length > 1 %}{{ messages[0].content | upper }}{% else %}x{% endif %}",
         "{% if messages|length > 1 %}{{ messages[0].content[:2] }}{% else %}x{% endif %}",
