@@ -123,10 +123,4 @@ impl RankError {
     pub(crate) fn memory(cause: impl std::fmt::Display) -> Self {
         Self::Memory { cause: cause.to_string() }
     }
-
-    /// Whether the group cannot go on after this.
-    #[must_use]
-    pub fn is_final(&self) -> bool {
-        matches!(self, Self::TimedOut { .. } | Self::Left { .. } | Self::GaveUp { .. })
-    }
 }

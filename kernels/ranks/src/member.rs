@@ -34,7 +34,7 @@ pub struct RawGroup<'a> {
 /// once.
 #[derive(Debug)]
 pub struct Member {
-    rank: usize,
+    pub(crate) rank: usize,
     buffers: Vec<NonNull<u8>>,
     buffer_bytes: usize,
     signals: Vec<NonNull<Signals>>,
@@ -229,10 +229,6 @@ impl Member {
     pub(crate) fn at<T: bytemuck::Pod>(&self, rank: usize, span: Span<T>) -> *mut T {
         // SAFETY: the span ends within the buffer, so that its beginning is in it or at its end.
         unsafe { self.buffers[rank].as_ptr().add(span.offset()).cast() }
-    }
-
-    pub(crate) fn index(&self) -> usize {
-        self.rank
     }
 
     pub(crate) fn check_alive(&self) -> Result<(), RankError> {

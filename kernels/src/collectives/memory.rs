@@ -56,18 +56,11 @@ enum Parts<'a, T> {
 }
 
 /// Rows in memory that several ranks have mapped.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct SharedRows<T> {
     at: *const T,
     len: usize,
 }
-
-impl<T> Clone for SharedRows<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for SharedRows<T> {}
 
 // SAFETY: a pointer to plain elements, which are only read through `PeerRows`, under the promise of `PeerRows::shared`.
 unsafe impl<T: Element> Send for SharedRows<T> {}

@@ -33,18 +33,18 @@ pub enum Outcome {
 /// layer all ranks vote, in an exchange that is also the barrier: none goes on to the next layer unless all have this
 /// one.
 #[derive(Debug)]
-pub struct Resharder<L, M> {
+pub struct Resharder<'m, L, M> {
     link: L,
-    memory: M,
+    memory: &'m mut M,
     transfer: Transfer,
     moves: Vec<Move>,
     fault: Option<Fault>,
 }
 
-impl<L: Lockstep, M: ExpertMemory> Resharder<L, M> {
+impl<'m, L: Lockstep, M: ExpertMemory> Resharder<'m, L, M> {
     /// The end of the link's rank. `chunk_bytes` is the most bytes of experts in a message: at least 1, cut to what a
     /// link carries.
-    pub fn new(link: L, memory: M, chunk_bytes: usize) -> Self {
+    pub fn new(link: L, memory: &'m mut M, chunk_bytes: usize) -> Self {
         let transfer = Transfer::new(link.world(), chunk_bytes.clamp(1, MAX_MESSAGE_BYTES - HEADER_BYTES));
         Self { link, memory, transfer, moves: Vec::new(), fault: None }
     }
@@ -69,8 +69,8 @@ impl<L: Lockstep, M: ExpertMemory> Resharder<L, M> {
         let layers = switch.pool().layers();
         let digest = switch.digest();
         // All ranks agree on the switch before anything is written.
-        let first = switch.layer(0);
-        if let Some(refusal) = self.vote(Round { digest, layer: first }, checksums)? {
+        self.moves.clear();
+        if let Some(refusal) = self.transfer(Round { digest, layer: switch.layer(0) }, checksums)? {
             return Ok(Outcome::RolledBack(refusal));
         }
         for done in 0..layers {
@@ -154,7 +154,7 @@ impl<L: Lockstep, M: ExpertMemory> Resharder<L, M> {
 
     /// Ends the switching.
     #[must_use]
-    pub fn into_parts(self) -> (L, M) {
+    pub fn into_parts(self) -> (L, &'m mut M) {
         (self.link, self.memory)
     }
 
@@ -180,14 +180,9 @@ impl<L: Lockstep, M: ExpertMemory> Resharder<L, M> {
         self.transfer(round, checksums)
     }
 
-    fn vote(&mut self, round: Round, checksums: &Checksums) -> Result<Option<Refusal>, SwitchError> {
-        self.moves.clear();
-        self.transfer(round, checksums)
-    }
-
     fn transfer(&mut self, round: Round, checksums: &Checksums) -> Result<Option<Refusal>, SwitchError> {
         let work = LayerWork { round, moves: &self.moves, checksums };
-        let ended = self.transfer.layer(&mut self.link, &mut self.memory, work, &mut self.fault);
+        let ended = self.transfer.layer(&mut self.link, self.memory, work, &mut self.fault);
         ended.map_err(|cause| SwitchError::Lost { layer: round.layer, cause })
     }
 
@@ -209,7 +204,7 @@ impl<L: Lockstep, M: ExpertMemory> Resharder<L, M> {
                 for part in piece {
                     for row in 0..part.rows {
                         let offset = part.place.offset + row * part.place.stride;
-                        hash_bytes(&self.memory, rank, offset, part.bytes, &mut hash)?;
+                        hash_bytes(self.memory, rank, offset, part.bytes, &mut hash)?;
                     }
                 }
                 visit(piece[0].piece, hash.finish())?;

@@ -125,12 +125,11 @@ impl Transfer {
             let reason = fault.as_ref().map(Fault::reason);
             self.head(work.round, reason, sent);
             link.all_to_all(&self.outgoing, &mut self.incoming)?;
-            let votes = Votes { refused: reason.map(|reason| Refused { rank: own, reason }), sent };
-            let votes = self.read_heads(own, work.round, votes)?;
+            let refused = reason.map(|reason| Refusal { layer: work.round.layer, rank: own, reason });
+            let votes = self.read_heads(own, work.round, Votes { refused, sent })?;
             self.drain(own, memory, fault);
             if !votes.sent {
-                let layer = work.round.layer;
-                return Ok(votes.refused.map(|Refused { rank, reason }| Refusal { layer, rank, reason }));
+                return Ok(votes.refused);
             }
         }
     }
@@ -191,7 +190,7 @@ impl Transfer {
                 _ => return Err(UnitError::protocol(peer, format!("vote {reason}, expected 0 to 3"))),
             };
             if votes.refused.is_none_or(|refused| peer < refused.rank) {
-                votes.refused = Some(Refused { rank: peer, reason });
+                votes.refused = Some(Refusal { layer: round.layer, rank: peer, reason });
             }
         }
         Ok(votes)
@@ -235,15 +234,9 @@ pub(super) struct LayerWork<'a> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Refused {
-    rank: usize,
-    reason: Reason,
-}
-
-#[derive(Clone, Copy, Debug)]
 struct Votes {
     /// By the lowest rank that refuses.
-    refused: Option<Refused>,
+    refused: Option<Refusal>,
     /// Whether any rank sent bytes: then another round follows.
     sent: bool,
 }
