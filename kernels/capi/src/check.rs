@@ -16,27 +16,6 @@ pub(crate) trait Checked: Sized64 {
     fn check(&self, facts: &Facts) -> Result<(), Failure>;
 }
 
-/// In place of arguments.
-#[repr(C)]
-pub(crate) struct Nothing {
-    struct_bytes: u64,
-}
-
-impl Default for Nothing {
-    fn default() -> Self {
-        Self { struct_bytes: size_of::<Self>() as u64 }
-    }
-}
-
-// SAFETY: as the trait asks.
-unsafe impl Sized64 for Nothing {}
-impl Checked for Nothing {
-    fn check(&self, _: &Facts) -> Result<(), Failure> {
-        debug_assert_eq!(self.struct_bytes, 8, "its own size");
-        Ok(())
-    }
-}
-
 /// A structure whose size is what it says.
 ///
 /// # Safety

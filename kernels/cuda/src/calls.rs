@@ -8,8 +8,8 @@ use semmoe_kernels::Dtype;
 use crate::error::LaunchError;
 use crate::launch::{Grid, Launch};
 use crate::params::{
-    AllReduceParams, ArgsortParams, COLLECTIVE_THREADS, GatherParams, LaunchParams, MAX_NORM_HIDDEN, MAX_RANKS,
-    NormParams, OrderParams, Params, ReduceParams, ShuffleParams,
+    AllReduceParams, ArgsortParams, GatherParams, LaunchParams, MAX_NORM_HIDDEN, MAX_RANKS, NormParams, OrderParams,
+    Params, ReduceParams, ShuffleParams,
 };
 use crate::team::{Buffer, Team, in_range};
 
@@ -144,7 +144,7 @@ impl ReduceScatter<'_> {
             None => ["semmoe_srs_f32", "semmoe_srs_f16", "semmoe_srs_bf16"],
             Some(_) => ["semmoe_srs_nvls_f32", "semmoe_srs_nvls_f16", "semmoe_srs_nvls_bf16"],
         };
-        collective(by_type(self.order.rows.dtype, kernels), team, grid.check(team, COLLECTIVE_THREADS)?, &params)
+        collective(by_type(self.order.rows.dtype, kernels), team, grid.check(team)?, &params)
     }
 }
 
@@ -227,7 +227,7 @@ impl Allgather<'_> {
             (4, true) => "semmoe_sag_nvls_4",
             (_, true) => "semmoe_sag_nvls_2",
         };
-        collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, &params)
+        collective(kernel, team, grid.check(team)?, &params)
     }
 }
 
@@ -256,7 +256,7 @@ impl AllReduce<'_> {
             elements: self.elements,
         };
         let kernel = by_type(self.dtype, ["semmoe_all_reduce_f32", "semmoe_all_reduce_f16", "semmoe_all_reduce_bf16"]);
-        collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, &params)
+        collective(kernel, team, grid.check(team)?, &params)
     }
 }
 
@@ -335,7 +335,7 @@ impl Shuffle<'_> {
             padding: 0,
         };
         let kernel = if self.rows.dtype.bytes() == 4 { "semmoe_shuffle_4" } else { "semmoe_shuffle_2" };
-        collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, &params)
+        collective(kernel, team, grid.check(team)?, &params)
     }
 }
 

@@ -16,8 +16,8 @@ pub const MAX_DEVICES: u32 = 64;
 /// The driver's handle of memory, mapped or not.
 pub type Handle = u64;
 
-/// Handles of memory on one GPU. Errors are the driver's own words.
-pub trait Handles {
+/// The driver's calls on one GPU. Errors are the driver's own words.
+pub trait VirtualMemory {
     /// Sizes are multiples of it: of memory, or of a multicast object of that many GPUs.
     ///
     /// # Errors
@@ -43,10 +43,7 @@ pub trait Handles {
     /// # Errors
     /// The driver's.
     fn release(&self, handle: Handle) -> Result<(), String>;
-}
 
-/// Addresses, and the memory at them. Errors are the driver's own words.
-pub trait Addresses {
     /// Addresses without memory.
     ///
     /// # Errors
@@ -72,10 +69,7 @@ pub trait Addresses {
     /// # Errors
     /// The driver's.
     fn free(&self, address: u64, bytes: u64) -> Result<(), String>;
-}
 
-/// Multicast objects of several GPUs. Errors are the driver's own words.
-pub trait MulticastObjects {
     /// Whether this GPU can take part in a multicast object.
     fn has_multicast(&self) -> bool;
     /// A multicast object that can be exported.
@@ -99,11 +93,6 @@ pub trait MulticastObjects {
     /// The driver's.
     fn unbind(&self, multicast: Handle, bytes: u64) -> Result<(), String>;
 }
-
-/// The driver's calls on one GPU.
-pub trait VirtualMemory: Handles + Addresses + MulticastObjects {}
-
-impl<V: Handles + Addresses + MulticastObjects> VirtualMemory for V {}
 
 /// Memory that could not be had.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::{Addresses, Handle, Handles, MAX_BYTES, Memory, Multicast, MulticastObjects, VmmError};
+use super::{Handle, MAX_BYTES, Memory, Multicast, VirtualMemory, VmmError};
 
 const UNIT: u64 = 2 << 20;
 const MULTICAST_UNIT: u64 = 32 << 20;
@@ -59,7 +59,7 @@ impl Books {
     }
 }
 
-impl Handles for Books {
+impl VirtualMemory for Books {
     fn granularity(&self, multicast_devices: Option<u32>) -> Result<u64, String> {
         self.record(format!("granularity {multicast_devices:?}"))?;
         let unit = if multicast_devices.is_some() { MULTICAST_UNIT } else { UNIT };
@@ -78,9 +78,7 @@ impl Handles for Books {
     fn release(&self, handle: Handle) -> Result<(), String> {
         self.record(format!("release {handle}")).map(|_| ())
     }
-}
 
-impl Addresses for Books {
     fn reserve(&self, bytes: u64, alignment: u64) -> Result<u64, String> {
         self.record(format!("reserve {bytes} {alignment}")).map(|number| number << 40)
     }
@@ -96,9 +94,7 @@ impl Addresses for Books {
     fn free(&self, address: u64, bytes: u64) -> Result<(), String> {
         self.record(format!("free {address} {bytes}")).map(|_| ())
     }
-}
 
-impl MulticastObjects for Books {
     fn has_multicast(&self) -> bool {
         !self.no_multicast
     }
