@@ -3,7 +3,10 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand};
+use semmoe_tables::Attention;
+use tracing_subscriber::filter::LevelFilter;
 
 mod build;
 #[cfg(test)]
@@ -20,20 +23,20 @@ mod tables;
 mod up;
 mod worker;
 
-pub(crate) use build::{BuildArgs, MergeArgs, PhaseArg, WeightArg};
+pub(crate) use build::{BuildArgs, MergeArgs, WeightArg};
 pub(crate) use import::{IMPORT_ABOUT, ImportArgs, ImportFormat};
 pub(crate) use keys::{KeyName, KeysCommand};
-pub(crate) use load::{LoadArgs, LoadRoute};
+pub(crate) use load::LoadArgs;
 pub(crate) use plan::{CalibrateArgs, PlanAction, PlanArgs, PlanCommand};
-pub(crate) use record::{PromptArg, RecordArgs, RecordEngine};
-pub(crate) use serve::{QuickArgs, ServeArgs, ServeEngine};
+pub(crate) use record::RecordArgs;
+pub(crate) use serve::{QuickArgs, ServeArgs};
 pub(crate) use show::ShowArgs;
-pub(crate) use solve::{EvaluateArgs, ObjectiveArg, SolveArgs, SolverArg};
+pub(crate) use solve::{EvaluateArgs, SolveArgs, SolverArg};
 pub(crate) use tables::{ExportArgs, ExportFormat, PermuteArgs, ShowTables, TablesCommand, TablesFile};
 pub(crate) use up::{PlanSource, UpArgs};
 pub(crate) use worker::{
     ExitAfterLoss, UnitAttention, UnitAttentionArgs, UnitLayoutArgs, WorkerNetworkArgs, WorkerNodesArgs,
-    WorkerServingArgs, WorkerTrustArgs,
+    WorkerServingArgs,
 };
 
 /// Printed by `--version`; `-V` prints its first line.
@@ -62,8 +65,8 @@ Exit codes: 0 done, 1 failed, 2 wrong arguments or input, 3 a rank was lost (wor
 #[command(after_help = ABOUT_EXAMPLES)]
 pub(crate) struct Cli {
     /// Log level on standard error [default: warn; for serve: `[log]` in the configuration].
-    #[arg(long, global = true, value_enum, help_heading = "Global options")]
-    pub(crate) log: Option<LogLevel>,
+    #[arg(long, global = true, value_parser = log_level(), help_heading = "Global options")]
+    pub(crate) log: Option<LevelFilter>,
     /// Log as JSON, one object per line [for serve: `[log]` in the configuration].
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) log_json: bool,
@@ -71,15 +74,28 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// Log levels, least first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogLevel {
-    Off,
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
+fn log_level() -> impl TypedValueParser<Value = LevelFilter> {
+    let least_first = ["off", "error", "warn", "info", "debug", "trace"];
+    PossibleValuesParser::new(least_first).try_map(|level| level.parse::<LevelFilter>())
+}
+
+/// Values that an option takes by their names.
+fn named<T: Clone + Send + Sync + 'static, const N: usize>(
+    values: [(PossibleValue, T); N],
+) -> impl TypedValueParser<Value = T> {
+    let names = values.clone().map(|(name, _)| name);
+    PossibleValuesParser::new(names).map(move |given| {
+        let found = values.iter().find(|(name, _)| name.matches(&given, false));
+        found.expect("the parser lets no other name through").1.clone()
+    })
+}
+
+/// How attention is parallelized in the deployment, which decides what is routed.
+fn attention() -> impl TypedValueParser<Value = Attention> {
+    named([
+        (PossibleValue::new("dp").help("Data parallel: requests are routed"), Attention::Dp),
+        (PossibleValue::new("tp").help("Tensor parallel: tokens are routed, layer by layer"), Attention::Tp),
+    ])
 }
 
 #[derive(Debug, Subcommand)]
@@ -195,8 +211,6 @@ pub(crate) struct WorkerArgs {
     pub(crate) serving: WorkerServingArgs,
     #[command(flatten)]
     pub(crate) network: WorkerNetworkArgs,
-    #[command(flatten)]
-    pub(crate) trust: WorkerTrustArgs,
     /// Exit when standard input closes, so that a rank never outlives the process that started it.
     #[arg(long)]
     pub(crate) exit_on_stdin_eof: bool,
@@ -224,13 +238,4 @@ pub(crate) enum ProfileCommand {
     /// charts.
     #[command(after_long_help = SHOW_PROFILE_EXAMPLES)]
     Show(ShowArgs),
-}
-
-/// How attention is parallelized in the deployment, which decides what is routed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum AttentionArg {
-    /// Data parallel: requests are routed.
-    Dp,
-    /// Tensor parallel: tokens are routed, layer by layer.
-    Tp,
 }

@@ -31,7 +31,7 @@ fn main() -> ExitCode {
             let failure = error.to_string();
             let hint = hints::hint(&failure).map_or_else(String::new, |hint| format!(" ({hint})"));
             progress::say(&format!("semmoe: {failure}{hint}"));
-            ExitCode::from(error.exit_code())
+            ExitCode::from(error.code)
         }
     }
 }

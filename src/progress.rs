@@ -62,29 +62,21 @@ impl Progress {
 
     /// `by` more are done.
     pub(crate) fn advance(&self, by: u64) {
-        match &self.look {
-            Look::Bar(bar) => bar.inc(by),
-            Look::Lines(lines) => {
-                let mut lines = lock(lines);
-                lines.done += by;
-                self.print_now_and_then(&mut lines);
-            }
-        }
+        self.update(|bar| bar.inc(by), |done| *done += by);
     }
 
     /// `done` of the total are done.
     pub(crate) fn set_done(&self, done: u64) {
-        match &self.look {
-            Look::Bar(bar) => bar.set_position(done),
-            Look::Lines(lines) => {
-                let mut lines = lock(lines);
-                lines.done = done;
-                self.print_now_and_then(&mut lines);
-            }
-        }
+        self.update(|bar| bar.set_position(done), |before| *before = done);
     }
 
-    fn print_now_and_then(&self, lines: &mut Lines) {
+    fn update(&self, bar_to: impl FnOnce(&ProgressBar), count_to: impl FnOnce(&mut u64)) {
+        let lines = match &self.look {
+            Look::Bar(bar) => return bar_to(bar),
+            Look::Lines(lines) => lines,
+        };
+        let mut lines = lock(lines);
+        count_to(&mut lines.done);
         if lines.printed.elapsed() >= PLAIN_INTERVAL {
             lines.printed = Instant::now();
             let comma = if lines.remark.is_empty() { "" } else { ", " };

@@ -2,18 +2,22 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValue, TypedValueParser};
 use clap::{ArgGroup, Args, ValueEnum};
+use semmoe_solver::Objective;
+use semmoe_tables::Attention;
 
-use super::{AttentionArg, OutputArgs};
+use super::{OutputArgs, attention, named};
 
 /// The objective of a solve.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ObjectiveArg {
-    /// Maximize activations on the token's own rank: the local activation rate.
-    Activations,
-    /// Minimize the remote ranks that a token is sent to, for kernels that send a token once to each rank. Needs
-    /// --trace, as a profile does not have the experts that a token activates together.
-    Ranks,
+fn objective() -> impl TypedValueParser<Value = Objective> {
+    let activations = "Maximize activations on the token's own rank: the local activation rate";
+    let ranks = "Minimize the remote ranks that a token is sent to, for kernels that send a token once to each rank. Needs \
+                 --trace, as a profile does not have the experts that a token activates together";
+    named([
+        (PossibleValue::new("activations").help(activations), Objective::Activations),
+        (PossibleValue::new("ranks").help(ranks), Objective::Ranks),
+    ])
 }
 
 /// Algorithms that `solve` knows.
@@ -80,14 +84,14 @@ pub(crate) struct SolveArgs {
     #[arg(long, help_heading = "Deployment", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) groups: u16,
     /// How attention is parallelized, which decides what is routed and therefore what is optimized.
-    #[arg(long, help_heading = "Deployment", value_enum, default_value_t = AttentionArg::Dp)]
-    pub(crate) attention: AttentionArg,
+    #[arg(long, help_heading = "Deployment", value_parser = attention(), default_value = "dp")]
+    pub(crate) attention: Attention,
     /// The algorithm that places tokens and experts.
     #[arg(long, help_heading = "Search", value_enum, default_value_t = SolverArg::Exact)]
     pub(crate) solver: SolverArg,
     /// The objective to optimize; the report has both figures.
-    #[arg(long, help_heading = "Search", value_enum, default_value_t = ObjectiveArg::Activations)]
-    pub(crate) objective: ObjectiveArg,
+    #[arg(long, help_heading = "Search", value_parser = objective(), default_value = "activations")]
+    pub(crate) objective: Objective,
     /// The tables to write.
     #[arg(long, help_heading = "Output", value_name = "FILE")]
     pub(crate) out: PathBuf,

@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use semmoe_tables::{Attention, Domains};
 use semmoe_worker::{CpuList, ExpertLayout, TransportChoice, WireType};
 
-use super::AttentionArg;
+use super::attention;
 use crate::error::CliError;
 
 /// The end of `worker --help`.
@@ -28,12 +28,12 @@ pub(crate) struct UnitAttentionArgs {
     #[arg(
         long,
         help_heading = "Layout of the unit",
-        value_enum,
+        value_parser = attention(),
         value_delimiter = ',',
         num_args = 1,
         default_value = "dp"
     )]
-    attention: Vec<AttentionArg>,
+    attention: Vec<Attention>,
     /// With --attention tp: groups of consecutive ranks, each with requests of its own. Without tables and switches.
     /// Must be the same on all ranks.
     #[arg(long, help_heading = "Layout of the unit", value_name = "N", default_value_t = 1)]
@@ -66,8 +66,7 @@ impl UnitAttentionArgs {
     /// # Errors
     /// Anything but one or two layouts of attention; `--shuffle` where nothing could be shuffled.
     pub(crate) fn read(&self) -> Result<UnitAttention, CliError> {
-        let attentions: Vec<Attention> = self.attention.iter().map(|attention| (*attention).into()).collect();
-        let (attention, both) = match attentions[..] {
+        let (attention, both) = match self.attention[..] {
             [attention] => (attention, false),
             [first, second] if first != second => (first, true),
             _ => return Err(CliError::input("--attention takes dp, tp, dp,tp or tp,dp")),
@@ -83,15 +82,6 @@ impl UnitAttentionArgs {
                 let groups = self.attention_groups;
                 Ok(UnitAttention { attention, groups, both, shuffle: shuffle != Some(ShuffleArg::Off) })
             }
-        }
-    }
-}
-
-impl From<AttentionArg> for Attention {
-    fn from(attention: AttentionArg) -> Self {
-        match attention {
-            AttentionArg::Dp => Attention::Dp,
-            AttentionArg::Tp => Attention::Tp,
         }
     }
 }
@@ -191,10 +181,6 @@ pub(crate) struct WorkerNetworkArgs {
     /// address, on others the address from which they reach it].
     #[arg(long, help_heading = "Network and trust", value_name = "IP")]
     pub(crate) data_address: Option<IpAddr>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct WorkerTrustArgs {
     /// File with the secret by which ranks authenticate each other, 16 bytes or more; or set SEMMOE_RANK_SECRET.
     /// Required unless the rendezvous and data addresses are loopback addresses.
     #[arg(long, help_heading = "Network and trust", value_name = "FILE")]

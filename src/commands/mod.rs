@@ -22,7 +22,7 @@ pub(crate) mod worker;
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use semmoe_tables::FormatError;
 use serde::Serialize;
@@ -92,11 +92,16 @@ pub(crate) fn read_text(path: &Path, what: &str, most: u64) -> Result<String, Cl
     Ok(text)
 }
 
+/// The file of a tokenizer, which may be named by its directory.
+pub(crate) fn tokenizer_file(path: &Path) -> PathBuf {
+    if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() }
+}
+
 /// Checks before long work that a file can be written at `out`: it is none of the inputs, by whatever path or link, it
 /// is no directory or device, and its directory takes new files.
-pub(crate) fn check_output(out: &Path, inputs: &[&Path]) -> Result<(), CliError> {
+pub(crate) fn check_output<'a>(out: &Path, inputs: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), CliError> {
     if let Ok(there) = out.canonicalize() {
-        if let Some(input) = inputs.iter().find(|input| input.canonicalize().is_ok_and(|input| input == there)) {
+        if let Some(input) = inputs.into_iter().find(|input| input.canonicalize().is_ok_and(|input| input == there)) {
             let (out, input) = (out.display(), input.display());
             return Err(CliError::input(format!("the output {out} is the input {input}, expected another file")));
         }
@@ -107,7 +112,7 @@ pub(crate) fn check_output(out: &Path, inputs: &[&Path]) -> Result<(), CliError>
     // A file without a name: nothing stays behind.
     match tempfile::tempfile_in(semmoe_tables::directory_of(out)) {
         Ok(_) => Ok(()),
-        Err(error) => Err(CliError::failed(format!("cannot write {}: {error}", out.display()))),
+        Err(error) => Err(CliError::cannot_write(out, error)),
     }
 }
 

@@ -45,7 +45,7 @@ fn check_out_tables(args: &PermuteArgs, out_tables: &Path) -> Result<(), CliErro
             )));
         }
     }
-    check_output(out_tables, &[&args.tables])
+    check_output(out_tables, [&args.tables])
 }
 
 fn describe(report: &PermuteReport) -> String {

@@ -44,8 +44,8 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     config.data_address = args.network.data_address;
     config.exit_on_stdin_eof = args.exit_on_stdin_eof;
     config.exit_after_loss = args.exit_after_loss.0;
-    config.secret = secret(args.trust.secret_file.as_deref(), SECRET_VARIABLE)?;
-    config.admin_token = secret(args.trust.admin_token_file.as_deref(), TOKEN_VARIABLE)?;
+    config.secret = secret(args.network.secret_file.as_deref(), SECRET_VARIABLE)?;
+    config.admin_token = secret(args.network.admin_token_file.as_deref(), TOKEN_VARIABLE)?;
     config.limits = limits(&args.serving);
     config.threads = args.serving.threads.into();
     config.cpus = args.serving.cpus;
@@ -90,5 +90,5 @@ fn announce(event: &WorkerEvent) {
 }
 
 fn failure(error: WorkerError) -> CliError {
-    CliError::WithCode(error.exit_code(), error.to_string())
+    CliError::with_code(error.exit_code(), error)
 }

@@ -73,7 +73,7 @@ fn planned(source: &PlanSource, assets: &Assets, data: &Path) -> Result<UnitPlan
         PlanSource::File(path) => path,
     };
     let chosen = Chosen::read(path, &assets.model)?;
-    match chosen.units() {
+    match chosen.units {
         1 => chosen.unit(),
         units => {
             let path = path.display();

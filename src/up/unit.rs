@@ -287,7 +287,7 @@ impl RankDeath {
     /// The death as a failure of this command; a rank that refused its input (exit code 2) is an input error here too.
     pub(crate) fn into_error(self) -> CliError {
         match (self.status.and_then(|status| status.code()), &self.last_words) {
-            (Some(2), Some(words)) => CliError::Input(words.trim_start_matches("semmoe: ").to_owned()),
+            (Some(2), Some(words)) => CliError::input(words.trim_start_matches("semmoe: ")),
             _ => CliError::failed(self),
         }
     }

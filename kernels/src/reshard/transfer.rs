@@ -2,6 +2,7 @@
 
 use super::checksum::{Checksums, PieceHash};
 use super::error::{Fault, MemoryFault, Reason, Refusal};
+use super::layout::Place;
 use super::memory::{ExpertMemory, each_part};
 use super::plan::Move;
 use crate::collectives::{Lockstep, UnitError};
@@ -41,20 +42,9 @@ struct Stream {
 /// Bytes of a row that pass at once.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
-    moved: Move,
-    row: usize,
-    at: usize,
+    from: usize,
+    to: usize,
     bytes: usize,
-}
-
-impl Segment {
-    fn source(&self) -> usize {
-        self.moved.from.offset + self.row * self.moved.from.stride + self.at
-    }
-
-    fn target(&self) -> usize {
-        self.moved.to.offset + self.row * self.moved.to.stride + self.at
-    }
 }
 
 impl Stream {
@@ -72,7 +62,8 @@ impl Stream {
     fn advance(&mut self, limit: usize) -> Option<Segment> {
         let moved = *self.moves.get(self.next).filter(|_| limit > 0)?;
         let bytes = limit.min(moved.bytes - self.at);
-        let segment = Segment { moved, row: self.row, at: self.at, bytes };
+        let place = |place: Place| place.offset + self.row * place.stride + self.at;
+        let segment = Segment { from: place(moved.from), to: place(moved.to), bytes };
         self.left -= bytes;
         self.at += bytes;
         if self.at == moved.bytes {
@@ -146,7 +137,7 @@ impl Transfer {
             while let Some(segment) = stream.advance(rest.len()) {
                 let (part, later) = rest.split_at_mut(segment.bytes);
                 // A part that cannot be read is sent anyway; the vote ends the switch.
-                let read = memory.read(segment.moved.from.rank, segment.source(), part);
+                let read = memory.read(memory.rank(), segment.from, part);
                 note(fault, read.map_err(Fault::from));
                 rest = later;
             }
@@ -202,7 +193,7 @@ impl Transfer {
             let mut rest = message.get(HEADER_BYTES..).filter(|_| peer != own).unwrap_or_default();
             while let Some(segment) = stream.advance(rest.len()) {
                 let (part, later) = rest.split_at(segment.bytes);
-                note(fault, memory.write(segment.target(), part).map_err(Fault::from));
+                note(fault, memory.write(segment.to, part).map_err(Fault::from));
                 rest = later;
             }
         }

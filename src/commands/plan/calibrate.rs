@@ -172,7 +172,7 @@ pub(crate) fn for_this_machine(model: &Path, folder: &Path) -> Result<UnitPlan, 
                 continue;
             }
             // A layout that the worker cannot run is skipped; the next best may do.
-            if let Ok(unit) = Chosen::of(&shape, &candidate, constants)?.unit() {
+            if let Ok(unit) = Chosen::of(&shape, &candidate, constants, None)?.unit() {
                 best = Some((seconds, candidate.layout.name(), unit));
             }
         }

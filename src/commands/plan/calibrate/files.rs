@@ -23,8 +23,8 @@ pub(super) fn level(carrier: TransportChoice) -> &'static str {
 
 /// Before long work: whether the folder takes files.
 pub(super) fn check(folder: &Path) -> Result<(), CliError> {
-    fs::create_dir_all(folder).map_err(cannot(folder))?;
-    tempfile::tempfile_in(folder).map(drop).map_err(cannot(folder))
+    let writable = fs::create_dir_all(folder).and_then(|()| tempfile::tempfile_in(folder));
+    writable.map(drop).map_err(|error| CliError::cannot_write(folder, error))
 }
 
 /// The cluster file of a machine with these collectives and shared processors.
@@ -91,14 +91,9 @@ pub(super) fn write(folder: &Path, cluster: &str, calibration: &Calibration) -> 
             file.as_file().sync_all()?;
             file.persist(&path).map(drop).map_err(|error| error.error)
         });
-        written.map_err(cannot(&path))?;
+        written.map_err(|error| CliError::cannot_write(&path, error))?;
     }
     Ok(())
-}
-
-fn cannot(path: &Path) -> impl FnOnce(std::io::Error) -> CliError {
-    let path = path.display().to_string();
-    move |error| CliError::failed(format!("cannot write {path}: {error}"))
 }
 
 /// The error figures.
