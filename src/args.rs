@@ -1,6 +1,7 @@
 //! The command line: the one definition of every argument, its default and its help.
 
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -88,6 +89,14 @@ fn named<T: Clone + Send + Sync + 'static, const N: usize>(
         let found = values.iter().find(|(name, _)| name.matches(&given, false));
         found.expect("the parser lets no other name through").1.clone()
     })
+}
+
+/// A number in a range, which `expected` names.
+fn number(range: RangeInclusive<f64>, expected: &'static str) -> impl Fn(&str) -> Result<f64, &'static str> + Clone {
+    move |text| match text.parse::<f64>() {
+        Ok(number) if range.contains(&number) => Ok(number),
+        _ => Err(expected),
+    }
 }
 
 /// How attention is parallelized in the deployment, which decides what is routed.

@@ -7,14 +7,14 @@ use semmoe_solver::{BURST, EvalInput, EvalOptions, Evaluation, RequestFigures, S
 use semmoe_tables::{FormatError, Profile, Tables, Trace};
 
 use super::outcome::{Document, JudgedOn, Outcome};
-use super::{check_output, opened, pages, print_result, profile};
+use super::{check_output, pages, print_result, profile};
 use crate::args::EvaluateArgs;
 use crate::error::CliError;
 
 pub(crate) fn run(args: &EvaluateArgs) -> Result<(), CliError> {
     let tables = Tables::open(&args.tables).map_err(CliError::input)?;
-    let trace = opened(args.trace.as_deref(), Trace::open)?;
-    let profile = opened(args.profile.as_deref(), Profile::open)?;
+    let trace = args.trace.as_deref().map(Trace::open).transpose().map_err(CliError::input)?;
+    let profile = args.profile.as_deref().map(Profile::open).transpose().map_err(CliError::input)?;
     let input = match (&trace, &profile) {
         (Some(trace), _) => EvalInput::Trace(trace),
         (None, Some(profile)) => EvalInput::Profile(profile),

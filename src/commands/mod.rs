@@ -24,20 +24,11 @@ use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-use semmoe_tables::FormatError;
 use serde::Serialize;
 
 use crate::args::OutputArgs;
 use crate::error::CliError;
 use crate::progress::say;
-
-/// The file of an argument that need not be given.
-pub(crate) fn opened<T>(
-    path: Option<&Path>,
-    open: impl FnOnce(&Path) -> Result<T, FormatError>,
-) -> Result<Option<T>, CliError> {
-    path.map(open).transpose().map_err(CliError::input)
-}
 
 /// Prints text on standard output. A reader that went away (`| head`) has what it wanted: the work goes on in silence,
 /// and the exit code is that of the work.

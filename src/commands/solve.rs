@@ -1,7 +1,7 @@
 //! `semmoe solve`.
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -35,7 +35,8 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     options.seed = args.seed;
     options.threads = threads();
     options.token_strings = args.tokenizer.as_deref().map(token_strings).transpose()?;
-    options.embeddings = embeddings(args)?;
+    let embeddings = |path: &PathBuf| Embeddings::open(path, args.embeddings_tensor.as_deref());
+    options.embeddings = args.embeddings.as_ref().map(embeddings).transpose().map_err(CliError::input)?.map(Arc::new);
     options.redundant = args.redundant;
     let given = |named| placement::given(named, profile.model(), args.groups);
     options.placement = args.placement.as_deref().map(given).transpose()?;
@@ -142,12 +143,6 @@ pub(crate) fn token_strings(path: &Path) -> Result<Arc<TokenStrings>, CliError> 
         error => CliError::input(error),
     })?;
     Ok(Arc::new(TokenStrings::new(tokenizer.pieces(), Some(tokenizer.sha256().to_owned()))))
-}
-
-fn embeddings(args: &SolveArgs) -> Result<Option<Arc<Embeddings>>, CliError> {
-    let Some(path) = &args.embeddings else { return Ok(None) };
-    let found = Embeddings::open(path, args.embeddings_tensor.as_deref()).map_err(CliError::input)?;
-    Ok(Some(Arc::new(found)))
 }
 
 /// When to end a solve early.

@@ -161,6 +161,6 @@ fn welcome(gateway: &Running, assets: &Assets, cache: &Cache) -> Result<String, 
          curl -s http://{admin}/admin/backends\n  \
          semmoe load --url http://{data} --prompts {prompts} --max-tokens 16 --concurrency 8 --requests 200\n\n\
          Ctrl-C stops everything; `semmoe up --check` then shows what the tables gain",
-        cache.folder().display()
+        cache.folder.display()
     ))
 }

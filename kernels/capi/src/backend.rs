@@ -62,7 +62,7 @@ pub(crate) unsafe fn open(args: &InitArgs, facts: &Facts) -> Result<Box<dyn Back
 }
 
 /// Bytes of one rank's signals.
-pub(crate) fn signal_bytes(device: u32, _world: u32) -> Result<u64, Failure> {
+pub(crate) fn signal_bytes(device: u32) -> Result<u64, Failure> {
     match device {
         DEVICE_CPU => Ok(semmoe_ranks::SIGNAL_BYTES as u64),
         #[cfg(feature = "launcher")]

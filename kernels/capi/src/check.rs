@@ -49,7 +49,7 @@ pub(crate) fn init(args: &InitArgs) -> Result<Facts, Failure> {
         let message = format!("rank is {}, expected below {}", args.rank, args.world);
         return Err(Failure::new(Code::OutOfRange, message));
     }
-    let needed = signal_bytes(args.device, args.world)?;
+    let needed = signal_bytes(args.device)?;
     if args.signal_bytes < needed {
         let message = format!("signal_bytes is {}, expected at least {needed}", args.signal_bytes);
         return Err(Failure::new(Code::TooLarge, message));

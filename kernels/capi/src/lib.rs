@@ -112,7 +112,7 @@ pub unsafe extern "C" fn semmoe_signal_bytes(device: u32, world: u32, bytes: *mu
         // SAFETY: the caller's promise.
         let bytes = unsafe { bytes.as_mut() }.ok_or_else(|| Failure::invalid("bytes is null"))?;
         check::world(world)?;
-        *bytes = backend::signal_bytes(device, world)?;
+        *bytes = backend::signal_bytes(device)?;
         Ok(())
     })
 }
