@@ -37,7 +37,7 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command, log: LogChoice) -> Result<(), CliError> {
-    // That one's configuration has a say.
+    // Serving starts its log after it has read the configuration.
     if !matches!(command, Command::Serve(_)) {
         log.start(LevelFilter::WARN, false);
     }

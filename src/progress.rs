@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// How often a plain line is printed where there is no terminal.
+/// Interval of plain lines where there is no terminal.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(5);
 
 /// One piece of long work. Finishing it is dropping it.

@@ -40,7 +40,7 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
     }
 }
 
-/// Prints what a server announces. That it cannot be written is no reason to stop serving.
+/// Prints the announcement of a server, which goes on serving if that fails.
 pub(crate) fn announce(text: &str) {
     if let Err(error) = print(text) {
         say(&format!("semmoe: {error}"));

@@ -15,7 +15,7 @@ use crate::progress::{Progress, say};
 use crate::signals::{block_on, stop_requested};
 use crate::stamp::created;
 
-/// How many left-out records are listed; the rest are counted.
+/// Left-out records that are listed; the rest are counted.
 const LISTED_RECORDS: usize = 10;
 
 pub(crate) fn run(command: ProfileCommand) -> Result<(), CliError> {
@@ -130,7 +130,7 @@ pub(crate) fn describe_record(report: &RecordReport) -> String {
     )
 }
 
-/// Says which records were left out, and why.
+/// Prints which records were left out, and why.
 pub(crate) fn list_bad(bad: &[BadRecord]) {
     for record in bad.iter().take(LISTED_RECORDS) {
         say(&format!("left out: {record}"));

@@ -22,7 +22,7 @@ use crate::progress::{Progress, say};
 use crate::signals::stop_flag;
 use crate::stamp::created;
 
-/// Below so many activations of an expert and layer, on average, the tables deserve a warning.
+/// Mean activations of an expert in a layer below which the tables deserve a warning.
 const FEW_ACTIVATIONS: f64 = 10.0;
 
 pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {

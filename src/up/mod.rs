@@ -27,9 +27,10 @@ use cache::Cache;
 use front::{GatewaySpec, check_ports, start_gateway};
 use unit::{RankDeath, Unit, UnitLayout, UnitSpec};
 
-/// How long requests may go on after a stop was asked for.
+/// Grace period of requests in flight after a stop request.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long the gateway goes on after a rank died, so that clients hear the cause and not a refused connection.
+/// Time that the gateway keeps answering after a rank died, so that clients get the cause in place of a refused
+/// connection.
 const AFTER_DEATH: Duration = Duration::from_secs(5);
 
 /// A request of the kind that the bundled model was trained on: the messages, as JSON.

@@ -16,11 +16,11 @@ use crate::args::{UnitAttention, UpArgs};
 use crate::commands::plan::UnitPlan;
 use crate::error::CliError;
 
-/// How long all ranks together may take to come up.
+/// Start-up limit of all ranks together.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a rank may take to leave after it was asked to.
+/// Limit for a rank to exit after it was asked to.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-/// After a first death, how long to listen for others before one is named as the cause.
+/// Time after a first death in which others may still be the cause.
 const BLAME_WINDOW: Duration = Duration::from_millis(300);
 /// Exit code of a rank that left because a peer was lost.
 const EXIT_PEER_LOST: i32 = 3;
@@ -95,7 +95,7 @@ impl UnitLayout {
         Self { attention, experts: ExpertLayout::Ep, domains, wire: WireType::F32, redundant: 0, ..self }
     }
 
-    /// Whether tables say anything to it.
+    /// Whether tables apply to it.
     pub(crate) fn takes_tables(self) -> bool {
         self.experts == ExpertLayout::Ep && self.domains == Domains::NONE && self.attention.groups == 1
     }

@@ -238,7 +238,7 @@ pub struct AllReduce<'a> {
     pub parts: &'a [Buffer],
     /// P x `[elements]`
     pub out: &'a [Buffer],
-    /// How many.
+    /// Elements of each part.
     pub elements: u64,
     /// Of the elements.
     pub dtype: Dtype,

@@ -95,7 +95,7 @@ pub trait VirtualMemory {
     fn unbind(&self, multicast: Handle, bytes: u64) -> Result<(), String>;
 }
 
-/// Memory that could not be had.
+/// Memory that could not be allocated, mapped or shared.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum VmmError {
     /// A size or count out of its range.

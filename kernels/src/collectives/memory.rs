@@ -39,7 +39,8 @@ pub trait RowMemory<T>: Send {
     /// If a half is shorter.
     fn halves(&mut self, half: Half, len: usize) -> (&mut [T], PeerRows<'_, T>);
 
-    /// That half of this rank and of all peers within reach. To be read only while the collectives' turns allow it.
+    /// The same half of this rank and of all peers within reach, to be read only in the turns that the collectives
+    /// allow.
     fn read(&self, half: Half) -> PeerRows<'_, T>;
 }
 

@@ -109,7 +109,7 @@ pub struct NormIn<'a, T: Element, S: Space> {
 }
 
 impl<T: Element, S: Space> NormIn<'_, T, S> {
-    /// Whether its lengths fit a part of `part` elements, `own` of which are this rank's.
+    /// Checks its lengths against a part of `part` elements, `own` of which are this rank's.
     ///
     /// # Errors
     /// The first that does not.

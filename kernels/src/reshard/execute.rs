@@ -8,7 +8,7 @@ use super::plan::{Move, Switch};
 use super::transfer::{HEADER_BYTES, LayerWork, Round, Transfer, hash_bytes};
 use crate::collectives::{Lockstep, MAX_MESSAGE_BYTES, UnitError};
 
-/// How far a switch is; the journal.
+/// Progress of a switch; the journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
     /// Layers that are in the new layout on all ranks.
@@ -152,7 +152,7 @@ impl<'m, L: Lockstep, M: ExpertMemory> Resharder<'m, L, M> {
         Ok(())
     }
 
-    /// Ends the switching.
+    /// Gives link and memory back.
     #[must_use]
     pub fn into_parts(self) -> (L, &'m mut M) {
         (self.link, self.memory)

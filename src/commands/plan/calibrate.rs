@@ -79,7 +79,7 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     print(&text)
 }
 
-/// Measures, writes both files, and says what was found.
+/// Measures, writes both files and returns the report.
 fn calibrate(args: &CalibrateArgs) -> Result<String, CliError> {
     files::check(&args.out)?;
     let shape = parse(&args.model.join("config.json"), ModelShape::from_config)?;
@@ -136,9 +136,9 @@ fn calibrate(args: &CalibrateArgs) -> Result<String, CliError> {
     report(args, &shape, &cluster, &calibration, &found)
 }
 
-/// How long `up --plan auto` measures.
+/// Measuring time of `up --plan auto`.
 const AUTO_SECONDS: f64 = 20.0;
-/// Up to so many ranks.
+/// Numbers of ranks that it measures.
 const AUTO_RANKS: [u16; 3] = [1, 2, 4];
 
 /// The unit of this machine that answers soonest, by measurements in `folder`, which are made where there are none of
@@ -195,14 +195,14 @@ fn ranks(given: &[u16]) -> Result<Vec<usize>, CliError> {
     if ranks.is_empty() { Err(CliError::input("--ranks names no number of ranks")) } else { Ok(ranks) }
 }
 
-/// The machine with so many ranks of it in use.
+/// The machine with `ranks` ranks in use.
 fn of_ranks(cluster: &Cluster, ranks: u64) -> Cluster {
     let mut cluster = cluster.clone();
     cluster.levels.iter_mut().for_each(|level| level.count = ranks);
     cluster
 }
 
-/// The worker's layouts of so many ranks that the model can be cut into; the others are named.
+/// The worker's layouts of `ranks` ranks that fit the model; reports the others.
 fn layouts(ranks: usize, shape: &ModelShape) -> Vec<WorkerLayout> {
     if ranks == 1 {
         return vec![WorkerLayout::ONE];

@@ -76,7 +76,7 @@ impl<R: Runner> PeerMemory<R> {
         Ok(Self { team, stream, parts, counts, source_offsets, no_experts })
     }
 
-    /// How many rows of `row_bytes` bytes every rank has room for.
+    /// Rows of `row_bytes` bytes that every rank has room for.
     fn capacity(&self, row_bytes: u64) -> u64 {
         let [rows, _, tokens, ..] = self.parts.each_ref().map(|of| of.first().map_or(0, |part| part.bytes));
         (tokens / 4).min(rows / row_bytes.max(1))

@@ -54,7 +54,7 @@ struct NodeShard {
     pairs: Vec<u16>,
     experts: Vec<u16>,
     weights: Vec<f32>,
-    /// How many rows there were after each piece.
+    /// Rows so far after each piece.
     ends: Vec<usize>,
     /// The first row, among all that arrived.
     first: usize,

@@ -167,7 +167,7 @@ pub enum KvError {
 }
 
 impl KvPool {
-    /// How many sequences hold each page.
+    /// Sequences that hold each page.
     pub(super) fn holders(&self) -> Vec<usize> {
         let mut holders = vec![0; self.pages.len()];
         for &page in self.sequences.iter().flat_map(|sequence| &sequence.pages) {
