@@ -50,14 +50,13 @@ impl View {
         if self.line.is_none() && !shown.is_multiple_of(PLAIN_EVERY) {
             return;
         }
-        let text = {
+        let (counts, latencies) = {
             let mut before = self.before.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             let text = describe(now, *before);
             let elapsed = now.elapsed.unwrap_or_default();
             *before = Before { elapsed, ok: now.ok, output_tokens: now.output_tokens };
             text
         };
-        let (counts, latencies) = text;
         match &self.line {
             Some(bar) => {
                 bar.set_message(counts);

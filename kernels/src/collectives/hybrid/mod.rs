@@ -45,7 +45,6 @@ pub struct HybridCollectives<L, T> {
     /// Of reduce-scatter and allgather.
     rows: Box<dyn Collectives<T>>,
     route: Route<L, T>,
-    observer: Box<dyn StageObserver + Send>,
 }
 
 /// The way of dispatch and combine.
@@ -56,15 +55,11 @@ enum Route<L, T> {
 }
 
 impl<L: Lockstep + 'static, T: Element> HybridCollectives<L, T> {
-    fn new(link: UnitLink<L>, rows: Box<dyn Collectives<T>>, route: Route<L, T>) -> Self {
-        Self { link, rows, route, observer: Box::new(Unobserved) }
-    }
-
     /// Attention in groups of ranks: heads are summed and rows gathered inside each group, tokens go to experts
     /// anywhere. The splits of reduce-scatter and allgather are over the ranks of the group; groups make them at the
     /// same time, each with rows of its own. `unit` and `group` are over clones of the link.
     pub fn grouped(link: UnitLink<L>, unit: Box<dyn Collectives<T>>, group: Box<dyn Collectives<T>>) -> Self {
-        Self::new(link, group, Route::Unit(unit))
+        Self { link, rows: group, route: Route::Unit(unit) }
     }
 
     /// One level after the other. `unit` is over a clone of the link; `inside` is memory of the ranks of this node
@@ -73,7 +68,7 @@ impl<L: Lockstep + 'static, T: Element> HybridCollectives<L, T> {
         let across = RowCollectives::of_group(link.across(), PrivateMemory::new(link.grid().node(link.rank())));
         let inside = RowCollectives::of_group(link.inside(), inside);
         let route = Route::Unfused(Box::new(Unfused::new(Box::new(across), Box::new(inside))));
-        Self::new(link, unit, route)
+        Self { link, rows: unit, route }
     }
 
     /// Both levels at once. What one node sends another is cut into `chunks`: the same number on every rank. Rows
@@ -87,13 +82,18 @@ impl<L: Lockstep + 'static, T: Element> HybridCollectives<L, T> {
             return Err(UnitError::Operands { rank: link.rank(), detail });
         }
         let route = Route::Fused(Box::new(Fused::new(link.clone(), chunks)));
-        Ok(Self::new(link, unit, route))
+        Ok(Self { link, rows: unit, route })
     }
 
     /// An observer of every dispatch and combine by node.
     #[must_use]
-    pub fn observed_by(self, observer: Box<dyn StageObserver + Send>) -> Self {
-        Self { observer, ..self }
+    pub fn observed_by(mut self, observer: Box<dyn StageObserver + Send>) -> Self {
+        match &mut self.route {
+            Route::Unit(_) => {}
+            Route::Unfused(unfused) => unfused.observer = observer,
+            Route::Fused(fused) => fused.observer = observer,
+        }
+        self
     }
 }
 
@@ -124,8 +124,8 @@ impl<L: Lockstep + 'static, T: Element> Collectives<T> for HybridCollectives<L, 
         }
         match &mut self.route {
             Route::Unit(unit) => unit.dispatch(x, hidden, plan),
-            Route::Unfused(unfused) => unfused.dispatch(x, hidden, plan, &mut *self.observer),
-            Route::Fused(fused) => fused.dispatch(x, hidden, plan, &mut *self.observer),
+            Route::Unfused(unfused) => unfused.dispatch(x, hidden, plan),
+            Route::Fused(fused) => fused.dispatch(x, hidden, plan),
         }
     }
 
@@ -140,8 +140,8 @@ impl<L: Lockstep + 'static, T: Element> Collectives<T> for HybridCollectives<L, 
     fn combine(&mut self, plan: &DispatchPlan, out: &mut [T]) -> Result<(), UnitError> {
         match &mut self.route {
             Route::Unit(unit) => unit.combine(plan, out),
-            Route::Unfused(unfused) => unfused.combine(plan, out, &mut *self.observer),
-            Route::Fused(fused) => fused.combine(plan, out, &mut *self.observer),
+            Route::Unfused(unfused) => unfused.combine(plan, out),
+            Route::Fused(fused) => fused.combine(plan, out),
         }
     }
 }
