@@ -1,6 +1,5 @@
 //! The command line: the one definition of every argument, its default and its help.
 
-use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -35,10 +34,7 @@ pub(crate) use show::ShowArgs;
 pub(crate) use solve::{EvaluateArgs, SolveArgs, SolverArg};
 pub(crate) use tables::{ExportArgs, ExportFormat, PermuteArgs, ShowTables, TablesCommand, TablesFile};
 pub(crate) use up::{PlanSource, UpArgs};
-pub(crate) use worker::{
-    ExitAfterLoss, UnitAttention, UnitAttentionArgs, UnitLayoutArgs, WorkerNetworkArgs, WorkerNodesArgs,
-    WorkerServingArgs,
-};
+pub(crate) use worker::{UnitAttention, UnitAttentionArgs, UnitLayoutArgs, WorkerArgs};
 
 /// Printed by `--version`; `-V` prints its first line.
 const LONG_VERSION: &str = concat!(
@@ -180,53 +176,6 @@ pub(crate) struct OutputArgs {
     /// Print the result as one JSON document.
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct WorkerArgs {
-    /// Directory of a Hugging Face checkpoint.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) model: PathBuf,
-    /// Number of this rank, from 0; rank 0 serves HTTP for the whole unit.
-    #[arg(long)]
-    pub(crate) rank: u16,
-    /// Number of ranks in the unit.
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
-    pub(crate) world: u16,
-    /// Rendezvous address: rank 0 binds it (port 0 picks a free port), the other ranks connect to it.
-    #[arg(long, value_name = "ADDRESS")]
-    pub(crate) rendezvous: SocketAddr,
-    /// HTTP address of rank 0.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:30000")]
-    pub(crate) listen: SocketAddr,
-    /// Tables whose placement E the unit runs [default: contiguous placement]. Not with --experts tp.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) tables: Option<PathBuf>,
-    /// Take attention, experts, domains and wire from the output of `semmoe plan --json` for this model and number of
-    /// ranks; --domains 1 for the plan's layout with tables.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["attention", "attention_groups", "experts", "wire"])]
-    pub(crate) plan: Option<PathBuf>,
-    /// Experts per layer that each rank has room for, so that the unit can switch to tables with more replicas than it
-    /// starts with. Must be the same on all ranks [default: as many as the initial placement needs].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    pub(crate) expert_slots: Option<u16>,
-    #[command(flatten)]
-    pub(crate) attention: UnitAttentionArgs,
-    #[command(flatten)]
-    pub(crate) layout: UnitLayoutArgs,
-    #[command(flatten)]
-    pub(crate) nodes: WorkerNodesArgs,
-    #[command(flatten)]
-    pub(crate) serving: WorkerServingArgs,
-    #[command(flatten)]
-    pub(crate) network: WorkerNetworkArgs,
-    /// Exit when standard input closes, so that a rank never outlives the process that started it.
-    #[arg(long)]
-    pub(crate) exit_on_stdin_eof: bool,
-    /// After another rank was lost, rank 0 answers 503 with the cause for this long, then exits with code 3; with never
-    /// it keeps answering until it is stopped. The other ranks exit at once.
-    #[arg(long, value_name = "SECONDS|never", default_value = "5")]
-    pub(crate) exit_after_loss: ExitAfterLoss,
 }
 
 #[derive(Debug, Subcommand)]
