@@ -8,7 +8,7 @@ use semmoe_tables::{FormatError, Tables};
 use super::{check_output, print_result};
 use crate::args::PermuteArgs;
 use crate::error::CliError;
-use crate::progress::{Progress, say};
+use crate::progress::{Progress, Steps as _, say};
 
 pub(crate) fn run(args: &PermuteArgs) -> Result<(), CliError> {
     let tables = Tables::open(&args.tables).map_err(CliError::input)?;

@@ -18,7 +18,7 @@ use super::profile::failure;
 use super::{check_output, print_result, tokenizer_file};
 use crate::args::ShowArgs;
 use crate::error::CliError;
-use crate::progress::Progress;
+use crate::progress::{Progress, Steps as _};
 
 /// The longest line of a file of topics; prompts may be on it.
 const MAX_LINE_BYTES: u64 = 16 << 20;

@@ -18,7 +18,7 @@ use super::outcome::{self, Document, Outcome};
 use super::{check_apart, check_output, placement, print_result, tokenizer_file};
 use crate::args::{SolveArgs, SolverArg};
 use crate::error::CliError;
-use crate::progress::{Progress, say};
+use crate::progress::{Progress, Steps as _, say};
 use crate::signals::stop_flag;
 use crate::stamp::created;
 
@@ -183,7 +183,7 @@ fn under_progress(stop: &Stop, solve: impl FnOnce(Step<'_>) -> Result<Solved, So
         progress.set_total(step.starts as u64);
         progress.set_done(step.starts_done as u64);
         if let Some(best) = step.best_lar {
-            progress.remark(&format!("best local rate {best:.4}"));
+            progress.message(&format!("best local rate {best:.4}"));
         }
         stop.now()
     })

@@ -10,7 +10,7 @@ use semmoe_text::{LineForm, LinePrompt, PromptLineError, PromptLines};
 use serde_json::{Value, json};
 
 use crate::error::CliError;
-use crate::progress::Progress;
+use crate::progress::{Progress, Steps as _};
 
 /// Longest wait for one answer.
 const ANSWER_LIMITS: AnswerLimits = AnswerLimits { timeout: Duration::from_secs(120), max_bytes: 1 << 20 };

@@ -34,7 +34,7 @@ use super::{Chosen, DEFAULT_WORKLOAD, UnitPlan, parse};
 use crate::args::CalibrateArgs;
 use crate::commands::print;
 use crate::error::CliError;
-use crate::progress::{Progress, say};
+use crate::progress::{Progress, Steps as _, say};
 use steps::{Job, WorkerLayout};
 use team::Team;
 
@@ -235,12 +235,12 @@ fn measure(args: &CalibrateArgs, config: &ModelConfig, ranks: &[usize]) -> Resul
     let progress = Progress::start("calibrating", rounds as u64);
     let began = Instant::now();
 
-    progress.remark("steps of one rank");
+    progress.message("steps of one rank");
     let alone = steps::alone(&args.model, &fitted, each)?;
     progress.advance(fitted.len() as u64);
     let (mut tables, mut between) = (Vec::new(), Vec::new());
     for &ranks in &several {
-        progress.remark(&format!("links of {ranks} ranks"));
+        progress.message(&format!("links of {ranks} ranks"));
         let team = Team { ranks, carrier: args.transport, elements: links::ELEMENTS };
         let found = links::measure(team, files::level(args.transport), each)?;
         tables.extend(found.tables);
@@ -248,7 +248,7 @@ fn measure(args: &CalibrateArgs, config: &ModelConfig, ranks: &[usize]) -> Resul
         progress.advance(links::MEASUREMENTS as u64);
     }
     let together = |layout: &WorkerLayout, jobs: &[Job]| {
-        progress.remark(&layout.planned().name());
+        progress.message(&layout.planned().name());
         let rows = jobs.iter().map(|job| job.sequences * job.tokens.max(job.cached)).max().unwrap_or(1);
         let elements = layout.ranks * rows * config.hidden;
         let team = Team { ranks: layout.ranks, carrier: args.transport, elements };
