@@ -253,14 +253,11 @@ impl Unit {
         let Some(first) = self.deaths.recv().await else { return std::future::pending().await };
         self.alive -= 1;
         let mut blamed = first;
-        while blamed.followed_a_peer() {
-            match timeout(BLAME_WINDOW, self.deaths.recv()).await {
-                Ok(Some(next)) => {
-                    self.alive -= 1;
-                    blamed = next;
-                }
-                _ => break,
-            }
+        while blamed.followed_a_peer()
+            && let Ok(Some(next)) = timeout(BLAME_WINDOW, self.deaths.recv()).await
+        {
+            self.alive -= 1;
+            blamed = next;
         }
         blamed
     }
