@@ -68,7 +68,7 @@ pub(crate) async fn stop_requested() {
     Stops::listen().next().await;
 }
 
-/// SIGHUP, by which a server is asked to read its configuration again.
+/// SIGHUP: the request to reload the configuration.
 pub(crate) struct Hangups(Option<Signal>);
 
 impl Hangups {

@@ -1,5 +1,4 @@
-//! Arguments of `worker`, some of `up` too, that say how a unit is laid out, how much it serves at once, and whom it
-//! trusts.
+//! Arguments of `worker`, some of them of `up` too: layout of the unit, serving limits, network and trust.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;

@@ -9,7 +9,7 @@ use super::tokenizer_file;
 use crate::args::QuickArgs;
 use crate::error::CliError;
 
-/// The text of the file that says the same. Without `--model` the first engine is asked for its name.
+/// The text of the equivalent file. Without `--model` the name is the one that the first engine lists.
 pub(super) async fn configuration(args: &QuickArgs) -> Result<String, CliError> {
     let Some(engine) = args.engine else { return Err(CliError::input("serve needs --config or --engine")) };
     let tokenizer = args.tokenizer.as_deref().map(tokenizer_file);

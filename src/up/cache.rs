@@ -75,8 +75,8 @@ impl Cache {
         self.folder.join("profile.safetensors")
     }
 
-    /// The solved tables, with so many slots of a layer for replicas: written last, so that their presence means that
-    /// the rest is there.
+    /// The solved tables with `redundant` slots of a layer for replicas: written last, so that their presence proves
+    /// that of the rest.
     pub(crate) fn tables(&self, redundant: u16) -> PathBuf {
         self.folder.join(match redundant {
             0 => "tables.safetensors".to_owned(),

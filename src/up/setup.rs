@@ -90,7 +90,7 @@ pub(crate) struct Recording<'a> {
     pub(crate) title: &'static str,
 }
 
-/// The routing of some prompts: that of an earlier run, of a unit of whatever kind, else recorded now from one without
+/// The routing of some prompts: that of an earlier run of any kind of unit, else recorded now from one without
 /// tables.
 pub(crate) async fn recorded(
     assets: &Assets,

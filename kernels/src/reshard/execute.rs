@@ -50,7 +50,7 @@ impl<'m, L: Lockstep, M: ExpertMemory> Resharder<'m, L, M> {
     }
 
     /// Switches, or rolls back: if a piece arrives with another checksum, memory fails, or `proceed` is false on any
-    /// rank, all layers that are done go back, in inverse order. `proceed` is asked before each layer of the switch,
+    /// rank, all layers that are done go back, in inverse order. `proceed` is called before each layer of the switch,
     /// not on the way back.
     ///
     /// A piece that was damaged before it was read is damaged in the old layout still: [`Resharder::verify`] finds it.

@@ -11,7 +11,7 @@ use semmoe_load::{LatencySummary, Snapshot};
 
 use crate::progress::say;
 
-/// Snapshots come about once a second; where there is no terminal, one of so many is printed.
+/// Without a terminal every nth snapshot is printed; they come about once a second.
 const PLAIN_EVERY: u64 = 5;
 
 #[derive(Debug)]

@@ -63,7 +63,7 @@ impl VirtualMemory for Device {
                 }
                 Some(devices) => {
                     let best = CUmulticastGranularity_flags::CU_MULTICAST_GRANULARITY_RECOMMENDED;
-                    // The size is asked for as well; any will do.
+                    // The call requires a size, too; any will do.
                     said(sys::cuMulticastGetGranularity(&raw mut unit, &object(devices, 1 << 21), best))?;
                 }
             }

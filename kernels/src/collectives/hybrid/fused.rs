@@ -34,7 +34,7 @@ pub(super) struct Fused<L, T> {
     sums: Vec<T>,
     /// The sums that cross in the next step.
     reduced: Vec<T>,
-    /// `[N]`: what each node made of this rank's rows.
+    /// `[N]`: each node's sums of this rank's rows.
     returned: Vec<Vec<T>>,
     pub(super) observer: Box<dyn StageObserver + Send>,
 }
@@ -286,8 +286,8 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         Ok(())
     }
 
-    /// Adds what the ranks of this node made of the rows that came by way of this one: own rows stay, the others cross
-    /// next.
+    /// Adds the sums that the ranks of this node computed for rows that came by way of this one: own rows stay, the
+    /// others cross next.
     fn reduce(&mut self, step: usize) -> Result<(), UnitError> {
         let Self { shards, sums, reduced, returned, step: messages, .. } = self;
         let (pieces, hidden) = (self.pieces, self.arrived.hidden);
