@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::Write as _;
 use std::path::Path;
 
 use semmoe_planner::calibration::{Accuracy, Calibration};
@@ -85,13 +84,7 @@ fn memory_gb() -> f64 {
 pub(super) fn write(folder: &Path, cluster: &str, calibration: &Calibration) -> Result<(), CliError> {
     let json = serde_json::to_string_pretty(calibration).map_err(CliError::failed)? + "\n";
     for (name, text) in [(CLUSTER, cluster), (CALIBRATION, &json)] {
-        let path = folder.join(name);
-        let written = tempfile::NamedTempFile::new_in(folder).and_then(|mut file| {
-            file.write_all(text.as_bytes())?;
-            file.as_file().sync_all()?;
-            file.persist(&path).map(drop).map_err(|error| error.error)
-        });
-        written.map_err(|error| CliError::cannot_write(&path, error))?;
+        semmoe_tables::export::write(text, &folder.join(name)).map_err(CliError::failed)?;
     }
     Ok(())
 }
