@@ -101,10 +101,8 @@ pub(crate) fn check_output<'a>(out: &Path, inputs: impl IntoIterator<Item = &'a 
         }
     }
     // A file without a name: nothing stays behind.
-    match tempfile::tempfile_in(semmoe_tables::directory_of(out)) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(CliError::cannot_write(out, error)),
-    }
+    let file = tempfile::tempfile_in(semmoe_tables::directory_of(out));
+    file.map(drop).map_err(|error| CliError::cannot_write(out, error))
 }
 
 /// Refuses two outputs at one path.

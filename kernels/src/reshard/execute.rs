@@ -5,6 +5,7 @@ use super::error::{Fault, Refusal, ReshardError, SwitchError};
 use super::layout::{Layout, Pool, Side};
 use super::memory::ExpertMemory;
 use super::plan::{Move, Switch};
+use super::shape::check_equal;
 use super::transfer::{HEADER_BYTES, LayerWork, Round, Transfer, hash_bytes};
 use crate::collectives::{Lockstep, MAX_MESSAGE_BYTES, UnitError};
 
@@ -159,15 +160,9 @@ impl<'m, L: Lockstep, M: ExpertMemory> Resharder<'m, L, M> {
     }
 
     fn check(&self, pool: &Pool) -> Result<(), ReshardError> {
-        let counts = [
-            ("rank of the expert buffer", self.memory.rank(), self.link.rank()),
-            ("ranks of the unit", self.link.world(), pool.cluster().ranks()),
-            ("bytes of the expert buffer", self.memory.bytes(), pool.bytes()),
-        ];
-        match counts.into_iter().find(|(_, found, expected)| found != expected) {
-            Some((what, found, expected)) => Err(ReshardError::Differs { what, found, expected }),
-            None => Ok(()),
-        }
+        check_equal("rank of the expert buffer", self.memory.rank(), self.link.rank())?;
+        check_equal("ranks of the unit", self.link.world(), pool.cluster().ranks())?;
+        check_equal("bytes of the expert buffer", self.memory.bytes(), pool.bytes())
     }
 
     fn layer(
