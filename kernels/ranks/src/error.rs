@@ -123,4 +123,10 @@ impl RankError {
     pub(crate) fn memory(cause: impl std::fmt::Display) -> Self {
         Self::Memory { cause: cause.to_string() }
     }
+
+    /// Whether a size is within its limit.
+    pub(crate) fn check_limit(what: &'static str, found: usize, limit: usize) -> Result<(), Self> {
+        let (found, limit) = (found as u64, limit as u64);
+        if found <= limit { Ok(()) } else { Err(Self::TooLarge { what, found, limit }) }
+    }
 }

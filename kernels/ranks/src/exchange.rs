@@ -224,10 +224,7 @@ impl Member {
     fn check_received<T: Element>(&self, received: Received<T>, k: usize, hidden: usize) -> Result<(), RankError> {
         let Received { rows, tokens, experts, weights } = received;
         let capacity = tokens.len();
-        if capacity > i32::MAX as usize {
-            let (found, limit) = (capacity as u64, i32::MAX as u64);
-            return Err(RankError::TooLarge { what: "rows to receive", found, limit });
-        }
+        RankError::check_limit("rows to receive", capacity, i32::MAX as usize)?;
         check_len("received rows", rows.len(), capacity.saturating_mul(hidden))?;
         check_len("received experts", experts.len(), capacity * k)?;
         check_len("received weights", weights.len(), capacity * k)?;

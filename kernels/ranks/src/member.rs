@@ -82,10 +82,7 @@ impl Member {
         if group.rank >= world {
             return Err(RankError::NoSuchRank { rank: group.rank, world });
         }
-        if group.buffer_bytes > isize::MAX as usize {
-            let (found, limit) = (group.buffer_bytes as u64, isize::MAX as u64);
-            return Err(RankError::TooLarge { what: "bytes of a symmetric buffer", found, limit });
-        }
+        RankError::check_limit("bytes of a symmetric buffer", group.buffer_bytes, isize::MAX as usize)?;
         let buffers =
             group.buffers.iter().map(|&at| aligned(at, "a symmetric buffer", ALIGNMENT)).collect::<Result<_, _>>()?;
         let signals: Vec<NonNull<Signals>> = group
@@ -236,8 +233,7 @@ impl Member {
     }
 
     pub(crate) fn check_span<T: bytemuck::Pod>(&self, what: &'static str, span: Span<T>) -> Result<(), RankError> {
-        let (found, limit) = (span.end() as u64, self.buffer_bytes as u64);
-        if found <= limit { Ok(()) } else { Err(RankError::TooLarge { what, found, limit }) }
+        RankError::check_limit(what, span.end(), self.buffer_bytes)
     }
 }
 

@@ -59,10 +59,7 @@ impl Member {
         let Norm { residual, weight, epsilon, residual_out } = norm;
         check_len("residual out", residual_out.len(), out.len())?;
         ResidualNorm { residual, weight, epsilon }.check(split.tokens(), hidden)?;
-        if hidden > MAX_NORM_WIDTH {
-            let (found, limit) = (hidden as u64, MAX_NORM_WIDTH as u64);
-            return Err(RankError::TooLarge { what: "columns of a normed row", found, limit });
-        }
+        RankError::check_limit("columns of a normed row", hidden, MAX_NORM_WIDTH)?;
         self.enter(&call::<T>(Operation::ReduceScatterNorm, part.offset(), hidden, split))?;
         let mut wide = std::mem::take(&mut self.wide_row);
         wide.resize(hidden, 0.0);
