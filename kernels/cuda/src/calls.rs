@@ -11,7 +11,7 @@ use crate::params::{
     AllReduceParams, ArgsortParams, GatherParams, LaunchParams, MAX_NORM_HIDDEN, MAX_RANKS, NormParams, OrderParams,
     Params, ReduceParams, ShuffleParams,
 };
-use crate::team::{Buffer, Team, in_range};
+use crate::team::{Buffer, Team, fill, in_range};
 
 /// Element pointers and symmetric offsets are multiples of it.
 pub const ELEMENT_ALIGNMENT: u64 = 16;
@@ -150,17 +150,12 @@ impl ReduceScatter<'_> {
 
 /// A multicast address stands for the same bytes as the buffers; rows must be whole vectors there.
 fn multicast(buffer: Option<Buffer>, rows: &Rows) -> Result<u64, LaunchError> {
-    let Some(Buffer { address, bytes: found }) = buffer else { return Ok(0) };
-    let (what, index, expected) = ("multicast", 0, rows.bytes());
-    if found < expected {
-        return Err(LaunchError::TooSmall { what, index, found, expected });
-    }
+    let Some(buffer) = buffer else { return Ok(0) };
+    let mut address = [0];
+    fill("multicast", &mut address, &[buffer], rows.bytes(), ELEMENT_ALIGNMENT)?;
     let odd = rows.bytes_of(1) % ELEMENT_ALIGNMENT;
     in_range("bytes of a multicast row behind its last 16", odd, 0, 0)?;
-    if address % ELEMENT_ALIGNMENT != 0 {
-        return Err(LaunchError::Misaligned { what, index, address, alignment: ELEMENT_ALIGNMENT });
-    }
-    Ok(address)
+    Ok(address[0])
 }
 
 /// Reduce-scatter with the layer's residual and RMSNorm.
