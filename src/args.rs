@@ -1,9 +1,12 @@
 //! The command line: the one definition of every argument, its default and its help.
 
-use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand};
+use semmoe_tables::Attention;
+use tracing_subscriber::filter::LevelFilter;
 
 mod build;
 #[cfg(test)]
@@ -20,21 +23,18 @@ mod tables;
 mod up;
 mod worker;
 
-pub(crate) use build::{BuildArgs, MergeArgs, PhaseArg, WeightArg};
+pub(crate) use build::{BuildArgs, MergeArgs, WeightArg};
 pub(crate) use import::{IMPORT_ABOUT, ImportArgs, ImportFormat};
 pub(crate) use keys::{KeyName, KeysCommand};
-pub(crate) use load::{LoadArgs, LoadRoute};
+pub(crate) use load::LoadArgs;
 pub(crate) use plan::{CalibrateArgs, PlanAction, PlanArgs, PlanCommand};
-pub(crate) use record::{PromptArg, RecordArgs, RecordEngine};
-pub(crate) use serve::{QuickArgs, ServeArgs, ServeEngine};
+pub(crate) use record::RecordArgs;
+pub(crate) use serve::{QuickArgs, ServeArgs};
 pub(crate) use show::ShowArgs;
-pub(crate) use solve::{EvaluateArgs, ObjectiveArg, SolveArgs, SolverArg};
+pub(crate) use solve::{EvaluateArgs, SolveArgs, SolverArg};
 pub(crate) use tables::{ExportArgs, ExportFormat, PermuteArgs, ShowTables, TablesCommand, TablesFile};
 pub(crate) use up::{PlanSource, UpArgs};
-pub(crate) use worker::{
-    ExitAfterLoss, UnitAttention, UnitAttentionArgs, UnitLayoutArgs, WorkerNetworkArgs, WorkerNodesArgs,
-    WorkerServingArgs, WorkerTrustArgs,
-};
+pub(crate) use worker::{UnitAttention, UnitAttentionArgs, UnitLayoutArgs, WorkerArgs};
 
 /// Printed by `--version`; `-V` prints its first line.
 const LONG_VERSION: &str = concat!(
@@ -62,8 +62,8 @@ Exit codes: 0 done, 1 failed, 2 wrong arguments or input, 3 a rank was lost (wor
 #[command(after_help = ABOUT_EXAMPLES)]
 pub(crate) struct Cli {
     /// Log level on standard error [default: warn; for serve: `[log]` in the configuration].
-    #[arg(long, global = true, value_enum, help_heading = "Global options")]
-    pub(crate) log: Option<LogLevel>,
+    #[arg(long, global = true, value_parser = log_level(), help_heading = "Global options")]
+    pub(crate) log: Option<LevelFilter>,
     /// Log as JSON, one object per line [for serve: `[log]` in the configuration].
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) log_json: bool,
@@ -71,15 +71,36 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// Log levels, least first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogLevel {
-    Off,
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
+fn log_level() -> impl TypedValueParser<Value = LevelFilter> {
+    let least_first = ["off", "error", "warn", "info", "debug", "trace"];
+    PossibleValuesParser::new(least_first).try_map(|level| level.parse::<LevelFilter>())
+}
+
+/// Values that an option takes by their names.
+fn named<T: Clone + Send + Sync + 'static, const N: usize>(
+    values: [(PossibleValue, T); N],
+) -> impl TypedValueParser<Value = T> {
+    let names = values.clone().map(|(name, _)| name);
+    PossibleValuesParser::new(names).map(move |given| {
+        let found = values.iter().find(|(name, _)| name.matches(&given, false));
+        found.expect("the parser lets no other name through").1.clone()
+    })
+}
+
+/// A number in a range, which `expected` names.
+fn number(range: RangeInclusive<f64>, expected: &'static str) -> impl Fn(&str) -> Result<f64, &'static str> + Clone {
+    move |text| match text.parse::<f64>() {
+        Ok(number) if range.contains(&number) => Ok(number),
+        _ => Err(expected),
+    }
+}
+
+/// How attention is parallelized in the deployment, which decides what is routed.
+fn attention() -> impl TypedValueParser<Value = Attention> {
+    named([
+        (PossibleValue::new("dp").help("Data parallel: requests are routed"), Attention::Dp),
+        (PossibleValue::new("tp").help("Tensor parallel: tokens are routed, layer by layer"), Attention::Tp),
+    ])
 }
 
 #[derive(Debug, Subcommand)]
@@ -157,55 +178,6 @@ pub(crate) struct OutputArgs {
     pub(crate) json: bool,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct WorkerArgs {
-    /// Directory of a Hugging Face checkpoint.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) model: PathBuf,
-    /// Number of this rank, from 0; rank 0 serves HTTP for the whole unit.
-    #[arg(long)]
-    pub(crate) rank: u16,
-    /// Number of ranks in the unit.
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
-    pub(crate) world: u16,
-    /// Rendezvous address: rank 0 binds it (port 0 picks a free port), the other ranks connect to it.
-    #[arg(long, value_name = "ADDRESS")]
-    pub(crate) rendezvous: SocketAddr,
-    /// HTTP address of rank 0.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:30000")]
-    pub(crate) listen: SocketAddr,
-    /// Tables whose placement E the unit runs [default: contiguous placement]. Not with --experts tp.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) tables: Option<PathBuf>,
-    /// Take attention, experts, domains and wire from the output of `semmoe plan --json` for this model and number of
-    /// ranks; --domains 1 for the plan's layout with tables.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["attention", "attention_groups", "experts", "wire"])]
-    pub(crate) plan: Option<PathBuf>,
-    /// Experts per layer that each rank has room for, so that the unit can switch to tables with more replicas than it
-    /// starts with. Must be the same on all ranks [default: as many as the initial placement needs].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    pub(crate) expert_slots: Option<u16>,
-    #[command(flatten)]
-    pub(crate) attention: UnitAttentionArgs,
-    #[command(flatten)]
-    pub(crate) layout: UnitLayoutArgs,
-    #[command(flatten)]
-    pub(crate) nodes: WorkerNodesArgs,
-    #[command(flatten)]
-    pub(crate) serving: WorkerServingArgs,
-    #[command(flatten)]
-    pub(crate) network: WorkerNetworkArgs,
-    #[command(flatten)]
-    pub(crate) trust: WorkerTrustArgs,
-    /// Exit when standard input closes, so that a rank never outlives the process that started it.
-    #[arg(long)]
-    pub(crate) exit_on_stdin_eof: bool,
-    /// After another rank was lost, rank 0 answers 503 with the cause for this long, then exits with code 3; with never
-    /// it keeps answering until it is stopped. The other ranks exit at once.
-    #[arg(long, value_name = "SECONDS|never", default_value = "5")]
-    pub(crate) exit_after_loss: ExitAfterLoss,
-}
-
 #[derive(Debug, Subcommand)]
 pub(crate) enum ProfileCommand {
     /// Send prompts to an engine and record the routing it reports as a trace.
@@ -224,13 +196,4 @@ pub(crate) enum ProfileCommand {
     /// charts.
     #[command(after_long_help = SHOW_PROFILE_EXAMPLES)]
     Show(ShowArgs),
-}
-
-/// How attention is parallelized in the deployment, which decides what is routed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum AttentionArg {
-    /// Data parallel: requests are routed.
-    Dp,
-    /// Tensor parallel: tokens are routed, layer by layer.
-    Tp,
 }

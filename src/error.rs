@@ -1,29 +1,35 @@
 //! The message that the command prints when it fails, and the exit code that goes with it.
 
 use std::fmt;
+use std::path::Path;
 
 /// A failure of the command: one sentence with the cause.
 #[derive(Debug)]
-pub(crate) enum CliError {
-    /// Wrong arguments or input: exit code 2.
-    Input(String),
-    /// Anything else: exit code 1.
-    Failed(String),
-    /// A failure with an exit code of its own.
-    WithCode(u8, String),
-    /// Stopped by the user before the work was done: exit code 130, as shells report it.
-    Interrupted,
+pub(crate) struct CliError {
+    cause: String,
+    /// The exit code of the process.
+    pub(crate) code: u8,
 }
 
 impl CliError {
-    /// An [`CliError::Input`] from anything that can be shown.
-    pub(crate) fn input(cause: impl fmt::Display) -> Self {
-        Self::Input(cause.to_string())
+    /// A failure with an exit code of its own.
+    pub(crate) fn with_code(code: u8, cause: impl fmt::Display) -> Self {
+        Self { cause: cause.to_string(), code }
     }
 
-    /// A [`CliError::Failed`] from anything that can be shown.
+    /// Wrong arguments or input: exit code 2.
+    pub(crate) fn input(cause: impl fmt::Display) -> Self {
+        Self::with_code(2, cause)
+    }
+
+    /// Anything else: exit code 1.
     pub(crate) fn failed(cause: impl fmt::Display) -> Self {
-        Self::Failed(cause.to_string())
+        Self::with_code(1, cause)
+    }
+
+    /// A file that cannot be written.
+    pub(crate) fn cannot_write(path: &Path, error: impl fmt::Display) -> Self {
+        Self::failed(format!("cannot write {}: {error}", path.display()))
     }
 
     /// Wrong input is the user's to mend; the rest is what the engine or the machine did.
@@ -31,22 +37,14 @@ impl CliError {
         if is_input { Self::input(cause) } else { Self::failed(cause) }
     }
 
-    /// The process exit code.
-    pub(crate) fn exit_code(&self) -> u8 {
-        match self {
-            Self::Input(_) => 2,
-            Self::Failed(_) => 1,
-            Self::WithCode(code, _) => *code,
-            Self::Interrupted => 130,
-        }
+    /// Stopped by the user before the work was done: exit code 130, as shells report it.
+    pub(crate) fn interrupted() -> Self {
+        Self::with_code(130, "interrupted")
     }
 }
 
 impl fmt::Display for CliError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Input(cause) | Self::Failed(cause) | Self::WithCode(_, cause) => f.write_str(cause),
-            Self::Interrupted => f.write_str("interrupted"),
-        }
+        f.write_str(&self.cause)
     }
 }

@@ -4,12 +4,10 @@ use std::io::{IsTerminal, Result, Stderr, Write};
 
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::args::LogLevel;
-
 /// The logging options of the command line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogChoice {
-    pub(crate) level: Option<LogLevel>,
+    pub(crate) level: Option<LevelFilter>,
     pub(crate) json: bool,
 }
 
@@ -19,25 +17,12 @@ impl LogChoice {
         let json = json || self.json;
         let colours = !json && std::io::stderr().is_terminal();
         let logger = tracing_subscriber::fmt()
-            .with_max_level(self.level.map_or(level, LogLevel::filter))
+            .with_max_level(self.level.unwrap_or(level))
             .with_writer(move || EscapedLines { to: std::io::stderr(), colours });
         if json {
             logger.json().init();
         } else {
             logger.with_ansi(colours).init();
-        }
-    }
-}
-
-impl LogLevel {
-    fn filter(self) -> LevelFilter {
-        match self {
-            Self::Off => LevelFilter::OFF,
-            Self::Error => LevelFilter::ERROR,
-            Self::Warn => LevelFilter::WARN,
-            Self::Info => LevelFilter::INFO,
-            Self::Debug => LevelFilter::DEBUG,
-            Self::Trace => LevelFilter::TRACE,
         }
     }
 }

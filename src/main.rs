@@ -31,13 +31,13 @@ fn main() -> ExitCode {
             let failure = error.to_string();
             let hint = hints::hint(&failure).map_or_else(String::new, |hint| format!(" ({hint})"));
             progress::say(&format!("semmoe: {failure}{hint}"));
-            ExitCode::from(error.exit_code())
+            ExitCode::from(error.code)
         }
     }
 }
 
 fn run(command: Command, log: LogChoice) -> Result<(), CliError> {
-    // That one's configuration has a say.
+    // Serving starts its log after it has read the configuration.
     if !matches!(command, Command::Serve(_)) {
         log.start(LevelFilter::WARN, false);
     }

@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// How often a plain line is printed where there is no terminal.
+/// Total, steps and remarks of a piece of work.
+pub(crate) use semmoe_profiler::Progress as Steps;
+
+/// Interval of plain lines where there is no terminal.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(5);
 
 /// One piece of long work. Finishing it is dropping it.
@@ -49,8 +52,36 @@ impl Progress {
         Self { title, look, began }
     }
 
-    /// The total became known.
-    pub(crate) fn set_total(&self, total: u64) {
+    /// `done` of the total are done.
+    pub(crate) fn set_done(&self, done: u64) {
+        self.update(|bar| bar.set_position(done), |before| *before = done);
+    }
+
+    fn update(&self, bar_to: impl FnOnce(&ProgressBar), count_to: impl FnOnce(&mut u64)) {
+        let lines = match &self.look {
+            Look::Bar(bar) => return bar_to(bar),
+            Look::Lines(lines) => lines,
+        };
+        let mut lines = lock(lines);
+        count_to(&mut lines.done);
+        if lines.printed.elapsed() >= PLAIN_INTERVAL {
+            lines.printed = Instant::now();
+            let comma = if lines.remark.is_empty() { "" } else { ", " };
+            say(&format!("{}: {} of {}{comma}{}", self.title, lines.done, lines.total, lines.remark));
+        }
+    }
+
+    /// The work is done; `summary` stays on the screen.
+    pub(crate) fn finish(self, summary: &str) {
+        let line = format!("{}: {summary} ({:.1} s)", self.title, self.began.elapsed().as_secs_f64());
+        // Clears the bar.
+        drop(self);
+        say(&line);
+    }
+}
+
+impl Steps for Progress {
+    fn set_total(&self, total: u64) {
         match &self.look {
             Look::Bar(bar) => {
                 bar.set_style(style(total));
@@ -60,66 +91,16 @@ impl Progress {
         }
     }
 
-    /// `by` more are done.
-    pub(crate) fn advance(&self, by: u64) {
-        match &self.look {
-            Look::Bar(bar) => bar.inc(by),
-            Look::Lines(lines) => {
-                let mut lines = lock(lines);
-                lines.done += by;
-                self.print_now_and_then(&mut lines);
-            }
-        }
-    }
-
-    /// `done` of the total are done.
-    pub(crate) fn set_done(&self, done: u64) {
-        match &self.look {
-            Look::Bar(bar) => bar.set_position(done),
-            Look::Lines(lines) => {
-                let mut lines = lock(lines);
-                lines.done = done;
-                self.print_now_and_then(&mut lines);
-            }
-        }
-    }
-
-    fn print_now_and_then(&self, lines: &mut Lines) {
-        if lines.printed.elapsed() >= PLAIN_INTERVAL {
-            lines.printed = Instant::now();
-            let comma = if lines.remark.is_empty() { "" } else { ", " };
-            say(&format!("{}: {} of {}{comma}{}", self.title, lines.done, lines.total, lines.remark));
-        }
+    fn advance(&self, by: u64) {
+        self.update(|bar| bar.inc(by), |done| *done += by);
     }
 
     /// A short remark beside the bar, and in the next line where there is none.
-    pub(crate) fn remark(&self, text: &str) {
+    fn message(&self, text: &str) {
         match &self.look {
             Look::Bar(bar) => bar.set_message(text.to_owned()),
             Look::Lines(lines) => text.clone_into(&mut lock(lines).remark),
         }
-    }
-
-    /// The work is done; `summary` stays on the screen.
-    pub(crate) fn finish(self, summary: &str) {
-        if let Look::Bar(bar) = &self.look {
-            bar.finish_and_clear();
-        }
-        say(&format!("{}: {summary} ({:.1} s)", self.title, self.began.elapsed().as_secs_f64()));
-    }
-}
-
-impl semmoe_profiler::Progress for Progress {
-    fn set_total(&self, total: u64) {
-        Self::set_total(self, total);
-    }
-
-    fn advance(&self, by: u64) {
-        Self::advance(self, by);
-    }
-
-    fn message(&self, text: &str) {
-        self.remark(text);
     }
 }
 

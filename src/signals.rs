@@ -33,7 +33,7 @@ pub(crate) struct Stops(Option<(Signal, Signal)>);
 impl Stops {
     /// Must be called in a runtime.
     pub(crate) fn listen() -> Self {
-        Self(signal(SignalKind::interrupt()).ok().zip(signal(SignalKind::terminate()).ok()))
+        Self(both().ok())
     }
 
     /// Resolves at the next one.
@@ -54,9 +54,13 @@ impl Stops {
     ) -> Result<T, CliError> {
         tokio::select! {
             result = work => result,
-            _ = self.next() => Err(CliError::Interrupted),
+            _ = self.next() => Err(CliError::interrupted()),
         }
     }
+}
+
+fn both() -> std::io::Result<(Signal, Signal)> {
+    Ok((signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?))
 }
 
 /// Resolves at the first SIGINT or SIGTERM after the first poll.
@@ -64,7 +68,7 @@ pub(crate) async fn stop_requested() {
     Stops::listen().next().await;
 }
 
-/// SIGHUP, by which a server is asked to read its configuration again.
+/// SIGHUP: the request to reload the configuration.
 pub(crate) struct Hangups(Option<Signal>);
 
 impl Hangups {
@@ -92,20 +96,17 @@ pub(crate) fn stop_flag() -> Result<Arc<AtomicBool>, CliError> {
     let cannot = |error: std::io::Error| CliError::failed(format!("cannot watch for Ctrl-C: {error}"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
     // Registered before this returns, so that no signal is missed.
-    let (mut interrupt, mut terminate) = {
+    let mut stops = {
         let _entered = runtime.enter();
-        (signal(SignalKind::interrupt()).map_err(cannot)?, signal(SignalKind::terminate()).map_err(cannot)?)
+        Stops(Some(both().map_err(cannot)?))
     };
     // Ends with the process.
     std::thread::spawn(move || {
         runtime.block_on(async move {
             for _ in 0..2 {
-                tokio::select! {
-                    _ = interrupt.recv() => {}
-                    _ = terminate.recv() => {}
-                }
+                stops.next().await;
                 if raised.swap(true, Ordering::Relaxed) {
-                    std::process::exit(CliError::Interrupted.exit_code().into());
+                    std::process::exit(CliError::interrupted().code.into());
                 }
             }
         });

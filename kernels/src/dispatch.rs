@@ -230,25 +230,11 @@ impl DispatchPlan {
         self.tokens
     }
 
-    /// R: rows that are sent, the rank's own included.
-    pub fn rows(&self) -> usize {
-        self.row_tokens.len()
-    }
-
-    /// `[R]`: the token of each row.
-    pub fn row_tokens(&self) -> &[u32] {
-        &self.row_tokens
-    }
-
-    /// Where a rank's rows stand among the R rows. Panics if there is no such rank.
-    pub fn row_range(&self, rank: usize) -> Range<usize> {
-        self.row_offsets[rank] as usize..self.row_offsets[rank + 1] as usize
-    }
-
     /// The rows sent to a rank. Panics if there is no such rank.
     pub fn rank(&self, rank: usize) -> RankRows<'_> {
-        let pairs = self.pair_offsets[rank] as usize..self.pair_offsets[rank + 1] as usize;
-        let Self { row_tokens: tokens, row_pairs, experts, weights, .. } = self;
-        RankRows { tokens, pairs: row_pairs, experts, weights }.cut(self.row_range(rank), pairs)
+        let of_rank = |offsets: &[u32]| offsets[rank] as usize..offsets[rank + 1] as usize;
+        let Self { row_tokens: tokens, row_pairs, experts, weights, row_offsets, pair_offsets, .. } = self;
+        let all = RankRows { tokens, pairs: row_pairs, experts, weights };
+        all.cut(of_rank(row_offsets), of_rank(pair_offsets))
     }
 }

@@ -13,7 +13,7 @@ const COLUMNS: usize = 1024;
 /// If a row is not as long as `out`.
 pub fn sum_rows<T: Element>(rows: &[&[T]], out: &mut [T]) {
     check(rows, out.len());
-    versions!(T, sum_into(rows, out, T::round), sum_avx512(rows, out), sum_avx2(rows, out));
+    sum(rows, out);
 }
 
 /// As [`sum_rows`], not rounded.
@@ -22,7 +22,7 @@ pub fn sum_rows<T: Element>(rows: &[&[T]], out: &mut [T]) {
 /// If a row is not as long as `out`.
 pub fn sum_rows_wide<T: Element>(rows: &[&[T]], out: &mut [f32]) {
     check(rows, out.len());
-    versions!(T, sum_into(rows, out, |value| value), wide_avx512(rows, out), wide_avx2(rows, out));
+    sum_wide(rows, out);
 }
 
 /// Operands of the fused residual and norm: `sum` is `[H]` and becomes h = sum + residual.
@@ -52,7 +52,7 @@ pub fn norm_row<T: Element>(row: NormRow<'_, T>) {
     for found in [row.residual.len(), row.weight.len(), row.residual_out.len(), row.out.len()] {
         assert_eq!(found, width, "a row's slices have one length");
     }
-    versions!(T, norm_into(row), norm_avx512(row), norm_avx2(row));
+    norm(row);
 }
 
 /// Prefetches a piece of a row that is needed soon. Only a hint.
@@ -140,64 +140,45 @@ fn norm_into<T: Element>(row: NormRow<'_, T>) {
     }
 }
 
-/// Calls the version for this processor. The standard library detects its features once, then reads them from a word.
-macro_rules! versions {
-    ($element:ty, $portable:expr, $avx512:expr, $avx2:expr) => {{
-        #[cfg(target_arch = "x86_64")]
-        {
-            if is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512vl")
+/// A function and its versions for wider vectors, of which it calls the one for this processor. The standard library
+/// detects the processor's features once, then reads them from a word.
+macro_rules! widest {
+    ($($name:ident($($argument:ident: $type:ty),*) => $body:expr;)*) => {$(
+        fn $name<T: Element>($($argument: $type),*) {
+            #[cfg(target_arch = "x86_64")]
             {
-                // SAFETY: the processor has the features that the function is compiled for.
-                return unsafe { $avx512 };
+                #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+                fn avx512<T: Element>($($argument: $type),*) {
+                    $body
+                }
+
+                #[target_feature(enable = "avx2")]
+                fn avx2<T: Element>($($argument: $type),*) {
+                    $body
+                }
+
+                if is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                {
+                    // SAFETY: the processor has the features that the function is compiled for.
+                    return unsafe { avx512($($argument),*) };
+                }
+                if is_x86_feature_detected!("avx2") {
+                    // SAFETY: as above.
+                    return unsafe { avx2($($argument),*) };
+                }
             }
-            if is_x86_feature_detected!("avx2") {
-                // SAFETY: as above.
-                return unsafe { $avx2 };
-            }
+            $body
         }
-        $portable
-    }};
+    )*};
 }
-use versions;
 
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use super::{Element, NormRow, norm_into, sum_into};
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    pub(super) fn sum_avx512<T: Element>(rows: &[&[T]], out: &mut [T]) {
-        sum_into(rows, out, T::round);
-    }
-
-    #[target_feature(enable = "avx2")]
-    pub(super) fn sum_avx2<T: Element>(rows: &[&[T]], out: &mut [T]) {
-        sum_into(rows, out, T::round);
-    }
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    pub(super) fn wide_avx512<T: Element>(rows: &[&[T]], out: &mut [f32]) {
-        sum_into(rows, out, |value| value);
-    }
-
-    #[target_feature(enable = "avx2")]
-    pub(super) fn wide_avx2<T: Element>(rows: &[&[T]], out: &mut [f32]) {
-        sum_into(rows, out, |value| value);
-    }
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    pub(super) fn norm_avx512<T: Element>(row: NormRow<'_, T>) {
-        norm_into(row);
-    }
-
-    #[target_feature(enable = "avx2")]
-    pub(super) fn norm_avx2<T: Element>(row: NormRow<'_, T>) {
-        norm_into(row);
-    }
+widest! {
+    sum(rows: &[&[T]], out: &mut [T]) => sum_into(rows, out, T::round);
+    sum_wide(rows: &[&[T]], out: &mut [f32]) => sum_into(rows, out, |value| value);
+    norm(row: NormRow<'_, T>) => norm_into(row);
 }
-#[cfg(target_arch = "x86_64")]
-use x86::{norm_avx2, norm_avx512, sum_avx2, sum_avx512, wide_avx2, wide_avx512};
 
 #[cfg(test)]
 mod tests {

@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValue, TypedValueParser};
 use clap::{Args, ValueEnum};
 use semmoe_profiler::DomainInput;
+use semmoe_tables::Phase;
 
-use super::OutputArgs;
+use super::{OutputArgs, named};
 
 /// The beginning of `profile build --help`.
 pub(super) const BUILD_ABOUT: &str = "\
@@ -43,13 +45,12 @@ Example:
       --out week.profile.safetensors";
 
 /// The tokens of a trace to count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum PhaseArg {
-    /// Prompt tokens.
-    Prefill,
-    /// Generated tokens.
-    Decode,
-    All,
+fn phase() -> impl TypedValueParser<Value = Phase> {
+    named([
+        (PossibleValue::new("prefill").help("Prompt tokens"), Phase::Prefill),
+        (PossibleValue::new("decode").help("Generated tokens"), Phase::Decode),
+        (PossibleValue::new("all"), Phase::All),
+    ])
 }
 
 /// How inputs are weighted.
@@ -68,8 +69,8 @@ pub(crate) struct BuildArgs {
     #[arg(long, help_heading = "Output", value_name = "FILE")]
     pub(crate) out: PathBuf,
     /// Which tokens to count.
-    #[arg(long, value_enum, default_value_t = PhaseArg::All)]
-    pub(crate) split: PhaseArg,
+    #[arg(long, value_parser = phase(), default_value = "all")]
+    pub(crate) split: Phase,
     /// Give every domain the same weight.
     #[arg(long, value_enum, value_name = "WHAT")]
     pub(crate) weight_by: Option<WeightArg>,

@@ -3,19 +3,19 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgGroup, Args, ValueEnum};
+use clap::builder::{PossibleValue, TypedValueParser};
+use clap::{ArgGroup, Args};
+use semmoe_load::Api;
 
-use super::OutputArgs;
+use super::{OutputArgs, named};
 
 /// Routes that `load` can send to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LoadRoute {
-    /// /v1/chat/completions
-    Chat,
-    /// /v1/completions
-    Completions,
-    /// /generate
-    Generate,
+fn route() -> impl TypedValueParser<Value = Api> {
+    named([
+        (PossibleValue::new("chat").help("/v1/chat/completions"), Api::Chat),
+        (PossibleValue::new("completions").help("/v1/completions"), Api::Completions),
+        (PossibleValue::new("generate").help("/generate"), Api::Generate),
+    ])
 }
 
 /// The end of `load --help`.
@@ -50,8 +50,8 @@ pub(crate) struct LoadArgs {
     #[arg(long, help_heading = "Requests", value_name = "NAME")]
     pub(crate) model: Option<String>,
     /// The route to send requests to.
-    #[arg(long, help_heading = "Requests", value_enum, default_value_t = LoadRoute::Chat)]
-    pub(crate) route: LoadRoute,
+    #[arg(long, help_heading = "Requests", value_parser = route(), default_value = "chat")]
+    pub(crate) route: Api,
     /// Stream the responses; without it there is no time to first token.
     #[arg(long, help_heading = "Requests")]
     pub(crate) stream: bool,

@@ -6,6 +6,8 @@ use clap::{Args, Subcommand};
 use semmoe_planner::shape::Dtype;
 use semmoe_worker::TransportChoice;
 
+use super::number;
+
 /// The end of `plan --help`.
 pub(super) const PLAN_EXAMPLES: &str = "\
 Examples:
@@ -89,7 +91,7 @@ pub(crate) struct CalibrateArgs {
     #[arg(long, value_name = "shm|tcp", default_value = "shm", value_parser = carrier)]
     pub(crate) transport: TransportChoice,
     /// Approximate time to measure, in addition to loading the model.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = budget)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = number(1.0..=3600.0, "expected seconds from 1 to 3600"))]
     pub(crate) seconds: f64,
     /// Print one JSON document.
     #[arg(long)]
@@ -100,13 +102,6 @@ fn carrier(name: &str) -> Result<TransportChoice, String> {
     match name.parse() {
         Ok(choice @ (TransportChoice::Shm | TransportChoice::Tcp)) => Ok(choice),
         _ => Err("expected shm or tcp".to_owned()),
-    }
-}
-
-fn budget(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if (1.0..=3600.0).contains(&seconds) => Ok(seconds),
-        _ => Err("expected seconds from 1 to 3600".to_owned()),
     }
 }
 

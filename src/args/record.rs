@@ -2,7 +2,12 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValue, TypedValueParser};
+use semmoe_engines::Engine;
+use semmoe_profiler::PromptFormat;
+
+use super::named;
 
 /// The beginning of `profile record --help`.
 pub(super) const RECORD_ABOUT: &str = "\
@@ -32,28 +37,25 @@ Examples:
       --out run.trace.safetensors --tables m.tables.safetensors --groups 8";
 
 /// Engines that `profile record` can drive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum RecordEngine {
-    Semmoe,
-    Sglang,
-    Vllm,
+fn engine() -> impl TypedValueParser<Value = Engine> {
+    named([Engine::Semmoe, Engine::Sglang, Engine::Vllm].map(|engine| (PossibleValue::new(engine.name()), engine)))
 }
 
 /// The format of a file of prompts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum PromptArg {
-    /// By the file's extension.
-    Auto,
-    Jsonl,
-    Sharegpt,
-    Text,
+fn format() -> impl TypedValueParser<Value = PromptFormat> {
+    named([
+        (PossibleValue::new("auto").help("By the file's extension"), PromptFormat::Auto),
+        (PossibleValue::new("jsonl"), PromptFormat::JsonLines),
+        (PossibleValue::new("sharegpt"), PromptFormat::ShareGpt),
+        (PossibleValue::new("text"), PromptFormat::Text),
+    ])
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct RecordArgs {
     /// The engine behind --url.
-    #[arg(long, help_heading = "Engine", value_enum)]
-    pub(crate) engine: RecordEngine,
+    #[arg(long, help_heading = "Engine", value_parser = engine())]
+    pub(crate) engine: Engine,
     /// Base URL of the engine.
     #[arg(long, help_heading = "Engine")]
     pub(crate) url: String,
@@ -64,8 +66,8 @@ pub(crate) struct RecordArgs {
     #[arg(long, help_heading = "Requests", value_name = "FILE")]
     pub(crate) prompts: PathBuf,
     /// Format of the prompts.
-    #[arg(long, help_heading = "Requests", value_enum, default_value_t = PromptArg::Auto)]
-    pub(crate) format: PromptArg,
+    #[arg(long, help_heading = "Requests", value_parser = format(), default_value = "auto")]
+    pub(crate) format: PromptFormat,
     /// The trace to write.
     #[arg(long, help_heading = "Output", value_name = "FILE")]
     pub(crate) out: PathBuf,

@@ -2,7 +2,11 @@
 
 use std::path::PathBuf;
 
-use clap::{ArgGroup, Args, ValueEnum};
+use clap::builder::{PossibleValue, TypedValueParser};
+use clap::{ArgGroup, Args};
+use semmoe_engines::Engine;
+
+use super::named;
 
 /// The end of `serve --help`.
 pub(super) const SERVE_EXAMPLES: &str = "\
@@ -44,8 +48,8 @@ pub(crate) struct ServeArgs {
 #[command(next_help_heading = "Without a configuration file")]
 pub(crate) struct QuickArgs {
     /// The engine behind --url.
-    #[arg(long, value_enum, requires = "url")]
-    pub(crate) engine: Option<ServeEngine>,
+    #[arg(long, value_parser = engine(), requires = "url")]
+    pub(crate) engine: Option<Engine>,
     /// Base URL of an engine; repeat the option for one backend each.
     #[arg(long, requires = "engine")]
     pub(crate) url: Vec<String>,
@@ -70,12 +74,11 @@ pub(crate) struct QuickArgs {
 }
 
 /// Engines that `serve` can front.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ServeEngine {
-    Sglang,
-    Vllm,
-    /// semmoe's worker.
-    Semmoe,
-    /// Any server with the OpenAI routes.
-    Openai,
+fn engine() -> impl TypedValueParser<Value = Engine> {
+    named([
+        (PossibleValue::new("sglang"), Engine::Sglang),
+        (PossibleValue::new("vllm"), Engine::Vllm),
+        (PossibleValue::new("semmoe").help("semmoe's worker"), Engine::Semmoe),
+        (PossibleValue::new("openai").help("Any server with the OpenAI routes"), Engine::Openai),
+    ])
 }

@@ -2,18 +2,22 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValue, TypedValueParser};
 use clap::{ArgGroup, Args, ValueEnum};
+use semmoe_solver::Objective;
+use semmoe_tables::Attention;
 
-use super::{AttentionArg, OutputArgs};
+use super::{OutputArgs, attention, named, number};
 
 /// The objective of a solve.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ObjectiveArg {
-    /// Maximize activations on the token's own rank: the local activation rate.
-    Activations,
-    /// Minimize the remote ranks that a token is sent to, for kernels that send a token once to each rank. Needs
-    /// --trace, as a profile does not have the experts that a token activates together.
-    Ranks,
+fn objective() -> impl TypedValueParser<Value = Objective> {
+    let activations = "Maximize activations on the token's own rank: the local activation rate";
+    let ranks = "Minimize the remote ranks that a token is sent to, for kernels that send a token once to each rank. Needs \
+                 --trace, as a profile does not have the experts that a token activates together";
+    named([
+        (PossibleValue::new("activations").help(activations), Objective::Activations),
+        (PossibleValue::new("ranks").help(ranks), Objective::Ranks),
+    ])
 }
 
 /// Algorithms that `solve` knows.
@@ -80,14 +84,14 @@ pub(crate) struct SolveArgs {
     #[arg(long, help_heading = "Deployment", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) groups: u16,
     /// How attention is parallelized, which decides what is routed and therefore what is optimized.
-    #[arg(long, help_heading = "Deployment", value_enum, default_value_t = AttentionArg::Dp)]
-    pub(crate) attention: AttentionArg,
+    #[arg(long, help_heading = "Deployment", value_parser = attention(), default_value = "dp")]
+    pub(crate) attention: Attention,
     /// The algorithm that places tokens and experts.
     #[arg(long, help_heading = "Search", value_enum, default_value_t = SolverArg::Exact)]
     pub(crate) solver: SolverArg,
     /// The objective to optimize; the report has both figures.
-    #[arg(long, help_heading = "Search", value_enum, default_value_t = ObjectiveArg::Activations)]
-    pub(crate) objective: ObjectiveArg,
+    #[arg(long, help_heading = "Search", value_parser = objective(), default_value = "activations")]
+    pub(crate) objective: Objective,
     /// The tables to write.
     #[arg(long, help_heading = "Output", value_name = "FILE")]
     pub(crate) out: PathBuf,
@@ -99,7 +103,7 @@ pub(crate) struct SolveArgs {
     ///
     /// Their counts are subtracted from the profile if it contains them. The choice depends on the prompts alone, so
     /// that equal prompts stay together, and runs with other options are evaluated on the same requests.
-    #[arg(long, help_heading = "Search", value_name = "SHARE", default_value_t = 0.1, value_parser = hold_out_share)]
+    #[arg(long, help_heading = "Search", value_name = "SHARE", default_value_t = 0.1, value_parser = number(0.0..=0.5, "expected a share from 0 to 0.5"))]
     pub(crate) hold_out: f64,
     /// Random seed: the same seed and input give the same tables.
     #[arg(long, help_heading = "Search", default_value_t = 1)]
@@ -157,27 +161,13 @@ pub(crate) struct SolveArgs {
     /// Stop after this many seconds with the best result so far, as Ctrl-C does; the tables then depend on the
     /// machine's speed. Both end with exit code 0, as the tables are valid; a second Ctrl-C writes nothing and exits
     /// with 130.
-    #[arg(long, help_heading = "Search", value_name = "SECONDS", value_parser = positive_seconds)]
+    #[arg(long, help_heading = "Search", value_name = "SECONDS", value_parser = number(f64::MIN_POSITIVE..=1e9, "expected a number of seconds above 0, at most 1e9"))]
     pub(crate) time_limit: Option<f64>,
     /// Print all figures, not just the summary.
     #[arg(long, help_heading = "Output", conflicts_with = "json")]
     pub(crate) verbose: bool,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
-}
-
-fn hold_out_share(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(share) if (0.0..=0.5).contains(&share) => Ok(share),
-        _ => Err("expected a share from 0 to 0.5".to_owned()),
-    }
-}
-
-fn positive_seconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if seconds > 0.0 && seconds <= 1e9 => Ok(seconds),
-        _ => Err("expected a number of seconds above 0, at most 1e9".to_owned()),
-    }
 }
 
 /// The end of `evaluate --help`.

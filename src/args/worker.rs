@@ -1,7 +1,6 @@
-//! Arguments of `worker`, some of `up` too, that say how a unit is laid out, how much it serves at once, and whom it
-//! trusts.
+//! Arguments of `worker`, some of them of `up` too: layout of the unit, serving limits, network and trust.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use clap::{Args, ValueEnum};
 use semmoe_tables::{Attention, Domains};
 use semmoe_worker::{CpuList, ExpertLayout, TransportChoice, WireType};
 
-use super::AttentionArg;
+use super::attention;
 use crate::error::CliError;
 
 /// The end of `worker --help`.
@@ -18,6 +17,102 @@ pub(super) const WORKER_EXAMPLES: &str = "\
 Examples (a unit of two ranks, each in a terminal of its own):
   semmoe worker --model DIR --rank 0 --world 2 --rendezvous 127.0.0.1:7000 --listen 127.0.0.1:30000
   semmoe worker --model DIR --rank 1 --world 2 --rendezvous 127.0.0.1:7000";
+
+#[derive(Debug, Args)]
+pub(crate) struct WorkerArgs {
+    /// Directory of a Hugging Face checkpoint.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: PathBuf,
+    /// Number of this rank, from 0; rank 0 serves HTTP for the whole unit.
+    #[arg(long)]
+    pub(crate) rank: u16,
+    /// Number of ranks in the unit.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) world: u16,
+    /// Rendezvous address: rank 0 binds it (port 0 picks a free port), the other ranks connect to it.
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) rendezvous: SocketAddr,
+    /// HTTP address of rank 0.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:30000")]
+    pub(crate) listen: SocketAddr,
+    /// Tables whose placement E the unit runs [default: contiguous placement]. Not with --experts tp.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tables: Option<PathBuf>,
+    /// Take attention, experts, domains and wire from the output of `semmoe plan --json` for this model and number of
+    /// ranks; --domains 1 for the plan's layout with tables.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["attention", "attention_groups", "experts", "wire"])]
+    pub(crate) plan: Option<PathBuf>,
+    /// Experts per layer that each rank has room for, so that the unit can switch to tables with more replicas than it
+    /// starts with. Must be the same on all ranks [default: as many as the initial placement needs].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) expert_slots: Option<u16>,
+    #[command(flatten)]
+    pub(crate) attention: UnitAttentionArgs,
+    #[command(flatten)]
+    pub(crate) layout: UnitLayoutArgs,
+    /// With --experts ep and without tables: each of N consecutive ranks holds the experts of all N, so that tokens
+    /// leave them only for other experts (expert domains). N:S/W over two levels: ranks at the same place on N groups
+    /// of W, and S neighbours within each. Must be the same on all ranks [default: those of --plan, else 1].
+    #[arg(long, value_name = "N[:S/W]...")]
+    pub(crate) domains: Option<Domains>,
+    /// Number of nodes, with consecutive ranks on each, for counting bytes by level [default: a node is the ranks that
+    /// share memory, or that of --experts hybrid].
+    #[arg(long, value_name = "N")]
+    pub(crate) nodes: Option<u16>,
+    /// Memory for this rank's experts, in bytes: those that do not fit are prefetched from the checkpoint in every
+    /// step. Layouts and tables can only be switched if all experts stay in memory. Ranks may differ [default: all
+    /// experts stay in memory].
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) expert_memory: Option<u64>,
+    /// On exit, write the start and end times of the stages of this rank's last 4096 MoE layers, one JSON object per
+    /// line.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) stages: Option<PathBuf>,
+    /// Maximum running sequences per rank. Rank 0's limits apply to all ranks.
+    #[arg(long, help_heading = "Serving", value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) max_running: u32,
+    /// Maximum waiting sequences per rank; more are rejected with 503.
+    #[arg(long, help_heading = "Serving", value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub(crate) max_waiting: u32,
+    /// Maximum tokens per step and rank, prefill chunks and decoded tokens together.
+    #[arg(long, help_heading = "Serving", value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub(crate) step_tokens: u32,
+    /// Size of the KV cache per rank, in tokens; the smallest of all ranks applies [default: 32768 or one full context,
+    /// but at most half of the available memory divided by the number of ranks].
+    #[arg(long, help_heading = "Serving", value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "kv_bytes")]
+    pub(crate) kv_tokens: Option<u64>,
+    /// Size of the KV cache per rank, in bytes.
+    #[arg(long, help_heading = "Serving", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) kv_bytes: Option<u64>,
+    /// Number of threads per rank for large steps. Results do not depend on it.
+    #[arg(long, help_heading = "Serving", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: u16,
+    /// CPUs to pin these threads to, such as 0-3,8; give each rank on a machine its own.
+    #[arg(long, help_heading = "Serving", value_name = "LIST")]
+    pub(crate) cpus: Option<CpuList>,
+    /// Disable prefix caching: compute every prompt in full.
+    #[arg(long, help_heading = "Serving")]
+    pub(crate) no_prefix_reuse: bool,
+    /// Address of this rank for data between ranks, if they have a separate network [default: on rank 0 the rendezvous
+    /// address, on others the address from which they reach it].
+    #[arg(long, help_heading = "Network and trust", value_name = "IP")]
+    pub(crate) data_address: Option<IpAddr>,
+    /// File with the secret by which ranks authenticate each other, 16 bytes or more; or set SEMMOE_RANK_SECRET.
+    /// Required unless the rendezvous and data addresses are loopback addresses.
+    #[arg(long, help_heading = "Network and trust", value_name = "FILE")]
+    pub(crate) secret_file: Option<PathBuf>,
+    /// File with the token for admin routes (/drain, /flush_cache), 16 bytes or more; or set SEMMOE_ADMIN_TOKEN.
+    /// Without it they are open if HTTP is served on a loopback address, and closed otherwise.
+    #[arg(long, help_heading = "Network and trust", value_name = "FILE")]
+    pub(crate) admin_token_file: Option<PathBuf>,
+    /// Exit when standard input closes, so that a rank never outlives the process that started it.
+    #[arg(long)]
+    pub(crate) exit_on_stdin_eof: bool,
+    /// After another rank was lost, rank 0 answers 503 with the cause for this long, then exits with code 3; with never
+    /// it keeps answering until it is stopped. The other ranks exit at once.
+    #[arg(long, value_name = "SECONDS|never", default_value = "5")]
+    pub(crate) exit_after_loss: ExitAfterLoss,
+}
 
 // For `worker` and `up`. No doc comment: it would become that of the command.
 #[derive(Debug, Clone, Args)]
@@ -28,12 +123,12 @@ pub(crate) struct UnitAttentionArgs {
     #[arg(
         long,
         help_heading = "Layout of the unit",
-        value_enum,
+        value_parser = attention(),
         value_delimiter = ',',
         num_args = 1,
         default_value = "dp"
     )]
-    attention: Vec<AttentionArg>,
+    attention: Vec<Attention>,
     /// With --attention tp: groups of consecutive ranks, each with requests of its own. Without tables and switches.
     /// Must be the same on all ranks.
     #[arg(long, help_heading = "Layout of the unit", value_name = "N", default_value_t = 1)]
@@ -66,8 +161,7 @@ impl UnitAttentionArgs {
     /// # Errors
     /// Anything but one or two layouts of attention; `--shuffle` where nothing could be shuffled.
     pub(crate) fn read(&self) -> Result<UnitAttention, CliError> {
-        let attentions: Vec<Attention> = self.attention.iter().map(|attention| (*attention).into()).collect();
-        let (attention, both) = match attentions[..] {
+        let (attention, both) = match self.attention[..] {
             [attention] => (attention, false),
             [first, second] if first != second => (first, true),
             _ => return Err(CliError::input("--attention takes dp, tp, dp,tp or tp,dp")),
@@ -85,44 +179,6 @@ impl UnitAttentionArgs {
             }
         }
     }
-}
-
-impl From<AttentionArg> for Attention {
-    fn from(attention: AttentionArg) -> Self {
-        match attention {
-            AttentionArg::Dp => Attention::Dp,
-            AttentionArg::Tp => Attention::Tp,
-        }
-    }
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct WorkerServingArgs {
-    /// Maximum running sequences per rank. Rank 0's limits apply to all ranks.
-    #[arg(long, help_heading = "Serving", value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub(crate) max_running: u32,
-    /// Maximum waiting sequences per rank; more are rejected with 503.
-    #[arg(long, help_heading = "Serving", value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
-    pub(crate) max_waiting: u32,
-    /// Maximum tokens per step and rank, prefill chunks and decoded tokens together.
-    #[arg(long, help_heading = "Serving", value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    pub(crate) step_tokens: u32,
-    /// Size of the KV cache per rank, in tokens; the smallest of all ranks applies [default: 32768 or one full context,
-    /// but at most half of the available memory divided by the number of ranks].
-    #[arg(long, help_heading = "Serving", value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "kv_bytes")]
-    pub(crate) kv_tokens: Option<u64>,
-    /// Size of the KV cache per rank, in bytes.
-    #[arg(long, help_heading = "Serving", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) kv_bytes: Option<u64>,
-    /// Number of threads per rank for large steps. Results do not depend on it.
-    #[arg(long, help_heading = "Serving", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub(crate) threads: u16,
-    /// CPUs to pin these threads to, such as 0-3,8; give each rank on a machine its own.
-    #[arg(long, help_heading = "Serving", value_name = "LIST")]
-    pub(crate) cpus: Option<CpuList>,
-    /// Disable prefix caching: compute every prompt in full.
-    #[arg(long, help_heading = "Serving")]
-    pub(crate) no_prefix_reuse: bool,
 }
 
 // For `worker` and `up`, as above.
@@ -144,29 +200,6 @@ pub(crate) struct UnitLayoutArgs {
     pub(crate) experts: ExpertLayout,
 }
 
-// For `worker` alone, as above.
-#[derive(Debug, Args)]
-pub(crate) struct WorkerNodesArgs {
-    /// With --experts ep and without tables: each of N consecutive ranks holds the experts of all N, so that tokens
-    /// leave them only for other experts (expert domains). N:S/W over two levels: ranks at the same place on N groups
-    /// of W, and S neighbours within each. Must be the same on all ranks [default: those of --plan, else 1].
-    #[arg(long, value_name = "N[:S/W]...")]
-    pub(crate) domains: Option<Domains>,
-    /// Number of nodes, with consecutive ranks on each, for counting bytes by level [default: a node is the ranks that
-    /// share memory, or that of --experts hybrid].
-    #[arg(long, value_name = "N")]
-    pub(crate) nodes: Option<u16>,
-    /// Memory for this rank's experts, in bytes: those that do not fit are prefetched from the checkpoint in every
-    /// step. Layouts and tables can only be switched if all experts stay in memory. Ranks may differ [default: all
-    /// experts stay in memory].
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) expert_memory: Option<u64>,
-    /// On exit, write the start and end times of the stages of this rank's last 4096 MoE layers, one JSON object per
-    /// line.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) stages: Option<PathBuf>,
-}
-
 /// When rank 0 exits after a rank was lost; `None` is never.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ExitAfterLoss(pub(crate) Option<Duration>);
@@ -183,24 +216,4 @@ impl FromStr for ExitAfterLoss {
             _ => Err("expected seconds from 0 to 86400, or never".into()),
         }
     }
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct WorkerNetworkArgs {
-    /// Address of this rank for data between ranks, if they have a separate network [default: on rank 0 the rendezvous
-    /// address, on others the address from which they reach it].
-    #[arg(long, help_heading = "Network and trust", value_name = "IP")]
-    pub(crate) data_address: Option<IpAddr>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct WorkerTrustArgs {
-    /// File with the secret by which ranks authenticate each other, 16 bytes or more; or set SEMMOE_RANK_SECRET.
-    /// Required unless the rendezvous and data addresses are loopback addresses.
-    #[arg(long, help_heading = "Network and trust", value_name = "FILE")]
-    pub(crate) secret_file: Option<PathBuf>,
-    /// File with the token for admin routes (/drain, /flush_cache), 16 bytes or more; or set SEMMOE_ADMIN_TOKEN.
-    /// Without it they are open if HTTP is served on a loopback address, and closed otherwise.
-    #[arg(long, help_heading = "Network and trust", value_name = "FILE")]
-    pub(crate) admin_token_file: Option<PathBuf>,
 }

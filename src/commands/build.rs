@@ -1,20 +1,19 @@
 //! `semmoe profile build` and `merge`.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use semmoe_profiler::{BuildOptions, BuildReport, DomainInput, HoldOut, MergeOptions};
-use semmoe_tables::Phase;
 
 use super::profile::{failure, list_bad};
 use super::{check_apart, check_output, print_result};
-use crate::args::{BuildArgs, MergeArgs, OutputArgs, PhaseArg, WeightArg};
+use crate::args::{BuildArgs, MergeArgs, OutputArgs, WeightArg};
 use crate::error::CliError;
 use crate::progress::{Progress, say};
 
 pub(crate) fn build(args: BuildArgs) -> Result<(), CliError> {
-    check_output(&args.out, &paths(&args.traces))?;
+    check_output(&args.out, paths(&args.traces))?;
     for trace in args.hold_out_trace.iter().chain(&args.solve_trace) {
-        check_output(trace, &paths(&args.traces))?;
+        check_output(trace, paths(&args.traces))?;
         check_apart(trace, &args.out)?;
     }
     if let (Some(judge), Some(solve)) = (&args.hold_out_trace, &args.solve_trace) {
@@ -22,7 +21,7 @@ pub(crate) fn build(args: BuildArgs) -> Result<(), CliError> {
     }
     let hold_out = args.hold_out.zip(args.hold_out_trace).map(|(share, out)| HoldOut { share, out });
     let options = BuildOptions {
-        phase: phase(args.split),
+        phase: args.split,
         threads: threads(args.threads),
         counter_bytes: u64::from(args.memory) << 20,
         weight_by_domain: args.weight_by == Some(WeightArg::Domain),
@@ -41,7 +40,7 @@ pub(crate) fn build(args: BuildArgs) -> Result<(), CliError> {
 }
 
 pub(crate) fn merge(args: MergeArgs) -> Result<(), CliError> {
-    check_output(&args.out, &paths(&args.profiles))?;
+    check_output(&args.out, paths(&args.profiles))?;
     let options = MergeOptions {
         threads: threads(args.threads),
         weight_by_domain: args.weight_by == Some(WeightArg::Domain),
@@ -50,13 +49,12 @@ pub(crate) fn merge(args: MergeArgs) -> Result<(), CliError> {
     show("profile merge", &semmoe_profiler::merge(&options).map_err(failure)?, args.output)
 }
 
-fn paths(inputs: &[DomainInput]) -> Vec<&Path> {
-    inputs.iter().map(|input| input.path.as_path()).collect()
+fn paths(inputs: &[DomainInput]) -> impl Iterator<Item = &PathBuf> {
+    inputs.iter().map(|input| &input.path)
 }
 
 fn threads(given: Option<u16>) -> usize {
-    let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    given.map_or_else(cores, usize::from)
+    given.map_or_else(super::solve::threads, usize::from)
 }
 
 fn show(command: &str, report: &BuildReport, output: OutputArgs) -> Result<(), CliError> {
@@ -69,12 +67,4 @@ fn show(command: &str, report: &BuildReport, output: OutputArgs) -> Result<(), C
     let (out, files) = (report.out.display(), report.inputs);
     let text = || format!("{out}: {} tokens from {files} files, digest {}", report.tokens, report.digest);
     print_result(output, command, report, text)
-}
-
-fn phase(split: PhaseArg) -> Phase {
-    match split {
-        PhaseArg::Prefill => Phase::Prefill,
-        PhaseArg::Decode => Phase::Decode,
-        PhaseArg::All => Phase::All,
-    }
 }

@@ -1,31 +1,27 @@
 //! `semmoe evaluate`.
 
 use std::fmt::Write;
-use std::path::PathBuf;
 
-use semmoe_profiler::Verdict;
 use semmoe_profiler::html::GroupLoads;
 use semmoe_solver::{BURST, EvalInput, EvalOptions, Evaluation, RequestFigures, SolveError, StepFigures, evaluate};
 use semmoe_tables::{FormatError, Profile, Tables, Trace};
-use serde::Serialize;
 
-use super::outcome::{JudgedOn, Outcome};
-use super::{check_output, opened, pages, print_result, profile};
+use super::outcome::{Document, JudgedOn, Outcome};
+use super::{check_output, pages, print_result, profile};
 use crate::args::EvaluateArgs;
 use crate::error::CliError;
 
 pub(crate) fn run(args: &EvaluateArgs) -> Result<(), CliError> {
     let tables = Tables::open(&args.tables).map_err(CliError::input)?;
-    let trace = opened(args.trace.as_deref(), Trace::open)?;
-    let profile = opened(args.profile.as_deref(), Profile::open)?;
+    let trace = args.trace.as_deref().map(Trace::open).transpose().map_err(CliError::input)?;
+    let profile = args.profile.as_deref().map(Profile::open).transpose().map_err(CliError::input)?;
     let input = match (&trace, &profile) {
         (Some(trace), _) => EvalInput::Trace(trace),
         (None, Some(profile)) => EvalInput::Profile(profile),
         (None, None) => return Err(CliError::input("evaluate needs --trace or --profile")),
     };
     if let Some(html) = &args.html {
-        let files = [Some(&args.tables), args.trace.as_ref(), args.profile.as_ref()];
-        check_output(html, &files.into_iter().flatten().map(PathBuf::as_path).collect::<Vec<_>>())?;
+        check_output(html, [&args.tables].into_iter().chain(&args.trace).chain(&args.profile))?;
     }
     let evaluation = evaluate(&tables, input, &options(args)).map_err(|error| failure(args, error))?;
     let groups = group_loads(&tables, input)?;
@@ -35,19 +31,11 @@ pub(crate) fn run(args: &EvaluateArgs) -> Result<(), CliError> {
         let judged = pages::Judged { evaluation: &evaluation, outcome: &outcome, groups: &groups, verdict: &verdict };
         pages::evaluation(&tables, &judged).write(html).map_err(profile::failure)?;
     }
-    let document = Document { outcome: &outcome, verdict: &verdict, evaluation: &evaluation };
+    let document = Document { out: None, outcome: Some(&outcome), verdict: &verdict, figures: &evaluation };
     print_result(args.output, "evaluate", &document, || {
         let figures = if args.verbose { describe(&evaluation) + "\n" } else { String::new() };
         format!("{figures}{} tokens judged\n\n{outcome}\n\n{verdict}", evaluation.tokens)
     })
-}
-
-#[derive(Serialize)]
-struct Document<'a> {
-    outcome: &'a Outcome,
-    verdict: &'a Verdict,
-    #[serde(flatten)]
-    evaluation: &'a Evaluation,
 }
 
 /// After good tables they go to the engines; others are solved again.

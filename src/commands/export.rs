@@ -34,24 +34,27 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), CliError> {
         return Err(CliError::input("--sglang-version goes with --format sglang"));
     }
     let tables = Tables::open(&args.tables).map_err(CliError::input)?;
-    let Some(out) = &args.out else {
-        let placement = text(&tables, args.format).map_err(CliError::input)?;
-        let command = command(&tables, args, NO_FILE);
-        let exported = Exported { file: None, placement: Some(&placement), engine: command.as_deref() };
-        print_result(args.output, "tables export", &exported, || placement.clone())?;
-        if let Some(command) = command.as_ref().filter(|_| !args.output.json) {
-            say(&format!("with the above in {NO_FILE}: {command}"));
+    let (file, placement) = match &args.out {
+        Some(out) => {
+            check_output(out, [&args.tables])?;
+            write_to(&tables, args.format, out)?;
+            (out.display().to_string(), None)
         }
-        say_where_it_pays(args.format);
-        return Ok(());
+        None => (NO_FILE.to_owned(), Some(text(&tables, args.format).map_err(CliError::input)?)),
     };
-    check_output(out, &[&args.tables])?;
-    write_to(&tables, args.format, out)?;
-    let command = command(&tables, args, &out.display().to_string());
-    let exported = Exported { file: Some(out), placement: None, engine: command.as_deref() };
-    let text = || command.clone().unwrap_or_else(|| format!("{}: phy2log, log2phy, logcnt", out.display()));
-    print_result(args.output, "tables export", &exported, text)?;
-    say_where_it_pays(args.format);
+    let command = command(&tables, args, &file);
+    let engine = command.as_deref();
+    let exported = Exported { file: args.out.as_deref(), placement: placement.as_deref(), engine };
+    print_result(args.output, "tables export", &exported, || {
+        let library = || format!("{file}: phy2log, log2phy, logcnt");
+        placement.clone().or(command.clone()).unwrap_or_else(library)
+    })?;
+    if let Some(command) = engine.filter(|_| placement.is_some() && !args.output.json) {
+        say(&format!("with the above in {file}: {command}"));
+    }
+    if args.format == ExportFormat::Sglang {
+        say(SGLANG_NOTE);
+    }
     Ok(())
 }
 
@@ -106,11 +109,5 @@ fn spelling(version: Option<Version>) -> SglangSpelling {
     match version {
         Some(version) if version < ATTN_DP_SIZE_SINCE => SglangSpelling::EnableDpAttention,
         _ => SglangSpelling::AttnDpSize,
-    }
-}
-
-fn say_where_it_pays(format: ExportFormat) {
-    if format == ExportFormat::Sglang {
-        say(SGLANG_NOTE);
     }
 }

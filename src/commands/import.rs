@@ -4,7 +4,7 @@ use semmoe_profiler::import::{Format, ImportOptions, ImportReport, Imported, Loa
 use semmoe_text::Tokenizer;
 
 use super::profile::{failure, list_bad};
-use super::{check_output, print_result};
+use super::{check_output, print_result, tokenizer_file};
 use crate::args::{ImportArgs, ImportFormat};
 use crate::error::CliError;
 use crate::progress::say;
@@ -16,13 +16,11 @@ pub(crate) fn run(args: ImportArgs) -> Result<(), CliError> {
         ImportFormat::Eplb => Format::Eplb,
         ImportFormat::Routes => Format::Routes,
     };
-    let inputs: Vec<_> = args.files.iter().chain(&args.against).map(std::path::PathBuf::as_path).collect();
-    check_output(&args.out, &inputs)?;
+    check_output(&args.out, args.files.iter().chain(&args.against))?;
     let mut model = semmoe_profiler::model_config(&args.model_config).map_err(failure)?;
     model.model = args.model;
     if let Some(path) = &args.tokenizer {
-        let path = if path.is_dir() { path.join("tokenizer.json") } else { path.clone() };
-        let tokenizer = Tokenizer::from_file(&path).map_err(CliError::input)?;
+        let tokenizer = Tokenizer::from_file(&tokenizer_file(path)).map_err(CliError::input)?;
         model.tokenizer_sha256 = Some(tokenizer.sha256().to_owned());
     }
     let (files, out, max_bad, against) = (args.files, args.out, args.max_bad, args.against);

@@ -1,6 +1,5 @@
 //! `semmoe keys`: keys for clients, of which the configuration holds digests.
 
-use std::fmt::Write as _;
 use std::io::Read;
 
 use serde::Serialize;
@@ -79,9 +78,5 @@ fn random() -> Result<[u8; RANDOM_BYTES], CliError> {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

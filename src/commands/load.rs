@@ -2,11 +2,11 @@
 
 use semmoe_engines::http::BaseUrl;
 use semmoe_engines::tls::ClientFiles;
-use semmoe_load::{Api, Limit, LoadError, LoadOptions, Pace, Slo, Snapshot, bearer, parse_header};
+use semmoe_load::{Limit, LoadError, LoadOptions, Pace, Slo, Snapshot, bearer, parse_header};
 use serde_json::{Map, Value};
 
 use super::print_result;
-use crate::args::{LoadArgs, LoadRoute};
+use crate::args::LoadArgs;
 use crate::error::CliError;
 use crate::progress::say;
 use crate::signals::{Stops, block_on};
@@ -57,11 +57,7 @@ fn options(args: LoadArgs) -> Result<LoadOptions, CliError> {
         (None, None) => return Err(CliError::input("the run has no end: give --requests N or --duration 60s")),
     };
     let mut options = LoadOptions {
-        api: match args.route {
-            LoadRoute::Chat => Api::Chat,
-            LoadRoute::Completions => Api::Completions,
-            LoadRoute::Generate => Api::Generate,
-        },
+        api: args.route,
         tls: ClientFiles { ca: args.ca, cert: args.cert, key: args.key, server_name: None },
         stream: args.stream,
         model: args.model,
@@ -97,14 +93,14 @@ async fn first_stop() {
     say("semmoe: stopping; Ctrl-C again to leave at once");
     tokio::spawn(async move {
         stops.next().await;
-        std::process::exit(CliError::Interrupted.exit_code().into());
+        std::process::exit(CliError::interrupted().code.into());
     });
 }
 
 /// The exit code, after the report was printed, by what each server answered and failed.
 fn verdict<const N: usize>(stopped: bool, servers: [(u64, u64); N], max_errors: Option<f64>) -> Result<(), CliError> {
     if stopped {
-        return Err(CliError::Interrupted);
+        return Err(CliError::interrupted());
     }
     for (ok, failed) in servers {
         let share = failed as f64 / (ok + failed).max(1) as f64;
@@ -122,7 +118,7 @@ fn verdict<const N: usize>(stopped: bool, servers: [(u64, u64); N], max_errors: 
 
 fn failure(error: LoadError) -> CliError {
     match error {
-        LoadError::Cancelled => CliError::Interrupted,
+        LoadError::Cancelled => CliError::interrupted(),
         error => CliError::by_side(error.is_input(), error),
     }
 }

@@ -22,22 +22,13 @@ pub(crate) mod worker;
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use semmoe_tables::FormatError;
 use serde::Serialize;
 
 use crate::args::OutputArgs;
 use crate::error::CliError;
 use crate::progress::say;
-
-/// The file of an argument that need not be given.
-pub(crate) fn opened<T>(
-    path: Option<&Path>,
-    open: impl FnOnce(&Path) -> Result<T, FormatError>,
-) -> Result<Option<T>, CliError> {
-    path.map(open).transpose().map_err(CliError::input)
-}
 
 /// Prints text on standard output. A reader that went away (`| head`) has what it wanted: the work goes on in silence,
 /// and the exit code is that of the work.
@@ -49,7 +40,7 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
     }
 }
 
-/// Prints what a server announces. That it cannot be written is no reason to stop serving.
+/// Prints the announcement of a server, which goes on serving if that fails.
 pub(crate) fn announce(text: &str) {
     if let Err(error) = print(text) {
         say(&format!("semmoe: {error}"));
@@ -92,11 +83,16 @@ pub(crate) fn read_text(path: &Path, what: &str, most: u64) -> Result<String, Cl
     Ok(text)
 }
 
+/// The file of a tokenizer, which may be named by its directory.
+pub(crate) fn tokenizer_file(path: &Path) -> PathBuf {
+    if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() }
+}
+
 /// Checks before long work that a file can be written at `out`: it is none of the inputs, by whatever path or link, it
 /// is no directory or device, and its directory takes new files.
-pub(crate) fn check_output(out: &Path, inputs: &[&Path]) -> Result<(), CliError> {
+pub(crate) fn check_output<'a>(out: &Path, inputs: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), CliError> {
     if let Ok(there) = out.canonicalize() {
-        if let Some(input) = inputs.iter().find(|input| input.canonicalize().is_ok_and(|input| input == there)) {
+        if let Some(input) = inputs.into_iter().find(|input| input.canonicalize().is_ok_and(|input| input == there)) {
             let (out, input) = (out.display(), input.display());
             return Err(CliError::input(format!("the output {out} is the input {input}, expected another file")));
         }
@@ -105,10 +101,8 @@ pub(crate) fn check_output(out: &Path, inputs: &[&Path]) -> Result<(), CliError>
         }
     }
     // A file without a name: nothing stays behind.
-    match tempfile::tempfile_in(semmoe_tables::directory_of(out)) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(CliError::failed(format!("cannot write {}: {error}", out.display()))),
-    }
+    let file = tempfile::tempfile_in(semmoe_tables::directory_of(out));
+    file.map(drop).map_err(|error| CliError::cannot_write(out, error))
 }
 
 /// Refuses two outputs at one path.

@@ -2,6 +2,7 @@
 //! verdict, and the next command.
 
 use std::fmt::{self, Display};
+use std::path::Path;
 
 use semmoe_profiler::html::GroupLoads;
 use semmoe_profiler::{Grade, Verdict};
@@ -27,6 +28,19 @@ pub(crate) enum JudgedOn {
     Input,
     /// A file of the user's.
     File,
+}
+
+/// The result of `solve`, `evaluate` or `profile show` as JSON.
+#[derive(Serialize)]
+pub(crate) struct Document<'a, T> {
+    /// The tables written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) out: Option<&'a Path>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) outcome: Option<&'a Outcome>,
+    pub(crate) verdict: &'a Verdict,
+    #[serde(flatten)]
+    pub(crate) figures: &'a T,
 }
 
 /// A figure without tables and with them.

@@ -8,7 +8,7 @@ use semmoe_tables::{FormatError, Tables};
 use super::{check_output, print_result};
 use crate::args::PermuteArgs;
 use crate::error::CliError;
-use crate::progress::{Progress, say};
+use crate::progress::{Progress, Steps as _, say};
 
 pub(crate) fn run(args: &PermuteArgs) -> Result<(), CliError> {
     let tables = Tables::open(&args.tables).map_err(CliError::input)?;
@@ -45,7 +45,7 @@ fn check_out_tables(args: &PermuteArgs, out_tables: &Path) -> Result<(), CliErro
             )));
         }
     }
-    check_output(out_tables, &[&args.tables])
+    check_output(out_tables, [&args.tables])
 }
 
 fn describe(report: &PermuteReport) -> String {

@@ -61,10 +61,9 @@ fn running(args: &PlanArgs, path: &Path) -> Result<(), CliError> {
 
 /// Plans for a model on a cluster.
 fn question(args: &PlanArgs, model: &Path, cluster: &Path) -> Result<(), CliError> {
-    let optional = [&args.workload, &args.calibration, &args.lengths].into_iter().flatten();
-    let inputs: Vec<&Path> = optional.map(std::path::PathBuf::as_path).chain([model, cluster]).collect();
     if let Some(html) = &args.html {
-        check_output(html, &inputs)?;
+        let inputs = [&args.model, &args.cluster, &args.workload, &args.calibration, &args.lengths];
+        check_output(html, inputs.into_iter().flatten())?;
     }
     let shape = shape(args, model)?;
     let cluster = parse(cluster, Cluster::from_toml)?;
@@ -95,7 +94,7 @@ fn question(args: &PlanArgs, model: &Path, cluster: &Path) -> Result<(), CliErro
         let mut document = serde_json::to_value(&answer).map_err(CliError::failed)?;
         document["extras"] = extras.json();
         let domains = extras.domains.as_ref().map(|found| &*found.domains);
-        let chosen = plan.ranked.first().map(|best| Chosen::of(&shape, best, &constants)?.with_domains(domains));
+        let chosen = plan.ranked.first().map(|best| Chosen::of(&shape, best, &constants, domains));
         let chosen = chosen.transpose()?;
         document["chosen"] = serde_json::to_value(chosen).map_err(CliError::failed)?;
         print_json("plan", &document)?;

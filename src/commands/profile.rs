@@ -5,18 +5,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser;
-use semmoe_engines::Engine;
 use semmoe_engines::http::BaseUrl;
-use semmoe_profiler::{BadRecord, ProfilerError, PromptFormat, RecordOptions, RecordReport, SelfCheck};
+use semmoe_profiler::{BadRecord, ProfilerError, RecordOptions, RecordReport, SelfCheck};
 
 use super::{check_apart, check_output, print, print_json};
-use crate::args::{Cli, Command, ProfileCommand, PromptArg, RecordArgs, RecordEngine};
+use crate::args::{Cli, Command, ProfileCommand, RecordArgs};
 use crate::error::CliError;
 use crate::progress::{Progress, say};
 use crate::signals::{block_on, stop_requested};
 use crate::stamp::created;
 
-/// How many left-out records are listed; the rest are counted.
+/// Left-out records that are listed; the rest are counted.
 const LISTED_RECORDS: usize = 10;
 
 pub(crate) fn run(command: ProfileCommand) -> Result<(), CliError> {
@@ -31,11 +30,11 @@ pub(crate) fn run(command: ProfileCommand) -> Result<(), CliError> {
 
 fn record(args: RecordArgs) -> Result<(), CliError> {
     let url: BaseUrl = args.url.parse().map_err(CliError::input)?;
-    let read: Vec<&Path> = std::iter::once(&args.prompts).chain(&args.api_key_file).map(PathBuf::as_path).collect();
-    check_output(&args.out, &read)?;
+    let read = || [&args.prompts].into_iter().chain(&args.api_key_file);
+    check_output(&args.out, read())?;
     let solving = args.tables.clone().zip(args.groups);
     if let Some((tables, _)) = &solving {
-        check_output(tables, &read)?;
+        check_output(tables, read())?;
         check_apart(tables, &args.out)?;
     }
     let (out, tokenizer, json) = (args.out.clone(), args.tokenizer.clone(), args.json);
@@ -72,21 +71,11 @@ fn say_self_check(check: Option<SelfCheck>) {
 }
 
 fn record_options(args: RecordArgs, url: BaseUrl) -> Result<RecordOptions, CliError> {
-    let engine = match args.engine {
-        RecordEngine::Semmoe => Engine::Semmoe,
-        RecordEngine::Sglang => Engine::Sglang,
-        RecordEngine::Vllm => Engine::Vllm,
-    };
     Ok(RecordOptions {
         model: args.model_config.as_deref().map(semmoe_profiler::model_config).transpose().map_err(failure)?,
         api_key_file: args.api_key_file,
         tokenizer: args.tokenizer,
-        format: match args.format {
-            PromptArg::Auto => PromptFormat::Auto,
-            PromptArg::Jsonl => PromptFormat::JsonLines,
-            PromptArg::Sharegpt => PromptFormat::ShareGpt,
-            PromptArg::Text => PromptFormat::Text,
-        },
+        format: args.format,
         max_tokens: args.max_tokens,
         temperature: args.temperature,
         max_prompt_tokens: args.max_prompt_tokens,
@@ -98,7 +87,7 @@ fn record_options(args: RecordArgs, url: BaseUrl) -> Result<RecordOptions, CliEr
         openai_routes: args.openai_routes,
         max_bad: args.max_bad,
         fresh: args.fresh,
-        ..RecordOptions::new(engine, url, args.prompts, args.out, created())
+        ..RecordOptions::new(args.engine, url, args.prompts, args.out, created())
     })
 }
 
@@ -141,7 +130,7 @@ pub(crate) fn describe_record(report: &RecordReport) -> String {
     )
 }
 
-/// Says which records were left out, and why.
+/// Prints which records were left out, and why.
 pub(crate) fn list_bad(bad: &[BadRecord]) {
     for record in bad.iter().take(LISTED_RECORDS) {
         say(&format!("left out: {record}"));
@@ -155,7 +144,7 @@ pub(crate) fn failure(error: ProfilerError) -> CliError {
     match error {
         ProfilerError::Cancelled { kept } => {
             say(&kept);
-            CliError::Interrupted
+            CliError::interrupted()
         }
         error => CliError::by_side(error.is_input(), error),
     }

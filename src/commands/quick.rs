@@ -3,19 +3,16 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use clap::ValueEnum;
 use semmoe_engines::http::BaseUrl;
 
-use crate::args::{QuickArgs, ServeEngine};
+use super::tokenizer_file;
+use crate::args::QuickArgs;
 use crate::error::CliError;
 
-/// The text of the file that says the same. Without `--model` the first engine is asked for its name.
+/// The text of the equivalent file. Without `--model` the name is the one that the first engine lists.
 pub(super) async fn configuration(args: &QuickArgs) -> Result<String, CliError> {
     let Some(engine) = args.engine else { return Err(CliError::input("serve needs --config or --engine")) };
-    let tokenizer = args.tokenizer.as_deref().map(|path| match path.is_dir() {
-        true => path.join("tokenizer.json"),
-        false => path.to_owned(),
-    });
+    let tokenizer = args.tokenizer.as_deref().map(tokenizer_file);
     if let Some(missing) = tokenizer.as_deref().filter(|path| !path.is_file()) {
         return Err(CliError::input(format!(
             "there is no {}; --tokenizer takes the model's folder or its tokenizer.json",
@@ -43,19 +40,14 @@ pub(super) async fn configuration(args: &QuickArgs) -> Result<String, CliError> 
     }
     key(&mut text, "policy", policy)?;
     for (index, url) in args.url.iter().enumerate() {
-        let engine = engine_name(engine);
         key(&mut text, "\n[[models.backends]]\nname", &format!("{engine}-{}", index + 1))?;
-        key(&mut text, "engine", &engine)?;
+        key(&mut text, "engine", engine.name())?;
         key(&mut text, "url", url)?;
         if let Some(tables) = &args.tables {
             key(&mut text, "tables", utf8(tables)?)?;
         }
     }
     Ok(text)
-}
-
-fn engine_name(engine: ServeEngine) -> String {
-    engine.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// A JSON string is a TOML string, but for one control character that names do not have.

@@ -49,7 +49,7 @@ pub(crate) fn run(args: &ServeArgs, log: LogChoice) -> Result<(), CliError> {
         tokio::select! {
             // Who presses Ctrl-C has no load balancer to notify.
             () = running.drain(stop == Stop::Interrupt) => Ok(()),
-            _ = stops.next() => Err(CliError::Interrupted),
+            _ = stops.next() => Err(CliError::interrupted()),
         }
     })
 }

@@ -19,7 +19,7 @@ pub(crate) fn completions(shell: Shell) -> Result<(), CliError> {
 /// Writes one page for the command and one for each subcommand: `semmoe.1`, `semmoe-serve.1`, `semmoe-tables-show.1`,
 /// ...
 pub(crate) fn man(folder: &Path) -> Result<(), CliError> {
-    std::fs::create_dir_all(folder).map_err(|error| cannot(folder, &error))?;
+    std::fs::create_dir_all(folder).map_err(|error| CliError::cannot_write(folder, error))?;
     let mut command = Cli::command();
     command.build();
     pages(&command, "semmoe", folder)
@@ -29,13 +29,9 @@ fn pages(command: &Command, name: &str, folder: &Path) -> Result<(), CliError> {
     let mut page = Vec::new();
     Man::new(command.clone()).title(name).render(&mut page).map_err(CliError::failed)?;
     let path = folder.join(format!("{name}.1"));
-    std::fs::write(&path, page).map_err(|error| cannot(&path, &error))?;
+    std::fs::write(&path, page).map_err(|error| CliError::cannot_write(&path, error))?;
     for inner in command.get_subcommands().filter(|inner| inner.get_name() != "help") {
         pages(inner, &format!("{name}-{}", inner.get_name()), folder)?;
     }
     Ok(())
-}
-
-fn cannot(path: &Path, error: &std::io::Error) -> CliError {
-    CliError::failed(format!("cannot write {}: {error}", path.display()))
 }

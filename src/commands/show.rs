@@ -11,14 +11,14 @@ use semmoe_profiler::split;
 use semmoe_solver::{EvalInput, EvalOptions, SolveOptions, Unit, evaluate, solve};
 use semmoe_tables::{Attention, Profile, Tables, Trace};
 use semmoe_text::Tokenizer;
-use serde::Serialize;
 use serde_json::Value;
 
+use super::outcome::Document;
 use super::profile::failure;
-use super::{check_output, print_result};
+use super::{check_output, print_result, tokenizer_file};
 use crate::args::ShowArgs;
 use crate::error::CliError;
-use crate::progress::Progress;
+use crate::progress::{Progress, Steps as _};
 
 /// The longest line of a file of topics; prompts may be on it.
 const MAX_LINE_BYTES: u64 = 16 << 20;
@@ -28,8 +28,7 @@ const STARTS: u32 = 2;
 pub(crate) fn run(args: &ShowArgs) -> Result<(), CliError> {
     if let Some(html) = &args.html {
         let optional = [&args.held_out, &args.tokenizer, &args.topics];
-        let inputs = optional.into_iter().flatten().chain(&args.tables).chain([&args.file]).map(PathBuf::as_path);
-        check_output(html, &inputs.collect::<Vec<_>>())?;
+        check_output(html, optional.into_iter().flatten().chain(&args.tables).chain([&args.file]))?;
     }
     let input = Input::open(&args.file).map_err(failure)?;
     let held_out = args.held_out.as_deref().map(Input::open).transpose().map_err(failure)?;
@@ -41,15 +40,8 @@ pub(crate) fn run(args: &ShowArgs) -> Result<(), CliError> {
     if let Some(html) = &args.html {
         write_html(html, args, &input, held_out.as_ref(), &study, &verdict)?;
     }
-    let document = Document { verdict: &verdict, study: &study };
+    let document = Document { out: None, outcome: None, verdict: &verdict, figures: &study };
     print_result(args.output, "profile show", &document, || format!("{study}\n\n{verdict}"))
-}
-
-#[derive(Serialize)]
-struct Document<'a> {
-    verdict: &'a Verdict,
-    #[serde(flatten)]
-    study: &'a Study,
 }
 
 fn write_html(
@@ -86,11 +78,15 @@ fn write_html(
             )));
         }
     };
+    let halves = match (input, held_out) {
+        (Input::Trace(trace), None) => Some(split(trace, 0.5).map_err(failure)?),
+        _ => None,
+    };
     let page = Page {
         tables: tables.first(),
         token_texts: args.tokenizer.as_deref().map(token_texts).transpose()?.unwrap_or_default(),
         topics,
-        rates: rates(args, &Parts::of(input, held_out, study)?, &tables)?,
+        rates: rates(args, &Parts::of(input, held_out, study, halves.as_ref())?, &tables)?,
         layer: layer.transpose()?,
         verdict: Some(verdict.clone()),
     };
@@ -99,8 +95,7 @@ fn write_html(
 
 /// The text of every token id; a token without a text is shown by its id.
 fn token_texts(path: &Path) -> Result<Vec<String>, CliError> {
-    let path = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
-    let tokenizer = Tokenizer::from_file(&path).map_err(CliError::input)?;
+    let tokenizer = Tokenizer::from_file(&tokenizer_file(path)).map_err(CliError::input)?;
     let text = |id: u32| match tokenizer.decode_with(&[id], false) {
         // Bytes that are a part of a character only.
         Ok(text) if !text.is_empty() && !text.contains('\u{fffd}') => text,
@@ -134,51 +129,34 @@ fn read_topics(path: &Path) -> Result<Vec<String>, CliError> {
 /// The data to solve on and to judge tables on: requests where the files have them.
 struct Parts<'a> {
     counted: &'a Profile,
-    counted_requests: Option<Trace>,
-    judged: EvalPart<'a>,
+    counted_requests: Option<&'a Trace>,
+    judged: EvalInput<'a>,
     held_out: bool,
 }
 
-enum EvalPart<'a> {
-    Half(Box<Trace>),
-    File(&'a Trace),
-    Counts(&'a Profile),
-}
-
 impl<'a> Parts<'a> {
-    fn of(input: &'a Input, held_out: Option<&'a Input>, study: &'a Study) -> Result<Self, CliError> {
-        let parts = study.parts.as_ref();
-        Ok(match (input, held_out, parts) {
-            (Input::Trace(trace), None, Some((counted, _))) => {
-                let (solved, judged) = split(trace, 0.5).map_err(failure)?;
-                Self {
-                    counted,
-                    counted_requests: Some(solved),
-                    judged: EvalPart::Half(Box::new(judged)),
-                    held_out: true,
-                }
-            }
-            (_, Some(Input::Trace(judged)), Some((counted, _))) => {
-                Self { counted, counted_requests: None, judged: EvalPart::File(judged), held_out: true }
-            }
-            (_, _, Some((counted, judged))) => {
-                Self { counted, counted_requests: None, judged: EvalPart::Counts(judged), held_out: true }
-            }
-            (Input::Profile(profile), ..) => {
-                Self { counted: profile, counted_requests: None, judged: EvalPart::Counts(profile), held_out: false }
-            }
-            (Input::Trace(_), _, None) => return Err(CliError::failed("a trace was not split in two")),
-        })
+    /// `halves` are those of a trace that is judged by itself.
+    fn of(
+        input: &'a Input,
+        held_out: Option<&'a Input>,
+        study: &'a Study,
+        halves: Option<&'a (Trace, Trace)>,
+    ) -> Result<Self, CliError> {
+        let Some((counted, others)) = &study.parts else {
+            let Input::Profile(profile) = input else { return Err(CliError::failed("a trace was not split in two")) };
+            let judged = EvalInput::Profile(profile);
+            return Ok(Self { counted: profile, counted_requests: None, judged, held_out: false });
+        };
+        let judged = match (halves, held_out) {
+            (Some((_, judged)), _) | (None, Some(Input::Trace(judged))) => EvalInput::Trace(judged),
+            _ => EvalInput::Profile(others),
+        };
+        Ok(Self { counted, counted_requests: halves.map(|(solved, _)| solved), judged, held_out: true })
     }
 
     /// The local activation rate of tables; by whole requests where there are some and requests are routed.
     fn rate(&self, tables: &Tables, kind: RateKind, held_out: bool) -> Result<RatePoint, CliError> {
-        let input = match &self.judged {
-            EvalPart::Half(trace) => EvalInput::Trace(trace),
-            EvalPart::File(trace) => EvalInput::Trace(trace),
-            EvalPart::Counts(profile) => EvalInput::Profile(profile),
-        };
-        let judged = evaluate(tables, input, &EvalOptions::default()).map_err(CliError::input)?;
+        let judged = evaluate(tables, self.judged, &EvalOptions::default()).map_err(CliError::input)?;
         let (groups, by_requests) = (tables.groups(), judged.unit == Unit::Request);
         Ok(RatePoint { groups, rate: judged.lar, random: judged.lar_random, by_requests, held_out, kind })
     }
@@ -201,8 +179,7 @@ fn rates(args: &ShowArgs, parts: &Parts<'_>, tables: &[Tables]) -> Result<Vec<Ra
             hold_out: 0.0,
             ..SolveOptions::new(*groups, Attention::Dp, parts.counted.provenance().clone())
         };
-        let solved =
-            solve(parts.counted, parts.counted_requests.as_ref(), &options, &mut |_| ControlFlow::Continue(()));
+        let solved = solve(parts.counted, parts.counted_requests, &options, &mut |_| ControlFlow::Continue(()));
         points.push(parts.rate(&solved.map_err(CliError::input)?.tables, RateKind::Solved, parts.held_out)?);
         progress.advance(1);
     }

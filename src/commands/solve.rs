@@ -1,49 +1,45 @@
 //! `semmoe solve`.
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use semmoe_profiler::Verdict;
 use semmoe_profiler::html::GroupLoads;
 use semmoe_solver::{
-    GivenPlacement, HeldOut, Migration, NodeFigures, Nodes, Objective, PaperOptions, SolveError, SolveOptions,
-    SolveProgress, SolveReport, Solved, TokenStrings, WarmStart, solve, solve_paper,
+    GivenPlacement, HeldOut, Migration, NodeFigures, Nodes, PaperOptions, SolveError, SolveOptions, SolveProgress,
+    SolveReport, Solved, TokenStrings, WarmStart, solve, solve_paper,
 };
 use semmoe_tables::{Embeddings, ModelInfo, Profile, Provenance, Tables, Trace};
 use semmoe_text::{TextError, Tokenizer};
-use serde::Serialize;
 
-use super::outcome::{self, Outcome};
-use super::{check_apart, check_output, placement, print_result};
-use crate::args::{ObjectiveArg, SolveArgs, SolverArg};
+use super::outcome::{self, Document, Outcome};
+use super::{check_apart, check_output, placement, print_result, tokenizer_file};
+use crate::args::{SolveArgs, SolverArg};
 use crate::error::CliError;
-use crate::progress::{Progress, say};
+use crate::progress::{Progress, Steps as _, say};
 use crate::signals::stop_flag;
 use crate::stamp::created;
 
-/// Below so many activations of an expert and layer, on average, the tables deserve a warning.
+/// Mean activations of an expert in a layer below which the tables deserve a warning.
 const FEW_ACTIVATIONS: f64 = 10.0;
 
 pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     let profile = Profile::open(&args.profile).map_err(CliError::input)?;
     let trace = args.trace.as_deref().map(|path| same_models_trace(args, &profile, path)).transpose()?;
     check_outputs(args)?;
-    let attention = args.attention.into();
     let source = format!("solved from profile {}", profile.digest());
-    let mut options = SolveOptions::new(args.groups, attention, Provenance { source, created: created() });
-    options.objective = match args.objective {
-        ObjectiveArg::Activations => Objective::Activations,
-        ObjectiveArg::Ranks => Objective::Ranks,
-    };
+    let mut options = SolveOptions::new(args.groups, args.attention, Provenance { source, created: created() });
+    options.objective = args.objective;
     options.seed = args.seed;
     options.threads = threads();
     options.token_strings = args.tokenizer.as_deref().map(token_strings).transpose()?;
-    options.embeddings = embeddings(args)?;
+    let embeddings = |path: &PathBuf| Embeddings::open(path, args.embeddings_tensor.as_deref());
+    options.embeddings = args.embeddings.as_ref().map(embeddings).transpose().map_err(CliError::input)?.map(Arc::new);
     options.redundant = args.redundant;
-    options.placement = given(args, &profile)?;
+    let given = |named| placement::given(named, profile.model(), args.groups);
+    options.placement = args.placement.as_deref().map(given).transpose()?;
     options.warm_start = warm_start(args, &profile)?;
     options.nodes = args.nodes.map(|nodes| Nodes { nodes, inter_cost: args.inter_cost });
     options.gating_groups = args.gating_groups;
@@ -67,7 +63,8 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     warn_of_few_tokens(&args.profile, &profile);
     let outcome = Outcome::of_solve(&solved.report, &GroupLoads::of_profile(&profile, &solved.tables));
     let verdict = outcome.verdict(Some(&solved.report), next(args, &solved.report));
-    let document = Document { out: &args.out, outcome: &outcome, verdict: &verdict, report: &solved.report };
+    let (out, figures) = (Some(args.out.as_path()), &solved.report);
+    let document = Document { out, outcome: Some(&outcome), verdict: &verdict, figures };
     print_result(args.output, "solve", &document, || {
         let out = args.out.display();
         let (figures, held_out) = match args.verbose {
@@ -76,15 +73,6 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
         };
         format!("{out}: {figures}digest {digest}\n{held_out}\n\n{outcome}\n\n{verdict}")
     })
-}
-
-#[derive(Serialize)]
-struct Document<'a> {
-    out: &'a Path,
-    outcome: &'a Outcome,
-    verdict: &'a Verdict,
-    #[serde(flatten)]
-    report: &'a SolveReport,
 }
 
 /// After good tables they go to the engines; others are judged, or solved from more.
@@ -125,11 +113,6 @@ fn same_models_trace(args: &SolveArgs, profile: &Profile, path: &Path) -> Result
     Ok(trace)
 }
 
-/// The placement that is given, if there is one.
-fn given(args: &SolveArgs, profile: &Profile) -> Result<Option<GivenPlacement>, CliError> {
-    args.placement.as_deref().map(|named| placement::given(named, profile.model(), args.groups)).transpose()
-}
-
 /// The tables to start from, if there are any.
 fn warm_start(args: &SolveArgs, profile: &Profile) -> Result<Option<WarmStart>, CliError> {
     let Some(path) = &args.warm_start else { return Ok(None) };
@@ -140,33 +123,26 @@ fn warm_start(args: &SolveArgs, profile: &Profile) -> Result<Option<WarmStart>, 
 
 /// Outputs that cannot be written are reported before the work, not after it.
 fn check_outputs(args: &SolveArgs) -> Result<(), CliError> {
-    let inputs = std::iter::once(&args.profile).chain(&args.trace).chain(&args.tokenizer);
-    let inputs = inputs.chain(&args.embeddings).chain(&args.placement).chain(&args.warm_start);
-    let inputs: Vec<&Path> = inputs.map(|path| path.as_path()).collect();
-    check_output(&args.out, &inputs)?;
+    let optional = [&args.trace, &args.tokenizer, &args.embeddings, &args.placement, &args.warm_start];
+    let inputs = || [&args.profile].into_iter().chain(optional.into_iter().flatten());
+    check_output(&args.out, inputs())?;
     match &args.report {
         // A report may go to a pipe or a terminal.
         Some(report) if std::fs::metadata(report).is_ok_and(|there| !there.is_file() && !there.is_dir()) => Ok(()),
-        Some(report) => check_apart(report, &args.out).and_then(|()| check_output(report, &inputs)),
+        Some(report) => check_apart(report, &args.out).and_then(|()| check_output(report, inputs())),
         None => Ok(()),
     }
 }
 
 /// The strings of a tokenizer's tokens; `path` is a `tokenizer.json`, or a directory with it.
 pub(crate) fn token_strings(path: &Path) -> Result<Arc<TokenStrings>, CliError> {
-    let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_path_buf() };
+    let file = tokenizer_file(path);
     let tokenizer = Tokenizer::from_file(&file).map_err(|error| match error {
         TextError::Tokenizer { .. } => CliError::input(format!("{}: {error}", file.display())),
         // The others name the file.
         error => CliError::input(error),
     })?;
     Ok(Arc::new(TokenStrings::new(tokenizer.pieces(), Some(tokenizer.sha256().to_owned()))))
-}
-
-fn embeddings(args: &SolveArgs) -> Result<Option<Arc<Embeddings>>, CliError> {
-    let Some(path) = &args.embeddings else { return Ok(None) };
-    let found = Embeddings::open(path, args.embeddings_tensor.as_deref()).map_err(CliError::input)?;
-    Ok(Some(Arc::new(found)))
 }
 
 /// When to end a solve early.
@@ -207,7 +183,7 @@ fn under_progress(stop: &Stop, solve: impl FnOnce(Step<'_>) -> Result<Solved, So
         progress.set_total(step.starts as u64);
         progress.set_done(step.starts_done as u64);
         if let Some(best) = step.best_lar {
-            progress.remark(&format!("best local rate {best:.4}"));
+            progress.message(&format!("best local rate {best:.4}"));
         }
         stop.now()
     })
@@ -291,7 +267,6 @@ fn describe_bound(report: &SolveReport) -> String {
 }
 
 fn write_report(path: &Path, report: &SolveReport) -> Result<(), CliError> {
-    let cannot = |error: &dyn std::fmt::Display| CliError::failed(format!("cannot write {}: {error}", path.display()));
-    let text = serde_json::to_string_pretty(report).map_err(|error| cannot(&error))?;
-    std::fs::write(path, text).map_err(|error| cannot(&error))
+    let text = serde_json::to_string_pretty(report).map_err(|error| CliError::cannot_write(path, error))?;
+    std::fs::write(path, text).map_err(|error| CliError::cannot_write(path, error))
 }

@@ -15,7 +15,7 @@ pub(crate) fn run(command: &TablesCommand) -> Result<(), CliError> {
         TablesCommand::Show(ShowTables { tables: TablesFile { file, output }, html }) => {
             let tables = Tables::open(file).map_err(CliError::input)?;
             if let Some(html) = html {
-                check_output(html, &[file])?;
+                check_output(html, [file])?;
                 pages::tables(&tables, facts(&tables)).write(html).map_err(failure)?;
             }
             print_result(*output, "tables show", &Described::new(&tables), || text(&facts(&tables)))

@@ -5,7 +5,7 @@ use std::path::Path;
 use semmoe_worker::{EngineLimits, KvBudget, Secret, WorkerConfig, WorkerError, WorkerEvent};
 
 use super::plan::Chosen;
-use crate::args::{WorkerArgs, WorkerServingArgs};
+use crate::args::WorkerArgs;
 use crate::error::CliError;
 use crate::progress::say;
 
@@ -17,14 +17,15 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     if args.rank >= args.world {
         return Err(CliError::input(format!("--rank {} is not below --world {}", args.rank, args.world)));
     }
+    let limits = limits(&args);
     let mut config = WorkerConfig::new(args.model, args.rank, args.world, args.rendezvous);
     config.listen = (args.rank == 0).then_some(args.listen);
     config.tables = args.tables;
     config.transport = args.layout.transport;
     config.wire = args.layout.wire;
     config.experts = args.layout.experts;
-    (config.nodes, config.stages) = (args.nodes.nodes, args.nodes.stages);
-    (config.expert_slots, config.expert_memory) = (args.expert_slots, args.nodes.expert_memory);
+    (config.nodes, config.stages) = (args.nodes, args.stages);
+    (config.expert_slots, config.expert_memory) = (args.expert_slots, args.expert_memory);
     let unit = args.attention.read()?;
     (config.attention, config.both_attentions, config.shuffle) = (unit.attention, unit.both, unit.shuffle);
     config.attention_groups = unit.groups;
@@ -40,15 +41,15 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
         (config.attention, config.experts, config.wire) = (planned.attention, planned.experts, planned.wire);
         (config.attention_groups, config.domains) = (planned.attention_groups, planned.domains);
     }
-    config.domains = args.nodes.domains.unwrap_or(config.domains);
-    config.data_address = args.network.data_address;
+    config.domains = args.domains.unwrap_or(config.domains);
+    config.data_address = args.data_address;
     config.exit_on_stdin_eof = args.exit_on_stdin_eof;
     config.exit_after_loss = args.exit_after_loss.0;
-    config.secret = secret(args.trust.secret_file.as_deref(), SECRET_VARIABLE)?;
-    config.admin_token = secret(args.trust.admin_token_file.as_deref(), TOKEN_VARIABLE)?;
-    config.limits = limits(&args.serving);
-    config.threads = args.serving.threads.into();
-    config.cpus = args.serving.cpus;
+    config.secret = secret(args.secret_file.as_deref(), SECRET_VARIABLE)?;
+    config.admin_token = secret(args.admin_token_file.as_deref(), TOKEN_VARIABLE)?;
+    config.limits = limits;
+    config.threads = args.threads.into();
+    config.cpus = args.cpus;
     config.announce = Box::new(announce);
     semmoe_worker::run(config).map_err(failure)
 }
@@ -64,7 +65,7 @@ fn secret(file: Option<&Path>, variable: &str) -> Result<Option<Secret>, CliErro
     }
 }
 
-fn limits(args: &WorkerServingArgs) -> EngineLimits {
+fn limits(args: &WorkerArgs) -> EngineLimits {
     // Lossless on machines with 64 bits; on others the greatest size is more than there is.
     let size = |tokens: u64| usize::try_from(tokens).unwrap_or(usize::MAX);
     EngineLimits {
@@ -90,5 +91,5 @@ fn announce(event: &WorkerEvent) {
 }
 
 fn failure(error: WorkerError) -> CliError {
-    CliError::WithCode(error.exit_code(), error.to_string())
+    CliError::with_code(error.exit_code(), error)
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{File, TryLockError};
-use std::io::Read;
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use semmoe_tables::Attention;
@@ -22,7 +22,7 @@ const MODEL_FILES: [&str; 5] =
 pub(crate) struct Cache {
     /// For units of all kinds: which experts tokens go to is the model's alone.
     model: PathBuf,
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
     // Held for as long as the cache is used: two `up` on one folder would overwrite each other's files.
     _lock: File,
 }
@@ -52,11 +52,6 @@ impl Cache {
         }
     }
 
-    /// The folder itself.
-    pub(crate) fn folder(&self) -> &Path {
-        &self.folder
-    }
-
     /// Routing of the profiled prompts.
     pub(crate) fn trace(&self) -> PathBuf {
         self.model.join("profile.trace.safetensors")
@@ -80,8 +75,8 @@ impl Cache {
         self.folder.join("profile.safetensors")
     }
 
-    /// The solved tables, with so many slots of a layer for replicas: written last, so that their presence means that
-    /// the rest is there.
+    /// The solved tables with `redundant` slots of a layer for replicas: written last, so that their presence proves
+    /// that of the rest.
     pub(crate) fn tables(&self, redundant: u16) -> PathBuf {
         self.folder.join(match redundant {
             0 => "tables.safetensors".to_owned(),
@@ -108,15 +103,9 @@ fn key(assets: &Assets) -> Result<String, CliError> {
 }
 
 fn hash_file(path: &Path, hash: &mut Sha256) -> Result<(), CliError> {
-    let cannot = |error: std::io::Error| CliError::input(format!("{} cannot be read: {error}", path.display()));
-    let mut file = File::open(path).map_err(cannot)?;
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        match file.read(&mut buffer).map_err(cannot)? {
-            0 => return Ok(()),
-            read => hash.update(&buffer[..read]),
-        }
-    }
+    let hashed =
+        File::open(path).and_then(|file| std::io::copy(&mut BufReader::with_capacity(1 << 20, file), hash).map(drop));
+    hashed.map_err(|error| CliError::input(format!("{} cannot be read: {error}", path.display())))
 }
 
 /// Where data goes unless `--data` says otherwise: the user's cache folder, else the working directory.

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient};
+use semmoe_text::{LineForm, LinePrompt, PromptLineError, PromptLines};
 use serde_json::{Value, json};
 
 use crate::error::CliError;
-use crate::progress::Progress;
+use crate::progress::{Progress, Steps as _};
 
 /// Longest wait for one answer.
 const ANSWER_LIMITS: AnswerLimits = AnswerLimits { timeout: Duration::from_secs(120), max_bytes: 1 << 20 };
@@ -21,27 +22,19 @@ pub(crate) struct Job {
     body: Value,
 }
 
-/// Reads prompts (JSON Lines with `messages` or `prompt`) as greedy OpenAI requests for `model`.
+/// Reads prompts (JSON Lines) as greedy OpenAI requests for `model`.
 pub(crate) fn read_jobs(path: &Path, model: &str, max_tokens: u32) -> Result<Vec<Job>, CliError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| CliError::input(format!("the prompts {} cannot be read: {error}", path.display())))?;
-    text.lines()
-        .enumerate()
-        .map(|(index, line)| {
-            let bad = |cause: &str| CliError::input(format!("{} line {}: {cause}", path.display(), index + 1));
-            let record: Value = serde_json::from_str(line).map_err(|error| bad(&error.to_string()))?;
-            let mut body = json!({"model": model, "temperature": 0, "max_tokens": max_tokens});
-            if record["messages"].is_array() {
-                body["messages"] = record["messages"].clone();
-                Ok(Job { path: "/v1/chat/completions", body })
-            } else if record["prompt"].is_string() {
-                body["prompt"] = record["prompt"].clone();
-                Ok(Job { path: "/v1/completions", body })
-            } else {
-                Err(bad("neither \"messages\" nor \"prompt\""))
-            }
-        })
-        .collect()
+    let job = |line: Result<(usize, LinePrompt), PromptLineError>| {
+        let (_, prompt) = line.map_err(CliError::input)?;
+        let (path, key, prompt) = match prompt {
+            LinePrompt::Messages { messages, .. } => ("/v1/chat/completions", "messages", messages),
+            LinePrompt::Text(text) => ("/v1/completions", "prompt", text.into()),
+            LinePrompt::Ids(ids) => ("/v1/completions", "prompt", ids.into()),
+        };
+        let body = json!({"model": model, "temperature": 0, "max_tokens": max_tokens, (key): prompt});
+        Ok(Job { path, body })
+    };
+    PromptLines::open(path, LineForm::Json).map_err(CliError::input)?.map(job).collect()
 }
 
 /// Sends every job once, `concurrency` at a time; the first failure ends the run. Returns the time it took.

@@ -27,9 +27,10 @@ use cache::Cache;
 use front::{GatewaySpec, check_ports, start_gateway};
 use unit::{RankDeath, Unit, UnitLayout, UnitSpec};
 
-/// How long requests may go on after a stop was asked for.
+/// Grace period of requests in flight after a stop request.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long the gateway goes on after a rank died, so that clients hear the cause and not a refused connection.
+/// Time that the gateway keeps answering after a rank died, so that clients get the cause in place of a refused
+/// connection.
 const AFTER_DEATH: Duration = Duration::from_secs(5);
 
 /// A request of the kind that the bundled model was trained on: the messages, as JSON.
@@ -73,7 +74,7 @@ fn planned(source: &PlanSource, assets: &Assets, data: &Path) -> Result<UnitPlan
         PlanSource::File(path) => path,
     };
     let chosen = Chosen::read(path, &assets.model)?;
-    match chosen.units() {
+    match chosen.units {
         1 => chosen.unit(),
         units => {
             let path = path.display();
@@ -161,6 +162,6 @@ fn welcome(gateway: &Running, assets: &Assets, cache: &Cache) -> Result<String, 
          curl -s http://{admin}/admin/backends\n  \
          semmoe load --url http://{data} --prompts {prompts} --max-tokens 16 --concurrency 8 --requests 200\n\n\
          Ctrl-C stops everything; `semmoe up --check` then shows what the tables gain",
-        cache.folder().display()
+        cache.folder.display()
     ))
 }

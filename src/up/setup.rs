@@ -27,10 +27,12 @@ const SEED: u64 = 1;
 
 /// Makes sure that the cache holds valid tables for a unit.
 pub(crate) async fn prepare(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<(), CliError> {
-    match cached(cache, layout) {
-        Ok(true) => return Ok(()),
-        Ok(false) => {}
-        Err(cause) => say(&format!("the cached tables cannot be used ({cause}); they are made again")),
+    let (profile_path, tables_path) = (cache.profile(), cache.tables(layout.redundant));
+    if tables_path.exists() {
+        match Tables::open(&tables_path) {
+            Ok(_) => return Ok(()),
+            Err(cause) => say(&format!("the cached tables cannot be used ({cause}); they are made again")),
+        }
     }
     let work = Recording {
         prompts: &assets.profile_prompts,
@@ -39,7 +41,6 @@ pub(crate) async fn prepare(assets: &Assets, cache: &Cache, layout: UnitLayout) 
         title: "recording a profile",
     };
     let trace = recorded(assets, cache, layout, work).await?;
-    let (profile_path, tables_path) = (cache.profile(), cache.tables(layout.redundant));
     let strings = token_strings(&assets.model)?;
     tokio::task::spawn_blocking(move || solve(&trace, layout, strings, &profile_path, &tables_path))
         .await
@@ -80,15 +81,6 @@ pub(super) fn check_redundant(assets: &Assets, layout: UnitLayout) -> Result<(),
     solve_options(layout, provenance).check_redundant(config.num_experts as u16).map_err(CliError::input)
 }
 
-/// Whether the tables are there and valid.
-fn cached(cache: &Cache, layout: UnitLayout) -> Result<bool, CliError> {
-    let tables = cache.tables(layout.redundant);
-    if !tables.exists() {
-        return Ok(false);
-    }
-    Tables::open(&tables).map(|_| true).map_err(CliError::input)
-}
-
 /// One recording from a unit.
 #[derive(Debug)]
 pub(crate) struct Recording<'a> {
@@ -98,7 +90,7 @@ pub(crate) struct Recording<'a> {
     pub(crate) title: &'static str,
 }
 
-/// The routing of some prompts: that of an earlier run, of a unit of whatever kind, else recorded now from one without
+/// The routing of some prompts: that of an earlier run of any kind of unit, else recorded now from one without
 /// tables.
 pub(crate) async fn recorded(
     assets: &Assets,

@@ -16,11 +16,11 @@ use crate::args::{UnitAttention, UpArgs};
 use crate::commands::plan::UnitPlan;
 use crate::error::CliError;
 
-/// How long all ranks together may take to come up.
+/// Start-up limit of all ranks together.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a rank may take to leave after it was asked to.
+/// Limit for a rank to exit after it was asked to.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-/// After a first death, how long to listen for others before one is named as the cause.
+/// Time after a first death in which others may still be the cause.
 const BLAME_WINDOW: Duration = Duration::from_millis(300);
 /// Exit code of a rank that left because a peer was lost.
 const EXIT_PEER_LOST: i32 = 3;
@@ -95,7 +95,7 @@ impl UnitLayout {
         Self { attention, experts: ExpertLayout::Ep, domains, wire: WireType::F32, redundant: 0, ..self }
     }
 
-    /// Whether tables say anything to it.
+    /// Whether tables apply to it.
     pub(crate) fn takes_tables(self) -> bool {
         self.experts == ExpertLayout::Ep && self.domains == Domains::NONE && self.attention.groups == 1
     }
@@ -253,14 +253,11 @@ impl Unit {
         let Some(first) = self.deaths.recv().await else { return std::future::pending().await };
         self.alive -= 1;
         let mut blamed = first;
-        while blamed.followed_a_peer() {
-            match timeout(BLAME_WINDOW, self.deaths.recv()).await {
-                Ok(Some(next)) => {
-                    self.alive -= 1;
-                    blamed = next;
-                }
-                _ => break,
-            }
+        while blamed.followed_a_peer()
+            && let Ok(Some(next)) = timeout(BLAME_WINDOW, self.deaths.recv()).await
+        {
+            self.alive -= 1;
+            blamed = next;
         }
         blamed
     }
@@ -287,7 +284,7 @@ impl RankDeath {
     /// The death as a failure of this command; a rank that refused its input (exit code 2) is an input error here too.
     pub(crate) fn into_error(self) -> CliError {
         match (self.status.and_then(|status| status.code()), &self.last_words) {
-            (Some(2), Some(words)) => CliError::Input(words.trim_start_matches("semmoe: ").to_owned()),
+            (Some(2), Some(words)) => CliError::input(words.trim_start_matches("semmoe: ")),
             _ => CliError::failed(self),
         }
     }

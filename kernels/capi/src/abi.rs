@@ -25,9 +25,9 @@ pub(crate) const MAX_TOP_K: u32 = 64;
 /// The structure is `repr(C)` and begins with its size as `u64`.
 pub(crate) unsafe trait Sized64 {}
 
-/// A structure as the header has it, with the names and places of its fields for the test.
-macro_rules! structure {
-    ($(#[$doc:meta])* $c_name:literal $name:ident { $($field:ident: $type:ty,)* }) => {
+/// Structures as the header has them, with the names and places of their fields for the test.
+macro_rules! structures {
+    ($($(#[$doc:meta])* $c_name:literal $name:ident { $($field:ident: $type:ty,)* })*) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
         #[repr(C)]
@@ -46,10 +46,10 @@ macro_rules! structure {
 
         // SAFETY: a repr(C) structure whose first field is its size in bytes.
         unsafe impl Sized64 for $name {}
-    };
+    )*};
 }
 
-structure! {
+structures! {
     /// See the header.
     "semmoe_init_args" InitArgs {
         struct_bytes: u64,
@@ -64,8 +64,7 @@ structure! {
         max_tokens: u64,
         timeout_ms: u64,
     }
-}
-structure! {
+
     /// See the header.
     "semmoe_argsort_args" Argsort {
         struct_bytes: u64,
@@ -75,8 +74,7 @@ structure! {
         inverse: *mut i32,
         offsets: *mut i32,
     }
-}
-structure! {
+
     /// See the header.
     "semmoe_reduce_scatter_args" ReduceScatter {
         struct_bytes: u64,
@@ -93,8 +91,7 @@ structure! {
         norm_weight: *const c_void,
         residual_out: *mut c_void,
     }
-}
-structure! {
+
     /// See the header.
     "semmoe_allgather_args" Allgather {
         struct_bytes: u64,
@@ -108,8 +105,7 @@ structure! {
         capacity: u64,
         rows: *const c_void,
     }
-}
-structure! {
+
     /// See the header.
     "semmoe_all_reduce_args" AllReduce {
         struct_bytes: u64,
@@ -120,8 +116,7 @@ structure! {
         part_offset: u64,
         out_offset: u64,
     }
-}
-structure! {
+
     /// See the header.
     "semmoe_dispatch_args" DispatchArgs {
         struct_bytes: u64,
@@ -142,8 +137,7 @@ structure! {
         source_offsets: *mut i32,
         sent_rows: *mut i32,
     }
-}
-structure! {
+
     /// See the header.
     "semmoe_combine_args" Combine {
         struct_bytes: u64,
@@ -156,8 +150,7 @@ structure! {
         sent_rows: *const i32,
         out: *mut c_void,
     }
-}
-structure! {
+
     /// See the header.
     "semmoe_multicast_args" Multicast {
         struct_bytes: u64,

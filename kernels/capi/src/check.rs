@@ -16,27 +16,6 @@ pub(crate) trait Checked: Sized64 {
     fn check(&self, facts: &Facts) -> Result<(), Failure>;
 }
 
-/// In place of arguments.
-#[repr(C)]
-pub(crate) struct Nothing {
-    struct_bytes: u64,
-}
-
-impl Default for Nothing {
-    fn default() -> Self {
-        Self { struct_bytes: size_of::<Self>() as u64 }
-    }
-}
-
-// SAFETY: as the trait asks.
-unsafe impl Sized64 for Nothing {}
-impl Checked for Nothing {
-    fn check(&self, _: &Facts) -> Result<(), Failure> {
-        debug_assert_eq!(self.struct_bytes, 8, "its own size");
-        Ok(())
-    }
-}
-
 /// A structure whose size is what it says.
 ///
 /// # Safety
@@ -70,7 +49,7 @@ pub(crate) fn init(args: &InitArgs) -> Result<Facts, Failure> {
         let message = format!("rank is {}, expected below {}", args.rank, args.world);
         return Err(Failure::new(Code::OutOfRange, message));
     }
-    let needed = signal_bytes(args.device, args.world)?;
+    let needed = signal_bytes(args.device)?;
     if args.signal_bytes < needed {
         let message = format!("signal_bytes is {}, expected at least {needed}", args.signal_bytes);
         return Err(Failure::new(Code::TooLarge, message));

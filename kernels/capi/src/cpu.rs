@@ -8,7 +8,7 @@ use semmoe_kernels::{Dtype, Element, RowSplit, argsort_into, even_part};
 use semmoe_ranks::{Dispatch, MAX_WORLD, Member, Norm, RankError, RawGroup, Received, Routes, Span};
 
 use crate::abi::{AllReduce, Allgather, Argsort, Combine, DispatchArgs, HasRows, InitArgs, ReduceScatter, RowFields};
-use crate::backend::{Backend, Collectives, Facts};
+use crate::backend::{Backend, Facts};
 use crate::failure::{Code, Failure};
 
 /// One rank on the CPU.
@@ -49,7 +49,7 @@ impl Cpu {
     }
 }
 
-impl Collectives for Cpu {
+impl Backend for Cpu {
     fn argsort(&mut self, facts: &Facts, args: &Argsort, _: *mut c_void) -> Result<(), Failure> {
         // SAFETY: the caller's promise of lengths; nulls and alignment have been checked. An int32 below 0 is a large
         // u32.
@@ -83,9 +83,7 @@ impl Collectives for Cpu {
     fn combine(&mut self, _: &Facts, args: &Combine, _: *mut c_void) -> Result<(), Failure> {
         by_dtype!(args.dtype, combine(&mut self.0, args))
     }
-}
 
-impl Backend for Cpu {
     fn check(&mut self) -> Result<(), Failure> {
         // A call's answer is all there is.
         Ok(())

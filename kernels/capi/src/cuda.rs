@@ -18,7 +18,7 @@ use semmoe_kernels_cuda::{self as kernels, Buffer, Grid, Launch, LaunchError, MA
 use crate::abi::{
     AllReduce, Allgather, Argsort, Combine, DispatchArgs, HasRows, InitArgs, Multicast, ReduceScatter, RowFields,
 };
-use crate::backend::{Backend, Collectives, Facts};
+use crate::backend::{Backend, Facts};
 use crate::failure::{Code, Failure};
 use switch::Switch;
 
@@ -133,7 +133,7 @@ fn rows(args: &impl HasRows) -> kernels::Rows {
     kernels::Rows { tokens, hidden, dtype: Dtype::from_code(dtype).unwrap_or(Dtype::F32) }
 }
 
-impl Collectives for Cuda {
+impl Backend for Cuda {
     fn argsort(&mut self, facts: &Facts, args: &Argsort, stream: *mut c_void) -> Result<(), Failure> {
         let launch = kernels::Argsort {
             destinations: &own(args.destinations, args.n * 4),
@@ -245,9 +245,7 @@ impl Collectives for Cuda {
         .launch(&self.team, self.grid());
         self.launch_one(launch, stream)
     }
-}
 
-impl Backend for Cuda {
     fn has_multicast(&self) -> bool {
         self.launcher.has_multicast()
     }

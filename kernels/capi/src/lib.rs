@@ -24,7 +24,7 @@ mod tests;
 
 use std::ffi::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, TryLockError};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use abi::{AllReduce, Allgather, Argsort, Combine, DispatchArgs, InitArgs, Multicast, ReduceScatter};
 use backend::{Backend, Facts};
@@ -34,6 +34,23 @@ use failure::{Code, Failure};
 pub struct Comm {
     facts: Facts,
     backend: Mutex<Box<dyn Backend>>,
+}
+
+impl Comm {
+    /// # Safety
+    /// `comm` is null or from `semmoe_init` and not freed.
+    unsafe fn known<'c>(comm: *mut Self) -> Result<&'c Self, Failure> {
+        // SAFETY: the caller's promise.
+        unsafe { comm.as_ref() }.ok_or_else(|| Failure::invalid("the communicator is null"))
+    }
+
+    /// For one thread at a time.
+    fn enter(&self) -> Result<MutexGuard<'_, Box<dyn Backend>>, Failure> {
+        self.backend.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => Failure::new(Code::Busy, "another thread is in a call on this communicator"),
+            TryLockError::Poisoned(_) => Failure::new(Code::Internal, "an earlier call on this communicator panicked"),
+        })
+    }
 }
 
 /// Runs, keeps the message of a failure, and lets no panic out.
@@ -59,20 +76,11 @@ unsafe fn call<A: check::Checked>(
 ) -> i32 {
     guarded(|| {
         // SAFETY: the caller's promise.
-        let comm = unsafe { comm.as_ref() }.ok_or_else(|| Failure::invalid("the communicator is null"))?;
+        let comm = unsafe { Comm::known(comm) }?;
         // SAFETY: the caller's promise; the size is looked at before anything else is.
         let args = unsafe { check::sized(args) }?;
         args.check(&comm.facts)?;
-        let mut backend = match comm.backend.try_lock() {
-            Ok(backend) => backend,
-            Err(TryLockError::WouldBlock) => {
-                return Err(Failure::new(Code::Busy, "another thread is in a call on this communicator"));
-            }
-            Err(TryLockError::Poisoned(_)) => {
-                return Err(Failure::new(Code::Internal, "an earlier call on this communicator panicked"));
-            }
-        };
-        run(&mut **backend, &comm.facts, args)
+        run(&mut **comm.enter()?, &comm.facts, args)
     })
 }
 
@@ -104,7 +112,7 @@ pub unsafe extern "C" fn semmoe_signal_bytes(device: u32, world: u32, bytes: *mu
         // SAFETY: the caller's promise.
         let bytes = unsafe { bytes.as_mut() }.ok_or_else(|| Failure::invalid("bytes is null"))?;
         check::world(world)?;
-        *bytes = backend::signal_bytes(device, world)?;
+        *bytes = backend::signal_bytes(device)?;
         Ok(())
     })
 }
@@ -152,9 +160,8 @@ pub unsafe extern "C" fn semmoe_free(comm: *mut Comm) {
 /// `comm` is null or from `semmoe_init` and not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn semmoe_check(comm: *mut Comm) -> i32 {
-    let nothing = check::Nothing::default();
     // SAFETY: the caller's promise.
-    unsafe { call(comm, &nothing, |backend, _, _| backend.check()) }
+    guarded(|| unsafe { Comm::known(comm) }?.enter()?.check())
 }
 
 /// See the header.
@@ -163,16 +170,13 @@ pub unsafe extern "C" fn semmoe_check(comm: *mut Comm) -> i32 {
 /// `comm` is null or from `semmoe_init` and not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn semmoe_has_multicast(comm: *mut Comm) -> i32 {
-    let nothing = check::Nothing::default();
     let mut found = false;
-    // SAFETY: the caller's promise.
-    let status = unsafe {
-        call(comm, &nothing, |backend, _, _| {
-            found = backend.has_multicast();
-            Ok(())
-        })
-    };
-    i32::from(status == abi::OK && found)
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        found = unsafe { Comm::known(comm) }?.enter()?.has_multicast();
+        Ok(())
+    });
+    i32::from(found)
 }
 
 /// See the header.

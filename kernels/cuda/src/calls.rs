@@ -8,10 +8,10 @@ use semmoe_kernels::Dtype;
 use crate::error::LaunchError;
 use crate::launch::{Grid, Launch};
 use crate::params::{
-    AllReduceParams, ArgsortParams, COLLECTIVE_THREADS, GatherParams, LaunchParams, MAX_NORM_HIDDEN, MAX_RANKS,
-    NormParams, OrderParams, Params, ReduceParams, ShuffleParams,
+    AllReduceParams, ArgsortParams, GatherParams, LaunchParams, MAX_NORM_HIDDEN, MAX_RANKS, NormParams, OrderParams,
+    Params, ReduceParams, ShuffleParams,
 };
-use crate::team::{Buffer, Team, in_range};
+use crate::team::{Buffer, Team, fill, in_range};
 
 /// Element pointers and symmetric offsets are multiples of it.
 pub const ELEMENT_ALIGNMENT: u64 = 16;
@@ -144,23 +144,18 @@ impl ReduceScatter<'_> {
             None => ["semmoe_srs_f32", "semmoe_srs_f16", "semmoe_srs_bf16"],
             Some(_) => ["semmoe_srs_nvls_f32", "semmoe_srs_nvls_f16", "semmoe_srs_nvls_bf16"],
         };
-        collective(by_type(self.order.rows.dtype, kernels), team, grid.check(team, COLLECTIVE_THREADS)?, &params)
+        collective(by_type(self.order.rows.dtype, kernels), team, grid.check(team)?, &params)
     }
 }
 
 /// A multicast address stands for the same bytes as the buffers; rows must be whole vectors there.
 fn multicast(buffer: Option<Buffer>, rows: &Rows) -> Result<u64, LaunchError> {
-    let Some(Buffer { address, bytes: found }) = buffer else { return Ok(0) };
-    let (what, index, expected) = ("multicast", 0, rows.bytes());
-    if found < expected {
-        return Err(LaunchError::TooSmall { what, index, found, expected });
-    }
+    let Some(buffer) = buffer else { return Ok(0) };
+    let mut address = [0];
+    fill("multicast", &mut address, &[buffer], rows.bytes(), ELEMENT_ALIGNMENT)?;
     let odd = rows.bytes_of(1) % ELEMENT_ALIGNMENT;
     in_range("bytes of a multicast row behind its last 16", odd, 0, 0)?;
-    if address % ELEMENT_ALIGNMENT != 0 {
-        return Err(LaunchError::Misaligned { what, index, address, alignment: ELEMENT_ALIGNMENT });
-    }
-    Ok(address)
+    Ok(address[0])
 }
 
 /// Reduce-scatter with the layer's residual and RMSNorm.
@@ -227,7 +222,7 @@ impl Allgather<'_> {
             (4, true) => "semmoe_sag_nvls_4",
             (_, true) => "semmoe_sag_nvls_2",
         };
-        collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, &params)
+        collective(kernel, team, grid.check(team)?, &params)
     }
 }
 
@@ -238,7 +233,7 @@ pub struct AllReduce<'a> {
     pub parts: &'a [Buffer],
     /// P x `[elements]`
     pub out: &'a [Buffer],
-    /// How many.
+    /// Elements of each part.
     pub elements: u64,
     /// Of the elements.
     pub dtype: Dtype,
@@ -256,7 +251,7 @@ impl AllReduce<'_> {
             elements: self.elements,
         };
         let kernel = by_type(self.dtype, ["semmoe_all_reduce_f32", "semmoe_all_reduce_f16", "semmoe_all_reduce_bf16"]);
-        collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, &params)
+        collective(kernel, team, grid.check(team)?, &params)
     }
 }
 
@@ -335,7 +330,7 @@ impl Shuffle<'_> {
             padding: 0,
         };
         let kernel = if self.rows.dtype.bytes() == 4 { "semmoe_shuffle_4" } else { "semmoe_shuffle_2" };
-        collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, &params)
+        collective(kernel, team, grid.check(team)?, &params)
     }
 }
 

@@ -6,7 +6,7 @@ use std::ffi::{CStr, CString, c_char};
 use cudarc::nvrtc::{result, sys};
 
 use crate::image::Target;
-use crate::source::{HEADERS, SOURCES};
+use crate::source::{HEADERS, sources_for};
 
 /// ptxas's report on one kernel.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -107,14 +107,10 @@ fn compile_text(target: Target, more: &str) -> Result<Compiled, CompileError> {
 }
 
 fn create(target: Target, more: &str) -> Result<Program, result::NvrtcError> {
-    let files: Vec<_> =
-        HEADERS.iter().chain(SOURCES).filter(|file| file.least_capability <= target.capability()).collect();
-    let all: String = SOURCES
-        .iter()
-        .filter(|file| file.least_capability <= target.capability())
-        .map(|file| format!("#include \"{}\"\n", file.name))
-        .chain([more.to_owned()])
-        .collect();
+    let sources = || sources_for(target.capability());
+    let files: Vec<_> = HEADERS.iter().chain(sources()).collect();
+    let included = sources().map(|file| format!("#include \"{}\"\n", file.name));
+    let all: String = included.chain([more.to_owned()]).collect();
     let owned = |text: &str| CString::new(text).unwrap_or_default();
     let all = owned(&all);
     let (names, texts): (Vec<_>, Vec<_>) = files.iter().map(|file| (owned(file.name), owned(file.text))).unzip();

@@ -52,9 +52,9 @@ pub enum LaunchError {
     Count {
         /// The array of buffers.
         what: &'static str,
-        /// How many it has.
+        /// Buffers it has.
         found: usize,
-        /// How many ranks there are.
+        /// Ranks.
         expected: usize,
     },
 }

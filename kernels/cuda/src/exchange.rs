@@ -5,7 +5,7 @@ use semmoe_kernels::Dtype;
 use crate::calls::{ELEMENT_ALIGNMENT, Rows, by_type, collective};
 use crate::error::LaunchError;
 use crate::launch::{Grid, Launch};
-use crate::params::{COLLECTIVE_THREADS, CombineParams, DispatchParams, Local, MAX_LOCAL, PlanParams};
+use crate::params::{CombineParams, DispatchParams, Local, MAX_LOCAL, PlanParams};
 use crate::team::{Buffer, Team, in_range};
 
 /// Most experts of one token.
@@ -65,7 +65,7 @@ impl Dispatch<'_> {
         let plan = collective("semmoe_dispatch_plan", team, plan_grid, &self.plan(team)?)?;
         let kernel = if self.dtype.bytes() == 4 { "semmoe_dispatch_4" } else { "semmoe_dispatch_2" };
         let params = self.params(team)?;
-        Ok([plan, collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, &params)?])
+        Ok([plan, collective(kernel, team, grid.check(team)?, &params)?])
     }
 
     /// L x `[n, k]`, 4 bytes each.
@@ -149,7 +149,7 @@ impl Combine<'_> {
             capacity: in_range("capacity", self.capacity, 0, i32::MAX as u64)?,
         };
         let kernel = by_type(self.dtype, ["semmoe_combine_f32", "semmoe_combine_f16", "semmoe_combine_bf16"]);
-        collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, &params)
+        collective(kernel, team, grid.check(team)?, &params)
     }
 }
 

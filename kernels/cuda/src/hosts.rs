@@ -9,10 +9,9 @@ use crate::calls::{ELEMENT_ALIGNMENT, Rows, Shuffle, Split, by_type, collective}
 use crate::error::Stopped;
 use crate::params::{CombineParams, Local, MAX_LOCAL, MAX_RANKS, PackParams, Params, Peers, UnpackParams};
 use crate::runner::Runner;
-use crate::team::{Buffer, Team};
+use crate::team::{Buffer, Team, count};
 use crate::unit::{
-    DeviceRows, Gpu, MoveError, Region, Room, RowMover, SentRows, SplitRows, Stream, check_ranks, check_room, cut,
-    padded,
+    DeviceRows, Gpu, MoveError, Region, Room, RowMover, SentRows, SplitRows, Stream, check_room, cut, padded,
 };
 
 /// A run of elements in device memory.
@@ -127,7 +126,7 @@ impl<W: Wire, R: Runner> Hosts<W, R> {
     /// # Safety
     /// The memory is on the runner's GPU, and only this value uses it, as long as it lives.
     pub unsafe fn new(room: Room, team: Team, memory: Buffer, wire: W, runner: R) -> Result<Self, MoveError> {
-        check_ranks("NCCL's group", wire.ranks(), &team)?;
+        count("NCCL's group", wire.ranks(), team.ranks())?;
         let [rows, sums, staging, scratch] = cut("memory", memory, room.hosts())?;
         // SAFETY: the caller's promise.
         let stream = unsafe { Stream::new(runner, &room, scratch)? };
@@ -143,7 +142,7 @@ impl<W: Wire, R: Runner> Hosts<W, R> {
     ) -> Result<(), MoveError> {
         let shuffle = Shuffle { from: &[from], to: &[to], permutation, rows, back };
         // SAFETY: rows are what `DeviceRows` promises; the rest is the promise of `new`.
-        unsafe { self.stream.launch(&shuffle.launch(&self.team, self.stream.grid())?) }
+        unsafe { self.stream.launch(&shuffle.launch(&self.team, self.stream.runner.grid())?) }
     }
 
     /// Segments of `from` to the ranks, and theirs into `to`, by rank.
@@ -167,7 +166,7 @@ impl<W: Wire, R: Runner> Hosts<W, R> {
 
     fn launch<P: Params>(&self, kernel: &'static str, params: &P) -> Result<(), MoveError> {
         // SAFETY: rows are what `DeviceRows` promises; the rest is the promise of `new`.
-        unsafe { self.stream.launch(&collective(kernel, &self.team, self.stream.grid(), params)?) }
+        unsafe { self.stream.launch(&collective(kernel, &self.team, self.stream.runner.grid(), params)?) }
     }
 
     fn one(&self, what: &'static str, buffer: Buffer, bytes: u64) -> Result<Local, MoveError> {

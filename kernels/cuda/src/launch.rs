@@ -21,10 +21,11 @@ impl Grid {
     }
 
     /// Launch sizes for a collective of these ranks.
-    pub(crate) fn check(self, team: &Team, most_threads: u32) -> Result<Self, LaunchError> {
+    pub(crate) fn check(self, team: &Team) -> Result<Self, LaunchError> {
         in_range("blocks", u64::from(self.blocks), 1, u64::from(MAX_BLOCKS))?;
         let ranks = team.ranks() as u32;
-        in_range("threads", u64::from(self.threads), u64::from(ranks.next_multiple_of(WARP)), u64::from(most_threads))?;
+        let (least, most) = (ranks.next_multiple_of(WARP), COLLECTIVE_THREADS);
+        in_range("threads", u64::from(self.threads), u64::from(least), u64::from(most))?;
         whole_warps(self.threads)?;
         Ok(self)
     }
@@ -32,7 +33,7 @@ impl Grid {
     /// The fused norm's block has one size.
     pub(crate) fn check_norm(self, team: &Team) -> Result<Self, LaunchError> {
         in_range("threads", u64::from(self.threads), u64::from(NORM_THREADS), u64::from(NORM_THREADS))?;
-        self.check(team, NORM_THREADS)
+        self.check(team)
     }
 
     /// One block of some warps, but without ranks that wait for one another.

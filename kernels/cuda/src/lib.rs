@@ -38,5 +38,5 @@ pub use params::{
 };
 pub use reshard::{DeviceMove, MOVE_BYTES, Reshard};
 pub use runner::Runner;
-pub use source::{HEADERS, SOURCES, Source, kernels_of};
+pub use source::{HEADERS, SOURCES, Source, kernels_of, sources_for};
 pub use team::{Buffer, Team};

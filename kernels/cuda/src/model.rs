@@ -17,7 +17,7 @@ pub struct Moved {
     pub link_out: f64,
 }
 
-/// A call whose bytes are asked for.
+/// A call.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Call {
     /// P

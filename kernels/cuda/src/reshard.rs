@@ -6,7 +6,7 @@ use semmoe_kernels::reshard::kv::KvMove;
 use crate::calls::{ELEMENT_ALIGNMENT, collective};
 use crate::error::LaunchError;
 use crate::launch::{Grid, Launch};
-use crate::params::{COLLECTIVE_THREADS, ReshardParams};
+use crate::params::ReshardParams;
 use crate::team::{Buffer, Team, in_range};
 
 /// A copy as the kernel reads it from device memory: five numbers of 64 bits, two of 32.
@@ -86,7 +86,6 @@ impl Reshard<'_> {
             digest: (self.digest ^ self.digest >> 32) as u32,
             step: in_range("step", self.step, 0, u64::from(u32::MAX))?,
         };
-        let grid = grid.check(team, COLLECTIVE_THREADS)?;
-        collective("semmoe_reshard", team, grid, &params)
+        collective("semmoe_reshard", team, grid.check(team)?, &params)
     }
 }

@@ -43,6 +43,11 @@ pub const SOURCES: &[Source] = &[
     source!("nvls.cu", 90),
 ];
 
+/// The sources whose instructions a GPU of this capability (x 10) has.
+pub fn sources_for(capability: u32) -> impl Iterator<Item = &'static Source> {
+    SOURCES.iter().filter(move |source| source.least_capability <= capability)
+}
+
 /// Every kernel of a source, by the names that `SEMMOE_KERNEL` gives them.
 pub fn kernels_of(source: &Source) -> impl Iterator<Item = &'static str> {
     let text: &'static str = source.text;

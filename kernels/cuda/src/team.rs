@@ -157,7 +157,8 @@ pub(crate) fn count(what: &'static str, found: usize, expected: usize) -> Result
     if found == expected { Ok(()) } else { Err(LaunchError::Count { what, found, expected }) }
 }
 
-fn fill(
+/// The addresses of buffers, each with enough bytes.
+pub(crate) fn fill(
     what: &'static str,
     list: &mut [u64],
     buffers: &[Buffer],

@@ -6,6 +6,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use crate::error::LaunchError;
 use crate::team::Buffer;
 
 /// Most bytes of one allocation: more than any GPU has, and far from the end of the numbers.
@@ -16,8 +17,8 @@ pub const MAX_DEVICES: u32 = 64;
 /// The driver's handle of memory, mapped or not.
 pub type Handle = u64;
 
-/// Handles of memory on one GPU. Errors are the driver's own words.
-pub trait Handles {
+/// The driver's calls on one GPU. Errors are the driver's own words.
+pub trait VirtualMemory {
     /// Sizes are multiples of it: of memory, or of a multicast object of that many GPUs.
     ///
     /// # Errors
@@ -43,10 +44,7 @@ pub trait Handles {
     /// # Errors
     /// The driver's.
     fn release(&self, handle: Handle) -> Result<(), String>;
-}
 
-/// Addresses, and the memory at them. Errors are the driver's own words.
-pub trait Addresses {
     /// Addresses without memory.
     ///
     /// # Errors
@@ -72,10 +70,7 @@ pub trait Addresses {
     /// # Errors
     /// The driver's.
     fn free(&self, address: u64, bytes: u64) -> Result<(), String>;
-}
 
-/// Multicast objects of several GPUs. Errors are the driver's own words.
-pub trait MulticastObjects {
     /// Whether this GPU can take part in a multicast object.
     fn has_multicast(&self) -> bool;
     /// A multicast object that can be exported.
@@ -100,26 +95,12 @@ pub trait MulticastObjects {
     fn unbind(&self, multicast: Handle, bytes: u64) -> Result<(), String>;
 }
 
-/// The driver's calls on one GPU.
-pub trait VirtualMemory: Handles + Addresses + MulticastObjects {}
-
-impl<V: Handles + Addresses + MulticastObjects> VirtualMemory for V {}
-
-/// Memory that could not be had.
+/// Memory that could not be allocated, mapped or shared.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum VmmError {
     /// A size or count out of its range.
-    #[error("{what} is {found}, expected {least} to {most}")]
-    OutOfRange {
-        /// The quantity.
-        what: &'static str,
-        /// The value.
-        found: u64,
-        /// The least that is taken.
-        least: u64,
-        /// The most.
-        most: u64,
-    },
+    #[error(transparent)]
+    Size(#[from] LaunchError),
     /// Memory of another process whose size the driver cannot map.
     #[error("{found} bytes of another process are no multiple of {granularity}, which the driver maps by")]
     Granularity {
@@ -222,8 +203,8 @@ impl<V: VirtualMemory> Drop for Mapped<'_, V> {
     }
 }
 
-fn in_range(what: &'static str, found: u64, most: u64) -> Result<(), VmmError> {
-    if (1..=most).contains(&found) { Ok(()) } else { Err(VmmError::OutOfRange { what, found, least: 1, most }) }
+fn in_range(what: &'static str, found: u64, most: u64) -> Result<(), LaunchError> {
+    if (1..=most).contains(&found) { Ok(()) } else { Err(LaunchError::OutOfRange { what, found, least: 1, most }) }
 }
 
 /// The driver's granularity of sizes; it must be a power of two, or nothing can be aligned to it.
@@ -375,7 +356,8 @@ impl<'d, V: VirtualMemory> Multicast<'d, V> {
         }
         let found = memory.buffer().bytes;
         if found < bytes {
-            return Err(VmmError::OutOfRange { what: "bytes to bind", found, least: bytes, most: MAX_BYTES });
+            let (what, least, most) = ("bytes to bind", bytes, MAX_BYTES);
+            return Err(LaunchError::OutOfRange { what, found, least, most }.into());
         }
         if self.bound.is_none() {
             driver.bind(handle, memory.held.handle, bytes).map_err(refused("to bind memory"))?;

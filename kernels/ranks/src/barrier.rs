@@ -8,8 +8,8 @@ use semmoe_tables::RankId;
 use crate::error::RankError;
 use crate::signals::{ALIVE, GAVE_UP, LEFT, Signals};
 
-/// How often a rank looks at a peer before it sleeps, if every rank can have a core of its own. An arrival is then seen
-/// in well under a microsecond.
+/// Polls of a peer before a rank sleeps, if every rank can have a core of its own. An arrival is then seen in well
+/// under a microsecond.
 ///
 /// Far more than the worker's transport looks (64, about what a sleep costs): ranks of a collective arrive nearly
 /// together, and two on two cores passed the barrier in 0.2 to 0.4 of the time that a sleep took, with 64 looks in 0.5

@@ -12,13 +12,13 @@ use rustix::thread::futex;
 #[repr(C)]
 pub struct Bell {
     rings: AtomicU32,
-    /// How many threads may be asleep. Those of a process that was killed stay counted, which costs a system call a
+    /// Threads that may be asleep. Those of a process that was killed stay counted, which costs a system call a
     /// ring.
     waiters: AtomicU32,
 }
 
 impl Bell {
-    /// How often it has rung so far, modulo 2^32.
+    /// Rings so far, modulo 2^32.
     #[must_use]
     pub fn rings(&self) -> u32 {
         self.rings.load(SeqCst)

@@ -124,9 +124,9 @@ impl RankError {
         Self::Memory { cause: cause.to_string() }
     }
 
-    /// Whether the group cannot go on after this.
-    #[must_use]
-    pub fn is_final(&self) -> bool {
-        matches!(self, Self::TimedOut { .. } | Self::Left { .. } | Self::GaveUp { .. })
+    /// Whether a size is within its limit.
+    pub(crate) fn check_limit(what: &'static str, found: usize, limit: usize) -> Result<(), Self> {
+        let (found, limit) = (found as u64, limit as u64);
+        if found <= limit { Ok(()) } else { Err(Self::TooLarge { what, found, limit }) }
     }
 }

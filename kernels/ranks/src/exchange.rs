@@ -28,7 +28,7 @@ pub struct Routes<'a, T> {
 
 /// Where every rank receives, R rows at most `capacity`, packed by source rank, then in the order of the source's
 /// tokens.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Received<T> {
     /// `[capacity, H]`
     pub rows: Span<T>,
@@ -39,13 +39,6 @@ pub struct Received<T> {
     /// `[capacity, k]`: their weights, then 0.
     pub weights: Span<f32>,
 }
-
-impl<T> Clone for Received<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for Received<T> {}
 
 /// The output of a dispatch for the caller.
 #[derive(Debug)]
@@ -68,7 +61,7 @@ impl Member {
         received: Received<T>,
         out: Dispatch<'_>,
     ) -> Result<(), RankError> {
-        let (world, rank) = (self.world(), self.index());
+        let (world, rank) = (self.world(), self.rank);
         let counts = self.check_dispatch(&routes, received, &out)?;
         for (word, &count) in self.signals(rank).counts.iter().zip(&counts) {
             word.store(count, Relaxed);
@@ -181,7 +174,7 @@ impl Member {
     /// From the counts of all ranks: where this rank's rows begin on each rank, and where each rank's begin here.
     fn firsts(&self, capacity: usize, source_offsets: &mut [u32]) -> Result<[u32; MAX_WORLD], RankError> {
         let mut firsts = [0u32; MAX_WORLD];
-        let (world, rank) = (self.world(), self.index());
+        let (world, rank) = (self.world(), self.rank);
         for (to, first) in firsts.iter_mut().enumerate().take(world) {
             let count = |from: usize| u64::from(self.signals(from).counts[to].load(Relaxed));
             let rows: u64 = (0..world).map(count).sum();
@@ -231,10 +224,7 @@ impl Member {
     fn check_received<T: Element>(&self, received: Received<T>, k: usize, hidden: usize) -> Result<(), RankError> {
         let Received { rows, tokens, experts, weights } = received;
         let capacity = tokens.len();
-        if capacity > i32::MAX as usize {
-            let (found, limit) = (capacity as u64, i32::MAX as u64);
-            return Err(RankError::TooLarge { what: "rows to receive", found, limit });
-        }
+        RankError::check_limit("rows to receive", capacity, i32::MAX as usize)?;
         check_len("received rows", rows.len(), capacity.saturating_mul(hidden))?;
         check_len("received experts", experts.len(), capacity * k)?;
         check_len("received weights", weights.len(), capacity * k)?;

@@ -124,7 +124,7 @@ impl SharedExperts {
     pub fn own(&self) -> &[u8] {
         match &self.maps[self.rank] {
             // SAFETY: mapped, of `self.bytes` bytes, and `&self` keeps this rank from writing.
-            Some(map) => unsafe { std::slice::from_raw_parts(map.at(), self.bytes) },
+            Some(map) => unsafe { std::slice::from_raw_parts(map.at, self.bytes) },
             None => &[],
         }
     }
@@ -133,7 +133,7 @@ impl SharedExperts {
     fn row(&self, rank: usize, offset: usize, bytes: usize) -> Result<*mut u8, MemoryFault> {
         let fits = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         match self.maps.get(rank).and_then(Option::as_ref) {
-            Some(map) if fits => Ok(map.at().wrapping_add(offset)),
+            Some(map) if fits => Ok(map.at.wrapping_add(offset)),
             Some(_) => Err(MemoryFault { rank, offset, bytes, cause: format!("the buffer has {} bytes", self.bytes) }),
             None => Err(MemoryFault { rank, offset, bytes, cause: format!("rank {} cannot read it", self.rank) }),
         }

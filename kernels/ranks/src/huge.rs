@@ -21,7 +21,8 @@ const MADV_COLLAPSE: c_int = 25;
 /// A file, mapped whole.
 #[derive(Debug)]
 pub(crate) struct HugeMap {
-    at: *mut u8,
+    /// The first byte.
+    pub(crate) at: *mut u8,
     bytes: usize,
     /// The reservation, large enough to contain a multiple of the huge page size.
     reserved: *mut u8,
@@ -53,11 +54,6 @@ impl HugeMap {
             libc::mmap(map.at.cast(), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file.as_raw_fd(), 0)
         };
         if at == MAP_FAILED { Err(failed()) } else { Ok(map) }
-    }
-
-    /// The first byte.
-    pub(crate) fn at(&self) -> *mut u8 {
-        self.at
     }
 
     /// Moves bytes that were written into huge pages, as far as whole ones lie in the range. Where there are none

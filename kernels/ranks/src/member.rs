@@ -34,7 +34,7 @@ pub struct RawGroup<'a> {
 /// once.
 #[derive(Debug)]
 pub struct Member {
-    rank: usize,
+    pub(crate) rank: usize,
     buffers: Vec<NonNull<u8>>,
     buffer_bytes: usize,
     signals: Vec<NonNull<Signals>>,
@@ -82,10 +82,7 @@ impl Member {
         if group.rank >= world {
             return Err(RankError::NoSuchRank { rank: group.rank, world });
         }
-        if group.buffer_bytes > isize::MAX as usize {
-            let (found, limit) = (group.buffer_bytes as u64, isize::MAX as u64);
-            return Err(RankError::TooLarge { what: "bytes of a symmetric buffer", found, limit });
-        }
+        RankError::check_limit("bytes of a symmetric buffer", group.buffer_bytes, isize::MAX as usize)?;
         let buffers =
             group.buffers.iter().map(|&at| aligned(at, "a symmetric buffer", ALIGNMENT)).collect::<Result<_, _>>()?;
         let signals: Vec<NonNull<Signals>> = group
@@ -231,17 +228,12 @@ impl Member {
         unsafe { self.buffers[rank].as_ptr().add(span.offset()).cast() }
     }
 
-    pub(crate) fn index(&self) -> usize {
-        self.rank
-    }
-
     pub(crate) fn check_alive(&self) -> Result<(), RankError> {
         self.spent.clone().map_or(Ok(()), Err)
     }
 
     pub(crate) fn check_span<T: bytemuck::Pod>(&self, what: &'static str, span: Span<T>) -> Result<(), RankError> {
-        let (found, limit) = (span.end() as u64, self.buffer_bytes as u64);
-        if found <= limit { Ok(()) } else { Err(RankError::TooLarge { what, found, limit }) }
+        RankError::check_limit(what, span.end(), self.buffer_bytes)
     }
 }
 

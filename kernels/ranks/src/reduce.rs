@@ -59,10 +59,7 @@ impl Member {
         let Norm { residual, weight, epsilon, residual_out } = norm;
         check_len("residual out", residual_out.len(), out.len())?;
         ResidualNorm { residual, weight, epsilon }.check(split.tokens(), hidden)?;
-        if hidden > MAX_NORM_WIDTH {
-            let (found, limit) = (hidden as u64, MAX_NORM_WIDTH as u64);
-            return Err(RankError::TooLarge { what: "columns of a normed row", found, limit });
-        }
+        RankError::check_limit("columns of a normed row", hidden, MAX_NORM_WIDTH)?;
         self.enter(&call::<T>(Operation::ReduceScatterNorm, part.offset(), hidden, split))?;
         let mut wide = std::mem::take(&mut self.wide_row);
         wide.resize(hidden, 0.0);
@@ -92,13 +89,13 @@ impl Member {
         out: Span<T>,
     ) -> Result<(), RankError> {
         self.check_part(out, hidden, split)?;
-        let positions = split.positions(self.index());
+        let positions = split.positions(self.rank);
         check_len("rows", rows.len(), positions.len() * hidden)?;
         self.enter(&call::<T>(Operation::Allgather, out.offset(), hidden, split))?;
         for (row, position) in rows.chunks_exact(hidden.max(1)).zip(positions) {
             let at = split.token(position) * hidden;
             for step in 0..self.world() {
-                let peer = (self.index() + step) % self.world();
+                let peer = (self.rank + step) % self.world();
                 // SAFETY: the token is below n, so that its row is within `out`, checked against the buffer; between
                 // entry and exit only the rank that has the token writes its row, and no rank reads it; `row` is not in
                 // a symmetric buffer.
@@ -124,7 +121,7 @@ impl Member {
         let mut call = Call::new(Operation::AllReduce, T::DTYPE);
         (call.tokens, call.offsets) = (part.len() as u64, [part.offset() as u64, out.offset() as u64]);
         self.enter(&call)?;
-        let (world, rank) = (self.world(), self.index());
+        let (world, rank) = (self.world(), self.rank);
         let (from, to) = (part.len() / world * rank, part.len() / world * (rank + 1));
         let end = if rank + 1 == world { part.len() } else { to };
         let mut sums = [T::zeroed(); SUM_CHUNK];
@@ -150,7 +147,7 @@ impl Member {
         out: &[T],
     ) -> Result<Range<usize>, RankError> {
         self.check_part(part, hidden, split)?;
-        let rows = split.positions(self.index());
+        let rows = split.positions(self.rank);
         check_len("out", out.len(), rows.len() * hidden)?;
         Ok(rows)
     }

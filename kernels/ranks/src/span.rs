@@ -9,19 +9,12 @@ use crate::error::RankError;
 pub const ALIGNMENT: usize = 16;
 
 /// `len` values of T from a byte offset on, in every rank's symmetric buffer.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Span<T> {
     offset: usize,
     len: usize,
     of: PhantomData<fn() -> T>,
 }
-
-impl<T> Clone for Span<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for Span<T> {}
 
 impl<T: bytemuck::Pod> Span<T> {
     /// `len` values at `offset` bytes, a multiple of [`ALIGNMENT`].

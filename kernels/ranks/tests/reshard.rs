@@ -117,7 +117,10 @@ struct Unit<'a> {
 
 impl Unit<'_> {
     /// Loads the layout on as many threads as there are ranks and does `work` on each, with the checksums of all.
-    fn run<R: Send>(&self, work: impl Fn(usize, Resharder<LocalTransport, Faulty>, Checksums) -> R + Sync) -> Vec<R> {
+    fn run<R: Send>(
+        &self,
+        work: impl Fn(usize, Resharder<'_, LocalTransport, Faulty>, Checksums) -> R + Sync,
+    ) -> Vec<R> {
         let world = self.pool.cluster().ranks();
         let memory = SharedExperts::on_hosts(world, self.host, self.pool.bytes()).unwrap();
         let work = &work;
@@ -126,8 +129,8 @@ impl Unit<'_> {
                 scope.spawn(move || {
                     let rank = link.rank();
                     each_byte(self.pool, self.layout, self.side, rank, |at, byte| memory.write(at, &[byte]).unwrap());
-                    let memory = Faulty { inner: memory, wrong: None };
-                    let mut resharder = Resharder::new(link, memory, self.chunk_bytes);
+                    let mut memory = Faulty { inner: memory, wrong: None };
+                    let mut resharder = Resharder::new(link, &mut memory, self.chunk_bytes);
                     let mut checksums = resharder.record(self.pool, self.layout, self.side).unwrap();
                     resharder.gather(&mut checksums).unwrap();
                     work(rank, resharder, checksums)
@@ -194,7 +197,7 @@ fn roll_back(pool: &Pool, switch: &Switch<'_>, injected: Injected, host: usize) 
         Wrong::Fail => (Reason::Memory, Some(pool.slot(switch.to(), side.other(), layer))),
     };
     unit.run(|rank, resharder, checksums| {
-        let (link, mut memory) = resharder.into_parts();
+        let (link, memory) = resharder.into_parts();
         memory.wrong = slot.clone().filter(|_| rank == at).map(|slot| (wrong, slot));
         let mut resharder = Resharder::new(link, memory, 50);
         let ended = resharder
@@ -237,7 +240,7 @@ fn a_rollback_that_fails_is_an_error_on_all_ranks() {
     let switch = Switch::new(&pool, &first, &tp, Side::High).unwrap();
     let unit = Unit { pool: &pool, layout: &first, side: Side::High, host: 2, chunk_bytes: 50 };
     unit.run(|rank, resharder, checksums| {
-        let (link, mut memory) = resharder.into_parts();
+        let (link, memory) = resharder.into_parts();
         // Layer 1 is refused, then layer 0 cannot be written back: the end of its old slot, where the way there wrote
         // nothing.
         let end = pool.slot(&tp, Side::Low, 1).end..pool.slot(&first, Side::High, 0).end;
@@ -294,7 +297,7 @@ fn damage_in_a_copy_is_found_and_operands_are_checked() {
     let unit = Unit { pool: &pool, layout: &first, side: Side::High, host: 2, chunk_bytes: 50 };
     unit.run(|rank, resharder, checksums| {
         // The first byte of this rank's last layer changes where it lies.
-        let (link, mut memory) = resharder.into_parts();
+        let (link, memory) = resharder.into_parts();
         let at = pool.slot(&first, Side::High, LAYERS - 1).start;
         let byte = memory.inner.own()[at];
         memory.write(at, &[byte ^ 1]).unwrap();

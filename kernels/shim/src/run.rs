@@ -151,9 +151,7 @@ impl Shim {
         }
         Ok(raw.iter().map(|s| if s.trapped == 0 { StreamEnd::Done } else { StreamEnd::Trapped }).collect())
     }
-}
 
-impl Shim {
     /// Ranks of other processes take part in later runs: time is the clock's, and a run with a given seed is no longer
     /// the same.
     pub fn beside_others(&self) {

@@ -41,9 +41,7 @@ impl<A: Element, B: Element> CastCollectives<A, B> {
             wide_row: Vec::new(),
         }
     }
-}
 
-impl<A: Element, B: Element> CastCollectives<A, B> {
     /// Of the sums that were received. The residual does not travel, and keeps its type.
     fn norm_rows(&mut self, hidden: usize, split: RowSplit<'_>, norm: Norm<'_, A>, out: &mut [A]) {
         let Norm { residual, weight, epsilon, residual_out } = norm;

@@ -132,16 +132,10 @@ impl<L: Lockstep> Lockstep for UnitLink<L> {
 /// A group's end of one rank: ranks are counted within the group. Errors of the link name ranks as the unit does.
 pub struct GroupLink<L> {
     unit: UnitLink<L>,
-    members: Arc<[usize]>,
+    /// The unit's ranks that are in the group, ascending.
+    pub(super) members: Arc<[usize]>,
     /// This rank's place among the members.
     me: usize,
-}
-
-impl<L> GroupLink<L> {
-    /// The unit's ranks that are in the group, ascending.
-    pub(super) fn members(&self) -> Arc<[usize]> {
-        Arc::clone(&self.members)
-    }
 }
 
 impl<L: Lockstep> Lockstep for GroupLink<L> {

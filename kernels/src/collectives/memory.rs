@@ -39,7 +39,8 @@ pub trait RowMemory<T>: Send {
     /// If a half is shorter.
     fn halves(&mut self, half: Half, len: usize) -> (&mut [T], PeerRows<'_, T>);
 
-    /// That half of this rank and of all peers within reach. To be read only while the collectives' turns allow it.
+    /// The same half of this rank and of all peers within reach, to be read only in the turns that the collectives
+    /// allow.
     fn read(&self, half: Half) -> PeerRows<'_, T>;
 }
 
@@ -56,18 +57,11 @@ enum Parts<'a, T> {
 }
 
 /// Rows in memory that several ranks have mapped.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct SharedRows<T> {
     at: *const T,
     len: usize,
 }
-
-impl<T> Clone for SharedRows<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for SharedRows<T> {}
 
 // SAFETY: a pointer to plain elements, which are only read through `PeerRows`, under the promise of `PeerRows::shared`.
 unsafe impl<T: Element> Send for SharedRows<T> {}

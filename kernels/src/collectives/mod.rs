@@ -2,7 +2,7 @@
 //!
 //! | role | interface | implementations |
 //! |---|---|---|
-//! | the collectives | [`Collectives`] | [`RowCollectives`], over the two below; [`CastCollectives`], over those of another type; [`HybridCollectives`], where an expert is sliced over a node |
+//! | the collectives | [`Collectives`] | [`RowCollectives`], over the two below; [`CastCollectives`], over those of another type; [`HybridCollectives`], where an expert is sliced over a node, or attention is in groups of ranks |
 //! | bytes and barrier | [`Lockstep`] | threads (`semmoe-ranks`), streams over shared rings or TCP (the worker) |
 //! | groups of ranks | [`UnitLink`]: the ranks inside a node, and across nodes | [`GroupLink`], over the unit's own link |
 //! | rows that peers read where they lie | [`RowMemory`] | [`PrivateMemory`] (none do), shared memory (`semmoe-ranks`) |
@@ -14,7 +14,6 @@
 
 mod cast;
 mod group;
-mod grouped;
 mod hybrid;
 mod lockstep;
 mod memory;
@@ -28,7 +27,6 @@ use crate::split::RowSplit;
 
 pub use cast::CastCollectives;
 pub use group::{GroupLink, LevelBytes, UnitLink};
-pub use grouped::GroupedCollectives;
 pub use hybrid::{HybridCollectives, MAX_CHUNKS, Stage, StageName, StageObserver, Unobserved, hybrid_bytes};
 pub use lockstep::{Exchange, Lockstep, MAX_MESSAGE_BYTES, UnitError, Wake, Waker};
 pub use memory::{Half, PeerRows, PrivateMemory, RowMemory, SharedRows};
@@ -111,7 +109,7 @@ pub struct NormIn<'a, T: Element, S: Space> {
 }
 
 impl<T: Element, S: Space> NormIn<'_, T, S> {
-    /// Whether its lengths fit a part of `part` elements, `own` of which are this rank's.
+    /// Checks its lengths against a part of `part` elements, `own` of which are this rank's.
     ///
     /// # Errors
     /// The first that does not.

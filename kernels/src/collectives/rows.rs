@@ -98,7 +98,7 @@ impl<T: Element> Inbound<T> {
 impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<GroupLink<L>, M, T> {
     /// Joins a group's bytes, and memory whose ranks are the group's, at one rank. Errors name ranks as the unit does.
     pub fn of_group(link: GroupLink<L>, memory: M) -> Self {
-        let names = Some(link.members());
+        let names = Some(Arc::clone(&link.members));
         Self { names, ..Self::new(link, memory) }
     }
 }
@@ -218,6 +218,26 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
                 out: to,
             });
         }
+    }
+
+    /// Takes the messages of a dispatch, and this rank's own rows.
+    fn read_dispatch(&mut self, plan: &DispatchPlan, arrived: &mut Arrived) -> Result<(), UnitError> {
+        let (me, hidden) = (self.link.rank(), arrived.hidden);
+        for rank in 0..self.link.world() {
+            let message = &self.inbound.messages[rank];
+            let outcome = if rank == me {
+                arrived.push_own(me, plan.rank(me));
+                Ok(0..0)
+            } else if self.memory.reaches(rank) {
+                let rows = self.memory.read(self.half).of(rank).len().checked_div(hidden).unwrap_or(usize::MAX);
+                arrived.push_places(rank, message, rows)
+            } else {
+                arrived.push_rows(rank, message, hidden * size_of::<T>())
+            };
+            let rows = outcome.map_err(|detail| self.protocol(rank, detail))?;
+            self.inbound.locate(rank, rows);
+        }
+        Ok(())
     }
 
     /// The rows of every rank, in its message or where they lie.
@@ -410,28 +430,6 @@ impl<'a, T> Sums<'a, T> {
         let (row, rows) = self.rows.split_at(hidden);
         (self.tokens, self.rows) = (tokens, rows);
         Some(row)
-    }
-}
-
-impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
-    /// Takes the messages of a dispatch, and this rank's own rows.
-    fn read_dispatch(&mut self, plan: &DispatchPlan, arrived: &mut Arrived) -> Result<(), UnitError> {
-        let (me, hidden) = (self.link.rank(), arrived.hidden);
-        for rank in 0..self.link.world() {
-            let message = &self.inbound.messages[rank];
-            let outcome = if rank == me {
-                arrived.push_own(me, plan.rank(me));
-                Ok(0..0)
-            } else if self.memory.reaches(rank) {
-                let rows = self.memory.read(self.half).of(rank).len().checked_div(hidden).unwrap_or(usize::MAX);
-                arrived.push_places(rank, message, rows)
-            } else {
-                arrived.push_rows(rank, message, hidden * size_of::<T>())
-            };
-            let rows = outcome.map_err(|detail| self.protocol(rank, detail))?;
-            self.inbound.locate(rank, rows);
-        }
-        Ok(())
     }
 }
 

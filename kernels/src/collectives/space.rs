@@ -5,8 +5,8 @@ use std::fmt::Debug;
 use super::ReceivedRows;
 use crate::element::Element;
 
-/// Memory that a caller's rows lie in: that of the host, or of a GPU. What it gives to
-/// [`Collectives`](super::Collectives), and gets.
+/// Memory that a caller's rows lie in, that of the host or of a GPU: the types that
+/// [`Collectives`](super::Collectives) take and return.
 pub trait Space: 'static {
     /// Rows that are read.
     type Read<'a, T: Element>: Copy + Debug;
@@ -15,10 +15,10 @@ pub trait Space: 'static {
     /// Rows of a dispatch.
     type Received<'a, T: Element>: Debug;
 
-    /// How many elements there are.
+    /// Elements of rows that are read.
     fn elements<T: Element>(rows: &Self::Read<'_, T>) -> usize;
 
-    /// How many elements there are.
+    /// Elements of rows that are written.
     fn elements_mut<T: Element>(rows: &Self::Write<'_, T>) -> usize;
 }
 

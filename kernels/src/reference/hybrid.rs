@@ -60,7 +60,7 @@ pub fn hybrid_combine<T: Element>(
     check_len("sums", sums.len(), grid.ranks())?;
     check_len("counts", counts.len(), grid.ranks())?;
     check_len("nodes", rows.len(), grid.nodes())?;
-    // By rank and token: what each node made of it, in the order of nodes.
+    // By rank and token: the sum of each node, in the order of nodes.
     let mut of_nodes: Vec<Vec<Vec<Vec<T>>>> = counts.iter().map(|&count| vec![Vec::new(); count]).collect();
     for (node, rows) in rows.iter().enumerate() {
         for rank in grid.inside(node) {

@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::error::ReshardError;
 use super::layout::Pool;
+use super::shape::check_equal;
 use crate::hash::mix;
 
 /// A slice of an expert in a layer, which has a checksum of its own.
@@ -165,10 +166,7 @@ impl Checksums {
     /// # Errors
     /// Another length, or a piece of which both ranks have a copy and the copies differ.
     pub fn merge(&mut self, words: &[u64]) -> Result<(), ReshardError> {
-        let (found, expected) = (words.len(), self.words.len());
-        if found != expected {
-            return Err(ReshardError::Differs { what: "checksums", found, expected });
-        }
+        check_equal("checksums", words.len(), self.words.len())?;
         for (index, &word) in words.iter().enumerate().filter(|(_, word)| **word != 0) {
             self.set(index, word)?;
         }

@@ -5,10 +5,11 @@ use super::error::{Fault, Refusal, ReshardError, SwitchError};
 use super::layout::{Layout, Pool, Side};
 use super::memory::ExpertMemory;
 use super::plan::{Move, Switch};
+use super::shape::check_equal;
 use super::transfer::{HEADER_BYTES, LayerWork, Round, Transfer, hash_bytes};
 use crate::collectives::{Lockstep, MAX_MESSAGE_BYTES, UnitError};
 
-/// How far a switch is; the journal.
+/// Progress of a switch; the journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
     /// Layers that are in the new layout on all ranks.
@@ -33,24 +34,24 @@ pub enum Outcome {
 /// layer all ranks vote, in an exchange that is also the barrier: none goes on to the next layer unless all have this
 /// one.
 #[derive(Debug)]
-pub struct Resharder<L, M> {
+pub struct Resharder<'m, L, M> {
     link: L,
-    memory: M,
+    memory: &'m mut M,
     transfer: Transfer,
     moves: Vec<Move>,
     fault: Option<Fault>,
 }
 
-impl<L: Lockstep, M: ExpertMemory> Resharder<L, M> {
+impl<'m, L: Lockstep, M: ExpertMemory> Resharder<'m, L, M> {
     /// The end of the link's rank. `chunk_bytes` is the most bytes of experts in a message: at least 1, cut to what a
     /// link carries.
-    pub fn new(link: L, memory: M, chunk_bytes: usize) -> Self {
+    pub fn new(link: L, memory: &'m mut M, chunk_bytes: usize) -> Self {
         let transfer = Transfer::new(link.world(), chunk_bytes.clamp(1, MAX_MESSAGE_BYTES - HEADER_BYTES));
         Self { link, memory, transfer, moves: Vec::new(), fault: None }
     }
 
     /// Switches, or rolls back: if a piece arrives with another checksum, memory fails, or `proceed` is false on any
-    /// rank, all layers that are done go back, in inverse order. `proceed` is asked before each layer of the switch,
+    /// rank, all layers that are done go back, in inverse order. `proceed` is called before each layer of the switch,
     /// not on the way back.
     ///
     /// A piece that was damaged before it was read is damaged in the old layout still: [`Resharder::verify`] finds it.
@@ -69,8 +70,8 @@ impl<L: Lockstep, M: ExpertMemory> Resharder<L, M> {
         let layers = switch.pool().layers();
         let digest = switch.digest();
         // All ranks agree on the switch before anything is written.
-        let first = switch.layer(0);
-        if let Some(refusal) = self.vote(Round { digest, layer: first }, checksums)? {
+        self.moves.clear();
+        if let Some(refusal) = self.transfer(Round { digest, layer: switch.layer(0) }, checksums)? {
             return Ok(Outcome::RolledBack(refusal));
         }
         for done in 0..layers {
@@ -152,22 +153,16 @@ impl<L: Lockstep, M: ExpertMemory> Resharder<L, M> {
         Ok(())
     }
 
-    /// Ends the switching.
+    /// Gives link and memory back.
     #[must_use]
-    pub fn into_parts(self) -> (L, M) {
+    pub fn into_parts(self) -> (L, &'m mut M) {
         (self.link, self.memory)
     }
 
     fn check(&self, pool: &Pool) -> Result<(), ReshardError> {
-        let counts = [
-            ("rank of the expert buffer", self.memory.rank(), self.link.rank()),
-            ("ranks of the unit", self.link.world(), pool.cluster().ranks()),
-            ("bytes of the expert buffer", self.memory.bytes(), pool.bytes()),
-        ];
-        match counts.into_iter().find(|(_, found, expected)| found != expected) {
-            Some((what, found, expected)) => Err(ReshardError::Differs { what, found, expected }),
-            None => Ok(()),
-        }
+        check_equal("rank of the expert buffer", self.memory.rank(), self.link.rank())?;
+        check_equal("ranks of the unit", self.link.world(), pool.cluster().ranks())?;
+        check_equal("bytes of the expert buffer", self.memory.bytes(), pool.bytes())
     }
 
     fn layer(
@@ -180,14 +175,9 @@ impl<L: Lockstep, M: ExpertMemory> Resharder<L, M> {
         self.transfer(round, checksums)
     }
 
-    fn vote(&mut self, round: Round, checksums: &Checksums) -> Result<Option<Refusal>, SwitchError> {
-        self.moves.clear();
-        self.transfer(round, checksums)
-    }
-
     fn transfer(&mut self, round: Round, checksums: &Checksums) -> Result<Option<Refusal>, SwitchError> {
         let work = LayerWork { round, moves: &self.moves, checksums };
-        let ended = self.transfer.layer(&mut self.link, &mut self.memory, work, &mut self.fault);
+        let ended = self.transfer.layer(&mut self.link, self.memory, work, &mut self.fault);
         ended.map_err(|cause| SwitchError::Lost { layer: round.layer, cause })
     }
 
@@ -209,7 +199,7 @@ impl<L: Lockstep, M: ExpertMemory> Resharder<L, M> {
                 for part in piece {
                     for row in 0..part.rows {
                         let offset = part.place.offset + row * part.place.stride;
-                        hash_bytes(&self.memory, rank, offset, part.bytes, &mut hash)?;
+                        hash_bytes(self.memory, rank, offset, part.bytes, &mut hash)?;
                     }
                 }
                 visit(piece[0].piece, hash.finish())?;

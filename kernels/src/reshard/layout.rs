@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::checksum::PieceId;
 use super::error::ReshardError;
-use super::shape::{Cluster, ExpertArray, ExpertShape, MAX_IDS, check_count};
+use super::shape::{Cluster, ExpertArray, ExpertShape, MAX_IDS, check_count, check_equal};
 use crate::split::even_part;
 
 /// An expert slot that hosts no expert.
@@ -61,10 +61,7 @@ impl Hosts {
 
     fn check(&self, layer: usize) -> Result<(), ReshardError> {
         let row = &self.layers[layer];
-        let expected = self.slots * self.ranks;
-        if row.len() != expected {
-            return Err(ReshardError::Differs { what: "expert slots of a layer", found: row.len(), expected });
-        }
+        check_equal("expert slots of a layer", row.len(), self.slots * self.ranks)?;
         // The rank that was last seen to host each expert, plus 1.
         let mut last = vec![0; self.experts];
         for (slot, &expert) in row.iter().enumerate().filter(|(_, expert)| **expert != NO_HOST) {
@@ -230,16 +227,9 @@ impl Pool {
             Layout::Tp if self.tp_bytes == 0 => return Err(ReshardError::EpOnly),
             Layout::Tp => return Ok(()),
         };
-        let counts = [
-            ("experts of the layout", hosts.experts, self.experts),
-            ("ranks of the layout", hosts.ranks, self.cluster.ranks()),
-            ("layers of the layout", hosts.layers.len(), self.layers),
-        ];
-        for (what, found, expected) in counts {
-            if found != expected {
-                return Err(ReshardError::Differs { what, found, expected });
-            }
-        }
+        check_equal("experts of the layout", hosts.experts, self.experts)?;
+        check_equal("ranks of the layout", hosts.ranks, self.cluster.ranks())?;
+        check_equal("layers of the layout", hosts.layers.len(), self.layers)?;
         if hosts.slots > self.slots {
             return Err(ReshardError::Slots { found: hosts.slots, limit: self.slots });
         }

@@ -66,6 +66,6 @@ pub use checksum::{Checksums, PieceHash, PieceId};
 pub use error::{Fault, MemoryFault, Reason, Refusal, ReshardError, SwitchError};
 pub use execute::{Outcome, Progress, Resharder};
 pub use layout::{Hosts, Layout, NO_HOST, Part, Place, Pool, Side, Slot};
-pub use memory::{ExpertMemory, OwnMemory};
+pub use memory::ExpertMemory;
 pub use plan::{Move, Switch};
 pub use shape::{Cluster, ExpertArray, ExpertShape};

@@ -177,3 +177,8 @@ pub(super) fn check_count(what: &'static str, found: usize) -> Result<(), Reshar
         _ => Err(ReshardError::Count { what, found, limit: MAX_IDS }),
     }
 }
+
+/// Whether two parts that belong together have one count.
+pub(super) fn check_equal(what: &'static str, found: usize, expected: usize) -> Result<(), ReshardError> {
+    if found == expected { Ok(()) } else { Err(ReshardError::Differs { what, found, expected }) }
+}

@@ -2,6 +2,7 @@
 
 use super::checksum::{Checksums, PieceHash};
 use super::error::{Fault, MemoryFault, Reason, Refusal};
+use super::layout::Place;
 use super::memory::{ExpertMemory, each_part};
 use super::plan::Move;
 use crate::collectives::{Lockstep, UnitError};
@@ -41,20 +42,9 @@ struct Stream {
 /// Bytes of a row that pass at once.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
-    moved: Move,
-    row: usize,
-    at: usize,
+    from: usize,
+    to: usize,
     bytes: usize,
-}
-
-impl Segment {
-    fn source(&self) -> usize {
-        self.moved.from.offset + self.row * self.moved.from.stride + self.at
-    }
-
-    fn target(&self) -> usize {
-        self.moved.to.offset + self.row * self.moved.to.stride + self.at
-    }
 }
 
 impl Stream {
@@ -72,7 +62,8 @@ impl Stream {
     fn advance(&mut self, limit: usize) -> Option<Segment> {
         let moved = *self.moves.get(self.next).filter(|_| limit > 0)?;
         let bytes = limit.min(moved.bytes - self.at);
-        let segment = Segment { moved, row: self.row, at: self.at, bytes };
+        let place = |place: Place| place.offset + self.row * place.stride + self.at;
+        let segment = Segment { from: place(moved.from), to: place(moved.to), bytes };
         self.left -= bytes;
         self.at += bytes;
         if self.at == moved.bytes {
@@ -125,12 +116,11 @@ impl Transfer {
             let reason = fault.as_ref().map(Fault::reason);
             self.head(work.round, reason, sent);
             link.all_to_all(&self.outgoing, &mut self.incoming)?;
-            let votes = Votes { refused: reason.map(|reason| Refused { rank: own, reason }), sent };
-            let votes = self.read_heads(own, work.round, votes)?;
+            let refused = reason.map(|reason| Refusal { layer: work.round.layer, rank: own, reason });
+            let votes = self.read_heads(own, work.round, Votes { refused, sent })?;
             self.drain(own, memory, fault);
             if !votes.sent {
-                let layer = work.round.layer;
-                return Ok(votes.refused.map(|Refused { rank, reason }| Refusal { layer, rank, reason }));
+                return Ok(votes.refused);
             }
         }
     }
@@ -147,7 +137,7 @@ impl Transfer {
             while let Some(segment) = stream.advance(rest.len()) {
                 let (part, later) = rest.split_at_mut(segment.bytes);
                 // A part that cannot be read is sent anyway; the vote ends the switch.
-                let read = memory.read(segment.moved.from.rank, segment.source(), part);
+                let read = memory.read(memory.rank(), segment.from, part);
                 note(fault, read.map_err(Fault::from));
                 rest = later;
             }
@@ -191,7 +181,7 @@ impl Transfer {
                 _ => return Err(UnitError::protocol(peer, format!("vote {reason}, expected 0 to 3"))),
             };
             if votes.refused.is_none_or(|refused| peer < refused.rank) {
-                votes.refused = Some(Refused { rank: peer, reason });
+                votes.refused = Some(Refusal { layer: round.layer, rank: peer, reason });
             }
         }
         Ok(votes)
@@ -203,7 +193,7 @@ impl Transfer {
             let mut rest = message.get(HEADER_BYTES..).filter(|_| peer != own).unwrap_or_default();
             while let Some(segment) = stream.advance(rest.len()) {
                 let (part, later) = rest.split_at(segment.bytes);
-                note(fault, memory.write(segment.target(), part).map_err(Fault::from));
+                note(fault, memory.write(segment.to, part).map_err(Fault::from));
                 rest = later;
             }
         }
@@ -235,15 +225,9 @@ pub(super) struct LayerWork<'a> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Refused {
-    rank: usize,
-    reason: Reason,
-}
-
-#[derive(Clone, Copy, Debug)]
 struct Votes {
     /// By the lowest rank that refuses.
-    refused: Option<Refused>,
+    refused: Option<Refusal>,
     /// Whether any rank sent bytes: then another round follows.
     sent: bool,
 }

@@ -11,7 +11,7 @@ use semmoe_load::{LatencySummary, Snapshot};
 
 use crate::progress::say;
 
-/// Snapshots come about once a second; where there is no terminal, one of so many is printed.
+/// Without a terminal every nth snapshot is printed; they come about once a second.
 const PLAIN_EVERY: u64 = 5;
 
 #[derive(Debug)]
@@ -50,14 +50,13 @@ impl View {
         if self.line.is_none() && !shown.is_multiple_of(PLAIN_EVERY) {
             return;
         }
-        let text = {
+        let (counts, latencies) = {
             let mut before = self.before.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             let text = describe(now, *before);
             let elapsed = now.elapsed.unwrap_or_default();
             *before = Before { elapsed, ok: now.ok, output_tokens: now.output_tokens };
             text
         };
-        let (counts, latencies) = text;
         match &self.line {
             Some(bar) => {
                 bar.set_message(counts);

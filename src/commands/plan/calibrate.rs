@@ -34,7 +34,7 @@ use super::{Chosen, DEFAULT_WORKLOAD, UnitPlan, parse};
 use crate::args::CalibrateArgs;
 use crate::commands::print;
 use crate::error::CliError;
-use crate::progress::{Progress, say};
+use crate::progress::{Progress, Steps as _, say};
 use steps::{Job, WorkerLayout};
 use team::Team;
 
@@ -79,7 +79,7 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     print(&text)
 }
 
-/// Measures, writes both files, and says what was found.
+/// Measures, writes both files and returns the report.
 fn calibrate(args: &CalibrateArgs) -> Result<String, CliError> {
     files::check(&args.out)?;
     let shape = parse(&args.model.join("config.json"), ModelShape::from_config)?;
@@ -136,9 +136,9 @@ fn calibrate(args: &CalibrateArgs) -> Result<String, CliError> {
     report(args, &shape, &cluster, &calibration, &found)
 }
 
-/// How long `up --plan auto` measures.
+/// Measuring time of `up --plan auto`.
 const AUTO_SECONDS: f64 = 20.0;
-/// Up to so many ranks.
+/// Numbers of ranks that it measures.
 const AUTO_RANKS: [u16; 3] = [1, 2, 4];
 
 /// The unit of this machine that answers soonest, by measurements in `folder`, which are made where there are none of
@@ -172,7 +172,7 @@ pub(crate) fn for_this_machine(model: &Path, folder: &Path) -> Result<UnitPlan, 
                 continue;
             }
             // A layout that the worker cannot run is skipped; the next best may do.
-            if let Ok(unit) = Chosen::of(&shape, &candidate, constants)?.unit() {
+            if let Ok(unit) = Chosen::of(&shape, &candidate, constants, None)?.unit() {
                 best = Some((seconds, candidate.layout.name(), unit));
             }
         }
@@ -195,14 +195,14 @@ fn ranks(given: &[u16]) -> Result<Vec<usize>, CliError> {
     if ranks.is_empty() { Err(CliError::input("--ranks names no number of ranks")) } else { Ok(ranks) }
 }
 
-/// The machine with so many ranks of it in use.
+/// The machine with `ranks` ranks in use.
 fn of_ranks(cluster: &Cluster, ranks: u64) -> Cluster {
     let mut cluster = cluster.clone();
     cluster.levels.iter_mut().for_each(|level| level.count = ranks);
     cluster
 }
 
-/// The worker's layouts of so many ranks that the model can be cut into; the others are named.
+/// The worker's layouts of `ranks` ranks that fit the model; reports the others.
 fn layouts(ranks: usize, shape: &ModelShape) -> Vec<WorkerLayout> {
     if ranks == 1 {
         return vec![WorkerLayout::ONE];
@@ -235,12 +235,12 @@ fn measure(args: &CalibrateArgs, config: &ModelConfig, ranks: &[usize]) -> Resul
     let progress = Progress::start("calibrating", rounds as u64);
     let began = Instant::now();
 
-    progress.remark("steps of one rank");
+    progress.message("steps of one rank");
     let alone = steps::alone(&args.model, &fitted, each)?;
     progress.advance(fitted.len() as u64);
     let (mut tables, mut between) = (Vec::new(), Vec::new());
     for &ranks in &several {
-        progress.remark(&format!("links of {ranks} ranks"));
+        progress.message(&format!("links of {ranks} ranks"));
         let team = Team { ranks, carrier: args.transport, elements: links::ELEMENTS };
         let found = links::measure(team, files::level(args.transport), each)?;
         tables.extend(found.tables);
@@ -248,7 +248,7 @@ fn measure(args: &CalibrateArgs, config: &ModelConfig, ranks: &[usize]) -> Resul
         progress.advance(links::MEASUREMENTS as u64);
     }
     let together = |layout: &WorkerLayout, jobs: &[Job]| {
-        progress.remark(&layout.planned().name());
+        progress.message(&layout.planned().name());
         let rows = jobs.iter().map(|job| job.sequences * job.tokens.max(job.cached)).max().unwrap_or(1);
         let elements = layout.ranks * rows * config.hidden;
         let team = Team { ranks: layout.ranks, carrier: args.transport, elements };

@@ -28,7 +28,7 @@ pub(crate) struct Chosen {
     /// The model's shape, without its element types.
     model: Value,
     /// Units side by side.
-    units: u64,
+    pub(crate) units: u64,
     /// Of each unit.
     layout: Layout,
     /// Expert domains.
@@ -56,21 +56,21 @@ pub(crate) struct UnitPlan {
 }
 
 impl Chosen {
-    pub(crate) fn of(shape: &ModelShape, best: &Candidate, constants: &Constants) -> Result<Self, CliError> {
+    /// With expert domains, as `--domains` takes them, if there are any.
+    pub(crate) fn of(
+        shape: &ModelShape,
+        best: &Candidate,
+        constants: &Constants,
+        domains: Option<&str>,
+    ) -> Result<Self, CliError> {
         Ok(Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             model: identity(shape)?,
             units: best.units,
             layout: best.layout,
-            domains: Domains::NONE,
+            domains: domains.map_or(Ok(Domains::NONE), str::parse).map_err(CliError::failed)?,
             element_bytes: constants.dispatch_bytes.max(constants.combine_bytes),
         })
-    }
-
-    /// With expert domains, as `--domains` takes them, if there are any.
-    pub(crate) fn with_domains(self, domains: Option<&str>) -> Result<Self, CliError> {
-        let domains = domains.map_or(Ok(Domains::NONE), str::parse).map_err(CliError::failed)?;
-        Ok(Self { domains, ..self })
     }
 
     /// Reads what `semmoe plan --json` wrote for the model in `folder`.
@@ -141,11 +141,6 @@ impl Chosen {
             return Err(refuse(format!("its expert domains of {domains} do not divide {ranks} ranks")));
         }
         Ok(UnitPlan { ranks, attention, attention_groups, experts, domains, wire })
-    }
-
-    /// Units side by side.
-    pub(crate) fn units(&self) -> u64 {
-        self.units
     }
 }
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use half::bf16;
 use semmoe_kernels::Dtype;
-use semmoe_kernels::collectives::{CastCollectives, Collectives, GroupedCollectives, Lockstep};
+use semmoe_kernels::collectives::{CastCollectives, Collectives, HybridCollectives, Lockstep, UnitLink};
 use serde::{Deserialize, Serialize};
 
 /// The element type of rows on the wire; sums over ranks are rounded to it, too. All ranks of a unit must be given the
@@ -71,8 +71,8 @@ impl WireRows {
     }
 
     /// Runs reduce-scatter and allgather in `group`, whose rows have the same type on the wire.
-    pub(super) fn with_groups(self, link: impl Lockstep + 'static, group: Self) -> Self {
-        Self { unit: Box::new(GroupedCollectives::new(link, self.unit, group.unit)), ..self }
+    pub(super) fn with_groups(self, link: UnitLink<impl Lockstep + 'static>, group: Self) -> Self {
+        Self { unit: Box::new(HybridCollectives::grouped(link, self.unit, group.unit)), ..self }
     }
 
     pub(super) fn dtype(&self) -> Dtype {

@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use semmoe_kernels_cuda::{Compiled, SOURCES, Target, compile, compile_with_spills, kernels_of};
+use semmoe_kernels_cuda::{Compiled, Target, compile, compile_with_spills, kernels_of, sources_for};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -51,11 +51,7 @@ fn run(target: Target, out: Option<&PathBuf>) -> Result<(), String> {
         println!("  {:<26} {:>3} registers, {} bytes spilled", kernel.kernel, kernel.registers, kernel.spilled);
     }
     no_spills(target, &compiled)?;
-    let expected: usize = SOURCES
-        .iter()
-        .filter(|source| source.least_capability <= target.capability())
-        .map(|source| kernels_of(source).count())
-        .sum();
+    let expected = sources_for(target.capability()).flat_map(kernels_of).count();
     if target != Target::Ptx90 && compiled.kernels.len() != expected {
         let found = compiled.kernels.len();
         return Err(format!("{found} kernels were compiled for {}, expected {expected}", target.name()));

@@ -24,7 +24,7 @@ pub use stream::DeviceStream;
 
 use crate::image::{Target, embedded};
 use crate::launch::Launch;
-use crate::source::{SOURCES, kernels_of};
+use crate::source::{kernels_of, sources_for};
 
 /// A GPU with the kernels loaded.
 pub struct Device {
@@ -91,8 +91,7 @@ impl Device {
     }
 
     fn find_functions(&mut self, target: Target) -> Result<(), DeviceError> {
-        let fitting = SOURCES.iter().filter(|source| source.least_capability <= target.capability());
-        for kernel in fitting.flat_map(kernels_of) {
+        for kernel in sources_for(target.capability()).flat_map(kernels_of) {
             let name = CString::new(kernel).map_err(|_| DeviceError::NoKernel { kernel })?;
             // SAFETY: the module was just loaded in this context.
             let handle = unsafe { result::module::get_function(self.module, name)? };

@@ -58,17 +58,7 @@ impl Group {
             .map_err(|error| DeviceError::Nccl(error.0 as u32))?;
         Ok(Self { comm, stream: stream.cast(), rank, ranks })
     }
-}
 
-fn kind(dtype: Dtype) -> sys::ncclDataType_t {
-    match dtype {
-        Dtype::F32 => sys::ncclDataType_t::ncclFloat32,
-        Dtype::F16 => sys::ncclDataType_t::ncclFloat16,
-        Dtype::Bf16 => sys::ncclDataType_t::ncclBfloat16,
-    }
-}
-
-impl Group {
     /// # Safety
     /// As for [`Wire::group`].
     unsafe fn call(&self, call: &Transfer) -> Result<(), String> {
@@ -88,6 +78,14 @@ impl Group {
             }
         };
         said(answer)
+    }
+}
+
+fn kind(dtype: Dtype) -> sys::ncclDataType_t {
+    match dtype {
+        Dtype::F32 => sys::ncclDataType_t::ncclFloat32,
+        Dtype::F16 => sys::ncclDataType_t::ncclFloat16,
+        Dtype::Bf16 => sys::ncclDataType_t::ncclBfloat16,
     }
 }
 

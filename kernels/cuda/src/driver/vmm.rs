@@ -1,4 +1,4 @@
-//! [`VirtualMemory`](crate::vmm::VirtualMemory) by the driver: `cuMem*` and `cuMulticast*`. Handles go to other
+//! [`VirtualMemory`] by the driver: `cuMem*` and `cuMulticast*`. Handles go to other
 //! processes as file descriptors. Not yet run on a GPU.
 
 use std::ffi::c_void;
@@ -11,7 +11,7 @@ use cudarc::driver::sys::{
 };
 
 use super::Device;
-use crate::vmm::{Addresses, Handle, Handles, MulticastObjects};
+use crate::vmm::{Handle, VirtualMemory};
 
 const FILE: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
@@ -51,7 +51,7 @@ fn object(devices: u32, bytes: usize) -> CUmulticastObjectProp {
     CUmulticastObjectProp { numDevices: devices, size: bytes, handleTypes: FILE.0.into(), flags: 0 }
 }
 
-impl Handles for Device {
+impl VirtualMemory for Device {
     fn granularity(&self, multicast_devices: Option<u32>) -> Result<u64, String> {
         let mut unit = 0;
         // SAFETY: both structures and the number outlive the calls.
@@ -63,7 +63,7 @@ impl Handles for Device {
                 }
                 Some(devices) => {
                     let best = CUmulticastGranularity_flags::CU_MULTICAST_GRANULARITY_RECOMMENDED;
-                    // The size is asked for as well; any will do.
+                    // The call requires a size, too; any will do.
                     said(sys::cuMulticastGetGranularity(&raw mut unit, &object(devices, 1 << 21), best))?;
                 }
             }
@@ -102,9 +102,7 @@ impl Handles for Device {
         // SAFETY: made or imported once, given back once.
         said(unsafe { sys::cuMemRelease(handle) })
     }
-}
 
-impl Addresses for Device {
     fn reserve(&self, bytes: u64, alignment: u64) -> Result<u64, String> {
         let mut address = 0;
         // SAFETY: the number outlives the call.
@@ -133,9 +131,7 @@ impl Addresses for Device {
         // SAFETY: reserved before and unmapped.
         said(unsafe { sys::cuMemAddressFree(address, size(bytes)?) })
     }
-}
 
-impl MulticastObjects for Device {
     fn has_multicast(&self) -> bool {
         self.multicast()
     }

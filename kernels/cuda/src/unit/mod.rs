@@ -16,7 +16,7 @@ use semmoe_kernels::collectives::{
 use semmoe_kernels::{DispatchPlan, Element, RowSplit, lockstep_through};
 
 pub use mover::{MoveError, Region, Room, RowMover, SentRows, SplitRows};
-pub(crate) use mover::{Stream, check_ranks, check_room, cut, padded};
+pub(crate) use mover::{Stream, check_room, cut, padded};
 pub use peers::PeerMemory;
 pub use space::{DeviceReceived, DeviceRows, Gpu};
 

@@ -9,7 +9,7 @@ use crate::error::{LaunchError, Stopped};
 use crate::launch::{Grid, Launch};
 use crate::params::NORM_THREADS;
 use crate::runner::Runner;
-use crate::team::{Buffer, Team, count};
+use crate::team::{Buffer, Team};
 
 /// Memory that the collectives keep for rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -158,11 +158,6 @@ pub(crate) fn cut<const N: usize>(
     }))
 }
 
-/// A list or a group of as many ranks as the team has.
-pub(crate) fn check_ranks(what: &'static str, found: usize, team: &Team) -> Result<(), MoveError> {
-    Ok(count(what, found, team.ranks())?)
-}
-
 /// Bytes that memory must have.
 pub(crate) fn check_room(what: &'static str, memory: Buffer, expected: u64) -> Result<(), MoveError> {
     match memory.bytes {
@@ -239,10 +234,6 @@ impl<R: Runner> Stream<R> {
         unsafe { self.runner.launch(launch) }.map_err(MoveError::Device)
     }
 
-    pub(crate) fn grid(&self) -> Grid {
-        self.runner.grid()
-    }
-
     /// Into all rows of `out`, with the norm, if there is one.
     pub(crate) fn reduce_scatter<T: Element>(
         &self,
@@ -257,7 +248,7 @@ impl<R: Runner> Stream<R> {
         let reduce =
             ReduceScatter { parts, out: &[out.buffer()], order: RowOrder { rows, split, capacity, multicast: None } };
         let launch = match norm {
-            None => reduce.launch(team, self.grid())?,
+            None => reduce.launch(team, self.runner.grid())?,
             Some(norm) => ReduceScatterNorm {
                 reduce,
                 residual: &[norm.residual.buffer()],
@@ -265,7 +256,7 @@ impl<R: Runner> Stream<R> {
                 residual_out: &[norm.residual_out.buffer()],
                 epsilon: norm.epsilon,
             }
-            .launch(team, Grid { threads: NORM_THREADS, ..self.grid() })?,
+            .launch(team, Grid { threads: NORM_THREADS, ..self.runner.grid() })?,
         };
         // SAFETY: rows are what `DeviceRows` promises, parts are the mover's own memory and that of its peers.
         unsafe { self.launch(&launch) }

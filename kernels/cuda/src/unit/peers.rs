@@ -3,14 +3,14 @@
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::NormIn;
 
-use super::mover::{MoveError, Region, Room, RowMover, SentRows, SplitRows, Stream, check_ranks, cut, padded};
+use super::mover::{MoveError, Region, Room, RowMover, SentRows, SplitRows, Stream, cut, padded};
 use super::space::{DeviceRows, Gpu};
 use crate::calls::{Allgather, RowOrder};
 use crate::error::Stopped;
 use crate::exchange::{Combine, Dispatch, Received};
 use crate::params::{MAX_RANKS, SIGNAL_BYTES, SORT_THREADS};
 use crate::runner::Runner;
-use crate::team::{Buffer, Team};
+use crate::team::{Buffer, Team, count};
 
 /// One rank among peers whose memory it has mapped.
 pub struct PeerMemory<R> {
@@ -60,7 +60,7 @@ impl<R: Runner> PeerMemory<R> {
     /// All of it is mapped on the runner's GPU, and only the values of these ranks use it, as long as any of them
     /// lives.
     pub unsafe fn new(room: Room, team: Team, symmetric: &[Buffer], own: Buffer, runner: R) -> Result<Self, MoveError> {
-        check_ranks("symmetric memory", symmetric.len(), &team)?;
+        count("symmetric memory", symmetric.len(), team.ranks())?;
         let mut parts: [Vec<Buffer>; 5] = Default::default();
         for &memory in symmetric {
             let cut = cut("symmetric memory", memory, room.symmetric())?;
@@ -76,7 +76,7 @@ impl<R: Runner> PeerMemory<R> {
         Ok(Self { team, stream, parts, counts, source_offsets, no_experts })
     }
 
-    /// How many rows of `row_bytes` bytes every rank has room for.
+    /// Rows of `row_bytes` bytes that every rank has room for.
     fn capacity(&self, row_bytes: u64) -> u64 {
         let [rows, _, tokens, ..] = self.parts.each_ref().map(|of| of.first().map_or(0, |part| part.bytes));
         (tokens / 4).min(rows / row_bytes.max(1))
@@ -118,7 +118,7 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
                 multicast: None,
             },
         }
-        .launch(&self.team, self.stream.grid())?;
+        .launch(&self.team, self.stream.runner.grid())?;
         let gathered = RowMover::<T>::region(self, Region::Rows);
         // SAFETY: rows are what `DeviceRows` promises; the rest is the promise of `new`.
         unsafe {
@@ -150,7 +150,7 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
             source_offsets: &[self.source_offsets],
             received: Received { capacity, rows, tokens, experts, weights },
         }
-        .launches(&self.team, self.stream.grid(), SORT_THREADS)?;
+        .launches(&self.team, self.stream.runner.grid(), SORT_THREADS)?;
         // SAFETY: rows are what `DeviceRows` promises; the rest is the promise of `new`.
         unsafe { self.stream.launch(&exchange) }
     }
@@ -165,7 +165,7 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
             sent_rows: &self.stream.places(),
             out: &[out.buffer()],
         }
-        .launch(&self.team, self.stream.grid())?;
+        .launch(&self.team, self.stream.runner.grid())?;
         // SAFETY: as in `dispatch`.
         unsafe { self.stream.launch(&launch) }
     }

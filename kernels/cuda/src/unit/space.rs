@@ -37,7 +37,7 @@ impl<T: Element> DeviceRows<'_, T> {
         if self.is_empty() { Buffer::default() } else { self.buffer }
     }
 
-    /// How many.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.buffer.bytes as usize / size_of::<T>()
     }
@@ -53,7 +53,7 @@ impl<T: Element> DeviceRows<'_, T> {
 pub struct DeviceReceived<'a, T> {
     /// Their elements.
     pub rows: DeviceRows<'a, T>,
-    /// How many there are, and from which ranks; without elements.
+    /// Their number and their ranks; without elements.
     pub index: ReceivedRows<'a, T>,
 }
 

@@ -4,7 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::{Addresses, Handle, Handles, MAX_BYTES, Memory, Multicast, MulticastObjects, VmmError};
+use super::{Handle, MAX_BYTES, Memory, Multicast, VirtualMemory, VmmError};
+use crate::error::LaunchError;
 
 const UNIT: u64 = 2 << 20;
 const MULTICAST_UNIT: u64 = 32 << 20;
@@ -59,7 +60,7 @@ impl Books {
     }
 }
 
-impl Handles for Books {
+impl VirtualMemory for Books {
     fn granularity(&self, multicast_devices: Option<u32>) -> Result<u64, String> {
         self.record(format!("granularity {multicast_devices:?}"))?;
         let unit = if multicast_devices.is_some() { MULTICAST_UNIT } else { UNIT };
@@ -78,9 +79,7 @@ impl Handles for Books {
     fn release(&self, handle: Handle) -> Result<(), String> {
         self.record(format!("release {handle}")).map(|_| ())
     }
-}
 
-impl Addresses for Books {
     fn reserve(&self, bytes: u64, alignment: u64) -> Result<u64, String> {
         self.record(format!("reserve {bytes} {alignment}")).map(|number| number << 40)
     }
@@ -96,9 +95,7 @@ impl Addresses for Books {
     fn free(&self, address: u64, bytes: u64) -> Result<(), String> {
         self.record(format!("free {address} {bytes}")).map(|_| ())
     }
-}
 
-impl MulticastObjects for Books {
     fn has_multicast(&self) -> bool {
         !self.no_multicast
     }
@@ -154,7 +151,11 @@ fn sizes_that_cannot_be_are_refused_before_any_call() {
     let driver = Books::default();
     let file = File::open("/dev/null").unwrap();
     for bytes in [0, MAX_BYTES + 1, u64::MAX] {
-        assert!(matches!(Memory::new(&driver, bytes, None), Err(VmmError::OutOfRange { found, .. }) if found == bytes));
+        let refused = Memory::new(&driver, bytes, None).map(drop);
+        assert!(
+            matches!(refused, Err(VmmError::Size(LaunchError::OutOfRange { found, .. })) if found == bytes),
+            "{refused:?}"
+        );
         assert!(Memory::import(&driver, file.as_fd(), bytes).is_err());
         assert!(Multicast::new(&driver, 2, bytes).is_err());
         assert!(Multicast::import(&driver, file.as_fd(), 2, bytes).is_err());
@@ -194,7 +195,9 @@ fn the_steps_of_a_multicast_object_have_an_order() {
     object.add_device().unwrap();
     assert_eq!(driver.names().iter().filter(|name| *name == "add_device").count(), 1);
     let error = object.bind(&small).unwrap_err();
-    assert!(matches!(error, VmmError::OutOfRange { found: UNIT, least: MULTICAST_UNIT, .. }), "{error}");
+    let expected =
+        LaunchError::OutOfRange { what: "bytes to bind", found: UNIT, least: MULTICAST_UNIT, most: MAX_BYTES };
+    assert_eq!(error, VmmError::Size(expected));
     object.bind(&memory).unwrap();
 }
 

@@ -1,6 +1,7 @@
 //! Hybrid TP-EP: unfused and fused, against the reference, with the bytes between nodes.
 
 use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 
 use half::bf16;
 use proptest::prelude::*;
@@ -265,13 +266,16 @@ fn rows_that_travel_in_another_type_are_those_of_that_type() {
 #[derive(Default)]
 struct Events(Vec<(bool, Stage)>);
 
-impl StageObserver for Events {
+/// Keeps events where the test finds them.
+struct Recorder(Arc<Mutex<Events>>);
+
+impl StageObserver for Recorder {
     fn began(&mut self, stage: Stage) {
-        self.0.push((true, stage));
+        self.0.lock().unwrap().0.push((true, stage));
     }
 
     fn ended(&mut self, stage: Stage) {
-        self.0.push((false, stage));
+        self.0.lock().unwrap().0.push((false, stage));
     }
 }
 
@@ -291,13 +295,14 @@ fn events(route: Route) -> Vec<Events> {
     let grid = grid([3, 2]);
     let layer = Layer::<f32>::new(grid, 4, 12, 3);
     let links = links(grid);
-    on_ranks(ends::<f32>(&links, grid, route, 0), |rank, mut end| {
-        let (mut events, plan) = (Events::default(), layer.plan(rank, 3));
+    on_ranks(ends::<f32>(&links, grid, route, 0), |rank, end| {
+        let (events, plan) = (Arc::new(Mutex::new(Events::default())), layer.plan(rank, 3));
+        let mut end = end.observed_by(Box::new(Recorder(Arc::clone(&events))));
         let x = &layer.tokens[rank].x;
-        end.dispatch_observed(x, 4, &plan, &mut events).unwrap();
+        end.dispatch(x, 4, &plan).unwrap();
         end.received().sums.fill(0.0);
-        end.combine_observed(&plan, &mut vec![0.0; x.len()], &mut events).unwrap();
-        events
+        end.combine(&plan, &mut vec![0.0; x.len()]).unwrap();
+        std::mem::take(&mut *events.lock().unwrap())
     })
 }
 

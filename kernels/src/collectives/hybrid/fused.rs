@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use super::pieces::{Pieces, part};
-use super::stage::{Stage, StageName, StageObserver};
+use super::stage::{Stage, StageName, StageObserver, Unobserved};
 use super::step::Step;
 use crate::collectives::group::UnitLink;
 use crate::collectives::lockstep::protocol;
@@ -34,8 +34,9 @@ pub(super) struct Fused<L, T> {
     sums: Vec<T>,
     /// The sums that cross in the next step.
     reduced: Vec<T>,
-    /// `[N]`: what each node made of this rank's rows.
+    /// `[N]`: each node's sums of this rank's rows.
     returned: Vec<Vec<T>>,
+    pub(super) observer: Box<dyn StageObserver + Send>,
 }
 
 /// Rows that came by way of one local index, in the order of their arrival.
@@ -54,7 +55,7 @@ struct NodeShard {
     pairs: Vec<u16>,
     experts: Vec<u16>,
     weights: Vec<f32>,
-    /// How many rows there were after each piece.
+    /// Rows so far after each piece.
     ends: Vec<usize>,
     /// The first row, among all that arrived.
     first: usize,
@@ -128,6 +129,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
             sums: Vec::new(),
             reduced: Vec::new(),
             returned: vec![Vec::new(); grid.nodes()],
+            observer: Box::new(Unobserved),
         }
     }
 
@@ -142,13 +144,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         grid.inside(node).enumerate().filter(move |(local, _)| *local != own)
     }
 
-    pub(super) fn dispatch(
-        &mut self,
-        x: &[T],
-        hidden: usize,
-        plan: &DispatchPlan,
-        observer: &mut dyn StageObserver,
-    ) -> Result<(), UnitError> {
+    pub(super) fn dispatch(&mut self, x: &[T], hidden: usize, plan: &DispatchPlan) -> Result<(), UnitError> {
         let pieces = self.pieces;
         self.arrived.clear(hidden);
         self.shards.iter_mut().for_each(Shard::clear);
@@ -166,7 +162,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
                 let rows = rows_of(plan, pieces.to(piece), pieces.chunk(piece), pieces.chunks);
                 put_rows(rows, x, hidden, self.step.add_pair(to, from, stage));
             }
-            self.step.exchange(&mut self.link, observer)?;
+            self.step.exchange(&mut self.link, &mut *self.observer)?;
             self.read_gathers(piece, hidden)?;
             if crosses {
                 self.keep_crossed(piece, hidden)?;
@@ -244,12 +240,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         arrived.received(shards.iter().map(|shard| shard.rows.as_slice()).collect(), sums)
     }
 
-    pub(super) fn combine(
-        &mut self,
-        plan: &DispatchPlan,
-        out: &mut [T],
-        observer: &mut dyn StageObserver,
-    ) -> Result<(), UnitError> {
+    pub(super) fn combine(&mut self, plan: &DispatchPlan, out: &mut [T]) -> Result<(), UnitError> {
         let (pieces, hidden) = (self.pieces, self.arrived.hidden);
         UnitError::check(self.link.rank(), "out", out.len(), plan.tokens() * hidden)?;
         self.returned.iter_mut().for_each(Vec::clear);
@@ -269,7 +260,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
                 let message = self.step.add_pair(to, from, stage);
                 wire::put(&self.reduced, message);
             }
-            self.step.exchange(&mut self.link, observer)?;
+            self.step.exchange(&mut self.link, &mut *self.observer)?;
             if let Some(piece) = crossing {
                 self.take_returned(piece, plan)?;
             }
@@ -295,8 +286,8 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         Ok(())
     }
 
-    /// Adds what the ranks of this node made of the rows that came by way of this one: own rows stay, the others cross
-    /// next.
+    /// Adds the sums that the ranks of this node computed for rows that came by way of this one: own rows stay, the
+    /// others cross next.
     fn reduce(&mut self, step: usize) -> Result<(), UnitError> {
         let Self { shards, sums, reduced, returned, step: messages, .. } = self;
         let (pieces, hidden) = (self.pieces, self.arrived.hidden);

@@ -37,29 +37,38 @@ pub use stage::{Stage, StageName, StageObserver, Unobserved};
 /// The most chunks into which a fused exchange cuts what one node sends another.
 pub const MAX_CHUNKS: usize = 64;
 
-/// The collectives of a unit in which dispatch and combine go by node: their plan is over the N nodes, and what is
-/// received is the same on all ranks of a node, by the source's local index, then by its node. The other collectives
-/// are the unit's.
+/// The collectives of a unit in which dispatch and combine go by node, or reduce-scatter and allgather by group. By
+/// node their plan is over the N nodes, and what is received is the same on all ranks of a node, by the source's local
+/// index, then by its node. The other collectives are the unit's.
 pub struct HybridCollectives<L, T> {
-    unit: Box<dyn Collectives<T>>,
     link: UnitLink<L>,
+    /// Of reduce-scatter and allgather.
+    rows: Box<dyn Collectives<T>>,
     route: Route<L, T>,
-    observer: Box<dyn StageObserver + Send>,
 }
 
+/// The way of dispatch and combine.
 enum Route<L, T> {
+    Unit(Box<dyn Collectives<T>>),
     Unfused(Box<Unfused<T>>),
     Fused(Box<Fused<L, T>>),
 }
 
 impl<L: Lockstep + 'static, T: Element> HybridCollectives<L, T> {
+    /// Attention in groups of ranks: heads are summed and rows gathered inside each group, tokens go to experts
+    /// anywhere. The splits of reduce-scatter and allgather are over the ranks of the group; groups make them at the
+    /// same time, each with rows of its own. `unit` and `group` are over clones of the link.
+    pub fn grouped(link: UnitLink<L>, unit: Box<dyn Collectives<T>>, group: Box<dyn Collectives<T>>) -> Self {
+        Self { link, rows: group, route: Route::Unit(unit) }
+    }
+
     /// One level after the other. `unit` is over a clone of the link; `inside` is memory of the ranks of this node
     /// alone, counted by local index, and used by no other collectives.
     pub fn unfused(link: UnitLink<L>, unit: Box<dyn Collectives<T>>, inside: impl RowMemory<T> + 'static) -> Self {
         let across = RowCollectives::of_group(link.across(), PrivateMemory::new(link.grid().node(link.rank())));
         let inside = RowCollectives::of_group(link.inside(), inside);
         let route = Route::Unfused(Box::new(Unfused::new(Box::new(across), Box::new(inside))));
-        Self { unit, link, route, observer: Box::new(Unobserved) }
+        Self { link, rows: unit, route }
     }
 
     /// Both levels at once. What one node sends another is cut into `chunks`: the same number on every rank. Rows
@@ -73,63 +82,24 @@ impl<L: Lockstep + 'static, T: Element> HybridCollectives<L, T> {
             return Err(UnitError::Operands { rank: link.rank(), detail });
         }
         let route = Route::Fused(Box::new(Fused::new(link.clone(), chunks)));
-        Ok(Self { unit, link, route, observer: Box::new(Unobserved) })
+        Ok(Self { link, rows: unit, route })
     }
 
-    /// An observer of every dispatch and combine.
+    /// An observer of every dispatch and combine by node.
     #[must_use]
-    pub fn observed_by(self, observer: Box<dyn StageObserver + Send>) -> Self {
-        Self { observer, ..self }
-    }
-
-    /// Hands the observer to an exchange; a box of nothing takes no memory.
-    fn observed<R>(&mut self, exchange: impl FnOnce(&mut Self, &mut dyn StageObserver) -> R) -> R {
-        let mut observer = std::mem::replace(&mut self.observer, Box::new(Unobserved));
-        let result = exchange(self, &mut *observer);
-        self.observer = observer;
-        result
-    }
-
-    /// [`Collectives::dispatch`], whose stages an observer follows.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn dispatch_observed(
-        &mut self,
-        x: &[T],
-        hidden: usize,
-        plan: &DispatchPlan,
-        observer: &mut dyn StageObserver,
-    ) -> Result<(), UnitError> {
-        let rank = self.link.rank();
-        UnitError::check(rank, "the rows", x.len(), plan.tokens() * hidden)?;
-        UnitError::check(rank, "the nodes of the plan", plan.ranks(), self.link.grid().nodes())?;
+    pub fn observed_by(mut self, observer: Box<dyn StageObserver + Send>) -> Self {
         match &mut self.route {
-            Route::Unfused(unfused) => unfused.dispatch(x, hidden, plan, observer),
-            Route::Fused(fused) => fused.dispatch(x, hidden, plan, observer),
+            Route::Unit(_) => {}
+            Route::Unfused(unfused) => unfused.observer = observer,
+            Route::Fused(fused) => fused.observer = observer,
         }
-    }
-
-    /// [`Collectives::combine`], whose stages an observer follows.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn combine_observed(
-        &mut self,
-        plan: &DispatchPlan,
-        out: &mut [T],
-        observer: &mut dyn StageObserver,
-    ) -> Result<(), UnitError> {
-        match &mut self.route {
-            Route::Unfused(unfused) => unfused.combine(plan, out, observer),
-            Route::Fused(fused) => fused.combine(plan, out, observer),
-        }
+        self
     }
 }
 
 impl<L: Lockstep + 'static, T: Element> Collectives<T> for HybridCollectives<L, T> {
     fn part(&mut self, len: usize) -> Result<&mut [T], UnitError> {
-        self.unit.part(len)
+        self.rows.part(len)
     }
 
     fn reduce_scatter(
@@ -139,26 +109,40 @@ impl<L: Lockstep + 'static, T: Element> Collectives<T> for HybridCollectives<L, 
         norm: Option<Norm<'_, T>>,
         out: &mut [T],
     ) -> Result<(), UnitError> {
-        self.unit.reduce_scatter(hidden, split, norm, out)
+        self.rows.reduce_scatter(hidden, split, norm, out)
     }
 
     fn allgather(&mut self, own: OwnRows<'_, T>, split: RowSplit<'_>, out: AllRows<'_, T>) -> Result<(), UnitError> {
-        self.unit.allgather(own, split, out)
+        self.rows.allgather(own, split, out)
     }
 
     fn dispatch(&mut self, x: &[T], hidden: usize, plan: &DispatchPlan) -> Result<(), UnitError> {
-        self.observed(|this, observer| this.dispatch_observed(x, hidden, plan, observer))
+        let rank = self.link.rank();
+        UnitError::check(rank, "the rows", x.len(), plan.tokens() * hidden)?;
+        if let Route::Unfused(_) | Route::Fused(_) = self.route {
+            UnitError::check(rank, "the nodes of the plan", plan.ranks(), self.link.grid().nodes())?;
+        }
+        match &mut self.route {
+            Route::Unit(unit) => unit.dispatch(x, hidden, plan),
+            Route::Unfused(unfused) => unfused.dispatch(x, hidden, plan),
+            Route::Fused(fused) => fused.dispatch(x, hidden, plan),
+        }
     }
 
     fn received(&mut self) -> Received<'_, T> {
         match &mut self.route {
+            Route::Unit(unit) => unit.received(),
             Route::Unfused(unfused) => unfused.received(),
             Route::Fused(fused) => fused.received(),
         }
     }
 
     fn combine(&mut self, plan: &DispatchPlan, out: &mut [T]) -> Result<(), UnitError> {
-        self.observed(|this, observer| this.combine_observed(plan, out, observer))
+        match &mut self.route {
+            Route::Unit(unit) => unit.combine(plan, out),
+            Route::Unfused(unfused) => unfused.combine(plan, out),
+            Route::Fused(fused) => fused.combine(plan, out),
+        }
     }
 }
 

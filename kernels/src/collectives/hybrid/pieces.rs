@@ -19,12 +19,12 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// How many pieces cross.
+    /// Pieces that cross.
     pub(super) fn crossing(self) -> usize {
         (self.grid.nodes() - 1) * self.chunks
     }
 
-    /// In how many pieces the rows for the own node are gathered: beside those that cross, at the same time.
+    /// Pieces in which the rows for the own node are gathered, at the same time as those that cross.
     pub(super) fn own(self) -> usize {
         self.crossing().max(1)
     }

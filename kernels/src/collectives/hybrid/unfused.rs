@@ -1,6 +1,6 @@
 //! One level after the other, by the collectives of each group: what the fused exchange is measured against.
 
-use super::stage::{Stage, StageName, StageObserver};
+use super::stage::{Stage, StageName, StageObserver, Unobserved};
 use crate::collectives::{Collectives, Received, UnitError};
 use crate::dispatch::DispatchPlan;
 use crate::element::Element;
@@ -13,21 +13,17 @@ pub(super) struct Unfused<T> {
     forward: DispatchPlan,
     rows: Vec<T>,
     pairs: Vec<u16>,
+    pub(super) observer: Box<dyn StageObserver + Send>,
 }
 
 impl<T: Element> Unfused<T> {
     pub(super) fn new(across: Box<dyn Collectives<T>>, inside: Box<dyn Collectives<T>>) -> Self {
-        Self { across, inside, forward: DispatchPlan::default(), rows: Vec::new(), pairs: Vec::new() }
+        let (forward, observer) = (DispatchPlan::default(), Box::new(Unobserved));
+        Self { across, inside, forward, rows: Vec::new(), pairs: Vec::new(), observer }
     }
 
-    pub(super) fn dispatch(
-        &mut self,
-        x: &[T],
-        hidden: usize,
-        plan: &DispatchPlan,
-        observer: &mut dyn StageObserver,
-    ) -> Result<(), UnitError> {
-        observed(observer, StageName::Dispatch, || self.across.dispatch(x, hidden, plan))?;
+    pub(super) fn dispatch(&mut self, x: &[T], hidden: usize, plan: &DispatchPlan) -> Result<(), UnitError> {
+        observed(&mut *self.observer, StageName::Dispatch, || self.across.dispatch(x, hidden, plan))?;
         let Received { rows, pair_rows, experts, weights, .. } = self.across.received();
         self.rows.clear();
         (0..rows.len()).for_each(|row| self.rows.extend_from_slice(rows.row(row)));
@@ -37,22 +33,17 @@ impl<T: Element> Unfused<T> {
         self.forward
             .build_forward(&self.pairs, experts, weights, self.inside.world())
             .expect("rows that arrived have been checked");
-        observed(observer, StageName::Gather, || self.inside.dispatch(&self.rows, hidden, &self.forward))
+        observed(&mut *self.observer, StageName::Gather, || self.inside.dispatch(&self.rows, hidden, &self.forward))
     }
 
     pub(super) fn received(&mut self) -> Received<'_, T> {
         self.inside.received()
     }
 
-    pub(super) fn combine(
-        &mut self,
-        plan: &DispatchPlan,
-        out: &mut [T],
-        observer: &mut dyn StageObserver,
-    ) -> Result<(), UnitError> {
+    pub(super) fn combine(&mut self, plan: &DispatchPlan, out: &mut [T]) -> Result<(), UnitError> {
         let sums = self.across.received().sums;
-        observed(observer, StageName::Reduce, || self.inside.combine(&self.forward, sums))?;
-        observed(observer, StageName::Combine, || self.across.combine(plan, out))
+        observed(&mut *self.observer, StageName::Reduce, || self.inside.combine(&self.forward, sums))?;
+        observed(&mut *self.observer, StageName::Combine, || self.across.combine(plan, out))
     }
 }
 

@@ -102,11 +102,11 @@ impl KvPlan {
         wanted: &Range<usize>,
         heads: &Range<usize>,
     ) -> KvMove {
-        let bytes = |heads: usize| heads * self.shape.head_bytes();
+        let bytes = |heads: usize| heads * self.shape.head_bytes;
         KvMove {
             from,
             page: to.page,
-            rows: self.shape.layers(),
+            rows: self.shape.layers,
             bytes: bytes(heads.len()),
             from_offset: bytes(heads.start - held.start),
             from_stride: bytes(held.len()),

@@ -5,9 +5,9 @@ use std::ops::Range;
 /// A page of keys and values, `[layers, heads, head_bytes]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KvShape {
-    layers: usize,
+    pub(super) layers: usize,
     heads: usize,
-    head_bytes: usize,
+    pub(super) head_bytes: usize,
     ranks: usize,
     latent: bool,
 }
@@ -48,14 +48,6 @@ impl KvShape {
     /// Ranks of the node.
     pub fn ranks(&self) -> usize {
         self.ranks
-    }
-
-    pub(super) fn layers(&self) -> usize {
-        self.layers
-    }
-
-    pub(super) fn head_bytes(&self) -> usize {
-        self.head_bytes
     }
 
     /// All heads.
@@ -175,7 +167,7 @@ pub enum KvError {
 }
 
 impl KvPool {
-    /// How many sequences hold each page.
+    /// Sequences that hold each page.
     pub(super) fn holders(&self) -> Vec<usize> {
         let mut holders = vec![0; self.pages.len()];
         for &page in self.sequences.iter().flat_map(|sequence| &sequence.pages) {

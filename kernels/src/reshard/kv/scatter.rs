@@ -28,7 +28,8 @@ impl KvPlan {
     /// An invalid pool, and a sequence for which no rank has room (another packing might have it).
     pub fn scatter(shape: KvShape, pool: &KvPool, balance: Balance) -> Result<Self, KvError> {
         pool.check(0, shape.ranks())?;
-        let mut shares: Vec<Share> = vec![Share::new(pool.pages.len()); shape.ranks()];
+        let none = Share { keep: vec![false; pool.pages.len()], ..Share::default() };
+        let mut shares = vec![none; shape.ranks()];
         let mut order: Vec<usize> = (0..pool.sequences.len()).collect();
         order.sort_by_key(|&index| {
             let sequence = &pool.sequences[index];
@@ -58,7 +59,7 @@ impl KvPlan {
 }
 
 /// One rank's part.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Share {
     keep: Vec<bool>,
     used: usize,
@@ -67,10 +68,6 @@ struct Share {
 }
 
 impl Share {
-    fn new(pages: usize) -> Self {
-        Self { keep: vec![false; pages], used: 0, promised: 0, sequences: Vec::new() }
-    }
-
     /// Pages held and promised if it got this sequence too.
     fn with(&self, sequence: &KvSequence) -> usize {
         let new = sequence.pages.iter().filter(|page| !self.keep[**page as usize]).count();

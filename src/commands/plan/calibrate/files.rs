@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::Write as _;
 use std::path::Path;
 
 use semmoe_planner::calibration::{Accuracy, Calibration};
@@ -23,8 +22,8 @@ pub(super) fn level(carrier: TransportChoice) -> &'static str {
 
 /// Before long work: whether the folder takes files.
 pub(super) fn check(folder: &Path) -> Result<(), CliError> {
-    fs::create_dir_all(folder).map_err(cannot(folder))?;
-    tempfile::tempfile_in(folder).map(drop).map_err(cannot(folder))
+    let writable = fs::create_dir_all(folder).and_then(|()| tempfile::tempfile_in(folder));
+    writable.map(drop).map_err(|error| CliError::cannot_write(folder, error))
 }
 
 /// The cluster file of a machine with these collectives and shared processors.
@@ -85,20 +84,9 @@ fn memory_gb() -> f64 {
 pub(super) fn write(folder: &Path, cluster: &str, calibration: &Calibration) -> Result<(), CliError> {
     let json = serde_json::to_string_pretty(calibration).map_err(CliError::failed)? + "\n";
     for (name, text) in [(CLUSTER, cluster), (CALIBRATION, &json)] {
-        let path = folder.join(name);
-        let written = tempfile::NamedTempFile::new_in(folder).and_then(|mut file| {
-            file.write_all(text.as_bytes())?;
-            file.as_file().sync_all()?;
-            file.persist(&path).map(drop).map_err(|error| error.error)
-        });
-        written.map_err(cannot(&path))?;
+        semmoe_tables::export::write(text, &folder.join(name)).map_err(CliError::failed)?;
     }
     Ok(())
-}
-
-fn cannot(path: &Path) -> impl FnOnce(std::io::Error) -> CliError {
-    let path = path.display().to_string();
-    move |error| CliError::failed(format!("cannot write {path}: {error}"))
 }
 
 /// The error figures.

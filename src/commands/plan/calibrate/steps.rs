@@ -21,9 +21,9 @@ use crate::error::CliError;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {
     pub(super) sequences: usize,
-    /// That each sequence adds.
+    /// New tokens of each sequence.
     pub(super) tokens: usize,
-    /// That each sequence has.
+    /// Tokens in the cache of each sequence.
     pub(super) cached: usize,
 }
 

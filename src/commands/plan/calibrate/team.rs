@@ -16,7 +16,7 @@ pub(super) type Unit = Box<dyn Collectives<f32>>;
 
 /// A rank that is later than this failed.
 const LIMIT: Duration = Duration::from_secs(60);
-/// A measurement is the median of so many blocks, the last ones.
+/// A measurement is the median of the last blocks, this many.
 const BLOCKS: f64 = 5.0;
 const MAX_BLOCKS: usize = 64;
 
