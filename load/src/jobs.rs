@@ -1,12 +1,9 @@
 //! The bodies of a run, made before it begins, so that making them costs no time in it.
 
-use std::path::Path;
-
 use bytes::Bytes;
 use semmoe_text::{LineForm, PromptLines};
 
-use crate::LoadError;
-use crate::api::BodyForm;
+use crate::{LoadError, LoadOptions};
 
 /// All bodies together, in bytes.
 const MAX_BODIES_BYTES: usize = 1 << 30;
@@ -21,26 +18,27 @@ pub(crate) struct Jobs {
 
 impl Jobs {
     /// Reads prompts: a `.txt` file has one a line, any other is JSON Lines.
-    pub(crate) fn read(path: &Path, form: &BodyForm<'_>) -> Result<Self, LoadError> {
+    pub(crate) fn read(options: &LoadOptions) -> Result<Self, LoadError> {
+        let path = &options.prompts;
         let plain = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("txt"));
         let lines = PromptLines::open(path, if plain { LineForm::Plain } else { LineForm::Json })?;
         let mut jobs = Self { bodies: Vec::new(), left_out: 0 };
         let mut bytes = 0usize;
         for line in lines {
             let (_, prompt) = line?;
-            let Some(body) = form.body(prompt) else {
+            let Some(body) = options.body(prompt) else {
                 jobs.left_out += 1;
                 continue;
             };
             let body = Bytes::from(serde_json::Value::Object(body).to_string());
             bytes = bytes.saturating_add(body.len());
             if bytes > MAX_BODIES_BYTES {
-                return Err(LoadError::TooManyPrompts { path: path.to_path_buf(), limit: MAX_BODIES_BYTES });
+                return Err(LoadError::TooManyPrompts { path: path.clone(), limit: MAX_BODIES_BYTES });
             }
             jobs.bodies.push(body);
         }
         if jobs.bodies.is_empty() {
-            let (path, route) = (path.to_path_buf(), form.api.path());
+            let (path, route) = (path.clone(), options.api.path());
             return Err(LoadError::NoPrompts { path, route, left_out: jobs.left_out });
         }
         Ok(jobs)

@@ -43,5 +43,4 @@ pub use failure::{Break, ConnectFailure, Failure, Phase};
 pub use latency::LatencySummary;
 pub use options::{Limit, LoadOptions, MAX_CONCURRENCY, Pace, Slo, bearer, parse_header};
 pub use report::{ErrorCount, Generator, Goodput, PaceReport, Report, RequestCounts, TokenReport};
-pub use schedule::Schedule;
 pub use spread::SpreadSummary;

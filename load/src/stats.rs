@@ -49,7 +49,7 @@ pub(crate) struct Sample<'a> {
 }
 
 /// Everything kept.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Stats {
     slo: Slo,
     pub(crate) ok: u64,
@@ -81,24 +81,7 @@ pub(crate) struct Rated {
 
 impl Stats {
     pub(crate) fn new(slo: Slo) -> Self {
-        Self {
-            slo,
-            ok: 0,
-            failed: 0,
-            failures: BTreeMap::new(),
-            no_content: 0,
-            good: 0,
-            rated: Rated::default(),
-            told: (0, 0),
-            untold: (0, 0),
-            ttft: Latencies::new(),
-            gaps: Latencies::new(),
-            longest_gap: Latencies::new(),
-            e2e: Latencies::new(),
-            late: Latencies::new(),
-            ranks: Spread::default(),
-            backends: Spread::default(),
-        }
+        Self { slo, ..Self::default() }
     }
 
     /// One gap between content events, of whatever becomes of the request.

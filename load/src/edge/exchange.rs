@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Response, header};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use semmoe_engines::http::collect;
 
 use super::connection::{Connections, Sender};
 use crate::Failure;
@@ -26,7 +27,6 @@ const NO_JSON: Failure = Failure::Malformed("not the JSON of the route");
 pub(crate) struct Seen {
     /// Latencies count from here: the request was due, or its client was free.
     due: Instant,
-    pub(crate) phase: Phase,
     pub(crate) headers: Option<HeaderMap>,
     first: Option<Instant>,
     last: Option<Instant>,
@@ -44,10 +44,14 @@ impl From<TooLong> for Failure {
 }
 
 impl Seen {
+    /// The part of the answer that is awaited.
+    pub(crate) fn phase(&self) -> Phase {
+        if self.headers.is_some() { Phase::Body } else { Phase::Head }
+    }
+
     pub(crate) fn new(due: Instant) -> Self {
         Self {
             due,
-            phase: Phase::Head,
             headers: None,
             first: None,
             last: None,
@@ -68,12 +72,11 @@ impl Seen {
         on_gap: impl FnMut(Duration),
     ) -> Result<Answered, Failure> {
         let (mut sender, response) = send(connections, body).await?;
-        self.phase = Phase::Body;
         let status = response.status();
         let (head, body) = response.into_parts();
         let headers = self.headers.insert(head.headers);
         if !status.is_success() {
-            if drain(body).await {
+            if collect(body, MAX_ERROR_BYTES).await.is_ok() {
                 connections.keep(sender);
             }
             return Err(Failure::Status(status.as_u16()));
@@ -134,7 +137,7 @@ impl Seen {
     }
 
     async fn read_document(&mut self, body: Incoming) -> Result<(), Failure> {
-        let whole = semmoe_engines::http::collect(body, MAX_BODY_BYTES).await.map_err(|error| match error {
+        let whole = collect(body, MAX_BODY_BYTES).await.map_err(|error| match error {
             Some(_) => Failure::Broken(Break::Short),
             None => Failure::Malformed("an answer of more than 64 MiB"),
         })?;
@@ -191,17 +194,4 @@ fn no_head(error: &hyper::Error) -> Failure {
 fn is_event_stream(headers: &HeaderMap) -> bool {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     kind.trim_start().get(..17).is_some_and(|start| start.eq_ignore_ascii_case("text/event-stream"))
-}
-
-/// Reads a body that is not needed; whether it ended.
-async fn drain(mut body: Incoming) -> bool {
-    let mut bytes = 0usize;
-    while let Some(frame) = body.frame().await {
-        let Ok(frame) = frame else { return false };
-        bytes = bytes.saturating_add(frame.data_ref().map_or(0, Bytes::len));
-        if bytes > MAX_ERROR_BYTES {
-            return false;
-        }
-    }
-    true
 }

@@ -14,7 +14,7 @@ use super::shared::Shared;
 use super::worker::{Part, Worker};
 use crate::schedule::Schedule;
 use crate::stats::Stats;
-use crate::{LoadError, LoadOptions, Pace};
+use crate::{LoadError, Pace};
 
 /// Requests that a worker may be handed before it takes them.
 const QUEUE: usize = 256;
@@ -33,12 +33,8 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    pub(crate) fn start(
-        shared: &Arc<Shared>,
-        options: &LoadOptions,
-        schedule: Option<Schedule>,
-    ) -> Result<Self, LoadError> {
-        let files = open_files();
+    pub(crate) fn start(shared: &Arc<Shared>, schedule: Option<Schedule>) -> Result<Self, LoadError> {
+        let (options, files) = (&shared.options, open_files());
         let clients = match options.pace {
             Pace::Closed { concurrency } if concurrency > files => {
                 let found = format!("{concurrency}, but this process may open {files} connections");
@@ -65,7 +61,7 @@ impl Workers {
             } else {
                 Part::Closed(share)
             };
-            let stats = Arc::new(Mutex::new(Stats::new(shared.slo)));
+            let stats = Arc::new(Mutex::new(Stats::new(options.slo)));
             workers.stats.push(Arc::clone(&stats));
             let worker = Worker::new(Arc::clone(shared), stats);
             let ended = ended.clone();
@@ -124,7 +120,7 @@ impl Workers {
     fn snapshot(&self) -> Snapshot {
         let stats = self.merged();
         Snapshot {
-            block: self.shared.block,
+            block: self.shared.place.block,
             elapsed: self.shared.window.begin().map(|begin| begin.elapsed()),
             ok: stats.ok,
             failed: stats.failed,
@@ -136,7 +132,7 @@ impl Workers {
     }
 
     fn merged(&self) -> Stats {
-        let mut merged = Stats::new(self.shared.slo);
+        let mut merged = Stats::new(self.shared.options.slo);
         for stats in &self.stats {
             merged.merge(&stats.lock().unwrap_or_else(PoisonError::into_inner));
         }

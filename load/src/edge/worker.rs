@@ -50,7 +50,7 @@ impl Worker {
         let shared = Arc::clone(&self.shared);
         let given_up = async {
             shared.stop.cancelled().await;
-            tokio::time::sleep(shared.grace).await;
+            tokio::time::sleep(shared.options.grace).await;
         };
         tokio::select! {
             () = self.work(part) => {}
@@ -120,13 +120,13 @@ impl Worker {
         };
         let exchange = seen.exchange(
             &self.connections,
-            shared.jobs.body(shared.first_prompt.wrapping_add(ticket.number)),
-            shared.stream,
+            shared.jobs.body(shared.place.first_prompt.wrapping_add(ticket.number)),
+            shared.options.stream,
             on_gap,
         );
-        let result = match tokio::time::timeout(shared.timeout, exchange).await {
+        let result = match tokio::time::timeout(shared.options.timeout, exchange).await {
             Ok(result) => result,
-            Err(_) => Err(Failure::Timeout(seen.phase)),
+            Err(_) => Err(Failure::Timeout(seen.phase())),
         };
         let label = |name| seen.headers.as_ref()?.get(name)?.to_str().ok();
         self.stats().request(&Sample {
