@@ -160,14 +160,12 @@ fn path(url: &str) -> &str {
 /// An error with all its sources, outermost first, each message once.
 pub(super) fn causes(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        let message = error.to_string();
+    for source in std::iter::successors(error.source(), |error| error.source()) {
+        let message = source.to_string();
         if !text.contains(&message) {
             text.push_str(": ");
             text.push_str(&message);
         }
-        next = error.source();
     }
     text
 }

@@ -38,13 +38,6 @@ pub struct GenerateRequest {
     pub data_parallel_rank: Option<i64>,
 }
 
-impl GenerateRequest {
-    /// The rank it is pinned to, by either name.
-    pub fn pinned_rank(&self) -> Option<i64> {
-        self.routed_dp_rank.or(self.data_parallel_rank)
-    }
-}
-
 /// Sampling parameters with SGLang's defaults.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -160,7 +153,7 @@ pub struct MetaInfo {
     /// The attention-DP rank that ran it, where the engine reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dp_rank: Option<u32>,
-    /// Base64 of raw little-endian i32; see [`super::decode_routed_experts`].
+    /// Base64 of raw little-endian i32; see [`super::encode_routed_experts`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub routed_experts: Option<String>,
     /// See [`GenerateResponse::prompt_ids`].
@@ -233,7 +226,7 @@ mod tests {
         }))
         .unwrap();
         assert_eq!(request.sampling_params, SamplingParams::default());
-        assert_eq!(request.pinned_rank(), Some(-1));
+        assert_eq!((request.routed_dp_rank, request.data_parallel_rank), (None, Some(-1)));
     }
 
     #[test]

@@ -7,7 +7,7 @@ mod generate;
 mod info;
 mod location;
 
-pub use experts::{RoutedExpertsError, decode_routed_experts, encode_routed_experts, routed_rows};
+pub use experts::encode_routed_experts;
 pub use generate::{FinishReason, GenerateRequest, GenerateResponse, MetaInfo, SamplingParams, StopStrings};
 pub use info::{LoadCoverageError, Loads, RankLoads, ServerInfo};
 pub use location::{PlacementDifference, ShownPlacement};

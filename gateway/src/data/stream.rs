@@ -69,7 +69,7 @@ impl RelayBody {
         let mut body = Self {
             upstream,
             events: events
-                .then(|| edit.as_ref().map_or_else(Events::new, |edit| Events::with_limit(edit.limit_bytes()))),
+                .then(|| edit.as_ref().map_or_else(Events::default, |edit| Events::with_limit(edit.limit_bytes()))),
             edit,
             silence: Silence { limit: idle_limit, deadline: None, clock: None },
             status,
