@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::value::{digest, unique};
-use super::{ConfigError, ModelConfig};
+use super::{ConfigError, ModelConfig, SecretDigest};
 
 /// `[auth]`
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -41,24 +41,17 @@ pub enum Forward {
 }
 
 /// Checked: names and digests are unique, models exist and go by their own names.
-#[derive(Clone, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AuthConfig {
     pub(crate) keys: Vec<Arc<KeyConfig>>,
     pub(crate) forward: Forward,
 }
 
-impl std::fmt::Debug for AuthConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let names: Vec<&str> = self.keys.iter().map(|key| key.name.as_str()).collect();
-        f.debug_struct("AuthConfig").field("keys", &names).field("forward", &self.forward).finish()
-    }
-}
-
-/// A key. Its digest is shown nowhere.
-#[derive(PartialEq)]
+/// A key.
+#[derive(Debug, PartialEq)]
 pub(crate) struct KeyConfig {
     pub(crate) name: String,
-    pub(crate) sha256: [u8; 32],
+    pub(crate) sha256: SecretDigest,
     pub(crate) models: Option<Vec<String>>,
 }
 

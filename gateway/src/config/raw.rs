@@ -1,6 +1,7 @@
 //! The configuration as it stands in the file: names, defaults and nothing else. Unknown keys are errors.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use semmoe_engines::RankBase;
 use semmoe_engines::tls::ClientFiles;
@@ -9,6 +10,7 @@ use serde::Deserialize;
 
 use super::RawDiscovery;
 use super::RawServerTls;
+use super::value::{positive, seconds};
 use super::{RawAuth, RawBreaker, RawDrain, RawLog, RawQueue, RawRetry, RawSampling, RawSwitch, RawTables, RawTracing};
 
 /// The whole file.
@@ -194,42 +196,42 @@ section! { RawLimits, "`[limits]`";
     open_streams: u32 = 16_384,
 }
 
-section! { RawTimeouts, "`[timeouts]`, in seconds";
+section! { RawTimeouts => Timeouts, "timeouts", "`[timeouts]`, in seconds";
     /// To connect to a backend.
-    connect_seconds: f64 = 2.0,
+    connect_seconds: f64 = 2.0 => connect: Duration = seconds,
     /// From sending a request to the head of its answer. Without streaming that is the whole generation.
-    first_byte_seconds: f64 = 600.0,
+    first_byte_seconds: f64 = 600.0 => first_byte: Duration = seconds,
     /// Between two pieces of an answer.
-    idle_seconds: f64 = 120.0,
+    idle_seconds: f64 = 120.0 => idle: Duration = seconds,
     /// For a client to send a request's head; an idle connection is closed after it, too.
-    header_seconds: f64 = 60.0,
+    header_seconds: f64 = 60.0 => header: Duration = seconds,
     /// For a client's TLS handshake.
-    handshake_seconds: f64 = 10.0,
+    handshake_seconds: f64 = 10.0 => handshake: Duration = seconds,
     /// For a client to send a request's body.
-    body_seconds: f64 = 60.0,
+    body_seconds: f64 = 60.0 => body: Duration = seconds,
     /// For a client to take any of what it is sent; then its connection is closed, as its request holds a rank.
-    client_seconds: f64 = 120.0,
+    client_seconds: f64 = 120.0 => client: Duration = seconds,
 }
 
-section! { RawHealth, "`[health]`";
+section! { RawHealth => HealthConfig, "health", "`[health]`";
     /// Time between two probes of a backend.
-    interval_seconds: f64 = 5.0,
+    interval_seconds: f64 = 5.0 => interval: Duration = seconds,
     /// Time that one probe may take.
-    timeout_seconds: f64 = 3.0,
+    timeout_seconds: f64 = 3.0 => timeout: Duration = seconds,
     /// Failed probes in a row after which a backend gets no more requests. A refused connection counts as all of them,
     /// and so does a 503 from vLLM or semmoe's worker.
-    unhealthy_after: u32 = 2,
+    unhealthy_after: u32 = 2 => unhealthy_after: u32 = positive,
     /// How long a backend may take connections and answer no probe before it gets no more requests: a busy engine is
     /// silent, too. Every byte of an answer from it starts this time again. For SGLang also how long its answers may be
     /// silent before its health route, which runs the model, is asked.
-    busy_seconds: f64 = 20.0,
+    busy_seconds: f64 = 20.0 => busy: Duration = seconds,
     /// For SGLang: how long all streams of a backend may be silent, beyond the time that the prompts waiting there
     /// should take, while its scheduler answers no probe. Then new requests go to other backends, where there are some,
     /// until a piece or an answer comes. Each false alarm doubles it, up to `busy_seconds`.
-    stall_seconds: f64 = 2.0,
+    stall_seconds: f64 = 2.0 => stall: Duration = seconds,
     /// How often a healthy backend is asked for its version, ranks and placement, in case another engine took its
     /// place. It is also asked after it closed a connection that was in use or kept for reuse.
-    identity_seconds: f64 = 30.0,
+    identity_seconds: f64 = 30.0 => identity: Duration = seconds,
 }
 
 section! { RawRouting, "`[routing]`";

@@ -9,8 +9,8 @@ use semmoe_engines::http::BaseUrl;
 
 use super::value::{at_least, digest, printable, seconds, unique};
 use super::{
-    BackendConfig, Config, ConfigError, HealthConfig, ModelConfig, RawBackend, RawConfig, RawHealth, RawLimits,
-    RawModel, RawRouting, RawServer, RawTimeouts, RoutingConfig, ServerConfig, Timeouts,
+    BackendConfig, Config, ConfigError, DrainRules, HealthConfig, ModelConfig, QueueRules, RawBackend, RawConfig,
+    RawLimits, RawModel, RawRouting, RawServer, RoutingConfig, ServerConfig, Timeouts,
 };
 use crate::names::OtherNames;
 
@@ -35,12 +35,12 @@ pub(super) fn validate(raw: RawConfig, base: &Path) -> Result<Config> {
         auth: super::auth::auth(raw.auth, &models, &routing.sticky_header)?,
         models,
         limits,
-        timeouts: timeouts(&raw.timeouts)?,
-        health: health(&raw.health)?,
+        timeouts: Timeouts::check(&raw.timeouts)?,
+        health: HealthConfig::check(&raw.health)?,
         retry: super::faults::retry(raw.retry)?,
         breaker: super::faults::breaker(&raw.breaker)?,
-        queue: super::waiting::queue(&raw.queue)?,
-        drain: super::waiting::drain(&raw.drain)?,
+        queue: QueueRules::check(&raw.queue)?,
+        drain: DrainRules::check(&raw.drain)?,
         routing,
         sampling: super::sampling::sampling(raw.sampling, base)?,
         tables: super::tables::tables(raw.tables, base)?,
@@ -87,8 +87,8 @@ fn server(raw: RawServer, base: &Path) -> Result<ServerConfig> {
         tables_root: raw.tables_root.map(|path| base.join(path)),
         extra_routes: extra_routes(raw.extra_routes)?,
         cors_origins: super::auth::cors_origins(raw.cors_origins)?,
-        tls: raw.tls.map(|tls| super::tls::server(tls, base)),
-        admin_tls: raw.admin_tls.map(|tls| super::tls::server(tls, base)),
+        tls: raw.tls.map(|tls| tls.below(base)),
+        admin_tls: raw.admin_tls.map(|tls| tls.below(base)),
         credentials_interval: seconds("server.credentials_interval_seconds", raw.credentials_interval_seconds)?,
     })
 }
@@ -309,30 +309,6 @@ fn limits(mut limits: RawLimits) -> Result<RawLimits> {
     limits.connections = limits.connections.min(tokio::sync::Semaphore::MAX_PERMITS);
     limits.handshakes = limits.handshakes.min(tokio::sync::Semaphore::MAX_PERMITS);
     Ok(limits)
-}
-
-fn timeouts(raw: &RawTimeouts) -> Result<Timeouts> {
-    Ok(Timeouts {
-        connect: seconds("timeouts.connect_seconds", raw.connect_seconds)?,
-        first_byte: seconds("timeouts.first_byte_seconds", raw.first_byte_seconds)?,
-        idle: seconds("timeouts.idle_seconds", raw.idle_seconds)?,
-        header: seconds("timeouts.header_seconds", raw.header_seconds)?,
-        handshake: seconds("timeouts.handshake_seconds", raw.handshake_seconds)?,
-        body: seconds("timeouts.body_seconds", raw.body_seconds)?,
-        client: seconds("timeouts.client_seconds", raw.client_seconds)?,
-    })
-}
-
-fn health(raw: &RawHealth) -> Result<HealthConfig> {
-    at_least("health.unhealthy_after", raw.unhealthy_after, 1)?;
-    Ok(HealthConfig {
-        interval: seconds("health.interval_seconds", raw.interval_seconds)?,
-        timeout: seconds("health.timeout_seconds", raw.timeout_seconds)?,
-        unhealthy_after: raw.unhealthy_after,
-        busy: seconds("health.busy_seconds", raw.busy_seconds)?,
-        stall: seconds("health.stall_seconds", raw.stall_seconds)?,
-        identity: seconds("health.identity_seconds", raw.identity_seconds)?,
-    })
 }
 
 fn routing(raw: &RawRouting) -> Result<RoutingConfig> {

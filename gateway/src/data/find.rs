@@ -97,7 +97,7 @@ async fn wait(
 
 fn patient(rules: &QueueRules, patience: Patience) -> QueueRules {
     match patience {
-        Patience::ForAll => *rules,
+        Patience::ForAll => rules.clone(),
         Patience::ForRoom => QueueRules { wait_for_backend: std::time::Duration::ZERO, ..*rules },
     }
 }

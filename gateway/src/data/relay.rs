@@ -14,7 +14,7 @@ use semmoe_engines::{Dialect, Engine, Route, json, pin, routed, verify};
 use semmoe_tables::RankId;
 
 use crate::backend::Backend;
-use crate::config::RetryConfig;
+use crate::config::RawRetry;
 use crate::error::RequestError;
 use crate::flow::FlowPart;
 use crate::heads::WaitingStream;
@@ -76,7 +76,7 @@ pub(crate) struct Answer {
 
 impl Answer {
     /// Why another backend is asked, where it is.
-    fn failed(&self, config: &RetryConfig) -> Option<Cause> {
+    fn failed(&self, config: &RawRetry) -> Option<Cause> {
         let by_status = || Cause::of_status(self.response.status(), config);
         self.watch.failure.map(Cause::Engine).or_else(by_status)
     }
@@ -182,7 +182,8 @@ async fn attempt(
     if attempts == 1 {
         core.metrics.overhead(arrived.elapsed().saturating_sub(waited));
     }
-    let wait = Wait { core, backend, member, limit: config.timeouts.first_byte, hold: config.retry.hold, tries };
+    let (limit, hold) = (config.timeouts.first_byte, Duration::from_secs_f64(config.retry.hold_seconds));
+    let wait = Wait { core, backend, member, limit, hold, tries };
     let (answer, sample) = live::send(&wait, request, sample, || write(&job.body)).await?;
     let opened = match answer {
         Ok(response) => open(&wait, response, route, job.streams).await,

@@ -18,7 +18,7 @@ use semmoe_engines::probe;
 
 use crate::backend::Backend;
 use crate::budget::Paid;
-use crate::config::RetryConfig;
+use crate::config::RawRetry;
 use crate::error::RequestError;
 use crate::state::Core;
 
@@ -62,12 +62,12 @@ impl Cause {
     }
 
     /// Whether an answer is a reason to ask another backend.
-    pub(crate) fn of_status(status: StatusCode, config: &RetryConfig) -> Option<Self> {
+    pub(crate) fn of_status(status: StatusCode, config: &RawRetry) -> Option<Self> {
         let status = status.as_u16();
         (status >= 400 && config.statuses.contains(&status)).then_some(Self::Status(status))
     }
 
-    fn may_be_retried(self, config: &RetryConfig) -> bool {
+    fn may_be_retried(self, config: &RawRetry) -> bool {
         match self {
             Self::Connect => true,
             Self::Broke | Self::Ill | Self::Engine(_) => config.after_send,
@@ -245,7 +245,7 @@ impl<'a> Tries<'a> {
             self.core.metrics.retry(cause.label(), "no_attempts");
             return Err(self.last_word(failed, "no attempts are left"));
         }
-        let Some(paid) = self.job.model.budget.take(Instant::now(), config.budget) else {
+        let Some(paid) = self.job.model.budget.take(Instant::now(), config) else {
             self.core.metrics.retry(cause.label(), "no_budget");
             return Err(self.last_word(failed, "the retry budget is spent"));
         };
@@ -319,7 +319,7 @@ impl<'a> Tries<'a> {
         }
     }
 
-    fn config(&self) -> &'a RetryConfig {
+    fn config(&self) -> &'a RawRetry {
         &self.job.snapshot.config.retry
     }
 

@@ -51,7 +51,7 @@ pub(super) fn check(keys: &[Arc<KeyConfig>], headers: &HeaderMap) -> Result<Call
 fn find(keys: &[Arc<KeyConfig>], digest: &[u8; 32]) -> Option<Arc<KeyConfig>> {
     let mut found = usize::MAX;
     for (at, key) in keys.iter().enumerate() {
-        let differs = key.sha256.iter().zip(digest).fold(0, |differs, (one, other)| differs | (one ^ other));
+        let differs = key.sha256.0.iter().zip(digest).fold(0, |differs, (one, other)| differs | (one ^ other));
         // All ones where nothing differs.
         let mask = usize::from(black_box(differs) == 0).wrapping_neg();
         found = (found & !mask) | (at & mask);
@@ -83,11 +83,12 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::SecretDigest;
     use http::HeaderName;
 
     fn keys() -> Vec<Arc<KeyConfig>> {
         let key = |name: &str, key: &str, models: Option<&str>| {
-            let (name, sha256) = (name.to_owned(), Sha256::digest(key).into());
+            let (name, sha256) = (name.to_owned(), SecretDigest(Sha256::digest(key).into()));
             Arc::new(KeyConfig { name, sha256, models: models.map(|model| vec![model.to_owned()]) })
         };
         vec![key("a", "first", None), key("b", "second", Some("tiny"))]
