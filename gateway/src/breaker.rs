@@ -29,7 +29,7 @@ pub(crate) struct BreakerRules {
     pub(crate) passes: u32,
 }
 
-/// The states that requests meet.
+/// The states that requests meet, by their numbers in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum State {
     Closed,

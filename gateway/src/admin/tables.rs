@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use semmoe_tables::Provenance;
 
+use super::guard::text;
 use crate::error::RequestError;
 use crate::snapshot::{Member, Model};
 use crate::state::Core;
@@ -190,8 +191,8 @@ pub(super) async fn command<T: DeserializeOwned>(core: &Core, body: Body, expect
 }
 
 fn is_json(headers: &HeaderMap) -> bool {
-    let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
-    kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
+    let kind = text(headers, &header::CONTENT_TYPE).split(';').next();
+    kind.is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
 }
 
 fn backend_of(uri: &Uri) -> Option<String> {

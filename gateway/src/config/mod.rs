@@ -226,6 +226,8 @@ pub(crate) struct PolicyConfig {
     /// With the model's own baseline.
     pub(crate) settings: semmoe_routing::Settings,
     pub(crate) canary: Option<semmoe_routing::Canary>,
+    /// The inputs that any of them reads. With a canary all requests are scored, so that both sides can be compared.
+    pub(crate) needs: semmoe_routing::Needs,
 }
 
 #[derive(Clone, Debug, PartialEq)]

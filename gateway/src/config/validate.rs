@@ -143,7 +143,8 @@ fn default_admin(listen: SocketAddr) -> Result<SocketAddr> {
 }
 
 fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: &mut Names) -> Result<ModelConfig> {
-    let (policy, needs) = super::policy::policies(key, &raw, routing)?;
+    let policy = super::policy::policies(key, &raw, routing)?;
+    let needs = policy.needs;
     for (at, name) in std::iter::once(&raw.name).chain(&raw.aliases).enumerate() {
         let key = if at == 0 { format!("{key}.name") } else { format!("{key}.aliases[{}]", at - 1) };
         unique(&key, name, &mut names.models)?;

@@ -50,7 +50,7 @@ pub(crate) struct Record {
     /// The path, where it is none of those but one that engines have.
     refused_path: Option<&'static str>,
     model: Option<Arc<Model>>,
-    prompt_tokens: u64,
+    pub(super) prompt_tokens: u64,
     streams: bool,
     bytes: u64,
 }
@@ -86,10 +86,6 @@ impl Record {
     /// The model's name, or `none`.
     pub(super) fn model(&self) -> &str {
         self.model.as_ref().map_or(NONE, |model| model.name.as_str())
-    }
-
-    pub(super) fn prompt_tokens(&self) -> u64 {
-        self.prompt_tokens
     }
 
     /// So many bytes of the answer's body are on their way.

@@ -35,8 +35,6 @@ const MAX_MOVES: u32 = 8;
 
 /// A request, read.
 pub(crate) struct Job {
-    /// Of the snapshot that this request is placed by.
-    pub(crate) generation: u64,
     /// The state that the request goes by, from here to its end.
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) model: Arc<Model>,
@@ -75,10 +73,9 @@ impl Job {
         body: Stripped,
     ) -> Self {
         let Scored { tokens, counted, share, blocks } = scored;
-        let (generation, policy) = (snapshot.generation, Arc::clone(model.plan.policy()));
+        let policy = Arc::clone(model.plan.policy());
         let (client_pin, key, streams, priority, moves) = (None, None, false, Some(0), 0);
         Self {
-            generation,
             snapshot,
             model,
             body,
@@ -100,7 +97,7 @@ impl Job {
     pub(super) fn has_moved(&self, core: &Core) -> bool {
         let now = core.snapshot();
         let model = || now.models.iter().find(|model| model.name == self.model.name);
-        now.generation != self.generation
+        now.generation != self.snapshot.generation
             && self.moves < MAX_MOVES
             && model().is_some_and(|model| !Arc::ptr_eq(&model.pool, &self.model.pool))
     }

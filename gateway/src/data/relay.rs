@@ -172,7 +172,7 @@ async fn attempt(
         Ok(request)
     };
     let sample = Sample::choose(core, &config.sampling, &job.model, &job.body, route, member, told);
-    let request = write(sample.as_ref().map_or(&job.body, Sample::body))?;
+    let request = write(sample.as_ref().map_or(&job.body, |sample| &sample.asking.body))?;
     ticket.hold_copy(copied_bytes(&request, &job.body))?;
     let expected = pinned.and_then(|rank| Expected::new(dialect, route, rank));
     if expected.as_ref().is_some_and(|expected| !expected.in_meta) {
@@ -204,7 +204,7 @@ async fn attempt(
             let unasked =
                 unasked_experts(core, backend, job, &response, route).then_some(config.sampling.max_answer_bytes);
             let idle_limit = config.timeouts.idle;
-            let generation = job.generation;
+            let generation = job.snapshot.generation;
             Ok(Answer { response, watch, rank: told, policy, generation, sample, unasked, idle_limit, attempts })
         }
         Err(cause) => {
@@ -222,8 +222,7 @@ async fn attempt(
 
 /// Bytes of a request's body that are its own, as something was put into it or cut out.
 fn copied_bytes(request: &Request<RequestBody>, body: &Stripped) -> usize {
-    let sent =
-        request.body().size_hint().exact().map_or(usize::MAX, |sent| usize::try_from(sent).unwrap_or(usize::MAX));
+    let sent = usize::try_from(request.body().size_hint().lower()).unwrap_or(usize::MAX);
     if sent == body.bytes().len() { 0 } else { sent }
 }
 
