@@ -137,7 +137,7 @@ impl LoadOptions {
     }
 
     pub(crate) fn check(&self) -> Result<(), LoadError> {
-        let bad = |option, found: String, expected| Err(LoadError::Option { option, found, expected });
+        let bad = |option, found: String, expected| Err(LoadError::option(option, found, expected));
         match &self.pace {
             Pace::Closed { concurrency } if !(1..=MAX_CONCURRENCY).contains(concurrency) => {
                 return bad("concurrency", concurrency.to_string(), "1 to 50000");
@@ -176,15 +176,13 @@ impl LoadOptions {
         let Slo { ttft_ms, itl_ms, e2e_ms } = self.slo;
         for (option, value) in [("slo ttft", ttft_ms), ("slo itl", itl_ms), ("slo e2e", e2e_ms)] {
             if value.is_some_and(|value| !(value.is_finite() && value > 0.0)) {
-                return Err(LoadError::Option { option, found: format!("{value:?} ms"), expected: "above 0" });
+                return Err(LoadError::option(option, format!("{value:?} ms"), "above 0"));
             }
         }
         if !self.stream && (ttft_ms.is_some() || itl_ms.is_some()) {
-            return Err(LoadError::Option {
-                option: "a service level for the first token or the gaps",
-                found: "given for answers that are not streamed".into(),
-                expected: "streamed answers",
-            });
+            let (option, found) =
+                ("a service level for the first token or the gaps", "given for answers that are not streamed");
+            return Err(LoadError::option(option, found, "streamed answers"));
         }
         Ok(())
     }
@@ -195,7 +193,7 @@ impl LoadOptions {
 /// # Errors
 /// `LoadError` for text that is no header.
 pub fn parse_header(text: &str) -> Result<(HeaderName, HeaderValue), LoadError> {
-    let bad = |found: &str, expected| LoadError::Option { option: "a header", found: found.to_owned(), expected };
+    let bad = |found: &str, expected| LoadError::option("a header", found, expected);
     // Whatever is wrong with it, its value is not shown.
     let Some((name, value)) = text.split_once(':') else { return Err(bad("without a colon", "name: value")) };
     let name: HeaderName = name.trim().parse().map_err(|_| bad("of a name that is none", "letters, digits and '-'"))?;
@@ -214,11 +212,7 @@ pub fn parse_header(text: &str) -> Result<(HeaderName, HeaderValue), LoadError> 
 /// # Errors
 /// `LoadError` for a key that no header can carry.
 pub fn bearer(key: &str) -> Result<(HeaderName, HeaderValue), LoadError> {
-    let wrong = |_| LoadError::Option {
-        option: "the API key",
-        found: "not fit for a header".into(),
-        expected: "visible ASCII on one line",
-    };
+    let wrong = |_| LoadError::option("the API key", "not fit for a header", "visible ASCII on one line");
     let mut value: HeaderValue = format!("Bearer {}", key.trim()).parse().map_err(wrong)?;
     value.set_sensitive(true);
     Ok((header::AUTHORIZATION, value))

@@ -19,8 +19,7 @@ fn fields(route: Route) -> &'static [&'static str] {
     match route {
         Route::Completions => &["prompt"],
         // SGLang takes ids beside messages.
-        Route::Chat => &["input_ids"],
-        Route::Generate => &["input_ids"],
+        Route::Chat | Route::Generate => &["input_ids"],
         Route::Embeddings => &["input"],
         _ => &[],
     }

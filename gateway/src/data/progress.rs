@@ -94,8 +94,7 @@ mod tests {
         ] {
             let started = Instant::now();
             let mut progress = Progress::default();
-            pieces.iter().for_each(|piece| progress.piece(route, started, piece.as_bytes()));
-            lines.into_iter().for_each(|lines| progress.data_lines(lines));
+            pieces.iter().for_each(|piece| progress.piece(route, started, piece.as_bytes(), lines));
             let generated = progress.generated(route, 5);
             assert_eq!(generated.output_tokens, expected, "{route} {pieces:?} {lines:?}");
             assert_eq!(generated.first_token.is_some(), lines.is_some(), "{route} {pieces:?}");

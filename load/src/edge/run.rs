@@ -99,12 +99,12 @@ pub async fn compare(
 }
 
 fn block_limit(options: &LoadOptions, rounds: usize) -> Result<Limit, LoadError> {
-    let bad = |option, found: String, expected| Err(LoadError::Option { option, found, expected });
+    let bad = |option, found: &str, expected| Err(LoadError::option(option, found, expected));
     let parts = u32::try_from(rounds).unwrap_or(0);
     match (options.limit, &options.pace) {
-        _ if !(2..=10_000).contains(&parts) => bad("rounds", rounds.to_string(), "2 to 10000"),
+        _ if !(2..=10_000).contains(&parts) => bad("rounds", &rounds.to_string(), "2 to 10000"),
         (Limit::Arrivals, _) | (_, Pace::Recorded { .. }) => {
-            bad("the pace of a comparison", "an arrival file".into(), "a closed loop or a rate")
+            bad("the pace of a comparison", "an arrival file", "a closed loop or a rate")
         }
         (Limit::Requests(all), _) => Ok(Limit::Requests(all.div_ceil(u64::from(parts)))),
         (Limit::Duration(all), _) => Ok(Limit::Duration(all / parts)),

@@ -59,12 +59,8 @@ impl Target {
             .entry(header::USER_AGENT)
             .or_insert(HeaderValue::from_static(concat!("semmoe-load/", env!("CARGO_PKG_VERSION"))));
         if let (Api::Generate, Some(model)) = (options.api, &options.model) {
-            let expected = "visible ASCII";
-            let value = HeaderValue::from_str(model).map_err(|_| LoadError::Option {
-                option: "the model's name",
-                found: model.clone(),
-                expected,
-            })?;
+            let wrong = |_| LoadError::option("the model's name", model, "visible ASCII");
+            let value = HeaderValue::from_str(model).map_err(wrong)?;
             headers.insert(MODEL_HEADER, value);
         }
         let tls = tls.filter(|_| url.is_secure()).map(|tls| (tls, host.to_owned()));

@@ -38,11 +38,7 @@ impl Workers {
         let clients = match options.pace {
             Pace::Closed { concurrency } if concurrency > files => {
                 let found = format!("{concurrency}, but this process may open {files} connections");
-                return Err(LoadError::Option {
-                    option: "concurrency",
-                    found,
-                    expected: "fewer, or a higher ulimit -n",
-                });
+                return Err(LoadError::option("concurrency", found, "fewer, or a higher ulimit -n"));
             }
             Pace::Closed { concurrency } => concurrency,
             Pace::Poisson { .. } | Pace::Recorded { .. } => options.max_in_flight.min(files),
