@@ -65,7 +65,7 @@ pub(crate) struct Breaker {
     /// When it closed last.
     closed_at: Option<Instant>,
     /// Times that it opened since it was closed for long.
-    openings: u32,
+    pub(crate) openings: u32,
     /// Times that it was half open.
     trial: u64,
 }
@@ -99,11 +99,6 @@ impl Breaker {
             Phase::Open { until } => Some(until),
             _ => None,
         }
-    }
-
-    /// Times that it opened since it was last closed for long.
-    pub(crate) fn openings(&self) -> u32 {
-        self.openings
     }
 
     /// A request that was no trial went well.
@@ -252,10 +247,10 @@ mod tests {
         }
         breaker.close(now);
         breaker.open(now + Duration::from_secs(59), &RULES);
-        assert_eq!(breaker.openings(), 8);
+        assert_eq!(breaker.openings, 8);
         breaker.close(now + Duration::from_secs(59));
         breaker.open(now + Duration::from_secs(119), &RULES);
-        assert_eq!(breaker.openings(), 1);
+        assert_eq!(breaker.openings, 1);
     }
 
     proptest! {

@@ -15,10 +15,10 @@ const FALLBACK: &str = "least_load";
 /// The policies of one model.
 pub(crate) struct Plan {
     policy: Arc<dyn Policy>,
-    trial: Option<Trial>,
+    pub(crate) trial: Option<Trial>,
     /// Routes when no backend honours pins.
     pub(crate) fallback: Arc<dyn Policy>,
-    needs: Needs,
+    pub(crate) needs: Needs,
     requests: AtomicU64,
 }
 
@@ -62,13 +62,5 @@ impl Plan {
     /// The model's own policy.
     pub(crate) fn policy(&self) -> &Arc<dyn Policy> {
         &self.policy
-    }
-
-    pub(crate) fn trial(&self) -> Option<&Trial> {
-        self.trial.as_ref()
-    }
-
-    pub(crate) fn needs(&self) -> Needs {
-        self.needs
     }
 }

@@ -111,10 +111,6 @@ pub(super) struct Loaded {
     placement_digest: String,
 }
 
-pub(super) async fn list(State(core): State<Arc<Core>>) -> Json<InUse> {
-    Json(collect(&core))
-}
-
 pub(super) fn collect(core: &Core) -> InUse {
     let snapshot = core.snapshot();
     let failed = |(_, member): (&Arc<Model>, &Member)| {

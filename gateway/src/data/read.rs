@@ -253,7 +253,7 @@ fn read_now(
     if let Some(adapter) = adapter {
         tell_apart(&mut scored.blocks, adapter);
     }
-    let key = headers.get(&routing.sticky_header).filter(|_| model.plan.needs().key);
+    let key = headers.get(&routing.sticky_header).filter(|_| model.plan.needs.key);
     let key = key.map(|value| semmoe_routing::hash_key(value.as_bytes()));
     let adapter = adapter.and_then(|name| served::adapter(model, name));
     // The body was seen to be JSON.

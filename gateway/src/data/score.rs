@@ -152,7 +152,7 @@ pub(super) fn wants_reading(model: &Model) -> bool {
 
 /// The reader of a model's prompts, where a policy needs one.
 fn read_by(model: &Model) -> Option<&Text> {
-    let Needs { share, cached, .. } = model.plan.needs();
+    let Needs { share, cached, .. } = model.plan.needs;
     model.text.as_deref().filter(|_| share || cached)
 }
 
@@ -207,7 +207,7 @@ fn prompt_ids(
 
 fn of_ids(model: &Model, ids: &[u32], countable: bool, block_tokens: u32) -> Scored {
     let tokens = ids.len() as u64;
-    let Needs { share, cached, .. } = model.plan.needs();
+    let Needs { share, cached, .. } = model.plan.needs;
     let mut blocks = Vec::new();
     if cached {
         block_hashes(ids, block_tokens, &mut blocks);
