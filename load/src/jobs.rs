@@ -11,7 +11,7 @@ const MAX_BODIES_BYTES: usize = 1 << 30;
 /// Bodies, sent in turn and again from the first one.
 #[derive(Clone, Debug)]
 pub(crate) struct Jobs {
-    bodies: Vec<Bytes>,
+    pub(crate) bodies: Vec<Bytes>,
     /// Prompts of the file that the route cannot carry.
     pub(crate) left_out: usize,
 }
@@ -47,10 +47,5 @@ impl Jobs {
     /// The body of the request with this number, from 0.
     pub(crate) fn body(&self, request: u64) -> Bytes {
         self.bodies[(request % self.bodies.len() as u64) as usize].clone()
-    }
-
-    /// How many different ones there are.
-    pub(crate) fn len(&self) -> usize {
-        self.bodies.len()
     }
 }

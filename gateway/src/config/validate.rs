@@ -164,15 +164,15 @@ fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: 
     if raw.backends.is_empty() && raw.discovery.is_empty() {
         return Err(ConfigError::value(format!("{key}.backends"), "empty, expected at least one [[models.backends]]"));
     }
+    let scoring = needs.share.then_some(policy.name.as_str());
     let backends = raw.backends.into_iter().enumerate();
-    let scores = Scores(needs.share, &policy.name);
     let backends = backends
-        .map(|(index, raw)| backend(&format!("{key}.backends[{index}]"), raw, base, scores, names))
+        .map(|(index, raw)| backend(&format!("{key}.backends[{index}]"), raw, base, scoring, names))
         .collect::<Result<_>>()?;
     let mut discovery = Vec::new();
     for (index, raw) in raw.discovery.iter().enumerate() {
         let key = format!("{key}.discovery[{index}]");
-        let common = |raw: RawBackend| backend(&key, raw, base, scores, names);
+        let common = |raw: RawBackend| backend(&key, raw, base, scoring, names);
         discovery.push(super::discovery::discovery(&key, raw, base, common)?);
     }
     let below = |path: Option<PathBuf>| path.map(|path| base.join(path));
@@ -187,35 +187,26 @@ fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: 
     })
 }
 
-/// Whether prompts are scored, and the policy that wants it.
-#[derive(Clone, Copy)]
-struct Scores<'a>(bool, &'a str);
-
-fn backend(
-    key: &str,
-    raw: RawBackend,
-    base: &Path,
-    Scores(scores, policy): Scores<'_>,
-    names: &mut Names,
-) -> Result<BackendConfig> {
+/// `scoring`: the policy that wants prompts scored.
+fn backend(key: &str, raw: RawBackend, base: &Path, scoring: Option<&str>, names: &mut Names) -> Result<BackendConfig> {
+    let wrong = |field: &str, cause: String| Err(ConfigError::value(format!("{key}.{field}"), cause));
     unique(&format!("{key}.name"), &raw.name, &mut names.backends)?;
     // It stands in the header x-semmoe-backend.
     if !raw.name.is_ascii() {
-        return Err(ConfigError::value(format!("{key}.name"), format!("'{}' is not ASCII", raw.name)));
+        return wrong("name", format!("'{}' is not ASCII", raw.name));
     }
     let engine: Engine = raw.engine.parse().map_err(|error| ConfigError::value(format!("{key}.engine"), error))?;
     let urls = urls(key, engine, &raw)?;
-    if scores {
+    if let Some(policy) = scoring {
         if engine == Engine::Openai && urls.len() == 1 {
             let cause = format!(
                 "a request to an openai engine with one URL cannot be pinned, so policy '{policy}' cannot be used; \
                  set `urls`, one for each rank"
             );
-            return Err(ConfigError::value(format!("{key}.engine"), cause));
+            return wrong("engine", cause);
         }
         if raw.tables.is_none() {
-            let cause = format!("must be set, as policy '{policy}' scores prompts with them");
-            return Err(ConfigError::value(format!("{key}.tables"), cause));
+            return wrong("tables", format!("must be set, as policy '{policy}' scores prompts with them"));
         }
     }
     if let Some(name) = &raw.served_name {
@@ -223,12 +214,12 @@ fn backend(
     }
     let ranks = ranks(&format!("{key}.ranks"), engine, raw.ranks, urls.len())?;
     if raw.rank_base.is_some() && engine != Engine::Vllm {
-        return Err(ConfigError::value(format!("{key}.rank_base"), format!("only vllm has one, not {engine}")));
+        return wrong("rank_base", format!("only vllm has one, not {engine}"));
     }
     if let Some(digest) = &raw.placement_digest
         && (digest.len() != 64 || !digest.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')))
     {
-        return Err(ConfigError::value(format!("{key}.placement_digest"), "not 64 lower-case hexadecimal digits"));
+        return wrong("placement_digest", "not 64 lower-case hexadecimal digits".to_owned());
     }
     Ok(BackendConfig {
         name: raw.name,

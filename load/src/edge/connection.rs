@@ -21,7 +21,7 @@ pub(crate) type Sender = SendRequest<Full<Bytes>>;
 /// Idle connections of one worker; the last used is used first.
 #[derive(Debug)]
 pub(crate) struct Connections {
-    target: Arc<Target>,
+    pub(super) target: Arc<Target>,
     idle: Mutex<Vec<(Sender, Instant)>>,
     counts: Arc<ConnectionCounts>,
 }
@@ -69,10 +69,6 @@ impl Connections {
         if !sender.is_closed() {
             self.lock().push((sender, Instant::now()));
         }
-    }
-
-    pub(crate) fn target(&self) -> &Target {
-        &self.target
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(Sender, Instant)>> {

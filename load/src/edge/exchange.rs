@@ -23,10 +23,8 @@ const MAX_ERROR_BYTES: usize = 64 << 10;
 const NO_JSON: Failure = Failure::Malformed("not the JSON of the route");
 
 /// Progress of a running request; a timeout finds it as far as it got.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Seen {
-    /// Latencies count from here: the request was due, or its client was free.
-    due: Instant,
     pub(crate) headers: Option<HeaderMap>,
     first: Option<Instant>,
     last: Option<Instant>,
@@ -49,24 +47,12 @@ impl Seen {
         if self.headers.is_some() { Phase::Body } else { Phase::Head }
     }
 
-    pub(crate) fn new(due: Instant) -> Self {
-        Self {
-            due,
-            headers: None,
-            first: None,
-            last: None,
-            events: 0,
-            longest_gap: None,
-            told: None,
-            done: false,
-            content: false,
-        }
-    }
-
-    /// Sends `body` and reads the answer to its end; `on_gap` gets the gaps between content events.
+    /// Sends `body` and reads the answer to its end; `on_gap` gets the gaps between content events. Latencies count
+    /// from `due`: the request was due, or its client was free.
     pub(crate) async fn exchange(
         &mut self,
         connections: &Connections,
+        due: Instant,
         body: Bytes,
         stream: bool,
         on_gap: impl FnMut(Duration),
@@ -94,7 +80,7 @@ impl Seen {
         if sender.ready().await.is_ok() {
             connections.keep(sender);
         }
-        Ok(self.answered(end))
+        Ok(self.answered(due, end))
     }
 
     async fn read_stream(&mut self, mut body: Incoming, mut on_gap: impl FnMut(Duration)) -> Result<(), Failure> {
@@ -155,12 +141,12 @@ impl Seen {
         Ok(said)
     }
 
-    fn answered(&self, end: Instant) -> Answered {
+    fn answered(&self, due: Instant, end: Instant) -> Answered {
         let gaps = u32::try_from(self.events.saturating_sub(1)).unwrap_or(u32::MAX);
         let spread = self.first.zip(self.last).map(|(first, last)| last - first);
         Answered {
-            ttft: self.first.map(|first| first.saturating_duration_since(self.due)),
-            e2e: end.saturating_duration_since(self.due),
+            ttft: self.first.map(|first| first.saturating_duration_since(due)),
+            e2e: end.saturating_duration_since(due),
             mean_gap: spread.and_then(|spread| spread.checked_div(gaps)),
             longest_gap: self.longest_gap,
             tokens: self.told.map_or(Tokens::Events(self.events), Tokens::Told),
@@ -172,7 +158,7 @@ impl Seen {
 /// Sends on an idle connection or a new one. A request that an idle connection did not take, as the server had just
 /// closed it, goes on a new one; nothing of it was sent.
 async fn send(connections: &Connections, body: Bytes) -> Result<(Sender, Response<Incoming>), Failure> {
-    let mut request = connections.target().request(body);
+    let mut request = connections.target.request(body);
     if let Some(mut sender) = connections.idle().await {
         match sender.try_send_request(request).await {
             Ok(response) => return Ok((sender, response)),

@@ -183,7 +183,7 @@ impl Prepared {
         let (begin, cpu) = (Instant::now(), cpu_time());
         let workers = Workers::start(&shared, self.schedule.clone())?;
         let stopped = workers.watch(view, stop).await;
-        let threads = workers.count();
+        let threads = workers.stats.len();
         let stats = workers.end();
         let facts = Facts {
             seconds: shared.window.length(stopped).as_secs_f64(),
@@ -199,7 +199,7 @@ impl Prepared {
                 most_in_flight: shared.most_in_flight.load(Ordering::Relaxed),
                 held_back: shared.held_back.load(Ordering::Relaxed),
                 stray_bytes: shared.connections.stray.load(Ordering::Relaxed),
-                prompts: self.jobs.len(),
+                prompts: self.jobs.bodies.len(),
                 prompts_left_out: self.jobs.left_out,
             },
         };

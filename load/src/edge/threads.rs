@@ -27,7 +27,8 @@ const OTHER_FILES: u64 = 64;
 pub(crate) struct Workers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    stats: Vec<Arc<Mutex<Stats>>>,
+    /// Of each thread that sends.
+    pub(super) stats: Vec<Arc<Mutex<Stats>>>,
     /// Closes when all threads are done.
     done: watch::Receiver<()>,
 }
@@ -108,16 +109,11 @@ impl Workers {
         }
     }
 
-    /// How many threads send.
-    pub(crate) fn count(&self) -> usize {
-        self.stats.len()
-    }
-
     fn snapshot(&self) -> Snapshot {
         let stats = self.merged();
         Snapshot {
             block: self.shared.place.block,
-            elapsed: self.shared.window.begin().map(|begin| begin.elapsed()),
+            elapsed: self.shared.window.begin.get().map(Instant::elapsed),
             ok: stats.ok,
             failed: stats.failed,
             in_flight: self.shared.in_flight.load(Ordering::Relaxed),

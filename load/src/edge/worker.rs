@@ -112,7 +112,7 @@ impl Worker {
         if ticket.measured {
             shared.sent.fetch_add(1, Ordering::Relaxed);
         }
-        let mut seen = Seen::new(due);
+        let mut seen = Seen::default();
         let on_gap = |gap| {
             if ticket.measured {
                 self.stats().gap(gap);
@@ -120,6 +120,7 @@ impl Worker {
         };
         let exchange = seen.exchange(
             &self.connections,
+            due,
             shared.jobs.body(shared.place.first_prompt.wrapping_add(ticket.number)),
             shared.options.stream,
             on_gap,
