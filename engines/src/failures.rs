@@ -62,14 +62,13 @@ fn of_message(message: &str) -> Failure {
 /// Whether an answer whose first piece this is has told the client nothing yet: no text, no tokens, no tool call.
 /// `false` where that is not certain.
 pub fn is_empty(piece: &[u8]) -> bool {
-    let whole = || serde_json::from_slice::<Value>(piece).is_ok_and(|value| says_nothing(&value));
-    let events = || {
-        let lines = piece.split(|byte| *byte == b'\n').filter_map(|line| line.strip_prefix(b"data: "));
-        let mut lines = lines.filter(|data| *data != b"[DONE]").peekable();
-        lines.peek().is_some()
-            && lines.all(|data| serde_json::from_slice::<Value>(data).is_ok_and(|value| says_nothing(&value)))
-    };
-    if piece.starts_with(b"data:") { events() } else { whole() }
+    let nothing = |json: &[u8]| serde_json::from_slice(json).is_ok_and(|value| says_nothing(&value));
+    if !piece.starts_with(b"data:") {
+        return nothing(piece);
+    }
+    let lines = piece.split(|byte| *byte == b'\n').filter_map(|line| line.strip_prefix(b"data: "));
+    let mut lines = lines.filter(|data| *data != b"[DONE]").peekable();
+    lines.peek().is_some() && lines.all(nothing)
 }
 
 /// One document of an answer, an event or the whole.

@@ -12,22 +12,10 @@
 //! Closed, every request passes. Open, none does. Half open, a few at a time do, as trials. What requests of an earlier
 //! phase come to says nothing about this one.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// When it opens, for how long, and when it closes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct BreakerRules {
-    /// Failures in a row that open it; 0: it never opens.
-    pub(crate) failures: u32,
-    /// How long it is open the first time; twice as long each time after...
-    pub(crate) open: Duration,
-    /// ...up to this.
-    pub(crate) open_most: Duration,
-    /// Trials at a time while it is half open.
-    pub(crate) trials: u32,
-    /// Trials that must pass before it closes.
-    pub(crate) passes: u32,
-}
+pub(crate) use crate::config::BreakerRules;
 
 /// The states that requests meet, by their numbers in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -188,6 +176,8 @@ impl Breaker {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use proptest::prelude::*;
 

@@ -1,8 +1,9 @@
 //! `[retry]`, `[breaker]`: what happens when a backend fails a request.
 
+use std::time::Duration;
+
 use super::ConfigError;
-use super::value::{positive, seconds, within};
-use crate::breaker::BreakerRules;
+use super::value::{any, positive, seconds, share, within};
 
 /// More attempts than any budget allows for long.
 const MAX_ATTEMPTS: u32 = 16;
@@ -35,33 +36,32 @@ pub(super) fn retry(raw: RawRetry) -> Result<RawRetry, ConfigError> {
     if let Some(status) = raw.statuses.iter().find(|status| !matches!(status, 429 | 501..=599)) {
         return Err(ConfigError::value("retry.statuses", format!("{status}, expected 429 or 501 to 599")));
     }
-    within("retry.budget_ratio", raw.budget_ratio, 0.0..=1.0)?;
+    share("retry.budget_ratio", raw.budget_ratio)?;
     within("retry.budget_per_second", raw.budget_per_second, 0.0..=MAX_PER_SECOND)?;
     within("retry.hold_seconds", raw.hold_seconds, 0.0..=MAX_HOLD_SECONDS)?;
     Ok(raw)
 }
 
-section! { RawBreaker, "`[breaker]`: a backend whose requests fail in a row gets none for a while, unless it is the last one.";
+section! { RawBreaker => BreakerRules, "breaker", "`[breaker]`: a backend whose requests fail in a row gets none for a while, unless it is the last one.";
     /// Failures in a row that open it: connections refused or broken, time-outs, and 502, 503 or 504 that are not an
     /// engine's JSON. 0: never.
-    failures: u32 = 5,
+    failures: u32 = 5 => failures: u32 = any,
     /// How long it is open the first time; then twice as long each time that its trials fail...
-    open_seconds: f64 = 5.0,
+    open_seconds: f64 = 5.0 => open: Duration = seconds,
     /// ...up to this.
-    longest_seconds: f64 = 60.0,
+    longest_seconds: f64 = 60.0 => open_most: Duration = seconds,
     /// Requests at a time that try it afterwards.
-    trials: u32 = 2,
+    trials: u32 = 2 => trials: u32 = positive,
     /// Trials that must succeed before it gets its share again.
-    passes: u32 = 2,
+    passes: u32 = 2 => passes: u32 = positive,
 }
 
-pub(super) fn breaker(raw: &RawBreaker) -> Result<BreakerRules, ConfigError> {
-    let open = seconds("breaker.open_seconds", raw.open_seconds)?;
-    let open_most = seconds("breaker.longest_seconds", raw.longest_seconds)?;
-    if open_most < open {
-        let cause = format!("{}, expected at least breaker.open_seconds ({})", raw.longest_seconds, raw.open_seconds);
+pub(super) fn breaker(raw: RawBreaker) -> Result<BreakerRules, ConfigError> {
+    let rules = BreakerRules::check(raw)?;
+    if rules.open_most < rules.open {
+        let (open, most) = (rules.open.as_secs_f64(), rules.open_most.as_secs_f64());
+        let cause = format!("{most}, expected at least breaker.open_seconds ({open})");
         return Err(ConfigError::value("breaker.longest_seconds", cause));
     }
-    let (trials, passes) = (positive("breaker.trials", raw.trials)?, positive("breaker.passes", raw.passes)?);
-    Ok(BreakerRules { failures: raw.failures, open, open_most, trials, passes })
+    Ok(rules)
 }

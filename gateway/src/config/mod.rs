@@ -25,7 +25,7 @@ macro_rules! section {
             $(pub(crate) $field: $type,)*
         }
         impl $checked {
-            pub(super) fn check(raw: &$name) -> Result<Self, super::ConfigError> {
+            pub(super) fn check(raw: $name) -> Result<Self, super::ConfigError> {
                 Ok(Self { $($field: $check(concat!($section, ".", stringify!($key)), raw.$key)?,)* })
             }
         }
@@ -61,7 +61,6 @@ use semmoe_engines::tls::ClientFiles;
 use semmoe_engines::{Engine, RankBase};
 use semmoe_planner::policy::Layout;
 
-use crate::breaker::BreakerRules;
 use crate::names::OtherNames;
 
 pub(crate) use auth::{AuthConfig, KeyConfig};
@@ -69,13 +68,14 @@ pub use auth::{Forward, RawAuth, RawKey};
 pub use discovery::RawDiscovery;
 pub(crate) use discovery::{DiscoveryConfig, Found, Place};
 pub use error::ConfigError;
+pub(crate) use faults::BreakerRules;
 pub use faults::{RawBreaker, RawRetry};
 #[cfg(feature = "kube")]
 pub(crate) use kubernetes::KubernetesConfig;
 pub use kubernetes::RawKubernetes;
-pub use log::{Access, LogFormat, LogLevel, RawLog};
+pub use log::{Access, LogFormat, RawLog};
 pub use overrides::Override;
-pub(crate) use raw::{HealthConfig, Timeouts};
+pub(crate) use raw::{HealthConfig, RoutingConfig, Timeouts};
 pub use raw::{RawBackend, RawConfig, RawHealth, RawLimits, RawModel, RawRouting, RawServer, RawTimeouts};
 pub use sampling::RawSampling;
 pub(crate) use sampling::{DriftRules, ProfileConfig, RollingLimits, SamplingConfig, TraceConfig};
@@ -172,7 +172,7 @@ impl Config {
 
     /// Log settings, for the program that starts the gateway.
     pub fn log(&self) -> RawLog {
-        self.log
+        self.log.clone()
     }
 
     /// Addresses that will be bound: data, admin, metrics.
@@ -263,15 +263,4 @@ impl BackendConfig {
     pub(crate) fn is_same_ranks(&self, other: &Self) -> bool {
         (&self.name, self.engine, &self.urls) == (&other.name, other.engine, &other.urls)
     }
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct RoutingConfig {
-    pub(crate) trust_client_pins: bool,
-    pub(crate) offload_bytes: usize,
-    pub(crate) score_limit: Duration,
-    pub(crate) segment_cache_bytes: usize,
-    pub(crate) sticky_header: http::HeaderName,
-    pub(crate) prefix: semmoe_routing::PrefixSettings,
-    pub(crate) settings: semmoe_routing::Settings,
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 use semmoe_engines::RankBase;
 use semmoe_engines::tls::ClientFiles;
 use semmoe_planner::policy::Layout;
+use semmoe_routing::{PrefixSettings, Settings};
 use serde::Deserialize;
 
-use super::RawDiscovery;
-use super::RawServerTls;
-use super::value::{positive, seconds};
+use super::value::{any, positive, seconds};
+use super::{ConfigError, RawDiscovery, RawServerTls};
 use super::{RawAuth, RawBreaker, RawDrain, RawLog, RawQueue, RawRetry, RawSampling, RawSwitch, RawTables, RawTracing};
 
 /// The whole file.
@@ -234,21 +234,34 @@ section! { RawHealth => HealthConfig, "health", "`[health]`";
     identity_seconds: f64 = 30.0 => identity: Duration = seconds,
 }
 
-section! { RawRouting, "`[routing]`";
+section! { RawRouting => RoutingConfig, "routing", "`[routing]`";
     /// Honour pins that clients send; otherwise they are removed.
-    trust_client_pins: bool = false,
+    trust_client_pins: bool = false => trust_client_pins: bool = any,
     /// Bodies from this size on are scored off the threads that do network I/O.
-    offload_bytes: usize = 16 << 10,
+    offload_bytes: usize = 16 << 10 => offload_bytes: usize = any,
     /// Such a body waits so long for its score at most; then it is routed by load, and counted as `slow`.
-    score_limit_seconds: f64 = 0.2,
+    score_limit_seconds: f64 = 0.2 => score_limit: Duration = seconds,
     /// Memory for the ids of earlier turns of chats, per model: text, ids and overhead. 0 = none.
-    segment_cache_bytes: usize = 4 << 20,
+    segment_cache_bytes: usize = 4 << 20 => segment_cache_bytes: usize = any,
     /// Header of requests that policy `sticky` keeps together by its value.
-    sticky_header: String = "x-semmoe-session".to_owned(),
+    sticky_header: String = "x-semmoe-session".to_owned() => sticky_header: http::HeaderName = header,
     /// The engines' prefix caches, as policies believe them to be.
-    prefix: semmoe_routing::PrefixSettings = semmoe_routing::PrefixSettings::default(),
+    prefix: PrefixSettings = PrefixSettings::default() => prefix: PrefixSettings = prefix,
     /// The policies' own numbers.
-    settings: semmoe_routing::Settings = semmoe_routing::Settings::default(),
+    settings: Settings = Settings::default() => settings: Settings = settings,
+}
+
+fn header(key: &str, name: String) -> Result<http::HeaderName, ConfigError> {
+    name.parse().map_err(|_| ConfigError::value(key, format!("{name:?} is not the name of a header")))
+}
+
+fn prefix(key: &str, prefix: PrefixSettings) -> Result<PrefixSettings, ConfigError> {
+    prefix.validate().map(|()| prefix).map_err(|error| ConfigError::value(key, error))
+}
+
+fn settings(key: &str, settings: Settings) -> Result<Settings, ConfigError> {
+    settings.validate().map_err(|error| ConfigError::value(key, error))?;
+    Ok(settings)
 }
 
 fn default_policy() -> String {

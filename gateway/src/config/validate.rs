@@ -10,14 +10,14 @@ use semmoe_engines::http::BaseUrl;
 use super::value::{at_least, digest, printable, seconds, unique};
 use super::{
     BackendConfig, Config, ConfigError, DrainRules, HealthConfig, ModelConfig, QueueRules, RawBackend, RawConfig,
-    RawLimits, RawModel, RawRouting, RawServer, RoutingConfig, ServerConfig, Timeouts,
+    RawLimits, RawModel, RawServer, RoutingConfig, ServerConfig, Timeouts, TracingConfig,
 };
 use crate::names::OtherNames;
 
 type Result<T> = std::result::Result<T, ConfigError>;
 
 pub(super) fn validate(raw: RawConfig, base: &Path) -> Result<Config> {
-    let routing = routing(&raw.routing)?;
+    let routing = RoutingConfig::check(raw.routing)?;
     let mut names = Names::default();
     if raw.models.is_empty() {
         return Err(ConfigError::value("models", "empty, expected at least one [[models]]"));
@@ -35,16 +35,16 @@ pub(super) fn validate(raw: RawConfig, base: &Path) -> Result<Config> {
         auth: super::auth::auth(raw.auth, &models, &routing.sticky_header)?,
         models,
         limits,
-        timeouts: Timeouts::check(&raw.timeouts)?,
-        health: HealthConfig::check(&raw.health)?,
+        timeouts: Timeouts::check(raw.timeouts)?,
+        health: HealthConfig::check(raw.health)?,
         retry: super::faults::retry(raw.retry)?,
-        breaker: super::faults::breaker(&raw.breaker)?,
-        queue: QueueRules::check(&raw.queue)?,
-        drain: DrainRules::check(&raw.drain)?,
+        breaker: super::faults::breaker(raw.breaker)?,
+        queue: QueueRules::check(raw.queue)?,
+        drain: DrainRules::check(raw.drain)?,
         routing,
         sampling: super::sampling::sampling(raw.sampling, base)?,
         tables: super::tables::tables(raw.tables, base)?,
-        tracing: super::tracing::tracing(raw.tracing)?,
+        tracing: TracingConfig::check(raw.tracing)?,
         log: raw.log,
     })
 }
@@ -301,21 +301,4 @@ fn limits(mut limits: RawLimits) -> Result<RawLimits> {
     limits.connections = limits.connections.min(tokio::sync::Semaphore::MAX_PERMITS);
     limits.handshakes = limits.handshakes.min(tokio::sync::Semaphore::MAX_PERMITS);
     Ok(limits)
-}
-
-fn routing(raw: &RawRouting) -> Result<RoutingConfig> {
-    raw.settings.validate().map_err(|error| ConfigError::value("routing.settings", error))?;
-    raw.prefix.validate().map_err(|error| ConfigError::value("routing.prefix", error))?;
-    let sticky_header = raw.sticky_header.parse().map_err(|_| {
-        ConfigError::value("routing.sticky_header", format!("{:?} is not the name of a header", raw.sticky_header))
-    })?;
-    Ok(RoutingConfig {
-        trust_client_pins: raw.trust_client_pins,
-        offload_bytes: raw.offload_bytes,
-        score_limit: seconds("routing.score_limit_seconds", raw.score_limit_seconds)?,
-        segment_cache_bytes: raw.segment_cache_bytes,
-        sticky_header,
-        prefix: raw.prefix,
-        settings: raw.settings.clone(),
-    })
 }

@@ -24,11 +24,19 @@ pub(super) fn within<N: PartialOrd + Display>(key: &str, value: N, range: RangeI
     Err(ConfigError::value(key, format!("{value}, expected {} to {}", range.start(), range.end())))
 }
 
+pub(super) fn share(key: &str, value: f64) -> Result<f64> {
+    within(key, value, 0.0..=1.0)
+}
+
 pub(super) fn at_least<N: PartialOrd + Display>(key: &str, value: N, least: N) -> Result<N> {
     if value >= least {
         return Ok(value);
     }
     Err(ConfigError::value(key, format!("{value}, expected at least {least}")))
+}
+
+pub(super) fn any<T>(_: &str, value: T) -> Result<T> {
+    Ok(value)
 }
 
 pub(super) fn positive<N: PartialOrd + Display + From<u8>>(key: &str, value: N) -> Result<N> {
