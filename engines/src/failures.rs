@@ -59,7 +59,7 @@ fn of_message(message: &str) -> Failure {
     if message.contains(DEAD_CORE) { Failure::Dead } else { Failure::Error }
 }
 
-/// Whether an answer whose first piece this is has told the client nothing yet: no text, no tokens, no tool call.
+/// Whether the first piece of an answer has no content for the client yet: no text, no tokens, no tool call.
 /// `false` where that is not certain.
 pub fn is_empty(piece: &[u8]) -> bool {
     let nothing = |json: &[u8]| serde_json::from_slice(json).is_ok_and(|value| says_nothing(&value));

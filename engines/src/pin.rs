@@ -115,7 +115,7 @@ impl Stripped {
     }
 
     /// As [`Stripped::new`]; `see` is shown every member on the way, so that the body is read once, and `known` is
-    /// where the value of one stands that somebody has gone through already ([`Members::knowing`]).
+    /// where a value stands that was parsed already ([`Members::knowing`]).
     ///
     /// # Errors
     /// As `Stripped::new`.
@@ -135,7 +135,7 @@ impl Stripped {
         Ok(plan.carry_out(body, open))
     }
 
-    /// A body that goes on as it is, whatever it is: of a route where no pin is put in.
+    /// A body of any kind, relayed unchanged: of a route where no pin is put in.
     pub fn opaque(body: &Bytes) -> Self {
         Self { body: body.clone(), open: 0, has_members: false }
     }

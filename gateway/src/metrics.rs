@@ -244,7 +244,7 @@ impl Metrics {
         self.routing.backend_healthy.get_or_create(&of_backend(backend)).set(i64::from(healthy));
     }
 
-    /// A retry, by what came of it, or one that was not made (`no_...`).
+    /// A retry by its outcome, or one that was not made (`no_...`).
     pub(crate) fn retry(&self, cause: &'static str, outcome: &'static str) {
         self.routing.retries.get_or_create(&RetryLabels { cause, outcome }).inc();
     }

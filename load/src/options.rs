@@ -95,7 +95,7 @@ pub struct LoadOptions {
     pub pace: Pace,
     /// When the run ends.
     pub limit: Limit,
-    /// So many requests are sent first and not measured.
+    /// Requests that are sent first and not measured.
     pub warmup: u64,
     /// Longest time of one request, from when it is sent.
     pub timeout: Duration,

@@ -65,7 +65,7 @@ pub struct Report {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum PaceReport {
-    /// So many clients, each waiting for its answer.
+    /// A fixed number of clients, each waiting for its answer.
     Closed {
         /// Clients.
         concurrency: usize,
@@ -108,9 +108,9 @@ pub struct RequestCounts {
 pub struct TokenReport {
     /// Tokens per second.
     pub per_second: f64,
-    /// Tokens that engines told.
+    /// Tokens that engines reported.
     pub told: u64,
-    /// Answers that told them.
+    /// Answers with a reported count.
     pub answers_that_told: u64,
     /// Content events of answers without a count: at least one token each, perhaps more.
     pub events: u64,

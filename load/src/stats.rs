@@ -10,9 +10,9 @@ use crate::{Failure, Slo};
 /// Output tokens of one answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tokens {
-    /// As the engine told.
+    /// As the engine reported.
     Told(u64),
-    /// It told nothing: events with content.
+    /// Events with content, where the engine reported no count.
     Events(u64),
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Stats {
     pub(crate) no_content: u64,
     pub(crate) good: u64,
     pub(crate) rated: Rated,
-    /// Answers whose tokens the engine told, and their tokens.
+    /// Answers whose tokens the engine reported, and these tokens.
     pub(crate) told: (u64, u64),
     /// Answers without a token count, and their events.
     pub(crate) untold: (u64, u64),

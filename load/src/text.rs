@@ -8,7 +8,7 @@ use crate::latency::LatencySummary;
 use crate::report::{PaceReport, Report};
 use crate::spread::SpreadSummary;
 
-/// So many labels of a spread are listed.
+/// Labels of a spread that are listed.
 const LISTED: usize = 16;
 
 impl Display for Report {

@@ -29,7 +29,7 @@ pub(super) struct Connection {
     sender: SendRequest<RequestBody>,
     /// `None` once the connection is over.
     driver: Option<Driver>,
-    /// It ended as the engine sent bytes that belong to no answer. Known once nothing goes on.
+    /// It ended as the engine sent bytes that belong to no answer. Meaningful once no exchange runs on it.
     pub(super) stray: bool,
 }
 

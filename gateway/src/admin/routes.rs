@@ -40,7 +40,7 @@ pub(super) enum Gives {
 pub(super) enum Takes {
     Nothing,
     Json(fn(&mut SchemaGenerator) -> Schema),
-    /// JSON, or a file as the body where the query `backend` names whom it is for.
+    /// JSON, or a file as the body where the query `backend` names its backend.
     JsonOrUpload(fn(&mut SchemaGenerator) -> Schema),
 }
 

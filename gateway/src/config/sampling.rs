@@ -11,7 +11,7 @@ const MAX_INTERVAL_SECONDS: f64 = 31.0 * 86_400.0;
 const MAX_RETENTION_HOURS: f64 = 366.0 * 24.0;
 
 section! { RawSampling, "`[sampling]`";
-    /// Of the requests that an engine can be asked about, the share, 0 to 1, for which it is asked. 0: off.
+    /// Share, 0 to 1, of the eligible requests that ask their engine for routed experts. 0: off.
     share: f64 = 0.0,
     /// Longest answer, and longest event of a stream, that is held back to cut the routed experts out; a longer one is
     /// relayed with them. They take about 1.4 x 4 bytes per token, layer and expert chosen.

@@ -53,7 +53,7 @@ impl std::fmt::Debug for SecretDigest {
     }
 }
 
-/// A SHA-256 digest. What stands there may be a secret that was put in by mistake, so it is not repeated.
+/// A SHA-256 digest. The text may be a secret that was put in by mistake, so no error repeats it.
 pub(super) fn digest(key: &str, hex: &str) -> Result<SecretDigest> {
     let wrong = || ConfigError::value(key, "not 64 hexadecimal digits");
     if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {

@@ -88,7 +88,7 @@ impl Record {
         self.model.as_ref().map_or(NONE, |model| model.name.as_str())
     }
 
-    /// So many bytes of the answer's body are on their way.
+    /// Adds bytes of the answer's body.
     pub(super) fn sent(&mut self, bytes: usize) {
         self.bytes = self.bytes.saturating_add(bytes as u64);
     }

@@ -84,7 +84,7 @@ pub(super) fn tree_bytes(text: &[u8]) -> usize {
     signs.saturating_add(1).saturating_mul(VALUE_BYTES).saturating_add(text.len())
 }
 
-/// A whole body. What it takes of the memory for bodies is noted in the ticket.
+/// A whole body. The ticket holds its part of the memory for bodies.
 pub(crate) async fn read(
     core: &Core,
     headers: &HeaderMap,

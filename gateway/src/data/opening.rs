@@ -87,7 +87,7 @@ impl Upstream {
 /// An answer that may begin to go to the client.
 pub(crate) struct Opened {
     pub(crate) response: Response<Upstream>,
-    /// The engine failed before it had told the client anything.
+    /// The engine failed before its answer had any content.
     pub(crate) failure: Option<Failure>,
 }
 

@@ -30,7 +30,7 @@ const MODEL_HEADER: &str = "x-semmoe-model";
 /// A body of this size, if it is one word, takes a tenth of a second and more to encode.
 const HUGE_BYTES: usize = 256 << 10;
 
-/// So often a request that waits goes to another state: its wait has an end.
+/// Snapshots that a waiting request may move through: its wait has an end.
 const MAX_MOVES: u32 = 8;
 
 /// A request, read.

@@ -281,7 +281,7 @@ fn outbound(
 ) -> Result<Request<RequestBody>, RequestError> {
     let mut headers = head.headers.clone();
     strip_hop_by_hop(&mut headers);
-    // The client writes its own; a body is complete here, so that nothing is to be expected any more.
+    // The HTTP client writes its own; the body is complete here, so no `Expect` remains.
     for name in [header::HOST, header::CONTENT_LENGTH, header::EXPECT] {
         headers.remove(name);
     }

@@ -47,7 +47,7 @@ pub(crate) enum Cause {
     Slow,
     /// The engine answered with this status.
     Status(u16),
-    /// The engine said that it failed, before it had told the client anything.
+    /// The engine reported a failure before its answer had any content.
     Engine(Failure),
 }
 
@@ -181,7 +181,7 @@ impl Wait<'_> {
         }
     }
 
-    /// The error, where the backend is ill by now and there is another one to ask.
+    /// The error, where the backend is unhealthy now and another one can be asked.
     pub(super) fn check_health(&self) -> Result<(), SendError> {
         match self.backend.illness() {
             Some(cause) if self.tries.may_move_from(self.member) => Err(SendError::Ill { cause }),
@@ -204,7 +204,7 @@ pub(crate) struct Pending<A> {
     paid: Paid,
 }
 
-/// The attempts of one request. Every retry is counted once: by what came of it, or as unfinished when this is dropped
+/// The attempts of one request. Every retry is counted once: by its outcome, or as unfinished when this is dropped
 /// before.
 pub(crate) struct Tries<'a> {
     core: &'a Core,
@@ -228,7 +228,7 @@ impl<'a> Tries<'a> {
         &self.tried
     }
 
-    /// The attempt on `member` failed. `Err` is the last word, where there is none after it.
+    /// The attempt on `member` failed. `Err` is the final outcome, where no attempt follows.
     pub(crate) fn failed<A>(
         &mut self,
         member: usize,

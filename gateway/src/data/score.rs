@@ -83,7 +83,7 @@ impl Scored {
 pub(super) enum Effort<'a> {
     /// On a network thread: at once, or not at all.
     Here,
-    /// Off them: as long as somebody wants it, with whatever has to be loaded for it.
+    /// Off the network threads, until cancelled; loads what is missing.
     Away(&'a mut dyn FnMut() -> bool),
     /// No more: it took too long.
     Skip { limit: Duration },

@@ -13,7 +13,7 @@ use crate::trust::RequestId;
 use super::read::Job;
 use super::ticket::Ticket;
 
-/// A trace of this request, if it is to have one.
+/// A trace of this request, if it is traced.
 pub(super) fn begin(
     tracer: &Arc<Tracer>,
     headers: &HeaderMap,

@@ -20,7 +20,7 @@ pub(super) struct Cutter {
     pub(super) limit_bytes: usize,
     /// The bytes so far, for an answer in one piece.
     held: Option<BytesMut>,
-    /// The newest event that told the routed experts; each holds all that came before.
+    /// The newest event with routed experts; each holds all earlier ones.
     told: Option<Bytes>,
     /// Why the answer was given up, once it was: the rest passes.
     pub(super) over: Option<Outcome>,

@@ -3,7 +3,7 @@
 //! Two generations of counts: the newer one is counted into; when it holds half of the entries allowed or has counted
 //! for half of the retention, it becomes the older one, and what was the older one is dropped. Counts are dropped by
 //! whole generations because the rows of a profile must stay whole tokens: halved or thinned counts would be no
-//! profile. What is written is the sum of both.
+//! profile. The written profile is the sum of both.
 
 use semmoe_tables::{FormatError, ModelInfo, Phase, Profile, ProfileBuilder, Provenance, TraceBuilder};
 

@@ -20,7 +20,7 @@ use crate::state::Core;
 /// The outcome of an answer without routed experts.
 pub(super) const MISSING: &str = "missing";
 
-/// A request whose engine is asked for routed experts. It is counted exactly once: by what became of it, or as
+/// A request whose engine is asked for routed experts. It is counted exactly once: by its outcome, or as
 /// `unfinished` when it is dropped before.
 pub(crate) struct Sample {
     core: Arc<Core>,

@@ -4,7 +4,7 @@ use super::{BackendLabels, Counter, Family, Gauge, Histogram, Histograms, ModelL
 use crate::breaker::State;
 use crate::queue::Queue;
 
-/// Up to the longest wait that anybody configures.
+/// Up to the longest wait that is commonly configured.
 const QUEUE_SECONDS: [f64; 12] = [0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 
 // `to`: the new state, or `spared` where it stayed closed, or closed, as no other backend could serve.

@@ -56,7 +56,7 @@ impl Lease {
         Self { backend, rank: None, inflight, counted: None, trial: None, room: None }
     }
 
-    /// The rank answered: what is counted there is to be believed.
+    /// The rank answered: its counts are reliable from now on.
     pub(crate) fn answered(&self) {
         for (router, charge) in self.charges() {
             router.accounts().answered(charge.slot);

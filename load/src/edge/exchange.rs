@@ -17,7 +17,7 @@ use crate::stats::{Answered, Tokens};
 
 /// The longest answer that is not a stream, in bytes.
 const MAX_BODY_BYTES: usize = 64 << 20;
-/// So much of an error's body is read, so that its connection can be used again.
+/// An error's body is read up to this, so that its connection can be reused.
 const MAX_ERROR_BYTES: usize = 64 << 10;
 
 const NO_JSON: Failure = Failure::Malformed("not the JSON of the route");

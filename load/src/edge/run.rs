@@ -20,7 +20,7 @@ use crate::report::{Facts, Generator, Report};
 use crate::schedule::Schedule;
 use crate::{Limit, LoadError, LoadOptions, Pace};
 
-/// The caller's look at a run that goes on.
+/// The caller's view of a running load.
 type View<'a> = &'a (dyn Fn(&Snapshot) + Sync);
 
 /// How far a run is.
@@ -36,7 +36,7 @@ pub struct Snapshot {
     pub failed: u64,
     /// Requests in flight.
     pub in_flight: usize,
-    /// Output tokens of complete answers, told or counted.
+    /// Output tokens of complete answers, reported or counted.
     pub output_tokens: u64,
     /// To the first content.
     pub ttft: Option<LatencySummary>,

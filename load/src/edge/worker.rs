@@ -25,7 +25,7 @@ const RANK: &str = "x-semmoe-rank";
 /// The work of one worker.
 #[derive(Debug)]
 pub(crate) enum Part {
-    /// So many clients.
+    /// The number of clients.
     Closed(usize),
     /// Requests as they come due, so many in flight at most.
     Open(Receiver<Due>, usize),

@@ -26,9 +26,9 @@ use slices::Slices;
 /// First and longest wait after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 const MAX_WAIT: Duration = Duration::from_secs(30);
-/// So often in a row a version may be forgotten before that is a failure.
+/// Expired versions in a row that are no failure yet.
 const MAX_GONE: u32 = 3;
-/// A watch that ends in order sooner than this, and told nothing, is no watch.
+/// A watch that ends in order before this time without an event counts as failed.
 const SHORTEST_WATCH: Duration = Duration::from_secs(1);
 
 /// A service that is followed, until this is dropped.
