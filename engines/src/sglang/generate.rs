@@ -16,16 +16,16 @@ pub struct GenerateRequest {
     #[serde(deserialize_with = "null_is_default")]
     pub sampling_params: SamplingParams,
     /// Answer with server-sent events, each holding the whole text so far, then `[DONE]`.
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub stream: bool,
     /// Ask for `meta_info.routed_experts` (server flag `--enable-return-routed-experts`).
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub return_routed_experts: bool,
     /// First position whose route is wanted; some builds ignore it, so count the rows of the answer.
     #[serde(skip_serializing_if = "is_zero")]
     pub routed_experts_start_len: u32,
     /// Ask for the prompt's token ids in the answer.
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub return_prompt_token_ids: bool,
     /// The request's id; the engine makes one up when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -183,10 +183,6 @@ pub enum FinishReason {
         #[serde(default)]
         message: Option<String>,
     },
-}
-
-fn is_false(value: &bool) -> bool {
-    !value
 }
 
 fn is_zero(value: &u32) -> bool {

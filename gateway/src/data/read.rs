@@ -22,7 +22,7 @@ use crate::state::Core;
 use crate::trust::Caller;
 
 use super::ids::Lists;
-use super::score::{Effort, Scored, Unscored, Whole, score, wants_reading};
+use super::score::{Effort, Scored, Unscored, Whole, read_by, score};
 use super::served;
 
 /// Names the model where the body cannot.
@@ -245,7 +245,7 @@ fn read_now(
             Scored::unseen(body)
         }
     };
-    if route == Route::Messages && wants_reading(model) {
+    if route == Route::Messages && read_by(model).is_some() {
         // Engines turn this form into a chat in ways of their own.
         core.metrics.score_failure("messages");
     }

@@ -145,13 +145,8 @@ pub(super) fn score(
     }
 }
 
-/// Whether a policy of the model wants prompts read, and something can read them.
-pub(super) fn wants_reading(model: &Model) -> bool {
-    read_by(model).is_some()
-}
-
 /// The reader of a model's prompts, where a policy needs one.
-fn read_by(model: &Model) -> Option<&Text> {
+pub(super) fn read_by(model: &Model) -> Option<&Text> {
     let Needs { share, cached, .. } = model.plan.needs;
     model.text.as_deref().filter(|_| share || cached)
 }
