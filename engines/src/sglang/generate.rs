@@ -1,5 +1,7 @@
 //! `/generate`: requests and answers.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
 /// Body of `POST /generate`: one prompt, as text or as ids. Fields that are absent are not sent.
@@ -183,6 +185,13 @@ pub enum FinishReason {
         #[serde(default)]
         message: Option<String>,
     },
+}
+
+/// Encodes [`MetaInfo::routed_experts`]: base64 of little-endian i32 without a header, in the order rows x layers x k.
+/// [`crate::recording::decode`] reads them.
+pub fn encode_routed_experts(ids: &[i32]) -> String {
+    let bytes: Vec<[u8; 4]> = ids.iter().map(|id| id.to_le_bytes()).collect();
+    STANDARD.encode(bytes.as_flattened())
 }
 
 fn is_zero(value: &u32) -> bool {

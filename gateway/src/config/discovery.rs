@@ -9,9 +9,8 @@ use std::time::Duration;
 use semmoe_engines::http::BaseUrl;
 use serde::Deserialize;
 
-use super::kubernetes;
 use super::value::{at_least, seconds};
-use super::{BackendConfig, Config, ConfigError, ModelConfig, RawBackend, RawKubernetes};
+use super::{BackendConfig, Config, ConfigError, ModelConfig, RawBackend, RawKubernetes, kubernetes};
 use crate::discovery::is_name;
 
 /// A name of the DNS is no longer.

@@ -5,8 +5,7 @@
 
 use std::ops::Range;
 
-use semmoe_engines::Route;
-use semmoe_engines::json;
+use semmoe_engines::{Route, json};
 
 use crate::error::RequestError;
 use crate::snapshot::Model;

@@ -14,10 +14,9 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
-use semmoe_engines::Route;
 use semmoe_engines::failures::{self, Failure};
 use semmoe_engines::http::{AnswerBody, HttpError};
-use semmoe_engines::probe;
+use semmoe_engines::{Route, probe};
 
 use super::retry::{LOOK_EVERY, SendError, Wait};
 

@@ -9,9 +9,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::HeaderMap;
-use semmoe_engines::Route;
-use semmoe_engines::json;
 use semmoe_engines::pin::{self, Stripped};
+use semmoe_engines::{Route, json};
 use semmoe_routing::Policy;
 use semmoe_tables::RankId;
 use tokio_util::sync::CancellationToken;
