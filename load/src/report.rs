@@ -24,9 +24,9 @@ pub struct Report {
     pub model: Option<String>,
     /// Whether answers were streamed.
     pub stream: bool,
-    /// How requests were paced.
+    /// How requests were paced. In open loops latencies count from when requests were due.
     #[serde(rename = "loop")]
-    pub pace: PaceReport,
+    pub pace: Pace,
     /// The user stopped the run.
     pub stopped: bool,
     /// How long rates are over, in seconds.
@@ -59,31 +59,6 @@ pub struct Report {
     pub generator: Generator,
     /// Caveats for the reader of the figures.
     pub warnings: Vec<String>,
-}
-
-/// How requests were paced.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum PaceReport {
-    /// A fixed number of clients, each waiting for its answer.
-    Closed {
-        /// Clients.
-        concurrency: usize,
-    },
-    /// Latencies count from when requests were due.
-    Poisson {
-        /// Requests per second asked for.
-        per_second: f64,
-        /// The seed of the times.
-        seed: u64,
-    },
-    /// Latencies count from when requests were due.
-    Recorded {
-        /// The arrival file.
-        arrivals: String,
-        /// Times were divided by it.
-        speed: f64,
-    },
 }
 
 /// Requests that were measured.
@@ -188,7 +163,7 @@ impl Report {
             route: options.api.path(),
             model: options.model.clone(),
             stream: options.stream,
-            pace: PaceReport::new(options),
+            pace: options.pace.clone(),
             stopped: facts.stopped,
             seconds: facts.seconds,
             requests: RequestCounts {
@@ -279,18 +254,6 @@ impl Report {
     }
 }
 
-impl PaceReport {
-    fn new(options: &LoadOptions) -> Self {
-        match &options.pace {
-            Pace::Closed { concurrency } => Self::Closed { concurrency: *concurrency },
-            Pace::Poisson { per_second } => Self::Poisson { per_second: *per_second, seed: options.seed },
-            Pace::Recorded { arrivals, speed } => {
-                Self::Recorded { arrivals: arrivals.display().to_string(), speed: *speed }
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -338,7 +301,7 @@ mod tests {
 
     #[test]
     fn a_generator_at_its_limit_says_so() {
-        let pace = Pace::Poisson { per_second: 1.0 };
+        let pace = Pace::Poisson { per_second: 1.0, seed: 0 };
         let options = LoadOptions::new("http://a".parse().unwrap(), "p".into(), pace, Limit::Requests(1));
         let calm = Duration::from_millis(9);
         for (late, facts, expected) in [

@@ -2,11 +2,11 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use crate::Slo;
 use crate::compare::Comparison;
 use crate::latency::LatencySummary;
-use crate::report::{PaceReport, Report};
+use crate::report::Report;
 use crate::spread::SpreadSummary;
+use crate::{Pace, Slo};
 
 /// Labels of a spread that are listed.
 const LISTED: usize = 16;
@@ -113,7 +113,7 @@ fn levels(slo: &Slo) -> String {
     levels.iter().filter_map(|(name, level)| Some(format!(", {name} <= {} ms", (*level)?))).collect()
 }
 
-impl Display for PaceReport {
+impl Display for Pace {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Self::Closed { concurrency } => write!(f, "closed loop of {concurrency}"),
@@ -121,6 +121,7 @@ impl Display for PaceReport {
                 write!(f, "open loop at {per_second}/s (seed {seed}), latencies from when requests were due")
             }
             Self::Recorded { arrivals, speed } => {
+                let arrivals = arrivals.display();
                 write!(f, "open loop of {arrivals} at speed {speed}, latencies from when requests were due")
             }
         }

@@ -159,7 +159,7 @@ impl Prepared {
     async fn new(mut options: LoadOptions, jobs: Option<Arc<Jobs>>) -> Result<Self, LoadError> {
         let schedule = match &options.pace {
             Pace::Closed { .. } => None,
-            Pace::Poisson { per_second } => Some(Schedule::poisson(*per_second, options.seed)),
+            Pace::Poisson { per_second, seed } => Some(Schedule::poisson(*per_second, *seed)),
             Pace::Recorded { arrivals, speed } => Some(Schedule::recorded(read_arrivals(arrivals)?, *speed)),
         };
         // Blocks for a few files, before anything is sent.
