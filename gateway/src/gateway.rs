@@ -220,7 +220,7 @@ impl Running {
     /// Ends as `[drain]` says: signals load balancers first (`/readyz` is 503) and takes requests for a while still,
     /// then [`Running::shutdown`]. `hurried`: without that signal.
     pub async fn drain(self, hurried: bool) {
-        let rules = self.core.config().drain.clone();
+        let rules = self.core.config().drain;
         self.core.drain();
         if !hurried && !rules.delay.is_zero() {
             tracing::info!(

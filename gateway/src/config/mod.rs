@@ -17,9 +17,10 @@ macro_rules! section {
         }
     };
     // With the section as the rest of the crate has it: behind `=>` a key's name and type there, and its check.
-    ($name:ident => $checked:ident, $section:literal, $about:literal;
+    ($name:ident => $(#[$meta:meta])* $checked:ident, $section:literal, $about:literal;
      $($(#[$doc:meta])* $key:ident: $kind:ty = $default:expr => $field:ident: $type:ty = $check:expr,)*) => {
         section! { $name, $about; $($(#[$doc])* $key: $kind = $default,)* }
+        $(#[$meta])*
         #[derive(Clone, Debug, PartialEq)]
         pub(crate) struct $checked {
             $(pub(crate) $field: $type,)*

@@ -36,7 +36,7 @@ pub(crate) async fn find(
     except: &[usize],
     patience: Patience,
 ) -> Result<Found, RequestError> {
-    let (queue, mut rules) = (&job.model.queue, job.snapshot.config.queue.clone());
+    let (queue, mut rules) = (&job.model.queue, job.snapshot.config.queue);
     if patience == Patience::ForRoom {
         rules.wait_for_backend = Duration::ZERO;
     }
