@@ -42,7 +42,8 @@ pub(super) fn retry(raw: RawRetry) -> Result<RawRetry, ConfigError> {
     Ok(raw)
 }
 
-section! { RawBreaker => #[derive(Copy)] BreakerRules, "breaker", "`[breaker]`: a backend whose requests fail in a row gets none for a while, unless it is the last one.";
+section! { RawBreaker => #[derive(Copy)] BreakerRules, "breaker",
+    "`[breaker]`: a backend whose requests fail in a row gets none for a while, unless it is the last one.";
     /// Failures in a row that open it: connections refused or broken, time-outs, and 502, 503 or 504 that are not an
     /// engine's JSON. 0: never.
     failures: u32 = 5 => failures: u32 = any,

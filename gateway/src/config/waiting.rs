@@ -10,7 +10,8 @@ const MAX_IN_FLIGHT: u32 = 1 << 20;
 /// More than any listener has connections.
 const MAX_QUEUED: usize = 1 << 20;
 
-section! { RawQueue => #[derive(Copy)] QueueRules, "queue", "`[queue]`: requests that wait for a rank, a line for each model.";
+section! { RawQueue => #[derive(Copy)] QueueRules, "queue",
+    "`[queue]`: requests that wait for a rank, a line for each model.";
     /// Requests in flight on each rank beyond which others wait here. Absent: no limit, engines queue by themselves and
     /// know their memory. A limit slightly above what a rank runs at a time lets late requests go to the rank that is
     /// free then.
@@ -23,7 +24,8 @@ section! { RawQueue => #[derive(Copy)] QueueRules, "queue", "`[queue]`: requests
     wait_for_backend_seconds: f64 = 1.0 => wait_for_backend: Duration = seconds_or_none,
 }
 
-section! { RawDrain => #[derive(Copy)] DrainRules, "drain", "`[drain]`: how the process ends when it is asked to (SIGTERM).";
+section! { RawDrain => #[derive(Copy)] DrainRules, "drain",
+    "`[drain]`: how the process ends when it is asked to (SIGTERM).";
     /// How long requests are still taken after `/readyz` turned 503, so that load balancers learn of it first.
     delay_seconds: f64 = 2.0 => delay: Duration = seconds_or_none,
     /// How long requests that run may go on then; what is left is closed with an error.
