@@ -67,33 +67,26 @@ pub struct Dialect {
 impl Dialect {
     /// Of an engine; `version` is `None` where it does not report one.
     pub fn of(engine: Engine, version: Option<Version>) -> Self {
-        let none = Self {
-            engine,
-            openai: None,
-            responses: None,
-            generate: None,
-            first_rank: 0,
-            ranks_per_url: None,
-            rank_base: RankBase::Global,
-        };
         let header = Some(Carrier::Header);
-        match engine {
-            Engine::Openai => none,
-            Engine::Vllm => Self { openai: header, responses: header, ..none },
-            Engine::Semmoe => Self::sglang(None, none),
-            Engine::Sglang => Self::sglang(version, none),
-        }
+        let [openai, responses, generate] = match engine {
+            Engine::Openai => [None; 3],
+            Engine::Vllm => [header, header, None],
+            Engine::Semmoe => Self::sglang(None),
+            Engine::Sglang => Self::sglang(version),
+        };
+        Self { engine, openai, responses, generate, first_rank: 0, ranks_per_url: None, rank_base: RankBase::Global }
     }
 
-    fn sglang(version: Option<Version>, none: Self) -> Self {
+    /// Of its OpenAI routes, of responses and messages, of `/generate`.
+    fn sglang(version: Option<Version>) -> [Option<Carrier>; 3] {
         let since = |first: Version| version.is_none_or(|version| version >= first);
         let header = Some(Carrier::Header);
-        let old = Some(Carrier::Field(DATA_PARALLEL_RANK));
         if since(HEADER) {
             let responses = header.filter(|_| since(RESPONSES_HEADER));
-            return Self { openai: header, responses, generate: Some(Carrier::Field(ROUTED_DP_RANK)), ..none };
+            return [header, responses, Some(Carrier::Field(ROUTED_DP_RANK))];
         }
-        Self { openai: old.filter(|_| since(OPENAI_FIELD)), generate: old.filter(|_| since(GENERATE_FIELD)), ..none }
+        let field = Some(Carrier::Field(DATA_PARALLEL_RANK));
+        [field.filter(|_| since(OPENAI_FIELD)), None, field.filter(|_| since(GENERATE_FIELD))]
     }
 
     /// Of an engine with one URL for each rank.

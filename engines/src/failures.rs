@@ -12,6 +12,8 @@ use serde_json::Value;
 /// vLLM's name for a dead engine core, in errors of every shape. It is final: the core does not come back by itself.
 const DEAD_CORE: &str = "EngineCore encountered an issue";
 
+/// Types of errors that are the server's, where they have no code.
+const SERVER_ERRORS: [&str; 3] = ["InternalServerError", "internal_server_error", "server_error"];
 static ERROR_EVENT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("data: {\"error\""));
 static ABORT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"abort\""));
 
@@ -50,20 +52,23 @@ pub fn in_error(document: &[u8]) -> Option<Failure> {
     // SGLang's OpenAI routes have the members of the error at the top.
     let error = value.get("error").filter(|error| error.is_object()).unwrap_or(&value);
     let message = error.get("message")?.as_str()?;
-    Some(if message.contains(DEAD_CORE) { Failure::Dead } else { Failure::Error })
+    Some(of_message(message))
 }
 
-/// Whether an answer whose first piece this is has told the client nothing yet: no text, no tokens, no tool call.
+fn of_message(message: &str) -> Failure {
+    if message.contains(DEAD_CORE) { Failure::Dead } else { Failure::Error }
+}
+
+/// Whether the first piece of an answer has no content for the client yet: no text, no tokens, no tool call.
 /// `false` where that is not certain.
 pub fn is_empty(piece: &[u8]) -> bool {
-    let whole = || serde_json::from_slice::<Value>(piece).is_ok_and(|value| says_nothing(&value));
-    let events = || {
-        let lines = piece.split(|byte| *byte == b'\n').filter_map(|line| line.strip_prefix(b"data: "));
-        let mut lines = lines.filter(|data| *data != b"[DONE]").peekable();
-        lines.peek().is_some()
-            && lines.all(|data| serde_json::from_slice::<Value>(data).is_ok_and(|value| says_nothing(&value)))
-    };
-    if piece.starts_with(b"data:") { events() } else { whole() }
+    let nothing = |json: &[u8]| serde_json::from_slice(json).is_ok_and(|value| says_nothing(&value));
+    if !piece.starts_with(b"data:") {
+        return nothing(piece);
+    }
+    let lines = piece.split(|byte| *byte == b'\n').filter_map(|line| line.strip_prefix(b"data: "));
+    let mut lines = lines.filter(|data| *data != b"[DONE]").peekable();
+    lines.peek().is_some() && lines.all(nothing)
 }
 
 /// One document of an answer, an event or the whole.
@@ -97,16 +102,11 @@ fn error_event(event: &[u8]) -> Option<Failure> {
     let value: Value = serde_json::from_slice(&event[b"data: ".len()..end]).ok()?;
     let error = &value["error"];
     let code = error["code"].as_u64().or_else(|| error["code"].as_str()?.parse().ok());
-    let is_server = code.map_or_else(|| is_server_error(error["type"].as_str()), |code| code >= 500);
-    if !is_server {
-        return None;
-    }
-    let is_dead = error["message"].as_str().is_some_and(|message| message.contains(DEAD_CORE));
-    Some(if is_dead { Failure::Dead } else { Failure::Error })
-}
-
-fn is_server_error(kind: Option<&str>) -> bool {
-    kind.is_some_and(|kind| ["InternalServerError", "internal_server_error", "server_error"].contains(&kind))
+    let is_server = match code {
+        Some(code) => code >= 500,
+        None => error["type"].as_str().is_some_and(|kind| SERVER_ERRORS.contains(&kind)),
+    };
+    is_server.then(|| of_message(error["message"].as_str().unwrap_or_default()))
 }
 
 /// Whether the `"abort"` at `at` is why a generation ended: `"finish_reason": "abort"`, or SGLang's

@@ -91,16 +91,12 @@ impl<'a> Members<'a> {
         step.transpose()
     }
 
-    fn open(&mut self) -> Result<(), ScanError> {
-        self.space();
-        self.expect(b'{', "'{'")
-    }
-
     fn step(&mut self) -> Result<Option<Member>, ScanError> {
         let start = match self.state {
             State::End => return Ok(None),
             State::Start => {
-                self.open()?;
+                self.space();
+                self.expect(b'{', "'{'")?;
                 let start = self.at;
                 self.space();
                 if self.peek() == Some(b'}') {
@@ -212,14 +208,13 @@ impl<'a> Members<'a> {
         loop {
             let rest = &self.body[self.at..];
             match memchr::memchr2(b'"', b'\\', rest) {
-                None => return Err(ScanError::Expected { at: self.body.len(), expected: "the end of a string" }),
                 Some(length) if rest[length] == b'"' => {
                     let end = self.at + length;
                     self.at = end + 1;
                     return Ok(start..end);
                 }
                 Some(length) if length + 1 < rest.len() => self.at += length + 2,
-                Some(_) => return Err(ScanError::Expected { at: self.body.len(), expected: "the end of a string" }),
+                _ => return Err(ScanError::Expected { at: self.body.len(), expected: "the end of a string" }),
             }
         }
     }

@@ -115,7 +115,7 @@ impl Stripped {
     }
 
     /// As [`Stripped::new`]; `see` is shown every member on the way, so that the body is read once, and `known` is
-    /// where the value of one stands that somebody has gone through already ([`Members::knowing`]).
+    /// where a value stands that was parsed already ([`Members::knowing`]).
     ///
     /// # Errors
     /// As `Stripped::new`.
@@ -132,12 +132,10 @@ impl Stripped {
         }
         // The scan went through, so there is a brace.
         let open = body.iter().position(|byte| *byte == b'{').map_or(0, |at| at + 1);
-        let has_members = !plan.kept.is_empty();
-        let body = if plan.cut == 0 { body.clone() } else { plan.carry_out(body, open) };
-        Ok(Self { body, open, has_members })
+        Ok(plan.carry_out(body, open))
     }
 
-    /// A body that goes on as it is, whatever it is: of a route where no pin is put in.
+    /// A body of any kind, relayed unchanged: of a route where no pin is put in.
     pub fn opaque(body: &Bytes) -> Self {
         Self { body: body.clone(), open: 0, has_members: false }
     }
@@ -165,14 +163,7 @@ impl Stripped {
         if same && plan.cut == 1 {
             return Ok(self.clone());
         }
-        let has_members = !plan.kept.is_empty();
-        let body = if plan.cut == 0 { self.body.clone() } else { plan.carry_out(&self.body, self.open) };
-        Ok(Self { body, open: self.open, has_members }.with_member(MODEL, &value))
-    }
-
-    /// The body with the pin as its first member; all other bytes stay.
-    fn pinned(&self, field: &str, wire_rank: u32) -> Bytes {
-        self.with_member(field, &wire_rank.to_string()).body
+        Ok(plan.carry_out(&self.body, self.open).with_member(MODEL, &value))
     }
 
     /// The body with one more first member, `value` being JSON; all other bytes stay. The caller knows that it has none
@@ -203,7 +194,7 @@ pub fn apply(
     let carrier = dialect.carrier(route)?;
     strip_headers(headers);
     match carrier {
-        Carrier::Field(field) => Ok(body.pinned(field, dialect.wire_rank(rank))),
+        Carrier::Field(field) => Ok(body.with_member(field, &dialect.wire_rank(rank).to_string()).body),
         Carrier::Header => {
             headers.insert(HEADER, HeaderValue::from(dialect.wire_rank(rank)));
             Ok(body.bytes().clone())
@@ -269,8 +260,12 @@ impl Plan {
         }
     }
 
-    /// The body without what was cut. Without anything left, the braces meet.
-    fn carry_out(&self, body: &[u8], open: usize) -> Bytes {
+    /// The body without what was cut; uncopied where that is nothing. Without anything left, the braces meet.
+    fn carry_out(&self, body: &Bytes, open: usize) -> Stripped {
+        let has_members = !self.kept.is_empty();
+        if self.cut == 0 {
+            return Stripped { body: body.clone(), open, has_members };
+        }
         let mut out = BytesMut::with_capacity(body.len());
         out.extend_from_slice(&body[..open]);
         for (index, run) in self.kept.iter().enumerate() {
@@ -280,7 +275,7 @@ impl Plan {
             out.extend_from_slice(&body[run.clone()]);
         }
         out.extend_from_slice(&body[self.end.unwrap_or(open)..]);
-        out.freeze()
+        Stripped { body: out.freeze(), open, has_members }
     }
 }
 

@@ -181,11 +181,13 @@ impl Probe {
 pub async fn probe(client: &HttpClient, target: &Target<'_>, limits: &AnswerLimits) -> Result<Probe, HttpError> {
     // SGLang's server information comes from its schedulers, so a hung one fails below.
     alive(client, target, limits, limits.timeout).await?;
-    let Some(first) = target.urls.first() else { return Ok(Probe::of(target.engine, None, None)) };
+    if target.urls.is_empty() {
+        return Ok(Probe::of(target.engine, None, None));
+    }
     match target.engine {
-        Engine::Sglang | Engine::Semmoe => probe_sglang(client, first, target, limits).await,
+        Engine::Sglang | Engine::Semmoe => probe_sglang(client, target, limits).await,
         Engine::Vllm if target.urls.len() > 1 => probe_nodes(client, target, limits).await,
-        Engine::Vllm => probe_vllm(client, first, target, limits).await,
+        Engine::Vllm => probe_vllm(client, target, limits).await,
         Engine::Openai => Ok(by_url(Probe::of(target.engine, None, Some(1)), target)),
     }
 }
@@ -198,12 +200,8 @@ fn by_url(found: Probe, target: &Target<'_>) -> Probe {
     Probe { dp_size: u16::try_from(target.urls.len()).ok(), dialect: Dialect::by_url(target.engine), ..found }
 }
 
-async fn probe_sglang(
-    client: &HttpClient,
-    base: &BaseUrl,
-    target: &Target<'_>,
-    limits: &AnswerLimits,
-) -> Result<Probe, HttpError> {
+async fn probe_sglang(client: &HttpClient, target: &Target<'_>, limits: &AnswerLimits) -> Result<Probe, HttpError> {
+    let base = &target.urls[0];
     let info = match server_info(client, base, limits).await {
         Ok(info) => info,
         Err(HttpError::Json { cause, .. }) => {
@@ -229,12 +227,8 @@ async fn probe_sglang(
     }
 }
 
-async fn probe_vllm(
-    client: &HttpClient,
-    base: &BaseUrl,
-    target: &Target<'_>,
-    limits: &AnswerLimits,
-) -> Result<Probe, HttpError> {
+async fn probe_vllm(client: &HttpClient, target: &Target<'_>, limits: &AnswerLimits) -> Result<Probe, HttpError> {
+    let base = &target.urls[0];
     let version = vllm::version(client, base, limits).await?;
     let range = vllm::engines(client, base, limits).await?.range();
     let mut found = Probe::of(target.engine, version, range.map(|range| range.count));

@@ -168,14 +168,11 @@ impl Cuts {
         let mut inner = Vec::new();
         self.members(answer, within, |member| {
             let is_holder = member.is(answer, holder) && answer[member.value.start] == b'{';
-            if is_holder && holder == SGLEXT && says_nothing_else(&answer[member.value.clone()])? {
-                inner.push((member.value.clone(), true));
-                return Ok(true);
-            }
+            let is_gone = is_holder && holder == SGLEXT && says_nothing_else(&answer[member.value.clone()])?;
             if is_holder {
-                inner.push((member.value.clone(), false));
+                inner.push((member.value.clone(), is_gone));
             }
-            Ok(false)
+            Ok(is_gone)
         })?;
         for (value, is_gone) in inner {
             let mut told = false;

@@ -27,17 +27,12 @@ pub struct Events {
 
 impl Default for Events {
     fn default() -> Self {
-        Self::new()
+        Self::with_limit(MAX_HELD_BYTES)
     }
 }
 
 impl Events {
-    /// At the start of a stream.
-    pub fn new() -> Self {
-        Self::with_limit(MAX_HELD_BYTES)
-    }
-
-    /// Holds back longer or shorter events than usual.
+    /// At the start of a stream; holds back longer or shorter events than usual.
     pub fn with_limit(longest_held_bytes: usize) -> Self {
         Self {
             line_empty: true,
@@ -134,7 +129,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn relayed(pieces: &[&str]) -> Vec<String> {
-        let mut events = Events::new();
+        let mut events = Events::default();
         pieces
             .iter()
             .map(|piece| String::from_utf8(events.push(Bytes::copy_from_slice(piece.as_bytes())).to_vec()).unwrap())
@@ -160,12 +155,12 @@ mod tests {
     #[test]
     fn a_whole_piece_is_not_copied() {
         let piece = Bytes::from_static(b"data: 1\n\n");
-        assert_eq!(Events::new().push(piece.clone()).as_ptr(), piece.as_ptr());
+        assert_eq!(Events::default().push(piece.clone()).as_ptr(), piece.as_ptr());
     }
 
     #[test]
     fn an_endless_event_is_not_held_for_ever() {
-        let mut events = Events::new();
+        let mut events = Events::default();
         let piece = Bytes::from(vec![b'x'; MAX_HELD_BYTES / 2]);
         assert!(events.push(piece.clone()).is_empty());
         assert!(events.push(piece.clone()).is_empty());
@@ -184,7 +179,7 @@ mod tests {
             (vec!["event: delta\ndata: {\"d\":1}\n\n", ": ping\n\n"], 1),
             (vec!["data: 1\r\n\r", "\ndata: [DONE]\r\n\r\n"], 2),
         ] {
-            let mut events = Events::new();
+            let mut events = Events::default();
             pieces.iter().for_each(|piece| drop(events.push(Bytes::copy_from_slice(piece.as_bytes()))));
             assert_eq!(events.data_lines(), expected, "{pieces:?}");
         }
@@ -197,7 +192,7 @@ mod tests {
             let mut cuts: Vec<usize> = cuts.into_iter().filter(|cut| *cut <= text.len()).collect();
             cuts.extend([0, text.len()]);
             cuts.sort_unstable();
-            let mut events = Events::new();
+            let mut events = Events::default();
             let mut sent = String::new();
             for pair in cuts.windows(2) {
                 let piece = events.push(Bytes::copy_from_slice(&text.as_bytes()[pair[0]..pair[1]]));

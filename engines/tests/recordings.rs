@@ -245,7 +245,7 @@ fn streams_are_cut_at_events() {
             let body = &exchange.answer.body;
             assert!(body.ends_with("data: [DONE]\n\n"), "{}", exchange.name);
             for size in [1, 7, 64, 1000] {
-                let mut events = Events::new();
+                let mut events = Events::default();
                 let mut relayed = Vec::new();
                 for piece in body.as_bytes().chunks(size) {
                     let ready = events.push(Bytes::copy_from_slice(piece));

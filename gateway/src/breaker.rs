@@ -12,24 +12,12 @@
 //! Closed, every request passes. Open, none does. Half open, a few at a time do, as trials. What requests of an earlier
 //! phase come to says nothing about this one.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// When it opens, for how long, and when it closes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct BreakerRules {
-    /// Failures in a row that open it; 0: it never opens.
-    pub(crate) failures: u32,
-    /// How long it is open the first time; twice as long each time after...
-    pub(crate) open: Duration,
-    /// ...up to this.
-    pub(crate) open_most: Duration,
-    /// Trials at a time while it is half open.
-    pub(crate) trials: u32,
-    /// Trials that must pass before it closes.
-    pub(crate) passes: u32,
-}
+pub(crate) use crate::config::BreakerRules;
 
-/// The states that requests meet.
+/// The states that requests meet, by their numbers in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum State {
     Closed,
@@ -65,7 +53,7 @@ pub(crate) struct Breaker {
     /// When it closed last.
     closed_at: Option<Instant>,
     /// Times that it opened since it was closed for long.
-    openings: u32,
+    pub(crate) openings: u32,
     /// Times that it was half open.
     trial: u64,
 }
@@ -99,11 +87,6 @@ impl Breaker {
             Phase::Open { until } => Some(until),
             _ => None,
         }
-    }
-
-    /// Times that it opened since it was last closed for long.
-    pub(crate) fn openings(&self) -> u32 {
-        self.openings
     }
 
     /// A request that was no trial went well.
@@ -193,6 +176,8 @@ impl Breaker {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use proptest::prelude::*;
 
@@ -252,10 +237,10 @@ mod tests {
         }
         breaker.close(now);
         breaker.open(now + Duration::from_secs(59), &RULES);
-        assert_eq!(breaker.openings(), 8);
+        assert_eq!(breaker.openings, 8);
         breaker.close(now + Duration::from_secs(59));
         breaker.open(now + Duration::from_secs(119), &RULES);
-        assert_eq!(breaker.openings(), 1);
+        assert_eq!(breaker.openings, 1);
     }
 
     proptest! {

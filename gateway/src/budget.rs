@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::config::BudgetRules;
+use crate::config::RawRetry;
 
 /// Seconds whose requests pay for retries.
 const SECONDS: usize = 10;
@@ -61,11 +61,11 @@ impl Budget {
     }
 
     /// Pays for one retry, if the window can.
-    pub(crate) fn take(&self, now: Instant, rules: BudgetRules) -> Option<Paid> {
+    pub(crate) fn take(&self, now: Instant, rules: &RawRetry) -> Option<Paid> {
         self.advance(now, |window| {
             let requests: u64 = window.requests.iter().sum();
             let retries: u64 = window.retries.iter().sum();
-            let allowed = rules.ratio * requests as f64 + rules.per_second * WINDOW.as_secs_f64();
+            let allowed = rules.budget_ratio * requests as f64 + rules.budget_per_second * WINDOW.as_secs_f64();
             ((retries + 1) as f64 <= allowed).then(|| {
                 window.retries[window.index()] += 1;
                 Paid { second: window.second }
@@ -123,10 +123,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const RULES: BudgetRules = BudgetRules { ratio: 0.2, per_second: 1.0 };
+    fn rules(budget_ratio: f64, budget_per_second: f64) -> RawRetry {
+        RawRetry { budget_ratio, budget_per_second, ..RawRetry::default() }
+    }
 
     fn granted(budget: &Budget, now: Instant, wanted: usize) -> usize {
-        (0..wanted).filter(|_| budget.take(now, RULES).is_some()).count()
+        let rules = rules(0.2, 1.0);
+        (0..wanted).filter(|_| budget.take(now, &rules).is_some()).count()
     }
 
     fn arrive(budget: &Budget, now: Instant, requests: usize) {
@@ -151,26 +154,26 @@ mod tests {
     #[test]
     fn a_retry_that_is_not_made_costs_nothing() {
         let start = Instant::now();
-        let budget = Budget::new(start);
-        let first = budget.take(start, RULES).unwrap();
+        let (budget, rules) = (Budget::new(start), rules(0.2, 1.0));
+        let first = budget.take(start, &rules).unwrap();
         assert_eq!(granted(&budget, start, 100), 9);
         budget.give_back(first);
-        let late = budget.take(start, RULES).unwrap();
-        assert!(budget.take(start, RULES).is_none());
+        let late = budget.take(start, &rules).unwrap();
+        assert!(budget.take(start, &rules).is_none());
         let later = start + Duration::from_secs(25);
         assert_eq!(granted(&budget, later, 100), 10);
         budget.give_back(late);
-        assert!(budget.take(later, RULES).is_none(), "its second has left the window");
+        assert!(budget.take(later, &rules).is_none(), "its second has left the window");
     }
 
     #[test]
     fn nothing_is_granted_without_rules() {
-        let none = BudgetRules { ratio: 0.0, per_second: 0.0 };
+        let none = rules(0.0, 0.0);
         let start = Instant::now();
         let budget = Budget::new(start);
         for second in 0..100 {
             arrive(&budget, start + Duration::from_secs(second), 1000);
-            assert!(budget.take(start + Duration::from_secs(second), none).is_none());
+            assert!(budget.take(start + Duration::from_secs(second), &none).is_none());
         }
     }
 

@@ -1,5 +1,5 @@
 //! Which backends an operator drained, by name. The name outlives the backend: one whose address went and came back, or
-//! whose settings changed, stays drained until somebody says otherwise.
+//! whose settings changed, stays drained until an operator undrains it.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

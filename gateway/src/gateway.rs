@@ -232,8 +232,8 @@ impl Running {
         self.shutdown(rules.grace).await;
     }
 
-    /// Stops accepting requests, lets running ones end for at most `grace`, then closes what is left with an error. The
-    /// other listeners, and probes, go on until then.
+    /// Stops accepting requests, waits at most `grace` for running ones, then closes the rest with an error. The other
+    /// listeners, and probes, run until then.
     pub async fn shutdown(self, grace: Duration) {
         self.core.drain();
         tracing::info!(seconds = grace.as_secs_f64(), "gateway is stopping: running requests may finish");

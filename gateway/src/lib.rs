@@ -81,9 +81,9 @@ pub use backend::Health;
 pub use compat::Incompatible;
 pub use config::{Access, Meanwhile, RawServerTls, SwitchMode, TlsVersion};
 pub use config::{
-    Config, ConfigError, Forward, LogFormat, LogLevel, Override, RawAuth, RawBackend, RawBreaker, RawConfig,
-    RawDiscovery, RawDrain, RawHealth, RawKey, RawKubernetes, RawLimits, RawLog, RawModel, RawQueue, RawRetry,
-    RawRouting, RawSampling, RawServer, RawSwitch, RawTables, RawTimeouts, RawTracing,
+    Config, ConfigError, Forward, LogFormat, Override, RawAuth, RawBackend, RawBreaker, RawConfig, RawDiscovery,
+    RawDrain, RawHealth, RawKey, RawKubernetes, RawLimits, RawLog, RawModel, RawQueue, RawRetry, RawRouting,
+    RawSampling, RawServer, RawSwitch, RawTables, RawTimeouts, RawTracing,
 };
 pub use discovery::{Resolve, Resolved, SystemResolver};
 pub use error::StartError;

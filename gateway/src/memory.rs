@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::state::Core;
 
 const EVERY: Duration = Duration::from_secs(2);
-/// So much more than before is worth a walk over the allocator's free lists, which takes milliseconds.
+/// Growth that is worth a walk over the allocator's free lists, which takes milliseconds.
 const WORTH_BYTES: usize = 32 << 20;
 /// Minimum cost of a stream or connection besides its body: more would hide what is left behind.
 const STREAM_BYTES: usize = 4 << 10;

@@ -66,7 +66,6 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, linear_buckets};
 use prometheus_client::registry::Registry;
-use semmoe_routing::Report;
 use semmoe_text::SegmentCache;
 
 pub(crate) use answers::{Generated, OutputTokens};
@@ -156,7 +155,7 @@ pub(crate) struct Metrics {
     process: ProcessMetrics,
     pub(crate) requests: RequestMetrics,
     routing: RoutingMetrics,
-    shadow: ShadowMetrics,
+    pub(crate) shadow: ShadowMetrics,
     pub(crate) tables: TablesMetrics,
     pub(crate) spans: SpanMetrics,
     pub(crate) pins: PinMetrics,
@@ -217,11 +216,6 @@ impl Metrics {
         self.routing.canary.get_or_create_owned(&CanaryLabels { model: model.to_owned(), arm })
     }
 
-    /// The gain so far of the policy that a model's policy watches.
-    pub(crate) fn shadow(&self, model: &str, acting: &'static str, watched: &'static str, report: &Report) {
-        self.shadow.set(model, acting, watched, report);
-    }
-
     pub(crate) fn generation(&self, generation: u64) {
         self.routing.tables_generation.set(generation);
     }
@@ -247,13 +241,10 @@ impl Metrics {
     }
 
     pub(crate) fn backend_healthy(&self, backend: &str, healthy: bool) {
-        self.routing
-            .backend_healthy
-            .get_or_create(&BackendLabels { backend: backend.to_owned() })
-            .set(i64::from(healthy));
+        self.routing.backend_healthy.get_or_create(&of_backend(backend)).set(i64::from(healthy));
     }
 
-    /// A retry, by what came of it, or one that was not made (`no_...`).
+    /// A retry by its outcome, or one that was not made (`no_...`).
     pub(crate) fn retry(&self, cause: &'static str, outcome: &'static str) {
         self.routing.retries.get_or_create(&RetryLabels { cause, outcome }).inc();
     }
@@ -261,11 +252,11 @@ impl Metrics {
     /// A backend is gone: it is neither healthy nor ill any more. Returns whether its requests have ended, too; until
     /// then they are counted on. Its counters stay.
     pub(crate) fn forget_backend(&self, backend: &str, ranks: u16) -> bool {
-        let labels = BackendLabels { backend: backend.to_owned() };
+        let labels = of_backend(backend);
         self.routing.backend_healthy.remove(&labels);
         self.pins.forget(&labels);
         self.faults.forget(&labels);
-        self.requests.forget(backend);
+        self.requests.answers.forget(backend);
         self.forget_inflight(backend, || (0..ranks).map(Some).chain([None]))
     }
 
@@ -281,6 +272,10 @@ impl Metrics {
         }
         ended
     }
+}
+
+fn of_backend(backend: &str) -> BackendLabels {
+    BackendLabels { backend: backend.to_owned() }
 }
 
 /// How a rank stands in labels.
@@ -313,7 +308,7 @@ mod tests {
         let side = |share| ReportSide { local_share: Some(share), cached_share: None, tokens_max_over_mean: 1.5 };
         let report =
             Report { requests: 7, same_rank: 2, tokens: 70, scored_tokens: 70, acting: side(0.25), watched: side(0.5) };
-        metrics.shadow("m", "least_load", "affinity", &report);
+        metrics.shadow.set("m", "least_load", "affinity", &report);
         metrics.generation(2);
         metrics.tables.reload("ok");
         metrics.score_failure("template");

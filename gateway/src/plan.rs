@@ -15,11 +15,10 @@ const FALLBACK: &str = "least_load";
 /// The policies of one model.
 pub(crate) struct Plan {
     policy: Arc<dyn Policy>,
-    trial: Option<Trial>,
+    pub(crate) trial: Option<Trial>,
     /// Routes when no backend honours pins.
     pub(crate) fallback: Arc<dyn Policy>,
-    /// The inputs that any of them reads. During a trial all requests are scored, so that both sides can be compared.
-    needs: Needs,
+    pub(crate) needs: Needs,
     requests: AtomicU64,
 }
 
@@ -30,10 +29,6 @@ pub(crate) struct Trial {
     /// Requests by the policy on trial, and by the baseline.
     pub(crate) tried: Counter,
     pub(crate) spared: Counter,
-}
-
-fn either(a: Needs, b: Needs) -> Needs {
-    Needs { share: a.share || b.share, cached: a.cached || b.cached, key: a.key || b.key }
 }
 
 impl Plan {
@@ -49,8 +44,7 @@ impl Plan {
             })
         });
         let trial = trial.transpose()?;
-        let needs = trial.as_ref().map_or(policy.needs(), |trial| either(policy.needs(), trial.baseline.needs()));
-        Ok(Plan { policy, trial, fallback: make(FALLBACK)?, needs, requests: AtomicU64::new(0) })
+        Ok(Plan { policy, trial, fallback: make(FALLBACK)?, needs: config.needs, requests: AtomicU64::new(0) })
     }
 
     /// The policy of the next request.
@@ -68,13 +62,5 @@ impl Plan {
     /// The model's own policy.
     pub(crate) fn policy(&self) -> &Arc<dyn Policy> {
         &self.policy
-    }
-
-    pub(crate) fn trial(&self) -> Option<&Trial> {
-        self.trial.as_ref()
-    }
-
-    pub(crate) fn needs(&self) -> Needs {
-        self.needs
     }
 }

@@ -159,10 +159,9 @@ impl Pool {
             shadow.comparison.add(&decision, &watched);
             Charge { slot: watched.choice.rank, work: watched.work, new_blocks }
         });
-        slot.inflight.inc();
         let real = Charge { slot: decision.choice.rank, work: decision.work, new_blocks };
         let counted = Counted { pool: Arc::clone(self), real, ghost };
-        let lease = Lease::on_rank(slot, counted);
+        let lease = Lease::new(slot.backend, Some(slot.rank), slot.inflight.clone(), Some(counted));
         Some((lease, decision.choice))
     }
 
@@ -177,7 +176,7 @@ impl Pool {
     ) -> Option<Lease> {
         let sequence = self.unranked_sequence.fetch_add(1, Ordering::Relaxed);
         let (_, &Slot { backend, .. }) = self.decide(&self.router, policy, prompt, admit, sequence)?;
-        Some(Lease::on_backend(backend, inflight(backend)))
+        Some(Lease::new(backend, None, inflight(backend), None))
     }
 
     fn decide(

@@ -56,7 +56,7 @@ enum Offer {
     One,
     /// Room for all that can use it.
     Many,
-    /// A first look: who joined behind an offer did not look himself.
+    /// A first look: a request that joined behind an offer has not looked yet.
     Look,
 }
 
@@ -175,7 +175,7 @@ impl Queue {
         }
     }
 
-    /// A backend came or went: everybody looks again.
+    /// A backend came or went: all waiting requests look again.
     pub(crate) fn wake_all(&self) {
         self.lock().offer(None, Offer::Many);
     }

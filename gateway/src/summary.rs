@@ -101,7 +101,7 @@ fn describe(model: &Model) -> String {
         line.push_str(&format!(", {adapters}"));
     }
     line.push_str(&format!(", policy {}", model.plan.policy().name()));
-    if let Some(trial) = model.plan.trial() {
+    if let Some(trial) = &model.plan.trial {
         line.push_str(&format!(" for {} percent, else {}", trial.canary.percent(), trial.baseline.name()));
     }
     if let Some(text) = &model.text {

@@ -24,9 +24,10 @@ pub(crate) struct Said {
 pub(crate) fn read(json: &[u8]) -> Option<Said> {
     let document: Document = serde_json::from_slice(json).ok()?;
     let usage = document.usage.or(document.meta_info);
+    let has_text = document.text.0 || document.output_ids.0;
     Some(Said {
-        content: document.choices.is_some_and(|choices| choices.content) || document.text.0 || document.output_ids.0,
-        is_answer: document.choices.is_some() || document.text_is_there() || usage.is_some(),
+        content: has_text || document.choices.is_some_and(|choices| choices.0),
+        is_answer: has_text || document.choices.is_some() || usage.is_some(),
         is_error: document.error.0 || document.object.0,
         output_tokens: usage.and_then(|usage| usage.completion_tokens),
     })
@@ -47,12 +48,6 @@ struct Document {
     object: NamesError,
 }
 
-impl Document {
-    fn text_is_there(&self) -> bool {
-        self.text.0 || self.output_ids.0
-    }
-}
-
 #[derive(Clone, Copy, Deserialize)]
 struct Usage {
     completion_tokens: Option<u64>,
@@ -66,9 +61,8 @@ struct Choice {
     text: Filled,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(default)]
-#[derive(Default)]
 struct Message {
     content: Filled,
     reasoning_content: Filled,
@@ -84,9 +78,7 @@ impl Message {
 
 /// A list of choices, folded into whether one has content.
 #[derive(Clone, Copy)]
-struct Choices {
-    content: bool,
-}
+struct Choices(bool);
 
 impl<'de> Deserialize<'de> for Choices {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -99,12 +91,12 @@ impl<'de> Deserialize<'de> for Choices {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Choices, A::Error> {
-                let mut choices = Choices { content: false };
+                let mut content = false;
                 while let Some(choice) = list.next_element::<Choice>()? {
                     let in_message = [choice.delta, choice.message].iter().flatten().any(Message::is_filled);
-                    choices.content |= choice.text.0 || in_message;
+                    content |= choice.text.0 || in_message;
                 }
-                Ok(choices)
+                Ok(Choices(content))
             }
         }
         deserializer.deserialize_seq(Fold)

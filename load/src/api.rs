@@ -4,6 +4,8 @@ use semmoe_engines::Route;
 use semmoe_text::LinePrompt;
 use serde_json::{Map, Value, json};
 
+use crate::LoadOptions;
+
 /// A route that generates text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Api {
@@ -31,51 +33,9 @@ impl Api {
     }
 }
 
-/// The fields that all bodies of a run share.
-#[derive(Clone, Debug)]
-pub(crate) struct BodyForm<'a> {
-    pub(crate) api: Api,
-    pub(crate) model: Option<&'a str>,
-    pub(crate) max_tokens: u32,
-    pub(crate) stream: bool,
-    /// Put over the fields above.
-    pub(crate) extra: &'a Map<String, Value>,
-}
-
-impl BodyForm<'_> {
+impl LoadOptions {
     /// The body for a prompt; `None` if the route cannot carry it.
     pub(crate) fn body(&self, prompt: LinePrompt) -> Option<Map<String, Value>> {
-        let mut body = Map::new();
-        if let Some(model) = self.model.filter(|_| self.api.names_model()) {
-            body.insert("model".into(), model.into());
-        }
-        let tools = self.put_prompt(prompt, &mut body)?;
-        if let Some(tools) = tools {
-            body.insert("tools".into(), tools);
-        }
-        match self.api {
-            Api::Generate => {
-                body.insert("sampling_params".into(), json!({ "max_new_tokens": self.max_tokens }));
-            }
-            Api::Chat | Api::Completions => {
-                body.insert("max_tokens".into(), self.max_tokens.into());
-            }
-        }
-        if self.stream {
-            body.insert("stream".into(), true.into());
-            if self.api.names_model() {
-                // The last event has the number of tokens.
-                body.insert("stream_options".into(), json!({ "include_usage": true }));
-            }
-        }
-        for (name, value) in self.extra {
-            body.insert(name.clone(), value.clone());
-        }
-        Some(body)
-    }
-
-    /// Puts the prompt in; returns tools that go with it.
-    fn put_prompt(&self, prompt: LinePrompt, body: &mut Map<String, Value>) -> Option<Option<Value>> {
         let (name, value, tools) = match (self.api, prompt) {
             (Api::Chat, LinePrompt::Messages { messages, tools }) => ("messages", messages, tools),
             (Api::Chat, LinePrompt::Text(text)) => ("messages", json!([{ "role": "user", "content": text }]), None),
@@ -85,14 +45,35 @@ impl BodyForm<'_> {
             (Api::Generate, LinePrompt::Ids(ids)) => ("input_ids", ids.into(), None),
             (Api::Chat, LinePrompt::Ids(_)) | (_, LinePrompt::Messages { .. }) => return None,
         };
+        let mut body = Map::new();
+        if let Some(model) = self.model.as_deref().filter(|_| self.api.names_model()) {
+            body.insert("model".into(), model.into());
+        }
         body.insert(name.into(), value);
-        Some(tools)
+        if let Some(tools) = tools {
+            body.insert("tools".into(), tools);
+        }
+        let (name, limit) = match self.api {
+            Api::Generate => ("sampling_params", json!({ "max_new_tokens": self.max_tokens })),
+            Api::Chat | Api::Completions => ("max_tokens", self.max_tokens.into()),
+        };
+        body.insert(name.into(), limit);
+        if self.stream {
+            body.insert("stream".into(), true.into());
+            if self.api.names_model() {
+                // The last event has the number of tokens.
+                body.insert("stream_options".into(), json!({ "include_usage": true }));
+            }
+        }
+        body.extend(self.extra.clone());
+        Some(body)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Limit, Pace};
 
     #[test]
     fn bodies_of_all_routes() {
@@ -144,8 +125,11 @@ mod tests {
             ),
             (Api::Generate, false, &none, talk, None),
         ] {
-            let form = BodyForm { api, model: Some("m"), max_tokens: 3, stream, extra };
-            assert_eq!(form.body(prompt).map(Value::Object), expected, "{api:?}");
+            let pace = Pace::Closed { concurrency: 1 };
+            let mut options = LoadOptions::new("http://a".parse().unwrap(), "p".into(), pace, Limit::Requests(1));
+            options.model = Some("m".into());
+            (options.api, options.max_tokens, options.stream, options.extra) = (api, 3, stream, extra.clone());
+            assert_eq!(options.body(prompt).map(Value::Object), expected, "{api:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Arrival files: times at which requests came to somebody's service.
+//! Arrival files: recorded arrival times of requests.
 //!
 //! | file | a line | the time |
 //! |---|---|---|

@@ -83,9 +83,7 @@ impl Comparison {
         };
         [sum(|round| &round.first), sum(|round| &round.second)]
     }
-}
 
-impl Comparison {
     /// Failed requests of each server by kind.
     pub(crate) fn errors(&self) -> [BTreeMap<&str, u64>; 2] {
         let mut sums = [BTreeMap::new(), BTreeMap::new()];

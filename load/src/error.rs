@@ -101,6 +101,10 @@ pub enum LoadError {
 }
 
 impl LoadError {
+    pub(crate) fn option(option: &'static str, found: impl ToString, expected: &'static str) -> Self {
+        Self::Option { option, found: found.to_string(), expected }
+    }
+
     /// Whether the caller's options or files are at fault, and not the server or the machine.
     pub fn is_input(&self) -> bool {
         !matches!(self, Self::Connect { .. } | Self::Models(_) | Self::Cancelled | Self::Start(_))

@@ -1,12 +1,9 @@
 //! The bodies of a run, made before it begins, so that making them costs no time in it.
 
-use std::path::Path;
-
 use bytes::Bytes;
 use semmoe_text::{LineForm, PromptLines};
 
-use crate::LoadError;
-use crate::api::BodyForm;
+use crate::{LoadError, LoadOptions};
 
 /// All bodies together, in bytes.
 const MAX_BODIES_BYTES: usize = 1 << 30;
@@ -14,33 +11,34 @@ const MAX_BODIES_BYTES: usize = 1 << 30;
 /// Bodies, sent in turn and again from the first one.
 #[derive(Clone, Debug)]
 pub(crate) struct Jobs {
-    bodies: Vec<Bytes>,
+    pub(crate) bodies: Vec<Bytes>,
     /// Prompts of the file that the route cannot carry.
     pub(crate) left_out: usize,
 }
 
 impl Jobs {
     /// Reads prompts: a `.txt` file has one a line, any other is JSON Lines.
-    pub(crate) fn read(path: &Path, form: &BodyForm<'_>) -> Result<Self, LoadError> {
+    pub(crate) fn read(options: &LoadOptions) -> Result<Self, LoadError> {
+        let path = &options.prompts;
         let plain = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("txt"));
         let lines = PromptLines::open(path, if plain { LineForm::Plain } else { LineForm::Json })?;
         let mut jobs = Self { bodies: Vec::new(), left_out: 0 };
         let mut bytes = 0usize;
         for line in lines {
             let (_, prompt) = line?;
-            let Some(body) = form.body(prompt) else {
+            let Some(body) = options.body(prompt) else {
                 jobs.left_out += 1;
                 continue;
             };
             let body = Bytes::from(serde_json::Value::Object(body).to_string());
             bytes = bytes.saturating_add(body.len());
             if bytes > MAX_BODIES_BYTES {
-                return Err(LoadError::TooManyPrompts { path: path.to_path_buf(), limit: MAX_BODIES_BYTES });
+                return Err(LoadError::TooManyPrompts { path: path.clone(), limit: MAX_BODIES_BYTES });
             }
             jobs.bodies.push(body);
         }
         if jobs.bodies.is_empty() {
-            let (path, route) = (path.to_path_buf(), form.api.path());
+            let (path, route) = (path.clone(), options.api.path());
             return Err(LoadError::NoPrompts { path, route, left_out: jobs.left_out });
         }
         Ok(jobs)
@@ -49,10 +47,5 @@ impl Jobs {
     /// The body of the request with this number, from 0.
     pub(crate) fn body(&self, request: u64) -> Bytes {
         self.bodies[(request % self.bodies.len() as u64) as usize].clone()
-    }
-
-    /// How many different ones there are.
-    pub(crate) fn len(&self) -> usize {
-        self.bodies.len()
     }
 }

@@ -37,13 +37,15 @@ pub struct LatencySummary {
     pub max: f64,
 }
 
-impl Latencies {
-    pub(crate) fn new() -> Self {
+impl Default for Latencies {
+    fn default() -> Self {
         let histogram = Histogram::new_with_bounds(1, MAX_NS, SIGNIFICANT_DIGITS)
             .expect("constant bounds that the library allows: low >= 1, high >= 2 * low, digits <= 5");
         Self { histogram, sum_ns: 0, max_ns: 0 }
     }
+}
 
+impl Latencies {
     pub(crate) fn record(&mut self, latency: Duration) {
         let ns = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
         self.histogram.saturating_record(ns);
@@ -98,7 +100,7 @@ mod tests {
             mut values in proptest::collection::vec(prop_oneof![0u64..5_000, 0u64..1_000_000_000, 0u64..MAX_NS], 1..400),
             split in 0usize..400,
         ) {
-            let (mut one, mut other) = (Latencies::new(), Latencies::new());
+            let (mut one, mut other) = (Latencies::default(), Latencies::default());
             for (index, value) in values.iter().enumerate() {
                 (if index < split { &mut one } else { &mut other }).record(Duration::from_nanos(*value));
             }
@@ -118,8 +120,8 @@ mod tests {
 
     #[test]
     fn nothing_and_too_much() {
-        assert_eq!(Latencies::new().summary(), None);
-        let mut latencies = Latencies::new();
+        assert_eq!(Latencies::default().summary(), None);
+        let mut latencies = Latencies::default();
         latencies.record(Duration::MAX);
         latencies.record(Duration::from_secs(7200));
         assert_eq!(latencies.summary().unwrap().max, u64::MAX as f64 / 1e6);

@@ -1,11 +1,12 @@
 //! Options of a run, checked before anything is sent.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use semmoe_engines::http::BaseUrl;
 use semmoe_engines::tls::ClientFiles;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::{Api, LoadError};
@@ -20,7 +21,8 @@ const FRAMING: &[&str] =
     &["host", "content-length", "content-type", "transfer-encoding", "connection", "te", "upgrade"];
 
 /// When requests are sent.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Pace {
     /// Closed loop: so many clients, each sending its next request when the last one ended.
     Closed {
@@ -31,14 +33,21 @@ pub enum Pace {
     Poisson {
         /// Mean requests per second, above 0.
         per_second: f64,
+        /// Of its random numbers.
+        seed: u64,
     },
     /// Open loop: the times of an arrival file.
     Recorded {
         /// The file.
+        #[serde(serialize_with = "displayed")]
         arrivals: PathBuf,
         /// Times are divided by this, above 0.
         speed: f64,
     },
+}
+
+fn displayed<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&path.display())
 }
 
 /// When a run ends; warm-up requests do not count.
@@ -53,7 +62,7 @@ pub enum Limit {
 }
 
 /// Service levels; a request is good when it holds all that are given.
-#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Slo {
     /// Time to the first content, at most so many milliseconds.
     pub ttft_ms: Option<f64>,
@@ -95,14 +104,12 @@ pub struct LoadOptions {
     pub pace: Pace,
     /// When the run ends.
     pub limit: Limit,
-    /// So many requests are sent first and not measured.
+    /// Requests that are sent first and not measured.
     pub warmup: u64,
     /// Longest time of one request, from when it is sent.
     pub timeout: Duration,
     /// Service levels.
     pub slo: Slo,
-    /// Seed of the Poisson process.
-    pub seed: u64,
     /// Threads that send; `None` takes one for each core, and no more than clients.
     pub threads: Option<usize>,
     /// Requests of an open loop in flight at most; later ones wait, and are measured from when they were due.
@@ -129,7 +136,6 @@ impl LoadOptions {
             warmup: 0,
             timeout: Duration::from_secs(600),
             slo: Slo::default(),
-            seed: 0,
             threads: None,
             max_in_flight: 10_000,
             grace: Duration::from_secs(5),
@@ -137,12 +143,12 @@ impl LoadOptions {
     }
 
     pub(crate) fn check(&self) -> Result<(), LoadError> {
-        let bad = |option, found: String, expected| Err(LoadError::Option { option, found, expected });
+        let bad = |option, found: String, expected| Err(LoadError::option(option, found, expected));
         match &self.pace {
             Pace::Closed { concurrency } if !(1..=MAX_CONCURRENCY).contains(concurrency) => {
                 return bad("concurrency", concurrency.to_string(), "1 to 50000");
             }
-            Pace::Poisson { per_second } if !(1e-6..=1e6).contains(per_second) => {
+            Pace::Poisson { per_second, .. } if !(1e-6..=1e6).contains(per_second) => {
                 return bad("rate", per_second.to_string(), "0.000001 to 1000000 requests per second");
             }
             Pace::Recorded { speed, .. } if !(1e-6..=1e6).contains(speed) => {
@@ -176,15 +182,13 @@ impl LoadOptions {
         let Slo { ttft_ms, itl_ms, e2e_ms } = self.slo;
         for (option, value) in [("slo ttft", ttft_ms), ("slo itl", itl_ms), ("slo e2e", e2e_ms)] {
             if value.is_some_and(|value| !(value.is_finite() && value > 0.0)) {
-                return Err(LoadError::Option { option, found: format!("{value:?} ms"), expected: "above 0" });
+                return Err(LoadError::option(option, format!("{value:?} ms"), "above 0"));
             }
         }
         if !self.stream && (ttft_ms.is_some() || itl_ms.is_some()) {
-            return Err(LoadError::Option {
-                option: "a service level for the first token or the gaps",
-                found: "given for answers that are not streamed".into(),
-                expected: "streamed answers",
-            });
+            let (option, found) =
+                ("a service level for the first token or the gaps", "given for answers that are not streamed");
+            return Err(LoadError::option(option, found, "streamed answers"));
         }
         Ok(())
     }
@@ -195,7 +199,7 @@ impl LoadOptions {
 /// # Errors
 /// `LoadError` for text that is no header.
 pub fn parse_header(text: &str) -> Result<(HeaderName, HeaderValue), LoadError> {
-    let bad = |found: &str, expected| LoadError::Option { option: "a header", found: found.to_owned(), expected };
+    let bad = |found: &str, expected| LoadError::option("a header", found, expected);
     // Whatever is wrong with it, its value is not shown.
     let Some((name, value)) = text.split_once(':') else { return Err(bad("without a colon", "name: value")) };
     let name: HeaderName = name.trim().parse().map_err(|_| bad("of a name that is none", "letters, digits and '-'"))?;
@@ -214,11 +218,7 @@ pub fn parse_header(text: &str) -> Result<(HeaderName, HeaderValue), LoadError> 
 /// # Errors
 /// `LoadError` for a key that no header can carry.
 pub fn bearer(key: &str) -> Result<(HeaderName, HeaderValue), LoadError> {
-    let wrong = |_| LoadError::Option {
-        option: "the API key",
-        found: "not fit for a header".into(),
-        expected: "visible ASCII on one line",
-    };
+    let wrong = |_| LoadError::option("the API key", "not fit for a header", "visible ASCII on one line");
     let mut value: HeaderValue = format!("Bearer {}", key.trim()).parse().map_err(wrong)?;
     value.set_sensitive(true);
     Ok((header::AUTHORIZATION, value))
@@ -257,8 +257,8 @@ mod tests {
         type Change = fn(&mut LoadOptions);
         let changes: [Change; 11] = [
             |o| o.pace = Pace::Closed { concurrency: 0 },
-            |o| o.pace = Pace::Poisson { per_second: f64::NAN },
-            |o| o.pace = Pace::Poisson { per_second: 0.0 },
+            |o| o.pace = Pace::Poisson { per_second: f64::NAN, seed: 0 },
+            |o| o.pace = Pace::Poisson { per_second: 0.0, seed: 0 },
             |o| o.pace = Pace::Recorded { arrivals: "a".into(), speed: -1.0 },
             |o| o.limit = Limit::Requests(0),
             |o| o.limit = Limit::Duration(Duration::ZERO),

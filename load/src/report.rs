@@ -24,9 +24,9 @@ pub struct Report {
     pub model: Option<String>,
     /// Whether answers were streamed.
     pub stream: bool,
-    /// How requests were paced.
+    /// How requests were paced. In open loops latencies count from when requests were due.
     #[serde(rename = "loop")]
-    pub pace: PaceReport,
+    pub pace: Pace,
     /// The user stopped the run.
     pub stopped: bool,
     /// How long rates are over, in seconds.
@@ -61,31 +61,6 @@ pub struct Report {
     pub warnings: Vec<String>,
 }
 
-/// How requests were paced.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum PaceReport {
-    /// So many clients, each waiting for its answer.
-    Closed {
-        /// Clients.
-        concurrency: usize,
-    },
-    /// Latencies count from when requests were due.
-    Poisson {
-        /// Requests per second asked for.
-        per_second: f64,
-        /// The seed of the times.
-        seed: u64,
-    },
-    /// Latencies count from when requests were due.
-    Recorded {
-        /// The arrival file.
-        arrivals: String,
-        /// Times were divided by it.
-        speed: f64,
-    },
-}
-
 /// Requests that were measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct RequestCounts {
@@ -108,9 +83,9 @@ pub struct RequestCounts {
 pub struct TokenReport {
     /// Tokens per second.
     pub per_second: f64,
-    /// Tokens that engines told.
+    /// Tokens that engines reported.
     pub told: u64,
-    /// Answers that told them.
+    /// Answers with a reported count.
     pub answers_that_told: u64,
     /// Content events of answers without a count: at least one token each, perhaps more.
     pub events: u64,
@@ -164,19 +139,13 @@ pub struct Generator {
 pub(crate) struct Facts {
     pub(crate) seconds: f64,
     pub(crate) sent: u64,
-    pub(crate) most_in_flight: usize,
-    pub(crate) held_back: u64,
-    pub(crate) connections: u64,
-    pub(crate) stray: u64,
     pub(crate) stopped: bool,
-    pub(crate) prompts: usize,
     /// The prompt of the first request.
     pub(crate) first_prompt: u64,
-    pub(crate) left_out: usize,
-    pub(crate) threads: usize,
-    pub(crate) cpu_seconds: f64,
     /// How long the threads ran, warm-up and last answers included.
     pub(crate) wall_seconds: f64,
+    /// Without the CPU time of each request.
+    pub(crate) generator: Generator,
 }
 
 impl Report {
@@ -184,6 +153,8 @@ impl Report {
         let rate = |count: u64| if facts.seconds > 0.0 { count as f64 / facts.seconds } else { 0.0 };
         let ended = stats.ok + stats.failed;
         let sent = facts.sent.max(ended);
+        let requests = sent.saturating_add(options.warmup).max(1);
+        let cpu_us_per_request = facts.generator.cpu_seconds * 1e6 / requests as f64;
         let mut errors: Vec<_> =
             stats.failures.iter().map(|(kind, count)| ErrorCount { kind: kind.to_string(), count: *count }).collect();
         errors.sort_by_key(|error| std::cmp::Reverse(error.count));
@@ -192,7 +163,7 @@ impl Report {
             route: options.api.path(),
             model: options.model.clone(),
             stream: options.stream,
-            pace: PaceReport::new(options),
+            pace: options.pace.clone(),
             stopped: facts.stopped,
             seconds: facts.seconds,
             requests: RequestCounts {
@@ -223,17 +194,7 @@ impl Report {
             errors,
             ranks: stats.ranks.summary(),
             backends: stats.backends.summary(),
-            generator: Generator {
-                threads: facts.threads,
-                cpu_seconds: facts.cpu_seconds,
-                cpu_us_per_request: facts.cpu_seconds * 1e6 / sent.saturating_add(options.warmup).max(1) as f64,
-                connections: facts.connections,
-                most_in_flight: facts.most_in_flight,
-                held_back: facts.held_back,
-                stray_bytes: facts.stray,
-                prompts: facts.prompts,
-                prompts_left_out: facts.left_out,
-            },
+            generator: Generator { cpu_us_per_request, ..facts.generator },
             warnings: Vec::new(),
         };
         report.warnings = report.warn(options, facts);
@@ -258,7 +219,7 @@ impl Report {
                 options.max_in_flight
             ),
         );
-        let cores = facts.cpu_seconds / facts.wall_seconds.max(1e-9);
+        let cores = generator.cpu_seconds / facts.wall_seconds.max(1e-9);
         warn(
             facts.wall_seconds > 1.0 && cores > BUSY * generator.threads as f64,
             format!(
@@ -293,18 +254,6 @@ impl Report {
     }
 }
 
-impl PaceReport {
-    fn new(options: &LoadOptions) -> Self {
-        match &options.pace {
-            Pace::Closed { concurrency } => Self::Closed { concurrency: *concurrency },
-            Pace::Poisson { per_second } => Self::Poisson { per_second: *per_second, seed: options.seed },
-            Pace::Recorded { arrivals, speed } => {
-                Self::Recorded { arrivals: arrivals.display().to_string(), speed: *speed }
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -327,39 +276,48 @@ mod tests {
         Facts {
             seconds: 2.0,
             sent: 1,
-            most_in_flight: 1,
-            held_back: 0,
-            connections: 1,
-            stray: 0,
             stopped: false,
-            prompts: 1,
             first_prompt: 0,
-            left_out: 0,
-            threads: 2,
-            cpu_seconds: 1.0,
             wall_seconds: 2.0,
+            generator: Generator {
+                threads: 2,
+                cpu_seconds: 1.0,
+                cpu_us_per_request: 0.0,
+                connections: 1,
+                most_in_flight: 1,
+                held_back: 0,
+                stray_bytes: 0,
+                prompts: 1,
+                prompts_left_out: 0,
+            },
         }
+    }
+
+    fn facts_but(change: fn(&mut Facts)) -> Facts {
+        let mut facts = facts();
+        change(&mut facts);
+        facts
     }
 
     #[test]
     fn a_generator_at_its_limit_says_so() {
-        let pace = Pace::Poisson { per_second: 1.0 };
+        let pace = Pace::Poisson { per_second: 1.0, seed: 0 };
         let options = LoadOptions::new("http://a".parse().unwrap(), "p".into(), pace, Limit::Requests(1));
         let calm = Duration::from_millis(9);
         for (late, facts, expected) in [
             (calm, facts(), None),
             (Duration::from_millis(50), facts(), Some("the generator could not keep up")),
-            (calm, Facts { cpu_seconds: 3.7, ..facts() }, Some("the generator used 1.9 cores with 2 threads")),
-            (calm, Facts { cpu_seconds: 3.7, wall_seconds: 12.0, ..facts() }, None),
-            (calm, Facts { held_back: 3, ..facts() }, Some("3 requests waited as 10000 were in flight")),
+            (calm, facts_but(|it| it.generator.cpu_seconds = 3.7), Some("the generator used 1.9 cores with 2 threads")),
+            (calm, facts_but(|it| (it.generator.cpu_seconds, it.wall_seconds) = (3.7, 12.0)), None),
+            (calm, facts_but(|it| it.generator.held_back = 3), Some("3 requests waited as 10000 were in flight")),
             (
                 calm,
-                Facts { prompts: 8, first_prompt: 8, ..facts() },
+                facts_but(|it| (it.generator.prompts, it.first_prompt) = (8, 8)),
                 Some("9 requests from 8 prompts: prompts came again"),
             ),
             (
                 calm,
-                Facts { stray: 2, ..facts() },
+                facts_but(|it| it.generator.stray_bytes = 2),
                 Some("on 2 connections the server sent bytes that belong to no answer"),
             ),
         ] {

@@ -8,37 +8,30 @@ pub(crate) const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// Times of an open loop, from the start of the run, never falling.
 #[derive(Clone, Debug)]
-pub struct Schedule {
-    source: Source,
-    speed: f64,
-    /// Seconds; of a Poisson process the last time.
-    now: f64,
-}
-
-#[derive(Clone, Debug)]
-enum Source {
-    Poisson { per_second: f64, random: fastrand::Rng },
-    Recorded { times: Arc<[Duration]>, next: usize },
+pub(crate) enum Schedule {
+    /// `now`: the last time, in seconds.
+    Poisson {
+        per_second: f64,
+        random: fastrand::Rng,
+        now: f64,
+    },
+    Recorded {
+        times: Arc<[Duration]>,
+        speed: f64,
+        next: usize,
+    },
 }
 
 impl Schedule {
     /// Exponential gaps with a mean of `1 / per_second` seconds (finite, above 0), without end; the same for the same
     /// seed.
-    pub fn poisson(per_second: f64, seed: u64) -> Self {
-        let source = Source::Poisson { per_second, random: fastrand::Rng::with_seed(seed) };
-        Self { source, speed: 1.0, now: 0.0 }
+    pub(crate) fn poisson(per_second: f64, seed: u64) -> Self {
+        Self::Poisson { per_second, random: fastrand::Rng::with_seed(seed), now: 0.0 }
     }
 
-    /// Times as recorded, in order.
-    pub fn recorded(times: Arc<[Duration]>) -> Self {
-        Self { source: Source::Recorded { times, next: 0 }, speed: 1.0, now: 0.0 }
-    }
-
-    /// Divides every time by `speed` (finite, above 0).
-    #[must_use]
-    pub fn at_speed(mut self, speed: f64) -> Self {
-        self.speed = speed;
-        self
+    /// Times as recorded, in order, each divided by `speed` (finite, above 0).
+    pub(crate) fn recorded(times: Arc<[Duration]>, speed: f64) -> Self {
+        Self::Recorded { times, speed, next: 0 }
     }
 }
 
@@ -46,19 +39,19 @@ impl Iterator for Schedule {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        let seconds = match &mut self.source {
-            Source::Poisson { per_second, random } => {
+        let seconds = match self {
+            Self::Poisson { per_second, random, now } => {
                 // 1 - f64() is in (0, 1]: the logarithm is finite.
-                self.now += -(1.0 - random.f64()).ln() / *per_second;
-                self.now
+                *now += -(1.0 - random.f64()).ln() / *per_second;
+                *now
             }
-            Source::Recorded { times, next } => {
+            Self::Recorded { times, speed, next } => {
                 let time = times.get(*next)?.as_secs_f64();
                 *next += 1;
-                time
+                time / *speed
             }
         };
-        Some(Duration::try_from_secs_f64(seconds / self.speed).unwrap_or(LONGEST).min(LONGEST))
+        Some(Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST).min(LONGEST))
     }
 }
 
@@ -91,16 +84,19 @@ mod tests {
     #[test]
     fn recorded_times_are_scaled_and_end() {
         let times: Arc<[Duration]> = [0, 100, 100, 400].map(Duration::from_millis).into();
-        let scaled: Vec<_> = Schedule::recorded(times).at_speed(4.0).collect();
+        let scaled: Vec<_> = Schedule::recorded(times, 4.0).collect();
         assert_eq!(scaled, [0, 25, 25, 100].map(Duration::from_millis));
     }
 
     proptest! {
         #[test]
         fn times_never_fall_or_overflow(rate in 1e-300f64..1e300, speed in 1e-300f64..1e300, seed: u64) {
-            let times: Vec<_> = Schedule::poisson(rate, seed).at_speed(speed).take(50).collect();
-            prop_assert!(times.is_sorted());
-            prop_assert!(times.iter().all(|time| *time <= LONGEST));
+            let random: Vec<_> = Schedule::poisson(rate, seed).take(50).collect();
+            let scaled: Vec<_> = Schedule::recorded(random.clone().into(), speed).collect();
+            for times in [random, scaled] {
+                prop_assert!(times.is_sorted());
+                prop_assert!(times.iter().all(|time| *time <= LONGEST));
+            }
         }
     }
 }

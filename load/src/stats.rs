@@ -10,9 +10,9 @@ use crate::{Failure, Slo};
 /// Output tokens of one answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tokens {
-    /// As the engine told.
+    /// As the engine reported.
     Told(u64),
-    /// It told nothing: events with content.
+    /// Events with content, where the engine reported no count.
     Events(u64),
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct Sample<'a> {
 }
 
 /// Everything kept.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Stats {
     slo: Slo,
     pub(crate) ok: u64,
@@ -58,7 +58,7 @@ pub(crate) struct Stats {
     pub(crate) no_content: u64,
     pub(crate) good: u64,
     pub(crate) rated: Rated,
-    /// Answers whose tokens the engine told, and their tokens.
+    /// Answers whose tokens the engine reported, and these tokens.
     pub(crate) told: (u64, u64),
     /// Answers without a token count, and their events.
     pub(crate) untold: (u64, u64),
@@ -81,24 +81,7 @@ pub(crate) struct Rated {
 
 impl Stats {
     pub(crate) fn new(slo: Slo) -> Self {
-        Self {
-            slo,
-            ok: 0,
-            failed: 0,
-            failures: BTreeMap::new(),
-            no_content: 0,
-            good: 0,
-            rated: Rated::default(),
-            told: (0, 0),
-            untold: (0, 0),
-            ttft: Latencies::new(),
-            gaps: Latencies::new(),
-            longest_gap: Latencies::new(),
-            e2e: Latencies::new(),
-            late: Latencies::new(),
-            ranks: Spread::default(),
-            backends: Spread::default(),
-        }
+        Self { slo, ..Self::default() }
     }
 
     /// One gap between content events, of whatever becomes of the request.

@@ -4,10 +4,11 @@ use std::fmt::{self, Display, Formatter};
 
 use crate::compare::Comparison;
 use crate::latency::LatencySummary;
-use crate::report::{PaceReport, Report};
+use crate::report::Report;
 use crate::spread::SpreadSummary;
+use crate::{Pace, Slo};
 
-/// So many labels of a spread are listed.
+/// Labels of a spread that are listed.
 const LISTED: usize = 16;
 
 impl Display for Report {
@@ -28,7 +29,7 @@ impl Display for Report {
         writeln!(f, "{:<22} {:>12.1}{source}", "output tokens/s", self.output_tokens.per_second)?;
         if let Some(goodput) = &self.goodput {
             let (rate, share) = (goodput.requests_per_second, 100.0 * goodput.share);
-            writeln!(f, "{:<22} {rate:>12.1} ({share:.1}% held{})", "goodput, requests/s", Levels(self))?;
+            writeln!(f, "{:<22} {rate:>12.1} ({share:.1}% held{})", "goodput, requests/s", levels(&goodput.slo))?;
         }
         self.latencies(f)?;
         for error in &self.errors {
@@ -106,23 +107,13 @@ impl Display for Comparison {
     }
 }
 
-/// The service levels of a report.
-struct Levels<'a>(&'a Report);
-
-impl Display for Levels<'_> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Some(goodput) = &self.0.goodput else { return Ok(()) };
-        let slo = &goodput.slo;
-        for (name, level) in [("first token", slo.ttft_ms), ("mean gap", slo.itl_ms), ("end to end", slo.e2e_ms)] {
-            if let Some(level) = level {
-                write!(f, ", {name} <= {level} ms")?;
-            }
-        }
-        Ok(())
-    }
+/// Service levels, each behind a comma.
+fn levels(slo: &Slo) -> String {
+    let levels = [("first token", slo.ttft_ms), ("mean gap", slo.itl_ms), ("end to end", slo.e2e_ms)];
+    levels.iter().filter_map(|(name, level)| Some(format!(", {name} <= {} ms", (*level)?))).collect()
 }
 
-impl Display for PaceReport {
+impl Display for Pace {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Self::Closed { concurrency } => write!(f, "closed loop of {concurrency}"),
@@ -130,6 +121,7 @@ impl Display for PaceReport {
                 write!(f, "open loop at {per_second}/s (seed {seed}), latencies from when requests were due")
             }
             Self::Recorded { arrivals, speed } => {
+                let arrivals = arrivals.display();
                 write!(f, "open loop of {arrivals} at speed {speed}, latencies from when requests were due")
             }
         }

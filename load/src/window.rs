@@ -14,7 +14,8 @@ pub(crate) struct Window {
     warmup: u64,
     limit: Limit,
     next: AtomicU64,
-    begin: OnceLock<Instant>,
+    /// When the measured time began.
+    pub(crate) begin: OnceLock<Instant>,
     /// When the last measured request ended, in nanoseconds from the begin.
     last_end_ns: AtomicU64,
 }
@@ -75,11 +76,6 @@ impl Window {
             (Limit::Duration(time), Some(stopped)) => time.min(stopped.saturating_duration_since(*begin).max(last_end)),
             (Limit::Requests(_) | Limit::Arrivals, _) => last_end,
         }
-    }
-
-    /// When the measured time began.
-    pub(crate) fn begin(&self) -> Option<Instant> {
-        self.begin.get().copied()
     }
 }
 

@@ -56,7 +56,7 @@ async fn an_open_loop_does_not_wait_for_answers() {
             let arrivals = mock.file("a.jsonl", &lines.iter().map(String::as_str).collect::<Vec<_>>());
             (Pace::Recorded { arrivals, speed: 100.0 }, Limit::Arrivals)
         } else {
-            (Pace::Poisson { per_second: 2000.0 }, Limit::Requests(40))
+            (Pace::Poisson { per_second: 2000.0, seed: 0 }, Limit::Requests(40))
         };
         let report = run(mock.options(pace, limit)).await;
         assert_eq!((report.requests.sent, report.requests.ok, report.generator.most_in_flight), (40, 40, 40));
@@ -197,7 +197,7 @@ async fn a_stop_ends_the_run_with_what_was_measured() {
             }
         })
         .await;
-        let pace = if open { Pace::Poisson { per_second: 500.0 } } else { Pace::Closed { concurrency: 3 } };
+        let pace = if open { Pace::Poisson { per_second: 500.0, seed: 0 } } else { Pace::Closed { concurrency: 3 } };
         let mut options = mock.options(pace, Limit::Requests(1_000_000));
         // For the first five answers, which are written but perhaps not read yet.
         options.grace = Duration::from_secs(3);
@@ -211,7 +211,7 @@ async fn a_stop_ends_the_run_with_what_was_measured() {
 #[tokio::test]
 async fn a_duration_ends_the_run_and_is_what_rates_are_over() {
     let mock = Mock::with_bytes(chat("")).await;
-    for pace in [Pace::Closed { concurrency: 2 }, Pace::Poisson { per_second: 500.0 }] {
+    for pace in [Pace::Closed { concurrency: 2 }, Pace::Poisson { per_second: 500.0, seed: 0 }] {
         let mut options = mock.options(pace, Limit::Duration(Duration::from_secs(1)));
         options.warmup = 3;
         let report = run(options).await;

@@ -46,7 +46,7 @@ fn options(args: LoadArgs) -> Result<LoadOptions, CliError> {
     let url: BaseUrl = args.url.parse().map_err(CliError::input)?;
     let pace = match (args.concurrency, args.rate, args.arrivals) {
         (Some(concurrency), ..) => Pace::Closed { concurrency },
-        (_, Some(per_second), _) => Pace::Poisson { per_second },
+        (_, Some(per_second), _) => Pace::Poisson { per_second, seed: args.seed },
         (.., Some(arrivals)) => Pace::Recorded { arrivals, speed: args.speed },
         (None, None, None) => return Err(CliError::input("none of --concurrency, --rate and --arrivals was given")),
     };
@@ -66,7 +66,6 @@ fn options(args: LoadArgs) -> Result<LoadOptions, CliError> {
         warmup: args.warmup,
         timeout: args.timeout,
         slo: Slo { ttft_ms: args.slo_ttft_ms, itl_ms: args.slo_itl_ms, e2e_ms: args.slo_e2e_ms },
-        seed: args.seed,
         threads: args.threads,
         max_in_flight: args.max_in_flight,
         ..LoadOptions::new(url, args.prompts, pace, limit)

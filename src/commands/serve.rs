@@ -28,7 +28,7 @@ pub(crate) fn run(args: &ServeArgs, log: LogChoice) -> Result<(), CliError> {
             config
         }
     };
-    log.start(config.log().level.into(), config.log().format == LogFormat::Json);
+    log.start(config.log().level, config.log().format == LogFormat::Json);
     semmoe_gateway::raise_file_limit();
     block_on(async {
         if args.check {

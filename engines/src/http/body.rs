@@ -32,18 +32,15 @@ impl std::fmt::Debug for AnswerBody {
 }
 
 impl AnswerBody {
-    pub(super) fn new(
-        incoming: Incoming,
-        connection: Box<Connection>,
-        origin: Origin,
-        home: Arc<Pool>,
-        cx: &mut Context<'_>,
-    ) -> Self {
-        let mut body = Self { incoming, lent: Some(Lent { connection, origin, home }) };
-        if body.incoming.is_end_stream() {
-            body.give_back(cx);
+    pub(super) fn new(incoming: Incoming, connection: Box<Connection>, origin: Origin, home: Arc<Pool>) -> Self {
+        Self { incoming, lent: Some(Lent { connection, origin, home }) }
+    }
+
+    /// Returns the connection at once where no body follows.
+    pub(super) fn settle(&mut self, cx: &mut Context<'_>) {
+        if self.incoming.is_end_stream() {
+            self.give_back(cx);
         }
-        body
     }
 
     /// Over a connection that other answers come over too, and that others drive.
@@ -56,8 +53,8 @@ impl AnswerBody {
         let Some(Lent { mut connection, origin, home }) = self.lent.take() else { return };
         if connection.is_usable(cx) {
             home.put(origin, connection);
-        } else if connection.is_stray() {
-            home.note_stray();
+        } else {
+            home.note_stray(&connection);
         }
     }
 
@@ -91,9 +88,7 @@ impl Body for AnswerBody {
             && lent.connection.drive(cx)
         {
             // Over: what it still had to say has been said.
-            if lent.connection.is_stray() {
-                lent.home.note_stray();
-            }
+            lent.home.note_stray(&lent.connection);
             this.lent = None;
         }
         this.poll_incoming(cx)

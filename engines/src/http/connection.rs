@@ -29,8 +29,8 @@ pub(super) struct Connection {
     sender: SendRequest<RequestBody>,
     /// `None` once the connection is over.
     driver: Option<Driver>,
-    /// It ended as the engine sent bytes that were not requested.
-    stray: bool,
+    /// It ended as the engine sent bytes that belong to no answer. Meaningful once no exchange runs on it.
+    pub(super) stray: bool,
 }
 
 /// A request that brought no answer.
@@ -63,12 +63,6 @@ impl Connection {
     /// Whether the last exchange is complete and the engine has kept the connection open.
     pub(super) fn is_usable(&mut self, cx: &mut Context<'_>) -> bool {
         !self.drive(cx) && self.sender.is_ready()
-    }
-
-    /// Whether it is unusable as bytes came that belong to no answer. To be asked of a connection on which nothing goes
-    /// on.
-    pub(super) fn is_stray(&self) -> bool {
-        self.stray
     }
 
     /// Sends a request; returns with the head of its answer.

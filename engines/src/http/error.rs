@@ -122,16 +122,12 @@ impl HttpError {
             Self::Connect { cause, .. } => format!("cannot connect: {cause}"),
             Self::Exhausted { .. } => self.to_string(),
             Self::Exchange { cause, .. } => format!("the connection broke before it answered: {cause}"),
-            Self::Timeout { url, waiting_for, limit } => {
-                format!("{} did not send {waiting_for} within {limit:?}", path(url))
-            }
             Self::Framing { cause, .. } => format!("its answer cannot be relied on: {cause}"),
             Self::Body { cause, .. } => format!("its answer broke off: {cause}"),
-            Self::TooLarge { url, limit_bytes } => {
-                format!("the answer of {} is longer than the limit of {limit_bytes} bytes", path(url))
-            }
-            Self::Status { url, status, excerpt } => format!("{} answered {status}: {excerpt}", path(url)),
-            Self::Json { url, cause } => format!("the answer of {} is not what was expected: {cause}", path(url)),
+            Self::Timeout { url, .. }
+            | Self::TooLarge { url, .. }
+            | Self::Status { url, .. }
+            | Self::Json { url, .. } => self.to_string().replacen(url, path(url), 1),
         }
     }
 
@@ -160,14 +156,12 @@ fn path(url: &str) -> &str {
 /// An error with all its sources, outermost first, each message once.
 pub(super) fn causes(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        let message = error.to_string();
+    for source in std::iter::successors(error.source(), |error| error.source()) {
+        let message = source.to_string();
         if !text.contains(&message) {
             text.push_str(": ");
             text.push_str(&message);
         }
-        next = error.source();
     }
     text
 }

@@ -1,18 +1,15 @@
 //! HTTP/2 to an engine: one connection for many requests, kept by hyper-util's client.
 
 use std::error::Error as _;
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use ::http::{Request, Response, Uri};
-use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tower::Service;
+use tower::service_fn;
+use tower::util::BoxCloneSyncService;
 
 use super::connect::{NoConnection, open};
 use super::connection::Stream;
@@ -28,13 +25,15 @@ const CONNECTION_WINDOW: u32 = 64 << 20;
 /// An engine that does not answer a ping within this time is gone.
 const PING: Duration = Duration::from_secs(10);
 
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+type Connector = BoxCloneSyncService<Uri, TokioIo<Box<dyn Stream>>, BoxError>;
+
 pub(super) struct Http2 {
     client: Client<Connector, RequestBody>,
 }
 
 impl Http2 {
     pub(super) fn new(settings: &ClientSettings) -> Self {
-        let connector = Connector { tls: settings.tls.clone(), limit: settings.connect_timeout };
         let client = Client::builder(TokioExecutor::new())
             .http2_only(true)
             .timer(TokioTimer::new())
@@ -44,7 +43,7 @@ impl Http2 {
             .http2_initial_connection_window_size(CONNECTION_WINDOW)
             .http2_keep_alive_interval(PING)
             .http2_keep_alive_timeout(PING)
-            .build(connector);
+            .build(connector(settings.tls.clone(), settings.connect_timeout));
         Self { client }
     }
 
@@ -75,68 +74,19 @@ fn no_connection(error: &(dyn std::error::Error + 'static)) -> Option<NoConnecti
     std::iter::successors(Some(error), |error| (*error).source()).find_map(|error| error.downcast_ref().cloned())
 }
 
-#[derive(Clone)]
-struct Connector {
-    tls: Option<Arc<ClientTls>>,
-    limit: Duration,
-}
-
-impl Service<Uri> for Connector {
-    type Response = Io;
-    type Error = Box<dyn std::error::Error + Send + Sync>;
-    type Future = Pin<Box<dyn Future<Output = Result<Io, Self::Error>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        let Self { tls, limit } = self.clone();
-        Box::pin(async move {
+fn connector(tls: Option<Arc<ClientTls>>, limit: Duration) -> Connector {
+    BoxCloneSyncService::new(service_fn(move |uri: Uri| {
+        let tls = tls.clone();
+        async move {
             let origin = Origin::of(uri.scheme(), uri.authority().cloned()).ok_or("no host")?;
             let stream = open(&origin, tls.as_deref(), limit).await?;
-            Ok(Io(TokioIo::new(stream)))
-        })
-    }
+            Ok::<_, BoxError>(TokioIo::new(stream))
+        }
+    }))
 }
 
-/// A stream in the form that the client wants.
-struct Io(TokioIo<Box<dyn Stream>>);
-
-impl Connection for Io {
+impl Connection for Box<dyn Stream> {
     fn connected(&self) -> Connected {
         Connected::new()
-    }
-}
-
-impl Read for Io {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(cx, buffer)
-    }
-}
-
-impl Write for Io {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write_vectored(cx, parts)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.0.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
     }
 }

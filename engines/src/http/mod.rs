@@ -16,6 +16,7 @@ mod url;
 
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -140,20 +141,20 @@ impl HttpClient {
     /// Idle connections that were closed since this was asked last, as the engine had sent more than its answers: the
     /// next request would have been given that.
     pub fn take_strays(&self) -> u64 {
-        self.pool.take_strays()
+        self.pool.strays.swap(0, Ordering::Relaxed)
     }
 
     /// Whether the engine closed connections since the last call, as one does that is restarted. This client closes
     /// idle connections before an engine would ([`ClientSettings::pool_idle_timeout`]). Connections over HTTP/2 are not
     /// counted.
     pub fn take_broken(&self) -> bool {
-        self.pool.take_broken() > 0
+        self.pool.broken.swap(0, Ordering::Relaxed) > 0
     }
 
     /// Returns when the engine has closed a connection that was kept idle, as one does that ends: noticed within half a
     /// second. Connections over HTTP/2 are not watched.
     pub async fn connection_lost(&self) {
-        self.pool.lost().await;
+        self.pool.lost.notified().await;
     }
 
     /// Sends one request and returns as soon as the head of the answer is there; the body streams.
@@ -172,30 +173,27 @@ impl HttpClient {
         }
         let address = Address::take_from(&mut request)?;
         // The engine may have closed any number of idle connections; a new one is the end of it.
-        while let Some(mut connection) = self.pool.take(&address.origin) {
-            if !poll_fn(|cx| Poll::Ready(connection.is_usable(cx))).await {
-                if connection.is_stray() {
-                    self.pool.note_stray();
-                }
+        loop {
+            let pooled = self.pool.take(&address.origin);
+            let is_new = pooled.is_none();
+            let mut connection = match pooled {
+                Some(connection) => connection,
+                None => connect::connect(&address.origin, self.tls.as_deref(), self.connect_timeout)
+                    .await
+                    .map_err(|cause| cause.into_http(address.url()))?,
+            };
+            if !is_new && !poll_fn(|cx| Poll::Ready(connection.is_usable(cx))).await {
+                self.pool.note_stray(&connection);
                 self.pool.note_broken();
                 continue;
             }
             match connection.send(request).await {
                 Ok(answer) => return self.answered(answer, connection, address).await,
-                Err(Failed { unsent: Some(unsent), .. }) => request = unsent,
-                Err(Failed { error, unsent: None }) => {
+                Err(Failed { unsent: Some(unsent), .. }) if !is_new => request = unsent,
+                Err(Failed { error, .. }) => {
                     self.pool.note_broken();
                     return Err(HttpError::exchange(address.url(), &error));
                 }
-            }
-        }
-        let connected = connect::connect(&address.origin, self.tls.as_deref(), self.connect_timeout).await;
-        let mut connection = connected.map_err(|cause| cause.into_http(address.url()))?;
-        match connection.send(request).await {
-            Ok(answer) => self.answered(answer, connection, address).await,
-            Err(Failed { error, .. }) => {
-                self.pool.note_broken();
-                Err(HttpError::exchange(address.url(), &error))
             }
         }
     }
@@ -211,15 +209,13 @@ impl HttpClient {
             // This closes the connection: what comes over it next is unknown.
             return Err(HttpError::Framing { url: address.url(), cause });
         }
-        let origin = address.origin;
-        let mut parts = Some((body, connection, origin));
-        let body = poll_fn(|cx| match parts.take() {
-            Some((body, connection, origin)) => {
-                Poll::Ready(AnswerBody::new(body, connection, origin, Arc::clone(&self.pool), cx))
-            }
-            None => Poll::Pending,
-        });
-        Ok(Response::from_parts(head, body.await))
+        let mut body = AnswerBody::new(body, connection, address.origin, Arc::clone(&self.pool));
+        poll_fn(|cx| {
+            body.settle(cx);
+            Poll::Ready(())
+        })
+        .await;
+        Ok(Response::from_parts(head, body))
     }
 
     /// [`HttpClient::send`] with a limit on the time to the head of the answer.
@@ -346,12 +342,11 @@ impl Address {
     fn take_from(request: &mut Request<RequestBody>) -> Result<Self, HttpError> {
         let parts = std::mem::take(request.uri_mut()).into_parts();
         let path = parts.path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
-        let (Some(origin), Ok(host)) =
-            Origin::of(parts.scheme.as_ref(), parts.authority).map_or((None, Err(())), |origin| {
-                let host = HeaderValue::from_str(origin.authority.as_str()).map_err(|_| ());
-                (Some(origin), host)
-            })
-        else {
+        let found = Origin::of(parts.scheme.as_ref(), parts.authority).and_then(|origin| {
+            let host = HeaderValue::from_str(origin.authority.as_str()).ok()?;
+            Some((origin, host))
+        });
+        let Some((origin, host)) = found else {
             let cause = UrlError::Syntax { url: path.path().to_owned(), cause: "no host".to_owned() };
             return Err(HttpError::Url { cause });
         };

@@ -51,11 +51,11 @@ pub(super) struct Pool {
     /// Whether a task closes unused ones.
     sweeping: AtomicBool,
     /// Connections closed for what the engine sent unasked.
-    strays: AtomicU64,
+    pub(super) strays: AtomicU64,
     /// Connections that the engine closed while they were kept or used.
-    broken: AtomicU64,
+    pub(super) broken: AtomicU64,
     /// Rings when an idle connection turns out to be closed.
-    lost: Notify,
+    pub(super) lost: Notify,
 }
 
 thread_local! {
@@ -90,24 +90,14 @@ impl Pool {
         }
     }
 
-    /// A connection is closed as the engine sent something on it that was not requested.
-    pub(super) fn note_stray(&self) {
-        self.strays.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// How many were, since this was asked last.
-    pub(super) fn take_strays(&self) -> u64 {
-        self.strays.swap(0, Ordering::Relaxed)
+    /// Counts a connection that ended, if the engine had sent something on it that was not requested.
+    pub(super) fn note_stray(&self, ended: &Connection) {
+        self.strays.fetch_add(u64::from(ended.stray), Ordering::Relaxed);
     }
 
     /// The engine closed a connection that was kept or in use.
     pub(super) fn note_broken(&self) {
         self.broken.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// How many it closed since the last call.
-    pub(super) fn take_broken(&self) -> u64 {
-        self.broken.swap(0, Ordering::Relaxed)
     }
 
     /// The connection to `origin` that was used last, as the engine will keep that one longest.
@@ -141,11 +131,6 @@ impl Pool {
         }
     }
 
-    /// Returns when the engine has closed an idle connection since the last call.
-    pub(super) async fn lost(&self) {
-        self.lost.notified().await;
-    }
-
     /// Closes what has been idle for too long, and forgets what the engine closed; returns how many are left.
     fn sort_out(&self) -> usize {
         // Nothing is woken: the next look comes anyway, and a connection is polled again when it is taken.
@@ -162,9 +147,7 @@ impl Pool {
                 if !is_usable {
                     is_lost = true;
                     self.note_broken();
-                    if connection.is_stray() {
-                        self.note_stray();
-                    }
+                    self.note_stray(connection);
                 }
                 is_usable
             });

@@ -93,15 +93,15 @@ enum OutputIds {
     PerChoice([Vec<u32>; 1]),
 }
 
-impl Extension {
-    fn output_ids(self) -> Option<Vec<u32>> {
-        self.output_ids.map(|ids| match ids {
-            OutputIds::One(ids) | OutputIds::PerChoice([ids]) => ids,
-        })
+impl OutputIds {
+    fn only(self) -> Vec<u32> {
+        match self {
+            Self::One(ids) | Self::PerChoice([ids]) => ids,
+        }
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 struct Usage {
     prompt_tokens: Option<u64>,
     completion_tokens: Option<u64>,
@@ -113,24 +113,17 @@ impl OpenAi {
         let Ok([choice]) = <[Choice; 1]>::try_from(self.choices) else {
             return Err(format!("the answer has {choices} choices, expected 1"));
         };
-        let mut outer = self.sglext.unwrap_or_default();
-        let mut inner = choice.sgl_ext.unwrap_or_default();
-        let usage = self.usage.as_ref();
+        let (outer, inner) = (self.sglext.unwrap_or_default(), choice.sgl_ext.unwrap_or_default());
+        let usage = self.usage.unwrap_or_default();
+        let aborted = choice.finish_reason.is_some_and(|reason| reason == "abort");
         Ok(Told {
-            prompt_tokens: usage.and_then(|usage| usage.prompt_tokens),
-            output_tokens: usage.and_then(|usage| usage.completion_tokens),
-            aborted: match &choice.finish_reason {
-                Some(Value::String(reason)) if reason == "abort" => Some("no reason given".to_owned()),
-                _ => None,
-            },
+            prompt_tokens: usage.prompt_tokens,
+            output_tokens: usage.completion_tokens,
+            aborted: aborted.then(|| "no reason given".to_owned()),
             dp_rank: None,
-            routed_experts: choice.routed_experts.or(outer.routed_experts.take()).or(inner.routed_experts.take()),
-            prompt_ids: self
-                .prompt_token_ids
-                .or(choice.prompt_token_ids)
-                .or(outer.input_ids.take())
-                .or(inner.input_ids.take()),
-            output_ids: choice.token_ids.or(outer.output_ids()).or(inner.output_ids()),
+            routed_experts: choice.routed_experts.or(outer.routed_experts).or(inner.routed_experts),
+            prompt_ids: self.prompt_token_ids.or(choice.prompt_token_ids).or(outer.input_ids).or(inner.input_ids),
+            output_ids: choice.token_ids.or(outer.output_ids.or(inner.output_ids).map(OutputIds::only)),
         })
     }
 }

@@ -43,8 +43,10 @@ pub struct Question {
 /// The request for the routed experts of a prompt. Texts and ids go to `/generate` where the engine has it and not
 /// `openai` is wanted, else to completions; conversations go to chat.
 pub fn ask(engine: Engine, openai: bool, model: &str, prompt: Asked<'_>, sampling: Sampling) -> Question {
+    let native = engine.speaks_sglang() && !openai;
     match prompt {
-        Asked::Text(_) | Asked::Ids(_) if engine.speaks_sglang() && !openai => generate(prompt, sampling),
+        Asked::Text(text) if native => generate(Some(text.to_owned()), None, sampling),
+        Asked::Ids(ids) if native => generate(None, Some(ids.to_vec()), sampling),
         Asked::Messages { messages, tools } => {
             let mut body = openai_body(engine, model, sampling);
             body.insert("messages".into(), messages.clone());
@@ -73,14 +75,11 @@ pub fn uncached(engine: Engine, mut question: Question) -> Question {
     question
 }
 
-fn generate(prompt: Asked<'_>, sampling: Sampling) -> Question {
-    let mut sampling_params = sglang::SamplingParams::greedy(sampling.max_tokens);
-    sampling_params.temperature = sampling.temperature;
-    sampling_params.sampling_seed = sampling.seed;
-    let (text, input_ids) = match prompt {
-        Asked::Text(text) => (Some(text.to_owned()), None),
-        Asked::Ids(ids) => (None, Some(ids.to_vec())),
-        Asked::Messages { .. } => (None, None),
+fn generate(text: Option<String>, input_ids: Option<Vec<u32>>, sampling: Sampling) -> Question {
+    let sampling_params = sglang::SamplingParams {
+        temperature: sampling.temperature,
+        sampling_seed: sampling.seed,
+        ..sglang::SamplingParams::greedy(sampling.max_tokens)
     };
     let request = sglang::GenerateRequest {
         text,

@@ -95,6 +95,8 @@ fn expert(id: i32, row: usize, layer: u16, model: &ModelInfo) -> Result<u16, Str
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::recording::encode_npy;
     use crate::sglang::encode_routed_experts;
@@ -109,6 +111,39 @@ mod tests {
             num_hidden_layers: 3,
             layer_ids: vec![1, 2],
         }
+    }
+
+    fn all_moe(layers: u16, top_k: u16) -> ModelInfo {
+        ModelInfo { num_experts: 32, top_k, num_hidden_layers: layers, layer_ids: (0..layers).collect(), ..model() }
+    }
+
+    proptest! {
+        #[test]
+        fn round_trip(rows in 0usize..6, layers in 1u16..5, top_k in 1u16..5, seed in any::<u64>()) {
+            let (count, model) = (rows * usize::from(layers * top_k), all_moe(layers, top_k));
+            let ids: Vec<i32> = (0..count).map(|i| ((seed.rotate_left(i as u32) % 33) as i32) - 1).collect();
+            let data = encode_routed_experts(&ids);
+            let told = decode(&data, rows, &model).unwrap();
+            prop_assert_eq!((told.rows, &told.ids), (rows, &ids));
+            prop_assert_eq!(told.experts(&model).is_ok(), !ids.contains(&-1));
+            prop_assert!(decode(&data, rows + 1, &model).is_err());
+        }
+
+        #[test]
+        fn any_text_is_refused_or_decoded(data in "\\PC{0,40}", rows in 0usize..4, layers in any::<u16>(), top_k in 0u16..4) {
+            let model = all_moe(layers, top_k);
+            let _ = decode(&data, rows, &model).map(|told| told.experts(&model));
+        }
+    }
+
+    #[test]
+    fn little_endian_and_range() {
+        assert_eq!(encode_routed_experts(&[1, -1, 258, 3]), "AQAAAP////8CAQAAAwAAAA==");
+        let (model, data) = (all_moe(1, 2), encode_routed_experts(&[1, 2, 258, 3]));
+        let error = decode(&data, 2, &model).unwrap().experts(&model).unwrap_err();
+        assert_eq!(error, "token 1 names expert 258 in layer 0, expected ids below 32");
+        assert!(decode("AAAA!AAA", 1, &all_moe(1, 1)).is_err());
+        assert!(decode("", usize::MAX, &all_moe(u16::MAX, 2)).is_err());
     }
 
     const IDS: [i32; 12] = [0, 0, 1, 2, 3, 4, 0, 0, 5, 6, 7, 0];

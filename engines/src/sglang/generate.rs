@@ -1,5 +1,7 @@
 //! `/generate`: requests and answers.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
 /// Body of `POST /generate`: one prompt, as text or as ids. Fields that are absent are not sent.
@@ -16,16 +18,16 @@ pub struct GenerateRequest {
     #[serde(deserialize_with = "null_is_default")]
     pub sampling_params: SamplingParams,
     /// Answer with server-sent events, each holding the whole text so far, then `[DONE]`.
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub stream: bool,
     /// Ask for `meta_info.routed_experts` (server flag `--enable-return-routed-experts`).
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub return_routed_experts: bool,
     /// First position whose route is wanted; some builds ignore it, so count the rows of the answer.
     #[serde(skip_serializing_if = "is_zero")]
     pub routed_experts_start_len: u32,
     /// Ask for the prompt's token ids in the answer.
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub return_prompt_token_ids: bool,
     /// The request's id; the engine makes one up when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -36,13 +38,6 @@ pub struct GenerateRequest {
     /// The older name of `routed_dp_rank`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_parallel_rank: Option<i64>,
-}
-
-impl GenerateRequest {
-    /// The rank it is pinned to, by either name.
-    pub fn pinned_rank(&self) -> Option<i64> {
-        self.routed_dp_rank.or(self.data_parallel_rank)
-    }
 }
 
 /// Sampling parameters with SGLang's defaults.
@@ -160,7 +155,7 @@ pub struct MetaInfo {
     /// The attention-DP rank that ran it, where the engine reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dp_rank: Option<u32>,
-    /// Base64 of raw little-endian i32; see [`super::decode_routed_experts`].
+    /// Base64 of raw little-endian i32; see [`super::encode_routed_experts`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub routed_experts: Option<String>,
     /// See [`GenerateResponse::prompt_ids`].
@@ -192,8 +187,11 @@ pub enum FinishReason {
     },
 }
 
-fn is_false(value: &bool) -> bool {
-    !value
+/// Encodes [`MetaInfo::routed_experts`]: base64 of little-endian i32 without a header, in the order rows x layers x k.
+/// [`crate::recording::decode`] reads them.
+pub fn encode_routed_experts(ids: &[i32]) -> String {
+    let bytes: Vec<[u8; 4]> = ids.iter().map(|id| id.to_le_bytes()).collect();
+    STANDARD.encode(bytes.as_flattened())
 }
 
 fn is_zero(value: &u32) -> bool {
@@ -233,7 +231,7 @@ mod tests {
         }))
         .unwrap();
         assert_eq!(request.sampling_params, SamplingParams::default());
-        assert_eq!(request.pinned_rank(), Some(-1));
+        assert_eq!((request.routed_dp_rank, request.data_parallel_rank), (None, Some(-1)));
     }
 
     #[test]

@@ -2,13 +2,13 @@
 //!
 //! Unknown fields are ignored in both directions, as SGLang itself does; absent ones have SGLang's defaults.
 
-mod experts;
 mod generate;
 mod info;
 mod location;
 
-pub use experts::{RoutedExpertsError, decode_routed_experts, encode_routed_experts, routed_rows};
-pub use generate::{FinishReason, GenerateRequest, GenerateResponse, MetaInfo, SamplingParams, StopStrings};
+pub use generate::{
+    FinishReason, GenerateRequest, GenerateResponse, MetaInfo, SamplingParams, StopStrings, encode_routed_experts,
+};
 pub use info::{LoadCoverageError, Loads, RankLoads, ServerInfo};
 pub use location::{PlacementDifference, ShownPlacement};
 

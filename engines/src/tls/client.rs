@@ -1,4 +1,4 @@
-//! The client's side: whom it believes, and who it says it is.
+//! The client's side: trusted authorities, and the client's own certificate.
 
 use std::io;
 use std::path::PathBuf;

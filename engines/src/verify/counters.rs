@@ -57,7 +57,7 @@ impl Counters {
         (before.len() == sent.len()).then_some(Self { before, sent, waited: Duration::ZERO, doubted: false })
     }
 
-    /// Takes the counts `now`, by rank, after all probes were answered. [`Comparison::Waiting`] as the last word means
+    /// Takes the counts `now`, by rank, after all probes were answered. A final [`Comparison::Waiting`] means
     /// that the probes were not counted in time.
     pub fn look(&mut self, now: &[u64]) -> Look {
         let found = self.compare(now);

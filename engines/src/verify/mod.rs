@@ -24,7 +24,7 @@ use crate::pin;
 
 pub use counters::{Comparison, Counters, Look};
 pub use plan::ProbePlan;
-pub use probe::{Inconclusive, PinTarget, Round, Sighting, probe};
+pub use probe::{Inconclusive, PinTarget, Round, probe};
 pub use schedule::Schedule;
 
 /// Contradictions within [`WINDOW`] that make a verdict.

@@ -100,7 +100,7 @@ impl Prober<'_> {
         let mut observation = Observation { evidence: Evidence::Probe, agreed: 0, contradicted: 0 };
         for rank in plan.ranks() {
             let answer = self.ask(route, rank).await?;
-            let ran_on = Sighting::read(&answer).ok_or(Inconclusive::NotReported)?.rank;
+            let ran_on = rank_of(&answer).ok_or(Inconclusive::NotReported)?;
             let pinned = self.target.dialect.wire_rank(rank);
             if ran_on == pinned {
                 observation.agreed += 1;
@@ -184,34 +184,25 @@ fn probe_body(route: Route, model: &str) -> Value {
     }
 }
 
-/// The rank that an answer of SGLang's names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sighting {
-    /// As the engine counts.
-    pub rank: u32,
-}
-
-impl Sighting {
-    /// Reads `meta_info.dp_rank` of `/generate`, or `choices[0].meta_info.dp_rank` of a chat.
-    pub fn read(answer: &[u8]) -> Option<Self> {
-        #[derive(Deserialize)]
-        struct Meta {
-            dp_rank: Option<u32>,
-        }
-        #[derive(Deserialize)]
-        struct Choice {
-            meta_info: Option<Meta>,
-        }
-        #[derive(Deserialize)]
-        struct Answer {
-            meta_info: Option<Meta>,
-            #[serde(default)]
-            choices: Vec<Choice>,
-        }
-        let Answer { meta_info, choices } = serde_json::from_slice(answer).ok()?;
-        let meta = meta_info.or_else(|| choices.into_iter().next()?.meta_info)?;
-        meta.dp_rank.map(|rank| Self { rank })
+/// The rank that an answer of SGLang's names, as the engine counts: `meta_info.dp_rank` of `/generate`, or
+/// `choices[0].meta_info.dp_rank` of a chat.
+fn rank_of(answer: &[u8]) -> Option<u32> {
+    #[derive(Deserialize)]
+    struct Meta {
+        dp_rank: Option<u32>,
     }
+    #[derive(Deserialize)]
+    struct Choice {
+        meta_info: Option<Meta>,
+    }
+    #[derive(Deserialize)]
+    struct Answer {
+        meta_info: Option<Meta>,
+        #[serde(default)]
+        choices: Vec<Choice>,
+    }
+    let Answer { meta_info, choices } = serde_json::from_slice(answer).ok()?;
+    meta_info.or_else(|| choices.into_iter().next()?.meta_info)?.dp_rank
 }
 
 #[cfg(test)]
@@ -228,7 +219,7 @@ mod tests {
             ("[]", None),
             ("", None),
         ] {
-            assert_eq!(Sighting::read(answer.as_bytes()).map(|seen| seen.rank), rank, "{answer}");
+            assert_eq!(rank_of(answer.as_bytes()), rank, "{answer}");
         }
     }
 }

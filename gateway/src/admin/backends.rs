@@ -109,10 +109,6 @@ struct Rank {
     price: f64,
 }
 
-pub(super) async fn list(State(core): State<Arc<Core>>) -> Json<Backends> {
-    Json(collect(&core))
-}
-
 pub(super) fn collect(core: &Core) -> Backends {
     let snapshot = core.snapshot();
     let backends = snapshot.models.iter().flat_map(|model| describe(core, model)).collect();
@@ -164,7 +160,7 @@ fn breaker(backend: &crate::backend::Backend) -> Breaker {
     Breaker {
         state: breaker.state().name(),
         failures: breaker.failures(),
-        openings: breaker.openings(),
+        openings: breaker.openings,
         open_seconds: breaker.open_until().map(left),
     }
 }

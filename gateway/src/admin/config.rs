@@ -26,16 +26,16 @@ pub(super) struct Running {
     settings: Value,
 }
 
-pub(super) async fn show(State(core): State<Arc<Core>>) -> Json<Running> {
+pub(super) fn collect(core: &Core) -> Running {
     let snapshot = core.snapshot();
     let source = &snapshot.config.source;
-    Json(Running {
+    Running {
         file: source.file.clone(),
         generation: snapshot.generation,
         started_unix_seconds: core.started_unix_seconds,
         last_reload: core.reloads.last(),
         settings: source.document.clone(),
-    })
+    }
 }
 
 pub(super) async fn load(State(core): State<Arc<Core>>) -> Result<Json<Reloaded>, RequestError> {

@@ -16,6 +16,7 @@ use http::{HeaderMap, HeaderName, Uri, header};
 use sha2::{Digest, Sha256};
 
 use super::page;
+use crate::config::SecretDigest;
 use crate::error::RequestError;
 use crate::state::Core;
 
@@ -30,16 +31,16 @@ impl Guard {
         Self { loopback: bound.ip().is_loopback(), core }
     }
 
-    fn judge(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), RequestError> {
-        let rules = Rules { loopback: self.loopback, token_sha256: self.core.config().server.admin_token_sha256 };
-        rules.judge(uri, headers)
+    /// The rules as they are now.
+    fn rules(&self) -> Rules {
+        Rules { loopback: self.loopback, token_sha256: self.core.config().server.admin_token_sha256 }
     }
 }
 
 /// The rules for one request.
 struct Rules {
     loopback: bool,
-    token_sha256: Option<[u8; 32]>,
+    token_sha256: Option<SecretDigest>,
 }
 
 impl Rules {
@@ -79,11 +80,12 @@ pub(super) async fn check(
     request: Request,
     next: Next,
 ) -> Result<Response, RequestError> {
-    guard.judge(request.uri(), request.headers())?;
+    guard.rules().judge(request.uri(), request.headers())?;
     Ok(next.run(request).await)
 }
 
-fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
+/// A header's text; empty where there is none.
+pub(super) fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
 }
 
@@ -97,9 +99,9 @@ fn is_loopback(host: &str) -> bool {
 }
 
 /// Compares digests, so that timing reveals nothing about the token.
-fn has_token(headers: &HeaderMap, expected: &[u8; 32]) -> bool {
+fn has_token(headers: &HeaderMap, expected: &SecretDigest) -> bool {
     let token = text(headers, &header::AUTHORIZATION).strip_prefix("Bearer ");
-    token.is_some_and(|token| Sha256::digest(token.trim().as_bytes()).as_slice() == expected)
+    token.is_some_and(|token| Sha256::digest(token.trim().as_bytes()).as_slice() == expected.0)
 }
 
 #[cfg(test)]
@@ -156,7 +158,7 @@ mod tests {
 
     #[test]
     fn tokens() {
-        let digest: [u8; 32] = Sha256::digest(b"secret").into();
+        let digest = SecretDigest(Sha256::digest(b"secret").into());
         let rules = Rules { loopback: false, token_sha256: Some(digest) };
         assert!(judge(&rules, &[("authorization", "Bearer secret")]));
         for wrong in ["Bearer wrong", "secret", "Basic secret", ""] {

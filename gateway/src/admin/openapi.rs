@@ -2,7 +2,6 @@
 //!
 //! Schemas are derived from the types that handlers read and write, so that they cannot say anything else.
 
-use axum::Json;
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde::Serialize;
@@ -32,10 +31,6 @@ struct FailureDetail {
     code: String,
 }
 
-pub(super) async fn show() -> Json<Value> {
-    Json(document())
-}
-
 fn settings() -> SchemaSettings {
     let mut settings = SchemaSettings::draft2020_12();
     settings.definitions_path = "/components/schemas".into();
@@ -43,7 +38,7 @@ fn settings() -> SchemaSettings {
     settings
 }
 
-fn document() -> Value {
+pub(super) fn document() -> Value {
     let mut answers = settings().for_serialize().into_generator();
     let failure = answers.subschema_for::<Failure>();
     let mut paths = Map::new();

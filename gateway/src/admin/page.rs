@@ -12,6 +12,8 @@ use base64::engine::general_purpose::STANDARD;
 use http::{HeaderMap, HeaderValue, header};
 use sha2::{Digest, Sha256};
 
+use super::guard::text;
+
 const PAGE: &str = include_str!("page.html");
 
 /// Only the page's own script and style run, by their digests, and only this listener is asked for anything.
@@ -29,14 +31,9 @@ static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
     HeaderValue::try_from(policy).unwrap_or_else(|_| HeaderValue::from_static("default-src 'none'"))
 });
 
-/// The media types that the client wants.
-pub(super) fn accept(headers: &HeaderMap) -> &str {
-    headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("")
-}
-
 /// Whether a browser asks for a page.
 pub(super) fn is_wanted(headers: &HeaderMap) -> bool {
-    accept(headers).split(',').any(|range| range.trim_start().starts_with("text/html"))
+    text(headers, &header::ACCEPT).split(',').any(|range| range.trim_start().starts_with("text/html"))
 }
 
 pub(super) async fn show() -> Response {

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use axum::Router;
+use axum::extract::State;
 use axum::routing::{MethodRouter, get, post};
+use axum::{Json, Router};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::Serialize;
 
 use crate::state::Core;
 
@@ -38,12 +40,17 @@ pub(super) enum Gives {
 pub(super) enum Takes {
     Nothing,
     Json(fn(&mut SchemaGenerator) -> Schema),
-    /// JSON, or a file as the body where the query `backend` names whom it is for.
+    /// JSON, or a file as the body where the query `backend` names its backend.
     JsonOrUpload(fn(&mut SchemaGenerator) -> Schema),
 }
 
 fn schema<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     generator.subschema_for::<T>()
+}
+
+/// `GET` of the collected state, as JSON.
+fn shown<T: Serialize + 'static>(collect: fn(&Core) -> T) -> MethodRouter<Arc<Core>> {
+    get(move |State(core): State<Arc<Core>>| async move { Json(collect(&core)) })
 }
 
 impl Route {
@@ -106,11 +113,11 @@ pub(super) const ADMIN: &[Route] = &[
     })
     .json::<overview::Overview>(),
     Route::get("/admin/openapi.json", "this list as an OpenAPI document, with bodies and answers", || {
-        get(openapi::show)
+        shown(|_| openapi::document())
     })
     .json::<openapi::AnyObject>(),
     Route::get("/admin/tables", "the tables in use, per backend, earlier ones, and the last errors", || {
-        get(tables::list)
+        shown(tables::collect)
     })
     .json::<tables::InUse>(),
     Route::post(
@@ -130,7 +137,7 @@ pub(super) const ADMIN: &[Route] = &[
     Route::get(
         "/admin/backends",
         "every backend with its health, breaker and drain, and its ranks' loads and prices",
-        || get(backends::list),
+        || shown(backends::collect),
     )
     .json::<backends::Backends>(),
     Route::post("/admin/backends/{name}/drain", "new requests go elsewhere, running ones finish", || {
@@ -140,11 +147,11 @@ pub(super) const ADMIN: &[Route] = &[
     Route::post("/admin/backends/{name}/undrain", "new requests come again", || post(backends::undrain))
         .json::<backends::Drained>(),
     Route::get("/admin/routing", "every model's policy, its canary's counts and its shadow's report", || {
-        get(routing::list)
+        shown(routing::collect)
     })
     .json::<routing::Routing>(),
     Route::get("/admin/config", "which configuration runs, since when, and what came of the last reload", || {
-        get(config::show)
+        shown(config::collect)
     })
     .json::<config::Running>(),
     Route::post("/admin/reload", "read the configuration's file again; the old one stays if it is wrong", || {

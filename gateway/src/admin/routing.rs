@@ -1,9 +1,5 @@
 //! `GET /admin/routing`: how each model's requests are placed, and how trials go.
 
-use std::sync::Arc;
-
-use axum::Json;
-use axum::extract::State;
 use schemars::JsonSchema;
 use semmoe_routing::{Report, Settings};
 use serde::Serialize;
@@ -55,10 +51,6 @@ struct PrefixTable {
     memory_bytes: usize,
 }
 
-pub(super) async fn list(State(core): State<Arc<Core>>) -> Json<Routing> {
-    Json(collect(&core))
-}
-
 pub(super) fn collect(core: &Core) -> Routing {
     let snapshot = core.snapshot();
     let models = snapshot.models.iter().map(|model| describe(model)).collect();
@@ -73,7 +65,7 @@ fn describe(model: &Model) -> ModelRouting {
         local_share_gain: report.watched.local_share.zip(report.acting.local_share).map(|(would, does)| would - does),
         report,
     });
-    let canary = model.plan.trial().map(|Trial { canary, baseline, tried, spared }| Canary {
+    let canary = model.plan.trial.as_ref().map(|Trial { canary, baseline, tried, spared }| Canary {
         percent: canary.percent(),
         baseline: baseline.name(),
         requests: tried.get(),

@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, StatusCode, header};
 use semmoe_text::ChatTemplate;
 
-use super::page::accept;
+use super::guard::text;
 use crate::backend::Health;
 use crate::metrics::TextFormat;
 use crate::state::Core;
@@ -44,7 +44,7 @@ pub(super) async fn metrics(State(core): State<Arc<Core>>, headers: HeaderMap) -
     core.sweep();
     for model in &core.snapshot().models {
         for member in &model.members {
-            core.metrics.requests.streams(&member.backend.name, member.backend.flow.peek());
+            core.metrics.requests.answers.streams(&member.backend.name, member.backend.flow.peek());
         }
         if let Some(text) = &model.text {
             let chats_left = text.template.as_ref().map_or(0, ChatTemplate::left_to_library);
@@ -52,10 +52,10 @@ pub(super) async fn metrics(State(core): State<Arc<Core>>, headers: HeaderMap) -
         }
         let policy = model.plan.policy();
         if let Some((report, watched)) = model.pool.report().zip(policy.watched()) {
-            core.metrics.shadow(&model.name, policy.acting_name(), watched.name(), &report);
+            core.metrics.shadow.set(&model.name, policy.acting_name(), watched.name(), &report);
         }
     }
-    let format = TextFormat::accepted(accept(&headers));
+    let format = TextFormat::accepted(text(&headers, &header::ACCEPT));
     let head = [(header::CONTENT_TYPE, format.content_type()), (header::VARY, "Accept")];
     (head, core.metrics.encode(format)).into_response()
 }

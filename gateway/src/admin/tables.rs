@@ -14,12 +14,13 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use semmoe_tables::Provenance;
+use semmoe_tables::Tables;
 
+use super::guard::text;
 use crate::error::RequestError;
 use crate::snapshot::{Member, Model};
 use crate::state::Core;
-use crate::tables::{EarlierTables, Source, change, read, receive};
+use crate::tables::{EarlierTables, Origin, Source, change, read, receive};
 
 /// Longest JSON body: a backend's name and a path.
 const MAX_COMMAND_BYTES: usize = 64 << 10;
@@ -38,36 +39,32 @@ pub(super) struct InUse {
 struct Entry {
     backend: String,
     model: String,
-    /// Absent for an upload.
-    path: Option<PathBuf>,
-    digest: String,
-    placement_digest: String,
-    /// Generation of the swap that brought them.
-    generation: u64,
+    #[serde(flatten)]
+    file: TablesFile,
     dp_ranks: u16,
     /// The local activation rate that the solver measured on requests held out; null where the file does not say it.
     promised_lar: Option<f64>,
     solver: String,
     source: String,
-    created: String,
     /// The tables that a rollback can restore, latest first.
-    earlier: Vec<Earlier>,
+    earlier: Vec<TablesFile>,
 }
 
 #[derive(Serialize, JsonSchema)]
-struct Earlier {
-    /// Names them in a rollback.
+struct TablesFile {
+    /// Of the swap that brought them; names them in a rollback.
     generation: u64,
+    /// Absent for an upload.
     path: Option<PathBuf>,
     digest: String,
     placement_digest: String,
     created: String,
 }
 
-impl Earlier {
-    fn of(EarlierTables { tables, origin, generation }: &EarlierTables) -> Self {
+impl TablesFile {
+    fn of(tables: &Tables, origin: &Origin, generation: u64) -> Self {
         Self {
-            generation: *generation,
+            generation,
             path: origin.path.clone(),
             digest: tables.digest().to_owned(),
             placement_digest: tables.placement_digest().to_owned(),
@@ -110,10 +107,6 @@ pub(super) struct Loaded {
     placement_digest: String,
 }
 
-pub(super) async fn list(State(core): State<Arc<Core>>) -> Json<InUse> {
-    Json(collect(&core))
-}
-
 pub(super) fn collect(core: &Core) -> InUse {
     let snapshot = core.snapshot();
     let failed = |(_, member): (&Arc<Model>, &Member)| {
@@ -132,21 +125,16 @@ pub(super) fn collect(core: &Core) -> InUse {
 fn entry(model: &Model, member: &Member) -> Option<Entry> {
     let loaded = member.tables.as_ref()?;
     let tables = &loaded.tables;
-    let (digest, placement_digest) = (tables.digest().to_owned(), tables.placement_digest().to_owned());
-    let Provenance { source, created } = tables.provenance().clone();
+    let earlier = |earlier: &EarlierTables| TablesFile::of(&earlier.tables, &earlier.origin, earlier.generation);
     Some(Entry {
         backend: member.backend.name.clone(),
         model: model.name.clone(),
-        path: loaded.origin.path.clone(),
-        digest,
-        placement_digest,
-        generation: loaded.generation,
+        file: TablesFile::of(tables, &loaded.origin, loaded.generation),
         dp_ranks: tables.dp_ranks(),
         promised_lar: tables.promised_lar(),
         solver: tables.solver().to_owned(),
-        source,
-        created,
-        earlier: member.earlier.iter().map(Earlier::of).collect(),
+        source: tables.provenance().source.clone(),
+        earlier: member.earlier.iter().map(earlier).collect(),
     })
 }
 
@@ -190,8 +178,8 @@ pub(super) async fn command<T: DeserializeOwned>(core: &Core, body: Body, expect
 }
 
 fn is_json(headers: &HeaderMap) -> bool {
-    let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
-    kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
+    let kind = text(headers, &header::CONTENT_TYPE).split(';').next();
+    kind.is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
 }
 
 fn backend_of(uri: &Uri) -> Option<String> {

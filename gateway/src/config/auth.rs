@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::value::{digest, unique};
-use super::{ConfigError, ModelConfig};
+use super::{ConfigError, ModelConfig, SecretDigest};
 
 /// `[auth]`
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -41,24 +41,17 @@ pub enum Forward {
 }
 
 /// Checked: names and digests are unique, models exist and go by their own names.
-#[derive(Clone, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AuthConfig {
     pub(crate) keys: Vec<Arc<KeyConfig>>,
     pub(crate) forward: Forward,
 }
 
-impl std::fmt::Debug for AuthConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let names: Vec<&str> = self.keys.iter().map(|key| key.name.as_str()).collect();
-        f.debug_struct("AuthConfig").field("keys", &names).field("forward", &self.forward).finish()
-    }
-}
-
-/// A key. Its digest is shown nowhere.
-#[derive(PartialEq)]
+/// A key.
+#[derive(Debug, PartialEq)]
 pub(crate) struct KeyConfig {
     pub(crate) name: String,
-    pub(crate) sha256: [u8; 32],
+    pub(crate) sha256: SecretDigest,
     pub(crate) models: Option<Vec<String>>,
 }
 
@@ -92,9 +85,8 @@ pub(super) fn auth(
 fn own_names(key: &str, allowed: &[String], models: &[ModelConfig]) -> Result<Vec<String>, ConfigError> {
     let own = |name: &String| {
         let found = models.iter().find(|model| model.name == *name || model.other_names.aliases.contains(name));
-        found
-            .map(|model| model.name.clone())
-            .ok_or_else(|| ConfigError::value(key, format!("there is no model '{name}'")))
+        let found = found.ok_or_else(|| ConfigError::value(key, format!("there is no model '{name}'")))?;
+        Ok(found.name.clone())
     };
     if allowed.is_empty() {
         return Err(ConfigError::value(key, "empty, expected at least one model; leave it out to allow all"));
@@ -104,11 +96,10 @@ fn own_names(key: &str, allowed: &[String], models: &[ModelConfig]) -> Result<Ve
 
 /// Origins of pages, each as browsers send it.
 pub(super) fn cors_origins(origins: Vec<String>) -> Result<Vec<String>, ConfigError> {
-    let fault = |(at, origin): (usize, &String)| Some((at, origin.clone(), crate::data::origin_fault(origin)?));
-    match origins.iter().enumerate().find_map(fault) {
-        Some((at, origin, fault)) => {
-            Err(ConfigError::value(format!("server.cors_origins[{at}]"), format!("'{origin}' {fault}")))
+    for (at, origin) in origins.iter().enumerate() {
+        if let Some(fault) = crate::data::origin_fault(origin) {
+            return Err(ConfigError::value(format!("server.cors_origins[{at}]"), format!("'{origin}' {fault}")));
         }
-        None => Ok(origins),
     }
+    Ok(origins)
 }

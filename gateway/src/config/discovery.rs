@@ -9,9 +9,8 @@ use std::time::Duration;
 use semmoe_engines::http::BaseUrl;
 use serde::Deserialize;
 
-use super::kubernetes;
 use super::value::{at_least, seconds};
-use super::{BackendConfig, Config, ConfigError, ModelConfig, RawBackend, RawKubernetes};
+use super::{BackendConfig, Config, ConfigError, ModelConfig, RawBackend, RawKubernetes, kubernetes};
 use crate::discovery::is_name;
 
 /// A name of the DNS is no longer.
@@ -137,7 +136,7 @@ impl Place {
     fn host(&self) -> String {
         match self {
             Self::Dns(dns) => dns.rsplit_once(':').map_or(dns.as_str(), |(host, _)| host).to_owned(),
-            // The domain that was configured: who says which targets there are may be anybody.
+            // The domain that was configured: the targets come from outside.
             Self::Srv(srv) => srv.split('.').skip_while(|label| label.starts_with('_')).collect::<Vec<_>>().join("."),
             #[cfg(feature = "kube")]
             Self::Kubernetes(kubernetes) => format!("{}.{}.svc", kubernetes.service, kubernetes.namespace),

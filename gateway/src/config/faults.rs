@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use super::ConfigError;
-use super::value::{at_least, seconds, within};
-use crate::breaker::BreakerRules;
+use super::value::{any, positive, seconds, share, within};
 
 /// More attempts than any budget allows for long.
 const MAX_ATTEMPTS: u32 = 16;
@@ -31,65 +30,39 @@ section! { RawRetry, "`[retry]`: a request is sent to another backend while noth
     hold_seconds: f64 = 5.0,
 }
 
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct RetryConfig {
-    pub(crate) attempts: u32,
-    pub(crate) budget: BudgetRules,
-    pub(crate) after_send: bool,
-    pub(crate) statuses: Vec<u16>,
-    /// From the head of an answer to its first piece.
-    pub(crate) hold: Duration,
-}
-
-/// How many retries a model's requests pay for.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct BudgetRules {
-    /// Retries per request.
-    pub(crate) ratio: f64,
-    pub(crate) per_second: f64,
-}
-
-pub(super) fn retry(raw: RawRetry) -> Result<RetryConfig, ConfigError> {
+pub(super) fn retry(raw: RawRetry) -> Result<RawRetry, ConfigError> {
     within("retry.attempts", raw.attempts, 1..=MAX_ATTEMPTS)?;
     // A 500 is what an engine says to one request, and it would say it again.
     if let Some(status) = raw.statuses.iter().find(|status| !matches!(status, 429 | 501..=599)) {
         return Err(ConfigError::value("retry.statuses", format!("{status}, expected 429 or 501 to 599")));
     }
-    Ok(RetryConfig {
-        attempts: raw.attempts,
-        budget: BudgetRules {
-            ratio: within("retry.budget_ratio", raw.budget_ratio, 0.0..=1.0)?,
-            per_second: within("retry.budget_per_second", raw.budget_per_second, 0.0..=MAX_PER_SECOND)?,
-        },
-        after_send: raw.after_send,
-        statuses: raw.statuses,
-        hold: Duration::from_secs_f64(within("retry.hold_seconds", raw.hold_seconds, 0.0..=MAX_HOLD_SECONDS)?),
-    })
+    share("retry.budget_ratio", raw.budget_ratio)?;
+    within("retry.budget_per_second", raw.budget_per_second, 0.0..=MAX_PER_SECOND)?;
+    within("retry.hold_seconds", raw.hold_seconds, 0.0..=MAX_HOLD_SECONDS)?;
+    Ok(raw)
 }
 
-section! { RawBreaker, "`[breaker]`: a backend whose requests fail in a row gets none for a while, unless it is the last one.";
+section! { RawBreaker => #[derive(Copy)] BreakerRules, "breaker",
+    "`[breaker]`: a backend whose requests fail in a row gets none for a while, unless it is the last one.";
     /// Failures in a row that open it: connections refused or broken, time-outs, and 502, 503 or 504 that are not an
     /// engine's JSON. 0: never.
-    failures: u32 = 5,
+    failures: u32 = 5 => failures: u32 = any,
     /// How long it is open the first time; then twice as long each time that its trials fail...
-    open_seconds: f64 = 5.0,
+    open_seconds: f64 = 5.0 => open: Duration = seconds,
     /// ...up to this.
-    longest_seconds: f64 = 60.0,
+    longest_seconds: f64 = 60.0 => open_most: Duration = seconds,
     /// Requests at a time that try it afterwards.
-    trials: u32 = 2,
+    trials: u32 = 2 => trials: u32 = positive,
     /// Trials that must succeed before it gets its share again.
-    passes: u32 = 2,
+    passes: u32 = 2 => passes: u32 = positive,
 }
 
-pub(super) fn breaker(raw: &RawBreaker) -> Result<BreakerRules, ConfigError> {
-    let open = seconds("breaker.open_seconds", raw.open_seconds)?;
-    let open_most = seconds("breaker.longest_seconds", raw.longest_seconds)?;
-    if open_most < open {
-        let cause = format!("{}, expected at least breaker.open_seconds ({})", raw.longest_seconds, raw.open_seconds);
+pub(super) fn breaker(raw: RawBreaker) -> Result<BreakerRules, ConfigError> {
+    let rules = BreakerRules::check(raw)?;
+    if rules.open_most < rules.open {
+        let (open, most) = (rules.open.as_secs_f64(), rules.open_most.as_secs_f64());
+        let cause = format!("{most}, expected at least breaker.open_seconds ({open})");
         return Err(ConfigError::value("breaker.longest_seconds", cause));
     }
-    for (key, value) in [("breaker.trials", raw.trials), ("breaker.passes", raw.passes)] {
-        at_least(key, value, 1)?;
-    }
-    Ok(BreakerRules { failures: raw.failures, open, open_most, trials: raw.trials, passes: raw.passes })
+    Ok(rules)
 }

@@ -1,28 +1,35 @@
 //! `[log]`: what `semmoe serve` writes on standard error, and how.
 
 use serde::Deserialize;
+use serde::de::{Deserializer, Error};
 use tracing::level_filters::LevelFilter;
 
-/// `[log]`
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RawLog {
+section! { RawLog, "`[log]`";
     /// `text`, or `json`: one object a line.
-    pub format: LogFormat,
-    /// The least that is logged.
-    pub level: LogLevel,
+    format: LogFormat = LogFormat::Text,
+    /// The least that is logged: `off`; `error`; `warn`, problems for the operator; `info`, changes such as starts,
+    /// probes and swaps; `debug`, every request; or `trace`.
+    #[serde(deserialize_with = "level")]
+    level: LevelFilter = LevelFilter::INFO,
     /// Requests that are logged, at target `semmoe::access` and level info.
-    pub access: Access,
+    access: Access = Access::Errors,
+}
+
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+fn level<'de, D: Deserializer<'de>>(deserializer: D) -> Result<LevelFilter, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    let known = LEVELS.iter().find(|level| **level == name).and_then(|level| level.parse().ok());
+    known.ok_or_else(|| Error::unknown_variant(&name, &LEVELS))
 }
 
 /// Which requests stand in the access log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Access {
     /// None.
     Off,
     /// Those with a status from 400 on, those that broke off, and those whose client went away.
-    #[default]
     Errors,
     /// All.
     All,
@@ -39,44 +46,11 @@ impl Access {
 }
 
 /// How a line looks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// For people.
-    #[default]
     Text,
     /// For programs.
     Json,
-}
-
-/// How much is logged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogLevel {
-    /// Nothing.
-    Off,
-    /// The failure.
-    Error,
-    /// A problem for the operator.
-    Warn,
-    /// The changes: starts, probes, swaps.
-    #[default]
-    Info,
-    /// Every request.
-    Debug,
-    /// Everything.
-    Trace,
-}
-
-impl From<LogLevel> for LevelFilter {
-    fn from(level: LogLevel) -> Self {
-        match level {
-            LogLevel::Off => Self::OFF,
-            LogLevel::Error => Self::ERROR,
-            LogLevel::Warn => Self::WARN,
-            LogLevel::Info => Self::INFO,
-            LogLevel::Debug => Self::DEBUG,
-            LogLevel::Trace => Self::TRACE,
-        }
-    }
 }

@@ -16,6 +16,21 @@ macro_rules! section {
             }
         }
     };
+    // With the section as the rest of the crate has it: behind `=>` a key's name and type there, and its check.
+    ($name:ident => $(#[$meta:meta])* $checked:ident, $section:literal, $about:literal;
+     $($(#[$doc:meta])* $key:ident: $kind:ty = $default:expr => $field:ident: $type:ty = $check:expr,)*) => {
+        section! { $name, $about; $($(#[$doc])* $key: $kind = $default,)* }
+        $(#[$meta])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub(crate) struct $checked {
+            $(pub(crate) $field: $type,)*
+        }
+        impl $checked {
+            pub(super) fn check(raw: $name) -> Result<Self, super::ConfigError> {
+                Ok(Self { $($field: $check(concat!($section, ".", stringify!($key)), raw.$key)?,)* })
+            }
+        }
+    };
 }
 
 mod auth;
@@ -47,7 +62,6 @@ use semmoe_engines::tls::ClientFiles;
 use semmoe_engines::{Engine, RankBase};
 use semmoe_planner::policy::Layout;
 
-use crate::breaker::BreakerRules;
 use crate::names::OtherNames;
 
 pub(crate) use auth::{AuthConfig, KeyConfig};
@@ -55,13 +69,14 @@ pub use auth::{Forward, RawAuth, RawKey};
 pub use discovery::RawDiscovery;
 pub(crate) use discovery::{DiscoveryConfig, Found, Place, SourceKey};
 pub use error::ConfigError;
-pub(crate) use faults::{BudgetRules, RetryConfig};
+pub(crate) use faults::BreakerRules;
 pub use faults::{RawBreaker, RawRetry};
 #[cfg(feature = "kube")]
 pub(crate) use kubernetes::KubernetesConfig;
 pub use kubernetes::RawKubernetes;
-pub use log::{Access, LogFormat, LogLevel, RawLog};
+pub use log::{Access, LogFormat, RawLog};
 pub use overrides::Override;
+pub(crate) use raw::{HealthConfig, RoutingConfig, Timeouts};
 pub use raw::{RawBackend, RawConfig, RawHealth, RawLimits, RawModel, RawRouting, RawServer, RawTimeouts};
 pub use sampling::RawSampling;
 pub(crate) use sampling::{DriftRules, ProfileConfig, RollingLimits, SamplingConfig, TraceConfig};
@@ -69,10 +84,10 @@ pub use switching::{Meanwhile, RawSwitch, SwitchMode};
 pub(crate) use switching::{SwitchConfig, Webhook};
 pub use tables::RawTables;
 pub(crate) use tables::TablesConfig;
-pub(crate) use tls::ServerTlsConfig;
 pub use tls::{RawServerTls, TlsVersion};
 pub use tracing::RawTracing;
 pub(crate) use tracing::TracingConfig;
+pub(crate) use value::SecretDigest;
 pub(crate) use waiting::{DrainRules, QueueRules};
 pub use waiting::{RawDrain, RawQueue};
 
@@ -88,7 +103,7 @@ pub struct Config {
     pub(crate) limits: RawLimits,
     pub(crate) timeouts: Timeouts,
     pub(crate) health: HealthConfig,
-    pub(crate) retry: RetryConfig,
+    pub(crate) retry: RawRetry,
     pub(crate) breaker: BreakerRules,
     pub(crate) queue: QueueRules,
     pub(crate) drain: DrainRules,
@@ -158,7 +173,7 @@ impl Config {
 
     /// Log settings, for the program that starts the gateway.
     pub fn log(&self) -> RawLog {
-        self.log
+        self.log.clone()
     }
 
     /// Addresses that will be bound: data, admin, metrics.
@@ -178,35 +193,20 @@ pub(crate) struct Source {
     pub(crate) overrides: Vec<Override>,
 }
 
-#[derive(Clone, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ServerConfig {
     pub(crate) listen: SocketAddr,
     pub(crate) admin: SocketAddr,
     pub(crate) metrics: Option<SocketAddr>,
-    /// Digest of the admin token.
-    pub(crate) admin_token_sha256: Option<[u8; 32]>,
+    pub(crate) admin_token_sha256: Option<SecretDigest>,
     pub(crate) tables_root: Option<PathBuf>,
     /// Paths that are passed through besides the gateway's own.
     pub(crate) extra_routes: Vec<String>,
     /// Origins of pages that may use the data plane, or `*`.
     pub(crate) cors_origins: Vec<String>,
-    pub(crate) tls: Option<ServerTlsConfig>,
-    pub(crate) admin_tls: Option<ServerTlsConfig>,
+    pub(crate) tls: Option<RawServerTls>,
+    pub(crate) admin_tls: Option<RawServerTls>,
     pub(crate) credentials_interval: Duration,
-}
-
-impl std::fmt::Debug for ServerConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ServerConfig")
-            .field("listen", &self.listen)
-            .field("admin", &self.admin)
-            .field("metrics", &self.metrics)
-            .field("admin_token", &self.admin_token_sha256.map(|_| "set"))
-            .field("tables_root", &self.tables_root)
-            .field("tls", &self.tls)
-            .field("admin_tls", &self.admin_tls)
-            .finish_non_exhaustive()
-    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -227,6 +227,8 @@ pub(crate) struct PolicyConfig {
     /// With the model's own baseline.
     pub(crate) settings: semmoe_routing::Settings,
     pub(crate) canary: Option<semmoe_routing::Canary>,
+    /// The inputs that any of them reads. With a canary all requests are scored, so that both sides can be compared.
+    pub(crate) needs: semmoe_routing::Needs,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -262,36 +264,4 @@ impl BackendConfig {
     pub(crate) fn is_same_ranks(&self, other: &Self) -> bool {
         (&self.name, self.engine, &self.urls) == (&other.name, other.engine, &other.urls)
     }
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Timeouts {
-    pub(crate) connect: Duration,
-    pub(crate) first_byte: Duration,
-    pub(crate) idle: Duration,
-    pub(crate) header: Duration,
-    pub(crate) handshake: Duration,
-    pub(crate) body: Duration,
-    pub(crate) client: Duration,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct HealthConfig {
-    pub(crate) interval: Duration,
-    pub(crate) timeout: Duration,
-    pub(crate) unhealthy_after: u32,
-    pub(crate) busy: Duration,
-    pub(crate) stall: Duration,
-    pub(crate) identity: Duration,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct RoutingConfig {
-    pub(crate) trust_client_pins: bool,
-    pub(crate) offload_bytes: usize,
-    pub(crate) score_limit: Duration,
-    pub(crate) segment_cache_bytes: usize,
-    pub(crate) sticky_header: http::HeaderName,
-    pub(crate) prefix: semmoe_routing::PrefixSettings,
-    pub(crate) settings: semmoe_routing::Settings,
 }

@@ -1,13 +1,13 @@
 //! Which policies a model's requests are placed by: names, baseline and canary.
 
-use semmoe_routing::{Canary, Needs, Policy, policy_with};
+use semmoe_routing::{Canary, Policy, policy_with};
 
 use super::{ConfigError, PolicyConfig, RawModel, RoutingConfig};
 
 type Result<T> = std::result::Result<T, ConfigError>;
 
-/// The checked configuration of a model's policies, and what any of them looks at.
-pub(super) fn policies(key: &str, raw: &RawModel, routing: &RoutingConfig) -> Result<(PolicyConfig, Needs)> {
+/// The checked configuration of a model's policies.
+pub(super) fn policies(key: &str, raw: &RawModel, routing: &RoutingConfig) -> Result<PolicyConfig> {
     let mut settings = routing.settings.clone();
     if let Some(baseline) = &raw.baseline {
         settings.baseline.clone_from(baseline);
@@ -27,7 +27,7 @@ pub(super) fn policies(key: &str, raw: &RawModel, routing: &RoutingConfig) -> Re
         let cause = format!("'{baseline}' would never be used; it goes with policy 'shadow' or with `canary`");
         return Err(ConfigError::value(format!("{key}.baseline"), cause));
     }
-    Ok((PolicyConfig { name: raw.policy.clone(), settings, canary }, needs))
+    Ok(PolicyConfig { name: raw.policy.clone(), settings, canary, needs })
 }
 
 fn canary(key: &str, percent: u64, policy: &dyn Policy, baseline: &str) -> Result<Canary> {

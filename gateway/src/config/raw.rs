@@ -1,14 +1,16 @@
 //! The configuration as it stands in the file: names, defaults and nothing else. Unknown keys are errors.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use semmoe_engines::RankBase;
 use semmoe_engines::tls::ClientFiles;
 use semmoe_planner::policy::Layout;
+use semmoe_routing::{PrefixSettings, Settings};
 use serde::Deserialize;
 
-use super::RawDiscovery;
-use super::RawServerTls;
+use super::value::{any, positive, seconds};
+use super::{ConfigError, RawDiscovery, RawServerTls};
 use super::{RawAuth, RawBreaker, RawDrain, RawLog, RawQueue, RawRetry, RawSampling, RawSwitch, RawTables, RawTracing};
 
 /// The whole file.
@@ -194,59 +196,72 @@ section! { RawLimits, "`[limits]`";
     open_streams: u32 = 16_384,
 }
 
-section! { RawTimeouts, "`[timeouts]`, in seconds";
+section! { RawTimeouts => Timeouts, "timeouts", "`[timeouts]`, in seconds";
     /// To connect to a backend.
-    connect_seconds: f64 = 2.0,
+    connect_seconds: f64 = 2.0 => connect: Duration = seconds,
     /// From sending a request to the head of its answer. Without streaming that is the whole generation.
-    first_byte_seconds: f64 = 600.0,
+    first_byte_seconds: f64 = 600.0 => first_byte: Duration = seconds,
     /// Between two pieces of an answer.
-    idle_seconds: f64 = 120.0,
+    idle_seconds: f64 = 120.0 => idle: Duration = seconds,
     /// For a client to send a request's head; an idle connection is closed after it, too.
-    header_seconds: f64 = 60.0,
+    header_seconds: f64 = 60.0 => header: Duration = seconds,
     /// For a client's TLS handshake.
-    handshake_seconds: f64 = 10.0,
+    handshake_seconds: f64 = 10.0 => handshake: Duration = seconds,
     /// For a client to send a request's body.
-    body_seconds: f64 = 60.0,
+    body_seconds: f64 = 60.0 => body: Duration = seconds,
     /// For a client to take any of what it is sent; then its connection is closed, as its request holds a rank.
-    client_seconds: f64 = 120.0,
+    client_seconds: f64 = 120.0 => client: Duration = seconds,
 }
 
-section! { RawHealth, "`[health]`";
+section! { RawHealth => HealthConfig, "health", "`[health]`";
     /// Time between two probes of a backend.
-    interval_seconds: f64 = 5.0,
+    interval_seconds: f64 = 5.0 => interval: Duration = seconds,
     /// Time that one probe may take.
-    timeout_seconds: f64 = 3.0,
+    timeout_seconds: f64 = 3.0 => timeout: Duration = seconds,
     /// Failed probes in a row after which a backend gets no more requests. A refused connection counts as all of them,
     /// and so does a 503 from vLLM or semmoe's worker.
-    unhealthy_after: u32 = 2,
+    unhealthy_after: u32 = 2 => unhealthy_after: u32 = positive,
     /// How long a backend may take connections and answer no probe before it gets no more requests: a busy engine is
     /// silent, too. Every byte of an answer from it starts this time again. For SGLang also how long its answers may be
     /// silent before its health route, which runs the model, is asked.
-    busy_seconds: f64 = 20.0,
+    busy_seconds: f64 = 20.0 => busy: Duration = seconds,
     /// For SGLang: how long all streams of a backend may be silent, beyond the time that the prompts waiting there
     /// should take, while its scheduler answers no probe. Then new requests go to other backends, where there are some,
     /// until a piece or an answer comes. Each false alarm doubles it, up to `busy_seconds`.
-    stall_seconds: f64 = 2.0,
+    stall_seconds: f64 = 2.0 => stall: Duration = seconds,
     /// How often a healthy backend is asked for its version, ranks and placement, in case another engine took its
     /// place. It is also asked after it closed a connection that was in use or kept for reuse.
-    identity_seconds: f64 = 30.0,
+    identity_seconds: f64 = 30.0 => identity: Duration = seconds,
 }
 
-section! { RawRouting, "`[routing]`";
+section! { RawRouting => RoutingConfig, "routing", "`[routing]`";
     /// Honour pins that clients send; otherwise they are removed.
-    trust_client_pins: bool = false,
+    trust_client_pins: bool = false => trust_client_pins: bool = any,
     /// Bodies from this size on are scored off the threads that do network I/O.
-    offload_bytes: usize = 16 << 10,
+    offload_bytes: usize = 16 << 10 => offload_bytes: usize = any,
     /// Such a body waits so long for its score at most; then it is routed by load, and counted as `slow`.
-    score_limit_seconds: f64 = 0.2,
+    score_limit_seconds: f64 = 0.2 => score_limit: Duration = seconds,
     /// Memory for the ids of earlier turns of chats, per model: text, ids and overhead. 0 = none.
-    segment_cache_bytes: usize = 4 << 20,
+    segment_cache_bytes: usize = 4 << 20 => segment_cache_bytes: usize = any,
     /// Header of requests that policy `sticky` keeps together by its value.
-    sticky_header: String = "x-semmoe-session".to_owned(),
+    sticky_header: String = "x-semmoe-session".to_owned() => sticky_header: http::HeaderName = header,
     /// The engines' prefix caches, as policies believe them to be.
-    prefix: semmoe_routing::PrefixSettings = semmoe_routing::PrefixSettings::default(),
+    prefix: PrefixSettings = PrefixSettings::default() => prefix: PrefixSettings = prefix,
     /// The policies' own numbers.
-    settings: semmoe_routing::Settings = semmoe_routing::Settings::default(),
+    settings: Settings = Settings::default() => settings: Settings = settings,
+}
+
+fn header(key: &str, name: String) -> Result<http::HeaderName, ConfigError> {
+    name.parse().map_err(|_| ConfigError::value(key, format!("{name:?} is not the name of a header")))
+}
+
+fn prefix(key: &str, prefix: PrefixSettings) -> Result<PrefixSettings, ConfigError> {
+    prefix.validate().map(|()| prefix).map_err(|error| ConfigError::value(key, error))
+}
+
+fn settings(key: &str, settings: Settings) -> Result<Settings, ConfigError> {
+    settings.validate().map_err(|error| ConfigError::value(key, error))?;
+    Ok(settings)
 }
 
 fn default_policy() -> String {

@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::ConfigError;
-use super::value::{at_least, within};
+use super::value::{at_least, share, within};
 
 /// A month and a year: longer ones are mistakes.
 const MAX_INTERVAL_SECONDS: f64 = 31.0 * 86_400.0;
 const MAX_RETENTION_HOURS: f64 = 366.0 * 24.0;
 
 section! { RawSampling, "`[sampling]`";
-    /// Of the requests that an engine can be asked about, the share, 0 to 1, for which it is asked. 0: off.
+    /// Share, 0 to 1, of the eligible requests that ask their engine for routed experts. 0: off.
     share: f64 = 0.0,
     /// Longest answer, and longest event of a stream, that is held back to cut the routed experts out; a longer one is
     /// relayed with them. They take about 1.4 x 4 bytes per token, layer and expert chosen.
@@ -90,7 +90,7 @@ pub(crate) struct RollingLimits {
 }
 
 pub(super) fn sampling(raw: RawSampling, base: &Path) -> Result<SamplingConfig, ConfigError> {
-    let raise = within("sampling.drift_raise", raw.drift_raise, 0.0..=1.0)?;
+    let raise = share("sampling.drift_raise", raw.drift_raise)?;
     at_least("sampling.drift_samples", raw.drift_samples, 1)?;
     let interval = raw.profile_interval_seconds;
     let interval = within("sampling.profile_interval_seconds", interval, 1.0..=MAX_INTERVAL_SECONDS)?;
@@ -108,7 +108,7 @@ pub(super) fn sampling(raw: RawSampling, base: &Path) -> Result<SamplingConfig, 
         retention: hours("sampling.trace_retention_hours", raw.trace_retention_hours)?,
     };
     Ok(SamplingConfig {
-        share: within("sampling.share", raw.share, 0.0..=1.0)?,
+        share: share("sampling.share", raw.share)?,
         max_answer_bytes: at_least("sampling.max_answer_bytes", raw.max_answer_bytes, 1024)?,
         drift: DriftRules {
             raise,

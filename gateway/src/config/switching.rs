@@ -255,7 +255,7 @@ fn webhook(url: &str) -> Result<Webhook> {
     Ok(Webhook { server, path: path.to_owned() })
 }
 
-/// Every backend that is to be switched has a way to be.
+/// Every backend to switch has a means: a hook, a webhook or a pool of the other layout.
 fn check_hooks(mode: SwitchMode, webhook: bool, models: &[ModelConfig]) -> Result<()> {
     for (model_at, model) in models.iter().enumerate() {
         let templates = model.discovery.iter().map(|source| &source.template).enumerate();

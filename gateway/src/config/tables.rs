@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::ConfigError;
+use super::value::{seconds, within};
 
 /// Every one of them keeps a copy of its file.
 const MAX_EARLIER: usize = 16;
@@ -29,11 +30,8 @@ pub(crate) struct TablesConfig {
 }
 
 pub(super) fn tables(raw: RawTables, base: &Path) -> Result<TablesConfig, ConfigError> {
-    let interval = super::value::seconds("tables.watch_interval_seconds", raw.watch_interval_seconds)?;
-    if raw.history > MAX_EARLIER {
-        let cause = format!("{}, expected at most {MAX_EARLIER}", raw.history);
-        return Err(ConfigError::value("tables.history", cause));
-    }
+    let interval = seconds("tables.watch_interval_seconds", raw.watch_interval_seconds)?;
+    within("tables.history", raw.history, 0..=MAX_EARLIER)?;
     let spool_dir = base.join(raw.spool_dir);
     Ok(TablesConfig { watch: raw.watch.then_some(interval), history: raw.history, spool_dir })
 }

@@ -35,21 +35,11 @@ pub enum TlsVersion {
     V1_3,
 }
 
-/// Checked; the files are read at start.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct ServerTlsConfig {
-    pub(crate) cert: PathBuf,
-    pub(crate) key: PathBuf,
-    pub(crate) client_ca: Option<PathBuf>,
-    pub(crate) min_version: TlsVersion,
-}
-
-pub(super) fn server(raw: RawServerTls, base: &Path) -> ServerTlsConfig {
-    ServerTlsConfig {
-        cert: base.join(raw.cert),
-        key: base.join(raw.key),
-        client_ca: raw.client_ca.map(|path| base.join(path)),
-        min_version: raw.min_version,
+impl RawServerTls {
+    /// The same with relative paths below `base`. The files are read at start.
+    pub(super) fn below(self, base: &Path) -> Self {
+        let client_ca = self.client_ca.map(|path| base.join(path));
+        Self { cert: base.join(self.cert), key: base.join(self.key), client_ca, ..self }
     }
 }
 

@@ -9,15 +9,15 @@ use semmoe_engines::http::BaseUrl;
 
 use super::value::{at_least, digest, printable, seconds, unique};
 use super::{
-    BackendConfig, Config, ConfigError, HealthConfig, ModelConfig, RawBackend, RawConfig, RawHealth, RawLimits,
-    RawModel, RawRouting, RawServer, RawTimeouts, RoutingConfig, ServerConfig, Timeouts,
+    BackendConfig, Config, ConfigError, DrainRules, HealthConfig, ModelConfig, QueueRules, RawBackend, RawConfig,
+    RawLimits, RawModel, RawServer, RoutingConfig, ServerConfig, Timeouts, TracingConfig,
 };
 use crate::names::OtherNames;
 
 type Result<T> = std::result::Result<T, ConfigError>;
 
 pub(super) fn validate(raw: RawConfig, base: &Path) -> Result<Config> {
-    let routing = routing(&raw.routing)?;
+    let routing = RoutingConfig::check(raw.routing)?;
     let mut names = Names::default();
     if raw.models.is_empty() {
         return Err(ConfigError::value("models", "empty, expected at least one [[models]]"));
@@ -35,16 +35,16 @@ pub(super) fn validate(raw: RawConfig, base: &Path) -> Result<Config> {
         auth: super::auth::auth(raw.auth, &models, &routing.sticky_header)?,
         models,
         limits,
-        timeouts: timeouts(&raw.timeouts)?,
-        health: health(&raw.health)?,
+        timeouts: Timeouts::check(raw.timeouts)?,
+        health: HealthConfig::check(raw.health)?,
         retry: super::faults::retry(raw.retry)?,
-        breaker: super::faults::breaker(&raw.breaker)?,
-        queue: super::waiting::queue(&raw.queue)?,
-        drain: super::waiting::drain(&raw.drain)?,
+        breaker: super::faults::breaker(raw.breaker)?,
+        queue: QueueRules::check(raw.queue)?,
+        drain: DrainRules::check(raw.drain)?,
         routing,
         sampling: super::sampling::sampling(raw.sampling, base)?,
         tables: super::tables::tables(raw.tables, base)?,
-        tracing: super::tracing::tracing(raw.tracing)?,
+        tracing: TracingConfig::check(raw.tracing)?,
         log: raw.log,
     })
 }
@@ -87,8 +87,8 @@ fn server(raw: RawServer, base: &Path) -> Result<ServerConfig> {
         tables_root: raw.tables_root.map(|path| base.join(path)),
         extra_routes: extra_routes(raw.extra_routes)?,
         cors_origins: super::auth::cors_origins(raw.cors_origins)?,
-        tls: raw.tls.map(|tls| super::tls::server(tls, base)),
-        admin_tls: raw.admin_tls.map(|tls| super::tls::server(tls, base)),
+        tls: raw.tls.map(|tls| tls.below(base)),
+        admin_tls: raw.admin_tls.map(|tls| tls.below(base)),
         credentials_interval: seconds("server.credentials_interval_seconds", raw.credentials_interval_seconds)?,
     })
 }
@@ -143,7 +143,8 @@ fn default_admin(listen: SocketAddr) -> Result<SocketAddr> {
 }
 
 fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: &mut Names) -> Result<ModelConfig> {
-    let (policy, needs) = super::policy::policies(key, &raw, routing)?;
+    let policy = super::policy::policies(key, &raw, routing)?;
+    let needs = policy.needs;
     for (at, name) in std::iter::once(&raw.name).chain(&raw.aliases).enumerate() {
         let key = if at == 0 { format!("{key}.name") } else { format!("{key}.aliases[{}]", at - 1) };
         unique(&key, name, &mut names.models)?;
@@ -163,15 +164,15 @@ fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: 
     if raw.backends.is_empty() && raw.discovery.is_empty() {
         return Err(ConfigError::value(format!("{key}.backends"), "empty, expected at least one [[models.backends]]"));
     }
+    let scoring = needs.share.then_some(policy.name.as_str());
     let backends = raw.backends.into_iter().enumerate();
-    let scores = Scores(needs.share, &policy.name);
     let backends = backends
-        .map(|(index, raw)| backend(&format!("{key}.backends[{index}]"), raw, base, scores, names))
+        .map(|(index, raw)| backend(&format!("{key}.backends[{index}]"), raw, base, scoring, names))
         .collect::<Result<_>>()?;
     let mut discovery = Vec::new();
     for (index, raw) in raw.discovery.iter().enumerate() {
         let key = format!("{key}.discovery[{index}]");
-        let common = |raw: RawBackend| backend(&key, raw, base, scores, names);
+        let common = |raw: RawBackend| backend(&key, raw, base, scoring, names);
         discovery.push(super::discovery::discovery(&key, raw, base, common)?);
     }
     let below = |path: Option<PathBuf>| path.map(|path| base.join(path));
@@ -186,35 +187,26 @@ fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: 
     })
 }
 
-/// Whether prompts are scored, and the policy that wants it.
-#[derive(Clone, Copy)]
-struct Scores<'a>(bool, &'a str);
-
-fn backend(
-    key: &str,
-    raw: RawBackend,
-    base: &Path,
-    Scores(scores, policy): Scores<'_>,
-    names: &mut Names,
-) -> Result<BackendConfig> {
+/// `scoring`: the policy that wants prompts scored.
+fn backend(key: &str, raw: RawBackend, base: &Path, scoring: Option<&str>, names: &mut Names) -> Result<BackendConfig> {
+    let wrong = |field: &str, cause: String| Err(ConfigError::value(format!("{key}.{field}"), cause));
     unique(&format!("{key}.name"), &raw.name, &mut names.backends)?;
     // It stands in the header x-semmoe-backend.
     if !raw.name.is_ascii() {
-        return Err(ConfigError::value(format!("{key}.name"), format!("'{}' is not ASCII", raw.name)));
+        return wrong("name", format!("'{}' is not ASCII", raw.name));
     }
     let engine: Engine = raw.engine.parse().map_err(|error| ConfigError::value(format!("{key}.engine"), error))?;
     let urls = urls(key, engine, &raw)?;
-    if scores {
+    if let Some(policy) = scoring {
         if engine == Engine::Openai && urls.len() == 1 {
             let cause = format!(
                 "a request to an openai engine with one URL cannot be pinned, so policy '{policy}' cannot be used; \
                  set `urls`, one for each rank"
             );
-            return Err(ConfigError::value(format!("{key}.engine"), cause));
+            return wrong("engine", cause);
         }
         if raw.tables.is_none() {
-            let cause = format!("must be set, as policy '{policy}' scores prompts with them");
-            return Err(ConfigError::value(format!("{key}.tables"), cause));
+            return wrong("tables", format!("must be set, as policy '{policy}' scores prompts with them"));
         }
     }
     if let Some(name) = &raw.served_name {
@@ -222,12 +214,12 @@ fn backend(
     }
     let ranks = ranks(&format!("{key}.ranks"), engine, raw.ranks, urls.len())?;
     if raw.rank_base.is_some() && engine != Engine::Vllm {
-        return Err(ConfigError::value(format!("{key}.rank_base"), format!("only vllm has one, not {engine}")));
+        return wrong("rank_base", format!("only vllm has one, not {engine}"));
     }
     if let Some(digest) = &raw.placement_digest
         && (digest.len() != 64 || !digest.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')))
     {
-        return Err(ConfigError::value(format!("{key}.placement_digest"), "not 64 lower-case hexadecimal digits"));
+        return wrong("placement_digest", "not 64 lower-case hexadecimal digits".to_owned());
     }
     Ok(BackendConfig {
         name: raw.name,
@@ -309,45 +301,4 @@ fn limits(mut limits: RawLimits) -> Result<RawLimits> {
     limits.connections = limits.connections.min(tokio::sync::Semaphore::MAX_PERMITS);
     limits.handshakes = limits.handshakes.min(tokio::sync::Semaphore::MAX_PERMITS);
     Ok(limits)
-}
-
-fn timeouts(raw: &RawTimeouts) -> Result<Timeouts> {
-    Ok(Timeouts {
-        connect: seconds("timeouts.connect_seconds", raw.connect_seconds)?,
-        first_byte: seconds("timeouts.first_byte_seconds", raw.first_byte_seconds)?,
-        idle: seconds("timeouts.idle_seconds", raw.idle_seconds)?,
-        header: seconds("timeouts.header_seconds", raw.header_seconds)?,
-        handshake: seconds("timeouts.handshake_seconds", raw.handshake_seconds)?,
-        body: seconds("timeouts.body_seconds", raw.body_seconds)?,
-        client: seconds("timeouts.client_seconds", raw.client_seconds)?,
-    })
-}
-
-fn health(raw: &RawHealth) -> Result<HealthConfig> {
-    at_least("health.unhealthy_after", raw.unhealthy_after, 1)?;
-    Ok(HealthConfig {
-        interval: seconds("health.interval_seconds", raw.interval_seconds)?,
-        timeout: seconds("health.timeout_seconds", raw.timeout_seconds)?,
-        unhealthy_after: raw.unhealthy_after,
-        busy: seconds("health.busy_seconds", raw.busy_seconds)?,
-        stall: seconds("health.stall_seconds", raw.stall_seconds)?,
-        identity: seconds("health.identity_seconds", raw.identity_seconds)?,
-    })
-}
-
-fn routing(raw: &RawRouting) -> Result<RoutingConfig> {
-    raw.settings.validate().map_err(|error| ConfigError::value("routing.settings", error))?;
-    raw.prefix.validate().map_err(|error| ConfigError::value("routing.prefix", error))?;
-    let sticky_header = raw.sticky_header.parse().map_err(|_| {
-        ConfigError::value("routing.sticky_header", format!("{:?} is not the name of a header", raw.sticky_header))
-    })?;
-    Ok(RoutingConfig {
-        trust_client_pins: raw.trust_client_pins,
-        offload_bytes: raw.offload_bytes,
-        score_limit: seconds("routing.score_limit_seconds", raw.score_limit_seconds)?,
-        segment_cache_bytes: raw.segment_cache_bytes,
-        sticky_header,
-        prefix: raw.prefix,
-        settings: raw.settings.clone(),
-    })
 }

@@ -24,6 +24,10 @@ pub(super) fn within<N: PartialOrd + Display>(key: &str, value: N, range: RangeI
     Err(ConfigError::value(key, format!("{value}, expected {} to {}", range.start(), range.end())))
 }
 
+pub(super) fn share(key: &str, value: f64) -> Result<f64> {
+    within(key, value, 0.0..=1.0)
+}
+
 pub(super) fn at_least<N: PartialOrd + Display>(key: &str, value: N, least: N) -> Result<N> {
     if value >= least {
         return Ok(value);
@@ -31,8 +35,26 @@ pub(super) fn at_least<N: PartialOrd + Display>(key: &str, value: N, least: N) -
     Err(ConfigError::value(key, format!("{value}, expected at least {least}")))
 }
 
-/// A SHA-256 digest. What stands there may be a secret that was put in by mistake, so it is not repeated.
-pub(super) fn digest(key: &str, hex: &str) -> Result<[u8; 32]> {
+pub(super) fn any<T>(_: &str, value: T) -> Result<T> {
+    Ok(value)
+}
+
+pub(super) fn positive<N: PartialOrd + Display + From<u8>>(key: &str, value: N) -> Result<N> {
+    at_least(key, value, N::from(1))
+}
+
+/// The SHA-256 digest of a secret; debug output hides it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct SecretDigest(pub(crate) [u8; 32]);
+
+impl std::fmt::Debug for SecretDigest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("(set)")
+    }
+}
+
+/// A SHA-256 digest. The text may be a secret that was put in by mistake, so no error repeats it.
+pub(super) fn digest(key: &str, hex: &str) -> Result<SecretDigest> {
     let wrong = || ConfigError::value(key, "not 64 hexadecimal digits");
     if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return Err(wrong());
@@ -41,7 +63,7 @@ pub(super) fn digest(key: &str, hex: &str) -> Result<[u8; 32]> {
     for (byte, at) in digest.iter_mut().zip((0..64).step_by(2)) {
         *byte = u8::from_str_radix(&hex[at..at + 2], 16).map_err(|_| wrong())?;
     }
-    Ok(digest)
+    Ok(SecretDigest(digest))
 }
 
 pub(super) fn printable(key: &str, name: &str) -> Result<()> {

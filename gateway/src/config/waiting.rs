@@ -10,65 +10,43 @@ const MAX_IN_FLIGHT: u32 = 1 << 20;
 /// More than any listener has connections.
 const MAX_QUEUED: usize = 1 << 20;
 
-section! { RawQueue, "`[queue]`: requests that wait for a rank, a line for each model.";
+section! { RawQueue => #[derive(Copy)] QueueRules, "queue",
+    "`[queue]`: requests that wait for a rank, a line for each model.";
     /// Requests in flight on each rank beyond which others wait here. Absent: no limit, engines queue by themselves and
     /// know their memory. A limit slightly above what a rank runs at a time lets late requests go to the rank that is
     /// free then.
-    max_in_flight: Option<u32> = None,
+    max_in_flight: Option<u32> = None => max_in_flight: Option<u32> = limit,
     /// Requests that may wait; further ones get 429.
-    max_queued: usize = 1024,
+    max_queued: usize = 1024 => max_queued: usize = length,
     /// How long one may wait for room on a rank; then it gets 429.
-    max_wait_seconds: f64 = 30.0,
+    max_wait_seconds: f64 = 30.0 => max_wait: Duration = seconds,
     /// How long one may wait while no backend takes requests; then it gets 503. 0: not at all.
-    wait_for_backend_seconds: f64 = 1.0,
+    wait_for_backend_seconds: f64 = 1.0 => wait_for_backend: Duration = seconds_or_none,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct QueueRules {
-    pub(crate) max_in_flight: Option<u32>,
-    pub(crate) max_queued: usize,
-    pub(crate) max_wait: Duration,
-    pub(crate) wait_for_backend: Duration,
+section! { RawDrain => #[derive(Copy)] DrainRules, "drain",
+    "`[drain]`: how the process ends when it is asked to (SIGTERM).";
+    /// How long requests are still taken after `/readyz` turned 503, so that load balancers learn of it first.
+    delay_seconds: f64 = 2.0 => delay: Duration = seconds_or_none,
+    /// How long requests that run may go on then; what is left is closed with an error.
+    grace_seconds: f64 = 25.0 => grace: Duration = seconds_or_none,
+}
+
+fn limit(key: &str, limit: Option<u32>) -> Result<Option<u32>, ConfigError> {
+    match limit {
+        Some(limit) if !(1..=MAX_IN_FLIGHT).contains(&limit) => {
+            let cause = format!("{limit}, expected 1 to {MAX_IN_FLIGHT}, or none for no limit");
+            Err(ConfigError::value(key, cause))
+        }
+        limit => Ok(limit),
+    }
+}
+
+fn length(key: &str, most: usize) -> Result<usize, ConfigError> {
+    within(key, most, 0..=MAX_QUEUED)
 }
 
 /// A time that may be nothing.
 fn seconds_or_none(key: &str, value: f64) -> Result<Duration, ConfigError> {
     within(key, value, 0.0..=MAX_SECONDS).map(Duration::from_secs_f64)
-}
-
-pub(super) fn queue(raw: &RawQueue) -> Result<QueueRules, ConfigError> {
-    if let Some(limit) = raw.max_in_flight.filter(|limit| !(1..=MAX_IN_FLIGHT).contains(limit)) {
-        let cause = format!("{limit}, expected 1 to {MAX_IN_FLIGHT}, or none for no limit");
-        return Err(ConfigError::value("queue.max_in_flight", cause));
-    }
-    if raw.max_queued > MAX_QUEUED {
-        let cause = format!("{}, expected at most {MAX_QUEUED}", raw.max_queued);
-        return Err(ConfigError::value("queue.max_queued", cause));
-    }
-    Ok(QueueRules {
-        max_in_flight: raw.max_in_flight,
-        max_queued: raw.max_queued,
-        max_wait: seconds("queue.max_wait_seconds", raw.max_wait_seconds)?,
-        wait_for_backend: seconds_or_none("queue.wait_for_backend_seconds", raw.wait_for_backend_seconds)?,
-    })
-}
-
-section! { RawDrain, "`[drain]`: how the process ends when it is asked to (SIGTERM).";
-    /// How long requests are still taken after `/readyz` turned 503, so that load balancers learn of it first.
-    delay_seconds: f64 = 2.0,
-    /// How long requests that run may go on then; what is left is closed with an error.
-    grace_seconds: f64 = 25.0,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct DrainRules {
-    pub(crate) delay: Duration,
-    pub(crate) grace: Duration,
-}
-
-pub(super) fn drain(raw: &RawDrain) -> Result<DrainRules, ConfigError> {
-    Ok(DrainRules {
-        delay: seconds_or_none("drain.delay_seconds", raw.delay_seconds)?,
-        grace: seconds_or_none("drain.grace_seconds", raw.grace_seconds)?,
-    })
 }

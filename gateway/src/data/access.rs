@@ -51,7 +51,7 @@ pub(crate) struct Record {
     /// The path, where it is none of those but one that engines have.
     refused_path: Option<&'static str>,
     model: Option<Arc<Model>>,
-    prompt_tokens: u64,
+    pub(super) prompt_tokens: u64,
     streams: bool,
     bytes: u64,
 }
@@ -89,11 +89,7 @@ impl Record {
         self.model.as_ref().map_or(NONE, |model| model.name.as_str())
     }
 
-    pub(super) fn prompt_tokens(&self) -> u64 {
-        self.prompt_tokens
-    }
-
-    /// So many bytes of the answer's body are on their way.
+    /// Adds bytes of the answer's body.
     pub(super) fn sent(&mut self, bytes: usize) {
         self.bytes = self.bytes.saturating_add(bytes as u64);
     }

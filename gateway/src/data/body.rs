@@ -18,7 +18,7 @@ use super::ticket::Ticket;
 const DISCARDED_BYTES: usize = 64 << 10;
 const DISCARD_TIME: Duration = Duration::from_millis(500);
 
-/// A whole body. What it takes of the memory for bodies is noted in the ticket.
+/// A whole body. The ticket holds its part of the memory for bodies.
 pub(crate) async fn read(
     core: &Core,
     headers: &HeaderMap,

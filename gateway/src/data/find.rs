@@ -1,11 +1,10 @@
 //! A place for a request: at once, or after a wait in its model's line.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use semmoe_engines::Route;
 
-use crate::config::QueueRules;
 use crate::error::RequestError;
 use crate::queue::{Nowhere, Refused, Room};
 use crate::state::Core;
@@ -37,25 +36,16 @@ pub(crate) async fn find(
     except: &[usize],
     patience: Patience,
 ) -> Result<Found, RequestError> {
-    let rules = &job.snapshot.config.queue;
+    let (queue, mut rules) = (&job.model.queue, job.snapshot.config.queue);
+    if patience == Patience::ForRoom {
+        rules.wait_for_backend = Duration::ZERO;
+    }
     if rules.max_in_flight.is_none() {
-        let waits = patience == Patience::ForAll && !rules.wait_for_backend.is_zero();
         match place(core, job, route, except) {
-            Err(RequestError::NoBackend { .. }) if waits => {}
+            Err(RequestError::NoBackend { .. }) if !rules.wait_for_backend.is_zero() => {}
             found => return found.map(Found::Placed),
         }
     }
-    wait(core, job, route, except, patience).await
-}
-
-async fn wait(
-    core: &Arc<Core>,
-    job: &Job,
-    route: Route,
-    except: &[usize],
-    patience: Patience,
-) -> Result<Found, RequestError> {
-    let (queue, rules) = (&job.model.queue, patient(&job.snapshot.config.queue, patience));
     let began = Instant::now();
     let mut none = None;
     let found = queue.enter(&rules, || match place(core, job, route, except) {
@@ -93,11 +83,4 @@ async fn wait(
             RequestError::QueueFull { model: model.clone(), waiting: rules.max_queued }
         }
     })
-}
-
-fn patient(rules: &QueueRules, patience: Patience) -> QueueRules {
-    match patience {
-        Patience::ForAll => *rules,
-        Patience::ForRoom => QueueRules { wait_for_backend: std::time::Duration::ZERO, ..*rules },
-    }
 }

@@ -5,8 +5,7 @@
 
 use std::ops::Range;
 
-use semmoe_engines::Route;
-use semmoe_engines::json;
+use semmoe_engines::{Route, json};
 
 use crate::error::RequestError;
 use crate::snapshot::Model;
@@ -19,8 +18,7 @@ fn fields(route: Route) -> &'static [&'static str] {
     match route {
         Route::Completions => &["prompt"],
         // SGLang takes ids beside messages.
-        Route::Chat => &["input_ids"],
-        Route::Generate => &["input_ids"],
+        Route::Chat | Route::Generate => &["input_ids"],
         Route::Embeddings => &["input"],
         _ => &[],
     }

@@ -50,7 +50,7 @@ fn served(snapshot: &Snapshot, core: &Core, caller: &Caller) -> impl Iterator<It
     able(snapshot, caller).flat_map(move |model| entries(model, created))
 }
 
-/// A path's `%2F` is a slash of the name, and a slash is one, too. What is no escape stands for itself.
+/// A path's `%2F` is a slash of the name, and so is a plain slash. Malformed escapes stay as they are.
 fn decoded(id: &str) -> Vec<u8> {
     let (mut bytes, mut rest) = (Vec::with_capacity(id.len()), id.as_bytes());
     while let [first, after @ ..] = rest {

@@ -14,10 +14,9 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
-use semmoe_engines::Route;
 use semmoe_engines::failures::{self, Failure};
 use semmoe_engines::http::{AnswerBody, HttpError};
-use semmoe_engines::probe;
+use semmoe_engines::{Route, probe};
 
 use super::retry::{LOOK_EVERY, SendError, Wait};
 
@@ -87,7 +86,7 @@ impl Upstream {
 /// An answer that may begin to go to the client.
 pub(crate) struct Opened {
     pub(crate) response: Response<Upstream>,
-    /// The engine failed before it had told the client anything.
+    /// The engine failed before its answer had any content.
     pub(crate) failure: Option<Failure>,
 }
 

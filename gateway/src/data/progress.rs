@@ -31,19 +31,15 @@ fn less_one(number: Option<NonZeroU32>) -> Option<u64> {
 }
 
 impl Progress {
-    /// A piece of a good answer to a request that began at `started`.
-    pub(super) fn piece(&mut self, route: Route, started: Instant, piece: &[u8]) {
+    /// A piece of a good answer to a request that began at `started`; `data_lines` of an event stream so far.
+    pub(super) fn piece(&mut self, route: Route, started: Instant, piece: &[u8], data_lines: Option<u32>) {
         if self.first.is_none() {
             self.first = and_one(u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX));
         }
         if let Some(tokens) = output_tokens(route, piece) {
             self.usage = and_one(tokens);
         }
-    }
-
-    /// The answer is an event stream with so many lines of data so far.
-    pub(super) fn data_lines(&mut self, lines: u32) {
-        self.data_lines = and_one(u64::from(lines));
+        self.data_lines = data_lines.and_then(|lines| and_one(u64::from(lines)));
     }
 
     /// The outcome of the request.
@@ -98,8 +94,7 @@ mod tests {
         ] {
             let started = Instant::now();
             let mut progress = Progress::default();
-            pieces.iter().for_each(|piece| progress.piece(route, started, piece.as_bytes()));
-            lines.into_iter().for_each(|lines| progress.data_lines(lines));
+            pieces.iter().for_each(|piece| progress.piece(route, started, piece.as_bytes(), lines));
             let generated = progress.generated(route, 5);
             assert_eq!(generated.output_tokens, expected, "{route} {pieces:?} {lines:?}");
             assert_eq!(generated.first_token.is_some(), lines.is_some(), "{route} {pieces:?}");

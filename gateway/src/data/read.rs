@@ -9,9 +9,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::HeaderMap;
-use semmoe_engines::Route;
-use semmoe_engines::json;
 use semmoe_engines::pin::{self, Stripped};
+use semmoe_engines::{Route, json};
 use semmoe_routing::Policy;
 use semmoe_tables::RankId;
 use tokio_util::sync::CancellationToken;
@@ -22,7 +21,7 @@ use crate::state::Core;
 use crate::trust::Caller;
 
 use super::ids::Lists;
-use super::score::{Effort, Scored, Unscored, Whole, score, wants_reading};
+use super::score::{Effort, Scored, Unscored, Whole, read_by, score};
 use super::served;
 
 /// Names the model where the body cannot.
@@ -30,13 +29,11 @@ const MODEL_HEADER: &str = "x-semmoe-model";
 /// A body of this size, if it is one word, takes a tenth of a second and more to encode.
 const HUGE_BYTES: usize = 256 << 10;
 
-/// So often a request that waits goes to another state: its wait has an end.
+/// Snapshots that a waiting request may move through: its wait has an end.
 const MAX_MOVES: u32 = 8;
 
 /// A request, read.
 pub(crate) struct Job {
-    /// Of the snapshot that this request is placed by.
-    pub(crate) generation: u64,
     /// The state that the request goes by, from here to its end.
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) model: Arc<Model>,
@@ -75,10 +72,9 @@ impl Job {
         body: Stripped,
     ) -> Self {
         let Scored { tokens, counted, share, blocks } = scored;
-        let (generation, policy) = (snapshot.generation, Arc::clone(model.plan.policy()));
+        let policy = Arc::clone(model.plan.policy());
         let (client_pin, key, streams, priority, moves) = (None, None, false, Some(0), 0);
         Self {
-            generation,
             snapshot,
             model,
             body,
@@ -100,7 +96,7 @@ impl Job {
     pub(super) fn has_moved(&self, core: &Core) -> bool {
         let now = core.snapshot();
         let model = || now.models.iter().find(|model| model.name == self.model.name);
-        now.generation != self.generation
+        now.generation != self.snapshot.generation
             && self.moves < MAX_MOVES
             && model().is_some_and(|model| !Arc::ptr_eq(&model.pool, &self.model.pool))
     }
@@ -248,7 +244,7 @@ fn read_now(
             Scored::unseen(body)
         }
     };
-    if route == Route::Messages && wants_reading(model) {
+    if route == Route::Messages && read_by(model).is_some() {
         // Engines turn this form into a chat in ways of their own.
         core.metrics.score_failure("messages");
     }
@@ -256,7 +252,7 @@ fn read_now(
     if let Some(adapter) = adapter {
         tell_apart(&mut scored.blocks, adapter);
     }
-    let key = headers.get(&routing.sticky_header).filter(|_| model.plan.needs().key);
+    let key = headers.get(&routing.sticky_header).filter(|_| model.plan.needs.key);
     let key = key.map(|value| semmoe_routing::hash_key(value.as_bytes()));
     let adapter = adapter.and_then(|name| served::adapter(model, name));
     // The body was seen to be JSON.

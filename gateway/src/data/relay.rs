@@ -14,7 +14,7 @@ use semmoe_engines::{Dialect, Engine, Route, json, pin, routed, verify};
 use semmoe_tables::RankId;
 
 use crate::backend::Backend;
-use crate::config::RetryConfig;
+use crate::config::RawRetry;
 use crate::error::RequestError;
 use crate::flow::FlowPart;
 use crate::heads::WaitingStream;
@@ -76,7 +76,7 @@ pub(crate) struct Answer {
 
 impl Answer {
     /// Why another backend is asked, where it is.
-    fn failed(&self, config: &RetryConfig) -> Option<Cause> {
+    fn failed(&self, config: &RawRetry) -> Option<Cause> {
         let by_status = || Cause::of_status(self.response.status(), config);
         self.watch.failure.map(Cause::Engine).or_else(by_status)
     }
@@ -172,7 +172,7 @@ async fn attempt(
         Ok(request)
     };
     let sample = Sample::choose(core, &config.sampling, &job.model, &job.body, route, member, told);
-    let request = write(sample.as_ref().map_or(&job.body, Sample::body))?;
+    let request = write(sample.as_ref().map_or(&job.body, |sample| &sample.asking.body))?;
     ticket.hold_copy(copied_bytes(&request, &job.body))?;
     let expected = pinned.and_then(|rank| Expected::new(dialect, route, rank));
     if expected.as_ref().is_some_and(|expected| !expected.in_meta) {
@@ -182,7 +182,8 @@ async fn attempt(
     if attempts == 1 {
         core.metrics.overhead(arrived.elapsed().saturating_sub(waited));
     }
-    let wait = Wait { core, backend, member, limit: config.timeouts.first_byte, hold: config.retry.hold, tries };
+    let (limit, hold) = (config.timeouts.first_byte, Duration::from_secs_f64(config.retry.hold_seconds));
+    let wait = Wait { core, backend, member, limit, hold, tries };
     let (answer, sample) = live::send(&wait, request, sample, || write(&job.body)).await?;
     let opened = match answer {
         Ok(response) => open(&wait, response, route, job.streams).await,
@@ -203,7 +204,7 @@ async fn attempt(
             let unasked =
                 unasked_experts(core, backend, job, &response, route).then_some(config.sampling.max_answer_bytes);
             let idle_limit = config.timeouts.idle;
-            let generation = job.generation;
+            let generation = job.snapshot.generation;
             Ok(Answer { response, watch, rank: told, policy, generation, sample, unasked, idle_limit, attempts })
         }
         Err(cause) => {
@@ -221,8 +222,7 @@ async fn attempt(
 
 /// Bytes of a request's body that are its own, as something was put into it or cut out.
 fn copied_bytes(request: &Request<RequestBody>, body: &Stripped) -> usize {
-    let sent =
-        request.body().size_hint().exact().map_or(usize::MAX, |sent| usize::try_from(sent).unwrap_or(usize::MAX));
+    let sent = usize::try_from(request.body().size_hint().lower()).unwrap_or(usize::MAX);
     if sent == body.bytes().len() { 0 } else { sent }
 }
 
@@ -281,7 +281,7 @@ fn outbound(
 ) -> Result<Request<RequestBody>, RequestError> {
     let mut headers = head.headers.clone();
     strip_hop_by_hop(&mut headers);
-    // The client writes its own; a body is complete here, so that nothing is to be expected any more.
+    // The HTTP client writes its own; the body is complete here, so no `Expect` remains.
     for name in [header::HOST, header::CONTENT_LENGTH, header::EXPECT] {
         headers.remove(name);
     }

@@ -18,7 +18,7 @@ use semmoe_engines::probe;
 
 use crate::backend::Backend;
 use crate::budget::Paid;
-use crate::config::RetryConfig;
+use crate::config::RawRetry;
 use crate::error::RequestError;
 use crate::state::Core;
 
@@ -47,7 +47,7 @@ pub(crate) enum Cause {
     Slow,
     /// The engine answered with this status.
     Status(u16),
-    /// The engine said that it failed, before it had told the client anything.
+    /// The engine reported a failure before its answer had any content.
     Engine(Failure),
 }
 
@@ -62,12 +62,12 @@ impl Cause {
     }
 
     /// Whether an answer is a reason to ask another backend.
-    pub(crate) fn of_status(status: StatusCode, config: &RetryConfig) -> Option<Self> {
+    pub(crate) fn of_status(status: StatusCode, config: &RawRetry) -> Option<Self> {
         let status = status.as_u16();
         (status >= 400 && config.statuses.contains(&status)).then_some(Self::Status(status))
     }
 
-    fn may_be_retried(self, config: &RetryConfig) -> bool {
+    fn may_be_retried(self, config: &RawRetry) -> bool {
         match self {
             Self::Connect => true,
             Self::Broke | Self::Ill | Self::Engine(_) => config.after_send,
@@ -181,7 +181,7 @@ impl Wait<'_> {
         }
     }
 
-    /// The error, where the backend is ill by now and there is another one to ask.
+    /// The error, where the backend is unhealthy now and another one can be asked.
     pub(super) fn check_health(&self) -> Result<(), SendError> {
         match self.backend.illness() {
             Some(cause) if self.tries.may_move_from(self.member) => Err(SendError::Ill { cause }),
@@ -204,7 +204,7 @@ pub(crate) struct Pending<A> {
     paid: Paid,
 }
 
-/// The attempts of one request. Every retry is counted once: by what came of it, or as unfinished when this is dropped
+/// The attempts of one request. Every retry is counted once: by its outcome, or as unfinished when this is dropped
 /// before.
 pub(crate) struct Tries<'a> {
     core: &'a Core,
@@ -228,7 +228,7 @@ impl<'a> Tries<'a> {
         &self.tried
     }
 
-    /// The attempt on `member` failed. `Err` is the last word, where there is none after it.
+    /// The attempt on `member` failed. `Err` is the final outcome, where no attempt follows.
     pub(crate) fn failed<A>(
         &mut self,
         member: usize,
@@ -245,7 +245,7 @@ impl<'a> Tries<'a> {
             self.core.metrics.retry(cause.label(), "no_attempts");
             return Err(self.last_word(failed, "no attempts are left"));
         }
-        let Some(paid) = self.job.model.budget.take(Instant::now(), config.budget) else {
+        let Some(paid) = self.job.model.budget.take(Instant::now(), config) else {
             self.core.metrics.retry(cause.label(), "no_budget");
             return Err(self.last_word(failed, "the retry budget is spent"));
         };
@@ -319,7 +319,7 @@ impl<'a> Tries<'a> {
         }
     }
 
-    fn config(&self) -> &'a RetryConfig {
+    fn config(&self) -> &'a RawRetry {
         &self.job.snapshot.config.retry
     }
 

@@ -83,7 +83,7 @@ impl Scored {
 pub(super) enum Effort<'a> {
     /// On a network thread: at once, or not at all.
     Here,
-    /// Off them: as long as somebody wants it, with whatever has to be loaded for it.
+    /// Off the network threads, until cancelled; loads what is missing.
     Away(&'a mut dyn FnMut() -> bool),
     /// No more: it took too long.
     Skip { limit: Duration },
@@ -145,14 +145,9 @@ pub(super) fn score(
     }
 }
 
-/// Whether a policy of the model wants prompts read, and something can read them.
-pub(super) fn wants_reading(model: &Model) -> bool {
-    read_by(model).is_some()
-}
-
 /// The reader of a model's prompts, where a policy needs one.
-fn read_by(model: &Model) -> Option<&Text> {
-    let Needs { share, cached, .. } = model.plan.needs();
+pub(super) fn read_by(model: &Model) -> Option<&Text> {
+    let Needs { share, cached, .. } = model.plan.needs;
     model.text.as_deref().filter(|_| share || cached)
 }
 
@@ -209,7 +204,7 @@ fn prompt_ids(
 
 fn of_ids(model: &Model, ids: &[u32], countable: bool, block_tokens: u32) -> Scored {
     let tokens = ids.len() as u64;
-    let Needs { share, cached, .. } = model.plan.needs();
+    let Needs { share, cached, .. } = model.plan.needs;
     let mut blocks = Vec::new();
     if cached {
         block_hashes(ids, block_tokens, &mut blocks);

@@ -69,7 +69,7 @@ impl RelayBody {
         let mut body = Self {
             upstream,
             events: events
-                .then(|| edit.as_ref().map_or_else(Events::new, |edit| Events::with_limit(edit.limit_bytes()))),
+                .then(|| edit.as_ref().map_or_else(Events::default, |edit| Events::with_limit(edit.limit_bytes()))),
             edit,
             silence: Silence { limit: idle_limit, deadline: None, clock: None },
             status,
@@ -108,10 +108,7 @@ impl RelayBody {
             Some(events) => events.push(data),
         };
         if is_good {
-            self.ticket.note_piece(&now);
-            if let Some(events) = &self.events {
-                self.ticket.note_data_lines(events.data_lines());
-            }
+            self.ticket.note_piece(&now, self.events.as_ref().map(Events::data_lines));
             self.watch.look_for_failure(&mut self.ticket, &now);
         }
         let now = match &mut self.edit {
@@ -154,9 +151,7 @@ impl RelayBody {
         });
         Ok(Frame::data(Bytes::from(format!("data: {}\n\n", json!({ "error": error })))))
     }
-}
 
-impl RelayBody {
     /// The next frame; small events that are there together are one, as every frame costs a system call or more.
     fn poll_gathered(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
         let mut gathered = Gathered::default();

@@ -110,16 +110,11 @@ impl Ticket {
         }
     }
 
-    /// A piece of a good answer is there.
-    pub(crate) fn note_piece(&mut self, piece: &[u8]) {
+    /// A piece of a good answer is there; of an event stream, with so many lines of data so far.
+    pub(crate) fn note_piece(&mut self, piece: &[u8], data_lines: Option<u32>) {
         if let Some(route) = self.record.route {
-            self.progress.piece(route, self.started, piece);
+            self.progress.piece(route, self.started, piece, data_lines);
         }
-    }
-
-    /// The answer is an event stream with so many lines of data so far.
-    pub(crate) fn note_data_lines(&mut self, lines: u32) {
-        self.progress.data_lines(lines);
     }
 
     /// A piece of the answer is there; the first one shows that the prompt has been computed.
@@ -195,7 +190,7 @@ impl Ticket {
         let took = self.started.elapsed();
         let backend = self.backend.as_deref().map_or(NONE, |backend| backend.name.as_str());
         let Self { record, progress, place, policy, .. } = &*self;
-        let generated = |route| progress.generated(route, record.prompt_tokens());
+        let generated = |route| progress.generated(route, record.prompt_tokens);
         let done = Done {
             backend,
             model: record.model(),

@@ -13,7 +13,7 @@ use crate::request_id::RequestId;
 use super::read::Job;
 use super::ticket::Ticket;
 
-/// A trace of this request, if it is to have one.
+/// A trace of this request, if it is traced.
 pub(super) fn begin(
     tracer: &Arc<Tracer>,
     headers: &HeaderMap,
@@ -29,7 +29,7 @@ pub(super) fn begin(
 pub(super) fn scored(ticket: &mut Ticket, job: &Job) {
     let Some(trace) = ticket.trace() else { return };
     trace.note_request("semmoe.model", text(&job.model.name));
-    trace.note_request("semmoe.generation", Value::Number(job.generation));
+    trace.note_request("semmoe.generation", Value::Number(job.snapshot.generation));
     trace.note("semmoe.prompt_tokens", Value::Number(job.tokens));
     trace.note("semmoe.scored", Value::Truth(job.share.is_some()));
 }

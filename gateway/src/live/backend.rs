@@ -70,8 +70,8 @@ impl BackendLive {
     }
 
     pub(crate) fn can_ask(&self, route: Route) -> bool {
-        let at = Route::ALL.into_iter().position(|known| known == route);
-        at.and_then(|at| self.can_ask.get(at)).is_some_and(|can_ask| can_ask.load(Ordering::Relaxed))
+        let can_ask = self.can_ask.iter().zip(Route::ALL).find(|(_, known)| *known == route);
+        can_ask.is_some_and(|(can_ask, _)| can_ask.load(Ordering::Relaxed))
     }
 
     /// Whether there is a route on which routed experts can be asked for.

@@ -16,29 +16,20 @@ pub(super) type Outcome = &'static str;
 /// Follows one answer.
 pub(super) struct Cutter {
     place: Place,
-    limit_bytes: usize,
+    /// The longest answer or event that is held back.
+    pub(super) limit_bytes: usize,
     /// The bytes so far, for an answer in one piece.
     held: Option<BytesMut>,
-    /// The newest event that told the routed experts; each holds all that came before.
+    /// The newest event with routed experts; each holds all earlier ones.
     told: Option<Bytes>,
-    /// Given up: the rest passes.
-    over: Option<Outcome>,
+    /// Why the answer was given up, once it was: the rest passes.
+    pub(super) over: Option<Outcome>,
 }
 
 impl Cutter {
     /// `events`: the answer is a stream of events.
     pub(super) fn new(place: Place, limit_bytes: usize, events: bool) -> Self {
         Self { place, limit_bytes, held: (!events).then(BytesMut::new), told: None, over: None }
-    }
-
-    /// The longest answer or event that is held back.
-    pub(super) fn limit_bytes(&self) -> usize {
-        self.limit_bytes
-    }
-
-    /// Why the answer was given up, once it was.
-    pub(super) fn over(&self) -> Option<Outcome> {
-        self.over
     }
 
     /// Takes the next piece and returns what can be relayed now. Of a stream the pieces must be whole events; `whole`
@@ -132,7 +123,7 @@ mod tests {
     /// Everything that is relayed of an answer that comes in these pieces, and why it was not looked at.
     fn relayed(pieces: &[&[u8]], events: bool) -> (String, Option<Outcome>) {
         let mut cutter = Cutter::new(Place::MetaInfo, LIMIT, events);
-        let mut splitter = Events::with_limit(cutter.limit_bytes());
+        let mut splitter = Events::with_limit(cutter.limit_bytes);
         let mut out = Vec::new();
         for piece in pieces {
             let piece = Bytes::copy_from_slice(piece);

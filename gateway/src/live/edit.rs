@@ -26,7 +26,7 @@ impl Edit {
             sample.give_up("encoded");
             return None;
         }
-        let cutter = Cutter::new(sample.place(), sample.limit_bytes(), events);
+        let cutter = Cutter::new(sample.asking.place, sample.limit_bytes, events);
         Some(Self { sample: Some(sample), cutter })
     }
 
@@ -37,13 +37,13 @@ impl Edit {
 
     /// The longest event that is held back.
     pub(crate) fn limit_bytes(&self) -> usize {
-        self.cutter.limit_bytes()
+        self.cutter.limit_bytes
     }
 
     /// As [`Cutter::push`].
     pub(crate) fn push(&mut self, piece: Bytes, whole: bool) -> Bytes {
         let now = self.cutter.push(piece, whole);
-        if let Some(outcome) = self.cutter.over()
+        if let Some(outcome) = self.cutter.over
             && let Some(sample) = self.sample.take()
         {
             sample.give_up(outcome);

@@ -3,7 +3,7 @@
 //! Two generations of counts: the newer one is counted into; when it holds half of the entries allowed or has counted
 //! for half of the retention, it becomes the older one, and what was the older one is dropped. Counts are dropped by
 //! whole generations because the rows of a profile must stay whole tokens: halved or thinned counts would be no
-//! profile. What is written is the sum of both.
+//! profile. The written profile is the sum of both.
 
 use semmoe_tables::{FormatError, ModelInfo, Phase, Profile, ProfileBuilder, Provenance, TraceBuilder};
 
@@ -19,8 +19,8 @@ pub(crate) struct Rolling {
     limits: RollingLimits,
     older: Option<Generation>,
     newer: Generation,
-    /// Tokens dropped since [`Rolling::take_dropped`].
-    dropped: u64,
+    /// Tokens dropped and not yet counted.
+    pub(super) dropped: u64,
 }
 
 struct Generation {
@@ -101,11 +101,6 @@ impl Rolling {
 
     pub(crate) fn entries(&self) -> usize {
         self.newer.counts.entries() + self.older.as_ref().map_or(0, |older| older.counts.entries())
-    }
-
-    /// Tokens dropped since the last call.
-    pub(crate) fn take_dropped(&mut self) -> u64 {
-        std::mem::take(&mut self.dropped)
     }
 
     fn expire(&mut self, now: u64) -> Result<(), FormatError> {
@@ -190,7 +185,7 @@ mod tests {
             assert!(rolling.entries() <= 40, "{}", rolling.entries());
         }
         // A generation is five tokens of four entries; the newer one is empty again.
-        assert_eq!((rolling.tokens(), rolling.take_dropped(), rolling.take_dropped()), (5, 95, 0));
+        assert_eq!((rolling.tokens(), rolling.dropped, rolling.dropped), (5, 95, 0));
         let profile = profile(&mut rolling, NOW);
         assert_eq!((profile.token_count(TokenId::new(94)), profile.token_count(TokenId::new(95))), (0, 1));
     }

@@ -20,13 +20,14 @@ use crate::state::Core;
 /// The outcome of an answer without routed experts.
 pub(super) const MISSING: &str = "missing";
 
-/// A request whose engine is asked for routed experts. It is counted exactly once: by what became of it, or as
+/// A request whose engine is asked for routed experts. It is counted exactly once: by its outcome, or as
 /// `unfinished` when it is dropped before.
 pub(crate) struct Sample {
     core: Arc<Core>,
     seen: Option<Seen>,
-    asking: Asking,
-    limit_bytes: usize,
+    pub(crate) asking: Asking,
+    /// The longest answer that is held back.
+    pub(super) limit_bytes: usize,
 }
 
 impl Sample {
@@ -68,21 +69,6 @@ impl Sample {
             body: body.bytes().clone(),
         };
         Some(Self { core: Arc::clone(core), seen: Some(seen), asking, limit_bytes: config.max_answer_bytes })
-    }
-
-    /// The body sent in place of the client's.
-    pub(crate) fn body(&self) -> &Stripped {
-        &self.asking.body
-    }
-
-    /// Where the answer has the routed experts.
-    pub(super) fn place(&self) -> Place {
-        self.asking.place
-    }
-
-    /// The longest answer that is held back.
-    pub(super) fn limit_bytes(&self) -> usize {
-        self.limit_bytes
     }
 
     /// The answer is not looked at, and this is why.

@@ -43,7 +43,12 @@ impl Task {
 }
 
 async fn run(core: Arc<Core>, mut waiting: mpsc::Receiver<Observation>, stop: CancellationToken) {
-    let write = || blocking(&core, write_all);
+    let write = || {
+        blocking(&core, |core| {
+            write_profiles(core);
+            traces::write_all(core);
+        })
+    };
     let look = |observation| blocking(&core, move |core| note(core, &observation));
     let mut pause = Box::pin(tokio::time::sleep(core.config().sampling.interval));
     loop {
@@ -159,13 +164,8 @@ fn open(model: &str, observed: &Observed, config: &ProfileConfig) -> Result<Mode
 }
 
 fn show(core: &Core, model: &str, profile: &mut ModelProfile) {
-    let dropped = profile.rolling.take_dropped();
+    let dropped = std::mem::take(&mut profile.rolling.dropped);
     core.metrics.live.profile(model, profile.tokens(), profile.entries(), dropped);
-}
-
-fn write_all(core: &Core) {
-    write_profiles(core);
-    traces::write_all(core);
 }
 
 /// Writes every model's rolling profile; one that holds nothing any more is removed. Blocking.

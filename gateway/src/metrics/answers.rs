@@ -62,7 +62,7 @@ fn request_seconds() -> Histogram {
 }
 
 metrics! {
-    pub(super) struct AnswerMetrics {
+    pub(crate) struct AnswerMetrics {
         seconds: Histograms<AnswerLabels> = Family::new_with_constructor(request_seconds),
             "request_seconds", "Time from the arrival of the request to the end of the response";
         first_token: Histograms<AnswerLabels> = Family::new_with_constructor(|| Histogram::new(FIRST_TOKEN_SECONDS)),
@@ -82,7 +82,7 @@ metrics! {
 
 impl AnswerMetrics {
     /// The streams of a backend now.
-    pub(super) fn streams(&self, backend: &str, flow: FlowReading) {
+    pub(crate) fn streams(&self, backend: &str, flow: FlowReading) {
         for (state, streams) in [("waiting", flow.waiting_streams), ("running", flow.running_streams)] {
             let gauge = self.streams.get_or_create_owned(&StreamLabels { backend: backend.to_owned(), state });
             gauge.set(i64::try_from(streams).unwrap_or(i64::MAX));
@@ -98,7 +98,8 @@ impl AnswerMetrics {
 
     /// Where the answers to such requests are counted.
     pub(super) fn learn(&self, done: &Done<'_>) -> KnownAnswers {
-        let (backend, model, route) = (done.backend.to_owned(), done.model.to_owned(), route_label(done.route));
+        let route = done.route.map_or(NONE, Route::name);
+        let (backend, model) = (done.backend.to_owned(), done.model.to_owned());
         let labels = AnswerLabels { backend, model, route };
         let output = |counted| {
             let AnswerLabels { backend, model, route } = labels.clone();
@@ -118,10 +119,6 @@ impl AnswerMetrics {
             }),
         }
     }
-}
-
-fn route_label(route: Option<Route>) -> &'static str {
-    route.map_or(NONE, Route::name)
 }
 
 /// Counters of one backend, model and route.

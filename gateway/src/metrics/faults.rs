@@ -1,10 +1,10 @@
 //! Breakers, drained backends, queues.
 
-use super::{BackendLabels, Counter, Family, Gauge, Histogram, Histograms, ModelLabels};
+use super::{BackendLabels, Counter, Family, Gauge, Histogram, Histograms, ModelLabels, of_backend};
 use crate::breaker::State;
 use crate::queue::Queue;
 
-/// Up to the longest wait that anybody configures.
+/// Up to the longest wait that is commonly configured.
 const QUEUE_SECONDS: [f64; 12] = [0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 
 // `to`: the new state, or `spared` where it stayed closed, or closed, as no other backend could serve.
@@ -54,7 +54,7 @@ impl FaultMetrics {
 
     /// Connections that were closed for what a backend sent unasked.
     pub(crate) fn strays(&self, backend: &str, connections: u64) {
-        self.strays.get_or_create(&BackendLabels { backend: backend.to_owned() }).inc_by(connections);
+        self.strays.get_or_create(&of_backend(backend)).inc_by(connections);
     }
 
     /// An answer in which the engine said that it failed.
@@ -69,17 +69,9 @@ impl FaultMetrics {
 
     /// Sets the state; returns that before.
     pub(crate) fn breaker(&self, backend: &str, state: State) -> State {
-        let number = |state| match state {
-            State::Closed => 0,
-            State::HalfOpen => 1,
-            State::Open => 2,
-        };
-        let before =
-            self.breaker_state.get_or_create(&BackendLabels { backend: backend.to_owned() }).set(number(state));
-        [State::Closed, State::HalfOpen, State::Open]
-            .into_iter()
-            .find(|state| number(*state) == before)
-            .unwrap_or(state)
+        let before = self.breaker_state.get_or_create(&of_backend(backend)).set(state as i64);
+        let all = [State::Closed, State::HalfOpen, State::Open];
+        all.into_iter().find(|state| *state as i64 == before).unwrap_or(state)
     }
 
     pub(crate) fn breaker_changed(&self, backend: &str, to: &'static str) {
@@ -93,6 +85,6 @@ impl FaultMetrics {
     }
 
     pub(crate) fn draining(&self, backend: &str, draining: bool) {
-        self.draining.get_or_create(&BackendLabels { backend: backend.to_owned() }).set(i64::from(draining));
+        self.draining.get_or_create(&of_backend(backend)).set(i64::from(draining));
     }
 }

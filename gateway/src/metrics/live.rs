@@ -1,6 +1,6 @@
 //! Counters of sampled requests.
 
-use super::{BackendLabels, Counter, Family, Gauge, Histograms, ModelLabels, OutcomeLabels, shares};
+use super::{BackendLabels, Counter, Family, Gauge, Histograms, ModelLabels, OutcomeLabels, of_backend, shares};
 
 labels!(SampleLabels { backend: String, outcome: &'static str });
 
@@ -41,7 +41,7 @@ impl LiveMetrics {
 
     /// Rates of one request.
     pub(crate) fn rates(&self, backend: &str, observed: f64, predicted: Option<f64>) {
-        let labels = BackendLabels { backend: backend.to_owned() };
+        let labels = of_backend(backend);
         self.observed.get_or_create(&labels).observe(observed);
         if let Some(predicted) = predicted {
             self.predicted.get_or_create(&labels).observe(predicted);
@@ -56,11 +56,11 @@ impl LiveMetrics {
     }
 
     pub(crate) fn drift(&self, backend: &str, raised: bool) {
-        self.drift.get_or_create(&BackendLabels { backend: backend.to_owned() }).set(i64::from(raised));
+        self.drift.get_or_create(&of_backend(backend)).set(i64::from(raised));
     }
 
     pub(crate) fn refused(&self, backend: &str, refused: bool) {
-        self.refused.get_or_create(&BackendLabels { backend: backend.to_owned() }).set(i64::from(refused));
+        self.refused.get_or_create(&of_backend(backend)).set(i64::from(refused));
     }
 
     /// The size of a model's rolling profile, and what was dropped from it since the last call.

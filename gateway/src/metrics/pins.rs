@@ -1,6 +1,6 @@
 //! Metrics of pins: whether requests run where they are sent.
 
-use super::{BackendLabels, Counter, Family, Gauge};
+use super::{BackendLabels, Counter, Family, Gauge, of_backend};
 
 labels!(RoundLabels { backend: String, outcome: &'static str });
 
@@ -22,18 +22,18 @@ impl PinMetrics {
     /// Requests that ran elsewhere.
     pub(crate) fn contradicted(&self, backend: &str, requests: u64) {
         if requests > 0 {
-            self.contradicted.get_or_create(&labels(backend)).inc_by(requests);
+            self.contradicted.get_or_create(&of_backend(backend)).inc_by(requests);
         }
     }
 
     /// The verdict.
     pub(crate) fn ignored(&self, backend: &str, ignored: bool) {
-        self.ignored.get_or_create(&labels(backend)).set(i64::from(ignored));
+        self.ignored.get_or_create(&of_backend(backend)).set(i64::from(ignored));
     }
 
     /// Whether too little is known of the backend's ranks to pin requests.
     pub(crate) fn unpinned(&self, backend: &str, unpinned: bool) {
-        self.unpinned.get_or_create(&labels(backend)).set(i64::from(unpinned));
+        self.unpinned.get_or_create(&of_backend(backend)).set(i64::from(unpinned));
     }
 
     /// A round of probes.
@@ -46,8 +46,4 @@ impl PinMetrics {
         self.ignored.remove(labels);
         self.unpinned.remove(labels);
     }
-}
-
-fn labels(backend: &str) -> BackendLabels {
-    BackendLabels { backend: backend.to_owned() }
 }

@@ -55,7 +55,7 @@ impl Default for ProcessMetrics {
 }
 
 impl ProcessMetrics {
-    /// Looks at the process, and returns what is to be shown.
+    /// Reads the process's figures, and returns the registry to encode.
     pub(super) fn look(&self) -> Option<&Registry> {
         let status = std::fs::read_to_string("/proc/self/status").ok()?;
         let field = |name: &str| {

@@ -15,7 +15,6 @@ use semmoe_tables::RankId;
 
 use super::answers::{AnswerMetrics, Generated, KnownAnswers};
 use super::{Counter, Family, rank_label};
-use crate::flow::FlowReading;
 
 /// The client went away before the end; nginx's code for it.
 pub(crate) const CLIENT_CLOSED: u16 = 499;
@@ -77,7 +76,7 @@ pub(crate) struct Done<'a> {
 #[derive(Default)]
 pub(crate) struct RequestMetrics {
     requests: Family<RequestLabels, Counter>,
-    answers: AnswerMetrics,
+    pub(crate) answers: AnswerMetrics,
     known: ArcSwap<HashMap<String, OfBackend>>,
 }
 
@@ -100,16 +99,6 @@ impl RequestMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register("requests", "Requests, by backend, rank, policy and status", self.requests.clone());
         self.answers.register(registry);
-    }
-
-    /// The streams of a backend now.
-    pub(crate) fn streams(&self, backend: &str, flow: FlowReading) {
-        self.answers.streams(backend, flow);
-    }
-
-    /// The backend is gone; its counters stay.
-    pub(super) fn forget(&self, backend: &str) {
-        self.answers.forget(backend);
     }
 
     /// Counts one request.

@@ -1,4 +1,4 @@
-//! Gauges of what a watched policy would have gained.
+//! Gauges of what a watched policy would have gained so far.
 
 use std::sync::atomic::AtomicU64;
 
@@ -12,7 +12,7 @@ labels!(ShadowLabels { model: String, policy: &'static str });
 type Shares = Family<ShadowLabels, Gauge<f64, AtomicU64>>;
 
 metrics! {
-    pub(super) struct ShadowMetrics {
+    pub(crate) struct ShadowMetrics {
         requests: Family<ShadowLabels, Gauge<u64, AtomicU64>>,
             "shadow_requests", "Requests placed by both the acting and the shadow policy";
         local_share: Shares, "shadow_local_share", "Expected local share of the scored tokens, by policy";
@@ -23,7 +23,7 @@ metrics! {
 }
 
 impl ShadowMetrics {
-    pub(super) fn set(&self, model: &str, acting: &'static str, watched: &'static str, report: &Report) {
+    pub(crate) fn set(&self, model: &str, acting: &'static str, watched: &'static str, report: &Report) {
         for (policy, side) in [(acting, report.acting), (watched, report.watched)] {
             let labels = ShadowLabels { model: model.to_owned(), policy };
             self.requests.get_or_create(&labels).set(report.requests);

@@ -1,4 +1,4 @@
-//! Spans of traced requests, and what became of them.
+//! Spans of traced requests, and their outcomes.
 
 use super::{Counter, Family, OutcomeLabels};
 

@@ -2,8 +2,8 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-pub(crate) const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// `00-`, 32 digits, `-`, 16 digits, `-`, 2 digits.
 const LENGTH: usize = 55;
@@ -41,8 +41,17 @@ impl Context {
         (trace != 0).then_some(Self { trace, span, sampled: flags & u128::from(SAMPLED) != 0 })
     }
 
+    /// Sends it to the next hop.
+    pub(crate) fn pass_on(self, headers: &mut HeaderMap) {
+        // An invalid traceparent is dropped, with its tracestate.
+        if Self::of(headers).is_none() {
+            headers.remove(TRACESTATE);
+        }
+        headers.insert(TRACEPARENT, self.header());
+    }
+
     /// As the next hop gets it.
-    pub(crate) fn header(&self) -> HeaderValue {
+    fn header(&self) -> HeaderValue {
         let text = format!("00-{:032x}-{:016x}-{:02x}", self.trace, self.span, u8::from(self.sampled) * SAMPLED);
         HeaderValue::from_str(&text).expect("hexadecimal digits and hyphens are a header value")
     }

@@ -38,10 +38,10 @@ pub(crate) struct Span {
     parent: Option<u64>,
     name: &'static str,
     kind: Kind,
-    began_nanos: u64,
-    ended_nanos: u64,
+    pub(super) began_nanos: u64,
+    pub(super) ended_nanos: u64,
     attributes: Vec<(&'static str, Value)>,
-    failed: Option<&'static str>,
+    pub(super) failed: Option<&'static str>,
 }
 
 impl Span {
@@ -57,16 +57,23 @@ impl Span {
         }
     }
 
-    pub(super) fn fail(&mut self, cause: &'static str) {
-        self.failed = Some(cause);
-    }
-
-    pub(super) fn nanos_until(&self, nanos: u64) -> u64 {
-        nanos.saturating_sub(self.began_nanos)
-    }
-
-    pub(super) fn end(&mut self, nanos: u64) {
-        self.ended_nanos = nanos;
+    fn json(&self) -> Json {
+        let status = match self.failed {
+            None => json!({}),
+            // STATUS_CODE_ERROR
+            Some(cause) => json!({ "code": 2, "message": cause }),
+        };
+        json!({
+            "traceId": format!("{:032x}", self.context.trace),
+            "spanId": format!("{:016x}", self.context.span),
+            "parentSpanId": self.parent.map_or_else(String::new, |parent| format!("{parent:016x}")),
+            "name": self.name,
+            "kind": self.kind as u8,
+            "startTimeUnixNano": self.began_nanos.to_string(),
+            "endTimeUnixNano": self.ended_nanos.to_string(),
+            "attributes": attributes(&self.attributes),
+            "status": status,
+        })
     }
 }
 
@@ -86,25 +93,4 @@ pub(super) fn encode(service: &str, spans: &[Span]) -> Vec<u8> {
 
 fn attributes(all: &[(&'static str, Value)]) -> Json {
     all.iter().map(|(key, value)| json!({ "key": key, "value": value })).collect()
-}
-
-impl Span {
-    fn json(&self) -> Json {
-        let status = match self.failed {
-            None => json!({}),
-            // STATUS_CODE_ERROR
-            Some(cause) => json!({ "code": 2, "message": cause }),
-        };
-        json!({
-            "traceId": format!("{:032x}", self.context.trace),
-            "spanId": format!("{:016x}", self.context.span),
-            "parentSpanId": self.parent.map_or_else(String::new, |parent| format!("{parent:016x}")),
-            "name": self.name,
-            "kind": self.kind as u8,
-            "startTimeUnixNano": self.began_nanos.to_string(),
-            "endTimeUnixNano": self.ended_nanos.to_string(),
-            "attributes": attributes(&self.attributes),
-            "status": status,
-        })
-    }
 }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderValue, Method, header};
+use http::Method;
 use semmoe_engines::http::{self as client, AnswerLimits, HttpClient, HttpError};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -156,8 +156,7 @@ impl Work {
     async fn send(&self, body: bytes::Bytes) -> Result<u64, HttpError> {
         let mut waits = AGAIN_AFTER.into_iter();
         loop {
-            let mut request = client::request(Method::POST, &self.collector, PATH, Some(body.clone()))?;
-            request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            let request = client::request(Method::POST, &self.collector, PATH, Some(body.clone()))?;
             match (self.client.whole(request, &LIMITS).await, waits.next()) {
                 (Ok((_, answer)), _) => return Ok(rejected(&answer)),
                 (Err(error), Some(wait)) if may_help(&error) => {

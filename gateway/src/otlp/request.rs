@@ -5,7 +5,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use http::HeaderMap;
 
-use super::context::{Context, TRACEPARENT, TRACESTATE};
+use super::context::Context;
 use super::document::{Kind, Span, Value};
 use super::export::Tracer;
 
@@ -79,7 +79,7 @@ impl RequestTrace {
 
     fn leave(&mut self) {
         if let Some(mut stage) = self.stage.take() {
-            stage.end(self.now());
+            stage.ended_nanos = self.now();
             self.done.push(stage);
         }
     }
@@ -99,7 +99,7 @@ impl RequestTrace {
     /// The stage that runs failed.
     pub(crate) fn fail(&mut self, cause: &'static str) {
         if let Some(stage) = &mut self.stage {
-            stage.fail(cause);
+            stage.failed = Some(cause);
         }
     }
 
@@ -107,14 +107,14 @@ impl RequestTrace {
     pub(crate) fn note_elapsed(&mut self, key: &'static str) {
         let now = self.now();
         if let Some(stage) = &mut self.stage {
-            let seconds = stage.nanos_until(now) as f64 * 1e-9;
+            let seconds = now.saturating_sub(stage.began_nanos) as f64 * 1e-9;
             stage.set(key, Value::Real(seconds));
         }
     }
 
     /// The place of the stage that runs.
-    pub(crate) fn here(&self) -> Here {
-        Here(self.stage.as_ref().map_or(self.context, |stage| stage.context))
+    pub(crate) fn here(&self) -> Context {
+        self.stage.as_ref().map_or(self.context, |stage| stage.context)
     }
 
     /// The request is over, with this status.
@@ -127,29 +127,14 @@ impl RequestTrace {
         if let Some(cause) = failed {
             // An answer that broke off had a good head.
             self.fail(cause);
-            self.request.fail(cause);
+            self.request.failed = Some(cause);
         }
         self.leave();
         let now = self.now();
         self.request.set("http.response.status_code", Value::Number(code.into()));
-        self.request.end(now);
+        self.request.ended_nanos = now;
         let mut spans = self.done;
         spans.push(self.request);
         self.tracer.submit(spans);
-    }
-}
-
-/// A place in a trace, for the next hop.
-#[derive(Clone, Copy)]
-pub(crate) struct Here(Context);
-
-impl Here {
-    /// Sends it.
-    pub(crate) fn pass_on(self, headers: &mut HeaderMap) {
-        // An invalid traceparent is dropped, with its tracestate.
-        if Context::of(headers).is_none() {
-            headers.remove(TRACESTATE);
-        }
-        headers.insert(TRACEPARENT, self.0.header());
     }
 }

@@ -6,7 +6,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use semmoe_routing::{Router, Work};
 use semmoe_tables::RankId;
 
-use super::{Pool, Slot};
+use super::Pool;
 use crate::availability::Trial;
 use crate::queue::Room;
 
@@ -40,23 +40,12 @@ pub(super) struct Charge {
 }
 
 impl Lease {
-    pub(super) fn on_rank(slot: &Slot, counted: Counted) -> Self {
-        Self {
-            backend: slot.backend,
-            rank: Some(slot.rank),
-            inflight: slot.inflight.clone(),
-            counted: Some(counted),
-            trial: None,
-            room: None,
-        }
-    }
-
-    pub(super) fn on_backend(backend: usize, inflight: Gauge) -> Self {
+    pub(super) fn new(backend: usize, rank: Option<RankId>, inflight: Gauge, counted: Option<Counted>) -> Self {
         inflight.inc();
-        Self { backend, rank: None, inflight, counted: None, trial: None, room: None }
+        Self { backend, rank, inflight, counted, trial: None, room: None }
     }
 
-    /// The rank answered: what is counted there is to be believed.
+    /// The rank answered: its counts are reliable from now on.
     pub(crate) fn answered(&self) {
         for (router, charge) in self.charges() {
             router.accounts().answered(charge.slot);

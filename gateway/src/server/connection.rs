@@ -13,6 +13,7 @@ use hyper_util::server::graceful::Watcher;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -20,7 +21,6 @@ use super::Serves;
 use super::protocol::{Protocol, http1, http2};
 use super::tls::ServerTls;
 use crate::config::Config;
-use crate::metrics::Metrics;
 use crate::stall::Stalling;
 use crate::state::Core;
 
@@ -53,12 +53,12 @@ impl<S: Serves> Shared<S> {
         let config = self.core.config();
         if let Some(tls) = &self.tls {
             // Boxed, as the connection outlives it by far.
-            let handshake = Box::pin(tokio::time::timeout(config.timeouts.handshake, self.handshake(tls, stream)));
-            let opened = tokio::select! {
-                opened = handshake => opened,
+            let handshake = Box::pin(self.handshake(tls, stream, config.timeouts.handshake));
+            let secured = tokio::select! {
+                secured = handshake => secured,
                 () = self.closing.cancelled() => return,
             };
-            let Some(stream) = handshaken(opened, &self.core.metrics) else { return };
+            let Some(stream) = secured else { return };
             let protocol = Protocol::of_alpn(stream.get_ref().1.alpn_protocol());
             return Box::pin(self.http(&config, stream, protocol, watcher)).await;
         }
@@ -72,13 +72,22 @@ impl<S: Serves> Shared<S> {
         }
     }
 
-    async fn handshake(
-        &self,
-        tls: &ServerTls,
-        stream: TcpStream,
-    ) -> std::io::Result<tokio_rustls::server::TlsStream<TcpStream>> {
-        let _permit = self.handshakes.acquire().await;
-        tls.accept(stream).await
+    /// `None` where it failed or was not done within `limit`: the client's fault, and counted.
+    async fn handshake(&self, tls: &ServerTls, stream: TcpStream, limit: Duration) -> Option<TlsStream<TcpStream>> {
+        let accepted = async {
+            let _permit = self.handshakes.acquire().await;
+            tls.accept(stream).await
+        };
+        let (outcome, stream) = match tokio::time::timeout(limit, accepted).await {
+            Ok(Ok(stream)) => ("ok", Some(stream)),
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "TLS handshake failed");
+                ("failed", None)
+            }
+            Err(_) => ("timeout", None),
+        };
+        self.core.metrics.trust.handshake(outcome);
+        stream
     }
 
     async fn http<I>(&self, config: &Config, stream: I, protocol: Protocol, watcher: Watcher)
@@ -120,22 +129,6 @@ async fn with_last_words<F: Future + ?Sized>(mut work: Pin<&mut F>, aborting: &C
             let _ = tokio::time::timeout(LAST_WORDS, work).await;
         }
     }
-}
-
-type Opened = Result<std::io::Result<tokio_rustls::server::TlsStream<TcpStream>>, tokio::time::error::Elapsed>;
-
-/// Counts handshakes; what goes wrong in them is a client's.
-fn handshaken(opened: Opened, metrics: &Metrics) -> Option<tokio_rustls::server::TlsStream<TcpStream>> {
-    let (outcome, stream) = match opened {
-        Ok(Ok(stream)) => ("ok", Some(stream)),
-        Ok(Err(error)) => {
-            tracing::debug!(%error, "TLS handshake failed");
-            ("failed", None)
-        }
-        Err(_) => ("timeout", None),
-    };
-    metrics.trust.handshake(outcome);
-    stream
 }
 
 /// Runs the streams of one HTTP/2 connection, and knows whether there are any.

@@ -10,7 +10,7 @@ pub(crate) const STATUS_CONNECTIONS: usize = 64;
 /// certificates, probes and logs.
 const RESERVED: u64 = 3 * STATUS_CONNECTIONS as u64;
 
-/// Raises the soft limit of open files to the hard one, as far as the system lets it.
+/// Raises the soft limit of open files to the hard one, as far as the system allows.
 pub fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum

@@ -12,13 +12,13 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use crate::config::{Config, ServerTlsConfig, TlsVersion};
+use crate::config::{Config, RawServerTls, TlsVersion};
 use crate::error::StartError;
 use crate::stamp::Seen;
 
 /// Makes accepted connections secure. Connections that are there stay as they are when the files are read again.
 pub(crate) struct ServerTls {
-    files: ServerTlsConfig,
+    files: RawServerTls,
     /// As they were when they were read.
     pub(crate) seen: Seen,
     config: ArcSwap<ServerConfig>,
@@ -26,7 +26,7 @@ pub(crate) struct ServerTls {
 
 impl ServerTls {
     /// Reads the files. Blocking.
-    pub(crate) fn load(files: &ServerTlsConfig) -> Result<Self, TlsError> {
+    pub(crate) fn load(files: &RawServerTls) -> Result<Self, TlsError> {
         let seen = Seen::of(paths(files));
         Ok(Self { files: files.clone(), seen, config: ArcSwap::from_pointee(config(files)?) })
     }
@@ -47,12 +47,12 @@ impl ServerTls {
     }
 }
 
-fn paths(files: &ServerTlsConfig) -> impl Iterator<Item = &Path> {
-    let ServerTlsConfig { cert, key, client_ca, .. } = files;
+fn paths(files: &RawServerTls) -> impl Iterator<Item = &Path> {
+    let RawServerTls { cert, key, client_ca, .. } = files;
     [Some(cert), Some(key), client_ca.as_ref()].into_iter().flatten().map(PathBuf::as_path)
 }
 
-fn config(files: &ServerTlsConfig) -> Result<ServerConfig, TlsError> {
+fn config(files: &RawServerTls) -> Result<ServerConfig, TlsError> {
     let settings = |cause: String| TlsError::Settings { cause };
     let versions: &[&rustls::SupportedProtocolVersion] = match files.min_version {
         TlsVersion::V1_2 => &[&rustls::version::TLS13, &rustls::version::TLS12],
@@ -88,7 +88,7 @@ pub(crate) struct ListenerTls {
 impl ListenerTls {
     /// Reads them all. Blocking.
     pub(crate) fn load(config: &Config) -> Result<Self, StartError> {
-        let load = |place: &str, files: &Option<ServerTlsConfig>| {
+        let load = |place: &str, files: &Option<RawServerTls>| {
             let loaded = files.as_ref().map(ServerTls::load).transpose();
             let fail = |source| StartError::Tls { place: place.to_owned(), source };
             loaded.map(|tls| tls.map(Arc::new)).map_err(fail)

@@ -52,7 +52,7 @@ pub(crate) struct Swapped {
     pub(crate) changed: bool,
 }
 
-/// Changes the tables of a backend. What goes wrong is counted, logged and kept for `GET /admin/tables`.
+/// Changes the tables of a backend. Failures are counted, logged and kept for `GET /admin/tables`.
 pub(crate) async fn change(core: &Arc<Core>, backend: String, source: Source) -> Result<Swapped, RequestError> {
     let (name, by) = (backend.clone(), source.name());
     // Compared is with what it runs now.
@@ -143,7 +143,7 @@ fn earlier(member: &Member, generation: Option<u64>) -> Result<(Arc<semmoe_table
     Ok((Arc::clone(&found.tables), found.origin.clone()))
 }
 
-/// Tables against the model, its other tables, and what the backend told last.
+/// Checks tables against the model, its other tables, and the backend's last report.
 pub(crate) fn check_fit(model: &Model, member: &Member, fresh: &FreshTables) -> Result<(), Incompatible> {
     let tables = fresh.tables.as_ref();
     model.check_tables(tables, "the tables in use")?;
@@ -160,7 +160,7 @@ pub(crate) fn check_fit(model: &Model, member: &Member, fresh: &FreshTables) -> 
     }
 }
 
-/// Counts, logs and keeps what came of a change.
+/// Counts, logs and keeps the outcome of a change.
 pub(super) fn note(core: &Core, backend: &str, by: &'static str, done: Result<&Swapped, &RequestError>) {
     core.metrics.tables.reload(match done {
         Ok(Swapped { changed: true, .. }) => "ok",

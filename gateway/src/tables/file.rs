@@ -1,7 +1,7 @@
 //! A file of tables from the outside: opened once, copied, and the copy mapped.
 //!
 //! The map is of a copy without a name, in `tables.spool_dir`: the kernel ends a process that reads a map of a file
-//! that somebody cut short in place, and no check can exclude that for a file that others may write to. A copy in the
+//! that was truncated in place, and no check can exclude that for a file that others may write to. A copy in the
 //! heap would do as well, but stay there for good; pages of a file can be dropped by the kernel and read again.
 
 use std::fs::{File, Metadata};
@@ -51,7 +51,7 @@ pub enum TablesFileError {
         /// The limit.
         limit_bytes: u64,
     },
-    /// Somebody was writing.
+    /// It was written to meanwhile.
     #[error("{} changed while it was copied", path.display())]
     Changed {
         /// The file.
@@ -139,7 +139,7 @@ pub(crate) fn open(path: &Path, spool: &Spool) -> Result<(Tables, Stamp), Tables
     copy(&regular(hold(path)?, path)?, path, spool)
 }
 
-/// Opens a file that somebody asked for, if it is below `root`, wherever links in it lead; gives its path as well.
+/// Opens a requested file, if it is below `root`, wherever links in it lead; gives its path as well.
 pub(crate) fn open_below(root: &Path, asked: &Path, spool: &Spool) -> Result<(Tables, PathBuf), TablesFileError> {
     let outside = || TablesFileError::Outside { path: asked.to_owned(), root: root.to_owned() };
     let real_root = root.canonicalize().map_err(read_error("open the tables root", root))?;
@@ -153,7 +153,7 @@ pub(crate) fn open_below(root: &Path, asked: &Path, spool: &Spool) -> Result<(Ta
     }
     let path = real_root.join(relative);
     let held = hold(&path)?;
-    // Where what was opened is, not where the path leads to by now.
+    // The path of the opened file, not where `path` leads now.
     let real = std::fs::read_link(by_descriptor(&held)).map_err(read_error("find", &path))?;
     if !real.starts_with(&real_root) {
         return Err(outside());

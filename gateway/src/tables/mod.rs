@@ -36,7 +36,7 @@ pub(crate) use watch::watch;
 /// Uploads on their way to the disk at a time. Each may hold `limits.table_bytes` there.
 const UPLOADS: usize = 2;
 
-/// Bounds on what goes on at the same time.
+/// Bounds on concurrent work.
 pub(crate) struct Lanes {
     uploads: Semaphore,
     /// Reading, checking and preparing: a few times the size of the tables in memory.

@@ -47,7 +47,8 @@ async fn spooled(core: &Arc<Core>, body: Body) -> Result<Copy, RequestError> {
 async fn pieces(mut copy: Copy, mut body: Body, limit_bytes: usize) -> Result<Copy, RequestError> {
     let mut piece = BytesMut::new();
     loop {
-        let frame = body.frame().await.transpose().map_err(|error| broken(&error))?;
+        let frame =
+            body.frame().await.transpose().map_err(|error| RequestError::BodyRead { cause: error.to_string() })?;
         let ended = frame.is_none();
         if let Some(data) = frame.and_then(|frame| frame.into_data().ok()) {
             piece.extend_from_slice(&data);
@@ -79,8 +80,4 @@ pub(crate) async fn read(body: Body, limit_bytes: usize, within: Duration) -> Re
         }
         Ok(Err(error)) => Err(RequestError::BodyRead { cause: error.to_string() }),
     }
-}
-
-fn broken(error: &axum::Error) -> RequestError {
-    RequestError::BodyRead { cause: error.to_string() }
 }

@@ -56,8 +56,8 @@ async fn look(core: &Arc<Core>, files: &mut HashMap<String, Watched>) {
         // A network file system may take its time.
         let asked = path.clone();
         let Ok(stamp) = tokio::task::spawn_blocking(move || Stamp::of(&asked)).await else { continue };
-        let probe = probe_of(&snapshot, &backend);
-        let watched = files.entry(backend.clone()).or_insert_with(|| Watched::new(&snapshot, &backend, stamp));
+        let probe = snapshot.backend(&backend).and_then(|backend| backend.last_probe());
+        let watched = files.entry(backend.clone()).or_insert_with(|| Watched::new(&snapshot, &backend, &path, stamp));
         if watched.path != path {
             *watched = Watched { path: path.clone(), ..Watched::default() };
         }
@@ -74,10 +74,6 @@ fn configured(snapshot: &Snapshot) -> impl Iterator<Item = (String, PathBuf)> {
     backends.filter_map(|backend| Some((backend.name.clone(), backend.tables.clone()?)))
 }
 
-fn probe_of(snapshot: &Snapshot, backend: &str) -> Option<Arc<Probe>> {
-    snapshot.members().find(|(_, member)| member.backend.name == backend)?.1.backend.last_probe()
-}
-
 /// The state of one file.
 #[derive(Debug, Default)]
 struct Watched {
@@ -92,12 +88,11 @@ struct Watched {
 
 impl Watched {
     /// The file was loaded when the gateway started, or is not what is in use: then a change of it counts from now on.
-    fn new(snapshot: &Snapshot, backend: &str, now: Option<Stamp>) -> Self {
+    fn new(snapshot: &Snapshot, backend: &str, path: &Path, now: Option<Stamp>) -> Self {
         let loaded = snapshot.members().find(|(_, member)| member.backend.name == backend);
         let origin = loaded.and_then(|(_, member)| member.tables.as_ref()).map(|loaded| &loaded.origin);
-        let path = configured(snapshot).find(|(name, _)| name == backend).map_or_else(PathBuf::new, |(_, path)| path);
-        let same = origin.filter(|origin| origin.path.as_deref() == Some(Path::new(&path)));
-        Self { path, judged: same.map_or(now, |origin| origin.stamp), seen: None, refused: None }
+        let same = origin.filter(|origin| origin.path.as_deref() == Some(path));
+        Self { path: path.to_owned(), judged: same.map_or(now, |origin| origin.stamp), seen: None, refused: None }
     }
 
     /// Whether to load it now.

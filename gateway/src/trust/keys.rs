@@ -13,7 +13,7 @@ use crate::error::RequestError;
 /// Longer ones are wrong without a look: hashing them would be work that a stranger asks for.
 const MAX_KEY_BYTES: usize = 512;
 
-/// Who sent a request: a key, or anybody where none are configured.
+/// The sender of a request: a key, or any client where no keys are configured.
 #[derive(Clone, Default)]
 pub(crate) struct Caller(Option<Arc<KeyConfig>>);
 
@@ -34,7 +34,7 @@ impl Caller {
     }
 }
 
-/// Finds the caller's key; without keys everybody is let in.
+/// Finds the caller's key; without keys every client is admitted.
 pub(super) fn check(keys: &[Arc<KeyConfig>], headers: &HeaderMap) -> Result<Caller, RequestError> {
     if keys.is_empty() {
         return Ok(Caller::default());
@@ -51,7 +51,7 @@ pub(super) fn check(keys: &[Arc<KeyConfig>], headers: &HeaderMap) -> Result<Call
 fn find(keys: &[Arc<KeyConfig>], digest: &[u8; 32]) -> Option<Arc<KeyConfig>> {
     let mut found = usize::MAX;
     for (at, key) in keys.iter().enumerate() {
-        let differs = key.sha256.iter().zip(digest).fold(0, |differs, (one, other)| differs | (one ^ other));
+        let differs = key.sha256.0.iter().zip(digest).fold(0, |differs, (one, other)| differs | (one ^ other));
         // All ones where nothing differs.
         let mask = usize::from(black_box(differs) == 0).wrapping_neg();
         found = (found & !mask) | (at & mask);
@@ -59,7 +59,7 @@ fn find(keys: &[Arc<KeyConfig>], digest: &[u8; 32]) -> Option<Arc<KeyConfig>> {
     keys.get(found).cloned()
 }
 
-/// The key in the headers. Two of one header are refused: somebody else might believe the other one.
+/// The key in the headers. Two of one header are refused, as another reader might take the other one.
 fn presented(headers: &HeaderMap) -> Result<&[u8], RequestError> {
     let only = |name: &http::HeaderName| -> Result<Option<&HeaderValue>, RequestError> {
         let mut values = headers.get_all(name).iter();
@@ -83,11 +83,12 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::SecretDigest;
     use http::HeaderName;
 
     fn keys() -> Vec<Arc<KeyConfig>> {
         let key = |name: &str, key: &str, models: Option<&str>| {
-            let (name, sha256) = (name.to_owned(), Sha256::digest(key).into());
+            let (name, sha256) = (name.to_owned(), SecretDigest(Sha256::digest(key).into()));
             Arc::new(KeyConfig { name, sha256, models: models.map(|model| vec![model.to_owned()]) })
         };
         vec![key("a", "first", None), key("b", "second", Some("tiny"))]

@@ -8,9 +8,8 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::target::{Stream, Target};
+use super::target::Target;
 use crate::Failure;
 
 /// Uvicorn, which SGLang and vLLM run on, closes idle connections after 5 s: one that is about to be closed is not
@@ -22,7 +21,7 @@ pub(crate) type Sender = SendRequest<Full<Bytes>>;
 /// Idle connections of one worker; the last used is used first.
 #[derive(Debug)]
 pub(crate) struct Connections {
-    target: Arc<Target>,
+    pub(super) target: Arc<Target>,
     idle: Mutex<Vec<(Sender, Instant)>>,
     counts: Arc<ConnectionCounts>,
 }
@@ -52,13 +51,7 @@ impl Connections {
 
     /// A new connection. Its task ends when the connection does, or with the worker's runtime.
     pub(crate) async fn open(&self) -> Result<Sender, Failure> {
-        match self.target.connect().await.map_err(Failure::Connect)? {
-            Stream::Plain(stream) => self.begin(stream).await,
-            Stream::Secure(stream) => self.begin(stream).await,
-        }
-    }
-
-    async fn begin(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Result<Sender, Failure> {
+        let stream = self.target.connect().await.map_err(Failure::Connect)?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|_| Failure::Closed)?;
         self.counts.opened.fetch_add(1, Ordering::Relaxed);
         let counts = Arc::clone(&self.counts);
@@ -76,10 +69,6 @@ impl Connections {
         if !sender.is_closed() {
             self.lock().push((sender, Instant::now()));
         }
-    }
-
-    pub(crate) fn target(&self) -> &Target {
-        &self.target
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(Sender, Instant)>> {

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Response, header};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use semmoe_engines::http::collect;
 
 use super::connection::{Connections, Sender};
 use crate::Failure;
@@ -16,17 +17,14 @@ use crate::stats::{Answered, Tokens};
 
 /// The longest answer that is not a stream, in bytes.
 const MAX_BODY_BYTES: usize = 64 << 20;
-/// So much of an error's body is read, so that its connection can be used again.
+/// An error's body is read up to this, so that its connection can be reused.
 const MAX_ERROR_BYTES: usize = 64 << 10;
 
 const NO_JSON: Failure = Failure::Malformed("not the JSON of the route");
 
 /// Progress of a running request; a timeout finds it as far as it got.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Seen {
-    /// Latencies count from here: the request was due, or its client was free.
-    due: Instant,
-    pub(crate) phase: Phase,
     pub(crate) headers: Option<HeaderMap>,
     first: Option<Instant>,
     last: Option<Instant>,
@@ -44,36 +42,27 @@ impl From<TooLong> for Failure {
 }
 
 impl Seen {
-    pub(crate) fn new(due: Instant) -> Self {
-        Self {
-            due,
-            phase: Phase::Head,
-            headers: None,
-            first: None,
-            last: None,
-            events: 0,
-            longest_gap: None,
-            told: None,
-            done: false,
-            content: false,
-        }
+    /// The part of the answer that is awaited.
+    pub(crate) fn phase(&self) -> Phase {
+        if self.headers.is_some() { Phase::Body } else { Phase::Head }
     }
 
-    /// Sends `body` and reads the answer to its end; `on_gap` gets the gaps between content events.
+    /// Sends `body` and reads the answer to its end; `on_gap` gets the gaps between content events. Latencies count
+    /// from `due`: the request was due, or its client was free.
     pub(crate) async fn exchange(
         &mut self,
         connections: &Connections,
+        due: Instant,
         body: Bytes,
         stream: bool,
         on_gap: impl FnMut(Duration),
     ) -> Result<Answered, Failure> {
         let (mut sender, response) = send(connections, body).await?;
-        self.phase = Phase::Body;
         let status = response.status();
         let (head, body) = response.into_parts();
         let headers = self.headers.insert(head.headers);
         if !status.is_success() {
-            if drain(body).await {
+            if collect(body, MAX_ERROR_BYTES).await.is_ok() {
                 connections.keep(sender);
             }
             return Err(Failure::Status(status.as_u16()));
@@ -91,7 +80,7 @@ impl Seen {
         if sender.ready().await.is_ok() {
             connections.keep(sender);
         }
-        Ok(self.answered(end))
+        Ok(self.answered(due, end))
     }
 
     async fn read_stream(&mut self, mut body: Incoming, mut on_gap: impl FnMut(Duration)) -> Result<(), Failure> {
@@ -134,7 +123,7 @@ impl Seen {
     }
 
     async fn read_document(&mut self, body: Incoming) -> Result<(), Failure> {
-        let whole = semmoe_engines::http::collect(body, MAX_BODY_BYTES).await.map_err(|error| match error {
+        let whole = collect(body, MAX_BODY_BYTES).await.map_err(|error| match error {
             Some(_) => Failure::Broken(Break::Short),
             None => Failure::Malformed("an answer of more than 64 MiB"),
         })?;
@@ -152,12 +141,12 @@ impl Seen {
         Ok(said)
     }
 
-    fn answered(&self, end: Instant) -> Answered {
+    fn answered(&self, due: Instant, end: Instant) -> Answered {
         let gaps = u32::try_from(self.events.saturating_sub(1)).unwrap_or(u32::MAX);
         let spread = self.first.zip(self.last).map(|(first, last)| last - first);
         Answered {
-            ttft: self.first.map(|first| first.saturating_duration_since(self.due)),
-            e2e: end.saturating_duration_since(self.due),
+            ttft: self.first.map(|first| first.saturating_duration_since(due)),
+            e2e: end.saturating_duration_since(due),
             mean_gap: spread.and_then(|spread| spread.checked_div(gaps)),
             longest_gap: self.longest_gap,
             tokens: self.told.map_or(Tokens::Events(self.events), Tokens::Told),
@@ -169,7 +158,7 @@ impl Seen {
 /// Sends on an idle connection or a new one. A request that an idle connection did not take, as the server had just
 /// closed it, goes on a new one; nothing of it was sent.
 async fn send(connections: &Connections, body: Bytes) -> Result<(Sender, Response<Incoming>), Failure> {
-    let mut request = connections.target().request(body);
+    let mut request = connections.target.request(body);
     if let Some(mut sender) = connections.idle().await {
         match sender.try_send_request(request).await {
             Ok(response) => return Ok((sender, response)),
@@ -191,17 +180,4 @@ fn no_head(error: &hyper::Error) -> Failure {
 fn is_event_stream(headers: &HeaderMap) -> bool {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     kind.trim_start().get(..17).is_some_and(|start| start.eq_ignore_ascii_case("text/event-stream"))
-}
-
-/// Reads a body that is not needed; whether it ended.
-async fn drain(mut body: Incoming) -> bool {
-    let mut bytes = 0usize;
-    while let Some(frame) = body.frame().await {
-        let Ok(frame) = frame else { return false };
-        bytes = bytes.saturating_add(frame.data_ref().map_or(0, Bytes::len));
-        if bytes > MAX_ERROR_BYTES {
-            return false;
-        }
-    }
-    true
 }

@@ -12,16 +12,15 @@ use tokio_util::sync::CancellationToken;
 use super::shared::Shared;
 use super::target::{Target, only_model};
 use super::threads::Workers;
-use crate::api::BodyForm;
 use crate::arrivals::read_arrivals;
 use crate::compare::{Comparison, Round};
 use crate::jobs::Jobs;
 use crate::latency::LatencySummary;
-use crate::report::{Facts, Report};
+use crate::report::{Facts, Generator, Report};
 use crate::schedule::Schedule;
 use crate::{Limit, LoadError, LoadOptions, Pace};
 
-/// The caller's look at a run that goes on.
+/// The caller's view of a running load.
 type View<'a> = &'a (dyn Fn(&Snapshot) + Sync);
 
 /// How far a run is.
@@ -37,7 +36,7 @@ pub struct Snapshot {
     pub failed: u64,
     /// Requests in flight.
     pub in_flight: usize,
-    /// Output tokens of complete answers, told or counted.
+    /// Output tokens of complete answers, reported or counted.
     pub output_tokens: u64,
     /// To the first content.
     pub ttft: Option<LatencySummary>,
@@ -100,12 +99,12 @@ pub async fn compare(
 }
 
 fn block_limit(options: &LoadOptions, rounds: usize) -> Result<Limit, LoadError> {
-    let bad = |option, found: String, expected| Err(LoadError::Option { option, found, expected });
+    let bad = |option, found: &str, expected| Err(LoadError::option(option, found, expected));
     let parts = u32::try_from(rounds).unwrap_or(0);
     match (options.limit, &options.pace) {
-        _ if !(2..=10_000).contains(&parts) => bad("rounds", rounds.to_string(), "2 to 10000"),
+        _ if !(2..=10_000).contains(&parts) => bad("rounds", &rounds.to_string(), "2 to 10000"),
         (Limit::Arrivals, _) | (_, Pace::Recorded { .. }) => {
-            bad("the pace of a comparison", "an arrival file".into(), "a closed loop or a rate")
+            bad("the pace of a comparison", "an arrival file", "a closed loop or a rate")
         }
         (Limit::Requests(all), _) => Ok(Limit::Requests(all.div_ceil(u64::from(parts)))),
         (Limit::Duration(all), _) => Ok(Limit::Duration(all / parts)),
@@ -149,7 +148,7 @@ pub(crate) struct Place {
 
 /// A server that was found, and what is sent to it.
 struct Prepared {
-    options: LoadOptions,
+    options: Arc<LoadOptions>,
     target: Arc<Target>,
     jobs: Arc<Jobs>,
     schedule: Option<Schedule>,
@@ -158,7 +157,11 @@ struct Prepared {
 impl Prepared {
     /// Takes `jobs` or makes its own.
     async fn new(mut options: LoadOptions, jobs: Option<Arc<Jobs>>) -> Result<Self, LoadError> {
-        let schedule = schedule(&options)?;
+        let schedule = match &options.pace {
+            Pace::Closed { .. } => None,
+            Pace::Poisson { per_second, seed } => Some(Schedule::poisson(*per_second, *seed)),
+            Pace::Recorded { arrivals, speed } => Some(Schedule::recorded(read_arrivals(arrivals)?, *speed)),
+        };
         // Blocks for a few files, before anything is sent.
         let tls =
             options.url.is_secure().then(|| ClientTls::load(options.tls.clone(), false)).transpose()?.map(Arc::new);
@@ -168,55 +171,40 @@ impl Prepared {
         }
         let jobs = match jobs {
             Some(jobs) => jobs,
-            None => Arc::new(Jobs::read(&options.prompts, &body_form(&options))?),
+            None => Arc::new(Jobs::read(&options)?),
         };
-        Ok(Self { options, target, jobs, schedule })
+        Ok(Self { options: Arc::new(options), target, jobs, schedule })
     }
 
     /// Sends until the limit.
     async fn block(&self, place: Place, view: View<'_>, stop: impl Future<Output = ()>) -> Result<Report, LoadError> {
-        let (target, jobs) = (Arc::clone(&self.target), Arc::clone(&self.jobs));
-        let shared = Arc::new(Shared::new(target, jobs, &self.options, place));
+        let (target, jobs, options) = (Arc::clone(&self.target), Arc::clone(&self.jobs), Arc::clone(&self.options));
+        let shared = Arc::new(Shared::new(target, jobs, options, place));
         let (begin, cpu) = (Instant::now(), cpu_time());
-        let workers = Workers::start(&shared, &self.options, self.schedule.clone())?;
+        let workers = Workers::start(&shared, self.schedule.clone())?;
         let stopped = workers.watch(view, stop).await;
-        let threads = workers.count();
+        let threads = workers.stats.len();
         let stats = workers.end();
         let facts = Facts {
             seconds: shared.window.length(stopped).as_secs_f64(),
             sent: shared.sent.load(Ordering::Relaxed),
-            most_in_flight: shared.most_in_flight.load(Ordering::Relaxed),
-            held_back: shared.held_back.load(Ordering::Relaxed),
-            connections: shared.connections.opened.load(Ordering::Relaxed),
-            stray: shared.connections.stray.load(Ordering::Relaxed),
             stopped: stopped.is_some(),
-            prompts: self.jobs.len(),
             first_prompt: place.first_prompt,
-            left_out: self.jobs.left_out,
-            threads,
-            cpu_seconds: cpu_time().saturating_sub(cpu).as_secs_f64(),
             wall_seconds: begin.elapsed().as_secs_f64(),
+            generator: Generator {
+                threads,
+                cpu_seconds: cpu_time().saturating_sub(cpu).as_secs_f64(),
+                cpu_us_per_request: 0.0,
+                connections: shared.connections.opened.load(Ordering::Relaxed),
+                most_in_flight: shared.most_in_flight.load(Ordering::Relaxed),
+                held_back: shared.held_back.load(Ordering::Relaxed),
+                stray_bytes: shared.connections.stray.load(Ordering::Relaxed),
+                prompts: self.jobs.bodies.len(),
+                prompts_left_out: self.jobs.left_out,
+            },
         };
         Ok(Report::new(&self.options, &stats, &facts))
     }
-}
-
-fn body_form(options: &LoadOptions) -> BodyForm<'_> {
-    BodyForm {
-        api: options.api,
-        model: options.model.as_deref(),
-        max_tokens: options.max_tokens,
-        stream: options.stream,
-        extra: &options.extra,
-    }
-}
-
-fn schedule(options: &LoadOptions) -> Result<Option<Schedule>, LoadError> {
-    Ok(match &options.pace {
-        Pace::Closed { .. } => None,
-        Pace::Poisson { per_second } => Some(Schedule::poisson(*per_second, options.seed)),
-        Pace::Recorded { arrivals, speed } => Some(Schedule::recorded(read_arrivals(arrivals)?).at_speed(*speed)),
-    })
 }
 
 /// CPU time of this process.

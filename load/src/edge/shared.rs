@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio_util::sync::CancellationToken;
 
 use super::connection::ConnectionCounts;
 use super::run::Place;
 use super::target::Target;
-use crate::Slo;
+use crate::LoadOptions;
 use crate::jobs::Jobs;
 use crate::window::{Ticket, Window};
 
@@ -17,14 +17,8 @@ use crate::window::{Ticket, Window};
 pub(crate) struct Shared {
     pub(crate) target: Arc<Target>,
     pub(crate) jobs: Arc<Jobs>,
-    /// The prompt of the first request.
-    pub(crate) first_prompt: u64,
-    /// Which block of a comparison it is, and of how many.
-    pub(crate) block: (usize, usize),
-    pub(crate) stream: bool,
-    pub(crate) timeout: Duration,
-    pub(crate) slo: Slo,
-    pub(crate) grace: Duration,
+    pub(crate) options: Arc<LoadOptions>,
+    pub(crate) place: Place,
     pub(crate) window: Window,
     /// Nothing is sent any more.
     pub(crate) stop: CancellationToken,
@@ -38,17 +32,13 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(target: Arc<Target>, jobs: Arc<Jobs>, options: &crate::LoadOptions, place: Place) -> Self {
+    pub(crate) fn new(target: Arc<Target>, jobs: Arc<Jobs>, options: Arc<LoadOptions>, place: Place) -> Self {
         Self {
             target,
             jobs,
-            first_prompt: place.first_prompt,
-            block: place.block,
-            stream: options.stream,
-            timeout: options.timeout,
-            slo: options.slo,
-            grace: options.grace,
             window: Window::new(options.warmup, options.limit),
+            options,
+            place,
             stop: CancellationToken::new(),
             sent: AtomicU64::new(0),
             in_flight: AtomicUsize::new(0),

@@ -14,6 +14,7 @@ use semmoe_engines::tls::ClientTls;
 use serde::Deserialize;
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
 
 use crate::failure::ConnectFailure;
 use crate::{Api, LoadError, LoadOptions};
@@ -35,11 +36,7 @@ pub(crate) struct Target {
 }
 
 /// The transport of a connection.
-#[derive(Debug)]
-pub(crate) enum Stream {
-    Plain(TcpStream),
-    Secure(Box<TlsStream<TcpStream>>),
-}
+pub(crate) type Stream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
 impl Target {
     /// Looks the server up and connects once, so that a wrong address is one error and not as many as there are
@@ -62,12 +59,8 @@ impl Target {
             .entry(header::USER_AGENT)
             .or_insert(HeaderValue::from_static(concat!("semmoe-load/", env!("CARGO_PKG_VERSION"))));
         if let (Api::Generate, Some(model)) = (options.api, &options.model) {
-            let expected = "visible ASCII";
-            let value = HeaderValue::from_str(model).map_err(|_| LoadError::Option {
-                option: "the model's name",
-                found: model.clone(),
-                expected,
-            })?;
+            let wrong = |_| LoadError::option("the model's name", model, "visible ASCII");
+            let value = HeaderValue::from_str(model).map_err(wrong)?;
             headers.insert(MODEL_HEADER, value);
         }
         let tls = tls.filter(|_| url.is_secure()).map(|tls| (tls, host.to_owned()));
@@ -94,10 +87,10 @@ impl Target {
     }
 
     async fn secure(&self, stream: TcpStream) -> std::io::Result<Stream> {
-        let Some((tls, host)) = &self.tls else { return Ok(Stream::Plain(stream)) };
+        let Some((tls, host)) = &self.tls else { return Ok(Stream::Left(stream)) };
         let secured = tokio::time::timeout(CONNECT_TIMEOUT, tls.connect(host, stream)).await;
         let secured = secured.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))?;
-        Ok(Stream::Secure(Box::new(secured)))
+        Ok(Stream::Right(Box::new(secured)))
     }
 
     /// Tries every address, from the one that answered last.

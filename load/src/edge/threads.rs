@@ -14,7 +14,7 @@ use super::shared::Shared;
 use super::worker::{Part, Worker};
 use crate::schedule::Schedule;
 use crate::stats::Stats;
-use crate::{LoadError, LoadOptions, Pace};
+use crate::{LoadError, Pace};
 
 /// Requests that a worker may be handed before it takes them.
 const QUEUE: usize = 256;
@@ -27,26 +27,19 @@ const OTHER_FILES: u64 = 64;
 pub(crate) struct Workers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    stats: Vec<Arc<Mutex<Stats>>>,
+    /// Of each thread that sends.
+    pub(super) stats: Vec<Arc<Mutex<Stats>>>,
     /// Closes when all threads are done.
     done: watch::Receiver<()>,
 }
 
 impl Workers {
-    pub(crate) fn start(
-        shared: &Arc<Shared>,
-        options: &LoadOptions,
-        schedule: Option<Schedule>,
-    ) -> Result<Self, LoadError> {
-        let files = open_files();
+    pub(crate) fn start(shared: &Arc<Shared>, schedule: Option<Schedule>) -> Result<Self, LoadError> {
+        let (options, files) = (&shared.options, open_files());
         let clients = match options.pace {
             Pace::Closed { concurrency } if concurrency > files => {
                 let found = format!("{concurrency}, but this process may open {files} connections");
-                return Err(LoadError::Option {
-                    option: "concurrency",
-                    found,
-                    expected: "fewer, or a higher ulimit -n",
-                });
+                return Err(LoadError::option("concurrency", found, "fewer, or a higher ulimit -n"));
             }
             Pace::Closed { concurrency } => concurrency,
             Pace::Poisson { .. } | Pace::Recorded { .. } => options.max_in_flight.min(files),
@@ -65,7 +58,7 @@ impl Workers {
             } else {
                 Part::Closed(share)
             };
-            let stats = Arc::new(Mutex::new(Stats::new(shared.slo)));
+            let stats = Arc::new(Mutex::new(Stats::new(options.slo)));
             workers.stats.push(Arc::clone(&stats));
             let worker = Worker::new(Arc::clone(shared), stats);
             let ended = ended.clone();
@@ -116,16 +109,11 @@ impl Workers {
         }
     }
 
-    /// How many threads send.
-    pub(crate) fn count(&self) -> usize {
-        self.stats.len()
-    }
-
     fn snapshot(&self) -> Snapshot {
         let stats = self.merged();
         Snapshot {
-            block: self.shared.block,
-            elapsed: self.shared.window.begin().map(|begin| begin.elapsed()),
+            block: self.shared.place.block,
+            elapsed: self.shared.window.begin.get().map(Instant::elapsed),
             ok: stats.ok,
             failed: stats.failed,
             in_flight: self.shared.in_flight.load(Ordering::Relaxed),
@@ -136,7 +124,7 @@ impl Workers {
     }
 
     fn merged(&self) -> Stats {
-        let mut merged = Stats::new(self.shared.slo);
+        let mut merged = Stats::new(self.shared.options.slo);
         for stats in &self.stats {
             merged.merge(&stats.lock().unwrap_or_else(PoisonError::into_inner));
         }

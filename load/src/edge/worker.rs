@@ -25,7 +25,7 @@ const RANK: &str = "x-semmoe-rank";
 /// The work of one worker.
 #[derive(Debug)]
 pub(crate) enum Part {
-    /// So many clients.
+    /// The number of clients.
     Closed(usize),
     /// Requests as they come due, so many in flight at most.
     Open(Receiver<Due>, usize),
@@ -50,7 +50,7 @@ impl Worker {
         let shared = Arc::clone(&self.shared);
         let given_up = async {
             shared.stop.cancelled().await;
-            tokio::time::sleep(shared.grace).await;
+            tokio::time::sleep(shared.options.grace).await;
         };
         tokio::select! {
             () = self.work(part) => {}
@@ -112,7 +112,7 @@ impl Worker {
         if ticket.measured {
             shared.sent.fetch_add(1, Ordering::Relaxed);
         }
-        let mut seen = Seen::new(due);
+        let mut seen = Seen::default();
         let on_gap = |gap| {
             if ticket.measured {
                 self.stats().gap(gap);
@@ -120,13 +120,14 @@ impl Worker {
         };
         let exchange = seen.exchange(
             &self.connections,
-            shared.jobs.body(shared.first_prompt.wrapping_add(ticket.number)),
-            shared.stream,
+            due,
+            shared.jobs.body(shared.place.first_prompt.wrapping_add(ticket.number)),
+            shared.options.stream,
             on_gap,
         );
-        let result = match tokio::time::timeout(shared.timeout, exchange).await {
+        let result = match tokio::time::timeout(shared.options.timeout, exchange).await {
             Ok(result) => result,
-            Err(_) => Err(Failure::Timeout(seen.phase)),
+            Err(_) => Err(Failure::Timeout(seen.phase())),
         };
         let label = |name| seen.headers.as_ref()?.get(name)?.to_str().ok();
         self.stats().request(&Sample {

@@ -2,8 +2,25 @@
 
 use crate::support::{EXPERTS, LAYERS, TOP_K, Unit, golden, greedy};
 use futures_util::future::join_all;
-use semmoe_engines::sglang::decode_routed_experts;
+use semmoe_engines::recording;
+use semmoe_tables::ModelInfo;
 use serde_json::{Value, json};
+
+/// The experts of `rows` tokens, all of which are experts of the model.
+fn routed_experts(data: &str, rows: usize) -> Vec<i32> {
+    let model = ModelInfo {
+        model: String::new(),
+        tokenizer_sha256: None,
+        num_experts: EXPERTS,
+        top_k: TOP_K as u16,
+        vocab_size: 0,
+        num_hidden_layers: LAYERS as u16,
+        layer_ids: (0..LAYERS as u16).collect(),
+    };
+    let told = recording::decode(data, rows, &model).unwrap();
+    told.experts(&model).unwrap();
+    told.ids
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn golden_greedy_texts_come_from_one_two_and_four_ranks() {
@@ -34,7 +51,7 @@ async fn routed_experts_are_the_reference_routing() {
         assert_eq!(answer["prompt_token_ids"], prompt["input_ids"]);
         let rows = prompt["input_ids"].as_array().unwrap().len();
         let data = answer["meta_info"]["routed_experts"].as_str().unwrap();
-        let ids = decode_routed_experts(data, rows, LAYERS, TOP_K, EXPERTS).unwrap();
+        let ids = routed_experts(data, rows);
         for (position, row) in ids.chunks_exact(LAYERS * TOP_K).enumerate() {
             for (layer, experts) in row.chunks_exact(TOP_K).enumerate() {
                 all += 1;
@@ -47,7 +64,7 @@ async fn routed_experts_are_the_reference_routing() {
         body["routed_experts_start_len"] = json!(2);
         let answer = unit.ok("/generate", &body).await;
         let tail = answer["meta_info"]["routed_experts"].as_str().unwrap();
-        let tail = decode_routed_experts(tail, rows + 4 - 2, LAYERS, TOP_K, EXPERTS).unwrap();
+        let tail = routed_experts(tail, rows + 4 - 2);
         assert_eq!(tail[..(rows - 2) * LAYERS * TOP_K], ids[2 * LAYERS * TOP_K..]);
     }
     assert!(equal as f64 >= 0.995 * all as f64, "{equal} of {all} (the rest may be near ties)");
@@ -99,7 +116,7 @@ async fn openai_routes_answer_and_stream_alike() {
     assert_eq!(whole["sglext"]["input_ids"], prompt["input_ids"]);
     assert_eq!(whole["sglext"]["output_ids"], prompt["greedy_16"]);
     let routes = whole["sglext"]["routed_experts"].as_str().unwrap();
-    decode_routed_experts(routes, 32, LAYERS, TOP_K, EXPERTS).unwrap();
+    routed_experts(routes, 32);
 
     let mut streamed = chat.clone();
     streamed["stream"] = json!(true);

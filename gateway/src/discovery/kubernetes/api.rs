@@ -33,7 +33,7 @@ const MAX_TOKEN: u64 = 64 << 10;
 /// Why there is no answer to go by.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ApiError {
-    /// The version that a watch was to go on from is forgotten.
+    /// The resource version that a watch resumes from has expired.
     #[error("the watched resource version has expired (410)")]
     Gone,
     #[error(transparent)]

@@ -26,9 +26,9 @@ use slices::Slices;
 /// First and longest wait after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 const MAX_WAIT: Duration = Duration::from_secs(30);
-/// So often in a row a version may be forgotten before that is a failure.
+/// Expired versions in a row that are no failure yet.
 const MAX_GONE: u32 = 3;
-/// A watch that ends in order sooner than this, and told nothing, is no watch.
+/// A watch that ends in order before this time without an event counts as failed.
 const SHORTEST_WATCH: Duration = Duration::from_secs(1);
 
 /// A service that is followed, until this is dropped.
@@ -84,7 +84,8 @@ async fn follow(config: KubernetesConfig, told: Arc<Told>) {
     loop {
         let began = Instant::now();
         let mut told_something = false;
-        match session(&config, &told, &mut told_something).await {
+        let Err(error) = list_and_watch(&config, &told, &mut told_something).await;
+        match error {
             // The last answer is still the best one, and is listed anew.
             ApiError::Gone if too_old < MAX_GONE => {
                 tracing::debug!(service = config.service, "the watch has expired, listing again");
@@ -105,13 +106,6 @@ async fn follow(config: KubernetesConfig, told: Arc<Told>) {
 }
 
 /// Lists and watches until that goes wrong. `told_something`: a watch brought an event.
-async fn session(config: &KubernetesConfig, told: &Told, told_something: &mut bool) -> ApiError {
-    match list_and_watch(config, told, told_something).await {
-        Ok(never) => match never {},
-        Err(error) => error,
-    }
-}
-
 async fn list_and_watch(
     config: &KubernetesConfig,
     told: &Told,

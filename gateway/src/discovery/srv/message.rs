@@ -107,7 +107,7 @@ pub(super) fn records(message: &[u8], id: u16, name: &str) -> Result<Vec<Service
     for _ in 0..answers {
         let name = reader.name()?;
         let (kind, class) = (reader.number()?, reader.number()?);
-        // Whatever its time to live is: it is asked again at the next look.
+        // The time to live does not matter: every look asks again.
         reader.take(4)?;
         let length = usize::from(reader.number()?);
         let mut data = Reader { message, at: reader.at };

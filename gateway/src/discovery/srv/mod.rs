@@ -1,7 +1,7 @@
 //! Backends by SRV records: which hosts and ports there are is asked of the nameservers of `/etc/resolv.conf`, over
 //! TCP; the addresses of the hosts are the resolver's, as everywhere.
 //!
-//! Over TCP an answer is whole (never cut, as over UDP) and cannot be forged by somebody who only guesses its number.
+//! Over TCP an answer is whole (never cut, as over UDP) and cannot be forged by guessing its id.
 
 mod message;
 
@@ -10,8 +10,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
