@@ -21,7 +21,6 @@ impl StepPhase {
     pub const ALL: [Self; 2] = [Self::Prefill, Self::Decode];
 
     /// Its name in metrics.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Prefill => "prefill",
@@ -46,7 +45,6 @@ impl Collective {
     pub const ALL: [Self; 3] = [Self::ReduceScatter, Self::Allgather, Self::Sync];
 
     /// Its name in metrics.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::ReduceScatter => "srs",
@@ -88,7 +86,6 @@ pub struct LevelBytes {
 
 impl LevelBytes {
     /// Each with its name in metrics.
-    #[must_use]
     pub fn named(self) -> [(&'static str, u64); 3] {
         [("rank", self.rank), ("node", self.node), ("other", self.other)]
     }
@@ -147,14 +144,12 @@ pub struct CountersSnapshot {
 
 impl Counters {
     /// Zeros, for a model of `layers` MoE layers.
-    #[must_use]
     pub fn new(layers: usize) -> Self {
         let layers = vec![LayerTraffic::default(); layers];
         Self(Mutex::new(CountersSnapshot { layers, ..CountersSnapshot::default() }))
     }
 
     /// All counters as they are now.
-    #[must_use]
     pub fn snapshot(&self) -> CountersSnapshot {
         lock(&self.0).clone()
     }
@@ -216,7 +211,6 @@ impl ByPlace {
 
 impl LayerTraffic {
     /// Of one phase.
-    #[must_use]
     pub fn of(&self, phase: StepPhase) -> &Traffic {
         &self.phases[phase as usize]
     }
@@ -226,7 +220,6 @@ impl LayerTraffic {
     }
 
     /// Of both phases.
-    #[must_use]
     pub fn total(&self) -> Traffic {
         let mut total = self.phases[0];
         total += self.phases[1];
@@ -236,7 +229,6 @@ impl LayerTraffic {
 
 impl CountersSnapshot {
     /// Of all layers and both phases.
-    #[must_use]
     pub fn total(&self) -> Traffic {
         let mut total = Traffic::default();
         self.layers.iter().for_each(|layer| total += layer.total());

@@ -162,13 +162,11 @@ impl ExpertParallel {
     }
 
     /// This rank.
-    #[must_use]
     pub fn rank(&self) -> RankId {
         RankId::new(self.unit.rank() as u16)
     }
 
     /// Ranks in the unit.
-    #[must_use]
     pub fn world(&self) -> usize {
         self.unit.world()
     }
@@ -184,7 +182,6 @@ impl ExpertParallel {
     }
 
     /// Where the experts are.
-    #[must_use]
     pub fn spread(&self) -> &ExpertSpread {
         &self.spread
     }
@@ -213,13 +210,11 @@ impl ExpertParallel {
     }
 
     /// This rank's counters.
-    #[must_use]
     pub fn counters(&self) -> &Arc<Counters> {
         &self.counters
     }
 
     /// How long this rank's parts took.
-    #[must_use]
     pub fn timings(&self) -> &Timings {
         &self.timings
     }
@@ -238,7 +233,6 @@ impl ExpertParallel {
     }
 
     /// Ends this rank's [`ExpertParallel::wait`] from another thread.
-    #[must_use]
     pub fn waker(&self) -> Waker {
         self.unit.waker()
     }

@@ -37,13 +37,11 @@ pub struct NodeLayout {
 
 impl NodeLayout {
     /// Nodes; the placement has as many groups.
-    #[must_use]
     pub fn nodes(self) -> u16 {
         self.nodes
     }
 
     /// Ranks of a node.
-    #[must_use]
     pub fn width(self) -> u16 {
         self.width
     }

@@ -16,7 +16,6 @@ pub struct ExpertSpread {
 
 impl ExpertSpread {
     /// Whether a rank has this expert, or its slice of it.
-    #[must_use]
     pub fn has(&self, rank: RankId, layer: LayerIdx, expert: ExpertId) -> bool {
         match self.layout {
             ExpertLayout::Ep | ExpertLayout::Hybrid(_) => {

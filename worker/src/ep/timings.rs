@@ -30,7 +30,6 @@ impl TimedCollective {
     pub const ALL: [Self; 4] = [Self::Dispatch, Self::Combine, Self::Scatter, Self::Gather];
 
     /// Its name in metrics.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Dispatch => "dispatch",
@@ -51,7 +50,6 @@ pub struct LayerTimings {
 
 impl LayerTimings {
     /// Time in one collective.
-    #[must_use]
     pub fn of(&self, collective: TimedCollective) -> Duration {
         self.collectives[collective as usize]
     }
@@ -102,7 +100,6 @@ pub struct StepCount {
 
 impl StepCount {
     /// The phase that it is counted as.
-    #[must_use]
     pub fn phase(&self) -> StepPhase {
         if self.prefill { StepPhase::Prefill } else { StepPhase::Decode }
     }

@@ -59,13 +59,11 @@ pub struct WireRows {
 
 impl WireRows {
     /// As they are.
-    #[must_use]
     pub fn f32(unit: Box<dyn Collectives<f32>>) -> Self {
         Self { unit, wire: WireType::F32 }
     }
 
     /// Rounded.
-    #[must_use]
     pub fn bf16(unit: Box<dyn Collectives<bf16>>) -> Self {
         Self { unit: Box::new(CastCollectives::new(unit)), wire: WireType::Bf16 }
     }

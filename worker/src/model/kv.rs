@@ -51,7 +51,6 @@ pub struct CacheShape {
 
 impl CacheShape {
     /// Bytes of memory of one page.
-    #[must_use]
     pub fn page_bytes(&self) -> usize {
         page::elements(self) * size_of::<f32>()
     }

@@ -252,13 +252,11 @@ impl Model {
     }
 
     /// The checkpoint's configuration.
-    #[must_use]
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
     /// The costs of streaming experts since the start; none where all of them stay in memory.
-    #[must_use]
     pub fn expert_fetches(&self) -> Option<ExpertFetches> {
         match &self.experts {
             RankExperts::Resident(_) => None,
@@ -267,13 +265,11 @@ impl Model {
     }
 
     /// The shape of a sequence's cache on this rank.
-    #[must_use]
     pub fn cache_shape(&self) -> CacheShape {
         self.division.share.cache_shape(&self.config)
     }
 
     /// The cache of a sequence that has no tokens yet and shares nothing, without a limit; see [`KvPool`] for others.
-    #[must_use]
     pub fn new_sequence(&self) -> KvCache {
         self.pool.alone()
     }

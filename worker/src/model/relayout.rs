@@ -58,13 +58,11 @@ impl Model {
     }
 
     /// How attention is divided now.
-    #[must_use]
     pub fn attention(&self) -> Attention {
         self.division.attention()
     }
 
     /// How else it can be divided, if it can.
-    #[must_use]
     pub fn other_attention(&self) -> Option<Attention> {
         self.other.as_ref().map(|other| other.division.attention())
     }

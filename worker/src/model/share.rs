@@ -52,7 +52,6 @@ impl HeadShare {
     }
 
     /// The shape of a sequence's cache for this part.
-    #[must_use]
     pub fn cache_shape(&self, config: &ModelConfig) -> CacheShape {
         let shape = config.cache_shape();
         match config.attention {

@@ -17,7 +17,6 @@ pub struct StepItem<'a> {
 }
 
 /// The id of the largest of the logits `[V]`, the lowest of equal ones; none if all are NaN.
-#[must_use]
 pub fn likeliest(logits: &[f32]) -> Option<u32> {
     first_largest(logits).and_then(|id| u32::try_from(id).ok())
 }
@@ -46,7 +45,6 @@ pub(super) struct OutputBuffers {
 
 impl<'a> StepOutput<'a> {
     /// `[V]`: the logits after the item's last token, if they were wanted. Panics if there is no such item.
-    #[must_use]
     pub fn logits(&self, item: usize) -> Option<&'a [f32]> {
         let row = self.buffers.logit_rows[item]?;
         let vocab = self.buffers.vocab_size;
@@ -55,7 +53,6 @@ impl<'a> StepOutput<'a> {
 
     /// `[tokens of the item, L, k]`: the logical experts of each token, strongest first. Panics if there is no such
     /// item.
-    #[must_use]
     pub fn routes(&self, item: usize) -> &'a [u16] {
         let (from, to) = (self.buffers.offsets[item], self.buffers.offsets[item + 1]);
         let width = self.buffers.route_width;

@@ -79,13 +79,11 @@ impl KvArrival {
     }
 
     /// By sequence that has not come: the rank that has it, 0 where all have.
-    #[must_use]
     pub fn homes(&self) -> Vec<(u64, u16)> {
         self.queue.iter().map(|next| (next.id, next.rank as u16)).collect()
     }
 
     /// Whether all sequences have come.
-    #[must_use]
     pub fn is_over(&self) -> bool {
         self.queue.is_empty()
     }

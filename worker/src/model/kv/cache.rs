@@ -44,25 +44,21 @@ impl KvCache {
     }
 
     /// Tokens of the sequence so far.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.chain.tokens.len()
     }
 
     /// All tokens of the sequence so far.
-    #[must_use]
     pub fn tokens(&self) -> &[u32] {
         &self.chain.tokens
     }
 
     /// Whether no token has been taken yet.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.chain.tokens.is_empty()
     }
 
     /// Tokens that the sequence may still take.
-    #[must_use]
     pub fn remaining(&self) -> usize {
         self.shape().max_positions - self.len()
     }
@@ -181,7 +177,6 @@ impl KvCache {
     }
 
     /// `[tokens from `first` on, L, k]`: the experts of the sequence's tokens, those of reused ones included.
-    #[must_use]
     pub fn routes(&self, first: usize) -> Vec<u16> {
         let mut routes = Vec::new();
         for (start, held, page) in self.pages(self.len()) {

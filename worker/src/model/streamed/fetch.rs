@@ -28,7 +28,6 @@ pub struct ExpertFetches {
 
 impl ExpertFetches {
     /// The share of the reading that no step waited for; 1 if nothing was read.
-    #[must_use]
     pub fn hidden(&self) -> f64 {
         match self.fetching.as_secs_f64() {
             0.0 => 1.0,
