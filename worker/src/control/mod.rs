@@ -27,7 +27,7 @@ mod rendezvous;
 mod secret;
 
 pub(crate) use carrier::SharedMemory;
-pub use carrier::{TransportChoice, UnknownTransport};
+pub use carrier::TransportChoice;
 pub use error::RendezvousError;
 pub(crate) use hello::Identity;
 pub(crate) use patience::Patience;

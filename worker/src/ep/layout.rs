@@ -61,24 +61,21 @@ impl NodeLayout {
     }
 }
 
-/// An unknown layout of experts.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error(
-    "'{found}' is no layout of experts: expected ep, tp, hybrid:NODESxRANKS or, fused, hybrid:NODESxRANKS:CHUNKS with 1 to {MAX_CHUNKS} chunks"
-)]
-pub struct UnknownExperts {
-    found: String,
-}
-
 impl FromStr for ExpertLayout {
-    type Err = UnknownExperts;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, UnknownExperts> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let nodes = || text.strip_prefix("hybrid:").and_then(NodeLayout::parse);
+        let unknown = || {
+            format!(
+                "'{text:.100}' is no layout of experts: expected ep, tp, hybrid:NODESxRANKS or, fused, \
+                 hybrid:NODESxRANKS:CHUNKS with 1 to {MAX_CHUNKS} chunks"
+            )
+        };
         match text {
             "ep" => Ok(Self::Ep),
             "tp" => Ok(Self::Tp),
-            _ => nodes().map(Self::Hybrid).ok_or_else(|| UnknownExperts { found: text.chars().take(100).collect() }),
+            _ => nodes().map(Self::Hybrid).ok_or_else(unknown),
         }
     }
 }

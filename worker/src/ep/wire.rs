@@ -20,13 +20,6 @@ pub enum WireType {
     Bf16,
 }
 
-/// An unknown element type for the wire.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("'{found}' is not an element type for the wire: expected f32 or bf16")]
-pub struct UnknownWireType {
-    found: String,
-}
-
 impl WireType {
     fn dtype(self) -> Dtype {
         match self {
@@ -37,11 +30,11 @@ impl WireType {
 }
 
 impl FromStr for WireType {
-    type Err = UnknownWireType;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, UnknownWireType> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let known = [Self::F32, Self::Bf16].into_iter().find(|wire| wire.dtype().name() == text);
-        known.ok_or_else(|| UnknownWireType { found: text.chars().take(100).collect() })
+        known.ok_or_else(|| format!("'{text:.100}' is not an element type for the wire: expected f32 or bf16"))
     }
 }
 

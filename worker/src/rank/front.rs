@@ -36,8 +36,7 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     let host = Host::bind(config.location())?;
     (config.announce)(&WorkerEvent::Bound { rendezvous: host.address()? });
     let patience = Patience::new(config.rendezvous_timeout, &config.shutdown);
-    let members =
-        host.gather(&prepared.identity, config.secret.as_ref(), prepared.limits, config.rendezvous_timeout, &patience)?;
+    let members = host.gather(&prepared.identity, config.secret.as_ref(), prepared.limits, &patience)?;
 
     let limits = members.limits;
     let connected = start::connect(

@@ -37,15 +37,8 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     let prepared = prepare(&config)?;
     let rank = RankId::new(config.rank);
     let patience = Patience::new(config.rendezvous_timeout, &config.shutdown);
-    let member = join(
-        config.location(),
-        rank,
-        &prepared.identity,
-        prepared.limits.kv_pages,
-        config.secret.as_ref(),
-        config.rendezvous_timeout,
-        &patience,
-    )?;
+    let (kv_pages, secret) = (prepared.limits.kv_pages, config.secret.as_ref());
+    let member = join(config.location(), rank, &prepared.identity, kv_pages, secret, &patience)?;
     let limits = member.limits;
     let connected =
         start::connect(rank, Ends { data: member.data, memory: member.memory }, &prepared, config.collective_timeout)?;
