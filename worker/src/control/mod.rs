@@ -31,5 +31,5 @@ pub use carrier::TransportChoice;
 pub use error::RendezvousError;
 pub(crate) use hello::Identity;
 pub(crate) use patience::Patience;
-pub(crate) use rendezvous::{Host, Location, join};
+pub(crate) use rendezvous::{Ends, Host, Location, join};
 pub use secret::{Secret, SecretError};

@@ -21,16 +21,21 @@ use crate::engine::{KvPages, UnitLimits};
 /// How long rank 0 stays after it has refused a rank, to answer those that come later.
 const LINGER: Duration = Duration::from_secs(3);
 
-/// A rank's connections: the data links by rank (none to itself).
+/// A rank that has met the others.
 pub(crate) struct Member<C> {
     /// Control link(s).
     pub(crate) control: C,
-    /// `[world]`
+    pub(crate) ends: Ends,
+    /// The limits of the unit.
+    pub(crate) limits: UnitLimits,
+}
+
+/// A rank's connections to the others.
+pub(crate) struct Ends {
+    /// `[world]`: the data links, none to itself.
     pub(crate) data: Vec<Option<TcpStream>>,
     /// Memory shared with the other ranks of this host, if any; otherwise the data links carry everything.
     pub(crate) memory: Option<SharedMemory>,
-    /// The limits of the unit.
-    pub(crate) limits: UnitLimits,
 }
 
 /// Where a rank meets the others.
@@ -95,7 +100,7 @@ impl Host {
         let control = members.into_iter().map(|(hello, stream)| (RankId::new(hello.rank), stream)).collect();
         let terms = MemoryTerms { choice: identity.transport, session, elements: limits.row_elements };
         let memory = Sharing { rank: RankId::new(0), links: &data, terms, patience }.share(&leaders)?;
-        Ok(Member { control, data, memory, limits })
+        Ok(Member { control, ends: Ends { data, memory }, limits })
     }
 
     /// The registrations of ranks 1.. in rank order.
@@ -234,7 +239,7 @@ pub(crate) fn join(
     let terms = MemoryTerms { choice: identity.transport, session, elements: limits.row_elements };
     let memory = Sharing { rank, links: &data, terms, patience }.share(&leaders)?;
     unlimited(&control)?;
-    Ok(Member { control, data, memory, limits })
+    Ok(Member { control, ends: Ends { data, memory }, limits })
 }
 
 /// The error for a failed handshake with a rank.

@@ -139,6 +139,50 @@ struct Division {
     rows: Option<RowPlan>,
 }
 
+/// How a rank's model is to divide attention.
+pub enum AttentionPlan {
+    /// Every rank has all heads.
+    Dp,
+    /// This rank has its share of every layer's heads, all ranks run the same steps, and between attention and the next
+    /// layer each goes on with some of the rows: with those that the tables place on it, which are checked to be the
+    /// model's and the placement's, or with even parts.
+    Tp(Option<Arc<Tables>>),
+    /// As `Tp` in groups of so many neighbours, each with sequences of its own and rows in even parts.
+    Groups {
+        /// Ranks of a group.
+        ranks: usize,
+    },
+    /// The weights of dp and of tp: the rank can change to the other one. They take the memory of attention once more,
+    /// divided by the ranks.
+    Both {
+        /// In force at first.
+        start: Attention,
+        /// As in `Tp`.
+        tables: Option<Arc<Tables>>,
+    },
+}
+
+impl AttentionPlan {
+    /// The division at the start, and the one that attention may change to.
+    fn divisions(self, config: &ModelConfig, at: Place) -> Result<(Division, Option<Division>), ModelError> {
+        Ok(match self {
+            Self::Dp => (Division::WHOLE, None),
+            Self::Tp(tables) => (Division::of_heads(config, at, tables)?, None),
+            Self::Groups { ranks } => {
+                let at = Place { rank: at.rank % ranks, world: ranks };
+                (Division::of_heads(config, at, None)?, None)
+            }
+            Self::Both { start, tables } => {
+                let tp = Division::of_heads(config, at, tables)?;
+                match start {
+                    Attention::Dp => (Division::WHOLE, Some(tp)),
+                    Attention::Tp => (tp, Some(Division::WHOLE)),
+                }
+            }
+        })
+    }
+}
+
 impl Division {
     /// Attention dp.
     const WHOLE: Self = Self { share: HeadShare::ALL, rows: None };
@@ -178,12 +222,10 @@ impl Model {
         placement: impl Into<ExpertCopies>,
         experts: impl Into<ExpertRoom>,
     ) -> Result<Self, ModelError> {
-        Self::load_divided(model_dir, rank, placement, experts, |_, _| Ok((Division::WHOLE, None)))
+        Self::load_divided(model_dir, rank, placement, experts, AttentionPlan::Dp)
     }
 
-    /// The same with attention tp: this rank keeps its share of every layer's heads, all ranks run the same steps, and
-    /// between attention and the next layer each goes on with some of the rows: with those that `tables` place on it,
-    /// which are checked to be the model's and the placement's, or with even parts.
+    /// The same with [`AttentionPlan::Tp`].
     ///
     /// # Errors
     /// As [`Model::load_experts`]; heads that cannot be split over so many ranks.
@@ -194,42 +236,26 @@ impl Model {
         experts: impl Into<ExpertRoom>,
         tables: Option<Arc<Tables>>,
     ) -> Result<Self, ModelError> {
-        Self::load_divided(model_dir, rank, placement, experts, |config, at| {
-            Ok((Division::of_heads(config, at, tables)?, None))
-        })
+        Self::load_divided(model_dir, rank, placement, experts, AttentionPlan::Tp(tables))
     }
 
-    /// The same in groups of `ranks` neighbours, each with sequences of its own and rows in even parts.
+    /// The same with attention divided by a plan.
     ///
     /// # Errors
     /// As [`Model::load_tp`].
-    pub fn load_groups(
+    pub fn load_divided(
         model_dir: &Path,
         rank: RankId,
         placement: impl Into<ExpertCopies>,
         experts: impl Into<ExpertRoom>,
-        ranks: usize,
-    ) -> Result<Self, ModelError> {
-        Self::load_divided(model_dir, rank, placement, experts, |config, at| {
-            let place = Place { rank: at.rank % ranks, world: ranks };
-            Ok((Division::of_heads(config, place, None)?, None))
-        })
-    }
-
-    /// `divide` gives how attention is divided, and how it may be.
-    fn load_divided(
-        model_dir: &Path,
-        rank: RankId,
-        placement: impl Into<ExpertCopies>,
-        experts: impl Into<ExpertRoom>,
-        divide: impl FnOnce(&ModelConfig, Place) -> Result<(Division, Option<Division>), ModelError>,
+        attention: AttentionPlan,
     ) -> Result<Self, ModelError> {
         let (copies, ExpertRoom { layout, slots, memory }) = (placement.into(), experts.into());
         let config = ModelConfig::load(model_dir)?;
         check_placement(&config, GroupId::new(layout.host(rank.index()) as u16), &copies)?;
         let at = Place { rank: rank.index(), world: layout.world(copies.groups().into()) };
         ExpertSlice::new(&config, layout, at.rank, at.world)?;
-        let (division, other) = divide(&config, at)?;
+        let (division, other) = attention.divisions(&config, at)?;
         let checkpoint = Checkpoint::open(model_dir)?;
         let loader = Loader { checkpoint: &checkpoint, config: &config, share: division.share };
         let mut weights = loader.load()?;

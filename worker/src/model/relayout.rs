@@ -1,16 +1,13 @@
 //! Attention changes between dp and tp while sequences run: a rank that may do that has the weights of both, all heads
 //! and its share of them, and its sequences' pages move to the other form ([`KvPool`](super::KvPool)).
 
-use std::path::Path;
-use std::sync::Arc;
-
 use semmoe_kernels::reshard::kv::{KvError, KvShape};
-use semmoe_tables::{Attention, ExpertCopies, RankId, Tables};
+use semmoe_tables::Attention;
 
 use super::config::AttentionKind;
 use super::kv::{CacheShape, KvChange, KvObjection, KvPool, MovingSequence, StagedKv};
 use super::weights::HeadWeights;
-use super::{Division, ExpertRoom, Model, ModelConfig, ModelError};
+use super::{Division, Model, ModelConfig};
 use crate::ep::{ExpertParallel, UnitError};
 
 /// The division and the weights of the other attention, `[layers]`.
@@ -34,29 +31,6 @@ pub struct AttentionChange<'a> {
 }
 
 impl Model {
-    /// As [`Model::load_experts`] or, to start with attention tp, [`Model::load_tp`], with the weights of both: the
-    /// rank can go on with the other one. They take the memory of attention once more, divided by the ranks. With
-    /// attention tp, `tables` say where rows go.
-    ///
-    /// # Errors
-    /// As [`Model::load_tp`].
-    pub fn load_both(
-        model_dir: &Path,
-        rank: RankId,
-        placement: impl Into<ExpertCopies>,
-        experts: impl Into<ExpertRoom>,
-        start: Attention,
-        tables: Option<Arc<Tables>>,
-    ) -> Result<Self, ModelError> {
-        Self::load_divided(model_dir, rank, placement, experts, |config, at| {
-            let tp = Division::of_heads(config, at, tables)?;
-            Ok(match start {
-                Attention::Dp => (Division::WHOLE, Some(tp)),
-                Attention::Tp => (tp, Some(Division::WHOLE)),
-            })
-        })
-    }
-
     /// How attention is divided now.
     pub fn attention(&self) -> Attention {
         self.division.attention()

@@ -9,12 +9,13 @@ use std::path::Path;
 use std::sync::{Arc, Barrier, Mutex};
 
 use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
-use semmoe_tables::Placement;
+use semmoe_tables::{Placement, RankId};
 use tempfile::TempDir;
 
 use super::super::share::HeadShare;
 use super::*;
 use crate::ep::{Counters, ExpertLayout, LocalTransport, Lockstep, StepPhase, WireRows};
+use crate::model::AttentionPlan;
 use crate::model::kv::{KvArrival, KvCache, KvPhase, KvUsage, PAGE_TOKENS};
 use crate::model::step::StepItem;
 
@@ -217,7 +218,8 @@ fn joined(link: LocalTransport, placement: &Placement) -> ExpertParallel {
 }
 
 fn both(dir: &Path, rank: usize, placement: &Placement) -> Model {
-    Model::load_both(dir, RankId::new(rank as u16), placement, ExpertLayout::Ep, Attention::Dp, None).unwrap()
+    let plan = AttentionPlan::Both { start: Attention::Dp, tables: None };
+    Model::load_divided(dir, RankId::new(rank as u16), placement, ExpertLayout::Ep, plan).unwrap()
 }
 
 fn on_ranks<T: Send>(world: usize, work: impl Fn(usize, LocalTransport) -> T + Sync) -> Vec<T> {

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::config::{WorkerConfig, WorkerEvent};
 use super::error::WorkerError;
 use super::prepare::{Prepared, prepare};
-use super::start::{self, Connected, Ended, Ends, Place};
+use super::start::{self, Connected, Ended};
 use crate::control::link;
 use crate::control::message::{FromRank, ToRank};
 use crate::control::{Host, Patience};
@@ -39,12 +39,7 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     let members = host.gather(&prepared.identity, config.secret.as_ref(), prepared.limits, &patience)?;
 
     let limits = members.limits;
-    let connected = start::connect(
-        RankId::new(0),
-        Ends { data: members.data, memory: members.memory },
-        &prepared,
-        config.collective_timeout,
-    )?;
+    let connected = start::connect(&config, &prepared, members.ends)?;
     if limits.kv_tokens() < prepared.model.max_positions {
         let (found, context) = (limits.kv_tokens(), prepared.model.max_positions);
         tracing::warn!(
@@ -57,13 +52,13 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     let unit = Unit::new(
         config.world,
         config.attention_groups,
-        UnitLayout { epoch: 0, attention: prepared.attention, spread, placement_digest },
+        UnitLayout { epoch: 0, attention: config.attention, spread, placement_digest },
         limits,
         Timeouts { step: config.collective_timeout, prepared: config.prepared_timeout },
     );
     unit.connect(ports(&unit, &connected, members.control)?);
     // Held to the end of this function: peers may still be finishing a step.
-    let _engine = start_engine(&unit, connected, &prepared, limits, Place::of(&config))?;
+    let _engine = start_engine(&config, &unit, connected, &prepared, limits)?;
 
     let app = Arc::new(App {
         unit: unit.clone(),
@@ -74,18 +69,20 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
         model_dir: prepared.model_dir,
         transport,
         shuffles: prepared.shuffle.is_some(),
-        moves_experts: prepared.expert_memory.is_none() && config.attention_groups == 1,
+        moves_experts: config.expert_memory.is_none() && config.attention_groups == 1,
         eos: prepared.eos,
         defaults: prepared.defaults,
         gate: Gate::new(config.admin_token.clone(), http_address),
     });
-    let shutdown = config.shutdown.clone();
-    let mut front =
-        Front { status: unit.status(), unit, shutdown, grace: config.grace, exit_after_loss: config.exit_after_loss };
+    let mut front = Front { status: unit.status(), unit, config };
     runtime.block_on(async {
         let served = match front.come_up().await {
             Ok(true) => {
-                (config.announce)(&WorkerEvent::Ready { rank: 0, pid: std::process::id(), http: Some(http_address) });
+                (front.config.announce)(&WorkerEvent::Ready {
+                    rank: 0,
+                    pid: std::process::id(),
+                    http: Some(http_address),
+                });
                 front.serve(http, app).await
             }
             outcome => outcome.map(|_| ()),
@@ -122,11 +119,11 @@ fn ports(unit: &Unit, connected: &Connected, links: Vec<(RankId, TcpStream)>) ->
 }
 
 fn start_engine(
+    config: &WorkerConfig,
     unit: &Unit,
     connected: Connected,
     prepared: &Prepared,
     limits: UnitLimits,
-    place: Place,
 ) -> Result<JoinHandle<Engine>, WorkerError> {
     let own = RankId::new(0);
     let (sink, end) = (unit.clone(), unit.clone());
@@ -137,7 +134,7 @@ fn start_engine(
         Ended::By(EngineEnd::Aborted(_)) => {}
         Ended::Lost(lost) => end.fail(lost),
     };
-    let engine = connected.start(prepared, limits, emit, place, ended)?;
+    let engine = connected.start(config, prepared, limits, emit, ended)?;
     unit.deliver(own, FromRank::Ready);
     Ok(engine)
 }
@@ -145,9 +142,7 @@ fn start_engine(
 struct Front {
     unit: Unit,
     status: watch::Receiver<UnitStatus>,
-    shutdown: Shutdown,
-    grace: Duration,
-    exit_after_loss: Option<Duration>,
+    config: WorkerConfig,
 }
 
 /// Resolves `after` the first failure of the unit; never without a limit.
@@ -168,7 +163,7 @@ impl Front {
         let world = usize::from(self.unit.world());
         let up = |status: &UnitStatus| status.ready == world || status.lost.is_some() || status.leaving;
         tokio::select! {
-            () = self.shutdown.requested() => return Ok(false),
+            () = self.config.shutdown.requested() => return Ok(false),
             // The sender lives in the unit.
             _ = self.status.wait_for(up) => {}
         }
@@ -187,9 +182,9 @@ impl Front {
         let stop = closing.clone();
         let mut server = tokio::spawn(serve::serve(listener, app, async move { stop.requested().await }));
         tokio::select! {
-            () = self.shutdown.requested() => {}
+            () = self.config.shutdown.requested() => {}
             _ = self.status.wait_for(|status| status.leaving) => {}
-            () = given_up(self.unit.status(), self.exit_after_loss) => {}
+            () = given_up(self.unit.status(), self.config.exit_after_loss) => {}
             ended = &mut server => {
                 let source = ended.map_or_else(std::io::Error::other, |result| match result {
                     Ok(()) => std::io::Error::other("it ended without being asked to"),
@@ -200,7 +195,7 @@ impl Front {
         }
         self.unit.drain();
         let idle = |status: &UnitStatus| status.in_flight == 0;
-        if timeout(self.grace, self.status.wait_for(idle)).await.is_err() {
+        if timeout(self.config.grace, self.status.wait_for(idle)).await.is_err() {
             self.unit.cancel_all();
             if timeout(CANCEL_LIMIT, self.status.wait_for(idle)).await.is_err() {
                 tracing::warn!("cancelled requests did not end in time");

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::config::{WorkerConfig, WorkerEvent};
 use super::error::WorkerError;
 use super::prepare::prepare;
-use super::start::{self, Ended, Ends, Place};
+use super::start::{self, Ended};
 use crate::control::link::{self, LinkSender};
 use crate::control::message::{FromRank, ToRank};
 use crate::control::{Patience, join};
@@ -40,8 +40,7 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     let (kv_pages, secret) = (prepared.limits.kv_pages, config.secret.as_ref());
     let member = join(config.location(), rank, &prepared.identity, kv_pages, secret, &patience)?;
     let limits = member.limits;
-    let connected =
-        start::connect(rank, Ends { data: member.data, memory: member.memory }, &prepared, config.collective_timeout)?;
+    let connected = start::connect(&config, &prepared, member.ends)?;
 
     let (notify, notices) = mpsc::unbounded_channel();
     let (handle, notice) = (connected.handle.clone(), notify.clone());
@@ -62,7 +61,7 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     // Held to the end of this function: peers may still be finishing a step.
     let (sink, ended) = (state.link.clone(), move |end| drop(notify.send(Notice::Engine(end))));
     let emit = Box::new(move |message| sink.send(message));
-    let _engine = match connected.start(&prepared, limits, emit, Place::of(&config), ended) {
+    let _engine = match connected.start(&config, &prepared, limits, emit, ended) {
         Ok(engine) => engine,
         Err(error) => {
             let cause = format!("rank {rank} was lost: it could not start: {error}");

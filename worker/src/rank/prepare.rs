@@ -27,6 +27,15 @@ use crate::serve::Defaults;
 /// `generation_config.json` is small; a larger file is not one.
 const MAX_GENERATION_BYTES: u64 = 1 << 20;
 
+/// Why a unit cannot use tables.
+const TABLES_WITH_SLICES: &str = "would have no effect, as with experts tp every rank has a slice of every expert: \
+     serve without them, or with experts ep";
+const TABLES_WITH_NODES: &str = "send rows of attention tp to ranks, and with experts hybrid a row belongs to a node: \
+     serve without them, with experts ep, or with attention dp";
+const REPLICAS_WITH_TP: &str = "replicate experts, which does not go with attention tp: there the rank of a row \
+     depends on the batch, and with it would the order in which its experts are summed; solve them without replicas, \
+     or for attention dp";
+
 /// A rank's model directory and tables, checked.
 pub(super) struct Prepared {
     /// Absolute.
@@ -35,18 +44,11 @@ pub(super) struct Prepared {
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) template: Option<ChatTemplate>,
     pub(super) placement: ExpertCopies,
-    pub(super) attention: Attention,
-    /// See [`WorkerConfig::attention_groups`].
-    pub(super) attention_groups: u16,
-    /// Whether attention may change.
-    pub(super) both_attentions: bool,
     /// The tables that rows are shuffled by, with attention tp.
     pub(super) shuffle: Option<Arc<Tables>>,
     /// The tables that sequences are placed by when attention becomes dp.
     pub(super) affinity: Option<Arc<Tables>>,
     pub(super) identity: Identity,
-    /// See [`WorkerConfig::expert_memory`].
-    pub(super) expert_memory: Option<u64>,
     /// The ranks of this rank's node, where the configuration says.
     pub(super) node: Option<Range<usize>>,
     pub(super) stages: Option<StageFile>,
@@ -131,13 +133,9 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         tokenizer,
         template,
         placement,
-        attention: config.attention,
-        attention_groups: config.attention_groups,
-        both_attentions: config.both_attentions,
         shuffle,
         affinity,
         identity,
-        expert_memory: config.expert_memory,
         node,
         stages,
         eos,
@@ -151,19 +149,20 @@ fn tables(config: &WorkerConfig, info: &ModelInfo) -> Result<Option<Tables>, Wor
     let Some(path) = &config.tables else { return Ok(None) };
     let tables = Tables::open(path).map_err(|source| WorkerError::Tables { source })?;
     tables.model().check_compatible(info).map_err(|source| WorkerError::Tables { source: source.in_file(path) })?;
+    let unfit = |reason: String| Err(WorkerError::TablesMismatch { path: path.clone(), reason });
     if !config.attentions().contains(&tables.attention()) {
         let (found, expected) = (tables.attention(), config.attention);
-        return Err(WorkerError::TablesAttention { path: path.clone(), found, expected });
+        return unfit(format!("are for attention {found}, this unit runs attention {expected}"));
     }
-    let expected = config.experts.hosts(config.world.into()) as u16;
-    if tables.groups() != expected {
-        let (path, found, experts) = (path.clone(), tables.groups(), config.experts);
-        return Err(WorkerError::TablesGroups { path, found, expected, experts });
+    let (found, expected) = (tables.groups(), config.experts.hosts(config.world.into()) as u16);
+    if found != expected {
+        let hosts = if matches!(config.experts, ExpertLayout::Hybrid(_)) { "nodes" } else { "ranks" };
+        return unfit(format!("are for {found} groups, this unit has {expected} {hosts}"));
     }
-    if config.attentions().contains(&Attention::Tp) && tables.physical_to_logical().is_some() {
-        return Err(WorkerError::TablesReplicas { path: path.clone() });
+    match config.attentions().contains(&Attention::Tp) && tables.physical_to_logical().is_some() {
+        true => unfit(REPLICAS_WITH_TP.to_owned()),
+        false => Ok(Some(tables)),
     }
-    Ok(Some(tables))
 }
 
 /// Where the experts are, and the digest of that: as the tables say, or in order.
@@ -287,12 +286,13 @@ fn stage_file(path: &Path) -> Result<StageFile, WorkerError> {
 /// Whether experts can be cut as the layout has it, and that no tables are given that it cannot use.
 fn check_experts(config: &WorkerConfig, model: &ModelConfig) -> Result<(), WorkerError> {
     let (layout, world) = (config.experts, usize::from(config.world));
-    match (layout, &config.tables) {
-        (ExpertLayout::Tp, Some(path)) => return Err(WorkerError::TablesExperts { path: path.clone() }),
-        (ExpertLayout::Hybrid(_), Some(path)) if config.attention == Attention::Tp => {
-            return Err(WorkerError::TablesNodes { path: path.clone() });
-        }
-        _ => {}
+    let unfit = match layout {
+        ExpertLayout::Tp => Some(TABLES_WITH_SLICES),
+        ExpertLayout::Hybrid(_) if config.attention == Attention::Tp => Some(TABLES_WITH_NODES),
+        _ => None,
+    };
+    if let (Some(path), Some(reason)) = (&config.tables, unfit) {
+        return Err(WorkerError::TablesMismatch { path: path.clone(), reason: reason.to_owned() });
     }
     if layout.world(layout.hosts(world)) != world {
         return Err(WorkerError::arguments(format!(
@@ -338,7 +338,7 @@ fn template(model_dir: &Path) -> Result<Option<ChatTemplate>, WorkerError> {
 fn text_error(path: &Path, source: TextError) -> WorkerError {
     match source {
         TextError::Read { path, source } => ModelError::Io { path, source }.into(),
-        source => WorkerError::Text { path: path.to_owned(), source },
+        source => WorkerError::Inconsistent { path: path.to_owned(), detail: source.to_string() },
     }
 }
 
