@@ -101,8 +101,8 @@ impl Packing {
         width: usize,
         [gate_up, packed_down]: [&mut [u32]; 2],
     ) {
-        Linear::pack_into(self.types.gate_up, &[*gate, *up], (self.hidden, 0..self.hidden), gate_up);
-        Linear::pack_into(self.types.down, &[*down], (width, self.columns()), packed_down);
+        Linear::pack_into(self.types.gate_up, &[*gate, *up], self.hidden, &(0..self.hidden), gate_up);
+        Linear::pack_into(self.types.down, &[*down], width, &self.columns(), packed_down);
     }
 
     /// As [`LocalExperts::threads`], by the number of experts and of slices of each.
@@ -170,7 +170,7 @@ impl Packing {
         let gate_up = [gate, up].map(|part| part.part(rows.clone()));
         [
             Linear::pack_as(self.types.gate_up, &gate_up, self.hidden),
-            Linear::pack_columns_as(self.types.down, *down, width, first..first + self.width),
+            Linear::pack_columns(self.types.down, &[*down], width, first..first + self.width),
         ]
     }
 

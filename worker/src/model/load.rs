@@ -69,7 +69,7 @@ impl<'a> Loader<'a> {
         let (out_width, own) = (self.config.heads * value_width, self.share.heads(self.config.heads));
         let attention_out = self.weight(&prefix, "o_proj", [hidden, out_width])?;
         let own = own.start * value_width..own.end * value_width;
-        Ok(HeadWeights { attention, out: Linear::pack_columns(attention_out, out_width, own) })
+        Ok(HeadWeights { attention, out: Linear::pack_columns(PanelType::Bf16, &[attention_out], out_width, own) })
     }
 
     /// The attention of a layer, and the width of what each of its heads gives.
