@@ -20,12 +20,12 @@ use super::timings::{StepBatch, TimedCollective, Timings};
 use super::traffic::Viewpoint;
 use super::wire::WireRows;
 
-/// The experts of this rank, as the model computes them.
+/// The experts of one layer on this rank, as the model computes them.
 pub trait LocalExperts: Sync {
     /// The number of threads that share the rows of a layer with this many pairs of row and expert; at least 1.
     fn threads(&self, pairs: usize) -> usize;
 
-    /// Waits until the experts of the layer are here; called once in a layer, when the rows have come.
+    /// Waits until the experts are here; called once, when the rows have come.
     ///
     /// # Errors
     /// Why they will not come, in a sentence: the rank cannot continue.
@@ -33,10 +33,10 @@ pub trait LocalExperts: Sync {
         Ok(())
     }
 
-    /// Applies one expert, `slot` counting this rank's experts of the layer in ascending id: `x` `[m, H]` to `out`
+    /// Applies one expert, `slot` counting this rank's experts in ascending id: `x` `[m, H]` to `out`
     /// `[m, H]` (overwritten, not weighted). Each row's result must not depend on the other rows. `work` is a buffer of
     /// the thread's, of any length and content.
-    fn apply(&self, layer: LayerIdx, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>);
+    fn apply(&self, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>);
 }
 
 /// n tokens of this rank with their routes.
@@ -350,7 +350,7 @@ impl ExpertParallel {
         self.log(|stages| stages.begin(EXPERTS, 0));
         let hosts = &self.layers[layer.index()];
         let received = self.unit.received();
-        self.inbox.apply(layer, received, hidden, hosts, experts).map_err(|wrong| {
+        self.inbox.apply(received, hidden, hosts, experts).map_err(|wrong| {
             let from = self.spread.layout.source(self.unit.rank(), wrong.from);
             UnitError::protocol(from, wrong.to_string())
         })?;

@@ -22,7 +22,7 @@ use semmoe_tables::{ExpertId, LayerIdx, RankId};
 
 use super::checkpoint::TensorData;
 use super::compute::{Linear, Matrix, PanelType, Sizes, group_of, multiply, silu_product};
-use super::slice::ExpertSlice;
+use super::share::expert_columns;
 use super::{ModelConfig, ModelError};
 use crate::ep::{ExpertLayout, ExpertSpread, LocalExperts};
 use crate::threads::shares;
@@ -75,9 +75,8 @@ impl Packing {
         at: Place,
         types: ExpertTypes,
     ) -> Result<Self, ModelError> {
-        let ModelConfig { hidden, expert_width, .. } = *config;
-        let kept = ExpertSlice::new(config, layout, at.rank, at.world)?.columns(expert_width);
-        Ok(Self { hidden, slices: 1, width: kept.len(), first: kept.start, types })
+        let kept = expert_columns(config, layout, at.rank, at.world)?;
+        Ok(Self { hidden: config.hidden, slices: 1, width: kept.len(), first: kept.start, types })
     }
 
     /// The columns of a whole expert that are packed.
@@ -114,7 +113,8 @@ impl Packing {
     /// As [`LocalExperts::apply`], for an expert of `slices` slices.
     pub(super) fn apply(
         &self,
-        (slices, [gate_up, down]): (usize, [&[u32]; 2]),
+        slices: usize,
+        [gate_up, down]: [&[u32]; 2],
         x: &[f32],
         out: &mut [f32],
         work: &mut Vec<f32>,
@@ -158,7 +158,7 @@ impl Packing {
     }
 
     /// Slots for so many experts in so many layers; with slices in every layout, where an expert has one for each rank.
-    fn pool(&self, world: usize, [experts, layers, slots]: [usize; 3]) -> Result<Pool, ReshardError> {
+    fn pool(&self, world: usize, experts: usize, layers: usize, slots: usize) -> Result<Pool, ReshardError> {
         let pool = Pool::new(self.shape()?, Cluster::new(1, world)?, experts, layers, slots)?;
         Ok(if self.slices == world { pool } else { pool.ep_only() })
     }
@@ -219,7 +219,7 @@ impl Experts {
         let whole = hosts(&whole, at.world).map_err(ModelError::Experts)?;
         let slots = whole.slots().max(slots.unwrap_or(0).into());
         let layers = spread.copies.layers();
-        let pool = packing.pool(at.world, [config.num_experts, layers, slots]).map_err(ModelError::Experts)?;
+        let pool = packing.pool(at.world, config.num_experts, layers, slots).map_err(ModelError::Experts)?;
         let layout = if spread.layout == ExpertLayout::Tp { Layout::Tp } else { Layout::Ep(whole) };
         let memory = SharedExperts::create(at.rank, at.world, pool.bytes())
             .map_err(|error| ModelError::ExpertMemory { detail: error.to_string() })?;
@@ -339,8 +339,8 @@ impl LocalExperts for LayerExperts<'_> {
         self.experts.packing.threads(pairs, self.experts.count(self.layer), self.experts.slices())
     }
 
-    fn apply(&self, layer: LayerIdx, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>) {
-        let arrays = [GATE_UP, DOWN].map(|array| self.experts.array(layer, slot, array));
-        self.experts.packing.apply((self.experts.slices(), arrays), x, out, work);
+    fn apply(&self, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>) {
+        let arrays = [GATE_UP, DOWN].map(|array| self.experts.array(self.layer, slot, array));
+        self.experts.packing.apply(self.experts.slices(), arrays, x, out, work);
     }
 }

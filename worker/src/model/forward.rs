@@ -8,7 +8,7 @@ use super::rope::RotaryTable;
 use super::router::{Choice, RouterScratch};
 use super::rows::RowPlan;
 use super::split::SplitScratch;
-use super::step::{OutputBuffers, StepItem};
+use super::step::{StepItem, StepOutput};
 use super::streamed::RankExperts;
 use super::weights::{Block, FeedForward, Moe, Weights};
 use super::{ModelConfig, StepError};
@@ -45,7 +45,7 @@ pub(super) struct Forward<'a> {
     pub(super) experts: &'a RankExperts,
     pub(super) angles: &'a RotaryTable,
     pub(super) scratch: &'a mut Scratch,
-    pub(super) out: &'a mut OutputBuffers,
+    pub(super) out: &'a mut StepOutput,
     pub(super) ep: &'a mut ExpertParallel,
     /// The rows that this rank continues with after attention: with attention tp, where all ranks have the same rows.
     pub(super) rows: Option<&'a mut RowPlan>,

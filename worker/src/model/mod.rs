@@ -8,11 +8,10 @@
 //! | `weights` | the weights that a rank keeps: one block for all families |
 //! | `step` | the input and the output of a step |
 //! | `forward` | a step through all layers |
-//! | `share` | attention tp: the heads of a rank |
+//! | `share` | the heads of a rank with attention tp, and its part of every expert with experts tp |
 //! | `split`, `rows` | attention tp: a layer after its heads, and which rows go to which rank |
 //! | `attention`, `kv`, `rope` | causal attention over one sequence's cache |
 //! | `grouped`, `latent` | the two kinds of attention: how queries, keys and values are made |
-//! | `slice` | experts tp: a rank's part of every expert |
 //! | `router`, `mlp` | the choice of experts; a dense layer, a shared expert |
 //! | `expert` | the routed experts of a rank, in one buffer |
 //! | `streamed` | experts that are read from the checkpoint ahead of their layer |
@@ -40,7 +39,6 @@ mod rope;
 mod router;
 mod rows;
 mod share;
-mod slice;
 mod split;
 mod step;
 mod streamed;
@@ -68,6 +66,7 @@ pub use probe::Probe;
 pub use relayout::AttentionChange;
 use relayout::OtherAttention;
 pub use share::HeadShare;
+pub(crate) use share::expert_columns;
 pub use step::{StepItem, StepOutput, likeliest};
 pub use streamed::ExpertFetches;
 pub(crate) use streamed::check_expert_memory;
@@ -82,8 +81,6 @@ use load::Loader;
 use probe::NoProbe;
 use rope::RotaryTable;
 use rows::RowPlan;
-pub(crate) use slice::ExpertSlice;
-use step::OutputBuffers;
 use streamed::{RankExperts, StreamedExperts};
 use switch::Peers;
 use weights::Weights;
@@ -129,7 +126,7 @@ pub struct Model {
     /// For sequences that share nothing.
     pool: KvPool,
     scratch: Scratch,
-    out: OutputBuffers,
+    out: StepOutput,
 }
 
 /// How attention is divided among ranks.
@@ -254,7 +251,7 @@ impl Model {
         let config = ModelConfig::load(model_dir)?;
         check_placement(&config, GroupId::new(layout.host(rank.index()) as u16), &copies)?;
         let at = Place { rank: rank.index(), world: layout.world(copies.groups().into()) };
-        ExpertSlice::new(&config, layout, at.rank, at.world)?;
+        expert_columns(&config, layout, at.rank, at.world)?;
         let (division, other) = attention.divisions(&config, at)?;
         let checkpoint = Checkpoint::open(model_dir)?;
         let loader = Loader { checkpoint: &checkpoint, config: &config, share: division.share };
@@ -272,7 +269,7 @@ impl Model {
         };
         let angles = RotaryTable::new(config.rope_dim(), &config.rope);
         let pool = KvPool::new(division.share.cache_shape(&config), usize::MAX, false);
-        let (scratch, out) = (Scratch::default(), OutputBuffers::default());
+        let (scratch, out) = (Scratch::default(), StepOutput::default());
         let peers = Peers::Near(Vec::new());
         Ok(Self { config, division, weights, other, experts, peers, angles, pool, scratch, out })
     }
@@ -308,7 +305,7 @@ impl Model {
     /// # Errors
     /// [`StepError::Item`] before anything happened; [`StepError::Transport`] when a rank failed, after which the
     /// caches of these items are as they were.
-    pub fn step(&mut self, items: &mut [StepItem<'_>], ep: &mut ExpertParallel) -> Result<StepOutput<'_>, StepError> {
+    pub fn step(&mut self, items: &mut [StepItem<'_>], ep: &mut ExpertParallel) -> Result<&StepOutput, StepError> {
         self.step_probed(items, ep, &mut NoProbe)
     }
 
@@ -321,7 +318,7 @@ impl Model {
         items: &mut [StepItem<'_>],
         ep: &mut ExpertParallel,
         probe: &mut dyn Probe,
-    ) -> Result<StepOutput<'_>, StepError> {
+    ) -> Result<&StepOutput, StepError> {
         for (item, step) in items.iter().enumerate() {
             check_item(&self.config, step).map_err(|detail| StepError::Item { item, detail })?;
         }
@@ -355,7 +352,7 @@ impl Model {
                 ep.count_tokens(item.phase, item.tokens.len());
             }
         }
-        Ok(StepOutput { buffers: &self.out })
+        Ok(&self.out)
     }
 }
 

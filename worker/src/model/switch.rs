@@ -13,7 +13,7 @@ use semmoe_tables::{GroupId, LayerIdx};
 use serde::{Deserialize, Serialize};
 
 use super::expert::Experts;
-use super::slice::ExpertSlice;
+use super::share::expert_columns;
 use super::streamed::RankExperts;
 use super::{Model, ModelError, check_placement};
 use crate::ep::{ExpertLayout, ExpertParallel, ExpertSpread, UnitError};
@@ -69,7 +69,7 @@ impl Model {
                 return Err(ModelError::Placement { field, found, of: "unit", expected: world });
             }
         }
-        ExpertSlice::new(&self.config, to.layout, ep.rank().index(), world)?;
+        expert_columns(&self.config, to.layout, ep.rank().index(), world)?;
         match self.experts.resident()?.arrange(to) {
             Ok(_) => Ok(()),
             Err(ReshardError::Slots { found, limit }) => Err(ModelError::ExpertSlots { found, limit }),

@@ -21,7 +21,9 @@ use crate::control::Identity;
 use crate::engine::UnitLimits;
 use crate::ep::{ExpertLayout, ExpertSpread, StageLog};
 use crate::memory::available_bytes;
-use crate::model::{ExpertSlice, HeadShare, ModelConfig, ModelError, check_expert_memory, read_small_file, token_ids};
+use crate::model::{
+    HeadShare, ModelConfig, ModelError, check_expert_memory, expert_columns, read_small_file, token_ids,
+};
 use crate::serve::Defaults;
 
 /// `generation_config.json` is small; a larger file is not one.
@@ -299,7 +301,7 @@ fn check_experts(config: &WorkerConfig, model: &ModelConfig) -> Result<(), Worke
             "experts {layout} are laid out for another number of ranks than the world of {world}"
         )));
     }
-    ExpertSlice::new(model, layout, config.rank.into(), world)?;
+    expert_columns(model, layout, config.rank.into(), world)?;
     if let Some(slots) = config.expert_slots.filter(|slots| usize::from(*slots) > model.num_experts) {
         let experts = model.num_experts;
         return Err(WorkerError::arguments(format!(

@@ -54,6 +54,7 @@ pub(super) struct ReceiverWords {
 }
 
 /// Memory of one unit, mapped here. Its pages are taken as messages first need them.
+#[derive(Debug)]
 pub struct ShmMemory {
     map: MmapRaw,
     layout: Layout,
@@ -160,12 +161,6 @@ impl ShmMemory {
 
     fn at(&self, offset: usize) -> *mut u8 {
         self.map.as_mut_ptr().wrapping_add(offset)
-    }
-}
-
-impl fmt::Debug for ShmMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ShmMemory").field(&self.layout).finish()
     }
 }
 

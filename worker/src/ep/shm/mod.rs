@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use memory::ShmError;
 pub use memory::{MAX_SHARED_WORLD, ShmMemory};
-use ring::{BadRing, RingReader, RingWriter};
+use ring::{RingReader, RingWriter};
 use watch::{Life, Watch};
 
 use super::stream::{ByteStream, Medium, Peer, Pending, StreamTransport};
@@ -79,12 +79,6 @@ pub struct RingStream {
     incoming: RingReader,
     outgoing: RingWriter,
     life: Arc<Life>,
-}
-
-impl From<BadRing> for io::Error {
-    fn from(error: BadRing) -> Self {
-        Self::new(io::ErrorKind::InvalidData, error)
-    }
 }
 
 impl Read for RingStream {

@@ -1,5 +1,6 @@
 //! One direction between two ranks: a ring of bytes in shared memory, with one writer and one reader.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 
@@ -7,15 +8,6 @@ use super::memory::ShmMemory;
 
 /// As much is moved at once, so that the other side can already work on it.
 const PIECE_BYTES: usize = 256 << 10;
-
-/// The words of a ring that no rank would write.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("its ring is at {written} bytes written and {read} read, expected a difference of 0 to {limit}")]
-pub(super) struct BadRing {
-    written: u64,
-    read: u64,
-    limit: usize,
-}
 
 /// The writer's end. What it wrote itself it keeps itself: the memory only informs others.
 #[derive(Debug)]
@@ -42,7 +34,7 @@ impl RingWriter {
 
     /// Writes as much as there is room for, up to a piece, and wakes the reader; 0 = there is none, and the reader will
     /// wake this rank when there is.
-    pub(super) fn write<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) -> Result<usize, BadRing> {
+    pub(super) fn write<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<usize> {
         let (words, bytes) = self.memory.ring(self.from, self.to);
         let mut room = self.room(words.receiver.read.load(Acquire))?;
         if room == 0 {
@@ -73,7 +65,7 @@ impl RingWriter {
         Ok(count)
     }
 
-    fn room(&self, read: u64) -> Result<usize, BadRing> {
+    fn room(&self, read: u64) -> io::Result<usize> {
         let limit = self.memory.ring_bytes();
         filled(self.written, read, limit).map(|filled| limit - filled)
     }
@@ -85,7 +77,7 @@ impl RingReader {
     }
 
     /// Reads the available bytes, up to a piece; 0 = nothing.
-    pub(super) fn read(&mut self, to: &mut [u8]) -> Result<usize, BadRing> {
+    pub(super) fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         let (words, bytes) = self.memory.ring(self.from, self.to);
         let size = self.memory.ring_bytes();
         let there = filled(words.sender.written.load(Acquire), self.read, size)?;
@@ -112,10 +104,14 @@ impl RingReader {
     }
 }
 
-fn filled(written: u64, read: u64, limit: usize) -> Result<usize, BadRing> {
+/// The bytes between two positions; an error for words that no rank would write.
+fn filled(written: u64, read: u64, limit: usize) -> io::Result<usize> {
     match written.checked_sub(read) {
         Some(filled) if filled <= limit as u64 => Ok(filled as usize),
-        _ => Err(BadRing { written, read, limit }),
+        _ => {
+            let at = format!("its ring is at {written} bytes written and {read} read");
+            Err(io::Error::new(io::ErrorKind::InvalidData, format!("{at}, expected a difference of 0 to {limit}")))
+        }
     }
 }
 

@@ -170,7 +170,7 @@ impl KvCache {
     pub(in crate::model) fn write(&mut self, layer: usize, head: usize, position: usize, key: &[f32], value: &[f32]) {
         match &mut self.memory[position / PAGE_TOKENS] {
             Memory::Own(page) => {
-                page.write(self.pool.shape(), (layer, head), position % PAGE_TOKENS, key, value);
+                page.write(self.pool.shape(), layer, head, position % PAGE_TOKENS, key, value);
             }
             Memory::Shared(_) => unreachable!("a position that is not full is in a page of the sequence's own"),
         }

@@ -78,7 +78,8 @@ impl Page {
     pub(super) fn write(
         &mut self,
         shape: &CacheShape,
-        (layer, head): (usize, usize),
+        layer: usize,
+        head: usize,
         at: usize,
         key: &[f32],
         value: &[f32],

@@ -175,7 +175,7 @@ impl LocalExperts for StreamedLayer<'_> {
         Ok(())
     }
 
-    fn apply(&self, _: LayerIdx, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>) {
+    fn apply(&self, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>) {
         let resident = &self.experts.layers[self.layer.index()].resident;
         let (words, slot) = match slot.checked_sub(resident.len()) {
             None => (&self.experts.resident[..], resident.start + slot),
@@ -183,7 +183,7 @@ impl LocalExperts for StreamedLayer<'_> {
         };
         let [gate_up, down] = self.experts.packing.array_bytes().map(|bytes| bytes / size_of::<u32>());
         let expert = &words[slot * (gate_up + down)..][..gate_up + down];
-        self.experts.packing.apply((1, expert.split_at(gate_up).into()), x, out, work);
+        self.experts.packing.apply(1, expert.split_at(gate_up).into(), x, out, work);
     }
 }
 
