@@ -58,19 +58,19 @@ impl Collective {
 #[derive(Debug)]
 pub struct Counters(Mutex<CountersSnapshot>);
 
-/// How the rows of an MoE layer were split, as one rank sees it (attention tp).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct RowCounts {
+/// How rows (a token in an MoE layer) were split with attention tp, as one rank sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct RowCounts {
     /// Its rows that are where the tables say.
-    pub(crate) by_tables: u64,
-    /// Its rows that were moved from a full rank.
-    pub(crate) moved: u64,
+    pub by_tables: u64,
+    /// Its rows that were moved here from a full rank.
+    pub moved: u64,
     /// Its rows that the tables do not place, or all where there are no tables.
-    pub(crate) evenly: u64,
-    /// Rows of the fullest rank.
-    pub(crate) fullest: u64,
+    pub evenly: u64,
+    /// Rows of the fullest rank, whichever it was; the same on all ranks.
+    pub fullest: u64,
     /// The same if no row had moved.
-    pub(crate) fullest_wanted: u64,
+    pub fullest_wanted: u64,
 }
 
 /// Bytes of dispatch and combine, there and back, by how far they go.
@@ -128,16 +128,8 @@ pub struct CountersSnapshot {
     pub decode_tokens: u64,
     /// Bytes that this rank sent to others in collectives of attention tp, in the order of [`Collective::ALL`].
     pub collective_bytes: [u64; 3],
-    /// Attention tp: rows (a token in an MoE layer) that this rank went on with as the tables said.
-    pub rows_by_tables: u64,
-    /// Rows that were moved here from a full rank.
-    pub rows_moved: u64,
-    /// Rows that the tables do not place, or all where there are no tables.
-    pub rows_evenly: u64,
-    /// Rows of the fullest rank, whichever it was, added up over steps and MoE layers; the same on all ranks.
-    pub fullest_rows: u64,
-    /// The same if no row had moved.
-    pub fullest_rows_wanted: u64,
+    /// Attention tp: added up over steps and MoE layers.
+    pub rows: RowCounts,
     /// Of all layers and both phases. Summed over ranks, `node` and `other` are what the ranks sent.
     pub levels: LevelBytes,
 }
@@ -171,12 +163,12 @@ impl Counters {
 
     /// Counts the split of an MoE layer.
     pub(crate) fn add_rows(&self, split: RowCounts) {
-        let mut counts = lock(&self.0);
-        counts.rows_by_tables += split.by_tables;
-        counts.rows_moved += split.moved;
-        counts.rows_evenly += split.evenly;
-        counts.fullest_rows += split.fullest;
-        counts.fullest_rows_wanted += split.fullest_wanted;
+        let rows = &mut lock(&self.0).rows;
+        rows.by_tables += split.by_tables;
+        rows.moved += split.moved;
+        rows.evenly += split.evenly;
+        rows.fullest += split.fullest;
+        rows.fullest_wanted += split.fullest_wanted;
     }
 
     pub(crate) fn add_tokens(&self, phase: StepPhase, tokens: u64) {

@@ -35,8 +35,9 @@ mod timings;
 mod traffic;
 mod wire;
 
-pub(crate) use counters::RowCounts;
-pub use counters::{ByPlace, Collective, Counters, CountersSnapshot, LayerTraffic, LevelBytes, StepPhase, Traffic};
+pub use counters::{
+    ByPlace, Collective, Counters, CountersSnapshot, LayerTraffic, LevelBytes, RowCounts, StepPhase, Traffic,
+};
 pub use exchange::{ExpertParallel, LocalExperts, RoutedBatch, WorldMismatch};
 pub use layout::{ExpertLayout, NodeLayout};
 pub(crate) use poll::poll_until;

@@ -38,12 +38,16 @@ pub(super) struct Switch {
     phase: SwitchState,
     /// The MoE layer that moves.
     layer: Option<u16>,
-    reports: mpsc::UnboundedSender<(RankId, SwitchReport)>,
+    reports: mpsc::UnboundedSender<RankReport>,
     /// Orders and events that wait while ranks move.
     passage: Passage,
     /// Taken by the phase that waits for reports.
-    receiver: Option<mpsc::UnboundedReceiver<(RankId, SwitchReport)>>,
+    receiver: Option<Reports>,
 }
+
+/// A report and the rank that sent it.
+type RankReport = (RankId, SwitchReport);
+type Reports = mpsc::UnboundedReceiver<RankReport>;
 
 /// How the switches so far ended, and how long the last one took.
 #[derive(Clone, Debug, Default)]
@@ -248,7 +252,7 @@ impl Unit {
         to: UnitLayout,
         kv_step_bytes: Option<u64>,
         if_epoch: Option<u64>,
-    ) -> Result<(u64, mpsc::UnboundedReceiver<(RankId, SwitchReport)>), SwitchError> {
+    ) -> Result<(u64, Reports), SwitchError> {
         let mut state = self.state();
         if let Some(lost) = self.lost() {
             return Err(SwitchError::Unit(SubmitError::Dead(lost)));
@@ -273,10 +277,7 @@ impl Unit {
         Ok((ticket, receiver))
     }
 
-    fn take_prepared(
-        &self,
-        if_epoch: Option<u64>,
-    ) -> Result<(u64, mpsc::UnboundedReceiver<(RankId, SwitchReport)>), SwitchError> {
+    fn take_prepared(&self, if_epoch: Option<u64>) -> Result<(u64, Reports), SwitchError> {
         let mut state = self.state();
         state.check_epoch(if_epoch)?;
         let switch = state.switch.as_mut().ok_or(SwitchError::NotPrepared)?;
@@ -300,7 +301,7 @@ impl Unit {
     /// Waits for one answer of each rank; `answer` gives none for reports that are not answers.
     async fn collect(
         &self,
-        receiver: &mut mpsc::UnboundedReceiver<(RankId, SwitchReport)>,
+        receiver: &mut Reports,
         phase: SwitchState,
         limit: Duration,
         answer: impl Fn(SwitchReport) -> Option<Result<(), String>>,
