@@ -32,4 +32,4 @@ pub use error::RendezvousError;
 pub(crate) use hello::Identity;
 pub(crate) use patience::Patience;
 pub(crate) use rendezvous::{Ends, Host, Location, join};
-pub use secret::{Secret, SecretError};
+pub use secret::Secret;

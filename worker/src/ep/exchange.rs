@@ -56,19 +56,6 @@ pub struct RoutedBatch<'a> {
     pub hidden: usize,
 }
 
-/// The placement has another number of groups than the unit has ranks, or nodes in a hybrid layout: group g is rank or
-/// node g.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the placement has {groups} groups, the unit has {world} ranks and experts {layout}")]
-pub struct WorldMismatch {
-    /// Groups of the placement.
-    pub groups: usize,
-    /// Ranks of the unit.
-    pub world: usize,
-    /// How experts are divided.
-    pub layout: ExpertLayout,
-}
-
 /// The stage between dispatch and combine.
 const EXPERTS: &str = "experts";
 
@@ -81,7 +68,9 @@ pub struct ExpertParallel {
     near: Vec<bool>,
     /// The ranks that share attention's rows.
     attention_group: Range<usize>,
-    stages: Option<StageLog>,
+    /// When the parts of each MoE layer begin and end; of hybrid experts those between dispatch and combine alone, as
+    /// the exchange logs its own stages ([`ExpertLayout::join_observed`]).
+    pub(crate) stages: Option<StageLog>,
     counters: Arc<Counters>,
     plan: DispatchPlan,
     timings: Timings,
@@ -95,12 +84,12 @@ impl ExpertParallel {
     /// has several copies of an expert, this rank's tokens use the one that [`ExpertCopies`] names.
     ///
     /// # Errors
-    /// A placement for another number of ranks.
+    /// A placement with another number of groups than the unit has ranks, or nodes in a hybrid layout.
     pub fn new(
         link: Box<dyn Lockstep>,
         placement: impl Into<ExpertCopies>,
         counters: Arc<Counters>,
-    ) -> Result<Self, WorldMismatch> {
+    ) -> Result<Self, String> {
         let memory = PrivateMemory::new(link.rank());
         Self::over(WireRows::f32(Box::new(RowCollectives::new(link, memory))), placement, ExpertLayout::Ep, counters)
     }
@@ -115,11 +104,11 @@ impl ExpertParallel {
         placement: impl Into<ExpertCopies>,
         layout: ExpertLayout,
         counters: Arc<Counters>,
-    ) -> Result<Self, WorldMismatch> {
+    ) -> Result<Self, String> {
         let spread = ExpertSpread { layout, copies: placement.into() };
-        let (groups, world) = (usize::from(spread.copies.groups()), unit.world());
+        let (groups, world) = (usize::from(spread.copies.groups()), unit.world);
         if groups != layout.hosts(world) || layout.world(groups) != world {
-            return Err(WorldMismatch { groups, world, layout });
+            return Err(format!("the placement has {groups} groups, the unit has {world} ranks and experts {layout}"));
         }
         Ok(Self {
             timings: Timings::new(spread.copies.layers()),
@@ -154,13 +143,6 @@ impl ExpertParallel {
         self
     }
 
-    /// Logs when the parts of each MoE layer begin and end; of hybrid experts those between dispatch and combine alone,
-    /// as the exchange logs its own stages ([`ExpertLayout::join_observed`]).
-    #[must_use]
-    pub fn with_stages(self, stages: StageLog) -> Self {
-        Self { stages: Some(stages), ..self }
-    }
-
     /// This rank.
     pub fn rank(&self) -> RankId {
         RankId::new(self.unit.rank() as u16)
@@ -168,7 +150,7 @@ impl ExpertParallel {
 
     /// Ranks in the unit.
     pub fn world(&self) -> usize {
-        self.unit.world()
+        self.unit.world
     }
 
     /// The ranks that have the same rows with attention tp: all, or one of several groups.
@@ -326,10 +308,10 @@ impl ExpertParallel {
         let RoutedBatch { x, experts: chosen, weights, top_k, hidden, .. } = batch;
         let planned = match self.spread.layout {
             ExpertLayout::Ep | ExpertLayout::Hybrid(_) => {
-                let parts = self.spread.layout.hosts(self.unit.world());
+                let parts = self.spread.layout.hosts(self.unit.world);
                 self.plan.build(chosen, weights, top_k, &hosts.rank_of, parts)
             }
-            ExpertLayout::Tp => self.plan.build_everywhere(chosen, weights, top_k, self.unit.world()),
+            ExpertLayout::Tp => self.plan.build_everywhere(chosen, weights, top_k, self.unit.world),
         };
         planned.expect("the router chooses among the placement's experts");
         let from = Viewpoint {

@@ -67,12 +67,8 @@ pub struct StepBatch {
 }
 
 impl StepBatch {
-    /// A step with prompt tokens is one of prefill, and its batch is these; any other's batch is its sequences.
-    fn phase(&self) -> StepPhase {
-        if self.prompt_tokens > 0 { StepPhase::Prefill } else { StepPhase::Decode }
-    }
-
-    /// The largest batch of this one's half octave: 0, 1, 2, 4, 5, 8, 11, 16, ...
+    /// The largest batch of this one's half octave: 0, 1, 2, 4, 5, 8, 11, 16, ... A step with prompt tokens is one of
+    /// prefill, and its batch is these; any other's batch is its sequences.
     fn bucket(&self) -> u32 {
         match if self.prompt_tokens > 0 { self.prompt_tokens } else { self.sequences } {
             0 => 0,
@@ -103,11 +99,6 @@ impl StepCount {
     pub fn phase(&self) -> StepPhase {
         if self.prefill { StepPhase::Prefill } else { StepPhase::Decode }
     }
-
-    fn is_of(&self, other: &Self) -> bool {
-        (self.splits_attention, self.experts, self.prefill, self.batch)
-            == (other.splits_attention, other.experts, other.prefill, other.batch)
-    }
 }
 
 /// Times of one rank since the start. A step in which the rank has no tokens of its own is a step, too.
@@ -132,9 +123,9 @@ impl Timings {
         self.steps += 1;
         self.step += time;
         let splits_attention = batch.attention == Attention::Tp;
-        let prefill = batch.phase() == StepPhase::Prefill;
+        let prefill = batch.prompt_tokens > 0;
         let new = StepCount { splits_attention, experts, prefill, batch: batch.bucket(), steps: 1, time };
-        match self.by_batch.iter_mut().find(|count| count.is_of(&new)) {
+        match self.by_batch.iter_mut().find(|count| StepCount { steps: 1, time, ..**count } == new) {
             Some(count) => {
                 count.steps += 1;
                 count.time += time;

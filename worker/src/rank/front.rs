@@ -160,7 +160,7 @@ async fn given_up(mut status: watch::Receiver<UnitStatus>, after: Option<Duratio
 impl Front {
     /// Waits until every rank has its model; false if the process is to stop first.
     async fn come_up(&mut self) -> Result<bool, WorkerError> {
-        let world = usize::from(self.unit.world());
+        let world = usize::from(self.unit.world);
         let up = |status: &UnitStatus| status.ready == world || status.lost.is_some() || status.leaving;
         tokio::select! {
             () = self.config.shutdown.requested() => return Ok(false),
@@ -211,7 +211,7 @@ impl Front {
 
     /// Lets the ranks leave their loops together, then releases them. Those of a dead unit have their order already.
     async fn release(&mut self) -> Result<(), WorkerError> {
-        let world = usize::from(self.unit.world());
+        let world = usize::from(self.unit.world);
         if self.unit.lost().is_none() {
             self.unit.broadcast(&ToRank::Stop);
             let released = |status: &UnitStatus| status.stopped == world || status.lost.is_some();

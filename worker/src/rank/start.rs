@@ -52,8 +52,8 @@ pub(super) fn connect(config: &WorkerConfig, prepared: &Prepared, ends: Ends) ->
     let log = stages.as_ref().map(|file| file.log.clone());
     let near = ends.memory.as_ref().map(|shared| shared.ranks.clone()).unwrap_or_default();
     let unit = match wire {
-        WireType::F32 => ends.join(WireRows::f32, config, log),
-        WireType::Bf16 => ends.join(WireRows::bf16, config, log),
+        WireType::F32 => ends.join(WireRows::f32, config, log.clone()),
+        WireType::Bf16 => ends.join(WireRows::bf16, config, log.clone()),
     };
     let unit = unit.map_err(|source| WorkerError::Runtime { source })?;
     tracing::info!(rank = config.rank, transport, %wire, "the rank is connected");
@@ -62,9 +62,7 @@ pub(super) fn connect(config: &WorkerConfig, prepared: &Prepared, ends: Ends) ->
         .map_err(WorkerError::arguments)?
         .with_neighbours(node)
         .with_attention_groups(config.attention_groups.into());
-    if let Some(file) = &stages {
-        ep = ep.with_stages(file.log.clone());
-    }
+    ep.stages = log;
     let (inbox, handle) = Inbox::new(ep.waker());
     Ok(Connected { ep, near, inbox, handle, transport, stages })
 }

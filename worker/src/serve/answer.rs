@@ -5,8 +5,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use semmoe_tables::RankId;
-
 use super::app::App;
 use super::error::ApiError;
 use super::wish::Wish;
@@ -16,7 +14,7 @@ use crate::unit::Running;
 /// One sequence's answer so far.
 #[derive(Debug)]
 pub(super) struct Answer {
-    running: Running,
+    pub(super) running: Running,
     decoder: SequenceText,
     pub(super) prompt: Vec<u32>,
     pub(super) output: Vec<u32>,
@@ -39,10 +37,6 @@ pub(super) struct Delta {
 }
 
 impl Answer {
-    pub(super) fn rank(&self) -> RankId {
-        self.running.rank()
-    }
-
     /// Seconds since the request was taken.
     pub(super) fn seconds(&self) -> f64 {
         self.begun.elapsed().as_secs_f64()
@@ -52,7 +46,7 @@ impl Answer {
     fn poll(&mut self, app: &App, context: &mut Context<'_>) -> Poll<Result<Delta, ApiError>> {
         let mut delta = Delta::default();
         let mut news = false;
-        while !self.running.has_ended() {
+        while !self.running.ended {
             match self.running.poll_next(context) {
                 Poll::Pending if news => break,
                 Poll::Pending => return Poll::Pending,

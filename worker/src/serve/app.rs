@@ -78,7 +78,7 @@ impl App {
 
     /// The longest sequence, prompt and answer, in tokens, that both the model and a rank's cache can take.
     pub(crate) fn context_tokens(&self) -> usize {
-        self.model.max_positions.min(self.unit.limits().kv_tokens())
+        self.model.max_positions.min(self.unit.limits.kv_tokens())
     }
 
     /// The answer of `/server_info`.
@@ -100,9 +100,9 @@ impl App {
     /// of both, and slices must be even. Experts that are streamed stay.
     pub(crate) fn layouts(&self) -> Vec<LayoutName> {
         let current = self.unit.layout().name();
-        let even = self.model.expert_width.is_multiple_of(self.unit.world().into());
+        let even = self.model.expert_width.is_multiple_of(self.unit.world.into());
         let has = |layout: &LayoutName| {
-            let attention = self.unit.has_both_attentions() || layout.attention() == current.attention();
+            let attention = self.unit.both_attentions || layout.attention() == current.attention();
             attention
                 && (self.moves_experts || *layout == current)
                 && match (current.experts(), layout.experts()) {
@@ -115,7 +115,7 @@ impl App {
     }
 
     fn engine_info(&self, layout: &UnitLayout) -> ServerInfo {
-        let world = self.unit.world();
+        let world = self.unit.world;
         let replicas = self.unit.replicas();
         let info = self.model.model_info(&self.name, Some(self.tokenizer.sha256().to_owned()));
         ServerInfo {
@@ -131,7 +131,7 @@ impl App {
             }),
             enable_dp_attention: Some(layout.attention == Attention::Dp || replicas > 1),
             enable_eplb: Some(false),
-            disable_radix_cache: Some(!self.unit.limits().prefix_reuse),
+            disable_radix_cache: Some(!self.unit.limits.prefix_reuse),
             enable_return_routed_experts: Some(true),
             placement_digest: Some(layout.placement_digest.clone()),
             experts: Some(layout.spread.layout.to_string()),

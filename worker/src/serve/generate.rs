@@ -107,7 +107,7 @@ impl Generate {
                 completion_tokens: answer.output.len() as u64,
                 cached_tokens: answer.cached.into(),
                 e2e_latency: Some(answer.seconds()),
-                dp_rank: Some(answer.rank().get().into()),
+                dp_rank: Some(answer.running.rank.get().into()),
                 routed_experts: answer.routes.clone(),
                 prompt_token_ids: None,
             },

@@ -75,7 +75,7 @@ fn model_entry(app: &App) -> Value {
 /// `GET /v1/loads`: of every rank, between two of its steps; with attention tp all ranks of a group are one.
 pub(super) async fn loads(State(app): State<Arc<App>>) -> Result<Json<Loads>, ApiError> {
     app.check_alive()?;
-    let limits = app.unit.limits();
+    let limits = app.unit.limits;
     let tokens = |pages: u64| pages * PAGE_TOKENS as u64;
     let stats = app.unit.stats().await;
     let loads = (0u32..).zip(app.unit.by_replica(stats)).map(|(dp_rank, stats)| RankLoads {

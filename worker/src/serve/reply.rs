@@ -54,7 +54,7 @@ pub(super) async fn serve<D: Dialect>(
 async fn reply(app: &Arc<App>, wish: Wish, dialect: impl Dialect) -> Result<Response, ApiError> {
     let stream = wish.stream;
     let mut answers = Answers::begin(app, wish)?;
-    let rank = answers.list.first().map(|answer| HeaderValue::from(answer.rank().get()));
+    let rank = answers.list.first().map(|answer| HeaderValue::from(answer.running.rank.get()));
     let mut response = if stream {
         let first = answers.next().await.transpose()?;
         events(answers, dialect, first)
