@@ -114,7 +114,7 @@ impl Engine {
     pub(super) fn install_attention(&mut self, staged: Staged) {
         self.model.install_attention();
         // Counts that were requested while orders were waiting are reported now.
-        for ticket in self.together.take().map(Together::into_tickets).unwrap_or_default() {
+        for ticket in self.together.take().unwrap_or_default().tickets {
             self.report_stats(ticket);
         }
         self.together = (self.model.attention() == Attention::Tp).then(Together::default);

@@ -296,16 +296,11 @@ impl Engine {
 
     /// Reports the counts.
     pub(super) fn report_stats(&mut self, ticket: u64) {
-        let stats = Box::new(self.stats());
-        (self.emit)(FromRank::Stats { ticket, stats });
-    }
-
-    fn stats(&self) -> RankStats {
         let total = |sum: usize| sum as u64;
         let waiting_tokens = self.waiting.iter().map(|request| request.tokens.len()).sum();
         let arriving = self.arriving.iter().flat_map(|arriving| arriving.carried.values().map(Carried::tokens));
         let running_tokens: usize = self.running.iter().map(Sequence::tokens).chain(arriving).sum();
-        RankStats {
+        let stats = RankStats {
             counters: self.ep.counters().snapshot(),
             timings: self.ep.timings().clone(),
             running: total(self.batched()),
@@ -315,7 +310,8 @@ impl Engine {
             cached_tokens: self.cached_tokens,
             fetches: self.model.expert_fetches(),
             total_tokens: total(running_tokens + waiting_tokens),
-        }
+        };
+        (self.emit)(FromRank::Stats { ticket, stats: Box::new(stats) });
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) struct Together {
     /// Rank 0: orders that the others have not received, oldest first.
     orders: VecDeque<ToRank>,
     /// Requests for counts that came while orders were waiting: they are answered after those.
-    tickets: Vec<u64>,
+    pub(super) tickets: Vec<u64>,
     /// Of the last step.
     steps: u64,
     digest: u64,
@@ -36,11 +36,6 @@ pub(super) struct Together {
 }
 
 impl Together {
-    /// Unanswered requests for counts.
-    pub(super) fn into_tickets(self) -> Vec<u64> {
-        self.tickets
-    }
-
     /// Takes note of a batch that has been computed: sequences and how many tokens of each.
     pub(super) fn note_batch(&mut self, batch: impl Iterator<Item = (u64, usize)>) {
         self.steps += 1;

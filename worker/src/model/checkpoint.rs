@@ -170,23 +170,16 @@ impl Checkpoint {
         let shard = file.and_then(|file| Some((file, self.shards.get(file)?)));
         let (file, shard) = shard.ok_or_else(|| missing(&self.path))?;
         let info = shard.metadata.info(name).ok_or_else(|| missing(&shard.path))?;
+        let unfit = |problem| ModelError::Tensor { path: shard.path.clone(), tensor: name.to_owned(), problem };
         if info.shape != shape {
-            return Err(ModelError::Shape {
-                path: shard.path.clone(),
-                tensor: name.to_owned(),
-                found: info.shape.clone(),
-                expected: shape.to_vec(),
-            });
+            return Err(unfit(format!("shape {:?}, config.json asks for {shape:?}", info.shape)));
         }
         let (from, to) = info.data_offsets;
         let kind = match info.dtype {
             Dtype::BF16 => TensorKind::Bf16,
             Dtype::F16 => TensorKind::F16,
             Dtype::F32 => TensorKind::F32,
-            other => {
-                let (path, tensor) = (shard.path.clone(), name.to_owned());
-                return Err(ModelError::Dtype { path, tensor, found: other.to_string() });
-            }
+            other => return Err(unfit(format!("type {other}, expected BF16, F16 or F32"))),
         };
         Ok(TensorPlace { file, at: (shard.data_start + from) as u64, bytes: to - from, kind })
     }

@@ -77,27 +77,15 @@ pub enum ModelError {
         /// The tensor.
         tensor: String,
     },
-    /// A tensor whose shape is not the configuration's.
-    #[error("{}: tensor {tensor} has shape {found:?}, config.json asks for {expected:?}", path.display())]
-    Shape {
+    /// A tensor of another shape than the configuration's, or of an unsupported type.
+    #[error("{}: tensor {tensor} has {problem}", path.display())]
+    Tensor {
         /// The checkpoint file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Its shape.
-        found: Vec<usize>,
-        /// The shape by the configuration.
-        expected: Vec<usize>,
-    },
-    /// A tensor of another number type.
-    #[error("{}: tensor {tensor} has type {found}, expected BF16, F16 or F32", path.display())]
-    Dtype {
-        /// The checkpoint file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// Its type.
-        found: String,
+        /// The shape or type: found and expected.
+        problem: String,
     },
     /// Experts that cannot be cut into so many slices.
     #[error("the intermediate width {width} of an expert cannot be cut into {ranks} even slices, one for each rank")]

@@ -296,11 +296,6 @@ impl Experts {
         self.memory.write(at, &[byte ^ 1]).unwrap();
     }
 
-    /// Whether a rank's buffer is mapped here.
-    pub(super) fn reaches(&self, rank: usize) -> bool {
-        self.memory.reaches(rank)
-    }
-
     /// Where a spread has the experts.
     pub(super) fn arrange(&self, spread: &ExpertSpread) -> Result<Layout, ReshardError> {
         let layout = match spread.layout {

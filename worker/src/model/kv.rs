@@ -28,7 +28,7 @@ mod transfer;
 pub use arrival::KvArrival;
 pub use cache::KvCache;
 pub(super) use change::KvChange;
-pub use change::{MovingSequence, StagedKv};
+pub use change::{AttentionChange, MovingSequence, StagedKv};
 pub use page::PAGE_TOKENS;
 pub(super) use page::Page;
 pub use pool::{KvPool, KvUsage};

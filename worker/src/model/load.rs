@@ -65,19 +65,14 @@ impl<'a> Loader<'a> {
     fn heads(&self, layer: usize) -> Result<HeadWeights, ModelError> {
         let hidden = self.config.hidden;
         let prefix = format!("model.layers.{layer}.self_attn");
-        let (attention, value_width) = self.attention(&prefix)?;
+        let (attention, value_width) = match &self.config.attention {
+            AttentionKind::Grouped(shape) => (Attention::Grouped(self.grouped(&prefix, shape)?), shape.head_dim),
+            AttentionKind::Latent(shape) => (Attention::Latent(self.latent(&prefix, shape)?), shape.value_dim),
+        };
         let (out_width, own) = (self.config.heads * value_width, self.share.heads(self.config.heads));
         let attention_out = self.weight(&prefix, "o_proj", [hidden, out_width])?;
         let own = own.start * value_width..own.end * value_width;
         Ok(HeadWeights { attention, out: Linear::pack_columns(PanelType::Bf16, &[attention_out], out_width, own) })
-    }
-
-    /// The attention of a layer, and the width of what each of its heads gives.
-    fn attention(&self, prefix: &str) -> Result<(Attention, usize), ModelError> {
-        Ok(match &self.config.attention {
-            AttentionKind::Grouped(shape) => (Attention::Grouped(self.grouped(prefix, shape)?), shape.head_dim),
-            AttentionKind::Latent(shape) => (Attention::Latent(self.latent(prefix, shape)?), shape.value_dim),
-        })
     }
 
     fn grouped(&self, prefix: &str, shape: &GroupedAttention) -> Result<Grouped, ModelError> {

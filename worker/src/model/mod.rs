@@ -60,10 +60,10 @@ pub use config::{
 };
 pub use error::{ModelError, StepError};
 pub use kv::{
-    CacheShape, KvArrival, KvCache, KvObjection, KvPhase, KvPool, KvUsage, MovingSequence, PAGE_TOKENS, StagedKv,
+    AttentionChange, CacheShape, KvArrival, KvCache, KvObjection, KvPhase, KvPool, KvUsage, MovingSequence,
+    PAGE_TOKENS, StagedKv,
 };
 pub use probe::Probe;
-pub use relayout::AttentionChange;
 use relayout::OtherAttention;
 pub use share::HeadShare;
 pub(crate) use share::expert_columns;

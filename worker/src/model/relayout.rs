@@ -5,7 +5,7 @@ use semmoe_kernels::reshard::kv::{KvError, KvShape};
 use semmoe_tables::Attention;
 
 use super::config::AttentionKind;
-use super::kv::{CacheShape, KvChange, KvObjection, KvPool, MovingSequence, StagedKv};
+use super::kv::{AttentionChange, CacheShape, KvChange, KvObjection, KvPool, StagedKv};
 use super::weights::HeadWeights;
 use super::{Division, Model, ModelConfig};
 use crate::ep::{ExpertParallel, UnitError};
@@ -14,20 +14,6 @@ use crate::ep::{ExpertParallel, UnitError};
 pub(super) struct OtherAttention {
     pub(super) division: Division,
     pub(super) weights: Vec<HeadWeights>,
-}
-
-/// A pool whose sequences continue with the other attention.
-#[derive(Debug)]
-pub struct AttentionChange<'a> {
-    /// The pool in use.
-    pub pool: &'a KvPool,
-    /// All sequences that hold pages of it.
-    pub sequences: &'a [MovingSequence<'a>],
-    /// Pages of the new pool.
-    pub capacity: usize,
-    /// Whether pages move after the change ([`KvArrival`](super::KvArrival)): those that sequences hold; others are
-    /// left behind.
-    pub lazily: bool,
 }
 
 impl Model {
@@ -61,14 +47,11 @@ impl Model {
             Err(error) => return Ok(Err(error.to_string())),
         };
         let change = KvChange {
-            pool: change.pool,
-            sequences: change.sequences,
+            change,
             whole,
             to: other.attention(),
             shape: other.share.cache_shape(&self.config),
-            capacity: change.capacity,
             route_width: self.config.num_moe_layers() * self.config.top_k,
-            lazily: change.lazily,
         };
         change.stage(ep, objection)
     }

@@ -16,7 +16,7 @@ use super::super::share::HeadShare;
 use super::*;
 use crate::ep::{Counters, ExpertLayout, LocalTransport, Lockstep, StepPhase, WireRows};
 use crate::model::AttentionPlan;
-use crate::model::kv::{KvArrival, KvCache, KvPhase, KvUsage, PAGE_TOKENS};
+use crate::model::kv::{KvArrival, KvCache, KvPhase, KvUsage, MovingSequence, PAGE_TOKENS};
 use crate::model::step::StepItem;
 
 const FIXTURES: [&str; 7] =

@@ -85,7 +85,7 @@ impl Model {
         let slot = pool.slot_bytes(layout);
         let near = |peer: usize| match &self.peers {
             Peers::Near(ranks) => ranks.contains(&peer),
-            Peers::Met => experts.reaches(peer),
+            Peers::Met => experts.memory.reaches(peer),
         };
         let far = (0..ep.world()).filter(|&peer| peer != ep.rank().index() && !near(peer)).count();
         let unused = match self.peers {
@@ -158,7 +158,7 @@ fn meet(experts: &mut Experts, near: &[usize], ep: &mut ExpertParallel) -> Resul
             tracing::info!(rank = me, "the experts of rank {peer} will come in messages: {error}");
         }
     }
-    let reached = (0..world).map(|peer| vec![u8::from(experts.reaches(peer))]).collect();
+    let reached = (0..world).map(|peer| vec![u8::from(experts.memory.reaches(peer))]).collect();
     for (peer, reached) in ep.exchange(reached)?.into_iter().enumerate() {
         if peer != me && reached != [1] {
             experts.memory.leave(peer);

@@ -1,6 +1,5 @@
 //! Every rank but the first: follows rank 0.
 
-use std::future::pending;
 use std::time::Duration;
 
 use semmoe_tables::RankId;
@@ -112,7 +111,7 @@ impl Member {
                     deadline = Some(Instant::now() + self.grace + RELEASE_LIMIT);
                     self.link.send(FromRank::Leaving);
                 }
-                () = until(deadline) => return Ok(()),
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => return Ok(()),
             }
         }
     }
@@ -137,11 +136,4 @@ impl Member {
 
 fn front_lost(cause: &str) -> String {
     format!("rank 0 was lost: {cause}")
-}
-
-async fn until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => sleep_until(deadline).await,
-        None => pending().await,
-    }
 }

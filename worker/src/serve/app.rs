@@ -12,7 +12,7 @@ use super::admin::Gate;
 use super::error::ApiError;
 use crate::ep::ExpertLayout;
 use crate::model::{ModelConfig, instructions};
-use crate::unit::{LayoutName, Unit, UnitLayout};
+use crate::unit::{LayoutName, Unit};
 
 /// Shared by all requests, never changed.
 #[derive(Debug)]
@@ -86,39 +86,10 @@ impl App {
         let layout = self.unit.layout();
         let attention = layout.attention;
         let shuffle = (attention == Attention::Tp).then_some(if self.shuffles { "tables" } else { "off" });
-        WorkerInfo {
-            engine: self.engine_info(&layout),
-            epoch: layout.epoch,
-            attention: attention.to_string(),
-            shuffle,
-            ep_num_redundant_experts: layout.redundant(),
-            compute_instructions: instructions(),
-        }
-    }
-
-    /// The layouts that the unit can be switched to, its own among them: attention changes where ranks have the weights
-    /// of both, and slices must be even. Experts that are streamed stay.
-    pub(crate) fn layouts(&self) -> Vec<LayoutName> {
-        let current = self.unit.layout().name();
-        let even = self.model.expert_width.is_multiple_of(self.unit.world.into());
-        let has = |layout: &LayoutName| {
-            let attention = self.unit.both_attentions || layout.attention() == current.attention();
-            attention
-                && (self.moves_experts || *layout == current)
-                && match (current.experts(), layout.experts()) {
-                    (Some(_), Some(experts)) => even || experts == ExpertLayout::Ep,
-                    (None, None) => true,
-                    _ => false,
-                }
-        };
-        LayoutName::ALL.into_iter().filter(has).collect()
-    }
-
-    fn engine_info(&self, layout: &UnitLayout) -> ServerInfo {
         let world = self.unit.world;
         let replicas = self.unit.replicas();
         let info = self.model.model_info(&self.name, Some(self.tokenizer.sha256().to_owned()));
-        ServerInfo {
+        let engine = ServerInfo {
             model_path: Some(self.model_dir.display().to_string()),
             served_model_name: Some(info.model),
             version: Some(env!("CARGO_PKG_VERSION").to_owned()),
@@ -145,6 +116,32 @@ impl App {
             num_hidden_layers: Some(info.num_hidden_layers),
             layer_ids: Some(info.layer_ids),
             ..ServerInfo::default()
+        };
+        WorkerInfo {
+            engine,
+            epoch: layout.epoch,
+            attention: attention.to_string(),
+            shuffle,
+            ep_num_redundant_experts: layout.redundant(),
+            compute_instructions: instructions(),
         }
+    }
+
+    /// The layouts that the unit can be switched to, its own among them: attention changes where ranks have the weights
+    /// of both, and slices must be even. Experts that are streamed stay.
+    pub(crate) fn layouts(&self) -> Vec<LayoutName> {
+        let current = self.unit.layout().name();
+        let even = self.model.expert_width.is_multiple_of(self.unit.world.into());
+        let has = |layout: &LayoutName| {
+            let attention = self.unit.both_attentions || layout.attention() == current.attention();
+            attention
+                && (self.moves_experts || *layout == current)
+                && match (current.experts(), layout.experts()) {
+                    (Some(_), Some(experts)) => even || experts == ExpertLayout::Ep,
+                    (None, None) => true,
+                    _ => false,
+                }
+        };
+        LayoutName::ALL.into_iter().filter(has).collect()
     }
 }

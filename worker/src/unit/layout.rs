@@ -1,6 +1,7 @@
 //! How the unit is laid out now, and the names of layouts.
 
 use semmoe_tables::Attention;
+use serde::Serialize;
 
 use crate::ep::{ExpertLayout, ExpertSpread};
 
@@ -17,7 +18,8 @@ pub(crate) struct UnitLayout {
 
 /// The two axes by one name: `ep` = attention dp and experts ep, `tp` = attention tp and experts tp, and the two mixed
 /// ones.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum LayoutName {
     /// Attention dp, experts ep.
     Ep,

@@ -42,6 +42,14 @@ pub(super) enum RankExperts {
 }
 
 impl RankExperts {
+    /// Runs `work` with a layer's experts.
+    pub(super) fn with_layer<R>(&self, layer: LayerIdx, work: impl FnOnce(&dyn LocalExperts) -> R) -> R {
+        match self {
+            Self::Resident(experts) => work(&experts.of_layer(layer)),
+            Self::Streamed(experts) => work(&experts.of_layer(layer)),
+        }
+    }
+
     /// The experts, if they can be switched.
     pub(super) fn resident(&self) -> Result<&Experts, ModelError> {
         match self {
