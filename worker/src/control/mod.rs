@@ -30,6 +30,6 @@ pub(crate) use carrier::SharedMemory;
 pub use carrier::TransportChoice;
 pub use error::RendezvousError;
 pub(crate) use hello::Identity;
-pub(crate) use patience::Patience;
+pub(crate) use patience::{Patience, listen};
 pub(crate) use rendezvous::{Ends, Host, Location, join};
 pub use secret::Secret;

@@ -1,7 +1,6 @@
 //! Registration: every rank connects to rank 0, introduces itself, and learns where the others are. The registering
 //! connection stays as the control link.
 
-use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use super::error::RendezvousError;
 use super::frame::{self, FrameError, MAX_HELLO_BYTES};
 use super::hello::{Hello, Identity, Link, Reply};
 use super::mesh;
-use super::patience::{Impatience, Patience, unlimited};
+use super::patience::{Impatience, Patience, listen, unlimited};
 use super::secret::Secret;
 use crate::engine::{KvPages, UnitLimits};
 
@@ -157,7 +156,7 @@ impl Host {
         if let Some(reason) = mismatch {
             // This side reports it as well, whether or not the other still listens.
             let _ = frame::write(&mut stream, &Reply::Refused { reason: reason.clone() });
-            return Err(RendezvousError::Mismatch { reason });
+            return Err(RendezvousError::Mismatch(reason));
         }
         let slot = &mut members[rank.index() - 1];
         if slot.is_some() {
@@ -184,7 +183,7 @@ fn refuse_all(door: &mut Door<'_, Hello>, error: &RendezvousError, patience: &Pa
     let mut absent = members.iter().filter(|slot| slot.is_none()).count();
     members.into_iter().flatten().for_each(|(_, stream)| refuse(stream));
     // A refused rank is one of the absent.
-    if let RendezvousError::Mismatch { .. } = error {
+    if let RendezvousError::Mismatch(_) = error {
         absent = absent.saturating_sub(1);
         let lingering = patience.at_most(LINGER);
         while absent > 0 && lingering.slice().is_ok() {
@@ -222,7 +221,7 @@ pub(crate) fn join(
     frame::write(&mut control, &hello).map_err(broken)?;
     let reply = frame::read::<Reply>(&mut patience.reader(&control), MAX_HELLO_BYTES).map_err(broken)?;
     let (session, addresses, limits, leaders) = match reply {
-        Reply::Refused { reason } => return Err(RendezvousError::Mismatch { reason }),
+        Reply::Refused { reason } => return Err(RendezvousError::Mismatch(reason)),
         Reply::Welcome { session, data, limits, leaders } => (session, data, limits, leaders),
     };
     let world = usize::from(identity.world);
@@ -244,7 +243,7 @@ pub(crate) fn join(
 
 /// The error for a failed handshake with a rank.
 pub(super) fn distrust(rank: RankId, error: &AuthError) -> RendezvousError {
-    let mismatch = |what: &str| RendezvousError::Mismatch { reason: format!("rank {rank} {what}: {error}") };
+    let mismatch = |what: &str| RendezvousError::Mismatch(format!("rank {rank} {what}: {error}"));
     match error {
         error if error.is_secret() => mismatch("is not trusted"),
         AuthError::Protocol { .. } => mismatch("does not fit"),
@@ -258,10 +257,5 @@ fn reachable(address: SocketAddr, rank_0: IpAddr) -> SocketAddr {
 }
 
 fn bind(address: SocketAddr) -> Result<TcpListener, RendezvousError> {
-    let listen = || -> io::Result<TcpListener> {
-        let listener = TcpListener::bind(address)?;
-        listener.set_nonblocking(true)?;
-        Ok(listener)
-    };
-    listen().map_err(|source| RendezvousError::Bind { address, source })
+    listen(address).map_err(|source| RendezvousError::Bind { address, source })
 }

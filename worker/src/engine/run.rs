@@ -27,8 +27,8 @@ pub(crate) type Emit = Box<dyn FnMut(FromRank) + Send>;
 pub(crate) enum EngineEnd {
     /// By [`ToRank::Stop`].
     Stopped,
-    /// By [`ToRank::Abort`], with the cause.
-    Aborted(String),
+    /// By [`ToRank::Abort`].
+    Aborted,
 }
 
 /// Continuous batching: sequences join and leave between steps.
@@ -163,7 +163,7 @@ impl Engine {
                 }
                 ToRank::Switch { ticket, order } => self.take_switch_order(ticket, order)?,
                 ToRank::Stop => return Ok(Some(EngineEnd::Stopped)),
-                ToRank::Abort { cause } => return Ok(Some(EngineEnd::Aborted(cause))),
+                ToRank::Abort { .. } => return Ok(Some(EngineEnd::Aborted)),
                 order => self.take_order(order),
             }
         }

@@ -86,8 +86,8 @@ impl Engine {
     /// See the module; none once attention is dp.
     pub(super) fn run_together(&mut self) -> Result<Option<EngineEnd>, UnitError> {
         loop {
-            if let Some(cause) = self.hear()? {
-                return Ok(Some(EngineEnd::Aborted(cause)));
+            if self.hear()? {
+                return Ok(Some(EngineEnd::Aborted));
             }
             if self.is_idle() && self.together().orders.is_empty() && self.ep.wait()? == Wake::Local {
                 continue;
@@ -113,11 +113,11 @@ impl Engine {
         }
     }
 
-    /// Takes the orders of rank 0's front; the cause if the unit is dead.
-    fn hear(&mut self) -> Result<Option<String>, UnitError> {
+    /// Takes the orders of rank 0's front; true if the unit is dead.
+    fn hear(&mut self) -> Result<bool, UnitError> {
         for order in self.inbox.take() {
             match order {
-                ToRank::Abort { cause } => return Ok(Some(cause)),
+                ToRank::Abort { .. } => return Ok(true),
                 ToRank::Stats { ticket } if self.together().orders.is_empty() => self.report_stats(ticket),
                 ToRank::Stats { ticket } => self.together().tickets.push(ticket),
                 // Every rank is asked; but all move between the same two steps, when rank 0 passes that on.
@@ -129,7 +129,7 @@ impl Engine {
                 order => tracing::warn!("an order that only rank 0 takes: {}", kind(&order)),
             }
         }
-        Ok(None)
+        Ok(false)
     }
 
     /// Exchanges chosen tokens and rank 0's orders, and follows them; true if the loop is to end.

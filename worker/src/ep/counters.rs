@@ -153,7 +153,7 @@ impl Counters {
         counts.levels.node += levels.node;
         counts.levels.other += levels.other;
         if let Some(counted) = counts.layers.get_mut(layer.index()) {
-            counted.phases.iter_mut().zip(traffic.phases).for_each(|(sum, traffic)| *sum += traffic);
+            counted.phases.iter_mut().zip(traffic.phases).for_each(|(sum, traffic)| sum.add(traffic));
         }
     }
 
@@ -180,17 +180,12 @@ impl Counters {
     }
 }
 
-impl std::ops::AddAssign for ByPlace {
-    fn add_assign(&mut self, other: Self) {
-        self.local += other.local;
-        self.remote += other.remote;
-    }
-}
-
-impl std::ops::AddAssign for Traffic {
-    fn add_assign(&mut self, other: Self) {
-        self.activations += other.activations;
-        self.bytes += other.bytes;
+impl Traffic {
+    fn add(&mut self, other: Self) {
+        for (sum, part) in [(&mut self.activations, other.activations), (&mut self.bytes, other.bytes)] {
+            sum.add(true, part.local);
+            sum.add(false, part.remote);
+        }
     }
 }
 
@@ -214,7 +209,7 @@ impl LayerTraffic {
     /// Of both phases.
     pub fn total(&self) -> Traffic {
         let mut total = self.phases[0];
-        total += self.phases[1];
+        total.add(self.phases[1]);
         total
     }
 }
@@ -223,7 +218,7 @@ impl CountersSnapshot {
     /// Of all layers and both phases.
     pub fn total(&self) -> Traffic {
         let mut total = Traffic::default();
-        self.layers.iter().for_each(|layer| total += layer.total());
+        self.layers.iter().for_each(|layer| total.add(layer.total()));
         total
     }
 }

@@ -69,7 +69,7 @@ pub struct ExpertParallel {
     /// The ranks that share attention's rows.
     attention_group: Range<usize>,
     /// When the parts of each MoE layer begin and end; of hybrid experts those between dispatch and combine alone, as
-    /// the exchange logs its own stages ([`ExpertLayout::join_observed`]).
+    /// the exchange logs its own stages ([`ExpertLayout::join`]).
     pub(crate) stages: Option<StageLog>,
     counters: Arc<Counters>,
     plan: DispatchPlan,
@@ -258,7 +258,7 @@ impl ExpertParallel {
         out: &mut [f32],
     ) -> Result<(), UnitError> {
         self.count_collective(Collective::ReduceScatter, |peer| {
-            split_bytes(self.unit.dtype(), split.positions(peer).len(), hidden, 0)
+            split_bytes(self.unit.dtype, split.positions(peer).len(), hidden, 0)
         });
         let began = Instant::now();
         self.unit.reduce_scatter(hidden, split, norm, out)?;
@@ -276,7 +276,7 @@ impl ExpertParallel {
     ) -> Result<(), UnitError> {
         let rows = split.positions(self.attention_place()).len();
         self.count_collective(Collective::Allgather, |_| {
-            split_bytes(self.unit.dtype(), rows, own.hidden, own.labels.len())
+            split_bytes(self.unit.dtype, rows, own.hidden, own.labels.len())
         });
         let began = Instant::now();
         self.unit.allgather(own, split, out)?;
@@ -314,12 +314,8 @@ impl ExpertParallel {
             ExpertLayout::Tp => self.plan.build_everywhere(chosen, weights, top_k, self.unit.world),
         };
         planned.expect("the router chooses among the placement's experts");
-        let from = Viewpoint {
-            rank: self.unit.rank(),
-            layout: self.spread.layout,
-            near: &self.near,
-            dtype: self.unit.dtype(),
-        };
+        let from =
+            Viewpoint { rank: self.unit.rank(), layout: self.spread.layout, near: &self.near, dtype: self.unit.dtype };
         let (traffic, levels) = from.count(&self.plan, &batch);
         self.counters.add(layer, &traffic, levels);
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::{
     Collectives, HybridCollectives, Lockstep, MAX_CHUNKS, PrivateMemory, RowCollectives, RowMemory, StageObserver,
-    UnitError, UnitLink, Unobserved,
+    UnitError, UnitLink,
 };
 use serde::{Deserialize, Serialize};
 
@@ -128,24 +128,13 @@ impl ExpertLayout {
         }
     }
 
-    /// The collectives of a rank over its link. Between the ranks of a node, a hybrid dispatch sends rows in messages,
-    /// also where they share `memory`. All ranks call this at the same time.
+    /// The collectives of a rank over its link, with an observer of the stages of a hybrid dispatch and combine. Between
+    /// the ranks of a node, a hybrid dispatch sends rows in messages, also where they share `memory`. All ranks call this
+    /// at the same time.
     ///
     /// # Errors
     /// Ranks that divide the unit into other nodes, a rank that was lost.
     pub fn join<T: Element>(
-        self,
-        link: impl Lockstep + 'static,
-        memory: impl RowMemory<T> + 'static,
-    ) -> Result<Box<dyn Collectives<T>>, UnitError> {
-        self.join_observed(link, memory, Box::new(Unobserved))
-    }
-
-    /// The same, with an observer of the stages of a hybrid dispatch and combine.
-    ///
-    /// # Errors
-    /// As [`ExpertLayout::join`].
-    pub fn join_observed<T: Element>(
         self,
         link: impl Lockstep + 'static,
         memory: impl RowMemory<T> + 'static,
@@ -177,10 +166,10 @@ impl ExpertLayout {
         observer: Box<dyn StageObserver + Send>,
     ) -> Result<WireRows, UnitError> {
         if groups == 1 {
-            return self.join_observed(link, memory, observer).map(wire);
+            return self.join(link, memory, observer).map(wire);
         }
         let link = UnitLink::join(link, groups)?;
-        let unit = wire(self.join_observed(link.clone(), memory, observer)?);
+        let unit = wire(self.join(link.clone(), memory, observer)?);
         let inside = PrivateMemory::new(link.grid().local(link.rank()));
         let group = wire(Box::new(RowCollectives::of_group(link.inside(), inside)));
         Ok(unit.with_groups(link, group))

@@ -47,27 +47,24 @@ impl fmt::Display for WireType {
 /// The collectives of one rank, for rows of f32, that travel as they are or rounded.
 pub struct WireRows {
     unit: Box<dyn Collectives<f32>>,
-    wire: WireType,
+    /// The element type on the wire.
+    pub(super) dtype: Dtype,
 }
 
 impl WireRows {
     /// As they are.
     pub fn f32(unit: Box<dyn Collectives<f32>>) -> Self {
-        Self { unit, wire: WireType::F32 }
+        Self { unit, dtype: Dtype::F32 }
     }
 
     /// Rounded.
     pub fn bf16(unit: Box<dyn Collectives<bf16>>) -> Self {
-        Self { unit: Box::new(CastCollectives::new(unit)), wire: WireType::Bf16 }
+        Self { unit: Box::new(CastCollectives::new(unit)), dtype: Dtype::Bf16 }
     }
 
     /// Runs reduce-scatter and allgather in `group`, whose rows have the same type on the wire.
     pub(super) fn with_groups(self, link: impl Lockstep + 'static, group: Self) -> Self {
         Self { unit: Box::new(GroupedCollectives::new(link, self.unit, group.unit)), ..self }
-    }
-
-    pub(super) fn dtype(&self) -> Dtype {
-        self.wire.dtype()
     }
 }
 

@@ -13,11 +13,8 @@ use crate::model::ModelError;
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
     /// Invalid arguments.
-    #[error("{detail}")]
-    Arguments {
-        /// The problem: found and expected.
-        detail: String,
-    },
+    #[error("{0}")]
+    Arguments(String),
     /// A checkpoint that cannot be served.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -30,11 +27,8 @@ pub enum WorkerError {
         detail: String,
     },
     /// Tables that cannot be read or are another model's.
-    #[error("the tables cannot be used: {source}")]
-    Tables {
-        /// The cause; it names the file.
-        source: FormatError,
-    },
+    #[error("the tables cannot be used: {0}")]
+    Tables(#[source] FormatError),
     /// Tables that are for another unit, or that this one cannot use.
     #[error("the tables in {} {reason}", path.display())]
     TablesMismatch {
@@ -44,11 +38,8 @@ pub enum WorkerError {
         reason: String,
     },
     /// Without tables, the experts cannot be divided among the ranks.
-    #[error("the experts cannot be divided among the ranks: {source}")]
-    Placement {
-        /// The cause.
-        source: FormatError,
-    },
+    #[error("the experts cannot be divided among the ranks: {0}")]
+    Placement(#[source] FormatError),
     /// The HTTP address is taken or not this machine's.
     #[error("cannot serve HTTP on {address}: {source}")]
     Listen {
@@ -61,36 +52,27 @@ pub enum WorkerError {
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
     /// The HTTP server ended by itself.
-    #[error("the HTTP server failed: {source}")]
-    Http {
-        /// The cause.
-        source: io::Error,
-    },
+    #[error("the HTTP server failed: {0}")]
+    Http(#[source] io::Error),
     /// The operating system refused threads, sockets or a runtime.
-    #[error("the process cannot be set up: {source}")]
-    Runtime {
-        /// The cause.
-        source: io::Error,
-    },
-    /// A rank of the unit was lost.
-    #[error("{cause}")]
-    Lost {
-        /// One sentence that names the rank.
-        cause: String,
-    },
+    #[error("the process cannot be set up: {0}")]
+    Runtime(#[source] io::Error),
+    /// A rank of the unit was lost: one sentence that names it.
+    #[error("{0}")]
+    Lost(String),
 }
 
 impl WorkerError {
     pub(super) fn arguments(detail: impl ToString) -> Self {
-        Self::Arguments { detail: detail.to_string() }
+        Self::Arguments(detail.to_string())
     }
 
     /// The process's exit code: 2 for wrong arguments or input, 3 when a rank was lost, 1 otherwise.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Rendezvous(RendezvousError::Mismatch { .. }) => 2,
-            Self::Lost { .. } => 3,
-            Self::Listen { .. } | Self::Rendezvous(_) | Self::Http { .. } | Self::Runtime { .. } => 1,
+            Self::Rendezvous(RendezvousError::Mismatch(_)) => 2,
+            Self::Lost(_) => 3,
+            Self::Listen { .. } | Self::Rendezvous(_) | Self::Http(_) | Self::Runtime(_) => 1,
             _ => 2,
         }
     }

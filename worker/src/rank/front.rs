@@ -1,6 +1,6 @@
 //! Rank 0: brings the unit together, serves HTTP for it, and ends it.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use tokio::time::timeout;
 use super::config::{WorkerConfig, WorkerEvent};
 use super::error::WorkerError;
 use super::prepare::{Prepared, prepare};
-use super::start::{self, Connected, Ended};
+use super::start::{self, Connected};
 use crate::control::link;
 use crate::control::message::{FromRank, ToRank};
-use crate::control::{Host, Patience};
+use crate::control::{Host, Patience, listen};
 use crate::engine::{Engine, EngineEnd, UnitLimits};
 use crate::ep::ExpertSpread;
 use crate::serve::{self, App, Gate};
@@ -31,7 +31,9 @@ const CLOSE_LIMIT: Duration = Duration::from_millis(500);
 
 pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), WorkerError> {
     // The port first: taken, it is the likeliest mistake.
-    let (http, http_address) = listen(&config)?;
+    let address = config.listen.unwrap_or(config.rendezvous);
+    let bound = listen(address).and_then(|http| Ok((http.local_addr()?, http)));
+    let (http_address, http) = bound.map_err(|source| WorkerError::Listen { address, source })?;
     let prepared = prepare(&config)?;
     let host = Host::bind(config.location())?;
     (config.announce)(&WorkerEvent::Bound { rendezvous: host.address()? });
@@ -92,17 +94,6 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     })
 }
 
-fn listen(config: &WorkerConfig) -> Result<(TcpListener, SocketAddr), WorkerError> {
-    let address = config.listen.unwrap_or(config.rendezvous);
-    let bind = || {
-        let listener = TcpListener::bind(address)?;
-        listener.set_nonblocking(true)?;
-        let bound = listener.local_addr()?;
-        Ok((listener, bound))
-    };
-    bind().map_err(|source| WorkerError::Listen { address, source })
-}
-
 /// How to reach each rank, in rank order.
 fn ports(unit: &Unit, connected: &Connected, links: Vec<(RankId, TcpStream)>) -> Result<Vec<Port>, WorkerError> {
     let mut ports = vec![Port::Local(connected.handle.clone())];
@@ -112,7 +103,7 @@ fn ports(unit: &Unit, connected: &Connected, links: Vec<(RankId, TcpStream)>) ->
             Ok(message) => unit.deliver(rank, message),
             Err(cause) => unit.closed(rank, &cause),
         })
-        .map_err(|source| WorkerError::Runtime { source })?;
+        .map_err(WorkerError::Runtime)?;
         ports.push(Port::Remote(link));
     }
     Ok(ports)
@@ -129,10 +120,10 @@ fn start_engine(
     let (sink, end) = (unit.clone(), unit.clone());
     let emit = Box::new(move |message| sink.deliver(own, message));
     let ended = move |ended| match ended {
-        Ended::By(EngineEnd::Stopped) => end.deliver(own, FromRank::Stopped),
+        Ok(EngineEnd::Stopped) => end.deliver(own, FromRank::Stopped),
         // The unit is dead already, by whatever made it abort.
-        Ended::By(EngineEnd::Aborted(_)) => {}
-        Ended::Lost(lost) => end.fail(lost),
+        Ok(EngineEnd::Aborted) => {}
+        Err(lost) => end.fail(lost),
     };
     let engine = connected.start(config, prepared, limits, emit, ended)?;
     unit.deliver(own, FromRank::Ready);
@@ -168,7 +159,7 @@ impl Front {
             _ = self.status.wait_for(up) => {}
         }
         match self.unit.lost() {
-            Some(Lost { cause, .. }) => Err(WorkerError::Lost { cause }),
+            Some(Lost { cause, .. }) => Err(WorkerError::Lost(cause)),
             None => Ok(!self.status.borrow().leaving),
         }
     }
@@ -176,8 +167,7 @@ impl Front {
     /// Serves until the process or the unit is to stop; then lets running requests end within the grace. A unit that
     /// lost a rank answers with the cause for a while, so that gateways and clients see it.
     async fn serve(&mut self, http: TcpListener, app: Arc<App>) -> Result<(), WorkerError> {
-        let failed = |source| WorkerError::Http { source };
-        let listener = tokio::net::TcpListener::from_std(http).map_err(failed)?;
+        let listener = tokio::net::TcpListener::from_std(http).map_err(WorkerError::Http)?;
         let closing = Shutdown::default();
         let stop = closing.clone();
         let mut server = tokio::spawn(serve::serve(listener, app, async move { stop.requested().await }));
@@ -190,7 +180,7 @@ impl Front {
                     Ok(()) => std::io::Error::other("it ended without being asked to"),
                     Err(error) => error,
                 });
-                return Err(failed(source));
+                return Err(WorkerError::Http(source));
             }
         }
         self.unit.drain();
@@ -219,7 +209,7 @@ impl Front {
                 tracing::warn!("ranks did not leave their loops in time");
             }
         }
-        let outcome = self.unit.lost().map_or(Ok(()), |Lost { cause, .. }| Err(WorkerError::Lost { cause }));
+        let outcome = self.unit.lost().map_or(Ok(()), |Lost { cause, .. }| Err(WorkerError::Lost(cause)));
         self.unit.close();
         let closed = |status: &UnitStatus| status.closed == world - 1;
         // The last messages must be written before this process ends; a rank that hangs does not take them anyway.

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::config::{WorkerConfig, WorkerEvent};
 use super::error::WorkerError;
 use super::prepare::prepare;
-use super::start::{self, Ended};
+use super::start;
 use crate::control::link::{self, LinkSender};
 use crate::control::message::{FromRank, ToRank};
 use crate::control::{Patience, join};
@@ -25,7 +25,7 @@ const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 /// An event that a member reacts to.
 enum Notice {
     /// The engine's thread has ended.
-    Engine(Ended),
+    Engine(Result<EngineEnd, Lost>),
     /// Rank 0 has declared the unit dead.
     Aborted(String),
     /// The control link has ended.
@@ -53,7 +53,7 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
         }
         Err(cause) => drop(notice.send(Notice::Closed(cause))),
     })
-    .map_err(|source| WorkerError::Runtime { source })?;
+    .map_err(WorkerError::Runtime)?;
 
     let mut state =
         Member { rank, link, notices, shutdown: config.shutdown.clone(), grace: config.grace, leaving: false };
@@ -89,22 +89,22 @@ impl Member {
         loop {
             tokio::select! {
                 notice = self.notices.recv() => match notice {
-                    Some(Notice::Engine(Ended::By(EngineEnd::Stopped))) => {
+                    Some(Notice::Engine(Ok(EngineEnd::Stopped))) => {
                         self.leaving = true;
                         deadline.get_or_insert_with(|| Instant::now() + RELEASE_LIMIT);
                         self.link.send(FromRank::Stopped);
                     }
                     Some(_) if self.leaving => return Ok(()),
                     // Whatever aborted it has sent its own notice.
-                    Some(Notice::Engine(Ended::By(EngineEnd::Aborted(_)))) => {}
-                    Some(Notice::Aborted(cause)) => return Err(WorkerError::Lost { cause }),
-                    Some(Notice::Engine(Ended::Lost(lost))) => {
+                    Some(Notice::Engine(Ok(EngineEnd::Aborted))) => {}
+                    Some(Notice::Aborted(cause)) => return Err(WorkerError::Lost(cause)),
+                    Some(Notice::Engine(Err(lost))) => {
                         let cause = self.verdict(lost).await;
-                        return Err(WorkerError::Lost { cause });
+                        return Err(WorkerError::Lost(cause));
                     }
-                    Some(Notice::Closed(cause)) => return Err(WorkerError::Lost { cause: front_lost(&cause) }),
+                    Some(Notice::Closed(cause)) => return Err(WorkerError::Lost(front_lost(&cause))),
                     // The engine's thread holds a sender as long as it runs.
-                    None => return Err(WorkerError::Lost { cause: format!("rank {} was lost: its engine is gone", self.rank) }),
+                    None => return Err(WorkerError::Lost(format!("rank {} was lost: its engine is gone", self.rank))),
                 },
                 () = self.shutdown.requested(), if !self.leaving => {
                     self.leaving = true;

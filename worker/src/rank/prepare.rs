@@ -149,8 +149,8 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
 /// The tables, if there are any, of this model and for this unit.
 fn tables(config: &WorkerConfig, info: &ModelInfo) -> Result<Option<Tables>, WorkerError> {
     let Some(path) = &config.tables else { return Ok(None) };
-    let tables = Tables::open(path).map_err(|source| WorkerError::Tables { source })?;
-    tables.model().check_compatible(info).map_err(|source| WorkerError::Tables { source: source.in_file(path) })?;
+    let tables = Tables::open(path).map_err(WorkerError::Tables)?;
+    tables.model().check_compatible(info).map_err(|source| WorkerError::Tables(source.in_file(path)))?;
     let unfit = |reason: String| Err(WorkerError::TablesMismatch { path: path.clone(), reason });
     if !config.attentions().contains(&tables.attention()) {
         let (found, expected) = (tables.attention(), config.attention);
@@ -175,17 +175,17 @@ fn placement(
 ) -> Result<(ExpertCopies, String), WorkerError> {
     match tables {
         Some(tables) => {
-            let copies = ExpertCopies::between_groups(tables).map_err(|source| WorkerError::Tables { source })?;
+            let copies = ExpertCopies::between_groups(tables).map_err(WorkerError::Tables)?;
             Ok((copies, tables.placement_digest().to_owned()))
         }
         None => {
             let hosts = config.experts.hosts(config.world.into()) as u16;
-            let divided = |source| WorkerError::Placement { source };
-            let placement = Placement::contiguous(info.layers(), info.num_experts, hosts).map_err(divided)?;
+            let placement =
+                Placement::contiguous(info.layers(), info.num_experts, hosts).map_err(WorkerError::Placement)?;
             let digest = placement.digest();
             let (copies, domains) = (ExpertCopies::in_domains(&placement, config.domains), config.domains);
             let digest = if domains.size() == 1 { digest } else { format!("{digest}, domains of {domains}") };
-            Ok((copies.map_err(divided)?, digest))
+            Ok((copies.map_err(WorkerError::Placement)?, digest))
         }
     }
 }

@@ -31,15 +31,6 @@ pub(super) struct Connected {
     stages: Option<StageFile>,
 }
 
-/// How an engine's thread ended.
-#[derive(Debug)]
-pub(super) enum Ended {
-    /// As it was asked to.
-    By(EngineEnd),
-    /// A rank failed: another, or this one by a panic.
-    Lost(Lost),
-}
-
 /// Takes over the data links and, where the ranks exchange through it, the memory.
 pub(super) fn connect(config: &WorkerConfig, prepared: &Prepared, ends: Ends) -> Result<Connected, WorkerError> {
     let (transport, wire) = (ends.transport(), config.wire);
@@ -55,7 +46,7 @@ pub(super) fn connect(config: &WorkerConfig, prepared: &Prepared, ends: Ends) ->
         WireType::F32 => ends.join(WireRows::f32, config, log.clone()),
         WireType::Bf16 => ends.join(WireRows::bf16, config, log.clone()),
     };
-    let unit = unit.map_err(|source| WorkerError::Runtime { source })?;
+    let unit = unit.map_err(WorkerError::Runtime)?;
     tracing::info!(rank = config.rank, transport, %wire, "the rank is connected");
     let counters = Arc::new(Counters::new(prepared.model.num_moe_layers()));
     let mut ep = ExpertParallel::over(unit, &prepared.placement, config.experts, counters)
@@ -110,7 +101,8 @@ impl Ends {
 }
 
 impl Connected {
-    /// Loads the model and starts the engine on its own thread. The returned handle keeps the transport open: peers may
+    /// Loads the model and starts the engine on its own thread; `ended` gets its end, or the rank that failed: another,
+    /// or this one by a panic. The returned handle keeps the transport open: peers may
     /// still be finishing a step when this rank has left its loop.
     pub(super) fn start(
         self,
@@ -118,7 +110,7 @@ impl Connected {
         prepared: &Prepared,
         limits: UnitLimits,
         emit: Emit,
-        ended: impl FnOnce(Ended) + Send + 'static,
+        ended: impl FnOnce(Result<EngineEnd, Lost>) + Send + 'static,
     ) -> Result<JoinHandle<Engine>, WorkerError> {
         let (rank, tables) = (RankId::new(config.rank), prepared.shuffle.clone());
         let memory = config.expert_memory.map(ExpertMemory::Bytes);
@@ -146,12 +138,10 @@ impl Connected {
             // A panic is a bug; the unit should still learn which rank it was.
             let lost = |cause: String| Lost { rank, cause: format!("rank {rank} was lost: {cause}") };
             let end = match catch_unwind(AssertUnwindSafe(|| with_threads(threads, || engine.run()))) {
-                Ok(Ok(Ok(end))) => Ended::By(end),
-                Ok(Err(error)) => Ended::Lost(lost(format!("it got no threads: {error}"))),
-                Ok(Ok(Err(error))) => {
-                    Ended::Lost(Lost { rank: RankId::new(error.rank() as u16), cause: error.to_string() })
-                }
-                Err(_) => Ended::Lost(lost("its engine panicked".to_owned())),
+                Ok(Ok(Ok(end))) => Ok(end),
+                Ok(Err(error)) => Err(lost(format!("it got no threads: {error}"))),
+                Ok(Ok(Err(error))) => Err(Lost { rank: RankId::new(error.rank() as u16), cause: error.to_string() }),
+                Err(_) => Err(lost("its engine panicked".to_owned())),
             };
             // Before the end is known: the process may leave then.
             if let Some(StageFile { path, file, log }) = stages
@@ -162,9 +152,6 @@ impl Connected {
             ended(end);
             engine
         };
-        std::thread::Builder::new()
-            .name(format!("rank-{rank}"))
-            .spawn(work)
-            .map_err(|source| WorkerError::Runtime { source })
+        std::thread::Builder::new().name(format!("rank-{rank}")).spawn(work).map_err(WorkerError::Runtime)
     }
 }

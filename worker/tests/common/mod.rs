@@ -342,7 +342,7 @@ pub(crate) fn main_group(placement: &Placement, layer: usize, experts: &[u16]) -
 pub(crate) fn join(link: Box<dyn Lockstep>, placement: &ExpertCopies, experts: ExpertLayout) -> ExpertParallel {
     let memory = PrivateMemory::new(link.rank());
     let counters = Arc::new(Counters::new(placement.layers()));
-    let unit = WireRows::f32(experts.join(link, memory).unwrap());
+    let unit = WireRows::f32(experts.join(link, memory, Box::new(Unobserved)).unwrap());
     ExpertParallel::over(unit, placement.clone(), experts, counters).unwrap()
 }
 
