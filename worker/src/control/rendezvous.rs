@@ -11,7 +11,7 @@ use super::carrier::{self, Host as Place, MemoryTerms, SharedMemory, Sharing, Tr
 use super::door::Door;
 use super::error::RendezvousError;
 use super::frame::{self, FrameError, MAX_HELLO_BYTES};
-use super::hello::{Hello, Identity, Link, Reply};
+use super::hello::{Hello, Identity, Link, Reply, Welcome};
 use super::mesh;
 use super::patience::{Impatience, Patience, listen, unlimited};
 use super::secret::Secret;
@@ -88,7 +88,7 @@ impl Host {
         let leaders = carrier::host_leaders(identity.transport, &hosts);
         let mut data = vec![self.data.local_addr()?];
         data.extend(members.iter().map(|(hello, _)| hello.data));
-        let welcome = Reply::Welcome { session, data, limits, leaders: leaders.clone() };
+        let welcome: Reply = Ok(Welcome { session, data, limits, leaders: leaders.clone() });
         for (hello, stream) in &mut members {
             frame::write(stream, &welcome)
                 .map_err(|error| RendezvousError::broken_off(RankId::new(hello.rank), error))?;
@@ -155,14 +155,14 @@ impl Host {
         let mismatch = identity.difference(rank, &hello.identity).or_else(misplaced).or_else(apart);
         if let Some(reason) = mismatch {
             // This side reports it as well, whether or not the other still listens.
-            let _ = frame::write(&mut stream, &Reply::Refused { reason: reason.clone() });
+            let _ = frame::write(&mut stream, &Reply::Err(reason.clone()));
             return Err(RendezvousError::Mismatch(reason));
         }
         let slot = &mut members[rank.index() - 1];
         if slot.is_some() {
             let reason = format!("rank {rank} has registered already");
             tracing::warn!("{reason}: turned away a second process");
-            let _ = frame::write(&mut stream, &Reply::Refused { reason });
+            let _ = frame::write(&mut stream, &Reply::Err(reason));
             return Ok(());
         }
         unlimited(&stream)?;
@@ -178,7 +178,7 @@ type Slot = Option<(Hello, TcpStream)>;
 fn refuse_all(door: &mut Door<'_, Hello>, error: &RendezvousError, patience: &Patience, members: Vec<Slot>) {
     let refuse = |mut stream: TcpStream| {
         // Rank 0 reports the error itself; a rank that has gone already needs no answer.
-        let _ = frame::write(&mut stream, &Reply::Refused { reason: error.to_string() });
+        let _ = frame::write(&mut stream, &Reply::Err(error.to_string()));
     };
     let mut absent = members.iter().filter(|slot| slot.is_none()).count();
     members.into_iter().flatten().for_each(|(_, stream)| refuse(stream));
@@ -220,10 +220,7 @@ pub(crate) fn join(
     let broken = |error: FrameError| unless_stopped(RendezvousError::broken_off(rank_0, error));
     frame::write(&mut control, &hello).map_err(broken)?;
     let reply = frame::read::<Reply>(&mut patience.reader(&control), MAX_HELLO_BYTES).map_err(broken)?;
-    let (session, addresses, limits, leaders) = match reply {
-        Reply::Refused { reason } => return Err(RendezvousError::Mismatch(reason)),
-        Reply::Welcome { session, data, limits, leaders } => (session, data, limits, leaders),
-    };
+    let Welcome { session, data: addresses, limits, leaders } = reply.map_err(RendezvousError::Mismatch)?;
     let world = usize::from(identity.world);
     if addresses.len() != world || leaders.len() != world {
         let cause = format!("it named {} ranks on {} hosts, expected {world}", addresses.len(), leaders.len());

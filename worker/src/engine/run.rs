@@ -256,8 +256,7 @@ impl Engine {
                                 false
                             }
                             (None, Some(sampled)) => {
-                                let events = Events { all: &mut self.events, routes: true };
-                                settle(sequence, sampled, &self.tokenizer, &self.config, events)
+                                settle(sequence, sampled, true, &self.tokenizer, &self.config, &mut self.events)
                             }
                             (None, None) => false,
                         };
@@ -325,20 +324,15 @@ struct Member {
     ends: bool,
 }
 
-/// The destination of events.
-pub(super) struct Events<'a> {
-    pub(super) all: &'a mut Vec<(u64, SequenceEvent)>,
-    /// Whether this rank reports requested routes.
-    pub(super) routes: bool,
-}
-
-/// Gives a sequence its next token, `None` if the logits were unusable; true if it was the last.
+/// Gives a sequence its next token, `None` if the logits were unusable; true if it was the last. `reports_routes`:
+/// whether this rank reports requested routes.
 pub(super) fn settle(
     sequence: &mut Sequence,
     sampled: Option<Sampled>,
+    reports_routes: bool,
     tokenizer: &Tokenizer,
     model: &ModelConfig,
-    Events { all: events, routes }: Events<'_>,
+    events: &mut Vec<(u64, SequenceEvent)>,
 ) -> bool {
     let id = sequence.id();
     let failed = |message: String| (id, SequenceEvent::Failed { message });
@@ -350,7 +344,7 @@ pub(super) fn settle(
         Ok(finish) => {
             events.push((id, SequenceEvent::Token { id: token, logprobs }));
             let Some(finish) = finish else { return false };
-            let routes = routes.then(|| sequence.encoded_routes(model)).flatten();
+            let routes = reports_routes.then(|| sequence.encoded_routes(model)).flatten();
             events.push((id, SequenceEvent::Finished { finish, routes }));
         }
         Err(error) => events.push(failed(error.to_string())),

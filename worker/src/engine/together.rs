@@ -11,7 +11,7 @@ use std::collections::{HashMap, VecDeque};
 
 use semmoe_kernels::mix;
 
-use super::run::{Engine, EngineEnd, Events, settle};
+use super::run::{Engine, EngineEnd, settle};
 use super::sequence::Sampled;
 use super::switch::SwitchOrder;
 use super::told::{Chosen, MAX_ORDER_BYTES, Told};
@@ -193,9 +193,8 @@ impl Engine {
             }
             let sampled = token.map(|token| Sampled { token, logprobs });
             // Only rank 0 reports routes.
-            let routes = self.is_leader();
-            let events = Events { all: &mut self.events, routes };
-            if settle(&mut self.running[at], sampled, &self.tokenizer, &self.config, events) {
+            let (leads, sequence) = (self.is_leader(), &mut self.running[at]);
+            if settle(sequence, sampled, leads, &self.tokenizer, &self.config, &mut self.events) {
                 ended.push(at);
             }
         }

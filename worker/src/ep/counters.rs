@@ -22,10 +22,7 @@ impl StepPhase {
 
     /// Its name in metrics.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-        }
+        ["prefill", "decode"][self as usize]
     }
 }
 
@@ -46,11 +43,7 @@ impl Collective {
 
     /// Its name in metrics.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::ReduceScatter => "srs",
-            Self::Allgather => "sag",
-            Self::Sync => "sync",
-        }
+        ["srs", "sag", "sync"][self as usize]
     }
 }
 

@@ -349,7 +349,7 @@ impl ExpertParallel {
     }
 
     fn begin(&self, of: TimedCollective) -> Instant {
-        if !self.spread.layout.has_stages() {
+        if self.spread.layout.nodes().is_none() {
             self.log(|stages| stages.begin(of.name(), 0));
         }
         Instant::now()
@@ -357,7 +357,7 @@ impl ExpertParallel {
 
     fn end(&mut self, layer: LayerIdx, of: TimedCollective, began: Instant) {
         self.time(Some(layer), of, began);
-        if !self.spread.layout.has_stages() {
+        if self.spread.layout.nodes().is_none() {
             self.log(|stages| stages.end(of.name(), 0));
         }
     }

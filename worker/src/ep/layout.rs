@@ -28,24 +28,15 @@ pub enum ExpertLayout {
 /// The nodes of a hybrid layout, none of them without ranks: rank r is on node r / P.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NodeLayout {
-    nodes: u16,
-    /// P
-    width: u16,
+    /// The placement has as many groups.
+    pub nodes: u16,
+    /// P: ranks of a node.
+    pub width: u16,
     /// In how many both levels exchange at once; none: one level after the other.
     chunks: Option<u16>,
 }
 
 impl NodeLayout {
-    /// Nodes; the placement has as many groups.
-    pub fn nodes(self) -> u16 {
-        self.nodes
-    }
-
-    /// Ranks of a node.
-    pub fn width(self) -> u16 {
-        self.width
-    }
-
     /// `NODESxRANKS` or `NODESxRANKS:CHUNKS`.
     fn parse(text: &str) -> Option<Self> {
         let (shape, chunks) = text.split_once(':').map_or((text, None), |(shape, chunks)| (shape, Some(chunks)));
@@ -81,20 +72,22 @@ impl FromStr for ExpertLayout {
 }
 
 impl ExpertLayout {
+    /// The nodes of a hybrid layout.
+    pub(crate) fn nodes(self) -> Option<NodeLayout> {
+        match self {
+            Self::Ep | Self::Tp => None,
+            Self::Hybrid(nodes) => Some(nodes),
+        }
+    }
+
     /// The number of parts that the placement divides experts among, by the number of ranks.
     pub(crate) fn hosts(self, world: usize) -> usize {
-        match self {
-            Self::Ep | Self::Tp => world,
-            Self::Hybrid(layout) => layout.nodes.into(),
-        }
+        self.nodes().map_or(world, |layout| layout.nodes.into())
     }
 
     /// Ranks that share a host of experts.
     fn width(self) -> usize {
-        match self {
-            Self::Ep | Self::Tp => 1,
-            Self::Hybrid(layout) => layout.width.into(),
-        }
+        self.nodes().map_or(1, |layout| layout.width.into())
     }
 
     /// The ranks of a unit, by the number of groups of its placement.
@@ -109,23 +102,12 @@ impl ExpertLayout {
 
     /// The rank that handed over rows, by how the collectives of `rank` name it.
     pub(super) fn source(self, rank: usize, named: usize) -> usize {
-        match self {
-            Self::Ep | Self::Tp => named,
-            Self::Hybrid(_) => self.host(rank) * self.width() + named,
-        }
-    }
-
-    /// Whether its dispatch and combine have stages of their own.
-    pub(super) fn has_stages(self) -> bool {
-        matches!(self, Self::Hybrid(_))
+        self.nodes().map_or(named, |_| self.host(rank) * self.width() + named)
     }
 
     /// Messages into which the rows for one host are cut, at most.
     pub(super) fn messages(self) -> usize {
-        match self {
-            Self::Hybrid(NodeLayout { chunks: Some(chunks), .. }) => chunks.into(),
-            _ => 1,
-        }
+        self.nodes().and_then(|layout| layout.chunks).map_or(1, usize::from)
     }
 
     /// The collectives of a rank over its link, with an observer of the stages of a hybrid dispatch and combine. Between
@@ -140,7 +122,7 @@ impl ExpertLayout {
         memory: impl RowMemory<T> + 'static,
         observer: Box<dyn StageObserver + Send>,
     ) -> Result<Box<dyn Collectives<T>>, UnitError> {
-        let Self::Hybrid(layout) = self else { return Ok(Box::new(RowCollectives::new(link, memory))) };
+        let Some(layout) = self.nodes() else { return Ok(Box::new(RowCollectives::new(link, memory))) };
         let link = UnitLink::join(link, layout.nodes.into())?;
         let unit = Box::new(RowCollectives::new(link.clone(), memory));
         Ok(match layout.chunks {

@@ -31,12 +31,7 @@ impl TimedCollective {
 
     /// Its name in metrics.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Dispatch => "dispatch",
-            Self::Combine => "combine",
-            Self::Scatter => "scatter",
-            Self::Gather => "gather",
-        }
+        ["dispatch", "combine", "scatter", "gather"][self as usize]
     }
 }
 

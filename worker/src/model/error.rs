@@ -26,11 +26,8 @@ pub enum ModelError {
         expected: &'static str,
     },
     /// Experts that stay where they were at the start.
-    #[error("experts {layout} cannot be switched while the unit runs")]
-    FixedLayout {
-        /// How they are divided.
-        layout: ExpertLayout,
-    },
+    #[error("experts {0} cannot be switched while the unit runs")]
+    FixedLayout(ExpertLayout),
     /// A JSON file is not valid.
     #[error("{} is not valid: {detail}", path.display())]
     Json {
@@ -102,11 +99,8 @@ pub enum ModelError {
     #[error(transparent)]
     ExpertFault(MemoryFault),
     /// No memory for experts.
-    #[error("no memory for the experts: {detail}")]
-    ExpertMemory {
-        /// The cause.
-        detail: String,
-    },
+    #[error("no memory for the experts: {0}")]
+    ExpertMemory(String),
     /// A limit on the memory for experts that is too low for streaming.
     #[error(
         "the experts of this rank take at least {least} bytes of memory with two layers of those that are streamed, \

@@ -59,12 +59,10 @@ pub(super) struct Packing {
 impl Packing {
     fn new(config: &ModelConfig, layout: ExpertLayout, at: Place, types: ExpertTypes) -> Result<Self, ModelError> {
         let part = Self::in_place(config, layout, at, types)?;
-        Ok(match layout {
-            // Every slice of the unit lies somewhere.
-            ExpertLayout::Ep | ExpertLayout::Tp if config.expert_width.is_multiple_of(at.world) => {
-                Self { slices: at.world, width: config.expert_width / at.world, first: 0, ..part }
-            }
-            _ => part,
+        // With experts ep and tp every slice of the unit lies somewhere.
+        Ok(match layout.nodes().is_none() && config.expert_width.is_multiple_of(at.world) {
+            true => Self { slices: at.world, width: config.expert_width / at.world, first: 0, ..part },
+            false => part,
         })
     }
 
@@ -222,7 +220,7 @@ impl Experts {
         let pool = packing.pool(at.world, config.num_experts, layers, slots).map_err(ModelError::Experts)?;
         let layout = if spread.layout == ExpertLayout::Tp { Layout::Tp } else { Layout::Ep(whole) };
         let memory = SharedExperts::create(at.rank, at.world, pool.bytes())
-            .map_err(|error| ModelError::ExpertMemory { detail: error.to_string() })?;
+            .map_err(|error| ModelError::ExpertMemory(error.to_string()))?;
         let checksums = Checksums::new(&pool);
         Ok(Self { packing, width: config.expert_width, pool, layout, side: Side::Low, memory, checksums })
     }

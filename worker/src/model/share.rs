@@ -80,7 +80,7 @@ pub(crate) fn expert_columns(
     let (part, ranks) = match layout {
         ExpertLayout::Ep => (0, 1),
         ExpertLayout::Tp => (rank, world),
-        ExpertLayout::Hybrid(nodes) => (rank % usize::from(nodes.width()), nodes.width().into()),
+        ExpertLayout::Hybrid(nodes) => (rank % usize::from(nodes.width), nodes.width.into()),
     };
     let width = config.expert_width;
     if ranks == 0 || !width.is_multiple_of(ranks) {

@@ -16,7 +16,7 @@ use super::expert::Experts;
 use super::share::expert_columns;
 use super::streamed::RankExperts;
 use super::{Model, ModelError, check_placement};
-use crate::ep::{ExpertLayout, ExpertParallel, ExpertSpread, UnitError};
+use crate::ep::{ExpertParallel, ExpertSpread, UnitError};
 
 /// Bytes of experts in a message.
 const CHUNK_BYTES: usize = 8 << 20;
@@ -57,10 +57,8 @@ impl Model {
     /// # Errors
     /// As [`Model::load_experts`]; more experts on a rank than there are slots.
     pub fn check_spread(&self, to: &ExpertSpread, ep: &ExpertParallel) -> Result<(), ModelError> {
-        for layout in [ep.spread().layout, to.layout] {
-            if let ExpertLayout::Hybrid(_) = layout {
-                return Err(ModelError::FixedLayout { layout });
-            }
+        if let Some(fixed) = [ep.spread().layout, to.layout].into_iter().find(|layout| layout.nodes().is_some()) {
+            return Err(ModelError::FixedLayout(fixed));
         }
         check_placement(&self.config, GroupId::new(ep.rank().get()), &to.copies)?;
         let world = ep.world();

@@ -158,7 +158,7 @@ fn tables(config: &WorkerConfig, info: &ModelInfo) -> Result<Option<Tables>, Wor
     }
     let (found, expected) = (tables.groups(), config.experts.hosts(config.world.into()) as u16);
     if found != expected {
-        let hosts = if matches!(config.experts, ExpertLayout::Hybrid(_)) { "nodes" } else { "ranks" };
+        let hosts = if config.experts.nodes().is_some() { "nodes" } else { "ranks" };
         return unfit(format!("are for {found} groups, this unit has {expected} {hosts}"));
     }
     match config.attentions().contains(&Attention::Tp) && tables.physical_to_logical().is_some() {
@@ -199,10 +199,14 @@ fn attention_name(config: &WorkerConfig) -> String {
     }
 }
 
+fn refused<T>(detail: String) -> Result<T, WorkerError> {
+    Err(WorkerError::Arguments(detail))
+}
+
 /// Whether attention can be in as many groups.
 fn check_attention_groups(config: &WorkerConfig) -> Result<(), WorkerError> {
     let (groups, world) = (config.attention_groups, config.world);
-    let refused = |detail: &str| Err(WorkerError::arguments(format!("{groups} attention groups {detail}")));
+    let refused = |detail: &str| refused(format!("{groups} attention groups {detail}"));
     if groups == 1 {
         return Ok(());
     }
@@ -220,7 +224,6 @@ fn check_attention_groups(config: &WorkerConfig) -> Result<(), WorkerError> {
 
 /// Whether this rank has room for the experts of its domain.
 fn check_domain(config: &WorkerConfig, model: &ModelConfig, available: Option<u64>) -> Result<(), WorkerError> {
-    let refused = |detail: String| Err(WorkerError::arguments(detail));
     let (domains, size) = (config.domains, config.domains.size());
     if domains == Domains::NONE {
         return Ok(());
@@ -260,7 +263,7 @@ fn check_expert_budget(
     if config.both_attentions || config.expert_slots.is_some() {
         let other = if config.both_attentions { "two attentions" } else { "--expert-slots" };
         let streamed = ModelError::StreamedExperts;
-        return Err(WorkerError::arguments(format!("{other} are for switches, and {streamed}")));
+        return refused(format!("{other} are for switches, and {streamed}"));
     }
     let spread = ExpertSpread { layout: config.experts, copies: placement.clone() };
     Ok(check_expert_memory(model_dir, model, RankId::new(config.rank), &spread, limit)?)
@@ -272,9 +275,9 @@ fn node(config: &WorkerConfig) -> Result<Option<Range<usize>>, WorkerError> {
     let (rank, world) = (usize::from(config.rank), usize::from(config.world));
     let grid = NodeGrid::new(world, nodes.into());
     let grid = grid.map_err(|error| WorkerError::arguments(format!("--nodes: {error}")))?;
-    if matches!(config.experts, ExpertLayout::Hybrid(layout) if layout.nodes() != nodes) {
+    if config.experts.nodes().is_some_and(|layout| layout.nodes != nodes) {
         let experts = config.experts;
-        return Err(WorkerError::arguments(format!("{nodes} nodes and experts {experts} contradict each other")));
+        return refused(format!("{nodes} nodes and experts {experts} contradict each other"));
     }
     let first = grid.rank(grid.node(rank), 0);
     Ok(Some(first..first + grid.width()))
@@ -297,16 +300,12 @@ fn check_experts(config: &WorkerConfig, model: &ModelConfig) -> Result<(), Worke
         return Err(WorkerError::TablesMismatch { path: path.clone(), reason: reason.to_owned() });
     }
     if layout.world(layout.hosts(world)) != world {
-        return Err(WorkerError::arguments(format!(
-            "experts {layout} are laid out for another number of ranks than the world of {world}"
-        )));
+        return refused(format!("experts {layout} are laid out for another number of ranks than the world of {world}"));
     }
     expert_columns(model, layout, config.rank.into(), world)?;
     if let Some(slots) = config.expert_slots.filter(|slots| usize::from(*slots) > model.num_experts) {
         let experts = model.num_experts;
-        return Err(WorkerError::arguments(format!(
-            "{slots} expert slots on each rank, the model has {experts} experts"
-        )));
+        return refused(format!("{slots} expert slots on each rank, the model has {experts} experts"));
     }
     // Experts that are streamed have a limit of their own.
     check_domain(config, model, available_bytes().filter(|_| config.expert_memory.is_none()))

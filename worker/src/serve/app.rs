@@ -84,7 +84,7 @@ impl App {
     /// The answer of `/server_info`.
     pub(crate) fn server_info(&self) -> WorkerInfo {
         let layout = self.unit.layout();
-        let attention = layout.attention;
+        let (attention, copies) = (layout.attention, &layout.spread.copies);
         let shuffle = (attention == Attention::Tp).then_some(if self.shuffles { "tables" } else { "off" });
         let world = self.unit.world;
         let replicas = self.unit.replicas();
@@ -98,7 +98,7 @@ impl App {
             ep_size: Some(match layout.spread.layout {
                 ExpertLayout::Ep => world,
                 ExpertLayout::Tp => 1,
-                ExpertLayout::Hybrid(layout) => layout.nodes(),
+                ExpertLayout::Hybrid(layout) => layout.nodes,
             }),
             enable_dp_attention: Some(layout.attention == Attention::Dp || replicas > 1),
             enable_eplb: Some(false),
@@ -122,7 +122,7 @@ impl App {
             epoch: layout.epoch,
             attention: attention.to_string(),
             shuffle,
-            ep_num_redundant_experts: layout.redundant(),
+            ep_num_redundant_experts: copies.slots().saturating_sub(copies.experts().into()),
             compute_instructions: instructions(),
         }
     }

@@ -104,7 +104,7 @@ impl StreamedExperts {
         let stay = || held.iter().map(move |experts| experts.len().min(most));
         let memory = |experts: usize| {
             let piece = Arena::new(experts * words * size_of::<u32>()).take::<u32>(experts * words);
-            piece.ok_or_else(|| ModelError::ExpertMemory { detail: format!("{experts} experts are too many") })
+            piece.ok_or_else(|| ModelError::ExpertMemory(format!("{experts} experts are too many")))
         };
         let mut resident = memory(stay().sum())?;
         let (mut layers, mut streamed, mut first) = (Vec::new(), Vec::new(), 0);
