@@ -139,7 +139,7 @@ impl Engine {
 
     /// Sequences in the batch, those whose pages are to come included.
     fn batched(&self) -> usize {
-        self.running.len() + self.arriving.as_ref().map_or(0, Arriving::len)
+        self.running.len() + self.arriving.as_ref().map_or(0, |arriving| arriving.carried.len())
     }
 
     /// Only with attention tp.
@@ -185,7 +185,7 @@ impl Engine {
     /// Frees a sequence at once; one that has ended meanwhile has had its last event.
     pub(super) fn cancel(&mut self, id: u64) {
         let held = self.batched() + self.waiting.len();
-        self.running.retain(|sequence| sequence.id() != id);
+        self.running.retain(|sequence| sequence.request.id != id);
         self.waiting.retain(|request| request.id != id);
         self.arriving.iter_mut().for_each(|arriving| drop(arriving.carried.remove(&id)));
         if self.batched() + self.waiting.len() < held {
@@ -230,7 +230,7 @@ impl Engine {
             let mut members = Vec::new();
             for (index, (sequence, &count)) in self.running.iter_mut().zip(&counts).enumerate() {
                 if count > 0 {
-                    let (id, owner) = (sequence.id(), sequence.owner);
+                    let (id, owner) = (sequence.request.id, sequence.owner);
                     let (kv, tokens, ends, phase) = sequence.step_parts(count);
                     let want_logits = ends && (self.together.is_none() || owner == me);
                     items.push(StepItem { kv, tokens, want_logits, phase });
@@ -278,7 +278,7 @@ impl Engine {
                 Err(StepError::Item { item, detail }) => {
                     drop(items);
                     let sequence = self.running.remove(members[item].index);
-                    self.events.push((sequence.id(), SequenceEvent::Failed { message: detail }));
+                    self.events.push((sequence.request.id, SequenceEvent::Failed { message: detail }));
                 }
             }
         }
@@ -334,7 +334,7 @@ pub(super) fn settle(
     model: &ModelConfig,
     events: &mut Vec<(u64, SequenceEvent)>,
 ) -> bool {
-    let id = sequence.id();
+    let id = sequence.request.id;
     let failed = |message: String| (id, SequenceEvent::Failed { message });
     let Some(Sampled { token, logprobs }) = sampled else {
         events.push(failed("the model's logits hold no finite maximum".into()));

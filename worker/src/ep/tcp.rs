@@ -74,7 +74,7 @@ impl Medium for Sockets {
         for (peer, pending) in peers.iter().zip(&mut *pending) {
             pending.ready = false;
             if let Some(peer) = peer.as_ref().filter(|_| !interest(pending).is_empty()) {
-                fds.push(PollFd::new(peer.stream(), interest(pending)));
+                fds.push(PollFd::new(&peer.stream, interest(pending)));
             }
         }
         if bell {

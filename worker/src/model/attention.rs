@@ -264,7 +264,7 @@ impl Heads {
         }
         let next_head = first_page.filter(|_| head + 1 < kv_heads).map(|page| keys_of(page, head + 1).data);
         for (first, held, page, after) in cache.pages_ahead(keys) {
-            let matrix = Matrix { data: values_of(page), stride: cache.value_stride() };
+            let matrix = Matrix { data: values_of(page), stride: shape.value_stride() };
             let next = after.map(values_of).or(next_head);
             let scores = Matrix { data: &scores[first..], stride: width };
             let begin = if first == 0 { Begin::AtZero } else { Begin::AtC };

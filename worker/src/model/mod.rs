@@ -78,7 +78,6 @@ use checkpoint::Checkpoint;
 use expert::Place;
 use forward::{Forward, Scratch};
 use load::Loader;
-use probe::NoProbe;
 use rope::RotaryTable;
 use rows::RowPlan;
 use streamed::{RankExperts, StreamedExperts};
@@ -306,7 +305,7 @@ impl Model {
     /// [`StepError::Item`] before anything happened; [`StepError::Transport`] when a rank failed, after which the
     /// caches of these items are as they were.
     pub fn step(&mut self, items: &mut [StepItem<'_>], ep: &mut ExpertParallel) -> Result<&StepOutput, StepError> {
-        self.step_probed(items, ep, &mut NoProbe)
+        self.step_probed(items, ep, &mut ())
     }
 
     /// As [`Model::step`], with a look inside.

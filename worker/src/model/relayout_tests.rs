@@ -67,7 +67,7 @@ fn content(cache: &KvCache, first: usize) -> Content {
         for (_, held, page) in cache.pages(cache.len()) {
             for at in 0..held {
                 let key = bits(page.keys(&shape, layer, head).iter().skip(at).step_by(PAGE_TOKENS).copied());
-                let value = &page.values(&shape, layer, head)[at * cache.value_stride()..][..shape.value_width];
+                let value = &page.values(&shape, layer, head)[at * shape.value_stride()..][..shape.value_width];
                 of_head.push((key, bits(value.iter().copied())));
             }
         }
@@ -290,7 +290,7 @@ fn run_switched(
             let old = std::mem::replace(&mut caches, staged.sequences.into_iter().collect());
             (pool, arrival) = (staged.pool, staged.arrival);
             if let Some(arrival) = &mut arrival {
-                arrival.keep(old.into_values().collect());
+                arrival.old = old.into_values().collect();
             }
             shared.barrier.wait();
         }

@@ -26,7 +26,8 @@ pub(super) struct Answer {
     pub(super) finish: Option<Finish>,
     /// In SGLang's encoding, with the end.
     pub(super) routes: Option<String>,
-    begun: Instant,
+    /// When the request was taken.
+    pub(super) begun: Instant,
 }
 
 /// The news since the last call.
@@ -37,11 +38,6 @@ pub(super) struct Delta {
 }
 
 impl Answer {
-    /// Seconds since the request was taken.
-    pub(super) fn seconds(&self) -> f64 {
-        self.begun.elapsed().as_secs_f64()
-    }
-
     /// Everything that has come since the last call.
     fn poll(&mut self, app: &App, context: &mut Context<'_>) -> Poll<Result<Delta, ApiError>> {
         let mut delta = Delta::default();

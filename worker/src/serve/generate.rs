@@ -106,7 +106,7 @@ impl Generate {
                 prompt_tokens: answer.prompt.len() as u64,
                 completion_tokens: answer.output.len() as u64,
                 cached_tokens: answer.cached.into(),
-                e2e_latency: Some(answer.seconds()),
+                e2e_latency: Some(answer.begun.elapsed().as_secs_f64()),
                 dp_rank: Some(answer.running.rank.get().into()),
                 routed_experts: answer.routes.clone(),
                 prompt_token_ids: None,

@@ -57,15 +57,15 @@ pub(super) struct ReceiverWords {
 #[derive(Debug)]
 pub struct ShmMemory {
     map: MmapRaw,
-    layout: Layout,
+    pub(super) layout: Layout,
 }
 
 /// Header, bells, words of the rings, rings, rows of each rank; each part begins a page. Rings lie by sender, then by
 /// receiver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Layout {
-    world: usize,
-    ring_bytes: usize,
+pub(super) struct Layout {
+    pub(super) world: usize,
+    pub(super) ring_bytes: usize,
     words: usize,
     rings: usize,
     elements: usize,
@@ -119,14 +119,6 @@ impl ShmMemory {
             return Err(ShmError::new("the file is not this unit's"));
         }
         Ok(Self { map, layout })
-    }
-
-    pub(super) fn world(&self) -> usize {
-        self.layout.world
-    }
-
-    pub(super) fn ring_bytes(&self) -> usize {
-        self.layout.ring_bytes
     }
 
     /// The bell that a rank sleeps on.

@@ -45,7 +45,7 @@ impl RingWriter {
                 return Ok(0);
             }
         }
-        let size = self.memory.ring_bytes();
+        let size = self.memory.layout.ring_bytes;
         let (mut count, room) = (0, room.min(PIECE_BYTES));
         for part in parts {
             let part = &part[..part.len().min(room - count)];
@@ -66,7 +66,7 @@ impl RingWriter {
     }
 
     fn room(&self, read: u64) -> io::Result<usize> {
-        let limit = self.memory.ring_bytes();
+        let limit = self.memory.layout.ring_bytes;
         filled(self.written, read, limit).map(|filled| limit - filled)
     }
 }
@@ -79,7 +79,7 @@ impl RingReader {
     /// Reads the available bytes, up to a piece; 0 = nothing.
     pub(super) fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         let (words, bytes) = self.memory.ring(self.from, self.to);
-        let size = self.memory.ring_bytes();
+        let size = self.memory.layout.ring_bytes;
         let there = filled(words.sender.written.load(Acquire), self.read, size)?;
         let count = there.min(to.len()).min(PIECE_BYTES);
         if count == 0 {
@@ -164,8 +164,8 @@ mod tests {
                 break;
             }
         }
-        assert_eq!(wrote, memory.ring_bytes());
-        let (rings, mut buffer) = (memory.bell(0).rings(), vec![0; memory.ring_bytes() / 2 - 1]);
+        assert_eq!(wrote, memory.layout.ring_bytes);
+        let (rings, mut buffer) = (memory.bell(0).rings(), vec![0; memory.layout.ring_bytes / 2 - 1]);
         while !buffer.is_empty() {
             let count = reader.read(&mut buffer).unwrap();
             buffer.truncate(buffer.len() - count);
@@ -179,7 +179,7 @@ mod tests {
     fn words_that_cannot_be_are_told() {
         let (memory, mut writer, mut reader) = ring();
         let words = memory.ring(0, 1).0;
-        words.sender.written.store(memory.ring_bytes() as u64 + 1, SeqCst);
+        words.sender.written.store(memory.layout.ring_bytes as u64 + 1, SeqCst);
         assert!(reader.read(&mut [0]).is_err());
         words.receiver.read.store(1, SeqCst);
         let error = writer.write(std::iter::once(&[1u8][..])).unwrap_err();

@@ -178,7 +178,7 @@ fn packing_keeps_every_weight() {
     let bf16s: Vec<TensorData<'_>> = as_bf16.iter().map(|w| TensorKind::Bf16.of(w.as_flattened())).collect();
     for parts in [f32s.clone(), bf16s.clone(), vec![f32s[0], bf16s[1]]] {
         let linear = Linear::pack(&parts, inputs);
-        assert_eq!(linear.outputs(), 43);
+        assert_eq!(linear.outputs, 43);
         for input in 0..inputs {
             let mut x = vec![0.0; inputs];
             x[input] = 1.0;

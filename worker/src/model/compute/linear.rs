@@ -9,7 +9,8 @@ use crate::model::checkpoint::{TensorData, TensorKind};
 
 /// `y = x W^T + b` for a weight `W [n, k]`: n outputs of k inputs each; b where there is one.
 pub(in crate::model) struct Linear {
-    outputs: usize,
+    /// Per row.
+    pub(in crate::model) outputs: usize,
     inputs: usize,
     panel_type: PanelType,
     panels: Words,
@@ -131,11 +132,6 @@ impl Linear {
         debug_assert_eq!(bias.len(), self.outputs);
         self.bias = Some(bias);
         self
-    }
-
-    /// Outputs per row.
-    pub(in crate::model) fn outputs(&self) -> usize {
-        self.outputs
     }
 
     /// Moves the packed weights into the arena, if it has room, so that they lie in the order in which they are read.

@@ -94,7 +94,7 @@ impl KvChange<'_> {
         let Ok(plan) = plan else { unreachable!("all ranks have agreed") };
         let digest = plan.digest();
         let mut arrival = self.arrival(plan, described, &state.pages, ep);
-        let (pool, homes) = (arrival.pool().clone(), arrival.homes());
+        let (pool, homes) = (arrival.pool.clone(), arrival.homes());
         if lazily {
             return Ok(Ok(StagedKv { pool, sequences: Vec::new(), arrival: Some(arrival), homes, digest }));
         }
