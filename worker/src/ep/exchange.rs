@@ -106,7 +106,7 @@ impl ExpertParallel {
         counters: Arc<Counters>,
     ) -> Result<Self, String> {
         let spread = ExpertSpread { layout, copies: placement.into() };
-        let (groups, world) = (usize::from(spread.copies.groups()), unit.world);
+        let (groups, world) = (usize::from(spread.copies.groups()), unit.world());
         if groups != layout.hosts(world) || layout.world(groups) != world {
             return Err(format!("the placement has {groups} groups, the unit has {world} ranks and experts {layout}"));
         }
@@ -150,7 +150,7 @@ impl ExpertParallel {
 
     /// Ranks in the unit.
     pub fn world(&self) -> usize {
-        self.unit.world
+        self.unit.world()
     }
 
     /// The ranks that have the same rows with attention tp: all, or one of several groups.
@@ -308,10 +308,10 @@ impl ExpertParallel {
         let RoutedBatch { x, experts: chosen, weights, top_k, hidden, .. } = batch;
         let planned = match self.spread.layout {
             ExpertLayout::Ep | ExpertLayout::Hybrid(_) => {
-                let parts = self.spread.layout.hosts(self.unit.world);
+                let parts = self.spread.layout.hosts(self.unit.world());
                 self.plan.build(chosen, weights, top_k, &hosts.rank_of, parts)
             }
-            ExpertLayout::Tp => self.plan.build_everywhere(chosen, weights, top_k, self.unit.world),
+            ExpertLayout::Tp => self.plan.build_everywhere(chosen, weights, top_k, self.unit.world()),
         };
         planned.expect("the router chooses among the placement's experts");
         let from =

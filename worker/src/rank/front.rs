@@ -42,8 +42,8 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
 
     let limits = members.limits;
     let connected = start::connect(&config, &prepared, members.ends)?;
-    if limits.kv_tokens() < prepared.model.max_positions {
-        let (found, context) = (limits.kv_tokens(), prepared.model.max_positions);
+    if limits.kv_tokens() < prepared.served.config.max_positions {
+        let (found, context) = (limits.kv_tokens(), prepared.served.config.max_positions);
         tracing::warn!(
             "the key-value cache holds {found} tokens, the model's context {context}: longer requests are refused"
         );
@@ -64,16 +64,10 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
 
     let app = Arc::new(App {
         unit: unit.clone(),
-        name: prepared.identity.model.model.clone(),
-        tokenizer: prepared.tokenizer,
-        template: prepared.template,
-        model: prepared.model,
-        model_dir: prepared.model_dir,
+        served: prepared.served,
         transport,
         shuffles: prepared.shuffle.is_some(),
         moves_experts: config.expert_memory.is_none() && config.attention_groups == 1,
-        eos: prepared.eos,
-        defaults: prepared.defaults,
         gate: Gate::new(config.admin_token.clone(), http_address),
     });
     let mut front = Front { status: unit.status(), unit, config };

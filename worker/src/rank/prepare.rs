@@ -24,7 +24,7 @@ use crate::memory::available_bytes;
 use crate::model::{
     HeadShare, ModelConfig, ModelError, check_expert_memory, expert_columns, read_small_file, token_ids,
 };
-use crate::serve::Defaults;
+use crate::serve::{Defaults, ServedModel};
 
 /// `generation_config.json` is small; a larger file is not one.
 const MAX_GENERATION_BYTES: u64 = 1 << 20;
@@ -40,11 +40,7 @@ const REPLICAS_WITH_TP: &str = "replicate experts, which does not go with attent
 
 /// A rank's model directory and tables, checked.
 pub(super) struct Prepared {
-    /// Absolute.
-    pub(super) model_dir: PathBuf,
-    pub(super) model: ModelConfig,
-    pub(super) tokenizer: Arc<Tokenizer>,
-    pub(super) template: Option<ChatTemplate>,
+    pub(super) served: ServedModel,
     pub(super) placement: ExpertCopies,
     /// The tables that rows are shuffled by, with attention tp.
     pub(super) shuffle: Option<Arc<Tables>>,
@@ -54,8 +50,6 @@ pub(super) struct Prepared {
     /// The ranks of this rank's node, where the configuration says.
     pub(super) node: Option<Range<usize>>,
     pub(super) stages: Option<StageFile>,
-    pub(super) eos: Vec<u32>,
-    pub(super) defaults: Defaults,
     /// As this rank alone would have them.
     pub(super) limits: UnitLimits,
 }
@@ -130,18 +124,13 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         config.limits.fitted(&model, &shares[..], config.world, available_bytes()).map_err(WorkerError::arguments)?;
     let tokenizer = Arc::new(tokenizer);
     Ok(Prepared {
-        model_dir,
-        model,
-        tokenizer,
-        template,
+        served: ServedModel { name, dir: model_dir, config: model, tokenizer, template, eos, defaults },
         placement,
         shuffle,
         affinity,
         identity,
         node,
         stages,
-        eos,
-        defaults,
         limits,
     })
 }

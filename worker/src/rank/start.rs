@@ -48,7 +48,7 @@ pub(super) fn connect(config: &WorkerConfig, prepared: &Prepared, ends: Ends) ->
     };
     let unit = unit.map_err(WorkerError::Runtime)?;
     tracing::info!(rank = config.rank, transport, %wire, "the rank is connected");
-    let counters = Arc::new(Counters::new(prepared.model.num_moe_layers()));
+    let counters = Arc::new(Counters::new(prepared.served.config.num_moe_layers()));
     let mut ep = ExpertParallel::over(unit, &prepared.placement, config.experts, counters)
         .map_err(WorkerError::arguments)?
         .with_neighbours(node)
@@ -123,12 +123,12 @@ impl Connected {
             }
             Attention::Tp => AttentionPlan::Tp(tables),
         };
-        let mut model = Model::load_divided(&prepared.model_dir, rank, &prepared.placement, experts, attention)?;
+        let mut model = Model::load_divided(&prepared.served.dir, rank, &prepared.placement, experts, attention)?;
         let (threads, cpus) = (config.threads, config.cpus.clone());
         model.share_experts(&self.near);
         tracing::info!(%rank, instructions = instructions(), threads, "the model is loaded");
         let stages = self.stages;
-        let mut engine = Engine::new(model, self.ep, Arc::clone(&prepared.tokenizer), limits, self.inbox, emit);
+        let mut engine = Engine::new(model, self.ep, Arc::clone(&prepared.served.tokenizer), limits, self.inbox, emit);
         engine.affinity = prepared.affinity.clone();
         let work = move || {
             if let Some(Err(error)) = cpus.as_ref().map(CpuList::pin) {

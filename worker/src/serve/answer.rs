@@ -67,12 +67,12 @@ impl Answer {
                 self.output.push(token);
                 self.logprobs.extend(logprobs);
                 delta.tokens += 1;
-                delta.text += &self.decoder.push(&app.tokenizer, token)?.0;
+                delta.text += &self.decoder.push(&app.served.tokenizer, token)?.0;
             }
             SequenceEvent::Finished { finish, routes } => {
                 // After a stop text nothing is shown; the text held back before it has been sent.
                 if !matches!(finish, Finish::Text(_)) {
-                    delta.text += &self.decoder.finish(&app.tokenizer)?;
+                    delta.text += &self.decoder.finish(&app.served.tokenizer)?;
                 }
                 self.finish = Some(finish);
                 self.routes = routes;

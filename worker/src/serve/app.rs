@@ -18,24 +18,31 @@ use crate::unit::{LayoutName, Unit};
 #[derive(Debug)]
 pub(crate) struct App {
     pub(crate) unit: Unit,
-    pub(crate) tokenizer: Arc<Tokenizer>,
-    /// Models without one take no chat requests.
-    pub(crate) template: Option<ChatTemplate>,
-    pub(crate) model: ModelConfig,
-    /// The name that clients use.
-    pub(crate) name: String,
-    pub(crate) model_dir: PathBuf,
+    pub(crate) served: ServedModel,
     /// The carrier of data between the ranks: `shm`, `tcp`, `mixed`, or `local` if there is only one rank.
     pub(crate) transport: &'static str,
     /// Whether rows are shuffled by tables, with attention tp.
     pub(crate) shuffles: bool,
     /// Whether rank 0 has all experts in memory, where a switch can move them.
     pub(crate) moves_experts: bool,
+    /// Who may use admin routes.
+    pub(crate) gate: Gate,
+}
+
+/// A model and the files of its directory.
+#[derive(Debug)]
+pub(crate) struct ServedModel {
+    /// The name that clients use.
+    pub(crate) name: String,
+    /// Absolute.
+    pub(crate) dir: PathBuf,
+    pub(crate) config: ModelConfig,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    /// Models without one take no chat requests.
+    pub(crate) template: Option<ChatTemplate>,
     /// Tokens that end an answer.
     pub(crate) eos: Vec<u32>,
     pub(crate) defaults: Defaults,
-    /// Who may use admin routes.
-    pub(crate) gate: Gate,
 }
 
 /// Sampling where a request to the OpenAI routes says nothing: `generation_config.json`, as SGLang does it.
@@ -78,7 +85,7 @@ impl App {
 
     /// The longest sequence, prompt and answer, in tokens, that both the model and a rank's cache can take.
     pub(crate) fn context_tokens(&self) -> usize {
-        self.model.max_positions.min(self.unit.limits.kv_tokens())
+        self.served.config.max_positions.min(self.unit.limits.kv_tokens())
     }
 
     /// The answer of `/server_info`.
@@ -88,9 +95,9 @@ impl App {
         let shuffle = (attention == Attention::Tp).then_some(if self.shuffles { "tables" } else { "off" });
         let world = self.unit.world;
         let replicas = self.unit.replicas();
-        let info = self.model.model_info(&self.name, Some(self.tokenizer.sha256().to_owned()));
+        let info = self.served.config.model_info(&self.served.name, Some(self.served.tokenizer.sha256().to_owned()));
         let engine = ServerInfo {
-            model_path: Some(self.model_dir.display().to_string()),
+            model_path: Some(self.served.dir.display().to_string()),
             served_model_name: Some(info.model),
             version: Some(env!("CARGO_PKG_VERSION").to_owned()),
             dp_size: Some(replicas),
@@ -131,7 +138,7 @@ impl App {
     /// of both, and slices must be even. Experts that are streamed stay.
     pub(crate) fn layouts(&self) -> Vec<LayoutName> {
         let current = self.unit.layout().name();
-        let even = self.model.expert_width.is_multiple_of(self.unit.world.into());
+        let even = self.served.config.expert_width.is_multiple_of(self.unit.world.into());
         let has = |layout: &LayoutName| {
             let attention = self.unit.both_attentions || layout.attention() == current.attention();
             attention

@@ -19,7 +19,7 @@ use crate::unit::{LayoutName, SwitchHistory, SwitchKind};
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     let stats = app.unit.stats().await;
     let up = app.unit.lost().is_none();
-    let mut text = render(&app.model.moe_layers, &stats, &app.unit.in_flight(), up);
+    let mut text = render(&app.served.config.moe_layers, &stats, &app.unit.in_flight(), up);
     text.push_str(&switches(app.unit.layout().epoch, &app.unit.switch_history()));
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }

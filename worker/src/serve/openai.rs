@@ -74,7 +74,7 @@ fn prepare(
     let Asked { body, rank, fields } = Asked::<Fields>::read(app, route.engine_route, headers, bytes)?;
     fields::check(&body, route.place)?;
     fields::check(&body["stream_options"], fields::STREAM)?;
-    let mut request = fields.sampling.check(app, app.defaults)?;
+    let mut request = fields.sampling.check(app, app.served.defaults)?;
     request.routes_from = wish::routes_from(fields.return_routed_experts, fields.routed_experts_start_len);
     request.logprobs = logprobs::asked(route.is_chat, fields.logprobs.as_ref(), fields.top_logprobs)?;
     let prompts = wish::prompts(app, route.text_route, &body)?;
@@ -94,11 +94,11 @@ fn prepare(
         route,
         id: format!("{}-{:032x}", route.id_prefix, fastrand::u128(..)),
         created: unix_time().as_secs(),
-        model: fields.model.unwrap_or_else(|| app.name.clone()),
+        model: fields.model.unwrap_or_else(|| app.served.name.clone()),
         usage,
         running_usage: usage && options.continuous_usage_stats.unwrap_or(false),
         extension,
-        tokenizer: Arc::clone(&app.tokenizer),
+        tokenizer: Arc::clone(&app.served.tokenizer),
     };
     Ok((Wish { rank, sequences, stream: fields.stream.unwrap_or(false) }, dialect))
 }

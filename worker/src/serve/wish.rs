@@ -98,8 +98,8 @@ pub(super) fn prompts(app: &App, route: Route, body: &Value) -> Result<Vec<Vec<u
     }
     let limits = Limits { prompts: MAX_PROMPTS, ..Limits::default() };
     let prompt = Prompt::from_json(route, body)?;
-    let prompts = prompt_ids(&prompt, &app.tokenizer, app.template.as_ref(), limits)?;
-    let vocabulary = app.model.vocab_size;
+    let prompts = prompt_ids(&prompt, &app.served.tokenizer, app.served.template.as_ref(), limits)?;
+    let vocabulary = app.served.config.vocab_size;
     match prompts.iter().flatten().find(|id| **id as usize >= vocabulary) {
         Some(id) => Err(ApiError::bad(format!("token id {id} is not below the vocabulary size {vocabulary}"))),
         None => Ok(prompts),
