@@ -110,9 +110,9 @@ impl ExpertLayout {
         self.nodes().and_then(|layout| layout.chunks).map_or(1, usize::from)
     }
 
-    /// The collectives of a rank over its link, with an observer of the stages of a hybrid dispatch and combine. Between
-    /// the ranks of a node, a hybrid dispatch sends rows in messages, also where they share `memory`. All ranks call this
-    /// at the same time.
+    /// The collectives of a rank over its link, with an observer of the stages of a hybrid dispatch and combine.
+    /// Between the ranks of a node, a hybrid dispatch sends rows in messages, also where they share `memory`. All ranks
+    /// call this at the same time.
     ///
     /// # Errors
     /// Ranks that divide the unit into other nodes, a rank that was lost.

@@ -209,7 +209,8 @@ impl Heads {
         }
     }
 
-    /// Attention of some of the n tokens of one item; `out` is of these tokens `[tokens, kv_heads, group, value_width]`.
+    /// Attention of some of the n tokens of one item; `out` is of these tokens
+    /// `[tokens, kv_heads, group, value_width]`.
     fn attend_item(&self, item: CachedItem<'_>, tokens: Range<usize>, out: &mut [f32], scratch: &mut ThreadScratch) {
         for head in 0..self.kv_heads {
             for first in tokens.clone().step_by(QUERY_BLOCK) {

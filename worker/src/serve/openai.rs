@@ -29,14 +29,11 @@ const DEFAULT_COMPLETION_TOKENS: u32 = 16;
 #[serde(default)]
 struct Fields {
     model: Option<String>,
-    stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     max_tokens: Option<u32>,
     max_completion_tokens: Option<u32>,
     logprobs: Option<Value>,
     top_logprobs: Option<u64>,
-    return_routed_experts: Option<bool>,
-    routed_experts_start_len: Option<u32>,
     return_input_ids_in_sglext: Option<bool>,
     return_output_ids_in_sglext: Option<bool>,
     #[serde(flatten)]
@@ -71,11 +68,12 @@ fn prepare(
     bytes: &[u8],
     route: &'static RouteTraits,
 ) -> Result<(Wish, OpenAi), ApiError> {
-    let Asked { body, rank, fields } = Asked::<Fields>::read(app, route.engine_route, headers, bytes)?;
+    let Asked { body, rank, stream, routes_from, fields } =
+        Asked::<Fields>::read(app, route.engine_route, headers, bytes)?;
     fields::check(&body, route.place)?;
     fields::check(&body["stream_options"], fields::STREAM)?;
     let mut request = fields.sampling.check(app, app.served.defaults)?;
-    request.routes_from = wish::routes_from(fields.return_routed_experts, fields.routed_experts_start_len);
+    request.routes_from = routes_from;
     request.logprobs = logprobs::asked(route.is_chat, fields.logprobs.as_ref(), fields.top_logprobs)?;
     let prompts = wish::prompts(app, route.text_route, &body)?;
     let asked = fields.max_completion_tokens.or(fields.max_tokens);
@@ -83,7 +81,7 @@ fn prepare(
     let extension = Extension {
         input_ids: fields.return_input_ids_in_sglext.unwrap_or(false),
         output_ids: fields.return_output_ids_in_sglext.unwrap_or(false),
-        routes: request.routes_from.is_some(),
+        routes: routes_from.is_some(),
     };
     if extension != Extension::default() && sequences.len() > 1 {
         return Err(ApiError::bad(format!("sglext is given for one prompt, found {}", sequences.len())));
@@ -100,7 +98,7 @@ fn prepare(
         extension,
         tokenizer: Arc::clone(&app.served.tokenizer),
     };
-    Ok((Wish { rank, sequences, stream: fields.stream.unwrap_or(false) }, dialect))
+    Ok((Wish { rank, sequences, stream }, dialect))
 }
 
 /// How a route is read and answered.

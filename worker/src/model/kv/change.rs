@@ -40,9 +40,8 @@ pub struct AttentionChange<'a> {
     pub sequences: &'a [MovingSequence<'a>],
     /// Pages of the new pool.
     pub capacity: usize,
-    /// Whether pages move after the change ([`KvArrival`]): those that sequences hold. Others are
-    /// left behind: kept until a request needs them, they would hold the old pool's memory for as long, which may be for
-    /// ever.
+    /// Whether pages move after the change ([`KvArrival`]): those that sequences hold. The others are dropped, as they
+    /// would keep the old pool's memory until a request needed them.
     pub lazily: bool,
 }
 
