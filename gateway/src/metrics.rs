@@ -285,7 +285,7 @@ pub(crate) fn rank_label(rank: Option<u16>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use semmoe_routing::ReportSide;
+    use semmoe_routing::{Report, ReportSide};
 
     use super::*;
 

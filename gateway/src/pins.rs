@@ -1,8 +1,8 @@
 //! Keeps what is known about a backend's pins up to date.
 //!
 //! A new engine is probed before it gets requests ([`first_look`]), for a few seconds at most; after that as often as
-//! [`verify::Schedule`] says ([`watch`]). Answers that name their rank are evidence too, and cost nothing. An engine whose
-//! number of ranks is unknown is asked again at every health interval.
+//! [`verify::Schedule`] says ([`watch`]). Answers that name their rank are evidence too, and cost nothing. An engine
+//! whose number of ranks is unknown is asked again at every health interval.
 //!
 //! An engine that can switch its layout may have done so since a request was pinned. An answer that contradicts its pin
 //! counts only once that engine was asked again and still has the same ranks.

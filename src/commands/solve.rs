@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use semmoe_profiler::html::GroupLoads;
 use semmoe_solver::{
-    GivenPlacement, HeldOut, Migration, NodeFigures, Nodes, PaperOptions, SolveError, SolveOptions, SolveProgress,
-    SolveReport, Solved, TokenStrings, WarmStart, solve, solve_paper,
+    HeldOut, Migration, NodeFigures, Nodes, PaperOptions, SolveError, SolveOptions, SolveProgress, SolveReport, Solved,
+    TokenStrings, WarmStart, solve, solve_paper,
 };
 use semmoe_tables::{Embeddings, ModelInfo, Profile, Provenance, Tables, Trace};
 use semmoe_text::{TextError, Tokenizer};

@@ -16,7 +16,7 @@ use semmoe_tables::{Attention, ExpertCopies, Placement, RankId};
 use semmoe_worker::ep::{
     Counters, ExpertLayout, ExpertParallel, ExpertSpread, LocalTransport, Lockstep, StepPhase, WireRows,
 };
-use semmoe_worker::model::{AttentionChange, KvCache, KvPool, Model, StepItem, SwitchOutcome};
+use semmoe_worker::model::{AttentionChange, AttentionPlan, KvCache, KvPool, Model, StepItem, SwitchOutcome};
 use serde_json::json;
 
 const RANKS: usize = 2;
@@ -50,7 +50,8 @@ impl<'a> Rank<'a> {
         let rank = Lockstep::rank(&link);
         let copies = ExpertCopies::from(&Placement::contiguous(LAYERS, EXPERTS as u16, RANKS as u16)?);
         let rank_id = RankId::new(rank as u16);
-        let mut model = Model::load_both(dir, rank_id, copies.clone(), ExpertLayout::Ep, Attention::Dp, None)?;
+        let both = AttentionPlan::Both { start: Attention::Dp, tables: None };
+        let mut model = Model::load_divided(dir, rank_id, copies.clone(), ExpertLayout::Ep, both)?;
         model.share_experts(&(0..RANKS).collect::<Vec<_>>());
         let unit = WireRows::f32(Box::new(RowCollectives::new(link, PrivateMemory::new(rank))));
         let ep = ExpertParallel::over(unit, copies.clone(), ExpertLayout::Ep, Arc::new(Counters::new(LAYERS)))?;

@@ -31,19 +31,12 @@ pub enum TransportChoice {
 const NAMES: [(TransportChoice, &str); 3] =
     [(TransportChoice::Auto, "auto"), (TransportChoice::Shm, "shm"), (TransportChoice::Tcp, "tcp")];
 
-/// An unknown transport.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("'{found}' is no transport: expected auto, shm or tcp")]
-pub struct UnknownTransport {
-    found: String,
-}
-
 impl FromStr for TransportChoice {
-    type Err = UnknownTransport;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, UnknownTransport> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let known = NAMES.iter().find(|(_, name)| *name == text);
-        known.map(|(it, _)| *it).ok_or_else(|| UnknownTransport { found: text.chars().take(100).collect() })
+        known.map(|(it, _)| *it).ok_or_else(|| format!("'{text:.100}' is no transport: expected auto, shm or tcp"))
     }
 }
 
@@ -125,89 +118,78 @@ impl MemoryAddress {
 /// The longest message about memory.
 const MAX_ADDRESS_BYTES: usize = 256;
 
-/// Makes the memory of a host's ranks, if there are several, and hands it to them over the data links. `leaders` is
-/// [`host_leaders`], as rank 0 sent it.
-///
-/// # Errors
-/// Memory that must be shared but cannot be; a rank that breaks off.
-pub(super) fn share(
-    rank: RankId,
-    leaders: &[u16],
-    links: &[Option<TcpStream>],
-    terms: MemoryTerms,
-    patience: &Patience,
-) -> Result<Option<SharedMemory>, RendezvousError> {
-    let leader = leaders[rank.index()];
-    let ranks: Vec<usize> = (0..leaders.len()).filter(|&other| leaders[other] == leader).collect();
-    if ranks.len() == 1 {
-        return Ok(None);
-    }
-    let memory = match rank.get() == leader {
-        true => lead(rank, &ranks, links, terms, patience)?,
-        false => follow(RankId::new(leader), ranks.len(), links, terms, patience)?,
-    };
-    Ok(memory.map(|memory| SharedMemory { memory, ranks }))
+/// A rank about to share memory with the others of its host, to which it has data links.
+pub(super) struct Sharing<'a> {
+    pub(super) rank: RankId,
+    pub(super) links: &'a [Option<TcpStream>],
+    pub(super) terms: MemoryTerms,
+    pub(super) patience: &'a Patience,
 }
 
-/// The leader's part: the file is there until all have attached.
-fn lead(
-    rank: RankId,
-    ranks: &[usize],
-    links: &[Option<TcpStream>],
-    terms: MemoryTerms,
-    patience: &Patience,
-) -> Result<Option<ShmMemory>, RendezvousError> {
-    let made = match ShmMemory::create(ranks.len(), terms.elements, terms.session) {
-        Ok(made) => Some(made),
-        Err(error) if terms.choice == TransportChoice::Auto => {
-            tracing::info!(%rank, "the ranks of this host exchange over TCP: {error}");
-            None
+impl Sharing<'_> {
+    /// Makes the memory of a host's ranks, if there are several, and hands it to them over the data links. `leaders` is
+    /// [`host_leaders`], as rank 0 sent it.
+    ///
+    /// # Errors
+    /// Memory that must be shared but cannot be; a rank that breaks off.
+    pub(super) fn share(&self, leaders: &[u16]) -> Result<Option<SharedMemory>, RendezvousError> {
+        let leader = leaders[self.rank.index()];
+        let ranks: Vec<usize> = (0..leaders.len()).filter(|&other| leaders[other] == leader).collect();
+        if ranks.len() == 1 {
+            return Ok(None);
         }
-        Err(error) => return Err(error.into()),
-    };
-    let address = made.as_ref().map(|(file, _)| MemoryAddress { pid: std::process::id(), fd: file.as_raw_fd() });
-    let others = || ranks.iter().copied().filter(|&other| other != rank.index());
-    for other in others() {
-        tell(RankId::new(other as u16), links, &address)?;
+        let memory = match self.rank.get() == leader {
+            true => self.lead(&ranks)?,
+            false => self.follow(RankId::new(leader), ranks.len())?,
+        };
+        Ok(memory.map(|memory| SharedMemory { memory, ranks }))
     }
-    for other in others() {
-        hear::<()>(RankId::new(other as u16), links, patience)?;
+
+    /// The leader's part: the file is there until all have attached.
+    fn lead(&self, ranks: &[usize]) -> Result<Option<ShmMemory>, RendezvousError> {
+        let MemoryTerms { choice, session, elements } = self.terms;
+        let made = match ShmMemory::create(ranks.len(), elements, session) {
+            Ok(made) => Some(made),
+            Err(error) if choice == TransportChoice::Auto => {
+                tracing::info!(rank = %self.rank, "the ranks of this host exchange over TCP: {error}");
+                None
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let address = made.as_ref().map(|(file, _)| MemoryAddress { pid: std::process::id(), fd: file.as_raw_fd() });
+        let others = || ranks.iter().copied().filter(|&other| other != self.rank.index());
+        for other in others() {
+            self.tell(RankId::new(other as u16), &address)?;
+        }
+        for other in others() {
+            self.hear::<()>(RankId::new(other as u16))?;
+        }
+        Ok(made.map(|(_, memory)| memory))
     }
-    Ok(made.map(|(_, memory)| memory))
-}
 
-fn follow(
-    leader: RankId,
-    world: usize,
-    links: &[Option<TcpStream>],
-    terms: MemoryTerms,
-    patience: &Patience,
-) -> Result<Option<ShmMemory>, RendezvousError> {
-    let address = hear::<Option<MemoryAddress>>(leader, links, patience)?;
-    let memory = address.map(|address| address.open(world, terms)).transpose()?;
-    tell(leader, links, &())?;
-    Ok(memory)
-}
+    fn follow(&self, leader: RankId, world: usize) -> Result<Option<ShmMemory>, RendezvousError> {
+        let address = self.hear::<Option<MemoryAddress>>(leader)?;
+        let memory = address.map(|address| address.open(world, self.terms)).transpose()?;
+        self.tell(leader, &())?;
+        Ok(memory)
+    }
 
-fn tell<M: Serialize>(to: RankId, links: &[Option<TcpStream>], message: &M) -> Result<(), RendezvousError> {
-    frame::write(&mut data_link(to, links)?, message).map_err(|error| RendezvousError::broken_off(to, error))
-}
+    fn tell<M: Serialize>(&self, to: RankId, message: &M) -> Result<(), RendezvousError> {
+        frame::write(&mut self.data_link(to)?, message).map_err(|error| RendezvousError::broken_off(to, error))
+    }
 
-fn hear<M: DeserializeOwned>(
-    from: RankId,
-    links: &[Option<TcpStream>],
-    patience: &Patience,
-) -> Result<M, RendezvousError> {
-    let stream = data_link(from, links)?;
-    let heard = frame::read(&mut patience.reader(stream), MAX_ADDRESS_BYTES);
-    let heard = heard.map_err(|error| RendezvousError::broken_off(from, error))?;
-    unlimited(stream)?;
-    Ok(heard)
-}
+    fn hear<M: DeserializeOwned>(&self, from: RankId) -> Result<M, RendezvousError> {
+        let stream = self.data_link(from)?;
+        let heard = frame::read(&mut self.patience.reader(stream), MAX_ADDRESS_BYTES);
+        let heard = heard.map_err(|error| RendezvousError::broken_off(from, error))?;
+        unlimited(stream)?;
+        Ok(heard)
+    }
 
-fn data_link(to: RankId, links: &[Option<TcpStream>]) -> Result<&TcpStream, RendezvousError> {
-    let stream = links.get(to.index()).and_then(Option::as_ref);
-    stream.ok_or_else(|| RendezvousError::broken_off(to, "it has no data link"))
+    fn data_link(&self, to: RankId) -> Result<&TcpStream, RendezvousError> {
+        let stream = self.links.get(to.index()).and_then(Option::as_ref);
+        stream.ok_or_else(|| RendezvousError::broken_off(to, "it has no data link"))
+    }
 }
 
 #[cfg(test)]
@@ -261,8 +243,9 @@ mod tests {
         let terms = MemoryTerms { elements, ..terms(choice) };
         let [first, second] = links();
         std::thread::scope(|scope| {
-            let other = scope.spawn(|| share(RankId::new(1), &[0, 0], &second, terms, &patience));
-            let own = share(RankId::new(0), &[0, 0], &first, terms, &patience);
+            let sharing = |rank, links| Sharing { rank: RankId::new(rank), links, terms, patience: &patience };
+            let other = scope.spawn(|| sharing(1, &second).share(&[0, 0]));
+            let own = sharing(0, &first).share(&[0, 0]);
             drop(first);
             [own, other.join().unwrap()]
         })
@@ -272,7 +255,8 @@ mod tests {
     fn a_leader_that_there_is_not_is_an_error() {
         let patience = Patience::new(std::time::Duration::from_secs(30), &crate::unit::Shutdown::default());
         let [_first, second] = links();
-        let error = share(RankId::new(1), &[9, 9], &second, terms(TransportChoice::Auto), &patience).unwrap_err();
+        let (rank, terms) = (RankId::new(1), terms(TransportChoice::Auto));
+        let error = Sharing { rank, links: &second, terms, patience: &patience }.share(&[9, 9]).unwrap_err();
         assert!(error.to_string().contains("rank 9 broke off"), "{error}");
     }
 

@@ -43,13 +43,11 @@ impl<'a, T: DeserializeOwned + Send + 'static> Door<'a, T> {
     }
 
     /// Lets connections in, by `take` into `slots`, until all are filled. The first slot belongs to rank `first`.
-    /// `limit` is for the message.
     pub(super) fn gather<S>(
         &mut self,
         slots: &mut [Option<S>],
         first: u16,
         mut take: impl FnMut(&mut [Option<S>], Vec<(T, TcpStream)>) -> Result<(), RendezvousError>,
-        limit: Duration,
         patience: &Patience,
     ) -> Result<(), RendezvousError> {
         while slots.iter().any(Option::is_none) {
@@ -63,7 +61,8 @@ impl<'a, T: DeserializeOwned + Send + 'static> Door<'a, T> {
                     let missing: Vec<RankId> = empty.map(|(rank, _)| RankId::new(rank)).collect();
                     // Complete at the last moment: fine.
                     if !missing.is_empty() {
-                        return Err(RendezvousError::Missing { missing, limit, other_secrets: self.other_secrets });
+                        let (limit, other_secrets) = (patience.limit, self.other_secrets);
+                        return Err(RendezvousError::Missing { missing, limit, other_secrets });
                     }
                 }
             }

@@ -39,12 +39,9 @@ pub enum RendezvousError {
         /// The last failure.
         cause: String,
     },
-    /// Two ranks were started with different arguments, models, tables or versions.
-    #[error("{reason}")]
-    Mismatch {
-        /// The difference, with the rank.
-        reason: String,
-    },
+    /// Two ranks were started with different arguments, models, tables or versions: the difference, with the rank.
+    #[error("{0}")]
+    Mismatch(String),
     /// A rank broke off while the unit was coming together.
     #[error("rank {rank} broke off while the unit was starting: {cause}")]
     BrokenOff {
@@ -54,22 +51,14 @@ pub enum RendezvousError {
         cause: String,
     },
     /// There is no memory that the ranks could exchange through.
-    #[error("{source}; ranks that share none need --transport tcp")]
-    Memory {
-        /// The cause.
-        #[from]
-        source: ShmError,
-    },
+    #[error("{0}; ranks that share none need --transport tcp")]
+    Memory(#[from] ShmError),
     /// The process was asked to stop meanwhile.
     #[error("stopped before the unit had come together")]
     Stopped,
     /// The operating system refused something local.
-    #[error("the rendezvous failed: {source}")]
-    Io {
-        /// The cause.
-        #[from]
-        source: io::Error,
-    },
+    #[error("the rendezvous failed: {0}")]
+    Io(#[from] io::Error),
 }
 
 impl RendezvousError {

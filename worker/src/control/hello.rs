@@ -12,7 +12,7 @@ use crate::ep::{ExpertLayout, WireType};
 /// First field of every handshake; a stranger's bytes do not have it.
 pub(super) const MAGIC: &str = "semmoe-rank";
 /// Version of the frames below and of the control link.
-pub(super) const PROTOCOL: u32 = 6;
+pub(super) const PROTOCOL: u32 = 7;
 
 /// Settings that all ranks of a unit must have in common.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -54,22 +54,20 @@ pub(super) struct Hello {
     pub(super) identity: Identity,
 }
 
-/// Rank 0 answers.
+/// Rank 0 answers: all ranks have come, or why the unit will not come together.
+pub(super) type Reply = Result<Welcome, String>;
+
+/// How a unit came together.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Reply {
-    /// All ranks have come.
-    Welcome {
-        /// Shown by every data link, and by the shared memory.
-        session: u64,
-        /// Data addresses by rank.
-        data: Vec<SocketAddr>,
-        /// The limits of the unit.
-        limits: UnitLimits,
-        /// By rank: with whom it may share memory, named by the lowest of them.
-        leaders: Vec<u16>,
-    },
-    /// The unit will not come together.
-    Refused { reason: String },
+pub(super) struct Welcome {
+    /// Shown by every data link, and by the shared memory.
+    pub(super) session: u64,
+    /// Data addresses by rank.
+    pub(super) data: Vec<SocketAddr>,
+    /// The limits of the unit.
+    pub(super) limits: UnitLimits,
+    /// By rank: with whom it may share memory, named by the lowest of them.
+    pub(super) leaders: Vec<u16>,
 }
 
 /// First frame of a data link.

@@ -15,16 +15,10 @@ const WRITE_LIMIT: Duration = Duration::from_secs(30);
 
 /// The sending end of a control link. Frames are written in order by the link's own thread; messages sent after
 /// the peer has gone are dropped, as the reader has reported the end already.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct LinkSender<T> {
     /// None closes the link.
     frames: mpsc::Sender<Option<T>>,
-}
-
-impl<T> Clone for LinkSender<T> {
-    fn clone(&self) -> Self {
-        Self { frames: self.frames.clone() }
-    }
 }
 
 impl<T> LinkSender<T> {

@@ -1,7 +1,6 @@
 //! The data links: each rank connects to every lower one and is connected to by every higher one.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::time::Duration;
 
 use semmoe_tables::RankId;
 
@@ -24,7 +23,6 @@ pub(super) fn connect(
     own: Link,
     lower: &[Option<SocketAddr>],
     secret: Option<&Secret>,
-    limit: Duration,
     patience: &Patience,
 ) -> Result<Vec<Option<TcpStream>>, RendezvousError> {
     let me = own.to;
@@ -43,7 +41,7 @@ pub(super) fn connect(
     let take_all = |streams: &mut [Option<TcpStream>], come: Vec<(Link, TcpStream)>| {
         come.into_iter().try_for_each(|(link, stream)| take(link, stream, own, streams))
     };
-    door.gather(&mut streams[usize::from(me) + 1..], me + 1, take_all, limit, patience)?;
+    door.gather(&mut streams[usize::from(me) + 1..], me + 1, take_all, patience)?;
     Ok(streams)
 }
 

@@ -26,10 +26,9 @@ mod patience;
 mod rendezvous;
 mod secret;
 
-pub(crate) use carrier::SharedMemory;
-pub use carrier::{TransportChoice, UnknownTransport};
+pub use carrier::TransportChoice;
 pub use error::RendezvousError;
 pub(crate) use hello::Identity;
-pub(crate) use patience::Patience;
-pub(crate) use rendezvous::{Host, Location, join};
-pub use secret::{Secret, SecretError};
+pub(crate) use patience::{Patience, listen};
+pub(crate) use rendezvous::{Ends, Host, Location, join};
+pub use secret::Secret;

@@ -24,6 +24,8 @@ const KEEPALIVE_PROBES: u32 = 3;
 /// A deadline and a reason to give up earlier.
 #[derive(Clone)]
 pub(crate) struct Patience {
+    /// As given at first.
+    pub(super) limit: Duration,
     deadline: Instant,
     shutdown: Shutdown,
 }
@@ -58,12 +60,12 @@ impl Impatience {
 
 impl Patience {
     pub(crate) fn new(limit: Duration, shutdown: &Shutdown) -> Self {
-        Self { deadline: Instant::now() + limit, shutdown: shutdown.clone() }
+        Self { limit, deadline: Instant::now() + limit, shutdown: shutdown.clone() }
     }
 
     /// The same with a nearer deadline.
     pub(crate) fn at_most(&self, limit: Duration) -> Self {
-        Self { deadline: self.deadline.min(Instant::now() + limit), shutdown: self.shutdown.clone() }
+        Self { deadline: self.deadline.min(Instant::now() + limit), ..self.clone() }
     }
 
     /// How long the next slice may last; an error if there is none.
@@ -108,6 +110,13 @@ impl Patience {
     pub(crate) fn reader<'a>(&'a self, stream: &'a TcpStream) -> PatientReader<'a> {
         PatientReader { patience: self, stream }
     }
+}
+
+/// A listener that does not block.
+pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }
 
 fn prepared(stream: TcpStream) -> io::Result<TcpStream> {

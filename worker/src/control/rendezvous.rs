@@ -1,36 +1,40 @@
 //! Registration: every rank connects to rank 0, introduces itself, and learns where the others are. The registering
 //! connection stays as the control link.
 
-use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use semmoe_tables::RankId;
 
 use super::auth::{self, AuthError, Purpose};
-use super::carrier::{self, Host as Place, MemoryTerms, SharedMemory, TransportChoice};
+use super::carrier::{self, Host as Place, MemoryTerms, SharedMemory, Sharing, TransportChoice};
 use super::door::Door;
 use super::error::RendezvousError;
 use super::frame::{self, FrameError, MAX_HELLO_BYTES};
-use super::hello::{Hello, Identity, Link, Reply};
+use super::hello::{Hello, Identity, Link, Reply, Welcome};
 use super::mesh;
-use super::patience::{Impatience, Patience, unlimited};
+use super::patience::{Impatience, Patience, listen, unlimited};
 use super::secret::Secret;
 use crate::engine::{KvPages, UnitLimits};
 
 /// How long rank 0 stays after it has refused a rank, to answer those that come later.
 const LINGER: Duration = Duration::from_secs(3);
 
-/// A rank's connections: the data links by rank (none to itself).
+/// A rank that has met the others.
 pub(crate) struct Member<C> {
     /// Control link(s).
     pub(crate) control: C,
-    /// `[world]`
+    pub(crate) ends: Ends,
+    /// The limits of the unit.
+    pub(crate) limits: UnitLimits,
+}
+
+/// A rank's connections to the others.
+pub(crate) struct Ends {
+    /// `[world]`: the data links, none to itself.
     pub(crate) data: Vec<Option<TcpStream>>,
     /// Memory shared with the other ranks of this host, if any; otherwise the data links carry everything.
     pub(crate) memory: Option<SharedMemory>,
-    /// The limits of the unit.
-    pub(crate) limits: UnitLimits,
 }
 
 /// Where a rank meets the others.
@@ -73,10 +77,9 @@ impl Host {
         identity: &Identity,
         secret: Option<&Secret>,
         limits: UnitLimits,
-        limit: Duration,
         patience: &Patience,
     ) -> Result<Member<Vec<(RankId, TcpStream)>>, RendezvousError> {
-        let mut members = self.register(identity, secret, limit, patience)?;
+        let mut members = self.register(identity, secret, patience)?;
         let kv_pages = members.iter().map(|(hello, _)| hello.kv_pages).fold(limits.kv_pages, KvPages::min);
         let limits = UnitLimits { kv_pages, ..limits };
         let session = fastrand::u64(..);
@@ -85,18 +88,18 @@ impl Host {
         let leaders = carrier::host_leaders(identity.transport, &hosts);
         let mut data = vec![self.data.local_addr()?];
         data.extend(members.iter().map(|(hello, _)| hello.data));
-        let welcome = Reply::Welcome { session, data, limits, leaders: leaders.clone() };
+        let welcome: Reply = Ok(Welcome { session, data, limits, leaders: leaders.clone() });
         for (hello, stream) in &mut members {
             frame::write(stream, &welcome)
                 .map_err(|error| RendezvousError::broken_off(RankId::new(hello.rank), error))?;
         }
         let own = Link { session, from: 0, to: 0 };
         let lower = vec![None; usize::from(identity.world)];
-        let data = mesh::connect(&self.data, own, &lower, secret, limit, patience)?;
+        let data = mesh::connect(&self.data, own, &lower, secret, patience)?;
         let control = members.into_iter().map(|(hello, stream)| (RankId::new(hello.rank), stream)).collect();
         let terms = MemoryTerms { choice: identity.transport, session, elements: limits.row_elements };
-        let memory = carrier::share(RankId::new(0), &leaders, &data, terms, patience)?;
-        Ok(Member { control, data, memory, limits })
+        let memory = Sharing { rank: RankId::new(0), links: &data, terms, patience }.share(&leaders)?;
+        Ok(Member { control, ends: Ends { data, memory }, limits })
     }
 
     /// The registrations of ranks 1.. in rank order.
@@ -104,69 +107,83 @@ impl Host {
         &self,
         identity: &Identity,
         secret: Option<&Secret>,
-        limit: Duration,
         patience: &Patience,
     ) -> Result<Vec<(Hello, TcpStream)>, RendezvousError> {
         let mut door = Door::new(&self.listener, Purpose::Control, secret.cloned(), MAX_HELLO_BYTES);
-        let mut members: Vec<Option<(Hello, TcpStream)>> = (1..identity.world).map(|_| None).collect();
-        let unit = Admission { identity, place: self.place.as_ref() };
-        let outcome = collect(&mut door, unit, limit, patience, &mut members);
-        if let Err(error) = &outcome {
-            refuse_all(&mut door, error, patience, members);
-            return outcome.map(|()| Vec::new());
+        let mut members: Vec<Slot> = (1..identity.world).map(|_| None).collect();
+        let take = |members: &mut [Slot], come: Vec<(Hello, TcpStream)>| {
+            let mut come = come.into_iter();
+            while let Some((hello, stream)) = come.next() {
+                if let Err(error) = self.admit(identity, hello, stream, members) {
+                    // Connections that came at the same moment get the same answer.
+                    for (hello, stream) in come {
+                        if let Some(slot @ None) = members.get_mut(usize::from(hello.rank).wrapping_sub(1)) {
+                            *slot = Some((hello, stream));
+                        }
+                    }
+                    return Err(error);
+                }
+            }
+            Ok(())
+        };
+        if let Err(error) = door.gather(&mut members, 1, take, patience) {
+            refuse_all(&mut door, &error, patience, members);
+            return Err(error);
         }
         Ok(members.into_iter().flatten().collect())
     }
-}
 
-/// The unit that registrations are checked against.
-#[derive(Clone, Copy)]
-struct Admission<'a> {
-    identity: &'a Identity,
-    place: Option<&'a Place>,
-}
-
-/// Waits until all have registered.
-fn collect(
-    door: &mut Door<'_, Hello>,
-    unit: Admission<'_>,
-    limit: Duration,
-    patience: &Patience,
-    members: &mut [Option<(Hello, TcpStream)>],
-) -> Result<(), RendezvousError> {
-    let take = |members: &mut [Option<(Hello, TcpStream)>], come: Vec<(Hello, TcpStream)>| {
-        let mut come = come.into_iter();
-        while let Some((hello, stream)) = come.next() {
-            if let Err(error) = admit(unit, hello, stream, members) {
-                // Connections that came at the same moment get the same answer.
-                for (hello, stream) in come {
-                    if let Some(slot @ None) = members.get_mut(usize::from(hello.rank).wrapping_sub(1)) {
-                        *slot = Some((hello, stream));
-                    }
-                }
-                return Err(error);
-            }
+    /// Takes a registration, or answers why not. A second process for a rank is turned away alone.
+    fn admit(
+        &self,
+        identity: &Identity,
+        hello: Hello,
+        mut stream: TcpStream,
+        members: &mut [Slot],
+    ) -> Result<(), RendezvousError> {
+        let rank = RankId::new(hello.rank);
+        let misplaced = || {
+            let expected = format!("1 to {}", identity.world.saturating_sub(1));
+            let fits = (1..identity.world).contains(&hello.rank);
+            (!fits).then(|| format!("a process registered as rank {rank}, expected {expected}"))
+        };
+        let apart = || match identity.transport {
+            TransportChoice::Shm => carrier::apart(rank, self.place.as_ref(), hello.host.as_ref())
+                .map(|why| format!("{why}: expected --transport auto or tcp")),
+            TransportChoice::Auto | TransportChoice::Tcp => None,
+        };
+        let mismatch = identity.difference(rank, &hello.identity).or_else(misplaced).or_else(apart);
+        if let Some(reason) = mismatch {
+            // This side reports it as well, whether or not the other still listens.
+            let _ = frame::write(&mut stream, &Reply::Err(reason.clone()));
+            return Err(RendezvousError::Mismatch(reason));
         }
+        let slot = &mut members[rank.index() - 1];
+        if slot.is_some() {
+            let reason = format!("rank {rank} has registered already");
+            tracing::warn!("{reason}: turned away a second process");
+            let _ = frame::write(&mut stream, &Reply::Err(reason));
+            return Ok(());
+        }
+        unlimited(&stream)?;
+        *slot = Some((hello, stream));
         Ok(())
-    };
-    door.gather(members, 1, take, limit, patience)
+    }
 }
+
+/// The registration of a rank, once it has come.
+type Slot = Option<(Hello, TcpStream)>;
 
 /// Sends every rank why there will be no unit: those that have registered, and for a moment those that come later.
-fn refuse_all(
-    door: &mut Door<'_, Hello>,
-    error: &RendezvousError,
-    patience: &Patience,
-    members: Vec<Option<(Hello, TcpStream)>>,
-) {
+fn refuse_all(door: &mut Door<'_, Hello>, error: &RendezvousError, patience: &Patience, members: Vec<Slot>) {
     let refuse = |mut stream: TcpStream| {
         // Rank 0 reports the error itself; a rank that has gone already needs no answer.
-        let _ = frame::write(&mut stream, &Reply::Refused { reason: error.to_string() });
+        let _ = frame::write(&mut stream, &Reply::Err(error.to_string()));
     };
     let mut absent = members.iter().filter(|slot| slot.is_none()).count();
     members.into_iter().flatten().for_each(|(_, stream)| refuse(stream));
     // A refused rank is one of the absent.
-    if let RendezvousError::Mismatch { .. } = error {
+    if let RendezvousError::Mismatch(_) = error {
         absent = absent.saturating_sub(1);
         let lingering = patience.at_most(LINGER);
         while absent > 0 && lingering.slice().is_ok() {
@@ -177,42 +194,6 @@ fn refuse_all(
     }
 }
 
-/// Takes a registration, or answers why not. A second process for a rank is turned away alone.
-fn admit(
-    unit: Admission<'_>,
-    hello: Hello,
-    mut stream: TcpStream,
-    members: &mut [Option<(Hello, TcpStream)>],
-) -> Result<(), RendezvousError> {
-    let (rank, identity) = (RankId::new(hello.rank), unit.identity);
-    let misplaced = || {
-        let expected = format!("1 to {}", identity.world.saturating_sub(1));
-        let fits = (1..identity.world).contains(&hello.rank);
-        (!fits).then(|| format!("a process registered as rank {rank}, expected {expected}"))
-    };
-    let apart = || match identity.transport {
-        TransportChoice::Shm => carrier::apart(rank, unit.place, hello.host.as_ref())
-            .map(|why| format!("{why}: expected --transport auto or tcp")),
-        TransportChoice::Auto | TransportChoice::Tcp => None,
-    };
-    let mismatch = identity.difference(rank, &hello.identity).or_else(misplaced).or_else(apart);
-    if let Some(reason) = mismatch {
-        // This side reports it as well, whether or not the other still listens.
-        let _ = frame::write(&mut stream, &Reply::Refused { reason: reason.clone() });
-        return Err(RendezvousError::Mismatch { reason });
-    }
-    let slot = &mut members[rank.index() - 1];
-    if slot.is_some() {
-        let reason = format!("rank {rank} has registered already");
-        tracing::warn!("{reason}: turned away a second process");
-        let _ = frame::write(&mut stream, &Reply::Refused { reason });
-        return Ok(());
-    }
-    unlimited(&stream)?;
-    *slot = Some((hello, stream));
-    Ok(())
-}
-
 /// Registers with rank 0 and connects the data links.
 pub(crate) fn join(
     location: Location<'_>,
@@ -220,12 +201,11 @@ pub(crate) fn join(
     identity: &Identity,
     kv_pages: KvPages,
     secret: Option<&Secret>,
-    limit: Duration,
     patience: &Patience,
 ) -> Result<Member<TcpStream>, RendezvousError> {
     let Location { rendezvous: address, data, place } = location;
     let rank_0 = RankId::new(0);
-    let unreachable = |cause| RendezvousError::Unreachable { address, limit, cause };
+    let unreachable = |cause| RendezvousError::Unreachable { address, limit: patience.limit, cause };
     let mut control = patience.connect(address).map_err(|reason| reason.or("nothing listens there", unreachable))?;
     let unless_stopped = |error| match patience.slice() {
         Err(Impatience::Stopped) => RendezvousError::Stopped,
@@ -240,10 +220,7 @@ pub(crate) fn join(
     let broken = |error: FrameError| unless_stopped(RendezvousError::broken_off(rank_0, error));
     frame::write(&mut control, &hello).map_err(broken)?;
     let reply = frame::read::<Reply>(&mut patience.reader(&control), MAX_HELLO_BYTES).map_err(broken)?;
-    let (session, addresses, limits, leaders) = match reply {
-        Reply::Refused { reason } => return Err(RendezvousError::Mismatch { reason }),
-        Reply::Welcome { session, data, limits, leaders } => (session, data, limits, leaders),
-    };
+    let Welcome { session, data: addresses, limits, leaders } = reply.map_err(RendezvousError::Mismatch)?;
     let world = usize::from(identity.world);
     if addresses.len() != world || leaders.len() != world {
         let cause = format!("it named {} ranks on {} hosts, expected {world}", addresses.len(), leaders.len());
@@ -254,16 +231,16 @@ pub(crate) fn join(
         .map(|(peer, data)| (peer < rank.get()).then(|| reachable(data, address.ip())))
         .collect();
     let own = Link { session, from: rank.get(), to: rank.get() };
-    let data = mesh::connect(&listener, own, &lower, secret, limit, patience)?;
+    let data = mesh::connect(&listener, own, &lower, secret, patience)?;
     let terms = MemoryTerms { choice: identity.transport, session, elements: limits.row_elements };
-    let memory = carrier::share(rank, &leaders, &data, terms, patience)?;
+    let memory = Sharing { rank, links: &data, terms, patience }.share(&leaders)?;
     unlimited(&control)?;
-    Ok(Member { control, data, memory, limits })
+    Ok(Member { control, ends: Ends { data, memory }, limits })
 }
 
 /// The error for a failed handshake with a rank.
 pub(super) fn distrust(rank: RankId, error: &AuthError) -> RendezvousError {
-    let mismatch = |what: &str| RendezvousError::Mismatch { reason: format!("rank {rank} {what}: {error}") };
+    let mismatch = |what: &str| RendezvousError::Mismatch(format!("rank {rank} {what}: {error}"));
     match error {
         error if error.is_secret() => mismatch("is not trusted"),
         AuthError::Protocol { .. } => mismatch("does not fit"),
@@ -277,10 +254,5 @@ fn reachable(address: SocketAddr, rank_0: IpAddr) -> SocketAddr {
 }
 
 fn bind(address: SocketAddr) -> Result<TcpListener, RendezvousError> {
-    let listen = || -> io::Result<TcpListener> {
-        let listener = TcpListener::bind(address)?;
-        listener.set_nonblocking(true)?;
-        Ok(listener)
-    };
-    listen().map_err(|source| RendezvousError::Bind { address, source })
+    listen(address).map_err(|source| RendezvousError::Bind { address, source })
 }

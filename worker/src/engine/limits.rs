@@ -58,51 +58,40 @@ pub(crate) struct UnitLimits {
     pub(crate) row_elements: usize,
 }
 
-/// Pages of a cache, by how attention is divided: as many bytes in either layout that the unit may have.
+/// Pages of a cache, by how attention is divided: as many bytes in either layout that the unit may have, 0 in another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct KvPages {
-    dp: Option<usize>,
-    tp: Option<usize>,
+    dp: usize,
+    tp: usize,
 }
 
 impl KvPages {
-    /// None where the unit may not have it.
     pub(crate) fn of(self, attention: Attention) -> usize {
         match attention {
             Attention::Dp => self.dp,
             Attention::Tp => self.tp,
         }
-        .unwrap_or(0)
     }
 
     /// The fewest of two ranks.
     #[must_use]
     pub(crate) fn min(self, other: Self) -> Self {
-        let least = |a: Option<usize>, b: Option<usize>| a.zip(b).map(|(a, b)| a.min(b));
-        Self { dp: least(self.dp, other.dp), tp: least(self.tp, other.tp) }
+        Self { dp: self.dp.min(other.dp), tp: self.tp.min(other.tp) }
     }
 
     /// Whether attention may change.
     pub(crate) fn are_both(self) -> bool {
-        self.dp.is_some() && self.tp.is_some()
+        self.dp > 0 && self.tp > 0
     }
 
     /// Of the layout that has the fewest.
     fn least(self) -> usize {
-        [self.dp, self.tp].into_iter().flatten().min().unwrap_or(0)
+        [self.dp, self.tp].into_iter().filter(|&pages| pages > 0).min().unwrap_or(0)
     }
 }
 
 /// A layout of attention that a unit may have, and a rank's share of the heads in it.
 pub(crate) type AttentionShare = (Attention, HeadShare);
-
-/// A budget that holds no page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a key-value cache of {bytes} bytes holds no page, which has {page} bytes")]
-pub(crate) struct NoPage {
-    bytes: u64,
-    page: usize,
-}
 
 impl EngineLimits {
     /// Makes the limits hold together for a model and the layouts that its unit may have, the first at the start:
@@ -113,7 +102,7 @@ impl EngineLimits {
         shares: &[AttentionShare],
         world: u16,
         available: Option<u64>,
-    ) -> Result<UnitLimits, NoPage> {
+    ) -> Result<UnitLimits, String> {
         let running = self.running.max(1);
         // Every running sequence decodes in every step and something is left for prompts; where attention may become
         // tp, a rank then runs the sequences of all.
@@ -137,7 +126,7 @@ impl KvBudget {
         shares: &[AttentionShare],
         world: u16,
         available: Option<u64>,
-    ) -> Result<KvPages, NoPage> {
+    ) -> Result<KvPages, String> {
         let page_bytes = |share: &HeadShare| share.cache_shape(model).page_bytes();
         let bytes_of = |pages: usize, page: usize| (pages as u64).saturating_mul(page as u64);
         let bytes = match self {
@@ -157,11 +146,11 @@ impl KvBudget {
             let page = page_bytes(share);
             let pages = usize::try_from(bytes / page as u64).unwrap_or(usize::MAX);
             if pages == 0 {
-                return Err(NoPage { bytes, page });
+                return Err(format!("a key-value cache of {bytes} bytes holds no page, which has {page} bytes"));
             }
             match attention {
-                Attention::Dp => kv_pages.dp = Some(pages),
-                Attention::Tp => kv_pages.tp = Some(pages),
+                Attention::Dp => kv_pages.dp = pages,
+                Attention::Tp => kv_pages.tp = pages,
             }
         }
         Ok(kv_pages)
@@ -191,10 +180,11 @@ mod tests {
             let dp = [(Attention::Dp, HeadShare::ALL)];
             limits.fitted(&model, &dp[..], world, available).map(|limits| limits.kv_pages.of(Attention::Dp))
         };
+        let no_page = |bytes: u64| format!("a key-value cache of {bytes} bytes holds no page, which has {page} bytes");
         assert_eq!(pages(KvBudget::Auto, 4, None), Ok(512));
         assert_eq!(pages(KvBudget::Auto, 4, Some(u64::MAX)), Ok(512));
         assert_eq!(pages(KvBudget::Auto, 4, Some(100 * 8 * page)), Ok(100), "half of it for four ranks");
-        assert_eq!(pages(KvBudget::Auto, 4, Some(page)), Err(NoPage { bytes: page / 8, page: page as usize }));
+        assert_eq!(pages(KvBudget::Auto, 4, Some(page)), Err(no_page(page / 8)));
         assert_eq!(pages(KvBudget::Tokens(1), 1, Some(1)), Ok(1), "what was asked for counts");
         assert_eq!(pages(KvBudget::Tokens(65), 1, None), Ok(2));
         assert_eq!(pages(KvBudget::Bytes(3 * page - 1), 1, None), Ok(2));
@@ -215,8 +205,8 @@ mod tests {
         assert_eq!(limits.kv_tokens(), 10 * PAGE_TOKENS, "a request has to fit in either");
         let auto = fitted(KvBudget::Auto, &both);
         assert_eq!((auto.kv_pages.of(Attention::Tp), auto.kv_pages.of(Attention::Dp)), (1024, 512));
-        let less = KvPages { dp: Some(3), tp: Some(30) };
-        assert_eq!(limits.kv_pages.min(less), KvPages { dp: Some(3), tp: Some(20) });
-        assert_eq!(fitted(KvBudget::Auto, &both[1..]).kv_pages, KvPages { dp: Some(512), tp: None });
+        let less = KvPages { dp: 3, tp: 30 };
+        assert_eq!(limits.kv_pages.min(less), KvPages { dp: 3, tp: 20 });
+        assert_eq!(fitted(KvBudget::Auto, &both[1..]).kv_pages, KvPages { dp: 512, tp: 0 });
     }
 }

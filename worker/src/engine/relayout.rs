@@ -49,13 +49,6 @@ pub(super) struct Arriving {
     step_bytes: u64,
 }
 
-impl Arriving {
-    /// Sequences of this rank that are to come.
-    pub(super) fn len(&self) -> usize {
-        self.carried.len()
-    }
-}
-
 impl Engine {
     /// Prepares the change to the other attention, together with all ranks; the inner error is why that cannot be, the
     /// same on all. With `step_bytes` pages move after it, so many before a step ([`Engine::arrive`]).
@@ -74,9 +67,10 @@ impl Engine {
         };
         let requests: HashMap<u64, &SequenceRequest> =
             known.running.iter().map(|carried| (carried.request.id, &carried.request)).collect();
-        let moving = |sequence: &Sequence| requests.get(&sequence.id()).map_or_else(Vec::new, |of| self.shares(of));
+        let moving =
+            |sequence: &Sequence| requests.get(&sequence.request.id).map_or_else(Vec::new, |of| self.shares(of));
         let sequences = self.running.iter().map(|sequence| MovingSequence {
-            id: sequence.id(),
+            id: sequence.request.id,
             kv: &sequence.kv,
             shares: moving(sequence),
         });
@@ -114,7 +108,7 @@ impl Engine {
     pub(super) fn install_attention(&mut self, staged: Staged) {
         self.model.install_attention();
         // Counts that were requested while orders were waiting are reported now.
-        for ticket in self.together.take().map(Together::into_tickets).unwrap_or_default() {
+        for ticket in self.together.take().unwrap_or_default().tickets {
             self.report_stats(ticket);
         }
         self.together = (self.model.attention() == Attention::Tp).then(Together::default);
@@ -123,7 +117,7 @@ impl Engine {
         (self.pool, self.waiting, self.admitted) = (kv.pool, waiting, 0);
         self.resume(kv.sequences, &mut carried);
         self.arriving = kv.arrival.filter(|arrival| !arrival.is_over()).map(|mut kv| {
-            kv.keep(old);
+            kv.old = old;
             Arriving { kv, carried, step_bytes }
         });
     }

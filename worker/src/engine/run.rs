@@ -27,8 +27,8 @@ pub(crate) type Emit = Box<dyn FnMut(FromRank) + Send>;
 pub(crate) enum EngineEnd {
     /// By [`ToRank::Stop`].
     Stopped,
-    /// By [`ToRank::Abort`], with the cause.
-    Aborted(String),
+    /// By [`ToRank::Abort`].
+    Aborted,
 }
 
 /// Continuous batching: sequences join and leave between steps.
@@ -139,7 +139,7 @@ impl Engine {
 
     /// Sequences in the batch, those whose pages are to come included.
     fn batched(&self) -> usize {
-        self.running.len() + self.arriving.as_ref().map_or(0, Arriving::len)
+        self.running.len() + self.arriving.as_ref().map_or(0, |arriving| arriving.carried.len())
     }
 
     /// Only with attention tp.
@@ -163,7 +163,7 @@ impl Engine {
                 }
                 ToRank::Switch { ticket, order } => self.take_switch_order(ticket, order)?,
                 ToRank::Stop => return Ok(Some(EngineEnd::Stopped)),
-                ToRank::Abort { cause } => return Ok(Some(EngineEnd::Aborted(cause))),
+                ToRank::Abort { .. } => return Ok(Some(EngineEnd::Aborted)),
                 order => self.take_order(order),
             }
         }
@@ -185,7 +185,7 @@ impl Engine {
     /// Frees a sequence at once; one that has ended meanwhile has had its last event.
     pub(super) fn cancel(&mut self, id: u64) {
         let held = self.batched() + self.waiting.len();
-        self.running.retain(|sequence| sequence.id() != id);
+        self.running.retain(|sequence| sequence.request.id != id);
         self.waiting.retain(|request| request.id != id);
         self.arriving.iter_mut().for_each(|arriving| drop(arriving.carried.remove(&id)));
         if self.batched() + self.waiting.len() < held {
@@ -230,7 +230,7 @@ impl Engine {
             let mut members = Vec::new();
             for (index, (sequence, &count)) in self.running.iter_mut().zip(&counts).enumerate() {
                 if count > 0 {
-                    let (id, owner) = (sequence.id(), sequence.owner);
+                    let (id, owner) = (sequence.request.id, sequence.owner);
                     let (kv, tokens, ends, phase) = sequence.step_parts(count);
                     let want_logits = ends && (self.together.is_none() || owner == me);
                     items.push(StepItem { kv, tokens, want_logits, phase });
@@ -256,8 +256,7 @@ impl Engine {
                                 false
                             }
                             (None, Some(sampled)) => {
-                                let events = Events { all: &mut self.events, routes: true };
-                                settle(sequence, sampled, &self.tokenizer, &self.config, events)
+                                settle(sequence, sampled, true, &self.tokenizer, &self.config, &mut self.events)
                             }
                             (None, None) => false,
                         };
@@ -279,7 +278,7 @@ impl Engine {
                 Err(StepError::Item { item, detail }) => {
                     drop(items);
                     let sequence = self.running.remove(members[item].index);
-                    self.events.push((sequence.id(), SequenceEvent::Failed { message: detail }));
+                    self.events.push((sequence.request.id, SequenceEvent::Failed { message: detail }));
                 }
             }
         }
@@ -296,16 +295,11 @@ impl Engine {
 
     /// Reports the counts.
     pub(super) fn report_stats(&mut self, ticket: u64) {
-        let stats = Box::new(self.stats());
-        (self.emit)(FromRank::Stats { ticket, stats });
-    }
-
-    fn stats(&self) -> RankStats {
         let total = |sum: usize| sum as u64;
         let waiting_tokens = self.waiting.iter().map(|request| request.tokens.len()).sum();
         let arriving = self.arriving.iter().flat_map(|arriving| arriving.carried.values().map(Carried::tokens));
         let running_tokens: usize = self.running.iter().map(Sequence::tokens).chain(arriving).sum();
-        RankStats {
+        let stats = RankStats {
             counters: self.ep.counters().snapshot(),
             timings: self.ep.timings().clone(),
             running: total(self.batched()),
@@ -315,7 +309,8 @@ impl Engine {
             cached_tokens: self.cached_tokens,
             fetches: self.model.expert_fetches(),
             total_tokens: total(running_tokens + waiting_tokens),
-        }
+        };
+        (self.emit)(FromRank::Stats { ticket, stats: Box::new(stats) });
     }
 }
 
@@ -329,22 +324,17 @@ struct Member {
     ends: bool,
 }
 
-/// The destination of events.
-pub(super) struct Events<'a> {
-    pub(super) all: &'a mut Vec<(u64, SequenceEvent)>,
-    /// Whether this rank reports requested routes.
-    pub(super) routes: bool,
-}
-
-/// Gives a sequence its next token, `None` if the logits were unusable; true if it was the last.
+/// Gives a sequence its next token, `None` if the logits were unusable; true if it was the last. `reports_routes`:
+/// whether this rank reports requested routes.
 pub(super) fn settle(
     sequence: &mut Sequence,
     sampled: Option<Sampled>,
+    reports_routes: bool,
     tokenizer: &Tokenizer,
     model: &ModelConfig,
-    Events { all: events, routes }: Events<'_>,
+    events: &mut Vec<(u64, SequenceEvent)>,
 ) -> bool {
-    let id = sequence.id();
+    let id = sequence.request.id;
     let failed = |message: String| (id, SequenceEvent::Failed { message });
     let Some(Sampled { token, logprobs }) = sampled else {
         events.push(failed("the model's logits hold no finite maximum".into()));
@@ -354,7 +344,7 @@ pub(super) fn settle(
         Ok(finish) => {
             events.push((id, SequenceEvent::Token { id: token, logprobs }));
             let Some(finish) = finish else { return false };
-            let routes = routes.then(|| sequence.encoded_routes(model)).flatten();
+            let routes = reports_routes.then(|| sequence.encoded_routes(model)).flatten();
             events.push((id, SequenceEvent::Finished { finish, routes }));
         }
         Err(error) => events.push(failed(error.to_string())),

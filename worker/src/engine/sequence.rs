@@ -17,7 +17,7 @@ const NO_EXPERT: i32 = -1;
 
 /// A running sequence.
 pub(super) struct Sequence {
-    request: SequenceRequest,
+    pub(super) request: SequenceRequest,
     /// With attention tp: the rank that chooses its tokens.
     pub(super) owner: usize,
     pub(super) kv: KvCache,
@@ -77,10 +77,6 @@ impl Sequence {
     pub(super) fn carried(&self) -> Carried {
         let Self { request, fed, generated, sampler, .. } = self;
         Carried { request: request.clone(), fed: *fed, generated: generated.clone(), sampler: sampler.state() }
-    }
-
-    pub(super) fn id(&self) -> u64 {
-        self.request.id
     }
 
     /// Tokens of prompt and answer so far.

@@ -167,13 +167,13 @@ impl Engine {
         };
         self.flush();
         let abort = ToRank::Switch { ticket, order: SwitchOrder::Abort };
-        let objects = |inbox: &Inbox| (aborted || inbox.holds(&abort)).then(|| ABORTED.to_owned());
-        let staged = to.turns_attention.then(|| self.stage_attention(to.kv_step_bytes, &objects));
+        let objection = |inbox: &Inbox| (aborted || inbox.holds(&abort)).then(|| ABORTED.to_owned());
+        let staged = to.turns_attention.then(|| self.stage_attention(to.kv_step_bytes, &objection));
         let staged = staged.transpose()?.transpose();
         let outcome = match staged {
             Err(cause) => SwitchOutcome::RolledBack { cause },
             Ok(staged) => {
-                let outcome = self.move_experts(ticket, &to.spread, aborted)?;
+                let outcome = self.move_experts(ticket, &to.spread, &objection)?;
                 if let (SwitchOutcome::Committed, Some(staged)) = (&outcome, staged) {
                     self.turn_attention(ticket, staged);
                 }
@@ -184,21 +184,25 @@ impl Engine {
         Ok(())
     }
 
-    fn move_experts(&mut self, ticket: u64, to: &ExpertSpread, aborted: bool) -> Result<SwitchOutcome, UnitError> {
+    fn move_experts(
+        &mut self,
+        ticket: u64,
+        to: &ExpertSpread,
+        objection: &dyn Fn(&Inbox) -> Option<String>,
+    ) -> Result<SwitchOutcome, UnitError> {
         if to == self.ep.spread() {
             return Ok(SwitchOutcome::Committed);
         }
         let leads = self.ep.rank().get() == 0;
         let Self { model, ep, inbox, emit, .. } = self;
-        let abort = ToRank::Switch { ticket, order: SwitchOrder::Abort };
-        let mut objection = |layer: semmoe_tables::LayerIdx| {
+        let mut objects = |layer: semmoe_tables::LayerIdx| {
             if leads {
                 emit(FromRank::Switch { ticket, report: SwitchReport::Layer(layer.index() as u16) });
             }
-            (aborted || inbox.holds(&abort)).then(|| ABORTED.to_owned())
+            objection(inbox)
         };
         let placed = ep.spread().copies.clone();
-        let outcome = model.switch_experts(to, ep, &mut objection)?;
+        let outcome = model.switch_experts(to, ep, &mut objects)?;
         if outcome == SwitchOutcome::Committed && placed != to.copies {
             // T belongs to the experts' former places.
             self.affinity = None;

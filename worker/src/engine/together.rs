@@ -11,7 +11,7 @@ use std::collections::{HashMap, VecDeque};
 
 use semmoe_kernels::mix;
 
-use super::run::{Engine, EngineEnd, Events, settle};
+use super::run::{Engine, EngineEnd, settle};
 use super::sequence::Sampled;
 use super::switch::SwitchOrder;
 use super::told::{Chosen, MAX_ORDER_BYTES, Told};
@@ -24,7 +24,7 @@ pub(super) struct Together {
     /// Rank 0: orders that the others have not received, oldest first.
     orders: VecDeque<ToRank>,
     /// Requests for counts that came while orders were waiting: they are answered after those.
-    tickets: Vec<u64>,
+    pub(super) tickets: Vec<u64>,
     /// Of the last step.
     steps: u64,
     digest: u64,
@@ -36,11 +36,6 @@ pub(super) struct Together {
 }
 
 impl Together {
-    /// Unanswered requests for counts.
-    pub(super) fn into_tickets(self) -> Vec<u64> {
-        self.tickets
-    }
-
     /// Takes note of a batch that has been computed: sequences and how many tokens of each.
     pub(super) fn note_batch(&mut self, batch: impl Iterator<Item = (u64, usize)>) {
         self.steps += 1;
@@ -91,8 +86,8 @@ impl Engine {
     /// See the module; none once attention is dp.
     pub(super) fn run_together(&mut self) -> Result<Option<EngineEnd>, UnitError> {
         loop {
-            if let Some(cause) = self.hear()? {
-                return Ok(Some(EngineEnd::Aborted(cause)));
+            if self.hear()? {
+                return Ok(Some(EngineEnd::Aborted));
             }
             if self.is_idle() && self.together().orders.is_empty() && self.ep.wait()? == Wake::Local {
                 continue;
@@ -118,11 +113,11 @@ impl Engine {
         }
     }
 
-    /// Takes the orders of rank 0's front; the cause if the unit is dead.
-    fn hear(&mut self) -> Result<Option<String>, UnitError> {
+    /// Takes the orders of rank 0's front; true if the unit is dead.
+    fn hear(&mut self) -> Result<bool, UnitError> {
         for order in self.inbox.take() {
             match order {
-                ToRank::Abort { cause } => return Ok(Some(cause)),
+                ToRank::Abort { .. } => return Ok(true),
                 ToRank::Stats { ticket } if self.together().orders.is_empty() => self.report_stats(ticket),
                 ToRank::Stats { ticket } => self.together().tickets.push(ticket),
                 // Every rank is asked; but all move between the same two steps, when rank 0 passes that on.
@@ -134,7 +129,7 @@ impl Engine {
                 order => tracing::warn!("an order that only rank 0 takes: {}", kind(&order)),
             }
         }
-        Ok(None)
+        Ok(false)
     }
 
     /// Exchanges chosen tokens and rank 0's orders, and follows them; true if the loop is to end.
@@ -180,7 +175,7 @@ impl Engine {
     fn take_tokens(&mut self, told: Vec<Told>) -> Result<(), UnitError> {
         let mut chosen: Vec<_> = told.into_iter().map(|told| told.chosen.into_iter()).collect();
         let places: HashMap<u64, usize> =
-            self.running.iter().enumerate().map(|(at, sequence)| (sequence.id(), at)).collect();
+            self.running.iter().enumerate().map(|(at, sequence)| (sequence.request.id, at)).collect();
         let mut ended = Vec::new();
         for (id, owner) in std::mem::take(&mut self.together().awaited) {
             let Some(Chosen { sequence, token, logprobs }) = chosen[owner].next() else {
@@ -198,9 +193,8 @@ impl Engine {
             }
             let sampled = token.map(|token| Sampled { token, logprobs });
             // Only rank 0 reports routes.
-            let routes = self.is_leader();
-            let events = Events { all: &mut self.events, routes };
-            if settle(&mut self.running[at], sampled, &self.tokenizer, &self.config, events) {
+            let (leads, sequence) = (self.is_leader(), &mut self.running[at]);
+            if settle(sequence, sampled, leads, &self.tokenizer, &self.config, &mut self.events) {
                 ended.push(at);
             }
         }

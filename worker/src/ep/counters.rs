@@ -21,12 +21,8 @@ impl StepPhase {
     pub const ALL: [Self; 2] = [Self::Prefill, Self::Decode];
 
     /// Its name in metrics.
-    #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-        }
+        ["prefill", "decode"][self as usize]
     }
 }
 
@@ -46,13 +42,8 @@ impl Collective {
     pub const ALL: [Self; 3] = [Self::ReduceScatter, Self::Allgather, Self::Sync];
 
     /// Its name in metrics.
-    #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::ReduceScatter => "srs",
-            Self::Allgather => "sag",
-            Self::Sync => "sync",
-        }
+        ["srs", "sag", "sync"][self as usize]
     }
 }
 
@@ -60,19 +51,19 @@ impl Collective {
 #[derive(Debug)]
 pub struct Counters(Mutex<CountersSnapshot>);
 
-/// How the rows of an MoE layer were split, as one rank sees it (attention tp).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct RowCounts {
+/// How rows (a token in an MoE layer) were split with attention tp, as one rank sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct RowCounts {
     /// Its rows that are where the tables say.
-    pub(crate) by_tables: u64,
-    /// Its rows that were moved from a full rank.
-    pub(crate) moved: u64,
+    pub by_tables: u64,
+    /// Its rows that were moved here from a full rank.
+    pub moved: u64,
     /// Its rows that the tables do not place, or all where there are no tables.
-    pub(crate) evenly: u64,
-    /// Rows of the fullest rank.
-    pub(crate) fullest: u64,
+    pub evenly: u64,
+    /// Rows of the fullest rank, whichever it was; the same on all ranks.
+    pub fullest: u64,
     /// The same if no row had moved.
-    pub(crate) fullest_wanted: u64,
+    pub fullest_wanted: u64,
 }
 
 /// Bytes of dispatch and combine, there and back, by how far they go.
@@ -88,7 +79,6 @@ pub struct LevelBytes {
 
 impl LevelBytes {
     /// Each with its name in metrics.
-    #[must_use]
     pub fn named(self) -> [(&'static str, u64); 3] {
         [("rank", self.rank), ("node", self.node), ("other", self.other)]
     }
@@ -131,30 +121,20 @@ pub struct CountersSnapshot {
     pub decode_tokens: u64,
     /// Bytes that this rank sent to others in collectives of attention tp, in the order of [`Collective::ALL`].
     pub collective_bytes: [u64; 3],
-    /// Attention tp: rows (a token in an MoE layer) that this rank went on with as the tables said.
-    pub rows_by_tables: u64,
-    /// Rows that were moved here from a full rank.
-    pub rows_moved: u64,
-    /// Rows that the tables do not place, or all where there are no tables.
-    pub rows_evenly: u64,
-    /// Rows of the fullest rank, whichever it was, added up over steps and MoE layers; the same on all ranks.
-    pub fullest_rows: u64,
-    /// The same if no row had moved.
-    pub fullest_rows_wanted: u64,
+    /// Attention tp: added up over steps and MoE layers.
+    pub rows: RowCounts,
     /// Of all layers and both phases. Summed over ranks, `node` and `other` are what the ranks sent.
     pub levels: LevelBytes,
 }
 
 impl Counters {
     /// Zeros, for a model of `layers` MoE layers.
-    #[must_use]
     pub fn new(layers: usize) -> Self {
         let layers = vec![LayerTraffic::default(); layers];
         Self(Mutex::new(CountersSnapshot { layers, ..CountersSnapshot::default() }))
     }
 
     /// All counters as they are now.
-    #[must_use]
     pub fn snapshot(&self) -> CountersSnapshot {
         lock(&self.0).clone()
     }
@@ -166,7 +146,7 @@ impl Counters {
         counts.levels.node += levels.node;
         counts.levels.other += levels.other;
         if let Some(counted) = counts.layers.get_mut(layer.index()) {
-            counted.phases.iter_mut().zip(traffic.phases).for_each(|(sum, traffic)| *sum += traffic);
+            counted.phases.iter_mut().zip(traffic.phases).for_each(|(sum, traffic)| sum.add(traffic));
         }
     }
 
@@ -176,12 +156,12 @@ impl Counters {
 
     /// Counts the split of an MoE layer.
     pub(crate) fn add_rows(&self, split: RowCounts) {
-        let mut counts = lock(&self.0);
-        counts.rows_by_tables += split.by_tables;
-        counts.rows_moved += split.moved;
-        counts.rows_evenly += split.evenly;
-        counts.fullest_rows += split.fullest;
-        counts.fullest_rows_wanted += split.fullest_wanted;
+        let rows = &mut lock(&self.0).rows;
+        rows.by_tables += split.by_tables;
+        rows.moved += split.moved;
+        rows.evenly += split.evenly;
+        rows.fullest += split.fullest;
+        rows.fullest_wanted += split.fullest_wanted;
     }
 
     pub(crate) fn add_tokens(&self, phase: StepPhase, tokens: u64) {
@@ -193,17 +173,12 @@ impl Counters {
     }
 }
 
-impl std::ops::AddAssign for ByPlace {
-    fn add_assign(&mut self, other: Self) {
-        self.local += other.local;
-        self.remote += other.remote;
-    }
-}
-
-impl std::ops::AddAssign for Traffic {
-    fn add_assign(&mut self, other: Self) {
-        self.activations += other.activations;
-        self.bytes += other.bytes;
+impl Traffic {
+    fn add(&mut self, other: Self) {
+        for (sum, part) in [(&mut self.activations, other.activations), (&mut self.bytes, other.bytes)] {
+            sum.add(true, part.local);
+            sum.add(false, part.remote);
+        }
     }
 }
 
@@ -216,7 +191,6 @@ impl ByPlace {
 
 impl LayerTraffic {
     /// Of one phase.
-    #[must_use]
     pub fn of(&self, phase: StepPhase) -> &Traffic {
         &self.phases[phase as usize]
     }
@@ -226,20 +200,18 @@ impl LayerTraffic {
     }
 
     /// Of both phases.
-    #[must_use]
     pub fn total(&self) -> Traffic {
         let mut total = self.phases[0];
-        total += self.phases[1];
+        total.add(self.phases[1]);
         total
     }
 }
 
 impl CountersSnapshot {
     /// Of all layers and both phases.
-    #[must_use]
     pub fn total(&self) -> Traffic {
         let mut total = Traffic::default();
-        self.layers.iter().for_each(|layer| total += layer.total());
+        self.layers.iter().for_each(|layer| total.add(layer.total()));
         total
     }
 }

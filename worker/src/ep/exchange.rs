@@ -20,12 +20,12 @@ use super::timings::{StepBatch, TimedCollective, Timings};
 use super::traffic::Viewpoint;
 use super::wire::WireRows;
 
-/// The experts of this rank, as the model computes them.
+/// The experts of one layer on this rank, as the model computes them.
 pub trait LocalExperts: Sync {
     /// The number of threads that share the rows of a layer with this many pairs of row and expert; at least 1.
     fn threads(&self, pairs: usize) -> usize;
 
-    /// Waits until the experts of the layer are here; called once in a layer, when the rows have come.
+    /// Waits until the experts are here; called once, when the rows have come.
     ///
     /// # Errors
     /// Why they will not come, in a sentence: the rank cannot continue.
@@ -33,10 +33,10 @@ pub trait LocalExperts: Sync {
         Ok(())
     }
 
-    /// Applies one expert, `slot` counting this rank's experts of the layer in ascending id: `x` `[m, H]` to `out`
+    /// Applies one expert, `slot` counting this rank's experts in ascending id: `x` `[m, H]` to `out`
     /// `[m, H]` (overwritten, not weighted). Each row's result must not depend on the other rows. `work` is a buffer of
     /// the thread's, of any length and content.
-    fn apply(&self, layer: LayerIdx, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>);
+    fn apply(&self, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>);
 }
 
 /// n tokens of this rank with their routes.
@@ -56,19 +56,6 @@ pub struct RoutedBatch<'a> {
     pub hidden: usize,
 }
 
-/// The placement has another number of groups than the unit has ranks, or nodes in a hybrid layout: group g is rank or
-/// node g.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the placement has {groups} groups, the unit has {world} ranks and experts {layout}")]
-pub struct WorldMismatch {
-    /// Groups of the placement.
-    pub groups: usize,
-    /// Ranks of the unit.
-    pub world: usize,
-    /// How experts are divided.
-    pub layout: ExpertLayout,
-}
-
 /// The stage between dispatch and combine.
 const EXPERTS: &str = "experts";
 
@@ -81,7 +68,9 @@ pub struct ExpertParallel {
     near: Vec<bool>,
     /// The ranks that share attention's rows.
     attention_group: Range<usize>,
-    stages: Option<StageLog>,
+    /// When the parts of each MoE layer begin and end; of hybrid experts those between dispatch and combine alone, as
+    /// the exchange logs its own stages ([`ExpertLayout::join`]).
+    pub(crate) stages: Option<StageLog>,
     counters: Arc<Counters>,
     plan: DispatchPlan,
     timings: Timings,
@@ -95,12 +84,12 @@ impl ExpertParallel {
     /// has several copies of an expert, this rank's tokens use the one that [`ExpertCopies`] names.
     ///
     /// # Errors
-    /// A placement for another number of ranks.
+    /// A placement with another number of groups than the unit has ranks, or nodes in a hybrid layout.
     pub fn new(
         link: Box<dyn Lockstep>,
         placement: impl Into<ExpertCopies>,
         counters: Arc<Counters>,
-    ) -> Result<Self, WorldMismatch> {
+    ) -> Result<Self, String> {
         let memory = PrivateMemory::new(link.rank());
         Self::over(WireRows::f32(Box::new(RowCollectives::new(link, memory))), placement, ExpertLayout::Ep, counters)
     }
@@ -115,11 +104,11 @@ impl ExpertParallel {
         placement: impl Into<ExpertCopies>,
         layout: ExpertLayout,
         counters: Arc<Counters>,
-    ) -> Result<Self, WorldMismatch> {
+    ) -> Result<Self, String> {
         let spread = ExpertSpread { layout, copies: placement.into() };
         let (groups, world) = (usize::from(spread.copies.groups()), unit.world());
         if groups != layout.hosts(world) || layout.world(groups) != world {
-            return Err(WorldMismatch { groups, world, layout });
+            return Err(format!("the placement has {groups} groups, the unit has {world} ranks and experts {layout}"));
         }
         Ok(Self {
             timings: Timings::new(spread.copies.layers()),
@@ -154,21 +143,12 @@ impl ExpertParallel {
         self
     }
 
-    /// Logs when the parts of each MoE layer begin and end; of hybrid experts those between dispatch and combine alone,
-    /// as the exchange logs its own stages ([`ExpertLayout::join_observed`]).
-    #[must_use]
-    pub fn with_stages(self, stages: StageLog) -> Self {
-        Self { stages: Some(stages), ..self }
-    }
-
     /// This rank.
-    #[must_use]
     pub fn rank(&self) -> RankId {
         RankId::new(self.unit.rank() as u16)
     }
 
     /// Ranks in the unit.
-    #[must_use]
     pub fn world(&self) -> usize {
         self.unit.world()
     }
@@ -184,7 +164,6 @@ impl ExpertParallel {
     }
 
     /// Where the experts are.
-    #[must_use]
     pub fn spread(&self) -> &ExpertSpread {
         &self.spread
     }
@@ -213,13 +192,11 @@ impl ExpertParallel {
     }
 
     /// This rank's counters.
-    #[must_use]
     pub fn counters(&self) -> &Arc<Counters> {
         &self.counters
     }
 
     /// How long this rank's parts took.
-    #[must_use]
     pub fn timings(&self) -> &Timings {
         &self.timings
     }
@@ -238,7 +215,6 @@ impl ExpertParallel {
     }
 
     /// Ends this rank's [`ExpertParallel::wait`] from another thread.
-    #[must_use]
     pub fn waker(&self) -> Waker {
         self.unit.waker()
     }
@@ -282,7 +258,7 @@ impl ExpertParallel {
         out: &mut [f32],
     ) -> Result<(), UnitError> {
         self.count_collective(Collective::ReduceScatter, |peer| {
-            split_bytes(self.unit.dtype(), split.positions(peer).len(), hidden, 0)
+            split_bytes(self.unit.dtype, split.positions(peer).len(), hidden, 0)
         });
         let began = Instant::now();
         self.unit.reduce_scatter(hidden, split, norm, out)?;
@@ -300,7 +276,7 @@ impl ExpertParallel {
     ) -> Result<(), UnitError> {
         let rows = split.positions(self.attention_place()).len();
         self.count_collective(Collective::Allgather, |_| {
-            split_bytes(self.unit.dtype(), rows, own.hidden, own.labels.len())
+            split_bytes(self.unit.dtype, rows, own.hidden, own.labels.len())
         });
         let began = Instant::now();
         self.unit.allgather(own, split, out)?;
@@ -338,12 +314,8 @@ impl ExpertParallel {
             ExpertLayout::Tp => self.plan.build_everywhere(chosen, weights, top_k, self.unit.world()),
         };
         planned.expect("the router chooses among the placement's experts");
-        let from = Viewpoint {
-            rank: self.unit.rank(),
-            layout: self.spread.layout,
-            near: &self.near,
-            dtype: self.unit.dtype(),
-        };
+        let from =
+            Viewpoint { rank: self.unit.rank(), layout: self.spread.layout, near: &self.near, dtype: self.unit.dtype };
         let (traffic, levels) = from.count(&self.plan, &batch);
         self.counters.add(layer, &traffic, levels);
 
@@ -356,7 +328,7 @@ impl ExpertParallel {
         self.log(|stages| stages.begin(EXPERTS, 0));
         let hosts = &self.layers[layer.index()];
         let received = self.unit.received();
-        self.inbox.apply(layer, received, hidden, hosts, experts).map_err(|wrong| {
+        self.inbox.apply(received, hidden, hosts, experts).map_err(|wrong| {
             let from = self.spread.layout.source(self.unit.rank(), wrong.from);
             UnitError::protocol(from, wrong.to_string())
         })?;
@@ -377,7 +349,7 @@ impl ExpertParallel {
     }
 
     fn begin(&self, of: TimedCollective) -> Instant {
-        if !self.spread.layout.has_stages() {
+        if self.spread.layout.nodes().is_none() {
             self.log(|stages| stages.begin(of.name(), 0));
         }
         Instant::now()
@@ -385,7 +357,7 @@ impl ExpertParallel {
 
     fn end(&mut self, layer: LayerIdx, of: TimedCollective, began: Instant) {
         self.time(Some(layer), of, began);
-        if !self.spread.layout.has_stages() {
+        if self.spread.layout.nodes().is_none() {
             self.log(|stages| stages.end(of.name(), 0));
         }
     }

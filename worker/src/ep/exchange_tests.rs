@@ -67,7 +67,7 @@ fn a_row_for_an_expert_of_another_rank_is_refused_by_the_one_that_gets_it() {
             1
         }
 
-        fn apply(&self, _layer: LayerIdx, _slot: usize, _x: &[f32], _out: &mut [f32], _work: &mut Vec<f32>) {}
+        fn apply(&self, _slot: usize, _x: &[f32], _out: &mut [f32], _work: &mut Vec<f32>) {}
     }
     let errors = on_two_ranks(|rank, ep| {
         // Rank 1 believes expert 1 to be rank 0's.

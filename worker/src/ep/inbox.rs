@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use semmoe_kernels::collectives::{Received, ReceivedRows};
 use semmoe_kernels::{RankOrder, add_weighted_rows, argsort_by_rank};
-use semmoe_tables::LayerIdx;
 
 use super::exchange::LocalExperts;
 use super::hosts::{LayerHosts, NOT_HERE};
@@ -46,7 +45,6 @@ impl Inbox {
     /// A row for an expert that is not here.
     pub(super) fn apply(
         &mut self,
-        layer: LayerIdx,
         received: Received<'_, f32>,
         hidden: usize,
         hosts: &LayerHosts,
@@ -67,7 +65,7 @@ impl Inbox {
             self.batches.resize_with(threads, ExpertBatch::default);
         }
         let (slots, order, all) = (hosts.slots, &self.order, 0..rows.len());
-        let pairs = RoutedPairs { layer, slots, experts, hidden, x: &rows, rows: pair_rows, weights, order };
+        let pairs = RoutedPairs { slots, experts, hidden, x: &rows, rows: pair_rows, weights, order };
         pairs.apply(all, sums, &mut self.batches[..threads]);
         Ok(())
     }
@@ -75,7 +73,6 @@ impl Inbox {
 
 /// The input of a layer's experts.
 struct RoutedPairs<'a, 'r> {
-    layer: LayerIdx,
     slots: usize,
     experts: &'a dyn LocalExperts,
     hidden: usize,
@@ -119,7 +116,7 @@ impl RoutedPairs<'_, '_> {
         for (to, row) in batch.x.chunks_exact_mut(hidden).zip(&batch.rows) {
             to.copy_from_slice(self.x.row(rows.start + *row as usize));
         }
-        self.experts.apply(self.layer, slot, &batch.x, &mut batch.y, &mut batch.work);
+        self.experts.apply(slot, &batch.x, &mut batch.y, &mut batch.work);
         add_weighted_rows(&batch.y, &batch.rows, &batch.weights, hidden, sums).expect("pairs name rows of the inbox");
     }
 }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::{
     Collectives, HybridCollectives, Lockstep, MAX_CHUNKS, PrivateMemory, RowCollectives, RowMemory, StageObserver,
-    UnitError, UnitLink, Unobserved,
+    UnitError, UnitLink,
 };
 use serde::{Deserialize, Serialize};
 
@@ -28,26 +28,15 @@ pub enum ExpertLayout {
 /// The nodes of a hybrid layout, none of them without ranks: rank r is on node r / P.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NodeLayout {
-    nodes: u16,
-    /// P
-    width: u16,
+    /// The placement has as many groups.
+    pub nodes: u16,
+    /// P: ranks of a node.
+    pub width: u16,
     /// In how many both levels exchange at once; none: one level after the other.
     chunks: Option<u16>,
 }
 
 impl NodeLayout {
-    /// Nodes; the placement has as many groups.
-    #[must_use]
-    pub fn nodes(self) -> u16 {
-        self.nodes
-    }
-
-    /// Ranks of a node.
-    #[must_use]
-    pub fn width(self) -> u16 {
-        self.width
-    }
-
     /// `NODESxRANKS` or `NODESxRANKS:CHUNKS`.
     fn parse(text: &str) -> Option<Self> {
         let (shape, chunks) = text.split_once(':').map_or((text, None), |(shape, chunks)| (shape, Some(chunks)));
@@ -63,43 +52,42 @@ impl NodeLayout {
     }
 }
 
-/// An unknown layout of experts.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error(
-    "'{found}' is no layout of experts: expected ep, tp, hybrid:NODESxRANKS or, fused, hybrid:NODESxRANKS:CHUNKS with 1 to {MAX_CHUNKS} chunks"
-)]
-pub struct UnknownExperts {
-    found: String,
-}
-
 impl FromStr for ExpertLayout {
-    type Err = UnknownExperts;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, UnknownExperts> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let nodes = || text.strip_prefix("hybrid:").and_then(NodeLayout::parse);
+        let unknown = || {
+            format!(
+                "'{text:.100}' is no layout of experts: expected ep, tp, hybrid:NODESxRANKS or, fused, \
+                 hybrid:NODESxRANKS:CHUNKS with 1 to {MAX_CHUNKS} chunks"
+            )
+        };
         match text {
             "ep" => Ok(Self::Ep),
             "tp" => Ok(Self::Tp),
-            _ => nodes().map(Self::Hybrid).ok_or_else(|| UnknownExperts { found: text.chars().take(100).collect() }),
+            _ => nodes().map(Self::Hybrid).ok_or_else(unknown),
         }
     }
 }
 
 impl ExpertLayout {
+    /// The nodes of a hybrid layout.
+    pub(crate) fn nodes(self) -> Option<NodeLayout> {
+        match self {
+            Self::Ep | Self::Tp => None,
+            Self::Hybrid(nodes) => Some(nodes),
+        }
+    }
+
     /// The number of parts that the placement divides experts among, by the number of ranks.
     pub(crate) fn hosts(self, world: usize) -> usize {
-        match self {
-            Self::Ep | Self::Tp => world,
-            Self::Hybrid(layout) => layout.nodes.into(),
-        }
+        self.nodes().map_or(world, |layout| layout.nodes.into())
     }
 
     /// Ranks that share a host of experts.
     fn width(self) -> usize {
-        match self {
-            Self::Ep | Self::Tp => 1,
-            Self::Hybrid(layout) => layout.width.into(),
-        }
+        self.nodes().map_or(1, |layout| layout.width.into())
     }
 
     /// The ranks of a unit, by the number of groups of its placement.
@@ -114,27 +102,17 @@ impl ExpertLayout {
 
     /// The rank that handed over rows, by how the collectives of `rank` name it.
     pub(super) fn source(self, rank: usize, named: usize) -> usize {
-        match self {
-            Self::Ep | Self::Tp => named,
-            Self::Hybrid(_) => self.host(rank) * self.width() + named,
-        }
-    }
-
-    /// Whether its dispatch and combine have stages of their own.
-    pub(super) fn has_stages(self) -> bool {
-        matches!(self, Self::Hybrid(_))
+        self.nodes().map_or(named, |_| self.host(rank) * self.width() + named)
     }
 
     /// Messages into which the rows for one host are cut, at most.
     pub(super) fn messages(self) -> usize {
-        match self {
-            Self::Hybrid(NodeLayout { chunks: Some(chunks), .. }) => chunks.into(),
-            _ => 1,
-        }
+        self.nodes().and_then(|layout| layout.chunks).map_or(1, usize::from)
     }
 
-    /// The collectives of a rank over its link. Between the ranks of a node, a hybrid dispatch sends rows in messages,
-    /// also where they share `memory`. All ranks call this at the same time.
+    /// The collectives of a rank over its link, with an observer of the stages of a hybrid dispatch and combine.
+    /// Between the ranks of a node, a hybrid dispatch sends rows in messages, also where they share `memory`. All ranks
+    /// call this at the same time.
     ///
     /// # Errors
     /// Ranks that divide the unit into other nodes, a rank that was lost.
@@ -142,21 +120,9 @@ impl ExpertLayout {
         self,
         link: impl Lockstep + 'static,
         memory: impl RowMemory<T> + 'static,
-    ) -> Result<Box<dyn Collectives<T>>, UnitError> {
-        self.join_observed(link, memory, Box::new(Unobserved))
-    }
-
-    /// The same, with an observer of the stages of a hybrid dispatch and combine.
-    ///
-    /// # Errors
-    /// As [`ExpertLayout::join`].
-    pub fn join_observed<T: Element>(
-        self,
-        link: impl Lockstep + 'static,
-        memory: impl RowMemory<T> + 'static,
         observer: Box<dyn StageObserver + Send>,
     ) -> Result<Box<dyn Collectives<T>>, UnitError> {
-        let Self::Hybrid(layout) = self else { return Ok(Box::new(RowCollectives::new(link, memory))) };
+        let Some(layout) = self.nodes() else { return Ok(Box::new(RowCollectives::new(link, memory))) };
         let link = UnitLink::join(link, layout.nodes.into())?;
         let unit = Box::new(RowCollectives::new(link.clone(), memory));
         Ok(match layout.chunks {
@@ -182,10 +148,10 @@ impl ExpertLayout {
         observer: Box<dyn StageObserver + Send>,
     ) -> Result<WireRows, UnitError> {
         if groups == 1 {
-            return self.join_observed(link, memory, observer).map(wire);
+            return self.join(link, memory, observer).map(wire);
         }
         let link = UnitLink::join(link, groups)?;
-        let unit = wire(self.join_observed(link.clone(), memory, observer)?);
+        let unit = wire(self.join(link.clone(), memory, observer)?);
         let inside = PrivateMemory::new(link.grid().local(link.rank()));
         let group = wire(Box::new(RowCollectives::of_group(link.inside(), inside)));
         Ok(unit.with_groups(link, group))

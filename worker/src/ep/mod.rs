@@ -35,10 +35,11 @@ mod timings;
 mod traffic;
 mod wire;
 
-pub(crate) use counters::RowCounts;
-pub use counters::{ByPlace, Collective, Counters, CountersSnapshot, LayerTraffic, LevelBytes, StepPhase, Traffic};
-pub use exchange::{ExpertParallel, LocalExperts, RoutedBatch, WorldMismatch};
-pub use layout::{ExpertLayout, NodeLayout, UnknownExperts};
+pub use counters::{
+    ByPlace, Collective, Counters, CountersSnapshot, LayerTraffic, LevelBytes, RowCounts, StepPhase, Traffic,
+};
+pub use exchange::{ExpertParallel, LocalExperts, RoutedBatch};
+pub use layout::{ExpertLayout, NodeLayout};
 pub(crate) use poll::poll_until;
 pub(crate) use semmoe_kernels::collectives::{AllRows, Norm, OwnRows};
 pub use semmoe_kernels::collectives::{Lockstep, MAX_MESSAGE_BYTES, UnitError, Wake, Waker};
@@ -49,4 +50,4 @@ pub use spread::ExpertSpread;
 pub use stages::StageLog;
 pub use tcp::TcpTransport;
 pub use timings::{LayerTimings, StepBatch, StepCount, TimedCollective, Timings};
-pub use wire::{UnknownWireType, WireRows, WireType};
+pub use wire::{WireRows, WireType};

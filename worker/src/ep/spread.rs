@@ -16,14 +16,9 @@ pub struct ExpertSpread {
 
 impl ExpertSpread {
     /// Whether a rank has this expert, or its slice of it.
-    #[must_use]
     pub fn has(&self, rank: RankId, layer: LayerIdx, expert: ExpertId) -> bool {
-        match self.layout {
-            ExpertLayout::Ep | ExpertLayout::Hybrid(_) => {
-                self.copies.holds(GroupId::new(self.layout.host(rank.index()) as u16), layer, expert)
-            }
-            ExpertLayout::Tp => true,
-        }
+        let host = GroupId::new(self.layout.host(rank.index()) as u16);
+        self.layout == ExpertLayout::Tp || self.copies.holds(host, layer, expert)
     }
 
     /// The experts of a layer that a rank has, or has slices of, in ascending id.

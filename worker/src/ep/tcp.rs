@@ -29,7 +29,10 @@ impl TcpTransport {
             stream.set_nodelay(true)?;
             stream.set_nonblocking(true)?;
         }
-        Ok(Self::over(rank, peers, Sockets { bell: Bell::new()? }, limit))
+        let (bell, ringer) = UnixStream::pair()?;
+        bell.set_nonblocking(true)?;
+        ringer.set_nonblocking(true)?;
+        Ok(Self::over(rank, peers, Sockets { bell, ringer: Arc::new(ringer) }, limit))
     }
 }
 
@@ -45,7 +48,9 @@ impl ByteStream for TcpStream {
 /// Polls the sockets of one rank.
 #[derive(Debug)]
 pub struct Sockets {
-    bell: Bell,
+    /// Readable once `ringer` was written to, so that wakers are polled together with the peers.
+    bell: UnixStream,
+    ringer: Arc<UnixStream>,
 }
 
 fn interest(pending: &Pending) -> PollFlags {
@@ -69,11 +74,11 @@ impl Medium for Sockets {
         for (peer, pending) in peers.iter().zip(&mut *pending) {
             pending.ready = false;
             if let Some(peer) = peer.as_ref().filter(|_| !interest(pending).is_empty()) {
-                fds.push(PollFd::new(peer.stream(), interest(pending)));
+                fds.push(PollFd::new(&peer.stream, interest(pending)));
             }
         }
         if bell {
-            fds.push(PollFd::new(&self.bell.listener, PollFlags::IN));
+            fds.push(PollFd::new(&self.bell, PollFlags::IN));
         }
         let in_time = poll_until(&mut fds, deadline);
         let wanted = pending.iter_mut().filter(|pending| !interest(pending).is_empty());
@@ -85,31 +90,15 @@ impl Medium for Sockets {
 
     fn take_ring(&mut self) -> bool {
         let (mut rings, mut rang) = ([0; 64], false);
-        while matches!(self.bell.listener.read(&mut rings), Ok(count) if count > 0) {
+        while matches!(self.bell.read(&mut rings), Ok(count) if count > 0) {
             rang = true;
         }
         rang
     }
 
     fn waker(&self) -> Waker {
-        let ringer = Arc::clone(&self.bell.ringer);
+        let ringer = Arc::clone(&self.ringer);
         // A full socket has rung already; a closed one has no reader to wake.
         Waker::new(move || drop((&*ringer).write(&[1])))
-    }
-}
-
-/// A pair of connected sockets: what can be polled together with the peers.
-#[derive(Debug)]
-struct Bell {
-    listener: UnixStream,
-    ringer: Arc<UnixStream>,
-}
-
-impl Bell {
-    fn new() -> io::Result<Self> {
-        let (listener, ringer) = UnixStream::pair()?;
-        listener.set_nonblocking(true)?;
-        ringer.set_nonblocking(true)?;
-        Ok(Self { listener, ringer: Arc::new(ringer) })
     }
 }

@@ -30,14 +30,8 @@ impl TimedCollective {
     pub const ALL: [Self; 4] = [Self::Dispatch, Self::Combine, Self::Scatter, Self::Gather];
 
     /// Its name in metrics.
-    #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Dispatch => "dispatch",
-            Self::Combine => "combine",
-            Self::Scatter => "scatter",
-            Self::Gather => "gather",
-        }
+        ["dispatch", "combine", "scatter", "gather"][self as usize]
     }
 }
 
@@ -51,7 +45,6 @@ pub struct LayerTimings {
 
 impl LayerTimings {
     /// Time in one collective.
-    #[must_use]
     pub fn of(&self, collective: TimedCollective) -> Duration {
         self.collectives[collective as usize]
     }
@@ -69,12 +62,8 @@ pub struct StepBatch {
 }
 
 impl StepBatch {
-    /// A step with prompt tokens is one of prefill, and its batch is these; any other's batch is its sequences.
-    fn phase(&self) -> StepPhase {
-        if self.prompt_tokens > 0 { StepPhase::Prefill } else { StepPhase::Decode }
-    }
-
-    /// The largest batch of this one's half octave: 0, 1, 2, 4, 5, 8, 11, 16, ...
+    /// The largest batch of this one's half octave: 0, 1, 2, 4, 5, 8, 11, 16, ... A step with prompt tokens is one of
+    /// prefill, and its batch is these; any other's batch is its sequences.
     fn bucket(&self) -> u32 {
         match if self.prompt_tokens > 0 { self.prompt_tokens } else { self.sequences } {
             0 => 0,
@@ -102,14 +91,8 @@ pub struct StepCount {
 
 impl StepCount {
     /// The phase that it is counted as.
-    #[must_use]
     pub fn phase(&self) -> StepPhase {
         if self.prefill { StepPhase::Prefill } else { StepPhase::Decode }
-    }
-
-    fn is_of(&self, other: &Self) -> bool {
-        (self.splits_attention, self.experts, self.prefill, self.batch)
-            == (other.splits_attention, other.experts, other.prefill, other.batch)
     }
 }
 
@@ -135,9 +118,9 @@ impl Timings {
         self.steps += 1;
         self.step += time;
         let splits_attention = batch.attention == Attention::Tp;
-        let prefill = batch.phase() == StepPhase::Prefill;
+        let prefill = batch.prompt_tokens > 0;
         let new = StepCount { splits_attention, experts, prefill, batch: batch.bucket(), steps: 1, time };
-        match self.by_batch.iter_mut().find(|count| count.is_of(&new)) {
+        match self.by_batch.iter_mut().find(|count| StepCount { steps: 1, time, ..**count } == new) {
             Some(count) => {
                 count.steps += 1;
                 count.time += time;

@@ -55,7 +55,7 @@ impl Viewpoint<'_> {
         let bytes = row_bytes + header_bytes;
         match self.layout {
             ExpertLayout::Hybrid(nodes) => {
-                levels.node += row_bytes * u64::from(nodes.width() - 1);
+                levels.node += row_bytes * u64::from(nodes.width - 1);
                 *(if host == self.layout.host(self.rank) { &mut levels.rank } else { &mut levels.other }) += bytes;
             }
             ExpertLayout::Ep | ExpertLayout::Tp if host == self.rank => levels.rank += bytes,

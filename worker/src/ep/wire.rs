@@ -20,13 +20,6 @@ pub enum WireType {
     Bf16,
 }
 
-/// An unknown element type for the wire.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("'{found}' is not an element type for the wire: expected f32 or bf16")]
-pub struct UnknownWireType {
-    found: String,
-}
-
 impl WireType {
     fn dtype(self) -> Dtype {
         match self {
@@ -37,11 +30,11 @@ impl WireType {
 }
 
 impl FromStr for WireType {
-    type Err = UnknownWireType;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, UnknownWireType> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let known = [Self::F32, Self::Bf16].into_iter().find(|wire| wire.dtype().name() == text);
-        known.ok_or_else(|| UnknownWireType { found: text.chars().take(100).collect() })
+        known.ok_or_else(|| format!("'{text:.100}' is not an element type for the wire: expected f32 or bf16"))
     }
 }
 
@@ -54,29 +47,24 @@ impl fmt::Display for WireType {
 /// The collectives of one rank, for rows of f32, that travel as they are or rounded.
 pub struct WireRows {
     unit: Box<dyn Collectives<f32>>,
-    wire: WireType,
+    /// The element type on the wire.
+    pub(super) dtype: Dtype,
 }
 
 impl WireRows {
     /// As they are.
-    #[must_use]
     pub fn f32(unit: Box<dyn Collectives<f32>>) -> Self {
-        Self { unit, wire: WireType::F32 }
+        Self { unit, dtype: Dtype::F32 }
     }
 
     /// Rounded.
-    #[must_use]
     pub fn bf16(unit: Box<dyn Collectives<bf16>>) -> Self {
-        Self { unit: Box::new(CastCollectives::new(unit)), wire: WireType::Bf16 }
+        Self { unit: Box::new(CastCollectives::new(unit)), dtype: Dtype::Bf16 }
     }
 
     /// Runs reduce-scatter and allgather in `group`, whose rows have the same type on the wire.
     pub(super) fn with_groups(self, link: UnitLink<impl Lockstep + 'static>, group: Self) -> Self {
         Self { unit: Box::new(HybridCollectives::grouped(link, self.unit, group.unit)), ..self }
-    }
-
-    pub(super) fn dtype(&self) -> Dtype {
-        self.wire.dtype()
     }
 }
 

@@ -76,6 +76,15 @@ pub(super) struct Attended<'a, 'i> {
     pub(super) queries: &'a [f32],
 }
 
+/// The queries of one item in one layer, and the cache that they attend over.
+#[derive(Clone, Copy)]
+struct CachedItem<'a> {
+    layer: usize,
+    cache: &'a KvCache,
+    /// `[kv_heads, n, group, key_width]`
+    queries: &'a [f32],
+}
+
 /// The widths of one layer's attention.
 #[derive(Clone, Copy)]
 pub(super) struct Heads {
@@ -195,27 +204,19 @@ impl Heads {
             }
             let queries = &over.queries[of[0] * query_width..of[1] * query_width];
             let sums = out.split_off_mut(..(to - from) * self.out_width()).unwrap_or_default();
-            self.attend_item((over.layer, item.kv), from - of[0]..to - of[0], queries, sums, scratch);
+            let item = CachedItem { layer: over.layer, cache: item.kv, queries };
+            self.attend_item(item, from - of[0]..to - of[0], sums, scratch);
         }
     }
 
-    /// Attention of some of the n tokens of one item.
-    ///
-    /// - `queries` `[kv_heads, n, group, key_width]`
-    /// - `out` of these tokens `[tokens, kv_heads, group, value_width]`
-    fn attend_item(
-        &self,
-        (layer, cache): (usize, &KvCache),
-        tokens: Range<usize>,
-        queries: &[f32],
-        out: &mut [f32],
-        scratch: &mut ThreadScratch,
-    ) {
-        for (head, queries) in queries.chunks_exact(queries.len() / self.kv_heads).enumerate() {
+    /// Attention of some of the n tokens of one item; `out` is of these tokens
+    /// `[tokens, kv_heads, group, value_width]`.
+    fn attend_item(&self, item: CachedItem<'_>, tokens: Range<usize>, out: &mut [f32], scratch: &mut ThreadScratch) {
+        for head in 0..self.kv_heads {
             for first in tokens.clone().step_by(QUERY_BLOCK) {
                 let end = tokens.end.min(first + QUERY_BLOCK);
                 let out = &mut out[(first - tokens.start) * self.out_width()..];
-                self.attend_block((layer, head), first..end, queries, cache, out, scratch);
+                self.attend_block(item, head, first..end, out, scratch);
             }
         }
     }
@@ -223,13 +224,13 @@ impl Heads {
     /// Some positions of all query heads of one key-value head; `out` begins with the first of them.
     fn attend_block<'c>(
         &self,
-        (layer, head): (usize, usize),
+        item: CachedItem<'c>,
+        head: usize,
         block: Range<usize>,
-        queries: &[f32],
-        cache: &'c KvCache,
         out: &mut [f32],
         scratch: &mut ThreadScratch,
     ) {
+        let CachedItem { layer, cache, queries } = item;
         let Self { kv_heads, group, key_width, value_width, scale } = *self;
         let ThreadScratch { scores, sums, totals, .. } = scratch;
         let rows = block.len() * group;
@@ -241,8 +242,8 @@ impl Heads {
         sums.resize(rows * value_width, 0.0);
         totals.clear();
 
-        let queries = &queries[block.start * group * key_width..][..rows * key_width];
-        let queries = Matrix { data: queries, stride: key_width };
+        let queries = &queries[head * (queries.len() / kv_heads) + block.start * group * key_width..];
+        let queries = Matrix { data: &queries[..rows * key_width], stride: key_width };
         // Each product names the data read next, as pages lie anywhere: keys, then values, then the next head's keys.
         let keys_of = |page: &'c Page, head| Matrix { data: page.keys(shape, layer, head), stride: PAGE_TOKENS };
         let values_of = |page: &'c Page| page.values(shape, layer, head);
@@ -264,7 +265,7 @@ impl Heads {
         }
         let next_head = first_page.filter(|_| head + 1 < kv_heads).map(|page| keys_of(page, head + 1).data);
         for (first, held, page, after) in cache.pages_ahead(keys) {
-            let matrix = Matrix { data: values_of(page), stride: cache.value_stride() };
+            let matrix = Matrix { data: values_of(page), stride: shape.value_stride() };
             let next = after.map(values_of).or(next_head);
             let scores = Matrix { data: &scores[first..], stride: width };
             let begin = if first == 0 { Begin::AtZero } else { Begin::AtC };

@@ -44,13 +44,10 @@ struct Index {
 
 /// A tensor whose type and shape were checked.
 #[derive(Clone, Copy)]
-pub(super) enum TensorData<'a> {
-    /// bf16, two bytes each.
-    Bf16(&'a [[u8; 2]]),
-    /// f16, two bytes each.
-    F16(&'a [[u8; 2]]),
-    /// f32, four bytes each.
-    F32(&'a [[u8; 4]]),
+pub(super) struct TensorData<'a> {
+    pub(super) kind: TensorKind,
+    /// Elements, little-endian.
+    pub(super) bytes: &'a [u8],
 }
 
 /// The type of a tensor's elements.
@@ -71,11 +68,7 @@ impl TensorKind {
     }
 
     pub(super) fn of(self, bytes: &[u8]) -> TensorData<'_> {
-        match self {
-            Self::Bf16 => TensorData::Bf16(bytes.as_chunks().0),
-            Self::F16 => TensorData::F16(bytes.as_chunks().0),
-            Self::F32 => TensorData::F32(bytes.as_chunks().0),
-        }
+        TensorData { kind: self, bytes }
     }
 }
 
@@ -93,27 +86,21 @@ pub(super) struct TensorPlace {
 impl<'a> TensorData<'a> {
     /// Number of elements.
     pub(super) fn len(&self) -> usize {
-        match self {
-            Self::Bf16(values) | Self::F16(values) => values.len(),
-            Self::F32(values) => values.len(),
-        }
+        self.bytes.len() / self.kind.bytes()
     }
 
     /// Some of the elements.
     pub(super) fn part(&self, range: Range<usize>) -> TensorData<'a> {
-        match self {
-            Self::Bf16(values) => TensorData::Bf16(&values[range]),
-            Self::F16(values) => TensorData::F16(&values[range]),
-            Self::F32(values) => TensorData::F32(&values[range]),
-        }
+        let size = self.kind.bytes();
+        self.kind.of(&self.bytes[range.start * size..range.end * size])
     }
 
     /// Element i; both half types to f32 are exact.
     pub(super) fn get(&self, i: usize) -> f32 {
-        match self {
-            Self::Bf16(values) => bf16_to_f32(u16::from_le_bytes(values[i])),
-            Self::F16(values) => f16::from_le_bytes(values[i]).to_f32(),
-            Self::F32(values) => f32::from_le_bytes(values[i]),
+        match self.kind {
+            TensorKind::Bf16 => bf16_to_f32(u16::from_le_bytes(self.bytes.as_chunks().0[i])),
+            TensorKind::F16 => f16::from_le_bytes(self.bytes.as_chunks().0[i]).to_f32(),
+            TensorKind::F32 => f32::from_le_bytes(self.bytes.as_chunks().0[i]),
         }
     }
 
@@ -183,23 +170,16 @@ impl Checkpoint {
         let shard = file.and_then(|file| Some((file, self.shards.get(file)?)));
         let (file, shard) = shard.ok_or_else(|| missing(&self.path))?;
         let info = shard.metadata.info(name).ok_or_else(|| missing(&shard.path))?;
+        let unfit = |problem| ModelError::Tensor { path: shard.path.clone(), tensor: name.to_owned(), problem };
         if info.shape != shape {
-            return Err(ModelError::Shape {
-                path: shard.path.clone(),
-                tensor: name.to_owned(),
-                found: info.shape.clone(),
-                expected: shape.to_vec(),
-            });
+            return Err(unfit(format!("shape {:?}, config.json asks for {shape:?}", info.shape)));
         }
         let (from, to) = info.data_offsets;
         let kind = match info.dtype {
             Dtype::BF16 => TensorKind::Bf16,
             Dtype::F16 => TensorKind::F16,
             Dtype::F32 => TensorKind::F32,
-            other => {
-                let (path, tensor) = (shard.path.clone(), name.to_owned());
-                return Err(ModelError::Dtype { path, tensor, found: other.to_string() });
-            }
+            other => return Err(unfit(format!("type {other}, expected BF16, F16 or F32"))),
         };
         Ok(TensorPlace { file, at: (shard.data_start + from) as u64, bytes: to - from, kind })
     }

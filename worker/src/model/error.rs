@@ -26,11 +26,8 @@ pub enum ModelError {
         expected: &'static str,
     },
     /// Experts that stay where they were at the start.
-    #[error("experts {layout} cannot be switched while the unit runs")]
-    FixedLayout {
-        /// How they are divided.
-        layout: ExpertLayout,
-    },
+    #[error("experts {0} cannot be switched while the unit runs")]
+    FixedLayout(ExpertLayout),
     /// A JSON file is not valid.
     #[error("{} is not valid: {detail}", path.display())]
     Json {
@@ -77,27 +74,15 @@ pub enum ModelError {
         /// The tensor.
         tensor: String,
     },
-    /// A tensor whose shape is not the configuration's.
-    #[error("{}: tensor {tensor} has shape {found:?}, config.json asks for {expected:?}", path.display())]
-    Shape {
+    /// A tensor of another shape than the configuration's, or of an unsupported type.
+    #[error("{}: tensor {tensor} has {problem}", path.display())]
+    Tensor {
         /// The checkpoint file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Its shape.
-        found: Vec<usize>,
-        /// The shape by the configuration.
-        expected: Vec<usize>,
-    },
-    /// A tensor of another number type.
-    #[error("{}: tensor {tensor} has type {found}, expected BF16, F16 or F32", path.display())]
-    Dtype {
-        /// The checkpoint file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// Its type.
-        found: String,
+        /// The shape or type: found and expected.
+        problem: String,
     },
     /// Experts that cannot be cut into so many slices.
     #[error("the intermediate width {width} of an expert cannot be cut into {ranks} even slices, one for each rank")]
@@ -114,11 +99,8 @@ pub enum ModelError {
     #[error(transparent)]
     ExpertFault(MemoryFault),
     /// No memory for experts.
-    #[error("no memory for the experts: {detail}")]
-    ExpertMemory {
-        /// The cause.
-        detail: String,
-    },
+    #[error("no memory for the experts: {0}")]
+    ExpertMemory(String),
     /// A limit on the memory for experts that is too low for streaming.
     #[error(
         "the experts of this rank take at least {least} bytes of memory with two layers of those that are streamed, \

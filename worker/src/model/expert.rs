@@ -22,7 +22,7 @@ use semmoe_tables::{ExpertId, LayerIdx, RankId};
 
 use super::checkpoint::TensorData;
 use super::compute::{Linear, Matrix, PanelType, Sizes, group_of, multiply, silu_product};
-use super::slice::ExpertSlice;
+use super::share::expert_columns;
 use super::{ModelConfig, ModelError};
 use crate::ep::{ExpertLayout, ExpertSpread, LocalExperts};
 use crate::threads::shares;
@@ -59,12 +59,10 @@ pub(super) struct Packing {
 impl Packing {
     fn new(config: &ModelConfig, layout: ExpertLayout, at: Place, types: ExpertTypes) -> Result<Self, ModelError> {
         let part = Self::in_place(config, layout, at, types)?;
-        Ok(match layout {
-            // Every slice of the unit lies somewhere.
-            ExpertLayout::Ep | ExpertLayout::Tp if config.expert_width.is_multiple_of(at.world) => {
-                Self { slices: at.world, width: config.expert_width / at.world, first: 0, ..part }
-            }
-            _ => part,
+        // With experts ep and tp every slice of the unit lies somewhere.
+        Ok(match layout.nodes().is_none() && config.expert_width.is_multiple_of(at.world) {
+            true => Self { slices: at.world, width: config.expert_width / at.world, first: 0, ..part },
+            false => part,
         })
     }
 
@@ -75,9 +73,8 @@ impl Packing {
         at: Place,
         types: ExpertTypes,
     ) -> Result<Self, ModelError> {
-        let ModelConfig { hidden, expert_width, .. } = *config;
-        let kept = ExpertSlice::new(config, layout, at.rank, at.world)?.columns(expert_width);
-        Ok(Self { hidden, slices: 1, width: kept.len(), first: kept.start, types })
+        let kept = expert_columns(config, layout, at.rank, at.world)?;
+        Ok(Self { hidden: config.hidden, slices: 1, width: kept.len(), first: kept.start, types })
     }
 
     /// The columns of a whole expert that are packed.
@@ -101,8 +98,8 @@ impl Packing {
         width: usize,
         [gate_up, packed_down]: [&mut [u32]; 2],
     ) {
-        Linear::pack_into(self.types.gate_up, &[*gate, *up], (self.hidden, 0..self.hidden), gate_up);
-        Linear::pack_into(self.types.down, &[*down], (width, self.columns()), packed_down);
+        Linear::pack_into(self.types.gate_up, &[*gate, *up], self.hidden, &(0..self.hidden), gate_up);
+        Linear::pack_into(self.types.down, &[*down], width, &self.columns(), packed_down);
     }
 
     /// As [`LocalExperts::threads`], by the number of experts and of slices of each.
@@ -114,7 +111,8 @@ impl Packing {
     /// As [`LocalExperts::apply`], for an expert of `slices` slices.
     pub(super) fn apply(
         &self,
-        (slices, [gate_up, down]): (usize, [&[u32]; 2]),
+        slices: usize,
+        [gate_up, down]: [&[u32]; 2],
         x: &[f32],
         out: &mut [f32],
         work: &mut Vec<f32>,
@@ -158,7 +156,7 @@ impl Packing {
     }
 
     /// Slots for so many experts in so many layers; with slices in every layout, where an expert has one for each rank.
-    fn pool(&self, world: usize, [experts, layers, slots]: [usize; 3]) -> Result<Pool, ReshardError> {
+    fn pool(&self, world: usize, experts: usize, layers: usize, slots: usize) -> Result<Pool, ReshardError> {
         let pool = Pool::new(self.shape()?, Cluster::new(1, world)?, experts, layers, slots)?;
         Ok(if self.slices == world { pool } else { pool.ep_only() })
     }
@@ -170,7 +168,7 @@ impl Packing {
         let gate_up = [gate, up].map(|part| part.part(rows.clone()));
         [
             Linear::pack_as(self.types.gate_up, &gate_up, self.hidden),
-            Linear::pack_columns_as(self.types.down, *down, width, first..first + self.width),
+            Linear::pack_columns(self.types.down, &[*down], width, first..first + self.width),
         ]
     }
 
@@ -219,10 +217,10 @@ impl Experts {
         let whole = hosts(&whole, at.world).map_err(ModelError::Experts)?;
         let slots = whole.slots().max(slots.unwrap_or(0).into());
         let layers = spread.copies.layers();
-        let pool = packing.pool(at.world, [config.num_experts, layers, slots]).map_err(ModelError::Experts)?;
+        let pool = packing.pool(at.world, config.num_experts, layers, slots).map_err(ModelError::Experts)?;
         let layout = if spread.layout == ExpertLayout::Tp { Layout::Tp } else { Layout::Ep(whole) };
         let memory = SharedExperts::create(at.rank, at.world, pool.bytes())
-            .map_err(|error| ModelError::ExpertMemory { detail: error.to_string() })?;
+            .map_err(|error| ModelError::ExpertMemory(error.to_string()))?;
         let checksums = Checksums::new(&pool);
         Ok(Self { packing, width: config.expert_width, pool, layout, side: Side::Low, memory, checksums })
     }
@@ -296,11 +294,6 @@ impl Experts {
         self.memory.write(at, &[byte ^ 1]).unwrap();
     }
 
-    /// Whether a rank's buffer is mapped here.
-    pub(super) fn reaches(&self, rank: usize) -> bool {
-        self.memory.reaches(rank)
-    }
-
     /// Where a spread has the experts.
     pub(super) fn arrange(&self, spread: &ExpertSpread) -> Result<Layout, ReshardError> {
         let layout = match spread.layout {
@@ -339,8 +332,8 @@ impl LocalExperts for LayerExperts<'_> {
         self.experts.packing.threads(pairs, self.experts.count(self.layer), self.experts.slices())
     }
 
-    fn apply(&self, layer: LayerIdx, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>) {
-        let arrays = [GATE_UP, DOWN].map(|array| self.experts.array(layer, slot, array));
-        self.experts.packing.apply((self.experts.slices(), arrays), x, out, work);
+    fn apply(&self, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>) {
+        let arrays = [GATE_UP, DOWN].map(|array| self.experts.array(self.layer, slot, array));
+        self.experts.packing.apply(self.experts.slices(), arrays, x, out, work);
     }
 }

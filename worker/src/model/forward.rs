@@ -8,11 +8,11 @@ use super::rope::RotaryTable;
 use super::router::{Choice, RouterScratch};
 use super::rows::RowPlan;
 use super::split::SplitScratch;
-use super::step::{OutputBuffers, StepItem};
+use super::step::{StepItem, StepOutput};
 use super::streamed::RankExperts;
 use super::weights::{Block, FeedForward, Moe, Weights};
 use super::{ModelConfig, StepError};
-use crate::ep::{ExpertParallel, LocalExperts, RoutedBatch, StepPhase, UnitError};
+use crate::ep::{ExpertParallel, RoutedBatch, StepPhase, UnitError};
 
 /// Buffers of a step, reused by the next one; rows are those of all items, one after the other.
 #[derive(Default)]
@@ -45,7 +45,7 @@ pub(super) struct Forward<'a> {
     pub(super) experts: &'a RankExperts,
     pub(super) angles: &'a RotaryTable,
     pub(super) scratch: &'a mut Scratch,
-    pub(super) out: &'a mut OutputBuffers,
+    pub(super) out: &'a mut StepOutput,
     pub(super) ep: &'a mut ExpertParallel,
     /// The rows that this rank continues with after attention: with attention tp, where all ranks have the same rows.
     pub(super) rows: Option<&'a mut RowPlan>,
@@ -155,20 +155,8 @@ impl Forward<'_> {
         choice.route(router_logits, experts, weights, router);
         self.probe.routes(moe.layer, experts, weights);
         let batch = RoutedBatch { x: normed, experts, weights, phases, top_k, hidden: self.config.hidden };
-        {
-            let (resident, streamed);
-            let here: &dyn LocalExperts = match self.experts {
-                RankExperts::Resident(experts) => {
-                    resident = experts.of_layer(moe.layer);
-                    &resident
-                }
-                RankExperts::Streamed(experts) => {
-                    streamed = experts.of_layer(moe.layer);
-                    &streamed
-                }
-            };
-            self.ep.moe(moe.layer, batch, here, added)?;
-        }
+        let ep = &mut *self.ep;
+        self.experts.with_layer(moe.layer, |experts| ep.moe(moe.layer, batch, experts, added))?;
         if let Some(shared) = &moe.shared {
             shared.add_to(normed, added, mlp);
         }

@@ -40,6 +40,8 @@ pub(super) struct HeadNorms {
 
 /// The projections of some items, and the destination of their queries.
 struct Projection<'a, 'i> {
+    layer: usize,
+    angles: &'a RotaryTable,
     items: &'a mut [StepItem<'i>],
     /// First row of each item, and one past the last.
     offsets: &'a [usize],
@@ -59,9 +61,10 @@ impl Projection<'_, '_> {
         let (items_before, items_after) = self.items.split_at_mut(items);
         let (qkv_before, qkv_after) = self.qkv.split_at(self.qkv.len() / rows * part);
         let (queries_before, queries_after) = self.queries.split_at_mut(self.queries.len() / rows * part);
+        let (before, after) = (&self.offsets[..=items], &self.offsets[items..]);
         (
-            Self { items: items_before, offsets: &self.offsets[..=items], qkv: qkv_before, queries: queries_before },
-            Self { items: items_after, offsets: &self.offsets[items..], qkv: qkv_after, queries: queries_after },
+            Self { items: items_before, offsets: before, qkv: qkv_before, queries: queries_before, ..self },
+            Self { items: items_after, offsets: after, qkv: qkv_after, queries: queries_after, ..self },
         )
     }
 }
@@ -96,26 +99,26 @@ impl Grouped {
         let threads = self.heads.threads(step, threads);
         queries.resize(step.rows * self.query_width(), 0.0);
         let AttentionStep { layer, angles, rows, offsets, .. } = *step;
-        self.prepare((layer, angles), Projection { items: step.items, offsets, qkv, queries }, threads);
+        self.prepare(Projection { layer, angles, items: step.items, offsets, qkv, queries }, threads);
         let over = Attended { layer, items: step.items, offsets, queries };
         self.heads.attend(over, 0..rows, out, threads);
     }
 
     /// Makes queries as [`Attended`] has them, writes keys and values into the caches; items are shared among as many
     /// threads as there are buffers.
-    fn prepare(&self, at: (usize, &RotaryTable), of: Projection<'_, '_>, threads: &mut [ThreadScratch]) {
+    fn prepare(&self, of: Projection<'_, '_>, threads: &mut [ThreadScratch]) {
         if threads.len() > 1 && of.items.len() > 1 {
             let all = threads.len();
             let (first, second) = threads.split_at_mut(all / 2);
             let (before, after) = of.split(first.len(), all);
-            return both(|| self.prepare(at, before, first), || self.prepare(at, after, second));
+            return both(|| self.prepare(before, first), || self.prepare(after, second));
         }
-        let Projection { items, offsets, mut qkv, mut queries } = of;
+        let Projection { layer, angles, items, offsets, mut qkv, mut queries } = of;
         for (item, range) in items.iter_mut().zip(offsets.windows(2)) {
             let tokens = range[1] - range[0];
             let of_item = qkv.split_off(..tokens * self.qkv_width()).unwrap_or_default();
             let queries = queries.split_off_mut(..tokens * self.query_width()).unwrap_or_default();
-            self.prepare_item(at, of_item, item.kv, queries, &mut threads[0].row);
+            self.prepare_item(layer, angles, of_item, item.kv, queries, &mut threads[0].row);
         }
     }
 
@@ -125,7 +128,8 @@ impl Grouped {
     /// - `turned` `[kv_heads, n, group, key_width]`: the queries, normed and rotated
     fn prepare_item(
         &self,
-        (layer, angles): (usize, &RotaryTable),
+        layer: usize,
+        angles: &RotaryTable,
         qkv: &[f32],
         cache: &mut KvCache,
         turned: &mut [f32],

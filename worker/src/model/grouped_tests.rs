@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::ep::StepPhase;
-use crate::model::checkpoint::TensorData;
+use crate::model::checkpoint::TensorKind;
 use crate::model::config::{Rope, RopeLayout};
 use crate::model::kv::{CacheShape, KvPool};
 use crate::threads::with_threads;
@@ -20,7 +20,7 @@ fn layer(norms: HeadNorms) -> Grouped {
     let heads = Heads { kv_heads: KV_HEADS, group: GROUP, key_width: DIM, value_width: DIM, scale };
     let (queries, keys) = (QUERY_WIDTH, KV_HEADS * DIM);
     let projected = Projected { queries, keys, first_query: 0, first_key: 0 };
-    Grouped { heads, projected, qkv: Linear::pack(&[TensorData::F32(&[])], 1), norms: Some(norms), clip: None }
+    Grouped { heads, projected, qkv: Linear::pack(&[TensorKind::F32.of(&[])], 1), norms: Some(norms), clip: None }
 }
 
 fn cache_shape() -> CacheShape {

@@ -28,11 +28,13 @@ mod transfer;
 pub use arrival::KvArrival;
 pub use cache::KvCache;
 pub(super) use change::KvChange;
-pub use change::{MovingSequence, StagedKv};
+pub use change::{AttentionChange, MovingSequence, StagedKv};
 pub use page::PAGE_TOKENS;
 pub(super) use page::Page;
 pub use pool::{KvPool, KvUsage};
 pub use transfer::{KvObjection, KvPhase};
+
+use super::compute::NR;
 
 /// The layout of a cache's content for every token. Keys and values differ in width where attention is latent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,9 +53,13 @@ pub struct CacheShape {
 
 impl CacheShape {
     /// Bytes of memory of one page.
-    #[must_use]
     pub fn page_bytes(&self) -> usize {
         page::elements(self) * size_of::<f32>()
+    }
+
+    /// Elements from one value to the next.
+    pub(super) fn value_stride(&self) -> usize {
+        self.value_width.next_multiple_of(NR)
     }
 
     /// Bytes of one head of a page, in one layer.

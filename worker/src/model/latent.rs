@@ -31,7 +31,7 @@ impl Latent {
     /// See [`super::attention::Attention::run`].
     pub(super) fn run(&self, step: &mut AttentionStep<'_, '_>, out: &mut Vec<f32>, scratch: &mut AttentionScratch) {
         let rows = step.rows;
-        scratch.projected.resize(rows * self.down.outputs(), 0.0);
+        scratch.projected.resize(rows * self.down.outputs, 0.0);
         self.down.apply(step.normed, &mut scratch.projected);
         self.absorb_queries(rows, scratch);
         let (query_width, sum_width) = (self.heads.group * self.heads.key_width, self.heads.group * self.shape.kv_rank);
@@ -46,7 +46,7 @@ impl Latent {
                 for head in query.chunks_exact_mut(self.heads.key_width) {
                     step.angles.turn(position, &mut head[self.shape.kv_rank..]);
                 }
-                let latent = &projected[(at + 1) * self.down.outputs() - self.heads.key_width..];
+                let latent = &projected[(at + 1) * self.down.outputs - self.heads.key_width..];
                 let (key, turned) = row.split_at_mut(self.shape.kv_rank);
                 rms_norm(&latent[..key.len()], &self.kv_norm, EPS, key);
                 turned.copy_from_slice(&latent[key.len()..][..turned.len()]);
@@ -64,7 +64,7 @@ impl Latent {
         let AttentionScratch { projected, between, queries, row, .. } = scratch;
         let (head_width, key_width) = (self.shape.query_width(), self.heads.key_width);
         let all_heads = self.heads.group * head_width;
-        let stride = self.down.outputs();
+        let stride = self.down.outputs;
         let (heads, stride) = match &self.query_up {
             None => (&projected[..], stride),
             Some((norm, up)) => {

@@ -65,19 +65,14 @@ impl<'a> Loader<'a> {
     fn heads(&self, layer: usize) -> Result<HeadWeights, ModelError> {
         let hidden = self.config.hidden;
         let prefix = format!("model.layers.{layer}.self_attn");
-        let (attention, value_width) = self.attention(&prefix)?;
+        let (attention, value_width) = match &self.config.attention {
+            AttentionKind::Grouped(shape) => (Attention::Grouped(self.grouped(&prefix, shape)?), shape.head_dim),
+            AttentionKind::Latent(shape) => (Attention::Latent(self.latent(&prefix, shape)?), shape.value_dim),
+        };
         let (out_width, own) = (self.config.heads * value_width, self.share.heads(self.config.heads));
         let attention_out = self.weight(&prefix, "o_proj", [hidden, out_width])?;
         let own = own.start * value_width..own.end * value_width;
-        Ok(HeadWeights { attention, out: Linear::pack_columns(attention_out, out_width, own) })
-    }
-
-    /// The attention of a layer, and the width of what each of its heads gives.
-    fn attention(&self, prefix: &str) -> Result<(Attention, usize), ModelError> {
-        Ok(match &self.config.attention {
-            AttentionKind::Grouped(shape) => (Attention::Grouped(self.grouped(prefix, shape)?), shape.head_dim),
-            AttentionKind::Latent(shape) => (Attention::Latent(self.latent(prefix, shape)?), shape.value_dim),
-        })
+        Ok(HeadWeights { attention, out: Linear::pack_columns(PanelType::Bf16, &[attention_out], out_width, own) })
     }
 
     fn grouped(&self, prefix: &str, shape: &GroupedAttention) -> Result<Grouped, ModelError> {
@@ -97,35 +92,32 @@ impl<'a> Loader<'a> {
             first_query: own.start - queries.start,
             first_key: own_kv.start - keys.start,
         };
-        let parts = [("q_proj", query, queries), ("k_proj", key, keys), ("v_proj", key, own_kv.clone())];
-        let tensor = |(part, rows, kept): &(&str, usize, Range<usize>)| -> Result<TensorData<'_>, ModelError> {
-            Ok(self.weight(prefix, part, [*rows, hidden])?.part(kept.start * hidden..kept.end * hidden))
-        };
-        let mut qkv = Linear::pack(&[tensor(&parts[0])?, tensor(&parts[1])?, tensor(&parts[2])?], hidden);
-        if shape.qkv_bias {
-            let mut biases = Vec::new();
-            for (part, rows, kept) in &parts {
-                biases.extend_from_slice(&self.vector(&format!("{prefix}.{part}.bias"), *rows)?[kept.clone()]);
+        let (mut weights, mut biases) = (Vec::new(), Vec::new());
+        for (part, rows, kept) in [("q_proj", query, queries), ("k_proj", key, keys), ("v_proj", key, own_kv.clone())] {
+            let weight = self.weight(prefix, part, [rows, hidden])?;
+            weights.push(weight.part(kept.start * hidden..kept.end * hidden));
+            if shape.qkv_bias {
+                biases.extend_from_slice(&self.vector(&format!("{prefix}.{part}.bias"), rows)?[kept]);
             }
+        }
+        let mut qkv = Linear::pack(&weights, hidden);
+        if shape.qkv_bias {
             qkv = qkv.with_bias(biases);
         }
+        let norms = |query: usize, key: usize| -> Result<Option<HeadNorms>, ModelError> {
+            let norm = |part: &str, width| self.vector(&format!("{prefix}.{part}.weight"), width);
+            Ok(Some(HeadNorms { query: norm("q_norm", query)?, key: norm("k_norm", key)?, eps: rms_norm_eps }))
+        };
         let norms = match shape.norms {
             HeadNormKind::None => None,
-            HeadNormKind::PerHead => Some((head_dim, head_dim)),
-            HeadNormKind::Whole => Some((query, key)),
-        };
-        let norm = |(query, key): (usize, usize)| {
-            Ok(HeadNorms {
-                query: self.vector(&format!("{prefix}.q_norm.weight"), query)?,
-                key: self.vector(&format!("{prefix}.k_norm.weight"), key)?,
-                eps: rms_norm_eps,
-            })
+            HeadNormKind::PerHead => norms(head_dim, head_dim)?,
+            HeadNormKind::Whole => norms(query, key)?,
         };
         let scale = 1.0 / (head_dim as f32).sqrt();
         let group = own.len() / own_kv.len();
         let kv_heads = own_kv.len() / head_dim;
         let heads = Heads { kv_heads, group, key_width: head_dim, value_width: head_dim, scale };
-        Ok(Grouped { heads, projected, qkv, norms: norms.map(norm).transpose()?, clip: shape.clip })
+        Ok(Grouped { heads, projected, qkv, norms, clip: shape.clip })
     }
 
     fn latent(&self, prefix: &str, shape: &LatentAttention) -> Result<Latent, ModelError> {

@@ -35,8 +35,8 @@ impl Mlp {
 
     /// `x [m, H]` to `out [m, H]`, overwritten; `work` is a buffer of any length and content.
     pub(super) fn apply(&self, x: &[f32], out: &mut [f32], work: &mut Vec<f32>) {
-        let rows = x.len() / self.down.outputs();
-        let width = self.gate_up.outputs() / 2;
+        let rows = x.len() / self.down.outputs;
+        let width = self.gate_up.outputs / 2;
         work.resize(rows * 3 * width, 0.0);
         let (gate_up, product) = work.split_at_mut(rows * 2 * width);
         self.gate_up.apply(x, gate_up);
@@ -54,7 +54,7 @@ impl Shared {
         match &self.gate {
             None => add(&results, out),
             Some(gate) => {
-                let hidden = self.mlp.down.outputs();
+                let hidden = self.mlp.down.outputs;
                 scratch.gates.resize(x.len() / hidden, 0.0);
                 gate.apply(x, &mut scratch.gates);
                 let rows = results.chunks_exact(hidden).zip(out.chunks_exact_mut(hidden));

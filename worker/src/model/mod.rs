@@ -8,11 +8,10 @@
 //! | `weights` | the weights that a rank keeps: one block for all families |
 //! | `step` | the input and the output of a step |
 //! | `forward` | a step through all layers |
-//! | `share` | attention tp: the heads of a rank |
+//! | `share` | the heads of a rank with attention tp, and its part of every expert with experts tp |
 //! | `split`, `rows` | attention tp: a layer after its heads, and which rows go to which rank |
 //! | `attention`, `kv`, `rope` | causal attention over one sequence's cache |
 //! | `grouped`, `latent` | the two kinds of attention: how queries, keys and values are made |
-//! | `slice` | experts tp: a rank's part of every expert |
 //! | `router`, `mlp` | the choice of experts; a dense layer, a shared expert |
 //! | `expert` | the routed experts of a rank, in one buffer |
 //! | `streamed` | experts that are read from the checkpoint ahead of their layer |
@@ -40,7 +39,6 @@ mod rope;
 mod router;
 mod rows;
 mod share;
-mod slice;
 mod split;
 mod step;
 mod streamed;
@@ -62,12 +60,13 @@ pub use config::{
 };
 pub use error::{ModelError, StepError};
 pub use kv::{
-    CacheShape, KvArrival, KvCache, KvObjection, KvPhase, KvPool, KvUsage, MovingSequence, PAGE_TOKENS, StagedKv,
+    AttentionChange, CacheShape, KvArrival, KvCache, KvObjection, KvPhase, KvPool, KvUsage, MovingSequence,
+    PAGE_TOKENS, StagedKv,
 };
 pub use probe::Probe;
-pub use relayout::AttentionChange;
 use relayout::OtherAttention;
 pub use share::HeadShare;
+pub(crate) use share::expert_columns;
 pub use step::{StepItem, StepOutput, likeliest};
 pub use streamed::ExpertFetches;
 pub(crate) use streamed::check_expert_memory;
@@ -79,11 +78,8 @@ use checkpoint::Checkpoint;
 use expert::Place;
 use forward::{Forward, Scratch};
 use load::Loader;
-use probe::NoProbe;
 use rope::RotaryTable;
 use rows::RowPlan;
-pub(crate) use slice::ExpertSlice;
-use step::OutputBuffers;
 use streamed::{RankExperts, StreamedExperts};
 use switch::Peers;
 use weights::Weights;
@@ -129,7 +125,7 @@ pub struct Model {
     /// For sequences that share nothing.
     pool: KvPool,
     scratch: Scratch,
-    out: OutputBuffers,
+    out: StepOutput,
 }
 
 /// How attention is divided among ranks.
@@ -137,6 +133,50 @@ struct Division {
     share: HeadShare,
     /// With attention tp: which rows go to which rank.
     rows: Option<RowPlan>,
+}
+
+/// How a rank's model is to divide attention.
+pub enum AttentionPlan {
+    /// Every rank has all heads.
+    Dp,
+    /// This rank has its share of every layer's heads, all ranks run the same steps, and between attention and the next
+    /// layer each goes on with some of the rows: with those that the tables place on it, which are checked to be the
+    /// model's and the placement's, or with even parts.
+    Tp(Option<Arc<Tables>>),
+    /// As `Tp` in groups of so many neighbours, each with sequences of its own and rows in even parts.
+    Groups {
+        /// Ranks of a group.
+        ranks: usize,
+    },
+    /// The weights of dp and of tp: the rank can change to the other one. They take the memory of attention once more,
+    /// divided by the ranks.
+    Both {
+        /// In force at first.
+        start: Attention,
+        /// As in `Tp`.
+        tables: Option<Arc<Tables>>,
+    },
+}
+
+impl AttentionPlan {
+    /// The division at the start, and the one that attention may change to.
+    fn divisions(self, config: &ModelConfig, at: Place) -> Result<(Division, Option<Division>), ModelError> {
+        Ok(match self {
+            Self::Dp => (Division::WHOLE, None),
+            Self::Tp(tables) => (Division::of_heads(config, at, tables)?, None),
+            Self::Groups { ranks } => {
+                let at = Place { rank: at.rank % ranks, world: ranks };
+                (Division::of_heads(config, at, None)?, None)
+            }
+            Self::Both { start, tables } => {
+                let tp = Division::of_heads(config, at, tables)?;
+                match start {
+                    Attention::Dp => (Division::WHOLE, Some(tp)),
+                    Attention::Tp => (tp, Some(Division::WHOLE)),
+                }
+            }
+        })
+    }
 }
 
 impl Division {
@@ -178,12 +218,10 @@ impl Model {
         placement: impl Into<ExpertCopies>,
         experts: impl Into<ExpertRoom>,
     ) -> Result<Self, ModelError> {
-        Self::load_divided(model_dir, rank, placement, experts, |_, _| Ok((Division::WHOLE, None)))
+        Self::load_divided(model_dir, rank, placement, experts, AttentionPlan::Dp)
     }
 
-    /// The same with attention tp: this rank keeps its share of every layer's heads, all ranks run the same steps, and
-    /// between attention and the next layer each goes on with some of the rows: with those that `tables` place on it,
-    /// which are checked to be the model's and the placement's, or with even parts.
+    /// The same with [`AttentionPlan::Tp`].
     ///
     /// # Errors
     /// As [`Model::load_experts`]; heads that cannot be split over so many ranks.
@@ -194,42 +232,26 @@ impl Model {
         experts: impl Into<ExpertRoom>,
         tables: Option<Arc<Tables>>,
     ) -> Result<Self, ModelError> {
-        Self::load_divided(model_dir, rank, placement, experts, |config, at| {
-            Ok((Division::of_heads(config, at, tables)?, None))
-        })
+        Self::load_divided(model_dir, rank, placement, experts, AttentionPlan::Tp(tables))
     }
 
-    /// The same in groups of `ranks` neighbours, each with sequences of its own and rows in even parts.
+    /// The same with attention divided by a plan.
     ///
     /// # Errors
     /// As [`Model::load_tp`].
-    pub fn load_groups(
+    pub fn load_divided(
         model_dir: &Path,
         rank: RankId,
         placement: impl Into<ExpertCopies>,
         experts: impl Into<ExpertRoom>,
-        ranks: usize,
-    ) -> Result<Self, ModelError> {
-        Self::load_divided(model_dir, rank, placement, experts, |config, at| {
-            let place = Place { rank: at.rank % ranks, world: ranks };
-            Ok((Division::of_heads(config, place, None)?, None))
-        })
-    }
-
-    /// `divide` gives how attention is divided, and how it may be.
-    fn load_divided(
-        model_dir: &Path,
-        rank: RankId,
-        placement: impl Into<ExpertCopies>,
-        experts: impl Into<ExpertRoom>,
-        divide: impl FnOnce(&ModelConfig, Place) -> Result<(Division, Option<Division>), ModelError>,
+        attention: AttentionPlan,
     ) -> Result<Self, ModelError> {
         let (copies, ExpertRoom { layout, slots, memory }) = (placement.into(), experts.into());
         let config = ModelConfig::load(model_dir)?;
         check_placement(&config, GroupId::new(layout.host(rank.index()) as u16), &copies)?;
         let at = Place { rank: rank.index(), world: layout.world(copies.groups().into()) };
-        ExpertSlice::new(&config, layout, at.rank, at.world)?;
-        let (division, other) = divide(&config, at)?;
+        expert_columns(&config, layout, at.rank, at.world)?;
+        let (division, other) = attention.divisions(&config, at)?;
         let checkpoint = Checkpoint::open(model_dir)?;
         let loader = Loader { checkpoint: &checkpoint, config: &config, share: division.share };
         let mut weights = loader.load()?;
@@ -246,19 +268,17 @@ impl Model {
         };
         let angles = RotaryTable::new(config.rope_dim(), &config.rope);
         let pool = KvPool::new(division.share.cache_shape(&config), usize::MAX, false);
-        let (scratch, out) = (Scratch::default(), OutputBuffers::default());
+        let (scratch, out) = (Scratch::default(), StepOutput::default());
         let peers = Peers::Near(Vec::new());
         Ok(Self { config, division, weights, other, experts, peers, angles, pool, scratch, out })
     }
 
     /// The checkpoint's configuration.
-    #[must_use]
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
     /// The costs of streaming experts since the start; none where all of them stay in memory.
-    #[must_use]
     pub fn expert_fetches(&self) -> Option<ExpertFetches> {
         match &self.experts {
             RankExperts::Resident(_) => None,
@@ -267,13 +287,11 @@ impl Model {
     }
 
     /// The shape of a sequence's cache on this rank.
-    #[must_use]
     pub fn cache_shape(&self) -> CacheShape {
         self.division.share.cache_shape(&self.config)
     }
 
     /// The cache of a sequence that has no tokens yet and shares nothing, without a limit; see [`KvPool`] for others.
-    #[must_use]
     pub fn new_sequence(&self) -> KvCache {
         self.pool.alone()
     }
@@ -286,8 +304,8 @@ impl Model {
     /// # Errors
     /// [`StepError::Item`] before anything happened; [`StepError::Transport`] when a rank failed, after which the
     /// caches of these items are as they were.
-    pub fn step(&mut self, items: &mut [StepItem<'_>], ep: &mut ExpertParallel) -> Result<StepOutput<'_>, StepError> {
-        self.step_probed(items, ep, &mut NoProbe)
+    pub fn step(&mut self, items: &mut [StepItem<'_>], ep: &mut ExpertParallel) -> Result<&StepOutput, StepError> {
+        self.step_probed(items, ep, &mut ())
     }
 
     /// As [`Model::step`], with a look inside.
@@ -299,7 +317,7 @@ impl Model {
         items: &mut [StepItem<'_>],
         ep: &mut ExpertParallel,
         probe: &mut dyn Probe,
-    ) -> Result<StepOutput<'_>, StepError> {
+    ) -> Result<&StepOutput, StepError> {
         for (item, step) in items.iter().enumerate() {
             check_item(&self.config, step).map_err(|detail| StepError::Item { item, detail })?;
         }
@@ -333,7 +351,7 @@ impl Model {
                 ep.count_tokens(item.phase, item.tokens.len());
             }
         }
-        Ok(StepOutput { buffers: &self.out })
+        Ok(&self.out)
     }
 }
 

@@ -1,16 +1,13 @@
 //! Attention changes between dp and tp while sequences run: a rank that may do that has the weights of both, all heads
 //! and its share of them, and its sequences' pages move to the other form ([`KvPool`](super::KvPool)).
 
-use std::path::Path;
-use std::sync::Arc;
-
 use semmoe_kernels::reshard::kv::{KvError, KvShape};
-use semmoe_tables::{Attention, ExpertCopies, RankId, Tables};
+use semmoe_tables::Attention;
 
 use super::config::AttentionKind;
-use super::kv::{CacheShape, KvChange, KvObjection, KvPool, MovingSequence, StagedKv};
+use super::kv::{AttentionChange, CacheShape, KvChange, KvObjection, KvPool, StagedKv};
 use super::weights::HeadWeights;
-use super::{Division, ExpertRoom, Model, ModelConfig, ModelError};
+use super::{Division, Model, ModelConfig};
 use crate::ep::{ExpertParallel, UnitError};
 
 /// The division and the weights of the other attention, `[layers]`.
@@ -19,52 +16,13 @@ pub(super) struct OtherAttention {
     pub(super) weights: Vec<HeadWeights>,
 }
 
-/// A pool whose sequences continue with the other attention.
-#[derive(Debug)]
-pub struct AttentionChange<'a> {
-    /// The pool in use.
-    pub pool: &'a KvPool,
-    /// All sequences that hold pages of it.
-    pub sequences: &'a [MovingSequence<'a>],
-    /// Pages of the new pool.
-    pub capacity: usize,
-    /// Whether pages move after the change ([`KvArrival`](super::KvArrival)): those that sequences hold; others are
-    /// left behind.
-    pub lazily: bool,
-}
-
 impl Model {
-    /// As [`Model::load_experts`] or, to start with attention tp, [`Model::load_tp`], with the weights of both: the
-    /// rank can go on with the other one. They take the memory of attention once more, divided by the ranks. With
-    /// attention tp, `tables` say where rows go.
-    ///
-    /// # Errors
-    /// As [`Model::load_tp`].
-    pub fn load_both(
-        model_dir: &Path,
-        rank: RankId,
-        placement: impl Into<ExpertCopies>,
-        experts: impl Into<ExpertRoom>,
-        start: Attention,
-        tables: Option<Arc<Tables>>,
-    ) -> Result<Self, ModelError> {
-        Self::load_divided(model_dir, rank, placement, experts, |config, at| {
-            let tp = Division::of_heads(config, at, tables)?;
-            Ok(match start {
-                Attention::Dp => (Division::WHOLE, Some(tp)),
-                Attention::Tp => (tp, Some(Division::WHOLE)),
-            })
-        })
-    }
-
     /// How attention is divided now.
-    #[must_use]
     pub fn attention(&self) -> Attention {
         self.division.attention()
     }
 
     /// How else it can be divided, if it can.
-    #[must_use]
     pub fn other_attention(&self) -> Option<Attention> {
         self.other.as_ref().map(|other| other.division.attention())
     }
@@ -89,14 +47,11 @@ impl Model {
             Err(error) => return Ok(Err(error.to_string())),
         };
         let change = KvChange {
-            pool: change.pool,
-            sequences: change.sequences,
+            change,
             whole,
             to: other.attention(),
             shape: other.share.cache_shape(&self.config),
-            capacity: change.capacity,
             route_width: self.config.num_moe_layers() * self.config.top_k,
-            lazily: change.lazily,
         };
         change.stage(ep, objection)
     }

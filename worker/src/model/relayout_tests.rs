@@ -9,13 +9,14 @@ use std::path::Path;
 use std::sync::{Arc, Barrier, Mutex};
 
 use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
-use semmoe_tables::Placement;
+use semmoe_tables::{Placement, RankId};
 use tempfile::TempDir;
 
 use super::super::share::HeadShare;
 use super::*;
 use crate::ep::{Counters, ExpertLayout, LocalTransport, Lockstep, StepPhase, WireRows};
-use crate::model::kv::{KvArrival, KvCache, KvPhase, KvUsage, PAGE_TOKENS};
+use crate::model::AttentionPlan;
+use crate::model::kv::{KvArrival, KvCache, KvPhase, KvUsage, MovingSequence, PAGE_TOKENS};
 use crate::model::step::StepItem;
 
 const FIXTURES: [&str; 7] =
@@ -66,7 +67,7 @@ fn content(cache: &KvCache, first: usize) -> Content {
         for (_, held, page) in cache.pages(cache.len()) {
             for at in 0..held {
                 let key = bits(page.keys(&shape, layer, head).iter().skip(at).step_by(PAGE_TOKENS).copied());
-                let value = &page.values(&shape, layer, head)[at * cache.value_stride()..][..shape.value_width];
+                let value = &page.values(&shape, layer, head)[at * shape.value_stride()..][..shape.value_width];
                 of_head.push((key, bits(value.iter().copied())));
             }
         }
@@ -217,7 +218,8 @@ fn joined(link: LocalTransport, placement: &Placement) -> ExpertParallel {
 }
 
 fn both(dir: &Path, rank: usize, placement: &Placement) -> Model {
-    Model::load_both(dir, RankId::new(rank as u16), placement, ExpertLayout::Ep, Attention::Dp, None).unwrap()
+    let plan = AttentionPlan::Both { start: Attention::Dp, tables: None };
+    Model::load_divided(dir, RankId::new(rank as u16), placement, ExpertLayout::Ep, plan).unwrap()
 }
 
 fn on_ranks<T: Send>(world: usize, work: impl Fn(usize, LocalTransport) -> T + Sync) -> Vec<T> {
@@ -288,7 +290,7 @@ fn run_switched(
             let old = std::mem::replace(&mut caches, staged.sequences.into_iter().collect());
             (pool, arrival) = (staged.pool, staged.arrival);
             if let Some(arrival) = &mut arrival {
-                arrival.keep(old.into_values().collect());
+                arrival.old = old.into_values().collect();
             }
             shared.barrier.wait();
         }

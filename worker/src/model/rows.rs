@@ -75,12 +75,8 @@ impl RowPlan {
         let positions = split.positions(rank);
         if !self.shuffled {
             let fullest = self.offsets.windows(2).map(|part| u64::from(part[1] - part[0])).max().unwrap_or(0);
-            return RowCounts {
-                evenly: positions.len() as u64,
-                fullest,
-                fullest_wanted: fullest,
-                ..Default::default()
-            };
+            let evenly = positions.len() as u64;
+            return RowCounts { evenly, fullest, fullest_wanted: fullest, ..Default::default() };
         }
         let (fullest, fullest_wanted) = (u64::from(self.even.fullest()), u64::from(self.even.fullest_wanted()));
         let mut counts = RowCounts { fullest, fullest_wanted, ..Default::default() };

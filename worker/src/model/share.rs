@@ -1,10 +1,15 @@
-//! Which heads of every layer a rank computes. With attention tp heads are split evenly over the ranks; where there are
-//! fewer heads of keys and values than ranks, neighbouring ranks have the same one.
+//! Which heads of every layer, and which columns of every expert, a rank computes.
+//!
+//! With attention tp heads are split evenly over the ranks; where there are fewer heads of keys and values than ranks,
+//! neighbouring ranks have the same one. With experts tp and hybrid an expert's intermediate width is split: a rank has
+//! these columns of gate and up (rows of the checkpoint's tensors) and these rows of down (their columns), so that the
+//! ranks' results sum up to the expert's.
 
 use std::ops::Range;
 
 use super::config::AttentionKind;
 use super::{CacheShape, ModelConfig, ModelError};
+use crate::ep::ExpertLayout;
 
 /// An even part of the heads of every layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,7 +57,6 @@ impl HeadShare {
     }
 
     /// The shape of a sequence's cache for this part.
-    #[must_use]
     pub fn cache_shape(&self, config: &ModelConfig) -> CacheShape {
         let shape = config.cache_shape();
         match config.attention {
@@ -61,6 +65,28 @@ impl HeadShare {
             AttentionKind::Latent(_) => shape,
         }
     }
+}
+
+/// The columns that a rank of `world` keeps of each of its experts: an even part for each rank with the same experts.
+///
+/// # Errors
+/// A width that so many ranks do not divide.
+pub(crate) fn expert_columns(
+    config: &ModelConfig,
+    layout: ExpertLayout,
+    rank: usize,
+    world: usize,
+) -> Result<Range<usize>, ModelError> {
+    let (part, ranks) = match layout {
+        ExpertLayout::Ep => (0, 1),
+        ExpertLayout::Tp => (rank, world),
+        ExpertLayout::Hybrid(nodes) => (rank % usize::from(nodes.width), nodes.width.into()),
+    };
+    let width = config.expert_width;
+    if ranks == 0 || !width.is_multiple_of(ranks) {
+        return Err(ModelError::ExpertWidth { width, ranks });
+    }
+    Ok(part * (width / ranks)..(part + 1) * (width / ranks))
 }
 
 fn splits(config: &ModelConfig, parts: usize) -> bool {

@@ -17,20 +17,13 @@ pub struct StepItem<'a> {
 }
 
 /// The id of the largest of the logits `[V]`, the lowest of equal ones; none if all are NaN.
-#[must_use]
 pub fn likeliest(logits: &[f32]) -> Option<u32> {
     first_largest(logits).and_then(|id| u32::try_from(id).ok())
 }
 
 /// The results of one step, in buffers that the next step reuses.
-#[derive(Clone, Copy)]
-pub struct StepOutput<'a> {
-    pub(super) buffers: &'a OutputBuffers,
-}
-
-/// Where a model keeps the results of a step.
 #[derive(Default)]
-pub(super) struct OutputBuffers {
+pub struct StepOutput {
     /// First row of each item in the step's batch, and one past the last.
     pub(super) offsets: Vec<usize>,
     /// The row of `logits` of each item.
@@ -44,21 +37,16 @@ pub(super) struct OutputBuffers {
     pub(super) route_width: usize,
 }
 
-impl<'a> StepOutput<'a> {
+impl StepOutput {
     /// `[V]`: the logits after the item's last token, if they were wanted. Panics if there is no such item.
-    #[must_use]
-    pub fn logits(&self, item: usize) -> Option<&'a [f32]> {
-        let row = self.buffers.logit_rows[item]?;
-        let vocab = self.buffers.vocab_size;
-        Some(&self.buffers.logits[row * vocab..][..vocab])
+    pub fn logits(&self, item: usize) -> Option<&[f32]> {
+        let row = self.logit_rows[item]?;
+        Some(&self.logits[row * self.vocab_size..][..self.vocab_size])
     }
 
     /// `[tokens of the item, L, k]`: the logical experts of each token, strongest first. Panics if there is no such
     /// item.
-    #[must_use]
-    pub fn routes(&self, item: usize) -> &'a [u16] {
-        let (from, to) = (self.buffers.offsets[item], self.buffers.offsets[item + 1]);
-        let width = self.buffers.route_width;
-        &self.buffers.routes[from * width..to * width]
+    pub fn routes(&self, item: usize) -> &[u16] {
+        &self.routes[self.offsets[item] * self.route_width..self.offsets[item + 1] * self.route_width]
     }
 }

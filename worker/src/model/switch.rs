@@ -7,16 +7,16 @@
 
 use std::time::Instant;
 
-use semmoe_kernels::reshard::{Layout, Outcome, ReshardError, Resharder, Switch, SwitchError};
+use semmoe_kernels::reshard::{ExpertMemory, Layout, Outcome, ReshardError, Resharder, Switch, SwitchError};
 use semmoe_ranks::BufferAddress;
 use semmoe_tables::{GroupId, LayerIdx};
 use serde::{Deserialize, Serialize};
 
 use super::expert::Experts;
-use super::slice::ExpertSlice;
+use super::share::expert_columns;
 use super::streamed::RankExperts;
 use super::{Model, ModelError, check_placement};
-use crate::ep::{ExpertLayout, ExpertParallel, ExpertSpread, UnitError};
+use crate::ep::{ExpertParallel, ExpertSpread, UnitError};
 
 /// Bytes of experts in a message.
 const CHUNK_BYTES: usize = 8 << 20;
@@ -57,10 +57,8 @@ impl Model {
     /// # Errors
     /// As [`Model::load_experts`]; more experts on a rank than there are slots.
     pub fn check_spread(&self, to: &ExpertSpread, ep: &ExpertParallel) -> Result<(), ModelError> {
-        for layout in [ep.spread().layout, to.layout] {
-            if let ExpertLayout::Hybrid(_) = layout {
-                return Err(ModelError::FixedLayout { layout });
-            }
+        if let Some(fixed) = [ep.spread().layout, to.layout].into_iter().find(|layout| layout.nodes().is_some()) {
+            return Err(ModelError::FixedLayout(fixed));
         }
         check_placement(&self.config, GroupId::new(ep.rank().get()), &to.copies)?;
         let world = ep.world();
@@ -69,7 +67,7 @@ impl Model {
                 return Err(ModelError::Placement { field, found, of: "unit", expected: world });
             }
         }
-        ExpertSlice::new(&self.config, to.layout, ep.rank().index(), world)?;
+        expert_columns(&self.config, to.layout, ep.rank().index(), world)?;
         match self.experts.resident()?.arrange(to) {
             Ok(_) => Ok(()),
             Err(ReshardError::Slots { found, limit }) => Err(ModelError::ExpertSlots { found, limit }),
@@ -85,7 +83,7 @@ impl Model {
         let slot = pool.slot_bytes(layout);
         let near = |peer: usize| match &self.peers {
             Peers::Near(ranks) => ranks.contains(&peer),
-            Peers::Met => experts.reaches(peer),
+            Peers::Met => experts.memory.reaches(peer),
         };
         let far = (0..ep.world()).filter(|&peer| peer != ep.rank().index() && !near(peer)).count();
         let unused = match self.peers {
@@ -158,7 +156,7 @@ fn meet(experts: &mut Experts, near: &[usize], ep: &mut ExpertParallel) -> Resul
             tracing::info!(rank = me, "the experts of rank {peer} will come in messages: {error}");
         }
     }
-    let reached = (0..world).map(|peer| vec![u8::from(experts.reaches(peer))]).collect();
+    let reached = (0..world).map(|peer| vec![u8::from(experts.memory.reaches(peer))]).collect();
     for (peer, reached) in ep.exchange(reached)?.into_iter().enumerate() {
         if peer != me && reached != [1] {
             experts.memory.leave(peer);

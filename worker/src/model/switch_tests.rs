@@ -8,7 +8,7 @@ use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
 use semmoe_tables::{ExpertCopies, Placement, RankId};
 
 use super::*;
-use crate::ep::{Counters, LocalTransport};
+use crate::ep::{Counters, ExpertLayout, LocalTransport};
 use crate::model::ExpertRoom;
 
 fn spread(layout: ExpertLayout, group_of: fn(u16) -> u16) -> ExpertSpread {

@@ -4,7 +4,7 @@
 use semmoe_tables::LayerIdx;
 
 use super::attention::Attention;
-use super::checkpoint::{TensorData, bf16_to_f32};
+use super::checkpoint::{TensorData, TensorKind, bf16_to_f32};
 use super::compute::{Arena, Linear};
 use super::mlp::{Mlp, Shared};
 
@@ -98,9 +98,9 @@ pub(super) enum Embedding {
 
 impl Embedding {
     pub(super) fn new(data: TensorData<'_>) -> Self {
-        match data {
-            TensorData::Bf16(values) => Self::Bf16(values.iter().map(|v| u16::from_le_bytes(*v)).collect()),
-            TensorData::F16(_) | TensorData::F32(_) => Self::F32(data.to_vec()),
+        match data.kind {
+            TensorKind::Bf16 => Self::Bf16(data.bytes.as_chunks().0.iter().map(|v| u16::from_le_bytes(*v)).collect()),
+            TensorKind::F16 | TensorKind::F32 => Self::F32(data.to_vec()),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Rank 0: brings the unit together, serves HTTP for it, and ends it.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use tokio::time::timeout;
 use super::config::{WorkerConfig, WorkerEvent};
 use super::error::WorkerError;
 use super::prepare::{Prepared, prepare};
-use super::start::{self, Connected, Ended, Ends, Place};
+use super::start::{self, Connected};
 use crate::control::link;
 use crate::control::message::{FromRank, ToRank};
-use crate::control::{Host, Patience};
+use crate::control::{Host, Patience, listen};
 use crate::engine::{Engine, EngineEnd, UnitLimits};
 use crate::ep::ExpertSpread;
 use crate::serve::{self, App, Gate};
@@ -31,23 +31,19 @@ const CLOSE_LIMIT: Duration = Duration::from_millis(500);
 
 pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), WorkerError> {
     // The port first: taken, it is the likeliest mistake.
-    let (http, http_address) = listen(&config)?;
+    let address = config.listen.unwrap_or(config.rendezvous);
+    let bound = listen(address).and_then(|http| Ok((http.local_addr()?, http)));
+    let (http_address, http) = bound.map_err(|source| WorkerError::Listen { address, source })?;
     let prepared = prepare(&config)?;
     let host = Host::bind(config.location())?;
     (config.announce)(&WorkerEvent::Bound { rendezvous: host.address()? });
     let patience = Patience::new(config.rendezvous_timeout, &config.shutdown);
-    let members =
-        host.gather(&prepared.identity, config.secret.as_ref(), prepared.limits, config.rendezvous_timeout, &patience)?;
+    let members = host.gather(&prepared.identity, config.secret.as_ref(), prepared.limits, &patience)?;
 
     let limits = members.limits;
-    let connected = start::connect(
-        RankId::new(0),
-        Ends { data: members.data, memory: members.memory },
-        &prepared,
-        config.collective_timeout,
-    )?;
-    if limits.kv_tokens() < prepared.model.max_positions {
-        let (found, context) = (limits.kv_tokens(), prepared.model.max_positions);
+    let connected = start::connect(&config, &prepared, members.ends)?;
+    if limits.kv_tokens() < prepared.served.config.max_positions {
+        let (found, context) = (limits.kv_tokens(), prepared.served.config.max_positions);
         tracing::warn!(
             "the key-value cache holds {found} tokens, the model's context {context}: longer requests are refused"
         );
@@ -58,35 +54,31 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     let unit = Unit::new(
         config.world,
         config.attention_groups,
-        UnitLayout { epoch: 0, attention: prepared.attention, spread, placement_digest },
+        UnitLayout { epoch: 0, attention: config.attention, spread, placement_digest },
         limits,
         Timeouts { step: config.collective_timeout, prepared: config.prepared_timeout },
     );
     unit.connect(ports(&unit, &connected, members.control)?);
     // Held to the end of this function: peers may still be finishing a step.
-    let _engine = start_engine(&unit, connected, &prepared, limits, Place::of(&config))?;
+    let _engine = start_engine(&config, &unit, connected, &prepared, limits)?;
 
     let app = Arc::new(App {
         unit: unit.clone(),
-        name: prepared.identity.model.model.clone(),
-        tokenizer: prepared.tokenizer,
-        template: prepared.template,
-        model: prepared.model,
-        model_dir: prepared.model_dir,
+        served: prepared.served,
         transport,
         shuffles: prepared.shuffle.is_some(),
-        moves_experts: prepared.expert_memory.is_none() && config.attention_groups == 1,
-        eos: prepared.eos,
-        defaults: prepared.defaults,
+        moves_experts: config.expert_memory.is_none() && config.attention_groups == 1,
         gate: Gate::new(config.admin_token.clone(), http_address),
     });
-    let shutdown = config.shutdown.clone();
-    let mut front =
-        Front { status: unit.status(), unit, shutdown, grace: config.grace, exit_after_loss: config.exit_after_loss };
+    let mut front = Front { status: unit.status(), unit, config };
     runtime.block_on(async {
         let served = match front.come_up().await {
             Ok(true) => {
-                (config.announce)(&WorkerEvent::Ready { rank: 0, pid: std::process::id(), http: Some(http_address) });
+                (front.config.announce)(&WorkerEvent::Ready {
+                    rank: 0,
+                    pid: std::process::id(),
+                    http: Some(http_address),
+                });
                 front.serve(http, app).await
             }
             outcome => outcome.map(|_| ()),
@@ -94,17 +86,6 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
         let released = front.release().await;
         served.and(released)
     })
-}
-
-fn listen(config: &WorkerConfig) -> Result<(TcpListener, SocketAddr), WorkerError> {
-    let address = config.listen.unwrap_or(config.rendezvous);
-    let bind = || {
-        let listener = TcpListener::bind(address)?;
-        listener.set_nonblocking(true)?;
-        let bound = listener.local_addr()?;
-        Ok((listener, bound))
-    };
-    bind().map_err(|source| WorkerError::Listen { address, source })
 }
 
 /// How to reach each rank, in rank order.
@@ -116,29 +97,29 @@ fn ports(unit: &Unit, connected: &Connected, links: Vec<(RankId, TcpStream)>) ->
             Ok(message) => unit.deliver(rank, message),
             Err(cause) => unit.closed(rank, &cause),
         })
-        .map_err(|source| WorkerError::Runtime { source })?;
+        .map_err(WorkerError::Runtime)?;
         ports.push(Port::Remote(link));
     }
     Ok(ports)
 }
 
 fn start_engine(
+    config: &WorkerConfig,
     unit: &Unit,
     connected: Connected,
     prepared: &Prepared,
     limits: UnitLimits,
-    place: Place,
 ) -> Result<JoinHandle<Engine>, WorkerError> {
     let own = RankId::new(0);
     let (sink, end) = (unit.clone(), unit.clone());
     let emit = Box::new(move |message| sink.deliver(own, message));
     let ended = move |ended| match ended {
-        Ended::By(EngineEnd::Stopped) => end.deliver(own, FromRank::Stopped),
+        Ok(EngineEnd::Stopped) => end.deliver(own, FromRank::Stopped),
         // The unit is dead already, by whatever made it abort.
-        Ended::By(EngineEnd::Aborted(_)) => {}
-        Ended::Lost(lost) => end.fail(lost),
+        Ok(EngineEnd::Aborted) => {}
+        Err(lost) => end.fail(lost),
     };
-    let engine = connected.start(prepared, limits, emit, place, ended)?;
+    let engine = connected.start(config, prepared, limits, emit, ended)?;
     unit.deliver(own, FromRank::Ready);
     Ok(engine)
 }
@@ -146,9 +127,7 @@ fn start_engine(
 struct Front {
     unit: Unit,
     status: watch::Receiver<UnitStatus>,
-    shutdown: Shutdown,
-    grace: Duration,
-    exit_after_loss: Option<Duration>,
+    config: WorkerConfig,
 }
 
 /// Resolves `after` the first failure of the unit; never without a limit.
@@ -166,15 +145,15 @@ async fn given_up(mut status: watch::Receiver<UnitStatus>, after: Option<Duratio
 impl Front {
     /// Waits until every rank has its model; false if the process is to stop first.
     async fn come_up(&mut self) -> Result<bool, WorkerError> {
-        let world = usize::from(self.unit.world());
+        let world = usize::from(self.unit.world);
         let up = |status: &UnitStatus| status.ready == world || status.lost.is_some() || status.leaving;
         tokio::select! {
-            () = self.shutdown.requested() => return Ok(false),
+            () = self.config.shutdown.requested() => return Ok(false),
             // The sender lives in the unit.
             _ = self.status.wait_for(up) => {}
         }
         match self.unit.lost() {
-            Some(Lost { cause, .. }) => Err(WorkerError::Lost { cause }),
+            Some(Lost { cause, .. }) => Err(WorkerError::Lost(cause)),
             None => Ok(!self.status.borrow().leaving),
         }
     }
@@ -182,26 +161,25 @@ impl Front {
     /// Serves until the process or the unit is to stop; then lets running requests end within the grace. A unit that
     /// lost a rank answers with the cause for a while, so that gateways and clients see it.
     async fn serve(&mut self, http: TcpListener, app: Arc<App>) -> Result<(), WorkerError> {
-        let failed = |source| WorkerError::Http { source };
-        let listener = tokio::net::TcpListener::from_std(http).map_err(failed)?;
+        let listener = tokio::net::TcpListener::from_std(http).map_err(WorkerError::Http)?;
         let closing = Shutdown::default();
         let stop = closing.clone();
         let mut server = tokio::spawn(serve::serve(listener, app, async move { stop.requested().await }));
         tokio::select! {
-            () = self.shutdown.requested() => {}
+            () = self.config.shutdown.requested() => {}
             _ = self.status.wait_for(|status| status.leaving) => {}
-            () = given_up(self.unit.status(), self.exit_after_loss) => {}
+            () = given_up(self.unit.status(), self.config.exit_after_loss) => {}
             ended = &mut server => {
                 let source = ended.map_or_else(std::io::Error::other, |result| match result {
                     Ok(()) => std::io::Error::other("it ended without being asked to"),
                     Err(error) => error,
                 });
-                return Err(failed(source));
+                return Err(WorkerError::Http(source));
             }
         }
         self.unit.drain();
         let idle = |status: &UnitStatus| status.in_flight == 0;
-        if timeout(self.grace, self.status.wait_for(idle)).await.is_err() {
+        if timeout(self.config.grace, self.status.wait_for(idle)).await.is_err() {
             self.unit.cancel_all();
             if timeout(CANCEL_LIMIT, self.status.wait_for(idle)).await.is_err() {
                 tracing::warn!("cancelled requests did not end in time");
@@ -217,7 +195,7 @@ impl Front {
 
     /// Lets the ranks leave their loops together, then releases them. Those of a dead unit have their order already.
     async fn release(&mut self) -> Result<(), WorkerError> {
-        let world = usize::from(self.unit.world());
+        let world = usize::from(self.unit.world);
         if self.unit.lost().is_none() {
             self.unit.broadcast(&ToRank::Stop);
             let released = |status: &UnitStatus| status.stopped == world || status.lost.is_some();
@@ -225,7 +203,7 @@ impl Front {
                 tracing::warn!("ranks did not leave their loops in time");
             }
         }
-        let outcome = self.unit.lost().map_or(Ok(()), |Lost { cause, .. }| Err(WorkerError::Lost { cause }));
+        let outcome = self.unit.lost().map_or(Ok(()), |Lost { cause, .. }| Err(WorkerError::Lost(cause)));
         self.unit.close();
         let closed = |status: &UnitStatus| status.closed == world - 1;
         // The last messages must be written before this process ends; a rank that hangs does not take them anyway.

@@ -1,6 +1,5 @@
 //! Every rank but the first: follows rank 0.
 
-use std::future::pending;
 use std::time::Duration;
 
 use semmoe_tables::RankId;
@@ -11,7 +10,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::config::{WorkerConfig, WorkerEvent};
 use super::error::WorkerError;
 use super::prepare::prepare;
-use super::start::{self, Ended, Ends, Place};
+use super::start;
 use crate::control::link::{self, LinkSender};
 use crate::control::message::{FromRank, ToRank};
 use crate::control::{Patience, join};
@@ -26,7 +25,7 @@ const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 /// An event that a member reacts to.
 enum Notice {
     /// The engine's thread has ended.
-    Engine(Ended),
+    Engine(Result<EngineEnd, Lost>),
     /// Rank 0 has declared the unit dead.
     Aborted(String),
     /// The control link has ended.
@@ -37,18 +36,10 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     let prepared = prepare(&config)?;
     let rank = RankId::new(config.rank);
     let patience = Patience::new(config.rendezvous_timeout, &config.shutdown);
-    let member = join(
-        config.location(),
-        rank,
-        &prepared.identity,
-        prepared.limits.kv_pages,
-        config.secret.as_ref(),
-        config.rendezvous_timeout,
-        &patience,
-    )?;
+    let (kv_pages, secret) = (prepared.limits.kv_pages, config.secret.as_ref());
+    let member = join(config.location(), rank, &prepared.identity, kv_pages, secret, &patience)?;
     let limits = member.limits;
-    let connected =
-        start::connect(rank, Ends { data: member.data, memory: member.memory }, &prepared, config.collective_timeout)?;
+    let connected = start::connect(&config, &prepared, member.ends)?;
 
     let (notify, notices) = mpsc::unbounded_channel();
     let (handle, notice) = (connected.handle.clone(), notify.clone());
@@ -62,14 +53,14 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
         }
         Err(cause) => drop(notice.send(Notice::Closed(cause))),
     })
-    .map_err(|source| WorkerError::Runtime { source })?;
+    .map_err(WorkerError::Runtime)?;
 
     let mut state =
         Member { rank, link, notices, shutdown: config.shutdown.clone(), grace: config.grace, leaving: false };
     // Held to the end of this function: peers may still be finishing a step.
     let (sink, ended) = (state.link.clone(), move |end| drop(notify.send(Notice::Engine(end))));
     let emit = Box::new(move |message| sink.send(message));
-    let _engine = match connected.start(&prepared, limits, emit, Place::of(&config), ended) {
+    let _engine = match connected.start(&config, &prepared, limits, emit, ended) {
         Ok(engine) => engine,
         Err(error) => {
             let cause = format!("rank {rank} was lost: it could not start: {error}");
@@ -98,29 +89,29 @@ impl Member {
         loop {
             tokio::select! {
                 notice = self.notices.recv() => match notice {
-                    Some(Notice::Engine(Ended::By(EngineEnd::Stopped))) => {
+                    Some(Notice::Engine(Ok(EngineEnd::Stopped))) => {
                         self.leaving = true;
                         deadline.get_or_insert_with(|| Instant::now() + RELEASE_LIMIT);
                         self.link.send(FromRank::Stopped);
                     }
                     Some(_) if self.leaving => return Ok(()),
                     // Whatever aborted it has sent its own notice.
-                    Some(Notice::Engine(Ended::By(EngineEnd::Aborted(_)))) => {}
-                    Some(Notice::Aborted(cause)) => return Err(WorkerError::Lost { cause }),
-                    Some(Notice::Engine(Ended::Lost(lost))) => {
+                    Some(Notice::Engine(Ok(EngineEnd::Aborted))) => {}
+                    Some(Notice::Aborted(cause)) => return Err(WorkerError::Lost(cause)),
+                    Some(Notice::Engine(Err(lost))) => {
                         let cause = self.verdict(lost).await;
-                        return Err(WorkerError::Lost { cause });
+                        return Err(WorkerError::Lost(cause));
                     }
-                    Some(Notice::Closed(cause)) => return Err(WorkerError::Lost { cause: front_lost(&cause) }),
+                    Some(Notice::Closed(cause)) => return Err(WorkerError::Lost(front_lost(&cause))),
                     // The engine's thread holds a sender as long as it runs.
-                    None => return Err(WorkerError::Lost { cause: format!("rank {} was lost: its engine is gone", self.rank) }),
+                    None => return Err(WorkerError::Lost(format!("rank {} was lost: its engine is gone", self.rank))),
                 },
                 () = self.shutdown.requested(), if !self.leaving => {
                     self.leaving = true;
                     deadline = Some(Instant::now() + self.grace + RELEASE_LIMIT);
                     self.link.send(FromRank::Leaving);
                 }
-                () = until(deadline) => return Ok(()),
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => return Ok(()),
             }
         }
     }
@@ -145,11 +136,4 @@ impl Member {
 
 fn front_lost(cause: &str) -> String {
     format!("rank 0 was lost: {cause}")
-}
-
-async fn until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => sleep_until(deadline).await,
-        None => pending().await,
-    }
 }

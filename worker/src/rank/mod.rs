@@ -21,7 +21,7 @@ mod start;
 mod stop;
 
 pub use config::{Announce, WorkerConfig, WorkerEvent};
-pub use cpus::{CpuError, CpuList};
+pub use cpus::CpuList;
 pub use error::WorkerError;
 
 use crate::control::RendezvousError;
@@ -38,7 +38,7 @@ pub fn run(config: WorkerConfig) -> Result<(), WorkerError> {
         .worker_threads(if config.rank == 0 { 2 } else { 1 })
         .enable_all()
         .build()
-        .map_err(|source| WorkerError::Runtime { source })?;
+        .map_err(WorkerError::Runtime)?;
     stop::watch(&config, &runtime);
     let outcome = if config.rank == 0 { front::run(config, &runtime) } else { member::run(config, &runtime) };
     runtime.shutdown_background();

@@ -21,37 +21,35 @@ use crate::control::Identity;
 use crate::engine::UnitLimits;
 use crate::ep::{ExpertLayout, ExpertSpread, StageLog};
 use crate::memory::available_bytes;
-use crate::model::{ExpertSlice, HeadShare, ModelConfig, ModelError, check_expert_memory, read_small_file, token_ids};
-use crate::serve::Defaults;
+use crate::model::{
+    HeadShare, ModelConfig, ModelError, check_expert_memory, expert_columns, read_small_file, token_ids,
+};
+use crate::serve::{Defaults, ServedModel};
 
 /// `generation_config.json` is small; a larger file is not one.
 const MAX_GENERATION_BYTES: u64 = 1 << 20;
 
+/// Why a unit cannot use tables.
+const TABLES_WITH_SLICES: &str = "would have no effect, as with experts tp every rank has a slice of every expert: \
+     serve without them, or with experts ep";
+const TABLES_WITH_NODES: &str = "send rows of attention tp to ranks, and with experts hybrid a row belongs to a node: \
+     serve without them, with experts ep, or with attention dp";
+const REPLICAS_WITH_TP: &str = "replicate experts, which does not go with attention tp: there the rank of a row \
+     depends on the batch, and with it would the order in which its experts are summed; solve them without replicas, \
+     or for attention dp";
+
 /// A rank's model directory and tables, checked.
 pub(super) struct Prepared {
-    /// Absolute.
-    pub(super) model_dir: PathBuf,
-    pub(super) model: ModelConfig,
-    pub(super) tokenizer: Arc<Tokenizer>,
-    pub(super) template: Option<ChatTemplate>,
+    pub(super) served: ServedModel,
     pub(super) placement: ExpertCopies,
-    pub(super) attention: Attention,
-    /// See [`WorkerConfig::attention_groups`].
-    pub(super) attention_groups: u16,
-    /// Whether attention may change.
-    pub(super) both_attentions: bool,
     /// The tables that rows are shuffled by, with attention tp.
     pub(super) shuffle: Option<Arc<Tables>>,
     /// The tables that sequences are placed by when attention becomes dp.
     pub(super) affinity: Option<Arc<Tables>>,
     pub(super) identity: Identity,
-    /// See [`WorkerConfig::expert_memory`].
-    pub(super) expert_memory: Option<u64>,
     /// The ranks of this rank's node, where the configuration says.
     pub(super) node: Option<Range<usize>>,
     pub(super) stages: Option<StageFile>,
-    pub(super) eos: Vec<u32>,
-    pub(super) defaults: Defaults,
     /// As this rank alone would have them.
     pub(super) limits: UnitLimits,
 }
@@ -126,22 +124,13 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         config.limits.fitted(&model, &shares[..], config.world, available_bytes()).map_err(WorkerError::arguments)?;
     let tokenizer = Arc::new(tokenizer);
     Ok(Prepared {
-        model_dir,
-        model,
-        tokenizer,
-        template,
+        served: ServedModel { name, dir: model_dir, config: model, tokenizer, template, eos, defaults },
         placement,
-        attention: config.attention,
-        attention_groups: config.attention_groups,
-        both_attentions: config.both_attentions,
         shuffle,
         affinity,
         identity,
-        expert_memory: config.expert_memory,
         node,
         stages,
-        eos,
-        defaults,
         limits,
     })
 }
@@ -149,21 +138,22 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
 /// The tables, if there are any, of this model and for this unit.
 fn tables(config: &WorkerConfig, info: &ModelInfo) -> Result<Option<Tables>, WorkerError> {
     let Some(path) = &config.tables else { return Ok(None) };
-    let tables = Tables::open(path).map_err(|source| WorkerError::Tables { source })?;
-    tables.model().check_compatible(info).map_err(|source| WorkerError::Tables { source: source.in_file(path) })?;
+    let tables = Tables::open(path).map_err(WorkerError::Tables)?;
+    tables.model().check_compatible(info).map_err(|source| WorkerError::Tables(source.in_file(path)))?;
+    let unfit = |reason: String| Err(WorkerError::TablesMismatch { path: path.clone(), reason });
     if !config.attentions().contains(&tables.attention()) {
         let (found, expected) = (tables.attention(), config.attention);
-        return Err(WorkerError::TablesAttention { path: path.clone(), found, expected });
+        return unfit(format!("are for attention {found}, this unit runs attention {expected}"));
     }
-    let expected = config.experts.hosts(config.world.into()) as u16;
-    if tables.groups() != expected {
-        let (path, found, experts) = (path.clone(), tables.groups(), config.experts);
-        return Err(WorkerError::TablesGroups { path, found, expected, experts });
+    let (found, expected) = (tables.groups(), config.experts.hosts(config.world.into()) as u16);
+    if found != expected {
+        let hosts = if config.experts.nodes().is_some() { "nodes" } else { "ranks" };
+        return unfit(format!("are for {found} groups, this unit has {expected} {hosts}"));
     }
-    if config.attentions().contains(&Attention::Tp) && tables.physical_to_logical().is_some() {
-        return Err(WorkerError::TablesReplicas { path: path.clone() });
+    match config.attentions().contains(&Attention::Tp) && tables.physical_to_logical().is_some() {
+        true => unfit(REPLICAS_WITH_TP.to_owned()),
+        false => Ok(Some(tables)),
     }
-    Ok(Some(tables))
 }
 
 /// Where the experts are, and the digest of that: as the tables say, or in order.
@@ -174,17 +164,17 @@ fn placement(
 ) -> Result<(ExpertCopies, String), WorkerError> {
     match tables {
         Some(tables) => {
-            let copies = ExpertCopies::between_groups(tables).map_err(|source| WorkerError::Tables { source })?;
+            let copies = ExpertCopies::between_groups(tables).map_err(WorkerError::Tables)?;
             Ok((copies, tables.placement_digest().to_owned()))
         }
         None => {
             let hosts = config.experts.hosts(config.world.into()) as u16;
-            let divided = |source| WorkerError::Placement { source };
-            let placement = Placement::contiguous(info.layers(), info.num_experts, hosts).map_err(divided)?;
+            let placement =
+                Placement::contiguous(info.layers(), info.num_experts, hosts).map_err(WorkerError::Placement)?;
             let digest = placement.digest();
             let (copies, domains) = (ExpertCopies::in_domains(&placement, config.domains), config.domains);
             let digest = if domains.size() == 1 { digest } else { format!("{digest}, domains of {domains}") };
-            Ok((copies.map_err(divided)?, digest))
+            Ok((copies.map_err(WorkerError::Placement)?, digest))
         }
     }
 }
@@ -198,10 +188,14 @@ fn attention_name(config: &WorkerConfig) -> String {
     }
 }
 
+fn refused<T>(detail: String) -> Result<T, WorkerError> {
+    Err(WorkerError::Arguments(detail))
+}
+
 /// Whether attention can be in as many groups.
 fn check_attention_groups(config: &WorkerConfig) -> Result<(), WorkerError> {
     let (groups, world) = (config.attention_groups, config.world);
-    let refused = |detail: &str| Err(WorkerError::arguments(format!("{groups} attention groups {detail}")));
+    let refused = |detail: &str| refused(format!("{groups} attention groups {detail}"));
     if groups == 1 {
         return Ok(());
     }
@@ -219,7 +213,6 @@ fn check_attention_groups(config: &WorkerConfig) -> Result<(), WorkerError> {
 
 /// Whether this rank has room for the experts of its domain.
 fn check_domain(config: &WorkerConfig, model: &ModelConfig, available: Option<u64>) -> Result<(), WorkerError> {
-    let refused = |detail: String| Err(WorkerError::arguments(detail));
     let (domains, size) = (config.domains, config.domains.size());
     if domains == Domains::NONE {
         return Ok(());
@@ -259,7 +252,7 @@ fn check_expert_budget(
     if config.both_attentions || config.expert_slots.is_some() {
         let other = if config.both_attentions { "two attentions" } else { "--expert-slots" };
         let streamed = ModelError::StreamedExperts;
-        return Err(WorkerError::arguments(format!("{other} are for switches, and {streamed}")));
+        return refused(format!("{other} are for switches, and {streamed}"));
     }
     let spread = ExpertSpread { layout: config.experts, copies: placement.clone() };
     Ok(check_expert_memory(model_dir, model, RankId::new(config.rank), &spread, limit)?)
@@ -271,9 +264,9 @@ fn node(config: &WorkerConfig) -> Result<Option<Range<usize>>, WorkerError> {
     let (rank, world) = (usize::from(config.rank), usize::from(config.world));
     let grid = NodeGrid::new(world, nodes.into());
     let grid = grid.map_err(|error| WorkerError::arguments(format!("--nodes: {error}")))?;
-    if matches!(config.experts, ExpertLayout::Hybrid(layout) if layout.nodes() != nodes) {
+    if config.experts.nodes().is_some_and(|layout| layout.nodes != nodes) {
         let experts = config.experts;
-        return Err(WorkerError::arguments(format!("{nodes} nodes and experts {experts} contradict each other")));
+        return refused(format!("{nodes} nodes and experts {experts} contradict each other"));
     }
     let first = grid.rank(grid.node(rank), 0);
     Ok(Some(first..first + grid.width()))
@@ -287,24 +280,21 @@ fn stage_file(path: &Path) -> Result<StageFile, WorkerError> {
 /// Whether experts can be cut as the layout has it, and that no tables are given that it cannot use.
 fn check_experts(config: &WorkerConfig, model: &ModelConfig) -> Result<(), WorkerError> {
     let (layout, world) = (config.experts, usize::from(config.world));
-    match (layout, &config.tables) {
-        (ExpertLayout::Tp, Some(path)) => return Err(WorkerError::TablesExperts { path: path.clone() }),
-        (ExpertLayout::Hybrid(_), Some(path)) if config.attention == Attention::Tp => {
-            return Err(WorkerError::TablesNodes { path: path.clone() });
-        }
-        _ => {}
+    let unfit = match layout {
+        ExpertLayout::Tp => Some(TABLES_WITH_SLICES),
+        ExpertLayout::Hybrid(_) if config.attention == Attention::Tp => Some(TABLES_WITH_NODES),
+        _ => None,
+    };
+    if let (Some(path), Some(reason)) = (&config.tables, unfit) {
+        return Err(WorkerError::TablesMismatch { path: path.clone(), reason: reason.to_owned() });
     }
     if layout.world(layout.hosts(world)) != world {
-        return Err(WorkerError::arguments(format!(
-            "experts {layout} are laid out for another number of ranks than the world of {world}"
-        )));
+        return refused(format!("experts {layout} are laid out for another number of ranks than the world of {world}"));
     }
-    ExpertSlice::new(model, layout, config.rank.into(), world)?;
+    expert_columns(model, layout, config.rank.into(), world)?;
     if let Some(slots) = config.expert_slots.filter(|slots| usize::from(*slots) > model.num_experts) {
         let experts = model.num_experts;
-        return Err(WorkerError::arguments(format!(
-            "{slots} expert slots on each rank, the model has {experts} experts"
-        )));
+        return refused(format!("{slots} expert slots on each rank, the model has {experts} experts"));
     }
     // Experts that are streamed have a limit of their own.
     check_domain(config, model, available_bytes().filter(|_| config.expert_memory.is_none()))
@@ -338,7 +328,7 @@ fn template(model_dir: &Path) -> Result<Option<ChatTemplate>, WorkerError> {
 fn text_error(path: &Path, source: TextError) -> WorkerError {
     match source {
         TextError::Read { path, source } => ModelError::Io { path, source }.into(),
-        source => WorkerError::Text { path: path.to_owned(), source },
+        source => WorkerError::Inconsistent { path: path.to_owned(), detail: source.to_string() },
     }
 }
 

@@ -1,11 +1,9 @@
 //! Collectives, model and engine, once the unit has come together.
 
 use std::io::{self, BufWriter};
-use std::net::TcpStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::{Collectives, PrivateMemory, StageObserver, Unobserved};
@@ -15,17 +13,14 @@ use super::config::WorkerConfig;
 use super::cpus::CpuList;
 use super::error::WorkerError;
 use super::prepare::{Prepared, StageFile};
-use crate::control::SharedMemory;
+use crate::control::Ends;
 use crate::engine::{Emit, Engine, EngineEnd, EngineHandle, Inbox, UnitLimits};
-use crate::ep::{
-    Counters, ExpertLayout, ExpertParallel, LocalTransport, ShmTransport, StageLog, TcpTransport, WireRows, WireType,
-};
-use crate::model::{ExpertMemory, ExpertRoom, Model, instructions, with_threads};
+use crate::ep::{Counters, ExpertParallel, LocalTransport, ShmTransport, StageLog, TcpTransport, WireRows, WireType};
+use crate::model::{AttentionPlan, ExpertMemory, ExpertRoom, Model, instructions, with_threads};
 use crate::unit::Lost;
 
 /// A rank that is connected but has no model yet. Orders can be sent already.
 pub(super) struct Connected {
-    rank: RankId,
     ep: ExpertParallel,
     /// The ranks that it shares memory with.
     near: Vec<usize>,
@@ -36,37 +31,9 @@ pub(super) struct Connected {
     stages: Option<StageFile>,
 }
 
-/// Where and on how many threads a rank computes.
-#[derive(Clone, Debug)]
-pub(super) struct Place {
-    threads: usize,
-    cpus: Option<CpuList>,
-}
-
-impl Place {
-    pub(super) fn of(config: &WorkerConfig) -> Self {
-        Self { threads: config.threads, cpus: config.cpus.clone() }
-    }
-}
-
-/// How an engine's thread ended.
-#[derive(Debug)]
-pub(super) enum Ended {
-    /// As it was asked to.
-    By(EngineEnd),
-    /// A rank failed: another, or this one by a panic.
-    Lost(Lost),
-}
-
 /// Takes over the data links and, where the ranks exchange through it, the memory.
-pub(super) fn connect(
-    rank: RankId,
-    ends: Ends,
-    prepared: &Prepared,
-    collective_timeout: Duration,
-) -> Result<Connected, WorkerError> {
-    let (transport, wire, experts) = (ends.transport(), prepared.identity.wire, prepared.identity.experts);
-    let groups = usize::from(prepared.attention_groups);
+pub(super) fn connect(config: &WorkerConfig, prepared: &Prepared, ends: Ends) -> Result<Connected, WorkerError> {
+    let (transport, wire) = (ends.transport(), config.wire);
     let stages = prepared.stages.clone();
     let node: Vec<usize> = match (&prepared.node, &ends.memory) {
         (Some(node), _) => node.clone().collect(),
@@ -76,29 +43,19 @@ pub(super) fn connect(
     let log = stages.as_ref().map(|file| file.log.clone());
     let near = ends.memory.as_ref().map(|shared| shared.ranks.clone()).unwrap_or_default();
     let unit = match wire {
-        WireType::F32 => ends.join(WireRows::f32, rank.index(), experts, groups, collective_timeout, log),
-        WireType::Bf16 => ends.join(WireRows::bf16, rank.index(), experts, groups, collective_timeout, log),
+        WireType::F32 => ends.join(WireRows::f32, config, log.clone()),
+        WireType::Bf16 => ends.join(WireRows::bf16, config, log.clone()),
     };
-    let unit = unit.map_err(|source| WorkerError::Runtime { source })?;
-    tracing::info!(%rank, transport, %wire, "the rank is connected");
-    let counters = Arc::new(Counters::new(prepared.model.num_moe_layers()));
-    let mut ep = ExpertParallel::over(unit, &prepared.placement, experts, counters)
+    let unit = unit.map_err(WorkerError::Runtime)?;
+    tracing::info!(rank = config.rank, transport, %wire, "the rank is connected");
+    let counters = Arc::new(Counters::new(prepared.served.config.num_moe_layers()));
+    let mut ep = ExpertParallel::over(unit, &prepared.placement, config.experts, counters)
         .map_err(WorkerError::arguments)?
         .with_neighbours(node)
-        .with_attention_groups(groups);
-    if let Some(file) = &stages {
-        ep = ep.with_stages(file.log.clone());
-    }
+        .with_attention_groups(config.attention_groups.into());
+    ep.stages = log;
     let (inbox, handle) = Inbox::new(ep.waker());
-    Ok(Connected { rank, ep, near, inbox, handle, transport, stages })
-}
-
-/// A rank's connections to the others.
-pub(super) struct Ends {
-    /// `[world]`: the data links, none to itself.
-    pub(super) data: Vec<Option<TcpStream>>,
-    /// Memory shared with the other ranks of its host, if any.
-    pub(super) memory: Option<SharedMemory>,
+    Ok(Connected { ep, near, inbox, handle, transport, stages })
 }
 
 impl Ends {
@@ -111,16 +68,14 @@ impl Ends {
         }
     }
 
-    /// `limit` bounds one collective.
     fn join<T: Element>(
         self,
         wire: fn(Box<dyn Collectives<T>>) -> WireRows,
-        rank: usize,
-        experts: ExpertLayout,
-        groups: usize,
-        limit: Duration,
+        config: &WorkerConfig,
         stages: Option<StageLog>,
     ) -> io::Result<WireRows> {
+        let (experts, groups) = (config.experts, usize::from(config.attention_groups));
+        let (rank, limit) = (usize::from(config.rank), config.collective_timeout);
         let private = || PrivateMemory::new(rank);
         let observer: Box<dyn StageObserver + Send> = match stages {
             Some(log) => Box::new(log),
@@ -146,50 +101,47 @@ impl Ends {
 }
 
 impl Connected {
-    /// Loads the model and starts the engine on its own thread. The returned handle keeps the transport open: peers may
+    /// Loads the model and starts the engine on its own thread; `ended` gets its end, or the rank that failed: another,
+    /// or this one by a panic. The returned handle keeps the transport open: peers may
     /// still be finishing a step when this rank has left its loop.
     pub(super) fn start(
         self,
+        config: &WorkerConfig,
         prepared: &Prepared,
         limits: UnitLimits,
         emit: Emit,
-        place: Place,
-        ended: impl FnOnce(Ended) + Send + 'static,
+        ended: impl FnOnce(Result<EngineEnd, Lost>) + Send + 'static,
     ) -> Result<JoinHandle<Engine>, WorkerError> {
-        let rank = self.rank;
-        let (dir, placement) = (&prepared.model_dir, &prepared.placement);
-        let (layout, slots) = (prepared.identity.experts, prepared.identity.expert_slots);
-        let experts = ExpertRoom { layout, slots, memory: prepared.expert_memory.map(ExpertMemory::Bytes) };
-        let mut model = match prepared.attention {
-            start if prepared.both_attentions => {
-                Model::load_both(dir, rank, placement, experts, start, prepared.shuffle.clone())?
+        let (rank, tables) = (RankId::new(config.rank), prepared.shuffle.clone());
+        let memory = config.expert_memory.map(ExpertMemory::Bytes);
+        let experts = ExpertRoom { layout: config.experts, slots: config.expert_slots, memory };
+        let attention = match config.attention {
+            start if config.both_attentions => AttentionPlan::Both { start, tables },
+            Attention::Dp => AttentionPlan::Dp,
+            Attention::Tp if config.attention_groups > 1 => {
+                AttentionPlan::Groups { ranks: (config.world / config.attention_groups).into() }
             }
-            Attention::Dp => Model::load_experts(dir, rank, placement, experts)?,
-            Attention::Tp if prepared.attention_groups > 1 => {
-                let ranks = usize::from(prepared.identity.world / prepared.attention_groups);
-                Model::load_groups(dir, rank, placement, experts, ranks)?
-            }
-            Attention::Tp => Model::load_tp(dir, rank, placement, experts, prepared.shuffle.clone())?,
+            Attention::Tp => AttentionPlan::Tp(tables),
         };
+        let mut model = Model::load_divided(&prepared.served.dir, rank, &prepared.placement, experts, attention)?;
+        let (threads, cpus) = (config.threads, config.cpus.clone());
         model.share_experts(&self.near);
-        tracing::info!(%rank, instructions = instructions(), threads = place.threads, "the model is loaded");
+        tracing::info!(%rank, instructions = instructions(), threads, "the model is loaded");
         let stages = self.stages;
-        let mut engine = Engine::new(model, self.ep, Arc::clone(&prepared.tokenizer), limits, self.inbox, emit);
+        let mut engine = Engine::new(model, self.ep, Arc::clone(&prepared.served.tokenizer), limits, self.inbox, emit);
         engine.affinity = prepared.affinity.clone();
         let work = move || {
-            if let Some(Err(error)) = place.cpus.as_ref().map(CpuList::pin) {
+            if let Some(Err(error)) = cpus.as_ref().map(CpuList::pin) {
                 // They were this process's when it started.
                 tracing::warn!(%error, "the rank runs wherever it is put");
             }
             // A panic is a bug; the unit should still learn which rank it was.
             let lost = |cause: String| Lost { rank, cause: format!("rank {rank} was lost: {cause}") };
-            let end = match catch_unwind(AssertUnwindSafe(|| with_threads(place.threads, || engine.run()))) {
-                Ok(Ok(Ok(end))) => Ended::By(end),
-                Ok(Err(error)) => Ended::Lost(lost(format!("it got no threads: {error}"))),
-                Ok(Ok(Err(error))) => {
-                    Ended::Lost(Lost { rank: RankId::new(error.rank() as u16), cause: error.to_string() })
-                }
-                Err(_) => Ended::Lost(lost("its engine panicked".to_owned())),
+            let end = match catch_unwind(AssertUnwindSafe(|| with_threads(threads, || engine.run()))) {
+                Ok(Ok(Ok(end))) => Ok(end),
+                Ok(Err(error)) => Err(lost(format!("it got no threads: {error}"))),
+                Ok(Ok(Err(error))) => Err(Lost { rank: RankId::new(error.rank() as u16), cause: error.to_string() }),
+                Err(_) => Err(lost("its engine panicked".to_owned())),
             };
             // Before the end is known: the process may leave then.
             if let Some(StageFile { path, file, log }) = stages
@@ -200,9 +152,6 @@ impl Connected {
             ended(end);
             engine
         };
-        std::thread::Builder::new()
-            .name(format!("rank-{rank}"))
-            .spawn(work)
-            .map_err(|source| WorkerError::Runtime { source })
+        std::thread::Builder::new().name(format!("rank-{rank}")).spawn(work).map_err(WorkerError::Runtime)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, Uri, header};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use serde_json::{Value, json};
@@ -33,16 +33,18 @@ impl Gate {
             // A web page that a browser on this machine shows may not speak for its user: neither under a name of its
             // own (Host, by DNS rebinding) nor across sites (Origin).
             let here = names_loopback(headers, uri) && comes_from_loopback(headers);
+            let refusal = "admin routes need a token here, and this worker was given none";
             return match self.loopback && here {
                 true => Ok(()),
-                false => Err(ApiError::forbidden("admin routes need a token here, and this worker was given none")),
+                false => Err(ApiError::new(StatusCode::FORBIDDEN, refusal)),
             };
         };
         let given = headers.get(header::AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+        let unauthorized = |message| ApiError::new(StatusCode::UNAUTHORIZED, message);
         match given {
             Some(given) if token.is(given) => Ok(()),
-            Some(_) => Err(ApiError::unauthorized("the admin token is another")),
-            None => Err(ApiError::unauthorized("admin routes need the admin token: authorization: Bearer ...")),
+            Some(_) => Err(unauthorized("the admin token is another")),
+            None => Err(unauthorized("admin routes need the admin token: authorization: Bearer ...")),
         }
     }
 }

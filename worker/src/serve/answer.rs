@@ -5,8 +5,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use semmoe_tables::RankId;
-
 use super::app::App;
 use super::error::ApiError;
 use super::wish::Wish;
@@ -16,7 +14,7 @@ use crate::unit::Running;
 /// One sequence's answer so far.
 #[derive(Debug)]
 pub(super) struct Answer {
-    running: Running,
+    pub(super) running: Running,
     decoder: SequenceText,
     pub(super) prompt: Vec<u32>,
     pub(super) output: Vec<u32>,
@@ -28,7 +26,8 @@ pub(super) struct Answer {
     pub(super) finish: Option<Finish>,
     /// In SGLang's encoding, with the end.
     pub(super) routes: Option<String>,
-    begun: Instant,
+    /// When the request was taken.
+    pub(super) begun: Instant,
 }
 
 /// The news since the last call.
@@ -39,20 +38,11 @@ pub(super) struct Delta {
 }
 
 impl Answer {
-    pub(super) fn rank(&self) -> RankId {
-        self.running.rank()
-    }
-
-    /// Seconds since the request was taken.
-    pub(super) fn seconds(&self) -> f64 {
-        self.begun.elapsed().as_secs_f64()
-    }
-
     /// Everything that has come since the last call.
     fn poll(&mut self, app: &App, context: &mut Context<'_>) -> Poll<Result<Delta, ApiError>> {
         let mut delta = Delta::default();
         let mut news = false;
-        while !self.running.has_ended() {
+        while !self.running.ended {
             match self.running.poll_next(context) {
                 Poll::Pending if news => break,
                 Poll::Pending => return Poll::Pending,
@@ -77,12 +67,12 @@ impl Answer {
                 self.output.push(token);
                 self.logprobs.extend(logprobs);
                 delta.tokens += 1;
-                delta.text += &self.decoder.push(&app.tokenizer, token)?.0;
+                delta.text += &self.decoder.push(&app.served.tokenizer, token)?.0;
             }
             SequenceEvent::Finished { finish, routes } => {
                 // After a stop text nothing is shown; the text held back before it has been sent.
                 if !matches!(finish, Finish::Text(_)) {
-                    delta.text += &self.decoder.finish(&app.tokenizer)?;
+                    delta.text += &self.decoder.finish(&app.served.tokenizer)?;
                 }
                 self.finish = Some(finish);
                 self.routes = routes;

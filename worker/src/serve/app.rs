@@ -12,30 +12,37 @@ use super::admin::Gate;
 use super::error::ApiError;
 use crate::ep::ExpertLayout;
 use crate::model::{ModelConfig, instructions};
-use crate::unit::{LayoutName, Unit, UnitLayout};
+use crate::unit::{LayoutName, Unit};
 
 /// Shared by all requests, never changed.
 #[derive(Debug)]
 pub(crate) struct App {
     pub(crate) unit: Unit,
-    pub(crate) tokenizer: Arc<Tokenizer>,
-    /// Models without one take no chat requests.
-    pub(crate) template: Option<ChatTemplate>,
-    pub(crate) model: ModelConfig,
-    /// The name that clients use.
-    pub(crate) name: String,
-    pub(crate) model_dir: PathBuf,
+    pub(crate) served: ServedModel,
     /// The carrier of data between the ranks: `shm`, `tcp`, `mixed`, or `local` if there is only one rank.
     pub(crate) transport: &'static str,
     /// Whether rows are shuffled by tables, with attention tp.
     pub(crate) shuffles: bool,
     /// Whether rank 0 has all experts in memory, where a switch can move them.
     pub(crate) moves_experts: bool,
+    /// Who may use admin routes.
+    pub(crate) gate: Gate,
+}
+
+/// A model and the files of its directory.
+#[derive(Debug)]
+pub(crate) struct ServedModel {
+    /// The name that clients use.
+    pub(crate) name: String,
+    /// Absolute.
+    pub(crate) dir: PathBuf,
+    pub(crate) config: ModelConfig,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    /// Models without one take no chat requests.
+    pub(crate) template: Option<ChatTemplate>,
     /// Tokens that end an answer.
     pub(crate) eos: Vec<u32>,
     pub(crate) defaults: Defaults,
-    /// Who may use admin routes.
-    pub(crate) gate: Gate,
 }
 
 /// Sampling where a request to the OpenAI routes says nothing: `generation_config.json`, as SGLang does it.
@@ -78,48 +85,19 @@ impl App {
 
     /// The longest sequence, prompt and answer, in tokens, that both the model and a rank's cache can take.
     pub(crate) fn context_tokens(&self) -> usize {
-        self.model.max_positions.min(self.unit.limits().kv_tokens())
+        self.served.config.max_positions.min(self.unit.limits.kv_tokens())
     }
 
     /// The answer of `/server_info`.
     pub(crate) fn server_info(&self) -> WorkerInfo {
         let layout = self.unit.layout();
-        let attention = layout.attention;
+        let (attention, copies) = (layout.attention, &layout.spread.copies);
         let shuffle = (attention == Attention::Tp).then_some(if self.shuffles { "tables" } else { "off" });
-        WorkerInfo {
-            engine: self.engine_info(&layout),
-            epoch: layout.epoch,
-            attention: attention.to_string(),
-            shuffle,
-            ep_num_redundant_experts: layout.redundant(),
-            compute_instructions: instructions(),
-        }
-    }
-
-    /// The layouts that the unit can be switched to, its own among them: attention changes where ranks have the weights
-    /// of both, and slices must be even. Experts that are streamed stay.
-    pub(crate) fn layouts(&self) -> Vec<LayoutName> {
-        let current = self.unit.layout().name();
-        let even = self.model.expert_width.is_multiple_of(self.unit.world().into());
-        let has = |layout: &LayoutName| {
-            let attention = self.unit.has_both_attentions() || layout.attention() == current.attention();
-            attention
-                && (self.moves_experts || *layout == current)
-                && match (current.experts(), layout.experts()) {
-                    (Some(_), Some(experts)) => even || experts == ExpertLayout::Ep,
-                    (None, None) => true,
-                    _ => false,
-                }
-        };
-        LayoutName::ALL.into_iter().filter(has).collect()
-    }
-
-    fn engine_info(&self, layout: &UnitLayout) -> ServerInfo {
-        let world = self.unit.world();
+        let world = self.unit.world;
         let replicas = self.unit.replicas();
-        let info = self.model.model_info(&self.name, Some(self.tokenizer.sha256().to_owned()));
-        ServerInfo {
-            model_path: Some(self.model_dir.display().to_string()),
+        let info = self.served.config.model_info(&self.served.name, Some(self.served.tokenizer.sha256().to_owned()));
+        let engine = ServerInfo {
+            model_path: Some(self.served.dir.display().to_string()),
             served_model_name: Some(info.model),
             version: Some(env!("CARGO_PKG_VERSION").to_owned()),
             dp_size: Some(replicas),
@@ -127,11 +105,11 @@ impl App {
             ep_size: Some(match layout.spread.layout {
                 ExpertLayout::Ep => world,
                 ExpertLayout::Tp => 1,
-                ExpertLayout::Hybrid(layout) => layout.nodes(),
+                ExpertLayout::Hybrid(layout) => layout.nodes,
             }),
             enable_dp_attention: Some(layout.attention == Attention::Dp || replicas > 1),
             enable_eplb: Some(false),
-            disable_radix_cache: Some(!self.unit.limits().prefix_reuse),
+            disable_radix_cache: Some(!self.unit.limits.prefix_reuse),
             enable_return_routed_experts: Some(true),
             placement_digest: Some(layout.placement_digest.clone()),
             experts: Some(layout.spread.layout.to_string()),
@@ -145,6 +123,32 @@ impl App {
             num_hidden_layers: Some(info.num_hidden_layers),
             layer_ids: Some(info.layer_ids),
             ..ServerInfo::default()
+        };
+        WorkerInfo {
+            engine,
+            epoch: layout.epoch,
+            attention: attention.to_string(),
+            shuffle,
+            ep_num_redundant_experts: copies.slots().saturating_sub(copies.experts().into()),
+            compute_instructions: instructions(),
         }
+    }
+
+    /// The layouts that the unit can be switched to, its own among them: attention changes where ranks have the weights
+    /// of both, and slices must be even. Experts that are streamed stay.
+    pub(crate) fn layouts(&self) -> Vec<LayoutName> {
+        let current = self.unit.layout().name();
+        let even = self.served.config.expert_width.is_multiple_of(self.unit.world.into());
+        let has = |layout: &LayoutName| {
+            let attention = self.unit.both_attentions || layout.attention() == current.attention();
+            attention
+                && (self.moves_experts || *layout == current)
+                && match (current.experts(), layout.experts()) {
+                    (Some(_), Some(experts)) => even || experts == ExpertLayout::Ep,
+                    (None, None) => true,
+                    _ => false,
+                }
+        };
+        LayoutName::ALL.into_iter().filter(has).collect()
     }
 }

@@ -25,7 +25,7 @@ pub(super) struct ApiError {
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 impl ApiError {
-    fn new(status: StatusCode, message: impl Into<String>) -> Self {
+    pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), param: None, named: None, passing: false }
     }
 
@@ -54,16 +54,6 @@ impl ApiError {
     /// Nothing can be served now.
     pub(super) fn unavailable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
-    }
-
-    /// The client may not.
-    pub(super) fn forbidden(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::FORBIDDEN, message)
-    }
-
-    /// The client has not shown that it may.
-    pub(super) fn unauthorized(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::UNAUTHORIZED, message)
     }
 
     /// No model of this name is served here, but another.

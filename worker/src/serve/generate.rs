@@ -30,9 +30,6 @@ const DEFAULT_NEW_TOKENS: u32 = 128;
 #[serde(default)]
 struct Fields {
     sampling_params: Option<Params>,
-    stream: Option<bool>,
-    return_routed_experts: Option<bool>,
-    routed_experts_start_len: Option<u32>,
     return_prompt_token_ids: Option<bool>,
     rid: Option<String>,
     return_logprob: Option<bool>,
@@ -65,14 +62,15 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, A
 }
 
 fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8]) -> Result<(Wish, Generate), ApiError> {
-    let Asked { body, rank, fields } = Asked::<Fields>::read(app, EngineRoute::Generate, headers, bytes)?;
+    let Asked { body, rank, stream, routes_from, fields } =
+        Asked::<Fields>::read(app, EngineRoute::Generate, headers, bytes)?;
     fields::check(&body, fields::GENERATE)?;
     if let Some(params) = body.get("sampling_params") {
         fields::check(params, fields::PARAMS)?;
     }
     let params = fields.sampling_params.unwrap_or_default();
     let mut request = params.sampling.check(app, Defaults::NEUTRAL)?;
-    request.routes_from = wish::routes_from(fields.return_routed_experts, fields.routed_experts_start_len);
+    request.routes_from = routes_from;
     request.logprobs = logprobs::asked_by_generate(fields.return_logprob.unwrap_or(false), fields.top_logprobs_num)?;
     let prompts = wish::prompts(app, Route::Generate, &body)?;
     let batch = body.get("text").is_some_and(Value::is_array)
@@ -83,7 +81,7 @@ fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8]) -> Result<(Wish, Genera
         batch,
         prompt_ids: fields.return_prompt_token_ids.unwrap_or(false),
     };
-    Ok((Wish { rank, sequences, stream: fields.stream.unwrap_or(false) }, dialect))
+    Ok((Wish { rank, sequences, stream }, dialect))
 }
 
 struct Generate {
@@ -106,8 +104,8 @@ impl Generate {
                 prompt_tokens: answer.prompt.len() as u64,
                 completion_tokens: answer.output.len() as u64,
                 cached_tokens: answer.cached.into(),
-                e2e_latency: Some(answer.seconds()),
-                dp_rank: Some(answer.rank().get().into()),
+                e2e_latency: Some(answer.begun.elapsed().as_secs_f64()),
+                dp_rank: Some(answer.running.rank.get().into()),
                 routed_experts: answer.routes.clone(),
                 prompt_token_ids: None,
             },

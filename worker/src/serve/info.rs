@@ -38,7 +38,7 @@ pub(super) async fn server_info(State(app): State<Arc<App>>) -> Json<WorkerInfo>
 
 /// `GET /model_info`
 pub(super) async fn model_info(State(app): State<Arc<App>>) -> Json<Value> {
-    let path = app.model_dir.display().to_string();
+    let path = app.served.dir.display().to_string();
     Json(json!({
         "model_path": path,
         "tokenizer_path": path,
@@ -55,19 +55,19 @@ pub(super) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
 
 /// `GET /v1/models/{id}`; a name may have slashes.
 pub(super) async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
-    match id == app.name {
+    match id == app.served.name {
         true => Ok(Json(model_entry(&app))),
-        false => Err(ApiError::no_model(&id, &app.name)),
+        false => Err(ApiError::no_model(&id, &app.served.name)),
     }
 }
 
 fn model_entry(app: &App) -> Value {
     json!({
-        "id": app.name,
+        "id": app.served.name,
         "object": "model",
         "created": 0,
         "owned_by": "semmoe",
-        "root": app.name,
+        "root": app.served.name,
         "max_model_len": app.context_tokens(),
     })
 }
@@ -75,7 +75,7 @@ fn model_entry(app: &App) -> Value {
 /// `GET /v1/loads`: of every rank, between two of its steps; with attention tp all ranks of a group are one.
 pub(super) async fn loads(State(app): State<Arc<App>>) -> Result<Json<Loads>, ApiError> {
     app.check_alive()?;
-    let limits = app.unit.limits();
+    let limits = app.unit.limits;
     let tokens = |pages: u64| pages * PAGE_TOKENS as u64;
     let stats = app.unit.stats().await;
     let loads = (0u32..).zip(app.unit.by_replica(stats)).map(|(dp_rank, stats)| RankLoads {

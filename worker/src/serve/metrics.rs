@@ -19,7 +19,7 @@ use crate::unit::{LayoutName, SwitchHistory, SwitchKind};
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     let stats = app.unit.stats().await;
     let up = app.unit.lost().is_none();
-    let mut text = render(&app.model.moe_layers, &stats, &app.unit.in_flight(), up);
+    let mut text = render(&app.served.config.moe_layers, &stats, &app.unit.in_flight(), up);
     text.push_str(&switches(app.unit.layout().epoch, &app.unit.switch_history()));
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }
@@ -27,30 +27,10 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
 /// `layers` holds the model's layer number of each MoE layer.
 fn render(layers: &[u16], stats: &[RankStats], in_flight: &[usize], up: bool) -> String {
     let mut page = Page::default();
-    let activations: fn(&Traffic) -> ByPlace = |traffic| traffic.activations;
-    let bytes: fn(&Traffic) -> ByPlace = |traffic| traffic.bytes;
-    for (name, help, of) in [
-        (
-            "semmoe_activations_total",
-            "(token, expert) pairs of the rank's tokens by where the expert lies.",
-            activations,
-        ),
-        (
-            "semmoe_dispatch_bytes_total",
-            "Bytes of dispatch and combine for the rank's tokens by where they went.",
-            bytes,
-        ),
-    ] {
-        page.counter(name, help, stats, |stats| {
-            layers.iter().zip(&stats.counters.layers).flat_map(move |(layer, traffic)| {
-                StepPhase::ALL.into_iter().flat_map(move |phase| {
-                    let labels = format!(",layer=\"{layer}\",phase=\"{}\",where=", phase.name());
-                    let ByPlace { local, remote } = of(traffic.of(phase));
-                    [("local", local), ("remote", remote)].map(|(place, value)| (format!("{labels}\"{place}\""), value))
-                })
-            })
-        });
-    }
+    let help = "(token, expert) pairs of the rank's tokens by where the expert lies.";
+    by_place(&mut page, "semmoe_activations_total", help, layers, stats, |traffic| traffic.activations);
+    let help = "Bytes of dispatch and combine for the rank's tokens by where they went.";
+    by_place(&mut page, "semmoe_dispatch_bytes_total", help, layers, stats, |traffic| traffic.bytes);
     let help = "Bytes of dispatch and combine for the rank's tokens by how far they went: rank = none, node, other = between nodes.";
     page.counter("semmoe_level_bytes_total", help, stats, |stats| labelled("level", stats.counters.levels.named()));
     attention_tp(&mut page, stats);
@@ -77,6 +57,26 @@ fn render(layers: &[u16], stats: &[RankStats], in_flight: &[usize], up: bool) ->
     page.family("semmoe_unit_up", "gauge", "1 while no rank is lost.");
     page.sample("", u64::from(up));
     page.text
+}
+
+/// A counter by layer, phase and place.
+fn by_place(
+    page: &mut Page,
+    name: &'static str,
+    help: &str,
+    layers: &[u16],
+    stats: &[RankStats],
+    of: fn(&Traffic) -> ByPlace,
+) {
+    page.counter(name, help, stats, |stats| {
+        layers.iter().zip(&stats.counters.layers).flat_map(move |(layer, traffic)| {
+            StepPhase::ALL.into_iter().flat_map(move |phase| {
+                let labels = format!(",layer=\"{layer}\",phase=\"{}\",where=", phase.name());
+                let ByPlace { local, remote } = of(traffic.of(phase));
+                [("local", local), ("remote", remote)].map(|(place, value)| (format!("{labels}\"{place}\""), value))
+            })
+        })
+    });
 }
 
 /// Switches of layouts.
@@ -106,46 +106,38 @@ fn attention_tp(page: &mut Page, stats: &[RankStats]) {
     let help = "Rows (a token in an MoE layer) that the rank went on with: as the tables said, moved from a rank that was full, or \
                 evenly where the tables said nothing.";
     page.counter("semmoe_attention_rows_total", help, stats, |stats| {
-        let counters = &stats.counters;
-        let (tables, moved, even) = (counters.rows_by_tables, counters.rows_moved, counters.rows_evenly);
-        labelled("by", [("tables", tables), ("moved", moved), ("even", even)])
+        let rows = &stats.counters.rows;
+        labelled("by", [("tables", rows.by_tables), ("moved", rows.moved), ("even", rows.evenly)])
     });
     let help = "Rows of the fullest rank, added up over MoE layers and steps, the same on all ranks: taken = as rows were split, \
                 wanted = if none had moved. Over the sum of semmoe_attention_rows_total: the fullest rank over the mean.";
     page.counter("semmoe_attention_fullest_rows_total", help, stats, |stats| {
-        let counters = &stats.counters;
-        labelled("split", [("taken", counters.fullest_rows), ("wanted", counters.fullest_rows_wanted)])
+        let rows = &stats.counters.rows;
+        labelled("split", [("taken", rows.fullest), ("wanted", rows.fullest_wanted)])
     });
 }
 
 /// The costs of streaming experts, of ranks that do.
 fn fetches(page: &mut Page, stats: &[RankStats]) {
-    type Of = fn(&ExpertFetches) -> f64;
-    let families: [(_, _, _, Of); 5] = [
-        ("semmoe_expert_memory_bytes", "gauge", "Memory of a rank that streams experts, for all of them.", |of| {
-            of.memory_bytes as f64
-        }),
-        ("semmoe_expert_fetch_bytes_total", "counter", "Bytes of experts read from the checkpoint for steps.", |of| {
-            of.bytes as f64
-        }),
-        ("semmoe_expert_fetch_seconds_total", "counter", "Time of reading and packing them.", |of| {
-            of.fetching.as_secs_f64()
-        }),
-        ("semmoe_expert_wait_seconds_total", "counter", "Time that steps waited for them.", |of| {
-            of.waited.as_secs_f64()
-        }),
-        (
-            "semmoe_expert_fetch_hidden_ratio",
-            "gauge",
-            "Share of the time of reading that no step waited for, since the start.",
-            ExpertFetches::hidden,
-        ),
-    ];
-    let streaming = || stats.iter().enumerate().filter_map(|(rank, stats)| Some((rank, stats.fetches?)));
-    for (name, kind, help, of) in families.into_iter().filter(|_| streaming().next().is_some()) {
-        page.family(name, kind, help);
-        streaming().for_each(|(rank, fetches)| page.sample(&format!("rank=\"{rank}\""), of(&fetches)));
+    let fetches = stats.iter().enumerate().filter_map(|(rank, stats)| Some((rank, stats.fetches?)));
+    let fetches: Vec<(usize, ExpertFetches)> = fetches.collect();
+    if fetches.is_empty() {
+        return;
     }
+    let mut family = |name, kind, help, of: fn(&ExpertFetches) -> f64| {
+        page.family(name, kind, help);
+        fetches.iter().for_each(|(rank, fetches)| page.sample(&format!("rank=\"{rank}\""), of(fetches)));
+    };
+    let help = "Memory of a rank that streams experts, for all of them.";
+    family("semmoe_expert_memory_bytes", "gauge", help, |of| of.memory_bytes as f64);
+    let help = "Bytes of experts read from the checkpoint for steps.";
+    family("semmoe_expert_fetch_bytes_total", "counter", help, |of| of.bytes as f64);
+    let help = "Time of reading and packing them.";
+    family("semmoe_expert_fetch_seconds_total", "counter", help, |of| of.fetching.as_secs_f64());
+    let help = "Time that steps waited for them.";
+    family("semmoe_expert_wait_seconds_total", "counter", help, |of| of.waited.as_secs_f64());
+    let help = "Share of the time of reading that no step waited for, since the start.";
+    family("semmoe_expert_fetch_hidden_ratio", "gauge", help, ExpertFetches::hidden);
 }
 
 /// Where the ranks' time went.

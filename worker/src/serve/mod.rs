@@ -41,7 +41,7 @@ use axum::serve::ListenerExt as _;
 use tokio::net::TcpListener;
 
 pub(crate) use admin::Gate;
-pub(crate) use app::{App, Defaults};
+pub(crate) use app::{App, Defaults, ServedModel};
 
 /// Largest request body, in bytes.
 const MAX_BODY_BYTES: usize = 4 << 20;

@@ -29,14 +29,11 @@ const DEFAULT_COMPLETION_TOKENS: u32 = 16;
 #[serde(default)]
 struct Fields {
     model: Option<String>,
-    stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     max_tokens: Option<u32>,
     max_completion_tokens: Option<u32>,
     logprobs: Option<Value>,
     top_logprobs: Option<u64>,
-    return_routed_experts: Option<bool>,
-    routed_experts_start_len: Option<u32>,
     return_input_ids_in_sglext: Option<bool>,
     return_output_ids_in_sglext: Option<bool>,
     #[serde(flatten)]
@@ -47,34 +44,13 @@ struct Fields {
 #[serde(default)]
 struct StreamOptions {
     include_usage: Option<bool>,
-    /// With `include_usage`: every event has the usage so far.
+    /// With `include_usage`, as in SGLang and vLLM: every event has the usage of its own choice so far.
     continuous_usage_stats: Option<bool>,
-}
-
-/// Which events of a stream have the usage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum StreamUsage {
-    None,
-    /// One more at the end.
-    Last,
-    /// That one, and each one before it for its own choice so far.
-    Every,
-}
-
-impl StreamOptions {
-    /// As in SGLang and vLLM the running usage is part of `include_usage`.
-    fn usage(self) -> StreamUsage {
-        match (self.include_usage.unwrap_or(false), self.continuous_usage_stats.unwrap_or(false)) {
-            (false, _) => StreamUsage::None,
-            (true, false) => StreamUsage::Last,
-            (true, true) => StreamUsage::Every,
-        }
-    }
 }
 
 /// `POST /v1/chat/completions`
 pub(super) async fn chat(State(app): State<Arc<App>>, headers: HeaderMap, body: Bytes) -> Result<Response, ApiError> {
-    serve(&app, headers, body, |app, headers, body| prepare(app, headers, body, Kind::Chat)).await
+    serve(&app, headers, body, |app, headers, body| prepare(app, headers, body, &CHAT)).await
 }
 
 /// `POST /v1/completions`
@@ -83,49 +59,51 @@ pub(super) async fn completions(
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response, ApiError> {
-    serve(&app, headers, body, |app, headers, body| prepare(app, headers, body, Kind::Completion)).await
+    serve(&app, headers, body, |app, headers, body| prepare(app, headers, body, &COMPLETION)).await
 }
 
-fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8], kind: Kind) -> Result<(Wish, OpenAi), ApiError> {
-    let traits = kind.traits();
-    let Asked { body, rank, fields } = Asked::<Fields>::read(app, traits.engine_route, headers, bytes)?;
-    fields::check(&body, traits.place)?;
+fn prepare(
+    app: &App,
+    headers: &HeaderMap,
+    bytes: &[u8],
+    route: &'static RouteTraits,
+) -> Result<(Wish, OpenAi), ApiError> {
+    let Asked { body, rank, stream, routes_from, fields } =
+        Asked::<Fields>::read(app, route.engine_route, headers, bytes)?;
+    fields::check(&body, route.place)?;
     fields::check(&body["stream_options"], fields::STREAM)?;
-    let mut request = fields.sampling.check(app, app.defaults)?;
-    request.routes_from = wish::routes_from(fields.return_routed_experts, fields.routed_experts_start_len);
-    request.logprobs = logprobs::asked(kind == Kind::Chat, fields.logprobs.as_ref(), fields.top_logprobs)?;
-    let prompts = wish::prompts(app, traits.text_route, &body)?;
+    let mut request = fields.sampling.check(app, app.served.defaults)?;
+    request.routes_from = routes_from;
+    request.logprobs = logprobs::asked(route.is_chat, fields.logprobs.as_ref(), fields.top_logprobs)?;
+    let prompts = wish::prompts(app, route.text_route, &body)?;
     let asked = fields.max_completion_tokens.or(fields.max_tokens);
-    let sequences = wish::sequences(app, &request, prompts, asked, traits.default_tokens)?;
+    let sequences = wish::sequences(app, &request, prompts, asked, route.default_tokens)?;
     let extension = Extension {
         input_ids: fields.return_input_ids_in_sglext.unwrap_or(false),
         output_ids: fields.return_output_ids_in_sglext.unwrap_or(false),
-        routes: request.routes_from.is_some(),
+        routes: routes_from.is_some(),
     };
     if extension != Extension::default() && sequences.len() > 1 {
         return Err(ApiError::bad(format!("sglext is given for one prompt, found {}", sequences.len())));
     }
+    let options = fields.stream_options.unwrap_or_default();
+    let usage = options.include_usage.unwrap_or(false);
     let dialect = OpenAi {
-        kind,
-        id: format!("{}-{:032x}", traits.id_prefix, fastrand::u128(..)),
+        route,
+        id: format!("{}-{:032x}", route.id_prefix, fastrand::u128(..)),
         created: unix_time().as_secs(),
-        model: fields.model.unwrap_or_else(|| app.name.clone()),
-        usage: fields.stream_options.map_or(StreamUsage::None, StreamOptions::usage),
+        model: fields.model.unwrap_or_else(|| app.served.name.clone()),
+        usage,
+        running_usage: usage && options.continuous_usage_stats.unwrap_or(false),
         extension,
-        tokenizer: Arc::clone(&app.tokenizer),
+        tokenizer: Arc::clone(&app.served.tokenizer),
     };
-    Ok((Wish { rank, sequences, stream: fields.stream.unwrap_or(false) }, dialect))
-}
-
-/// Which of the two routes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Chat,
-    Completion,
+    Ok((Wish { rank, sequences, stream }, dialect))
 }
 
 /// How a route is read and answered.
 struct RouteTraits {
+    is_chat: bool,
     engine_route: EngineRoute,
     text_route: Route,
     place: u8,
@@ -133,32 +111,33 @@ struct RouteTraits {
     id_prefix: &'static str,
     object: &'static str,
     chunk: &'static str,
+    /// Of the answer's tokens from a first one on.
+    logprobs: fn(&Tokenizer, &Answer, usize) -> Value,
 }
 
-impl Kind {
-    const fn traits(self) -> RouteTraits {
-        match self {
-            Self::Chat => RouteTraits {
-                engine_route: EngineRoute::Chat,
-                text_route: Route::Chat,
-                place: fields::CHAT,
-                default_tokens: None,
-                id_prefix: "chatcmpl",
-                object: "chat.completion",
-                chunk: "chat.completion.chunk",
-            },
-            Self::Completion => RouteTraits {
-                engine_route: EngineRoute::Completions,
-                text_route: Route::Completions,
-                place: fields::COMPLETIONS,
-                default_tokens: Some(DEFAULT_COMPLETION_TOKENS),
-                id_prefix: "cmpl",
-                object: "text_completion",
-                chunk: "text_completion",
-            },
-        }
-    }
-}
+static CHAT: RouteTraits = RouteTraits {
+    is_chat: true,
+    engine_route: EngineRoute::Chat,
+    text_route: Route::Chat,
+    place: fields::CHAT,
+    default_tokens: None,
+    id_prefix: "chatcmpl",
+    object: "chat.completion",
+    chunk: "chat.completion.chunk",
+    logprobs: logprobs::chat,
+};
+
+static COMPLETION: RouteTraits = RouteTraits {
+    is_chat: false,
+    engine_route: EngineRoute::Completions,
+    text_route: Route::Completions,
+    place: fields::COMPLETIONS,
+    default_tokens: Some(DEFAULT_COMPLETION_TOKENS),
+    id_prefix: "cmpl",
+    object: "text_completion",
+    chunk: "text_completion",
+    logprobs: logprobs::completion,
+};
 
 /// The parts requested in `sglext`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -169,29 +148,23 @@ struct Extension {
 }
 
 struct OpenAi {
-    kind: Kind,
+    route: &'static RouteTraits,
     id: String,
     created: u64,
     model: String,
-    usage: StreamUsage,
+    /// Whether a stream ends with an event that has the usage.
+    usage: bool,
+    /// Whether its other events have it, too.
+    running_usage: bool,
     extension: Extension,
     tokenizer: Arc<Tokenizer>,
 }
 
 impl OpenAi {
-    /// Of the answer's tokens from the `first` on.
-    fn logprobs(&self, answer: &Answer, first: usize) -> Value {
-        match self.kind {
-            Kind::Chat => logprobs::chat(&self.tokenizer, answer, first),
-            Kind::Completion => logprobs::completion(&self.tokenizer, answer, first),
-        }
-    }
-
     fn envelope(&self, stream: bool, choices: Value) -> Value {
-        let RouteTraits { object, chunk, .. } = self.kind.traits();
         json!({
             "id": self.id,
-            "object": if stream { chunk } else { object },
+            "object": if stream { self.route.chunk } else { self.route.object },
             "created": self.created,
             "model": self.model,
             "choices": choices,
@@ -201,7 +174,7 @@ impl OpenAi {
     /// An event about one choice.
     fn chunk(&self, choice: Value, answer: &Answer) -> Value {
         let mut event = self.envelope(true, Value::Array(vec![choice]));
-        if self.usage == StreamUsage::Every {
+        if self.running_usage {
             event["usage"] = usage(std::slice::from_ref(answer));
         }
         event
@@ -255,13 +228,13 @@ impl Dialect for OpenAi {
             let (reason, matched) = finish(answer.finish.as_ref());
             let mut choice = json!({
                 "index": index,
-                "logprobs": self.logprobs(answer, 0),
+                "logprobs": (self.route.logprobs)(&self.tokenizer, answer, 0),
                 "finish_reason": reason,
                 "matched_stop": matched,
             });
-            match self.kind {
-                Kind::Chat => choice["message"] = json!({"role": "assistant", "content": answer.text}),
-                Kind::Completion => choice["text"] = json!(answer.text),
+            match self.route.is_chat {
+                true => choice["message"] = json!({"role": "assistant", "content": answer.text}),
+                false => choice["text"] = json!(answer.text),
             }
             choice
         };
@@ -280,10 +253,7 @@ impl Dialect for OpenAi {
             let delta = json!({"role": "assistant", "content": ""});
             self.chunk(json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null}), answer)
         };
-        match self.kind {
-            Kind::Chat => answers.iter().enumerate().map(chunk).collect(),
-            Kind::Completion => Vec::new(),
-        }
+        if self.route.is_chat { answers.iter().enumerate().map(chunk).collect() } else { Vec::new() }
     }
 
     fn news(&self, index: usize, answer: &Answer, delta: &Delta) -> Vec<Value> {
@@ -291,7 +261,7 @@ impl Dialect for OpenAi {
         // Tokens whose text is held back have their logprobs sent all the same.
         let logprobs = match delta.tokens {
             0 => Value::Null,
-            tokens => self.logprobs(answer, answer.output.len() - tokens),
+            tokens => (self.route.logprobs)(&self.tokenizer, answer, answer.output.len() - tokens),
         };
         if delta.text.is_empty() && reason.is_null() && logprobs.is_null() {
             return Vec::new();
@@ -299,9 +269,9 @@ impl Dialect for OpenAi {
         let mut choice = json!({
             "index": index, "logprobs": logprobs, "finish_reason": reason, "matched_stop": matched,
         });
-        match self.kind {
-            Kind::Chat => choice["delta"] = json!({"content": delta.text}),
-            Kind::Completion => choice["text"] = json!(delta.text),
+        match self.route.is_chat {
+            true => choice["delta"] = json!({"content": delta.text}),
+            false => choice["text"] = json!(delta.text),
         }
         vec![self.chunk(choice, answer)]
     }
@@ -316,7 +286,7 @@ impl Dialect for OpenAi {
             [answer] if self.has_extension() => Some(event("sglext", self.sglext(answer))),
             _ => None,
         };
-        let usage = (self.usage != StreamUsage::None).then(|| event("usage", usage(answers)));
+        let usage = self.usage.then(|| event("usage", usage(answers)));
         extension.into_iter().chain(usage).collect()
     }
 }

@@ -85,7 +85,7 @@ impl SamplingFields {
             }
         }
         if !self.ignore_eos.unwrap_or(false) {
-            token_ids.extend(&app.eos);
+            token_ids.extend(&app.served.eos);
         }
         Ok(StopRules { token_ids, texts: texts.to_vec(), skip_special: self.skip_special_tokens.unwrap_or(true) })
     }

@@ -37,7 +37,9 @@ pub(super) trait Dialect: Send + 'static {
 /// From a request's headers and body to its sequences and the dialect of the answer.
 type Prepare<D> = fn(&App, &HeaderMap, &[u8]) -> Result<(Wish, D), ApiError>;
 
-/// Prepares a request off the network threads where it is large, and answers it.
+/// Prepares a request, off the network threads where it is large, runs it and answers it. Errors before the first token
+/// have their status, streams included; later ones end a stream with one event. If the client leaves, the future or the
+/// stream is dropped, and with it the sequences are cancelled.
 pub(super) async fn serve<D: Dialect>(
     app: &Arc<App>,
     headers: HeaderMap,
@@ -45,16 +47,9 @@ pub(super) async fn serve<D: Dialect>(
     prepare: Prepare<D>,
 ) -> Result<Response, ApiError> {
     let (wish, dialect) = off_the_runtime(app, headers, body, prepare).await?;
-    reply(app, wish, dialect).await
-}
-
-/// Runs a wish and answers it. Errors before the first token have their status, streams included; later ones end a
-/// stream with one event. If the client leaves, the future or the stream is dropped, and with it the sequences are
-/// cancelled.
-async fn reply(app: &Arc<App>, wish: Wish, dialect: impl Dialect) -> Result<Response, ApiError> {
     let stream = wish.stream;
     let mut answers = Answers::begin(app, wish)?;
-    let rank = answers.list.first().map(|answer| HeaderValue::from(answer.rank().get()));
+    let rank = answers.list.first().map(|answer| HeaderValue::from(answer.running.rank.get()));
     let mut response = if stream {
         let first = answers.next().await.transpose()?;
         events(answers, dialect, first)

@@ -85,7 +85,7 @@ async fn target(app: &Arc<App>, to: SwitchTarget) -> Result<UnitLayout, ApiError
 fn of_tables(app: &App, path: &Path, current: &UnitLayout) -> Result<UnitLayout, ApiError> {
     let bad = |message: String| ApiError::param("to", message);
     let tables = Tables::open(path).map_err(|error| bad(error.to_string()))?;
-    let info = app.model.model_info(&app.name, Some(app.tokenizer.sha256().to_owned()));
+    let info = app.served.config.model_info(&app.served.name, Some(app.served.tokenizer.sha256().to_owned()));
     tables.model().check_compatible(&info).map_err(|error| bad(error.in_file(path).to_string()))?;
     // Of tables for attention tp only the placement is of use here, where rows are not shuffled.
     if current.attention == Attention::Dp && tables.attention() != Attention::Dp {

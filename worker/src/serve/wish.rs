@@ -7,6 +7,7 @@ use bytes::Bytes;
 use semmoe_engines::{Engine, Route as EngineRoute, pin};
 use semmoe_tables::RankId;
 use semmoe_text::{Limits, Prompt, Route, prompt_ids};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -59,7 +60,19 @@ pub(super) fn parse(body: &[u8]) -> Result<Value, ApiError> {
 pub(super) struct Asked<T> {
     pub(super) body: Value,
     pub(super) rank: Option<RankId>,
+    pub(super) stream: bool,
+    /// The first token whose routed experts are requested, if any are.
+    pub(super) routes_from: Option<u32>,
     pub(super) fields: T,
+}
+
+/// The fields of every route with answers.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct CommonFields {
+    stream: Option<bool>,
+    return_routed_experts: Option<bool>,
+    routed_experts_start_len: Option<u32>,
 }
 
 impl<T: DeserializeOwned> Asked<T> {
@@ -67,15 +80,13 @@ impl<T: DeserializeOwned> Asked<T> {
     pub(super) fn read(app: &App, route: EngineRoute, headers: &HeaderMap, bytes: &[u8]) -> Result<Self, ApiError> {
         let body = parse(bytes)?;
         let rank = pinned_rank(app, route, headers, bytes)?;
-        let fields = T::deserialize(&body);
-        let fields = fields.map_err(|error| ApiError::bad(format!("a field has the wrong type: {error}")))?;
-        Ok(Self { body, rank, fields })
+        let mistyped = |error: serde_json::Error| ApiError::bad(format!("a field has the wrong type: {error}"));
+        let common = CommonFields::deserialize(&body).map_err(mistyped)?;
+        let fields = T::deserialize(&body).map_err(mistyped)?;
+        let start = common.routed_experts_start_len.unwrap_or(0);
+        let routes_from = common.return_routed_experts.unwrap_or(false).then_some(start);
+        Ok(Self { body, rank, stream: common.stream.unwrap_or(false), routes_from, fields })
     }
-}
-
-/// The first token whose routed experts are requested, if any are.
-pub(super) fn routes_from(asked: Option<bool>, start: Option<u32>) -> Option<u32> {
-    asked.unwrap_or(false).then_some(start.unwrap_or(0))
 }
 
 /// The rank a request is pinned to: on the OpenAI routes the header wins over the body.
@@ -98,8 +109,8 @@ pub(super) fn prompts(app: &App, route: Route, body: &Value) -> Result<Vec<Vec<u
     }
     let limits = Limits { prompts: MAX_PROMPTS, ..Limits::default() };
     let prompt = Prompt::from_json(route, body)?;
-    let prompts = prompt_ids(&prompt, &app.tokenizer, app.template.as_ref(), limits)?;
-    let vocabulary = app.model.vocab_size;
+    let prompts = prompt_ids(&prompt, &app.served.tokenizer, app.served.template.as_ref(), limits)?;
+    let vocabulary = app.served.config.vocab_size;
     match prompts.iter().flatten().find(|id| **id as usize >= vocabulary) {
         Some(id) => Err(ApiError::bad(format!("token id {id} is not below the vocabulary size {vocabulary}"))),
         None => Ok(prompts),

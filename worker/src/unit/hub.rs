@@ -1,6 +1,7 @@
 //! Orders to the ranks, events from them, and the state of the unit in one place.
 
 use std::collections::HashMap;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -67,6 +68,14 @@ pub(crate) struct UnitStatus {
 #[derive(Clone, Debug)]
 pub(crate) struct Unit(Arc<Shared>);
 
+impl Deref for Unit {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
 /// How long the unit waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timeouts {
@@ -76,19 +85,22 @@ pub(crate) struct Timeouts {
     pub(crate) prepared: Duration,
 }
 
+/// The part of a unit that never changes, and its state.
 #[derive(Debug)]
-struct Shared {
-    world: u16,
-    limits: UnitLimits,
-    timeouts: Timeouts,
+pub(crate) struct Shared {
+    /// Ranks in the unit.
+    pub(crate) world: u16,
+    pub(crate) limits: UnitLimits,
+    pub(super) timeouts: Timeouts,
     /// Whether attention may change, so that requests can be pinned in either layout.
-    both_attentions: bool,
+    pub(crate) both_attentions: bool,
     state: Mutex<State>,
     status: watch::Sender<UnitStatus>,
 }
 
 #[derive(Debug)]
 pub(super) struct State {
+    world: u16,
     /// By rank; empty before the ranks have come and after the links were closed.
     pub(super) ports: Vec<Port>,
     /// Groups of ranks with sequences of their own, while attention is tp.
@@ -126,6 +138,7 @@ impl Unit {
         timeouts: Timeouts,
     ) -> Self {
         let mut state = State {
+            world,
             ports: Vec::new(),
             attention_groups,
             in_flight: Vec::new(),
@@ -139,7 +152,7 @@ impl Unit {
             tickets: HashMap::new(),
             last_stats: vec![RankStats::default(); usize::from(world)],
         };
-        state.in_flight = vec![0; state.replicas(world).into()];
+        state.in_flight = vec![0; state.replicas().into()];
         let status = watch::Sender::new(UnitStatus::default());
         let both_attentions = limits.kv_pages.are_both();
         Self(Arc::new(Shared { world, limits, timeouts, both_attentions, state: Mutex::new(state), status }))
@@ -150,49 +163,31 @@ impl Unit {
         self.state().ports = ports;
     }
 
-    /// Ranks in the unit.
-    pub(crate) fn world(&self) -> u16 {
-        self.0.world
-    }
-
     /// Replicas that run sequences: with attention tp all ranks are one, or those of a group, and the first speaks for
     /// them.
     pub(crate) fn replicas(&self) -> u16 {
-        self.state().replicas(self.0.world)
+        self.state().replicas()
     }
 
     /// Of a list by rank, the items of the ranks that speak for a replica each.
     pub(crate) fn by_replica<T>(&self, by_rank: Vec<T>) -> impl Iterator<Item = T> {
         let state = self.state();
-        by_rank.into_iter().step_by(state.stride().into()).take(state.replicas(self.0.world).into())
+        by_rank.into_iter().step_by(state.stride().into()).take(state.replicas().into())
     }
 
     /// Ranks that a sequence can be pinned to, in any layout that the unit may have.
     pub(crate) fn pins(&self) -> u16 {
-        if self.0.both_attentions { self.0.world } else { self.replicas() }
-    }
-
-    /// Whether attention may change.
-    pub(crate) fn has_both_attentions(&self) -> bool {
-        self.0.both_attentions
-    }
-
-    pub(crate) fn limits(&self) -> UnitLimits {
-        self.0.limits
-    }
-
-    pub(super) fn timeouts(&self) -> Timeouts {
-        self.0.timeouts
+        if self.both_attentions { self.world } else { self.replicas() }
     }
 
     /// Follows the state of the unit.
     pub(crate) fn status(&self) -> watch::Receiver<UnitStatus> {
-        self.0.status.subscribe()
+        self.status.subscribe()
     }
 
     /// The first failure, if there was one.
     pub(crate) fn lost(&self) -> Option<Lost> {
-        self.0.status.borrow().lost.clone()
+        self.status.borrow().lost.clone()
     }
 
     /// Runs a sequence on `rank`, or on the next one in turn; its id is set here. With attention tp the rank is where
@@ -207,8 +202,8 @@ impl Unit {
         }
         let pinned = rank;
         request.home = pinned.map(RankId::get);
-        let rank = state.rank_for(rank, self.0.world);
-        let limit = self.0.limits.running + self.0.limits.waiting;
+        let rank = state.rank_for(rank);
+        let limit = self.limits.running + self.limits.waiting;
         if state.in_flight[rank.index()] >= limit {
             return Err(SubmitError::Full { rank, limit });
         }
@@ -217,9 +212,9 @@ impl Unit {
         let (listener, events) = mpsc::unbounded_channel();
         state.sequences.insert(id, Entry { rank, pinned, listener: Some(listener) });
         state.in_flight[rank.index()] += 1;
-        self.0.status.send_modify(|status| status.in_flight += 1);
+        self.status.send_modify(|status| status.in_flight += 1);
         state.order(rank, ToRank::Submit(Box::new(request)));
-        Ok(Running::new(id, rank, events, self.clone()))
+        Ok(Running { id, rank, events, unit: self.clone(), ended: false })
     }
 
     /// No client wants the sequence any more.
@@ -251,7 +246,7 @@ impl Unit {
     /// Sends the same order to every rank. With attention tp rank 0 sends the others what changes sequences and caches,
     /// so that all ranks do it between the same two steps.
     pub(crate) fn broadcast(&self, order: &ToRank) {
-        self.state().broadcast(self.0.world, order);
+        self.state().broadcast(order);
     }
 
     /// Closes the links to the other ranks once everything sent is written.
@@ -270,7 +265,7 @@ impl Unit {
 
     /// Counts and loads of every rank: fresh ones, or the last known of a rank that does not answer.
     pub(crate) async fn stats(&self) -> Vec<RankStats> {
-        let answers: Vec<_> = (0..self.0.world).map(|rank| self.ask(RankId::new(rank))).collect();
+        let answers: Vec<_> = (0..self.world).map(|rank| self.ask(RankId::new(rank))).collect();
         let all = futures_util::future::join_all(answers.into_iter().map(|(ticket, answer)| async move {
             let outcome = tokio::time::timeout(STATS_LIMIT, answer).await;
             self.state().tickets.remove(&ticket);
@@ -301,9 +296,9 @@ impl Unit {
     /// Takes a message of a rank.
     pub(crate) fn deliver(&self, rank: RankId, message: FromRank) {
         match message {
-            FromRank::Ready => self.0.status.send_modify(|status| status.ready += 1),
-            FromRank::Stopped => self.0.status.send_modify(|status| status.stopped += 1),
-            FromRank::Leaving => self.0.status.send_modify(|status| status.leaving = true),
+            FromRank::Ready => self.status.send_modify(|status| status.ready += 1),
+            FromRank::Stopped => self.status.send_modify(|status| status.stopped += 1),
+            FromRank::Leaving => self.status.send_modify(|status| status.leaving = true),
             FromRank::Fatal { lost, cause } => self.fail(Lost { rank: RankId::new(lost), cause }),
             FromRank::Stats { ticket, stats } => {
                 let asked = self.state().tickets.remove(&ticket);
@@ -327,21 +322,21 @@ impl Unit {
 
     pub(super) fn note_ended(&self, sequences: usize) {
         if sequences > 0 {
-            self.0.status.send_modify(|status| status.in_flight -= sequences);
+            self.status.send_modify(|status| status.in_flight -= sequences);
         }
     }
 
     /// The control link of a rank has ended.
     pub(crate) fn closed(&self, rank: RankId, cause: &str) {
-        self.0.status.send_modify(|status| status.closed += 1);
-        if self.0.status.borrow().stopped < usize::from(self.0.world) {
+        self.status.send_modify(|status| status.closed += 1);
+        if self.status.borrow().stopped < usize::from(self.world) {
             self.fail(Lost { rank, cause: format!("rank {rank} was lost: {cause}") });
         }
     }
 
     /// The unit is dead: every request that waits gets the cause, and the other ranks go. The first cause counts.
     pub(crate) fn fail(&self, lost: Lost) {
-        let first = self.0.status.send_if_modified(|status| {
+        let first = self.status.send_if_modified(|status| {
             let first = status.lost.is_none();
             status.lost.get_or_insert_with(|| lost.clone());
             first
@@ -357,28 +352,27 @@ impl Unit {
         state.tickets.clear();
         state.switch = None;
         state.in_flight.fill(0);
-        self.0.status.send_modify(|status| status.in_flight = 0);
+        self.status.send_modify(|status| status.in_flight = 0);
     }
 
     /// A thread that panicked while it held the lock left whole entries behind.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.0.state)
+        lock(&self.state)
     }
 }
 
 impl State {
     /// Replicas that a sequence can be pinned to.
-    pub(super) fn replicas(&self, world: u16) -> u16 {
+    pub(super) fn replicas(&self) -> u16 {
         match self.layout.attention {
-            Attention::Dp => world,
+            Attention::Dp => self.world,
             Attention::Tp => self.attention_groups,
         }
     }
 
     /// Ranks from one replica's first to the next one's. Without groups the one replica may become one for each rank.
     fn stride(&self) -> u16 {
-        let world = self.last_stats.len() as u16;
-        if self.attention_groups > 1 { world / self.attention_groups } else { 1 }
+        if self.attention_groups > 1 { self.world / self.attention_groups } else { 1 }
     }
 
     /// The rank that speaks for a replica.
@@ -400,22 +394,22 @@ impl State {
     }
 
     /// See [`Unit::broadcast`].
-    pub(super) fn broadcast(&mut self, world: u16, order: &ToRank) {
+    pub(super) fn broadcast(&mut self, order: &ToRank) {
         let (all, stride) = match order {
-            ToRank::Abort { .. } | ToRank::Stats { .. } | ToRank::Switch { .. } => (world, 1),
+            ToRank::Abort { .. } | ToRank::Stats { .. } | ToRank::Switch { .. } => (self.world, 1),
             ToRank::Submit(_) | ToRank::Cancel { .. } | ToRank::Flush | ToRank::Stop => {
                 if let Some(passage) = self.passage() {
                     return passage.hold(order.clone());
                 }
-                (self.replicas(world), self.stride())
+                (self.replicas(), self.stride())
             }
         };
         self.ports.iter().step_by(stride.into()).take(all.into()).for_each(|port| port.send(order.clone()));
     }
 
     /// The replica that runs a sequence: the requested one, or the next in turn.
-    pub(super) fn rank_for(&mut self, asked: Option<RankId>, world: u16) -> RankId {
-        let replicas = self.replicas(world);
+    pub(super) fn rank_for(&mut self, asked: Option<RankId>) -> RankId {
+        let replicas = self.replicas();
         asked.filter(|_| replicas > 1).unwrap_or_else(|| {
             let rank = RankId::new(self.next_rank % replicas);
             self.next_rank = (rank.get() + 1) % replicas;

@@ -85,11 +85,6 @@ impl UnitLayout {
     pub(crate) fn name(&self) -> LayoutName {
         LayoutName::of(self.attention, self.spread.layout)
     }
-
-    /// Slots of a layer beyond one for each expert, of all ranks together.
-    pub(crate) fn redundant(&self) -> usize {
-        self.spread.copies.slots().saturating_sub(self.spread.copies.experts().into())
-    }
 }
 
 #[cfg(test)]

@@ -48,15 +48,14 @@ impl Passage {
 impl Unit {
     /// All ranks are in the layout in force: sequences are on their new ranks, and waiting orders and events proceed.
     pub(super) fn pass(&self, mut state: MutexGuard<'_, State>, passage: Passage) {
-        let world = self.world();
-        state.relocate(world, &passage.homes);
+        state.relocate(&passage.homes);
         let ended: usize = passage.events.into_iter().map(|(rank, events)| state.take_events(rank, events)).sum();
         for order in passage.orders {
             let id = match &order {
                 ToRank::Submit(request) => request.id,
                 ToRank::Cancel { id } => *id,
                 _ => {
-                    state.broadcast(world, &order);
+                    state.broadcast(&order);
                     continue;
                 }
             };
@@ -84,15 +83,15 @@ impl State {
 
     /// Sequences are on other ranks, as they report, where the layout has changed; those that no rank has yet go where
     /// new ones do.
-    fn relocate(&mut self, world: u16, homes: &HashMap<u64, RankId>) {
-        let replicas = usize::from(self.replicas(world));
+    fn relocate(&mut self, homes: &HashMap<u64, RankId>) {
+        let replicas = usize::from(self.replicas());
         if self.in_flight.len() == replicas && homes.is_empty() {
             return;
         }
         let mut sequences = std::mem::take(&mut self.sequences);
         self.in_flight = vec![0; replicas];
         for (id, entry) in &mut sequences {
-            entry.rank = homes.get(id).copied().unwrap_or_else(|| self.rank_for(entry.pinned, world));
+            entry.rank = homes.get(id).copied().unwrap_or_else(|| self.rank_for(entry.pinned));
             self.in_flight[entry.rank.index()] += 1;
         }
         self.sequences = sequences;

@@ -11,11 +11,13 @@ use crate::engine::SequenceEvent;
 /// Dropping it before its last event cancels the sequence on its rank.
 #[derive(Debug)]
 pub(crate) struct Running {
-    id: u64,
-    rank: RankId,
-    events: mpsc::UnboundedReceiver<SequenceEvent>,
-    unit: Unit,
-    ended: bool,
+    pub(super) id: u64,
+    /// The rank that runs it.
+    pub(crate) rank: RankId,
+    pub(super) events: mpsc::UnboundedReceiver<SequenceEvent>,
+    pub(super) unit: Unit,
+    /// Whether the last event has come.
+    pub(crate) ended: bool,
 }
 
 /// Why a sequence was not taken, or ended without a last event.
@@ -38,15 +40,6 @@ pub(crate) enum SubmitError {
 }
 
 impl Running {
-    pub(super) fn new(id: u64, rank: RankId, events: mpsc::UnboundedReceiver<SequenceEvent>, unit: Unit) -> Self {
-        Self { id, rank, events, unit, ended: false }
-    }
-
-    /// The rank that runs it.
-    pub(crate) fn rank(&self) -> RankId {
-        self.rank
-    }
-
     /// The next event, or why there will be none.
     pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<SequenceEvent, SubmitError>> {
         self.events.poll_recv(context).map(|event| match event {
@@ -59,11 +52,6 @@ impl Running {
                 Err(self.unit.lost().map_or(SubmitError::Stopping, SubmitError::Dead))
             }
         })
-    }
-
-    /// Whether the last event has come.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.ended
     }
 }
 

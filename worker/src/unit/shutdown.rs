@@ -21,7 +21,6 @@ impl Shutdown {
     }
 
     /// Whether a stop was requested.
-    #[must_use]
     pub fn is_requested(&self) -> bool {
         *self.0.borrow()
     }

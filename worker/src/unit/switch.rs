@@ -38,12 +38,16 @@ pub(super) struct Switch {
     phase: SwitchState,
     /// The MoE layer that moves.
     layer: Option<u16>,
-    reports: mpsc::UnboundedSender<(RankId, SwitchReport)>,
+    reports: mpsc::UnboundedSender<RankReport>,
     /// Orders and events that wait while ranks move.
     passage: Passage,
     /// Taken by the phase that waits for reports.
-    receiver: Option<mpsc::UnboundedReceiver<(RankId, SwitchReport)>>,
+    receiver: Option<Reports>,
 }
+
+/// A report and the rank that sent it.
+type RankReport = (RankId, SwitchReport);
+type Reports = mpsc::UnboundedReceiver<RankReport>;
 
 /// How the switches so far ended, and how long the last one took.
 #[derive(Clone, Debug, Default)]
@@ -179,7 +183,7 @@ impl Unit {
         driver.end = None;
         let unit = self.clone();
         tokio::spawn(async move {
-            tokio::time::sleep(unit.timeouts().prepared).await;
+            tokio::time::sleep(unit.timeouts.prepared).await;
             let waits = unit.state().switch_of(ticket).is_ok_and(|switch| switch.phase == SwitchState::Prepared);
             if waits {
                 tracing::warn!("a prepared switch was not committed in time");
@@ -194,18 +198,33 @@ impl Unit {
     /// # Errors
     /// See [`SwitchError`].
     pub(crate) async fn commit_switch(&self, if_epoch: Option<u64>) -> Result<Arc<UnitLayout>, SwitchError> {
-        let (ticket, mut receiver) = self.take_prepared(if_epoch)?;
+        let (ticket, mut receiver) = {
+            let mut state = self.state();
+            state.check_epoch(if_epoch)?;
+            let switch = state.switch.as_mut().ok_or(SwitchError::NotPrepared)?;
+            let (SwitchState::Prepared, Some(receiver)) = (switch.phase, switch.receiver.take()) else {
+                return Err(SwitchError::Busy(switch.phase));
+            };
+            switch.phase = SwitchState::Holding;
+            (switch.ticket, receiver)
+        };
         let began = Instant::now();
         let mut driver = Driver { unit: self, ticket, end: Some(SwitchEnd::Aborted) };
         for (order, answer) in [(SwitchOrder::Hold, SwitchReport::Held), (SwitchOrder::Quiet, SwitchReport::Quiet)] {
             self.broadcast(&ToRank::Switch { ticket, order });
             let answered = |report| (report == answer).then_some(Ok(()));
-            self.collect(&mut receiver, SwitchState::Holding, self.timeouts().step, answered).await?;
+            self.collect(&mut receiver, SwitchState::Holding, self.timeouts.step, answered).await?;
         }
-        self.order_move(ticket)?;
+        {
+            let mut state = self.state();
+            state.switch_of(ticket)?.phase = SwitchState::Moving;
+            // With attention tp rank 0 passes it on to the others, so that all move between the same two steps.
+            let order = || ToRank::Switch { ticket, order: SwitchOrder::Move };
+            (0..state.replicas()).for_each(|rank| state.send(RankId::new(rank), order()));
+        }
         let mut outcome = None;
         // No limit: a rank that is lost or late ends the unit, and with it this.
-        for _ in 0..self.world() {
+        for _ in 0..self.world {
             outcome = Some(loop {
                 if let SwitchReport::Ended(ended) = receiver.recv().await.ok_or_else(|| self.gone())?.1 {
                     break ended;
@@ -248,7 +267,7 @@ impl Unit {
         to: UnitLayout,
         kv_step_bytes: Option<u64>,
         if_epoch: Option<u64>,
-    ) -> Result<(u64, mpsc::UnboundedReceiver<(RankId, SwitchReport)>), SwitchError> {
+    ) -> Result<(u64, Reports), SwitchError> {
         let mut state = self.state();
         if let Some(lost) = self.lost() {
             return Err(SwitchError::Unit(SubmitError::Dead(lost)));
@@ -273,40 +292,16 @@ impl Unit {
         Ok((ticket, receiver))
     }
 
-    fn take_prepared(
-        &self,
-        if_epoch: Option<u64>,
-    ) -> Result<(u64, mpsc::UnboundedReceiver<(RankId, SwitchReport)>), SwitchError> {
-        let mut state = self.state();
-        state.check_epoch(if_epoch)?;
-        let switch = state.switch.as_mut().ok_or(SwitchError::NotPrepared)?;
-        let (SwitchState::Prepared, Some(receiver)) = (switch.phase, switch.receiver.take()) else {
-            return Err(SwitchError::Busy(switch.phase));
-        };
-        switch.phase = SwitchState::Holding;
-        let ticket = switch.ticket;
-        Ok((ticket, receiver))
-    }
-
-    /// With attention tp rank 0 passes it on to the others, so that all move between the same two steps.
-    fn order_move(&self, ticket: u64) -> Result<(), SwitchError> {
-        let mut state = self.state();
-        state.switch_of(ticket)?.phase = SwitchState::Moving;
-        let ranks = state.replicas(self.world());
-        (0..ranks).for_each(|rank| state.send(RankId::new(rank), ToRank::Switch { ticket, order: SwitchOrder::Move }));
-        Ok(())
-    }
-
     /// Waits for one answer of each rank; `answer` gives none for reports that are not answers.
     async fn collect(
         &self,
-        receiver: &mut mpsc::UnboundedReceiver<(RankId, SwitchReport)>,
+        receiver: &mut Reports,
         phase: SwitchState,
         limit: Duration,
         answer: impl Fn(SwitchReport) -> Option<Result<(), String>>,
     ) -> Result<(), SwitchError> {
         let deadline = Deadline::now() + limit;
-        let mut missing: Vec<RankId> = (0..self.world()).map(RankId::new).collect();
+        let mut missing: Vec<RankId> = (0..self.world).map(RankId::new).collect();
         while let Some(&late) = missing.first() {
             let next = timeout_at(deadline, receiver.recv()).await;
             let (rank, report) =
@@ -332,7 +327,7 @@ impl Unit {
         *state.switches.counts.entry(kind).or_default() += 1;
         match end {
             SwitchEnd::Committed => state.layout = switch.to,
-            _ => state.broadcast(self.world(), &ToRank::Switch { ticket, order: SwitchOrder::Abort }),
+            _ => state.broadcast(&ToRank::Switch { ticket, order: SwitchOrder::Abort }),
         }
         self.pass(state, switch.passage);
     }

@@ -16,7 +16,7 @@ use semmoe_worker::ep::{
     Counters, CountersSnapshot, ExpertLayout, ExpertParallel, LocalTransport, Lockstep, StepPhase, UnitError, Wake,
     Waker, WireRows, WireType,
 };
-use semmoe_worker::model::{ExpertRoom, KvCache, Model, ModelConfig, StepItem};
+use semmoe_worker::model::{AttentionPlan, ExpertRoom, KvCache, Model, ModelConfig, StepItem};
 use serde_json::Value;
 
 pub(crate) fn model_dir() -> PathBuf {
@@ -196,7 +196,8 @@ impl Rank {
     ) -> Self {
         let (rank, world) = (transport.rank(), transport.world());
         let id = RankId::new(rank as u16);
-        let model = Model::load_groups(model_dir, id, placement, experts, world / groups).unwrap();
+        let plan = AttentionPlan::Groups { ranks: world / groups };
+        let model = Model::load_divided(model_dir, id, placement, experts, plan).unwrap();
         let observer = Box::new(Unobserved);
         let rows = match wire {
             WireType::F32 => experts.join_grouped(groups, WireRows::f32, transport, PrivateMemory::new(rank), observer),
@@ -341,7 +342,7 @@ pub(crate) fn main_group(placement: &Placement, layer: usize, experts: &[u16]) -
 pub(crate) fn join(link: Box<dyn Lockstep>, placement: &ExpertCopies, experts: ExpertLayout) -> ExpertParallel {
     let memory = PrivateMemory::new(link.rank());
     let counters = Arc::new(Counters::new(placement.layers()));
-    let unit = WireRows::f32(experts.join(link, memory).unwrap());
+    let unit = WireRows::f32(experts.join(link, memory, Box::new(Unobserved)).unwrap());
     ExpertParallel::over(unit, placement.clone(), experts, counters).unwrap()
 }
 

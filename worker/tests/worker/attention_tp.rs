@@ -115,17 +115,17 @@ fn activations_follow_the_tables_and_every_byte_is_counted() {
         // The tokens of all but the last step with their routes, placed by the rule itself.
         if shuffle.is_some() {
             assert_eq!(local, expected_local(&tables, &prompts, &runs[0].1, &config, &placement));
-            assert!(counted.iter().map(|c| c.rows_evenly).sum::<u64>() > 0, "some tokens are unknown");
-            assert!(counted.iter().map(|c| c.rows_moved).sum::<u64>() > 0, "some ranks are too full");
-            assert!(counted[0].fullest_rows_wanted > counted[0].fullest_rows);
+            assert!(counted.iter().map(|c| c.rows.evenly).sum::<u64>() > 0, "some tokens are unknown");
+            assert!(counted.iter().map(|c| c.rows.moved).sum::<u64>() > 0, "some ranks are too full");
+            assert!(counted[0].rows.fullest_wanted > counted[0].rows.fullest);
         } else {
-            assert_eq!(counted.iter().map(|c| c.rows_by_tables).sum::<u64>(), 0);
+            assert_eq!(counted.iter().map(|c| c.rows.by_tables).sum::<u64>(), 0);
         }
-        let rows = |c: &&CountersSnapshot| c.rows_by_tables + c.rows_moved + c.rows_evenly;
+        let rows = |c: &&CountersSnapshot| c.rows.by_tables + c.rows.moved + c.rows.evenly;
         assert_eq!(counted.iter().map(rows).sum::<u64>(), tokens * layers);
         // Even parts in every layer of each step, however rows are split.
         let decoding = (steps - 1) * (prompts.len() as u64).div_ceil(4);
-        assert!(counted.iter().all(|c| c.fullest_rows == layers * (prompt_tokens.div_ceil(4) + decoding)));
+        assert!(counted.iter().all(|c| c.rows.fullest == layers * (prompt_tokens.div_ceil(4) + decoding)));
         let collective = |wanted: Collective| -> u64 {
             let at = Collective::ALL.iter().position(|collective| *collective == wanted).unwrap();
             counted.iter().map(|c| c.collective_bytes[at]).sum()

@@ -12,7 +12,7 @@ use crate::common::{
 };
 use crate::support::Unit;
 use half::f16;
-use semmoe_kernels::collectives::PrivateMemory;
+use semmoe_kernels::collectives::{PrivateMemory, Unobserved};
 use semmoe_tables::{Attention, LayerIdx, Placement, Provenance, RankId, TablesBuilder};
 use semmoe_worker::ep::{Counters, ExpertLayout, ExpertParallel, LevelBytes, WireRows};
 use semmoe_worker::model::{Model, ModelConfig, ModelError};
@@ -252,7 +252,8 @@ fn what_does_not_fit_the_nodes_is_refused_by_name() {
     assert!(matches!(error, ModelError::ExpertWidth { .. }), "{error}");
     // A placement of ranks in place of nodes.
     let join = |link| {
-        let unit = WireRows::f32(ExpertLayout::Ep.join(link, PrivateMemory::new(0)).unwrap());
+        let (memory, observer) = (PrivateMemory::new(0), Box::new(Unobserved));
+        let unit = WireRows::f32(ExpertLayout::Ep.join(link, memory, observer).unwrap());
         ExpertParallel::over(unit, &contiguous(1), hybrid(2, 1, None), Counters::new(7).into())
     };
     let error = join(common::local_mesh(2).remove(0)).err().unwrap();

@@ -54,17 +54,18 @@ pub(super) struct ReceiverWords {
 }
 
 /// Memory of one unit, mapped here. Its pages are taken as messages first need them.
+#[derive(Debug)]
 pub struct ShmMemory {
     map: MmapRaw,
-    layout: Layout,
+    pub(super) layout: Layout,
 }
 
 /// Header, bells, words of the rings, rings, rows of each rank; each part begins a page. Rings lie by sender, then by
 /// receiver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Layout {
-    world: usize,
-    ring_bytes: usize,
+pub(super) struct Layout {
+    pub(super) world: usize,
+    pub(super) ring_bytes: usize,
     words: usize,
     rings: usize,
     elements: usize,
@@ -120,14 +121,6 @@ impl ShmMemory {
         Ok(Self { map, layout })
     }
 
-    pub(super) fn world(&self) -> usize {
-        self.layout.world
-    }
-
-    pub(super) fn ring_bytes(&self) -> usize {
-        self.layout.ring_bytes
-    }
-
     /// The bell that a rank sleeps on.
     pub(super) fn bell(&self, rank: usize) -> &Bell {
         assert!(rank < self.layout.world, "a rank of this unit");
@@ -160,12 +153,6 @@ impl ShmMemory {
 
     fn at(&self, offset: usize) -> *mut u8 {
         self.map.as_mut_ptr().wrapping_add(offset)
-    }
-}
-
-impl fmt::Debug for ShmMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ShmMemory").field(&self.layout).finish()
     }
 }
 

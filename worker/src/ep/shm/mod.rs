@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use memory::ShmError;
 pub use memory::{MAX_SHARED_WORLD, ShmMemory};
-use ring::{BadRing, RingReader, RingWriter};
+use ring::{RingReader, RingWriter};
 use watch::{Life, Watch};
 
 use super::stream::{ByteStream, Medium, Peer, Pending, StreamTransport};
@@ -51,8 +51,8 @@ impl ShmTransport {
         limit: Duration,
     ) -> io::Result<(Self, SharedHalves<T>)> {
         check_links(rank, &links)?;
-        if memory.world() != links.len() {
-            let detail = format!("memory for {} ranks, expected {}", memory.world(), links.len());
+        if memory.layout.world != links.len() {
+            let detail = format!("memory for {} ranks, expected {}", memory.layout.world, links.len());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
         }
         let (memory, me) = (Arc::new(memory), rank);
@@ -60,14 +60,14 @@ impl ShmTransport {
         let lives = lives.collect::<io::Result<Vec<_>>>()?;
         let watch = Watch::start(me, lives.iter().flatten().cloned().collect(), Arc::clone(&memory))?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let spins = if cores >= memory.world() { SPINS } else { 0 };
+        let spins = if cores >= memory.layout.world { SPINS } else { 0 };
         let streams = (0..).zip(lives).map(|(peer, life)| {
             let (incoming, outgoing) = (RingReader::new(&memory, peer, me), RingWriter::new(&memory, me, peer));
             life.map(|life| RingStream { incoming, outgoing, life })
         });
         let streams = streams.collect();
         let medium = Rings { rank: me, seen: 0, spins, rung: Arc::default(), memory, _watch: watch };
-        let all: Vec<usize> = (0..medium.memory.world()).collect();
+        let all: Vec<usize> = (0..medium.memory.layout.world).collect();
         let rows = medium.memory.rows(rank, &all, all.len());
         Ok((Self::over(rank, streams, medium, limit), rows))
     }
@@ -79,12 +79,6 @@ pub struct RingStream {
     incoming: RingReader,
     outgoing: RingWriter,
     life: Arc<Life>,
-}
-
-impl From<BadRing> for io::Error {
-    fn from(error: BadRing) -> Self {
-        Self::new(io::ErrorKind::InvalidData, error)
-    }
 }
 
 impl Read for RingStream {

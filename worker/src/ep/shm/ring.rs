@@ -1,5 +1,6 @@
 //! One direction between two ranks: a ring of bytes in shared memory, with one writer and one reader.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 
@@ -7,15 +8,6 @@ use super::memory::ShmMemory;
 
 /// As much is moved at once, so that the other side can already work on it.
 const PIECE_BYTES: usize = 256 << 10;
-
-/// The words of a ring that no rank would write.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("its ring is at {written} bytes written and {read} read, expected a difference of 0 to {limit}")]
-pub(super) struct BadRing {
-    written: u64,
-    read: u64,
-    limit: usize,
-}
 
 /// The writer's end. What it wrote itself it keeps itself: the memory only informs others.
 #[derive(Debug)]
@@ -42,7 +34,7 @@ impl RingWriter {
 
     /// Writes as much as there is room for, up to a piece, and wakes the reader; 0 = there is none, and the reader will
     /// wake this rank when there is.
-    pub(super) fn write<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) -> Result<usize, BadRing> {
+    pub(super) fn write<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<usize> {
         let (words, bytes) = self.memory.ring(self.from, self.to);
         let mut room = self.room(words.receiver.read.load(Acquire))?;
         if room == 0 {
@@ -53,7 +45,7 @@ impl RingWriter {
                 return Ok(0);
             }
         }
-        let size = self.memory.ring_bytes();
+        let size = self.memory.layout.ring_bytes;
         let (mut count, room) = (0, room.min(PIECE_BYTES));
         for part in parts {
             let part = &part[..part.len().min(room - count)];
@@ -73,8 +65,8 @@ impl RingWriter {
         Ok(count)
     }
 
-    fn room(&self, read: u64) -> Result<usize, BadRing> {
-        let limit = self.memory.ring_bytes();
+    fn room(&self, read: u64) -> io::Result<usize> {
+        let limit = self.memory.layout.ring_bytes;
         filled(self.written, read, limit).map(|filled| limit - filled)
     }
 }
@@ -85,9 +77,9 @@ impl RingReader {
     }
 
     /// Reads the available bytes, up to a piece; 0 = nothing.
-    pub(super) fn read(&mut self, to: &mut [u8]) -> Result<usize, BadRing> {
+    pub(super) fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         let (words, bytes) = self.memory.ring(self.from, self.to);
-        let size = self.memory.ring_bytes();
+        let size = self.memory.layout.ring_bytes;
         let there = filled(words.sender.written.load(Acquire), self.read, size)?;
         let count = there.min(to.len()).min(PIECE_BYTES);
         if count == 0 {
@@ -112,10 +104,14 @@ impl RingReader {
     }
 }
 
-fn filled(written: u64, read: u64, limit: usize) -> Result<usize, BadRing> {
+/// The bytes between two positions; an error for words that no rank would write.
+fn filled(written: u64, read: u64, limit: usize) -> io::Result<usize> {
     match written.checked_sub(read) {
         Some(filled) if filled <= limit as u64 => Ok(filled as usize),
-        _ => Err(BadRing { written, read, limit }),
+        _ => {
+            let at = format!("its ring is at {written} bytes written and {read} read");
+            Err(io::Error::new(io::ErrorKind::InvalidData, format!("{at}, expected a difference of 0 to {limit}")))
+        }
     }
 }
 
@@ -168,8 +164,8 @@ mod tests {
                 break;
             }
         }
-        assert_eq!(wrote, memory.ring_bytes());
-        let (rings, mut buffer) = (memory.bell(0).rings(), vec![0; memory.ring_bytes() / 2 - 1]);
+        assert_eq!(wrote, memory.layout.ring_bytes);
+        let (rings, mut buffer) = (memory.bell(0).rings(), vec![0; memory.layout.ring_bytes / 2 - 1]);
         while !buffer.is_empty() {
             let count = reader.read(&mut buffer).unwrap();
             buffer.truncate(buffer.len() - count);
@@ -183,7 +179,7 @@ mod tests {
     fn words_that_cannot_be_are_told() {
         let (memory, mut writer, mut reader) = ring();
         let words = memory.ring(0, 1).0;
-        words.sender.written.store(memory.ring_bytes() as u64 + 1, SeqCst);
+        words.sender.written.store(memory.layout.ring_bytes as u64 + 1, SeqCst);
         assert!(reader.read(&mut [0]).is_err());
         words.receiver.read.store(1, SeqCst);
         let error = writer.write(std::iter::once(&[1u8][..])).unwrap_err();

@@ -67,7 +67,10 @@ pub struct StreamTransport<M: Medium> {
 }
 
 /// Which rank is at fault and how it was noticed.
-type RankFault = (usize, Fault);
+struct RankFault {
+    rank: usize,
+    fault: Fault,
+}
 
 impl<M: Medium> StreamTransport<M> {
     /// `streams[p]` goes to rank p, none in the own slot.
@@ -102,7 +105,7 @@ impl<M: Medium> StreamTransport<M> {
                 let was_receiving = pending.receiving;
                 pending
                     .advance(peer, self.collective, &outgoing[i], &mut incoming[i])
-                    .map_err(|fault| (rank, fault))?;
+                    .map_err(|fault| RankFault { rank, fault })?;
                 if was_receiving && !pending.receiving {
                     arrived(i);
                 }
@@ -111,7 +114,7 @@ impl<M: Medium> StreamTransport<M> {
                 return Ok(());
             };
             if !self.medium.poll(&self.peers, &mut self.pending, false, deadline) {
-                return Err((late, Fault::Late));
+                return Err(RankFault { rank: late, fault: Fault::Late });
             }
         }
     }
@@ -121,7 +124,7 @@ impl<M: Medium> StreamTransport<M> {
         loop {
             for (rank, _) in self.pending.iter().enumerate().filter(|(_, pending)| pending.ready) {
                 let Some(peer) = &mut self.peers[rank] else { continue };
-                if peer.has_message().map_err(|fault| (rank, fault))? {
+                if peer.has_message().map_err(|fault| RankFault { rank, fault })? {
                     return Ok(Wake::Peer);
                 }
             }
@@ -140,7 +143,8 @@ impl<M: Medium> StreamTransport<M> {
     }
 
     /// Decides which rank failed first, remembers it, and reports it to the peers. `sending` holds the unsent messages.
-    fn fail(&mut self, (rank, fault): RankFault, sending: Sending<'_>) -> UnitError {
+    fn fail(&mut self, at: RankFault, sending: Sending<'_>) -> UnitError {
+        let RankFault { rank, fault } = at;
         let told = match fault {
             // The rank itself says whose failure it was.
             Fault::Failure { .. } | Fault::Protocol(_) => None,

@@ -35,7 +35,7 @@ pub(super) enum Progress {
 /// One peer's stream, with the bytes read ahead and the progress of the current message.
 #[derive(Debug)]
 pub struct Peer<S> {
-    stream: S,
+    pub(crate) stream: S,
     buffer: Box<[u8]>,
     /// `buffer[start..end]` was read and not used yet.
     start: usize,
@@ -59,10 +59,6 @@ impl<S: ByteStream> Peer<S> {
             header: [0; HEADER_BYTES],
             sent: 0,
         }
-    }
-
-    pub(crate) fn stream(&self) -> &S {
-        &self.stream
     }
 
     /// Begins the message of a collective.

@@ -32,6 +32,7 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 /// A part of an arena that nothing else refers to; all zero at first.
+#[derive(Debug)]
 pub(in crate::model) struct Piece<T> {
     at: NonNull<T>,
     len: usize,
@@ -110,12 +111,6 @@ impl<T> DerefMut for Piece<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as above, and the piece is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
-    }
-}
-
-impl<T> std::fmt::Debug for Piece<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Piece").field("len", &self.len).finish_non_exhaustive()
     }
 }
 

@@ -10,7 +10,7 @@
 use rayon::iter::{IntoParallelIterator as _, ParallelIterator as _};
 
 use super::isa::Isa;
-use super::tile::{Ahead, Element, Job, run};
+use super::tile::{Ahead, Element, Job};
 use crate::threads::shares;
 
 /// Columns of a panel.
@@ -183,7 +183,7 @@ unsafe impl<E> Sync for Shared<'_, E> {}
 /// One group after the other, and of each some rows at a time: so B is read in the order in which it lies.
 ///
 /// # Safety
-/// As [`run`].
+/// As [`Element::run`].
 unsafe fn run_in_pieces<E: Element>(isa: Isa, job: &Job<E>) {
     let step = PIECE_BYTES / (job.b_row * size_of::<E>()) * E::STEPS;
     for column in (0..job.n).step_by(job.group) {
@@ -191,28 +191,28 @@ unsafe fn run_in_pieces<E: Element>(isa: Isa, job: &Job<E>) {
             // SAFETY: by the caller; the column is a group's first, and the step is of whole rows.
             unsafe {
                 let piece = job.piece(column, k..job.k.min(k + step));
-                run(isa, &piece, 0..piece.n.div_ceil(NR));
+                E::run(isa, &piece, 0..piece.n.div_ceil(NR));
             }
         }
     }
 }
 
 /// # Safety
-/// As [`run`].
+/// As [`Element::run`].
 unsafe fn launch<E: Element>(isa: Isa, job: &Job<E>) {
     let panels = job.n.div_ceil(NR);
     let parts = shares(job.m.saturating_mul(job.k).saturating_mul(job.n)).min(panels);
     if parts == 1 {
         let in_pieces = job.m <= FEW_ROWS && isa.has_narrow_tiles() && matches!(job.ahead, Ahead::InStream(_));
         // SAFETY: by the caller.
-        return unsafe { if in_pieces { run_in_pieces(isa, job) } else { run(isa, job, 0..panels) } };
+        return unsafe { if in_pieces { run_in_pieces(isa, job) } else { E::run(isa, job, 0..panels) } };
     }
     let shared = Shared(job);
     (0..parts).into_par_iter().for_each(|part| {
         // The whole of it, not its pointers one by one.
         let shared = &shared;
         // SAFETY: by the caller; the panels are some of the job's, and no other part's.
-        unsafe { run(isa, shared.0, panels * part / parts..panels * (part + 1) / parts) };
+        unsafe { E::run(isa, shared.0, panels * part / parts..panels * (part + 1) / parts) };
     });
 }
 

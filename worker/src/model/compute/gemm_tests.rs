@@ -1,7 +1,7 @@
 //! The product against a naive one, in every instruction set that this machine has.
 
 use super::*;
-use crate::model::checkpoint::{TensorData, bf16_to_f32};
+use crate::model::checkpoint::{TensorData, TensorKind, bf16_to_f32};
 use crate::model::compute::Linear;
 
 fn numbers(count: usize, seed: u64) -> Vec<f32> {
@@ -174,11 +174,11 @@ fn packing_keeps_every_weight() {
     let weights: Vec<Vec<f32>> = parts.iter().map(|&outputs| numbers(inputs * outputs, 5)).collect();
     let as_f32: Vec<Vec<[u8; 4]>> = weights.iter().map(|w| w.iter().map(|v| v.to_le_bytes()).collect()).collect();
     let as_bf16: Vec<Vec<[u8; 2]>> = as_f32.iter().map(|w| w.iter().map(|b| [b[2], b[3]]).collect()).collect();
-    let f32s: Vec<TensorData<'_>> = as_f32.iter().map(|w| TensorData::F32(w)).collect();
-    let bf16s: Vec<TensorData<'_>> = as_bf16.iter().map(|w| TensorData::Bf16(w)).collect();
+    let f32s: Vec<TensorData<'_>> = as_f32.iter().map(|w| TensorKind::F32.of(w.as_flattened())).collect();
+    let bf16s: Vec<TensorData<'_>> = as_bf16.iter().map(|w| TensorKind::Bf16.of(w.as_flattened())).collect();
     for parts in [f32s.clone(), bf16s.clone(), vec![f32s[0], bf16s[1]]] {
         let linear = Linear::pack(&parts, inputs);
-        assert_eq!(linear.outputs(), 43);
+        assert_eq!(linear.outputs, 43);
         for input in 0..inputs {
             let mut x = vec![0.0; inputs];
             x[input] = 1.0;

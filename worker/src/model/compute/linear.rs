@@ -5,11 +5,12 @@ use std::ops::{Deref, Range};
 use super::arena::{Arena, Piece};
 use super::gemm::{Columns, Matrix, Sizes, group_of, multiply};
 use super::ops::add_row;
-use crate::model::checkpoint::TensorData;
+use crate::model::checkpoint::{TensorData, TensorKind};
 
 /// `y = x W^T + b` for a weight `W [n, k]`: n outputs of k inputs each; b where there is one.
 pub(in crate::model) struct Linear {
-    outputs: usize,
+    /// Per row.
+    pub(in crate::model) outputs: usize,
     inputs: usize,
     panel_type: PanelType,
     panels: Words,
@@ -45,7 +46,7 @@ pub(in crate::model) enum PanelType {
 impl PanelType {
     /// Without loss: bf16 where all parts are.
     pub(in crate::model) fn of(parts: &[TensorData<'_>]) -> Self {
-        match parts.iter().all(|part| matches!(part, TensorData::Bf16(_))) {
+        match parts.iter().all(|part| part.kind == TensorKind::Bf16) {
             true => Self::Bf16,
             false => Self::F32,
         }
@@ -61,49 +62,33 @@ impl PanelType {
 }
 
 impl Linear {
-    /// Packs weights that share their input, one below the other; each is row-major `[any, inputs]`.
+    /// Packs weights that share their input, one below the other, without loss; each is row-major `[any, inputs]`.
     pub(in crate::model) fn pack(parts: &[TensorData<'_>], inputs: usize) -> Self {
-        Self::pack_as(PanelType::of(parts), parts, inputs)
+        Self::pack_as(PanelType::Bf16, parts, inputs)
     }
 
     /// Packs panels of a type; f32 if any part is not bf16.
     pub(in crate::model) fn pack_as(panel_type: PanelType, parts: &[TensorData<'_>], inputs: usize) -> Self {
-        let outputs = parts.iter().map(|part| part.len() / inputs).sum();
-        let panel_type = if panel_type == PanelType::Bf16 { PanelType::of(parts) } else { panel_type };
-        let mut words = vec![0; Self::packed_bytes(panel_type, outputs, inputs) / size_of::<u32>()];
-        Self::pack_into(panel_type, parts, (inputs, 0..inputs), &mut words);
-        Self { outputs, inputs, panel_type, panels: Words::Heap(words), bias: None }
+        Self::pack_columns(panel_type, parts, inputs, 0..inputs)
     }
 
     /// Packs the transpose of one weight, which is row-major `[inputs, any]`.
     pub(in crate::model) fn pack_transposed(part: TensorData<'_>, inputs: usize) -> Self {
-        match part {
-            TensorData::Bf16(values) => Self::pack(&[TensorData::Bf16(&transposed(values, inputs))], inputs),
-            TensorData::F16(values) => Self::pack(&[TensorData::F16(&transposed(values, inputs))], inputs),
-            TensorData::F32(values) => Self::pack(&[TensorData::F32(&transposed(values, inputs))], inputs),
-        }
+        Self::pack(&[part.kind.of(&transposed(part, inputs))], inputs)
     }
 
-    /// Packs some of the inputs of one weight, which is row-major `[any, inputs]`.
-    pub(in crate::model) fn pack_columns(part: TensorData<'_>, inputs: usize, columns: Range<usize>) -> Self {
-        Self::pack_columns_as(PanelType::of(&[part]), part, inputs, columns)
-    }
-
-    /// The same as panels of a type, as [`Linear::pack_as`] has it.
-    pub(in crate::model) fn pack_columns_as(
+    /// As [`Linear::pack_as`], some of the inputs.
+    pub(in crate::model) fn pack_columns(
         panel_type: PanelType,
-        part: TensorData<'_>,
+        parts: &[TensorData<'_>],
         inputs: usize,
-        columns: Range<usize>,
+        kept: Range<usize>,
     ) -> Self {
-        let kept = columns.len();
-        let pack = |part| Self::pack_as(panel_type, &[part], kept);
-        match part {
-            part if kept == inputs => pack(part),
-            TensorData::Bf16(values) => pack(TensorData::Bf16(&some_columns(values, inputs, columns))),
-            TensorData::F16(values) => pack(TensorData::F16(&some_columns(values, inputs, columns))),
-            TensorData::F32(values) => pack(TensorData::F32(&some_columns(values, inputs, columns))),
-        }
+        let outputs = parts.iter().map(|part| part.len() / inputs).sum();
+        let panel_type = if panel_type == PanelType::Bf16 { PanelType::of(parts) } else { panel_type };
+        let mut words = vec![0; Self::packed_bytes(panel_type, outputs, kept.len()) / size_of::<u32>()];
+        Self::pack_into(panel_type, parts, inputs, &kept, &mut words);
+        Self { outputs, inputs: kept.len(), panel_type, panels: Words::Heap(words), bias: None }
     }
 
     /// Packs some of the inputs of weights that share them, each row-major `[any, inputs]`, into
@@ -112,15 +97,17 @@ impl Linear {
     pub(in crate::model) fn pack_into(
         panel_type: PanelType,
         parts: &[TensorData<'_>],
-        (inputs, kept): (usize, Range<usize>),
+        inputs: usize,
+        kept: &Range<usize>,
         words: &mut [u32],
     ) {
         let columns = group_of(parts.iter().map(|part| part.len() / inputs).sum());
         let mut first = 0;
         for part in parts {
-            match (panel_type, as_bf16(part)) {
-                (PanelType::Bf16, Some(part)) => fill_bf16(part, (inputs, kept.clone()), (first, columns), words),
-                _ => fill_f32(part, (inputs, kept.clone()), (first, columns), bytemuck::cast_slice_mut(words)),
+            let to = Target { first, columns };
+            match (panel_type, part.kind) {
+                (PanelType::Bf16, TensorKind::Bf16) => fill_bf16(part.bytes.as_chunks().0, inputs, kept, to, words),
+                _ => fill_f32(part, inputs, kept, to, bytemuck::cast_slice_mut(words)),
             }
             first += part.len() / inputs;
         }
@@ -145,11 +132,6 @@ impl Linear {
         debug_assert_eq!(bias.len(), self.outputs);
         self.bias = Some(bias);
         self
-    }
-
-    /// Outputs per row.
-    pub(in crate::model) fn outputs(&self) -> usize {
-        self.outputs
     }
 
     /// Moves the packed weights into the arena, if it has room, so that they lie in the order in which they are read.
@@ -182,34 +164,28 @@ impl Linear {
     }
 }
 
-fn as_bf16<'a>(part: &TensorData<'a>) -> Option<&'a [[u8; 2]]> {
-    match part {
-        TensorData::Bf16(values) => Some(values),
-        TensorData::F16(_) | TensorData::F32(_) => None,
-    }
-}
-
-/// Row-major `[any, width]` to row-major `[any, columns]`.
-fn some_columns<T: Copy>(values: &[T], width: usize, columns: Range<usize>) -> Vec<T> {
-    values.chunks_exact(width).flat_map(|row| &row[columns.clone()]).copied().collect()
-}
-
 /// Row-major `[rows, any]` to row-major `[any, rows]`.
-fn transposed<T: Copy>(values: &[T], rows: usize) -> Vec<T> {
-    let columns = values.len() / rows;
-    (0..columns).flat_map(|column| values[column..].iter().step_by(columns).copied()).collect()
+fn transposed(part: TensorData<'_>, rows: usize) -> Vec<u8> {
+    let (size, columns) = (part.kind.bytes(), part.len() / rows);
+    let order = (0..columns).flat_map(|column| (0..rows).map(move |row| row * columns + column));
+    order.flat_map(|at| &part.bytes[at * size..][..size]).copied().collect()
+}
+
+/// Where a part is packed.
+#[derive(Clone, Copy)]
+struct Target {
+    /// Its first output.
+    first: usize,
+    /// Outputs of a group.
+    columns: usize,
 }
 
 /// Words of a row that are packed before the next row is: a group's panels stay in the fastest cache meanwhile.
 const ROW_WORDS: usize = 16;
 
-/// Packs some columns of one part, row-major `[any, inputs]`, from output `first` on, in groups of so many outputs.
-fn fill_bf16(
-    part: &[[u8; 2]],
-    (inputs, kept): (usize, Range<usize>),
-    (first, columns): (usize, usize),
-    words: &mut [u32],
-) {
+/// Packs some columns of one part, row-major `[any, inputs]`.
+fn fill_bf16(part: &[[u8; 2]], inputs: usize, kept: &Range<usize>, to: Target, words: &mut [u32]) {
+    let Target { first, columns } = to;
     let row_words = kept.len().div_ceil(2);
     let (group_words, last) = (columns * row_words, first + part.len() / inputs);
     let mut output = first;
@@ -234,12 +210,8 @@ fn fill_bf16(
 }
 
 /// As [`fill_bf16`], of any type.
-fn fill_f32(
-    part: &TensorData<'_>,
-    (inputs, kept): (usize, Range<usize>),
-    (first, columns): (usize, usize),
-    values: &mut [f32],
-) {
+fn fill_f32(part: &TensorData<'_>, inputs: usize, kept: &Range<usize>, to: Target, values: &mut [f32]) {
+    let Target { first, columns } = to;
     let group_values = kept.len() * columns;
     for row in 0..part.len() / inputs {
         let output = first + row;
@@ -254,18 +226,22 @@ fn fill_f32(
 mod tests {
     use super::*;
 
+    fn bf16(values: &[[u8; 2]]) -> TensorData<'_> {
+        TensorKind::Bf16.of(values.as_flattened())
+    }
+
     /// Slots of experts are sized by this, also for widths that do not fill a panel.
     #[test]
     fn packed_weights_have_as_many_bytes_as_said() {
         for (outputs, inputs) in [(1, 1), (5, 3), (32, 8), (33, 7), (96, 17), (128, 64), (200, 31)] {
             let (halves, values) = (vec![[1; 2]; outputs * inputs], vec![[1; 4]; outputs * inputs]);
             for (panel_type, data) in
-                [(PanelType::Bf16, TensorData::Bf16(&halves)), (PanelType::F32, TensorData::F32(&values))]
+                [(PanelType::Bf16, bf16(&halves)), (PanelType::F32, TensorKind::F32.of(values.as_flattened()))]
             {
                 let packed = Linear::pack(&[data], inputs);
                 assert_eq!(packed.packed().len(), Linear::packed_bytes(panel_type, outputs, inputs));
             }
-            let widened = Linear::pack_as(PanelType::F32, &[TensorData::Bf16(&halves)], inputs);
+            let widened = Linear::pack_as(PanelType::F32, &[bf16(&halves)], inputs);
             assert_eq!(widened.packed().len(), Linear::packed_bytes(PanelType::F32, outputs, inputs));
         }
     }
@@ -281,12 +257,12 @@ mod tests {
             let values: Vec<u16> = (0..outputs * inputs).map(|at| at as u16).collect();
             let bytes: Vec<[u8; 2]> = values.iter().map(|value| value.to_le_bytes()).collect();
             let (upper, lower) = bytes.split_at(outputs / 2 * inputs);
-            let parts = [TensorData::Bf16(upper), TensorData::Bf16(lower)];
+            let parts = [bf16(upper), bf16(lower)];
             let columns = group_of(outputs);
             for kept in [0..inputs, inputs / 3..inputs - 1] {
                 let pairs = kept.len().div_ceil(2);
                 let mut words = vec![0; Linear::packed_bytes(PanelType::Bf16, outputs, kept.len()) / 4];
-                Linear::pack_into(PanelType::Bf16, &parts, (inputs, kept.clone()), &mut words);
+                Linear::pack_into(PanelType::Bf16, &parts, inputs, &kept, &mut words);
                 for (output, row) in values.chunks_exact(inputs).enumerate() {
                     let group = &words[output / columns * columns * pairs..];
                     for pair in 0..pairs {
@@ -297,10 +273,10 @@ mod tests {
                     assert_eq!(Linear::pack(&parts, inputs).packed(), bytemuck::cast_slice::<u32, u8>(&words));
                 }
                 let mut floats = vec![0; Linear::packed_bytes(PanelType::F32, outputs, kept.len()) / 4];
-                Linear::pack_into(PanelType::F32, &parts, (inputs, kept.clone()), &mut floats);
+                Linear::pack_into(PanelType::F32, &parts, inputs, &kept, &mut floats);
                 let whole: Vec<[u8; 2]> =
                     bytes.chunks_exact(inputs).flat_map(|row| row[kept.clone()].to_vec()).collect();
-                let widened = Linear::pack_as(PanelType::F32, &[TensorData::Bf16(&whole)], kept.len());
+                let widened = Linear::pack_as(PanelType::F32, &[bf16(&whole)], kept.len());
                 assert_eq!(widened.packed(), bytemuck::cast_slice::<u32, u8>(&floats));
             }
         }

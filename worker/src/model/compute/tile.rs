@@ -126,9 +126,11 @@ pub(super) trait Load<E>: Vectors {
 pub(super) trait Element: Copy {
     /// Values of k in each row of B.
     const STEPS: usize;
+    /// Computes some panels of a product.
+    ///
     /// # Safety
-    /// As [`run`].
-    unsafe fn run_on(isa: Isa, job: &Job<Self>, panels: Range<usize>);
+    /// `isa` is available, all operands are as long as the job says, and the panels are some of its.
+    unsafe fn run(isa: Isa, job: &Job<Self>, panels: Range<usize>);
 }
 
 impl<E: Copy> Element for E
@@ -139,7 +141,7 @@ where
 {
     const STEPS: usize = <Portable as Load<E>>::STEPS;
 
-    unsafe fn run_on(isa: Isa, job: &Job<E>, panels: Range<usize>) {
+    unsafe fn run(isa: Isa, job: &Job<E>, panels: Range<usize>) {
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
         unsafe fn on_avx512<E>(job: &Job<E>, panels: Range<usize>)
@@ -173,19 +175,10 @@ where
     }
 }
 
-/// Computes some panels of a product.
-///
-/// # Safety
-/// `isa` is available, all operands are as long as the job says, and the panels are some of its.
-pub(super) unsafe fn run<E: Element>(isa: Isa, job: &Job<E>, panels: Range<usize>) {
-    // SAFETY: by the caller.
-    unsafe { E::run_on(isa, job, panels) }
-}
-
 /// Two copies of all that follows, so that sums which begin at zero pay nothing for the others.
 ///
 /// # Safety
-/// As [`run`].
+/// As [`Element::run`].
 #[inline(always)]
 unsafe fn begin<V: Load<E> + Load<f32>, E>(job: &Job<E>, panels: Range<usize>) {
     match job.begin {
@@ -197,7 +190,7 @@ unsafe fn begin<V: Load<E> + Load<f32>, E>(job: &Job<E>, panels: Range<usize>) {
 }
 
 /// # Safety
-/// As [`run`].
+/// As [`Element::run`].
 #[inline(always)]
 unsafe fn blocks<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(job: &Job<E>, panels: Range<usize>) {
     let mut first = 0;
@@ -212,7 +205,7 @@ unsafe fn blocks<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(job: &Job<E>, pa
 }
 
 /// # Safety
-/// As [`run`], and the rows are some of the job's.
+/// As [`Element::run`], and the rows are some of the job's.
 #[inline(always)]
 unsafe fn block<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(job: &Job<E>, rows: Range<usize>, panels: Range<usize>) {
     // Tiles of equal height: a last tile of one row would wait for its own sums.

@@ -42,7 +42,6 @@ impl Architecture {
         [Self::Qwen3Moe, Self::Qwen2Moe, Self::Mixtral, Self::Olmoe, Self::DeepseekV2, Self::DeepseekV3];
 
     /// The name in `config.json`.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Qwen3Moe => "Qwen3MoeForCausalLM",

@@ -102,13 +102,11 @@ impl ModelConfig {
     }
 
     /// L: the number of MoE layers.
-    #[must_use]
     pub fn num_moe_layers(&self) -> usize {
         self.moe_layers.len()
     }
 
     /// The shape of a sequence's cache.
-    #[must_use]
     pub fn cache_shape(&self) -> CacheShape {
         let (kv_heads, key_width, value_width) = match &self.attention {
             AttentionKind::Grouped(grouped) => (grouped.kv_heads, grouped.head_dim, grouped.head_dim),
@@ -118,7 +116,6 @@ impl ModelConfig {
     }
 
     /// Elements of a head that are rotated.
-    #[must_use]
     pub fn rope_dim(&self) -> usize {
         match &self.attention {
             AttentionKind::Grouped(grouped) => grouped.head_dim,
@@ -127,7 +124,6 @@ impl ModelConfig {
     }
 
     /// The description of the model in tables and traces. `model` is the name that clients use.
-    #[must_use]
     pub fn model_info(&self, model: &str, tokenizer_sha256: Option<String>) -> ModelInfo {
         // Lossless: reading bounds these by their types.
         ModelInfo {

@@ -52,7 +52,6 @@ pub struct LatentAttention {
 
 impl LatentAttention {
     /// Elements of one head's query.
-    #[must_use]
     pub fn query_width(&self) -> usize {
         self.nope_dim + self.rope_dim
     }

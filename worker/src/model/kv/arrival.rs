@@ -23,7 +23,7 @@ use crate::model::agree::vote;
 #[derive(Debug)]
 pub struct KvArrival {
     planned: PlannedMoves,
-    pool: KvPool,
+    pub(super) pool: KvPool,
     /// This rank's sequences whose pages have not come.
     chains: HashMap<u64, Chain>,
     /// Those of all ranks, in the order in which their pages come.
@@ -34,8 +34,8 @@ pub struct KvArrival {
     own: HashMap<PageId, Page>,
     /// `[pages of the old pool]`, as it was described.
     ids: Vec<PageId>,
-    /// The sequences as they were.
-    old: Vec<KvCache>,
+    /// This rank's sequences as they were before the change, from which [`KvArrival::advance`] reads.
+    pub old: Vec<KvCache>,
     digest: PieceHash,
 }
 
@@ -74,25 +74,14 @@ impl KvArrival {
         Self { planned, pool, chains, queue, moves, own, ids, old, digest }
     }
 
-    pub(super) fn pool(&self) -> &KvPool {
-        &self.pool
-    }
-
     /// By sequence that has not come: the rank that has it, 0 where all have.
-    #[must_use]
     pub fn homes(&self) -> Vec<(u64, u16)> {
         self.queue.iter().map(|next| (next.id, next.rank as u16)).collect()
     }
 
     /// Whether all sequences have come.
-    #[must_use]
     pub fn is_over(&self) -> bool {
         self.queue.is_empty()
-    }
-
-    /// Takes the sequences as they were before the change, all of this rank, from which [`KvArrival::advance`] reads.
-    pub fn keep(&mut self, old: Vec<KvCache>) {
-        self.old = old;
     }
 
     /// Moves the pages of the oldest sequences that have not come, together with all ranks and between two steps: of

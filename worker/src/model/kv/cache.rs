@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::CacheShape;
-use super::page::{PAGE_TOKENS, Page, value_stride};
+use super::page::{PAGE_TOKENS, Page};
 use super::pages::{Chain, PageId, Seal};
 use super::pool::{KvPool, State};
 
@@ -44,25 +44,21 @@ impl KvCache {
     }
 
     /// Tokens of the sequence so far.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.chain.tokens.len()
     }
 
     /// All tokens of the sequence so far.
-    #[must_use]
     pub fn tokens(&self) -> &[u32] {
         &self.chain.tokens
     }
 
     /// Whether no token has been taken yet.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.chain.tokens.is_empty()
     }
 
     /// Tokens that the sequence may still take.
-    #[must_use]
     pub fn remaining(&self) -> usize {
         self.shape().max_positions - self.len()
     }
@@ -134,7 +130,7 @@ impl KvCache {
         {
             let page = match seal {
                 Seal::Duplicate { known } => {
-                    store.give_back(page);
+                    store.free.push(page);
                     store.shared(known)
                 }
                 Seal::Own | Seal::Known => store.share(id, page),
@@ -165,29 +161,23 @@ impl KvCache {
         })
     }
 
-    /// Elements from one value to the next.
-    pub(in crate::model) fn value_stride(&self) -> usize {
-        value_stride(self.shape())
-    }
-
     /// Writes one head's key and value at a position that was reserved.
     pub(in crate::model) fn write(&mut self, layer: usize, head: usize, position: usize, key: &[f32], value: &[f32]) {
         match &mut self.memory[position / PAGE_TOKENS] {
             Memory::Own(page) => {
-                page.write(self.pool.shape(), (layer, head), position % PAGE_TOKENS, key, value);
+                page.write(self.pool.shape(), layer, head, position % PAGE_TOKENS, key, value);
             }
             Memory::Shared(_) => unreachable!("a position that is not full is in a page of the sequence's own"),
         }
     }
 
     /// `[tokens from `first` on, L, k]`: the experts of the sequence's tokens, those of reused ones included.
-    #[must_use]
     pub fn routes(&self, first: usize) -> Vec<u16> {
         let mut routes = Vec::new();
         for (start, held, page) in self.pages(self.len()) {
             let skipped = first.saturating_sub(start).min(held);
-            let width = page.routes().len() / held;
-            routes.extend_from_slice(&page.routes()[skipped * width..held * width]);
+            let width = page.routes.len() / held;
+            routes.extend_from_slice(&page.routes[skipped * width..held * width]);
         }
         routes
     }
@@ -207,7 +197,7 @@ impl KvCache {
         let State { pages, store } = &mut *state;
         for memory in self.memory.drain(count..).rev() {
             match memory {
-                Memory::Own(page) => store.give_back(page),
+                Memory::Own(page) => store.free.push(page),
                 // The store's own reference is the last one from here on: eviction takes the page out of it.
                 Memory::Shared(page) => drop(page),
             }

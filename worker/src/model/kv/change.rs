@@ -31,23 +31,30 @@ pub struct MovingSequence<'a> {
     pub shares: Vec<f32>,
 }
 
+/// A pool whose sequences continue with the other attention.
+#[derive(Debug)]
+pub struct AttentionChange<'a> {
+    /// The pool in use.
+    pub pool: &'a KvPool,
+    /// All sequences that hold pages of it.
+    pub sequences: &'a [MovingSequence<'a>],
+    /// Pages of the new pool.
+    pub capacity: usize,
+    /// Whether pages move after the change ([`KvArrival`]): those that sequences hold. The others are dropped, as they
+    /// would keep the old pool's memory until a request needed them.
+    pub lazily: bool,
+}
+
 /// The change of a rank's pool.
 pub(in crate::model) struct KvChange<'a> {
-    pub(in crate::model) pool: &'a KvPool,
-    /// All that hold pages of it.
-    pub(in crate::model) sequences: &'a [MovingSequence<'a>],
+    pub(in crate::model) change: &'a AttentionChange<'a>,
     /// Of whole pages, for all ranks.
     pub(in crate::model) whole: KvShape,
     pub(in crate::model) to: Attention,
     /// Of this rank's new pages.
     pub(in crate::model) shape: CacheShape,
-    /// Pages of the new pool.
-    pub(in crate::model) capacity: usize,
     /// Experts of a token, in all layers.
     pub(in crate::model) route_width: usize,
-    /// Whether pages move after the change. Those that no sequence holds are then left behind: kept until a request
-    /// needs them, they would hold the old pool's memory for as long, which may be for ever.
-    pub(in crate::model) lazily: bool,
 }
 
 /// A pool that is filled, or will be, and not used yet.
@@ -73,10 +80,11 @@ impl KvChange<'_> {
         ep: &mut ExpertParallel,
         objection: KvObjection<'_>,
     ) -> Result<Result<StagedKv, String>, UnitError> {
-        let state = self.pool.state();
-        let sequences = self.sequences.iter();
-        let named = sequences.map(|MovingSequence { id, kv, shares }| Named { id: *id, chain: kv.chain(), shares });
-        let described = state.pages.describe(named, !self.lazily);
+        let AttentionChange { pool, sequences, lazily, .. } = *self.change;
+        let state = pool.state();
+        let named =
+            sequences.iter().map(|MovingSequence { id, kv, shares }| Named { id: *id, chain: kv.chain(), shares });
+        let described = state.pages.describe(named, !lazily);
         let plan = self.plan(&described, ep, objection)?;
         let plan = plan.and_then(|plan| self.check_room(&plan, ep.rank().index()).map(|()| plan));
         if let Some(cause) = vote(ep, plan.as_ref().map(KvPlan::digest))? {
@@ -85,12 +93,12 @@ impl KvChange<'_> {
         let Ok(plan) = plan else { unreachable!("all ranks have agreed") };
         let digest = plan.digest();
         let mut arrival = self.arrival(plan, described, &state.pages, ep);
-        let (pool, homes) = (arrival.pool().clone(), arrival.homes());
-        if self.lazily {
+        let (pool, homes) = (arrival.pool.clone(), arrival.homes());
+        if lazily {
             return Ok(Ok(StagedKv { pool, sequences: Vec::new(), arrival: Some(arrival), homes, digest }));
         }
         let idle: Vec<_> = state.pages.idle.values().map(|&id| (id, state.store.shared(id))).collect();
-        let held = self.sequences.iter().flat_map(|sequence| sequence.kv.held());
+        let held = sequences.iter().flat_map(|sequence| sequence.kv.held());
         let all = held.chain(idle.iter().map(|(id, page)| (*id, &**page)));
         let moved = arrival.move_all(all, ep, objection)?;
         let staged = |digest| StagedKv { pool, sequences: arrival.into_sequences(), arrival: None, homes, digest };
@@ -121,7 +129,7 @@ impl KvChange<'_> {
                         Err(cause) => return Ok(Err(Obstacle::Own(format!("rank {rank} has {cause}")))),
                     }
                 }
-                let plan = KvPlan::gather(self.whole, &pools, self.capacity);
+                let plan = KvPlan::gather(self.whole, &pools, self.change.capacity);
                 Ok(plan.map_err(|error| Obstacle::Own(error.to_string())))
             }
             Attention::Dp => {
@@ -135,7 +143,7 @@ impl KvChange<'_> {
                 let full = even + even.div_ceil(4) + longest.unwrap_or_default();
                 // Where a sequence was, or where T has it, counts until a rank has a quarter more than an even part and
                 // one sequence. Only where that leaves no room are ranks kept close to each other.
-                let capacity = self.capacity;
+                let capacity = self.change.capacity;
                 let at_home = Balance { capacity, full, slack: usize::MAX };
                 let close = Balance { capacity, full: capacity, slack: even.div_ceil(4) };
                 let plan =
@@ -161,7 +169,7 @@ impl KvChange<'_> {
     /// The new pool, to which nothing has come.
     fn arrival(&self, plan: KvPlan, described: Described, before: &Pages, ep: &ExpertParallel) -> KvArrival {
         let me = ep.rank().index();
-        let (pages, chains) = Pages::planned(&plan.pool(me).pool, self.capacity, before);
+        let (pages, chains) = Pages::planned(&plan.pool(me).pool, self.change.capacity, before);
         let pool = KvPool::of(self.shape, pages, Store::default());
         let alike = self.whole.heads_of(0) == self.whole.heads_of(ep.world() - 1);
         let planned = PlannedMoves { plan, to: self.to, route_width: self.route_width, alike, me };

@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 
 use semmoe_kernels::reshard::kv::{KvPage, KvPool as PlanPool, KvSequence};
-use serde::{Deserialize, Serialize};
 
 use super::page::PAGE_TOKENS;
 use super::pages::{Chain, Content, PageId, Pages, Sealed};
@@ -120,55 +119,26 @@ impl Described {
     }
 }
 
-/// [`PlanPool`] as ranks send it.
-#[derive(Serialize, Deserialize)]
-struct WirePool {
-    pages: Vec<WirePage>,
-    sequences: Vec<WireSequence>,
-    idle: Vec<u32>,
-}
+/// [`PlanPool`] as ranks send it: pages, sequences, idle pages.
+type WirePool = (Vec<WirePage>, Vec<WireSequence>, Vec<u32>);
+/// The page before, tokens, whether it is sealed.
+type WirePage = (Option<u32>, Vec<u32>, bool);
+/// Id, pages, promised pages; shares stay behind, as only the way back needs them.
+type WireSequence = (u64, Vec<u32>, usize);
 
-#[derive(Serialize, Deserialize)]
-struct WirePage {
-    before: Option<u32>,
-    tokens: Vec<u32>,
-    sealed: bool,
-}
-
-#[derive(Serialize, Deserialize)]
-struct WireSequence {
-    id: u64,
-    pages: Vec<u32>,
-    promised: usize,
-}
-
-/// A pool as a message; shares stay behind, as only the way back needs them.
+/// A pool as a message.
 pub(super) fn encode(pool: &PlanPool) -> Result<Vec<u8>, String> {
-    let page = |KvPage { before, tokens, sealed }: &KvPage| WirePage {
-        before: *before,
-        tokens: tokens.clone(),
-        sealed: *sealed,
-    };
-    let sequence = |KvSequence { id, pages, promised, .. }: &KvSequence| WireSequence {
-        id: *id,
-        pages: pages.clone(),
-        promised: *promised,
-    };
-    let wire = WirePool {
-        pages: pool.pages.iter().map(page).collect(),
-        sequences: pool.sequences.iter().map(sequence).collect(),
-        idle: pool.idle.clone(),
-    };
+    let page = |page: &KvPage| (page.before, page.tokens.clone(), page.sealed);
+    let sequence = |of: &KvSequence| (of.id, of.pages.clone(), of.promised);
+    let (pages, sequences) = (pool.pages.iter().map(page), pool.sequences.iter().map(sequence));
+    let wire: WirePool = (pages.collect(), sequences.collect(), pool.idle.clone());
     serde_json::to_vec(&wire).map_err(|error| format!("its pages cannot be described: {error}"))
 }
 
 pub(super) fn decode(message: &[u8]) -> Result<PlanPool, String> {
-    let wire: WirePool = serde_json::from_slice(message).map_err(|error| format!("pages that cannot be: {error}"))?;
-    let page = |WirePage { before, tokens, sealed }| KvPage { before, tokens, sealed };
-    let sequence = |WireSequence { id, pages, promised }| KvSequence { id, pages, promised, shares: Vec::new() };
-    Ok(PlanPool {
-        pages: wire.pages.into_iter().map(page).collect(),
-        sequences: wire.sequences.into_iter().map(sequence).collect(),
-        idle: wire.idle,
-    })
+    let (pages, sequences, idle): WirePool =
+        serde_json::from_slice(message).map_err(|error| format!("pages that cannot be: {error}"))?;
+    let pages = pages.into_iter().map(|(before, tokens, sealed)| KvPage { before, tokens, sealed });
+    let sequence = |(id, pages, promised)| KvSequence { id, pages, promised, shares: Vec::new() };
+    Ok(PlanPool { pages: pages.collect(), sequences: sequences.into_iter().map(sequence).collect(), idle })
 }

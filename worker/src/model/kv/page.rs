@@ -20,17 +20,12 @@ pub(in crate::model) struct Page {
     /// lie.
     data: Piece<f32>,
     /// `[tokens so far, L, k]`
-    routes: Vec<u16>,
-}
-
-/// Elements from one value to the next.
-pub(super) fn value_stride(shape: &CacheShape) -> usize {
-    shape.value_width.next_multiple_of(NR)
+    pub(super) routes: Vec<u16>,
 }
 
 /// Elements of one head of one layer.
 pub(super) fn head_elements(shape: &CacheShape) -> usize {
-    PAGE_TOKENS * (shape.key_width + value_stride(shape))
+    PAGE_TOKENS * (shape.key_width + shape.value_stride())
 }
 
 /// Elements of a page.
@@ -55,11 +50,6 @@ impl Page {
         self.data.release();
     }
 
-    /// As if nothing had been written; keys and values are left, as nothing reads what was not written.
-    pub(super) fn clear(&mut self) {
-        self.routes.clear();
-    }
-
     fn head(&self, shape: &CacheShape, layer: usize, head: usize) -> &[f32] {
         &self.data[(layer * shape.kv_heads + head) * head_elements(shape)..][..head_elements(shape)]
     }
@@ -78,7 +68,8 @@ impl Page {
     pub(super) fn write(
         &mut self,
         shape: &CacheShape,
-        (layer, head): (usize, usize),
+        layer: usize,
+        head: usize,
         at: usize,
         key: &[f32],
         value: &[f32],
@@ -88,7 +79,7 @@ impl Page {
         for (slot, element) in keys[at..].iter_mut().step_by(PAGE_TOKENS).zip(key) {
             *slot = *element;
         }
-        values[at * value_stride(shape)..][..shape.value_width].copy_from_slice(value);
+        values[at * shape.value_stride()..][..shape.value_width].copy_from_slice(value);
     }
 
     /// Adds the routes of the tokens that were written last, each of which has `width`; a page's first take room for
@@ -104,11 +95,6 @@ impl Page {
     pub(super) fn truncate_routes(&mut self, tokens: usize, held: usize) {
         let width = self.routes.len() / held.max(1);
         self.routes.truncate(tokens * width);
-    }
-
-    /// `[tokens so far, L, k]`
-    pub(super) fn routes(&self) -> &[u16] {
-        &self.routes
     }
 
     /// Keys and values as they lie.

@@ -42,7 +42,6 @@ pub struct KvUsage {
 impl KvPool {
     /// A pool of at most `capacity` pages, which are allocated as they are needed; `reuse`: whether prefixes are
     /// shared.
-    #[must_use]
     pub fn new(shape: CacheShape, capacity: usize, reuse: bool) -> Self {
         Self::of(shape, Pages::new(capacity, reuse), Store::default())
     }
@@ -56,7 +55,6 @@ impl KvPool {
     }
 
     /// The pages at this moment.
-    #[must_use]
     pub fn usage(&self) -> KvUsage {
         self.state().pages.usage()
     }
@@ -64,14 +62,12 @@ impl KvPool {
     /// A sequence that may come to hold `tokens` tokens, of which `prompt` are known; none while there are too few
     /// pages for that. It begins with the longest known prefix of the prompt that leaves at least one token to compute,
     /// which are the tokens that it has at first.
-    #[must_use]
     pub fn admit(&self, prompt: &[u32], tokens: usize) -> Option<KvCache> {
         let chain = self.state().pages.admit(prompt, tokens)?;
         Some(KvCache::new(self.clone(), chain, |_| None))
     }
 
     /// A sequence of its own, which shares nothing and takes its pages as it comes to need them.
-    #[must_use]
     pub fn alone(&self) -> KvCache {
         KvCache::new(self.clone(), Chain::default(), |_| None)
     }

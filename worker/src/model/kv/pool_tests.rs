@@ -42,7 +42,7 @@ fn check(cache: &KvCache, tokens: &[u32]) {
             for layer in 0..LAYERS {
                 let key = page.keys(&SHAPE, layer, 0)[at];
                 assert_eq!(key, value + layer as f32);
-                assert_eq!(page.values(&SHAPE, layer, 0)[at * cache.value_stride()], -value);
+                assert_eq!(page.values(&SHAPE, layer, 0)[at * SHAPE.value_stride()], -value);
             }
             seen += 1;
         }

@@ -12,8 +12,8 @@ use crate::model::compute::Arena;
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Store {
-    /// Memory of pages that hold nothing.
-    free: Vec<Page>,
+    /// Memory of pages that hold nothing: that no sequence needs any more.
+    pub(super) free: Vec<Page>,
     /// Memory that no page has yet.
     arena: Option<Arena>,
     /// By id: pages that others may hold. The store's own reference is the last one once all sequences have released
@@ -26,7 +26,8 @@ impl Store {
     pub(super) fn page(&mut self, shape: &CacheShape, id: PageId) -> Option<Page> {
         let evicted = self.shared.get_mut(id as usize).and_then(Option::take).and_then(Arc::into_inner);
         if let Some(mut page) = evicted.or_else(|| self.free.pop()) {
-            page.clear();
+            // Keys and values are left: nothing reads what was not written.
+            page.routes.clear();
             return Some(page);
         }
         if let Some(page) = self.arena.as_mut().and_then(|arena| Page::take(shape, arena)) {
@@ -47,11 +48,6 @@ impl Store {
     /// A page that others may hold. Panics if there is none by this id.
     pub(super) fn shared(&self, id: PageId) -> Arc<Page> {
         Arc::clone(self.shared[id as usize].as_ref().expect("a sealed page is shared"))
-    }
-
-    /// A sequence needs its own page no more.
-    pub(super) fn give_back(&mut self, page: Page) {
-        self.free.push(page);
     }
 
     /// Gives the memory of all pages that hold nothing back to the system; `free` are their ids.

@@ -46,7 +46,7 @@ impl PlannedMoves {
     /// latent vectors.
     pub(super) fn add_to(&self, digest: &mut PieceHash, page: &Page) {
         if self.to == Attention::Tp {
-            digest.update(bytemuck::cast_slice(page.routes()));
+            digest.update(bytemuck::cast_slice(&page.routes));
             if self.alike {
                 digest.update(page.bytes());
             }
@@ -116,7 +116,7 @@ impl Transfer<'_> {
         for (&id, page) in &mut self.memory {
             let source = plan.pool(*me).sources[id as usize];
             if *to == Attention::Dp || source.rank == *me {
-                page.push_routes(self.sources[source.page as usize].routes(), *route_width);
+                page.push_routes(&self.sources[source.page as usize].routes, *route_width);
             }
         }
         for piece in self.moves[self.planned.me].iter().filter(|piece| piece.from.rank == self.planned.me) {
@@ -144,7 +144,7 @@ impl Transfer<'_> {
                 message.extend_from_slice(&page.bytes()[piece.from_offset + row * piece.from_stride..][..piece.bytes]);
             }
             if self.planned.to == Attention::Tp {
-                page.routes().iter().for_each(|route| message.extend_from_slice(&route.to_le_bytes()));
+                page.routes.iter().for_each(|route| message.extend_from_slice(&route.to_le_bytes()));
             }
             let checksum = hash(&message[begin..]);
             message.extend_from_slice(&checksum.to_le_bytes());

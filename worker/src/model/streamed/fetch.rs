@@ -1,7 +1,7 @@
 //! The thread that reads experts ahead of their layer.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,6 @@ pub struct ExpertFetches {
 
 impl ExpertFetches {
     /// The share of the reading that no step waited for; 1 if nothing was read.
-    #[must_use]
     pub fn hidden(&self) -> f64 {
         match self.fetching.as_secs_f64() {
             0.0 => 1.0,
@@ -61,22 +60,11 @@ struct State {
 }
 
 impl Queue {
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A buffer to read into; none once there is nothing more to do.
     fn take_empty(&self) -> Option<Piece<u32>> {
-        let mut state = lock(&self.state);
-        loop {
-            if state.stop {
-                return None;
-            }
-            if let Some(words) = state.empty.pop() {
-                return Some(words);
-            }
-            state = self.wait(state);
-        }
+        let waits = |state: &mut State| !state.stop && state.empty.is_empty();
+        let mut state = self.changed.wait_while(lock(&self.state), waits).unwrap_or_else(PoisonError::into_inner);
+        if state.stop { None } else { state.empty.pop() }
     }
 }
 
@@ -105,7 +93,7 @@ impl Fetcher {
         let thread = std::thread::Builder::new()
             .name("experts".to_owned())
             .spawn(move || run(source, &layers, &of_thread))
-            .map_err(|error| ModelError::ExpertMemory { detail: format!("no thread to read them: {error}") })?;
+            .map_err(|error| ModelError::ExpertMemory(format!("no thread to read them: {error}")))?;
         Ok(Self { queue, thread: Some(thread) })
     }
 
@@ -128,7 +116,7 @@ impl Fetcher {
                     Some(cause) => break Err(cause.clone()),
                     None => {
                         began.get_or_insert_with(Instant::now);
-                        state = self.queue.wait(state);
+                        state = self.queue.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                     }
                 },
             }

@@ -42,6 +42,14 @@ pub(super) enum RankExperts {
 }
 
 impl RankExperts {
+    /// Runs `work` with a layer's experts.
+    pub(super) fn with_layer<R>(&self, layer: LayerIdx, work: impl FnOnce(&dyn LocalExperts) -> R) -> R {
+        match self {
+            Self::Resident(experts) => work(&experts.of_layer(layer)),
+            Self::Streamed(experts) => work(&experts.of_layer(layer)),
+        }
+    }
+
     /// The experts, if they can be switched.
     pub(super) fn resident(&self) -> Result<&Experts, ModelError> {
         match self {
@@ -96,7 +104,7 @@ impl StreamedExperts {
         let stay = || held.iter().map(move |experts| experts.len().min(most));
         let memory = |experts: usize| {
             let piece = Arena::new(experts * words * size_of::<u32>()).take::<u32>(experts * words);
-            piece.ok_or_else(|| ModelError::ExpertMemory { detail: format!("{experts} experts are too many") })
+            piece.ok_or_else(|| ModelError::ExpertMemory(format!("{experts} experts are too many")))
         };
         let mut resident = memory(stay().sum())?;
         let (mut layers, mut streamed, mut first) = (Vec::new(), Vec::new(), 0);
@@ -175,7 +183,7 @@ impl LocalExperts for StreamedLayer<'_> {
         Ok(())
     }
 
-    fn apply(&self, _: LayerIdx, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>) {
+    fn apply(&self, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>) {
         let resident = &self.experts.layers[self.layer.index()].resident;
         let (words, slot) = match slot.checked_sub(resident.len()) {
             None => (&self.experts.resident[..], resident.start + slot),
@@ -183,7 +191,7 @@ impl LocalExperts for StreamedLayer<'_> {
         };
         let [gate_up, down] = self.experts.packing.array_bytes().map(|bytes| bytes / size_of::<u32>());
         let expert = &words[slot * (gate_up + down)..][..gate_up + down];
-        self.experts.packing.apply((1, expert.split_at(gate_up).into()), x, out, work);
+        self.experts.packing.apply(1, expert.split_at(gate_up).into(), x, out, work);
     }
 }
 
