@@ -63,7 +63,7 @@ impl Summary {
             requests: Some(trace.requests()),
             tokens: trace.tokens() as u64,
             prompt_tokens: Some(trace.iter().map(|request| request.prompt_len() as u64).sum()),
-            digest: trace.digest().to_owned(),
+            digest: trace.digest(),
             ..Summary::of_profile(&Profile::of_trace(trace)?)
         })
     }
@@ -83,7 +83,7 @@ impl Summary {
             distinct_tokens: distinct,
             coverage: distinct as f64 / f64::from(profile.model().vocab_size),
             layers: (0..profile.model().layers()).map(|layer| layer_summary(profile, layer)).collect(),
-            digest: profile.digest().to_owned(),
+            digest: profile.digest(),
         }
     }
 }
