@@ -63,7 +63,7 @@ impl Summary {
             requests: Some(trace.requests()),
             tokens: trace.tokens() as u64,
             prompt_tokens: Some(trace.iter().map(|request| request.prompt_len() as u64).sum()),
-            digest: trace.digest().to_owned(),
+            digest: trace.digest(),
             ..Summary::of_profile(&Profile::of_trace(trace)?)
         })
     }

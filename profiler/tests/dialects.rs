@@ -119,7 +119,7 @@ async fn every_version_route_and_kind_of_prompt() {
             let report = bench.record(options).await.unwrap();
             let trace = bench.trace();
             assert_eq!((report.requests, report.prompt_tokens, report.bad.len()), (3, 3 + 5 + 6, 0));
-            assert_eq!((trace.model(), trace.digest()), (&bench.engine.model, &report.digest[..]));
+            assert_eq!((trace.model(), trace.digest()), (&bench.engine.model, report.digest));
             for (request, prompt) in trace.iter().zip([vec![7, 8, 9], bytes("hello"), bytes("what|x")]) {
                 bench.check(request, &prompt, max_tokens);
             }

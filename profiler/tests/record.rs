@@ -43,7 +43,7 @@ async fn routes_are_recorded_and_dense_layers_left_out() {
         }
         let tokens = 6 + 3 * u64::from(max_tokens - 1);
         assert_eq!((report.requests, report.tokens, report.prompt_tokens), (3, tokens, 6));
-        assert_eq!((report.bad.len(), report.retries, &report.digest[..]), (0, 0, trace.digest()));
+        assert_eq!((report.bad.len(), report.retries, report.digest), (0, 0, trace.digest()));
     }
 }
 

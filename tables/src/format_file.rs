@@ -1,6 +1,6 @@
 //! Opening, identity and writing, which the three formats share.
 
-/// Implements `open`, `from_bytes`, `model`, `provenance`, `digest`, `has_stored_digest` and `write` for a file type.
+/// Implements `open`, `from_bytes`, `model`, `provenance`, `has_stored_digest` and `write` for a file type.
 /// The type has the fields `container`, `model` and `provenance`; `from_container` checks all but the stored digest.
 macro_rules! format_file {
     ($file:ident, $format:expr) => {
@@ -35,11 +35,6 @@ macro_rules! format_file {
             /// Where the data came from.
             pub fn provenance(&self) -> &Provenance {
                 &self.provenance
-            }
-
-            /// SHA-256 over all tensors, lower-case hex.
-            pub fn digest(&self) -> &str {
-                self.container.digest()
             }
 
             /// Whether the file states its digest, which was then checked. Files written before version 0.2 do not.

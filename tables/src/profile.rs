@@ -229,6 +229,11 @@ impl Profile {
         self.total_tokens
     }
 
+    /// SHA-256 over the tensors, lower-case hex.
+    pub fn digest(&self) -> String {
+        self.container.digest().to_owned()
+    }
+
     /// Lets the pages of the file leave memory; they are read again when they are touched.
     pub fn release(&self) {
         self.container.release_all();

@@ -166,6 +166,11 @@ impl Tables {
         &self.placement_digest
     }
 
+    /// SHA-256 over all tensors, lower-case hex.
+    pub fn digest(&self) -> &str {
+        self.container.digest()
+    }
+
     /// Dual prices in units of share: `dp_ranks` of them with attention dp, \[G\] with tp.
     pub fn price(&self) -> &[f32] {
         self.container.slice(&self.price)

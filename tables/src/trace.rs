@@ -113,6 +113,11 @@ impl Trace {
         self.weights.is_some()
     }
 
+    /// SHA-256 over the tensors, lower-case hex.
+    pub fn digest(&self) -> String {
+        self.container.digest().to_owned()
+    }
+
     pub(crate) fn k(&self) -> usize {
         usize::from(self.model.top_k)
     }

@@ -127,9 +127,9 @@ fn eplb_arrays_as_json_and_as_tensors() {
     let bytes = std::fs::read(&path).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     for (name, shape, values) in [
-        ("phy2log", &[2, 6][..], eplb.phy2log),
-        ("log2phy", &[2, 4, 2], eplb.log2phy),
-        ("logcnt", &[2, 4], eplb.logcnt),
+        ("phy2log", &[2, 6][..], &eplb.phy2log),
+        ("log2phy", &[2, 4, 2], &eplb.log2phy),
+        ("logcnt", &[2, 4], &eplb.logcnt),
     ] {
         let view = tensors.tensor(name).unwrap();
         assert_eq!((view.dtype(), view.shape()), (safetensors::Dtype::I32, shape), "{name}");
