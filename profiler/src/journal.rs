@@ -197,7 +197,8 @@ fn difference(found: &Settings, wanted: &Settings) -> Option<String> {
             Ok(()) => "the model's tokenizer or number of layers was not known then, or is not now".to_owned(),
         });
     }
-    let settings: [(&str, fn(&Settings) -> &dyn Display); 4] = [
+    type Setting = fn(&Settings) -> &dyn Display;
+    let settings: [(&str, Setting); 4] = [
         ("the format", |settings| &settings.format),
         ("the engine", |settings| &settings.engine),
         ("max_tokens", |settings| &settings.max_tokens),
