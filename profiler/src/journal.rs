@@ -191,13 +191,14 @@ impl Drop for Journal {
 }
 
 fn difference(found: &Settings, wanted: &Settings) -> Option<String> {
+    type Setting = fn(&Settings) -> &dyn Display;
     if found.format == wanted.format && found.model != wanted.model {
         return Some(match found.model.check_compatible(&wanted.model) {
             Err(error) => error.to_string(),
             Ok(()) => "the model's tokenizer or number of layers was not known then, or is not now".to_owned(),
         });
     }
-    let settings: [(&str, fn(&Settings) -> &dyn Display); 4] = [
+    let settings: [(&str, Setting); 4] = [
         ("the format", |settings| &settings.format),
         ("the engine", |settings| &settings.engine),
         ("max_tokens", |settings| &settings.max_tokens),
