@@ -227,7 +227,7 @@ mod tests {
         }
         let error = Chosen { element_bytes: 1.0, ..chosen([1, 1, 2, 1, 2]) }.unit().unwrap_err().to_string();
         assert!(error.contains("planned are 1"), "{error}");
-        let domains = |text| chosen([1, 1, 4, 1, 4]).with_domains(Some(text)).and_then(|chosen| chosen.unit());
+        let domains = |text: &str| Chosen { domains: text.parse().unwrap(), ..chosen([1, 1, 4, 1, 4]) }.unit();
         assert_eq!(domains("2:1/2").unwrap().domains.to_string(), "2:1/2");
         let error = domains("3").unwrap_err().to_string();
         assert_eq!(error, "the worker does not run DP4, EP4: its expert domains of 3 do not divide 4 ranks");
