@@ -8,9 +8,8 @@ use semmoe_worker::ep::{ByPlace, CountersSnapshot, StepPhase, Wake};
 use semmoe_worker::model::{KvCache, StepError, StepItem};
 
 fn total(counted: &[CountersSnapshot], of: impl Fn(&CountersSnapshot) -> ByPlace) -> ByPlace {
-    let mut sum = ByPlace::default();
-    counted.iter().for_each(|c| sum += of(c));
-    sum
+    let sum = |part: fn(ByPlace) -> u64| counted.iter().map(|c| part(of(c))).sum();
+    ByPlace { local: sum(|it| it.local), remote: sum(|it| it.remote) }
 }
 
 #[test]
