@@ -63,7 +63,7 @@ pub(crate) enum FromRank {
     Stopped,
     /// This process was asked to stop: the whole unit should.
     Leaving,
-    /// This rank cannot go on.
+    /// This rank cannot continue.
     Fatal {
         /// The rank that failed first, as far as this one knows.
         lost: u16,

@@ -122,7 +122,7 @@ pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 fn prepared(stream: TcpStream) -> io::Result<TcpStream> {
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)?;
-    // A host that vanished without a word is noticed although nothing is being sent.
+    // A host that vanished silently is noticed although nothing is being sent.
     sockopt::set_socket_keepalive(&stream, true)?;
     sockopt::set_tcp_keepidle(&stream, KEEPALIVE_IDLE)?;
     sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_INTERVAL)?;

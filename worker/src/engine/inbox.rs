@@ -6,10 +6,11 @@ use crate::control::message::ToRank;
 use crate::ep::Waker;
 use crate::threads::lock;
 
-/// The engine's end.
-#[derive(Debug)]
+/// Where other threads leave orders, without blocking on the engine's work. Clones share it.
+#[derive(Clone, Debug)]
 pub(crate) struct Inbox {
     orders: Arc<Orders>,
+    waker: Waker,
 }
 
 /// Orders that the engine has not taken, oldest first.
@@ -19,18 +20,9 @@ struct Orders {
     came: Condvar,
 }
 
-/// The other threads' end: never blocks on the engine's work.
-#[derive(Clone, Debug)]
-pub(crate) struct EngineHandle {
-    orders: Arc<Orders>,
-    waker: Waker,
-}
-
 impl Inbox {
-    /// An inbox and the handle that fills it.
-    pub(crate) fn new(waker: Waker) -> (Self, EngineHandle) {
-        let orders = Arc::new(Orders::default());
-        (Self { orders: Arc::clone(&orders) }, EngineHandle { orders, waker })
+    pub(crate) fn new(waker: Waker) -> Self {
+        Self { orders: Arc::default(), waker }
     }
 
     /// All orders since the last call, oldest first.
@@ -49,9 +41,7 @@ impl Inbox {
     pub(super) fn holds(&self, order: &ToRank) -> bool {
         lock(&self.orders.waiting).contains(order)
     }
-}
 
-impl EngineHandle {
     /// Hands an order over and wakes the engine if it sleeps.
     pub(crate) fn send(&self, order: ToRank) {
         lock(&self.orders.waiting).push(order);

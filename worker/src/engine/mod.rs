@@ -29,7 +29,7 @@ mod text;
 mod together;
 mod told;
 
-pub(crate) use inbox::{EngineHandle, Inbox};
+pub(crate) use inbox::Inbox;
 pub use limits::{EngineLimits, KvBudget};
 pub(crate) use limits::{KvPages, UnitLimits};
 pub(crate) use request::{Finish, RankStats, Sampling, SequenceEvent, SequenceRequest, StopRules, TokenLogprobs};

@@ -67,10 +67,11 @@ impl Engine {
         };
         let requests: HashMap<u64, &SequenceRequest> =
             known.running.iter().map(|carried| (carried.request.id, &carried.request)).collect();
-        let moving =
-            |sequence: &Sequence| requests.get(&sequence.request.id).map_or_else(Vec::new, |of| self.shares(of));
+        let moving = |sequence: &Sequence| {
+            requests.get(&sequence.carried.request.id).map_or_else(Vec::new, |of| self.shares(of))
+        };
         let sequences = self.running.iter().map(|sequence| MovingSequence {
-            id: sequence.request.id,
+            id: sequence.carried.request.id,
             kv: &sequence.kv,
             shares: moving(sequence),
         });
@@ -147,7 +148,8 @@ impl Engine {
     fn tell_known(&mut self, to: Attention) -> Result<Result<Known, String>, UnitError> {
         let me = self.ep.rank().index();
         let all = self.model.attention() == Attention::Dp;
-        let own = self.running.iter().filter(|sequence| all || sequence.owner == me).map(Sequence::carried);
+        let own = self.running.iter().filter(|sequence| all || sequence.owner == me);
+        let own = own.map(|sequence| sequence.carried.clone());
         let waiting = self.waiting.iter().filter(|_| all || me == 0).cloned();
         let known = Known { running: own.collect(), waiting: waiting.collect() };
         // If it cannot be written the message is empty, which every rank fails to read, including this one: all agree.

@@ -185,7 +185,7 @@ impl Engine {
     /// Frees a sequence at once; one that has ended meanwhile has had its last event.
     pub(super) fn cancel(&mut self, id: u64) {
         let held = self.batched() + self.waiting.len();
-        self.running.retain(|sequence| sequence.request.id != id);
+        self.running.retain(|sequence| sequence.carried.request.id != id);
         self.waiting.retain(|request| request.id != id);
         self.arriving.iter_mut().for_each(|arriving| drop(arriving.carried.remove(&id)));
         if self.batched() + self.waiting.len() < held {
@@ -230,10 +230,11 @@ impl Engine {
             let mut members = Vec::new();
             for (index, (sequence, &count)) in self.running.iter_mut().zip(&counts).enumerate() {
                 if count > 0 {
-                    let (id, owner) = (sequence.request.id, sequence.owner);
-                    let (kv, tokens, ends, phase) = sequence.step_parts(count);
+                    let (id, owner) = (sequence.carried.request.id, sequence.owner);
+                    let item = sequence.step_item(count);
+                    let ends = item.want_logits;
                     let want_logits = ends && (self.together.is_none() || owner == me);
-                    items.push(StepItem { kv, tokens, want_logits, phase });
+                    items.push(StepItem { want_logits, ..item });
                     members.push(Member { index, id, count, ends });
                 }
             }
@@ -278,7 +279,7 @@ impl Engine {
                 Err(StepError::Item { item, detail }) => {
                     drop(items);
                     let sequence = self.running.remove(members[item].index);
-                    self.events.push((sequence.request.id, SequenceEvent::Failed { message: detail }));
+                    self.events.push((sequence.carried.request.id, SequenceEvent::Failed { message: detail }));
                 }
             }
         }
@@ -298,7 +299,7 @@ impl Engine {
         let total = |sum: usize| sum as u64;
         let waiting_tokens = self.waiting.iter().map(|request| request.tokens.len()).sum();
         let arriving = self.arriving.iter().flat_map(|arriving| arriving.carried.values().map(Carried::tokens));
-        let running_tokens: usize = self.running.iter().map(Sequence::tokens).chain(arriving).sum();
+        let running_tokens: usize = self.running.iter().map(|sequence| sequence.carried.tokens()).chain(arriving).sum();
         let stats = RankStats {
             counters: self.ep.counters().snapshot(),
             timings: self.ep.timings().clone(),
@@ -334,7 +335,7 @@ pub(super) fn settle(
     model: &ModelConfig,
     events: &mut Vec<(u64, SequenceEvent)>,
 ) -> bool {
-    let id = sequence.request.id;
+    let id = sequence.carried.request.id;
     let failed = |message: String| (id, SequenceEvent::Failed { message });
     let Some(Sampled { token, logprobs }) = sampled else {
         events.push(failed("the model's logits hold no finite maximum".into()));

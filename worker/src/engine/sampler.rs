@@ -1,32 +1,25 @@
 //! Logits to a token.
 
 use fastrand::Rng;
+use serde::{Deserialize, Serialize};
 
 use super::request::Sampling;
 use crate::model::likeliest;
 
-/// Chooses the tokens of one sequence: same logits, same seed, same tokens.
-#[derive(Debug)]
+/// Chooses the tokens of one sequence: same logits, same seed, same tokens, also on another rank from then on.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Sampler {
     sampling: Sampling,
-    rng: Rng,
-    /// Scratch: probability and id of the candidates.
+    /// Determines the next draws.
+    state: u64,
+    /// Scratch, empty between tokens: probability and id of the candidates.
+    #[serde(skip)]
     candidates: Vec<(f32, u32)>,
 }
 
 impl Sampler {
     pub(super) fn new(sampling: Sampling) -> Self {
-        Self { sampling, rng: Rng::with_seed(sampling.seed), candidates: Vec::new() }
-    }
-
-    /// Continues after the draws that led to a [`Sampler::state`].
-    pub(super) fn resumed(sampling: Sampling, state: u64) -> Self {
-        Self { rng: Rng::with_seed(state), ..Self::new(sampling) }
-    }
-
-    /// The state that determines its next draws.
-    pub(super) fn state(&self) -> u64 {
-        self.rng.get_seed()
+        Self { sampling, state: Rng::with_seed(sampling.seed).get_seed(), candidates: Vec::new() }
     }
 
     /// A token for `logits` `[V]`; none if they hold no finite maximum. `allowed` filters ids (none allowed: none).
@@ -45,11 +38,12 @@ impl Sampler {
             return Some(best);
         }
         let scale = 1.0 / self.sampling.temperature;
-        self.candidates.clear();
         self.candidates.extend(ids().map(|(id, &logit)| (((logit - max) * scale).exp(), id)).filter(|(p, _)| *p > 0.0));
         self.keep_top_k();
         self.keep_top_p();
-        Some(self.draw().unwrap_or(best))
+        let drawn = self.draw();
+        self.candidates.clear();
+        Some(drawn.unwrap_or(best))
     }
 
     fn keep_top_k(&mut self) {
@@ -83,7 +77,9 @@ impl Sampler {
     }
 
     fn draw(&mut self) -> Option<u32> {
-        let mut left = self.rng.f64() * self.total();
+        let mut rng = Rng::with_seed(self.state);
+        let mut left = rng.f64() * self.total();
+        self.state = rng.get_seed();
         for &(p, id) in &self.candidates {
             left -= f64::from(p);
             if left < 0.0 {
@@ -172,10 +168,10 @@ mod tests {
         };
         assert_eq!(run(3), run(3));
         assert_ne!(run(3), run(4));
-        // A sampler that takes over goes on with the same tokens.
+        // A sampler that another rank takes over continues with the same tokens.
         let mut first = sampler(0.8, 0.95, 50, 3);
         let mut tokens: Vec<_> = (0..20).map(|_| first.sample(&logits, |_| true).unwrap()).collect();
-        let mut second = Sampler::resumed(first.sampling, first.state());
+        let mut second: Sampler = serde_json::from_value(serde_json::to_value(&first).unwrap()).unwrap();
         tokens.extend((0..30).map(|_| second.sample(&logits, |_| true).unwrap()));
         assert_eq!(tokens.into_iter().map(Some).collect::<Vec<_>>(), run(3));
     }

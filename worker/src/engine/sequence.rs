@@ -10,33 +10,29 @@ use super::request::{Finish, SequenceRequest, TokenLogprobs};
 use super::sampler::Sampler;
 use super::text::SequenceText;
 use crate::ep::StepPhase;
-use crate::model::{KvCache, ModelConfig};
+use crate::model::{KvCache, ModelConfig, StepItem};
 
 /// In place of an expert in the rows of a dense layer.
 const NO_EXPERT: i32 = -1;
 
 /// A running sequence.
 pub(super) struct Sequence {
-    pub(super) request: SequenceRequest,
+    pub(super) carried: Carried,
     /// With attention tp: the rank that chooses its tokens.
     pub(super) owner: usize,
     pub(super) kv: KvCache,
-    /// Prompt tokens that went through the model.
-    fed: usize,
-    generated: Vec<u32>,
-    sampler: Sampler,
     /// Only where there are stop texts to look for.
     text: Option<SequenceText>,
 }
 
-/// A sequence between two steps as it goes to another rank, without its keys and values.
+/// The state of a sequence between two steps, without its keys and values, as it goes to another rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Carried {
     pub(super) request: SequenceRequest,
+    /// Prompt tokens that went through the model.
     fed: usize,
     generated: Vec<u32>,
-    /// See [`Sampler::state`].
-    sampler: u64,
+    sampler: Sampler,
 }
 
 impl Carried {
@@ -47,15 +43,12 @@ impl Carried {
 
     /// The sequence as it was, with its keys and values.
     pub(super) fn resume(self, kv: KvCache, owner: usize, tokenizer: &Tokenizer) -> Result<Sequence, TextError> {
-        let Self { request, fed, generated, sampler } = self;
-        let sampler = Sampler::resumed(request.sampling, sampler);
-        let mut sequence = Sequence { fed, sampler, ..Sequence::new(request, kv, owner) };
+        let mut sequence = Sequence::of(self, kv, owner);
         if let Some(text) = &mut sequence.text {
-            for &token in &generated {
+            for &token in &sequence.carried.generated {
                 text.push(tokenizer, token)?;
             }
         }
-        sequence.generated = generated;
         Ok(sequence)
     }
 }
@@ -63,77 +56,66 @@ impl Carried {
 impl Sequence {
     /// `kv` may hold the first tokens of the prompt.
     pub(super) fn new(request: SequenceRequest, kv: KvCache, owner: usize) -> Self {
-        Self {
-            owner,
-            fed: kv.len(),
-            kv,
-            generated: Vec::new(),
-            sampler: Sampler::new(request.sampling),
-            text: (!request.stop.texts.is_empty()).then(|| SequenceText::new(&request)),
-            request,
-        }
+        let sampler = Sampler::new(request.sampling);
+        Self::of(Carried { request, fed: kv.len(), generated: Vec::new(), sampler }, kv, owner)
     }
 
-    pub(super) fn carried(&self) -> Carried {
-        let Self { request, fed, generated, sampler, .. } = self;
-        Carried { request: request.clone(), fed: *fed, generated: generated.clone(), sampler: sampler.state() }
-    }
-
-    /// Tokens of prompt and answer so far.
-    pub(super) fn tokens(&self) -> usize {
-        self.request.tokens.len() + self.generated.len()
+    fn of(carried: Carried, kv: KvCache, owner: usize) -> Self {
+        let text = (!carried.request.stop.texts.is_empty()).then(|| SequenceText::new(&carried.request));
+        Self { carried, owner, kv, text }
     }
 
     pub(super) fn ready(&self) -> Ready {
-        match self.request.tokens.len() - self.fed {
+        match self.carried.request.tokens.len() - self.carried.fed {
             0 => Ready::Decode,
             left => Ready::Prompt(left),
         }
     }
 
-    /// The model's input for the next `count` tokens: cache, tokens, whether logits are wanted, and the phase.
-    pub(super) fn step_parts(&mut self, count: usize) -> (&mut KvCache, &[u32], bool, StepPhase) {
-        let prompt = &self.request.tokens[self.fed..];
-        match self.generated.last() {
-            Some(last) if prompt.is_empty() => (&mut self.kv, std::slice::from_ref(last), true, StepPhase::Decode),
-            _ => (&mut self.kv, &prompt[..count], count == prompt.len(), StepPhase::Prefill),
-        }
+    /// The model's input for the next `count` tokens, with logits if they are the last before a new token.
+    pub(super) fn step_item(&mut self, count: usize) -> StepItem<'_> {
+        let prompt = &self.carried.request.tokens[self.carried.fed..];
+        let (tokens, want_logits, phase) = match self.carried.generated.last() {
+            Some(last) if prompt.is_empty() => (std::slice::from_ref(last), true, StepPhase::Decode),
+            _ => (&prompt[..count], count == prompt.len(), StepPhase::Prefill),
+        };
+        StepItem { kv: &mut self.kv, tokens, want_logits, phase }
     }
 
     /// Takes note of a step with `count` tokens.
     pub(super) fn advance(&mut self, count: usize) {
-        self.fed = (self.fed + count).min(self.request.tokens.len());
+        self.carried.fed = (self.carried.fed + count).min(self.carried.request.tokens.len());
     }
 
     /// Chooses the next token; `None` if the logits are unusable.
     pub(super) fn sample(&mut self, logits: &[f32]) -> Option<Sampled> {
-        let stop = &self.request.stop;
-        let early = self.generated.len() < self.request.min_new_tokens as usize;
-        let token = self.sampler.sample(logits, |id| !(early && stop.token_ids.contains(&id)))?;
-        let logprobs = self.request.logprobs.map(|top| logprobs(logits, token, usize::from(top)));
+        let stop = &self.carried.request.stop;
+        let early = self.carried.generated.len() < self.carried.request.min_new_tokens as usize;
+        let token = self.carried.sampler.sample(logits, |id| !(early && stop.token_ids.contains(&id)))?;
+        let logprobs = self.carried.request.logprobs.map(|top| logprobs(logits, token, usize::from(top)));
         Some(Sampled { token, logprobs })
     }
 
     /// Takes the next token; why the sequence ends with it, if it does.
     pub(super) fn push(&mut self, token: u32, tokenizer: &Tokenizer) -> Result<Option<Finish>, TextError> {
-        self.generated.push(token);
+        self.carried.generated.push(token);
         let stopped = match &mut self.text {
             Some(text) => text.push(tokenizer, token)?.1,
             None => None,
         };
-        Ok(if self.request.stop.token_ids.contains(&token) {
+        Ok(if self.carried.request.stop.token_ids.contains(&token) {
             Some(Finish::Token(token))
         } else if let Some(text) = stopped {
             Some(Finish::Text(text))
         } else {
-            let limit = self.request.max_new_tokens;
-            (self.generated.len() >= limit as usize).then_some(Finish::Length(limit))
+            let limit = self.carried.request.max_new_tokens;
+            (self.carried.generated.len() >= limit as usize).then_some(Finish::Length(limit))
         })
     }
 
     /// The experts in SGLang's encoding, if requested: base64 of i32 `[positions, all layers, k]`.
     pub(super) fn encoded_routes(&self, model: &ModelConfig) -> Option<String> {
-        let routes = self.kv.routes(self.request.routes_from? as usize);
+        let routes = self.kv.routes(self.carried.request.routes_from? as usize);
         Some(encode_routed_experts(&with_dense_layers(&routes, model)))
     }
 }

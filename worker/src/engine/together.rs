@@ -175,7 +175,7 @@ impl Engine {
     fn take_tokens(&mut self, told: Vec<Told>) -> Result<(), UnitError> {
         let mut chosen: Vec<_> = told.into_iter().map(|told| told.chosen.into_iter()).collect();
         let places: HashMap<u64, usize> =
-            self.running.iter().enumerate().map(|(at, sequence)| (sequence.request.id, at)).collect();
+            self.running.iter().enumerate().map(|(at, sequence)| (sequence.carried.request.id, at)).collect();
         let mut ended = Vec::new();
         for (id, owner) in std::mem::take(&mut self.together().awaited) {
             let Some(Chosen { sequence, token, logprobs }) = chosen[owner].next() else {

@@ -81,7 +81,7 @@ impl<'a> Loader<'a> {
         let (query, key) = (heads * head_dim, kv_heads * head_dim);
         let elements = |heads: Range<usize>| heads.start * head_dim..heads.end * head_dim;
         let (own, own_kv) = (elements(self.share.heads(heads)), elements(self.share.kv_heads(kv_heads)));
-        // A norm over all heads needs all of them, whichever the rank goes on with.
+        // A norm over all heads needs all of them, whichever the rank continues with.
         let (queries, keys) = match shape.norms {
             HeadNormKind::Whole => (0..query, 0..key),
             HeadNormKind::None | HeadNormKind::PerHead => (own.clone(), own_kv.clone()),

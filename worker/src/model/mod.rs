@@ -140,7 +140,7 @@ pub enum AttentionPlan {
     /// Every rank has all heads.
     Dp,
     /// This rank has its share of every layer's heads, all ranks run the same steps, and between attention and the next
-    /// layer each goes on with some of the rows: with those that the tables place on it, which are checked to be the
+    /// layer each continues with some of the rows: with those that the tables place on it, which are checked to be the
     /// model's and the placement's, or with even parts.
     Tp(Option<Arc<Tables>>),
     /// As `Tp` in groups of so many neighbours, each with sequences of its own and rows in even parts.

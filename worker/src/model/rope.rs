@@ -26,8 +26,8 @@ impl RotaryTable {
         let (frequencies, magnitude) = match &rope.yarn {
             None => (plain.map(|frequency| frequency as f32).collect(), 1.0),
             Some(yarn) => {
-                let ramp = Ramp::new(dim, rope.theta, yarn);
-                let stretched = |(i, f): (usize, f64)| (f / yarn.factor * ramp.at(i) + f * (1.0 - ramp.at(i))) as f32;
+                let ramp = ramp(dim, rope.theta, yarn);
+                let stretched = |(i, f): (usize, f64)| (f / yarn.factor * ramp(i) + f * (1.0 - ramp(i))) as f32;
                 (plain.enumerate().map(stretched).collect(), yarn.attention_factor)
             }
         };
@@ -62,30 +62,19 @@ impl RotaryTable {
     }
 }
 
-/// Which frequencies YaRN divides: 0 (none of it) up to `low`, 1 from `high` on.
-struct Ramp {
-    low: f64,
-    high: f64,
-}
-
-impl Ramp {
-    fn new(dim: usize, theta: f64, yarn: &Yarn) -> Self {
-        // The index of the frequency that makes `turns` turns over the original positions.
-        let index = |turns: f64| dim as f64 * (yarn.original_positions / (turns * TAU)).ln() / (2.0 * theta.ln());
-        let (mut low, mut high) = (index(yarn.beta_fast), index(yarn.beta_slow));
-        if yarn.truncate {
-            (low, high) = (low.floor(), high.ceil());
-        }
-        (low, high) = (low.max(0.0), high.min(dim as f64 - 1.0));
-        if low == high {
-            high += 0.001;
-        }
-        Self { low, high }
+/// By frequency, how much of it YaRN divides: none (0) up to `low`, all (1) from `high` on.
+fn ramp(dim: usize, theta: f64, yarn: &Yarn) -> impl Fn(usize) -> f64 + use<> {
+    // The index of the frequency that makes `turns` turns over the original positions.
+    let index = |turns: f64| dim as f64 * (yarn.original_positions / (turns * TAU)).ln() / (2.0 * theta.ln());
+    let (mut low, mut high) = (index(yarn.beta_fast), index(yarn.beta_slow));
+    if yarn.truncate {
+        (low, high) = (low.floor(), high.ceil());
     }
-
-    fn at(&self, i: usize) -> f64 {
-        ((i as f64 - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
+    (low, high) = (low.max(0.0), high.min(dim as f64 - 1.0));
+    if low == high {
+        high += 0.001;
     }
+    move |i| ((i as f64 - low) / (high - low)).clamp(0.0, 1.0)
 }
 
 #[cfg(test)]

@@ -38,7 +38,7 @@ impl HeadShare {
             (1..=config.heads).filter(|&parts| splits(config, parts)).map(|parts| parts.to_string()).collect();
         Err(ModelError::Heads {
             heads: config.heads,
-            kv_heads: kv_heads(config),
+            kv_heads: config.cache_shape().kv_heads,
             ranks: parts,
             possible: possible.join(", "),
         })
@@ -90,13 +90,9 @@ pub(crate) fn expert_columns(
 }
 
 fn splits(config: &ModelConfig, parts: usize) -> bool {
-    let kv_heads = kv_heads(config);
+    // Latent attention has one that all heads share.
+    let kv_heads = config.cache_shape().kv_heads;
     config.heads.is_multiple_of(parts) && (kv_heads.is_multiple_of(parts) || parts.is_multiple_of(kv_heads))
-}
-
-/// Latent attention has one that all heads share.
-fn kv_heads(config: &ModelConfig) -> usize {
-    config.cache_shape().kv_heads
 }
 
 #[cfg(test)]

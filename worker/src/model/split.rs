@@ -1,6 +1,6 @@
-//! A layer of attention tp after its heads: partial sums to the ranks that go on with them, and rows back (SRS and SAG,
-//! section 3.4 of the paper). Between them a rank has only the rows that the plan gives it, and works as with attention
-//! dp.
+//! A layer of attention tp after its heads: partial sums to the ranks that continue with them, and rows back (SRS and
+//! SAG, section 3.4 of the paper). Between them a rank has only the rows that the plan gives it, and works as with
+//! attention dp.
 
 use std::mem::swap;
 

@@ -90,7 +90,7 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
 
 /// How to reach each rank, in rank order.
 fn ports(unit: &Unit, connected: &Connected, links: Vec<(RankId, TcpStream)>) -> Result<Vec<Port>, WorkerError> {
-    let mut ports = vec![Port::Local(connected.handle.clone())];
+    let mut ports = vec![Port::Local(connected.inbox.clone())];
     for (rank, stream) in links {
         let unit = unit.clone();
         let link = link::start::<ToRank, FromRank>(&format!("control-{rank}"), stream, move |message| match message {

@@ -42,14 +42,14 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     let connected = start::connect(&config, &prepared, member.ends)?;
 
     let (notify, notices) = mpsc::unbounded_channel();
-    let (handle, notice) = (connected.handle.clone(), notify.clone());
+    let (inbox, notice) = (connected.inbox.clone(), notify.clone());
     let link = link::start::<FromRank, ToRank>("control", member.control, move |order| match order {
         Ok(order) => {
             // Not left to the engine alone: it may be waiting for a rank that is gone.
             if let ToRank::Abort { cause } = &order {
                 drop(notice.send(Notice::Aborted(cause.clone())));
             }
-            handle.send(order);
+            inbox.send(order);
         }
         Err(cause) => drop(notice.send(Notice::Closed(cause))),
     })

@@ -14,7 +14,7 @@ use super::cpus::CpuList;
 use super::error::WorkerError;
 use super::prepare::{Prepared, StageFile};
 use crate::control::Ends;
-use crate::engine::{Emit, Engine, EngineEnd, EngineHandle, Inbox, UnitLimits};
+use crate::engine::{Emit, Engine, EngineEnd, Inbox, UnitLimits};
 use crate::ep::{Counters, ExpertParallel, LocalTransport, ShmTransport, StageLog, TcpTransport, WireRows, WireType};
 use crate::model::{AttentionPlan, ExpertMemory, ExpertRoom, Model, instructions, with_threads};
 use crate::unit::Lost;
@@ -24,8 +24,7 @@ pub(super) struct Connected {
     ep: ExpertParallel,
     /// The ranks that it shares memory with.
     near: Vec<usize>,
-    inbox: Inbox,
-    pub(super) handle: EngineHandle,
+    pub(super) inbox: Inbox,
     /// The carrier of data between the ranks.
     pub(super) transport: &'static str,
     stages: Option<StageFile>,
@@ -54,8 +53,8 @@ pub(super) fn connect(config: &WorkerConfig, prepared: &Prepared, ends: Ends) ->
         .with_neighbours(node)
         .with_attention_groups(config.attention_groups.into());
     ep.stages = log;
-    let (inbox, handle) = Inbox::new(ep.waker());
-    Ok(Connected { ep, near, inbox, handle, transport, stages })
+    let inbox = Inbox::new(ep.waker());
+    Ok(Connected { ep, near, inbox, transport, stages })
 }
 
 impl Ends {

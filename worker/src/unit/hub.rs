@@ -14,7 +14,7 @@ use super::running::{Running, SubmitError};
 use super::switch::{Switch, SwitchHistory};
 use crate::control::link::LinkSender;
 use crate::control::message::{FromRank, ToRank};
-use crate::engine::{EngineHandle, RankStats, SequenceEvent, SequenceRequest, UnitLimits};
+use crate::engine::{Inbox, RankStats, SequenceEvent, SequenceRequest, UnitLimits};
 use crate::threads::lock;
 
 /// How long a rank may take to report its counts, which it does between two steps.
@@ -24,7 +24,7 @@ const STATS_LIMIT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) enum Port {
     /// Its own engine.
-    Local(EngineHandle),
+    Local(Inbox),
     /// Another process.
     Remote(LinkSender<ToRank>),
 }

@@ -76,14 +76,12 @@ pub(super) struct Layout {
 
 /// Why there is no memory to share.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the memory that the ranks share cannot be used: {cause}")]
-pub struct ShmError {
-    cause: String,
-}
+#[error("the memory that the ranks share cannot be used: {0}")]
+pub struct ShmError(String);
 
 impl ShmError {
     pub(crate) fn new(cause: impl fmt::Display) -> Self {
-        Self { cause: cause.to_string() }
+        Self(cause.to_string())
     }
 }
 

@@ -3,7 +3,7 @@
 //! shared memory.
 //!
 //! When a rank dies, every other rank sees its stream end; but a rank that only sees the *next* one leave must not
-//! blame that one. So a rank that gives up first sends its peers which rank failed and why, and a rank that finds a
+//! blame that one. So a rank that stops first reports to its peers which rank failed and why, and a rank that finds a
 //! closed or silent peer listens for a moment whether another knows better.
 
 mod frame;

@@ -14,7 +14,7 @@ const _: () = assert!(HEADER_BYTES + MAX_CAUSE_BYTES <= BUFFER_BYTES);
 /// Why a peer cannot be used any more.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Fault {
-    /// It closed the connection without a word, or the connection broke.
+    /// It closed the connection without a reason, or the connection broke.
     Closed(String),
     /// It gave up because of a failure of a rank.
     Failure { rank: u16, cause: String },

@@ -125,7 +125,7 @@ impl StreamedExperts {
         Ok(Self { packing, layers, resident, fetcher, memory_bytes: budget.bytes })
     }
 
-    /// A layer's experts, to compute with. Layers are asked for in their order, again and again; one that is left out
+    /// A layer's experts, to compute with. Layers are requested in their order, again and again; one that is left out
     /// costs its time alone.
     pub(super) fn of_layer(&self, layer: LayerIdx) -> StreamedLayer<'_> {
         StreamedLayer { experts: self, layer, fetched: OnceLock::new() }

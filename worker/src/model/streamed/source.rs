@@ -1,5 +1,5 @@
 //! The tensors of an expert in the checkpoint's files, read with positioned reads: a file that was cut short under a
-//! map would end the process without a word.
+//! map would end the process without an error.
 
 use std::fs::File;
 use std::io;
