@@ -22,8 +22,8 @@ mod serve;
 mod threads;
 mod unit;
 
-pub use control::{RendezvousError, Secret, TransportChoice};
+pub use control::{RendezvousError, Secret, SecretError, TransportChoice};
 pub use engine::{EngineLimits, KvBudget};
 pub use ep::{ExpertLayout, WireType};
-pub use rank::{Announce, CpuList, WorkerConfig, WorkerError, WorkerEvent, run};
+pub use rank::{Announce, CpuError, CpuList, WorkerConfig, WorkerError, WorkerEvent, run};
 pub use unit::Shutdown;

@@ -31,4 +31,4 @@ pub use error::RendezvousError;
 pub(crate) use hello::Identity;
 pub(crate) use patience::{Patience, listen};
 pub(crate) use rendezvous::{Ends, Host, Location, join};
-pub use secret::Secret;
+pub use secret::{Secret, SecretError};

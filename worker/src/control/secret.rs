@@ -20,15 +20,34 @@ pub(super) const PROOF_BYTES: usize = 32;
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Arc<[u8]>);
 
+/// Why a secret cannot be used. The secret itself is not shown.
+#[derive(Debug, thiserror::Error)]
+pub enum SecretError {
+    /// The file cannot be read.
+    #[error("the secret in {path} cannot be read: {source}")]
+    Io {
+        /// The file.
+        path: String,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// Too short or too long.
+    #[error("a secret has {found} bytes, expected {MIN_BYTES} to {MAX_BYTES}")]
+    Length {
+        /// Its bytes without white space around it.
+        found: usize,
+    },
+}
+
 impl Secret {
     /// The secret in `text`, without white space around it.
     ///
     /// # Errors
     /// Fewer than 16 or more than 4096 bytes.
-    pub fn new(text: &[u8]) -> Result<Self, String> {
+    pub fn new(text: &[u8]) -> Result<Self, SecretError> {
         let bytes = text.trim_ascii();
         if bytes.len() < MIN_BYTES || bytes.len() as u64 > MAX_BYTES {
-            return Err(format!("a secret has {} bytes, expected {MIN_BYTES} to {MAX_BYTES}", bytes.len()));
+            return Err(SecretError::Length { found: bytes.len() });
         }
         Ok(Self(bytes.into()))
     }
@@ -37,11 +56,11 @@ impl Secret {
     ///
     /// # Errors
     /// A file that cannot be read, and as [`Secret::new`].
-    pub fn read(path: &Path) -> Result<Self, String> {
+    pub fn read(path: &Path) -> Result<Self, SecretError> {
         let mut bytes = Vec::new();
         fs::File::open(path)
             .and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes))
-            .map_err(|error| format!("the secret in {} cannot be read: {error}", path.display()))?;
+            .map_err(|source| SecretError::Io { path: path.display().to_string(), source })?;
         Self::new(&bytes)
     }
 

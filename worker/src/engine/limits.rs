@@ -93,6 +93,14 @@ impl KvPages {
 /// A layout of attention that a unit may have, and a rank's share of the heads in it.
 pub(crate) type AttentionShare = (Attention, HeadShare);
 
+/// A budget that holds no page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a key-value cache of {bytes} bytes holds no page, which has {page} bytes")]
+pub(crate) struct NoPage {
+    bytes: u64,
+    page: usize,
+}
+
 impl EngineLimits {
     /// Makes the limits hold together for a model and the layouts that its unit may have, the first at the start:
     /// progress is always possible. `available` is memory in bytes, if known.
@@ -102,7 +110,7 @@ impl EngineLimits {
         shares: &[AttentionShare],
         world: u16,
         available: Option<u64>,
-    ) -> Result<UnitLimits, String> {
+    ) -> Result<UnitLimits, NoPage> {
         let running = self.running.max(1);
         // Every running sequence decodes in every step and something is left for prompts; where attention may become
         // tp, a rank then runs the sequences of all.
@@ -126,7 +134,7 @@ impl KvBudget {
         shares: &[AttentionShare],
         world: u16,
         available: Option<u64>,
-    ) -> Result<KvPages, String> {
+    ) -> Result<KvPages, NoPage> {
         let page_bytes = |share: &HeadShare| share.cache_shape(model).page_bytes();
         let bytes_of = |pages: usize, page: usize| (pages as u64).saturating_mul(page as u64);
         let bytes = match self {
@@ -146,7 +154,7 @@ impl KvBudget {
             let page = page_bytes(share);
             let pages = usize::try_from(bytes / page as u64).unwrap_or(usize::MAX);
             if pages == 0 {
-                return Err(format!("a key-value cache of {bytes} bytes holds no page, which has {page} bytes"));
+                return Err(NoPage { bytes, page });
             }
             match attention {
                 Attention::Dp => kv_pages.dp = pages,
@@ -180,11 +188,10 @@ mod tests {
             let dp = [(Attention::Dp, HeadShare::ALL)];
             limits.fitted(&model, &dp[..], world, available).map(|limits| limits.kv_pages.of(Attention::Dp))
         };
-        let no_page = |bytes: u64| format!("a key-value cache of {bytes} bytes holds no page, which has {page} bytes");
         assert_eq!(pages(KvBudget::Auto, 4, None), Ok(512));
         assert_eq!(pages(KvBudget::Auto, 4, Some(u64::MAX)), Ok(512));
         assert_eq!(pages(KvBudget::Auto, 4, Some(100 * 8 * page)), Ok(100), "half of it for four ranks");
-        assert_eq!(pages(KvBudget::Auto, 4, Some(page)), Err(no_page(page / 8)));
+        assert_eq!(pages(KvBudget::Auto, 4, Some(page)), Err(NoPage { bytes: page / 8, page: page as usize }));
         assert_eq!(pages(KvBudget::Tokens(1), 1, Some(1)), Ok(1), "what was asked for counts");
         assert_eq!(pages(KvBudget::Tokens(65), 1, None), Ok(2));
         assert_eq!(pages(KvBudget::Bytes(3 * page - 1), 1, None), Ok(2));

@@ -56,6 +56,19 @@ pub struct RoutedBatch<'a> {
     pub hidden: usize,
 }
 
+/// The placement has another number of groups than the unit has ranks, or nodes in a hybrid layout: group g is rank or
+/// node g.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the placement has {groups} groups, the unit has {world} ranks and experts {layout}")]
+pub struct WorldMismatch {
+    /// Groups of the placement.
+    pub groups: usize,
+    /// Ranks of the unit.
+    pub world: usize,
+    /// How experts are divided.
+    pub layout: ExpertLayout,
+}
+
 /// The stage between dispatch and combine.
 const EXPERTS: &str = "experts";
 
@@ -89,7 +102,7 @@ impl ExpertParallel {
         link: Box<dyn Lockstep>,
         placement: impl Into<ExpertCopies>,
         counters: Arc<Counters>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, WorldMismatch> {
         let memory = PrivateMemory::new(link.rank());
         Self::over(WireRows::f32(Box::new(RowCollectives::new(link, memory))), placement, ExpertLayout::Ep, counters)
     }
@@ -104,11 +117,11 @@ impl ExpertParallel {
         placement: impl Into<ExpertCopies>,
         layout: ExpertLayout,
         counters: Arc<Counters>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, WorldMismatch> {
         let spread = ExpertSpread { layout, copies: placement.into() };
         let (groups, world) = (usize::from(spread.copies.groups()), unit.world());
         if groups != layout.hosts(world) || layout.world(groups) != world {
-            return Err(format!("the placement has {groups} groups, the unit has {world} ranks and experts {layout}"));
+            return Err(WorldMismatch { groups, world, layout });
         }
         Ok(Self {
             timings: Timings::new(spread.copies.layers()),

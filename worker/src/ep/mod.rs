@@ -38,7 +38,7 @@ mod wire;
 pub use counters::{
     ByPlace, Collective, Counters, CountersSnapshot, LayerTraffic, LevelBytes, RowCounts, StepPhase, Traffic,
 };
-pub use exchange::{ExpertParallel, LocalExperts, RoutedBatch};
+pub use exchange::{ExpertParallel, LocalExperts, RoutedBatch, WorldMismatch};
 pub use layout::{ExpertLayout, NodeLayout};
 pub(crate) use poll::poll_until;
 pub(crate) use semmoe_kernels::collectives::{AllRows, Norm, OwnRows};

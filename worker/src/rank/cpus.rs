@@ -2,21 +2,40 @@
 
 use std::str::FromStr;
 
-use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// A set of processors: `0-3,8`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuList(Vec<usize>);
 
-impl FromStr for CpuList {
-    type Err = String;
+/// Why processors cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CpuError {
+    /// Not a list of processors.
+    #[error("'{found}' is no list of processors below {}: expected numbers and ranges such as 0-3,8", CpuSet::MAX_CPU)]
+    Syntax {
+        /// The text.
+        found: String,
+    },
+    /// A processor that this process may not use.
+    #[error("processor {cpu} is not there, or not this process's to use")]
+    NotAllowed {
+        /// The processor.
+        cpu: usize,
+    },
+    /// The operating system refused.
+    #[error("threads cannot be kept on processors: {source}")]
+    System {
+        /// The cause.
+        source: std::io::Error,
+    },
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let syntax = || {
-            let limit = CpuSet::MAX_CPU;
-            format!("'{text:.100}' is no list of processors below {limit}: expected numbers and ranges such as 0-3,8")
-        };
+impl FromStr for CpuList {
+    type Err = CpuError;
+
+    fn from_str(text: &str) -> Result<Self, CpuError> {
+        let syntax = || CpuError::Syntax { found: text.chars().take(100).collect() };
         let number = |text: &str| text.trim().parse::<usize>().ok().filter(|cpu| *cpu < CpuSet::MAX_CPU);
         let mut cpus = Vec::new();
         for part in text.split(',') {
@@ -35,25 +54,20 @@ impl FromStr for CpuList {
 
 impl CpuList {
     /// Whether this process may use all of them.
-    pub(super) fn check(&self) -> Result<(), String> {
-        let allowed = sched_getaffinity(None).map_err(refused)?;
+    pub(super) fn check(&self) -> Result<(), CpuError> {
+        let allowed = sched_getaffinity(None).map_err(|error| CpuError::System { source: error.into() })?;
         match self.0.iter().find(|cpu| !allowed.is_set(**cpu)) {
             None => Ok(()),
-            Some(cpu) => Err(format!("processor {cpu} is not there, or not this process's to use")),
+            Some(cpu) => Err(CpuError::NotAllowed { cpu: *cpu }),
         }
     }
 
     /// Keeps the calling thread, and those that it starts from now on, on these processors.
-    pub(super) fn pin(&self) -> Result<(), String> {
+    pub(super) fn pin(&self) -> Result<(), CpuError> {
         let mut set = CpuSet::new();
         self.0.iter().for_each(|cpu| set.set(*cpu));
-        sched_setaffinity(None, &set).map_err(refused)
+        sched_setaffinity(None, &set).map_err(|error| CpuError::System { source: error.into() })
     }
-}
-
-/// The operating system's word.
-fn refused(error: Errno) -> String {
-    format!("threads cannot be kept on processors: {}", std::io::Error::from(error))
 }
 
 #[cfg(test)]
@@ -83,7 +97,6 @@ mod tests {
         let after = outcome.join().unwrap();
         assert!(after.is_set(cpu) && after.count() == 1);
         let absent = (0..CpuSet::MAX_CPU).find(|cpu| !allowed.is_set(*cpu)).unwrap();
-        let refusal = CpuList(vec![absent]).check().unwrap_err();
-        assert!(refusal.contains(&format!("processor {absent} is not there")), "{refusal}");
+        assert!(matches!(CpuList(vec![absent]).check(), Err(CpuError::NotAllowed { cpu }) if cpu == absent));
     }
 }

@@ -21,7 +21,7 @@ mod start;
 mod stop;
 
 pub use config::{Announce, WorkerConfig, WorkerEvent};
-pub use cpus::CpuList;
+pub use cpus::{CpuError, CpuList};
 pub use error::WorkerError;
 
 use crate::control::RendezvousError;
