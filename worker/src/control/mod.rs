@@ -26,7 +26,6 @@ mod patience;
 mod rendezvous;
 mod secret;
 
-pub(crate) use carrier::SharedMemory;
 pub use carrier::TransportChoice;
 pub use error::RendezvousError;
 pub(crate) use hello::Identity;

@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use semmoe_kernels::reshard::{Layout, Outcome, ReshardError, Resharder, Switch, SwitchError};
+use semmoe_kernels::reshard::{ExpertMemory as _, Layout, Outcome, ReshardError, Resharder, Switch, SwitchError};
 use semmoe_ranks::BufferAddress;
 use semmoe_tables::{GroupId, LayerIdx};
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,6 @@
 //! The configuration of a rank, and the events that it announces.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -188,5 +189,17 @@ impl WorkerConfig {
             ))),
             _ => Ok(()),
         }
+    }
+}
+
+impl fmt::Debug for WorkerConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkerConfig")
+            .field("model_dir", &self.model_dir)
+            .field("rank", &self.rank)
+            .field("world", &self.world)
+            .field("rendezvous", &self.rendezvous)
+            .field("tables", &self.tables)
+            .finish_non_exhaustive()
     }
 }
