@@ -331,7 +331,7 @@ mod tests {
             let body = Stripped::new(&Bytes::copy_from_slice(body.as_bytes())).unwrap();
             assert_eq!(body.with_model("b").unwrap().bytes(), expected);
             // And a pin goes in as ever.
-            let pinned = body.with_model("b").unwrap().pinned("routed_dp_rank", 3);
+            let pinned = body.with_model("b").unwrap().with_member("routed_dp_rank", "3").body;
             assert_eq!(pinned, expected.replacen('{', "{\"routed_dp_rank\":3,", 1));
         }
         let same = Stripped::new(&Bytes::from_static(b"{\"n\":1,\"model\":\"b\"}")).unwrap();

@@ -243,9 +243,9 @@ mod tests {
         let terms = MemoryTerms { elements, ..terms(choice) };
         let [first, second] = links();
         std::thread::scope(|scope| {
-            let sharing = |rank, links| Sharing { rank: RankId::new(rank), links, terms, patience: &patience };
-            let other = scope.spawn(|| sharing(1, &second).share(&[0, 0]));
-            let own = sharing(0, &first).share(&[0, 0]);
+            let other = Sharing { rank: RankId::new(1), links: &second, terms, patience: &patience };
+            let other = scope.spawn(move || other.share(&[0, 0]));
+            let own = Sharing { rank: RankId::new(0), links: &first, terms, patience: &patience }.share(&[0, 0]);
             drop(first);
             [own, other.join().unwrap()]
         })

@@ -173,12 +173,17 @@ impl Counters {
     }
 }
 
+impl std::ops::AddAssign for ByPlace {
+    fn add_assign(&mut self, other: Self) {
+        self.local += other.local;
+        self.remote += other.remote;
+    }
+}
+
 impl Traffic {
     fn add(&mut self, other: Self) {
-        for (sum, part) in [(&mut self.activations, other.activations), (&mut self.bytes, other.bytes)] {
-            sum.add(true, part.local);
-            sum.add(false, part.remote);
-        }
+        self.activations += other.activations;
+        self.bytes += other.bytes;
     }
 }
 
