@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_told_nothing() {
+    fn first_pieces_without_content() {
         for (piece, expected) in [
             (r#"{"choices":[{"text":"","finish_reason":"abort"}]}"#, true),
             (r#"{"choices":[{"text":"","finish_reason":"abort"},{"text":"a"}]}"#, false),

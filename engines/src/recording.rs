@@ -19,7 +19,7 @@ mod encoding;
 mod question;
 mod routes;
 
-pub use answer::{Told, read};
+pub use answer::{ReportedAnswer, read};
 pub use encoding::{Encoding, decode_bytes, encode_npy};
 pub use question::{Asked, Question, Sampling, ask, uncached};
-pub use routes::{ToldRoutes, decode};
+pub use routes::{ReportedRoutes, decode};

@@ -113,7 +113,7 @@ pub struct Cut {
     /// Everything else, byte for byte.
     pub rest: Bytes,
     /// Whether there were routed experts, not only `null`.
-    pub told: bool,
+    pub found: bool,
 }
 
 /// Removes routed experts, and token ids that only the question asked for, from one JSON answer: an object or (of
@@ -159,7 +159,7 @@ struct Edit {
 #[derive(Default)]
 struct Cuts {
     edits: Vec<Edit>,
-    told: bool,
+    found: bool,
 }
 
 impl Cuts {
@@ -175,17 +175,17 @@ impl Cuts {
             Ok(is_gone)
         })?;
         for (value, is_gone) in inner {
-            let mut told = false;
+            let mut found = false;
             let before = self.edits.len();
             self.members(answer, value, |member| {
                 let is_it = member.is(answer, MEMBER);
-                told |= is_it && &answer[member.value.clone()] != b"null";
+                found |= is_it && &answer[member.value.clone()] != b"null";
                 Ok(is_it)
             })?;
             if is_gone {
                 self.edits.truncate(before);
             }
-            self.told |= told;
+            self.found |= found;
         }
         Ok(())
     }
@@ -199,7 +199,7 @@ impl Cuts {
                 let choice = choice.start + list.start..choice.end + list.start;
                 if answer[choice.start] == b'{' {
                     for routes in self.found(answer, choice, MEMBER, ids)? {
-                        self.told |= self.null(answer, routes);
+                        self.found |= self.null(answer, routes);
                     }
                 }
             }
@@ -284,7 +284,7 @@ impl Cuts {
             from = range.end;
         }
         rest.extend_from_slice(&answer[from..]);
-        Cut { rest: rest.freeze(), told: self.told }
+        Cut { rest: rest.freeze(), found: self.found }
     }
 }
 
@@ -380,12 +380,12 @@ mod tests {
 
     fn cut_text(answer: &str) -> Option<(String, bool)> {
         let cut = cut(Place::MetaInfo, answer.as_bytes()).unwrap()?;
-        Some((String::from_utf8(cut.rest.to_vec()).unwrap(), cut.told))
+        Some((String::from_utf8(cut.rest.to_vec()).unwrap(), cut.found))
     }
 
     #[test]
     fn commas_and_white_space() {
-        for (answer, rest, told) in [
+        for (answer, rest, found) in [
             (r#"{"meta_info":{"routed_experts":"x"}}"#, r#"{"meta_info":{}}"#, true),
             (r#"{"meta_info":{"routed_experts":"x","id":1}}"#, r#"{"meta_info":{"id":1}}"#, true),
             (r#"{"meta_info":{"id":1,"routed_experts":"x"}}"#, r#"{"meta_info":{"id":1}}"#, true),
@@ -403,7 +403,7 @@ mod tests {
             ),
             (r#"[{"meta_info":{"routed_experts":"x"}},{"a":1}]"#, r#"[{"meta_info":{}},{"a":1}]"#, true),
         ] {
-            assert_eq!(cut_text(answer), Some((rest.to_owned(), told)), "{answer}");
+            assert_eq!(cut_text(answer), Some((rest.to_owned(), found)), "{answer}");
         }
         for answer in [
             "{}",
@@ -422,7 +422,7 @@ mod tests {
 
     #[test]
     fn nothing_stays_of_what_is_there_for_the_question_alone() {
-        for (answer, rest, told) in [
+        for (answer, rest, found) in [
             (r#"{"id":1,"sglext":{"routed_experts":"x"}}"#, r#"{"id":1}"#, true),
             (r#"{"sglext":{"input_ids":null,"routed_experts":"x"},"id":1}"#, r#"{"id":1}"#, true),
             (
@@ -433,7 +433,7 @@ mod tests {
             (r#"{"id":1,"sglext":{"routed_experts":null},"a":2}"#, r#"{"id":1,"a":2}"#, false),
         ] {
             let cut = cut(Place::Sglext, answer.as_bytes()).unwrap().unwrap();
-            assert_eq!((std::str::from_utf8(&cut.rest).unwrap(), cut.told), (rest, told), "{answer}");
+            assert_eq!((std::str::from_utf8(&cut.rest).unwrap(), cut.found), (rest, found), "{answer}");
         }
         for answer in [r#"{"sglext":null}"#, r#"{"sglext":{}}"#, r#"{"meta_info":{"routed_experts":"x"}}"#] {
             assert_eq!(cut(Place::Sglext, answer.as_bytes()), Ok(None), "{answer}");
@@ -483,13 +483,13 @@ mod tests {
             ),
         ] {
             let cut = cut(Place::Choices { ids }, answer.as_bytes()).unwrap().unwrap();
-            assert_eq!((std::str::from_utf8(&cut.rest).unwrap(), cut.told), (rest, true));
+            assert_eq!((std::str::from_utf8(&cut.rest).unwrap(), cut.found), (rest, true));
             assert!(!has_routed_experts(rest.as_bytes()));
         }
         // Without the flag, token ids alone.
         let answer = br#"{"choices":[{"token_ids":[1],"routed_experts":null}]}"#;
         let rest = Bytes::from_static(br#"{"choices":[{"token_ids":null,"routed_experts":null}]}"#);
-        assert_eq!(cut(Place::Choices { ids: true }, answer), Ok(Some(Cut { rest, told: false })));
+        assert_eq!(cut(Place::Choices { ids: true }, answer), Ok(Some(Cut { rest, found: false })));
         for answer in [
             "{}",
             r#"{"choices":[]}"#,
@@ -538,7 +538,7 @@ mod tests {
             let expected: Value = serde_json::from_str(&clean).unwrap();
             let expected = if batch { json!([expected, expected]) } else { expected };
             prop_assert_eq!(serde_json::from_str::<Value>(rest).unwrap(), expected);
-            prop_assert!(cut.told);
+            prop_assert!(cut.found);
             if !batch {
                 let same = rest.bytes().zip(full.bytes()).take_while(|(a, b)| a == b).count();
                 prop_assert!(full.ends_with(&rest[same..]), "{} {}", full, rest);

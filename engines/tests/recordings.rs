@@ -125,17 +125,17 @@ fn routed_experts_and_ids_are_read() {
         for exchange in answers.filter(|exchange| !exchange.answer.is_stream()) {
             let what = format!("{} {}: {}", recording.engine, recording.version, exchange.name);
             let route = route(exchange).unwrap();
-            let told = recording::read(route, exchange.answer.body.as_bytes())
+            let reported = recording::read(route, exchange.answer.body.as_bytes())
                 .unwrap_or_else(|error| panic!("{what}: {error}"));
-            let (prompt, output) = (told.prompt_tokens.unwrap() as usize, told.output_tokens.unwrap() as usize);
-            assert_eq!((output, told.aborted), (4, None), "{what}");
-            check_experts(&what, told.routed_experts.as_deref(), prompt + output - 1, recording.engine);
+            let (prompt, output) = (reported.prompt_tokens.unwrap() as usize, reported.output_tokens.unwrap() as usize);
+            assert_eq!((output, reported.aborted), (4, None), "{what}");
+            check_experts(&what, reported.routed_experts.as_deref(), prompt + output - 1, recording.engine);
             if exchange.name.ends_with("everything recorded") {
                 // SGLang 0.5.16 reports ids on `/generate`, and of a chat's prompt.
                 let older = recording.version == "0.5.16" && route != Route::Generate;
                 let (has_prompt, has_output) = (!older || route == Route::Chat, !older);
-                assert_eq!(told.prompt_ids.map(|ids| ids.len()), has_prompt.then_some(prompt), "{what}");
-                assert_eq!(told.output_ids.map(|ids| ids.len()), has_output.then_some(output), "{what}");
+                assert_eq!(reported.prompt_ids.map(|ids| ids.len()), has_prompt.then_some(prompt), "{what}");
+                assert_eq!(reported.output_ids.map(|ids| ids.len()), has_output.then_some(output), "{what}");
             }
             read += 1;
         }
@@ -163,13 +163,14 @@ fn counts_and_ranks_are_found_in_passing() {
     for recording in Recording::all() {
         for exchange in recording.exchanges.iter().filter(|e| e.answer.status == 200 && e.request.method == "POST") {
             let documents = exchange.answer.documents();
-            let told = |pointer: &str| documents.iter().rev().find_map(|document| document.pointer(pointer)?.as_u64());
-            let counted = told("/usage/prompt_tokens").or_else(|| told("/meta_info/prompt_tokens"));
+            let reported =
+                |pointer: &str| documents.iter().rev().find_map(|document| document.pointer(pointer)?.as_u64());
+            let counted = reported("/usage/prompt_tokens").or_else(|| reported("/meta_info/prompt_tokens"));
             let found = pieces::prompt_tokens(exchange.answer.body.as_bytes());
             // The answers to several prompts are a list.
             if documents.first().is_some_and(Value::is_object) && !exchange.request.path.ends_with("responses") {
                 assert_eq!(found, counted, "{} {}", recording.version, exchange.name);
-                let rank = told("/meta_info/dp_rank").map(|rank| rank as u32);
+                let rank = reported("/meta_info/dp_rank").map(|rank| rank as u32);
                 assert_eq!(pieces::rank_in_meta(exchange.answer.body.as_bytes()), rank, "{}", exchange.name);
             }
         }
@@ -185,7 +186,7 @@ fn routed_experts_are_cut_out() {
         for exchange in answers.filter(|exchange| !exchange.answer.is_stream()) {
             let place = if route(exchange) == Some(Route::Generate) { Place::MetaInfo } else { Place::Sglext };
             let cut = routed::cut(place, exchange.answer.body.as_bytes()).unwrap().unwrap();
-            assert!(cut.told, "{}", exchange.name);
+            assert!(cut.found, "{}", exchange.name);
             let rest: Value = serde_json::from_slice(&cut.rest).unwrap();
             let mut expected: Value = serde_json::from_str(&exchange.answer.body).unwrap();
             let all = match &mut expected {
@@ -213,7 +214,7 @@ fn routed_experts_are_cut_out() {
 fn token_ids_that_a_sample_asked_for_are_cut_out() {
     let seen = |body: &str, ids| {
         let cut = routed::cut(Place::Choices { ids }, body.as_bytes()).unwrap();
-        assert_eq!(cut.as_ref().is_some_and(|cut| cut.told), body.contains("\"routed_experts\":\""));
+        assert_eq!(cut.as_ref().is_some_and(|cut| cut.found), body.contains("\"routed_experts\":\""));
         let text = cut.map_or(body.to_owned(), |cut| String::from_utf8(cut.rest.to_vec()).unwrap());
         // The answer's own name and time differ.
         text.split_once(",\"model\":").unwrap().1.to_owned()

@@ -82,8 +82,8 @@ async fn client(base: BaseUrl, stop: Arc<AtomicBool>, count: Arc<AtomicU64>) -> 
         let body = json!({ "text": TEXTS[number as usize].repeat(100) }).to_string();
         let answer = http.send(request(Method::POST, &base, "/generate", Some(body.into())).unwrap()).await.unwrap();
         assert_eq!(answer.status(), 200);
-        let told = |name: &str| answer.headers()[name].to_str().unwrap().parse().unwrap();
-        placed.push((told("x-semmoe-generation"), number, told("x-semmoe-rank")));
+        let reported = |name: &str| answer.headers()[name].to_str().unwrap().parse().unwrap();
+        placed.push((reported("x-semmoe-generation"), number, reported("x-semmoe-rank")));
     }
     placed
 }

@@ -28,9 +28,9 @@ use crate::tables::Trouble;
 pub enum Health {
     /// Not probed yet.
     Unknown,
-    /// It answered, and what it told fits its tables.
+    /// It answered, and its properties fit its tables.
     Healthy,
-    /// It does not answer, or what it told does not fit.
+    /// It does not answer, or its properties do not fit.
     Unhealthy {
         /// One sentence.
         cause: String,
@@ -151,7 +151,7 @@ impl Backend {
     }
 
     /// Why it gets no requests.
-    pub(crate) fn illness(&self) -> Option<String> {
+    pub(crate) fn cause_of_unhealthy(&self) -> Option<String> {
         match &*self.health.borrow() {
             Health::Unhealthy { cause } => Some(cause.clone()),
             Health::Healthy | Health::Unknown => None,

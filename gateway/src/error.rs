@@ -164,7 +164,7 @@ pub(crate) enum RequestError {
     #[error("model '{model}' is busy: no rank had room within {seconds} s")]
     QueueTimeout { model: String, seconds: f64 },
     #[error("gave up on backend '{backend}' before it answered: {cause}")]
-    Ill { backend: String, cause: String },
+    Unhealthy { backend: String, cause: String },
     #[error("{engines} engines in a row died while running this request, so it is not sent to another")]
     Suspect { engines: usize },
     #[error("{last} (attempts: {attempts}; {why})")]
@@ -257,7 +257,7 @@ impl RequestError {
             Self::NotReady => Row(StatusCode::SERVICE_UNAVAILABLE, SERVER, "not_ready"),
             Self::QueueFull { .. } => Row(StatusCode::TOO_MANY_REQUESTS, BUSY, "queue_full"),
             Self::QueueTimeout { .. } => Row(StatusCode::TOO_MANY_REQUESTS, BUSY, "queue_timeout"),
-            Self::Ill { .. } => Row(StatusCode::BAD_GATEWAY, UPSTREAM, "backend_given_up"),
+            Self::Unhealthy { .. } => Row(StatusCode::BAD_GATEWAY, UPSTREAM, "backend_given_up"),
             Self::Suspect { .. } => Row(StatusCode::BAD_GATEWAY, UPSTREAM, "request_suspect"),
             Self::GaveUp { last, .. } => last.row(),
             Self::TooManyHeaders { .. } => Row(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, CLIENT, "too_many_headers"),

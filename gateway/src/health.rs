@@ -81,7 +81,7 @@ async fn admit(core: &Core, backend: &Arc<Backend>, found: Result<Probe, HttpErr
         Verdict::Refused(refusal) => refusal.to_string(),
         Verdict::Admitted => return verdict,
     };
-    core.dismiss(backend, cause);
+    core.mark_unhealthy(backend, cause);
     verdict
 }
 
@@ -185,14 +185,14 @@ async fn check(core: &Core, backend: &Arc<Backend>, failures: &mut Failures, ide
             if heard > since {
                 failures.silent_since = Some(heard);
             } else if since.elapsed() >= rules.busy {
-                core.dismiss(backend, reason(backend, &error));
+                core.mark_unhealthy(backend, reason(backend, &error));
             }
         }
         Err(error) => {
             failures.count += 1;
             let is_final = !error.may_have_been_sent() || probe::is_dead(backend.engine, error.status());
             if is_final || failures.count >= rules.unhealthy_after {
-                core.dismiss(backend, reason(backend, &error));
+                core.mark_unhealthy(backend, reason(backend, &error));
             }
         }
     }
@@ -217,7 +217,7 @@ async fn watch_scheduler(core: &Arc<Core>, backend: &Arc<Backend>) {
             Err(error) if !error.may_have_been_sent() => {}
             Err(error) => {
                 if backend.last_heard() < began && backend.health().is_healthy() {
-                    core.dismiss(backend, format!("its scheduler does not answer: {}", error.reason()));
+                    core.mark_unhealthy(backend, format!("its scheduler does not answer: {}", error.reason()));
                 }
             }
         }

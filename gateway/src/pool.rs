@@ -64,7 +64,7 @@ struct Shadow {
 pub(crate) type Admit<'a> = Option<&'a dyn Fn(&Slot) -> bool>;
 
 /// Name, ranks (0 while unknown) and table prices of a backend, to make a pool of.
-pub(crate) struct Member<'a> {
+pub(crate) struct PoolBackend<'a> {
     pub(crate) name: &'a str,
     pub(crate) ranks: u16,
     pub(crate) prices: &'a [f32],
@@ -80,7 +80,7 @@ pub(crate) struct PoolSettings<'a> {
 }
 
 impl Pool {
-    pub(crate) fn new(members: &[Member<'_>], settings: &PoolSettings<'_>, metrics: &Metrics) -> Self {
+    pub(crate) fn new(members: &[PoolBackend<'_>], settings: &PoolSettings<'_>, metrics: &Metrics) -> Self {
         let slots = slots(members, metrics);
         let count = slots.len() as u16;
         let prices = prices(members);
@@ -104,7 +104,7 @@ impl Pool {
     pub(crate) fn succeed(
         &self,
         from: &[Option<u16>],
-        members: &[Member<'_>],
+        members: &[PoolBackend<'_>],
         settings: &PoolSettings<'_>,
         metrics: &Metrics,
     ) -> Self {
@@ -214,7 +214,7 @@ impl Pool {
     }
 
     /// Starts again from the prices of newly loaded tables; loads stay.
-    pub(crate) fn reset_prices(&self, members: &[Member<'_>]) {
+    pub(crate) fn reset_prices(&self, members: &[PoolBackend<'_>]) {
         let prices = prices(members);
         self.routers().for_each(|router| router.accounts().reset_prices(&prices));
     }
@@ -242,8 +242,8 @@ impl Pool {
 }
 
 /// All ranks of these members.
-fn slots(members: &[Member<'_>], metrics: &Metrics) -> Vec<Slot> {
-    let of = |(backend, member): (usize, &Member<'_>)| {
+fn slots(members: &[PoolBackend<'_>], metrics: &Metrics) -> Vec<Slot> {
+    let of = |(backend, member): (usize, &PoolBackend<'_>)| {
         let slot =
             |rank| Slot { backend, rank: RankId::new(rank), inflight: metrics.inflight(member.name, Some(rank)) };
         (0..member.ranks).map(slot).collect::<Vec<_>>()
@@ -251,8 +251,8 @@ fn slots(members: &[Member<'_>], metrics: &Metrics) -> Vec<Slot> {
     members.iter().enumerate().flat_map(of).collect()
 }
 
-fn prices(members: &[Member<'_>]) -> Vec<f32> {
-    let of = |member: &Member<'_>| {
+fn prices(members: &[PoolBackend<'_>]) -> Vec<f32> {
+    let of = |member: &PoolBackend<'_>| {
         (0..usize::from(member.ranks)).map(|rank| member.prices.get(rank).copied().unwrap_or(0.0)).collect::<Vec<_>>()
     };
     members.iter().flat_map(of).collect()
@@ -265,8 +265,8 @@ mod tests {
 
     fn pool(available: bool) -> Arc<Pool> {
         let members = [
-            Member { name: "a", ranks: 2, prices: &[], available: true },
-            Member { name: "b", ranks: 1, prices: &[], available },
+            PoolBackend { name: "a", ranks: 2, prices: &[], available: true },
+            PoolBackend { name: "b", ranks: 1, prices: &[], available },
         ];
         let (routing, prefix) = (Settings::default(), PrefixSettings::default());
         let settings = PoolSettings { routing: &routing, prefix: &prefix, shadow: false };
@@ -302,7 +302,7 @@ mod tests {
         fn reloads_leave_no_request_behind(
             begins_shadowed in any::<bool>(), steps in proptest::collection::vec((0u8..4, 0usize..64, any::<bool>()), 0..60),
         ) {
-            let members = [Member { name: "a", ranks: 3, prices: &[], available: true }];
+            let members = [PoolBackend { name: "a", ranks: 3, prices: &[], available: true }];
             let from: Vec<Option<u16>> = (0..3).map(Some).collect();
             let (routing, prefix, metrics) = (Settings::default(), PrefixSettings::default(), Metrics::new());
             let settings = |shadow| PoolSettings { routing: &routing, prefix: &prefix, shadow };

@@ -17,7 +17,7 @@ use crate::error::RequestError;
 use crate::metrics::Metrics;
 use crate::names::{Names, OtherNames};
 use crate::plan::Plan;
-use crate::pool::{Member as PoolMember, Pool, PoolSettings};
+use crate::pool::{Pool, PoolBackend, PoolSettings};
 use crate::queue::Queue;
 use crate::stamp::FileState;
 use crate::tables::{EarlierTables, FreshTables, LoadedTables};
@@ -282,12 +282,12 @@ pub(crate) fn next_pool(
     Arc::new(old.pool.succeed(&from, &pool_members(members), &settings, metrics))
 }
 
-pub(crate) fn pool_members(members: &[Member]) -> Vec<PoolMember<'_>> {
+pub(crate) fn pool_members(members: &[Member]) -> Vec<PoolBackend<'_>> {
     members.iter().map(pool_member).collect()
 }
 
-fn pool_member(member: &Member) -> PoolMember<'_> {
-    PoolMember {
+fn pool_member(member: &Member) -> PoolBackend<'_> {
+    PoolBackend {
         name: &member.backend.name,
         ranks: member.ranks,
         prices: match &member.tables {

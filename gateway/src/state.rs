@@ -194,7 +194,7 @@ impl Core {
         AnswerLimits { timeout: health.timeout.max(health.busy), max_bytes: PROBE_ANSWER_BYTES }
     }
 
-    /// Checks what a backend told against what is loaded for it now, takes over its number of ranks, and opens it.
+    /// Checks what a backend reports against what is loaded for it now, takes over its number of ranks, and opens it.
     pub(crate) fn admit(&self, backend: &Arc<Backend>, probe: &Probe) -> Result<(), Incompatible> {
         let changing = self.changing();
         let snapshot = self.snapshot();
@@ -212,7 +212,7 @@ impl Core {
             refusal => Err(refusal),
         })?;
         compat::within_limit(fit.ranks, model.other_ranks(backend), snapshot.config.limits.ranks)?;
-        self.welcome(model, member, probe, &fit);
+        self.note_admission(model, member, probe, &fit);
         if !member.fits(&fit) {
             if fit.ranks < member.ranks {
                 let vanished = (backend.name.clone(), member.ranks);
@@ -228,8 +228,8 @@ impl Core {
         Ok(())
     }
 
-    /// A backend told what it is, and it fits: it is healthy, and nothing is held against it.
-    pub(crate) fn welcome(&self, model: &Model, member: &Member, probe: &Probe, fit: &Fit) {
+    /// A backend reported properties that fit: it is healthy, and its circuit breaker is closed.
+    pub(crate) fn note_admission(&self, model: &Model, member: &Member, probe: &Probe, fit: &Fit) {
         let (backend, tables) = (&member.backend, member.tables.as_ref().map(|loaded| loaded.tables.as_ref()));
         let ranks = fit.ranks;
         backend.live.probed(backend.engine, probe);
@@ -266,14 +266,14 @@ impl Core {
 
     /// Compares the prompt's tokens as counted here with the engine's count. Where they differ the engine has another
     /// tokenizer or chat template than the gateway, and scores are not of what it runs.
-    pub(crate) fn note_count(&self, backend: &Backend, counted: u64, told: u64) {
-        let differ = self.metrics.prompt_tokens(&backend.name, counted == told);
+    pub(crate) fn note_count(&self, backend: &Backend, counted: u64, reported: u64) {
+        let differ = self.metrics.prompt_tokens(&backend.name, counted == reported);
         // The first one, and ever fewer of those that follow.
-        if differ.is_power_of_two() && counted != told {
+        if differ.is_power_of_two() && counted != reported {
             tracing::warn!(
                 backend = backend.name,
                 counted,
-                told,
+                reported,
                 differ,
                 "the engine counts prompt tokens differently: does it have another tokenizer or chat template?"
             );
@@ -320,7 +320,7 @@ impl Core {
     }
 
     /// Closes a backend.
-    pub(crate) fn dismiss(&self, backend: &Arc<Backend>, cause: String) {
+    pub(crate) fn mark_unhealthy(&self, backend: &Arc<Backend>, cause: String) {
         let _changing = self.changing();
         // Nothing is reported about a backend that left in this moment.
         if self.snapshot().position(backend).is_some() {
@@ -367,7 +367,7 @@ impl Core {
             self.metrics.generation(generation);
             member.backend.live.reset();
             self.metrics.live.drift(&member.backend.name, false);
-            // A backend that was refused for its old tables may be welcome now.
+            // A backend that was refused for its old tables may be admitted now.
             member.backend.suspect();
             return Ok(generation);
         }

@@ -177,9 +177,9 @@ impl Report {
             requests_per_second: rate(stats.rated.ok),
             output_tokens: TokenReport {
                 per_second: rate(stats.rated.tokens),
-                told: stats.told.1,
-                answers_that_told: stats.told.0,
-                events: stats.untold.1,
+                told: stats.reported.1,
+                answers_that_told: stats.reported.0,
+                events: stats.counted.1,
             },
             goodput: options.slo.is_given().then(|| Goodput {
                 slo: options.slo,
@@ -242,8 +242,8 @@ impl Report {
         );
         let stray = generator.stray_bytes;
         warn(stray > 0, format!("on {stray} connections the server sent bytes that belong to no answer"));
-        let untold = self.requests.ok - self.output_tokens.answers_that_told;
-        warn(untold > 0, format!("{untold} answers did not tell their tokens: content events stand for them"));
+        let unreported = self.requests.ok - self.output_tokens.answers_that_told;
+        warn(unreported > 0, format!("{unreported} answers did not tell their tokens: content events stand for them"));
         let empty = self.requests.without_content;
         warn(empty > 0, format!("{empty} complete answers had no content"));
         if let (Limit::Requests(asked), false) = (options.limit, self.stopped) {
@@ -264,7 +264,7 @@ mod tests {
     /// One answer, sent so much late.
     fn stats(late: Duration) -> Stats {
         let mut stats = Stats::new(Slo::default());
-        let (e2e, tokens) = (Duration::from_millis(5), Tokens::Told(10));
+        let (e2e, tokens) = (Duration::from_millis(5), Tokens::Reported(10));
         let answered = Answered { ttft: None, e2e, mean_gap: None, longest_gap: None, tokens, content: true };
         let (late, result) = (Some(late), Ok(answered));
         let (backend, rank) = (None, None);

@@ -11,7 +11,7 @@ use crate::{Failure, Slo};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tokens {
     /// As the engine reported.
-    Told(u64),
+    Reported(u64),
     /// Events with content, where the engine reported no count.
     Events(u64),
 }
@@ -59,9 +59,9 @@ pub(crate) struct Stats {
     pub(crate) good: u64,
     pub(crate) rated: Rated,
     /// Answers whose tokens the engine reported, and these tokens.
-    pub(crate) told: (u64, u64),
+    pub(crate) reported: (u64, u64),
     /// Answers without a token count, and their events.
-    pub(crate) untold: (u64, u64),
+    pub(crate) counted: (u64, u64),
     pub(crate) ttft: Latencies,
     pub(crate) gaps: Latencies,
     pub(crate) longest_gap: Latencies,
@@ -94,7 +94,7 @@ impl Stats {
         if let (Ok(answered), true) = (&sample.result, sample.in_window) {
             self.rated.ok += 1;
             self.rated.good += u64::from(good);
-            let (Tokens::Told(tokens) | Tokens::Events(tokens)) = answered.tokens;
+            let (Tokens::Reported(tokens) | Tokens::Events(tokens)) = answered.tokens;
             self.rated.tokens = self.rated.tokens.saturating_add(tokens);
         }
         if !sample.measured {
@@ -129,8 +129,8 @@ impl Stats {
             self.longest_gap.record(gap);
         }
         let (counted, tokens) = match answered.tokens {
-            Tokens::Told(tokens) => (&mut self.told, tokens),
-            Tokens::Events(events) => (&mut self.untold, events),
+            Tokens::Reported(tokens) => (&mut self.reported, tokens),
+            Tokens::Events(events) => (&mut self.counted, events),
         };
         counted.0 += 1;
         counted.1 = counted.1.saturating_add(tokens);
@@ -167,7 +167,7 @@ impl Stats {
         self.rated.ok += other.rated.ok;
         self.rated.good += other.rated.good;
         self.rated.tokens = self.rated.tokens.saturating_add(other.rated.tokens);
-        for (mine, theirs) in [(&mut self.told, &other.told), (&mut self.untold, &other.untold)] {
+        for (mine, theirs) in [(&mut self.reported, &other.reported), (&mut self.counted, &other.counted)] {
             *mine = (mine.0 + theirs.0, mine.1.saturating_add(theirs.1));
         }
         self.ttft.merge(&other.ttft);
@@ -187,7 +187,7 @@ mod tests {
     const MS: fn(u64) -> Duration = Duration::from_millis;
 
     fn answered(ttft: u64, gap: u64, e2e: u64) -> Answered {
-        let tokens = Tokens::Told(5);
+        let tokens = Tokens::Reported(5);
         let (ttft, mean_gap, longest_gap) = (Some(MS(ttft)), Some(MS(gap)), Some(MS(2 * gap)));
         Answered { ttft, e2e: MS(e2e), mean_gap, longest_gap, tokens, content: true }
     }
@@ -222,7 +222,7 @@ mod tests {
         stats.request(&Sample { measured: false, ..sample(Err(Failure::Closed)) });
         assert_eq!((stats.ok, stats.failed, stats.rated.ok, stats.rated.tokens), (0, 0, 1, 5));
         stats.request(&Sample { in_window: false, ..sample(Ok(answered(1, 1, 1))) });
-        assert_eq!((stats.ok, stats.rated.ok, stats.told), (1, 1, (1, 5)));
+        assert_eq!((stats.ok, stats.rated.ok, stats.reported), (1, 1, (1, 5)));
         assert_eq!(stats.e2e.summary().map(|summary| summary.count), Some(1));
     }
 
@@ -248,7 +248,7 @@ mod tests {
             merged.merge(&part);
         }
         assert_eq!(merged.failures, BTreeMap::from([(Failure::Status(429), 2), (Failure::Closed, 1)]));
-        assert_eq!((merged.ok, merged.failed, merged.told, merged.untold), (2, 3, (1, 5), (1, 2)));
+        assert_eq!((merged.ok, merged.failed, merged.reported, merged.counted), (2, 3, (1, 5), (1, 2)));
         assert_eq!(merged.ranks.summary(), whole.ranks.summary());
         assert_eq!(merged.ranks.summary().requests, [("3".to_owned(), 1), ("pod-a/3".to_owned(), 3)]);
         assert_eq!(merged.e2e.summary(), whole.e2e.summary());

@@ -25,7 +25,7 @@ impl Display for Report {
         }
         writeln!(f, "; {:.1} s{}", self.seconds, if self.stopped { ", stopped" } else { "" })?;
         writeln!(f, "{:<22} {:>12.1}", "requests/s", self.requests_per_second)?;
-        let source = if self.output_tokens.events > 0 { " (content events where tokens were not told)" } else { "" };
+        let source = if self.output_tokens.events > 0 { " (content events where tokens were not reported)" } else { "" };
         writeln!(f, "{:<22} {:>12.1}{source}", "output tokens/s", self.output_tokens.per_second)?;
         if let Some(goodput) = &self.goodput {
             let (rate, share) = (goodput.requests_per_second, 100.0 * goodput.share);
@@ -129,7 +129,7 @@ impl Display for Pace {
 }
 
 fn spread(f: &mut Formatter<'_>, name: &str, spread: &SpreadSummary) -> fmt::Result {
-    let Some(ratio) = spread.max_over_mean else { return writeln!(f, "{name}: not told") };
+    let Some(ratio) = spread.max_over_mean else { return writeln!(f, "{name}: not reported") };
     write!(f, "{name}: {} seen, max/mean {ratio:.3}:", spread.requests.len())?;
     for (label, count) in spread.requests.iter().take(LISTED) {
         write!(f, " {label} {count},")?;
@@ -138,5 +138,5 @@ fn spread(f: &mut Formatter<'_>, name: &str, spread: &SpreadSummary) -> fmt::Res
     if more > 0 {
         write!(f, " {more} more,")?;
     }
-    writeln!(f, " {} not told", spread.not_told)
+    writeln!(f, " {} not reported", spread.not_told)
 }

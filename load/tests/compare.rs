@@ -54,7 +54,7 @@ async fn blocks_alternate_and_share_their_prompts() {
 }
 
 #[tokio::test]
-async fn errors_of_each_server_are_told() {
+async fn errors_of_each_server_are_reported() {
     let log = Log::default();
     let first = server('a', 1, &log).await;
     let busy = Mock::with_bytes("HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n").await;

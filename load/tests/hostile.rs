@@ -75,7 +75,7 @@ async fn documents_that_lie() {
 }
 
 #[tokio::test]
-async fn bytes_beyond_the_announced_length_are_told() {
+async fn bytes_beyond_the_announced_length_are_reported() {
     let mut bytes = chat("");
     bytes.extend_from_slice(b"and some more");
     let mock = Mock::with_bytes(bytes).await;

@@ -83,7 +83,7 @@ async fn latencies_of_an_open_loop_count_from_when_requests_were_due() {
 }
 
 #[tokio::test]
-async fn streams_are_timed_event_by_event_and_spread_is_told() {
+async fn streams_are_timed_event_by_event_and_spread_is_reported() {
     let mock = Mock::start(|seen| {
         let usage = "data: {\"choices\":[],\"usage\":{\"completion_tokens\":9}}\n\n";
         let role = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
@@ -119,7 +119,7 @@ async fn tokens_that_nobody_told_are_events() {
     let mock = Mock::with_bytes(stream(&[CONTENT, CONTENT, DONE], LAST)).await;
     let report = mock.closed(true, 5).await;
     assert_eq!((report.output_tokens.told, report.output_tokens.events), (0, 10));
-    assert!(report.to_string().contains("ranks: not told"), "{report}");
+    assert!(report.to_string().contains("ranks: not reported"), "{report}");
     assert!(report.warnings.iter().any(|note| note.starts_with("5 answers did not tell their tokens")));
 }
 

@@ -1,6 +1,6 @@
 //! One answer of an engine, accepted only where it agrees with the request and the model.
 
-use semmoe_engines::recording::{Told, decode};
+use semmoe_engines::recording::{ReportedAnswer, decode};
 use semmoe_tables::{ModelInfo, Provenance, TraceBuilder};
 use semmoe_text::LinePrompt;
 
@@ -31,9 +31,9 @@ pub(crate) fn rules(model: &ModelInfo) -> Result<TraceBuilder, ProfilerError> {
 }
 
 /// The routes of an answer, or in one sentence why it cannot be believed.
-pub(crate) fn check(rules: &TraceBuilder, asked: &LinePrompt, told: &Told) -> Result<Routed, String> {
-    let (token_ids, prompt_len) = tokens(asked, told)?;
-    let text = told.routed_experts.as_deref().ok_or("routed_experts is missing from the answer")?;
+pub(crate) fn check(rules: &TraceBuilder, asked: &LinePrompt, reported: &ReportedAnswer) -> Result<Routed, String> {
+    let (token_ids, prompt_len) = tokens(asked, reported)?;
+    let text = reported.routed_experts.as_deref().ok_or("routed_experts is missing from the answer")?;
     let routes = decode(text, token_ids.len(), rules.model())?;
     let experts = routes.experts(rules.model())?;
     rules.check(&token_ids, prompt_len, &experts).map_err(|error| error.to_string())?;
@@ -51,16 +51,16 @@ fn differ(token_ids: &[u32]) -> bool {
 }
 
 /// The tokens that routes are expected of, and how many of them are the prompt.
-pub(crate) fn tokens(asked: &LinePrompt, told: &Told) -> Result<(Vec<u32>, u32), String> {
-    if let Some(reason) = &told.aborted {
+pub(crate) fn tokens(asked: &LinePrompt, reported: &ReportedAnswer) -> Result<(Vec<u32>, u32), String> {
+    if let Some(reason) = &reported.aborted {
         return Err(format!("the engine aborted it: {reason}"));
     }
-    let prompt = prompt(asked, told)?;
+    let prompt = prompt(asked, reported)?;
     let prompt_len = u32::try_from(prompt.len()).map_err(|_| "the prompt is too long".to_owned())?;
-    if let Some(counted) = told.prompt_tokens.filter(|&counted| counted != u64::from(prompt_len)) {
+    if let Some(counted) = reported.prompt_tokens.filter(|&counted| counted != u64::from(prompt_len)) {
         return Err(format!("prompt_tokens is {counted}, but the prompt has {prompt_len} tokens"));
     }
-    let seen: &[u32] = match (&told.output_ids, told.output_tokens) {
+    let seen: &[u32] = match (&reported.output_ids, reported.output_tokens) {
         (Some(output), _) => match output.split_last() {
             Some((_, seen)) => seen,
             None => return Err("no token was generated, so the route of the prompt's last token is missing".into()),
@@ -73,8 +73,8 @@ pub(crate) fn tokens(asked: &LinePrompt, told: &Told) -> Result<(Vec<u32>, u32),
 }
 
 /// The prompt's ids: those the engine says it saw, which must be those sent.
-fn prompt<'a>(asked: &'a LinePrompt, told: &'a Told) -> Result<&'a [u32], String> {
-    match (asked, &told.prompt_ids) {
+fn prompt<'a>(asked: &'a LinePrompt, reported: &'a ReportedAnswer) -> Result<&'a [u32], String> {
+    match (asked, &reported.prompt_ids) {
         (LinePrompt::Ids(sent), None) => Ok(sent),
         (LinePrompt::Ids(sent), Some(seen)) if sent == seen => Ok(sent),
         (LinePrompt::Ids(sent), Some(seen)) => {

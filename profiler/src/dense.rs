@@ -1,7 +1,7 @@
 //! The prompt that is sent before all others. It shows which layers are dense without the configuration saying so, as
 //! engines report rows without experts for them; its routes serve the self-check.
 
-use semmoe_engines::recording::{Told, decode};
+use semmoe_engines::recording::{ReportedAnswer, decode};
 use semmoe_tables::ModelInfo;
 
 use crate::answer::{check, rules, tokens};
@@ -21,18 +21,18 @@ pub(crate) struct Probed {
 /// Sends one prompt while nothing else of this recording runs. Dense layers are those whose rows are constant (no
 /// expert, or the same one in every slot); none are taken out where no layer would be left.
 pub(crate) async fn probe(engine: &Engine<'_>, prompt: &Prompt) -> Probed {
-    let Ok(told) = engine.told(prompt).await else {
+    let Ok(reported) = engine.reported(prompt).await else {
         return Probed { model: engine.model.clone(), dense_layers: Vec::new(), alone: None };
     };
-    let (model, dense_layers) = without_dense_layers(engine.model, prompt, &told);
-    let routed = rules(&model).ok().and_then(|rules| check(&rules, &prompt.input, &told).ok());
+    let (model, dense_layers) = without_dense_layers(engine.model, prompt, &reported);
+    let routed = rules(&model).ok().and_then(|rules| check(&rules, &prompt.input, &reported).ok());
     let alone = routed.map(|routed| Alone { key: prompt.key, routed });
     Probed { model, dense_layers, alone }
 }
 
-fn without_dense_layers(model: &ModelInfo, prompt: &Prompt, told: &Told) -> (ModelInfo, Vec<u16>) {
-    let rows = tokens(&prompt.input, told).map(|(ids, _)| ids.len());
-    let routes = rows.and_then(|rows| decode(told.routed_experts.as_deref().unwrap_or_default(), rows, model));
+fn without_dense_layers(model: &ModelInfo, prompt: &Prompt, reported: &ReportedAnswer) -> (ModelInfo, Vec<u16>) {
+    let rows = tokens(&prompt.input, reported).map(|(ids, _)| ids.len());
+    let routes = rows.and_then(|rows| decode(reported.routed_experts.as_deref().unwrap_or_default(), rows, model));
     let routes = routes.ok().filter(|routes| routes.layers == usize::from(model.num_hidden_layers));
     let dense = routes.map(|routes| routes.dense_layers()).unwrap_or_default();
     let is_dense = |layer: &u16| dense.contains(&usize::from(*layer));

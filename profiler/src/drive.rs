@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use semmoe_engines::http::{AnswerLimits, HttpClient, HttpError};
-use semmoe_engines::recording::{Question, Sampling, Told, ask, read, uncached};
+use semmoe_engines::recording::{Question, ReportedAnswer, Sampling, ask, read, uncached};
 use semmoe_tables::{ModelInfo, TraceBuilder};
 
 use crate::answer::{Routed, check, rules};
@@ -118,13 +118,13 @@ impl Engine<'_> {
                 answer => break answer,
             }
         };
-        let told = answer.unwrap_or_else(|error| Err(error.to_string()));
-        Outcome { index, retries, routed: told.and_then(|told| check(rules, &prompt.input, &told)) }
+        let reported = answer.unwrap_or_else(|error| Err(error.to_string()));
+        Outcome { index, retries, routed: reported.and_then(|reported| check(rules, &prompt.input, &reported)) }
     }
 
     /// The answer to a prompt at the first attempt. It comes from no prefix cache and goes to none that the recording
     /// sees.
-    pub(crate) async fn told(&self, prompt: &Prompt) -> Result<Told, String> {
+    pub(crate) async fn reported(&self, prompt: &Prompt) -> Result<ReportedAnswer, String> {
         let question = uncached(self.options.engine, self.question(prompt, 1));
         self.exchange(&question).await.unwrap_or_else(|error| Err(error.to_string()))
     }
@@ -138,7 +138,7 @@ impl Engine<'_> {
     }
 
     /// One attempt: what the answer reports, or why it is of no use.
-    async fn exchange(&self, question: &Question) -> Result<Result<Told, String>, HttpError> {
+    async fn exchange(&self, question: &Question) -> Result<Result<ReportedAnswer, String>, HttpError> {
         let limits = AnswerLimits { timeout: self.options.request_timeout, max_bytes: MAX_ANSWER_BYTES };
         let path = question.route.path();
         let (_, answer) = self.client.post(&self.options.url, path, &question.body, &limits).await?;

@@ -220,11 +220,11 @@ async fn run(options: &RecordOptions, progress: &dyn Progress) -> Result<Run, Pr
     let client = HttpClient::for_url(&options.url)?;
     authorize(&client, options, progress)?;
     let server = server(&client, options).await?;
-    let told = server.model_info().is_some();
+    let reported = server.model_info().is_some();
     let (model, prompts) = prepare(options, server).await?;
     let mut probed = Probed { model, dense_layers: Vec::new(), alone: None };
     let first = prompts.good.iter().take(options.concurrency).max_by_key(|prompt| prompt.length());
-    if let (false, Some(prompt)) = (told, first) {
+    if let (false, Some(prompt)) = (reported, first) {
         let engine = drive::Engine { client: &client, options, model: &probed.model };
         probed = probe_alone(&engine, prompt).await;
     }
@@ -313,8 +313,8 @@ fn refuse_physical_ids(engine: Engine, server: &ServerInfo) -> Result<(), Profil
 
 /// The model as the caller and the engine describe it, which must agree.
 fn model_of(options: &RecordOptions, server: &ServerInfo) -> Result<ModelInfo, ProfilerError> {
-    let told = server.model_info();
-    let mut given = match (&options.model, &told) {
+    let reported = server.model_info();
+    let mut given = match (&options.model, &reported) {
         // An engine on this machine names the folder of its checkpoint.
         (None, None) => local_config(server)?,
         (given, _) => given.clone(),
@@ -323,12 +323,14 @@ fn model_of(options: &RecordOptions, server: &ServerInfo) -> Result<ModelInfo, P
         // A checkpoint's configuration does not say what it is called.
         given.model = server.model_name().ok_or(ProfilerError::UnknownModel { field: "the model's name" })?.to_owned();
     }
-    let model = match (told, given) {
-        (Some(mut told), Some(given)) => {
-            told.adopt(&given)?;
-            told
+    let model = match (reported, given) {
+        (Some(mut reported), Some(given)) => {
+            reported.adopt(&given)?;
+            reported
         }
-        (told, given) => told.or(given).ok_or_else(|| ProfilerError::UnknownModel { field: missing_field(server) })?,
+        (reported, given) => {
+            reported.or(given).ok_or_else(|| ProfilerError::UnknownModel { field: missing_field(server) })?
+        }
     };
     model.validate()?;
     if model.num_hidden_layers == 0 {
@@ -350,7 +352,7 @@ fn missing_field(server: &ServerInfo) -> &'static str {
         (server.vocab_size.is_some(), "vocab_size"),
         (server.num_hidden_layers.is_some(), "num_hidden_layers"),
     ];
-    fields.into_iter().find(|(told, _)| !told).map_or("layer_ids", |(_, field)| field)
+    fields.into_iter().find(|(reported, _)| !reported).map_or("layer_ids", |(_, field)| field)
 }
 
 /// The tokenizer must be the model's: of the hash that the engine reports, or at least no larger than its vocabulary.

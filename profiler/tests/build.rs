@@ -160,8 +160,8 @@ fn domains_count_alike() {
     let inputs = vec![named(&code[0], "code"), chat.clone(), named(&code[1], "code")];
     let options = BuildOptions { weight_by_domain: true, ..BuildOptions::new(inputs.clone(), files.path("weighted")) };
     let report = build(&options, &NoProgress).unwrap();
-    let told: Vec<_> = report.domains.iter().map(|d| (d.domain.as_str(), d.tokens, d.multiplier)).collect();
-    assert_eq!(told, [("chat", 20, 3), ("code", 60, 1)]);
+    let reported: Vec<_> = report.domains.iter().map(|d| (d.domain.as_str(), d.tokens, d.multiplier)).collect();
+    assert_eq!(reported, [("chat", 20, 3), ("code", 60, 1)]);
     assert_eq!((report.tokens, report.inputs, report.requests), (120, 3, 40));
     let profile = Profile::open(&files.path("weighted")).unwrap();
     assert_eq!(profile.provenance().source, "a; b; weighted by domain: chat x3, code x1");
@@ -225,8 +225,8 @@ fn damaged_requests_are_named_and_left_out() {
     let options = BuildOptions { max_bad: 0.05, ..BuildOptions::new(vec![damaged], files.path("out")) };
     let report = build(&options, &NoProgress).unwrap();
     assert_eq!((report.requests, report.bad.len(), report.tokens), (19, 1, 38));
-    let told = report.bad[0].to_string();
-    assert!(told.ends_with("damaged request 3: the tensor `experts` holds 77 at token 6, layer 1, slot 1, expected ids below 20, or 255 in every slot"), "{told}");
+    let reported = report.bad[0].to_string();
+    assert!(reported.ends_with("damaged request 3: the tensor `experts` holds 77 at token 6, layer 1, slot 1, expected ids below 20, or 255 in every slot"), "{reported}");
 
     std::fs::remove_file(files.path("out")).unwrap();
     let error = build(&BuildOptions { max_bad: 0.049, ..options }, &NoProgress).unwrap_err();

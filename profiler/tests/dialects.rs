@@ -237,8 +237,11 @@ async fn lies_are_named_and_left_out_in_every_dialect() {
                     RecordOptions { openai_routes, max_bad: 0.34, ..bench.options("p.jsonl", lines.as_bytes()) };
                 let report = bench.record(options.clone()).await.unwrap();
                 assert_eq!((report.requests, report.bad.len()), (2, 1), "{dialect:?} {fault:?}");
-                let told = report.bad[0].to_string();
-                assert!(told.contains("p.jsonl line 2: ") && told.contains(reason), "{dialect:?} {fault:?}: {told}");
+                let reported = report.bad[0].to_string();
+                assert!(
+                    reported.contains("p.jsonl line 2: ") && reported.contains(reason),
+                    "{dialect:?} {fault:?}: {reported}"
+                );
                 bench.check(bench.trace().request(0), &[5, 6], 1);
                 bench.check(bench.trace().request(1), &[7], 1);
             }
@@ -327,9 +330,9 @@ async fn files_of_every_form_and_what_is_wrong_in_them() {
     for (name, content, prompts, reasons) in cases {
         let options = RecordOptions { max_bad: 0.7, ..bench.options(name, content) };
         let report = bench.record(options.clone()).await.unwrap();
-        let told: Vec<String> = report.bad.iter().map(ToString::to_string).collect();
-        assert_eq!((report.requests, told.len()), (prompts.len(), reasons.len()), "{told:?}");
-        assert!(told.iter().zip(reasons).all(|(told, reason)| told.contains(reason)), "{told:?}");
+        let reported: Vec<String> = report.bad.iter().map(ToString::to_string).collect();
+        assert_eq!((report.requests, reported.len()), (prompts.len(), reasons.len()), "{reported:?}");
+        assert!(reported.iter().zip(reasons).all(|(reported, reason)| reported.contains(reason)), "{reported:?}");
         for (request, prompt) in bench.trace().iter().zip(prompts) {
             bench.check(request, &bytes(prompt), 1);
         }

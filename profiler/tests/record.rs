@@ -262,7 +262,7 @@ async fn what_the_engine_does_not_tell_the_caller_must() {
 }
 
 #[tokio::test]
-async fn wrong_options_are_told_before_the_first_request() {
+async fn wrong_options_are_reported_before_the_first_request() {
     let mock = Mock::start().await;
     let good = mock.options(&[ids_line(&[1])]);
     type Change = fn(&mut semmoe_profiler::RecordOptions);

@@ -2,7 +2,7 @@
 
 use crate::expert_step::layer_cap;
 use crate::held::Held;
-use crate::home::Home;
+use crate::home::CurrentPlacement;
 use crate::load_limit::{excess, group_loads};
 use crate::options::SolveOptions;
 use crate::problem::Problem;
@@ -111,5 +111,5 @@ pub(crate) struct Task<'a> {
     pub(crate) capacity: &'a [u64],
     pub(crate) limits: Limits,
     /// Where the experts are, if moves cost something.
-    pub(crate) home: Option<&'a Home>,
+    pub(crate) home: Option<&'a CurrentPlacement>,
 }

@@ -5,7 +5,7 @@
 //! A limit on the activations that a group may attract couples the experts of a layer; module `load_limit` has it.
 
 use crate::clustering::Limits;
-use crate::home::Home;
+use crate::home::CurrentPlacement;
 use crate::load_limit::{Layer, assign_within};
 use crate::problem::Problem;
 use crate::transport::Plan;
@@ -61,7 +61,7 @@ pub(crate) fn expert_step(
     problem: &Problem,
     plan: &Plan,
     limits: &Limits,
-    home: Option<&Home>,
+    home: Option<&CurrentPlacement>,
     current: Option<&[u16]>,
 ) -> Vec<u16> {
     let Limits { groups, max_over_mean, topology, .. } = *limits;

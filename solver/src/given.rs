@@ -74,14 +74,14 @@ impl Given {
         progress: Progress<'_>,
     ) -> Best {
         let jobs: Vec<usize> = (0..problems.len()).collect();
-        let mut told = SolveProgress { starts_done: 0, starts: jobs.len(), best_lar: None };
+        let mut progress_so_far = SolveProgress { starts_done: 0, starts: jobs.len(), best_lar: None };
         let mut stopped = false;
         let mut clusterings = Vec::with_capacity(jobs.len());
         for some in jobs.chunks(options.threads.max(1)) {
-            stopped = stopped || progress(told).is_break();
+            stopped = stopped || progress(progress_so_far).is_break();
             let assign = |at: usize| self.assign(problems, at, limits, options.token_margin, stopped);
             clusterings.extend(in_parallel(some, options.threads, assign));
-            told.starts_done += some.len();
+            progress_so_far.starts_done += some.len();
         }
         let iterations = clusterings.len() as u64;
         Best { clusterings, iterations, stopped, ..Best::default() }

@@ -50,14 +50,14 @@ impl WarmStart {
     }
 
     /// The homes of each problem's experts.
-    pub(crate) fn homes(&self, problems: &[Problem]) -> Vec<Home> {
+    pub(crate) fn homes(&self, problems: &[Problem]) -> Vec<CurrentPlacement> {
         let mut layers = LayerIdx::all(self.tables.model().layers());
         let home = |problem: &Problem| {
             let (slots, placement) = (problem.experts, self.tables.placement());
             let layers = layers.by_ref().take(problem.layers);
             let of_layer = |layer| with_empty_slots(placement.layer(layer), slots, placement.groups());
             let group_of = layers.flat_map(of_layer).collect();
-            Home::new(problem, group_of, usize::from(placement.experts()), self.migration_cost)
+            CurrentPlacement::new(problem, group_of, usize::from(placement.experts()), self.migration_cost)
         };
         problems.iter().map(home).collect()
     }
@@ -65,7 +65,7 @@ impl WarmStart {
 
 /// The group that each column of a problem is in, and what leaving it costs.
 #[derive(Clone, Debug)]
-pub(crate) struct Home {
+pub(crate) struct CurrentPlacement {
     /// S: N, and the empty slots with padding, which are nowhere at home.
     slots: usize,
     /// N
@@ -78,13 +78,13 @@ pub(crate) struct Home {
     most: f64,
 }
 
-impl Home {
+impl CurrentPlacement {
     pub(crate) fn new(problem: &Problem, group_of: Vec<u16>, experts: usize, migration_cost: f64) -> Self {
         let slots = problem.experts;
         let layers = problem.column_load.chunks_exact(slots);
         let cost = layers.map(|load| migration_cost * load.iter().sum::<u64>() as f64 / experts as f64);
         let most = problem.total_activations() as f64;
-        Home { slots, experts, group_of, cost: cost.map(|cost| cost.min(most)).collect(), most }
+        CurrentPlacement { slots, experts, group_of, cost: cost.map(|cost| cost.min(most)).collect(), most }
     }
 
     /// Experts of each layer that are elsewhere: [L].

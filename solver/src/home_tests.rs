@@ -67,8 +67,8 @@ proptest! {
         let problem = problem(seed);
         let capacity = mass_capacity(problem.total_mass(), groups, 0.1);
         let mut random = fastrand::Rng::with_seed(seed);
-        let home = Home::new(&problem, shuffled(groups, &mut random), EXPERTS, 0.3);
-        let elsewhere = Home::new(&problem, shuffled(groups, &mut random), EXPERTS, 0.3);
+        let home = CurrentPlacement::new(&problem, shuffled(groups, &mut random), EXPERTS, 0.3);
+        let elsewhere = CurrentPlacement::new(&problem, shuffled(groups, &mut random), EXPERTS, 0.3);
         let found = stay(Task { problem: &problem, capacity: &capacity, limits: limits(groups), home: Some(&elsewhere) });
         let moved = |found: &Clustering| home.moved(&found.group_of).iter().sum::<u64>();
         let fewest = permutations(groups).iter().map(|label| moved(&found.clone().renamed(label))).min();
@@ -102,7 +102,7 @@ proptest! {
     fn nothing_is_lost_to_moves(seed: u64, cost in 0.0f64..0.6) {
         let (problem, groups) = (problem(seed), 4);
         let capacity = mass_capacity(problem.total_mass(), groups, 0.1);
-        let home = Home::new(&problem, shuffled(groups, &mut fastrand::Rng::with_seed(seed)), EXPERTS, cost);
+        let home = CurrentPlacement::new(&problem, shuffled(groups, &mut fastrand::Rng::with_seed(seed)), EXPERTS, cost);
         let watch = Watch { reached: &|_| (), stop: &|| false };
         let worth = |found: &Clustering| found.plan.primal - home.penalty(&found.group_of);
         let task = Task { problem: &problem, capacity: &capacity, limits: limits(groups), home: Some(&home) };
@@ -127,6 +127,6 @@ proptest! {
     }
 }
 
-fn group_at(home: &Home, column: usize) -> usize {
+fn group_at(home: &CurrentPlacement, column: usize) -> usize {
     usize::from(home.group_of[column])
 }

@@ -7,19 +7,19 @@ use crate::held::{Exchange, Held};
 const EXPERTS_PER_EXCHANGE: usize = 10;
 
 /// The holders after random exchanges in every layer; slots per group and experts that lie somewhere stay so.
-pub(crate) fn kicked(held: &Held, random: &mut fastrand::Rng) -> Held {
-    let mut kicked = held.clone();
+pub(crate) fn perturbed(held: &Held, random: &mut fastrand::Rng) -> Held {
+    let mut perturbed = held.clone();
     let experts = held.experts;
     for layer in 0..held.layers().count() {
         for _ in 0..experts.div_ceil(EXPERTS_PER_EXCHANGE) {
             let (a, b) = (random.usize(..experts), random.usize(..experts));
-            let possible = Exchange::of_pair(kicked.layer(layer), a, b);
+            let possible = Exchange::of_pair(perturbed.layer(layer), a, b);
             if let Some(exchange) = random.choice(&possible) {
-                kicked.exchange(layer * experts, exchange);
+                perturbed.exchange(layer * experts, exchange);
             }
         }
     }
-    kicked
+    perturbed
 }
 
 #[cfg(test)]
@@ -36,13 +36,13 @@ mod tests {
         };
         let mut changed = 0;
         for seed in 0..20 {
-            let after = kicked(&held, &mut fastrand::Rng::with_seed(seed));
+            let after = perturbed(&held, &mut fastrand::Rng::with_seed(seed));
             assert_eq!(slots(&after), slots(&held));
             for column in 0..16 {
                 assert!(!after.holders[column].is_empty() && after.holders[column].is_sorted_by(|a, b| a < b));
             }
             changed += usize::from(after != held);
-            assert_eq!(after, kicked(&held, &mut fastrand::Rng::with_seed(seed)), "the seed decides");
+            assert_eq!(after, perturbed(&held, &mut fastrand::Rng::with_seed(seed)), "the seed decides");
         }
         assert!(changed > 10, "{changed} of 20 changed anything");
     }

@@ -9,7 +9,7 @@ use crate::bounds::Bounds;
 use crate::clustering::{Clustering, Limits, Task, local_rate};
 use crate::expert_step::load_floor;
 use crate::hold_out::HeldOut;
-use crate::home::Home;
+use crate::home::CurrentPlacement;
 use crate::load_limit::group_loads;
 use crate::options::{Nodes, Objective, SolveOptions, Unit};
 use crate::prior::TokenPrior;
@@ -155,7 +155,7 @@ pub struct Migration {
 
 impl Migration {
     pub(crate) fn new(
-        homes: &[Home],
+        homes: &[CurrentPlacement],
         problems: &[Problem],
         best: &Best,
         limits: Limits,

@@ -79,7 +79,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_no_part_stays_and_what_is_too_little_is_told() {
+fn what_is_no_part_stays_and_what_is_too_little_is_reported() {
     let (one, other) = (trace(300, 1), trace(300, 2));
     let split = Split::new(&profile(&[&other], Phase::All), Some(&one), 0.3).unwrap().unwrap();
     assert!(split.profile.is_none());

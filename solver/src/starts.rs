@@ -9,7 +9,7 @@ use semmoe_tables::mix64;
 
 use crate::alternate::{Watch, bring_home, improve, not_reached, run_from_home, run_start};
 use crate::clustering::{Clustering, Limits, Task, local_rate};
-use crate::home::Home;
+use crate::home::CurrentPlacement;
 use crate::options::SolveOptions;
 use crate::problem::Problem;
 use crate::replicate::{improve_replicas, kick_replicas, replicate};
@@ -52,7 +52,7 @@ pub(crate) struct Best {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Starts,
-    /// From the best of the last phase, its experts kicked.
+    /// From the best of the last phase, its experts perturbed.
     Kicks,
     /// Swaps of the best alone.
     LastSwaps,
@@ -64,7 +64,7 @@ struct Shared<'a> {
     capacities: Vec<Vec<u64>>,
     limits: Limits,
     /// Where the experts of each problem are, if the solve starts from tables.
-    homes: Option<&'a [Home]>,
+    homes: Option<&'a [CurrentPlacement]>,
     seed: u64,
     phase: Phase,
     /// Of all phases so far.
@@ -160,7 +160,7 @@ pub(crate) fn run_starts(
     problems: &[Problem],
     options: &SolveOptions,
     limits: Limits,
-    homes: Option<&[Home]>,
+    homes: Option<&[CurrentPlacement]>,
     progress: Progress<'_>,
 ) -> Best {
     let entries = problems.iter().map(|problem| problem.entries() as u64).sum();
@@ -183,14 +183,14 @@ pub(crate) fn run_starts(
     };
     let phases = schedule.phases();
     let jobs = problems.len() * phases.iter().map(|&(_, each)| each as usize).sum::<usize>();
-    let mut told = SolveProgress { starts_done: 0, starts: jobs, best_lar: None };
+    let mut progress_so_far = SolveProgress { starts_done: 0, starts: jobs, best_lar: None };
     let mut reached = vec![None; problems.len()];
     for (phase, each) in phases {
         shared.begin(phase, each as usize);
         if phase == Phase::LastSwaps {
             shared.limits.swap_passes = schedule.last_passes;
         }
-        shared.run_jobs(options.threads, &mut reached, &mut told, progress);
+        shared.run_jobs(options.threads, &mut reached, &mut progress_so_far, progress);
     }
     shared.into_best(schedule)
 }
@@ -211,7 +211,13 @@ impl Shared<'_> {
     }
 
     /// Runs what is left of the jobs on threads, and passes what comes in to the caller.
-    fn run_jobs(&self, threads: usize, reached: &mut [Option<i128>], told: &mut SolveProgress, progress: Progress<'_>) {
+    fn run_jobs(
+        &self,
+        threads: usize,
+        reached: &mut [Option<i128>],
+        progress_so_far: &mut SolveProgress,
+        progress: Progress<'_>,
+    ) {
         let (sender, events) = channel();
         std::thread::scope(|scope| {
             for _ in 0..threads.min(self.jobs) {
@@ -223,10 +229,10 @@ impl Shared<'_> {
                 match event {
                     Event::Reached { problem, value } => reached[problem] = reached[problem].max(Some(value)),
                     Event::Working => {}
-                    Event::Done => told.starts_done += 1,
+                    Event::Done => progress_so_far.starts_done += 1,
                 }
-                told.best_lar = mean_rate(self.problems, reached);
-                if progress(*told).is_break() {
+                progress_so_far.best_lar = mean_rate(self.problems, reached);
+                if progress(*progress_so_far).is_break() {
                     self.stop.store(true, Ordering::Relaxed);
                 }
             }

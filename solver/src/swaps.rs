@@ -8,7 +8,7 @@
 use crate::clustering::Task;
 use crate::expert_step::layer_cap;
 use crate::held::Exchange;
-use crate::home::Home;
+use crate::home::CurrentPlacement;
 use crate::load_limit::group_loads;
 use crate::problem::Problem;
 use crate::topology::Topology;
@@ -22,7 +22,7 @@ pub(crate) struct Search<'a> {
     problem: &'a Problem,
     groups: usize,
     group_of: Vec<u16>,
-    home: Option<&'a Home>,
+    home: Option<&'a CurrentPlacement>,
     topology: Topology,
     /// [U, G] local activations (with nodes their values) less the price of the unit's mass.
     value: Vec<f64>,

@@ -163,7 +163,7 @@ fn missing_files_are_named() {
 }
 
 #[test]
-fn an_incomplete_model_directory_is_told_before_serving() {
+fn an_incomplete_model_directory_is_reported_before_serving() {
     for missing in ["config.json", "model.safetensors", "tokenizer.json"] {
         let folder = tempfile::tempdir().expect("a folder");
         let model = text(&model_without(folder.path(), missing));
@@ -172,7 +172,7 @@ fn an_incomplete_model_directory_is_told_before_serving() {
 }
 
 #[test]
-fn a_tokenizer_that_is_not_the_models_is_told_before_serving() {
+fn a_tokenizer_that_is_not_the_models_is_reported_before_serving() {
     let folder = tempfile::tempdir().expect("a folder");
     let model = model_without(folder.path(), "tokenizer.json");
     let mut tokenizer: serde_json::Value =

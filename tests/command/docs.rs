@@ -35,10 +35,10 @@ fn commands_of_the_documents_are_understood() {
             let nested = |word| NESTED.contains(word) || words[from..].starts_with(&["plan", "calibrate"]);
             let depth = words.get(from).map_or(0, |word| if nested(word) { 2 } else { 1 });
             let path = &words[from..from + depth];
-            let told =
+            let reported =
                 Command::new(env!("CARGO_BIN_EXE_semmoe")).args(path).arg("--help").output().expect("semmoe runs");
-            assert!(told.status.success(), "{file}: {command}");
-            let help = String::from_utf8_lossy(&told.stdout).into_owned();
+            assert!(reported.status.success(), "{file}: {command}");
+            let help = String::from_utf8_lossy(&reported.stdout).into_owned();
             for option in words.iter().filter(|word| word.starts_with("--")) {
                 let name = option.split('=').next().unwrap_or(option);
                 let known = help.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '-'));

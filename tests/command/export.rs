@@ -75,7 +75,7 @@ fn every_form_is_written_with_its_arguments() {
 }
 
 #[test]
-fn what_cannot_be_exported_is_told_and_nothing_is_written() {
+fn what_cannot_be_exported_is_reported_and_nothing_is_written() {
     let folder = tempfile::tempdir().expect("a folder");
     let tables = solved_tables(folder.path(), &[]);
     let before = std::fs::read(&tables).expect("the tables");

@@ -92,7 +92,7 @@ fn experts(request: TraceRequest<'_>, position: usize, layer: LayerIdx) -> Optio
 }
 
 #[test]
-fn a_run_that_was_killed_is_continued_and_a_full_disk_is_told() {
+fn a_run_that_was_killed_is_continued_and_a_full_disk_is_reported() {
     let folder = tempfile::tempdir().expect("a folder");
     let tables = solved_tables(folder.path(), &[]);
     let [whole, killed, full] = ["whole", "killed", "full"].map(|name| folder.path().join(name));
@@ -129,7 +129,7 @@ fn a_run_that_was_killed_is_continued_and_a_full_disk_is_told() {
 }
 
 #[test]
-fn what_cannot_be_permuted_is_told_and_nothing_is_written() {
+fn what_cannot_be_permuted_is_reported_and_nothing_is_written() {
     let folder = tempfile::tempdir().expect("a folder");
     let tables = solved_tables(folder.path(), &[]);
     let (out, cut) = (folder.path().join("out"), folder.path().join("cut"));

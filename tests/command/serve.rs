@@ -143,7 +143,7 @@ fn sampled_requests_become_a_profile_that_solve_reads() {
             // The token generated last has been through no layer.
             routed += last["meta_info"]["prompt_tokens"].as_u64().expect("a number") + 2;
         }
-        // On the OpenAI routes the generated ids are not told: the prompt's tokens are counted.
+        // On the OpenAI routes the generated ids are not reported: the prompt's tokens are counted.
         for (path, prompt) in [
             ("/v1/chat/completions", json!([{"role": "user", "content": "Who is the queen?"}])),
             ("/v1/completions", json!("Once upon a time")),
@@ -237,9 +237,9 @@ fn sighup_reads_the_configuration_again() {
     let ranks = Ranks::start(2, None);
     let config = configuration(folder.path(), &ranks.url, "round_robin", "");
     let checked = semmoe(&["serve", "--check", "--config"]).arg(&config).output().expect("runs");
-    let told = String::from_utf8_lossy(&checked.stdout);
-    assert!(checked.status.success() && told.contains("semmoe.toml: ok\n"), "{}", describe(&checked));
-    assert!(told.contains(&format!("model '{MODEL}', also as 'tiny', policy round_robin")), "{told}");
+    let reported = String::from_utf8_lossy(&checked.stdout);
+    assert!(checked.status.success() && reported.contains("semmoe.toml: ok\n"), "{}", describe(&checked));
+    assert!(reported.contains(&format!("model '{MODEL}', also as 'tiny', policy round_robin")), "{reported}");
     let served = Served::start(&config);
     assert_eq!(models(&served.url), [MODEL, "tiny"]);
     let good = std::fs::read_to_string(&config).expect("readable");

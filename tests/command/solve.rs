@@ -101,7 +101,7 @@ fn requests_are_held_out_and_judged() {
 }
 
 #[test]
-fn what_is_not_held_out_is_told() {
+fn what_is_not_held_out_is_reported() {
     let folder = tempfile::tempdir().expect("a folder");
     let trace = Trace::open(Path::new(&reference())).expect("a valid trace");
     let profile_of = |name: &str, trace: &Trace| {

@@ -352,7 +352,7 @@ async fn wait_until_running(client: &HttpClient, admin: &BaseUrl, requests: u64)
 }
 
 #[test]
-fn a_port_in_use_is_told_before_any_work() {
+fn a_port_in_use_is_reported_before_any_work() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let port = taken.local_addr().expect("bound").port().to_string();
     let data = tempfile::tempdir().expect("a folder");

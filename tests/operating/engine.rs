@@ -31,7 +31,7 @@ pub(crate) struct Fleet {
     pub(crate) kind: Kind,
     pub(crate) address: SocketAddr,
     running: Option<Running>,
-    /// As told when it was started first.
+    /// As reported at its first start.
     ranks: u16,
 }
 

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_with_one_hash_are_told_apart() {
+    fn texts_with_one_hash_are_distinguished() {
         let mut set = Set::default();
         let entry = |text: &str| Entry { text: text.into(), ids: Box::new([1]), used: 0 };
         set.insert(5, entry("a"), 1000);

@@ -110,7 +110,7 @@ fn tokenizer() -> &'static Tokenizer {
 }
 
 #[test]
-fn limits_and_the_want_of_a_template_are_told_of_plain_chats_too() {
+fn limits_and_the_want_of_a_template_are_reported_of_plain_chats_too() {
     let body = json!({ "messages": [{ "role": "user", "content": "a river" }] }).to_string();
     let chat = PlainChat::read(&body).unwrap().unwrap();
     let none = chat_ids_while(&chat, tokenizer(), None, Limits::default(), &mut || true);

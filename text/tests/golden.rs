@@ -74,7 +74,7 @@ fn identity_ignores_layout_and_sees_content() {
 }
 
 #[test]
-fn unusable_files_are_told_in_one_sentence() {
+fn unusable_files_are_reported_in_one_sentence() {
     for bytes in [
         &b"{}"[..],
         b"",

@@ -176,7 +176,7 @@ fn long(rank: usize, stream: bool) -> Value {
 
 /// Four ranks under load; `strike` makes rank 2 fail. Everything running ends with an error that holds all of `causes`.
 async fn under_load(unit: Started, strike: Signal, causes: &[&str]) -> Processes {
-    let told = |text: &str| causes.iter().all(|cause| text.contains(cause));
+    let reported = |text: &str| causes.iter().all(|cause| text.contains(cause));
     // With attention tp there is one rank to ask.
     let long = |rank, stream| long(if unit.attention == Attention::Dp { rank } else { 0 }, stream);
     let unit = Processes::start(unit);
@@ -197,16 +197,16 @@ async fn under_load(unit: Started, strike: Signal, causes: &[&str]) -> Processes
         let mut answers = tokio::time::timeout(PATIENCE, both).await.expect("it hangs");
         (answers.remove(0), answers)
     };
-    assert!(plain.0 == 503 && told(&plain.1), "{plain:?}");
+    assert!(plain.0 == 503 && reported(&plain.1), "{plain:?}");
     for (status, text) in streams {
         // A stream whose first token had not come has the status instead.
         let last = if status == 200 { support::events(&text).pop().unwrap() } else { text };
         let last: Value = serde_json::from_str(&last).unwrap();
-        assert!(told(last["error"]["message"].as_str().unwrap()), "{last}");
+        assert!(reported(last["error"]["message"].as_str().unwrap()), "{last}");
         assert_eq!(last["error"]["code"], 503);
     }
     for answer in [unit.post(&long(0, false)).await, unit.get("/health").await, unit.get("/v1/loads").await] {
-        assert!(answer.0 == 503 && told(&answer.1), "{answer:?}");
+        assert!(answer.0 == 503 && reported(&answer.1), "{answer:?}");
     }
     assert_eq!(unit.in_flight().await, 0);
     assert!(unit.get("/metrics").await.1.contains("semmoe_unit_up 0"));

@@ -97,7 +97,7 @@ impl Unit {
             // Nothing more is printed; the pipe is kept open all the same.
             tokio::spawn(async move { while let Ok(Some(_)) = output.next_line().await {} });
         }
-        let http = http.ok_or_else(|| BenchError::failed("rank 0 told no HTTP address"))?;
+        let http = http.ok_or_else(|| BenchError::failed("rank 0 reported no HTTP address"))?;
         let url = format!("http://{http}").parse().map_err(BenchError::failed)?;
         Ok(Self { url, ranks, stdins, client: HttpClient::default() })
     }

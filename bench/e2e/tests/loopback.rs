@@ -96,7 +96,7 @@ fn an_interrupted_run_leaves_no_process() {
 }
 
 #[test]
-fn wrong_arguments_are_told_in_one_sentence() {
+fn wrong_arguments_are_reported_in_one_sentence() {
     for (arguments, cause) in [
         (&["--loopback", "--semmoe", "/no/such/program"][..], "/no/such/program: "),
         (&["--loopback", "--shares", "2"], "expected a number from 0.05 to 0.9"),

@@ -38,12 +38,12 @@ pub(crate) enum AnswerError {
     #[error("the connection ended in the middle of an answer")]
     Closed,
     /// The rank that the gateway names is not the one that the engine got.
-    #[error("the gateway says rank {said:?}, the engine was told {told:?}")]
+    #[error("the gateway says rank {said:?}, the engine received {received:?}")]
     Misrouted {
         /// `x-semmoe-rank`.
         said: Option<u16>,
         /// `x-mock-rank`.
-        told: Option<u16>,
+        received: Option<u16>,
     },
 }
 
@@ -59,7 +59,7 @@ enum State {
 
 /// The facts that the head of a complete answer reported.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct AnswerHead {
     /// The connection ends with it.
     pub(crate) closes: bool,
     /// `x-semmoe-rank`.
@@ -76,12 +76,12 @@ pub(crate) struct Reader {
     /// Bytes of the body that came and were right.
     seen: usize,
     status: u16,
-    told: Told,
+    received: AnswerHead,
 }
 
 impl Reader {
     pub(crate) fn new() -> Self {
-        Self { state: State::Head, line: Vec::new(), seen: 0, status: 0, told: Told::default() }
+        Self { state: State::Head, line: Vec::new(), seen: 0, status: 0, received: AnswerHead::default() }
     }
 
     /// Whether nothing of the next answer has come.
@@ -91,7 +91,7 @@ impl Reader {
 
     /// Takes the next bytes. `Some` when the answer is complete: nothing may follow it, as one request goes out at a
     /// time.
-    pub(crate) fn push(&mut self, mut bytes: &[u8], expected: &[u8]) -> Result<Option<Told>, AnswerError> {
+    pub(crate) fn push(&mut self, mut bytes: &[u8], expected: &[u8]) -> Result<Option<AnswerHead>, AnswerError> {
         loop {
             let done = match self.state {
                 State::Head => {
@@ -172,7 +172,7 @@ impl Reader {
         let mut lines = std::str::from_utf8(&head).map_err(|_| wrong())?.split("\r\n");
         let status = lines.next().and_then(|line| line.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok());
         self.status = status.ok_or_else(wrong)?;
-        (self.told, self.seen) = (Told::default(), 0);
+        (self.received, self.seen) = (AnswerHead::default(), 0);
         let (mut length, mut chunked) = (None, false);
         for line in lines {
             let Some((name, value)) = line.split_once(':') else { continue };
@@ -182,9 +182,11 @@ impl Reader {
                     length = Some(value.parse().map_err(|_| wrong())?);
                 }
                 17 if name.eq_ignore_ascii_case("transfer-encoding") => chunked = value.eq_ignore_ascii_case("chunked"),
-                10 if name.eq_ignore_ascii_case("connection") => self.told.closes = value.eq_ignore_ascii_case("close"),
-                13 if name.eq_ignore_ascii_case("x-semmoe-rank") => self.told.rank = value.parse().ok(),
-                11 if name.eq_ignore_ascii_case("x-mock-rank") => self.told.mock_rank = value.parse().ok(),
+                10 if name.eq_ignore_ascii_case("connection") => {
+                    self.received.closes = value.eq_ignore_ascii_case("close")
+                }
+                13 if name.eq_ignore_ascii_case("x-semmoe-rank") => self.received.rank = value.parse().ok(),
+                11 if name.eq_ignore_ascii_case("x-mock-rank") => self.received.mock_rank = value.parse().ok(),
                 _ => {}
             }
         }
@@ -211,7 +213,7 @@ impl Reader {
         Ok(())
     }
 
-    fn finish(&mut self, rest: &[u8], expected: &[u8]) -> Result<Told, AnswerError> {
+    fn finish(&mut self, rest: &[u8], expected: &[u8]) -> Result<AnswerHead, AnswerError> {
         self.state = State::Head;
         if !(200..300).contains(&self.status) {
             return Err(AnswerError::Status { status: self.status, excerpt: String::new() });
@@ -222,11 +224,11 @@ impl Reader {
         if !rest.is_empty() {
             return Err(AnswerError::Syntax { what: "what follows the answer" });
         }
-        let Told { rank: said, mock_rank: told, .. } = self.told;
-        if said.is_some() && said != told {
-            return Err(AnswerError::Misrouted { said, told });
+        let AnswerHead { rank: said, mock_rank: received, .. } = self.received;
+        if said.is_some() && said != received {
+            return Err(AnswerError::Misrouted { said, received });
         }
-        Ok(self.told)
+        Ok(self.received)
     }
 }
 
@@ -239,12 +241,12 @@ fn chunk_size(line: &[u8]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn read(pieces: &[&[u8]], expected: &[u8]) -> Result<Option<Told>, AnswerError> {
+    fn read(pieces: &[&[u8]], expected: &[u8]) -> Result<Option<AnswerHead>, AnswerError> {
         let mut reader = Reader::new();
         for (at, piece) in pieces.iter().enumerate() {
-            let told = reader.push(piece, expected)?;
-            if told.is_some() || at + 1 == pieces.len() {
-                return Ok(told);
+            let received = reader.push(piece, expected)?;
+            if received.is_some() || at + 1 == pieces.len() {
+                return Ok(received);
             }
         }
         Ok(None)
@@ -261,8 +263,8 @@ mod tests {
             for first in 0..answer.len() {
                 for second in first..answer.len() {
                     let pieces = [&answer[..first], &answer[first..second], &answer[second..]];
-                    let told = read(&pieces, b"abc0123456789abcdef").unwrap().unwrap();
-                    assert_eq!(told.rank, (answer == LENGTH).then_some(3));
+                    let received = read(&pieces, b"abc0123456789abcdef").unwrap().unwrap();
+                    assert_eq!(received.rank, (answer == LENGTH).then_some(3));
                 }
             }
         }
@@ -288,7 +290,7 @@ mod tests {
             (
                 b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nx-semmoe-rank: 1\r\nx-mock-rank: 2\r\n\r\n",
                 b"",
-                AnswerError::Misrouted { said: Some(1), told: Some(2) },
+                AnswerError::Misrouted { said: Some(1), received: Some(2) },
             ),
             (
                 b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n",

@@ -57,7 +57,7 @@ impl Options {
                 ("--vmm", _) => options.vmm = true,
                 ("--seed", _) => options.seed = number(value()?)?,
                 ("--kernel", _) => options.kernel = Some(kernel(value()?)?),
-                (_, Command::Rank(told)) => told.push(argument.clone()),
+                (_, Command::Rank(reported)) => reported.push(argument.clone()),
                 (other, _) => return Err(format!("there is no option {other}")),
             }
         }

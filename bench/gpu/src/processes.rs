@@ -102,12 +102,12 @@ fn say(line: &str) -> Result<(), String> {
 }
 
 /// One rank, as a process: says its handles, reads the other's, says `equal` or what differs.
-pub(crate) fn rank(options: &Options, told: &[String]) -> Report {
-    let rank = match told {
+pub(crate) fn rank(options: &Options, reported: &[String]) -> Report {
+    let rank = match reported {
         [rank] => rank.parse().ok().filter(|&rank: &usize| rank < RANKS),
         _ => None,
     }
-    .ok_or_else(|| format!("rank is {}, expected below {RANKS}", told.join(" ")))?;
+    .ok_or_else(|| format!("rank is {}, expected below {RANKS}", reported.join(" ")))?;
     let machine = Machine::of(options)?;
     machine.beside_others();
     // Both ranks draw the same data.

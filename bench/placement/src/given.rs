@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_read_and_what_is_missing_is_told() {
+    fn rows_are_read_and_what_is_missing_is_reported() {
         let row = serde_json::json!({"held_out": "m.book.profile.safetensors", "groups": 2, "name": "METIS", "layers": [[0, 1]]});
         let read = given(&row).unwrap();
         assert_eq!((read.held_out.as_str(), read.groups, read.layers), ("book", 2, vec![vec![0, 1]]));

@@ -26,7 +26,7 @@ fn synthetic_routing_orders_the_methods() {
 }
 
 #[test]
-fn bad_input_is_told() {
+fn bad_input_is_reported() {
     let said = |args: &[&str]| {
         let output = run(args);
         assert!(!output.status.success(), "{args:?}");

@@ -1,4 +1,4 @@
-//! One rank of the worker, on one thread unless told otherwise, beside candle-transformers' `qwen3_moe` on as many as
+//! One rank of the worker, on one thread by default, beside candle-transformers' `qwen3_moe` on as many as
 //! it takes: the bundled checkpoint, recorded prompts, both in turns, and the worker against what the machine can do;
 //! the tables of README.md.
 //!

@@ -8,7 +8,7 @@ use crate::sglang::{FinishReason, GenerateResponse};
 
 /// The fields of an answer, where it has them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct ReportedAnswer {
     /// The prompt's ids.
     pub prompt_ids: Option<Vec<u32>>,
     /// The generated ids.
@@ -29,19 +29,19 @@ pub struct Told {
 ///
 /// # Errors
 /// In one sentence, when it is not an answer of that route.
-pub fn read(route: Route, answer: &[u8]) -> Result<Told, String> {
+pub fn read(route: Route, answer: &[u8]) -> Result<ReportedAnswer, String> {
     let not_one = |error: serde_json::Error| format!("the answer is not what was expected: {error}");
     if route == Route::Generate {
         return serde_json::from_slice(answer).map(of_generate).map_err(not_one);
     }
     let answer: OpenAi = serde_json::from_slice(answer).map_err(not_one)?;
-    answer.told()
+    answer.into_reported()
 }
 
-fn of_generate(answer: GenerateResponse) -> Told {
+fn of_generate(answer: GenerateResponse) -> ReportedAnswer {
     let meta = answer.meta_info;
     let count = |tokens: u64| (tokens > 0).then_some(tokens);
-    Told {
+    ReportedAnswer {
         prompt_ids: answer.prompt_token_ids.or(meta.prompt_token_ids),
         output_ids: Some(answer.output_ids),
         prompt_tokens: count(meta.prompt_tokens),
@@ -108,7 +108,7 @@ struct Usage {
 }
 
 impl OpenAi {
-    fn told(self) -> Result<Told, String> {
+    fn into_reported(self) -> Result<ReportedAnswer, String> {
         let choices = self.choices.len();
         let Ok([choice]) = <[Choice; 1]>::try_from(self.choices) else {
             return Err(format!("the answer has {choices} choices, expected 1"));
@@ -116,7 +116,7 @@ impl OpenAi {
         let (outer, inner) = (self.sglext.unwrap_or_default(), choice.sgl_ext.unwrap_or_default());
         let usage = self.usage.unwrap_or_default();
         let aborted = choice.finish_reason.is_some_and(|reason| reason == "abort");
-        Ok(Told {
+        Ok(ReportedAnswer {
             prompt_tokens: usage.prompt_tokens,
             output_tokens: usage.completion_tokens,
             aborted: aborted.then(|| "no reason given".to_owned()),
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn every_place_and_spelling() {
         let routes = Some("AAAA".to_owned());
-        let full = Told {
+        let full = ReportedAnswer {
             prompt_ids: Some(vec![1, 2]),
             output_ids: Some(vec![3]),
             prompt_tokens: Some(2),
@@ -183,6 +183,6 @@ mod tests {
             assert!(error.contains(reason), "{error}");
         }
         let none = read(Route::Chat, br#"{"choices":[{"finish_reason":"abort"}],"usage":null}"#).unwrap();
-        assert_eq!(none, Told { aborted: Some("no reason given".into()), ..Told::default() });
+        assert_eq!(none, ReportedAnswer { aborted: Some("no reason given".into()), ..ReportedAnswer::default() });
     }
 }

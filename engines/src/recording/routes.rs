@@ -6,7 +6,7 @@ use super::encoding::{Encoding, decode_bytes, read_npy};
 
 /// Ids of the shape [rows, layers, k] as the engine sent them, values that are no expert included.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ToldRoutes {
+pub struct ReportedRoutes {
     /// Tokens.
     pub rows: usize,
     /// All layers, or those with experts alone.
@@ -21,14 +21,14 @@ pub struct ToldRoutes {
 ///
 /// # Errors
 /// In one sentence: no base64, no array of ids, another shape.
-pub fn decode(text: &str, rows: usize, model: &ModelInfo) -> Result<ToldRoutes, String> {
+pub fn decode(text: &str, rows: usize, model: &ModelInfo) -> Result<ReportedRoutes, String> {
     let (encoding, bytes) = decode_bytes(text)?;
     let (hidden, moe, k) = (usize::from(model.num_hidden_layers), model.layers(), usize::from(model.top_k));
     if encoding == Encoding::Npy {
         let (shape, ids) = read_npy(&bytes)?;
         return match shape[..] {
             [found, layers, top_k] if found == rows && top_k == k && (layers == hidden || layers == moe) => {
-                Ok(ToldRoutes { rows, layers, top_k, ids })
+                Ok(ReportedRoutes { rows, layers, top_k, ids })
             }
             _ => Err(format!("routed experts have the shape {shape:?}, expected [{rows}, {hidden} or {moe}, {k}]")),
         };
@@ -41,10 +41,10 @@ pub fn decode(text: &str, rows: usize, model: &ModelInfo) -> Result<ToldRoutes, 
         ));
     }
     let ids = bytes.chunks_exact(4).map(|id| i32::from_le_bytes([id[0], id[1], id[2], id[3]])).collect();
-    Ok(ToldRoutes { rows, layers: hidden, top_k: k, ids })
+    Ok(ReportedRoutes { rows, layers: hidden, top_k: k, ids })
 }
 
-impl ToldRoutes {
+impl ReportedRoutes {
     /// Keeps the MoE layers: [rows, L, k].
     ///
     /// # Errors
@@ -123,16 +123,16 @@ mod tests {
             let (count, model) = (rows * usize::from(layers * top_k), all_moe(layers, top_k));
             let ids: Vec<i32> = (0..count).map(|i| ((seed.rotate_left(i as u32) % 33) as i32) - 1).collect();
             let data = encode_routed_experts(&ids);
-            let told = decode(&data, rows, &model).unwrap();
-            prop_assert_eq!((told.rows, &told.ids), (rows, &ids));
-            prop_assert_eq!(told.experts(&model).is_ok(), !ids.contains(&-1));
+            let reported = decode(&data, rows, &model).unwrap();
+            prop_assert_eq!((reported.rows, &reported.ids), (rows, &ids));
+            prop_assert_eq!(reported.experts(&model).is_ok(), !ids.contains(&-1));
             prop_assert!(decode(&data, rows + 1, &model).is_err());
         }
 
         #[test]
         fn any_text_is_refused_or_decoded(data in "\\PC{0,40}", rows in 0usize..4, layers in any::<u16>(), top_k in 0u16..4) {
             let model = all_moe(layers, top_k);
-            let _ = decode(&data, rows, &model).map(|told| told.experts(&model));
+            let _ = decode(&data, rows, &model).map(|reported| reported.experts(&model));
         }
     }
 
@@ -189,8 +189,8 @@ mod tests {
         ] {
             let mut ids = IDS;
             ids[at] = id;
-            let told = decode(&encode_routed_experts(&ids), 2, &model).unwrap();
-            assert_eq!(told.experts(&model).unwrap_err(), reason);
+            let reported = decode(&encode_routed_experts(&ids), 2, &model).unwrap();
+            assert_eq!(reported.experts(&model).unwrap_err(), reason);
         }
     }
 }

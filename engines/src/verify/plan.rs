@@ -77,7 +77,7 @@ mod tests {
 
     /// An engine that swaps two ranks cannot pass: some round probes one of them alone.
     #[test]
-    fn any_two_ranks_are_told_apart() {
+    fn any_two_ranks_are_distinguished() {
         for ranks in [2_u16, 3, 4, 8, 13, 16] {
             let plans: Vec<_> = (0..8).map(|number| ProbePlan::round(number, ranks)).collect();
             for (one, other) in (0..usize::from(ranks)).flat_map(|one| (0..one).map(move |other| (one, other))) {

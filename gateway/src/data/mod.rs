@@ -256,11 +256,11 @@ async fn answer(
 
 /// The list of models, or the one that the path names.
 fn tell_models(core: &Core, mut request: Request<Incoming>, id: &RequestId) -> OwnResponse {
-    let told = core.let_in(request.headers_mut()).and_then(|caller| match models::entry_of(request.uri().path()) {
+    let answer = core.let_in(request.headers_mut()).and_then(|caller| match models::entry_of(request.uri().path()) {
         None => Ok(models::list(core, &caller)),
         Some(model) => models::entry(core, &caller, model),
     });
-    told.map_or_else(|error| refuse(core, id, models::LIST, &error), IntoResponse::into_response)
+    answer.map_or_else(|error| refuse(core, id, models::LIST, &error), IntoResponse::into_response)
 }
 
 /// Whether requests can be served, for load balancers and clients that are made for an engine. Needs no key, says no

@@ -42,7 +42,7 @@ pub(crate) enum Cause {
     /// The connection broke before the head of an answer: the engine may have begun.
     Broke,
     /// Probes of the backend failed while its answer was awaited: it may have begun.
-    Ill,
+    Unhealthy,
     /// The time limit passed.
     Slow,
     /// The engine answered with this status.
@@ -70,7 +70,7 @@ impl Cause {
     fn may_be_retried(self, config: &RawRetry) -> bool {
         match self {
             Self::Connect => true,
-            Self::Broke | Self::Ill | Self::Engine(_) => config.after_send,
+            Self::Broke | Self::Unhealthy | Self::Engine(_) => config.after_send,
             // Another backend would need a connection, too.
             Self::Slow | Self::Exhausted => false,
             Self::Status(status) => config.statuses.contains(&status),
@@ -83,7 +83,7 @@ impl Cause {
             Self::Connect => "connect",
             Self::Exhausted => "exhausted",
             Self::Broke => "broke",
-            Self::Ill => "ill",
+            Self::Unhealthy => "ill",
             Self::Slow => "slow",
             Self::Engine(failure) => failure.label(),
             Self::Status(429) => "status_429",
@@ -96,7 +96,7 @@ impl Cause {
 }
 
 /// How long an engine that is not available asks not to be asked. A 429 says that of one client, and not of all.
-pub(crate) fn plea<B>(response: &Response<B>) -> Option<Duration> {
+pub(crate) fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
     if response.status() != StatusCode::SERVICE_UNAVAILABLE {
         return None;
     }
@@ -115,7 +115,7 @@ pub(crate) fn is_not_the_engines<B>(response: &Response<B>) -> bool {
 pub(crate) enum SendError {
     Http(HttpError),
     /// The backend's probes failed, and another one can serve.
-    Ill {
+    Unhealthy {
         cause: String,
     },
 }
@@ -139,9 +139,9 @@ impl SendError {
                 };
                 (kind, error)
             }
-            Self::Ill { cause } => {
+            Self::Unhealthy { cause } => {
                 tracing::warn!(backend = name, cause, "gave up waiting for an answer");
-                (Cause::Ill, RequestError::Ill { backend: name, cause })
+                (Cause::Unhealthy, RequestError::Unhealthy { backend: name, cause })
             }
         }
     }
@@ -183,8 +183,8 @@ impl Wait<'_> {
 
     /// The error, where the backend is unhealthy now and another one can be asked.
     pub(super) fn check_health(&self) -> Result<(), SendError> {
-        match self.backend.illness() {
-            Some(cause) if self.tries.may_move_from(self.member) => Err(SendError::Ill { cause }),
+        match self.backend.cause_of_unhealthy() {
+            Some(cause) if self.tries.may_move_from(self.member) => Err(SendError::Unhealthy { cause }),
             _ => Ok(()),
         }
     }
@@ -309,7 +309,7 @@ impl<'a> Tries<'a> {
         let mut tried = self.tried.clone();
         tried.push(member);
         let left = tried.len() < config.attempts as usize;
-        left && Cause::Ill.may_be_retried(config) && self.job.model.pool.has_other(&tried)
+        left && Cause::Unhealthy.may_be_retried(config) && self.job.model.pool.has_other(&tried)
     }
 
     fn last_word<A>(&self, failed: Failed<A>, why: &'static str) -> Result<A, RequestError> {
@@ -354,7 +354,7 @@ mod tests {
         for (cause, usually, carefully) in [
             (Cause::Connect, true, true),
             (Cause::Broke, true, false),
-            (Cause::Ill, true, false),
+            (Cause::Unhealthy, true, false),
             (Cause::Slow, false, false),
             (Cause::Exhausted, false, false),
             (Cause::Status(429), true, false),

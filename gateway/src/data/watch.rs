@@ -52,8 +52,8 @@ impl Watch {
     pub(crate) fn look(&mut self, core: &Core, piece: &[u8]) {
         self.look_for_rank(core, piece);
         let Some(counted) = self.counted else { return };
-        if let Some(told) = prompt_tokens(piece) {
-            core.note_count(&self.backend, counted, told);
+        if let Some(reported) = prompt_tokens(piece) {
+            core.note_count(&self.backend, counted, reported);
             self.counted = None;
         }
     }
@@ -89,7 +89,7 @@ pub(crate) fn note_failure(core: &Core, ticket: &mut Ticket, backend: &Arc<Backe
     core.metrics.faults.engine_failed(&backend.name, failure.label());
     ticket.failed(backend);
     if failure == Failure::Dead {
-        core.dismiss(backend, "its answers say that the engine core is dead".to_owned());
+        core.mark_unhealthy(backend, "its answers say that the engine core is dead".to_owned());
         return;
     }
     tracing::warn!(

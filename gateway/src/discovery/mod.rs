@@ -41,7 +41,7 @@ struct Source {
     next: Instant,
     /// Looks in a row that an address was missing from.
     missing: HashMap<SocketAddr, u32>,
-    /// Addresses that were left out, and told.
+    /// Addresses that were left out, with the logged cause.
     left_out: BTreeMap<String, String>,
     /// The unused part of the last answer.
     note: Option<String>,

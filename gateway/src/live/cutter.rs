@@ -21,7 +21,7 @@ pub(super) struct Cutter {
     /// The bytes so far, for an answer in one piece.
     held: Option<BytesMut>,
     /// The newest event with routed experts; each holds all earlier ones.
-    told: Option<Bytes>,
+    newest: Option<Bytes>,
     /// Why the answer was given up, once it was: the rest passes.
     pub(super) over: Option<Outcome>,
 }
@@ -29,7 +29,7 @@ pub(super) struct Cutter {
 impl Cutter {
     /// `events`: the answer is a stream of events.
     pub(super) fn new(place: Place, limit_bytes: usize, events: bool) -> Self {
-        Self { place, limit_bytes, held: (!events).then(BytesMut::new), told: None, over: None }
+        Self { place, limit_bytes, held: (!events).then(BytesMut::new), newest: None, over: None }
     }
 
     /// Takes the next piece and returns what can be relayed now. Of a stream the pieces must be whole events; `whole`
@@ -58,13 +58,13 @@ impl Cutter {
     pub(super) fn end(&mut self, rest: Bytes) -> (Bytes, Result<Bytes, Outcome>) {
         let Some(mut held) = self.held.take().filter(|_| self.over.is_none()) else {
             let rest = if self.over.is_none() { self.events(rest) } else { rest };
-            let told = self.told.take().ok_or(MISSING);
-            return (rest, self.over.map_or(told, Err));
+            let newest = self.newest.take().ok_or(MISSING);
+            return (rest, self.over.map_or(newest, Err));
         };
         held.extend_from_slice(&rest);
         let answer = held.freeze();
         match routed::cut(self.place, &answer) {
-            Ok(Some(Cut { rest, told: true })) => (rest, Ok(answer)),
+            Ok(Some(Cut { rest, found: true })) => (rest, Ok(answer)),
             Ok(cut) => (cut.map_or(answer, |cut| cut.rest), Err(MISSING)),
             Err(_) => (answer, Err("malformed")),
         }
@@ -80,8 +80,8 @@ impl Cutter {
                     edited.extend_from_slice(&piece[from..json.start]);
                     edited.extend_from_slice(&cut.rest);
                     from = json.end;
-                    if cut.told {
-                        self.told = Some(piece.slice(json));
+                    if cut.found {
+                        self.newest = Some(piece.slice(json));
                     }
                 }
                 Err(_) => {
@@ -131,9 +131,9 @@ mod tests {
             out.extend_from_slice(&cutter.push(piece, whole));
         }
         let rest = if events { splitter.rest() } else { Bytes::new() };
-        let (rest, told) = cutter.end(rest);
+        let (rest, newest) = cutter.end(rest);
         out.extend_from_slice(&rest);
-        (String::from_utf8(out).unwrap(), told.err())
+        (String::from_utf8(out).unwrap(), newest.err())
     }
 
     #[test]

@@ -53,8 +53,8 @@ impl Edit {
 
     /// The answer is complete; returns what is still to be relayed.
     pub(crate) fn end(&mut self, rest: Bytes) -> Bytes {
-        let (rest, told) = self.cutter.end(rest);
-        match (self.sample.take(), told) {
+        let (rest, newest) = self.cutter.end(rest);
+        match (self.sample.take(), newest) {
             (Some(sample), Ok(answer)) => sample.submit(answer),
             (Some(sample), Err(outcome)) => sample.give_up(outcome),
             (None, _) => {}

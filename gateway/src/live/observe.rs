@@ -31,29 +31,29 @@ pub(super) struct Observed {
 
 /// Reads an answer, or says in one word why it is not believed.
 pub(super) fn observe(seen: &Seen, answer: &[u8]) -> Result<Observed, &'static str> {
-    let told = recording::read(seen.route, answer).map_err(|_| "malformed")?;
-    if told.aborted.is_some() {
+    let answer_ = recording::read(seen.route, answer).map_err(|_| "malformed")?;
+    if answer_.aborted.is_some() {
         return Err("aborted");
     }
-    let experts = told.routed_experts.ok_or(MISSING)?;
-    let prompt_tokens = told.prompt_tokens.ok_or("malformed")?;
-    let rank = rank(seen, told.dp_rank)?;
+    let experts = answer_.routed_experts.ok_or(MISSING)?;
+    let prompt_tokens = answer_.prompt_tokens.ok_or("malformed")?;
+    let rank = rank(seen, answer_.dp_rank)?;
     let model = model(seen);
     let sent = prompt(seen)?;
-    let mut ids = match told.prompt_ids {
+    let mut ids = match answer_.prompt_ids {
         Some(ids) => ids,
         None => encode(seen, sent)?,
     };
     if prompt_tokens != ids.len() as u64 {
         return Err("other_prompt");
     }
-    let (prompt, generated) = (ids.len(), told.output_tokens.unwrap_or(0));
+    let (prompt, generated) = (ids.len(), answer_.output_tokens.unwrap_or(0));
     let generated = usize::try_from(generated).map_err(|_| "wrong_rows")?;
     // The token that was generated last has been through no layer.
     let rows = prompt.saturating_add(generated).saturating_sub(1);
     let routes = recording::decode(&experts, rows, &model).map_err(|_| "wrong_rows")?;
     let mut routes = routes.experts(&model).map_err(|_| "bad_experts")?;
-    if let Some(output_ids) = told.output_ids.filter(|ids| ids.len() == generated) {
+    if let Some(output_ids) = answer_.output_ids.filter(|ids| ids.len() == generated) {
         ids.extend_from_slice(&output_ids);
     }
     // A stream may have only its newest ids, and SGLang's OpenAI routes have none: then only the prompt's are known.
@@ -80,10 +80,10 @@ pub(super) fn observe(seen: &Seen, answer: &[u8]) -> Result<Observed, &'static s
 }
 
 /// The rank that ran it: as the answer says, or else the one it was pinned to.
-fn rank(seen: &Seen, told: Option<u32>) -> Result<RankId, &'static str> {
+fn rank(seen: &Seen, reported: Option<u32>) -> Result<RankId, &'static str> {
     let ranks = seen.tables.tables.dp_ranks();
-    let rank = match told {
-        Some(told) => (0..ranks).map(RankId::new).find(|rank| seen.dialect.wire_rank(*rank) == told),
+    let rank = match reported {
+        Some(reported) => (0..ranks).map(RankId::new).find(|rank| seen.dialect.wire_rank(*rank) == reported),
         None if ranks <= 1 => Some(RankId::new(0)),
         None => seen.rank.filter(|rank| rank.get() < ranks && !seen.backend.pins.are_ignored()),
     };

@@ -30,12 +30,12 @@ pub(super) fn commit(core: &Arc<Core>, mut prepared: Prepared) -> Option<Reloade
     }
     let models: Vec<Arc<Model>> = models.into_iter().map(|model| keep_or_wrap(model, &current)).collect();
     let next = Arc::new(current.with_models(config, models));
-    for (backend, told) in &probes {
-        match (told, next.position(backend)) {
+    for (backend, found) in &probes {
+        match (found, next.position(backend)) {
             (Ok(probe), Some(at)) => {
                 let (model, member) = next.at(at);
                 backend.set_probe(probe.clone());
-                core.welcome(model, member, probe, &member.fit());
+                core.note_admission(model, member, probe, &member.fit());
             }
             (Err(error), _) => core.note_health(backend, Health::Unhealthy { cause: error.reason() }),
             (Ok(_), None) => {}
@@ -110,7 +110,7 @@ fn settle(core: &Core, model: &Model, tables_loaded: &[String]) {
             other_tables = true;
             member.backend.live.reset();
             core.metrics.live.drift(&member.backend.name, false);
-            // One that was refused for its old tables may be welcome now.
+            // One that was refused for its old tables may be admitted now.
             member.backend.suspect();
         }
     }

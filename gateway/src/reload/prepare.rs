@@ -71,16 +71,16 @@ impl Prepared {
         let ask = |(model, member): At| {
             let backend = Arc::clone(&self.models[model].members[member].backend);
             async move {
-                let told = probe(&backend.client, &backend.target(), &limits).await;
-                if let Ok(probe) = &told {
+                let found = probe(&backend.client, &backend.target(), &limits).await;
+                if let Ok(probe) = &found {
                     pins::first_look(core, &backend, probe).await;
                 }
-                ((model, member), backend, told)
+                ((model, member), backend, found)
             }
         };
-        for ((model, member), backend, told) in join_all(fresh.into_iter().map(ask)).await {
+        for ((model, member), backend, found) in join_all(fresh.into_iter().map(ask)).await {
             let model = &mut self.models[model];
-            if let Ok(probe) = &told {
+            if let Ok(probe) = &found {
                 let tables = model.members[member].tables.as_ref().map(|loaded| loaded.tables.as_ref());
                 let limit = self.config.limits.ranks;
                 let fit = compat::with_backend(probe, tables, model.encoder(), &backend.config, None);
@@ -93,11 +93,11 @@ impl Prepared {
                     }
                     Err(source) => return Err(StartError::incompatible(&backend.name)(source)),
                 }
-            } else if let (Err(cause), Manner::Discovery) = (&told, manner) {
+            } else if let (Err(cause), Manner::Discovery) = (&found, manner) {
                 self.left_out.push((backend.name.clone(), cause.to_string()));
                 continue;
             }
-            self.probes.push((backend, told));
+            self.probes.push((backend, found));
         }
         self.leave_out();
         Ok(self)
@@ -116,7 +116,7 @@ impl Prepared {
         }
     }
 
-    /// The pools once more, with the ranks that new backends told. Blocking.
+    /// The pools once more, with the ranks that new backends reported. Blocking.
     pub(super) fn renew_pools(&mut self, core: &Core) {
         for model in &mut self.models {
             let Some(old) = self.base.models.iter().find(|old| old.name == model.name) else {

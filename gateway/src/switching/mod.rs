@@ -3,7 +3,7 @@
 //! | part | what |
 //! |---|---|
 //! | `reading` | a worker's step counters and loads, and what happened between two readings (pure) |
-//! | `unit` | a policy of `semmoe-planner` with its clock: fed, asked, told what came of it |
+//! | `unit` | a policy of `semmoe-planner` with its clock: fed, asked, notified of outcomes |
 //! | `task` | one task for each backend: reads, asks, acts |
 //! | `hook` | a switch by the worker's `/switch`: prepare, commit, and every way in which that can fail |
 //! | `webhook` | a switch of an engine without a hook, by an operator's service |

@@ -1,4 +1,4 @@
-//! A policy with its clock: fed with what a unit does, asked, and told what came of its decisions.
+//! A policy with its clock: fed with what a unit does, asked, and notified of the outcomes of its decisions.
 
 use std::time::Instant;
 
@@ -80,7 +80,7 @@ impl Unit {
                     Cause::Gain { gain, .. } => Some(gain),
                     _ => None,
                 },
-                reason: told(&switch.cause),
+                reason: reason_of(&switch.cause),
             },
             Decision::Stay(stay) => Verdict {
                 to: None,
@@ -107,7 +107,7 @@ impl Unit {
     }
 }
 
-fn told(cause: &Cause) -> String {
+fn reason_of(cause: &Cause) -> String {
     match *cause {
         Cause::Gain { gain, regret, switch_seconds } => format!(
             "steps take {:.1}% less there; {regret:.2} request-seconds were lost so far, and a switch takes {switch_seconds:.3} s",

@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_is_told() {
+    fn a_full_disk_is_reported() {
         let spool = Spool { folder: "/dev".into(), limit_bytes: 100 };
         let file = File::options().write(true).open("/dev/full").unwrap();
         let mut copy = Copy { file, spool, bytes: 0 };

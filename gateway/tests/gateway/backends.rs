@@ -7,7 +7,7 @@ use crate::support::{Client, Mock, metric, plain_model, settled, several, start}
 const CHAT: &str = "/v1/chat/completions";
 
 #[tokio::test]
-async fn a_dead_backend_is_told_with_its_cause_and_comes_back() {
+async fn a_dead_backend_is_reported_with_its_cause_and_comes_back() {
     let mut mock = Mock::start(2);
     let gateway = start(&plain_model(&mock, 2)).await;
     let client = Client::data(&gateway);

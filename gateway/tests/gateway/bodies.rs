@@ -1,4 +1,4 @@
-//! Bad input: told in OpenAI's form where it is the client's fault, left to the engine where it is not, never a panic.
+//! Bad input: reported in OpenAI's form where it is the client's fault, left to the engine otherwise, never a panic.
 
 use bytes::Bytes;
 use http::Method;

@@ -58,12 +58,12 @@ async fn what_changed_counts_and_what_runs_ends_where_it_began() {
     let two = model("tiny", "aliases = [\"small\"]\n", &[("pod-c", &c.url(), 1), ("pod-a", &a.url(), 2)]);
     file.write("", &format!("{two}{}", model("other", "", &[("pod-d", &b.url(), 1)])));
     let answer = reload(&gateway).await;
-    let told = answer.json();
-    assert_eq!((answer.status, &told["generation"]), (200, &json!(2)), "{answer:?}");
-    assert_eq!(names(&told, "models_added"), ["other"]);
-    assert_eq!(names(&told, "backends_added"), ["pod-c", "pod-d"]);
-    assert_eq!(names(&told, "backends_removed"), ["pod-b"]);
-    assert_eq!(told["needs_restart"], json!([]));
+    let reported = answer.json();
+    assert_eq!((answer.status, &reported["generation"]), (200, &json!(2)), "{answer:?}");
+    assert_eq!(names(&reported, "models_added"), ["other"]);
+    assert_eq!(names(&reported, "backends_added"), ["pod-c", "pod-d"]);
+    assert_eq!(names(&reported, "backends_removed"), ["pod-b"]);
+    assert_eq!(reported["needs_restart"], json!([]));
     assert_eq!(models(&gateway).await, ["tiny", "small", "other"]);
     // The new ones were probed before they got requests, and those in flight on ranks that stay are counted on.
     let now = loads(&gateway).await;
@@ -167,7 +167,7 @@ async fn reloads_under_load_lose_and_misroute_nothing() {
 }
 
 #[tokio::test]
-async fn wrong_configurations_change_nothing_and_are_told() {
+async fn wrong_configurations_change_nothing_and_are_reported() {
     let mock = Mock::start(2);
     let fixture = Fixture::new(2);
     mock.set_info(fixture.info());
@@ -318,7 +318,7 @@ async fn tables_in_use_stay_unless_another_file_is_configured() {
     fixture.write("second", &TEXTS, 1);
     let answer = reload(&gateway).await.json();
     assert_eq!((&answer["tables_loaded"], rank().await.as_str()), (&json!(["pod-a"]), "1"));
-    // Of a placement that the engine does not run, as it told when it was probed.
+    // Of a placement that the engine does not run, as it reported when it was probed.
     let other = Fixture::new(4).write("other", &TEXTS, 0);
     file.write("", &fixture.affinity(&mock.url(), &other));
     assert_eq!(reload(&gateway).await.status, 409);
@@ -346,9 +346,9 @@ async fn a_new_backend_may_come_later() {
     // The same name at another place is another backend.
     let c = Mock::start(1);
     file.write("", &model("tiny", "", &[("pod-a", &c.url(), 1)]));
-    let told = reload(&gateway).await.json();
+    let reported = reload(&gateway).await.json();
     assert_eq!(
-        (names(&told, "backends_added"), names(&told, "backends_removed")),
+        (names(&reported, "backends_added"), names(&reported, "backends_removed")),
         (vec!["pod-a".to_owned()], vec!["pod-a".to_owned(), "pod-b".to_owned()])
     );
     assert_eq!(backend_of(&gateway, "tiny").await, "pod-a");

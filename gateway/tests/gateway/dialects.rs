@@ -126,7 +126,7 @@ async fn engines_that_begin_to_ignore_pins_are_found_on_chats_alone() {
 
 /// A vLLM in front of ranks 4 to 7, by either way of counting: the right rank, and never an error.
 #[tokio::test]
-async fn node_local_and_global_ranks_are_told_apart() {
+async fn node_local_and_global_ranks_are_distinguished() {
     let fixture = Fixture::new(4);
     for first_in_pins in [0, 4] {
         let mock = Ranked::start(vllm(4, first_in_pins)).await;

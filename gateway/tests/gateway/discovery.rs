@@ -118,8 +118,8 @@ async fn backends_join_and_leave_with_the_answers() {
     }
     // The source goes with its section.
     file.write("", &crate::support::files::model("tiny", "", &[("pod-c", &a.url(), 1)]));
-    let told = reload(&gateway).await;
-    assert_eq!(told.json()["backends_removed"], json!(named(&[&b])), "{told:?}");
+    let reported = reload(&gateway).await;
+    assert_eq!(reported.json()["backends_removed"], json!(named(&[&b])), "{reported:?}");
     assert_eq!(backends(&gateway).await, ["pod-c"]);
     // Nothing alarms about it any more.
     let gone = async {

@@ -96,7 +96,7 @@ async fn a_gateway_that_is_asked_to_end_is_unready_first() {
 /// Requests that do not finish in time get an error: before the answer, in the queue, in a stream; a half answer is cut
 /// off.
 #[tokio::test]
-async fn what_does_not_finish_in_time_is_told() {
+async fn what_does_not_finish_in_time_is_reported() {
     let mut mock = Mock::start(1);
     let rules = "[drain]\ndelay_seconds = 0\ngrace_seconds = 0.01\n[queue]\nmax_in_flight = 3\n";
     let gateway = start(&format!("{rules}{}", plain_model(&mock, 1))).await;

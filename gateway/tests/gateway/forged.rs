@@ -46,7 +46,7 @@ fn answer(body: &str, chunked: bool) -> String {
     }
 }
 
-async fn serve(socket: TcpStream, when: When, chunked: bool, told: mpsc::UnboundedSender<()>) -> Option<()> {
+async fn serve(socket: TcpStream, when: When, chunked: bool, reported: mpsc::UnboundedSender<()>) -> Option<()> {
     // Written bytes are sent at once.
     socket.set_nodelay(true).ok()?;
     let mut socket = BufReader::new(socket);
@@ -80,7 +80,7 @@ async fn serve(socket: TcpStream, when: When, chunked: bool, told: mpsc::Unbound
             When::Later => {
                 socket.write_all(own.as_bytes()).await.ok()?;
                 socket.write_all(forged.as_bytes()).await.ok()?;
-                let _ = told.send(());
+                let _ = reported.send(());
             }
         }
     }

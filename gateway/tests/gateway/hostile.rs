@@ -48,7 +48,7 @@ async fn still_serves(gateway: &Running, mock: &mut Mock) {
 }
 
 #[tokio::test]
-async fn malformed_requests_are_told_and_closed() {
+async fn malformed_requests_are_reported_and_closed() {
     let mut mock = Mock::start(1);
     let gateway = start(&format!("{PATIENT}{}", plain_model(&mock, 1))).await;
     let with = |line: &str| format!("{HEAD}{line}\r\n\r\n{{}}");
@@ -109,7 +109,7 @@ async fn smuggled_requests_do_not_reach_the_engine() {
 }
 
 #[tokio::test]
-async fn garbage_in_chunks_is_told() {
+async fn garbage_in_chunks_is_reported() {
     let mut mock = Mock::start(1);
     let gateway = start(&format!("{PATIENT}[limits]\nbody_bytes = 10000\n{}", plain_model(&mock, 1))).await;
     let chunked = |body: &str| format!("{HEAD}transfer-encoding: chunked\r\n\r\n{body}");

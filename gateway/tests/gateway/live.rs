@@ -118,7 +118,7 @@ async fn a_share_is_asked_and_nobody_sees_it() {
     settled(&setup.gateway).await;
 }
 
-/// The prompt's tokens alone, as the generated ones are not told.
+/// The prompt's tokens alone, as the generated ones are not reported.
 #[tokio::test]
 async fn completions_are_asked_too() {
     let setup = setup("").await;
@@ -157,7 +157,7 @@ async fn streams_are_edited_on_their_way() {
     let body = json!({ "input_ids": [1, 2, 3] }).to_string();
     drop(setup.client.open(Method::POST, "/generate", &[("x-mock", "stream")], body).await);
     settled(&setup.gateway).await;
-    // It may have been told too late to matter.
+    // The report may have come too late to matter.
     let wait = async { while setup.outcome("unfinished").await + setup.outcome("observed").await < 3.0 {} };
     tokio::time::timeout(PATIENCE, wait).await.expect("the third sample is counted");
 }
@@ -218,7 +218,7 @@ async fn engines_that_lie_are_not_believed() {
 #[tokio::test]
 async fn an_engine_that_refuses_is_asked_once() {
     let setup = setup("").await;
-    // It refuses everything: that is the client's fault, told in the engine's words.
+    // It refuses everything: that is the client's fault, reported in the engine's words.
     let answer = setup.client.mock("/generate", "bad", "{\"input_ids\":[1]}").await;
     assert_eq!((answer.status, answer.message().as_str()), (400, "the engine's own words"));
     setup.wait("failed", 1.0).await;
@@ -254,7 +254,7 @@ async fn engines_that_cannot_are_not_asked() {
 }
 
 #[tokio::test]
-async fn drift_is_told_once_and_cleared() {
+async fn drift_is_reported_once_and_cleared() {
     let setup = setup("drift_samples = 3").await;
     let ids = crate::support::tokenizer().encode(TEXTS[0]).unwrap();
     let mut count = 0.0;

@@ -69,8 +69,8 @@ fn the_reference_has_every_key_and_no_other() {
         for (key, _) in keys.iter().filter(|(_, default)| *default == "section") {
             let name = format!("{}.{key}", header.trim_matches(['[', ']'])).replace("admin_tls", "tls");
             let name = name.replace("discovery.tls", "backends.tls");
-            let told = [format!("[{name}]"), format!("[[{name}]]")];
-            assert!(told.iter().any(|told| sections.contains_key(told)), "{name} has no part");
+            let reported = [format!("[{name}]"), format!("[[{name}]]")];
+            assert!(reported.iter().any(|reported| sections.contains_key(reported)), "{name} has no part");
         }
     }
 }
@@ -91,8 +91,8 @@ fn the_defaults_are_those_of_the_reference() {
         checked += lines.len();
         text.push_str(&format!("{header}\n{}", lines.concat()));
     }
-    let told: RawConfig = toml::from_str(&text).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(told, RawConfig::default());
+    let reported: RawConfig = toml::from_str(&text).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(reported, RawConfig::default());
     assert!(checked > 60, "{checked}");
     for header in ["[[models]]", "[[models.backends]]", "[[models.discovery]]"] {
         let (mut bare, mut full) = (String::new(), String::new());

@@ -175,8 +175,8 @@ async fn a_backend_with_a_new_placement_waits_for_its_tables() {
     info["placement_digest"] = json!(digest);
     mock.set_info(info);
     mock.listen();
-    let told = |health: &semmoe_gateway::Health| format!("{health:?}").contains("runs placement");
-    gateway.wait_health("pod-a", told).await.unwrap();
+    let reported = |health: &semmoe_gateway::Health| format!("{health:?}").contains("runs placement");
+    gateway.wait_health("pod-a", reported).await.unwrap();
     assert_eq!(Client::data(&gateway).post("/generate", r#"{"text":"a"}"#).await.status, 503);
     assert_eq!(upload(&gateway, "pod-a", next).await.status, 200);
     gateway.wait_ready().await;
@@ -197,15 +197,15 @@ async fn a_quick_restart_with_a_new_placement_is_seen() {
     info["placement_digest"] = json!(digest);
     mock.set_info(info);
     assert_eq!(upload(&gateway, "pod-a", old).await.status, 409);
-    let told = |health: &semmoe_gateway::Health| format!("{health:?}").contains("runs placement");
-    gateway.wait_health("pod-a", told).await.unwrap();
+    let reported = |health: &semmoe_gateway::Health| format!("{health:?}").contains("runs placement");
+    gateway.wait_health("pod-a", reported).await.unwrap();
     assert_eq!(upload(&gateway, "pod-a", next).await.status, 200);
     gateway.wait_ready().await;
     assert_eq!(Client::data(&gateway).post("/generate", r#"{"text":"a"}"#).await.status, 200);
     mock.set_info(fixture.info());
     let undrain = Client::admin(&gateway).post("/admin/backends/pod-a/undrain", "").await;
     assert_eq!(undrain.status, 200);
-    gateway.wait_health("pod-a", told).await.unwrap();
+    gateway.wait_health("pod-a", reported).await.unwrap();
 }
 
 /// Drained, restarted with another E before a probe fails, the configuration changed: the reload compares the tables

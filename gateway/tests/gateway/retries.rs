@@ -11,7 +11,7 @@ async fn retries(gateway: &semmoe_gateway::Running, cause: &str, outcome: &str) 
     metric(gateway, &format!("semmoe_retries_total{{cause=\"{cause}\",outcome=\"{outcome}\"}}")).await
 }
 
-fn told(answer: &Answer) -> (u16, &str, &str) {
+fn reported(answer: &Answer) -> (u16, &str, &str) {
     (answer.status, answer.header("x-semmoe-backend"), answer.header("x-semmoe-attempts"))
 }
 
@@ -66,7 +66,7 @@ async fn the_engines_own_answer_is_relayed_where_nobody_can_do_better() {
     let client = Client::data(&gateway);
     let mut seen = [client.post(CHAT, "{}").await, client.post(CHAT, "{}").await];
     seen.sort_by_key(|answer| answer.status);
-    assert_eq!([told(&seen[0]), told(&seen[1])], [(429, "pod-b", "2"), (503, "pod-a", "2")]);
+    assert_eq!([reported(&seen[0]), reported(&seen[1])], [(429, "pod-b", "2"), (503, "pod-a", "2")]);
     assert!(seen.iter().all(|answer| answer.message() == "the engine's own words"));
     for (cause, outcome) in
         [("status_503", "failed"), ("status_503", "no_backend"), ("status_429", "failed"), ("status_429", "no_backend")]

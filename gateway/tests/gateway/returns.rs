@@ -78,7 +78,7 @@ async fn who_is_undrained_while_away_comes_back_for_requests() {
     gateway.shutdown(PATIENCE).await;
 }
 
-/// As when an engine is drained, started with another placement, and the configuration told of it.
+/// As when an engine is drained, started with another placement, and the configuration changed to match.
 #[tokio::test]
 async fn a_drained_backend_with_other_settings_is_still_drained() {
     let (a, b) = (Mock::start(1), Mock::start(1));
@@ -90,8 +90,8 @@ async fn a_drained_backend_with_other_settings_is_still_drained() {
     admin.post("/admin/backends/pod-a/drain", "").await;
     let settings = "name = \"pod-a\"\nserved_name = \"tiny-2\"";
     file.write("", &backends.replace("name = \"pod-a\"", settings));
-    let told = reload(&gateway).await;
-    assert_eq!(told.json()["backends_added"], json!(["pod-a"]), "{told:?}");
+    let reported = reload(&gateway).await;
+    assert_eq!(reported.json()["backends_added"], json!(["pod-a"]), "{reported:?}");
     assert_eq!(served(&client).await, ["pod-b"]);
     // Also one that the file does not name for a while.
     file.write("", &model("tiny", "", &[("pod-b", &b.url(), 1)]));

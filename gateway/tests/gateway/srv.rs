@@ -18,7 +18,7 @@ const TOML: &str = "[[models]]\nname = \"tiny\"\npolicy = \"round_robin\"\n[[mod
 
 /// A nameserver's answer to a question.
 #[derive(Clone)]
-enum Told {
+enum DnsAnswer {
     /// Priority, target and port.
     Records(Vec<(u16, &'static str, u16)>),
     /// The answer, with this done to it.
@@ -31,31 +31,31 @@ enum Told {
 /// A nameserver, and the resolver that knows the hosts `a.example`, `b.example`, ... to be on loopback.
 struct Nameserver {
     address: SocketAddr,
-    told: Arc<Mutex<Told>>,
+    reported: Arc<Mutex<DnsAnswer>>,
 }
 
 impl Nameserver {
     async fn start() -> Arc<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let told = Arc::new(Mutex::new(Told::Records(Vec::new())));
-        let say = Arc::clone(&told);
+        let reported = Arc::new(Mutex::new(DnsAnswer::Records(Vec::new())));
+        let say = Arc::clone(&reported);
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let told = say.lock().unwrap().clone();
-                tokio::spawn(answer(stream, told));
+                let reported = say.lock().unwrap().clone();
+                tokio::spawn(answer(stream, reported));
             }
         });
-        Arc::new(Self { address, told })
+        Arc::new(Self { address, reported })
     }
 
-    fn set(&self, told: Told) {
-        *self.told.lock().unwrap() = told;
+    fn set(&self, reported: DnsAnswer) {
+        *self.reported.lock().unwrap() = reported;
     }
 
     fn records(&self, records: &[(u16, &'static str, &Mock)]) {
         let of = |(priority, target, mock): &(u16, &'static str, &Mock)| (*priority, *target, mock.address.port());
-        self.set(Told::Records(records.iter().map(of).collect()));
+        self.set(DnsAnswer::Records(records.iter().map(of).collect()));
     }
 }
 
@@ -75,14 +75,14 @@ impl Resolve for Nameserver {
     }
 }
 
-async fn answer(mut stream: TcpStream, told: Told) -> io::Result<()> {
+async fn answer(mut stream: TcpStream, reported: DnsAnswer) -> io::Result<()> {
     let mut question = vec![0; usize::from(stream.read_u16().await?)];
     stream.read_exact(&mut question).await?;
     let labels: Vec<u8> =
         NAME.split('.').flat_map(|label| [&[label.len() as u8][..], label.as_bytes()].concat()).collect();
     assert_eq!(question[12..], [&labels[..], &[0, 0, 33, 0, 1]].concat(), "a question for SRV records");
-    let records = match &told {
-        Told::Records(records) => records.clone(),
+    let records = match &reported {
+        DnsAnswer::Records(records) => records.clone(),
         _ => vec![(0, "a", 1)],
     };
     let mut message = question;
@@ -96,14 +96,14 @@ async fn answer(mut stream: TcpStream, told: Told) -> io::Result<()> {
         message.extend(target);
     }
     let mut length = message.len() as u16;
-    match told {
-        Told::Records(_) => {}
-        Told::Damaged(damage) => {
+    match reported {
+        DnsAnswer::Records(_) => {}
+        DnsAnswer::Damaged(damage) => {
             damage(&mut message);
             length = message.len() as u16;
         }
-        Told::Cut => length += 9,
-        Told::Closes => return Ok(()),
+        DnsAnswer::Cut => length += 9,
+        DnsAnswer::Closes => return Ok(()),
     }
     stream.write_all(&[&length.to_be_bytes()[..], &message].concat()).await
 }
@@ -169,8 +169,8 @@ async fn what_is_no_answer_changes_nothing() {
         |message| message.truncate(11),
         Vec::clear,
     ];
-    for told in damages.map(Told::Damaged).into_iter().chain([Told::Cut, Told::Closes]) {
-        nameserver.set(told);
+    for reported in damages.map(DnsAnswer::Damaged).into_iter().chain([DnsAnswer::Cut, DnsAnswer::Closes]) {
+        nameserver.set(reported);
         answers(&gateway, "failed", 4.0).await;
         assert_eq!(backends(&gateway).await, named(&[&a]));
         assert_eq!(metric(&gateway, r#"semmoe_discovery_stale{source="pods"}"#).await, 1.0);

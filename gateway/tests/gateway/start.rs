@@ -211,7 +211,7 @@ async fn start_error(toml: &str) -> String {
 }
 
 #[tokio::test]
-async fn files_that_cannot_be_used_are_told() {
+async fn files_that_cannot_be_used_are_reported() {
     let fixture = Fixture::new(2);
     let tables = fixture.write("t", &[], 0);
     let good = fixture.affinity("http://127.0.0.1:1", &tables);
@@ -267,7 +267,7 @@ async fn a_backend_that_does_not_fit_its_tables_is_refused_before_serving() {
 }
 
 #[tokio::test]
-async fn a_taken_port_is_told() {
+async fn a_taken_port_is_reported() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     let mock = Mock::start(1);

@@ -1,4 +1,4 @@
-//! Streams and disconnects: frames as they come, both ends told at once, counts back at zero however it ends.
+//! Streams and disconnects: frames as they come, both ends notified at once, counts back at zero however it ends.
 
 use bytes::Bytes;
 use http::Method;

@@ -197,7 +197,7 @@ async fn engines_over_tls_and_http2() {
 }
 
 #[tokio::test]
-async fn certificates_that_cannot_be_used_are_told_before_serving() {
+async fn certificates_that_cannot_be_used_are_reported_before_serving() {
     let (authority, other) = (Authority::new(), Authority::new());
     for one in [&authority, &other] {
         one.sign("server", "127.0.0.1");

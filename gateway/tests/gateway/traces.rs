@@ -70,7 +70,7 @@ async fn ask(gateway: &Running, headers: &[(&str, &str)]) -> u16 {
 }
 
 #[tokio::test]
-async fn a_request_is_four_spans_and_the_engine_is_told() {
+async fn a_request_is_four_spans_and_the_engine_is_reported() {
     let mut mock = Mock::start(2);
     let (fixture, collector) = (Fixture::new(2), Collector::start(StatusCode::OK).await);
     let gateway = gateway(&mock, &fixture, &collector.url, 0.0).await;
@@ -78,7 +78,7 @@ async fn a_request_is_four_spans_and_the_engine_is_told() {
     assert_eq!(ask(&gateway, &[]).await, 200);
     assert!(!mock.next().await.headers.contains_key("traceparent"));
     assert_eq!(ask(&gateway, &[("traceparent", PARENT), ("tracestate", "a=b")]).await, 200);
-    let told = mock.next().await.headers;
+    let reported = mock.next().await.headers;
     gateway.shutdown(PATIENCE).await;
     let spans = collector.spans();
     assert_eq!(spans.len(), 4, "{spans:?}");
@@ -96,7 +96,7 @@ async fn a_request_is_four_spans_and_the_engine_is_told() {
     }
     let expected = format!("00-4bf92f3577b34da6a3ce929d0e0e4736-{}-01", upstream["spanId"].as_str().unwrap());
     assert_eq!(
-        (told["traceparent"].to_str().unwrap(), told["tracestate"].to_str().unwrap()),
+        (reported["traceparent"].to_str().unwrap(), reported["tracestate"].to_str().unwrap()),
         (expected.as_str(), "a=b")
     );
     assert_eq!(attribute(request, "http.route"), &json!({ "stringValue": "/generate" }));
@@ -122,8 +122,8 @@ async fn what_the_client_does_not_trace_is_passed_on_and_not_traced() {
     assert_eq!(mock.next().await.headers["traceparent"], unsampled.as_str());
     // An invalid traceparent begins a new trace, and its tracestate is dropped.
     assert_eq!(ask(&gateway, &[("traceparent", "00-nonsense"), ("tracestate", "a=b")]).await, 200);
-    let told = mock.next().await.headers;
-    assert!(!told.contains_key("tracestate") && told["traceparent"].to_str().unwrap().ends_with("-01"));
+    let reported = mock.next().await.headers;
+    assert!(!reported.contains_key("tracestate") && reported["traceparent"].to_str().unwrap().ends_with("-01"));
     gateway.shutdown(PATIENCE).await;
     let spans = collector.spans();
     assert_eq!(spans.len(), 4);
@@ -179,6 +179,6 @@ async fn without_a_collector_traces_pass_through() {
     let fixture = Fixture::new(2);
     let gateway = reloadable(&mock, &fixture, "").await;
     assert_eq!(ask(&gateway, &[("traceparent", PARENT), ("tracestate", "a=b")]).await, 200);
-    let told = mock.next().await.headers;
-    assert_eq!((told["traceparent"].to_str().unwrap(), told["tracestate"].to_str().unwrap()), (PARENT, "a=b"));
+    let reported = mock.next().await.headers;
+    assert_eq!((reported["traceparent"].to_str().unwrap(), reported["tracestate"].to_str().unwrap()), (PARENT, "a=b"));
 }

@@ -44,17 +44,17 @@ impl Process {
         }
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let orders = child.stdin.take().unwrap();
-        let mut told = BufReader::new(child.stdout.take().unwrap());
+        let mut reported = BufReader::new(child.stdout.take().unwrap());
         let ready = loop {
             let mut line = String::new();
-            assert_ne!(told.read_line(&mut line).unwrap(), 0, "the child ended before it was ready");
+            assert_ne!(reported.read_line(&mut line).unwrap(), 0, "the child ended before it was ready");
             if let Some(rest) = line.trim_end().split_once(READY) {
                 break rest.1.to_owned();
             }
         };
         let (data, admin) = ready.split_once(' ').unwrap();
         let (data, admin) = (data.parse().unwrap(), admin.parse().unwrap());
-        Self { child, _orders: orders, _told: told, data, admin }
+        Self { child, _orders: orders, _told: reported, data, admin }
     }
 
     /// Bytes of memory that the process holds now.

@@ -75,13 +75,13 @@ async fn slow_pieces_have_one_clock() {
         }
         std::future::pending::<()>().await;
     };
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     let reading = async {
         let mut piece = [0; 1024];
-        while !String::from_utf8_lossy(&told).contains("body_timeout") {
+        while !String::from_utf8_lossy(&reported).contains("body_timeout") {
             let length = tokio::io::AsyncReadExt::read(&mut reader, &mut piece).await.unwrap();
             assert!(length > 0, "the connection ended without an answer");
-            told.extend_from_slice(&piece[..length]);
+            reported.extend_from_slice(&piece[..length]);
         }
     };
     tokio::select! {

@@ -1,5 +1,5 @@
-//! Engines, or what stands before them, whose framing can be read in two ways: told as 502, and their connection is
-//! used no more.
+//! Engines, or what stands before them, whose framing can be read in two ways: answered with 502, and their connection
+//! is closed.
 
 use crate::child::Process;
 use crate::engine::Engine;

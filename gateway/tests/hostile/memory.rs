@@ -79,8 +79,8 @@ async fn streams_over_the_limit_get_503() {
     let engine = Engine::honest();
     let process = Process::start("[limits]\nopen_streams = 5", engine.address);
     let mut stream = wire::open(process.data, &with_heads()).await;
-    let mut told = 0;
-    while told < 95 {
+    let mut reported = 0;
+    while reported < 95 {
         let frame = wire::next(&mut stream).await.expect("the connection stays open");
         let is_reset = frame.kind == RST_STREAM && frame.payload != [0; 4];
         assert!(!is_reset, "an answer, not an error of the protocol");
@@ -88,7 +88,7 @@ async fn streams_over_the_limit_get_503() {
         if frame.kind == DATA && !frame.payload.is_empty() {
             let body = String::from_utf8(frame.payload).unwrap();
             assert!(body.contains("too_many_streams"), "{body}");
-            told += 1;
+            reported += 1;
         }
     }
     // The first five still wait for their bodies.

@@ -68,8 +68,8 @@ pub(crate) unsafe fn open(args: &InitArgs, facts: &Facts) -> Result<Box<dyn Back
     };
     // SAFETY: the array has `world` elements, at least one.
     let group = unsafe { *args.signals }.addr();
-    let told = RankFacts { rank: facts.rank, world: facts.world, group, timeout: facts.timeout };
-    let opened = opener(&told).map_err(|sentence| Failure::new(Code::Device, sentence))?;
+    let reported = RankFacts { rank: facts.rank, world: facts.world, group, timeout: facts.timeout };
+    let opened = opener(&reported).map_err(|sentence| Failure::new(Code::Device, sentence))?;
     // SAFETY: the caller's promise.
     Ok(Box::new(unsafe { Cuda::new(args, facts, opened) }?))
 }

@@ -36,9 +36,9 @@ fn a_rank_that_never_arrives_is_named_with_the_epoch() {
     let timed_out = RankError::TimedOut { rank: RankId::new(2), epoch: 1, limit: SOON };
     assert!(answers.contains(&timed_out), "{answers:?}");
     for answer in &answers {
-        // The one that gave up first may have told the other, with the same cause.
-        let told = matches!(answer, RankError::GaveUp { cause, epoch: 1, .. } if *cause == RankId::new(2));
-        assert!(*answer == timed_out || told, "{answer}");
+        // The one that gave up first may have notified the other, with the same cause.
+        let reported = matches!(answer, RankError::GaveUp { cause, epoch: 1, .. } if *cause == RankId::new(2));
+        assert!(*answer == timed_out || reported, "{answer}");
         assert!(answer.to_string().contains("rank 2 did not arrive"), "{answer}");
     }
     // It comes after all, and learns at once that the others have gone.
@@ -61,9 +61,9 @@ fn a_rank_that_leaves_in_the_middle_ends_the_wait_of_all() {
         let error = answers[rank].clone().unwrap_err();
         // Two epochs a collective; the seventh is the fourth's entry.
         let left = RankError::Left { rank: RankId::new(1), epoch: 7 };
-        let told = matches!(error, RankError::GaveUp { epoch: 7, cause, .. } if cause == RankId::new(1));
+        let reported = matches!(error, RankError::GaveUp { epoch: 7, cause, .. } if cause == RankId::new(1));
         let gone = matches!(error, RankError::Left { epoch: 7, .. });
-        assert!(error == left || told || gone, "{error}");
+        assert!(error == left || reported || gone, "{error}");
         let is_final = matches!(error, RankError::TimedOut { .. } | RankError::Left { .. } | RankError::GaveUp { .. });
         assert!(is_final);
     }

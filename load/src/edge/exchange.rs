@@ -30,7 +30,7 @@ pub(crate) struct Seen {
     last: Option<Instant>,
     events: u64,
     longest_gap: Option<Duration>,
-    told: Option<u64>,
+    reported: Option<u64>,
     done: bool,
     content: bool,
 }
@@ -136,7 +136,7 @@ impl Seen {
         if said.is_error {
             return Err(Failure::ErrorEvent);
         }
-        self.told = said.output_tokens.or(self.told);
+        self.reported = said.output_tokens.or(self.reported);
         self.content |= said.content;
         Ok(said)
     }
@@ -149,7 +149,7 @@ impl Seen {
             e2e: end.saturating_duration_since(due),
             mean_gap: spread.and_then(|spread| spread.checked_div(gaps)),
             longest_gap: self.longest_gap,
-            tokens: self.told.map_or(Tokens::Events(self.events), Tokens::Told),
+            tokens: self.reported.map_or(Tokens::Events(self.events), Tokens::Reported),
             content: self.content,
         }
     }

@@ -117,7 +117,7 @@ impl Workers {
             ok: stats.ok,
             failed: stats.failed,
             in_flight: self.shared.in_flight.load(Ordering::Relaxed),
-            output_tokens: stats.told.1.saturating_add(stats.untold.1),
+            output_tokens: stats.reported.1.saturating_add(stats.counted.1),
             ttft: stats.ttft.summary(),
             e2e: stats.e2e.summary(),
         }

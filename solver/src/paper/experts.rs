@@ -98,7 +98,7 @@ struct Placing<'a> {
 }
 
 /// An expert in its group.
-struct Member {
+struct PlacedExpert {
     expert: usize,
     group: usize,
 }
@@ -139,7 +139,9 @@ impl Placing<'_> {
             let (a, b) = (random.usize(0..self.groups), random.usize(0..self.groups));
             let (at_a, at_b) = (random.usize(0..each), random.usize(0..each));
             let (first, second) = (self.members[a][at_a], self.members[b][at_b]);
-            if a != b && self.gain(Member { expert: first, group: a }, Member { expert: second, group: b }) > 0.0 {
+            if a != b
+                && self.gain(PlacedExpert { expert: first, group: a }, PlacedExpert { expert: second, group: b }) > 0.0
+            {
                 self.members[a][at_a] = second;
                 self.members[b][at_b] = first;
                 let moved = self.load[first] - self.load[second];
@@ -153,7 +155,11 @@ impl Placing<'_> {
     }
 
     /// `aff_gain`: what the sum gains when two experts exchange their groups.
-    fn gain(&self, Member { expert: first, group: a }: Member, Member { expert: second, group: b }: Member) -> f64 {
+    fn gain(
+        &self,
+        PlacedExpert { expert: first, group: a }: PlacedExpert,
+        PlacedExpert { expert: second, group: b }: PlacedExpert,
+    ) -> f64 {
         let at = |values: &[f64], expert: usize, group: usize| values[expert * self.groups + group];
         let change = |values: &[f64]| {
             at(values, first, b) - at(values, first, a) + at(values, second, a) - at(values, second, b)

@@ -322,7 +322,7 @@ fn waiting_for_a_window_lies_between_in_turn_and_unlimited() {
 }
 
 #[test]
-fn wrong_input_is_told() {
+fn wrong_input_is_reported() {
     let trace = planted(4, 20, 0.8, 6);
     let tables = neutral(&trace, 4);
     let mut renamed = trace.model().clone();

@@ -138,7 +138,7 @@ fn the_same_bytes_whatever_the_threads() {
 }
 
 #[test]
-fn what_does_not_fit_is_told() {
+fn what_does_not_fit_is_reported() {
     let trace = planted(4, 20, 0.8, 7);
     let refused = |options: &SolveOptions, part: &str| {
         let error = solve_trace(&trace, options).unwrap_err().to_string();

@@ -57,8 +57,9 @@ fn groups_that_work_together_share_a_node() {
         // `evaluate` counts the same, whether it is given the nodes or reads them from the tables.
         let input = EvalInput::Profile(&profile_of(&trace));
         let judged = evaluate(&solved.tables, input, &EvalOptions::default()).unwrap();
-        let told = evaluate(&solved.tables, input, &EvalOptions { nodes: Some(2), ..EvalOptions::default() }).unwrap();
-        assert_eq!(judged.node_local_rate, told.node_local_rate);
+        let reported =
+            evaluate(&solved.tables, input, &EvalOptions { nodes: Some(2), ..EvalOptions::default() }).unwrap();
+        assert_eq!(judged.node_local_rate, reported.node_local_rate);
         assert!(judged.node_local_rate.unwrap() > 0.9 && judged.node_local_rate.unwrap() > judged.lar, "{judged:?}");
         for (nodes, rate) in [(1, 1.0), (4, judged.lar)] {
             let options = EvalOptions { nodes: Some(nodes), ..EvalOptions::default() };
@@ -162,7 +163,7 @@ fn a_warm_start_keeps_nodes() {
 }
 
 #[test]
-fn what_does_not_fit_is_told() {
+fn what_does_not_fit_is_reported() {
     let trace = planted(4, 20, 0.8, 7);
     let refused = |options: SolveOptions, part: &str| {
         let error = solve(&profile_of(&trace), Some(&trace), &options, &mut quiet).unwrap_err().to_string();

@@ -111,7 +111,7 @@ fn padding_stays_where_experts_stay() {
 }
 
 #[test]
-fn what_does_not_go_together_is_told() {
+fn what_does_not_go_together_is_reported() {
     let trace = planted(4, 20, 0.8, 5);
     let refused = |options: SolveOptions, part: &str| {
         let error = solve_trace(&trace, &options).unwrap_err().to_string();

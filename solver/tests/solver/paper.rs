@@ -64,7 +64,7 @@ fn the_caller_can_stop() {
 }
 
 #[test]
-fn bad_options_are_told() {
+fn bad_options_are_reported() {
     let trace = planted(4, 20, 0.6, 5);
     let profile = profile_of(&trace);
     let wrong = [

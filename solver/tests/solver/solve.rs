@@ -142,7 +142,7 @@ fn groups_that_do_not_divide_the_experts_name_those_that_do() {
 }
 
 #[test]
-fn empty_input_is_told() {
+fn empty_input_is_reported() {
     let profile = ProfileBuilder::new(model(2, 4, 1, 8), provenance(), Phase::All).unwrap().finish().unwrap();
     for attention in [Attention::Dp, Attention::Tp] {
         let error = solve(&profile, None, &options(2, attention), &mut quiet).unwrap_err();
@@ -155,7 +155,7 @@ fn empty_input_is_told() {
 }
 
 #[test]
-fn another_model_is_told() {
+fn another_model_is_reported() {
     let other = planted(4, 4, 0.9, 8);
     let mut renamed = other.model().clone();
     renamed.model = "another".into();
@@ -165,7 +165,7 @@ fn another_model_is_told() {
 }
 
 #[test]
-fn options_out_of_range_are_told() {
+fn options_out_of_range_are_reported() {
     let trace = planted(4, 4, 0.9, 9);
     let base = options(4, Attention::Dp);
     let wrong = [

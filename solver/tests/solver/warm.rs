@@ -118,7 +118,7 @@ fn a_solve_that_is_ended_at_once_moves_nothing() {
 }
 
 #[test]
-fn what_does_not_fit_is_told() {
+fn what_does_not_fit_is_reported() {
     let trace = planted(4, 20, 0.8, 7);
     let tables = |options: &SolveOptions| Arc::new(solve_trace(&trace, options).unwrap().tables);
     let refused = |options: SolveOptions, part: &str| {

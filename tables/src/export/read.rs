@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_files_are_told() {
+    fn wrong_files_are_reported() {
         let rows = |row: &str| format!(r#"{{"physical_to_logical_map": [{row},{row},{row},{row}]}}"#);
         for (text, part) in [
             ("[1]".to_owned(), "only key is physical_to_logical_map"),

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_told_apart() {
+    fn names_are_distinguished() {
         let (deepseek, mixtral, gpt) = ("DeepseekV3ForCausalLM", "MixtralForCausalLM", "GptOssForCausalLM");
         for (architecture, name, expected) in [
             (deepseek, "mlp.experts.10.up_proj.weight", Part::Expert { expert: 10, leaf: "up_proj.weight" }),

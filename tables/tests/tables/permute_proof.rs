@@ -105,7 +105,7 @@ fn what_was_permuted_wrongly_is_found() {
 }
 
 #[test]
-fn ties_and_unknown_forms_are_told() {
+fn ties_and_unknown_forms_are_reported() {
     // Experts with one and the same row of the router: engines give a tie to the lower number.
     let mut equal = Checkpoint::qwen3();
     for layer in [1, 2] {

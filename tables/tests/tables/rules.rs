@@ -63,7 +63,7 @@ fn metadata() {
 }
 
 #[test]
-fn different_models_are_told_apart() {
+fn different_models_are_distinguished() {
     let a = model(4, 2, 5, &[0, 2]);
     let hash = |digit: &str| Some(digit.repeat(64));
     for (b, field) in [

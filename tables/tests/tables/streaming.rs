@@ -99,7 +99,7 @@ proptest! {
 }
 
 #[test]
-fn a_bad_request_is_told_from_a_bad_file() {
+fn a_bad_request_is_reported_from_a_bad_file() {
     let directory = Directory::new();
     let path = directory.path("trace");
     let mut builder = TraceBuilder::new(model(5), provenance()).unwrap();

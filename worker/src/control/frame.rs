@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_come_back_and_bad_ones_are_told() {
+    fn frames_come_back_and_bad_ones_are_reported() {
         let mut bytes = Vec::new();
         write(&mut bytes, &"first").unwrap();
         write(&mut bytes, &[1, 2, 3]).unwrap();

@@ -21,7 +21,7 @@ use crate::engine::{KvPages, UnitLimits};
 const LINGER: Duration = Duration::from_secs(3);
 
 /// A rank that has met the others.
-pub(crate) struct Member<C> {
+pub(crate) struct Joined<C> {
     /// Control link(s).
     pub(crate) control: C,
     pub(crate) ends: Ends,
@@ -78,7 +78,7 @@ impl Host {
         secret: Option<&Secret>,
         limits: UnitLimits,
         patience: &Patience,
-    ) -> Result<Member<Vec<(RankId, TcpStream)>>, RendezvousError> {
+    ) -> Result<Joined<Vec<(RankId, TcpStream)>>, RendezvousError> {
         let mut members = self.register(identity, secret, patience)?;
         let kv_pages = members.iter().map(|(hello, _)| hello.kv_pages).fold(limits.kv_pages, KvPages::min);
         let limits = UnitLimits { kv_pages, ..limits };
@@ -202,7 +202,7 @@ pub(crate) fn join(
     kv_pages: KvPages,
     secret: Option<&Secret>,
     patience: &Patience,
-) -> Result<Member<TcpStream>, RendezvousError> {
+) -> Result<Joined<TcpStream>, RendezvousError> {
     let Location { rendezvous: address, data, place } = location;
     let rank_0 = RankId::new(0);
     let unreachable = |cause| RendezvousError::Unreachable { address, limit: patience.limit, cause };

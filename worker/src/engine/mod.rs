@@ -6,7 +6,7 @@
 //! | `request` | the request and the events of a sequence |
 //! | `inbox` | orders for the engine from other threads |
 //! | `run` | the step loop, and the parts that all loops share |
-//! | `together`, `told` | the loop with attention tp, and the messages between its ranks |
+//! | `together`, `step_sync` | the loop with attention tp, and the messages between its ranks |
 //! | `switch` | a rank's part in a switch of the unit's layout |
 //! | `relayout` | running sequences continue when attention changes between dp and tp |
 //! | `batch` | the batch of one step (pure) |
@@ -23,11 +23,11 @@ mod request;
 mod run;
 mod sampler;
 mod sequence;
+mod step_sync;
 mod stop;
 mod switch;
 mod text;
 mod together;
-mod told;
 
 pub(crate) use inbox::Inbox;
 pub use limits::{EngineLimits, KvBudget};

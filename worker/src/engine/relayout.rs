@@ -153,9 +153,9 @@ impl Engine {
         let waiting = self.waiting.iter().filter(|_| all || me == 0).cloned();
         let known = Known { running: own.collect(), waiting: waiting.collect() };
         // If it cannot be written the message is empty, which every rank fails to read, including this one: all agree.
-        let told = tell_all(&mut self.ep, serde_json::to_vec(&known).unwrap_or_default())?;
+        let messages = tell_all(&mut self.ep, serde_json::to_vec(&known).unwrap_or_default())?;
         let mut known = Known::default();
-        for (rank, message) in told.iter().enumerate() {
+        for (rank, message) in messages.iter().enumerate() {
             let mut heard: Known = match serde_json::from_slice(message) {
                 Ok(heard) => heard,
                 Err(error) => return Ok(Err(format!("rank {rank} cannot tell what it runs: {error}"))),

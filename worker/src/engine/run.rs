@@ -235,7 +235,7 @@ impl Engine {
                     let ends = item.want_logits;
                     let want_logits = ends && (self.together.is_none() || owner == me);
                     items.push(StepItem { want_logits, ..item });
-                    members.push(Member { index, id, count, ends });
+                    members.push(StepSequence { index, id, count, ends });
                 }
             }
             let batch = batch::summary(&ready, &counts, self.together.is_some());
@@ -316,7 +316,7 @@ impl Engine {
 }
 
 /// A sequence's part of a step.
-struct Member {
+struct StepSequence {
     /// Its place among those that run.
     index: usize,
     id: u64,

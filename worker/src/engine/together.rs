@@ -13,8 +13,8 @@ use semmoe_kernels::mix;
 
 use super::run::{Engine, EngineEnd, settle};
 use super::sequence::Sampled;
+use super::step_sync::{Chosen, MAX_ORDER_BYTES, StepSync};
 use super::switch::SwitchOrder;
-use super::told::{Chosen, MAX_ORDER_BYTES, Told};
 use crate::control::message::ToRank;
 use crate::ep::{UnitError, Wake};
 
@@ -138,42 +138,42 @@ impl Engine {
         let together = self.together();
         let orders = together.next_orders();
         let (steps, digest, chosen) = (together.steps, together.digest, std::mem::take(&mut together.chosen));
-        let own = Told { steps, digest, chosen, orders };
+        let own = StepSync { steps, digest, chosen, orders };
         let mut message = std::mem::take(&mut together.message);
         own.encode(&mut message)
             .map_err(|error| UnitError::protocol(me, format!("its orders cannot be written: {error}")))?;
         let heard = self.ep.tell_all(&message)?;
-        let mut told = Vec::with_capacity(heard.len());
+        let mut syncs = Vec::with_capacity(heard.len());
         for (rank, message) in heard.iter().enumerate() {
             // The own slot is not carried.
-            let word = if rank == me { Ok(Told::default()) } else { Told::decode(message) };
-            told.push(word.map_err(|detail| UnitError::protocol(rank, detail))?);
+            let word = if rank == me { Ok(StepSync::default()) } else { StepSync::decode(message) };
+            syncs.push(word.map_err(|detail| UnitError::protocol(rank, detail))?);
         }
         self.together().message = message;
-        told[me] = own;
+        syncs[me] = own;
         let group = self.ep.attention_group();
-        for (rank, told) in told.iter_mut().enumerate() {
+        for (rank, syncs) in syncs.iter_mut().enumerate() {
             if !group.contains(&rank) {
-                (told.digest, told.chosen) = (digest, Vec::new());
+                (syncs.digest, syncs.chosen) = (digest, Vec::new());
             }
-            if (told.steps, told.digest) != (steps, digest) {
-                let detail = format!("it took another batch through step {steps}, or is at step {}", told.steps);
+            if (syncs.steps, syncs.digest) != (steps, digest) {
+                let detail = format!("it took another batch through step {steps}, or is at step {}", syncs.steps);
                 return Err(UnitError::protocol(rank, detail));
             }
-            if !rank.is_multiple_of(group.len()) && !told.orders.is_empty() {
+            if !rank.is_multiple_of(group.len()) && !syncs.orders.is_empty() {
                 return Err(UnitError::protocol(rank, "it gave orders, which is rank 0's"));
             }
         }
         // All groups end together, with the first that gets the order.
-        let stop = told.iter().any(|told| told.orders.contains(&ToRank::Stop));
-        let orders = std::mem::take(&mut told[group.start].orders);
-        self.take_tokens(told)?;
+        let stop = syncs.iter().any(|syncs| syncs.orders.contains(&ToRank::Stop));
+        let orders = std::mem::take(&mut syncs[group.start].orders);
+        self.take_tokens(syncs)?;
         Ok(self.obey(orders)? || stop)
     }
 
     /// Gives every sequence of the last batch its token.
-    fn take_tokens(&mut self, told: Vec<Told>) -> Result<(), UnitError> {
-        let mut chosen: Vec<_> = told.into_iter().map(|told| told.chosen.into_iter()).collect();
+    fn take_tokens(&mut self, syncs: Vec<StepSync>) -> Result<(), UnitError> {
+        let mut chosen: Vec<_> = syncs.into_iter().map(|syncs| syncs.chosen.into_iter()).collect();
         let places: HashMap<u64, usize> =
             self.running.iter().enumerate().map(|(at, sequence)| (sequence.carried.request.id, at)).collect();
         let mut ended = Vec::new();

@@ -131,10 +131,11 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_do_not_divide_the_heads_are_told_which_would() {
-        let told = |heads, kv_heads, parts| HeadShare::new(&config(heads, kv_heads), 0, parts).unwrap_err().to_string();
-        assert!(told(4, 2, 3).contains("over 3 ranks, expected one of 1, 2, 4"), "{}", told(4, 2, 3));
-        assert!(told(12, 4, 3).contains("expected one of 1, 2, 4, 12"), "{}", told(12, 4, 3));
-        assert!(told(4, 2, 8).contains("expected one of 1, 2, 4"));
+    fn ranks_that_do_not_divide_the_heads_are_reported_which_would() {
+        let reported =
+            |heads, kv_heads, parts| HeadShare::new(&config(heads, kv_heads), 0, parts).unwrap_err().to_string();
+        assert!(reported(4, 2, 3).contains("over 3 ranks, expected one of 1, 2, 4"), "{}", reported(4, 2, 3));
+        assert!(reported(12, 4, 3).contains("expected one of 1, 2, 4, 12"), "{}", reported(12, 4, 3));
+        assert!(reported(4, 2, 8).contains("expected one of 1, 2, 4"));
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::app::App;
 use super::error::ApiError;
-use super::wish::Wish;
+use super::validated::ValidatedRequest;
 use crate::engine::{Finish, SequenceEvent, SequenceText, TokenLogprobs};
 use crate::unit::Running;
 
@@ -91,13 +91,13 @@ pub(super) struct Answers {
 }
 
 impl Answers {
-    /// Submits all sequences of a wish; if one is not taken, none runs.
-    pub(super) fn begin(app: &Arc<App>, wish: Wish) -> Result<Self, ApiError> {
+    /// Submits all sequences of a request; if one is not taken, none runs.
+    pub(super) fn begin(app: &Arc<App>, request: ValidatedRequest) -> Result<Self, ApiError> {
         let begun = Instant::now();
-        let mut list = Vec::with_capacity(wish.sequences.len());
-        for request in wish.sequences {
+        let mut list = Vec::with_capacity(request.sequences.len());
+        for request in request.sequences {
             let (decoder, prompt) = (SequenceText::new(&request), request.tokens.clone());
-            let running = app.unit.submit(wish.rank, request)?;
+            let running = app.unit.submit(request.rank, request)?;
             list.push(Answer {
                 running,
                 decoder,

@@ -20,7 +20,7 @@ use super::fields;
 use super::logprobs;
 use super::params::SamplingFields;
 use super::reply::{Dialect, serve};
-use super::wish::{self, Asked, Wish};
+use super::validated::{self, Asked, ValidatedRequest};
 use crate::engine::Finish;
 
 /// SGLang's limit where a request names none.
@@ -56,12 +56,12 @@ pub(super) async fn generate(
 /// `GET /health_generate`: healthy enough to generate a token.
 pub(super) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     let body = json!({"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0}});
-    let (wish, _) = prepare(&app, &HeaderMap::new(), body.to_string().as_bytes())?;
-    Answers::begin(&app, wish)?.complete().await?;
+    let (request, _) = prepare(&app, &HeaderMap::new(), body.to_string().as_bytes())?;
+    Answers::begin(&app, request)?.complete().await?;
     Ok(Json(json!({"status": "ok"})))
 }
 
-fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8]) -> Result<(Wish, Generate), ApiError> {
+fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8]) -> Result<(ValidatedRequest, Generate), ApiError> {
     let Asked { body, rank, stream, routes_from, fields } =
         Asked::<Fields>::read(app, EngineRoute::Generate, headers, bytes)?;
     fields::check(&body, fields::GENERATE)?;
@@ -72,16 +72,16 @@ fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8]) -> Result<(Wish, Genera
     let mut request = params.sampling.check(app, Defaults::NEUTRAL)?;
     request.routes_from = routes_from;
     request.logprobs = logprobs::asked_by_generate(fields.return_logprob.unwrap_or(false), fields.top_logprobs_num)?;
-    let prompts = wish::prompts(app, Route::Generate, &body)?;
+    let prompts = validated::prompts(app, Route::Generate, &body)?;
     let batch = body.get("text").is_some_and(Value::is_array)
         || body.get("input_ids").and_then(|ids| ids.get(0)).is_some_and(Value::is_array);
-    let sequences = wish::sequences(app, &request, prompts, params.max_new_tokens, Some(DEFAULT_NEW_TOKENS))?;
+    let sequences = validated::sequences(app, &request, prompts, params.max_new_tokens, Some(DEFAULT_NEW_TOKENS))?;
     let dialect = Generate {
         id: fields.rid.unwrap_or_else(|| format!("{:032x}", fastrand::u128(..))),
         batch,
         prompt_ids: fields.return_prompt_token_ids.unwrap_or(false),
     };
-    Ok((Wish { rank, sequences, stream }, dialect))
+    Ok((ValidatedRequest { rank, sequences, stream }, dialect))
 }
 
 struct Generate {

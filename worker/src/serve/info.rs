@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::app::{App, WorkerInfo};
 use super::error::ApiError;
 use super::fields;
-use super::wish;
+use super::validated;
 use crate::model::PAGE_TOKENS;
 
 /// Time since 1970.
@@ -99,11 +99,11 @@ pub(super) async fn loads(State(app): State<Arc<App>>) -> Result<Json<Loads>, Ap
 
 /// `POST /tokenize`: `{"prompt": ...}` or `{"messages": [...]}` to ids.
 pub(super) async fn tokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, ApiError> {
-    wish::off_the_runtime(&app, HeaderMap::new(), body, |app, _, bytes| {
-        let body = wish::parse(bytes)?;
+    validated::off_the_runtime(&app, HeaderMap::new(), body, |app, _, bytes| {
+        let body = validated::parse(bytes)?;
         fields::check(&body, fields::TOKENIZE)?;
         let route = if body.get("messages").is_some() { Route::Chat } else { Route::Completions };
-        let prompts = wish::prompts(app, route, &body)?;
+        let prompts = validated::prompts(app, route, &body)?;
         let counts: Vec<usize> = prompts.iter().map(Vec::len).collect();
         let context = app.context_tokens();
         Ok(Json(match &prompts[..] {

@@ -40,8 +40,8 @@ fn bounded(name: &str, top: u64) -> Result<Option<u8>, ApiError> {
 
 /// The answer's tokens from the `first` on, if logprobs were requested.
 fn pairs(answer: &Answer, first: usize) -> Option<impl Iterator<Item = (u32, &crate::engine::TokenLogprobs)>> {
-    let told = answer.logprobs.len() == answer.output.len() && !answer.logprobs.is_empty();
-    told.then(|| answer.output.iter().copied().zip(&answer.logprobs).skip(first))
+    let reported = answer.logprobs.len() == answer.output.len() && !answer.logprobs.is_empty();
+    reported.then(|| answer.output.iter().copied().zip(&answer.logprobs).skip(first))
 }
 
 /// A chat's `logprobs`; null if not requested.

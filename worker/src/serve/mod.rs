@@ -6,7 +6,7 @@
 //! | `app` | the state that all routes share |
 //! | `switch` | another layout, or another placement of experts |
 //! | `error` | errors to status and JSON |
-//! | `wish` | a checked request, whatever its dialect |
+//! | `validated` | a checked request, whatever its dialect |
 //! | `fields` | every parameter there is: honoured, without effect, or refused |
 //! | `params` | sampling fields of both dialects |
 //! | `logprobs` | how likely the tokens were |
@@ -28,7 +28,7 @@ mod openai;
 mod params;
 mod reply;
 mod switch;
-mod wish;
+mod validated;
 
 use std::future::Future;
 use std::io;

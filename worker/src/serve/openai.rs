@@ -19,7 +19,7 @@ use super::info::unix_time;
 use super::logprobs;
 use super::params::SamplingFields;
 use super::reply::{Dialect, serve};
-use super::wish::{self, Asked, Wish};
+use super::validated::{self, Asked, ValidatedRequest};
 use crate::engine::Finish;
 
 /// OpenAI's limit on the completions route where a request names none; chats have what the context leaves.
@@ -67,7 +67,7 @@ fn prepare(
     headers: &HeaderMap,
     bytes: &[u8],
     route: &'static RouteTraits,
-) -> Result<(Wish, OpenAi), ApiError> {
+) -> Result<(ValidatedRequest, OpenAi), ApiError> {
     let Asked { body, rank, stream, routes_from, fields } =
         Asked::<Fields>::read(app, route.engine_route, headers, bytes)?;
     fields::check(&body, route.place)?;
@@ -75,9 +75,9 @@ fn prepare(
     let mut request = fields.sampling.check(app, app.served.defaults)?;
     request.routes_from = routes_from;
     request.logprobs = logprobs::asked(route.is_chat, fields.logprobs.as_ref(), fields.top_logprobs)?;
-    let prompts = wish::prompts(app, route.text_route, &body)?;
+    let prompts = validated::prompts(app, route.text_route, &body)?;
     let asked = fields.max_completion_tokens.or(fields.max_tokens);
-    let sequences = wish::sequences(app, &request, prompts, asked, route.default_tokens)?;
+    let sequences = validated::sequences(app, &request, prompts, asked, route.default_tokens)?;
     let extension = Extension {
         input_ids: fields.return_input_ids_in_sglext.unwrap_or(false),
         output_ids: fields.return_output_ids_in_sglext.unwrap_or(false),
@@ -98,7 +98,7 @@ fn prepare(
         extension,
         tokenizer: Arc::clone(&app.served.tokenizer),
     };
-    Ok((Wish { rank, sequences, stream }, dialect))
+    Ok((ValidatedRequest { rank, sequences, stream }, dialect))
 }
 
 /// How a route is read and answered.

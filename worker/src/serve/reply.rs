@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::answer::{Answer, Answers, Delta};
 use super::app::App;
 use super::error::ApiError;
-use super::wish::{Wish, off_the_runtime};
+use super::validated::{ValidatedRequest, off_the_runtime};
 
 /// How a route sends its answers.
 pub(super) trait Dialect: Send + 'static {
@@ -35,7 +35,7 @@ pub(super) trait Dialect: Send + 'static {
 }
 
 /// From a request's headers and body to its sequences and the dialect of the answer.
-type Prepare<D> = fn(&App, &HeaderMap, &[u8]) -> Result<(Wish, D), ApiError>;
+type Prepare<D> = fn(&App, &HeaderMap, &[u8]) -> Result<(ValidatedRequest, D), ApiError>;
 
 /// Prepares a request, off the network threads where it is large, runs it and answers it. Errors before the first token
 /// have their status, streams included; later ones end a stream with one event. If the client leaves, the future or the
@@ -46,9 +46,9 @@ pub(super) async fn serve<D: Dialect>(
     body: Bytes,
     prepare: Prepare<D>,
 ) -> Result<Response, ApiError> {
-    let (wish, dialect) = off_the_runtime(app, headers, body, prepare).await?;
-    let stream = wish.stream;
-    let mut answers = Answers::begin(app, wish)?;
+    let (request, dialect) = off_the_runtime(app, headers, body, prepare).await?;
+    let stream = request.stream;
+    let mut answers = Answers::begin(app, request)?;
     let rank = answers.list.first().map(|answer| HeaderValue::from(answer.running.rank.get()));
     let mut response = if stream {
         let first = answers.next().await.transpose()?;

@@ -1,4 +1,4 @@
-//! Checkpoints on disk: sharded or not, bf16 or f32, tied or not, dense layers between; and every way to be wrong, told
+//! Checkpoints on disk: sharded or not, bf16 or f32, tied or not, dense layers between; and every way to be wrong,
 //! in one sentence before anything is served.
 
 use crate::common;

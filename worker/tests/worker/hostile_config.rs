@@ -59,8 +59,11 @@ fn any_value_of_any_key_is_refused_or_runs() {
                     Ok(()) => ran += 1,
                     Err(error) => {
                         refused += 1;
-                        let told = error.to_string();
-                        assert!(!told.contains('\n') && told.len() < 600, "{name}: {key} {below} = {value}: {told}");
+                        let reported = error.to_string();
+                        assert!(
+                            !reported.contains('\n') && reported.len() < 600,
+                            "{name}: {key} {below} = {value}: {reported}"
+                        );
                     }
                 }
             }

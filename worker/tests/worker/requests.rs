@@ -106,7 +106,7 @@ fn wrong_openai_requests() -> Vec<Case> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_requests_are_told_what_is_wrong() {
+async fn wrong_requests_are_reported_what_is_wrong() {
     let unit = Unit::start(2);
     for (path, body, expected) in wrong_generate_requests().into_iter().chain(wrong_openai_requests()) {
         let (status, _, answer) = unit.ask(path, &body).await;

@@ -17,9 +17,9 @@ fn routed_experts(data: &str, rows: usize) -> Vec<i32> {
         num_hidden_layers: LAYERS as u16,
         layer_ids: (0..LAYERS as u16).collect(),
     };
-    let told = recording::decode(data, rows, &model).unwrap();
-    told.experts(&model).unwrap();
-    told.ids
+    let reported = recording::decode(data, rows, &model).unwrap();
+    reported.experts(&model).unwrap();
+    reported.ids
 }
 
 #[tokio::test(flavor = "multi_thread")]

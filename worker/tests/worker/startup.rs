@@ -222,7 +222,7 @@ async fn strangers_at_the_rendezvous_do_not_stop_it() {
 }
 
 #[test]
-fn wrong_input_is_told_before_anything_is_served() {
+fn wrong_input_is_reported_before_anything_is_served() {
     let folder = tempfile::tempdir().unwrap();
     let small = tables_of(&folder, "small", "tiny-qwen3moe-15m", 4);
     let foreign = tables_of(&folder, "foreign", "another-model", 2);
@@ -289,7 +289,7 @@ async fn tables_give_the_placement_and_the_same_tokens() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tables_with_replicas_run_and_are_told_apart_from_others() {
+async fn tables_with_replicas_run_and_are_reported_apart_from_others() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.tables.safetensors");
     let mut digests = Vec::new();

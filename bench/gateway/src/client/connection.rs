@@ -101,12 +101,12 @@ impl Connection {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Step::Waits),
                 Err(_) => return self.ended(),
             };
-            let told = self.reader.push(&buffer[..count], expected).map_err(|error| self.failed(error))?;
-            if let Some(told) = told {
+            let reported = self.reader.push(&buffer[..count], expected).map_err(|error| self.failed(error))?;
+            if let Some(reported) = reported {
                 let Some(since) = self.since.take() else {
                     return Err(self.failed(AnswerError::Syntax { what: "an answer that nobody asked for" }));
                 };
-                self.closed = told.closes;
+                self.closed = reported.closes;
                 return Ok(Step::Done { since });
             }
             // A short read has emptied the socket; what comes later is a new event.

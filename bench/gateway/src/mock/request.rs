@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_are_cut_and_told_apart() {
+    fn requests_are_cut_and_distinguished() {
         for (bytes, kind, rank) in [
             ("GET /health HTTP/1.1\r\nhost: x\r\n\r\n", Kind::Healthy, None),
             (

@@ -117,9 +117,9 @@ impl<'a> Api<'a> {
         if status == StatusCode::GONE {
             return Err(ApiError::Gone);
         }
-        let told = semmoe_engines::http::read_body(&url, response.into_body(), 64 << 10);
-        let told = timeout(HEAD, told).await.ok().and_then(Result::ok).unwrap_or_default();
-        let excerpt = String::from_utf8_lossy(&told[..told.len().min(300)]).replace(char::is_control, " ");
+        let body = semmoe_engines::http::read_body(&url, response.into_body(), 64 << 10);
+        let body = timeout(HEAD, body).await.ok().and_then(Result::ok).unwrap_or_default();
+        let excerpt = String::from_utf8_lossy(&body[..body.len().min(300)]).replace(char::is_control, " ");
         Err(HttpError::Status { url, status: status.as_u16(), excerpt }.into())
     }
 }

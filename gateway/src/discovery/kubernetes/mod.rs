@@ -33,12 +33,12 @@ const SHORTEST_WATCH: Duration = Duration::from_secs(1);
 
 /// A service that is followed, until this is dropped.
 pub(super) struct Followed {
-    told: Arc<Told>,
+    latest: Arc<LatestAnswer>,
     _stop: DropGuard,
 }
 
 /// The task's state.
-struct Told {
+struct LatestAnswer {
     answer: Mutex<Option<Result<Answer, String>>>,
     changed: AtomicBool,
     wake: Arc<Notify>,
@@ -47,44 +47,44 @@ struct Told {
 impl Followed {
     /// Begins; `wake` is called at every change.
     pub(super) fn start(config: KubernetesConfig, wake: Arc<Notify>) -> Self {
-        let told = Arc::new(Told { answer: Mutex::new(None), changed: AtomicBool::new(false), wake });
+        let latest = Arc::new(LatestAnswer { answer: Mutex::new(None), changed: AtomicBool::new(false), wake });
         let stop = CancellationToken::new();
-        let (task, stopped) = (follow(config, Arc::clone(&told)), stop.clone());
+        let (task, stopped) = (follow(config, Arc::clone(&latest)), stop.clone());
         tokio::spawn(stopped.run_until_cancelled_owned(task));
-        Self { told, _stop: stop.drop_guard() }
+        Self { latest, _stop: stop.drop_guard() }
     }
 
     /// Whether the answer is another one since this was asked.
     pub(super) fn changed(&self) -> bool {
-        self.told.changed.swap(false, Ordering::AcqRel)
+        self.latest.changed.swap(false, Ordering::AcqRel)
     }
 
     /// `None` until the first one is there.
     pub(super) fn answer(&self) -> Option<Result<Answer, String>> {
-        self.told.answer.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.latest.answer.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-impl Told {
-    fn tell(&self, answer: Result<Answer, String>) {
-        let mut told = self.answer.lock().unwrap_or_else(PoisonError::into_inner);
+impl LatestAnswer {
+    fn publish(&self, answer: Result<Answer, String>) {
+        let mut latest = self.answer.lock().unwrap_or_else(PoisonError::into_inner);
         // Every failure is passed on, as each is counted.
-        if answer.is_ok() && told.as_ref() == Some(&answer) {
+        if answer.is_ok() && latest.as_ref() == Some(&answer) {
             return;
         }
-        *told = Some(answer);
-        drop(told);
+        *latest = Some(answer);
+        drop(latest);
         self.changed.store(true, Ordering::Release);
         self.wake.notify_one();
     }
 }
 
-async fn follow(config: KubernetesConfig, told: Arc<Told>) {
+async fn follow(config: KubernetesConfig, latest: Arc<LatestAnswer>) {
     let (mut wait, mut too_old) = (FIRST_WAIT, 0);
     loop {
         let began = Instant::now();
-        let mut told_something = false;
-        let Err(error) = list_and_watch(&config, &told, &mut told_something).await;
+        let mut saw_event = false;
+        let Err(error) = list_and_watch(&config, &latest, &mut saw_event).await;
         match error {
             // The last answer is still the best one, and is listed anew.
             ApiError::Gone if too_old < MAX_GONE => {
@@ -93,10 +93,10 @@ async fn follow(config: KubernetesConfig, told: Arc<Told>) {
             }
             error => {
                 too_old = 0;
-                told.tell(Err(error.to_string()));
+                latest.publish(Err(error.to_string()));
             }
         }
-        if told_something || began.elapsed() >= MAX_WAIT {
+        if saw_event || began.elapsed() >= MAX_WAIT {
             (wait, too_old) = (FIRST_WAIT, 0);
         }
         // Several gateways do not come at the same moment.
@@ -105,16 +105,16 @@ async fn follow(config: KubernetesConfig, told: Arc<Told>) {
     }
 }
 
-/// Lists and watches until that goes wrong. `told_something`: a watch brought an event.
+/// Lists and watches until that goes wrong. `saw_event`: a watch brought an event.
 async fn list_and_watch(
     config: &KubernetesConfig,
-    told: &Told,
-    told_something: &mut bool,
+    latest: &LatestAnswer,
+    saw_event: &mut bool,
 ) -> Result<Infallible, ApiError> {
     let api = Api::open(config).await?;
     let mut slices = Slices::default();
     let mut version = api.list(&mut slices).await?;
-    let tell = |slices: &Slices| told.tell(slices.answer(config.port.as_deref()));
+    let tell = |slices: &Slices| latest.publish(slices.answer(config.port.as_deref()));
     tell(&slices);
     loop {
         let began = Instant::now();
@@ -124,7 +124,7 @@ async fn list_and_watch(
             if let Some(newer) = slices.apply(event)? {
                 version = newer;
             }
-            (events, *told_something) = (events + 1, true);
+            (events, *saw_event) = (events + 1, true);
             tell(&slices);
         }
         if events == 0 && began.elapsed() < SHORTEST_WATCH {

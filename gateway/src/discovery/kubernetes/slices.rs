@@ -101,10 +101,11 @@ impl Event {
             "BOOKMARK" => slice().map(Self::Bookmark),
             "ERROR" => {
                 let Status { code, message } = serde_json::from_str(raw.object.get()).map_err(wrong)?;
-                let told = || message.chars().take(300).map(|letter| if letter.is_control() { ' ' } else { letter });
+                let printable =
+                    || message.chars().take(300).map(|letter| if letter.is_control() { ' ' } else { letter });
                 Err(match code {
                     Some(410) => ApiError::Gone,
-                    _ => ApiError::Answer { cause: format!("the watch failed: {}", told().collect::<String>()) },
+                    _ => ApiError::Answer { cause: format!("the watch failed: {}", printable().collect::<String>()) },
                 })
             }
             _ => Ok(Self::Other),
@@ -273,13 +274,13 @@ mod tests {
         let one = |ports: Value| slices(vec![slice("a", ports, vec![endpoint("10.0.0.1", None, None, None)])]);
         let two = json!([{ "name": "http", "port": 1 }, { "name": "metrics", "port": 2 }]);
         assert_eq!(ips(&one(two.clone()).answer(Some("metrics")).unwrap().addresses), ["10.0.0.1:2"]);
-        let told = one(two.clone()).answer(None).unwrap_err();
+        let refusal = one(two.clone()).answer(None).unwrap_err();
         assert_eq!(
-            told,
+            refusal,
             "the service's endpoints have the ports 'http' (1), 'metrics' (2), expected just one, or `port` set"
         );
-        let told = one(two).answer(Some("grpc")).unwrap_err();
-        assert!(told.ends_with("expected 'grpc'"), "{told}");
+        let refusal = one(two).answer(Some("grpc")).unwrap_err();
+        assert!(refusal.ends_with("expected 'grpc'"), "{refusal}");
         assert_eq!(ips(&one(json!([{ "name": "", "port": 8 }])).answer(None).unwrap().addresses), ["10.0.0.1:8"]);
         let udp = json!([{ "name": "http", "port": 1, "protocol": "UDP" }, { "port": null }]);
         assert!(one(udp).answer(None).unwrap_err().contains("the ports none"));
@@ -309,8 +310,8 @@ mod tests {
         assert_eq!(apply("PATCHED", json!({ "any": 1 })).unwrap(), (None, both));
         assert_eq!(apply("DELETED", more).unwrap().1, ["10.0.0.1:1"]);
         assert!(matches!(apply("ERROR", json!({ "code": 410 })), Err(ApiError::Gone)));
-        let told = apply("ERROR", json!({ "code": 500, "message": "etcd\nis away" })).unwrap_err().to_string();
-        assert_eq!(told, "the watch failed: etcd is away");
+        let refusal = apply("ERROR", json!({ "code": 500, "message": "etcd\nis away" })).unwrap_err().to_string();
+        assert_eq!(refusal, "the watch failed: etcd is away");
         for line in ["", "x", "{}", r#"{"type":"ADDED"}"#, r#"{"type":"ADDED","object":{"endpoints":7}}"#] {
             assert!(matches!(Event::parse(line.as_bytes()), Err(ApiError::Answer { .. })), "{line}");
         }

@@ -16,7 +16,7 @@ pub(super) struct Engine {
 struct Running {
     child: Child,
     orders: ChildStdin,
-    told: BufReader<ChildStdout>,
+    reported: BufReader<ChildStdout>,
 }
 
 impl Engine {
@@ -38,8 +38,8 @@ impl Engine {
             .spawn()
             .unwrap();
         let orders = child.stdin.take().unwrap();
-        let told = BufReader::new(child.stdout.take().unwrap());
-        let mut running = Running { child, orders, told };
+        let reported = BufReader::new(child.stdout.take().unwrap());
+        let mut running = Running { child, orders, reported };
         self.port = running.until(READY).parse().unwrap();
         self.running = Some(running);
     }
@@ -84,7 +84,7 @@ impl Running {
     fn until(&mut self, start: &str) -> String {
         loop {
             let mut line = String::new();
-            assert_ne!(self.told.read_line(&mut line).unwrap(), 0, "the engine ended before it said '{start}'");
+            assert_ne!(self.reported.read_line(&mut line).unwrap(), 0, "the engine ended before it said '{start}'");
             if let Some(rest) = line.trim_end().strip_prefix(start) {
                 return rest.to_owned();
             }

@@ -1,7 +1,7 @@
 //! Engines that are killed, frozen, restarted, slow, or lie, under load and with clients that leave at random.
 //!
-//! The law: a request fails only if bytes of its answer were relayed already; then it is cut off or told by an event
-//! with the cause. No client gets another one's bytes. Afterwards all counts are zero, and nothing hangs.
+//! The law: a request fails only if bytes of its answer were relayed already; then it is cut off, or an event gives the
+//! cause. No client gets another one's bytes. Afterwards all counts are zero, and nothing hangs.
 
 mod child;
 mod engine;

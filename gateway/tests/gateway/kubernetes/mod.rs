@@ -155,9 +155,9 @@ async fn watches_that_end_go_on_and_old_ones_are_listed_anew() {
     found(&gateway, &[&a, &b]).await;
     assert!(api.lists() > lists);
     // 410 in the middle of one.
-    let told = r#"{"type":"ERROR","object":{"kind":"Status","code":410}}"#;
+    let reported = r#"{"type":"ERROR","object":{"kind":"Status","code":410}}"#;
     api.set_silently(&[ready(&a), ending(&b)]);
-    api.say(told);
+    api.say(reported);
     found(&gateway, &[&a]).await;
     // Neither was a failure; these are: a cut, and what is no event.
     assert_eq!(metric(&gateway, r#"semmoe_discovery_answers_total{source="pods",outcome="failed"}"#).await, 0.0);

@@ -308,7 +308,7 @@ fn flood(shared: &Arc<Shared>, watch: Watch) -> Response {
 /// Answers that come at once.
 fn whole_answer(behaviour: &str, path: &str, length: usize) -> Response {
     let status = |status: &str| StatusCode::from_u16(status.parse().unwrap()).unwrap();
-    let told = |message: &str| Json(json!({ "error": { "message": message } }));
+    let reported = |message: &str| Json(json!({ "error": { "message": message } }));
     match behaviour.split_once(' ').unwrap_or((behaviour, "")) {
         ("", _) => {
             let headers =
@@ -318,7 +318,7 @@ fn whole_answer(behaviour: &str, path: &str, length: usize) -> Response {
         // As a proxy before an engine that is gone says it.
         ("plain", code) => (status(code), "upstream connect error").into_response(),
         ("overloaded", _) => {
-            (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", "30")], told("overloaded")).into_response()
+            (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", "30")], reported("overloaded")).into_response()
         }
         // As SGLang, which has a middleware for that.
         ("every-origin", _) => {
@@ -356,7 +356,7 @@ fn whole_answer(behaviour: &str, path: &str, length: usize) -> Response {
                 .into_response()
         }
         ("abort-late", _) => Json(aborted("text", json!("so far"))).into_response(),
-        (code, _) => (status(code), told("the engine's own words")).into_response(),
+        (code, _) => (status(code), reported("the engine's own words")).into_response(),
     }
 }
 

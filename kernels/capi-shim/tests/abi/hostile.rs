@@ -25,18 +25,18 @@ fn sum(tokens: u64) -> AllReduce {
 
 /// A kernel of this rank stopped: the launch was taken, every later call returns the report.
 fn stopped(rank: &Rank<'_>) -> (i32, String) {
-    let told = rank.check();
-    assert_ne!(told.0, abi::OK, "rank {} went on", rank.rank);
-    assert_eq!(call!(rank, semmoe_all_reduce, &sum(4)), told.0, "later calls are refused");
-    assert_eq!(message(), told.1);
-    told
+    let reported = rank.check();
+    assert_ne!(reported.0, abi::OK, "rank {} went on", rank.rank);
+    assert_eq!(call!(rank, semmoe_all_reduce, &sum(4)), reported.0, "later calls are refused");
+    assert_eq!(message(), reported.1);
+    reported
 }
 
 #[test]
 fn a_missing_rank_is_named_with_the_epoch() {
     let Some(world) = World::new(3) else { return };
     let left = Barrier::new(3);
-    let told = world.each(|rank| {
+    let reported = world.each(|rank| {
         assert_eq!(call!(rank, semmoe_all_reduce, &sum(4)), abi::OK, "{}", message());
         if rank.rank == 1 {
             // SAFETY: freed once: the rank's own end is forgotten.
@@ -49,20 +49,20 @@ fn a_missing_rank_is_named_with_the_epoch() {
         Some(stopped(rank))
     });
     let sentence = |rank| format!("rank {rank} waited for rank 1 to begin call 2, and gave up at the time-out");
-    assert_eq!(told, [Some((TIMED_OUT, sentence(0))), None, Some((TIMED_OUT, sentence(2)))]);
+    assert_eq!(reported, [Some((TIMED_OUT, sentence(0))), None, Some((TIMED_OUT, sentence(2)))]);
 }
 
 #[test]
 fn ranks_with_different_shapes_or_calls_stop() {
     let Some(world) = World::new(2) else { return };
-    let told = world.each(|rank| {
+    let reported = world.each(|rank| {
         let tokens = if rank.rank == 0 { 4 } else { 5 };
         assert_eq!(call!(rank, semmoe_all_reduce, &sum(tokens)), abi::OK, "{}", message());
         stopped(rank).0
     });
     assert!(
-        told.contains(&DISAGREE) && told.iter().all(|&status| status == DISAGREE || status == TIMED_OUT),
-        "{told:?}"
+        reported.contains(&DISAGREE) && reported.iter().all(|&status| status == DISAGREE || status == TIMED_OUT),
+        "{reported:?}"
     );
 }
 
@@ -99,8 +99,8 @@ fn orders_that_do_not_fit_stop_with_a_sentence() {
         let args = ReduceScatter { permutation: at(&permutation), offsets: at(&offsets), capacity, ..scatter(&out) };
         let rank = world.join(0);
         assert_eq!(call!(rank, semmoe_reduce_scatter, &args), abi::OK, "{}", message());
-        let told = stopped(&rank);
-        assert!(told.0 == status && told.1.starts_with(sentence), "{told:?}");
+        let reported = stopped(&rank);
+        assert!(reported.0 == status && reported.1.starts_with(sentence), "{reported:?}");
     }
 }
 
@@ -141,8 +141,8 @@ fn more_rows_than_the_capacity_stop_before_any_is_written() {
     let mut call = Call::new(&rank, &sent, 8, &[0; 12]);
     call.args.capacity = 4;
     assert_eq!(call!(rank, semmoe_dispatch, &call.args), abi::OK, "{}", message());
-    let told = stopped(&rank);
-    assert!(told.0 == TOO_LARGE && told.1.starts_with("rank 0 would get 5 rows"), "{told:?}");
+    let reported = stopped(&rank);
+    assert!(reported.0 == TOO_LARGE && reported.1.starts_with("rank 0 would get 5 rows"), "{reported:?}");
     assert_eq!(rank.get::<f32>(0, 40), [7.5; 40]);
 }
 
@@ -179,7 +179,7 @@ fn what_the_host_sees_is_refused_and_the_ranks_go_on() {
 
 /// While one thread is in a call, another one's is refused at once; neither is hurt.
 #[test]
-fn a_second_thread_is_told_that_the_communicator_is_busy() {
+fn a_second_thread_is_reported_that_the_communicator_is_busy() {
     let Some(world) = World::new(2) else { return };
     let (first, second) = (world.join(0), world.join(1));
     let shared = &first;
@@ -196,8 +196,8 @@ fn a_second_thread_is_told_that_the_communicator_is_busy() {
         loop {
             match shared.check() {
                 (abi::OK, _) => std::thread::yield_now(),
-                told => {
-                    assert_eq!(told, (BUSY, "another thread is in a call on this communicator".to_owned()));
+                reported => {
+                    assert_eq!(reported, (BUSY, "another thread is in a call on this communicator".to_owned()));
                     break;
                 }
             }

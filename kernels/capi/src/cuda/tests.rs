@@ -244,7 +244,7 @@ fn what_the_host_can_see_is_refused_before_any_launch() {
 }
 
 #[test]
-fn what_a_kernel_reports_is_told_by_every_later_call() {
+fn what_a_kernel_reports_is_reported_by_every_later_call() {
     // Kind, rank 1, peer 2, a number.
     let report = |kind: u64| kind << 56 | 1 << 48 | 2 << 40 | 3;
     let reports = [
@@ -318,6 +318,6 @@ fn a_gpu_that_cannot_be_had_is_refused_with_a_sentence() {
     }
     let mut bytes = 0;
     // SAFETY: `bytes` can be written.
-    let told = unsafe { crate::semmoe_signal_bytes(abi::DEVICE_CUDA, 1, &mut bytes) };
-    assert_eq!((told, bytes), if images { (abi::OK, SIGNAL_BYTES) } else { (Code::NotBuilt as i32, 0) });
+    let reported = unsafe { crate::semmoe_signal_bytes(abi::DEVICE_CUDA, 1, &mut bytes) };
+    assert_eq!((reported, bytes), if images { (abi::OK, SIGNAL_BYTES) } else { (Code::NotBuilt as i32, 0) });
 }

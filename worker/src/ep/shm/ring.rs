@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_cannot_be_are_told() {
+    fn words_that_cannot_be_are_reported() {
         let (memory, mut writer, mut reader) = ring();
         let words = memory.ring(0, 1).0;
         words.sender.written.store(memory.layout.ring_bytes as u64 + 1, SeqCst);

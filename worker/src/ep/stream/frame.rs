@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_come_back_and_damage_is_told() {
+    fn headers_come_back_and_damage_is_reported() {
         for header in [Header::Data { collective: u64::MAX, length: 7 }, Header::Failure { rank: 3, length: 0 }] {
             assert_eq!(Header::decode(&header.encode()), Ok(header));
         }

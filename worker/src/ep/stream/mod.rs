@@ -145,12 +145,12 @@ impl<M: Medium> StreamTransport<M> {
     /// Decides which rank failed first, remembers it, and reports it to the peers. `sending` holds the unsent messages.
     fn fail(&mut self, at: RankFault, sending: Sending<'_>) -> UnitError {
         let RankFault { rank, fault } = at;
-        let told = match fault {
+        let kind = match fault {
             // The rank itself says whose failure it was.
             Fault::Failure { .. } | Fault::Protocol(_) => None,
             Fault::Closed(_) | Fault::Late => self.listen_for_cause(rank),
         };
-        let error = match (told, fault) {
+        let error = match (kind, fault) {
             (Some((rank, cause)), _) | (None, Fault::Failure { rank, cause }) => UnitError::lost(rank.into(), cause),
             (None, Fault::Closed(cause)) => UnitError::lost(rank, cause),
             (None, Fault::Protocol(detail)) => UnitError::protocol(rank, detail),

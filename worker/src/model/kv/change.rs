@@ -117,12 +117,12 @@ impl KvChange<'_> {
             Attention::Tp => {
                 let own = own.and_then(|()| encode(&described.pool));
                 let failed = own.as_ref().err().cloned();
-                let told = tell_all(ep, own.unwrap_or_default())?;
+                let messages = tell_all(ep, own.unwrap_or_default())?;
                 if let Some(cause) = failed {
                     return Ok(Err(Obstacle::Own(cause)));
                 }
                 let mut pools: Vec<PlanPool> = Vec::new();
-                for (rank, message) in told.iter().enumerate() {
+                for (rank, message) in messages.iter().enumerate() {
                     match decode(message) {
                         Ok(pool) => pools.push(pool),
                         Err(_) if message.is_empty() => return Ok(Err(Obstacle::Peer(rank))),

@@ -57,7 +57,7 @@ fn no_field_is_in_the_table_twice() {
 
 #[test]
 fn every_field_is_known_refused_or_unknown_by_name() {
-    let told = |body: Value, place| check(&body, place).err().map(|error| error.json()["error"]["param"].clone());
+    let reported = |body: Value, place| check(&body, place).err().map(|error| error.json()["error"]["param"].clone());
     for (body, place) in [
         (json!({"messages": [], "user": "x", "n": 1, "logit_bias": {}, "made_up": null}), CHAT),
         (json!({"modalities": ["text"], "response_format": {"type": "text"}, "audio": null}), CHAT),
@@ -65,7 +65,7 @@ fn every_field_is_known_refused_or_unknown_by_name() {
         (json!({"text": "", "logprob_start_len": -1, "model": "m"}), GENERATE),
         (json!({"min_p": 0, "repetition_penalty": 1.0, "regex": null, "json_schema": ""}), PARAMS),
     ] {
-        assert_eq!(told(body, place), None);
+        assert_eq!(reported(body, place), None);
     }
     for (body, place, name) in [
         (json!({"made_up": 1}), CHAT, "made_up"),
@@ -82,18 +82,18 @@ fn every_field_is_known_refused_or_unknown_by_name() {
         (json!({"json_schema": {"a": 1}}), PARAMS, "json_schema"),
         (json!({"include_obfuscation": true}), STREAM, "include_obfuscation"),
     ] {
-        assert_eq!(told(body, place), Some(json!(name)));
+        assert_eq!(reported(body, place), Some(json!(name)));
     }
 }
 
 #[test]
 fn content_that_is_no_text_is_refused_by_name() {
-    let told = |content: Value| {
+    let reported = |content: Value| {
         let body = json!({"messages": [{"role": "system", "content": "a"}, {"role": "user", "content": content}]});
         check_contents(&body).err().map(|error| error.json()["error"]["message"].as_str().unwrap_or("").to_owned())
     };
     for content in [json!("a"), json!(null), json!([]), json!([{"type": "text", "text": "a"}, "b"])] {
-        assert_eq!(told(content), None);
+        assert_eq!(reported(content), None);
     }
     let long = "x".repeat(100);
     for (part, found) in [
@@ -106,7 +106,7 @@ fn content_that_is_no_text_is_refused_by_name() {
         (json!({"text": "a"}), "is without a type,"),
         (json!(7), "is without a type,"),
     ] {
-        let message = told(json!([{"type": "text", "text": "a"}, part])).unwrap_or_default();
+        let message = reported(json!([{"type": "text", "text": "a"}, part])).unwrap_or_default();
         assert!(message.starts_with("messages[1].content[1] is ") && message.contains(found), "{message}");
     }
 }

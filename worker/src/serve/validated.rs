@@ -21,7 +21,7 @@ const MAX_PROMPTS: usize = 64;
 
 /// Sequences to run, and how to answer them.
 #[derive(Debug)]
-pub(super) struct Wish {
+pub(super) struct ValidatedRequest {
     /// The pin.
     pub(super) rank: Option<RankId>,
     /// One per prompt.

@@ -19,7 +19,7 @@ const HAS_LOGPROBS: u8 = 2;
 
 /// One rank's message.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Told {
+pub(super) struct StepSync {
     pub(super) steps: u64,
     pub(super) digest: u64,
     /// In the order of the batch.
@@ -36,7 +36,7 @@ pub(super) struct Chosen {
     pub(super) logprobs: Option<TokenLogprobs>,
 }
 
-impl Told {
+impl StepSync {
     pub(super) fn encode(&self, out: &mut Vec<u8>) -> Result<(), serde_json::Error> {
         out.clear();
         out.extend_from_slice(&self.steps.to_le_bytes());
@@ -115,9 +115,9 @@ impl Reader<'_> {
 mod tests {
     use super::*;
 
-    fn told() -> Told {
+    fn message_of_a_rank() -> StepSync {
         let logprobs = TokenLogprobs { logprob: -0.5, top: vec![(7, -0.5), (8, -1.5)] };
-        Told {
+        StepSync {
             steps: 9,
             digest: u64::MAX,
             chosen: vec![
@@ -129,29 +129,29 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_heard() {
+    fn a_message_is_read_as_it_was_written() {
         let mut message = vec![1];
-        for told in [told(), Told::default()] {
-            told.encode(&mut message).unwrap();
-            assert_eq!(Told::decode(&message), Ok(told));
+        for sync in [message_of_a_rank(), StepSync::default()] {
+            sync.encode(&mut message).unwrap();
+            assert_eq!(StepSync::decode(&message), Ok(sync));
         }
     }
 
     #[test]
     fn damaged_words_are_refused_and_never_allocate_what_they_claim() {
         let mut message = Vec::new();
-        told().encode(&mut message).unwrap();
-        let orders = serde_json::to_vec(&told().orders).unwrap().len();
+        message_of_a_rank().encode(&mut message).unwrap();
+        let orders = serde_json::to_vec(&message_of_a_rank().orders).unwrap().len();
         for cut in 0..message.len() {
             // Cut off exactly before the orders it is a whole word without any.
             let whole = cut == message.len() - orders;
-            assert_eq!(Told::decode(&message[..cut]).is_ok(), whole, "{cut}");
+            assert_eq!(StepSync::decode(&message[..cut]).is_ok(), whole, "{cut}");
         }
         let mut claims = message.clone();
         claims[16..20].fill(0xff);
-        assert!(Told::decode(&claims).is_err());
+        assert!(StepSync::decode(&claims).is_err());
         let mut flags = message;
         flags[28] = 4;
-        assert_eq!(Told::decode(&flags).unwrap_err(), "flags 4, expected at most 3");
+        assert_eq!(StepSync::decode(&flags).unwrap_err(), "flags 4, expected at most 3");
     }
 }
