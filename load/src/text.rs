@@ -25,7 +25,8 @@ impl Display for Report {
         }
         writeln!(f, "; {:.1} s{}", self.seconds, if self.stopped { ", stopped" } else { "" })?;
         writeln!(f, "{:<22} {:>12.1}", "requests/s", self.requests_per_second)?;
-        let source = if self.output_tokens.events > 0 { " (content events where tokens were not reported)" } else { "" };
+        let source =
+            if self.output_tokens.events > 0 { " (content events where tokens were not reported)" } else { "" };
         writeln!(f, "{:<22} {:>12.1}{source}", "output tokens/s", self.output_tokens.per_second)?;
         if let Some(goodput) = &self.goodput {
             let (rate, share) = (goodput.requests_per_second, 100.0 * goodput.share);

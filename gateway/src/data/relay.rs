@@ -155,13 +155,13 @@ async fn attempt(
     let backend = &job.model.members[member].backend;
     let dialect = &job.model.members[member].dialect;
     let pinned = rank.filter(|_| job.model.members[member].ranks > 1);
-    let pinned = rank.filter(|_| !job.model.members[member].runs_anywhere());
+    let shown = rank.filter(|_| !job.model.members[member].runs_anywhere());
     ticket.policy(policy);
     let prompt_tokens = u32::try_from(job.tokens).unwrap_or(u32::MAX);
     let waiting = WaitingStream { since: arrived, priority: job.priority, prompt_tokens };
     let flow = route.runs_model().then(|| FlowPart::begin(&backend.flow, waiting, job.streams));
-    ticket.place(backend, pinned, lease, flow);
-    trace::placed(ticket, &backend.name, pinned, policy);
+    ticket.place(backend, shown, lease, flow);
+    trace::placed(ticket, &backend.name, shown, policy);
     let traced = ticket.trace().map(|trace| trace.here());
     let write = |body: &Stripped| {
         let body = served::body(backend, route, job.adapter.as_deref(), body);
@@ -171,7 +171,7 @@ async fn attempt(
         }
         Ok(request)
     };
-    let sample = Sample::choose(core, &config.sampling, &job.model, &job.body, route, member, pinned);
+    let sample = Sample::choose(core, &config.sampling, &job.model, &job.body, route, member, shown);
     let request = write(sample.as_ref().map_or(&job.body, |sample| &sample.asking.body))?;
     ticket.hold_copy(copied_bytes(&request, &job.body))?;
     let expected = pinned.and_then(|rank| Expected::new(dialect, route, rank));
@@ -205,7 +205,7 @@ async fn attempt(
                 unasked_experts(core, backend, job, &response, route).then_some(config.sampling.max_answer_bytes);
             let idle_limit = config.timeouts.idle;
             let generation = job.snapshot.generation;
-            Ok(Answer { response, watch, rank: pinned, policy, generation, sample, unasked, idle_limit, attempts })
+            Ok(Answer { response, watch, rank: shown, policy, generation, sample, unasked, idle_limit, attempts })
         }
         Err(cause) => {
             let (cause, error) = cause.judge(backend);
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn event_streams_are_reported_from_the_rest() {
+    fn event_streams_are_told_from_the_rest() {
         for (kind, encoding, expected) in [
             ("text/event-stream", None, true),
             ("Text/Event-Stream; charset=utf-8", None, true),

@@ -19,8 +19,8 @@ pub(crate) struct Rolling {
     limits: RollingLimits,
     older: Option<Generation>,
     newer: Generation,
-    /// Tokens dropped and not yet counted.
-    pub(super) dropped: u64,
+    /// Tokens dropped since [`Rolling::take_dropped`].
+    dropped: u64,
 }
 
 struct Generation {
@@ -101,6 +101,11 @@ impl Rolling {
 
     pub(crate) fn entries(&self) -> usize {
         self.newer.counts.entries() + self.older.as_ref().map_or(0, |older| older.counts.entries())
+    }
+
+    /// Tokens dropped since the last call.
+    pub(crate) fn take_dropped(&mut self) -> u64 {
+        std::mem::take(&mut self.dropped)
     }
 
     fn expire(&mut self, now: u64) -> Result<(), FormatError> {
@@ -185,7 +190,7 @@ mod tests {
             assert!(rolling.entries() <= 40, "{}", rolling.entries());
         }
         // A generation is five tokens of four entries; the newer one is empty again.
-        assert_eq!((rolling.tokens(), rolling.dropped, rolling.dropped), (5, 95, 0));
+        assert_eq!((rolling.tokens(), rolling.take_dropped(), rolling.take_dropped()), (5, 95, 0));
         let profile = profile(&mut rolling, NOW);
         assert_eq!((profile.token_count(TokenId::new(94)), profile.token_count(TokenId::new(95))), (0, 1));
     }

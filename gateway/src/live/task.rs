@@ -164,7 +164,7 @@ fn open(model: &str, observed: &Observed, config: &ProfileConfig) -> Result<Mode
 }
 
 fn show(core: &Core, model: &str, profile: &mut ModelProfile) {
-    let dropped = std::mem::take(&mut profile.rolling.dropped);
+    let dropped = profile.rolling.take_dropped();
     core.metrics.live.profile(model, profile.tokens(), profile.entries(), dropped);
 }
 

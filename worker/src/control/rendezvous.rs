@@ -99,7 +99,7 @@ impl Host {
         let control = members.into_iter().map(|(hello, stream)| (RankId::new(hello.rank), stream)).collect();
         let terms = MemoryTerms { choice: identity.transport, session, elements: limits.row_elements };
         let memory = Sharing { rank: RankId::new(0), links: &data, terms, patience }.share(&leaders)?;
-        Ok(Member { control, ends: Ends { data, memory }, limits })
+        Ok(Joined { control, ends: Ends { data, memory }, limits })
     }
 
     /// The registrations of ranks 1.. in rank order.
@@ -235,7 +235,7 @@ pub(crate) fn join(
     let terms = MemoryTerms { choice: identity.transport, session, elements: limits.row_elements };
     let memory = Sharing { rank, links: &data, terms, patience }.share(&leaders)?;
     unlimited(&control)?;
-    Ok(Member { control, ends: Ends { data, memory }, limits })
+    Ok(Joined { control, ends: Ends { data, memory }, limits })
 }
 
 /// The error for a failed handshake with a rank.

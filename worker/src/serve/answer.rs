@@ -95,9 +95,9 @@ impl Answers {
     pub(super) fn begin(app: &Arc<App>, request: ValidatedRequest) -> Result<Self, ApiError> {
         let begun = Instant::now();
         let mut list = Vec::with_capacity(request.sequences.len());
-        for request in request.sequences {
-            let (decoder, prompt) = (SequenceText::new(&request), request.tokens.clone());
-            let running = app.unit.submit(request.rank, request)?;
+        for sequence in request.sequences {
+            let (decoder, prompt) = (SequenceText::new(&sequence), sequence.tokens.clone());
+            let running = app.unit.submit(request.rank, sequence)?;
             list.push(Answer {
                 running,
                 decoder,
