@@ -1,5 +1,5 @@
-//! Which ranks take requests: gates and health of backends brought into the pools of their models, and what requests
-//! report back to their circuit breakers.
+//! Opens and closes ranks for requests, as the health and the gates of their backends say, and feeds the outcomes of
+//! requests to circuit breakers.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -41,7 +41,7 @@ impl Drop for Trial {
 }
 
 impl Core {
-    /// A request to a backend went well or failed, in a way that is not the request's own.
+    /// Records that a request succeeded, or failed through no fault of its own.
     pub(crate) fn judge(&self, backend: &Arc<Backend>, trial: Option<Trial>, good: bool) {
         if let Some(mut trial) = trial {
             trial.end(Some(good));
@@ -73,7 +73,7 @@ impl Core {
         });
     }
 
-    /// New requests go elsewhere, or come again. False if there is no such backend, and none of that name is drained
+    /// Drains a backend, or ends its drain. False if there is no such backend, and none of that name is drained
     /// for when it comes back.
     pub(crate) fn set_draining(&self, name: &str, draining: bool) -> bool {
         let _changing = self.changing();
@@ -88,7 +88,7 @@ impl Core {
         true
     }
 
-    /// A backend joins: it is drained if one of its name was. The caller holds what [`Core::changing`] gives.
+    /// Drains a joining backend if one of its name was drained. The caller holds what [`Core::changing`] gives.
     pub(crate) fn keep_drained(&self, backend: &Backend) {
         if self.drains.holds(&backend.name) {
             self.drain_or_not(backend, true);
@@ -127,7 +127,7 @@ impl Core {
         }
     }
 
-    /// The same of all backends of a model of the current snapshot.
+    /// The same for all backends of a model of the current snapshot.
     pub(crate) fn refresh_model(&self, model: &Model) {
         self.spare_the_last(model);
         for (index, member) in model.members.iter().enumerate() {
@@ -137,7 +137,7 @@ impl Core {
         model.queue.wake_all();
     }
 
-    /// Where every backend that could serve has failed requests, all of them serve.
+    /// If no backend that could serve has a closed breaker, closes the breakers of all of them.
     fn spare_the_last(&self, model: &Model) {
         let able = || model.members.iter().map(|member| &member.backend).filter(|backend| can_serve(backend));
         if able().any(|backend| is_closed(backend)) {

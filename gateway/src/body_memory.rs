@@ -1,4 +1,4 @@
-//! The memory that request bodies may hold, all of them together.
+//! The limit on memory that all request bodies hold together.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -61,8 +61,8 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Bytes that the tree of a JSON text takes at most. Every value follows one of four signs, and lists grow by doubling;
-/// signs inside strings count too, of which prompts have few.
+/// An upper bound on the bytes of a parsed JSON text. Every value follows one of four characters, and lists grow by
+/// doubling; such characters inside strings count too, but prompts have few.
 pub(crate) fn tree_bytes(text: &[u8]) -> usize {
     // A list of one element has room for four, and an object's member has a key of its own.
     const VALUE_BYTES: usize = 4 * size_of::<serde_json::Value>() + 64;

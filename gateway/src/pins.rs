@@ -70,8 +70,8 @@ async fn keep_verified(core: &Core, backend: &Arc<Backend>) {
     tokio::join!(probe_in_rounds(core, backend), settle_suspended(core, backend));
 }
 
-/// Asks an engine that may have switched, and counts what was suspended if it has the same ranks as before. One that
-/// answers otherwise than before starts afresh, and the suspended contradictions are dropped with all other evidence.
+/// Asks an engine that may have switched, and counts what was suspended if it has the same ranks as before. If its
+/// answer differs from the last one, all evidence is dropped, the suspended contradictions included.
 async fn settle_suspended(core: &Core, backend: &Arc<Backend>) {
     loop {
         backend.pins.suspended.notified().await;
@@ -81,7 +81,7 @@ async fn settle_suspended(core: &Core, backend: &Arc<Backend>) {
         if let Some(Suspended { contradicted, detail }) = suspended.filter(|_| answered && is_pinned) {
             core.note_pins(backend, Observation { contradicted, ..Observation::answer(false) }, || detail);
         }
-        // However many answers contradict their pins, the engine is asked no more often than this.
+        // Limits how often the engine is asked, however many answers contradict their pins.
         tokio::time::sleep(core.config().health.interval).await;
     }
 }

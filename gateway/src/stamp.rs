@@ -29,7 +29,7 @@ impl Seen {
         Self(Mutex::new(files.map(FileState::of).collect()))
     }
 
-    /// Looks again; whether they are others now.
+    /// Looks at the files again; returns whether any has changed.
     pub(crate) fn changed<'a>(&self, files: impl Iterator<Item = &'a Path>) -> bool {
         let now: Vec<FileState> = files.map(FileState::of).collect();
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);

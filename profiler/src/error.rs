@@ -167,7 +167,18 @@ impl ProfilerError {
             | Self::TooManyBad { .. }
             | Self::Cancelled { .. }
             | Self::Http(_) => false,
-            _ => true,
+            Self::Option { .. }
+            | Self::Engine { .. }
+            | Self::UnknownModel { .. }
+            | Self::OtherTokenizer { .. }
+            | Self::Prompt { .. }
+            | Self::NoPrompts { .. }
+            | Self::NoInput { .. }
+            | Self::KeyFile { .. }
+            | Self::EmptyDomain { .. }
+            | Self::OtherPartial { .. }
+            | Self::Text(_) => true,
+            Self::Format(_) => true,
         }
     }
 }

@@ -120,7 +120,15 @@ impl TextError {
             Self::Field { .. } | Self::TooLarge { .. } | Self::TemplateRender { .. } | Self::NoTemplate => {
                 Fault::Client
             }
-            _ => Fault::Server,
+            Self::Read { .. }
+            | Self::GivenUp { .. }
+            | Self::FileTooLarge { .. }
+            | Self::Tokenizer { .. }
+            | Self::OracleAway
+            | Self::TokenizerChanged { .. }
+            | Self::Tokenize { .. }
+            | Self::TemplateConfig { .. }
+            | Self::TemplateSyntax { .. } => Fault::Server,
         }
     }
 }

@@ -257,7 +257,7 @@ async fn a_rank_killed_in_silence_is_noticed_without_a_request() {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(PATIENCE, noticed).await.expect("nobody noticed");
+        tokio::time::timeout(PATIENCE, noticed).await.expect("the rank did not report the loss");
         assert!(unit.get("/health").await.1.contains("rank 1 was lost"));
         unit.ranks[0].signal(Signal::INT);
         assert_eq!(unit.ranks[0].ends(), Some(3));

@@ -16,7 +16,7 @@ use crate::discovery::is_name;
 /// A name of the DNS is no longer.
 const MAX_HOST_BYTES: usize = 253;
 
-/// Which source of backends, of all models'.
+/// Identifies a discovery source among those of all models.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SourceKey {
     /// The model's name.

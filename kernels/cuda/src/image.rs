@@ -13,31 +13,37 @@ pub enum Target {
     Ptx90,
 }
 
-/// Name, file and compute capability x 10, in the order of [`Target::ALL`].
-const FACTS: [(&str, &str, u32); 4] = [
-    ("sm_80", "sm_80.cubin", 80),
-    ("sm_90", "sm_90.cubin", 90),
-    ("sm_100", "sm_100.cubin", 100),
-    ("compute_90", "compute_90.ptx", 90),
-];
-
 impl Target {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Sm80, Self::Sm90, Self::Sm100, Self::Ptx90];
 
     /// As NVRTC's `--gpu-architecture` has it.
     pub const fn name(self) -> &'static str {
-        FACTS[self as usize].0
+        match self {
+            Self::Sm80 => "sm_80",
+            Self::Sm90 => "sm_90",
+            Self::Sm100 => "sm_100",
+            Self::Ptx90 => "compute_90",
+        }
     }
 
     /// The file that holds it, beside the others.
     pub const fn file_name(self) -> &'static str {
-        FACTS[self as usize].1
+        match self {
+            Self::Sm80 => "sm_80.cubin",
+            Self::Sm90 => "sm_90.cubin",
+            Self::Sm100 => "sm_100.cubin",
+            Self::Ptx90 => "compute_90.ptx",
+        }
     }
 
     /// Compute capability x 10.
     pub const fn capability(self) -> u32 {
-        FACTS[self as usize].2
+        match self {
+            Self::Sm80 => 80,
+            Self::Sm90 | Self::Ptx90 => 90,
+            Self::Sm100 => 100,
+        }
     }
 
     /// The image for a GPU of this capability (x 10); `None` if it is too old. A CUBIN runs on later minor capabilities

@@ -22,7 +22,10 @@ impl StepPhase {
 
     /// Its name in metrics.
     pub fn name(self) -> &'static str {
-        ["prefill", "decode"][self as usize]
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
     }
 }
 
@@ -43,7 +46,11 @@ impl Collective {
 
     /// Its name in metrics.
     pub fn name(self) -> &'static str {
-        ["srs", "sag", "sync"][self as usize]
+        match self {
+            Self::ReduceScatter => "srs",
+            Self::Allgather => "sag",
+            Self::Sync => "sync",
+        }
     }
 }
 

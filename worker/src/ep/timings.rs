@@ -31,7 +31,12 @@ impl TimedCollective {
 
     /// Its name in metrics.
     pub fn name(self) -> &'static str {
-        ["dispatch", "combine", "scatter", "gather"][self as usize]
+        match self {
+            Self::Dispatch => "dispatch",
+            Self::Combine => "combine",
+            Self::Scatter => "scatter",
+            Self::Gather => "gather",
+        }
     }
 }
 
