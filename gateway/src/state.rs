@@ -249,6 +249,7 @@ impl Core {
         }
         if let (Some(found), Some(configured)) = (probe.dp_size, backend.config.ranks)
             && found != configured
+            && !backend.can_switch()
         {
             tracing::warn!(
                 backend = backend.name,
