@@ -17,7 +17,7 @@ fn main() {
     println!("cargo::rustc-env=CLI_TARGET={target}");
 }
 
-/// The commit that was checked out. Development builds have none: they would be built anew with every commit.
+/// The commit that was checked out. Development builds have none: they would be built again with every commit.
 fn commit() -> String {
     if let Ok(commit) = std::env::var("SEMMOE_COMMIT") {
         return commit;

@@ -9,7 +9,7 @@
 //! | all others | not asked | not asked |
 //!
 //! Streams of the OpenAI routes send them in an event of their own, in other places (older versions) or not at all
-//! (vLLM): they are not sampled. An answer is never serialized anew: SGLang's member is cut out, vLLM's values become
+//! (vLLM): they are not sampled. An answer is never serialized again: SGLang's member is cut out, vLLM's values become
 //! `null`, as they are without its flag, and all other bytes stay. `sglext` goes altogether where the rest of it is
 //! `null`, as it is there for the question alone.
 

@@ -131,6 +131,13 @@ pub async fn engines(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits)
     }
 }
 
+/// The answer of [`MODELS`].
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Models {
+    /// In the server's order.
+    pub data: Vec<Model>,
+}
+
 /// A model as [`MODELS`] lists it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Model {
@@ -153,10 +160,6 @@ pub async fn first_model(
     base: &BaseUrl,
     limits: &AnswerLimits,
 ) -> Result<Option<Model>, HttpError> {
-    #[derive(Deserialize)]
-    struct Models {
-        data: Vec<Model>,
-    }
     let models: Models = client.get_json(base, MODELS, limits).await?;
     Ok(models.data.into_iter().next())
 }

@@ -130,9 +130,9 @@ impl Backend {
     }
 
     /// Where a request to this rank goes; without one, to the first URL.
-    pub(crate) fn url(&self, dialect: &Dialect, rank: Option<RankId>) -> Option<&BaseUrl> {
+    pub(crate) fn url(&self, dialect: &Dialect, rank: Option<RankId>) -> &BaseUrl {
         let of_rank = rank.and_then(|rank| self.config.urls.get(dialect.url_index(rank)));
-        of_rank.or(self.config.urls.first())
+        of_rank.unwrap_or(self.config.first_url())
     }
 
     /// Whether a rank can be believed to hold the prompts that were sent to it. An engine that does not report it has

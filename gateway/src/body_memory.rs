@@ -1,34 +1,22 @@
 //! The limit on memory that all request bodies hold together.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use crate::error::RequestError;
-
-/// The limits on a body, as the current snapshot has them.
-pub(crate) struct BodyLimits {
-    pub(crate) bytes: usize,
-    pub(crate) time: Duration,
-    /// Of all bodies together.
-    pub(crate) memory_bytes: usize,
-}
 
 /// Bytes that request bodies hold, with what is made of them: copies, and trees of parsed JSON.
 #[derive(Default)]
 pub(crate) struct BodyMemory(AtomicUsize);
 
 impl BodyMemory {
-    /// Takes a part of `limit_bytes`, or nothing where too little is left.
+    /// Takes a part of `limit_bytes`, or nothing where too little is left; a refused part delays no other.
     ///
     /// # Errors
     /// [`RequestError::BodyMemory`].
     pub(crate) fn take(&self, bytes: usize, limit_bytes: usize) -> Result<(), RequestError> {
-        let before = self.0.fetch_add(bytes, Ordering::Relaxed);
-        if before.saturating_add(bytes) > limit_bytes {
-            self.give_back(bytes);
-            return Err(RequestError::BodyMemory { limit_bytes });
-        }
-        Ok(())
+        let fits = |held: usize| held.checked_add(bytes).filter(|held| *held <= limit_bytes);
+        let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        taken.map(|_| ()).map_err(|_| RequestError::BodyMemory { limit_bytes })
     }
 
     pub(crate) fn give_back(&self, bytes: usize) {

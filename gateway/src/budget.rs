@@ -35,10 +35,29 @@ struct Window {
     retries: [u64; SECONDS],
 }
 
-/// A retry that was paid for; to be returned if it is not made.
+/// A retry that was paid for; dropped before it is made, it costs nothing.
 #[derive(Debug)]
-pub(crate) struct Paid {
+pub(crate) struct Paid<'a> {
+    budget: &'a Budget,
     second: u64,
+}
+
+impl Paid<'_> {
+    /// The retry is made.
+    pub(crate) fn spend(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Paid<'_> {
+    fn drop(&mut self) {
+        let mut window = self.budget.window.lock().unwrap_or_else(PoisonError::into_inner);
+        // Older ones left the window, and their payment with them.
+        if self.second + SECONDS as u64 > window.second {
+            let retries = &mut window.retries[index(self.second)];
+            *retries = retries.saturating_sub(1);
+        }
+    }
 }
 
 impl Default for Budget {
@@ -61,32 +80,22 @@ impl Budget {
     }
 
     /// Pays for one retry, if the window can.
-    pub(crate) fn take(&self, now: Instant, rules: &RawRetry) -> Option<Paid> {
+    pub(crate) fn take(&self, now: Instant, rules: &RawRetry) -> Option<Paid<'_>> {
         self.advance(now, |window| {
             let requests: u64 = window.requests.iter().sum();
             let retries: u64 = window.retries.iter().sum();
             let allowed = rules.budget_ratio * requests as f64 + rules.budget_per_second * WINDOW.as_secs_f64();
             ((retries + 1) as f64 <= allowed).then(|| {
-                window.retries[window.index()] += 1;
-                Paid { second: window.second }
+                window.retries[index(window.second)] += 1;
+                Paid { budget: self, second: window.second }
             })
         })
-    }
-
-    /// The retry was not made after all.
-    pub(crate) fn give_back(&self, paid: Paid) {
-        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
-        // Older ones left the window, and their payment with them.
-        if paid.second + SECONDS as u64 > window.second {
-            let retries = &mut window.retries[index(paid.second)];
-            *retries = retries.saturating_sub(1);
-        }
     }
 
     /// Moves the window to `now`, with all requests that were counted.
     fn advance<R>(&self, now: Instant, then: impl FnOnce(&mut Window) -> R) -> R {
         let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = window.index();
+        let at = index(window.second);
         window.requests[at] += self.arrived.swap(0, Ordering::Relaxed);
         window.advance(self.second_of(now));
         self.second.store(window.second, Ordering::Relaxed);
@@ -99,10 +108,6 @@ impl Budget {
 }
 
 impl Window {
-    fn index(&self) -> usize {
-        index(self.second)
-    }
-
     /// Empties the seconds that are new in the window. One that is over stays over.
     fn advance(&mut self, second: u64) {
         let new = second.saturating_sub(self.second).min(SECONDS as u64);
@@ -129,7 +134,7 @@ mod tests {
 
     fn granted(budget: &Budget, now: Instant, wanted: usize) -> usize {
         let rules = rules(0.2, 1.0);
-        (0..wanted).filter(|_| budget.take(now, &rules).is_some()).count()
+        (0..wanted).filter(|_| budget.take(now, &rules).map(Paid::spend).is_some()).count()
     }
 
     fn arrive(budget: &Budget, now: Instant, requests: usize) {
@@ -157,12 +162,12 @@ mod tests {
         let (budget, rules) = (Budget::new(start), rules(0.2, 1.0));
         let first = budget.take(start, &rules).unwrap();
         assert_eq!(granted(&budget, start, 100), 9);
-        budget.give_back(first);
+        drop(first);
         let late = budget.take(start, &rules).unwrap();
         assert!(budget.take(start, &rules).is_none());
         let later = start + Duration::from_secs(25);
         assert_eq!(granted(&budget, later, 100), 10);
-        budget.give_back(late);
+        drop(late);
         assert!(budget.take(later, &rules).is_none(), "its second has left the window");
     }
 

@@ -237,13 +237,10 @@ pub(crate) fn with_backend(
         }
     }
     let (dialect, urls) = (probe.dialect, backend.urls.len());
-    Ok(match (configured.or(probe.dp_size), &probe.doubt) {
+    Ok(match (configured.or(probe.dp_size).or(expected), &probe.doubt) {
         (_, Some(doubt)) if configured.is_none() || urls > 1 => Fit::unpinned(probe, urls, doubt.clone().into()),
         (Some(ranks), _) => Fit { ranks, dialect, unpinned: None },
-        (None, _) => match expected {
-            Some(ranks) => Fit { ranks, dialect, unpinned: None },
-            None => Fit::unpinned(probe, urls, Unpinned::Unknown),
-        },
+        (None, _) => Fit::unpinned(probe, urls, Unpinned::Unknown),
     })
 }
 

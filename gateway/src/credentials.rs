@@ -25,13 +25,13 @@ pub(crate) async fn watch(core: Arc<Core>, listeners: ListenerTls, stop: Cancell
 fn refresh(core: &Core, listeners: &ListenerTls) {
     for (place, tls) in listeners.all() {
         if tls.seen.changed(tls.files()) {
-            tell(core, place, tls.reload());
+            log_outcome(core, place, tls.reload());
         }
     }
     for (_, member) in core.snapshot().members() {
         let backend = &member.backend;
         if backend.files_seen.changed(outgoing::files(&backend.config)) {
-            tell(
+            log_outcome(
                 core,
                 &format!("backend '{}'", backend.name),
                 outgoing::refresh(&backend.config, &backend.client, backend.tls.as_deref()),
@@ -40,7 +40,7 @@ fn refresh(core: &Core, listeners: &ListenerTls) {
     }
 }
 
-fn tell<E: std::fmt::Display>(core: &Core, place: &str, outcome: Result<(), E>) {
+fn log_outcome<E: std::fmt::Display>(core: &Core, place: &str, outcome: Result<(), E>) {
     core.metrics.trust.credential_reload(if outcome.is_ok() { "ok" } else { "failed" });
     match outcome {
         Ok(()) => tracing::info!(place, "certificates and keys reloaded"),

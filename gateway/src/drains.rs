@@ -78,7 +78,7 @@ mod tests {
         assert!(drains.follow(|name| name == "a", at(5)).is_empty());
         assert!(drains.follow(|name| name == "a", at(9)).is_empty());
         assert_eq!(drains.absent(at(10)), [("b".to_owned(), Duration::from_secs(5))]);
-        // It comes back: the time begins anew when it leaves again.
+        // It comes back: the time starts over when it leaves again.
         assert!(drains.follow(|_| true, at(11)).is_empty());
         assert!(drains.holds("b") && drains.absent(at(11)).is_empty());
         assert!(drains.follow(|_| false, at(20)).is_empty());

@@ -149,8 +149,8 @@ pub(crate) enum RequestError {
     NoBackend { model: String, causes: String },
     #[error("backend '{backend}' could not be reached: {}", cause.reason())]
     Unreachable { backend: String, cause: HttpError },
-    #[error("backend '{backend}' broke off: {}", cause.reason())]
-    Broken { backend: String, cause: HttpError },
+    #[error("backend '{backend}' broke off: {cause}")]
+    Broken { backend: String, cause: String },
     #[error("backend '{backend}' did not answer in time: {}", cause.reason())]
     Slow { backend: String, cause: HttpError },
     #[error("the gateway cannot open another connection to an engine: {cause}")]
@@ -293,9 +293,7 @@ impl RequestError {
 
     /// The answer, with the request's id in header and body.
     pub(crate) fn respond(&self, id: &RequestId) -> Response {
-        let mut body = self.body();
-        body["error"]["request_id"] = id.as_str().into();
-        let mut response = self.response(body);
+        let mut response = self.response(self.body_with(id));
         response.headers_mut().insert(REQUEST_ID, id.header().clone());
         response
     }
@@ -318,8 +316,15 @@ impl RequestError {
         response
     }
 
+    /// The document with the request's id.
+    pub(crate) fn body_with(&self, id: &RequestId) -> Value {
+        let mut body = self.body();
+        body["error"]["request_id"] = id.as_str().into();
+        body
+    }
+
     /// The document that OpenAI's clients expect.
-    pub(crate) fn body(&self) -> Value {
+    fn body(&self) -> Value {
         let Row(_, kind, code) = self.row();
         let message = printable(&self.to_string());
         json!({ "error": { "message": message, "type": kind, "param": null, "code": code } })

@@ -192,12 +192,12 @@ impl Running {
 
     /// Health of a backend; `None` if there is none of that name.
     pub fn health(&self, backend: &str) -> Option<Health> {
-        self.backend(backend).map(|backend| backend.health())
+        self.core.backend(backend).map(|backend| backend.health())
     }
 
     /// Returns once a backend's health is as asked; `None` if there is none of that name.
     pub async fn wait_health(&self, backend: &str, wanted: impl FnMut(&Health) -> bool) -> Option<Health> {
-        let mut changes = self.backend(backend)?.watch_health();
+        let mut changes = self.core.backend(backend)?.watch_health();
         changes.wait_for(wanted).await.ok().map(|health| health.clone())
     }
 
@@ -250,9 +250,5 @@ impl Running {
             exporter.stop().await;
         }
         tracing::info!("gateway stopped");
-    }
-
-    fn backend(&self, name: &str) -> Option<Arc<Backend>> {
-        self.core.snapshot().backend(name).cloned()
     }
 }

@@ -37,18 +37,16 @@ pub(crate) enum Verdict {
 
 /// Asks a backend for everything, and opens or closes it accordingly.
 pub(crate) async fn probe_fully(core: &Core, backend: &Arc<Backend>) -> Verdict {
-    let found = ask(core, backend).await;
-    if found.is_ok()
-        && let Some(url) = backend.config.urls.first()
-    {
-        let first = vllm::first_model(&backend.client, url, &core.probe_limits()).await;
+    let found = full_probe(core, backend).await;
+    if found.is_ok() {
+        let first = vllm::first_model(&backend.client, backend.config.first_url(), &core.probe_limits()).await;
         backend.set_max_model_len(first.ok().flatten().and_then(|model| model.max_model_len));
     }
     admit(core, backend, found).await
 }
 
 /// One full probe, with the patience of [`Core::patient_limits`].
-pub(crate) async fn ask(core: &Core, backend: &Backend) -> Result<Probe, HttpError> {
+pub(crate) async fn full_probe(core: &Core, backend: &Backend) -> Result<Probe, HttpError> {
     probe::probe(&backend.client, &backend.target(), &core.patient_limits()).await
 }
 
@@ -66,23 +64,21 @@ pub(crate) async fn look_again(core: &Core, backend: &Arc<Backend>, limits: &Ans
 }
 
 async fn admit(core: &Core, backend: &Arc<Backend>, found: Result<Probe, HttpError>) -> Verdict {
-    if let Ok(probe) = &found {
-        pins::first_look(core, backend, probe).await;
+    let probe = match found {
+        Ok(probe) => probe,
+        Err(error) => {
+            core.mark_unhealthy(backend, reason(backend, &error));
+            return Verdict::Silent(error);
+        }
+    };
+    pins::first_look(core, backend, &probe).await;
+    match core.admit(backend, &probe) {
+        Ok(()) => Verdict::Admitted,
+        Err(refusal) => {
+            core.mark_unhealthy(backend, refusal.to_string());
+            Verdict::Refused(refusal)
+        }
     }
-    let verdict = match found {
-        Err(error) => Verdict::Silent(error),
-        Ok(probe) => match core.admit(backend, &probe) {
-            Ok(()) => return Verdict::Admitted,
-            Err(refusal) => Verdict::Refused(refusal),
-        },
-    };
-    let cause = match &verdict {
-        Verdict::Silent(error) => reason(backend, error),
-        Verdict::Refused(refusal) => refusal.to_string(),
-        Verdict::Admitted => return verdict,
-    };
-    core.mark_unhealthy(backend, cause);
-    verdict
 }
 
 /// Why a backend is unhealthy, in words that clients may read; the address is logged at level debug.
@@ -288,7 +284,7 @@ fn note_silence(core: &Core, backend: &Backend, change: Option<Change>, silence:
     core.metrics.backend_healthy(name, !suspected && backend.health().is_healthy());
     core.metrics.faults.silence(name, if suspected { "suspected" } else { "recovered" });
     if suspected {
-        let (silent_seconds, explained_seconds) = (silence.silent().as_secs_f64(), silence.explained().as_secs_f64());
+        let (silent_seconds, explained_seconds) = (silence.silent.as_secs_f64(), silence.explained().as_secs_f64());
         let cause = SILENT;
         tracing::warn!(
             backend = name,

@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use semmoe_engines::Dialect;
 use semmoe_tables::Tables;
-use semmoe_text::{ChatTemplate, Encoder, PromptEncoder, Renderer, Scorer, TextError, Tokenizer};
+use semmoe_text::{ChatTemplate, Encoder, PromptEncoder, Renderer, TextError, Tokenizer};
 
 use crate::backend::Backend;
-use crate::compat;
+use crate::compat::{self, Fit};
 use crate::config::{BackendConfig, Config, ModelConfig};
 use crate::error::StartError;
 use crate::metrics::Metrics;
 use crate::outgoing;
 use crate::plan::Plan;
-use crate::snapshot::{Member, Model, Snapshot, Text, TextSource, new_pool, next_pool};
+use crate::snapshot::{Member, Model, Snapshot, Text, TextSource, next_pool};
 use crate::stamp::FileState;
 use crate::tables::{self, LoadedTables, Origin, Spool};
 
@@ -73,14 +73,12 @@ pub(crate) fn model(
         });
     }
     for (at, member) in members.iter().enumerate() {
-        let others = members[..at].iter().map(|other| usize::from(other.ranks)).sum();
-        compat::within_limit(member.ranks, others, all.limits.ranks)
+        let others = members[..at].iter().map(|other| usize::from(other.fit.ranks)).sum();
+        compat::within_limit(member.fit.ranks, others, all.limits.ranks)
             .map_err(StartError::incompatible(&member.backend.name))?;
     }
-    let pool = match old {
-        Some(old) => next_pool(old.model, old.config, &members, &plan, all, metrics),
-        None => new_pool(&members, &plan, all, metrics),
-    };
+    let (old_model, old_config) = (old.map(|old| old.model), old.map_or(all, |old| old.config));
+    let pool = next_pool(old_model, old_config, &members, &plan, all, metrics);
     let budget = old.map_or_else(Arc::default, |old| Arc::clone(&old.model.budget));
     let queue = old.map_or_else(|| Arc::new(metrics.faults.queue(&config.name)), |old| Arc::clone(&old.model.queue));
     let (name, other_names) = (config.name.clone(), config.other_names.clone());
@@ -181,22 +179,18 @@ fn load_member(
         Some(path) => Some(open_tables(path, config, &tables::spool(all), text, other)?),
         None => None,
     };
-    if let Some(old) = old.filter(|old| {
-        let digest = |tables: &Tables| tables.digest().to_owned();
-        tables.is_some()
-            && old.tables.as_ref().map(|loaded| digest(&loaded.tables)) == tables.as_ref().map(|it| digest(&it.0))
-    }) {
+    let in_use = old.and_then(|old| old.tables.as_ref()).map(|loaded| loaded.tables.digest());
+    if let (Some(old), Some((new, _))) = (old, &tables)
+        && in_use == Some(new.digest())
+    {
         // The watcher was faster.
         return Ok(Member { tables_file, ..old.clone() });
     }
     let ranks =
         compat::expected_ranks(tables.as_ref().map(|(tables, _)| tables), config.ranks).map_err(refuse)?.unwrap_or(0);
-    let loaded = |(tables, origin)| {
-        let scorer = Scorer::new(&tables);
-        Arc::new(LoadedTables { tables: Arc::new(tables), scorer, origin, generation: 1 })
-    };
-    let tables = tables.map(loaded);
+    let tables = tables.map(|(tables, origin)| Arc::new(LoadedTables::new(Arc::new(tables), origin)));
     let dialect = if config.urls.len() > 1 { Dialect::by_url(config.engine) } else { Dialect::of(config.engine, None) };
+    let fit = Fit { ranks, dialect, unpinned: None };
     Ok(match old {
         Some(old) => {
             let mut member = Member { tables_file, ..old.clone() };
@@ -206,7 +200,7 @@ fn load_member(
             }
             member
         }
-        None => Member { backend, tables, earlier: Vec::new(), tables_file, ranks, dialect, unpinned: None },
+        None => Member { backend, tables, earlier: Vec::new(), tables_file, fit },
     })
 }
 

@@ -249,8 +249,8 @@ impl Metrics {
         self.routing.retries.get_or_create(&RetryLabels { cause, outcome }).inc();
     }
 
-    /// A backend is gone: it is neither healthy nor ill any more. Returns whether its requests have ended, too; until
-    /// then they are counted on. Its counters stay.
+    /// A backend is gone: it is neither healthy nor unhealthy any more. Returns whether its requests have ended, too;
+    /// until then they are counted on. Its counters stay.
     pub(crate) fn forget_backend(&self, backend: &str, ranks: u16) -> bool {
         let labels = of_backend(backend);
         self.routing.backend_healthy.remove(&labels);

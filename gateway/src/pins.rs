@@ -27,32 +27,22 @@ const FIRST_LOOK: Duration = Duration::from_secs(3);
 /// A busy engine answers a probe of one token after the prompts before it.
 const PROBE_LIMITS: AnswerLimits = AnswerLimits { timeout: Duration::from_secs(30), max_bytes: 4 << 20 };
 
-/// The probes that a backend allows.
-struct Subject {
-    ranks: u16,
-    dialect: Dialect,
-}
-
-impl Subject {
-    /// `None` where there is nothing to verify: one rank, a URL for each rank, or answers that all name their rank.
-    fn new(engine: Engine, ranks: u16, dialect: Dialect) -> Option<Self> {
-        let pins = matches!(dialect.carrier(Route::Chat), Ok(Carrier::Header | Carrier::Field(_)))
-            || matches!(dialect.carrier(Route::Generate), Ok(Carrier::Header | Carrier::Field(_)));
-        (ranks > 1 && pins && matches!(engine, Engine::Sglang | Engine::Vllm)).then_some(Self { ranks, dialect })
-    }
+/// Whether there is something to verify: not with one rank, a URL for each rank, or answers that all name their rank.
+fn can_verify(engine: Engine, ranks: u16, dialect: &Dialect) -> bool {
+    let pins = |route| matches!(dialect.carrier(route), Ok(Carrier::Header | Carrier::Field(_)));
+    ranks > 1 && (pins(Route::Chat) || pins(Route::Generate)) && matches!(engine, Engine::Sglang | Engine::Vllm)
 }
 
 /// Verifies the pins of an engine that was just probed, before it gets requests.
 pub(crate) async fn first_look(core: &Core, backend: &Backend, probe: &Probe) {
     backend.pins.reset();
     let ranks = backend.config.ranks.or(probe.dp_size).unwrap_or(0);
-    if ranks > core.config().limits.ranks {
+    if ranks > core.config().limits.ranks || !can_verify(backend.engine, ranks, &probe.dialect) {
         return;
     }
-    let Some(subject) = Subject::new(backend.engine, ranks, probe.dialect) else { return };
     let rounds = async {
         while backend.pins.locked(|state| state.schedule.requests(&state.watch, ranks)) == 0 {
-            round(core, backend, &subject).await;
+            round(core, backend, ranks, &probe.dialect).await;
         }
     };
     if tokio::time::timeout(FIRST_LOOK, rounds).await.is_err() {
@@ -63,11 +53,8 @@ pub(crate) async fn first_look(core: &Core, backend: &Backend, probe: &Probe) {
 
 /// Watches a backend until `stop`.
 pub(crate) async fn watch(core: Arc<Core>, Watched { backend, stop }: Watched) {
-    stop.run_until_cancelled(keep_verified(&core, &backend)).await;
-}
-
-async fn keep_verified(core: &Core, backend: &Arc<Backend>) {
-    tokio::join!(probe_in_rounds(core, backend), settle_suspended(core, backend));
+    let work = async { tokio::join!(probe_in_rounds(&core, &backend), settle_suspended(&core, &backend)) };
+    stop.run_until_cancelled(work).await;
 }
 
 /// Asks an engine that may have switched, and counts what was suspended if it has the same ranks as before. If its
@@ -77,7 +64,7 @@ async fn settle_suspended(core: &Core, backend: &Arc<Backend>) {
         backend.pins.suspended.notified().await;
         let answered = health::look_again(core, backend, &core.patient_limits()).await;
         let suspended = backend.pins.locked(|state| state.suspended.take());
-        let is_pinned = core.member(backend).is_some_and(|member| member.unpinned.is_none());
+        let is_pinned = core.member(backend).is_some_and(|member| member.fit.unpinned.is_none());
         if let Some(Suspended { contradicted, detail }) = suspended.filter(|_| answered && is_pinned) {
             core.note_pins(backend, Observation { contradicted, ..Observation::answer(false) }, || detail);
         }
@@ -94,29 +81,29 @@ async fn probe_in_rounds(core: &Core, backend: &Arc<Backend>) {
             tokio::time::sleep(interval).await;
             continue;
         }
-        if member.as_ref().is_some_and(|member| member.unpinned.is_some()) {
+        if member.as_ref().is_some_and(|member| member.fit.unpinned.is_some()) {
             tokio::time::sleep(interval).await;
             health::look_again(core, backend, &core.patient_limits()).await;
             continue;
         }
-        let subject = member.and_then(|member| Subject::new(backend.engine, member.ranks, member.dialect));
-        let Some(subject) = subject else {
+        let fit = member.map(|member| member.fit);
+        let Some(fit) = fit.filter(|fit| can_verify(backend.engine, fit.ranks, &fit.dialect)) else {
             backend.pins.after_requests(u64::MAX / 2).await;
             continue;
         };
         let state = backend.pins.state();
         tokio::time::sleep(state.schedule.pause(&state.watch)).await;
-        backend.pins.after_requests(state.schedule.requests(&state.watch, subject.ranks)).await;
-        round(core, backend, &subject).await;
+        backend.pins.after_requests(state.schedule.requests(&state.watch, fit.ranks)).await;
+        round(core, backend, fit.ranks, &fit.dialect).await;
     }
 }
 
 /// One round of probes.
-async fn round(core: &Core, backend: &Backend, subject: &Subject) {
+async fn round(core: &Core, backend: &Backend, ranks: u16, dialect: &Dialect) {
     let _one = backend.pins.round.lock().await;
     let number = backend.pins.locked(|state| state.schedule.rounds());
-    let plan = ProbePlan::round(number, subject.ranks);
-    let target = PinTarget { engine: backend.engine, urls: &backend.config.urls, dialect: &subject.dialect };
+    let plan = ProbePlan::round(number, ranks);
+    let target = PinTarget { engine: backend.engine, urls: &backend.config.urls, dialect };
     let shown = verify::probe(&backend.client, &target, &plan, &PROBE_LIMITS).await;
     backend.pins.locked(|state| state.schedule.ended(shown.is_ok()));
     match shown {

@@ -14,7 +14,8 @@ const FALLBACK: &str = "least_load";
 
 /// The policies of one model.
 pub(crate) struct Plan {
-    policy: Arc<dyn Policy>,
+    /// The model's own.
+    pub(crate) policy: Arc<dyn Policy>,
     pub(crate) trial: Option<Trial>,
     /// Routes when no backend honours pins.
     pub(crate) fallback: Arc<dyn Policy>,
@@ -57,10 +58,5 @@ impl Plan {
             trial.spared.inc();
             Arc::clone(&trial.baseline)
         }
-    }
-
-    /// The model's own policy.
-    pub(crate) fn policy(&self) -> &Arc<dyn Policy> {
-        &self.policy
     }
 }

@@ -170,6 +170,10 @@ impl Queue {
                     drop(line);
                     return Ok(place);
                 }
+                Err(Nowhere::Gone) if rules.wait_for_backend.is_zero() => {
+                    drop(line);
+                    return Err(Refused::Gone);
+                }
                 Err(nowhere) => spot.still(nowhere),
             }
         }

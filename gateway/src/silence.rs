@@ -90,7 +90,7 @@ impl Rate {
 pub(crate) struct Silence {
     rate: Rate,
     /// How long streams have been running without a piece of any answer.
-    silent: Duration,
+    pub(crate) silent: Duration,
     /// Tokens of the prompts that waited when the streams fell silent.
     explaining_tokens: u64,
     /// How long an answer of the scheduler has been wanted.
@@ -151,12 +151,7 @@ impl Silence {
         Some(Change::Recovered)
     }
 
-    /// How long its streams have been silent.
-    pub(crate) fn silent(&self) -> Duration {
-        self.silent
-    }
-
-    /// The longest part of that which waiting prompts explain.
+    /// The longest part of its silence which waiting prompts explain.
     pub(crate) fn explained(&self) -> Duration {
         self.rate.time_of(self.explaining_tokens)
     }

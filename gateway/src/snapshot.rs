@@ -5,13 +5,12 @@
 
 use std::sync::Arc;
 
-use semmoe_engines::Dialect;
 use semmoe_tables::Tables;
 use semmoe_text::{ChatTemplate, PromptEncoder};
 
 use crate::backend::Backend;
 use crate::budget::Budget;
-use crate::compat::{self, Fit, Incompatible, Unpinned};
+use crate::compat::{self, Fit, Incompatible};
 use crate::config::Config;
 use crate::error::RequestError;
 use crate::metrics::Metrics;
@@ -20,7 +19,7 @@ use crate::plan::Plan;
 use crate::pool::{Pool, PoolBackend, PoolSettings};
 use crate::queue::Queue;
 use crate::stamp::FileState;
-use crate::tables::{EarlierTables, FreshTables, LoadedTables};
+use crate::tables::{EarlierTables, LoadedTables};
 
 /// All models, and which swap made this state.
 #[derive(Clone)]
@@ -62,7 +61,7 @@ impl Model {
     /// Ranks of all its backends but this one.
     pub(crate) fn other_ranks(&self, backend: &Arc<Backend>) -> usize {
         let others = self.members.iter().filter(|other| !Arc::ptr_eq(&other.backend, backend));
-        others.map(|other| usize::from(other.ranks)).sum()
+        others.map(|other| usize::from(other.fit.ranks)).sum()
     }
 
     /// Its own name, then its aliases.
@@ -110,38 +109,20 @@ pub(crate) struct Member {
     /// The configured file of tables as it was when it was last read; what is in use may have come later, and from
     /// elsewhere.
     pub(crate) tables_file: Option<FileState>,
-    /// Attention-DP ranks; 0 until a probe reports it.
-    pub(crate) ranks: u16,
-    /// How it is pinned; the newest version's way until a probe reports it.
-    pub(crate) dialect: Dialect,
-    /// Why it is not pinned, though it may have several ranks.
-    pub(crate) unpinned: Option<Unpinned>,
+    /// Its ranks, and how they are pinned. Until a probe reports them there are 0 ranks, pinned in the newest version's
+    /// way.
+    pub(crate) fit: Fit,
 }
 
 impl Member {
-    /// Whether it is placed and pinned by just this.
-    pub(crate) fn fits(&self, fit: &Fit) -> bool {
-        (self.ranks, self.dialect, &self.unpinned) == (fit.ranks, fit.dialect, &fit.unpinned)
-    }
-
-    /// The inputs of its placement and pin.
-    pub(crate) fn fit(&self) -> Fit {
-        Fit { ranks: self.ranks, dialect: self.dialect, unpinned: self.unpinned.clone() }
-    }
-
-    /// Takes over what a probe found.
-    pub(crate) fn take(&mut self, fit: Fit) {
-        (self.ranks, self.dialect, self.unpinned) = (fit.ranks, fit.dialect, fit.unpinned);
-    }
-
     /// Whether a request may run on any of its ranks, whichever was chosen.
     pub(crate) fn runs_anywhere(&self) -> bool {
-        self.unpinned.is_some() || self.backend.pins.are_ignored()
+        self.fit.unpinned.is_some() || self.backend.pins.are_ignored()
     }
 
     /// Takes other tables into use, and keeps those that it has among the earlier ones, of which it keeps `history`.
     pub(crate) fn replace_tables(&mut self, loaded: Arc<LoadedTables>, history: usize) {
-        // Tables that are gone back to are earlier ones no more.
+        // After a rollback the restored tables leave the history.
         self.earlier.retain(|earlier| !Arc::ptr_eq(&earlier.tables, &loaded.tables));
         if let Some(before) = self.tables.replace(loaded) {
             let LoadedTables { tables, origin, generation, .. } = before.as_ref();
@@ -212,11 +193,10 @@ impl Snapshot {
 
     /// The next snapshot, with other tables for one backend, and those that it has now among its earlier ones. Online
     /// prices start again from all tables' prices.
-    pub(crate) fn with_tables(&self, Position { model, member }: Position, fresh: FreshTables) -> Self {
+    pub(crate) fn with_tables(&self, Position { model, member }: Position, fresh: LoadedTables) -> Self {
         let mut next = self.next();
-        let FreshTables { tables, scorer, origin } = fresh;
         let model = Arc::make_mut(&mut next.models[model]);
-        let loaded = Arc::new(LoadedTables { tables, scorer, origin, generation: next.generation });
+        let loaded = Arc::new(LoadedTables { generation: next.generation, ..fresh });
         model.members[member].replace_tables(loaded, self.config.tables.history);
         model.pool.reset_prices(&pool_members(&model.members));
         next
@@ -227,12 +207,11 @@ impl Snapshot {
     pub(crate) fn with_backend(&self, at: Position, fit: Fit, metrics: &Metrics) -> Self {
         let Position { model, member } = at;
         let mut next = self.next();
-        let old = &self.models[model];
+        let old: &Model = &self.models[model];
         let model = Arc::make_mut(&mut next.models[model]);
-        let ranks = model.members[member].ranks;
-        model.members[member].take(fit);
-        if model.members[member].ranks != ranks {
-            model.pool = next_pool(old, &self.config, &model.members, &model.plan, &self.config, metrics);
+        let ranks = std::mem::replace(&mut model.members[member].fit, fit).ranks;
+        if model.members[member].fit.ranks != ranks {
+            model.pool = next_pool(Some(old), &self.config, &model.members, &model.plan, &self.config, metrics);
         }
         next
     }
@@ -242,43 +221,38 @@ impl Snapshot {
     }
 }
 
-/// A pool of all ranks of these backends.
-pub(crate) fn new_pool(members: &[Member], plan: &Plan, config: &Config, metrics: &Metrics) -> Arc<Pool> {
-    let shadow = plan.policy().watched().is_some();
-    let routing = &config.routing;
-    let settings = PoolSettings { routing: &routing.settings, prefix: &routing.prefix, shadow };
-    Arc::new(Pool::new(&pool_members(members), &settings, metrics))
-}
-
-/// The pool of these backends that goes on from a model's; that one itself where nothing about it changes. Ranks stay
-/// with their engine: one of the same name, with the same ways to reach it and as many ranks.
+/// The pool of all ranks of these backends. With `old`, the model as it runs by `old_config`, it goes on from the pool
+/// of that one, and is that pool itself where nothing about it changes. Ranks stay with their engine: one of the same
+/// name, with the same ways to reach it and as many ranks.
 pub(crate) fn next_pool(
-    old: &Model,
+    old: Option<&Model>,
     old_config: &Config,
     members: &[Member],
     plan: &Plan,
     config: &Config,
     metrics: &Metrics,
 ) -> Arc<Pool> {
+    let (routing, shadow) = (&config.routing, plan.policy.watched().is_some());
+    let settings = PoolSettings { routing: &routing.settings, prefix: &routing.prefix, shadow };
+    let Some(old) = old else { return Arc::new(Pool::new(&pool_members(members), &settings, metrics)) };
     let before = |member: &Member| {
-        let same =
-            |old: &&Member| old.ranks == member.ranks && old.backend.config.is_same_ranks(&member.backend.config);
-        old.members.iter().position(|old| same(&old))
+        let same = |old: &Member| {
+            old.fit.ranks == member.fit.ranks && old.backend.config.is_same_ranks(&member.backend.config)
+        };
+        old.members.iter().position(same)
     };
     let mut from = Vec::new();
     for member in members {
         let at = before(member);
         let first = old.pool.slots().iter().position(|slot| Some(slot.backend) == at);
-        from.extend((0..usize::from(member.ranks)).map(|rank| u16::try_from(first? + rank).ok()));
+        from.extend((0..usize::from(member.fit.ranks)).map(|rank| u16::try_from(first? + rank).ok()));
     }
-    let (routing, shadow) = (&config.routing, plan.policy().watched().is_some());
     let (was, same_slots) =
         (&old_config.routing, from.iter().copied().eq((0..old.pool.slots().len() as u16).map(Some)));
     if same_slots && routing.settings == was.settings && routing.prefix == was.prefix && shadow == old.pool.has_shadow()
     {
         return Arc::clone(&old.pool);
     }
-    let settings = PoolSettings { routing: &routing.settings, prefix: &routing.prefix, shadow };
     Arc::new(old.pool.succeed(&from, &pool_members(members), &settings, metrics))
 }
 
@@ -289,9 +263,9 @@ pub(crate) fn pool_members(members: &[Member]) -> Vec<PoolBackend<'_>> {
 fn pool_member(member: &Member) -> PoolBackend<'_> {
     PoolBackend {
         name: &member.backend.name,
-        ranks: member.ranks,
+        ranks: member.fit.ranks,
         prices: match &member.tables {
-            Some(loaded) if member.unpinned.is_none() => loaded.tables.price(),
+            Some(loaded) if member.fit.unpinned.is_none() => loaded.tables.price(),
             _ => &[],
         },
         available: member.backend.takes_requests(),

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use http::HeaderMap;
 use semmoe_engines::http::AnswerLimits;
@@ -13,9 +13,9 @@ use semmoe_engines::{Dialect, Route};
 use tokio::sync::Semaphore;
 
 use crate::backend::{Backend, Health, WatchedBackends};
-use crate::body_memory::{BodyLimits, BodyMemory};
+use crate::body_memory::BodyMemory;
 use crate::compat::{self, Fit, Incompatible};
-use crate::config::{Access, Config};
+use crate::config::Config;
 use crate::current::Current;
 use crate::drains::Drains;
 use crate::error::RequestError;
@@ -25,7 +25,7 @@ use crate::otlp::Tracer;
 use crate::reload::outcome::Reloads;
 use crate::snapshot::{Member, Model, Snapshot};
 use crate::switching::Records;
-use crate::tables::{FreshTables, Lanes, check_fit};
+use crate::tables::{Lanes, LoadedTables, Swapped, check_fit};
 use crate::trust::{self, Caller};
 
 /// Longest health or information answer of an engine; SGLang's server information holds all of its arguments.
@@ -99,32 +99,6 @@ impl Core {
         Arc::clone(&self.current.load().config)
     }
 
-    /// Longest body, and how long it may take: asked for before a request has its snapshot.
-    pub(crate) fn body_limits(&self) -> BodyLimits {
-        let snapshot = self.current.load();
-        let limits = &snapshot.config.limits;
-        BodyLimits {
-            bytes: limits.body_bytes,
-            time: snapshot.config.timeouts.body,
-            memory_bytes: limits.body_memory_bytes,
-        }
-    }
-
-    /// Most headers of a request; HTTP/1.1 has this limit while it reads.
-    pub(crate) fn most_headers(&self) -> usize {
-        self.current.load().config.limits.headers
-    }
-
-    /// Most requests at a time on all HTTP/2 connections of the data plane.
-    pub(crate) fn most_open_streams(&self) -> u32 {
-        self.current.load().config.limits.open_streams
-    }
-
-    /// Which requests are logged.
-    pub(crate) fn access(&self) -> Access {
-        self.current.load().config.log.access
-    }
-
     /// Whether a path that is not the gateway's own goes to engines.
     pub(crate) fn passes(&self, path: &str) -> bool {
         self.current.load().config.server.extra_routes.iter().any(|route| route == path)
@@ -140,16 +114,17 @@ impl Core {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a snapshot the current one. `_changing`: it was made from the current one under the lock.
-    pub(crate) fn swap(&self, _changing: &MutexGuard<'_, ()>, next: Arc<Snapshot>) {
+    /// Makes a snapshot the current one. `_changing`: it was made from the current one under the lock. Returns how long
+    /// it took until readers get it.
+    pub(crate) fn swap(&self, _changing: &MutexGuard<'_, ()>, next: Arc<Snapshot>) -> Duration {
         self.metrics.generation(next.generation);
-        self.current.store(next);
+        self.current.store(next)
     }
 
     /// Takes the backends that are in one snapshot and not in the next out of the metrics.
     pub(crate) fn retire(&self, before: &Snapshot, next: &Snapshot) {
         let gone = before.members().filter(|(_, member)| next.find(&member.backend.name).is_none());
-        let gone = gone.map(|(_, member)| (member.backend.name.clone(), member.ranks));
+        let gone = gone.map(|(_, member)| (member.backend.name.clone(), member.fit.ranks));
         self.retired.lock().unwrap_or_else(PoisonError::into_inner).extend(gone);
         self.sweep();
     }
@@ -163,7 +138,7 @@ impl Core {
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         retired.retain(|(name, ranks)| match snapshot.find(name) {
             None => !self.metrics.forget_backend(name, *ranks),
-            Some(at) => !self.metrics.forget_ranks(name, snapshot.at(at).1.ranks..*ranks),
+            Some(at) => !self.metrics.forget_ranks(name, snapshot.at(at).1.fit.ranks..*ranks),
         });
     }
 
@@ -206,21 +181,19 @@ impl Core {
         let fit = compat::with_backend(probe, tables, model.encoder(), &backend.config, None);
         let fit = fit.or_else(|refusal| match refusal {
             // It served with these tables before: losing affinity is better than losing the backend.
-            Incompatible::Ranks { .. } if member.ranks > 0 && backend.served() => {
+            Incompatible::Ranks { .. } if member.fit.ranks > 0 && backend.served() => {
                 Ok(Fit::unpinned(probe, backend.config.urls.len(), refusal.into()))
             }
             refusal => Err(refusal),
         })?;
         compat::within_limit(fit.ranks, model.other_ranks(backend), snapshot.config.limits.ranks)?;
         self.note_admission(model, member, probe, &fit);
-        if !member.fits(&fit) {
-            if fit.ranks < member.ranks {
-                let vanished = (backend.name.clone(), member.ranks);
+        if member.fit != fit {
+            if fit.ranks < member.fit.ranks {
+                let vanished = (backend.name.clone(), member.fit.ranks);
                 self.retired.lock().unwrap_or_else(PoisonError::into_inner).push(vanished);
             }
-            let next = snapshot.with_backend(at, fit, &self.metrics);
-            self.metrics.generation(next.generation);
-            self.current.store(Arc::new(next));
+            self.swap(&changing, Arc::new(snapshot.with_backend(at, fit, &self.metrics)));
         }
         self.refresh(backend);
         drop(changing);
@@ -313,6 +286,11 @@ impl Core {
         }
     }
 
+    /// The backend of this name.
+    pub(crate) fn backend(&self, name: &str) -> Option<Arc<Backend>> {
+        self.snapshot().backend(name).cloned()
+    }
+
     /// A backend as it is now; `None` once it is gone.
     pub(crate) fn member(&self, backend: &Arc<Backend>) -> Option<Member> {
         let snapshot = self.snapshot();
@@ -341,8 +319,8 @@ impl Core {
         }
     }
 
-    /// Checks tables against the state as it is now and swaps them in. Returns the new generation.
-    pub(crate) fn swap_tables(&self, backend: &str, fresh: FreshTables) -> Result<u64, RequestError> {
+    /// Checks tables against the state as it is now and swaps them in.
+    pub(crate) fn swap_tables(&self, backend: &str, fresh: LoadedTables) -> Result<Swapped, RequestError> {
         loop {
             // All the work is done before others have to wait, and again if they changed what it was about.
             let seen = self.snapshot();
@@ -356,21 +334,20 @@ impl Core {
             if !Arc::ptr_eq(&seen, &self.snapshot()) || member.backend.last_probe() != probe {
                 continue;
             }
-            let next = seen.with_tables(at, fresh);
-            let generation = next.generation;
-            let next = Arc::new(next);
+            let tables = Arc::clone(&fresh.tables);
+            let next = Arc::new(seen.with_tables(at, fresh));
+            let swapped = Swapped::to(backend, &tables, next.generation, true);
             // Requests take no lock, and get the one or the other; only probes and other changes wait for this one.
             // Who sees the new ones sees no trouble with the old ones any more.
             member.backend.set_tables_trouble(None);
-            let took = self.current.store(next);
+            let took = self.swap(&changing, next);
             drop(changing);
             self.metrics.tables.swapped(took);
-            self.metrics.generation(generation);
             member.backend.live.reset();
             self.metrics.live.drift(&member.backend.name, false);
             // A backend that was refused for its old tables may be admitted now.
             member.backend.suspect();
-            return Ok(generation);
+            return Ok(swapped);
         }
     }
 }

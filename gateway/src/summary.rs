@@ -47,7 +47,7 @@ impl std::error::Error for Troubles {}
 /// Why requests of a backend that answers would not run where they are sent.
 pub(crate) fn pin_trouble(member: &Member) -> Option<String> {
     let state = member.backend.pins.state();
-    match &member.unpinned {
+    match &member.fit.unpinned {
         Some(why) => Some(why.to_string()),
         None if state.watch.pins == Pins::Ignored => {
             Some(format!("pins are ignored: {}", state.detail.unwrap_or_default()))
@@ -100,7 +100,7 @@ fn describe(model: &Model) -> String {
         };
         line.push_str(&format!(", {adapters}"));
     }
-    line.push_str(&format!(", policy {}", model.plan.policy().name()));
+    line.push_str(&format!(", policy {}", model.plan.policy.name()));
     if let Some(trial) = &model.plan.trial {
         line.push_str(&format!(" for {} percent, else {}", trial.canary.percent(), trial.baseline.name()));
     }
@@ -119,7 +119,7 @@ fn describe(model: &Model) -> String {
 fn backend(member: &Member) -> String {
     let backend = &member.backend;
     let urls: Vec<String> = backend.config.urls.iter().map(ToString::to_string).collect();
-    let ranks = if member.ranks > 0 { member.ranks.to_string() } else { "probed".to_owned() };
+    let ranks = if member.fit.ranks > 0 { member.fit.ranks.to_string() } else { "probed".to_owned() };
     let mut line = format!("backend '{}': {} at {}, ranks {ranks}", backend.name, backend.engine, urls.join(" "));
     if let Some(loaded) = &member.tables {
         let tables = &loaded.tables;

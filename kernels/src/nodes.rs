@@ -5,8 +5,8 @@ use crate::error::KernelError;
 /// W = N x P ranks on N nodes of P: rank r is on node r / P, where its local index is r mod P.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NodeGrid {
-    nodes: usize,
-    width: usize,
+    pub(crate) nodes: usize,
+    pub(crate) width: usize,
 }
 
 impl NodeGrid {

@@ -5,7 +5,8 @@
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 
 /// The content of a document.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,30 +23,27 @@ pub(crate) struct Said {
 
 /// Reads an event's data or a whole body; `None` if it is no JSON object of the expected types.
 pub(crate) fn read(json: &[u8]) -> Option<Said> {
-    let document: Document = serde_json::from_slice(json).ok()?;
+    let document: Document<'_> = serde_json::from_slice(json).ok()?;
     let usage = document.usage.or(document.meta_info);
-    let has_text = document.text.0 || document.output_ids.0;
+    let has_text = is_filled(document.text) || is_filled(document.output_ids);
     Some(Said {
         content: has_text || document.choices.is_some_and(|choices| choices.0),
         is_answer: has_text || document.choices.is_some() || usage.is_some(),
-        is_error: document.error.0 || document.object.0,
+        is_error: is_filled(document.error) || document.object.is_some_and(|kind| kind.get() == "\"error\""),
         output_tokens: usage.and_then(|usage| usage.completion_tokens),
     })
 }
 
 #[derive(Deserialize)]
-struct Document {
+struct Document<'a> {
     choices: Option<Choices>,
-    #[serde(default)]
-    text: Filled,
-    #[serde(default)]
-    output_ids: Filled,
+    #[serde(borrow)]
+    text: Option<&'a RawValue>,
+    output_ids: Option<&'a RawValue>,
     usage: Option<Usage>,
     meta_info: Option<Usage>,
-    #[serde(default)]
-    error: Filled,
-    #[serde(default)]
-    object: NamesError,
+    error: Option<&'a RawValue>,
+    object: Option<&'a RawValue>,
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -54,25 +52,25 @@ struct Usage {
 }
 
 #[derive(Deserialize)]
-struct Choice {
-    delta: Option<Message>,
-    message: Option<Message>,
-    #[serde(default)]
-    text: Filled,
+struct Choice<'a> {
+    #[serde(borrow)]
+    delta: Option<Message<'a>>,
+    message: Option<Message<'a>>,
+    text: Option<&'a RawValue>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Message {
-    content: Filled,
-    reasoning_content: Filled,
-    reasoning: Filled,
-    tool_calls: Filled,
+#[derive(Deserialize)]
+struct Message<'a> {
+    #[serde(borrow)]
+    content: Option<&'a RawValue>,
+    reasoning_content: Option<&'a RawValue>,
+    reasoning: Option<&'a RawValue>,
+    tool_calls: Option<&'a RawValue>,
 }
 
-impl Message {
+impl Message<'_> {
     fn is_filled(&self) -> bool {
-        self.content.0 || self.reasoning_content.0 || self.reasoning.0 || self.tool_calls.0
+        [self.content, self.reasoning_content, self.reasoning, self.tool_calls].into_iter().any(is_filled)
     }
 }
 
@@ -92,9 +90,9 @@ impl<'de> Deserialize<'de> for Choices {
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Choices, A::Error> {
                 let mut content = false;
-                while let Some(choice) = list.next_element::<Choice>()? {
+                while let Some(choice) = list.next_element::<Choice<'_>>()? {
                     let in_message = [choice.delta, choice.message].iter().flatten().any(Message::is_filled);
-                    content |= choice.text.0 || in_message;
+                    content |= is_filled(choice.text) || in_message;
                 }
                 Ok(Choices(content))
             }
@@ -103,75 +101,13 @@ impl<'de> Deserialize<'de> for Choices {
     }
 }
 
-/// Any value, folded into whether there is something in it.
-#[derive(Clone, Copy, Default)]
-struct Filled(bool);
-
-impl<'de> Deserialize<'de> for Filled {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Look(|text: &str| !text.is_empty())).map(Self)
-    }
-}
-
-/// Whether a value is the text `error`.
-#[derive(Clone, Copy, Default)]
-struct NamesError(bool);
-
-impl<'de> Deserialize<'de> for NamesError {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Look(|text: &str| text == "error")).map(Self)
-    }
-}
-
-/// Looks at a text with a function; numbers and filled lists and objects are something, null is nothing.
-struct Look<F>(F);
-
-impl<'de, F: Fn(&str) -> bool> Visitor<'de> for Look<F> {
-    type Value = bool;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("any value")
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<bool, E> {
-        Ok(self.0(text))
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<bool, E> {
-        Ok(value)
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<bool, E> {
-        Ok(true)
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<bool, E> {
-        Ok(true)
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<bool, E> {
-        Ok(true)
-    }
-
-    fn visit_unit<E>(self) -> Result<bool, E> {
-        Ok(false)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<bool, A::Error> {
-        let mut any = false;
-        while list.next_element::<IgnoredAny>()?.is_some() {
-            any = true;
-        }
-        Ok(any)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<bool, A::Error> {
-        let mut any = false;
-        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
-            any = true;
-        }
-        Ok(any)
-    }
+/// Whether there is something in a value: numbers and filled texts, lists and objects are something.
+fn is_filled(value: Option<&RawValue>) -> bool {
+    value.is_some_and(|value| match value.get().as_bytes() {
+        b"null" | b"false" | b"\"\"" => false,
+        [b'[' | b'{', inside @ ..] => !matches!(inside.trim_ascii_start(), b"]" | b"}"),
+        _ => true,
+    })
 }
 
 #[cfg(test)]

@@ -1,78 +1,72 @@
 //! Failures of a single request, as they are counted.
 
-use std::fmt;
-
 /// Why a request failed. Never holds anything that the server wrote but numbers, so that no prompt gets into a report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum Failure {
     /// No connection.
+    #[error("connect: {0}")]
     Connect(ConnectFailure),
     /// The request took longer than the limit.
+    #[error("timeout: {0}")]
     Timeout(Phase),
     /// The answer is not 2xx.
+    #[error("status {0}")]
     Status(u16),
     /// The connection ended where an answer should have begun.
+    #[error("closed before the answer")]
     Closed,
     /// The answer began and did not end as it should.
+    #[error("broken: {0}")]
     Broken(Break),
     /// The server put an error into a stream, or answered 200 with one.
+    #[error("error event")]
     ErrorEvent,
     /// The answer does not have the form of the route.
+    #[error("malformed: {0}")]
     Malformed(&'static str),
 }
 
 /// Why there is no connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum ConnectFailure {
     /// No process listens.
+    #[error("refused")]
     Refused,
     /// Not in time.
+    #[error("timed out")]
     TimedOut,
     /// TLS was not agreed on.
+    #[error("TLS")]
     Tls,
     /// This process may open no more files.
+    #[error("too many open files in the load generator")]
     NoFiles,
     /// Anything else.
+    #[error("failed")]
     Other,
 }
 
 /// The phase that a request was waiting in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum Phase {
     /// The head of the answer.
+    #[error("no answer")]
     Head,
     /// The rest of the answer.
+    #[error("answer not complete")]
     Body,
 }
 
 /// How an answer broke.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum Break {
     /// The connection ended before the body did: less than `Content-Length`, or no last chunk.
+    #[error("the body is shorter than announced")]
     Short,
     /// The body is whole, but the stream in it has no `[DONE]`.
+    #[error("the stream ended without [DONE]")]
     NoDone,
     /// The stream ended inside an event.
+    #[error("the stream ended inside an event")]
     InEvent,
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Connect(ConnectFailure::Refused) => f.write_str("connect: refused"),
-            Self::Connect(ConnectFailure::TimedOut) => f.write_str("connect: timed out"),
-            Self::Connect(ConnectFailure::Tls) => f.write_str("connect: TLS"),
-            Self::Connect(ConnectFailure::NoFiles) => f.write_str("connect: too many open files in the load generator"),
-            Self::Connect(ConnectFailure::Other) => f.write_str("connect: failed"),
-            Self::Timeout(Phase::Head) => f.write_str("timeout: no answer"),
-            Self::Timeout(Phase::Body) => f.write_str("timeout: answer not complete"),
-            Self::Status(status) => write!(f, "status {status}"),
-            Self::Closed => f.write_str("closed before the answer"),
-            Self::Broken(Break::Short) => f.write_str("broken: the body is shorter than announced"),
-            Self::Broken(Break::NoDone) => f.write_str("broken: the stream ended without [DONE]"),
-            Self::Broken(Break::InEvent) => f.write_str("broken: the stream ended inside an event"),
-            Self::ErrorEvent => f.write_str("error event"),
-            Self::Malformed(cause) => write!(f, "malformed: {cause}"),
-        }
-    }
 }

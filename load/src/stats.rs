@@ -63,6 +63,7 @@ pub(crate) struct Stats {
     /// Answers without a token count, and their events.
     pub(crate) counted: (u64, u64),
     pub(crate) ttft: Latencies,
+    /// Between content events, of whatever becomes of their request.
     pub(crate) gaps: Latencies,
     pub(crate) longest_gap: Latencies,
     pub(crate) e2e: Latencies,
@@ -82,11 +83,6 @@ pub(crate) struct Rated {
 impl Stats {
     pub(crate) fn new(slo: Slo) -> Self {
         Self { slo, ..Self::default() }
-    }
-
-    /// One gap between content events, of whatever becomes of the request.
-    pub(crate) fn gap(&mut self, gap: Duration) {
-        self.gaps.record(gap);
     }
 
     pub(crate) fn request(&mut self, sample: &Sample<'_>) {

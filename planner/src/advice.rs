@@ -13,7 +13,7 @@ use crate::step::{Constants, Part, decoding, step};
 use crate::switching::{Crossing, StepPair, crossing, memory_overhead, switch_seconds};
 
 /// Requests in flight at which both layouts are compared: powers of two up to this.
-const MOST_SEQUENCES: u32 = 12;
+const MAX_SEQUENCES: u32 = 12;
 
 /// Changing one unit on the innermost links between slices (TP) and whole experts (EP).
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -80,7 +80,7 @@ pub fn switching(question: &Question<'_>, concurrency: f64) -> Result<Switching,
         let sequences = f64::from(1u32 << exponent);
         StepPair { sequences, tp: seconds(tp, sequences), ep: seconds(ep, sequences) }
     };
-    let steps: Vec<StepPair> = (0..=MOST_SEQUENCES).map(pair).collect();
+    let steps: Vec<StepPair> = (0..=MAX_SEQUENCES).map(pair).collect();
     let weights = shape.routed_parameters() as f64 * shape.precision.experts.bytes() / gpus as f64;
     // Every rank receives its heads of the sequences that the others had.
     let tokens = concurrency * (load.input_tokens + load.output_tokens / 2.0);

@@ -19,9 +19,9 @@ use crate::search::Question;
 use crate::step::prefill_occupancy;
 
 /// Requests of a trace that are replayed at most, from its beginning.
-pub const MOST_REQUESTS: usize = 20_000;
+pub const MAX_REQUESTS: usize = 20_000;
 /// Splits that are replayed at most, evenly spread.
-const MOST_SPLITS: u64 = 9;
+const MAX_SPLITS: u64 = 9;
 /// Prompt tokens of one step.
 const CHUNK_TOKENS: u64 = 8192;
 
@@ -71,8 +71,8 @@ pub struct UnitMix {
 pub fn unit_mix(question: &Question<'_>, switching: &Switching, trace: &[Arrival]) -> Result<UnitMix, NoSwitch> {
     let plan = UnitPlan::of(question, switching)?;
     let units = question.cluster.gpus() / switching.gpus.max(1);
-    let trace = &trace[..trace.len().min(MOST_REQUESTS)];
-    let stride = units.div_ceil(MOST_SPLITS - 1).max(1);
+    let trace = &trace[..trace.len().min(MAX_REQUESTS)];
+    let stride = units.div_ceil(MAX_SPLITS - 1).max(1);
     let counts = (0..=units).step_by(stride as usize).chain((!units.is_multiple_of(stride)).then_some(units));
     let fixed = |ep: u64| {
         let unit = |at: u64| {
@@ -329,6 +329,6 @@ mod tests {
         }
         let empty = mix(1, &[]);
         assert_eq!((empty.requests, empty.best.request_seconds), (0, 0.0));
-        assert_eq!(mix(1, &trace(MOST_REQUESTS + 5, 1e6)).requests, MOST_REQUESTS);
+        assert_eq!(mix(1, &trace(MAX_REQUESTS + 5, 1e6)).requests, MAX_REQUESTS);
     }
 }

@@ -121,7 +121,7 @@ pub enum ProfilerError {
         kept: String,
     },
     /// The partial recording beside the trace is of something else.
-    #[error("{} is not of this recording: {difference}; remove it, or begin anew over it", path.display())]
+    #[error("{} is not of this recording: {difference}; remove it, or start over without it", path.display())]
     OtherPartial {
         /// The file.
         path: PathBuf,

@@ -341,7 +341,7 @@ mod tests {
         assert!(refused(&Settings { model, ..settings() }).contains("`top_k`"));
         assert!(refused(&Settings { engine: "sglang".into(), ..settings() }).contains("the engine was vllm"));
         assert_eq!(Journal::open(&out, &settings(), false).unwrap().len(), 1);
-        // Started anew, and gone as nothing is in it.
+        // Restarted, and gone as nothing is in it.
         drop(Journal::open(&out, &Settings { max_tokens: 5, ..settings() }, true).unwrap());
         assert!(!partial_path(&out).exists());
         for text in ["notes", "notes\n", "{}\n"] {

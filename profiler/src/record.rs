@@ -60,7 +60,7 @@ pub struct RecordOptions {
     pub rate: Option<f64>,
     /// The OpenAI routes also where the engine has `/generate`.
     pub openai_routes: bool,
-    /// Begin anew where there is a partial recording.
+    /// Start over where there is a partial recording.
     pub fresh: bool,
     /// The longest wait for one answer.
     pub request_timeout: Duration,

@@ -2,11 +2,10 @@
 
 use semmoe_tables::{EvenGroups, LayerIdx, PlacedBy, Placement, Tables, TokenId, Trace, TraceRequest, group_shares};
 
-use crate::eval_tokens::{TokenLoads, judged, paper_labels};
+use crate::eval_tokens::{judged, paper_labels};
 use crate::evaluate::{Evaluation, StepFigures};
 use crate::hosts::{Hosts, indices};
 use crate::labels::MainGroups;
-use crate::links::Links;
 use crate::tally::Tally;
 
 /// A token of a step.
@@ -22,7 +21,6 @@ struct Judge<'a> {
     tables: &'a Tables,
     hosts: &'a Hosts,
     tally: Tally,
-    loads: TokenLoads,
     /// The rows split by T and A, by T alone, and by the paper's printed rule.
     evens: [EvenGroups; 3],
     /// Local activations by the last two.
@@ -75,7 +73,6 @@ impl<'a> Judge<'a> {
             tables,
             hosts,
             tally: Tally::new(hosts),
-            loads: TokenLoads::new(hosts),
             evens: [(); 3].map(|()| EvenGroups::new(tables.groups())),
             local: [0.0; 2],
             wanted: Vec::new(),
@@ -118,7 +115,7 @@ impl<'a> Judge<'a> {
                 *local += self.hosts.local_of(id, route, place);
             }
             self.tally.add_route(self.hosts, layer, route, place);
-            self.loads.add(layer, place, 1);
+            self.tally.add_tokens(layer, place, 1);
             self.moved += u64::from(even.placed_by(at) == PlacedBy::Evening);
         }
         let fullest = [even.fullest(), even.fullest_wanted()].map(u64::from);
@@ -163,9 +160,48 @@ impl<'a> Judge<'a> {
             fullest_link_wanted,
             fullest_link_unshuffled,
         };
-        let judged = judged(self.tables, self.hosts, &self.tally, &self.loads, tokens);
+        let judged = judged(self.tables, self.hosts, &self.tally, tokens);
         let [lar_t_only, lar_paper_rule] = self.local.map(|local| Some(local / judged.activations as f64));
         Evaluation { lar_t_only, lar_paper_rule, steps: Some(steps), ..judged }
+    }
+}
+
+/// The traffic of the links between ranks in a layer of a step, each collective of which waits for the fullest of them.
+/// Rows by place: those that it goes on with, and those that it sends to others and gets from them in dispatch.
+#[derive(Debug)]
+struct Links {
+    rows: Vec<u64>,
+    sent: Vec<u64>,
+    received: Vec<u64>,
+    /// Scratch: the places of a route.
+    seen: Vec<bool>,
+}
+
+impl Links {
+    fn new(places: usize) -> Self {
+        Self { rows: vec![0; places], sent: vec![0; places], received: vec![0; places], seen: Vec::new() }
+    }
+
+    fn clear(&mut self) {
+        for counts in [&mut self.rows, &mut self.sent, &mut self.received] {
+            counts.fill(0);
+        }
+    }
+
+    /// A token at `place` with these experts.
+    fn add(&mut self, hosts: &Hosts, layer: usize, experts: impl Iterator<Item = usize>, place: usize) {
+        self.rows[place] += 1;
+        self.sent[place] += hosts.sent_to(layer, experts, place, &mut self.seen) as u64;
+        self.received.iter_mut().zip(&self.seen).for_each(|(received, seen)| *received += u64::from(*seen));
+    }
+
+    /// Rows that pass the fullest link, in its fuller direction: in SRS, SAG, dispatch and combine, added up. SRS
+    /// brings a row of each other place to a token's place; SAG and combine are SRS and dispatch the other way round.
+    fn fullest(&self) -> u64 {
+        let (all, others) = (self.rows.iter().sum::<u64>(), self.rows.len() as u64 - 1);
+        let shuffled = self.rows.iter().map(|&own| (others * own).max(all - own)).max();
+        let dispatched = self.sent.iter().chain(&self.received).copied().max();
+        2 * (shuffled.unwrap_or(0) + dispatched.unwrap_or(0))
     }
 }
 

@@ -3,7 +3,6 @@
 
 use semmoe_tables::{Attention, GroupId, GroupLabels, LayerIdx, Profile, Tables, TokenId, Trace};
 
-use crate::balance::spread_of;
 use crate::evaluate::Evaluation;
 use crate::hosts::Hosts;
 use crate::labels::MainGroups;
@@ -45,39 +44,10 @@ pub(crate) fn paper_labels(
     }
 }
 
-/// Tokens on each place, layer by layer; a token without a place counts on all of them by share.
-pub(crate) struct TokenLoads {
-    loads: Vec<Vec<f64>>,
-}
-
-impl TokenLoads {
-    pub(crate) fn new(hosts: &Hosts) -> Self {
-        TokenLoads { loads: vec![vec![0.0; hosts.places]; hosts.layers] }
-    }
-
-    pub(crate) fn add(&mut self, layer: usize, place: Option<usize>, tokens: u64) {
-        let loads = &mut self.loads[layer];
-        match place {
-            Some(place) => loads[place] += tokens as f64,
-            None => {
-                let each = tokens as f64 / loads.len() as f64;
-                loads.iter_mut().for_each(|load| *load += each);
-            }
-        }
-    }
-
-    /// Greatest tokens of a place over the mean, mean over layers.
-    fn imbalance(&self) -> f64 {
-        let layers: Vec<f64> = self.loads.iter().filter_map(|loads| Some(spread_of(loads)?.max_over_mean)).collect();
-        layers.iter().sum::<f64>() / layers.len().max(1) as f64
-    }
-}
-
 /// Every token of a trace, layer by layer. With attention tp the groups in the two layers before are the true ones:
 /// when a token is placed their routers have run.
 pub(crate) fn judge_trace(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Evaluation {
     let mut tally = Tally::new(hosts);
-    let mut loads = TokenLoads::new(hosts);
     let (mut tokens, mut local_t_only, mut local_paper_rule) = (0, 0.0, 0.0);
     let mut main = MainGroups::new(tables.placement());
     for request in trace.iter() {
@@ -92,12 +62,12 @@ pub(crate) fn judge_trace(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Eval
                 local_t_only += hosts.local_of(id, route, by_t);
                 local_paper_rule += hosts.local_of(id, route, by_paper);
                 tally.add_route(hosts, id.index(), route, place);
-                loads.add(id.index(), place, 1);
+                tally.add_tokens(id.index(), place, 1);
             }
             tokens += u64::from(request.is_routed(position));
         }
     }
-    let judged = judged(tables, hosts, &tally, &loads, tokens);
+    let judged = judged(tables, hosts, &tally, tokens);
     let of_tp = |local: f64| (tables.attention() == Attention::Tp).then(|| local / judged.activations as f64);
     Evaluation { lar_t_only: of_tp(local_t_only), lar_paper_rule: of_tp(local_paper_rule), ..judged }
 }
@@ -105,21 +75,20 @@ pub(crate) fn judge_trace(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Eval
 /// Every token of a profile, by its counts; these do not say what a token's groups were in the layers before.
 pub(crate) fn judge_profile(tables: &Tables, hosts: &Hosts, profile: &Profile) -> Evaluation {
     let mut tally = Tally::new(hosts);
-    let mut loads = TokenLoads::new(hosts);
     for (token, count) in profile.seen() {
         for layer in LayerIdx::all(hosts.layers) {
             let place = place_of(tables, layer, token, None);
             for (expert, activations) in profile.row(layer, token).iter() {
                 tally.add(hosts, layer.index(), usize::from(expert), u64::from(activations), place);
             }
-            loads.add(layer.index(), place, count);
+            tally.add_tokens(layer.index(), place, count);
         }
     }
-    let judged = judged(tables, hosts, &tally, &loads, profile.total_tokens());
+    let judged = judged(tables, hosts, &tally, profile.total_tokens());
     Evaluation { lar_t_only: (tables.attention() == Attention::Tp).then_some(judged.lar), ..judged }
 }
 
 /// The figures that all ways of judging tokens have.
-pub(crate) fn judged(tables: &Tables, hosts: &Hosts, tally: &Tally, loads: &TokenLoads, tokens: u64) -> Evaluation {
-    Evaluation::new(tables, hosts, Unit::Token, tally, loads.imbalance(), tokens)
+pub(crate) fn judged(tables: &Tables, hosts: &Hosts, tally: &Tally, tokens: u64) -> Evaluation {
+    Evaluation::new(tables, hosts, Unit::Token, tally, tally.token_imbalance(), tokens)
 }

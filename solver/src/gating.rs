@@ -10,7 +10,7 @@
 //! ```
 
 use crate::topology::Topology;
-use crate::transport::{Plan, Transport};
+use crate::transport::{Plan, assign_evenly};
 
 /// Sets of gating groups are tried one by one; published models have 8 gating groups.
 pub(crate) const MAX_GATING_GROUPS: u16 = 12;
@@ -24,8 +24,8 @@ pub(crate) fn assign_gated(profit: &[i64], groups: usize, topology: &Topology, d
     let mut group_of = vec![0; dealing.experts];
     let sets = dealt.map_or_else(|| dealing.best(), |dealt| dealing.sets_of(dealt));
     for (cell, set) in sets.into_iter().enumerate() {
-        for (expert, group) in dealing.experts_of(set).zip(dealing.assign(cell, set)) {
-            group_of[expert] = group;
+        for (expert, group) in dealing.experts_of(set).zip(dealing.solve(cell, set, None).label) {
+            group_of[expert] = (cell * topology.per_cell) as u16 + group;
         }
     }
     group_of
@@ -108,13 +108,7 @@ impl<'a> Dealing<'a> {
         self.sets.iter().map(value).collect()
     }
 
-    /// The groups of a set's experts in a cell.
-    fn assign(&self, cell: usize, set: u32) -> Vec<u16> {
-        let first = (cell * self.per_cell) as u16;
-        self.solve(cell, set, None).label.into_iter().map(|group| first + group).collect()
-    }
-
-    /// The best assignment of a set's experts to the groups of a cell, from any prices.
+    /// The best assignment of a set's experts to the groups of a cell, counted from its first one, from any prices.
     fn solve(&self, cell: usize, set: u32, start: Option<&[i64]>) -> Plan {
         let first = cell * self.per_cell;
         let own = |expert: usize| {
@@ -122,9 +116,7 @@ impl<'a> Dealing<'a> {
             self.profit[row..row + self.per_cell].iter().copied()
         };
         let profit: Vec<i64> = self.experts_of(set).flat_map(own).collect();
-        let mass = vec![1; profit.len() / self.per_cell];
-        let capacity = vec![(self.experts / self.groups) as u64; self.per_cell];
-        Transport { mass: &mass, profit: &profit, capacity: &capacity }.solve(start)
+        assign_evenly(&profit, self.per_cell, start)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::options::{SolveOptions, WarmStart, within};
 use crate::padding::{once_each, with_empty_slots};
 use crate::problem::Problem;
 use crate::topology::Topology;
-use crate::transport::{Plan, Transport};
+use crate::transport::{Plan, assign_evenly};
 use crate::unit_step::PROFIT_ONE;
 
 impl WarmStart {
@@ -143,22 +143,16 @@ fn cell_by_cell(stays: &[i64], groups: usize, per_cell: usize) -> Vec<u16> {
     let within = |from: usize, to: usize| {
         let row = |group: usize| &stays[group * groups + to * per_cell..group * groups + (to + 1) * per_cell];
         let rows: Vec<i64> = (from * per_cell..(from + 1) * per_cell).flat_map(|group| row(group).to_vec()).collect();
-        matching(&rows, per_cell)
+        assign_evenly(&rows, per_cell, None)
     };
     let pairs: Vec<Plan> = (0..cells * cells).map(|pair| within(pair / cells, pair % cells)).collect();
     let values: Vec<i64> = pairs.iter().map(|pair| pair.primal as i64).collect();
-    let of_cells = matching(&values, cells);
+    let of_cells = assign_evenly(&values, cells, None);
     let of_cell = |(from, &to): (usize, &u16)| {
         let pair = &pairs[from * cells + usize::from(to)];
         pair.label.iter().map(move |label| to * per_cell as u16 + label).collect::<Vec<_>>()
     };
     of_cells.label.iter().enumerate().flat_map(of_cell).collect()
-}
-
-/// The best way to give each of n rows a column of its own: profit [n, n].
-fn matching(profit: &[i64], n: usize) -> Plan {
-    let ones = vec![1; n];
-    Transport { mass: &ones, profit, capacity: &ones }.solve(None)
 }
 
 #[cfg(test)]

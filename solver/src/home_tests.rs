@@ -7,6 +7,7 @@ use super::*;
 use crate::alternate::{Watch, bring_home, run_from_home, run_start, stay};
 use crate::clustering::{Limits, Task};
 use crate::topology::Topology;
+use crate::transport::Transport;
 use crate::unit_step::mass_capacity;
 
 const LAYERS: usize = 2;

@@ -25,12 +25,12 @@ pub(crate) struct Hosts {
     /// [G] the place of each group.
     place_of: Vec<u16>,
     /// Which nodes the groups are in, if that is known.
-    nodes: Option<HostNodes>,
+    pub(crate) nodes: Option<HostNodes>,
 }
 
 /// M nodes of neighbouring groups.
 #[derive(Debug)]
-struct HostNodes {
+pub(crate) struct HostNodes {
     per_node: usize,
     /// [places][M] whether the place has groups on the node.
     of_place: Vec<Vec<bool>>,
@@ -127,10 +127,6 @@ impl Hosts {
 
     pub(crate) fn column(&self, layer: usize, expert: usize) -> usize {
         layer * self.experts + expert
-    }
-
-    pub(crate) fn has_nodes(&self) -> bool {
-        self.nodes.is_some()
     }
 
     /// The part of an activation of this column that stays on the node of its token's place, or of a random one; `None`

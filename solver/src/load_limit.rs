@@ -7,7 +7,7 @@
 
 use crate::gating::assign_gated;
 use crate::topology::Topology;
-use crate::transport::Transport;
+use crate::transport::assign_evenly;
 
 /// Rounds of the relaxation; later ones rarely change the result.
 const PRICE_ROUNDS: u32 = 24;
@@ -101,8 +101,7 @@ impl Layer<'_> {
         if self.topology.gating_groups > 1 {
             return assign_gated(&profit, self.groups, &self.topology, dealt);
         }
-        let (mass, capacity) = (vec![1; experts], vec![(experts / self.groups) as u64; self.groups]);
-        Transport { mass: &mass, profit: &profit, capacity: &capacity }.solve(None).label
+        assign_evenly(&profit, self.groups, None).label
     }
 
     fn gain_of(&self, expert: usize, group: usize) -> i64 {

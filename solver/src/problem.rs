@@ -140,9 +140,7 @@ impl Problem {
         }
         local
     }
-}
 
-impl Problem {
     fn empty(layers: usize, experts: usize) -> Self {
         Problem { layers, experts, indptr: vec![0], ..Problem::default() }
     }

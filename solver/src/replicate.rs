@@ -10,7 +10,6 @@ use crate::alternate::{Watch, alternate, while_better};
 use crate::clustering::{Clustering, Limits, Task};
 use crate::expert_step::{column_gains, load_cap};
 use crate::held::{Exchange, Held, Traffic};
-use crate::kick::perturbed;
 use crate::load_limit::excess;
 use crate::problem::Problem;
 use crate::replica_step::{ReplicaLayer, replicate_within};
@@ -51,7 +50,7 @@ pub(crate) fn kick_replicas(
     watch: Watch<'_>,
 ) -> Option<Clustering> {
     let around = Around { task, slots, watch };
-    let first = around.unit_step(perturbed(from.replicas.as_ref()?, random), &from.plan, 0)?;
+    let first = around.unit_step(from.replicas.as_ref()?.perturbed(random), &from.plan, 0)?;
     let found = around.alternate(first);
     Some(improve_replicas(task, slots, found, watch))
 }

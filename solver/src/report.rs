@@ -149,7 +149,7 @@ pub struct Migration {
     pub experts_moved: u64,
     /// The same layer by layer.
     pub experts_moved_per_layer: Vec<u64>,
-    /// Local activation rate on the input with the experts where they were, and the units assigned anew.
+    /// Local activation rate on the input with the experts where they were, and the units assigned again.
     pub lar_before: f64,
 }
 

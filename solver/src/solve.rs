@@ -2,7 +2,6 @@
 
 use std::ops::ControlFlow;
 
-use half::f16;
 use semmoe_tables::{Attention, Placement, Profile, Replicas, Tables, TablesBuilder, Trace};
 
 use crate::bounds::{Bounds, problem_bounds};
@@ -53,9 +52,9 @@ pub fn solve(
     options: &SolveOptions,
     progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
 ) -> Result<Solved, SolveError> {
-    let placed = checked(profile, trace, options)?;
+    let (given, topology) = checked(profile, trace, options)?;
     with_hold_out(profile, trace, options, |profile, trace, split| {
-        solve_part(Input { profile, trace, split, options }, placed, progress)
+        solve_part(Input { profile, trace, split, options }, given, topology, progress)
     })
 }
 
@@ -67,12 +66,6 @@ struct Input<'a> {
     /// The requests held out.
     split: Option<&'a Split>,
     options: &'a SolveOptions,
-}
-
-/// The placement that the options give, and how groups lie to each other.
-struct Placed {
-    given: Option<Given>,
-    topology: Topology,
 }
 
 /// The result for the problems.
@@ -87,7 +80,8 @@ struct Found<'a> {
 /// Solves on what is given; the choices left open are made with the requests held out.
 fn solve_part(
     input: Input<'_>,
-    Placed { given, topology }: Placed,
+    given: Option<Given>,
+    topology: Topology,
     progress: Progress<'_>,
 ) -> Result<Solved, SolveError> {
     let Input { profile, trace, options, .. } = input;
@@ -136,8 +130,12 @@ fn solve_part(
     Ok(Solved { tables, report })
 }
 
-/// Checks the options; returns what they say of the placement.
-fn checked(profile: &Profile, trace: Option<&Trace>, options: &SolveOptions) -> Result<Placed, SolveError> {
+/// Checks the options; returns the placement that they give, and how groups lie to each other.
+fn checked(
+    profile: &Profile,
+    trace: Option<&Trace>,
+    options: &SolveOptions,
+) -> Result<(Option<Given>, Topology), SolveError> {
     options.validate()?;
     check_together(options, false)?;
     let (model, experts) = (profile.model(), profile.model().num_experts);
@@ -151,7 +149,7 @@ fn checked(profile: &Profile, trace: Option<&Trace>, options: &SolveOptions) -> 
     if let Some(trace) = trace {
         model.check_compatible(trace.model())?;
     }
-    Ok(Placed { given, topology })
+    Ok((given, topology))
 }
 
 /// The bounds over all placements, or why there are none.
@@ -195,7 +193,11 @@ fn build_tables(
                 Some(held) => replica_shares(profile, held, &shrinkage),
                 None => shares_by(profile, usize::from(options.groups), &shrinkage, evidence),
             };
-            let price = prices(trace, options, &problems[0], first, &shares);
+            // Of the trace's requests scored with T, else of the profile's tokens.
+            let price = match trace {
+                Some(trace) => dp_prices(trace, &shares, usize::from(options.groups)),
+                None => in_shares(&first.plan.price, &problems[0]),
+            };
             TablesBuilder::dp(profile.model().clone(), options.provenance.clone(), placement, shares, price)
         }
         Attention::Tp => {
@@ -237,20 +239,6 @@ fn layers_of(problems: &[Problem], clusterings: &[Clustering]) -> impl Iterator<
         found.group_of.chunks_exact(problem.experts).map(<[u16]>::to_vec).collect::<Vec<_>>()
     };
     problems.iter().zip(clusterings).flat_map(layers)
-}
-
-/// The price of each rank: of the trace's requests scored with T, else of the profile's tokens.
-fn prices(
-    trace: Option<&Trace>,
-    options: &SolveOptions,
-    problem: &Problem,
-    clustering: &Clustering,
-    shares: &[f16],
-) -> Vec<f32> {
-    match trace {
-        Some(trace) => dp_prices(trace, shares, usize::from(options.groups)),
-        None => in_shares(&clustering.plan.price, problem),
-    }
 }
 
 /// The price of each group, mean over the problems.

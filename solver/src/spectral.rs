@@ -16,7 +16,7 @@ use crate::bounds::greatest_eigenpairs;
 use crate::clustering::Task;
 use crate::problem::Problem;
 use crate::seeds::draw;
-use crate::transport::{Plan, Stop, Transport};
+use crate::transport::{Plan, Stop, assign_evenly};
 use crate::unit_step::{to_profit, unit_step};
 
 /// Beyond these sizes there is no spectral seed: columns (the eigenvectors take their cube), and products of counts.
@@ -101,14 +101,12 @@ impl Points {
 
     /// N/G experts of every layer to each centre, at least squared distance.
     fn nearest_with_room(&self, problem: &Problem, centres: &[Vec<f64>]) -> Vec<u16> {
-        let experts = problem.experts;
-        let (mass, capacity) = (vec![1; experts], vec![experts.div_ceil(self.groups) as u64; self.groups]);
         let layer = |layer: usize| {
-            let columns = layer * experts..(layer + 1) * experts;
-            let profit: Vec<i64> = columns
+            let profit: Vec<i64> = problem
+                .columns(layer)
                 .flat_map(|column| centres.iter().map(move |centre| -to_profit(squared(self.of(column), centre))))
                 .collect();
-            Transport { mass: &mass, profit: &profit, capacity: &capacity }.solve(None).label
+            assign_evenly(&profit, self.groups, None).label
         };
         (0..problem.layers).flat_map(layer).collect()
     }

@@ -2,6 +2,7 @@
 
 use semmoe_tables::Route;
 
+use crate::balance::spread_of;
 use crate::hosts::{Hosts, indices};
 
 /// The counts so far.
@@ -17,6 +18,8 @@ pub(crate) struct Tally {
     pub(crate) column_load: Vec<u64>,
     /// [L * G] activations that each group computes.
     pub(crate) group_load: Vec<f64>,
+    /// [L][places] tokens, where these are the units; one without a place counts on all of them by share.
+    tokens: Vec<Vec<f64>>,
     /// Places other than their own that tokens had to be sent to, all layers.
     pub(crate) remote_ranks: f64,
     /// The same with every token on a random place: the expected value.
@@ -33,10 +36,11 @@ impl Tally {
     pub(crate) fn new(hosts: &Hosts) -> Self {
         Tally {
             local: vec![0.0; hosts.layers],
-            node_local: hosts.has_nodes().then_some(0.0),
+            node_local: hosts.nodes.is_some().then_some(0.0),
             activations: vec![0; hosts.layers],
             column_load: vec![0; hosts.layers * hosts.experts],
             group_load: vec![0.0; hosts.layers * hosts.groups],
+            tokens: vec![vec![0.0; hosts.places]; hosts.layers],
             ..Tally::default()
         }
     }
@@ -68,6 +72,24 @@ impl Tally {
             self.add(hosts, layer, expert, 1, place);
         }
         self.routes += 1;
+    }
+
+    /// Adds `tokens` at `place` in a layer.
+    pub(crate) fn add_tokens(&mut self, layer: usize, place: Option<usize>, tokens: u64) {
+        let loads = &mut self.tokens[layer];
+        match place {
+            Some(place) => loads[place] += tokens as f64,
+            None => {
+                let each = tokens as f64 / loads.len() as f64;
+                loads.iter_mut().for_each(|load| *load += each);
+            }
+        }
+    }
+
+    /// Greatest tokens of a place over the mean, mean over layers.
+    pub(crate) fn token_imbalance(&self) -> f64 {
+        let layers: Vec<f64> = self.tokens.iter().filter_map(|loads| Some(spread_of(loads)?.max_over_mean)).collect();
+        layers.iter().sum::<f64>() / layers.len().max(1) as f64
     }
 
     /// All activations.

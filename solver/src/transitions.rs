@@ -88,7 +88,7 @@ impl Counts {
                 main.set(placement, request, position);
                 for (id, route) in request.routes(position) {
                     let layer = id.index();
-                    let row = main.before(layer).map(|before| row_of(layer, before, groups));
+                    let row = main.before(layer).map(|(older, newer)| row_of(layer, older, newer, groups));
                     for expert in route.experts() {
                         let group = usize::from(placement.layer(id)[expert.index()]);
                         all[layer * groups + group] += 1;
@@ -131,7 +131,7 @@ struct Labels {
     prob: Vec<f16>,
 }
 
-fn row_of(layer: usize, (older, newer): (u16, u16), groups: usize) -> usize {
+fn row_of(layer: usize, older: u16, newer: u16, groups: usize) -> usize {
     (layer * groups + usize::from(older)) * groups + usize::from(newer)
 }
 
@@ -165,7 +165,7 @@ fn local_by(trace: &Trace, placement: &Placement, parts: &TpParts, tables: &[Lab
                 let t = labels_of(&parts.token_group, &parts.token_prob, parts.labels, row);
                 let stays = |a| likeliest_group(t, a, groups).map_or(0, |likely| on_group[likely.group.index()]);
                 local.alone += stays(None);
-                let before = main.before(layer).map(|before| row_of(layer, before, usize::from(groups)));
+                let before = main.before(layer).map(|(older, newer)| row_of(layer, older, newer, usize::from(groups)));
                 for (by, table) in local.by.iter_mut().zip(tables) {
                     *by += stays(before.and_then(|row| labels_of(&table.group, &table.prob, parts.labels, row)));
                 }

@@ -177,6 +177,13 @@ impl Transport<'_> {
     }
 }
 
+/// The exact assignment of units with masses of one, `profit` [U, G], to groups of equally many, from any prices.
+pub(crate) fn assign_evenly(profit: &[i64], groups: usize, start: Option<&[i64]>) -> Plan {
+    let units = profit.len() / groups;
+    let (mass, capacity) = (vec![1; units], vec![units.div_ceil(groups) as u64; groups]);
+    Transport { mass: &mass, profit, capacity: &capacity }.solve(start)
+}
+
 /// The group with the best profit after prices, the lowest of equals.
 pub(crate) fn best_group(profit: &[i64], price: &[i64]) -> usize {
     let net = |group: usize| profit[group] - price[group];

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use semmoe_worker::{EngineLimits, KvBudget, Secret, WorkerConfig, WorkerError, WorkerEvent};
+use semmoe_worker::{EngineLimits, KvBudget, Secret, WorkerConfig, WorkerEvent};
 
 use super::plan::Chosen;
 use crate::args::WorkerArgs;
@@ -51,7 +51,7 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     config.threads = args.threads.into();
     config.cpus = args.cpus;
     config.announce = Box::new(announce);
-    semmoe_worker::run(config).map_err(failure)
+    semmoe_worker::run(config).map_err(|error| CliError::with_code(error.exit_code(), error))
 }
 
 /// A secret from its file or, without one, from the environment: never from the command line, which others can see.
@@ -88,8 +88,4 @@ fn announce(event: &WorkerEvent) {
         Ok(line) => super::announce(&line),
         Err(error) => say(&format!("semmoe: {error}")),
     }
-}
-
-fn failure(error: WorkerError) -> CliError {
-    CliError::with_code(error.exit_code(), error)
 }

@@ -5,42 +5,38 @@ use std::path::Path;
 
 use semmoe_gateway::{Config, Gateway, RawBackend, RawConfig, RawModel, RawServer, Running};
 
+use super::assets::Assets;
 use crate::error::CliError;
 
-/// The gateway's settings, and the unit behind it.
-#[derive(Debug)]
-pub(crate) struct GatewaySpec<'a> {
-    pub(crate) model_dir: &'a Path,
-    pub(crate) model_name: &'a str,
-    pub(crate) engine_url: &'a str,
-    pub(crate) ranks: u16,
-    /// With tables the policy is `affinity`, without it is `round_robin`.
-    pub(crate) tables: Option<&'a Path>,
-    /// Data port on loopback; the admin listener takes the next one. 0: both are free ones.
-    pub(crate) port: u16,
-}
-
-/// Starts it.
-pub(crate) async fn start_gateway(spec: &GatewaySpec<'_>) -> Result<Running, CliError> {
+/// Starts it in front of the unit at `engine_url`, where a request can go to one of `ranks` ranks. With tables the
+/// policy is `affinity`, without them `round_robin`. `port` is the data port on loopback, the admin listener takes the
+/// next one; 0: both are free ones.
+pub(crate) async fn start_gateway(
+    assets: &Assets,
+    engine_url: &str,
+    ranks: u16,
+    tables: Option<&Path>,
+    port: u16,
+) -> Result<Running, CliError> {
     let address = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string();
-    let admin_port = next_port(spec.port)?;
+    let admin_port = next_port(port)?;
     let raw = RawConfig {
         server: RawServer {
-            listen: address(spec.port),
+            listen: address(port),
             admin: Some(address(admin_port)),
-            tables_root: spec.tables.and_then(Path::parent).map(Path::to_owned),
+            tables_root: tables.and_then(Path::parent).map(Path::to_owned),
             ..RawServer::default()
         },
         models: vec![RawModel {
-            name: spec.model_name.to_owned(),
-            tokenizer: Some(spec.model_dir.join("tokenizer.json")),
-            policy: if spec.tables.is_some() { "affinity" } else { "round_robin" }.to_owned(),
+            name: assets.model_name()?,
+            tokenizer: Some(assets.model.join("tokenizer.json")),
+            policy: if tables.is_some() { "affinity" } else { "round_robin" }.to_owned(),
             backends: vec![RawBackend {
                 name: "local".to_owned(),
                 engine: "semmoe".to_owned(),
-                url: spec.engine_url.to_owned(),
-                tables: spec.tables.map(Path::to_owned),
-                ranks: Some(spec.ranks),
+                url: engine_url.to_owned(),
+                tables: tables.map(Path::to_owned),
+                ranks: Some(ranks),
                 ..RawBackend::default()
             }],
             ..RawModel::default()

@@ -24,7 +24,7 @@ use crate::progress::say;
 use crate::signals::{Stops, block_on};
 use assets::Assets;
 use cache::Cache;
-use front::{GatewaySpec, check_ports, start_gateway};
+use front::{check_ports, start_gateway};
 use unit::{RankDeath, Unit, UnitLayout, UnitSpec};
 
 /// Grace period of requests in flight after a stop request.
@@ -113,16 +113,9 @@ async fn start(
 ) -> Result<(Unit, Running), CliError> {
     let spec = UnitSpec { model: assets.model.clone(), tables: tables.map(Path::to_owned), layout };
     let unit = Unit::start(&spec).await?;
-    let gateway = start_gateway(&GatewaySpec {
-        model_dir: &assets.model,
-        model_name: &assets.model_name()?,
-        engine_url: &unit.url,
-        ranks: layout.replicas(),
-        // With attention tp the unit is one rank to the gateway: there is nothing to choose.
-        tables: tables.filter(|_| layout.attention.attention == Attention::Dp),
-        port,
-    })
-    .await?;
+    // With attention tp the unit is one rank to the gateway: there is nothing to choose.
+    let tables = tables.filter(|_| layout.attention.attention == Attention::Dp);
+    let gateway = start_gateway(assets, &unit.url, layout.replicas(), tables, port).await?;
     Ok((unit, gateway))
 }
 

@@ -127,7 +127,7 @@ async fn record(assets: &Assets, unit: &mut Unit, ranks: u16, work: Recording<'_
         match semmoe_profiler::record(options.clone(), &progress, std::future::pending()).await {
             // The folder is this model's and these prompts': only another version can have recorded otherwise.
             Err(ProfilerError::OtherPartial { difference, .. }) => {
-                say(&format!("the recording that ended early cannot be continued ({difference}); it begins anew"));
+                say(&format!("the recording that ended early cannot be continued ({difference}); it starts over"));
                 semmoe_profiler::record(RecordOptions { fresh: true, ..options }, &progress, std::future::pending())
                     .await
             }

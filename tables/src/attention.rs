@@ -102,7 +102,8 @@ pub(crate) struct LabelViews {
 impl LabelViews {
     pub(crate) fn open(
         container: &Container,
-        (group_name, prob_name): (&'static str, &'static str),
+        group_name: &'static str,
+        prob_name: &'static str,
         shape: &[u64],
         num_groups: u16,
     ) -> Result<Self, FormatError> {

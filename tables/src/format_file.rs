@@ -39,7 +39,7 @@ macro_rules! format_file {
 
             /// Whether the file states its digest, which was then checked. Files written before version 0.2 do not.
             pub fn has_stored_digest(&self) -> bool {
-                self.container.has_stored_digest()
+                self.container.metadata.contains_key(crate::container::DIGEST_KEY)
             }
 
             /// Writes the file (temporary, flushed, renamed); returns the digest.

@@ -53,7 +53,6 @@ mod profile_without;
 mod profile_writer;
 mod replicas;
 mod score;
-mod slots;
 mod tables;
 mod tables_builder;
 mod trace;

@@ -1,6 +1,6 @@
 //! Placements: which group holds which expert, layer by layer (the matrix E).
 
-use crate::container::{LayoutTensor, digest};
+use crate::container::{Digester, Element, LayoutTensor};
 use crate::model::quoted;
 use crate::{ExpertId, FormatError, GroupId, LayerIdx};
 
@@ -117,7 +117,7 @@ impl Placement {
 
     /// The `placement_digest`: SHA-256 over E and G, lower-case hex.
     pub fn digest(&self) -> String {
-        placement_digest(self.tensor(), self.groups)
+        placement_digest("E", &[self.layers(), usize::from(self.experts)], &self.group_of, self.groups)
     }
 
     pub(crate) fn tensor(&self) -> LayoutTensor<'_> {
@@ -126,9 +126,11 @@ impl Placement {
 }
 
 /// The digest of the tensor that places the experts, and of the number of groups (u16 [1] named `groups`).
-pub(crate) fn placement_digest(tensor: LayoutTensor<'_>, groups: u16) -> String {
-    let groups = [groups];
-    digest([tensor, LayoutTensor::new("groups", &[1], &groups)].into_iter())
+pub(crate) fn placement_digest<T: Element>(name: &str, shape: &[usize], elements: &[T], groups: u16) -> String {
+    let mut digester = Digester::default();
+    digester.tensor(name, shape, elements);
+    digester.tensor("groups", &[1], &[groups]);
+    digester.finish()
 }
 
 /// G must divide N, or groups could not hold equal numbers of experts.

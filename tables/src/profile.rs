@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::container::{About, Container, View};
+use crate::container::{Container, View};
 use crate::model::{by_name, quoted};
 use crate::{FormatError, LayerIdx, ModelInfo, ProfileBuilder, Provenance, TokenId, Trace};
 
@@ -86,7 +86,7 @@ format_file!(Profile, FORMAT);
 
 impl Profile {
     fn from_container(container: Container) -> Result<Self, FormatError> {
-        let About { model, provenance } = container.about(FORMAT, &TENSORS)?;
+        let (model, provenance) = container.about(FORMAT, &TENSORS)?;
         let phase = container.metadata.get("phase").map_or(Ok(Phase::All), |text| text.parse())?;
         let (vocabulary, layers) = (u64::from(model.vocab_size), model.layers() as u64);
         let entries = container.len("expert")?;

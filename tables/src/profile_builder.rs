@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::container::{Layout, LayoutTensor};
+use crate::container::{Data, Dtype, Layout, LayoutTensor};
 use crate::profile::{FORMAT, add_tokens};
 use crate::{FormatError, LayerIdx, ModelInfo, Phase, Profile, Provenance, Trace};
 
@@ -60,15 +60,13 @@ impl ProfileBuilder {
             };
             for position in positions.filter(|&position| request.is_routed(position)) {
                 let token = request.token_ids()[position];
-                let evidence = self.evidence(token);
+                let evidence = evidence_of(&mut self.tokens, token, self.model.layers());
                 evidence.add_occurrences(token, 1)?;
-                let mut new = 0;
                 for (layer, route) in request.routes(position) {
                     for expert in route.experts() {
-                        new += usize::from(evidence.add(layer.index(), token, expert.get(), 1)?);
+                        self.entries += usize::from(evidence.add(layer.index(), token, expert.get(), 1)?);
                     }
                 }
-                self.entries += new;
             }
         }
         Ok(())
@@ -85,15 +83,13 @@ impl ProfileBuilder {
         }
         for (id, occurrences) in profile.seen() {
             let (layers, token) = (LayerIdx::all(self.model.layers()), id.get());
-            let evidence = self.evidence(token);
+            let evidence = evidence_of(&mut self.tokens, token, self.model.layers());
             evidence.add_occurrences(token, occurrences)?;
-            let mut new = 0;
             for layer in layers {
                 for (expert, count) in profile.row(layer, id).iter() {
-                    new += usize::from(evidence.add(layer.index(), token, expert, count)?);
+                    self.entries += usize::from(evidence.add(layer.index(), token, expert, count)?);
                 }
             }
-            self.entries += new;
         }
         Ok(())
     }
@@ -102,12 +98,6 @@ impl ProfileBuilder {
     /// much again while rows grow.
     pub fn entries(&self) -> usize {
         self.entries
-    }
-
-    fn evidence(&mut self, token: u32) -> &mut TokenEvidence {
-        let layers = self.model.layers();
-        let empty = || TokenEvidence { occurrences: 0, layers: vec![Vec::new(); layers] };
-        self.tokens.entry(token).or_insert_with(empty)
     }
 
     /// Writes the profile to a file (temporary, flushed, renamed); returns the digest.
@@ -158,6 +148,11 @@ impl ProfileBuilder {
     }
 }
 
+/// The counts of a token of a model with `layers` layers, empty ones where there were none.
+fn evidence_of(tokens: &mut BTreeMap<u32, TokenEvidence>, token: u32, layers: usize) -> &mut TokenEvidence {
+    tokens.entry(token).or_insert_with(|| TokenEvidence { occurrences: 0, layers: vec![Vec::new(); layers] })
+}
+
 impl TokenEvidence {
     fn add_occurrences(&mut self, token: u32, n: u64) -> Result<(), FormatError> {
         let sum = self.occurrences.checked_add(n);
@@ -202,15 +197,35 @@ impl Columns {
     }
 
     pub(crate) fn layout(&self, model: &ModelInfo, provenance: &Provenance, phase: Phase) -> Layout<'_> {
+        let (expert, count) = (self.expert.as_slice().into(), self.count.as_slice().into());
+        ProfileTensors { token_count: &self.token_count, indptr: &self.indptr, expert, count }
+            .layout(model, provenance, phase)
+    }
+}
+
+/// The tensors of a profile, wherever the large ones are.
+pub(crate) struct ProfileTensors<'a> {
+    /// [V]
+    pub(crate) token_count: &'a [u64],
+    /// [L, V + 1]
+    pub(crate) indptr: &'a [u64],
+    /// [entries], u16
+    pub(crate) expert: Data<'a>,
+    /// [entries], u32
+    pub(crate) count: Data<'a>,
+}
+
+impl<'a> ProfileTensors<'a> {
+    pub(crate) fn layout(self, model: &ModelInfo, provenance: &Provenance, phase: Phase) -> Layout<'a> {
         let mut metadata = Layout::metadata(FORMAT, model, provenance);
         metadata.insert("phase".into(), phase.to_string());
-        let vocabulary = model.vocab_size as usize;
-        let entries = self.expert.len();
+        let vocabulary = self.token_count.len();
+        let entries = self.indptr.last().copied().unwrap_or_default() as usize;
         let tensors = vec![
-            LayoutTensor::new("token_count", &[vocabulary], &self.token_count),
-            LayoutTensor::new("indptr", &[model.layers(), vocabulary + 1], &self.indptr),
-            LayoutTensor::new("expert", &[entries], &self.expert),
-            LayoutTensor::new("count", &[entries], &self.count),
+            LayoutTensor::new("token_count", &[vocabulary], self.token_count),
+            LayoutTensor::new("indptr", &[model.layers(), vocabulary + 1], self.indptr),
+            LayoutTensor::of("expert", Dtype::U16, &[entries], self.expert),
+            LayoutTensor::of("count", Dtype::U32, &[entries], self.count),
         ];
         Layout { metadata, tensors }
     }

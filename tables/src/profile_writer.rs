@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::container::{Layout, Spool, StreamTensor, write_stream};
-use crate::profile::{FORMAT, add_tokens, check_routed, check_row};
+use crate::container::Spool;
+use crate::profile::{add_tokens, check_routed, check_row};
+use crate::profile_builder::ProfileTensors;
 use crate::{FormatError, LayerIdx, ModelInfo, Phase, ProfileRow, Provenance, TokenId};
 
 /// Takes the rows of a profile in the order of the file, layer by layer and token by token in each, and writes what
@@ -76,8 +77,8 @@ impl ProfileWriter {
         self.indptr.resize(index + 1, self.entries);
         self.entries += row.experts.len() as u64;
         self.seen[token.index()] = true;
-        let pushed = self.expert.push(row.experts).and_then(|()| self.count.push(row.counts));
-        pushed.map_err(|e| FormatError::io("write", &self.out, e))
+        self.expert.push(row.experts)?;
+        self.count.push(row.counts)
     }
 
     /// Writes the profile (temporary, flushed, renamed); returns the digest.
@@ -86,19 +87,14 @@ impl ProfileWriter {
     /// When a token occurred without any row, or the disk is full.
     pub fn finish(mut self) -> Result<String, FormatError> {
         check_routed(&self.token_count, &self.seen)?;
-        let rows = self.model.layers() * (self.token_count.len() + 1);
-        self.indptr.resize(rows, self.entries);
-        let spooled = |error| FormatError::io("write", &self.out, error);
-        let (expert, count) = (self.expert.finish().map_err(spooled)?, self.count.finish().map_err(spooled)?);
-        let mut metadata = Layout::metadata(FORMAT, &self.model, &self.provenance);
-        metadata.insert("phase".into(), self.phase.to_string());
-        let vocabulary = u64::from(self.model.vocab_size);
-        let tensors = vec![
-            StreamTensor::memory("token_count", &[vocabulary], &self.token_count),
-            StreamTensor::memory("indptr", &[self.model.layers() as u64, vocabulary + 1], &self.indptr),
-            StreamTensor::disk::<u16>("expert", &[self.entries], &expert),
-            StreamTensor::disk::<u32>("count", &[self.entries], &count),
-        ];
-        write_stream(&self.out, &metadata, tensors)
+        self.indptr.resize(self.model.layers() * (self.token_count.len() + 1), self.entries);
+        let (expert, count) = (self.expert.finish()?, self.count.finish()?);
+        let tensors = ProfileTensors {
+            token_count: &self.token_count,
+            indptr: &self.indptr,
+            expert: (&expert).into(),
+            count: (&count).into(),
+        };
+        tensors.layout(&self.model, &self.provenance, self.phase).write(&self.out)
     }
 }

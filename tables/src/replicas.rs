@@ -106,7 +106,7 @@ impl Replicas {
 
     /// The `placement_digest`: SHA-256 over the slots and G, lower-case hex.
     pub fn digest(&self) -> String {
-        placement_digest(self.tensor(), self.groups)
+        placement_digest(TENSOR, &[self.layers(), self.slots], &self.logical, self.groups)
     }
 
     /// One group for each expert, for readers that know no replicas: of the groups that hold it, the one with the

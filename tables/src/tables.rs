@@ -161,6 +161,21 @@ impl Tables {
         self.replicas.as_ref()
     }
 
+    /// The experts of a layer slot by slot, as engines lay them out, group after group: \[S\], S / G slots per group,
+    /// ascending inside a group, -1 = padding. Without replicas S is N.
+    pub(crate) fn slots(&self, layer: LayerIdx) -> Vec<i32> {
+        if let Some(replicas) = &self.replicas {
+            return replicas.layer(layer).to_vec();
+        }
+        let groups = (0..self.groups).map(GroupId::new);
+        groups.flat_map(|group| self.placement.experts_of(layer, group)).map(|expert| i32::from(expert.get())).collect()
+    }
+
+    /// S: slots per layer.
+    pub(crate) fn slots_per_layer(&self) -> usize {
+        self.replicas.as_ref().map_or(usize::from(self.model.num_experts), Replicas::slots)
+    }
+
     /// SHA-256 of the placement alone, lower-case hex: a backend that runs another one must not get these tables.
     pub fn placement_digest(&self) -> &str {
         &self.placement_digest
@@ -272,8 +287,8 @@ fn read_tp(container: &Container, model: &ModelInfo, groups: u16) -> Result<Toke
     }
     let (layers, g, m) = (model.layers() as u64, u64::from(groups), u64::from(labels));
     let shape = [layers, u64::from(model.vocab_size), m];
-    let tokens = LabelViews::open(container, ("T_group", "T_prob"), &shape, groups)?;
-    let transitions = LabelViews::open(container, ("A_group", "A_prob"), &[layers, g, g, m], groups)?;
+    let tokens = LabelViews::open(container, "T_group", "T_prob", &shape, groups)?;
+    let transitions = LabelViews::open(container, "A_group", "A_prob", &[layers, g, g, m], groups)?;
     Ok(TokenViews::Tp { tokens, transitions })
 }
 

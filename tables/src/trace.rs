@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use half::f16;
 
-use crate::container::{About, Container, Dtype, View};
+use crate::container::{Container, Dtype, View};
 use crate::trace_check::check_offsets;
 use crate::{ExpertId, FormatError, LayerIdx, ModelInfo, Provenance, TokenId};
 
@@ -59,7 +59,7 @@ impl Trace {
 
     /// Everything but the contents of requests is checked: that is left to [`Trace::check_request`].
     pub(crate) fn unchecked(container: Container) -> Result<Self, FormatError> {
-        let About { model, provenance } = container.about(FORMAT, &TENSORS)?;
+        let (model, provenance) = container.about(FORMAT, &TENSORS)?;
         let tokens = container.len("token_ids")?;
         let routes = [tokens, model.layers() as u64, u64::from(model.top_k)];
         let Some(requests) = container.len("request_offsets")?.checked_sub(1) else {

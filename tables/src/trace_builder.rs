@@ -4,7 +4,7 @@ use std::path::Path;
 
 use half::f16;
 
-use crate::container::{Layout, LayoutTensor};
+use crate::container::{Data, Dtype, Layout, LayoutTensor};
 use crate::trace::{ByWidth, FORMAT, narrow};
 use crate::trace_check::{RequestCheck, VALID_WEIGHT, check_prompt_len, check_token_ids, valid_weight};
 use crate::{FormatError, LayerIdx, ModelInfo, Provenance, Trace, TraceRequest, UNKNOWN_EXPERT};
@@ -13,7 +13,7 @@ use crate::{FormatError, LayerIdx, ModelInfo, Provenance, Trace, TraceRequest, U
 #[derive(Debug)]
 pub struct TraceBuilder {
     model: ModelInfo,
-    provenance: Provenance,
+    pub(crate) provenance: Provenance,
     token_ids: Vec<u32>,
     offsets: Vec<u64>,
     prompt_lengths: Vec<u32>,
@@ -76,7 +76,7 @@ impl TraceBuilder {
         check_token_ids(&self.model, token_ids, 0)?;
         check_prompt_len(prompt_len, token_ids.len(), "the request")?;
         self.check_len("experts", token_ids.len(), experts.len())?;
-        RequestCheck::new(&self.model, UNKNOWN_EXPERT).check_rows(experts, &self.model, 0)
+        RequestCheck::new(&self.model).check_rows(experts, UNKNOWN_EXPERT, &self.model, 0)
     }
 
     fn check_len(&self, tensor: &'static str, tokens: usize, found: usize) -> Result<(), FormatError> {
@@ -191,21 +191,48 @@ impl TraceBuilder {
     }
 
     fn layout(&self) -> Layout<'_> {
-        let metadata = Layout::metadata(FORMAT, &self.model, &self.provenance);
-        let (tokens, requests) = (self.tokens(), self.requests());
-        let shape = [tokens, self.model.layers(), usize::from(self.model.top_k)];
-        let mut tensors = vec![
-            LayoutTensor::new("token_ids", &[tokens], &self.token_ids),
-            LayoutTensor::new("request_offsets", &[requests + 1], &self.offsets),
-            LayoutTensor::new("prompt_lengths", &[requests], &self.prompt_lengths),
-            match &self.experts {
-                ByWidth::Narrow(column) => LayoutTensor::new("experts", &shape, column),
-                ByWidth::Wide(column) => LayoutTensor::new("experts", &shape, column),
+        let weights = self.weights.as_ref().and_then(Option::as_deref);
+        let tensors = TraceTensors {
+            offsets: &self.offsets,
+            prompt_lengths: &self.prompt_lengths,
+            token_ids: self.token_ids.as_slice().into(),
+            experts: match &self.experts {
+                ByWidth::Narrow(column) => column.as_slice().into(),
+                ByWidth::Wide(column) => column.as_slice().into(),
             },
+            weights: weights.map(Data::from),
+        };
+        tensors.layout(&self.model, &self.provenance)
+    }
+}
+
+/// The tensors of a trace, wherever the large ones are.
+pub(crate) struct TraceTensors<'a> {
+    /// [requests + 1]
+    pub(crate) offsets: &'a [u64],
+    /// [requests]
+    pub(crate) prompt_lengths: &'a [u32],
+    /// [tokens], u32
+    pub(crate) token_ids: Data<'a>,
+    /// [tokens, L, k], u8 or u16
+    pub(crate) experts: Data<'a>,
+    /// [tokens, L, k], f16
+    pub(crate) weights: Option<Data<'a>>,
+}
+
+impl<'a> TraceTensors<'a> {
+    pub(crate) fn layout(self, model: &ModelInfo, provenance: &Provenance) -> Layout<'a> {
+        let metadata = Layout::metadata(FORMAT, model, provenance);
+        let tokens = self.offsets.last().copied().unwrap_or_default() as usize;
+        let shape = [tokens, model.layers(), usize::from(model.top_k)];
+        let expert = if narrow(model) { Dtype::U8 } else { Dtype::U16 };
+        let mut tensors = vec![
+            LayoutTensor::of("token_ids", Dtype::U32, &[tokens], self.token_ids),
+            LayoutTensor::new("request_offsets", &[self.offsets.len()], self.offsets),
+            LayoutTensor::new("prompt_lengths", &[self.prompt_lengths.len()], self.prompt_lengths),
+            LayoutTensor::of("experts", expert, &shape, self.experts),
         ];
-        if let Some(Some(weights)) = &self.weights {
-            tensors.push(LayoutTensor::new("weights", &shape, weights));
-        }
+        tensors.extend(self.weights.map(|weights| LayoutTensor::of("weights", Dtype::F16, &shape, weights)));
         Layout { metadata, tensors }
     }
 }

@@ -13,7 +13,7 @@ const RELEASE_BYTES: usize = 16 << 20;
 
 impl Trace {
     pub(crate) fn check_all(&self) -> Result<(), FormatError> {
-        let mut rules = self.rules();
+        let mut rules = RequestCheck::new(self.model());
         let row_bytes = (self.model().layers() * self.k() * 2).max(1);
         let mut released = 0;
         for request in 0..self.requests() {
@@ -27,11 +27,6 @@ impl Trace {
         Ok(())
     }
 
-    /// For [`Trace::check_request`].
-    pub(crate) fn rules(&self) -> RequestCheck {
-        RequestCheck::new(self.model(), 0)
-    }
-
     /// Token ids, prompt length, routes and weights of one request.
     pub(crate) fn check_request(&self, request: usize, rules: &mut RequestCheck) -> Result<(), FormatError> {
         let range = self.token_range(request);
@@ -41,8 +36,8 @@ impl Trace {
             check_prompt_len(lengths[request], tokens.len(), format_args!("request {request}"))?;
         }
         match self.rows(range.clone()) {
-            ExpertRows::Narrow(rows) => rules.with_unknown(u8::MAX.into()).check_rows(rows, model, first)?,
-            ExpertRows::Wide(rows) => rules.with_unknown(u16::MAX).check_rows(rows, model, first)?,
+            ExpertRows::Narrow(rows) => rules.check_rows(rows, u8::MAX.into(), model, first)?,
+            ExpertRows::Wide(rows) => rules.check_rows(rows, u16::MAX, model, first)?,
         }
         let Some(weights) = self.all_weights() else { return Ok(()) };
         let row = model.layers() * self.k();
@@ -104,51 +99,45 @@ pub(crate) fn valid_weight(weight: f16) -> bool {
 /// unknown, or all known and distinct.
 #[derive(Debug)]
 pub struct RequestCheck {
-    num_experts: u16,
-    unknown: u16,
     /// For each expert the last row it was seen in, counted from one.
     seen: Vec<u64>,
     row: u64,
 }
 
 impl RequestCheck {
-    pub(crate) fn new(model: &ModelInfo, unknown: u16) -> Self {
-        let seen = vec![0; usize::from(model.num_experts)];
-        RequestCheck { num_experts: model.num_experts, unknown, seen, row: 0 }
+    pub(crate) fn new(model: &ModelInfo) -> Self {
+        RequestCheck { seen: vec![0; usize::from(model.num_experts)], row: 0 }
     }
 
-    fn with_unknown(&mut self, unknown: u16) -> &mut Self {
-        self.unknown = unknown;
-        self
-    }
-
-    /// Checks the experts [n, L, k] of tokens, the first of which has this number.
+    /// Checks the experts [n, L, k] of tokens, the first of which has the number `first`; all k are `unknown` where a
+    /// route is.
     pub(crate) fn check_rows<T: Copy + Into<u16>>(
         &mut self,
         experts: &[T],
+        unknown: u16,
         model: &ModelInfo,
         first: usize,
     ) -> Result<(), FormatError> {
         let k = usize::from(model.top_k);
         experts.chunks_exact(k).enumerate().try_for_each(|(row, route)| {
-            self.check(route).map_err(|(slot, found, expected)| {
+            self.check(route, unknown).map_err(|(slot, found, expected)| {
                 FormatError::value("experts", place(model, first, row * k + slot), found, expected)
             })
         })
     }
 
     /// Checks one route; an error has the slot that is wrong, its content and what is allowed.
-    fn check<T: Copy + Into<u16>>(&mut self, route: &[T]) -> Result<(), (usize, u16, String)> {
+    fn check<T: Copy + Into<u16>>(&mut self, route: &[T], unknown: u16) -> Result<(), (usize, u16, String)> {
         self.row += 1;
-        let known = route[0].into() != self.unknown;
+        let known = route[0].into() != unknown;
         for (slot, &id) in route.iter().enumerate() {
             let id = id.into();
             if !known {
-                if id != self.unknown {
-                    return Err((slot, id, format!("{} as in slot 0 of an unknown route", self.unknown)));
+                if id != unknown {
+                    return Err((slot, id, format!("{unknown} as in slot 0 of an unknown route")));
                 }
-            } else if id >= self.num_experts {
-                let expected = format!("ids below {}, or {} in every slot", self.num_experts, self.unknown);
+            } else if usize::from(id) >= self.seen.len() {
+                let expected = format!("ids below {}, or {unknown} in every slot", self.seen.len());
                 return Err((slot, id, expected));
             } else if std::mem::replace(&mut self.seen[usize::from(id)], self.row) == self.row {
                 return Err((slot, id, "experts distinct within a token".into()));

@@ -50,7 +50,7 @@ impl TraceRows {
 
     /// The rules of this trace.
     pub fn rules(&self) -> RequestCheck {
-        self.0.rules()
+        RequestCheck::new(self.0.model())
     }
 
     /// Whether request `r` is as the format says.

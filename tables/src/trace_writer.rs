@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use half::f16;
 
-use crate::container::{Layout, Spool, Spooled, StreamTensor, write_stream};
-use crate::trace::{ExpertRows, FORMAT, narrow};
+use crate::container::Spool;
+use crate::trace::{ExpertRows, narrow};
+use crate::trace_builder::TraceTensors;
 use crate::trace_check::{VALID_WEIGHT, valid_weight};
 use crate::{FormatError, ModelInfo, Provenance, TraceBuilder};
 
@@ -13,8 +14,7 @@ use crate::{FormatError, ModelInfo, Provenance, TraceBuilder};
 #[derive(Debug)]
 pub struct TraceWriter {
     out: PathBuf,
-    provenance: Provenance,
-    /// Stays empty: it lends its model and its checks.
+    /// Stays empty: it lends its model, its provenance and its checks.
     rules: TraceBuilder,
     offsets: Vec<u64>,
     prompt_lengths: Vec<u32>,
@@ -32,7 +32,7 @@ impl TraceWriter {
     /// When the model's numbers cannot be those of a model, or the directory takes no files.
     pub fn create(out: &Path, model: ModelInfo, provenance: Provenance, weights: bool) -> Result<Self, FormatError> {
         Ok(TraceWriter {
-            rules: TraceBuilder::new(model, provenance.clone())?,
+            rules: TraceBuilder::new(model, provenance)?,
             offsets: vec![0],
             prompt_lengths: Vec::new(),
             token_ids: Spool::beside(out)?,
@@ -40,7 +40,6 @@ impl TraceWriter {
             weights: weights.then(|| Spool::beside(out)).transpose()?,
             narrowed: Vec::new(),
             out: out.to_path_buf(),
-            provenance,
         })
     }
 
@@ -58,29 +57,6 @@ impl TraceWriter {
     ) -> Result<(), FormatError> {
         self.rules.check(token_ids, prompt_len, experts)?;
         self.check_weights(experts.len(), weights)?;
-        self.append(token_ids, prompt_len, experts, weights).map_err(|e| FormatError::io("write", &self.out, e))
-    }
-
-    fn check_weights(&self, expected: usize, weights: Option<&[f16]>) -> Result<(), FormatError> {
-        let found = weights.map(<[f16]>::len);
-        if found != self.weights.as_ref().map(|_| expected) {
-            let words = |n: Option<usize>| n.map_or("none".to_owned(), |n| format!("{n} elements"));
-            let expected = words(self.weights.as_ref().map(|_| expected));
-            return Err(FormatError::value("weights", "the request", words(found), expected));
-        }
-        match weights.unwrap_or_default().iter().find(|&&weight| !valid_weight(weight)) {
-            None => Ok(()),
-            Some(weight) => Err(FormatError::value("weights", "the request", weight, VALID_WEIGHT)),
-        }
-    }
-
-    fn append(
-        &mut self,
-        token_ids: &[u32],
-        prompt_len: u32,
-        experts: &[u16],
-        weights: Option<&[f16]>,
-    ) -> std::io::Result<()> {
         self.token_ids.push(token_ids)?;
         if narrow(self.rules.model()) {
             self.narrowed.clear();
@@ -98,6 +74,19 @@ impl TraceWriter {
         self.offsets.push(end);
         self.prompt_lengths.push(prompt_len);
         Ok(())
+    }
+
+    fn check_weights(&self, expected: usize, weights: Option<&[f16]>) -> Result<(), FormatError> {
+        let found = weights.map(<[f16]>::len);
+        if found != self.weights.as_ref().map(|_| expected) {
+            let words = |n: Option<usize>| n.map_or("none".to_owned(), |n| format!("{n} elements"));
+            let expected = words(self.weights.as_ref().map(|_| expected));
+            return Err(FormatError::value("weights", "the request", words(found), expected));
+        }
+        match weights.unwrap_or_default().iter().find(|&&weight| !valid_weight(weight)) {
+            None => Ok(()),
+            Some(weight) => Err(FormatError::value("weights", "the request", weight, VALID_WEIGHT)),
+        }
     }
 
     /// Adds a request of another trace of the same shape, which was accepted there; its weights stay behind.
@@ -135,30 +124,15 @@ impl TraceWriter {
     /// # Errors
     /// [`FormatError::Io`] names the path.
     pub fn finish(self) -> Result<String, FormatError> {
-        let spooled = |spool: Spool| spool.finish().map_err(|e| FormatError::io("write", &self.out, e));
-        let (token_ids, experts) = (spooled(self.token_ids)?, spooled(self.experts)?);
-        let weights = self.weights.map(spooled).transpose()?;
-        let model = self.rules.model();
-        let metadata = Layout::metadata(FORMAT, model, &self.provenance);
-        let tokens = self.offsets.last().copied().unwrap_or_default();
-        let requests = self.prompt_lengths.len() as u64;
-        let shape = [tokens, model.layers() as u64, u64::from(model.top_k)];
-        let mut tensors = vec![
-            StreamTensor::disk::<u32>("token_ids", &[tokens], &token_ids),
-            StreamTensor::memory("request_offsets", &[requests + 1], &self.offsets),
-            StreamTensor::memory("prompt_lengths", &[requests], &self.prompt_lengths),
-            expert_tensor(narrow(model), &shape, &experts),
-        ];
-        if let Some(weights) = &weights {
-            tensors.push(StreamTensor::disk::<f16>("weights", &shape, weights));
-        }
-        write_stream(&self.out, &metadata, tensors)
-    }
-}
-
-fn expert_tensor<'a>(narrow: bool, shape: &[u64], experts: &'a Spooled) -> StreamTensor<'a> {
-    match narrow {
-        true => StreamTensor::disk::<u8>("experts", shape, experts),
-        false => StreamTensor::disk::<u16>("experts", shape, experts),
+        let (token_ids, experts) = (self.token_ids.finish()?, self.experts.finish()?);
+        let weights = self.weights.map(Spool::finish).transpose()?;
+        let tensors = TraceTensors {
+            offsets: &self.offsets,
+            prompt_lengths: &self.prompt_lengths,
+            token_ids: (&token_ids).into(),
+            experts: (&experts).into(),
+            weights: weights.as_ref().map(Into::into),
+        };
+        tensors.layout(self.rules.model(), &self.rules.provenance).write(&self.out)
     }
 }

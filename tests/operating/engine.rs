@@ -1,4 +1,4 @@
-//! An engine that is started as the document says, and started anew in its place.
+//! An engine that is started as the document says, and restarted in its place.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};

@@ -94,7 +94,7 @@ fn by_load(document: &Document, operator: &mut Operator) -> String {
     by_load
 }
 
-/// 2. Recorded, on an engine that is drained and started anew. 3. Solved, and judged on other traffic.
+/// 2. Recorded, on an engine that is drained and restarted. 3. Solved, and judged on other traffic.
 fn recorded_and_solved(document: &Document, operator: &mut Operator) {
     let record = document.next("2.", "sh");
     let asked = operator.shell(&record);

@@ -43,7 +43,7 @@ impl Asked {
     }
 }
 
-/// How an engine is started anew.
+/// How an engine is restarted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Restarts {
     /// As it comes, with the document's configuration.

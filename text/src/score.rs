@@ -28,17 +28,14 @@ impl Scorer {
     /// From tables for attention dp; those for attention tp have no rows, and every score is empty.
     pub fn new(tables: &Tables) -> Self {
         let rows = (0..tables.model().vocab_size).filter_map(|token| tables.token_row(TokenId::new(token)));
-        Self::of(tables.dp_ranks(), rows)
+        let ranks = usize::from(tables.dp_ranks());
+        Self::with(ranks, HalfRows::new(ranks), rows)
     }
 
     /// From T itself, [V, ranks] shares from 0 to 1.
     pub fn from_rows(ranks: u16, shares: &[f16]) -> Self {
-        Self::of(ranks, shares.chunks_exact(usize::from(ranks).max(1)))
-    }
-
-    fn of<'a>(ranks: u16, shares: impl Iterator<Item = &'a [f16]>) -> Self {
         let ranks = usize::from(ranks);
-        Self::with(ranks, HalfRows::new(ranks), shares)
+        Self::with(ranks, HalfRows::new(ranks), shares.chunks_exact(ranks.max(1)))
     }
 
     fn with<'a>(ranks: usize, halves: Option<HalfRows>, shares: impl Iterator<Item = &'a [f16]>) -> Self {

@@ -47,7 +47,11 @@ impl IncrementalDecoder {
         let piece = text.get(self.emitted..stable).unwrap_or_default().to_owned();
         self.emitted = self.emitted.max(stable);
         if keep == 0 {
-            self.advance(tokenizer, self.read, self.window.len())?;
+            // Some decoders treat the first token of a text differently, so one round of ids is kept as context.
+            let context = self.read;
+            self.read = self.window.len() - context;
+            self.window.drain(..context);
+            self.emitted = self.text(tokenizer, &self.window)?.len();
         } else if self.window.len() > WINDOW_LIMIT {
             self.cut(tokenizer, &text)?;
         }
@@ -67,14 +71,6 @@ impl IncrementalDecoder {
 
     fn text(&self, tokenizer: &Tokenizer, ids: &[u32]) -> Result<String, TextError> {
         tokenizer.decode_with(ids, self.skip_special)
-    }
-
-    /// Drops ids before `context` (some decoders treat the first token of a text differently, so one round is kept).
-    fn advance(&mut self, tokenizer: &Tokenizer, context: usize, read: usize) -> Result<(), TextError> {
-        self.window.drain(..context);
-        self.read = read - context;
-        self.emitted = self.text(tokenizer, &self.window)?.len();
-        Ok(())
     }
 
     /// A stream of broken bytes never comes to rest: cut where both sides decode to the same as the whole, far enough

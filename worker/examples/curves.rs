@@ -7,15 +7,13 @@ mod made_up;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Barrier};
+use std::sync::Barrier;
 use std::time::Instant;
 
 use made_up::{EXPERT_BYTES, EXPERTS, LAYERS, Outcome, median, write_checkpoint};
 use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
 use semmoe_tables::{Attention, ExpertCopies, Placement, RankId};
-use semmoe_worker::ep::{
-    Counters, ExpertLayout, ExpertParallel, ExpertSpread, LocalTransport, Lockstep, StepPhase, WireRows,
-};
+use semmoe_worker::ep::{ExpertLayout, ExpertParallel, ExpertSpread, LocalTransport, Lockstep, StepPhase, WireRows};
 use semmoe_worker::model::{AttentionChange, AttentionPlan, KvCache, KvPool, Model, StepItem, SwitchOutcome};
 use serde_json::json;
 
@@ -50,11 +48,11 @@ impl<'a> Rank<'a> {
         let rank = Lockstep::rank(&link);
         let copies = ExpertCopies::from(&Placement::contiguous(LAYERS, EXPERTS as u16, RANKS as u16)?);
         let rank_id = RankId::new(rank as u16);
-        let both = AttentionPlan::Both { start: Attention::Dp, tables: None };
+        let both = AttentionPlan { both: true, ..Attention::Dp.into() };
         let mut model = Model::load_divided(dir, rank_id, copies.clone(), ExpertLayout::Ep, both)?;
         model.share_experts(&(0..RANKS).collect::<Vec<_>>());
         let unit = WireRows::f32(Box::new(RowCollectives::new(link, PrivateMemory::new(rank))));
-        let ep = ExpertParallel::over(unit, copies.clone(), ExpertLayout::Ep, Arc::new(Counters::new(LAYERS)))?;
+        let ep = ExpertParallel::over(unit, copies.clone(), ExpertLayout::Ep)?;
         Ok(Self { model, ep, copies, together })
     }
 

@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use half::{bf16, f16};
 use safetensors::tensor::TensorView;
@@ -14,7 +13,7 @@ use safetensors::{Dtype, SafeTensors};
 use semmoe_kernels::sr::{SharedExpert, SrEncoder, SrIndex, SrResidual};
 use semmoe_tables::{Placement, RankId};
 use semmoe_text::Tokenizer;
-use semmoe_worker::ep::{Counters, ExpertParallel, LocalTransport, StepPhase};
+use semmoe_worker::ep::{ExpertParallel, LocalTransport, StepPhase};
 use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem};
 use serde_json::Value;
 
@@ -134,8 +133,7 @@ fn perplexity(dir: &Path, texts: &[Vec<u32>]) -> Outcome<f64> {
     let config = ModelConfig::load(dir)?;
     let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, 1)?;
     let mut model = Model::load(dir, RankId::new(0), &placement)?;
-    let counters = Arc::new(Counters::new(placement.layers()));
-    let mut ep = ExpertParallel::new(Box::new(LocalTransport::mesh(1).remove(0)), &placement, counters)?;
+    let mut ep = ExpertParallel::new(Box::new(LocalTransport::mesh(1).remove(0)), &placement)?;
     let mut kvs: Vec<KvCache> = texts.iter().map(|_| model.new_sequence()).collect();
     let (mut sum, mut count) = (0.0, 0.0);
     for at in 0..TOKENS - 1 {

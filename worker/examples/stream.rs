@@ -6,12 +6,11 @@
 mod made_up;
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use made_up::{EXPERT_BYTES, EXPERTS, LAYERS, Outcome, median, write_checkpoint};
-use semmoe_tables::{ExpertCopies, Placement, RankId};
-use semmoe_worker::ep::{Counters, ExpertLayout, ExpertParallel, LocalTransport, StepPhase};
+use semmoe_tables::{Attention, ExpertCopies, Placement, RankId};
+use semmoe_worker::ep::{ExpertLayout, ExpertParallel, LocalTransport, StepPhase};
 use semmoe_worker::model::{ExpertFetches, ExpertMemory, ExpertRoom, Model, StepItem};
 
 const ROUNDS: usize = 5;
@@ -38,9 +37,9 @@ impl Rank {
     fn load(dir: &Path, memory: Option<ExpertMemory>) -> Outcome<Self> {
         let copies = ExpertCopies::from(&Placement::contiguous(LAYERS, EXPERTS as u16, 1)?);
         let room = ExpertRoom { memory, ..ExpertLayout::Ep.into() };
-        let model = Model::load_experts(dir, RankId::new(0), &copies, room)?;
+        let model = Model::load_divided(dir, RankId::new(0), &copies, room, Attention::Dp)?;
         let link = Box::new(LocalTransport::mesh(1).remove(0));
-        Ok(Self { model, ep: ExpertParallel::new(link, copies, Arc::new(Counters::new(LAYERS)))? })
+        Ok(Self { model, ep: ExpertParallel::new(link, copies)? })
     }
 
     /// Steps one after the other, after a first one: what was read ahead while nothing ran is used up by then.

@@ -5,15 +5,15 @@
 mod made_up;
 
 use std::path::Path;
-use std::sync::{Arc, Barrier};
+use std::sync::Barrier;
 use std::time::Instant;
 
 use made_up::{EXPERT_BYTES, EXPERTS, LAYERS, Outcome, median, write_checkpoint};
 use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
 use semmoe_kernels::reshard::ExpertMemory as _;
 use semmoe_ranks::SharedExperts;
-use semmoe_tables::{ExpertCopies, Placement, RankId};
-use semmoe_worker::ep::{Counters, ExpertLayout, ExpertParallel, ExpertSpread, LocalTransport, WireRows};
+use semmoe_tables::{Attention, ExpertCopies, Placement, RankId};
+use semmoe_worker::ep::{ExpertLayout, ExpertParallel, ExpertSpread, LocalTransport, WireRows};
 use semmoe_worker::model::{Model, SwitchOutcome};
 
 const RANKS: usize = 2;
@@ -54,11 +54,11 @@ fn moves() -> Outcome<Vec<Move>> {
 
 fn rank_rounds(dir: &Path, link: LocalTransport, change: &Move, together: &Barrier) -> Outcome<Vec<Round>> {
     let rank = semmoe_worker::ep::Lockstep::rank(&link);
-    let mut model = Model::load_experts(dir, RankId::new(rank as u16), &change.from.copies, change.from.layout)?;
+    let (id, from) = (RankId::new(rank as u16), &change.from);
+    let mut model = Model::load_divided(dir, id, &from.copies, from.layout, Attention::Dp)?;
     model.share_experts(&(0..RANKS).collect::<Vec<_>>());
     let unit = WireRows::f32(Box::new(RowCollectives::new(link, PrivateMemory::new(rank))));
-    let counters = Arc::new(Counters::new(LAYERS));
-    let mut ep = ExpertParallel::over(unit, &change.from.copies, change.from.layout, counters)?;
+    let mut ep = ExpertParallel::over(unit, &from.copies, from.layout)?;
     let buffer = |byte: u8| {
         let mut buffer = SharedExperts::create(rank, RANKS, RANK_BYTES)?;
         buffer.write(0, &vec![byte; RANK_BYTES])?;

@@ -2,11 +2,10 @@
 //! `cargo run -p semmoe-worker --example throughput`.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Instant;
 
 use semmoe_tables::{Placement, RankId};
-use semmoe_worker::ep::{Counters, ExpertParallel, LocalTransport, StepPhase};
+use semmoe_worker::ep::{ExpertParallel, LocalTransport, StepPhase};
 use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -22,8 +21,7 @@ impl Bench {
         let config = ModelConfig::load(model_dir)?;
         let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, 1)?;
         let model = Model::load(model_dir, RankId::new(0), &placement)?;
-        let counters = Arc::new(Counters::new(placement.layers()));
-        let ep = ExpertParallel::new(Box::new(LocalTransport::mesh(1).remove(0)), &placement, counters)?;
+        let ep = ExpertParallel::new(Box::new(LocalTransport::mesh(1).remove(0)), &placement)?;
         Ok(Self { model, ep, random: fastrand::Rng::with_seed(1) })
     }
 

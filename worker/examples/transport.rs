@@ -5,14 +5,13 @@
 use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use semmoe_kernels::collectives::{Collectives, PrivateMemory, RowCollectives};
 use semmoe_tables::{Attention, Placement, RankId};
 use semmoe_worker::ep::{
-    Counters, ExpertLayout, ExpertParallel, LayerTimings, ShmMemory, ShmTransport, StepPhase, TcpTransport,
-    TimedCollective, WireRows,
+    ExpertLayout, ExpertParallel, LayerTimings, ShmMemory, ShmTransport, StepPhase, TcpTransport, TimedCollective,
+    WireRows,
 };
 use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem};
 
@@ -113,14 +112,8 @@ fn step(step: Step) -> Outcome<[[f64; 3]; 2]> {
     let elements = usize::from(step.world) * step.sequences * step.tokens * config.hidden;
     on_ranks(units(step.world.into(), elements)?, |rank, units| {
         let id = RankId::new(rank as u16);
-        let mut model = match step.attention {
-            Attention::Dp => Model::load(model_dir, id, &placement)?,
-            Attention::Tp => Model::load_tp(model_dir, id, &placement, ExpertLayout::Ep, None)?,
-        };
-        let join = |unit| {
-            let counters = Arc::new(Counters::new(placement.layers()));
-            ExpertParallel::over(WireRows::f32(unit), &placement, ExpertLayout::Ep, counters)
-        };
+        let mut model = Model::load_divided(model_dir, id, &placement, ExpertLayout::Ep, step.attention)?;
+        let join = |unit| ExpertParallel::over(WireRows::f32(unit), &placement, ExpertLayout::Ep);
         let [tcp, rings, memory] = units.map(join);
         let mut eps = [tcp?, rings?, memory?];
         let seed = if step.attention == Attention::Tp { 0 } else { rank as u64 };

@@ -8,9 +8,11 @@ use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
 
-use semmoe_tables::{EvenGroups, GroupId, LikelyGroup, Placement, RankId};
-use semmoe_worker::ep::{Counters, ExpertLayout, ExpertParallel, LocalTransport, StepPhase};
-use semmoe_worker::model::{ExpertMemory, ExpertRoom, KvCache, Model, ModelConfig, PAGE_TOKENS, StepItem};
+use semmoe_tables::{Attention, EvenGroups, GroupId, LikelyGroup, Placement, RankId};
+use semmoe_worker::ep::{ExpertLayout, ExpertParallel, LocalTransport, StepPhase};
+use semmoe_worker::model::{
+    AttentionPlan, ExpertMemory, ExpertRoom, KvCache, Model, ModelConfig, PAGE_TOKENS, StepItem,
+};
 
 /// The system's allocator, which counts for each thread.
 struct Counting;
@@ -61,8 +63,7 @@ fn model_dir() -> &'static Path {
 }
 
 fn assert_decoding_allocates_nothing(mut model: Model, placement: &Placement) {
-    let counters = Arc::new(Counters::new(placement.layers()));
-    let mut ep = ExpertParallel::new(Box::new(LocalTransport::mesh(1).remove(0)), placement, counters).unwrap();
+    let mut ep = ExpertParallel::new(Box::new(LocalTransport::mesh(1).remove(0)), placement).unwrap();
 
     let mut caches: Vec<KvCache> = (0..16).map(|_| model.new_sequence()).collect();
     let prompt: Vec<u32> = (0..8).collect();
@@ -91,7 +92,7 @@ fn nor_does_one_whose_experts_are_streamed() {
     let config = ModelConfig::load(model_dir()).unwrap();
     let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, 1).unwrap();
     let room = ExpertRoom { memory: Some(ExpertMemory::Bytes(10 << 20)), ..ExpertLayout::Ep.into() };
-    let model = Model::load_experts(model_dir(), RankId::new(0), &placement, room).unwrap();
+    let model = Model::load_divided(model_dir(), RankId::new(0), &placement, room, Attention::Dp).unwrap();
     assert!(model.expert_fetches().unwrap().memory_bytes < 10 << 20);
     assert_decoding_allocates_nothing(model, &placement);
 }
@@ -101,7 +102,8 @@ fn nor_does_one_whose_rows_are_split() {
     let config = ModelConfig::load(model_dir()).unwrap();
     let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, 1).unwrap();
     let tables = Arc::new(common::tp_tables(&config, &placement, 1));
-    let model = Model::load_tp(model_dir(), RankId::new(0), &placement, ExpertLayout::Ep, Some(tables)).unwrap();
+    let plan = AttentionPlan { tables: Some(tables), ..Attention::Tp.into() };
+    let model = Model::load_divided(model_dir(), RankId::new(0), &placement, ExpertLayout::Ep, plan).unwrap();
     assert_decoding_allocates_nothing(model, &placement);
 }
 

@@ -2,10 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::path::Path;
-use std::sync::Arc;
 
 use semmoe_tables::{Placement, RankId};
-use semmoe_worker::ep::{Counters, ExpertParallel, LocalTransport, StepPhase};
+use semmoe_worker::ep::{ExpertParallel, LocalTransport, StepPhase};
 use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem, with_threads};
 
 /// The logits after prompts of different lengths, up to `longest` tokens, and after one more token of each.
@@ -13,8 +12,7 @@ fn logits(model_dir: &Path, sequences: usize, longest: usize) -> Vec<f32> {
     let config = ModelConfig::load(model_dir).unwrap();
     let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, 1).unwrap();
     let mut model = Model::load(model_dir, RankId::new(0), &placement).unwrap();
-    let counters = Arc::new(Counters::new(placement.layers()));
-    let mut ep = ExpertParallel::new(Box::new(LocalTransport::mesh(1).remove(0)), &placement, counters).unwrap();
+    let mut ep = ExpertParallel::new(Box::new(LocalTransport::mesh(1).remove(0)), &placement).unwrap();
     let mut caches: Vec<KvCache> = (0..sequences).map(|_| model.new_sequence()).collect();
     let token = |sequence: usize, at: usize| ((31 * sequence + 7 * at + at * at) % config.vocab_size) as u32;
     let prompt = |sequence| (0..longest - 5 * sequence).map(|at| token(sequence, at)).collect();

@@ -51,8 +51,8 @@ pub(crate) struct BytesVerdict {
 }
 
 /// Compares counted bytes with predicted remote ranks, each before and after.
-pub(crate) fn bytes_verdict(bytes: (f64, f64), remote_ranks: (f64, f64)) -> BytesVerdict {
-    let fall = |(before, after): (f64, f64)| 1.0 - after / before;
+pub(crate) fn bytes_verdict(bytes: [f64; 2], remote_ranks: [f64; 2]) -> BytesVerdict {
+    let fall = |[before, after]: [f64; 2]| 1.0 - after / before;
     let (measured, predicted) = (fall(bytes), fall(remote_ranks));
     let off = measured / predicted - 1.0;
     // Nothing that is no number holds.
@@ -195,10 +195,10 @@ mod tests {
     fn bytes_hold_within_a_tenth_of_the_predicted_fall() {
         // Predicted: 20% less. 18% to 22% hold.
         for (after, holds) in [(81.9, true), (78.1, true), (82.1, false), (77.9, false), (100.0, false)] {
-            assert_eq!(bytes_verdict((100.0, after), (2.0, 1.6)).holds, holds, "{after}");
+            assert_eq!(bytes_verdict([100.0, after], [2.0, 1.6]).holds, holds, "{after}");
         }
-        assert!(!bytes_verdict((0.0, 0.0), (2.0, 1.6)).holds);
-        assert!(!bytes_verdict((100.0, 100.0), (2.0, 2.0)).holds);
+        assert!(!bytes_verdict([0.0, 0.0], [2.0, 1.6]).holds);
+        assert!(!bytes_verdict([100.0, 100.0], [2.0, 2.0]).holds);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::unit::{Unit, UnitSpec};
 
 /// How near the found share must be to the wanted one, and how often the link's rate is changed for it.
 const NEAR: f64 = 0.03;
-const MOST_GUESSES: usize = 4;
+const MAX_GUESSES: usize = 4;
 /// The load at which requests hardly meet: a share of what the baseline keeps up with.
 const LIGHTEST: f64 = 0.1;
 /// Good requests end within so many times the lightest load's median.
@@ -165,7 +165,7 @@ impl Stage<'_> {
             self.network.limit(None)?;
             let free = baseline.saturate(&self.traffic).await?.counters;
             let mut guess = None;
-            for _ in 0..MOST_GUESSES {
+            for _ in 0..MAX_GUESSES {
                 let bits = guess.unwrap_or_else(|| first_limit(free.all_bytes(), free.step_time(), wanted));
                 self.network.limit(Some(bits))?;
                 let found = share(&baseline.saturate(&self.traffic).await?.counters, &free);

@@ -111,7 +111,7 @@ impl Outcome {
         };
         let ranks = self.predictions.map(|prediction| prediction.remote_ranks);
         Summary {
-            bytes: bytes(0).zip(bytes(1)).map(|bytes| bytes_verdict(bytes, (ranks[0], ranks[1]))),
+            bytes: bytes(0).zip(bytes(1)).map(|(before, after)| bytes_verdict([before, after], ranks)),
             links: (0..self.links.len()).map(|link| self.link_summary(link)).collect(),
         }
     }
@@ -209,30 +209,39 @@ mod tests {
     use crate::configs::DP;
     use crate::counters::LayerCounters;
 
+    /// Counters of one layer of a block.
+    struct Counted {
+        lar: f64,
+        bytes: f64,
+        collective_seconds: f64,
+        step_seconds: f64,
+    }
+
     /// A block of 100 tokens in a second-long window, of one layer.
-    fn block(side: usize, link: usize, (lar, bytes, collective, step): (f64, f64, f64, f64)) -> Placed {
+    fn block(side: usize, link: usize, counted: Counted) -> Placed {
+        let Counted { lar, bytes, collective_seconds, step_seconds } = counted;
         let layer = LayerCounters {
             local: 100.0 * lar,
             remote: 100.0 * (1.0 - lar),
             bytes,
-            moe_seconds: collective,
-            all_to_all_seconds: collective,
-            collective_seconds: collective,
+            moe_seconds: collective_seconds,
+            all_to_all_seconds: collective_seconds,
+            collective_seconds,
         };
         let counters = Counters {
             layers: BTreeMap::from([(0, layer)]),
             tokens: 100.0,
             steps: 10.0,
-            step_seconds: step,
+            step_seconds,
             ..Counters::default()
         };
         let block = Block {
-            seconds: step,
+            seconds: step_seconds,
             requests: 1,
-            tokens_per_second: 100.0 / step,
+            tokens_per_second: 100.0 / step_seconds,
             tokens_per_request: 100.0,
             offered: None,
-            requests_per_second: 1.0 / step,
+            requests_per_second: 1.0 / step_seconds,
             ttft_ms: None,
             e2e_ms: None,
             goodput: None,
@@ -252,10 +261,10 @@ mod tests {
             predictions: [prediction(2.0), prediction(1.5)],
             levels: BTreeMap::new(),
             blocks: vec![
-                block(0, 0, (0.25, 1000.0, 0.2, 1.2)),
-                block(1, 0, (0.5, 750.0, 0.2, 1.2)),
-                block(0, 1, (0.25, 1000.0, 1.0, 2.0)),
-                block(1, 1, (0.5, 750.0, 0.8, 1.8)),
+                block(0, 0, Counted { lar: 0.25, bytes: 1000.0, collective_seconds: 0.2, step_seconds: 1.2 }),
+                block(1, 0, Counted { lar: 0.5, bytes: 750.0, collective_seconds: 0.2, step_seconds: 1.2 }),
+                block(0, 1, Counted { lar: 0.25, bytes: 1000.0, collective_seconds: 1.0, step_seconds: 2.0 }),
+                block(1, 1, Counted { lar: 0.5, bytes: 750.0, collective_seconds: 0.8, step_seconds: 1.8 }),
             ],
         }
     }

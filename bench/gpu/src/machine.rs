@@ -133,7 +133,7 @@ impl Machine {
         match self {
             #[cfg(feature = "cuda")]
             Self::Gpu(device) if !small => {
-                Grid::of_blocks((device.processors() / ranks as u32).clamp(1, semmoe_kernels_cuda::MAX_BLOCKS))
+                Grid::of_blocks((device.processors / ranks as u32).clamp(1, semmoe_kernels_cuda::MAX_BLOCKS))
             }
             _ if small => small_grid(ranks),
             _ => Grid { blocks: 3, ..small_grid(ranks) },
@@ -146,7 +146,7 @@ impl Machine {
             Self::Shim(_) => vec![small_grid(ranks)],
             #[cfg(feature = "cuda")]
             Self::Gpu(device) => {
-                let one = device.processors() / ranks as u32;
+                let one = device.processors / ranks as u32;
                 let most = semmoe_kernels_cuda::MAX_BLOCKS;
                 [one / 2, one, 2 * one].into_iter().filter(|n| (1..=most).contains(n)).map(Grid::of_blocks).collect()
             }

@@ -7,7 +7,7 @@ use semmoe_planner::mixserve::TwoLevels;
 
 use crate::layouts::{Layout, NODES, best_size};
 use crate::measure::Block;
-use crate::stages::Exchange;
+use crate::stages::MedianExchange;
 
 /// A layout over links of one ratio, over all rounds.
 #[derive(Clone, Debug)]
@@ -19,13 +19,13 @@ pub(crate) struct Row {
     pub(crate) throughput: [f64; 3],
     pub(crate) other_bytes: f64,
     pub(crate) node_bytes: f64,
-    /// Medians of full layers, and how many there were.
-    pub(crate) exchange: Option<(Exchange, usize)>,
+    /// Of full layers.
+    pub(crate) exchange: Option<MedianExchange>,
 }
 
 impl Row {
     /// Of the blocks of one layout and ratio, at least one.
-    pub(crate) fn of(blocks: &[&Block], exchange: Option<(Exchange, usize)>) -> Option<Self> {
+    pub(crate) fn of(blocks: &[&Block], exchange: Option<MedianExchange>) -> Option<Self> {
         let first = blocks.first()?;
         let mut rates: Vec<f64> = blocks.iter().map(|block| block.throughput).collect();
         rates.sort_by(f64::total_cmp);
@@ -61,8 +61,8 @@ impl Links {
 
     /// Time of the fused exchange over that of both levels in turns.
     fn fused_share(&self, chunks: u16) -> Option<f64> {
-        let fused = self.find(Layout::Fused { nodes: NODES, chunks })?.exchange?.0.seconds;
-        let turns = self.find(Layout::Unfused(NODES))?.exchange?.0;
+        let fused = self.find(Layout::Fused { nodes: NODES, chunks })?.exchange?.times.seconds;
+        let turns = self.find(Layout::Unfused(NODES))?.exchange?.times;
         Some(fused / (turns.inside + turns.between))
     }
 
@@ -112,9 +112,9 @@ pub(crate) fn markdown(limited: &[Links], host: &[Row], many: &[Row], chunks: u1
 fn line(row: &Row, planned: &str, out: &mut String) {
     let ratio = row.ratio.map_or_else(|| "one host".to_owned(), |ratio| ratio.to_string());
     let [middle, least, most] = row.throughput;
-    let (exchange, layers) = row
-        .exchange
-        .map_or_else(Default::default, |(of, layers)| (format!("{:.1}", of.seconds * 1e3), layers.to_string()));
+    let (exchange, layers) = row.exchange.map_or_else(Default::default, |median| {
+        (format!("{:.1}", median.times.seconds * 1e3), median.layers.to_string())
+    });
     let (name, other, node) = (row.layout.name(), row.other_bytes, row.node_bytes);
     // Writing to a string cannot fail.
     let _ = writeln!(
@@ -125,7 +125,7 @@ fn line(row: &Row, planned: &str, out: &mut String) {
 
 fn verdicts(links: &Links, chunks: u16, out: &mut String) -> Result<(), BenchError> {
     let shown = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.2}"));
-    let turns = links.find(Layout::Unfused(NODES)).and_then(|row| row.exchange).map(|(of, _)| of).unwrap_or_default();
+    let turns = links.find(Layout::Unfused(NODES)).and_then(|row| row.exchange).unwrap_or_default().times;
     let rate = |layout| links.find(layout).map(|row| row.throughput[0]);
     let gain =
         rate(Layout::Fused { nodes: NODES, chunks }).zip(rate(Layout::Domains(1))).map(|(fused, flat)| fused / flat);
@@ -156,11 +156,12 @@ fn verdicts(links: &Links, chunks: u16, out: &mut String) -> Result<(), BenchErr
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stages::Exchange;
 
     fn row(layout: Layout, throughput: [f64; 3], seconds: f64) -> Row {
-        let exchange = Exchange { seconds, between: seconds / 2.0, inside: seconds / 2.0 };
-        let (other_bytes, node_bytes) = (1.0, 2.0);
-        Row { layout, ratio: Some(2.0), throughput, other_bytes, node_bytes, exchange: Some((exchange, 9)) }
+        let times = Exchange { seconds, between: seconds / 2.0, inside: seconds / 2.0 };
+        let exchange = Some(MedianExchange { times, layers: 9 });
+        Row { layout, ratio: Some(2.0), throughput, other_bytes: 1.0, node_bytes: 2.0, exchange }
     }
 
     #[test]

@@ -48,6 +48,13 @@ pub(crate) struct Exchange {
     pub(crate) inside: f64,
 }
 
+/// The medians of several layers.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(crate) struct MedianExchange {
+    pub(crate) times: Exchange,
+    pub(crate) layers: usize,
+}
+
 /// Reads the logs of all ranks; they hold the same layers.
 pub(crate) fn read(paths: &[impl AsRef<Path>]) -> Result<Vec<Vec<LayerStages>>, BenchError> {
     let logs: Vec<Vec<LayerStages>> = paths.iter().map(|path| read_one(path.as_ref())).collect::<Result<_, _>>()?;
@@ -100,8 +107,8 @@ pub(crate) fn exchange(ranks: &[&LayerStages]) -> Option<Exchange> {
     })
 }
 
-/// The median of each part, for so many tokens of a rank, and over how many layers.
-pub(crate) fn median(layers: &[OnAllRanks<'_>], tokens: f64) -> Option<(Exchange, usize)> {
+/// The median of each part, for `tokens` tokens of a rank.
+pub(crate) fn median(layers: &[OnAllRanks<'_>], tokens: f64) -> Option<MedianExchange> {
     let mut parts: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for ranks in layers {
         let found = ranks.iter().map(|rank| rank.tokens as f64).sum::<f64>() / ranks.len() as f64;
@@ -116,7 +123,7 @@ pub(crate) fn median(layers: &[OnAllRanks<'_>], tokens: f64) -> Option<(Exchange
         values.get(values.len() / 2).copied()
     };
     let times = Exchange { seconds: middle("all")?, between: middle("between")?, inside: middle("inside")? };
-    Some((times, layers.len()))
+    Some(MedianExchange { times, layers: layers.len() })
 }
 
 #[cfg(test)]
@@ -155,7 +162,7 @@ mod tests {
         let found = exchange(&both).unwrap();
         // There 3 to 6, of which until 5 between nodes; back 9 to 14, from 11 on between nodes.
         assert_eq!(found, Exchange { seconds: 8.0, between: 5.0, inside: 3.0 });
-        assert_eq!(median(&[both.to_vec()], 4.0).unwrap().0.seconds, 4.0);
+        assert_eq!(median(&[both.to_vec()], 4.0).unwrap().times.seconds, 4.0);
         let flat = rank(8, &[("dispatch", 0, s), ("experts", s, 2 * s), ("combine", 2 * s, 4 * s)]);
         assert_eq!(exchange(&[&flat]).unwrap(), Exchange { seconds: 3.0, between: 3.0, inside: 0.0 });
         let logs = vec![vec![early.clone()], vec![late.clone()]];

@@ -54,13 +54,20 @@ pub(crate) struct Row {
     pub(crate) hindsight: f64,
 }
 
-/// All rows for one pair of profiles and one rule for T.
+/// Counts to solve from, and counts of other data to judge on.
+pub(crate) struct Split<'a> {
+    pub(crate) solving: Profile,
+    pub(crate) held_out: &'a Profile,
+}
+
+/// All rows for one split and one rule for T.
 pub(crate) fn compare(
     all: &[Placed],
-    (solving, held_out): (&Profile, &Profile),
+    split: &Split<'_>,
     setting: &Setting,
     rule: Rule,
 ) -> Result<Vec<Row>, BenchError> {
+    let Split { solving, held_out } = split;
     let mut rows = Vec::new();
     let options = rule.options(setting);
     let assigner = TokenAssigner::new(solving, &options)?;
@@ -132,10 +139,10 @@ pub(crate) fn domain(path: &Path) -> String {
 pub(crate) fn run(paths: &[PathBuf], groups: &[u16], setting: &Setting) -> Result<(), BenchError> {
     let profiles = paths.iter().map(|path| Profile::open(path)).collect::<Result<Vec<_>, _>>()?;
     let names: Vec<String> = paths.iter().map(|path| domain(path)).collect();
-    let mut pairs = Vec::with_capacity(profiles.len());
+    let mut splits = Vec::with_capacity(profiles.len());
     for (index, held_out) in profiles.iter().enumerate() {
         let others = profiles.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, profile)| profile);
-        pairs.push((merged(others)?, held_out));
+        splits.push(Split { solving: merged(others)?, held_out });
     }
     for &groups in groups {
         let setting = Setting { groups, ..setting.clone() };
@@ -143,21 +150,21 @@ pub(crate) fn run(paths: &[PathBuf], groups: &[u16], setting: &Setting) -> Resul
             "**{}, {groups} groups**: solved on the other domains, judged on the one named",
             profiles[0].model().model
         );
-        compare_all(&title, &names, &pairs, &setting)?;
+        compare_all(&title, &names, &splits, &setting)?;
     }
     Ok(())
 }
 
-/// Every method on every pair of solving and held-out profile.
+/// Every method on every split.
 pub(crate) fn compare_all(
     title: &str,
     names: &[String],
-    pairs: &[(Profile, &Profile)],
+    splits: &[Split<'_>],
     setting: &Setting,
 ) -> Result<(), BenchError> {
     let mut methods =
-        pairs.iter().map(|(solving, _)| token_methods(solving, setting)).collect::<Result<Vec<_>, _>>()?;
-    let given = given::rows(&setting.given, setting.groups, names, &pairs[0].0)?;
+        splits.iter().map(|split| token_methods(&split.solving, setting)).collect::<Result<Vec<_>, _>>()?;
+    let given = given::rows(&setting.given, setting.groups, names, &splits[0].solving)?;
     for (methods, given) in methods.iter_mut().zip(given) {
         // The solver's row stays the last.
         methods.splice(methods.len() - 1..methods.len() - 1, given);
@@ -174,9 +181,9 @@ pub(crate) fn compare_all(
         bounds.rows.push(vec![name.clone(), rate(lar), rate(bound), load(gap)]);
     }
     for rule in Rule::all(setting.strings.is_some()) {
-        let each = methods.iter().zip(pairs).map(|(all, (solving, held))| compare(all, (solving, held), setting, rule));
-        let splits = each.collect::<Result<Vec<_>, _>>()?;
-        print(&format!("{title}; {}", rule.describe()), names, &splits)?;
+        let each = methods.iter().zip(splits).map(|(all, split)| compare(all, split, setting, rule));
+        let rows = each.collect::<Result<Vec<_>, _>>()?;
+        print(&format!("{title}; {}", rule.describe()), names, &rows)?;
     }
     Ok(bounds.print()?)
 }

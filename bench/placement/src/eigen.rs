@@ -15,7 +15,7 @@ pub(crate) fn symmetric(matrix: &[f64], n: usize) -> (Vec<f64>, Vec<f64>) {
         }
         for p in 0..n {
             for q in p + 1..n {
-                rotate(&mut a, &mut vectors, n, (p, q));
+                rotate(&mut a, &mut vectors, n, [p, q]);
             }
         }
     }
@@ -23,7 +23,7 @@ pub(crate) fn symmetric(matrix: &[f64], n: usize) -> (Vec<f64>, Vec<f64>) {
 }
 
 /// The rotation that makes a[p, q] zero.
-fn rotate(a: &mut [f64], vectors: &mut [f64], n: usize, (p, q): (usize, usize)) {
+fn rotate(a: &mut [f64], vectors: &mut [f64], n: usize, [p, q]: [usize; 2]) {
     let apq = a[p * n + q];
     if apq == 0.0 {
         return;

@@ -6,7 +6,7 @@
 
 use semmoe_tables::{ModelInfo, Phase, Profile, ProfileBuilder, Trace, TraceBuilder};
 
-use crate::domains::compare_all;
+use crate::domains::{Split, compare_all};
 use crate::error::BenchError;
 use crate::methods::{Setting, provenance};
 
@@ -64,14 +64,14 @@ pub(crate) fn generate(requests: usize, seed: u64) -> Result<(Trace, Trace), Ben
 pub(crate) fn run(requests: usize, groups: &[u16], setting: &Setting) -> Result<(), BenchError> {
     let (solve, judge) = generate(requests, setting.seed)?;
     let held_out = profile(&judge)?;
-    let pairs = [(profile(&solve)?, &held_out)];
+    let splits = [Split { solving: profile(&solve)?, held_out: &held_out }];
     for &groups in groups {
         let setting = Setting { groups, strings: None, ..setting.clone() };
         let title = format!(
             "**synthetic routing, {groups} groups**: solved on {} requests, judged on as many",
             solve.requests()
         );
-        compare_all(&title, &["held out".to_owned()], &pairs, &setting)?;
+        compare_all(&title, &["held out".to_owned()], &splits, &setting)?;
     }
     Ok(())
 }

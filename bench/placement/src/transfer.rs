@@ -35,7 +35,7 @@ pub(crate) fn run(
     groups: &[u16],
     setting: &Setting,
 ) -> Result<(), BenchError> {
-    let (solving, judging) = (by_kind(solve_on)?, by_kind(judge_on)?);
+    let kinds = Kinds { solving: by_kind(solve_on)?, judging: by_kind(judge_on)? };
     for &groups in groups {
         let setting = Setting { groups, ..setting.clone() };
         for attention in [Attention::Dp, Attention::Tp] {
@@ -48,27 +48,34 @@ pub(crate) fn run(
                 let title = format!(
                     "**Transfer, {name}, {groups} groups, {what}**: LAR, solved on the row, judged on the column"
                 );
-                table(&title, (&solving, &judging), (attention, paper), &setting)?.print()?;
+                table(&title, &kinds, attention, paper, &setting)?.print()?;
             }
         }
     }
     Ok(())
 }
 
+/// One trace for each of [`KINDS`], of either file.
+struct Kinds {
+    solving: Vec<Trace>,
+    judging: Vec<Trace>,
+}
+
 fn table(
     title: &str,
-    (solving, judging): (&[Trace], &[Trace]),
-    (attention, paper): (Attention, bool),
+    kinds: &Kinds,
+    attention: Attention,
+    paper: bool,
     setting: &Setting,
 ) -> Result<Table, BenchError> {
     let mut columns = vec!["solved on"];
     columns.extend(KINDS.map(|kind| kind.0));
     let mut table = Table::new(title, &columns);
     let mut random = vec!["random".to_owned()];
-    for (trace, (name, _)) in solving.iter().zip(KINDS) {
+    for (trace, (name, _)) in kinds.solving.iter().zip(KINDS) {
         let solved = solved(trace, attention, paper, setting)?;
         let mut row = vec![name.to_owned()];
-        for judged in judging {
+        for judged in &kinds.judging {
             let options = EvalOptions { policies: Vec::new(), ..EvalOptions::default() };
             let found = evaluate(&solved.tables, EvalInput::Trace(judged), &options)?;
             row.push(rate(found.batch_predicted.map_or(found.lar, |by_t| by_t.request_lar)));

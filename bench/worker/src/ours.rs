@@ -2,10 +2,9 @@
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::Arc;
 
 use semmoe_tables::{Placement, RankId};
-use semmoe_worker::ep::{Counters, ExpertParallel, LocalTransport, StepPhase};
+use semmoe_worker::ep::{ExpertParallel, LocalTransport, StepPhase};
 use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem, likeliest};
 
 use crate::parts::Parts;
@@ -26,8 +25,7 @@ impl Ours {
         let config = ModelConfig::load(model_dir)?;
         let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, 1)?;
         let model = Model::load(model_dir, RankId::new(0), &placement)?;
-        let counters = Arc::new(Counters::new(placement.layers()));
-        let ep = ExpertParallel::new(Box::new(LocalTransport::mesh(1).remove(0)), &placement, counters)?;
+        let ep = ExpertParallel::new(Box::new(LocalTransport::mesh(1).remove(0)), &placement)?;
         Ok(Self { top_k: config.top_k, model, ep, caches: Vec::new(), counted: None, parts: None })
     }
 

@@ -12,6 +12,7 @@ use std::task::{Context, Poll};
 
 use ::http::{Request, Response};
 use hyper::body::Incoming;
+use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -31,13 +32,6 @@ pub(super) struct Connection {
     driver: Option<Driver>,
     /// It ended as the engine sent bytes that belong to no answer. Meaningful once no exchange runs on it.
     pub(super) stray: bool,
-}
-
-/// A request that brought no answer.
-pub(super) struct Failed {
-    pub(super) error: hyper::Error,
-    /// The request, where nothing of it was sent.
-    pub(super) unsent: Option<Request<RequestBody>>,
 }
 
 impl Connection {
@@ -65,8 +59,11 @@ impl Connection {
         !self.drive(cx) && self.sender.is_ready()
     }
 
-    /// Sends a request; returns with the head of its answer.
-    pub(super) async fn send(&mut self, request: Request<RequestBody>) -> Result<Response<Incoming>, Failed> {
+    /// Sends a request; returns with the head of its answer. An error has the request where nothing of it was sent.
+    pub(super) async fn send(
+        &mut self,
+        request: Request<RequestBody>,
+    ) -> Result<Response<Incoming>, TrySendError<Request<RequestBody>>> {
         let answer = self.sender.try_send_request(request);
         let mut answer = std::pin::pin!(answer);
         poll_fn(|cx| {
@@ -74,10 +71,6 @@ impl Connection {
             answer.as_mut().poll(cx)
         })
         .await
-        .map_err(|mut failed| {
-            let unsent = failed.take_message();
-            Failed { error: failed.into_error(), unsent }
-        })
     }
 }
 

@@ -135,10 +135,6 @@ impl HttpError {
     pub fn timeout(uri: &Uri, waiting_for: &'static str, limit: Duration) -> Self {
         Self::Timeout { url: without_query(uri), waiting_for, limit }
     }
-
-    pub(super) fn exchange(url: String, error: &hyper::Error) -> Self {
-        Self::Exchange { url, cause: causes(error) }
-    }
 }
 
 /// Scheme, address and path. A query is a client's, and may hold anything.

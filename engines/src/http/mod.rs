@@ -30,7 +30,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::tls::{ClientFiles, ClientTls};
 
 pub use body::AnswerBody;
-use connection::{Connection, Failed};
+use connection::Connection;
 pub use error::HttpError;
 use h2::Http2;
 pub use key::{EngineKey, KeyError};
@@ -172,7 +172,8 @@ impl HttpClient {
             return http2.send(request).await;
         }
         let address = Address::take_from(&mut request)?;
-        // The engine may have closed any number of idle connections; a new one is the end of it.
+        // The engine may have closed any number of idle connections. Each turn takes one out of the pool; a new one
+        // ends the loop, whatever becomes of it.
         loop {
             let pooled = self.pool.take(&address.origin);
             let is_new = pooled.is_none();
@@ -187,13 +188,14 @@ impl HttpClient {
                 self.pool.note_broken();
                 continue;
             }
-            match connection.send(request).await {
+            let mut failed = match connection.send(request).await {
                 Ok(answer) => return self.answered(answer, connection, address).await,
-                Err(Failed { unsent: Some(unsent), .. }) if !is_new => request = unsent,
-                Err(Failed { error, .. }) => {
-                    self.pool.note_broken();
-                    return Err(HttpError::exchange(address.url(), &error));
-                }
+                Err(failed) => failed,
+            };
+            self.pool.note_broken();
+            match failed.take_message().filter(|_| !is_new) {
+                Some(unsent) => request = unsent,
+                None => return Err(HttpError::Exchange { url: address.url(), cause: error::causes(failed.error()) }),
             }
         }
     }

@@ -3,7 +3,6 @@
 //! There is a list for each core, and a thread looks into its own first: threads do not wait for each other, and a
 //! connection mostly stays where its socket is known.
 
-use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Waker};
@@ -58,20 +57,11 @@ pub(super) struct Pool {
     pub(super) lost: Notify,
 }
 
-thread_local! {
-    static LIST: Cell<Option<usize>> = const { Cell::new(None) };
-}
+static THREADS: AtomicUsize = AtomicUsize::new(0);
 
-/// The list of this thread, in a pool with as many as there are threads.
-fn own_list() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    LIST.with(|list| {
-        list.get().unwrap_or_else(|| {
-            let next = NEXT.fetch_add(1, Ordering::Relaxed);
-            list.set(Some(next));
-            next
-        })
-    })
+thread_local! {
+    /// The number of this thread, among those that use a pool.
+    static THREAD: usize = THREADS.fetch_add(1, Ordering::Relaxed);
 }
 
 impl Pool {
@@ -90,6 +80,11 @@ impl Pool {
         }
     }
 
+    /// The list that this thread looks into first.
+    fn own_list(&self) -> usize {
+        THREAD.with(|thread| thread % self.lists.len())
+    }
+
     /// Counts a connection that ended, if the engine had sent something on it that was not requested.
     pub(super) fn note_stray(&self, ended: &Connection) {
         self.strays.fetch_add(u64::from(ended.stray), Ordering::Relaxed);
@@ -105,8 +100,7 @@ impl Pool {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        let own = own_list() % self.lists.len();
-        let (before, from) = self.lists.split_at(own);
+        let (before, from) = self.lists.split_at(self.own_list());
         from.iter().chain(before).find_map(|list| {
             let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
             let at = list.iter().rposition(|idle| idle.origin == *origin)?;
@@ -125,7 +119,7 @@ impl Pool {
             return;
         }
         let idle = Idle { origin, connection, since: Instant::now() };
-        self.lists[own_list() % self.lists.len()].lock().unwrap_or_else(PoisonError::into_inner).push(idle);
+        self.lists[self.own_list()].lock().unwrap_or_else(PoisonError::into_inner).push(idle);
         if !self.sweeping.load(Ordering::Relaxed) && !self.sweeping.swap(true, Ordering::AcqRel) {
             tokio::spawn(sweep(Arc::downgrade(self), self.keep));
         }

@@ -31,7 +31,6 @@ pub struct ClientFiles {
 pub struct ClientTls {
     files: ClientFiles,
     http2: bool,
-    server_name: Option<ServerName<'static>>,
     config: ArcSwap<ClientConfig>,
 }
 
@@ -41,9 +40,10 @@ impl ClientTls {
     /// # Errors
     /// When a file cannot be used.
     pub fn load(files: ClientFiles, http2: bool) -> Result<Self, TlsError> {
-        let server_name = files.server_name.as_deref().map(name).transpose()?;
+        // A name that no certificate can have is an error now, not at each connection.
+        files.server_name.as_deref().map(name).transpose()?;
         let config = ArcSwap::from_pointee(config(&files, http2)?);
-        Ok(Self { files, http2, server_name, config })
+        Ok(Self { files, http2, config })
     }
 
     /// Reads the files again, for connections from now on. On an error everything stays. Blocking.
@@ -60,10 +60,7 @@ impl ClientTls {
     /// # Errors
     /// When the engine shows no certificate that is believed, or does not speak the protocol that is offered.
     pub async fn connect(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
-        let name = match &self.server_name {
-            Some(name) => name.clone(),
-            None => name(host).map_err(io::Error::other)?,
-        };
+        let name = name(self.files.server_name.as_deref().unwrap_or(host)).map_err(io::Error::other)?;
         let stream = TlsConnector::from(self.config.load_full()).connect(name, stream).await?;
         if self.http2 && stream.get_ref().1.alpn_protocol() != Some(b"h2") {
             return Err(io::Error::other("the engine does not offer HTTP/2 over TLS (ALPN 'h2')"));

@@ -11,7 +11,7 @@ use semmoe_engines::verify::Evidence;
 use serde::Serialize;
 
 use crate::backend::Health;
-use crate::compat::placement_source;
+use crate::compat::{Fit, placement_source};
 use crate::error::RequestError;
 use crate::gate::Aside;
 use crate::health::SILENT;
@@ -129,9 +129,8 @@ pub(super) async fn undrain(
     State(core): State<Arc<Core>>,
     Path(name): Path<String>,
 ) -> Result<Json<Drained>, RequestError> {
-    // It may have been started anew in the meantime, with another placement.
-    let backend = core.snapshot().backend(&name).cloned();
-    if let Some(backend) = backend {
+    // It may have been restarted in the meantime, with another placement.
+    if let Some(backend) = core.backend(&name) {
         crate::health::look_again(&core, &backend, &core.patient_limits()).await;
     }
     set_draining(&core, name, false)
@@ -189,10 +188,10 @@ fn describe(core: &Core, model: &Model) -> Vec<Backend> {
         let probe = backend.last_probe();
         Backend {
             model: model.name.clone(),
-            policy: model.plan.policy().name(),
+            policy: model.plan.policy.name(),
             name: backend.name.clone(),
             engine: backend.engine.name(),
-            url: backend.config.urls.first().map(ToString::to_string).unwrap_or_default(),
+            url: backend.config.first_url().to_string(),
             urls: backend.config.urls.iter().map(ToString::to_string).collect(),
             version: probe.as_ref().and_then(|probe| probe.version.clone()),
             placement_by: probe.as_ref().map_or("unknown", |probe| {
@@ -217,13 +216,13 @@ fn describe(core: &Core, model: &Model) -> Vec<Backend> {
 
 fn pins(member: &Member) -> Pins {
     let PinState { watch, detail, .. } = member.backend.pins.state();
-    let state = match member {
-        Member { unpinned: Some(_), .. } => "not pinned",
-        Member { ranks: 0 | 1, .. } => "one rank",
-        _ if member.dialect == Dialect::by_url(member.backend.engine) => "by url",
+    let state = match &member.fit {
+        Fit { unpinned: Some(_), .. } => "not pinned",
+        Fit { ranks: 0 | 1, .. } => "one rank",
+        fit if fit.dialect == Dialect::by_url(member.backend.engine) => "by url",
         _ => watch.pins.name(),
     };
     let evidence = watch.evidence.map(Evidence::name);
-    let detail = member.unpinned.as_ref().map(ToString::to_string).or(detail);
+    let detail = member.fit.unpinned.as_ref().map(ToString::to_string).or(detail);
     Pins { state, agreed: watch.agreed, contradicted: watch.contradicted, evidence, detail }
 }

@@ -84,8 +84,8 @@ pub(super) fn collect(core: &Core) -> Live {
     let profile = |(model, profile): (&String, &crate::live::ModelProfile)| Profile {
         model: model.clone(),
         file: profile.file.clone(),
-        tokens: profile.tokens(),
-        entries: profile.entries(),
+        tokens: profile.rolling.tokens(),
+        entries: profile.rolling.entries(),
         written_unix_seconds: profile.written.as_ref().map(|(at, _)| *at),
         error: profile.written.as_ref().and_then(|(_, outcome)| outcome.clone().err()),
     };

@@ -22,7 +22,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::data::asked;
+use crate::data::method_and_path;
 use crate::error::RequestError;
 use crate::state::Core;
 
@@ -63,11 +63,11 @@ async fn root(headers: HeaderMap) -> Response {
 }
 
 async fn wrong_method(request: axum::extract::Request) -> RequestError {
-    let (method, path) = asked(&request);
+    let (method, path) = method_and_path(&request);
     RequestError::Method { method, path }
 }
 
 async fn no_route(request: axum::extract::Request) -> RequestError {
-    let (method, path) = asked(&request);
+    let (method, path) = method_and_path(&request);
     RequestError::NoRoute { method, path }
 }

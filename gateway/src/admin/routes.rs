@@ -54,21 +54,13 @@ fn shown<T: Serialize + 'static>(collect: fn(&Core) -> T) -> MethodRouter<Arc<Co
 }
 
 impl Route {
-    const fn new(
-        method: &'static str,
-        path: &'static str,
-        what: &'static str,
-        handler: fn() -> MethodRouter<Arc<Core>>,
-    ) -> Self {
-        Self { method, path, what, takes: Takes::Nothing, gives: Gives::Text, handler }
-    }
-
+    /// Without a body; the answer is text.
     const fn get(path: &'static str, what: &'static str, handler: fn() -> MethodRouter<Arc<Core>>) -> Self {
-        Self::new("GET", path, what, handler)
+        Self { method: "GET", path, what, takes: Takes::Nothing, gives: Gives::Text, handler }
     }
 
     const fn post(path: &'static str, what: &'static str, handler: fn() -> MethodRouter<Arc<Core>>) -> Self {
-        Self::new("POST", path, what, handler)
+        Self { method: "POST", ..Self::get(path, what, handler) }
     }
 
     /// The answer is this as JSON.
@@ -126,14 +118,14 @@ pub(super) const ADMIN: &[Route] = &[
         || post(tables::load),
     )
     .takes_or_upload::<tables::Command>()
-    .json::<tables::Loaded>(),
+    .json::<crate::tables::Swapped>(),
     Route::post(
         "/admin/tables/rollback",
         "go back to earlier tables: JSON {backend}, or {backend, generation} as GET /admin/tables lists them",
         || post(tables::rollback),
     )
     .takes::<tables::Rollback>()
-    .json::<tables::Loaded>(),
+    .json::<crate::tables::Swapped>(),
     Route::get(
         "/admin/backends",
         "every backend with its health, breaker and drain, and its ranks' loads and prices",

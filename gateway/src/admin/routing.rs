@@ -58,7 +58,7 @@ pub(super) fn collect(core: &Core) -> Routing {
 }
 
 fn describe(model: &Model) -> ModelRouting {
-    let policy = model.plan.policy();
+    let policy = &model.plan.policy;
     let shadow = model.pool.report().zip(policy.watched()).map(|(report, watched)| Shadow {
         acting: policy.acting_name(),
         watched: watched.name(),

@@ -50,7 +50,7 @@ pub(super) async fn metrics(State(core): State<Arc<Core>>, headers: HeaderMap) -
             let chats_left = text.template.as_ref().map_or(0, ChatTemplate::left_to_library);
             core.metrics.segment_cache(&model.name, &text.tokenizer.segment_cache(), chats_left);
         }
-        let policy = model.plan.policy();
+        let policy = &model.plan.policy;
         if let Some((report, watched)) = model.pool.report().zip(policy.watched()) {
             core.metrics.shadow.set(&model.name, policy.acting_name(), watched.name(), &report);
         }

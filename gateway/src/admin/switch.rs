@@ -18,7 +18,7 @@ use crate::state::Core;
 use crate::switching::Report;
 use crate::tables::{self, Switched, Target};
 
-use super::tables::command;
+use super::tables::{command, to_its_end};
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Switches {
@@ -88,7 +88,5 @@ pub(super) async fn switch(State(core): State<Arc<Core>>, body: Body) -> Result<
         To::Layout(layout) => Target::Layout(layout),
         To::Tables(ToTables { tables }) => Target::Tables(tables),
     };
-    // A client that goes away does not undo half of it.
-    let done = tokio::spawn(async move { tables::switch(&core, &backend, to, if_epoch).await }).await;
-    done.unwrap_or_else(|error| Err(RequestError::Internal { cause: error.to_string() })).map(Json)
+    to_its_end(async move { tables::switch(&core, &backend, to, if_epoch).await }).await
 }

@@ -20,7 +20,7 @@ use super::guard::text;
 use crate::error::RequestError;
 use crate::snapshot::{Member, Model};
 use crate::state::Core;
-use crate::tables::{EarlierTables, Origin, Source, change, read, receive};
+use crate::tables::{EarlierTables, Origin, Source, Swapped, change, read, receive};
 
 /// Longest JSON body: a backend's name and a path.
 const MAX_COMMAND_BYTES: usize = 64 << 10;
@@ -77,7 +77,7 @@ impl TablesFile {
 struct Failed {
     backend: String,
     unix_seconds: u64,
-    /// `file`, `upload`, `rollback` or `watch`.
+    /// `file`, `upload`, `rollback`, `switch` or `watch`.
     by: &'static str,
     cause: String,
 }
@@ -97,14 +97,6 @@ pub(super) struct Rollback {
     /// Of the earlier tables; absent: the latest ones.
     #[serde(default)]
     generation: Option<u64>,
-}
-
-#[derive(Serialize, JsonSchema)]
-pub(super) struct Loaded {
-    backend: String,
-    generation: u64,
-    digest: String,
-    placement_digest: String,
 }
 
 pub(super) fn collect(core: &Core) -> InUse {
@@ -138,17 +130,17 @@ fn entry(model: &Model, member: &Member) -> Option<Entry> {
     })
 }
 
-pub(super) async fn load(State(core): State<Arc<Core>>, request: Request) -> Result<Json<Loaded>, RequestError> {
+pub(super) async fn load(State(core): State<Arc<Core>>, request: Request) -> Result<Json<Swapped>, RequestError> {
     let (head, body) = request.into_parts();
     // A query that names the backend goes with an upload; everything else is a command, whatever `curl -d` calls it.
     let (backend, source) = match backend_of(&head.uri).filter(|_| !is_json(&head.headers)) {
         None => {
             let Command { backend, path } =
                 command(&core, body, "{\"backend\", \"path\"}, or a file as the body with ?backend=NAME").await?;
-            (backend, Source::Asked(path))
+            (backend, Source::File(path))
         }
         Some(backend) => {
-            // An upload for an unknown model need not be read.
+            // An upload for an unknown backend need not be read.
             core.snapshot().find(&backend).ok_or_else(|| RequestError::UnknownBackend { name: backend.clone() })?;
             let copy = receive(&core, &backend, body).await?;
             (backend, Source::Upload(copy))
@@ -157,18 +149,22 @@ pub(super) async fn load(State(core): State<Arc<Core>>, request: Request) -> Res
     loaded(&core, backend, source).await
 }
 
-pub(super) async fn rollback(State(core): State<Arc<Core>>, body: Body) -> Result<Json<Loaded>, RequestError> {
+pub(super) async fn rollback(State(core): State<Arc<Core>>, body: Body) -> Result<Json<Swapped>, RequestError> {
     let Rollback { backend, generation } = command(&core, body, "{\"backend\"} and perhaps {\"generation\"}").await?;
     loaded(&core, backend, Source::Earlier(generation)).await
 }
 
-async fn loaded(core: &Arc<Core>, backend: String, source: Source) -> Result<Json<Loaded>, RequestError> {
-    // A client that goes away does not undo half of it: the change runs to its end.
-    let (core, name) = (Arc::clone(core), backend.clone());
-    let done = tokio::spawn(async move { change(&core, name, source).await }).await;
-    let swapped = done.unwrap_or_else(|error| Err(RequestError::Internal { cause: error.to_string() }))?;
-    let (generation, digest, placement_digest) = (swapped.generation, swapped.digest, swapped.placement_digest);
-    Ok(Json(Loaded { backend, generation, digest, placement_digest }))
+async fn loaded(core: &Arc<Core>, backend: String, source: Source) -> Result<Json<Swapped>, RequestError> {
+    let core = Arc::clone(core);
+    to_its_end(async move { change(&core, backend, source).await }).await
+}
+
+/// The answer of a change that a client that goes away does not undo half of.
+pub(super) async fn to_its_end<T: Send + 'static>(
+    change: impl Future<Output = Result<T, RequestError>> + Send + 'static,
+) -> Result<Json<T>, RequestError> {
+    let done = tokio::spawn(change).await;
+    done.unwrap_or_else(|error| Err(RequestError::Internal { cause: error.to_string() })).map(Json)
 }
 
 pub(super) async fn command<T: DeserializeOwned>(core: &Core, body: Body, expected: &str) -> Result<T, RequestError> {

@@ -19,8 +19,8 @@ section! { RawRetry, "`[retry]`: a request is sent to another backend while noth
     budget_ratio: f64 = 0.2,
     /// ...and so many each second in addition, so that a quiet model can retry, too.
     budget_per_second: f64 = 10.0,
-    /// Also where the engine may have begun: the connection broke before the head of an answer, or the backend fell ill
-    /// while its answer was awaited. A generation may then run twice; the client gets one.
+    /// Also where the engine may have begun: the connection broke before the head of an answer, or the backend's probes
+    /// failed while its answer was awaited. A generation may then run twice; the client gets one.
     after_send: bool = true,
     /// Statuses of an engine's answer on which another backend is asked. Where there is none the answer is relayed. 429
     /// and 501 to 599.

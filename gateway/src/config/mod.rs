@@ -16,7 +16,8 @@ macro_rules! section {
             }
         }
     };
-    // With the section as the rest of the crate has it: behind `=>` a key's name and type there, and its check.
+    // The same with `$checked`, the section as the rest of the crate has it. Behind `=>` stand a field's name and type
+    // there, and what makes it of the raw value: `fn(key: &str, raw) -> Result<field, ConfigError>`.
     ($name:ident => $(#[$meta:meta])* $checked:ident, $section:literal, $about:literal;
      $($(#[$doc:meta])* $key:ident: $kind:ty = $default:expr => $field:ident: $type:ty = $check:expr,)*) => {
         section! { $name, $about; $($(#[$doc])* $key: $kind = $default,)* }
@@ -254,6 +255,11 @@ pub(crate) struct BackendConfig {
 }
 
 impl BackendConfig {
+    /// Its only URL, or the first of several: a checked configuration has one.
+    pub(crate) fn first_url(&self) -> &BaseUrl {
+        &self.urls[0]
+    }
+
     /// Whether this is the same engine, spoken to in the same way: all but its tables is equal.
     pub(crate) fn is_same_engine(&self, other: &Self) -> bool {
         let without_tables = |config: &Self| Self { tables: None, ..config.clone() };

@@ -186,11 +186,7 @@ pub(super) fn switch(raw: RawSwitch, models: &[ModelConfig]) -> Result<SwitchCon
     if !(0.0..=MAX_SECONDS).contains(&raw.switch_seconds) || raw.switch_seconds == 0.0 {
         return wrong("switch_seconds", format!("{}, expected more than 0 and at most a day", raw.switch_seconds));
     }
-    let side = |curve: Curve<'_>| curve.prior(raw.mode, raw.max_sequences);
-    let prior = ByLayout {
-        tp: side(Curve { side: "tp", steps: &raw.tp_step_ms, rate: raw.tp_prefill_rate })?,
-        ep: side(Curve { side: "ep", steps: &raw.ep_step_ms, rate: raw.ep_prefill_rate })?,
-    };
+    let prior = ByLayout { tp: prior(&raw, Layout::Tp)?, ep: prior(&raw, Layout::Ep)? };
     let webhook = raw.webhook.as_deref().map(webhook).transpose()?;
     check_hooks(raw.mode, webhook.is_some(), models)?;
     Ok(SwitchConfig {
@@ -209,39 +205,32 @@ pub(super) fn switch(raw: RawSwitch, models: &[ModelConfig]) -> Result<SwitchCon
 }
 
 /// The configured step times of a layout.
-struct Curve<'a> {
-    side: &'static str,
-    steps: &'a [(u32, f64)],
-    rate: Option<f64>,
-}
-
-impl Curve<'_> {
-    fn prior(&self, mode: SwitchMode, max_sequences: u32) -> Result<LayoutPrior> {
-        let (steps_key, rate_key) = (format!("{}_step_ms", self.side), format!("{}_prefill_rate", self.side));
-        if self.steps.is_empty() && mode == SwitchMode::Off {
-            return Ok(LayoutPrior::default());
+fn prior(raw: &RawSwitch, layout: Layout) -> Result<LayoutPrior> {
+    let (steps, rate) = match layout {
+        Layout::Tp => (&raw.tp_step_ms, raw.tp_prefill_rate),
+        Layout::Ep => (&raw.ep_step_ms, raw.ep_prefill_rate),
+    };
+    let (steps_key, rate_key) = (format!("{}_step_ms", layout.name()), format!("{}_prefill_rate", layout.name()));
+    if steps.is_empty() && raw.mode == SwitchMode::Off {
+        return Ok(LayoutPrior::default());
+    }
+    if steps.is_empty() {
+        return wrong(&steps_key, "must be set unless switch.mode is \"off\", as the policy compares both layouts");
+    }
+    let points = steps.iter().map(|&(sequences, milliseconds)| Point { sequences, seconds: milliseconds / 1e3 });
+    let curve = StepCurve::new(points.collect());
+    let curve = curve.map_err(|error| ConfigError::value(format!("switch.{steps_key}"), error))?;
+    if curve.seconds(raw.max_sequences).is_none() {
+        let last = steps.last().map_or(0, |point| point.0);
+        let cause = format!("ends at a batch of {last}, but switch.max_sequences is {}", raw.max_sequences);
+        return wrong(&steps_key, cause);
+    }
+    match rate {
+        Some(rate) if rate.is_finite() && rate > 0.0 => {
+            Ok(LayoutPrior { steps: Some(curve), prefill_tokens_per_second: Some(rate) })
         }
-        if self.steps.is_empty() {
-            return wrong(&steps_key, "must be set unless switch.mode is \"off\", as the policy compares both layouts");
-        }
-        let points =
-            self.steps.iter().map(|&(sequences, milliseconds)| Point { sequences, seconds: milliseconds / 1e3 });
-        let curve = StepCurve::new(points.collect());
-        let curve = curve.map_err(|error| ConfigError::value(format!("switch.{steps_key}"), error))?;
-        if curve.seconds(max_sequences).is_none() {
-            let last = self.steps.last().map_or(0, |point| point.0);
-            return wrong(
-                &steps_key,
-                format!("ends at a batch of {last}, but switch.max_sequences is {max_sequences}"),
-            );
-        }
-        match self.rate {
-            Some(rate) if rate.is_finite() && rate > 0.0 => {
-                Ok(LayoutPrior { steps: Some(curve), prefill_tokens_per_second: Some(rate) })
-            }
-            Some(rate) => wrong(&rate_key, format!("{rate}, expected more than 0")),
-            None => wrong(&rate_key, "must be set where step times are"),
-        }
+        Some(rate) => wrong(&rate_key, format!("{rate}, expected more than 0")),
+        None => wrong(&rate_key, "must be set where step times are"),
     }
 }
 

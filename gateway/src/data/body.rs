@@ -8,7 +8,6 @@ use http_body::Body;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
-use crate::body_memory::BodyLimits;
 use crate::error::RequestError;
 use crate::state::Core;
 
@@ -25,7 +24,10 @@ pub(crate) async fn read(
     body: Incoming,
     ticket: &mut Ticket,
 ) -> Result<Bytes, RequestError> {
-    let BodyLimits { bytes: limit_bytes, time: limit, .. } = core.body_limits();
+    let (limit_bytes, limit) = {
+        let config = &core.current.load().config;
+        (config.limits.body_bytes, config.timeouts.body)
+    };
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     if announced.is_some_and(|announced| announced > limit_bytes) {
         return Err(RequestError::BodyTooLong { limit_bytes });

@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use semmoe_engines::Route;
-
 use crate::error::RequestError;
 use crate::queue::{Nowhere, Refused, Room};
 use crate::state::Core;
@@ -32,7 +30,6 @@ pub(crate) enum Found {
 pub(crate) async fn find(
     core: &Arc<Core>,
     job: &Job,
-    route: Route,
     except: &[usize],
     patience: Patience,
 ) -> Result<Found, RequestError> {
@@ -41,14 +38,14 @@ pub(crate) async fn find(
         rules.wait_for_backend = Duration::ZERO;
     }
     if rules.max_in_flight.is_none() {
-        match place(core, job, route, except) {
+        match place(core, job, except) {
             Err(RequestError::NoBackend { .. }) if !rules.wait_for_backend.is_zero() => {}
             found => return found.map(Found::Placed),
         }
     }
     let began = Instant::now();
     let mut none = None;
-    let found = queue.enter(&rules, || match place(core, job, route, except) {
+    let found = queue.enter(&rules, || match place(core, job, except) {
         Ok(mut placed) => {
             placed.lease.room = rules.max_in_flight.map(|_| Room::new(queue));
             placed.waited = began.elapsed();

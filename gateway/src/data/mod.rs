@@ -6,6 +6,7 @@
 //! ends.
 
 mod access;
+mod attempts;
 mod body;
 mod cors;
 mod find;
@@ -36,6 +37,7 @@ use futures_util::FutureExt;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use http_body::{Body, Frame, SizeHint};
+use http_body_util::Either;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use semmoe_engines::Route;
@@ -47,7 +49,6 @@ use crate::request_id::{REQUEST_ID, RequestId};
 use crate::server::Serves;
 use crate::snapshot::Model;
 use crate::state::Core;
-use crate::trust::Caller;
 use access::Record;
 use stream::RelayBody;
 use ticket::Ticket;
@@ -82,7 +83,7 @@ struct OpenStream(Arc<Core>);
 
 impl OpenStream {
     fn begin(core: &Arc<Core>) -> Result<Self, RequestError> {
-        let limit = core.most_open_streams();
+        let limit = core.current.load().config.limits.open_streams;
         if core.metrics.trust.stream_begins(limit) {
             Ok(Self(Arc::clone(core)))
         } else {
@@ -131,7 +132,7 @@ async fn serve(
     } else if path != models::LIST && models::entry_of(path).is_none() {
         no_route(&core, request, &id).await
     } else if [Method::GET, Method::HEAD].contains(request.method()) {
-        tell_models(&core, request, &id)
+        list_models(&core, request, &id)
     } else {
         wrong_method(&request, models::METHODS, &id)
     };
@@ -149,8 +150,10 @@ fn preflight(core: &Core, request: &Request<Incoming>) -> Option<OwnResponse> {
 /// Checks that hyper leaves to its users: readers behind this one might see another host, or wait for bytes that never
 /// come.
 fn check_head(core: &Core, version: Version, headers: &HeaderMap) -> Result<(), RequestError> {
-    if version == Version::HTTP_2 && headers.len() > core.most_headers() {
-        return Err(RequestError::TooManyHeaders { found: headers.len(), limit: core.most_headers() });
+    // HTTP/1.1 has this limit while it is read.
+    let limit = core.current.load().config.limits.headers;
+    if version == Version::HTTP_2 && headers.len() > limit {
+        return Err(RequestError::TooManyHeaders { found: headers.len(), limit });
     }
     let hosts = headers.get_all(header::HOST).iter().count();
     if hosts > 1 || (hosts == 0 && version == Version::HTTP_11) {
@@ -172,14 +175,12 @@ async fn engine_route(
 ) -> Response<Answered> {
     let mut ticket = Ticket::new(Arc::clone(&core), Record::new(id.clone(), Some(route)));
     if let Some(tracer) = &core.tracer {
-        ticket.traced(trace::begin(tracer, request.headers(), route, &id));
+        ticket.trace = trace::begin(tracer, request.headers(), route, &id);
     }
     let answer = unless_closing(&core, std::pin::pin!(exchange(&core, route, request, &mut ticket))).await;
     ticket.release_body();
     match answer {
-        Ok(answer) => {
-            relay::respond(answer, ticket).map(|body| Answered { body: Source::Engine(body), _stream: stream })
-        }
+        Ok(answer) => relay::respond(answer, ticket).map(|body| Answered { body: Either::Left(body), _stream: stream }),
         Err(error) => {
             ticket.finish(error.status().as_u16());
             error.respond(&id).map(|body| Answered::here(body, stream))
@@ -207,47 +208,42 @@ async fn exchange(
     ticket: &mut Ticket,
 ) -> Result<relay::Answer, RequestError> {
     let (mut head, body) = request.into_parts();
-    let caller = match core.let_in(&mut head.headers) {
+    ticket.record.caller = match core.let_in(&mut head.headers) {
         Ok(caller) => caller,
         Err(refusal) => {
             body::discard(body).await;
             return Err(refusal);
         }
     };
-    ticket.record().caller = caller.clone();
     let body = body::read(core, &head.headers, body, ticket).await?;
     // Most of what a request holds, and nothing of it before its body is there: clients may open streams and send none.
-    Box::pin(answer(core, Arrived { route, head, caller, body }, ticket)).await
+    Box::pin(answer(core, route, head, body, ticket)).await
 }
 
-/// A request whose body has arrived.
-struct Arrived {
-    route: Route,
-    head: Parts,
-    caller: Caller,
-    body: Bytes,
-}
-
+/// Answers a request whose body has arrived.
 async fn answer(
     core: &Arc<Core>,
-    Arrived { route, head, caller, body }: Arrived,
+    route: Route,
+    head: Parts,
+    body: Bytes,
     ticket: &mut Ticket,
 ) -> Result<relay::Answer, RequestError> {
     let mut before = None;
     loop {
         let arrived = Instant::now();
         ticket.enter(Stage::Score);
-        let job = read::read(core, route, &head.headers, caller.clone(), body.clone(), before.as_ref()).await?;
+        let caller = ticket.record.caller.clone();
+        let job = read::read(core, route, &head.headers, caller, body.clone(), before.as_ref()).await?;
         if before.is_none() {
             job.model.budget.request(arrived);
             if job.body.bytes().as_ptr() != body.as_ptr() {
                 ticket.hold(job.body.bytes().len())?;
             }
         }
-        ticket.record().read(&job.model, job.tokens, job.streams);
+        ticket.record.read(&job.model, job.scored.tokens, job.streams);
         trace::scored(ticket, &job);
-        ticket.policy(job.policy.acting_name());
-        if let Some(answer) = relay::relay(core, route, &head, &job, ticket, arrived).await? {
+        ticket.policy = job.policy.acting_name();
+        if let Some(answer) = relay::relay(core, &head, &job, ticket, arrived).await? {
             return Ok(answer);
         }
         before = Some(job);
@@ -255,7 +251,7 @@ async fn answer(
 }
 
 /// The list of models, or the one that the path names.
-fn tell_models(core: &Core, mut request: Request<Incoming>, id: &RequestId) -> OwnResponse {
+fn list_models(core: &Core, mut request: Request<Incoming>, id: &RequestId) -> OwnResponse {
     let answer = core.let_in(request.headers_mut()).and_then(|caller| match models::entry_of(request.uri().path()) {
         None => Ok(models::list(core, &caller)),
         Some(model) => models::entry(core, &caller, model),
@@ -282,7 +278,7 @@ fn health(core: &Core, request: &Request<Incoming>, id: &RequestId) -> OwnRespon
 }
 
 async fn no_route(core: &Core, request: Request<Incoming>, id: &RequestId) -> OwnResponse {
-    let (method, path) = asked(&request);
+    let (method, path) = method_and_path(&request);
     body::discard(request.into_body()).await;
     refuse(core, id, &path, &RequestError::NoRoute { method, path: path.clone() })
 }
@@ -300,41 +296,31 @@ fn refuse(core: &Core, id: &RequestId, path: &str, error: &RequestError) -> OwnR
         took: Duration::ZERO,
         generated: Generated::default(),
     };
-    Record::refused(id.clone(), path).log(core.access(), &done);
+    Record::refused(id.clone(), path).log(core.current.load().config.log.access, &done);
     error.respond(id)
 }
 
 /// Method and path, for messages.
-pub(crate) fn asked<B>(request: &Request<B>) -> (String, String) {
+pub(crate) fn method_and_path<B>(request: &Request<B>) -> (String, String) {
     (request.method().to_string(), request.uri().path().to_owned())
 }
 
 fn wrong_method(request: &Request<Incoming>, allowed: &'static str, id: &RequestId) -> OwnResponse {
-    let (method, path) = asked(request);
+    let (method, path) = method_and_path(request);
     let mut response = RequestError::Method { method, path }.respond(id);
     response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
     response
 }
 
-/// The body of an answer.
+/// The body of an answer: the engine's, or one made here.
 pub(crate) struct Answered {
-    body: Source,
+    body: Either<RelayBody, axum::body::Body>,
     _stream: Option<OpenStream>,
-}
-
-/// The engine's, or one made here.
-#[allow(
-    clippy::large_enum_variant,
-    reason = "nearly every answer is the large one, and a box would be an allocation for each"
-)]
-enum Source {
-    Engine(RelayBody),
-    Here(axum::body::Body),
 }
 
 impl Answered {
     fn here(body: axum::body::Body, stream: Option<OpenStream>) -> Self {
-        Self { body: Source::Here(body), _stream: stream }
+        Self { body: Either::Right(body), _stream: stream }
     }
 }
 
@@ -343,24 +329,15 @@ impl Body for Answered {
     type Error = axum::BoxError;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        match &mut self.get_mut().body {
-            Source::Engine(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
-            Source::Here(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
-        }
+        Pin::new(&mut self.get_mut().body).poll_frame(cx)
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.body {
-            Source::Engine(body) => body.is_end_stream(),
-            Source::Here(body) => body.is_end_stream(),
-        }
+        self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.body {
-            Source::Engine(body) => body.size_hint(),
-            Source::Here(body) => body.size_hint(),
-        }
+        self.body.size_hint()
     }
 }
 

@@ -12,7 +12,7 @@ use crate::trust::Caller;
 
 /// The route of the list.
 pub(super) const LIST: &str = "/v1/models";
-/// Sizes of the list and of one entry.
+/// Methods of the list and of one entry.
 pub(super) const METHODS: &str = "GET,HEAD";
 
 /// The entry that a path asks for: `None` where it is the list or another route.

@@ -33,10 +33,6 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    fn of(body: AnswerBody) -> Self {
-        Self { body, ahead: [None, None] }
-    }
-
     pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Polled>> {
         match self.ahead[0].take() {
             Some(ahead) => {
@@ -93,14 +89,14 @@ pub(crate) struct Opened {
 /// Waits for the first piece of an answer and looks at it. `streams`: the client asked for a stream.
 ///
 /// # Errors
-/// The body broke off before its first piece, or the backend fell ill while it was awaited.
+/// The body broke off before its first piece, or the backend's probes failed while it was awaited.
 pub(crate) async fn open(
     wait: &Wait<'_>,
     response: Response<AnswerBody>,
     route: Route,
     streams: bool,
 ) -> Result<Opened, SendError> {
-    let mut response = response.map(Upstream::of);
+    let mut response = response.map(|body| Upstream { body, ahead: [None, None] });
     let status = response.status();
     // The engine is dead, or only full: its health route shows which.
     if probe::is_dead(wait.backend.engine, Some(status.as_u16())) {
@@ -118,7 +114,9 @@ pub(crate) async fn open(
         return Ok(Opened { response, failure: dead_or_suspect(wait, &ahead) });
     }
     if streams && failures::in_piece(&ahead).is_none() && failures::is_empty(&ahead) {
-        second_piece(upstream).await;
+        if let Ok(second) = tokio::time::timeout(SAME_STEP, upstream.body.frame()).await {
+            upstream.ahead[1] = second;
+        }
         ahead = upstream.ahead_bytes();
     }
     let failure = failures::in_piece(&ahead).filter(|_| failures::is_empty(&ahead));
@@ -167,10 +165,4 @@ async fn first_piece(wait: &Wait<'_>, upstream: &mut Upstream) -> Result<(), Sen
         wait.check_health()?;
     }
     Ok(())
-}
-
-async fn second_piece(upstream: &mut Upstream) {
-    if let Ok(second) = tokio::time::timeout(SAME_STEP, upstream.body.frame()).await {
-        upstream.ahead[1] = second;
-    }
 }

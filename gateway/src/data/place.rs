@@ -26,28 +26,27 @@ pub(crate) struct Placed {
 }
 
 /// Places a request on a backend that is not among `except`.
-pub(crate) fn place(core: &Arc<Core>, job: &Job, route: Route, except: &[usize]) -> Result<Placed, RequestError> {
+pub(crate) fn place(core: &Arc<Core>, job: &Job, except: &[usize]) -> Result<Placed, RequestError> {
     let members = &job.model.members;
     if !members.iter().any(|member| member.backend.gate.asks_for_care()) {
-        return place_among(core, job, route, except);
+        return place_among(core, job, except);
     }
     let now = Instant::now();
     let is_spared = |at: &usize| members[*at].backend.gate.is_spared(now);
     let mut spared: Vec<usize> = except.iter().copied().chain((0..members.len()).filter(is_spared)).collect();
     // Rather a backend that rests or is silent than none, and rather more trials than are allowed than an error.
-    place_with_care(core, job, route, &mut spared)
-        .or_else(|_| place_with_care(core, job, route, &mut except.to_vec()))
-        .or_else(|error| {
-            let as_usual = |at: usize, member: &Member| {
-                !except.contains(&at) && !member.backend.gate.is_on_trial() && member.backend.takes_requests()
-            };
-            let busy = members.iter().enumerate().any(|(at, member)| as_usual(at, member));
-            if busy { Err(error) } else { place_among(core, job, route, except) }
-        })
+    let placed = place_with_care(core, job, &mut spared).or_else(|_| place_with_care(core, job, &mut except.to_vec()));
+    placed.or_else(|error| {
+        let as_usual = |at: usize, member: &Member| {
+            !except.contains(&at) && !member.backend.gate.is_on_trial() && member.backend.takes_requests()
+        };
+        let busy = members.iter().enumerate().any(|(at, member)| as_usual(at, member));
+        if busy { Err(error) } else { place_among(core, job, except) }
+    })
 }
 
 /// Places a request, on a backend whose breaker is half open only as a trial.
-fn place_with_care(core: &Arc<Core>, job: &Job, route: Route, except: &mut Vec<usize>) -> Result<Placed, RequestError> {
+fn place_with_care(core: &Arc<Core>, job: &Job, except: &mut Vec<usize>) -> Result<Placed, RequestError> {
     let rules = &job.snapshot.config.breaker;
     for (at, member) in job.model.members.iter().enumerate() {
         let gate = &member.backend.gate;
@@ -56,7 +55,7 @@ fn place_with_care(core: &Arc<Core>, job: &Job, route: Route, except: &mut Vec<u
         }
     }
     loop {
-        let mut placed = place_among(core, job, route, except)?;
+        let mut placed = place_among(core, job, except)?;
         let at = placed.lease.backend;
         let backend = &job.model.members[at].backend;
         if !backend.gate.is_on_trial() {
@@ -71,13 +70,13 @@ fn place_with_care(core: &Arc<Core>, job: &Job, route: Route, except: &mut Vec<u
     }
 }
 
-fn place_among(core: &Core, job: &Job, route: Route, except: &[usize]) -> Result<Placed, RequestError> {
+fn place_among(core: &Core, job: &Job, except: &[usize]) -> Result<Placed, RequestError> {
     let metrics = &core.metrics;
     let model = &job.model;
     if let Some(pin) = job.client_pin.filter(|pin| !model.pool.slots().iter().any(|slot| slot.rank == *pin)) {
         return Err(RequestError::PinRange { pin: pin.get(), model: model.name.clone() });
     }
-    let by_rank = model.members.iter().all(|member| can_pin(member, route));
+    let by_rank = model.members.iter().all(|member| can_pin(member, job.route));
     let limit = job.snapshot.config.queue.max_in_flight.map(|limit| Limit::new(core, model, i64::from(limit), by_rank));
     let admit = |slot: &Slot| {
         !except.contains(&slot.backend)
@@ -88,9 +87,9 @@ fn place_among(core: &Core, job: &Job, route: Route, except: &[usize]) -> Result
     let admit: Option<&dyn Fn(&Slot) -> bool> = if narrowed { Some(&admit) } else { None };
     let (policy, share) = believed(job);
     let prompt = Prompt {
-        tokens: job.tokens,
+        tokens: job.scored.tokens,
         share: share.as_deref(),
-        blocks: &job.blocks,
+        blocks: &job.scored.blocks,
         key: job.key,
         // The first piece of a stream shows that the prompt has been computed; nothing does where all comes at once.
         reports: job.streams,
@@ -123,7 +122,7 @@ impl Limit {
     fn new(core: &Core, model: &Model, of_rank: i64, by_rank: bool) -> Self {
         let has_room = |member: &Member| {
             let in_flight = core.metrics.inflight(&member.backend.name, None).get();
-            in_flight < of_rank.saturating_mul(i64::from(member.ranks.max(1)))
+            in_flight < of_rank.saturating_mul(i64::from(member.fit.ranks.max(1)))
         };
         Self { of_rank, of_backends: (!by_rank).then(|| model.members.iter().map(has_room).collect()) }
     }
@@ -140,7 +139,7 @@ impl Limit {
 /// each has the mean of its ranks' shares; where all do, a policy that looks at prompts has nothing to choose by, and
 /// the fallback takes its place by name.
 fn believed(job: &Job) -> (&dyn Policy, Option<Cow<'_, [f64]>>) {
-    let (model, policy, share) = (&job.model, job.policy.as_ref(), job.share.as_deref());
+    let (model, policy, share) = (&job.model, job.policy.as_ref(), job.scored.share.as_deref());
     if !model.members.iter().any(Member::runs_anywhere) {
         return (policy, share.map(Cow::Borrowed));
     }
@@ -151,7 +150,7 @@ fn believed(job: &Job) -> (&dyn Policy, Option<Cow<'_, [f64]>>) {
     let mut share = share.map(<[f64]>::to_vec);
     let mut rest = share.as_deref_mut().unwrap_or_default();
     for member in &model.members {
-        let (ranks, others) = rest.split_at_mut(usize::from(member.ranks).min(rest.len()));
+        let (ranks, others) = rest.split_at_mut(usize::from(member.fit.ranks).min(rest.len()));
         if member.runs_anywhere() && !ranks.is_empty() {
             let mean = ranks.iter().sum::<f64>() / ranks.len() as f64;
             ranks.fill(mean);
@@ -163,7 +162,7 @@ fn believed(job: &Job) -> (&dyn Policy, Option<Cow<'_, [f64]>>) {
 
 /// Whether a request on this route ends up on the rank that was chosen: by a pin, or as there is only one.
 fn can_pin(member: &Member, route: Route) -> bool {
-    (member.ranks <= 1 && route.runs_model()) || member.dialect.carrier(route).is_ok()
+    (member.fit.ranks <= 1 && route.runs_model()) || member.fit.dialect.carrier(route).is_ok()
 }
 
 /// Every backend of the model with what is wrong with it.

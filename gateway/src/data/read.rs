@@ -37,15 +37,10 @@ pub(crate) struct Job {
     /// The state that the request goes by, from here to its end.
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) model: Arc<Model>,
+    pub(crate) route: Route,
     pub(crate) body: Stripped,
-    /// Prompt tokens, estimated where the prompt was not tokenized.
-    pub(crate) tokens: u64,
-    /// Prompt tokens where all of the prompt was tokenized, to compare with the engine's count.
-    pub(crate) counted: Option<u64>,
-    /// Expected local share per slot of the model's pool; `None` without evidence.
-    pub(crate) share: Option<Vec<f64>>,
-    /// Names of the prompt's whole blocks, where the model's policies want them.
-    pub(crate) blocks: Vec<u64>,
+    /// Its prompt.
+    pub(crate) scored: Scored,
     /// Hash of what the client wants kept together.
     pub(crate) key: Option<u64>,
     /// Whether the answer comes piece by piece.
@@ -67,29 +62,14 @@ impl Job {
     fn new(
         snapshot: Arc<Snapshot>,
         model: Arc<Model>,
+        route: Route,
         scored: Scored,
         adapter: Option<String>,
         body: Stripped,
     ) -> Self {
-        let Scored { tokens, counted, share, blocks } = scored;
-        let policy = Arc::clone(model.plan.policy());
+        let policy = Arc::clone(&model.plan.policy);
         let (client_pin, key, streams, priority, moves) = (None, None, false, Some(0), 0);
-        Self {
-            snapshot,
-            model,
-            body,
-            tokens,
-            counted,
-            share,
-            blocks,
-            key,
-            streams,
-            priority,
-            policy,
-            client_pin,
-            adapter,
-            moves,
-        }
+        Self { snapshot, model, route, body, scored, key, streams, priority, policy, client_pin, adapter, moves }
     }
 
     /// Whether the model has other backends or ranks by now, among which this may be placed if it is read again.
@@ -259,7 +239,7 @@ fn read_now(
     let streams = members.stream.is_some_and(|value| body[value] == *b"true");
     let priority = members.priority.map_or(Some(0), |value| std::str::from_utf8(&body[value]).ok()?.parse().ok());
     let model = Arc::clone(model);
-    Ok(Job { client_pin, key, streams, priority, ..Job::new(snapshot, model, scored, adapter, stripped) })
+    Ok(Job { client_pin, key, streams, priority, ..Job::new(snapshot, model, route, scored, adapter, stripped) })
 }
 
 /// Of a route whose bodies are the engine's matter: there may be none. In one that is a JSON object the model is looked
@@ -288,7 +268,7 @@ fn read_extra(
     let model = permitted(core, &snapshot, named.as_deref(), caller)?;
     let adapter = named.as_deref().filter(|name| !model.is_named(name)).and_then(|name| served::adapter(model, name));
     let model = Arc::clone(model);
-    Ok(Job::new(snapshot, model, Scored::unseen(body), adapter, stripped))
+    Ok(Job::new(snapshot, model, Route::Extra, Scored::unseen(body), adapter, stripped))
 }
 
 /// Forms name a model in a way of their own (transcriptions of audio).

@@ -1,5 +1,5 @@
-//! To the engine and back: one request out, or several one after the other ([`super::retry`]), the answer relayed as it
-//! comes.
+//! To the engine and back: one request out, or several one after the other ([`super::attempts`]), the answer relayed as
+//! it comes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,15 +19,14 @@ use crate::error::RequestError;
 use crate::flow::FlowPart;
 use crate::heads::WaitingStream;
 use crate::live::{self, Edit, Sample};
-use crate::otlp::Stage;
 use crate::request_id::REQUEST_ID;
 use crate::state::Core;
 
-use super::find::{Found, Patience, find};
+use super::attempts::{Attempts, Next};
 use super::opening::{Opened, Upstream, open, readable_kind};
 use super::place::Placed;
 use super::read::Job;
-use super::retry::{self, Cause, Failed, Pending, Tries, Wait};
+use super::retry::{self, Cause, Tries, Wait};
 use super::served;
 use super::stream::RelayBody;
 use super::ticket::Ticket;
@@ -82,62 +81,34 @@ impl Answer {
     }
 }
 
-/// A request to an engine.
-#[derive(Clone, Copy)]
-struct Asked<'a> {
-    route: Route,
-    head: &'a Parts,
-    job: &'a Job,
-    arrived: Instant,
-}
-
 /// `None` if nothing was sent, and the model has other backends by now.
 pub(crate) async fn relay(
     core: &Arc<Core>,
-    route: Route,
     head: &Parts,
     job: &Job,
     ticket: &mut Ticket,
     arrived: Instant,
 ) -> Result<Option<Answer>, RequestError> {
-    let asked = Asked { route, head, job, arrived };
-    let mut tries = Tries::new(core, job);
-    let mut pending: Option<Pending<Answer>> = None;
+    let mut attempts = Attempts::new(core, job);
     loop {
-        ticket.enter(Stage::Route);
-        let patience = if pending.is_none() { Patience::ForAll } else { Patience::ForRoom };
-        let placed = match (find(core, job, route, tries.tried(), patience).await, pending.take()) {
-            (Ok(Found::Placed(placed)), None) => placed,
-            (Ok(Found::Placed(placed)), Some(pending)) => {
-                tries.again(pending);
-                placed
-            }
-            (Ok(Found::Moved), None) => return Ok(None),
-            (Err(error), None) => return Err(error),
-            // No other backend is left: the last failure says more.
-            (Ok(Found::Moved) | Err(_), Some(pending)) => return tries.nowhere(pending).map(Some),
+        let placed = match attempts.next(ticket).await? {
+            Next::Attempt(placed) => placed,
+            Next::Moved => return Ok(None),
+            Next::Answer(answer) => return Ok(Some(answer)),
         };
         let member = placed.lease.backend;
-        let (cause, failed) = match attempt(core, asked, ticket, placed, &tries).await? {
+        let (cause, last) = match attempt(core, head, job, ticket, arrived, placed, &attempts.tries).await? {
             Ok(answer) => match answer.failed(&job.snapshot.config.retry) {
-                Some(cause) => (cause, Failed::Answer(answer)),
+                Some(cause) => (cause, Ok(answer)),
                 None => {
-                    tries.answered();
+                    attempts.tries.answered();
                     return Ok(Some(answer));
                 }
             },
-            Err((cause, error)) => (cause, Failed::Error(error)),
+            Err((cause, error)) => (cause, Err(error)),
         };
-        if tries.is_suspect(member, cause).await {
-            return Err(tries.refuse(cause));
-        }
-        match tries.failed(member, cause, failed) {
-            Ok(next) => {
-                // It may wait, and nothing works on it meanwhile.
-                ticket.unplace();
-                pending = Some(next);
-            }
-            Err(last_word) => return last_word.map(Some),
+        if let Some(answer) = attempts.failed(ticket, member, cause, last).await? {
+            return Ok(Some(answer));
         }
     }
 }
@@ -145,24 +116,26 @@ pub(crate) async fn relay(
 /// Sends the request to the backend where it was placed, and waits for the head of the answer.
 async fn attempt(
     core: &Arc<Core>,
-    Asked { route, head, job, arrived }: Asked<'_>,
+    head: &Parts,
+    job: &Job,
     ticket: &mut Ticket,
+    arrived: Instant,
     Placed { lease, policy, waited }: Placed,
     tries: &Tries<'_>,
 ) -> Result<Result<Answer, (Cause, RequestError)>, RequestError> {
-    let config = &job.snapshot.config;
+    let (config, route) = (&job.snapshot.config, job.route);
     let (member, rank) = (lease.backend, lease.rank);
     let backend = &job.model.members[member].backend;
-    let dialect = &job.model.members[member].dialect;
-    let pinned = rank.filter(|_| job.model.members[member].ranks > 1);
+    let dialect = &job.model.members[member].fit.dialect;
+    let pinned = rank.filter(|_| job.model.members[member].fit.ranks > 1);
     let shown = rank.filter(|_| !job.model.members[member].runs_anywhere());
-    ticket.policy(policy);
-    let prompt_tokens = u32::try_from(job.tokens).unwrap_or(u32::MAX);
+    ticket.policy = policy;
+    let prompt_tokens = u32::try_from(job.scored.tokens).unwrap_or(u32::MAX);
     let waiting = WaitingStream { since: arrived, priority: job.priority, prompt_tokens };
     let flow = route.runs_model().then(|| FlowPart::begin(&backend.flow, waiting, job.streams));
     ticket.place(backend, shown, lease, flow);
     trace::placed(ticket, &backend.name, shown, policy);
-    let traced = ticket.trace().map(|trace| trace.here());
+    let traced = ticket.trace.as_ref().map(|trace| trace.here());
     let write = |body: &Stripped| {
         let body = served::body(backend, route, job.adapter.as_deref(), body);
         let mut request = outbound(backend, dialect, route, head, &body, pinned)?;
@@ -178,7 +151,7 @@ async fn attempt(
     if expected.as_ref().is_some_and(|expected| !expected.in_meta) {
         backend.pins.count_request();
     }
-    let attempts = tries.tried().len() + 1;
+    let attempts = tries.tried.len() + 1;
     if attempts == 1 {
         core.metrics.overhead(arrived.elapsed().saturating_sub(waited));
     }
@@ -193,16 +166,15 @@ async fn attempt(
         Ok(Opened { response, failure }) => {
             trace::answered(ticket, response.status());
             if let Some(failure) = failure {
-                watch::note_failure(core, ticket, backend, failure);
+                watch::note_failure(ticket, backend, failure);
             } else if response.status().is_success() {
                 ticket.answered();
             }
             note_head(ticket, backend, job, &response);
             let rank = echo(core, backend, &response, expected);
-            let counted = job.counted.filter(|_| response.status().is_success());
+            let counted = job.scored.counted.filter(|_| response.status().is_success());
             let watch = Watch { backend: Arc::clone(backend), rank, counted, failure };
-            let unasked =
-                unasked_experts(core, backend, job, &response, route).then_some(config.sampling.max_answer_bytes);
+            let unasked = unasked_experts(core, backend, job, &response).then_some(config.sampling.max_answer_bytes);
             let idle_limit = config.timeouts.idle;
             let generation = job.snapshot.generation;
             Ok(Answer { response, watch, rank: shown, policy, generation, sample, unasked, idle_limit, attempts })
@@ -229,7 +201,7 @@ fn copied_bytes(request: &Request<RequestBody>, body: &Stripped) -> usize {
 /// The evidence in an answer's head about the request's load and the backend.
 fn note_head(ticket: &mut Ticket, backend: &Arc<Backend>, job: &Job, response: &Response<Upstream>) {
     if response.status().is_client_error() {
-        ticket.refused(&job.blocks);
+        ticket.refused(&job.scored.blocks);
     }
     if let Some(rest) = retry::retry_after(response) {
         backend.gate.rest(Instant::now(), rest);
@@ -241,8 +213,8 @@ fn note_head(ticket: &mut Ticket, backend: &Arc<Backend>, job: &Job, response: &
 
 /// Whether an answer may have routed experts that nothing asked for. vLLM sends them to every client when it is started
 /// with its flag, in every answer that is no stream; one answer shows that for the backend.
-fn unasked_experts(core: &Core, backend: &Backend, job: &Job, response: &Response<Upstream>, route: Route) -> bool {
-    if backend.engine != Engine::Vllm || !matches!(route, Route::Chat | Route::Completions) {
+fn unasked_experts(core: &Core, backend: &Backend, job: &Job, response: &Response<Upstream>) -> bool {
+    if backend.engine != Engine::Vllm || !matches!(job.route, Route::Chat | Route::Completions) {
         return false;
     }
     let is_json = response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
@@ -291,10 +263,7 @@ fn outbound(
         Some(rank) => pin::apply(dialect, route, rank, &mut headers, body)
             .map_err(|error| RequestError::Field { cause: error.to_string() })?,
     };
-    let Some(url) = backend.url(dialect, pinned) else {
-        return Err(RequestError::Field { cause: "the backend has no URL".to_owned() });
-    };
-    let uri = url.join(&path(route, head));
+    let uri = backend.url(dialect, pinned).join(&path(route, head));
     let uri = uri.map_err(|_| RequestError::Field { cause: "the query cannot be sent to an engine".to_owned() })?;
     let mut request = Request::new(Full::new(body));
     *request.method_mut() = head.method.clone();
@@ -319,7 +288,7 @@ pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
     for name in [BACKEND, RANK, POLICY, GENERATION, ATTEMPTS] {
         head.headers.remove(name);
     }
-    head.headers.insert(REQUEST_ID, ticket.id().header().clone());
+    head.headers.insert(REQUEST_ID, ticket.record.id.header().clone());
     // The name was checked with the configuration; one that is no header value is left out.
     if let Ok(name) = HeaderValue::from_str(&watch.backend.name) {
         head.headers.insert(BACKEND, name);

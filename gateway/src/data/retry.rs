@@ -9,6 +9,7 @@
 //! A request can be what kills engines. One whose engine died while it ran is retried once, as engines die of other
 //! things and take many requests with them; one with which a second engine died goes nowhere else.
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use http::{HeaderValue, Request, Response, StatusCode, header};
@@ -135,7 +136,7 @@ impl SendError {
                 let error = match kind {
                     Cause::Slow => RequestError::Slow { backend: name, cause },
                     Cause::Connect => RequestError::Unreachable { backend: name, cause },
-                    _ => RequestError::Broken { backend: name, cause },
+                    _ => RequestError::Broken { backend: name, cause: cause.reason() },
                 };
                 (kind, error)
             }
@@ -161,8 +162,8 @@ pub(crate) struct Wait<'a> {
 }
 
 impl Wait<'_> {
-    /// Sends a request and waits for the head of its answer: until the limit, or until the backend is found ill and
-    /// there is another one to ask.
+    /// Sends a request and waits for the head of its answer: until the limit, or until the backend is found unhealthy
+    /// and there is another one to ask.
     pub(crate) async fn send(&self, request: Request<RequestBody>) -> Result<Response<AnswerBody>, SendError> {
         let uri = request.uri().clone();
         let mut sent = std::pin::pin!(self.backend.client.send(request));
@@ -190,18 +191,12 @@ impl Wait<'_> {
     }
 }
 
-/// The client's answer after a failed attempt.
-pub(crate) enum Failed<A> {
-    Error(RequestError),
-    /// The engine's own answer.
-    Answer(A),
-}
-
 /// A failed attempt that is followed by another one, if there is a place for it.
-pub(crate) struct Pending<A> {
+pub(crate) struct Pending<'a, A> {
     cause: Cause,
-    failed: Failed<A>,
-    paid: Paid,
+    /// The client's answer if there is none: the engine's own, or an error.
+    failed: Result<A, RequestError>,
+    paid: Paid<'a>,
 }
 
 /// The attempts of one request. Every retry is counted once: by its outcome, or as unfinished when this is dropped
@@ -209,7 +204,8 @@ pub(crate) struct Pending<A> {
 pub(crate) struct Tries<'a> {
     core: &'a Core,
     job: &'a Job,
-    tried: Vec<usize>,
+    /// Backends that failed, as indices in the model.
+    pub(super) tried: Vec<usize>,
     /// Those of them that broke off before they answered.
     broke: Vec<usize>,
     /// Engines that said that they are dead.
@@ -223,33 +219,29 @@ impl<'a> Tries<'a> {
         Self { core, job, tried: Vec::new(), broke: Vec::new(), dead: 0, running: None }
     }
 
-    /// Backends that failed, as indices in the model.
-    pub(crate) fn tried(&self) -> &[usize] {
-        &self.tried
-    }
-
-    /// The attempt on `member` failed. `Err` is the final outcome, where no attempt follows.
+    /// The attempt on `member` failed, which leaves `failed` for the client. `Break` is the final outcome, where no
+    /// attempt follows.
     pub(crate) fn failed<A>(
         &mut self,
         member: usize,
         cause: Cause,
-        failed: Failed<A>,
-    ) -> Result<Pending<A>, Result<A, RequestError>> {
+        failed: Result<A, RequestError>,
+    ) -> ControlFlow<Result<A, RequestError>, Pending<'a, A>> {
         self.count_running("failed");
         self.tried.push(member);
         let config = self.config();
         if !cause.may_be_retried(config) {
-            return Err(self.last_word(failed, "this is not retried"));
+            return ControlFlow::Break(self.last_word(failed, "this is not retried"));
         }
         if self.tried.len() >= config.attempts as usize {
             self.core.metrics.retry(cause.label(), "no_attempts");
-            return Err(self.last_word(failed, "no attempts are left"));
+            return ControlFlow::Break(self.last_word(failed, "no attempts are left"));
         }
         let Some(paid) = self.job.model.budget.take(Instant::now(), config) else {
             self.core.metrics.retry(cause.label(), "no_budget");
-            return Err(self.last_word(failed, "the retry budget is spent"));
+            return ControlFlow::Break(self.last_word(failed, "the retry budget is spent"));
         };
-        Ok(Pending { cause, failed, paid })
+        ControlFlow::Continue(Pending { cause, failed, paid })
     }
 
     /// Whether so many engines died with this request, the one on `member` among them, that it may be what kills them.
@@ -287,14 +279,14 @@ impl<'a> Tries<'a> {
     }
 
     /// There is no place for another attempt.
-    pub(crate) fn nowhere<A>(&self, Pending { cause, failed, paid }: Pending<A>) -> Result<A, RequestError> {
-        self.job.model.budget.give_back(paid);
+    pub(crate) fn nowhere<A>(&self, Pending { cause, failed, .. }: Pending<'_, A>) -> Result<A, RequestError> {
         self.core.metrics.retry(cause.label(), "no_backend");
         self.last_word(failed, "no other backend can serve")
     }
 
     /// The next attempt begins.
-    pub(crate) fn again<A>(&mut self, pending: Pending<A>) {
+    pub(crate) fn again<A>(&mut self, pending: Pending<'_, A>) {
+        pending.paid.spend();
         self.running = Some(pending.cause);
     }
 
@@ -312,11 +304,8 @@ impl<'a> Tries<'a> {
         left && Cause::Unhealthy.may_be_retried(config) && self.job.model.pool.has_other(&tried)
     }
 
-    fn last_word<A>(&self, failed: Failed<A>, why: &'static str) -> Result<A, RequestError> {
-        match failed {
-            Failed::Answer(answer) => Ok(answer),
-            Failed::Error(last) => Err(RequestError::GaveUp { attempts: self.tried.len(), why, last: Box::new(last) }),
-        }
+    fn last_word<A>(&self, failed: Result<A, RequestError>, why: &'static str) -> Result<A, RequestError> {
+        failed.map_err(|last| RequestError::GaveUp { attempts: self.tried.len(), why, last: Box::new(last) })
     }
 
     fn config(&self) -> &'a RawRetry {

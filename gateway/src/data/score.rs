@@ -65,11 +65,15 @@ impl<'a> Whole<'a> {
 }
 
 /// The content of a prompt.
-pub(super) struct Scored {
-    pub(super) tokens: u64,
-    pub(super) counted: Option<u64>,
-    pub(super) share: Option<Vec<f64>>,
-    pub(super) blocks: Vec<u64>,
+pub(crate) struct Scored {
+    /// Prompt tokens, estimated where the prompt was not tokenized.
+    pub(crate) tokens: u64,
+    /// Prompt tokens where all of the prompt was tokenized, to compare with the engine's count.
+    pub(crate) counted: Option<u64>,
+    /// Expected local share per slot of the model's pool; `None` without evidence.
+    pub(crate) share: Option<Vec<f64>>,
+    /// Names of the prompt's whole blocks, where the model's policies want them.
+    pub(crate) blocks: Vec<u64>,
 }
 
 impl Scored {
@@ -181,12 +185,11 @@ fn prompt_ids(
     let not_json = |error: serde_json::Error| Unscored::Client(RequestError::BodyJson { cause: error.to_string() });
     let (tokenizer, template) = (&text.tokenizer, text.template.as_ref());
     // A hundred times the body, where that is all commas. One that is no JSON is refused whether or not there is room.
-    let _held = Held::take(&core.body_memory, tree_bytes(body.as_bytes()), core.body_limits().memory_bytes).map_err(
-        |error| {
-            let open = |_| Unscored::Open { reason: "too_large", cause: error.to_string() };
-            serde_json::from_str::<IgnoredAny>(body).map_or_else(not_json, open)
-        },
-    )?;
+    let limit_bytes = core.current.load().config.limits.body_memory_bytes;
+    let _held = Held::take(&core.body_memory, tree_bytes(body.as_bytes()), limit_bytes).map_err(|error| {
+        let open = |_| Unscored::Open { reason: "too_large", cause: error.to_string() };
+        serde_json::from_str::<IgnoredAny>(body).map_or_else(not_json, open)
+    })?;
     if route == semmoe_text::Route::Chat
         && let Some(chat) = PlainChat::read(body).map_err(not_json)?
     {
@@ -229,12 +232,12 @@ fn shares(model: &Model, ids: &[u32]) -> Option<Vec<f64>> {
             }
         };
         let share = &scored[at].1;
-        if share.len() == usize::from(member.ranks) && member.unpinned.is_none() {
+        if share.len() == usize::from(member.fit.ranks) && member.fit.unpinned.is_none() {
             all.extend_from_slice(share);
         } else {
             // Any rank may run it.
             let mean = share.iter().sum::<f64>() / share.len().max(1) as f64;
-            all.extend(std::iter::repeat_n(mean, usize::from(member.ranks)));
+            all.extend(std::iter::repeat_n(mean, usize::from(member.fit.ranks)));
         }
     }
     Some(all)

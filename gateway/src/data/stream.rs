@@ -7,9 +7,9 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 use semmoe_engines::sse::Events;
-use serde_json::json;
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use crate::error::RequestError;
 use crate::live::Edit;
 
 use super::opening::Upstream;
@@ -19,25 +19,6 @@ use super::watch::Watch;
 /// Events are gathered into one frame until it has so many bytes: what engines write at once, and little enough to
 /// copy.
 const GATHERED_BYTES: usize = 16 << 10;
-
-/// An answer ends in the middle. Where it has no place for an error the connection to the client is closed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum BrokenOff {
-    #[error("backend '{backend}' broke off: {cause}")]
-    Backend { backend: String, cause: String },
-    #[error("the gateway is shutting down")]
-    Closing,
-}
-
-impl BrokenOff {
-    /// Type and code of the error event.
-    fn kind(&self) -> (&'static str, &'static str) {
-        match self {
-            Self::Backend { .. } => ("upstream_error", "backend_broke_off"),
-            Self::Closing => ("server_error", "shutting_down"),
-        }
-    }
-}
 
 /// Relays an engine's body. Dropping it closes the connection to the engine, so that a client that goes away is seen
 /// there at once; its ticket counts the request out at the last byte, at a failure, or at that drop.
@@ -52,7 +33,7 @@ pub(crate) struct RelayBody {
     watch: Watch,
     ticket: Ticket,
     /// The end without an error event, one look after it was seen.
-    broken: Option<BrokenOff>,
+    broken: Option<Box<RequestError>>,
     ended: bool,
 }
 
@@ -101,8 +82,8 @@ impl RelayBody {
             self.watch.backend.hear();
         }
         self.ticket.piece();
-        self.ticket.record().sent(data.len());
-        self.watch.look(self.ticket.core(), &data);
+        self.ticket.record.sent(data.len());
+        self.watch.look(&self.ticket.core, &data);
         let now = match &mut self.events {
             None => data,
             Some(events) => events.push(data),
@@ -130,37 +111,34 @@ impl RelayBody {
     }
 
     /// The engine died or fell silent: an error event where one fits, or else an end that is visibly bad.
-    fn fail(&mut self, cause: String) -> Result<Frame<Bytes>, BrokenOff> {
+    fn fail(&mut self, cause: String) -> Result<Frame<Bytes>, RequestError> {
         self.ticket.failed(&self.watch.backend);
         self.watch.backend.suspect();
         let backend = self.watch.backend.name.clone();
         tracing::warn!(backend, cause, "answer broke off");
-        self.break_off(BrokenOff::Backend { backend, cause }, 502)
+        self.break_off(RequestError::Broken { backend, cause })
     }
 
-    fn break_off(&mut self, broken: BrokenOff, code: u16) -> Result<Frame<Bytes>, BrokenOff> {
+    /// The answer ends in the middle. Where it has no place for an error the connection to the client is closed.
+    fn break_off(&mut self, broken: RequestError) -> Result<Frame<Bytes>, RequestError> {
         self.ended = true;
-        self.ticket.finish(code);
+        self.ticket.finish(broken.status().as_u16());
         if !self.events.as_mut().is_some_and(Events::cut_off) {
             return Err(broken);
         }
-        let (kind, code) = broken.kind();
-        let error = json!({
-            "message": broken.to_string(), "type": kind, "param": null, "code": code,
-            "request_id": self.ticket.id().as_str(),
-        });
-        Ok(Frame::data(Bytes::from(format!("data: {}\n\n", json!({ "error": error })))))
+        let error = broken.body_with(&self.ticket.record.id);
+        Ok(Frame::data(Bytes::from(format!("data: {error}\n\n"))))
     }
 
     /// The next frame; small events that are there together are one, as every frame costs a system call or more.
-    fn poll_gathered(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
+    fn poll_gathered(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, RequestError>>> {
         let mut gathered = Gathered::default();
         while !self.ended && gathered.has_room() {
             let next = match self.upstream.poll_frame(cx) {
                 Poll::Pending if !gathered.is_empty() => break,
                 // Asked at the end of a drain, when every connection is polled once more.
-                Poll::Pending if self.ticket.core().is_closing() => {
-                    return Poll::Ready(Some(self.break_off(BrokenOff::Closing, 503)));
+                Poll::Pending if self.ticket.core.is_closing() => {
+                    return Poll::Ready(Some(self.break_off(RequestError::Closing)));
                 }
                 Poll::Pending => {
                     ready!(self.silence.poll(cx));
@@ -195,17 +173,17 @@ impl RelayBody {
 
 impl Body for RelayBody {
     type Data = Bytes;
-    type Error = BrokenOff;
+    type Error = RequestError;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, RequestError>>> {
         let this = self.get_mut();
         if let Some(broken) = this.broken.take() {
-            return Poll::Ready(Some(Err(broken)));
+            return Poll::Ready(Some(Err(*broken)));
         }
         match this.poll_gathered(cx) {
             // hyper throws away what it has not written yet, be it the head: it gets a turn to write that first.
             Poll::Ready(Some(Err(broken))) => {
-                this.broken = Some(broken);
+                this.broken = Some(Box::new(broken));
                 cx.waker().wake_by_ref();
                 Poll::Pending
             }

@@ -11,7 +11,6 @@ use crate::flow::FlowPart;
 use crate::metrics::{CLIENT_CLOSED, Done, Generated, NONE, Place};
 use crate::otlp::{RequestTrace, Stage};
 use crate::pool::Lease;
-use crate::request_id::RequestId;
 use crate::state::Core;
 
 use super::access::Record;
@@ -19,19 +18,20 @@ use super::progress::Progress;
 
 /// Counts its request exactly once: by [`Ticket::finish`], or as closed by the client when it is dropped before.
 pub(crate) struct Ticket {
-    core: Arc<Core>,
+    pub(super) core: Arc<Core>,
     /// Where it was placed last.
     backend: Option<Arc<Backend>>,
     place: Place,
-    policy: &'static str,
+    pub(super) policy: &'static str,
     started: Instant,
-    record: Record,
+    /// For the access log.
+    pub(super) record: Record,
     progress: Progress,
     lease: Option<Lease>,
     /// While it is placed, on a route that runs the model.
     flow: Option<FlowPart>,
-    /// Where the request is traced.
-    trace: Option<Box<RequestTrace>>,
+    /// The timings of each part, where the request is traced.
+    pub(super) trace: Option<Box<RequestTrace>>,
     /// The backend was judged by this attempt.
     judged: bool,
     finished: bool,
@@ -60,30 +60,11 @@ impl Ticket {
         }
     }
 
-    /// The request is traced, if anything was given.
-    pub(crate) fn traced(&mut self, trace: Option<Box<RequestTrace>>) {
-        self.trace = trace;
-    }
-
     /// The next stage of the request begins.
     pub(crate) fn enter(&mut self, stage: Stage) {
         if let Some(trace) = &mut self.trace {
             trace.enter(stage);
         }
-    }
-
-    /// The timings of each part, where the request is traced.
-    pub(crate) fn trace(&mut self) -> Option<&mut RequestTrace> {
-        self.trace.as_deref_mut()
-    }
-
-    /// For the access log.
-    pub(crate) fn record(&mut self) -> &mut Record {
-        &mut self.record
-    }
-
-    pub(crate) fn policy(&mut self, name: &'static str) {
-        self.policy = name;
     }
 
     /// The request was placed, on `rank` as far as is known; a lease that it held before is given back.
@@ -159,7 +140,8 @@ impl Ticket {
     /// # Errors
     /// [`RequestError::BodyMemory`] where all requests together hold too many.
     pub(crate) fn hold(&mut self, bytes: usize) -> Result<(), RequestError> {
-        self.core.body_memory.take(bytes, self.core.body_limits().memory_bytes)?;
+        let limit_bytes = self.core.current.load().config.limits.body_memory_bytes;
+        self.core.body_memory.take(bytes, limit_bytes)?;
         self.held_bytes += bytes;
         Ok(())
     }
@@ -201,19 +183,11 @@ impl Ticket {
             took,
             generated: record.route.map_or_else(Generated::default, generated),
         };
-        record.log(self.core.access(), &done);
+        record.log(self.core.current.load().config.log.access, &done);
         self.core.metrics.requests.done(&done);
         if let Some(trace) = self.trace.take() {
             trace.finish(code);
         }
-    }
-
-    pub(crate) fn id(&self) -> &RequestId {
-        &self.record.id
-    }
-
-    pub(crate) fn core(&self) -> &Arc<Core> {
-        &self.core
     }
 }
 

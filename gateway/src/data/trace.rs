@@ -27,16 +27,16 @@ pub(super) fn begin(
 
 /// The prompt was read.
 pub(super) fn scored(ticket: &mut Ticket, job: &Job) {
-    let Some(trace) = ticket.trace() else { return };
+    let Some(trace) = &mut ticket.trace else { return };
     trace.note_request("semmoe.model", text(&job.model.name));
     trace.note_request("semmoe.generation", Value::Number(job.snapshot.generation));
-    trace.note("semmoe.prompt_tokens", Value::Number(job.tokens));
-    trace.note("semmoe.scored", Value::Truth(job.share.is_some()));
+    trace.note("semmoe.prompt_tokens", Value::Number(job.scored.tokens));
+    trace.note("semmoe.scored", Value::Truth(job.scored.share.is_some()));
 }
 
 /// A rank was chosen; the engine is asked next.
 pub(super) fn placed(ticket: &mut Ticket, backend: &str, rank: Option<RankId>, policy: &'static str) {
-    let Some(trace) = ticket.trace() else { return };
+    let Some(trace) = &mut ticket.trace else { return };
     trace.note("semmoe.policy", Value::Text(policy.into()));
     trace.enter(Stage::Upstream);
     trace.note("semmoe.backend", text(backend));
@@ -47,7 +47,7 @@ pub(super) fn placed(ticket: &mut Ticket, backend: &str, rank: Option<RankId>, p
 
 /// The head of the engine's answer is there.
 pub(super) fn answered(ticket: &mut Ticket, status: StatusCode) {
-    let Some(trace) = ticket.trace() else { return };
+    let Some(trace) = &mut ticket.trace else { return };
     trace.note("http.response.status_code", Value::Number(status.as_u16().into()));
     trace.note_elapsed("semmoe.head_seconds");
     if status.is_server_error() {
@@ -57,7 +57,7 @@ pub(super) fn answered(ticket: &mut Ticket, status: StatusCode) {
 
 /// There was no answer.
 pub(super) fn failed(ticket: &mut Ticket, cause: &'static str) {
-    if let Some(trace) = ticket.trace() {
+    if let Some(trace) = &mut ticket.trace {
         trace.fail(cause);
     }
 }

@@ -65,8 +65,7 @@ impl Watch {
         }
         self.failure = failures::in_piece(piece);
         if let Some(failure) = self.failure {
-            let core = Arc::clone(ticket.core());
-            note_failure(&core, ticket, &self.backend, failure);
+            note_failure(ticket, &self.backend, failure);
         }
     }
 
@@ -85,11 +84,11 @@ impl Watch {
 }
 
 /// An engine said that it failed this request: that counts against its breaker, and a dead one gets no more requests.
-pub(crate) fn note_failure(core: &Core, ticket: &mut Ticket, backend: &Arc<Backend>, failure: Failure) {
-    core.metrics.faults.engine_failed(&backend.name, failure.label());
+pub(crate) fn note_failure(ticket: &mut Ticket, backend: &Arc<Backend>, failure: Failure) {
+    ticket.core.metrics.faults.engine_failed(&backend.name, failure.label());
     ticket.failed(backend);
     if failure == Failure::Dead {
-        core.mark_unhealthy(backend, "its answers say that the engine core is dead".to_owned());
+        ticket.core.mark_unhealthy(backend, "its answers say that the engine core is dead".to_owned());
         return;
     }
     tracing::warn!(

@@ -55,7 +55,7 @@ pub(super) struct Answer {
 }
 
 /// How a source comes to its answers.
-pub(super) enum Asked {
+pub(super) enum Lookup {
     /// It is asked at every look.
     EachTime,
     /// A task follows it.
@@ -63,7 +63,7 @@ pub(super) enum Asked {
     Followed(super::kubernetes::Followed),
 }
 
-impl Asked {
+impl Lookup {
     /// `wake`: called when the answer changed by itself.
     #[cfg_attr(not(feature = "kube"), allow(unused_variables, reason = "nothing changes by itself then"))]
     pub(super) fn new(place: &Place, wake: &Arc<Notify>) -> Self {
@@ -98,7 +98,7 @@ impl Asked {
                 Some(addresses.map(answer).map_err(|error| error.to_string()))
             }
             (Self::EachTime, Place::Srv(name)) => {
-                let answer = tokio::time::timeout(ANSWER_TIMEOUT, srv::ask(resolver, name)).await;
+                let answer = tokio::time::timeout(ANSWER_TIMEOUT, srv::query(resolver, name)).await;
                 Some(answer.unwrap_or_else(|_| Err(format!("no answer within {ANSWER_TIMEOUT:?}"))))
             }
             #[cfg(feature = "kube")]

@@ -25,7 +25,7 @@ use crate::config::{Config, DiscoveryConfig, Place, SourceKey};
 use crate::reload;
 use crate::state::Core;
 
-use answer::{Answer, Asked};
+use answer::{Answer, Lookup};
 pub use answer::{Resolve, Resolved, SystemResolver};
 pub(crate) use srv::is_name;
 
@@ -37,7 +37,7 @@ const MAX_FOUND: usize = 1024;
 /// The state kept for one source.
 struct Source {
     place: Place,
-    asked: Asked,
+    lookup: Lookup,
     next: Instant,
     /// Looks in a row that an address was missing from.
     missing: HashMap<SocketAddr, u32>,
@@ -52,7 +52,7 @@ impl Source {
     fn new(place: &Place, wake: &Arc<Notify>) -> Self {
         Self {
             place: place.clone(),
-            asked: Asked::new(place, wake),
+            lookup: Lookup::new(place, wake),
             next: Instant::now(),
             missing: HashMap::new(),
             left_out: BTreeMap::new(),
@@ -107,22 +107,18 @@ fn forget_gone(core: &Core, config: &Config, sources: &mut HashMap<SourceKey, So
 /// The sources that are to be looked at.
 fn due(config: &Config, sources: &mut HashMap<SourceKey, Source>, wake: &Arc<Notify>) -> Vec<Due> {
     let now = Instant::now();
-    let all = config.models.iter().flat_map(|model| {
-        model
-            .discovery
-            .iter()
-            .map(|source| (SourceKey { model: model.name.clone(), source: source.name.clone() }, source.clone()))
-    });
-    let all: Vec<(SourceKey, DiscoveryConfig)> = all.collect();
     let mut due = Vec::new();
-    for (key, config) in all {
-        let source = sources.entry(key.clone()).or_insert_with(|| Source::new(&config.place, wake));
-        let (in_turn, changed) = (source.next <= now, source.asked.changed());
-        if in_turn {
-            source.next = now + config.interval;
-        }
-        if in_turn || changed {
-            due.push(Due { key, config, in_turn });
+    for model in &config.models {
+        for config in &model.discovery {
+            let key = SourceKey { model: model.name.clone(), source: config.name.clone() };
+            let source = sources.entry(key.clone()).or_insert_with(|| Source::new(&config.place, wake));
+            let (in_turn, changed) = (source.next <= now, source.lookup.changed());
+            if in_turn {
+                source.next = now + config.interval;
+            }
+            if in_turn || changed {
+                due.push(Due { key, config: config.clone(), in_turn });
+            }
         }
     }
     due
@@ -130,8 +126,8 @@ fn due(config: &Config, sources: &mut HashMap<SourceKey, Source>, wake: &Arc<Not
 
 /// Asks all that are due, and brings into force what they say.
 async fn look(core: &Arc<Core>, resolver: &dyn Resolve, due: &[Due], sources: &mut HashMap<SourceKey, Source>) {
-    let ask = due.iter().map(|it| sources.get(&it.key).map(|source| source.asked.answer(resolver, &it.config.place)));
-    let answers = join_all(ask.map(|answer| async { answer?.await })).await;
+    let all = due.iter().map(|it| sources.get(&it.key).map(|source| source.lookup.answer(resolver, &it.config.place)));
+    let answers = join_all(all.map(|answer| async { answer?.await })).await;
     let running = core.config();
     let mut changes: HashMap<SourceKey, Vec<SocketAddr>> = HashMap::new();
     for (Due { key, config, in_turn }, answer) in due.iter().zip(answers) {
@@ -198,7 +194,7 @@ fn note(core: &Core, config: &DiscoveryConfig, source: &mut Source, answer: Resu
                 (None, None) => "ok",
             };
             answer.addresses = answer.addresses.into_iter().take(MAX_FOUND).collect();
-            source.tell(config, answer.note.as_deref());
+            source.log_note(config, answer.note.as_deref());
             (outcome, cause.or_else(|| answer.gaps.clone()), Some(answer))
         }
     };
@@ -217,7 +213,7 @@ fn note(core: &Core, config: &DiscoveryConfig, source: &mut Source, answer: Resu
 
 impl Source {
     /// The unused part of an answer, logged once.
-    fn tell(&mut self, config: &DiscoveryConfig, note: Option<&str>) {
+    fn log_note(&mut self, config: &DiscoveryConfig, note: Option<&str>) {
         if let Some(note) = note.filter(|note| self.note.as_deref() != Some(note)) {
             tracing::info!(source = config.name, place = %config.place, note, "discovery");
         }

@@ -51,6 +51,7 @@ const WAITING: usize = 16;
 
 /// Shared by the data plane, the task and the admin plane.
 pub(crate) struct Live {
+    /// Full where too many wait already.
     queue: mpsc::Sender<Observation>,
     /// Until the task takes it.
     waiting: Mutex<Option<mpsc::Receiver<Observation>>>,
@@ -60,20 +61,10 @@ pub(crate) struct Live {
 
 /// The rolling profile of one model, and its file.
 pub(crate) struct ModelProfile {
-    rolling: Rolling,
+    pub(crate) rolling: Rolling,
     pub(crate) file: PathBuf,
     /// Unix time in seconds and what came of the last write.
     pub(crate) written: Option<(u64, Result<(), String>)>,
-}
-
-impl ModelProfile {
-    pub(crate) fn tokens(&self) -> u64 {
-        self.rolling.tokens()
-    }
-
-    pub(crate) fn entries(&self) -> usize {
-        self.rolling.entries()
-    }
 }
 
 /// The entry of a model, made where there is none.
@@ -112,11 +103,6 @@ impl Live {
     pub(crate) fn new() -> Self {
         let (queue, waiting) = mpsc::channel(WAITING);
         Self { queue, waiting: Mutex::new(Some(waiting)), profiles: Mutex::default(), traces: Mutex::default() }
-    }
-
-    /// False where too many wait already.
-    fn submit(&self, observation: Observation) -> bool {
-        self.queue.try_send(observation).is_ok()
     }
 
     pub(crate) fn profiles(&self) -> MutexGuard<'_, BTreeMap<String, ModelProfile>> {

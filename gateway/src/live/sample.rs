@@ -50,7 +50,7 @@ impl Sample {
         let live = &at.backend.live;
         let layers_known = tables.tables.model().num_hidden_layers > 0 || live.hidden_layers() > 0;
         // The answers of the OpenAI routes do not name the rank.
-        let rank_known = route == Route::Generate || at.ranks <= 1 || rank.is_some();
+        let rank_known = route == Route::Generate || at.fit.ranks <= 1 || rank.is_some();
         if !rank_known || !layers_known || !live.can_ask(route) || live.has_refused() || !live.take(share) {
             return None;
         }
@@ -63,7 +63,7 @@ impl Sample {
             backend: Arc::clone(&at.backend),
             model: Arc::clone(model),
             tables: Arc::clone(tables),
-            dialect: at.dialect,
+            dialect: at.fit.dialect,
             route,
             rank,
             body: body.bytes().clone(),
@@ -91,7 +91,7 @@ impl Sample {
         if matches!(self.asking.place, Place::Choices { .. }) {
             note_unasked(&self.core, &backend);
         }
-        if !self.core.live.submit(Observation { seen, answer }) {
+        if self.core.live.queue.try_send(Observation { seen, answer }).is_err() {
             self.core.metrics.live.sampled(&backend.name, "queue_full");
         }
     }
@@ -111,7 +111,7 @@ impl Drop for Sample {
 
 /// Sends a request and waits for the head of its answer; one that asks and is refused is sent again without the
 /// question, as nothing has gone to the client. An engine that takes it then is not asked any more until it is probed
-/// anew.
+/// again.
 pub(crate) async fn send(
     wait: &Wait<'_>,
     mut request: Request<RequestBody>,
@@ -140,7 +140,7 @@ fn may_be_refusal(status: StatusCode) -> bool {
     matches!(status, StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY)
 }
 
-/// An engine does not send routed experts: it is not asked any more until it is probed anew.
+/// An engine does not send routed experts: it is not asked any more until it is probed again.
 fn note_refusal(core: &Core, backend: &Backend, what: &'static str) {
     if backend.live.refuse() {
         core.metrics.live.refused(&backend.name, true);

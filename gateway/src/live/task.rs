@@ -165,7 +165,7 @@ fn open(model: &str, observed: &Observed, config: &ProfileConfig) -> Result<Mode
 
 fn show(core: &Core, model: &str, profile: &mut ModelProfile) {
     let dropped = profile.rolling.take_dropped();
-    core.metrics.live.profile(model, profile.tokens(), profile.entries(), dropped);
+    core.metrics.live.profile(model, profile.rolling.tokens(), profile.rolling.entries(), dropped);
 }
 
 /// Writes every model's rolling profile; one that holds nothing any more is removed. Blocking.

@@ -48,9 +48,12 @@ impl Drop for Held {
     }
 }
 
-fn is_at_rest(queue: &Queue) -> bool {
-    let line = queue.lock();
-    line.waiting.is_empty() && line.offers == 0 && queue.looking.load(Ordering::SeqCst) == 0 && queue.depth.get() == 0
+impl Queue {
+    /// Whether no request waits, and nothing is left of those that did.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let line = self.lock();
+        line.waiting.is_empty() && line.offers == 0 && self.looking.load(Ordering::SeqCst) == 0 && self.depth.get() == 0
+    }
 }
 
 #[tokio::test]
@@ -81,7 +84,7 @@ async fn first_come_first_served() {
     for task in tasks {
         task.await.unwrap();
     }
-    assert!(is_at_rest(&queue));
+    assert!(queue.is_at_rest());
 }
 
 #[tokio::test]
@@ -96,7 +99,7 @@ async fn the_line_has_a_bound_and_its_waits_an_end() {
     let short = QueueRules { max_wait: short, wait_for_backend: short, ..rules(1) };
     assert_eq!(queue.enter(&short, full).await.err(), Some(Refused::TooLong));
     assert_eq!(queue.enter(&short, gone).await.err(), Some(Refused::Gone));
-    assert!(is_at_rest(&queue));
+    assert!(queue.is_at_rest());
 }
 
 #[tokio::test]
@@ -118,7 +121,7 @@ async fn a_backend_that_comes_is_offered_to_all() {
     for task in tasks {
         task.await.unwrap().unwrap();
     }
-    assert!(is_at_rest(&queue));
+    assert!(queue.is_at_rest());
 }
 
 /// A request that waits for another rank than the one that is free blocks no request behind it.
@@ -145,7 +148,7 @@ async fn nobody_waits_behind_one_who_cannot_go() {
     drop(first);
     assert_eq!(pinned.await.unwrap().unwrap().at, 0);
     drop(behind);
-    assert!(is_at_rest(&queue));
+    assert!(queue.is_at_rest());
 }
 
 proptest! {
@@ -192,7 +195,7 @@ proptest! {
                 task.await.unwrap();
             }
         });
-        prop_assert!(is_at_rest(&queue));
+        prop_assert!(queue.is_at_rest());
         let left: Vec<i64> = ranks.0.iter().map(|rank| rank.load(Ordering::SeqCst)).collect();
         prop_assert_eq!(left, room);
     }

@@ -35,7 +35,7 @@ pub(super) fn commit(core: &Arc<Core>, mut prepared: Prepared) -> Option<Reloade
             (Ok(probe), Some(at)) => {
                 let (model, member) = next.at(at);
                 backend.set_probe(probe.clone());
-                core.note_admission(model, member, probe, &member.fit());
+                core.note_admission(model, member, probe, &member.fit);
             }
             (Err(error), _) => core.note_health(backend, Health::Unhealthy { cause: error.reason() }),
             (Ok(_), None) => {}
@@ -92,7 +92,7 @@ fn keep_or_wrap(model: Model, current: &Snapshot) -> Arc<Model> {
         && model.members.iter().zip(&now.members).all(|(next, now)| {
             Arc::ptr_eq(&next.backend, &now.backend)
                 && same(next.tables.as_ref(), now.tables.as_ref())
-                && next.fits(&now.fit())
+                && next.fit == now.fit
                 && next.tables_file == now.tables_file
         });
     let same_rest = Arc::ptr_eq(&model.plan, &now.plan)
@@ -102,7 +102,7 @@ fn keep_or_wrap(model: Model, current: &Snapshot) -> Arc<Model> {
     if same_members && same_rest { Arc::clone(now) } else { Arc::new(model) }
 }
 
-/// Opens and closes ranks, as a pool may be new, and starts anew what other tables decide.
+/// Opens and closes ranks, as a pool may be new, and restarts what other tables decide.
 fn settle(core: &Core, model: &Model, tables_loaded: &[String]) {
     let mut other_tables = false;
     for member in &model.members {

@@ -58,7 +58,7 @@ pub struct Reloaded {
     pub backends_added: Vec<String>,
     /// Backends that are gone, or are another engine now; their requests end there.
     pub backends_removed: Vec<String>,
-    /// Models whose tokenizer or template was loaded anew.
+    /// Models whose tokenizer or template was loaded again.
     pub tokenizers_loaded: Vec<String>,
     /// Backends whose tables were loaded.
     pub tables_loaded: Vec<String>,

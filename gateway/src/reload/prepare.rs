@@ -86,7 +86,7 @@ impl Prepared {
                 let fit = compat::with_backend(probe, tables, model.encoder(), &backend.config, None);
                 let others = model.other_ranks(&backend);
                 match fit.and_then(|fit| compat::within_limit(fit.ranks, others, limit).map(|()| fit)) {
-                    Ok(fit) => model.members[member].take(fit),
+                    Ok(fit) => model.members[member].fit = fit,
                     Err(cause) if manner == Manner::Discovery => {
                         self.left_out.push((backend.name.clone(), cause.to_string()));
                         continue;
@@ -119,10 +119,7 @@ impl Prepared {
     /// The pools once more, with the ranks that new backends reported. Blocking.
     pub(super) fn renew_pools(&mut self, core: &Core) {
         for model in &mut self.models {
-            let Some(old) = self.base.models.iter().find(|old| old.name == model.name) else {
-                model.pool = crate::snapshot::new_pool(&model.members, &model.plan, &self.config, &core.metrics);
-                continue;
-            };
+            let old: Option<&Model> = self.base.models.iter().find(|old| old.name == model.name).map(AsRef::as_ref);
             let (was, members) = (&self.base.config, &model.members);
             model.pool = next_pool(old, was, members, &model.plan, &self.config, &core.metrics);
         }
@@ -169,7 +166,7 @@ fn check_member(model: &Model, member: &Member) -> Result<(), compat::Incompatib
         model.check_tables(tables, "another backend's tables")?;
     }
     let Some(probe) = member.backend.last_probe() else { return Ok(()) };
-    let known = Some(member.ranks).filter(|ranks| *ranks > 0 && probe.dp_size.is_none());
+    let known = Some(member.fit.ranks).filter(|ranks| *ranks > 0 && probe.dp_size.is_none());
     compat::with_backend(&probe, tables, model.encoder(), &member.backend.config, known).map(|_| ())
 }
 

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpError};
+use semmoe_engines::http::{AnswerLimits, HttpError};
 use semmoe_engines::switch::{self, SwitchAction, SwitchRequest, SwitchState, SwitchStatus, SwitchTarget};
 use tokio_util::sync::CancellationToken;
 
@@ -38,24 +38,18 @@ impl Drop for Spared<'_> {
 
 /// A worker's switch route.
 pub(super) struct Hook<'a> {
-    backend: &'a Arc<Backend>,
-    url: &'a BaseUrl,
-    rules: &'a SwitchConfig,
+    pub(super) backend: &'a Arc<Backend>,
+    pub(super) rules: &'a SwitchConfig,
 }
 
-impl<'a> Hook<'a> {
-    /// `None` for a backend without an address.
-    pub(super) fn new(backend: &'a Arc<Backend>, rules: &'a SwitchConfig) -> Option<Self> {
-        Some(Self { backend, url: backend.config.urls.first()?, rules })
-    }
-
+impl Hook<'_> {
     /// Where the worker is.
     pub(super) async fn status(&self) -> Result<SwitchStatus, HttpError> {
-        switch::status(&self.backend.client, self.url, &limits(self.rules.prepare)).await
+        switch::status(&self.backend.client, self.backend.config.first_url(), &limits(self.rules.prepare)).await
     }
 
     async fn post(&self, request: &SwitchRequest, limit: Duration) -> Result<SwitchStatus, HttpError> {
-        switch::switch(&self.backend.client, self.url, request, &limits(limit)).await
+        switch::switch(&self.backend.client, self.backend.config.first_url(), request, &limits(limit)).await
     }
 
     /// Takes back what was prepared. A worker that does not hear it forgets a prepared switch by itself.
@@ -67,14 +61,14 @@ impl<'a> Hook<'a> {
     }
 
     /// Switches the worker.
-    pub(super) async fn switch(&self, asked: Move, stop: &CancellationToken) -> Outcome {
+    pub(super) async fn switch(&self, requested: Move, stop: &CancellationToken) -> Outcome {
         let before = match self.status().await {
             Ok(status) if status.state == SwitchState::Stable => status,
             Ok(_) => return Outcome::Refused { cause: "another switch is under way".to_owned() },
             Err(error) => return Outcome::Lost { cause: error.reason() },
         };
-        let name = self.rules.names[asked.to].as_str();
-        if before.layout != self.rules.names[asked.from] {
+        let name = self.rules.names[requested.to].as_str();
+        if before.layout != self.rules.names[requested.from] {
             return Outcome::Refused { cause: format!("it is in layout '{}' by now", before.layout) };
         }
         if let Err(outcome) = self.prepare(name, before.epoch, stop).await {

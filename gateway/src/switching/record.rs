@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::Outcome;
 use super::unit::Verdict;
-use crate::metrics::SwitchMetrics;
+use crate::state::Core;
 
 /// Decisions of a unit that are kept.
 const KEPT: usize = 16;
@@ -68,58 +68,9 @@ impl Records {
         self.lock().values().cloned().collect()
     }
 
-    /// The unit is watched no longer.
-    pub(super) fn forget(&self, metrics: &SwitchMetrics, unit: &str) {
-        if self.lock().remove(unit).is_some() {
-            metrics.forget(unit);
-        }
-    }
-
-    /// Records the policy's answer, or why it could not be asked.
-    pub(super) fn looked(&self, metrics: &SwitchMetrics, unit: UnitName<'_>, look: Look<'_>) {
-        metrics.looked(unit.name, look.layout, look.verdict.gain);
-        self.with(unit, |report| {
-            report.layout = look.layout.map(Layout::name);
-            report.in_flight = look.in_flight;
-            report.gain = look.verdict.gain;
-            report.reason.clone_from(&look.verdict.reason);
-        });
-    }
-
     /// A switch begins.
     pub(super) fn begins(&self, unit: UnitName<'_>, to: Layout) {
         self.with(unit, |report| report.switching_to = Some(to.name()));
-    }
-
-    /// A switch ended; without an outcome it was only advised.
-    pub(super) fn ended(&self, metrics: &SwitchMetrics, unit: UnitName<'_>, to: Layout, ended: Ended<'_>) {
-        let outcome = ended.outcome.map_or("advised", Outcome::name);
-        let seconds = match ended.outcome {
-            Some(Outcome::Committed { seconds }) => Some(*seconds),
-            _ => None,
-        };
-        let cause = ended.outcome.and_then(Outcome::cause).map(str::to_owned);
-        metrics.ended(unit.name, to, outcome, seconds);
-        let (backend, to_name, reason) = (unit.name, to.name(), ended.verdict.reason.as_str());
-        match (&cause, ended.outcome) {
-            (Some(cause), _) => {
-                tracing::warn!(unit = backend, to = to_name, outcome, cause, "layout switch failed")
-            }
-            (None, None) => tracing::info!(unit = backend, to = to_name, reason, "layout switch advised"),
-            (None, Some(_)) => {
-                tracing::info!(unit = backend, to = to_name, outcome, seconds, reason, "layout switch finished")
-            }
-        }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
-        self.with(unit, |report| {
-            if seconds.is_some() {
-                report.layout = Some(to.name());
-            }
-            report.switching_to = None;
-            let reason = ended.verdict.reason.clone();
-            report.decisions.push_front(Past { unix_seconds: now, to: to.name(), reason, outcome, cause, seconds });
-            report.decisions.truncate(KEPT);
-        });
     }
 
     fn with(&self, unit: UnitName<'_>, change: impl FnOnce(&mut Report)) {
@@ -135,18 +86,47 @@ impl Records {
     }
 }
 
-/// One look at a unit.
-#[derive(Clone, Copy)]
-pub(super) struct Look<'a> {
-    pub(super) layout: Option<Layout>,
-    pub(super) in_flight: u64,
-    pub(super) verdict: &'a Verdict,
+/// The unit is watched no longer.
+pub(super) fn forget(core: &Core, unit: &str) {
+    if core.switches.lock().remove(unit).is_some() {
+        core.metrics.switching.forget(unit);
+    }
 }
 
-/// How a decision to switch ended.
-#[derive(Clone, Copy)]
-pub(super) struct Ended<'a> {
-    pub(super) verdict: &'a Verdict,
-    /// None: it was only advised.
-    pub(super) outcome: Option<&'a Outcome>,
+/// Records the policy's verdict on a unit in this layout with so many requests in flight, or why it could not be asked.
+pub(super) fn looked(core: &Core, unit: UnitName<'_>, layout: Option<Layout>, in_flight: u64, verdict: &Verdict) {
+    core.metrics.switching.looked(unit.name, layout, verdict.gain);
+    core.switches.with(unit, |report| {
+        report.layout = layout.map(Layout::name);
+        report.in_flight = in_flight;
+        report.gain = verdict.gain;
+        report.reason.clone_from(&verdict.reason);
+    });
+}
+
+/// A switch ended; without an outcome it was only advised.
+pub(super) fn ended(core: &Core, unit: UnitName<'_>, to: Layout, verdict: &Verdict, outcome: Option<&Outcome>) {
+    let seconds = match outcome {
+        Some(Outcome::Committed { seconds }) => Some(*seconds),
+        _ => None,
+    };
+    let cause = outcome.and_then(Outcome::cause).map(str::to_owned);
+    let is_advice = outcome.is_none();
+    let outcome = outcome.map_or("advised", Outcome::name);
+    core.metrics.switching.ended(unit.name, to, outcome, seconds);
+    let (name, to, reason) = (unit.name, to.name(), verdict.reason.as_str());
+    match &cause {
+        Some(cause) => tracing::warn!(unit = name, to, outcome, cause, "layout switch failed"),
+        None if is_advice => tracing::info!(unit = name, to, reason, "layout switch advised"),
+        None => tracing::info!(unit = name, to, outcome, seconds, reason, "layout switch finished"),
+    }
+    let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+    core.switches.with(unit, |report| {
+        if seconds.is_some() {
+            report.layout = Some(to);
+        }
+        report.switching_to = None;
+        report.decisions.push_front(Past { unix_seconds, to, reason: reason.to_owned(), outcome, cause, seconds });
+        report.decisions.truncate(KEPT);
+    });
 }

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::hook::Hook;
 use super::reading::{Load, Reading};
-use super::record::{Ended, Look, UnitName};
+use super::record::{self, UnitName};
 use super::unit::{Unit, Verdict};
 use super::{Move, Outcome, webhook};
 use crate::backend::{Backend, Watched};
@@ -50,14 +50,14 @@ pub(crate) async fn watch(core: Arc<Core>, Watched { backend, stop }: Watched) {
                     backend.flow.line.keep(false);
                 }
                 // Pools of this name are another task's.
-                core.switches.forget(&core.metrics.switching, &backend.name);
+                record::forget(&core, &backend.name);
                 IDLE
             }
         };
         stop.run_until_cancelled(tokio::time::sleep(pause)).await;
     }
     backend.flow.line.keep(false);
-    core.switches.forget(&core.metrics.switching, &backend.name);
+    record::forget(&core, &backend.name);
 }
 
 /// Who carries switches out.
@@ -111,28 +111,27 @@ impl Task<'_> {
         }
         self.backend.flow.line.keep(rules.has_targets());
         let unit = UnitName { name: &self.backend.name, by: by.name() };
-        let (records, metrics) = (&self.core.switches, &self.core.metrics.switching);
-        let (stop, backend) = (self.stop, self.backend);
+        let (core, stop, backend) = (self.core, self.stop, self.backend);
         let Some(steered) = &mut self.steered else { return };
         let seen = tokio::select! {
-            seen = steered.look(self.core, backend, by) => seen,
+            seen = steered.look(core, backend, by) => seen,
             () = stop.cancelled() => return,
         };
         let Seen { layout, load } = match seen {
             Ok(seen) => seen,
             Err(reason) => {
                 let verdict = Verdict { to: None, gain: None, reason };
-                return records.looked(metrics, unit, Look { layout: None, in_flight: 0, verdict: &verdict });
+                return record::looked(core, unit, None, 0, &verdict);
             }
         };
         let heads = backend.flow.line.heads(Instant::now());
         let verdict = steered.unit.decide(layout, &load, &heads);
         let in_flight = u64::from(load.running) + u64::from(load.waiting);
-        records.looked(metrics, unit, Look { layout: Some(layout), in_flight, verdict: &verdict });
+        record::looked(core, unit, Some(layout), in_flight, &verdict);
         let Some(to) = verdict.to else { return };
         let outcome = match rules.mode {
             SwitchMode::Drive => {
-                records.begins(unit, to);
+                core.switches.begins(unit, to);
                 Some(self.act(rules, by, Move { from: layout, to }).await)
             }
             SwitchMode::Advise | SwitchMode::Off => None,
@@ -142,16 +141,13 @@ impl Task<'_> {
         if matches!(outcome, Some(Outcome::Committed { .. })) {
             steered.layout = Some(to);
         }
-        records.ended(metrics, unit, to, Ended { verdict: &verdict, outcome: outcome.as_ref() });
+        record::ended(core, unit, to, &verdict, outcome.as_ref());
     }
 
-    async fn act(&self, rules: &SwitchConfig, by: &By<'_>, asked: Move) -> Outcome {
+    async fn act(&self, rules: &SwitchConfig, by: &By<'_>, requested: Move) -> Outcome {
         match by {
             By::Worker => {
-                let Some(hook) = Hook::new(self.backend, rules) else {
-                    return Outcome::Refused { cause: "it has no address".to_owned() };
-                };
-                let outcome = hook.switch(asked, self.stop).await;
+                let outcome = Hook { backend: self.backend, rules }.switch(requested, self.stop).await;
                 // It may have another number of ranks by now.
                 if !matches!(outcome, Outcome::Refused { .. } | Outcome::Stopped) {
                     let limits = self.core.patient_limits();
@@ -162,7 +158,7 @@ impl Task<'_> {
                 }
                 outcome
             }
-            By::Webhook { hook, .. } => webhook::switch(hook, rules, &self.backend.name, asked, self.stop).await,
+            By::Webhook { hook, .. } => webhook::switch(hook, rules, &self.backend.name, requested, self.stop).await,
         }
     }
 }
@@ -198,14 +194,13 @@ impl Steered {
             }
         };
         let load = reading.load;
-        if let Some(before) = self.before.replace(reading) {
-            let interval = self.before.as_ref().map(|now| now.since(&before));
-            if let Some(interval) = interval {
-                self.unit.arrived(sent, interval.arrived_tokens);
-                let steps = interval.steps.as_ref().and_then(|steps| Some((self.rules.layout(&steps.layout)?, steps)));
-                if let Some((layout, steps)) = steps {
-                    self.unit.stepped(layout, steps);
-                }
+        let interval = self.before.as_ref().map(|before| reading.since(before));
+        self.before = Some(reading);
+        if let Some(interval) = interval {
+            self.unit.arrived(sent, interval.arrived_tokens);
+            let steps = interval.steps.as_ref().and_then(|steps| Some((self.rules.layout(&steps.layout)?, steps)));
+            if let Some((layout, steps)) = steps {
+                self.unit.stepped(layout, steps);
             }
         }
         let Some(layout) = self.rules.layout(&status.layout) else {
@@ -227,9 +222,7 @@ async fn read(
     backend: &Arc<Backend>,
     rules: &SwitchConfig,
 ) -> Result<(SwitchStatus, String, Loads), HttpError> {
-    let (Some(hook), Some(url)) = (Hook::new(backend, rules), backend.config.urls.first()) else {
-        return Err(HttpError::Connect { url: backend.name.clone(), cause: "it has no address".to_owned() });
-    };
+    let (hook, url) = (Hook { backend, rules }, backend.config.first_url());
     let limits = AnswerLimits { max_bytes: METRICS_BYTES, ..core.patient_limits() };
     let metrics = backend.client.get_text(url, "/metrics", &limits);
     let loads = backend.client.get_json::<Loads>(url, sglang::LOADS, &limits);

@@ -15,7 +15,7 @@ use crate::config::{SwitchConfig, Webhook};
 const ANSWER_BYTES: usize = 64 << 10;
 
 #[derive(Serialize)]
-struct Asked<'a> {
+struct Request<'a> {
     backend: &'a str,
     from: Layout,
     to: Layout,
@@ -33,7 +33,7 @@ pub(super) async fn switch(
     hook: &Webhook,
     rules: &SwitchConfig,
     backend: &str,
-    asked: Move,
+    requested: Move,
     stop: &CancellationToken,
 ) -> Outcome {
     let server = hook.server.clone();
@@ -45,13 +45,15 @@ pub(super) async fn switch(
         Err(error) => return Outcome::Lost { cause: error.to_string() },
     };
     let limits = AnswerLimits { timeout: rules.commit, max_bytes: ANSWER_BYTES };
-    let (began, body) = (Instant::now(), Asked { backend, from: asked.from, to: asked.to });
+    let (began, body) = (Instant::now(), Request { backend, from: requested.from, to: requested.to });
     let answer = tokio::select! {
         answer = client.post_json::<_, Answered>(&hook.server, &hook.path, &body, &limits) => answer,
         () = stop.cancelled() => return Outcome::Stopped,
     };
     match answer {
-        Ok(Answered { layout }) if layout == asked.to => Outcome::Committed { seconds: began.elapsed().as_secs_f64() },
+        Ok(Answered { layout }) if layout == requested.to => {
+            Outcome::Committed { seconds: began.elapsed().as_secs_f64() }
+        }
         Ok(Answered { layout }) => {
             Outcome::Refused { cause: format!("the webhook answers that {} runs", layout.name()) }
         }

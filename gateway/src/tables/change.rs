@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use semmoe_tables::FormatError;
+use schemars::JsonSchema;
+use semmoe_tables::{FormatError, Tables};
+use serde::Serialize;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use crate::backend::Backend;
 use crate::compat::{self, Incompatible};
 use crate::error::RequestError;
 use crate::health;
@@ -15,7 +16,7 @@ use crate::snapshot::{Member, Model, Snapshot};
 use crate::state::Core;
 
 use super::file::{self, Copy};
-use super::{FreshTables, Origin, TablesFileError, Trouble, spool};
+use super::{LoadedTables, Origin, TablesFileError, Trouble, spool};
 
 /// Longest wait for other loads to end.
 const MAX_WAIT: Duration = Duration::from_secs(30);
@@ -23,7 +24,7 @@ const MAX_WAIT: Duration = Duration::from_secs(30);
 /// The tables to load.
 pub(crate) enum Source {
     /// A file below `server.tables_root`.
-    Asked(PathBuf),
+    File(PathBuf),
     Upload(Copy),
     /// Tables that were in use: of this generation, or the latest.
     Earlier(Option<u64>),
@@ -34,7 +35,7 @@ pub(crate) enum Source {
 impl Source {
     fn name(&self) -> &'static str {
         match self {
-            Self::Asked(_) => "file",
+            Self::File(_) => "file",
             Self::Upload(_) => "upload",
             Self::Earlier(_) => "rollback",
             Self::Watched(_) => "watch",
@@ -42,13 +43,15 @@ impl Source {
     }
 }
 
-/// The outcome.
-#[derive(Clone, Debug)]
+/// Tables that are in use after a change.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub(crate) struct Swapped {
+    pub(crate) backend: String,
     pub(crate) generation: u64,
     pub(crate) digest: String,
     pub(crate) placement_digest: String,
     /// False: these were in use already.
+    #[serde(skip)]
     pub(crate) changed: bool,
 }
 
@@ -56,7 +59,7 @@ pub(crate) struct Swapped {
 pub(crate) async fn change(core: &Arc<Core>, backend: String, source: Source) -> Result<Swapped, RequestError> {
     let (name, by) = (backend.clone(), source.name());
     // Compared is with what it runs now.
-    if let Some(backend) = find(core, &backend) {
+    if let Some(backend) = core.backend(&backend) {
         health::look_again(core, &backend, &core.patient_limits()).await;
     }
     let done = match permit(&core.tables.loads).await {
@@ -76,10 +79,6 @@ pub(crate) async fn change(core: &Arc<Core>, backend: String, source: Source) ->
     done
 }
 
-pub(super) fn find(core: &Core, name: &str) -> Option<Arc<Backend>> {
-    core.snapshot().backend(name).cloned()
-}
-
 /// Reads, validates, compares, swaps. Blocking.
 fn swap(core: &Core, backend: &str, source: Source) -> Result<Swapped, RequestError> {
     let snapshot = core.snapshot();
@@ -87,51 +86,41 @@ fn swap(core: &Core, backend: &str, source: Source) -> Result<Swapped, RequestEr
         return Err(RequestError::UnknownBackend { name: backend.to_owned() });
     };
     let invalid = |error: FormatError| RequestError::TablesInvalid { cause: error.to_string() };
-    let spool = spool(&snapshot.config);
-    let (tables, origin) = match source {
-        Source::Upload(copy) => (Arc::new(copy.tables().map_err(invalid)?), Origin::default()),
-        Source::Asked(asked) => {
-            let FreshFile { tables, path } = open_asked(&snapshot, &asked)?;
-            (tables, Origin { path: Some(path), stamp: None })
-        }
+    let fresh = match source {
+        Source::Upload(copy) => LoadedTables::new(Arc::new(copy.tables().map_err(invalid)?), Origin::default()),
+        Source::File(requested) => open_requested(&snapshot, &requested)?.0,
         Source::Earlier(generation) => earlier(member, generation)?,
         Source::Watched(path) => {
-            let (tables, stamp) = file::open(&path, &spool).map_err(|error| refusal(&error))?;
+            let (tables, stamp) = file::open(&path, &spool(&snapshot.config)).map_err(|error| refusal(&error))?;
             if let Some(same) = member.tables.as_ref().filter(|loaded| loaded.tables.digest() == tables.digest()) {
-                return Ok(Swapped::to(&tables, same.generation, false));
+                return Ok(Swapped::to(backend, &tables, same.generation, false));
             }
-            (Arc::new(tables), Origin { path: Some(path), stamp: Some(stamp) })
+            LoadedTables::new(Arc::new(tables), Origin { path: Some(path), stamp: Some(stamp) })
         }
     };
     // The rest is short, and requests wait for none of it.
-    let generation = core.swap_tables(backend, FreshTables::new(Arc::clone(&tables), origin))?;
-    Ok(Swapped::to(&tables, generation, true))
+    core.swap_tables(backend, fresh)
 }
 
-/// Tables from a file below `server.tables_root`.
-pub(super) struct FreshFile {
-    pub(super) tables: Arc<semmoe_tables::Tables>,
-    /// Absolute.
-    pub(super) path: PathBuf,
-}
-
-/// Blocking.
-pub(super) fn open_asked(snapshot: &Snapshot, asked: &Path) -> Result<FreshFile, RequestError> {
+/// Tables from a file below `server.tables_root`, and its absolute path. Blocking.
+pub(super) fn open_requested(snapshot: &Snapshot, requested: &Path) -> Result<(LoadedTables, PathBuf), RequestError> {
     let root = snapshot.config.server.tables_root.as_deref().ok_or_else(|| RequestError::TablesPath {
         cause: "server.tables_root is not set, so only uploads are taken".to_owned(),
     })?;
-    let (tables, path) = file::open_below(root, asked, &spool(&snapshot.config)).map_err(|error| refusal(&error))?;
-    Ok(FreshFile { tables: Arc::new(tables), path })
+    let (tables, path) =
+        file::open_below(root, requested, &spool(&snapshot.config)).map_err(|error| refusal(&error))?;
+    let origin = Origin { path: Some(path.clone()), stamp: None };
+    Ok((LoadedTables::new(Arc::new(tables), origin), path))
 }
 
 impl Swapped {
-    pub(super) fn to(tables: &semmoe_tables::Tables, generation: u64, changed: bool) -> Self {
+    pub(crate) fn to(backend: &str, tables: &Tables, generation: u64, changed: bool) -> Self {
         let (digest, placement_digest) = (tables.digest().to_owned(), tables.placement_digest().to_owned());
-        Self { generation, digest, placement_digest, changed }
+        Self { backend: backend.to_owned(), generation, digest, placement_digest, changed }
     }
 }
 
-fn earlier(member: &Member, generation: Option<u64>) -> Result<(Arc<semmoe_tables::Tables>, Origin), RequestError> {
+fn earlier(member: &Member, generation: Option<u64>) -> Result<LoadedTables, RequestError> {
     let found = match generation {
         None => member.earlier.first(),
         Some(wanted) => member.earlier.iter().find(|earlier| earlier.generation == wanted),
@@ -140,16 +129,16 @@ fn earlier(member: &Member, generation: Option<u64>) -> Result<(Arc<semmoe_table
         let known = crate::error::listed(member.earlier.iter().map(|earlier| earlier.generation.to_string()));
         RequestError::NoEarlierTables { backend: member.backend.name.clone(), wanted: generation, known }
     })?;
-    Ok((Arc::clone(&found.tables), found.origin.clone()))
+    Ok(LoadedTables::new(Arc::clone(&found.tables), found.origin.clone()))
 }
 
 /// Checks tables against the model, its other tables, and the backend's last report.
-pub(crate) fn check_fit(model: &Model, member: &Member, fresh: &FreshTables) -> Result<(), Incompatible> {
+pub(crate) fn check_fit(model: &Model, member: &Member, fresh: &LoadedTables) -> Result<(), Incompatible> {
     let tables = fresh.tables.as_ref();
     model.check_tables(tables, "the tables in use")?;
     compat::with_declared(tables, member.backend.config.placement_digest.as_deref())?;
     let configured = member.backend.config.ranks;
-    let known = Some(member.ranks).filter(|ranks| *ranks > 0);
+    let known = Some(member.fit.ranks).filter(|ranks| *ranks > 0);
     match member.backend.last_probe() {
         // An engine that does not report its ranks keeps those that it is known by.
         Some(probe) => {
@@ -175,7 +164,7 @@ pub(super) fn note(core: &Core, backend: &str, by: &'static str, done: Result<&S
         by,
         cause: error.to_string(),
     });
-    let news = find(core, backend).is_none_or(|backend| backend.set_tables_trouble(trouble));
+    let news = core.backend(backend).is_none_or(|backend| backend.set_tables_trouble(trouble));
     match done {
         Ok(Swapped { changed: true, generation, digest, .. }) => {
             tracing::info!(backend, by, generation, digest, "tables swapped");

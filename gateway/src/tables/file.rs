@@ -140,12 +140,12 @@ pub(crate) fn open(path: &Path, spool: &Spool) -> Result<(Tables, Stamp), Tables
 }
 
 /// Opens a requested file, if it is below `root`, wherever links in it lead; gives its path as well.
-pub(crate) fn open_below(root: &Path, asked: &Path, spool: &Spool) -> Result<(Tables, PathBuf), TablesFileError> {
-    let outside = || TablesFileError::Outside { path: asked.to_owned(), root: root.to_owned() };
+pub(crate) fn open_below(root: &Path, requested: &Path, spool: &Spool) -> Result<(Tables, PathBuf), TablesFileError> {
+    let outside = || TablesFileError::Outside { path: requested.to_owned(), root: root.to_owned() };
     let real_root = root.canonicalize().map_err(read_error("open the tables root", root))?;
-    let relative = match asked.strip_prefix(root).or_else(|_| asked.strip_prefix(&real_root)) {
+    let relative = match requested.strip_prefix(root).or_else(|_| requested.strip_prefix(&real_root)) {
         Ok(relative) => relative,
-        Err(_) => asked,
+        Err(_) => requested,
     };
     // Nothing outside is looked at, so that an answer does not reveal what is there.
     if !relative.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {

@@ -20,8 +20,8 @@ use crate::error::RequestError;
 use crate::health;
 use crate::state::Core;
 
-use super::change::{FreshFile, Swapped, blocking, find, note, open_asked, permit};
-use super::{FreshTables, Origin};
+use super::LoadedTables;
+use super::change::{blocking, note, open_requested, permit};
 
 /// How long a switch may take: ranks wait 30 s for steps to end, and large experts take their time over slow links.
 const SWITCH_LIMIT: Duration = Duration::from_secs(600);
@@ -54,10 +54,7 @@ pub(crate) struct Switched {
 /// No such backend, another engine, or one that does not answer.
 pub(crate) async fn status(core: &Core, name: &str) -> Result<SwitchStatus, RequestError> {
     let backend = switchable(core, name)?;
-    let answer = match backend.config.urls.first() {
-        Some(url) => switch::status(&backend.client, url, &core.patient_limits()).await,
-        None => return Err(RequestError::UnknownBackend { name: name.to_owned() }),
-    };
+    let answer = switch::status(&backend.client, backend.config.first_url(), &core.patient_limits()).await;
     answer.map_err(|error| refused(&backend, &error))
 }
 
@@ -75,18 +72,15 @@ pub(crate) async fn switch(
     let _permit = permit(&core.tables.loads).await?;
     let (to, fresh) = match to {
         Target::Layout(layout) => (SwitchTarget::Layout(layout), None),
-        Target::Tables(asked) => {
-            let FreshFile { tables, path } = prepared(core, &backend, asked).await?;
-            (SwitchTarget::Tables(SwitchTables { tables: path.clone() }), Some(FreshFile { tables, path }))
+        Target::Tables(requested) => {
+            let (fresh, path) = prepared(core, &backend, requested).await?;
+            (SwitchTarget::Tables(SwitchTables { tables: path }), Some(fresh))
         }
-    };
-    let Some(url) = backend.config.urls.first() else {
-        return Err(RequestError::UnknownBackend { name: name.to_owned() });
     };
     let limits = AnswerLimits { timeout: SWITCH_LIMIT, ..core.patient_limits() };
     let request = SwitchRequest { to: Some(to), if_epoch, ..SwitchRequest::default() };
-    let status =
-        switch::switch(&backend.client, url, &request, &limits).await.map_err(|error| refused(&backend, &error))?;
+    let switched = switch::switch(&backend.client, backend.config.first_url(), &request, &limits).await;
+    let status = switched.map_err(|error| refused(&backend, &error))?;
     tracing::info!(backend = backend.name, layout = status.layout, epoch = status.epoch, "the backend was switched");
     let generation = match fresh {
         None => {
@@ -110,7 +104,7 @@ pub(crate) async fn switch(
 
 /// Only semmoe's worker has the hook.
 fn switchable(core: &Core, name: &str) -> Result<Arc<Backend>, RequestError> {
-    let backend = find(core, name).ok_or_else(|| RequestError::UnknownBackend { name: name.to_owned() })?;
+    let backend = core.backend(name).ok_or_else(|| RequestError::UnknownBackend { name: name.to_owned() })?;
     match backend.engine {
         Engine::Semmoe => Ok(backend),
         other => Err(RequestError::SwitchEngine { backend: name.to_owned(), engine: other.name() }),
@@ -118,18 +112,26 @@ fn switchable(core: &Core, name: &str) -> Result<Arc<Backend>, RequestError> {
 }
 
 /// Tables that could be swapped in once the backend runs their placement.
-async fn prepared(core: &Arc<Core>, backend: &Arc<Backend>, asked: PathBuf) -> Result<FreshFile, RequestError> {
+async fn prepared(
+    core: &Arc<Core>,
+    backend: &Arc<Backend>,
+    requested: PathBuf,
+) -> Result<(LoadedTables, PathBuf), RequestError> {
     let (core, backend) = (Arc::clone(core), Arc::clone(backend));
     blocking(move || {
         let snapshot = core.snapshot();
-        let fresh = open_asked(&snapshot, &asked)?;
+        let (fresh, path) = open_requested(&snapshot, &requested)?;
         let gone = || RequestError::UnknownBackend { name: backend.name.clone() };
         let at = snapshot.position(&backend).ok_or_else(gone)?;
         let (model, member) = snapshot.at(at);
-        let fits = compat::with_tokenizer(&fresh.tables, model.encoder())
-            .and_then(|()| compat::expected_ranks(Some(&fresh.tables), Some(member.ranks).filter(|ranks| *ranks > 0)));
+        let known = Some(member.fit.ranks).filter(|ranks| *ranks > 0);
+        let declared = member.backend.config.placement_digest.as_deref();
+        let fits = model
+            .check_tables(&fresh.tables, "the tables in use")
+            .and_then(|()| compat::with_declared(&fresh.tables, declared))
+            .and_then(|()| compat::expected_ranks(Some(&fresh.tables), known));
         match fits {
-            Ok(_) => Ok(fresh),
+            Ok(_) => Ok((fresh, path)),
             Err(cause) => Err(RequestError::TablesRefused { backend: backend.name.clone(), cause }),
         }
     })
@@ -137,16 +139,14 @@ async fn prepared(core: &Arc<Core>, backend: &Arc<Backend>, asked: PathBuf) -> R
 }
 
 /// The tables of a backend that runs their placement by now.
-async fn swap_in(core: &Arc<Core>, backend: &Arc<Backend>, fresh: FreshFile) -> Result<u64, RequestError> {
-    let probe = health::ask(core, backend).await.map_err(|error| refused(backend, &error))?;
+async fn swap_in(core: &Arc<Core>, backend: &Arc<Backend>, fresh: LoadedTables) -> Result<u64, RequestError> {
+    let probe = health::full_probe(core, backend).await.map_err(|error| refused(backend, &error))?;
     // Not judged by the old tables, which it does not fit any more; requests go on meanwhile.
     backend.set_probe(probe);
     let (core, name) = (Arc::clone(core), backend.name.clone());
     blocking(move || {
         let _timed = core.current.change();
-        let origin = Origin { path: Some(fresh.path), stamp: None };
-        let swapped = core.swap_tables(&name, FreshTables::new(Arc::clone(&fresh.tables), origin));
-        let swapped = swapped.map(|generation| Swapped::to(&fresh.tables, generation, true));
+        let swapped = core.swap_tables(&name, fresh);
         note(&core, &name, "switch", swapped.as_ref());
         core.current.sweep();
         swapped.map(|swapped| swapped.generation)

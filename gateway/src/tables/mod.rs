@@ -26,7 +26,7 @@ use tokio::sync::Semaphore;
 
 use crate::config::Config;
 
-pub(crate) use change::{Source, change, check_fit};
+pub(crate) use change::{Source, Swapped, change, check_fit};
 pub use file::TablesFileError;
 pub(crate) use file::{Spool, Stamp, open};
 pub(crate) use hot_swap::{Switched, Target, status, switch};
@@ -49,14 +49,21 @@ impl Lanes {
     }
 }
 
-/// Tables in use.
+/// Tables in use, or ready to be.
 pub(crate) struct LoadedTables {
     pub(crate) tables: Arc<Tables>,
     /// T, made ready to be summed.
     pub(crate) scorer: Scorer,
     pub(crate) origin: Origin,
-    /// Generation of the snapshot that brought them.
+    /// Generation of the snapshot that brought them; 1 until one does.
     pub(crate) generation: u64,
+}
+
+impl LoadedTables {
+    /// Tables that are not in use yet.
+    pub(crate) fn new(tables: Arc<Tables>, origin: Origin) -> Self {
+        Self { scorer: Scorer::new(&tables), tables, origin, generation: 1 }
+    }
 }
 
 /// Where tables came from.
@@ -66,20 +73,6 @@ pub(crate) struct Origin {
     pub(crate) path: Option<PathBuf>,
     /// The file's state when it was copied.
     pub(crate) stamp: Option<Stamp>,
-}
-
-/// Tables that are not in use yet.
-pub(crate) struct FreshTables {
-    pub(crate) tables: Arc<Tables>,
-    pub(crate) scorer: Scorer,
-    pub(crate) origin: Origin,
-}
-
-impl FreshTables {
-    pub(crate) fn new(tables: Arc<Tables>, origin: Origin) -> Self {
-        let scorer = Scorer::new(&tables);
-        Self { tables, scorer, origin }
-    }
 }
 
 /// Tables that were in use: without what only requests need.
@@ -95,7 +88,7 @@ pub(crate) struct EarlierTables {
 #[derive(Clone, Debug)]
 pub(crate) struct Trouble {
     pub(crate) unix_seconds: u64,
-    /// `file`, `upload`, `rollback` or `watch`.
+    /// `file`, `upload`, `rollback`, `switch` or `watch`.
     pub(crate) by: &'static str,
     pub(crate) cause: String,
 }

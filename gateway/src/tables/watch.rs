@@ -54,8 +54,8 @@ async fn look(core: &Arc<Core>, files: &mut HashMap<String, Watched>) {
     files.retain(|name, _| paths.iter().any(|(known, _)| known == name));
     for (backend, path) in paths {
         // A network file system may take its time.
-        let asked = path.clone();
-        let Ok(stamp) = tokio::task::spawn_blocking(move || Stamp::of(&asked)).await else { continue };
+        let looked_at = path.clone();
+        let Ok(stamp) = tokio::task::spawn_blocking(move || Stamp::of(&looked_at)).await else { continue };
         let probe = snapshot.backend(&backend).and_then(|backend| backend.last_probe());
         let watched = files.entry(backend.clone()).or_insert_with(|| Watched::new(&snapshot, &backend, &path, stamp));
         if watched.path != path {
@@ -159,7 +159,9 @@ mod tests {
         watched.judged(now, Some(Arc::clone(&first)), &Err(refused));
         assert!(!watched.look(now, Some(&probe("1"))));
         assert!(watched.look(now, Some(&second)));
-        let swapped = Swapped { generation: 2, digest: String::new(), placement_digest: String::new(), changed: true };
+        let none = String::new;
+        let swapped =
+            Swapped { backend: none(), generation: 2, digest: none(), placement_digest: none(), changed: true };
         watched.judged(now, Some(second), &Ok(swapped));
         assert!(!watched.look(now, Some(&first)));
     }

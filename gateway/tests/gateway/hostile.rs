@@ -78,7 +78,7 @@ async fn malformed_requests_are_reported_and_closed() {
     still_serves(&gateway, &mut mock).await;
 }
 
-/// Length and chunks at once: whichever the gateway believes, the engine sees exactly one request, framed anew, and
+/// Length and chunks at once: whichever the gateway believes, the engine sees exactly one request, reframed, and
 /// what was hidden in it is no request.
 #[tokio::test]
 async fn smuggled_requests_do_not_reach_the_engine() {
@@ -160,7 +160,7 @@ async fn heads_without_end_are_cut_off() {
     still_serves(&gateway, &mut mock).await;
 }
 
-/// A byte now and then: the clock of a head and of a body does not start anew with each.
+/// A byte now and then: the clock of a head and of a body does not restart with each.
 #[tokio::test]
 async fn slow_senders_are_ended() {
     let mut mock = Mock::start(1);

@@ -267,7 +267,7 @@ async fn drift_is_reported_once_and_cleared() {
         assert_eq!(setup.metric("semmoe_lar_drift", "").await, raised, "{words}");
         assert_eq!(setup.live().await["backends"][0]["drift"]["alarm"], raised == 1.0);
     }
-    // Other tables begin anew.
+    // Other tables start over.
     for _ in 0..4 {
         setup.ids("local 0", &ids).await;
         count += 1.0;

@@ -183,7 +183,7 @@ async fn a_backend_with_a_new_placement_waits_for_its_tables() {
     assert_eq!(Client::data(&gateway).post("/generate", r#"{"text":"a"}"#).await.status, 200);
 }
 
-/// An engine that is started anew between two probes looks healthy all the time: it is asked before its tables change.
+/// An engine that is restarted between two probes looks healthy all the time: it is asked before its tables change.
 #[tokio::test]
 async fn a_quick_restart_with_a_new_placement_is_seen() {
     let mock = Mock::start(2);

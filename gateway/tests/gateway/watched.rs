@@ -63,7 +63,7 @@ async fn a_file_that_changes_is_loaded_and_a_bad_one_is_not() {
     assert_eq!(metric(&gateway, "semmoe_table_reloads_total{outcome=\"ok\"}").await, 3.0);
 }
 
-/// The same bytes again are no reason to begin anew.
+/// The same bytes again are no reason to start over.
 #[tokio::test]
 async fn equal_tables_are_not_swapped() {
     let mock = Mock::start(2);

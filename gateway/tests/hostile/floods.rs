@@ -62,7 +62,7 @@ async fn floods_hold_no_memory_and_block_no_client() {
     tokio::time::timeout(PATIENCE, ended).await.expect("every stream ends");
 }
 
-/// A byte now and then does not start the clock of a body anew.
+/// A byte now and then does not restart the clock of a body.
 #[tokio::test]
 async fn slow_pieces_have_one_clock() {
     let engine = Engine::honest();

@@ -21,17 +21,19 @@ pub(crate) struct Facts {
     pub(crate) timeout: Duration,
 }
 
-/// A device: its collectives, and its state between them. Arguments have passed [`crate::check`]: sizes, alignment,
-/// nulls, places in the symmetric buffer. Pointers are the caller's promise. Nothing allocates but for messages of
-/// failures.
-pub(crate) trait Backend: Send {
+/// A device's collectives. Arguments have passed [`crate::check`]: sizes, alignment, nulls, places in the symmetric
+/// buffer. Pointers are the caller's promise. Nothing allocates but for messages of failures.
+pub(crate) trait Collectives: Send {
     fn argsort(&mut self, facts: &Facts, args: &Argsort, stream: *mut c_void) -> Result<(), Failure>;
     fn reduce_scatter(&mut self, facts: &Facts, args: &ReduceScatter, stream: *mut c_void) -> Result<(), Failure>;
     fn allgather(&mut self, facts: &Facts, args: &Allgather, stream: *mut c_void) -> Result<(), Failure>;
     fn all_reduce(&mut self, facts: &Facts, args: &AllReduce, stream: *mut c_void) -> Result<(), Failure>;
     fn dispatch(&mut self, facts: &Facts, args: &DispatchArgs, stream: *mut c_void) -> Result<(), Failure>;
     fn combine(&mut self, facts: &Facts, args: &Combine, stream: *mut c_void) -> Result<(), Failure>;
+}
 
+/// A device: its collectives, and its state between them.
+pub(crate) trait Backend: Collectives {
     /// Whether [`multicast`](Self::multicast) can be had.
     fn has_multicast(&self) -> bool {
         false

@@ -5,14 +5,14 @@ use std::ffi::c_void;
 use half::{bf16, f16};
 use semmoe_kernels::reference::RoutedTokens;
 use semmoe_kernels::{Dtype, Element, RowSplit, argsort_into, even_part};
-use semmoe_ranks::{Dispatch, MAX_WORLD, Member, Norm, RankError, RawGroup, Received, Routes, Span};
+use semmoe_ranks::{Communicator, Dispatch, MAX_WORLD, Norm, RankError, RawGroup, Received, Routes, Span};
 
 use crate::abi::{AllReduce, Allgather, Argsort, Combine, DispatchArgs, HasRows, InitArgs, ReduceScatter, RowFields};
-use crate::backend::{Backend, Facts};
+use crate::backend::{Backend, Collectives, Facts};
 use crate::failure::{Code, Failure};
 
 /// One rank on the CPU.
-pub(crate) struct Cpu(Member);
+pub(crate) struct Cpu(Communicator);
 
 /// Calls a generic function with the element type of a code, which has been checked.
 macro_rules! by_dtype {
@@ -43,13 +43,13 @@ impl Cpu {
             timeout: facts.timeout,
         };
         // SAFETY: the caller's promise.
-        let mut member = unsafe { Member::join(group) }?;
-        member.reserve(facts.max_tokens as usize);
-        Ok(Self(member))
+        let mut comm = unsafe { Communicator::join(group) }?;
+        comm.reserve(facts.max_tokens as usize);
+        Ok(Self(comm))
     }
 }
 
-impl Backend for Cpu {
+impl Collectives for Cpu {
     fn argsort(&mut self, facts: &Facts, args: &Argsort, _: *mut c_void) -> Result<(), Failure> {
         // SAFETY: the caller's promise of lengths; nulls and alignment have been checked. An int32 below 0 is a large
         // u32.
@@ -83,22 +83,24 @@ impl Backend for Cpu {
     fn combine(&mut self, _: &Facts, args: &Combine, _: *mut c_void) -> Result<(), Failure> {
         by_dtype!(args.dtype, combine(&mut self.0, args))
     }
+}
 
+impl Backend for Cpu {
     fn check(&mut self) -> Result<(), Failure> {
         // A call's answer is all there is.
         Ok(())
     }
 }
 
-fn reduce_scatter<T: Element>(member: &mut Member, args: &ReduceScatter) -> Result<(), Failure> {
+fn reduce_scatter<T: Element>(comm: &mut Communicator, args: &ReduceScatter) -> Result<(), Failure> {
     let hidden = args.hidden as usize;
-    let run = |member: &mut Member, split: RowSplit<'_>, rows: u64| {
+    let run = |comm: &mut Communicator, split: RowSplit<'_>, rows: u64| {
         let part = Span::<T>::new(args.part_offset as usize, split.tokens() * hidden)?;
         // SAFETY: `out` has room for `capacity` rows, which are no fewer, and overlaps nothing else of the call
         // (checked).
         let out = unsafe { slice_mut::<T>(args.out.cast(), rows * args.hidden) };
         if args.norm_weight.is_null() {
-            return member.reduce_scatter(part, hidden, split, out);
+            return comm.reduce_scatter(part, hidden, split, out);
         }
         // SAFETY: as above.
         let norm = unsafe {
@@ -109,30 +111,30 @@ fn reduce_scatter<T: Element>(member: &mut Member, args: &ReduceScatter) -> Resu
                 residual_out: slice_mut::<T>(args.residual_out.cast(), rows * args.hidden),
             }
         };
-        member.reduce_scatter_norm(part, hidden, split, norm, out)
+        comm.reduce_scatter_norm(part, hidden, split, norm, out)
     };
     // SAFETY: the caller's promise of lengths.
-    unsafe { with_split(member, args.rows(), run) }
+    unsafe { with_split(comm, args.rows(), run) }
 }
 
-fn allgather<T: Element>(member: &mut Member, args: &Allgather) -> Result<(), Failure> {
-    let run = |member: &mut Member, split: RowSplit<'_>, rows: u64| {
+fn allgather<T: Element>(comm: &mut Communicator, args: &Allgather) -> Result<(), Failure> {
+    let run = |comm: &mut Communicator, split: RowSplit<'_>, rows: u64| {
         let hidden = args.hidden as usize;
         let out = Span::new(args.out_offset as usize, split.tokens() * hidden)?;
         // SAFETY: `rows` has `capacity` rows, which are no fewer, and is not where rows are written (checked).
-        member.allgather(unsafe { slice::<T>(args.rows.cast(), rows * args.hidden) }, hidden, split, out)
+        comm.allgather(unsafe { slice::<T>(args.rows.cast(), rows * args.hidden) }, hidden, split, out)
     };
     // SAFETY: the caller's promise of lengths.
-    unsafe { with_split(member, args.rows(), run) }
+    unsafe { with_split(comm, args.rows(), run) }
 }
 
-fn all_reduce<T: Element>(member: &mut Member, args: &AllReduce) -> Result<(), Failure> {
+fn all_reduce<T: Element>(comm: &mut Communicator, args: &AllReduce) -> Result<(), Failure> {
     let elements = args.tokens as usize * args.hidden as usize;
     let part = Span::<T>::new(args.part_offset as usize, elements)?;
-    Ok(member.all_reduce(part, Span::new(args.out_offset as usize, elements)?)?)
+    Ok(comm.all_reduce(part, Span::new(args.out_offset as usize, elements)?)?)
 }
 
-fn dispatch<T: Element>(member: &mut Member, args: &DispatchArgs) -> Result<(), Failure> {
+fn dispatch<T: Element>(comm: &mut Communicator, args: &DispatchArgs) -> Result<(), Failure> {
     let slots = args.tokens * u64::from(args.top_k);
     let (capacity, top_k, hidden) = (args.capacity as usize, args.top_k as usize, args.hidden as usize);
     let received = Received {
@@ -153,22 +155,22 @@ fn dispatch<T: Element>(member: &mut Member, args: &DispatchArgs) -> Result<(), 
             top_k,
             hidden,
         };
-        let source_offsets = slice_mut::<u32>(args.source_offsets.cast(), member.world() as u64 + 1);
-        (routes, Dispatch { source_offsets, sent_rows: slice_mut(args.sent_rows, args.tokens * member.world() as u64) })
+        let source_offsets = slice_mut::<u32>(args.source_offsets.cast(), comm.world() as u64 + 1);
+        (routes, Dispatch { source_offsets, sent_rows: slice_mut(args.sent_rows, args.tokens * comm.world() as u64) })
     };
-    Ok(member.dispatch(routes, received, out)?)
+    Ok(comm.dispatch(routes, received, out)?)
 }
 
-fn combine<T: Element>(member: &mut Member, args: &Combine) -> Result<(), Failure> {
+fn combine<T: Element>(comm: &mut Communicator, args: &Combine) -> Result<(), Failure> {
     let hidden = args.hidden as usize;
     let sums = Span::<T>::new(args.sums_offset as usize, args.capacity as usize * hidden)?;
     // SAFETY: the caller's promise of lengths; nulls and alignment have been checked, and that `out` is apart from the
     // sums.
     let (sent_rows, out) = unsafe {
-        let sent_rows = slice(args.sent_rows, args.tokens * member.world() as u64);
+        let sent_rows = slice(args.sent_rows, args.tokens * comm.world() as u64);
         (sent_rows, slice_mut::<T>(args.out.cast(), args.tokens * args.hidden))
     };
-    Ok(member.combine(sums, hidden, sent_rows, out)?)
+    Ok(comm.combine(sums, hidden, sent_rows, out)?)
 }
 
 /// Runs a call with the caller's order, or with the one that null stands for, and with the number of this rank's rows,
@@ -177,11 +179,11 @@ fn combine<T: Element>(member: &mut Member, args: &Combine) -> Result<(), Failur
 /// # Safety
 /// `permutation` is null or has `tokens` elements, `offsets` is null or has one more than there are ranks.
 unsafe fn with_split(
-    member: &mut Member,
+    comm: &mut Communicator,
     call: RowFields,
-    run: impl FnOnce(&mut Member, RowSplit<'_>, u64) -> Result<(), RankError>,
+    run: impl FnOnce(&mut Communicator, RowSplit<'_>, u64) -> Result<(), RankError>,
 ) -> Result<(), Failure> {
-    let (world, tokens) = (member.world(), call.tokens as usize);
+    let (world, tokens) = (comm.world(), call.tokens as usize);
     let mut even = [0; MAX_WORLD + 1];
     let offsets = if call.offsets.is_null() {
         even.iter_mut().enumerate().for_each(|(rank, offset)| *offset = even_part(tokens, world, rank));
@@ -198,14 +200,14 @@ unsafe fn with_split(
         RowSplit::contiguous(offsets)?
     } else {
         // SAFETY: the caller's promise.
-        member.check_split(unsafe { slice(call.permutation.cast(), call.tokens) }, offsets)?
+        comm.check_split(unsafe { slice(call.permutation.cast(), call.tokens) }, offsets)?
     };
-    let (rows, capacity) = (split.positions(member.rank().index()).len() as u64, call.capacity);
+    let (rows, capacity) = (split.positions(comm.rank().index()).len() as u64, call.capacity);
     if rows > capacity {
         let message = format!("this rank has {rows} rows, expected at most {capacity}, the capacity");
         return Err(Failure::new(Code::TooLarge, message));
     }
-    Ok(run(member, split, rows)?)
+    Ok(run(comm, split, rows)?)
 }
 
 /// # Safety

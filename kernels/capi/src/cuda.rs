@@ -16,9 +16,10 @@ use semmoe_kernels::Dtype;
 use semmoe_kernels_cuda::{self as kernels, Buffer, Grid, Launch, LaunchError, MAX_RANKS, Stopped, Team};
 
 use crate::abi::{
-    AllReduce, Allgather, Argsort, Combine, DispatchArgs, HasRows, InitArgs, Multicast, ReduceScatter, RowFields,
+    AllReduce, Allgather, Argsort, Combine, DispatchArgs, HasRows, InitArgs, MULTICAST_ALLGATHER,
+    MULTICAST_REDUCE_SCATTER, Multicast, ReduceScatter, RowFields,
 };
-use crate::backend::{Backend, Facts};
+use crate::backend::{Backend, Collectives, Facts};
 use crate::failure::{Code, Failure};
 use switch::Switch;
 
@@ -133,7 +134,7 @@ fn rows(args: &impl HasRows) -> kernels::Rows {
     kernels::Rows { tokens, hidden, dtype: Dtype::from_code(dtype).unwrap_or(Dtype::F32) }
 }
 
-impl Backend for Cuda {
+impl Collectives for Cuda {
     fn argsort(&mut self, facts: &Facts, args: &Argsort, stream: *mut c_void) -> Result<(), Failure> {
         let launch = kernels::Argsort {
             destinations: &own(args.destinations, args.n * 4),
@@ -160,7 +161,7 @@ impl Backend for Cuda {
                 rows,
                 split: split.get(),
                 capacity: args.capacity,
-                multicast: self.switch.reduce_scatter(args.part_offset, row).filter(|_| !has_norm),
+                multicast: self.switch.at(MULTICAST_REDUCE_SCATTER, args.part_offset, row).filter(|_| !has_norm),
             },
         };
         let launch = if has_norm {
@@ -187,7 +188,7 @@ impl Backend for Cuda {
                 rows,
                 split: split(args.rows(), facts.world).get(),
                 capacity: args.capacity,
-                multicast: self.switch.allgather(args.out_offset, rows.bytes_of(1)),
+                multicast: self.switch.at(MULTICAST_ALLGATHER, args.out_offset, rows.bytes_of(1)),
             },
         }
         .launch(&self.team, self.grid());
@@ -245,7 +246,9 @@ impl Backend for Cuda {
         .launch(&self.team, self.grid());
         self.launch_one(launch, stream)
     }
+}
 
+impl Backend for Cuda {
     fn has_multicast(&self) -> bool {
         self.launcher.has_multicast()
     }

@@ -174,7 +174,7 @@ impl<W: Wire, R: Runner> Hosts<W, R> {
     }
 
     fn places(&self, call: SentRows<'_>) -> Result<Local, MoveError> {
-        self.one("places", self.stream.places()[0], call.places.len() as u64 * 4)
+        self.one("places", self.stream.places, call.places.len() as u64 * 4)
     }
 
     fn tokens(&self, rows: Rows) -> Result<[u32; MAX_LOCAL], MoveError> {

@@ -4,6 +4,7 @@
 //! The driver is behind [`VirtualMemory`], so that order, sizes and what is undone after a failure are tested without
 //! one. `driver::Device` implements it.
 
+use std::fmt::Display;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use crate::error::LaunchError;
@@ -17,82 +18,91 @@ pub const MAX_DEVICES: u32 = 64;
 /// The driver's handle of memory, mapped or not.
 pub type Handle = u64;
 
-/// The driver's calls on one GPU. Errors are the driver's own words.
-pub trait VirtualMemory {
+/// The driver's calls on memory of one GPU that has no address yet.
+pub trait Handles {
+    /// The driver's own words.
+    type Error: Display;
+
     /// Sizes are multiples of it: of memory, or of a multicast object of that many GPUs.
     ///
     /// # Errors
     /// The driver's.
-    fn granularity(&self, multicast_devices: Option<u32>) -> Result<u64, String>;
+    fn granularity(&self, multicast_devices: Option<u32>) -> Result<u64, Self::Error>;
     /// Memory that can be exported.
     ///
     /// # Errors
     /// The driver's, as when memory is short.
-    fn create(&self, bytes: u64) -> Result<Handle, String>;
+    fn create(&self, bytes: u64) -> Result<Handle, Self::Error>;
     /// For another process.
     ///
     /// # Errors
     /// The driver's.
-    fn export(&self, handle: Handle) -> Result<OwnedFd, String>;
+    fn export(&self, handle: Handle) -> Result<OwnedFd, Self::Error>;
     /// A handle that another process exported.
     ///
     /// # Errors
     /// The driver's.
-    fn import(&self, file: BorrowedFd<'_>) -> Result<Handle, String>;
+    fn import(&self, file: BorrowedFd<'_>) -> Result<Handle, Self::Error>;
     /// Gives a handle back; memory goes with its last handle and mapping.
     ///
     /// # Errors
     /// The driver's.
-    fn release(&self, handle: Handle) -> Result<(), String>;
+    fn release(&self, handle: Handle) -> Result<(), Self::Error>;
+}
 
+/// The driver's calls on addresses of one GPU.
+pub trait Addresses: Handles {
     /// Addresses without memory.
     ///
     /// # Errors
     /// The driver's.
-    fn reserve(&self, bytes: u64, alignment: u64) -> Result<u64, String>;
+    fn reserve(&self, bytes: u64, alignment: u64) -> Result<u64, Self::Error>;
     /// Memory at reserved addresses.
     ///
     /// # Errors
     /// The driver's.
-    fn map(&self, address: u64, bytes: u64, handle: Handle) -> Result<(), String>;
+    fn map(&self, address: u64, bytes: u64, handle: Handle) -> Result<(), Self::Error>;
     /// This GPU may read and write there.
     ///
     /// # Errors
     /// The driver's.
-    fn grant(&self, address: u64, bytes: u64) -> Result<(), String>;
+    fn grant(&self, address: u64, bytes: u64) -> Result<(), Self::Error>;
     /// Undoes [`map`](Self::map).
     ///
     /// # Errors
     /// The driver's.
-    fn unmap(&self, address: u64, bytes: u64) -> Result<(), String>;
+    fn unmap(&self, address: u64, bytes: u64) -> Result<(), Self::Error>;
     /// Undoes [`reserve`](Self::reserve).
     ///
     /// # Errors
     /// The driver's.
-    fn free(&self, address: u64, bytes: u64) -> Result<(), String>;
+    fn free(&self, address: u64, bytes: u64) -> Result<(), Self::Error>;
+}
 
+/// The driver's calls on one GPU, with those on multicast objects.
+pub trait VirtualMemory: Addresses {
     /// Whether this GPU can take part in a multicast object.
     fn has_multicast(&self) -> bool;
     /// A multicast object that can be exported.
     ///
     /// # Errors
     /// The driver's.
-    fn create_multicast(&self, devices: u32, bytes: u64) -> Result<Handle, String>;
+    fn create_multicast(&self, devices: u32, bytes: u64) -> Result<Handle, Self::Error>;
     /// Adds this GPU.
     ///
     /// # Errors
     /// The driver's.
-    fn add_device(&self, multicast: Handle) -> Result<(), String>;
+    fn add_device(&self, multicast: Handle) -> Result<(), Self::Error>;
     /// Binds memory of this GPU, from its beginning.
     ///
     /// # Errors
     /// The driver's.
-    fn bind(&self, multicast: Handle, memory: Handle, bytes: u64) -> Result<(), String>;
+    fn bind(&self, multicast: Handle, memory: Handle, bytes: u64) -> Result<(), Self::Error>;
     /// Undoes [`bind`](Self::bind).
     ///
     /// # Errors
     /// The driver's.
-    fn unbind(&self, multicast: Handle, bytes: u64) -> Result<(), String>;
+    fn unbind(&self, multicast: Handle, bytes: u64) -> Result<(), Self::Error>;
 }
 
 /// Memory that could not be allocated, mapped or shared.
@@ -130,8 +140,8 @@ pub enum VmmError {
     },
 }
 
-fn refused(call: &'static str) -> impl FnOnce(String) -> VmmError {
-    move |cause| VmmError::Refused { call, cause }
+fn refused<E: Display>(call: &'static str) -> impl FnOnce(E) -> VmmError {
+    move |cause| VmmError::Refused { call, cause: cause.to_string() }
 }
 
 /// A handle that is given back when dropped.
@@ -162,44 +172,32 @@ impl<V: VirtualMemory> Drop for Held<'_, V> {
     }
 }
 
-/// Addresses that are given back when dropped.
-struct Reserved<'d, V: VirtualMemory> {
-    driver: &'d V,
-    address: u64,
-    bytes: u64,
-}
-
-impl<V: VirtualMemory> Drop for Reserved<'_, V> {
-    fn drop(&mut self) {
-        let _ = self.driver.free(self.address, self.bytes);
-    }
-}
-
 /// Something at an address, until dropped: unmapped, then the addresses are freed.
 struct Mapped<'d, V: VirtualMemory> {
-    addresses: Reserved<'d, V>,
+    driver: &'d V,
+    buffer: Buffer,
 }
 
 impl<'d, V: VirtualMemory> Mapped<'d, V> {
     fn new(held: &Held<'d, V>, bytes: u64, granularity: u64) -> Result<Self, VmmError> {
         let driver = held.driver;
         let address = driver.reserve(bytes, granularity).map_err(refused("to reserve addresses"))?;
-        let addresses = Reserved { driver, address, bytes };
-        driver.map(address, bytes, held.handle).map_err(refused("to map memory"))?;
-        // From here on dropping unmaps.
-        let mapped = Self { addresses };
+        if let Err(cause) = driver.map(address, bytes, held.handle) {
+            let _ = driver.free(address, bytes);
+            return Err(refused("to map memory")(cause));
+        }
+        // From here on dropping unmaps and frees.
+        let mapped = Self { driver, buffer: Buffer { address, bytes } };
         driver.grant(address, bytes).map_err(refused("access to mapped memory"))?;
         Ok(mapped)
-    }
-
-    fn buffer(&self) -> Buffer {
-        Buffer { address: self.addresses.address, bytes: self.addresses.bytes }
     }
 }
 
 impl<V: VirtualMemory> Drop for Mapped<'_, V> {
     fn drop(&mut self) {
-        let _ = self.addresses.driver.unmap(self.addresses.address, self.addresses.bytes);
+        let Buffer { address, bytes } = self.buffer;
+        let _ = self.driver.unmap(address, bytes);
+        let _ = self.driver.free(address, bytes);
     }
 }
 
@@ -258,7 +256,7 @@ impl<'d, V: VirtualMemory> Memory<'d, V> {
 
     /// Its place, for calls; its size is the rounded one.
     pub fn buffer(&self) -> Buffer {
-        self.mapped.buffer()
+        self.mapped.buffer
     }
 
     /// For another process: over a socket, or by `pidfd_getfd`.
@@ -285,7 +283,7 @@ fn multicast_granularity<V: VirtualMemory>(driver: &V, devices: u32) -> Result<u
 pub struct Multicast<'d, V: VirtualMemory> {
     // In this order: unmapped, unbound, given back.
     mapped: Option<Mapped<'d, V>>,
-    bound: Option<u64>,
+    bound: bool,
     held: Held<'d, V>,
     bytes: u64,
     unit: u64,
@@ -316,7 +314,7 @@ impl<'d, V: VirtualMemory> Multicast<'d, V> {
     }
 
     fn of(held: Held<'d, V>, bytes: u64, unit: u64) -> Self {
-        Self { mapped: None, bound: None, held, bytes, unit, added: false }
+        Self { mapped: None, bound: false, held, bytes, unit, added: false }
     }
 
     /// For another process.
@@ -359,23 +357,23 @@ impl<'d, V: VirtualMemory> Multicast<'d, V> {
             let (what, least, most) = ("bytes to bind", bytes, MAX_BYTES);
             return Err(LaunchError::OutOfRange { what, found, least, most }.into());
         }
-        if self.bound.is_none() {
+        if !self.bound {
             driver.bind(handle, memory.held.handle, bytes).map_err(refused("to bind memory"))?;
-            self.bound = Some(bytes);
+            self.bound = true;
         }
         let mapped = match self.mapped.take() {
             Some(mapped) => mapped,
             None => Mapped::new(&self.held, bytes, self.unit)?,
         };
-        Ok(self.mapped.insert(mapped).buffer())
+        Ok(self.mapped.insert(mapped).buffer)
     }
 }
 
 impl<V: VirtualMemory> Drop for Multicast<'_, V> {
     fn drop(&mut self) {
         self.mapped = None;
-        if let Some(bytes) = self.bound {
-            let _ = self.held.driver.unbind(self.held.handle, bytes);
+        if self.bound {
+            let _ = self.held.driver.unbind(self.held.handle, self.bytes);
         }
     }
 }

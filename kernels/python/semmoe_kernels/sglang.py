@@ -3,7 +3,7 @@ written for are refused.
 
 Where a layer's experts take scattered tokens (an all-to-all backend), SGLang reduce-scatters in the tokens' order
 before the experts and keeps tokens scattered after them. With the plug-in each token goes to the rank of its
-likeliest group instead, and every layer gathers again, so that the next can shuffle anew.
+likeliest group instead, and every layer gathers again, so that the next can shuffle again.
 
     SEMMOE_SGLANG=off             nothing is touched
     SEMMOE_SGLANG_TABLES=FILE     tables for attention tp; without it nothing is touched

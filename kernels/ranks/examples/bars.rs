@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use half::bf16;
 use semmoe_kernels::{Element, RankOrder, RowSplit, argsort_by_rank, even_offsets};
-use semmoe_ranks::{Member, Norm, Span, threads};
+use semmoe_ranks::{Communicator, Norm, Span, threads};
 
 const TOKENS: usize = 4096;
 const HIDDEN: usize = 2048;
@@ -32,14 +32,12 @@ fn collectives(rounds: usize) {
     argsort_by_rank(&destinations, RANKS, &mut order).expect("destinations in range");
     let even = even_offsets(TOKENS, RANKS).expect("few tokens");
     let bytes = TOKENS * HIDDEN * size_of::<bf16>();
-    let members = threads(RANKS, 2 * bytes, Duration::from_secs(60)).expect("memory");
+    let comms = threads(RANKS, 2 * bytes, Duration::from_secs(60)).expect("memory");
     let begin = Instant::now();
     let all: Vec<Vec<[Spell; 6]>> = std::thread::scope(|scope| {
         let (order, even) = (&order, &even);
-        let ranks: Vec<_> = members
-            .into_iter()
-            .map(|member| scope.spawn(move || one_rank(member, order, even, rounds, begin)))
-            .collect();
+        let ranks: Vec<_> =
+            comms.into_iter().map(|comm| scope.spawn(move || one_rank(comm, order, even, rounds, begin))).collect();
         ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
     });
     // From the first rank's start to the last one's end: a rank may wake up when others have nearly finished.
@@ -68,15 +66,15 @@ fn collectives(rounds: usize) {
 /// Start and end of one thing on one rank, in seconds.
 type Spell = (f64, f64);
 
-fn one_rank(mut member: Member, order: &RankOrder, even: &[u32], rounds: usize, begin: Instant) -> Vec<[Spell; 6]> {
-    let rank = member.rank().index();
+fn one_rank(mut comm: Communicator, order: &RankOrder, even: &[u32], rounds: usize, begin: Instant) -> Vec<[Spell; 6]> {
+    let rank = comm.rank().index();
     let elements = TOKENS * HIDDEN;
     let part = Span::<bf16>::new(0, elements).expect("a span");
     let whole = Span::<bf16>::new(part.next(), elements).expect("a span");
-    for (i, value) in member.view_mut(part).expect("in the buffer").iter_mut().enumerate() {
+    for (i, value) in comm.view_mut(part).expect("in the buffer").iter_mut().enumerate() {
         *value = Element::round((i % 1000) as f32 - 500.0);
     }
-    member.view_mut(whole).expect("in the buffer").fill(bf16::ZERO);
+    comm.view_mut(whole).expect("in the buffer").fill(bf16::ZERO);
     let (plain, shuffled) = (RowSplit::contiguous(even).expect("even"), RowSplit::from(order));
     let rows = |split: RowSplit<'_>| vec![bf16::ZERO; split.positions(rank).len() * HIDDEN];
     let (mut plain_out, mut out) = (rows(plain), rows(shuffled));
@@ -87,19 +85,19 @@ fn one_rank(mut member: Member, order: &RankOrder, even: &[u32], rounds: usize, 
     let mut times = Vec::new();
     for _ in 0..rounds + 3 {
         let mut round = [(0.0, 0.0); 6];
-        round[0] = timed(&mut member, begin, |member| {
+        round[0] = timed(&mut comm, begin, |comm| {
             black_box(&mut to).copy_from_slice(black_box(&from));
-            member.barrier()
+            comm.barrier()
         });
-        round[1] = timed(&mut member, begin, |member| member.reduce_scatter(part, HIDDEN, plain, &mut plain_out));
-        round[2] = timed(&mut member, begin, |member| member.reduce_scatter(part, HIDDEN, shuffled, &mut out));
-        round[3] = timed(&mut member, begin, |member| {
+        round[1] = timed(&mut comm, begin, |comm| comm.reduce_scatter(part, HIDDEN, plain, &mut plain_out));
+        round[2] = timed(&mut comm, begin, |comm| comm.reduce_scatter(part, HIDDEN, shuffled, &mut out));
+        round[3] = timed(&mut comm, begin, |comm| {
             let (residual, weight) = (&residual[..], &weight[..]);
             let norm = Norm { residual, weight, epsilon: 1e-6, residual_out: &mut residual_out };
-            member.reduce_scatter_norm(part, HIDDEN, shuffled, norm, &mut out)
+            comm.reduce_scatter_norm(part, HIDDEN, shuffled, norm, &mut out)
         });
-        round[4] = timed(&mut member, begin, |member| member.allgather(&plain_out, HIDDEN, plain, whole));
-        round[5] = timed(&mut member, begin, |member| member.allgather(&out, HIDDEN, shuffled, whole));
+        round[4] = timed(&mut comm, begin, |comm| comm.allgather(&plain_out, HIDDEN, plain, whole));
+        round[5] = timed(&mut comm, begin, |comm| comm.allgather(&out, HIDDEN, shuffled, whole));
         times.push(round);
     }
     // The first rounds map pages.
@@ -108,13 +106,13 @@ fn one_rank(mut member: Member, order: &RankOrder, even: &[u32], rounds: usize, 
 
 /// Begins when all ranks are there; every rank has finished when it ends.
 fn timed(
-    member: &mut Member,
+    comm: &mut Communicator,
     begin: Instant,
-    run: impl FnOnce(&mut Member) -> Result<(), semmoe_ranks::RankError>,
+    run: impl FnOnce(&mut Communicator) -> Result<(), semmoe_ranks::RankError>,
 ) -> Spell {
-    member.barrier().expect("all ranks");
+    comm.barrier().expect("all ranks");
     let start = begin.elapsed().as_secs_f64();
-    run(member).expect("all ranks");
+    run(comm).expect("all ranks");
     (start, begin.elapsed().as_secs_f64())
 }
 

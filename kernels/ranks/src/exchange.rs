@@ -9,8 +9,8 @@ use semmoe_tables::RankId;
 
 use crate::MAX_WORLD;
 use crate::call::{Call, Operation};
+use crate::communicator::Communicator;
 use crate::error::RankError;
-use crate::member::Member;
 use crate::span::{Span, overlap};
 
 /// This rank's tokens and where they go; n may differ from rank to rank, all else is the same.
@@ -49,7 +49,7 @@ pub struct Dispatch<'a> {
     pub sent_rows: &'a mut [i32],
 }
 
-impl Member {
+impl Communicator {
     /// Dispatch by pushing, as [`semmoe_kernels::reference::dispatch`] has it.
     ///
     /// # Errors

@@ -8,9 +8,9 @@ use std::sync::atomic::{Ordering, fence};
 
 use semmoe_kernels::reshard::{ExpertMemory, MemoryFault, PieceHash};
 
+use crate::communicator::check_world;
 use crate::error::RankError;
 use crate::huge::HugeMap;
-use crate::member::check_world;
 use crate::memory::{create_file, sealed_bytes};
 
 /// Where other processes of this machine, and other threads, find a rank's buffer.

@@ -1,13 +1,15 @@
 //! Rows that peers read where they lie: memory of a unit whose ranks are threads, or processes of one host.
 
 use std::any::Any;
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use memmap2::{MmapOptions, MmapRaw};
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::{Half, PeerRows, RowMemory, SharedRows};
 
+use crate::communicator::check_world;
 use crate::error::RankError;
-use crate::memory::HostMemory;
 use crate::span::ALIGNMENT;
 
 /// One rank's two halves, and those of the ranks that it reaches.
@@ -63,11 +65,23 @@ impl<T: Element> SharedHalves<T> {
     /// # Errors
     /// An invalid world, hosts of no ranks, and memory that cannot be allocated.
     pub fn on_hosts(world: usize, host: usize, elements: usize) -> Result<Vec<Self>, RankError> {
+        check_world(world)?;
+        check_world(host)?;
         let too_large = || RankError::memory(format_args!("{elements} elements for each of {world} ranks"));
-        let memory = HostMemory::new(world, host, halves_bytes::<T>(elements).ok_or_else(too_large)?)?;
-        // SAFETY: a part of the map for each rank, each with one end, which keeps the map; pages are aligned, and so is
-        // the stride.
-        let end = |rank| unsafe { Self::new(rank, &memory.buffers(rank), elements, Box::new(memory.clone())) };
+        let stride = halves_bytes::<T>(elements).ok_or_else(too_large)?;
+        let bytes = stride.checked_mul(world).ok_or_else(too_large)?;
+        let map: MmapRaw = MmapOptions::new().len(bytes.max(1)).map_anon().map_err(RankError::memory)?.into();
+        let map = Arc::new(map);
+        let end = |rank: usize| {
+            let buffer = |peer: usize| match peer / host == rank / host {
+                true => map.as_mut_ptr().wrapping_add(peer * stride),
+                false => std::ptr::null_mut(),
+            };
+            let buffers: Vec<*mut u8> = (0..world).map(buffer).collect();
+            // SAFETY: a part of the map for each rank, each with one end, which keeps the map; pages are aligned, and
+            // so is the stride.
+            unsafe { Self::new(rank, &buffers, elements, Box::new(Arc::clone(&map))) }
+        };
         Ok((0..world).map(end).collect())
     }
 }

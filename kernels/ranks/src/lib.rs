@@ -1,10 +1,10 @@
 //! The collectives of `semmoe-kernels` between threads or processes of one machine: shared memory, signal words,
 //! deadlines.
 //!
-//! Every rank has a *symmetric buffer*, which all ranks can reach, and *signals*. A [`Member`] is one rank's end. A
-//! collective is entered when all ranks have arrived, works straight on the buffers of the others (no copy in between),
-//! and is left when all have finished, so that each may then write its buffer again. Each arrival is an epoch, counted
-//! from 1 and never reset.
+//! Every rank has a *symmetric buffer*, which all ranks can reach, and *signals*. A [`Communicator`] is one rank's end.
+//! A collective is entered when all ranks have arrived, works straight on the buffers of the others (no copy in
+//! between), and is left when all have finished, so that each may then write its buffer again. Each arrival is an
+//! epoch, counted from 1 and never reset.
 //!
 //! | module | what |
 //! |---|---|
@@ -15,7 +15,7 @@
 //! | `signals` | the words through which ranks see each other |
 //! | `barrier` | arriving, waiting with a deadline, noticing who left |
 //! | `call` | what a rank is about to do, compared with the others before anything is touched |
-//! | `member` | one rank's end: its buffer, and its life |
+//! | `communicator` | one rank's end: its buffer, and its life |
 //! | `reduce`, `exchange` | the collectives |
 //! | `halves` | rows that peers read where they lie, for [`semmoe_kernels::collectives`]: [`SharedHalves`] |
 //! | `experts` | expert buffers that peers read where they lie, for [`semmoe_kernels::reshard`]: [`SharedExperts`] |
@@ -28,13 +28,13 @@
 mod barrier;
 mod bell;
 mod call;
+mod communicator;
 mod error;
 mod exchange;
 mod experts;
 mod halves;
 mod huge;
 mod local;
-mod member;
 mod memory;
 mod reduce;
 mod region;
@@ -42,12 +42,12 @@ mod signals;
 mod span;
 
 pub use bell::Bell;
+pub use communicator::{Communicator, RawGroup};
 pub use error::RankError;
 pub use exchange::{Dispatch, Received, Routes};
 pub use experts::{BufferAddress, SharedExperts};
 pub use halves::{SharedHalves, halves_bytes};
 pub use local::LocalTransport;
-pub use member::{Member, RawGroup};
 pub use memory::{attach_memory, create_memory};
 pub use region::threads;
 pub use semmoe_kernels::collectives::Norm;

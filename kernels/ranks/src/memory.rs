@@ -1,13 +1,11 @@
 //! Memory that several processes map: a file without a name, so that nothing stays behind when a process is killed.
 
 use std::fs::File;
-use std::sync::Arc;
 
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, fcntl_get_seals, memfd_create};
 
 use crate::error::RankError;
-use crate::member::check_world;
 
 /// Makes `bytes` bytes of zeros, and maps them. The file is its owner's alone (mode 0600) and keeps its size. Give it
 /// to the other processes (inherited, over a socket, or by its path under `/proc`), which call [`attach_memory`].
@@ -52,34 +50,4 @@ pub(crate) fn sealed_bytes(file: &File, least: usize) -> Result<usize, RankError
         return Err(RankError::memory(format_args!("the file has {length} bytes, expected at least {least}")));
     }
     Ok(length)
-}
-
-/// Equal, zeroed buffers for the threads of one process, as if each `host` of them were on a host of their own and
-/// reached each other.
-#[derive(Clone, Debug)]
-pub(crate) struct HostMemory {
-    map: Arc<MmapRaw>,
-    world: usize,
-    host: usize,
-    stride: usize,
-}
-
-impl HostMemory {
-    pub(crate) fn new(world: usize, host: usize, stride: usize) -> Result<Self, RankError> {
-        check_world(world)?;
-        check_world(host)?;
-        let too_large = || RankError::memory(format_args!("{stride} bytes for each of {world} ranks"));
-        let total = stride.checked_mul(world).ok_or_else(too_large)?;
-        let map: MmapRaw = MmapOptions::new().len(total.max(1)).map_anon().map_err(RankError::memory)?.into();
-        Ok(Self { map: Arc::new(map), world, host, stride })
-    }
-
-    /// `[P]`: the buffers as a rank has them; null if they are on another host.
-    pub(crate) fn buffers(&self, rank: usize) -> Vec<*mut u8> {
-        let buffer = |peer: usize| match peer / self.host == rank / self.host {
-            true => self.map.as_mut_ptr().wrapping_add(peer * self.stride),
-            false => std::ptr::null_mut(),
-        };
-        (0..self.world).map(buffer).collect()
-    }
 }

@@ -7,12 +7,12 @@ use semmoe_kernels::reference::ResidualNorm;
 use semmoe_kernels::{Element, NormRow, RowSplit, check_len, norm_row, prefetch, sum_rows, sum_rows_wide};
 
 use crate::call::{Call, Operation};
+use crate::communicator::Communicator;
 use crate::error::RankError;
-use crate::member::Member;
 use crate::span::{Span, overlap};
 use crate::{MAX_NORM_WIDTH, MAX_WORLD};
 
-impl Member {
+impl Communicator {
     /// Reduce-scatter by pulling, shuffled if the split is: `out[i] = sum over q of part_q[token(offsets[rank] + i)]`,
     /// as [`semmoe_kernels::reference::reduce_scatter`] has it. `part` is `[n, H]`, `out` `[m, H]`. Reads P x m rows,
     /// writes m.
@@ -29,7 +29,7 @@ impl Member {
         let rows = self.check_reduce(part, hidden, split, out)?;
         self.enter(&call::<T>(Operation::ReduceScatter, part.offset(), hidden, split))?;
         let ahead = (PREFETCH_BYTES / size_of::<T>()).min(hidden);
-        // Written anew for each token, and only as far as there are ranks.
+        // Rewritten for each token, and only as far as there are ranks.
         let mut pieces = self.pieces(part, 0, 0);
         for (to, position) in out.chunks_exact_mut(hidden.max(1)).zip(rows.clone()) {
             if position + 1 < rows.end {
@@ -46,7 +46,7 @@ impl Member {
     /// normed rows.
     ///
     /// # Errors
-    /// As [`Member::reduce_scatter`], and rows wider than [`MAX_NORM_WIDTH`].
+    /// As [`Communicator::reduce_scatter`], and rows wider than [`MAX_NORM_WIDTH`].
     pub fn reduce_scatter_norm<T: Element>(
         &mut self,
         part: Span<T>,
@@ -166,7 +166,7 @@ impl Member {
         pieces
     }
 
-    /// As `pieces`, without making 64 slices anew.
+    /// As `pieces`, without making 64 slices again.
     fn fill<'s, T: Element>(&self, pieces: &mut Pieces<'s, T>, part: Span<T>, at: usize, width: usize) {
         for (rank, row) in pieces.rows.iter_mut().enumerate().take(self.world()) {
             // SAFETY: `at + width` is within the part (callers), the part within the buffer (checked), any bytes are a

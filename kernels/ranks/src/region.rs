@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
+use crate::communicator::{Communicator, RawGroup, check_world};
 use crate::error::RankError;
-use crate::member::{Member, RawGroup, check_world};
 use crate::signals::SIGNAL_BYTES;
 
 const PAGE: usize = 4096;
 
-/// P members for P threads of this process, with symmetric buffers of `buffer_bytes` bytes, zeroed.
+/// P communicators for P threads of this process, with symmetric buffers of `buffer_bytes` bytes, zeroed.
 ///
 /// # Errors
 /// An invalid world, and memory that cannot be allocated.
-pub fn threads(world: usize, buffer_bytes: usize, timeout: Duration) -> Result<Vec<Member>, RankError> {
+pub fn threads(world: usize, buffer_bytes: usize, timeout: Duration) -> Result<Vec<Communicator>, RankError> {
     check_world(world)?;
     let (found, limit) = (buffer_bytes as u64, isize::MAX as u64 / world as u64);
     let too_large = || RankError::TooLarge { what: "bytes of a symmetric buffer", found, limit };
@@ -30,11 +30,11 @@ pub fn threads(world: usize, buffer_bytes: usize, timeout: Duration) -> Result<V
     let (base, map) = (map.as_mut_ptr(), Arc::new(map));
     let signals: Vec<*mut u8> = (0..world).map(|rank| base.wrapping_add(rank * SIGNAL_BYTES)).collect();
     let buffers: Vec<*mut u8> = (0..world).map(|rank| base.wrapping_add(all_signals + rank * stride)).collect();
-    let member = |rank| {
+    let comm = |rank| {
         let group = RawGroup { rank, buffers: &buffers, buffer_bytes, signals: &signals, timeout };
-        // SAFETY: all parts lie apart in the map, which begins as zeros and lives as long as a member holds it; a rank
-        // joins once.
-        unsafe { Member::with_memory(group, Some(Box::new(Arc::clone(&map)))) }
+        // SAFETY: all parts lie apart in the map, which begins as zeros and lives as long as a communicator holds it; a
+        // rank joins once.
+        unsafe { Communicator::with_memory(group, Some(Box::new(Arc::clone(&map)))) }
     };
-    (0..world).map(member).collect()
+    (0..world).map(comm).collect()
 }

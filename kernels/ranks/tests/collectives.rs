@@ -39,30 +39,30 @@ fn reduces<T: Element>(shape: &Shape) {
     let whole = Span::<T>::new(part.next(), n * hidden).unwrap();
     let data: Vec<Vec<T>> = (0..ranks).map(|rank| values(n * hidden, seed ^ rank as u64)).collect();
     let (residual, weight) = (values::<T>(n * hidden, seed ^ 100), values::<T>(hidden, seed ^ 101));
-    let found = on_ranks(group(ranks, whole.next()), |member| {
-        let rank = member.rank().index();
+    let found = on_ranks(group(ranks, whole.next()), |comm| {
+        let rank = comm.rank().index();
         let mut random = fastrand::Rng::with_seed(seed ^ rank as u64);
         let mut found = Vec::new();
         for split in splits.into_iter().chain([splits[0]]) {
             let m = split.positions(rank).len();
-            member.view_mut(part).unwrap().copy_from_slice(&data[rank]);
+            comm.view_mut(part).unwrap().copy_from_slice(&data[rank]);
             let mut out = vec![T::round(7.0); m * hidden];
             dawdle(&mut random);
-            member.reduce_scatter(part, hidden, split, &mut out).unwrap();
+            comm.reduce_scatter(part, hidden, split, &mut out).unwrap();
             let (mut residual_out, mut normed) = (out.clone(), out.clone());
             let (residual, weight) = (&residual[..], &weight[..]);
             let norm = Norm { residual, weight, epsilon: 1e-5, residual_out: &mut residual_out };
             dawdle(&mut random);
-            member.reduce_scatter_norm(part, hidden, split, norm, &mut normed).unwrap();
+            comm.reduce_scatter_norm(part, hidden, split, norm, &mut normed).unwrap();
             dawdle(&mut random);
-            member.allgather(&out, hidden, split, whole).unwrap();
-            let gathered = bits(member.view(whole).unwrap());
+            comm.allgather(&out, hidden, split, whole).unwrap();
+            let gathered = bits(comm.view(whole).unwrap());
             dawdle(&mut random);
-            member.all_reduce(part, whole).unwrap();
-            let apart = bits(member.view(whole).unwrap());
+            comm.all_reduce(part, whole).unwrap();
+            let apart = bits(comm.view(whole).unwrap());
             dawdle(&mut random);
-            member.all_reduce(part, part).unwrap();
-            let in_place = bits(member.view(part).unwrap());
+            comm.all_reduce(part, part).unwrap();
+            let in_place = bits(comm.view(part).unwrap());
             found.push([bits(&out), bits(&residual_out), bits(&normed), gathered, apart, in_place]);
         }
         found
@@ -113,8 +113,8 @@ fn exchanges<T: Element>(ranks: usize, hidden: usize, experts_total: usize, seed
     // Exactly as many as the fullest rank needs.
     let capacity = expected.iter().map(|dispatched| dispatched.tokens.len()).max().unwrap();
     let (places, bytes) = places::<T>(capacity, hidden, top_k);
-    on_ranks(group(ranks, bytes), |member| {
-        let rank = member.rank().index();
+    on_ranks(group(ranks, bytes), |comm| {
+        let rank = comm.rank().index();
         let mut random = fastrand::Rng::with_seed(seed ^ rank as u64);
         for _ in 0..2 {
             let mut source_offsets = vec![77; ranks + 1];
@@ -124,16 +124,16 @@ fn exchanges<T: Element>(ranks: usize, hidden: usize, experts_total: usize, seed
             let routes = Routes { tokens, rank_of_expert: &hosts, top_k, hidden };
             dawdle(&mut random);
             let out = Dispatch { source_offsets: &mut source_offsets, sent_rows: &mut sent_rows };
-            member.dispatch(routes, places, out).unwrap();
+            comm.dispatch(routes, places, out).unwrap();
             let (expected, r) = (&expected[rank], expected[rank].tokens.len());
             assert_eq!((&source_offsets, &sent_rows), (&expected.source_offsets, &expected.sent_rows));
-            assert_eq!(bits(&member.view(places.rows).unwrap()[..r * hidden]), bits(&expected.rows));
-            assert_eq!(member.view(places.tokens).unwrap()[..r], expected.tokens);
-            assert_eq!(member.view(places.experts).unwrap()[..r * top_k], expected.experts);
-            assert_eq!(member.view(places.weights).unwrap()[..r * top_k], expected.weights);
+            assert_eq!(bits(&comm.view(places.rows).unwrap()[..r * hidden]), bits(&expected.rows));
+            assert_eq!(comm.view(places.tokens).unwrap()[..r], expected.tokens);
+            assert_eq!(comm.view(places.experts).unwrap()[..r * top_k], expected.experts);
+            assert_eq!(comm.view(places.weights).unwrap()[..r * top_k], expected.weights);
             let mut out = vec![T::round(9.0); counts[rank] * hidden];
             dawdle(&mut random);
-            member.combine(places.rows, hidden, &sent_rows, &mut out).unwrap();
+            comm.combine(places.rows, hidden, &sent_rows, &mut out).unwrap();
             assert_eq!(bits(&out), bits(&combined[rank]));
         }
     });

@@ -9,28 +9,28 @@ use common::{PATIENCE, on_ranks, order};
 use half::bf16;
 use semmoe_kernels::reference::RoutedTokens;
 use semmoe_kernels::{KernelError, RowSplit, even_offsets};
-use semmoe_ranks::{Dispatch, Member, RankError, RawGroup, Received, Routes, SIGNAL_BYTES, Span, threads};
+use semmoe_ranks::{Communicator, Dispatch, RankError, RawGroup, Received, Routes, SIGNAL_BYTES, Span, threads};
 use semmoe_tables::RankId;
 
 const SOON: Duration = Duration::from_secs(2);
 
 /// Plain reduce-scatter of n tokens of two columns.
-fn scatter(member: &mut Member, n: usize) -> Result<(), RankError> {
-    let offsets = even_offsets(n, member.world()).unwrap();
+fn scatter(comm: &mut Communicator, n: usize) -> Result<(), RankError> {
+    let offsets = even_offsets(n, comm.world()).unwrap();
     let split = RowSplit::contiguous(&offsets).unwrap();
-    let mut out = vec![0.0f32; split.positions(member.rank().index()).len() * 2];
-    member.reduce_scatter(Span::new(0, n * 2).unwrap(), 2, split, &mut out)
+    let mut out = vec![0.0f32; split.positions(comm.rank().index()).len() * 2];
+    comm.reduce_scatter(Span::new(0, n * 2).unwrap(), 2, split, &mut out)
 }
 
 #[test]
 fn a_rank_that_never_arrives_is_named_with_the_epoch() {
-    let mut members = threads(3, 4096, SOON).unwrap();
-    let late = members.pop().unwrap();
-    let answers = on_ranks(members, |member| {
-        let first = scatter(member, 8);
+    let mut comms = threads(3, 4096, SOON).unwrap();
+    let late = comms.pop().unwrap();
+    let answers = on_ranks(comms, |comm| {
+        let first = scatter(comm, 8);
         // Nothing more can be done with the group, its memory included: the late rank may come after all.
-        assert_eq!(scatter(member, 8), first);
-        assert_eq!(member.view(Span::<u8>::new(0, 8).unwrap()).unwrap_err(), first.clone().unwrap_err());
+        assert_eq!(scatter(comm, 8), first);
+        assert_eq!(comm.view(Span::<u8>::new(0, 8).unwrap()).unwrap_err(), first.clone().unwrap_err());
         first.unwrap_err()
     });
     let timed_out = RankError::TimedOut { rank: RankId::new(2), epoch: 1, limit: SOON };
@@ -49,12 +49,12 @@ fn a_rank_that_never_arrives_is_named_with_the_epoch() {
 
 #[test]
 fn a_rank_that_leaves_in_the_middle_ends_the_wait_of_all() {
-    let members = threads(4, 4096, PATIENCE).unwrap();
-    let answers = on_ranks(members, |member| {
+    let comms = threads(4, 4096, PATIENCE).unwrap();
+    let answers = on_ranks(comms, |comm| {
         for _ in 0..3 {
-            scatter(member, 8)?;
+            scatter(comm, 8)?;
         }
-        if member.rank().index() == 1 { Ok(()) } else { scatter(member, 8) }
+        if comm.rank().index() == 1 { Ok(()) } else { scatter(comm, 8) }
     });
     assert_eq!(answers[1], Ok(()));
     for rank in [0, 2, 3] {
@@ -71,34 +71,34 @@ fn a_rank_that_leaves_in_the_middle_ends_the_wait_of_all() {
 
 #[test]
 fn ranks_that_disagree_all_get_an_error_and_go_on() {
-    type Calls = fn(&mut Member) -> Result<(), RankError>;
+    type Calls = fn(&mut Communicator) -> Result<(), RankError>;
     let cases: [(&str, Calls); 6] = [
-        ("tokens", |member| scatter(member, if member.rank().index() == 2 { 10 } else { 8 })),
-        ("the operation", |member| match member.rank().index() {
-            0 => member.all_reduce(Span::<f32>::new(0, 8)?, Span::new(64, 8)?),
-            _ => scatter(member, 8),
+        ("tokens", |comm| scatter(comm, if comm.rank().index() == 2 { 10 } else { 8 })),
+        ("the operation", |comm| match comm.rank().index() {
+            0 => comm.all_reduce(Span::<f32>::new(0, 8)?, Span::new(64, 8)?),
+            _ => scatter(comm, 8),
         }),
-        ("the operation", |member| if member.rank().index() == 1 { member.barrier() } else { scatter(member, 8) }),
-        ("the element type", |member| match member.rank().index() {
-            0 => member.all_reduce(Span::<f32>::new(0, 8)?, Span::new(64, 8)?),
-            _ => member.all_reduce(Span::<bf16>::new(0, 8)?, Span::new(64, 8)?),
+        ("the operation", |comm| if comm.rank().index() == 1 { comm.barrier() } else { scatter(comm, 8) }),
+        ("the element type", |comm| match comm.rank().index() {
+            0 => comm.all_reduce(Span::<f32>::new(0, 8)?, Span::new(64, 8)?),
+            _ => comm.all_reduce(Span::<bf16>::new(0, 8)?, Span::new(64, 8)?),
         }),
-        ("the second offset", |member| {
-            let to = if member.rank().index() == 2 { 128 } else { 64 };
-            member.all_reduce(Span::<f32>::new(0, 8)?, Span::new(to, 8)?)
+        ("the second offset", |comm| {
+            let to = if comm.rank().index() == 2 { 128 } else { 64 };
+            comm.all_reduce(Span::<f32>::new(0, 8)?, Span::new(to, 8)?)
         }),
-        ("an order or placement with digest", |member| {
-            let order = order(&[0, 1, 2, 0, if member.rank().index() == 0 { 1 } else { 2 }], 3);
+        ("an order or placement with digest", |comm| {
+            let order = order(&[0, 1, 2, 0, if comm.rank().index() == 0 { 1 } else { 2 }], 3);
             let split = RowSplit::from(&order);
-            let rows = vec![0.0f32; split.positions(member.rank().index()).len()];
-            member.allgather(&rows, 1, split, Span::new(0, 5)?)
+            let rows = vec![0.0f32; split.positions(comm.rank().index()).len()];
+            comm.allgather(&rows, 1, split, Span::new(0, 5)?)
         }),
     ];
-    let answers = on_ranks(threads(3, 4096, PATIENCE).unwrap(), |member| {
+    let answers = on_ranks(threads(3, 4096, PATIENCE).unwrap(), |comm| {
         cases.map(|(_, call)| {
-            let error = call(member).unwrap_err();
+            let error = call(comm).unwrap_err();
             // In step still: the next collective works.
-            scatter(member, 8).unwrap();
+            scatter(comm, 8).unwrap();
             error
         })
     });
@@ -111,7 +111,7 @@ fn ranks_that_disagree_all_get_an_error_and_go_on() {
 
 #[test]
 fn too_many_rows_for_a_rank_fail_on_all() {
-    let answers = on_ranks(threads(2, 4096, PATIENCE).unwrap(), |member| {
+    let answers = on_ranks(threads(2, 4096, PATIENCE).unwrap(), |comm| {
         // Both ranks send three tokens to rank 1, which has room for five.
         let received = Received {
             rows: Span::<f32>::new(0, 5)?,
@@ -124,8 +124,8 @@ fn too_many_rows_for_a_rank_fail_on_all() {
         let routes = Routes { tokens, rank_of_expert: &[0, 1], top_k: 1, hidden: 1 };
         let (mut source_offsets, mut sent_rows) = ([0; 3], [0; 6]);
         let out = Dispatch { source_offsets: &mut source_offsets, sent_rows: &mut sent_rows };
-        let answer = member.dispatch(routes, received, out);
-        scatter(member, 8).unwrap();
+        let answer = comm.dispatch(routes, received, out);
+        scatter(comm, 8).unwrap();
         answer
     });
     let expected = Err(RankError::Capacity { rank: RankId::new(1), rows: 6, capacity: 5 });
@@ -135,28 +135,28 @@ fn too_many_rows_for_a_rank_fail_on_all() {
 #[test]
 fn operands_that_do_not_fit_are_refused_before_anything_happens() {
     // One rank alone would time out if any of these took part.
-    let mut members = threads(2, 64, SOON).unwrap();
-    let member = &mut members[0];
+    let mut comms = threads(2, 64, SOON).unwrap();
+    let comm = &mut comms[0];
     let (two, three) = (even_offsets(4, 2).unwrap(), even_offsets(4, 3).unwrap());
     let split = RowSplit::contiguous(&two).unwrap();
     let span = |offset, len| Span::<f32>::new(offset, len).unwrap();
     let length = |what, found, expected| RankError::from(KernelError::Length { what, found, expected });
     let mut out = [0.0f32; 4];
     for (found, expected) in [
-        (member.reduce_scatter(span(0, 9), 2, split, &mut out), length("the part", 9, 8)),
+        (comm.reduce_scatter(span(0, 9), 2, split, &mut out), length("the part", 9, 8)),
         (
-            member.reduce_scatter(span(48, 8), 2, split, &mut out),
+            comm.reduce_scatter(span(48, 8), 2, split, &mut out),
             RankError::TooLarge { what: "the part", found: 80, limit: 64 },
         ),
-        (member.reduce_scatter(span(0, 8), 2, split, &mut out[..3]), length("out", 3, 4)),
+        (comm.reduce_scatter(span(0, 8), 2, split, &mut out[..3]), length("out", 3, 4)),
         (
-            member.reduce_scatter(span(0, 8), 2, RowSplit::contiguous(&three).unwrap(), &mut out),
+            comm.reduce_scatter(span(0, 8), 2, RowSplit::contiguous(&three).unwrap(), &mut out),
             length("ranks of the split", 3, 2),
         ),
-        (member.allgather(&out[..2], 2, split, span(0, 8)), length("rows", 2, 4)),
-        (member.all_reduce(span(0, 8), span(16, 8)), RankError::Overlap { first: "the part", second: "out" }),
+        (comm.allgather(&out[..2], 2, split, span(0, 8)), length("rows", 2, 4)),
+        (comm.all_reduce(span(0, 8), span(16, 8)), RankError::Overlap { first: "the part", second: "out" }),
         (
-            member.combine(span(0, 8), 2, &[0, 4], &mut out[..2]),
+            comm.combine(span(0, 8), 2, &[0, 4], &mut out[..2]),
             KernelError::OutOfRange { what: "sent row", index: 1, found: 4, bound: 4 }.into(),
         ),
         (Span::<f32>::new(8, 1).map(|_| ()), RankError::Misaligned { what: "a span", found: 8, alignment: 16 }),
@@ -169,9 +169,9 @@ fn operands_that_do_not_fit_are_refused_before_anything_happens() {
     }
     // An argsort that was never filled is a split over no ranks.
     let none = semmoe_kernels::RankOrder::default();
-    assert!(member.reduce_scatter(span(0, 0), 2, RowSplit::from(&none), &mut []).is_err());
+    assert!(comm.reduce_scatter(span(0, 0), 2, RowSplit::from(&none), &mut []).is_err());
     // The other rank is not there, so that the first call that takes part ends by the clock.
-    assert!(matches!(member.barrier(), Err(RankError::TimedOut { epoch: 1, .. })));
+    assert!(matches!(comm.barrier(), Err(RankError::TimedOut { epoch: 1, .. })));
 }
 
 #[test]
@@ -188,16 +188,16 @@ fn groups_that_cannot_be_are_refused() {
     // SAFETY: refused before anything is touched, but for the last, whose memory is in `memory`.
     unsafe {
         assert!(matches!(
-            Member::join(RawGroup { rank: 1, ..whole }),
+            Communicator::join(RawGroup { rank: 1, ..whole }),
             Err(RankError::NoSuchRank { rank: 1, world: 1 })
         ));
         let odd = [base.wrapping_add(8)];
-        assert!(matches!(Member::join(RawGroup { buffers: &odd, ..whole }), Err(RankError::Misaligned { .. })));
-        assert!(matches!(Member::join(RawGroup { signals: &odd, ..whole }), Err(RankError::Misaligned { .. })));
+        assert!(matches!(Communicator::join(RawGroup { buffers: &odd, ..whole }), Err(RankError::Misaligned { .. })));
+        assert!(matches!(Communicator::join(RawGroup { signals: &odd, ..whole }), Err(RankError::Misaligned { .. })));
         let null = [std::ptr::null_mut()];
-        assert!(matches!(Member::join(RawGroup { buffers: &null, ..whole }), Err(RankError::Memory { .. })));
-        let first = Member::join(whole);
+        assert!(matches!(Communicator::join(RawGroup { buffers: &null, ..whole }), Err(RankError::Memory { .. })));
+        let first = Communicator::join(whole);
         assert!(first.is_ok());
-        assert_eq!(Member::join(whole).err(), Some(RankError::Joined { rank: RankId::new(0) }));
+        assert_eq!(Communicator::join(whole).err(), Some(RankError::Joined { rank: RankId::new(0) }));
     }
 }

@@ -12,7 +12,7 @@ use common::{PATIENCE, order, slices, values};
 use half::bf16;
 use memmap2::MmapRaw;
 use semmoe_kernels::{RowSplit, reference};
-use semmoe_ranks::{Member, RankError, RawGroup, SIGNAL_BYTES, Span, attach_memory, create_memory, threads};
+use semmoe_ranks::{Communicator, RankError, RawGroup, SIGNAL_BYTES, Span, attach_memory, create_memory, threads};
 use semmoe_tables::RankId;
 
 const WORLD: usize = 4;
@@ -34,7 +34,7 @@ impl Group {
         Self { file, map, world }
     }
 
-    fn member(&self, rank: usize, timeout: Duration) -> Result<Member, RankError> {
+    fn comm(&self, rank: usize, timeout: Duration) -> Result<Communicator, RankError> {
         let at = |first: usize, bytes| (0..self.world).map(move |rank| first + rank * bytes);
         let places = |places: &mut dyn Iterator<Item = usize>| -> Vec<*mut u8> {
             places.map(|at| self.map.as_mut_ptr().wrapping_add(at)).collect()
@@ -42,8 +42,8 @@ impl Group {
         let buffers = places(&mut at(0, BUFFER_BYTES));
         let signals = places(&mut at(self.world * BUFFER_BYTES, SIGNAL_BYTES));
         let group = RawGroup { rank, buffers: &buffers, buffer_bytes: BUFFER_BYTES, signals: &signals, timeout };
-        // SAFETY: the parts lie apart in the map, which the test keeps until its members are gone.
-        unsafe { Member::join(group) }
+        // SAFETY: the parts lie apart in the map, which the test keeps until its communicators are gone.
+        unsafe { Communicator::join(group) }
     }
 }
 
@@ -56,11 +56,11 @@ fn child() {
     let file = File::options().read(true).write(true).open(var("SEMMOE_TEST_MEMORY")).unwrap();
     let map = attach_memory(&file, SIGNAL_BYTES + BUFFER_BYTES).unwrap();
     let group = Group { file, map, world: number("SEMMOE_TEST_WORLD") };
-    let mut member = group.member(number("SEMMOE_TEST_RANK"), PATIENCE).unwrap();
+    let mut comm = group.comm(number("SEMMOE_TEST_RANK"), PATIENCE).unwrap();
     match var("SEMMOE_TEST_TASK").as_str() {
-        "shuffle" => shuffle(&mut member),
+        "shuffle" => shuffle(&mut comm),
         "die" => {
-            member.barrier().unwrap();
+            comm.barrier().unwrap();
             // As a killed process: nothing is dropped or announced.
             std::process::abort();
         }
@@ -85,8 +85,8 @@ fn start(group: &Group, rank: usize, task: &str) -> Child {
 }
 
 /// SRS, then SAG; every rank sees the all-reduced rows.
-fn shuffle(member: &mut Member) {
-    let rank = member.rank().index();
+fn shuffle(comm: &mut Communicator) {
+    let rank = comm.rank().index();
     let data: Vec<Vec<bf16>> = (0..WORLD).map(|rank| values(TOKENS * HIDDEN, rank as u64)).collect();
     let destinations: Vec<u16> = (0..TOKENS).map(|token| (token * 5 % WORLD) as u16).collect();
     let order = order(&destinations, WORLD);
@@ -95,10 +95,10 @@ fn shuffle(member: &mut Member) {
     let whole = Span::new(part.next(), TOKENS * HIDDEN).unwrap();
     let mut rows = vec![bf16::ZERO; split.positions(rank).len() * HIDDEN];
     for _ in 0..20 {
-        member.view_mut(part).unwrap().copy_from_slice(&data[rank]);
-        member.reduce_scatter(part, HIDDEN, split, &mut rows).unwrap();
-        member.allgather(&rows, HIDDEN, split, whole).unwrap();
-        assert_eq!(member.view(whole).unwrap(), reference::all_reduce(&slices(&data)).unwrap());
+        comm.view_mut(part).unwrap().copy_from_slice(&data[rank]);
+        comm.reduce_scatter(part, HIDDEN, split, &mut rows).unwrap();
+        comm.allgather(&rows, HIDDEN, split, whole).unwrap();
+        assert_eq!(comm.view(whole).unwrap(), reference::all_reduce(&slices(&data)).unwrap());
     }
 }
 
@@ -106,7 +106,7 @@ fn shuffle(member: &mut Member) {
 fn processes_do_what_threads_do() {
     let shared = Group::create(WORLD);
     let children: Vec<Child> = (1..WORLD).map(|rank| start(&shared, rank, "shuffle")).collect();
-    shuffle(&mut shared.member(0, PATIENCE).unwrap());
+    shuffle(&mut shared.comm(0, PATIENCE).unwrap());
     for mut child in children {
         assert!(child.wait().unwrap().success());
     }
@@ -116,15 +116,15 @@ fn processes_do_what_threads_do() {
 fn a_process_that_died_is_named() {
     let shared = Group::create(2);
     let mut child = start(&shared, 1, "die");
-    let mut member = shared.member(0, Duration::from_secs(30)).unwrap();
-    member.barrier().unwrap();
+    let mut comm = shared.comm(0, Duration::from_secs(30)).unwrap();
+    comm.barrier().unwrap();
     assert!(!child.wait().unwrap().success());
-    drop(member);
+    drop(comm);
     // Its rank stays taken, also for this process: a new group is needed.
-    assert_eq!(shared.member(1, PATIENCE).err(), Some(RankError::Joined { rank: RankId::new(1) }));
+    assert_eq!(shared.comm(1, PATIENCE).err(), Some(RankError::Joined { rank: RankId::new(1) }));
 
     let shared = Group::create(2);
-    let mut alone = shared.member(0, Duration::from_millis(50)).unwrap();
+    let mut alone = shared.comm(0, Duration::from_millis(50)).unwrap();
     let limit = Duration::from_millis(50);
     assert_eq!(alone.barrier(), Err(RankError::TimedOut { rank: RankId::new(1), epoch: 1, limit }));
 }

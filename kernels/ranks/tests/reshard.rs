@@ -1,10 +1,11 @@
 //! Switches run by threads: over shared memory, messages, and both; faults at every layer, rank and direction.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+use semmoe_kernels::NodeGrid;
 use semmoe_kernels::collectives::{Lockstep, UnitError};
 use semmoe_kernels::reshard::{
-    Checksums, Cluster, ExpertMemory, ExpertShape, Fault, Hosts, Layout, MemoryFault, NO_HOST, Outcome, Pool, Reason,
-    Refusal, Resharder, Side, Switch, SwitchError,
+    Checksums, ExpertMemory, ExpertShape, Fault, Hosts, Layout, MemoryFault, NO_HOST, Outcome, Pool, Reason, Refusal,
+    Resharder, Side, Switch, SwitchError,
 };
 use semmoe_ranks::{LocalTransport, SharedExperts};
 
@@ -61,8 +62,8 @@ impl ExpertMemory for Faulty {
 fn pool(world: usize) -> Pool {
     // Nodes of 2 or 3 ranks, or of 1; a width that none but the last divides.
     let per_node = [2, 3, 1].into_iter().find(|&ranks| world.is_multiple_of(ranks)).unwrap();
-    let cluster = Cluster::new(world / per_node, per_node).unwrap();
-    Pool::new(ExpertShape::rows(5, 7, 2).unwrap(), cluster, EXPERTS, LAYERS, EXPERTS.div_ceil(world) + 1).unwrap()
+    let grid = NodeGrid::of_nodes(world / per_node, per_node).unwrap();
+    Pool::new(ExpertShape::rows(5, 7, 2).unwrap(), grid, EXPERTS, LAYERS, EXPERTS.div_ceil(world) + 1).unwrap()
 }
 
 /// Expert e + i on rank e mod P in layer i, and a replica of expert 0 on the last rank.
@@ -121,7 +122,7 @@ impl Unit<'_> {
         &self,
         work: impl Fn(usize, Resharder<'_, LocalTransport, Faulty>, Checksums) -> R + Sync,
     ) -> Vec<R> {
-        let world = self.pool.cluster().ranks();
+        let world = self.pool.grid().ranks();
         let memory = SharedExperts::on_hosts(world, self.host, self.pool.bytes()).unwrap();
         let work = &work;
         std::thread::scope(|scope| {
@@ -311,7 +312,7 @@ fn damage_in_a_copy_is_found_and_operands_are_checked() {
         let none = Checksums::new(&pool);
         assert_eq!(resharder.verify(&pool, &first, Side::High, &none).unwrap_err().reason(), Reason::Checksum);
         // Another buffer.
-        let other = Pool::new(ExpertShape::slice_major(2, 8).unwrap(), pool.cluster(), EXPERTS, LAYERS, 4).unwrap();
+        let other = Pool::new(ExpertShape::slice_major(2, 8).unwrap(), pool.grid(), EXPERTS, LAYERS, 4).unwrap();
         let switch = Switch::new(&other, &Layout::Tp, &first, Side::High).unwrap();
         let error = resharder.run(&switch, &none, &mut |_| true).unwrap_err();
         assert!(error.to_string().starts_with("bytes of the expert buffer: "), "{error}");

@@ -145,23 +145,23 @@ impl PieceHash {
 pub struct Checksums {
     experts: usize,
     slices: usize,
-    /// `[K, N, W]`, 0 where unknown
+    /// `[K, N, P]`, 0 where unknown
     words: Vec<u64>,
 }
 
 impl Checksums {
-    /// Of a pool's experts, all unknown: 8 K N W bytes.
+    /// Of a pool's experts, all unknown: 8 K N P bytes, for experts of P slices, one for each rank of a node.
     pub fn new(pool: &Pool) -> Self {
-        let (experts, slices) = (pool.experts(), pool.cluster().slices());
+        let (experts, slices) = (pool.experts(), pool.grid().width());
         Self { experts, slices, words: vec![0; pool.layers() * experts * slices] }
     }
 
-    /// `[K, N, W]`: to send to other ranks; 0 where unknown.
+    /// `[K, N, P]`: to send to other ranks; 0 where unknown.
     pub fn words(&self) -> &[u64] {
         &self.words
     }
 
-    /// Adds what another rank knows, `[K, N, W]`.
+    /// Adds what another rank knows, `[K, N, P]`.
     ///
     /// # Errors
     /// Another length, or a piece of which both ranks have a copy and the copies differ.

@@ -161,7 +161,7 @@ impl<'m, L: Lockstep, M: ExpertMemory> Resharder<'m, L, M> {
 
     fn check(&self, pool: &Pool) -> Result<(), ReshardError> {
         check_equal("rank of the expert buffer", self.memory.rank(), self.link.rank())?;
-        check_equal("ranks of the unit", self.link.world(), pool.cluster().ranks())?;
+        check_equal("ranks of the unit", self.link.world(), pool.grid().ranks())?;
         check_equal("bytes of the expert buffer", self.memory.bytes(), pool.bytes())
     }
 

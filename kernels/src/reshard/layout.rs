@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use super::checksum::PieceId;
 use super::error::ReshardError;
-use super::shape::{Cluster, ExpertArray, ExpertShape, MAX_IDS, check_count, check_equal};
+use super::shape::{ExpertArray, ExpertShape, MAX_IDS, check_count, check_equal};
+use crate::nodes::NodeGrid;
 use crate::split::even_part;
 
 /// An expert slot that hosts no expert.
@@ -122,7 +123,7 @@ impl Side {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pool {
     pub(super) shape: ExpertShape,
-    pub(super) cluster: Cluster,
+    pub(super) grid: NodeGrid,
     pub(super) experts: usize,
     layers: usize,
     slots: usize,
@@ -136,10 +137,10 @@ impl Pool {
     /// (replicas and empty ones included).
     ///
     /// # Errors
-    /// Counts of 0, too few slots for all experts, and more bytes than can be addressed.
+    /// Counts of 0 or above 65,535, too few slots for all experts, and more bytes than can be addressed.
     pub fn new(
         shape: ExpertShape,
-        cluster: Cluster,
+        grid: NodeGrid,
         experts: usize,
         layers: usize,
         slots: usize,
@@ -147,11 +148,12 @@ impl Pool {
         for (what, found) in [("experts", experts), ("layers", layers), ("expert slots of a rank", slots)] {
             check_count(what, found)?;
         }
-        let ranks = cluster.ranks();
+        let ranks = grid.ranks();
+        check_count("ranks", ranks)?;
         if slots * ranks < experts {
             return Err(ReshardError::Room { slots, ranks, experts });
         }
-        let widest = shape.steps(0, cluster.slices()).len();
+        let widest = shape.steps(0, grid.width()).len();
         let slice_bytes = shape.first_bytes(shape.arrays().len(), widest);
         let bytes = || {
             let (ep, tp) = (shape.bytes().checked_mul(slots)?, slice_bytes.checked_mul(experts)?);
@@ -159,7 +161,7 @@ impl Pool {
             (bytes <= isize::MAX as usize).then_some((ep, tp, bytes))
         };
         let (ep_bytes, tp_bytes, bytes) = bytes().ok_or(ReshardError::TooLarge)?;
-        Ok(Self { shape, cluster, experts, layers, slots, ep_bytes, tp_bytes, bytes })
+        Ok(Self { shape, grid, experts, layers, slots, ep_bytes, tp_bytes, bytes })
     }
 
     /// The same for a unit that only goes from one E to another: K + 1 EP slots, N times less on N nodes than with TP.
@@ -184,8 +186,8 @@ impl Pool {
     }
 
     /// Nodes and ranks.
-    pub fn cluster(&self) -> Cluster {
-        self.cluster
+    pub fn grid(&self) -> NodeGrid {
+        self.grid
     }
 
     /// Bytes of a layer's slot.
@@ -228,7 +230,7 @@ impl Pool {
             Layout::Tp => return Ok(()),
         };
         check_equal("experts of the layout", hosts.experts, self.experts)?;
-        check_equal("ranks of the layout", hosts.ranks, self.cluster.ranks())?;
+        check_equal("ranks of the layout", hosts.ranks, self.grid.ranks())?;
         check_equal("layers of the layout", hosts.layers.len(), self.layers)?;
         if hosts.slots > self.slots {
             return Err(ReshardError::Slots { found: hosts.slots, limit: self.slots });
@@ -251,8 +253,8 @@ impl Pool {
     /// The slices that a rank has of the experts that it hosts.
     pub(super) fn slices(&self, layout: &Layout, rank: usize) -> Range<usize> {
         match layout {
-            Layout::Ep(_) => 0..self.cluster.slices(),
-            Layout::Tp => self.cluster.slice(rank)..self.cluster.slice(rank) + 1,
+            Layout::Ep(_) => 0..self.grid.width(),
+            Layout::Tp => self.grid.local(rank)..self.grid.local(rank) + 1,
         }
     }
 
@@ -276,7 +278,7 @@ impl Pool {
         piece: PieceId,
         at: HostedAt,
     ) -> impl Iterator<Item = Part> {
-        let steps = self.shape.steps(piece.slice.into(), self.cluster.slices());
+        let steps = self.shape.steps(piece.slice.into(), self.grid.width());
         let (first, of_step) = match layout {
             Layout::Ep(_) => (steps.start, self.shape.width()),
             Layout::Tp => (0, steps.len()),
@@ -296,7 +298,7 @@ impl Pool {
     pub fn entry(&self, slot: Slot<'_>, rank: usize, position: usize, array: usize) -> Range<usize> {
         let steps = match slot.layout {
             Layout::Ep(_) => self.shape.width(),
-            Layout::Tp => self.shape.steps(self.cluster.slice(rank), self.cluster.slices()).len(),
+            Layout::Tp => self.shape.steps(self.grid.local(rank), self.grid.width()).len(),
         };
         self.array(slot, position, array, steps)
     }

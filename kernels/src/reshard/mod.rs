@@ -32,11 +32,12 @@
 //! # Example
 //! Four experts on two ranks go from EP to TP.
 //! ```
-//! use semmoe_kernels::reshard::{Cluster, ExpertShape, Hosts, Layout, Move, Pool, Side, Switch};
+//! use semmoe_kernels::NodeGrid;
+//! use semmoe_kernels::reshard::{ExpertShape, Hosts, Layout, Move, Pool, Side, Switch};
 //!
-//! let cluster = Cluster::new(1, 2)?;
+//! let grid = NodeGrid::of_nodes(1, 2)?;
 //! // Experts of 2 slices of 64 bytes, each slice packed by itself.
-//! let pool = Pool::new(ExpertShape::slice_major(2, 64)?, cluster, 4, 3, 2)?;
+//! let pool = Pool::new(ExpertShape::slice_major(2, 64)?, grid, 4, 3, 2)?;
 //! // In each of 3 layers rank 0 hosts experts 0 and 3, rank 1 hosts 1 and 2.
 //! let ep = Layout::Ep(Hosts::new(4, 2, vec![vec![0, 3, 1, 2]; 3])?);
 //! let switch = Switch::new(&pool, &ep, &Layout::Tp, Side::High)?;
@@ -68,4 +69,4 @@ pub use execute::{Outcome, Progress, Resharder};
 pub use layout::{Hosts, Layout, NO_HOST, Part, Place, Pool, Side, Slot};
 pub use memory::ExpertMemory;
 pub use plan::{Move, Switch};
-pub use shape::{Cluster, ExpertArray, ExpertShape};
+pub use shape::{ExpertArray, ExpertShape};

@@ -107,8 +107,8 @@ impl<'a> Switch<'a> {
         moves.clear();
         let pool = self.pool;
         let copies = self.copies(layer);
-        let mut taken = vec![0; pool.cluster.ranks()];
-        for rank in 0..pool.cluster.ranks() {
+        let mut taken = vec![0; pool.grid.ranks()];
+        for rank in 0..pool.grid.ranks() {
             for hosted in pool.hosted(self.to, layer, rank) {
                 for slice in pool.slices(self.to, rank) {
                     let from = self.source(&copies, &taken, rank, hosted.expert, slice);
@@ -125,7 +125,7 @@ impl<'a> Switch<'a> {
     fn copies(&self, layer: usize) -> Vec<Vec<HostedAt>> {
         let mut copies = vec![Vec::new(); self.pool.experts()];
         if let Layout::Ep(_) = self.from {
-            for rank in 0..self.pool.cluster.ranks() {
+            for rank in 0..self.pool.grid.ranks() {
                 for hosted in self.pool.hosted(self.from, layer, rank) {
                     copies[usize::from(hosted.expert)].push(HostedAt { rank, position: hosted.position });
                 }
@@ -135,15 +135,15 @@ impl<'a> Switch<'a> {
     }
 
     fn source(&self, copies: &[Vec<HostedAt>], taken: &[usize], to: usize, expert: u16, slice: usize) -> HostedAt {
-        let (cluster, expert) = (self.pool.cluster, usize::from(expert));
+        let (grid, expert) = (self.pool.grid, usize::from(expert));
         let distance = |rank: usize| match rank {
             _ if rank == to => 0,
-            _ if cluster.node(rank) == cluster.node(to) => 1,
+            _ if grid.node(rank) == grid.node(to) => 1,
             _ => 2,
         };
         let nearest = copies[expert].iter().min_by_key(|copy| (distance(copy.rank), taken[copy.rank], copy.rank));
         // No copy of the whole expert: it is under TP, and the node has each slice once.
-        nearest.copied().unwrap_or_else(|| HostedAt { rank: cluster.rank(cluster.node(to), slice), position: expert })
+        nearest.copied().unwrap_or_else(|| HostedAt { rank: grid.rank(grid.node(to), slice), position: expert })
     }
 
     /// The moves of one piece.
@@ -162,14 +162,8 @@ impl<'a> Switch<'a> {
         let mut hash = 0;
         let mut word = |word: usize| hash = mix(hash, word as u64 + 1);
         let pool = self.pool;
-        let counts = [
-            pool.bytes(),
-            pool.layers(),
-            pool.experts(),
-            pool.cluster.ranks(),
-            pool.cluster.slices(),
-            pool.shape.width(),
-        ];
+        let counts =
+            [pool.bytes(), pool.layers(), pool.experts(), pool.grid.ranks(), pool.grid.width(), pool.shape.width()];
         counts.into_iter().for_each(&mut word);
         for array in pool.shape.arrays() {
             word(array.outer);
@@ -180,7 +174,7 @@ impl<'a> Switch<'a> {
             word(pool.slot_bytes(layout));
             let Layout::Ep(hosts) = layout else { continue };
             for layer in 0..pool.layers() {
-                for rank in 0..pool.cluster.ranks() {
+                for rank in 0..pool.grid.ranks() {
                     hosts.of_rank(layer, rank).iter().for_each(|&expert| word(usize::from(expert)));
                 }
             }

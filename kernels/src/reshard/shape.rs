@@ -3,51 +3,22 @@
 use std::ops::Range;
 
 use super::error::ReshardError;
+use crate::nodes::NodeGrid;
 
 /// Ids are 16 bits, and the last one is not an expert.
 pub(super) const MAX_IDS: usize = u16::MAX as usize;
 
-/// N nodes of P ranks. Rank r is on node r / P and, under TP, has slice r mod P of every expert, so that each node has
-/// all experts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Cluster {
-    nodes: usize,
-    ranks_per_node: usize,
-}
-
-impl Cluster {
+impl NodeGrid {
+    /// N nodes of P ranks between which experts move. Under TP rank r has slice r mod P of every expert, so that each
+    /// node has all experts.
+    ///
     /// # Errors
     /// No nodes, no ranks, or more than 65,535 together.
-    pub fn new(nodes: usize, ranks_per_node: usize) -> Result<Self, ReshardError> {
+    pub fn of_nodes(nodes: usize, width: usize) -> Result<Self, ReshardError> {
         check_count("nodes", nodes)?;
-        check_count("ranks per node", ranks_per_node)?;
-        check_count("ranks", nodes * ranks_per_node)?;
-        Ok(Self { nodes, ranks_per_node })
-    }
-
-    /// N x P
-    pub fn ranks(self) -> usize {
-        self.nodes * self.ranks_per_node
-    }
-
-    /// W: slices of an expert, one for each rank of a node.
-    pub fn slices(self) -> usize {
-        self.ranks_per_node
-    }
-
-    /// The node of a rank.
-    pub fn node(self, rank: usize) -> usize {
-        rank / self.ranks_per_node
-    }
-
-    /// The slice that a rank has under TP.
-    pub fn slice(self, rank: usize) -> usize {
-        rank % self.ranks_per_node
-    }
-
-    /// The rank of a node that has a slice under TP.
-    pub fn rank(self, node: usize, slice: usize) -> usize {
-        node * self.ranks_per_node + slice
+        check_count("ranks per node", width)?;
+        check_count("ranks", nodes * width)?;
+        Ok(Self { nodes, width })
     }
 }
 

@@ -1,8 +1,8 @@
 //! Refusals, by their messages.
 
+use semmoe_kernels::NodeGrid;
 use semmoe_kernels::reshard::{
-    Checksums, Cluster, ExpertArray, ExpertShape, Hosts, Layout, NO_HOST, PieceHash, PieceId, Pool, ReshardError, Side,
-    Switch,
+    Checksums, ExpertArray, ExpertShape, Hosts, Layout, NO_HOST, PieceHash, PieceId, Pool, ReshardError, Side, Switch,
 };
 
 fn sentence<T: std::fmt::Debug>(result: Result<T, ReshardError>) -> String {
@@ -10,7 +10,7 @@ fn sentence<T: std::fmt::Debug>(result: Result<T, ReshardError>) -> String {
 }
 
 fn pool(slots: usize) -> Result<Pool, ReshardError> {
-    Pool::new(ExpertShape::slice_major(2, 8)?, Cluster::new(1, 2)?, 4, 2, slots)
+    Pool::new(ExpertShape::slice_major(2, 8)?, NodeGrid::of_nodes(1, 2)?, 4, 2, slots)
 }
 
 #[test]
@@ -29,16 +29,16 @@ fn shapes_that_do_not_fit() {
         (sentence(ExpertShape::new(1, array(1, 0))), "there are 0 bytes of a step"),
         (sentence(ExpertShape::new(1 << 40, array(1 << 40, 1))), "the experts of one rank have more bytes than"),
         (sentence(ExpertShape::rows(usize::MAX, 2, 2)), "the experts of one rank have more bytes than"),
-        (sentence(Cluster::new(0, 8)), "there are 0 nodes, expected 1 to 65535"),
-        (sentence(Cluster::new(8, 0)), "there are 0 ranks per node"),
-        (sentence(Cluster::new(300, 300)), "there are 90000 ranks, expected 1 to 65535"),
+        (sentence(NodeGrid::of_nodes(0, 8)), "there are 0 nodes, expected 1 to 65535"),
+        (sentence(NodeGrid::of_nodes(8, 0)), "there are 0 ranks per node"),
+        (sentence(NodeGrid::of_nodes(300, 300)), "there are 90000 ranks, expected 1 to 65535"),
         (sentence(pool(1)), "2 ranks with 1 slots each have no room for 4 experts"),
         (sentence(pool(0)), "there are 0 expert slots of a rank"),
     ] {
         assert!(found.starts_with(expected), "{found}");
     }
     let huge = ExpertShape::slice_major(2, 1 << 60).unwrap();
-    assert_eq!(Pool::new(huge, Cluster::new(1, 2).unwrap(), 4, 2, 2), Err(ReshardError::TooLarge));
+    assert_eq!(Pool::new(huge, NodeGrid::of_nodes(1, 2).unwrap(), 4, 2, 2), Err(ReshardError::TooLarge));
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! The buffers that reshard.py, the executable specification, leaves: `data/reshard/golden.txt`, made by `golden.py`
 //! beside it.
 
-use semmoe_kernels::reshard::{Cluster, ExpertShape, Hosts, Layout, Part, Pool, Side, Switch};
+use semmoe_kernels::NodeGrid;
+use semmoe_kernels::reshard::{ExpertShape, Hosts, Layout, Part, Pool, Side, Switch};
 
 use crate::sim::{Random, Sim, order};
 
@@ -19,11 +20,11 @@ fn buffers_are_those_of_the_reference_bit_for_bit() {
     for ranks in shapes {
         let numbers: Vec<usize> = ranks[0][..7].iter().map(|number| number.parse().unwrap()).collect();
         let [nodes, per_node, experts, width, hidden, layers, elements] = numbers[..] else { unreachable!() };
-        let cluster = Cluster::new(nodes, per_node).unwrap();
+        let grid = NodeGrid::of_nodes(nodes, per_node).unwrap();
         let shape = ExpertShape::rows(hidden, width, 2).unwrap();
-        let pool = Pool::new(shape, cluster, experts, layers, experts / cluster.ranks()).unwrap();
+        let pool = Pool::new(shape, grid, experts, layers, experts / grid.ranks()).unwrap();
         assert_eq!(pool.bytes(), 2 * elements, "one spare EP slot");
-        let ep = Layout::Ep(Hosts::contiguous(experts, cluster.ranks(), layers).unwrap());
+        let ep = Layout::Ep(Hosts::contiguous(experts, grid.ranks(), layers).unwrap());
 
         // gate and up [K, E, 2, I, H], down [K, E, H, I], in elements of 2 bytes.
         let truth = |part: &Part, row: usize, byte: usize| {

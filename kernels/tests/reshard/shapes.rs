@@ -1,9 +1,8 @@
 //! Any shape, any E with replicas and empty slots, any number of switches.
 
 use proptest::prelude::*;
-use semmoe_kernels::reshard::{
-    Cluster, ExpertArray, ExpertShape, Hosts, Layout, Move, NO_HOST, Part, Pool, Side, Switch,
-};
+use semmoe_kernels::NodeGrid;
+use semmoe_kernels::reshard::{ExpertArray, ExpertShape, Hosts, Layout, Move, NO_HOST, Part, Pool, Side, Switch};
 
 use crate::sim::{Random, Sim, order};
 
@@ -79,13 +78,13 @@ fn truth(part: &Part, row: usize, byte: usize) -> u8 {
 }
 
 fn pool(case: Case, random: &mut Random) -> Pool {
-    let cluster = Cluster::new(case.nodes, case.per_node).unwrap();
-    let slots = case.experts.div_ceil(cluster.ranks()) + case.more_slots;
-    Pool::new(shape(case.per_node, random), cluster, case.experts, case.layers, slots).unwrap()
+    let grid = NodeGrid::of_nodes(case.nodes, case.per_node).unwrap();
+    let slots = case.experts.div_ceil(grid.ranks()) + case.more_slots;
+    Pool::new(shape(case.per_node, random), grid, case.experts, case.layers, slots).unwrap()
 }
 
 fn slots(pool: &Pool, case: Case) -> usize {
-    case.experts.div_ceil(pool.cluster().ranks()) + case.more_slots
+    case.experts.div_ceil(pool.grid().ranks()) + case.more_slots
 }
 
 proptest! {
@@ -144,7 +143,7 @@ proptest! {
     ) {
         let (experts, slots) = (each * per_node, each + redundant);
         let shape = ExpertShape::slice_major(per_node, bytes).unwrap();
-        let pool = Pool::new(shape, Cluster::new(1, per_node).unwrap(), experts, layers, slots).unwrap();
+        let pool = Pool::new(shape, NodeGrid::of_nodes(1, per_node).unwrap(), experts, layers, slots).unwrap();
         // N experts, each once, over P ranks.
         let least = experts * bytes * layers;
         prop_assert_eq!(pool.bytes() * layers * experts, least * (layers + 1) * (experts + redundant * per_node));
@@ -181,14 +180,14 @@ proptest! {
         let case = Case { nodes, per_node, experts, layers: 1, more_slots: 0, seed };
         let mut random = Random(seed);
         let shape = ExpertShape::slice_major(per_node, 10).unwrap();
-        let pool = Pool::new(shape, Cluster::new(nodes, per_node).unwrap(), experts, 1, each).unwrap();
+        let pool = Pool::new(shape, NodeGrid::of_nodes(nodes, per_node).unwrap(), experts, 1, each).unwrap();
         let ep = Layout::Ep(hosts(case, each, &mut random));
         let switch = Switch::new(&pool, &ep, &Layout::Tp, Side::High).unwrap();
         let mut moves = Vec::new();
         let mut crossing = |switch: &Switch<'_>, rank: usize| {
             switch.moves(0, &mut moves);
-            let cluster = pool.cluster();
-            let crossing = moves.iter().filter(|m| m.to.rank == rank && cluster.node(m.from.rank) != cluster.node(rank));
+            let grid = pool.grid();
+            let crossing = moves.iter().filter(|m| m.to.rank == rank && grid.node(m.from.rank) != grid.node(rank));
             crossing.map(|m| m.total_bytes()).sum::<usize>()
         };
         for rank in 0..nodes * per_node {
@@ -202,7 +201,7 @@ proptest! {
 #[test]
 fn replicas_are_read_at_home_first_then_evenly() {
     let shape = ExpertShape::slice_major(6, 8).unwrap();
-    let pool = Pool::new(shape, Cluster::new(1, 6).unwrap(), 4, 1, 2).unwrap();
+    let pool = Pool::new(shape, NodeGrid::of_nodes(1, 6).unwrap(), 4, 1, 2).unwrap();
     // Ranks 0 to 2 have experts 0 and 1 each, ranks 3 to 5 have 2 and 3.
     let ep = Layout::Ep(Hosts::new(4, 6, vec![vec![0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3]]).unwrap());
     let mut moves = Vec::new();
@@ -224,7 +223,7 @@ fn replicas_are_read_at_home_first_then_evenly() {
 #[test]
 fn a_rank_that_skips_the_barrier_is_caught() {
     let shape = ExpertShape::slice_major(2, 8).unwrap();
-    let pool = Pool::new(shape, Cluster::new(1, 2).unwrap(), 4, 2, 2).unwrap();
+    let pool = Pool::new(shape, NodeGrid::of_nodes(1, 2).unwrap(), 4, 2, 2).unwrap();
     let hosts = |layer: [u16; 4]| Layout::Ep(Hosts::new(4, 2, vec![layer.to_vec(); 2]).unwrap());
     let (ep, other) = (hosts([0, 1, 2, 3]), hosts([3, 0, 1, 2]));
     for (from, to) in [(&ep, &Layout::Tp), (&Layout::Tp, &ep), (&ep, &other)] {

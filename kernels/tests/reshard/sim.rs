@@ -42,7 +42,7 @@ impl<'a> Sim<'a> {
     /// All experts of a layout at a side.
     pub(crate) fn load(pool: &'a Pool, layout: &Layout, side: Side, truth: Truth<'_>) -> Self {
         let buffer: Vec<u8> = POISON.into_iter().cycle().take(pool.bytes()).collect();
-        let mut sim = Self { pool, buffers: vec![buffer; pool.cluster().ranks()], side };
+        let mut sim = Self { pool, buffers: vec![buffer; pool.grid().ranks()], side };
         sim.each_byte(layout, |byte, expected| *byte = expected, truth);
         sim
     }

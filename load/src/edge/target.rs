@@ -9,9 +9,9 @@ use bytes::Bytes;
 use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
 use http_body_util::Full;
-use semmoe_engines::http::{AnswerLimits, BaseUrl, ClientSettings, HttpClient, request};
+use semmoe_engines::http::{AnswerLimits, BaseUrl, ClientSettings, HttpClient, HttpError, request};
 use semmoe_engines::tls::ClientTls;
-use serde::Deserialize;
+use semmoe_engines::vllm::{MODELS, Model, Models};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
@@ -122,29 +122,18 @@ impl Target {
     }
 }
 
-#[derive(Deserialize)]
-struct Models {
-    data: Vec<Model>,
-}
-
-#[derive(Deserialize)]
-struct Model {
-    id: String,
-}
-
 /// The one model that the server lists on `/v1/models`, asked with these headers.
 ///
 /// # Errors
 /// [`LoadError::Models`]: the list could not be read; [`LoadError::Model`]: it has no or several models.
 pub async fn only_model(url: &BaseUrl, headers: &HeaderMap, tls: Option<Arc<ClientTls>>) -> Result<String, LoadError> {
-    let mut request = request(Method::GET, url, "/v1/models", None)?;
+    let mut request = request(Method::GET, url, MODELS, None)?;
     request.headers_mut().extend(headers.clone());
     let (found_at, body) = HttpClient::new(&ClientSettings { tls, ..ClientSettings::default() })
         .whole(request, &AnswerLimits::default())
         .await?;
-    let models: Models = serde_json::from_slice(&body).map_err(|error| {
-        LoadError::Models(semmoe_engines::http::HttpError::Json { url: found_at, cause: error.to_string() })
-    })?;
+    let models: Models = serde_json::from_slice(&body)
+        .map_err(|error| LoadError::Models(HttpError::Json { url: found_at, cause: error.to_string() }))?;
     match <[Model; 1]>::try_from(models.data) {
         Ok([model]) => Ok(model.id),
         Err(models) => Err(LoadError::Model { url: url.to_string(), found: models.len() }),

@@ -115,7 +115,7 @@ impl Worker {
         let mut seen = Seen::default();
         let on_gap = |gap| {
             if ticket.measured {
-                self.stats().gap(gap);
+                self.stats().gaps.record(gap);
             }
         };
         let exchange = seen.exchange(

@@ -51,9 +51,9 @@ const FITTED: [Fitted<Constants>; 11] = [
 const FIRST_FACTOR: f64 = 2.0;
 const LAST_FACTOR: f64 = 1.002;
 /// Rounds over all constants; each round has two predictions of every point for each constant.
-const MOST_ROUNDS: usize = 400;
+const MAX_ROUNDS: usize = 400;
 /// More points than a calibration measures.
-const MOST_POINTS: usize = 4096;
+const MAX_POINTS: usize = 4096;
 
 /// The constants of computation that squares of ln(predicted / measured) are least with, found from `start`.
 ///
@@ -104,7 +104,7 @@ fn descend<T: Copy>(mut best: T, range: &[Fitted<T>], loss: impl Fn(&T) -> f64) 
     }
     let mut least = loss(&best);
     let mut factor = FIRST_FACTOR;
-    for _ in 0..MOST_ROUNDS {
+    for _ in 0..MAX_ROUNDS {
         let before = least;
         for Fitted { of: value, low, high } in range {
             for by in [factor, 1.0 / factor] {
@@ -128,7 +128,7 @@ fn descend<T: Copy>(mut best: T, range: &[Fitted<T>], loss: impl Fn(&T) -> f64) 
 }
 
 fn check(points: &[StepPoint]) -> Result<(), PlanError> {
-    if points.is_empty() || points.len() > MOST_POINTS {
+    if points.is_empty() || points.len() > MAX_POINTS {
         let expected = "1 to 4096";
         return Err(PlanError::Value { what: "the number of measured steps", found: points.len() as f64, expected });
     }
@@ -247,7 +247,7 @@ mod tests {
             vec![StepPoint { seconds: f64::NAN, ..good }],
             vec![StepPoint { seconds: 0.0, ..good }],
             vec![StepPoint { experts: Some(-1.0), ..good }],
-            vec![good; MOST_POINTS + 1],
+            vec![good; MAX_POINTS + 1],
         ] {
             assert!(fit(&shape, &cluster, &start, &points).is_err());
         }

@@ -21,9 +21,9 @@ use super::{
 };
 
 /// The most that the required gain of a switch is raised to, as a factor of its cost.
-const MOST_PATIENCE: f64 = 8.0;
+const MAX_PATIENCE: f64 = 8.0;
 /// A failed switch is tried again after the dwell, doubled at most so often.
-const MOST_FAILURES: u32 = 6;
+const MAX_FAILURES: u32 = 6;
 
 /// Where the policy stands.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -233,7 +233,7 @@ impl Adaptive {
         let price = if seconds.is_finite() { seconds.max(0.0) * self.in_flight } else { 0.0 };
         if self.layout.is_some() && self.price > 0.0 {
             let earned = self.earned >= self.price + price;
-            self.patience = (self.patience * if earned { 0.5 } else { 2.0 }).clamp(1.0, MOST_PATIENCE);
+            self.patience = (self.patience * if earned { 0.5 } else { 2.0 }).clamp(1.0, MAX_PATIENCE);
         }
         if seconds.is_finite() && seconds > 0.0 {
             let error = (seconds / self.cost.seconds(to, kv_tokens)).ln().clamp(-1.0, 1.0);
@@ -267,7 +267,7 @@ impl SwitchPolicy for Adaptive {
             }
             Event::Failed { .. } => {
                 self.now = self.now.max(at);
-                self.failures = (self.failures + 1).min(MOST_FAILURES);
+                self.failures = (self.failures + 1).min(MAX_FAILURES);
                 let wait = self.settings.dwell_seconds.max(1.0) * f64::from(1 << self.failures);
                 self.state = State::Dwelling { until: self.now + wait };
             }

@@ -24,11 +24,11 @@ pub type Prior = ByLayout<LayoutPrior>;
 /// Half octaves of a `u32`.
 const BUCKETS: usize = 65;
 /// Samples beyond these do not slow a bucket down: it goes on following.
-const MOST_SAMPLES: f64 = 50.0;
+const MAX_SAMPLES: f64 = 50.0;
 /// Weight of the other layout's samples: all of a bucket's count as much as the prior does.
 const SHARED: f64 = 0.02;
 /// A single step moves an estimate by this factor e at most.
-const MOST_ERROR: f64 = 1.0;
+const MAX_ERROR: f64 = 1.0;
 
 /// A logarithm known from samples.
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,7 +41,7 @@ impl Estimate {
     /// Moves to `log` with the weight of `weight` samples, from `believed` if this is the first.
     fn add(&mut self, believed: f64, log: f64, weight: f64) {
         let before = if self.samples > 0.0 { self.log } else { believed };
-        let share = weight / (self.samples.min(MOST_SAMPLES) + 1.0);
+        let share = weight / (self.samples.min(MAX_SAMPLES) + 1.0);
         self.log = before + share.min(1.0) * (log - before);
         self.samples += weight;
     }
@@ -81,7 +81,7 @@ impl Learned {
                 let other = self.prefill[layout.other()];
                 let shared = self.prior[layout.other()].prefill_tokens_per_second.map_or(0.0, |_| SHARED);
                 let (own_weight, other_weight) =
-                    (own.samples.min(MOST_SAMPLES), shared * other.samples.min(MOST_SAMPLES));
+                    (own.samples.min(MAX_SAMPLES), shared * other.samples.min(MAX_SAMPLES));
                 let log = (own_weight * own.log + other_weight * other.log) / (1.0 + own_weight + other_weight);
                 Some(rate * log.exp())
             }
@@ -101,7 +101,7 @@ impl Learned {
         let prefill = if prompt_tokens == 0 { Some(0.0) } else { self.prefill_rate(layout).map(|rate| tokens / rate) };
         match (decode, prefill) {
             (Some(decode), Some(prefill)) if decode + prefill > 0.0 => {
-                let error = (seconds / (decode + prefill)).ln().clamp(-MOST_ERROR, MOST_ERROR);
+                let error = (seconds / (decode + prefill)).ln().clamp(-MAX_ERROR, MAX_ERROR);
                 let share = decode / (decode + prefill);
                 if sequences > 0 {
                     let believed = (decode / self.base(layout, sequences)).ln();
@@ -138,7 +138,7 @@ impl Learned {
         for (side, trust) in [(layout, 1.0), (layout.other(), shared)] {
             for (number, estimate) in self.steps[side].iter().enumerate().filter(|(_, bucket)| bucket.samples > 0.0) {
                 let near = 0.5f64.powi(number.abs_diff(at) as i32);
-                let weight = trust * near * estimate.samples.min(MOST_SAMPLES);
+                let weight = trust * near * estimate.samples.min(MAX_SAMPLES);
                 sum += weight * estimate.log;
                 weights += weight;
             }

@@ -35,12 +35,7 @@ fn product(factors: &[u32]) -> u64 {
 impl CacheShape {
     /// Bytes of a token where it is whole: on its owner with EP.
     pub fn whole_bytes(self) -> u64 {
-        match self {
-            CacheShape::Grouped { layers, heads, head_dim, element_bytes } => {
-                product(&[2, layers, heads, head_dim, element_bytes])
-            }
-            CacheShape::Latent { layers, width, element_bytes } => product(&[layers, width, element_bytes]),
-        }
+        self.tp_rank_bytes(1)
     }
 
     /// Bytes of a token on each of `ranks` ranks with TP.
@@ -49,7 +44,7 @@ impl CacheShape {
             CacheShape::Grouped { layers, heads, head_dim, element_bytes } => {
                 product(&[2, layers, heads.div_ceil(ranks.max(1)), head_dim, element_bytes])
             }
-            CacheShape::Latent { .. } => self.whole_bytes(),
+            CacheShape::Latent { layers, width, element_bytes } => product(&[layers, width, element_bytes]),
         }
     }
 

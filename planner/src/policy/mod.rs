@@ -19,7 +19,6 @@ mod adaptive;
 mod arrivals;
 mod curve;
 mod fixed;
-mod gate;
 mod learned;
 mod memory;
 mod moebius;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::gate::Gate;
+use super::fixed::Gate;
 use super::{Cause, Decision, Event, Guard, Layout, Stay, SwitchPolicy, UnitView};
 
 /// The numbers of section 7.1 and equation 13.

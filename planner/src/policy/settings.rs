@@ -78,13 +78,13 @@ pub enum SettingsError {
 }
 
 /// An hour: longer windows are mistakes.
-const MOST_SECONDS: f64 = 3600.0;
+const MAX_SECONDS: f64 = 3600.0;
 
 impl Settings {
     /// Checks every number.
     pub fn validate(&self) -> Result<(), SettingsError> {
         const POSITIVE: &str = "more than 0 and at most 3600";
-        let from_zero = |found: f64| (0.0..=MOST_SECONDS).contains(&found);
+        let from_zero = |found: f64| (0.0..=MAX_SECONDS).contains(&found);
         let seconds = |found: f64| found > 0.0 && from_zero(found);
         let share = |found: f64| (0.0..=1.0).contains(&found);
         let close = self.guard_close;

@@ -227,7 +227,7 @@ fn precision(fields: &Fields<'_>) -> Result<Precision, PlanError> {
         Some("compressed-tensors") if group_bits(quantized) == Some(4) => {
             Ok(Precision { experts: Dtype::Int4, ..uniform })
         }
-        Some("gptq" | "awq") if bits(quantized) == Some(4) => {
+        Some("gptq" | "awq") if quantized.get("bits").and_then(Value::as_u64) == Some(4) => {
             Ok(Precision { experts: Dtype::Int4, dense: Dtype::Int4, ..uniform })
         }
         _ => Err(fields.unexpected(
@@ -235,10 +235,6 @@ fn precision(fields: &Fields<'_>) -> Result<Precision, PlanError> {
             "quant_method fp8, mxfp4, or gptq, awq or compressed-tensors with 4 bits; give other types with --weights",
         )),
     }
-}
-
-fn bits(quantized: &Map<String, Value>) -> Option<u64> {
-    quantized.get("bits").and_then(Value::as_u64)
 }
 
 /// Of the one group of `compressed-tensors`.

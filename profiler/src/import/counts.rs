@@ -2,12 +2,11 @@
 
 use std::path::Path;
 
-use semmoe_tables::{Array, Arrays, ModelInfo, Provenance};
+use semmoe_tables::{Array, Arrays, ModelInfo};
 use serde::Deserialize;
 
 use crate::ProfilerError;
 
-use super::loads::Loads;
 use super::{ImportError, integers, layer_rows, open};
 
 /// JSON of counts is small: a few numbers for each layer and expert.
@@ -17,7 +16,7 @@ const MAX_JSON_BYTES: u64 = 64 << 20;
 pub(super) struct Counts<'a> {
     model: &'a ModelInfo,
     /// [L][N].
-    sums: Vec<Vec<u64>>,
+    pub(super) sums: Vec<Vec<u64>>,
     pub(super) files: usize,
 }
 
@@ -108,9 +107,5 @@ impl<'a> Counts<'a> {
         *sum =
             sum.checked_add(count).ok_or_else(|| format!("the counts of expert {expert} do not fit into 64 bits"))?;
         Ok(())
-    }
-
-    pub(super) fn finish(self, provenance: &Provenance) -> Loads {
-        Loads::new(self.model, provenance, self.sums)
     }
 }

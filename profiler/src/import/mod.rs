@@ -110,7 +110,7 @@ fn write_loads(
     counts: counts::Counts<'_>,
     tally: Tally,
 ) -> Result<ImportReport, ProfilerError> {
-    let mut loads = counts.finish(&provenance(options));
+    let mut loads = Loads::new(&options.model, &provenance(options), counts.sums);
     if let Some(path) = &options.against {
         let profile = Profile::open(path)?;
         loads.compare(&profile).map_err(|error| error.in_file(path))?;

@@ -1,4 +1,4 @@
-//! The common part of both bounds: the inequality of one unit, and the cost of a centre.
+//! The common part of both bounds: the inequality of one unit, and the cost of a centre; and B1 itself.
 
 use super::eigen::{Eigen, UNIT_ROUNDOFF};
 use super::matrix::Matrix;
@@ -74,11 +74,6 @@ impl<'a> Frame<'a> {
         1.0 - 1.0 / self.groups as f64
     }
 
-    /// Tokens that a group may take.
-    pub(super) fn capacity(&self) -> f64 {
-        (1.0 + self.excess) * self.mass / self.groups as f64
-    }
-
     /// The matrix about the mean, units weighing as much as they have tokens.
     pub(super) fn about_mean(&self) -> AboutMean {
         // The load per token, the centre at which all units' deviations add up to nothing.
@@ -92,20 +87,29 @@ impl<'a> Frame<'a> {
         AboutMean { centre, alpha, matrix, doubt, top }
     }
 
+    /// B1, the spectral bound: no placement keeps more activations local. Its derivation is in the README beside this
+    /// file.
+    pub(super) fn spectral(&self) -> f64 {
+        let AboutMean { centre, top, .. } = self.about_mean();
+        let columns = self.columns_of_group();
+        // By the trace norm, |R| <= sqrt(capacity); by the Frobenius norm, |R (1 - J)|^2 <= (1 - 1/E) S.
+        let capacity = (1.0 + self.excess) * self.mass / self.groups as f64;
+        let trace = (capacity * columns).sqrt() * top.iter().map(|value| value.max(0.0).sqrt()).sum::<f64>();
+        let sum: f64 = top.iter().map(|value| value.max(0.0)).sum();
+        let frobenius = (self.rest() * self.mass * columns * sum).sqrt();
+        let value = self.activations / self.groups as f64 + self.centre_cost(&centre) + trace.min(frobenius);
+        value * (1.0 + self.rounding())
+    }
+
     /// Most that `sum over c of m[c] u . C~[c]` can be: only groups with more tokens than the mean can gain from u.
     pub(super) fn centre_cost(&self, centre: &[f64]) -> f64 {
-        self.excess * self.mass * (centre.iter().sum::<f64>() / self.groups as f64 - self.lowest_group(centre))
+        let lowest = -self.highest_group(centre.iter().map(|value| -value).collect());
+        self.excess * self.mass * (centre.iter().sum::<f64>() / self.groups as f64 - lowest)
     }
 
-    /// Least that one group can hold of a centre.
-    fn lowest_group(&self, centre: &[f64]) -> f64 {
-        let mut layer: Vec<f64> = centre.iter().map(|value| -value).collect();
-        -layer.chunks_exact_mut(self.units.experts).map(|layer| greatest(layer, self.share())).sum::<f64>()
-    }
-
-    fn highest_group(&self, centre: &[f64]) -> f64 {
-        let mut layer = centre.to_vec();
-        layer.chunks_exact_mut(self.units.experts).map(|layer| greatest(layer, self.share())).sum()
+    /// Most that one group can hold of a centre.
+    fn highest_group(&self, mut centre: Vec<f64>) -> f64 {
+        centre.chunks_exact_mut(self.units.experts).map(|layer| greatest(layer, self.share())).sum()
     }
 
     /// Sum over units of the least `beta` with `max over c of v . C~[c] <= alpha v^T X v + beta`, given that it is at
@@ -158,7 +162,7 @@ struct Caps<'a> {
 
 impl<'a> Caps<'a> {
     fn new(frame: &'a Frame<'a>, centre: &'a [f64]) -> Self {
-        let (sum, highest) = (centre.iter().sum(), frame.highest_group(centre));
+        let (sum, highest) = (centre.iter().sum(), frame.highest_group(centre.to_vec()));
         Caps { frame, centre, sum, highest, scratch: Vec::new() }
     }
 

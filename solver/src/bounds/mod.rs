@@ -4,7 +4,6 @@ mod eigen;
 mod frame;
 mod matrix;
 mod sdp;
-mod spectral;
 #[cfg(test)]
 mod tests;
 mod units;
@@ -152,7 +151,7 @@ fn part_bounds(units: &Units, groups: usize, capacity: f64, iterations: u32) -> 
         // A NaN is no bound, and f64::min takes the other. The last factor covers the fixed-point numbers of the
         // solver's values.
         let rate = |value: f64| (value / total * (1.0 + 1e-9)).min(1.0);
-        bounds.spectral = rate(spectral::spectral(&frame));
+        bounds.spectral = rate(frame.spectral());
         bounds.sdp = rate(sdp::sdp(&frame, iterations, &mut |_| ()));
     }
     bounds

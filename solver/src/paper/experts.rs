@@ -97,12 +97,6 @@ struct Placing<'a> {
     beside: Vec<f64>,
 }
 
-/// An expert in its group.
-struct PlacedExpert {
-    expert: usize,
-    group: usize,
-}
-
 impl Placing<'_> {
     /// Lines 4 to 19.
     fn place_all(&mut self) {
@@ -139,9 +133,7 @@ impl Placing<'_> {
             let (a, b) = (random.usize(0..self.groups), random.usize(0..self.groups));
             let (at_a, at_b) = (random.usize(0..each), random.usize(0..each));
             let (first, second) = (self.members[a][at_a], self.members[b][at_b]);
-            if a != b
-                && self.gain(PlacedExpert { expert: first, group: a }, PlacedExpert { expert: second, group: b }) > 0.0
-            {
+            if a != b && self.gain([first, second], [a, b]) > 0.0 {
                 self.members[a][at_a] = second;
                 self.members[b][at_b] = first;
                 let moved = self.load[first] - self.load[second];
@@ -154,12 +146,8 @@ impl Placing<'_> {
         }
     }
 
-    /// `aff_gain`: what the sum gains when two experts exchange their groups.
-    fn gain(
-        &self,
-        PlacedExpert { expert: first, group: a }: PlacedExpert,
-        PlacedExpert { expert: second, group: b }: PlacedExpert,
-    ) -> f64 {
+    /// `aff_gain`: what the sum gains when two experts exchange their groups, given in the same order.
+    fn gain(&self, [first, second]: [usize; 2], [a, b]: [usize; 2]) -> f64 {
         let at = |values: &[f64], expert: usize, group: usize| values[expert * self.groups + group];
         let change = |values: &[f64]| {
             at(values, first, b) - at(values, first, a) + at(values, second, a) - at(values, second, b)

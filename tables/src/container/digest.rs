@@ -2,20 +2,10 @@
 
 use sha2::{Digest, Sha256};
 
-use super::LayoutTensor;
+use super::Element;
 
-/// The digest of tensors given in ascending order of their names.
-pub(crate) fn digest<'a>(tensors: impl Iterator<Item = LayoutTensor<'a>>) -> String {
-    let mut digester = Digester::default();
-    for LayoutTensor { name, dtype, shape, bytes } in tensors {
-        digester.begin(name, dtype.name(), &shape, bytes.len() as u64);
-        digester.bytes(bytes);
-    }
-    digester.finish()
-}
-
-/// The same piece by piece. For each tensor: name, dtype name, shape and bytes, every one preceded by its length as a
-/// little-endian u64; dimensions are u64 as well.
+/// The digest of tensors that are given piece by piece, in ascending order of their names. For each tensor: name, dtype
+/// name, shape and bytes, every one preceded by its length as a little-endian u64; dimensions are u64 as well.
 #[derive(Default)]
 pub(crate) struct Digester(Sha256);
 
@@ -33,6 +23,14 @@ impl Digester {
     /// The next bytes of the tensor.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
+    }
+
+    /// A whole tensor in memory.
+    pub(crate) fn tensor<T: Element>(&mut self, name: &str, shape: &[usize], elements: &[T]) {
+        let shape: Vec<u64> = shape.iter().map(|&dim| dim as u64).collect();
+        let bytes: &[u8] = bytemuck::cast_slice(elements);
+        self.begin(name, T::DTYPE.name(), &shape, bytes.len() as u64);
+        self.bytes(bytes);
     }
 
     /// Lower-case hex.

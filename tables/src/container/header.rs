@@ -65,15 +65,14 @@ pub(super) struct Tensor {
     pub(super) bytes: Range<usize>,
 }
 
-/// A checked header.
-#[derive(Debug)]
-pub(super) struct Header {
+/// A header: as it stands in the JSON, without repeated keys, or with its tensors checked.
+pub(super) struct Header<T> {
     pub(super) metadata: Metadata,
-    pub(super) tensors: BTreeMap<String, Tensor>,
+    pub(super) tensors: BTreeMap<String, T>,
 }
 
 /// Parses and checks the header of a whole file of a format.
-pub(super) fn parse(file: &[u8], format: &'static str) -> Result<Header, FormatError> {
+pub(super) fn parse(file: &[u8], format: &'static str) -> Result<Header<Tensor>, FormatError> {
     let (raw, data_start) = read(file, MAX_HEADER_BYTES)?;
     // Before the tensors, so that a file of another kind is called that.
     check_format(&raw.metadata, format)?;
@@ -93,13 +92,13 @@ pub(super) fn checked<T>(
 
 /// Parses the header of any safetensors file, whatever its metadata and element types; also returns where its data
 /// start. The tensors cover the data without holes and overlaps.
-pub(super) fn parse_any(file: &[u8], max_header_bytes: u64) -> Result<(RawHeader, usize), FormatError> {
+pub(super) fn parse_any(file: &[u8], max_header_bytes: u64) -> Result<(Header<RawTensor>, usize), FormatError> {
     let (raw, data_start) = read(file, max_header_bytes)?;
     check_coverage(&raw.tensors, file.len() - data_start)?;
     Ok((raw, data_start))
 }
 
-fn read(file: &[u8], max_header_bytes: u64) -> Result<(RawHeader, usize), FormatError> {
+fn read(file: &[u8], max_header_bytes: u64) -> Result<(Header<RawTensor>, usize), FormatError> {
     let Some((length, rest)) = file.split_first_chunk::<LENGTH_BYTES>() else {
         return Err(damaged("file length", file.len(), "at least 8 bytes"));
     };
@@ -192,28 +191,22 @@ impl RawTensor {
     }
 }
 
-/// A header as it stands in the JSON, without repeated keys.
-pub(super) struct RawHeader {
-    pub(super) metadata: Metadata,
-    pub(super) tensors: BTreeMap<String, RawTensor>,
-}
-
-impl<'de> Deserialize<'de> for RawHeader {
+impl<'de> Deserialize<'de> for Header<RawTensor> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(RawHeaderVisitor)
+        deserializer.deserialize_map(HeaderVisitor)
     }
 }
 
-struct RawHeaderVisitor;
+struct HeaderVisitor;
 
-impl<'de> Visitor<'de> for RawHeaderVisitor {
-    type Value = RawHeader;
+impl<'de> Visitor<'de> for HeaderVisitor {
+    type Value = Header<RawTensor>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object of tensors")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut metadata = None;
         let mut tensors = BTreeMap::new();
         while let Some(key) = map.next_key::<String>()? {
@@ -226,7 +219,7 @@ impl<'de> Visitor<'de> for RawHeaderVisitor {
                 return Err(A::Error::custom("a key occurs twice"));
             }
         }
-        Ok(RawHeader { metadata: metadata.unwrap_or_default(), tensors })
+        Ok(Header { metadata: metadata.unwrap_or_default(), tensors })
     }
 }
 

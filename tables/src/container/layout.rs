@@ -6,25 +6,31 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use super::digest::Digester;
 use super::header::{Dtype, MAX_HEADER_BYTES, METADATA_KEY};
-use super::{DIGEST_KEY, Element, VERSION, atomic, digest};
+use super::stream::Data;
+use super::{DIGEST_KEY, Element, VERSION, atomic};
 use crate::model::Metadata;
 use crate::{FormatError, ModelInfo, Provenance};
 
-/// A tensor about to be written, with its bytes or where they are.
-#[derive(Clone, Debug)]
-pub(crate) struct LayoutTensor<'a, B = &'a [u8]> {
+/// A tensor about to be written.
+#[derive(Debug)]
+pub(crate) struct LayoutTensor<'a> {
     pub(crate) name: &'a str,
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<u64>,
-    pub(crate) bytes: B,
+    pub(crate) bytes: Data<'a>,
 }
 
 impl<'a> LayoutTensor<'a> {
     /// The caller guarantees that the elements fill the shape; the reader checks it again.
     pub(crate) fn new<T: Element>(name: &'a str, shape: &[usize], elements: &'a [T]) -> Self {
-        let shape = shape.iter().map(|&dim| dim as u64).collect();
-        LayoutTensor { name, dtype: T::DTYPE, shape, bytes: bytemuck::cast_slice(elements) }
+        Self::of(name, T::DTYPE, shape, elements.into())
+    }
+
+    /// The caller guarantees that the data are elements of this type that fill the shape.
+    pub(crate) fn of(name: &'a str, dtype: Dtype, shape: &[usize], bytes: Data<'a>) -> Self {
+        LayoutTensor { name, dtype, shape: shape.iter().map(|&dim| dim as u64).collect(), bytes }
     }
 }
 
@@ -78,25 +84,33 @@ impl Layout<'_> {
     }
 
     /// SHA-256 over the tensors, lower-case hex.
-    pub(crate) fn digest(&self) -> String {
-        let mut sorted = self.tensors.clone();
-        sorted.sort_by(|a, b| a.name.cmp(b.name));
-        digest(sorted.into_iter())
+    fn digest(&self) -> std::io::Result<String> {
+        let mut sorted: Vec<_> = self.tensors.iter().collect();
+        sorted.sort_by_key(|tensor| tensor.name);
+        let mut digester = Digester::default();
+        for LayoutTensor { name, dtype, shape, bytes } in sorted {
+            digester.begin(name, dtype.name(), shape, bytes.len());
+            bytes.each(|bytes| {
+                digester.bytes(bytes);
+                Ok(())
+            })?;
+        }
+        Ok(digester.finish())
     }
 
     /// The whole file in memory.
     pub(crate) fn to_bytes(&self) -> Result<Vec<u8>, FormatError> {
-        let header = self.header(&self.digest())?;
-        let data_len: usize = self.tensors.iter().map(|t| t.bytes.len()).sum();
-        let mut bytes = Vec::with_capacity(header.len() + data_len);
-        bytes.extend_from_slice(&header);
-        in_file_order(&self.tensors).iter().for_each(|t| bytes.extend_from_slice(t.bytes));
+        let io = |error| FormatError::io("write", Path::new("(in memory)"), error);
+        let header = self.header(&self.digest().map_err(io)?)?;
+        let data_len: u64 = self.tensors.iter().map(|tensor| tensor.bytes.len()).sum();
+        let mut bytes = Vec::with_capacity(header.len() + data_len as usize);
+        self.write_to(&header, &mut bytes).map_err(io)?;
         Ok(bytes)
     }
 
     /// Writes the file: a temporary file in the same directory, flushed to the disk, then renamed. Returns the digest.
     pub(crate) fn write(&self, path: &Path) -> Result<String, FormatError> {
-        let digest = self.digest();
+        let digest = self.digest().map_err(|e| FormatError::io("read what was written for", path, e))?;
         let header = self.header(&digest).map_err(|e| e.in_file(path))?;
         atomic::write(path, |out| self.write_to(&header, out))?;
         Ok(digest)
@@ -104,38 +118,28 @@ impl Layout<'_> {
 
     fn write_to(&self, header: &[u8], out: &mut dyn Write) -> std::io::Result<()> {
         out.write_all(header)?;
-        in_file_order(&self.tensors).iter().try_for_each(|t| out.write_all(t.bytes))
+        self.in_file_order().iter().try_for_each(|tensor| tensor.bytes.each(|bytes| out.write_all(bytes)))
+    }
+
+    /// Widest elements first, so that no padding is needed (safetensors allows none); then by name.
+    fn in_file_order(&self) -> Vec<&LayoutTensor<'_>> {
+        let mut order: Vec<_> = self.tensors.iter().collect();
+        order.sort_by_key(|tensor| (std::cmp::Reverse(tensor.dtype.size()), tensor.name));
+        order
     }
 
     fn header(&self, digest: &str) -> Result<Vec<u8>, FormatError> {
-        header(&self.metadata, digest, &in_file_order(&self.tensors), |bytes| bytes.len() as u64)
+        let mut metadata = self.metadata.clone();
+        metadata.insert(DIGEST_KEY.into(), digest.into());
+        let mut entries = BTreeMap::from([(METADATA_KEY, Entry::Metadata(&metadata))]);
+        let mut at = 0u64;
+        for LayoutTensor { name, dtype, shape, bytes } in self.in_file_order() {
+            let data_offsets = [at, at + bytes.len()];
+            at = data_offsets[1];
+            entries.insert(*name, Entry::Tensor { dtype: dtype.name(), shape, data_offsets });
+        }
+        encode(&entries, MAX_HEADER_BYTES)
     }
-}
-
-/// Widest elements first, so that no padding is needed (safetensors allows none); then by name.
-pub(super) fn in_file_order<'t, 'a, B>(tensors: &'t [LayoutTensor<'a, B>]) -> Vec<&'t LayoutTensor<'a, B>> {
-    let mut order: Vec<_> = tensors.iter().collect();
-    order.sort_by_key(|t| (std::cmp::Reverse(t.dtype.size()), t.name));
-    order
-}
-
-/// The header of tensors in the order of the file.
-pub(super) fn header<B>(
-    metadata: &Metadata,
-    digest: &str,
-    tensors: &[&LayoutTensor<'_, B>],
-    len_bytes: impl Fn(&B) -> u64,
-) -> Result<Vec<u8>, FormatError> {
-    let mut metadata = metadata.clone();
-    metadata.insert(DIGEST_KEY.into(), digest.into());
-    let mut entries = BTreeMap::from([(METADATA_KEY, Entry::Metadata(&metadata))]);
-    let mut at = 0u64;
-    for LayoutTensor { name, dtype, shape, bytes } in tensors {
-        let data_offsets = [at, at + len_bytes(bytes)];
-        at = data_offsets[1];
-        entries.insert(*name, Entry::Tensor { dtype: dtype.name(), shape, data_offsets });
-    }
-    encode(&entries, MAX_HEADER_BYTES)
 }
 
 #[cfg(all(test, target_os = "linux"))]

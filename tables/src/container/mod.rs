@@ -23,7 +23,7 @@ use bytemuck::Pod;
 
 pub(crate) use atomic::is_temporary;
 pub use atomic::{directory_of, write as write_atomically};
-pub(crate) use digest::{Digester, digest};
+pub(crate) use digest::Digester;
 pub(crate) use foreign::{
     FloatType, Foreign, ForeignTensor, INDEX, MAX_INDEX_BYTES, SINGLE, element_bytes, is_plain_name,
 };
@@ -34,7 +34,7 @@ pub(crate) use layout::{Layout, LayoutTensor};
 use crate::model::{Metadata, quoted, short};
 use crate::{FormatError, ModelInfo, Provenance};
 pub(crate) use storage::Storage;
-pub(crate) use stream::{Spool, Spooled, StreamTensor, write as write_stream};
+pub(crate) use stream::{Data, Spool};
 
 /// The only version of the three formats so far.
 pub(crate) const VERSION: &str = "1";
@@ -52,12 +52,6 @@ pub(crate) struct Container {
     pub(crate) metadata: Metadata,
     tensors: BTreeMap<String, Tensor>,
     digest: OnceLock<String>,
-}
-
-/// The model and origin that every file states.
-pub(crate) struct About {
-    pub(crate) model: ModelInfo,
-    pub(crate) provenance: Provenance,
 }
 
 /// A checked tensor: where its elements lie. Cheap to keep beside the container.
@@ -113,11 +107,11 @@ impl Container {
     }
 
     /// The model and origin of a file of a format, which has no tensors but those in `known`.
-    pub(crate) fn about(&self, format: &'static str, known: &[&str]) -> Result<About, FormatError> {
+    pub(crate) fn about(&self, format: &'static str, known: &[&str]) -> Result<(ModelInfo, Provenance), FormatError> {
         let model = ModelInfo::from_metadata(&self.metadata)?;
         let provenance = Provenance::from_metadata(&self.metadata)?;
         self.expect_only(format, known)?;
-        Ok(About { model, provenance })
+        Ok((model, provenance))
     }
 
     /// Refuses tensors that are not in `known`.
@@ -201,11 +195,6 @@ impl Container {
         })
     }
 
-    /// Whether the file states its digest.
-    pub(crate) fn has_stored_digest(&self) -> bool {
-        self.metadata.contains_key(DIGEST_KEY)
-    }
-
     /// Compares the digest that the file states, if it does, with that of its tensors.
     pub(crate) fn check_digest(&self) -> Result<(), FormatError> {
         match self.metadata.get(DIGEST_KEY) {
@@ -223,7 +212,7 @@ impl Container {
             name,
             dtype: tensor.dtype,
             shape: tensor.shape.clone(),
-            bytes: &self.storage[tensor.bytes.clone()],
+            bytes: Data::Memory(&self.storage[tensor.bytes.clone()]),
         });
         Layout { metadata: self.metadata.clone(), tensors: tensors.collect() }
     }

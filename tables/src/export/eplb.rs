@@ -7,7 +7,6 @@ use serde_json::json;
 use super::{filled_rows, line};
 use crate::container::{Layout, LayoutTensor};
 use crate::replicas::PADDING;
-use crate::slots::slots_per_layer;
 use crate::{FormatError, Tables};
 
 const FORMAT: &str = "semmoe.eplb";
@@ -53,7 +52,7 @@ impl Eplb {
         };
         Ok(Self {
             layers,
-            slots: slots_per_layer(tables),
+            slots: tables.slots_per_layer(),
             experts,
             most_replicas,
             placement_digest: tables.placement_digest().to_owned(),

@@ -1,6 +1,5 @@
 //! Launch options that make an engine run the exported placement.
 
-use crate::slots::slots_per_layer;
 use crate::{Attention, Tables};
 
 /// No run is so long that vLLM's balancer would move experts.
@@ -67,7 +66,7 @@ pub fn tensorrt_llm_options(tables: &Tables, file: &str) -> String {
 /// Slots beyond one for each expert.
 fn redundant(tables: &Tables) -> usize {
     // Every expert is in a slot.
-    slots_per_layer(tables) - usize::from(tables.model().num_experts)
+    tables.slots_per_layer() - usize::from(tables.model().num_experts)
 }
 
 /// As a shell reads it back.

@@ -28,7 +28,6 @@ pub use read::read_sglang;
 
 use crate::container::write_atomically;
 use crate::replicas::PADDING;
-use crate::slots::{slots, slots_per_layer};
 use crate::{FormatError, LayerIdx, Tables};
 
 /// SGLang's JSON has this key and no other.
@@ -51,7 +50,7 @@ pub fn sglang(tables: &Tables) -> Result<String, FormatError> {
     }
     let experts = usize::from(model.num_experts);
     // Below N, which is below 65535.
-    let trivial: Vec<i32> = (0..slots_per_layer(tables)).map(|slot| (slot % experts) as i32).collect();
+    let trivial: Vec<i32> = (0..tables.slots_per_layer()).map(|slot| (slot % experts) as i32).collect();
     let mut rows = vec![trivial; usize::from(model.num_hidden_layers)];
     for (layer, row) in model.layer_ids.iter().zip(filled_rows(tables, "SGLang")?) {
         // Layer ids are below the number of layers.
@@ -75,7 +74,7 @@ pub fn vllm(tables: &Tables) -> Result<String, FormatError> {
 /// # Errors
 /// When a slot is padding.
 pub fn tensorrt_llm(tables: &Tables) -> Result<String, FormatError> {
-    let mut text = format!("num_slots: {}\ninitial_global_assignments:\n", slots_per_layer(tables));
+    let mut text = format!("num_slots: {}\ninitial_global_assignments:\n", tables.slots_per_layer());
     for (layer, row) in tables.model().layer_ids.iter().zip(filled_rows(tables, "TensorRT-LLM")?) {
         let experts: Vec<String> = row.iter().map(i32::to_string).collect();
         text += &format!("  {layer}: [{}]\n", experts.join(", "));
@@ -90,7 +89,7 @@ pub fn tensorrt_llm(tables: &Tables) -> Result<String, FormatError> {
 /// When a slot is padding.
 pub fn ascend(tables: &Tables) -> Result<String, FormatError> {
     let (groups, rows) = (tables.groups(), filled_rows(tables, "vLLM-Ascend")?);
-    let each = slots_per_layer(tables) / usize::from(groups);
+    let each = tables.slots_per_layer() / usize::from(groups);
     let device = |(rank, experts): (usize, &[i32])| json!({ "device_id": rank, "device_expert": experts });
     let layer = |(at, row): (usize, &Vec<i32>)| {
         let devices: Vec<Value> = row.chunks_exact(each).enumerate().map(device).collect();
@@ -110,7 +109,7 @@ pub fn write(text: &str, path: &Path) -> Result<(), FormatError> {
 
 /// The slots of every MoE layer, none of them padding.
 fn filled_rows(tables: &Tables, reader: &str) -> Result<Vec<Vec<i32>>, FormatError> {
-    let rows: Vec<Vec<i32>> = LayerIdx::all(tables.model().layers()).map(|layer| slots(tables, layer)).collect();
+    let rows: Vec<Vec<i32>> = LayerIdx::all(tables.model().layers()).map(|layer| tables.slots(layer)).collect();
     for (layer, row) in rows.iter().enumerate() {
         if let Some(slot) = row.iter().position(|&expert| expert == PADDING) {
             let expected = format!("an expert: {reader} has no slots without one");

@@ -20,7 +20,6 @@
 //! | `target` | the files written |
 //! | `verify` | the self-check of bytes |
 //! | `proof` | the self-check of what layers compute |
-//! | `relabel` | tables for the permuted checkpoint |
 
 mod config;
 mod error;
@@ -28,7 +27,6 @@ mod family;
 mod permutation;
 mod plan;
 mod proof;
-mod relabel;
 mod source;
 mod target;
 mod verify;
@@ -41,10 +39,9 @@ use serde::Serialize;
 pub use error::PermuteError;
 pub use permutation::Permutation;
 pub use proof::{Proof, prove};
-pub use relabel::write_relabelled;
 
-use crate::Tables;
-use crate::container::INDEX;
+use crate::container::{INDEX, Layout};
+use crate::{FormatError, Placement, Tables};
 use config::Config;
 use plan::Plan;
 use source::{CONFIG, Source};
@@ -135,4 +132,23 @@ pub fn permute(
         digest,
         proof,
     })
+}
+
+/// Writes tables for the permuted checkpoint, whose engine runs the contiguous placement: everything is as it was, but
+/// expert p now is the one in slot p, so E is contiguous. T, prices and labels name tokens and groups, not experts, and
+/// stay.
+///
+/// # Errors
+/// For tables with replicas, or [`FormatError::Io`] with the path.
+pub fn write_relabelled(tables: &Tables, path: &Path) -> Result<String, FormatError> {
+    if tables.physical_to_logical().is_some() {
+        return Err(FormatError::field("physical_to_logical", "present", "E: a permuted checkpoint has no replicas"));
+    }
+    let model = tables.model();
+    let placement = Placement::contiguous(model.layers(), model.num_experts, tables.groups())?;
+    let Layout { mut metadata, mut tensors } = tables.container.layout();
+    metadata.insert("placement_digest".to_owned(), placement.digest());
+    tensors.retain(|tensor| tensor.name != "E");
+    tensors.push(placement.tensor());
+    Layout { metadata, tensors }.write(path)
 }

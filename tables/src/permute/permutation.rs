@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use super::PermuteError;
-use crate::slots::{slots, slots_per_layer};
 use crate::{LayerIdx, Tables};
 
 /// For every MoE layer of the model: new slot p takes old expert pi(p), so that p / (N / G) is the group of pi(p).
@@ -31,13 +30,13 @@ impl Permutation {
     /// [`PermuteError::Replicas`] for tables with more slots than experts.
     pub fn of(tables: &Tables) -> Result<Self, PermuteError> {
         let experts = tables.model().num_experts;
-        let slots_each = slots_per_layer(tables);
+        let slots_each = tables.slots_per_layer();
         if slots_each != usize::from(experts) {
             return Err(PermuteError::Replicas { experts, slots: slots_each });
         }
         let layer_of = |layer| {
             // As many slots as experts, and every expert in one: no padding, each once.
-            let old: Vec<u16> = slots(tables, layer).into_iter().map(|expert| expert as u16).collect();
+            let old: Vec<u16> = tables.slots(layer).into_iter().map(|expert| expert as u16).collect();
             let mut slot = vec![0; old.len()];
             (0u16..).zip(&old).for_each(|(p, &expert)| slot[usize::from(expert)] = p);
             LayerPermutation { old, slot }

@@ -5,8 +5,7 @@ use minijinja::machinery::{WhitespaceConfig, ast, parse};
 use minijinja::value::ValueKind;
 use serde_json::{Map, Value as Json};
 
-use super::value::Context;
-use super::{Compared, Expr, LoopItem, Name, Node, OwnTemplate, Test};
+use super::{Compared, Context, Expr, LoopItem, Name, Node, OwnTemplate, Test};
 
 /// Texts that are longer are looked for by no template.
 const MAX_TEXT_BYTES: usize = 64;

@@ -2,8 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::value::{Context, List, Space, Value};
-use super::{CONTENT, Compared, Expr, LoopItem, Name, Node, OwnTemplate, ROLE, Test};
+use super::{CONTENT, Compared, Context, Expr, LoopItem, Name, Node, OwnTemplate, ROLE, Test};
 use crate::chat::{PlainChat, PlainMessage};
 
 /// Typical bytes that a template writes beside the texts.
@@ -273,6 +272,45 @@ impl<'v> Run<'v> {
         matches!(self.value(list)?, Value::Messages(List::From(0))).then_some(())
     }
 }
+
+/// The values that plain chats need.
+#[derive(Clone, Debug)]
+enum Value<'v> {
+    Undefined,
+    None,
+    Bool(bool),
+    Int(i64),
+    Text(Cow<'v, str>),
+    Messages(List),
+    Message(&'v PlainMessage<'v>),
+    /// A namespace, by number.
+    Space(usize),
+}
+
+/// Which messages, in which order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum List {
+    From(usize),
+    Reversed,
+}
+
+impl Value<'_> {
+    /// `None` where it is not used.
+    fn is_true(&self) -> Option<bool> {
+        match self {
+            Self::Undefined | Self::None => Some(false),
+            Self::Bool(is) => Some(*is),
+            Self::Int(number) => Some(*number != 0),
+            Self::Text(text) => Some(!text.is_empty()),
+            // No chat is without messages.
+            Self::Messages(List::From(0)) => Some(true),
+            Self::Messages(_) | Self::Message(_) | Self::Space(_) => None,
+        }
+    }
+}
+
+/// Attributes of one namespace.
+type Space<'v> = Vec<(Name, Value<'v>)>;
 
 impl List {
     fn count(self, messages: &[PlainMessage<'_>]) -> usize {

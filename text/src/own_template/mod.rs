@@ -11,9 +11,6 @@
 mod compile;
 mod eval;
 mod probes;
-mod value;
-
-use value::Context;
 
 pub(crate) use probes::probes;
 
@@ -31,6 +28,19 @@ pub(crate) struct OwnTemplate {
     context: Vec<Context>,
     /// Texts that the template compares with or looks for.
     pub(crate) texts: Vec<String>,
+}
+
+/// Initial value of a name.
+#[derive(Clone, Debug)]
+enum Context {
+    Undefined,
+    /// No tools were given.
+    None,
+    True,
+    Messages,
+    Text(String),
+    /// A function of the library, or `loop`.
+    Other,
 }
 
 /// A statement.

@@ -159,31 +159,31 @@ impl Sharing<'_> {
         let address = made.as_ref().map(|(file, _)| MemoryAddress { pid: std::process::id(), fd: file.as_raw_fd() });
         let others = || ranks.iter().copied().filter(|&other| other != self.rank.index());
         for other in others() {
-            self.tell(RankId::new(other as u16), &address)?;
+            self.send(RankId::new(other as u16), &address)?;
         }
         for other in others() {
-            self.hear::<()>(RankId::new(other as u16))?;
+            self.receive::<()>(RankId::new(other as u16))?;
         }
         Ok(made.map(|(_, memory)| memory))
     }
 
     fn follow(&self, leader: RankId, world: usize) -> Result<Option<ShmMemory>, RendezvousError> {
-        let address = self.hear::<Option<MemoryAddress>>(leader)?;
+        let address = self.receive::<Option<MemoryAddress>>(leader)?;
         let memory = address.map(|address| address.open(world, self.terms)).transpose()?;
-        self.tell(leader, &())?;
+        self.send(leader, &())?;
         Ok(memory)
     }
 
-    fn tell<M: Serialize>(&self, to: RankId, message: &M) -> Result<(), RendezvousError> {
+    fn send<M: Serialize>(&self, to: RankId, message: &M) -> Result<(), RendezvousError> {
         frame::write(&mut self.data_link(to)?, message).map_err(|error| RendezvousError::broken_off(to, error))
     }
 
-    fn hear<M: DeserializeOwned>(&self, from: RankId) -> Result<M, RendezvousError> {
+    fn receive<M: DeserializeOwned>(&self, from: RankId) -> Result<M, RendezvousError> {
         let stream = self.data_link(from)?;
-        let heard = frame::read(&mut self.patience.reader(stream), MAX_ADDRESS_BYTES);
-        let heard = heard.map_err(|error| RendezvousError::broken_off(from, error))?;
+        let received = frame::read(&mut self.patience.reader(stream), MAX_ADDRESS_BYTES);
+        let received = received.map_err(|error| RendezvousError::broken_off(from, error))?;
         unlimited(stream)?;
-        Ok(heard)
+        Ok(received)
     }
 
     fn data_link(&self, to: RankId) -> Result<&TcpStream, RendezvousError> {

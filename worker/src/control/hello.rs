@@ -12,7 +12,7 @@ use crate::ep::{ExpertLayout, WireType};
 /// First field of every handshake; a stranger's bytes do not have it.
 pub(super) const MAGIC: &str = "semmoe-rank";
 /// Version of the frames below and of the control link.
-pub(super) const PROTOCOL: u32 = 7;
+pub(super) const PROTOCOL: u32 = 8;
 
 /// Settings that all ranks of a unit must have in common.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

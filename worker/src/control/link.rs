@@ -13,22 +13,17 @@ use super::frame::{self, FrameError, MAX_FRAME_BYTES};
 /// A peer that does not take its frames for so long is lost.
 const WRITE_LIMIT: Duration = Duration::from_secs(30);
 
-/// The sending end of a control link. Frames are written in order by the link's own thread; messages sent after
-/// the peer has gone are dropped, as the reader has reported the end already.
+/// The sending end of a control link. Frames are written in order by the link's own thread; messages sent after the
+/// peer has gone are dropped, as the reader has reported the end already. Once all clones are dropped the link closes,
+/// after everything that was sent.
 #[derive(Clone, Debug)]
 pub(crate) struct LinkSender<T> {
-    /// None closes the link.
-    frames: mpsc::Sender<Option<T>>,
+    frames: mpsc::Sender<T>,
 }
 
 impl<T> LinkSender<T> {
     pub(crate) fn send(&self, message: T) {
-        let _ = self.frames.send(Some(message));
-    }
-
-    /// Closes the link once everything sent before is written. Dropping all senders does the same.
-    pub(crate) fn close(&self) {
-        let _ = self.frames.send(None);
+        let _ = self.frames.send(message);
     }
 }
 
@@ -45,9 +40,9 @@ where
     stream.set_write_timeout(Some(WRITE_LIMIT))?;
     let mut reading = stream.try_clone()?;
     let mut writing = stream;
-    let (frames, queue) = mpsc::channel::<Option<Out>>();
+    let (frames, queue) = mpsc::channel::<Out>();
     std::thread::Builder::new().name(format!("{name}-write")).spawn(move || {
-        while let Ok(Some(message)) = queue.recv() {
+        while let Ok(message) = queue.recv() {
             if let Err(error) = frame::write(&mut writing, &message) {
                 tracing::warn!(%error, "a control link cannot be written");
                 break;

@@ -33,12 +33,11 @@ pub(super) fn plan(ready: &[Ready], budget: usize) -> Vec<usize> {
 }
 
 /// A planned step by its size.
-pub(super) fn summary(ready: &[Ready], counts: &[usize], splits_attention: bool) -> StepBatch {
+pub(super) fn summary(ready: &[Ready], counts: &[usize], attention: Attention) -> StepBatch {
     let of = |decodes: bool| {
         let mine = ready.iter().zip(counts).filter(move |(ready, _)| (**ready == Ready::Decode) == decodes);
         mine.map(|(_, count)| count).sum()
     };
-    let attention = if splits_attention { Attention::Tp } else { Attention::Dp };
     StepBatch { attention, sequences: of(true), prompt_tokens: of(false) }
 }
 
@@ -55,6 +54,6 @@ mod tests {
         assert_eq!(plan(&ready, 1), [0, 1, 0, 0]);
         assert_eq!(plan(&[], 5), [0; 0]);
         let expected = StepBatch { attention: Attention::Tp, sequences: 2, prompt_tokens: 10 };
-        assert_eq!(summary(&ready, &plan(&ready, 12), true), expected);
+        assert_eq!(summary(&ready, &plan(&ready, 12), Attention::Tp), expected);
     }
 }

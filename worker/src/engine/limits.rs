@@ -83,11 +83,6 @@ impl KvPages {
     pub(crate) fn are_both(self) -> bool {
         self.dp > 0 && self.tp > 0
     }
-
-    /// Of the layout that has the fewest.
-    fn least(self) -> usize {
-        [self.dp, self.tp].into_iter().filter(|&pages| pages > 0).min().unwrap_or(0)
-    }
 }
 
 /// A layout of attention that a unit may have, and a rank's share of the heads in it.
@@ -115,7 +110,7 @@ impl EngineLimits {
         // Every running sequence decodes in every step and something is left for prompts; where attention may become
         // tp, a rank then runs the sequences of all.
         let ranks = if shares.len() > 1 { usize::from(world) } else { 1 };
-        let step_tokens = self.step_tokens.max(2 * running * ranks);
+        let step_tokens = self.step_tokens.max(running.saturating_mul(2 * ranks));
         Ok(UnitLimits {
             running,
             waiting: self.waiting,
@@ -168,7 +163,8 @@ impl KvBudget {
 impl UnitLimits {
     /// Tokens that a rank's cache holds, in the layout in which it holds the fewest.
     pub(crate) fn kv_tokens(&self) -> usize {
-        self.kv_pages.least().saturating_mul(PAGE_TOKENS)
+        let KvPages { dp, tp } = self.kv_pages;
+        [dp, tp].into_iter().filter(|&pages| pages > 0).min().unwrap_or(0).saturating_mul(PAGE_TOKENS)
     }
 }
 

@@ -18,9 +18,8 @@ use super::inbox::Inbox;
 use super::request::{SequenceEvent, SequenceRequest};
 use super::run::Engine;
 use super::sequence::{Carried, Sequence};
-use super::together::Together;
 use crate::ep::UnitError;
-use crate::model::{AttentionChange, KvArrival, KvCache, KvPhase, MovingSequence, StagedKv, tell_all};
+use crate::model::{AttentionChange, KvArrival, KvCache, KvPhase, MovingSequence, StagedKv, allgather_messages};
 
 /// The sequences that a rank sends the others; then those of all ranks, oldest first.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -31,13 +30,12 @@ struct Known {
 
 /// The state the engine continues with if all ranks agree.
 pub(super) struct Staged {
-    kv: StagedKv,
+    /// Its homes include the waiting sequences.
+    pub(super) kv: StagedKv,
     /// All that run here, by id.
     carried: HashMap<u64, Carried>,
     step_bytes: u64,
     waiting: VecDeque<SequenceRequest>,
-    /// By sequence: the rank that runs it, 0 where all do.
-    pub(super) homes: Vec<(u64, u16)>,
 }
 
 /// Sequences whose pages come after the change.
@@ -61,21 +59,16 @@ impl Engine {
         self.arriving.iter_mut().for_each(|arriving| arriving.step_bytes = u64::MAX);
         self.arrive()?;
         let to = self.model.other_attention().expect("a prepared change of attention");
-        let known = match self.tell_known(to)? {
+        let known = match self.gather_known(to)? {
             Ok(known) => known,
             Err(cause) => return Ok(Err(cause)),
         };
-        let requests: HashMap<u64, &SequenceRequest> =
-            known.running.iter().map(|carried| (carried.request.id, &carried.request)).collect();
-        let moving = |sequence: &Sequence| {
-            requests.get(&sequence.carried.request.id).map_or_else(Vec::new, |of| self.shares(of))
-        };
-        let sequences = self.running.iter().map(|sequence| MovingSequence {
-            id: sequence.carried.request.id,
-            kv: &sequence.kv,
-            shares: moving(sequence),
+        let moving = self.running.iter().map(|Sequence { carried, kv, .. }| MovingSequence {
+            id: carried.request.id,
+            kv,
+            shares: self.shares(&carried.request),
         });
-        let sequences: Vec<MovingSequence<'_>> = sequences.collect();
+        let sequences: Vec<MovingSequence<'_>> = moving.collect();
         let (capacity, lazily) = (self.limits.kv_pages.of(to), step_bytes.is_some());
         let change = AttentionChange { pool: &self.pool, sequences: &sequences, capacity, lazily };
         let mut objects = |_: KvPhase| objection(&self.inbox);
@@ -83,37 +76,35 @@ impl Engine {
         Ok(staged.map(|staged| self.staged(to, known, staged, step_bytes.unwrap_or_default())))
     }
 
-    fn staged(&self, to: Attention, known: Known, kv: StagedKv, step_bytes: u64) -> Staged {
+    fn staged(&self, to: Attention, known: Known, mut kv: StagedKv, step_bytes: u64) -> Staged {
         let me = self.ep.rank().get();
-        let mut homes = kv.homes.clone();
         let here = |rank: u16| to == Attention::Tp || rank == me;
-        let own: HashSet<u64> = homes.iter().filter(|(_, rank)| here(*rank)).map(|(id, _)| *id).collect();
+        let own: HashSet<u64> = kv.homes.iter().filter(|(_, rank)| here(*rank)).map(|(id, _)| *id).collect();
         let mut waiting = VecDeque::new();
         let mut loads = vec![0_usize; self.ep.world()];
-        homes.iter().for_each(|&(_, rank)| loads[usize::from(rank)] += 1);
-        let even = (homes.len() + known.waiting.len()).div_ceil(4 * self.ep.world());
+        kv.homes.iter().for_each(|&(_, rank)| loads[usize::from(rank)] += 1);
+        let even = (kv.homes.len() + known.waiting.len()).div_ceil(4 * self.ep.world());
         for request in known.waiting {
             let rank = if to == Attention::Tp { 0 } else { place(&loads, &self.shares(&request), even) };
             loads[usize::from(rank)] += 1;
-            homes.push((request.id, rank));
+            kv.homes.push((request.id, rank));
             if here(rank) {
                 waiting.push_back(request);
             }
         }
         let running = known.running.into_iter().map(|carried| (carried.request.id, carried));
         let carried = running.filter(|(id, _)| own.contains(id)).collect();
-        Staged { kv, carried, step_bytes, waiting, homes }
+        Staged { kv, carried, step_bytes, waiting }
     }
 
     /// Continues with the staged state.
     pub(super) fn install_attention(&mut self, staged: Staged) {
         self.model.install_attention();
         // Counts that were requested while orders were waiting are reported now.
-        for ticket in self.together.take().unwrap_or_default().tickets {
+        for ticket in std::mem::take(&mut self.together).tickets {
             self.report_stats(ticket);
         }
-        self.together = (self.model.attention() == Attention::Tp).then(Together::default);
-        let Staged { kv, mut carried, step_bytes, waiting, .. } = staged;
+        let Staged { kv, mut carried, step_bytes, waiting } = staged;
         let old = std::mem::take(&mut self.running).into_iter().map(|sequence| sequence.kv).collect();
         (self.pool, self.waiting, self.admitted) = (kv.pool, waiting, 0);
         self.resume(kv.sequences, &mut carried);
@@ -145,7 +136,7 @@ impl Engine {
     }
 
     /// Exchanges sequences with the other ranks.
-    fn tell_known(&mut self, to: Attention) -> Result<Result<Known, String>, UnitError> {
+    fn gather_known(&mut self, to: Attention) -> Result<Result<Known, String>, UnitError> {
         let me = self.ep.rank().index();
         let all = self.model.attention() == Attention::Dp;
         let own = self.running.iter().filter(|sequence| all || sequence.owner == me);
@@ -153,19 +144,19 @@ impl Engine {
         let waiting = self.waiting.iter().filter(|_| all || me == 0).cloned();
         let known = Known { running: own.collect(), waiting: waiting.collect() };
         // If it cannot be written the message is empty, which every rank fails to read, including this one: all agree.
-        let messages = tell_all(&mut self.ep, serde_json::to_vec(&known).unwrap_or_default())?;
+        let messages = allgather_messages(&mut self.ep, serde_json::to_vec(&known).unwrap_or_default())?;
         let mut known = Known::default();
         for (rank, message) in messages.iter().enumerate() {
-            let mut heard: Known = match serde_json::from_slice(message) {
-                Ok(heard) => heard,
+            let mut received: Known = match serde_json::from_slice(message) {
+                Ok(received) => received,
                 Err(error) => return Ok(Err(format!("rank {rank} cannot tell what it runs: {error}"))),
             };
             if to == Attention::Tp {
-                let running = heard.running.iter_mut().map(|carried| &mut carried.request);
-                running.chain(&mut heard.waiting).for_each(|request| request.home = Some(rank as u16));
+                let running = received.running.iter_mut().map(|carried| &mut carried.request);
+                running.chain(&mut received.waiting).for_each(|request| request.home = Some(rank as u16));
             }
-            known.running.append(&mut heard.running);
-            known.waiting.append(&mut heard.waiting);
+            known.running.append(&mut received.running);
+            known.waiting.append(&mut received.waiting);
         }
         known.running.sort_by_key(|carried| carried.request.id);
         known.waiting.sort_by_key(|request| request.id);

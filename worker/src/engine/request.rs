@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ep::{CountersSnapshot, Timings};
+use crate::ep::{Counters, Timings};
 use crate::model::{ExpertFetches, KvUsage};
 
 /// One sequence to run.
@@ -114,7 +114,7 @@ impl SequenceEvent {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RankStats {
     /// Activations, bytes and tokens since the start.
-    pub(crate) counters: CountersSnapshot,
+    pub(crate) counters: Counters,
     /// Times since the start.
     pub(crate) timings: Timings,
     /// Sequences in the running batch.

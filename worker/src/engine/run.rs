@@ -51,8 +51,8 @@ pub(crate) struct Engine {
     cached_tokens: u64,
     /// Of the current step, sent in one message.
     pub(super) events: Vec<(u64, SequenceEvent)>,
-    /// With attention tp.
-    pub(super) together: Option<Together>,
+    /// Used with attention tp.
+    pub(super) together: Together,
     /// A switch of layouts that was prepared.
     pub(super) switch: Option<Prepared>,
     /// Places the sequences that have no home when attention becomes dp.
@@ -71,7 +71,7 @@ impl Engine {
         let config = model.config().clone();
         let pool = KvPool::new(model.cache_shape(), limits.kv_pages.of(model.attention()), limits.prefix_reuse);
         Self {
-            together: (model.attention() == Attention::Tp).then(Together::default),
+            together: Together::default(),
             model,
             config,
             ep,
@@ -95,9 +95,9 @@ impl Engine {
     /// be finishing the last step.
     pub(crate) fn run(&mut self) -> Result<EngineEnd, UnitError> {
         loop {
-            let end = match self.together {
-                Some(_) => self.run_together()?,
-                None => self.run_apart()?,
+            let end = match self.model.attention() {
+                Attention::Tp => self.run_together()?,
+                Attention::Dp => self.run_apart()?,
             };
             if let Some(end) = end {
                 return Ok(end);
@@ -112,7 +112,7 @@ impl Engine {
             end = self.take_orders()?.or(end);
             // Others may have begun to move what is left of cancelled sequences, all of it.
             let waits = end == Some(EngineEnd::Stopped) && self.arriving.is_some();
-            if self.together.is_some() || end.is_some() && !waits {
+            if self.model.attention() == Attention::Tp || end.is_some() && !waits {
                 return Ok(end);
             }
             if self.is_quiet() {
@@ -142,15 +142,10 @@ impl Engine {
         self.running.len() + self.arriving.as_ref().map_or(0, |arriving| arriving.carried.len())
     }
 
-    /// Only with attention tp.
-    pub(super) fn together(&mut self) -> &mut Together {
-        self.together.get_or_insert_default()
-    }
-
     /// Whether this rank reports and counts events of sequences: with attention tp all ranks of a group see the same
     /// ones.
     pub(super) fn is_leader(&self) -> bool {
-        self.together.is_none() || self.ep.attention_place() == 0
+        self.model.attention() == Attention::Dp || self.ep.attention_place() == 0
     }
 
     fn take_orders(&mut self) -> Result<Option<EngineEnd>, UnitError> {
@@ -222,7 +217,7 @@ impl Engine {
 
     /// One step with the other ranks, and its consequences.
     pub(super) fn step(&mut self) -> Result<(), UnitError> {
-        let me = self.ep.rank().index();
+        let (me, attention) = (self.ep.rank().index(), self.model.attention());
         loop {
             let ready: Vec<_> = self.running.iter().map(Sequence::ready).collect();
             let counts = batch::plan(&ready, self.limits.step_tokens);
@@ -233,12 +228,12 @@ impl Engine {
                     let (id, owner) = (sequence.carried.request.id, sequence.owner);
                     let item = sequence.step_item(count);
                     let ends = item.want_logits;
-                    let want_logits = ends && (self.together.is_none() || owner == me);
+                    let want_logits = ends && (attention == Attention::Dp || owner == me);
                     items.push(StepItem { want_logits, ..item });
                     members.push(StepSequence { index, id, count, ends });
                 }
             }
-            let batch = batch::summary(&ready, &counts, self.together.is_some());
+            let batch = batch::summary(&ready, &counts, attention);
             let began = Instant::now();
             match self.model.step(&mut items, &mut self.ep) {
                 Ok(output) => {
@@ -249,27 +244,21 @@ impl Engine {
                         let sequence = &mut self.running[member.index];
                         sequence.advance(member.count);
                         let sampled = output.logits(item).map(|logits| sequence.sample(logits));
-                        let is_last = match (&mut self.together, sampled) {
-                            (Some(together), sampled) => {
-                                if member.ends {
-                                    together.await_token(member.id, sequence.owner, sampled);
-                                }
-                                false
+                        if attention == Attention::Tp {
+                            if member.ends {
+                                self.together.await_token(member.id, sequence.owner, sampled);
                             }
-                            (None, Some(sampled)) => {
-                                settle(sequence, sampled, true, &self.tokenizer, &self.config, &mut self.events)
-                            }
-                            (None, None) => false,
-                        };
-                        if is_last {
+                        } else if let Some(sampled) = sampled
+                            && settle(sequence, sampled, true, &self.tokenizer, &self.config, &mut self.events)
+                        {
                             ended.push(member.index);
                         }
                     }
                     for index in ended.into_iter().rev() {
                         self.running.remove(index);
                     }
-                    if let Some(together) = &mut self.together {
-                        together.note_batch(members.iter().map(|member| (member.id, member.count)));
+                    if attention == Attention::Tp {
+                        self.together.note_batch(members.iter().map(|member| (member.id, member.count)));
                     }
                     return Ok(());
                 }
@@ -301,7 +290,7 @@ impl Engine {
         let arriving = self.arriving.iter().flat_map(|arriving| arriving.carried.values().map(Carried::tokens));
         let running_tokens: usize = self.running.iter().map(|sequence| sequence.carried.tokens()).chain(arriving).sum();
         let stats = RankStats {
-            counters: self.ep.counters().snapshot(),
+            counters: self.ep.counters().clone(),
             timings: self.ep.timings().clone(),
             running: total(self.batched()),
             waiting: total(self.waiting.len()),

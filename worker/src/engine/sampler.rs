@@ -12,9 +12,17 @@ pub(super) struct Sampler {
     sampling: Sampling,
     /// Determines the next draws.
     state: u64,
-    /// Scratch, empty between tokens: probability and id of the candidates.
+    /// Scratch, empty between tokens.
     #[serde(skip)]
-    candidates: Vec<(f32, u32)>,
+    candidates: Vec<Candidate>,
+}
+
+/// A token that may be chosen.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    /// In proportion to its probability; the likeliest token of all would have 1.
+    weight: f32,
+    id: u32,
 }
 
 impl Sampler {
@@ -27,9 +35,10 @@ impl Sampler {
         let ids = || (0_u32..).zip(logits).filter(|(id, _)| allowed(*id));
         // Nearly always the likeliest of all is allowed.
         let first = likeliest(logits).filter(|id| allowed(*id));
-        let (best, max) = match first {
-            Some(id) => (id, logits[id as usize]),
-            None => likeliest_of(ids())?,
+        let (best, &max) = match first {
+            Some(id) => (id, &logits[id as usize]),
+            // Of equal logits the lowest id wins.
+            None => ids().filter(|(_, logit)| !logit.is_nan()).reduce(|a, b| if b.1 > a.1 { b } else { a })?,
         };
         if !max.is_finite() {
             return None;
@@ -38,7 +47,8 @@ impl Sampler {
             return Some(best);
         }
         let scale = 1.0 / self.sampling.temperature;
-        self.candidates.extend(ids().map(|(id, &logit)| (((logit - max) * scale).exp(), id)).filter(|(p, _)| *p > 0.0));
+        let candidates = ids().map(|(id, &logit)| Candidate { weight: ((logit - max) * scale).exp(), id });
+        self.candidates.extend(candidates.filter(|candidate| candidate.weight > 0.0));
         self.keep_top_k();
         self.keep_top_p();
         let drawn = self.draw();
@@ -59,18 +69,18 @@ impl Sampler {
         let top_p = f64::from(self.sampling.top_p);
         if top_p >= 1.0 {
             // A fixed order, whatever the selection above left behind.
-            self.candidates.sort_unstable_by_key(|(_, id)| *id);
+            self.candidates.sort_unstable_by_key(|candidate| candidate.id);
             return;
         }
         let total = self.total();
         // Candidates below this together weigh less than 1 - top_p, so none of them can be needed: sort only the
         // others.
         let floor = total * (1.0 - top_p) / self.candidates.len().max(1) as f64;
-        self.candidates.retain(|(p, _)| f64::from(*p) >= floor);
+        self.candidates.retain(|candidate| f64::from(candidate.weight) >= floor);
         self.candidates.sort_unstable_by(likelier);
         let mut sum = 0.0;
-        let needed = self.candidates.iter().position(|(p, _)| {
-            sum += f64::from(*p);
+        let needed = self.candidates.iter().position(|candidate| {
+            sum += f64::from(candidate.weight);
             sum >= top_p * total
         });
         self.candidates.truncate(needed.map_or(self.candidates.len(), |last| last + 1));
@@ -80,32 +90,23 @@ impl Sampler {
         let mut rng = Rng::with_seed(self.state);
         let mut left = rng.f64() * self.total();
         self.state = rng.get_seed();
-        for &(p, id) in &self.candidates {
-            left -= f64::from(p);
+        for &Candidate { weight, id } in &self.candidates {
+            left -= f64::from(weight);
             if left < 0.0 {
                 return Some(id);
             }
         }
-        self.candidates.last().map(|(_, id)| *id)
+        self.candidates.last().map(|candidate| candidate.id)
     }
 
     fn total(&self) -> f64 {
-        self.candidates.iter().map(|(p, _)| f64::from(*p)).sum()
+        self.candidates.iter().map(|candidate| f64::from(candidate.weight)).sum()
     }
 }
 
 /// Likelier first, then the lower id.
-fn likelier(a: &(f32, u32), b: &(f32, u32)) -> std::cmp::Ordering {
-    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
-}
-
-/// Strictly greater: of equal logits the lowest id wins.
-fn likeliest_of<'a>(ids: impl Iterator<Item = (u32, &'a f32)>) -> Option<(u32, f32)> {
-    ids.fold(None, |best: Option<(u32, f32)>, (id, &logit)| match best {
-        Some((_, max)) if logit.is_nan() || logit <= max => best,
-        None if logit.is_nan() => None,
-        _ => Some((id, logit)),
-    })
+fn likelier(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
+    b.weight.total_cmp(&a.weight).then(a.id.cmp(&b.id))
 }
 
 #[cfg(test)]

@@ -121,6 +121,7 @@ impl Sequence {
 }
 
 /// The next token of a sequence.
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sampled {
     pub(super) token: u32,
     pub(super) logprobs: Option<TokenLogprobs>,

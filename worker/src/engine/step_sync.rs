@@ -10,6 +10,7 @@
 //! | orders | JSON | rank 0's, in order; nothing from other ranks |
 
 use super::request::TokenLogprobs;
+use super::sequence::Sampled;
 use crate::control::message::ToRank;
 
 /// The most bytes of orders in one message; further orders wait for the next.
@@ -32,8 +33,7 @@ pub(super) struct StepSync {
 pub(super) struct Chosen {
     pub(super) sequence: u64,
     /// `None`: the logits were unusable.
-    pub(super) token: Option<u32>,
-    pub(super) logprobs: Option<TokenLogprobs>,
+    pub(super) sampled: Option<Sampled>,
 }
 
 impl StepSync {
@@ -43,11 +43,12 @@ impl StepSync {
         out.extend_from_slice(&self.digest.to_le_bytes());
         // A batch has at most some thousand sequences.
         out.extend_from_slice(&(self.chosen.len() as u32).to_le_bytes());
-        for Chosen { sequence, token, logprobs } in &self.chosen {
-            let flags = (HAS_TOKEN * u8::from(token.is_some())) | (HAS_LOGPROBS * u8::from(logprobs.is_some()));
+        for Chosen { sequence, sampled } in &self.chosen {
+            let logprobs = sampled.as_ref().and_then(|sampled| sampled.logprobs.as_ref());
+            let flags = (HAS_TOKEN * u8::from(sampled.is_some())) | (HAS_LOGPROBS * u8::from(logprobs.is_some()));
             out.extend_from_slice(&sequence.to_le_bytes());
             out.push(flags);
-            out.extend_from_slice(&token.unwrap_or(0).to_le_bytes());
+            out.extend_from_slice(&sampled.as_ref().map_or(0, |sampled| sampled.token).to_le_bytes());
             if let Some(TokenLogprobs { logprob, top }) = logprobs {
                 out.extend_from_slice(&logprob.to_le_bytes());
                 out.extend_from_slice(&(top.len() as u16).to_le_bytes());
@@ -100,7 +101,7 @@ impl Reader<'_> {
             0 => None,
             _ => Some(self.logprobs()?),
         };
-        Ok(Chosen { sequence, token: (flags & HAS_TOKEN != 0).then_some(token), logprobs })
+        Ok(Chosen { sequence, sampled: (flags & HAS_TOKEN != 0).then_some(Sampled { token, logprobs }) })
     }
 
     fn logprobs(&mut self) -> Result<TokenLogprobs, String> {
@@ -121,8 +122,8 @@ mod tests {
             steps: 9,
             digest: u64::MAX,
             chosen: vec![
-                Chosen { sequence: 3, token: Some(7), logprobs: Some(logprobs) },
-                Chosen { sequence: u64::MAX, token: None, logprobs: None },
+                Chosen { sequence: 3, sampled: Some(Sampled { token: 7, logprobs: Some(logprobs) }) },
+                Chosen { sequence: u64::MAX, sampled: None },
             ],
             orders: vec![ToRank::Cancel { id: 3 }, ToRank::Flush],
         }

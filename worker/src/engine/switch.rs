@@ -125,10 +125,10 @@ impl Engine {
     }
 
     fn restrict(&mut self, ticket: u64, steps: Steps, report: SwitchReport) {
-        let splits = self.together.is_some();
+        let attention = self.model.attention();
         let Some(prepared) = self.switch.as_mut().filter(|prepared| prepared.ticket == ticket) else { return };
         // With attention tp rank 0's order comes with a step's sync.
-        prepared.steps = if splits { Steps::All } else { steps };
+        prepared.steps = if attention == Attention::Tp { Steps::All } else { steps };
         self.report(ticket, report);
     }
 
@@ -212,7 +212,7 @@ impl Engine {
 
     fn turn_attention(&mut self, ticket: u64, mut staged: Staged) {
         if self.ep.rank().get() == 0 {
-            self.report(ticket, SwitchReport::Homes(std::mem::take(&mut staged.homes)));
+            self.report(ticket, SwitchReport::Homes(std::mem::take(&mut staged.kv.homes)));
         }
         self.install_attention(staged);
         tracing::info!(rank = %self.ep.rank(), attention = %self.model.attention(), running = self.running.len(), "attention has changed");

@@ -10,6 +10,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use semmoe_kernels::mix;
+use semmoe_tables::Attention;
 
 use super::run::{Engine, EngineEnd, settle};
 use super::sequence::Sampled;
@@ -45,13 +46,7 @@ impl Together {
     /// A sequence has a token to come, which `owner` chooses: `sampled` if that is this rank.
     pub(super) fn await_token(&mut self, sequence: u64, owner: usize, sampled: Option<Option<Sampled>>) {
         self.awaited.push((sequence, owner));
-        if let Some(sampled) = sampled {
-            let (token, logprobs) = match sampled {
-                Some(Sampled { token, logprobs }) => (Some(token), logprobs),
-                None => (None, None),
-            };
-            self.chosen.push(Chosen { sequence, token, logprobs });
-        }
+        self.chosen.extend(sampled.map(|sampled| Chosen { sequence, sampled }));
     }
 
     /// The orders that the next sync sends: at least one if there is any, and no more than fit a message.
@@ -86,18 +81,18 @@ impl Engine {
     /// See the module; none once attention is dp.
     pub(super) fn run_together(&mut self) -> Result<Option<EngineEnd>, UnitError> {
         loop {
-            if self.hear()? {
+            if self.receive_orders()? {
                 return Ok(Some(EngineEnd::Aborted));
             }
-            if self.is_idle() && self.together().orders.is_empty() && self.ep.wait()? == Wake::Local {
+            if self.is_idle() && self.together.orders.is_empty() && self.ep.wait()? == Wake::Local {
                 continue;
             }
             let stop = self.sync()?;
             self.flush();
-            if self.together.is_none() {
+            if self.model.attention() == Attention::Dp {
                 return Ok(None);
             }
-            for ticket in std::mem::take(&mut self.together().tickets) {
+            for ticket in std::mem::take(&mut self.together.tickets) {
                 self.report_stats(ticket);
             }
             if stop {
@@ -114,17 +109,17 @@ impl Engine {
     }
 
     /// Takes the orders of rank 0's front; true if the unit is dead.
-    fn hear(&mut self) -> Result<bool, UnitError> {
+    fn receive_orders(&mut self) -> Result<bool, UnitError> {
         for order in self.inbox.take() {
             match order {
                 ToRank::Abort { .. } => return Ok(true),
-                ToRank::Stats { ticket } if self.together().orders.is_empty() => self.report_stats(ticket),
-                ToRank::Stats { ticket } => self.together().tickets.push(ticket),
-                // Every rank is asked; but all move between the same two steps, when rank 0 passes that on.
+                ToRank::Stats { ticket } if self.together.orders.is_empty() => self.report_stats(ticket),
+                ToRank::Stats { ticket } => self.together.tickets.push(ticket),
+                // Every rank gets the request; but all move between the same two steps, when rank 0 passes that on.
                 ToRank::Switch { ticket, order } if order != SwitchOrder::Move => {
                     self.take_switch_order(ticket, order)?;
                 }
-                order if self.is_leader() => self.together().orders.push_back(order),
+                order if self.is_leader() => self.together.orders.push_back(order),
                 // Only rank 0 gets them, and sends them to the others.
                 order => tracing::warn!("an order that only rank 0 takes: {}", kind(&order)),
             }
@@ -135,21 +130,21 @@ impl Engine {
     /// Exchanges chosen tokens and rank 0's orders, and follows them; true if the loop is to end.
     fn sync(&mut self) -> Result<bool, UnitError> {
         let me = self.ep.rank().index();
-        let together = self.together();
+        let together = &mut self.together;
         let orders = together.next_orders();
         let (steps, digest, chosen) = (together.steps, together.digest, std::mem::take(&mut together.chosen));
         let own = StepSync { steps, digest, chosen, orders };
         let mut message = std::mem::take(&mut together.message);
         own.encode(&mut message)
             .map_err(|error| UnitError::protocol(me, format!("its orders cannot be written: {error}")))?;
-        let heard = self.ep.tell_all(&message)?;
-        let mut syncs = Vec::with_capacity(heard.len());
-        for (rank, message) in heard.iter().enumerate() {
+        let received = self.ep.allgather_bytes(&message)?;
+        let mut syncs = Vec::with_capacity(received.len());
+        for (rank, message) in received.iter().enumerate() {
             // The own slot is not carried.
-            let word = if rank == me { Ok(StepSync::default()) } else { StepSync::decode(message) };
-            syncs.push(word.map_err(|detail| UnitError::protocol(rank, detail))?);
+            let sync = if rank == me { Ok(StepSync::default()) } else { StepSync::decode(message) };
+            syncs.push(sync.map_err(|detail| UnitError::protocol(rank, detail))?);
         }
-        self.together().message = message;
+        self.together.message = message;
         syncs[me] = own;
         let group = self.ep.attention_group();
         for (rank, syncs) in syncs.iter_mut().enumerate() {
@@ -177,8 +172,8 @@ impl Engine {
         let places: HashMap<u64, usize> =
             self.running.iter().enumerate().map(|(at, sequence)| (sequence.carried.request.id, at)).collect();
         let mut ended = Vec::new();
-        for (id, owner) in std::mem::take(&mut self.together().awaited) {
-            let Some(Chosen { sequence, token, logprobs }) = chosen[owner].next() else {
+        for (id, owner) in std::mem::take(&mut self.together.awaited) {
+            let Some(Chosen { sequence, sampled }) = chosen[owner].next() else {
                 return Err(UnitError::protocol(owner, format!("it chose no token for sequence {id}")));
             };
             let (Some(&at), true) = (places.get(&id), sequence == id) else {
@@ -188,10 +183,10 @@ impl Engine {
                 ));
             };
             let vocabulary = self.config.vocab_size;
+            let token = sampled.as_ref().map(|sampled| sampled.token);
             if let Some(token) = token.filter(|token| *token as usize >= vocabulary) {
                 return Err(UnitError::protocol(owner, format!("it chose token {token}, expected below {vocabulary}")));
             }
-            let sampled = token.map(|token| Sampled { token, logprobs });
             // Only rank 0 reports routes.
             let (leads, sequence) = (self.is_leader(), &mut self.running[at]);
             if settle(sequence, sampled, leads, &self.tokenizer, &self.config, &mut self.events) {

@@ -1,14 +1,11 @@
 //! Counts of a rank for its own tokens: activations and bytes, by layer, phase and place.
 
-use std::sync::Mutex;
-
 use semmoe_tables::LayerIdx;
 use serde::{Deserialize, Serialize};
 
-use crate::threads::lock;
-
 /// Which kind of work a token was.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum StepPhase {
     /// A token of the prompt.
     Prefill,
@@ -53,10 +50,6 @@ impl Collective {
         }
     }
 }
-
-/// Monotone counters of one rank, read at any time by other threads.
-#[derive(Debug)]
-pub struct Counters(Mutex<CountersSnapshot>);
 
 /// How rows (a token in an MoE layer) were split with attention tp, as one rank sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -117,9 +110,9 @@ pub struct LayerTraffic {
     phases: [Traffic; 2],
 }
 
-/// All counters at one moment; between steps they are consistent with one another.
+/// All counters of one rank, which only rise; between steps they are consistent with one another.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct CountersSnapshot {
+pub struct Counters {
     /// `[L]`
     pub layers: Vec<LayerTraffic>,
     /// Prompt tokens that went through the model.
@@ -137,46 +130,45 @@ pub struct CountersSnapshot {
 impl Counters {
     /// Zeros, for a model of `layers` MoE layers.
     pub fn new(layers: usize) -> Self {
-        let layers = vec![LayerTraffic::default(); layers];
-        Self(Mutex::new(CountersSnapshot { layers, ..CountersSnapshot::default() }))
-    }
-
-    /// All counters as they are now.
-    pub fn snapshot(&self) -> CountersSnapshot {
-        lock(&self.0).clone()
+        Self { layers: vec![LayerTraffic::default(); layers], ..Self::default() }
     }
 
     /// Counts one layer of one step; a layer that the counters do not have is not counted.
-    pub(crate) fn add(&self, layer: LayerIdx, traffic: &LayerTraffic, levels: LevelBytes) {
-        let mut counts = lock(&self.0);
-        counts.levels.rank += levels.rank;
-        counts.levels.node += levels.node;
-        counts.levels.other += levels.other;
-        if let Some(counted) = counts.layers.get_mut(layer.index()) {
+    pub(crate) fn add(&mut self, layer: LayerIdx, traffic: &LayerTraffic, levels: LevelBytes) {
+        self.levels.rank += levels.rank;
+        self.levels.node += levels.node;
+        self.levels.other += levels.other;
+        if let Some(counted) = self.layers.get_mut(layer.index()) {
             counted.phases.iter_mut().zip(traffic.phases).for_each(|(sum, traffic)| sum.add(traffic));
         }
     }
 
-    pub(super) fn add_collective(&self, collective: Collective, bytes: u64) {
-        lock(&self.0).collective_bytes[collective as usize] += bytes;
+    pub(super) fn add_collective(&mut self, collective: Collective, bytes: usize) {
+        self.collective_bytes[collective as usize] += bytes as u64;
     }
 
     /// Counts the split of an MoE layer.
-    pub(crate) fn add_rows(&self, split: RowCounts) {
-        let rows = &mut lock(&self.0).rows;
-        rows.by_tables += split.by_tables;
-        rows.moved += split.moved;
-        rows.evenly += split.evenly;
-        rows.fullest += split.fullest;
-        rows.fullest_wanted += split.fullest_wanted;
+    pub(crate) fn add_rows(&mut self, split: RowCounts) {
+        self.rows.by_tables += split.by_tables;
+        self.rows.moved += split.moved;
+        self.rows.evenly += split.evenly;
+        self.rows.fullest += split.fullest;
+        self.rows.fullest_wanted += split.fullest_wanted;
     }
 
-    pub(crate) fn add_tokens(&self, phase: StepPhase, tokens: u64) {
-        let mut counts = lock(&self.0);
+    /// Counts tokens that a step has taken through the model.
+    pub(crate) fn add_tokens(&mut self, phase: StepPhase, tokens: usize) {
         match phase {
-            StepPhase::Prefill => counts.prefill_tokens += tokens,
-            StepPhase::Decode => counts.decode_tokens += tokens,
+            StepPhase::Prefill => self.prefill_tokens += tokens as u64,
+            StepPhase::Decode => self.decode_tokens += tokens as u64,
         }
+    }
+
+    /// Of all layers and both phases.
+    pub fn total(&self) -> Traffic {
+        let mut total = Traffic::default();
+        self.layers.iter().for_each(|layer| total.add(layer.total()));
+        total
     }
 }
 
@@ -215,15 +207,6 @@ impl LayerTraffic {
     pub fn total(&self) -> Traffic {
         let mut total = self.phases[0];
         total.add(self.phases[1]);
-        total
-    }
-}
-
-impl CountersSnapshot {
-    /// Of all layers and both phases.
-    pub fn total(&self) -> Traffic {
-        let mut total = Traffic::default();
-        self.layers.iter().for_each(|layer| total.add(layer.total()));
         total
     }
 }

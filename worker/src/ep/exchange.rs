@@ -1,7 +1,6 @@
 //! One rank's part in the unit: its MoE layers and attention tp's collectives, counted and timed.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Instant;
 
 use semmoe_kernels::collectives::{
@@ -17,7 +16,6 @@ use super::layout::ExpertLayout;
 use super::spread::ExpertSpread;
 use super::stages::StageLog;
 use super::timings::{StepBatch, TimedCollective, Timings};
-use super::traffic::Viewpoint;
 use super::wire::WireRows;
 
 /// The experts of one layer on this rank, as the model computes them.
@@ -74,18 +72,19 @@ const EXPERTS: &str = "experts";
 
 /// This rank's part in the unit: its collectives, the place of every expert, and its counters.
 pub struct ExpertParallel {
-    unit: WireRows,
-    spread: ExpertSpread,
+    pub(super) unit: WireRows,
+    pub(super) spread: ExpertSpread,
     layers: Vec<LayerHosts>,
-    /// `[W]`: the ranks of this rank's node, itself among them.
-    near: Vec<bool>,
+    /// `[W]`: the ranks of this rank's node, itself among them; with hybrid experts the layout's nodes count instead.
+    pub(super) near: Vec<bool>,
     /// The ranks that share attention's rows.
     attention_group: Range<usize>,
     /// When the parts of each MoE layer begin and end; of hybrid experts those between dispatch and combine alone, as
     /// the exchange logs its own stages ([`ExpertLayout::join`]).
     pub(crate) stages: Option<StageLog>,
-    counters: Arc<Counters>,
-    plan: DispatchPlan,
+    /// Of this rank, since the start.
+    pub(crate) counters: Counters,
+    pub(super) plan: DispatchPlan,
     timings: Timings,
     inbox: Inbox,
     outgoing: Vec<Vec<u8>>,
@@ -98,13 +97,9 @@ impl ExpertParallel {
     ///
     /// # Errors
     /// A placement with another number of groups than the unit has ranks, or nodes in a hybrid layout.
-    pub fn new(
-        link: Box<dyn Lockstep>,
-        placement: impl Into<ExpertCopies>,
-        counters: Arc<Counters>,
-    ) -> Result<Self, WorldMismatch> {
+    pub fn new(link: Box<dyn Lockstep>, placement: impl Into<ExpertCopies>) -> Result<Self, WorldMismatch> {
         let memory = PrivateMemory::new(link.rank());
-        Self::over(WireRows::f32(Box::new(RowCollectives::new(link, memory))), placement, ExpertLayout::Ep, counters)
+        Self::over(WireRows::f32(Box::new(RowCollectives::new(link, memory))), placement, ExpertLayout::Ep)
     }
 
     /// Joins a placement to the collectives of a unit, which are those of its layout ([`ExpertLayout::join`]); of the
@@ -116,7 +111,6 @@ impl ExpertParallel {
         unit: WireRows,
         placement: impl Into<ExpertCopies>,
         layout: ExpertLayout,
-        counters: Arc<Counters>,
     ) -> Result<Self, WorldMismatch> {
         let spread = ExpertSpread { layout, copies: placement.into() };
         let (groups, world) = (usize::from(spread.copies.groups()), unit.world());
@@ -124,6 +118,7 @@ impl ExpertParallel {
             return Err(WorldMismatch { groups, world, layout });
         }
         Ok(Self {
+            counters: Counters::new(spread.copies.layers()),
             timings: Timings::new(spread.copies.layers()),
             layers: LayerHosts::of_spread(&spread, RankId::new(unit.rank() as u16)),
             near: (0..world).map(|peer| peer == unit.rank()).collect(),
@@ -131,7 +126,6 @@ impl ExpertParallel {
             stages: None,
             unit,
             spread,
-            counters,
             plan: DispatchPlan::default(),
             inbox: Inbox::default(),
             outgoing: vec![Vec::new(); world],
@@ -205,7 +199,7 @@ impl ExpertParallel {
     }
 
     /// This rank's counters.
-    pub fn counters(&self) -> &Arc<Counters> {
+    pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
@@ -232,18 +226,12 @@ impl ExpertParallel {
         self.unit.waker()
     }
 
-    /// Counts tokens that a step has taken through the model.
-    pub(crate) fn count_tokens(&self, phase: StepPhase, tokens: usize) {
-        self.counters.add_tokens(phase, tokens as u64);
-    }
-
     /// Sends every other rank the same message, and returns theirs, by rank; the own slot has no meaning.
     ///
     /// # Errors
     /// A rank failed.
-    pub(crate) fn tell_all(&mut self, message: &[u8]) -> Result<&[Vec<u8>], UnitError> {
-        let bytes = (self.world() - 1) * message.len();
-        self.counters.add_collective(Collective::Sync, bytes as u64);
+    pub(crate) fn allgather_bytes(&mut self, message: &[u8]) -> Result<&[Vec<u8>], UnitError> {
+        self.counters.add_collective(Collective::Sync, (self.world() - 1) * message.len());
         for to in &mut self.outgoing {
             to.clear();
             to.extend_from_slice(message);
@@ -270,9 +258,8 @@ impl ExpertParallel {
         norm: Option<Norm<'_, f32>>,
         out: &mut [f32],
     ) -> Result<(), UnitError> {
-        self.count_collective(Collective::ReduceScatter, |peer| {
-            split_bytes(self.unit.dtype, split.positions(peer).len(), hidden, 0)
-        });
+        let bytes_to = |peer| split_bytes(self.unit.dtype, split.positions(peer).len(), hidden, 0);
+        self.counters.add_collective(Collective::ReduceScatter, self.peers().map(bytes_to).sum());
         let began = Instant::now();
         self.unit.reduce_scatter(hidden, split, norm, out)?;
         self.time(layer, TimedCollective::Scatter, began);
@@ -288,9 +275,8 @@ impl ExpertParallel {
         out: AllRows<'_, f32>,
     ) -> Result<(), UnitError> {
         let rows = split.positions(self.attention_place()).len();
-        self.count_collective(Collective::Allgather, |_| {
-            split_bytes(self.unit.dtype, rows, own.hidden, own.labels.len())
-        });
+        let bytes = split_bytes(self.unit.dtype, rows, own.hidden, own.labels.len());
+        self.counters.add_collective(Collective::Allgather, self.peers().count() * bytes);
         let began = Instant::now();
         self.unit.allgather(own, split, out)?;
         self.time(layer, TimedCollective::Gather, began);
@@ -327,9 +313,7 @@ impl ExpertParallel {
             ExpertLayout::Tp => self.plan.build_everywhere(chosen, weights, top_k, self.unit.world()),
         };
         planned.expect("the router chooses among the placement's experts");
-        let from =
-            Viewpoint { rank: self.unit.rank(), layout: self.spread.layout, near: &self.near, dtype: self.unit.dtype };
-        let (traffic, levels) = from.count(&self.plan, &batch);
+        let (traffic, levels) = self.traffic(&batch);
         self.counters.add(layer, &traffic, levels);
 
         self.log(|stages| stages.begin_layer(layer, batch.phases.len()));
@@ -382,11 +366,10 @@ impl ExpertParallel {
         }
     }
 
-    /// Counts the bytes that this rank is about to send in one collective of its attention group.
-    fn count_collective(&self, collective: Collective, bytes_to: impl Fn(usize) -> usize) {
+    /// The places of the other ranks of this rank's attention group.
+    fn peers(&self) -> impl Iterator<Item = usize> {
         let me = self.attention_place();
-        let bytes: usize = (0..self.attention_group.len()).filter(|&peer| peer != me).map(bytes_to).sum();
-        self.counters.add_collective(collective, bytes as u64);
+        (0..self.attention_group.len()).filter(move |&peer| peer != me)
     }
 }
 

@@ -6,7 +6,7 @@ use semmoe_tables::Placement;
 
 fn on_two_ranks<T: Send>(work: impl Fn(usize, &mut ExpertParallel) -> T + Sync) -> Vec<T> {
     let placement = Placement::contiguous(1, 2, 2).unwrap();
-    let join = |link| ExpertParallel::new(Box::new(link), &placement, Arc::new(Counters::new(1))).unwrap();
+    let join = |link| ExpertParallel::new(Box::new(link), &placement).unwrap();
     std::thread::scope(|scope| {
         let work = &work;
         let start = |mut ep: ExpertParallel| scope.spawn(move || work(ep.rank().index(), &mut ep));
@@ -28,7 +28,7 @@ fn split_once(ep: &mut ExpertParallel, layer: Option<LayerIdx>) -> Timings {
     let labels = vec![1; mine];
     let own = OwnRows { rows: &rows, hidden: 2, labels: &labels, width: 1, bound: 2 };
     ep.allgather(layer, own, split, AllRows { rows: &mut [0.0; 6], labels: &mut [0; 3] }).unwrap();
-    ep.tell_all(b"word").unwrap();
+    ep.allgather_bytes(b"word").unwrap();
     before
 }
 
@@ -36,7 +36,7 @@ fn split_once(ep: &mut ExpertParallel, layer: Option<LayerIdx>) -> Timings {
 fn bytes_are_those_of_messages_to_the_other_ranks() {
     let counted = on_two_ranks(|_, ep| {
         split_once(ep, None);
-        ep.counters().snapshot().collective_bytes
+        ep.counters().collective_bytes
     });
     // A digest with each; rows of 8 bytes, labels of 2.
     assert_eq!(counted, [[8 + 2 * 8, 8 + 8 + 2, 4], [8 + 8, 8 + 2 * (8 + 2), 4]]);

@@ -35,9 +35,7 @@ mod timings;
 mod traffic;
 mod wire;
 
-pub use counters::{
-    ByPlace, Collective, Counters, CountersSnapshot, LayerTraffic, LevelBytes, RowCounts, StepPhase, Traffic,
-};
+pub use counters::{ByPlace, Collective, Counters, LayerTraffic, LevelBytes, RowCounts, StepPhase, Traffic};
 pub use exchange::{ExpertParallel, LocalExperts, RoutedBatch, WorldMismatch};
 pub use layout::{ExpertLayout, NodeLayout};
 pub(crate) use poll::poll_until;

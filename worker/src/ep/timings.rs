@@ -80,25 +80,18 @@ impl StepBatch {
 /// Steps of one layout, phase and half octave of the batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct StepCount {
-    /// Whether attention was divided by heads (tp).
-    pub splits_attention: bool,
+    /// How attention was divided.
+    pub attention: Attention,
     /// How experts were divided.
     pub experts: ExpertLayout,
-    /// With prompt tokens.
-    pub prefill: bool,
+    /// Prefill if there were prompt tokens.
+    pub phase: StepPhase,
     /// The largest batch that is counted here: prompt tokens of prefill, else sequences, of this rank.
     pub batch: u32,
     /// How many there were.
     pub steps: u64,
     /// Their time.
     pub time: Duration,
-}
-
-impl StepCount {
-    /// The phase that it is counted as.
-    pub fn phase(&self) -> StepPhase {
-        if self.prefill { StepPhase::Prefill } else { StepPhase::Decode }
-    }
 }
 
 /// Times of one rank since the start. A step in which the rank has no tokens of its own is a step, too.
@@ -122,9 +115,8 @@ impl Timings {
     pub(super) fn add_step(&mut self, experts: ExpertLayout, batch: &StepBatch, time: Duration) {
         self.steps += 1;
         self.step += time;
-        let splits_attention = batch.attention == Attention::Tp;
-        let prefill = batch.prompt_tokens > 0;
-        let new = StepCount { splits_attention, experts, prefill, batch: batch.bucket(), steps: 1, time };
+        let phase = if batch.prompt_tokens > 0 { StepPhase::Prefill } else { StepPhase::Decode };
+        let new = StepCount { attention: batch.attention, experts, phase, batch: batch.bucket(), steps: 1, time };
         match self.by_batch.iter_mut().find(|count| StepCount { steps: 1, time, ..**count } == new) {
             Some(count) => {
                 count.steps += 1;
@@ -188,14 +180,13 @@ mod tests {
         timings.add_step(ExpertLayout::Tp, &decode(4), ms(11));
         timings.add_step(ExpertLayout::Tp, &StepBatch { prompt_tokens: 100, ..decode(4) }, ms(13));
         timings.add_step(ExpertLayout::Tp, &StepBatch { attention: Attention::Tp, ..decode(4) }, ms(17));
-        let kind = |count: &StepCount| (count.experts, count.splits_attention, count.prefill, count.batch);
+        let kind = |count: &StepCount| (count.experts, count.attention, count.phase, count.batch);
         let found: Vec<_> = timings.by_batch.iter().map(|count| (kind(count), count.steps, count.time)).collect();
-        let (ep, tp) = (ExpertLayout::Ep, ExpertLayout::Tp);
         let expected = [
-            ((ep, false, false, 4), 2, ms(12)),
-            ((tp, false, false, 4), 1, ms(11)),
-            ((tp, false, true, 128), 1, ms(13)),
-            ((tp, true, false, 4), 1, ms(17)),
+            ((ExpertLayout::Ep, Attention::Dp, StepPhase::Decode, 4), 2, ms(12)),
+            ((ExpertLayout::Tp, Attention::Dp, StepPhase::Decode, 4), 1, ms(11)),
+            ((ExpertLayout::Tp, Attention::Dp, StepPhase::Prefill, 128), 1, ms(13)),
+            ((ExpertLayout::Tp, Attention::Tp, StepPhase::Decode, 4), 1, ms(17)),
         ];
         assert_eq!(found, expected);
         assert_eq!((timings.steps, timings.step), (5, ms(53)), "each step is counted once");

@@ -29,7 +29,7 @@ pub(super) fn vote(ep: &mut ExpertParallel, own: Result<u64, &Obstacle>) -> Resu
         Err(Obstacle::Own(cause)) => (OBJECTS, cause.clone().into_bytes()),
         Err(Obstacle::Peer(peer)) => (CANNOT, (*peer as u64).to_le_bytes().to_vec()),
     };
-    let votes = tell_all(ep, [vec![vote], detail].concat())?;
+    let votes = allgather_messages(ep, [vec![vote], detail].concat())?;
     let objection = votes.iter().enumerate().find(|(_, vote)| vote.first() == Some(&OBJECTS));
     if let Some((rank, vote)) = objection {
         return Ok(Some(format!("rank {rank}: {}", String::from_utf8_lossy(&vote[1..]))));
@@ -46,19 +46,19 @@ pub(super) fn vote(ep: &mut ExpertParallel, own: Result<u64, &Obstacle>) -> Resu
 ///
 /// # Errors
 /// A rank was lost.
-pub(crate) fn tell_all(ep: &mut ExpertParallel, message: Vec<u8>) -> Result<Vec<Vec<u8>>, UnitError> {
+pub(crate) fn allgather_messages(ep: &mut ExpertParallel, message: Vec<u8>) -> Result<Vec<Vec<u8>>, UnitError> {
     let me = ep.rank().index();
-    let mut heard = vec![Vec::new(); ep.world()];
+    let mut received = vec![Vec::new(); ep.world()];
     let mut rest = &message[..];
     loop {
         let (now, later) = rest.split_at(rest.len().min(ROUND_BYTES));
         // The last byte says whether there is more.
         let piece: Vec<u8> = now.iter().copied().chain([u8::from(!later.is_empty())]).collect();
         let mut more = !later.is_empty();
-        for (rank, mut piece) in ep.exchange(vec![piece; heard.len()])?.into_iter().enumerate() {
+        for (rank, mut piece) in ep.exchange(vec![piece; received.len()])?.into_iter().enumerate() {
             if rank != me {
                 more |= piece.pop() == Some(1);
-                heard[rank].append(&mut piece);
+                received[rank].append(&mut piece);
             }
         }
         rest = later;
@@ -66,6 +66,6 @@ pub(crate) fn tell_all(ep: &mut ExpertParallel, message: Vec<u8>) -> Result<Vec<
             break;
         }
     }
-    heard[me] = message;
-    Ok(heard)
+    received[me] = message;
+    Ok(received)
 }

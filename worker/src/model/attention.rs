@@ -205,18 +205,12 @@ impl Heads {
             let queries = &over.queries[of[0] * query_width..of[1] * query_width];
             let sums = out.split_off_mut(..(to - from) * self.out_width()).unwrap_or_default();
             let item = CachedItem { layer: over.layer, cache: item.kv, queries };
-            self.attend_item(item, from - of[0]..to - of[0], sums, scratch);
-        }
-    }
-
-    /// Attention of some of the n tokens of one item; `out` is of these tokens
-    /// `[tokens, kv_heads, group, value_width]`.
-    fn attend_item(&self, item: CachedItem<'_>, tokens: Range<usize>, out: &mut [f32], scratch: &mut ThreadScratch) {
-        for head in 0..self.kv_heads {
-            for first in tokens.clone().step_by(QUERY_BLOCK) {
-                let end = tokens.end.min(first + QUERY_BLOCK);
-                let out = &mut out[(first - tokens.start) * self.out_width()..];
-                self.attend_block(item, head, first..end, out, scratch);
+            for head in 0..self.kv_heads {
+                for first in (from..to).step_by(QUERY_BLOCK) {
+                    let block = first - of[0]..to.min(first + QUERY_BLOCK) - of[0];
+                    let out = &mut sums[(first - from) * self.out_width()..];
+                    self.attend_block(item, head, block, out, scratch);
+                }
             }
         }
     }

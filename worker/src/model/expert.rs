@@ -13,9 +13,10 @@
 
 use std::ops::Range;
 
+use semmoe_kernels::NodeGrid;
 use semmoe_kernels::reshard::{
-    Checksums, Cluster, ExpertArray, ExpertMemory as _, ExpertShape, Hosts, Layout, NO_HOST, PieceHash, Pool,
-    ReshardError, Side, Slot,
+    Checksums, ExpertArray, ExpertMemory as _, ExpertShape, Hosts, Layout, NO_HOST, PieceHash, Pool, ReshardError,
+    Side, Slot,
 };
 use semmoe_ranks::SharedExperts;
 use semmoe_tables::{ExpertId, LayerIdx, RankId};
@@ -157,7 +158,7 @@ impl Packing {
 
     /// Slots for so many experts in so many layers; with slices in every layout, where an expert has one for each rank.
     fn pool(&self, world: usize, experts: usize, layers: usize, slots: usize) -> Result<Pool, ReshardError> {
-        let pool = Pool::new(self.shape()?, Cluster::new(1, world)?, experts, layers, slots)?;
+        let pool = Pool::new(self.shape()?, NodeGrid::of_nodes(1, world)?, experts, layers, slots)?;
         Ok(if self.slices == world { pool } else { pool.ep_only() })
     }
 
@@ -260,11 +261,6 @@ impl Experts {
         self.memory.settle(first..self.pool.slot(&self.layout, self.side, layers - 1).end);
     }
 
-    /// A layer's experts, to compute with.
-    pub(super) fn of_layer(&self, layer: LayerIdx) -> LayerExperts<'_> {
-        LayerExperts { experts: self, layer }
-    }
-
     /// Slices that this rank has of each of its experts.
     fn slices(&self) -> usize {
         if self.layout == Layout::Tp { 1 } else { self.packing.slices }
@@ -298,7 +294,7 @@ impl Experts {
     pub(super) fn arrange(&self, spread: &ExpertSpread) -> Result<Layout, ReshardError> {
         let layout = match spread.layout {
             ExpertLayout::Tp => Layout::Tp,
-            ExpertLayout::Ep | ExpertLayout::Hybrid(_) => Layout::Ep(hosts(spread, self.pool.cluster().ranks())?),
+            ExpertLayout::Ep | ExpertLayout::Hybrid(_) => Layout::Ep(hosts(spread, self.pool.grid().ranks())?),
         };
         self.pool.check(&layout).map(|()| layout)
     }
@@ -323,8 +319,8 @@ const ROWS_OF_A_THREAD: usize = 4;
 
 /// One layer's experts on this rank.
 pub(super) struct LayerExperts<'a> {
-    experts: &'a Experts,
-    layer: LayerIdx,
+    pub(super) experts: &'a Experts,
+    pub(super) layer: LayerIdx,
 }
 
 impl LocalExperts for LayerExperts<'_> {

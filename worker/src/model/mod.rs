@@ -50,7 +50,7 @@ use std::sync::Arc;
 
 use semmoe_tables::{Attention, ExpertCopies, GroupId, RankId, Tables};
 
-pub(crate) use agree::tell_all;
+pub(crate) use agree::allgather_messages;
 pub(crate) use checkpoint::read_small_file;
 pub(crate) use compute::instructions;
 pub(crate) use config::token_ids;
@@ -135,58 +135,38 @@ struct Division {
     rows: Option<RowPlan>,
 }
 
-/// How a rank's model is to divide attention.
-pub enum AttentionPlan {
-    /// Every rank has all heads.
-    Dp,
-    /// This rank has its share of every layer's heads, all ranks run the same steps, and between attention and the next
-    /// layer each continues with some of the rows: with those that the tables place on it, which are checked to be the
-    /// model's and the placement's, or with even parts.
-    Tp(Option<Arc<Tables>>),
-    /// As `Tp` in groups of so many neighbours, each with sequences of its own and rows in even parts.
-    Groups {
-        /// Ranks of a group.
-        ranks: usize,
-    },
-    /// The weights of dp and of tp: the rank can change to the other one. They take the memory of attention once more,
-    /// divided by the ranks.
-    Both {
-        /// In force at first.
-        start: Attention,
-        /// As in `Tp`.
-        tables: Option<Arc<Tables>>,
-    },
+/// How a rank's model is to divide attention; made of [`Attention`] alone it has no tables, and does not change.
+pub struct AttentionPlan {
+    /// In force at first. With dp every rank has all heads. With tp it has its share of every layer's heads, all ranks
+    /// of a group run the same steps, and between attention and the next layer each continues with some of the rows.
+    pub start: Attention,
+    /// Whether the rank can change to the other one: it then has the weights of both, which take the memory of
+    /// attention once more, divided by the ranks.
+    pub both: bool,
+    /// With tp: ranks of a group of neighbours that has sequences of its own; none where all ranks are one group.
+    pub group: Option<usize>,
+    /// With tp: the tables that place rows on ranks, which are checked to be the model's and the placement's; without
+    /// them rows are divided into even parts.
+    pub tables: Option<Arc<Tables>>,
 }
 
-impl AttentionPlan {
-    /// The division at the start, and the one that attention may change to.
-    fn divisions(self, config: &ModelConfig, at: Place) -> Result<(Division, Option<Division>), ModelError> {
-        Ok(match self {
-            Self::Dp => (Division::WHOLE, None),
-            Self::Tp(tables) => (Division::of_heads(config, at, tables)?, None),
-            Self::Groups { ranks } => {
-                let at = Place { rank: at.rank % ranks, world: ranks };
-                (Division::of_heads(config, at, None)?, None)
-            }
-            Self::Both { start, tables } => {
-                let tp = Division::of_heads(config, at, tables)?;
-                match start {
-                    Attention::Dp => (Division::WHOLE, Some(tp)),
-                    Attention::Tp => (tp, Some(Division::WHOLE)),
-                }
-            }
-        })
+impl From<Attention> for AttentionPlan {
+    fn from(start: Attention) -> Self {
+        Self { start, both: false, group: None, tables: None }
     }
 }
 
 impl Division {
-    /// Attention dp.
-    const WHOLE: Self = Self { share: HeadShare::ALL, rows: None };
-
-    /// Attention tp: a rank's share of every layer's heads.
-    fn of_heads(config: &ModelConfig, at: Place, tables: Option<Arc<Tables>>) -> Result<Self, ModelError> {
-        let share = HeadShare::new(config, at.rank, at.world)?;
-        Ok(Self { share, rows: Some(RowPlan::new(at.world, tables)) })
+    /// This rank's part of attention by a plan.
+    fn new(config: &ModelConfig, at: Place, plan: &AttentionPlan, attention: Attention) -> Result<Self, ModelError> {
+        match attention {
+            Attention::Dp => Ok(Self { share: HeadShare::ALL, rows: None }),
+            Attention::Tp => {
+                let ranks = plan.group.unwrap_or(at.world);
+                let share = HeadShare::new(config, at.rank % ranks, ranks)?;
+                Ok(Self { share, rows: Some(RowPlan::new(ranks, plan.tables.clone())) })
+            }
+        }
     }
 
     fn attention(&self) -> Attention {
@@ -203,55 +183,35 @@ impl Model {
     /// One sentence: a file that is missing, cut short or not valid; an architecture or a setting that is not
     /// supported; a tensor that is missing or has another shape or type; a placement for another model.
     pub fn load(model_dir: &Path, rank: RankId, placement: impl Into<ExpertCopies>) -> Result<Self, ModelError> {
-        Self::load_experts(model_dir, rank, placement, ExpertLayout::Ep)
+        Self::load_divided(model_dir, rank, placement, ExpertLayout::Ep, Attention::Dp)
     }
 
-    /// The same with experts in any layout: with [`ExpertLayout::Tp`] the rank keeps its slice of every expert, and of
-    /// the placement only the shape counts; with [`ExpertLayout::Hybrid`] its slice of its node's experts, and group g
-    /// is node g.
+    /// The same with experts in any layout and attention divided by any plan: with [`ExpertLayout::Tp`] the rank keeps
+    /// its slice of every expert, and of the placement only the shape counts; with [`ExpertLayout::Hybrid`] its slice
+    /// of its node's experts, and group g is node g.
     ///
     /// # Errors
-    /// As [`Model::load`]; experts that cannot be cut into so many slices.
-    pub fn load_experts(
-        model_dir: &Path,
-        rank: RankId,
-        placement: impl Into<ExpertCopies>,
-        experts: impl Into<ExpertRoom>,
-    ) -> Result<Self, ModelError> {
-        Self::load_divided(model_dir, rank, placement, experts, AttentionPlan::Dp)
-    }
-
-    /// The same with [`AttentionPlan::Tp`].
-    ///
-    /// # Errors
-    /// As [`Model::load_experts`]; heads that cannot be split over so many ranks.
-    pub fn load_tp(
-        model_dir: &Path,
-        rank: RankId,
-        placement: impl Into<ExpertCopies>,
-        experts: impl Into<ExpertRoom>,
-        tables: Option<Arc<Tables>>,
-    ) -> Result<Self, ModelError> {
-        Self::load_divided(model_dir, rank, placement, experts, AttentionPlan::Tp(tables))
-    }
-
-    /// The same with attention divided by a plan.
-    ///
-    /// # Errors
-    /// As [`Model::load_tp`].
+    /// As [`Model::load`]; experts that cannot be cut into so many slices; heads that cannot be split over so many
+    /// ranks.
     pub fn load_divided(
         model_dir: &Path,
         rank: RankId,
         placement: impl Into<ExpertCopies>,
         experts: impl Into<ExpertRoom>,
-        attention: AttentionPlan,
+        attention: impl Into<AttentionPlan>,
     ) -> Result<Self, ModelError> {
         let (copies, ExpertRoom { layout, slots, memory }) = (placement.into(), experts.into());
         let config = ModelConfig::load(model_dir)?;
         check_placement(&config, GroupId::new(layout.host(rank.index()) as u16), &copies)?;
         let at = Place { rank: rank.index(), world: layout.world(copies.groups().into()) };
         expert_columns(&config, layout, at.rank, at.world)?;
-        let (division, other) = attention.divisions(&config, at)?;
+        let plan: AttentionPlan = attention.into();
+        let of = |attention| Division::new(&config, at, &plan, attention);
+        let other = match plan.start {
+            Attention::Dp => Attention::Tp,
+            Attention::Tp => Attention::Dp,
+        };
+        let (division, other) = (of(plan.start)?, plan.both.then(|| of(other)).transpose()?);
         let checkpoint = Checkpoint::open(model_dir)?;
         let loader = Loader { checkpoint: &checkpoint, config: &config, share: division.share };
         let mut weights = loader.load()?;
@@ -348,7 +308,7 @@ impl Model {
             let width = self.out.route_width;
             item.kv.commit(item.tokens, &self.out.routes[rows[0] * width..rows[1] * width]);
             if counts {
-                ep.count_tokens(item.phase, item.tokens.len());
+                ep.counters.add_tokens(item.phase, item.tokens.len());
             }
         }
         Ok(&self.out)

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Barrier, Mutex};
 
 use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
 use semmoe_tables::{Placement, RankId};
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use super::super::share::HeadShare;
 use super::*;
-use crate::ep::{Counters, ExpertLayout, LocalTransport, Lockstep, StepPhase, WireRows};
+use crate::ep::{ExpertLayout, LocalTransport, Lockstep, StepPhase, WireRows};
 use crate::model::AttentionPlan;
 use crate::model::kv::{KvArrival, KvCache, KvPhase, KvUsage, MovingSequence, PAGE_TOKENS};
 use crate::model::step::StepItem;
@@ -212,13 +212,12 @@ fn first_head(config: &ModelConfig, share: HeadShare) -> usize {
 
 fn joined(link: LocalTransport, placement: &Placement) -> ExpertParallel {
     let memory = PrivateMemory::new(Lockstep::rank(&link));
-    let counters = Arc::new(Counters::new(placement.layers()));
     let unit = WireRows::f32(Box::new(RowCollectives::new(link, memory)));
-    ExpertParallel::over(unit, placement, ExpertLayout::Ep, counters).unwrap()
+    ExpertParallel::over(unit, placement, ExpertLayout::Ep).unwrap()
 }
 
 fn both(dir: &Path, rank: usize, placement: &Placement) -> Model {
-    let plan = AttentionPlan::Both { start: Attention::Dp, tables: None };
+    let plan = AttentionPlan { both: true, ..Attention::Dp.into() };
     Model::load_divided(dir, RankId::new(rank as u16), placement, ExpertLayout::Ep, plan).unwrap()
 }
 
@@ -323,7 +322,7 @@ fn run_naively(
         let id = RankId::new(rank as u16);
         let mut model = match is_tp {
             false => Model::load(dir, id, placement).unwrap(),
-            true => Model::load_tp(dir, id, placement, ExpertLayout::Ep, None).unwrap(),
+            true => Model::load_divided(dir, id, placement, ExpertLayout::Ep, Attention::Tp).unwrap(),
         };
         let mut ep = joined(link, placement);
         if part == 0 {

@@ -52,7 +52,7 @@ impl Forward<'_> {
         own.phases.clear();
         own.phases.extend(split.positions(me).map(|position| phases[split.token(position)]));
         if layer.is_some() {
-            self.ep.counters().add_rows(plan.counts(me));
+            self.ep.counters.add_rows(plan.counts(me));
         }
         swap(residual, &mut own.residual);
         swap(phases, &mut own.phases);

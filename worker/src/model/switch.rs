@@ -55,7 +55,7 @@ impl Model {
     /// Whether a spread fits this model, its unit, and the memory that was made for experts when they were loaded.
     ///
     /// # Errors
-    /// As [`Model::load_experts`]; more experts on a rank than there are slots.
+    /// As [`Model::load_divided`]; more experts on a rank than there are slots.
     pub fn check_spread(&self, to: &ExpertSpread, ep: &ExpertParallel) -> Result<(), ModelError> {
         if let Some(fixed) = [ep.spread().layout, to.layout].into_iter().find(|layout| layout.nodes().is_some()) {
             return Err(ModelError::FixedLayout(fixed));
@@ -110,14 +110,11 @@ impl Model {
             let detail = ModelError::StreamedExperts.to_string();
             return Err(UnitError::Operands { rank: rank.index(), detail });
         };
-        let is_first = match &self.peers {
-            Peers::Near(near) => {
-                meet(experts, near, ep)?;
-                self.peers = Peers::Met;
-                true
-            }
-            Peers::Met => false,
-        };
+        let is_first = matches!(self.peers, Peers::Near(_));
+        if let Peers::Near(near) = &self.peers {
+            meet(experts, near, ep)?;
+            self.peers = Peers::Met;
+        }
         let outcome = move_experts(experts, to, ep, objection)?;
         if is_first {
             // The spare slot was written for the first time.

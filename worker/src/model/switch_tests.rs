@@ -2,13 +2,12 @@
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::sync::Arc;
 
 use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
-use semmoe_tables::{ExpertCopies, Placement, RankId};
+use semmoe_tables::{Attention, ExpertCopies, Placement, RankId};
 
 use super::*;
-use crate::ep::{Counters, ExpertLayout, LocalTransport};
+use crate::ep::{ExpertLayout, LocalTransport};
 use crate::model::ExpertRoom;
 
 fn spread(layout: ExpertLayout, group_of: fn(u16) -> u16) -> ExpertSpread {
@@ -26,11 +25,10 @@ fn broken_weights_take_the_switch_back_on_every_rank() {
     for ((from, to), near) in moves.into_iter().flat_map(|change| [(change, true), (change, false)]) {
         let run = |link: LocalTransport| {
             let rank = RankId::new(crate::ep::Lockstep::rank(&link) as u16);
-            let mut model = Model::load_experts(dir, rank, &from.copies, from.layout).unwrap();
-            let counters = Arc::new(Counters::new(7));
+            let mut model = Model::load_divided(dir, rank, &from.copies, from.layout, Attention::Dp).unwrap();
             let rows = RowCollectives::new(link, PrivateMemory::new(rank.index()));
             let unit = crate::ep::WireRows::f32(Box::new(rows));
-            let mut ep = ExpertParallel::over(unit, &from.copies, from.layout, counters).unwrap();
+            let mut ep = ExpertParallel::over(unit, &from.copies, from.layout).unwrap();
             if near {
                 model.share_experts(&[0, 1]);
             }
@@ -63,7 +61,7 @@ fn experts_take_one_slot_more_than_they_are() {
         let run = |link: LocalTransport| {
             let rank = RankId::new(crate::ep::Lockstep::rank(&link) as u16);
             let room = ExpertRoom { layout: ExpertLayout::Ep, slots: Some(16 + redundant as u16 / 2), memory: None };
-            let mut model = Model::load_experts(dir, rank, &whole.copies, room).unwrap();
+            let mut model = Model::load_divided(dir, rank, &whole.copies, room, Attention::Dp).unwrap();
             model.share_experts(&[0, 1]);
             let (experts, slot) = (7 * 16 * EXPERT_BYTES, (32 + redundant) / 2 * EXPERT_BYTES);
             assert_eq!(model.experts.resident().unwrap().pool.bytes() as u64, experts * 8 / 7 * (32 + redundant) / 32);
@@ -72,8 +70,7 @@ fn experts_take_one_slot_more_than_they_are() {
             assert!((experts..=experts + slot).contains(&taken()), "{} of {experts}", taken());
             let rows = RowCollectives::new(link, PrivateMemory::new(rank.index()));
             let unit = crate::ep::WireRows::f32(Box::new(rows));
-            let mut ep =
-                ExpertParallel::over(unit, &whole.copies, ExpertLayout::Ep, Arc::new(Counters::new(7))).unwrap();
+            let mut ep = ExpertParallel::over(unit, &whole.copies, ExpertLayout::Ep).unwrap();
             assert!(model.switch_bytes(&ep) as u64 <= slot + 7 * redundant / 2 * EXPERT_BYTES);
             for to in [&slices, &whole, &slices, &whole] {
                 assert_eq!(model.switch_experts(to, &mut ep, &mut |_| None).unwrap(), SwitchOutcome::Committed);

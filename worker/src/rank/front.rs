@@ -38,10 +38,10 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     let host = Host::bind(config.location())?;
     (config.announce)(&WorkerEvent::Bound { rendezvous: host.address()? });
     let patience = Patience::new(config.rendezvous_timeout, &config.shutdown);
-    let members = host.gather(&prepared.identity, config.secret.as_ref(), prepared.limits, &patience)?;
+    let joined = host.gather(&prepared.identity, config.secret.as_ref(), prepared.limits, &patience)?;
 
-    let limits = members.limits;
-    let connected = start::connect(&config, &prepared, members.ends)?;
+    let limits = joined.limits;
+    let connected = start::connect(&config, &prepared, joined.ends)?;
     if limits.kv_tokens() < prepared.served.config.max_positions {
         let (found, context) = (limits.kv_tokens(), prepared.served.config.max_positions);
         tracing::warn!(
@@ -58,7 +58,7 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
         limits,
         Timeouts { step: config.collective_timeout, prepared: config.prepared_timeout },
     );
-    unit.connect(ports(&unit, &connected, members.control)?);
+    unit.connect(ports(&unit, &connected, joined.control)?);
     // Held to the end of this function: peers may still be finishing a step.
     let _engine = start_engine(&config, &unit, connected, &prepared, limits)?;
 

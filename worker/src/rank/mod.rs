@@ -8,14 +8,14 @@
 //! | `prepare` | everything that can be refused before anything is bound or loaded |
 //! | `start` | transport, model and engine once the unit has come together |
 //! | `front` | rank 0: rendezvous, HTTP, and the whole unit's end |
-//! | `member` | every other rank |
+//! | `follower` | every other rank |
 //! | `stop` | signals and standard input |
 
 mod config;
 mod cpus;
 mod error;
+mod follower;
 mod front;
-mod member;
 mod prepare;
 mod start;
 mod stop;
@@ -40,7 +40,7 @@ pub fn run(config: WorkerConfig) -> Result<(), WorkerError> {
         .build()
         .map_err(WorkerError::Runtime)?;
     stop::watch(&config, &runtime);
-    let outcome = if config.rank == 0 { front::run(config, &runtime) } else { member::run(config, &runtime) };
+    let outcome = if config.rank == 0 { front::run(config, &runtime) } else { follower::run(config, &runtime) };
     runtime.shutdown_background();
     match outcome {
         // Asked to stop while it was starting: that is what it did.

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::{Collectives, PrivateMemory, StageObserver, Unobserved};
-use semmoe_tables::{Attention, RankId};
+use semmoe_tables::RankId;
 
 use super::config::WorkerConfig;
 use super::cpus::CpuList;
@@ -15,7 +15,7 @@ use super::error::WorkerError;
 use super::prepare::{Prepared, StageFile};
 use crate::control::Ends;
 use crate::engine::{Emit, Engine, EngineEnd, Inbox, UnitLimits};
-use crate::ep::{Counters, ExpertParallel, LocalTransport, ShmTransport, StageLog, TcpTransport, WireRows, WireType};
+use crate::ep::{ExpertParallel, LocalTransport, ShmTransport, StageLog, TcpTransport, WireRows, WireType};
 use crate::model::{AttentionPlan, ExpertMemory, ExpertRoom, Model, instructions, with_threads};
 use crate::unit::Lost;
 
@@ -34,21 +34,16 @@ pub(super) struct Connected {
 pub(super) fn connect(config: &WorkerConfig, prepared: &Prepared, ends: Ends) -> Result<Connected, WorkerError> {
     let (transport, wire) = (ends.transport(), config.wire);
     let stages = prepared.stages.clone();
-    let node: Vec<usize> = match (&prepared.node, &ends.memory) {
-        (Some(node), _) => node.clone().collect(),
-        (None, Some(shared)) => shared.ranks.clone(),
-        (None, None) => Vec::new(),
-    };
-    let log = stages.as_ref().map(|file| file.log.clone());
     let near = ends.memory.as_ref().map(|shared| shared.ranks.clone()).unwrap_or_default();
+    let node = prepared.node.clone().map_or_else(|| near.clone(), |node| node.collect());
+    let log = stages.as_ref().map(|file| file.log.clone());
     let unit = match wire {
         WireType::F32 => ends.join(WireRows::f32, config, log.clone()),
         WireType::Bf16 => ends.join(WireRows::bf16, config, log.clone()),
     };
     let unit = unit.map_err(WorkerError::Runtime)?;
     tracing::info!(rank = config.rank, transport, %wire, "the rank is connected");
-    let counters = Arc::new(Counters::new(prepared.served.config.num_moe_layers()));
-    let mut ep = ExpertParallel::over(unit, &prepared.placement, config.experts, counters)
+    let mut ep = ExpertParallel::over(unit, &prepared.placement, config.experts)
         .map_err(WorkerError::arguments)?
         .with_neighbours(node)
         .with_attention_groups(config.attention_groups.into());
@@ -114,14 +109,8 @@ impl Connected {
         let (rank, tables) = (RankId::new(config.rank), prepared.shuffle.clone());
         let memory = config.expert_memory.map(ExpertMemory::Bytes);
         let experts = ExpertRoom { layout: config.experts, slots: config.expert_slots, memory };
-        let attention = match config.attention {
-            start if config.both_attentions => AttentionPlan::Both { start, tables },
-            Attention::Dp => AttentionPlan::Dp,
-            Attention::Tp if config.attention_groups > 1 => {
-                AttentionPlan::Groups { ranks: (config.world / config.attention_groups).into() }
-            }
-            Attention::Tp => AttentionPlan::Tp(tables),
-        };
+        let group = Some((config.world / config.attention_groups).into());
+        let attention = AttentionPlan { start: config.attention, both: config.both_attentions, group, tables };
         let mut model = Model::load_divided(&prepared.served.dir, rank, &prepared.placement, experts, attention)?;
         let (threads, cpus) = (config.threads, config.cpus.clone());
         model.share_experts(&self.near);

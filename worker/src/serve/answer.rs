@@ -30,9 +30,11 @@ pub(super) struct Answer {
     pub(super) begun: Instant,
 }
 
-/// The news since the last call.
+/// The news of one sequence since the last call.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Delta {
+    /// Which sequence of the request.
+    pub(super) index: usize,
     pub(super) text: String,
     pub(super) tokens: usize,
 }
@@ -114,14 +116,14 @@ impl Answers {
         Ok(Self { app: Arc::clone(app), list })
     }
 
-    /// The next news: which sequence, and what. None once all have ended.
-    pub(super) async fn next(&mut self) -> Option<Result<(usize, Delta), ApiError>> {
+    /// The next news of any sequence; none once all have ended.
+    pub(super) async fn next(&mut self) -> Option<Result<Delta, ApiError>> {
         poll_fn(|context| {
             let mut open = false;
             for (index, answer) in self.list.iter_mut().enumerate().filter(|(_, answer)| answer.finish.is_none()) {
                 open = true;
                 if let Poll::Ready(delta) = answer.poll(&self.app, context) {
-                    return Poll::Ready(Some(delta.map(|delta| (index, delta))));
+                    return Poll::Ready(Some(delta.map(|delta| Delta { index, ..delta })));
                 }
             }
             if open { Poll::Pending } else { Poll::Ready(None) }

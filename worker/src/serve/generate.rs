@@ -20,7 +20,7 @@ use super::fields;
 use super::logprobs;
 use super::params::SamplingFields;
 use super::reply::{Dialect, serve};
-use super::validated::{self, Asked, ValidatedRequest};
+use super::validated::{self, ParsedRequest, ValidatedRequest};
 use crate::engine::Finish;
 
 /// SGLang's limit where a request names none.
@@ -62,8 +62,8 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, A
 }
 
 fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8]) -> Result<(ValidatedRequest, Generate), ApiError> {
-    let Asked { body, rank, stream, routes_from, fields } =
-        Asked::<Fields>::read(app, EngineRoute::Generate, headers, bytes)?;
+    let ParsedRequest { body, rank, stream, routes_from, fields } =
+        ParsedRequest::<Fields>::read(app, EngineRoute::Generate, headers, bytes)?;
     fields::check(&body, fields::GENERATE)?;
     if let Some(params) = body.get("sampling_params") {
         fields::check(params, fields::PARAMS)?;
@@ -71,7 +71,8 @@ fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8]) -> Result<(ValidatedReq
     let params = fields.sampling_params.unwrap_or_default();
     let mut request = params.sampling.check(app, Defaults::NEUTRAL)?;
     request.routes_from = routes_from;
-    request.logprobs = logprobs::asked_by_generate(fields.return_logprob.unwrap_or(false), fields.top_logprobs_num)?;
+    request.logprobs =
+        logprobs::requested_by_generate(fields.return_logprob.unwrap_or(false), fields.top_logprobs_num)?;
     let prompts = validated::prompts(app, Route::Generate, &body)?;
     let batch = body.get("text").is_some_and(Value::is_array)
         || body.get("input_ids").and_then(|ids| ids.get(0)).is_some_and(Value::is_array);
@@ -136,7 +137,7 @@ impl Dialect for Generate {
         }
     }
 
-    fn news(&self, index: usize, answer: &Answer, _: &Delta) -> Vec<Value> {
-        vec![self.so_far(index, answer)]
+    fn news(&self, answer: &Answer, delta: &Delta) -> Vec<Value> {
+        vec![self.so_far(delta.index, answer)]
     }
 }

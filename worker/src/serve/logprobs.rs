@@ -10,7 +10,7 @@ use super::error::ApiError;
 const MAX_TOP: u64 = 20;
 
 /// How many alternatives are wanted, if logprobs are at all: chats ask with two fields, completions with a number.
-pub(super) fn asked(chat: bool, logprobs: Option<&Value>, top: Option<u64>) -> Result<Option<u8>, ApiError> {
+pub(super) fn requested(chat: bool, logprobs: Option<&Value>, top: Option<u64>) -> Result<Option<u8>, ApiError> {
     let wrong = |expected: &str| Err(ApiError::param("logprobs", format!("logprobs must be {expected}")));
     match (logprobs, chat) {
         (None | Some(Value::Null | Value::Bool(false)), _) => match top {
@@ -27,7 +27,7 @@ pub(super) fn asked(chat: bool, logprobs: Option<&Value>, top: Option<u64>) -> R
 }
 
 /// SGLang asks with two fields, too.
-pub(super) fn asked_by_generate(wanted: bool, top: Option<u64>) -> Result<Option<u8>, ApiError> {
+pub(super) fn requested_by_generate(wanted: bool, top: Option<u64>) -> Result<Option<u8>, ApiError> {
     if wanted { bounded("top_logprobs_num", top.unwrap_or(0)) } else { Ok(None) }
 }
 

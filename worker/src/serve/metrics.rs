@@ -6,7 +6,6 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
-use semmoe_tables::Attention;
 
 use super::app::App;
 use crate::engine::RankStats;
@@ -119,14 +118,12 @@ fn attention_tp(page: &mut Page, stats: &[RankStats]) {
 
 /// The costs of streaming experts, of ranks that do.
 fn fetches(page: &mut Page, stats: &[RankStats]) {
-    let fetches = stats.iter().enumerate().filter_map(|(rank, stats)| Some((rank, stats.fetches?)));
-    let fetches: Vec<(usize, ExpertFetches)> = fetches.collect();
-    if fetches.is_empty() {
+    if stats.iter().all(|stats| stats.fetches.is_none()) {
         return;
     }
     let mut family = |name, kind, help, of: fn(&ExpertFetches) -> f64| {
         page.family(name, kind, help);
-        fetches.iter().for_each(|(rank, fetches)| page.sample(&format!("rank=\"{rank}\""), of(fetches)));
+        page.by_rank(stats, |stats| stats.fetches.as_ref().map(|fetches| ("", of(fetches))));
     };
     let help = "Memory of a rank that streams experts, for all of them.";
     family("semmoe_expert_memory_bytes", "gauge", help, |of| of.memory_bytes as f64);
@@ -169,31 +166,24 @@ fn labelled<W: Display, V>(name: &str, values: impl IntoIterator<Item = (W, V)>)
 
 /// The same steps by layout, phase and batch.
 fn steps_by_batch(page: &mut Page, stats: &[RankStats]) {
-    let counts = || {
-        let of_rank = |(rank, stats): (usize, &'_ RankStats)| {
-            let mut counts = stats.timings.by_batch.clone();
-            counts.sort_by_key(|count| (layout_of(count), count.prefill, count.batch));
-            counts.into_iter().map(move |count| (rank, count))
-        };
-        stats.iter().enumerate().flat_map(of_rank)
-    };
-    let labels = |rank: usize, count: &StepCount| {
-        let (layout, phase, batch) = (layout_of(count).name(), count.phase().name(), count.batch);
-        format!("rank=\"{rank}\",layout=\"{layout}\",phase=\"{phase}\",batch=\"{batch}\"")
-    };
     let help = "Steps by the layout in force and by what this rank computed: prefill, with up to so many prompt tokens, or decode, of up \
                 to so many sequences; half octaves.";
     let mut family = |name, help, value: fn(&StepCount) -> f64| {
-        page.family(name, "counter", help);
-        counts().for_each(|(rank, count)| page.sample(&labels(rank, &count), value(&count)));
+        page.counter(name, help, stats, |stats| {
+            let mut counts = stats.timings.by_batch.clone();
+            counts.sort_by_key(|count| (layout_of(count), count.phase, count.batch));
+            counts.into_iter().map(move |count| {
+                let (layout, phase, batch) = (layout_of(&count).name(), count.phase.name(), count.batch);
+                (format!(",layout=\"{layout}\",phase=\"{phase}\",batch=\"{batch}\""), value(&count))
+            })
+        });
     };
     family("semmoe_layout_steps_total", help, |count| count.steps as f64);
     family("semmoe_layout_step_seconds_total", "Time of these steps.", |count| count.time.as_secs_f64());
 }
 
 fn layout_of(count: &StepCount) -> LayoutName {
-    let attention = if count.splits_attention { Attention::Tp } else { Attention::Dp };
-    LayoutName::of(attention, count.experts)
+    LayoutName::of(count.attention, count.experts)
 }
 
 #[derive(Default)]
@@ -254,7 +244,7 @@ mod tests {
 
     #[test]
     fn the_page_holds_every_series() {
-        let counters = Counters::new(1);
+        let mut counters = Counters::new(1);
         counters.add_tokens(StepPhase::Prefill, 5);
         counters.add_tokens(StepPhase::Decode, 6);
         let traffic = |json: &str| serde_json::from_str(json).unwrap();
@@ -270,7 +260,7 @@ mod tests {
         );
         counters.add_rows(RowCounts { by_tables: 11, moved: 10, evenly: 12, fullest: 13, fullest_wanted: 14 });
         let stats = RankStats {
-            counters: counters.snapshot(),
+            counters,
             timings: serde_json::from_str(
                 r#"{"layers": [{
                     "moe": {"secs": 1, "nanos": 500000000},
@@ -278,9 +268,9 @@ mod tests {
                         {"secs": 0, "nanos": 250000000}, {"secs": 2, "nanos": 0}, {"secs": 3, "nanos": 0}, {"secs": 4, "nanos": 0}
                     ]
                 }], "steps": 9, "step": {"secs": 5, "nanos": 125000000}, "by_batch": [
-                    {"splits_attention": false, "experts": "Tp", "prefill": false, "batch": 11, "steps": 4,
+                    {"attention": "dp", "experts": "Tp", "phase": "decode", "batch": 11, "steps": 4,
                      "time": {"secs": 0, "nanos": 500000000}},
-                    {"splits_attention": false, "experts": "Ep", "prefill": true, "batch": 512, "steps": 5,
+                    {"attention": "dp", "experts": "Ep", "phase": "prefill", "batch": 512, "steps": 5,
                      "time": {"secs": 4, "nanos": 0}}
                 ]}"#,
             )

@@ -19,7 +19,7 @@ use super::info::unix_time;
 use super::logprobs;
 use super::params::SamplingFields;
 use super::reply::{Dialect, serve};
-use super::validated::{self, Asked, ValidatedRequest};
+use super::validated::{self, ParsedRequest, ValidatedRequest};
 use crate::engine::Finish;
 
 /// OpenAI's limit on the completions route where a request names none; chats have what the context leaves.
@@ -68,16 +68,16 @@ fn prepare(
     bytes: &[u8],
     route: &'static RouteTraits,
 ) -> Result<(ValidatedRequest, OpenAi), ApiError> {
-    let Asked { body, rank, stream, routes_from, fields } =
-        Asked::<Fields>::read(app, route.engine_route, headers, bytes)?;
+    let ParsedRequest { body, rank, stream, routes_from, fields } =
+        ParsedRequest::<Fields>::read(app, route.engine_route, headers, bytes)?;
     fields::check(&body, route.place)?;
     fields::check(&body["stream_options"], fields::STREAM)?;
     let mut request = fields.sampling.check(app, app.served.defaults)?;
     request.routes_from = routes_from;
-    request.logprobs = logprobs::asked(route.is_chat, fields.logprobs.as_ref(), fields.top_logprobs)?;
+    request.logprobs = logprobs::requested(route.is_chat, fields.logprobs.as_ref(), fields.top_logprobs)?;
     let prompts = validated::prompts(app, route.text_route, &body)?;
-    let asked = fields.max_completion_tokens.or(fields.max_tokens);
-    let sequences = validated::sequences(app, &request, prompts, asked, route.default_tokens)?;
+    let requested = fields.max_completion_tokens.or(fields.max_tokens);
+    let sequences = validated::sequences(app, &request, prompts, requested, route.default_tokens)?;
     let extension = Extension {
         input_ids: fields.return_input_ids_in_sglext.unwrap_or(false),
         output_ids: fields.return_output_ids_in_sglext.unwrap_or(false),
@@ -193,10 +193,6 @@ impl OpenAi {
         }
         Value::Object(extension)
     }
-
-    fn has_extension(&self) -> bool {
-        self.extension != Extension::default()
-    }
 }
 
 fn usage(answers: &[Answer]) -> Value {
@@ -241,7 +237,7 @@ impl Dialect for OpenAi {
         let mut whole = self.envelope(false, answers.iter().enumerate().map(choice).collect());
         whole["usage"] = usage(answers);
         if let [answer] = answers
-            && self.has_extension()
+            && self.extension != Extension::default()
         {
             whole["sglext"] = self.sglext(answer);
         }
@@ -256,7 +252,7 @@ impl Dialect for OpenAi {
         if self.route.is_chat { answers.iter().enumerate().map(chunk).collect() } else { Vec::new() }
     }
 
-    fn news(&self, index: usize, answer: &Answer, delta: &Delta) -> Vec<Value> {
+    fn news(&self, answer: &Answer, delta: &Delta) -> Vec<Value> {
         let (reason, matched) = finish(answer.finish.as_ref());
         // Tokens whose text is held back have their logprobs sent all the same.
         let logprobs = match delta.tokens {
@@ -267,7 +263,7 @@ impl Dialect for OpenAi {
             return Vec::new();
         }
         let mut choice = json!({
-            "index": index, "logprobs": logprobs, "finish_reason": reason, "matched_stop": matched,
+            "index": delta.index, "logprobs": logprobs, "finish_reason": reason, "matched_stop": matched,
         });
         match self.route.is_chat {
             true => choice["delta"] = json!({"content": delta.text}),
@@ -283,7 +279,7 @@ impl Dialect for OpenAi {
             event
         };
         let extension = match answers {
-            [answer] if self.has_extension() => Some(event("sglext", self.sglext(answer))),
+            [answer] if self.extension != Extension::default() => Some(event("sglext", self.sglext(answer))),
             _ => None,
         };
         let usage = self.usage.then(|| event("usage", usage(answers)));

@@ -27,7 +27,7 @@ pub(super) trait Dialect: Send + 'static {
         Vec::new()
     }
     /// Events with news of one answer.
-    fn news(&self, index: usize, answer: &Answer, delta: &Delta) -> Vec<Value>;
+    fn news(&self, answer: &Answer, delta: &Delta) -> Vec<Value>;
     /// Events after the last news.
     fn closing(&self, _answers: &[Answer]) -> Vec<Value> {
         Vec::new()
@@ -71,7 +71,7 @@ struct Stream<D> {
     ended: bool,
 }
 
-fn events<D: Dialect>(answers: Answers, dialect: D, first: Option<(usize, Delta)>) -> Response {
+fn events<D: Dialect>(answers: Answers, dialect: D, first: Option<Delta>) -> Response {
     let mut state = Stream { queue: VecDeque::new(), ended: false, answers, dialect };
     let opening = state.dialect.opening(&state.answers.list);
     state.push(opening);
@@ -97,10 +97,10 @@ impl<D: Dialect> Stream<D> {
         self.queue.extend(events.iter().map(|event| Bytes::from(format!("data: {event}\n\n"))));
     }
 
-    fn take(&mut self, news: Option<Result<(usize, Delta), ApiError>>) {
+    fn take(&mut self, news: Option<Result<Delta, ApiError>>) {
         match news {
-            Some(Ok((index, delta))) => {
-                let events = self.dialect.news(index, &self.answers.list[index], &delta);
+            Some(Ok(delta)) => {
+                let events = self.dialect.news(&self.answers.list[delta.index], &delta);
                 self.push(events);
             }
             // No [DONE]: a client that overlooks the error must not take the text for complete.

@@ -57,7 +57,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Value, ApiError> {
 }
 
 /// A request's body, its pin and its typed fields.
-pub(super) struct Asked<T> {
+pub(super) struct ParsedRequest<T> {
     pub(super) body: Value,
     pub(super) rank: Option<RankId>,
     pub(super) stream: bool,
@@ -75,7 +75,7 @@ struct CommonFields {
     routed_experts_start_len: Option<u32>,
 }
 
-impl<T: DeserializeOwned> Asked<T> {
+impl<T: DeserializeOwned> ParsedRequest<T> {
     /// Reads them.
     pub(super) fn read(app: &App, route: EngineRoute, headers: &HeaderMap, bytes: &[u8]) -> Result<Self, ApiError> {
         let body = parse(bytes)?;
@@ -117,17 +117,17 @@ pub(super) fn prompts(app: &App, route: Route, body: &Value) -> Result<Vec<Vec<u
     }
 }
 
-/// Joins a request with its prompts. `asked` is the client's limit on new tokens, `default` the limit without one, as
-/// far as the context has room.
+/// Joins a request with its prompts. `requested` is the client's limit on new tokens, `default` the limit without one,
+/// as far as the context has room.
 pub(super) fn sequences(
     app: &App,
     request: &SequenceRequest,
     prompts: Vec<Vec<u32>>,
-    asked: Option<u32>,
+    requested: Option<u32>,
     default: Option<u32>,
 ) -> Result<Vec<SequenceRequest>, ApiError> {
     let join = |tokens: Vec<u32>| -> Result<SequenceRequest, ApiError> {
-        let max_new_tokens = new_tokens(tokens.len(), app.context_tokens(), asked, default)?;
+        let max_new_tokens = new_tokens(tokens.len(), app.context_tokens(), requested, default)?;
         if request.min_new_tokens > max_new_tokens {
             let min = request.min_new_tokens;
             return Err(ApiError::bad(format!(
@@ -140,7 +140,7 @@ pub(super) fn sequences(
 }
 
 /// How many tokens a prompt may be answered with.
-fn new_tokens(prompt: usize, context: usize, asked: Option<u32>, default: Option<u32>) -> Result<u32, ApiError> {
+fn new_tokens(prompt: usize, context: usize, requested: Option<u32>, default: Option<u32>) -> Result<u32, ApiError> {
     if prompt == 0 {
         return Err(ApiError::bad("the prompt is empty"));
     }
@@ -150,12 +150,12 @@ fn new_tokens(prompt: usize, context: usize, asked: Option<u32>, default: Option
         )));
     };
     let room = u32::try_from(room).unwrap_or(u32::MAX);
-    match asked {
+    match requested {
         Some(0) => Err(ApiError::bad("at least one new token must be asked for, found 0")),
-        Some(asked) if asked > room => Err(ApiError::bad(format!(
-            "the prompt's {prompt} tokens and {asked} new ones do not fit the model's context of {context} tokens"
+        Some(requested) if requested > room => Err(ApiError::bad(format!(
+            "the prompt's {prompt} tokens and {requested} new ones do not fit the model's context of {context} tokens"
         ))),
-        Some(asked) => Ok(asked),
+        Some(requested) => Ok(requested),
         None => Ok(default.unwrap_or(u32::MAX).min(room)),
     }
 }

@@ -251,11 +251,7 @@ impl Unit {
 
     /// Closes the links to the other ranks once everything sent is written.
     pub(crate) fn close(&self) {
-        for port in std::mem::take(&mut self.state().ports) {
-            if let Port::Remote(link) = port {
-                link.close();
-            }
-        }
+        self.state().ports.clear();
     }
 
     /// In-flight sequences by replica.
@@ -265,7 +261,7 @@ impl Unit {
 
     /// Counts and loads of every rank: fresh ones, or the last known of a rank that does not answer.
     pub(crate) async fn stats(&self) -> Vec<RankStats> {
-        let answers: Vec<_> = (0..self.world).map(|rank| self.ask(RankId::new(rank))).collect();
+        let answers: Vec<_> = (0..self.world).map(|rank| self.request_stats(RankId::new(rank))).collect();
         let all = futures_util::future::join_all(answers.into_iter().map(|(ticket, answer)| async move {
             let outcome = tokio::time::timeout(STATS_LIMIT, answer).await;
             self.state().tickets.remove(&ticket);
@@ -281,7 +277,7 @@ impl Unit {
         state.last_stats.clone()
     }
 
-    fn ask(&self, rank: RankId) -> (u64, oneshot::Receiver<RankStats>) {
+    fn request_stats(&self, rank: RankId) -> (u64, oneshot::Receiver<RankStats>) {
         let (sender, answer) = oneshot::channel();
         let mut state = self.state();
         let ticket = state.take_id();
@@ -301,8 +297,8 @@ impl Unit {
             FromRank::Leaving => self.status.send_modify(|status| status.leaving = true),
             FromRank::Fatal { lost, cause } => self.fail(Lost { rank: RankId::new(lost), cause }),
             FromRank::Stats { ticket, stats } => {
-                let asked = self.state().tickets.remove(&ticket);
-                if let Some((_, sender)) = asked.filter(|(asked, _)| *asked == rank) {
+                let requested = self.state().tickets.remove(&ticket);
+                if let Some((_, sender)) = requested.filter(|(requested, _)| *requested == rank) {
                     // The caller may have left.
                     let _ = sender.send(*stats);
                 }
@@ -399,7 +395,7 @@ impl State {
             ToRank::Abort { .. } | ToRank::Stats { .. } | ToRank::Switch { .. } => (self.world, 1),
             ToRank::Submit(_) | ToRank::Cancel { .. } | ToRank::Flush | ToRank::Stop => {
                 if let Some(passage) = self.passage() {
-                    return passage.hold(order.clone());
+                    return passage.orders.push(order.clone());
                 }
                 (self.replicas(), self.stride())
             }
@@ -408,9 +404,9 @@ impl State {
     }
 
     /// The replica that runs a sequence: the requested one, or the next in turn.
-    pub(super) fn rank_for(&mut self, asked: Option<RankId>) -> RankId {
+    pub(super) fn rank_for(&mut self, requested: Option<RankId>) -> RankId {
         let replicas = self.replicas();
-        asked.filter(|_| replicas > 1).unwrap_or_else(|| {
+        requested.filter(|_| replicas > 1).unwrap_or_else(|| {
             let rank = RankId::new(self.next_rank % replicas);
             self.next_rank = (rank.get() + 1) % replicas;
             rank
@@ -420,23 +416,19 @@ impl State {
     /// Passes events on; how many were the last of their sequence.
     pub(super) fn take_events(&mut self, rank: RankId, events: Events) -> usize {
         let rank = RankId::new(rank.get() / self.stride());
-        events.into_iter().map(|(id, event)| usize::from(self.take_event(rank, id, event))).sum()
-    }
-
-    /// Passes an event on; true if it was the last of its sequence.
-    fn take_event(&mut self, rank: RankId, id: u64, event: SequenceEvent) -> bool {
-        let Some(entry) = self.sequences.get(&id).filter(|entry| entry.rank == rank) else {
-            return false;
-        };
-        let last = event.is_last();
-        if let Some(listener) = &entry.listener {
-            // A client that has just left abandons the sequence.
-            let _ = listener.send(event);
+        let before = self.sequences.len();
+        for (id, event) in events {
+            let Some(entry) = self.sequences.get(&id).filter(|entry| entry.rank == rank) else { continue };
+            let last = event.is_last();
+            if let Some(listener) = &entry.listener {
+                // A client that has just left abandons the sequence.
+                let _ = listener.send(event);
+            }
+            if last {
+                self.sequences.remove(&id);
+                self.in_flight[rank.index()] -= 1;
+            }
         }
-        if last {
-            self.sequences.remove(&id);
-            self.in_flight[rank.index()] -= 1;
-        }
-        last
+        before - self.sequences.len()
     }
 }

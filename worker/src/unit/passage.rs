@@ -21,7 +21,8 @@ pub(super) type Events = Vec<(u64, SequenceEvent)>;
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Passage {
-    orders: Vec<ToRank>,
+    /// Orders that concern sequences.
+    pub(super) orders: Vec<ToRank>,
     events: Vec<(RankId, Events)>,
     /// Ranks that have ended their part: their further messages are of the layout that they ended in.
     pub(super) ended: HashSet<RankId>,
@@ -30,11 +31,6 @@ pub(super) struct Passage {
 }
 
 impl Passage {
-    /// An order that concerns sequences.
-    pub(super) fn hold(&mut self, order: ToRank) {
-        self.orders.push(order);
-    }
-
     /// Holds events back, or gives them back if they are of the old layout.
     pub(super) fn filter(&mut self, rank: RankId, events: Events) -> Option<Events> {
         if !self.ended.contains(&rank) {
@@ -76,7 +72,7 @@ impl State {
     /// An order that concerns a sequence of the replica: it waits while ranks move.
     pub(super) fn order(&mut self, rank: RankId, order: ToRank) {
         match self.passage() {
-            Some(passage) => passage.hold(order),
+            Some(passage) => passage.orders.push(order),
             None => self.send(self.speaker(rank), order),
         }
     }

@@ -13,8 +13,8 @@ use semmoe_tables::{
     TablesBuilder, TpParts,
 };
 use semmoe_worker::ep::{
-    Counters, CountersSnapshot, ExpertLayout, ExpertParallel, LocalTransport, Lockstep, StepPhase, UnitError, Wake,
-    Waker, WireRows, WireType,
+    Counters, ExpertLayout, ExpertParallel, LocalTransport, Lockstep, StepPhase, UnitError, Wake, Waker, WireRows,
+    WireType,
 };
 use semmoe_worker::model::{AttentionPlan, ExpertRoom, KvCache, Model, ModelConfig, StepItem};
 use serde_json::Value;
@@ -167,7 +167,8 @@ impl Rank {
     ) -> Self {
         let (rank, experts) = (transport.rank(), experts.into());
         let placement = &placement.into();
-        let model = Model::load_experts(model_dir, RankId::new(rank as u16), placement, experts).unwrap();
+        let id = RankId::new(rank as u16);
+        let model = Model::load_divided(model_dir, id, placement, experts, Attention::Dp).unwrap();
         Self { rank, model, ep: join(transport, placement, experts.layout) }
     }
 
@@ -181,7 +182,8 @@ impl Rank {
     ) -> Self {
         let rank = transport.rank();
         let placement = &placement.into();
-        let model = Model::load_tp(model_dir, RankId::new(rank as u16), placement, experts, tables).unwrap();
+        let plan = AttentionPlan { tables, ..Attention::Tp.into() };
+        let model = Model::load_divided(model_dir, RankId::new(rank as u16), placement, experts, plan).unwrap();
         Self { rank, model, ep: join(transport, placement, experts) }
     }
 
@@ -196,7 +198,7 @@ impl Rank {
     ) -> Self {
         let (rank, world) = (transport.rank(), transport.world());
         let id = RankId::new(rank as u16);
-        let plan = AttentionPlan::Groups { ranks: world / groups };
+        let plan = AttentionPlan { group: Some(world / groups), ..Attention::Tp.into() };
         let model = Model::load_divided(model_dir, id, placement, experts, plan).unwrap();
         let observer = Box::new(Unobserved);
         let rows = match wire {
@@ -205,8 +207,7 @@ impl Rank {
                 experts.join_grouped(groups, WireRows::bf16, transport, PrivateMemory::new(rank), observer)
             }
         };
-        let counters = Arc::new(Counters::new(placement.layers()));
-        let ep = ExpertParallel::over(rows.unwrap(), placement.clone(), experts, counters).unwrap();
+        let ep = ExpertParallel::over(rows.unwrap(), placement.clone(), experts).unwrap();
         Self { rank, model, ep: ep.with_attention_groups(groups) }
     }
 
@@ -214,8 +215,8 @@ impl Rank {
         Self::new(Box::new(LocalTransport::mesh(1).remove(0)), &contiguous(1))
     }
 
-    pub(crate) fn counted(&self) -> CountersSnapshot {
-        self.ep.counters().snapshot()
+    pub(crate) fn counted(&self) -> Counters {
+        self.ep.counters().clone()
     }
 
     /// One prompt from an empty cache: logits after its last token, its routes, its cache.
@@ -341,9 +342,8 @@ pub(crate) fn main_group(placement: &Placement, layer: usize, experts: &[u16]) -
 /// The collectives over messages of a link.
 pub(crate) fn join(link: Box<dyn Lockstep>, placement: &ExpertCopies, experts: ExpertLayout) -> ExpertParallel {
     let memory = PrivateMemory::new(link.rank());
-    let counters = Arc::new(Counters::new(placement.layers()));
     let unit = WireRows::f32(experts.join(link, memory, Box::new(Unobserved)).unwrap());
-    ExpertParallel::over(unit, placement.clone(), experts, counters).unwrap()
+    ExpertParallel::over(unit, placement.clone(), experts).unwrap()
 }
 
 /// How the ranks of a unit are laid out.
@@ -360,7 +360,7 @@ pub(crate) fn on_layout<T: Send>(
     model_dir: &Path,
     laid: Laid<'_>,
     work: impl Fn(&mut Rank) -> T + Sync,
-) -> (Vec<(T, CountersSnapshot)>, u64) {
+) -> (Vec<(T, Counters)>, u64) {
     let Laid { world, attention, placement, experts } = laid;
     let (transports, meters) = metered_mesh(world);
     let results = std::thread::scope(|scope| {

@@ -7,7 +7,7 @@ use crate::common::{self, FIXTURES, Rank, contiguous_of, fixture, fixture_prompt
 use crate::support::{self, LAYERS, TOP_K, Unit, golden, greedy};
 use futures_util::future::join_all;
 use semmoe_tables::{Attention, ExpertCopies};
-use semmoe_worker::ep::{CountersSnapshot, ExpertLayout, Lockstep, WireType};
+use semmoe_worker::ep::{Counters, ExpertLayout, Lockstep, WireType};
 use semmoe_worker::model::ModelConfig;
 use semmoe_worker::{TransportChoice, WorkerConfig, run};
 use serde_json::json;
@@ -30,7 +30,7 @@ fn on_threads<T: Send>(links: Vec<Box<dyn Lockstep>>, run: impl Fn(Box<dyn Locks
 }
 
 /// The counts of each rank, and all bytes sent, of a fixture's prompts dealt to the groups in turn.
-fn run_prompts(name: &str, case: &str) -> (Vec<CountersSnapshot>, u64) {
+fn run_prompts(name: &str, case: &str) -> (Vec<Counters>, u64) {
     let (dir, config) = (fixture(name), ModelConfig::load(&fixture(name)).unwrap());
     let hosts = if case.starts_with("hybrid") { GROUPS } else { WORLD };
     let copies = &ExpertCopies::from(&contiguous_of(&config, hosts));
@@ -63,7 +63,7 @@ fn every_family_gives_the_same_tokens_in_every_case_and_each_row_is_sent_once() 
         let tokens: usize = prompts.iter().map(|(ids, _)| ids.len() + steps(&prompts) - 1).sum();
         for case in CASES {
             let (counted, sent) = run_prompts(name, case);
-            let total = |of: fn(&CountersSnapshot) -> u64| counted.iter().map(of).sum::<u64>();
+            let total = |of: fn(&Counters) -> u64| counted.iter().map(of).sum::<u64>();
             // The drop rule: of the ranks that have a row one alone sends it.
             let activations = total(|c| c.total().activations.local + c.total().activations.remote);
             assert_eq!(activations, (tokens * config.num_moe_layers() * config.top_k) as u64, "{name}, {case}");

@@ -10,8 +10,8 @@ use crate::common::{
     shuffled_of, tp_tables,
 };
 use safetensors::SafeTensors;
-use semmoe_tables::{EvenGroups, LayerIdx, Placement, RankId, Tables, TokenId};
-use semmoe_worker::ep::{Collective, CountersSnapshot, ExpertLayout, StepPhase};
+use semmoe_tables::{Attention, EvenGroups, LayerIdx, Placement, RankId, Tables, TokenId};
+use semmoe_worker::ep::{Collective, Counters, ExpertLayout, StepPhase};
 use semmoe_worker::model::{Model, ModelConfig, StepItem};
 use serde_json::Value;
 
@@ -104,7 +104,7 @@ fn activations_follow_the_tables_and_every_byte_is_counted() {
             let texts = rank.greedy(&prompts, steps as usize);
             (rank.counted(), texts)
         });
-        let counted: Vec<&CountersSnapshot> = runs.iter().map(|(counted, _)| counted).collect();
+        let counted: Vec<&Counters> = runs.iter().map(|(counted, _)| counted).collect();
         let prompt_tokens: u64 = prompts.iter().map(|p| p.len() as u64).sum();
         let tokens = prompt_tokens + prompts.len() as u64 * (steps - 1);
         let total: Vec<_> = counted.iter().map(|c| c.total()).collect();
@@ -121,7 +121,7 @@ fn activations_follow_the_tables_and_every_byte_is_counted() {
         } else {
             assert_eq!(counted.iter().map(|c| c.rows.by_tables).sum::<u64>(), 0);
         }
-        let rows = |c: &&CountersSnapshot| c.rows.by_tables + c.rows.moved + c.rows.evenly;
+        let rows = |c: &&Counters| c.rows.by_tables + c.rows.moved + c.rows.evenly;
         assert_eq!(counted.iter().map(rows).sum::<u64>(), tokens * layers);
         // Even parts in every layer of each step, however rows are split.
         let decoding = (steps - 1) * (prompts.len() as u64).div_ceil(4);
@@ -227,9 +227,8 @@ fn a_prompt_gives_the_same_bits_however_it_is_cut_and_in_any_company() {
 fn ranks_that_do_not_divide_the_heads_are_refused_with_those_that_would() {
     let config = ModelConfig::load(&fixture("mixtral")).unwrap();
     let placement = contiguous_of(&config, 8);
-    let error = Model::load_tp(&fixture("mixtral"), RankId::new(0), &placement, ExpertLayout::Ep, None)
-        .err()
-        .unwrap()
-        .to_string();
+    let (dir, rank) = (fixture("mixtral"), RankId::new(0));
+    let model = Model::load_divided(&dir, rank, &placement, ExpertLayout::Ep, Attention::Tp);
+    let error = model.err().unwrap().to_string();
     assert!(error.contains("over 8 ranks, expected one of 1, 2, 4"), "{error}");
 }

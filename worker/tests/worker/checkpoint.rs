@@ -4,12 +4,11 @@
 use crate::common;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 
 use half::f16;
 use safetensors::tensor::{Dtype, TensorView};
 use semmoe_tables::{Placement, RankId};
-use semmoe_worker::ep::{Counters, ExpertParallel, LocalTransport, StepPhase};
+use semmoe_worker::ep::{ExpertParallel, LocalTransport, StepPhase};
 use semmoe_worker::model::{Model, ModelConfig, ModelError, StepItem};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -137,7 +136,7 @@ fn load(dir: &TempDir) -> Result<Model, ModelError> {
 fn run(dir: &TempDir) -> (Vec<f32>, Vec<u16>) {
     let mut model = load(dir).unwrap();
     let transport = Box::new(LocalTransport::mesh(1).remove(0));
-    let mut ep = ExpertParallel::new(transport, &placement(), Arc::new(Counters::new(2))).unwrap();
+    let mut ep = ExpertParallel::new(transport, &placement()).unwrap();
     let mut kv = model.new_sequence();
     let mut items =
         [StepItem { kv: &mut kv, tokens: &[1, 49, 0, 33, 2], want_logits: true, phase: StepPhase::Prefill }];
@@ -319,6 +318,6 @@ fn placements_for_another_model_or_unit_are_refused() {
     }
     let transport = Box::new(LocalTransport::mesh(3).remove(0));
     let two = Placement::contiguous(2, 6, 2).unwrap();
-    let error = ExpertParallel::new(transport, &two, Arc::new(Counters::new(2))).err().unwrap();
+    let error = ExpertParallel::new(transport, &two).err().unwrap();
     assert_eq!(error.to_string(), "the placement has 2 groups, the unit has 3 ranks and experts ep");
 }

@@ -14,7 +14,7 @@ use crate::support::Unit;
 use half::f16;
 use semmoe_kernels::collectives::{PrivateMemory, Unobserved};
 use semmoe_tables::{Attention, LayerIdx, Placement, Provenance, RankId, TablesBuilder};
-use semmoe_worker::ep::{Counters, ExpertLayout, ExpertParallel, LevelBytes, WireRows};
+use semmoe_worker::ep::{ExpertLayout, ExpertParallel, LevelBytes, WireRows};
 use semmoe_worker::model::{Model, ModelConfig, ModelError};
 use semmoe_worker::{TransportChoice, WorkerConfig, run};
 
@@ -248,13 +248,14 @@ fn what_does_not_fit_the_nodes_is_refused_by_name() {
     let config = ModelConfig::load(&dir).unwrap();
     let width = u16::try_from(config.expert_width).unwrap() * 2;
     let placement = contiguous_of(&config, 2);
-    let error = Model::load_experts(&dir, RankId::new(0), &placement, hybrid(2, width, None)).err().unwrap();
+    let (rank, nodes) = (RankId::new(0), hybrid(2, width, None));
+    let error = Model::load_divided(&dir, rank, &placement, nodes, Attention::Dp).err().unwrap();
     assert!(matches!(error, ModelError::ExpertWidth { .. }), "{error}");
     // A placement of ranks in place of nodes.
     let join = |link| {
         let (memory, observer) = (PrivateMemory::new(0), Box::new(Unobserved));
         let unit = WireRows::f32(ExpertLayout::Ep.join(link, memory, observer).unwrap());
-        ExpertParallel::over(unit, &contiguous(1), hybrid(2, 1, None), Counters::new(7).into())
+        ExpertParallel::over(unit, &contiguous(1), hybrid(2, 1, None))
     };
     let error = join(common::local_mesh(2).remove(0)).err().unwrap();
     assert_eq!(error.to_string(), "the placement has 1 groups, the unit has 2 ranks and experts hybrid:2x1");

@@ -11,7 +11,7 @@ use crate::common::{
 };
 use crate::support::Unit;
 use semmoe_tables::{Attention, Placement, RankId};
-use semmoe_worker::ep::{CountersSnapshot, ExpertLayout, StepPhase};
+use semmoe_worker::ep::{Counters, ExpertLayout, StepPhase};
 use semmoe_worker::model::{Model, ModelConfig, ModelError};
 
 /// Runs every rank with its slices of all experts.
@@ -20,7 +20,7 @@ fn on_slices<T: Send>(
     attention: Attention,
     placement: &Placement,
     work: impl Fn(&mut Rank) -> T + Sync,
-) -> (Vec<(T, CountersSnapshot)>, u64) {
+) -> (Vec<(T, Counters)>, u64) {
     let world = placement.groups();
     on_layout(model_dir, Laid { world, attention, placement, experts: ExpertLayout::Tp }, work)
 }
@@ -119,7 +119,8 @@ fn a_width_that_the_ranks_do_not_divide_is_refused_by_name() {
     // As many as the experts, but not as the columns of one.
     let ranks = 8;
     let placement = contiguous_of(&config, ranks);
-    let error = Model::load_experts(&dir, RankId::new(0), &placement, ExpertLayout::Tp).err().unwrap();
+    let (rank, slices) = (RankId::new(0), ExpertLayout::Tp);
+    let error = Model::load_divided(&dir, rank, &placement, slices, Attention::Dp).err().unwrap();
     assert!(matches!(error, ModelError::ExpertWidth { .. }), "{error}");
     let width = config.expert_width;
     let expected = format!(

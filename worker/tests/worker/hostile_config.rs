@@ -1,11 +1,10 @@
 //! Whatever stands under any key of a configuration: it is refused in one sentence, or the model runs; nothing panics.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use crate::common::{contiguous_of, fixture, local_mesh};
 use semmoe_tables::RankId;
-use semmoe_worker::ep::{Counters, ExpertParallel, StepPhase};
+use semmoe_worker::ep::{ExpertParallel, StepPhase};
 use semmoe_worker::model::{Model, ModelConfig, ModelError, StepItem};
 use serde_json::{Value, json};
 
@@ -23,8 +22,7 @@ fn try_model(dir: &Path) -> Result<(), ModelError> {
     let config = ModelConfig::load(dir)?;
     let placement = contiguous_of(&config, 1);
     let mut model = Model::load(dir, RankId::new(0), &placement)?;
-    let counters = Arc::new(Counters::new(placement.layers()));
-    let mut ep = ExpertParallel::new(local_mesh(1).remove(0), &placement, counters).unwrap();
+    let mut ep = ExpertParallel::new(local_mesh(1).remove(0), &placement).unwrap();
     let mut kv = model.new_sequence();
     for tokens in [&[1, 2, 0][..], &[5]] {
         if kv.remaining() < tokens.len() {

@@ -4,10 +4,10 @@ use std::sync::atomic::Ordering;
 
 use crate::common::{Rank, contiguous, golden, local_mesh, metered_mesh, on_ranks, shuffled};
 use semmoe_tables::RankId;
-use semmoe_worker::ep::{ByPlace, CountersSnapshot, StepPhase, Wake};
+use semmoe_worker::ep::{ByPlace, Counters, StepPhase, Wake};
 use semmoe_worker::model::{KvCache, StepError, StepItem};
 
-fn total(counted: &[CountersSnapshot], of: impl Fn(&CountersSnapshot) -> ByPlace) -> ByPlace {
+fn total(counted: &[Counters], of: impl Fn(&Counters) -> ByPlace) -> ByPlace {
     let sum = |part: fn(ByPlace) -> u64| counted.iter().map(|c| part(of(c))).sum();
     ByPlace { local: sum(|it| it.local), remote: sum(|it| it.remote) }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::common::{FIXTURES, Rank, contiguous_of, fixture, fixture_prompts, local_mesh};
 use crate::support::Unit;
-use semmoe_tables::{ExpertCopies, RankId};
+use semmoe_tables::{Attention, ExpertCopies, RankId};
 use semmoe_worker::ep::ExpertLayout;
 use semmoe_worker::model::{ExpertFetches, ExpertMemory, ExpertRoom, Model, ModelConfig, ModelError};
 use semmoe_worker::{WorkerConfig, WorkerError, run};
@@ -18,7 +18,8 @@ use serde_json::json;
 /// The least memory that streaming takes on rank 0.
 fn least(dir: &Path, copies: &ExpertCopies, layout: ExpertLayout) -> u64 {
     let room = ExpertRoom { layout, slots: None, memory: Some(ExpertMemory::Bytes(1)) };
-    let Err(error) = Model::load_experts(dir, RankId::new(0), copies, room) else { panic!("experts in one byte") };
+    let model = Model::load_divided(dir, RankId::new(0), copies, room, Attention::Dp);
+    let Err(error) = model else { panic!("experts in one byte") };
     let ModelError::ExpertBudget { limit: 1, least } = error else { panic!("{error}") };
     least
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::common::{
     FIXTURES, Rank, argmax, contiguous_of, fixture, join, local_mesh, model_dir, replicated_of, shuffled_of,
 };
-use semmoe_tables::{ExpertCopies, RankId};
+use semmoe_tables::{Attention, ExpertCopies, RankId};
 use semmoe_worker::ep::{ExpertLayout, ExpertSpread, Lockstep, StepPhase};
 use semmoe_worker::model::{ExpertRoom, KvCache, Model, ModelConfig, StepItem, SwitchOutcome};
 
@@ -93,7 +93,7 @@ fn reloaded(dir: &Path, links: Vec<Box<dyn Lockstep>>, schedule: &[ExpertSpread]
         let ExpertSpread { layout, copies } = &schedule[at];
         let link = links.next().unwrap();
         let rank = RankId::new(link.rank() as u16);
-        let mut model = Model::load_experts(dir, rank, copies, *layout).unwrap();
+        let mut model = Model::load_divided(dir, rank, copies, *layout, Attention::Dp).unwrap();
         let mut ep = join(link, copies, *layout);
         let kv = kv.get_or_insert_with(|| model.new_sequence());
         step(&mut model, &mut ep, kv, tokens)

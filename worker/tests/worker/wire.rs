@@ -9,12 +9,12 @@ use crate::common::{
 };
 use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
 use semmoe_tables::Placement;
-use semmoe_worker::ep::{Counters, CountersSnapshot, ExpertLayout, ExpertParallel, Lockstep, WireRows, WireType};
+use semmoe_worker::ep::{Counters, ExpertLayout, ExpertParallel, Lockstep, WireRows, WireType};
 
 /// The results of a rank.
 struct Run {
     logits: Vec<Vec<f32>>,
-    counted: CountersSnapshot,
+    counted: Counters,
 }
 
 /// The same prompts on every rank.
@@ -27,8 +27,7 @@ fn run(mut rank: Rank, prompts: &[&[u32]]) -> Run {
 fn as_bf16(mut rank: Rank, placement: &Placement, link: Box<dyn Lockstep>) -> Rank {
     let memory = PrivateMemory::new(link.rank());
     let unit = WireRows::bf16(Box::new(RowCollectives::new(link, memory)));
-    let counters = Arc::new(Counters::new(placement.layers()));
-    rank.ep = ExpertParallel::over(unit, placement, ExpertLayout::Ep, counters).unwrap();
+    rank.ep = ExpertParallel::over(unit, placement, ExpertLayout::Ep).unwrap();
     rank
 }
 

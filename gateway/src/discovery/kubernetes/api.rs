@@ -21,7 +21,7 @@ const MAX_PAGES: usize = 50;
 const LIST: AnswerLimits = AnswerLimits { timeout: Duration::from_secs(30), max_bytes: 32 << 20 };
 /// Longest event, in bytes: one slice.
 const MAX_EVENT: usize = 4 << 20;
-/// The API server ends a watch after this time, and it begins anew: an API server that fell silent is noticed so.
+/// The API server ends a watch after this time, and it starts over: an API server that fell silent is noticed so.
 const WATCH_SECONDS: u64 = 60;
 /// ...and this much later at the latest.
 const WATCH_GRACE: Duration = Duration::from_secs(15);

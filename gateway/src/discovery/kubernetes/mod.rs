@@ -1,7 +1,7 @@
 //! The endpoints of a Kubernetes service, followed by one task: listed once, then watched.
 //!
 //! The API server may go away, forget the version that a watch goes on from (410), or refuse (403). Then everything is
-//! listed anew, after a wait that grows with every failure, and until that succeeds the answer is a failure: backends
+//! listed again, after a wait that grows with every failure, and until that succeeds the answer is a failure: backends
 //! stay as they are known. It is spoken to through the one HTTP client; [`api`] has the requests, [`slices`] what comes
 //! back.
 
@@ -86,7 +86,7 @@ async fn follow(config: KubernetesConfig, latest: Arc<LatestAnswer>) {
         let mut saw_event = false;
         let Err(error) = list_and_watch(&config, &latest, &mut saw_event).await;
         match error {
-            // The last answer is still the best one, and is listed anew.
+            // The last answer is still the best one, and is listed again.
             ApiError::Gone if too_old < MAX_GONE => {
                 tracing::debug!(service = config.service, "the watch has expired, listing again");
                 too_old += 1;
@@ -114,8 +114,8 @@ async fn list_and_watch(
     let api = Api::open(config).await?;
     let mut slices = Slices::default();
     let mut version = api.list(&mut slices).await?;
-    let tell = |slices: &Slices| latest.publish(slices.answer(config.port.as_deref()));
-    tell(&slices);
+    let publish = |slices: &Slices| latest.publish(slices.answer(config.port.as_deref()));
+    publish(&slices);
     loop {
         let began = Instant::now();
         let mut watch = api.watch(&version).await?;
@@ -125,7 +125,7 @@ async fn list_and_watch(
                 version = newer;
             }
             (events, *saw_event) = (events + 1, true);
-            tell(&slices);
+            publish(&slices);
         }
         if events == 0 && began.elapsed() < SHORTEST_WATCH {
             return Err(ApiError::Answer { cause: "the API server ends watches at once".to_owned() });

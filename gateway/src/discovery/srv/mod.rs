@@ -67,7 +67,7 @@ enum SrvError {
 
 /// Where the instances of a service are: those of the lowest priority number, as the records want it. Weights are not
 /// looked at, as requests go by load.
-pub(super) async fn ask(resolver: &dyn Resolve, name: &str) -> Result<Answer, String> {
+pub(super) async fn query(resolver: &dyn Resolve, name: &str) -> Result<Answer, String> {
     let mut services = services(resolver, name).await.map_err(|error| error.to_string())?;
     let first = services.iter().map(|service| service.priority).min();
     let all = services.len();
@@ -98,12 +98,12 @@ async fn services(resolver: &dyn Resolve, name: &str) -> Result<Vec<Service>, Sr
 
 async fn exchange(server: SocketAddr, name: &str) -> Result<Vec<Service>, SrvError> {
     let id = fastrand::u16(..);
-    let message = tell(server, &question(id, name)).await.map_err(|source| SrvError::Server { server, source })?;
+    let message = send(server, &question(id, name)).await.map_err(|source| SrvError::Server { server, source })?;
     records(&message, id, name).map_err(|source| SrvError::Message { server, source })
 }
 
 /// A message and its answer, each with its length before it. The answer has at most 65,535 bytes.
-async fn tell(server: SocketAddr, message: &[u8]) -> io::Result<Vec<u8>> {
+async fn send(server: SocketAddr, message: &[u8]) -> io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(server).await?;
     let length = u16::try_from(message.len()).map_err(io::Error::other)?;
     stream.write_all(&[&length.to_be_bytes()[..], message].concat()).await?;

@@ -38,7 +38,7 @@ pub(crate) unsafe fn open(args: &InitArgs, facts: &Facts) -> Result<Box<dyn Back
     let _caller = CallerContext::keep()?;
     let device = Device::open(ordinal)?;
     let word = HostWords::new(1)?;
-    let (blocks, report) = (super::blocks_for(device.processors(), facts.world), word.buffers()[0]);
+    let (blocks, report) = (super::blocks_for(device.processors, facts.world), word.buffers()[0]);
     let launcher = Box::new(Gpu { word, device, caller: None });
     // SAFETY: the caller's promise.
     Ok(Box::new(unsafe { Cuda::new(args, facts, Opened { launcher, report, blocks }) }?))
@@ -60,7 +60,7 @@ impl Launcher for Gpu {
     }
 
     fn has_multicast(&self) -> bool {
-        self.device.multicast()
+        self.device.multicast
     }
 }
 

@@ -2,7 +2,7 @@
 
 use semmoe_kernels_cuda::{Buffer, ELEMENT_ALIGNMENT};
 
-use crate::abi::{MULTICAST_ALLGATHER, MULTICAST_REDUCE_SCATTER, Multicast};
+use crate::abi::Multicast;
 
 /// Nothing, at first.
 #[derive(Clone, Copy, Debug, Default)]
@@ -18,17 +18,9 @@ impl Switch {
         Self { whole, operations: args.operations }
     }
 
-    /// Where a reduce-scatter of rows of `row` bytes reads; `None`: from the peers.
-    pub(super) fn reduce_scatter(self, offset: u64, row: u64) -> Option<Buffer> {
-        self.at(MULTICAST_REDUCE_SCATTER, offset, row)
-    }
-
-    /// Where an allgather of rows of `row` bytes writes; `None`: to the peers.
-    pub(super) fn allgather(self, offset: u64, row: u64) -> Option<Buffer> {
-        self.at(MULTICAST_ALLGATHER, offset, row)
-    }
-
-    fn at(self, operation: u32, offset: u64, row: u64) -> Option<Buffer> {
+    /// Where a call of this operation on rows of `row` bytes reads or writes through the switch; `None`: it goes to the
+    /// peers.
+    pub(super) fn at(self, operation: u32, offset: u64, row: u64) -> Option<Buffer> {
         let goes = self.operations & operation != 0 && row.is_multiple_of(ELEMENT_ALIGNMENT);
         // An offset at the very end has no bytes, and no address.
         goes.then(|| self.whole.from_offset(offset)).filter(|buffer| buffer.bytes > 0)

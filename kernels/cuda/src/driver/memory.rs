@@ -60,11 +60,8 @@ impl DeviceBuffer {
     /// A driver that refuses.
     pub fn write(&self, bytes: &[u8]) -> Result<(), DeviceError> {
         assert!(bytes.len() <= self.bytes, "{} bytes are more than {}", bytes.len(), self.bytes);
-        if bytes.is_empty() {
-            return Ok(());
-        }
         // SAFETY: the memory is this buffer's, and long enough.
-        unsafe { result::memcpy_htod_sync(self.pointer, bytes).map_err(Into::into) }
+        unsafe { write(self.buffer(), bytes) }
     }
 
     /// Its content, after all work of the default stream.
@@ -72,12 +69,8 @@ impl DeviceBuffer {
     /// # Errors
     /// A driver that refuses, or a kernel that trapped before.
     pub fn read(&self) -> Result<Vec<u8>, DeviceError> {
-        let mut bytes = vec![0; self.bytes];
-        if self.bytes > 0 {
-            // SAFETY: the memory is this buffer's.
-            unsafe { result::memcpy_dtoh_sync(&mut bytes, self.pointer)? };
-        }
-        Ok(bytes)
+        // SAFETY: the memory is this buffer's.
+        unsafe { read(self.buffer(), self.bytes) }
     }
 
     /// Its place, for calls.
@@ -237,6 +230,9 @@ pub unsafe fn copy(from: Buffer, to: Buffer, bytes: usize, stream: CUstream) -> 
 /// # Safety
 /// The buffer is mapped there and has as many bytes.
 pub unsafe fn write(to: Buffer, bytes: &[u8]) -> Result<(), DeviceError> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
     // SAFETY: the caller's promise.
     unsafe { result::memcpy_htod_sync(to.address, bytes).map_err(Into::into) }
 }
@@ -250,8 +246,10 @@ pub unsafe fn write(to: Buffer, bytes: &[u8]) -> Result<(), DeviceError> {
 /// The buffer is mapped there and has as many bytes.
 pub unsafe fn read(from: Buffer, bytes: usize) -> Result<Vec<u8>, DeviceError> {
     let mut found = vec![0; bytes];
-    // SAFETY: the caller's promise.
-    unsafe { result::memcpy_dtoh_sync(&mut found, from.address)? };
+    if bytes > 0 {
+        // SAFETY: the caller's promise.
+        unsafe { result::memcpy_dtoh_sync(&mut found, from.address)? };
+    }
     Ok(found)
 }
 

@@ -31,9 +31,10 @@ pub struct Device {
     context: Arc<CudaContext>,
     module: CUmodule,
     functions: HashMap<&'static str, Function>,
-    processors: u32,
-    capability: u32,
-    multicast: bool,
+    /// Its multiprocessors.
+    pub processors: u32,
+    /// Whether the NVLS variants can be used on this GPU, given memory with a multicast address.
+    pub multicast: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -83,7 +84,6 @@ impl Device {
             module,
             functions: HashMap::new(),
             processors: u32::try_from(processors).unwrap_or(0),
-            capability,
             multicast: multicast && target.capability() >= 90,
         };
         device.find_functions(target)?;
@@ -104,21 +104,6 @@ impl Device {
             self.functions.insert(kernel, Function { handle, params });
         }
         Ok(())
-    }
-
-    /// Multiprocessors of the GPU.
-    pub fn processors(&self) -> u32 {
-        self.processors
-    }
-
-    /// Compute capability x 10.
-    pub fn capability(&self) -> u32 {
-        self.capability
-    }
-
-    /// Whether the NVLS variants can be used on this GPU, given memory with a multicast address.
-    pub fn multicast(&self) -> bool {
-        self.multicast
     }
 
     /// Bytes of the cache that all its multiprocessors share.
@@ -146,23 +131,6 @@ impl Device {
         Ok(self.context.bind_to_thread()?)
     }
 
-    /// The most blocks of a kernel that run at once; blocks of a collective wait for one another, so that all of them
-    /// must.
-    ///
-    /// # Errors
-    /// A kernel that this image does not have, a driver that refuses.
-    pub fn resident_blocks(&self, launch: &Launch) -> Result<u32, DeviceError> {
-        let function = self.function(launch.kernel())?;
-        let (_, _, threads) = launch.shape();
-        let mut blocks = 0;
-        // SAFETY: the function belongs to the loaded module.
-        unsafe {
-            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, function.handle, threads as i32, 0)
-                .result()?;
-        }
-        Ok(u32::try_from(blocks).unwrap_or(0) * self.processors)
-    }
-
     /// Errors found before a launch.
     ///
     /// # Errors
@@ -172,15 +140,23 @@ impl Device {
     }
 
     fn fits(&self, launch: &Launch) -> Result<Function, DeviceError> {
-        let function = self.function(launch.kernel())?;
-        let (blocks, ranks, _) = launch.shape();
-        let found = launch.params().len();
-        if found != function.params {
-            return Err(DeviceError::Params { kernel: launch.kernel(), found, expected: function.params });
+        let kernel = launch.kernel();
+        let function = self.functions.get(kernel).copied().ok_or(DeviceError::NoKernel { kernel })?;
+        let (blocks, ranks, threads) = launch.shape();
+        let (found, expected) = (launch.params().len(), function.params);
+        if found != expected {
+            return Err(DeviceError::Params { kernel, found, expected });
         }
-        let most = self.resident_blocks(launch)?;
-        if blocks.saturating_mul(ranks) > most {
-            return Err(DeviceError::TooManyBlocks { kernel: launch.kernel(), found: blocks * ranks, most });
+        let mut resident = 0;
+        // SAFETY: the function belongs to the loaded module.
+        unsafe {
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut resident, function.handle, threads as i32, 0)
+                .result()?;
+        }
+        // Blocks of a collective wait for one another, so that all of them must run at once.
+        let (found, most) = (blocks.saturating_mul(ranks), u32::try_from(resident).unwrap_or(0) * self.processors);
+        if found > most {
+            return Err(DeviceError::TooManyBlocks { kernel, found, most });
         }
         Ok(function)
     }
@@ -202,10 +178,6 @@ impl Device {
             result::launch_kernel(function.handle, (blocks, ranks, 1), (threads, 1, 1), 0, stream, &mut arguments)?;
         }
         Ok(())
-    }
-
-    fn function(&self, kernel: &'static str) -> Result<Function, DeviceError> {
-        self.functions.get(kernel).copied().ok_or(DeviceError::NoKernel { kernel })
     }
 }
 

@@ -171,7 +171,8 @@ pub(crate) struct Stream<R> {
     pub(crate) runner: R,
     permutation: Buffer,
     offsets: Buffer,
-    places: Buffer,
+    /// As they were written, or as the kernel of the dispatch left them.
+    pub(crate) places: Buffer,
 }
 
 impl<R: Runner> Stream<R> {
@@ -220,11 +221,6 @@ impl<R: Runner> Stream<R> {
     pub(crate) fn write_places(&self, places: &[i32]) -> Result<(), MoveError> {
         // SAFETY: the scratch is this rank's.
         unsafe { self.write("places", places, self.places) }.map(drop)
-    }
-
-    /// As they were written, or as the kernel of the dispatch left them.
-    pub(crate) fn places(&self) -> [Buffer; 1] {
-        [self.places]
     }
 
     /// # Safety

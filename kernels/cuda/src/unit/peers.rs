@@ -146,7 +146,7 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
             x: &[x.buffer()],
             experts: &[self.no_experts],
             weights: &[self.no_experts],
-            sent_rows: &self.stream.places(),
+            sent_rows: &[self.stream.places],
             source_offsets: &[self.source_offsets],
             received: Received { capacity, rows, tokens, experts, weights },
         }
@@ -162,7 +162,7 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
             dtype: call.rows.dtype,
             capacity: self.capacity(call.rows.bytes_of(1)),
             sums: &self.parts[Region::Sums as usize],
-            sent_rows: &self.stream.places(),
+            sent_rows: &[self.stream.places],
             out: &[out.buffer()],
         }
         .launch(&self.team, self.stream.runner.grid())?;

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::{Handle, MAX_BYTES, Memory, Multicast, VirtualMemory, VmmError};
+use super::{Addresses, Handle, Handles, MAX_BYTES, Memory, Multicast, VirtualMemory, VmmError};
 use crate::error::LaunchError;
 
 const UNIT: u64 = 2 << 20;
@@ -60,7 +60,9 @@ impl Books {
     }
 }
 
-impl VirtualMemory for Books {
+impl Handles for Books {
+    type Error = String;
+
     fn granularity(&self, multicast_devices: Option<u32>) -> Result<u64, String> {
         self.record(format!("granularity {multicast_devices:?}"))?;
         let unit = if multicast_devices.is_some() { MULTICAST_UNIT } else { UNIT };
@@ -79,7 +81,9 @@ impl VirtualMemory for Books {
     fn release(&self, handle: Handle) -> Result<(), String> {
         self.record(format!("release {handle}")).map(|_| ())
     }
+}
 
+impl Addresses for Books {
     fn reserve(&self, bytes: u64, alignment: u64) -> Result<u64, String> {
         self.record(format!("reserve {bytes} {alignment}")).map(|number| number << 40)
     }
@@ -95,7 +99,9 @@ impl VirtualMemory for Books {
     fn free(&self, address: u64, bytes: u64) -> Result<(), String> {
         self.record(format!("free {address} {bytes}")).map(|_| ())
     }
+}
 
+impl VirtualMemory for Books {
     fn has_multicast(&self) -> bool {
         !self.no_multicast
     }

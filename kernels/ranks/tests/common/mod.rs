@@ -4,28 +4,28 @@
 use std::time::Duration;
 
 use semmoe_kernels::{Element, RankOrder, argsort_by_rank};
-use semmoe_ranks::{Member, threads};
+use semmoe_ranks::{Communicator, threads};
 
 /// Much longer than any rank takes; no passing test waits for it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs every rank in a thread of its own, and gives what each returned.
-pub(crate) fn on_ranks<O: Send>(members: Vec<Member>, run: impl Fn(&mut Member) -> O + Sync) -> Vec<O> {
+pub(crate) fn on_ranks<O: Send>(comms: Vec<Communicator>, run: impl Fn(&mut Communicator) -> O + Sync) -> Vec<O> {
     std::thread::scope(|scope| {
         let run = &run;
-        let threads: Vec<_> = members.into_iter().map(|mut member| scope.spawn(move || run(&mut member))).collect();
+        let threads: Vec<_> = comms.into_iter().map(|mut comm| scope.spawn(move || run(&mut comm))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
-pub(crate) fn group(world: usize, bytes: usize) -> Vec<Member> {
-    let mut members = threads(world, bytes, PATIENCE).unwrap();
-    for member in &mut members {
+pub(crate) fn group(world: usize, bytes: usize) -> Vec<Communicator> {
+    let mut comms = threads(world, bytes, PATIENCE).unwrap();
+    for comm in &mut comms {
         // Whatever is read before it was written shows.
         let all = semmoe_ranks::Span::<u8>::new(0, bytes).unwrap();
-        member.view_mut(all).unwrap().fill(0xa5);
+        comm.view_mut(all).unwrap().fill(0xa5);
     }
-    members
+    comms
 }
 
 /// Lets the others go first, a little or not at all: orders of arrival vary, and nothing depends on them.

@@ -1,7 +1,8 @@
 //! Layout switches: each layer one launch, whose ends are the barriers between layers; keys and values in one launch.
 
+use semmoe_kernels::NodeGrid;
 use semmoe_kernels::reshard::kv::{Balance, KvMove, KvPage, KvPlan, KvPool, KvSequence, KvShape};
-use semmoe_kernels::reshard::{Cluster, ExpertShape, Hosts, Layout, Move, Part, Pool, Side, Switch};
+use semmoe_kernels::reshard::{ExpertShape, Hosts, Layout, Move, Part, Pool, Side, Switch};
 use semmoe_kernels_cuda::{Buffer, DeviceMove, Grid, Launch, Reshard, Stopped};
 use semmoe_kernels_shim::{HostBuffer, Shim, Step};
 
@@ -16,7 +17,7 @@ const POISON: u8 = 0xff;
 /// Slices of 5, 4 and 4 columns: rows of gate and up are whole vectors, those of down are not.
 fn pool() -> Pool {
     let shape = ExpertShape::rows(8, 13, 2).unwrap();
-    Pool::new(shape, Cluster::new(1, RANKS).unwrap(), EXPERTS, LAYERS, 2).unwrap()
+    Pool::new(shape, NodeGrid::of_nodes(1, RANKS).unwrap(), EXPERTS, LAYERS, 2).unwrap()
 }
 
 fn ep() -> Layout {
@@ -117,7 +118,8 @@ fn every_rank_has_its_experts_after_a_switch() {
 #[test]
 fn slices_of_whole_vectors_are_read_and_written_once() {
     let Some(shim) = shim() else { return };
-    let pool = Pool::new(ExpertShape::slice_major(2, 640).unwrap(), Cluster::new(1, 2).unwrap(), 4, 1, 2).unwrap();
+    let pool =
+        Pool::new(ExpertShape::slice_major(2, 640).unwrap(), NodeGrid::of_nodes(1, 2).unwrap(), 4, 1, 2).unwrap();
     let ep = Layout::Ep(Hosts::contiguous(4, 2, 1).unwrap());
     let switch = Switch::new(&pool, &ep, &Layout::Tp, Side::High).unwrap();
     let (world, experts) = (World::new(2), poisoned::<u8>(2, pool.bytes()));

@@ -5,10 +5,10 @@ use std::ops::Range;
 use super::pool::{KvPool, KvShape};
 use crate::hash::mix;
 
-/// A page of a pool before the switch.
+/// A page of a rank's pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PageAt {
-    /// Whose pool. Under TP all are alike, and it is 0.
+    /// Whose pool. All are alike before a switch from TP, and it is 0.
     pub rank: usize,
     /// Index there.
     pub page: u32,
@@ -67,7 +67,7 @@ impl KvPlan {
     pub fn moves(&self, rank: usize, moves: &mut Vec<KvMove>) {
         moves.clear();
         for (page, &source) in self.pool(rank).sources.iter().enumerate() {
-            let to = Target { rank, page: page as u32 };
+            let to = PageAt { rank, page: page as u32 };
             if self.to_tp() {
                 let own = self.shape.heads_of(rank);
                 moves.push(self.copy(source, &self.shape.all(), to, &own, &own));
@@ -78,7 +78,7 @@ impl KvPlan {
     }
 
     /// All heads of a page, from the ranks that have them: this rank where it does, else in turns.
-    fn whole(&self, source: PageAt, to: Target, moves: &mut Vec<KvMove>) {
+    fn whole(&self, source: PageAt, to: PageAt, moves: &mut Vec<KvMove>) {
         let all = self.shape.all();
         let mut next = all.start;
         while next < all.end {
@@ -98,7 +98,7 @@ impl KvPlan {
         &self,
         from: PageAt,
         held: &Range<usize>,
-        to: Target,
+        to: PageAt,
         wanted: &Range<usize>,
         heads: &Range<usize>,
     ) -> KvMove {
@@ -139,14 +139,7 @@ impl KvPlan {
     }
 }
 
-/// A page after the switch.
-#[derive(Clone, Copy, Debug)]
-struct Target {
-    rank: usize,
-    page: u32,
-}
-
-/// Numbers the pages that are kept anew, in their order. A kept page's predecessor is kept too.
+/// Numbers the pages that are kept again, in their order. A kept page's predecessor is kept too.
 pub(super) fn renumber(pool: KvPool, sources: &[PageAt], keep: &[bool]) -> PlannedPool {
     let mut numbers = vec![u32::MAX; keep.len()];
     let kept = keep.iter().enumerate().filter(|(_, keep)| **keep);

@@ -6,7 +6,7 @@ use semmoe_kernels::collectives::{AllRows, OwnRows};
 use semmoe_kernels::{DispatchPlan, RowSplit, even_offsets};
 use semmoe_planner::cluster::{Curve, Measured, Operator};
 
-use super::team::{Meeting, Team, Unit, failed, on_ranks, seconds};
+use super::team::{Meeting, Team, Unit, on_ranks, seconds};
 use crate::error::CliError;
 
 /// Elements of a row.
@@ -93,10 +93,10 @@ fn one(
         Pair::Scatter => {
             let mut all = vec![0.0; rows * HIDDEN];
             return seconds(rank, meeting, time, || {
-                unit.part(rows * HIDDEN).map_err(failed)?.fill(1.0);
-                unit.reduce_scatter(HIDDEN, split, None, &mut own).map_err(failed)?;
+                unit.part(rows * HIDDEN).map_err(CliError::failed)?.fill(1.0);
+                unit.reduce_scatter(HIDDEN, split, None, &mut own).map_err(CliError::failed)?;
                 let rows = OwnRows { rows: &own, hidden: HIDDEN, labels: &[], width: 0, bound: 1 };
-                unit.allgather(rows, split, AllRows { rows: &mut all, labels: &mut [] }).map_err(failed)
+                unit.allgather(rows, split, AllRows { rows: &mut all, labels: &mut [] }).map_err(CliError::failed)
             });
         }
         Pair::AllToAll => |row, _, ranks| row % ranks,
@@ -109,8 +109,8 @@ fn one(
     plan.build(&experts, &vec![1.0; own_rows], 1, &hosts, ranks).map_err(CliError::failed)?;
     let mut out = vec![0.0; own_rows * HIDDEN];
     seconds(rank, meeting, time, || {
-        unit.dispatch(&own, HIDDEN, &plan).map_err(failed)?;
+        unit.dispatch(&own, HIDDEN, &plan).map_err(CliError::failed)?;
         unit.received().sums.fill(1.0);
-        unit.combine(&plan, &mut out).map_err(failed)
+        unit.combine(&plan, &mut out).map_err(CliError::failed)
     })
 }

@@ -1,7 +1,6 @@
 //! Steps of the worker's model: on one rank, and in layouts of several.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
@@ -10,7 +9,7 @@ use semmoe_planner::layout::Layout;
 use semmoe_planner::step::Work;
 use semmoe_tables::{Attention, Placement, RankId};
 use semmoe_worker::ep::{
-    Counters, ExpertLayout, ExpertParallel, LayerTimings, LocalTransport, StepPhase, TimedCollective, Timings, WireRows,
+    ExpertLayout, ExpertParallel, LayerTimings, LocalTransport, StepPhase, TimedCollective, Timings, WireRows,
 };
 use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem};
 
@@ -82,12 +81,8 @@ impl Rank {
         let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, groups)
             .map_err(CliError::input)?;
         let id = RankId::new(rank as u16);
-        let model = match layout.attention {
-            Attention::Dp => Model::load_experts(folder, id, &placement, layout.experts),
-            Attention::Tp => Model::load_tp(folder, id, &placement, layout.experts, None),
-        };
-        let counters = Arc::new(Counters::new(placement.layers()));
-        let ep = ExpertParallel::over(unit, &placement, layout.experts, counters).map_err(CliError::failed)?;
+        let model = Model::load_divided(folder, id, &placement, layout.experts, layout.attention);
+        let ep = ExpertParallel::over(unit, &placement, layout.experts).map_err(CliError::failed)?;
         // With attention tp all ranks have the same tokens.
         let drawn = if layout.attention == Attention::Tp { 0 } else { rank as u64 };
         let (split, model) = (layout.attention == Attention::Tp, model.map_err(CliError::input)?);

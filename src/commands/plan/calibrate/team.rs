@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use semmoe_kernels::collectives::{Collectives, PrivateMemory, RowCollectives, UnitError};
+use semmoe_kernels::collectives::{Collectives, PrivateMemory, RowCollectives};
 use semmoe_worker::TransportChoice;
 use semmoe_worker::ep::{ShmMemory, ShmTransport, TcpTransport};
 
@@ -174,9 +174,4 @@ pub(super) fn seconds(
     let mut last = times.split_off(times.len().saturating_sub(BLOCKS as usize));
     last.sort_by(f64::total_cmp);
     Ok(last[last.len() / 2])
-}
-
-/// A rank that failed.
-pub(super) fn failed(error: UnitError) -> CliError {
-    CliError::failed(error)
 }

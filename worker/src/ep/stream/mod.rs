@@ -157,7 +157,7 @@ impl<M: Medium> StreamTransport<M> {
             (None, Fault::Late) => UnitError::TimedOut { rank, limit: self.limit },
         };
         self.failed = Some(error.clone());
-        self.tell(&error, sending);
+        self.report_failure(&error, sending);
         error
     }
 
@@ -184,7 +184,7 @@ impl<M: Medium> StreamTransport<M> {
 
     /// Sends every peer why this rank gives up: after the message that is on the wire to it, if that can still be
     /// finished.
-    fn tell(&mut self, error: &UnitError, sending: Sending<'_>) {
+    fn report_failure(&mut self, error: &UnitError, sending: Sending<'_>) {
         let deadline = Instant::now() + SETTLE;
         let cause = match error {
             UnitError::PeerLost { cause, .. } => cause.clone(),

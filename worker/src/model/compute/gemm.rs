@@ -132,44 +132,34 @@ pub(super) fn multiply_on(
     assert!(k > 0 && k <= a.stride && n <= c_stride, "rows may not overlap");
     assert!((m - 1) * a.stride + k <= a.data.len(), "A is too short");
     assert!((m - 1) * c_stride + n <= c.len(), "C is too short");
-    let of = LeftAndSums { m, k, n, a: (a.data.as_ptr(), a.stride), c: (c.as_mut_ptr(), c_stride), begin };
+    let (a, c, ahead) = ((a.data.as_ptr(), a.stride), (c.as_mut_ptr(), c_stride), Ahead::InStream(AHEAD_BYTES));
+    // The elements of a group of a packed B, once its `len` elements are known to hold all groups.
+    let packed_group = |len: usize, rows: usize, group: usize| {
+        assert!(group > 0 && group.is_multiple_of(NR), "groups are whole panels");
+        assert!(n.div_ceil(group) * rows * group <= len, "B is too short");
+        rows * group
+    };
     match b {
-        // SAFETY: all three operands were just checked to be as long as the job says.
-        Columns::Bf16 { words, group } => unsafe { launch(isa, &of.times_packed(words, group)) },
-        // SAFETY: as above.
-        Columns::F32 { values, group } => unsafe { launch(isa, &of.times_packed(values, group)) },
+        Columns::Bf16 { words, group } => {
+            let b_group = packed_group(words.len(), k.div_ceil(u32::STEPS), group);
+            let job = Job { m, k, n, a, c, begin, ahead, b: words.as_ptr(), b_row: group, b_group, group };
+            // SAFETY: all three operands were just checked to be as long as the job says.
+            unsafe { launch(isa, &job) }
+        }
+        Columns::F32 { values, group } => {
+            let b_group = packed_group(values.len(), k, group);
+            let job = Job { m, k, n, a, c, begin, ahead, b: values.as_ptr(), b_row: group, b_group, group };
+            // SAFETY: as above.
+            unsafe { launch(isa, &job) }
+        }
         Columns::Rows { matrix: Matrix { data, stride }, next } => {
             assert!(n.next_multiple_of(NR) <= stride && k * stride <= data.len(), "B is too short");
             let distance = |next: &[f32]| next.as_ptr().addr().wrapping_sub(data.as_ptr().addr());
             let ahead = Ahead::Elsewhere(next.map_or(0, distance));
-            let LeftAndSums { m, k, n, a, c, begin } = of;
-            let job = Job { m, k, n, a, b: data.as_ptr(), b_row: stride, b_group: 0, group: stride, ahead, c, begin };
+            let job = Job { m, k, n, a, c, begin, ahead, b: data.as_ptr(), b_row: stride, b_group: 0, group: stride };
             // SAFETY: as above.
             unsafe { launch(isa, &job) }
         }
-    }
-}
-
-/// A product without its right operand; A and C are as long as it says.
-#[derive(Clone, Copy)]
-struct LeftAndSums {
-    m: usize,
-    k: usize,
-    n: usize,
-    a: (*const f32, usize),
-    c: (*mut f32, usize),
-    begin: Begin,
-}
-
-impl LeftAndSums {
-    /// With a right operand that is packed in groups of so many columns. Panics if it is too short.
-    fn times_packed<E: Element>(self, b: &[E], group: usize) -> Job<E> {
-        let Self { m, k, n, a, c, begin } = self;
-        assert!(group > 0 && group.is_multiple_of(NR), "groups are whole panels");
-        let b_group = k.div_ceil(E::STEPS) * group;
-        assert!(n.div_ceil(group) * b_group <= b.len(), "B is too short");
-        let ahead = Ahead::InStream(AHEAD_BYTES);
-        Job { m, k, n, a, b: b.as_ptr(), b_row: group, b_group, group, ahead, c, begin }
     }
 }
 

@@ -68,17 +68,14 @@ impl<E: Element> Job<E> {
             (self.a.0.add(k.start), self.at(column).add(k.start / E::STEPS * self.b_row), self.c.0.add(column))
         };
         Self {
-            m: self.m,
             k: k.len(),
             n: self.group.min(self.n - column),
             a: (a, self.a.1),
             b,
-            b_row: self.b_row,
-            b_group: self.b_group,
-            group: self.group,
             ahead: Ahead::Elsewhere(bytes),
             c: (c, self.c.1),
             begin: if k.start == 0 { self.begin } else { Begin::AtC },
+            ..*self
         }
     }
 }
@@ -287,10 +284,10 @@ unsafe fn tile<V: Load<E> + Load<f32>, E, const M: usize, const P: usize, const 
         }
         let steps = <V as Load<E>>::STEPS;
         let whole = job.k / steps;
-        let mut ask = Ask::new(job, turn, stripe * V::WIDTH, P * V::WIDTH, whole);
+        let mut prefetch = Prefetch::new(job, turn, stripe * V::WIDTH, P * V::WIDTH, whole);
         for at in 0..whole {
             let b = b.map(|b| b.add(at * job.b_row));
-            ask.row::<V, E, P>();
+            prefetch.row::<V, E, P>();
             for step in 0..steps {
                 add_step::<V, E, M, P>(&mut sums, a, at * steps + step, b, step);
             }
@@ -361,7 +358,7 @@ struct Turn {
 
 /// The prefetches of a tile while it computes: the stripes that are worked on next, some rows by each of the tiles. If
 /// the first one requested everything, memory would be idle while the others compute.
-struct Ask {
+struct Prefetch {
     at: *const i8,
     /// Bytes from one time to the next.
     step: usize,
@@ -370,7 +367,7 @@ struct Ask {
     left: usize,
 }
 
-impl Ask {
+impl Prefetch {
     #[inline(always)]
     fn new<E>(job: &Job<E>, turn: Turn, column: usize, columns: usize, rows: usize) -> Self {
         let Turn { tile, tiles, opens } = turn;

@@ -154,11 +154,8 @@ impl KvCache {
         &self,
         tokens: usize,
     ) -> impl Iterator<Item = (usize, usize, &Page, Option<&Page>)> {
-        let mut pages = self.pages(tokens).peekable();
-        std::iter::from_fn(move || {
-            let (first, held, page) = pages.next()?;
-            Some((first, held, page, pages.peek().map(|(_, _, page)| *page)))
-        })
+        let after = self.pages(tokens).skip(1).map(|(_, _, page)| Some(page)).chain([None]);
+        self.pages(tokens).zip(after).map(|((first, held, page), after)| (first, held, page, after))
     }
 
     /// Writes one head's key and value at a position that was reserved.

@@ -18,7 +18,7 @@ use super::store::Store;
 use super::transfer::{KvObjection, KvPhase, PlannedMoves};
 use crate::ep::{ExpertParallel, UnitError};
 use crate::memory::available_bytes;
-use crate::model::agree::{Obstacle, ROUND_BYTES, tell_all, vote};
+use crate::model::agree::{Obstacle, ROUND_BYTES, allgather_messages, vote};
 
 /// A sequence whose pages move.
 #[derive(Debug)]
@@ -117,7 +117,7 @@ impl KvChange<'_> {
             Attention::Tp => {
                 let own = own.and_then(|()| encode(&described.pool));
                 let failed = own.as_ref().err().cloned();
-                let messages = tell_all(ep, own.unwrap_or_default())?;
+                let messages = allgather_messages(ep, own.unwrap_or_default())?;
                 if let Some(cause) = failed {
                     return Ok(Err(Obstacle::Own(cause)));
                 }

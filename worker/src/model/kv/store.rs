@@ -30,10 +30,8 @@ impl Store {
             page.routes.clear();
             return Some(page);
         }
-        if let Some(page) = self.arena.as_mut().and_then(|arena| Page::take(shape, arena)) {
-            return Some(page);
-        }
-        Page::take(shape, self.arena.insert(page::arena(shape)))
+        let left = self.arena.as_mut().and_then(|arena| Page::take(shape, arena));
+        left.or_else(|| Page::take(shape, self.arena.insert(page::arena(shape))))
     }
 
     /// Others may hold the page from now on.

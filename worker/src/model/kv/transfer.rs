@@ -130,10 +130,9 @@ impl Transfer<'_> {
     }
 
     /// The pieces of one round between two ranks.
-    fn pieces(&self, from: usize, to: usize, round: usize, size: usize) -> impl Iterator<Item = KvMove> + use<> {
+    fn pieces(&self, from: usize, to: usize, round: usize, size: usize) -> Vec<KvMove> {
         let pieces = self.moves[to].iter().filter(|piece| piece.from.rank == from).copied();
-        let pieces: Vec<KvMove> = pieces.skip(round * size).take(size).collect();
-        pieces.into_iter()
+        pieces.skip(round * size).take(size).collect()
     }
 
     fn message(&self, to: usize, round: usize, size: usize) -> Vec<u8> {

@@ -28,7 +28,7 @@ use self::fetch::{Fetched, Fetcher};
 use self::source::ExpertSource;
 use super::checkpoint::Checkpoint;
 use super::compute::{Arena, Piece};
-use super::expert::{Experts, Packing, Place};
+use super::expert::{Experts, LayerExperts, Packing, Place};
 use super::load::Loader;
 use super::{ExpertMemory, HeadShare, ModelConfig, ModelError};
 use crate::ep::{ExpertSpread, LocalExperts};
@@ -45,8 +45,8 @@ impl RankExperts {
     /// Runs `work` with a layer's experts.
     pub(super) fn with_layer<R>(&self, layer: LayerIdx, work: impl FnOnce(&dyn LocalExperts) -> R) -> R {
         match self {
-            Self::Resident(experts) => work(&experts.of_layer(layer)),
-            Self::Streamed(experts) => work(&experts.of_layer(layer)),
+            Self::Resident(experts) => work(&LayerExperts { experts, layer }),
+            Self::Streamed(experts) => work(&StreamedLayer { experts, layer, fetched: OnceLock::new() }),
         }
     }
 
@@ -125,12 +125,6 @@ impl StreamedExperts {
         Ok(Self { packing, layers, resident, fetcher, memory_bytes: budget.bytes })
     }
 
-    /// A layer's experts, to compute with. Layers are requested in their order, again and again; one that is left out
-    /// costs its time alone.
-    pub(super) fn of_layer(&self, layer: LayerIdx) -> StreamedLayer<'_> {
-        StreamedLayer { experts: self, layer, fetched: OnceLock::new() }
-    }
-
     pub(super) fn fetches(&self) -> ExpertFetches {
         let totals = self.fetcher.as_ref().map(Fetcher::totals).unwrap_or_default();
         ExpertFetches { memory_bytes: self.memory_bytes, ..totals }
@@ -162,8 +156,9 @@ pub(crate) fn check_expert_memory(
     Budget::of(&loader, &held, &packing, ExpertMemory::Bytes(limit)).map(drop)
 }
 
-/// One layer's experts on this rank; when it goes, the next but one is read into its buffer.
-pub(super) struct StreamedLayer<'a> {
+/// One layer's experts on this rank; when it goes, the next but one is read into its buffer. Layers are requested in
+/// their order, again and again; one that is left out costs its time alone.
+struct StreamedLayer<'a> {
     experts: &'a StreamedExperts,
     layer: LayerIdx,
     fetched: OnceLock<Fetched>,

@@ -22,7 +22,7 @@ const VERDICT_LIMIT: Duration = Duration::from_secs(2);
 /// How long rank 0 may take to release this rank after it has left its loop, on top of the grace.
 const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
-/// An event that a member reacts to.
+/// An event that a follower reacts to.
 enum Notice {
     /// The engine's thread has ended.
     Engine(Result<EngineEnd, Lost>),
@@ -37,13 +37,12 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     let rank = RankId::new(config.rank);
     let patience = Patience::new(config.rendezvous_timeout, &config.shutdown);
     let (kv_pages, secret) = (prepared.limits.kv_pages, config.secret.as_ref());
-    let member = join(config.location(), rank, &prepared.identity, kv_pages, secret, &patience)?;
-    let limits = member.limits;
-    let connected = start::connect(&config, &prepared, member.ends)?;
+    let joined = join(config.location(), rank, &prepared.identity, kv_pages, secret, &patience)?;
+    let connected = start::connect(&config, &prepared, joined.ends)?;
 
     let (notify, notices) = mpsc::unbounded_channel();
     let (inbox, notice) = (connected.inbox.clone(), notify.clone());
-    let link = link::start::<FromRank, ToRank>("control", member.control, move |order| match order {
+    let link = link::start::<FromRank, ToRank>("control", joined.control, move |order| match order {
         Ok(order) => {
             // Not left to the engine alone: it may be waiting for a rank that is gone.
             if let ToRank::Abort { cause } = &order {
@@ -56,11 +55,11 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     .map_err(WorkerError::Runtime)?;
 
     let mut state =
-        Member { rank, link, notices, shutdown: config.shutdown.clone(), grace: config.grace, leaving: false };
+        Follower { rank, link, notices, shutdown: config.shutdown.clone(), grace: config.grace, leaving: false };
     // Held to the end of this function: peers may still be finishing a step.
     let (sink, ended) = (state.link.clone(), move |end| drop(notify.send(Notice::Engine(end))));
     let emit = Box::new(move |message| sink.send(message));
-    let _engine = match connected.start(&config, &prepared, limits, emit, ended) {
+    let _engine = match connected.start(&config, &prepared, joined.limits, emit, ended) {
         Ok(engine) => engine,
         Err(error) => {
             let cause = format!("rank {rank} was lost: it could not start: {error}");
@@ -73,7 +72,7 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     runtime.block_on(state.supervise())
 }
 
-struct Member {
+struct Follower {
     rank: RankId,
     link: LinkSender<FromRank>,
     notices: mpsc::UnboundedReceiver<Notice>,
@@ -83,7 +82,7 @@ struct Member {
     leaving: bool,
 }
 
-impl Member {
+impl Follower {
     async fn supervise(&mut self) -> Result<(), WorkerError> {
         let mut deadline: Option<Instant> = None;
         loop {

@@ -30,10 +30,10 @@ pub struct RawGroup<'a> {
     pub timeout: Duration,
 }
 
-/// One rank of a group. Every rank makes the same calls in the same order. Peers that wait for a dropped member fail at
-/// once.
+/// One rank's end of a group. Every rank makes the same calls in the same order. Peers that wait for a dropped
+/// communicator fail at once.
 #[derive(Debug)]
-pub struct Member {
+pub struct Communicator {
     pub(crate) rank: usize,
     buffers: Vec<NonNull<u8>>,
     buffer_bytes: usize,
@@ -47,17 +47,17 @@ pub struct Member {
     _memory: Option<Box<dyn Any + Send>>,
 }
 
-// SAFETY: the pointers are to memory that any thread may use; `Member` hands out its own buffer through `&self` and
-// `&mut self` only.
-unsafe impl Send for Member {}
+// SAFETY: the pointers are to memory that any thread may use; `Communicator` hands out its own buffer through `&self`
+// and `&mut self` only.
+unsafe impl Send for Communicator {}
 
-impl Member {
+impl Communicator {
     /// Joins a group whose memory the caller owns.
     ///
     /// # Safety
-    /// Buffers and signals are mapped, as long as said, do not overlap, and stay so until the last member of the group
-    /// is dropped or its process has ended. Between two collectives only the own rank touches its buffer; signals are
-    /// touched by members alone. Ranks that differ here differ on all ranks, in the same order.
+    /// Buffers and signals are mapped, as long as said, do not overlap, and stay so until the last communicator of the
+    /// group is dropped or its process has ended. Between two collectives only the own rank touches its buffer; signals
+    /// are touched by communicators alone. Ranks that differ here differ on all ranks, in the same order.
     ///
     /// # Errors
     /// An invalid world, rank or alignment; a rank that has joined before.
@@ -66,10 +66,10 @@ impl Member {
         unsafe { Self::with_memory(group, None) }
     }
 
-    /// As [`Member::join`], and keeps the memory.
+    /// As [`Communicator::join`], and keeps the memory.
     ///
     /// # Safety
-    /// As [`Member::join`]; the memory is valid for as long as `memory` lives.
+    /// As [`Communicator::join`]; the memory is valid for as long as `memory` lives.
     pub(crate) unsafe fn with_memory(
         group: RawGroup<'_>,
         memory: Option<Box<dyn Any + Send>>,
@@ -90,7 +90,7 @@ impl Member {
             .iter()
             .map(|&at| aligned(at, "signals", align_of::<Signals>()).map(NonNull::cast))
             .collect::<Result<_, _>>()?;
-        // SAFETY: the caller's promise; all zeros, and whatever members make of them, are valid signals.
+        // SAFETY: the caller's promise; all zeros, and whatever communicators make of them, are valid signals.
         let own = unsafe { signals[group.rank].as_ref() };
         if own.joined.swap(1, AcqRel) != 0 {
             return Err(RankError::Joined { rank: RankId::new(group.rank as u16) });
@@ -108,12 +108,13 @@ impl Member {
         })
     }
 
-    /// Reserves what splits of up to `tokens` tokens need, so that [`Member::check_split`] allocates no more.
+    /// Reserves what splits of up to `tokens` tokens need, so that [`Communicator::check_split`] allocates no more.
     pub fn reserve(&mut self, tokens: usize) {
         self.seen = SeenTokens::with_capacity(tokens);
     }
 
-    /// A shuffled order from elsewhere, checked with this member's scratch; see [`semmoe_kernels::RowSplit::shuffled`].
+    /// A shuffled order from elsewhere, checked with this communicator's scratch; see
+    /// [`semmoe_kernels::RowSplit::shuffled`].
     ///
     /// # Errors
     /// An order that is not valid.
@@ -150,15 +151,15 @@ impl Member {
     pub fn view<T: bytemuck::Pod>(&self, span: Span<T>) -> Result<&[T], RankError> {
         self.check_alive()?;
         self.check_span("a span", span)?;
-        // SAFETY: in bounds and aligned (checked), any bytes are a T, and between collectives only this member touches
-        // its buffer.
+        // SAFETY: in bounds and aligned (checked), any bytes are a T, and between collectives only this communicator
+        // touches its buffer.
         Ok(unsafe { std::slice::from_raw_parts(self.at(self.rank, span), span.len()) })
     }
 
-    /// As [`Member::view`], to write.
+    /// As [`Communicator::view`], to write.
     ///
     /// # Errors
-    /// As [`Member::view`].
+    /// As [`Communicator::view`].
     pub fn view_mut<T: bytemuck::Pod>(&mut self, span: Span<T>) -> Result<&mut [T], RankError> {
         self.check_alive()?;
         self.check_span("a span", span)?;
@@ -175,13 +176,13 @@ impl Member {
         self.exit()
     }
 
-    /// Begins a collective: all ranks are here and agree. Until [`Member::exit`] no rank touches a buffer but as the
-    /// collective says.
+    /// Begins a collective: all ranks are here and agree. Until [`Communicator::exit`] no rank touches a buffer but as
+    /// the collective says.
     pub(crate) fn enter(&mut self, call: &Call) -> Result<(), RankError> {
         self.check_alive()?;
         call.publish(self.own(), self.buffer_bytes);
         self.pass()?;
-        let compared = self.with_signals(|_, all, rank, bytes| call.compare(rank, all, bytes));
+        let compared = call.compare(self.rank, &self.all_signals()[..self.world()], self.buffer_bytes);
         if compared.is_err() {
             // No rank may change its call while another still compares.
             self.exit()?;
@@ -195,26 +196,23 @@ impl Member {
     }
 
     fn pass(&mut self) -> Result<(), RankError> {
-        let passed = self.with_signals(|barrier, all, _, _| barrier.pass(all));
+        let (all, world) = (self.all_signals(), self.world());
+        let passed = self.barrier.pass(&all[..world]);
         if let Err(error) = &passed {
             self.spent = Some(error.clone());
         }
         passed
     }
 
-    fn with_signals<O>(&mut self, run: impl FnOnce(&mut Barrier, &[&Signals], usize, usize) -> O) -> O {
-        let mut all = [self.own(); MAX_WORLD];
-        for (to, signals) in all.iter_mut().zip(&self.signals) {
-            // SAFETY: signals stay mapped while a member lives, hold atomics only, and all zeros is a valid value.
-            *to = unsafe { signals.as_ref() };
-        }
-        // The references above borrow nothing of `self`.
-        run(&mut self.barrier, &all[..self.buffers.len()], self.rank, self.buffer_bytes)
+    /// The signals of all ranks by rank; this rank's own beyond the last one.
+    fn all_signals<'s>(&self) -> [&'s Signals; MAX_WORLD] {
+        std::array::from_fn(|rank| self.signals(if rank < self.world() { rank } else { self.rank }))
     }
 
     /// The signals of a rank, as it is now.
     pub(crate) fn signals<'s>(&self, rank: usize) -> &'s Signals {
-        // SAFETY: as in `with_signals`; callers keep the reference no longer than the collective lasts.
+        // SAFETY: signals stay mapped while a communicator lives, hold atomics only, and all zeros is a valid value;
+        // callers keep the reference no longer than the collective lasts.
         unsafe { self.signals[rank].as_ref() }
     }
 
@@ -237,7 +235,7 @@ impl Member {
     }
 }
 
-impl Drop for Member {
+impl Drop for Communicator {
     fn drop(&mut self) {
         leave(self.own());
     }

@@ -1,0 +1,85 @@
+//! The attempts of one request, one after the other, until a backend answers or there is no other one to ask. They know
+//! nothing of the network, so that schedules are run without one (`schedule_tests`).
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use crate::error::RequestError;
+use crate::otlp::Stage;
+use crate::state::Core;
+
+use super::find::{Found, Patience, find};
+use super::place::Placed;
+use super::read::Job;
+use super::retry::{Cause, Pending, Tries};
+use super::ticket::Ticket;
+
+/// The step that follows.
+pub(super) enum Next<A> {
+    /// An attempt.
+    Attempt(Placed),
+    /// Nothing was sent, and the model has other backends by now.
+    Moved,
+    /// No attempt: the client gets the answer of the last engine that failed it.
+    Answer(A),
+}
+
+/// The attempts of one request; `A` is an engine's answer.
+pub(super) struct Attempts<'a, A> {
+    core: &'a Arc<Core>,
+    job: &'a Job,
+    pub(super) tries: Tries<'a>,
+    pending: Option<Pending<'a, A>>,
+}
+
+impl<'a, A> Attempts<'a, A> {
+    pub(super) fn new(core: &'a Arc<Core>, job: &'a Job) -> Self {
+        Self { core, job, tries: Tries::new(core, job), pending: None }
+    }
+
+    /// Finds a place for the next attempt.
+    ///
+    /// # Errors
+    /// There is none; after a failed attempt its error.
+    pub(super) async fn next(&mut self, ticket: &mut Ticket) -> Result<Next<A>, RequestError> {
+        ticket.enter(Stage::Route);
+        let patience = if self.pending.is_none() { Patience::ForAll } else { Patience::ForRoom };
+        match (find(self.core, self.job, &self.tries.tried, patience).await, self.pending.take()) {
+            (Ok(Found::Placed(placed)), None) => Ok(Next::Attempt(placed)),
+            (Ok(Found::Placed(placed)), Some(pending)) => {
+                self.tries.again(pending);
+                Ok(Next::Attempt(placed))
+            }
+            (Ok(Found::Moved), None) => Ok(Next::Moved),
+            (Err(error), None) => Err(error),
+            // No other backend is left: the last failure says more.
+            (Ok(Found::Moved) | Err(_), Some(pending)) => self.tries.nowhere(pending).map(Next::Answer),
+        }
+    }
+
+    /// The attempt on `member` failed, which leaves `last` for the client: an error, or the engine's own answer. `Some`
+    /// where that is final.
+    ///
+    /// # Errors
+    /// `last`, where it is final; a request with which several engines died.
+    pub(super) async fn failed(
+        &mut self,
+        ticket: &mut Ticket,
+        member: usize,
+        cause: Cause,
+        last: Result<A, RequestError>,
+    ) -> Result<Option<A>, RequestError> {
+        if self.tries.is_suspect(member, cause).await {
+            return Err(self.tries.refuse(cause));
+        }
+        match self.tries.failed(member, cause, last) {
+            ControlFlow::Continue(next) => {
+                // It may wait, and nothing works on it meanwhile.
+                ticket.unplace();
+                self.pending = Some(next);
+                Ok(None)
+            }
+            ControlFlow::Break(last_word) => last_word.map(Some),
+        }
+    }
+}
