@@ -18,6 +18,8 @@ mod progress;
 mod read;
 mod relay;
 mod retry;
+#[cfg(test)]
+mod schedule_tests;
 mod score;
 mod served;
 mod stream;

@@ -1,0 +1,492 @@
+//! Schedules of requests, failures and operators, by the thousand: real queue, gates, breakers, leases and retries,
+//! with engines and clients whose every move a seed decides. Nothing is sent and no clock is waited for.
+//!
+//! A schedule is one order of events. After every one that leaves all requests waiting or running, no request may wait
+//! for a rank that would take it; at the end every request has one outcome, and nothing is counted as in flight. Faults
+//! planted in the way the parts are used show that a broken one is found.
+
+use std::cell::{Cell, RefCell};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use fastrand::Rng;
+use http::{HeaderMap, HeaderValue};
+use semmoe_engines::failures::Failure;
+use semmoe_engines::probe::Probe;
+use semmoe_engines::{Dialect, Engine, Route, pin};
+
+use super::access::Record;
+use super::attempts::{Attempts, Next};
+use super::place::Placed;
+use super::read::{self, Job};
+use super::retry::Cause;
+use super::ticket::Ticket;
+use crate::backend::{Backend, Health};
+use crate::breaker::State;
+use crate::config::Config;
+use crate::error::RequestError;
+use crate::gate::Aside;
+use crate::metrics::Metrics;
+use crate::request_id::RequestId;
+use crate::snapshot::Model;
+use crate::state::Core;
+use crate::trust::Caller;
+
+const LIMIT: u32 = 2;
+const MAX_REQUESTS: usize = 12;
+const STEPS: usize = 80;
+/// Fewer than a request may be read again, so that each can follow all of them.
+const MAX_SWITCHES: usize = 6;
+const BREAKER_TIME: Duration = Duration::from_secs(3600);
+
+/// A fault in the use of one part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// A client that leaves takes its lease along.
+    LeakedLease,
+    /// A lease without the room that it gives back.
+    NoRoom,
+    /// A trial that never ends.
+    ForgottenTrial,
+    /// The end of a drain that the pool does not learn of.
+    SilentUndrain,
+    /// A failed probe that the pool does not learn of.
+    SilentFailure,
+}
+
+/// An engine's decision about a request.
+#[derive(Clone, Copy, Debug)]
+enum Verdict {
+    Goes,
+    Fails(Cause),
+}
+
+#[derive(Default)]
+enum Stage {
+    #[default]
+    Waiting,
+    /// On an engine, which has not decided yet, or has.
+    Running { member: usize, verdict: Option<Verdict> },
+}
+
+/// Of one request, shared with its task.
+#[derive(Default)]
+struct Progress {
+    stage: RefCell<Stage>,
+    attempts: Cell<usize>,
+}
+
+impl Progress {
+    async fn verdict(&self, member: usize) -> Verdict {
+        *self.stage.borrow_mut() = Stage::Running { member, verdict: None };
+        let verdict = std::future::poll_fn(|_| match &mut *self.stage.borrow_mut() {
+            Stage::Running { verdict, .. } => verdict.take().map_or(Poll::Pending, Poll::Ready),
+            Stage::Waiting => Poll::Pending,
+        });
+        let verdict = verdict.await;
+        *self.stage.borrow_mut() = Stage::Waiting;
+        verdict
+    }
+}
+
+/// A backend whose answer is on its way.
+struct Answering {
+    backend: Arc<Backend>,
+    member: usize,
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+struct Task {
+    work: Pin<Box<dyn Future<Output = Result<(), RequestError>>>>,
+    woken: Arc<Woken>,
+    progress: Rc<Progress>,
+    pin: Option<u16>,
+}
+
+struct World {
+    core: Arc<Core>,
+    random: RefCell<Rng>,
+    fault: Option<Fault>,
+    /// Requests that came.
+    arrived: Cell<u64>,
+    tasks: RefCell<Vec<Task>>,
+}
+
+fn config() -> Config {
+    let backends = ["a", "b", "c"].map(|name| {
+        format!("[[models.backends]]\nname = \"{name}\"\nengine = \"sglang\"\nurl = \"http://{name}\"\nranks = 2\n")
+    });
+    let text = format!(
+        "[[models]]\nname = \"m\"\npolicy = \"least_load\"\n{}[queue]\nmax_in_flight = {LIMIT}\nmax_queued = 8\n\
+         max_wait_seconds = 30.0\nwait_for_backend_seconds = 10.0\n[routing]\ntrust_client_pins = true\n\
+         [breaker]\nfailures = 1\nopen_seconds = 3600.0\nlongest_seconds = 3600.0\ntrials = 1\n\
+         [retry]\nbudget_ratio = 1.0\n",
+        backends.concat()
+    );
+    Config::from_toml(&text, std::path::Path::new("")).unwrap()
+}
+
+fn probe(ranks: u16) -> Probe {
+    let dialect = Dialect::of(Engine::Sglang, None);
+    Probe { server: None, version: None, dp_size: Some(ranks), doubt: None, dialect, unknown_rank_base: false }
+}
+
+impl World {
+    fn new(seed: u64, fault: Option<Fault>) -> Rc<Self> {
+        let metrics = Metrics::new();
+        let snapshot = crate::load::snapshot(&Arc::new(config()), &metrics).unwrap();
+        let core = Arc::new(Core::new(snapshot, metrics, None));
+        let random = RefCell::new(Rng::with_seed(seed));
+        Rc::new(Self { core, random, fault, arrived: Cell::default(), tasks: RefCell::default() })
+    }
+
+    fn below(&self, most: usize) -> usize {
+        self.random.borrow_mut().usize(..most)
+    }
+
+    fn has(&self, fault: Fault) -> bool {
+        self.fault == Some(fault)
+    }
+
+    fn model(&self) -> Arc<Model> {
+        Arc::clone(&self.core.snapshot().models[0])
+    }
+
+    fn backend(&self) -> Arc<Backend> {
+        Arc::clone(&self.model().members[self.below(3)].backend)
+    }
+
+    fn arrive(self: &Rc<Self>) {
+        let pin = Some(self.below(8) as u16).filter(|pin| *pin < 2);
+        let progress = Rc::<Progress>::default();
+        let work = Box::pin(Rc::clone(self).serve(pin, Rc::clone(&progress)));
+        let woken = Arc::new(Woken(AtomicBool::new(true)));
+        self.tasks.borrow_mut().push(Task { work, woken, progress, pin });
+    }
+
+    /// A request from its arrival to its last byte.
+    async fn serve(self: Rc<Self>, pin: Option<u16>, progress: Rc<Progress>) -> Result<(), RequestError> {
+        self.arrived.set(self.arrived.get() + 1);
+        let (core, route) = (&self.core, Route::Completions);
+        let mut headers = HeaderMap::new();
+        let record = Record::new(RequestId::of(&mut headers), Some(route));
+        headers.extend(pin.map(|pin| (pin::HEADER, HeaderValue::from(pin))));
+        let body = Bytes::from_static(br#"{"model":"m","prompt":"x"}"#);
+        let (mut ticket, mut before) = (Ticket::new(Arc::clone(core), record), None);
+        let answering = loop {
+            let job = read::read(core, route, &headers, Caller::default(), body.clone(), before.as_ref()).await?;
+            if before.is_none() {
+                job.model.budget.request(Instant::now());
+            }
+            match self.answer(&job, &mut ticket, &progress).await? {
+                Some(answering) => break answering,
+                None => before = Some(job),
+            }
+        };
+        // The head is out; the answer may still break off.
+        match progress.verdict(answering.member).await {
+            Verdict::Goes => ticket.complete(&answering.backend, 200),
+            Verdict::Fails(_) => {
+                ticket.failed(&answering.backend);
+                ticket.finish(502);
+            }
+        }
+        Ok(())
+    }
+
+    /// Attempts until one of them gets an answer: from which backend. `None` if the model has others by now.
+    async fn answer(
+        &self,
+        job: &Job,
+        ticket: &mut Ticket,
+        progress: &Progress,
+    ) -> Result<Option<Answering>, RequestError> {
+        let mut attempts = Attempts::new(&self.core, job);
+        loop {
+            let placed = match attempts.next(ticket).await? {
+                Next::Attempt(placed) => placed,
+                Next::Moved => return Ok(None),
+                Next::Answer(answering) => return Ok(Some(answering)),
+            };
+            let member = placed.lease.backend;
+            let backend = &job.model.members[member].backend;
+            self.place(backend, ticket, placed);
+            progress.attempts.set(progress.attempts.get() + 1);
+            match progress.verdict(member).await {
+                Verdict::Goes => {
+                    attempts.tries.answered();
+                    ticket.answered();
+                    ticket.piece();
+                    return Ok(Some(Answering { backend: Arc::clone(backend), member }));
+                }
+                Verdict::Fails(cause) => {
+                    ticket.failed(backend);
+                    ticket.unplace();
+                    let (backend, why) = (backend.name.clone(), "simulated".to_owned());
+                    let last = Err(RequestError::Unhealthy { backend, cause: why });
+                    if let Some(answering) = attempts.failed(ticket, member, cause, last).await? {
+                        return Ok(Some(answering));
+                    }
+                }
+            }
+        }
+    }
+
+    fn place(&self, backend: &Arc<Backend>, ticket: &mut Ticket, mut placed: Placed) {
+        assert!(backend.takes_requests(), "a request was placed on a closed backend");
+        let rank = placed.lease.rank.map(|rank| rank.get());
+        let in_flight = self.core.metrics.inflight(&backend.name, rank).get();
+        assert!(in_flight <= i64::from(LIMIT), "rank {rank:?} of '{}' has more than its limit", backend.name);
+        if self.has(Fault::NoRoom) {
+            std::mem::forget(placed.lease.room.take());
+        }
+        if self.has(Fault::ForgottenTrial) {
+            std::mem::forget(placed.lease.trial.take());
+        }
+        ticket.place(backend, None, placed.lease, None);
+    }
+
+    /// Polls one task; it is gone if that ended it.
+    fn poll(&self, at: usize) {
+        let mut task = self.tasks.borrow_mut().swap_remove(at);
+        task.woken.0.store(false, Ordering::SeqCst);
+        let waker = Waker::from(Arc::clone(&task.woken));
+        match task.work.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Pending => self.tasks.borrow_mut().push(task),
+            Poll::Ready(_) => {}
+        }
+    }
+
+    fn find_woken(&self) -> Option<usize> {
+        let tasks = self.tasks.borrow();
+        let woken: Vec<usize> = (0..tasks.len()).filter(|at| tasks[*at].woken.0.load(Ordering::SeqCst)).collect();
+        drop(tasks);
+        (!woken.is_empty()).then(|| woken[self.below(woken.len())])
+    }
+
+    /// Polls until every task waits for something that has not happened.
+    fn settle(&self) {
+        while let Some(at) = self.find_woken() {
+            self.poll(at);
+        }
+        self.check_waiting();
+        self.check_trials();
+    }
+
+    /// No request waits for a rank that would take it.
+    fn check_waiting(&self) {
+        let model = self.model();
+        let usual = |backend: &Backend| backend.gate.state() == State::Closed && !backend.gate.asks_for_care();
+        if !model.members.iter().all(|member| usual(&member.backend)) {
+            return;
+        }
+        for task in &*self.tasks.borrow() {
+            let is_new = task.progress.attempts.get() == 0;
+            if !matches!(*task.progress.stage.borrow(), Stage::Waiting) || !is_new {
+                continue;
+            }
+            let free = model.pool.slots().iter().find(|slot| {
+                model.members[slot.backend].backend.takes_requests()
+                    && task.pin.is_none_or(|pin| pin == slot.rank.get())
+                    && slot.in_flight() < i64::from(LIMIT)
+            });
+            if let Some(slot) = free {
+                panic!("a request waits, but rank {} of backend {} is free", slot.rank, slot.backend);
+            }
+        }
+    }
+
+    /// A half-open breaker of a backend without requests lets a trial begin.
+    fn check_trials(&self) {
+        let (model, config) = (self.model(), self.core.config());
+        for (at, member) in model.members.iter().enumerate() {
+            let runs =
+                |task: &Task| matches!(*task.progress.stage.borrow(), Stage::Running { member, .. } if member == at);
+            let gate = &member.backend.gate;
+            if gate.is_on_trial() && !self.tasks.borrow().iter().any(runs) {
+                assert!(gate.has_room(&config.breaker), "a trial of '{}' never ended", member.backend.name);
+            }
+        }
+    }
+
+    /// An engine decides about one of its requests.
+    fn decide(&self, fails: bool) {
+        let tasks = self.tasks.borrow();
+        let runs = |at: &usize| matches!(*tasks[*at].progress.stage.borrow(), Stage::Running { verdict: None, .. });
+        let running: Vec<usize> = (0..tasks.len()).filter(runs).collect();
+        if running.is_empty() {
+            return;
+        }
+        let task = &tasks[running[self.below(running.len())]];
+        let causes = [Cause::Connect, Cause::Status(503), Cause::Engine(Failure::Dead), Cause::Slow, Cause::Unhealthy];
+        if let Stage::Running { verdict, .. } = &mut *task.progress.stage.borrow_mut() {
+            *verdict = Some(if fails { Verdict::Fails(causes[self.below(causes.len())]) } else { Verdict::Goes });
+        }
+        task.woken.0.store(true, Ordering::SeqCst);
+    }
+
+    /// A client goes away.
+    fn leave(&self) {
+        let count = self.tasks.borrow().len();
+        if count == 0 {
+            return;
+        }
+        let task = self.tasks.borrow_mut().swap_remove(self.below(count));
+        if self.has(Fault::LeakedLease) {
+            std::mem::forget(task.work);
+        }
+    }
+
+    fn undrain(&self, backend: &Backend) {
+        if self.has(Fault::SilentUndrain) {
+            backend.gate.set_draining(false);
+        } else {
+            self.core.set_draining(&backend.name, false);
+        }
+    }
+
+    fn fail_probe(&self, backend: &Arc<Backend>) {
+        if self.has(Fault::SilentFailure) {
+            backend.set_health(Health::Unhealthy { cause: "simulated".to_owned() });
+        } else {
+            self.core.mark_unhealthy(backend, "simulated".to_owned());
+        }
+    }
+
+    /// The time of a backend's breaker is over.
+    fn half_open(&self, backend: &Arc<Backend>) {
+        let _changing = self.core.changing();
+        backend.gate.change(|breaker| breaker.look(Instant::now() + BREAKER_TIME));
+        self.core.refresh(backend);
+    }
+
+    fn step(self: &Rc<Self>, switches: &mut usize) {
+        match self.below(32) {
+            0..6 => {
+                if self.tasks.borrow().len() < MAX_REQUESTS {
+                    self.arrive();
+                }
+            }
+            6..14 => self.find_woken().into_iter().for_each(|at| self.poll(at)),
+            14..18 => self.decide(false),
+            18..21 => self.decide(true),
+            21 => self.leave(),
+            22 => _ = self.core.set_draining(&self.backend().name, true),
+            23 => self.undrain(&self.backend()),
+            24 => self.fail_probe(&self.backend()),
+            25 => {
+                let backend = self.backend();
+                let ranks = if *switches < MAX_SWITCHES { 1 + self.below(3) as u16 } else { 2 };
+                *switches += 1;
+                self.core.admit(&backend, &probe(ranks)).unwrap();
+            }
+            26..28 => self.half_open(&self.backend()),
+            28 => self.backend().gate.set_aside(Aside::Silent, self.below(2) == 0),
+            29 => {
+                let count = self.tasks.borrow().len();
+                if count > 0 {
+                    self.poll(self.below(count));
+                }
+            }
+            _ => self.settle(),
+        }
+    }
+
+    /// Everything heals and every engine answers: all requests end, and nothing is left over.
+    fn end(&self) {
+        for member in &self.model().members {
+            self.undrain(&member.backend);
+            member.backend.gate.set_aside(Aside::Silent, false);
+            self.core.admit(&member.backend, &probe(2)).unwrap();
+        }
+        for _ in 0..10 * MAX_REQUESTS {
+            self.settle();
+            self.decide(false);
+        }
+        assert!(self.tasks.borrow().is_empty(), "a request never ended");
+        let model = self.model();
+        assert!(model.queue.is_at_rest(), "the queue holds something");
+        assert_eq!(self.core.body_memory.held_bytes(), 0, "bytes of bodies");
+        for load in model.pool.look() {
+            let left = (load.in_flight_requests, load.in_flight_tokens, load.pending_tokens);
+            assert_eq!(left, (0, 0, 0), "a rank's load");
+        }
+        for name in ["a", "b", "c"] {
+            let gauges = [None, Some(0), Some(1), Some(2)].map(|rank| self.core.metrics.inflight(name, rank).get());
+            assert_eq!(gauges, [0; 4], "requests in flight on '{name}'");
+        }
+    }
+
+    fn run(self: &Rc<Self>, schedules: u64) {
+        for member in &self.model().members {
+            self.core.admit(&member.backend, &probe(2)).unwrap();
+        }
+        for _ in 0..schedules {
+            let mut switches = 0;
+            for _ in 0..STEPS {
+                self.step(&mut switches);
+            }
+            self.end();
+        }
+        let text = self.core.metrics.encode(crate::metrics::TextFormat::OpenMetrics);
+        let counts = text.lines().filter(|line| line.starts_with("semmoe_requests_total{"));
+        let counted: u64 = counts.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum();
+        assert_eq!(counted, self.arrived.get(), "outcomes of requests");
+    }
+}
+
+/// Runs schedules in batches, each with a gateway of its own; a failure names the batch's seed.
+fn run(batches: u64, schedules: u64, fault: Option<Fault>) {
+    // For the timers of requests that wait, whose time is never over here.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let _entered = runtime.enter();
+    for seed in 0..batches {
+        let batch = std::panic::AssertUnwindSafe(|| World::new(seed, fault).run(schedules));
+        if let Err(panic) = std::panic::catch_unwind(batch) {
+            eprintln!("batch {seed} of {schedules} schedules failed");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+#[test]
+fn no_request_is_lost_in_thousands_of_schedules() {
+    run(8, 500, None);
+}
+
+/// `cargo test --release -p semmoe-gateway --lib -- --ignored millions_of_schedules`
+#[test]
+#[ignore = "takes minutes"]
+fn no_request_is_lost_in_millions_of_schedules() {
+    run(1000, 1000, None);
+}
+
+#[test]
+fn planted_faults_are_found() {
+    use Fault::{ForgottenTrial, LeakedLease, NoRoom, SilentFailure, SilentUndrain};
+    for (fault, symptoms) in [
+        (LeakedLease, &["a rank's load"][..]),
+        (NoRoom, &["is free", "never ended"]),
+        (ForgottenTrial, &["a trial of"]),
+        (SilentUndrain, &["is free", "never ended"]),
+        (SilentFailure, &["closed backend"]),
+    ] {
+        let panic = std::panic::catch_unwind(|| run(1, 1000, Some(fault))).unwrap_err();
+        let literal = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let text = literal.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        assert!(symptoms.iter().any(|symptom| text.contains(symptom)), "{fault:?}: {text}");
+    }
+}
