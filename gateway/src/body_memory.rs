@@ -57,3 +57,20 @@ pub(crate) fn tree_bytes(text: &[u8]) -> usize {
     let signs = text.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count();
     signs.saturating_add(1).saturating_mul(VALUE_BYTES).saturating_add(text.len())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_part_takes_nothing() {
+        let memory = BodyMemory::default();
+        memory.take(60, 100).unwrap();
+        assert!(memory.take(usize::MAX, 100).is_err(), "and does not wrap");
+        assert!(memory.take(41, 100).is_err());
+        memory.take(40, 100).unwrap();
+        assert_eq!(memory.held_bytes(), 100);
+        memory.give_back(100);
+        assert_eq!(memory.held_bytes(), 0);
+    }
+}

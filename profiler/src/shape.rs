@@ -1,5 +1,7 @@
 //! The model's shape from a checkpoint's `config.json`, for engines that do not report it.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use semmoe_tables::ModelInfo;
@@ -21,11 +23,13 @@ const TOP_K: [&str; 4] = ["num_experts_per_tok", "num_experts_per_token", "moe_t
 pub fn model_config(path: &Path) -> Result<ModelInfo, ProfilerError> {
     let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
     let failed = ProfilerError::io(&path, "read");
-    let length = std::fs::metadata(&path).map_err(&failed)?.len();
+    let file = File::open(&path).map_err(&failed)?;
+    let length = file.metadata().map_err(&failed)?.len();
     if length > MAX_CONFIG_BYTES {
         return Err(wrong(&path, format!("{length} bytes, expected at most {MAX_CONFIG_BYTES}")));
     }
-    let text = std::fs::read_to_string(&path).map_err(&failed)?;
+    // A device has no length, and a file may grow.
+    let text = std::io::read_to_string(file.take(MAX_CONFIG_BYTES)).map_err(&failed)?;
     let value: Value = serde_json::from_str(&text).map_err(|error| wrong(&path, error.to_string()))?;
     shape(&value).map_err(|cause| wrong(&path, cause))
 }

@@ -21,10 +21,15 @@ fn machine_bytes(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Bytes left under the limit of a control group (version 2); none without a limit.
+/// Bytes left under the limit of a control group (version 2), with those of cached files that are not in use, as the
+/// checkpoint's are once it is read: the kernel reclaims these. None without a limit.
 fn group_bytes(folder: &Path) -> Option<u64> {
-    let number = |file: &str| fs::read_to_string(folder.join(file)).ok()?.trim().parse::<u64>().ok();
-    Some(number("memory.max")?.saturating_sub(number("memory.current")?))
+    let text = |file: &str| fs::read_to_string(folder.join(file)).ok();
+    let number = |file: &str| text(file)?.trim().parse::<u64>().ok();
+    let (limit, current) = (number("memory.max")?, number("memory.current")?);
+    let stat = text("memory.stat").unwrap_or_default();
+    let cached = stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.trim().parse::<u64>().ok());
+    Some(limit.saturating_sub(current.saturating_sub(cached.unwrap_or(0))))
 }
 
 #[cfg(test)]
@@ -51,5 +56,9 @@ mod tests {
         assert_eq!(group_bytes(folder.path()), None);
         fs::write(folder.path().join("memory.max"), "1000\n").unwrap();
         assert_eq!(group_bytes(folder.path()), Some(700));
+        fs::write(folder.path().join("memory.stat"), "anon 100\ninactive_anon 7\ninactive_file 200\n").unwrap();
+        assert_eq!(group_bytes(folder.path()), Some(900), "cached files are given back");
+        fs::write(folder.path().join("memory.stat"), "inactive_file 5000\n").unwrap();
+        assert_eq!(group_bytes(folder.path()), Some(1000), "never more than the limit");
     }
 }

@@ -12,7 +12,7 @@ use http::StatusCode;
 use semmoe_gateway::{Config, Running};
 use serde_json::{Value, json};
 
-use crate::support::{CURVES, Client, Fault, Mock, PATIENCE, Worker, metric, metrics, shown, start};
+use crate::support::{CURVES, Client, Fault, Fixture, Mock, PATIENCE, TEXTS, Worker, metric, metrics, shown, start};
 
 /// `[switch]` with short times.
 fn rules(mode: &str, more: &str) -> String {
@@ -117,6 +117,27 @@ async fn after_an_operators_switch_requests_are_pinned_to_the_ranks_that_are_lef
         }
     }
     assert_eq!(contradictions(&gateway).await, 0.0);
+}
+
+/// The configuration says which placement the backend runs, so tables of another one are refused before experts move.
+#[tokio::test]
+async fn no_expert_moves_for_tables_that_would_be_refused() {
+    let (worker, fixture) = (Worker::start("ep", 0), Fixture::new(2));
+    fixture.write("next", &TEXTS, 0);
+    let toml = format!(
+        "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\ntables_root = \"{}\"\n{}placement_digest = \"{}\"\n",
+        fixture.folder.path().display(),
+        workers(&[&worker]),
+        "0".repeat(64)
+    );
+    let gateway = semmoe_gateway::Gateway::start(Config::from_toml(&toml, Path::new("")).unwrap()).await.unwrap();
+    gateway.wait_ready().await;
+    let command = json!({ "backend": "unit-a", "to": { "tables": "next" } }).to_string();
+    let refused = Client::admin(&gateway).post("/admin/switch", command).await;
+    assert_eq!(refused.status, 409, "{refused:?}");
+    assert!(refused.message().contains("`placement_digest` says that the backend runs 0000"), "{refused:?}");
+    assert_eq!(worker.actions(), Vec::<String>::new());
+    complete(&gateway).await;
 }
 
 /// The gateway learns of the switch by answers of another rank than the requests were pinned to.

@@ -1,5 +1,7 @@
 //! Counts of experts without tokens: `stat` dumps, EPLB's arrays.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use semmoe_tables::{Array, Arrays, ModelInfo};
@@ -82,11 +84,13 @@ impl<'a> Counts<'a> {
 
     fn add_json(&mut self, path: &Path) -> Result<(), String> {
         let io = |error: std::io::Error| format!("cannot be read: {error}");
-        let length = std::fs::metadata(path).map_err(io)?.len();
+        let file = File::open(path).map_err(io)?;
+        let length = file.metadata().map_err(io)?.len();
         if length > MAX_JSON_BYTES {
             return Err(format!("{length} bytes, expected at most {MAX_JSON_BYTES}"));
         }
-        let text = std::fs::read_to_string(path).map_err(io)?;
+        // A device has no length, and a file may grow.
+        let text = std::io::read_to_string(file.take(MAX_JSON_BYTES)).map_err(io)?;
         let json: Json = serde_json::from_str(&text)
             .map_err(|error| format!("{error}, expected {{\"logical_count\": [layers][experts]}}"))?;
         let rows =

@@ -93,15 +93,19 @@ impl Patience {
         }
     }
 
-    /// Connects, trying again while no process listens there.
+    /// Connects, trying again while no process listens there, or its network is not up yet.
     pub(crate) fn connect(&self, address: SocketAddr) -> Result<TcpStream, Impatience> {
         loop {
             let slice = self.slice()?;
             match TcpStream::connect_timeout(&address, slice) {
                 Ok(stream) => return Ok(prepared(stream)?),
                 Err(error) if is_wait(&error) => {}
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::thread::sleep(RETRY.min(slice)),
-                Err(error) => return Err(Impatience::Io(error)),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::ConnectionRefused
+                    | io::ErrorKind::HostUnreachable
+                    | io::ErrorKind::NetworkUnreachable => std::thread::sleep(RETRY.min(slice)),
+                    _ => return Err(Impatience::Io(error)),
+                },
             }
         }
     }

@@ -200,6 +200,10 @@ impl Unit {
     pub(crate) async fn commit_switch(&self, if_epoch: Option<u64>) -> Result<Arc<UnitLayout>, SwitchError> {
         let (ticket, mut receiver) = {
             let mut state = self.state();
+            // Ranks that have finished their requests may be gone already.
+            if state.draining {
+                return Err(SwitchError::Unit(SubmitError::Stopping));
+            }
             state.check_epoch(if_epoch)?;
             let switch = state.switch.as_mut().ok_or(SwitchError::NotPrepared)?;
             let (SwitchState::Prepared, Some(receiver)) = (switch.phase, switch.receiver.take()) else {
