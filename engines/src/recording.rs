@@ -16,10 +16,12 @@
 
 mod answer;
 mod encoding;
+mod error;
 mod question;
 mod routes;
 
 pub use answer::{ReportedAnswer, read};
 pub use encoding::{Encoding, decode_bytes, encode_npy};
+pub use error::RecordingError;
 pub use question::{Asked, Question, Sampling, ask, uncached};
 pub use routes::{ReportedRoutes, decode};

@@ -34,8 +34,8 @@ pub(crate) fn rules(model: &ModelInfo) -> Result<TraceBuilder, ProfilerError> {
 pub(crate) fn check(rules: &TraceBuilder, asked: &LinePrompt, reported: &ReportedAnswer) -> Result<Routed, String> {
     let (token_ids, prompt_len) = tokens(asked, reported)?;
     let text = reported.routed_experts.as_deref().ok_or("routed_experts is missing from the answer")?;
-    let routes = decode(text, token_ids.len(), rules.model())?;
-    let experts = routes.experts(rules.model())?;
+    let routes = decode(text, token_ids.len(), rules.model()).map_err(|error| error.to_string())?;
+    let experts = routes.experts(rules.model()).map_err(|error| error.to_string())?;
     rules.check(&token_ids, prompt_len, &experts).map_err(|error| error.to_string())?;
     if routes.all_tokens_alike() && differ(&token_ids) {
         return Err("every token has the same experts in every layer, as no router gives them".into());

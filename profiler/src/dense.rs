@@ -31,9 +31,10 @@ pub(crate) async fn probe(engine: &Engine<'_>, prompt: &Prompt) -> Probed {
 }
 
 fn without_dense_layers(model: &ModelInfo, prompt: &Prompt, reported: &ReportedAnswer) -> (ModelInfo, Vec<u16>) {
-    let rows = tokens(&prompt.input, reported).map(|(ids, _)| ids.len());
-    let routes = rows.and_then(|rows| decode(reported.routed_experts.as_deref().unwrap_or_default(), rows, model));
-    let routes = routes.ok().filter(|routes| routes.layers == usize::from(model.num_hidden_layers));
+    let ids = tokens(&prompt.input, reported).ok().map(|(ids, _)| ids);
+    let routes =
+        ids.and_then(|ids| decode(reported.routed_experts.as_deref().unwrap_or_default(), ids.len(), model).ok());
+    let routes = routes.filter(|routes| routes.layers == usize::from(model.num_hidden_layers));
     let dense = routes.map(|routes| routes.dense_layers()).unwrap_or_default();
     let is_dense = |layer: &u16| dense.contains(&usize::from(*layer));
     let (dense, moe): (Vec<u16>, Vec<u16>) = model.layer_ids.iter().partition(|layer| is_dense(layer));

@@ -142,7 +142,7 @@ impl Engine<'_> {
         let limits = AnswerLimits { timeout: self.options.request_timeout, max_bytes: MAX_ANSWER_BYTES };
         let path = question.route.path();
         let (_, answer) = self.client.post(&self.options.url, path, &question.body, &limits).await?;
-        Ok(read(question.route, &answer))
+        Ok(read(question.route, &answer).map_err(|error| error.to_string()))
     }
 }
 

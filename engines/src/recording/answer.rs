@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::RecordingError;
 use crate::Route;
 use crate::sglang::{FinishReason, GenerateResponse};
 
@@ -28,9 +29,9 @@ pub struct ReportedAnswer {
 /// Reads the answer to a [`super::Question`] of this route.
 ///
 /// # Errors
-/// In one sentence, when it is not an answer of that route.
-pub fn read(route: Route, answer: &[u8]) -> Result<ReportedAnswer, String> {
-    let not_one = |error: serde_json::Error| format!("the answer is not what was expected: {error}");
+/// When it is not an answer of that route.
+pub fn read(route: Route, answer: &[u8]) -> Result<ReportedAnswer, RecordingError> {
+    let not_one = |error: serde_json::Error| RecordingError::Answer { cause: error.to_string() };
     if route == Route::Generate {
         return serde_json::from_slice(answer).map(of_generate).map_err(not_one);
     }
@@ -108,10 +109,10 @@ struct Usage {
 }
 
 impl OpenAi {
-    fn into_reported(self) -> Result<ReportedAnswer, String> {
-        let choices = self.choices.len();
+    fn into_reported(self) -> Result<ReportedAnswer, RecordingError> {
+        let found = self.choices.len();
         let Ok([choice]) = <[Choice; 1]>::try_from(self.choices) else {
-            return Err(format!("the answer has {choices} choices, expected 1"));
+            return Err(RecordingError::Choices { found });
         };
         let (outer, inner) = (self.sglext.unwrap_or_default(), choice.sgl_ext.unwrap_or_default());
         let usage = self.usage.unwrap_or_default();
@@ -179,7 +180,7 @@ mod tests {
             (Route::Chat, r#"{"choices":[{}],"sglext":{"output_ids":[-1]}}"#, "OutputIds"),
             (Route::Generate, "[1, 2", "not what was expected"),
         ] {
-            let error = read(route, answer.as_bytes()).unwrap_err();
+            let error = read(route, answer.as_bytes()).unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");
         }
         let none = read(Route::Chat, br#"{"choices":[{"finish_reason":"abort"}],"usage":null}"#).unwrap();

@@ -3,6 +3,8 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
+use super::RecordingError;
+
 const NPY_MAGIC: &[u8] = b"\x93NUMPY";
 
 /// The encoding of the bytes under the base64.
@@ -17,9 +19,9 @@ pub enum Encoding {
 /// Takes the base64 off. The two encodings cannot be confused: as an i32 the start of a `.npy` file is no expert.
 ///
 /// # Errors
-/// In one sentence, when it is no base64.
-pub fn decode_bytes(text: &str) -> Result<(Encoding, Vec<u8>), String> {
-    let bytes = STANDARD.decode(text).map_err(|error| format!("routed experts are not base64: {error}"))?;
+/// When it is no base64.
+pub fn decode_bytes(text: &str) -> Result<(Encoding, Vec<u8>), RecordingError> {
+    let bytes = STANDARD.decode(text)?;
     let encoding = if bytes.starts_with(NPY_MAGIC) { Encoding::Npy } else { Encoding::Raw };
     Ok((encoding, bytes))
 }
@@ -51,19 +53,18 @@ const MAX_HEADER: usize = 1024;
 /// The shape and the values of an array of unsigned bytes or words, as NumPy itself writes it.
 ///
 /// # Errors
-/// In one sentence, when it is another kind of array or damaged.
-pub(super) fn read_npy(bytes: &[u8]) -> Result<(Vec<usize>, Vec<i32>), String> {
-    let (descr, shape, data) =
-        npy_parts(bytes).ok_or("routed experts are not an array in C order as NumPy saves it")?;
+/// When it is another kind of array or damaged.
+pub(super) fn read_npy(bytes: &[u8]) -> Result<(Vec<usize>, Vec<i32>), RecordingError> {
+    let (descr, shape, data) = npy_parts(bytes).ok_or(RecordingError::Array)?;
     let width = match descr {
         "|u1" => 1,
         "<u2" => 2,
-        _ => return Err("routed experts are an array of another type, expected |u1 or <u2".to_owned()),
+        _ => return Err(RecordingError::ArrayType),
     };
     let expected = shape.iter().fold(width, |bytes: usize, dim| bytes.saturating_mul(*dim));
     if expected != data.len() {
         let found = data.len();
-        return Err(format!("routed experts of the shape {shape:?} hold {found} bytes, expected {expected}"));
+        return Err(RecordingError::ArrayBytes { shape, found, expected });
     }
     let ids = match width {
         1 => data.iter().map(|id| i32::from(*id)).collect(),
@@ -99,7 +100,7 @@ mod tests {
         let text = encode_npy(&[1, 3, 2], &[0, 1, 2, 3, 4, 5], false);
         assert_eq!(decode_bytes(&text), Ok((Encoding::Npy, BY_NUMPY.to_vec())));
         assert_eq!(decode_bytes("AQAAAA=="), Ok((Encoding::Raw, vec![1, 0, 0, 0])));
-        assert!(decode_bytes("AQAAAA=").unwrap_err().contains("not base64"));
+        assert!(matches!(decode_bytes("AQAAAA="), Err(RecordingError::Base64(_))));
         assert_eq!(read_npy(BY_NUMPY), Ok((vec![1, 3, 2], vec![0, 1, 2, 3, 4, 5])));
     }
 
@@ -118,7 +119,7 @@ mod tests {
             (BY_NUMPY[..40].to_vec(), "not an array"),
             (BY_NUMPY[..BY_NUMPY.len() - 1].to_vec(), "the shape [1, 3, 2] hold 5 bytes, expected 6"),
         ] {
-            let error = read_npy(&bytes).unwrap_err();
+            let error = read_npy(&bytes).unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");
         }
         for end in 0..BY_NUMPY.len() {

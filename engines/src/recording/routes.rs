@@ -2,6 +2,7 @@
 
 use semmoe_tables::ModelInfo;
 
+use super::RecordingError;
 use super::encoding::{Encoding, decode_bytes, read_npy};
 
 /// Ids of the shape [rows, layers, k] as the engine sent them, values that are no expert included.
@@ -20,8 +21,8 @@ pub struct ReportedRoutes {
 /// Decodes the routes of `rows` tokens. Allocates no more than the text is long, whatever shape is expected.
 ///
 /// # Errors
-/// In one sentence: no base64, no array of ids, another shape.
-pub fn decode(text: &str, rows: usize, model: &ModelInfo) -> Result<ReportedRoutes, String> {
+/// No base64, no array of ids, another shape.
+pub fn decode(text: &str, rows: usize, model: &ModelInfo) -> Result<ReportedRoutes, RecordingError> {
     let (encoding, bytes) = decode_bytes(text)?;
     let (hidden, moe, k) = (usize::from(model.num_hidden_layers), model.layers(), usize::from(model.top_k));
     if encoding == Encoding::Npy {
@@ -30,15 +31,12 @@ pub fn decode(text: &str, rows: usize, model: &ModelInfo) -> Result<ReportedRout
             [found, layers, top_k] if found == rows && top_k == k && (layers == hidden || layers == moe) => {
                 Ok(ReportedRoutes { rows, layers, top_k, ids })
             }
-            _ => Err(format!("routed experts have the shape {shape:?}, expected [{rows}, {hidden} or {moe}, {k}]")),
+            _ => Err(RecordingError::Shape { found: shape, rows, hidden, moe, top_k: k }),
         };
     }
     let expected = hidden.checked_mul(k).and_then(|row| row.checked_mul(rows)).and_then(|n| n.checked_mul(4));
     if expected != Some(bytes.len()) {
-        let found = bytes.len() / 4;
-        return Err(format!(
-            "routed experts hold {found} values, expected {rows} rows x {hidden} layers x {k} experts"
-        ));
+        return Err(RecordingError::Values { found: bytes.len() / 4, rows, layers: hidden, top_k: k });
     }
     let ids = bytes.chunks_exact(4).map(|id| i32::from_le_bytes([id[0], id[1], id[2], id[3]])).collect();
     Ok(ReportedRoutes { rows, layers: hidden, top_k: k, ids })
@@ -48,8 +46,8 @@ impl ReportedRoutes {
     /// Keeps the MoE layers: [rows, L, k].
     ///
     /// # Errors
-    /// In one sentence: an id that is no expert, and where.
-    pub fn experts(&self, model: &ModelInfo) -> Result<Vec<u16>, String> {
+    /// An id that is no expert, and where.
+    pub fn experts(&self, model: &ModelInfo) -> Result<Vec<u16>, RecordingError> {
         let moe_only = self.layers == model.layers();
         let mut experts = Vec::with_capacity(self.rows * model.layers() * self.top_k);
         for (row, token) in self.ids.chunks_exact((self.layers * self.top_k).max(1)).enumerate() {
@@ -85,11 +83,11 @@ impl ReportedRoutes {
     }
 }
 
-fn expert(id: i32, row: usize, layer: u16, model: &ModelInfo) -> Result<u16, String> {
+fn expert(id: i32, token: usize, layer: u16, model: &ModelInfo) -> Result<u16, RecordingError> {
     match u16::try_from(id) {
         Ok(expert) if expert < model.num_experts => Ok(expert),
-        _ if id == -1 => Err(format!("token {row} has no expert in MoE layer {layer}, expected {}", model.top_k)),
-        _ => Err(format!("token {row} names expert {id} in layer {layer}, expected ids below {}", model.num_experts)),
+        _ if id == -1 => Err(RecordingError::NoExpert { token, layer, top_k: model.top_k }),
+        _ => Err(RecordingError::UnknownExpert { token, found: id, layer, experts: model.num_experts }),
     }
 }
 
@@ -140,7 +138,7 @@ mod tests {
     fn little_endian_and_range() {
         assert_eq!(encode_routed_experts(&[1, -1, 258, 3]), "AQAAAP////8CAQAAAwAAAA==");
         let (model, data) = (all_moe(1, 2), encode_routed_experts(&[1, 2, 258, 3]));
-        let error = decode(&data, 2, &model).unwrap().experts(&model).unwrap_err();
+        let error = decode(&data, 2, &model).unwrap().experts(&model).unwrap_err().to_string();
         assert_eq!(error, "token 1 names expert 258 in layer 0, expected ids below 32");
         assert!(decode("AAAA!AAA", 1, &all_moe(1, 1)).is_err());
         assert!(decode("", usize::MAX, &all_moe(u16::MAX, 2)).is_err());
@@ -170,17 +168,17 @@ mod tests {
     fn what_is_wrong_is_named() {
         let model = model();
         let whole = encode_routed_experts(&IDS);
-        assert!(decode(&whole[..whole.len() - 3], 2, &model).unwrap_err().contains("not base64"));
-        let error = decode(&whole, 3, &model).unwrap_err();
+        assert!(decode(&whole[..whole.len() - 3], 2, &model).unwrap_err().to_string().contains("not base64"));
+        let error = decode(&whole, 3, &model).unwrap_err().to_string();
         assert_eq!(error, "routed experts hold 12 values, expected 3 rows x 3 layers x 2 experts");
         assert!(decode(&whole, usize::MAX, &model).is_err());
         let npy = |shape: &[usize]| encode_npy(shape, &vec![1; shape.iter().product()], false);
         for shape in [&[2, 4, 2][..], &[3, 3, 2], &[2, 3, 3], &[12]] {
-            let error = decode(&npy(shape), 2, &model).unwrap_err();
+            let error = decode(&npy(shape), 2, &model).unwrap_err().to_string();
             assert!(error.ends_with("expected [2, 3 or 2, 2]"), "{error}");
         }
         let cut = &encode_npy(&[2, 3, 2], &[1; 12], false)[..180];
-        let error = decode(cut, 2, &model).unwrap_err();
+        let error = decode(cut, 2, &model).unwrap_err().to_string();
         assert_eq!(error, "routed experts of the shape [2, 3, 2] hold 7 bytes, expected 12");
         for (at, id, reason) in [
             (3, -1, "token 0 has no expert in MoE layer 1, expected 2"),
@@ -190,7 +188,7 @@ mod tests {
             let mut ids = IDS;
             ids[at] = id;
             let reported = decode(&encode_routed_experts(&ids), 2, &model).unwrap();
-            assert_eq!(reported.experts(&model).unwrap_err(), reason);
+            assert_eq!(reported.experts(&model).unwrap_err().to_string(), reason);
         }
     }
 }
