@@ -34,7 +34,7 @@ impl Drains {
         self.lock().contains_key(name)
     }
 
-    /// Notes who is there now. Returns the names that were not there for too long, or too many, and are forgotten.
+    /// Notes which backends are there now. Returns the names that are forgotten: gone for too long, or too many.
     pub(crate) fn follow(&self, is_there: impl Fn(&str) -> bool, now: Instant) -> Vec<String> {
         let mut names = self.lock();
         for (name, left) in &mut *names {

@@ -257,7 +257,7 @@ async fn watch_streams(core: &Arc<Core>, backend: &Arc<Backend>) {
     }
 }
 
-/// Waits for the answer of a probe, which ends it; for ever where there is none.
+/// Waits for the answer of a probe, which ends it; forever where there is none.
 async fn answer_of<F: Future<Output = bool> + Unpin>(probe: &mut Option<F>) -> bool {
     let Some(running) = probe else { return std::future::pending().await };
     let answered = running.await;

@@ -1,10 +1,10 @@
 //! Requests of one model that wait for a place: a line with a bound, first come first served.
 //!
-//! A request that finds no place joins the queue. Room that is made (a request ended, a backend came) is offered along
-//! the line from its front: who cannot use it, say as it is pinned to another rank, passes it on and keeps his place.
-//! While an offer is on its way newcomers join behind it, so that none overtakes. A client that goes away is out of the
-//! line at once, and passes on what it was offered. Requests that find a place at once pay for a lock only where ranks
-//! have a limit.
+//! A request that finds no place joins the queue. When room appears (a request ended, a backend came), it is offered
+//! along the line from the front. A request that cannot use the offer, as when it is pinned to another rank, passes it
+//! on and keeps its place. While an offer is under way newcomers join behind it, so that none overtakes. The
+//! request of a client that leaves is removed at once, and passes on what it was offered. Requests that find a place at
+//! once pay for a lock only where ranks have a limit.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -83,7 +83,7 @@ impl Waiting {
 }
 
 impl Line {
-    /// Makes an offer to the first one behind `after` who has none.
+    /// Makes an offer to the first request behind `after` that has none.
     fn offer(&mut self, after: Option<u64>, offer: Offer) {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let mut behind = self.waiting.range_mut((from, Bound::Unbounded)).map(|(_, waiting)| waiting);
@@ -117,7 +117,7 @@ impl Line {
 /// The line of one model.
 pub(crate) struct Queue {
     line: Mutex<Line>,
-    /// Those who look for a place or wait for one.
+    /// Requests that look for a place or wait for one.
     looking: AtomicUsize,
     depth: Gauge,
     seconds: Histogram,
@@ -189,13 +189,13 @@ impl Queue {
     }
 }
 
-/// Counts those who look for room, so that who makes some knows that it is wanted.
+/// Counts requests that look for room, so that a request that ends knows that its room is wanted.
 struct Looking<'a>(&'a AtomicUsize);
 
 impl<'a> Looking<'a> {
     fn new(count: &'a AtomicUsize) -> Self {
         count.fetch_add(1, Ordering::SeqCst);
-        // Either we see the room that is made in this moment, or who makes it sees us.
+        // Either we see the room that appears in this moment, or the request that ends sees us.
         fence(Ordering::SeqCst);
         Self(count)
     }

@@ -30,7 +30,7 @@ impl Poller {
             .map_err(|error| BenchError::io("epoll add")(error.into()))
     }
 
-    /// Keys of what is ready, after at most `limit`; `None` waits for ever.
+    /// Keys of what is ready, after at most `limit`; `None` waits forever.
     pub(crate) fn wait(&mut self, limit: Option<Duration>, ready: &mut Vec<u64>) -> Result<(), BenchError> {
         ready.clear();
         let fail = |error: rustix::io::Errno| BenchError::io("epoll wait")(error.into());

@@ -56,7 +56,7 @@ fn of_generate(answer: GenerateResponse) -> ReportedAnswer {
     }
 }
 
-/// An answer of chat or completions. Nulls are as good as absent members.
+/// An answer of chat or completions. A null means an absent member.
 #[derive(Debug, Deserialize)]
 struct OpenAi {
     choices: Vec<Choice>,

@@ -12,7 +12,7 @@ use super::{ConfigError, ModelConfig, SecretDigest};
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RawAuth {
-    /// API keys of clients; none: everybody who reaches the data plane may use it.
+    /// API keys of clients; none: anyone who reaches the data plane may use it.
     pub keys: Vec<RawKey>,
     /// Whether the engines see the keys that clients sent; absent: `strip` with keys, `pass` without.
     pub forward: Option<Forward>,

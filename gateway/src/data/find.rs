@@ -51,7 +51,7 @@ pub(crate) async fn find(
             placed.waited = began.elapsed();
             Ok(Ok(Found::Placed(placed)))
         }
-        // Those who wait are called when backends come and go.
+        // Waiting requests are woken when backends come and go.
         Err(RequestError::NoBackend { .. }) if patience == Patience::ForAll && job.has_moved(core) => {
             Ok(Ok(Found::Moved))
         }

@@ -89,7 +89,7 @@ pub(crate) async fn watch(core: Arc<Core>, resolver: Arc<dyn Resolve>, stop: Can
     }
 }
 
-/// Forgets the sources that are no more, or that ask somebody else now; their gauges would alarm for ever.
+/// Forgets sources that were removed or query another server now; their gauges would alarm forever.
 fn forget_gone(core: &Core, config: &Config, sources: &mut HashMap<SourceKey, Source>) {
     let stays = |key: &SourceKey, source: &Source| {
         let model = config.models.iter().find(|it| it.name == key.model);

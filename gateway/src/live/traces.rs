@@ -1,4 +1,5 @@
-//! Whole sampled requests as traces, for those who ask for them: token ids and routes in the order in which they came.
+//! Whole sampled requests as traces, where the configuration asks for them: token ids and routes in the order in which
+//! they came.
 //!
 //! One open trace for each model, in memory; it is written when it is full, when profiles are, and at shutdown. Files
 //! are readable by their owner alone and removed by age and number.

@@ -20,7 +20,7 @@ pub(crate) struct Lease {
     counted: Option<Counted>,
     /// Of a backend whose breaker is half open.
     pub(crate) trial: Option<Trial>,
-    /// Offered to those who wait once this is counted out: fields are dropped after [`Drop::drop`].
+    /// Offered to waiting requests once this is counted out: fields are dropped after [`Drop::drop`].
     pub(crate) room: Option<Room>,
 }
 

@@ -186,7 +186,7 @@ pub(super) fn refusal(error: &TablesFileError) -> RequestError {
     }
 }
 
-/// Waits for others to end, but not for ever.
+/// Waits for other changes to end, but not forever.
 pub(super) async fn permit(lane: &Semaphore) -> Result<SemaphorePermit<'_>, RequestError> {
     // The semaphores are never closed.
     match tokio::time::timeout(MAX_WAIT, lane.acquire()).await {

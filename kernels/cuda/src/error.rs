@@ -65,9 +65,9 @@ pub enum Stopped {
     /// A peer did not begin the call in time.
     #[error("rank {rank} waited for rank {peer} to begin call {epoch}, and gave up at the time-out")]
     EntryTimeout {
-        /// Who waited.
+        /// The rank that waited.
         rank: u32,
-        /// For whom.
+        /// The rank that it waited for.
         peer: u32,
         /// The number of the call, counted per block.
         epoch: u32,
@@ -75,9 +75,9 @@ pub enum Stopped {
     /// A peer began the call and did not end it in time.
     #[error("rank {rank} waited for rank {peer} to end call {epoch}, and gave up at the time-out")]
     ExitTimeout {
-        /// Who waited.
+        /// The rank that waited.
         rank: u32,
-        /// For whom.
+        /// The rank that it waited for.
         peer: u32,
         /// The number of the call, counted per block.
         epoch: u32,

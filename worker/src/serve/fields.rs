@@ -1,6 +1,6 @@
 //! Every field of every route's requests: done as asked, without effect by its nature, or refused by name unless it has
-//! the one value that is as good as none. A name that is not in the table is refused, too, so that nothing is ignored
-//! in silence. docs/worker.md shows the table.
+//! the one value that means the same as none. A name that is not in the table is refused, too, so that nothing is
+//! ignored in silence. docs/worker.md shows the table.
 
 mod table;
 

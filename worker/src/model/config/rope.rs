@@ -47,7 +47,7 @@ fn yarn(fields: &Fields<'_>, max_positions: usize) -> Result<Yarn, ModelError> {
         _ => return Err(fields.unexpected("factor", "a number of at least 1 in rope_scaling of type \"yarn\"")),
     };
     let original_positions = fields.positive("original_max_position_embeddings")?.unwrap_or(max_positions as f64);
-    // As Transformers reads them: 0 is as good as absent.
+    // As Transformers reads them: 0 means absent.
     let given = |value: Option<f64>| value.filter(|value| *value != 0.0);
     let (mscale, all_dim) = (given(fields.real("mscale")?), given(fields.real("mscale_all_dim")?));
     let magnitude = |scale: f64| 0.1 * scale * factor.ln() + 1.0;
