@@ -1,4 +1,4 @@
-//! The one registry of policies: each is a file here, and two lines below.
+//! The one registry of policies: a new one is a file here, its module below, and an entry in `POLICIES`.
 
 pub mod affinity;
 mod affinity_paper;
@@ -18,8 +18,8 @@ pub use round_robin::RoundRobin;
 /// Makes a policy with the given settings.
 type Make = fn(&Settings) -> Result<Box<dyn Policy>, PolicyError>;
 
-/// Every policy: its name and how it is made. A new policy is one line here, and one above for its file.
-const POLICIES: [(&str, Make); 9] = [
+/// Every policy: its name and how it is made.
+const POLICIES: &[(&str, Make)] = &[
     ("affinity", |settings| Ok(Box::new(Affinity::new(settings)))),
     ("affinity_paper", |_| Ok(Box::new(affinity_paper::AffinityPaper))),
     ("round_robin", |_| Ok(Box::new(RoundRobin))),
@@ -88,11 +88,9 @@ mod tests {
     #[test]
     fn an_unknown_name_lists_the_known_ones() {
         let error = policy("Affinity").err().unwrap();
-        assert_eq!(
-            error.to_string(),
-            "unknown policy `Affinity`, expected one of: affinity, affinity_paper, round_robin, random, power_of_two, \
-             least_load, prefix, sticky, shadow"
-        );
+        let text = error.to_string();
+        assert!(text.starts_with("unknown policy `Affinity`, expected one of: affinity, affinity_paper, "), "{text}");
+        assert!(NAMES.iter().all(|name| text.contains(name)), "{text}");
         let settings = |baseline: &str| Settings { baseline: baseline.to_owned(), ..Settings::default() };
         let error = |baseline| policy_with("shadow", &settings(baseline)).err().unwrap();
         assert_eq!(error("shadow"), PolicyError::ShadowOfItself);
