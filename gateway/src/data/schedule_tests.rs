@@ -290,16 +290,15 @@ impl World {
     fn check_waiting(&self) {
         let model = self.model();
         let usual = |backend: &Backend| backend.gate.state() == State::Closed && !backend.gate.asks_for_care();
-        if !model.members.iter().all(|member| usual(&member.backend)) {
-            return;
-        }
         for task in &*self.tasks.borrow() {
             let is_new = task.progress.attempts.get() == 0;
             if !matches!(*task.progress.stage.borrow(), Stage::Waiting) || !is_new {
                 continue;
             }
             let free = model.pool.slots().iter().find(|slot| {
-                model.members[slot.backend].backend.takes_requests()
+                let backend = &model.members[slot.backend].backend;
+                backend.takes_requests()
+                    && usual(backend)
                     && task.pin.is_none_or(|pin| pin == slot.rank.get())
                     && slot.in_flight() < i64::from(LIMIT)
             });
