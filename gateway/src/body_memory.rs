@@ -9,7 +9,7 @@ use crate::error::RequestError;
 pub(crate) struct BodyMemory(AtomicUsize);
 
 impl BodyMemory {
-    /// Takes a part of `limit_bytes`, or nothing where too little is left; a refused part delays no other.
+    /// Takes a part of `limit_bytes`, or nothing at all where too little is left.
     ///
     /// # Errors
     /// [`RequestError::BodyMemory`].

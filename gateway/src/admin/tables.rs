@@ -159,7 +159,7 @@ async fn loaded(core: &Arc<Core>, backend: String, source: Source) -> Result<Jso
     to_its_end(async move { change(&core, backend, source).await }).await
 }
 
-/// The answer of a change that a client that goes away does not undo half of.
+/// Runs a change in a task of its own, so that a client that leaves does not stop it halfway.
 pub(super) async fn to_its_end<T: Send + 'static>(
     change: impl Future<Output = Result<T, RequestError>> + Send + 'static,
 ) -> Result<Json<T>, RequestError> {

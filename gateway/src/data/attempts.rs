@@ -40,7 +40,7 @@ impl<'a, A> Attempts<'a, A> {
     /// Finds a place for the next attempt.
     ///
     /// # Errors
-    /// There is none; after a failed attempt its error.
+    /// There is no place; after a failed attempt, the error of that attempt.
     pub(super) async fn next(&mut self, ticket: &mut Ticket) -> Result<Next<A>, RequestError> {
         ticket.enter(Stage::Route);
         let patience = if self.pending.is_none() { Patience::ForAll } else { Patience::ForRoom };
