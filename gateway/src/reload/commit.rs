@@ -102,7 +102,7 @@ fn keep_or_wrap(model: Model, current: &Snapshot) -> Arc<Model> {
     if same_members && same_rest { Arc::clone(now) } else { Arc::new(model) }
 }
 
-/// Opens and closes ranks, as a pool may be new, and restarts what other tables decide.
+/// Opens and closes ranks, as a pool may be new, and restarts what depends on the tables.
 fn settle(core: &Core, model: &Model, tables_loaded: &[String]) {
     let mut other_tables = false;
     for member in &model.members {
