@@ -5,8 +5,9 @@
 
 Needs torch, transformers (4.51 or later, 5 too) and safetensors. Any `*ForCausalLM` with routed experts works whose routers are modules
 named `gate` or `router` with one row of weights for each expert: Qwen2-MoE, Qwen3-MoE, Mixtral, OLMoE, DeepSeek-V2 and V3, GPT-OSS and
-others. The model itself is not changed: forward hooks look at what its routers return."""
-import argparse, datetime, hashlib, json, os, pathlib, re, struct, sys, tempfile
+others. The model itself is not changed: forward hooks look at what its routers return. What is recorded is kept in OUT.partial until all of
+it is: the same command goes on from there."""
+import argparse, base64, datetime, hashlib, json, os, pathlib, re, struct, sys, tempfile, time
 
 import safetensors.numpy
 import numpy
@@ -41,6 +42,7 @@ def parse():
     add("--max-prompt-tokens", type=int, help="cut prompts to this many tokens")
     add("--device", default="cpu", help="cpu, cuda, ... or auto, which spreads the model over what there is [default: cpu]")
     add("--dtype", default="auto", help="float32, bfloat16, ... [default: the checkpoint's]")
+    add("--fresh", action="store_true", help="start over where a recording ended early, in place of going on with OUT.partial")
     add("--max-bad", type=float, default=0.01, help="share of prompts that may be unusable before nothing is written")
     arguments = parser.parse_args()
     if arguments.max_tokens < 1 or not 0 <= arguments.max_bad <= 1:
@@ -49,32 +51,122 @@ def parse():
 
 
 def run(arguments):
+    lines = [(number, text) for number, text in enumerate(arguments.prompts.open("rb"), 1) if text.strip()]
+    if not lines:
+        raise Refused(f"{arguments.prompts} holds no prompt")
+    say(f"loading {arguments.model}")
     model = load(arguments)
     tokenizer = transformers.AutoTokenizer.from_pretrained(arguments.model)
     name = arguments.model_name or pathlib.Path(arguments.model.rstrip("/")).name
     recorder = Recorder(model)
-    trace, bad, lines = Trace(recorder.shape), [], 0
-    for line, text in enumerate(arguments.prompts.open("rb"), 1):
-        if not text.strip():
-            continue
-        lines += 1
-        try:
-            ids = encode(tokenizer, text)[: arguments.max_prompt_tokens]
-            tokens, experts = recorder.record(ids, arguments.max_tokens)
-            trace.push(tokens, len(ids), experts)
-        except Refused as error:
-            bad.append(f"{arguments.prompts} line {line}: {error}")
-        progress(f"{trace.requests()} prompts, {trace.tokens()} tokens")
+    trace, bad = Trace(recorder.shape), []
+    journal = Journal(arguments, model, recorder.shape)
+    progress = Progress(len(lines), len(journal.entries))
+    for line, text in lines:
+        entry = journal.entries.get(line)
+        if not entry:
+            journal.add(line, entry := one(recorder, tokenizer, text, arguments))
+        if "bad" in entry:
+            bad.append(f"{arguments.prompts} line {line}: {entry['bad']}")
+        else:
+            experts = numpy.frombuffer(base64.b64decode(entry["experts"]), trace.kind).reshape(-1, len(recorder.shape.layer_ids), recorder.shape.top_k)
+            trace.push(entry["tokens"], entry["prompt"], experts)
+        progress.show(trace.requests() + len(bad), trace.tokens())
+    progress.end()
     for message in bad[:10]:
-        print(f"left out: {message}", file=sys.stderr)
-    if not lines:
-        raise Refused(f"{arguments.prompts} holds no prompt")
-    if len(bad) > arguments.max_bad * lines:
-        raise Refused(f"{len(bad)} of {lines} prompts were bad, and nothing was written; first, {bad[0]}")
+        say(f"left out: {message}")
+    if len(bad) > arguments.max_bad * len(lines):
+        raise Refused(f"{len(bad)} of {len(lines)} prompts were bad, and nothing was written; first, {bad[0]}")
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    source = f"Transformers {transformers.__version__}, {next(model.parameters()).dtype}".replace("torch.", "")
+    source = f"Transformers {transformers.__version__}, {dtype_of(model)}"
     digest = trace.write(arguments.out, model=name, tokenizer_sha256=tokenizer_hash(tokenizer), source=source, created=now)
+    journal.remove()
     print(f"{arguments.out}: {trace.requests()} requests, {trace.tokens()} tokens, {len(bad)} left out, digest {digest}")
+
+
+def one(recorder, tokenizer, text, arguments):
+    """What a prompt gave, as it stands in the journal."""
+    try:
+        ids = encode(tokenizer, text)[: arguments.max_prompt_tokens]
+        tokens, experts = recorder.record(ids, arguments.max_tokens)
+    except Refused as error:
+        return {"bad": str(error)}
+    return {"prompt": len(ids), "tokens": tokens, "experts": base64.b64encode(experts.astype(recorder.shape.kind()).tobytes()).decode()}
+
+
+class Journal:
+    """OUT.partial: what was recorded so far, a line for each prompt, so that a recording that ended early goes on."""
+
+    def __init__(self, arguments, model, shape):
+        self.path, self.entries = pathlib.Path(f"{arguments.out}.partial"), {}
+        config = model.config.to_json_string().encode()
+        head = {"semmoe_journal": 1, "model": arguments.model, "config_sha256": sha256(config), "prompts_sha256": sha256(arguments.prompts.read_bytes()),
+                "dtype": dtype_of(model), "transformers": transformers.__version__, "layers": shape.layer_ids,
+                "max_tokens": arguments.max_tokens, "max_prompt_tokens": arguments.max_prompt_tokens}
+        if self.path.exists() and not arguments.fresh:
+            self.read(head)
+        else:
+            self.file = self.path.open("wb")
+            self.write(head)
+
+    def read(self, head):
+        """Takes over whole lines; one that was cut short by the end of the process is recorded again."""
+        raw = self.path.read_bytes()
+        whole = raw[: raw.rfind(b"\n") + 1]
+        try:
+            found, *entries = [json.loads(line) for line in whole.splitlines()] or [{}]
+            self.entries = {entry.pop("line"): entry for entry in entries}
+        except (ValueError, KeyError, AttributeError):
+            raise Refused(f"{self.path} is no recording that can go on; --fresh starts over") from None
+        if differ := [key for key in head if found.get(key) != head[key]]:
+            raise Refused(f"{self.path} was recorded with another {' and '.join(differ)}; --fresh starts over")
+        self.file = self.path.open("r+b")
+        self.file.truncate(len(whole))
+        self.file.seek(len(whole))
+        say(f"going on with {self.path}: {len(self.entries)} prompts are recorded")
+
+    def add(self, line, entry):
+        self.write({"line": line, **entry})
+
+    def write(self, entry):
+        self.file.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
+        self.file.flush()
+
+    def remove(self):
+        self.file.close()
+        self.path.unlink()
+
+
+def sha256(raw):
+    return hashlib.sha256(raw).hexdigest()
+
+
+def dtype_of(model):
+    return str(next(model.parameters()).dtype).replace("torch.", "")
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+class Progress:
+    """One line that is written over on a terminal; elsewhere a line every ten seconds."""
+
+    def __init__(self, prompts, known):
+        self.prompts, self.known, self.began, self.shown, self.terminal = prompts, known, time.monotonic(), 0.0, sys.stderr.isatty()
+
+    def show(self, done, tokens):
+        now = time.monotonic()
+        if done < self.prompts and now - self.shown < (0.2 if self.terminal else 10) or done <= self.known:
+            return
+        self.shown = now
+        left = (now - self.began) * (self.prompts - done) / (done - self.known)
+        begin, end = ("\r", " ") if self.terminal else ("", "\n")
+        print(f"{begin}{done} of {self.prompts} prompts, {tokens} tokens, {left:.0f} s left", end=end, file=sys.stderr, flush=True)
+
+    def end(self):
+        if self.terminal:
+            say("")
 
 
 def load(arguments):
@@ -86,11 +178,6 @@ def load(arguments):
     if arguments.device == "auto":
         return transformers.AutoModelForCausalLM.from_pretrained(arguments.model, device_map="auto", **options).eval()
     return transformers.AutoModelForCausalLM.from_pretrained(arguments.model, **options).to(arguments.device).eval()
-
-
-def progress(text):
-    if sys.stderr.isatty():
-        print(f"\r{text}", end="", file=sys.stderr, flush=True)
 
 
 def encode(tokenizer, line):
@@ -129,6 +216,10 @@ class Shape:
         self.vocab_size = config.vocab_size
         self.num_hidden_layers = config.num_hidden_layers
         self.context = getattr(config, "max_position_embeddings", None)
+
+    def kind(self):
+        """The type of an expert's number in traces."""
+        return numpy.dtype(numpy.uint8 if self.num_experts <= 255 else "<u2")
 
 
 def first(config, names):
@@ -221,7 +312,7 @@ class Trace:
     """A semmoe trace, version 1."""
 
     def __init__(self, shape):
-        self.shape, self.token_ids, self.offsets, self.prompts, self.experts = shape, [], [0], [], []
+        self.shape, self.kind, self.token_ids, self.offsets, self.prompts, self.experts = shape, shape.kind(), [], [0], [], []
 
     def requests(self):
         return len(self.prompts)
@@ -233,7 +324,7 @@ class Trace:
         self.token_ids.append(numpy.array(tokens, dtype=numpy.uint32))
         self.offsets.append(self.offsets[-1] + len(tokens))
         self.prompts.append(min(prompt, len(tokens)))
-        self.experts.append(experts.astype(numpy.uint8 if self.shape.num_experts <= 255 else numpy.uint16))
+        self.experts.append(experts.astype(self.kind))
 
     def write(self, path, **metadata):
         """Writes to a temporary file, flushes it and renames it; gives the digest."""

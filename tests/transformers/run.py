@@ -15,7 +15,7 @@ SEMMOE = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "target/release/semm
 def check(python, *first):
     path = os.pathsep.join([*map(str, first), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder:
-        for script in ("families.py", "agreement.py"):
+        for script in ("families.py", "resume.py", "agreement.py"):
             subprocess.run([python, HERE / script, SEMMOE, folder, *sys.argv[2:]], env={**os.environ, "PYTHONPATH": path}, check=True, timeout=900)
 
 
