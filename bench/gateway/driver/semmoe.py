@@ -45,14 +45,15 @@ def prepare(settings, folder, say):
         subprocess.run(command, check=True)
 
 
-def start(binary, name, policy, engine, folder, more=""):
-    """Starts one; returns the process and its addresses for requests and administration."""
+def start(binary, name, policy, engine, folder, more="", under=(), seconds=60, **options):
+    """Starts one, under another program where `under` names one; returns the process and its addresses for requests and
+    administration."""
     port, admin = free_port(), free_port()
     config = os.path.join(folder, f"{name}.toml")
     with open(config, "w") as file:
         file.write(CONFIG.format(port=port, admin=admin, folder=folder, policy=policy, engine=engine, more=more))
-    process = Process(name, [binary, "serve", "--config", config], os.path.join(folder, f"{name}.log"))
-    process.wait_for(f"http://127.0.0.1:{admin}/readyz")
+    process = Process(name, [*under, binary, "serve", "--config", config], os.path.join(folder, f"{name}.log"), **options)
+    process.wait_for(f"http://127.0.0.1:{admin}/readyz", seconds)
     return process, f"127.0.0.1:{port}", f"127.0.0.1:{admin}"
 
 
