@@ -38,6 +38,14 @@ pub enum HttpError {
         /// The operating system's reason.
         cause: String,
     },
+    /// The engine said over HTTP/2 that it did not process the request, twice: it may be sent elsewhere.
+    #[error("{url} did not take the request: {cause}")]
+    NotTaken {
+        /// Where to.
+        url: String,
+        /// Hyper's error.
+        cause: String,
+    },
     /// The connection broke after the request may have been sent and before the head of an answer came.
     #[error("the connection to {url} broke before it answered: {cause}")]
     Exchange {
@@ -114,20 +122,21 @@ impl HttpError {
         }
     }
 
-    /// The same with paths in place of URLs: for clients, who must not learn where engines are.
+    /// The same with paths in place of URLs and without a word of the answer's body: for clients, who must not learn
+    /// where engines are, nor what they answer to probes.
     pub fn reason(&self) -> String {
         match self {
             Self::Url { .. } => "its address cannot be used".to_owned(),
             Self::Encode { cause, .. } => format!("cannot encode the request: {cause}"),
             Self::Connect { cause, .. } => format!("cannot connect: {cause}"),
             Self::Exhausted { .. } => self.to_string(),
+            Self::NotTaken { cause, .. } => format!("it did not take the request: {cause}"),
             Self::Exchange { cause, .. } => format!("the connection broke before it answered: {cause}"),
             Self::Framing { cause, .. } => format!("its answer cannot be relied on: {cause}"),
             Self::Body { cause, .. } => format!("its answer broke off: {cause}"),
-            Self::Timeout { url, .. }
-            | Self::TooLarge { url, .. }
-            | Self::Status { url, .. }
-            | Self::Json { url, .. } => self.to_string().replacen(url, path(url), 1),
+            Self::Status { url, status, .. } => format!("{} answered {status}", path(url)),
+            Self::Json { url, .. } => format!("the answer of {} is not what was expected", path(url)),
+            Self::Timeout { url, .. } | Self::TooLarge { url, .. } => self.to_string().replacen(url, path(url), 1),
         }
     }
 

@@ -47,7 +47,15 @@ impl Http2 {
         Self { client }
     }
 
+    /// Sends a request, and once more where the engine did not take it: it closes this connection, or has no room.
     pub(super) async fn send(&self, request: Request<RequestBody>) -> Result<Response<AnswerBody>, HttpError> {
+        match self.try_send(request.clone()).await {
+            Err(HttpError::NotTaken { .. }) => self.try_send(request).await,
+            sent => sent,
+        }
+    }
+
+    async fn try_send(&self, request: Request<RequestBody>) -> Result<Response<AnswerBody>, HttpError> {
         let uri = request.uri().clone();
         match self.client.request(request).await {
             Ok(answer) => match check_framing(answer.status(), answer.headers()) {
@@ -62,6 +70,9 @@ impl Http2 {
                 Err(match no_connection(&error) {
                     Some(no_connection) => no_connection.into_http(url),
                     None if connecting => HttpError::Connect { url, cause },
+                    None if was_not_taken(&error) => HttpError::NotTaken { url, cause },
+                    // The connection goes on: this is about one request.
+                    None if of_engine(&error).is_some_and(h2::Error::is_reset) => HttpError::Body { url, cause },
                     None => HttpError::Exchange { url, cause },
                 })
             }
@@ -71,7 +82,24 @@ impl Http2 {
 
 /// The connector's error, inside the client's.
 fn no_connection(error: &(dyn std::error::Error + 'static)) -> Option<NoConnection> {
-    std::iter::successors(Some(error), |error| (*error).source()).find_map(|error| error.downcast_ref().cloned())
+    chain(error).find_map(|error| error.downcast_ref().cloned())
+}
+
+/// Whether the engine said that it did not process the request: REFUSED_STREAM, or GOAWAY with an earlier last stream
+/// (RFC 9113, 8.7). The streams that it still processes get no such error.
+fn was_not_taken(error: &(dyn std::error::Error + 'static)) -> bool {
+    of_engine(error).is_some_and(|error| error.is_go_away() || error.reason() == Some(h2::Reason::REFUSED_STREAM))
+}
+
+/// The error that the engine itself sent in a frame.
+fn of_engine<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a h2::Error> {
+    chain(error).find_map(|error| error.downcast_ref()).filter(|error: &&h2::Error| error.is_remote())
+}
+
+fn chain<'a>(
+    error: &'a (dyn std::error::Error + 'static),
+) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
+    std::iter::successors(Some(error), |error| (*error).source())
 }
 
 fn connector(tls: Option<Arc<ClientTls>>, limit: Duration) -> Connector {
