@@ -314,7 +314,7 @@ mod tests {
         metrics.score_failure("template");
         let text = metrics.encode(TextFormat::OpenMetrics);
         for line in [
-            r#"semmoe_requests_total{backend="a",rank="1",policy="affinity",code="200"} 1"#,
+            r#"semmoe_requests_total{backend="a",model="m",rank="1",policy="affinity",code="200"} 1"#,
             r#"semmoe_request_seconds_count{backend="a",model="m",route="/v1/chat/completions"} 1"#,
             "semmoe_gateway_overhead_seconds_count 0",
             r#"semmoe_rank_inflight{backend="a",rank="1"} 1"#,

@@ -17,6 +17,7 @@ mod place;
 mod progress;
 mod read;
 mod relay;
+mod reports;
 mod retry;
 #[cfg(test)]
 mod schedule_tests;
@@ -126,7 +127,7 @@ async fn serve(
         if request.method() == Method::POST {
             return engine_route(core, route, request, id, stream).await;
         }
-        wrong_method(&request, "POST", &id)
+        wrong_method(&core, &request, "POST", &id)
     } else if core.passes(path) {
         return engine_route(core, Route::Extra, request, id, stream).await;
     } else if path == HEALTH {
@@ -136,7 +137,7 @@ async fn serve(
     } else if [Method::GET, Method::HEAD].contains(request.method()) {
         list_models(&core, request, &id)
     } else {
-        wrong_method(&request, models::METHODS, &id)
+        wrong_method(&core, &request, models::METHODS, &id)
     };
     own.map(|body| Answered::here(body, stream))
 }
@@ -265,7 +266,7 @@ fn list_models(core: &Core, mut request: Request<Incoming>, id: &RequestId) -> O
 /// more than engines do, and is logged only where it fails.
 fn health(core: &Core, request: &Request<Incoming>, id: &RequestId) -> OwnResponse {
     if ![Method::GET, Method::HEAD].contains(request.method()) {
-        return wrong_method(request, models::METHODS, id);
+        return wrong_method(core, request, models::METHODS, id);
     }
     let serves = |model: &Arc<Model>| model.members.iter().any(|member| member.backend.takes_requests());
     if core.is_draining() {
@@ -299,6 +300,10 @@ fn refuse(core: &Core, id: &RequestId, path: &str, error: &RequestError) -> OwnR
         generated: Generated::default(),
     };
     Record::refused(id.clone(), path).log(core.current.load().config.log.access, &done);
+    // Load balancers ask for it, and it is no request.
+    if path != HEALTH {
+        core.metrics.requests.done(&done);
+    }
     error.respond(id)
 }
 
@@ -307,9 +312,9 @@ pub(crate) fn method_and_path<B>(request: &Request<B>) -> (String, String) {
     (request.method().to_string(), request.uri().path().to_owned())
 }
 
-fn wrong_method(request: &Request<Incoming>, allowed: &'static str, id: &RequestId) -> OwnResponse {
+fn wrong_method(core: &Core, request: &Request<Incoming>, allowed: &'static str, id: &RequestId) -> OwnResponse {
     let (method, path) = method_and_path(request);
-    let mut response = RequestError::Method { method, path }.respond(id);
+    let mut response = refuse(core, id, request.uri().path(), &RequestError::Method { method, path });
     response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
     response
 }

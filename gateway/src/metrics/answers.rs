@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use semmoe_engines::Route;
 
-use super::requests::{Done, NONE};
+use super::requests::{Done, NONE, OTHER};
 use super::{Counter, Family, Gauge, Histogram, Histograms};
 use crate::flow::FlowReading;
 
@@ -98,7 +98,7 @@ impl AnswerMetrics {
 
     /// Where the answers to such requests are counted.
     pub(super) fn learn(&self, done: &Done<'_>) -> KnownAnswers {
-        let route = done.route.map_or(NONE, Route::name);
+        let route = done.route.map_or(OTHER, Route::name);
         let (backend, model) = (done.backend.to_owned(), done.model.to_owned());
         let labels = AnswerLabels { backend, model, route };
         let output = |counted| {

@@ -20,9 +20,11 @@ use super::{Counter, Family, rank_label};
 pub(crate) const CLIENT_CLOSED: u16 = 499;
 /// In place of a backend, a rank or a policy where a request came to none.
 pub(crate) const NONE: &str = "none";
+/// The route of requests to paths that are none of the gateway's.
+pub(super) const OTHER: &str = "other";
 
 // Labels of `semmoe_requests_total`.
-labels!(RequestLabels { backend: String, rank: String, policy: &'static str, code: String });
+labels!(RequestLabels { backend: String, model: String, rank: String, policy: &'static str, code: String });
 
 /// The status as it is counted: an engine may answer with any of 900, of which each would be a line for each rank.
 /// Those that have a name are themselves; of others the first digit counts.
@@ -61,7 +63,7 @@ impl Place {
 /// A request at its end.
 #[derive(Clone, Copy)]
 pub(crate) struct Done<'a> {
-    /// Or [`NONE`], as the model and the policy.
+    /// Or [`NONE`], as the model and the policy. A model is named as it is configured, whatever the request named.
     pub(crate) backend: &'a str,
     pub(crate) model: &'a str,
     /// `None` for paths that are none of the gateway's.
@@ -89,6 +91,7 @@ struct OfBackend {
 
 #[derive(Clone)]
 struct Known {
+    model: String,
     place: Place,
     policy: &'static str,
     code: u16,
@@ -97,7 +100,7 @@ struct Known {
 
 impl RequestMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register("requests", "Requests, by backend, rank, policy and status", self.requests.clone());
+        registry.register("requests", "Requests, by backend, model, rank, policy and status", self.requests.clone());
         self.answers.register(registry);
     }
 
@@ -106,7 +109,9 @@ impl RequestMetrics {
         let code = counted(done.code);
         let known = self.known.load();
         let of_backend = known.get(done.backend);
-        let is_this = |known: &&Known| known.place == done.place && known.code == code && known.policy == done.policy;
+        let is_this = |known: &&Known| {
+            known.place == done.place && known.code == code && known.policy == done.policy && known.model == done.model
+        };
         match of_backend.and_then(|of| of.counters.iter().find(is_this)) {
             Some(counter) => drop(counter.requests.inc()),
             None => self.learn(done, code),
@@ -124,10 +129,12 @@ impl RequestMetrics {
     /// Counts the first request of its kind, and remembers where.
     fn learn(&self, done: &Done<'_>, code: u16) {
         let Done { backend, place, policy, .. } = *done;
-        let labels = RequestLabels { backend: backend.to_owned(), rank: place.label(), policy, code: code_label(code) };
+        let (model, rank, code_label) = (done.model.to_owned(), place.label(), code_label(code));
+        let labels =
+            RequestLabels { backend: backend.to_owned(), model: model.clone(), rank, policy, code: code_label };
         let requests = self.requests.get_or_create_owned(&labels);
         requests.inc();
-        let counter = Known { place, policy, code, requests };
+        let counter = Known { model, place, policy, code, requests };
         self.remember(backend, |of| of.counters.push(counter.clone()));
     }
 
@@ -229,7 +236,8 @@ mod tests {
         for backend in ["a", "b"] {
             for rank in ["none", "any", "0", "7"] {
                 for code in [200, 502] {
-                    let labels = format!(r#"{{backend="{backend}",rank="{rank}",policy="affinity",code="{code}"}}"#);
+                    let labels =
+                        format!(r#"{{backend="{backend}",model="m",rank="{rank}",policy="affinity",code="{code}"}}"#);
                     let line = text.lines().find(|line| line.contains(&labels)).unwrap();
                     // 1,600 requests: two backends, four places, and two codes of the same number each, as near as it
                     // goes.

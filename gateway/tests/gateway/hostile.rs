@@ -305,7 +305,7 @@ async fn pipelined_requests_are_answered_in_order() {
     for _ in 0..3 {
         mock.next().await;
     }
-    let line = "semmoe_requests_total{backend=\"pod-a\",rank=\"0\",policy=\"round_robin\",code=\"200\"}";
+    let line = "semmoe_requests_total{backend=\"pod-a\",model=\"tiny\",rank=\"0\",policy=\"round_robin\",code=\"200\"}";
     assert_eq!(metric(&gateway, line).await, 3.0);
     settled(&gateway).await;
 }

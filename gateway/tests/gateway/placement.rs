@@ -66,7 +66,7 @@ async fn round_robin_is_even() {
         counts[usize::from(mock.next().await.header_pin().unwrap())] += 1;
     }
     assert_eq!(counts, [10; 4]);
-    let line = "semmoe_requests_total{backend=\"pod-a\",rank=\"3\",policy=\"round_robin\",code=\"200\"}";
+    let line = "semmoe_requests_total{backend=\"pod-a\",model=\"tiny\",rank=\"3\",policy=\"round_robin\",code=\"200\"}";
     assert_eq!(metric(&gateway, line).await, 10.0);
 }
 

@@ -69,7 +69,8 @@ async fn a_client_that_leaves_the_line_is_forgotten() {
     mock.next().await;
     assert!(mock.seen.try_recv().is_err(), "who left was asked for");
     settled(&gateway).await;
-    let line = "semmoe_requests_total{backend=\"none\",rank=\"none\",policy=\"round_robin\",code=\"499\"}";
+    let line =
+        "semmoe_requests_total{backend=\"none\",model=\"tiny\",rank=\"none\",policy=\"round_robin\",code=\"499\"}";
     assert_eq!(metric(&gateway, line).await, 1.0);
 }
 

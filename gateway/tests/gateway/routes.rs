@@ -78,8 +78,31 @@ async fn listed_routes_pass_and_only_they() {
         assert_eq!(client.post(path, "{}").await.status, 404, "{path}");
     }
     settled(&gateway).await;
-    let line = "semmoe_requests_total{backend=\"pod-a\",rank=\"any\",policy=\"round_robin\",code=\"200\"}";
+    let line =
+        "semmoe_requests_total{backend=\"pod-a\",model=\"tiny\",rank=\"any\",policy=\"round_robin\",code=\"200\"}";
     assert_eq!(metric(&gateway, line).await, 5.0);
+}
+
+/// Unknown paths are one label, however many there are.
+#[tokio::test]
+async fn requests_for_other_paths_are_counted() {
+    let mock = Mock::start(2);
+    let gateway = start(&plain_model(&mock, 2)).await;
+    let client = Client::data(&gateway);
+    for number in 0..20 {
+        assert_eq!(client.get(&format!("/secret/{number}")).await.status, 404);
+        assert_eq!(client.get("/v1/chat/completions").await.status, 405);
+    }
+    client.get("/health").await;
+    let text = crate::support::metrics(&gateway).await;
+    for line in [
+        "semmoe_requests_total{backend=\"none\",model=\"none\",rank=\"none\",policy=\"none\",code=\"404\"} 20",
+        "semmoe_requests_total{backend=\"none\",model=\"none\",rank=\"none\",policy=\"none\",code=\"405\"} 20",
+        "semmoe_request_seconds_count{backend=\"none\",model=\"none\",route=\"other\"} 40",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
+    }
+    assert!(!text.contains("secret"), "{text}");
 }
 
 #[test]
