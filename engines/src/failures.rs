@@ -1,26 +1,33 @@
-//! Answers in which an engine says that it failed: errors of the server, and generations that it aborted.
+//! Answers in which an engine reports that it failed: errors of the server, and generations that it aborted.
 //!
-//! vLLM's API servers and SGLang's HTTP server outlive what computes behind them. Then requests get a 500 that names
-//! the cause, a 200 whose generation ended as `abort`, or an error event in a stream that began well. Recognised in
-//! pieces of the answer as they pass; text cannot pretend to be any of it, as quotes in it are escaped.
+//! vLLM's API servers and SGLang's HTTP server outlive what computes behind them. Then requests get a 500, a 200 whose
+//! generation ended as `abort`, or an error event in a stream that began well. Engines repeat what clients sent, also
+//! as objects (`metadata` of a response), so a failure is one only at its own place in the document:
+//!
+//! | place | of | a failure where |
+//! |---|---|---|
+//! | `error`, `response.error` | every route; events of `/v1/responses` | `code` is 500 or above, or there is none and `type` or `code` names the server |
+//! | `choices[].finish_reason` | chat, completions | `"abort"`, or an object of that `type` whose `status_code` is not 400 to 499 |
+//! | `meta_info.finish_reason` | `/generate`, also in each element of an array | the same |
+//!
+//! The text of an error is no evidence, for it can be a client's: the health route says whether an engine core is dead.
 
 use std::sync::LazyLock;
 
-use memchr::memmem::{self, Finder};
+use memchr::memmem::Finder;
 use serde_json::Value;
 
-/// vLLM's name for a dead engine core, in errors of every shape. It is final: the core does not come back by itself.
-const DEAD_CORE: &str = "EngineCore encountered an issue";
+mod document;
 
-/// Types of errors that are the server's, where they have no code.
-const SERVER_ERRORS: [&str; 3] = ["InternalServerError", "internal_server_error", "server_error"];
-static ERROR_EVENT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("data: {\"error\""));
+pub use document::Document;
+
+static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"error\""));
 static ABORT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"abort\""));
 
 /// How an engine failed a request that it had taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The engine core is dead, and the server in front of it reports that.
+    /// The engine core is dead, as the health route of the server in front of it says.
     Dead,
     /// It ended the generation for a reason of its own.
     Abort,
@@ -39,35 +46,34 @@ impl Failure {
     }
 }
 
-/// The engine's failure as a piece of a 200 answer shows it. Pieces are whole events, or JSON.
-pub fn in_piece(piece: &[u8]) -> Option<Failure> {
-    let error = ERROR_EVENT.find_iter(piece).filter_map(|at| error_event(&piece[at..])).last();
-    error.or_else(|| ABORT.find_iter(piece).any(|at| is_abort(piece, at)).then_some(Failure::Abort))
+/// The failure that whole events of a stream report.
+pub fn in_events(events: &[u8]) -> Option<Failure> {
+    if !may_report(events) {
+        return None;
+    }
+    data_lines(events).filter_map(|data| Document::default().push(data, true)).last()
 }
 
-/// The failure in a whole document with a status of 500 and above: a dead engine, or another error of the server.
-/// `None` where it is not an engine's error document.
-pub fn in_error(document: &[u8]) -> Option<Failure> {
-    let value: Value = serde_json::from_slice(document).ok()?;
-    // SGLang's OpenAI routes have the members of the error at the top.
-    let error = value.get("error").filter(|error| error.is_object()).unwrap_or(&value);
-    let message = error.get("message")?.as_str()?;
-    Some(of_message(message))
+/// The documents of events.
+fn data_lines(events: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let lines = events.split(|byte| matches!(byte, b'\n' | b'\r'));
+    lines.filter_map(|line| Some(line.strip_prefix(b"data:")?.trim_ascii()))
 }
 
-fn of_message(message: &str) -> Failure {
-    if message.contains(DEAD_CORE) { Failure::Dead } else { Failure::Error }
+/// Whether bytes have a word without which there is no failure in them. Text cannot have it, as quotes in it are
+/// escaped.
+fn may_report(bytes: &[u8]) -> bool {
+    ERROR.find(bytes).is_some() || ABORT.find(bytes).is_some()
 }
 
 /// Whether the first piece of an answer has no content for the client yet: no text, no tokens, no tool call.
 /// `false` where that is not certain.
 pub fn is_empty(piece: &[u8]) -> bool {
     let nothing = |json: &[u8]| serde_json::from_slice(json).is_ok_and(|value| says_nothing(&value));
-    if !piece.starts_with(b"data:") {
+    if matches!(piece.trim_ascii_start().first(), Some(b'{' | b'[')) {
         return nothing(piece);
     }
-    let lines = piece.split(|byte| *byte == b'\n').filter_map(|line| line.strip_prefix(b"data: "));
-    let mut lines = lines.filter(|data| *data != b"[DONE]").peekable();
+    let mut lines = data_lines(piece).filter(|data| *data != b"[DONE]").peekable();
     lines.peek().is_some() && lines.all(nothing)
 }
 
@@ -96,90 +102,78 @@ fn says_nothing(value: &Value) -> bool {
     }
 }
 
-/// `event` starts with `data: {"error"`. Errors of the client's making are no failures of the engine.
-fn error_event(event: &[u8]) -> Option<Failure> {
-    let end = memmem::find(event, b"\n").unwrap_or(event.len());
-    let value: Value = serde_json::from_slice(&event[b"data: ".len()..end]).ok()?;
-    let error = &value["error"];
-    let code = error["code"].as_u64().or_else(|| error["code"].as_str()?.parse().ok());
-    let is_server = match code {
-        Some(code) => code >= 500,
-        None => error["type"].as_str().is_some_and(|kind| SERVER_ERRORS.contains(&kind)),
-    };
-    is_server.then(|| of_message(error["message"].as_str().unwrap_or_default()))
-}
-
-/// Whether the `"abort"` at `at` is why a generation ended: `"finish_reason": "abort"`, or SGLang's
-/// `"finish_reason": {"type": "abort", ...}`, unless that says that the request was at fault.
-fn is_abort(piece: &[u8], at: usize) -> bool {
-    let before = |bytes: &[u8], end: &[u8]| bytes.trim_ascii_end().strip_suffix(end).map(<[u8]>::len);
-    let Some(colon) = before(&piece[..at], b":") else { return false };
-    if before(&piece[..colon], b"\"finish_reason\"").is_some() {
-        return true;
-    }
-    if before(&piece[..colon], b"\"type\"").is_none() || memmem::find(&piece[..colon], b"\"finish_reason\"").is_none() {
-        return false;
-    }
-    let rest = &piece[at..];
-    let object = &rest[..memchr::memchr(b'}', rest).unwrap_or(rest.len())];
-    let Some(status) = memmem::find(object, b"\"status_code\":") else { return true };
-    let digit = object[status + b"\"status_code\":".len()..].trim_ascii_start().first();
-    digit != Some(&b'4')
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use serde_json::json;
 
+    /// As vLLM 0.30 answered when an engine core was killed.
     const CORE: &str = r#"{"error":{"message":"EngineCore encountered an issue. See stack trace (above) for the root cause.","type":"InternalServerError","param":null,"code":500}}"#;
 
-    /// As vLLM 0.30 answered when an engine core was killed, and as SGLang 0.5.23 writes its errors.
+    fn in_document(document: &str) -> Option<Failure> {
+        Document::default().push(document.as_bytes(), true)
+    }
+
     #[test]
-    fn errors_by_engine() {
-        for (document, expected) in [
-            (CORE, Some(Failure::Dead)),
+    fn failures_in_events() {
+        let spaced = CORE.replace("\":", "\": ").replace(",\"", ", \"");
+        let error = |error: &str| format!("data: {{\"error\":{error}}}\n\n");
+        for (events, expected) in [
+            (format!("data: {spaced}\n\n"), Some(Failure::Error)),
+            (format!("data: {{\"choices\":[]}}\n\ndata: {spaced}\n\ndata: [DONE]\n\n"), Some(Failure::Error)),
+            (error(r#"{"message":"x","code":500}"#), Some(Failure::Error)),
+            (error(r#"{"message":"x","code":"503"}"#), Some(Failure::Error)),
+            (error(r#"{"message":"x","type":"InternalServerError"}"#), Some(Failure::Error)),
+            (error(r#"{"message":"too long","code":400,"type":"InternalServerError"}"#), None),
+            (error(r#"{"message":"too long","type":"BadRequestError"}"#), None),
+            (error(r#""some text""#), None),
+            ("data: {\"error\"".to_owned(), None),
+            // Anthropic's form, and the responses' own.
             (
-                r#"{"object":"error","message":"Internal","type":"InternalServerError","param":null,"code":500}"#,
+                "event: error\r\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\"}}\r\n\r\n".to_owned(),
                 Some(Failure::Error),
             ),
-            (r#"{"error":{"message":"the scheduler is gone"}}"#, Some(Failure::Error)),
-            (r#"{"detail":"Not Found"}"#, None),
-            ("Internal Server Error", None),
-            ("", None),
+            (
+                r#"data: {"type":"response.failed","response":{"status":"failed","error":{"code":"server_error"}}}"#
+                    .to_owned(),
+                Some(Failure::Error),
+            ),
+            (r#"data:{"choices":[{"delta":{},"finish_reason":"abort"}]}"#.to_owned(), Some(Failure::Abort)),
+            (r#"data: {"choices":[{"text":"data: {\"error\": 1}"}]}"#.to_owned(), None),
+            (String::new(), None),
         ] {
-            assert_eq!(in_error(document.as_bytes()), expected, "{document}");
+            assert_eq!(in_events(events.as_bytes()), expected, "{events}");
         }
     }
 
     #[test]
-    fn failures_in_pieces() {
-        let spaced = CORE.replace("\":", "\": ").replace(",\"", ", \"");
-        for (piece, expected) in [
-            (format!("data: {spaced}\n\n"), Some(Failure::Dead)),
-            (format!("data: {{\"choices\":[]}}\n\ndata: {spaced}\n\ndata: [DONE]\n\n"), Some(Failure::Dead)),
-            ("data: {\"error\":{\"message\":\"x\",\"code\":500}}\n\n".to_owned(), Some(Failure::Error)),
-            (
-                "data: {\"error\":{\"message\":\"x\",\"type\":\"InternalServerError\"}}\n\n".to_owned(),
-                Some(Failure::Error),
-            ),
-            ("data: {\"error\":{\"message\":\"too long\",\"code\":400}}\n\n".to_owned(), None),
-            ("data: {\"error\":{\"message\":\"too long\",\"type\":\"BadRequestError\"}}\n\n".to_owned(), None),
-            ("data: {\"error\"".to_owned(), None),
+    fn failures_in_documents() {
+        let aborted = |more: &str| format!(r#"{{"text":"","meta_info":{{"finish_reason":{{"type":"abort"{more}}}}}}}"#);
+        let schema = r#","message":"Failed to compile json grammar: {\"a\": {}} }}}","status_code":"#;
+        for (document, expected) in [
             (r#"{"choices":[{"text":"","finish_reason":"abort"}]}"#.to_owned(), Some(Failure::Abort)),
-            (r#"{"choices":[{"text":"","finish_reason" : "abort"}]}"#.to_owned(), Some(Failure::Abort)),
-            (r#"{"meta_info":{"finish_reason":{"type":"abort","message":"x"}}}"#.to_owned(), Some(Failure::Abort)),
             (
-                r#"{"meta_info":{"finish_reason":{"type":"abort","status_code":503,"err_type":null}}}"#.to_owned(),
+                r#"{ "choices" : [ {"finish_reason":"stop"} , { "finish_reason" : "abort" } ] }"#.to_owned(),
                 Some(Failure::Abort),
             ),
-            (r#"{"meta_info":{"finish_reason":{"type":"abort","status_code": 400}}}"#.to_owned(), None),
+            (aborted(r#","message":"x""#), Some(Failure::Abort)),
+            (aborted(r#","status_code":503,"err_type":null"#), Some(Failure::Abort)),
+            (aborted(r#","status_code":null"#), Some(Failure::Abort)),
+            (aborted(r#","status_code": 400"#), None),
+            (format!("[{},{}]", aborted(r#","status_code":400"#), aborted("")), Some(Failure::Abort)),
+            // The message quotes a client's schema, with any brackets.
+            (aborted(&format!("{schema}400")), None),
+            (aborted(&format!("{schema}500")), Some(Failure::Abort)),
+            (CORE.to_owned(), Some(Failure::Error)),
             (r#"{"choices":[{"text":"\"finish_reason\":\"abort\"","finish_reason":"stop"}]}"#.to_owned(), None),
             (r#"{"choices":[{"text":"abort","stop":"abort"}]}"#.to_owned(), None),
-            (r#"data: {"choices":[{"text":"data: {\"error\": 1}"}]}"#.to_owned(), None),
+            (r#"{"choices":[{"finish_reason":{"type":"stop","matched":"abort"}}]}"#.to_owned(), None),
+            (r#"{"id":"x","status":"completed","error":null,"metadata":{"finish_reason":"abort"}}"#.to_owned(), None),
+            ("\"abort\"".to_owned(), None),
             (String::new(), None),
         ] {
-            assert_eq!(in_piece(piece.as_bytes()), expected, "{piece}");
+            assert_eq!(in_document(&document), expected, "{document}");
         }
     }
 
@@ -196,6 +190,7 @@ mod tests {
             ("data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n", true),
             ("data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n", false),
             ("data: {\"error\":{\"code\":500}}\n\ndata: [DONE]\n\n", true),
+            ("event: error\ndata: {\"error\":{\"type\":\"api_error\"}}\n\n", true),
             ("data: [DONE]\n\n", false),
             (r#"{"path":"/x"}"#, false),
             (r#"{"choices":"#, false),
@@ -205,20 +200,85 @@ mod tests {
         }
     }
 
+    /// Any object that a client may have an engine repeat, with words of failures at every depth.
+    fn any_object() -> impl Strategy<Value = Value> {
+        let key = || {
+            let keys =
+                ["error", "choices", "meta_info", "finish_reason", "response", "type", "code", "status_code", "x"];
+            proptest::sample::select(keys.map(str::to_owned).to_vec())
+        };
+        let words = json!(["abort", "InternalServerError", "server_error", 500, 503, 400, null, "}", "\\\"}"]);
+        let leaf = proptest::sample::select(words.as_array().unwrap().clone());
+        leaf.prop_recursive(5, 24, 4, move |inner| {
+            prop_oneof![
+                proptest::collection::vec(inner.clone(), 0..4).prop_map(Value::Array),
+                proptest::collection::btree_map(key(), inner, 0..4)
+                    .prop_map(|members| Value::Object(members.into_iter().collect())),
+            ]
+        })
+    }
+
+    /// The same rules on a parsed document.
+    fn by_parsing(value: &Value) -> Option<Failure> {
+        let of_error = |error: &Value| {
+            let code = error["code"].as_u64();
+            let named = || {
+                ["type", "code"]
+                    .iter()
+                    .any(|key| matches!(error[*key].as_str(), Some("InternalServerError" | "server_error")))
+            };
+            error.is_object() && code.map_or_else(named, |code| code >= 500)
+        };
+        let of_reason = |reason: &Value| {
+            let status = reason["status_code"].as_u64();
+            reason == "abort"
+                || (reason["type"] == "abort" && !status.is_some_and(|status| (400..500).contains(&status)))
+        };
+        if of_error(&value["error"]) || of_error(&value["response"]["error"]) {
+            return Some(Failure::Error);
+        }
+        let choices = value["choices"].as_array().into_iter().flatten();
+        let mut holders = choices.chain([&value["meta_info"]]);
+        holders.any(|holder| of_reason(&holder["finish_reason"])).then_some(Failure::Abort)
+    }
+
     proptest! {
         #[test]
-        fn any_piece_ends_without_panic(piece in "(data: )?[\"abort:finish_reason error{}\\\\\n 0-9]{0,60}") {
-            let _ = (in_piece(piece.as_bytes()), in_error(piece.as_bytes()), is_empty(piece.as_bytes()));
+        fn any_piece_ends_without_panic(piece in "(data: )?[\"abort:finish_reason error{}\\[\\]\\\\\n 0-9]{0,60}") {
+            let _ = (in_events(piece.as_bytes()), Document::default().push(piece.as_bytes(), false), is_empty(piece.as_bytes()));
         }
 
-        /// Whatever the text of an answer is, it is no failure.
+        /// Whatever the text of an answer is, and whatever of the request is repeated in it, it is no failure.
         #[test]
-        fn text_is_no_failure(text in ".{0,40}", at in 0usize..3) {
+        fn what_a_client_sent_is_no_failure(text in ".{0,40}", at in 0usize..3, object in any_object()) {
             let bait = ["\"finish_reason\":\"abort\"", "\n\ndata: {\"error\":{\"code\":500}}\n\n", "\"abort\""][at];
-            let text = serde_json::json!(format!("{text}{bait}{text}"));
-            let whole = format!("{{\"choices\":[{{\"text\":{text},\"finish_reason\":null}}]}}");
-            prop_assert_eq!(in_piece(whole.as_bytes()), None);
-            prop_assert_eq!(in_piece(format!("data: {whole}\n\n").as_bytes()), None);
+            let whole = json!({
+                "metadata": object, "error": null, "response": { "metadata": object, "error": null },
+                "choices": [{ "text": format!("{text}{bait}{text}"), "finish_reason": null, "echo": object }],
+                "meta_info": { "finish_reason": { "type": "abort", "message": text, "status_code": 400 }, "echo": object },
+            });
+            prop_assert_eq!(in_document(&whole.to_string()), None);
+            prop_assert_eq!(in_events(format!("data: {whole}\n\n").as_bytes()), None);
+        }
+
+        /// However a document is cut, it reports the same, and what it reports whole.
+        #[test]
+        fn cuts_do_not_matter(
+            error in any_object(), reason in any_object(), meta in any_object(), cuts in proptest::collection::vec(0usize..400, 0..6)
+        ) {
+            let whole = json!({
+                "metadata": meta, "error": error, "choices": [{ "finish_reason": reason }, { "text": "a \" }" }],
+            });
+            let text = whole.to_string();
+            let mut cuts: Vec<usize> = cuts.into_iter().filter(|cut| *cut < text.len()).chain([0, text.len()]).collect();
+            cuts.sort_unstable();
+            let mut document = Document::default();
+            let mut found = None;
+            for pair in cuts.windows(2) {
+                found = document.push(&text.as_bytes()[pair[0]..pair[1]], false);
+            }
+            prop_assert_eq!(found, in_document(&text));
+            prop_assert_eq!(found.is_some(), by_parsing(&whole).is_some(), "{}", text);
         }
     }
 }

@@ -43,11 +43,16 @@ pub fn health_generates(engine: Engine) -> bool {
     engine == Engine::Sglang
 }
 
+/// Whether the health route of this engine says at once whether what computes behind the server is alive.
+pub fn health_knows_core(engine: Engine) -> bool {
+    matches!(engine, Engine::Vllm | Engine::Semmoe)
+}
+
 /// Whether this status of the health route says that the engine serves nothing more, so that no second probe is needed.
 /// vLLM's API servers answer 503 there only when the engine core is dead, this project's worker when a rank is lost or
 /// it drains.
 pub fn is_dead(engine: Engine, status: Option<u16>) -> bool {
-    matches!(engine, Engine::Vllm | Engine::Semmoe) && status == Some(503)
+    health_knows_core(engine) && status == Some(503)
 }
 
 /// Asks every URL whether its HTTP server answers, without running the model. Where the server says no, or has no such

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::backend::Backend;
-use crate::breaker::{BreakerRules, State, TrialId};
+use crate::breaker::{BreakerRules, Outcome, State, TrialId};
 use crate::gate::Gate;
 use crate::snapshot::Model;
 use crate::state::Core;
@@ -25,10 +25,10 @@ impl Trial {
         Some(Self { core: Arc::clone(core), backend: Arc::clone(backend), id, ended: false })
     }
 
-    fn end(&mut self, good: Option<bool>) {
+    fn end(&mut self, outcome: Option<Outcome>) {
         if !std::mem::replace(&mut self.ended, true) {
             self.core.change_gate(&self.backend, |gate, rules| {
-                gate.change(|breaker| breaker.end_trial(Instant::now(), self.id, good, rules));
+                gate.change(|breaker| breaker.end_trial(Instant::now(), self.id, outcome, rules));
             });
         }
     }
@@ -41,19 +41,18 @@ impl Drop for Trial {
 }
 
 impl Core {
-    /// Records that a request succeeded, or failed through no fault of its own.
-    pub(crate) fn judge(&self, backend: &Arc<Backend>, trial: Option<Trial>, good: bool) {
+    /// Records the outcome of a request.
+    pub(crate) fn judge(&self, backend: &Arc<Backend>, trial: Option<Trial>, outcome: Outcome) {
         if let Some(mut trial) = trial {
-            trial.end(Some(good));
+            trial.end(Some(outcome));
             return;
         }
         let gate = &backend.gate;
-        if good {
-            gate.passed();
+        if !gate.is_news(outcome) {
             return;
         }
         let rules = self.config().breaker;
-        if !gate.change(|breaker| breaker.failed(&rules)) {
+        if !gate.change(|breaker| breaker.note(outcome, &rules)) {
             return;
         }
         self.change_gate(backend, |gate, rules| {

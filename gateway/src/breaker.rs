@@ -1,7 +1,7 @@
 //! The circuit breaker of one backend, as a pure state machine: time and rules are arguments.
 //!
 //! ```text
-//!            so many failures in a row                     its time is over
+//!     so many failures or errors in a row                  its time is over
 //!   closed ------------------------------> open ----------------------------> half open
 //!      ^                                    ^  a trial fails: longer than before  |  |
 //!      |                                    +-------------------------------------+  |
@@ -11,8 +11,16 @@
 //!
 //! Closed, every request passes. Open, none does. Half open, a few at a time do, as trials. What requests of an earlier
 //! phase come to says nothing about this one.
+//!
+//! A *failure* is a backend that cannot be reached. An *error* can be the request's fault as well: an answer that
+//! reports an error of the server, or breaks off, or takes too long. Errors are compared with what other backends do
+//! ([`Errors`]), and are remembered while it is open, so that one more opens it again.
+
+mod errors;
 
 use std::time::Instant;
+
+use errors::Errors;
 
 /// When it opens, for how long, and when it closes.
 pub(crate) use crate::config::BreakerRules;
@@ -42,6 +50,19 @@ enum Phase {
     Open { until: Instant },
 }
 
+/// The outcome of a request, as far as its backend answers for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// The model ran, and nothing was wrong.
+    Well,
+    /// It answered something else: the request was refused, or asked for no generation.
+    Answered,
+    /// It reports an error, breaks off or takes too long; `request` is a digest of the request, where that is known.
+    Erred { request: Option<u64> },
+    /// It could not be reached.
+    Failed,
+}
+
 /// Which time of being half open a trial belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TrialId(u64);
@@ -50,6 +71,7 @@ pub(crate) struct TrialId(u64);
 #[derive(Clone, Debug)]
 pub(crate) struct Breaker {
     phase: Phase,
+    errors: Errors,
     /// When it closed last.
     closed_at: Option<Instant>,
     /// Times that it opened since it was closed for long.
@@ -60,7 +82,8 @@ pub(crate) struct Breaker {
 
 impl Default for Breaker {
     fn default() -> Self {
-        Self { phase: Phase::Closed { failures: 0 }, closed_at: None, openings: 0, trial: 0 }
+        let phase = Phase::Closed { failures: 0 };
+        Self { phase, errors: Errors::default(), closed_at: None, openings: 0, trial: 0 }
     }
 }
 
@@ -81,6 +104,11 @@ impl Breaker {
         }
     }
 
+    /// Errors in a row that count.
+    pub(crate) fn errors(&self) -> u32 {
+        self.errors.count
+    }
+
     /// Until when it is open.
     pub(crate) fn open_until(&self) -> Option<Instant> {
         match self.phase {
@@ -89,23 +117,32 @@ impl Breaker {
         }
     }
 
-    /// A request that was no trial went well.
-    pub(crate) fn passed(&mut self) {
-        if let Phase::Closed { failures } = &mut self.phase {
-            *failures = 0;
-        }
+    /// The outcome of a request that was no trial. Returns whether that is enough to open; then the caller opens it, or
+    /// spares it.
+    pub(crate) fn note(&mut self, outcome: Outcome, rules: &BreakerRules) -> bool {
+        let Phase::Closed { failures } = &mut self.phase else { return false };
+        *failures = match outcome {
+            Outcome::Well | Outcome::Answered => 0,
+            Outcome::Erred { .. } => *failures,
+            Outcome::Failed => failures.saturating_add(1),
+        };
+        let too_many = rules.failures > 0 && *failures >= rules.failures;
+        self.note_error(outcome, rules) || (outcome == Outcome::Failed && too_many)
     }
 
-    /// A request that was no trial failed. Returns whether that is enough to open; then the caller opens it, or spares
-    /// it.
-    pub(crate) fn failed(&mut self, rules: &BreakerRules) -> bool {
-        match &mut self.phase {
-            Phase::Closed { failures } => {
-                *failures = failures.saturating_add(1);
-                rules.failures > 0 && *failures >= rules.failures
-            }
-            _ => false,
+    /// Adds an outcome to the errors in a row; returns whether they are enough.
+    fn note_error(&mut self, outcome: Outcome, rules: &BreakerRules) -> bool {
+        match outcome {
+            Outcome::Well => self.errors = Errors::default(),
+            Outcome::Erred { request } => return self.errors.add(request, rules.errors),
+            Outcome::Answered | Outcome::Failed => {}
         }
+        false
+    }
+
+    /// Another backend of the model answered a request well.
+    pub(crate) fn answered_elsewhere(&mut self, request: Option<u64>) {
+        self.errors.answered_elsewhere(request);
     }
 
     /// Lets nothing pass for a time that grows with every opening.
@@ -126,6 +163,7 @@ impl Breaker {
             self.closed_at = Some(now);
         }
         self.phase = Phase::Closed { failures: 0 };
+        self.errors = Errors::default();
     }
 
     /// Half opens it if its time is over; returns whether it did.
@@ -155,21 +193,22 @@ impl Breaker {
     }
 
     /// Ends a trial; `None` where nothing can be said of it. Trials of an earlier time change nothing.
-    pub(crate) fn end_trial(&mut self, now: Instant, trial: TrialId, good: Option<bool>, rules: &BreakerRules) {
+    pub(crate) fn end_trial(&mut self, now: Instant, trial: TrialId, outcome: Option<Outcome>, rules: &BreakerRules) {
         if trial.0 != self.trial {
             return;
         }
         let Phase::HalfOpen { running, passed } = &mut self.phase else { return };
         *running = running.saturating_sub(1);
-        match good {
-            None => {}
-            Some(true) => {
-                *passed += 1;
-                if *passed >= rules.passes {
-                    self.close(now);
-                }
+        let Some(outcome) = outcome else { return };
+        // Where errors opened it, only a generation shows that there are none any more.
+        if outcome == Outcome::Well || (outcome == Outcome::Answered && self.errors.is_empty()) {
+            *passed += 1;
+            if *passed >= rules.passes {
+                return self.close(now);
             }
-            Some(false) => self.open(now, rules),
+        }
+        if self.note_error(outcome, rules) || outcome == Outcome::Failed {
+            self.open(now, rules);
         }
     }
 }
@@ -183,16 +222,61 @@ mod tests {
 
     const RULES: BreakerRules = BreakerRules {
         failures: 3,
+        errors: 4,
         open: Duration::from_secs(5),
         open_most: Duration::from_secs(60),
         trials: 2,
         passes: 2,
     };
 
-    fn fail(breaker: &mut Breaker, now: Instant) {
-        if breaker.failed(&RULES) {
+    fn note(breaker: &mut Breaker, now: Instant, outcome: Outcome) {
+        if breaker.note(outcome, &RULES) {
             breaker.open(now, &RULES);
         }
+    }
+
+    fn fail(breaker: &mut Breaker, now: Instant) {
+        note(breaker, now, Outcome::Failed);
+    }
+
+    /// A request of which there is no second.
+    fn err(breaker: &mut Breaker, now: Instant, request: u64) {
+        note(breaker, now, Outcome::Erred { request: Some(request) });
+    }
+
+    fn try_once(breaker: &mut Breaker, now: Instant, outcome: Outcome) {
+        let trial = breaker.begin_trial(&RULES).unwrap();
+        breaker.end_trial(now, trial, Some(outcome), &RULES);
+    }
+
+    #[test]
+    fn errors_in_a_row_open_it_while_others_answer_and_one_more_opens_it_again() {
+        let (mut breaker, now) = (Breaker::default(), Instant::now());
+        for request in 0..3 {
+            err(&mut breaker, now, request);
+            breaker.answered_elsewhere(None);
+        }
+        note(&mut breaker, now, Outcome::Answered);
+        assert_eq!((breaker.state(), breaker.errors()), (State::Closed, 3), "a refused request runs no model");
+        note(&mut breaker, now, Outcome::Well);
+        for request in 0..4 {
+            assert_eq!((breaker.state(), breaker.failures()), (State::Closed, 0));
+            err(&mut breaker, now, request);
+            breaker.answered_elsewhere(None);
+        }
+        assert_eq!(breaker.state(), State::Open);
+        let now = now + RULES.open_most;
+        assert!(breaker.look(now));
+        try_once(&mut breaker, now, Outcome::Erred { request: Some(0) });
+        assert_eq!(breaker.state(), State::HalfOpen, "the fault of this request, as far as is known");
+        (0..RULES.passes).for_each(|_| try_once(&mut breaker, now, Outcome::Answered));
+        assert_eq!(breaker.state(), State::HalfOpen);
+        try_once(&mut breaker, now, Outcome::Erred { request: Some(9) });
+        assert_eq!(breaker.state(), State::Open);
+        let now = now + RULES.open_most;
+        assert!(breaker.look(now));
+        (0..RULES.passes).for_each(|_| try_once(&mut breaker, now, Outcome::Well));
+        assert_eq!((breaker.state(), breaker.errors()), (State::Closed, 0));
     }
 
     #[test]
@@ -200,14 +284,14 @@ mod tests {
         let (mut breaker, now) = (Breaker::default(), Instant::now());
         fail(&mut breaker, now);
         fail(&mut breaker, now);
-        breaker.passed();
+        note(&mut breaker, now, Outcome::Answered);
         fail(&mut breaker, now);
         fail(&mut breaker, now);
         assert_eq!((breaker.state(), breaker.failures()), (State::Closed, 2));
         fail(&mut breaker, now);
         assert_eq!(breaker.state(), State::Open);
         // Requests that began before are late.
-        breaker.passed();
+        note(&mut breaker, now, Outcome::Well);
         fail(&mut breaker, now);
         assert!(!breaker.look(now + Duration::from_millis(4999)));
         let now = now + RULES.open;
@@ -217,9 +301,9 @@ mod tests {
         breaker.end_trial(now, trials[0], None, &RULES);
         assert!(breaker.has_room(&RULES), "a client that left makes room and proves nothing");
         let third = breaker.begin_trial(&RULES).unwrap();
-        breaker.end_trial(now, trials[1], Some(true), &RULES);
+        breaker.end_trial(now, trials[1], Some(Outcome::Well), &RULES);
         assert_eq!(breaker.state(), State::HalfOpen);
-        breaker.end_trial(now, third, Some(true), &RULES);
+        breaker.end_trial(now, third, Some(Outcome::Well), &RULES);
         assert_eq!(breaker.state(), State::Closed);
     }
 
@@ -232,8 +316,7 @@ mod tests {
             assert_eq!(until - now, Duration::from_secs(seconds));
             now = until;
             assert!(breaker.look(now));
-            let trial = breaker.begin_trial(&RULES).unwrap();
-            breaker.end_trial(now, trial, Some(false), &RULES);
+            try_once(&mut breaker, now, Outcome::Failed);
         }
         breaker.close(now);
         breaker.open(now + Duration::from_secs(59), &RULES);
@@ -248,7 +331,7 @@ mod tests {
         /// longer than its limit; it opens on enough failures in a row, and on nothing less; late trials change
         /// nothing.
         #[test]
-        fn laws(steps in proptest::collection::vec((0u8..7, 0u64..20_000), 1..200)) {
+        fn laws(steps in proptest::collection::vec((0u8..9, 0u64..20_000), 1..200)) {
             let (mut breaker, mut now) = (Breaker::default(), Instant::now());
             let mut trials: Vec<(u64, TrialId)> = Vec::new();
             let mut in_a_row = 0;
@@ -256,7 +339,16 @@ mod tests {
                 now += Duration::from_millis(millis);
                 let before = breaker.state();
                 match step {
-                    0 => { breaker.passed(); in_a_row = 0; }
+                    0 => { note(&mut breaker, now, Outcome::Well); in_a_row = 0; }
+                    7 => {
+                        let counted = breaker.errors();
+                        err(&mut breaker, now, millis % 9);
+                        prop_assert!(counted <= breaker.errors() || counted >= 2 * RULES.errors - 1);
+                        if breaker.state() != before {
+                            prop_assert!(before == State::Closed && breaker.errors() >= RULES.errors);
+                        }
+                    }
+                    8 => breaker.answered_elsewhere(Some(millis % 9)),
                     1 | 2 => {
                         fail(&mut breaker, now);
                         in_a_row = if before == State::Closed { in_a_row + 1 } else { 0 };
@@ -271,7 +363,8 @@ mod tests {
                     }
                     _ => if !trials.is_empty() {
                         let (time, trial) = trials.remove(millis as usize % trials.len());
-                        let verdict = [None, Some(true), Some(false)][millis as usize % 3];
+                        let erred = Outcome::Erred { request: Some(millis % 7) };
+                        let verdict = [None, Some(Outcome::Well), Some(Outcome::Failed), Some(erred)][millis as usize % 4];
                         let current = time == breaker.trial && before == State::HalfOpen;
                         breaker.end_trial(now, trial, verdict, &RULES);
                         prop_assert!(current || breaker.state() == before);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::breaker::{Breaker, BreakerRules, State, TrialId};
+use crate::breaker::{Breaker, BreakerRules, Outcome, State, TrialId};
 
 /// An engine may ask for longer, but it is asked again after this time.
 const MAX_REST: Duration = Duration::from_secs(60);
@@ -16,6 +16,9 @@ const NEWS: u8 = 1;
 const TRIALS: u8 = 2;
 /// It asked not to be asked for a while.
 const RESTS: u8 = 4;
+
+/// Errors in a row: what other backends answer is compared with them.
+const ERRORS: u8 = 64;
 
 /// Why requests should rather go to another backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,11 +73,18 @@ impl Gate {
         self.lock().begin_trial(rules)
     }
 
-    /// A request went well.
-    pub(crate) fn passed(&self) {
-        if self.marks() & NEWS != 0 {
-            self.change(Breaker::passed);
+    /// Whether the outcome of a request that was no trial can change the breaker.
+    pub(crate) fn is_news(&self, outcome: Outcome) -> bool {
+        match outcome {
+            Outcome::Well => self.marks() & (NEWS | ERRORS) != 0,
+            Outcome::Answered => self.marks() & NEWS != 0,
+            Outcome::Erred { .. } | Outcome::Failed => true,
         }
+    }
+
+    /// Whether its last requests ended in errors.
+    pub(crate) fn has_errors(&self) -> bool {
+        self.marks() & ERRORS != 0
     }
 
     pub(crate) fn set_draining(&self, draining: bool) {
@@ -154,13 +164,14 @@ impl Gate {
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Breaker) -> T) -> T {
         let mut breaker = self.lock();
         let result = change(&mut breaker);
-        let (set, clear) = match (breaker.state(), breaker.failures()) {
-            (State::Closed, 0) => (0, NEWS | TRIALS),
-            (State::Closed, _) | (State::Open, _) => (NEWS, TRIALS),
-            (State::HalfOpen, _) => (NEWS | TRIALS, 0),
+        let set = match (breaker.state(), breaker.failures()) {
+            (State::Closed, 0) => 0,
+            (State::Closed, _) | (State::Open, _) => NEWS,
+            (State::HalfOpen, _) => NEWS | TRIALS,
         };
+        let set = set | if breaker.errors() > 0 { ERRORS } else { 0 };
         self.marks.fetch_or(set, Ordering::Relaxed);
-        self.marks.fetch_and(!clear, Ordering::Relaxed);
+        self.marks.fetch_and(set | !(NEWS | TRIALS | ERRORS), Ordering::Relaxed);
         result
     }
 }

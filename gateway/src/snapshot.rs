@@ -64,6 +64,19 @@ impl Model {
         others.map(|other| usize::from(other.fit.ranks)).sum()
     }
 
+    /// Whether the last requests of any of its backends ended in errors.
+    pub(crate) fn has_errors(&self) -> bool {
+        self.members.iter().any(|member| member.backend.gate.has_errors())
+    }
+
+    /// A request with the digest `request` went well on `backend`: the errors of others are compared with it.
+    pub(crate) fn answered_well(&self, backend: &Arc<Backend>, request: Option<u64>) {
+        let others = self.members.iter().map(|member| &member.backend);
+        for other in others.filter(|other| other.gate.has_errors() && !Arc::ptr_eq(other, backend)) {
+            other.gate.change(|breaker| breaker.answered_elsewhere(request));
+        }
+    }
+
     /// Its own name, then its aliases.
     pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
         std::iter::once(&self.name).chain(&self.other_names.aliases)

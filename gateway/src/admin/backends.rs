@@ -66,6 +66,8 @@ struct Breaker {
     state: &'static str,
     /// Requests that failed in a row.
     failures: u32,
+    /// Errors in a row, of which equal requests count once unless another backend answered such a one well.
+    errors: u32,
     /// Times that it opened lately.
     openings: u32,
     /// Until it is tried again.
@@ -159,6 +161,7 @@ fn breaker(backend: &crate::backend::Backend) -> Breaker {
     Breaker {
         state: breaker.state().name(),
         failures: breaker.failures(),
+        errors: breaker.errors(),
         openings: breaker.openings,
         open_seconds: breaker.open_until().map(left),
     }

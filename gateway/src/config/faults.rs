@@ -23,7 +23,7 @@ section! { RawRetry, "`[retry]`: a request is sent to another backend while noth
     /// failed while its answer was awaited. A generation may then run twice; the client gets one.
     after_send: bool = true,
     /// Statuses of an engine's answer on which another backend is asked. Where there is none the answer is relayed. 429
-    /// and 501 to 599.
+    /// and 500 to 599; with 500 a request that makes an engine fail is tried on others, too.
     statuses: Vec<u16> = vec![429, 502, 503, 504],
     /// How long the head of an answer waits for the answer's first piece, so that the request can still be sent
     /// elsewhere where that piece is an error. 0: not at all.
@@ -32,9 +32,8 @@ section! { RawRetry, "`[retry]`: a request is sent to another backend while noth
 
 pub(super) fn retry(raw: RawRetry) -> Result<RawRetry, ConfigError> {
     within("retry.attempts", raw.attempts, 1..=MAX_ATTEMPTS)?;
-    // A 500 is what an engine says to one request, and it would say it again.
-    if let Some(status) = raw.statuses.iter().find(|status| !matches!(status, 429 | 501..=599)) {
-        return Err(ConfigError::value("retry.statuses", format!("{status}, expected 429 or 501 to 599")));
+    if let Some(status) = raw.statuses.iter().find(|status| !matches!(status, 429 | 500..=599)) {
+        return Err(ConfigError::value("retry.statuses", format!("{status}, expected 429 or 500 to 599")));
     }
     share("retry.budget_ratio", raw.budget_ratio)?;
     within("retry.budget_per_second", raw.budget_per_second, 0.0..=MAX_PER_SECOND)?;
@@ -44,9 +43,13 @@ pub(super) fn retry(raw: RawRetry) -> Result<RawRetry, ConfigError> {
 
 section! { RawBreaker => #[derive(Copy)] BreakerRules, "breaker",
     "`[breaker]`: a backend whose requests fail in a row gets none for a while, unless it is the last one.";
-    /// Failures in a row that open it: connections refused or broken, time-outs, and 502, 503 or 504 that are not an
+    /// Failures in a row that open it: connections refused, or broken before an answer, and 502 or 503 that are not an
     /// engine's JSON. 0: never.
     failures: u32 = 5 => failures: u32 = any,
+    /// Errors in a row that open it, while other backends answered at least half as many requests well: answers of
+    /// 500 and above (but 501), failures that the engine reports in an answer, answers that break off, and time-outs.
+    /// Of equal requests only the first counts, unless another backend answers such a one well. 0: never.
+    errors: u32 = 10 => errors: u32 = any,
     /// How long it is open the first time; then twice as long each time that its trials fail...
     open_seconds: f64 = 5.0 => open: Duration = seconds,
     /// ...up to this.

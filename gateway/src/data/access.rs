@@ -84,9 +84,14 @@ impl Record {
         self.streams = streams;
     }
 
+    /// The model, once the request was read.
+    pub(super) fn model(&self) -> Option<&Model> {
+        self.model.as_deref()
+    }
+
     /// The model's name, or `none`.
-    pub(super) fn model(&self) -> &str {
-        self.model.as_ref().map_or(NONE, |model| model.name.as_str())
+    pub(super) fn model_name(&self) -> &str {
+        self.model().map_or(NONE, |model| model.name.as_str())
     }
 
     /// Adds bytes of the answer's body.

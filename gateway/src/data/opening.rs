@@ -1,8 +1,9 @@
 //! The first piece of an answer, awaited before its head goes to the client: until then the request can be sent
 //! elsewhere.
 //!
-//! An engine whose core died under a living server says so in a 500, in a 200 whose generation was aborted before its
-//! first token, or in the first event of a stream. Servers that send the head of a stream at once do so long before the
+//! An engine whose core died under a living server answers with a 500, with a 200 whose generation was aborted before
+//! its first token, or with an error as the first event of a stream. The words of an answer can be a client's, so the
+//! health route is asked whether it is dead. Servers that send the head of a stream at once do so long before the
 //! first token, which is what clients wait for: holding the head back costs them nothing. Only what comes at once with
 //! the first piece is waited for, and never longer than the limit.
 
@@ -11,14 +12,15 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use semmoe_engines::failures::{self, Failure};
-use semmoe_engines::http::{AnswerBody, HttpError};
+use semmoe_engines::http::{AnswerBody, AnswerLimits, HttpError};
 use semmoe_engines::{Route, probe};
 
-use super::retry::{LOOK_EVERY, SendError, Wait};
+use super::reports::{Kind, Reports};
+use super::retry::{ALIVE_WITHIN, LOOK_EVERY, SendError, Wait};
 
 /// The first event of a chat names the role, and says nothing; the next one follows in the same step of the engine.
 const SAME_STEP: Duration = Duration::from_millis(5);
@@ -102,48 +104,54 @@ pub(crate) async fn open(
     if probe::is_dead(wait.backend.engine, Some(status.as_u16())) {
         wait.backend.suspect();
     }
-    let is_error = status == StatusCode::INTERNAL_SERVER_ERROR;
-    let looked_at = (is_error || status == StatusCode::OK) && route.runs_model();
-    if !looked_at || !is_held(response.headers(), streams) || response.body().is_end_stream() {
+    if status == StatusCode::INTERNAL_SERVER_ERROR && route.runs_model() {
+        let failure = is_core_dead(wait).await.then_some(Failure::Dead);
+        return Ok(Opened { response, failure });
+    }
+    let is_looked_at = status == StatusCode::OK && route.generates();
+    if !is_looked_at || !is_held(response.headers(), streams) || response.body().is_end_stream() {
         return Ok(Opened { response, failure: None });
     }
-    let upstream = response.body_mut();
-    first_piece(wait, upstream).await?;
-    let mut ahead = upstream.ahead_bytes();
-    if is_error {
-        return Ok(Opened { response, failure: dead_or_suspect(wait, &ahead) });
-    }
-    if streams && failures::in_piece(&ahead).is_none() && failures::is_empty(&ahead) {
+    let look = |response: &Response<Upstream>| {
+        let ahead = response.body().ahead_bytes();
+        let failure = Reports::of(route, response.headers()).look(&ahead, true);
+        (failure, failures::is_empty(&ahead))
+    };
+    first_piece(wait, response.body_mut()).await?;
+    let mut seen = look(&response);
+    if streams && seen == (None, true) {
+        let upstream = response.body_mut();
         if let Ok(second) = tokio::time::timeout(SAME_STEP, upstream.body.frame()).await {
             upstream.ahead[1] = second;
         }
-        ahead = upstream.ahead_bytes();
+        seen = look(&response);
     }
-    let failure = failures::in_piece(&ahead).filter(|_| failures::is_empty(&ahead));
+    let failure = match seen {
+        (Some(Failure::Error), true) if is_core_dead(wait).await => Some(Failure::Dead),
+        (failure, true) => failure,
+        _ => None,
+    };
     Ok(Opened { response, failure })
-}
-
-/// The content type of a body that is not compressed; empty for any other.
-pub(super) fn readable_kind(headers: &HeaderMap) -> &[u8] {
-    let plain = headers.get(header::CONTENT_ENCODING).is_none_or(|encoding| encoding == "identity");
-    headers.get(header::CONTENT_TYPE).filter(|_| plain).map_or(&[][..], HeaderValue::as_bytes)
 }
 
 /// Streams that the client asked for, and JSON documents, which come in one piece.
 fn is_held(headers: &HeaderMap, streams: bool) -> bool {
-    let kind = readable_kind(headers);
-    kind.starts_with(b"application/json") || (streams && kind.starts_with(b"text/event-stream"))
+    let kind = Kind::of(headers);
+    kind == Kind::Json || (streams && kind == Kind::Events)
 }
 
-/// The meaning of a 500: a dead engine is dead for every request, another error is about this request. It may still be
-/// the first sign of a dead one, so the prober looks at once.
-fn dead_or_suspect(wait: &Wait<'_>, document: &[u8]) -> Option<Failure> {
-    let failure = failures::in_error(document)?;
-    if failure != Failure::Dead {
-        wait.backend.suspect();
-        return None;
+/// Whether the engine's error is about every request: its health route says that the core behind the server is dead. An
+/// engine whose health route cannot know is probed.
+async fn is_core_dead(wait: &Wait<'_>) -> bool {
+    let backend = wait.backend;
+    if !probe::health_knows_core(backend.engine) {
+        backend.suspect();
+        return false;
     }
-    Some(failure)
+    let limits = AnswerLimits { timeout: ALIVE_WITHIN, ..wait.core.probe_limits() };
+    let Err(error) = probe::health(&backend.client, &backend.target(), &limits).await else { return false };
+    backend.suspect();
+    probe::is_dead(backend.engine, error.status())
 }
 
 /// Returns when there is a first piece, at the end of the body, or after the limit.

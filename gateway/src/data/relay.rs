@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use http_body::Body;
 use http_body_util::Full;
 use semmoe_engines::http::RequestBody;
@@ -23,9 +23,10 @@ use crate::request_id::REQUEST_ID;
 use crate::state::Core;
 
 use super::attempts::{Attempts, Next};
-use super::opening::{Opened, Upstream, open, readable_kind};
+use super::opening::{Opened, Upstream, open};
 use super::place::Placed;
 use super::read::Job;
+use super::reports::{Kind, Reports};
 use super::retry::{self, Cause, Tries, Wait};
 use super::served;
 use super::stream::RelayBody;
@@ -165,6 +166,9 @@ async fn attempt(
     Ok(match opened {
         Ok(Opened { response, failure }) => {
             trace::answered(ticket, response.status());
+            if failure.is_some() || response.status().is_server_error() || job.model.has_errors() {
+                ticket.recognise(job.body.bytes());
+            }
             if let Some(failure) = failure {
                 watch::note_failure(ticket, backend, failure);
             } else if response.status().is_success() {
@@ -172,8 +176,11 @@ async fn attempt(
             }
             note_head(ticket, backend, job, &response);
             let rank = echo(core, backend, &response, expected);
-            let counted = job.scored.counted.filter(|_| response.status().is_success());
-            let watch = Watch { backend: Arc::clone(backend), rank, counted, failure };
+            // Other routes have no such count of their own, but may repeat a client's object that has one.
+            let has_count = matches!(route, Route::Chat | Route::Completions | Route::Generate);
+            let counted = job.scored.counted.filter(|_| has_count && response.status().is_success());
+            let reports = Reports::of(route, response.headers());
+            let watch = Watch { backend: Arc::clone(backend), rank, counted, reports, failure };
             let unasked = unasked_experts(core, backend, job, &response).then_some(config.sampling.max_answer_bytes);
             let idle_limit = config.timeouts.idle;
             let generation = job.snapshot.generation;
@@ -182,9 +189,14 @@ async fn attempt(
         Err(cause) => {
             let (cause, error) = cause.judge(backend);
             trace::failed(ticket, cause.label());
-            // Probes report unhealthy backends, and what the gateway lacks is no backend's fault.
-            if !matches!(cause, Cause::Unhealthy | Cause::Exhausted) {
-                ticket.failed(backend);
+            match cause {
+                // Probes report unhealthy backends, and what the gateway lacks is no backend's fault.
+                Cause::Unhealthy | Cause::Exhausted => {}
+                Cause::Connect | Cause::Broke => ticket.failed(backend),
+                _ => {
+                    ticket.recognise(job.body.bytes());
+                    ticket.erred(backend);
+                }
             }
             ticket.unplace();
             Err((cause, error))
@@ -206,8 +218,11 @@ fn note_head(ticket: &mut Ticket, backend: &Arc<Backend>, job: &Job, response: &
     if let Some(rest) = retry::retry_after(response) {
         backend.gate.rest(Instant::now(), rest);
     }
+    let status = response.status();
     if retry::is_not_the_engines(response) {
         ticket.failed(backend);
+    } else if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED && job.route.runs_model() {
+        ticket.erred(backend);
     }
 }
 
@@ -301,7 +316,7 @@ pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
     if attempts > 1 {
         head.headers.insert(ATTEMPTS, HeaderValue::from(attempts));
     }
-    let events = is_event_stream(&head.headers);
+    let events = Kind::of(&head.headers) == Kind::Events;
     let edit = match sample {
         Some(sample) => Edit::begin(sample, &head, events),
         None => unasked.filter(|_| !events).map(Edit::unasked),
@@ -315,11 +330,6 @@ pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;
     response
-}
-
-fn is_event_stream(headers: &HeaderMap) -> bool {
-    let kind = readable_kind(headers);
-    kind.len() >= 17 && kind[..17].eq_ignore_ascii_case(b"text/event-stream")
 }
 
 /// Removes the headers of the connection, also those that `Connection` names.
@@ -360,24 +370,5 @@ mod tests {
         let mut left: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
         left.sort_unstable();
         assert_eq!(left, ["accept", "authorization"]);
-    }
-
-    #[test]
-    fn event_streams_are_told_from_the_rest() {
-        for (kind, encoding, expected) in [
-            ("text/event-stream", None, true),
-            ("Text/Event-Stream; charset=utf-8", None, true),
-            ("text/event-stream", Some("identity"), true),
-            ("text/event-stream", Some("gzip"), false),
-            ("application/json", None, false),
-            ("text/event", None, false),
-        ] {
-            let mut headers = HeaderMap::new();
-            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
-            if let Some(encoding) = encoding {
-                headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static(encoding));
-            }
-            assert_eq!(is_event_stream(&headers), expected, "{kind} {encoding:?}");
-        }
     }
 }

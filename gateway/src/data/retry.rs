@@ -31,7 +31,7 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Engines that may die while they run one request.
 const MAX_DEATHS: usize = 2;
 /// A server that lives accepts a connection in this time.
-const ALIVE_WITHIN: Duration = Duration::from_secs(1);
+pub(super) const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// The failure of one attempt, as far as it concerns the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,8 +40,12 @@ pub(crate) enum Cause {
     Connect,
     /// No connection, as the gateway has no file or port left.
     Exhausted,
+    /// The engine said that it did not take the request.
+    NotTaken,
     /// The connection broke before the head of an answer: the engine may have begun.
     Broke,
+    /// The answer broke off before its first piece.
+    BrokeOff,
     /// Probes of the backend failed while its answer was awaited: it may have begun.
     Unhealthy,
     /// The time limit passed.
@@ -57,6 +61,8 @@ impl Cause {
         match error {
             HttpError::Timeout { .. } => Self::Slow,
             HttpError::Exhausted { .. } => Self::Exhausted,
+            HttpError::NotTaken { .. } => Self::NotTaken,
+            HttpError::Body { .. } => Self::BrokeOff,
             _ if error.may_have_been_sent() => Self::Broke,
             _ => Self::Connect,
         }
@@ -70,8 +76,8 @@ impl Cause {
 
     fn may_be_retried(self, config: &RawRetry) -> bool {
         match self {
-            Self::Connect => true,
-            Self::Broke | Self::Unhealthy | Self::Engine(_) => config.after_send,
+            Self::Connect | Self::NotTaken => true,
+            Self::Broke | Self::BrokeOff | Self::Unhealthy | Self::Engine(_) => config.after_send,
             // Another backend would need a connection, too.
             Self::Slow | Self::Exhausted => false,
             Self::Status(status) => config.statuses.contains(&status),
@@ -83,11 +89,13 @@ impl Cause {
         match self {
             Self::Connect => "connect",
             Self::Exhausted => "exhausted",
-            Self::Broke => "broke",
+            Self::NotTaken => "not_taken",
+            Self::Broke | Self::BrokeOff => "broke",
             Self::Unhealthy => "ill",
             Self::Slow => "slow",
             Self::Engine(failure) => failure.label(),
             Self::Status(429) => "status_429",
+            Self::Status(500) => "status_500",
             Self::Status(502) => "status_502",
             Self::Status(503) => "status_503",
             Self::Status(504) => "status_504",
@@ -105,10 +113,11 @@ pub(crate) fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
     Some(Duration::from_secs(seconds.into()))
 }
 
-/// Engines return their own errors as JSON; these answers are of something before an engine that is gone.
+/// Engines return their own errors as JSON; these answers are of something before an engine that is gone. A 504 of a
+/// proxy is not: it says that the request took long.
 pub(crate) fn is_not_the_engines<B>(response: &Response<B>) -> bool {
     let kind = || response.headers().get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
-    matches!(response.status().as_u16(), 502..=504) && !kind().starts_with(b"application/json")
+    matches!(response.status().as_u16(), 502 | 503) && !kind().starts_with(b"application/json")
 }
 
 /// Why there was no answer.
@@ -135,7 +144,7 @@ impl SendError {
                 let kind = Cause::of(&cause);
                 let error = match kind {
                     Cause::Slow => RequestError::Slow { backend: name, cause },
-                    Cause::Connect => RequestError::Unreachable { backend: name, cause },
+                    Cause::Connect | Cause::NotTaken => RequestError::Unreachable { backend: name, cause },
                     _ => RequestError::Broken { backend: name, cause: cause.reason() },
                 };
                 (kind, error)
@@ -196,7 +205,8 @@ pub(crate) struct Pending<'a, A> {
     cause: Cause,
     /// The client's answer if there is none: the engine's own, or an error.
     failed: Result<A, RequestError>,
-    paid: Paid<'a>,
+    /// `None` where it needs no payment.
+    paid: Option<Paid<'a>>,
 }
 
 /// The attempts of one request. Every retry is counted once: by its outcome, or as unfinished when this is dropped
@@ -210,13 +220,15 @@ pub(crate) struct Tries<'a> {
     broke: Vec<usize>,
     /// Engines that said that they are dead.
     dead: usize,
+    /// Those that did not take the request, which is no attempt.
+    not_taken: usize,
     /// Why the attempt that runs is made, if it is not the first.
     running: Option<Cause>,
 }
 
 impl<'a> Tries<'a> {
     pub(crate) fn new(core: &'a Core, job: &'a Job) -> Self {
-        Self { core, job, tried: Vec::new(), broke: Vec::new(), dead: 0, running: None }
+        Self { core, job, tried: Vec::new(), broke: Vec::new(), dead: 0, not_taken: 0, running: None }
     }
 
     /// The attempt on `member` failed, which leaves `failed` for the client. `Break` is the final outcome, where no
@@ -233,7 +245,11 @@ impl<'a> Tries<'a> {
         if !cause.may_be_retried(config) {
             return ControlFlow::Break(self.last_word(failed, "this is not retried"));
         }
-        if self.tried.len() >= config.attempts as usize {
+        if cause == Cause::NotTaken {
+            self.not_taken += 1;
+            return ControlFlow::Continue(Pending { cause, failed, paid: None });
+        }
+        if self.tried.len() - self.not_taken >= config.attempts as usize {
             self.core.metrics.retry(cause.label(), "no_attempts");
             return ControlFlow::Break(self.last_word(failed, "no attempts are left"));
         }
@@ -241,14 +257,14 @@ impl<'a> Tries<'a> {
             self.core.metrics.retry(cause.label(), "no_budget");
             return ControlFlow::Break(self.last_word(failed, "the retry budget is spent"));
         };
-        ControlFlow::Continue(Pending { cause, failed, paid })
+        ControlFlow::Continue(Pending { cause, failed, paid: Some(paid) })
     }
 
     /// Whether so many engines died with this request, the one on `member` among them, that it may be what kills them.
     /// Those that broke off are asked whether they still listen; after a first one nothing is asked.
     pub(crate) async fn is_suspect(&mut self, member: usize, cause: Cause) -> bool {
         match cause {
-            Cause::Broke => self.broke.push(member),
+            Cause::Broke | Cause::BrokeOff => self.broke.push(member),
             Cause::Engine(Failure::Dead) => self.dead += 1,
             _ => return false,
         }
@@ -286,7 +302,7 @@ impl<'a> Tries<'a> {
 
     /// The next attempt begins.
     pub(crate) fn again<A>(&mut self, pending: Pending<'_, A>) {
-        pending.paid.spend();
+        pending.paid.map(Paid::spend);
         self.running = Some(pending.cause);
     }
 
@@ -300,7 +316,7 @@ impl<'a> Tries<'a> {
         let config = self.config();
         let mut tried = self.tried.clone();
         tried.push(member);
-        let left = tried.len() < config.attempts as usize;
+        let left = tried.len() - self.not_taken < config.attempts as usize;
         left && Cause::Unhealthy.may_be_retried(config) && self.job.model.pool.has_other(&tried)
     }
 
@@ -342,7 +358,9 @@ mod tests {
         let (usual, careful) = (config(true, ""), config(false, "statuses = []"));
         for (cause, usually, carefully) in [
             (Cause::Connect, true, true),
+            (Cause::NotTaken, true, true),
             (Cause::Broke, true, false),
+            (Cause::BrokeOff, true, false),
             (Cause::Unhealthy, true, false),
             (Cause::Slow, false, false),
             (Cause::Exhausted, false, false),
@@ -368,7 +386,9 @@ mod tests {
         for (error, cause) in [
             (HttpError::Connect { url: url(), cause: String::new() }, Cause::Connect),
             (HttpError::Exhausted { cause: String::new() }, Cause::Exhausted),
+            (HttpError::NotTaken { url: url(), cause: String::new() }, Cause::NotTaken),
             (HttpError::Exchange { url: url(), cause: String::new() }, Cause::Broke),
+            (HttpError::Body { url: url(), cause: String::new() }, Cause::BrokeOff),
             (HttpError::Timeout { url: url(), waiting_for: "", limit: Duration::ZERO }, Cause::Slow),
         ] {
             assert_eq!(Cause::of(&error), cause);

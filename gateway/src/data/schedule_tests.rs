@@ -4,6 +4,9 @@
 //! A schedule is one order of events. After every one that leaves all requests waiting or running, no request may wait
 //! for a rank that would take it; at the end every request has one outcome, and nothing is counted as in flight. Faults
 //! planted in the way the parts are used show that a broken one is found.
+//!
+//! Some requests are poison: every engine answers them with an error, which opens no breaker. And now and then one
+//! engine answers everything with an error, and loses its share.
 
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
@@ -42,6 +45,9 @@ const MAX_REQUESTS: usize = 12;
 const STEPS: usize = 80;
 /// Fewer than a request may be read again, so that each can follow all of them.
 const MAX_SWITCHES: usize = 6;
+/// Errors in a row that open a breaker.
+const ERRORS: u32 = 4;
+const POISON: &str = r#"{"model":"m","prompt":"poison"}"#;
 const BREAKER_TIME: Duration = Duration::from_secs(3600);
 
 /// A fault in the use of one part.
@@ -57,12 +63,20 @@ enum Fault {
     SilentUndrain,
     /// A failed probe that the pool does not learn of.
     SilentFailure,
+    /// Requests that are not told from each other.
+    AllEqual,
+    /// Requests of which no two are equal.
+    NoneEqual,
+    /// Good answers that are not compared with others' errors.
+    NotCompared,
 }
 
 /// An engine's decision about a request.
 #[derive(Clone, Copy, Debug)]
 enum Verdict {
     Goes,
+    /// An answer that is an error.
+    Errs,
     Fails(Cause),
 }
 
@@ -98,6 +112,7 @@ impl Progress {
 struct Answering {
     backend: Arc<Backend>,
     member: usize,
+    errs: bool,
 }
 
 #[derive(Default)]
@@ -114,6 +129,7 @@ struct Task {
     woken: Arc<Woken>,
     progress: Rc<Progress>,
     pin: Option<u16>,
+    is_poison: bool,
 }
 
 struct World {
@@ -122,6 +138,10 @@ struct World {
     fault: Option<Fault>,
     /// Requests that came.
     arrived: Cell<u64>,
+    /// The backend that answers everything with an error, as an index.
+    sick: Cell<Option<usize>>,
+    /// Errors that were answered.
+    errors: Cell<u32>,
     tasks: RefCell<Vec<Task>>,
 }
 
@@ -132,7 +152,7 @@ fn config() -> Config {
     let text = format!(
         "[[models]]\nname = \"m\"\npolicy = \"least_load\"\n{}[queue]\nmax_in_flight = {LIMIT}\nmax_queued = 8\n\
          max_wait_seconds = 30.0\nwait_for_backend_seconds = 10.0\n[routing]\ntrust_client_pins = true\n\
-         [breaker]\nfailures = 1\nopen_seconds = 3600.0\nlongest_seconds = 3600.0\ntrials = 1\n\
+         [breaker]\nfailures = 1\nerrors = {ERRORS}\nopen_seconds = 3600.0\nlongest_seconds = 3600.0\ntrials = 1\n\
          [retry]\nbudget_ratio = 1.0\n",
         backends.concat()
     );
@@ -150,7 +170,8 @@ impl World {
         let snapshot = crate::load::snapshot(&Arc::new(config()), &metrics).unwrap();
         let core = Arc::new(Core::new(snapshot, metrics, None));
         let random = RefCell::new(Rng::with_seed(seed));
-        Rc::new(Self { core, random, fault, arrived: Cell::default(), tasks: RefCell::default() })
+        let (arrived, sick, errors) = Default::default();
+        Rc::new(Self { core, random, fault, arrived, sick, errors, tasks: RefCell::default() })
     }
 
     fn below(&self, most: usize) -> usize {
@@ -169,36 +190,47 @@ impl World {
         Arc::clone(&self.model().members[self.below(3)].backend)
     }
 
-    fn arrive(self: &Rc<Self>) {
+    fn arrive(self: &Rc<Self>, is_poison: bool) {
         let pin = Some(self.below(8) as u16).filter(|pin| *pin < 2);
         let progress = Rc::<Progress>::default();
-        let work = Box::pin(Rc::clone(self).serve(pin, Rc::clone(&progress)));
+        let number = self.arrived.get();
+        let text = if is_poison { POISON.to_owned() } else { format!(r#"{{"model":"m","prompt":"{number}"}}"#) };
+        let work = Box::pin(Rc::clone(self).serve(pin, text.into(), Rc::clone(&progress)));
         let woken = Arc::new(Woken(AtomicBool::new(true)));
-        self.tasks.borrow_mut().push(Task { work, woken, progress, pin });
+        self.tasks.borrow_mut().push(Task { work, woken, progress, pin, is_poison });
     }
 
     /// A request from its arrival to its last byte.
-    async fn serve(self: Rc<Self>, pin: Option<u16>, progress: Rc<Progress>) -> Result<(), RequestError> {
+    async fn serve(self: Rc<Self>, pin: Option<u16>, body: Bytes, progress: Rc<Progress>) -> Result<(), RequestError> {
         self.arrived.set(self.arrived.get() + 1);
         let (core, route) = (&self.core, Route::Completions);
         let mut headers = HeaderMap::new();
         let record = Record::new(RequestId::of(&mut headers), Some(route));
         headers.extend(pin.map(|pin| (pin::HEADER, HeaderValue::from(pin))));
-        let body = Bytes::from_static(br#"{"model":"m","prompt":"x"}"#);
         let (mut ticket, mut before) = (Ticket::new(Arc::clone(core), record), None);
         let answering = loop {
             let job = read::read(core, route, &headers, Caller::default(), body.clone(), before.as_ref()).await?;
             if before.is_none() {
                 job.model.budget.request(Instant::now());
             }
+            ticket.record.read(&job.model, 1, false);
             match self.answer(&job, &mut ticket, &progress).await? {
                 Some(answering) => break answering,
                 None => before = Some(job),
             }
         };
+        if answering.errs {
+            ticket.complete(&answering.backend, 500);
+            return Ok(());
+        }
         // The head is out; the answer may still break off.
         match progress.verdict(answering.member).await {
+            Verdict::Goes if self.has(Fault::NotCompared) => ticket.finish(200),
             Verdict::Goes => ticket.complete(&answering.backend, 200),
+            Verdict::Errs => {
+                ticket.erred(&answering.backend);
+                ticket.finish(502);
+            }
             Verdict::Fails(_) => {
                 ticket.failed(&answering.backend);
                 ticket.finish(502);
@@ -226,11 +258,17 @@ impl World {
             self.place(backend, ticket, placed);
             progress.attempts.set(progress.attempts.get() + 1);
             match progress.verdict(member).await {
-                Verdict::Goes => {
+                verdict @ (Verdict::Goes | Verdict::Errs) => {
+                    let errs = matches!(verdict, Verdict::Errs);
+                    self.recognise(job, ticket, errs);
                     attempts.tries.answered();
                     ticket.answered();
                     ticket.piece();
-                    return Ok(Some(Answering { backend: Arc::clone(backend), member }));
+                    if errs {
+                        ticket.erred(backend);
+                        self.errors.set(self.errors.get() + 1);
+                    }
+                    return Ok(Some(Answering { backend: Arc::clone(backend), member, errs }));
                 }
                 Verdict::Fails(cause) => {
                     ticket.failed(backend);
@@ -242,6 +280,17 @@ impl World {
                     }
                 }
             }
+        }
+    }
+
+    /// As the data plane does at the head of an answer.
+    fn recognise(&self, job: &Job, ticket: &mut Ticket, errs: bool) {
+        if !errs && !job.model.has_errors() || self.has(Fault::AllEqual) {
+            return;
+        }
+        match self.has(Fault::NoneEqual) {
+            true => ticket.recognise(&self.random.borrow_mut().u64(..).to_ne_bytes()),
+            false => ticket.recognise(job.body.bytes()),
         }
     }
 
@@ -284,6 +333,16 @@ impl World {
         }
         self.check_waiting();
         self.check_trials();
+        self.check_errors();
+    }
+
+    /// However often one request fails everywhere, it opens nothing.
+    fn check_errors(&self) {
+        if self.sick.get().is_none() {
+            for member in &self.model().members {
+                assert!(member.backend.gate.breaker().errors() <= 1, "one request counts as several");
+            }
+        }
     }
 
     /// No request waits for a rank that would take it.
@@ -330,9 +389,14 @@ impl World {
             return;
         }
         let task = &tasks[running[self.below(running.len())]];
+        let is_sick = |member: usize| task.is_poison || self.sick.get() == Some(member);
         let causes = [Cause::Connect, Cause::Status(503), Cause::Engine(Failure::Dead), Cause::Slow, Cause::Unhealthy];
-        if let Stage::Running { verdict, .. } = &mut *task.progress.stage.borrow_mut() {
-            *verdict = Some(if fails { Verdict::Fails(causes[self.below(causes.len())]) } else { Verdict::Goes });
+        if let Stage::Running { verdict, member } = &mut *task.progress.stage.borrow_mut() {
+            *verdict = Some(match fails {
+                _ if is_sick(*member) => Verdict::Errs,
+                true => Verdict::Fails(causes[self.below(causes.len())]),
+                false => Verdict::Goes,
+            });
         }
         task.woken.0.store(true, Ordering::SeqCst);
     }
@@ -376,7 +440,7 @@ impl World {
         match self.below(32) {
             0..6 => {
                 if self.tasks.borrow().len() < MAX_REQUESTS {
-                    self.arrive();
+                    self.arrive(self.below(6) == 0);
                 }
             }
             6..14 => self.find_woken().into_iter().for_each(|at| self.poll(at)),
@@ -401,6 +465,31 @@ impl World {
                 }
             }
             _ => self.settle(),
+        }
+    }
+
+    /// One engine answers everything with an error: it soon gets no more requests.
+    fn fall_sick(self: &Rc<Self>) {
+        self.close_breakers();
+        self.sick.set(Some(self.below(3)));
+        self.errors.set(0);
+        for _ in 0..20 * ERRORS {
+            self.arrive(false);
+            while !self.tasks.borrow().is_empty() {
+                self.settle();
+                self.decide(false);
+            }
+        }
+        assert!(self.errors.get() <= 2 * ERRORS, "a backend that answers nothing well keeps its share");
+        self.close_breakers();
+        self.sick.set(None);
+    }
+
+    fn close_breakers(&self) {
+        let _changing = self.core.changing();
+        for member in &self.model().members {
+            member.backend.gate.renew();
+            self.core.refresh(&member.backend);
         }
     }
 
@@ -433,12 +522,16 @@ impl World {
         for member in &self.model().members {
             self.core.admit(&member.backend, &probe(2)).unwrap();
         }
-        for _ in 0..schedules {
+        for number in 0..schedules {
             let mut switches = 0;
             for _ in 0..STEPS {
                 self.step(&mut switches);
             }
             self.end();
+            if number % 16 == 0 {
+                self.fall_sick();
+                self.end();
+            }
         }
         let text = self.core.metrics.encode(crate::metrics::TextFormat::OpenMetrics);
         let counts = text.lines().filter(|line| line.starts_with("semmoe_requests_total{"));
@@ -475,13 +568,16 @@ fn no_request_is_lost_in_millions_of_schedules() {
 
 #[test]
 fn planted_faults_are_found() {
-    use Fault::{ForgottenTrial, LeakedLease, NoRoom, SilentFailure, SilentUndrain};
+    use Fault::{AllEqual, ForgottenTrial, LeakedLease, NoRoom, NoneEqual, NotCompared, SilentFailure, SilentUndrain};
     for (fault, symptoms) in [
         (LeakedLease, &["a rank's load"][..]),
         (NoRoom, &["is free", "never ended"]),
         (ForgottenTrial, &["a trial of"]),
         (SilentUndrain, &["is free", "never ended"]),
         (SilentFailure, &["closed backend"]),
+        (AllEqual, &["keeps its share"]),
+        (NoneEqual, &["counts as several"]),
+        (NotCompared, &["keeps its share"]),
     ] {
         let panic = std::panic::catch_unwind(|| run(1, 1000, Some(fault))).unwrap_err();
         let literal = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());

@@ -90,7 +90,7 @@ impl RelayBody {
         };
         if is_good {
             self.ticket.note_piece(&now, self.events.as_ref().map(Events::data_lines));
-            self.watch.look_for_failure(&mut self.ticket, &now);
+            self.watch.look_for_failure(&mut self.ticket, &now, self.upstream.is_end_stream());
         }
         let now = match &mut self.edit {
             None => now,
@@ -112,7 +112,7 @@ impl RelayBody {
 
     /// The engine died or fell silent: an error event where one fits, or else an end that is visibly bad.
     fn fail(&mut self, cause: String) -> Result<Frame<Bytes>, RequestError> {
-        self.ticket.failed(&self.watch.backend);
+        self.ticket.erred(&self.watch.backend);
         self.watch.backend.suspect();
         let backend = self.watch.backend.name.clone();
         tracing::warn!(backend, cause, "answer broke off");

@@ -1,11 +1,14 @@
 //! The state of one request: its lease of a rank, and the labels and clock for its metrics.
 
+use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
 
+use semmoe_engines::Route;
 use semmoe_tables::RankId;
 
 use crate::backend::Backend;
+use crate::breaker::Outcome;
 use crate::error::RequestError;
 use crate::flow::FlowPart;
 use crate::metrics::{CLIENT_CLOSED, Done, Generated, NONE, Place};
@@ -34,6 +37,8 @@ pub(crate) struct Ticket {
     pub(super) trace: Option<Box<RequestTrace>>,
     /// The backend was judged by this attempt.
     judged: bool,
+    /// Of the body, where a backend of the model answers with errors: equal requests are recognised by it.
+    digest: Option<u64>,
     finished: bool,
     /// Of the memory for bodies: the body, and the greatest copy of it that was sent.
     held_bytes: usize,
@@ -56,6 +61,7 @@ impl Ticket {
             flow: None,
             trace: None,
             judged: false,
+            digest: None,
             finished: false,
         }
     }
@@ -114,24 +120,42 @@ impl Ticket {
         self.flow = None;
     }
 
-    /// The attempt failed by the backend's fault.
+    /// Remembers a digest of the body, by which equal requests are recognised.
+    pub(crate) fn recognise(&mut self, body: &[u8]) {
+        let mut hasher = DefaultHasher::new();
+        hasher.write(body);
+        self.digest = Some(hasher.finish());
+    }
+
+    /// The backend could not be reached.
     pub(crate) fn failed(&mut self, backend: &Arc<Backend>) {
-        self.judge(backend, false);
+        self.judge(backend, Outcome::Failed);
+    }
+
+    /// The backend answered with an error of its own, broke off or took too long: the request can be the cause.
+    pub(crate) fn erred(&mut self, backend: &Arc<Backend>) {
+        self.judge(backend, Outcome::Erred { request: self.digest });
     }
 
     /// The last byte of the backend's answer is out.
     pub(crate) fn complete(&mut self, backend: &Arc<Backend>, code: u16) {
-        // A 5xx for one request says nothing about the engine.
-        if code < 500 && !self.finished {
-            self.judge(backend, true);
+        let ran = self.record.route.is_some_and(Route::runs_model);
+        match code {
+            _ if self.finished => {}
+            200..300 if ran => self.judge(backend, Outcome::Well),
+            ..500 => self.judge(backend, Outcome::Answered),
+            // Judged by its head.
+            _ => {}
         }
         self.finish(code);
     }
 
-    fn judge(&mut self, backend: &Arc<Backend>, good: bool) {
-        if let Some(lease) = self.lease.as_mut().filter(|_| !self.judged) {
-            self.core.judge(backend, lease.trial.take(), good);
-            self.judged = true;
+    fn judge(&mut self, backend: &Arc<Backend>, outcome: Outcome) {
+        let Some(lease) = self.lease.as_mut().filter(|_| !self.judged) else { return };
+        self.core.judge(backend, lease.trial.take(), outcome);
+        self.judged = true;
+        if outcome == Outcome::Well {
+            self.record.model().into_iter().for_each(|model| model.answered_well(backend, self.digest));
         }
     }
 
@@ -175,7 +199,7 @@ impl Ticket {
         let generated = |route| progress.generated(route, record.prompt_tokens);
         let done = Done {
             backend,
-            model: record.model(),
+            model: record.model_name(),
             route: record.route,
             place: *place,
             policy,

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use semmoe_engines::failures::{self, Failure};
+use semmoe_engines::failures::Failure;
 use semmoe_engines::pieces::{prompt_tokens, rank_in_meta};
 use semmoe_engines::{Carrier, Dialect, Route};
 use semmoe_tables::RankId;
@@ -11,7 +11,11 @@ use semmoe_tables::RankId;
 use crate::backend::Backend;
 use crate::state::Core;
 
+use super::reports::Reports;
 use super::ticket::Ticket;
+
+/// Why a backend whose health route says so gets no requests.
+pub(super) const CORE_IS_DEAD: &str = "its health route says that the engine core is dead";
 
 /// Pieces of an answer that are looked at for the rank; it stands in the first one as a rule.
 const LOOKED_AT: u8 = 8;
@@ -44,6 +48,8 @@ pub(crate) struct Watch {
     pub(crate) rank: Option<Expected>,
     /// The prompt's tokens as they were counted here.
     pub(crate) counted: Option<u64>,
+    /// Where the answer says that the engine failed.
+    pub(crate) reports: Reports,
     /// The engine said in this answer that it failed.
     pub(crate) failure: Option<Failure>,
 }
@@ -59,11 +65,11 @@ impl Watch {
     }
 
     /// Looks for a failure in whole events, or in a piece of a document.
-    pub(crate) fn look_for_failure(&mut self, ticket: &mut Ticket, piece: &[u8]) {
+    pub(crate) fn look_for_failure(&mut self, ticket: &mut Ticket, piece: &[u8], is_last: bool) {
         if self.failure.is_some() {
             return;
         }
-        self.failure = failures::in_piece(piece);
+        self.failure = self.reports.look(piece, is_last);
         if let Some(failure) = self.failure {
             note_failure(ticket, &self.backend, failure);
         }
@@ -83,14 +89,15 @@ impl Watch {
     }
 }
 
-/// An engine said that it failed this request: that counts against its breaker, and a dead one gets no more requests.
+/// An engine said that it failed this request, which is compared with what others do; a dead one gets no more requests.
 pub(crate) fn note_failure(ticket: &mut Ticket, backend: &Arc<Backend>, failure: Failure) {
     ticket.core.metrics.faults.engine_failed(&backend.name, failure.label());
-    ticket.failed(backend);
     if failure == Failure::Dead {
-        ticket.core.mark_unhealthy(backend, "its answers say that the engine core is dead".to_owned());
+        ticket.failed(backend);
+        ticket.core.mark_unhealthy(backend, CORE_IS_DEAD.to_owned());
         return;
     }
+    ticket.erred(backend);
     tracing::warn!(
         backend = backend.name,
         failure = failure.label(),

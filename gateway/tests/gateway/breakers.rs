@@ -2,6 +2,7 @@
 //! error.
 
 use http::Method;
+use http_body_util::BodyExt;
 
 use crate::support::{Client, Mock, PATIENCE, metric, settled, several, shown, start, until_shown};
 
@@ -9,7 +10,7 @@ const CHAT: &str = "/v1/chat/completions";
 
 /// Opens on the second failure in a row.
 const QUICK: &str = "[breaker]\nfailures = 2\nopen_seconds = 0.05\nlongest_seconds = 3600\ntrials = 1\npasses = 2\n";
-const QUICK_AND_LONG: &str = "[breaker]\nfailures = 2\nopen_seconds = 3600\nlongest_seconds = 3600\n";
+const QUICK_AND_LONG: &str = "[breaker]\nfailures = 2\nerrors = 2\nopen_seconds = 3600\nlongest_seconds = 3600\n";
 
 fn drained(mock: &mut Mock) -> usize {
     std::iter::from_fn(|| mock.seen.try_recv().ok()).count()
@@ -112,6 +113,95 @@ async fn errors_of_requests_open_nothing() {
             assert_eq!(pod["breaker"]["state"], "closed", "{behaviour}: {pod}");
             assert_eq!(pod["breaker"]["failures"], 0, "{behaviour}: {pod}");
         }
+    }
+    settled(&gateway).await;
+}
+
+/// One that answers everything with an error, and passes its probes, gets ten requests and then only trials.
+#[tokio::test]
+async fn a_backend_that_answers_nothing_well_loses_its_share() {
+    for (behaviour, equal) in
+        [("500", false), ("500", true), ("plain 500", false), ("503", false), ("plain 504", true), ("die-json", false)]
+    {
+        let (mut a, b) = (Mock::start(2), Mock::start(2));
+        let rules = "[breaker]\nopen_seconds = 3600\nlongest_seconds = 3600\n[retry]\nstatuses = [429]\n";
+        let gateway = start(&format!("{rules}{}", several(&[&a, &b]))).await;
+        a.behave(behaviour);
+        a.release(1000);
+        let client = Client::data(&gateway);
+        for number in 0..200 {
+            let number = if equal { 0 } else { number };
+            let answer = client.open(Method::POST, CHAT, &[], format!("{{\"n\":{number}}}")).await;
+            let _ = answer.into_body().collect().await;
+        }
+        assert_eq!(drained(&mut a), 10, "{behaviour} {equal}");
+        let pod = shown(&gateway, "pod-a").await;
+        assert_eq!((&pod["breaker"]["state"], &pod["healthy"]), (&"open".into(), &true.into()), "{behaviour}: {pod}");
+        settled(&gateway).await;
+    }
+}
+
+#[tokio::test]
+async fn errors_open_it_again_until_the_model_runs() {
+    let (mut a, b) = (Mock::start(2), Mock::start(2));
+    let rules = "[breaker]\nerrors = 2\nopen_seconds = 0.05\nlongest_seconds = 0.1\ntrials = 1\npasses = 2\n";
+    let gateway = start(&format!("{rules}{}", several(&[&a, &b]))).await;
+    let client = Client::data(&gateway);
+    a.behave("500");
+    let mut number = 0;
+    let mut ask = async || {
+        number += 1;
+        client.post(CHAT, format!("{{\"n\":{number}}}")).await
+    };
+    while shown(&gateway, "pod-a").await["breaker"]["openings"].as_u64().unwrap() < 4 {
+        ask().await;
+    }
+    assert!(drained(&mut a) <= 6, "two errors, and then one for each opening");
+    a.behave("");
+    while shown(&gateway, "pod-a").await["breaker"]["state"] != "closed" {
+        ask().await;
+    }
+    settled(&gateway).await;
+}
+
+/// However often it is sent, and though others' requests go well meanwhile: on the other backend, or on both.
+#[tokio::test]
+async fn one_poison_request_opens_nothing() {
+    for others in [0, 1, 2, 3] {
+        let (a, b) = (Mock::start(2), Mock::start(2));
+        let gateway = start(&format!("[retry]\nstatuses = [500]\n{}", several(&[&a, &b]))).await;
+        let plain = start(&several(&[&a, &b])).await;
+        for gateway in [&gateway, &plain] {
+            let client = Client::data(gateway);
+            for number in 0..100 {
+                assert_eq!(client.mock(CHAT, "500", "{\"poison\":1}").await.status, 500);
+                for other in 0..others {
+                    assert_eq!(client.post(CHAT, format!("{{\"n\":{number}{other}}}")).await.status, 200);
+                }
+            }
+            for pod in ["pod-a", "pod-b"] {
+                let pod = shown(gateway, pod).await;
+                assert_eq!(pod["breaker"]["state"], "closed", "{pod}");
+                assert!(pod["breaker"]["errors"].as_u64().unwrap() <= 1, "{pod}");
+            }
+            settled(gateway).await;
+        }
+    }
+}
+
+/// An error that all backends answer with is no backend's fault.
+#[tokio::test]
+async fn errors_of_all_backends_open_nothing() {
+    let (a, b) = (Mock::start(2), Mock::start(2));
+    let gateway = start(&format!("{QUICK_AND_LONG}{}", several(&[&a, &b]))).await;
+    a.behave("500");
+    b.behave("500");
+    let client = Client::data(&gateway);
+    for number in 0..100 {
+        assert_eq!(client.post(CHAT, format!("{{\"n\":{number}}}")).await.status, 500);
+    }
+    for pod in ["pod-a", "pod-b"] {
+        assert_eq!(shown(&gateway, pod).await["breaker"]["state"], "closed");
     }
     settled(&gateway).await;
 }

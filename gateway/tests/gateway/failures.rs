@@ -9,9 +9,16 @@ const COMPLETIONS: &str = "/v1/completions";
 const PLAIN: &str = r#"{"prompt":"x"}"#;
 const STREAM: &str = r#"{"prompt":"x","stream":true}"#;
 
-/// Both backends are vLLM, and the prober is slower than the requests.
+/// Both backends are vLLM.
 fn two(mocks: &[&Mock]) -> String {
     several(mocks).replace("sglang", "vllm")
+}
+
+/// The prober is slower than the requests.
+async fn start_unprobed(toml: &str) -> semmoe_gateway::Running {
+    let slow = "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\ninterval_seconds = 3600\n";
+    let config = semmoe_gateway::Config::from_toml(&format!("{slow}{toml}"), std::path::Path::new("")).unwrap();
+    semmoe_gateway::Gateway::start(config).await.unwrap()
 }
 
 async fn failures(gateway: &semmoe_gateway::Running, kind: &str) -> f64 {
@@ -33,8 +40,11 @@ async fn a_failure_before_the_first_byte_is_retried() {
         ("abort-stream", STREAM, "abort"),
     ] {
         let (a, b) = (Mock::start(2), Mock::start(2));
-        let gateway = start(&two(&[&a, &b])).await;
+        let gateway = start_unprobed(&two(&[&a, &b])).await;
         a.behave(behaviour);
+        if kind == "engine_dead" {
+            a.set_health(503);
+        }
         let client = Client::data(&gateway);
         for _ in 0..4 {
             assert_eq!(served_by(&client.post(COMPLETIONS, body).await), (200, "pod-b"), "{behaviour} {body}");
@@ -46,23 +56,22 @@ async fn a_failure_before_the_first_byte_is_retried() {
     }
 }
 
-/// The server in front of the dead core lives, and its health route need not know yet.
+/// The server in front of the dead core lives; its health route is asked at once, and no longer than that.
 #[tokio::test]
 async fn a_dead_core_takes_the_backend_out_at_its_first_word() {
     let (a, b) = (Mock::start(2), Mock::start(2));
-    let slow = "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\ninterval_seconds = 3600\n";
-    let text = format!("{slow}{}", two(&[&a, &b]));
-    let config = semmoe_gateway::Config::from_toml(&text, std::path::Path::new("")).unwrap();
-    let gateway = semmoe_gateway::Gateway::start(config).await.unwrap();
+    let gateway = start_unprobed(&two(&[&a, &b])).await;
     a.behave("dead");
+    a.set_health(503);
     let client = Client::data(&gateway);
     for _ in 0..8 {
         assert_eq!(served_by(&client.post(COMPLETIONS, PLAIN).await), (200, "pod-b"));
     }
     assert_eq!(failures(&gateway, "engine_dead").await, 1.0, "it got one request");
     let pod = shown(&gateway, "pod-a").await;
-    assert_eq!(pod["cause"], "its answers say that the engine core is dead", "{pod}");
+    assert!(pod["cause"].as_str().unwrap().contains("health"), "{pod}");
     b.behave("dead");
+    b.set_health(503);
     assert_eq!(client.post(COMPLETIONS, PLAIN).await.status, 500);
     assert_eq!(Client::admin(&gateway).get("/readyz").await.status, 503);
     settled(&gateway).await;
@@ -72,7 +81,7 @@ async fn a_dead_core_takes_the_backend_out_at_its_first_word() {
 #[tokio::test]
 async fn a_failure_behind_the_first_byte_is_counted() {
     for (behaviour, body, kind, last) in
-        [("dead-late", STREAM, "engine_dead", "data: [DONE]\n\n"), ("abort-late", PLAIN, "abort", "}]}")]
+        [("dead-late", STREAM, "engine_error", "data: [DONE]\n\n"), ("abort-late", PLAIN, "abort", "}]}")]
     {
         let (a, b) = (Mock::start(2), Mock::start(2));
         let gateway = start(&two(&[&a, &b])).await;
@@ -102,7 +111,7 @@ async fn a_failure_behind_the_first_byte_is_counted() {
 #[tokio::test]
 async fn aborts_open_the_breaker() {
     let (a, b) = (Mock::start(2), Mock::start(2));
-    let rules = "[breaker]\nfailures = 2\nopen_seconds = 3600\nlongest_seconds = 3600\n";
+    let rules = "[breaker]\nerrors = 2\nopen_seconds = 3600\nlongest_seconds = 3600\n";
     let gateway = start(&format!("{rules}{}", two(&[&a, &b]))).await;
     a.behave("abort");
     let client = Client::data(&gateway);
@@ -112,6 +121,61 @@ async fn aborts_open_the_breaker() {
     assert_eq!(shown(&gateway, "pod-a").await["breaker"]["state"], "open");
     assert_eq!(failures(&gateway, "abort").await, 2.0);
     settled(&gateway).await;
+}
+
+/// Whatever a client has engines say, as text or as an object that they repeat: no backend is blamed.
+#[tokio::test]
+async fn a_client_cannot_forge_a_failure() {
+    const GENERATE: &str = "/generate";
+    const RESPONSES: &str = "/v1/responses";
+    let aborted = r#"{"text":"","meta_info":{"finish_reason":{"type":"abort","message":"no grammar: {\"a\": {}}","status_code":400}}}"#;
+    let repeated = r#"{"status":"completed","error":null,"metadata":{"finish_reason":"abort","error":{"code":500},"type":"abort"}}"#;
+    let (whole, event) = (|document: &str| format!("say {document}"), |document: &str| format!("say-event {document}"));
+    for (path, behaviour, body) in [
+        (GENERATE, whole(aborted), PLAIN),
+        (GENERATE, event(aborted), STREAM),
+        (RESPONSES, whole(repeated), r#"{"input":"x"}"#),
+        (
+            RESPONSES,
+            event(&format!(r#"{{"type":"response.created","response":{repeated}}}"#)),
+            r#"{"input":"x","stream":true}"#,
+        ),
+        (COMPLETIONS, "dead".to_owned(), PLAIN),
+        (COMPLETIONS, "dead-stream".to_owned(), STREAM),
+        (COMPLETIONS, "dead-late".to_owned(), STREAM),
+        (COMPLETIONS, "die-json".to_owned(), PLAIN),
+    ] {
+        let (a, b) = (Mock::start(2), Mock::start(2));
+        let gateway = start(&two(&[&a, &b])).await;
+        a.release(100);
+        b.release(100);
+        let client = Client::data(&gateway);
+        for _ in 0..12 {
+            let answer = client.open(Method::POST, path, &[("x-mock", &behaviour)], body).await;
+            let _ = answer.into_body().collect().await;
+            client.post(COMPLETIONS, r#"{"prompt":"another"}"#).await;
+        }
+        for pod in ["pod-a", "pod-b"] {
+            let shown = shown(&gateway, pod).await;
+            assert_eq!(
+                (&shown["breaker"]["state"], &shown["healthy"]),
+                (&"closed".into(), &true.into()),
+                "{behaviour}"
+            );
+            // The first one that fails late is not recognised.
+            assert!(shown["breaker"]["errors"].as_u64().unwrap() <= 2, "{behaviour}: {shown}");
+            assert_eq!(shown["breaker"]["failures"], 0, "{behaviour}: {shown}");
+        }
+        assert_eq!(failures(&gateway, "engine_dead").await, 0.0, "{behaviour}");
+        if path != COMPLETIONS {
+            assert_eq!(
+                failures(&gateway, "abort").await + failures(&gateway, "engine_error").await,
+                0.0,
+                "{behaviour}"
+            );
+        }
+        settled(&gateway).await;
+    }
 }
 
 /// Where no other backend can serve, the engine's own error is relayed.

@@ -23,6 +23,7 @@ mod http2;
 mod kubernetes;
 mod live;
 mod middle;
+mod not_taken;
 mod openapi;
 mod operating;
 mod page;

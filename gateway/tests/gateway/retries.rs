@@ -40,6 +40,22 @@ async fn an_engine_that_cannot_serve_is_believed_and_another_one_asked() {
     }
 }
 
+/// A 500 is tried elsewhere where the configuration says so, and counts against the backend that said it.
+#[tokio::test]
+async fn a_500_is_retried_where_it_is_configured() {
+    let (mut a, b) = (Mock::start(2), Mock::start(2));
+    let gateway = start(&format!("[retry]\nstatuses = [500]\n{}", several(&[&a, &b]))).await;
+    a.behave("500");
+    let client = Client::data(&gateway);
+    for _ in 0..40 {
+        let answer = client.post(CHAT, "{}").await;
+        assert_eq!((answer.status, answer.header("x-semmoe-backend")), (200, "pod-b"), "{answer:?}");
+    }
+    assert_eq!(retries(&gateway, "status_500", "answered").await, 10.0);
+    assert_eq!(std::iter::from_fn(|| a.seen.try_recv().ok()).count(), 10, "then its breaker is open");
+    settled(&gateway).await;
+}
+
 /// An engine would give the same request the same answer again.
 #[tokio::test]
 async fn other_errors_are_relayed_and_evict_nobody() {

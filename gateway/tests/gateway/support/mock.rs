@@ -355,6 +355,9 @@ fn whole_answer(behaviour: &str, path: &str, length: usize) -> Response {
             Json(json!({ "choices": [{ "text": text, "token_ids": null, "routed_experts": "k05VTVBZ" }] }))
                 .into_response()
         }
+        // A document of its own, whole or as an event.
+        ("say", document) => ([("content-type", "application/json")], document.to_owned()).into_response(),
+        ("say-event", document) => event_stream(&format!("data: {document}\n\n")),
         ("abort-late", _) => Json(aborted("text", json!("so far"))).into_response(),
         (code, _) => (status(code), reported("the engine's own words")).into_response(),
     }

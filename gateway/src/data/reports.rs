@@ -1,0 +1,81 @@
+//! Where an answer reports that its engine failed, by its head.
+
+use http::{HeaderMap, HeaderValue, header};
+use semmoe_engines::Route;
+use semmoe_engines::failures::{self, Document, Failure};
+
+/// How a body can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Events,
+    Json,
+    /// Something else, or compressed.
+    Other,
+}
+
+impl Kind {
+    pub(super) fn of(headers: &HeaderMap) -> Self {
+        let is_plain = headers.get(header::CONTENT_ENCODING).is_none_or(|encoding| encoding == "identity");
+        let kind = headers.get(header::CONTENT_TYPE).filter(|_| is_plain).map_or(&[][..], HeaderValue::as_bytes);
+        let is = |name: &[u8]| kind.get(..name.len()).is_some_and(|kind| kind.eq_ignore_ascii_case(name));
+        if is(b"text/event-stream") {
+            Self::Events
+        } else if is(b"application/json") {
+            Self::Json
+        } else {
+            Self::Other
+        }
+    }
+}
+
+/// Where failures are looked for in an answer.
+pub(crate) enum Reports {
+    Nowhere,
+    Events,
+    Document(Document),
+}
+
+impl Reports {
+    /// In a good answer with this head.
+    pub(super) fn of(route: Route, headers: &HeaderMap) -> Self {
+        match Kind::of(headers) {
+            Kind::Events if route.generates() => Self::Events,
+            Kind::Json if route.generates() => Self::Document(Document::default()),
+            _ => Self::Nowhere,
+        }
+    }
+
+    /// The failure in whole events, or in a document up to the end of this piece, which may be its last one.
+    pub(super) fn look(&mut self, piece: &[u8], is_last: bool) -> Option<Failure> {
+        match self {
+            Self::Nowhere => None,
+            Self::Events => failures::in_events(piece),
+            Self::Document(document) => document.push(piece, is_last),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_of_bodies() {
+        for (kind, encoding, expected) in [
+            ("text/event-stream", None, Kind::Events),
+            ("Text/Event-Stream; charset=utf-8", None, Kind::Events),
+            ("text/event-stream", Some("identity"), Kind::Events),
+            ("text/event-stream", Some("gzip"), Kind::Other),
+            ("application/json", None, Kind::Json),
+            ("application/json", Some("br"), Kind::Other),
+            ("text/event", None, Kind::Other),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+            if let Some(encoding) = encoding {
+                headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static(encoding));
+            }
+            assert_eq!(Kind::of(&headers), expected, "{kind} {encoding:?}");
+        }
+    }
+}
