@@ -134,7 +134,8 @@ async fn a_backend_that_answers_nothing_well_loses_its_share() {
             let answer = client.open(Method::POST, CHAT, &[], format!("{{\"n\":{number}}}")).await;
             let _ = answer.into_body().collect().await;
         }
-        assert_eq!(drained(&mut a), 10, "{behaviour} {equal}");
+        // Both of its ranks may get a request before another backend shows that it can be answered.
+        assert_eq!(drained(&mut a), 10 + usize::from(equal), "{behaviour} {equal}");
         let pod = shown(&gateway, "pod-a").await;
         assert_eq!((&pod["breaker"]["state"], &pod["healthy"]), (&"open".into(), &true.into()), "{behaviour}: {pod}");
         settled(&gateway).await;
@@ -176,7 +177,7 @@ async fn one_poison_request_opens_nothing() {
             for number in 0..100 {
                 assert_eq!(client.mock(CHAT, "500", "{\"poison\":1}").await.status, 500);
                 for other in 0..others {
-                    assert_eq!(client.post(CHAT, format!("{{\"n\":{number}{other}}}")).await.status, 200);
+                    assert_eq!(client.post(CHAT, format!("{{\"n\":\"{number}.{other}\"}}")).await.status, 200);
                 }
             }
             for pod in ["pod-a", "pod-b"] {

@@ -49,7 +49,8 @@ async fn check_fallback(gateway: &Running, mock: &Ranked, path: &str) {
     assert_eq!((answer.header("x-semmoe-policy"), answer.header("x-semmoe-rank")), ("least_load", ""));
     assert!(metric(gateway, "semmoe_pin_ignored_total{backend=\"pod-a\"}").await >= 3.0);
     assert_eq!(metric(gateway, "semmoe_backend_pins_ignored{backend=\"pod-a\"}").await, 1.0);
-    let line = "semmoe_requests_total{backend=\"pod-a\",rank=\"any\",policy=\"least_load\",code=\"200\"}";
+    let line =
+        "semmoe_requests_total{backend=\"pod-a\",model=\"tiny\",rank=\"any\",policy=\"least_load\",code=\"200\"}";
     assert!(metric(gateway, line).await >= 1.0);
 }
 

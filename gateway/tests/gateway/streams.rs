@@ -27,7 +27,7 @@ async fn events_arrive_one_by_one() {
     let rest = answer.collect().await.unwrap().to_bytes();
     assert_eq!(rest, "data: 3\n\ndata: [DONE]\n\n");
     settled(&gateway).await;
-    let line = "semmoe_requests_total{backend=\"pod-a\",rank=\"0\",policy=\"round_robin\",code=\"200\"}";
+    let line = "semmoe_requests_total{backend=\"pod-a\",model=\"tiny\",rank=\"0\",policy=\"round_robin\",code=\"200\"}";
     assert_eq!(metric(&gateway, line).await, 1.0);
 }
 
@@ -42,7 +42,7 @@ async fn a_client_that_leaves_a_stream_is_seen_at_the_engine() {
     drop(answer);
     mock.next_gone().await;
     settled(&gateway).await;
-    let line = "semmoe_requests_total{backend=\"pod-a\",rank=\"0\",policy=\"round_robin\",code=\"499\"}";
+    let line = "semmoe_requests_total{backend=\"pod-a\",model=\"tiny\",rank=\"0\",policy=\"round_robin\",code=\"499\"}";
     assert_eq!(metric(&gateway, line).await, 1.0);
 }
 
@@ -75,7 +75,7 @@ async fn whole_stream(behaviour: &str) -> (String, bool) {
         }
     };
     settled(&gateway).await;
-    let line = "semmoe_requests_total{backend=\"pod-a\",rank=\"0\",policy=\"round_robin\",code=\"502\"}";
+    let line = "semmoe_requests_total{backend=\"pod-a\",model=\"tiny\",rank=\"0\",policy=\"round_robin\",code=\"502\"}";
     assert_eq!(metric(&gateway, line).await, 1.0);
     (String::from_utf8(text).unwrap(), clean)
 }
@@ -110,7 +110,8 @@ async fn an_engine_that_dies_in_a_json_answer_cuts_it_off() {
         mock.release(1);
         assert!(answer.into_body().collect().await.is_err());
         settled(&gateway).await;
-        let line = "semmoe_requests_total{backend=\"pod-a\",rank=\"0\",policy=\"round_robin\",code=\"502\"}";
+        let line =
+            "semmoe_requests_total{backend=\"pod-a\",model=\"tiny\",rank=\"0\",policy=\"round_robin\",code=\"502\"}";
         assert_eq!(metric(&gateway, line).await, failed);
         if http2 {
             // The connection goes on.
