@@ -4,8 +4,7 @@
 //! `tests/command/mistakes.rs` makes each of these mistakes.
 
 /// A part of a failure's text, and the way out.
-const HINTS: [(&str, &str); 11] = [
-    ("/v1/v1/", "leave /v1 out of --url"),
+const HINTS: [(&str, &str); 10] = [
     (
         "\"code\":\"route_not_found\"",
         "this is semmoe's gateway: `profile record` needs the URL of the engine behind it, `load` the address that `serve` \
@@ -27,7 +26,7 @@ const HINTS: [(&str, &str); 11] = [
         "`printf %s TOKEN | sha256sum` makes the digest of a token, `semmoe keys hash` that of a key",
     ),
     ("the objective `ranks` needs a trace", "give it with --trace"),
-    ("or padding for what is left", "--pad pads"),
+    ("or padding for what is left", "`semmoe solve --pad` pads"),
     ("the model directory", "models are not downloaded: --model takes the folder of a checkpoint"),
 ];
 

@@ -111,6 +111,11 @@ pub enum StartError {
 }
 
 impl StartError {
+    /// Whether it is for the user to mend the configuration or a file that it names; the rest is the machine's.
+    pub fn is_input(&self) -> bool {
+        !matches!(self, Self::Bind { .. } | Self::Files { .. } | Self::Load { .. })
+    }
+
     /// The error about tables that do not fit this backend, for `map_err`.
     pub(crate) fn incompatible(backend: &str) -> impl Fn(Incompatible) -> Self {
         let backend = backend.to_owned();

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use semmoe_engines::recording::Asked;
 use semmoe_text::{
     ChatTemplate, Limits, LineForm, LinePrompt, Prompt as TextPrompt, PromptLineError, PromptLines, Route, TextError,
-    Tokenizer, prompt_ids,
+    Tokenizer, prompt_ids, tokenizer_file,
 };
 use serde_json::json;
 
@@ -103,7 +103,7 @@ pub(crate) struct Encoder {
 impl Encoder {
     /// From a directory with `tokenizer.json` (and `tokenizer_config.json`), or from a `tokenizer.json` itself.
     pub(crate) fn open(path: &Path) -> Result<Self, ProfilerError> {
-        let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_path_buf() };
+        let file = tokenizer_file(path);
         let config = file.with_file_name("tokenizer_config.json");
         let template = match config.is_file().then(|| ChatTemplate::from_config_file(&config)) {
             None | Some(Err(TextError::NoTemplate)) => None,

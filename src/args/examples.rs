@@ -1,4 +1,7 @@
-//! Every subcommand's help has an example, and every example is a command line that is understood.
+//! Every subcommand's help has an example, and every example is a command line that is understood, as are the commands
+//! of the documents.
+
+use std::path::{Path, PathBuf};
 
 use clap::{Command, CommandFactory, Parser};
 
@@ -53,4 +56,71 @@ fn every_example_of_a_help_text_is_understood() {
             }
         }
     }
+}
+
+/// All Markdown files of the repository.
+fn documents(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if path.is_dir() && !path.is_symlink() && !name.starts_with('.') && !["target", "shared"].contains(&name) {
+            documents(&path, found);
+        } else if path.extension().is_some_and(|kind| kind == "md") {
+            found.push(path);
+        }
+    }
+}
+
+/// The words of the commands in a `sh` block, as a shell splits them.
+fn commands(block: &str) -> Vec<Vec<String>> {
+    let (mut found, mut words, mut word, mut quote) = (Vec::new(), Vec::new(), None::<String>, None);
+    let block = block.replace("\\\n", " ") + "\n";
+    let mut letters = block.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match (quote, letter) {
+            (Some(open), _) if letter == open => quote = None,
+            (Some(_), _) => word.get_or_insert_default().push(letter),
+            (None, '\'' | '"') => {
+                quote = Some(letter);
+                word.get_or_insert_default();
+            }
+            (None, '#') if word.is_none() => while letters.next_if(|letter| *letter != '\n').is_some() {},
+            (None, ' ' | '\n' | '|' | '&' | ';' | '<' | '>') => {
+                words.extend(word.take());
+                if letter != ' ' {
+                    found.push(std::mem::take(&mut words));
+                }
+            }
+            (None, _) => word.get_or_insert_default().push(letter),
+        }
+    }
+    found
+}
+
+#[test]
+fn every_command_of_the_documents_is_understood() {
+    let mut files = Vec::new();
+    documents(Path::new(env!("CARGO_MANIFEST_DIR")), &mut files);
+    let mut checked = 0;
+    for file in files {
+        let text = std::fs::read_to_string(&file).expect("a document");
+        let blocks = text.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap_or(rest));
+        for words in blocks.flat_map(commands) {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            let arguments = match words[..] {
+                ["semmoe" | "target/release/semmoe", ref arguments @ ..] => arguments,
+                ["cargo", "run", "--release", "--", ref arguments @ ..] => arguments,
+                _ => continue,
+            };
+            // `--help` and `--version` are answered by an error of clap's.
+            let parsed = Cli::try_parse_from(std::iter::once(&"semmoe").chain(arguments));
+            if let Err(error) =
+                parsed.map(drop).or_else(|error| if error.exit_code() == 0 { Ok(()) } else { Err(error) })
+            {
+                panic!("{}: {}\n{error}", file.display(), words.join(" "));
+            }
+            checked += 1;
+        }
+    }
+    assert!(checked > 70, "{checked}");
 }

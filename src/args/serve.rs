@@ -18,7 +18,7 @@ Examples:
       --tables qwen3.tables.safetensors
   semmoe serve --engine vllm --url http://10.0.0.1:8000 --url http://10.0.0.2:8000 --print-config
   semmoe serve --config semmoe.toml --check --probe
-  semmoe serve --config semmoe.toml";
+  semmoe serve --config semmoe.toml --watch";
 
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("source").required(true).args(["config", "engine"]))]
@@ -29,7 +29,8 @@ pub(crate) struct ServeArgs {
     /// Validate the configuration and the files it names, print what would be served, then exit: with code 2 if
     /// anything is wrong. Engines are only contacted with --probe.
     ///
-    /// A running gateway reloads the file on SIGHUP and on POST /admin/reload, and keeps its state if this check fails.
+    /// A running gateway reloads the file on SIGHUP, on POST /admin/reload and with --watch by itself, and keeps its
+    /// state if this check fails.
     #[arg(long)]
     pub(crate) check: bool,
     /// With --check: ask every engine for its version, ranks and placement, and verify pins with one-token requests.
@@ -39,6 +40,9 @@ pub(crate) struct ServeArgs {
     /// With --check: print the result as one JSON document.
     #[arg(long, requires = "check")]
     pub(crate) json: bool,
+    /// Reload the configuration whenever its file changes.
+    #[arg(long, requires = "config", conflicts_with = "check")]
+    pub(crate) watch: bool,
     // Last: its heading holds for everything that follows.
     #[command(flatten)]
     pub(crate) quick: QuickArgs,

@@ -1,10 +1,10 @@
 //! `semmoe profile import`.
 
 use semmoe_profiler::import::{Format, ImportOptions, ImportReport, Imported, Loads, import};
-use semmoe_text::Tokenizer;
+use semmoe_text::{Tokenizer, tokenizer_file};
 
 use super::profile::{failure, list_bad};
-use super::{check_output, print_result, tokenizer_file};
+use super::{check_output, print_result};
 use crate::args::{ImportArgs, ImportFormat};
 use crate::error::CliError;
 use crate::progress::say;

@@ -1,11 +1,10 @@
 //! `semmoe load`.
 
-use semmoe_engines::http::BaseUrl;
 use semmoe_engines::tls::ClientFiles;
 use semmoe_load::{Limit, LoadError, LoadOptions, Pace, Slo, Snapshot, bearer, parse_header};
 use serde_json::{Map, Value};
 
-use super::print_result;
+use super::{check_inputs, print_result, server_url};
 use crate::args::LoadArgs;
 use crate::error::CliError;
 use crate::progress::say;
@@ -21,7 +20,7 @@ pub(crate) fn run(args: LoadArgs) -> Result<(), CliError> {
     }
     let (second, rounds) = (args.compare.clone(), args.rounds);
     let options = options(args)?;
-    let second: Option<BaseUrl> = second.map(|url| url.parse()).transpose().map_err(CliError::input)?;
+    let second = second.as_deref().map(server_url).transpose()?;
     let view = View::start();
     let Some(second) = second else {
         let report = block_on(async {
@@ -43,7 +42,8 @@ pub(crate) fn run(args: LoadArgs) -> Result<(), CliError> {
 }
 
 fn options(args: LoadArgs) -> Result<LoadOptions, CliError> {
-    let url: BaseUrl = args.url.parse().map_err(CliError::input)?;
+    let url = server_url(&args.url)?;
+    check_inputs([&args.prompts].into_iter().chain(&args.arrivals))?;
     let pace = match (args.concurrency, args.rate, args.arrivals) {
         (Some(concurrency), ..) => Pace::Closed { concurrency },
         (_, Some(per_second), _) => Pace::Poisson { per_second, seed: args.seed },

@@ -18,12 +18,14 @@ pub(crate) mod shell;
 pub(crate) mod show;
 pub(crate) mod solve;
 pub(crate) mod tables;
+mod watch;
 pub(crate) mod worker;
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
+use semmoe_engines::http::BaseUrl;
 use serde::Serialize;
 
 use crate::args::OutputArgs;
@@ -83,9 +85,9 @@ pub(crate) fn read_text(path: &Path, what: &str, most: u64) -> Result<String, Cl
     Ok(text)
 }
 
-/// The file of a tokenizer, which may be named by its directory.
-pub(crate) fn tokenizer_file(path: &Path) -> PathBuf {
-    if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() }
+/// The server behind `--url`, which may end with the `/v1` of OpenAI's clients.
+pub(crate) fn server_url(text: &str) -> Result<BaseUrl, CliError> {
+    text.parse().map(BaseUrl::without_v1).map_err(CliError::input)
 }
 
 /// Checks before long work that a file can be written at `out`: it is none of the inputs, by whatever path or link, it
@@ -103,6 +105,14 @@ pub(crate) fn check_output<'a>(out: &Path, inputs: impl IntoIterator<Item = &'a 
     // A file without a name: nothing stays behind.
     let file = tempfile::tempfile_in(semmoe_tables::directory_of(out));
     file.map(drop).map_err(|error| CliError::cannot_write(out, error))
+}
+
+/// Checks that files can be opened before a server is asked for anything.
+pub(crate) fn check_inputs<'a>(inputs: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), CliError> {
+    inputs.into_iter().try_for_each(|path| match File::open(path) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(CliError::input(format!("cannot read {}: {error}", path.display()))),
+    })
 }
 
 /// Refuses two outputs at one path.

@@ -8,7 +8,7 @@ use clap::Parser;
 use semmoe_engines::http::BaseUrl;
 use semmoe_profiler::{BadRecord, ProfilerError, RecordOptions, RecordReport, SelfCheck};
 
-use super::{check_apart, check_output, print, print_json};
+use super::{check_apart, check_inputs, check_output, print, print_json, server_url};
 use crate::args::{Cli, Command, ProfileCommand, RecordArgs};
 use crate::error::CliError;
 use crate::progress::{Progress, say};
@@ -29,8 +29,9 @@ pub(crate) fn run(command: ProfileCommand) -> Result<(), CliError> {
 }
 
 fn record(args: RecordArgs) -> Result<(), CliError> {
-    let url: BaseUrl = args.url.parse().map_err(CliError::input)?;
+    let url = server_url(&args.url)?;
     let read = || [&args.prompts].into_iter().chain(&args.api_key_file);
+    check_inputs(read().chain(&args.tokenizer).chain(&args.model_config))?;
     check_output(&args.out, read())?;
     let solving = args.tables.clone().zip(args.groups);
     if let Some((tables, _)) = &solving {

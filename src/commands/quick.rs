@@ -3,9 +3,9 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use semmoe_engines::http::BaseUrl;
+use semmoe_text::tokenizer_file;
 
-use super::tokenizer_file;
+use super::server_url;
 use crate::args::QuickArgs;
 use crate::error::CliError;
 
@@ -62,8 +62,7 @@ fn utf8(path: &Path) -> Result<&str, CliError> {
 
 async fn listed_model(urls: &[String]) -> Result<String, CliError> {
     let Some(url) = urls.first() else { return Err(CliError::input("--engine needs --url")) };
-    let url: BaseUrl = url.parse().map_err(CliError::input)?;
-    let listed = semmoe_load::only_model(&url, &Default::default(), None).await;
+    let listed = semmoe_load::only_model(&server_url(url)?, &Default::default(), None).await;
     listed.map_err(|error| match error.is_input() {
         true => CliError::input(format!("{error}; give --model NAME")),
         false => CliError::failed(format!("{error}; start the engine first, or give --model NAME")),

@@ -3,10 +3,11 @@
 use std::convert::Infallible;
 use std::path::Path;
 
-use semmoe_gateway::{Config, Gateway, LogFormat, Probed, Running, Troubles};
+use semmoe_gateway::{Config, Gateway, LogFormat, Probed, ReloadError, Running, Troubles};
 use serde::Serialize;
 
 use super::quick::configuration;
+use super::watch::Watch;
 use super::{announce, print, print_json};
 use crate::LogChoice;
 use crate::args::ServeArgs;
@@ -17,6 +18,7 @@ use crate::signals::{Hangups, Stop, Stops, block_on};
 
 pub(crate) fn run(args: &ServeArgs, log: LogChoice) -> Result<(), CliError> {
     let overrides = overrides(std::env::vars_os())?;
+    let watch = args.config.as_deref().filter(|_| args.watch).map(Watch::new);
     let config = match &args.config {
         Some(file) => Config::load_with(file, overrides).map_err(CliError::input)?,
         None => {
@@ -37,13 +39,13 @@ pub(crate) fn run(args: &ServeArgs, log: LogChoice) -> Result<(), CliError> {
         // Before anything can be asked to stop, so that no signal is missed; and from here on SIGHUP does not end the
         // process.
         let (mut stops, mut hangups) = (Stops::listen(), Hangups::listen());
-        let running = Gateway::start(config).await.map_err(CliError::failed)?;
+        let running = Gateway::start(config).await.map_err(|error| CliError::by_side(error.is_input(), error))?;
         notify(Notice::Ready);
         announce(&format!("ready: {}\nadmin: {}", running.data_url(), running.admin_url()));
         let stop = tokio::select! {
             stop = stops.next() => stop,
             // The outcome of each reload is in the log and in the metrics.
-            never = reload_on(&mut hangups, &running) => match never {},
+            never = reload_on(&mut hangups, watch, &running) => match never {},
         };
         notify(Notice::Stopping);
         tokio::select! {
@@ -83,9 +85,21 @@ fn print_checked(args: &ServeArgs, Probed { served, troubles }: &Probed) -> Resu
     print(&format!("{what}: {verdict}\n{}", checked.served))
 }
 
-async fn reload_on(hangups: &mut Hangups, running: &Running) -> Infallible {
+async fn reload_on(hangups: &mut Hangups, mut watch: Option<Watch>, running: &Running) -> Infallible {
     loop {
-        hangups.next().await;
-        let _ = running.reload().await;
+        let changed = async {
+            match &mut watch {
+                Some(watch) => watch.changed().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = hangups.next() => {}
+            () = changed => {}
+        }
+        let done = running.reload().await;
+        if let (Some(watch), Err(ReloadError::Refused(_) | ReloadError::Moving { .. })) = (&mut watch, done) {
+            watch.try_again();
+        }
     }
 }

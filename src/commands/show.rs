@@ -10,12 +10,12 @@ use semmoe_profiler::show::{Input, Study, study};
 use semmoe_profiler::split;
 use semmoe_solver::{EvalInput, EvalOptions, SolveOptions, Unit, evaluate, solve};
 use semmoe_tables::{Attention, Profile, Tables, Trace};
-use semmoe_text::Tokenizer;
+use semmoe_text::{Tokenizer, tokenizer_file};
 use serde_json::Value;
 
 use super::outcome::Document;
 use super::profile::failure;
-use super::{check_output, print_result, tokenizer_file};
+use super::{check_output, print_result};
 use crate::args::ShowArgs;
 use crate::error::CliError;
 use crate::progress::{Progress, Steps as _};

@@ -12,10 +12,10 @@ use semmoe_solver::{
     TokenStrings, WarmStart, solve, solve_paper,
 };
 use semmoe_tables::{Embeddings, ModelInfo, Profile, Provenance, Tables, Trace};
-use semmoe_text::{TextError, Tokenizer};
+use semmoe_text::{TextError, Tokenizer, tokenizer_file};
 
 use super::outcome::{self, Document, Outcome};
-use super::{check_apart, check_output, placement, print_result, tokenizer_file};
+use super::{check_apart, check_output, placement, print_result};
 use crate::args::{SolveArgs, SolverArg};
 use crate::error::CliError;
 use crate::progress::{Progress, Steps as _, say};

@@ -19,3 +19,4 @@ mod solve;
 mod stopping;
 mod support;
 mod up;
+mod usage;

@@ -46,7 +46,12 @@ struct Served {
 
 impl Served {
     fn start(config: &Path) -> Self {
-        let mut child = semmoe(&["serve", "--config"]).arg(config).stdout(Stdio::piped()).spawn().expect("starts");
+        Self::start_with(config, &[])
+    }
+
+    fn start_with(config: &Path, more: &[&str]) -> Self {
+        let mut child =
+            semmoe(&["serve", "--config"]).arg(config).args(more).stdout(Stdio::piped()).spawn().expect("starts");
         let mut line = String::new();
         // The reader goes away after the first line: a gateway whose starter left has to serve on.
         BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
@@ -262,6 +267,54 @@ fn sighup_reads_the_configuration_again() {
     }
     served.stop();
     ranks.stop();
+}
+
+/// A ConfigMap's folder: the file is a link into a folder that is itself behind a link, which is replaced.
+fn publish(folder: &Path, version: &str, text: &str) {
+    std::fs::create_dir(folder.join(version)).expect("a folder");
+    std::fs::write(folder.join(version).join("semmoe.toml"), text).expect("written");
+    std::os::unix::fs::symlink(version, folder.join("..next")).expect("a link");
+    std::fs::rename(folder.join("..next"), folder.join("..data")).expect("renamed");
+}
+
+#[test]
+fn a_watched_configuration_is_read_when_it_changes_and_drains_stay() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let admin_address = free_address();
+    let config = configuration(folder.path(), "http://127.0.0.1:1", "least_load", "");
+    let text = std::fs::read_to_string(&config).expect("readable");
+    let text = text.replace("admin = \"127.0.0.1:0\"", &format!("admin = \"{admin_address}\""));
+    std::fs::remove_file(&config).expect("removed");
+    publish(folder.path(), "..1", &text);
+    std::os::unix::fs::symlink("..data/semmoe.toml", &config).expect("a link");
+    let served = Served::start_with(&config, &["--watch"]);
+    let admin: BaseUrl = format!("http://{admin_address}").parse().expect("a URL");
+    let ask = |path: &str| -> Value {
+        block_on(async { HttpClient::default().get_json(&admin, path, &AnswerLimits::default()).await.expect(path) })
+    };
+    let until = |what: &str, seen: &dyn Fn() -> bool| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !seen() {
+            assert!(Instant::now() < deadline, "{what}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    };
+    let drained: Value = block_on(async {
+        let (path, limits) = ("/admin/backends/pod-a/drain", AnswerLimits::default());
+        HttpClient::default().post_json(&admin, path, &json!({}), &limits).await.expect("drained")
+    });
+    assert_eq!(drained["draining"], true, "{drained}");
+    let alias = || ask("/admin/config")["settings"]["models"][0]["aliases"][0].clone();
+    publish(folder.path(), "..2", &text.replace("\"tiny\"", "\"small\""));
+    until("the new alias", &|| alias() == "small");
+    assert_eq!(ask("/admin/backends")["backends"][0]["draining"], true);
+    // A wrong file changes nothing.
+    publish(folder.path(), "..3", &format!("{text}colour = 3\n"));
+    until("a refusal", &|| ask("/admin/config")["last_reload"]["outcome"] == "invalid");
+    assert_eq!(alias(), "small");
+    publish(folder.path(), "..4", &text);
+    until("the old alias", &|| alias() == "tiny");
+    served.stop();
 }
 
 /// A rank dies while every rank of two units runs a request: the unit's other rank says so, and the gateway has both of

@@ -34,4 +34,4 @@ pub use segments::SegmentCache;
 pub use semmoe_tables::Score;
 pub use stream::IncrementalDecoder;
 pub use template::{ChatTemplate, Renderer};
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{Tokenizer, tokenizer_file};

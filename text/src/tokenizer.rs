@@ -1,7 +1,7 @@
 //! A Hugging Face `tokenizer.json`, loaded once and shared.
 
 use std::ops::{Deref, DerefMut};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::encoder::{PromptEncoder, one_line, read_limited};
 use crate::oracle::FILE_LIMIT_BYTES;
@@ -25,6 +25,11 @@ impl DerefMut for Tokenizer {
     fn deref_mut(&mut self) -> &mut PromptEncoder {
         &mut self.encoder
     }
+}
+
+/// The file of a tokenizer, which may be named by its directory: that of a checkpoint.
+pub fn tokenizer_file(path: &Path) -> PathBuf {
+    if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() }
 }
 
 impl Tokenizer {

@@ -65,6 +65,16 @@ impl BaseUrl {
         Uri::from_parts(parts).map_err(|error| syntax(error.to_string()))
     }
 
+    /// The same without the `/v1` at its end that base URLs of OpenAI's clients have: paths that are joined begin with
+    /// it.
+    #[must_use]
+    pub fn without_v1(mut self) -> Self {
+        if let Some(shorter) = self.prefix.strip_suffix("/v1") {
+            self.prefix.truncate(shorter.len());
+        }
+        self
+    }
+
     /// Whether it begins with https.
     pub fn is_secure(&self) -> bool {
         self.secure
@@ -140,6 +150,15 @@ mod tests {
         ] {
             let base: BaseUrl = url.parse().unwrap();
             assert_eq!(base.join(path).unwrap().to_string(), joined);
+        }
+        for (url, shorter) in [
+            ("http://a:1/v1", "http://a:1"),
+            ("https://a/openai/v1/", "https://a/openai"),
+            ("http://a/v1/v1", "http://a/v1"),
+            ("http://a/xv1", "http://a/xv1"),
+            ("http://v1", "http://v1"),
+        ] {
+            assert_eq!(BaseUrl::from_str(url).unwrap().without_v1().to_string(), shorter);
         }
         assert!(BaseUrl::from_str("http://a").unwrap().join("health").is_err());
         assert!(BaseUrl::from_str("http://a").unwrap().join("/a b").is_err());

@@ -89,7 +89,7 @@ pub struct RawModel {
     /// LoRA adapters that requests may name as `model:adapter`, and that `/v1/models` lists; absent: any, as the engine
     /// knows which ones it has; empty: none. Adapters that the engine knows by a name of their own are `aliases`.
     pub adapters: Option<Vec<String>>,
-    /// `tokenizer.json` of the model; needed by policies that score prompts.
+    /// `tokenizer.json` of the model, or the directory with it; needed by policies that score prompts.
     pub tokenizer: Option<PathBuf>,
     /// A template, or a `.json` file with a field `chat_template`; absent: from `tokenizer_config.json` or
     /// `chat_template.jinja` beside the tokenizer.
@@ -135,7 +135,7 @@ pub struct RawBackend {
     pub name: String,
     /// `sglang`, `vllm`, `semmoe` or `openai`.
     pub engine: String,
-    /// `http://host:port`; this or `urls`.
+    /// `http://host:port`; this or `urls`. A `/v1` at its end is left out.
     #[serde(default)]
     pub url: String,
     /// One URL for each rank: several `openai` servers that are the ranks of one engine, or vLLM with

@@ -179,7 +179,7 @@ fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: 
     Ok(ModelConfig {
         name: raw.name,
         other_names: OtherNames { aliases: raw.aliases, adapters: raw.adapters },
-        tokenizer: below(raw.tokenizer),
+        tokenizer: below(raw.tokenizer).map(|path| semmoe_text::tokenizer_file(&path)),
         chat_template: below(raw.chat_template),
         policy,
         backends,
@@ -240,7 +240,8 @@ fn backend(key: &str, raw: RawBackend, base: &Path, scoring: Option<&str>, names
 
 /// `url`, or one of `urls` for each rank.
 fn urls(key: &str, engine: Engine, raw: &RawBackend) -> Result<Vec<BaseUrl>> {
-    let parse = |key: String, url: &str| url.parse().map_err(|error| ConfigError::value(key, error));
+    let parse =
+        |key: String, url: &str| url.parse().map(BaseUrl::without_v1).map_err(|error| ConfigError::value(key, error));
     if raw.urls.is_empty() {
         return Ok(vec![parse(format!("{key}.url"), &raw.url)?]);
     }
