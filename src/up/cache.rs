@@ -12,7 +12,7 @@ use super::assets::Assets;
 use crate::error::CliError;
 
 /// Changes whenever the steps of the pipeline change what they would produce.
-const PIPELINE_VERSION: &str = "4";
+const PIPELINE_VERSION: &str = "5";
 /// Files of a checkpoint directory that decide its routing.
 const MODEL_FILES: [&str; 5] =
     ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];

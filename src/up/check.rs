@@ -12,6 +12,7 @@ use semmoe_tables::{Attention, Phase, ProfileBuilder, Tables, Trace};
 use super::assets::Assets;
 use super::cache::Cache;
 use super::drive::{Job, drive, read_jobs};
+use super::front::Front;
 use super::report::{CheckReport, Measured, Predicted, WithReplicas};
 use super::scrape::UnitCounters;
 use super::setup::{Recording, recorded};
@@ -102,7 +103,7 @@ async fn measure(
     jobs: &Arc<Vec<Job>>,
     title: &'static str,
 ) -> Result<(Measured, usize), CliError> {
-    let (mut unit, gateway) = super::start(assets, layout, tables, 0).await?;
+    let (mut unit, gateway) = super::start(assets, layout, tables, Front::default()).await?;
     let client = HttpClient::default();
     let engine: BaseUrl = unit.url.parse().map_err(CliError::failed)?;
     let url: BaseUrl = format!("http://{}", gateway.data_addr()).parse().map_err(CliError::failed)?;

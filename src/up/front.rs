@@ -3,23 +3,31 @@
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 
-use semmoe_gateway::{Config, Gateway, RawBackend, RawConfig, RawModel, RawServer, Running};
+use semmoe_gateway::{Config, Gateway, RawBackend, RawConfig, RawModel, RawSampling, RawServer, Running};
 
 use super::assets::Assets;
 use crate::error::CliError;
 
+/// How it serves.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Front {
+    /// The data port on loopback, the admin listener takes the next one; 0: both are free ones.
+    pub(crate) port: u16,
+    /// Whether every request asks for its routed experts, so that the admin page shows what was observed.
+    pub(crate) samples: bool,
+}
+
 /// Starts it in front of the unit at `engine_url`, where a request can go to one of `ranks` ranks. With tables the
-/// policy is `affinity`, without them `round_robin`. `port` is the data port on loopback, the admin listener takes the
-/// next one; 0: both are free ones.
+/// policy is `affinity`, without them `round_robin`.
 pub(crate) async fn start_gateway(
     assets: &Assets,
     engine_url: &str,
     ranks: u16,
     tables: Option<&Path>,
-    port: u16,
+    front: Front,
 ) -> Result<Running, CliError> {
     let address = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string();
-    let admin_port = next_port(port)?;
+    let (port, admin_port) = (front.port, next_port(front.port)?);
     let raw = RawConfig {
         server: RawServer {
             listen: address(port),
@@ -41,6 +49,7 @@ pub(crate) async fn start_gateway(
             }],
             ..RawModel::default()
         }],
+        sampling: RawSampling { share: if front.samples { 1.0 } else { 0.0 }, ..RawSampling::default() },
         ..RawConfig::default()
     };
     let config = Config::from_raw(raw, Path::new("")).map_err(CliError::input)?;

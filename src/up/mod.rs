@@ -13,6 +13,7 @@ mod unit;
 use std::path::Path;
 use std::time::Duration;
 
+use semmoe_engines::http::HttpClient;
 use semmoe_gateway::Running;
 use semmoe_tables::Attention;
 
@@ -24,7 +25,8 @@ use crate::progress::say;
 use crate::signals::{Stops, block_on};
 use assets::Assets;
 use cache::Cache;
-use front::{check_ports, start_gateway};
+use front::{Front, check_ports, start_gateway};
+use scrape::UnitCounters;
 use unit::{RankDeath, Unit, UnitLayout, UnitSpec};
 
 /// Grace period of requests in flight after a stop request.
@@ -42,7 +44,7 @@ pub(crate) fn run(args: &UpArgs) -> Result<(), CliError> {
     let data = args.data.clone().unwrap_or_else(cache::default_folder);
     let planned = args.plan.as_ref().map(|source| planned(source, &assets, &data)).transpose()?;
     let layout = UnitLayout::of(args, planned)?;
-    setup::check_redundant(&assets, layout)?;
+    setup::check_slots(&assets, layout)?;
     if !args.check {
         check_ports(args.port)?;
     }
@@ -91,11 +93,12 @@ async fn serve(
     mut stops: Stops,
 ) -> Result<(), CliError> {
     let tables = layout.takes_tables().then(|| cache.tables(layout.redundant));
-    let (mut unit, gateway) = stops.until_stopped(start(assets, layout, tables.as_deref(), args.port)).await?;
+    let front = Front { port: args.port, samples: true };
+    let (mut unit, gateway) = stops.until_stopped(start(assets, layout, tables.as_deref(), front)).await?;
     announce(&welcome(&gateway, assets, cache)?);
     tokio::select! {
         _ = stops.next() => {
-            say("stopping");
+            say(&format!("stopping; {}", totals(&unit.url).await));
             gateway.shutdown(GRACE).await;
             unit.stop().await;
             Ok(())
@@ -104,18 +107,35 @@ async fn serve(
     }
 }
 
-/// A unit with these tables, and a gateway in front of it; `port` 0: any.
+/// Counts of the ranks since they were started.
+async fn totals(engine: &str) -> String {
+    let counted = async {
+        let engine = engine.parse().map_err(CliError::failed)?;
+        UnitCounters::read(&HttpClient::default(), &engine).await
+    };
+    match counted.await {
+        Ok(counted) => format!(
+            "since the start: {} tokens, local activation rate {:.4}, {:.0} bytes between ranks per token",
+            counted.tokens(),
+            counted.lar(),
+            counted.remote_bytes_per_token()
+        ),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// A unit with these tables, and a gateway in front of it.
 async fn start(
     assets: &Assets,
     layout: UnitLayout,
     tables: Option<&Path>,
-    port: u16,
+    front: Front,
 ) -> Result<(Unit, Running), CliError> {
     let spec = UnitSpec { model: assets.model.clone(), tables: tables.map(Path::to_owned), layout };
     let unit = Unit::start(&spec).await?;
     // With attention tp the unit is one rank to the gateway: there is nothing to choose.
     let tables = tables.filter(|_| layout.attention.attention == Attention::Dp);
-    let gateway = start_gateway(assets, &unit.url, layout.replicas(), tables, port).await?;
+    let gateway = start_gateway(assets, &unit.url, layout.replicas(), tables, front).await?;
     Ok((unit, gateway))
 }
 

@@ -24,6 +24,8 @@ const RECORD_CONCURRENCY_PER_RANK: usize = 4;
 const PROFILE_MAX_TOKENS: u32 = 1;
 /// The tables of a model depend on nothing but the recorded routing, the tokenizer and this.
 const SEED: u64 = 1;
+/// Share of the requests that the tables are judged on in place of being solved from: what the admin page promises.
+const HOLD_OUT: f64 = 0.1;
 
 /// Makes sure that the cache holds valid tables for a unit.
 pub(crate) async fn prepare(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<(), CliError> {
@@ -59,6 +61,7 @@ fn solve(
     let source = format!("solved by up from profile {}", profile.digest());
     let mut options = solve_options(layout, Provenance { source, created: created() });
     options.seed = SEED;
+    options.hold_out = HOLD_OUT;
     options.threads = threads();
     // The report is not used, and the tables do not depend on it.
     options.bounds = None;
@@ -73,12 +76,20 @@ fn solve_options(layout: UnitLayout, provenance: Provenance) -> SolveOptions {
     SolveOptions { redundant, ..SolveOptions::new(layout.ranks, layout.attention.attention, provenance) }
 }
 
-/// Slots for replicas that cannot be dealt out are an error before anything is recorded.
-pub(super) fn check_redundant(assets: &Assets, layout: UnitLayout) -> Result<(), CliError> {
+/// Experts, or slots for replicas, that cannot be dealt out are an error before anything is recorded.
+pub(super) fn check_slots(assets: &Assets, layout: UnitLayout) -> Result<(), CliError> {
     // A model that cannot be read is the worker's to report: it knows what it needs.
     let Ok(config) = ModelConfig::load(&assets.model) else { return Ok(()) };
+    let (experts, ranks) = (config.num_experts as u16, layout.ranks);
+    if layout.takes_tables() && layout.redundant == 0 && !experts.is_multiple_of(ranks) {
+        let divisors = (1..=experts).filter(|ranks| experts.is_multiple_of(*ranks)).map(|ranks| ranks.to_string());
+        let divisors = divisors.collect::<Vec<_>>().join(", ");
+        return Err(CliError::input(format!(
+            "--ranks is {ranks}, expected a number that divides the {experts} experts: {divisors}"
+        )));
+    }
     let provenance = Provenance { source: String::new(), created: created() };
-    solve_options(layout, provenance).check_redundant(config.num_experts as u16).map_err(CliError::input)
+    solve_options(layout, provenance).check_redundant(experts).map_err(CliError::input)
 }
 
 /// One recording from a unit.

@@ -97,11 +97,30 @@ fn serves_requests_and_ctrl_c_stops_everything_it_started() {
             .filter_map(|event| event["choices"][0]["delta"]["content"].as_str().map(str::to_owned))
             .collect();
         assert_eq!(answer["choices"][0]["message"]["content"], streamed, "streamed and whole answers are one");
+        shows_what_tables_promise_and_ranks_did(&client, &up.admin.parse().expect("a URL")).await;
     });
     up.interrupt();
     let (status, said) = up.wait();
     assert!(status.success(), "{status}: {said}");
+    let totals = said.lines().find(|line| line.contains("since the start: ")).unwrap_or_else(|| panic!("{said}"));
+    let figures: Vec<f64> = totals.split(' ').filter_map(|word| word.trim_matches(',').parse().ok()).collect();
+    assert!(figures.len() == 3 && figures.iter().all(|figure| *figure > 0.0), "{totals}");
     assert!(ranks.iter().all(|&pid| !is_alive(pid)), "ranks stay behind");
+}
+
+/// The admin page has a promise of the tables and, once a whole answer was counted, an observation beside it.
+async fn shows_what_tables_promise_and_ranks_did(client: &HttpClient, admin: &BaseUrl) {
+    for _ in 0..600 {
+        let seen: Value = client.get_json(admin, "/admin/overview", &limits()).await.expect("an overview");
+        assert!(seen["tables"]["tables"][0]["promised_lar"].as_f64().expect("a promise") > 0.25, "{seen}");
+        let live = &seen["live"]["backends"][0];
+        assert_eq!(live["sampling"], "on", "{live}");
+        if live["observed_lar"].as_f64().is_some_and(|observed| observed > 0.0) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("nothing was observed");
 }
 
 /// A signal that came between two parts of the start was lost once.

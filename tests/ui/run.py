@@ -132,8 +132,10 @@ def names(page):
 def figures(page):
     """The page shows what runs."""
     page.until("document.querySelectorAll('.rank').length === 8 && document.querySelectorAll('.backend.good').length === 2")
-    for name in ("First token", "Between tokens", "Predicted LAR"):
+    for name in ("First token", "Between tokens", "Predicted LAR", "Observed LAR", "Remote activations"):
         page.until(f"[...document.querySelectorAll('#figures > div')].some(it => it.textContent.startsWith({json.dumps(name)}) && /\\d/.test(it.querySelector('span').textContent))")
+    for name in ("Requests", "Output tokens", "Predicted LAR"):
+        page.until(f"[...document.querySelectorAll('#figures > div')].some(it => it.textContent.startsWith({json.dumps(name)}) && /since the start: [1-9]|[1-9][^;]* since the start/.test(it.querySelector('small').textContent))")
     page.until("/Observed: \\d/.test(document.querySelector('#lar').textContent) && /1\\/n: 25.0 %/.test(document.querySelector('#lar').textContent)")
     page.until("/80 % by affinity, the rest by least_load/.test(document.querySelector('#routing').textContent)")
     page.until("document.querySelectorAll('#answers tbody tr').length >= 4")
