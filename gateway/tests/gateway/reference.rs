@@ -154,3 +154,43 @@ fn documents_name_keys_that_exist() {
     }
     assert!(checked > 80, "{checked}");
 }
+
+/// The paths that security.md names are those of the data plane: who may reach what is decided by that list.
+#[test]
+fn the_page_on_security_has_every_route() {
+    let text = document("security.md");
+    let section = text.split("\n## Routes").nth(1).unwrap().split("Every other path").next().unwrap();
+    let words = section.split('`').skip(1).step_by(2).map(|word| word.trim_start_matches("GET "));
+    let named: BTreeSet<&str> = words.filter(|word| word.starts_with('/')).collect();
+    let routes = semmoe_engines::Route::ALL.map(semmoe_engines::Route::path);
+    // The last is the metrics listener's.
+    let more = ["/v1/models", "/v1/models/{id}", "/health", "/readyz"];
+    assert_eq!(named, routes.into_iter().chain(more).collect());
+}
+
+/// The chart passes the keys of these sections as they are, and refuses misspelt ones: its schema has all of them.
+#[test]
+fn the_charts_schema_has_every_key_and_policy() {
+    let schema = std::fs::read_to_string(format!("{DOCS}/../deploy/helm/semmoe/values.schema.json")).unwrap();
+    let schema: serde_json::Value = serde_json::from_str(&schema).unwrap();
+    let (model, sections) = ("/properties/models/items/properties", reference());
+    let engine = format!("{model}/engines/items/properties");
+    let keys = |pointer: &str| -> BTreeSet<String> {
+        let object = schema.pointer(pointer).and_then(|found| found.as_object());
+        object.unwrap_or_else(|| panic!("{pointer}")).keys().cloned().collect()
+    };
+    let documented = |headers: &[&str], without: &[&str], more: &[&str]| -> BTreeSet<String> {
+        let named = headers.iter().flat_map(|header| sections[*header].keys().cloned());
+        named.filter(|key| !without.contains(&key.as_str())).chain(more.iter().map(|key| (*key).to_owned())).collect()
+    };
+    assert_eq!(keys(model), documented(&["[[models]]"], &["backends", "discovery"], &["engines"]));
+    let sources = ["[[models.backends]]", "[[models.discovery]]"];
+    assert_eq!(keys(&engine), documented(&sources, &["kubernetes"], &["service"]));
+    assert_eq!(keys(&format!("{engine}/tls/properties")), documented(&["[models.backends.tls]"], &[], &[]));
+    // The chart decides which addresses are served.
+    assert_eq!(keys("/properties/server/properties"), documented(&["[server]"], &["listen", "metrics"], &[]));
+    assert_eq!(keys("/definitions/server_tls/properties"), documented(&["[server.tls]"], &[], &[]));
+    assert_eq!(schema["definitions"]["policy"]["enum"], serde_json::json!(semmoe_routing::NAMES));
+    let engines: Vec<&str> = semmoe_engines::Engine::ALL.iter().map(|engine| engine.name()).collect();
+    assert_eq!(schema.pointer(&format!("{engine}/engine/enum")).unwrap(), &serde_json::json!(engines));
+}

@@ -18,53 +18,51 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if .Values.serviceAccount.name }}{{ .Values.serviceAccount.name }}{{ else if .Values.serviceAccount.create }}{{ include "semmoe.name" . }}{{ else }}default{{ end }}
 {{- end }}
 
-{{/* The gateway's configuration. JSON strings are TOML strings. */}}
+{{/* A value as TOML: JSON, but for maps, which are inline tables. */}}
+{{- define "semmoe.toml" -}}
+{{- $parts := list }}
+{{- if kindIs "map" . }}
+{{- range $key, $value := . }}{{ $parts = append $parts (printf "%s = %s" (toJson $key) (include "semmoe.toml" $value)) }}{{ end -}}
+{ {{ join ", " $parts }} }
+{{- else if kindIs "slice" . }}
+{{- range . }}{{ $parts = append $parts (include "semmoe.toml" .) }}{{ end -}}
+[{{ join ", " $parts }}]
+{{- else }}{{ toJson . }}{{ end }}
+{{- end }}
+
+{{/* Lines of a map, less what is empty. */}}
+{{- define "semmoe.keys" -}}
+{{- range $key, $value := . }}{{ if not (or (kindIs "invalid" $value) (eq (toString $value) "")) }}
+{{ $key }} = {{ include "semmoe.toml" $value }}
+{{- end }}{{ end }}
+{{- end }}
+
+{{/* The gateway's configuration: the keys of the values have the names of docs/configuration.md, and pass as they are. */}}
 {{- define "semmoe.config" -}}
 [server]
 listen = "0.0.0.0:8080"
 metrics = "0.0.0.0:{{ .Values.metricsPort }}"
-# Loopback: `kubectl port-forward POD 8081` reaches it.
-admin = "127.0.0.1:8081"
+# The default is loopback: `kubectl port-forward POD 8081` reaches it.
+{{- include "semmoe.keys" (merge (deepCopy .Values.server) (dict "admin" "127.0.0.1:8081")) }}
 
 {{- range $model := .Values.models }}
 
 [[models]]
-name = {{ $model.name | toJson }}
-policy = {{ $model.policy | default "least_load" | toJson }}
-{{- with $model.tokenizer }}
-tokenizer = {{ toJson . }}
-{{- end }}
-{{- with $model.aliases }}
-aliases = {{ toJson . }}
-{{- end }}
+{{- include "semmoe.keys" (merge (omit $model "engines") (dict "policy" "least_load")) }}
 {{- range $model.engines }}
-{{- if not .service }}
-
-[[models.backends]]
-name = {{ .name | toJson }}
-engine = {{ .engine | toJson }}
-url = {{ .url | toJson }}
-{{- with .tables }}
-tables = {{ toJson . }}
-{{- end }}
-{{- end }}
-{{- end }}
-{{- range $model.engines }}
-{{- if .service }}
+{{- if or .service .dns .srv }}
 
 [[models.discovery]]
-name = {{ .name | toJson }}
-engine = {{ .engine | toJson }}
-{{- with .tables }}
-tables = {{ toJson . }}
-{{- end }}
+{{- include "semmoe.keys" (omit . "service") }}
+{{- with .service }}
 
 [models.discovery.kubernetes]
-namespace = {{ .service.namespace | default $.Release.Namespace | toJson }}
-service = {{ .service.name | toJson }}
-{{- with .service.port }}
-port = {{ toJson . }}
+{{- include "semmoe.keys" (dict "namespace" (.namespace | default $.Release.Namespace) "service" .name "port" .port) }}
 {{- end }}
+{{- else }}
+
+[[models.backends]]
+{{- include "semmoe.keys" . }}
 {{- end }}
 {{- end }}
 {{- end }}
