@@ -10,7 +10,7 @@ const INTERVAL: Duration = Duration::from_secs(2);
 /// Until a change is tried again that engines or files refused: they may fit by then.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// What a file held.
+/// A file and its content.
 pub(crate) struct Watch {
     file: PathBuf,
     /// As it was read, or tried; `None`: it could not be read.
@@ -45,7 +45,7 @@ impl Watch {
         }
     }
 
-    /// What changed did not come into force, though nothing is wrong with the file.
+    /// The change did not come into force, though nothing is wrong with the file.
     pub(crate) fn try_again(&mut self) {
         self.retry = Some(Instant::now() + RETRY);
     }

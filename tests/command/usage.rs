@@ -1,5 +1,5 @@
-//! Wrong arguments and input end with exit code 2, as docs/cli.md says, in every subcommand; what the machine or a server
-//! did ends with 1.
+//! Wrong arguments and input end with exit code 2, as docs/cli.md says, in every subcommand; failures of the machine or
+//! of a server with 1.
 
 use crate::mistakes::Desk;
 use crate::support::{describe, run};
