@@ -39,12 +39,15 @@ def lines(document):
         print(f"timed by: {how}")
     if times.get("collectives"):
         collectives(times)
+    for row in times.get("reshard", []):
+        print(f"reshard P={row['ranks']}, a layer of {row['experts']} experts of 3 x {row['intermediate']} x {row['hidden']} {row['dtype']}, EP to TP: "
+              f"{row['us']:.0f} us, {row['share_of_copy_bound']:.0%} of the copy bound, {row['blocks']} blocks")
     for row, torch, cub in argsorts(document):
         print(f"argsort {row['items']} over {row['ranks']}: {row['us']:.2f} us"
               + (f"; torch.argsort {torch['argsort_us']:.2f} us ({torch['argsort_us'] / row['us']:.1f}x), the fastest of its key types "
                  f"{torch['best_us']:.2f} us ({torch['best_us'] / row['us']:.1f}x)" if torch else "; no torch.argsort")
               + (f"; cub {cub['us']:.2f} us ({cub['us'] / row['us']:.1f}x)" if cub else "; no cub"))
-    for step in ("checks", "processes", "descriptors", "sanitizer", "times", "torch", "cub"):
+    for step in ("checks", "processes", "descriptors", "unit", "sanitizer", "times", "torch", "cub"):
         said = document.get(step)
         state = "not run" if said is None else "passed" if said.get("passed") else f"FAILED: {said.get('reason', '')}"
         not_run = sorted({check["not_run"] for check in (said or {}).get("checks", []) if check.get("not_run")})
@@ -59,6 +62,9 @@ def bars(document):
     for name, read, holds in BARS:
         value = read(rows[8]) if 8 in rows else None
         print(f"bar: {name}: " + ("not measured" if value is None else f"{value:.3f}, {'holds' if holds(value) else 'MISSED'}"))
+    reshards = [row["share_of_copy_bound"] for row in document.get("times", {}).get("reshard", [])]
+    print("bar: reshard, share of the copy bound, at least 0.85: "
+          + (f"{min(reshards):.3f}, {'holds' if min(reshards) >= 0.85 else 'MISSED'}" if reshards else "not measured"))
     sort = next(((row, torch) for row, torch, _ in argsorts(document) if (row["items"], row["ranks"]) == (8192, 8)), None)
     if sort and sort[1]:
         value = sort[1]["argsort_us"] / sort[0]["us"]

@@ -8,9 +8,11 @@ typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
-// A kernel with one struct of parameters, read where it is: no copy, and arrays in it may be indexed.
-#define SEMMOE_KERNEL(name, Params, threads) \
-  extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ Params p)
+// A kernel with one struct of parameters, read where it is: no copy, and arrays in it may be indexed. A multiprocessor can run
+// COLLECTIVE_THREADS threads of it, or one larger block.
+#define SEMMOE_KERNEL(name, Params, threads)                                                                            \
+  extern "C" __global__ void __launch_bounds__(threads, threads < COLLECTIVE_THREADS ? COLLECTIVE_THREADS / threads : 1) \
+      name(const __grid_constant__ Params p)
 #define SEMMOE_SHARED(Type, name) __shared__ Type name
 // The shim turns these into switches; on a GPU no synchronisation can be left out.
 #define SEMMOE_MUTANT(kind) false

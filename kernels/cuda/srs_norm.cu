@@ -1,14 +1,17 @@
 // Shuffled reduce-scatter fused with the layer's residual and RMSNorm: with h = sum over ranks + residual of the token, in f32,
 // `residual_out[i] = round(h)` and `out[i] = round((h * inverse_rms(h)) * weight)`.
 //
-// It saves what two kernels behind the reduce-scatter would read and write: 2 N / P each. A block of 256 threads takes a row; each
-// thread holds eight neighbouring columns of every 2,048. The order of the additions is that of the reference
-// (`semmoe_kernels::inverse_rms`): columns of one thread, then neighbours, then warps.
+// It saves what two kernels behind the reduce-scatter would read and write: 2 N / P each. Two blocks share a multiprocessor, and with two
+// ranks a block takes two rows at once, so that enough loads are in flight while others wait at the barrier. Each thread holds eight
+// neighbouring columns of every 2,048. The additions are those of the reference (`semmoe_kernels::inverse_rms`): columns of one thread,
+// then neighbours, then warps.
 #include "reduce.cuh"
 
 constexpr u32 NORM_THREADS = 256;
+constexpr u32 NORM_WARPS = NORM_THREADS / WARP;
 constexpr u32 NORM_COLUMNS = 8;
 constexpr u32 NORM_SPAN = NORM_THREADS * NORM_COLUMNS;
+constexpr u32 NORM_ROWS = 2;  // of a block at once, at most
 
 struct NormParams {
   ReduceParams reduce;             // `out` gets the normed rows
@@ -20,7 +23,7 @@ struct NormParams {
 };
 
 struct NormShared {
-  float warp[NORM_THREADS / WARP];
+  float squares[2][NORM_ROWS][NORM_WARPS];  // by parity of the round, row, warp
 };
 
 __device__ inline float divide(float a, float b) {
@@ -38,135 +41,200 @@ __device__ inline float square_root(float v) {
 #endif
 }
 
-// Neighbours folded: of eight columns, of 32 lanes, of 8 warps. All threads get the sum.
-__device__ inline float fold(float (&lanes)[NORM_COLUMNS], NormShared& shared) {
+// Neighbours added, then their sums.
+template <u32 COUNT>
+__device__ inline float fold(float (&values)[COUNT]) {
 #pragma unroll
-  for (u32 width = NORM_COLUMNS / 2; width > 0; width /= 2) {
+  for (u32 width = COUNT / 2; width > 0; width /= 2) {
 #pragma unroll
-    for (u32 i = 0; i < width; ++i) lanes[i] = add(lanes[2 * i], lanes[2 * i + 1]);
+    for (u32 i = 0; i < width; ++i) values[i] = add(values[2 * i], values[2 * i + 1]);
   }
-  float sum = lanes[0];
+  return values[0];
+}
+// The same over a warp's lanes. As a + b is b + a, all lanes get the same sum.
+__device__ inline float fold_lanes(float value) {
 #pragma unroll
-  for (u32 step = 1; step < WARP; step *= 2) sum = add(sum, __shfl_down_sync(ALL_LANES, sum, step));
-  if (lane_id() == 0) shared.warp[warp_id()] = sum;
-  __syncthreads();
-  float warps[NORM_THREADS / WARP];
-#pragma unroll
-  for (u32 i = 0; i < NORM_THREADS / WARP; ++i) warps[i] = shared.warp[i];
-#pragma unroll
-  for (u32 width = NORM_THREADS / WARP / 2; width > 0; width /= 2) {
-#pragma unroll
-    for (u32 i = 0; i < width; ++i) warps[i] = add(warps[2 * i], warps[2 * i + 1]);
-  }
-  // The next row writes here again.
-  __syncthreads();
-  return warps[0];
+  for (u32 step = 1; step < WARP; step *= 2) value = add(value, __shfl_xor_sync(ALL_LANES, value, step));
+  return value;
 }
 
-template <class T>
-__device__ inline Lanes<T> sum_vector(const ReduceParams& p, u64 element, u32 rank) {
-  if (p.team.ranks == 2) {
-    Vec v[2];
-    load_peers<T, 2>(v, p.parts, element, rank);
-    return sum_loaded<T, 2>(v, rank);
-  }
-  if (p.team.ranks == 4) {
-    Vec v[4];
-    load_peers<T, 4>(v, p.parts, element, rank);
-    return sum_loaded<T, 4>(v, rank);
-  }
-  if (p.team.ranks == 8) {
-    Vec v[8];
-    load_peers<T, 8>(v, p.parts, element, rank);
-    return sum_loaded<T, 8>(v, rank);
-  }
-  return sum_any<T>(p.parts, p.team.ranks, element);
-}
+// Whole vectors, from RANKS ranks at once; 0: from any number.
+template <class T, u32 RANKS>
+struct NormVectors {
+  // Vectors of a thread in flight.
+  static constexpr u32 AT_ONCE = RANKS == 2 ? 2 : 1;
+  struct Loaded {
+    Vec peers[RANKS == 0 ? 1 : RANKS];
+    Vec residual;
+  };
 
-// The counterpart of load16 and store16 for rows that are no multiple of 16 bytes: the elements before the end of the row.
-template <class T>
-__device__ inline void add_elements(Lanes<T>& sum, const void* from, u64 element, u32 column, u32 hidden, bool more = false) {
-#pragma unroll
-  for (u32 i = 0; i < Lanes<T>::COUNT; ++i) {
-    if (column + i >= hidden) continue;
-    const float value = to_float(static_cast<const T*>(from)[element + i]);
-    sum.of[i] = more ? add(sum.of[i], value) : value;
+  __device__ static void load(Loaded& loaded, const ReduceParams& p, const T* residual, u32 rank, u64 element) {
+    if constexpr (RANKS != 0) load_peers<T, RANKS>(loaded.peers, p.parts, element, rank);
+    loaded.residual = load16(residual + element);
   }
-}
-template <class T>
-__device__ inline void store_elements(T* to, const Lanes<T>& lanes, u32 column, u32 hidden) {
-#pragma unroll
-  for (u32 i = 0; i < Lanes<T>::COUNT; ++i) {
-    if (column + i < hidden) to[i] = from_float<T>(lanes.of[i]);
+  __device__ static Lanes<T> sum(Loaded& loaded, const ReduceParams& p, const T*, u32 rank, u64 element, u32) {
+    Lanes<T> sum;
+    if constexpr (RANKS != 0) {
+      sum = sum_loaded<T, RANKS>(loaded.peers, rank);
+    } else {
+      sum = sum_any<T>(p.parts, p.team.ranks, element);
+    }
+    accumulate<T>(sum, loaded.residual);
+    return sum;
   }
-}
+  __device__ static Lanes<T> weight(const T* from, u32 column, u32) { return unpack<T>(load16(from + column)); }
+  __device__ static void store(T* to, const Lanes<T>& lanes, u32 column, u32) { store16(to + column, pack<T>(lanes)); }
+};
 
-// One row by one block; the values of a thread stay in SPANS x 8 registers.
-template <class T, u32 SPANS>
-__device__ inline void norm_row(const NormParams& n, const Meeting& meeting, u32 row, u32 token, NormShared& shared) {
-  const ReduceParams& p = n.reduce;
-  const u64 from = static_cast<u64>(token) * p.hidden;
-  const u64 to = static_cast<u64>(row) * p.hidden;
-  const T* residual = static_cast<const T*>(n.residual[blockIdx.y]);
-  const T* weight = static_cast<const T*>(n.weight[blockIdx.y]);
-  constexpr u32 COUNT = Lanes<T>::COUNT;
-  const bool vectors = whole_vectors<T>(p.hidden);
-  float h[SPANS][NORM_COLUMNS];
-  float lanes[NORM_COLUMNS] = {};
+// Rows whose width is no multiple of 16 bytes: element by element, up to the end of the row.
+template <class T>
+struct NormElements {
+  static constexpr u32 AT_ONCE = 1;
+  struct Loaded {};
+
+  __device__ static void load(Loaded&, const ReduceParams&, const T*, u32, u64) {}
+  __device__ static Lanes<T> sum(Loaded&, const ReduceParams& p, const T* residual, u32, u64 element, u32 column) {
+    Lanes<T> sum = {};
 #pragma unroll
-  for (u32 span = 0; span < SPANS; ++span) {
-    const u32 first = span * NORM_SPAN + threadIdx.x * NORM_COLUMNS;
+    for (u32 i = 0; i < Lanes<T>::COUNT; ++i) {
+      if (column + i >= p.hidden) continue;
+      sum.of[i] = add(sum_element<T>(p.parts, p.team.ranks, element + i), to_float(residual[element + i]));
+    }
+    return sum;
+  }
+  __device__ static Lanes<T> weight(const T* from, u32 column, u32 hidden) {
+    Lanes<T> weight = {};
 #pragma unroll
-    for (u32 part = 0; part < NORM_COLUMNS; part += COUNT) {
-      const u32 column = first + part;
-      Lanes<T> sum = {};
-      if (vectors && column < p.hidden) {
-        sum = sum_vector<T>(p, from + column, meeting.rank);
-        accumulate<T>(sum, load16(residual + from + column));
-        store16(static_cast<T*>(n.residual_out[blockIdx.y]) + to + column, pack<T>(sum));
-      } else if (!vectors) {
-        add_elements<T>(sum, p.parts[0], from + column, column, p.hidden);
-        for (u32 rank = 1; rank < p.team.ranks; ++rank) add_elements<T>(sum, p.parts[rank], from + column, column, p.hidden, true);
-        add_elements<T>(sum, residual, from + column, column, p.hidden, true);
-        store_elements<T>(static_cast<T*>(n.residual_out[blockIdx.y]) + to + column, sum, column, p.hidden);
+    for (u32 i = 0; i < Lanes<T>::COUNT; ++i) {
+      if (column + i < hidden) weight.of[i] = to_float(from[column + i]);
+    }
+    return weight;
+  }
+  __device__ static void store(T* to, const Lanes<T>& lanes, u32 column, u32 hidden) {
+#pragma unroll
+    for (u32 i = 0; i < Lanes<T>::COUNT; ++i) {
+      if (column + i < hidden) to[column + i] = from_float<T>(lanes.of[i]);
+    }
+  }
+};
+
+// A block's rows in one round: ROWS neighbouring ones, each of SPANS spans.
+template <class T, u32 SPANS, class Access>
+struct NormRound {
+  static constexpr u32 COUNT = Lanes<T>::COUNT;
+  static constexpr u32 PER_SPAN = NORM_COLUMNS / COUNT;  // vectors of a thread
+  static constexpr u32 PER_ROW = SPANS * PER_SPAN;
+  static constexpr u32 ROWS = Access::AT_ONCE > PER_ROW ? Access::AT_ONCE / PER_ROW : 1;
+  static constexpr u32 VECTORS = ROWS * PER_ROW;
+
+  const NormParams& n;
+  u32 first;
+  u32 rows;  // of the rank
+  Lanes<T> h[VECTORS];
+
+  // Row and column of a thread's n-th vector, and whether there is such.
+  __device__ u32 row(u32 vector) const { return first + vector / PER_ROW; }
+  __device__ static u32 column(u32 vector) {
+    return vector % PER_ROW / PER_SPAN * NORM_SPAN + threadIdx.x * NORM_COLUMNS + vector % PER_SPAN * COUNT;
+  }
+  __device__ bool present(u32 vector) const { return row(vector) < rows && column(vector) < n.reduce.hidden; }
+
+  // Sums, which are the residual to go on with.
+  __device__ void sum(const Meeting& meeting, u32 begin) {
+    const ReduceParams& p = n.reduce;
+    const T* residual = static_cast<const T*>(n.residual[blockIdx.y]);
+    u32 tokens[ROWS];
+#pragma unroll
+    for (u32 i = 0; i < ROWS; ++i) {
+      if (first + i < rows) tokens[i] = token_at(meeting, p.permutation[blockIdx.y], begin + first + i, p.tokens);
+    }
+    const auto element = [&](u32 vector) { return static_cast<u64>(tokens[vector / PER_ROW]) * p.hidden + column(vector); };
+#pragma unroll
+    for (u32 chunk = 0; chunk < VECTORS; chunk += Access::AT_ONCE) {
+      // All loads are issued before the first sum waits for one.
+      typename Access::Loaded loaded[Access::AT_ONCE];
+#pragma unroll
+      for (u32 i = chunk; i < chunk + Access::AT_ONCE && i < VECTORS; ++i) {
+        if (present(i)) Access::load(loaded[i - chunk], p, residual, meeting.rank, element(i));
       }
 #pragma unroll
-      for (u32 i = 0; i < COUNT; ++i) {
-        h[span][part + i] = sum.of[i];
-        lanes[part + i] = add(lanes[part + i], multiply(sum.of[i], sum.of[i]));
+      for (u32 i = chunk; i < chunk + Access::AT_ONCE && i < VECTORS; ++i) {
+        h[i] = {};
+        if (!present(i)) continue;
+        h[i] = Access::sum(loaded[i - chunk], p, residual, meeting.rank, element(i), column(i));
+        Access::store(row_at<T>(n.residual_out[blockIdx.y], row(i), p.hidden), h[i], column(i), p.hidden);
       }
     }
   }
-  const float mean = divide(fold(lanes, shared), static_cast<float>(p.hidden));
-  const float scale = divide(1.0f, square_root(add(mean, n.epsilon)));
+
+  // The sum of each row's squares, for all threads.
+  __device__ void squares(float (&of_rows)[ROWS], float (&shared)[NORM_ROWS][NORM_WARPS]) const {
 #pragma unroll
-  for (u32 span = 0; span < SPANS; ++span) {
-    const u32 first = span * NORM_SPAN + threadIdx.x * NORM_COLUMNS;
+    for (u32 i = 0; i < ROWS; ++i) {
+      float columns[NORM_COLUMNS] = {};
 #pragma unroll
-    for (u32 part = 0; part < NORM_COLUMNS; part += COUNT) {
-      const u32 column = first + part;
-      T* out = static_cast<T*>(p.out[blockIdx.y]) + to + column;
-      if (vectors && column < p.hidden) {
-        Lanes<T> normed = unpack<T>(load16(weight + column));
+      for (u32 vector = 0; vector < PER_ROW; ++vector) {
 #pragma unroll
-        for (u32 i = 0; i < COUNT; ++i) normed.of[i] = multiply(multiply(h[span][part + i], scale), normed.of[i]);
-        store16(out, pack<T>(normed));
-      } else if (!vectors) {
-        Lanes<T> normed = {};
-        add_elements<T>(normed, weight, column, column, p.hidden);
-#pragma unroll
-        for (u32 i = 0; i < COUNT; ++i) normed.of[i] = multiply(multiply(h[span][part + i], scale), normed.of[i]);
-        store_elements<T>(out, normed, column, p.hidden);
+        for (u32 lane = 0; lane < COUNT; ++lane) {
+          float& column = columns[vector % PER_SPAN * COUNT + lane];
+          const float value = h[i * PER_ROW + vector].of[lane];
+          column = add(column, multiply(value, value));
+        }
       }
+      const float warp = fold_lanes(fold(columns));
+      if (lane_id() == 0) shared[i][warp_id()] = warp;
+    }
+    __syncthreads();
+#pragma unroll
+    for (u32 i = 0; i < ROWS; ++i) {
+      float warps[NORM_WARPS];
+#pragma unroll
+      for (u32 warp = 0; warp < NORM_WARPS; ++warp) warps[warp] = shared[i][warp];
+      of_rows[i] = fold(warps);
     }
   }
-}
 
-template <class T, u32 SPANS>
+  __device__ void write(const float (&squares)[ROWS]) const {
+    const u32 hidden = n.reduce.hidden;
+    float scales[ROWS];
+#pragma unroll
+    for (u32 i = 0; i < ROWS; ++i) {
+      scales[i] = divide(1.0f, square_root(add(divide(squares[i], static_cast<float>(hidden)), n.epsilon)));
+    }
+#pragma unroll
+    for (u32 i = 0; i < VECTORS; ++i) {
+      if (!present(i)) continue;
+      Lanes<T> normed = Access::weight(static_cast<const T*>(n.weight[blockIdx.y]), column(i), hidden);
+#pragma unroll
+      for (u32 lane = 0; lane < COUNT; ++lane) normed.of[lane] = multiply(multiply(h[i].of[lane], scales[i / PER_ROW]), normed.of[lane]);
+      Access::store(row_at<T>(n.reduce.out[blockIdx.y], row(i), hidden), normed, column(i), hidden);
+    }
+  }
+};
+
+template <class T, u32 SPANS, class Access>
 __device__ inline void norm_rows(const NormParams& n, const Meeting& meeting, const Rows& rows, NormShared& shared) {
-  for (u32 row = blockIdx.x; row < rows.rows; row += gridDim.x) {
-    const u32 token = token_at(meeting, n.reduce.permutation[blockIdx.y], rows.begin + row, n.reduce.tokens);
-    norm_row<T, SPANS>(n, meeting, row, token, shared);
+  using Round = NormRound<T, SPANS, Access>;
+  u32 parity = 0;
+  for (u32 first = blockIdx.x * Round::ROWS; first < rows.rows; first += gridDim.x * Round::ROWS) {
+    Round round = {n, first, rows.rows, {}};
+    round.sum(meeting, rows.begin);
+    float squares[Round::ROWS];
+    // By parity: the barrier of the next round stands between these reads and the writes of the round behind it.
+    round.squares(squares, shared.squares[parity]);
+    parity ^= 1;
+    round.write(squares);
+  }
+}
+
+template <class T, class Access>
+__device__ inline void norm_by_width(const NormParams& n, const Meeting& meeting, const Rows& rows, NormShared& shared) {
+  if (n.reduce.hidden <= NORM_SPAN) {
+    norm_rows<T, 1, Access>(n, meeting, rows, shared);
+  } else if (n.reduce.hidden <= 2 * NORM_SPAN) {
+    norm_rows<T, 2, Access>(n, meeting, rows, shared);
+  } else {
+    norm_rows<T, 4, Access>(n, meeting, rows, shared);
   }
 }
 
@@ -177,10 +245,16 @@ __device__ inline void reduce_scatter_norm(const NormParams& n) {
   const Meeting meeting(p.team);
   meeting.enter(shape_digest(OP_REDUCE_NORM, p.tokens, p.hidden, sizeof(T)));
   const Rows rows(meeting, p.offsets[blockIdx.y], p.tokens, p.capacity);
-  if (p.hidden <= 2 * NORM_SPAN) {
-    norm_rows<T, 2>(n, meeting, rows, shared);
+  if (!whole_vectors<T>(p.hidden)) {
+    norm_by_width<T, NormElements<T>>(n, meeting, rows, shared);
+  } else if (p.team.ranks == 2) {
+    norm_by_width<T, NormVectors<T, 2>>(n, meeting, rows, shared);
+  } else if (p.team.ranks == 4) {
+    norm_by_width<T, NormVectors<T, 4>>(n, meeting, rows, shared);
+  } else if (p.team.ranks == 8) {
+    norm_by_width<T, NormVectors<T, 8>>(n, meeting, rows, shared);
   } else {
-    norm_rows<T, 4>(n, meeting, rows, shared);
+    norm_by_width<T, NormVectors<T, 0>>(n, meeting, rows, shared);
   }
   meeting.leave();
 }

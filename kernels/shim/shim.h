@@ -154,13 +154,13 @@ V __shfl_up_sync(u32 mask, V value, u32 delta) {
   return value;
 }
 template <class V>
-V __shfl_down_sync(u32 mask, V value, u32 delta) {
+V __shfl_xor_sync(u32 mask, V value, u32 other) {
   static_assert(sizeof(V) == 4, "32-bit values only");
   u32 bits;
   std::memcpy(&bits, &value, 4);
   const u32 lane = threadIdx.x % 32;
-  shim::meet_lanes(mask, 'd', bits);
-  bits = static_cast<u32>(shim::of_lane(lane + delta < 32 ? lane + delta : lane));
+  shim::meet_lanes(mask, 'x', bits);
+  bits = static_cast<u32>(shim::of_lane(lane ^ other));
   std::memcpy(&value, &bits, 4);
   return value;
 }

@@ -5,18 +5,18 @@ use half::{bf16, f16};
 use semmoe_kernels::reference::{self, ResidualNorm};
 use semmoe_kernels::{Dtype, Element, RankOrder, RowSplit, argsort_by_rank};
 use semmoe_kernels_cuda::{
-    AllReduce, Allgather, Argsort, Buffer, Grid, Launch, LaunchError, NORM_THREADS, ReduceScatter, ReduceScatterNorm,
-    RowOrder, Rows, Shuffle, Split,
+    AllReduce, Allgather, Argsort, Buffer, Grid, Launch, LaunchError, ReduceScatter, ReduceScatterNorm, RowOrder, Rows,
+    Shuffle, Split,
 };
 use serde_json::json;
 
 use crate::machine::{Machine, Memory, buffers, text};
 use crate::options::Options;
 use crate::world::{World, elements, order, same};
-use crate::{Report, exchange, nvls};
+use crate::{Report, exchange, nvls, reshard};
 
 /// Every kernel by the name that `--kernel` takes.
-pub(crate) const KERNELS: [&str; 10] = [
+pub(crate) const KERNELS: [&str; 11] = [
     "argsort",
     "srs",
     "reduce-scatter",
@@ -26,6 +26,7 @@ pub(crate) const KERNELS: [&str; 10] = [
     "all-reduce",
     "shuffle",
     "dispatch-combine",
+    "reshard",
     "nvls",
 ];
 
@@ -104,6 +105,7 @@ fn one<T: Element>(kernel: &str, setting: Setting<'_>, rng: &mut Rng) -> Outcome
         "all-reduce" => all_reduce::<T>(setting, rng).into(),
         "shuffle" => shuffle::<T>(setting, rng, false).and_then(|()| shuffle::<T>(setting, rng, true)).into(),
         "dispatch-combine" => exchange::check::<T>(setting, rng).into(),
+        "reshard" => reshard::check(setting, rng, size_of::<T>()).into(),
         "nvls" => nvls::check::<T>(setting, rng),
         other => Outcome::Differs(format!("there is no check of {other}")),
     }
@@ -235,8 +237,7 @@ fn reduce_scatter_norm<T: Element>(setting: Setting<'_>, rng: &mut Rng) -> Resul
         residual_out: &buffers(&residual_out),
         epsilon,
     };
-    let grid = Grid { threads: NORM_THREADS, ..setting.grid() };
-    run(setting, &world, call.launch(&world.team, grid))?;
+    run(setting, &world, call.launch(&world.team, setting.grid().for_norm()))?;
     let norm = ResidualNorm { residual: &residual, weight: &weight, epsilon };
     let split = RowSplit::from(&inputs.order);
     let expected = reference::reduce_scatter_norm(&inputs.slices(), hidden, split, norm).map_err(text)?;

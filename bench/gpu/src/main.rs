@@ -12,7 +12,9 @@ mod options;
 mod planted;
 mod predict;
 mod processes;
+mod reshard;
 mod times;
+mod unit;
 mod world;
 
 use std::process::ExitCode;
@@ -52,6 +54,7 @@ fn answer(options: &Options) -> Report {
         Command::Planted => planted::report(&Machine::of(options)?),
         Command::Processes => processes::report(options),
         Command::Rank(rank) => processes::rank(options, rank),
+        Command::Unit => unit::report(options),
         Command::Predict => Ok((predict::document(), true)),
     }
 }

@@ -6,6 +6,7 @@ pub(crate) const USAGE: &str = "\
 usage: semmoe-bench-gpu COMMAND [--cpu] [--small] [--seed N] [--kernel NAME] [--vmm]
   check       kernels against the CPU reference
   processes   two processes that map one another's memory: by cuIpc, with --vmm by file descriptors
+  unit        the interface that workers call, a thread and a stream for each rank; only on a GPU
   times       kernels and their baselines, by events
   planted     a kernel that reads past its memory, for compute-sanitizer to find
   predict     what a model says of GPUs with links
@@ -19,6 +20,7 @@ pub(crate) enum Command {
     /// One rank of `processes`, with what its parent sends it.
     Rank(Vec<String>),
     Times,
+    Unit,
     Planted,
     Predict,
 }
@@ -43,6 +45,7 @@ impl Options {
             "processes" => Command::Processes,
             "rank" => Command::Rank(Vec::new()),
             "times" => Command::Times,
+            "unit" => Command::Unit,
             "planted" => Command::Planted,
             "predict" => Command::Predict,
             other => return Err(format!("there is no command {other}")),

@@ -9,8 +9,8 @@ use half::bf16;
 use semmoe_kernels::Dtype;
 use semmoe_kernels_cuda::model::{Call, Moved, fan_out};
 use semmoe_kernels_cuda::{
-    AllReduce, Allgather, Argsort, Buffer, Grid, Launch, NORM_THREADS, ReduceScatter, ReduceScatterNorm, RowOrder,
-    Rows, Shuffle, Split,
+    AllReduce, Allgather, Argsort, Buffer, Grid, Launch, ReduceScatter, ReduceScatterNorm, RowOrder, Rows, Shuffle,
+    Split,
 };
 use serde_json::{Map, Value, json};
 
@@ -18,6 +18,7 @@ use crate::Report;
 use crate::exchange::{EXPERTS, Exchange, TOP_K};
 use crate::machine::{Machine, Memory, Prepared, buffers, text};
 use crate::options::Options;
+use crate::reshard;
 use crate::world::{World, elements, order};
 
 /// How much is timed.
@@ -39,13 +40,15 @@ pub(crate) fn report(machine: &Machine, options: &Options) -> Report {
     let plan = if options.cpu || options.small { SMALL } else { FULL };
     let copied = machine.copied()?;
     let mut collectives = Vec::new();
+    let mut reshards = Vec::new();
     for ranks in [2, 4, 8] {
         collectives.push(collective(machine, options.seed, plan, ranks, copied)?);
+        reshards.push(reshard::times(machine, options.cpu || options.small, ranks, copied)?);
     }
     let document = json!({
         "machine": machine.name()?, "seed": options.seed, "copy_gb_per_s": copied / 1000.0,
         "tokens": plan.tokens, "hidden": plan.hidden, "dtype": "bf16", "experts": EXPERTS, "top_k": TOP_K, "runs": plan.runs,
-        "collectives": collectives, "argsort": argsort(machine, options.seed, plan)?,
+        "collectives": collectives, "reshard": reshards, "argsort": argsort(machine, options.seed, plan)?,
     });
     Ok((document, true))
 }
@@ -144,7 +147,7 @@ impl Set {
             residual_out: &residual_out,
             epsilon: 1e-6,
         };
-        call.launch(&world.team, Grid { threads: NORM_THREADS, ..grid }).map_err(text)
+        call.launch(&world.team, grid.for_norm()).map_err(text)
     }
 
     fn gather(&self, world: &World, grid: Grid, out: &[Memory], shuffled: bool) -> Result<Launch, String> {

@@ -172,7 +172,7 @@ impl Collectives for Cuda {
                 residual_out: &own(args.residual_out, rows.bytes_of(args.capacity)),
                 epsilon: args.epsilon,
             }
-            .launch(&self.team, Grid { threads: kernels::NORM_THREADS, ..self.grid() })
+            .launch(&self.team, self.grid().for_norm())
         } else {
             reduce.launch(&self.team, self.grid())
         };

@@ -20,6 +20,13 @@ impl Grid {
         Self { blocks, threads: COLLECTIVE_THREADS }
     }
 
+    /// For the fused norm: as many threads, in blocks of its size.
+    #[must_use]
+    pub fn for_norm(self) -> Self {
+        let blocks = self.blocks.saturating_mul(self.threads) / NORM_THREADS;
+        Self { blocks: blocks.clamp(1, MAX_BLOCKS), threads: NORM_THREADS }
+    }
+
     /// Launch sizes for a collective of these ranks.
     pub(crate) fn check(self, team: &Team) -> Result<Self, LaunchError> {
         in_range("blocks", u64::from(self.blocks), 1, u64::from(MAX_BLOCKS))?;

@@ -18,6 +18,15 @@ impl Stream {
         Ok(Self(result::stream::create(StreamKind::NonBlocking)?))
     }
 
+    /// Waits for all its work.
+    ///
+    /// # Errors
+    /// A kernel that trapped.
+    pub fn synchronize(&self) -> Result<(), DeviceError> {
+        // SAFETY: the stream is alive.
+        unsafe { result::stream::synchronize(self.0) }.map_err(Into::into)
+    }
+
     /// For launches and events.
     pub fn raw(&self) -> CUstream {
         self.0

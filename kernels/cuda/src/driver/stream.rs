@@ -1,4 +1,4 @@
-//! The stream of a GPU as [`Runner`]. Not yet run on a GPU.
+//! The stream of a GPU as [`Runner`].
 
 use std::ffi::c_void;
 use std::sync::Arc;

@@ -6,8 +6,7 @@ use semmoe_kernels::{Dtype, Element, RowSplit};
 use super::space::{DeviceRows, Gpu};
 use crate::calls::{OwnSplit, ReduceScatter, ReduceScatterNorm, RowOrder, Rows, Split};
 use crate::error::{LaunchError, Stopped};
-use crate::launch::{Grid, Launch};
-use crate::params::NORM_THREADS;
+use crate::launch::Launch;
 use crate::runner::Runner;
 use crate::team::{Buffer, Team};
 
@@ -252,7 +251,7 @@ impl<R: Runner> Stream<R> {
                 residual_out: &[norm.residual_out.buffer()],
                 epsilon: norm.epsilon,
             }
-            .launch(team, Grid { threads: NORM_THREADS, ..self.runner.grid() })?,
+            .launch(team, self.runner.grid().for_norm())?,
         };
         // SAFETY: rows are what `DeviceRows` promises, parts are the mover's own memory and that of its peers.
         unsafe { self.launch(&launch) }

@@ -19,8 +19,11 @@ pub(crate) struct Case {
 
 /// A space whose rows the test can reach.
 pub(crate) trait Reach: Space {
+    /// The calling thread is this rank's from now on.
+    fn enter(_rank: usize) {}
     fn given<T: Element>(rows: &[T]) -> Self::Read<'_, T>;
-    fn place<T: Element>(rows: &mut [T]) -> Self::Write<'_, T>;
+    /// Has a call write rows.
+    fn written<'a, T: Element>(rows: &'a mut [T], call: impl FnOnce(Self::Write<'a, T>));
     fn fill<T: Element>(rows: Self::Write<'_, T>, write: impl FnOnce(&mut [T]));
     /// Where each row is from.
     fn sources<T: Element>(rows: &Self::Received<'_, T>) -> Vec<usize>;
@@ -31,8 +34,8 @@ impl Reach for Host {
     fn given<T: Element>(rows: &[T]) -> &[T] {
         rows
     }
-    fn place<T: Element>(rows: &mut [T]) -> &mut [T] {
-        rows
+    fn written<'a, T: Element>(rows: &'a mut [T], call: impl FnOnce(&'a mut [T])) {
+        call(rows);
     }
     fn fill<T: Element>(rows: &mut [T], write: impl FnOnce(&mut [T])) {
         write(rows);
@@ -143,21 +146,26 @@ fn sum<T: Element>(row: &[T], weights: f32, to: &mut [T]) {
 
 fn run<T: Element, S: Reach>(case: Case, round: &Round<T>, end: &mut dyn Collectives<T, S>) -> Found {
     let (me, hidden, split) = (end.rank(), case.hidden, round.split());
+    S::enter(me);
     let part = &round.parts[me];
     S::fill(end.part(part.len()).unwrap(), |to| to.copy_from_slice(part));
     let mut own = vec![T::round(9.0); split.positions(me).len() * hidden];
-    end.reduce_scatter(hidden, split, None, S::place(&mut own)).unwrap();
+    S::written(&mut own, |own| end.reduce_scatter(hidden, split, None, own).unwrap());
 
     S::fill(end.part(part.len()).unwrap(), |to| to.copy_from_slice(part));
     let (mut normed, mut residual) = (own.clone(), own.clone());
     let (before, weight) = (S::given(&round.residual), S::given(&round.weight));
-    let norm = NormIn { residual: before, weight, epsilon: EPSILON, residual_out: S::place(&mut residual) };
-    end.reduce_scatter(hidden, split, Some(norm), S::place(&mut normed)).unwrap();
+    S::written(&mut normed, |normed| {
+        S::written(&mut residual, |residual_out| {
+            let norm = NormIn { residual: before, weight, epsilon: EPSILON, residual_out };
+            end.reduce_scatter(hidden, split, Some(norm), normed).unwrap();
+        });
+    });
 
     let labels = round.labels(split.positions(me));
     let (mut rows, mut all) = (vec![T::round(9.0); part.len()], vec![0; WIDTH * split.tokens()]);
     let given = OwnRowsIn { rows: S::given(&own), hidden, labels: &labels, width: WIDTH, bound: 1 << 15 };
-    end.allgather(given, split, AllRowsIn { rows: S::place(&mut rows), labels: &mut all }).unwrap();
+    S::written(&mut rows, |rows| end.allgather(given, split, AllRowsIn { rows, labels: &mut all }).unwrap());
 
     let Tokens { x, experts, weights } = &round.tokens[me];
     let mut plan = DispatchPlan::default();
@@ -176,7 +184,7 @@ fn run<T: Element, S: Reach>(case: Case, round: &Round<T>, end: &mut dyn Collect
     });
     drop(arrived);
     let mut combined = vec![T::round(9.0); x.len()];
-    end.combine(&plan, S::place(&mut combined)).unwrap();
+    S::written(&mut combined, |out| end.combine(&plan, out).unwrap());
 
     plan.build_everywhere(experts, weights, round.top_k, end.world()).unwrap();
     end.dispatch(S::given(x), hidden, &plan).unwrap();
@@ -187,7 +195,7 @@ fn run<T: Element, S: Reach>(case: Case, round: &Round<T>, end: &mut dyn Collect
     });
     drop(arrived);
     let mut everywhere = vec![T::round(9.0); x.len()];
-    end.combine(&plan, S::place(&mut everywhere)).unwrap();
+    S::written(&mut everywhere, |out| end.combine(&plan, out).unwrap());
     Found {
         scattered: bytes(&own),
         normed: [bytes(&normed), bytes(&residual)],

@@ -353,7 +353,7 @@ fn the_scalar_path_of_nvls_equals_the_reference() {
 fn the_fused_norm_equals_the_reference() {
     let Some(shim) = shim() else { return };
     for (index, (ranks, tokens, hidden)) in
-        [(1, 2, 2048), (2, 3, 2056), (3, 2, 333), (4, 3, 64), (8, 9, 24)].iter().enumerate()
+        [(1, 2, 2048), (2, 3, 2056), (3, 2, 333), (4, 3, 64), (8, 9, 24), (2, 21, 40), (4, 11, 2048)].iter().enumerate()
     {
         let grid = Grid { blocks: 1 + index as u32 % 2, threads: NORM_THREADS };
         let held = (index % 2 == 1).then_some(0);

@@ -147,8 +147,8 @@ impl Reach for Gpu {
     fn given<T: Element>(rows: &[T]) -> DeviceRows<'_, T> {
         on_device(rows)
     }
-    fn place<T: Element>(rows: &mut [T]) -> DeviceRows<'_, T> {
-        on_device(rows)
+    fn written<'a, T: Element>(rows: &'a mut [T], call: impl FnOnce(DeviceRows<'a, T>)) {
+        call(on_device(rows));
     }
     fn fill<T: Element>(rows: DeviceRows<'_, T>, write: impl FnOnce(&mut [T])) {
         write(on_host(rows));
