@@ -28,34 +28,37 @@ struct ReshardParams {
   u32 step;
 };
 
-// Whether rows lie in memory of so many bytes. Nothing here can overflow.
+// Whether rows lie in memory of so many bytes, one behind the other. Nothing here can overflow.
 __device__ inline bool within(const Move& move, u64 offset, u64 stride, u64 memory) {
   if (move.rows == 0 || move.bytes == 0 || move.bytes > memory || offset > memory - move.bytes) return false;
-  return stride == 0 || move.rows - 1 <= (memory - move.bytes - offset) / stride;
+  return move.rows == 1 || (stride >= move.bytes && move.rows - 1 <= (memory - move.bytes - offset) / stride);
 }
 
-// Vectors in flight; eight spill registers on sm_90.
+// Vectors of a thread in flight.
 constexpr u32 RESHARD_UNROLL = 4;
+constexpr u64 MAX_U32 = 0xffffffffu;
 
-// One move, shared by all warps of the rank; `turn` spreads moves of few vectors over them.
+// One move, shared by all warps of the rank; `turn` spreads moves of few vectors over them. Rows are taken as one sequence of vectors,
+// since a slice of an expert may have rows that are far shorter than what a warp moves at once.
+template <class Index>
 __device__ inline void copy_vectors(const Move& move, const u8* from, u8* to, u32 turn) {
-  constexpr u32 BYTES = sizeof(Vec);
-  const u64 vectors = move.bytes / BYTES;
-  const u64 per_row = (vectors + WARP * RESHARD_UNROLL - 1) / (WARP * RESHARD_UNROLL);
-  const u64 warps = static_cast<u64>(gridDim.x) * (blockDim.x / WARP);
-  const u64 own = static_cast<u64>(blockIdx.x) * (blockDim.x / WARP) + warp_id();
-  for (u64 unit = (own + turn) % warps; unit < move.rows * per_row; unit += warps) {
-    const u8* source = from + unit / per_row * move.from_stride;
-    u8* target = to + unit / per_row * move.to_stride;
-    const u64 first = unit % per_row * (WARP * RESHARD_UNROLL) + lane_id();
+  constexpr Index BYTES = sizeof(Vec);
+  const Index per_row = static_cast<Index>(move.bytes / BYTES);
+  const Index all = move.rows * per_row;
+  const Index warps = gridDim.x * (blockDim.x / WARP);
+  const Index own = blockIdx.x * (blockDim.x / WARP) + warp_id();
+  for (Index unit = (own + turn) % warps; unit * (WARP * RESHARD_UNROLL) < all; unit += warps) {
+    const Index first = unit * (WARP * RESHARD_UNROLL) + lane_id();
     Vec v[RESHARD_UNROLL];
 #pragma unroll
     for (u32 j = 0; j < RESHARD_UNROLL; ++j) {
-      if (first + j * WARP < vectors) v[j] = load16(source + (first + j * WARP) * BYTES);
+      const Index at = first + j * WARP;
+      if (at < all) v[j] = load16(from + at / per_row * move.from_stride + at % per_row * BYTES);
     }
 #pragma unroll
     for (u32 j = 0; j < RESHARD_UNROLL; ++j) {
-      if (first + j * WARP < vectors) store16(target + (first + j * WARP) * BYTES, v[j]);
+      const Index at = first + j * WARP;
+      if (at < all) store16(to + at / per_row * move.to_stride + at % per_row * BYTES, v[j]);
     }
   }
 }
@@ -82,8 +85,10 @@ SEMMOE_KERNEL(semmoe_reshard, ReshardParams, COLLECTIVE_THREADS) {
     const u8* from = p.from[move.rank] + move.from_offset;
     u8* to = p.to[blockIdx.y] + move.to_offset;
     const u64 places = move.from_offset | move.from_stride | move.to_offset | move.to_stride | move.bytes;
-    if (places % sizeof(Vec) == 0) {
-      copy_vectors(move, from, to, i);
+    if (places % sizeof(Vec) == 0 && move.rows * move.bytes <= MAX_U32) {
+      copy_vectors<u32>(move, from, to, i);
+    } else if (places % sizeof(Vec) == 0) {
+      copy_vectors<u64>(move, from, to, i);
     } else {
       copy_bytes(move, from, to);
     }
