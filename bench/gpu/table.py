@@ -47,7 +47,7 @@ def lines(document):
               + (f"; torch.argsort {torch['argsort_us']:.2f} us ({torch['argsort_us'] / row['us']:.1f}x), the fastest of its key types "
                  f"{torch['best_us']:.2f} us ({torch['best_us'] / row['us']:.1f}x)" if torch else "; no torch.argsort")
               + (f"; cub {cub['us']:.2f} us ({cub['us'] / row['us']:.1f}x)" if cub else "; no cub"))
-    for step in ("checks", "processes", "descriptors", "unit", "sanitizer", "times", "torch", "cub"):
+    for step in ("checks", "processes", "descriptors", "unit", "operators", "sanitizer", "times", "torch", "cub"):
         said = document.get(step)
         state = "not run" if said is None else "passed" if said.get("passed") else f"FAILED: {said.get('reason', '')}"
         not_run = sorted({check["not_run"] for check in (said or {}).get("checks", []) if check.get("not_run")})

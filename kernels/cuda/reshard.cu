@@ -38,16 +38,17 @@ __device__ inline bool within(const Move& move, u64 offset, u64 stride, u64 memo
 constexpr u32 RESHARD_UNROLL = 4;
 constexpr u64 MAX_U32 = 0xffffffffu;
 
-// One move, shared by all warps of the rank; `turn` spreads moves of few vectors over them. Rows are taken as one sequence of vectors,
-// since a slice of an expert may have rows that are far shorter than what a warp moves at once.
+// One move, shared by all warps of the rank, from warp `next` on, where the last move ended: no warp idles while others have more to do.
+// Rows are taken as one sequence of vectors, since a slice of an expert may have rows that are far shorter than what a warp moves at once.
 template <class Index>
-__device__ inline void copy_vectors(const Move& move, const u8* from, u8* to, u32 turn) {
+__device__ inline void copy_vectors(const Move& move, const u8* from, u8* to, u32& next) {
   constexpr Index BYTES = sizeof(Vec);
   const Index per_row = static_cast<Index>(move.bytes / BYTES);
   const Index all = move.rows * per_row;
-  const Index warps = gridDim.x * (blockDim.x / WARP);
-  const Index own = blockIdx.x * (blockDim.x / WARP) + warp_id();
-  for (Index unit = (own + turn) % warps; unit * (WARP * RESHARD_UNROLL) < all; unit += warps) {
+  const u32 warps = gridDim.x * (blockDim.x / WARP);
+  const u32 own = blockIdx.x * (blockDim.x / WARP) + warp_id();
+  const Index units = (all + WARP * RESHARD_UNROLL - 1) / (WARP * RESHARD_UNROLL);
+  for (Index unit = own >= next ? own - next : own + warps - next; unit < units; unit += warps) {
     const Index first = unit * (WARP * RESHARD_UNROLL) + lane_id();
     Vec v[RESHARD_UNROLL];
 #pragma unroll
@@ -61,6 +62,7 @@ __device__ inline void copy_vectors(const Move& move, const u8* from, u8* to, u3
       if (at < all) store16(to + at / per_row * move.to_stride + at % per_row * BYTES, v[j]);
     }
   }
+  next = static_cast<u32>((next + units) % warps);
 }
 
 __device__ inline void copy_bytes(const Move& move, const u8* from, u8* to) {
@@ -76,6 +78,7 @@ __device__ inline void copy_bytes(const Move& move, const u8* from, u8* to) {
 SEMMOE_KERNEL(semmoe_reshard, ReshardParams, COLLECTIVE_THREADS) {
   const Meeting meeting(p.team);
   meeting.enter(shape_digest(OP_RESHARD, p.digest, p.step, 1));
+  u32 next = 0;
   for (u32 i = 0; i < p.counts[blockIdx.y]; ++i) {
     const Move move = p.moves[blockIdx.y][i];
     if (move.rank >= p.team.ranks || !within(move, move.from_offset, move.from_stride, p.from_bytes) ||
@@ -86,9 +89,9 @@ SEMMOE_KERNEL(semmoe_reshard, ReshardParams, COLLECTIVE_THREADS) {
     u8* to = p.to[blockIdx.y] + move.to_offset;
     const u64 places = move.from_offset | move.from_stride | move.to_offset | move.to_stride | move.bytes;
     if (places % sizeof(Vec) == 0 && move.rows * move.bytes <= MAX_U32) {
-      copy_vectors<u32>(move, from, to, i);
+      copy_vectors<u32>(move, from, to, next);
     } else if (places % sizeof(Vec) == 0) {
-      copy_vectors<u64>(move, from, to, i);
+      copy_vectors<u64>(move, from, to, next);
     } else {
       copy_bytes(move, from, to);
     }
