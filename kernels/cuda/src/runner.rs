@@ -32,7 +32,8 @@ pub trait Runner: Send {
     /// Both are memory of this GPU, of that size, until the stream has passed the copy.
     unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), String>;
 
-    /// Of each rank in a collective, with as many blocks on all ranks; the fused norm takes as many threads in blocks of its own size.
+    /// Of each rank in a collective, with as many blocks on all ranks; the fused norm takes as many threads in blocks
+    /// of its own size.
     fn grid(&self) -> Grid;
 
     /// The word that kernels report to, as it is now.

@@ -1,4 +1,4 @@
-"""A group of GPUs of one machine: memory that every rank maps, and a communicator over it. **Not yet run on a GPU.**
+"""A group of GPUs of one machine: memory that every rank maps, and a communicator over it.
 
     comm = cuda_communicator(64 << 20, group=gloo_group)        # or store=..., rank=..., world=...
 

@@ -1,5 +1,5 @@
 //! [`VirtualMemory`] by the driver: `cuMem*` and `cuMulticast*`. Handles go to other
-//! processes as file descriptors. Not yet run on a GPU.
+//! processes as file descriptors.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
