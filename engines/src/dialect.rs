@@ -130,7 +130,7 @@ impl Dialect {
             Route::Generate => self.generate,
             // Only one URL for each rank distinguishes embeddings.
             Route::Embeddings => self.openai.filter(|carrier| *carrier == Carrier::Url),
-            Route::Tokenize | Route::Detokenize | Route::Extra => None,
+            Route::Tokenize | Route::Detokenize | Route::CountTokens | Route::Extra => None,
         };
         carrier.ok_or(PinError::NoCarrier { engine: self.engine, route })
     }
@@ -154,30 +154,30 @@ mod tests {
     use super::*;
     use semmoe_tables::RankId;
 
-    const ROUTES: [Route; 8] = Route::ALL;
+    const ROUTES: [Route; 9] = Route::ALL;
 
     #[test]
     fn carriers_by_version() {
         const H: Option<Carrier> = Some(Carrier::Header);
         const NEW: Option<Carrier> = Some(Carrier::Field("routed_dp_rank"));
         const OLD: Option<Carrier> = Some(Carrier::Field("data_parallel_rank"));
-        // Chat, completions, responses, embeddings, generate, tokenize, messages, detokenize: the order of
-        // `Route::ALL`.
+        // In the order of `Route::ALL`: chat, completions, responses, embeddings, generate, tokenize, messages,
+        // detokenize, count_tokens.
         for (engine, version, expected) in [
-            (Engine::Sglang, Some("0.5.23"), [H, H, H, None, NEW, None, H, None]),
-            (Engine::Sglang, Some("0.6.0"), [H, H, H, None, NEW, None, H, None]),
-            (Engine::Sglang, None, [H, H, H, None, NEW, None, H, None]),
-            (Engine::Sglang, Some("0.5.19"), [H, H, None, None, NEW, None, None, None]),
-            (Engine::Sglang, Some("0.5.10rc0"), [H, H, None, None, NEW, None, None, None]),
-            (Engine::Sglang, Some("0.5.9.post1"), [OLD, OLD, None, None, OLD, None, None, None]),
-            (Engine::Sglang, Some("0.5.8"), [OLD, OLD, None, None, OLD, None, None, None]),
-            (Engine::Sglang, Some("0.5.7"), [None, None, None, None, OLD, None, None, None]),
-            (Engine::Sglang, Some("0.4.7"), [None, None, None, None, OLD, None, None, None]),
-            (Engine::Sglang, Some("0.4.6"), [None; 8]),
+            (Engine::Sglang, Some("0.5.23"), [H, H, H, None, NEW, None, H, None, None]),
+            (Engine::Sglang, Some("0.6.0"), [H, H, H, None, NEW, None, H, None, None]),
+            (Engine::Sglang, None, [H, H, H, None, NEW, None, H, None, None]),
+            (Engine::Sglang, Some("0.5.19"), [H, H, None, None, NEW, None, None, None, None]),
+            (Engine::Sglang, Some("0.5.10rc0"), [H, H, None, None, NEW, None, None, None, None]),
+            (Engine::Sglang, Some("0.5.9.post1"), [OLD, OLD, None, None, OLD, None, None, None, None]),
+            (Engine::Sglang, Some("0.5.8"), [OLD, OLD, None, None, OLD, None, None, None, None]),
+            (Engine::Sglang, Some("0.5.7"), [None, None, None, None, OLD, None, None, None, None]),
+            (Engine::Sglang, Some("0.4.7"), [None, None, None, None, OLD, None, None, None, None]),
+            (Engine::Sglang, Some("0.4.6"), [None; 9]),
             // The worker numbers itself.
-            (Engine::Semmoe, Some("0.1.0"), [H, H, H, None, NEW, None, H, None]),
-            (Engine::Vllm, Some("0.33.0"), [H, H, H, None, None, None, H, None]),
-            (Engine::Openai, None, [None; 8]),
+            (Engine::Semmoe, Some("0.1.0"), [H, H, H, None, NEW, None, H, None, None]),
+            (Engine::Vllm, Some("0.33.0"), [H, H, H, None, None, None, H, None, None]),
+            (Engine::Openai, None, [None; 9]),
         ] {
             let dialect = Dialect::of(engine, version.and_then(Version::parse));
             let found = ROUTES.map(|route| dialect.carrier(route).ok());
@@ -185,7 +185,7 @@ mod tests {
         }
         let url = Some(Carrier::Url);
         let found = ROUTES.map(|route| Dialect::by_url(Engine::Openai).carrier(route).ok());
-        assert_eq!(found, [url, url, url, url, url, None, url, None]);
+        assert_eq!(found, [url, url, url, url, url, None, url, None, None]);
     }
 
     #[test]

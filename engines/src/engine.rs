@@ -83,13 +83,15 @@ pub enum Route {
     Messages,
     /// `/detokenize`
     Detokenize,
+    /// `/v1/messages/count_tokens`: how many tokens Anthropic's form of a chat has
+    CountTokens,
     /// Another path that a configuration allows; what its bodies mean is the engine's matter.
     Extra,
 }
 
 impl Route {
     /// All that have a path of their own.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Chat,
         Self::Completions,
         Self::Responses,
@@ -98,6 +100,7 @@ impl Route {
         Self::Tokenize,
         Self::Messages,
         Self::Detokenize,
+        Self::CountTokens,
     ];
 
     /// The path, the same at the gateway and at the engine; that of an extra route is the request's.
@@ -111,6 +114,7 @@ impl Route {
             Self::Tokenize => "/tokenize",
             Self::Messages => "/v1/messages",
             Self::Detokenize => "/detokenize",
+            Self::CountTokens => "/v1/messages/count_tokens",
             Self::Extra => "",
         }
     }
@@ -127,7 +131,7 @@ impl Route {
 
     /// Whether the engine runs the model for it, so that it counts as load.
     pub fn runs_model(self) -> bool {
-        !matches!(self, Self::Tokenize | Self::Detokenize)
+        !matches!(self, Self::Tokenize | Self::Detokenize | Self::CountTokens)
     }
 
     /// Whether answers hold generated tokens.

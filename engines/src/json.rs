@@ -8,11 +8,12 @@
 
 mod elements;
 mod encoding;
+pub mod ids;
 
 use std::ops::Range;
 
 pub use elements::Elements;
-pub use encoding::begins_object;
+pub use encoding::{Encoding, NotEncoded, begins_object};
 
 /// Deepest nesting of arrays and objects; Python's own parser stops at about a thousand.
 pub const MAX_DEPTH: usize = 512;
@@ -50,8 +51,13 @@ pub struct Member {
 impl Member {
     /// Whether the key, with escapes resolved, is this ASCII name.
     pub fn is(&self, body: &[u8], name: &str) -> bool {
-        key_is(&body[self.key.clone()], name.as_bytes())
+        is_key(&body[self.key.clone()], name)
     }
+}
+
+/// Whether a key as it stands in a body, with its escapes resolved, is this ASCII name.
+pub(crate) fn is_key(raw: &[u8], name: &str) -> bool {
+    key_is(raw, name.as_bytes())
 }
 
 /// Iterates over the top-level members of an object, duplicates included; ends after the first error.

@@ -7,6 +7,7 @@
 //! | [`vllm`] | vLLM's dialect: version, ranks and counters from its metrics, how it counts ranks in pins |
 //! | [`dialect`] | where a pin travels, by engine, version and route |
 //! | [`pin`] | how a request is pinned to one attention-DP rank without touching other bytes |
+//! | [`fields`] | members of request bodies that are not just passed on |
 //! | [`failures`] | answers in which an engine says that it failed |
 //! | [`json`] | a scanner of top-level JSON members for bodies that must not be re-serialised |
 //! | [`probe`] | what an engine says about itself |
@@ -23,6 +24,7 @@
 pub mod dialect;
 mod engine;
 pub mod failures;
+pub mod fields;
 pub mod http;
 pub mod json;
 pub mod metrics;

@@ -32,7 +32,7 @@ pub fn output_tokens(route: Route, piece: &[u8]) -> Option<u64> {
     let key = match route {
         Route::Chat | Route::Completions | Route::Generate => &*COMPLETION_TOKENS,
         Route::Responses | Route::Messages => &*OUTPUT_TOKENS,
-        Route::Embeddings | Route::Tokenize | Route::Detokenize | Route::Extra => return None,
+        Route::Embeddings | Route::Tokenize | Route::Detokenize | Route::CountTokens | Route::Extra => return None,
     };
     key.find_iter(piece).filter_map(|at| number_at(piece, at, key)).last()
 }

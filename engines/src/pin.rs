@@ -10,6 +10,7 @@ use bytes::{Bytes, BytesMut};
 use semmoe_tables::RankId;
 
 use crate::dialect::{DATA_PARALLEL_RANK, ROUTED_DP_RANK};
+use crate::fields::{Field, Treatment, field_of};
 use crate::json::{Member, Members, ScanError};
 use crate::{Carrier, Dialect, Engine, Route};
 
@@ -24,7 +25,7 @@ pub const CLIENT_HEADERS: [&str; 9] = [
     "x-worker-instance-id",
     DATA_PARALLEL_RANK,
     ROUTED_DP_RANK,
-    PREFILL_RANK,
+    "disagg_prefill_dp_rank",
     "bootstrap_host",
     "bootstrap_port",
     "bootstrap_room",
@@ -32,21 +33,8 @@ pub const CLIENT_HEADERS: [&str; 9] = [
 /// Every header that begins so overrides a field of SGLang's (from 0.5.23): its rank, its bootstrap host, its request
 /// id.
 pub const OVERRIDES: &str = "x-override-";
-/// Top-level body fields by which a client could choose a rank, and those that routers set between the prefill and
-/// decode engines of SGLang (`bootstrap_*`) and vLLM (`kv_transfer_params`): they name hosts to which an engine
-/// connects.
-pub const CLIENT_FIELDS: [&str; 7] = [
-    ROUTED_DP_RANK,
-    DATA_PARALLEL_RANK,
-    PREFILL_RANK,
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "kv_transfer_params",
-];
-/// Those of them that are pins.
+/// Fields of bodies that are pins. [`crate::fields`] has all that are taken out.
 const PIN_FIELDS: [&str; 2] = [ROUTED_DP_RANK, DATA_PARALLEL_RANK];
-const PREFILL_RANK: &str = "disagg_prefill_dp_rank";
 
 /// Why a request cannot be pinned.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -90,12 +78,6 @@ fn is_client_header(name: &str) -> bool {
             || name.get(..OVERRIDES.len()).is_some_and(|start| same(start, OVERRIDES)))
 }
 
-fn is_client_field(body: &[u8], member: &Member) -> bool {
-    // A key with an escape may be any of them; most others end here.
-    matches!(body.get(member.key.start), Some(b'r' | b'd' | b'b' | b'k' | b'\\'))
-        && CLIENT_FIELDS.iter().any(|name| member.is(body, name))
-}
-
 /// A body that is known to be one JSON object without any client pin, and where a pin can be put in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stripped {
@@ -111,24 +93,25 @@ impl Stripped {
     /// # Errors
     /// `ScanError` where the body is no JSON object.
     pub fn new(body: &Bytes) -> Result<Self, ScanError> {
-        Self::seeing(body, None, |_| ())
+        Self::seeing(body, None, |_, _| ())
     }
 
-    /// As [`Stripped::new`]; `see` is shown every member on the way, so that the body is read once, and `known` is
-    /// where a value stands that was parsed already ([`Members::knowing`]).
+    /// As [`Stripped::new`]; `see` is shown every member on the way, with what becomes of it, so that the body is read
+    /// once, and `known` is where a value stands that was parsed already ([`Members::knowing`]).
     ///
     /// # Errors
     /// As `Stripped::new`.
     pub fn seeing(
         body: &Bytes,
         known: Option<std::ops::Range<usize>>,
-        mut see: impl FnMut(&Member),
+        mut see: impl FnMut(&Member, Option<&'static Field>),
     ) -> Result<Self, ScanError> {
         let mut plan = Plan::default();
         for member in Members::knowing(body, known) {
             let member = member?;
-            see(&member);
-            plan.add(&member, is_client_field(body, &member));
+            let field = field_of(&body[member.key.clone()]);
+            see(&member, field);
+            plan.add(&member, field.is_some_and(|field| field.treatment == Treatment::Removed));
         }
         // The scan went through, so there is a brace.
         let open = body.iter().position(|byte| *byte == b'{').map_or(0, |at| at + 1);
@@ -465,7 +448,7 @@ mod tests {
             let mut members: Vec<(String, Value)> = object.as_object().unwrap().clone().into_iter().collect();
             for (which, at) in pins {
                 let at = at.index(members.len() + 1);
-                members.insert(at, (CLIENT_FIELDS[which].to_owned(), json!([1, {"a": "}"}])));
+                members.insert(at, (PIN_FIELDS[which].to_owned(), json!([1, {"a": "}"}])));
             }
             let space = if pretty { " \n" } else { "" };
             let text = members

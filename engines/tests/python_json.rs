@@ -2,7 +2,7 @@
 //! object is an object to the gateway too, without pins, or is refused. Recorded with CPython 3.
 
 use bytes::Bytes;
-use semmoe_engines::json::begins_object;
+use semmoe_engines::json::{Encoding, NotEncoded, begins_object};
 use semmoe_engines::pin::Stripped;
 
 /// A description, the bytes, and whether `json.loads` reads an object.
@@ -50,14 +50,25 @@ const TABLE: &[(&str, &[u8], bool)] = &[
     ("UTF-16 with a lone surrogate", b"\xff\xfe{\x00\"\x00a\x00\"\x00:\x00\"\x00\x00\xd8\"\x00,\x00\"\x00d\x00a\x00t\x00a\x00_\x00p\x00a\x00r\x00a\x00l\x00l\x00e\x00l\x00_\x00r\x00a\x00n\x00k\x00\"\x00:\x001\x00}\x00", true),
 ];
 
+/// The body as the gateway reads it: UTF-8 without a mark.
+fn plain(body: &[u8]) -> Result<Bytes, NotEncoded> {
+    match Encoding::of(body) {
+        (Encoding::Utf8, start) => Ok(Bytes::copy_from_slice(&body[start..])),
+        (encoding, start) => encoding.characters(&body[start..]).collect::<Result<String, _>>().map(Bytes::from),
+    }
+}
+
 #[test]
 fn what_an_engine_reads_as_an_object_is_read_or_refused() {
     let nested = [&b"{\"a\":"[..], &[b'['; 600], &[b']'; 600], b",\"data_parallel_rank\":1}"].concat();
     for (name, body, is_object) in TABLE.iter().copied().chain([("nested 600 deep", nested.as_slice(), true)]) {
-        let stripped = Stripped::new(&Bytes::copy_from_slice(body));
-        let refused = stripped.is_err() && begins_object(body);
-        assert!(!is_object || stripped.is_ok() || refused, "{name}: Python reads it, and it would pass as it is");
-        if let Ok(stripped) = stripped {
+        let stripped = plain(body).map(|body| Stripped::new(&body));
+        let is_read = matches!(stripped, Ok(Ok(_)));
+        // Half a character is refused, and what nests too deep.
+        let is_exempt = name.contains("lone surrogate") || name.contains("deep");
+        assert!(!is_object || is_read != is_exempt, "{name}");
+        assert!(is_read || !is_object || begins_object(body), "{name}: Python reads it, and it would pass as it is");
+        if let Ok(Ok(stripped)) = stripped {
             let text = String::from_utf8_lossy(stripped.bytes()).replace("\\u0064", "d").replace("\\u005F", "_");
             assert!(!text.contains("data_parallel_rank"), "{name}: {text}");
         }

@@ -7,6 +7,7 @@ mod answers;
 mod arrays;
 mod events;
 mod files;
+mod ids;
 mod prompts;
 mod splice;
 mod sr;
@@ -15,6 +16,7 @@ pub use answers::answers;
 pub use arrays::arrays;
 pub use events::events;
 pub use files::files;
+pub use ids::ids;
 pub use prompts::{requests, tokens};
 pub use splice::splice;
 pub use sr::sr;
@@ -23,10 +25,11 @@ pub use sr::sr;
 pub type Law = fn(&[u8]);
 
 /// The targets by name.
-pub const TARGETS: [(&str, Law); 8] = [
+pub const TARGETS: [(&str, Law); 9] = [
     ("requests", requests),
     ("tokens", tokens),
     ("splice", splice),
+    ("ids", ids),
     ("events", events),
     ("answers", answers),
     ("files", files),

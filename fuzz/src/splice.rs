@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 use http::HeaderMap;
-use semmoe_engines::pin::{CLIENT_FIELDS, Stripped, apply, client_pin};
+use semmoe_engines::fields::removed_names;
+use semmoe_engines::pin::{Stripped, apply, client_pin};
 use semmoe_engines::{Dialect, Engine, Route};
 use semmoe_tables::RankId;
 use serde_json::Value;
@@ -31,7 +32,7 @@ pub fn splice(data: &[u8]) {
     let pinned = pinned.unwrap_or_else(|error| panic!("no pin: {error}"));
     let Some(Ordered(members)) = parsed else { return };
     let kept: Vec<(String, Value)> =
-        members.into_iter().filter(|(key, _)| !CLIENT_FIELDS.contains(&key.as_str())).collect();
+        members.into_iter().filter(|(key, _)| !removed_names().any(|name| name == key)).collect();
     assert_eq!(parse(stripped.bytes()), kept);
     let spliced = parse(&pinned);
     assert_eq!(spliced[0], ("routed_dp_rank".to_owned(), Value::from(RANK)));

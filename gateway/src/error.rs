@@ -1,5 +1,7 @@
 //! Why the gateway cannot start, and why it answers a request itself; ONE table says with which status.
 
+mod form;
+
 use std::net::SocketAddr;
 
 use axum::Json;
@@ -7,11 +9,13 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderName, HeaderValue, StatusCode, header};
 use semmoe_engines::http::HttpError;
 use semmoe_engines::json::ScanError;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::compat::Incompatible;
 use crate::config::ConfigError;
 use crate::request_id::{REQUEST_ID, RequestId};
+
+pub(crate) use form::Form;
 
 /// Known values, for messages.
 pub(crate) fn listed(known: impl Iterator<Item = String>) -> String {
@@ -138,6 +142,10 @@ pub(crate) enum RequestError {
     BodyRead { cause: String },
     #[error("the body did not arrive within {seconds} s")]
     BodyTimeout { seconds: f64 },
+    #[error("the content-encoding '{found}' is not supported: gzip, deflate, zstd and br are, one at a time")]
+    Coding { found: String },
+    #[error("the body is not {coding}, as its content-encoding says: {cause}")]
+    BodyCoding { coding: &'static str, cause: String },
     #[error(transparent)]
     BodyScan(#[from] ScanError),
     #[error("the body is not JSON: {cause}")]
@@ -246,7 +254,8 @@ impl RequestError {
             Self::Method { .. } => Row(StatusCode::METHOD_NOT_ALLOWED, CLIENT, "method_not_allowed"),
             Self::BodyTooLong { .. } => Row(StatusCode::PAYLOAD_TOO_LARGE, CLIENT, "body_too_long"),
             Self::BodyMemory { .. } => Row(StatusCode::SERVICE_UNAVAILABLE, BUSY, "body_memory"),
-            Self::BodyRead { .. } => Row(StatusCode::BAD_REQUEST, CLIENT, "body_unreadable"),
+            Self::BodyRead { .. } | Self::BodyCoding { .. } => Row(StatusCode::BAD_REQUEST, CLIENT, "body_unreadable"),
+            Self::Coding { .. } => Row(StatusCode::UNSUPPORTED_MEDIA_TYPE, CLIENT, "unsupported_encoding"),
             Self::BodyTimeout { .. } => Row(StatusCode::REQUEST_TIMEOUT, CLIENT, "body_timeout"),
             Self::BodyScan(_) | Self::BodyJson { .. } => Row(StatusCode::BAD_REQUEST, CLIENT, "body_not_json"),
             Self::Field { .. } => Row(StatusCode::BAD_REQUEST, CLIENT, "invalid_field"),
@@ -297,8 +306,8 @@ impl RequestError {
     }
 
     /// The answer, with the request's id in header and body.
-    pub(crate) fn respond(&self, id: &RequestId) -> Response {
-        let mut response = self.response(self.body_with(id));
+    pub(crate) fn respond(&self, id: &RequestId, form: Form) -> Response {
+        let mut response = self.response(self.body_with(id, form));
         response.headers_mut().insert(REQUEST_ID, id.header().clone());
         response
     }
@@ -315,6 +324,9 @@ impl RequestError {
             _ if matches!(self, Self::Suspect { .. }) => {
                 headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"))
             }
+            StatusCode::UNSUPPORTED_MEDIA_TYPE => {
+                headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip, deflate, zstd, br"))
+            }
             StatusCode::UNAUTHORIZED => headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
             _ => None,
         };
@@ -322,17 +334,15 @@ impl RequestError {
     }
 
     /// The document with the request's id.
-    pub(crate) fn body_with(&self, id: &RequestId) -> Value {
-        let mut body = self.body();
-        body["error"]["request_id"] = id.as_str().into();
+    pub(crate) fn body_with(&self, id: &RequestId, form: Form) -> Value {
+        let mut body = self.body(form);
+        form.name_request(&mut body, id.as_str());
         body
     }
 
-    /// The document that OpenAI's clients expect.
-    fn body(&self) -> Value {
-        let Row(_, kind, code) = self.row();
-        let message = printable(&self.to_string());
-        json!({ "error": { "message": message, "type": kind, "param": null, "code": code } })
+    fn body(&self, form: Form) -> Value {
+        let Row(status, kind, code) = self.row();
+        form.document(status, kind, code, &printable(&self.to_string()))
     }
 }
 
@@ -352,6 +362,6 @@ pub(crate) fn printable(text: &str) -> String {
 
 impl IntoResponse for RequestError {
     fn into_response(self) -> Response {
-        self.response(self.body())
+        self.response(self.body(Form::OpenAi))
     }
 }

@@ -75,6 +75,7 @@ mod summary;
 mod switching;
 mod tables;
 mod trust;
+mod vocabulary;
 mod watchers;
 
 pub use backend::Health;

@@ -18,6 +18,7 @@ use crate::plan::Plan;
 use crate::snapshot::{Member, Model, Snapshot, Text, TextSource, next_pool};
 use crate::stamp::FileState;
 use crate::tables::{self, LoadedTables, Origin, Spool};
+use crate::vocabulary::Vocabulary;
 
 pub(crate) fn snapshot(config: &Arc<Config>, metrics: &Metrics) -> Result<Snapshot, StartError> {
     check_dirs(config)?;
@@ -92,7 +93,8 @@ fn text(
 ) -> Result<Option<Arc<Text>>, TextError> {
     let Some(path) = &config.tokenizer else { return Ok(None) };
     let files = [Some(path.clone()), config.chat_template.clone()];
-    let beside = ["tokenizer_config.json", "chat_template.jinja"].map(|name| Some(path.with_file_name(name)));
+    let beside =
+        ["tokenizer_config.json", "chat_template.jinja", "config.json"].map(|name| Some(path.with_file_name(name)));
     let files = files.into_iter().chain(beside).flatten().map(|path| FileState::of(&path)).collect();
     let made_of = TextSource { files, segment_cache_bytes };
     match old {
@@ -124,7 +126,8 @@ fn load_text(config: &ModelConfig, path: &Path, made_of: TextSource) -> Result<T
             }
         }
     }
-    Ok(Text { tokenizer, template, made_of })
+    let vocabulary = Vocabulary::beside(path, tokenizer.vocab_size(), &config.name);
+    Ok(Text { tokenizer, template, vocabulary, made_of })
 }
 
 /// Read on a thread of its own: the fast library keeps words for each thread that it was tried on, and 16 MB of them go

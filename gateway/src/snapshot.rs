@@ -20,6 +20,7 @@ use crate::pool::{Pool, PoolBackend, PoolSettings};
 use crate::queue::Queue;
 use crate::stamp::FileState;
 use crate::tables::{EarlierTables, LoadedTables};
+use crate::vocabulary::Vocabulary;
 
 /// All models, and which swap made this state.
 #[derive(Clone)]
@@ -92,6 +93,7 @@ impl Model {
 pub(crate) struct Text {
     pub(crate) tokenizer: PromptEncoder,
     pub(crate) template: Option<ChatTemplate>,
+    pub(crate) vocabulary: Vocabulary,
     /// The files and settings that it was made of.
     pub(crate) made_of: TextSource,
 }

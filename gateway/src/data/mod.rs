@@ -9,8 +9,9 @@ mod access;
 mod attempts;
 mod body;
 mod cors;
+mod decode;
+mod fields;
 mod find;
-mod ids;
 mod models;
 mod opening;
 mod place;
@@ -45,7 +46,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use semmoe_engines::Route;
 
-use crate::error::RequestError;
+use crate::error::{Form, RequestError};
 use crate::metrics::{Done, Generated, NONE, Place};
 use crate::otlp::Stage;
 use crate::request_id::{REQUEST_ID, RequestId};
@@ -53,6 +54,7 @@ use crate::server::Serves;
 use crate::snapshot::Model;
 use crate::state::Core;
 use access::Record;
+use decode::Coding;
 use stream::RelayBody;
 use ticket::Ticket;
 
@@ -186,7 +188,7 @@ async fn engine_route(
         Ok(answer) => relay::respond(answer, ticket).map(|body| Answered { body: Either::Left(body), _stream: stream }),
         Err(error) => {
             ticket.finish(error.status().as_u16());
-            error.respond(&id).map(|body| Answered::here(body, stream))
+            error.respond(&id, Form::of(Some(route))).map(|body| Answered::here(body, stream))
         }
     }
 }
@@ -218,7 +220,18 @@ async fn exchange(
             return Err(refusal);
         }
     };
-    let body = body::read(core, &head.headers, body, ticket).await?;
+    let coding = match Coding::take(&mut head.headers) {
+        Ok(coding) => coding,
+        Err(refusal) => {
+            body::discard(body).await;
+            return Err(refusal);
+        }
+    };
+    let mut body = body::read(core, &head.headers, body, ticket).await?;
+    let is_coded = coding.is_some() && !body.is_empty();
+    if is_coded || !decode::is_plain(route, &body) {
+        body = Box::pin(decode::plain(core, coding, route, body, ticket)).await?;
+    }
     // Most of what a request holds, and nothing of it before its body is there: clients may open streams and send none.
     Box::pin(answer(core, route, head, body, ticket)).await
 }
@@ -304,7 +317,7 @@ fn refuse(core: &Core, id: &RequestId, path: &str, error: &RequestError) -> OwnR
     if path != HEALTH {
         core.metrics.requests.done(&done);
     }
-    error.respond(id)
+    error.respond(id, Form::of_path(path))
 }
 
 /// Method and path, for messages.

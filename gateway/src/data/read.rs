@@ -20,7 +20,7 @@ use crate::snapshot::{Model, Snapshot};
 use crate::state::Core;
 use crate::trust::Caller;
 
-use super::ids::Lists;
+use super::fields::Marked;
 use super::score::{Effort, Scored, Unscored, Whole, read_by, score};
 use super::served;
 
@@ -201,16 +201,16 @@ fn read_now(
     if route == Route::Extra {
         return read_extra(core, snapshot, headers, caller, body).map_err(Unread::Refused);
     }
-    let (mut members, mut lists) = (Members::default(), Lists::default());
+    let (mut members, mut marked) = (Members::default(), Marked::default());
     let whole = Whole::new(route, &snapshot.models, body, &effort);
-    let stripped = Stripped::seeing(body, whole.known(), |member| {
+    let stripped = Stripped::seeing(body, whole.known(), |member, field| {
         members.see(body, member);
-        lists.see(route, body, member);
+        marked.see(route, field, member);
     })?;
     let routing = &snapshot.config.routing;
     let name = named(route, headers, members.model.map(|value| &body[value]))?;
     let model = permitted(core, &snapshot, name.as_deref(), caller)?;
-    lists.check(body, model)?;
+    marked.check(route, body, model)?;
     let client_pin = if routing.trust_client_pins { trusted_pin(model, route, headers, body)? } else { None };
     let block_tokens = routing.prefix.block_tokens;
     let mut scored = match score(core, model, route, &whole, block_tokens, effort) {
@@ -230,7 +230,10 @@ fn read_now(
     }
     let adapter = name.as_deref().filter(|name| !model.is_named(name));
     if let Some(adapter) = adapter {
-        tell_apart(&mut scored.blocks, adapter);
+        tell_apart(&mut scored.blocks, adapter.as_bytes());
+    }
+    if let Some(adapters) = marked.adapters(body) {
+        tell_apart(&mut scored.blocks, adapters);
     }
     let key = headers.get(&routing.sticky_header).filter(|_| model.plan.needs.key);
     let key = key.map(|value| semmoe_routing::hash_key(value.as_bytes()));
@@ -251,9 +254,11 @@ fn read_extra(
     caller: &Caller,
     body: &Bytes,
 ) -> Result<Job, RequestError> {
-    let stripped = match Stripped::new(body) {
+    let mut marked = Marked::default();
+    let seeing = Stripped::seeing(body, None, |member, field| marked.see(Route::Extra, field, member));
+    let stripped = match seeing {
         Ok(stripped) => stripped,
-        // An engine's parser may read what ours does not, with pins and models in it: other encodings, deep nesting.
+        // An engine's parser may read what ours does not, with pins and models in it.
         Err(error) if json::begins_object(body) => return Err(error.into()),
         Err(_) => Stripped::opaque(body),
     };
@@ -266,6 +271,7 @@ fn read_extra(
         other => Err(other),
     })?;
     let model = permitted(core, &snapshot, named.as_deref(), caller)?;
+    marked.check(Route::Extra, body, model)?;
     let adapter = named.as_deref().filter(|name| !model.is_named(name)).and_then(|name| served::adapter(model, name));
     let model = Arc::clone(model);
     Ok(Job::new(snapshot, model, Route::Extra, Scored::unseen(body), adapter, stripped))
@@ -299,9 +305,9 @@ fn permitted<'a>(
 }
 
 /// Engines share no keys and values between adapters: the same prompt under another one has other blocks.
-fn tell_apart(blocks: &mut [u64], adapter: &str) {
+fn tell_apart(blocks: &mut [u64], adapter: &[u8]) {
     if !blocks.is_empty() {
-        let adapter = semmoe_routing::hash_key(adapter.as_bytes());
+        let adapter = semmoe_routing::hash_key(adapter);
         blocks.iter_mut().for_each(|block| *block ^= adapter);
     }
 }

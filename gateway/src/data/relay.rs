@@ -54,6 +54,18 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     header::UPGRADE,
 ];
 
+/// Of clients' requests: cookies of whatever site the gateway is a part of are none of the engine's business.
+const CLIENTS_OWN: [HeaderName; 2] = [header::COOKIE, HeaderName::from_static("cookie2")];
+/// Of engines' answers: they contain addresses of engines, or speak to browsers in the gateway's name.
+const ENGINES_OWN: [HeaderName; 6] = [
+    header::LOCATION,
+    header::CONTENT_LOCATION,
+    header::REFRESH,
+    header::ALT_SVC,
+    header::SET_COOKIE,
+    HeaderName::from_static("set-cookie2"),
+];
+
 /// The head of an engine's answer, and where it came from.
 pub(crate) struct Answer {
     response: Response<Upstream>,
@@ -269,7 +281,7 @@ fn outbound(
     let mut headers = head.headers.clone();
     strip_hop_by_hop(&mut headers);
     // The HTTP client writes its own; the body is complete here, so no `Expect` remains.
-    for name in [header::HOST, header::CONTENT_LENGTH, header::EXPECT] {
+    for name in CLIENTS_OWN.iter().chain(&[header::HOST, header::CONTENT_LENGTH, header::EXPECT]) {
         headers.remove(name);
     }
     pin::strip_headers(&mut headers);
@@ -300,7 +312,7 @@ pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
     let Answer { response, watch, rank, policy, generation, sample, unasked, idle_limit, attempts } = answer;
     let (mut head, body) = response.into_parts();
     strip_hop_by_hop(&mut head.headers);
-    for name in [BACKEND, RANK, POLICY, GENERATION, ATTEMPTS] {
+    for name in ENGINES_OWN.iter().chain(&[BACKEND, RANK, POLICY, GENERATION, ATTEMPTS]) {
         head.headers.remove(name);
     }
     head.headers.insert(REQUEST_ID, ticket.record.id.header().clone());

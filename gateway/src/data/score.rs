@@ -161,9 +161,8 @@ pub(crate) fn text_route(route: Route) -> Option<semmoe_text::Route> {
         Route::Chat => Some(semmoe_text::Route::Chat),
         Route::Completions => Some(semmoe_text::Route::Completions),
         Route::Generate => Some(semmoe_text::Route::Generate),
-        Route::Responses | Route::Embeddings | Route::Tokenize | Route::Messages | Route::Detokenize | Route::Extra => {
-            None
-        }
+        Route::Responses | Route::Embeddings | Route::Tokenize | Route::Messages => None,
+        Route::Detokenize | Route::CountTokens | Route::Extra => None,
     }
 }
 

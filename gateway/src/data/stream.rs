@@ -9,7 +9,7 @@ use http_body::{Body, Frame, SizeHint};
 use semmoe_engines::sse::Events;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::error::RequestError;
+use crate::error::{Form, RequestError};
 use crate::live::Edit;
 
 use super::opening::Upstream;
@@ -126,8 +126,9 @@ impl RelayBody {
         if !self.events.as_mut().is_some_and(Events::cut_off) {
             return Err(broken);
         }
-        let error = broken.body_with(&self.ticket.record.id);
-        Ok(Frame::data(Bytes::from(format!("data: {error}\n\n"))))
+        let form = Form::of(self.ticket.record.route);
+        let error = broken.body_with(&self.ticket.record.id, form);
+        Ok(Frame::data(Bytes::from(form.event(&error))))
     }
 
     /// The next frame; small events that are there together are one, as every frame costs a system call or more.

@@ -170,6 +170,11 @@ impl Ticket {
         Ok(())
     }
 
+    /// So many bytes of a body, taken from the memory for bodies already, belong to the request.
+    pub(crate) fn take_over(&mut self, bytes: usize) {
+        self.held_bytes += bytes;
+    }
+
     /// An attempt sends a copy of the body, of so many bytes; that of the attempt before is gone.
     ///
     /// # Errors

@@ -23,14 +23,14 @@ async fn no_pin_passes_in_another_encoding() {
     let big = |text: &str| text.encode_utf16().flat_map(u16::to_be_bytes).collect::<Vec<u8>>();
     let wide = |text: &str| text.chars().flat_map(|c| u32::from(c).to_le_bytes()).collect::<Vec<u8>>();
     let refused = [
-        ("a byte order mark", [b"\xef\xbb\xbf", pin.as_bytes()].concat()),
-        ("UTF-16", little(pin)),
-        ("UTF-16, big endian", big(pin)),
-        ("UTF-16 with a mark", little(&format!("\u{feff}{pin}"))),
-        ("UTF-32", wide(pin)),
-        ("UTF-32 with a mark", wide(&format!("\u{feff}{pin}"))),
         ("nested deep", [&b"{\"a\":"[..], &[b'['; 600], &[b']'; 600], b",\"data_parallel_rank\":1}"].concat()),
         ("cut off", b"{\"data_parallel_rank\":1".to_vec()),
+        ("UTF-16, cut off", little(&pin[..pin.len() - 1])),
+        ("UTF-16 and a half", [little(pin), vec![b' ']].concat()),
+        (
+            "UTF-16 with half a character",
+            [little("{\"a\":\""), vec![0, 0xd8], little("\",\"data_parallel_rank\":1}")].concat(),
+        ),
     ];
     for path in ["/v1/score", "/v1/chat/completions"] {
         for (name, body) in &refused {
@@ -49,6 +49,20 @@ async fn no_pin_passes_in_another_encoding() {
             let answer = post(&process, path, "", body.as_bytes()).await;
             assert_eq!(wire::status(&answer), "200", "{body}: {answer}");
             assert_eq!(engine.seen().last().unwrap().body, b"{}", "{path}: {body}");
+        }
+    }
+    for (name, body) in [
+        ("a byte order mark", [b"\xef\xbb\xbf", pin.as_bytes()].concat()),
+        ("UTF-16", little(pin)),
+        ("UTF-16, big endian", big(pin)),
+        ("UTF-16 with a mark", little(&format!("\u{feff}{pin}"))),
+        ("UTF-32", wide(pin)),
+        ("UTF-32 with a mark", wide(&format!("\u{feff}{pin}"))),
+    ] {
+        for path in ["/v1/score", "/v1/chat/completions"] {
+            let answer = post(&process, path, "", &body).await;
+            assert_eq!(wire::status(&answer), "200", "{path}, {name}: {answer}");
+            assert_eq!(engine.seen().last().unwrap().body, b"{}", "{path}, {name}");
         }
     }
     // Bodies that are no JSON object are passed on unchanged where the route is the engine's.

@@ -320,6 +320,18 @@ fn whole_answer(behaviour: &str, path: &str, length: usize) -> Response {
         ("overloaded", _) => {
             (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", "30")], reported("overloaded")).into_response()
         }
+        ("redirects", _) => {
+            let headers = [
+                ("x-upstream", "yes"),
+                ("location", "http://10.0.0.1:30000/"),
+                ("content-location", "/x"),
+                ("refresh", "1; url=/x"),
+                ("alt-svc", "h2=\":1\""),
+                ("set-cookie", "a=b"),
+                ("set-cookie2", "a=b"),
+            ];
+            (StatusCode::TEMPORARY_REDIRECT, headers, Json(json!({}))).into_response()
+        }
         // As SGLang, which has a middleware for that.
         ("every-origin", _) => {
             let allowed = [("access-control-allow-origin", "*"), ("access-control-allow-credentials", "true")];

@@ -1,0 +1,183 @@
+//! The members of request bodies that are not just passed on: the treatment of each, by route.
+//!
+//! Read from the request classes of SGLang 0.5.23 and vLLM 0.33.0. `docs/request-fields.md` lists all of their fields,
+//! these and those that pass, and is compared with this table; `tests/engines/fields.py` finds fields that a newer
+//! version adds.
+
+mod check;
+
+use crate::Route;
+use crate::dialect::{DATA_PARALLEL_RANK, ROUTED_DP_RANK};
+use crate::json::ids::Form;
+use crate::json::is_key;
+
+pub use check::{Fault, Rules};
+
+/// The treatment of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Treatment {
+    /// Taken out: a pin, or a message between routers and engines. Clients could choose a rank with it, have an
+    /// engine connect to a host, or claim what is cached.
+    Removed,
+    /// The request is refused: without the member it would be another one.
+    Refused,
+    /// Names LoRA adapters, of which the configuration may allow some only.
+    Adapters,
+    /// Token ids, which must be in the vocabulary.
+    Ids(Form),
+    /// An object, or a list of them, whose members become the engine's arguments. What would be removed from the body
+    /// is refused here.
+    Arguments,
+}
+
+/// A member of a body by its name.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Field {
+    /// The member's key.
+    pub name: &'static str,
+    /// Its treatment.
+    pub treatment: Treatment,
+    /// Routes on which an engine reads it so.
+    routes: &'static [Route],
+}
+
+impl Field {
+    /// Whether it means this on the route. On routes whose bodies are the engine's matter every name may.
+    pub fn is_on(&self, route: Route) -> bool {
+        route == Route::Extra || self.routes.contains(&route)
+    }
+}
+
+const fn field(name: &'static str, treatment: Treatment, routes: &'static [Route]) -> Field {
+    Field { name, treatment, routes }
+}
+
+/// Of any engine, version and route: what is not read does no harm.
+const fn removed(name: &'static str) -> Field {
+    field(name, Treatment::Removed, &Route::ALL)
+}
+
+const fn ids(name: &'static str, routes: &'static [Route]) -> Field {
+    field(name, Treatment::Ids(Form::Ids), routes)
+}
+
+const fn ids_or_text(name: &'static str, routes: &'static [Route]) -> Field {
+    field(name, Treatment::Ids(Form::IdsOrText), routes)
+}
+
+/// Routes with the OpenAI API's sampling parameters.
+const SAMPLING: &[Route] = &[Route::Chat, Route::Completions, Route::Responses];
+
+/// All of them.
+pub const FIELDS: [Field; 46] = [
+    // Ranks, and hosts from which an engine fetches keys and values.
+    removed(ROUTED_DP_RANK),
+    removed(DATA_PARALLEL_RANK),
+    removed("disagg_prefill_dp_rank"),
+    removed("bootstrap_host"),
+    removed("bootstrap_port"),
+    removed("bootstrap_room"),
+    removed("bootstrap_pair_key"),
+    removed("decode_tp_size"),
+    removed("kv_transfer_params"),
+    removed("ec_transfer_params"),
+    removed("encoder_urls"),
+    removed("need_wait_for_mm_inputs"),
+    removed("num_items_assigned"),
+    // Of routers that the engine trusts, and between its own processes.
+    removed("kv_hints"),
+    removed("kv_router_hint"),
+    removed("http_worker_ipc"),
+    removed("mm_hashes"),
+    removed("mm_content_hashes"),
+    removed("external_trace_header"),
+    removed("received_time"),
+    // Objects of Python, of which JSON can only make wrong ones.
+    field("positional_embed_overrides", Treatment::Refused, &[Route::Generate]),
+    field("decision_layout", Treatment::Refused, &[]),
+    field("lora_id", Treatment::Refused, &[Route::Chat, Route::Completions, Route::Embeddings, Route::Generate]),
+    field("lora_path", Treatment::Adapters, &[Route::Chat, Route::Completions, Route::Embeddings, Route::Generate]),
+    field(
+        "vllm_xargs",
+        Treatment::Arguments,
+        &[Route::Chat, Route::Completions, Route::Responses, Route::Messages, Route::CountTokens],
+    ),
+    field("sampling_params", Treatment::Arguments, &[Route::Generate]),
+    field("extra_args", Treatment::Arguments, &[]),
+    field("instances", Treatment::Arguments, &[]),
+    field("parameters", Treatment::Arguments, &[]),
+    ids_or_text("prompt", &[Route::Completions]),
+    ids_or_text("input", &[Route::Embeddings]),
+    field("query", Treatment::Ids(Form::IdsOrPrompt), &[]),
+    ids_or_text("items", &[]),
+    ids("input_ids", &[Route::Chat, Route::Generate]),
+    ids("token_ids", &[]),
+    ids("label_token_ids", &[]),
+    ids("tokens", &[Route::Detokenize]),
+    ids("embed_override_token_id", &[Route::Embeddings]),
+    ids("token_ids_logprob", &[Route::Generate]),
+    ids("logprob_token_ids", SAMPLING),
+    ids("allowed_token_ids", SAMPLING),
+    ids("prompt_logprob_token_ids", &[]),
+    ids("trace_decode_token_ids", &[]),
+    ids("score_extraction_token_id", &[]),
+    ids("stop_token_ids", &[Route::Chat, Route::Completions, Route::Responses, Route::Generate]),
+    ids("logit_bias", &[Route::Chat, Route::Completions, Route::Responses, Route::Generate]),
+];
+
+/// By the first letter of a name, in 32 classes: the lengths of names that begin so, one bit each.
+const LENGTHS: [u64; 32] = {
+    let mut lengths = [0; 32];
+    let mut at = 0;
+    while at < FIELDS.len() {
+        let name = FIELDS[at].name.as_bytes();
+        assert!(name.len() < 64);
+        lengths[(name[0] & 31) as usize] |= 1 << name.len();
+        at += 1;
+    }
+    lengths
+};
+
+/// The field of a key as it stands in a body, escapes not resolved. Most keys are none and cost next to nothing.
+pub fn field_of(key: &[u8]) -> Option<&'static Field> {
+    if key.contains(&b'\\') {
+        return FIELDS.iter().find(|field| is_key(key, field.name));
+    }
+    let first = usize::from(*key.first()? & 31);
+    let may_be = key.len() < 64 && LENGTHS[first] >> key.len() & 1 == 1;
+    FIELDS.iter().filter(|_| may_be).find(|field| field.name.as_bytes() == key)
+}
+
+/// The names of those that are taken out of every body.
+pub fn removed_names() -> impl Iterator<Item = &'static str> {
+    FIELDS.iter().filter(|field| field.treatment == Treatment::Removed).map(|field| field.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_found_in_every_spelling() {
+        for field in &FIELDS {
+            let found = |key: &str| field_of(key.as_bytes()).map(|field| field.name);
+            assert_eq!(found(field.name), Some(field.name));
+            let escaped: String = field.name.bytes().map(|byte| format!("\\u{byte:04x}")).collect();
+            assert_eq!(found(&escaped), Some(field.name));
+            assert_eq!(found(&field.name[1..]), None);
+            assert_eq!(found(&format!("{}x", field.name)), None);
+            assert_eq!(found(&field.name.to_uppercase()), None);
+            assert!(field.is_on(Route::Extra));
+        }
+        for other in ["", "model", "messages", "\\", "é", &"r".repeat(1 << 20)] {
+            assert_eq!(field_of(other.as_bytes()), None);
+        }
+    }
+
+    #[test]
+    fn a_name_stands_for_one_field() {
+        for (at, field) in FIELDS.iter().enumerate() {
+            assert!(FIELDS[..at].iter().all(|other| other.name != field.name), "{}", field.name);
+        }
+    }
+}

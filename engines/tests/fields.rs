@@ -1,0 +1,35 @@
+//! The page of request fields against the table that the gateway goes by.
+
+use std::collections::BTreeMap;
+
+use semmoe_engines::fields::{FIELDS, Treatment};
+use semmoe_engines::json::ids::Form;
+
+/// The page's word for a treatment.
+fn word(treatment: Treatment) -> &'static str {
+    match treatment {
+        Treatment::Removed => "removed",
+        Treatment::Refused => "refused",
+        Treatment::Adapters => "adapters",
+        Treatment::Ids(Form::Ids) => "ids",
+        Treatment::Ids(Form::IdsOrPrompt) => "ids or prompt",
+        Treatment::Ids(Form::IdsOrText) => "ids or text",
+        Treatment::Arguments => "arguments",
+    }
+}
+
+#[test]
+fn the_page_says_what_happens_to_each_field() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/request-fields.md")).unwrap();
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
+    let said: BTreeMap<&str, &str> =
+        rows.map(|(name, cells)| (name, cells.trim_end_matches('|').rsplit('|').next().unwrap().trim())).collect();
+    assert!(said.len() > 200, "{} fields", said.len());
+    for field in &FIELDS {
+        assert_eq!(said.get(field.name), Some(&word(field.treatment)), "{}", field.name);
+    }
+    for (name, word) in said {
+        let is_special = FIELDS.iter().any(|field| field.name == name);
+        assert!(is_special || ["passed", "read"].contains(&word), "{name} is called '{word}'");
+    }
+}

@@ -1,0 +1,67 @@
+//! Members of a body that are more than passed on: token ids checked against the model's vocabulary, adapters against
+//! the model's own, and what no client may send.
+//!
+//! An engine that does not check ids looks up a row of its embedding that is not there. SGLang 0.5.23 dies of that, and
+//! a retry would kill the next engine. Values are scanned where they stand in the body, without parsing it.
+
+use std::ops::Range;
+
+use semmoe_engines::Route;
+use semmoe_engines::fields::{Fault, Field, Rules, Treatment};
+use semmoe_engines::json::Member;
+
+use crate::error::RequestError;
+use crate::snapshot::Model;
+
+/// Where members stand that are looked at once the model is known; usually there is none.
+#[derive(Default)]
+pub(super) struct Marked {
+    found: Vec<(&'static Field, Range<usize>)>,
+}
+
+impl Marked {
+    pub(super) fn see(&mut self, route: Route, field: Option<&'static Field>, member: &Member) {
+        if let Some(field) = field.filter(|field| field.treatment != Treatment::Removed && field.is_on(route)) {
+            self.found.push((field, member.value.clone()));
+        }
+    }
+
+    /// Checks all of them.
+    ///
+    /// # Errors
+    /// [`RequestError::Field`] for an id that is not in the vocabulary, as far as its size is known, and for what is
+    /// not taken from clients; [`RequestError::UnknownModel`] for an adapter that the model has not.
+    pub(super) fn check(&self, route: Route, body: &[u8], model: &Model) -> Result<(), RequestError> {
+        if self.found.is_empty() {
+            return Ok(());
+        }
+        let rules = Rules { route, vocabulary: vocabulary(model), adapters: model.other_names.adapters.as_deref() };
+        let checked = self.found.iter().try_for_each(|(field, value)| rules.check(field, &body[value.clone()]));
+        checked.map_err(|fault| match fault {
+            Fault::Adapter { name } => unknown_adapter(model, &name),
+            fault => RequestError::Field { cause: fault.to_string() },
+        })
+    }
+
+    /// The adapters that the body names beside its model, as it names them.
+    pub(super) fn adapters<'a>(&self, body: &'a [u8]) -> Option<&'a [u8]> {
+        let mut named = self.found.iter().rev().filter(|(field, _)| field.treatment == Treatment::Adapters);
+        let value = &body[named.next()?.1.clone()];
+        (value != b"null").then_some(value)
+    }
+}
+
+fn unknown_adapter(model: &Model, name: &str) -> RequestError {
+    let called = |name: &str| format!("{}:{name}", model.name);
+    let adapters = model.other_names.adapters.iter().flatten().map(|known| called(known));
+    let known: Vec<String> = std::iter::once(model.name.clone()).chain(adapters).collect();
+    RequestError::unknown_model(&called(name), known.join(", "))
+}
+
+/// Rows of the model's embedding, as its tables or its configuration say; else as many as a model with its tokenizer
+/// can have.
+fn vocabulary(model: &Model) -> Option<u32> {
+    let tables = model.members.iter().filter_map(|member| member.tables.as_ref());
+    let tables = tables.map(|loaded| loaded.tables.model().vocab_size).max();
+    tables.or_else(|| model.text.as_deref().map(|text| text.vocabulary.size()))
+}

@@ -1,0 +1,70 @@
+//! The document of an error, in the form that the clients of a route read.
+
+use http::StatusCode;
+use semmoe_engines::Route;
+use serde_json::{Value, json};
+
+/// Whose clients read an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// OpenAI's, and those of engines' own routes.
+    OpenAi,
+    /// Anthropic's.
+    Anthropic,
+}
+
+impl Form {
+    /// That of the clients of a route.
+    pub(crate) fn of(route: Option<Route>) -> Self {
+        match route {
+            Some(Route::Messages | Route::CountTokens) => Self::Anthropic,
+            _ => Self::OpenAi,
+        }
+    }
+
+    /// That of a path, whether or not requests to it reach an engine.
+    pub(crate) fn of_path(path: &str) -> Self {
+        Self::of(Route::ALL.into_iter().find(|route| route.path() == path))
+    }
+
+    /// The document. `kind` is OpenAI's type.
+    pub(super) fn document(self, status: StatusCode, kind: &str, code: &str, message: &str) -> Value {
+        match self {
+            Self::OpenAi => json!({ "error": { "message": message, "type": kind, "param": null, "code": code } }),
+            Self::Anthropic => {
+                json!({ "type": "error", "error": { "type": anthropic(status), "message": message, "code": code } })
+            }
+        }
+    }
+
+    /// Puts the request's id where its clients look.
+    pub(super) fn name_request(self, document: &mut Value, id: &str) {
+        match self {
+            Self::OpenAi => document["error"]["request_id"] = id.into(),
+            Self::Anthropic => document["request_id"] = id.into(),
+        }
+    }
+
+    /// The document as an event of a stream.
+    pub(crate) fn event(self, document: &Value) -> String {
+        match self {
+            Self::OpenAi => format!("data: {document}\n\n"),
+            Self::Anthropic => format!("event: error\ndata: {document}\n\n"),
+        }
+    }
+}
+
+/// Anthropic's type of an error with this status.
+fn anthropic(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::UNAUTHORIZED => "authentication_error",
+        StatusCode::FORBIDDEN => "permission_error",
+        StatusCode::NOT_FOUND => "not_found_error",
+        StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+        StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+        StatusCode::GATEWAY_TIMEOUT => "timeout_error",
+        status if status.is_client_error() => "invalid_request_error",
+        _ => "api_error",
+    }
+}
