@@ -12,15 +12,21 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::frame::{self, FrameError};
 use super::hello::{MAGIC, PROTOCOL};
-use super::patience::Patience;
+use super::patience::{Impatience, Patience};
 use super::secret::{PROOF_BYTES, Secret};
 
+/// How often a connection that broke is made again, and the pause before: strangers in a crowd may push it out.
+const ATTEMPTS: u32 = 40;
+const PAUSE: Duration = Duration::from_millis(50);
+/// For a listener that was there a moment ago.
+const STILL_THERE: Duration = Duration::from_secs(1);
 /// The longest frame of a stranger.
 const MAX_BYTES: usize = 1024;
 
@@ -80,6 +86,15 @@ pub(super) enum AuthError {
 }
 
 impl AuthError {
+    /// Whether the connection ended before its time.
+    fn is_broken(&self) -> bool {
+        match self {
+            Self::Frame(FrameError::Closed) => true,
+            Self::Frame(FrameError::Io(error)) => error.kind() != io::ErrorKind::TimedOut,
+            _ => false,
+        }
+    }
+
     /// Whether the two sides were started with different secrets.
     pub(super) fn is_secret(&self) -> bool {
         matches!(self, Self::SecretMissing | Self::SecretUnasked | Self::OtherSecret)
@@ -113,6 +128,39 @@ pub(super) fn accept(
         }
     };
     Ok(frame::write(stream, &Verdict::Known { proof })?)
+}
+
+/// Why there is no proven connection.
+#[derive(Debug)]
+pub(super) enum Unproven {
+    /// No connection at all.
+    Unreachable(Impatience),
+    /// It broke, or one side does not believe the other.
+    Refused(AuthError),
+}
+
+/// Connects, and proves itself. A connection that ends before the verdict is made again while something listens there.
+pub(super) fn reach(
+    address: SocketAddr,
+    purpose: Purpose,
+    secret: Option<&Secret>,
+    patience: &Patience,
+) -> Result<TcpStream, Unproven> {
+    let mut stream = patience.connect(address).map_err(Unproven::Unreachable)?;
+    for _ in 1..ATTEMPTS {
+        let error = match connect(&mut stream, purpose, secret, patience) {
+            Ok(()) => return Ok(stream),
+            Err(error) => error,
+        };
+        if !error.is_broken() {
+            return Err(Unproven::Refused(error));
+        }
+        std::thread::sleep(PAUSE);
+        let Ok(next) = patience.at_most(STILL_THERE).connect(address) else { return Err(Unproven::Refused(error)) };
+        stream = next;
+    }
+    connect(&mut stream, purpose, secret, patience).map_err(Unproven::Refused)?;
+    Ok(stream)
 }
 
 /// The connector's side.

@@ -1,8 +1,10 @@
 //! Incoming connections: each proves itself and sends its first message on a thread of its own, so that a silent or
-//! slow stranger delays no other.
+//! slow stranger delays no other. Where too many are silent the oldest makes room: a rank answers at once.
 
-use std::net::{TcpListener, TcpStream};
-use std::sync::mpsc;
+use std::collections::BTreeMap;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use semmoe_tables::RankId;
@@ -21,7 +23,18 @@ const MAX_PENDING: usize = 256;
 /// How long one look at the door takes at most.
 const LOOK: Duration = Duration::from_millis(20);
 
-type Arrival<T> = (Result<T, AuthError>, TcpStream);
+/// A connection that has said its first words, or failed to.
+struct Arrival<T> {
+    number: u64,
+    words: Result<T, AuthError>,
+    stream: TcpStream,
+}
+
+/// A connection that has not said them yet.
+struct Pending {
+    stream: TcpStream,
+    proven: Arc<AtomicBool>,
+}
 
 /// See the module. `T` is the first message of a connection.
 pub(super) struct Door<'a, T> {
@@ -32,14 +45,16 @@ pub(super) struct Door<'a, T> {
     limit: usize,
     sender: mpsc::Sender<Arrival<T>>,
     arrivals: mpsc::Receiver<Arrival<T>>,
-    pending: usize,
+    /// By number, in the order in which they came.
+    pending: BTreeMap<u64, Pending>,
+    next: u64,
     other_secrets: usize,
 }
 
 impl<'a, T: DeserializeOwned + Send + 'static> Door<'a, T> {
     pub(super) fn new(listener: &'a TcpListener, purpose: Purpose, secret: Option<Secret>, limit: usize) -> Self {
         let (sender, arrivals) = mpsc::channel();
-        Self { listener, purpose, secret, limit, sender, arrivals, pending: 0, other_secrets: 0 }
+        Self { listener, purpose, secret, limit, sender, arrivals, pending: BTreeMap::new(), next: 0, other_secrets: 0 }
     }
 
     /// Lets connections in, by `take` into `slots`, until all are filled. The first slot belongs to rank `first`.
@@ -74,14 +89,17 @@ impl<'a, T: DeserializeOwned + Send + 'static> Door<'a, T> {
     /// error.
     pub(super) fn look(&mut self, patience: &Patience) -> Result<Vec<(T, TcpStream)>, RendezvousError> {
         match patience.at_most(LOOK).accept(self.listener) {
-            Ok(stream) if self.pending < MAX_PENDING => self.listen_to(stream, patience.at_most(HELLO_LIMIT)),
-            Ok(_) | Err(Impatience::Deadline) => {}
+            Ok(stream) => self.listen_to(stream, patience.at_most(HELLO_LIMIT)),
+            Err(Impatience::Deadline) => {}
             Err(Impatience::Stopped) => return Err(RendezvousError::Stopped),
+            Err(Impatience::Io(error)) if self.make_room() => {
+                tracing::warn!(%error, "cannot accept a connection: an unproven one makes room");
+            }
             Err(Impatience::Io(error)) => return Err(error.into()),
         }
         let mut come = Vec::new();
-        while let Ok((words, stream)) = self.arrivals.try_recv() {
-            self.pending -= 1;
+        while let Ok(Arrival { number, words, stream }) = self.arrivals.try_recv() {
+            self.pending.remove(&number);
             match words {
                 Ok(words) => come.push((words, stream)),
                 Err(error) => {
@@ -94,14 +112,43 @@ impl<'a, T: DeserializeOwned + Send + 'static> Door<'a, T> {
     }
 
     fn listen_to(&mut self, mut stream: TcpStream, patience: Patience) {
+        if self.pending.len() >= MAX_PENDING {
+            self.make_room();
+        }
+        let own = match stream.try_clone() {
+            Ok(own) => own,
+            Err(error) => {
+                tracing::warn!(%error, "turned away a connection");
+                return;
+            }
+        };
         let (sender, secret) = (self.sender.clone(), self.secret.clone());
-        let (purpose, limit) = (self.purpose, self.limit);
-        self.pending += 1;
-        std::thread::spawn(move || {
-            let words = auth::accept(&mut stream, purpose, secret.as_ref(), &patience)
-                .and_then(|()| Ok(frame::read::<T>(&mut patience.reader(&stream), limit)?));
-            // The connection may be gone already.
-            let _ = sender.send((words, stream));
+        let (purpose, limit, number) = (self.purpose, self.limit, self.next);
+        let proven = Arc::<AtomicBool>::default();
+        self.next += 1;
+        self.pending.insert(number, Pending { stream: own, proven: Arc::clone(&proven) });
+        let started = std::thread::Builder::new().spawn(move || {
+            let words = auth::accept(&mut stream, purpose, secret.as_ref(), &patience).and_then(|()| {
+                proven.store(true, Ordering::Relaxed);
+                Ok(frame::read::<T>(&mut patience.reader(&stream), limit)?)
+            });
+            // The door may be gone already.
+            let _ = sender.send(Arrival { number, words, stream });
         });
+        if let Err(error) = started {
+            self.pending.remove(&number);
+            tracing::warn!(%error, "turned away a connection");
+        }
+    }
+
+    /// Ends the oldest connection that has not proven itself, or else the oldest; false if there is none. Its thread
+    /// sees the end at once.
+    fn make_room(&mut self) -> bool {
+        let stranger = self.pending.iter().find(|(_, pending)| !pending.proven.load(Ordering::Relaxed));
+        let number = stranger.or_else(|| self.pending.iter().next()).map(|(number, _)| *number);
+        let Some(pending) = number.and_then(|number| self.pending.remove(&number)) else { return false };
+        // One that is gone already makes room, too.
+        let _ = pending.stream.shutdown(Shutdown::Both);
+        true
     }
 }

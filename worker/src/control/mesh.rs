@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use semmoe_tables::RankId;
 
-use super::auth::{self, Purpose};
+use super::auth::{self, Purpose, Unproven};
 use super::door::Door;
 use super::error::RendezvousError;
 use super::frame;
@@ -29,9 +29,10 @@ pub(super) fn connect(
     let mut streams: Vec<Option<TcpStream>> = lower.iter().map(|_| None).collect();
     for (rank, address) in (0..).zip(lower).filter_map(|(rank, address)| Some((RankId::new(rank), (*address)?))) {
         let broken = |cause: String| RendezvousError::broken_off(rank, format!("{address}: {cause}"));
-        let mut stream =
-            patience.connect(address).map_err(|reason| reason.or("it could not be reached in time", broken))?;
-        auth::connect(&mut stream, Purpose::Data, secret, patience).map_err(|error| distrust(rank, &error))?;
+        let mut stream = auth::reach(address, Purpose::Data, secret, patience).map_err(|cause| match cause {
+            Unproven::Unreachable(reason) => reason.or("it could not be reached in time", broken),
+            Unproven::Refused(error) => distrust(rank, &error),
+        })?;
         unlimited(&stream)?;
         let link = Link { from: me, to: rank.get(), ..own };
         frame::write(&mut stream, &link).map_err(|error| RendezvousError::broken_off(rank, error))?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use semmoe_tables::RankId;
 
-use super::auth::{self, AuthError, Purpose};
+use super::auth::{self, AuthError, Purpose, Unproven};
 use super::carrier::{self, Host as Place, MemoryTerms, SharedMemory, Sharing, TransportChoice};
 use super::door::Door;
 use super::error::RendezvousError;
@@ -206,13 +206,14 @@ pub(crate) fn join(
     let Location { rendezvous: address, data, place } = location;
     let rank_0 = RankId::new(0);
     let unreachable = |cause| RendezvousError::Unreachable { address, limit: patience.limit, cause };
-    let mut control = patience.connect(address).map_err(|reason| reason.or("nothing listens there", unreachable))?;
     let unless_stopped = |error| match patience.slice() {
         Err(Impatience::Stopped) => RendezvousError::Stopped,
         _ => error,
     };
-    auth::connect(&mut control, Purpose::Control, secret, patience)
-        .map_err(|error| unless_stopped(distrust(rank_0, &error)))?;
+    let mut control = auth::reach(address, Purpose::Control, secret, patience).map_err(|cause| match cause {
+        Unproven::Unreachable(reason) => reason.or("nothing listens there", unreachable),
+        Unproven::Refused(error) => unless_stopped(distrust(rank_0, &error)),
+    })?;
     let own_ip = data.unwrap_or(control.local_addr()?.ip());
     let listener = bind(SocketAddr::new(own_ip, 0))?;
     let (data, host) = (listener.local_addr()?, Place::here(place));

@@ -212,7 +212,13 @@ async fn strangers_at_the_rendezvous_do_not_stop_it() {
     first.announce = Box::new(move |event| sender.send(*event).unwrap());
     let host = std::thread::spawn(move || run(first));
     let WorkerEvent::Bound { rendezvous } = events.recv().unwrap() else { panic!("not bound first") };
-    let _silent: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(rendezvous).unwrap()).collect();
+    // More than may be pending at a time, some with a part of a frame.
+    let crowd = (0..300_u16).map(|number| {
+        let mut stranger = TcpStream::connect(rendezvous).unwrap();
+        stranger.write_all(&[9, 0, 0, 0, b'{'][..usize::from(number % 6).min(5)]).unwrap();
+        stranger
+    });
+    let _silent: Vec<TcpStream> = crowd.collect();
     let mut liar = TcpStream::connect(rendezvous).unwrap();
     liar.write_all(&[0xff; 64]).unwrap();
     let member = std::thread::spawn(move || run(config(1, 2, rendezvous)));
