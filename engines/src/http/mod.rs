@@ -35,7 +35,7 @@ pub use error::HttpError;
 use h2::Http2;
 pub use key::{EngineKey, KeyError};
 use pool::{Origin, Pool};
-pub use url::{BaseUrl, UrlError};
+pub use url::{BaseUrl, UrlError, names_loopback};
 
 /// Body of a request: complete bytes, cheap to clone for a second attempt.
 pub type RequestBody = Full<Bytes>;

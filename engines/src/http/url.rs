@@ -1,6 +1,7 @@
 //! The address of an engine: checked once, then joined with paths.
 
 use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
 use http::Uri;
@@ -135,9 +136,53 @@ impl From<std::net::SocketAddr> for BaseUrl {
     }
 }
 
+/// Whether `host` or `host:port` is a loopback address or `localhost`, and nothing more.
+pub fn names_loopback(authority: &str) -> bool {
+    let (is_loopback, port) = match authority.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((name, port)) => (name.parse::<Ipv6Addr>().is_ok_and(|ip| ip.is_loopback()), port),
+        None => {
+            let (name, port) = authority.split_at(authority.find(':').unwrap_or(authority.len()));
+            let is_address = name.parse::<Ipv4Addr>().is_ok_and(|ip| ip.is_loopback());
+            (is_address || name.eq_ignore_ascii_case("localhost"), port)
+        }
+    };
+    let is_port = |digits: &str| digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_loopback && (port.is_empty() || port.strip_prefix(':').is_some_and(is_port))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn loopback_and_nothing_more() {
+        for good in ["localhost", "LocalHost:8081", "127.0.0.1", "127.9.9.9:1", "[::1]", "[::1]:8081", "localhost:"] {
+            assert!(names_loopback(good), "{good}");
+        }
+        for bad in [
+            "",
+            ":80",
+            "[::1]evil.example",
+            "[::1].evil.example",
+            "[::1]:80.evil.example",
+            "[::1",
+            "[[::1]]",
+            "[127.0.0.1]",
+            "[localhost]",
+            "::1",
+            "localhost.evil.example",
+            "localhost:80.evil.example",
+            "localhost:80@evil.example",
+            "user@localhost",
+            "127.0.0.1.evil.example",
+            "127.0.0.1:80/evil",
+            "127.1",
+            "10.0.0.1:8081",
+            "evil.example",
+        ] {
+            assert!(!names_loopback(bad), "{bad}");
+        }
+    }
 
     #[test]
     fn accepts_and_joins() {

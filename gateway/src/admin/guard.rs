@@ -5,7 +5,7 @@
 //! cannot leave out of a cross-site POST, must be one, too. Elsewhere, and where one is configured, a bearer token is
 //! needed.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
@@ -13,6 +13,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, Uri, header};
+use semmoe_engines::http::names_loopback;
 use sha2::{Digest, Sha256};
 
 use super::page;
@@ -46,16 +47,16 @@ struct Rules {
 impl Rules {
     fn judge(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), RequestError> {
         if self.loopback {
-            // HTTP/2 has it in the URI; where it is in both places, both must be good.
-            let (header, authority) = (headers.get(header::HOST), uri.authority().map(Authority::as_str));
-            let host = header.and_then(|host| host.to_str().ok()).or(authority).unwrap_or("");
-            if !is_loopback(host) || !authority.is_none_or(is_loopback) {
-                return Err(RequestError::ForeignHost { found: host.to_owned() });
+            // HTTP/2 has it in the URI; where it is in several places, all must be good.
+            let hosts = headers.get_all(header::HOST).iter().map(|host| host.to_str().unwrap_or(""));
+            let mut named = hosts.chain(uri.authority().map(Authority::as_str)).peekable();
+            let none = named.peek().is_none().then_some("");
+            if let Some(found) = named.find(|host| !names_loopback(host)).or(none) {
+                return Err(RequestError::ForeignHost { found: found.to_owned() });
             }
-            let origin = text(headers, &header::ORIGIN);
-            if headers.contains_key(header::ORIGIN)
-                && !is_loopback(origin.split_once("://").map_or("", |(_, host)| host))
-            {
+            let mut origins = headers.get_all(header::ORIGIN).iter().map(|origin| origin.to_str().unwrap_or(""));
+            let is_foreign = |origin: &&str| !origin.split_once("://").is_some_and(|(_, host)| names_loopback(host));
+            if let Some(origin) = origins.find(is_foreign) {
                 return Err(RequestError::ForeignOrigin { origin: origin.to_owned() });
             }
         }
@@ -87,15 +88,6 @@ pub(super) async fn check(
 /// A header's text; empty where there is none.
 pub(super) fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
-}
-
-/// Whether `host[:port]` is a loopback address or `localhost`.
-fn is_loopback(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
-        Some(rest) => rest.split_once(']').map_or("", |(name, _)| name),
-        None => host.split_once(':').map_or(host, |(name, _)| name),
-    };
-    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 /// Compares digests, so that timing reveals nothing about the token.
@@ -130,6 +122,9 @@ mod tests {
             ("evil.example:8081", None, false),
             ("127.0.0.1.evil.example", None, false),
             ("10.0.0.1:8081", None, false),
+            ("[::1]evil.example", None, false),
+            ("localhost:80.evil.example", None, false),
+            ("127.0.0.1:8081", Some("http://[::1].evil.example"), false),
             ("127.0.0.1:8081", Some("https://evil.example"), false),
             ("127.0.0.1:8081", Some("null"), false),
             ("127.0.0.1:8081", Some("http://localhost.evil.example"), false),
@@ -138,6 +133,10 @@ mod tests {
             headers.extend(origin.map(|origin| ("origin", origin)));
             assert_eq!(judge(&rules, &headers), good, "{headers:?}");
         }
+        let twice = |name, value| [("host", "localhost"), ("origin", "http://localhost"), (name, value)];
+        assert!(judge(&rules, &twice("host", "127.0.0.1")));
+        assert!(!judge(&rules, &twice("host", "evil.example")));
+        assert!(!judge(&rules, &twice("origin", "http://evil.example")));
     }
 
     /// As HTTP/2 has it, and proxies.

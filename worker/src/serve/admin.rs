@@ -1,6 +1,6 @@
 //! Routes that change how the unit works, and who may use them.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Json;
@@ -8,6 +8,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::Response;
+use semmoe_engines::http::names_loopback;
 use serde_json::{Value, json};
 
 use super::app::App;
@@ -32,7 +33,7 @@ impl Gate {
         let Some(token) = &self.token else {
             // A web page that a browser on this machine shows may not speak for its user: neither under a name of its
             // own (Host, by DNS rebinding) nor across sites (Origin).
-            let here = names_loopback(headers, uri) && comes_from_loopback(headers);
+            let here = is_for_loopback(headers, uri) && comes_from_loopback(headers);
             let refusal = "admin routes need a token here, and this worker was given none";
             return match self.loopback && here {
                 true => Ok(()),
@@ -49,28 +50,19 @@ impl Gate {
     }
 }
 
-/// Whether the request names its host as a loopback one.
-fn names_loopback(headers: &HeaderMap, uri: &Uri) -> bool {
-    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
-    host.or_else(|| uri.authority().map(|authority| authority.as_str())).is_some_and(is_loopback)
+/// Whether the request names its host as a loopback one, everywhere where it names it.
+fn is_for_loopback(headers: &HeaderMap, uri: &Uri) -> bool {
+    let hosts = headers.get_all(header::HOST).iter().map(|host| host.to_str().ok());
+    let mut named = hosts.chain(uri.authority().map(|authority| Some(authority.as_str()))).peekable();
+    named.peek().is_some() && named.all(|host| host.is_some_and(names_loopback))
 }
 
 /// Whether a page that sends it, if any does, is of a loopback host.
 fn comes_from_loopback(headers: &HeaderMap) -> bool {
-    let Some(origin) = headers.get(header::ORIGIN) else { return true };
-    let host = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
-    host.is_some_and(|(_, host)| is_loopback(host))
-}
-
-/// `host` or `host:port`.
-fn is_loopback(authority: &str) -> bool {
-    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
-    let name = match authority.rsplit_once(':') {
-        Some((name, port)) if is_port(port) => name,
-        _ => authority,
-    };
-    let address = name.trim_start_matches('[').trim_end_matches(']');
-    name.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    headers.get_all(header::ORIGIN).iter().all(|origin| {
+        let host = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
+        host.is_some_and(|(_, host)| names_loopback(host))
+    })
 }
 
 /// Lets authorized requests pass.

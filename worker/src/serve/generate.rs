@@ -6,7 +6,6 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
-use bytes::Bytes;
 use semmoe_engines::Route as EngineRoute;
 use semmoe_engines::sglang::{FinishReason, GenerateResponse, MetaInfo};
 use semmoe_text::Route;
@@ -17,6 +16,7 @@ use super::answer::{Answer, Answers, Delta};
 use super::app::{App, Defaults};
 use super::error::ApiError;
 use super::fields;
+use super::listen::WholeBody;
 use super::logprobs;
 use super::params::SamplingFields;
 use super::reply::{Dialect, serve};
@@ -48,7 +48,7 @@ struct Params {
 pub(super) async fn generate(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
-    body: Bytes,
+    WholeBody(body): WholeBody,
 ) -> Result<Response, ApiError> {
     serve(&app, headers, body, prepare).await
 }

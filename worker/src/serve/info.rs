@@ -6,7 +6,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
-use bytes::Bytes;
 use semmoe_engines::sglang::{Loads, RankLoads};
 use semmoe_text::Route;
 use serde_json::{Value, json};
@@ -14,6 +13,7 @@ use serde_json::{Value, json};
 use super::app::{App, WorkerInfo};
 use super::error::ApiError;
 use super::fields;
+use super::listen::WholeBody;
 use super::validated;
 use crate::model::PAGE_TOKENS;
 
@@ -98,7 +98,7 @@ pub(super) async fn loads(State(app): State<Arc<App>>) -> Result<Json<Loads>, Ap
 }
 
 /// `POST /tokenize`: `{"prompt": ...}` or `{"messages": [...]}` to ids.
-pub(super) async fn tokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, ApiError> {
+pub(super) async fn tokenize(State(app): State<Arc<App>>, WholeBody(body): WholeBody) -> Result<Json<Value>, ApiError> {
     validated::off_the_runtime(&app, HeaderMap::new(), body, |app, _, bytes| {
         let body = validated::parse(bytes)?;
         fields::check(&body, fields::TOKENIZE)?;

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `admin` | routes that change how the unit works, and who may use them |
 //! | `app` | the state that all routes share |
+//! | `listen` | connections and bodies, each with its limits |
 //! | `switch` | another layout, or another placement of experts |
 //! | `error` | errors to status and JSON |
 //! | `validated` | a checked request, whatever its dialect |
@@ -22,6 +23,7 @@ mod error;
 mod fields;
 mod generate;
 mod info;
+mod listen;
 mod logprobs;
 mod metrics;
 mod openai;
@@ -35,16 +37,11 @@ use std::io;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
 use axum::routing::{get, post};
-use axum::serve::ListenerExt as _;
 use tokio::net::TcpListener;
 
 pub(crate) use admin::Gate;
 pub(crate) use app::{App, Defaults, ServedModel};
-
-/// Largest request body, in bytes.
-const MAX_BODY_BYTES: usize = 4 << 20;
 
 /// Serves until `stop` resolves and the open requests have ended.
 pub(crate) async fn serve(
@@ -52,11 +49,7 @@ pub(crate) async fn serve(
     app: Arc<App>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
-    let listener = listener.tap_io(|stream| {
-        // Small events must not wait for more; a connection that refuses the option works all the same.
-        let _ = stream.set_nodelay(true);
-    });
-    axum::serve(listener, router(app)).with_graceful_shutdown(stop).await
+    listen::serve(listener, router(app), stop).await
 }
 
 fn router(app: Arc<App>) -> Router {
@@ -83,6 +76,5 @@ fn router(app: Arc<App>) -> Router {
         .route("/metrics", get(metrics::metrics))
         .fallback(error::not_found)
         .method_not_allowed_fallback(error::method_not_allowed)
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(app)
 }

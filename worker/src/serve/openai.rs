@@ -5,7 +5,6 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
-use bytes::Bytes;
 use semmoe_engines::Route as EngineRoute;
 use semmoe_text::{Route, Tokenizer};
 use serde::Deserialize;
@@ -16,6 +15,7 @@ use super::app::App;
 use super::error::ApiError;
 use super::fields;
 use super::info::unix_time;
+use super::listen::WholeBody;
 use super::logprobs;
 use super::params::SamplingFields;
 use super::reply::{Dialect, serve};
@@ -49,7 +49,11 @@ struct StreamOptions {
 }
 
 /// `POST /v1/chat/completions`
-pub(super) async fn chat(State(app): State<Arc<App>>, headers: HeaderMap, body: Bytes) -> Result<Response, ApiError> {
+pub(super) async fn chat(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    WholeBody(body): WholeBody,
+) -> Result<Response, ApiError> {
     serve(&app, headers, body, |app, headers, body| prepare(app, headers, body, &CHAT)).await
 }
 
@@ -57,7 +61,7 @@ pub(super) async fn chat(State(app): State<Arc<App>>, headers: HeaderMap, body: 
 pub(super) async fn completions(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
-    body: Bytes,
+    WholeBody(body): WholeBody,
 ) -> Result<Response, ApiError> {
     serve(&app, headers, body, |app, headers, body| prepare(app, headers, body, &COMPLETION)).await
 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use bytes::Bytes;
 use semmoe_engines::switch::{SwitchAction, SwitchRequest, SwitchStatus, SwitchTables, SwitchTarget};
 use semmoe_tables::{Attention, ExpertCopies, Tables};
 
 use super::app::App;
 use super::error::ApiError;
+use super::listen::WholeBody;
 use crate::ep::{ExpertLayout, ExpertSpread};
 use crate::unit::{LayoutName, UnitLayout};
 
@@ -20,7 +20,10 @@ pub(super) async fn status(State(app): State<Arc<App>>) -> Json<SwitchStatus> {
 }
 
 /// `POST /switch`
-pub(super) async fn switch(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<SwitchStatus>, ApiError> {
+pub(super) async fn switch(
+    State(app): State<Arc<App>>,
+    WholeBody(body): WholeBody,
+) -> Result<Json<SwitchStatus>, ApiError> {
     let SwitchRequest { to, kv_step_bytes, if_epoch, action } = serde_json::from_slice(&body).map_err(|error| {
         ApiError::bad(format!("{error}; expected {{\"to\": \"ep\" or \"tp\" or {{\"tables\": FILE}}, \"kv_step_bytes\": N, \"if_epoch\": N, \"action\": \"prepare\" or \"commit\" or \"abort\"}}"))
     })?;
@@ -82,9 +85,24 @@ async fn target(app: &Arc<App>, to: SwitchTarget) -> Result<UnitLayout, ApiError
     }
 }
 
+/// Opens a file of tables. An answer about another file has nothing of its content: the log has the reason.
+fn open(path: &Path) -> Result<Tables, ApiError> {
+    let bad = |what: &str| ApiError::param("to", format!("{} {what}", path.display()));
+    match std::fs::metadata(path) {
+        Err(error) => return Err(bad(&format!("cannot be opened: {error}"))),
+        // A pipe or device has no end, or makes its reader wait.
+        Ok(file) if !file.is_file() => return Err(bad("is no regular file")),
+        Ok(_) => {}
+    }
+    Tables::open(path).map_err(|error| {
+        tracing::warn!(%error, "a switch was asked for with a file that has no usable tables");
+        bad("has no usable tables: this rank's log has the reason")
+    })
+}
+
 fn of_tables(app: &App, path: &Path, current: &UnitLayout) -> Result<UnitLayout, ApiError> {
     let bad = |message: String| ApiError::param("to", message);
-    let tables = Tables::open(path).map_err(|error| bad(error.to_string()))?;
+    let tables = open(path)?;
     let info = app.served.config.model_info(&app.served.name, Some(app.served.tokenizer.sha256().to_owned()));
     tables.model().check_compatible(&info).map_err(|error| bad(error.in_file(path).to_string()))?;
     // Of tables for attention tp only the placement is of use here, where rows are not shuffled.

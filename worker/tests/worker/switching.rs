@@ -181,7 +181,9 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
     let (four, _) = tables(folder.path(), 4, 0, 0);
     let (replicated, _) = tables(folder.path(), 2, 0, 2);
     let text = folder.path().join("text");
-    std::fs::write(&text, "no tables").unwrap();
+    // A container of another kind, whose words belong into no answer.
+    let header = br#"{"__metadata__":{"format":"hunter2"}}"#;
+    std::fs::write(&text, [&(header.len() as u64).to_le_bytes()[..], header].concat()).unwrap();
     let unit = Unit::start(2);
     let before = unit.get("/switch").await;
     for (body, status, reason) in [
@@ -198,12 +200,15 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
             422,
             "18 experts on a rank, the ranks were started with 16 expert slots",
         ),
-        (json!({"to": {"tables": text}}), 400, "text"),
+        (json!({"to": {"tables": text}}), 400, "has no usable tables"),
+        (json!({"to": {"tables": "/dev/zero"}}), 400, "/dev/zero is no regular file"),
+        (json!({"to": {"tables": folder.path()}}), 400, "is no regular file"),
         (json!({"to": {"tables": folder.path().join("absent")}}), 400, "absent"),
     ] {
         let (found, _, answer) = unit.ask("/switch", &body).await;
         let message = answer["error"]["message"].as_str().unwrap_or_default();
         assert!(found == status && message.contains(reason), "{body}: {found} {message}");
+        assert!(!message.contains("hunter2"), "{message}");
     }
     assert_eq!(unit.get("/switch").await, before);
     unit.stop(0);

@@ -1,0 +1,149 @@
+//! The connections of rank 0's HTTP: so many at a time, each with a limit on the time for a request's head and body.
+
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::to_bytes;
+use axum::extract::{FromRequest, Request};
+use axum::http::StatusCode;
+use bytes::Bytes;
+use http_body_util::LengthLimitError;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::error::ApiError;
+
+/// Connections at a time; further ones wait in the kernel. A gateway keeps one for each request that runs.
+const CONNECTIONS: usize = 4096;
+/// For the first request's head, and between two requests.
+const HEAD_LIMIT: Duration = Duration::from_secs(30);
+const BODY_LIMIT: Duration = Duration::from_secs(60);
+/// Largest request body, in bytes.
+const BODY_BYTES: usize = 4 << 20;
+/// After an accept failed for want of file descriptors or memory, some time for connections to end.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Serves until `stop` resolves and the open requests have ended.
+pub(super) async fn serve(listener: TcpListener, router: Router, stop: impl Future<Output = ()>) -> io::Result<()> {
+    serve_with(listener, router, HEAD_LIMIT, stop).await
+}
+
+async fn serve_with(
+    listener: TcpListener,
+    router: Router,
+    head_limit: Duration,
+    stop: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let (places, graceful, mut stop) = (Arc::new(Semaphore::new(CONNECTIONS)), GracefulShutdown::new(), pin!(stop));
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(head_limit);
+    loop {
+        let (stream, place) = tokio::select! {
+            accepted = accept(&listener, &places) => accepted,
+            () = &mut stop => break,
+        };
+        // Small events must not wait for more; a connection that refuses the option works all the same.
+        let _ = stream.set_nodelay(true);
+        let service = TowerToHyperService::new(router.clone());
+        let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service));
+        tokio::spawn(async move {
+            let _place = place;
+            // Errors are the client's: it went away, was late, or spoke no HTTP.
+            let _ = connection.await;
+        });
+    }
+    graceful.shutdown().await;
+    Ok(())
+}
+
+async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> (TcpStream, Option<OwnedSemaphorePermit>) {
+    // The semaphore is never closed.
+    let place = Arc::clone(places).acquire_owned().await.ok();
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return (stream, place),
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// A whole body, in time and not too long.
+pub(super) struct WholeBody(pub(super) Bytes);
+
+impl<S: Sync> FromRequest<S> for WholeBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+        let announced = request.headers().get(axum::http::header::CONTENT_LENGTH);
+        let announced = announced.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+        let too_long =
+            || ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is longer than {BODY_BYTES} bytes"));
+        if announced.is_some_and(|length| length > BODY_BYTES) {
+            return Err(too_long());
+        }
+        let late = || {
+            let seconds = BODY_LIMIT.as_secs();
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, format!("the body did not come within {seconds} s"))
+        };
+        let body = to_bytes(request.into_body(), BODY_BYTES);
+        let body = tokio::time::timeout(BODY_LIMIT, body).await.map_err(|_| late())?;
+        body.map(Self).map_err(|error| {
+            let limited =
+                std::error::Error::source(&error).is_some_and(<dyn std::error::Error>::is::<LengthLimitError>);
+            if limited { too_long() } else { ApiError::bad(format!("the body cannot be read: {error}")) }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    /// Silence, and half a head.
+    #[tokio::test]
+    async fn who_sends_no_head_is_closed() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (end, stop) = tokio::sync::oneshot::channel::<()>();
+        let served = tokio::spawn(serve_with(listener, Router::new(), Duration::from_millis(50), async move {
+            let _ = stop.await;
+        }));
+        for half in ["", "GET / HTTP/1.1\r\nhost: a\r\n"] {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client.write_all(half.as_bytes()).await.unwrap();
+            let mut answer = Vec::new();
+            let read = client.read_to_end(&mut answer);
+            let _ = tokio::time::timeout(Duration::from_secs(60), read).await.expect("closed in time");
+        }
+        end.send(()).unwrap();
+        served.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_body_that_is_too_long_is_refused_as_json() {
+        for announced in [true, false] {
+            let mut request = Request::new(axum::body::Body::from(vec![0; BODY_BYTES + 1]));
+            if announced {
+                request.headers_mut().insert("content-length", (BODY_BYTES + 1).into());
+            }
+            let error = WholeBody::from_request(request, &()).await.err().unwrap();
+            let answer = error.json();
+            assert_eq!(answer["error"]["code"], 413, "{answer}");
+            assert_eq!(answer["error"]["type"], "invalid_request_error");
+        }
+        let fits = Request::new(axum::body::Body::from(vec![0; BODY_BYTES]));
+        assert_eq!(WholeBody::from_request(fits, &()).await.unwrap().0.len(), BODY_BYTES);
+    }
+}
