@@ -103,7 +103,7 @@ impl Record {
         if !access.wants(done.code) {
             return;
         }
-        let Done { backend, model, route, place, policy, code, took, generated } = done;
+        let Done { backend, model, route, place, policy, code, took, generated, .. } = done;
         tracing::info!(
             target: "semmoe::access",
             id = self.id.as_str(),

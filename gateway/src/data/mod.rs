@@ -310,6 +310,7 @@ fn refuse(core: &Core, id: &RequestId, path: &str, error: &RequestError) -> OwnR
         policy: NONE,
         code: status,
         took: Duration::ZERO,
+        trace: None,
         generated: Generated::default(),
     };
     Record::refused(id.clone(), path).log(core.current.load().config.log.access, &done);

@@ -18,6 +18,7 @@ use crate::state::Core;
 
 use super::access::Record;
 use super::progress::Progress;
+use super::trace;
 
 /// Counts its request exactly once: by [`Ticket::finish`], or as closed by the client when it is dropped before.
 pub(crate) struct Ticket {
@@ -210,11 +211,14 @@ impl Ticket {
             policy,
             code,
             took,
+            trace: self.trace.as_ref().map(|trace| trace.id()),
             generated: record.route.map_or_else(Generated::default, generated),
         };
         record.log(self.core.current.load().config.log.access, &done);
         self.core.metrics.requests.done(&done);
-        if let Some(trace) = self.trace.take() {
+        let generated = done.generated;
+        if let Some(mut trace) = self.trace.take() {
+            trace::generated(&mut trace, &generated);
             trace.finish(code);
         }
     }

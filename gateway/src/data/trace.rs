@@ -7,6 +7,7 @@ use http::{HeaderMap, StatusCode};
 use semmoe_engines::Route;
 use semmoe_tables::RankId;
 
+use crate::metrics::{Generated, OutputTokens};
 use crate::otlp::{RequestTrace, Stage, Tracer, Value};
 use crate::request_id::RequestId;
 
@@ -29,6 +30,10 @@ pub(super) fn begin(
 pub(super) fn scored(ticket: &mut Ticket, job: &Job) {
     let Some(trace) = &mut ticket.trace else { return };
     trace.note_request("semmoe.model", text(&job.model.name));
+    if let Some(operation) = operation(job.route) {
+        trace.note_request("gen_ai.operation.name", Value::Text(operation.into()));
+        trace.note_request("gen_ai.request.model", text(&job.model.name));
+    }
     trace.note_request("semmoe.generation", Value::Number(job.snapshot.generation));
     trace.note("semmoe.prompt_tokens", Value::Number(job.scored.tokens));
     trace.note("semmoe.scored", Value::Truth(job.scored.share.is_some()));
@@ -59,6 +64,27 @@ pub(super) fn answered(ticket: &mut Ticket, status: StatusCode) {
 pub(super) fn failed(ticket: &mut Ticket, cause: &'static str) {
     if let Some(trace) = &mut ticket.trace {
         trace.fail(cause);
+    }
+}
+
+/// The request has ended: what the model read and wrote for it.
+pub(super) fn generated(trace: &mut RequestTrace, generated: &Generated) {
+    let output = generated.output_tokens.map(OutputTokens::count);
+    let tokens = [("gen_ai.usage.input_tokens", generated.prompt_tokens), ("gen_ai.usage.output_tokens", output)];
+    for (key, tokens) in tokens {
+        if let Some(tokens) = tokens {
+            trace.note_request(key, Value::Number(tokens));
+        }
+    }
+}
+
+/// OpenTelemetry's name for what a route does (semantic conventions for generative AI), where it has one.
+fn operation(route: Route) -> Option<&'static str> {
+    match route {
+        Route::Chat | Route::Responses | Route::Messages => Some("chat"),
+        Route::Completions | Route::Generate => Some("text_completion"),
+        Route::Embeddings => Some("embeddings"),
+        _ => None,
     }
 }
 

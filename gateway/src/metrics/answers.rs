@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use semmoe_engines::Route;
 
 use super::requests::{Done, NONE, OTHER};
@@ -26,6 +27,12 @@ labels!(AnswerLabels { backend: String, model: String, route: &'static str });
 
 // `counted`: `usage` or `events`.
 labels!(OutputLabels { backend: String, model: String, route: &'static str, counted: &'static str });
+
+// Of an exemplar: a request that was traced.
+labels!(TraceLabels { trace_id: String });
+
+/// A histogram whose buckets name the last traced request that fell into them, in OpenMetrics.
+type Traced = HistogramWithExemplars<TraceLabels>;
 
 // `state`: `waiting` for the first piece, or `running`.
 labels!(StreamLabels { backend: String, state: &'static str });
@@ -57,15 +64,16 @@ pub(crate) struct Generated {
     pub(crate) first_token: Option<Duration>,
 }
 
-fn request_seconds() -> Histogram {
-    Histogram::new(TO_SECONDS.into_iter().chain(TO_MINUTES))
+fn request_seconds() -> Traced {
+    Traced::new(TO_SECONDS.into_iter().chain(TO_MINUTES))
 }
 
 metrics! {
     pub(crate) struct AnswerMetrics {
-        seconds: Histograms<AnswerLabels> = Family::new_with_constructor(request_seconds),
+        seconds: Family<AnswerLabels, Traced, fn() -> Traced> = Family::new_with_constructor(request_seconds),
             "request_seconds", "Time from the arrival of the request to the end of the response";
-        first_token: Histograms<AnswerLabels> = Family::new_with_constructor(|| Histogram::new(FIRST_TOKEN_SECONDS)),
+        first_token: Family<AnswerLabels, Traced, fn() -> Traced> =
+            Family::new_with_constructor(|| Traced::new(FIRST_TOKEN_SECONDS.into_iter())),
             "time_to_first_token_seconds", "Time from the arrival of the request to the first piece of its stream";
         inter_token: Histograms<AnswerLabels> = Family::new_with_constructor(|| Histogram::new(INTER_TOKEN_SECONDS)),
             "inter_token_seconds",
@@ -126,14 +134,14 @@ impl AnswerMetrics {
 pub(super) struct KnownAnswers {
     model: String,
     route: Option<Route>,
-    seconds: Histogram,
+    seconds: Traced,
     /// On routes that generate tokens.
     generation: Option<KnownGeneration>,
 }
 
 #[derive(Clone)]
 struct KnownGeneration {
-    first_token: Histogram,
+    first_token: Traced,
     inter_token: Histogram,
     prompt_tokens: Counter,
     by_usage: Counter,
@@ -146,7 +154,8 @@ impl KnownAnswers {
     }
 
     pub(super) fn count(&self, done: &Done<'_>) {
-        self.seconds.observe(done.took.as_secs_f64());
+        let exemplar = || done.trace.map(|trace| TraceLabels { trace_id: format!("{trace:032x}") });
+        self.seconds.observe(done.took.as_secs_f64(), exemplar(), None);
         let Some(generation) = &self.generation else { return };
         let Generated { prompt_tokens, output_tokens, first_token } = done.generated;
         generation.prompt_tokens.inc_by(prompt_tokens.unwrap_or(0));
@@ -156,7 +165,7 @@ impl KnownAnswers {
             None => {}
         }
         let Some(first) = first_token else { return };
-        generation.first_token.observe(first.as_secs_f64());
+        generation.first_token.observe(first.as_secs_f64(), exemplar(), None);
         let tokens = output_tokens.map_or(0, OutputTokens::count);
         // A stream that broke off ends with a silence that is between no tokens.
         if tokens > 1 && done.code < 300 {

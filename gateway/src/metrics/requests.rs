@@ -72,6 +72,8 @@ pub(crate) struct Done<'a> {
     pub(crate) policy: &'static str,
     pub(crate) code: u16,
     pub(crate) took: Duration,
+    /// Of a request that is traced.
+    pub(crate) trace: Option<u128>,
     pub(crate) generated: Generated,
 }
 
@@ -171,6 +173,7 @@ mod tests {
             policy: "affinity",
             code: 200,
             took: Duration::from_millis(1),
+            trace: None,
             generated: Generated::default(),
         }
     }
@@ -197,7 +200,11 @@ mod tests {
         metrics.done(&Done { took, generated: generated(OutputTokens::Events(1)), ..done("a") });
         metrics.done(&Done { route: Some(Route::Embeddings), ..done("a") });
         metrics.done(&Done { model: NONE, ..done(NONE) });
+        metrics.done(&Done { trace: Some(0xabc), route: Some(Route::Embeddings), ..done("traced") });
         let text = encoded(&metrics);
+        let trace = text.lines().find_map(|line| line.split_once(" # {trace_id=\"")).unwrap();
+        assert_eq!(trace.1, format!("{:032x}\"}} 0.001", 0xabc));
+        assert!(trace.0.starts_with("request_seconds_bucket") && trace.0.contains("traced"), "{trace:?}");
         let chat = r#"backend="a",model="m",route="/v1/chat/completions""#;
         for line in [
             format!("time_to_first_token_seconds_sum{{{chat}}} 0.6000000000000001"),

@@ -36,8 +36,8 @@ impl TextFormat {
     }
 }
 
-/// OpenMetrics as the older format: there counters and infos are declared by the names of their samples, and nothing
-/// marks the end.
+/// OpenMetrics as the older format: there counters and infos are declared by the names of their samples, exemplars are
+/// unknown, and nothing marks the end.
 pub(super) fn older(open: &str) -> String {
     let mut text = String::with_capacity(open.len());
     let mut help = None;
@@ -60,7 +60,8 @@ pub(super) fn older(open: &str) -> String {
             }
             (Some("#"), ..) => {}
             _ => {
-                text.push_str(line);
+                // It has no exemplars. A label cannot look like one: its quotes are escaped.
+                text.push_str(line.split_once(" # {trace_id=\"").map_or(line, |(sample, _)| sample));
                 text.push('\n');
             }
         }
@@ -95,7 +96,7 @@ mod tests {
     fn the_older_format_declares_what_it_shows() {
         let open = "# HELP a_b Bs, all.\n# TYPE a_b counter\na_b_total{c=\"# TYPE\"} 1\n# HELP d A build.\n# TYPE d info\n\
                     d_info{v=\"1\"} 1\n# HELP e_seconds Es.\n# TYPE e_seconds histogram\n# UNIT e_seconds seconds\n\
-                    e_seconds_bucket{le=\"+Inf\"} 0\n# EOF\n";
+                    e_seconds_bucket{le=\"+Inf\"} 0 # {trace_id=\"0f\"} 0.5\n# EOF\n";
         let expected = "# HELP a_b_total Bs, all.\n# TYPE a_b_total counter\na_b_total{c=\"# TYPE\"} 1\n# HELP d_info A build.\n\
                         # TYPE d_info gauge\nd_info{v=\"1\"} 1\n# HELP e_seconds Es.\n# TYPE e_seconds histogram\n\
                         e_seconds_bucket{le=\"+Inf\"} 0\n";

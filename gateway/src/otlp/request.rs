@@ -112,6 +112,11 @@ impl RequestTrace {
         }
     }
 
+    /// Of all its spans.
+    pub(crate) fn id(&self) -> u128 {
+        self.context.trace
+    }
+
     /// The place of the stage that runs.
     pub(crate) fn here(&self) -> Context {
         self.stage.as_ref().map_or(self.context, |stage| stage.context)

@@ -102,6 +102,10 @@ async fn a_request_is_four_spans_and_the_engine_is_reported() {
     assert_eq!(attribute(request, "http.route"), &json!({ "stringValue": "/generate" }));
     assert_eq!(attribute(request, "http.response.status_code"), &json!({ "intValue": "200" }));
     assert_eq!(attribute(request, "semmoe.generation"), &json!({ "intValue": "1" }));
+    assert_eq!(attribute(request, "gen_ai.operation.name"), &json!({ "stringValue": "text_completion" }));
+    assert_eq!(attribute(request, "gen_ai.request.model"), attribute(request, "semmoe.model"));
+    let read = &attribute(named(&spans, "score"), "semmoe.prompt_tokens");
+    assert_eq!(attribute(request, "gen_ai.usage.input_tokens"), *read);
     assert_eq!(attribute(upstream, "semmoe.rank"), &json!({ "intValue": "0" }));
     assert_eq!(attribute(named(&spans, "route"), "semmoe.policy"), &json!({ "stringValue": "affinity" }));
     assert_eq!(attribute(named(&spans, "score"), "semmoe.scored"), &json!({ "boolValue": true }));
