@@ -27,7 +27,8 @@
 //! | `outgoing` | what a backend is spoken to with: its key, certificates |
 //! | `credentials` | files with keys and certificates, read again when they change |
 //! | `memory` | freed memory goes back to the system |
-//! | `server`, `stall`, `gateway` | listeners; clients that take nothing; start and shutdown |
+//! | `server`, `gateway` | listeners; start and shutdown |
+//! | `outflow`, `stall` | answers at the pace of their clients; clients that take nothing |
 //! | `error` | why it does not start, and the one table from errors to HTTP statuses |
 //!
 //! Bodies pass through byte for byte, but for the pin and an engine's own name of the model; what is retried, what
@@ -58,6 +59,7 @@ mod memory;
 mod metrics;
 mod names;
 mod otlp;
+mod outflow;
 mod outgoing;
 mod pins;
 mod plan;

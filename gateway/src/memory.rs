@@ -14,7 +14,7 @@ use crate::state::Core;
 
 const EVERY: Duration = Duration::from_secs(2);
 /// Growth that is worth a walk over the allocator's free lists, which takes milliseconds.
-const WORTH_BYTES: usize = 32 << 20;
+const WORTH_BYTES: usize = 16 << 20;
 /// Minimum cost of a stream or connection besides its body: more would hide what is left behind.
 const STREAM_BYTES: usize = 4 << 10;
 
@@ -25,9 +25,16 @@ const MAX_PAUSE: u32 = 150;
 /// Looks at the size of the process, until `stop`.
 pub(crate) async fn watch(core: Arc<Core>, stop: CancellationToken) {
     let Some(mut least) = resident_bytes() else { return };
-    let (mut pause, mut looks) = (1, 0);
+    let (mut pause, mut looks, mut held_before) = (1, 0, 0);
     while stop.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
-        let held = core.body_memory.held_bytes() + core.metrics.trust.open_exchanges() * STREAM_BYTES;
+        let held = core.body_memory.held_bytes()
+            + core.answer_memory.held_bytes()
+            + core.metrics.trust.open_exchanges() * STREAM_BYTES;
+        // Requests that ended since the last walk left pages that can be freed.
+        if held_before >= held + WORTH_BYTES {
+            (pause, held_before) = (1, held);
+        }
+        held_before = held_before.max(held);
         let Some(now) = resident_bytes() else { return };
         least = least.min(now);
         looks += 1;

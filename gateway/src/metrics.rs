@@ -45,6 +45,7 @@ macro_rules! labels {
 mod answers;
 mod faults;
 mod live;
+mod memory;
 mod operation;
 mod pins;
 mod process;
@@ -71,6 +72,7 @@ use semmoe_text::SegmentCache;
 pub(crate) use answers::{Generated, OutputTokens};
 use faults::FaultMetrics;
 use live::LiveMetrics;
+pub(crate) use memory::MemoryMetrics;
 use operation::OperationMetrics;
 use pins::PinMetrics;
 use process::ProcessMetrics;
@@ -161,6 +163,7 @@ pub(crate) struct Metrics {
     pub(crate) pins: PinMetrics,
     pub(crate) live: LiveMetrics,
     pub(crate) trust: TrustMetrics,
+    pub(crate) memory: MemoryMetrics,
     pub(crate) faults: FaultMetrics,
     pub(crate) switching: SwitchMetrics,
     pub(crate) operation: OperationMetrics,
@@ -179,6 +182,7 @@ impl Metrics {
         metrics.pins.register(registry);
         metrics.live.register(registry);
         metrics.trust.register(registry);
+        metrics.memory.register(registry);
         metrics.faults.register(registry);
         metrics.switching.register(registry);
         metrics.operation.register(registry);
@@ -300,6 +304,7 @@ mod tests {
             policy: "affinity",
             code: 200,
             took: Duration::from_millis(3),
+            trace: None,
             generated: Generated::default(),
         });
         metrics.inflight("a", Some(1)).inc();

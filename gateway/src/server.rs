@@ -3,6 +3,7 @@
 mod connection;
 mod files;
 mod peers;
+mod places;
 mod protocol;
 mod tls;
 
@@ -11,9 +12,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::{BoxError, Router};
+use bytes::Bytes;
+use http::{Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
-use hyper::service::HttpService;
+use hyper::service::Service;
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
@@ -25,6 +28,7 @@ use crate::error::StartError;
 use crate::state::Core;
 use connection::Shared;
 use peers::Peers;
+use places::Places;
 
 pub use files::raise_file_limit;
 pub(crate) use files::{STATUS_CONNECTIONS, connections};
@@ -66,7 +70,7 @@ impl Server {
         let connections = TaskTracker::new();
         let limits = &core.config().limits;
         let accept = Accept {
-            permits: Arc::new(Semaphore::new(connections_limit)),
+            places: Arc::new(Places::new(connections_limit)),
             per_address: limits.connections_per_address,
             peers: Arc::default(),
             connections: connections.clone(),
@@ -98,23 +102,36 @@ impl Server {
     }
 }
 
-/// A trait that stands for these bounds: Rust has no other name for a set of them.
-macro_rules! bounds {
-    ($(#[$doc:meta])* $name:ident: $($bounds:tt)+) => {
-        $(#[$doc])*
-        pub(crate) trait $name: $($bounds)+ {}
-        impl<S: $($bounds)+> $name for S {}
-    };
+/// The service of a listener.
+pub(crate) trait Serves:
+    Service<
+        Request<Incoming>,
+        Response = Response<Self::Body>,
+        Future: Send + 'static,
+        Error: Into<BoxError> + Send + 'static,
+    > + Clone
+    + Send
+    + Sync
+    + 'static
+{
+    /// The body of its answers.
+    type Body: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static;
 }
 
-bounds! {
-    /// The service of a listener.
-    Serves: HttpService<
-        Incoming,
-        Future: Send + 'static,
-        ResBody: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
-        Error: Into<BoxError>,
-    > + Clone + Send + Sync + 'static
+impl<S, B> Serves for S
+where
+    S: Service<
+            Request<Incoming>,
+            Response = Response<B>,
+            Future: Send + 'static,
+            Error: Into<BoxError> + Send + 'static,
+        > + Clone
+        + Send
+        + Sync
+        + 'static,
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
+{
+    type Body = B;
 }
 
 /// The routes of a plane without latency requirements.
@@ -123,7 +140,7 @@ pub(crate) fn routes(router: Router) -> impl Serves {
 }
 
 struct Accept<S> {
-    permits: Arc<Semaphore>,
+    places: Arc<Places>,
     /// Connections of one address; `None`: as many as it likes.
     per_address: Option<usize>,
     peers: Arc<Peers>,
@@ -137,19 +154,20 @@ impl<S: Serves> Accept<S> {
         let mut complaints = Complaints::default();
         let accept = async {
             loop {
-                // Without a free permit connections wait in the kernel's queue. The semaphore is never closed.
-                let permit = Arc::clone(&self.permits).acquire_owned().await;
                 match listener.accept().await {
                     Ok((stream, from)) => {
+                        let trust = &self.shared.core.metrics.trust;
                         let peer = self.per_address.map(|limit| self.peers.enter(from.ip(), limit));
                         if matches!(peer, Some(None)) {
-                            self.shared.core.metrics.trust.connection_refused();
+                            trust.connection_refused();
                             continue;
                         }
+                        // Those after this one wait in the kernel's queue meanwhile.
+                        let place = self.places.take(|| trust.connection_displaced()).await;
                         let (shared, watcher) = (Arc::clone(&self.shared), graceful.watcher());
                         self.connections.spawn(async move {
-                            let _held = (permit, peer, shared.core.metrics.trust.open_connection());
-                            shared.serve(stream, watcher).await;
+                            let _held = (peer, shared.core.metrics.trust.open_connection());
+                            shared.serve(stream, &place, watcher).await;
                         });
                     }
                     Err(error) => {

@@ -24,6 +24,7 @@ use crate::metrics::Metrics;
 use crate::otlp::Tracer;
 use crate::reload::outcome::Reloads;
 use crate::snapshot::{Member, Model, Snapshot};
+use crate::stall::AnswerMemory;
 use crate::switching::Records;
 use crate::tables::{Lanes, LoadedTables, Swapped, check_fit};
 use crate::trust::{self, Caller};
@@ -59,12 +60,14 @@ pub(crate) struct Core {
     draining: AtomicBool,
     closing: AtomicBool,
     pub(crate) body_memory: BodyMemory,
+    pub(crate) answer_memory: Arc<AnswerMemory>,
     pub(crate) started_unix_seconds: u64,
 }
 
 impl Core {
     pub(crate) fn new(snapshot: Snapshot, metrics: Metrics, tracer: Option<Arc<Tracer>>) -> Self {
         metrics.generation(snapshot.generation);
+        let answers = AnswerMemory::new(snapshot.config.limits.answer_memory_bytes, metrics.memory.clone());
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let started = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
@@ -85,6 +88,7 @@ impl Core {
             draining: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             body_memory: BodyMemory::default(),
+            answer_memory: Arc::new(answers),
             started_unix_seconds: started.map_or(0, |since| since.as_secs()),
         }
     }
@@ -118,6 +122,7 @@ impl Core {
     /// it took until readers get it.
     pub(crate) fn swap(&self, _changing: &MutexGuard<'_, ()>, next: Arc<Snapshot>) -> Duration {
         self.metrics.generation(next.generation);
+        self.answer_memory.set_limit(next.config.limits.answer_memory_bytes);
         self.current.store(next)
     }
 

@@ -7,6 +7,7 @@
 
 use std::error::Error as _;
 use std::future::poll_fn;
+use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -15,7 +16,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, Take};
 
 use super::RequestBody;
 
@@ -24,7 +25,48 @@ pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
-type Driver = http1::Connection<TokioIo<Box<dyn Stream>>, RequestBody>;
+/// A stream that is read little by little.
+struct Sipping(Take<Box<dyn Stream>>);
+
+impl AsyncRead for Sipping {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let Self(stream) = self.get_mut();
+        stream.set_limit(SIP_BYTES);
+        Pin::new(stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Sipping {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(self.get_mut().0.get_mut()).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(self.get_mut().0.get_mut()).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(self.get_mut().0.get_mut()).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(self.get_mut().0.get_mut()).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.0.get_ref().is_write_vectored()
+    }
+}
+
+type Driver = http1::Connection<TokioIo<Sipping>, RequestBody>;
+
+/// Bytes that are read at once. hyper doubles its buffer whenever a read fills it, to 400 kB, and with a reader that is
+/// slow it holds three of them: this is just too little to fill one of 16 KiB.
+const SIP_BYTES: u64 = (16 << 10) - 1;
 
 pub(super) struct Connection {
     sender: SendRequest<RequestBody>,
@@ -36,7 +78,7 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) async fn handshake(stream: Box<dyn Stream>) -> hyper::Result<Self> {
-        let (sender, driver) = http1::handshake(TokioIo::new(stream)).await?;
+        let (sender, driver) = http1::handshake(TokioIo::new(Sipping(stream.take(0)))).await?;
         Ok(Self { sender, driver: Some(driver), stray: false })
     }
 

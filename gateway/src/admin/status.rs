@@ -42,6 +42,7 @@ pub(super) async fn ready(State(core): State<Arc<Core>>) -> (StatusCode, String)
 
 pub(super) async fn metrics(State(core): State<Arc<Core>>, headers: HeaderMap) -> Response {
     core.sweep();
+    core.metrics.memory.bodies(core.body_memory.held_bytes());
     for model in &core.snapshot().models {
         for member in &model.members {
             core.metrics.requests.answers.streams(&member.backend.name, member.backend.flow.peek());

@@ -175,18 +175,23 @@ section! { RawLimits, "`[limits]`";
     /// Memory of all request bodies together, with copies of them that are sent and what is parsed from them, in bytes;
     /// beyond it requests get 503.
     body_memory_bytes: usize = 1 << 30,
+    /// Memory of all answers together whose clients do not take them, each counted as 131072 bytes; the next client
+    /// that takes nothing loses its connection, or its HTTP/2 stream.
+    answer_memory_bytes: usize = 1 << 30,
     /// Longest request head, in bytes.
     header_bytes: usize = 64 << 10,
     /// Most header lines of a request.
     headers: usize = 100,
     /// Longest file or upload of tables, in bytes.
     table_bytes: usize = 512 << 20,
-    /// Connections of clients at a time; further ones wait to be accepted.
+    /// Connections of clients at a time. A further one takes the place of the one that has been there longest of those
+    /// that never sent a request, or else of those without a request now; where there is none it waits.
     connections: usize = 8192,
     /// Connections of one client address at a time, of which further ones are closed; absent: as many as `connections`.
     /// Behind a load balancer all clients have its address.
     connections_per_address: Option<usize> = None,
-    /// TLS handshakes at a time; further ones wait, within their time.
+    /// TLS handshakes that are computed at a time; further ones wait, within their time. One that waits for its client
+    /// does not count.
     handshakes: usize = 128,
     /// Requests at a time on one HTTP/2 connection.
     streams: u32 = 128,

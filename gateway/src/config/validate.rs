@@ -287,6 +287,7 @@ fn limits(mut limits: RawLimits) -> Result<RawLimits> {
         ("body_bytes", limits.body_bytes, 1),
         // Each body alone must fit.
         ("body_memory_bytes", limits.body_memory_bytes, limits.body_bytes),
+        ("answer_memory_bytes", limits.answer_memory_bytes, 128 << 10),
         ("header_bytes", limits.header_bytes, 8192),
         ("headers", limits.headers, 1),
         ("table_bytes", limits.table_bytes, 1),

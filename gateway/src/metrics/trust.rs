@@ -15,6 +15,9 @@ metrics! {
             "credential_reloads", "Reloads of changed certificate or key files, by outcome";
         connections_refused: Counter,
             "connections_refused", "Connections closed because their address had too many";
+        connections_displaced: Counter,
+            "connections_displaced",
+            "Connections closed while no request ran on them, as a new one found no place";
         open_connections: Gauge,
             "open_connections",
             "Open client connections to all listeners, at most limits.connections of them to the data plane";
@@ -36,6 +39,10 @@ impl TrustMetrics {
 
     pub(crate) fn connection_refused(&self) {
         self.connections_refused.inc();
+    }
+
+    pub(crate) fn connection_displaced(&self) {
+        self.connections_displaced.inc();
     }
 
     /// Counts a connection until the guard is dropped.

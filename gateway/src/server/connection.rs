@@ -1,13 +1,19 @@
 //! One accepted connection: TLS where the listener has it, then HTTP/1.1 or HTTP/2, to its end.
 //!
 //! Every wait has an end: for a handshake `timeouts.handshake_seconds`; for the first byte, for the head of a request
-//! and between two requests `timeouts.header_seconds`; an HTTP/2 connection without a stream ends after that, too.
+//! and between two requests `timeouts.header_seconds`; an HTTP/2 connection without a stream ends after that, too. A
+//! connection that waits gives way to a new one that finds no place ([`super::places`]).
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use http::Request;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use hyper_util::server::graceful::Watcher;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -18,21 +24,26 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::Serves;
+use super::places::Place;
 use super::protocol::{Protocol, http1, http2};
 use super::tls::ServerTls;
 use crate::config::Config;
-use crate::stall::Stalling;
+use crate::outflow::{OF_STREAM, Outflow, Paced};
+use crate::stall::{AnswerMemory, Holding, StalledStream, Stalling};
 use crate::state::Core;
 
 /// For an error to be sent on a connection that is closed in the middle of a request.
 const LAST_WORDS: Duration = Duration::from_millis(500);
+/// Bytes that the system takes ahead of what it has sent to a client.
+#[cfg(target_os = "linux")]
+const UNSENT_BYTES: u32 = 16 << 10;
 
 /// The state that all connections of a listener share.
 pub(super) struct Shared<S> {
     pub(super) service: S,
     pub(super) core: Arc<Core>,
     pub(super) tls: Option<Arc<ServerTls>>,
-    /// Handshakes at a time: they cost much more than requests.
+    /// Handshakes that are computed at a time: they cost much more than requests.
     pub(super) handshakes: Semaphore,
     /// No new connection and no new request on one.
     pub(super) closing: CancellationToken,
@@ -42,14 +53,21 @@ pub(super) struct Shared<S> {
 
 impl<S: Serves> Shared<S> {
     /// To the connection's end. The watcher reports when a stop was asked for, and holds it up until then.
-    pub(super) async fn serve(&self, stream: TcpStream, watcher: Watcher) {
-        // Events are small and urgent. A socket that refuses is closing anyway.
+    pub(super) async fn serve(&self, stream: TcpStream, place: &Place, watcher: Watcher) {
+        // Events are small and urgent, and what is unsent is better held back here. A socket that refuses is closing
+        // anyway.
         let _ = stream.set_nodelay(true);
+        #[cfg(target_os = "linux")]
+        let _ = socket2::SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT_BYTES);
+        let mut open = pin!(self.open(stream, place, watcher));
         // Errors are the client's: it went away or spoke no HTTP.
-        with_last_words(pin!(self.open(stream, watcher)), &self.aborting).await;
+        tokio::select! {
+            () = with_last_words(open.as_mut(), &self.aborting) => {}
+            () = place.displaced() => {}
+        }
     }
 
-    async fn open(&self, stream: TcpStream, watcher: Watcher) {
+    async fn open(&self, stream: TcpStream, place: &Place, watcher: Watcher) {
         let config = self.core.config();
         if let Some(tls) = &self.tls {
             // Boxed, as the connection outlives it by far.
@@ -60,7 +78,7 @@ impl<S: Serves> Shared<S> {
             };
             let Some(stream) = secured else { return };
             let protocol = Protocol::of_alpn(stream.get_ref().1.alpn_protocol());
-            return Box::pin(self.http(&config, stream, protocol, watcher)).await;
+            return Box::pin(self.http(&config, stream, protocol, place, watcher)).await;
         }
         let first = tokio::time::timeout(config.timeouts.header, Protocol::of_plain(&stream));
         let protocol = tokio::select! {
@@ -68,15 +86,16 @@ impl<S: Serves> Shared<S> {
             () = self.closing.cancelled() => return,
         };
         if let Ok(Ok(protocol)) = protocol {
-            Box::pin(self.http(&config, stream, protocol, watcher)).await;
+            Box::pin(self.http(&config, stream, protocol, place, watcher)).await;
         }
     }
 
     /// `None` where it failed or was not done within `limit`: the client's fault, and counted.
     async fn handshake(&self, tls: &ServerTls, stream: TcpStream, limit: Duration) -> Option<TlsStream<TcpStream>> {
         let accepted = async {
-            let _permit = self.handshakes.acquire().await;
-            tls.accept(stream).await
+            // A client that says nothing has no part in the queue.
+            stream.readable().await?;
+            while_it_works(&self.handshakes, pin!(tls.accept(stream))).await
         };
         let (outcome, stream) = match tokio::time::timeout(limit, accepted).await {
             Ok(Ok(stream)) => ("ok", Some(stream)),
@@ -90,33 +109,65 @@ impl<S: Serves> Shared<S> {
         stream
     }
 
-    async fn http<I>(&self, config: &Config, stream: I, protocol: Protocol, watcher: Watcher)
+    async fn http<I>(&self, config: &Config, stream: I, protocol: Protocol, place: &Place, watcher: Watcher)
     where
         I: AsyncRead + AsyncWrite + Unpin + 'static,
     {
-        let io = TokioIo::new(Stalling::new(stream, config.timeouts.client));
+        let (service, outflow) = (self.service.clone(), Arc::clone(place.outflow()));
+        let (limit, holding) = (config.timeouts.client, Holding::new(Arc::clone(&self.core.answer_memory)));
         match protocol {
             Protocol::Http1 => {
-                let _ = watcher.watch(http1(config).serve_connection(io, self.service.clone())).await;
+                let io = TokioIo::new(Stalling::new(stream, limit, holding, Some(Arc::clone(&outflow))));
+                let paced = service_fn(move |request: Request<Incoming>| {
+                    let running = outflow.run();
+                    let answer = service.call(request);
+                    answer.map(move |answer| {
+                        answer.map(move |head| head.map(move |body| Paced::new(body, Some(running))))
+                    })
+                });
+                let _ = watcher.watch(http1(config).serve_connection(io, paced)).await;
             }
             Protocol::Http2 => {
-                let tasks = StreamTasks::new(&self.aborting);
-                let limit = config.timeouts.header;
-                let mut connection = pin!(http2(config, tasks.clone()).serve_connection(io, self.service.clone()));
+                let io = TokioIo::new(Stalling::new(stream, limit, holding, None));
+                let paced = service_fn(move |request: Request<Incoming>| {
+                    let answer = service.call(request);
+                    answer.map(|answer| answer.map(|head| head.map(|body| Paced::new(body, None))))
+                });
+                let memory = Arc::clone(&self.core.answer_memory);
+                let tasks = StreamTasks::new(&self.aborting, outflow, limit, memory);
+                let idle = config.timeouts.header;
+                let mut connection = pin!(http2(config, tasks.clone()).serve_connection(io, paced));
                 tokio::select! {
                     _ = connection.as_mut() => return,
-                    () = tasks.idle(limit) => {}
+                    () = tasks.idle(idle) => {}
                     () = self.closing.cancelled() => {}
                 }
                 connection.as_mut().graceful_shutdown();
                 // A client need not agree.
                 tokio::select! {
                     _ = connection => {}
-                    () = tasks.idle(limit) => {}
+                    () = tasks.idle(idle) => {}
                 }
                 drop(watcher);
             }
         }
+    }
+}
+
+/// Does work that waits for its client again and again, with a permit only while it computes: who is slow, or silent in
+/// the middle, holds nothing that others wait for.
+async fn while_it_works<F: Future>(permits: &Semaphore, mut work: Pin<&mut F>) -> F::Output {
+    loop {
+        // The semaphore is never closed.
+        let permit = permits.acquire().await;
+        if let Poll::Ready(done) = std::future::poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await {
+            return done;
+        }
+        drop(permit);
+        // Until the work is woken, which wakes this.
+        let mut woken = false;
+        std::future::poll_fn(|_| if std::mem::replace(&mut woken, true) { Poll::Ready(()) } else { Poll::Pending })
+            .await;
     }
 }
 
@@ -137,11 +188,22 @@ pub(super) struct StreamTasks {
     aborting: CancellationToken,
     running: TaskTracker,
     begun: Arc<AtomicU64>,
+    /// Of the connection.
+    outflow: Arc<Outflow>,
+    /// For a client to take anything of a stream.
+    client_limit: Duration,
+    memory: Arc<AnswerMemory>,
 }
 
 impl StreamTasks {
-    fn new(aborting: &CancellationToken) -> Self {
-        Self { aborting: aborting.clone(), running: TaskTracker::new(), begun: Arc::default() }
+    fn new(
+        aborting: &CancellationToken,
+        outflow: Arc<Outflow>,
+        client_limit: Duration,
+        memory: Arc<AnswerMemory>,
+    ) -> Self {
+        let (aborting, running, begun) = (aborting.clone(), TaskTracker::new(), Arc::default());
+        Self { aborting, running, begun, outflow, client_limit, memory }
     }
 
     /// Returns once there was no stream for `limit`, or for up to twice as long.
@@ -165,9 +227,19 @@ where
 {
     fn execute(&self, stream: F) {
         self.begun.fetch_add(1, Ordering::Relaxed);
-        let aborting = self.aborting.clone();
+        let (aborting, running) = (self.aborting.clone(), self.outflow.run());
+        let mut stalled = StalledStream::new(self.client_limit, Holding::new(Arc::clone(&self.memory)));
+        let outflow = Arc::<Outflow>::default();
         // One allocation here, or else the task holds the stream's state twice.
-        let mut stream = Box::pin(stream);
-        self.running.spawn(async move { with_last_words(stream.as_mut(), &aborting).await });
+        let mut stream = Box::pin(OF_STREAM.scope(Arc::clone(&outflow), stream));
+        self.running.spawn(async move {
+            // One that ends before its answer does is reset.
+            let work = std::future::poll_fn(|cx| match stream.as_mut().poll(cx) {
+                Poll::Pending => stalled.poll(cx, &outflow),
+                Poll::Ready(_) => Poll::Ready(()),
+            });
+            with_last_words(pin!(work), &aborting).await;
+            drop(running);
+        });
     }
 }

@@ -18,8 +18,10 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0";
 /// Bytes that a client may send ahead of the reader: of one request, and of all on its connection.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
-/// Bytes that wait to be sent on one stream, besides those in the engine's connection.
-const SEND_BUFFER_BYTES: usize = 64 << 10;
+/// Bytes that HTTP/2 takes ahead of the socket on one stream.
+const SEND_BUFFER_BYTES: usize = 32 << 10;
+/// The longest buffer for what a client sends, where its head may not be longer.
+const READ_BUFFER_BYTES: usize = 64 << 10;
 /// Streams that a client opened and reset before they were looked at; more close the connection (CVE-2023-44487).
 const PENDING_RESETS: usize = 20;
 /// Streams reset for a client's errors; more close the connection (CVE-2025-8671). Those over `limits.streams` count,
@@ -54,7 +56,9 @@ pub(super) fn http1(config: &Config) -> http1::Builder {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(config.timeouts.header)
-        .max_header_size(config.limits.header_bytes);
+        .max_header_size(config.limits.header_bytes)
+        // A connection keeps it to its end.
+        .max_buf_size(config.limits.header_bytes.max(READ_BUFFER_BYTES));
     // hyper keeps up to this many on the stack; any number that is set costs an allocation per request.
     if config.limits.headers != HEADERS_ON_STACK {
         http.max_headers(config.limits.headers);

@@ -16,6 +16,9 @@ use crate::config::{Config, RawServerTls, TlsVersion};
 use crate::error::StartError;
 use crate::stamp::Seen;
 
+/// Bytes that wait for a client's socket, encrypted.
+const BUFFER_BYTES: usize = 16 << 10;
+
 /// Makes accepted connections secure. Connections that are there stay as they are when the files are read again.
 pub(crate) struct ServerTls {
     files: RawServerTls,
@@ -43,7 +46,9 @@ impl ServerTls {
     }
 
     pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
-        TlsAcceptor::from(self.config.load_full()).accept(stream).await
+        let mut stream = TlsAcceptor::from(self.config.load_full()).accept(stream).await?;
+        stream.get_mut().1.set_buffer_limit(Some(BUFFER_BYTES));
+        Ok(stream)
     }
 }
 

@@ -99,6 +99,50 @@ async fn a_handshake_has_its_time() {
     assert_eq!(metric(&gateway, "semmoe_tls_handshakes_total{outcome=\"timeout\"}").await, 1.0);
 }
 
+/// The first bytes of a client's handshake, whole.
+fn client_hello(authority: &Authority) -> Vec<u8> {
+    let roots = semmoe_engines::tls::roots(&authority.file("ca.pem")).unwrap();
+    let provider = semmoe_engines::tls::provider();
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let mut client = rustls::ClientConnection::new(config.into(), "127.0.0.1".try_into().unwrap()).unwrap();
+    let mut hello = Vec::new();
+    client.write_tls(&mut hello).unwrap();
+    hello
+}
+
+/// Handshakes are computed one at a time here, and each may last a minute: a client that says nothing, or stops in the
+/// middle, or waits for ever, has no part in that. There are more of them than places on the admin plane.
+#[tokio::test]
+async fn silent_clients_hold_up_no_handshake() {
+    let authority = Authority::new();
+    authority.sign("server", "127.0.0.1");
+    let mock = Mock::start(1);
+    let tls = authority.section("server.tls", "server") + &authority.section("server.admin_tls", "server");
+    let toml = format!("{tls}[limits]\nhandshakes = 1\n[timeouts]\nhandshake_seconds = 60\n{}", plain_model(&mock, 1));
+    let gateway = start(&toml).await;
+    let hello = client_hello(&authority);
+    let mut silent = Vec::new();
+    for address in [gateway.data_addr(), gateway.admin_addr()] {
+        for number in 0..140 {
+            let mut socket = TcpStream::connect(address).await.unwrap();
+            socket.write_all(&hello[..[0, 1, hello.len() / 2, hello.len()][number % 4]]).await.unwrap();
+            silent.push(socket);
+        }
+    }
+    let client = HttpClient::new(&authority.client(false, None));
+    for (base, path) in [(gateway.data_url(), "/v1/models"), (gateway.admin_url(), "/metrics")] {
+        let text = client.get_text(&base.parse().unwrap(), path, &AnswerLimits::default()).await.unwrap();
+        if path == "/metrics" {
+            let waited = text.contains("semmoe_tls_handshakes_total{outcome=\"timeout\"}");
+            assert!(!waited && text.contains("semmoe_connections_displaced_total "), "{text}");
+        }
+    }
+}
+
 /// Returns once a client of `authority` is served.
 async fn believed(authority: &Authority, gateway: &Running) {
     let wait = async {

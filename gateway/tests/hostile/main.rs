@@ -11,6 +11,7 @@ mod framing;
 mod liars;
 mod memory;
 mod pins;
+mod slow;
 mod wire;
 
 /// Longer than anything here takes; a test that waits for it fails.

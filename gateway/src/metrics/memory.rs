@@ -1,0 +1,60 @@
+//! Memory that requests hold, and clients that make the gateway hold it.
+
+use super::{Counter, Family, Gauge, ReasonLabels};
+
+labels!(KindLabels { kind: &'static str });
+
+const ANSWERS: KindLabels = KindLabels { kind: "answers" };
+
+metrics! {
+    /// Cloning shares the counts.
+    #[derive(Clone)]
+    pub(crate) struct MemoryMetrics {
+        held: Family<KindLabels, Gauge>,
+            "memory_bytes",
+            "Bytes that request bodies hold, and answers whose clients do not take them (128 KiB each), at most \
+             limits.body_memory_bytes and limits.answer_memory_bytes";
+        slow_clients: Family<ReasonLabels, Counter>,
+            "slow_clients_closed",
+            "Connections and HTTP/2 streams closed because their clients took nothing: for timeouts.client_seconds \
+             (time), or while others held limits.answer_memory_bytes (memory)";
+    }
+}
+
+impl MemoryMetrics {
+    /// Answers hold so many bytes more, if that is within the limit.
+    pub(crate) fn hold(&self, bytes: usize, limit_bytes: usize) -> bool {
+        let held = self.held.get_or_create(&ANSWERS);
+        let fits = held.inc_by(signed(bytes)) <= signed(limit_bytes.saturating_sub(bytes));
+        drop(held);
+        if !fits {
+            self.give_back(bytes);
+            self.closed("memory");
+        }
+        fits
+    }
+
+    pub(crate) fn give_back(&self, bytes: usize) {
+        self.held.get_or_create(&ANSWERS).dec_by(signed(bytes));
+    }
+
+    /// Bytes of answers.
+    pub(crate) fn held_bytes(&self) -> usize {
+        usize::try_from(self.held.get_or_create(&ANSWERS).get()).unwrap_or(0)
+    }
+
+    /// Bytes of bodies, as they are counted elsewhere.
+    pub(crate) fn bodies(&self, bytes: usize) {
+        self.held.get_or_create(&KindLabels { kind: "bodies" }).set(signed(bytes));
+        drop(self.held.get_or_create(&ANSWERS));
+    }
+
+    /// `time` or `memory`.
+    pub(crate) fn closed(&self, reason: &'static str) {
+        self.slow_clients.get_or_create(&ReasonLabels { reason }).inc();
+    }
+}
+
+fn signed(bytes: usize) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,193 @@
+//! Bytes on their way to a client: bounded while the client does not take them, and counted out when it does.
+//!
+//! hyper takes frames of an answer until it has 16 of them or 400 kB, and only then writes. Here a body is asked for
+//! its next frame only while few bytes are unsent, so that back-pressure reaches the engine at once. Over HTTP/1.1 one
+//! answer runs at a time, and its connection's socket reports the bytes sent. Over HTTP/2 each frame does so itself,
+//! when it is dropped: it has been written then, or never will be.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use futures_util::task::AtomicWaker;
+use http_body::{Body, Frame, SizeHint};
+
+/// No further frame is made while so many bytes are unsent.
+const FULL_BYTES: usize = 4 << 10;
+/// Frames up to this size are copied while others are unsent: a small one keeps a whole read buffer alive.
+const COPIED_BYTES: usize = 2 << 10;
+
+tokio::task_local! {
+    /// Of the HTTP/2 stream whose task runs.
+    pub(crate) static OF_STREAM: Arc<Outflow>;
+}
+
+/// The state of a connection of HTTP/1.1, or of one stream of HTTP/2.
+#[derive(Default)]
+pub(crate) struct Outflow {
+    /// Requests that run: from their head to the last frame of their answer.
+    running: AtomicUsize,
+    /// Whether there was a request.
+    used: AtomicBool,
+    /// Bytes of frames that the client was not sent yet.
+    unsent: AtomicUsize,
+    /// Grows whenever a frame of a stream is sent.
+    sent: AtomicU32,
+    /// The body goes on when fewer bytes are unsent; 0: it does not wait.
+    wanted: AtomicUsize,
+    body: AtomicWaker,
+}
+
+impl Outflow {
+    /// A request runs until the guard is dropped.
+    pub(crate) fn run(self: &Arc<Self>) -> Running {
+        self.running.fetch_add(1, Ordering::Relaxed);
+        // Nearly every call changes nothing, and then leaves the cache line where it is.
+        if !self.used.load(Ordering::Relaxed) {
+            self.used.store(true, Ordering::Relaxed);
+        }
+        Running(Arc::clone(self))
+    }
+
+    /// Whether no request runs and no answer is still to be sent.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.running.load(Ordering::Relaxed) == 0 && self.unsent.load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether there was no request yet.
+    pub(crate) fn is_unused(&self) -> bool {
+        !self.used.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn has_unsent(&self) -> bool {
+        self.unsent.load(Ordering::Relaxed) > 0
+    }
+
+    /// Of a stream: another number when something was sent in between.
+    pub(crate) fn progress(&self) -> u32 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// The client's socket took so many bytes.
+    pub(crate) fn sent(&self, bytes: usize) {
+        // Heads and the frames of chunks are sent, too, and were not counted.
+        let take = |unsent: usize| Some(unsent.saturating_sub(bytes));
+        let before = self.unsent.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).unwrap_or(0);
+        if before.saturating_sub(bytes) < self.wanted.load(Ordering::SeqCst) {
+            self.wanted.store(0, Ordering::SeqCst);
+            self.body.wake();
+        }
+    }
+
+    /// Ready while fewer than `limit` bytes are unsent.
+    fn below(&self, limit: usize, cx: &Context<'_>) -> Poll<()> {
+        if self.unsent.load(Ordering::SeqCst) < limit {
+            return Poll::Ready(());
+        }
+        self.body.register(cx.waker());
+        self.wanted.store(limit, Ordering::SeqCst);
+        // Another thread may have sent the last of them in between.
+        match self.unsent.load(Ordering::SeqCst) < limit {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    }
+}
+
+/// A request that runs.
+pub(crate) struct Running(Arc<Outflow>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.running.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A frame of HTTP/2.
+struct Unsent {
+    data: Bytes,
+    outflow: Arc<Outflow>,
+}
+
+impl AsRef<[u8]> for Unsent {
+    fn as_ref(&self) -> &[u8] {
+        &self.data
+    }
+}
+
+impl Drop for Unsent {
+    fn drop(&mut self) {
+        self.outflow.sent.fetch_add(1, Ordering::Relaxed);
+        self.outflow.sent(self.data.len());
+    }
+}
+
+/// The body of an answer, at the pace of its client.
+pub(crate) struct Paced<B> {
+    body: B,
+    outflow: Arc<Outflow>,
+    /// Over HTTP/1.1.
+    running: Option<Running>,
+    ended: bool,
+}
+
+impl<B> Paced<B> {
+    /// `running`: over HTTP/1.1, where the request is the connection's only one.
+    pub(crate) fn new(body: B, running: Option<Running>) -> Self {
+        let outflow = match &running {
+            Some(Running(outflow)) => Arc::clone(outflow),
+            None => OF_STREAM.try_with(Arc::clone).unwrap_or_default(),
+        };
+        Self { body, outflow, running, ended: false }
+    }
+
+    fn is_stream(&self) -> bool {
+        self.running.is_none()
+    }
+
+    fn hand_out(&self, data: Bytes) -> Bytes {
+        let before = self.outflow.unsent.fetch_add(data.len(), Ordering::SeqCst);
+        let data = if before > 0 && data.len() <= COPIED_BYTES { Bytes::copy_from_slice(&data) } else { data };
+        match self.is_stream() {
+            true => Bytes::from_owner(Unsent { data, outflow: Arc::clone(&self.outflow) }),
+            false => data,
+        }
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for Paced<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let this = self.get_mut();
+        if !this.ended {
+            ready!(this.outflow.below(FULL_BYTES, cx));
+            match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
+                Some(Ok(frame)) => {
+                    return Poll::Ready(Some(Ok(match frame.into_data() {
+                        Ok(data) => Frame::data(this.hand_out(data)),
+                        Err(trailers) => trailers,
+                    })));
+                }
+                None => this.ended = true,
+                error => return Poll::Ready(error),
+            }
+        }
+        // The end of a stream waits for the rest of it: until then its task can see that the client takes nothing.
+        if this.is_stream() {
+            ready!(this.outflow.below(1, cx));
+        }
+        Poll::Ready(None)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream() && !(self.is_stream() && self.outflow.has_unsent())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
