@@ -78,7 +78,8 @@ async fn serve(
         }
         socket.write_all(&answer).await?;
         if answer == GOAWAY {
-            return Ok(());
+            // Closed with bytes unread, the connection would be reset, and the frame with it.
+            return tokio::io::copy(&mut socket, &mut tokio::io::sink()).await.map(drop);
         }
     }
 }
