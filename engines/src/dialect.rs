@@ -7,12 +7,17 @@
 //! | sglang 0.5.8, 0.5.9 | field `data_parallel_rank` | - | field `data_parallel_rank` |
 //! | sglang 0.4.7 to 0.5.7 | - | - | field `data_parallel_rank` |
 //! | sglang before | - | - | - |
-//! | vllm | header | header | - |
+//! | vllm | header | messages: header | - |
 //! | any, with a URL for each rank | URL | URL | URL |
 //!
 //! The header is `x-data-parallel-rank`. An engine that does not report its version is taken for the newest: whether
-//! its pins take effect is verified in any case (see [`crate::verify`]). SGLang's Responses route reads no pin in
-//! 0.5.19 and reads the header in 0.5.23; what lies between counts as not reading it.
+//! its pins take effect is verified on each route in any case (see [`crate::verify`]). SGLang's Responses route reads
+//! no pin in 0.5.19 and reads the header in 0.5.23; what lies between counts as not reading it. vLLM's reads none in
+//! 0.30 and 0.32, although its other routes do.
+//!
+//! The table says what is believed before there is evidence ([`Dialect::reads`]). An engine that reads the header on
+//! its chats may read it on other OpenAI routes, too, in a version that is not known here: probes go there as well, by
+//! [`Dialect::carrier`].
 
 use serde::{Deserialize, Serialize};
 
@@ -50,50 +55,80 @@ pub enum RankBase {
     Local,
 }
 
-/// How one engine is pinned, as probed.
+/// A [`Carrier`] in a byte, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    None,
+    Header,
+    RoutedField,
+    OlderField,
+    Url,
+}
+
+impl Way {
+    fn carrier(self) -> Option<Carrier> {
+        match self {
+            Self::None => None,
+            Self::Header => Some(Carrier::Header),
+            Self::RoutedField => Some(Carrier::Field(ROUTED_DP_RANK)),
+            Self::OlderField => Some(Carrier::Field(DATA_PARALLEL_RANK)),
+            Self::Url => Some(Carrier::Url),
+        }
+    }
+
+    fn only_if(self, read: bool) -> Self {
+        if read { self } else { Self::None }
+    }
+}
+
+/// How one engine is pinned, as probed. Sampled requests keep one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dialect {
     engine: Engine,
-    openai: Option<Carrier>,
-    responses: Option<Carrier>,
-    generate: Option<Carrier>,
+    openai: Way,
+    responses: Way,
+    messages: Way,
+    generate: Way,
     /// The number of the first rank in pins.
     first_rank: u16,
     /// Ranks behind each URL; `None`: all of them are behind one.
     ranks_per_url: Option<u16>,
     rank_base: RankBase,
+    /// The engine reports no ranks: what it reads has to be proved first.
+    unproven: bool,
 }
 
 impl Dialect {
     /// Of an engine; `version` is `None` where it does not report one.
     pub fn of(engine: Engine, version: Option<Version>) -> Self {
-        let header = Some(Carrier::Header);
-        let [openai, responses, generate] = match engine {
-            Engine::Openai => [None; 3],
-            Engine::Vllm => [header, header, None],
-            Engine::Semmoe => Self::sglang(None),
-            Engine::Sglang => Self::sglang(version),
+        let [openai, responses, messages, generate] = match engine {
+            Engine::Openai => [Way::None; 4],
+            // Messages go through chats.
+            Engine::Vllm => [Way::Header, Way::None, Way::Header, Way::None],
+            Engine::Semmoe | Engine::Sglang => {
+                let [openai, responses, generate] = Self::sglang(version.filter(|_| engine == Engine::Sglang));
+                // Both were read in 0.5.23 and no earlier one.
+                [openai, responses, responses, generate]
+            }
         };
-        Self { engine, openai, responses, generate, first_rank: 0, ranks_per_url: None, rank_base: RankBase::Global }
+        let (first_rank, ranks_per_url, rank_base) = (0, None, RankBase::Global);
+        Self { engine, openai, responses, messages, generate, first_rank, ranks_per_url, rank_base, unproven: false }
     }
 
     /// Of its OpenAI routes, of responses and messages, of `/generate`.
-    fn sglang(version: Option<Version>) -> [Option<Carrier>; 3] {
+    fn sglang(version: Option<Version>) -> [Way; 3] {
         let since = |first: Version| version.is_none_or(|version| version >= first);
-        let header = Some(Carrier::Header);
         if since(HEADER) {
-            let responses = header.filter(|_| since(RESPONSES_HEADER));
-            return [header, responses, Some(Carrier::Field(ROUTED_DP_RANK))];
+            return [Way::Header, Way::Header.only_if(since(RESPONSES_HEADER)), Way::RoutedField];
         }
-        let field = Some(Carrier::Field(DATA_PARALLEL_RANK));
-        [field.filter(|_| since(OPENAI_FIELD)), None, field.filter(|_| since(GENERATE_FIELD))]
+        let field = Way::OlderField;
+        [field.only_if(since(OPENAI_FIELD)), Way::None, field.only_if(since(GENERATE_FIELD))]
     }
 
     /// Of an engine with one URL for each rank.
     pub fn by_url(engine: Engine) -> Self {
-        let url = Some(Carrier::Url);
-        let ranks_per_url = Some(1);
-        Self { openai: url, responses: url, generate: url, ranks_per_url, ..Self::unpinned(engine) }
+        let (url, ranks_per_url) = (Way::Url, Some(1));
+        Self { openai: url, responses: url, messages: url, generate: url, ranks_per_url, ..Self::unpinned(engine) }
     }
 
     /// Of an engine that reads no pins, or of whose ranks too little is known to send any.
@@ -113,25 +148,42 @@ impl Dialect {
         Self { first_rank, ..self }
     }
 
+    /// The same for an engine of as many ranks as somebody else says: nothing is believed before it is proved.
+    #[must_use]
+    pub fn unproven(self) -> Self {
+        Self { unproven: true, ..self }
+    }
+
     /// The engine that it is of.
     pub fn engine(&self) -> Engine {
         self.engine
     }
 
-    /// Where the pin of a request on `route` travels.
+    /// Where an engine of this version reads the pin of a request on `route`, as far as that is known without proof.
+    pub fn reads(&self, route: Route) -> Option<Carrier> {
+        self.carrier_of(route).filter(|carrier| !self.unproven || *carrier == Carrier::Url)
+    }
+
+    fn carrier_of(&self, route: Route) -> Option<Carrier> {
+        match route {
+            Route::Chat | Route::Completions => self.openai.carrier(),
+            Route::Responses => self.responses.carrier(),
+            Route::Messages => self.messages.carrier(),
+            Route::Generate => self.generate.carrier(),
+            // Only one URL for each rank distinguishes embeddings.
+            Route::Embeddings => self.openai.only_if(self.openai == Way::Url).carrier(),
+            Route::Tokenize | Route::Detokenize | Route::CountTokens | Route::Extra => None,
+        }
+    }
+
+    /// Where the pin of a request on `route` travels, if one is sent: where the engine reads it, or else where it
+    /// might.
     ///
     /// # Errors
-    /// [`PinError::NoCarrier`] where this engine reads none.
+    /// [`PinError::NoCarrier`] where this engine certainly reads none.
     pub fn carrier(&self, route: Route) -> Result<Carrier, PinError> {
-        let carrier = match route {
-            Route::Chat | Route::Completions => self.openai,
-            // Both were read in 0.5.23 and no earlier one.
-            Route::Responses | Route::Messages => self.responses,
-            Route::Generate => self.generate,
-            // Only one URL for each rank distinguishes embeddings.
-            Route::Embeddings => self.openai.filter(|carrier| *carrier == Carrier::Url),
-            Route::Tokenize | Route::Detokenize | Route::CountTokens | Route::Extra => None,
-        };
+        let may_read = matches!(route, Route::Responses | Route::Messages) && self.openai == Way::Header;
+        let carrier = self.carrier_of(route).or_else(|| self.openai.only_if(may_read).carrier());
         carrier.ok_or(PinError::NoCarrier { engine: self.engine, route })
     }
 
@@ -176,12 +228,16 @@ mod tests {
             (Engine::Sglang, Some("0.4.6"), [None; 9]),
             // The worker numbers itself.
             (Engine::Semmoe, Some("0.1.0"), [H, H, H, None, NEW, None, H, None, None]),
-            (Engine::Vllm, Some("0.33.0"), [H, H, H, None, None, None, H, None, None]),
+            (Engine::Vllm, Some("0.33.0"), [H, H, None, None, None, None, H, None, None]),
             (Engine::Openai, None, [None; 9]),
         ] {
             let dialect = Dialect::of(engine, version.and_then(Version::parse));
-            let found = ROUTES.map(|route| dialect.carrier(route).ok());
-            assert_eq!(found, expected, "{engine} {version:?}");
+            assert_eq!(ROUTES.map(|route| dialect.reads(route)), expected, "{engine} {version:?}");
+            for (route, reads) in ROUTES.into_iter().zip(expected) {
+                let may_read = [Route::Responses, Route::Messages].contains(&route) && expected[0] == H;
+                let carrier = dialect.carrier(route).ok();
+                assert_eq!(carrier, if may_read { H } else { reads }, "{engine} {version:?} {route}");
+            }
         }
         let url = Some(Carrier::Url);
         let found = ROUTES.map(|route| Dialect::by_url(Engine::Openai).carrier(route).ok());
@@ -208,5 +264,7 @@ mod tests {
         let by_url = Dialect::by_url(Engine::Openai);
         assert_eq!((by_url.url_index(RankId::new(3)), local.carrier(Route::Chat)), (3, Ok(Carrier::Header)));
         assert!(Dialect::unpinned(Engine::Vllm).carrier(Route::Chat).is_err());
+        let unproven = local.unproven();
+        assert_eq!((unproven.carrier(Route::Chat), unproven.reads(Route::Chat)), (Ok(Carrier::Header), None));
     }
 }

@@ -9,6 +9,7 @@
 //! | [`pin`] | how a request is pinned to one attention-DP rank without touching other bytes |
 //! | [`fields`] | members of request bodies that are not just passed on |
 //! | [`failures`] | answers in which an engine says that it failed |
+//! | [`refusal`] | answers in which an engine says that it has no such rank |
 //! | [`json`] | a scanner of top-level JSON members for bodies that must not be re-serialised |
 //! | [`probe`] | what an engine says about itself |
 //! | [`metrics`] | samples of Prometheus' text format |
@@ -32,6 +33,7 @@ pub mod pieces;
 pub mod pin;
 pub mod probe;
 pub mod recording;
+pub mod refusal;
 pub mod routed;
 pub mod sglang;
 pub mod sse;

@@ -236,7 +236,12 @@ async fn probe_vllm(client: &HttpClient, target: &Target<'_>, limits: &AnswerLim
     let base = &target.urls[0];
     let version = vllm::version(client, base, limits).await?;
     let range = vllm::engines(client, base, limits).await?.range();
-    let mut found = Probe::of(target.engine, version, range.map(|range| range.count));
+    let ranks = match range {
+        Some(range) => Some(range.count),
+        // An engine that does not answer this either is one of unknown ranks.
+        None => vllm::pinnable(client, base, limits).await.unwrap_or(None),
+    };
+    let mut found = Probe::of(target.engine, version, ranks);
     let Some(range) = range.filter(|range| range.first > 0) else { return Ok(found) };
     match rank_base(client, base, target, range, limits).await? {
         Some(RankBase::Global) => found.dialect = found.dialect.with_first_rank(range.first),

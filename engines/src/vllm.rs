@@ -17,6 +17,7 @@ use serde_json::json;
 
 use crate::http::{AnswerLimits, BaseUrl, HttpClient, HttpError, request};
 use crate::metrics::Sample;
+use crate::refusal::{self, RankRefusal};
 use crate::{RankBase, Route, pin};
 
 /// `GET`: `{"version": "0.33.0"}`.
@@ -30,6 +31,8 @@ pub const MODELS: &str = "/v1/models";
 const PREFIX: &str = "vllm:";
 /// Finished requests by the length of their prompts.
 const PROMPT_TOKENS: &str = "vllm:request_prompt_tokens_bucket";
+/// Finished requests by the tokens that they asked for.
+const ASKED_TOKENS: &str = "vllm:request_params_max_tokens_bucket";
 /// Finished requests.
 const FINISHED: &str = "vllm:request_success_total";
 /// More ranks than any deployment has; bounds what metrics can make us allocate.
@@ -40,6 +43,8 @@ const MAX_RANKS: usize = 4096;
 pub struct EngineCounts {
     /// Finished requests whose prompt had one token, which clients hardly ever send.
     pub one_token_prompts: Option<u64>,
+    /// Finished requests that asked for one token.
+    pub one_token_answers: Option<u64>,
     /// Finished requests.
     pub finished: Option<u64>,
 }
@@ -74,10 +79,10 @@ impl Engines {
                     *count = Some(count.unwrap_or(0).saturating_add(sample.value as u64));
                 }
             };
+            let is_one = || sample.label("le").and_then(|le| le.parse().ok()) == Some(1.0);
             match sample.name {
-                PROMPT_TOKENS if sample.label("le").and_then(|le| le.parse().ok()) == Some(1.0) => {
-                    add(&mut counts.one_token_prompts);
-                }
+                PROMPT_TOKENS if is_one() => add(&mut counts.one_token_prompts),
+                ASKED_TOKENS if is_one() => add(&mut counts.one_token_answers),
                 FINISHED => add(&mut counts.finished),
                 _ => {}
             }
@@ -92,14 +97,17 @@ impl Engines {
         (last - first == count - 1).then_some(RankRange { first, count })
     }
 
-    /// The counters that probes raise, first rank first: requests with a prompt of one token, or all finished ones
-    /// where buckets do not begin at 1. `None` when an engine reports neither.
-    pub fn probe_counts(&self) -> Option<Vec<u64>> {
+    /// The counters that probes on a route raise, first rank first. Completions have a prompt of one token, which
+    /// clients send least of all; templates make other prompts longer, so there it is the requests for one token. All
+    /// finished ones count where buckets do not begin at 1. `None` when an engine reports none of it.
+    pub fn probe_counts(&self, route: Route) -> Option<Vec<u64>> {
         let of =
             |count: fn(&EngineCounts) -> Option<u64>| self.counts.values().map(count).collect::<Option<Vec<u64>>>();
-        of(|counts| counts.one_token_prompts)
-            .or_else(|| of(|counts| counts.finished))
-            .filter(|counts| !counts.is_empty())
+        let rarest = match route {
+            Route::Completions => of(|counts| counts.one_token_prompts),
+            _ => of(|counts| counts.one_token_answers),
+        };
+        rarest.or_else(|| of(|counts| counts.finished)).filter(|counts| !counts.is_empty())
     }
 }
 
@@ -164,6 +172,16 @@ pub async fn first_model(
     Ok(models.data.into_iter().next())
 }
 
+/// Asks for the number of ranks with a pin to one that no engine has: the server says in its refusal how many there
+/// are. `None` where it does not refuse it, or says something else.
+///
+/// # Errors
+/// `HttpError` where the engine does not answer.
+pub async fn pinnable(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits) -> Result<Option<u16>, HttpError> {
+    let refused = pinned_probe(client, base, u32::from(u16::MAX), limits).await?;
+    Ok(refused.and_then(Result::err).and_then(|refusal| refusal.ranks).filter(|ranks| *ranks > 0))
+}
+
 /// Asks how the server counts ranks in pins, with a request of one token to the last of its ranks, the first of which
 /// is not rank 0. `None` when the answer does not say.
 ///
@@ -175,17 +193,26 @@ pub async fn rank_base(
     ranks: RankRange,
     limits: &AnswerLimits,
 ) -> Result<Option<RankBase>, HttpError> {
+    let last = u32::from(ranks.first) + u32::from(ranks.count).saturating_sub(1);
+    let answer = pinned_probe(client, base, last, limits).await?;
+    Ok(answer.map(|taken| if taken.is_ok() { RankBase::Global } else { RankBase::Local }))
+}
+
+/// Sends a request of one token that is pinned to `rank`: it ran, or the server has no such rank. `None` when the
+/// answer does not say.
+async fn pinned_probe(
+    client: &HttpClient,
+    base: &BaseUrl,
+    rank: u32,
+    limits: &AnswerLimits,
+) -> Result<Option<Result<(), RankRefusal>>, HttpError> {
     let Some(model) = first_model(client, base, limits).await? else { return Ok(None) };
     let body = json!({ "model": model.id, "prompt": [0], "max_tokens": 1, "temperature": 0 });
     let mut request = request(Method::POST, base, Route::Completions.path(), Some(body.to_string().into()))?;
-    let last = u32::from(ranks.first) + u32::from(ranks.count).saturating_sub(1);
-    request.headers_mut().insert(pin::HEADER, HeaderValue::from(last));
+    request.headers_mut().insert(pin::HEADER, HeaderValue::from(rank));
     match client.whole(request, limits).await {
-        Ok(_) => Ok(Some(RankBase::Global)),
-        Err(HttpError::Status { status: 400, excerpt, .. }) if excerpt.contains("is out of range [0, ") => {
-            Ok(Some(RankBase::Local))
-        }
-        Err(HttpError::Status { .. }) => Ok(None),
+        Ok(_) => Ok(Some(Ok(()))),
+        Err(HttpError::Status { excerpt, .. }) => Ok(refusal::of_rank(excerpt.as_bytes()).map(Err)),
         Err(error) => Err(error),
     }
 }
@@ -210,12 +237,20 @@ mod tests {
     fn metrics_report_ranks_and_counts() {
         let engines = Engines::parse(BUSY);
         assert_eq!(engines.range(), Some(RankRange { first: 4, count: 2 }));
-        assert_eq!(engines.probe_counts(), Some(vec![7, 1]), "engine 5 has no bucket of one token");
+        let of = |text: &str, route| Engines::parse(text).probe_counts(route);
+        assert_eq!(of(BUSY, Route::Completions), Some(vec![7, 1]), "engine 5 has no bucket of one token");
         let bucket = "vllm:request_prompt_tokens_bucket{engine=\"5\",le=\"1.0\",model_name=\"a\"} 6.0\n";
-        assert_eq!(Engines::parse(&format!("{BUSY}{bucket}")).probe_counts(), Some(vec![2, 6]));
-        assert_eq!((Engines::parse("").range(), Engines::parse("").probe_counts()), (None, None));
+        assert_eq!(of(&format!("{BUSY}{bucket}"), Route::Completions), Some(vec![2, 6]));
+        assert_eq!(of(&format!("{BUSY}{bucket}"), Route::Responses), Some(vec![7, 1]), "prompts of chats are longer");
+        let asked = |engine, count| {
+            format!(
+                "vllm:request_params_max_tokens_bucket{{engine=\"{engine}\",le=\"1.0\",model_name=\"a\"}} {count}\n"
+            )
+        };
+        assert_eq!(of(&format!("{BUSY}{}{}", asked(4, 3), asked(5, 9)), Route::Responses), Some(vec![3, 9]));
+        assert_eq!((Engines::parse("").range(), of("", Route::Chat)), (None, None));
         let gap = "vllm:num_requests_running{engine=\"0\"} 0\nvllm:num_requests_running{engine=\"2\"} 0\n";
-        assert_eq!((Engines::parse(gap).range(), Engines::parse(gap).probe_counts()), (None, None));
+        assert_eq!((Engines::parse(gap).range(), of(gap, Route::Completions)), (None, None));
     }
 
     /// A server with several API servers, before its first request: no gauge of any engine is there yet.

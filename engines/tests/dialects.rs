@@ -63,7 +63,7 @@ const VLLM: Mock = Mock {
     engine: Engine::Vllm,
     version: "0.33.0",
     info: "",
-    header_on: &[CHAT, COMPLETIONS, RESPONSES, MESSAGES],
+    header_on: &[CHAT, COMPLETIONS, MESSAGES],
     field: "",
     field_on: &[],
     engines: (0, 4),
@@ -167,7 +167,7 @@ async fn every_version_runs_a_pinned_request_on_its_rank() {
         assert_eq!((found.version.as_deref(), found.dp_size), (Some(mock.version), Some(4)), "{case}");
         for route in Route::ALL {
             let reads = mock.header_on.contains(&route.path()) || mock.field_on.contains(&route.path());
-            assert_eq!(found.dialect.carrier(route).is_ok(), reads, "{case} {route}");
+            assert_eq!(found.dialect.reads(route).is_some(), reads, "{case} {route}");
             for rank in (0..4).filter(|_| reads) {
                 let answer = send(&base, &found, route, rank).await.unwrap();
                 assert_eq!(answer["ran_on"], rank, "{case} {route}: {answer}");

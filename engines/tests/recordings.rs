@@ -19,6 +19,7 @@ use semmoe_engines::metrics::Sample;
 use semmoe_engines::pin::{self, Stripped};
 use semmoe_engines::probe::{Target, probe};
 use semmoe_engines::recording::{self, Encoding};
+use semmoe_engines::refusal::{self, RankRefusal};
 use semmoe_engines::routed::{self, Place};
 use semmoe_engines::sse::Events;
 use semmoe_engines::{Carrier, Dialect, Engine, Route, Version, pieces, sglang, vllm};
@@ -88,7 +89,8 @@ async fn version_and_ranks_are_probed() {
             if recording.engine == Engine::Vllm {
                 let engines = vllm::engines(&client, &url, &limits).await.unwrap();
                 assert_eq!(engines.range().map(|range| (range.first, range.count)), Some((0, 2)), "{what}");
-                assert_eq!(engines.probe_counts().map(|counts| counts.len()), Some(2), "{what}");
+                let counts = |route| engines.probe_counts(route).map(|counts| counts.len());
+                assert_eq!((counts(Route::Completions), counts(Route::Responses)), (Some(2), Some(2)), "{what}");
             }
         }
     }
@@ -112,8 +114,10 @@ fn pins_are_honoured_where_the_dialect_says() {
             assert_eq!(exchange.answer.status, 400, "{}", exchange.name);
             assert!(exchange.answer.body.contains("out of range [0, 2)"), "{}", exchange.answer.body);
             let by_header = exchange.request.headers.contains_key(pin::HEADER.as_str());
-            let carrier = dialect.carrier(route(exchange).unwrap());
-            assert_eq!(by_header, carrier == Ok(Carrier::Header), "{}: {carrier:?}", exchange.name);
+            let carrier = dialect.reads(route(exchange).unwrap());
+            assert_eq!(by_header, carrier == Some(Carrier::Header), "{}: {carrier:?}", exchange.name);
+            let refused = refusal::of_rank(exchange.answer.body.as_bytes());
+            assert_eq!(refused, Some(RankRefusal { rank: 7, ranks: Some(2) }), "{}", exchange.name);
         }
     }
 }

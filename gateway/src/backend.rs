@@ -138,7 +138,7 @@ impl Backend {
     /// Whether a rank can be believed to hold the prompts that were sent to it. An engine that does not report it has
     /// such a cache, as it is every engine's default.
     pub(crate) fn keeps_prefixes(&self) -> bool {
-        !self.pins.are_ignored() && !self.keeps_no_prefixes.load(Ordering::Relaxed)
+        !self.keeps_no_prefixes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn health(&self) -> Health {

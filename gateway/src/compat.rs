@@ -223,10 +223,13 @@ pub(crate) fn with_backend(
         return Ok(Fit::unpinned(probe, backend.urls.len(), Unpinned::Layout { layout }));
     }
     let expected = expected_ranks(tables, configured)?;
-    // The operator's setting wins over the engine's, with a warning, as pins are verified anyway.
-    let must_agree = configured.is_none() || backend.urls.len() > 1;
-    if let (Some(found), Some(expected), true) = (probe.dp_size, expected, must_agree) {
-        same_ranks("the backend has", found, expected_name(configured), expected)?;
+    if let (Some(found), Some(expected)) = (probe.dp_size, expected)
+        && let Err(misfit) = same_ranks("the backend has", found, expected_name(configured), expected)
+    {
+        // Nothing is pinned beyond what the engine reports, whatever the configuration says.
+        let by_configuration = configured.is_some() && backend.urls.len() == 1;
+        let fit = || Fit::unpinned(probe, backend.urls.len(), misfit.clone().into());
+        return if by_configuration { Ok(fit()) } else { Err(misfit) };
     }
     if let Some(server) = &probe.server {
         if let (Some(found), Some(tokenizer)) = (&server.tokenizer_sha256, tokenizer) {
@@ -239,6 +242,8 @@ pub(crate) fn with_backend(
     let (dialect, urls) = (probe.dialect, backend.urls.len());
     Ok(match (configured.or(probe.dp_size).or(expected), &probe.doubt) {
         (_, Some(doubt)) if configured.is_none() || urls > 1 => Fit::unpinned(probe, urls, doubt.clone().into()),
+        // The engine itself reports none: its pins have to be proved first.
+        (Some(ranks), _) if probe.dp_size.is_none() => Fit { ranks, dialect: dialect.unproven(), unpinned: None },
         (Some(ranks), _) => Fit { ranks, dialect, unpinned: None },
         (None, _) => Fit::unpinned(probe, urls, Unpinned::Unknown),
     })

@@ -1,23 +1,28 @@
 //! Keeps what is known about a backend's pins up to date.
 //!
 //! A new engine is probed before it gets requests ([`first_look`]), for a few seconds at most; after that as often as
-//! [`verify::Schedule`] says ([`watch`]). Answers that name their rank are evidence too, and cost nothing. An engine
-//! whose number of ranks is unknown is asked again at every health interval.
+//! [`verify::Schedule`] says ([`watch`]), each route by itself. Answers that name their rank are evidence too, and cost
+//! nothing. An engine whose number of ranks is unknown is asked again at every health interval.
+//!
+//! An engine that refuses a pin, as it has no such rank, gets none until it was asked again: it may be another one by
+//! now, or one that reports more ranks than it has.
 //!
 //! An engine that can switch its layout may have done so since a request was pinned. An answer that contradicts its pin
 //! counts only once that engine was asked again and still has the same ranks.
 
 pub(crate) mod record;
+mod verdict;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use semmoe_engines::http::AnswerLimits;
 use semmoe_engines::probe::Probe;
-use semmoe_engines::verify::{self, Observation, PinTarget, ProbePlan};
+use semmoe_engines::verify::{self, Inconclusive, Observation, PROBED, PinTarget, ProbePlan};
 use semmoe_engines::{Carrier, Dialect, Engine, Route};
 
 use crate::backend::{Backend, Watched};
+use crate::compat::Fit;
 use crate::health;
 use crate::state::Core;
 use record::Suspended;
@@ -26,34 +31,46 @@ use record::Suspended;
 const FIRST_LOOK: Duration = Duration::from_secs(3);
 /// A busy engine answers a probe of one token after the prompts before it.
 const PROBE_LIMITS: AnswerLimits = AnswerLimits { timeout: Duration::from_secs(30), max_bytes: 4 << 20 };
+/// Time until an engine that refused a pin is tried again, twice as long after each try.
+const FIRST_PAUSE: Duration = Duration::from_secs(10);
+const MAX_PAUSE: Duration = Duration::from_secs(300);
 
 /// Whether there is something to verify: not with one rank, a URL for each rank, or answers that all name their rank.
-fn can_verify(engine: Engine, ranks: u16, dialect: &Dialect) -> bool {
-    let pins = |route| matches!(dialect.carrier(route), Ok(Carrier::Header | Carrier::Field(_)));
-    ranks > 1 && (pins(Route::Chat) || pins(Route::Generate)) && matches!(engine, Engine::Sglang | Engine::Vllm)
+fn can_verify(engine: Engine, ranks: u16, dialect: &Dialect, route: Route) -> bool {
+    let by_pin = matches!(dialect.carrier(route), Ok(Carrier::Header | Carrier::Field(_)));
+    ranks > 1 && by_pin && matches!(engine, Engine::Sglang | Engine::Vllm)
 }
 
 /// Verifies the pins of an engine that was just probed, before it gets requests.
 pub(crate) async fn first_look(core: &Core, backend: &Backend, probe: &Probe) {
     backend.pins.reset();
-    let ranks = backend.config.ranks.or(probe.dp_size).unwrap_or(0);
-    if ranks > core.config().limits.ranks || !can_verify(backend.engine, ranks, &probe.dialect) {
+    let ranks = probe.dp_size.or(backend.config.ranks).unwrap_or(0);
+    if ranks > core.config().limits.ranks {
         return;
     }
     let rounds = async {
-        while backend.pins.locked(|state| state.schedule.requests(&state.watch, ranks)) == 0 {
-            round(core, backend, ranks, &probe.dialect).await;
+        for route in PROBED.into_iter().filter(|route| can_verify(backend.engine, ranks, &probe.dialect, *route)) {
+            while requests_until_round(backend, route, ranks) == 0 && !backend.pins.are_refused() {
+                round(core, backend, route, ranks, &probe.dialect).await;
+            }
         }
     };
     if tokio::time::timeout(FIRST_LOOK, rounds).await.is_err() {
-        backend.pins.locked(|state| state.schedule.ended(false));
-        tracing::info!(backend = backend.name, "pins are not verified yet: the engine is slow to answer probes");
+        tracing::info!(backend = backend.name, "not all pins are verified yet: the engine is slow to answer probes");
     }
 }
 
 /// Watches a backend until `stop`.
 pub(crate) async fn watch(core: Arc<Core>, Watched { backend, stop }: Watched) {
-    let work = async { tokio::join!(probe_in_rounds(&core, &backend), settle_suspended(&core, &backend)) };
+    let rounds = PROBED.map(|route| probe_in_rounds(&core, &backend, route));
+    let work = async {
+        tokio::join!(
+            futures_util::future::join_all(rounds),
+            ask_for_ranks(&core, &backend),
+            settle_suspended(&core, &backend),
+            settle_refusals(&core, &backend)
+        )
+    };
     stop.run_until_cancelled(work).await;
 }
 
@@ -65,65 +82,150 @@ async fn settle_suspended(core: &Core, backend: &Arc<Backend>) {
         let answered = health::look_again(core, backend, &core.patient_limits()).await;
         let suspended = backend.pins.locked(|state| state.suspended.take());
         let is_pinned = core.member(backend).is_some_and(|member| member.fit.unpinned.is_none());
-        if let Some(Suspended { contradicted, detail }) = suspended.filter(|_| answered && is_pinned) {
-            core.note_pins(backend, Observation { contradicted, ..Observation::answer(false) }, || detail);
+        if let Some(Suspended { route, contradicted, detail }) = suspended.filter(|_| answered && is_pinned) {
+            let seen = Observation { contradicted, ..Observation::answer(false) };
+            core.note_pins(backend, route, seen, || detail);
         }
         // Limits how often the engine is asked, however many answers contradict their pins.
         tokio::time::sleep(core.config().health.interval).await;
     }
 }
 
-async fn probe_in_rounds(core: &Core, backend: &Arc<Backend>) {
+/// An engine of whose ranks too little is known is asked again.
+async fn ask_for_ranks(core: &Core, backend: &Arc<Backend>) {
     loop {
-        let interval = core.config().health.interval;
-        let member = core.member(backend);
-        if !backend.health().is_healthy() {
-            tokio::time::sleep(interval).await;
-            continue;
-        }
-        if member.as_ref().is_some_and(|member| member.fit.unpinned.is_some()) {
-            tokio::time::sleep(interval).await;
+        tokio::time::sleep(core.config().health.interval).await;
+        let is_unpinned = core.member(backend).is_some_and(|member| member.fit.unpinned.is_some());
+        if is_unpinned && backend.health().is_healthy() {
             health::look_again(core, backend, &core.patient_limits()).await;
+        }
+    }
+}
+
+/// Asks an engine that refused a pin for its ranks. Where it reports the same as before its pins are probed, now and
+/// then, and taken again once none is refused.
+async fn settle_refusals(core: &Core, backend: &Arc<Backend>) {
+    loop {
+        backend.pins.refusal.notified().await;
+        health::look_again(core, backend, &core.patient_limits()).await;
+        let mut pause = FIRST_PAUSE;
+        while backend.pins.are_refused() {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(MAX_PAUSE);
+            let fit = core.member(backend).map(|member| member.fit).filter(|_| backend.health().is_healthy());
+            if let Some(fit) = fit
+                && takes_all_pins(core, backend, &fit).await
+            {
+                backend.pins.end_refusal();
+                core.show_pins(backend, &fit);
+                tracing::info!(backend = backend.name, "the engine refuses no pin any more");
+            }
+        }
+    }
+}
+
+/// Whether the engine refuses none of the pins of one round after the other through all ranks.
+async fn takes_all_pins(core: &Core, backend: &Backend, fit: &Fit) -> bool {
+    let Some(route) = PROBED.into_iter().find(|route| can_verify(backend.engine, fit.ranks, &fit.dialect, *route))
+    else {
+        return true;
+    };
+    let _one = backend.pins.round.lock().await;
+    for number in 0..ProbePlan::rounds_for_all(fit.ranks) {
+        let plan = ProbePlan::round(number, fit.ranks);
+        match send_probes(backend, route, &plan, &fit.dialect).await {
+            Err(Inconclusive::Refused(refusal)) => {
+                core.note_refusal(backend, &refusal);
+                return false;
+            }
+            Err(Inconclusive::Failed(_)) => return false,
+            _ => {}
+        }
+    }
+    true
+}
+
+fn requests_until_round(backend: &Backend, route: Route, ranks: u16) -> u64 {
+    backend.pins.locked(|state| {
+        let on = state.route(route);
+        on.schedule.requests(&on.watch, ranks)
+    })
+}
+
+async fn probe_in_rounds(core: &Core, backend: &Arc<Backend>, route: Route) {
+    loop {
+        let fit = core.member(backend).map(|member| member.fit);
+        if !backend.health().is_healthy()
+            || backend.pins.are_refused()
+            || fit.as_ref().is_some_and(|fit| fit.unpinned.is_some())
+        {
+            tokio::time::sleep(core.config().health.interval).await;
             continue;
         }
-        let fit = member.map(|member| member.fit);
-        let Some(fit) = fit.filter(|fit| can_verify(backend.engine, fit.ranks, &fit.dialect)) else {
-            backend.pins.after_requests(u64::MAX / 2).await;
+        let Some(fit) = fit.filter(|fit| can_verify(backend.engine, fit.ranks, &fit.dialect, route)) else {
+            backend.pins.after_requests(route, u64::MAX / 2).await;
             continue;
         };
-        let state = backend.pins.state();
+        let state = backend.pins.state().route(route);
         tokio::time::sleep(state.schedule.pause(&state.watch)).await;
-        backend.pins.after_requests(state.schedule.requests(&state.watch, fit.ranks)).await;
-        round(core, backend, fit.ranks, &fit.dialect).await;
+        backend.pins.after_requests(route, requests_until_round(backend, route, fit.ranks)).await;
+        round(core, backend, route, fit.ranks, &fit.dialect).await;
     }
 }
 
 /// One round of probes.
-async fn round(core: &Core, backend: &Backend, ranks: u16, dialect: &Dialect) {
+async fn round(core: &Core, backend: &Backend, route: Route, ranks: u16, dialect: &Dialect) {
     let _one = backend.pins.round.lock().await;
-    let number = backend.pins.locked(|state| state.schedule.rounds());
-    let plan = ProbePlan::round(number, ranks);
-    let target = PinTarget { engine: backend.engine, urls: &backend.config.urls, dialect };
-    let shown = verify::probe(&backend.client, &target, &plan, &PROBE_LIMITS).await;
-    backend.pins.locked(|state| state.schedule.ended(shown.is_ok()));
+    let mut ended = Ended { backend, route, ranks, conclusive: false };
+    let number = backend.pins.locked(|state| state.route(route).schedule.rounds());
+    let shown = send_probes(backend, route, &ProbePlan::round(number, ranks), dialect).await;
+    ended.conclusive = shown.is_ok();
     match shown {
         Ok(shown) => {
             core.metrics
                 .pins
                 .round(&backend.name, if shown.observation.contradicted > 0 { "contradicted" } else { "agreed" });
-            core.note_pins(backend, shown.observation, || shown.detail);
+            core.note_pins(backend, route, shown.observation, || shown.detail);
+        }
+        Err(Inconclusive::Refused(refusal)) => {
+            core.metrics.pins.round(&backend.name, "refused");
+            core.note_refusal(backend, &refusal);
         }
         Err(reason) => {
             core.metrics.pins.round(&backend.name, "inconclusive");
             let reason = reason.to_string();
             let news = backend.pins.locked(|state| {
-                let news = state.detail.as_ref() != Some(&reason);
-                state.detail = Some(reason.clone());
-                news
+                state.route_mut(route).is_some_and(|on| on.detail.replace(reason.clone()) != Some(reason.clone()))
             });
             if news {
-                tracing::info!(backend = backend.name, reason, "a round of pin probes was inconclusive");
+                let backend = backend.name.as_str();
+                tracing::info!(backend, %route, reason, "a round of pin probes was inconclusive");
             }
         }
     }
+}
+
+/// The end of a round, also of one that is cut short: its probes may be counted late, and must not be taken for the
+/// next round's.
+struct Ended<'a> {
+    backend: &'a Backend,
+    route: Route,
+    ranks: u16,
+    conclusive: bool,
+}
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.backend.pins.round_ended(self.route, self.conclusive, self.ranks);
+    }
+}
+
+async fn send_probes(
+    backend: &Backend,
+    route: Route,
+    plan: &ProbePlan,
+    dialect: &Dialect,
+) -> Result<verify::Round, Inconclusive> {
+    let target = PinTarget { engine: backend.engine, urls: &backend.config.urls, dialect, route };
+    verify::probe(&backend.client, &target, plan, &PROBE_LIMITS).await
 }

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use semmoe_engines::{Carrier, Route};
 use semmoe_tables::Tables;
 use semmoe_text::{ChatTemplate, PromptEncoder};
 
@@ -15,8 +16,9 @@ use crate::config::Config;
 use crate::error::RequestError;
 use crate::metrics::Metrics;
 use crate::names::{Names, OtherNames};
+use crate::pins::record::Belief;
 use crate::plan::Plan;
-use crate::pool::{Pool, PoolBackend, PoolSettings};
+use crate::pool::{Pool, PoolBackend, PoolSettings, Run};
 use crate::queue::Queue;
 use crate::stamp::FileState;
 use crate::tables::{EarlierTables, LoadedTables};
@@ -130,9 +132,39 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// Whether a request may run on any of its ranks, whichever was chosen.
-    pub(crate) fn runs_anywhere(&self) -> bool {
-        self.fit.unpinned.is_some() || self.backend.pins.are_ignored()
+    /// Where a request on `route` runs.
+    pub(crate) fn run(&self, route: Route) -> Run {
+        let (fit, pins) = (&self.fit, &self.backend.pins);
+        let where_chosen = |chosen: bool| if chosen { Run::Chosen } else { Run::Anywhere };
+        match fit.dialect.carrier(route) {
+            _ if !route.runs_model() => Run::Nowhere,
+            _ if fit.unpinned.is_some() => Run::Behind,
+            _ if fit.ranks <= 1 => Run::Chosen,
+            Ok(Carrier::Url) => Run::Chosen,
+            Ok(_) if pins.are_refused() => Run::Anywhere,
+            Ok(_) => where_chosen(match pins.belief(route) {
+                Belief::Proven => true,
+                Belief::Unproven => fit.dialect.reads(route).is_some(),
+                Belief::Ignored => false,
+            }),
+            Err(_) => Run::Anywhere,
+        }
+    }
+
+    /// Whether a request on `route` is sent with a pin: also with one that is ignored, where the engine should read it,
+    /// as its answer may show that it is not ignored any more.
+    pub(crate) fn sends_pin(&self, route: Route) -> bool {
+        let (dialect, pins) = (&self.fit.dialect, &self.backend.pins);
+        let is_tried = || {
+            let may_recover = pins.belief(route) == Belief::Ignored && dialect.reads(route).is_some();
+            self.fit.unpinned.is_none() && !pins.are_refused() && may_recover
+        };
+        self.fit.ranks > 1
+            && match dialect.carrier(route) {
+                Ok(Carrier::Url) => true,
+                Ok(_) => self.run(route) == Run::Chosen || is_tried(),
+                Err(_) => false,
+            }
     }
 
     /// Takes other tables into use, and keeps those that it has among the earlier ones, of which it keeps `history`.

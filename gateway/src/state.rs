@@ -8,7 +8,6 @@ use http::HeaderMap;
 use semmoe_engines::http::AnswerLimits;
 use semmoe_engines::probe::Probe;
 use semmoe_engines::sglang::ServerInfo;
-use semmoe_engines::verify::{Evidence, Observation, Pins};
 use semmoe_engines::{Dialect, Route};
 use tokio::sync::Semaphore;
 
@@ -212,8 +211,7 @@ impl Core {
         let ranks = fit.ranks;
         backend.live.probed(backend.engine, probe);
         self.metrics.live.refused(&backend.name, false);
-        self.metrics.pins.ignored(&backend.name, backend.pins.are_ignored());
-        self.metrics.pins.unpinned(&backend.name, fit.unpinned.is_some());
+        self.show_pins(backend, fit);
         tracing::info!(
             model = model.name,
             backend = backend.name,
@@ -224,17 +222,6 @@ impl Core {
         );
         if let Some(why) = &fit.unpinned {
             tracing::warn!(backend = backend.name, %why, "requests are not pinned, but routed by load");
-        }
-        if let (Some(found), Some(configured)) = (probe.dp_size, backend.config.ranks)
-            && found != configured
-            && !backend.can_switch()
-        {
-            tracing::warn!(
-                backend = backend.name,
-                found,
-                configured,
-                "the engine reports a number of ranks other than `ranks`, which takes precedence"
-            );
         }
         warn_of_launch(&backend.name, probe, tables.is_some());
         warn_of_routes_without_pins(backend, &fit.dialect, ranks);
@@ -256,38 +243,6 @@ impl Core {
                 differ,
                 "the engine counts prompt tokens differently: does it have another tokenizer or chat template?"
             );
-        }
-    }
-
-    /// Adds what an answer says about a backend's pins.
-    pub(crate) fn note_pin(&self, backend: &Backend, pinned: u32, ran_on: u32) {
-        let detail = || format!("an answer to a request pinned to rank {pinned} named rank {ran_on}");
-        if pinned != ran_on && backend.can_switch() {
-            backend.pins.suspend(detail());
-        } else {
-            self.note_pins(backend, Observation::answer(pinned == ran_on), detail);
-        }
-    }
-
-    /// Adds an observation of a backend's pins, which `detail` describes.
-    pub(crate) fn note_pins(&self, backend: &Backend, seen: Observation, detail: impl FnOnce() -> String) {
-        self.metrics.pins.contradicted(&backend.name, seen.contradicted);
-        let Some(pins) = backend.pins.observe(seen, detail) else { return };
-        self.metrics.pins.ignored(&backend.name, pins == Pins::Ignored);
-        let (name, state) = (backend.name.as_str(), backend.pins.state());
-        let (agreed, contradicted) = (state.watch.agreed, state.watch.contradicted);
-        let evidence = state.watch.evidence.map_or("none", Evidence::name);
-        if pins == Pins::Ignored {
-            tracing::warn!(
-                backend = name,
-                evidence,
-                agreed,
-                contradicted,
-                detail = state.detail.unwrap_or_default(),
-                "pin ignored: requests run on other ranks than they are pinned to, so they are routed by load"
-            );
-        } else {
-            tracing::info!(backend = name, evidence, agreed, "pins are honored");
         }
     }
 
@@ -374,7 +329,7 @@ fn warn_of_launch(backend: &str, probe: &Probe, has_tables: bool) {
 fn warn_of_routes_without_pins(backend: &Backend, dialect: &Dialect, ranks: u16) {
     let chosen = [Route::Chat, Route::Completions, Route::Responses, Route::Generate];
     let has = |route: &Route| *route != Route::Generate || backend.engine.speaks_sglang();
-    let unpinned = chosen.into_iter().filter(|route| has(route) && dialect.carrier(*route).is_err());
+    let unpinned = chosen.into_iter().filter(|route| has(route) && dialect.reads(*route).is_none());
     let unpinned: Vec<String> = unpinned.map(|route| route.to_string()).collect();
     if ranks > 1 && !unpinned.is_empty() {
         let (backend, routes) = (backend.name.as_str(), unpinned.join(" "));

@@ -46,9 +46,11 @@ impl std::error::Error for Troubles {}
 
 /// Why requests of a backend that answers would not run where they are sent.
 pub(crate) fn pin_trouble(member: &Member) -> Option<String> {
-    let state = member.backend.pins.state();
+    let pins = member.backend.pins.state();
+    let state = pins.summary(|route| member.fit.dialect.reads(route).is_some());
     match &member.fit.unpinned {
         Some(why) => Some(why.to_string()),
+        None if pins.refusal.is_some() => pins.refusal,
         None if state.watch.pins == Pins::Ignored => {
             Some(format!("pins are ignored: {}", state.detail.unwrap_or_default()))
         }
@@ -132,7 +134,7 @@ fn backend(member: &Member) -> String {
     }
     if let Some(probe) = backend.last_probe() {
         let version = probe.version.as_deref().unwrap_or("unknown");
-        let state = backend.pins.state();
+        let state = backend.pins.state().summary(|route| member.fit.dialect.reads(route).is_some());
         line.push_str(&format!(", version {version}, pins {}", state.watch.pins.name()));
         if let Some(detail) = state.detail {
             line.push_str(&format!(" ({detail})"));

@@ -110,10 +110,14 @@ impl Accounts {
         }
     }
 
-    /// The counts of every rank, known or not: for people, and to compare with the engines' own.
+    /// The counts of every rank, known or not, without its parts of requests that run on any: for people, and to
+    /// compare with the engines' own.
     pub fn counted(&self) -> Vec<RankLoad> {
         let mut loads = Vec::with_capacity(self.ranks());
         self.count(&mut loads);
+        for (load, cell) in loads.iter_mut().zip(&self.cells) {
+            load.in_flight_tokens = load.in_flight_tokens.saturating_sub(cell.parts());
+        }
         loads
     }
 
@@ -209,12 +213,34 @@ impl Accounts {
         let tokens = work.counted_tokens();
         self.note_mean(tokens as f64);
         cell.count_in(tokens, work.pending.min(MAX_TOKENS));
+        self.note_assigned(rank, cell, tokens);
+        true
+    }
+
+    /// Counts a request in whose engine chooses one of `ranks` itself: each gets an equal part of its tokens, in all
+    /// that policies see, and none the request. Returns that part, for [`release_among`](Self::release_among).
+    pub fn assign_among(&self, ranks: Range<u16>, work: Work) -> u64 {
+        let tokens = work.counted_tokens();
+        self.note_mean(tokens as f64);
+        let part = tokens.div_ceil(u64::from(ranks.end.saturating_sub(ranks.start)).max(1));
+        for (rank, cell) in ranks.filter_map(|rank| Some((rank, self.cell(rank)?))) {
+            cell.count_part_in(part);
+            self.note_assigned(rank, cell, part);
+        }
+        part
+    }
+
+    /// Counts a request out that [`assign_among`](Self::assign_among) counted in with this `part`.
+    pub fn release_among(&self, ranks: Range<u16>, part: u64) {
+        ranks.filter_map(|rank| self.cell(rank)).for_each(|cell| cell.count_part_out(part));
+    }
+
+    fn note_assigned(&self, rank: u16, cell: &Cell, tokens: u64) {
         self.note_in(rank, tokens, &self.memory, |cell| &cell.recent);
         self.note_in(rank, tokens, &self.window, |cell| &cell.latest);
         if cell.is_available() {
             self.add_assigned(cell, tokens as f64);
         }
-        true
     }
 
     /// The prompt of a request that [`assign`](Self::assign) counted in has been computed: takes its `pending` tokens

@@ -11,7 +11,7 @@ import launch
 # What semmoe reads of vLLM's metrics (engines/src/vllm.rs), and what SGLang has in their place.
 FAMILIES = {
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:prompt_tokens", "vllm:generation_tokens",
-    "vllm:request_success", "vllm:request_prompt_tokens", "vllm:engine_sleep_state", "vllm:cache_config_info",
+    "vllm:request_success", "vllm:request_prompt_tokens", "vllm:request_params_max_tokens", "vllm:engine_sleep_state", "vllm:cache_config_info",
     "sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:prompt_tokens", "sglang:generation_tokens",
     "sglang:num_requests",
 }

@@ -9,6 +9,8 @@
 //! | [`Evidence::Probe`] | the same, of one-token probes ([`probe`](fn@probe)) |
 //! | [`Evidence::Counter`] | vLLM's counters per engine, which must rise by the probes that were sent, and by nothing else ([`Counters`]) |
 //!
+//! An engine may read pins on one route and not on another, so that evidence is about one route.
+//!
 //! Gauges of running requests are no evidence: they are as old as the engine's last step (SGLang publishes every 15th
 //! decode step), so that short requests come and go between two of them. [`PinWatch`] turns observations into a
 //! verdict, [`Schedule`] says when to probe again.
@@ -24,7 +26,7 @@ use crate::pin;
 
 pub use counters::{Comparison, Counters, Look};
 pub use plan::ProbePlan;
-pub use probe::{Inconclusive, PinTarget, Round, probe};
+pub use probe::{Inconclusive, PROBED, PinTarget, Round, probe};
 pub use schedule::Schedule;
 
 /// Contradictions within [`WINDOW`] that make a verdict.
@@ -36,7 +38,7 @@ const HONOURED_AFTER: u64 = 4;
 /// Agreements in a row that end the verdict "ignored". Two ranks agree by chance half of the time.
 const RECOVERED_AFTER: u64 = 32;
 
-/// Knowledge about a backend's pins.
+/// Knowledge about a backend's pins on one route.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pins {
     /// Not enough evidence.
@@ -99,7 +101,7 @@ impl Observation {
     }
 }
 
-/// Evidence about one backend, and the verdict.
+/// Evidence about one route of a backend, and the verdict.
 ///
 /// "Ignored" needs three contradictions of one kind of evidence among the last 256 requests seen, from at least two
 /// observations, so that no single event (an engine that was just replaced) makes a verdict.

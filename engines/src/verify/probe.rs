@@ -10,6 +10,7 @@ use super::counters::{COUNTED_WITHIN, Look};
 use super::{Comparison, Counters, Evidence, Observation, ProbePlan};
 use crate::http::{AnswerLimits, BaseUrl, HttpClient, HttpError, request};
 use crate::pin::{self, Stripped};
+use crate::refusal::{self, RankRefusal};
 use crate::{Dialect, Engine, Route, vllm};
 
 /// The engine whose pins are probed.
@@ -21,7 +22,12 @@ pub struct PinTarget<'a> {
     pub urls: &'a [BaseUrl],
     /// How it is pinned.
     pub dialect: &'a Dialect,
+    /// Where probes are sent: one of [`PROBED`].
+    pub route: Route,
 }
+
+/// The routes on which an engine may read pins, those of most requests first.
+pub const PROBED: [Route; 5] = [Route::Chat, Route::Completions, Route::Generate, Route::Responses, Route::Messages];
 
 /// Why a round proved nothing.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -38,6 +44,9 @@ pub enum Inconclusive {
     /// Counters fell.
     #[error("the engine restarted meanwhile")]
     Restarted,
+    /// It has no such rank.
+    #[error("the engine refused a probe pinned to rank {}: it has no such rank", .0.rank)]
+    Refused(RankRefusal),
     /// A probe failed.
     #[error("a probe failed: {0}")]
     Failed(#[from] HttpError),
@@ -81,25 +90,11 @@ struct Prober<'a> {
 }
 
 impl Prober<'_> {
-    /// Chats first, as they are pinned as most clients' requests are; `/generate` for versions whose chats name no
-    /// rank.
     async fn by_answers(&self, plan: &ProbePlan) -> Result<Round, Inconclusive> {
-        for route in [Route::Chat, Route::Generate] {
-            match self.answers_of(route, plan).await {
-                Err(Inconclusive::NotReported) => {}
-                // A model without a chat template refuses chats.
-                Err(Inconclusive::Failed(HttpError::Status { status: 400..=499, .. })) if route == Route::Chat => {}
-                found => return found,
-            }
-        }
-        Err(Inconclusive::NotReported)
-    }
-
-    async fn answers_of(&self, route: Route, plan: &ProbePlan) -> Result<Round, Inconclusive> {
         let mut misplaced = None;
         let mut observation = Observation { evidence: Evidence::Probe, agreed: 0, contradicted: 0 };
         for rank in plan.ranks() {
-            let answer = self.ask(route, rank).await?;
+            let answer = self.ask(rank).await?;
             let ran_on = rank_of(&answer).ok_or(Inconclusive::NotReported)?;
             let pinned = self.target.dialect.wire_rank(rank);
             if ran_on == pinned {
@@ -109,6 +104,7 @@ impl Prober<'_> {
                 misplaced = misplaced.or(Some((pinned, ran_on)));
             }
         }
+        let route = self.target.route;
         let detail = match misplaced {
             None => format!("{} probes on {route} ran where they were pinned", observation.agreed),
             Some((pinned, ran_on)) => format!(
@@ -124,7 +120,7 @@ impl Prober<'_> {
         let before = self.counts().await?;
         let mut counters = Counters::new(before, &plan.per_rank).ok_or(Inconclusive::NotReported)?;
         for rank in plan.ranks() {
-            self.ask(Route::Completions, rank).await?;
+            self.ask(rank).await?;
         }
         let found = loop {
             match counters.look(&self.counts().await?) {
@@ -136,7 +132,9 @@ impl Prober<'_> {
             Comparison::Exact { agreed, contradicted } => {
                 let observation = Observation { evidence: Evidence::Counter, agreed, contradicted };
                 let probes = plan.probes();
-                let detail = format!("of {probes} probes, {contradicted} were counted on other ranks than pinned");
+                let route = self.target.route;
+                let detail =
+                    format!("of {probes} probes on {route}, {contradicted} were counted on other ranks than pinned");
                 Ok(Round { observation, detail })
             }
             Comparison::Waiting => Err(Inconclusive::NotCounted),
@@ -145,41 +143,52 @@ impl Prober<'_> {
         }
     }
 
-    /// Requests with a prompt of one token, by rank.
+    /// Requests like the probes, by rank.
     async fn counts(&self) -> Result<Vec<u64>, Inconclusive> {
         let mut all = Vec::new();
         for url in self.target.urls {
             let engines = vllm::engines(self.client, url, self.limits).await?;
-            all.extend(engines.probe_counts().ok_or(Inconclusive::NotReported)?);
+            all.extend(engines.probe_counts(self.target.route).ok_or(Inconclusive::NotReported)?);
         }
         Ok(all)
     }
 
     /// Sends one probe, and returns its answer.
-    async fn ask(&self, route: Route, rank: RankId) -> Result<Bytes, Inconclusive> {
-        let dialect = self.target.dialect;
-        let url = self.target.urls.get(dialect.url_index(rank)).ok_or(Inconclusive::NotReported)?;
+    async fn ask(&self, rank: RankId) -> Result<Bytes, Inconclusive> {
+        let PinTarget { dialect, route, urls, .. } = *self.target;
+        let url = urls.get(dialect.url_index(rank)).ok_or(Inconclusive::NotReported)?;
         let body = Bytes::from(probe_body(route, self.model).to_string());
         let Ok(body) = Stripped::new(&body) else { return Err(Inconclusive::NotReported) };
         let mut request = request(Method::POST, url, route.path(), Some(Bytes::new()))?;
         // An engine that reads no pin on this route cannot be probed there.
         let pinned = pin::apply(dialect, route, rank, request.headers_mut(), &body);
         *request.body_mut() = pinned.map_err(|_| Inconclusive::NotReported)?.into();
-        Ok(self.client.whole(request, self.limits).await?.1)
+        let refused = |error: &HttpError| match error {
+            HttpError::Status { excerpt, .. } => refusal::of_rank(excerpt.as_bytes()),
+            _ => None,
+        };
+        match self.client.whole(request, self.limits).await {
+            Ok((_, answer)) => Ok(answer),
+            Err(error) => Err(refused(&error).map_or_else(|| error.into(), Inconclusive::Refused)),
+        }
     }
 }
 
 /// A request for one token after a prompt of one token, or the shortest chat; answers name the rank where an engine
 /// can.
 fn probe_body(route: Route, model: &str) -> Value {
+    let messages = json!([{ "role": "user", "content": "0" }]);
     match route {
         Route::Generate => {
             json!({ "input_ids": [0], "sampling_params": { "max_new_tokens": 1, "temperature": 0 } })
         }
         Route::Chat => json!({
-            "model": model, "messages": [{ "role": "user", "content": "0" }], "max_tokens": 1, "temperature": 0,
-            "return_meta_info": true
+            "model": model, "messages": messages, "max_tokens": 1, "temperature": 0, "return_meta_info": true
         }),
+        Route::Responses => json!({
+            "model": model, "input": "0", "max_output_tokens": 1, "temperature": 0, "store": false
+        }),
+        Route::Messages => json!({ "model": model, "messages": messages, "max_tokens": 1, "temperature": 0 }),
         _ => json!({ "model": model, "prompt": [0], "max_tokens": 1, "temperature": 0 }),
     }
 }

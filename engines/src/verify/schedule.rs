@@ -1,4 +1,4 @@
-//! When a backend's pins are probed again.
+//! When a backend's pins on one route are probed again.
 
 use std::time::Duration;
 
@@ -18,26 +18,39 @@ const FIRST_PAUSE: Duration = Duration::from_secs(5);
 /// Longest such pause.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
-/// When the next round of probes is due: at once at start and after a contradiction; after 40 pinned requests while the
-/// backend is new or ignores pins; after 2,000 later.
+/// When the next round of probes is due: at once at start, after a contradiction, and where another route gives cause;
+/// after 40 requests while the backend is new or ignores pins; after 2,000 later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Schedule {
-    /// Rounds so far.
+    /// Rounds that proved something: the number of the next one, so that none is passed over.
     rounds: u64,
     /// Rounds in a row that proved nothing.
     inconclusive: u32,
+    /// A round is wanted whatever this route's own evidence says.
+    wanted: bool,
 }
 
 impl Schedule {
-    /// Rounds so far.
+    /// Rounds that proved something, and the number of the next one.
     pub fn rounds(&self) -> u64 {
         self.rounds
     }
 
+    /// Something was learned elsewhere that may hold of this route, too.
+    pub fn want_round(&mut self) {
+        self.wanted = true;
+    }
+
     /// A round ended; `conclusive`: it proved something.
     pub fn ended(&mut self, conclusive: bool) {
-        self.rounds += 1;
+        self.rounds += u64::from(conclusive);
+        self.wanted = false;
         self.inconclusive = if conclusive { 0 } else { self.inconclusive.saturating_add(1) };
+    }
+
+    /// Whether rounds that proved something went to every rank.
+    pub fn has_seen_all(&self, ranks: u16) -> bool {
+        self.rounds >= ProbePlan::rounds_for_all(ranks)
     }
 
     /// Pinned requests to wait for until the next round.
@@ -45,9 +58,9 @@ impl Schedule {
         if self.inconclusive > 0 {
             return WATCHFUL_REQUESTS;
         }
-        let unseen = self.rounds < ProbePlan::rounds_for_all(ranks);
+        let unseen = !self.has_seen_all(ranks);
         match watch.pins {
-            _ if watch.is_in_doubt() => 0,
+            _ if self.wanted || watch.is_in_doubt() => 0,
             Pins::Ignored => WATCHFUL_REQUESTS,
             _ if unseen || watch.pins == Pins::Unverified => 0,
             _ if watch.total() < TRUSTED_AFTER => WATCHFUL_REQUESTS,
@@ -61,7 +74,7 @@ impl Schedule {
             return (FIRST_PAUSE * (1 << (self.inconclusive - 1).min(4))).min(MAX_PAUSE);
         }
         let settled = watch.pins == Pins::Ignored || watch.total() >= TRUSTED_AFTER;
-        if settled && !watch.is_in_doubt() { RELAXED_PAUSE } else { Duration::ZERO }
+        if settled && !self.wanted && !watch.is_in_doubt() { RELAXED_PAUSE } else { Duration::ZERO }
     }
 }
 
@@ -89,6 +102,8 @@ mod tests {
         assert_eq!(due(&schedule, &watch), (0, Duration::ZERO), "a way back");
         watch.observe(seen(300, 0));
         assert_eq!(due(&schedule, &watch), (2_000, Duration::from_secs(10)));
+        schedule.want_round();
+        assert_eq!(due(&schedule, &watch), (0, Duration::ZERO));
         for seconds in [5, 10, 20, 40, 60, 60] {
             schedule.ended(false);
             assert_eq!(due(&schedule, &watch), (40, Duration::from_secs(seconds)));

@@ -6,8 +6,8 @@ use std::time::Instant;
 use axum::Json;
 use axum::extract::{Path, State};
 use schemars::JsonSchema;
-use semmoe_engines::Dialect;
 use semmoe_engines::verify::Evidence;
+use semmoe_engines::{Dialect, Route};
 use serde::Serialize;
 
 use crate::backend::Health;
@@ -15,7 +15,8 @@ use crate::compat::{Fit, placement_source};
 use crate::error::RequestError;
 use crate::gate::Aside;
 use crate::health::SILENT;
-use crate::pins::record::PinState;
+use crate::pins::record::{PinState, RouteState};
+use crate::pool::Run;
 use crate::snapshot::{Member, Model};
 use crate::state::Core;
 
@@ -82,6 +83,7 @@ pub(super) struct Drained {
     in_flight_requests: u64,
 }
 
+/// Of all routes: one on which pins are ignored stands for all, or else that of the last evidence.
 #[derive(Serialize, JsonSchema)]
 struct Pins {
     /// `unverified`, `honoured`, `pin ignored` or `not pinned` (requests are routed by load), `by url`, or `one rank`.
@@ -93,6 +95,21 @@ struct Pins {
     /// The evidence: `answers`, `probes` or `counters`.
     evidence: Option<&'static str>,
     /// The outcome of the last contradiction, or else of the last round of probes; or why nothing is known.
+    detail: Option<String>,
+    /// Those with pins, where the engine has several ranks.
+    routes: Vec<PinnedRoute>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct PinnedRoute {
+    route: &'static str,
+    /// Requests are sent with the rank that was chosen, and believed to run there; otherwise the engine chooses.
+    pinned: bool,
+    /// `unverified`, `honoured` or `pin ignored`: what was seen.
+    state: &'static str,
+    agreed: u64,
+    contradicted: u64,
+    /// As of the backend.
     detail: Option<String>,
 }
 
@@ -113,7 +130,7 @@ struct Rank {
 
 pub(super) fn collect(core: &Core) -> Backends {
     let snapshot = core.snapshot();
-    let backends = snapshot.models.iter().flat_map(|model| describe(core, model)).collect();
+    let backends = snapshot.models.iter().flat_map(|model| describe(model)).collect();
     core.sweep();
     let absent = core.drains.absent(Instant::now()).into_iter();
     let drained_absent = absent.map(|(name, time)| Absent { name, seconds: time.as_secs_f64() }).collect();
@@ -144,15 +161,13 @@ fn set_draining(core: &Core, name: String, draining: bool) -> Result<Json<Draine
     }
     tracing::info!(backend = name, draining, "drain requested");
     let snapshot = core.snapshot();
-    let in_flight = snapshot.find(&name).map(|at| in_flight(core, &snapshot.models[at.model], at.member));
+    let in_flight = snapshot.find(&name).map(|at| in_flight(&snapshot.models[at.model], at.member));
     Ok(Json(Drained { in_flight_requests: in_flight.unwrap_or(0), name, draining }))
 }
 
 /// Requests on a backend, on chosen ranks and on those that its engine chose.
-fn in_flight(core: &Core, model: &Model, member: usize) -> u64 {
-    let unranked = core.metrics.inflight(&model.members[member].backend.name, None).get();
-    let ranked = model.pool.slots().iter().filter(|slot| slot.backend == member).map(|slot| slot.in_flight());
-    ranked.chain([unranked]).map(|count| u64::try_from(count).unwrap_or(0)).sum()
+fn in_flight(model: &Model, member: usize) -> u64 {
+    u64::try_from(model.pool.in_flight_of(member)).unwrap_or(0)
 }
 
 fn breaker(backend: &crate::backend::Backend) -> Breaker {
@@ -167,7 +182,7 @@ fn breaker(backend: &crate::backend::Backend) -> Breaker {
     }
 }
 
-fn describe(core: &Core, model: &Model) -> Vec<Backend> {
+fn describe(model: &Model) -> Vec<Backend> {
     let loads = model.pool.look();
     let ranks = |member: usize| {
         let slots = model.pool.slots().iter().zip(&loads);
@@ -209,7 +224,7 @@ fn describe(core: &Core, model: &Model) -> Vec<Backend> {
                 Health::Unhealthy { cause } => Some(cause),
             },
             draining: backend.gate.is_draining(),
-            in_flight_requests: in_flight(core, model, index),
+            in_flight_requests: in_flight(model, index),
             breaker: breaker(backend),
             ranks: ranks(index),
         }
@@ -218,14 +233,28 @@ fn describe(core: &Core, model: &Model) -> Vec<Backend> {
 }
 
 fn pins(member: &Member) -> Pins {
-    let PinState { watch, detail, .. } = member.backend.pins.state();
+    let known = member.backend.pins.state();
+    let RouteState { watch, detail, .. } = known.summary(|route| member.fit.dialect.reads(route).is_some());
     let state = match &member.fit {
         Fit { unpinned: Some(_), .. } => "not pinned",
         Fit { ranks: 0 | 1, .. } => "one rank",
         fit if fit.dialect == Dialect::by_url(member.backend.engine) => "by url",
+        _ if known.refusal.is_some() => "not pinned",
         _ => watch.pins.name(),
     };
     let evidence = watch.evidence.map(Evidence::name);
-    let detail = member.fit.unpinned.as_ref().map(ToString::to_string).or(detail);
-    Pins { state, agreed: watch.agreed, contradicted: watch.contradicted, evidence, detail }
+    let detail = member.fit.unpinned.as_ref().map(ToString::to_string).or(known.refusal.clone()).or(detail);
+    let (agreed, contradicted) = (watch.agreed, watch.contradicted);
+    Pins { state, agreed, contradicted, evidence, detail, routes: routes(member, &known) }
+}
+
+fn routes(member: &Member, known: &PinState) -> Vec<PinnedRoute> {
+    let can_carry = |route: &Route| member.fit.ranks > 1 && member.fit.dialect.carrier(*route).is_ok();
+    let describe = |route: Route| {
+        let RouteState { watch, detail, .. } = known.route(route);
+        let pinned = member.run(route) == Run::Chosen;
+        let (state, agreed, contradicted) = (watch.pins.name(), watch.agreed, watch.contradicted);
+        PinnedRoute { route: route.name(), pinned, state, agreed, contradicted, detail }
+    };
+    Route::ALL.into_iter().filter(can_carry).map(describe).collect()
 }

@@ -30,11 +30,13 @@ pub(super) struct Attempts<'a, A> {
     job: &'a Job,
     pub(super) tries: Tries<'a>,
     pending: Option<Pending<'a, A>>,
+    /// Attempts whose pins were refused.
+    refused_pins: usize,
 }
 
 impl<'a, A> Attempts<'a, A> {
     pub(super) fn new(core: &'a Arc<Core>, job: &'a Job) -> Self {
-        Self { core, job, tries: Tries::new(core, job), pending: None }
+        Self { core, job, tries: Tries::new(core, job), pending: None, refused_pins: 0 }
     }
 
     /// Finds a place for the next attempt.
@@ -55,6 +57,18 @@ impl<'a, A> Attempts<'a, A> {
             // No other backend is left: the last failure says more.
             (Ok(Found::Moved) | Err(_), Some(pending)) => self.tries.nowhere(pending).map(Next::Answer),
         }
+    }
+
+    /// An engine refused the pin of the last attempt, and gets no more: the request is placed again. That is no failure
+    /// of the backend and takes nothing from the budget.
+    ///
+    /// # Errors
+    /// `error`, where pins were refused more often than there are backends.
+    pub(super) fn without_pin(&mut self, error: RequestError) -> Result<(), RequestError> {
+        self.refused_pins += 1;
+        let outcome = if self.refused_pins > self.job.model.members.len() { "no_attempts" } else { "again" };
+        self.core.metrics.retry(Cause::NoSuchRank.label(), outcome);
+        if outcome == "again" { Ok(()) } else { Err(error) }
     }
 
     /// The attempt on `member` failed, which leaves `last` for the client: an error, or the engine's own answer. `Some`

@@ -17,6 +17,7 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use semmoe_engines::failures::{self, Failure};
 use semmoe_engines::http::{AnswerBody, AnswerLimits, HttpError};
+use semmoe_engines::refusal::{self, RankRefusal};
 use semmoe_engines::{Route, probe};
 
 use super::reports::{Kind, Reports};
@@ -86,9 +87,12 @@ pub(crate) struct Opened {
     pub(crate) response: Response<Upstream>,
     /// The engine failed before its answer had any content.
     pub(crate) failure: Option<Failure>,
+    /// The engine has no such rank, and did nothing.
+    pub(crate) refusal: Option<RankRefusal>,
 }
 
-/// Waits for the first piece of an answer and looks at it. `streams`: the client asked for a stream.
+/// Waits for the first piece of an answer and looks at it. `streams`: the client asked for a stream. `pinned`: the rank
+/// that it was pinned to, as the engine counts.
 ///
 /// # Errors
 /// The body broke off before its first piece, or the backend's probes failed while it was awaited.
@@ -97,6 +101,7 @@ pub(crate) async fn open(
     response: Response<AnswerBody>,
     route: Route,
     streams: bool,
+    pinned: Option<u32>,
 ) -> Result<Opened, SendError> {
     let mut response = response.map(|body| Upstream { body, ahead: [None, None] });
     let status = response.status();
@@ -106,11 +111,12 @@ pub(crate) async fn open(
     }
     if status == StatusCode::INTERNAL_SERVER_ERROR && route.runs_model() {
         let failure = is_core_dead(wait).await.then_some(Failure::Dead);
-        return Ok(Opened { response, failure });
+        return Ok(Opened { response, failure, refusal: None });
     }
-    let is_looked_at = status == StatusCode::OK && route.generates();
+    let may_refuse = pinned.is_some() && refusal::may_refuse(status, streams);
+    let is_looked_at = may_refuse || status == StatusCode::OK && route.generates();
     if !is_looked_at || !is_held(response.headers(), streams) || response.body().is_end_stream() {
-        return Ok(Opened { response, failure: None });
+        return Ok(Opened { response, failure: None, refusal: None });
     }
     let look = |response: &Response<Upstream>| {
         let ahead = response.body().ahead_bytes();
@@ -118,6 +124,11 @@ pub(crate) async fn open(
         (failure, failures::is_empty(&ahead))
     };
     first_piece(wait, response.body_mut()).await?;
+    let refusal = if may_refuse { refusal::of_rank(&response.body().ahead_bytes()) } else { None };
+    let refusal = refusal.filter(|refusal| Some(refusal.rank) == pinned);
+    if refusal.is_some() || status != StatusCode::OK {
+        return Ok(Opened { response, failure: None, refusal });
+    }
     let mut seen = look(&response);
     if streams && seen == (None, true) {
         let upstream = response.body_mut();
@@ -131,7 +142,7 @@ pub(crate) async fn open(
         (failure, true) => failure,
         _ => None,
     };
-    Ok(Opened { response, failure })
+    Ok(Opened { response, failure, refusal: None })
 }
 
 /// Streams that the client asked for, and JSON documents, which come in one piece.

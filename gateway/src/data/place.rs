@@ -10,7 +10,7 @@ use semmoe_routing::{Needs, Policy, Prompt};
 use crate::availability::Trial;
 use crate::backend::Health;
 use crate::error::RequestError;
-use crate::pool::{Lease, Slot};
+use crate::pool::{Lease, Run, Slot};
 use crate::snapshot::{Member, Model};
 use crate::state::Core;
 
@@ -71,13 +71,11 @@ fn place_with_care(core: &Arc<Core>, job: &Job, except: &mut Vec<usize>) -> Resu
 }
 
 fn place_among(core: &Core, job: &Job, except: &[usize]) -> Result<Placed, RequestError> {
-    let metrics = &core.metrics;
     let model = &job.model;
     if let Some(pin) = job.client_pin.filter(|pin| !model.pool.slots().iter().any(|slot| slot.rank == *pin)) {
         return Err(RequestError::PinRange { pin: pin.get(), model: model.name.clone() });
     }
-    let by_rank = model.members.iter().all(|member| can_pin(member, job.route));
-    let limit = job.snapshot.config.queue.max_in_flight.map(|limit| Limit::new(core, model, i64::from(limit), by_rank));
+    let limit = job.snapshot.config.queue.max_in_flight.map(|limit| Limit::new(model, i64::from(limit), job.route));
     let admit = |slot: &Slot| {
         !except.contains(&slot.backend)
             && job.client_pin.is_none_or(|pin| pin == slot.rank)
@@ -94,75 +92,76 @@ fn place_among(core: &Core, job: &Job, except: &[usize]) -> Result<Placed, Reque
         // The first piece of a stream shows that the prompt has been computed; nothing does where all comes at once.
         reports: job.streams,
     };
-    let lease = if by_rank {
-        let remember = |backend: usize| model.members[backend].backend.keeps_prefixes();
-        model.pool.choose(policy, &prompt, admit, remember).map(|(lease, choice)| {
-            if let Some(share) = choice.expected_share {
-                metrics.predicted_lar(policy.acting_name(), share);
-            }
-            lease
-        })
-    } else {
-        let gauge = |backend: usize| metrics.inflight(&model.members[backend].backend.name, None);
-        model.pool.choose_backend(policy, &prompt, admit, gauge)
-    };
-    let lease =
-        lease.ok_or_else(|| RequestError::NoBackend { model: model.name.clone(), causes: causes(&model.members) })?;
+    let run = |backend: usize| model.members[backend].run(job.route);
+    let remember = |backend: usize| model.members[backend].backend.keeps_prefixes();
+    let (lease, choice) = model
+        .pool
+        .choose(policy, &prompt, admit, run, remember)
+        .ok_or_else(|| RequestError::NoBackend { model: model.name.clone(), causes: causes(&model.members) })?;
+    if let Some(share) = choice.expected_share.filter(|_| lease.rank.is_some()) {
+        core.metrics.predicted_lar(policy.acting_name(), share);
+    }
     Ok(Placed { lease, policy: policy.acting_name(), waited: Duration::ZERO })
 }
 
 /// Which ranks have room, where they have a limit.
 struct Limit {
     of_rank: i64,
-    /// Of each backend, where engines choose the ranks.
-    of_backends: Option<Vec<bool>>,
+    backends: Vec<InFlight>,
+}
+
+/// Requests in flight on one backend.
+enum InFlight {
+    /// All of them, where the engine will choose the rank of this one, too; and the number of ranks.
+    Anywhere { all: i64, ranks: i64 },
+    /// On each of its ranks, those whose ranks it chose: taken to be even.
+    OnEach(i64),
 }
 
 impl Limit {
-    fn new(core: &Core, model: &Model, of_rank: i64, by_rank: bool) -> Self {
-        let has_room = |member: &Member| {
-            let in_flight = core.metrics.inflight(&member.backend.name, None).get();
-            in_flight < of_rank.saturating_mul(i64::from(member.fit.ranks.max(1)))
+    fn new(model: &Model, of_rank: i64, route: Route) -> Self {
+        let of = |(backend, member): (usize, &Member)| {
+            let ranks = i64::from(member.fit.ranks.max(1));
+            match member.run(route) {
+                Run::Chosen | Run::Behind => InFlight::OnEach(model.pool.unranked_of(backend) / ranks),
+                Run::Anywhere | Run::Nowhere => InFlight::Anywhere { all: model.pool.in_flight_of(backend), ranks },
+            }
         };
-        Self { of_rank, of_backends: (!by_rank).then(|| model.members.iter().map(has_room).collect()) }
+        Self { of_rank, backends: model.members.iter().enumerate().map(of).collect() }
     }
 
     fn lets_in(&self, slot: &Slot) -> bool {
-        match &self.of_backends {
-            None => slot.in_flight() < self.of_rank,
-            Some(backends) => backends.get(slot.backend).copied().unwrap_or(false),
-        }
+        self.backends.get(slot.backend).is_some_and(|in_flight| match in_flight {
+            InFlight::Anywhere { all, ranks } => *all < self.of_rank.saturating_mul(*ranks),
+            InFlight::OnEach(unranked) => slot.in_flight() + unranked < self.of_rank,
+        })
     }
 }
 
-/// The policy, and the shares that it may believe. Where a backend ignores pins, any of its ranks may run a request, so
-/// each has the mean of its ranks' shares; where all do, a policy that looks at prompts has nothing to choose by, and
-/// the fallback takes its place by name.
+/// The policy, and the shares that it may believe. Where a backend's engine chooses, any of its ranks may run a
+/// request, so each has the mean of its ranks' shares; where all do, a policy that looks at prompts has nothing to
+/// choose by, and the fallback takes its place by name.
 fn believed(job: &Job) -> (&dyn Policy, Option<Cow<'_, [f64]>>) {
     let (model, policy, share) = (&job.model, job.policy.as_ref(), job.scored.share.as_deref());
-    if !model.members.iter().any(Member::runs_anywhere) {
+    let runs_anywhere = |member: &Member| member.run(job.route) != Run::Chosen;
+    if !model.members.iter().any(runs_anywhere) {
         return (policy, share.map(Cow::Borrowed));
     }
     let mut serving = model.members.iter().filter(|member| member.backend.health().is_healthy());
-    if policy.needs() != Needs::default() && serving.all(Member::runs_anywhere) {
+    if policy.needs() != Needs::default() && serving.all(runs_anywhere) {
         return (model.plan.fallback.as_ref(), None);
     }
     let mut share = share.map(<[f64]>::to_vec);
     let mut rest = share.as_deref_mut().unwrap_or_default();
     for member in &model.members {
         let (ranks, others) = rest.split_at_mut(usize::from(member.fit.ranks).min(rest.len()));
-        if member.runs_anywhere() && !ranks.is_empty() {
+        if runs_anywhere(member) && !ranks.is_empty() {
             let mean = ranks.iter().sum::<f64>() / ranks.len() as f64;
             ranks.fill(mean);
         }
         rest = others;
     }
     (policy, share.map(Cow::Owned))
-}
-
-/// Whether a request on this route ends up on the rank that was chosen: by a pin, or as there is only one.
-fn can_pin(member: &Member, route: Route) -> bool {
-    (member.fit.ranks <= 1 && route.runs_model()) || member.fit.dialect.carrier(route).is_ok()
 }
 
 /// Every backend of the model with what is wrong with it.

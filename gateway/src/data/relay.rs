@@ -118,6 +118,11 @@ pub(crate) async fn relay(
                     return Ok(Some(answer));
                 }
             },
+            // The engine is asked again, without a pin.
+            Err((Cause::NoSuchRank, error)) => {
+                attempts.without_pin(error)?;
+                continue;
+            }
             Err((cause, error)) => (cause, Err(error)),
         };
         if let Some(answer) = attempts.failed(ticket, member, cause, last).await? {
@@ -137,11 +142,11 @@ async fn attempt(
     tries: &Tries<'_>,
 ) -> Result<Result<Answer, (Cause, RequestError)>, RequestError> {
     let (config, route) = (&job.snapshot.config, job.route);
-    let (member, rank) = (lease.backend, lease.rank);
-    let backend = &job.model.members[member].backend;
-    let dialect = &job.model.members[member].fit.dialect;
-    let pinned = rank.filter(|_| job.model.members[member].fit.ranks > 1);
-    let shown = rank.filter(|_| !job.model.members[member].runs_anywhere());
+    let (at, member) = (lease.backend, &job.model.members[lease.backend]);
+    let (backend, dialect) = (&member.backend, &member.fit.dialect);
+    let pinned = Some(lease.chosen).filter(|_| member.sends_pin(route));
+    // A pin may have been refused since it was placed.
+    let shown = lease.rank.filter(|_| pinned.is_some() || member.fit.ranks <= 1);
     ticket.policy = policy;
     let prompt_tokens = u32::try_from(job.scored.tokens).unwrap_or(u32::MAX);
     let waiting = WaitingStream { since: arrived, priority: job.priority, prompt_tokens };
@@ -157,26 +162,35 @@ async fn attempt(
         }
         Ok(request)
     };
-    let sample = Sample::choose(core, &config.sampling, &job.model, &job.body, route, member, shown);
+    let sample = Sample::choose(core, &config.sampling, &job.model, &job.body, route, at, shown);
     let request = write(sample.as_ref().map_or(&job.body, |sample| &sample.asking.body))?;
     ticket.hold_copy(copied_bytes(&request, &job.body))?;
     let expected = pinned.and_then(|rank| Expected::new(dialect, route, rank));
-    if expected.as_ref().is_some_and(|expected| !expected.in_meta) {
-        backend.pins.count_request();
+    if expected.as_ref().is_none_or(|expected| !expected.in_meta) {
+        backend.pins.count_request(route);
     }
     let attempts = tries.tried.len() + 1;
     if attempts == 1 {
         core.metrics.overhead(arrived.elapsed().saturating_sub(waited));
     }
     let (limit, hold) = (config.timeouts.first_byte, Duration::from_secs_f64(config.retry.hold_seconds));
-    let wait = Wait { core, backend, member, limit, hold, tries };
+    let wait = Wait { core, backend, member: at, limit, hold, tries };
     let (answer, sample) = live::send(&wait, request, sample, || write(&job.body)).await?;
+    let wire_rank = expected.as_ref().map(|expected| expected.wire_rank);
     let opened = match answer {
-        Ok(response) => open(&wait, response, route, job.streams).await,
+        Ok(response) => open(&wait, response, route, job.streams, wire_rank).await,
         Err(cause) => Err(cause),
     };
     Ok(match opened {
-        Ok(Opened { response, failure }) => {
+        Ok(Opened { refusal: Some(refusal), .. }) => {
+            core.note_refusal(backend, &refusal);
+            trace::failed(ticket, Cause::NoSuchRank.label());
+            ticket.refused(&job.scored.blocks);
+            ticket.unplace();
+            let cause = format!("it has no rank {}, to which the request was pinned", refusal.rank);
+            Err((Cause::NoSuchRank, RequestError::Broken { backend: backend.name.clone(), cause }))
+        }
+        Ok(Opened { response, failure, .. }) => {
             trace::answered(ticket, response.status());
             if failure.is_some() || response.status().is_server_error() || job.model.has_errors() {
                 ticket.recognise(job.body.bytes());
@@ -187,7 +201,7 @@ async fn attempt(
                 ticket.answered();
             }
             note_head(ticket, backend, job, &response);
-            let rank = echo(core, backend, &response, expected);
+            let rank = echo(core, backend, route, &response, expected);
             // Other routes have no such count of their own, but may repeat a client's object that has one.
             let has_count = matches!(route, Route::Chat | Route::Completions | Route::Generate);
             let counted = job.scored.counted.filter(|_| has_count && response.status().is_success());
@@ -258,11 +272,17 @@ fn unasked_experts(core: &Core, backend: &Backend, job: &Job, response: &Respons
 }
 
 /// Compares the rank that the head of an answer names with the pin; returns what is still to be seen in its body.
-fn echo(core: &Core, backend: &Backend, response: &Response<Upstream>, expected: Option<Expected>) -> Option<Expected> {
+fn echo(
+    core: &Core,
+    backend: &Backend,
+    route: Route,
+    response: &Response<Upstream>,
+    expected: Option<Expected>,
+) -> Option<Expected> {
     let expected = expected.filter(|_| response.status().is_success())?;
     match verify::echoed_rank(response.headers()) {
         Some(rank) => {
-            core.note_pin(backend, expected.wire_rank, rank);
+            core.note_pin(backend, route, expected.wire_rank, rank);
             None
         }
         None => Some(expected).filter(|expected| expected.in_meta),

@@ -54,6 +54,8 @@ pub(crate) enum Cause {
     Status(u16),
     /// The engine reported a failure before its answer had any content.
     Engine(Failure),
+    /// It has no such rank as the request was pinned to, and did nothing.
+    NoSuchRank,
 }
 
 impl Cause {
@@ -76,7 +78,7 @@ impl Cause {
 
     fn may_be_retried(self, config: &RawRetry) -> bool {
         match self {
-            Self::Connect | Self::NotTaken => true,
+            Self::Connect | Self::NotTaken | Self::NoSuchRank => true,
             Self::Broke | Self::BrokeOff | Self::Unhealthy | Self::Engine(_) => config.after_send,
             // Another backend would need a connection, too.
             Self::Slow | Self::Exhausted => false,
@@ -94,6 +96,7 @@ impl Cause {
             Self::Unhealthy => "ill",
             Self::Slow => "slow",
             Self::Engine(failure) => failure.label(),
+            Self::NoSuchRank => "no_such_rank",
             Self::Status(429) => "status_429",
             Self::Status(500) => "status_500",
             Self::Status(502) => "status_502",
@@ -364,6 +367,7 @@ mod tests {
             (Cause::Unhealthy, true, false),
             (Cause::Slow, false, false),
             (Cause::Exhausted, false, false),
+            (Cause::NoSuchRank, true, true),
             (Cause::Status(429), true, false),
             (Cause::Status(503), true, false),
             (Cause::Status(500), false, false),

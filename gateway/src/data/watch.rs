@@ -22,6 +22,7 @@ const LOOKED_AT: u8 = 8;
 
 /// The rank on which a pinned request should run.
 pub(crate) struct Expected {
+    route: Route,
     /// As the engine counts.
     pub(crate) wire_rank: u32,
     /// Whether the answer's meta data name the rank, in the dialects that do.
@@ -35,7 +36,7 @@ impl Expected {
         match dialect.carrier(route) {
             Ok(Carrier::Header | Carrier::Field(_)) => {
                 let in_meta = route == Route::Generate;
-                Some(Self { wire_rank: dialect.wire_rank(rank), in_meta, looks_left: LOOKED_AT })
+                Some(Self { route, wire_rank: dialect.wire_rank(rank), in_meta, looks_left: LOOKED_AT })
             }
             Ok(Carrier::Url) | Err(_) => None,
         }
@@ -79,9 +80,9 @@ impl Watch {
         let Some(expected) = &mut self.rank else { return };
         let found = rank_in_meta(piece);
         expected.looks_left -= 1;
-        let (wire_rank, done) = (expected.wire_rank, expected.looks_left == 0);
+        let (route, wire_rank, done) = (expected.route, expected.wire_rank, expected.looks_left == 0);
         if let Some(found) = found {
-            core.note_pin(&self.backend, wire_rank, found);
+            core.note_pin(&self.backend, route, wire_rank, found);
         }
         if done || found.is_some() {
             self.rank = None;

@@ -10,6 +10,7 @@ use super::Seen;
 use super::local::Hosted;
 use super::sample::MISSING;
 use crate::data::text_route;
+use crate::pins::record::Belief;
 
 /// The content of a sample.
 pub(super) struct Observed {
@@ -85,7 +86,7 @@ fn rank(seen: &Seen, reported: Option<u32>) -> Result<RankId, &'static str> {
     let rank = match reported {
         Some(reported) => (0..ranks).map(RankId::new).find(|rank| seen.dialect.wire_rank(*rank) == reported),
         None if ranks <= 1 => Some(RankId::new(0)),
-        None => seen.rank.filter(|rank| rank.get() < ranks && !seen.backend.pins.are_ignored()),
+        None => seen.rank.filter(|rank| rank.get() < ranks && seen.backend.pins.belief(seen.route) != Belief::Ignored),
     };
     rank.ok_or("no_rank")
 }

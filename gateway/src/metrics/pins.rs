@@ -12,9 +12,12 @@ metrics! {
             "backend_pins_ignored", "1 if the backend ignores pins, so that requests are routed by load";
         unpinned: Family<BackendLabels, Gauge>,
             "backend_unpinned",
-            "1 if the backend's number of ranks is unknown or in doubt, so that requests are routed by load";
+            "1 if the backend's number of ranks is unknown, in doubt or refused, so that requests are routed by load";
+        refused: Family<BackendLabels, Counter>,
+            "pins_refused",
+            "Requests and probes that the backend refused as it has no such rank; requests are sent again unpinned";
         rounds: Family<RoundLabels, Counter>,
-            "pin_rounds", "Rounds of pin probes, by outcome: agreed, contradicted, inconclusive";
+            "pin_rounds", "Rounds of pin probes, by outcome: agreed, contradicted, refused, inconclusive";
     }
 }
 
@@ -34,6 +37,11 @@ impl PinMetrics {
     /// Whether too little is known of the backend's ranks to pin requests.
     pub(crate) fn unpinned(&self, backend: &str, unpinned: bool) {
         self.unpinned.get_or_create(&of_backend(backend)).set(i64::from(unpinned));
+    }
+
+    /// A pin to a rank that is not there.
+    pub(crate) fn refused(&self, backend: &str) {
+        self.refused.get_or_create(&of_backend(backend)).inc();
     }
 
     /// A round of probes.

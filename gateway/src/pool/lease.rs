@@ -1,22 +1,31 @@
 //! The resources that a request holds while it runs.
 
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use prometheus_client::metrics::gauge::Gauge;
 use semmoe_routing::{Router, Work};
 use semmoe_tables::RankId;
 
-use super::Pool;
+use super::{Pool, Slot};
 use crate::availability::Trial;
 use crate::queue::Room;
+
+/// Requests in a row that a rank may refuse before they stay in its recent load: one that refuses all would look idle,
+/// and attract all.
+const REFUSALS_FORGIVEN: u32 = 8;
 
 /// A request that is counted in; dropping it counts it out, exactly once, however the request ends.
 pub(crate) struct Lease {
     /// Index of the backend in its model.
     pub(crate) backend: usize,
-    /// The rank it was placed on; `None` where the engine chooses.
+    /// The rank that the policy chose, whether or not the request will run there.
+    pub(crate) chosen: RankId,
+    /// The same where it will; `None` where the engine chooses.
     pub(crate) rank: Option<RankId>,
     inflight: Gauge,
+    refusals: Arc<AtomicU32>,
     counted: Option<Counted>,
     /// Of a backend whose breaker is half open.
     pub(crate) trial: Option<Trial>,
@@ -31,41 +40,67 @@ pub(super) struct Counted {
     pub(super) ghost: Option<Charge>,
 }
 
-/// A request's work on one slot of a router.
-pub(super) struct Charge {
-    pub(super) slot: u16,
-    pub(super) work: Work,
-    /// Blocks of the prompt that the rank is believed to hold only since this request.
-    pub(super) new_blocks: usize,
+/// A request's work in one router.
+pub(super) enum Charge {
+    /// On one slot.
+    Rank {
+        slot: u16,
+        work: Work,
+        /// Blocks of the prompt that the rank is believed to hold only since this request.
+        new_blocks: usize,
+    },
+    /// On any of several: a part of its tokens on each.
+    Among { slots: Range<u16>, part: u64 },
+}
+
+impl Charge {
+    fn computed(&mut self, router: &Router) {
+        if let Self::Rank { slot, work, .. } = self {
+            router.accounts().computed(*slot, work);
+        }
+    }
 }
 
 impl Lease {
-    pub(super) fn new(backend: usize, rank: Option<RankId>, inflight: Gauge, counted: Option<Counted>) -> Self {
+    pub(super) fn new(slot: &Slot, rank: Option<RankId>, inflight: Gauge, counted: Option<Counted>) -> Self {
         inflight.inc();
-        Self { backend, rank, inflight, counted, trial: None, room: None }
+        let (backend, chosen, refusals) = (slot.backend, slot.rank, Arc::clone(&slot.refusals));
+        Self { backend, chosen, rank, inflight, refusals, counted, trial: None, room: None }
     }
 
     /// The rank answered: its counts are reliable from now on.
     pub(crate) fn answered(&self) {
         for (router, charge) in self.charges() {
-            router.accounts().answered(charge.slot);
+            if let Charge::Rank { slot, .. } = charge {
+                router.accounts().answered(*slot);
+            }
+        }
+        // Nearly every call changes nothing, and then leaves the cache line where it is.
+        if self.refusals.load(Ordering::Relaxed) > 0 {
+            self.refusals.store(0, Ordering::Relaxed);
         }
     }
 
     /// The first piece of an answer is there, so the prompt has been computed.
     pub(crate) fn computed(&mut self) {
         if let Some(Counted { pool, real, ghost }) = &mut self.counted {
-            pool.router.accounts().computed(real.slot, &mut real.work);
+            real.computed(&pool.router);
             if let Some((shadow, ghost)) = pool.shadow.as_ref().zip(ghost.as_mut()) {
-                shadow.router.accounts().computed(ghost.slot, &mut ghost.work);
+                ghost.computed(&shadow.router);
             }
         }
     }
 
     /// The engine refused the request: its rank neither computed nor holds the prompt with these blocks.
     pub(crate) fn refused(&self, blocks: &[u64]) {
+        let forgiven = self.refusals.fetch_add(1, Ordering::Relaxed) < REFUSALS_FORGIVEN;
         for (router, charge) in self.charges() {
-            router.take_back(charge.slot, charge.work, blocks, charge.new_blocks);
+            let Charge::Rank { slot, work, new_blocks } = charge else { continue };
+            if forgiven {
+                router.take_back(*slot, *work, blocks, *new_blocks);
+            } else if let Some(prefixes) = router.prefixes().filter(|_| *new_blocks > 0) {
+                prefixes.take_back(*slot, blocks, *new_blocks);
+            }
         }
     }
 
@@ -81,7 +116,12 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         for (router, charge) in self.charges() {
-            router.accounts().release(charge.slot, charge.work);
+            match charge {
+                Charge::Rank { slot, work, .. } => {
+                    router.accounts().release(*slot, *work);
+                }
+                Charge::Among { slots, part } => router.accounts().release_among(slots.clone(), *part),
+            }
         }
         self.inflight.dec();
     }

@@ -29,6 +29,7 @@ mod not_taken;
 mod openapi;
 mod operating;
 mod page;
+mod pinned_routes;
 mod pins;
 mod placement;
 mod policies;

@@ -69,9 +69,9 @@ async fn an_engine_that_reports_no_ranks_serves_as_one() {
     assert!(gateway.health("pod-a").unwrap().is_healthy());
 }
 
-/// `ranks` of the configuration wins over what the engine reports.
+/// The engine's own number of ranks wins over `ranks` of the configuration.
 #[tokio::test]
-async fn configured_ranks_win() {
+async fn configured_ranks_are_not_pinned_against_the_engines_word() {
     let fixture = Fixture::new(2);
     let tables = fixture.write("t", &["river", "king"], 0);
     let mut info = fixture.info();
@@ -79,7 +79,11 @@ async fn configured_ranks_win() {
     let mock = Mock::with_info(info);
     let toml = fixture.affinity(&mock.url(), &tables).replace("tables = ", "ranks = 2\ntables = ");
     let gateway = Gateway::start(config(&toml)).await.unwrap();
-    assert_eq!(ask(&gateway).await.1, "affinity");
+    assert_eq!(ask(&gateway).await, (200, "least_load".to_owned(), String::new()));
+    let found = pins(&gateway).await;
+    assert_eq!(found["state"], "not pinned", "{found}");
+    let says = "the backend has 1 attention-DP ranks, but `ranks` is 2";
+    assert!(found["detail"].as_str().unwrap().starts_with(says), "{found}");
 }
 
 /// An engine that served comes back with another number of ranks: affinity is lost, the backend is not.

@@ -14,6 +14,8 @@ struct Flight {
     tokens: AtomicU64,
     requests: AtomicU64,
     pending: AtomicU64,
+    /// Tokens, as this rank's parts of requests that may run on others as well.
+    parts: AtomicU64,
 }
 
 /// One rank, on cache lines of its own.
@@ -75,7 +77,7 @@ impl Cell {
     /// With the tokens assigned in place of the price, which depends on the other ranks.
     pub(super) fn load(&self, recent: RecentWork, latest: RecentWork) -> RankLoad {
         RankLoad {
-            in_flight_tokens: self.flight.tokens.load(Relaxed),
+            in_flight_tokens: self.flight.tokens.load(Relaxed) + self.parts(),
             in_flight_requests: u32::try_from(self.flight.requests.load(Relaxed)).unwrap_or(u32::MAX),
             pending_tokens: self.flight.pending.load(Relaxed),
             recent_tokens: recent.tokens,
@@ -96,6 +98,18 @@ impl Cell {
         if pending > 0 {
             self.flight.pending.fetch_add(pending, Relaxed);
         }
+    }
+
+    pub(super) fn parts(&self) -> u64 {
+        self.flight.parts.load(Relaxed)
+    }
+
+    pub(super) fn count_part_in(&self, tokens: u64) {
+        self.flight.parts.fetch_add(tokens, Relaxed);
+    }
+
+    pub(super) fn count_part_out(&self, tokens: u64) {
+        take(&self.flight.parts, tokens);
     }
 
     pub(super) fn computed(&self, pending: u64) {

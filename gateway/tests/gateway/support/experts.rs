@@ -140,6 +140,12 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
     match request.uri().path() {
         "/health" => return "".into_response(),
         "/version" if shared.vllm.is_some() => return Json(json!({ "version": "0.30.0" })).into_response(),
+        "/metrics" if shared.vllm.is_some() => {
+            return ["0", "1"]
+                .map(|rank| format!("vllm:prompt_tokens_total{{engine=\"{rank}\"}} 0.0\n"))
+                .concat()
+                .into_response();
+        }
         "/v1/completions" | "/v1/chat/completions" if shared.vllm.is_some() => return vllm(&shared, request).await,
         _ if shared.vllm.is_some() => return StatusCode::NOT_FOUND.into_response(),
         "/server_info" => return Json(shared.info.lock().unwrap().clone()).into_response(),

@@ -11,7 +11,14 @@ use http::StatusCode;
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+const RESPONSES: &str = "/v1/responses";
+const MESSAGES: &str = "/v1/messages";
+const GENERATE: &str = "/generate";
+
 /// How the engine behaves.
+#[derive(Clone)]
 pub(crate) struct Behaviour {
     /// `/server_info`; `Null` for an engine that has none (vLLM, plain OpenAI).
     pub(crate) info: Value,
@@ -26,10 +33,17 @@ struct Shared {
     behaviour: Behaviour,
     ignores: AtomicBool,
     turn: AtomicU32,
+    version: Mutex<&'static str>,
+    /// Paths on which pins are read.
+    reads: Mutex<Vec<&'static str>>,
+    /// Ranks that it has, however many it reports; 0: it does not look at pins.
+    real: AtomicU32,
     /// Rank that each client's request ran on.
     ran: Mutex<Vec<u32>>,
-    /// Probes of pins that ran on each rank.
-    probes: Mutex<Vec<u64>>,
+    /// Pins of clients' requests.
+    pins: Mutex<Vec<Option<u32>>>,
+    /// Requests with a prompt of one token, for one token, and all, of each rank.
+    counts: Mutex<Vec<[u64; 3]>>,
 }
 
 pub(crate) struct Ranked {
@@ -41,13 +55,19 @@ impl Ranked {
     pub(crate) async fn start(behaviour: Behaviour) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let probes = Mutex::new(vec![0; behaviour.ranks as usize]);
+        let counts = Mutex::new(vec![[0; 3]; behaviour.ranks as usize]);
+        let responses = if behaviour.info.is_null() { None } else { Some(RESPONSES) };
+        let reads = [CHAT, COMPLETIONS, GENERATE, MESSAGES].into_iter().chain(responses).collect();
         let shared = Arc::new(Shared {
-            behaviour,
             ignores: AtomicBool::new(false),
             turn: AtomicU32::new(0),
+            version: Mutex::new("0.33.0"),
+            reads: Mutex::new(reads),
+            real: AtomicU32::new(behaviour.ranks),
             ran: Mutex::default(),
-            probes,
+            pins: Mutex::default(),
+            counts,
+            behaviour,
         });
         let router = Router::new().fallback(answer).with_state(Arc::clone(&shared));
         tokio::spawn(async move { axum::serve(listener, router).await });
@@ -62,46 +82,65 @@ impl Ranked {
         self.shared.ignores.store(ignore, Ordering::SeqCst);
     }
 
+    /// Another version of vLLM, which reads pins on these paths.
+    pub(crate) fn upgrade(&self, version: &'static str, reads: &[&'static str]) {
+        *self.shared.reads.lock().unwrap() = reads.to_vec();
+        *self.shared.version.lock().unwrap() = version;
+    }
+
+    /// It has so many ranks from now on, and reports as many as before.
+    pub(crate) fn have_ranks(&self, ranks: u32) {
+        self.shared.real.store(ranks, Ordering::SeqCst);
+    }
+
     /// The ranks that requests ran on since the last call.
     pub(crate) fn ran(&self) -> Vec<u32> {
         std::mem::take(&mut *self.shared.ran.lock().unwrap())
+    }
+
+    /// The pins of requests since the last call.
+    pub(crate) fn pins(&self) -> Vec<Option<u32>> {
+        std::mem::take(&mut *self.shared.pins.lock().unwrap())
     }
 }
 
 async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     let vllm = shared.behaviour.info.is_null();
-    match request.uri().path() {
+    let path = request.uri().path().to_owned();
+    match path.as_str() {
         "/health" | "/ping" => return "".into_response(),
         "/v1/models" => return Json(json!({ "data": [{ "id": "tiny" }] })).into_response(),
-        "/version" if vllm => return Json(json!({ "version": "0.33.0" })).into_response(),
+        "/version" if vllm => return Json(json!({ "version": *shared.version.lock().unwrap() })).into_response(),
         "/server_info" if !vllm => return Json(shared.behaviour.info.clone()).into_response(),
         "/metrics" if vllm => return metrics(&shared),
         "/v1/loads" if !vllm => return loads(&shared),
-        "/generate" | "/v1/chat/completions" | "/v1/completions" => {}
+        GENERATE | CHAT | COMPLETIONS | RESPONSES | MESSAGES => {}
         _ => return StatusCode::NOT_FOUND.into_response(),
     }
-    let generate = request.uri().path() == "/generate";
     let (head, body) = request.into_parts();
     let body: Value = serde_json::from_slice(&body.collect().await.unwrap().to_bytes()).unwrap();
     let header = head.headers.get("x-data-parallel-rank").map(|value| value.to_str().unwrap().parse().unwrap());
-    let pin: Option<u32> = if generate { body["routed_dp_rank"].as_u64().map(|rank| rank as u32) } else { header };
-    let Behaviour { ranks, first_in_pins, .. } = shared.behaviour;
-    let turn = shared.turn.fetch_add(1, Ordering::SeqCst) % ranks;
-    let rank = match pin.filter(|_| !shared.ignores.load(Ordering::SeqCst)) {
-        None => turn,
-        Some(pin) if (first_in_pins..first_in_pins + ranks).contains(&pin) => pin - first_in_pins,
-        Some(pin) => {
-            let message = format!("data_parallel_rank {pin} is out of range [0, {}).", first_in_pins + ranks);
-            return (StatusCode::BAD_REQUEST, Json(json!({ "error": { "message": message } }))).into_response();
-        }
+    let generate = path == GENERATE;
+    let sent: Option<u32> = if generate { body["routed_dp_rank"].as_u64().map(|rank| rank as u32) } else { header };
+    let ids = [&body["prompt"], &body["input_ids"]];
+    let probe = ids.contains(&&json!([0])) || body["messages"][0]["content"] == "0" || body["input"] == "0";
+    if !probe {
+        shared.pins.lock().unwrap().push(sent);
+    }
+    let pin = sent.filter(|_| shared.reads.lock().unwrap().contains(&path.as_str()));
+    let rank = match shared.rank(pin) {
+        Ok(rank) => rank,
+        Err(message) => return refused(&message, body["stream"] == true),
     };
-    let probe = body["prompt"] == json!([0]) || body["messages"][0]["content"] == "0";
-    if probe {
-        shared.probes.lock().unwrap()[rank as usize] += 1;
-    } else {
+    if !probe {
         shared.ran.lock().unwrap().push(rank);
     }
-    let meta = json!({ "dp_rank": rank + first_in_pins });
+    let asked = ["max_tokens", "max_output_tokens"].iter().any(|field| body[field] == 1);
+    let more = [body["prompt"] == json!([0]), asked, true];
+    let mut counts = shared.counts.lock().unwrap();
+    let counts = counts.get_mut(rank as usize).into_iter().flatten();
+    counts.zip(more).for_each(|(count, more)| *count += u64::from(more));
+    let meta = json!({ "dp_rank": rank + shared.behaviour.first_in_pins });
     if generate {
         return Json(json!({ "text": "\"dp_rank\":77,", "meta_info": meta })).into_response();
     }
@@ -112,16 +151,48 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
     Json(json!({ "choices": [choice] })).into_response()
 }
 
+impl Shared {
+    /// Where a request runs, or why it does not.
+    fn rank(&self, pin: Option<u32>) -> Result<u32, String> {
+        let (first, real) = (self.behaviour.first_in_pins, self.real.load(Ordering::SeqCst));
+        match pin.filter(|_| !self.ignores.load(Ordering::SeqCst)) {
+            _ if real == 0 => Ok(0),
+            None => Ok(self.turn.fetch_add(1, Ordering::SeqCst) % real.max(1)),
+            Some(pin) if (first..first + real).contains(&pin) => Ok(pin - first),
+            Some(pin) if self.behaviour.info.is_null() => {
+                Err(format!("data_parallel_rank {pin} is out of range [0, {}).", first + real))
+            }
+            Some(pin) => Err(format!("routed_dp_rank={pin} out of range [0, {real})")),
+        }
+    }
+}
+
+/// Streams of vLLM and those of SGLang's `/generate` begin before their pins are looked at.
+fn refused(message: &str, as_event: bool) -> Response {
+    let body = json!({ "error": { "message": message } });
+    if as_event {
+        let events = format!("data: {body}\n\ndata: [DONE]\n\n");
+        return ([("content-type", "text/event-stream")], events).into_response();
+    }
+    (StatusCode::BAD_REQUEST, Json(body)).into_response()
+}
+
 /// As a vLLM with several API servers reports before and after its first requests: gauges of requests are not there.
 fn metrics(shared: &Shared) -> Response {
-    let line = |(rank, probes): (u32, u64)| {
+    let line = |(rank, [prompts, asked, all]): (u32, [u64; 3])| {
         let engine = rank + shared.behaviour.first;
-        format!(
-            "vllm:prompt_tokens_total{{engine=\"{engine}\",model_name=\"tiny\"}} 0.0\n\
-             vllm:request_prompt_tokens_bucket{{engine=\"{engine}\",le=\"1.0\",model_name=\"tiny\"}} {probes}.0\n"
-        )
+        let of = |name: &str, labels: &str, count: u64| {
+            format!("vllm:{name}{{engine=\"{engine}\",{labels}model_name=\"tiny\"}} {count}.0\n")
+        };
+        [
+            of("prompt_tokens_total", "", 0),
+            of("request_prompt_tokens_bucket", "le=\"1.0\",", prompts),
+            of("request_params_max_tokens_bucket", "le=\"1.0\",", asked),
+            of("request_success_total", "finished_reason=\"stop\",", all),
+        ]
+        .concat()
     };
-    (0..).zip(shared.probes.lock().unwrap().clone()).map(line).collect::<String>().into_response()
+    (0..).zip(shared.counts.lock().unwrap().clone()).map(line).collect::<String>().into_response()
 }
 
 fn loads(shared: &Shared) -> Response {
