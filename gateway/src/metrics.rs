@@ -2,9 +2,10 @@
 //!
 //! `code` of a request is the status that was sent, except: 499, the client went away before the end; 502, the backend
 //! broke off after a 2xx head was relayed. `rank` is "any" where the engine chose. `semmoe_predicted_lar` is a
-//! histogram of the expected local share, on the rank chosen, of every request that was scored with evidence, by the
-//! policy that chose: its sum over its count is the predicted local activation rate. The `semmoe_shadow_*` gauges are
-//! set when they are asked for.
+//! histogram of the expected local share, on the rank chosen, of every request that was scored with evidence and
+//! pinned, by the policy that chose: each request counts once, however long it is. The predicted local activation rate
+//! is that of all their activations: `semmoe_predicted_local_activations_total` over
+//! `semmoe_predicted_activations_total`. The `semmoe_shadow_*` gauges are set when they are asked for.
 
 /// Declares a group of metrics: each with its type, how it begins where that is not by default, its name and its help.
 macro_rules! metrics {
@@ -110,6 +111,9 @@ labels!(ModelLabels { model: String });
 
 labels!(ReasonLabels { reason: &'static str });
 
+/// Counts expectations, which are no whole numbers.
+type RealCounter = Counter<f64, AtomicU64>;
+
 /// Histograms with buckets of their own.
 type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 
@@ -121,7 +125,13 @@ metrics! {
             "Time from the arrival of the body to its dispatch: scoring, choosing, pinning";
         inflight: Family<RankLabels, Gauge>, "rank_inflight", "Requests in flight";
         predicted_lar: Histograms<PolicyLabels> = Family::new_with_constructor(shares),
-            "predicted_lar", "Expected local share of each scored request on its rank, by the policy that chose it";
+            "predicted_lar",
+            "Expected local share of each scored and pinned request on its rank, each counted once however long it is";
+        predicted_local: Family<PolicyLabels, RealCounter>,
+            "predicted_local_activations",
+            "Activations of the prompts of these requests that are expected to be local; over all of them, the predicted local activation rate";
+        predicted_all: Family<PolicyLabels, Counter>,
+            "predicted_activations", "All activations of the prompts of these requests";
         canary: Family<CanaryLabels, Counter>, "canary_requests", "Requests of a model with a canary, by arm";
         tables_generation: Gauge<u64, AtomicU64>,
             "tables_generation", "Generation of the reloadable state; grows with every swap";
@@ -211,8 +221,12 @@ impl Metrics {
         self.routing.inflight.get_or_create_owned(&RankLabels { backend: backend.to_owned(), rank: rank_label(rank) })
     }
 
-    pub(crate) fn predicted_lar(&self, policy: &'static str, share: f64) {
-        self.routing.predicted_lar.get_or_create(&PolicyLabels { policy }).observe(share);
+    /// A request whose prompt has so many activations, of which this share should be local.
+    pub(crate) fn predicted_lar(&self, policy: &'static str, share: f64, activations: u64) {
+        let labels = PolicyLabels { policy };
+        self.routing.predicted_lar.get_or_create(&labels).observe(share);
+        self.routing.predicted_local.get_or_create(&labels).inc_by(share * activations as f64);
+        self.routing.predicted_all.get_or_create(&labels).inc_by(activations);
     }
 
     /// Counts the requests of one arm of a canary.
@@ -308,7 +322,8 @@ mod tests {
             generated: Generated::default(),
         });
         metrics.inflight("a", Some(1)).inc();
-        metrics.predicted_lar("affinity", 0.4);
+        metrics.predicted_lar("affinity", 0.5, 100);
+        metrics.predicted_lar("affinity", 0.25, 300);
         metrics.canary("m", "baseline").inc();
         let side = |share| ReportSide { local_share: Some(share), cached_share: None, tokens_max_over_mean: 1.5 };
         let report =
@@ -323,7 +338,9 @@ mod tests {
             r#"semmoe_request_seconds_count{backend="a",model="m",route="/v1/chat/completions"} 1"#,
             "semmoe_gateway_overhead_seconds_count 0",
             r#"semmoe_rank_inflight{backend="a",rank="1"} 1"#,
-            r#"semmoe_predicted_lar_sum{policy="affinity"} 0.4"#,
+            r#"semmoe_predicted_lar_sum{policy="affinity"} 0.75"#,
+            r#"semmoe_predicted_local_activations_total{policy="affinity"} 125.0"#,
+            r#"semmoe_predicted_activations_total{policy="affinity"} 400"#,
             r#"semmoe_canary_requests_total{model="m",arm="baseline"} 1"#,
             r#"semmoe_shadow_requests{model="m",policy="affinity"} 7"#,
             r#"semmoe_shadow_local_share{model="m",policy="least_load"} 0.25"#,

@@ -132,7 +132,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "fitted:ENGINE|FILE")]
     pub(crate) calibration: Option<PathBuf>,
     /// Also show the gain of affinity at this local activation rate: a number, or a file (the output of `semmoe
-    /// evaluate --json`, or the gateway's /metrics with semmoe_observed_lar).
+    /// evaluate --json`, or the gateway's /metrics with semmoe_sampled_activations_total).
     #[arg(long, value_name = "RATE|FILE")]
     pub(crate) affinity: Option<String>,
     /// With --affinity: the current local activation rate [default: that of random ranks].

@@ -33,6 +33,15 @@ fn a_plan_is_printed_written_and_explained() {
     let html = std::fs::read_to_string(page).expect("the page");
     assert!(html.contains("<svg") && html.contains("Plan for Qwen3MoeForCausalLM"));
 
+    // A gateway's metrics: of all sampled activations, not of requests.
+    let sampled =
+        |place, count| format!("semmoe_sampled_activations_total{{backend=\"a\",place=\"{place}\"}} {count}\n");
+    let by_request = "semmoe_observed_lar_sum{backend=\"a\"} 1.8\nsemmoe_observed_lar_count{backend=\"a\"} 2\n";
+    let text = format!("{}{}{by_request}", sampled("local", 40), sampled("remote", 60));
+    let metrics = file(folder.path(), "metrics.txt", &text);
+    let gains = |rate: &str| json_of(&run(&[&base[..5], &["--affinity", rate, "--json"]].concat()))["affinity"].clone();
+    assert_eq!(gains(metrics.to_str().expect("UTF-8")), gains("0.4"));
+
     let explained = run(&[&base[..], &["--explain"]].concat());
     let text = String::from_utf8_lossy(&explained.stdout).into_owned();
     for part in ["modelled, uncalibrated", "affinity, prefill of", "switching 4 GPUs", "each rank loads"] {

@@ -33,7 +33,7 @@ struct Backend {
     /// Of the activations of all samples since the tables were loaded, the local share.
     observed_lar: Option<f64>,
     activations: u64,
-    /// Of these samples those with a prediction, and means over them.
+    /// Of these samples those with a prediction, and the rates of all their activations.
     compared: u64,
     mean_observed: Option<f64>,
     mean_predicted: Option<f64>,
@@ -43,7 +43,7 @@ struct Backend {
 #[derive(Serialize, JsonSchema)]
 struct Drift {
     alarm: bool,
-    /// The moving mean of predicted less observed.
+    /// The predicted rate less the observed one, of the activations of the last samples.
     difference: Option<f64>,
 }
 
@@ -94,7 +94,8 @@ pub(super) fn collect(core: &Core) -> Live {
 
 fn backend(member: &Member, share: f64) -> Backend {
     let live = &member.backend.live;
-    let Figures { local, activations, compared, predicted, observed, drift } = live.figures();
+    let figures = live.figures();
+    let (rates, Figures { local, activations, compared, drift, .. }) = (figures.rates(), figures);
     let sampling = match member.tables {
         _ if share <= 0.0 => "off",
         None => "no tables",
@@ -110,8 +111,8 @@ fn backend(member: &Member, share: f64) -> Backend {
         observed_lar: (activations > 0).then(|| local as f64 / activations as f64),
         activations,
         compared,
-        mean_observed: (compared > 0).then_some(observed),
-        mean_predicted: (compared > 0).then_some(predicted),
-        drift: Drift { alarm: drift.raised, difference: drift.mean },
+        mean_observed: rates.map(|(_, observed)| observed),
+        mean_predicted: rates.map(|(predicted, _)| predicted),
+        drift: Drift { alarm: drift.raised, difference: drift.mean() },
     }
 }

@@ -98,8 +98,12 @@ fn place_among(core: &Core, job: &Job, except: &[usize]) -> Result<Placed, Reque
         .pool
         .choose(policy, &prompt, admit, run, remember)
         .ok_or_else(|| RequestError::NoBackend { model: model.name.clone(), causes: causes(&model.members) })?;
-    if let Some(share) = choice.expected_share.filter(|_| lease.rank.is_some()) {
-        core.metrics.predicted_lar(policy.acting_name(), share);
+    if let Some(share) = choice.expected_share.filter(|_| lease.rank.is_some())
+        && let Some(loaded) = &model.members[lease.backend].tables
+    {
+        let info = loaded.tables.model();
+        let of_token = info.layers() as u64 * u64::from(info.top_k);
+        core.metrics.predicted_lar(policy.acting_name(), share, job.scored.tokens.saturating_mul(of_token));
     }
     Ok(Placed { lease, policy: policy.acting_name(), waited: Duration::ZERO })
 }

@@ -33,11 +33,21 @@ pub(crate) struct Figures {
     /// Local and all activations of the samples' tokens.
     pub(crate) local: u64,
     pub(crate) activations: u64,
-    /// Samples with a prediction, their mean prediction and observation.
+    /// Samples with a prediction.
     pub(crate) compared: u64,
-    pub(crate) predicted: f64,
-    pub(crate) observed: f64,
+    /// Of their activations: how many there are, how many should be local, and how many were.
+    pub(crate) compared_activations: u64,
+    pub(crate) predicted_local: f64,
+    pub(crate) observed_local: u64,
     pub(crate) drift: Drift,
+}
+
+impl Figures {
+    /// The rates of all activations with a prediction: predicted and observed.
+    pub(crate) fn rates(&self) -> Option<(f64, f64)> {
+        let all = self.compared_activations as f64;
+        (all > 0.0).then(|| (self.predicted_local / all, self.observed_local as f64 / all))
+    }
 }
 
 impl BackendLive {
@@ -122,12 +132,12 @@ impl BackendLive {
         figures.local += local;
         figures.activations += all;
         let predicted = predicted?;
-        let observed = local as f64 / all as f64;
+        let predicted_local = predicted * all as f64;
         figures.compared += 1;
-        let weight = 1.0 / figures.compared as f64;
-        figures.predicted += (predicted - figures.predicted) * weight;
-        figures.observed += (observed - figures.observed) * weight;
-        figures.drift.observe(predicted, observed, rules)
+        figures.compared_activations += all;
+        figures.predicted_local += predicted_local;
+        figures.observed_local += local;
+        figures.drift.observe(predicted_local - local as f64, all, rules)
     }
 
     fn lock(&self) -> MutexGuard<'_, Figures> {

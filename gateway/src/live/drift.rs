@@ -1,28 +1,40 @@
 //! The drift alarm: the prediction is, for long enough, better than what engines really do.
 //!
-//! The moving mean m of (predicted - observed) weighs the newest of about n samples: m += (d - m) x 2 / (n + 1), begun
-//! with the first d. n samples in a row with m above the upper threshold raise the alarm, n in a row with m below the
-//! lower one clear it.
+//! The moving difference m of the predicted and the observed rate is that of the activations of about n samples, the
+//! newest of which weigh most: D += (d - D) x 2 / (n + 1) for the activations that should have been local and were not,
+//! A likewise for all of them, both begun with the first sample, and m = D / A. So a long request counts as much as
+//! many short ones, as in the rates. n samples in a row with m above the upper threshold raise the alarm, n in a row
+//! with m below the lower one clear it.
 
 use crate::config::DriftRules;
 
 /// The state of one backend's alarm.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Drift {
-    /// The moving mean; `None` before the first sample.
-    pub(crate) mean: Option<f64>,
+    /// D and A; A is 0 before the first sample.
+    missing: f64,
+    activations: f64,
     pub(crate) raised: bool,
     /// Samples in a row that speak for the other state.
     against: u32,
 }
 
 impl Drift {
-    /// Adds one sample, two rates from 0 to 1; returns the state if it changed.
-    pub(crate) fn observe(&mut self, predicted: f64, observed: f64, rules: &DriftRules) -> Option<bool> {
-        let difference = predicted - observed;
-        let weight = 2.0 / (f64::from(rules.samples) + 1.0);
-        let mean = self.mean.map_or(difference, |mean| mean + (difference - mean) * weight);
-        self.mean = Some(mean);
+    /// m; `None` before the first sample.
+    pub(crate) fn mean(&self) -> Option<f64> {
+        (self.activations > 0.0).then(|| self.missing / self.activations)
+    }
+
+    /// Adds one sample of so many activations, of which `missing` more should have been local than were; returns the
+    /// state if it changed.
+    pub(crate) fn observe(&mut self, missing: f64, activations: u64, rules: &DriftRules) -> Option<bool> {
+        let weight = match self.mean() {
+            Some(_) => 2.0 / (f64::from(rules.samples) + 1.0),
+            None => 1.0,
+        };
+        self.missing += (missing - self.missing) * weight;
+        self.activations += (activations as f64 - self.activations) * weight;
+        let mean = self.mean()?;
         let is_against = if self.raised { mean < rules.clear } else { mean > rules.raise };
         self.against = if is_against { self.against + 1 } else { 0 };
         if self.against < rules.samples {
@@ -43,7 +55,7 @@ mod tests {
 
     /// Feeds the same difference; returns what changed, and after how many samples.
     fn feed(drift: &mut Drift, difference: f64, times: u32) -> Vec<(u32, bool)> {
-        (1..=times).filter_map(|n| drift.observe(0.4, 0.4 - difference, &RULES).map(|raised| (n, raised))).collect()
+        (1..=times).filter_map(|n| drift.observe(100.0 * difference, 100, &RULES).map(|raised| (n, raised))).collect()
     }
 
     #[test]
@@ -67,6 +79,17 @@ mod tests {
         }
     }
 
+    /// The few activations of many short requests do not outweigh the many of a long one.
+    #[test]
+    fn activations_count_and_not_requests() {
+        let mut drift = Drift::default();
+        for _ in 0..400 {
+            drift.observe(0.3 * 10.0, 10, &RULES);
+            assert_eq!(drift.observe(0.0, 1_000, &RULES), None);
+        }
+        assert!(drift.mean().unwrap() < 0.005, "{drift:?}");
+    }
+
     proptest! {
         /// The state changes only after as many samples as the rules say, and only when the mean says so.
         #[test]
@@ -75,9 +98,9 @@ mod tests {
             let mut since = 0;
             for difference in differences {
                 since += 1;
-                if let Some(raised) = drift.observe(0.5, 0.5 - difference, &RULES) {
+                if let Some(raised) = drift.observe(difference * 1e3, 1_000, &RULES) {
                     prop_assert!(since >= RULES.samples);
-                    let mean = drift.mean.unwrap();
+                    let mean = drift.mean().unwrap();
                     let fits = if raised { mean > RULES.raise } else { mean < RULES.clear };
                     prop_assert!(fits, "{} {}", raised, mean);
                     since = 0;

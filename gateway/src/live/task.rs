@@ -91,7 +91,7 @@ fn note(core: &Core, Observation { seen, answer }: &Observation) {
     for (at, phase) in ["prompt", "decode"].into_iter().enumerate() {
         core.metrics.live.activations(name, phase, observed.local[at], observed.all[at] - observed.local[at]);
     }
-    core.metrics.live.rates(name, local as f64 / all as f64, observed.predicted);
+    core.metrics.live.rates(name, all, local as f64 / all as f64, observed.predicted);
     note_drift(core, seen, local, all, observed.predicted);
     let outcome = match keep(core, seen, &observed) {
         Ok(()) => "observed",
@@ -126,7 +126,7 @@ fn note_drift(core: &Core, seen: &Seen, local: u64, all: u64, predicted: Option<
     let rules = &snapshot.config.sampling.drift;
     let Some(raised) = seen.backend.live.add(local, all, predicted, rules) else { return };
     core.metrics.live.drift(name, raised);
-    let difference = seen.backend.live.figures().drift.mean.unwrap_or(0.0);
+    let difference = seen.backend.live.figures().drift.mean().unwrap_or(0.0);
     if raised {
         tracing::warn!(
             backend = name,

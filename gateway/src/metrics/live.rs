@@ -1,6 +1,8 @@
 //! Counters of sampled requests.
 
-use super::{BackendLabels, Counter, Family, Gauge, Histograms, ModelLabels, OutcomeLabels, of_backend, shares};
+use super::{
+    BackendLabels, Counter, Family, Gauge, Histograms, ModelLabels, OutcomeLabels, RealCounter, of_backend, shares,
+};
 
 labels!(SampleLabels { backend: String, outcome: &'static str });
 
@@ -14,9 +16,16 @@ metrics! {
         sampled: Family<SampleLabels, Counter>,
             "sampled_requests", "Requests whose engine was asked for routed experts, by outcome";
         observed: Histograms<BackendLabels> = Family::new_with_constructor(shares),
-            "observed_lar", "Local share of each sampled request's activations, from its routed experts";
+            "observed_lar",
+            "Local share of each sampled request's activations, each request counted once however long it is";
         predicted: Histograms<BackendLabels> = Family::new_with_constructor(shares),
-            "sampled_predicted_lar", "Local share that T predicts for the same tokens of the same requests";
+            "sampled_predicted_lar",
+            "Local share that T predicts for the same tokens of the same requests, each counted once";
+        predicted_local: Family<BackendLabels, RealCounter>,
+            "sampled_predicted_local_activations",
+            "Activations of sampled requests that T predicts to be local; over all of those with a prediction, their rate";
+        predicted_all: Family<BackendLabels, Counter>,
+            "sampled_predicted_activations", "All activations of the sampled requests with a prediction";
         activations: Family<PlaceLabels, Counter>, "sampled_activations", "Activations of sampled requests";
         drift: Family<BackendLabels, Gauge>,
             "lar_drift", "1 if the predicted local share has exceeded the observed one for long enough";
@@ -39,12 +48,14 @@ impl LiveMetrics {
         self.sampled.get_or_create(&SampleLabels { backend: backend.to_owned(), outcome }).inc();
     }
 
-    /// Rates of one request.
-    pub(crate) fn rates(&self, backend: &str, observed: f64, predicted: Option<f64>) {
+    /// Rates of one request with so many activations.
+    pub(crate) fn rates(&self, backend: &str, activations: u64, observed: f64, predicted: Option<f64>) {
         let labels = of_backend(backend);
         self.observed.get_or_create(&labels).observe(observed);
         if let Some(predicted) = predicted {
             self.predicted.get_or_create(&labels).observe(predicted);
+            self.predicted_local.get_or_create(&labels).inc_by(predicted * activations as f64);
+            self.predicted_all.get_or_create(&labels).inc_by(activations);
         }
     }
 

@@ -122,6 +122,9 @@ fn deployment(path: &Path) -> Result<Deployment, CliError> {
     Deployment::of_counts(format!("{ranks} running ranks"), &counts).map_err(of)
 }
 
+/// Activations of sampled requests, in a gateway's metrics.
+const SAMPLED: &str = "semmoe_sampled_activations_total";
+
 /// A rate, the output of `semmoe evaluate --json`, or a gateway's metrics.
 fn promised(named: &str) -> Result<Promised, CliError> {
     if let Ok(local_rate) = named.parse() {
@@ -142,11 +145,15 @@ fn promised(named: &str) -> Result<Promised, CliError> {
             remote_random: evaluation["remote_ranks_blocks"].as_f64(),
         });
     }
-    let samples = text.lines().filter_map(Sample::parse).filter(|sample| sample.name == "semmoe_observed_lar");
-    let rates: Vec<f64> = samples.map(|sample| sample.value).filter(|value| value.is_finite()).collect();
-    if rates.is_empty() {
-        let expected = "the output of `semmoe evaluate --json`, or metrics with semmoe_observed_lar";
+    let samples = text.lines().filter_map(Sample::parse).filter(|sample| sample.name == SAMPLED);
+    let (mut local, mut all) = (0.0, 0.0);
+    for sample in samples.filter(|sample| sample.value.is_finite()) {
+        all += sample.value;
+        local += if sample.label("place") == Some("local") { sample.value } else { 0.0 };
+    }
+    if all <= 0.0 {
+        let expected = format!("the output of `semmoe evaluate --json`, or metrics with {SAMPLED}");
         return Err(CliError::input(format!("{named} has no local activation rate, expected {expected}")));
     }
-    Ok(Promised { local_rate: rates.iter().sum::<f64>() / rates.len() as f64, ..Promised::default() })
+    Ok(Promised { local_rate: local / all, ..Promised::default() })
 }
