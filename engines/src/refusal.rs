@@ -80,7 +80,9 @@ mod tests {
             let documents =
                 [json!({ "error": error }), error.clone(), json!({ "detail": message })].map(|body| body.to_string());
             let event = format!("data: {}\n\ndata: [DONE]\n\n", documents[0]);
-            for document in documents.iter().chain([&event]) {
+            let anthropic =
+                json!({ "type": "error", "error": { "type": "BadRequestError", "message": message } }).to_string();
+            for document in documents.iter().chain([&event, &anthropic]) {
                 assert_eq!(of_rank(document.as_bytes()), Some(RankRefusal { rank: 1, ranks }), "{document}");
             }
         }
