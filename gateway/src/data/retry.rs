@@ -305,7 +305,9 @@ impl<'a> Tries<'a> {
 
     /// The next attempt begins.
     pub(crate) fn again<A>(&mut self, pending: Pending<'_, A>) {
-        pending.paid.map(Paid::spend);
+        if let Some(paid) = pending.paid {
+            paid.spend();
+        }
         self.running = Some(pending.cause);
     }
 
