@@ -26,7 +26,7 @@ const HINTS: [(&str, &str); 10] = [
         "`printf %s TOKEN | sha256sum` makes the digest of a token, `semmoe keys hash` that of a key",
     ),
     ("the objective `ranks` needs a trace", "give it with --trace"),
-    ("or padding for what is left", "`semmoe solve --pad` pads"),
+    ("or padding or redundant slots", "`semmoe solve` takes --pad and --redundant"),
     ("the model directory", "models are not downloaded: --model takes the folder of a checkpoint"),
 ];
 

@@ -127,7 +127,7 @@ impl DispatchPlan {
         check_len("experts", experts.len(), pairs.iter().map(|&count| usize::from(count)).sum())?;
         check_len("weights", weights.len(), experts.len())?;
         if let Some(index) = pairs.iter().position(|&count| count == 0) {
-            return Err(KernelError::OutOfRange { what: "row without pairs", index, found: index, bound: index });
+            return Err(KernelError::NoPairs { row: index });
         }
         self.tokens = pairs.len();
         self.repeat(pairs.iter().copied(), experts, weights, ranks);
@@ -159,7 +159,10 @@ impl DispatchPlan {
         check_len("weights", weights.len(), experts.len())?;
         // k = 0 cannot divide anything, and one row counts its pairs in 16 bits.
         let bound = usize::from(u16::MAX);
-        if top_k == 0 || top_k > bound {
+        if top_k == 0 {
+            return Err(KernelError::NoPairs { row: 0 });
+        }
+        if top_k > bound {
             return Err(KernelError::OutOfRange { what: "top-k", index: 0, found: top_k, bound: bound + 1 });
         }
         self.tokens = experts.len() / top_k;

@@ -15,6 +15,12 @@ pub enum KernelError {
         /// The first number that is too large.
         bound: usize,
     },
+    /// A row that goes to no expert.
+    #[error("row {row} has no pairs, expected at least 1")]
+    NoPairs {
+        /// Which row.
+        row: usize,
+    },
     /// A slice has another length than the others ask for.
     #[error("{what} has {found} elements, expected {expected}")]
     Length {

@@ -151,9 +151,11 @@ fn operands_that_do_not_fit_are_refused_by_name() {
         (plan.build(&[0, 1], &[1.0, 1.0], 2, &[0, 5], 2), out_of_range("rank of expert", 1, 5, 2)),
         (plan.build(&[0, 1, 0], &[1.0; 3], 2, &hosts, 2), length("experts", 3, 2)),
         (plan.build(&[0, 1], &[1.0], 2, &hosts, 2), length("weights", 1, 2)),
-        (plan.build(&[], &[], 0, &hosts, 2), out_of_range("top-k", 0, 0, 65536)),
+        (plan.build(&[], &[], 0, &hosts, 2), KernelError::NoPairs { row: 0 }),
+        (plan.build_forward(&[1, 0], &[0], &[1.0], 2), KernelError::NoPairs { row: 1 }),
         (add_weighted_rows(&[0.0; 2], &[0], &[], 2, &mut [0.0; 2]), length("weights", 0, 1)),
     ] {
         assert_eq!(found, Err(expected));
     }
+    assert_eq!(KernelError::NoPairs { row: 1 }.to_string(), "row 1 has no pairs, expected at least 1");
 }

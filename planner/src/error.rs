@@ -1,5 +1,9 @@
 //! Errors of inputs and questions: one sentence that names the key or the quantity.
 
+use std::path::PathBuf;
+
+use semmoe_tables::ConfigError;
+
 /// An error of the planner.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PlanError {
@@ -45,6 +49,18 @@ pub enum PlanError {
         /// Such as "tokens/s".
         unit: &'static str,
     },
+}
+
+impl From<ConfigError> for PlanError {
+    fn from(error: ConfigError) -> Self {
+        let name = |path: PathBuf| path.display().to_string();
+        match error {
+            ConfigError::Read { path, cause } | ConfigError::Json { path, cause } => {
+                Self::Syntax { file: name(path), format: "JSON", cause }
+            }
+            ConfigError::Key { path, key, found, expected } => Self::Key { file: name(path), key, found, expected },
+        }
+    }
 }
 
 /// `value`, if it is finite and at least 0.

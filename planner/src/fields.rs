@@ -1,7 +1,6 @@
-//! The keys of an input file, read one by one; an error names the key, what was found and what was expected.
+//! The keys of a TOML file, read one by one; an error names the key, what was found and what was expected.
 //!
-//! JSON and TOML are read into the same tree. TOML has no null: a null there is a NaN or an infinity, and never
-//! "absent".
+//! TOML has no null: a null in the tree is a NaN or an infinity, and never "absent".
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -28,7 +27,7 @@ pub(crate) fn toml<R>(
     read: impl FnOnce(&Fields<'_>) -> Result<R, PlanError>,
 ) -> Result<R, PlanError> {
     let object = parsed(file, "TOML", toml::from_str(text).map_err(|error| error.message().to_owned()))?;
-    read(&Fields { file, prefix: String::new(), object: &object, null_is_absent: false }.known(known)?)
+    read(&Fields { file, prefix: String::new(), object: &object }.known(known)?)
 }
 
 fn parsed<T>(file: &str, format: &'static str, result: Result<T, String>) -> Result<T, PlanError> {
@@ -41,15 +40,9 @@ pub(crate) struct Fields<'a> {
     file: &'a str,
     prefix: String,
     object: &'a Map<String, Value>,
-    null_is_absent: bool,
 }
 
 impl<'a> Fields<'a> {
-    /// Of a JSON file, in which null means absent.
-    pub(crate) fn of_json(file: &'a str, object: &'a Map<String, Value>) -> Self {
-        Self { file, prefix: String::new(), object, null_is_absent: true }
-    }
-
     /// This object, if only these keys are in it.
     pub(crate) fn known(self, known: &[&str]) -> Result<Self, PlanError> {
         match self.object.keys().find(|key| !known.contains(&key.as_str())) {
@@ -91,12 +84,12 @@ impl<'a> Fields<'a> {
     }
 
     fn inside(&self, key: String, object: &'a Map<String, Value>) -> Self {
-        Self { file: self.file, prefix: format!("{}{key}.", self.prefix), object, null_is_absent: self.null_is_absent }
+        Self { file: self.file, prefix: format!("{}{key}.", self.prefix), object }
     }
 
     /// A value that is there.
     pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
-        self.object.get(key).filter(|value| !(self.null_is_absent && value.is_null()))
+        self.object.get(key)
     }
 
     /// A whole number from 1 to 2^20.
@@ -104,20 +97,6 @@ impl<'a> Fields<'a> {
         match self.get(key).and_then(Value::as_u64).filter(|value| (1..=MAX_DIMENSION).contains(value)) {
             Some(value) => Ok(value),
             None => Err(self.unexpected(key, format!("a whole number from 1 to {MAX_DIMENSION}"))),
-        }
-    }
-
-    /// The same; `other` where there is no such key.
-    pub(crate) fn dimension_or(&self, key: &str, other: u64) -> Result<u64, PlanError> {
-        if self.get(key).is_some() { self.dimension(key) } else { Ok(other) }
-    }
-
-    /// A whole number from 0 to 2^20, 0 where there is none.
-    pub(crate) fn count(&self, key: &str) -> Result<u64, PlanError> {
-        match self.get(key) {
-            Some(value) if value.as_u64() == Some(0) => Ok(0),
-            Some(_) => self.dimension(key),
-            None => Ok(0),
         }
     }
 
@@ -158,13 +137,6 @@ impl<'a> Fields<'a> {
             None => Ok(None),
             Some(value) => value.as_str().map(Some).ok_or_else(|| self.unexpected(key, "a text")),
         }
-    }
-
-    /// A list of whole numbers, empty where there is none.
-    pub(crate) fn numbers(&self, key: &str) -> Result<Vec<u64>, PlanError> {
-        let Some(value) = self.get(key) else { return Ok(Vec::new()) };
-        let numbers = value.as_array().and_then(|list| list.iter().map(Value::as_u64).collect());
-        numbers.ok_or_else(|| self.unexpected(key, "a list of whole numbers"))
     }
 
     /// An error about a key of this object.

@@ -15,16 +15,16 @@ mod slab;
 
 use std::path::{Path, PathBuf};
 
-use semmoe_tables::{FormatError, ModelInfo, Phase, ProfileWriter, TraceWriter, directory_of};
+use semmoe_tables::{FormatError, ModelInfo, Phase, ProfileWriter, PromptSplit, TraceWriter, directory_of};
 use serde::Serialize;
 
 use crate::bad::{allowed_bad, check, check_share};
 use crate::merge::{MergeOptions, merge};
-use crate::origin::Origin;
+use crate::origin::{COUNTED, HELD_OUT, Origin};
 use crate::{BadRecord, ProfilerError, Progress};
 pub use domains::{DomainInput, DomainReport};
 pub(crate) use domains::{by_domain, refuse_domains, weigh};
-use inputs::{Checked, Fate, Inputs};
+use inputs::{Checked, Fate, Inputs, LeftOut};
 use slab::{Cells, Counting, sums_before};
 
 /// Options of a build.
@@ -124,15 +124,18 @@ pub fn build(options: &BuildOptions, progress: &dyn Progress) -> Result<BuildRep
     let mut total: u64 = groups.iter().map(|group| group.inputs.tokens()).sum();
     progress.set_total(total);
     let share = options.hold_out.as_ref().map_or(0.0, |hold_out| hold_out.share);
+    // Requests that were split before are divided anew, all inputs alike, so that equal prompts are on one side.
+    let splits = groups.iter().map(|group| group.inputs.origin.splits()).max().unwrap_or(0);
+    let left_out = LeftOut { share, split: PromptSplit::PROFILE.after(splits) };
     let checked: Vec<Checked> =
-        groups.iter_mut().map(|group| group.inputs.check(options.phase, share, options.threads, progress)).collect();
+        groups.iter_mut().map(|group| group.inputs.check(options.phase, left_out, options.threads, progress)).collect();
     let sum = |of: fn(&Checked) -> usize| checked.iter().map(of).sum();
     let (requests, held_out) = (sum(|group| group.counted), sum(|group| group.held_out));
     let mut bad: Vec<BadRecord> = groups.iter().flat_map(|group| group.inputs.unreadable.clone()).collect();
     bad.extend(checked.iter().flat_map(|group| group.bad.clone()));
     let lost: usize = groups.iter().map(|group| group.inputs.lost).sum();
-    let left_out = lost + sum(|group| group.bad.len());
-    refuse_bad(&bad, left_out, requests + held_out + left_out, options.max_bad)?;
+    let unusable = lost + sum(|group| group.bad.len());
+    refuse_bad(&bad, unusable, requests + held_out + unusable, options.max_bad)?;
     let mut groups_counted = groups.iter().zip(checked.into_iter().map(|group| group.occurrences));
     let report = if options.weight_by_domain {
         let parts = temporary_beside(&options.out)?;
@@ -149,10 +152,10 @@ pub fn build(options: &BuildOptions, progress: &dyn Progress) -> Result<BuildRep
         count(options, &group.inputs, &options.out, occurrences, &mut total, progress)?
     };
     if let Some(HoldOut { share, out }) = &options.hold_out {
-        write_trace(&groups, Fate::HeldOut, &format!("held out {share}"), out)?;
+        write_trace(&groups, Fate::HeldOut, &Origin::of_split(&format!("{HELD_OUT} {share}"), splits), out)?;
     }
     if let Some(out) = &options.solve_trace {
-        write_trace(&groups, Fate::Counted, "counted", out)?;
+        write_trace(&groups, Fate::Counted, &Origin::of_split(COUNTED, splits), out)?;
     }
     let inputs = groups.iter().map(|group| group.inputs.files.len()).sum();
     Ok(BuildReport { inputs, requests, held_out, bad, ..report })

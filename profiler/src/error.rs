@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use semmoe_engines::Engine;
 use semmoe_engines::http::{HttpError, KeyError};
-use semmoe_tables::FormatError;
+use semmoe_tables::{ConfigError, FormatError};
 use semmoe_text::{PromptLineError, TextError};
 
 use crate::BadRecord;
@@ -51,12 +51,21 @@ pub enum ProfilerError {
         /// The comparison.
         check: crate::SelfCheck,
     },
+    /// Answers that are good one by one have one route for all tokens.
+    #[error("the engine's answers cannot be believed: {reason}; start over with --fresh once they can")]
+    OneRoute {
+        /// Which tokens.
+        reason: String,
+    },
     /// The engine does not report the model's shape, nor does the caller.
     #[error("the engine does not report {field}, which a trace needs; give the model's shape")]
     UnknownModel {
         /// The first field that is missing.
         field: &'static str,
     },
+    /// The model's `config.json` is of no use.
+    #[error("the model's configuration: {0}")]
+    Config(#[from] ConfigError),
     /// The tokenizer given is not the one of the engine's model.
     #[error("the tokenizer {} is not the engine's: {cause}", path.display())]
     OtherTokenizer {
@@ -164,6 +173,7 @@ impl ProfilerError {
             Self::NoRoutedExperts
             | Self::PhysicalIds { .. }
             | Self::Unsteady { .. }
+            | Self::OneRoute { .. }
             | Self::TooManyBad { .. }
             | Self::Cancelled { .. }
             | Self::Http(_) => false,
@@ -177,6 +187,7 @@ impl ProfilerError {
             | Self::KeyFile { .. }
             | Self::EmptyDomain { .. }
             | Self::OtherPartial { .. }
+            | Self::Config(_)
             | Self::Text(_) => true,
             Self::Format(_) => true,
         }

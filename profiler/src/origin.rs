@@ -14,6 +14,10 @@ const MORE: &str = "and more";
 /// The longest source kept, in bytes; so the whole stays within what a file may say.
 const MAX_SOURCE_BYTES: usize = 400;
 
+/// The part of a split that was held out, and the other one.
+pub(crate) const HELD_OUT: &str = "held out";
+pub(crate) const COUNTED: &str = "counted";
+
 /// A set of sources and the latest creation. Adding is associative, order-free, and adding the same twice changes
 /// nothing.
 #[derive(Clone, Debug, Default)]
@@ -42,6 +46,17 @@ impl Origin {
             self.sources.pop_last();
             self.more = true;
         }
+    }
+
+    /// How many splits have divided these requests, as the sources say it.
+    pub(crate) fn splits(&self) -> u64 {
+        let parts = self.sources.iter().filter(|source| source.starts_with(HELD_OUT) || source.starts_with(COUNTED));
+        parts.count() as u64
+    }
+
+    /// The source that says of which part requests are, after so many splits.
+    pub(crate) fn of_split(part: &str, splits: u64) -> String {
+        if splits == 0 { part.to_owned() } else { format!("{part} of split {}", splits + 1) }
     }
 
     pub(crate) fn provenance(&self) -> Provenance {

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use proptest::prelude::*;
 use semmoe_profiler::{
-    BuildOptions, DomainInput, HoldOut, MergeOptions, NoProgress, ProfilerError, Progress, build, merge, split,
+    BuildOptions, DomainInput, HoldOut, MergeOptions, NoProgress, ProfilerError, Progress, build, merge,
 };
 use semmoe_tables::{
-    LayerIdx, ModelInfo, Phase, Profile, ProfileBuilder, Provenance, TokenId, Trace, TraceBuilder, UNKNOWN_EXPERT,
+    LayerIdx, ModelInfo, Phase, Profile, ProfileBuilder, PromptSplit, Provenance, TokenId, Trace, TraceBuilder,
+    UNKNOWN_EXPERT,
 };
 
 const CREATED: &str = "2026-01-02T03:04:05Z";
@@ -187,7 +188,7 @@ fn domains_count_alike() {
 }
 
 #[test]
-fn requests_held_out_are_those_of_split() {
+fn requests_held_out_are_those_of_the_split_of_profiles() {
     let files = Files::new();
     let requests: Vec<Request> = (0..200).map(|i| (vec![(i % 12, 1), (i / 12 % 12, 2), (3, 3)], 2)).collect();
     let all = trace(20, "a", &requests);
@@ -196,7 +197,10 @@ fn requests_held_out_are_those_of_split() {
     let solve_trace = Some(files.path("counted"));
     let options = BuildOptions { hold_out, solve_trace, ..BuildOptions::new(vec![input], files.path("solve")) };
     let report = build(&options, &NoProgress).unwrap();
-    let (solve, judge) = split(&all, 0.3).unwrap();
+    let part = |held: bool| {
+        TraceBuilder::select(&all, |_, request| (PromptSplit::PROFILE.position(request) < 0.3) == held).unwrap()
+    };
+    let (solve, judge) = (part(false), part(true));
     assert_eq!((report.requests, report.held_out), (solve.requests(), judge.requests()));
     let held_out = Trace::open(&files.path("judge")).unwrap();
     assert_eq!(held_out.digest(), judge.digest());

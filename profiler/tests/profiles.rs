@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use proptest::prelude::*;
-use semmoe_profiler::{BuildOptions, NoProgress, Summary, build, show, split};
+use semmoe_profiler::show::{HeldOutKind, Input, Study, study};
+use semmoe_profiler::{BuildOptions, Grade, HoldOut, NoProgress, Summary, build, show, split};
 use semmoe_tables::{ModelInfo, Provenance, Trace, TraceBuilder, UNKNOWN_EXPERT};
 
 const CREATED: &str = "2026-01-02T03:04:05Z";
@@ -113,4 +114,63 @@ fn splits_have_about_the_share_asked_for() {
         assert!((share - hold_out).abs() < 0.03, "{share} for {hold_out}");
     }
     assert!(split(&trace, 1.1).is_err() && split(&trace, f64::NAN).is_err());
+}
+
+/// 600 different prompts of tokens that decide their experts.
+fn prompts() -> Vec<Vec<u32>> {
+    let digits = |request: u32| [request % 16, request / 16 % 16, request / 256];
+    (0..600).map(|request| [&digits(request)[..], &[1, 2, 3, 4, 5, 6, 7, 8, 9]].concat()).collect()
+}
+
+fn studied(path: &std::path::Path) -> Study {
+    study(&Input::open(path).unwrap(), None).unwrap()
+}
+
+/// As the pages have it: a part is held out, looked at, and held out from again.
+#[test]
+fn parts_of_a_hold_out_are_studied_and_divided_again() {
+    let files = Files(tempfile::tempdir().unwrap());
+    let all = files.trace("all", 16, &prompts());
+    let hold_out = |from: &std::path::Path, name: &str, share: f64| {
+        let (judge, solve) = (files.path(&format!("{name}.judge")), files.path(&format!("{name}.solve")));
+        let options = BuildOptions {
+            hold_out: Some(HoldOut { share, out: judge.clone() }),
+            solve_trace: Some(solve.clone()),
+            ..BuildOptions::new(vec![from.to_path_buf().into()], files.path("p"))
+        };
+        let report = build(&options, &NoProgress).unwrap();
+        let of = (report.requests + report.held_out) as f64;
+        assert!((report.held_out as f64 / of - share).abs() < 0.1, "{name}: {} of {of}", report.held_out);
+        [judge, solve]
+    };
+    let mut parts = vec![all];
+    for (round, share) in [0.2, 0.5, 0.3].into_iter().enumerate() {
+        let halves = parts.iter().enumerate().flat_map(|(at, part)| hold_out(part, &format!("{round}.{at}"), share));
+        let halves: Vec<PathBuf> = halves.collect();
+        for half in &halves {
+            let study = studied(half);
+            assert_eq!((study.held_out, study.prediction()), (HeldOutKind::Requests, Some(1.0)), "{}", half.display());
+            assert_eq!(study.verdict("t").grade, Grade::Good);
+        }
+        // Once more of one part of each round: the smallest stays large enough to be split.
+        parts = if round == 0 { halves } else { halves[..1].to_vec() };
+    }
+}
+
+#[test]
+fn what_cannot_be_judged_is_not_called_a_poor_model() {
+    let files = Files(tempfile::tempdir().unwrap());
+    // One prompt alone, often: no half of the requests, but half of the counts.
+    let often = studied(&files.trace("often", 16, &vec![vec![1, 2, 3, 4]; 40]));
+    assert_eq!(
+        (often.held_out, often.prediction(), often.verdict("t").grade),
+        (HeldOutKind::Counts, Some(1.0), Grade::Good)
+    );
+    for (name, requests) in [("one", vec![vec![1, 2, 3, 4]]), ("none", vec![])] {
+        let study = studied(&files.trace(name, 16, &requests));
+        let verdict = study.verdict("t");
+        assert_eq!(study.prediction(), None, "{name}");
+        assert!(verdict.text.starts_with("Nothing can be said of this model"), "{}", verdict.text);
+        assert!(verdict.next.contains("record") && !study.to_string().contains("NaN"), "{}", study);
+    }
 }

@@ -63,7 +63,7 @@ fn tokens_that_decide_their_experts_are_predicted_in_full() {
     for study in [&from_profile, &from_trace] {
         assert_eq!(study.layers.len(), 2);
         for layer in &study.layers {
-            assert_eq!((layer.f1.p25, layer.f1_mean), (1.0, 1.0));
+            assert_eq!((layer.f1.p25, layer.f1_mean), (1.0, Some(1.0)));
             assert_eq!((layer.cumulative_hotness.p25, layer.hottest_other.p75), (1.0, 0.0));
             // Two of eight at one half: the fourth moment over the second squared.
             assert!((layer.kurtosis.p50 - 7.0 / 3.0).abs() < 1e-9, "{}", layer.kurtosis.p50);
@@ -104,7 +104,7 @@ fn another_file_is_judged_on() {
     );
     let held_out = study(&Input::Trace(one), Some(&profile(&other))).unwrap();
     assert_eq!(held_out.held_out, HeldOutKind::File);
-    assert!(held_out.layers[0].f1_mean < 1.0 && held_out.layers[0].f1.p50 == 1.0);
+    assert!(held_out.layers[0].f1_mean < Some(1.0) && held_out.layers[0].f1.p50 == 1.0);
     let small = trace(8, &[vec![1]], fixed);
     let error = study(&Input::Trace(other), Some(&Input::Trace(small))).unwrap_err().to_string();
     assert!(error.contains("vocab_size"), "{error}");

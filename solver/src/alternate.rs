@@ -83,7 +83,7 @@ impl Task<'_> {
     /// The units assigned by `plan`, with experts where they are, else contiguous.
     fn as_it_is(&self, plan: impl Fn(Transport<'_>) -> Plan, iterations: u32) -> Clustering {
         let Task { problem, capacity, limits, home } = *self;
-        let each = problem.experts / limits.groups;
+        let each = problem.experts.div_ceil(limits.groups);
         let contiguous = || (0..problem.column_load.len()).map(|at| (at % problem.experts / each) as u16).collect();
         let group_of: Vec<u16> = home.map_or_else(contiguous, |home| home.group_of.clone());
         let profit = weighed_profits(problem, &group_of, limits.groups, limits.topology);

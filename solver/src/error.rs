@@ -29,7 +29,7 @@ pub enum SolveError {
     RanksNeedTrace,
     /// The groups cannot hold equally many experts.
     #[error(
-        "{groups} groups do not divide {experts} experts evenly, expected one of {divisors:?}, or padding for what is left"
+        "{groups} groups do not divide {experts} experts evenly, expected one of {divisors:?}, or padding or redundant slots for what is left"
     )]
     GroupsDoNotDivide {
         /// G as asked for.
@@ -41,7 +41,7 @@ pub enum SolveError {
     },
     /// The groups cannot hold equally many slots.
     #[error(
-        "{redundant} redundant slots do not give {groups} groups equally many of the {experts} + {redundant} slots, expected 0 or one of {valid:?} and so on, at most {most}"
+        "{redundant} redundant slots do not give {groups} groups equally many of the {experts} + {redundant} slots, expected one of {valid:?} and so on, at most {most}"
     )]
     RedundantDoesNotDivide {
         /// R as asked for.
@@ -97,10 +97,10 @@ pub enum SolveError {
         /// The valid values.
         expected: &'static str,
     },
-    /// Counts beyond what the exact arithmetic holds.
-    #[error("the counts add up to {found} {what}, expected at most {limit}")]
+    /// More than the exact arithmetic holds, or the steps can compare.
+    #[error("the input has {found} {what}, expected at most {limit}")]
     TooLarge {
-        /// "activations", "tokens", "units" or "slots".
+        /// Such as "activations" or "experts of a layer".
         what: &'static str,
         /// Sum of the counts.
         found: u128,
@@ -150,8 +150,21 @@ pub(crate) fn check_groups(groups: u16, experts: u16) -> Result<(), SolveError> 
     Err(SolveError::GroupsDoNotDivide { groups, experts, divisors })
 }
 
+/// The most experts of a layer. Steps compare pairs of them, so that time and memory grow with the square; published
+/// models have up to 512.
+const MAX_EXPERTS: u16 = 4096;
+
+/// Checks that a layer has no more experts than the steps can compare.
+pub(crate) fn check_experts(experts: u16) -> Result<(), SolveError> {
+    if experts <= MAX_EXPERTS {
+        return Ok(());
+    }
+    Err(SolveError::TooLarge { what: "experts of a layer", found: experts.into(), limit: MAX_EXPERTS.into() })
+}
+
 /// Checks that the groups divide the experts, and that profile and trace are of one model.
 pub(crate) fn check_input(profile: &Profile, trace: Option<&Trace>, groups: u16) -> Result<(), SolveError> {
+    check_experts(profile.model().num_experts)?;
     check_groups(groups, profile.model().num_experts)?;
     trace.map_or(Ok(()), |trace| Ok(profile.model().check_compatible(trace.model())?))
 }

@@ -2,16 +2,18 @@
 
 use semmoe_tables::{EvenGroups, LayerIdx, PlacedBy, Placement, Tables, TokenId, Trace, TraceRequest, group_shares};
 
-use crate::eval_tokens::{judged, paper_labels};
+use crate::eval_tokens::judged;
 use crate::evaluate::{Evaluation, StepFigures};
 use crate::hosts::{Hosts, indices};
 use crate::labels::MainGroups;
+use crate::printed::{Half, PrintedRule};
 use crate::tally::Tally;
 
 /// A token of a step.
 struct Row<'a> {
     request: TraceRequest<'a>,
     position: usize,
+    half: Half,
     /// Its true groups: when a layer's rows are split the routers of the layers before have run.
     main: MainGroups,
 }
@@ -19,6 +21,7 @@ struct Row<'a> {
 /// The counts so far.
 struct Judge<'a> {
     tables: &'a Tables,
+    printed: &'a PrintedRule<'a>,
     hosts: &'a Hosts,
     tally: Tally,
     /// The rows split by T and A, by T alone, and by the paper's printed rule.
@@ -37,13 +40,20 @@ struct Judge<'a> {
 }
 
 /// Judges the tokens of a trace with a known route, in their order, `step_tokens` in each step.
-pub(crate) fn judge(tables: &Tables, hosts: &Hosts, trace: &Trace, step_tokens: usize) -> Evaluation {
-    let mut judge = Judge::new(tables, hosts);
+pub(crate) fn judge(
+    tables: &Tables,
+    hosts: &Hosts,
+    trace: &Trace,
+    printed: &PrintedRule<'_>,
+    step_tokens: usize,
+) -> Evaluation {
+    let mut judge = Judge::new(tables, hosts, printed);
     let mut tokens = 0;
     let mut step = Vec::new();
     for request in trace.iter() {
+        let half = printed.half(request);
         for position in 0..request.token_ids().len() {
-            let Some(row) = Row::new(tables.placement(), request, position) else { continue };
+            let Some(row) = Row::new(tables.placement(), request, position, half) else { continue };
             step.push(row);
             tokens += 1;
             if step.len() == step_tokens {
@@ -58,19 +68,20 @@ pub(crate) fn judge(tables: &Tables, hosts: &Hosts, trace: &Trace, step_tokens: 
 
 impl<'a> Row<'a> {
     /// `None` where no layer's route is known.
-    fn new(placement: &Placement, request: TraceRequest<'a>, position: usize) -> Option<Self> {
+    fn new(placement: &Placement, request: TraceRequest<'a>, position: usize, half: Half) -> Option<Self> {
         request.is_routed(position).then(|| {
             let mut main = MainGroups::new(placement);
             main.set(placement, request, position);
-            Self { request, position, main }
+            Self { request, position, half, main }
         })
     }
 }
 
 impl<'a> Judge<'a> {
-    fn new(tables: &'a Tables, hosts: &'a Hosts) -> Self {
+    fn new(tables: &'a Tables, hosts: &'a Hosts, printed: &'a PrintedRule<'a>) -> Self {
         Self {
             tables,
+            printed,
             hosts,
             tally: Tally::new(hosts),
             evens: [(); 3].map(|()| EvenGroups::new(tables.groups())),
@@ -104,7 +115,7 @@ impl<'a> Judge<'a> {
                 likely
             });
             even_t_only.push(|shares| self.tables.group_shares(id, token, None, shares));
-            let labels = paper_labels(self.tables, id, token, before);
+            let labels = self.printed.labels(row.half, id, token, before);
             even_paper_rule.push(|shares| group_shares(labels, None, shares));
         }
         self.evens.iter_mut().for_each(EvenGroups::settle);

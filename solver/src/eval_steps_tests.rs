@@ -54,7 +54,8 @@ fn kept(tables: &Tables, layer: LayerIdx, rows: &[Row<'_>]) -> [f64; 2] {
 fn even_parts_take_bytes_off_the_fullest_link_and_keep_what_an_exact_split_keeps() {
     let (tables, trace) = (solved(), recorded("serve.trace.safetensors"));
     let rows = trace.iter().flat_map(|request| (0..request.token_ids().len()).map(move |at| (request, at)));
-    let rows: Vec<Row<'_>> = rows.filter_map(|(request, at)| Row::new(tables.placement(), request, at)).collect();
+    let rows: Vec<Row<'_>> =
+        rows.filter_map(|(request, at)| Row::new(tables.placement(), request, at, Half::default())).collect();
     for (step_tokens, most) in [(16, 0.75), (64, 0.8), (512, 0.88)] {
         let options = EvalOptions { step_tokens: Some(step_tokens), ..EvalOptions::default() };
         let judged = evaluate(&tables, EvalInput::Trace(&trace), &options).unwrap();

@@ -1,12 +1,13 @@
 //! Evaluation with tokens as units: each token on the best place that T knows, whatever the others do. What steps of a
 //! unit make of that is in `eval_steps`.
 
-use semmoe_tables::{Attention, GroupId, GroupLabels, LayerIdx, Profile, Tables, TokenId, Trace};
+use semmoe_tables::{Attention, GroupId, LayerIdx, Profile, Tables, TokenId, Trace};
 
 use crate::evaluate::Evaluation;
 use crate::hosts::Hosts;
 use crate::labels::MainGroups;
 use crate::options::Unit;
+use crate::printed::PrintedRule;
 use crate::tally::Tally;
 
 /// The place of a token in a layer by T, and with attention tp by A where its groups in the two layers before are
@@ -27,37 +28,21 @@ pub(crate) fn likeliest<T: PartialOrd>(row: &[T]) -> usize {
     (1..row.len()).fold(0, |best, rank| if row[rank] > row[best] { rank } else { best })
 }
 
-/// The labels that the paper's Algorithm 3 goes by in its line 2, `cond(T_p > A_p)`: a baseline, as what the other
-/// table knows is lost.
-pub(crate) fn paper_labels(
-    tables: &Tables,
-    layer: LayerIdx,
-    token: TokenId,
-    before: Option<(GroupId, GroupId)>,
-) -> Option<GroupLabels<'_>> {
-    let by_groups = before.and_then(|(older, newer)| tables.next_groups(layer, older, newer));
-    match (tables.token_groups(layer, token), by_groups) {
-        (Some(by_token), Some(by_groups)) => {
-            Some(if by_token.probs[0] > by_groups.probs[0] { by_token } else { by_groups })
-        }
-        (one, other) => one.or(other),
-    }
-}
-
 /// Every token of a trace, layer by layer. With attention tp the groups in the two layers before are the true ones:
 /// when a token is placed their routers have run.
-pub(crate) fn judge_trace(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Evaluation {
+pub(crate) fn judge_trace(tables: &Tables, hosts: &Hosts, trace: &Trace, printed: &PrintedRule<'_>) -> Evaluation {
     let mut tally = Tally::new(hosts);
     let (mut tokens, mut local_t_only, mut local_paper_rule) = (0, 0.0, 0.0);
     let mut main = MainGroups::new(tables.placement());
     for request in trace.iter() {
+        let half = printed.half(request);
         for (position, token) in request.tokens() {
             main.set(tables.placement(), request, position);
             for (id, route) in request.routes(position) {
                 let by_t = place_of(tables, id, token, None);
                 let before = main.before(id.index()).map(|(older, newer)| (GroupId::new(older), GroupId::new(newer)));
                 let place = if before.is_some() { place_of(tables, id, token, before) } else { by_t };
-                let by_paper = paper_labels(tables, id, token, before);
+                let by_paper = printed.labels(half, id, token, before);
                 let by_paper = by_paper.map(|labels| usize::from(labels.groups[0]));
                 local_t_only += hosts.local_of(id, route, by_t);
                 local_paper_rule += hosts.local_of(id, route, by_paper);

@@ -10,6 +10,7 @@ use crate::calibration::{Calibration, profile_reliability, trace_reliability};
 use crate::error::SolveError;
 use crate::hosts::Hosts;
 use crate::options::{EvalOptions, Unit};
+use crate::printed::PrintedRule;
 use crate::tally::Tally;
 use crate::topology::check_nodes;
 use crate::{eval_requests, eval_steps, eval_tokens};
@@ -35,8 +36,10 @@ pub struct Evaluation {
     /// two layers before are known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lar_t_only: Option<f64>,
-    /// The same by the paper's printed rule, Algorithm 3, line 2, `cond(T_p > A_p)`: by the one of T and A whose first
-    /// label has the greater share, A where they are equal; for a trace.
+    /// The same by the paper's printed rule, Algorithm 3, line 2, `cond(T_p > A_p)`: by T or by the paper's A, the one
+    /// that is surer of its group, A where they are equal; for a trace. A is that of the tables if they are of the
+    /// paper's algorithm; else it is counted in the requests that were solved on or, where these are not known, in the
+    /// half of the requests judged that a request is not in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lar_paper_rule: Option<f64>,
     /// `lar` for each MoE layer; null for a layer without known routes.
@@ -180,6 +183,16 @@ impl Evaluation {
 /// [`SolveError`]: another model, no known route, an option out of range, an unknown policy, steps where nothing is in
 /// steps.
 pub fn evaluate(tables: &Tables, input: EvalInput<'_>, options: &EvalOptions) -> Result<Evaluation, SolveError> {
+    evaluate_solved(tables, input, options, None)
+}
+
+/// The same where the trace is known that the tables were solved on.
+pub(crate) fn evaluate_solved(
+    tables: &Tables,
+    input: EvalInput<'_>,
+    options: &EvalOptions,
+    solved_on: Option<&Trace>,
+) -> Result<Evaluation, SolveError> {
     options.validate()?;
     let (model, what) = match input {
         EvalInput::Trace(trace) => (trace.model(), "trace"),
@@ -191,8 +204,13 @@ pub fn evaluate(tables: &Tables, input: EvalInput<'_>, options: &EvalOptions) ->
     let hosts = Hosts::new(tables, nodes)?;
     let refused = |other, why| Err(SolveError::Together { one: "a step's size", other, why });
     let judged = match (input, tables.attention(), options.step_tokens) {
-        (EvalInput::Trace(trace), Attention::Tp, Some(tokens)) => eval_steps::judge(tables, &hosts, trace, tokens),
-        (EvalInput::Trace(trace), Attention::Tp, None) => eval_tokens::judge_trace(tables, &hosts, trace),
+        (EvalInput::Trace(trace), Attention::Tp, steps) => {
+            let printed = PrintedRule::new(tables, trace, solved_on);
+            match steps {
+                Some(tokens) => eval_steps::judge(tables, &hosts, trace, &printed, tokens),
+                None => eval_tokens::judge_trace(tables, &hosts, trace, &printed),
+            }
+        }
         (EvalInput::Trace(_), Attention::Dp, Some(_)) => {
             return refused("attention dp", "there a step has the tokens of whole requests");
         }

@@ -4,7 +4,7 @@ use semmoe_tables::{Profile, Tables, Trace};
 use serde::Serialize;
 
 use crate::error::SolveError;
-use crate::evaluate::{EvalInput, Evaluation, evaluate};
+use crate::evaluate::{EvalInput, Evaluation, evaluate_solved};
 use crate::options::{EvalOptions, SolveOptions};
 use crate::prior_fit::PriorFit;
 use crate::solve::Solved;
@@ -49,7 +49,8 @@ impl HeldOut {
             choosing + judged
         );
         let eval = EvalOptions { token_margin: options.token_margin, ..EvalOptions::default() };
-        self.figures = Some(evaluate(tables, EvalInput::Trace(&split.judge), &eval)?);
+        let judge = EvalInput::Trace(&split.judge);
+        self.figures = Some(evaluate_solved(tables, judge, &eval, Some(&split.solve))?);
         Ok(())
     }
 }

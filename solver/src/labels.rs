@@ -45,6 +45,13 @@ pub(crate) fn push_labels(group: &mut Vec<u16>, prob: &mut Vec<f16>, labels: usi
     }
 }
 
+/// Labels that were pushed, row after row.
+#[derive(Debug, Default)]
+pub(crate) struct Labels {
+    pub(crate) group: Vec<u16>,
+    pub(crate) prob: Vec<f16>,
+}
+
 /// Row `row` of labels that were pushed; `None` = no evidence.
 pub(crate) fn labels_of<'a>(group: &'a [u16], prob: &'a [f16], labels: usize, row: usize) -> Option<GroupLabels<'a>> {
     let span = row * labels..(row + 1) * labels;

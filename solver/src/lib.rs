@@ -49,6 +49,7 @@ mod load_limit;
 mod options;
 mod padding;
 mod paper;
+mod printed;
 mod prior;
 mod prior_fit;
 mod problem;

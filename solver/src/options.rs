@@ -150,7 +150,8 @@ impl Default for RidgeOptions {
 /// Options of [`solve`](crate::solve).
 #[derive(Clone, Debug)]
 pub struct SolveOptions {
-    /// G: groups of experts, that is EP ranks; must divide the number of experts.
+    /// G: groups of experts, that is EP ranks; must divide the number of experts, or with redundant slots that of all
+    /// slots.
     pub groups: u16,
     /// The unit of routing: requests (dp; one group for all layers) or tokens layer by layer (tp).
     pub attention: Attention,
@@ -248,11 +249,13 @@ impl SolveOptions {
         if self.pad { padded_slots(experts, self.groups) } else { usize::from(experts) }
     }
 
-    /// Checks that the groups divide the experts, or that what is left may be padded.
+    /// Checks that the groups divide the slots, which are the experts unless there are redundant ones, or that what is
+    /// left may be padded.
     pub(crate) fn check_groups(&self, experts: u16) -> Result<(), SolveError> {
-        match self.pad && self.groups <= experts {
-            true => check_groups(self.groups.min(1), experts),
-            false => check_groups(self.groups, experts),
+        match self.groups {
+            1.. if self.redundant > 0 => self.check_redundant(experts),
+            1.. if self.pad && self.groups <= experts => check_groups(1, experts),
+            _ => check_groups(self.groups, experts),
         }
     }
 

@@ -6,7 +6,7 @@ use semmoe_tables::{Attention, Placement, Profile, Replicas, Tables, TablesBuild
 
 use crate::bounds::{Bounds, problem_bounds};
 use crate::clustering::{Clustering, Limits};
-use crate::error::SolveError;
+use crate::error::{SolveError, check_experts};
 use crate::evidence::Shrinkage;
 use crate::features::check_together;
 use crate::given::Given;
@@ -25,6 +25,9 @@ use crate::token_table::{activation_evidence, dp_prices, replica_shares, shares_
 use crate::topology::Topology;
 use crate::transitions::keep_transitions;
 use crate::unit_step::PROFIT_ONE;
+
+/// The most experts of a layer whose bounds take minutes at most: their work grows with the third power.
+const MAX_BOUNDED_EXPERTS: usize = 1024;
 
 /// The result of [`solve`].
 #[derive(Debug)]
@@ -100,7 +103,7 @@ fn solve_part(
     let homes = options.warm_start.as_ref().map(|warm| warm.homes(&problems));
     let mut best = match &given {
         Some(given) => given.best(&problems, options, limits, progress),
-        None => run_starts(&problems, options, limits, homes.as_deref(), progress),
+        None => run_starts(&problems, options, limits, homes.as_deref(), progress)?,
     };
     if let (Objective::Ranks, Some(traced)) = (options.objective, &traced) {
         traced.improve(&problems, limits, options, &mut best, progress);
@@ -137,13 +140,13 @@ fn checked(
     options: &SolveOptions,
 ) -> Result<(Option<Given>, Topology), SolveError> {
     options.validate()?;
+    check_experts(profile.model().num_experts)?;
     check_together(options, false)?;
     let (model, experts) = (profile.model(), profile.model().num_experts);
     let given = options.placement.as_ref().map(|given| Given::new(given, model, options)).transpose()?;
     if given.is_none() {
         options.check_groups(experts)?;
     }
-    options.check_redundant(experts)?;
     let topology = Topology::new(options, experts)?;
     options.warm_start.iter().try_for_each(|warm| warm.check(profile, options))?;
     if let Some(trace) = trace {
@@ -157,6 +160,9 @@ fn proof(report: &SolveReport, problems: &[Problem], options: &SolveOptions) -> 
     let none = |why: &str| Err(why.to_owned());
     match options.bounds {
         Some(_) if report.stopped => none("the solve was ended early"),
+        Some(_) if problems.iter().any(|problem| problem.experts > MAX_BOUNDED_EXPERTS) => {
+            none("the bounds are too much work for so many experts of a layer")
+        }
         Some(_) if report.redundant > 0 => none("the bounds do not cover replicas"),
         Some(_) if report.padding > 0.0 && options.placement.is_some() => {
             none("the bounds do not cover the padding of a given placement")

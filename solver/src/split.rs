@@ -1,14 +1,10 @@
 //! Requests of a trace that are not solved on, and the profile without them.
 
-use semmoe_tables::{FormatError, LayerIdx, Profile, ProfileBuilder, Trace, TraceBuilder, TraceRequest};
+use semmoe_tables::{FormatError, LayerIdx, Profile, ProfileBuilder, PromptSplit, Trace, TraceBuilder, TraceRequest};
 use serde::Serialize;
 
 /// Fewest requests of each part.
 const FEWEST: usize = 4;
-
-/// Decorrelates the split from others by prompt: of what one of those left, every request would else be on one side
-/// here.
-const SALT: u64 = 0x05ee_d0f7_4e5b_1175;
 
 /// Whether the profile still has the held-out requests' counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -84,14 +80,10 @@ enum Part {
 
 /// The part of every request.
 fn parts(trace: &Trace, share: f64) -> Vec<Part> {
-    let part = |request: TraceRequest<'_>| {
-        // The upper 53 bits are exact in an f64.
-        let position = (request.prompt_hash(SALT) >> 11) as f64 / (1u64 << 53) as f64;
-        match position {
-            _ if position >= share => Part::Solve,
-            _ if position >= share / 2.0 => Part::Judge,
-            _ => Part::Choose,
-        }
+    let part = |request: TraceRequest<'_>| match PromptSplit::SOLVE.position(request) {
+        position if position >= share => Part::Solve,
+        position if position >= share / 2.0 => Part::Judge,
+        _ => Part::Choose,
     };
     trace.iter().map(part).collect()
 }

@@ -9,6 +9,7 @@ use semmoe_tables::mix64;
 
 use crate::alternate::{Watch, bring_home, improve, not_reached, run_from_home, run_start};
 use crate::clustering::{Clustering, Limits, Task, local_rate};
+use crate::error::SolveError;
 use crate::home::CurrentPlacement;
 use crate::options::SolveOptions;
 use crate::problem::Problem;
@@ -61,6 +62,8 @@ enum Phase {
 /// Shared by the threads. Jobs are ordered by start, then problem, so that every problem has a result early.
 struct Shared<'a> {
     problems: &'a [Problem],
+    /// The same with empty slots, for starts without replicas where the groups do not divide the experts; else empty.
+    padded: Vec<Problem>,
     capacities: Vec<Vec<u64>>,
     limits: Limits,
     /// Where the experts of each problem are, if the solve starts from tables.
@@ -162,13 +165,14 @@ pub(crate) fn run_starts(
     limits: Limits,
     homes: Option<&[CurrentPlacement]>,
     progress: Progress<'_>,
-) -> Best {
+) -> Result<Best, SolveError> {
     let entries = problems.iter().map(|problem| problem.entries() as u64).sum();
     let units = problems.iter().map(|problem| problem.units() as u64).sum();
     let schedule = Schedule::new(entries, units, options.starts, &limits);
     let capacity = |problem: &Problem| mass_capacity(problem.total_mass(), limits.groups, options.token_margin);
     let mut shared = Shared {
         problems,
+        padded: padded(problems, &limits)?,
         capacities: problems.iter().map(capacity).collect(),
         limits: Limits { swap_passes: schedule.passes, ..limits },
         homes,
@@ -192,7 +196,13 @@ pub(crate) fn run_starts(
         }
         shared.run_jobs(options.threads, &mut reached, &mut progress_so_far, progress);
     }
-    shared.into_best(schedule)
+    Ok(shared.into_best(schedule))
+}
+
+fn padded(problems: &[Problem], limits: &Limits) -> Result<Vec<Problem>, SolveError> {
+    let slots = |problem: &Problem| problem.experts.next_multiple_of(limits.groups);
+    let uneven = problems.iter().filter(|problem| limits.slots.is_some() && slots(problem) > problem.experts);
+    uneven.map(|problem| problem.clone().padded(slots(problem))).collect()
 }
 
 fn mean_rate(problems: &[Problem], reached: &[Option<i128>]) -> Option<f64> {
@@ -285,7 +295,8 @@ impl Shared<'_> {
         }
         let mut random = fastrand::Rng::with_seed(mix(self.seed, problem as u64, start as u64));
         let base = self.base[problem].as_ref().map(|kept| &kept.clustering);
-        let mut run_start = || run_start(task, start == 0 && has_spectral(task.problem), &mut random, watch);
+        let placed = self.padded.get(problem).map_or(task, |problem| Task { problem, ..task });
+        let mut run_start = || run_start(placed, start == 0 && has_spectral(placed.problem), &mut random, watch);
         let found = match (self.phase, self.limits.slots) {
             (Phase::Starts, None) => run_start().map(|found| bring_home(task, found, watch)),
             (Phase::Starts, Some(slots)) => run_start()

@@ -3,11 +3,12 @@
 //! T already knows much of what a token's earlier groups say, since the token chose them. Taken at face value A counts
 //! that twice, so that it is tempered with a weight, and left out of the layers where no weight helps.
 
-use half::f16;
-use semmoe_tables::{Placement, TpParts, Trace, likeliest_group};
+use std::collections::HashMap;
+
+use semmoe_tables::{Placement, TpParts, Trace, TraceRequest, likeliest_group};
 use serde::Serialize;
 
-use crate::labels::{MainGroups, labels_of, push_labels};
+use crate::labels::{Labels, MainGroups, labels_of, push_labels};
 
 /// Weights that are tried; the last takes A at face value.
 const WEIGHTS: [f64; 4] = [0.125, 0.25, 0.5, 1.0];
@@ -39,9 +40,9 @@ pub(crate) fn keep_transitions(
     prior_occurrences: f64,
     [choose, judge]: [&Trace; 2],
 ) -> Vec<LayerTransitions> {
-    let counts = Counts::of(trace, placement);
+    let counts = Counts::of(trace.iter(), trace.model().top_k, placement);
     let tables: Vec<Labels> =
-        WEIGHTS.iter().map(|&weight| counts.labels(parts.labels, prior_occurrences, weight)).collect();
+        WEIGHTS.iter().map(|&weight| counts.tempered(parts.labels, prior_occurrences, weight)).collect();
     let chosen_on = local_by(choose, placement, parts, &tables);
     let judged_on = local_by(judge, placement, parts, &tables);
     let size = counts.groups * counts.groups * parts.labels;
@@ -69,21 +70,21 @@ pub(crate) fn keep_transitions(
 }
 
 /// Activations by group of a token and its groups in the two layers before.
-struct Counts {
+pub(crate) struct Counts {
     groups: usize,
     top_k: f64,
-    /// [L, G, G, G], the two before older first.
-    after: Vec<u64>,
+    /// Of [L, G, G, G], the two before older first, those that were seen: ascending.
+    after: Vec<(usize, u64)>,
     /// [L, G] all activations.
     all: Vec<u64>,
 }
 
 impl Counts {
-    fn of(trace: &Trace, placement: &Placement) -> Self {
+    pub(crate) fn of<'a>(requests: impl Iterator<Item = TraceRequest<'a>>, top_k: u16, placement: &Placement) -> Self {
         let (layers, groups) = (placement.layers(), usize::from(placement.groups()));
-        let (mut after, mut all) = (vec![0; layers * groups * groups * groups], vec![0; layers * groups]);
+        let (mut after, mut all) = (HashMap::new(), vec![0; layers * groups]);
         let mut main = MainGroups::new(placement);
-        for request in trace.iter() {
+        for request in requests {
             for position in 0..request.token_ids().len() {
                 main.set(placement, request, position);
                 for (id, route) in request.routes(position) {
@@ -93,22 +94,40 @@ impl Counts {
                         let group = usize::from(placement.layer(id)[expert.index()]);
                         all[layer * groups + group] += 1;
                         if let Some(row) = row {
-                            after[row * groups + group] += 1;
+                            *after.entry(row * groups + group).or_default() += 1;
                         }
                     }
                 }
             }
         }
-        Counts { groups, top_k: f64::from(trace.model().top_k), after, all }
+        let mut after: Vec<(usize, u64)> = after.into_iter().collect();
+        after.sort_unstable();
+        Counts { groups, top_k: top_k.into(), after, all }
     }
 
-    /// The labels of every row: its shares, shrunk to the layer's, over the layer's, to the power of the weight. No
-    /// label where the two groups were never seen.
-    fn labels(&self, labels: usize, prior_occurrences: f64, weight: f64) -> Labels {
-        let mut table = Labels { group: Vec::new(), prob: Vec::new() };
-        let mut shares = vec![0.0; self.groups];
-        for (row, counts) in self.after.chunks_exact(self.groups).enumerate() {
-            let layer = row / (self.groups * self.groups);
+    /// The labels of every row, by the shares that `fill` makes of a layer's number and a row's counts. No label where
+    /// the two groups were never seen.
+    pub(crate) fn labels(&self, labels: usize, fill: impl Fn(usize, &[u64], &mut [f64])) -> Labels {
+        let mut table = Labels::default();
+        let (mut counts, mut shares) = (vec![0; self.groups], vec![0.0; self.groups]);
+        let mut after = self.after.iter().peekable();
+        for row in 0..self.all.len() * self.groups {
+            counts.fill(0);
+            let mut seen = false;
+            while let Some(&(at, count)) = after.next_if(|(at, _)| at / self.groups == row) {
+                (counts[at % self.groups], seen) = (count, true);
+            }
+            if seen {
+                fill(row / (self.groups * self.groups), &counts, &mut shares);
+            }
+            push_labels(&mut table.group, &mut table.prob, labels, seen.then_some(&shares));
+        }
+        table
+    }
+
+    /// Our own A: a row's shares, shrunk to the layer's, over the layer's, to the power of the weight.
+    fn tempered(&self, labels: usize, prior_occurrences: f64, weight: f64) -> Labels {
+        self.labels(labels, |layer, counts, shares| {
             let all = &self.all[layer * self.groups..(layer + 1) * self.groups];
             let total = all.iter().sum::<u64>() as f64;
             let seen = counts.iter().sum::<u64>() as f64 / self.top_k;
@@ -119,16 +138,8 @@ impl Counts {
             }
             let sum: f64 = shares.iter().sum();
             shares.iter_mut().for_each(|share| *share /= sum);
-            push_labels(&mut table.group, &mut table.prob, labels, (seen > 0.0).then_some(&shares));
-        }
-        table
+        })
     }
-}
-
-/// [L, G, G, m] labels.
-struct Labels {
-    group: Vec<u16>,
-    prob: Vec<f16>,
 }
 
 fn row_of(layer: usize, older: u16, newer: u16, groups: usize) -> usize {

@@ -78,7 +78,8 @@ pub(crate) struct SolveArgs {
     /// Name of the tensor with the input embeddings, if it does not end with `embed_tokens.weight`.
     #[arg(long, help_heading = "Input", value_name = "NAME", requires = "embeddings")]
     pub(crate) embeddings_tensor: Option<String>,
-    /// Number of expert-parallel groups (ranks); must divide the number of experts, or see --pad.
+    /// Number of expert-parallel groups (ranks); must divide the number of experts, or with --redundant that of all
+    /// slots; or see --pad.
     ///
     /// More groups spread the experts over more memory, but fewer activations are local.
     #[arg(long, help_heading = "Deployment", value_parser = clap::value_parser!(u16).range(1..))]

@@ -86,7 +86,7 @@ fn write_html(
         tables: tables.first(),
         token_texts: args.tokenizer.as_deref().map(token_texts).transpose()?.unwrap_or_default(),
         topics,
-        rates: rates(args, &Parts::of(input, held_out, study, halves.as_ref())?, &tables)?,
+        rates: rates(args, &Parts::of(held_out, study, halves.as_ref())?, &tables)?,
         layer: layer.transpose()?,
         verdict: Some(verdict.clone()),
     };
@@ -136,16 +136,10 @@ struct Parts<'a> {
 
 impl<'a> Parts<'a> {
     /// `halves` are those of a trace that is judged by itself.
-    fn of(
-        input: &'a Input,
-        held_out: Option<&'a Input>,
-        study: &'a Study,
-        halves: Option<&'a (Trace, Trace)>,
-    ) -> Result<Self, CliError> {
+    fn of(held_out: Option<&'a Input>, study: &'a Study, halves: Option<&'a (Trace, Trace)>) -> Result<Self, CliError> {
         let Some((counted, others)) = &study.parts else {
-            let Input::Profile(profile) = input else { return Err(CliError::failed("a trace was not split in two")) };
-            let judged = EvalInput::Profile(profile);
-            return Ok(Self { counted: profile, counted_requests: None, judged, held_out: false });
+            let judged = EvalInput::Profile(&study.whole);
+            return Ok(Self { counted: &study.whole, counted_requests: None, judged, held_out: false });
         };
         let judged = match (halves, held_out) {
             (Some((_, judged)), _) | (None, Some(Input::Trace(judged))) => EvalInput::Trace(judged),

@@ -12,12 +12,14 @@
 //! | `container` | safetensors header, aligned storage, digest, atomic write |
 //! | `trace`, `trace_check`, `trace_builder` | requests with the experts of each token |
 //! | `trace_rows`, `trace_writer` | the same of any size: read request by request, written as they come |
+//! | `prompt_split` | requests divided by their prompts, independently for each purpose |
 //! | `profile`, `profile_builder`, `profile_without` | how often each token activated each expert |
 //! | `profile_writer` | profiles of any size, written row by row |
 //! | `placement` | which group holds which expert |
 //! | `copies`, `domains` | which copy of an expert is used where; groups that hold each other's experts |
 //! | `tables`, `tables_builder`, `attention` | what the solver hands to gateways and workers |
 //! | `arrays` | integers in safetensors files of other programs |
+//! | `checkpoint_config` | a checkpoint's `config.json`: where its keys are, and their values within bounds |
 //! | `embeddings` | the input embeddings of a checkpoint |
 //! | `export` | placements in the forms that engines read |
 //! | `permute` | checkpoints whose contiguous placement is E |
@@ -34,6 +36,7 @@ mod format_file;
 
 mod arrays;
 mod attention;
+mod checkpoint_config;
 mod container;
 mod copies;
 mod domains;
@@ -51,6 +54,7 @@ mod profile;
 mod profile_builder;
 mod profile_without;
 mod profile_writer;
+mod prompt_split;
 mod replicas;
 mod score;
 mod tables;
@@ -63,6 +67,7 @@ mod trace_writer;
 
 pub use arrays::{Array, Arrays};
 pub use attention::{Attention, GroupLabels, MAX_LABELS, NO_GROUP, TpParts};
+pub use checkpoint_config::{CheckpointConfig, ConfigError};
 pub use container::{directory_of, write_atomically};
 pub use copies::ExpertCopies;
 pub use domains::Domains;
@@ -77,6 +82,7 @@ pub use placement::Placement;
 pub use profile::{Phase, Profile, ProfileRow};
 pub use profile_builder::ProfileBuilder;
 pub use profile_writer::ProfileWriter;
+pub use prompt_split::PromptSplit;
 pub use replicas::Replicas;
 pub use score::Score;
 pub use tables::Tables;

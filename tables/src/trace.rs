@@ -196,15 +196,6 @@ impl<'a> TraceRequest<'a> {
         self.prompt_len
     }
 
-    /// A number that depends on every token of the prompt and on `seed`, and on nothing else (FNV-1a, then the
-    /// finaliser of SplitMix64): splits by it leave equal prompts on one side.
-    pub fn prompt_hash(&self, seed: u64) -> u64 {
-        let bytes = self.token_ids[..self.prompt_len].iter().flat_map(|token| token.to_le_bytes());
-        let start = 0xcbf2_9ce4_8422_2325_u64 ^ seed;
-        let fnv = bytes.fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
-        mix64(fnv)
-    }
-
     /// Whether the experts of the token at `position` are known in any layer.
     ///
     /// # Panics

@@ -29,10 +29,11 @@ impl IncrementalDecoder {
         Self { skip_special, window: Vec::new(), read: 0, emitted: 0 }
     }
 
-    /// Takes one id and gives the text that it decides, often none.
+    /// Takes one id and gives the text that it decides, often none: an id that is not in the vocabulary counts as
+    /// nothing, as in [`Tokenizer::decode`].
     ///
     /// # Errors
-    /// `TextError` for an id that the tokenizer does not have.
+    /// `TextError` where the tokenizer's decoder fails.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, TextError> {
         let unknown = tokenizer.id_to_token(id).is_none();
         if unknown || (self.skip_special && tokenizer.is_special(id)) {

@@ -65,7 +65,7 @@ impl Tokenizer {
     /// not UTF-8 become U+FFFD.
     ///
     /// # Errors
-    /// `TextError` for ids that the tokenizer does not have.
+    /// `TextError` where the tokenizer's decoder fails.
     pub fn decode(&self, ids: &[u32]) -> Result<String, TextError> {
         self.decode_with(ids, false)
     }

@@ -198,6 +198,17 @@ fn characters_are_never_split() {
 }
 
 #[test]
+fn ids_outside_the_vocabulary_count_as_nothing() {
+    let text = "naïve 🦀 日本語 — ok";
+    let mut ids = tokenizer().encode(text).unwrap();
+    for at in (0..=ids.len()).rev() {
+        ids.insert(at, tokenizer().vocab_size() + at as u32);
+    }
+    assert_eq!(tokenizer().decode(&ids).unwrap(), text);
+    assert_eq!(incremental(&ids, false), text);
+}
+
+#[test]
 fn broken_bytes_for_ever_stay_cheap_and_exact() {
     let lone = tokenizer().token_to_id("ð").unwrap();
     let ids = vec![lone; 3000];

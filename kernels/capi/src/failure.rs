@@ -45,7 +45,8 @@ impl From<RankError> for Failure {
     fn from(error: RankError) -> Self {
         let code = match &error {
             RankError::Operands(KernelError::OutOfRange { .. } | KernelError::Twice { .. }) => Code::OutOfRange,
-            RankError::Operands(KernelError::Descending { .. }) | RankError::NoSuchRank { .. } => Code::OutOfRange,
+            RankError::Operands(KernelError::Descending { .. } | KernelError::NoPairs { .. })
+            | RankError::NoSuchRank { .. } => Code::OutOfRange,
             RankError::Operands(_) | RankError::World { .. } | RankError::Joined { .. } => Code::Invalid,
             RankError::Overlap { .. } | RankError::Memory { .. } => Code::Invalid,
             RankError::Misaligned { .. } => Code::Misaligned,

@@ -1,10 +1,12 @@
 //! A shape from a Hugging Face `config.json`. Keys and defaults are those of `transformers`.
 
+use std::path::Path;
+
+use semmoe_tables::{CheckpointConfig, ConfigError};
 use serde_json::{Map, Value};
 
 use super::{Attention, Dtype, ModelShape, Precision, Window};
 use crate::PlanError;
-use crate::fields::{Fields, json};
 
 /// A thousand times the largest published model.
 const MAX_PARAMETERS: f64 = 1e15;
@@ -12,22 +14,11 @@ const MAX_PARAMETERS: f64 = 1e15;
 /// How an architecture names its dimensions, and the small tensors that it adds.
 struct Family {
     name: &'static str,
+    /// Empty for a dense model, which is planned as TP and DP.
     experts_key: &'static str,
     expert_width_key: &'static str,
-    dense: DenseLayers,
     /// Extra elements of one attention layer.
     small: Small,
-}
-
-/// Which layers have no experts.
-enum DenseLayers {
-    None,
-    /// `decoder_sparse_step` and `mlp_only_layers`.
-    Step,
-    /// `first_k_dense_replace`.
-    First,
-    /// All: a dense model, which is planned as TP and DP.
-    All,
 }
 
 /// Norms and biases beside the two norms of every layer.
@@ -52,38 +43,20 @@ enum Small {
 }
 
 const FAMILIES: &[Family] = &[
-    family("Qwen3MoeForCausalLM", "num_experts", "moe_intermediate_size", DenseLayers::Step, Small::HeadNorms),
-    family("Qwen2MoeForCausalLM", "num_experts", "moe_intermediate_size", DenseLayers::Step, Small::QkvBias),
-    family("MixtralForCausalLM", "num_local_experts", "intermediate_size", DenseLayers::None, Small::Plain),
-    family("OlmoeForCausalLM", "num_experts", "intermediate_size", DenseLayers::None, Small::WholeNorms),
-    family(
-        "DeepseekV2ForCausalLM",
-        "n_routed_experts",
-        "moe_intermediate_size",
-        DenseLayers::First,
-        Small::LatentNorms,
-    ),
-    family(
-        "DeepseekV3ForCausalLM",
-        "n_routed_experts",
-        "moe_intermediate_size",
-        DenseLayers::First,
-        Small::LatentNormsAndCorrection,
-    ),
-    family("GptOssForCausalLM", "num_local_experts", "intermediate_size", DenseLayers::None, Small::Biased),
-    family("MiniMaxM2ForCausalLM", "num_local_experts", "intermediate_size", DenseLayers::None, Small::Corrected),
-    family("LlamaForCausalLM", "", "intermediate_size", DenseLayers::All, Small::Plain),
-    family("Qwen3ForCausalLM", "", "intermediate_size", DenseLayers::All, Small::HeadNorms),
+    family("Qwen3MoeForCausalLM", "num_experts", "moe_intermediate_size", Small::HeadNorms),
+    family("Qwen2MoeForCausalLM", "num_experts", "moe_intermediate_size", Small::QkvBias),
+    family("MixtralForCausalLM", "num_local_experts", "intermediate_size", Small::Plain),
+    family("OlmoeForCausalLM", "num_experts", "intermediate_size", Small::WholeNorms),
+    family("DeepseekV2ForCausalLM", "n_routed_experts", "moe_intermediate_size", Small::LatentNorms),
+    family("DeepseekV3ForCausalLM", "n_routed_experts", "moe_intermediate_size", Small::LatentNormsAndCorrection),
+    family("GptOssForCausalLM", "num_local_experts", "intermediate_size", Small::Biased),
+    family("MiniMaxM2ForCausalLM", "num_local_experts", "intermediate_size", Small::Corrected),
+    family("LlamaForCausalLM", "", "intermediate_size", Small::Plain),
+    family("Qwen3ForCausalLM", "", "intermediate_size", Small::HeadNorms),
 ];
 
-const fn family(
-    name: &'static str,
-    experts_key: &'static str,
-    expert_width_key: &'static str,
-    dense: DenseLayers,
-    small: Small,
-) -> Family {
-    Family { name, experts_key, expert_width_key, dense, small }
+const fn family(name: &'static str, experts_key: &'static str, expert_width_key: &'static str, small: Small) -> Family {
+    Family { name, experts_key, expert_width_key, small }
 }
 
 impl ModelShape {
@@ -93,23 +66,17 @@ impl ModelShape {
     /// [`PlanError::Syntax`] if it is not JSON, [`PlanError::Key`] about an architecture that is not known or a
     /// dimension that is missing, out of range, or does not divide.
     pub fn from_config(file: &str, text: &str) -> Result<Self, PlanError> {
-        let object = json(file, "JSON", text)?;
-        let outer = Fields::of_json(file, &object);
-        // Models that see or hear have the language model's dimensions in a section of their own.
-        let inner = if outer.get("hidden_size").is_none() { outer.inner("text_config") } else { None };
-        let fields = inner.unwrap_or(outer);
+        let fields = CheckpointConfig::parse(Path::new(file), text.as_bytes())?;
         let family = family_of(&fields)?;
-        let (hidden, layers) = (fields.dimension("hidden_size")?, fields.dimension("num_hidden_layers")?);
+        let (hidden, depth): (_, u16) = (fields.dimension("hidden_size")?, fields.dimension("num_hidden_layers")?);
+        let layers = u64::from(depth);
         // A dense model is one expert that no layer has.
-        let dense = matches!(family.dense, DenseLayers::All);
+        let dense = family.experts_key.is_empty();
         let experts = if dense { 1 } else { fields.dimension(family.experts_key)? };
-        let top_k = if dense { 1 } else { fields.dimension("num_experts_per_tok")? };
-        if top_k > experts {
-            return Err(fields.unexpected("num_experts_per_tok", format!("at most {} ({experts})", family.experts_key)));
-        }
+        let top_k = if dense { 1 } else { fields.bounded("num_experts_per_tok", experts)? };
         let attention = attention(&fields, hidden)?;
-        let expert_width = fields.dimension(family.expert_width_key)?;
-        let moe_layers = moe_layers(&fields, family, layers)?;
+        let expert_width: u64 = fields.dimension(family.expert_width_key)?;
+        let moe_layers = if dense { 0 } else { fields.moe_layers(depth)?.len() as u64 };
         let mut shape = Self {
             architecture: family.name.to_owned(),
             hidden,
@@ -124,7 +91,7 @@ impl ModelShape {
             shared_width: match family.small {
                 Small::QkvBias => fields.dimension("shared_expert_intermediate_size")?,
                 Small::LatentNorms | Small::LatentNormsAndCorrection => {
-                    fields.count("n_shared_experts")? * expert_width
+                    fields.count::<u64>("n_shared_experts")? * expert_width
                 }
                 _ => 0,
             },
@@ -137,89 +104,67 @@ impl ModelShape {
         let widths = 3.0 * (experts * expert_width + shape.shared_width + shape.dense_width) as f64;
         let layer = widths * hidden as f64 + shape.attention.parameters(hidden, 1) as f64;
         if layer * layers as f64 > MAX_PARAMETERS {
-            return Err(fields.unexpected("num_hidden_layers", format!("at most {MAX_PARAMETERS:e} parameters in all")));
+            let expected = format!("at most {MAX_PARAMETERS:e} parameters in all");
+            return Err(fields.unexpected("num_hidden_layers", expected).into());
         }
         shape.small_parameters = small(&shape, family);
         Ok(shape)
     }
 }
 
-fn family_of(fields: &Fields<'_>) -> Result<&'static Family, PlanError> {
-    let listed = fields.get("architectures").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-    let known = |name: &str| FAMILIES.iter().find(|family| family.name == name);
-    let found = listed.iter().filter_map(Value::as_str).find_map(known);
-    found.ok_or_else(|| {
+fn family_of(fields: &CheckpointConfig) -> Result<&'static Family, ConfigError> {
+    let known = |name: &&str| FAMILIES.iter().find(|family| family.name == *name);
+    fields.architectures().iter().find_map(known).ok_or_else(|| {
         let names: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
         fields.unexpected("architectures", format!("one of {}", names.join(", ")))
     })
 }
 
-fn attention(fields: &Fields<'_>, hidden: u64) -> Result<Attention, PlanError> {
-    let heads = fields.dimension("num_attention_heads")?;
+fn attention(fields: &CheckpointConfig, hidden: u64) -> Result<Attention, ConfigError> {
+    let heads: u64 = fields.dimension("num_attention_heads")?;
     if fields.get("kv_lora_rank").is_some() {
         return Ok(Attention::Latent {
             heads,
-            query_rank: fields.get("q_lora_rank").map(|_| fields.dimension("q_lora_rank")).transpose()?,
-            kv_rank: fields.dimension("kv_lora_rank")?,
-            nope_dim: fields.dimension("qk_nope_head_dim")?,
-            rope_dim: fields.dimension("qk_rope_head_dim")?,
+            query_rank: fields.optional_dimension("q_lora_rank")?,
             value_dim: fields.dimension("v_head_dim")?,
+            rope_dim: fields.dimension("qk_rope_head_dim")?,
+            nope_dim: fields.dimension("qk_nope_head_dim")?,
+            kv_rank: fields.dimension("kv_lora_rank")?,
         });
     }
-    let kv_heads = fields.dimension_or("num_key_value_heads", heads)?;
-    if !heads.is_multiple_of(kv_heads) {
-        return Err(fields.unexpected("num_key_value_heads", format!("a divisor of num_attention_heads ({heads})")));
-    }
-    if fields.get("head_dim").is_none() && !hidden.is_multiple_of(heads) {
-        return Err(fields.unexpected("hidden_size", format!("a multiple of num_attention_heads ({heads})")));
-    }
-    Ok(Attention::Grouped { heads, kv_heads, head_dim: fields.dimension_or("head_dim", hidden / heads)? })
-}
-
-fn moe_layers(fields: &Fields<'_>, family: &Family, layers: u64) -> Result<u64, PlanError> {
-    let (moe, key) = match family.dense {
-        DenseLayers::All => return Ok(0),
-        DenseLayers::None => (layers, "num_hidden_layers"),
-        DenseLayers::First => (layers.saturating_sub(fields.count("first_k_dense_replace")?), "first_k_dense_replace"),
-        DenseLayers::Step => {
-            let step = fields.dimension_or("decoder_sparse_step", 1)?;
-            let dense = fields.numbers("mlp_only_layers")?;
-            let moe = |layer: &u64| (layer + 1).is_multiple_of(step) && !dense.contains(layer);
-            ((0..layers).filter(moe).count() as u64, "decoder_sparse_step")
-        }
-    };
-    if moe == 0 {
-        return Err(fields.unexpected(key, "at least one layer with experts"));
-    }
-    Ok(moe)
+    let kv_heads = fields.optional_dimension("num_key_value_heads")?.unwrap_or(heads);
+    fields.require(heads.is_multiple_of(kv_heads), "num_key_value_heads", || {
+        format!("a divisor of num_attention_heads ({heads})")
+    })?;
+    let head_dim = fields.optional_dimension("head_dim")?;
+    fields.require(head_dim.is_some() || hidden.is_multiple_of(heads), "hidden_size", || {
+        format!("a multiple of num_attention_heads ({heads})")
+    })?;
+    Ok(Attention::Grouped { heads, kv_heads, head_dim: head_dim.unwrap_or(hidden / heads) })
 }
 
 /// GPT-OSS names the kind of each layer; without the list every layer has the window.
-fn window(fields: &Fields<'_>, layers: u64) -> Result<Option<Window>, PlanError> {
+fn window(fields: &CheckpointConfig, layers: u64) -> Result<Option<Window>, ConfigError> {
     if fields.get("sliding_window").is_none() || !fields.flag("use_sliding_window", true)? {
         return Ok(None);
     }
     let tokens = fields.dimension("sliding_window")?;
-    let windowed = match fields.get("layer_types").and_then(Value::as_array) {
-        Some(kinds) => kinds.iter().filter(|kind| kind.as_str() == Some("sliding_attention")).count() as u64,
-        None if fields.get("layer_types").is_none() => layers,
-        None => return Err(fields.unexpected("layer_types", "a list of the kinds of layers")),
-    };
-    if windowed > layers {
-        return Err(fields.unexpected("layer_types", format!("at most {layers} entries")));
-    }
+    let kinds = fields.optional("layer_types", "a list of the kinds of layers", Value::as_array)?;
+    let has_window = |kind: &&Value| kind.as_str() == Some("sliding_attention");
+    let windowed = kinds.map_or(layers, |kinds| kinds.iter().filter(has_window).count() as u64);
+    fields.require(windowed <= layers, "layer_types", || format!("at most {layers} entries"))?;
     Ok((windowed > 0).then_some(Window { layers: windowed, tokens }))
 }
 
-fn precision(fields: &Fields<'_>) -> Result<Precision, PlanError> {
-    let key = if fields.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
-    let base = match fields.text(key)? {
-        None | Some("bfloat16" | "float16") => Dtype::Bf16,
-        Some("float32") => Dtype::F32,
-        Some(_) => return Err(fields.unexpected(key, "bfloat16, float16 or float32")),
+fn precision(fields: &CheckpointConfig) -> Result<Precision, ConfigError> {
+    let base = match fields.dtype()? {
+        None | Some((_, "bfloat16" | "float16")) => Dtype::Bf16,
+        Some((_, "float32")) => Dtype::F32,
+        Some((key, _)) => return Err(fields.unexpected(key, "bfloat16, float16 or float32")),
     };
     let uniform = Precision::uniform(base);
-    let Some(Value::Object(quantized)) = fields.get("quantization_config") else { return Ok(uniform) };
+    let key = if fields.get("compression_config").is_some() { "compression_config" } else { "quantization_config" };
+    let Some(quantized) = fields.optional(key, "an object or null", Value::as_object)? else { return Ok(uniform) };
     match quantized.get("quant_method").and_then(Value::as_str) {
         Some("fp8") => Ok(Precision { experts: Dtype::Fp8, dense: Dtype::Fp8, ..uniform }),
         Some("mxfp4") => Ok(Precision { experts: Dtype::Mxfp4, ..uniform }),
@@ -231,7 +176,7 @@ fn precision(fields: &Fields<'_>) -> Result<Precision, PlanError> {
             Ok(Precision { experts: Dtype::Int4, dense: Dtype::Int4, ..uniform })
         }
         _ => Err(fields.unexpected(
-            "quantization_config",
+            key,
             "quant_method fp8, mxfp4, or gptq, awq or compressed-tensors with 4 bits; give other types with --weights",
         )),
     }

@@ -32,6 +32,44 @@ fn a_nested_language_model_is_read() {
     assert_eq!(shape.precision.dense, Dtype::Bf16);
 }
 
+/// A model inside another one's configuration; what is about the whole checkpoint is outside, inside or in both.
+#[test]
+fn what_is_about_the_checkpoint_counts_wherever_it_is() {
+    let (fp8, ties) = (r#""quantization_config": {"quant_method": "fp8"}"#, r#""tie_word_embeddings": true"#);
+    let all = format!(r#"{fp8}, {ties}, "dtype": "float32""#);
+    let inner = QWEN3_235B.trim_end_matches('}').replace(r#""tie_word_embeddings": false,"#, "");
+    let inner = inner.replace(r#", "torch_dtype": "bfloat16""#, "");
+    let flat = fixtures::shape(&format!("{inner}, {all}}}"));
+    assert_eq!((flat.precision.experts, flat.precision.other, flat.tied_embeddings), (Dtype::Fp8, Dtype::F32, true));
+    for section in ["text_config", "language_config", "llm_config"] {
+        for (outside, inside) in
+            [(all.clone(), String::new()), (String::new(), all.clone()), (all.clone(), all.clone())]
+        {
+            let comma = |keys: &str| if keys.is_empty() { String::new() } else { format!(", {keys}") };
+            let (outside, inside) = (comma(&outside), comma(&inside));
+            let nested = format!(r#""{section}": {inner}{inside}}}"#);
+            let deeper = format!(r#"{{"thinker_config": {{"model_type": "thinker"{outside}, {nested}}}}}"#);
+            for text in [format!(r#"{{"architectures": ["Seeing"], {nested}{outside}}}"#), deeper] {
+                assert_eq!(fixtures::shape(&text), flat, "{text}");
+            }
+        }
+    }
+    // Null says nothing, and a section without a language model is none.
+    let text =
+        format!(r#"{{"text_config": {inner}, "quantization_config": null, "tie_word_embeddings": null}}, {all}}}"#);
+    assert_eq!(fixtures::shape(&text), flat);
+    let text = format!(r#"{inner}, {all}, "text_config": {{"hidden_size": 1}}}}"#);
+    assert_eq!(fixtures::shape(&text), flat);
+    for (outside, inside, key) in [
+        (ties, r#""tie_word_embeddings": false"#, "tie_word_embeddings"),
+        (fp8, r#""quantization_config": {"quant_method": "mxfp4"}"#, "quantization_config"),
+    ] {
+        let text = format!(r#"{{"text_config": {inner}, {inside}}}, {outside}}}"#);
+        let error = ModelShape::from_config("config.json", &text).unwrap_err().to_string();
+        assert!(error.contains(&format!("`{key}` is ")) && error.contains("as outside"), "{error}");
+    }
+}
+
 /// The table of the model used in the numbers: expert parameters, bytes, cache.
 #[test]
 fn the_reference_model_has_the_golden_numbers() {

@@ -5,10 +5,11 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use semmoe_tables::{ExpertRows, FormatError, ModelInfo, Phase, TraceRequest, TraceRows, TraceWriter, in_parallel};
+use semmoe_tables::{
+    ExpertRows, FormatError, ModelInfo, Phase, PromptSplit, TraceRequest, TraceRows, TraceWriter, in_parallel,
+};
 
 use crate::origin::Origin;
-use crate::split::is_held;
 use crate::{BadRecord, ProfilerError, Progress};
 
 /// Requests are taken in pieces of so many bytes of routes; behind a piece its pages leave memory.
@@ -59,6 +60,19 @@ pub(super) struct Checked {
     /// Requests of each fate but the bad ones.
     pub(super) counted: usize,
     pub(super) held_out: usize,
+}
+
+/// The requests that are held out: about this share of them, by this split.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LeftOut {
+    pub(super) share: f64,
+    pub(super) split: PromptSplit,
+}
+
+impl LeftOut {
+    fn has(self, request: TraceRequest<'_>) -> bool {
+        self.split.position(request) < self.share
+    }
 }
 
 /// Positions of a request that are of a phase.
@@ -130,12 +144,18 @@ impl Inputs {
     }
 
     /// Checks every request, on so many threads.
-    pub(super) fn check(&mut self, phase: Phase, hold_out: f64, threads: usize, progress: &dyn Progress) -> Checked {
+    pub(super) fn check(
+        &mut self,
+        phase: Phase,
+        left_out: LeftOut,
+        threads: usize,
+        progress: &dyn Progress,
+    ) -> Checked {
         let pieces = self.pieces();
         let occurrences: Vec<AtomicU64> = (0..self.model.vocab_size).map(|_| AtomicU64::new(0)).collect();
         let inputs = &*self;
         let check = |piece: &Piece| {
-            let found = inputs.check_piece(piece, phase, hold_out, &occurrences);
+            let found = inputs.check_piece(piece, phase, left_out, &occurrences);
             progress.advance(piece.tokens as u64);
             found
         };
@@ -155,7 +175,7 @@ impl Inputs {
         &self,
         piece: &Piece,
         phase: Phase,
-        hold_out: f64,
+        left_out: LeftOut,
         occurrences: &[AtomicU64],
     ) -> (Vec<Fate>, Vec<BadRecord>) {
         let file = &self.files[piece.file];
@@ -168,7 +188,7 @@ impl Inputs {
                     bad.push(BadRecord { file: file.path.clone(), record, reason: error.to_string() });
                     Fate::Bad
                 }
-                Ok(()) if is_held(file.rows.request(r), hold_out) => Fate::HeldOut,
+                Ok(()) if left_out.has(file.rows.request(r)) => Fate::HeldOut,
                 Ok(()) => {
                     self.count_tokens(file, r, phase, occurrences);
                     Fate::Counted

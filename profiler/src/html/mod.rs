@@ -100,13 +100,17 @@ pub fn render(study: &Study, page: &Page<'_>) -> Result<String, ProfilerError> {
     let drawn = drawn_layers(study, layer);
     let ids: Vec<u16> = drawn.iter().map(|at| study.rows.layer_ids[*at]).collect();
     let chosen = drawn.iter().position(|at| *at == layer).unwrap_or(0);
-    let each = |picture: &dyn Fn(usize) -> String| sheet::of_layers(&ids, |at| picture(drawn[at]));
+    let experts = study.rows.experts;
+    let each = |picture: &dyn Fn(usize) -> String, rows: usize| match experts * rows > MAX_CELLS {
+        true => missing(&format!("{experts} experts are too many for a map.")),
+        false => sheet::of_layers(&ids, |at| picture(drawn[at])),
+    };
     let sections = vec![
         ("Prediction of experts by tokens", table(study)),
-        ("Tokens and experts", each(&|layer| heat::picture(study, page, layer))),
+        ("Tokens and experts", each(&|layer| heat::picture(study, page, layer), heat::TOKENS)),
         ("Load of experts", loads::picture(study)),
         ("Load of groups, before and after", groups),
-        ("From layer to layer", each(&|layer| next::picture(study, layer)) + &next::table(study)),
+        ("From layer to layer", each(&|layer| next::picture(study, layer), study.rows.experts) + &next::table(study)),
         ("Requests by topic", topics),
         ("Local activations against groups", rates),
     ];
@@ -155,11 +159,12 @@ fn table(study: &Study) -> String {
         let quartiles = [&layer.f1, &layer.cumulative_hotness, &layer.hottest_other];
         let cells: String =
             quartiles.iter().flat_map(|q| [q.p25, q.p50, q.p75]).map(|value| format!("<td>{value:.3}</td>")).collect();
+        let mean = layer.f1_mean.map_or_else(|| "-".to_owned(), |mean| format!("{mean:.3}"));
         let kurtosis = format!(
             "<td>{:.1}</td><td>{:.1}</td><td>{:.1}</td>",
             layer.kurtosis.p25, layer.kurtosis.p50, layer.kurtosis.p75
         );
-        format!("<tr><th>{}</th>{cells}{kurtosis}<td>{:.3}</td></tr>\n", layer.layer_id, layer.f1_mean)
+        format!("<tr><th>{}</th>{cells}{kurtosis}<td>{mean}</td></tr>\n", layer.layer_id)
     };
     let rows: String = study.layers.iter().map(row).collect();
     let quartiles = "<th>p25</th><th>p50</th><th>p75</th>".repeat(4);

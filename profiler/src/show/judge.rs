@@ -11,16 +11,22 @@ const FAIR_OVER_CHANCE: f64 = 2.0;
 const ENOUGH_EVIDENCE: f64 = 0.9;
 
 impl Study {
-    /// Share of a token's experts that its hottest top-k predict, over occurrences, mean over layers; and by chance.
-    pub fn prediction(&self) -> (f64, f64) {
-        let mean = self.layers.iter().map(|layer| layer.f1_mean).sum::<f64>() / self.layers.len().max(1) as f64;
-        (mean, self.rows.top_k as f64 / self.rows.experts as f64)
+    /// Share of a token's experts that its hottest top-k predict, over occurrences, mean over the layers where any
+    /// could be judged; none where none could.
+    pub fn prediction(&self) -> Option<f64> {
+        let judged: Vec<f64> = self.layers.iter().filter_map(|layer| layer.f1_mean).collect();
+        (!judged.is_empty()).then(|| judged.iter().sum::<f64>() / judged.len() as f64)
+    }
+
+    /// The same by chance.
+    pub fn by_chance(&self) -> f64 {
+        self.rows.top_k as f64 / self.rows.experts as f64
     }
 
     /// Whether a solve is worth it; `file` is how the user calls the file.
     pub fn verdict(&self, file: &str) -> Verdict {
-        let (prediction, chance) = self.prediction();
-        let evidence = self.coverage_of_traffic;
+        let Some(prediction) = self.prediction() else { return self.nothing_judged() };
+        let (chance, evidence) = (self.by_chance(), self.coverage_of_traffic);
         let grade = match prediction {
             _ if prediction < FAIR_OVER_CHANCE * chance => Grade::Poor,
             _ if prediction < GOOD_PREDICTION || evidence < ENOUGH_EVIDENCE => Grade::Fair,
@@ -47,5 +53,17 @@ impl Study {
             format!("semmoe profile build {file} --out {stem}.profile.safetensors")
         };
         Verdict { grade, text, next }
+    }
+
+    /// Poor data, whatever the model may be.
+    fn nothing_judged(&self) -> Verdict {
+        let text = format!(
+            "Nothing can be said of this model: no token of {} occurs both among those counted and, often enough, among those judged. \
+             Record more prompts.",
+            self.summary.tokens
+        );
+        let next = "semmoe profile record --engine sglang --url http://127.0.0.1:30000 --model-config DIR --prompts MORE.jsonl --out \
+                    more.trace.safetensors";
+        Verdict { grade: Grade::Poor, text, next: next.to_owned() }
     }
 }

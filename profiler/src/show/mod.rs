@@ -40,11 +40,14 @@ pub struct Study {
     pub coverage_of_traffic: f64,
     /// One per MoE layer.
     pub layers: Vec<LayerTable>,
-    /// From each layer to the next, one less than there are layers.
+    /// From each layer to the next, one less than there are layers; none where the pairs of experts are too many.
     pub next: Vec<NextLayer>,
     /// All counts, for pictures.
     #[serde(skip)]
     pub(crate) rows: Rows,
+    /// The counts of the file.
+    #[serde(skip)]
+    pub whole: Profile,
     /// The profile that was counted and the one judged on, where there are two.
     #[serde(skip)]
     pub parts: Option<(Profile, Profile)>,
@@ -58,7 +61,8 @@ pub enum HeldOutKind {
     Requests,
     /// Another file.
     File,
-    /// Half of each count of a profile, at random: its tokens have no order, so requests cannot be held out.
+    /// Half of each count, at random: a profile has no requests, and those of a trace may be too few or too alike for
+    /// two halves.
     Counts,
 }
 
@@ -78,7 +82,7 @@ impl HeldOutKind {
             Self::Requests => "judged on half of the requests, predicted from the other half",
             Self::File => "predicted from this file, judged on the held-out file",
             Self::Counts => {
-                "judged on half of every count drawn at random, predicted from the other half, tokens of eight occurrences and more (a profile has no requests to hold out)"
+                "judged on half of every count drawn at random, predicted from the other half, tokens of eight occurrences and more (there are no requests to hold out)"
             }
         }
     }
@@ -136,6 +140,13 @@ impl Input {
     }
 }
 
+/// The counts of half of the requests and those of the others; none where a half has no known route.
+fn halves(trace: &Trace) -> Result<Option<(Profile, Profile)>, ProfilerError> {
+    let (counted, judged) = split(trace, 0.5)?;
+    let (counted, judged) = (Profile::of_trace(&counted)?, Profile::of_trace(&judged)?);
+    Ok((counted.total_tokens().min(judged.total_tokens()) > 0).then_some((counted, judged)))
+}
+
 /// Summarises a trace or a profile file.
 ///
 /// # Errors
@@ -150,16 +161,17 @@ pub fn show(path: &Path) -> Result<Summary, ProfilerError> {
 /// When the two are of different models, or a count overflows.
 pub fn study(input: &Input, held_out: Option<&Input>) -> Result<Study, ProfilerError> {
     let summary = input.summary()?;
-    let rows = Rows::of(&input.profile()?);
+    let whole = input.profile()?;
+    let rows = Rows::of(&whole);
     let (kind, parts) = match (input, held_out) {
         (_, Some(other)) => {
             input.model().check_compatible(other.model())?;
             (HeldOutKind::File, Some((input.profile()?, other.profile()?)))
         }
-        (Input::Trace(trace), None) => {
-            let (counted, judged) = split(trace, 0.5)?;
-            (HeldOutKind::Requests, Some((Profile::of_trace(&counted)?, Profile::of_trace(&judged)?)))
-        }
+        (Input::Trace(trace), None) => match halves(trace)? {
+            Some(halves) => (HeldOutKind::Requests, Some(halves)),
+            None => (HeldOutKind::Counts, None),
+        },
         (Input::Profile(_), None) => (HeldOutKind::Counts, None),
     };
     let (counted, judged) = match &parts {
@@ -175,5 +187,5 @@ pub fn study(input: &Input, held_out: Option<&Input>) -> Result<Study, ProfilerE
         HeldOutKind::Counts => rows.repeated_share(),
         _ => judged.known_share(&counted),
     };
-    Ok(Study { summary, held_out: kind, coverage_of_traffic, layers, next, rows, parts })
+    Ok(Study { summary, held_out: kind, coverage_of_traffic, layers, next, rows, whole, parts })
 }

@@ -3,8 +3,8 @@
 use semmoe_tables::{LayerIdx, Trace};
 use serde::Serialize;
 
-use super::Input;
 use super::rows::{Rows, activations};
+use super::{Input, Study};
 
 /// Tokens of a trace that are looked at: enough for figures of three digits.
 const MAX_TOKENS: usize = 500_000;
@@ -29,8 +29,24 @@ pub struct NextLayer {
     pub(crate) pairs: Vec<Vec<f64>>,
 }
 
-/// All pairs of neighbouring layers.
+/// The most pairs of experts of all layers together: half a gigabyte. The largest published model, of 94 layers of 512
+/// experts, has 24 million.
+const MAX_PAIRS: usize = 1 << 26;
+
+impl Study {
+    /// Why there are no figures from layer to layer, where there could be some.
+    pub(super) fn next_left_out(&self) -> Option<String> {
+        let (experts, layers) = (self.rows.experts, self.rows.layers());
+        let left_out = self.next.is_empty() && layers > 1;
+        left_out.then(|| format!("left out, as {experts} experts of {layers} layers make more than {MAX_PAIRS} pairs"))
+    }
+}
+
+/// All pairs of neighbouring layers, unless they are too many.
 pub(super) fn all(input: &Input, rows: &Rows) -> Vec<NextLayer> {
+    if rows.experts.saturating_mul(rows.experts).saturating_mul(rows.layers() - 1) > MAX_PAIRS {
+        return Vec::new();
+    }
     let pair = |layer: usize| {
         let (pairs, seen_together) = match input {
             Input::Trace(trace) => (of_trace(trace, layer, rows.experts), true),

@@ -13,8 +13,8 @@ pub struct LayerTable {
     /// F1 of predicting the experts of a token by its hottest top-k, on data that were not counted; over tokens. As
     /// many experts are predicted as are activated, so precision, recall and F1 are the same.
     pub f1: Quartiles,
-    /// The same over occurrences.
-    pub f1_mean: f64,
+    /// The same over occurrences; none where no token was both counted and judged.
+    pub f1_mean: Option<f64>,
     /// Share of a token's activations that its hottest top-k have.
     pub cumulative_hotness: Quartiles,
     /// Share that the hottest of the others has.
@@ -94,8 +94,8 @@ pub(crate) fn hottest(row: &[(u16, u32)]) -> Vec<(u16, u32)> {
     order
 }
 
-/// Over tokens that both parts have and that occurred often enough, and over all their occurrences.
-fn f1(layer: usize, counted: &Rows, judged: &Rows, least: u64) -> (Quartiles, f64) {
+/// Over tokens that both parts have and that occurred often enough, and over all their occurrences, if there are any.
+fn f1(layer: usize, counted: &Rows, judged: &Rows, least: u64) -> (Quartiles, Option<f64>) {
     let (mut each, mut hit, mut all) = (Vec::new(), 0.0, 0.0);
     for token in 0..judged.vocabulary() {
         let total = activations(judged.row(layer, token));
@@ -110,7 +110,7 @@ fn f1(layer: usize, counted: &Rows, judged: &Rows, least: u64) -> (Quartiles, f6
         hit += hits;
         all += total;
     }
-    (Quartiles::of(each), if all > 0.0 { hit / all } else { 0.0 })
+    (Quartiles::of(each), (all > 0.0).then(|| hit / all))
 }
 
 /// Of a token's counts over all experts, those without activations too.

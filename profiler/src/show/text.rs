@@ -28,7 +28,7 @@ fn columns(chance: f64) -> Vec<Column> {
         column("predicted (F1)", "p25", "", "", |layer, _| three(layer.f1.p25)),
         column("", "p50", "", "", |layer, _| three(layer.f1.p50)),
         column("", "p75", "", "", |layer, _| three(layer.f1.p75)),
-        column("", "mean", "1", &by_chance, |layer, _| three(layer.f1_mean)),
+        column("", "mean", "1", &by_chance, |layer, _| layer.f1_mean.map_or("-".into(), three)),
         column("hottest top-k", "p25", "", "", |layer, _| three(layer.cumulative_hotness.p25)),
         column("", "p50", "1", &by_chance, |layer, _| three(layer.cumulative_hotness.p50)),
         column("", "p75", "", "", |layer, _| three(layer.cumulative_hotness.p75)),
@@ -49,8 +49,12 @@ impl fmt::Display for Study {
             "Each token's hottest top-k experts as the prediction of those it activates; quartiles over tokens."
         )?;
         writeln!(f, "Predicted: {}.", self.held_out.describe())?;
-        writeln!(f, "Tokens with evidence: {:.1}% of the traffic.\n", self.coverage_of_traffic * 100.0)?;
-        let columns = columns(self.prediction().1);
+        writeln!(f, "Tokens with evidence: {:.1}% of the traffic.", self.coverage_of_traffic * 100.0)?;
+        if let Some(why) = self.next_left_out() {
+            writeln!(f, "Next layer: {why}.")?;
+        }
+        writeln!(f)?;
+        let columns = columns(self.by_chance());
         let line = |f: &mut fmt::Formatter<'_>, name: &str, cell: &dyn Fn(&Column) -> String| {
             write!(f, "{name:<6}")?;
             columns.iter().try_for_each(|column| write!(f, " {:>8}", cell(column)))

@@ -35,6 +35,7 @@ use crate::hold_out::with_hold_out;
 use crate::labels::tp_parts;
 use crate::load_limit::group_loads;
 use crate::options::{Objective, SolveOptions, at_least_one, within};
+use crate::printed::BY_PAPER;
 use crate::problem::{Problem, problems};
 use crate::ranks::Traced;
 use crate::report::{Findings, SolveReport};
@@ -106,8 +107,9 @@ impl PaperOptions {
 /// Algorithm 1 in place of [`solve`](crate::solve), with the same inputs and the same kind of result.
 ///
 /// Of `options` it uses groups, attention, seed, provenance, and what describes the result (the limits on tokens and
-/// expert load are reported on, but the algorithm does not know them), and what is held out to judge on; there is no A.
-/// One thread. `progress` is called after every round; when it breaks, the best so far is returned.
+/// expert load are reported on, but the algorithm does not know them), and the share that is held out to judge on. With
+/// attention tp and a trace the tables have the paper's A. One thread. `progress` is called after every round; when it
+/// breaks, the best so far is returned.
 ///
 /// # Errors
 /// As [`solve`](crate::solve).
@@ -143,11 +145,12 @@ pub fn solve_paper(
                 let mut parts = tp_parts(profile, &placement, &Shrinkage { options, prior: None });
                 let labels = best.clusterings.iter().map(|clustering| &clustering.plan.label[..]);
                 tokens::set_labels(&mut parts, profile, &placement, labels);
+                trace.iter().for_each(|trace| tokens::set_transitions(&mut parts, trace, &placement));
                 TablesBuilder::tp(model, provenance, placement, parts, price)
             }
         };
         let (version, seed) = (env!("CARGO_PKG_VERSION"), options.seed);
-        let name = format!("semmoe-solver {version} algorithm=paper unit={unit} seed={seed} {paper:?}");
+        let name = format!("semmoe-solver {version} {BY_PAPER} unit={unit} seed={seed} {paper:?}");
         let tables = builder.solver(name).finish()?;
         let traced = trace.map(|trace| Traced::new(trace, unit, profile));
         let findings = Findings {

@@ -1,8 +1,9 @@
-//! Lines 53 to 55: from the groups of units to T and its confidence.
+//! Lines 53 to 55: from the groups of units to T and its confidence; A and its confidence (appendix A.2).
 
 use half::f16;
 use semmoe_tables::{LayerIdx, NO_GROUP, Placement, Profile, TpParts, Trace};
 
+use crate::printed::Sequences;
 use crate::split::has_route;
 use crate::token_table::count_groups;
 
@@ -57,4 +58,13 @@ pub(super) fn set_labels<'a>(
             }
         }
     }
+}
+
+/// A of attention tp: one label for the groups of the two layers before, with the share of what follows on it.
+pub(super) fn set_transitions(parts: &mut TpParts, trace: &Trace, placement: &Placement) {
+    let counted = Sequences::of(trace, placement, |_| true).labels;
+    let rows = parts.transition_group.chunks_exact_mut(parts.labels).zip(&counted.group);
+    rows.for_each(|(row, &group)| row[0] = group);
+    let rows = parts.transition_prob.chunks_exact_mut(parts.labels).zip(&counted.prob);
+    rows.for_each(|(row, &prob)| row[0] = prob);
 }

@@ -77,7 +77,7 @@ fn both(trace: &Trace, limits: Limits, margin: f64) -> (f64, f64, Clustering) {
     let capacity = mass_capacity(problem.total_mass(), limits.groups, margin);
     let problems = [problem];
     let options = SolveOptions { token_margin: margin, seed: 1, starts: 4, threads: 1, ..test_options() };
-    let best = run_starts(&problems, &options, limits, None, &mut |_| std::ops::ControlFlow::Continue(()));
+    let best = run_starts(&problems, &options, limits, None, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
     let routes = all_routes(trace);
     let ranked = RankProblem { problem: &problems[0], routes: &routes, capacity: &capacity, limits };
     let improved = ranked.improve(best.clusterings[0].clone(), 1, &mut || true);

@@ -1,13 +1,13 @@
 //! Evaluation: the figures are those that a plain count gives, and have the names of the design.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::common::{options, planted, profile_of, provenance, solve_trace};
 use half::f16;
 use semmoe_solver::{EvalInput, EvalOptions, Evaluation, SolveError, Unit, evaluate};
 use semmoe_tables::{
-    Attention, EvenGroups, GroupId, LayerIdx, LikelyGroup, NO_GROUP, PlacedBy, Placement, Tables, TablesBuilder,
-    TokenId, TpParts, Trace, TraceRequest,
+    Attention, EvenGroups, GroupId, GroupLabels, LayerIdx, LikelyGroup, NO_GROUP, PlacedBy, Placement, PromptSplit,
+    Tables, TablesBuilder, TokenId, TpParts, Trace, TraceRequest,
 };
 
 /// Contiguous placement, and T that knows nothing.
@@ -91,19 +91,71 @@ fn groups_before(
     layer.checked_sub(2).and_then(|older| Some((main(older)?, main(older + 1)?)))
 }
 
-/// The group by the paper's line 2, from the labels' own halves: whichever of T and A is surer of its first label.
-fn group_by_the_printed_rule(tables: &Tables, request: TraceRequest<'_>, position: usize, layer: u16) -> Option<usize> {
-    let id = LayerIdx::new(layer);
-    let t = tables.token_groups(id, TokenId::new(request.token_ids()[position]));
-    let a = groups_before(tables, request, position, layer).and_then(|(b, a)| tables.next_groups(id, b, a));
-    let sure = |probs: &[f16]| probs[0].to_f32();
-    let first = |groups: &[u16]| Some(usize::from(groups[0]));
-    match (t, a) {
-        (None, None) => None,
-        (Some(t), None) => first(t.groups),
-        (None, Some(a)) => first(a.groups),
-        (Some(t), Some(a)) if sure(a.probs) >= sure(t.probs) => first(a.groups),
-        (Some(t), Some(_)) => first(t.groups),
+/// The paper's A_p, counted plainly: by half of the requests, layer, and the groups in the two layers before, what lies
+/// on each group.
+#[derive(Default)]
+struct Printed(HashMap<(usize, u16, GroupId, GroupId), [f64; 4]>);
+
+impl Printed {
+    fn half(request: TraceRequest<'_>) -> usize {
+        usize::from(PromptSplit::EVALUATE.position(request) < 0.5)
+    }
+
+    fn of(tables: &Tables, trace: &Trace) -> Self {
+        let mut counts = Self::default();
+        for request in trace.iter() {
+            for (position, layer) in (0..request.token_ids().len()).flat_map(|at| (0..3).map(move |layer| (at, layer)))
+            {
+                let id = LayerIdx::new(layer);
+                let before = groups_before(tables, request, position, layer);
+                let (Some((b, a)), Some(route)) = (before, request.route(position, id)) else { continue };
+                for expert in route.experts() {
+                    let group = tables.placement().group_of(id, expert).index();
+                    counts.0.entry((Self::half(request), layer, b, a)).or_default()[group] += 1.0;
+                }
+            }
+        }
+        counts
+    }
+
+    /// The label of the other half, and how sure it is, as a file would have it.
+    fn after(&self, tables: &Tables, request: TraceRequest<'_>, position: usize, layer: u16) -> Option<(u16, f16)> {
+        let (b, a) = groups_before(tables, request, position, layer)?;
+        let counts = self.0.get(&(1 - Self::half(request), layer, b, a))?;
+        let most = (1..4).fold(0, |most, group| if counts[group] > counts[most] { group } else { most });
+        Some((most as u16, f16::from_f64(counts[most] / counts.iter().sum::<f64>())))
+    }
+
+    /// The paper's line 2: groups and shares of the surer of T and A.
+    fn labels(
+        &self,
+        tables: &Tables,
+        request: TraceRequest<'_>,
+        at: usize,
+        layer: u16,
+    ) -> Option<(Vec<u16>, Vec<f16>)> {
+        let t = tables.token_groups(LayerIdx::new(layer), TokenId::new(request.token_ids()[at]));
+        match (t, self.after(tables, request, at, layer)) {
+            (Some(t), Some(a)) if t.probs[0] <= a.1 => Some((vec![a.0], vec![a.1])),
+            (None, Some(a)) => Some((vec![a.0], vec![a.1])),
+            (t, _) => t.map(|t| (t.groups.to_vec(), t.probs.to_vec())),
+        }
+    }
+
+    /// The shares of the surer one alone: those of its labels, and what they leave for the groups without one.
+    fn shares(
+        &self,
+        tables: &Tables,
+        request: TraceRequest<'_>,
+        at: usize,
+        layer: u16,
+        shares: &mut [f64],
+    ) -> Option<LikelyGroup> {
+        shares.fill(1.0);
+        let (groups, probs) = self.labels(tables, request, at, layer)?;
+        let labels = GroupLabels { groups: &groups, probs: &probs };
+        (0..4).for_each(|group| shares[usize::from(group)] = labels.share_of(group, 4));
+        Some(LikelyGroup { group: GroupId::new(groups[0]), share: probs[0].to_f64() })
     }
 }
 
@@ -147,6 +199,7 @@ fn evaluated_plainly(tables: &Tables, other: &Trace) -> Evaluation {
     // Local activations and remote groups, where the tables put a token and summed over all four groups.
     let (mut local, mut remote, mut all, mut routes) = ([0.0; 3], [0.0; 3], 0.0, 0.0);
     let (experts, mut blocks) = (usize::from(tables.model().num_experts), 0.0);
+    let printed = Printed::of(tables, other);
     for request in other.iter() {
         for (position, layer) in (0..request.token_ids().len()).flat_map(|at| (0..3).map(move |layer| (at, layer))) {
             let Some(route) = request.route(position, LayerIdx::new(layer)) else { continue };
@@ -162,7 +215,8 @@ fn evaluated_plainly(tables: &Tables, other: &Trace) -> Evaluation {
             blocks += (0..4).map(|own| held.iter().filter(|&&group| group != own).count() as f64 / 4.0).sum::<f64>();
             let everywhere = (0..4).map(figures).fold((0.0, 0.0), |sum, at| (sum.0 + at.0 / 4.0, sum.1 + at.1 / 4.0));
             let own = group_by_algorithm_3(tables, request, position, layer);
-            let printed = group_by_the_printed_rule(tables, request, position, layer).map_or(everywhere, figures);
+            let printed = printed.labels(tables, request, position, layer).map(|(groups, _)| groups[0].into());
+            let printed = printed.map_or(everywhere, figures);
             for (at, (here, there)) in [own.map_or(everywhere, figures), everywhere, printed].into_iter().enumerate() {
                 local[at] += here;
                 remote[at] += there;
@@ -216,6 +270,7 @@ fn counted_in_steps(tables: &Tables, trace: &Trace, step_tokens: usize) -> [f64;
     let known = |request: TraceRequest<'_>, at: &usize| request.route(*at, LayerIdx::new(0)).is_some();
     let tokens = trace.iter().flat_map(|request| (0..request.token_ids().len()).map(move |at| (request, at)));
     let tokens: Vec<_> = tokens.filter(|(request, at)| known(*request, at)).collect();
+    let printed = Printed::of(tables, trace);
     let (mut local, mut all, mut rows, mut fullest, mut wanted, mut moved) = ([0.0; 3], 0.0, 0.0, 0.0, 0.0, 0.0);
     for (step, layer) in tokens.chunks(step_tokens).flat_map(|step| (0..3).map(move |layer| (step, layer))) {
         let id = LayerIdx::new(layer);
@@ -226,7 +281,7 @@ fn counted_in_steps(tables: &Tables, trace: &Trace, step_tokens: usize) -> [f64;
             for (even, before) in even.iter_mut().zip(before) {
                 even.push(|shares| tables.group_shares(id, token, before, shares));
             }
-            even[2].push(|shares| printed_shares(tables, request, at, layer, shares));
+            even[2].push(|shares| printed.shares(tables, request, at, layer, shares));
         }
         even.iter_mut().for_each(EvenGroups::settle);
         for (row, &(request, at)) in step.iter().enumerate() {
@@ -245,27 +300,6 @@ fn counted_in_steps(tables: &Tables, trace: &Trace, step_tokens: usize) -> [f64;
         wanted += f64::from(even[0].fullest_wanted());
     }
     [local[0] / all, local[1] / all, local[2] / all, 4.0 * fullest / rows, 4.0 * wanted / rows, moved / rows]
-}
-
-/// The shares of the surer table alone: those of its labels, and what they leave for the groups without one.
-fn printed_shares(
-    tables: &Tables,
-    request: TraceRequest<'_>,
-    at: usize,
-    layer: u16,
-    shares: &mut [f64],
-) -> Option<LikelyGroup> {
-    let id = LayerIdx::new(layer);
-    let t = tables.token_groups(id, TokenId::new(request.token_ids()[at]));
-    let a = groups_before(tables, request, at, layer).and_then(|(b, a)| tables.next_groups(id, b, a));
-    let surer = match (t, a) {
-        (Some(t), Some(a)) if t.probs[0] <= a.probs[0] => Some(a),
-        (t, a) => t.or(a),
-    };
-    shares.fill(1.0);
-    let labels = surer?;
-    (0..4).for_each(|group| shares[usize::from(group)] = labels.share_of(group, 4));
-    Some(LikelyGroup { group: GroupId::new(labels.groups[0]), share: labels.probs[0].to_f64() })
 }
 
 #[test]

@@ -7,7 +7,7 @@ use semmoe_solver::{
     EvalInput, EvalOptions, PaperCap, PaperOptions, SolveError, SolveOptions, TokenAssigner, evaluate, solve,
     solve_paper,
 };
-use semmoe_tables::{Attention, LayerIdx, TokenId};
+use semmoe_tables::{Attention, GroupId, LayerIdx, TokenId};
 
 #[test]
 fn planted_clusters_are_better_than_chance_and_no_better_than_exact_steps() {
@@ -37,6 +37,23 @@ fn the_tables_labels_are_the_algorithms_own() {
     assert!((judged.lar - solved.report.lar).abs() < 1e-9, "{} {}", judged.lar, solved.report.lar);
     let labels = solved.tables.token_groups(LayerIdx::new(0), TokenId::new(1)).unwrap();
     assert_eq!(labels.groups.len(), 1, "one label, not a distribution");
+}
+
+/// With one label each, the rule of workers is Algorithm 3's: the surer of T and A. Equal ones differ, which are rare.
+#[test]
+fn with_a_trace_the_tables_have_the_papers_a_and_go_by_the_surer_table() {
+    let (trace, other) = (planted(4, 300, 0.7, 2), planted(4, 200, 0.7, 3));
+    let (profile, options) = (profile_of(&trace), options(4, Attention::Tp));
+    let solved = solve_paper(&profile, Some(&trace), &options, &PaperOptions::default(), &mut quiet).unwrap();
+    let groups: Vec<GroupId> = (0..4).map(GroupId::new).collect();
+    let rows = groups.iter().flat_map(|older| groups.iter().map(move |newer| (*older, *newer)));
+    let labels: Vec<_> =
+        rows.filter_map(|(older, newer)| solved.tables.next_groups(LayerIdx::new(2), older, newer)).collect();
+    assert!(labels.len() > 8 && labels.iter().all(|labels| labels.groups.len() == 1), "{labels:?}");
+    assert!(solved.tables.next_groups(LayerIdx::new(1), groups[0], groups[0]).is_none(), "two layers before");
+    let judged = evaluate(&solved.tables, EvalInput::Trace(&other), &EvalOptions::default()).unwrap();
+    let (lar, printed) = (judged.lar, judged.lar_paper_rule.unwrap());
+    assert!((lar - printed).abs() < 0.002 && (printed - judged.lar_t_only.unwrap()).abs() > 1e-6, "{judged:?}");
 }
 
 #[test]

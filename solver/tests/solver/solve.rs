@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use crate::common::{model, options, planted, profile_of, provenance, quiet, solve_trace};
-use semmoe_solver::{SolveError, SolveOptions, Unit, solve};
+use semmoe_solver::{PaperOptions, SolveError, SolveOptions, Unit, solve, solve_paper};
 use semmoe_tables::{
     Attention, ExpertId, GroupId, LayerIdx, Phase, ProfileBuilder, TokenId, TraceBuilder, UNKNOWN_EXPERT,
 };
@@ -195,5 +195,20 @@ fn a_single_token_profile_is_solved_and_the_split_reported() {
             assert!(report.split_units > 0 && !report.expert_load_limit_met, "{report:?}");
             assert!((report.lar - report.lar_bound).abs() < 1e-6 && report.lar >= 0.25, "{report:?}");
         }
+    }
+}
+
+/// Steps compare pairs of experts: too many would take all memory, and no time limit would end them.
+#[test]
+fn more_experts_than_pairs_can_be_compared_of_are_refused() {
+    let model = model(3, 65_534, 1, 8);
+    let mut trace = TraceBuilder::new(model, provenance()).unwrap();
+    trace.push(&[1, 2], 2, &[7, 65_533, 9, 9, 7, 8], None).unwrap();
+    let profile = profile_of(&trace.finish().unwrap());
+    let options = options(2, Attention::Dp);
+    let exact = solve(&profile, None, &options, &mut quiet);
+    let paper = solve_paper(&profile, None, &options, &PaperOptions::default(), &mut quiet);
+    for error in [exact.unwrap_err(), paper.unwrap_err()] {
+        assert_eq!(error.to_string(), "the input has 65534 experts of a layer, expected at most 4096");
     }
 }

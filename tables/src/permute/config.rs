@@ -2,16 +2,12 @@
 
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::family::{FAMILIES, Family, known_architectures};
 use super::source::CONFIG;
 use super::{Permutation, PermuteError};
-use crate::Tables;
-use crate::container::Storage;
-
-/// The largest published configurations have a few hundred kB.
-const MAX_CONFIG_BYTES: usize = 16 << 20;
+use crate::{CheckpointConfig, ConfigError, Tables};
 
 /// The part of the configuration that matters here.
 #[derive(Debug)]
@@ -32,108 +28,76 @@ impl Config {
     /// gating that the permutation does not change.
     pub(super) fn read(checkpoint: &Path, tables: &Tables) -> Result<Self, PermuteError> {
         let (permutation, model) = (Permutation::of(tables)?, tables.model());
-        let path = &checkpoint.join(CONFIG);
-        let value = read_json(path, MAX_CONFIG_BYTES)?;
-        let family = family(&value, path)?;
-        let fields = Fields { path, value: &value };
-        let tables = |what: &str| format!("the tables' {what}");
-        fields.expect(family.experts_key, model.num_experts, &tables("number of experts"))?;
-        fields.expect("num_experts_per_tok", model.top_k, &tables("top-k"))?;
-        let hidden_layers = fields.number("num_hidden_layers")?;
+        let fields = CheckpointConfig::open(&checkpoint.join(CONFIG))?;
+        let family = family(&fields)?;
+        let expect = |key: &str, expected: u16, what: &str| {
+            let is_expected = number(&fields, key)? == expected;
+            fields.require(is_expected, key, || format!("{expected}, the tables' {what}"))
+        };
+        expect(family.experts_key, model.num_experts, "number of experts")?;
+        expect("num_experts_per_tok", model.top_k, "top-k")?;
+        let hidden_layers = number(&fields, "num_hidden_layers")?;
         if model.num_hidden_layers > 0 {
-            fields.expect("num_hidden_layers", model.num_hidden_layers, &tables("number of layers"))?;
+            expect("num_hidden_layers", model.num_hidden_layers, "number of layers")?;
         }
         let last = model.layer_ids.last().copied().unwrap_or(0);
-        if last >= hidden_layers {
-            let expected = format!("more than {last}, the last MoE layer of the tables");
-            return Err(PermuteError::field(path, "num_hidden_layers", hidden_layers, expected));
-        }
-        let n_group = fields.check_gating(&permutation)?;
-        let top_groups = if n_group > 1 { fields.number("topk_group")? } else { 1 };
-        match expert_named_in(&value) {
+        fields.require(last < hidden_layers, "num_hidden_layers", || {
+            format!("more than {last}, the last MoE layer of the tables")
+        })?;
+        let n_group = gating_groups(&fields, &permutation)?;
+        let top_groups = if n_group > 1 { number(&fields, "topk_group")? } else { 1 };
+        match expert_named_in(fields.document()) {
             None => Ok(Self { family, permutation, hidden_layers, n_group, top_groups }),
             Some(name) => {
                 let name: String = name.chars().take(100).collect();
                 let expected = "no names of single experts, which this file would still have under their old numbers";
-                Err(PermuteError::field(path, "a string", format!("{name:?}"), expected))
+                Err(fields.bad("a string", format!("{name:?}"), expected).into())
             }
         }
     }
 }
 
-struct Fields<'a> {
-    path: &'a Path,
-    value: &'a Value,
+fn number(fields: &CheckpointConfig, key: &str) -> Result<u16, ConfigError> {
+    fields.whole(key, 0..=u16::MAX.into())?.ok_or_else(|| fields.unexpected(key, "0 to 65535"))
 }
 
-impl Fields<'_> {
-    fn number(&self, field: &str) -> Result<u16, PermuteError> {
-        let found = self.value.get(field).unwrap_or(&Value::Null);
-        found.as_u64().and_then(|n| u16::try_from(n).ok()).ok_or_else(|| {
-            let found: String = found.to_string().chars().take(100).collect();
-            PermuteError::field(self.path, field, found, "a number up to 65535")
-        })
+/// Group-limited gating: `n_group` groups of neighbouring experts, of which `topk_group` are searched. Returns
+/// `n_group`.
+fn gating_groups(fields: &CheckpointConfig, permutation: &Permutation) -> Result<u16, PermuteError> {
+    let (n_group, experts) = (fields.whole("n_group", 0..=u16::MAX.into())?.unwrap_or(1), permutation.experts);
+    if n_group <= 1 {
+        return Ok(1);
     }
-
-    fn expect(&self, field: &str, expected: u16, what: &str) -> Result<(), PermuteError> {
-        let found = self.number(field)?;
-        if found == expected {
-            return Ok(());
-        }
-        Err(PermuteError::field(self.path, field, found, format!("{expected}, {what}")))
-    }
-
-    /// Group-limited gating: `n_group` groups of neighbouring experts, of which `topk_group` are searched.
-    /// Returns `n_group`.
-    fn check_gating(&self, permutation: &Permutation) -> Result<u16, PermuteError> {
-        if self.value.get("n_group").is_none_or(Value::is_null) {
-            return Ok(1);
-        }
-        let (n_group, experts) = (self.number("n_group")?, permutation.experts);
-        if n_group <= 1 {
-            return Ok(1);
-        }
-        if !experts.is_multiple_of(n_group) {
-            let expected = format!("a number that divides the {experts} experts");
-            return Err(PermuteError::field(self.path, "n_group", n_group, expected));
-        }
-        permutation.keeps_gating_groups(n_group)?;
-        Ok(n_group)
-    }
+    fields.require(experts.is_multiple_of(n_group), "n_group", || {
+        format!("a number that divides the {experts} experts")
+    })?;
+    permutation.keeps_gating_groups(n_group)?;
+    Ok(n_group)
 }
 
-fn family(value: &Value, path: &Path) -> Result<&'static Family, PermuteError> {
-    let names = value.get("architectures").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    let names: Vec<&str> = names.iter().filter_map(Value::as_str).collect();
+fn family(fields: &CheckpointConfig) -> Result<&'static Family, PermuteError> {
+    let names = fields.architectures();
     let known = FAMILIES.iter().find(|family| names.iter().any(|name| family.architectures.contains(name)));
     known.ok_or_else(|| {
-        let found: String = names.join(", ").chars().take(200).collect();
-        let found = if found.is_empty() { "(none)".to_owned() } else { found };
-        PermuteError::Architecture { path: path.to_path_buf(), found, known: known_architectures() }
+        let (path, found) = (fields.path().to_owned(), fields.shown_architectures());
+        PermuteError::Architecture { path, found, known: known_architectures() }
     })
 }
 
 /// A string anywhere in a document that names a single expert, as lists of layers that are not quantised do.
-fn expert_named_in(value: &Value) -> Option<&str> {
-    let names_one =
-        |text: &str| text.split(".experts.").skip(1).any(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
-    match value {
-        Value::String(text) => names_one(text).then_some(text),
-        Value::Array(items) => items.iter().find_map(expert_named_in),
-        Value::Object(fields) => {
-            let key = fields.keys().find(|key| names_one(key)).map(String::as_str);
-            key.or_else(|| fields.values().find_map(expert_named_in))
+fn expert_named_in(object: &Map<String, Value>) -> Option<&str> {
+    fn in_value(value: &Value) -> Option<&str> {
+        match value {
+            Value::String(text) => names_one(text).then_some(text),
+            Value::Array(items) => items.iter().find_map(in_value),
+            Value::Object(object) => expert_named_in(object),
+            _ => None,
         }
-        _ => None,
     }
+    let key = object.keys().find(|key| names_one(key)).map(String::as_str);
+    key.or_else(|| object.values().find_map(in_value))
 }
 
-/// A JSON file of a bounded size.
-pub(super) fn read_json(path: &Path, max_bytes: usize) -> Result<Value, PermuteError> {
-    let file = Storage::map(path)?;
-    if file.len() > max_bytes {
-        let found = format!("{} bytes long", file.len());
-        return Err(PermuteError::field(path, "the file", found, format!("at most {max_bytes} bytes")));
-    }
-    serde_json::from_slice(&file).map_err(|source| PermuteError::Json { path: path.to_path_buf(), source })
+fn names_one(text: &str) -> bool {
+    text.split(".experts.").skip(1).any(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::FormatError;
+use crate::{ConfigError, FormatError};
 
 /// Why a checkpoint was not permuted, or is not the permutation it should be.
 #[derive(Debug, thiserror::Error)]
@@ -11,6 +11,9 @@ pub enum PermuteError {
     /// A file could not be read or written, or is not a safetensors file.
     #[error(transparent)]
     Format(#[from] FormatError),
+    /// `config.json` cannot be read, or says something that does not fit.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// A JSON file is not JSON.
     #[error("{} is not valid JSON: {source}", path.display())]
     Json {
@@ -29,7 +32,7 @@ pub enum PermuteError {
         /// Those that can be permuted.
         known: String,
     },
-    /// `config.json` or the index says something that does not fit.
+    /// The index says something that does not fit.
     #[error("{}: {field} is {found}, expected {expected}", path.display())]
     Field {
         /// The file.

@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::PermuteError;
-use super::config::read_json;
 use crate::FormatError;
-use crate::container::{Foreign, INDEX, MAX_INDEX_BYTES, SINGLE, is_plain_name};
+use crate::container::{Foreign, INDEX, MAX_INDEX_BYTES, SINGLE, Storage, is_plain_name};
 
 pub(super) const CONFIG: &str = "config.json";
 /// Weights in forms that are not rewritten: beside the new ones they would be those of another order of experts.
@@ -151,4 +150,14 @@ fn shard_of(dir: &Path, shards: &[Shard]) -> Result<BTreeMap<String, usize>, Per
         }
     }
     Ok(shard_of)
+}
+
+/// A JSON file of a bounded size.
+fn read_json(path: &Path, max_bytes: usize) -> Result<Value, PermuteError> {
+    let file = Storage::map(path)?;
+    if file.len() > max_bytes {
+        let found = format!("{} bytes long", file.len());
+        return Err(PermuteError::field(path, "the file", found, format!("at most {max_bytes} bytes")));
+    }
+    serde_json::from_slice(&file).map_err(|source| PermuteError::Json { path: path.to_path_buf(), source })
 }

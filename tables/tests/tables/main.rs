@@ -15,6 +15,7 @@ mod permute;
 mod permute_damage;
 mod permute_proof;
 mod permute_refused;
+mod prompt_split;
 mod round_trip;
 mod rules;
 mod streaming;

@@ -9,7 +9,7 @@ use crate::checkpoint::{Checkpoint, EXPERTS};
 use safetensors::tensor::Dtype;
 use semmoe_tables::permute::{permute, write_relabelled};
 use semmoe_tables::*;
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 #[test]
@@ -44,7 +44,7 @@ fn configurations_are_checked() {
         ("architectures", json!(["GPT2LMHeadModel"]), "names the architecture GPT2LMHeadModel; known are DeepseekV2"),
         ("architectures", json!(null), "names the architecture (none)"),
         ("n_routed_experts", json!(16), "n_routed_experts is 16, expected 12, the tables' number of experts"),
-        ("n_routed_experts", json!("x"), "n_routed_experts is \"x\", expected a number"),
+        ("n_routed_experts", json!("x"), "n_routed_experts is \"x\", expected 0 to 65535"),
         ("num_experts_per_tok", json!(3), "num_experts_per_tok is 3, expected 2, the tables' top-k"),
         ("num_hidden_layers", json!(4), "num_hidden_layers is 4, expected 3, the tables' number of layers"),
         ("n_group", json!(5), "n_group is 5, expected a number that divides the 12 experts"),
@@ -59,10 +59,20 @@ fn configurations_are_checked() {
         let error = refusal(&checkpoint, &tables(2), |_| {});
         assert!(error.contains(expected) && error.contains("config.json"), "{error}\nlacks: {expected}");
     }
+    // Keys about the whole checkpoint may be outside of the language model's section.
+    let nest = |dir: &Path| {
+        let path = dir.join("config.json");
+        let inner: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let outer =
+            json!({"text_config": inner, "quantization_config": {"ignore": ["model.layers.1.mlp.experts.3.up_proj"]}});
+        std::fs::write(path, outer.to_string()).unwrap();
+    };
+    let error = refusal(&Checkpoint::qwen3(), &tables(2), nest);
+    assert!(error.contains("no names of single experts"), "{error}");
     let error = refusal(&Checkpoint::qwen3(), &tables(2), |dir| std::fs::write(dir.join("config.json"), "{").unwrap());
     assert!(error.contains("config.json is not valid JSON"), "{error}");
     let error = refusal(&Checkpoint::qwen3(), &tables(2), |dir| std::fs::remove_file(dir.join("config.json")).unwrap());
-    assert!(error.contains("cannot open") && error.contains("config.json"), "{error}");
+    assert!(error.contains("cannot read") && error.contains("config.json"), "{error}");
 }
 
 #[test]

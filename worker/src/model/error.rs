@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use semmoe_kernels::reshard::{MemoryFault, ReshardError};
+use semmoe_tables::ConfigError;
 
 use crate::ep::{ExpertLayout, UnitError};
 
@@ -47,17 +48,8 @@ pub enum ModelError {
         known: String,
     },
     /// A configuration value that is invalid, or that this worker does not support.
-    #[error("{}: {field} is {found}, expected {expected}", path.display())]
-    Config {
-        /// The configuration file.
-        path: PathBuf,
-        /// The key.
-        field: &'static str,
-        /// Its value.
-        found: String,
-        /// A valid value.
-        expected: String,
-    },
+    #[error(transparent)]
+    Config(ConfigError),
     /// A safetensors file that is cut short or damaged.
     #[error("{} is not a complete safetensors file: {detail}", path.display())]
     Checkpoint {

@@ -1,8 +1,6 @@
 //! The architectures that this worker runs: their names, and the keys and tensors that they name differently.
 
-use std::path::Path;
-
-use serde_json::Value;
+use semmoe_tables::CheckpointConfig;
 
 use crate::model::ModelError;
 
@@ -54,17 +52,13 @@ impl Architecture {
     }
 
     /// The first known one of a configuration's list.
-    pub(super) fn of(config: &Value, path: &Path) -> Result<Self, ModelError> {
-        let listed = config.get("architectures").and_then(Value::as_array).into_iter().flatten();
-        let listed: Vec<&str> = listed.filter_map(Value::as_str).collect();
+    pub(super) fn of(config: &CheckpointConfig) -> Result<Self, ModelError> {
+        let listed = config.architectures();
         let known = listed.iter().find_map(|name| Self::ALL.into_iter().find(|known| known.name() == *name));
-        known.ok_or_else(|| {
-            let found: String = listed.join(", ").chars().take(200).collect();
-            ModelError::Architecture {
-                path: path.to_path_buf(),
-                found: if found.is_empty() { "(none)".to_owned() } else { found },
-                known: Self::ALL.map(Self::name).join(", "),
-            }
+        known.ok_or_else(|| ModelError::Architecture {
+            path: config.path().to_owned(),
+            found: config.shown_architectures(),
+            known: Self::ALL.map(Self::name).join(", "),
         })
     }
 

@@ -1,31 +1,33 @@
 //! The meaning of each architecture's configuration: its keys and defaults, and the settings that are refused because
 //! this worker would compute something else.
 
+use semmoe_tables::{CheckpointConfig, ConfigError};
+use serde_json::Value;
+
 use super::architecture::Architecture;
-use super::fields::Fields;
 use super::parts::{
     AttentionKind, GroupLimit, GroupScore, GroupedAttention, HeadNormKind, LatentAttention, RopeLayout, Router,
     Scoring, SharedExpert,
 };
-use crate::model::ModelError;
 
 /// One configuration of a known architecture.
 #[derive(Clone, Copy)]
 pub(super) struct Family<'a> {
     pub(super) architecture: Architecture,
-    pub(super) fields: Fields<'a>,
+    pub(super) fields: &'a CheckpointConfig,
 }
 
 impl Family<'_> {
     /// Refuses settings that this worker would silently compute differently than the checkpoint means.
-    pub(super) fn check_unsupported(&self, max_positions: usize) -> Result<(), ModelError> {
-        let fields = &self.fields;
-        if fields.get("quantization_config").is_some() {
-            return Err(fields.unexpected("quantization_config", "null: weights are read as bf16, f16 or f32"));
+    pub(super) fn check_unsupported(&self, max_positions: usize) -> Result<(), ConfigError> {
+        let fields = self.fields;
+        for key in ["quantization_config", "compression_config"] {
+            let is_absent = fields.get(key).is_none();
+            fields.require(is_absent, key, || "null: weights are read as bf16, f16 or f32".to_owned())?;
         }
-        fields.only("hidden_act", "silu")?;
+        only(fields, "hidden_act", "silu")?;
         for key in ["attention_bias", "mlp_bias", "use_sliding_window"] {
-            fields.only_value(key, &false.into())?;
+            only(fields, key, false)?;
         }
         match self.architecture {
             // Every token sees its whole past only if no window is shorter.
@@ -35,24 +37,24 @@ impl Family<'_> {
                 fields.require(fits, "sliding_window", || format!("null, or at least {max_positions}"))
             }
             Architecture::DeepseekV2 => {
-                fields.only("scoring_func", "softmax")?;
-                fields.only_value("moe_layer_freq", &1.into())?;
+                only(fields, "scoring_func", "softmax")?;
+                only(fields, "moe_layer_freq", 1)?;
                 // Implementations disagree whether such weights are scaled too.
-                fields.only_value("norm_topk_prob", &false.into())
+                only(fields, "norm_topk_prob", false)
             }
             Architecture::DeepseekV3 => {
-                fields.only("scoring_func", "sigmoid")?;
-                fields.only("topk_method", "noaux_tc")?;
-                fields.only_value("moe_layer_freq", &1.into())
+                only(fields, "scoring_func", "sigmoid")?;
+                only(fields, "topk_method", "noaux_tc")?;
+                only(fields, "moe_layer_freq", 1)
             }
             _ => Ok(()),
         }
     }
 
     /// The attention of every layer.
-    pub(super) fn attention(&self, hidden: usize, heads: usize) -> Result<AttentionKind, ModelError> {
-        let fields = &self.fields;
-        let kv_heads = fields.dimension_or("num_key_value_heads", heads)?;
+    pub(super) fn attention(&self, hidden: usize, heads: usize) -> Result<AttentionKind, ConfigError> {
+        let fields = self.fields;
+        let kv_heads = fields.optional_dimension("num_key_value_heads")?.unwrap_or(heads);
         let (norms, qkv_bias) = match self.architecture {
             Architecture::DeepseekV2 | Architecture::DeepseekV3 => return self.latent(heads, kv_heads),
             Architecture::Qwen3Moe => (HeadNormKind::PerHead, false),
@@ -80,10 +82,10 @@ impl Family<'_> {
         Ok(AttentionKind::Grouped(GroupedAttention { kv_heads, head_dim, norms, qkv_bias, clip }))
     }
 
-    fn latent(&self, heads: usize, kv_heads: usize) -> Result<AttentionKind, ModelError> {
-        let fields = &self.fields;
+    fn latent(&self, heads: usize, kv_heads: usize) -> Result<AttentionKind, ConfigError> {
+        let fields = self.fields;
         fields.require(kv_heads == heads, "num_key_value_heads", || format!("num_attention_heads ({heads})"))?;
-        let rope_dim = fields.dimension("qk_rope_head_dim")?;
+        let rope_dim: usize = fields.dimension("qk_rope_head_dim")?;
         fields.require(rope_dim.is_multiple_of(2), "qk_rope_head_dim", || "an even number".to_owned())?;
         Ok(AttentionKind::Latent(LatentAttention {
             query_rank: fields.optional_dimension("q_lora_rank")?,
@@ -95,7 +97,7 @@ impl Family<'_> {
     }
 
     /// Which elements turn together.
-    pub(super) fn rope_layout(&self) -> Result<RopeLayout, ModelError> {
+    pub(super) fn rope_layout(&self) -> Result<RopeLayout, ConfigError> {
         let pairs = match self.architecture {
             Architecture::DeepseekV2 => true,
             Architecture::DeepseekV3 => self.fields.flag("rope_interleave", true)?,
@@ -105,8 +107,8 @@ impl Family<'_> {
     }
 
     /// The router of every MoE layer, with N experts of which k are chosen.
-    pub(super) fn router(&self, num_experts: usize, top_k: usize) -> Result<Router, ModelError> {
-        let fields = &self.fields;
+    pub(super) fn router(&self, num_experts: usize, top_k: usize) -> Result<Router, ConfigError> {
+        let fields = self.fields;
         let normalise = match self.architecture {
             Architecture::Mixtral => true,
             Architecture::DeepseekV2 => false,
@@ -134,9 +136,9 @@ impl Family<'_> {
         }
     }
 
-    fn groups(&self, num_experts: usize, top_k: usize, by: GroupScore) -> Result<GroupLimit, ModelError> {
-        let fields = &self.fields;
-        let (groups, kept) = (fields.dimension("n_group")?, fields.dimension("topk_group")?);
+    fn groups(&self, num_experts: usize, top_k: usize, by: GroupScore) -> Result<GroupLimit, ConfigError> {
+        let fields = self.fields;
+        let (groups, kept): (usize, usize) = (fields.dimension("n_group")?, fields.dimension("topk_group")?);
         fields.require(num_experts.is_multiple_of(groups), "n_group", || {
             format!("a divisor of n_routed_experts ({num_experts})")
         })?;
@@ -151,39 +153,24 @@ impl Family<'_> {
     }
 
     /// The expert that every token takes.
-    pub(super) fn shared(&self, expert_width: usize) -> Result<Option<SharedExpert>, ModelError> {
+    pub(super) fn shared(&self, expert_width: usize) -> Result<Option<SharedExpert>, ConfigError> {
         match self.architecture {
             Architecture::Qwen2Moe => {
                 let width = self.fields.dimension("shared_expert_intermediate_size")?;
                 Ok(Some(SharedExpert { width, gated: true }))
             }
             Architecture::DeepseekV2 | Architecture::DeepseekV3 => {
-                let experts = self.fields.count("n_shared_experts")?;
+                let experts: usize = self.fields.count("n_shared_experts")?;
                 Ok((experts > 0).then_some(SharedExpert { width: experts * expert_width, gated: false }))
             }
             _ => Ok(None),
         }
     }
+}
 
-    /// The numbers of the layers that have experts.
-    pub(super) fn moe_layers(&self, num_layers: usize) -> Result<Vec<u16>, ModelError> {
-        let fields = &self.fields;
-        let all = 0..num_layers as u16;
-        let (layers, key): (Vec<u16>, _) = match self.architecture {
-            Architecture::Qwen3Moe | Architecture::Qwen2Moe => {
-                let dense = fields.numbers("mlp_only_layers")?;
-                let step = fields.dimension_or("decoder_sparse_step", 1)?;
-                let moe =
-                    |layer: &u16| !dense.contains(&u64::from(*layer)) && (usize::from(*layer) + 1).is_multiple_of(step);
-                (all.filter(moe).collect(), if dense.is_empty() { "decoder_sparse_step" } else { "mlp_only_layers" })
-            }
-            Architecture::Mixtral | Architecture::Olmoe => (all.collect(), "num_hidden_layers"),
-            Architecture::DeepseekV2 | Architecture::DeepseekV3 => {
-                let dense = fields.count("first_k_dense_replace")?;
-                (all.filter(|layer| usize::from(*layer) >= dense).collect(), "first_k_dense_replace")
-            }
-        };
-        fields.require(!layers.is_empty(), key, || "at least one MoE layer".to_owned())?;
-        Ok(layers)
-    }
+/// Refuses any other value.
+pub(super) fn only(fields: &CheckpointConfig, key: &str, expected: impl Into<Value>) -> Result<(), ConfigError> {
+    let expected = expected.into();
+    let same = |value: &Value| *value == expected || (value.is_number() && value.as_f64() == expected.as_f64());
+    fields.require(fields.get(key).is_none_or(same), key, || expected.to_string())
 }

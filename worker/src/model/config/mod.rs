@@ -6,17 +6,17 @@
 //! | `architecture` | the names of families, and the keys and tensors that they name differently |
 //! | `family` | the meaning of each family's keys, and the settings that are refused |
 //! | `rope` | the rotary embedding and YaRN |
-//! | `fields` | one key, read and checked |
+//!
+//! Keys are looked up and read by [`CheckpointConfig`], as planner, profiler and `permute` do.
 
 mod architecture;
 mod family;
-mod fields;
 mod parts;
 mod rope;
 
 use std::path::Path;
 
-use semmoe_tables::ModelInfo;
+use semmoe_tables::{CheckpointConfig, ConfigError, ModelInfo};
 use serde_json::Value;
 
 pub use architecture::Architecture;
@@ -28,11 +28,11 @@ pub use parts::{
 
 use super::{CacheShape, ModelError};
 use family::Family;
-use fields::Fields;
 
 /// A configuration is small; a larger file is not one.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 const MAX_LAYERS: u64 = 4096;
+const MAX_POSITIONS: u64 = 1 << 24;
 const MAX_EXPERTS: u64 = u16::MAX as u64 - 1;
 
 /// A checked model configuration.
@@ -93,12 +93,10 @@ impl ModelConfig {
     /// # Errors
     /// As [`ModelConfig::load`].
     pub fn parse(json: &[u8], path: &Path) -> Result<Self, ModelError> {
-        let invalid = |detail: String| ModelError::Json { path: path.to_path_buf(), detail };
-        let value: Value = serde_json::from_slice(json).map_err(|error| invalid(error.to_string()))?;
-        let object = value.as_object().ok_or_else(|| invalid("it is not an object".to_owned()))?;
+        let fields = &CheckpointConfig::parse(path, json).map_err(ModelError::Config)?;
         // The architecture first: another family's configuration should be reported as that, not as a missing key.
-        let architecture = Architecture::of(&value, path)?;
-        read(Family { architecture, fields: Fields { path, object } })
+        let architecture = Architecture::of(fields)?;
+        read(Family { architecture, fields }).map_err(ModelError::Config)
     }
 
     /// L: the number of MoE layers.
@@ -138,26 +136,26 @@ impl ModelConfig {
     }
 }
 
-fn read(family: Family<'_>) -> Result<ModelConfig, ModelError> {
+fn read(family: Family<'_>) -> Result<ModelConfig, ConfigError> {
     let Family { architecture, fields } = family;
-    let max_positions = fields.dimension("max_position_embeddings")?;
+    let max_positions: usize = fields.bounded("max_position_embeddings", MAX_POSITIONS)?;
     family.check_unsupported(max_positions)?;
     let heads = fields.dimension("num_attention_heads")?;
     let hidden = fields.dimension("hidden_size")?;
-    let num_layers = fields.bounded("num_hidden_layers", MAX_LAYERS)?;
-    let num_experts = fields.bounded(architecture.experts_key(), MAX_EXPERTS)?;
+    let num_layers: u16 = fields.bounded("num_hidden_layers", MAX_LAYERS)?;
+    let num_experts: usize = fields.bounded(architecture.experts_key(), MAX_EXPERTS)?;
     let top_k = fields.bounded("num_experts_per_tok", num_experts as u64)?;
     let expert_width = fields.dimension(architecture.expert_width_key())?;
     Ok(ModelConfig {
         architecture,
         vocab_size: fields.dimension("vocab_size")?,
         hidden,
-        num_layers,
+        num_layers: num_layers.into(),
         heads,
         attention: family.attention(hidden, heads)?,
-        rope: rope::read(&fields, family.rope_layout()?, max_positions)?,
+        rope: rope::read(fields, family.rope_layout()?, max_positions)?,
         max_positions,
-        rms_norm_eps: epsilon(&fields)?,
+        rms_norm_eps: epsilon(fields)?,
         tied_embeddings: fields.flag("tie_word_embeddings", false)?,
         num_experts,
         top_k,
@@ -165,17 +163,17 @@ fn read(family: Family<'_>) -> Result<ModelConfig, ModelError> {
         dense_width: fields.dimension("intermediate_size")?,
         router: family.router(num_experts, top_k)?,
         shared: family.shared(expert_width)?,
-        moe_layers: family.moe_layers(num_layers)?,
-        eos_token_ids: eos(&fields)?,
+        moe_layers: fields.moe_layers(num_layers)?,
+        eos_token_ids: eos(fields)?,
     })
 }
 
-fn epsilon(fields: &Fields<'_>) -> Result<f32, ModelError> {
+fn epsilon(fields: &CheckpointConfig) -> Result<f32, ConfigError> {
     let epsilon = fields.real("rms_norm_eps")?.filter(|value| (0.0..1.0).contains(value));
     epsilon.map(|value| value as f32).ok_or_else(|| fields.unexpected("rms_norm_eps", "a number from 0 to 1"))
 }
 
-fn eos(fields: &Fields<'_>) -> Result<Vec<u32>, ModelError> {
+fn eos(fields: &CheckpointConfig) -> Result<Vec<u32>, ConfigError> {
     const KEY: &str = "eos_token_id";
     token_ids(fields.get(KEY)).ok_or_else(|| fields.unexpected(KEY, "a token id, a list of token ids, or null"))
 }

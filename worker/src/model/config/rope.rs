@@ -1,21 +1,19 @@
 //! The rotary embedding of a configuration: `rope_theta` with `rope_scaling`, or the newer `rope_parameters`.
 
-use serde_json::Value;
+use semmoe_tables::{CheckpointConfig, ConfigError};
 
-use super::fields::Fields;
+use super::family::only;
 use super::parts::{Rope, RopeLayout, Yarn};
-use crate::model::ModelError;
 
 const DEFAULT_THETA: f64 = 10_000.0;
 const DEFAULT_BETA_FAST: f64 = 32.0;
 const DEFAULT_BETA_SLOW: f64 = 1.0;
 
 /// Reads and checks it; kinds of scaling other than YaRN are refused by name.
-pub(super) fn read(fields: &Fields<'_>, layout: RopeLayout, max_positions: usize) -> Result<Rope, ModelError> {
-    fields.only_value("partial_rotary_factor", &1.0.into())?;
+pub(super) fn read(fields: &CheckpointConfig, layout: RopeLayout, max_positions: usize) -> Result<Rope, ConfigError> {
+    only(fields, "partial_rotary_factor", 1.0)?;
     let key = if fields.get("rope_scaling").is_some() { "rope_scaling" } else { "rope_parameters" };
-    let nested = fields.optional(key, "an object or null", Value::as_object)?;
-    let nested = nested.map(|object| Fields { path: fields.path, object });
+    let nested = fields.section(key)?;
     let theta = match (fields.real("rope_theta")?, &nested) {
         (None, Some(nested)) => nested.real("rope_theta")?,
         (theta, _) => theta,
@@ -25,7 +23,7 @@ pub(super) fn read(fields: &Fields<'_>, layout: RopeLayout, max_positions: usize
         return Err(fields.bad("rope_theta", theta, "a number above 1"));
     }
     let Some(nested) = nested else { return Ok(Rope { theta, layout, yarn: None }) };
-    nested.only_value("partial_rotary_factor", &1.0.into())?;
+    only(&nested, "partial_rotary_factor", 1.0)?;
     let kind = match nested.text("rope_type")? {
         Some(kind) => kind,
         None => nested.text("type")?.unwrap_or("default"),
@@ -41,7 +39,7 @@ pub(super) fn read(fields: &Fields<'_>, layout: RopeLayout, max_positions: usize
     Ok(Rope { theta, layout, yarn })
 }
 
-fn yarn(fields: &Fields<'_>, max_positions: usize) -> Result<Yarn, ModelError> {
+fn yarn(fields: &CheckpointConfig, max_positions: usize) -> Result<Yarn, ConfigError> {
     let factor = match fields.real("factor")? {
         Some(factor) if factor >= 1.0 => factor,
         _ => return Err(fields.unexpected("factor", "a number of at least 1 in rope_scaling of type \"yarn\"")),
