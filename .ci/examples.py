@@ -75,6 +75,7 @@ class Stand:
         at("workload.toml").write_text(WORKLOAD)
         at("key.txt").write_text("sk-of-an-example\n")
         at("prompts.jsonl").write_text("".join(f'{{"prompt": "Which rivers flow through town {town}?"}}\n' for town in range(24)))
+        at("chats.jsonl").write_text('{"messages": [{"role": "user", "content": "Which rivers are long?"}]}\n')
         at("ShareGPT.json").write_text('[{"conversations": [{"from": "human", "value": "Which rivers are long?"}, {"from": "gpt", "value": "Some."}]}]')
         for number in (0, 1):
             shutil.copy(DUMP / f"per_token_{number}.pt", at(f"expert_distribution_recorder_{number}.pt"))

@@ -20,6 +20,7 @@ mod serve;
 mod show;
 mod solve;
 mod tables;
+mod template;
 mod up;
 mod worker;
 
@@ -33,6 +34,7 @@ pub(crate) use serve::{QuickArgs, ServeArgs};
 pub(crate) use show::ShowArgs;
 pub(crate) use solve::{EvaluateArgs, SolveArgs, SolverArg};
 pub(crate) use tables::{ExportArgs, ExportFormat, PermuteArgs, ShowTables, TablesCommand, TablesFile};
+pub(crate) use template::{TemplateCheckArgs, TemplateCommand};
 pub(crate) use up::{PlanSource, UpArgs};
 pub(crate) use worker::{UnitAttention, UnitAttentionArgs, UnitLayoutArgs, WorkerArgs};
 
@@ -133,6 +135,9 @@ pub(crate) enum Command {
     /// Inspect tables, export them to engines, or rewrite a checkpoint for them.
     #[command(subcommand)]
     Tables(TablesCommand),
+    /// Try a model's chat template before its model is served.
+    #[command(subcommand)]
+    Template(TemplateCommand),
     /// Choose how to run a model on a cluster, based on models of time and memory.
     #[command(long_about = plan::PLAN_ABOUT, after_long_help = plan::PLAN_EXAMPLES)]
     Plan(PlanCommand),

@@ -45,6 +45,7 @@ fn run(command: Command, log: LogChoice) -> Result<(), CliError> {
         Command::Up(args) => up::run(&args),
         Command::Serve(args) => commands::serve::run(&args, log),
         Command::Keys(command) => commands::keys::run(&command),
+        Command::Template(command) => commands::template::run(&command),
         Command::Worker(args) => commands::worker::run(args),
         Command::Profile(command) => commands::profile::run(command),
         Command::Solve(args) => commands::solve::run(&args),

@@ -46,3 +46,9 @@ pub mod vllm;
 pub use dialect::{Carrier, Dialect, RankBase};
 pub use engine::{Engine, Route, UnknownEngine};
 pub use version::Version;
+
+/// Seconds since 1970 on this machine's clock, in UTC: what a chat template that asks for the date gets.
+pub fn unix_seconds() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}

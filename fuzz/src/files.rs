@@ -1,7 +1,6 @@
-//! Files of the three formats, and of tokenizers' settings.
+//! Files of the three formats.
 
 use semmoe_tables::{Profile, Tables, TokenId, Trace};
-use semmoe_text::ChatTemplate;
 
 /// Any bytes are refused with a reason, or can be read from end to end.
 pub fn files(data: &[u8]) {
@@ -14,7 +13,4 @@ pub fn files(data: &[u8]) {
         assert_eq!(trace.iter().map(|request| request.token_ids().len()).sum::<usize>(), trace.tokens());
     }
     let _ = Profile::from_bytes(data.to_vec());
-    if let Ok(text) = std::str::from_utf8(data) {
-        let _ = ChatTemplate::from_source(text);
-    }
 }

@@ -17,7 +17,7 @@ pub use arrays::arrays;
 pub use events::events;
 pub use files::files;
 pub use ids::ids;
-pub use prompts::{requests, tokens};
+pub use prompts::{requests, templates, tokens};
 pub use splice::splice;
 pub use sr::sr;
 
@@ -25,8 +25,9 @@ pub use sr::sr;
 pub type Law = fn(&[u8]);
 
 /// The targets by name.
-pub const TARGETS: [(&str, Law); 9] = [
+pub const TARGETS: [(&str, Law); 10] = [
     ("requests", requests),
+    ("templates", templates),
     ("tokens", tokens),
     ("splice", splice),
     ("ids", ids),

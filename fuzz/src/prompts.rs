@@ -3,14 +3,15 @@
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use semmoe_text::{ChatTemplate, Limits, Prompt, Route, Tokenizer, prompt_ids};
+use semmoe_text::{Budget, ChatTemplate, Given, Limits, Prompt, Route, Tokenizer, prompt_ids};
+use serde_json::{Value, json};
 
 /// The bundled model's.
 static MODEL: LazyLock<(Tokenizer, ChatTemplate)> = LazyLock::new(|| {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../assets/tiny-qwen3moe-15m");
     let broken = |error| panic!("the bundled model cannot be read: {error}");
     let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json")).unwrap_or_else(broken);
-    let template = ChatTemplate::from_config_file(&folder.join("tokenizer_config.json"));
+    let template = ChatTemplate::beside(&folder.join("tokenizer.json"), || 0);
     (tokenizer, template.unwrap_or_else(|error| panic!("the bundled model cannot be read: {error}")))
 });
 
@@ -27,6 +28,22 @@ pub fn requests(data: &[u8]) {
             }
         }
     }
+}
+
+/// A template, a zero byte and messages: refused with a reason, or rendered, within bounds of time and memory.
+pub fn templates(data: &[u8]) {
+    let end = data.iter().position(|byte| *byte == 0).unwrap_or(data.len());
+    let (source, messages) = data.split_at(end);
+    let Ok(source) = std::str::from_utf8(source) else { return };
+    let Ok(template) = ChatTemplate::from_source(source, &Value::Null, || 0) else { return };
+    let usual = || json!([{"role": "user", "content": "a b", "x": [1, null, {"k": 0.5}]}]);
+    let messages = messages.get(1..).and_then(|json| serde_json::from_slice(json).ok()).unwrap_or_else(usual);
+    let budget = Budget { steps: 100_000, bytes: 4 << 20 };
+    if let Ok(text) = template.render_as_given(&messages, Given::default(), budget) {
+        assert!(text.len() <= budget.bytes, "{source:?}");
+    }
+    let _ = template.render(&messages, Given { tools: Some(&messages), ..Given::default() }, budget);
+    let _ = template.features();
 }
 
 /// A text has the oracle's ids, whole and in slices.

@@ -4,9 +4,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use semmoe_engines::Dialect;
+use semmoe_engines::{Dialect, unix_seconds};
 use semmoe_tables::Tables;
-use semmoe_text::{ChatTemplate, Encoder, PromptEncoder, Renderer, TextError, Tokenizer};
+use semmoe_text::{ChatTemplate, Encoder, PromptEncoder, TextError, Tokenizer};
 
 use crate::backend::Backend;
 use crate::compat::{self, Fit};
@@ -93,17 +93,22 @@ fn text(
 ) -> Result<Option<Arc<Text>>, TextError> {
     let Some(path) = &config.tokenizer else { return Ok(None) };
     let files = [Some(path.clone()), config.chat_template.clone()];
-    let beside =
-        ["tokenizer_config.json", "chat_template.jinja", "config.json"].map(|name| Some(path.with_file_name(name)));
+    let beside = ["tokenizer_config.json", "chat_template.jinja", "chat_template.json", "config.json"]
+        .map(|name| Some(path.with_file_name(name)));
     let files = files.into_iter().chain(beside).flatten().map(|path| FileState::of(&path)).collect();
     let made_of = TextSource { files, segment_cache_bytes };
     match old {
         Some(old) if old.made_of == made_of => Ok(Some(Arc::clone(old))),
-        _ => load_text(config, path, made_of).map(|text| Some(Arc::new(text))),
+        old => load_text(config, path, made_of, old).map(|text| Some(Arc::new(text))),
     }
 }
 
-fn load_text(config: &ModelConfig, path: &Path, made_of: TextSource) -> Result<Text, TextError> {
+fn load_text(
+    config: &ModelConfig,
+    path: &Path,
+    made_of: TextSource,
+    old: Option<&Arc<Text>>,
+) -> Result<Text, TextError> {
     let mut tokenizer = encoder(path)?;
     tokenizer.cache_segments(made_of.segment_cache_bytes);
     match tokenizer.encoder() {
@@ -112,22 +117,30 @@ fn load_text(config: &ModelConfig, path: &Path, made_of: TextSource) -> Result<T
             tracing::warn!(model = config.name, reason, "prompts are encoded by the slow library");
         }
     }
-    let template = match &config.chat_template {
-        Some(path) => Some(load_template(path)?),
-        None => template_beside(path)?,
-    };
-    if let Some(template) = &template {
-        match template.renderer() {
-            Renderer::Own => {
-                tracing::info!(model = config.name, "plain chats are rendered without the template library")
-            }
-            Renderer::Library { reason } => {
-                tracing::info!(model = config.name, reason, "all chats are rendered by the template library");
-            }
+    let (template, template_error) = match template(config, path) {
+        Ok(template) => (template.map(Arc::new), None),
+        Err(error) => {
+            let error = error.to_string();
+            let template = old.and_then(|old| old.template.clone());
+            let kept = template.is_some();
+            tracing::error!(model = config.name, error, kept, "the chat template cannot be used");
+            (template, Some(error))
         }
-    }
+    };
     let vocabulary = Vocabulary::beside(path, tokenizer.vocab_size(), &config.name);
-    Ok(Text { tokenizer, template, vocabulary, made_of })
+    Ok(Text { tokenizer, template, template_error, vocabulary, made_of })
+}
+
+/// The template that is configured or comes with the tokenizer; a model may have none, and then serves no chat with
+/// affinity.
+fn template(config: &ModelConfig, tokenizer: &Path) -> Result<Option<ChatTemplate>, TextError> {
+    match &config.chat_template {
+        Some(path) => ChatTemplate::from_file(path, tokenizer, unix_seconds).map(Some),
+        None => match ChatTemplate::beside(tokenizer, unix_seconds) {
+            Err(TextError::NoTemplate) => Ok(None),
+            template => template.map(Some),
+        },
+    }
 }
 
 /// Read on a thread of its own: the fast library keeps words for each thread that it was tried on, and 16 MB of them go
@@ -135,28 +148,6 @@ fn load_text(config: &ModelConfig, path: &Path, made_of: TextSource) -> Result<T
 fn encoder(path: &Path) -> Result<PromptEncoder, TextError> {
     let read = || Tokenizer::from_file(path).map(Tokenizer::into_encoder);
     std::thread::scope(|scope| scope.spawn(read).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
-/// A configured template must be usable.
-fn load_template(path: &Path) -> Result<ChatTemplate, TextError> {
-    if path.extension().is_some_and(|extension| extension == "json") {
-        return ChatTemplate::from_config_file(path);
-    }
-    let source = std::fs::read_to_string(path).map_err(|source| TextError::Read { path: path.to_owned(), source })?;
-    ChatTemplate::from_source(&source)
-}
-
-/// The template that comes with the tokenizer; a model may have none, and then serves no chat with affinity.
-fn template_beside(tokenizer: &Path) -> Result<Option<ChatTemplate>, TextError> {
-    let config = tokenizer.with_file_name("tokenizer_config.json");
-    if config.exists() {
-        return match ChatTemplate::from_config_file(&config) {
-            Err(TextError::NoTemplate) => Ok(None),
-            loaded => loaded.map(Some),
-        };
-    }
-    let template = tokenizer.with_file_name("chat_template.jinja");
-    if template.exists() { load_template(&template).map(Some) } else { Ok(None) }
 }
 
 /// A backend with its tables. `old` is the same engine as it runs: its tables, which may have been changed since, stay

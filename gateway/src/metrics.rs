@@ -145,9 +145,8 @@ metrics! {
         cache_misses: Family<ModelLabels, Counter>,
             "segment_cache_misses", "Texts between added tokens that were encoded";
         cache_bytes: Family<ModelLabels, Gauge>, "segment_cache_bytes", "Bytes held by that cache";
-        chats_left: Family<ModelLabels, Counter>,
-            "plain_chats_left_to_library",
-            "Text-only chats that only the template library could render, several times slower";
+        template_unreadable: Family<ModelLabels, Gauge>,
+            "chat_template_unreadable", "1 if the model's chat template cannot be used; an earlier one is, or none";
         backend_healthy: Family<BackendLabels, Gauge>, "backend_healthy", "1 if the backend gets requests";
         retries: Family<RetryLabels, Counter>,
             "retries",
@@ -248,11 +247,11 @@ impl Metrics {
         self.routing.prompt_counts.get_or_create(&labels).inc() + 1
     }
 
-    /// The state of a model's segment cache, and its plain chats that the template library rendered.
-    pub(crate) fn segment_cache(&self, model: &str, cache: &SegmentCache, chats_left: u64) {
+    /// The state of a model's segment cache, and whether its chat template cannot be used.
+    pub(crate) fn text(&self, model: &str, cache: &SegmentCache, is_unreadable: bool) {
         let labels = ModelLabels { model: model.to_owned() };
-        let RoutingMetrics { cache_hits, cache_misses, cache_bytes, chats_left: left, .. } = &self.routing;
-        left.get_or_create(&labels).inner().store(chats_left, Ordering::Relaxed);
+        let RoutingMetrics { cache_hits, cache_misses, cache_bytes, template_unreadable, .. } = &self.routing;
+        template_unreadable.get_or_create(&labels).set(i64::from(is_unreadable));
         cache_hits.get_or_create(&labels).inner().store(cache.hits, Ordering::Relaxed);
         cache_misses.get_or_create(&labels).inner().store(cache.misses, Ordering::Relaxed);
         cache_bytes.get_or_create(&labels).set(cache.bytes as i64);

@@ -94,7 +94,9 @@ impl Model {
 /// The encoder of a model's prompts.
 pub(crate) struct Text {
     pub(crate) tokenizer: PromptEncoder,
-    pub(crate) template: Option<ChatTemplate>,
+    pub(crate) template: Option<Arc<ChatTemplate>>,
+    /// Why the template that should be in use is not: an earlier one is, or none.
+    pub(crate) template_error: Option<String>,
     pub(crate) vocabulary: Vocabulary,
     /// The files and settings that it was made of.
     pub(crate) made_of: TextSource,

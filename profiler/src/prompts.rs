@@ -104,10 +104,9 @@ impl Encoder {
     /// From a directory with `tokenizer.json` (and `tokenizer_config.json`), or from a `tokenizer.json` itself.
     pub(crate) fn open(path: &Path) -> Result<Self, ProfilerError> {
         let file = tokenizer_file(path);
-        let config = file.with_file_name("tokenizer_config.json");
-        let template = match config.is_file().then(|| ChatTemplate::from_config_file(&config)) {
-            None | Some(Err(TextError::NoTemplate)) => None,
-            Some(template) => Some(template?),
+        let template = match ChatTemplate::beside(&file, semmoe_engines::unix_seconds) {
+            Err(TextError::NoTemplate) => None,
+            template => Some(template?),
         };
         Ok(Encoder { tokenizer: Tokenizer::from_file(&file)?, template })
     }

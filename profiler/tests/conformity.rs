@@ -42,7 +42,7 @@ async fn start(dialect: Dialect, recording: &Recording) -> BaseUrl {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/tiny-qwen3moe-15m");
     let model = ModelInfo { model: "tiny".to_owned(), ..semmoe_profiler::model_config(&folder).unwrap() };
     let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json")).unwrap();
-    let template = ChatTemplate::from_config_file(&folder.join("tokenizer_config.json")).unwrap();
+    let template = ChatTemplate::beside(&folder.join("tokenizer.json"), || 0).unwrap();
     let mut engine = Engine::new(dialect, model, Texts::Model(Box::new(tokenizer), Some(Box::new(template))));
     engine.ranks = Ranks::new(2);
     engine.gives_routes = recording.gives_routes();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use common::*;
 use semmoe_tables::Trace;
-use semmoe_text::{ChatTemplate, Tokenizer};
+use semmoe_text::{Budget, ChatTemplate, Given, Tokenizer};
 use serde_json::json;
 
 fn bundled() -> PathBuf {
@@ -24,8 +24,8 @@ async fn with_a_tokenizer_ids_are_sent_and_messages_win() {
         json!({"prompt": "ignored", "input_ids": [5, 6, 7, 8], "messages": null}),
     ];
     let tokenizer = Tokenizer::from_file(&bundled().join("tokenizer.json")).unwrap();
-    let template = ChatTemplate::from_config_file(&bundled().join("tokenizer_config.json")).unwrap();
-    let chat = tokenizer.encode(&template.render(&messages, None, true).unwrap()).unwrap();
+    let template = ChatTemplate::beside(&bundled().join("tokenizer.json"), || 0).unwrap();
+    let chat = tokenizer.encode(&template.render(&messages, Given::default(), Budget::default()).unwrap()).unwrap();
     let plain = tokenizer.encode("plain text, somewhat longer").unwrap();
     for cut in [None, Some(3)] {
         let mut options = mock.options(&lines.each_ref().map(ToString::to_string));

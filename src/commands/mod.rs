@@ -18,6 +18,7 @@ pub(crate) mod shell;
 pub(crate) mod show;
 pub(crate) mod solve;
 pub(crate) mod tables;
+pub(crate) mod template;
 mod watch;
 pub(crate) mod worker;
 

@@ -77,6 +77,7 @@ fn every_result_is_one_document_with_the_fields_that_are_documented() {
         ("tables export", &["tables", "export", "--tables", &tables, "--format", "eplb", "--out", &path("e.json")]),
         ("serve --check", &["serve", "--check", "--config", &config]),
         ("keys new", &["keys", "new", "team-a"]),
+        ("template check", &["template", "check", &text(&repository("assets/tiny-qwen3moe-15m"))]),
     ] {
         let document = json_of(&run(&[args, &["--json"]].concat()));
         let fields: Vec<&String> = document.as_object().expect("an object").keys().collect();
@@ -263,6 +264,7 @@ fn a_reader_that_left_is_no_error() {
         &["tables", "verify", &tables],
         &["tables", "export", "--tables", &tables, "--format", "sglang", "--out", &path("e.json")],
         &["keys", "new"],
+        &["template", "check", &text(&repository("assets/tiny-qwen3moe-15m"))],
         &["serve", "--config", &config, "--check"],
     ] {
         let (reader, writer) = std::io::pipe().expect("a pipe");

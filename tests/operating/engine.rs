@@ -72,7 +72,7 @@ impl Fleet {
         let shape = semmoe_profiler::model_config(model).expect("a checkpoint's config.json");
         let named = after("--served-model-name").map_or("Qwen/Qwen3-30B-A3B", String::as_str);
         let tokenizer = Tokenizer::from_file(&model.join("tokenizer.json")).expect("a tokenizer");
-        let template = ChatTemplate::from_config_file(&model.join("tokenizer_config.json")).expect("a template");
+        let template = ChatTemplate::beside(&model.join("tokenizer.json"), || 0).expect("a template");
         let texts = Texts::Model(Box::new(tokenizer), Some(Box::new(template)));
         let mut engine = Engine::new(dialect, ModelInfo { model: named.to_owned(), ..shape }, texts);
         engine.ranks = crate::mock::Ranks::new(self.ranks);

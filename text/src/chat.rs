@@ -62,14 +62,29 @@ impl<'a> PlainChat<'a> {
     }
 }
 
-/// Templates get the keys of a message in the order in which they stand there.
-impl Serialize for PlainMessage<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut entries = [("role", &self.role), ("content", &self.content)];
+impl PlainMessage<'_> {
+    pub(crate) fn text(&self, key: &str) -> Option<&str> {
+        match key {
+            "role" => Some(&self.role),
+            "content" => Some(&self.content),
+            _ => None,
+        }
+    }
+
+    /// Keys and texts, in the order in which they stand there.
+    pub(crate) fn entries(&self) -> [(&str, &str); 2] {
+        let mut entries = [("role", &*self.role), ("content", &*self.content)];
         if self.content_first {
             entries.reverse();
         }
-        serializer.collect_map(entries)
+        entries
+    }
+}
+
+/// Templates get the keys of a message in the order in which they stand there.
+impl Serialize for PlainMessage<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.entries())
     }
 }
 

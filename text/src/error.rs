@@ -68,14 +68,22 @@ pub enum TextError {
     /// A chat template does not parse.
     #[error("the chat template does not parse: {reason}")]
     TemplateSyntax {
-        /// Minijinja's message.
+        /// The fault and its line.
         reason: String,
     },
     /// A chat template refused the messages (`raise_exception`) or failed on them.
     #[error("the chat template cannot render these messages: {reason}")]
     TemplateRender {
-        /// The message of the template or of minijinja.
+        /// The message of the template, or what Jinja2 refuses as well.
         reason: String,
+    },
+    /// A chat template takes more work for a chat than it may.
+    #[error("the chat template takes more than the {limit} {what} allowed for a chat")]
+    TemplateBudget {
+        /// The quantity.
+        what: &'static str,
+        /// The limit.
+        limit: u64,
     },
     /// A chat request came for a model that has no chat template.
     #[error("the model has no chat template, so chat requests cannot be rendered")]
@@ -117,9 +125,11 @@ impl TextError {
     /// well.
     pub fn fault(&self) -> Fault {
         match self {
-            Self::Field { .. } | Self::TooLarge { .. } | Self::TemplateRender { .. } | Self::NoTemplate => {
-                Fault::Client
-            }
+            Self::Field { .. }
+            | Self::TooLarge { .. }
+            | Self::TemplateRender { .. }
+            | Self::TemplateBudget { .. }
+            | Self::NoTemplate => Fault::Client,
             Self::Read { .. }
             | Self::GivenUp { .. }
             | Self::FileTooLarge { .. }

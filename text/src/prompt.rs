@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use crate::template::field;
-use crate::{ChatTemplate, PlainChat, PromptEncoder, TextError};
+use crate::{Budget, ChatTemplate, Given, PlainChat, PromptEncoder, TextError};
 
 /// The routes whose bodies carry a prompt.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -25,11 +25,13 @@ pub struct Limits {
     pub prompts: usize,
     /// Ids over all prompts of the request.
     pub ids: usize,
+    /// Limits on the work of the chat template.
+    pub template: Budget,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { text_bytes: 4 << 20, prompts: 1024, ids: 1 << 20 }
+        Self { text_bytes: 4 << 20, prompts: 1024, ids: 1 << 20, template: Budget::default() }
     }
 }
 
@@ -175,7 +177,12 @@ pub fn prompt_ids_while(
     match prompt {
         Prompt::Messages { messages, tools, variables, add_generation_prompt } => {
             let template = template.ok_or(TextError::NoTemplate)?;
-            let text = template.render_with(messages, tools.as_ref(), *add_generation_prompt, variables)?;
+            let given = Given {
+                tools: tools.as_ref(),
+                add_generation_prompt: *add_generation_prompt,
+                variables: Some(variables),
+            };
+            let text = template.render(messages, given, limits.template)?;
             bytes_within(text.len())?;
             Ok(vec![tokenizer.encode_while(&text, false, keep_on)?])
         }
@@ -203,7 +210,7 @@ pub fn chat_ids_while(
     limits: Limits,
     keep_on: &mut dyn FnMut() -> bool,
 ) -> Result<Vec<u32>, TextError> {
-    let text = template.ok_or(TextError::NoTemplate)?.render_plain(chat)?;
+    let text = template.ok_or(TextError::NoTemplate)?.render_plain(chat, limits.template)?;
     check("the prompt", text.len(), "bytes", limits.text_bytes)?;
     tokenizer.encode_while(&text, false, keep_on)
 }

@@ -1,251 +1,245 @@
-//! Chat templates, rendered as Hugging Face and the engines render them.
+//! Chat templates: where a model has them, and a chat rendered as Transformers and the engines render it.
 
-use std::io::{self, Write};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use minijinja::value::{Kwargs, Value as Jinja};
-use minijinja::{Environment, Error, ErrorKind};
-use serde::Serialize;
-use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use serde_json::{Map, Value};
 
 use crate::encoder::{one_line, read_limited};
-use crate::own_template::{OwnTemplate, probes};
+use crate::jinja::{Budget, Failure, Input, List, Template, Value as Jinja};
 use crate::{PlainChat, TextError};
 
 /// The largest `tokenizer_config.json` or template file taken, in bytes.
 const FILE_LIMIT_BYTES: u64 = 32 << 20;
-const NAME: &str = "chat_template";
 const TOOL_NAME: &str = "tool_use";
-/// Tokens that templates refer to by these names.
-const SPECIAL_TOKENS: [&str; 6] = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token"];
+/// Tokens that templates refer to by these names, and where the others stand.
+const SPECIAL_TOKENS: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
+const MORE_TOKENS: [&str; 2] = ["extra_special_tokens", "model_specific_special_tokens"];
+
+/// The clock that `strftime_now` reads, in seconds since 1970 at the place of the engine.
+pub type Clock = fn() -> i64;
 
 /// A parsed chat template with the special tokens that it may write.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    default: Template,
+    /// Takes the place of the other one where there are tools.
+    tool_use: Option<Template>,
     special_tokens: Map<String, Value>,
-    /// Why not, in a few words, where the library renders everything.
-    own: Result<OwnTemplate, String>,
-    left_to_library: AtomicU64,
+    clock: Clock,
 }
 
-/// The renderer of plain chats.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Renderer<'a> {
-    /// This crate: it equalled the template library on the probes when the template was loaded.
-    Own,
-    /// The template library, several times slower.
-    Library {
-        /// Why not this crate.
-        reason: &'a str,
-    },
+/// The variables of a template beside the messages.
+#[derive(Clone, Copy, Debug)]
+pub struct Given<'a> {
+    /// The tools; an empty list is as none.
+    pub tools: Option<&'a Value>,
+    /// Whether the assistant's turn is opened.
+    pub add_generation_prompt: bool,
+    /// Further variables (`chat_template_kwargs` of a request).
+    pub variables: Option<&'a Map<String, Value>>,
+}
+
+impl Default for Given<'_> {
+    /// Nothing, and the assistant's turn is opened.
+    fn default() -> Self {
+        Self { tools: None, add_generation_prompt: true, variables: None }
+    }
 }
 
 impl ChatTemplate {
-    /// Reads `chat_template` and the special tokens from a `tokenizer_config.json`; without the field, a
-    /// `chat_template.jinja` beside it is taken. [`TextError::NoTemplate`] if there is neither.
+    /// The template of a model's folder, from any file in it: `chat_template.jinja`, else `chat_template.json`, else
+    /// the field of `tokenizer_config.json`, which has the special tokens. [`TextError::NoTemplate`] if there is
+    /// none.
     ///
     /// # Errors
-    /// `TextError`: no file, no template, or one that does not parse.
-    pub fn from_config_file(path: &Path) -> Result<Self, TextError> {
-        let bytes = read_limited(path, FILE_LIMIT_BYTES)?;
-        let config: Value =
-            serde_json::from_slice(&bytes).map_err(|error| unusable(format!("{}: {error}", path.display())))?;
-        let beside = path.with_file_name("chat_template.jinja");
-        let template = match config.get("chat_template") {
-            None | Some(Value::Null) if beside.exists() => {
-                let bytes = read_limited(&beside, FILE_LIMIT_BYTES)?;
-                let text = String::from_utf8(bytes);
-                Value::String(text.map_err(|_| unusable(format!("{} is not UTF-8", beside.display())))?)
-            }
-            None | Some(Value::Null) => return Err(TextError::NoTemplate),
-            Some(template) => template.clone(),
+    /// `TextError`: a file that cannot be read, or a template that does not parse.
+    pub fn beside(file: &Path, clock: Clock) -> Result<Self, TextError> {
+        let config = config_beside(file)?;
+        let (jinja, json) = (file.with_file_name("chat_template.jinja"), file.with_file_name("chat_template.json"));
+        let template = if jinja.exists() {
+            Value::String(read_text(&jinja)?)
+        } else if json.exists() {
+            template_of(read_json(&json)?)
+        } else {
+            template_of(config.clone())
         };
-        Self::from_parts(&template, &config)
+        Self::from_parts(&template, &config, clock)
     }
 
-    /// A template from its source, without special tokens.
+    /// A template that was chosen: a `.json` file with its own special tokens, or a source, with those of the
+    /// `tokenizer_config.json` beside `tokenizer`.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::beside`].
+    pub fn from_file(template: &Path, tokenizer: &Path, clock: Clock) -> Result<Self, TextError> {
+        if template.extension().is_some_and(|extension| extension == "json") {
+            let config = read_json(template)?;
+            return Self::from_parts(&template_of(config.clone()), &config, clock);
+        }
+        Self::from_parts(&Value::String(read_text(template)?), &config_beside(tokenizer)?, clock)
+    }
+
+    /// A template from its source, with these special tokens (as in a `tokenizer_config.json`).
     ///
     /// # Errors
     /// `TextError::TemplateSyntax` where the template does not parse.
-    pub fn from_source(source: &str) -> Result<Self, TextError> {
-        Self::from_parts(&Value::String(source.to_owned()), &Value::Null)
+    pub fn from_source(source: &str, config: &Value, clock: Clock) -> Result<Self, TextError> {
+        Self::from_parts(&Value::String(source.to_owned()), config, clock)
     }
 
     /// `template` is a string or a list of `{name, template}`; "default" is used, and "tool_use" when there are tools.
-    fn from_parts(template: &Value, config: &Value) -> Result<Self, TextError> {
-        let mut chat = Self {
-            environment: environment(),
-            special_tokens: special_tokens(config),
-            own: Err("not tried yet".to_owned()),
-            left_to_library: AtomicU64::new(0),
-        };
+    fn from_parts(template: &Value, config: &Value, clock: Clock) -> Result<Self, TextError> {
+        let parse = |source: &str| Template::parse(source).map_err(|reason| TextError::TemplateSyntax { reason });
+        let (mut default, mut tool_use) = (None, None);
         match template {
-            Value::String(source) => chat.add(NAME, source)?,
+            Value::Null => return Err(TextError::NoTemplate),
+            Value::String(source) => default = Some(parse(source)?),
             Value::Array(named) => {
                 for entry in named {
                     match (entry.get("name").and_then(Value::as_str), entry.get("template").and_then(Value::as_str)) {
-                        (Some("default"), Some(source)) => chat.add(NAME, source)?,
-                        (Some(TOOL_NAME), Some(source)) => chat.add(TOOL_NAME, source)?,
+                        (Some("default"), Some(source)) => default = Some(parse(source)?),
+                        (Some(TOOL_NAME), Some(source)) => tool_use = Some(parse(source)?),
                         _ => {}
                     }
                 }
             }
             _ => return Err(unusable("chat_template is neither a string nor a list".into())),
         }
-        if chat.environment.get_template(NAME).is_err() {
-            return Err(unusable("chat_template has no entry named default".into()));
-        }
-        chat.own = chat.try_own();
-        Ok(chat)
+        let Some(default) = default else { return Err(unusable("chat_template has no entry named default".into())) };
+        Ok(Self { default, tool_use, special_tokens: special_tokens(config), clock })
     }
 
-    /// The template for plain chats, if it gives what the library gives.
-    fn try_own(&self) -> Result<OwnTemplate, String> {
-        let template = self.environment.get_template(NAME).map_err(|error| error.to_string())?;
-        let own = OwnTemplate::new(template.source(), &self.environment, &self.special_tokens)?;
-        let mut equal = 0;
-        for chat in probes(&own.texts) {
-            let Some(text) = own.render(&chat) else { continue };
-            if !self.render_by_library(&chat).is_ok_and(|expected| expected == text) {
-                return Err("the library renders a probe differently".to_owned());
-            }
-            equal += 1;
-        }
-        if equal == 0 { Err("no probe could be rendered without the library".to_owned()) } else { Ok(own) }
+    /// Tags, filters, tests, methods and functions that it uses, each once, in order.
+    pub fn features(&self) -> Vec<String> {
+        let all = [Some(&self.default), self.tool_use.as_ref()].into_iter().flatten();
+        let features: std::collections::BTreeSet<String> = all.flat_map(Template::features).collect();
+        features.into_iter().collect()
     }
 
-    /// The renderer of plain chats.
-    pub fn renderer(&self) -> Renderer<'_> {
-        match &self.own {
-            Ok(_) => Renderer::Own,
-            Err(reason) => Renderer::Library { reason },
-        }
+    /// The template's text where there are tools, or where there are none.
+    pub fn source(&self, with_tools: bool) -> &str {
+        self.template(with_tools).source()
     }
 
-    /// Plain chats so far that the library rendered, as they came to a part of the template that only it knows.
-    pub fn left_to_library(&self) -> u64 {
-        self.left_to_library.load(Ordering::Relaxed)
+    /// The variables that hold special tokens.
+    pub fn special_tokens(&self) -> &Map<String, Value> {
+        &self.special_tokens
     }
 
-    fn add(&mut self, name: &'static str, source: &str) -> Result<(), TextError> {
-        self.environment
-            .add_template_owned(name, source.to_owned())
-            .map_err(|error| TextError::TemplateSyntax { reason: one_line(&error.to_string()) })
+    fn template(&self, with_tools: bool) -> &Template {
+        self.tool_use.as_ref().filter(|_| with_tools).unwrap_or(&self.default)
     }
 
     /// Renders OpenAI-style `messages` (a list), ready to be encoded. Content that is a list of parts is reduced to its
     /// text parts, joined by a space as SGLang does for templates that take strings.
     ///
     /// # Errors
-    /// `TextError`: messages of another form, or that the template rejects.
-    pub fn render(
-        &self,
-        messages: &Value,
-        tools: Option<&Value>,
-        add_generation_prompt: bool,
-    ) -> Result<String, TextError> {
-        self.render_with(messages, tools, add_generation_prompt, &Map::new())
+    /// `TextError`: messages of another form, that the template rejects, or that take more than `budget` allows.
+    pub fn render(&self, messages: &Value, given: Given<'_>, budget: Budget) -> Result<String, TextError> {
+        self.render_as_given(&normalise(messages)?, given, budget)
     }
 
-    /// As [`Self::render`], with further variables for the template (`chat_template_kwargs` of a request).
+    /// Messages as [`ChatTemplate::render`] gives them to the template: after what engines do before.
     ///
     /// # Errors
-    /// As `Self::render`.
-    pub fn render_with(
-        &self,
-        messages: &Value,
-        tools: Option<&Value>,
-        add_generation_prompt: bool,
-        variables: &Map<String, Value>,
-    ) -> Result<String, TextError> {
-        let tools =
-            tools.filter(|tools| !matches!(tools, Value::Null) && tools.as_array().is_none_or(|list| !list.is_empty()));
-        let mut context = self.special_tokens.clone();
-        context.extend(variables.iter().map(|(name, value)| (name.clone(), value.clone())));
-        context.insert("messages".into(), normalise(messages)?);
-        context.insert("tools".into(), tools.cloned().unwrap_or(Value::Null));
-        context.insert("add_generation_prompt".into(), add_generation_prompt.into());
-        let name = if tools.is_some() && self.environment.get_template(TOOL_NAME).is_ok() { TOOL_NAME } else { NAME };
-        self.render_from(name, Jinja::from_serialize(&context))
+    /// `TextError::Field`: messages of another form.
+    pub fn prepared(messages: &Value) -> Result<Value, TextError> {
+        normalise(messages)
+    }
+
+    /// Renders `messages` as `apply_chat_template` of Transformers does, without what an engine does before.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`].
+    pub fn render_as_given(&self, messages: &Value, given: Given<'_>, budget: Budget) -> Result<String, TextError> {
+        let is_given = |tools: &&Value| !tools.is_null() && tools.as_array().is_none_or(|list| !list.is_empty());
+        let tools = given.tools.filter(is_given);
+        let input = Input {
+            messages: Jinja::json(messages),
+            tools: tools.map_or(Jinja::None, Jinja::json),
+            documents: Jinja::None,
+            add_generation_prompt: Jinja::Bool(given.add_generation_prompt),
+            variables: given.variables,
+            special: &self.special_tokens,
+            clock: self.clock,
+        };
+        self.template(tools.is_some()).render(&input, budget).map_err(failed)
     }
 
     /// The output of [`Self::render`] for the same messages, without tools, and with the assistant's turn opened.
     ///
     /// # Errors
     /// When the template refuses the messages.
-    pub fn render_plain(&self, chat: &PlainChat<'_>) -> Result<String, TextError> {
-        if let Ok(own) = &self.own {
-            if let Some(text) = own.render(chat) {
-                return Ok(text);
-            }
-            self.left_to_library.fetch_add(1, Ordering::Relaxed);
-        }
-        self.render_by_library(chat)
-    }
-
-    fn render_by_library(&self, chat: &PlainChat<'_>) -> Result<String, TextError> {
-        let context =
-            PlainContext { special: &self.special_tokens, messages: chat, tools: None, add_generation_prompt: true };
-        self.render_from(NAME, Jinja::from_serialize(context))
-    }
-
-    fn render_from(&self, name: &str, context: Jinja) -> Result<String, TextError> {
-        self.environment
-            .get_template(name)
-            .and_then(|template| template.render(context))
-            .map_err(|error| TextError::TemplateRender { reason: one_line(&root_cause(&error)) })
+    pub fn render_plain(&self, chat: &PlainChat<'_>, budget: Budget) -> Result<String, TextError> {
+        let input = Input {
+            messages: Jinja::List(List::messages(&chat.messages)),
+            tools: Jinja::None,
+            documents: Jinja::None,
+            add_generation_prompt: Jinja::Bool(true),
+            variables: None,
+            special: &self.special_tokens,
+            clock: self.clock,
+        };
+        self.default.render(&input, budget).map_err(failed)
     }
 }
 
 #[cfg(test)]
 mod tests;
 
+fn failed(failure: Failure) -> TextError {
+    match failure {
+        Failure::Refused(reason) => TextError::TemplateRender { reason: one_line(&reason) },
+        Failure::TooMuch { what, limit } => TextError::TemplateBudget { what, limit },
+    }
+}
+
 fn unusable(reason: String) -> TextError {
     TextError::TemplateConfig { reason }
 }
 
-/// A [`PlainChat`] as a template's context.
-#[derive(Serialize)]
-struct PlainContext<'a> {
-    #[serde(flatten)]
-    special: &'a Map<String, Value>,
-    messages: &'a PlainChat<'a>,
-    tools: Option<()>,
-    add_generation_prompt: bool,
+/// The settings of a tokenizer; null where it has none.
+fn config_beside(file: &Path) -> Result<Value, TextError> {
+    let config = file.with_file_name("tokenizer_config.json");
+    if config.exists() { read_json(&config) } else { Ok(Value::Null) }
 }
 
-/// The message of the error itself, without minijinja's source excerpt.
-fn root_cause(error: &Error) -> String {
-    let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
-    match error.line() {
-        Some(line) => format!("{detail} (template line {line})"),
-        None => detail,
-    }
+fn template_of(mut config: Value) -> Value {
+    config.get_mut("chat_template").map(Value::take).unwrap_or_default()
 }
 
-fn environment() -> Environment<'static> {
-    let mut environment = Environment::new();
-    environment.set_trim_blocks(true);
-    environment.set_lstrip_blocks(true);
-    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.add_filter("tojson", to_json);
-    environment.add_function("raise_exception", |message: String| -> Result<Jinja, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, message))
-    });
-    environment
+fn read_json(path: &Path) -> Result<Value, TextError> {
+    let bytes = read_limited(path, FILE_LIMIT_BYTES)?;
+    serde_json::from_slice(&bytes).map_err(|error| unusable(format!("{}: {error}", path.display())))
 }
 
+fn read_text(path: &Path) -> Result<String, TextError> {
+    let text = String::from_utf8(read_limited(path, FILE_LIMIT_BYTES)?);
+    text.map_err(|_| unusable(format!("{} is not UTF-8", path.display())))
+}
+
+/// Special tokens by name: the usual ones, all others whose names end so, and those that the model adds.
 fn special_tokens(config: &Value) -> Map<String, Value> {
-    let content = |name| match config.get(name)? {
-        Value::String(token) => Some(token.clone()),
-        Value::Object(token) => token.get("content")?.as_str().map(str::to_owned),
+    let content = |token: &Value| match token {
+        Value::String(_) => Some(token.clone()),
+        Value::Object(token) => token.get("content").filter(|content| content.is_string()).cloned(),
         _ => None,
     };
-    SPECIAL_TOKENS.iter().filter_map(|name| Some(((*name).to_owned(), Value::String(content(name)?)))).collect()
+    let mut tokens = Map::new();
+    let mut add = |object: &Map<String, Value>, all: bool| {
+        for (name, token) in object {
+            let is_token = all || SPECIAL_TOKENS.contains(&name.as_str()) || name.ends_with("_token");
+            if let Some(content) = content(token).filter(|_| is_token) {
+                tokens.insert(name.clone(), content);
+            }
+        }
+    };
+    if let Some(config) = config.as_object() {
+        add(config, false);
+        MORE_TOKENS.iter().filter_map(|name| config.get(*name)?.as_object()).for_each(|more| add(more, true));
+    }
+    tokens
 }
 
 /// Prepares messages as the engines do before a template sees them: parts become text, no content becomes an empty one,
@@ -299,39 +293,4 @@ pub(crate) fn field(field: &str, expected: &'static str, found: &Value) -> TextE
         Value::Object(_) => "an object",
     };
     TextError::Field { field: field.to_owned(), expected, found: found.to_owned() }
-}
-
-/// Python's `json.dumps(ensure_ascii=False)`: ", " and ": " between items unless indented, nothing escaped for HTML.
-fn to_json(value: &Jinja, options: Kwargs) -> Result<String, Error> {
-    let failed = |error: serde_json::Error| Error::new(ErrorKind::InvalidOperation, format!("tojson: {error}"));
-    let indent: Option<usize> = options.get("indent")?;
-    let value = serde_json::to_value(value).map_err(failed)?;
-    let mut out = Vec::new();
-    match indent {
-        Some(width) => {
-            let spaces = " ".repeat(width.min(16));
-            let pretty = PrettyFormatter::with_indent(spaces.as_bytes());
-            value.serialize(&mut Serializer::with_formatter(&mut out, pretty))
-        }
-        None => value.serialize(&mut Serializer::with_formatter(&mut out, PythonFormatter)),
-    }
-    .map_err(failed)?;
-    Ok(String::from_utf8_lossy(&out).into_owned())
-}
-
-/// Python's separators.
-struct PythonFormatter;
-
-impl Formatter for PythonFormatter {
-    fn begin_array_value<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        writer.write_all(if first { b"" } else { b", " })
-    }
-
-    fn begin_object_key<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        self.begin_array_value(writer, first)
-    }
-
-    fn begin_object_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(b": ")
-    }
 }

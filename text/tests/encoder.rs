@@ -66,7 +66,7 @@ fn template(folder: &Path, source: &str) -> ChatTemplate {
     let path = folder.join("tokenizer_config.json");
     let config = json!({ "chat_template": source, "bos_token": { "content": "<s>" }, "eos_token": "</s>" });
     std::fs::write(&path, config.to_string()).unwrap();
-    ChatTemplate::from_config_file(&path).unwrap()
+    ChatTemplate::beside(&path, || 0).unwrap()
 }
 
 proptest! {

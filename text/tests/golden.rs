@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 
 use proptest::prelude::*;
 use semmoe_text::{
-    ChatTemplate, Encoder, Fault, IncrementalDecoder, Limits, Prompt, Route, TextError, Tokenizer, prompt_ids,
+    Budget, ChatTemplate, Encoder, Fault, Given, IncrementalDecoder, Limits, Prompt, Route, TextError, Tokenizer,
+    prompt_ids,
 };
 use serde_json::{Value, json};
 
@@ -20,7 +21,7 @@ fn tokenizer() -> &'static Tokenizer {
 }
 
 fn template() -> ChatTemplate {
-    ChatTemplate::from_config_file(&model("tokenizer_config.json")).unwrap()
+    ChatTemplate::beside(&model("tokenizer.json"), || 0).unwrap()
 }
 
 fn incremental(ids: &[u32], skip_special: bool) -> String {
@@ -40,7 +41,10 @@ fn golden_prompts_have_their_ids_and_texts() {
             (&prompt["text"], serde_json::from_value::<Vec<u32>>(prompt["input_ids"].clone()).unwrap());
         let (route, body) = if prompt["chat"] == true {
             let messages = json!([{"role": "user", "content": text}]);
-            assert_eq!(template().render(&messages, None, true).unwrap(), prompt["rendered"].as_str().unwrap());
+            assert_eq!(
+                template().render(&messages, Given::default(), Budget::default()).unwrap(),
+                prompt["rendered"].as_str().unwrap()
+            );
             (Route::Chat, json!({"messages": messages}))
         } else {
             (Route::Completions, json!({"prompt": text}))
@@ -88,7 +92,7 @@ fn unusable_files_are_reported_in_one_sentence() {
     }
     let missing = Tokenizer::from_file(&model("no-such-file.json")).unwrap_err().to_string();
     assert!(missing.contains("no-such-file.json"), "{missing}");
-    assert!(matches!(ChatTemplate::from_source("{% if %}"), Err(TextError::TemplateSyntax { .. })));
+    assert!(matches!(ChatTemplate::from_source("{% if %}", &Value::Null, || 0), Err(TextError::TemplateSyntax { .. })));
 }
 
 #[test]
@@ -140,7 +144,7 @@ fn prompts_are_found_on_every_route_and_wrong_types_are_the_clients_fault() {
 
 #[test]
 fn limits_are_kept() {
-    let limits = Limits { text_bytes: 4, prompts: 2, ids: 3 };
+    let limits = Limits { text_bytes: 4, prompts: 2, ids: 3, ..Limits::default() };
     let run = |prompt: Prompt| prompt_ids(&prompt, tokenizer(), None, limits).map_err(|error| error.to_string());
     assert!(run(Prompt::Texts(vec!["abcd".into()])).is_ok());
     assert!(run(Prompt::Texts(vec!["abcde".into()])).unwrap_err().contains("5 bytes, more than the 4"));
@@ -151,9 +155,10 @@ fn limits_are_kept() {
 #[test]
 fn templates_render_as_the_engines_do() {
     let render = |source: &str, messages: Value, tools: Option<Value>| {
-        ChatTemplate::from_source(source)
+        let given = Given { tools: tools.as_ref(), ..Given::default() };
+        ChatTemplate::from_source(source, &Value::Null, || 0)
             .unwrap()
-            .render(&messages, tools.as_ref(), true)
+            .render(&messages, given, Budget::default())
             .map_err(|error| error.to_string())
     };
     let user = json!([{"role": "user", "content": "hi"}]);
@@ -231,7 +236,11 @@ proptest! {
 
     #[test]
     fn any_message_text_renders(content in any::<String>(), role in any::<String>()) {
-        let rendered = template().render(&json!([{"role": role, "content": content}]), None, false).unwrap();
+        let rendered = template().render(
+            &json!([{"role": role, "content": content}]),
+            Given { add_generation_prompt: false, ..Given::default() },
+            Budget::default(),
+        ).unwrap();
         prop_assert!(rendered.contains(&content));
     }
 }

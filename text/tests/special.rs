@@ -31,7 +31,8 @@ fn a_text_begins_with_bos_where_the_file_says_so_and_a_chat_does_not() {
         "special_tokens": { BOS: { "id": BOS, "ids": [bos], "tokens": [BOS] } },
     });
     let with_bos = load(&with_bos);
-    let template = ChatTemplate::from_source("{% for m in messages %}{{ m.content }}{% endfor %}").unwrap();
+    let template =
+        ChatTemplate::from_source("{% for m in messages %}{{ m.content }}{% endfor %}", &Value::Null, || 0).unwrap();
     let ids = |tokenizer: &Tokenizer, route, body: Value| {
         let prompt = Prompt::from_json(route, &body).unwrap();
         prompt_ids(&prompt, tokenizer, Some(&template), Limits::default()).unwrap().concat()

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, StatusCode, header};
-use semmoe_text::ChatTemplate;
 
 use super::guard::text;
 use crate::backend::Health;
@@ -20,8 +19,11 @@ pub(super) async fn ready(State(core): State<Arc<Core>>) -> (StatusCode, String)
     if core.is_draining() {
         return (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n".to_owned());
     }
-    let mut causes = String::new();
+    let (mut causes, mut notes) = (String::new(), String::new());
     for model in &core.snapshot().models {
+        if let Some(error) = model.text.as_ref().and_then(|text| text.template_error.as_ref()) {
+            notes.push_str(&format!("model '{}': its chat template cannot be used: {error}\n", model.name));
+        }
         if model.members.iter().any(|member| member.backend.takes_requests()) {
             continue;
         }
@@ -37,7 +39,11 @@ pub(super) async fn ready(State(core): State<Arc<Core>>) -> (StatusCode, String)
             causes.push_str(&format!("model '{}', backend '{}': {cause}\n", model.name, member.backend.name));
         }
     }
-    if causes.is_empty() { (StatusCode::OK, "ready\n".to_owned()) } else { (StatusCode::SERVICE_UNAVAILABLE, causes) }
+    if causes.is_empty() {
+        (StatusCode::OK, format!("ready\n{notes}"))
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, causes)
+    }
 }
 
 pub(super) async fn metrics(State(core): State<Arc<Core>>, headers: HeaderMap) -> Response {
@@ -48,8 +54,7 @@ pub(super) async fn metrics(State(core): State<Arc<Core>>, headers: HeaderMap) -
             core.metrics.requests.answers.streams(&member.backend.name, member.backend.flow.peek());
         }
         if let Some(text) = &model.text {
-            let chats_left = text.template.as_ref().map_or(0, ChatTemplate::left_to_library);
-            core.metrics.segment_cache(&model.name, &text.tokenizer.segment_cache(), chats_left);
+            core.metrics.text(&model.name, &text.tokenizer.segment_cache(), text.template_error.is_some());
         }
         let policy = &model.plan.policy;
         if let Some((report, watched)) = model.pool.report().zip(policy.watched()) {

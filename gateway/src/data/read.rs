@@ -216,7 +216,7 @@ fn read_now(
     let mut scored = match score(core, model, route, &whole, block_tokens, effort) {
         Ok(scored) => scored,
         Err(Unscored::Client(error)) => return Err(Unread::Refused(error)),
-        Err(Unscored::OracleAway) => return Err(Unread::NotHere),
+        Err(Unscored::OracleAway | Unscored::TemplateBudget { .. }) => return Err(Unread::NotHere),
         Err(Unscored::GivenUp) => return Err(RequestError::Internal { cause: "given up".to_owned() }.into()),
         Err(Unscored::Open { reason, cause }) => {
             core.metrics.score_failure(reason);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use semmoe_engines::Route;
 use semmoe_routing::{Needs, block_hashes};
-use semmoe_text::{Limits, PlainChat, Prompt, TextError};
+use semmoe_text::{Budget, Limits, PlainChat, Prompt, TextError};
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
@@ -22,6 +22,8 @@ use crate::state::Core;
 
 /// Tokens of a prompt that was not tokenized, as a share of its bytes.
 const BYTES_PER_TOKEN: u64 = 4;
+/// Limits on a chat template on a network thread: a few milliseconds.
+const TEMPLATE_HERE: Budget = Budget { steps: 50_000, bytes: 2 << 20 };
 /// Fields that carry a prompt in a form that only the engine reads.
 const OTHER_PROMPTS: [&str; 4] = ["input_embeds", "prompt_embeds", "input_ids", "image_data"];
 
@@ -33,6 +35,8 @@ pub(super) enum Unscored {
     GivenUp,
     /// Something has to be loaded first, which no network thread does.
     OracleAway,
+    /// The chat template takes more than it may on a network thread.
+    TemplateBudget { cause: String },
     /// No fault, or ours: routed by load.
     Open { reason: &'static str, cause: String },
 }
@@ -114,14 +118,15 @@ pub(super) fn score(
     let (Some(text), Some(route)) = (text, text_route(route)) else {
         return check().map(|_| Scored::unseen(whole.bytes));
     };
-    let read = |keep_on: &mut dyn FnMut() -> bool| {
+    let read = |budget: Budget, keep_on: &mut dyn FnMut() -> bool| {
+        let limits = Limits { template: budget, ..Limits::default() };
         // The libraries beneath see text of any kind; a panic in them must cost no more than the score.
         let panicked = |_| Unscored::Open { reason: "panic", cause: "the tokenizer or template panicked".to_owned() };
         catch_unwind(AssertUnwindSafe(|| {
             let chat = whole.chat.as_ref().map(|(chat, _)| chat);
             let (ids, countable) = match chat {
-                Some(chat) => (chat_ids(text, chat, keep_on)?, true),
-                None => prompt_ids(text, route, body, core, keep_on)?,
+                Some(chat) => (chat_ids(text, chat, limits, keep_on)?, true),
+                None => prompt_ids(text, route, Body { text: body, core, limits }, keep_on)?,
             };
             Ok(of_ids(model, &ids, countable, block_tokens))
         }))
@@ -129,19 +134,23 @@ pub(super) fn score(
         .flatten()
     };
     match effort {
-        Effort::Here => read(&mut || true),
-        Effort::Away(keep_on) => match read(keep_on) {
-            Err(Unscored::OracleAway) => {
+        Effort::Here => read(TEMPLATE_HERE, &mut || true),
+        Effort::Away(keep_on) => {
+            let mut scored = read(Budget::default(), keep_on);
+            if matches!(scored, Err(Unscored::OracleAway)) {
                 let failed = |error: TextError| Unscored::Open { reason: "tokenizer", cause: error.to_string() };
                 text.tokenizer.load_oracle().map_err(failed)?;
                 tracing::info!(
                     model = model.name,
                     "a prompt needs the slow library, which is now loaded and stays loaded"
                 );
-                read(keep_on)
+                scored = read(Budget::default(), keep_on);
             }
-            scored => scored,
-        },
+            scored.map_err(|unscored| match unscored {
+                Unscored::TemplateBudget { cause } => Unscored::Open { reason: "template_budget", cause },
+                unscored => unscored,
+            })
+        }
         Effort::Skip { limit } => {
             check()?;
             Err(Unscored::Open { reason: "slow", cause: format!("no score within {limit:?}") })
@@ -166,10 +175,22 @@ pub(crate) fn text_route(route: Route) -> Option<semmoe_text::Route> {
     }
 }
 
-fn chat_ids(text: &Text, chat: &PlainChat<'_>, keep_on: &mut dyn FnMut() -> bool) -> Result<Vec<u32>, Unscored> {
-    let (tokenizer, template) = (&text.tokenizer, text.template.as_ref());
-    let ids = semmoe_text::chat_ids_while(chat, tokenizer, template, Limits::default(), keep_on);
-    ids.map_err(|error| unscored(error, &Value::Null))
+fn chat_ids(
+    text: &Text,
+    chat: &PlainChat<'_>,
+    limits: Limits,
+    keep_on: &mut dyn FnMut() -> bool,
+) -> Result<Vec<u32>, Unscored> {
+    let (tokenizer, template) = (&text.tokenizer, text.template.as_deref());
+    let ids = semmoe_text::chat_ids_while(chat, tokenizer, template, limits, keep_on);
+    ids.map_err(|error| unscored(text, error, &Value::Null))
+}
+
+/// A body to be read whole.
+struct Body<'a> {
+    text: &'a str,
+    core: &'a Core,
+    limits: Limits,
 }
 
 /// The ids of all prompts of a request, and whether the engine counts them by the same rule: not several prompts at
@@ -177,12 +198,11 @@ fn chat_ids(text: &Text, chat: &PlainChat<'_>, keep_on: &mut dyn FnMut() -> bool
 fn prompt_ids(
     text: &Text,
     route: semmoe_text::Route,
-    body: &str,
-    core: &Core,
+    Body { text: body, core, limits }: Body<'_>,
     keep_on: &mut dyn FnMut() -> bool,
 ) -> Result<(Vec<u32>, bool), Unscored> {
     let not_json = |error: serde_json::Error| Unscored::Client(RequestError::BodyJson { cause: error.to_string() });
-    let (tokenizer, template) = (&text.tokenizer, text.template.as_ref());
+    let (tokenizer, template) = (&text.tokenizer, text.template.as_deref());
     // A hundred times the body, where that is all commas. One that is no JSON is refused whether or not there is room.
     let limit_bytes = core.current.load().config.limits.body_memory_bytes;
     let _held = Held::take(&core.body_memory, tree_bytes(body.as_bytes()), limit_bytes).map_err(|error| {
@@ -192,16 +212,16 @@ fn prompt_ids(
     if route == semmoe_text::Route::Chat
         && let Some(chat) = PlainChat::read(body).map_err(not_json)?
     {
-        return chat_ids(text, &chat, keep_on).map(|ids| (ids, true));
+        return chat_ids(text, &chat, limits, keep_on).map(|ids| (ids, true));
     }
     let value: Value = serde_json::from_str(body).map_err(not_json)?;
     let mut read = || {
         let prompt = Prompt::from_json(route, &value)?;
-        let prompts = semmoe_text::prompt_ids_while(&prompt, tokenizer, template, Limits::default(), keep_on)?;
+        let prompts = semmoe_text::prompt_ids_while(&prompt, tokenizer, template, limits, keep_on)?;
         // Several prompts of one request run on one rank: they are scored as one.
         Ok((prompts.concat(), prompts.len() == 1 && prompt.is_text_only()))
     };
-    read().map_err(|error| unscored(error, &value))
+    read().map_err(|error| unscored(text, error, &value))
 }
 
 fn of_ids(model: &Model, ids: &[u32], countable: bool, block_tokens: u32) -> Scored {
@@ -242,7 +262,7 @@ fn shares(model: &Model, ids: &[u32]) -> Option<Vec<f64>> {
     Some(all)
 }
 
-fn unscored(error: TextError, body: &Value) -> Unscored {
+fn unscored(text: &Text, error: TextError, body: &Value) -> Unscored {
     let reason = match &error {
         TextError::Field { .. } if !OTHER_PROMPTS.iter().any(|field| body.get(field).is_some()) => {
             return Unscored::Client(RequestError::Field { cause: error.to_string() });
@@ -251,6 +271,10 @@ fn unscored(error: TextError, body: &Value) -> Unscored {
         TextError::TooLarge { .. } => "too_large",
         TextError::GivenUp { .. } => return Unscored::GivenUp,
         TextError::OracleAway => return Unscored::OracleAway,
+        TextError::TemplateBudget { .. } => return Unscored::TemplateBudget { cause: error.to_string() },
+        TextError::NoTemplate if let Some(cause) = &text.template_error => {
+            return Unscored::Open { reason: "template_unreadable", cause: cause.clone() };
+        }
         TextError::NoTemplate => "no_template",
         TextError::TemplateRender { .. } => "template",
         _ => "tokenizer",

@@ -111,7 +111,7 @@ fn encode(seen: &Seen, prompt: Prompt) -> Result<Vec<u32>, &'static str> {
     let mut prompts = match (prompt, seen.model.text.as_deref()) {
         (Prompt::Ids(prompts), _) => prompts,
         (prompt, Some(text)) => {
-            let ids = || semmoe_text::prompt_ids(&prompt, &text.tokenizer, text.template.as_ref(), Limits::default());
+            let ids = || semmoe_text::prompt_ids(&prompt, &text.tokenizer, text.template.as_deref(), Limits::default());
             let encode = || match ids() {
                 // This is no network thread.
                 Err(TextError::OracleAway) => text.tokenizer.load_oracle().and_then(|()| ids()),

@@ -47,6 +47,7 @@ mod streams;
 mod support;
 mod swaps;
 mod switching;
+mod templates;
 mod tls;
 mod token;
 mod traces;

@@ -33,7 +33,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let model = ModelInfo { model: name, ..semmoe_profiler::model_config(folder)? };
     let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json"))?;
-    let template = ChatTemplate::from_config_file(&folder.join("tokenizer_config.json")).ok();
+    let template = ChatTemplate::beside(&folder.join("tokenizer.json"), || 0).ok();
     let mut engine = Engine::new(dialect, model, Texts::Model(Box::new(tokenizer), template.map(Box::new)));
     engine.ranks = Ranks::new(ranks);
     // As an engine that runs somewhere else would say it.

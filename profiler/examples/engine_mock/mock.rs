@@ -23,7 +23,7 @@ use axum::{Json, Router};
 use semmoe_engines::recording::encode_npy;
 use semmoe_engines::sglang::encode_routed_experts;
 use semmoe_tables::ModelInfo;
-use semmoe_text::{ChatTemplate, Tokenizer};
+use semmoe_text::{Budget, ChatTemplate, Given, Tokenizer};
 use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 
@@ -346,7 +346,9 @@ fn encode(engine: &Engine, text: &str) -> Vec<u32> {
 
 fn chat_ids(engine: &Engine, messages: &Value) -> Vec<u32> {
     match &engine.texts {
-        Texts::Model(_, Some(template)) => encode(engine, &template.render(messages, None, true).unwrap()),
+        Texts::Model(_, Some(template)) => {
+            encode(engine, &template.render(messages, Given::default(), Budget::default()).unwrap())
+        }
         _ => {
             let turns = messages.as_array().unwrap().iter();
             encode(engine, &turns.map(|turn| turn["content"].as_str().unwrap()).collect::<Vec<_>>().join("|"))

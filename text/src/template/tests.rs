@@ -1,153 +1,181 @@
-use proptest::prelude::*;
+use std::path::Path;
+
+use serde_json::json;
 
 use super::*;
-use crate::chat::PlainMessage;
 
-/// As models have them, from what is released with them; shortened where what is left out is about tools.
-const TEMPLATES: [(&str, &str); 7] = [
-    (
-        "chatml",
-        "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}\
-         {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
-    ),
-    (
-        "instructions",
-        "{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}\
-         {{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}\
-         {% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}\
-         {% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token}}\
-         {% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}",
-    ),
-    (
-        "headers",
-        "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' + \
-         message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}\
-         {% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}\
-         {% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
-    ),
-    (
-        "turns",
-        "{{ bos_token }}\n{% if messages[0]['role'] == 'system' %}\n{% set first = messages[0].content + '\n\n' %}\n\
-         {% set loop_messages = messages[1:] %}\n{% else %}\n{% set first = '' %}{% set loop_messages = messages %}\n{% endif %}\n\
-         {%- for message in loop_messages -%}\n{%- set role = 'model' if message.role == 'assistant' else message.role -%}\n\
-         {{ '<start_of_turn>' + role + '\n' + (first if loop.first else '') }}{{ message.content | trim }}{{ '<end_of_turn>\n' }}\n\
-         {%- if loop.last and message.role is not none %}last {{ loop.length }}{% endif %}\n\
-         {%- else %}empty{% endfor -%}",
-    ),
-    (
-        "namespace",
-        "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}\
-         {% set ns = namespace(is_tool=false, system_prompt='', is_first_sp=true) %}\
-         {%- for message in messages %}{%- if message['role'] == 'system' %}{%- if ns.is_first_sp %}\
-         {% set ns.system_prompt = ns.system_prompt + message['content'] %}{% set ns.is_first_sp = false %}\
-         {%- else %}{% set ns.system_prompt = ns.system_prompt + '\n\n' + message['content'] %}{%- endif %}{%- endif %}{%- endfor %}\
-         {{bos_token}}{{ns.system_prompt}}{%- for message in messages %}{%- if message['role'] == 'user' %}\
-         {%- set ns.is_tool = false -%}{{'<User>' + message['content']}}{%- endif %}\
-         {%- if message['role'] == 'assistant' and message['content'] is not none %}{{'<Assistant>' + message['content'] + '<end>'}}{%- endif %}\
-         {%- if message['role'] == 'tool' %}{%- set ns.is_tool = true -%}{{'<out>' + message['content']}}{%- endif %}{%- endfor -%}\
-         {% if add_generation_prompt and not ns.is_tool %}{{'<Assistant>'}}{% endif %}",
-    ),
-    (
-        "thinking",
-        "{%- if tools %}{{ tools | tojson }}{%- elif messages[0].role == 'system' %}{{- 'S ' + messages[0].content }}{%- endif %}\
-         {%- set ns = namespace(found=true, last=messages|length - 1) %}\
-         {%- for message in messages[::-1] %}{%- set index = (messages|length - 1) - loop.index0 %}\
-         {%- if ns.found and message.role == \"user\" and not(message.content.startswith('<r>') and message.content.endswith('</r>')) %}\
-         {%- set ns.found = false %}{%- set ns.last = index %}{%- endif %}{%- endfor %}\
-         {%- for message in messages %}{%- if (message.role == \"user\") or (message.role == \"system\" and not loop.first) %}\
-         {{- '<u>' + message.role + message.content }}\
-         {%- elif message.role == \"assistant\" %}{%- set content = message.content %}{%- set thought = '' %}\
-         {%- if message.reasoning_content is defined and message.reasoning_content is not none %}{%- set thought = message.reasoning_content %}\
-         {%- elif '</think>' in message.content %}{%- set content = message.content.split('</think>')[-1].lstrip('\n') %}\
-         {%- set thought = message.content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}{%- endif %}\
-         {%- if loop.index0 > ns.last and (loop.last or (not loop.last and thought)) %}{{- '<a>' + thought.strip('\n') + '|' + content.lstrip('\n') }}\
-         {%- else %}{{- '<a>' + content }}{%- endif %}{%- if message.tool_calls %}{{ message.tool_calls[0] }}{%- endif %}\
-         {%- elif message.role == \"tool\" %}{%- if loop.first or (messages[loop.index0 - 1].role != \"tool\") %}{{- '<u>' }}{%- endif %}\
-         {{- message.content }}{%- if loop.last or (messages[loop.index0 + 1].role != \"tool\") %}{{- '</u>' }}{%- endif %}{%- endif %}{%- endfor %}\
-         {%- if add_generation_prompt %}{{- '<a>' }}{%- if enable_thinking is defined and enable_thinking is false %}{{- 'no' }}{%- endif %}{%- endif %}",
-    ),
-    (
-        "scopes",
-        "{% set a = 'x' %}{% for m in messages %}{% if loop.index > 1 %}{{ a }}{% endif %}{% set a = a + m.role %}{{ a }}\
-         {% for n in messages[1:] %}{% set a = n.content.strip() %}{{ a ~ '' if false else a }}{{ loop.index }}{{ '' if loop.index < 3 }}\
-         {% endfor %}{{ a or 'none' }}{{ (m.content and a) or m.role }}{% endfor %}{{ a }}{{ m }}{{ messages[7].x if messages[7] }}",
-    ),
-];
-
-fn chats() -> impl Strategy<Value = Vec<(String, String, bool)>> {
-    let role = prop_oneof!["user", "assistant", "system", "tool", "[a-z]{0,3}"];
-    let content = prop_oneof!["[ \na-c]{0,6}", r"(<think>|</think>|<r>|</r>|\n| |a|é){0,6}"];
-    prop::collection::vec((role, content, any::<bool>()), 1..6)
+/// 2024-02-29 13:05:09.
+fn clock() -> i64 {
+    1_709_211_909
 }
 
-/// Of roles, texts, and whether the text is written before the role.
-fn plain(messages: Vec<(&str, &str, bool)>) -> PlainChat<'static> {
-    let message = |(role, content, content_first): (&str, &str, bool)| PlainMessage {
-        role: role.to_owned().into(),
-        content: content.to_owned().into(),
-        content_first,
-    };
-    PlainChat { messages: messages.into_iter().map(message).collect() }
+fn render_within(budget: Budget, source: &str, messages: &Value) -> Result<String, TextError> {
+    let template = ChatTemplate::from_source(source, &json!({"bos_token": "<s>"}), clock)?;
+    template.render_as_given(messages, Given::default(), budget)
 }
 
-fn load(source: &str) -> ChatTemplate {
-    let config = serde_json::json!({"chat_template": source, "bos_token": "<s>", "eos_token": {"content": "</s>"}});
-    ChatTemplate::from_parts(&config["chat_template"], &config).unwrap()
+fn render(source: &str, messages: &Value) -> Result<String, TextError> {
+    render_within(Budget::default(), source, messages)
 }
 
-proptest! {
-    #[test]
-    fn own_rendering_is_the_librarys(chat in chats()) {
-        thread_local! {
-            static LOADED: Vec<ChatTemplate> = TEMPLATES.iter().map(|(_, source)| load(source)).collect();
-        }
-        let chat = plain(chat.iter().map(|(role, content, first)| (role.as_str(), content.as_str(), *first)).collect());
-        LOADED.with(|templates| {
-            for (template, (name, _)) in templates.iter().zip(TEMPLATES) {
-                let own = template.own.as_ref().unwrap().render(&chat);
-                if let Some(own) = own {
-                    prop_assert_eq!(own, template.render_by_library(&chat).unwrap(), "{}", name);
-                }
-            }
-            Ok(())
-        })?;
-    }
+fn user() -> Value {
+    json!([{"role": "user", "content": "Hi", "x": ["a", null, {"k": true}], "y": 1e-7}])
 }
 
+/// These were rendered wrongly, in templates of published models.
 #[test]
-fn usual_templates_are_rendered_without_the_library() {
-    let turn = |role| (role, " a\n", false);
-    for (name, source) in &TEMPLATES[..6] {
-        let template = load(source);
-        assert_eq!(template.renderer(), Renderer::Own, "{name}");
-        let chat = plain(vec![turn("user"), turn("assistant"), turn("user")]);
-        assert_eq!(template.render_plain(&chat).unwrap(), template.render_by_library(&chat).unwrap());
-        assert_eq!(template.left_to_library(), 0, "{name}");
-    }
-}
-
-#[test]
-fn what_is_not_known_is_left_to_the_library_and_counted() {
-    let chat = plain(vec![("user", "abc", false), ("system", "d", false)]);
-    for source in [
-        "{% if messages|length > 1 %}{{ messages[0].content | upper }}{% else %}x{% endif %}",
-        "{% if messages|length > 1 %}{{ messages[0].content[:2] }}{% else %}x{% endif %}",
-        "{% if messages|length > 1 %}{% macro a() %}b{% endmacro %}{{ a() }}{% else %}x{% endif %}",
-        "{% if messages|length > 1 %}{{ messages[0] }}{% else %}x{% endif %}",
-        "{% if messages|length > 1 %}{{ messages[0].content.replace('a', 'b') }}{% else %}x{% endif %}",
-        "{% if messages|length > 1 %}{% for c in messages[0].content %}{{ c }}-{% endfor %}{% else %}x{% endif %}",
-        "{% if messages|length > 1 %}{{ range(3) }}{% else %}x{% endif %}",
-        "{% if messages|length > 1 %}{{ loop }}{{ 1.5 }}{{ true }}{{ 7 // 2 }}{% else %}x{% endif %}",
-        "{% if messages|length > 1 %}{% for m in messages if m.role == 'user' %}{{ m.role }}{% endfor %}{% else %}x{% endif %}",
+fn templates_are_rendered_as_by_transformers() {
+    for (source, expected) in [
+        ("{% if tools is iterable and tools | length > 0 %}T{% endif %}{{ messages[0].content }}", "Hi"),
+        ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}", "Hi"),
+        ("{{ 'Today ' + strftime_now('%Y-%m-%d') }}", "Today 2024-02-29"),
+        (
+            "{{ messages[0].x | string }}{{ messages[0].x ~ messages[0].y }}",
+            "['a', None, {'k': True}]['a', None, {'k': True}]1e-07",
+        ),
+        ("{{ {'b': 'é', 'a': 1} | tojson(sort_keys=true, ensure_ascii=true) }}", r#"{"a": 1, "b": "\u00e9"}"#),
+        (
+            "{{ 'a,b,c'.rsplit(',', 1) | last }}{{ 'text' is sequence }}{{ \"it's\" | title }}{{ '\"' | e }}",
+            "cTrueIt's&#34;",
+        ),
+        ("a\r\nb\rc\r\n", "a\nb\nc"),
+        ("{{ bos_token }}{{ documents is none }}", "<s>True"),
     ] {
-        let template = load(source);
-        assert_eq!(template.renderer(), Renderer::Own, "{source}");
-        assert_eq!(template.render_plain(&chat).unwrap(), template.render_by_library(&chat).unwrap(), "{source}");
-        assert_eq!(template.left_to_library(), 1, "{source}");
+        assert_eq!(render(source, &user()).unwrap(), expected, "{source}");
     }
-    let template = load("{% if messages|length > 1 %}{{ raise_exception('no') }}{% else %}x{% endif %}");
-    assert!(template.render_plain(&chat).unwrap_err().to_string().contains("no"));
-    let template = load("{{ messages | tojson }}");
-    assert!(matches!(template.renderer(), Renderer::Library { reason } if reason.contains("without the library")));
-    assert_eq!(template.left_to_library(), 0);
+    for source in ["{% for x in none %}{% endfor %}", "{{ none | length }}", "{{ missing.x }}", "{{ 'a' + 1 }}"] {
+        assert!(matches!(render(source, &user()), Err(TextError::TemplateRender { .. })), "{source}");
+    }
+}
+
+#[test]
+fn plain_chats_are_rendered_as_whole_ones() {
+    let body = r#"{"messages":[{"role":"user","content":"a\nb"},{"content":"c","role":"assistant"}]}"#;
+    let (chat, _) = PlainChat::quickly(body).unwrap();
+    let messages = &serde_json::from_str::<Value>(body).unwrap()["messages"];
+    for source in [
+        "{{ messages }}",
+        "{{ messages | tojson }}",
+        "{% for m in messages[::-1] %}{{ m.role ~ m['content'] ~ m.x }}{% endfor %}",
+    ] {
+        let template = ChatTemplate::from_source(source, &Value::Null, clock).unwrap();
+        let whole = template.render(messages, Given::default(), Budget::default()).unwrap();
+        assert_eq!(template.render_plain(&chat, Budget::default()).unwrap(), whole);
+    }
+}
+
+/// None of them takes long, much memory or the stack.
+#[test]
+fn templates_that_would_never_end_are_stopped() {
+    let deep = format!("{{{{ x{} }}}}", ".a".repeat(10_000));
+    let brackets = format!("{{{{ {}1{} }}}}", "(".repeat(10_000), ")".repeat(10_000));
+    let sum = format!("{{{{ 1{} }}}}", " + 1".repeat(10_000));
+    let nots = format!("{{{{ {}1 }}}}", "not ".repeat(100_000));
+    let signs = format!("{{{{ {}1 }}}}", "-".repeat(100_000));
+    let ifs = format!("{}x{}", "{% if 1 %}".repeat(10_000), "{% endif %}".repeat(10_000));
+    let long = format!("{{{{ 1{} }}}}", " + 1".repeat(900));
+    assert_eq!(render(&long, &user()).unwrap(), "901");
+    let elifs = format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(10_000));
+    for source in [deep, brackets, sum, nots, signs, ifs, "x".repeat(2 << 20)] {
+        assert!(matches!(render(&source, &user()), Err(TextError::TemplateSyntax { .. })), "{}", &source[..20]);
+    }
+    assert_eq!(render(&elifs, &user()).unwrap(), "");
+    for source in [
+        "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% set ns = namespace(x=[]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+        "{% set ns = namespace(x=[]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}",
+        "{% set ns = namespace(x=[]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x == [[]] + ns.x }}{{ ns.x == ns.x }}",
+        "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = [ns.x] %}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+        "{{ 'a' * 10 ** 15 }}",
+        "{{ [1] * 10 ** 15 }}",
+        "{{ 'a'.center(10 ** 12) }}",
+        "{{ 'a' | indent(10 ** 15) }}",
+        "{{ '\t'.expandtabs(10 ** 15) }}",
+        "{{ ('a' * 10 ** 6).replace('a', 'b' * 10 ** 6) }}",
+        "{{ ([1] * 99) | slice(10 ** 9) | list }}",
+        "{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}",
+    ] {
+        // Debug builds would take long for the whole one.
+        let budget = Budget { steps: 500_000, bytes: 16 << 20 };
+        let stopped = render_within(budget, source, &user());
+        assert!(matches!(stopped, Err(TextError::TemplateBudget { .. })), "{source}");
+    }
+    for source in [
+        "{{ 2 ** 1000 }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '{:9999999}'.format(1) }}",
+        "{{ [] | tojson(indent=99999) }}",
+    ] {
+        assert!(render(source, &user()).is_err(), "{source}");
+    }
+}
+
+#[test]
+fn messages_of_any_json_are_rendered_or_refused() {
+    let odd = [json!(null), json!(true), json!(1e300), json!("x"), json!([[], {}]), json!({"a": [null]})];
+    let deep = (0..100).fold(json!(1), |inner, _| json!([inner]));
+    for source in [
+        "{% for m in messages %}{{ m.role }}{{ m.content | trim }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}{% endfor %}",
+        "{{ messages | tojson(indent=1) }}{{ messages }}{{ messages | map(attribute='content') | list }}{{ messages[0].content | string | length }}",
+    ] {
+        for value in odd.iter().chain([&deep]) {
+            let _ = render(source, &json!([{"role": value, "content": value, "tool_calls": value}]));
+            let _ = render(source, value);
+        }
+    }
+    assert!(render("{{ messages | tojson }}", &json!([deep])).is_ok());
+}
+
+#[test]
+fn many_tools_are_rendered_within_the_budget() {
+    let tools = json!(vec![json!({"type": "function", "function": {"name": "f"}}); 100_000]);
+    let template = ChatTemplate::from_source(
+        "{% for tool in tools %}{{ tool | tojson }}{{ tool.function.name }}{% endfor %}",
+        &Value::Null,
+        clock,
+    );
+    let template = template.unwrap();
+    let given = Given { tools: Some(&tools), ..Given::default() };
+    assert!(template.render(&user(), given, Budget::default()).is_ok());
+    let small = Budget { steps: 50_000, bytes: 2 << 20 };
+    assert!(matches!(template.render(&user(), given, small), Err(TextError::TemplateBudget { .. })));
+}
+
+#[test]
+fn a_folder_has_its_template_in_one_of_three_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = folder.path().join("tokenizer.json");
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    let read = |path: &Path| ChatTemplate::beside(path, clock).map(|template| template.source(false).to_owned());
+    assert!(matches!(read(&tokenizer), Err(TextError::NoTemplate)));
+    let config = json!({
+        "chat_template": [{"name": "default", "template": "config"}, {"name": "tool_use", "template": "tools"}],
+        "eos_token": {"content": "</s>"}, "image_token": "<i>", "pad_token": null,
+        "extra_special_tokens": {"boi_token": "<b>", "think": {"content": "<t>"}},
+    });
+    write("tokenizer_config.json", &config.to_string());
+    assert_eq!(read(&tokenizer).unwrap(), "config");
+    assert_eq!(ChatTemplate::beside(&tokenizer, clock).unwrap().source(true), "tools");
+    write("chat_template.json", r#"{"chat_template": "json"}"#);
+    assert_eq!(read(&tokenizer).unwrap(), "json");
+    write("chat_template.jinja", "{{ eos_token ~ image_token ~ boi_token ~ think ~ pad_token }}\r\n");
+    let template = ChatTemplate::beside(&tokenizer, clock).unwrap();
+    assert_eq!(template.render(&user(), Given::default(), Budget::default()).unwrap(), "</s><i><b><t>");
+    let chosen = ChatTemplate::from_file(&folder.path().join("chat_template.jinja"), &tokenizer, clock).unwrap();
+    assert_eq!(chosen.render(&user(), Given::default(), Budget::default()).unwrap(), "</s><i><b><t>");
+    std::fs::write(folder.path().join("chat_template.jinja"), b"\xff").unwrap();
+    assert!(read(&tokenizer).unwrap_err().to_string().contains("is not UTF-8"));
+}
+
+#[test]
+fn features_are_named() {
+    let source =
+        "{% for m in messages if m is not none %}{{ m.content.strip() | upper }}{% endfor %}{{ strftime_now('%Y') }}";
+    let template = ChatTemplate::from_source(source, &Value::Null, clock).unwrap();
+    assert_eq!(template.features(), ["filter upper", "function strftime_now", "method strip", "tag for", "test none"]);
 }

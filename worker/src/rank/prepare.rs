@@ -314,10 +314,7 @@ fn tokenizer(model_dir: &Path, model: &ModelConfig) -> Result<Tokenizer, WorkerE
 /// A model without a chat template takes no chat requests; a template that does not parse is an error.
 fn template(model_dir: &Path) -> Result<Option<ChatTemplate>, WorkerError> {
     let path = model_dir.join("tokenizer_config.json");
-    if !path.exists() {
-        return Ok(None);
-    }
-    match ChatTemplate::from_config_file(&path) {
+    match ChatTemplate::beside(&path, semmoe_engines::unix_seconds) {
         Ok(template) => Ok(Some(template)),
         Err(TextError::NoTemplate) => Ok(None),
         Err(source) => Err(text_error(&path, source)),

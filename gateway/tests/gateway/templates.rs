@@ -1,0 +1,86 @@
+//! Chat templates that cannot be used or take too much: their model's chats are routed by load, and nothing else
+//! happens.
+
+use std::path::Path;
+
+use serde_json::json;
+
+use crate::support::files::{File, reload};
+use crate::support::{Client, Fixture, Mock, metric, metrics};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+const FAILURES: &str = "semmoe_score_failures_total";
+
+async fn failures(gateway: &semmoe_gateway::Running, reason: &str) -> f64 {
+    metric(gateway, &format!("{FAILURES}{{reason=\"{reason}\"}}")).await
+}
+
+/// A configuration whose model has the template at `path`.
+fn with_template(fixture: &Fixture, mock: &Mock, tables: &Path, path: &Path) -> String {
+    let text = fixture.affinity(&mock.url(), tables);
+    text.replace("[[models.b", &format!("chat_template = \"{}\"\n[[models.b", path.display()))
+}
+
+#[tokio::test]
+async fn an_unusable_template_costs_the_affinity_of_chats() {
+    let mut mock = Mock::start(2);
+    let fixture = Fixture::new(2);
+    mock.set_info(fixture.info());
+    let tables = fixture.write("t", &["alpha", "beta"], 0);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("template.jinja");
+    let chain = format!("{{{{ x{} }}}}", ".a".repeat(10_000));
+    std::fs::write(&path, &chain).unwrap();
+    let file = File::new("", &with_template(&fixture, &mock, &tables, &path));
+    let gateway = file.start().await;
+    let (client, admin) = (Client::data(&gateway), Client::admin(&gateway));
+    let chat = json!({"messages": [{"role": "user", "content": "alpha"}]}).to_string();
+
+    assert_eq!(client.post(CHAT, chat.clone()).await.status, 200);
+    mock.next().await;
+    assert_eq!(failures(&gateway, "template_unreadable").await, 1.0);
+    assert!(metrics(&gateway).await.contains("semmoe_chat_template_unreadable{model=\"tiny\"} 1"));
+    let ready = admin.get("/readyz").await;
+    assert_eq!(ready.status, 200);
+    assert!(String::from_utf8_lossy(&ready.body).contains("model 'tiny': its chat template cannot be used: "));
+    // Prompts that need no template are scored.
+    assert_eq!(client.post(COMPLETIONS, r#"{"prompt":"alpha"}"#).await.status, 200);
+    mock.next().await;
+    assert_eq!(failures(&gateway, "template_unreadable").await, 1.0);
+
+    // A good one is taken into use by a reload, and stays there when the file is damaged again.
+    std::fs::write(&path, "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}")
+        .unwrap();
+    assert_eq!(reload(&gateway).await.status, 200);
+    assert!(metrics(&gateway).await.contains("semmoe_chat_template_unreadable{model=\"tiny\"} 0"));
+    std::fs::write(&path, chain + " ").unwrap();
+    assert_eq!(reload(&gateway).await.status, 200);
+    assert!(metrics(&gateway).await.contains("semmoe_chat_template_unreadable{model=\"tiny\"} 1"));
+    assert_eq!(client.post(CHAT, chat).await.status, 200);
+    mock.next().await;
+    assert_eq!(failures(&gateway, "template_unreadable").await, 1.0);
+}
+
+#[tokio::test]
+async fn a_template_that_does_not_end_is_stopped() {
+    let mut mock = Mock::start(2);
+    let fixture = Fixture::new(2);
+    mock.set_info(fixture.info());
+    let tables = fixture.write("t", &["alpha", "beta"], 0);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("template.jinja");
+    let loops = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
+    let source = format!("{{% if messages[0].content == 'alpha' %}}{loops}{{% endif %}}{{{{ messages[0].content }}}}");
+    std::fs::write(&path, source).unwrap();
+    let text = with_template(&fixture, &mock, &tables, &path);
+    let file = File::new("", &format!("[routing]\nscore_limit_seconds = 600\n{text}"));
+    let gateway = file.start().await;
+    let client = Client::data(&gateway);
+    for content in ["alpha", "beta"] {
+        let chat = json!({"messages": [{"role": "user", "content": content}]}).to_string();
+        assert_eq!(client.post(CHAT, chat).await.status, 200);
+        mock.next().await;
+    }
+    assert_eq!(failures(&gateway, "template_budget").await, 1.0);
+}

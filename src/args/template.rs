@@ -1,0 +1,35 @@
+//! Arguments of `semmoe template`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::OutputArgs;
+
+const CHECK_EXAMPLES: &str = "\
+Examples:
+  semmoe template check Qwen3-30B-A3B
+  semmoe template check Qwen3-30B-A3B --chats chats.jsonl --json";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TemplateCommand {
+    /// Render chats with a model's chat template and compare them with Jinja2.
+    ///
+    /// Prints for each chat whether it is rendered and how many tokens it has, and what the template uses. Where
+    /// python3 has the package jinja2, texts are compared with Jinja2 as Transformers sets it up; a difference is a
+    /// failure.
+    #[command(after_long_help = CHECK_EXAMPLES)]
+    Check(TemplateCheckArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TemplateCheckArgs {
+    /// The model's directory, with tokenizer.json and the chat template.
+    #[arg(value_name = "TOKENIZER_DIR")]
+    pub(crate) tokenizer: PathBuf,
+    /// Chats, one request's body a line; without it, built-in ones of all shapes.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) chats: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}

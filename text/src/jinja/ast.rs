@@ -1,0 +1,150 @@
+//! A template as a tree.
+
+/// A name of the template, by number.
+pub(crate) type Name = u32;
+
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) line: u32,
+    pub(crate) kind: NodeKind,
+}
+
+#[derive(Debug)]
+pub(crate) enum NodeKind {
+    Text(Box<str>),
+    Emit(Expr),
+    Set(Target, Expr),
+    /// `{% set x | filter %}...{% endset %}`
+    SetBlock {
+        target: Target,
+        filters: Vec<Filter>,
+        body: Vec<Node>,
+    },
+    If {
+        branches: Vec<(Expr, Vec<Node>)>,
+        otherwise: Vec<Node>,
+    },
+    For(Box<For>),
+    Macro(Box<Macro>),
+    /// `{% call(x) f(y) %}...{% endcall %}`
+    Call {
+        caller: Box<Macro>,
+        call: Expr,
+    },
+    FilterBlock {
+        filters: Vec<Filter>,
+        body: Vec<Node>,
+    },
+    With {
+        values: Vec<(Target, Expr)>,
+        body: Vec<Node>,
+    },
+    /// A part with variables of its own: `generation`, `block`, `autoescape false`.
+    Scope(Vec<Node>),
+    Break,
+    Continue,
+    /// A tag that no chat template can use, as it needs other files.
+    Refused(&'static str),
+}
+
+#[derive(Debug)]
+pub(crate) struct For {
+    pub(crate) target: Target,
+    pub(crate) over: Expr,
+    pub(crate) only_if: Option<Expr>,
+    pub(crate) body: Vec<Node>,
+    pub(crate) otherwise: Vec<Node>,
+    pub(crate) recursive: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Macro {
+    /// [`super::CALLER`] for the body of a `call`.
+    pub(crate) name: Name,
+    pub(crate) parameters: Vec<(Name, Option<Expr>)>,
+    pub(crate) body: Vec<Node>,
+    /// Whether it uses `varargs`.
+    pub(crate) takes_more: bool,
+    /// Whether it uses `kwargs`.
+    pub(crate) takes_named: bool,
+    /// Whether it uses `caller`.
+    pub(crate) takes_caller: bool,
+}
+
+/// The place of an assignment.
+#[derive(Debug)]
+pub(crate) enum Target {
+    Name(Name),
+    /// An attribute of a namespace.
+    Attr(Name, Box<str>),
+    Each(Vec<Target>),
+}
+
+#[derive(Debug)]
+pub(crate) enum Expr {
+    Undefined,
+    None,
+    Bool(bool),
+    Int(i128),
+    Float(f64),
+    Text(Box<str>),
+    Name(Name),
+    List(Vec<Expr>),
+    Tuple(Vec<Expr>),
+    Dict(Vec<(Expr, Expr)>),
+    Attr(Box<Expr>, Box<str>),
+    Item(Box<Expr>, Box<Expr>),
+    Slice(Box<Expr>, Box<[Option<Expr>; 3]>),
+    Call(Box<Expr>, Box<Arguments>),
+    Filter(Box<Expr>, Box<Filter>),
+    Test(Box<Expr>, Box<Filter>),
+    Not(Box<Expr>),
+    Negative(Box<Expr>),
+    Positive(Box<Expr>),
+    And(Box<Expr>, Box<Expr>),
+    Or(Box<Expr>, Box<Expr>),
+    Choose { test: Box<Expr>, yes: Box<Expr>, no: Box<Expr> },
+    Compare(Box<Expr>, Vec<(Comparison, Expr)>),
+    Binary(Operator, Box<Expr>, Box<Expr>),
+    Concat(Vec<Expr>),
+}
+
+/// A filter or test with its arguments.
+#[derive(Debug)]
+pub(crate) struct Filter {
+    pub(crate) name: Box<str>,
+    pub(crate) arguments: Arguments,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Arguments {
+    pub(crate) values: Vec<Expr>,
+    pub(crate) named: Vec<(Box<str>, Expr)>,
+    /// `*list`
+    pub(crate) list: Option<Expr>,
+    /// `**mapping`
+    pub(crate) mapping: Option<Expr>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Comparison {
+    Equal,
+    Unequal,
+    Less,
+    LessOrEqual,
+    Greater,
+    GreaterOrEqual,
+    In,
+    NotIn,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operator {
+    Add,
+    Subtract,
+    Multiply,
+    Divide,
+    FloorDivide,
+    Modulo,
+    Power,
+}

@@ -1,0 +1,121 @@
+//! Jinja2 as Transformers sets it up for chat templates: an immutable sandbox with `trim_blocks`, `lstrip_blocks`, loop
+//! controls and `generation` tags, and values that behave as Python's.
+//!
+//! A source is read by [`lexer`], [`parser`] and [`expressions`] to the tree of [`ast`], and walked through by [`run`]
+//! and [`eval`] for each chat. Texts are borrowed from the template and the chat until they are written. The cost of a
+//! template is limited: steps, bytes, and how deep it nests.
+
+mod arguments;
+mod ast;
+mod calls;
+mod eval;
+mod expressions;
+mod features;
+mod filters;
+mod formats;
+mod lexer;
+mod list_filters;
+mod methods;
+mod operators;
+mod output;
+mod parser;
+mod run;
+mod strftime;
+mod tests;
+mod text;
+mod text_filters;
+mod value;
+
+use ast::{Name, Node};
+use serde_json::{Map as Object, Value as Json};
+pub(crate) use value::{List, Map, Value};
+
+/// Names that mean something to the language, by number.
+const WELL_KNOWN: [&str; 4] = ["loop", "caller", "varargs", "kwargs"];
+const LOOP: Name = 0;
+const CALLER: Name = 1;
+const VARARGS: Name = 2;
+const KWARGS: Name = 3;
+
+/// Calls, expressions and statements that are at work at once.
+const MAX_DEPTH: u32 = 250;
+/// Lists that a template puts in one another.
+const MAX_VALUE_DEPTH: u32 = 100;
+
+/// The limits on one rendering.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Expressions, statements, items of lists, and parts of texts.
+    pub steps: u64,
+    /// Bytes of all texts and lists that are made on the way.
+    pub bytes: usize,
+}
+
+impl Default for Budget {
+    /// About a second, and a hundred times the prompt of a long chat.
+    fn default() -> Self {
+        Self { steps: 20_000_000, bytes: 256 << 20 }
+    }
+}
+
+/// Why a template did not render a chat.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Jinja2 refuses as well.
+    Refused(String),
+    /// It takes more than the budget allows.
+    TooMuch { what: &'static str, limit: u64 },
+}
+
+type Fallible<T> = Result<T, Failure>;
+
+fn refused<T>(reason: impl Into<String>) -> Fallible<T> {
+    Err(Failure::Refused(reason.into()))
+}
+
+/// A parsed template.
+#[derive(Debug)]
+pub(crate) struct Template {
+    nodes: Vec<Node>,
+    names: Vec<String>,
+    source: String,
+}
+
+/// The variables of a rendering.
+#[derive(Debug)]
+pub(crate) struct Input<'v> {
+    pub(crate) messages: Value<'v>,
+    pub(crate) tools: Value<'v>,
+    pub(crate) documents: Value<'v>,
+    pub(crate) add_generation_prompt: Value<'v>,
+    /// They go before those of `special`.
+    pub(crate) variables: Option<&'v Object<String, Json>>,
+    pub(crate) special: &'v Object<String, Json>,
+    /// Seconds since 1970 on the clock that `strftime_now` reads.
+    pub(crate) clock: fn() -> i64,
+}
+
+impl Template {
+    /// # Errors
+    /// The fault and its line.
+    pub(crate) fn parse(source: &str) -> Result<Self, String> {
+        let at_line = |error: lexer::SyntaxError| format!("{} (line {})", error.reason, error.line);
+        let (nodes, names) = parser::parse(source).map_err(at_line)?;
+        Ok(Self { nodes, names, source: source.to_owned() })
+    }
+
+    /// Tags, filters, tests, methods and functions by name.
+    pub(crate) fn features(&self) -> Vec<String> {
+        lexer::tokens(&self.source).map_or_else(|_| Vec::new(), |tokens| features::of(&tokens))
+    }
+
+    pub(crate) fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// # Errors
+    /// The template's own refusal, or that of a limit.
+    pub(crate) fn render<'v>(&'v self, input: &'v Input<'v>, budget: Budget) -> Result<String, Failure> {
+        run::render(self, input, budget)
+    }
+}
