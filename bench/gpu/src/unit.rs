@@ -1,6 +1,7 @@
 //! The collectives behind the interface that workers call, on one GPU: a thread and a stream for each rank, held to the
 //! law of all carriers bit for bit.
 
+#[cfg(feature = "cuda")]
 use serde_json::json;
 
 use crate::Report;
