@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::http::{AnswerLimits, BaseUrl, HttpClient, HttpError};
-use crate::sglang::{self, Loads, ServerInfo};
+use crate::sglang::{self, Loads, ServerInfo, ShownPlacement, Unseen};
 use crate::vllm::RankRange;
 use crate::{Dialect, Engine, RankBase, Version, vllm};
 
@@ -20,12 +20,14 @@ pub struct Target<'a> {
     pub urls: &'a [BaseUrl],
     /// How the engine counts ranks in pins, where that is known already.
     pub rank_base: Option<RankBase>,
+    /// Names that requests will call the model by; without any it is not asked which model it serves.
+    pub names: &'a [String],
 }
 
 impl<'a> Target<'a> {
     /// An engine behind one URL of which nothing else is known.
     pub fn new(engine: Engine, url: &'a BaseUrl) -> Self {
-        Self { engine, urls: std::slice::from_ref(url), rank_base: None }
+        Self { engine, urls: std::slice::from_ref(url), rank_base: None, names: &[] }
     }
 }
 
@@ -124,6 +126,12 @@ pub struct Probe {
     pub dialect: Dialect,
     /// The engine has further ranks before those behind its URL, and did not report how it counts in pins.
     pub unknown_rank_base: bool,
+    /// The placement that an engine of SGLang's dialect shows.
+    pub placement: Result<ShownPlacement, Unseen>,
+    /// The longest prompt and answer together, in tokens, where its list of models says so.
+    pub max_model_len: Option<u64>,
+    /// A model that it serves in place of the one that requests name, which it knows no model for.
+    pub other_model: Option<String>,
 }
 
 /// Why an engine's number of ranks is not known.
@@ -170,7 +178,29 @@ pub enum RankDoubt {
 impl Probe {
     fn of(engine: Engine, version: Option<String>, dp_size: Option<u16>) -> Self {
         let dialect = Dialect::of(engine, version.as_deref().and_then(Version::parse));
-        Self { server: None, version, dp_size, doubt: None, dialect, unknown_rank_base: false }
+        Self {
+            server: None,
+            version,
+            dp_size,
+            doubt: None,
+            dialect,
+            unknown_rank_base: false,
+            placement: Err(Unseen::Unreported),
+            max_model_len: None,
+            other_model: None,
+        }
+    }
+
+    /// Takes over the placement that was read from a file before, if this is the same process: the file may have been
+    /// written again since.
+    pub fn keep_placement(&mut self, before: &Self) {
+        let process = |probe: &Self| {
+            let server = probe.server.as_ref()?;
+            Some((server.random_seed?, server.init_expert_location.clone()?))
+        };
+        if before.placement.is_ok() && process(self).is_some_and(|now| process(before) == Some(now)) {
+            self.placement.clone_from(&before.placement);
+        }
     }
 
     /// The same with an unknown number of ranks.
@@ -189,12 +219,39 @@ pub async fn probe(client: &HttpClient, target: &Target<'_>, limits: &AnswerLimi
     if target.urls.is_empty() {
         return Ok(Probe::of(target.engine, None, None));
     }
-    match target.engine {
-        Engine::Sglang | Engine::Semmoe => probe_sglang(client, target, limits).await,
-        Engine::Vllm if target.urls.len() > 1 => probe_nodes(client, target, limits).await,
-        Engine::Vllm => probe_vllm(client, target, limits).await,
-        Engine::Openai => Ok(by_url(Probe::of(target.engine, None, Some(1)), target)),
+    let mut found = match target.engine {
+        Engine::Sglang | Engine::Semmoe => probe_sglang(client, target, limits).await?,
+        Engine::Vllm if target.urls.len() > 1 => probe_nodes(client, target, limits).await?,
+        Engine::Vllm => probe_vllm(client, target, limits).await?,
+        Engine::Openai => by_url(Probe::of(target.engine, None, Some(1)), target),
+    };
+    if !target.names.is_empty() {
+        probe_models(client, target, limits, &mut found).await?;
     }
+    Ok(found)
+}
+
+/// Asks which models the engine lists. Some engines answer to any name, so that one that lists other models only is
+/// asked by the name that requests have.
+async fn probe_models(
+    client: &HttpClient,
+    target: &Target<'_>,
+    limits: &AnswerLimits,
+    found: &mut Probe,
+) -> Result<(), HttpError> {
+    let Target { urls: [base, ..], names: [name, ..], .. } = target else { return Ok(()) };
+    let models = match vllm::models(client, base, limits).await {
+        // It has no such route. vLLM asks for its key here, but not on the routes before.
+        Err(HttpError::Status { status, .. }) if !matches!(status, 401 | 403) => return Ok(()),
+        Err(HttpError::Json { .. }) => return Ok(()),
+        models => models?,
+    };
+    let Some(first) = models.first() else { return Ok(()) };
+    found.max_model_len = first.max_model_len;
+    if !models.iter().any(|model| target.names.contains(&model.id)) && !vllm::knows(client, base, name, limits).await? {
+        found.other_model = Some(first.id.chars().take(200).collect());
+    }
+    Ok(())
 }
 
 /// With several URLs, each is one rank.
@@ -215,7 +272,8 @@ async fn probe_sglang(client: &HttpClient, target: &Target<'_>, limits: &AnswerL
         Err(error) => return Err(error),
     };
     let ranks = info.ranks();
-    let found = Probe { server: Some(info.clone()), ..Probe::of(target.engine, info.version, ranks) };
+    let placement = info.shown_placement(limits.timeout).await;
+    let found = Probe { server: Some(info.clone()), placement, ..Probe::of(target.engine, info.version, ranks) };
     if ranks == Some(0) {
         return Ok(found.doubtful(RankDoubt::Zero));
     }

@@ -159,17 +159,39 @@ pub struct Model {
     pub max_model_len: Option<u64>,
 }
 
-/// The first model of the server: adapters come after it.
+/// The models of the server: adapters come after its own.
 ///
 /// # Errors
 /// `HttpError` where the engine does not answer with its models.
+pub async fn models(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits) -> Result<Vec<Model>, HttpError> {
+    client.get_json::<Models>(base, MODELS, limits).await.map(|models| models.data)
+}
+
+/// The first of them.
+///
+/// # Errors
+/// As [`models`].
 pub async fn first_model(
     client: &HttpClient,
     base: &BaseUrl,
     limits: &AnswerLimits,
 ) -> Result<Option<Model>, HttpError> {
-    let models: Models = client.get_json(base, MODELS, limits).await?;
-    Ok(models.data.into_iter().next())
+    Ok(models(client, base, limits).await?.into_iter().next())
+}
+
+/// Whether the server takes requests for a model of this name, asked for one token. False only where it says of the
+/// name that it does not.
+///
+/// # Errors
+/// `HttpError` where it does not answer at all.
+pub async fn knows(client: &HttpClient, base: &BaseUrl, name: &str, limits: &AnswerLimits) -> Result<bool, HttpError> {
+    let body = json!({ "model": name, "messages": [{ "role": "user", "content": "0" }], "max_tokens": 1 });
+    let request = request(Method::POST, base, Route::Chat.path(), Some(body.to_string().into()))?;
+    match client.whole(request, limits).await {
+        Err(HttpError::Status { status: 404, excerpt, .. }) => Ok(!excerpt.contains(name)),
+        Ok(_) | Err(HttpError::Status { .. } | HttpError::Timeout { .. }) => Ok(true),
+        Err(error) => Err(error),
+    }
 }
 
 /// Asks for the number of ranks with a pin to one that no engine has: the server says in its refusal how many there

@@ -28,9 +28,9 @@ use crate::tables::Trouble;
 pub enum Health {
     /// Not probed yet.
     Unknown,
-    /// It answered, and its properties fit its tables.
+    /// It answered, and can serve; whether it fits its tables is another question.
     Healthy,
-    /// It does not answer, or its properties do not fit.
+    /// It does not answer, or cannot serve.
     Unhealthy {
         /// One sentence.
         cause: String,
@@ -64,8 +64,6 @@ pub(crate) struct Backend {
     pub(crate) live: BackendLive,
     /// The outcome of the last successful probe.
     probe: Mutex<Option<Arc<Probe>>>,
-    /// Requests were placed on it before.
-    served: AtomicBool,
     /// Why its tables were not changed at the last try.
     tables_trouble: Mutex<Option<Trouble>>,
     health: watch::Sender<Health>,
@@ -112,7 +110,6 @@ impl Backend {
             keeps_no_prefixes: AtomicBool::new(false),
             live: BackendLive::default(),
             probe: Mutex::new(None),
-            served: AtomicBool::new(false),
             tables_trouble: Mutex::new(None),
             health: watch::Sender::new(Health::Unknown),
             gate: Gate::default(),
@@ -124,9 +121,9 @@ impl Backend {
         }
     }
 
-    /// The input of a probe.
+    /// The input of a probe that does not ask for models.
     pub(crate) fn target(&self) -> Target<'_> {
-        Target { engine: self.engine, urls: &self.config.urls, rank_base: self.config.rank_base }
+        Target { engine: self.engine, urls: &self.config.urls, rank_base: self.config.rank_base, names: &[] }
     }
 
     /// Where a request to this rank goes; without one, to the first URL.
@@ -165,19 +162,11 @@ impl Backend {
 
     /// Returns whether anything changed.
     pub(crate) fn set_health(&self, health: Health) -> bool {
-        if health.is_healthy() {
-            self.served.store(true, Ordering::Relaxed);
-        }
         self.health.send_if_modified(|current| {
             let changed = *current != health;
             *current = health;
             changed
         })
-    }
-
-    /// Whether it was ever open for requests.
-    pub(crate) fn served(&self) -> bool {
-        self.served.load(Ordering::Relaxed)
     }
 
     /// A request could not reach it: probe it now.
@@ -193,10 +182,6 @@ impl Backend {
     /// The longest prompt and answer together, in tokens, where the engine says so.
     pub(crate) fn max_model_len(&self) -> Option<u64> {
         Some(self.max_model_len.load(Ordering::Relaxed)).filter(|tokens| *tokens > 0)
-    }
-
-    pub(crate) fn set_max_model_len(&self, tokens: Option<u64>) {
-        self.max_model_len.store(tokens.unwrap_or(0), Ordering::Relaxed);
     }
 
     /// Bytes of a good answer came from it. Nearly every call changes nothing, and then leaves the cache line where it
@@ -239,6 +224,7 @@ impl Backend {
     pub(crate) fn set_probe(&self, probe: Probe) {
         let disabled = probe.server.as_ref().is_some_and(|server| server.disable_radix_cache == Some(true));
         self.keeps_no_prefixes.store(disabled, Ordering::Relaxed);
+        self.max_model_len.store(probe.max_model_len.unwrap_or(0), Ordering::Relaxed);
         *self.probe.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(probe));
     }
 }

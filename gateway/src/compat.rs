@@ -1,9 +1,7 @@
-//! Whether tables fit the model they are for, and the backend that they will steer.
-//!
-//! One set of checks for three moments: before serving, when a backend (re)appears, and when tables are loaded.
+//! Whether tables fit the model they are for, and the backend that they will steer: single checks. What follows for a
+//! backend is in [`verdict`](crate::verdict).
 
-use semmoe_engines::Dialect;
-use semmoe_engines::probe::{Probe, RankDoubt};
+use semmoe_engines::probe::Probe;
 use semmoe_engines::sglang::{PlacementDifference, ServerInfo};
 use semmoe_tables::{Attention, ModelInfo, Tables};
 use semmoe_text::PromptEncoder;
@@ -12,7 +10,7 @@ use crate::config::BackendConfig;
 
 /// Why tables, model and backend do not belong together.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Incompatible {
+pub(crate) enum Incompatible {
     /// Requests can be placed only by tables for data-parallel attention.
     #[error("the tables are for attention {found}, expected dp")]
     Attention {
@@ -90,12 +88,10 @@ pub enum Incompatible {
         expected: u16,
     },
     /// More ranks than the configuration allows.
-    #[error("{ranks} attention-DP ranks, but {others} of other backends leave room for {room} (limits.ranks)")]
+    #[error("{ranks} attention-DP ranks, but other backends leave room for {room} (limits.ranks)")]
     TooManyRanks {
         /// The backend's.
         ranks: u16,
-        /// Those of the model's other backends.
-        others: usize,
         /// The remaining limit.
         room: usize,
     },
@@ -109,49 +105,19 @@ pub enum Incompatible {
     UnknownRankBase,
 }
 
-/// Why requests to a backend cannot be pinned.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Unpinned {
-    /// The engine reports no number of ranks.
-    #[error("the backend does not report its number of attention-DP ranks; set `ranks` if it has several")]
-    Unknown,
-    /// Its report cannot be right.
-    #[error("{0}")]
-    Doubt(#[from] RankDoubt),
-    /// It runs a layout that the tables are not for.
-    #[error("the tables are not for layout '{layout}', which the backend runs until it is switched")]
-    Layout {
-        /// Its name.
-        layout: String,
-    },
-    /// It served with another number of ranks before.
-    #[error("{0}; load tables for as many ranks")]
-    Changed(#[from] Box<Incompatible>),
-}
-
-impl From<Incompatible> for Unpinned {
-    fn from(refusal: Incompatible) -> Self {
-        Self::Changed(Box::new(refusal))
-    }
-}
-
-/// A backend that fits: what requests are placed and pinned by.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Fit {
-    /// Ranks to choose between; where they are unknown, one for each URL.
-    pub(crate) ranks: u16,
-    /// How requests are pinned.
-    pub(crate) dialect: Dialect,
-    /// Why they are not, though there may be several ranks.
-    pub(crate) unpinned: Option<Unpinned>,
-}
-
-impl Fit {
-    /// A backend of whose ranks too little is known: its engine chooses.
-    pub(crate) fn unpinned(probe: &Probe, urls: usize, why: Unpinned) -> Self {
-        let engine = probe.dialect.engine();
-        let dialect = if urls > 1 { Dialect::by_url(engine) } else { Dialect::unpinned(engine) };
-        Self { ranks: u16::try_from(urls).unwrap_or(u16::MAX).max(1), dialect, unpinned: Some(why) }
+impl Incompatible {
+    /// The part that does not fit, in a word or two: a label of metrics.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Self::Attention { .. } | Self::Model { .. } => "tables",
+            Self::Tokenizer { .. } | Self::Vocabulary { .. } => "tokenizer",
+            Self::Ranks { .. } | Self::TooManyRanks { .. } | Self::UnknownRankBase => "ranks",
+            Self::Placement { .. }
+            | Self::Declared { .. }
+            | Self::Shown { .. }
+            | Self::Groups { .. }
+            | Self::Moving => "placement",
+        }
     }
 }
 
@@ -174,17 +140,35 @@ pub(crate) fn with_model(tables: &Tables, what: &'static str, other: &ModelInfo)
 }
 
 /// Who knows which placement a backend runs.
-pub(crate) fn placement_source(probe: &Probe, declared: Option<&str>, tables: Option<&Tables>) -> &'static str {
-    let server = probe.server.as_ref();
-    if server.is_some_and(|server| server.placement_digest.is_some() || server.shown_placement().is_some()) {
+pub(crate) fn placement_source(probe: &Probe, backend: &BackendConfig, tables: Option<&Tables>) -> &'static str {
+    let reports = probe.server.as_ref().is_some_and(|server| server.placement_digest.is_some());
+    if reports || probe.placement.is_ok() {
         "engine"
-    } else if declared.is_some() {
+    } else if backend.placement_digest.is_some() {
         "configuration"
-    } else if tables.is_some() {
+    } else if tables.is_some() && !backend.engine.speaks_sglang() {
         "tables"
     } else {
         "unknown"
     }
+}
+
+/// Tables against the placement that an engine shows. Returns why nothing proves that it is theirs, where that is so.
+/// Only engines of SGLang's dialect can be given a placement: with others it is that of their checkpoint.
+pub(crate) fn unproven(
+    tables: &Tables,
+    probe: &Probe,
+    backend: &BackendConfig,
+) -> Result<Option<String>, Incompatible> {
+    let reports = probe.server.as_ref().is_some_and(|server| server.placement_digest.is_some());
+    let cause = match probe.placement.as_ref().map(|shown| shown.check(tables)) {
+        Ok(Ok(())) => return Ok(None),
+        Ok(Err(cause @ PlacementDifference::Incomparable { .. })) => cause.to_string(),
+        Ok(Err(cause)) => return Err(Incompatible::Shown { found: tables.placement_digest().to_owned(), cause }),
+        Err(unseen) => unseen.to_string(),
+    };
+    let proven = reports || backend.placement_digest.is_some() || !backend.engine.speaks_sglang();
+    Ok((!proven).then_some(cause))
 }
 
 /// Tables against the placement that the configuration declares.
@@ -198,63 +182,6 @@ pub(crate) fn with_declared(tables: &Tables, declared: Option<&str>) -> Result<(
     }
 }
 
-/// A backend's report about itself, checked against tables, tokenizer and configuration.
-pub(crate) fn with_backend(
-    probe: &Probe,
-    tables: Option<&Tables>,
-    tokenizer: Option<&PromptEncoder>,
-    backend: &BackendConfig,
-    known: Option<u16>,
-) -> Result<Fit, Incompatible> {
-    if probe.unknown_rank_base {
-        return Err(Incompatible::UnknownRankBase);
-    }
-    let server = probe.server.as_ref();
-    // One that can be switched has as many ranks as it reports.
-    let switches = server.is_some_and(ServerInfo::switches) && probe.dp_size.is_some();
-    let configured = backend.ranks.filter(|_| !switches).or(known);
-    if let (Some(server), Some(tables)) = (server, tables)
-        && let Some(layout) = server.layout_without_tables()
-    {
-        if let Some(model) = server.model_info() {
-            with_model(tables, "the backend", &model)?;
-        }
-        let layout = layout.to_owned();
-        return Ok(Fit::unpinned(probe, backend.urls.len(), Unpinned::Layout { layout }));
-    }
-    let expected = expected_ranks(tables, configured)?;
-    if let (Some(found), Some(expected)) = (probe.dp_size, expected)
-        && let Err(misfit) = same_ranks("the backend has", found, expected_name(configured), expected)
-    {
-        // Nothing is pinned beyond what the engine reports, whatever the configuration says.
-        let by_configuration = configured.is_some() && backend.urls.len() == 1;
-        let fit = || Fit::unpinned(probe, backend.urls.len(), misfit.clone().into());
-        return if by_configuration { Ok(fit()) } else { Err(misfit) };
-    }
-    if let Some(server) = &probe.server {
-        if let (Some(found), Some(tokenizer)) = (&server.tokenizer_sha256, tokenizer) {
-            same_tokenizer("backend's", found, tokenizer.sha256())?;
-        }
-        if let Some(tables) = tables {
-            with_server(tables, server)?;
-        }
-    }
-    let (dialect, urls) = (probe.dialect, backend.urls.len());
-    Ok(match (configured.or(probe.dp_size).or(expected), &probe.doubt) {
-        (_, Some(doubt)) if configured.is_none() || urls > 1 => Fit::unpinned(probe, urls, doubt.clone().into()),
-        // The engine itself reports none: its pins have to be proved first.
-        (Some(ranks), _) if probe.dp_size.is_none() => Fit { ranks, dialect: dialect.unproven(), unpinned: None },
-        (Some(ranks), _) => Fit { ranks, dialect, unpinned: None },
-        (None, _) => Fit::unpinned(probe, urls, Unpinned::Unknown),
-    })
-}
-
-/// A backend's ranks beside those of the other backends of its model, against `limits.ranks`.
-pub(crate) fn within_limit(ranks: u16, others: usize, limit: u16) -> Result<(), Incompatible> {
-    let room = usize::from(limit).saturating_sub(others);
-    if usize::from(ranks) > room { Err(Incompatible::TooManyRanks { ranks, others, room }) } else { Ok(()) }
-}
-
 /// Ranks as far as configuration and tables say.
 pub(crate) fn expected_ranks(tables: Option<&Tables>, configured: Option<u16>) -> Result<Option<u16>, Incompatible> {
     if let (Some(tables), Some(expected)) = (tables, configured) {
@@ -263,11 +190,11 @@ pub(crate) fn expected_ranks(tables: Option<&Tables>, configured: Option<u16>) -
     Ok(configured.or(tables.map(Tables::dp_ranks)))
 }
 
-fn expected_name(configured: Option<u16>) -> &'static str {
+pub(crate) fn expected_name(configured: Option<u16>) -> &'static str {
     if configured.is_some() { "`ranks` is" } else { "the tables have" }
 }
 
-fn with_server(tables: &Tables, server: &ServerInfo) -> Result<(), Incompatible> {
+pub(crate) fn with_server(tables: &Tables, server: &ServerInfo) -> Result<(), Incompatible> {
     if server.enable_eplb == Some(true) {
         return Err(Incompatible::Moving);
     }
@@ -277,9 +204,6 @@ fn with_server(tables: &Tables, server: &ServerInfo) -> Result<(), Incompatible>
     if let Some(expected) = server.ep_size.filter(|ep_size| *ep_size != tables.groups()) {
         return Err(Incompatible::Groups { found: tables.groups(), expected });
     }
-    if let Some(Err(cause)) = server.shown_placement().map(|shown| shown.check(tables)) {
-        return Err(Incompatible::Shown { found: tables.placement_digest().to_owned(), cause });
-    }
     match &server.placement_digest {
         Some(expected) if expected != tables.placement_digest() => {
             Err(Incompatible::Placement { found: tables.placement_digest().to_owned(), expected: expected.clone() })
@@ -288,14 +212,14 @@ fn with_server(tables: &Tables, server: &ServerInfo) -> Result<(), Incompatible>
     }
 }
 
-fn same_tokenizer(what: &'static str, found: &str, expected: &str) -> Result<(), Incompatible> {
+pub(crate) fn same_tokenizer(what: &'static str, found: &str, expected: &str) -> Result<(), Incompatible> {
     if found == expected {
         return Ok(());
     }
     Err(Incompatible::Tokenizer { what, found: found.to_owned(), expected: expected.to_owned() })
 }
 
-fn same_ranks(
+pub(crate) fn same_ranks(
     found_in: &'static str,
     found: u16,
     expected_in: &'static str,

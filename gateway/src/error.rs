@@ -40,30 +40,6 @@ pub enum StartError {
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// A tokenizer or chat template cannot be used.
-    #[error("model '{model}': {source}")]
-    Text {
-        /// The model.
-        model: String,
-        /// The problem.
-        source: semmoe_text::TextError,
-    },
-    /// Tables cannot be read.
-    #[error("tables of backend '{backend}': {source}")]
-    Tables {
-        /// The backend.
-        backend: String,
-        /// The problem.
-        source: crate::tables::TablesFileError,
-    },
-    /// Tables that do not fit the model or the backend.
-    #[error("backend '{backend}': {source}")]
-    Incompatible {
-        /// The backend.
-        backend: String,
-        /// The mismatch.
-        source: Incompatible,
-    },
     /// The policy's name or settings.
     #[error("model '{model}': {source}")]
     Policy {
@@ -118,12 +94,6 @@ impl StartError {
     /// Whether it is for the user to mend the configuration or a file that it names; the rest is the machine's.
     pub fn is_input(&self) -> bool {
         !matches!(self, Self::Bind { .. } | Self::Files { .. } | Self::Load { .. })
-    }
-
-    /// The error about tables that do not fit this backend, for `map_err`.
-    pub(crate) fn incompatible(backend: &str) -> impl Fn(Incompatible) -> Self {
-        let backend = backend.to_owned();
-        move |source| Self::Incompatible { backend: backend.clone(), source }
     }
 }
 

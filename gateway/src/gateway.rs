@@ -17,7 +17,7 @@ use crate::health::{self, Verdict};
 use crate::metrics::Metrics;
 use crate::otlp::Exporter;
 use crate::reload::{self, ReloadError, Reloaded};
-use crate::server::{ListenerTls, STATUS_CONNECTIONS, Server, bind, connections, routes};
+use crate::server::{Bound, ListenerTls, STATUS_CONNECTIONS, Server, bind, connections, routes};
 use crate::snapshot::Snapshot;
 use crate::state::Core;
 use crate::summary::{self, Probed, Summary, Troubles};
@@ -32,13 +32,14 @@ pub struct Gateway;
 
 impl Gateway {
     /// Reads everything that the configuration names and checks that it belongs together, without serving and without
-    /// asking engines. Returns what would be served.
+    /// asking engines. Returns what would be served, and what would be routed by load.
     ///
     /// # Errors
     /// `StartError`: the first reason why it would not start.
-    pub async fn check(config: &Config) -> Result<Summary, StartError> {
+    pub async fn check(config: &Config) -> Result<Probed, StartError> {
         ListenerTls::load(config)?;
-        load_all(config.clone()).await.map(|(snapshot, _)| Summary::new(&snapshot))
+        let (snapshot, _) = load_all(config.clone()).await?;
+        Ok(Probed { served: Summary::new(&snapshot), troubles: Troubles(summary::misfits(&snapshot)) })
     }
 
     /// The same, and asks every engine what it is and verifies its pins, without serving.
@@ -49,13 +50,14 @@ impl Gateway {
         ListenerTls::load(&config)?;
         let (snapshot, metrics) = load_all(config).await?;
         let core = Core::new(snapshot, metrics, None);
-        let mut troubles = Vec::new();
         let backends = backends(&core);
-        for (backend, verdict) in probe_all(&core, &backends).await {
+        let verdicts = probe_all(&core, &backends).await;
+        let mut troubles = summary::misfits(&core.snapshot());
+        for (backend, verdict) in verdicts {
             let cause = match verdict {
-                Verdict::Admitted => core.member(backend).and_then(|member| summary::pin_trouble(&member)),
+                Verdict::Admitted => core.member(backend).and_then(|member| summary::ignored_pins(&member)),
                 Verdict::Silent(error) => Some(error.to_string()),
-                Verdict::Refused(refusal) => Some(refusal.to_string()),
+                Verdict::Closed(closed) => Some(closed.to_string()),
             };
             troubles.extend(cause.map(|cause| format!("backend '{}': {cause}", backend.name)));
         }
@@ -63,7 +65,7 @@ impl Gateway {
     }
 
     /// Binds, loads, probes every backend once, and serves. A backend that does not answer yet is waited for in the
-    /// background; one whose answer does not fit its tables is an error.
+    /// background; one that does not fit its tables serves by load.
     ///
     /// # Errors
     /// `StartError`: the first reason why it does not start.
@@ -78,22 +80,20 @@ impl Gateway {
     pub async fn start_with(config: Config, resolver: Arc<dyn Resolve>) -> Result<Running, StartError> {
         trust::warn_of_exposure(&config);
         let connections = connections(config.limits.connections)?;
-        let (data_listener, data_addr) = bind("requests", config.server.listen).await?;
-        let (admin_listener, admin_addr) = bind("administration", config.server.admin).await?;
-        let metrics_listener = match config.server.metrics {
-            Some(address) => Some(bind("metrics", address).await?),
-            None => None,
-        };
+        // Taken at once, so that a port in use is no late surprise; listened to when there is something to say.
+        let data = bind("requests", config.server.listen)?;
+        let admin = bind("administration", config.server.admin)?;
+        let metrics_bound = config.server.metrics.map(|address| bind("metrics", address)).transpose()?;
+        let (data_addr, admin_addr) = (data.address, admin.address);
+        let metrics_addr = metrics_bound.as_ref().map(|bound| bound.address);
         let tls = ListenerTls::load(&config)?;
         let (snapshot, metrics) = load_all(config).await?;
         let (tracer, exporter) = Exporter::start(&snapshot.config.tracing, &metrics.spans).unzip();
         let core = Arc::new(Core::new(snapshot, metrics, tracer));
         let backends = backends(&core);
-        for (backend, verdict) in probe_all(&core, &backends).await {
-            if let Verdict::Refused(source) = verdict {
-                return Err(StartError::Incompatible { backend: backend.name.clone(), source });
-            }
-        }
+        probe_all(&core, &backends).await;
+        let (data_listener, admin_listener) = (data.listen()?, admin.listen()?);
+        let metrics_listener = metrics_bound.map(Bound::listen).transpose()?;
         let stop = CancellationToken::new();
         let watchers = TaskTracker::new();
         watchers::follow(&core, &core.snapshot());
@@ -108,11 +108,10 @@ impl Gateway {
         let data = Server::start(data_listener, data::service(&core), core_of(), tls.data, connections);
         let admin = routes(admin::router(core_of(), guard));
         let mut status = vec![Server::start(admin_listener, admin, core_of(), tls.admin, STATUS_CONNECTIONS)];
-        let metrics_addr = metrics_listener.map(|(listener, address)| {
+        status.extend(metrics_listener.map(|listener| {
             let metrics = routes(admin::metrics_router(core_of()));
-            status.push(Server::start(listener, metrics, core_of(), None, STATUS_CONNECTIONS));
-            address
-        });
+            Server::start(listener, metrics, core_of(), None, STATUS_CONNECTIONS)
+        }));
         let open_streams = core.config().limits.open_streams;
         tracing::info!(%data_addr, %admin_addr, connections, open_streams, "gateway is serving");
         Ok(Running { core, data, status, watchers, live, exporter, stop, data_addr, admin_addr, metrics_addr })

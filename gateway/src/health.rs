@@ -12,18 +12,21 @@
 //! show a dead scheduler within seconds, though not for certain: see [`silence`](crate::silence).
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use semmoe_engines::http::{AnswerLimits, HttpError};
-use semmoe_engines::probe::{self, Probe};
-use semmoe_engines::vllm;
+use semmoe_engines::probe::{self, Probe, Target};
 
 use crate::backend::{Backend, Watched};
-use crate::compat::Incompatible;
 use crate::gate::Aside;
 use crate::pins;
 use crate::silence::{Change, Silence, SilenceRules};
 use crate::state::Core;
+use crate::verdict::Closed;
+
+/// Between two looks at a backend that refuses connections or is starting: it may be back in a moment, and such a look
+/// costs next to nothing.
+const RETURN: Duration = Duration::from_millis(500);
 
 /// The outcome of one full probe.
 pub(crate) enum Verdict {
@@ -31,32 +34,32 @@ pub(crate) enum Verdict {
     Admitted,
     /// It does not answer.
     Silent(HttpError),
-    /// It answered, but its properties do not fit.
-    Refused(Incompatible),
+    /// It answered, but cannot serve.
+    Closed(Closed),
 }
 
 /// Asks a backend for everything, and opens or closes it accordingly.
 pub(crate) async fn probe_fully(core: &Core, backend: &Arc<Backend>) -> Verdict {
-    let found = full_probe(core, backend).await;
-    if found.is_ok() {
-        let first = vllm::first_model(&backend.client, backend.config.first_url(), &core.probe_limits()).await;
-        backend.set_max_model_len(first.ok().flatten().and_then(|model| model.max_model_len));
-    }
+    let found = full_probe(core, backend, &core.patient_limits()).await;
     admit(core, backend, found).await
 }
 
-/// One full probe, with the patience of [`Core::patient_limits`].
-pub(crate) async fn full_probe(core: &Core, backend: &Backend) -> Result<Probe, HttpError> {
-    probe::probe(&backend.client, &backend.target(), &core.patient_limits()).await
+/// One full probe.
+pub(crate) async fn full_probe(core: &Core, backend: &Arc<Backend>, limits: &AnswerLimits) -> Result<Probe, HttpError> {
+    let names = core.names_asked(backend);
+    probe::probe(&backend.client, &Target { names: &names, ..backend.target() }, limits).await
 }
 
 /// Asks a backend for everything, and judges it again if it answers otherwise than before: an engine that was restarted
 /// between two probes looks healthy all the time, and may run another placement. Returns whether it answered within
 /// `limits`.
 pub(crate) async fn look_again(core: &Core, backend: &Arc<Backend>, limits: &AnswerLimits) -> bool {
-    let found = probe::probe(&backend.client, &backend.target(), limits).await;
+    let (mut found, known) = (full_probe(core, backend, limits).await, backend.last_probe());
+    if let (Ok(found), Some(known)) = (&mut found, &known) {
+        found.keep_placement(known);
+    }
     let answered = found.is_ok();
-    if found.as_ref().is_ok_and(|found| backend.last_probe().is_none_or(|known| *known != *found)) {
+    if found.as_ref().is_ok_and(|found| known.is_none_or(|known| *known != *found)) {
         tracing::info!(backend = backend.name, "the properties that the backend reports have changed");
         admit(core, backend, found).await;
     }
@@ -74,9 +77,9 @@ async fn admit(core: &Core, backend: &Arc<Backend>, found: Result<Probe, HttpErr
     pins::first_look(core, backend, &probe).await;
     match core.admit(backend, &probe) {
         Ok(()) => Verdict::Admitted,
-        Err(refusal) => {
-            core.mark_unhealthy(backend, refusal.to_string());
-            Verdict::Refused(refusal)
+        Err(closed) => {
+            core.mark_unhealthy(backend, closed.to_string());
+            Verdict::Closed(closed)
         }
     }
 }
@@ -131,15 +134,16 @@ pub(crate) async fn watch(core: Arc<Core>, Watched { backend, stop }: Watched) {
 async fn watch_server(core: &Arc<Core>, backend: &Arc<Backend>) {
     let (mut failures, mut identity) = (Failures::default(), Identity::known());
     // An engine that keeps idle connections for a moment only is not probed for each of them.
-    let mut looked_early = false;
+    let (mut looked_early, mut away) = (false, false);
     loop {
+        let interval = core.config().health.interval;
         tokio::select! {
-            () = tokio::time::sleep(core.config().health.interval) => looked_early = false,
+            () = tokio::time::sleep(if away { interval.min(RETURN) } else { interval }) => looked_early = false,
             () = backend.client.connection_lost(), if !looked_early => looked_early = true,
             () = backend.suspected() => {}
             () = backend.gate.wait_for_trials() => core.look_at_breaker(backend),
         }
-        check(core, backend, &mut failures, &mut identity).await;
+        away = check(core, backend, &mut failures, &mut identity).await;
     }
 }
 
@@ -154,14 +158,17 @@ fn note_strays(core: &Core, backend: &Backend) {
     }
 }
 
-async fn check(core: &Core, backend: &Arc<Backend>, failures: &mut Failures, identity: &mut Identity) {
+/// Looks at a backend. Returns whether it is gone for now, and said so at once.
+async fn check(core: &Core, backend: &Arc<Backend>, failures: &mut Failures, identity: &mut Identity) -> bool {
+    let is_gone = |error: &HttpError| !error.may_have_been_sent() || error.status() == Some(503);
     note_strays(core, backend);
     if !backend.health().is_healthy() {
-        if matches!(probe_fully(core, backend).await, Verdict::Admitted) {
+        let verdict = probe_fully(core, backend).await;
+        if matches!(verdict, Verdict::Admitted) {
             (*failures, *identity) = (Failures::default(), Identity::known());
             backend.client.take_broken();
         }
-        return;
+        return matches!(verdict, Verdict::Silent(error) if is_gone(&error));
     }
     backend.last_heard();
     let (began, rules) = (Instant::now(), core.config().health.clone());
@@ -189,9 +196,11 @@ async fn check(core: &Core, backend: &Arc<Backend>, failures: &mut Failures, ide
             let is_final = !error.may_have_been_sent() || probe::is_dead(backend.engine, error.status());
             if is_final || failures.count >= rules.unhealthy_after {
                 core.mark_unhealthy(backend, reason(backend, &error));
+                return is_gone(&error);
             }
         }
     }
+    false
 }
 
 /// Watches what is behind a server that answers for itself.

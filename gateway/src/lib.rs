@@ -77,11 +77,11 @@ mod summary;
 mod switching;
 mod tables;
 mod trust;
+mod verdict;
 mod vocabulary;
 mod watchers;
 
 pub use backend::Health;
-pub use compat::Incompatible;
 pub use config::{Access, Meanwhile, RawServerTls, SwitchMode, TlsVersion};
 pub use config::{
     Config, ConfigError, Forward, LogFormat, Override, RawAuth, RawBackend, RawBreaker, RawConfig, RawDiscovery,
@@ -94,4 +94,3 @@ pub use gateway::{Gateway, Running};
 pub use reload::{ReloadError, Reloaded};
 pub use server::raise_file_limit;
 pub use summary::{Probed, Summary, Troubles};
-pub use tables::TablesFileError;

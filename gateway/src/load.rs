@@ -1,23 +1,22 @@
-//! From a checked configuration to the first snapshot: reads tokenizers, templates and tables, and refuses what does
-//! not belong together. Blocking: it reads files.
+//! From a checked configuration to models: reads tokenizers, templates and tables. A file that cannot be read costs its
+//! model or backend its affinity, and nothing else. Blocking: it reads files.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use semmoe_engines::{Dialect, unix_seconds};
-use semmoe_tables::Tables;
+use semmoe_engines::unix_seconds;
 use semmoe_text::{ChatTemplate, Encoder, PromptEncoder, TextError, Tokenizer};
 
 use crate::backend::Backend;
-use crate::compat::{self, Fit};
 use crate::config::{BackendConfig, Config, ModelConfig};
 use crate::error::StartError;
 use crate::metrics::Metrics;
 use crate::outgoing;
 use crate::plan::Plan;
-use crate::snapshot::{Member, Model, Snapshot, Text, TextSource, next_pool};
+use crate::snapshot::{Member, Model, Snapshot, Text, TextSource, UnreadText, next_pool};
 use crate::stamp::FileState;
-use crate::tables::{self, LoadedTables, Origin, Spool};
+use crate::tables::{self, LoadedTables, Origin};
+use crate::verdict::Fit;
 use crate::vocabulary::Vocabulary;
 
 pub(crate) fn snapshot(config: &Arc<Config>, metrics: &Metrics) -> Result<Snapshot, StartError> {
@@ -59,50 +58,65 @@ pub(crate) fn model(
                 .map_err(|source| StartError::Policy { model: config.name.clone(), source })?,
         ),
     };
-    let text = match old {
-        Some(Running { model, reread: false, .. }) => Ok(model.text.clone()),
-        _ => text(config, all.routing.segment_cache_bytes, old.and_then(|old| old.model.text.as_ref())),
+    let (text, unread) = match old {
+        Some(Running { model, reread: false, .. }) => (model.text.clone(), model.unread.clone()),
+        _ => text(config, all.routing.segment_cache_bytes, old.map(|old| old.model)),
     };
-    let text = text.map_err(|source| StartError::Text { model: config.name.clone(), source })?;
     let mut members: Vec<Member> = Vec::new();
     for backend in &config.backends {
         let same = |old: &&Member| old.backend.config.is_same_engine(backend);
         let known = old.and_then(|old| old.model.members.iter().find(same));
         members.push(match known {
             Some(known) if old.is_some_and(|old| !old.reread) => known.clone(),
-            _ => load_member(backend, all, text.as_deref(), &members, known)?,
+            _ => load_member(backend, all, known, metrics)?,
         });
     }
-    for (at, member) in members.iter().enumerate() {
-        let others = members[..at].iter().map(|other| usize::from(other.fit.ranks)).sum();
-        compat::within_limit(member.fit.ranks, others, all.limits.ranks)
-            .map_err(StartError::incompatible(&member.backend.name))?;
-    }
     let (old_model, old_config) = (old.map(|old| old.model), old.map_or(all, |old| old.config));
-    let pool = next_pool(old_model, old_config, &members, &plan, all, metrics);
     let budget = old.map_or_else(Arc::default, |old| Arc::clone(&old.model.budget));
     let queue = old.map_or_else(|| Arc::new(metrics.faults.queue(&config.name)), |old| Arc::clone(&old.model.queue));
     let (name, other_names) = (config.name.clone(), config.other_names.clone());
-    Ok(Model { name, other_names, text, pool, plan, budget, queue, members })
+    let pool = next_pool(old_model, old_config, &members, &plan, all, metrics);
+    let mut model = Model { name, other_names, text, unread, pool, plan, budget, queue, members };
+    for at in 0..model.members.len() {
+        model.judge_again(at, all.limits.ranks);
+    }
+    model.pool = next_pool(old_model, old_config, &model.members, &model.plan, all, metrics);
+    Ok(model)
 }
 
+/// A model's tokenizer and template, and why the tokenizer could not be read. What the running model has stays in use
+/// where the files cannot be read any more.
 fn text(
     config: &ModelConfig,
     segment_cache_bytes: usize,
-    old: Option<&Arc<Text>>,
-) -> Result<Option<Arc<Text>>, TextError> {
-    let Some(path) = &config.tokenizer else { return Ok(None) };
+    old: Option<&Model>,
+) -> (Option<Arc<Text>>, Option<UnreadText>) {
+    let Some(path) = &config.tokenizer else { return (None, None) };
     let files = [Some(path.clone()), config.chat_template.clone()];
     let beside = ["tokenizer_config.json", "chat_template.jinja", "chat_template.json", "config.json"]
         .map(|name| Some(path.with_file_name(name)));
     let files = files.into_iter().chain(beside).flatten().map(|path| FileState::of(&path)).collect();
     let made_of = TextSource { files, segment_cache_bytes };
-    match old {
-        Some(old) if old.made_of == made_of => Ok(Some(Arc::clone(old))),
-        old => load_text(config, path, made_of, old).map(|text| Some(Arc::new(text))),
+    let running = old.and_then(|old| old.text.as_ref());
+    if let Some(text) = running.filter(|text| text.made_of == made_of) {
+        return (Some(Arc::clone(text)), None);
+    }
+    match load_text(config, path, made_of, running) {
+        Ok(text) => (Some(Arc::new(text)), None),
+        Err(error) => {
+            let unread = UnreadText { cause: error.to_string(), earlier_in_use: running.is_some() };
+            tracing::error!(
+                model = config.name,
+                cause = unread.cause,
+                earlier_in_use = unread.earlier_in_use,
+                "cannot read the tokenizer"
+            );
+            (running.cloned(), Some(unread))
+        }
     }
 }
 
+/// The tokenizer, and the template or why it cannot be used; `old` has the one that stays in use then.
 fn load_text(
     config: &ModelConfig,
     path: &Path,
@@ -122,8 +136,8 @@ fn load_text(
         Err(error) => {
             let error = error.to_string();
             let template = old.and_then(|old| old.template.clone());
-            let kept = template.is_some();
-            tracing::error!(model = config.name, error, kept, "the chat template cannot be used");
+            let earlier_in_use = template.is_some();
+            tracing::error!(model = config.name, error, earlier_in_use, "the chat template cannot be used");
             (template, Some(error))
         }
     };
@@ -151,67 +165,48 @@ fn encoder(path: &Path) -> Result<PromptEncoder, TextError> {
 }
 
 /// A backend with its tables. `old` is the same engine as it runs: its tables, which may have been changed since, stay
-/// in use unless another file is configured for it, or the file is another one than was read.
+/// in use unless another file is configured for it, or the file is another one than was read, and can be read.
 fn load_member(
     config: &BackendConfig,
     all: &Config,
-    text: Option<&Text>,
-    others: &[Member],
     old: Option<&Member>,
+    metrics: &Metrics,
 ) -> Result<Member, StartError> {
     let tables_file = config.tables.as_deref().map(FileState::of);
     if let Some(old) = old.filter(|old| old.tables_file == tables_file) {
-        return Ok(old.clone());
+        return Ok(Member { unread: None, ..old.clone() });
     }
-    let other = others.iter().find_map(|member| member.tables.as_ref()).map(|loaded| loaded.tables.as_ref());
-    let backend = match old {
-        Some(old) => Arc::clone(&old.backend),
-        None => Arc::new(Backend::new(config, outgoing::client(config, all.timeouts.connect)?)),
-    };
-    let refuse = StartError::incompatible(&config.name);
-    let tables = match &config.tables {
-        Some(path) => Some(open_tables(path, config, &tables::spool(all), text, other)?),
-        None => None,
-    };
-    let in_use = old.and_then(|old| old.tables.as_ref()).map(|loaded| loaded.tables.digest());
-    if let (Some(old), Some((new, _))) = (old, &tables)
-        && in_use == Some(new.digest())
-    {
-        // The watcher was faster.
-        return Ok(Member { tables_file, ..old.clone() });
-    }
-    let ranks =
-        compat::expected_ranks(tables.as_ref().map(|(tables, _)| tables), config.ranks).map_err(refuse)?.unwrap_or(0);
-    let tables = tables.map(|(tables, origin)| Arc::new(LoadedTables::new(Arc::new(tables), origin)));
-    let dialect = if config.urls.len() > 1 { Dialect::by_url(config.engine) } else { Dialect::of(config.engine, None) };
-    let fit = Fit { ranks, dialect, unpinned: None };
-    Ok(match old {
-        Some(old) => {
-            let mut member = Member { tables_file, ..old.clone() };
-            match tables {
-                Some(loaded) => member.replace_tables(loaded, all.tables.history),
-                None => member.tables = None,
-            }
-            member
+    let mut member = match old {
+        Some(old) => old.clone(),
+        None => {
+            let backend = Arc::new(Backend::new(config, outgoing::client(config, all.timeouts.connect)?));
+            let fit = Fit::unprobed(config, 0);
+            Member { backend, tables: None, earlier: Vec::new(), tables_file: None, unread: None, fit }
         }
-        None => Member { backend, tables, earlier: Vec::new(), tables_file, fit },
-    })
-}
-
-fn open_tables(
-    path: &Path,
-    config: &BackendConfig,
-    spool: &Spool,
-    text: Option<&Text>,
-    other: Option<&Tables>,
-) -> Result<(Tables, Origin), StartError> {
-    let refuse = StartError::incompatible(&config.name);
-    let opened = tables::open(path, spool);
-    let (tables, stamp) = opened.map_err(|source| StartError::Tables { backend: config.name.clone(), source })?;
-    compat::with_declared(&tables, config.placement_digest.as_deref()).map_err(&refuse)?;
-    compat::with_tokenizer(&tables, text.map(|text| &text.tokenizer)).map_err(&refuse)?;
-    if let Some(other) = other {
-        compat::with_model(&tables, "another backend's tables", other.model()).map_err(refuse)?;
+    };
+    let open = |path| Ok::<_, tables::TablesFileError>((path, tables::open(path, &tables::spool(all))?));
+    let opened = config.tables.as_deref().map(open).transpose();
+    match opened {
+        Ok(opened) => {
+            let in_use = member.tables.as_ref().map(|loaded| loaded.tables.digest().to_owned());
+            (member.tables_file, member.unread) = (tables_file, None);
+            match opened {
+                None => member.tables = None,
+                // The watcher was faster.
+                Some((_, (tables, _))) if in_use.as_deref() == Some(tables.digest()) => {}
+                Some((path, (tables, stamp))) => {
+                    let origin = Origin { path: Some(path.to_owned()), stamp: Some(stamp) };
+                    member.replace_tables(Arc::new(LoadedTables::new(Arc::new(tables), origin)), all.tables.history);
+                }
+            }
+        }
+        // Looked at again by every reload.
+        Err(error) => {
+            let backend = config.name.as_str();
+            tracing::error!(backend, %error, earlier_in_use = member.tables.is_some(), "cannot read the tables");
+            metrics.tables.reload("invalid");
+            member.unread = Some(tables::Trouble::now("configuration", error.to_string()));
+        }
     }
-    Ok((tables, Origin { path: Some(path.to_owned()), stamp: Some(stamp) }))
+    Ok(member)
 }

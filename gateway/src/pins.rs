@@ -22,9 +22,9 @@ use semmoe_engines::verify::{self, Inconclusive, Observation, PROBED, PinTarget,
 use semmoe_engines::{Carrier, Dialect, Engine, Route};
 
 use crate::backend::{Backend, Watched};
-use crate::compat::Fit;
 use crate::health;
 use crate::state::Core;
+use crate::verdict::Fit;
 use record::Suspended;
 
 /// A new backend gets requests after this time, whether its pins are verified or not.

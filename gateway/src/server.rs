@@ -19,7 +19,7 @@ use hyper::body::Incoming;
 use hyper::service::Service;
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -34,16 +34,37 @@ pub use files::raise_file_limit;
 pub(crate) use files::{STATUS_CONNECTIONS, connections};
 pub(crate) use tls::{ListenerTls, ServerTls};
 
+/// Connections that the kernel holds until they are accepted.
+const BACKLOG: u32 = 1024;
 /// After an accept failed for want of file descriptors or memory, some time for connections to end.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const COMPLAIN_EVERY: Duration = Duration::from_secs(1);
 
+/// An address that is taken and refuses connections, until it is listened to.
+pub(crate) struct Bound {
+    socket: TcpSocket,
+    pub(crate) address: SocketAddr,
+    what: &'static str,
+}
+
 /// Binds an address; port 0 takes a free one.
-pub(crate) async fn bind(what: &'static str, address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
-    let fail = |source| StartError::Bind { what, address, source };
-    let listener = TcpListener::bind(address).await.map_err(fail)?;
-    let bound = listener.local_addr().map_err(fail)?;
-    Ok((listener, bound))
+pub(crate) fn bind(what: &'static str, address: SocketAddr) -> Result<Bound, StartError> {
+    let bound = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        // Connections of a process before this one may linger.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        Ok(Bound { address: socket.local_addr()?, socket, what })
+    };
+    bound().map_err(|source| StartError::Bind { what, address, source })
+}
+
+impl Bound {
+    /// Takes connections from now on.
+    pub(crate) fn listen(self) -> Result<TcpListener, StartError> {
+        let Self { socket, address, what } = self;
+        socket.listen(BACKLOG).map_err(|source| StartError::Bind { what, address, source })
+    }
 }
 
 /// One listener and the connections that it accepted.

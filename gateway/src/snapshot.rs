@@ -5,13 +5,14 @@
 
 use std::sync::Arc;
 
+use semmoe_engines::probe::Probe;
 use semmoe_engines::{Carrier, Route};
 use semmoe_tables::Tables;
 use semmoe_text::{ChatTemplate, PromptEncoder};
 
 use crate::backend::Backend;
 use crate::budget::Budget;
-use crate::compat::{self, Fit, Incompatible};
+use crate::compat::{self, Incompatible};
 use crate::config::Config;
 use crate::error::RequestError;
 use crate::metrics::Metrics;
@@ -21,7 +22,8 @@ use crate::plan::Plan;
 use crate::pool::{Pool, PoolBackend, PoolSettings, Run};
 use crate::queue::Queue;
 use crate::stamp::FileState;
-use crate::tables::{EarlierTables, LoadedTables};
+use crate::tables::{EarlierTables, LoadedTables, Trouble};
+use crate::verdict::{self, Closed, Fit, Subject, Unpinned};
 use crate::vocabulary::Vocabulary;
 
 /// All models, and which swap made this state.
@@ -44,6 +46,8 @@ pub(crate) struct Model {
     pub(crate) budget: Arc<Budget>,
     pub(crate) queue: Arc<Queue>,
     pub(crate) text: Option<Arc<Text>>,
+    /// Why its tokenizer could not be read when that was last tried.
+    pub(crate) unread: Option<UnreadText>,
     pub(crate) members: Vec<Member>,
     pub(crate) pool: Arc<Pool>,
 }
@@ -61,10 +65,52 @@ impl Model {
         others.map(|other| other.tables.model()).try_for_each(|other| compat::with_model(tables, what, other))
     }
 
-    /// Ranks of all its backends but this one.
-    pub(crate) fn other_ranks(&self, backend: &Arc<Backend>) -> usize {
-        let others = self.members.iter().filter(|other| !Arc::ptr_eq(&other.backend, backend));
-        others.map(|other| usize::from(other.fit.ranks)).sum()
+    /// The verdict about the backend at a place. Without a probe, as far as files and configuration say.
+    pub(crate) fn judge(&self, at: usize, probe: Option<&Probe>, max_ranks: u16) -> Result<Fit, Closed> {
+        let (member, files) = (&self.members[at], self.check_files(at).err());
+        let (config, room) = (&member.backend.config, self.room(at, max_ranks));
+        let tables = member.tables.as_ref().map(|loaded| loaded.tables.as_ref());
+        let subject = Subject { config, tables, encoder: self.encoder(), files: files.as_ref(), room };
+        verdict::judge(probe, &subject)
+    }
+
+    /// Judges the backend at a place again by its last report, as its tables or tokenizer may be others. One for which
+    /// there is no room gets no requests until a probe finds that there is.
+    pub(crate) fn judge_again(&mut self, at: usize, max_ranks: u16) {
+        let backend = Arc::clone(&self.members[at].backend);
+        let fit = self.judge(at, backend.last_probe().as_deref(), max_ranks);
+        self.members[at].fit = fit.unwrap_or_else(|_| Fit::unprobed(&backend.config, 0));
+    }
+
+    /// Whether the files of the backend at a place fit, whatever its engine reports.
+    fn check_files(&self, at: usize) -> Result<(), Unpinned> {
+        if let Some(unread) = self.unread.as_ref().filter(|unread| !unread.earlier_in_use) {
+            return Err(Unpinned::File { cause: unread.cause.clone() });
+        }
+        let member = &self.members[at];
+        let Some(loaded) = &member.tables else {
+            let cause = member.unread.as_ref().map(|unread| format!("tables: {}", unread.cause));
+            return cause.map_or(Ok(()), |cause| Err(Unpinned::File { cause }));
+        };
+        let tables = loaded.tables.as_ref();
+        compat::with_declared(tables, member.backend.config.placement_digest.as_deref())?;
+        compat::with_tokenizer(tables, self.encoder())?;
+        // Those before it in the configuration are right.
+        let mut others = self.members[..at].iter().filter(|other| other.fit.unpinned.is_none());
+        let others = others.find_map(|other| other.tables.as_ref());
+        others.map_or(Ok(()), |other| Ok(compat::with_model(tables, "another backend's tables", other.tables.model())?))
+    }
+
+    /// Ranks that are left for the backend at a place, where each other one has its own, or may yet be probed.
+    fn room(&self, at: usize, max_ranks: u16) -> usize {
+        let others = self.members.iter().enumerate().filter(|(other, _)| *other != at);
+        let taken = others.map(|(_, other)| usize::from(other.fit.ranks).max(other.backend.config.urls.len()));
+        usize::from(max_ranks).saturating_sub(taken.sum())
+    }
+
+    /// The names of the model in requests to a backend.
+    pub(crate) fn names_asked(&self, backend: &Backend) -> Vec<String> {
+        backend.config.served_name.as_ref().map_or_else(|| self.names().cloned().collect(), |name| vec![name.clone()])
     }
 
     /// Whether the last requests of any of its backends ended in errors.
@@ -89,6 +135,15 @@ impl Model {
     pub(crate) fn is_named(&self, name: &str) -> bool {
         self.names().any(|own| own == name)
     }
+}
+
+/// A tokenizer that could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct UnreadText {
+    /// One sentence that names the file.
+    pub(crate) cause: String,
+    /// Whether those that were read before are in use.
+    pub(crate) earlier_in_use: bool,
 }
 
 /// The encoder of a model's prompts.
@@ -128,6 +183,8 @@ pub(crate) struct Member {
     /// The configured file of tables as it was when it was last read; what is in use may have come later, and from
     /// elsewhere.
     pub(crate) tables_file: Option<FileState>,
+    /// Why the configured tables could not be read; those in use, if any, are earlier ones.
+    pub(crate) unread: Option<Trouble>,
     /// Its ranks, and how they are pinned. Until a probe reports them there are 0 ranks, pinned in the newest version's
     /// way.
     pub(crate) fit: Fit,
@@ -169,8 +226,14 @@ impl Member {
             }
     }
 
+    /// The ranks that it is pinned by, as far as they are known.
+    pub(crate) fn known_ranks(&self) -> Option<u16> {
+        Some(self.fit.ranks).filter(|ranks| *ranks > 0 && self.fit.unpinned.is_none())
+    }
+
     /// Takes other tables into use, and keeps those that it has among the earlier ones, of which it keeps `history`.
     pub(crate) fn replace_tables(&mut self, loaded: Arc<LoadedTables>, history: usize) {
+        self.unread = None;
         // After a rollback the restored tables leave the history.
         self.earlier.retain(|earlier| !Arc::ptr_eq(&earlier.tables, &loaded.tables));
         if let Some(before) = self.tables.replace(loaded) {
@@ -242,24 +305,30 @@ impl Snapshot {
 
     /// The next snapshot, with other tables for one backend, and those that it has now among its earlier ones. Online
     /// prices start again from all tables' prices.
-    pub(crate) fn with_tables(&self, Position { model, member }: Position, fresh: LoadedTables) -> Self {
-        let mut next = self.next();
-        let model = Arc::make_mut(&mut next.models[model]);
-        let loaded = Arc::new(LoadedTables { generation: next.generation, ..fresh });
-        model.members[member].replace_tables(loaded, self.config.tables.history);
+    pub(crate) fn with_tables(&self, at: Position, fresh: LoadedTables, metrics: &Metrics) -> Self {
+        let loaded = Arc::new(LoadedTables { generation: self.generation + 1, ..fresh });
+        let next = self.with_model(at, metrics, |model| {
+            model.members[at.member].replace_tables(loaded, self.config.tables.history);
+            model.judge_again(at.member, self.config.limits.ranks);
+        });
+        let model = &next.models[at.model];
         model.pool.reset_prices(&pool_members(&model.members));
         next
     }
 
-    /// The next snapshot, with what a probe found of a backend. With another number of ranks the backend is another
-    /// engine: its ranks' accounts start afresh.
+    /// The next snapshot, with what a probe found of a backend.
     pub(crate) fn with_backend(&self, at: Position, fit: Fit, metrics: &Metrics) -> Self {
-        let Position { model, member } = at;
+        self.with_model(at, metrics, |model| model.members[at.member].fit = fit)
+    }
+
+    /// The next snapshot, with a change of one backend. With another number of ranks the backend is another engine: its
+    /// ranks' accounts start afresh.
+    fn with_model(&self, at: Position, metrics: &Metrics, change: impl FnOnce(&mut Model)) -> Self {
         let mut next = self.next();
-        let old: &Model = &self.models[model];
-        let model = Arc::make_mut(&mut next.models[model]);
-        let ranks = std::mem::replace(&mut model.members[member].fit, fit).ranks;
-        if model.members[member].fit.ranks != ranks {
+        let (old, was) = self.at(at);
+        let model = Arc::make_mut(&mut next.models[at.model]);
+        change(model);
+        if model.members[at.member].fit.ranks != was.fit.ranks {
             model.pool = next_pool(Some(old), &self.config, &model.members, &model.plan, &self.config, metrics);
         }
         next

@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 
 use crate::backend::{Backend, Health, WatchedBackends};
 use crate::body_memory::BodyMemory;
-use crate::compat::{self, Fit, Incompatible};
+use crate::compat;
 use crate::config::Config;
 use crate::current::Current;
 use crate::drains::Drains;
@@ -27,6 +27,7 @@ use crate::stall::AnswerMemory;
 use crate::switching::Records;
 use crate::tables::{Lanes, LoadedTables, Swapped, check_fit};
 use crate::trust::{self, Caller};
+use crate::verdict::{Closed, Fit};
 
 /// Longest health or information answer of an engine; SGLang's server information holds all of its arguments.
 const PROBE_ANSWER_BYTES: usize = 4 << 20;
@@ -173,24 +174,15 @@ impl Core {
         AnswerLimits { timeout: health.timeout.max(health.busy), max_bytes: PROBE_ANSWER_BYTES }
     }
 
-    /// Checks what a backend reports against what is loaded for it now, takes over its number of ranks, and opens it.
-    pub(crate) fn admit(&self, backend: &Arc<Backend>, probe: &Probe) -> Result<(), Incompatible> {
+    /// Judges a backend by its report and what is loaded for it now, takes over its number of ranks, and opens it.
+    pub(crate) fn admit(&self, backend: &Arc<Backend>, probe: &Probe) -> Result<(), Closed> {
         let changing = self.changing();
         let snapshot = self.snapshot();
         let Some(at) = snapshot.position(backend) else { return Ok(()) };
-        // Kept even if it is refused below: tables that fit it may be loaded next.
+        // Kept whatever the verdict is: tables that fit it may be loaded next.
         backend.set_probe(probe.clone());
         let (model, member) = snapshot.at(at);
-        let tables = member.tables.as_ref().map(|loaded| loaded.tables.as_ref());
-        let fit = compat::with_backend(probe, tables, model.encoder(), &backend.config, None);
-        let fit = fit.or_else(|refusal| match refusal {
-            // It served with these tables before: losing affinity is better than losing the backend.
-            Incompatible::Ranks { .. } if member.fit.ranks > 0 && backend.served() => {
-                Ok(Fit::unpinned(probe, backend.config.urls.len(), refusal.into()))
-            }
-            refusal => Err(refusal),
-        })?;
-        compat::within_limit(fit.ranks, model.other_ranks(backend), snapshot.config.limits.ranks)?;
+        let fit = model.judge(at.member, Some(probe), snapshot.config.limits.ranks)?;
         self.note_admission(model, member, probe, &fit);
         if member.fit != fit {
             if fit.ranks < member.fit.ranks {
@@ -205,29 +197,35 @@ impl Core {
         Ok(())
     }
 
-    /// A backend reported properties that fit: it is healthy, and its circuit breaker is closed.
+    /// A backend can serve: it is healthy, and its circuit breaker is closed.
     pub(crate) fn note_admission(&self, model: &Model, member: &Member, probe: &Probe, fit: &Fit) {
         let (backend, tables) = (&member.backend, member.tables.as_ref().map(|loaded| loaded.tables.as_ref()));
         let ranks = fit.ranks;
         backend.live.probed(backend.engine, probe);
         self.metrics.live.refused(&backend.name, false);
-        self.show_pins(backend, fit);
         tracing::info!(
             model = model.name,
             backend = backend.name,
             version = probe.version.as_deref().unwrap_or("unknown"),
             ranks,
-            placement_by = compat::placement_source(probe, backend.config.placement_digest.as_deref(), tables),
+            placement_by = compat::placement_source(probe, &backend.config, tables),
             "backend probed"
         );
-        if let Some(why) = &fit.unpinned {
-            tracing::warn!(backend = backend.name, %why, "requests are not pinned, but routed by load");
-        }
+        self.note_fit(backend, fit);
         warn_of_launch(&backend.name, probe, tables.is_some());
         warn_of_routes_without_pins(backend, &fit.dialect, ranks);
         self.note_health(backend, Health::Healthy);
         // The failure before it went away may have been another process's.
         backend.gate.renew();
+    }
+
+    /// Reports why a backend's requests are not pinned, if they are not.
+    pub(crate) fn note_fit(&self, backend: &Backend, fit: &Fit) {
+        self.show_pins(backend, fit);
+        if let Some(why) = &fit.unpinned {
+            let (backend, reason) = (backend.name.as_str(), why.reason());
+            tracing::warn!(backend, reason, %why, "requests are not pinned, but routed by load");
+        }
     }
 
     /// Compares the prompt's tokens as counted here with the engine's count. Where they differ the engine has another
@@ -249,6 +247,12 @@ impl Core {
     /// The backend of this name.
     pub(crate) fn backend(&self, name: &str) -> Option<Arc<Backend>> {
         self.snapshot().backend(name).cloned()
+    }
+
+    /// The names of a backend's model in requests to it; none once it is gone.
+    pub(crate) fn names_asked(&self, backend: &Arc<Backend>) -> Vec<String> {
+        let snapshot = self.snapshot();
+        snapshot.position(backend).map_or_else(Vec::new, |at| snapshot.at(at).0.names_asked(backend))
     }
 
     /// A backend as it is now; `None` once it is gone.
@@ -295,18 +299,21 @@ impl Core {
                 continue;
             }
             let tables = Arc::clone(&fresh.tables);
-            let next = Arc::new(seen.with_tables(at, fresh));
+            let next = Arc::new(seen.with_tables(at, fresh, &self.metrics));
             let swapped = Swapped::to(backend, &tables, next.generation, true);
             // Requests take no lock, and get the one or the other; only probes and other changes wait for this one.
             // Who sees the new ones sees no trouble with the old ones any more.
             member.backend.set_tables_trouble(None);
-            let took = self.swap(&changing, next);
+            let took = self.swap(&changing, Arc::clone(&next));
+            let fit = &next.at(at).1.fit;
+            if *fit != member.fit {
+                self.note_fit(&member.backend, fit);
+                self.refresh(&member.backend);
+            }
             drop(changing);
             self.metrics.tables.swapped(took);
             member.backend.live.reset();
             self.metrics.live.drift(&member.backend.name, false);
-            // A backend that was refused for its old tables may be admitted now.
-            member.backend.suspect();
             return Ok(swapped);
         }
     }

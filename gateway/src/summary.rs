@@ -44,12 +44,40 @@ impl fmt::Display for Troubles {
 
 impl std::error::Error for Troubles {}
 
+/// Everything that keeps backends from being routed by affinity, as far as files, configuration and the last probes
+/// say: a sentence for each model or backend, for `--check` and `/readyz`.
+pub(crate) fn misfits(snapshot: &Snapshot) -> Vec<String> {
+    let mut misfits = Vec::new();
+    for model in &snapshot.models {
+        if let Some(unread) = &model.unread {
+            let follows = if unread.earlier_in_use { "the earlier one stays in use" } else { "routed by load" };
+            misfits.push(format!("model '{}': {} ({follows})", model.name, unread.cause));
+        }
+        let text = model.text.as_ref();
+        if let Some((text, error)) = text.and_then(|text| Some((text, text.template_error.as_ref()?))) {
+            let follows =
+                if text.template.is_some() { "the earlier one stays in use" } else { "chats are routed by load" };
+            misfits.push(format!("model '{}': its chat template cannot be used: {error} ({follows})", model.name));
+        }
+        for member in &model.members {
+            let stale = member.unread.as_ref().filter(|_| member.tables.is_some());
+            let stale = stale.map(|unread| format!("{} (the earlier tables stay in use)", unread.cause));
+            // Said of the model already.
+            let affinity = model.unread.as_ref().is_none_or(|unread| unread.earlier_in_use);
+            let by_load =
+                member.fit.unpinned.as_ref().filter(|_| affinity).map(|why| format!("{why} (routed by load)"));
+            misfits.extend(by_load.or(stale).map(|cause| format!("backend '{}': {cause}", member.backend.name)));
+        }
+    }
+    misfits
+}
+
 /// Why requests of a backend that answers would not run where they are sent.
-pub(crate) fn pin_trouble(member: &Member) -> Option<String> {
+pub(crate) fn ignored_pins(member: &Member) -> Option<String> {
     let pins = member.backend.pins.state();
     let state = pins.summary(|route| member.fit.dialect.reads(route).is_some());
     match &member.fit.unpinned {
-        Some(why) => Some(why.to_string()),
+        Some(_) => None,
         None if pins.refusal.is_some() => pins.refusal,
         None if state.watch.pins == Pins::Ignored => {
             Some(format!("pins are ignored: {}", state.detail.unwrap_or_default()))

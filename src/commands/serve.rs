@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::path::Path;
 
-use semmoe_gateway::{Config, Gateway, LogFormat, Probed, ReloadError, Running, Troubles};
+use semmoe_gateway::{Config, Gateway, LogFormat, Probed, ReloadError, Running};
 use serde::Serialize;
 
 use super::quick::configuration;
@@ -57,13 +57,14 @@ pub(crate) fn run(args: &ServeArgs, log: LogChoice) -> Result<(), CliError> {
 }
 
 async fn check(args: &ServeArgs, config: Config) -> Result<(), CliError> {
-    if !args.probe {
-        let served = Gateway::check(&config).await.map_err(CliError::input)?;
-        return print_checked(args, &Probed { served, troubles: Troubles::default() });
+    let checked = if args.probe { Gateway::probe(config).await } else { Gateway::check(&config).await };
+    let checked = checked.map_err(CliError::input)?;
+    print_checked(args, &checked)?;
+    match checked.troubles {
+        none if none.is_empty() => Ok(()),
+        troubles if args.probe => Err(CliError::failed(troubles)),
+        troubles => Err(CliError::input(troubles)),
     }
-    let probed = Gateway::probe(config).await.map_err(CliError::input)?;
-    print_checked(args, &probed)?;
-    if probed.troubles.is_empty() { Ok(()) } else { Err(CliError::failed(probed.troubles)) }
 }
 
 fn print_checked(args: &ServeArgs, Probed { served, troubles }: &Probed) -> Result<(), CliError> {
@@ -81,7 +82,11 @@ fn print_checked(args: &ServeArgs, Probed { served, troubles }: &Probed) -> Resu
         return print_json("serve --check", &checked);
     }
     let what = args.config.as_deref().map_or_else(|| "options".into(), Path::to_string_lossy);
-    let verdict = if checked.ok { "ok" } else { "engines do not fit" };
+    let verdict = match (checked.ok, args.probe) {
+        (true, _) => "ok",
+        (false, true) => "engines do not fit",
+        (false, false) => "files do not fit",
+    };
     print(&format!("{what}: {verdict}\n{}", checked.served))
 }
 

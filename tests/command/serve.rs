@@ -201,13 +201,13 @@ fn round_robin_needs_no_tables_and_alternates() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_before_serving() {
+fn a_configuration_that_cannot_be_served_is_refused_and_a_check_reports_what_would_go_by_load() {
     let folder = tempfile::tempdir().expect("a folder");
     let tables_path = tables(folder.path());
-    let refused = |config: &Path, named: &[&str]| {
-        let output = semmoe(&["serve", "--config"]).arg(config).output().expect("runs");
+    let ends = |options: &[&str], config: &Path, code: i32, named: &[&str]| {
+        let output = semmoe(&["serve"]).args(options).arg("--config").arg(config).output().expect("runs");
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success(), "{}", describe(&output));
+        assert_eq!(output.status.code(), Some(code), "{}", describe(&output));
         for name in named {
             assert!(said.contains(name), "{name:?} in {said}");
         }
@@ -215,16 +215,20 @@ fn what_does_not_fit_is_refused_before_serving() {
     // The engine runs the contiguous placement, the tables are of another one.
     let ranks = Ranks::start(2, None);
     let with_tables = "tables = \"t.tables.safetensors\"";
-    refused(&configuration(folder.path(), &ranks.url, "affinity", with_tables), &["placement"]);
+    let config = configuration(folder.path(), &ranks.url, "affinity", with_tables);
+    ends(&["--check", "--probe"], &config, 1, &["placement", "routed by load"]);
+    ends(&["--check"], &config, 0, &[]);
     ranks.stop();
     let nobody = "http://127.0.0.1:1";
+    let refused = |config: &Path, named: &[&str]| ends(&[], config, 2, named);
     refused(&configuration(folder.path(), nobody, "affinity", ""), &["affinity", "tables"]);
     refused(&configuration(folder.path(), nobody, "quickest", ""), &["quickest", "affinity", "round_robin"]);
     refused(&configuration(folder.path(), nobody, "round_robin", "colour = 3"), &["colour"]);
     let mut bytes = std::fs::read(&tables_path).expect("the tables");
     bytes.truncate(bytes.len() - 1);
     std::fs::write(&tables_path, bytes).expect("written");
-    refused(&configuration(folder.path(), nobody, "affinity", with_tables), &["t.tables.safetensors"]);
+    let config = configuration(folder.path(), nobody, "affinity", with_tables);
+    ends(&["--check"], &config, 2, &["t.tables.safetensors", "routed by load"]);
 }
 
 /// Names and aliases that are served.

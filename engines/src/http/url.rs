@@ -34,6 +34,14 @@ pub enum UrlError {
         /// The scheme found, empty when there is none.
         scheme: String,
     },
+    /// A port that is none.
+    #[error("'{url}' has port '{port}', expected 1 to 65535")]
+    Port {
+        /// As given.
+        url: String,
+        /// The part behind the colon.
+        port: String,
+    },
     /// User names and queries are not supported in an engine's address.
     #[error("'{url}' must be http://host:port with at most a path prefix (found {found})")]
     Extra {
@@ -104,6 +112,11 @@ impl FromStr for BaseUrl {
         };
         if authority.as_str().contains('@') {
             return Err(UrlError::Extra { url: owned(), found: "a user name" });
+        }
+        // The parser takes what is no port for none, and requests would go to the scheme's own.
+        let behind = authority.as_str().strip_prefix(authority.host()).and_then(|rest| rest.strip_prefix(':'));
+        if let Some(port) = behind.filter(|port| !port.parse().is_ok_and(|port: u16| port > 0)) {
+            return Err(UrlError::Port { url: owned(), port: port.to_owned() });
         }
         // The parser drops fragments silently.
         if uri.query().is_some() || url.contains('#') {
@@ -214,6 +227,12 @@ mod tests {
         for url in ["", "127.0.0.1:80", "ws://a", "ftp://a", "http://", "http://u:p@a/", "http://a/?q=1", "http://a/#f"]
         {
             assert!(BaseUrl::from_str(url).is_err(), "{url}");
+        }
+        for url in
+            ["http://a:99999", "http://a:65536/x", "http://a:0", "http://a:", "https://[::1]:99999", "http://a:+80"]
+        {
+            let error = BaseUrl::from_str(url).unwrap_err().to_string();
+            assert!(error.contains("expected 1 to 65535") || error.contains("not a URL"), "{url}: {error}");
         }
     }
 }

@@ -129,6 +129,9 @@ pub struct ServerInfo {
     /// `--init-expert-location` as given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init_expert_location: Option<String>,
+    /// Another one for each start, unless it was set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub random_seed: Option<i64>,
     /// Whether routed experts can be asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable_return_routed_experts: Option<bool>,

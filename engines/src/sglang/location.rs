@@ -1,4 +1,12 @@
 //! Where `/server_info` shows the deployed placement: `init_expert_location`, SGLang's argument of that name.
+//!
+//! It is `trivial`, inline JSON, or the name of a file. A file is read where it is one of JSON that this process can
+//! read under the same name. That it is still what the engine read when it started cannot be seen.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::time::Duration;
 
 use semmoe_tables::{Tables, export};
 use serde::Deserialize;
@@ -14,6 +22,28 @@ pub enum ShownPlacement {
     Map(Vec<Vec<i32>>),
 }
 
+/// A map of 100 layers with 1,024 slots is 500 kB.
+const MAX_MAP_BYTES: u64 = 16 << 20;
+
+/// Why an engine's placement is not known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unseen {
+    /// It says nothing about it.
+    #[error("the engine does not report its placement")]
+    Unreported,
+    /// It makes a placement itself from counts, or from something else than a map.
+    #[error("init_expert_location holds no physical_to_logical_map alone")]
+    NoMap,
+    /// It names a file that cannot be read here.
+    #[error("init_expert_location names '{name}', which the gateway cannot read: {cause}")]
+    File {
+        /// As the engine names it (the first 200 characters).
+        name: String,
+        /// One sentence.
+        cause: String,
+    },
+}
+
 /// How a shown placement differs from tables.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementDifference {
@@ -26,6 +56,12 @@ pub enum PlacementDifference {
         found: usize,
         /// The tables'.
         expected: usize,
+    },
+    /// Tables that SGLang cannot be given.
+    #[error("these tables cannot be compared with SGLang's maps: {cause}")]
+    Incomparable {
+        /// One sentence.
+        cause: String,
     },
     /// Other experts on a group of a layer.
     #[error("group {group} of layer {layer} holds experts {found:?}, the tables say {expected:?}")]
@@ -48,28 +84,64 @@ struct ExpertLocation {
 }
 
 impl ServerInfo {
-    /// The placement, where it shows. A path shows nothing, nor do counts from which the engine makes a placement
-    /// itself.
-    pub fn shown_placement(&self) -> Option<ShownPlacement> {
-        match self.init_expert_location.as_deref()?.trim() {
-            "trivial" => Some(ShownPlacement::Trivial),
-            inline if inline.starts_with('{') => serde_json::from_str::<ExpertLocation>(inline)
-                .ok()
-                .map(|location| ShownPlacement::Map(location.physical_to_logical_map)),
-            _ => None,
+    /// The placement that it shows, from a file if it names one, which is waited for for as long as `within`.
+    ///
+    /// # Errors
+    /// `Unseen` where it shows none.
+    pub async fn shown_placement(&self, within: Duration) -> Result<ShownPlacement, Unseen> {
+        match self.init_expert_location.as_deref().map(str::trim) {
+            None => Err(Unseen::Unreported),
+            Some("trivial") => Ok(ShownPlacement::Trivial),
+            Some(inline) if inline.starts_with('{') => ShownPlacement::parse(inline.as_bytes()),
+            Some(name) => {
+                let path = name.to_owned();
+                let read = tokio::task::spawn_blocking(move || read(Path::new(&path)));
+                let bytes = match tokio::time::timeout(within, read).await {
+                    Ok(Ok(read)) => read,
+                    Ok(Err(error)) => Err(error.to_string()),
+                    Err(_) => Err(format!("it was not read within {} s", within.as_secs_f64())),
+                };
+                let unseen = |cause| Unseen::File { name: name.chars().take(200).collect(), cause };
+                ShownPlacement::parse(&bytes.map_err(unseen)?)
+            }
         }
     }
 }
 
+/// The content of a file that an engine names: a regular one of bounded size.
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    if !path.is_absolute() {
+        return Err("the path is relative to where the engine was started".to_owned());
+    }
+    if path.extension().is_none_or(|extension| extension != "json") {
+        return Err("only .json files can be read".to_owned());
+    }
+    let text = |error: std::io::Error| error.to_string();
+    // Looked at first: to open a pipe would wait for a writer.
+    if !std::fs::metadata(path).map_err(text)?.is_file() {
+        return Err("it is no regular file".to_owned());
+    }
+    let mut bytes = Vec::new();
+    File::open(path).map_err(text)?.take(MAX_MAP_BYTES + 1).read_to_end(&mut bytes).map_err(text)?;
+    if bytes.len() as u64 > MAX_MAP_BYTES { Err(format!("longer than {MAX_MAP_BYTES} bytes")) } else { Ok(bytes) }
+}
+
 impl ShownPlacement {
-    /// Compares the groups' experts in every MoE layer; the order of slots inside a group does not matter. Tables that
-    /// SGLang cannot be given (padding, unknown layers) are not compared.
+    fn parse(json: &[u8]) -> Result<Self, Unseen> {
+        let location: ExpertLocation = serde_json::from_slice(json).map_err(|_| Unseen::NoMap)?;
+        Ok(Self::Map(location.physical_to_logical_map))
+    }
+
+    /// Compares the groups' experts in every MoE layer; the order of slots inside a group does not matter.
     ///
     /// # Errors
-    /// `PlacementDifference`: the first slot that differs.
+    /// `PlacementDifference`: the first slot that differs; `Incomparable` for tables that SGLang cannot be given
+    /// (padding, unknown layers).
     pub fn check(&self, tables: &Tables) -> Result<(), PlacementDifference> {
-        let expected = export::sglang(tables).ok().and_then(|text| serde_json::from_str::<ExpertLocation>(&text).ok());
-        let Some(ExpertLocation { physical_to_logical_map: expected }) = expected else { return Ok(()) };
+        let incomparable = |cause: String| PlacementDifference::Incomparable { cause };
+        let expected = export::sglang(tables).map_err(|error| incomparable(error.to_string()))?;
+        let expected = serde_json::from_str(&expected).map_err(|error| incomparable(error.to_string()))?;
+        let ExpertLocation { physical_to_logical_map: expected } = expected;
         let experts = tables.placement().experts().max(1);
         let trivial = |row: &Vec<i32>| (0..row.len()).map(|slot| (slot % usize::from(experts)) as i32).collect();
         let found = match self {

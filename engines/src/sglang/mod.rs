@@ -10,7 +10,7 @@ pub use generate::{
     FinishReason, GenerateRequest, GenerateResponse, MetaInfo, SamplingParams, StopStrings, encode_routed_experts,
 };
 pub use info::{LoadCoverageError, Loads, RankLoads, ServerInfo};
-pub use location::{PlacementDifference, ShownPlacement};
+pub use location::{PlacementDifference, ShownPlacement, Unseen};
 
 /// `GET`: 200 when the HTTP server is up; the model does not run for it.
 pub const PING: &str = "/ping";

@@ -5,19 +5,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
+use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::{TlsError, certificates, private_key, provider, roots};
+use super::{OwnCertificates, TlsError, certificates, private_key, provider, system_roots};
 
 /// Files and names of a connection to an engine: in a configuration file a table with these keys and no others.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClientFiles {
-    /// Authorities that may have signed the engine's certificate (PEM); absent: those that the system trusts.
+    /// Authorities that may have signed the engine's certificate, or that certificate itself (PEM); absent: those that
+    /// the system trusts.
     pub ca: Option<PathBuf>,
     /// Certificates that this client shows (PEM), its own first; with `key`.
     pub cert: Option<PathBuf>,
@@ -82,11 +83,13 @@ fn name(host: &str) -> Result<ServerName<'static>, TlsError> {
 
 fn config(files: &ClientFiles, http2: bool) -> Result<ClientConfig, TlsError> {
     let settings = |error: rustls::Error| TlsError::Settings { cause: error.to_string() };
-    let trusted = files.ca.as_deref().map_or_else(system_roots, roots)?;
-    let builder = ClientConfig::builder_with_provider(provider())
-        .with_safe_default_protocol_versions()
-        .map_err(settings)?
-        .with_root_certificates(trusted);
+    let builder =
+        ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions().map_err(settings)?;
+    let builder = match &files.ca {
+        None => builder.with_root_certificates(system_roots()?),
+        // Rustls calls every verifier of one's own dangerous.
+        Some(ca) => builder.dangerous().with_custom_certificate_verifier(Arc::new(OwnCertificates::load(ca)?)),
+    };
     let mut config = match (&files.cert, &files.key) {
         (Some(cert), Some(key)) => builder
             .with_client_auth_cert(certificates(cert)?, private_key(key)?)
@@ -96,16 +99,4 @@ fn config(files: &ClientFiles, http2: bool) -> Result<ClientConfig, TlsError> {
     };
     config.alpn_protocols = vec![if http2 { b"h2".to_vec() } else { b"http/1.1".to_vec() }];
     Ok(config)
-}
-
-fn system_roots() -> Result<RootCertStore, TlsError> {
-    let found = rustls_native_certs::load_native_certs();
-    let mut store = RootCertStore::empty();
-    // A system's bundle may hold old ones that cannot be parsed.
-    let (added, _) = store.add_parsable_certificates(found.certs);
-    if added == 0 {
-        let cause = found.errors.first().map_or_else(|| "none were found".to_owned(), ToString::to_string);
-        return Err(TlsError::System { cause });
-    }
-    Ok(store)
 }

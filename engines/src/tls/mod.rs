@@ -3,6 +3,7 @@
 
 mod client;
 mod pem;
+mod trusted;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use rustls::crypto::CryptoProvider;
 
 pub use client::{ClientFiles, ClientTls};
 pub use pem::{certificates, private_key, roots};
+use trusted::{OwnCertificates, system_roots};
 
 /// The problem with certificates, keys or names.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -11,7 +11,7 @@ use semmoe_engines::{Dialect, Route};
 use serde::Serialize;
 
 use crate::backend::Health;
-use crate::compat::{Fit, placement_source};
+use crate::compat::placement_source;
 use crate::error::RequestError;
 use crate::gate::Aside;
 use crate::health::SILENT;
@@ -19,6 +19,7 @@ use crate::pins::record::{PinState, RouteState};
 use crate::pool::Run;
 use crate::snapshot::{Member, Model};
 use crate::state::Core;
+use crate::verdict::Fit;
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Backends {
@@ -47,10 +48,12 @@ struct Backend {
     urls: Vec<String>,
     /// As the engine reports it.
     version: Option<String>,
-    /// Who says which placement runs: `engine`, `configuration` or `tables`, which are believed.
+    /// Who says which placement runs: `engine`, `configuration`, `tables`, which are believed, or `unknown`.
     placement_by: &'static str,
     pins: Pins,
     healthy: bool,
+    /// Why its requests are routed by load and not pinned, though it serves.
+    by_load: Option<ByLoad>,
     /// Why it gets no requests, or only where there is no other backend.
     cause: Option<String>,
     /// It finishes its requests and gets no new ones.
@@ -59,6 +62,15 @@ struct Backend {
     in_flight_requests: u64,
     breaker: Breaker,
     ranks: Vec<Rank>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ByLoad {
+    /// The part that is unknown or does not fit: `ranks`, `ranks unknown`, `layout`, `placement`,
+    /// `placement unproven`, `tokenizer`, `tables`, `file`.
+    reason: &'static str,
+    /// One sentence.
+    detail: String,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -204,6 +216,7 @@ fn describe(model: &Model) -> Vec<Backend> {
         let backend = &member.backend;
         let health = backend.health();
         let probe = backend.last_probe();
+        let unpinned = member.fit.unpinned.as_ref();
         Backend {
             model: model.name.clone(),
             policy: model.plan.policy.name(),
@@ -214,9 +227,10 @@ fn describe(model: &Model) -> Vec<Backend> {
             version: probe.as_ref().and_then(|probe| probe.version.clone()),
             placement_by: probe.as_ref().map_or("unknown", |probe| {
                 let tables = member.tables.as_ref().map(|loaded| loaded.tables.as_ref());
-                placement_source(probe, backend.config.placement_digest.as_deref(), tables)
+                placement_source(probe, &backend.config, tables)
             }),
             pins: pins(member),
+            by_load: unpinned.map(|why| ByLoad { reason: why.reason(), detail: why.to_string() }),
             healthy: health.is_healthy() && !backend.gate.is_aside(Aside::Silent),
             cause: match health {
                 Health::Healthy => backend.gate.is_aside(Aside::Silent).then(|| SILENT.to_owned()),

@@ -99,6 +99,7 @@ fn backend(member: &Member, share: f64) -> Backend {
     let sampling = match member.tables {
         _ if share <= 0.0 => "off",
         None => "no tables",
+        Some(_) if member.fit.unpinned.is_some() => "routed by load",
         Some(_) if live.has_refused() => "refused",
         Some(_) if !live.can_be_asked() => "cannot be asked",
         Some(_) if activations == 0 && live.unfit() > 0 => "none fit",

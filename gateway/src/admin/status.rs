@@ -10,6 +10,7 @@ use super::guard::text;
 use crate::backend::Health;
 use crate::metrics::TextFormat;
 use crate::state::Core;
+use crate::summary::misfits;
 
 pub(super) async fn alive() -> &'static str {
     "ok\n"
@@ -19,11 +20,9 @@ pub(super) async fn ready(State(core): State<Arc<Core>>) -> (StatusCode, String)
     if core.is_draining() {
         return (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n".to_owned());
     }
-    let (mut causes, mut notes) = (String::new(), String::new());
-    for model in &core.snapshot().models {
-        if let Some(error) = model.text.as_ref().and_then(|text| text.template_error.as_ref()) {
-            notes.push_str(&format!("model '{}': its chat template cannot be used: {error}\n", model.name));
-        }
+    let mut causes = String::new();
+    let snapshot = core.snapshot();
+    for model in &snapshot.models {
         if model.members.iter().any(|member| member.backend.takes_requests()) {
             continue;
         }
@@ -39,11 +38,17 @@ pub(super) async fn ready(State(core): State<Arc<Core>>) -> (StatusCode, String)
             causes.push_str(&format!("model '{}', backend '{}': {cause}\n", model.name, member.backend.name));
         }
     }
-    if causes.is_empty() {
-        (StatusCode::OK, format!("ready\n{notes}"))
+    let (status, mut said) = if causes.is_empty() {
+        (StatusCode::OK, "ready\n".to_owned())
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, causes)
+    };
+    // No cause to send traffic elsewhere, but to be seen.
+    for misfit in misfits(&snapshot) {
+        said.push_str(&misfit);
+        said.push('\n');
     }
+    (status, said)
 }
 
 pub(super) async fn metrics(State(core): State<Arc<Core>>, headers: HeaderMap) -> Response {

@@ -77,7 +77,7 @@ impl TablesFile {
 struct Failed {
     backend: String,
     unix_seconds: u64,
-    /// `file`, `upload`, `rollback`, `switch` or `watch`.
+    /// `file`, `upload`, `rollback`, `switch`, `watch` or `configuration`.
     by: &'static str,
     cause: String,
 }
@@ -102,7 +102,7 @@ pub(super) struct Rollback {
 pub(super) fn collect(core: &Core) -> InUse {
     let snapshot = core.snapshot();
     let failed = |(_, member): (&Arc<Model>, &Member)| {
-        let trouble = member.backend.tables_trouble()?;
+        let trouble = member.backend.tables_trouble().or_else(|| member.unread.clone())?;
         let backend = member.backend.name.clone();
         Some(Failed { backend, unix_seconds: trouble.unix_seconds, by: trouble.by, cause: trouble.cause })
     };

@@ -151,8 +151,9 @@ pub struct RawBackend {
     pub tables: Option<PathBuf>,
     /// Attention-DP ranks; absent: probed.
     pub ranks: Option<u16>,
-    /// Digest of the placement that the engine runs, where it does not report one; tables of another are refused.
-    /// Absent: what the engine does not report is assumed to be the tables' placement.
+    /// Digest of the placement that the engine runs, where it does not show one. Tables of another are of no use.
+    /// Absent: SGLang must show its placement, or the backend is routed by load; of other engines the tables' is
+    /// believed.
     pub placement_digest: Option<String>,
     /// `global` or `local`: how a vLLM in front of some of the ranks counts them in pins; absent: probed.
     pub rank_base: Option<RankBase>,

@@ -11,7 +11,7 @@ use semmoe_engines::fields::{Fault, Field, Rules, Treatment};
 use semmoe_engines::json::Member;
 
 use crate::error::RequestError;
-use crate::snapshot::Model;
+use crate::snapshot::{self, Model};
 
 /// Where members stand that are looked at once the model is known; usually there is none.
 #[derive(Default)]
@@ -61,7 +61,10 @@ fn unknown_adapter(model: &Model, name: &str) -> RequestError {
 /// Rows of the model's embedding, as its tables or its configuration say; else as many as a model with its tokenizer
 /// can have.
 fn vocabulary(model: &Model) -> Option<u32> {
-    let tables = model.members.iter().filter_map(|member| member.tables.as_ref());
+    let is_other = |member: &&snapshot::Member| {
+        member.fit.unpinned.as_ref().is_some_and(|why| matches!(why.reason(), "tables" | "tokenizer"))
+    };
+    let tables = model.members.iter().filter(|it| !is_other(it)).filter_map(|member| member.tables.as_ref());
     let tables = tables.map(|loaded| loaded.tables.model().vocab_size).max();
     tables.or_else(|| model.text.as_deref().map(|text| text.vocabulary.size()))
 }

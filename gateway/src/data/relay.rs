@@ -8,8 +8,10 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use http_body::Body;
 use http_body_util::Full;
+use semmoe_engines::failures::Failure;
 use semmoe_engines::http::RequestBody;
 use semmoe_engines::pin::Stripped;
+use semmoe_engines::refusal::RankRefusal;
 use semmoe_engines::{Dialect, Engine, Route, json, pin, routed, verify};
 use semmoe_tables::RankId;
 
@@ -27,7 +29,7 @@ use super::opening::{Opened, Upstream, open};
 use super::place::Placed;
 use super::read::Job;
 use super::reports::{Kind, Reports};
-use super::retry::{self, Cause, Tries, Wait};
+use super::retry::{self, Cause, SendError, Tries, Wait};
 use super::served;
 use super::stream::RelayBody;
 use super::ticket::Ticket;
@@ -181,53 +183,80 @@ async fn attempt(
         Ok(response) => open(&wait, response, route, job.streams, wire_rank).await,
         Err(cause) => Err(cause),
     };
+    let sent = Sent { core, job, backend, shown, policy, expected, sample, attempts };
     Ok(match opened {
-        Ok(Opened { refusal: Some(refusal), .. }) => {
-            core.note_refusal(backend, &refusal);
-            trace::failed(ticket, Cause::NoSuchRank.label());
-            ticket.refused(&job.scored.blocks);
-            ticket.unplace();
-            let cause = format!("it has no rank {}, to which the request was pinned", refusal.rank);
-            Err((Cause::NoSuchRank, RequestError::Broken { backend: backend.name.clone(), cause }))
-        }
-        Ok(Opened { response, failure, .. }) => {
-            trace::answered(ticket, response.status());
-            if failure.is_some() || response.status().is_server_error() || job.model.has_errors() {
-                ticket.recognise(job.body.bytes());
-            }
-            if let Some(failure) = failure {
-                watch::note_failure(ticket, backend, failure);
-            } else if response.status().is_success() {
-                ticket.answered();
-            }
-            note_head(ticket, backend, job, &response);
-            let rank = echo(core, backend, route, &response, expected);
-            // Other routes have no such count of their own, but may repeat a client's object that has one.
-            let has_count = matches!(route, Route::Chat | Route::Completions | Route::Generate);
-            let counted = job.scored.counted.filter(|_| has_count && response.status().is_success());
-            let reports = Reports::of(route, response.headers());
-            let watch = Watch { backend: Arc::clone(backend), rank, counted, reports, failure };
-            let unasked = unasked_experts(core, backend, job, &response).then_some(config.sampling.max_answer_bytes);
-            let idle_limit = config.timeouts.idle;
-            let generation = job.snapshot.generation;
-            Ok(Answer { response, watch, rank: shown, policy, generation, sample, unasked, idle_limit, attempts })
-        }
-        Err(cause) => {
-            let (cause, error) = cause.judge(backend);
-            trace::failed(ticket, cause.label());
-            match cause {
-                // Probes report unhealthy backends, and what the gateway lacks is no backend's fault.
-                Cause::Unhealthy | Cause::Exhausted => {}
-                Cause::Connect | Cause::Broke => ticket.failed(backend),
-                _ => {
-                    ticket.recognise(job.body.bytes());
-                    ticket.erred(backend);
-                }
-            }
-            ticket.unplace();
-            Err((cause, error))
-        }
+        Ok(Opened { refusal: Some(refusal), .. }) => Err(sent.refused(ticket, &refusal)),
+        Ok(Opened { response, failure, .. }) => Ok(sent.answered(ticket, response, failure)),
+        Err(cause) => Err(sent.failed(ticket, cause)),
     })
+}
+
+/// A request that was sent to a backend.
+struct Sent<'a> {
+    core: &'a Arc<Core>,
+    job: &'a Job,
+    backend: &'a Arc<Backend>,
+    /// The rank that the client is shown.
+    shown: Option<RankId>,
+    policy: &'static str,
+    expected: Option<Expected>,
+    sample: Option<Sample>,
+    /// Backends that were asked.
+    attempts: usize,
+}
+
+impl Sent<'_> {
+    /// The engine has no such rank, and did nothing.
+    fn refused(&self, ticket: &mut Ticket, refusal: &RankRefusal) -> (Cause, RequestError) {
+        self.core.note_refusal(self.backend, refusal);
+        trace::failed(ticket, Cause::NoSuchRank.label());
+        ticket.refused(&self.job.scored.blocks);
+        ticket.unplace();
+        let cause = format!("it has no rank {}, to which the request was pinned", refusal.rank);
+        (Cause::NoSuchRank, RequestError::Broken { backend: self.backend.name.clone(), cause })
+    }
+
+    /// The head of an answer came, and perhaps its first piece.
+    fn answered(self, ticket: &mut Ticket, response: Response<Upstream>, failure: Option<Failure>) -> Answer {
+        let Self { core, job, backend, shown, policy, expected, sample, attempts } = self;
+        let (config, route) = (&job.snapshot.config, job.route);
+        trace::answered(ticket, response.status());
+        if failure.is_some() || response.status().is_server_error() || job.model.has_errors() {
+            ticket.recognise(job.body.bytes());
+        }
+        if let Some(failure) = failure {
+            watch::note_failure(ticket, backend, failure);
+        } else if response.status().is_success() {
+            ticket.answered();
+        }
+        note_head(ticket, backend, job, &response);
+        let rank = echo(core, backend, route, &response, expected);
+        // Other routes have no such count of their own, but may repeat a client's object that has one.
+        let has_count = matches!(route, Route::Chat | Route::Completions | Route::Generate);
+        let counted = job.scored.counted.filter(|_| has_count && response.status().is_success());
+        let reports = Reports::of(route, response.headers());
+        let watch = Watch { backend: Arc::clone(backend), rank, counted, reports, failure };
+        let unasked = unasked_experts(core, backend, job, &response).then_some(config.sampling.max_answer_bytes);
+        let (idle_limit, generation) = (config.timeouts.idle, job.snapshot.generation);
+        Answer { response, watch, rank: shown, policy, generation, sample, unasked, idle_limit, attempts }
+    }
+
+    /// No answer came.
+    fn failed(&self, ticket: &mut Ticket, error: SendError) -> (Cause, RequestError) {
+        let (cause, error) = error.judge(self.backend);
+        trace::failed(ticket, cause.label());
+        match cause {
+            // Probes report unhealthy backends, and what the gateway lacks is no backend's fault.
+            Cause::Unhealthy | Cause::Exhausted => {}
+            Cause::Connect | Cause::Broke => ticket.failed(self.backend),
+            _ => {
+                ticket.recognise(self.job.body.bytes());
+                ticket.erred(self.backend);
+            }
+        }
+        ticket.unplace();
+        (cause, error)
+    }
 }
 
 /// Bytes of a request's body that are its own, as something was put into it or cut out.

@@ -160,8 +160,17 @@ fn config() -> Config {
 }
 
 fn probe(ranks: u16) -> Probe {
-    let dialect = Dialect::of(Engine::Sglang, None);
-    Probe { server: None, version: None, dp_size: Some(ranks), doubt: None, dialect, unknown_rank_base: false }
+    Probe {
+        server: None,
+        version: None,
+        dp_size: Some(ranks),
+        doubt: None,
+        dialect: Dialect::of(Engine::Sglang, None),
+        unknown_rank_base: false,
+        placement: Err(semmoe_engines::sglang::Unseen::Unreported),
+        max_model_len: None,
+        other_model: None,
+    }
 }
 
 impl World {

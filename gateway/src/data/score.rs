@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::body_memory::{Held, tree_bytes};
 use crate::error::RequestError;
-use crate::snapshot::{Model, Text};
+use crate::snapshot::{Member, Model, Text};
 use crate::state::Core;
 
 /// Tokens of a prompt that was not tokenized, as a share of its bytes.
@@ -235,28 +235,27 @@ fn of_ids(model: &Model, ids: &[u32], countable: bool, block_tokens: u32) -> Sco
     Scored { tokens: tokens.max(1), counted: countable.then_some(tokens), share, blocks }
 }
 
-/// One share per slot, backend after backend; backends that run the same tables are scored once.
+/// One share per slot, backend after backend; backends that run the same tables are scored once. Any rank of a backend
+/// that is not pinned may run the prompt: its slots have the mean.
 fn shares(model: &Model, ids: &[u32]) -> Option<Vec<f64>> {
     let mut scored: Vec<(&str, Vec<f64>)> = Vec::new();
-    let mut all = Vec::new();
-    for member in &model.members {
+    for member in model.members.iter().filter(|member| member.fit.unpinned.is_none()) {
         let loaded = member.tables.as_ref()?;
         let digest = loaded.tables.digest();
-        let known = scored.iter().position(|(other, _)| *other == digest);
-        let at = match known {
-            Some(at) => at,
-            None => {
-                scored.push((digest, loaded.scorer.score(ids).share()?));
-                scored.len() - 1
-            }
-        };
-        let share = &scored[at].1;
-        if share.len() == usize::from(member.fit.ranks) && member.fit.unpinned.is_none() {
+        if scored.iter().all(|(other, _)| *other != digest) {
+            scored.push((digest, loaded.scorer.score(ids).share()?));
+        }
+    }
+    let mean = |share: &[f64]| share.iter().sum::<f64>() / share.len().max(1) as f64;
+    let (_, first) = scored.first()?;
+    let mut all = Vec::new();
+    for Member { tables, fit, .. } in &model.members {
+        let digest = tables.as_ref().map(|loaded| loaded.tables.digest());
+        let share = scored.iter().find(|(other, _)| Some(*other) == digest).map_or(first, |(_, share)| share);
+        if share.len() == usize::from(fit.ranks) && fit.unpinned.is_none() {
             all.extend_from_slice(share);
         } else {
-            // Any rank may run it.
-            let mean = share.iter().sum::<f64>() / share.len().max(1) as f64;
-            all.extend(std::iter::repeat_n(mean, usize::from(member.fit.ranks)));
+            all.extend(std::iter::repeat_n(mean(share), usize::from(fit.ranks)));
         }
     }
     Some(all)

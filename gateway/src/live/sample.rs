@@ -46,7 +46,8 @@ impl Sample {
             return None;
         }
         let at = model.members.get(member)?;
-        let tables = at.tables.as_ref()?;
+        // A backend that its tables do not fit says nothing about them.
+        let tables = at.tables.as_ref().filter(|_| at.fit.unpinned.is_none())?;
         let live = &at.backend.live;
         let layers_known = tables.tables.model().num_hidden_layers > 0 || live.hidden_layers() > 0;
         // The answers of the OpenAI routes do not name the rank.

@@ -1,8 +1,10 @@
 //! Metrics of pins: whether requests run where they are sent.
 
 use super::{BackendLabels, Counter, Family, Gauge, of_backend};
+use crate::verdict::Unpinned;
 
 labels!(RoundLabels { backend: String, outcome: &'static str });
+labels!(ReasonLabels { backend: String, reason: &'static str });
 
 metrics! {
     pub(crate) struct PinMetrics {
@@ -10,9 +12,9 @@ metrics! {
             "pin_ignored", "Requests seen on another rank than they were pinned to";
         ignored: Family<BackendLabels, Gauge>,
             "backend_pins_ignored", "1 if the backend ignores pins, so that requests are routed by load";
-        unpinned: Family<BackendLabels, Gauge>,
+        unpinned: Family<ReasonLabels, Gauge>,
             "backend_unpinned",
-            "1 if the backend's number of ranks is unknown, in doubt or refused, so that requests are routed by load";
+            "1 while requests to the backend are routed by load, by what is unknown or does not fit: its ranks, layout, placement, tokenizer, tables or a file";
         refused: Family<BackendLabels, Counter>,
             "pins_refused",
             "Requests and probes that the backend refused as it has no such rank; requests are sent again unpinned";
@@ -34,9 +36,14 @@ impl PinMetrics {
         self.ignored.get_or_create(&of_backend(backend)).set(i64::from(ignored));
     }
 
-    /// Whether too little is known of the backend's ranks to pin requests.
-    pub(crate) fn unpinned(&self, backend: &str, unpinned: bool) {
-        self.unpinned.get_or_create(&of_backend(backend)).set(i64::from(unpinned));
+    /// Why requests to the backend are not pinned.
+    pub(crate) fn unpinned(&self, backend: &str, reason: Option<&'static str>) {
+        for reason in Unpinned::REASONS {
+            self.unpinned.remove(&ReasonLabels { backend: backend.to_owned(), reason });
+        }
+        if let Some(reason) = reason {
+            self.unpinned.get_or_create(&ReasonLabels { backend: backend.to_owned(), reason }).set(1);
+        }
     }
 
     /// A pin to a rank that is not there.
@@ -52,6 +59,6 @@ impl PinMetrics {
     /// The backend is gone; its counters stay.
     pub(super) fn forget(&self, labels: &BackendLabels) {
         self.ignored.remove(labels);
-        self.unpinned.remove(labels);
+        self.unpinned(&labels.backend, None);
     }
 }

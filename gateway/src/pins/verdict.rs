@@ -6,8 +6,11 @@ use semmoe_engines::{Dialect, Route};
 
 use super::record::RouteState;
 use crate::backend::Backend;
-use crate::compat::Fit;
 use crate::state::Core;
+use crate::verdict::{Fit, Unpinned};
+
+/// Why a backend is routed by load that refused a pin, among [`Unpinned::REASONS`].
+const REFUSED: &str = "ranks";
 
 impl Core {
     /// Adds what an answer says about a backend's pins on a route.
@@ -67,7 +70,7 @@ impl Core {
         let has = ranks.map_or_else(String::new, |ranks| format!(" and says that it has {ranks}"));
         let detail = format!("the engine refused a request pinned to rank {rank}{has}");
         if backend.pins.refuse(detail.clone()) {
-            self.metrics.pins.unpinned(&backend.name, true);
+            self.metrics.pins.unpinned(&backend.name, Some(REFUSED));
             tracing::warn!(backend = backend.name, detail, "requests are not pinned, but routed by load");
         }
     }
@@ -78,6 +81,7 @@ impl Core {
         let ignored =
             |(route, it): (Route, &RouteState)| it.watch.pins == Pins::Ignored && fit.dialect.reads(route).is_some();
         self.metrics.pins.ignored(&backend.name, state.seen().any(ignored));
-        self.metrics.pins.unpinned(&backend.name, fit.unpinned.is_some() || state.refusal.is_some());
+        let reason = fit.unpinned.as_ref().map(Unpinned::reason);
+        self.metrics.pins.unpinned(&backend.name, reason.or(state.refusal.as_ref().map(|_| REFUSED)));
     }
 }

@@ -30,19 +30,21 @@ pub(super) fn commit(core: &Arc<Core>, mut prepared: Prepared) -> Option<Reloade
     }
     let models: Vec<Arc<Model>> = models.into_iter().map(|model| keep_or_wrap(model, &current)).collect();
     let next = Arc::new(current.with_models(config, models));
-    for (backend, found) in &probes {
-        match (found, next.position(backend)) {
+    for (backend, verdict) in &probes {
+        match (verdict, next.position(backend)) {
             (Ok(probe), Some(at)) => {
                 let (model, member) = next.at(at);
-                backend.set_probe(probe.clone());
                 core.note_admission(model, member, probe, &member.fit);
             }
-            (Err(error), _) => core.note_health(backend, Health::Unhealthy { cause: error.reason() }),
+            (Err(cause), _) => core.note_health(backend, Health::Unhealthy { cause: cause.clone() }),
             (Ok(_), None) => {}
         }
     }
-    for (_, member) in next.members().filter(|(_, member)| current.position(&member.backend).is_none()) {
-        core.keep_drained(&member.backend);
+    for (_, member) in next.members() {
+        match current.position(&member.backend) {
+            Some(_) => core.note_fit(&member.backend, &member.fit),
+            None => core.keep_drained(&member.backend),
+        }
     }
     for (backend, key) in keys {
         backend.client.set_authorization(key);
@@ -94,10 +96,12 @@ fn keep_or_wrap(model: Model, current: &Snapshot) -> Arc<Model> {
                 && same(next.tables.as_ref(), now.tables.as_ref())
                 && next.fit == now.fit
                 && next.tables_file == now.tables_file
+                && next.unread.as_ref().map(|unread| &unread.cause) == now.unread.as_ref().map(|unread| &unread.cause)
         });
     let same_rest = Arc::ptr_eq(&model.plan, &now.plan)
         && Arc::ptr_eq(&model.pool, &now.pool)
         && same(model.text.as_ref(), now.text.as_ref())
+        && model.unread == now.unread
         && model.other_names == now.other_names;
     if same_members && same_rest { Arc::clone(now) } else { Arc::new(model) }
 }
@@ -110,8 +114,6 @@ fn settle(core: &Core, model: &Model, tables_loaded: &[String]) {
             other_tables = true;
             member.backend.live.reset();
             core.metrics.live.drift(&member.backend.name, false);
-            // One that was refused for its old tables may be admitted now.
-            member.backend.suspect();
         }
     }
     if other_tables {

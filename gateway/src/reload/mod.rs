@@ -118,7 +118,7 @@ async fn apply(core: &Arc<Core>, config: Arc<Config>, manner: Manner) -> Result<
             let (core, base, config) = (Arc::clone(core), Arc::clone(&base), Arc::clone(&config));
             blocking(move || Ok(prepare::Prepared::new(&core, base, config, manner)?)).await?
         };
-        let mut probed = prepared.probe(core, manner).await?;
+        let mut probed = prepared.probe(core, manner).await;
         let left_out = std::mem::take(&mut probed.left_out);
         if manner == Manner::Discovery && *probed.config == *base.config {
             return Ok((Reloaded { generation: base.generation, ..Reloaded::default() }, left_out));

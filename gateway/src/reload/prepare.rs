@@ -4,11 +4,9 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use http::HeaderValue;
-use semmoe_engines::http::HttpError;
-use semmoe_engines::probe::{Probe, probe};
+use semmoe_engines::probe::{Probe, Target, probe};
 
 use crate::backend::Backend;
-use crate::compat;
 use crate::config::{BackendConfig, Config};
 use crate::error::StartError;
 use crate::load;
@@ -20,6 +18,9 @@ use crate::state::Core;
 
 use super::Manner;
 
+/// The report of a backend, or why it serves nothing.
+type Probed = Result<Arc<Probe>, String>;
+
 /// The state that a new configuration leads to.
 pub(super) struct Prepared {
     /// The state it was prepared against.
@@ -28,8 +29,8 @@ pub(super) struct Prepared {
     pub(super) models: Vec<Model>,
     /// The keys of the backends that stay.
     pub(super) keys: Vec<(Arc<Backend>, Option<HeaderValue>)>,
-    /// The probes of the new backends.
-    pub(super) probes: Vec<(Arc<Backend>, Result<Probe, HttpError>)>,
+    /// The reports of the new backends that serve, or why they do not.
+    pub(super) probes: Vec<(Arc<Backend>, Probed)>,
     /// Backends that were found and do not take part, with the reason.
     pub(super) left_out: Vec<(String, String)>,
 }
@@ -50,9 +51,7 @@ impl Prepared {
             let old = base.models.iter().find(|model| model.name == wanted.name);
             let running =
                 old.map(|old| load::Running { model: old, config: &base.config, reread: manner == Manner::Reload });
-            let next = load::model(wanted, &config, running, &core.metrics)?;
-            check(&next, old.map(AsRef::as_ref))?;
-            models.push(next);
+            models.push(load::model(wanted, &config, running, &core.metrics)?);
         }
         let mut keys = Vec::new();
         for member in models.iter().flat_map(|model| &model.members) {
@@ -63,44 +62,45 @@ impl Prepared {
         Ok(Self { base, config, models, keys, probes: Vec::new(), left_out: Vec::new() })
     }
 
-    /// Asks the new backends, all at a time. One that does not answer is waited for later, and one whose answer does
-    /// not fit refuses all; of those that were only found both are left out.
-    pub(super) async fn probe(mut self, core: &Core, manner: Manner) -> Result<Self, StartError> {
+    /// Asks the new backends, all at a time. One that does not answer, or cannot serve, is waited for later; of those
+    /// that were only found it is left out.
+    pub(super) async fn probe(mut self, core: &Core, manner: Manner) -> Self {
         let limits = core.probe_limits();
         let fresh: Vec<At> = self.fresh().collect();
         let ask = |(model, member): At| {
-            let backend = Arc::clone(&self.models[model].members[member].backend);
+            let model_of = &self.models[model];
+            let backend = Arc::clone(&model_of.members[member].backend);
+            let names = model_of.names_asked(&backend);
             async move {
-                let found = probe(&backend.client, &backend.target(), &limits).await;
+                let found = probe(&backend.client, &Target { names: &names, ..backend.target() }, &limits).await;
                 if let Ok(probe) = &found {
                     pins::first_look(core, &backend, probe).await;
+                    backend.set_probe(probe.clone());
                 }
-                ((model, member), backend, found)
+                ((model, member), backend, found.map_err(|error| (error.to_string(), error.reason())))
             }
         };
         for ((model, member), backend, found) in join_all(fresh.into_iter().map(ask)).await {
             let model = &mut self.models[model];
-            if let Ok(probe) = &found {
-                let tables = model.members[member].tables.as_ref().map(|loaded| loaded.tables.as_ref());
-                let limit = self.config.limits.ranks;
-                let fit = compat::with_backend(probe, tables, model.encoder(), &backend.config, None);
-                let others = model.other_ranks(&backend);
-                match fit.and_then(|fit| compat::within_limit(fit.ranks, others, limit).map(|()| fit)) {
-                    Ok(fit) => model.members[member].fit = fit,
-                    Err(cause) if manner == Manner::Discovery => {
-                        self.left_out.push((backend.name.clone(), cause.to_string()));
-                        continue;
-                    }
-                    Err(source) => return Err(StartError::incompatible(&backend.name)(source)),
+            let verdict = found.and_then(|probe| {
+                let fit = model.judge(member, Some(&probe), self.config.limits.ranks);
+                fit.map(|fit| (fit, probe)).map_err(|closed| (closed.to_string(), closed.to_string()))
+            });
+            let verdict = match verdict {
+                Ok((fit, probe)) => {
+                    model.members[member].fit = fit;
+                    Ok(Arc::new(probe))
                 }
-            } else if let (Err(cause), Manner::Discovery) = (&found, manner) {
-                self.left_out.push((backend.name.clone(), cause.to_string()));
-                continue;
-            }
-            self.probes.push((backend, found));
+                Err((cause, _)) if manner == Manner::Discovery => {
+                    self.left_out.push((backend.name.clone(), cause));
+                    continue;
+                }
+                Err((_, reason)) => Err(reason),
+            };
+            self.probes.push((backend, verdict));
         }
         self.leave_out();
-        Ok(self)
+        self
     }
 
     fn leave_out(&mut self) {
@@ -143,31 +143,6 @@ pub(super) fn with_other_tables(base: &Snapshot, config: &Config) -> Vec<Arc<Bac
         wanted(member).is_some_and(|wanted| wanted.tables.as_deref().map(FileState::of) != member.tables_file)
     };
     base.members().filter(|(_, member)| changes(member)).map(|(_, member)| Arc::clone(&member.backend)).collect()
-}
-
-/// The changes of a model that goes on.
-fn check(next: &Model, old: Option<&Model>) -> Result<(), StartError> {
-    let Some(old) = old else { return Ok(()) };
-    let other_text = !same(next.text.as_ref(), old.text.as_ref());
-    for member in &next.members {
-        let before = old.members.iter().find(|old| Arc::ptr_eq(&old.backend, &member.backend));
-        let other_tables = !before.is_some_and(|before| same(before.tables.as_ref(), member.tables.as_ref()));
-        // An unchanged backend is not checked again: it may be waiting for other tables.
-        if other_text || other_tables {
-            check_member(next, member).map_err(StartError::incompatible(&member.backend.name))?;
-        }
-    }
-    Ok(())
-}
-
-fn check_member(model: &Model, member: &Member) -> Result<(), compat::Incompatible> {
-    let tables = member.tables.as_ref().map(|loaded| loaded.tables.as_ref());
-    if let Some(tables) = tables {
-        model.check_tables(tables, "another backend's tables")?;
-    }
-    let Some(probe) = member.backend.last_probe() else { return Ok(()) };
-    let known = Some(member.fit.ranks).filter(|ranks| *ranks > 0 && probe.dp_size.is_none());
-    compat::with_backend(&probe, tables, model.encoder(), &member.backend.config, known).map(|_| ())
 }
 
 /// The same thing, not an equal one.

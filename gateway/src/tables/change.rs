@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use schemars::JsonSchema;
 use semmoe_tables::{FormatError, Tables};
@@ -14,6 +14,7 @@ use crate::error::RequestError;
 use crate::health;
 use crate::snapshot::{Member, Model, Snapshot};
 use crate::state::Core;
+use crate::verdict;
 
 use super::file::{self, Copy};
 use super::{LoadedTables, Origin, TablesFileError, Trouble, spool};
@@ -138,12 +139,12 @@ pub(crate) fn check_fit(model: &Model, member: &Member, fresh: &LoadedTables) ->
     model.check_tables(tables, "the tables in use")?;
     compat::with_declared(tables, member.backend.config.placement_digest.as_deref())?;
     let configured = member.backend.config.ranks;
-    let known = Some(member.fit.ranks).filter(|ranks| *ranks > 0);
+    let known = member.known_ranks();
     match member.backend.last_probe() {
         // An engine that does not report its ranks keeps those that it is known by.
         Some(probe) => {
             let known = known.filter(|_| probe.dp_size.is_none());
-            compat::with_backend(&probe, Some(tables), None, &member.backend.config, known).map(|_| ())
+            verdict::with_backend(&probe, Some(tables), None, &member.backend.config, known).map(|_| ())
         }
         None => compat::expected_ranks(Some(tables), configured.or(known)).map(|_| ()),
     }
@@ -159,11 +160,7 @@ pub(super) fn note(core: &Core, backend: &str, by: &'static str, done: Result<&S
         Err(RequestError::TablesPath { .. }) => "denied",
         Err(_) => "failed",
     });
-    let trouble = done.err().map(|error| Trouble {
-        unix_seconds: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
-        by,
-        cause: error.to_string(),
-    });
+    let trouble = done.err().map(|error| Trouble::now(by, error.to_string()));
     let news = core.backend(backend).is_none_or(|backend| backend.set_tables_trouble(trouble));
     match done {
         Ok(Swapped { changed: true, generation, digest, .. }) => {

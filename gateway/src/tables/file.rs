@@ -18,7 +18,7 @@ const PIECE_BYTES: usize = 256 << 10;
 
 /// Why a file did not become tables.
 #[derive(Debug, thiserror::Error)]
-pub enum TablesFileError {
+pub(crate) enum TablesFileError {
     /// The path leads, or might lead, out of the tables root.
     #[error("{}: expected a path below the tables root {} without '..'", path.display(), root.display())]
     Outside {

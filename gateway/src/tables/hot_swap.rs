@@ -124,7 +124,7 @@ async fn prepared(
         let gone = || RequestError::UnknownBackend { name: backend.name.clone() };
         let at = snapshot.position(&backend).ok_or_else(gone)?;
         let (model, member) = snapshot.at(at);
-        let known = Some(member.fit.ranks).filter(|ranks| *ranks > 0);
+        let known = member.known_ranks();
         let declared = member.backend.config.placement_digest.as_deref();
         let fits = model
             .check_tables(&fresh.tables, "the tables in use")
@@ -140,14 +140,20 @@ async fn prepared(
 
 /// The tables of a backend that runs their placement by now.
 async fn swap_in(core: &Arc<Core>, backend: &Arc<Backend>, fresh: LoadedTables) -> Result<u64, RequestError> {
-    let probe = health::full_probe(core, backend).await.map_err(|error| refused(backend, &error))?;
+    let probe =
+        health::full_probe(core, backend, &core.patient_limits()).await.map_err(|error| refused(backend, &error))?;
     // Not judged by the old tables, which it does not fit any more; requests go on meanwhile.
-    backend.set_probe(probe);
-    let (core, name) = (Arc::clone(core), backend.name.clone());
+    backend.set_probe(probe.clone());
+    let (backend, core) = (Arc::clone(backend), Arc::clone(core));
     blocking(move || {
         let _timed = core.current.change();
-        let swapped = core.swap_tables(&name, fresh);
-        note(&core, &name, "switch", swapped.as_ref());
+        let swapped = core.swap_tables(&backend.name, fresh);
+        note(&core, &backend.name, "switch", swapped.as_ref());
+        if swapped.is_err()
+            && let Err(closed) = core.admit(&backend, &probe)
+        {
+            core.mark_unhealthy(&backend, closed.to_string());
+        }
         core.current.sweep();
         swapped.map(|swapped| swapped.generation)
     })

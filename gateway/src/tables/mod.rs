@@ -19,6 +19,7 @@ mod watch;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use semmoe_tables::Tables;
 use semmoe_text::Scorer;
@@ -27,8 +28,7 @@ use tokio::sync::Semaphore;
 use crate::config::Config;
 
 pub(crate) use change::{Source, Swapped, change, check_fit};
-pub use file::TablesFileError;
-pub(crate) use file::{Spool, Stamp, open};
+pub(crate) use file::{Spool, Stamp, TablesFileError, open};
 pub(crate) use hot_swap::{Switched, Target, status, switch};
 pub(crate) use upload::{read, receive};
 pub(crate) use watch::watch;
@@ -88,9 +88,16 @@ pub(crate) struct EarlierTables {
 #[derive(Clone, Debug)]
 pub(crate) struct Trouble {
     pub(crate) unix_seconds: u64,
-    /// `file`, `upload`, `rollback`, `switch` or `watch`.
+    /// `file`, `upload`, `rollback`, `switch`, `watch` or `configuration`.
     pub(crate) by: &'static str,
     pub(crate) cause: String,
+}
+
+impl Trouble {
+    pub(crate) fn now(by: &'static str, cause: String) -> Self {
+        let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Self { unix_seconds, by, cause }
+    }
 }
 
 /// Where copies go, and how long they may be.

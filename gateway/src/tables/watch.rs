@@ -92,7 +92,9 @@ impl Watched {
         let loaded = snapshot.members().find(|(_, member)| member.backend.name == backend);
         let origin = loaded.and_then(|(_, member)| member.tables.as_ref()).map(|loaded| &loaded.origin);
         let same = origin.filter(|origin| origin.path.as_deref() == Some(path));
-        Self { path: path.to_owned(), judged: same.map_or(now, |origin| origin.stamp), seen: None, refused: None }
+        let was_read = loaded.is_some_and(|(_, member)| member.unread.is_none());
+        let judged = same.map_or(now.filter(|_| was_read), |origin| origin.stamp);
+        Self { path: path.to_owned(), judged, seen: None, refused: None }
     }
 
     /// Whether to load it now.
@@ -132,7 +134,18 @@ mod tests {
     fn probe(version: &str) -> Arc<Probe> {
         let dialect = semmoe_engines::Dialect::of(semmoe_engines::Engine::Semmoe, None);
         let version = Some(version.to_owned());
-        Arc::new(Probe { server: None, version, dp_size: None, doubt: None, dialect, unknown_rank_base: false })
+        let placement = Err(semmoe_engines::sglang::Unseen::Unreported);
+        Arc::new(Probe {
+            server: None,
+            version,
+            dp_size: None,
+            doubt: None,
+            dialect,
+            unknown_rank_base: false,
+            placement,
+            max_model_len: None,
+            other_model: None,
+        })
     }
 
     #[test]

@@ -144,3 +144,22 @@ async fn the_metrics_listener_has_status_only() {
         assert_eq!(metrics.get(path).await.status, status, "{path}");
     }
 }
+
+/// With the default interval of 5 s between probes: an engine that is back is found at once.
+#[tokio::test]
+async fn a_quick_restart_of_the_only_backend_costs_no_interval() {
+    let mut mock = Mock::start(1);
+    let text = format!("[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n{}", plain_model(&mock, 1));
+    let config = semmoe_gateway::Config::from_toml(&text, std::path::Path::new("")).unwrap();
+    let gateway = semmoe_gateway::Gateway::start(config).await.unwrap();
+    let client = Client::data(&gateway);
+    assert_eq!(client.post("/v1/completions", "{}").await.status, 200);
+    mock.kill();
+    gateway.wait_health("pod-a", |health| !health.is_healthy()).await.unwrap();
+    // Longer than requests wait for a backend.
+    tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
+    mock.listen();
+    let back = std::time::Instant::now();
+    assert_eq!(client.post("/v1/completions", "{}").await.status, 200, "it waits for the next look");
+    assert!(back.elapsed() < std::time::Duration::from_secs(2), "{:?}", back.elapsed());
+}

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::support::certs::Authority;
 use crate::support::files::{File, reload};
-use crate::support::{Client, Fixture, Mock, PATIENCE, TEXTS, metric, settled};
+use crate::support::{Client, Fixture, Mock, PATIENCE, TEXTS, metric, settled, shown, until_shown};
 
 /// Answers what the test says.
 #[derive(Default)]
@@ -133,7 +133,7 @@ async fn backends_join_and_leave_with_the_answers() {
 }
 
 #[tokio::test]
-async fn what_does_not_answer_or_fit_is_left_out_until_it_does() {
+async fn what_does_not_answer_is_left_out_until_it_does_and_what_does_not_fit_is_routed_by_load() {
     let fixture = Fixture::new(2);
     let (good, foreign, mut dead) = (Mock::start(2), Mock::start(2), Mock::start(2));
     for mock in [&good, &dead] {
@@ -154,15 +154,18 @@ async fn what_does_not_answer_or_fit_is_left_out_until_it_does() {
     let names = Names::new(&[&good, &foreign, &dead]);
     let file = File::new("", &toml);
     let gateway = start(&file, &names).await;
-    until(&gateway, FOUND, |found| found == 1.0).await;
+    until(&gateway, FOUND, |found| found == 2.0).await;
     answers(&gateway, "ok", 3.0).await;
-    assert_eq!(backends(&gateway).await, named(&[&good]));
+    assert_eq!(backends(&gateway).await, named(&[&good, &foreign]));
+    let name = &named(&[&foreign])[0];
+    assert_eq!(shown(&gateway, name).await["by_load"]["reason"], "placement");
     let body = json!({ "text": TEXTS[1] }).to_string();
     let answer = Client::data(&gateway).post("/generate", body).await;
     assert_eq!((answer.status, answer.header("x-semmoe-policy")), (200, "affinity"));
     // States that are tried and not taken leave no trace.
     assert_eq!(Client::admin(&gateway).get("/admin/config").await.json()["generation"], 2);
     foreign.set_info(fixture.info());
+    until_shown(&gateway, name, |shown| shown["by_load"].is_null()).await;
     dead.listen();
     until(&gateway, FOUND, |found| found == 3.0).await;
     assert_eq!(backends(&gateway).await, named(&[&good, &foreign, &dead]));

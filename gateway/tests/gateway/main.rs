@@ -25,6 +25,7 @@ mod http2;
 mod kubernetes;
 mod live;
 mod middle;
+mod misfits;
 mod not_taken;
 mod openapi;
 mod operating;

@@ -4,11 +4,11 @@ use half::f16;
 use http::Method;
 use semmoe_gateway::Running;
 use semmoe_tables::{Placement, Provenance, TablesBuilder};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::TEXTS;
 use crate::support::files::reload;
-use crate::support::{Answer, Client, Fixture, Mock, PATIENCE, metric, reloadable};
+use crate::support::{Answer, Client, Fixture, Mock, metric, reloadable, shown, until_shown};
 
 async fn gateway(mock: &Mock, fixture: &Fixture) -> Running {
     reloadable(mock, fixture, "").await
@@ -160,9 +160,9 @@ async fn paths_stay_below_the_root() {
     assert_eq!(admin.call(Method::POST, "/admin/tables", &[], "x").await.status, 400);
 }
 
-/// A backend that comes back with another placement gets nothing until its tables are loaded.
+/// A backend that comes back with another placement is routed by load until its tables are loaded.
 #[tokio::test]
-async fn a_backend_with_a_new_placement_waits_for_its_tables() {
+async fn a_backend_with_a_new_placement_is_routed_by_load_until_its_tables_are_loaded() {
     let mut mock = Mock::start(2);
     let fixture = Fixture::new(2);
     let gateway = gateway(&mock, &fixture).await;
@@ -175,12 +175,14 @@ async fn a_backend_with_a_new_placement_waits_for_its_tables() {
     info["placement_digest"] = json!(digest);
     mock.set_info(info);
     mock.listen();
-    let reported = |health: &semmoe_gateway::Health| format!("{health:?}").contains("runs placement");
-    gateway.wait_health("pod-a", reported).await.unwrap();
-    assert_eq!(Client::data(&gateway).post("/generate", r#"{"text":"a"}"#).await.status, 503);
+    until_shown(&gateway, "pod-a", runs_another).await;
+    let policy = async || {
+        let answer = Client::data(&gateway).post("/generate", r#"{"text":"a"}"#).await;
+        (answer.status, answer.header("x-semmoe-policy").to_owned())
+    };
+    assert_eq!(policy().await, (200, "least_load".to_owned()));
     assert_eq!(upload(&gateway, "pod-a", next).await.status, 200);
-    gateway.wait_ready().await;
-    assert_eq!(Client::data(&gateway).post("/generate", r#"{"text":"a"}"#).await.status, 200);
+    assert_eq!(policy().await, (200, "affinity".to_owned()));
 }
 
 /// An engine that is restarted between two probes looks healthy all the time: it is asked before its tables change.
@@ -197,15 +199,20 @@ async fn a_quick_restart_with_a_new_placement_is_seen() {
     info["placement_digest"] = json!(digest);
     mock.set_info(info);
     assert_eq!(upload(&gateway, "pod-a", old).await.status, 409);
-    let reported = |health: &semmoe_gateway::Health| format!("{health:?}").contains("runs placement");
-    gateway.wait_health("pod-a", reported).await.unwrap();
+    until_shown(&gateway, "pod-a", runs_another).await;
     assert_eq!(upload(&gateway, "pod-a", next).await.status, 200);
-    gateway.wait_ready().await;
+    assert!(shown(&gateway, "pod-a").await["by_load"].is_null());
     assert_eq!(Client::data(&gateway).post("/generate", r#"{"text":"a"}"#).await.status, 200);
     mock.set_info(fixture.info());
     let undrain = Client::admin(&gateway).post("/admin/backends/pod-a/undrain", "").await;
     assert_eq!(undrain.status, 200);
-    gateway.wait_health("pod-a", reported).await.unwrap();
+    until_shown(&gateway, "pod-a", runs_another).await;
+}
+
+/// As the admin plane shows a backend with another placement than its tables'.
+fn runs_another(shown: &Value) -> bool {
+    let reason = &shown["by_load"];
+    reason["reason"] == "placement" && reason["detail"].as_str().unwrap().contains("runs placement")
 }
 
 /// Drained, restarted with another E before a probe fails, the configuration changed: the reload compares the tables
@@ -257,8 +264,6 @@ async fn another_placement_is_found_now_and_then_and_after_a_broken_connection()
             mock.kill();
             mock.listen();
         }
-        let refused = |health: &semmoe_gateway::Health| format!("{health:?}").contains("runs placement");
-        let found = tokio::time::timeout(PATIENCE, gateway.wait_health("pod-a", refused)).await;
-        found.unwrap_or_else(|_| panic!("not found: {health}")).unwrap();
+        until_shown(&gateway, "pod-a", runs_another).await;
     }
 }

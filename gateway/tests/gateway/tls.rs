@@ -1,9 +1,11 @@
 //! TLS to clients and to engines, and the errors when certificates do not fit.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use http::{Method, Version};
-use semmoe_engines::http::{AnswerLimits, HttpClient};
+use semmoe_engines::http::{AnswerLimits, ClientSettings, HttpClient};
+use semmoe_engines::tls::{ClientFiles, ClientTls};
 use semmoe_gateway::{Config, Gateway, Running};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -278,5 +280,38 @@ async fn certificates_that_cannot_be_used_are_reported_before_serving() {
     ] {
         let error = Config::from_toml(&text, Path::new("")).unwrap_err().to_string();
         assert!(error.contains(says), "expected '{says}' in '{error}'");
+    }
+}
+
+/// As its own authority it is believed, for its names and its time; no other one of the kind is.
+#[tokio::test]
+async fn a_certificate_that_signed_itself_is_its_own_authority() {
+    let authority = Authority::new();
+    let mock = Mock::start(1);
+    authority.own("other", &["127.0.0.1"], false);
+    for (name, subjects, is_expired, says) in [
+        ("named", &["127.0.0.1"][..], false, None),
+        ("nameless", &[], false, None),
+        ("expired", &["127.0.0.1"], true, Some("expired")),
+        ("elsewhere", &["engine.example"], false, Some("not valid for name")),
+    ] {
+        authority.own(name, subjects, is_expired);
+        let gateway = start(&format!("{}{}", authority.section("server.tls", name), plain_model(&mock, 1))).await;
+        for (ca, says) in [(name, says), ("other", Some("invalid peer certificate"))] {
+            for http2 in [false, true] {
+                let files = ClientFiles { ca: Some(authority.file(&format!("{ca}.pem"))), ..ClientFiles::default() };
+                let tls = Some(Arc::new(ClientTls::load(files, http2).unwrap()));
+                let client =
+                    Client::with(&ClientSettings { tls, http2, ..ClientSettings::default() }, &gateway.data_url());
+                let answer = client.try_open(Method::GET, "/v1/models", &[], "").await.map(|answer| answer.status());
+                match says {
+                    None => assert_eq!(answer.unwrap(), 200, "{name} by {ca}"),
+                    Some(says) => {
+                        let error = format!("{:?}", answer.unwrap_err());
+                        assert!(error.contains(says), "{name} by {ca}: expected '{says}' in {error}");
+                    }
+                }
+            }
+        }
     }
 }

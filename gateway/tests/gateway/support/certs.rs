@@ -43,6 +43,21 @@ impl Authority {
         std::fs::write(self.file(&format!("{name}.pem")), signed.pem()).unwrap();
     }
 
+    /// Writes NAME.pem and NAME.key of a certificate that signed itself, as `openssl req -x509` makes it: it claims to
+    /// be an authority, and without subjects it has a common name alone.
+    pub(crate) fn own(&self, name: &str, subjects: &[&str], is_expired: bool) {
+        let key = KeyPair::generate().unwrap();
+        let subjects: Vec<String> = subjects.iter().map(|subject| (*subject).to_owned()).collect();
+        let mut params = CertificateParams::new(subjects).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, "127.0.0.1");
+        if is_expired {
+            params.not_after = rcgen::date_time_ymd(2020, 1, 1);
+        }
+        std::fs::write(self.file(&format!("{name}.key")), key.serialize_pem()).unwrap();
+        std::fs::write(self.file(&format!("{name}.pem")), params.self_signed(&key).unwrap().pem()).unwrap();
+    }
+
     /// `[server.tls]` or the like with the certificate NAME.
     pub(crate) fn section(&self, section: &str, name: &str) -> String {
         let (cert, key) = (self.file(&format!("{name}.pem")), self.file(&format!("{name}.key")));

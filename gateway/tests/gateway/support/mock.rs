@@ -51,6 +51,10 @@ struct Shared {
     hung: AtomicBool,
     /// The longest prompt and answer together; 0: it does not say.
     context: AtomicU64,
+    /// The name of the only model that it serves; "any": it lists one and takes every name; empty: it has no list.
+    model: Mutex<String>,
+    /// Its list of models requires this.
+    models_key: Mutex<Option<String>>,
     /// It has no `/ping`.
     no_ping: AtomicBool,
     info: Mutex<Value>,
@@ -93,6 +97,8 @@ impl Mock {
             mute: AtomicBool::new(false),
             hung: AtomicBool::new(false),
             context: AtomicU64::new(0),
+            model: Mutex::default(),
+            models_key: Mutex::default(),
             no_ping: AtomicBool::new(false),
             info: Mutex::new(info),
             authorization: Mutex::default(),
@@ -145,6 +151,16 @@ impl Mock {
     /// Its list of models says this.
     pub(crate) fn set_context(&self, tokens: u64) {
         self.shared.context.store(tokens, Ordering::SeqCst);
+    }
+
+    /// See [`Shared::model`].
+    pub(crate) fn set_model(&self, name: &str) {
+        *self.shared.model.lock().unwrap() = name.to_owned();
+    }
+
+    /// Its list of models must be asked with this, and nothing else.
+    pub(crate) fn require_for_models(&self, authorization: &str) {
+        *self.shared.models_key.lock().unwrap() = Some(authorization.to_owned());
     }
 
     /// An engine without the quick route.
@@ -233,7 +249,15 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
     while matches!(path.as_str(), "/health" | "/server_info") && shared.hung.load(Ordering::SeqCst) {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
+    let model = shared.model.lock().unwrap().clone();
     match path.as_str() {
+        "/v1/models"
+            if shared.models_key.lock().unwrap().as_ref().is_some_and(|wanted| sent.as_ref() != Some(wanted)) =>
+        {
+            return StatusCode::UNAUTHORIZED.into_response();
+        }
+        "/v1/models" if !model.is_empty() => return Json(json!({ "data": [{ "id": model }] })).into_response(),
+        "/version" => return Json(json!({ "version": "0.32.0" })).into_response(),
         "/v1/models" if shared.context.load(Ordering::SeqCst) > 0 => {
             let entry = json!({ "id": "tiny", "max_model_len": shared.context.load(Ordering::SeqCst) });
             return Json(json!({ "data": [entry] })).into_response();
@@ -252,6 +276,11 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
         _ => {}
     }
     let body = body.collect().await.unwrap().to_bytes();
+    let asked = serde_json::from_slice::<Value>(&body).ok().and_then(|body| Some(body["model"].as_str()?.to_owned()));
+    if let Some(asked) = asked.filter(|asked| !model.is_empty() && model != "any" && *asked != model) {
+        let error = json!({ "error": { "message": format!("The model `{asked}` does not exist."), "code": 404 } });
+        return (StatusCode::NOT_FOUND, Json(error)).into_response();
+    }
     let usual = shared.behaviour.lock().unwrap().clone();
     let behaviour = head.headers.get("x-mock").map_or(usual, |value| value.to_str().unwrap().to_owned());
     let mut watch = Watch { gone: shared.gone.clone(), done: false };

@@ -1,0 +1,88 @@
+//! Which certificates of engines are believed: those that an authority signed, or that are named themselves.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+
+use super::{TlsError, certificates, provider, roots};
+
+/// The certificates of one file: authorities, or a server's own, signed by itself as `openssl req -x509` makes it. Such
+/// a one claims to be an authority, and the library believes no server that shows an authority's certificate.
+#[derive(Debug)]
+pub(super) struct OwnCertificates {
+    named: Vec<CertificateDer<'static>>,
+    authorities: Arc<WebPkiServerVerifier>,
+}
+
+impl OwnCertificates {
+    pub(super) fn load(path: &Path) -> Result<Self, TlsError> {
+        let authorities = WebPkiServerVerifier::builder_with_provider(Arc::new(roots(path)?), provider()).build();
+        let authorities = authorities.map_err(|error| TlsError::Settings { cause: error.to_string() })?;
+        Ok(Self { named: certificates(path)?, authorities })
+    }
+}
+
+impl ServerCertVerifier for OwnCertificates {
+    fn verify_server_cert(
+        &self,
+        shown: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let verified = self.authorities.verify_server_cert(shown, intermediates, name, ocsp, now);
+        // A wrong time, signature or purpose has an error of its own.
+        let is_authority = matches!(verified, Err(Error::InvalidCertificate(CertificateError::Other(_))));
+        if !is_authority || !self.named.contains(shown) {
+            return verified;
+        }
+        match rustls::client::verify_server_name(&ParsedCertificate::try_from(shown)?, name) {
+            // Made without names: as the operator named this very certificate, it is the engine's.
+            Err(Error::InvalidCertificate(CertificateError::NotValidForNameContext { presented, .. }))
+                if presented.is_empty() => {}
+            checked => checked?,
+        }
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        shown: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.authorities.verify_tls12_signature(message, shown, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        shown: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.authorities.verify_tls13_signature(message, shown, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.authorities.supported_verify_schemes()
+    }
+}
+
+/// Those that the system trusts.
+pub(super) fn system_roots() -> Result<RootCertStore, TlsError> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut store = RootCertStore::empty();
+    // A system's bundle may hold old ones that cannot be parsed.
+    let (added, _) = store.add_parsable_certificates(found.certs);
+    if added == 0 {
+        let cause = found.errors.first().map_or_else(|| "none were found".to_owned(), ToString::to_string);
+        return Err(TlsError::System { cause });
+    }
+    Ok(store)
+}
