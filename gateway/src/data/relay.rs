@@ -8,6 +8,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use http_body::Body;
 use http_body_util::Full;
+use semmoe_engines::failures::Failure;
 use semmoe_engines::http::RequestBody;
 use semmoe_engines::pin::Stripped;
 use semmoe_engines::{Dialect, Engine, Route, json, pin, routed, verify};
@@ -27,7 +28,7 @@ use super::opening::{Opened, Upstream, open};
 use super::place::Placed;
 use super::read::Job;
 use super::reports::{Kind, Reports};
-use super::retry::{self, Cause, Tries, Wait};
+use super::retry::{self, Cause, SendError, Tries, Wait};
 use super::served;
 use super::stream::RelayBody;
 use super::ticket::Ticket;
@@ -192,15 +193,7 @@ async fn attempt(
         }
         Ok(Opened { response, failure, .. }) => {
             trace::answered(ticket, response.status());
-            if failure.is_some() || response.status().is_server_error() || job.model.has_errors() {
-                ticket.recognise(job.body.bytes());
-            }
-            if let Some(failure) = failure {
-                watch::note_failure(ticket, backend, failure);
-            } else if response.status().is_success() {
-                ticket.answered();
-            }
-            note_head(ticket, backend, job, &response);
+            note_head(ticket, backend, job, &response, failure);
             let rank = echo(core, backend, route, &response, expected);
             // Other routes have no such count of their own, but may repeat a client's object that has one.
             let has_count = matches!(route, Route::Chat | Route::Completions | Route::Generate);
@@ -212,22 +205,25 @@ async fn attempt(
             let generation = job.snapshot.generation;
             Ok(Answer { response, watch, rank: shown, policy, generation, sample, unasked, idle_limit, attempts })
         }
-        Err(cause) => {
-            let (cause, error) = cause.judge(backend);
-            trace::failed(ticket, cause.label());
-            match cause {
-                // Probes report unhealthy backends, and what the gateway lacks is no backend's fault.
-                Cause::Unhealthy | Cause::Exhausted => {}
-                Cause::Connect | Cause::Broke => ticket.failed(backend),
-                _ => {
-                    ticket.recognise(job.body.bytes());
-                    ticket.erred(backend);
-                }
-            }
-            ticket.unplace();
-            Err((cause, error))
-        }
+        Err(cause) => Err(note_loss(ticket, backend, job, cause)),
     })
+}
+
+/// There is no answer: why not, which the ticket learns.
+fn note_loss(ticket: &mut Ticket, backend: &Arc<Backend>, job: &Job, cause: SendError) -> (Cause, RequestError) {
+    let (cause, error) = cause.judge(backend);
+    trace::failed(ticket, cause.label());
+    match cause {
+        // Probes report unhealthy backends, and what the gateway lacks is no backend's fault.
+        Cause::Unhealthy | Cause::Exhausted => {}
+        Cause::Connect | Cause::Broke => ticket.failed(backend),
+        _ => {
+            ticket.recognise(job.body.bytes());
+            ticket.erred(backend);
+        }
+    }
+    ticket.unplace();
+    (cause, error)
 }
 
 /// Bytes of a request's body that are its own, as something was put into it or cut out.
@@ -236,8 +232,23 @@ fn copied_bytes(request: &Request<RequestBody>, body: &Stripped) -> usize {
     if sent == body.bytes().len() { 0 } else { sent }
 }
 
-/// The evidence in an answer's head about the request's load and the backend.
-fn note_head(ticket: &mut Ticket, backend: &Arc<Backend>, job: &Job, response: &Response<Upstream>) {
+/// The evidence in an answer's head about the request's load and the backend. `failure`: the engine failed before its
+/// answer had any content.
+fn note_head(
+    ticket: &mut Ticket,
+    backend: &Arc<Backend>,
+    job: &Job,
+    response: &Response<Upstream>,
+    failure: Option<Failure>,
+) {
+    if failure.is_some() || response.status().is_server_error() || job.model.has_errors() {
+        ticket.recognise(job.body.bytes());
+    }
+    if let Some(failure) = failure {
+        watch::note_failure(ticket, backend, failure);
+    } else if response.status().is_success() {
+        ticket.answered();
+    }
     if response.status().is_client_error() {
         ticket.refused(&job.scored.blocks);
     }

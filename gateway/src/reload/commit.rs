@@ -37,7 +37,7 @@ pub(super) fn commit(core: &Arc<Core>, mut prepared: Prepared) -> Option<Reloade
                 backend.set_probe(probe.clone());
                 core.note_admission(model, member, probe, &member.fit);
             }
-            (Err(error), _) => core.note_health(backend, Health::Unhealthy { cause: error.reason() }),
+            (Err(error), _) => core.note_health(backend, Health::Unhealthy { cause: error.reason_without_body() }),
             (Ok(_), None) => {}
         }
     }
