@@ -65,12 +65,13 @@ async fn errors_name_url_and_cause_and_say_whether_anything_was_sent() {
     let error = client.get_text(&base, "/bad", &limits).await.unwrap_err();
     assert_eq!(error.status(), Some(503));
     assert_eq!(error.to_string(), format!("{base}/bad answered 503: model loading"));
-    assert_eq!(error.reason(), "/bad answered 503", "what clients read quotes no body");
+    assert_eq!(error.reason(), "/bad answered 503: model loading");
+    assert_eq!(error.reason_without_body(), "/bad answered 503", "clients may read it");
     let error = client.get_text(&base, "/long", &limits).await.unwrap_err();
     assert!(matches!(error, HttpError::TooLarge { limit_bytes: 64, .. }), "{error}");
     let error = client.get_json::<Value>(&base, "/text", &limits).await.unwrap_err();
     assert!(matches!(error, HttpError::Json { .. }) && error.may_have_been_sent(), "{error}");
-    assert_eq!(error.reason(), "the answer of /text is not what was expected");
+    assert_eq!(error.reason_without_body(), "the answer of /text is not what was expected");
 
     let nobody = BaseUrl::from(closed_port().await);
     let error = client.get_text(&nobody, "/", &limits).await.unwrap_err();

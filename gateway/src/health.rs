@@ -87,7 +87,7 @@ async fn admit(core: &Core, backend: &Arc<Backend>, found: Result<Probe, HttpErr
 /// Why a backend is unhealthy, in words that clients may read; the address is logged at level debug.
 fn reason(backend: &Backend, error: &HttpError) -> String {
     tracing::debug!(backend = backend.name, %error, "a probe failed");
-    error.reason()
+    error.reason_without_body()
 }
 
 /// The outcomes of a healthy backend's probes since the last good one.
@@ -222,7 +222,10 @@ async fn watch_scheduler(core: &Arc<Core>, backend: &Arc<Backend>) {
             Err(error) if !error.may_have_been_sent() => {}
             Err(error) => {
                 if backend.last_heard() < began && backend.health().is_healthy() {
-                    core.mark_unhealthy(backend, format!("its scheduler does not answer: {}", error.reason()));
+                    core.mark_unhealthy(
+                        backend,
+                        format!("its scheduler does not answer: {}", error.reason_without_body()),
+                    );
                 }
             }
         }

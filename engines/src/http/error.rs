@@ -122,8 +122,7 @@ impl HttpError {
         }
     }
 
-    /// The same with paths in place of URLs and without a word of the answer's body: for clients, who must not learn
-    /// where engines are, nor what they answer to probes.
+    /// The same with paths in place of URLs: for clients, who must not learn where engines are.
     pub fn reason(&self) -> String {
         match self {
             Self::Url { .. } => "its address cannot be used".to_owned(),
@@ -134,9 +133,19 @@ impl HttpError {
             Self::Exchange { cause, .. } => format!("the connection broke before it answered: {cause}"),
             Self::Framing { cause, .. } => format!("its answer cannot be relied on: {cause}"),
             Self::Body { cause, .. } => format!("its answer broke off: {cause}"),
+            Self::Timeout { url, .. }
+            | Self::TooLarge { url, .. }
+            | Self::Status { url, .. }
+            | Self::Json { url, .. } => self.to_string().replacen(url, path(url), 1),
+        }
+    }
+
+    /// The same without a word of the answer's body: of a probe, whose answer is for no client.
+    pub fn reason_without_body(&self) -> String {
+        match self {
             Self::Status { url, status, .. } => format!("{} answered {status}", path(url)),
             Self::Json { url, .. } => format!("the answer of {} is not what was expected", path(url)),
-            Self::Timeout { url, .. } | Self::TooLarge { url, .. } => self.to_string().replacen(url, path(url), 1),
+            _ => self.reason(),
         }
     }
 

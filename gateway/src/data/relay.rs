@@ -221,15 +221,7 @@ impl Sent<'_> {
         let Self { core, job, backend, shown, policy, expected, sample, attempts } = self;
         let (config, route) = (&job.snapshot.config, job.route);
         trace::answered(ticket, response.status());
-        if failure.is_some() || response.status().is_server_error() || job.model.has_errors() {
-            ticket.recognise(job.body.bytes());
-        }
-        if let Some(failure) = failure {
-            watch::note_failure(ticket, backend, failure);
-        } else if response.status().is_success() {
-            ticket.answered();
-        }
-        note_head(ticket, backend, job, &response);
+        note_head(ticket, backend, job, &response, failure);
         let rank = echo(core, backend, route, &response, expected);
         // Other routes have no such count of their own, but may repeat a client's object that has one.
         let has_count = matches!(route, Route::Chat | Route::Completions | Route::Generate);
@@ -265,8 +257,23 @@ fn copied_bytes(request: &Request<RequestBody>, body: &Stripped) -> usize {
     if sent == body.bytes().len() { 0 } else { sent }
 }
 
-/// The evidence in an answer's head about the request's load and the backend.
-fn note_head(ticket: &mut Ticket, backend: &Arc<Backend>, job: &Job, response: &Response<Upstream>) {
+/// The evidence in an answer's head about the request's load and the backend. `failure`: the engine failed before its
+/// answer had any content.
+fn note_head(
+    ticket: &mut Ticket,
+    backend: &Arc<Backend>,
+    job: &Job,
+    response: &Response<Upstream>,
+    failure: Option<Failure>,
+) {
+    if failure.is_some() || response.status().is_server_error() || job.model.has_errors() {
+        ticket.recognise(job.body.bytes());
+    }
+    if let Some(failure) = failure {
+        watch::note_failure(ticket, backend, failure);
+    } else if response.status().is_success() {
+        ticket.answered();
+    }
     if response.status().is_client_error() {
         ticket.refused(&job.scored.blocks);
     }

@@ -77,7 +77,7 @@ impl Prepared {
                     pins::first_look(core, &backend, probe).await;
                     backend.set_probe(probe.clone());
                 }
-                ((model, member), backend, found.map_err(|error| (error.to_string(), error.reason())))
+                ((model, member), backend, found.map_err(|error| (error.to_string(), error.reason_without_body())))
             }
         };
         for ((model, member), backend, found) in join_all(fresh.into_iter().map(ask)).await {

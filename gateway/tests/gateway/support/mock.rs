@@ -239,42 +239,48 @@ impl Drop for Watch {
     }
 }
 
-async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response {
-    let (head, body) = request.into_parts();
-    let path = head.uri.path().to_owned();
-    let sent = head.headers.get("authorization").map(|value| value.to_str().unwrap().to_owned());
-    if shared.authorization.lock().unwrap().as_ref().is_some_and(|wanted| sent.as_ref() != Some(wanted)) {
-        return StatusCode::UNAUTHORIZED.into_response();
+/// What the engine reports about itself; `None` for the routes of requests.
+async fn report(shared: &Shared, path: &str, key: Option<&String>) -> Option<Response> {
+    if shared.authorization.lock().unwrap().as_ref().is_some_and(|wanted| key != Some(wanted)) {
+        return Some(StatusCode::UNAUTHORIZED.into_response());
     }
-    while matches!(path.as_str(), "/health" | "/server_info") && shared.hung.load(Ordering::SeqCst) {
+    while matches!(path, "/health" | "/server_info") && shared.hung.load(Ordering::SeqCst) {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
     let model = shared.model.lock().unwrap().clone();
-    match path.as_str() {
-        "/v1/models"
-            if shared.models_key.lock().unwrap().as_ref().is_some_and(|wanted| sent.as_ref() != Some(wanted)) =>
-        {
-            return StatusCode::UNAUTHORIZED.into_response();
+    Some(match path {
+        "/v1/models" if shared.models_key.lock().unwrap().as_ref().is_some_and(|wanted| key != Some(wanted)) => {
+            StatusCode::UNAUTHORIZED.into_response()
         }
-        "/v1/models" if !model.is_empty() => return Json(json!({ "data": [{ "id": model }] })).into_response(),
-        "/version" => return Json(json!({ "version": "0.32.0" })).into_response(),
+        "/v1/models" if !model.is_empty() => Json(json!({ "data": [{ "id": model }] })).into_response(),
+        "/version" => Json(json!({ "version": "0.32.0" })).into_response(),
         "/v1/models" if shared.context.load(Ordering::SeqCst) > 0 => {
             let entry = json!({ "id": "tiny", "max_model_len": shared.context.load(Ordering::SeqCst) });
-            return Json(json!({ "data": [entry] })).into_response();
+            Json(json!({ "data": [entry] })).into_response()
         }
-        "/ping" if shared.no_ping.load(Ordering::SeqCst) => return StatusCode::NOT_FOUND.into_response(),
+        "/ping" if shared.no_ping.load(Ordering::SeqCst) => StatusCode::NOT_FOUND.into_response(),
         "/ping" | "/health" if shared.mute.load(Ordering::SeqCst) => std::future::pending().await,
         "/health" | "/ping" | "/v1/models" => {
             if path == "/health" {
                 tokio::time::sleep(std::time::Duration::from_millis(shared.health_millis.load(Ordering::SeqCst))).await;
             }
-            return StatusCode::from_u16(shared.health.load(Ordering::SeqCst)).unwrap().into_response();
+            StatusCode::from_u16(shared.health.load(Ordering::SeqCst)).unwrap().into_response()
         }
         // The gateway's own probes are not requests; this engine does not report.
-        "/v1/loads" | "/metrics" => return StatusCode::NOT_FOUND.into_response(),
-        "/server_info" => return Json(shared.info.lock().unwrap().clone()).into_response(),
-        _ => {}
+        "/v1/loads" | "/metrics" => StatusCode::NOT_FOUND.into_response(),
+        "/server_info" => Json(shared.info.lock().unwrap().clone()).into_response(),
+        _ => return None,
+    })
+}
+
+async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    let path = head.uri.path().to_owned();
+    let key = head.headers.get("authorization").map(|value| value.to_str().unwrap().to_owned());
+    if let Some(report) = report(&shared, &path, key.as_ref()).await {
+        return report;
     }
+    let model = shared.model.lock().unwrap().clone();
     let body = body.collect().await.unwrap().to_bytes();
     let asked = serde_json::from_slice::<Value>(&body).ok().and_then(|body| Some(body["model"].as_str()?.to_owned()));
     if let Some(asked) = asked.filter(|asked| !model.is_empty() && model != "any" && *asked != model) {
