@@ -216,7 +216,7 @@ async fn the_rank_base_is_probed_declared_or_unknown() {
 #[tokio::test]
 async fn with_a_url_for_each_rank_the_url_is_the_pin() {
     let urls = [serve(Mock { engines: (0, 1), ..VLLM }).await, serve(Mock { engines: (1, 1), ..VLLM }).await];
-    let target = Target { engine: Engine::Vllm, urls: &urls, rank_base: None };
+    let target = Target { engine: Engine::Vllm, urls: &urls, rank_base: None, names: &[] };
     let found = probe(&HttpClient::default(), &target, &AnswerLimits::default()).await.unwrap();
     assert_eq!(found.dp_size, Some(2));
     let answer = send(&urls[1], &found, Route::Chat, 1).await.unwrap();
@@ -229,16 +229,18 @@ async fn nodes_of_several_ranks_are_pinned_by_url_and_header() {
     let (client, limits) = (HttpClient::default(), AnswerLimits::default());
     for second in [VLLM_LOCAL, VLLM_GLOBAL] {
         let urls = [serve(VLLM).await, serve(second).await];
-        let found =
-            probe(&client, &Target { engine: Engine::Vllm, urls: &urls, rank_base: None }, &limits).await.unwrap();
+        let found = probe(&client, &Target { engine: Engine::Vllm, urls: &urls, rank_base: None, names: &[] }, &limits)
+            .await
+            .unwrap();
         assert_eq!((found.dp_size, found.doubt.clone()), (Some(8), None));
         for rank in 0..8 {
             let url = &urls[found.dialect.url_index(RankId::new(rank))];
             assert_eq!(send(url, &found, Route::Chat, rank).await.unwrap()["ran_on"], rank % 4, "{second:?}");
         }
         let urls = [urls[1].clone(), urls[0].clone()];
-        let found =
-            probe(&client, &Target { engine: Engine::Vllm, urls: &urls, rank_base: None }, &limits).await.unwrap();
+        let found = probe(&client, &Target { engine: Engine::Vllm, urls: &urls, rank_base: None, names: &[] }, &limits)
+            .await
+            .unwrap();
         let doubt = found.doubt.unwrap().to_string();
         assert_eq!(
             doubt,

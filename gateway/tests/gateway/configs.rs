@@ -292,8 +292,8 @@ async fn tables_in_use_stay_unless_another_file_is_configured() {
     file.write("", &fixture.affinity(&mock.url(), &second));
     let answer = reload(&gateway).await.json();
     assert_eq!((&answer["tables_loaded"], rank().await.as_str()), (&json!(["pod-a"]), "0"));
-    let shown = Client::admin(&gateway).get("/admin/tables").await.json();
-    assert_eq!(shown["tables"][0]["generation"], answer["generation"]);
+    let tables = Client::admin(&gateway).get("/admin/tables").await.json();
+    assert_eq!(tables["tables"][0]["generation"], answer["generation"]);
     // The same file, with other content.
     fixture.write("second", &TEXTS, 1);
     let answer = reload(&gateway).await.json();

@@ -239,7 +239,7 @@ impl Drop for Watch {
     }
 }
 
-/// What the engine reports about itself; `None` for the routes of requests.
+/// The engine's reports about itself; `None` for the routes of requests.
 async fn report(shared: &Shared, path: &str, key: Option<&String>) -> Option<Response> {
     if shared.authorization.lock().unwrap().as_ref().is_some_and(|wanted| key != Some(wanted)) {
         return Some(StatusCode::UNAUTHORIZED.into_response());
