@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
@@ -95,6 +96,15 @@ fn number(range: RangeInclusive<f64>, expected: &'static str) -> impl Fn(&str) -
         Ok(number) if range.contains(&number) => Ok(number),
         _ => Err(expected),
     }
+}
+
+/// A time above zero, such as `90s` or `5m`; a number alone is in seconds.
+fn seconds(text: &str) -> Result<Duration, &'static str> {
+    let time = match text.parse::<f64>() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
+        Err(_) => humantime::parse_duration(text).ok(),
+    };
+    time.filter(|time| !time.is_zero()).ok_or("expected a time above 0, such as 90s or 5m, or a number of seconds")
 }
 
 /// How attention is parallelized in the deployment, which decides what is routed.

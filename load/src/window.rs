@@ -3,7 +3,7 @@
 //! All times are given, so that this has no clock of its own.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::Limit;
@@ -18,6 +18,8 @@ pub(crate) struct Window {
     pub(crate) begin: OnceLock<Instant>,
     /// When the last measured request ended, in nanoseconds from the begin.
     last_end_ns: AtomicU64,
+    /// Whether the schedule ended before the limit.
+    ended_early: AtomicBool,
 }
 
 /// A request that may be sent.
@@ -31,7 +33,13 @@ pub(crate) struct Ticket {
 impl Window {
     /// The first `warmup` requests are not measured.
     pub(crate) fn new(warmup: u64, limit: Limit) -> Self {
-        Self { warmup, limit, next: AtomicU64::new(0), begin: OnceLock::new(), last_end_ns: AtomicU64::new(0) }
+        let (next, last_end_ns) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { warmup, limit, next, begin: OnceLock::new(), last_end_ns, ended_early: AtomicBool::new(false) }
+    }
+
+    /// Nothing more is due, although the limit was not reached.
+    pub(crate) fn schedule_ended(&self) {
+        self.ended_early.store(true, Ordering::Relaxed);
     }
 
     /// The next request, due at `due`; `None` when the limit is reached. The first measured one begins the measured
@@ -66,12 +74,14 @@ impl Window {
         }
     }
 
-    /// How long rates are over: the duration asked for, or until the last measured request ended; at most until the
-    /// caller stopped the run, or the last request ended after that.
+    /// How long rates are over: the duration asked for, or until the last measured request ended, also where nothing
+    /// more was due before the duration was over; at most until the caller stopped the run, or the last request ended
+    /// after that.
     pub(crate) fn length(&self, stopped: Option<Instant>) -> Duration {
         let Some(begin) = self.begin.get() else { return Duration::ZERO };
         let last_end = Duration::from_nanos(self.last_end_ns.load(Ordering::Relaxed));
         match (self.limit, stopped) {
+            (Limit::Duration(time), None) if self.ended_early.load(Ordering::Relaxed) => time.min(last_end),
             (Limit::Duration(time), None) => time,
             (Limit::Duration(time), Some(stopped)) => time.min(stopped.saturating_duration_since(*begin).max(last_end)),
             (Limit::Requests(_) | Limit::Arrivals, _) => last_end,

@@ -221,6 +221,22 @@ async fn a_duration_ends_the_run_and_is_what_rates_are_over() {
     }
 }
 
+/// Arrivals beyond the duration are not waited for, and rates are over what there was to send.
+#[tokio::test]
+async fn a_duration_cuts_an_arrival_file_short() {
+    let mock = Mock::with_bytes(chat("")).await;
+    for (name, last, seconds) in [("sparse.csv", "3600", 0.5), ("short.csv", "0.1", 0.2)] {
+        let arrivals = mock.file(name, &["0", "0.05", last]);
+        let limit = Limit::Duration(Duration::from_millis(500));
+        let pace = Pace::Recorded { arrivals, speed: 1.0 };
+        let report = tokio::time::timeout(Duration::from_secs(60), run(mock.options(pace, limit))).await;
+        let report = report.expect("an end before the last arrival");
+        assert_eq!(report.requests.ok, if last == "0.1" { 3 } else { 2 }, "{report}");
+        let over = if last == "0.1" { 0.1..=seconds } else { seconds..=seconds };
+        assert!(over.contains(&report.seconds), "{name}: {} s", report.seconds);
+    }
+}
+
 #[tokio::test]
 async fn prompts_that_a_route_cannot_carry_are_left_out_and_told() {
     let mock = Mock::with_bytes(document("", "{\"choices\":[{\"text\":\"a\"}]}")).await;

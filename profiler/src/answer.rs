@@ -1,5 +1,7 @@
 //! One answer of an engine, accepted only where it agrees with the request and the model.
 
+use std::collections::BTreeSet;
+
 use semmoe_engines::recording::{ReportedAnswer, decode};
 use semmoe_tables::{ModelInfo, Provenance, TraceBuilder};
 use semmoe_text::LinePrompt;
@@ -37,17 +39,54 @@ pub(crate) fn check(rules: &TraceBuilder, asked: &LinePrompt, reported: &Reporte
     let routes = decode(text, token_ids.len(), rules.model()).map_err(|error| error.to_string())?;
     let experts = routes.experts(rules.model()).map_err(|error| error.to_string())?;
     rules.check(&token_ids, prompt_len, &experts).map_err(|error| error.to_string())?;
-    if routes.all_tokens_alike() && differ(&token_ids) {
-        return Err("every token has the same experts in every layer, as no router gives them".into());
-    }
-    Ok(Routed { token_ids, prompt_len, experts })
+    let routed = Routed { token_ids, prompt_len, experts };
+    let mut alike = Alike::default();
+    alike.add(&routed);
+    alike.refuse().map(|()| routed)
 }
 
-fn differ(token_ids: &[u32]) -> bool {
-    let mut sorted = token_ids.to_vec();
-    sorted.sort_unstable();
-    sorted.dedup();
-    sorted.len() >= DIFFERENT_TOKENS
+/// Whether tokens of prompts, and generated ones, all have the same experts in every layer.
+#[derive(Debug, Default)]
+pub(crate) struct Alike([OneRoute; 2]);
+
+#[derive(Debug, Default)]
+struct OneRoute {
+    row: Vec<u16>,
+    /// Different tokens with this row, as many as are needed.
+    tokens: BTreeSet<u32>,
+    /// Another token has another row.
+    differs: bool,
+}
+
+impl Alike {
+    /// Looks at an answer more.
+    pub(crate) fn add(&mut self, routed: &Routed) {
+        let row = (routed.experts.len() / routed.token_ids.len().max(1)).max(1);
+        let prompt = routed.prompt_len as usize;
+        let tokens = routed.token_ids.iter().zip(routed.experts.chunks_exact(row)).enumerate();
+        for (at, (&token, experts)) in tokens {
+            let seen = &mut self.0[usize::from(at >= prompt)];
+            if seen.row.is_empty() {
+                seen.row = experts.to_vec();
+            }
+            seen.differs |= seen.row != experts;
+            if !seen.differs && seen.tokens.len() < DIFFERENT_TOKENS {
+                seen.tokens.insert(token);
+            }
+        }
+    }
+
+    /// The reason not to believe them.
+    pub(crate) fn refuse(&self) -> Result<(), String> {
+        let one_route = |seen: &OneRoute| !seen.differs && seen.tokens.len() >= DIFFERENT_TOKENS;
+        match self.0.each_ref().map(one_route) {
+            [true, _] => Err("every token has the same experts in every layer, as no router gives them".into()),
+            [_, true] => {
+                Err("every generated token has the same experts in every layer, as no router gives them".into())
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The tokens that routes are expected of, and how many of them are the prompt.
@@ -87,5 +126,28 @@ fn prompt<'a>(asked: &'a LinePrompt, reported: &'a ReportedAnswer) -> Result<&'a
         }
         (_, Some(seen)) => Ok(seen),
         (_, None) => Err(NO_PROMPT_IDS.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Answers of two prompt tokens and one generated one each, with a layer of one expert.
+    fn judged(answers: u32, prompt: impl Fn(u32) -> u16, generated: impl Fn(u32) -> u16) -> Result<(), String> {
+        let mut alike = Alike::default();
+        for token in 0..answers {
+            let experts = vec![prompt(token), prompt(token + 1), generated(token)];
+            alike.add(&Routed { token_ids: vec![token, token + 1, token], prompt_len: 2, experts });
+        }
+        alike.refuse()
+    }
+
+    #[test]
+    fn one_route_for_all_tokens_of_a_kind_is_refused_over_all_answers() {
+        assert_eq!(judged(20, |token| token as u16, |token| token as u16 % 2), Ok(()));
+        assert!(judged(20, |token| token as u16, |_| 3).unwrap_err().starts_with("every generated token"));
+        assert!(judged(20, |_| 3, |token| token as u16).unwrap_err().starts_with("every token"));
+        assert_eq!(judged(7, |token| token as u16, |_| 3), Ok(()), "chance");
     }
 }

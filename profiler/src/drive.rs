@@ -7,7 +7,7 @@ use semmoe_engines::http::{AnswerLimits, HttpClient, HttpError};
 use semmoe_engines::recording::{Question, ReportedAnswer, Sampling, ask, read, uncached};
 use semmoe_tables::{ModelInfo, TraceBuilder};
 
-use crate::answer::{Routed, check, rules};
+use crate::answer::{Alike, Routed, check, rules};
 use crate::bad::allowed_bad;
 use crate::journal::Journal;
 use crate::prompts::{Prompt, Prompts};
@@ -165,6 +165,8 @@ struct Run<'a> {
     asked: usize,
     answered: usize,
     tokens: u64,
+    /// Of all answers together: short ones say little by themselves.
+    alike: Alike,
     began: Instant,
     spoke: Instant,
 }
@@ -178,8 +180,10 @@ impl<'a> Run<'a> {
         progress: &'a dyn Progress,
     ) -> Self {
         let began = Instant::now();
-        let allowed = allowed_bad(options.max_bad, prompts.len());
-        Run { driven, prompts, progress, allowed, asked, answered: 0, tokens: 0, began, spoke: began }
+        // One of however few, unless none may be: a single prompt that is too long says nothing of the others.
+        let allowed = allowed_bad(options.max_bad, prompts.len()).max(usize::from(options.max_bad > 0.0));
+        let alike = Alike::default();
+        Run { driven, prompts, progress, allowed, asked, answered: 0, tokens: 0, alike, began, spoke: began }
     }
 
     fn take(&mut self, outcome: Outcome, journal: &mut Journal) -> Result<(), ProfilerError> {
@@ -189,6 +193,8 @@ impl<'a> Run<'a> {
         match outcome.routed {
             Ok(routed) => {
                 self.tokens += routed.token_ids.len() as u64;
+                self.alike.add(&routed);
+                self.alike.refuse().map_err(|reason| ProfilerError::OneRoute { reason })?;
                 journal.append(prompt.key, &routed)?;
             }
             Err(reason) => {

@@ -28,8 +28,8 @@ pub(crate) fn man(folder: &Path) -> Result<(), CliError> {
 fn pages(command: &Command, name: &str, folder: &Path) -> Result<(), CliError> {
     let mut page = Vec::new();
     Man::new(command.clone()).title(name).render(&mut page).map_err(CliError::failed)?;
-    let path = folder.join(format!("{name}.1"));
-    std::fs::write(&path, page).map_err(|error| CliError::cannot_write(&path, error))?;
+    let (path, page) = (folder.join(format!("{name}.1")), String::from_utf8(page).map_err(CliError::failed)?);
+    semmoe_tables::export::write(&page, &path).map_err(CliError::failed)?;
     for inner in command.get_subcommands().filter(|inner| inner.get_name() != "help") {
         pages(inner, &format!("{name}-{}", inner.get_name()), folder)?;
     }

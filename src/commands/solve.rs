@@ -153,9 +153,8 @@ pub(crate) struct Stop {
 }
 
 impl Stop {
-    fn new(time_limit: Option<f64>, asked: Option<Arc<AtomicBool>>) -> Self {
-        let deadline = time_limit.and_then(|seconds| Instant::now().checked_add(Duration::from_secs_f64(seconds)));
-        Self { deadline, asked }
+    fn new(time_limit: Option<Duration>, asked: Option<Arc<AtomicBool>>) -> Self {
+        Self { deadline: time_limit.and_then(|limit| Instant::now().checked_add(limit)), asked }
     }
 
     fn now(&self) -> ControlFlow<()> {
@@ -268,5 +267,11 @@ fn describe_bound(report: &SolveReport) -> String {
 
 fn write_report(path: &Path, report: &SolveReport) -> Result<(), CliError> {
     let text = serde_json::to_string_pretty(report).map_err(|error| CliError::cannot_write(path, error))?;
-    std::fs::write(path, text).map_err(|error| CliError::cannot_write(path, error))
+    match std::fs::metadata(path) {
+        // A pipe or a terminal is no place for a rename.
+        Ok(there) if !there.is_file() => {
+            std::fs::write(path, text).map_err(|error| CliError::cannot_write(path, error))
+        }
+        _ => semmoe_tables::export::write(&text, path).map_err(CliError::failed),
+    }
 }

@@ -164,10 +164,17 @@ fn shapeless(folder: &Path) -> (String, String) {
 fn a_time_limit_writes_the_best_so_far() {
     let folder = tempfile::tempdir().expect("a folder");
     let (profile, trace) = shapeless(folder.path());
-    for attention in ["dp", "tp"] {
-        let more = ["--trace", &trace, "--attention", attention, "--time-limit", "0.1"];
+    for (attention, limit) in [("dp", "0.1"), ("tp", "100ms")] {
+        let more = ["--trace", &trace, "--attention", attention, "--time-limit", limit];
         let (said, report) = solve(folder.path(), &profile, &more);
         assert_eq!(report["stopped"], true, "{report}");
+        // Written whole, then renamed: a disk that is full leaves the report that was there.
+        let (report_path, before) = (folder.path().join("r.json"), folder.path().join("before"));
+        std::fs::hard_link(&report_path, &before).expect("a link");
+        std::fs::write(&before, "before").expect("written");
+        solve(folder.path(), &profile, &more);
+        assert_eq!(std::fs::read_to_string(&before).expect("the old file"), "before");
+        std::fs::remove_file(before).expect("removed");
         assert!(said.contains("ended early") && report["held_out"]["figures"]["lar"].is_number(), "{said} {report}");
         let tables = Tables::open(&folder.path().join("t.tables")).expect("valid tables");
         assert_eq!((tables.groups(), tables.attention().to_string().as_str()), (4, attention));

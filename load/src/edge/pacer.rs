@@ -29,15 +29,17 @@ pub(crate) fn pace(shared: &Arc<Shared>, schedule: Schedule, workers: &[Sender<D
     let begin = Instant::now();
     for (time, worker) in schedule.zip(workers.iter().cycle()) {
         let Some(at) = begin.checked_add(time) else { return };
+        // Before the wait: a request that is due after the end of the run is not waited for.
+        let Some(ticket) = shared.ticket(at) else { return };
         while let Some(left) = at.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
             if shared.stop.is_cancelled() {
                 return;
             }
             std::thread::sleep(left.min(MAX_SLEEP));
         }
-        let Some(ticket) = shared.ticket(at) else { return };
         if worker.blocking_send(Due { ticket, at }).is_err() {
             return;
         }
     }
+    shared.window.schedule_ended();
 }
