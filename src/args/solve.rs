@@ -1,13 +1,14 @@
 //! Arguments of `semmoe solve` and `evaluate`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::{PossibleValue, TypedValueParser};
 use clap::{ArgGroup, Args, ValueEnum};
 use semmoe_solver::Objective;
 use semmoe_tables::Attention;
 
-use super::{OutputArgs, attention, named, number};
+use super::{OutputArgs, attention, named, number, seconds};
 
 /// The objective of a solve.
 fn objective() -> impl TypedValueParser<Value = Objective> {
@@ -159,11 +160,12 @@ pub(crate) struct SolveArgs {
     /// them whole, as it must.
     #[arg(long, help_heading = "Deployment", value_name = "N_GROUP", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) gating_groups: u16,
-    /// Stop after this many seconds with the best result so far, as Ctrl-C does; the tables then depend on the
-    /// machine's speed. Both end with exit code 0, as the tables are valid; a second Ctrl-C writes nothing and exits
-    /// with 130.
-    #[arg(long, help_heading = "Search", value_name = "SECONDS", value_parser = number(f64::MIN_POSITIVE..=1e9, "expected a number of seconds above 0, at most 1e9"))]
-    pub(crate) time_limit: Option<f64>,
+    /// Stop after this time, such as 90s or 5m, with the best result so far, as Ctrl-C does; the tables then depend on
+    /// the machine's speed.
+    ///
+    /// Both end with exit code 0, as the tables are valid; a second Ctrl-C writes nothing and exits with 130.
+    #[arg(long, help_heading = "Search", value_name = "TIME", value_parser = seconds)]
+    pub(crate) time_limit: Option<Duration>,
     /// Print all figures, not just the summary.
     #[arg(long, help_heading = "Output", conflicts_with = "json")]
     pub(crate) verbose: bool,
