@@ -14,6 +14,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use semmoe_engines::Engine;
 use semmoe_engines::http::{AnswerLimits, HttpError};
 use semmoe_engines::probe::{self, Probe, Target};
 
@@ -87,7 +88,13 @@ async fn admit(core: &Core, backend: &Arc<Backend>, found: Result<Probe, HttpErr
 /// Why a backend is unhealthy, in words that clients may read; the address is logged at level debug.
 fn reason(backend: &Backend, error: &HttpError) -> String {
     tracing::debug!(backend = backend.name, %error, "a probe failed");
-    error.reason_without_body()
+    fault_of(backend, error)
+}
+
+/// Why a probe failed, in words that clients may read: an engine's own are none of theirs, but those of this project's
+/// worker name the rank that was lost.
+pub(crate) fn fault_of(backend: &Backend, error: &HttpError) -> String {
+    if backend.engine == Engine::Semmoe { error.reason() } else { error.reason_without_body() }
 }
 
 /// The outcomes of a healthy backend's probes since the last good one.
@@ -224,7 +231,7 @@ async fn watch_scheduler(core: &Arc<Core>, backend: &Arc<Backend>) {
                 if backend.last_heard() < began && backend.health().is_healthy() {
                     core.mark_unhealthy(
                         backend,
-                        format!("its scheduler does not answer: {}", error.reason_without_body()),
+                        format!("its scheduler does not answer: {}", fault_of(backend, &error)),
                     );
                 }
             }

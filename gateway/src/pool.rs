@@ -269,10 +269,10 @@ impl Pool {
         self.routers().for_each(|router| router.accounts().reset_prices(&prices));
     }
 
-    /// Whether a backend other than `except` has a rank that takes requests.
-    pub(crate) fn has_other(&self, except: &[usize]) -> bool {
+    /// Whether a backend that `admit` admits has a rank that takes requests.
+    pub(crate) fn has_one(&self, admit: impl Fn(usize) -> bool) -> bool {
         let loads = self.router.accounts().loads();
-        self.slots.iter().zip(loads).any(|(slot, load)| load.available && !except.contains(&slot.backend))
+        self.slots.iter().zip(loads).any(|(slot, load)| load.available && admit(slot.backend))
     }
 
     /// The counts and the price of each slot.

@@ -180,8 +180,7 @@ impl<'a> Run<'a> {
         progress: &'a dyn Progress,
     ) -> Self {
         let began = Instant::now();
-        // One of however few, unless none may be: a single prompt that is too long says nothing of the others.
-        let allowed = allowed_bad(options.max_bad, prompts.len()).max(usize::from(options.max_bad > 0.0));
+        let allowed = allowed_bad(options.max_bad, prompts.len());
         let alike = Alike::default();
         Run { driven, prompts, progress, allowed, asked, answered: 0, tokens: 0, alike, began, spoke: began }
     }

@@ -105,7 +105,7 @@ pub(crate) struct RecordArgs {
     /// Use /v1/completions even if the engine has /generate.
     #[arg(long, help_heading = "Engine")]
     pub(crate) openai_routes: bool,
-    /// Maximum share of unusable records; above it the recording fails. One may always be unusable, unless this is 0.
+    /// Maximum share of unusable records; above it the recording fails.
     #[arg(long, help_heading = "Pace and failures", default_value_t = 0.01)]
     pub(crate) max_bad: f64,
     /// Start over if there is a partial recording.

@@ -68,9 +68,9 @@ fn registered() -> BTreeMap<String, Kind> {
 /// The kind in `field: Family<Labels, Counter>,` or `field: Counter = Counter::default(),`, or behind an alias of the
 /// file.
 fn kind(text: &str, of: &str) -> Option<Kind> {
-    let declared = of.split(" = ").next().unwrap_or(of);
-    let alias = declared.rsplit(": ").next().unwrap_or(of).trim().trim_end_matches(',');
-    let of = text.lines().find_map(|line| line.strip_prefix(&format!("type {alias} = "))).unwrap_or(of);
+    let aliases = text.lines().filter_map(|line| line.strip_prefix("type ")?.split_once(" = "));
+    let is_word = |name: &str| of.split(|letter: char| !letter.is_alphanumeric()).any(|word| word == name);
+    let of = aliases.into_iter().find(|(name, _)| is_word(name)).map_or(of, |(_, of)| of);
     let kinds = [("Histogram", Kind::Histogram), ("Counter", Kind::Counter), ("Gauge", Kind::Gauge)];
     kinds.into_iter().find(|(name, _)| of.contains(name)).map(|(_, kind)| kind)
 }

@@ -12,9 +12,6 @@ fn wrong_files(desk: &Desk) {
     let url = "url = \"http://127.0.0.1:1\"\n";
     for (name, text) in [
         ("text.toml", "not TOML".to_owned()),
-        ("no-tokenizer.toml", model("tokenizer = \"/nowhere\"") + url),
-        ("no-template.toml", model("chat_template = \"/nowhere\"\ntokenizer = \"/nowhere/tokenizer.json\"") + url),
-        ("no-tables.toml", model("") + url + "tables = \"/nowhere\"\n"),
         ("no-key.toml", model("") + url + "api_key_file = \"/nowhere\"\n"),
         ("no-ca.toml", model("") + "url = \"https://127.0.0.1:1\"\ntls = { ca = \"/nowhere\" }\n"),
         ("no-cert.toml", "[server]\ntls = { cert = \"/nowhere\", key = \"/nowhere\" }\n".to_owned() + &model("") + url),
@@ -41,9 +38,6 @@ serve
 serve --config /nowhere
 serve --config @
 serve --config @text.toml
-serve --config @no-tokenizer.toml
-serve --config @no-template.toml
-serve --config @no-tables.toml
 serve --config @no-key.toml
 serve --config @no-ca.toml
 serve --config @no-cert.toml
@@ -51,8 +45,6 @@ serve --config @policy.toml
 serve --config @key.toml --watch --check
 serve --engine sglang --url ftp://127.0.0.1 --model m
 serve --engine sglang --url http://127.0.0.1:1 --model m --listen 127.0.0.1
-serve --engine sglang --url http://127.0.0.1:1 --model m --tokenizer $MODEL --tables /nowhere
-serve --engine sglang --url http://127.0.0.1:1 --model m --tokenizer $MODEL --tables $TRACE
 keys hash
 worker --model /nowhere --rank 0 --world 1 --rendezvous 127.0.0.1:0
 worker --model $MODEL --rank 1 --world 1 --rendezvous 127.0.0.1:0

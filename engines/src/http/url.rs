@@ -115,7 +115,10 @@ impl FromStr for BaseUrl {
         }
         // The parser takes what is no port for none, and requests would go to the scheme's own.
         let behind = authority.as_str().strip_prefix(authority.host()).and_then(|rest| rest.strip_prefix(':'));
-        if let Some(port) = behind.filter(|port| !port.parse().is_ok_and(|port: u16| port > 0)) {
+        let is_port = |port: &&str| {
+            port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse().is_ok_and(|port: u16| port > 0)
+        };
+        if let Some(port) = behind.filter(|port| !is_port(port)) {
             return Err(UrlError::Port { url: owned(), port: port.to_owned() });
         }
         // The parser drops fragments silently.

@@ -57,7 +57,7 @@ pub(crate) async fn find(
         }
         Err(error @ RequestError::NoBackend { .. }) => {
             none = Some(error);
-            let may_wait = rules.max_in_flight.is_some() && job.model.pool.has_other(except);
+            let may_wait = rules.max_in_flight.is_some() && job.has_other(except);
             Err(if may_wait { Nowhere::Full } else { Nowhere::Gone })
         }
         // Waiting would not help.

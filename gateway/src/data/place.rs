@@ -76,12 +76,15 @@ fn place_among(core: &Core, job: &Job, except: &[usize]) -> Result<Placed, Reque
         return Err(RequestError::PinRange { pin: pin.get(), model: model.name.clone() });
     }
     let limit = job.snapshot.config.queue.max_in_flight.map(|limit| Limit::new(model, i64::from(limit), job.route));
+    // The pool of an earlier snapshot no longer learns which backends are closed.
+    let is_stale = core.snapshot().generation != job.snapshot.generation;
     let admit = |slot: &Slot| {
         !except.contains(&slot.backend)
+            && (!is_stale || model.members[slot.backend].backend.takes_requests())
             && job.client_pin.is_none_or(|pin| pin == slot.rank)
             && limit.as_ref().is_none_or(|limit| limit.lets_in(slot))
     };
-    let narrowed = !except.is_empty() || job.client_pin.is_some() || limit.is_some();
+    let narrowed = is_stale || !except.is_empty() || job.client_pin.is_some() || limit.is_some();
     let admit: Option<&dyn Fn(&Slot) -> bool> = if narrowed { Some(&admit) } else { None };
     let (policy, share) = believed(job);
     let prompt = Prompt {

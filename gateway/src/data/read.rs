@@ -72,6 +72,13 @@ impl Job {
         Self { snapshot, model, route, body, scored, key, streams, priority, policy, client_pin, adapter, moves }
     }
 
+    /// Whether a backend other than `except` takes requests. The backends are asked as well as the pool: that of an
+    /// earlier snapshot no longer learns which of them are closed.
+    pub(super) fn has_other(&self, except: &[usize]) -> bool {
+        let takes = |at: usize| self.model.members[at].backend.takes_requests();
+        self.model.pool.has_one(|backend| !except.contains(&backend) && takes(backend))
+    }
+
     /// Whether the model has other backends or ranks by now, among which this may be placed if it is read again.
     pub(super) fn has_moved(&self, core: &Core) -> bool {
         let now = core.snapshot();

@@ -322,7 +322,7 @@ impl<'a> Tries<'a> {
         let mut tried = self.tried.clone();
         tried.push(member);
         let left = tried.len() - self.not_taken < config.attempts as usize;
-        left && Cause::Unhealthy.may_be_retried(config) && self.job.model.pool.has_other(&tried)
+        left && Cause::Unhealthy.may_be_retried(config) && self.job.has_other(&tried)
     }
 
     fn last_word<A>(&self, failed: Result<A, RequestError>, why: &'static str) -> Result<A, RequestError> {

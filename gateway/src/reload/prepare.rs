@@ -9,6 +9,7 @@ use semmoe_engines::probe::{Probe, Target, probe};
 use crate::backend::Backend;
 use crate::config::{BackendConfig, Config};
 use crate::error::StartError;
+use crate::health::fault_of;
 use crate::load;
 use crate::outgoing;
 use crate::pins;
@@ -77,7 +78,8 @@ impl Prepared {
                     pins::first_look(core, &backend, probe).await;
                     backend.set_probe(probe.clone());
                 }
-                ((model, member), backend, found.map_err(|error| (error.to_string(), error.reason_without_body())))
+                let found = found.map_err(|error| (error.to_string(), fault_of(&backend, &error)));
+                ((model, member), backend, found)
             }
         };
         for ((model, member), backend, found) in join_all(fresh.into_iter().map(ask)).await {

@@ -63,7 +63,7 @@ fn reduce_scatter_is_one_launch_plain_shuffled_or_normed() {
     (args.residual, args.norm_weight, args.residual_out) = (array(23), array(24), array(25));
     assert_eq!(call!(fixture, semmoe_reduce_scatter, &args), abi::OK);
     let launch = fixture.one();
-    assert_eq!((launch.kernel(), launch.shape()), ("semmoe_srs_norm_f16", (44, 1, 256)));
+    assert_eq!((launch.kernel(), launch.shape()), ("semmoe_srs_norm_f16", (88, 1, 256)));
     let mut fields = Fields::of(&launch);
     check_reduce(&mut fields, [0, 0]);
     assert_eq!([fields.local(), fields.local(), fields.local()], [at(23), at(24), at(25)]);
