@@ -57,7 +57,8 @@ pub(crate) async fn find(
         }
         Err(error @ RequestError::NoBackend { .. }) => {
             none = Some(error);
-            let may_wait = rules.max_in_flight.is_some() && job.has_other(except);
+            // A retry stays in the pool of its first attempt: where that is another by now, its ranks may never open again.
+            let may_wait = rules.max_in_flight.is_some() && job.has_other(except) && !job.has_moved(core);
             Err(if may_wait { Nowhere::Full } else { Nowhere::Gone })
         }
         // Waiting would not help.
