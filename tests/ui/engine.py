@@ -6,7 +6,8 @@ import base64, json, random, struct, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 RANKS, LAYERS, EXPERTS, TOP_K, VOCABULARY = map(int, sys.argv[1:])
-INFO = {"model_path": "/models/tiny", "version": "0.5.23", "dp_size": 1, "attn_dp_size": RANKS, "vocab_size": VOCABULARY, "enable_return_routed_experts": True}
+INFO = {"model_path": "/models/tiny", "version": "0.5.23", "dp_size": 1, "attn_dp_size": RANKS, "vocab_size": VOCABULARY, "enable_return_routed_experts": True,
+        "init_expert_location": "trivial"}
 
 
 def routed_experts(rows):

@@ -47,7 +47,7 @@ impl Canned {
             last.extend_from_slice(b"0\r\n\r\n");
         }
         let info = json!({
-            "model_path": "/models/bench", "served_model_name": "bench", "version": "0.5.23", "dp_size": ranks,
+            "model_path": "/models/bench", "served_model_name": "bench", "version": "0.5.23", "dp_size": ranks, "init_expert_location": "trivial",
             "tp_size": ranks, "ep_size": ranks, "enable_dp_attention": true, "tokenizer_path": "/models/bench",
         });
         let models = json!({ "object": "list", "data": [{ "id": "bench", "object": "model", "created": 1, "owned_by": "mock" }] });
