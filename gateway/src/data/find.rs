@@ -57,7 +57,7 @@ pub(crate) async fn find(
         }
         Err(error @ RequestError::NoBackend { .. }) => {
             none = Some(error);
-            // A retry stays in the pool of its first attempt: where that is another by now, its ranks may never open again.
+            // A retry stays in the pool of its first attempt, whose ranks may never open again where it was replaced.
             let may_wait = rules.max_in_flight.is_some() && job.has_other(except) && !job.has_moved(core);
             Err(if may_wait { Nowhere::Full } else { Nowhere::Gone })
         }
