@@ -36,7 +36,7 @@ pub enum Fault {
         /// The number of ids.
         size: u32,
     },
-    /// An adapter that is not one of [`Rules::adapters`].
+    /// An adapter that is not one of `Rules::adapters`.
     #[error("there is no adapter '{name}'")]
     Adapter {
         /// As it was sent.
