@@ -66,7 +66,7 @@ pub struct CheckpointConfig {
 }
 
 impl CheckpointConfig {
-    /// The greatest dimension: a product of three of them fits a `u64`.
+    /// The largest dimension: a product of three of them fits a `u64`.
     pub const MAX_DIMENSION: u64 = 1 << 20;
 
     /// Reads a `config.json`, or the one in a folder.

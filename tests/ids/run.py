@@ -247,7 +247,7 @@ def main():
             if wanted == 1:
                 for name in classes:
                     seen[name] = seen.get(name, 0) + 1
-            # Digits of other scripts are refused whatever they say: nobody counts tokens in them.
+            # Digits of other scripts are refused whatever their value: no client counts tokens in them.
             if wanted is not None and verdict != wanted and not (verdict and classes & {"script", "fraction"}):
                 wrong.append((route, body, wanted, verdict))
     print(f"{words.values} bodies, pydantic {pydantic.VERSION}: {counts[1]} with ids outside, {counts[0]} without, {counts[None]} that no engine takes")

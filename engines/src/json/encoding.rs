@@ -15,7 +15,7 @@ pub enum Encoding {
     },
     /// In units of four bytes.
     Utf32 {
-        /// The greatest byte comes first.
+        /// The largest byte comes first.
         big: bool,
     },
 }
