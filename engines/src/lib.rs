@@ -34,6 +34,7 @@ pub mod pin;
 pub mod probe;
 pub mod recording;
 pub mod refusal;
+pub mod rendering;
 pub mod routed;
 pub mod sglang;
 pub mod sse;

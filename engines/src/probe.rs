@@ -4,9 +4,11 @@
 //! prefill on a busy one. `/ping` is answered by the HTTP server alone. So [`alive`] asks `/ping` and decides about the
 //! process, and [`health`] decides about the scheduler behind it, with a limit of time to match.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::http::{AnswerLimits, BaseUrl, HttpClient, HttpError};
+use crate::rendering::Rendering;
 use crate::sglang::{self, Loads, ServerInfo, ShownPlacement, Unseen};
 use crate::vllm::RankRange;
 use crate::{Dialect, Engine, RankBase, Version, vllm};
@@ -132,6 +134,8 @@ pub struct Probe {
     pub max_model_len: Option<u64>,
     /// A model that it serves in place of the one that requests name, which it knows no model for.
     pub other_model: Option<String>,
+    /// Its token ids of the built-in chats, where it was asked for them.
+    pub rendering: Option<Arc<Rendering>>,
 }
 
 /// Why an engine's number of ranks is not known.
@@ -188,6 +192,7 @@ impl Probe {
             placement: Err(Unseen::Unreported),
             max_model_len: None,
             other_model: None,
+            rendering: None,
         }
     }
 

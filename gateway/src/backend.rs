@@ -19,6 +19,7 @@ use crate::flow::Flow;
 use crate::gate::Gate;
 use crate::live::backend::BackendLive;
 use crate::outgoing::Client;
+use crate::parity::counts::Counts;
 use crate::pins::record::PinRecord;
 use crate::stamp::Seen;
 use crate::tables::Trouble;
@@ -58,6 +59,8 @@ pub(crate) struct Backend {
     pub(crate) files_seen: Seen,
     /// Whether its pins take effect.
     pub(crate) pins: PinRecord,
+    /// Its counts of prompts' tokens against ours.
+    pub(crate) counts: Counts,
     /// The engine said that it keeps no prefixes, for the path of requests.
     keeps_no_prefixes: AtomicBool,
     /// Figures of sampled requests.
@@ -107,6 +110,7 @@ impl Backend {
             tls: client.tls,
             files_seen: client.seen,
             pins: PinRecord::default(),
+            counts: Counts::default(),
             keeps_no_prefixes: AtomicBool::new(false),
             live: BackendLive::default(),
             probe: Mutex::new(None),

@@ -17,13 +17,18 @@ use std::time::{Duration, Instant};
 use semmoe_engines::Engine;
 use semmoe_engines::http::{AnswerLimits, HttpError};
 use semmoe_engines::probe::{self, Probe, Target};
+use semmoe_engines::rendering::{self, Rendering};
+use semmoe_text::built_in_chats;
+use serde_json::Value;
 
 use crate::backend::{Backend, Watched};
+use crate::data::read_by;
 use crate::gate::Aside;
-use crate::pins;
 use crate::silence::{Change, Silence, SilenceRules};
+use crate::snapshot::{Model, Text};
 use crate::state::Core;
 use crate::verdict::Closed;
+use crate::{parity, pins};
 
 /// Between two looks at a backend that refuses connections or is starting: it may be back in a moment, and such a look
 /// costs next to nothing.
@@ -41,7 +46,11 @@ pub(crate) enum Verdict {
 
 /// Asks a backend for everything, and opens or closes it accordingly.
 pub(crate) async fn probe_fully(core: &Core, backend: &Arc<Backend>) -> Verdict {
-    let found = full_probe(core, backend, &core.patient_limits()).await;
+    let mut found = full_probe(core, backend, &core.patient_limits()).await;
+    if let Ok(found) = &mut found {
+        backend.counts.reset();
+        found.rendering = ask_for_chats(core, backend).await;
+    }
     admit(core, backend, found).await
 }
 
@@ -58,13 +67,48 @@ pub(crate) async fn look_again(core: &Core, backend: &Arc<Backend>, limits: &Ans
     let (mut found, known) = (full_probe(core, backend, limits).await, backend.last_probe());
     if let (Ok(found), Some(known)) = (&mut found, &known) {
         found.keep_placement(known);
+        found.rendering = known.rendering.clone();
     }
     let answered = found.is_ok();
-    if found.as_ref().is_ok_and(|found| known.is_none_or(|known| *known != *found)) {
+    let is_another = found.as_ref().is_ok_and(|found| known.as_deref().is_none_or(|known| known != found));
+    if let Ok(found) = &mut found
+        && (is_another || is_open(core, backend, found))
+    {
+        found.rendering = ask_for_chats(core, backend).await;
+    }
+    if is_another {
         tracing::info!(backend = backend.name, "the properties that the backend reports have changed");
         admit(core, backend, found).await;
+    } else if let (Ok(found), Some(known)) = (found, known)
+        && found.rendering != known.rendering
+        && let Err(closed) = core.judge_again(backend, &found)
+    {
+        core.mark_unhealthy(backend, closed.to_string());
     }
     answered
+}
+
+async fn ask_for_chats(core: &Core, backend: &Arc<Backend>) -> Option<Arc<Rendering>> {
+    let snapshot = core.snapshot();
+    let (model, _) = snapshot.at(snapshot.position(backend)?);
+    chats_of(core, backend, model).await
+}
+
+/// Asks a backend for its token ids of the built-in chats; `None` where nothing is read of its model's prompts.
+pub(crate) async fn chats_of(core: &Core, backend: &Backend, model: &Model) -> Option<Arc<Rendering>> {
+    read_by(model).filter(|text| text.template.is_some())?;
+    let chats = built_in_chats();
+    let bodies: Vec<&Value> = chats.iter().map(|chat| &chat.body).collect();
+    let (url, within) = (backend.config.first_url(), core.config().health.timeout);
+    Some(Arc::new(rendering::ask(&backend.client, backend.engine, url, &bodies, within).await))
+}
+
+/// Whether it is asked that again, though it says that it is the same engine.
+fn is_open(core: &Core, backend: &Arc<Backend>, probe: &Probe) -> bool {
+    let snapshot = core.snapshot();
+    let Some(at) = snapshot.position(backend) else { return false };
+    let (model, member) = snapshot.at(at);
+    parity::is_open(probe, &member.fit.parity, model.text.as_deref().map(Text::reader).as_ref())
 }
 
 async fn admit(core: &Core, backend: &Arc<Backend>, found: Result<Probe, HttpError>) -> Verdict {

@@ -61,6 +61,7 @@ mod names;
 mod otlp;
 mod outflow;
 mod outgoing;
+mod parity;
 mod pins;
 mod plan;
 mod pool;

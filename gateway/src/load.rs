@@ -96,7 +96,7 @@ fn text(
     let beside = ["tokenizer_config.json", "chat_template.jinja", "chat_template.json", "config.json"]
         .map(|name| Some(path.with_file_name(name)));
     let files = files.into_iter().chain(beside).flatten().map(|path| FileState::of(&path)).collect();
-    let made_of = TextSource { files, segment_cache_bytes };
+    let made_of = TextSource { files, segment_cache_bytes, zone_seconds: config.zone_seconds };
     let running = old.and_then(|old| old.text.as_ref());
     if let Some(text) = running.filter(|text| text.made_of == made_of) {
         return (Some(Arc::clone(text)), None);
@@ -142,19 +142,21 @@ fn load_text(
         }
     };
     let vocabulary = Vocabulary::beside(path, tokenizer.vocab_size(), &config.name);
-    Ok(Text { tokenizer, template, template_error, vocabulary, made_of })
+    let writes_date = template.as_ref().is_some_and(|template| template.writes_date());
+    Ok(Text { tokenizer, template, template_error, vocabulary, writes_date, made_of })
 }
 
 /// The template that is configured or comes with the tokenizer; a model may have none, and then serves no chat with
 /// affinity.
 fn template(config: &ModelConfig, tokenizer: &Path) -> Result<Option<ChatTemplate>, TextError> {
-    match &config.chat_template {
-        Some(path) => ChatTemplate::from_file(path, tokenizer, unix_seconds).map(Some),
+    let template = match &config.chat_template {
+        Some(path) => ChatTemplate::from_file(path, tokenizer, unix_seconds),
         None => match ChatTemplate::beside(tokenizer, unix_seconds) {
-            Err(TextError::NoTemplate) => Ok(None),
-            template => template.map(Some),
+            Err(TextError::NoTemplate) => return Ok(None),
+            template => template,
         },
-    }
+    };
+    template.map(|template| Some(template.in_zone(config.zone_seconds)))
 }
 
 /// Read on a thread of its own: the fast library keeps words for each thread that it was tried on, and 16 MB of them go

@@ -50,6 +50,7 @@ mod memory;
 mod operation;
 mod pins;
 mod process;
+mod prompts;
 mod requests;
 mod shadow;
 mod spans;
@@ -77,6 +78,7 @@ pub(crate) use memory::MemoryMetrics;
 use operation::OperationMetrics;
 use pins::PinMetrics;
 use process::ProcessMetrics;
+use prompts::PromptMetrics;
 use requests::RequestMetrics;
 pub(crate) use requests::{CLIENT_CLOSED, Done, NONE, Place};
 use shadow::ShadowMetrics;
@@ -104,8 +106,6 @@ labels!(RankLabels { backend: String, rank: String });
 labels!(OutcomeLabels { outcome: &'static str });
 
 labels!(RetryLabels { cause: &'static str, outcome: &'static str });
-
-labels!(AgreementLabels { backend: String, agrees: &'static str });
 
 labels!(ModelLabels { model: String });
 
@@ -137,9 +137,6 @@ metrics! {
             "tables_generation", "Generation of the reloadable state; grows with every swap";
         score_failures: Family<ReasonLabels, Counter>,
             "score_failures", "Requests routed by load because they could not be scored";
-        prompt_counts: Family<AgreementLabels, Counter>,
-            "prompt_token_counts",
-            "Prompts whose tokens the engine counted too, by whether the counts agree";
         cache_hits: Family<ModelLabels, Counter>,
             "segment_cache_hits", "Texts between added tokens whose ids were reused, such as earlier turns of a chat";
         cache_misses: Family<ModelLabels, Counter>,
@@ -170,6 +167,7 @@ pub(crate) struct Metrics {
     pub(crate) tables: TablesMetrics,
     pub(crate) spans: SpanMetrics,
     pub(crate) pins: PinMetrics,
+    pub(crate) prompts: PromptMetrics,
     pub(crate) live: LiveMetrics,
     pub(crate) trust: TrustMetrics,
     pub(crate) memory: MemoryMetrics,
@@ -189,6 +187,7 @@ impl Metrics {
         metrics.tables.register(registry);
         metrics.spans.register(registry);
         metrics.pins.register(registry);
+        metrics.prompts.register(registry);
         metrics.live.register(registry);
         metrics.trust.register(registry);
         metrics.memory.register(registry);
@@ -241,12 +240,6 @@ impl Metrics {
         self.routing.score_failures.get_or_create(&ReasonLabels { reason }).inc();
     }
 
-    /// One prompt that both counted; how many of the backend's agreed, or differed, as this one did.
-    pub(crate) fn prompt_tokens(&self, backend: &str, agree: bool) -> u64 {
-        let labels = AgreementLabels { backend: backend.to_owned(), agrees: if agree { "yes" } else { "no" } };
-        self.routing.prompt_counts.get_or_create(&labels).inc() + 1
-    }
-
     /// The state of a model's segment cache, and whether its chat template cannot be used.
     pub(crate) fn text(&self, model: &str, cache: &SegmentCache, is_unreadable: bool) {
         let labels = ModelLabels { model: model.to_owned() };
@@ -272,6 +265,7 @@ impl Metrics {
         let labels = of_backend(backend);
         self.routing.backend_healthy.remove(&labels);
         self.pins.forget(&labels);
+        self.prompts.forget(backend);
         self.faults.forget(&labels);
         self.requests.answers.forget(backend);
         self.forget_inflight(backend, || (0..ranks).map(Some).chain([None]))

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use semmoe_engines::probe::Probe;
 use semmoe_engines::{Carrier, Route};
 use semmoe_tables::Tables;
-use semmoe_text::{ChatTemplate, PromptEncoder};
+use semmoe_text::{ChatTemplate, PromptEncoder, Shapes};
 
 use crate::backend::Backend;
 use crate::budget::Budget;
@@ -17,6 +17,7 @@ use crate::config::Config;
 use crate::error::RequestError;
 use crate::metrics::Metrics;
 use crate::names::{Names, OtherNames};
+use crate::parity::Reader;
 use crate::pins::record::Belief;
 use crate::plan::Plan;
 use crate::pool::{Pool, PoolBackend, PoolSettings, Run};
@@ -70,7 +71,8 @@ impl Model {
         let (member, files) = (&self.members[at], self.check_files(at).err());
         let (config, room) = (&member.backend.config, self.room(at, max_ranks));
         let tables = member.tables.as_ref().map(|loaded| loaded.tables.as_ref());
-        let subject = Subject { config, tables, encoder: self.encoder(), files: files.as_ref(), room };
+        let reader = self.text.as_deref().map(Text::reader);
+        let subject = Subject { config, tables, reader, files: files.as_ref(), room };
         verdict::judge(probe, &subject)
     }
 
@@ -153,8 +155,17 @@ pub(crate) struct Text {
     /// Why the template that should be in use is not: an earlier one is, or none.
     pub(crate) template_error: Option<String>,
     pub(crate) vocabulary: Vocabulary,
+    /// Whether the template writes the date, so that a chat read on another day is another one.
+    pub(crate) writes_date: bool,
     /// The files and settings that it was made of.
     pub(crate) made_of: TextSource,
+}
+
+impl Text {
+    pub(crate) fn reader(&self) -> Reader<'_> {
+        let (template, zone_seconds) = (self.template.as_deref(), self.made_of.zone_seconds);
+        Reader { tokenizer: &self.tokenizer, template, writes_date: self.writes_date, zone_seconds }
+    }
 }
 
 /// The sources of a [`Text`]: with equal ones it need not be made again.
@@ -162,6 +173,8 @@ pub(crate) struct Text {
 pub(crate) struct TextSource {
     pub(crate) files: Vec<FileState>,
     pub(crate) segment_cache_bytes: usize,
+    /// Of the engines' clocks.
+    pub(crate) zone_seconds: i32,
 }
 
 /// The place of a backend in a snapshot.
@@ -224,6 +237,11 @@ impl Member {
                 Ok(_) => self.run(route) == Run::Chosen || is_tried(),
                 Err(_) => false,
             }
+    }
+
+    /// Shapes of a chat, of those in `shapes`, that its engine reads otherwise than the gateway.
+    pub(crate) fn misread(&self, shapes: Shapes) -> Shapes {
+        (self.fit.parity.differs | self.backend.counts.differs()).both(shapes)
     }
 
     /// The ranks that it is pinned by, as far as they are known.

@@ -9,6 +9,7 @@ use semmoe_engines::http::AnswerLimits;
 use semmoe_engines::probe::Probe;
 use semmoe_engines::sglang::ServerInfo;
 use semmoe_engines::{Dialect, Route};
+use semmoe_text::Shapes;
 use tokio::sync::Semaphore;
 
 use crate::backend::{Backend, Health, WatchedBackends};
@@ -21,6 +22,7 @@ use crate::error::RequestError;
 use crate::live::Live;
 use crate::metrics::Metrics;
 use crate::otlp::Tracer;
+use crate::parity::counts::Change;
 use crate::reload::outcome::Reloads;
 use crate::snapshot::{Member, Model, Snapshot};
 use crate::stall::AnswerMemory;
@@ -176,6 +178,15 @@ impl Core {
 
     /// Judges a backend by its report and what is loaded for it now, takes over its number of ranks, and opens it.
     pub(crate) fn admit(&self, backend: &Arc<Backend>, probe: &Probe) -> Result<(), Closed> {
+        self.judge_by(backend, probe, true)
+    }
+
+    /// The same of a backend that serves already, which goes on as it does.
+    pub(crate) fn judge_again(&self, backend: &Arc<Backend>, probe: &Probe) -> Result<(), Closed> {
+        self.judge_by(backend, probe, false)
+    }
+
+    fn judge_by(&self, backend: &Arc<Backend>, probe: &Probe, admits: bool) -> Result<(), Closed> {
         let changing = self.changing();
         let snapshot = self.snapshot();
         let Some(at) = snapshot.position(backend) else { return Ok(()) };
@@ -183,7 +194,11 @@ impl Core {
         backend.set_probe(probe.clone());
         let (model, member) = snapshot.at(at);
         let fit = model.judge(at.member, Some(probe), snapshot.config.limits.ranks)?;
-        self.note_admission(model, member, probe, &fit);
+        if admits {
+            self.note_admission(model, member, probe, &fit);
+        } else {
+            self.note_fit(backend, &fit);
+        }
         if member.fit != fit {
             if fit.ranks < member.fit.ranks {
                 let vanished = (backend.name.clone(), member.fit.ranks);
@@ -222,6 +237,11 @@ impl Core {
     /// Reports why a backend's requests are not pinned, if they are not.
     pub(crate) fn note_fit(&self, backend: &Backend, fit: &Fit) {
         self.show_pins(backend, fit);
+        if !fit.parity.differs.is_empty() {
+            let (backend, shapes) = (backend.name.as_str(), fit.parity.differs);
+            let how = fit.parity.detail.as_deref().unwrap_or_default();
+            tracing::warn!(backend, %shapes, how, "the engine reads such chats otherwise, so they are routed by load");
+        }
         if let Some(why) = &fit.unpinned {
             let (backend, reason) = (backend.name.as_str(), why.reason());
             tracing::warn!(backend, reason, %why, "requests are not pinned, but routed by load");
@@ -230,8 +250,11 @@ impl Core {
 
     /// Compares the prompt's tokens as counted here with the engine's count. Where they differ the engine has another
     /// tokenizer or chat template than the gateway, and scores are not of what it runs.
-    pub(crate) fn note_count(&self, backend: &Backend, counted: u64, reported: u64) {
-        let differ = self.metrics.prompt_tokens(&backend.name, counted == reported);
+    pub(crate) fn note_count(&self, backend: &Backend, shapes: Shapes, counted: u64, reported: u64) {
+        let differ = self.metrics.prompts.counted(&backend.name, counted == reported);
+        if !shapes.is_empty() {
+            note_shapes(backend, shapes, counted == reported);
+        }
         // The first one, and ever fewer of those that follow.
         if differ.is_power_of_two() && counted != reported {
             tracing::warn!(
@@ -315,6 +338,22 @@ impl Core {
             member.backend.live.reset();
             self.metrics.live.drift(&member.backend.name, false);
             return Ok(swapped);
+        }
+    }
+}
+
+/// Several chats of the same shapes whose counts differ are no accident.
+fn note_shapes(backend: &Backend, shapes: Shapes, agree: bool) {
+    let name = backend.name.as_str();
+    match backend.counts.note(shapes, agree) {
+        None => {}
+        Some(Change::Distrusted(shapes)) => tracing::warn!(
+            backend = name,
+            %shapes,
+            "the engine counts the tokens of such chats otherwise: they are routed by load until the counts agree"
+        ),
+        Some(Change::Trusted(shapes)) => {
+            tracing::info!(backend = name, %shapes, "the counts of such chats agree again")
         }
     }
 }

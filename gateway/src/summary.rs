@@ -8,6 +8,7 @@ use semmoe_text::Encoder;
 
 use crate::config::Config;
 use crate::names::OtherNames;
+use crate::parity::known::Known;
 use crate::snapshot::{Member, Model, Snapshot};
 
 /// One line for each listener, model and backend.
@@ -66,10 +67,20 @@ pub(crate) fn misfits(snapshot: &Snapshot) -> Vec<String> {
             let affinity = model.unread.as_ref().is_none_or(|unread| unread.earlier_in_use);
             let by_load =
                 member.fit.unpinned.as_ref().filter(|_| affinity).map(|why| format!("{why} (routed by load)"));
-            misfits.extend(by_load.or(stale).map(|cause| format!("backend '{}': {cause}", member.backend.name)));
+            let misread = misread(member);
+            let causes = by_load.or(stale).into_iter().chain(misread);
+            misfits.extend(causes.map(|cause| format!("backend '{}': {cause}", member.backend.name)));
         }
     }
     misfits
+}
+
+/// How an engine reads chats otherwise than the gateway.
+fn misread(member: &Member) -> Option<String> {
+    let known = Known::of(member);
+    let detail = known.detail(member).unwrap_or_default();
+    (!known.differs.is_empty())
+        .then(|| format!("it reads chats of these shapes otherwise: {}; {detail} (routed by load)", known.differs))
 }
 
 /// Why requests of a backend that answers would not run where they are sent.
@@ -167,6 +178,9 @@ fn backend(member: &Member) -> String {
         if let Some(detail) = state.detail {
             line.push_str(&format!(" ({detail})"));
         }
+        if probe.rendering.is_some() {
+            line.push_str(&chats(member));
+        }
         if member.tables.is_some() && probe.server.as_ref().is_some_and(ServerInfo::exchanges_nothing) {
             line.push_str(
                 "; moe_a2a_backend is none: every EP rank computes over all tokens, so affinity saves no bytes",
@@ -174,4 +188,20 @@ fn backend(member: &Member) -> String {
         }
     }
     line
+}
+
+/// Whether an engine reads chats as the gateway does, as far as it shows that.
+fn chats(member: &Member) -> String {
+    let known = Known::of(member);
+    let mut said = format!(", chats {}", known.state());
+    if !known.equal.is_empty() {
+        said.push_str(&format!("; read alike: {}", known.equal));
+    }
+    if !known.equal.is_empty() || !known.differs.is_empty() {
+        said.push_str(&format!("; unproven: {}", known.unproven()));
+    }
+    if let Some(detail) = known.detail(member) {
+        said.push_str(&format!(" ({detail})"));
+    }
+    said
 }

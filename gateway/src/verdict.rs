@@ -12,6 +12,7 @@ use semmoe_text::PromptEncoder;
 
 use crate::compat::{self, Incompatible};
 use crate::config::BackendConfig;
+use crate::parity::{self, Parity, Reader};
 
 /// Why requests to a backend cannot be pinned.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -91,6 +92,8 @@ pub(crate) struct Fit {
     pub(crate) dialect: Dialect,
     /// Why they are not, though there may be several ranks.
     pub(crate) unpinned: Option<Unpinned>,
+    /// Which chats the engine reads as the gateway does.
+    pub(crate) parity: Parity,
 }
 
 impl Fit {
@@ -98,14 +101,19 @@ impl Fit {
     pub(crate) fn unpinned(backend: &BackendConfig, why: Unpinned) -> Self {
         let (engine, urls) = (backend.engine, backend.urls.len());
         let dialect = if urls > 1 { Dialect::by_url(engine) } else { Dialect::unpinned(engine) };
-        Self { ranks: u16::try_from(urls).unwrap_or(u16::MAX).max(1), dialect, unpinned: Some(why) }
+        Self::of(u16::try_from(urls).unwrap_or(u16::MAX).max(1), dialect, Some(why))
     }
 
     /// A backend that was not probed yet: `ranks` as far as configuration and tables say, or 0.
     pub(crate) fn unprobed(backend: &BackendConfig, ranks: u16) -> Self {
         let engine = backend.engine;
         let dialect = if backend.urls.len() > 1 { Dialect::by_url(engine) } else { Dialect::of(engine, None) };
-        Self { ranks, dialect, unpinned: None }
+        Self::of(ranks, dialect, None)
+    }
+
+    /// Of which nothing is known about chats.
+    fn of(ranks: u16, dialect: Dialect, unpinned: Option<Unpinned>) -> Self {
+        Self { ranks, dialect, unpinned, parity: Parity::default() }
     }
 }
 
@@ -113,7 +121,8 @@ impl Fit {
 pub(crate) struct Subject<'a> {
     pub(crate) config: &'a BackendConfig,
     pub(crate) tables: Option<&'a Tables>,
-    pub(crate) encoder: Option<&'a PromptEncoder>,
+    /// The reader of its prompts.
+    pub(crate) reader: Option<Reader<'a>>,
     /// Why its own files or its model's do not fit, as far as that is known already.
     pub(crate) files: Option<&'a Unpinned>,
     /// Ranks that `limits.ranks` leaves for it.
@@ -122,7 +131,8 @@ pub(crate) struct Subject<'a> {
 
 /// The verdict about a backend by its report, or, while there is none, by files and configuration.
 pub(crate) fn judge(probe: Option<&Probe>, subject: &Subject<'_>) -> Result<Fit, Closed> {
-    let Subject { config, tables, encoder, files, room } = *subject;
+    let Subject { config, tables, reader, files, room } = *subject;
+    let encoder = reader.map(|reader| reader.tokenizer);
     if let Some(found) = probe.and_then(|probe| probe.other_model.clone()) {
         return Err(Closed::OtherModel { found });
     }
@@ -133,7 +143,9 @@ pub(crate) fn judge(probe: Option<&Probe>, subject: &Subject<'_>) -> Result<Fit,
             compat::expected_ranks(tables, config.ranks).map(|ranks| Fit::unprobed(config, ranks.unwrap_or(0)))
         }
     };
-    within(fit.unwrap_or_else(|misfit| Fit::unpinned(config, misfit.into())), config, room)
+    let fit = within(fit.unwrap_or_else(|misfit| Fit::unpinned(config, misfit.into())), config, room)?;
+    let rendering = probe.and_then(|probe| probe.rendering.as_deref());
+    Ok(Fit { parity: parity::compare(rendering, reader.as_ref()), ..fit })
 }
 
 /// The same ranks, or fewer where `limits.ranks` leaves no room for them.
@@ -195,10 +207,8 @@ pub(crate) fn with_backend(
         (_, Some(doubt), _) if configured.is_none() || backend.urls.len() > 1 => unpinned(doubt.clone().into()),
         (Some(_), _, Some(cause)) => unpinned(Unpinned::Unproven { cause }),
         // The engine itself reports none: its pins have to be proved first.
-        (Some(ranks), _, None) if probe.dp_size.is_none() => {
-            Fit { ranks, dialect: probe.dialect.unproven(), unpinned: None }
-        }
-        (Some(ranks), _, None) => Fit { ranks, dialect: probe.dialect, unpinned: None },
+        (Some(ranks), _, None) if probe.dp_size.is_none() => Fit::of(ranks, probe.dialect.unproven(), None),
+        (Some(ranks), _, None) => Fit::of(ranks, probe.dialect, None),
         (None, ..) => unpinned(Unpinned::Unknown),
     })
 }

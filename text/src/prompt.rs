@@ -215,6 +215,23 @@ pub fn chat_ids_while(
     tokenizer.encode_while(&text, false, keep_on)
 }
 
+/// The token ids of a chat's body, which is read as a request's is.
+///
+/// # Errors
+/// As of [`Prompt::from_json`] and [`prompt_ids`].
+pub fn chat_body_ids(
+    body: &Value,
+    tokenizer: &PromptEncoder,
+    template: Option<&ChatTemplate>,
+    limits: Limits,
+) -> Result<Vec<u32>, TextError> {
+    if let Ok(Some(chat)) = PlainChat::read(&body.to_string()) {
+        return chat_ids_while(&chat, tokenizer, template, limits, &mut || true);
+    }
+    let prompt = Prompt::from_json(Route::Chat, body)?;
+    Ok(prompt_ids(&prompt, tokenizer, template, limits)?.concat())
+}
+
 fn check(field: &'static str, found: usize, unit: &'static str, limit: usize) -> Result<(), TextError> {
     if found > limit { Err(TextError::TooLarge { field, found, unit, limit }) } else { Ok(()) }
 }

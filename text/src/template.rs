@@ -16,7 +16,7 @@ const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
 const MORE_TOKENS: [&str; 2] = ["extra_special_tokens", "model_specific_special_tokens"];
 
-/// The clock that `strftime_now` reads, in seconds since 1970 at the place of the engine.
+/// The clock that `strftime_now` reads, in seconds since 1970.
 pub type Clock = fn() -> i64;
 
 /// A parsed chat template with the special tokens that it may write.
@@ -27,6 +27,7 @@ pub struct ChatTemplate {
     tool_use: Option<Template>,
     special_tokens: Map<String, Value>,
     clock: Clock,
+    zone_seconds: i32,
 }
 
 /// The variables of a template beside the messages.
@@ -107,7 +108,13 @@ impl ChatTemplate {
             _ => return Err(unusable("chat_template is neither a string nor a list".into())),
         }
         let Some(default) = default else { return Err(unusable("chat_template has no entry named default".into())) };
-        Ok(Self { default, tool_use, special_tokens: special_tokens(config), clock })
+        Ok(Self { default, tool_use, special_tokens: special_tokens(config), clock, zone_seconds: 0 })
+    }
+
+    /// The same, where the engine's clock is so many seconds ahead of UTC.
+    #[must_use]
+    pub fn in_zone(self, zone_seconds: i32) -> Self {
+        Self { zone_seconds, ..self }
     }
 
     /// Tags, filters, tests, methods and functions that it uses, each once, in order.
@@ -115,6 +122,11 @@ impl ChatTemplate {
         let all = [Some(&self.default), self.tool_use.as_ref()].into_iter().flatten();
         let features: std::collections::BTreeSet<String> = all.flat_map(Template::features).collect();
         features.into_iter().collect()
+    }
+
+    /// Whether what it writes depends on the day.
+    pub fn writes_date(&self) -> bool {
+        self.features().iter().any(|feature| feature.contains("strftime_now"))
     }
 
     /// The template's text where there are tools, or where there are none.
@@ -163,6 +175,7 @@ impl ChatTemplate {
             variables: given.variables,
             special: &self.special_tokens,
             clock: self.clock,
+            zone_seconds: self.zone_seconds,
         };
         self.template(tools.is_some()).render(&input, budget).map_err(failed)
     }
@@ -180,6 +193,7 @@ impl ChatTemplate {
             variables: None,
             special: &self.special_tokens,
             clock: self.clock,
+            zone_seconds: self.zone_seconds,
         };
         self.default.render(&input, budget).map_err(failed)
     }

@@ -8,6 +8,7 @@ use axum::extract::{Path, State};
 use schemars::JsonSchema;
 use semmoe_engines::verify::Evidence;
 use semmoe_engines::{Dialect, Route};
+use semmoe_text::Shapes;
 use serde::Serialize;
 
 use crate::backend::Health;
@@ -15,6 +16,7 @@ use crate::compat::placement_source;
 use crate::error::RequestError;
 use crate::gate::Aside;
 use crate::health::SILENT;
+use crate::parity::known::Known;
 use crate::pins::record::{PinState, RouteState};
 use crate::pool::Run;
 use crate::snapshot::{Member, Model};
@@ -51,6 +53,7 @@ struct Backend {
     /// Who says which placement runs: `engine`, `configuration`, `tables`, which are believed, or `unknown`.
     placement_by: &'static str,
     pins: Pins,
+    chats: Chats,
     healthy: bool,
     /// Why its requests are routed by load and not pinned, though it serves.
     by_load: Option<ByLoad>,
@@ -110,6 +113,24 @@ struct Pins {
     detail: Option<String>,
     /// Those with pins, where the engine has several ranks.
     routes: Vec<PinnedRoute>,
+}
+
+/// Whether the engine reads chats as the gateway does: chats of shapes that it reads otherwise are routed by load.
+#[derive(Serialize, JsonSchema)]
+struct Chats {
+    /// `equal`, `differs`, or `unproven`: the engine does not show its token ids of chats, which keep their affinity.
+    state: &'static str,
+    /// The engine's route that showed it.
+    route: Option<&'static str>,
+    /// Shapes of chats that it reads alike.
+    equal: Vec<&'static str>,
+    /// Those that it reads, or counts, otherwise.
+    differs: Vec<&'static str>,
+    unproven: Vec<&'static str>,
+    /// Those whose tokens it counted alike in answers.
+    counted_alike: Vec<&'static str>,
+    /// The first difference, or why something is unproven.
+    detail: Option<String>,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -230,6 +251,7 @@ fn describe(model: &Model) -> Vec<Backend> {
                 placement_source(probe, &backend.config, tables)
             }),
             pins: pins(member),
+            chats: chats(member),
             by_load: unpinned.map(|why| ByLoad { reason: why.reason(), detail: why.to_string() }),
             healthy: health.is_healthy() && !backend.gate.is_aside(Aside::Silent),
             cause: match health {
@@ -244,6 +266,20 @@ fn describe(model: &Model) -> Vec<Backend> {
         }
     };
     model.members.iter().enumerate().map(describe).collect()
+}
+
+fn chats(member: &Member) -> Chats {
+    let known = Known::of(member);
+    let names = |shapes: Shapes| shapes.names().collect();
+    Chats {
+        state: known.state(),
+        route: member.backend.last_probe().and_then(|probe| probe.rendering.as_ref()?.route),
+        equal: names(known.equal),
+        differs: names(known.differs),
+        unproven: names(known.unproven()),
+        counted_alike: names(member.backend.counts.agreed()),
+        detail: known.detail(member),
+    }
 }
 
 fn pins(member: &Member) -> Pins {

@@ -9,6 +9,7 @@ use http::{HeaderMap, StatusCode, header};
 use super::guard::text;
 use crate::backend::Health;
 use crate::metrics::TextFormat;
+use crate::parity::known::Known;
 use crate::state::Core;
 use crate::summary::misfits;
 
@@ -57,6 +58,8 @@ pub(super) async fn metrics(State(core): State<Arc<Core>>, headers: HeaderMap) -
     for model in &core.snapshot().models {
         for member in &model.members {
             core.metrics.requests.answers.streams(&member.backend.name, member.backend.flow.peek());
+            let known = Known::of(member);
+            core.metrics.prompts.shapes(&member.backend.name, known.equal, known.differs);
         }
         if let Some(text) = &model.text {
             core.metrics.text(&model.name, &text.tokenizer.segment_cache(), text.template_error.is_some());

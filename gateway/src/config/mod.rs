@@ -216,6 +216,8 @@ pub(crate) struct ModelConfig {
     pub(crate) other_names: OtherNames,
     pub(crate) tokenizer: Option<PathBuf>,
     pub(crate) chat_template: Option<PathBuf>,
+    /// The engines' clocks are so far ahead of UTC.
+    pub(crate) zone_seconds: i32,
     pub(crate) policy: PolicyConfig,
     /// Configured ones, and behind them those that were found.
     pub(crate) backends: Vec<BackendConfig>,

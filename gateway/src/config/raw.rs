@@ -94,6 +94,9 @@ pub struct RawModel {
     /// A template, or a `.json` file with a field `chat_template`; absent: from `tokenizer_config.json` or
     /// `chat_template.jinja` beside the tokenizer.
     pub chat_template: Option<PathBuf>,
+    /// The zone of the engines' clocks, for templates that write the date: `UTC`, which engines in containers have and
+    /// absent stands for, or hours and minutes ahead of it, as `+02:00`.
+    pub template_timezone: Option<String>,
     /// Name of the routing policy.
     #[serde(default = "default_policy")]
     pub policy: String,
@@ -118,6 +121,7 @@ impl Default for RawModel {
             adapters: None,
             tokenizer: None,
             chat_template: None,
+            template_timezone: None,
             policy: default_policy(),
             baseline: None,
             canary: None,

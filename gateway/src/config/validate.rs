@@ -175,16 +175,37 @@ fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: 
         let common = |raw: RawBackend| backend(&key, raw, base, scoring, names);
         discovery.push(super::discovery::discovery(&key, raw, base, common)?);
     }
+    let zone = raw.template_timezone.as_deref().unwrap_or("UTC");
+    let zone_seconds = zone_seconds(zone).ok_or_else(|| {
+        let cause = format!("'{zone}', expected UTC or an offset from it such as +02:00");
+        ConfigError::value(format!("{key}.template_timezone"), cause)
+    })?;
     let below = |path: Option<PathBuf>| path.map(|path| base.join(path));
     Ok(ModelConfig {
         name: raw.name,
         other_names: OtherNames { aliases: raw.aliases, adapters: raw.adapters },
         tokenizer: below(raw.tokenizer).map(|path| semmoe_text::tokenizer_file(&path)),
         chat_template: below(raw.chat_template),
+        zone_seconds,
         policy,
         backends,
         discovery,
     })
+}
+
+/// Seconds ahead of UTC, of `UTC` or `+HH:MM`.
+fn zone_seconds(zone: &str) -> Option<i32> {
+    let (sign, time) = match zone.split_at_checked(1)? {
+        ("+", time) => (1, time),
+        ("-", time) => (-1, time),
+        _ => return (zone == "UTC").then_some(0),
+    };
+    let (hours, minutes) = time.split_once(':')?;
+    let number = |digits: &str, most: i32| {
+        let is_one = digits.len() == 2 && digits.bytes().all(|byte| byte.is_ascii_digit());
+        is_one.then(|| digits.parse::<i32>().ok()).flatten().filter(|number| *number <= most)
+    };
+    Some(sign * (number(hours, 14)? * 3600 + number(minutes, 59)? * 60))
 }
 
 /// `scoring`: the policy that wants prompts scored.

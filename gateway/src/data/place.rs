@@ -101,6 +101,7 @@ fn place_among(core: &Core, job: &Job, except: &[usize]) -> Result<Placed, Reque
         .pool
         .choose(policy, &prompt, admit, run, remember)
         .ok_or_else(|| RequestError::NoBackend { model: model.name.clone(), causes: causes(&model.members) })?;
+    count_misread(core, job, &model.members[lease.backend]);
     if let Some(share) = choice.expected_share.filter(|_| lease.rank.is_some())
         && let Some(loaded) = &model.members[lease.backend].tables
     {
@@ -109,6 +110,13 @@ fn place_among(core: &Core, job: &Job, except: &[usize]) -> Result<Placed, Reque
         core.metrics.predicted_lar(policy.acting_name(), share, job.scored.tokens.saturating_mul(of_token));
     }
     Ok(Placed { lease, policy: policy.acting_name(), waited: Duration::ZERO })
+}
+
+/// Counts a chat that goes to an engine which reads it otherwise than it was read here.
+fn count_misread(core: &Core, job: &Job, member: &Member) {
+    if let Some(shape) = member.misread(job.scored.shapes).names().next() {
+        core.metrics.prompts.misread(&member.backend.name, shape);
+    }
 }
 
 /// Which ranks have room, where they have a limit.
@@ -145,12 +153,23 @@ impl Limit {
     }
 }
 
+/// Whether a policy has nothing but loads to choose by where a prompt was not read.
+fn goes_by_prompt(policy: &dyn Policy) -> bool {
+    let Needs { share, cached, key } = policy.needs();
+    (share || cached) && !key && policy.watched().is_none()
+}
+
 /// The policy, and the shares that it may believe. Where a backend's engine chooses, any of its ranks may run a
-/// request, so each has the mean of its ranks' shares; where all do, a policy that looks at prompts has nothing to
-/// choose by, and the fallback takes its place by name.
+/// request, so each has the mean of its ranks' shares, as where the engine reads the prompt otherwise; where all do, or
+/// the prompt was not read, a policy that looks at prompts has nothing to choose by, and the fallback takes its place
+/// by name.
 fn believed(job: &Job) -> (&dyn Policy, Option<Cow<'_, [f64]>>) {
     let (model, policy, share) = (&job.model, job.policy.as_ref(), job.scored.share.as_deref());
-    let runs_anywhere = |member: &Member| member.run(job.route) != Run::Chosen;
+    if !job.scored.read && goes_by_prompt(policy) {
+        return (model.plan.fallback.as_ref(), None);
+    }
+    let is_misread = |member: &Member| !member.misread(job.scored.shapes).is_empty();
+    let runs_anywhere = |member: &Member| member.run(job.route) != Run::Chosen || is_misread(member);
     if !model.members.iter().any(runs_anywhere) {
         return (policy, share.map(Cow::Borrowed));
     }

@@ -227,7 +227,8 @@ impl Sent<'_> {
         let has_count = matches!(route, Route::Chat | Route::Completions | Route::Generate);
         let counted = job.scored.counted.filter(|_| has_count && response.status().is_success());
         let reports = Reports::of(route, response.headers());
-        let watch = Watch { backend: Arc::clone(backend), rank, counted, reports, failure };
+        let shapes = job.scored.shapes;
+        let watch = Watch { backend: Arc::clone(backend), rank, counted, shapes, reports, failure };
         let unasked = unasked_experts(core, backend, job, &response).then_some(config.sampling.max_answer_bytes);
         let (idle_limit, generation) = (config.timeouts.idle, job.snapshot.generation);
         Answer { response, watch, rank: shown, policy, generation, sample, unasked, idle_limit, attempts }

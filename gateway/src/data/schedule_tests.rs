@@ -170,6 +170,7 @@ fn probe(ranks: u16) -> Probe {
         placement: Err(semmoe_engines::sglang::Unseen::Unreported),
         max_model_len: None,
         other_model: None,
+        rendering: None,
     }
 }
 

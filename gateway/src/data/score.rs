@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use semmoe_engines::Route;
 use semmoe_routing::{Needs, block_hashes};
-use semmoe_text::{Budget, Limits, PlainChat, Prompt, TextError};
+use semmoe_text::{Budget, Limits, PlainChat, Prompt, Shapes, TextError};
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
@@ -78,12 +78,17 @@ pub(crate) struct Scored {
     pub(crate) share: Option<Vec<f64>>,
     /// Names of the prompt's whole blocks, where the model's policies want them.
     pub(crate) blocks: Vec<u64>,
+    /// Whether its tokens are known, and not estimated.
+    pub(crate) read: bool,
+    /// Of a chat that was read.
+    pub(crate) shapes: Shapes,
 }
 
 impl Scored {
     /// Of a prompt that was not tokenized.
     pub(super) fn unseen(body: &[u8]) -> Self {
-        Self { tokens: (body.len() as u64 / BYTES_PER_TOKEN).max(1), counted: None, share: None, blocks: Vec::new() }
+        let tokens = (body.len() as u64 / BYTES_PER_TOKEN).max(1);
+        Self { tokens, counted: None, share: None, blocks: Vec::new(), read: false, shapes: Shapes::NONE }
     }
 }
 
@@ -124,11 +129,11 @@ pub(super) fn score(
         let panicked = |_| Unscored::Open { reason: "panic", cause: "the tokenizer or template panicked".to_owned() };
         catch_unwind(AssertUnwindSafe(|| {
             let chat = whole.chat.as_ref().map(|(chat, _)| chat);
-            let (ids, countable) = match chat {
-                Some(chat) => (chat_ids(text, chat, limits, keep_on)?, true),
+            let read = match chat {
+                Some(chat) => plain_ids(text, chat, limits, keep_on)?,
                 None => prompt_ids(text, route, Body { text: body, core, limits }, keep_on)?,
             };
-            Ok(of_ids(model, &ids, countable, block_tokens))
+            Ok(of_ids(model, &read, block_tokens))
         }))
         .map_err(panicked)
         .flatten()
@@ -159,7 +164,7 @@ pub(super) fn score(
 }
 
 /// The reader of a model's prompts, where a policy needs one.
-pub(super) fn read_by(model: &Model) -> Option<&Text> {
+pub(crate) fn read_by(model: &Model) -> Option<&Text> {
     let Needs { share, cached, .. } = model.plan.needs;
     model.text.as_deref().filter(|_| share || cached)
 }
@@ -175,15 +180,24 @@ pub(crate) fn text_route(route: Route) -> Option<semmoe_text::Route> {
     }
 }
 
-fn chat_ids(
+/// A prompt that was read.
+struct Read {
+    ids: Vec<u32>,
+    /// Whether the engine counts them by the same rule: not several prompts at once, and not images.
+    countable: bool,
+    shapes: Shapes,
+}
+
+fn plain_ids(
     text: &Text,
     chat: &PlainChat<'_>,
     limits: Limits,
     keep_on: &mut dyn FnMut() -> bool,
-) -> Result<Vec<u32>, Unscored> {
+) -> Result<Read, Unscored> {
     let (tokenizer, template) = (&text.tokenizer, text.template.as_deref());
     let ids = semmoe_text::chat_ids_while(chat, tokenizer, template, limits, keep_on);
-    ids.map_err(|error| unscored(text, error, &Value::Null))
+    let ids = ids.map_err(|error| unscored(text, error, &Value::Null))?;
+    Ok(Read { ids, countable: true, shapes: chat.shapes() })
 }
 
 /// A body to be read whole.
@@ -193,14 +207,13 @@ struct Body<'a> {
     limits: Limits,
 }
 
-/// The ids of all prompts of a request, and whether the engine counts them by the same rule: not several prompts at
-/// once, and not images.
+/// The ids of all prompts of a request.
 fn prompt_ids(
     text: &Text,
     route: semmoe_text::Route,
     Body { text: body, core, limits }: Body<'_>,
     keep_on: &mut dyn FnMut() -> bool,
-) -> Result<(Vec<u32>, bool), Unscored> {
+) -> Result<Read, Unscored> {
     let not_json = |error: serde_json::Error| Unscored::Client(RequestError::BodyJson { cause: error.to_string() });
     let (tokenizer, template) = (&text.tokenizer, text.template.as_deref());
     // A hundred times the body, where that is all commas. One that is no JSON is refused whether or not there is room.
@@ -212,19 +225,21 @@ fn prompt_ids(
     if route == semmoe_text::Route::Chat
         && let Some(chat) = PlainChat::read(body).map_err(not_json)?
     {
-        return chat_ids(text, &chat, limits, keep_on).map(|ids| (ids, true));
+        return plain_ids(text, &chat, limits, keep_on);
     }
     let value: Value = serde_json::from_str(body).map_err(not_json)?;
     let mut read = || {
         let prompt = Prompt::from_json(route, &value)?;
         let prompts = semmoe_text::prompt_ids_while(&prompt, tokenizer, template, limits, keep_on)?;
         // Several prompts of one request run on one rank: they are scored as one.
-        Ok((prompts.concat(), prompts.len() == 1 && prompt.is_text_only()))
+        let shapes = if route == semmoe_text::Route::Chat { Shapes::of(&value) } else { Shapes::NONE };
+        Ok(Read { ids: prompts.concat(), countable: prompts.len() == 1 && prompt.is_text_only(), shapes })
     };
     read().map_err(|error| unscored(text, error, &value))
 }
 
-fn of_ids(model: &Model, ids: &[u32], countable: bool, block_tokens: u32) -> Scored {
+fn of_ids(model: &Model, read: &Read, block_tokens: u32) -> Scored {
+    let Read { ids, countable, shapes } = read;
     let tokens = ids.len() as u64;
     let Needs { share, cached, .. } = model.plan.needs;
     let mut blocks = Vec::new();
@@ -232,7 +247,8 @@ fn of_ids(model: &Model, ids: &[u32], countable: bool, block_tokens: u32) -> Sco
         block_hashes(ids, block_tokens, &mut blocks);
     }
     let share = if share { shares(model, ids) } else { None };
-    Scored { tokens: tokens.max(1), counted: countable.then_some(tokens), share, blocks }
+    let (counted, tokens) = (countable.then_some(tokens), tokens.max(1));
+    Scored { tokens, counted, share, blocks, read: true, shapes: *shapes }
 }
 
 /// One share per slot, backend after backend; backends that run the same tables are scored once. Any rank of a backend

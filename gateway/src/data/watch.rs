@@ -7,6 +7,7 @@ use semmoe_engines::failures::Failure;
 use semmoe_engines::pieces::{prompt_tokens, rank_in_meta};
 use semmoe_engines::{Carrier, Dialect, Route};
 use semmoe_tables::RankId;
+use semmoe_text::Shapes;
 
 use crate::backend::Backend;
 use crate::state::Core;
@@ -49,6 +50,8 @@ pub(crate) struct Watch {
     pub(crate) rank: Option<Expected>,
     /// The prompt's tokens as they were counted here.
     pub(crate) counted: Option<u64>,
+    /// Of the chat that it is.
+    pub(crate) shapes: Shapes,
     /// Where the answer says that the engine failed.
     pub(crate) reports: Reports,
     /// The engine said in this answer that it failed.
@@ -60,7 +63,7 @@ impl Watch {
         self.look_for_rank(core, piece);
         let Some(counted) = self.counted else { return };
         if let Some(reported) = prompt_tokens(piece) {
-            core.note_count(&self.backend, counted, reported);
+            core.note_count(&self.backend, self.shapes, counted, reported);
             self.counted = None;
         }
     }

@@ -9,7 +9,7 @@ use semmoe_engines::probe::{Probe, Target, probe};
 use crate::backend::Backend;
 use crate::config::{BackendConfig, Config};
 use crate::error::StartError;
-use crate::health::fault_of;
+use crate::health::{chats_of, fault_of};
 use crate::load;
 use crate::outgoing;
 use crate::pins;
@@ -73,8 +73,9 @@ impl Prepared {
             let backend = Arc::clone(&model_of.members[member].backend);
             let names = model_of.names_asked(&backend);
             async move {
-                let found = probe(&backend.client, &Target { names: &names, ..backend.target() }, &limits).await;
-                if let Ok(probe) = &found {
+                let mut found = probe(&backend.client, &Target { names: &names, ..backend.target() }, &limits).await;
+                if let Ok(probe) = &mut found {
+                    probe.rendering = chats_of(core, &backend, model_of).await;
                     pins::first_look(core, &backend, probe).await;
                     backend.set_probe(probe.clone());
                 }

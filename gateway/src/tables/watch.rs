@@ -145,6 +145,7 @@ mod tests {
             placement,
             max_model_len: None,
             other_model: None,
+            rendering: None,
         })
     }
 

@@ -98,6 +98,8 @@ async fn wrong_prompts_are_refused_and_odd_ones_are_routed_by_load() {
             metric(&gateway, &format!("semmoe_score_failures_total{{reason=\"{}\"}}", reason.unwrap_or(""))).await;
         let answer = client.post(path, body.clone()).await;
         assert_eq!(answer.status, 200, "{answer:?}");
+        let placed_by = if reason.is_some() { "least_load" } else { "affinity" };
+        assert_eq!(answer.header("x-semmoe-policy"), placed_by, "{reason:?}");
         assert_eq!(mock.next().await.body.len(), if path == "/generate" { body.len() + 19 } else { body.len() });
         if let Some(reason) = reason {
             let line = format!("semmoe_score_failures_total{{reason=\"{reason}\"}}");

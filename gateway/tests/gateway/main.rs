@@ -7,6 +7,7 @@ mod bodies;
 mod breakers;
 mod busy;
 mod chaos;
+mod chats;
 mod codings;
 mod configs;
 mod conformity;

@@ -164,7 +164,7 @@ impl<'v> Run<'v> {
                 let format = format.required("format")?;
                 let Value::Text(format) = &format else { return refused("a date's format is a text") };
                 self.room(format.len().saturating_mul(16))?;
-                Ok(Value::text(strftime(format, (self.input.clock)())))
+                Ok(Value::text(strftime(format, (self.input.clock)() + i64::from(self.input.zone_seconds))))
             }
             "cycler" => {
                 let items = List::own(Kind::Tuple, arguments.values);

@@ -93,6 +93,8 @@ pub(crate) struct Input<'v> {
     pub(crate) special: &'v Object<String, Json>,
     /// Seconds since 1970 on the clock that `strftime_now` reads.
     pub(crate) clock: fn() -> i64,
+    /// East of Greenwich.
+    pub(crate) zone_seconds: i32,
 }
 
 impl Template {

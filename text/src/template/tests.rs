@@ -131,6 +131,20 @@ fn messages_of_any_json_are_rendered_or_refused() {
     assert!(render("{{ messages | tojson }}", &json!([deep])).is_ok());
 }
 
+/// A template that writes the date writes that of the engine's place.
+#[test]
+fn dates_are_those_of_the_zone() {
+    let source = "{{ strftime_now('%Y-%m-%d %H:%M') }}";
+    for (zone_seconds, date) in
+        [(0, "2024-02-29 13:05"), (11 * 3600, "2024-03-01 00:05"), (-14 * 3600, "2024-02-28 23:05")]
+    {
+        let template = ChatTemplate::from_source(source, &Value::Null, clock).unwrap().in_zone(zone_seconds);
+        assert!(template.writes_date());
+        assert_eq!(template.render(&user(), Given::default(), Budget::default()).unwrap(), date);
+    }
+    assert!(!ChatTemplate::from_source("{{ messages }}", &Value::Null, clock).unwrap().writes_date());
+}
+
 #[test]
 fn many_tools_are_rendered_within_the_budget() {
     let tools = json!(vec![json!({"type": "function", "function": {"name": "f"}}); 100_000]);

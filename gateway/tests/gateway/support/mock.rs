@@ -64,7 +64,12 @@ struct Shared {
     behaviour: Mutex<String>,
     /// Bytes of an endless answer that somebody took.
     flooded: AtomicUsize,
+    /// See [`Mock::render`].
+    rendering: Mutex<Option<Render>>,
 }
+
+/// The answer to a chat on a route that shows its token ids, or a status.
+type Render = Box<dyn Fn(&str, &Value) -> Result<Value, u16> + Send>;
 
 pub(crate) struct Mock {
     pub(crate) address: SocketAddr,
@@ -104,6 +109,7 @@ impl Mock {
             authorization: Mutex::default(),
             behaviour: Mutex::default(),
             flooded: AtomicUsize::new(0),
+            rendering: Mutex::default(),
         });
         let mut mock = Self {
             address: ([127, 0, 0, 1], 0).into(),
@@ -185,6 +191,12 @@ impl Mock {
     /// Answers 401 to requests with another `authorization`.
     pub(crate) fn require(&self, authorization: &str) {
         *self.shared.authorization.lock().unwrap() = Some(authorization.to_owned());
+    }
+
+    /// How chats are answered on `/tokenize` and `/v1/chat/completions/render`, by path and body. Otherwise it has no
+    /// such routes.
+    pub(crate) fn render(&self, render: impl Fn(&str, &Value) -> Result<Value, u16> + Send + 'static) {
+        *self.shared.rendering.lock().unwrap() = Some(Box::new(render));
     }
 
     /// As the header `x-mock` of requests without one.
@@ -282,6 +294,9 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
     }
     let model = shared.model.lock().unwrap().clone();
     let body = body.collect().await.unwrap().to_bytes();
+    if let Some(shown) = rendered(&shared, &path, &body) {
+        return shown;
+    }
     let asked = serde_json::from_slice::<Value>(&body).ok().and_then(|body| Some(body["model"].as_str()?.to_owned()));
     if let Some(asked) = asked.filter(|asked| !model.is_empty() && model != "any" && *asked != model) {
         let error = json!({ "error": { "message": format!("The model `{asked}` does not exist."), "code": 404 } });
@@ -328,6 +343,20 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
             whole_answer(whole, &path, body.len())
         }
     }
+}
+
+/// The gateway's question what is made of a chat, which names no model and is no request.
+fn rendered(shared: &Shared, path: &str, body: &Bytes) -> Option<Response> {
+    let chat = serde_json::from_slice::<Value>(body).ok().filter(|chat| chat.get("messages").is_some())?;
+    if !["/tokenize", "/v1/chat/completions/render"].contains(&path) || chat.get("model").is_some() {
+        return None;
+    }
+    let rendering = shared.rendering.lock().unwrap();
+    let shown = rendering.as_ref().map_or(Err(404), |render| render(path, &chat));
+    Some(shown.map_or_else(
+        |status| StatusCode::from_u16(status).unwrap().into_response(),
+        |shown| Json(shown).into_response(),
+    ))
 }
 
 /// An answer without end, as fast as it is taken.

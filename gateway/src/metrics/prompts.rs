@@ -1,0 +1,53 @@
+//! Metrics of prompts: whether engines read them as the gateway does.
+
+use semmoe_text::Shapes;
+
+use super::{Counter, Family, Gauge};
+use crate::parity::known::STATES;
+
+labels!(AgreementLabels { backend: String, agrees: &'static str });
+labels!(ShapeLabels { backend: String, shape: &'static str });
+labels!(StateLabels { backend: String, state: &'static str });
+
+metrics! {
+    pub(crate) struct PromptMetrics {
+        counts: Family<AgreementLabels, Counter>,
+            "prompt_token_counts",
+            "Prompts whose tokens the engine counted too, by whether the counts agree";
+        shapes: Family<StateLabels, Gauge>,
+            "chat_shapes",
+            "Shapes of chats, by whether the engine reads them as the gateway does: equal, differs or unproven";
+        misread: Family<ShapeLabels, Counter>,
+            "chats_misread",
+            "Chats routed by load as the engine reads them otherwise than the gateway, by the first such shape";
+    }
+}
+
+impl PromptMetrics {
+    /// One prompt that both counted; how many of the backend's agreed, or differed, as this one did.
+    pub(crate) fn counted(&self, backend: &str, agree: bool) -> u64 {
+        let labels = AgreementLabels { backend: backend.to_owned(), agrees: if agree { "yes" } else { "no" } };
+        self.counts.get_or_create(&labels).inc() + 1
+    }
+
+    /// The engine reads a chat of this shape otherwise.
+    pub(crate) fn misread(&self, backend: &str, shape: &'static str) {
+        self.misread.get_or_create(&ShapeLabels { backend: backend.to_owned(), shape }).inc();
+    }
+
+    /// Shapes that are proven to be read alike, and otherwise.
+    pub(crate) fn shapes(&self, backend: &str, equal: Shapes, differs: Shapes) {
+        let unproven = Shapes::ALL.without(equal | differs);
+        for (state, shapes) in STATES.into_iter().zip([equal, differs, unproven]) {
+            let labels = StateLabels { backend: backend.to_owned(), state };
+            self.shapes.get_or_create(&labels).set(i64::from(shapes.count()));
+        }
+    }
+
+    /// The backend is gone; its counters stay.
+    pub(super) fn forget(&self, backend: &str) {
+        for state in STATES {
+            self.shapes.remove(&StateLabels { backend: backend.to_owned(), state });
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Whether an engine reads chats as the gateway does: the ids that it makes of the built-in chats, asked for at start,
+//! when it comes back and when it changes, are compared with those made here; and its counts in answers with ours
+//! ([`counts`]).
+//!
+//! A chat has [`Shapes`]. Where the engine reads one of them otherwise, its scores would be of another prompt, so it is
+//! routed by load. An engine that shows nothing is unproven, and keeps its affinity.
+
+pub(crate) mod counts;
+pub(crate) mod known;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use semmoe_engines::probe::Probe;
+use semmoe_engines::rendering::{Rendering, Shown};
+use semmoe_engines::unix_seconds;
+use semmoe_text::{
+    Budget, BuiltInChat, ChatTemplate, Limits, PromptEncoder, Shapes, TextError, built_in_chats, chat_body_ids,
+};
+use serde_json::Value;
+
+/// Seconds of a day: dates in prompts change with it.
+const DAY: i64 = 86_400;
+/// Limits on the chat template for one chat: a few milliseconds, as other changes of the state wait meanwhile.
+const TEMPLATE: Budget = Budget { steps: 50_000, bytes: 2 << 20 };
+
+/// The reader of a model's chats.
+#[derive(Clone, Copy)]
+pub(crate) struct Reader<'a> {
+    pub(crate) tokenizer: &'a PromptEncoder,
+    pub(crate) template: Option<&'a ChatTemplate>,
+    /// Whether the template writes the date.
+    pub(crate) writes_date: bool,
+    /// The engines' clocks are so far ahead of UTC.
+    pub(crate) zone_seconds: i32,
+}
+
+/// Shapes of chats as an engine showed that it reads them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Parity {
+    pub(crate) equal: Shapes,
+    pub(crate) differs: Shapes,
+    /// The first difference, or else the first chat that could not be compared.
+    pub(crate) detail: Option<Arc<str>>,
+}
+
+/// Whether an engine that was asked is asked again: no answer came, another day began, or something differs, which the
+/// engine behind a proxy or the turn of a day may have made.
+pub(crate) fn is_open(probe: &Probe, parity: &Parity, reader: Option<&Reader<'_>>) -> bool {
+    let Some(before) = &probe.rendering else { return true };
+    let is_dated = reader.is_some_and(|reader| reader.is_of_another_day(before));
+    before.failed || is_dated || !parity.differs.is_empty()
+}
+
+/// The ids that the engine made of the built-in chats against those made here.
+pub(crate) fn compare(rendering: Option<&Rendering>, reader: Option<&Reader<'_>>) -> Parity {
+    let (Some(rendering), Some(reader)) = (rendering, reader) else { return Parity::default() };
+    let mut parity = Parity::default();
+    if reader.is_of_another_day(rendering) {
+        parity.detail = Some("the chat template writes the date, and the engine was asked on another day".into());
+        return parity;
+    }
+    let (mut difference, mut open) = (None, None);
+    for (BuiltInChat { shows, body }, shown) in built_in_chats().iter().zip(&rendering.shown) {
+        match shown {
+            Shown::Ids(theirs) => match reader.differs(body, theirs) {
+                Ok(None) => parity.equal = parity.equal | *shows,
+                Err(cause) => drop(open.get_or_insert(cause)),
+                Ok(Some(how)) => {
+                    parity.differs = parity.differs | *shows;
+                    difference.get_or_insert_with(|| format!("the {shows} chat: {how}"));
+                }
+            },
+            Shown::Refused { status } => {
+                open.get_or_insert_with(|| format!("the engine answered {status} to the {shows} chat"));
+            }
+            Shown::NotAsked => {}
+        }
+    }
+    parity.equal = parity.equal.without(parity.differs);
+    parity.detail = difference.or(open).map(Arc::from);
+    parity
+}
+
+impl Reader<'_> {
+    /// How the ids made here differ from the engine's, if they do.
+    ///
+    /// # Errors
+    /// Why they cannot be compared here and now.
+    fn differs(&self, chat: &Value, theirs: &[u32]) -> Result<Option<String>, String> {
+        let limits = Limits { template: TEMPLATE, ..Limits::default() };
+        // The libraries beneath see a template of any kind.
+        let read = || chat_body_ids(chat, self.tokenizer, self.template, limits);
+        let ours = catch_unwind(AssertUnwindSafe(read)).map_err(|_| "reading a chat panicked".to_owned())?;
+        let ours = match ours {
+            Ok(ours) => ours,
+            Err(error @ (TextError::OracleAway | TextError::TemplateBudget { .. })) => return Err(error.to_string()),
+            Err(error) => {
+                return Ok(Some(format!("the engine reads {} tokens, and the gateway none: {error}", theirs.len())));
+            }
+        };
+        let first = ours.iter().zip(theirs).position(|(ours, theirs)| ours != theirs);
+        let (ours, theirs) = (ours.len(), theirs.len());
+        if first.is_none() && ours == theirs {
+            return Ok(None);
+        }
+        let at = first.unwrap_or(ours.min(theirs));
+        Ok(Some(format!("{ours} tokens here, {theirs} at the engine, other ones from token {at} on")))
+    }
+
+    /// Whether both would write another date today.
+    fn is_of_another_day(&self, rendering: &Rendering) -> bool {
+        let day = |seconds: i64| (seconds + i64::from(self.zone_seconds)).div_euclid(DAY);
+        self.writes_date && day(rendering.unix_seconds) != day(unix_seconds())
+    }
+}
