@@ -16,6 +16,11 @@ impl Version {
         Self { major, minor, patch }
     }
 
+    /// The three numbers.
+    pub const fn numbers(self) -> [u32; 3] {
+        [self.major, self.minor, self.patch]
+    }
+
     /// Reads `0.5.23`, `v0.5.10.post2`, `0.5.10rc0`; `None` for anything else, and for builds that number themselves
     /// `0.0.0` because they do not know better.
     pub fn parse(text: &str) -> Option<Self> {

@@ -1,6 +1,6 @@
 //! One engine behind the gateway: who it is and how it is. Lives as long as the gateway, through every reload.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -8,8 +8,9 @@ use semmoe_engines::http::{BaseUrl, HttpClient};
 use semmoe_engines::probe::{Probe, Target};
 use semmoe_engines::sglang::ServerInfo;
 use semmoe_engines::tls::ClientTls;
-use semmoe_engines::{Dialect, Engine};
+use semmoe_engines::{Dialect, Engine, Version};
 use semmoe_tables::RankId;
+use semmoe_text::Preparation;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -78,6 +79,8 @@ pub(crate) struct Backend {
     suspicion: Notify,
     /// The longest prompt and answer together, in tokens, as the engine's list of models says; 0: it does not.
     max_model_len: AtomicU64,
+    /// How its engine prepares chats for its template: the row of a table.
+    preparation: AtomicUsize,
     /// Whether bytes of an answer came since the prober looked.
     heard: AtomicBool,
     /// When the prober last found that there were some.
@@ -100,6 +103,12 @@ pub(crate) struct WatchedBackends {
     pub(crate) backends: Mutex<Vec<Watched>>,
 }
 
+/// How an engine of the version that it reports prepares chats for its template: the row of a table.
+pub(crate) fn preparation_row(engine: Engine, probe: &Probe) -> usize {
+    let version = probe.version.as_deref().and_then(Version::parse).map(Version::numbers);
+    Preparation::row_of(engine.name(), version)
+}
+
 impl Backend {
     pub(crate) fn new(config: &BackendConfig, client: Client) -> Self {
         Self {
@@ -120,6 +129,7 @@ impl Backend {
             flow: Arc::default(),
             suspicion: Notify::new(),
             max_model_len: AtomicU64::new(0),
+            preparation: AtomicUsize::new(Preparation::row_of(config.engine.name(), None)),
             heard: AtomicBool::new(false),
             last_heard: Mutex::new(Instant::now()),
         }
@@ -225,10 +235,16 @@ impl Backend {
         self.last_probe().is_some_and(|probe| probe.server.as_ref().is_some_and(ServerInfo::switches))
     }
 
+    /// How its engine prepares chats for its template, by the version that it last reported.
+    pub(crate) fn preparation(&self) -> &'static Preparation {
+        Preparation::row(self.preparation.load(Ordering::Relaxed))
+    }
+
     pub(crate) fn set_probe(&self, probe: Probe) {
         let disabled = probe.server.as_ref().is_some_and(|server| server.disable_radix_cache == Some(true));
         self.keeps_no_prefixes.store(disabled, Ordering::Relaxed);
         self.max_model_len.store(probe.max_model_len.unwrap_or(0), Ordering::Relaxed);
+        self.preparation.store(preparation_row(self.engine, &probe), Ordering::Relaxed);
         *self.probe.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(probe));
     }
 }

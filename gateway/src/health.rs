@@ -108,7 +108,7 @@ fn is_open(core: &Core, backend: &Arc<Backend>, probe: &Probe) -> bool {
     let snapshot = core.snapshot();
     let Some(at) = snapshot.position(backend) else { return false };
     let (model, member) = snapshot.at(at);
-    parity::is_open(probe, &member.fit.parity, model.text.as_deref().map(Text::reader).as_ref())
+    parity::is_open(probe, &member.fit.parity, model.reader().as_ref())
 }
 
 async fn admit(core: &Core, backend: &Arc<Backend>, found: Result<Probe, HttpError>) -> Verdict {

@@ -93,10 +93,12 @@ fn text(
 ) -> (Option<Arc<Text>>, Option<UnreadText>) {
     let Some(path) = &config.tokenizer else { return (None, None) };
     let files = [Some(path.clone()), config.chat_template.clone()];
-    let beside = ["tokenizer_config.json", "chat_template.jinja", "chat_template.json", "config.json"]
-        .map(|name| Some(path.with_file_name(name)));
+    let names = ["tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"];
+    let beside = names.into_iter().chain(["config.json", "additional_chat_templates"]);
+    let beside = beside.map(|name| Some(path.with_file_name(name)));
     let files = files.into_iter().chain(beside).flatten().map(|path| FileState::of(&path)).collect();
-    let made_of = TextSource { files, segment_cache_bytes, zone_seconds: config.zone_seconds };
+    let chat_options = config.chat_options.clone();
+    let made_of = TextSource { files, chat_options, segment_cache_bytes, zone_seconds: config.zone_seconds };
     let running = old.and_then(|old| old.text.as_ref());
     if let Some(text) = running.filter(|text| text.made_of == made_of) {
         return (Some(Arc::clone(text)), None);
@@ -156,7 +158,8 @@ fn template(config: &ModelConfig, tokenizer: &Path) -> Result<Option<ChatTemplat
             template => template,
         },
     };
-    template.map(|template| Some(template.in_zone(config.zone_seconds)))
+    let options = config.chat_options.clone();
+    template.map(|template| Some(template.in_zone(config.zone_seconds).with_options(options)))
 }
 
 /// Read on a thread of its own: the fast library keeps words for each thread that it was tried on, and 16 MB of them go

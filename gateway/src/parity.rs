@@ -15,7 +15,8 @@ use semmoe_engines::probe::Probe;
 use semmoe_engines::rendering::{Rendering, Shown};
 use semmoe_engines::unix_seconds;
 use semmoe_text::{
-    Budget, BuiltInChat, ChatTemplate, Limits, PromptEncoder, Shapes, TextError, built_in_chats, chat_body_ids,
+    Budget, BuiltInChat, ChatTemplate, Limits, Preparation, PromptEncoder, Shapes, TextError, built_in_chats,
+    chat_body_ids,
 };
 use serde_json::Value;
 
@@ -29,6 +30,7 @@ const TEMPLATE: Budget = Budget { steps: 50_000, bytes: 2 << 20 };
 pub(crate) struct Reader<'a> {
     pub(crate) tokenizer: &'a PromptEncoder,
     pub(crate) template: Option<&'a ChatTemplate>,
+    pub(crate) preparation: &'static Preparation,
     /// Whether the template writes the date.
     pub(crate) writes_date: bool,
     /// The engines' clocks are so far ahead of UTC.
@@ -90,7 +92,7 @@ impl Reader<'_> {
     fn differs(&self, chat: &Value, theirs: &[u32]) -> Result<Option<String>, String> {
         let limits = Limits { template: TEMPLATE, ..Limits::default() };
         // The libraries beneath see a template of any kind.
-        let read = || chat_body_ids(chat, self.tokenizer, self.template, limits);
+        let read = || chat_body_ids(self.preparation, chat, self.tokenizer, self.template, limits);
         let ours = catch_unwind(AssertUnwindSafe(read)).map_err(|_| "reading a chat panicked".to_owned())?;
         let ours = match ours {
             Ok(ours) => ours,

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use semmoe_engines::probe::Probe;
 use semmoe_engines::{Carrier, Route};
 use semmoe_tables::Tables;
-use semmoe_text::{ChatTemplate, PromptEncoder, Shapes};
+use semmoe_text::{ChatOptions, ChatTemplate, Preparation, PromptEncoder, Shapes};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, preparation_row};
 use crate::budget::Budget;
 use crate::compat::{self, Incompatible};
 use crate::config::Config;
@@ -59,6 +59,17 @@ impl Model {
         self.text.as_deref().map(|text| &text.tokenizer)
     }
 
+    /// How its engine prepares chats for its template. Where its backends run several engines or versions, that of
+    /// the first one.
+    pub(crate) fn preparation(&self) -> &'static Preparation {
+        self.members.first().map_or(Preparation::OWN, |member| member.backend.preparation())
+    }
+
+    /// The reader of its prompts, where it has one.
+    pub(crate) fn reader(&self) -> Option<Reader<'_>> {
+        self.text.as_deref().map(|text| text.reader(self.preparation()))
+    }
+
     /// Tables against its tokenizer and the tables of all its backends, which `what` names in errors.
     pub(crate) fn check_tables(&self, tables: &Tables, what: &'static str) -> Result<(), Incompatible> {
         compat::with_tokenizer(tables, self.encoder())?;
@@ -71,7 +82,9 @@ impl Model {
         let (member, files) = (&self.members[at], self.check_files(at).err());
         let (config, room) = (&member.backend.config, self.room(at, max_ranks));
         let tables = member.tables.as_ref().map(|loaded| loaded.tables.as_ref());
-        let reader = self.text.as_deref().map(Text::reader);
+        // The first backend's version may be known only by this probe.
+        let found = probe.filter(|_| at == 0).map(|probe| Preparation::row(preparation_row(config.engine, probe)));
+        let reader = self.text.as_deref().map(|text| text.reader(found.unwrap_or(self.preparation())));
         let subject = Subject { config, tables, reader, files: files.as_ref(), room };
         verdict::judge(probe, &subject)
     }
@@ -162,9 +175,9 @@ pub(crate) struct Text {
 }
 
 impl Text {
-    pub(crate) fn reader(&self) -> Reader<'_> {
+    fn reader(&self, preparation: &'static Preparation) -> Reader<'_> {
         let (template, zone_seconds) = (self.template.as_deref(), self.made_of.zone_seconds);
-        Reader { tokenizer: &self.tokenizer, template, writes_date: self.writes_date, zone_seconds }
+        Reader { tokenizer: &self.tokenizer, template, preparation, writes_date: self.writes_date, zone_seconds }
     }
 }
 
@@ -172,6 +185,7 @@ impl Text {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TextSource {
     pub(crate) files: Vec<FileState>,
+    pub(crate) chat_options: ChatOptions,
     pub(crate) segment_cache_bytes: usize,
     /// Of the engines' clocks.
     pub(crate) zone_seconds: i32,

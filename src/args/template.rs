@@ -9,7 +9,8 @@ use super::OutputArgs;
 const CHECK_EXAMPLES: &str = "\
 Examples:
   semmoe template check Qwen3-30B-A3B
-  semmoe template check Qwen3-30B-A3B --chats chats.jsonl --json";
+  semmoe template check Qwen3-30B-A3B --chats chats.jsonl --json
+  semmoe template check Qwen3-30B-A3B --engine vllm@0.32.0";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TemplateCommand {
@@ -27,9 +28,19 @@ pub(crate) struct TemplateCheckArgs {
     /// The model's directory, with tokenizer.json and the chat template.
     #[arg(value_name = "TOKENIZER_DIR")]
     pub(crate) tokenizer: PathBuf,
-    /// Chats, one request's body a line; without it, built-in ones of all shapes.
+    /// Chats or completions, one request's body a line; without it, built-in ones of all shapes.
     #[arg(long, value_name = "FILE")]
     pub(crate) chats: Option<PathBuf>,
+    /// The engine that reads them: vllm or sglang, with @VERSION for another than the newest. Nothing is compared with
+    /// Jinja2 then, and the date is today's.
+    #[arg(long, value_name = "ENGINE")]
+    pub(crate) engine: Option<String>,
+    /// Variables of the template where a chat does not set them, a JSON object.
+    #[arg(long, value_name = "JSON")]
+    pub(crate) default_chat_template_kwargs: Option<String>,
+    /// With --json, each chat's token ids.
+    #[arg(long)]
+    pub(crate) ids: bool,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }

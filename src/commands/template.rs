@@ -5,7 +5,10 @@ use std::io::{Read as _, Write as _};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use semmoe_text::{Budget, ChatTemplate, Given, Tokenizer, tokenizer_file};
+use semmoe_engines::{Engine, Version};
+use semmoe_text::{
+    Budget, ChatOptions, ChatTemplate, Given, Limits, Preparation, Prompt, Route, Tokenizer, prompt_ids, tokenizer_file,
+};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -38,6 +41,8 @@ struct Outcome {
     #[serde(skip_serializing_if = "Option::is_none")]
     tokens: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     refused: Option<String>,
     /// Jinja2's text or error, where it is another one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -48,14 +53,27 @@ pub(crate) fn run(command: &TemplateCommand) -> Result<(), CliError> {
     let TemplateCommand::Check(args) = command;
     let file = tokenizer_file(&args.tokenizer);
     let input = |error: semmoe_text::TextError| CliError::input(error.to_string());
-    let template = ChatTemplate::beside(&file, || NOW).map_err(input)?;
+    // Jinja2's clock stands, an engine's does not.
+    let clock: fn() -> i64 = if args.engine.is_some() { semmoe_engines::unix_seconds } else { || NOW };
+    let template = ChatTemplate::beside(&file, clock).map_err(input)?.with_options(options(args)?);
     let tokenizer = Tokenizer::from_file(&file).map_err(input)?;
     let chats = chats(args)?;
-    let requests: Vec<Value> = chats.iter().map(|chat| request(&template, chat)).collect::<Result<_, _>>()?;
-    let theirs = reference(&requests);
+    let preparation = args.engine.as_deref().map_or(Ok(Preparation::OWN), preparation)?;
+    // Chats that the engine refuses are compared with nothing.
+    let requests: Vec<Value> = chats.iter().map(|chat| request(&template, preparation, chat)).collect();
+    let theirs = if args.engine.is_none() { reference(&requests) } else { None };
     let mut outcomes = Vec::new();
     for (at, (chat, request)) in chats.iter().zip(&requests).enumerate() {
-        outcomes.push(outcome(&template, &tokenizer, chat, request, theirs.as_ref().and_then(|all| all.get(at)))?);
+        let theirs = theirs.as_ref().and_then(|all| all.get(at)).filter(|_| !request.is_null());
+        let jinja2 = theirs.and_then(|theirs| difference(&template, request, theirs));
+        let route = if chat["messages"].is_array() { Route::Chat } else { Route::Completions };
+        let prompt = Prompt::read(preparation, route, chat);
+        let ids = prompt.and_then(|prompt| prompt_ids(&prompt, &tokenizer, Some(&template), Limits::default()));
+        let chat = chat["name"].as_str().unwrap_or("chat").to_owned();
+        outcomes.push(match ids.map(|prompts| prompts.concat()) {
+            Ok(ids) => Outcome { chat, tokens: Some(ids.len()), ids: args.ids.then_some(ids), refused: None, jinja2 },
+            Err(error) => Outcome { chat, tokens: None, ids: None, refused: Some(error.to_string()), jinja2 },
+        });
     }
     let differ = outcomes.iter().filter(|outcome| outcome.jinja2.is_some()).count();
     let report = Report { features: template.features(), compared: theirs.is_some(), differ, chats: outcomes };
@@ -77,7 +95,7 @@ fn chats(args: &TemplateCheckArgs) -> Result<Vec<Value>, CliError> {
             continue;
         }
         match serde_json::from_str::<Value>(line) {
-            Ok(chat) if chat["messages"].is_array() => chats.push(chat),
+            Ok(chat) if chat["messages"].is_array() || chat["prompt"].is_string() => chats.push(chat),
             Ok(_) => return Err(CliError::input(format!("line {} of the chats has no list of messages", at + 1))),
             Err(error) => return Err(CliError::input(format!("line {} of the chats is not JSON: {error}", at + 1))),
         }
@@ -85,51 +103,46 @@ fn chats(args: &TemplateCheckArgs) -> Result<Vec<Value>, CliError> {
     Ok(chats)
 }
 
-/// A chat as both renderers get it: after what engines do before a template.
-fn request(template: &ChatTemplate, chat: &Value) -> Result<Value, CliError> {
-    let messages = ChatTemplate::prepared(&chat["messages"]).map_err(|error| CliError::input(error.to_string()))?;
-    let has_tools = chat["tools"].as_array().is_some_and(|tools| !tools.is_empty());
-    Ok(json!({
-        "template": template.source(has_tools),
-        "special": template.special_tokens(),
-        "messages": messages,
-        "tools": chat["tools"],
-        "variables": if chat["chat_template_kwargs"].is_object() { chat["chat_template_kwargs"].clone() } else { json!({}) },
-        "add_generation_prompt": chat["add_generation_prompt"] != false,
-    }))
+/// Templates of requests are rendered, too: the chats are the operator's.
+fn options(args: &TemplateCheckArgs) -> Result<ChatOptions, CliError> {
+    let variables = match &args.default_chat_template_kwargs {
+        Some(text) => serde_json::from_str(text)
+            .map_err(|error| CliError::input(format!("--default-chat-template-kwargs: {error}")))?,
+        None => serde_json::Map::new(),
+    };
+    Ok(ChatOptions { variables, trusts_templates: true, ..ChatOptions::default() })
 }
 
-fn outcome(
-    template: &ChatTemplate,
-    tokenizer: &Tokenizer,
-    chat: &Value,
-    request: &Value,
-    theirs: Option<&Value>,
-) -> Result<Outcome, CliError> {
+/// `vllm`, or `vllm@0.30.0`.
+fn preparation(engine: &str) -> Result<&'static Preparation, CliError> {
+    let (name, version) = engine.split_once('@').map_or((engine, None), |(name, version)| (name, Some(version)));
+    let engine: Engine = name.parse().map_err(|error| CliError::input(format!("--engine: {error}")))?;
+    let numbers = version.map(|text| {
+        let version = Version::parse(text).map(Version::numbers);
+        version.ok_or_else(|| CliError::input(format!("--engine: '{text}' is no version such as 0.32.0")))
+    });
+    Ok(Preparation::of(engine.name(), numbers.transpose()?))
+}
+
+/// A chat as both renderers get it: after what the engine does before its template; null where it refuses.
+fn request(template: &ChatTemplate, preparation: &Preparation, chat: &Value) -> Value {
+    let body = chat.as_object().cloned().unwrap_or_default();
+    template.prepared(preparation, &body).unwrap_or_default()
+}
+
+/// Jinja2's text or error, where it is another one.
+fn difference(template: &ChatTemplate, request: &Value, theirs: &Value) -> Option<String> {
     let given = Given {
         tools: Some(&request["tools"]),
         add_generation_prompt: request["add_generation_prompt"] == true,
         variables: request["variables"].as_object(),
     };
-    let rendered = template.render_as_given(&request["messages"], given, Budget::default());
-    let is_equal = match (&rendered, theirs) {
-        (_, None) => true,
-        (Ok(text), Some(theirs)) => theirs["text"] == **text,
-        (Err(_), Some(theirs)) => theirs["error"].is_string(),
+    let is_equal = match template.render_as_given(&request["messages"], given, Budget::default()) {
+        Ok(text) => theirs["text"] == *text,
+        Err(_) => theirs["error"].is_string(),
     };
-    let jinja2 = theirs.filter(|_| !is_equal).map(|theirs| {
-        let text = theirs["text"].as_str().or(theirs["error"].as_str());
-        text.unwrap_or_default().to_owned()
-    });
-    let name = chat["name"].as_str().map_or_else(|| "chat".to_owned(), str::to_owned);
-    let (tokens, refused) = match rendered {
-        Ok(text) => {
-            let ids = tokenizer.encode(&text).map_err(|error| CliError::failed(error.to_string()))?;
-            (Some(ids.len()), None)
-        }
-        Err(error) => (None, Some(error.to_string())),
-    };
-    Ok(Outcome { chat: name, tokens, refused, jinja2 })
+    let text = theirs["text"].as_str().or(theirs["error"].as_str()).filter(|_| !is_equal);
+    text.map(str::to_owned)
 }
 
 /// Jinja2's answers; `None` where there is no Python with it, or it does not end.
@@ -141,8 +154,10 @@ fn reference(requests: &[Value]) -> Option<Vec<Value>> {
         .stderr(Stdio::null())
         .spawn()
         .ok()?;
+    let skipped = json!({"messages": []});
     let (mut input, mut output) = (python.stdin.take()?, python.stdout.take()?);
-    let lines: String = requests.iter().map(|request| format!("{request}\n")).collect();
+    let lines: String =
+        requests.iter().map(|request| format!("{}\n", if request.is_null() { &skipped } else { request })).collect();
     // Python without jinja2 reads nothing.
     let writing = std::thread::spawn(move || input.write_all(lines.as_bytes()).is_ok());
     let reading = std::thread::spawn(move || {
@@ -168,7 +183,7 @@ fn reference(requests: &[Value]) -> Option<Vec<Value>> {
 
 fn described(report: &Report) -> String {
     let mut text = String::new();
-    for Outcome { chat, tokens, refused, jinja2 } in &report.chats {
+    for Outcome { chat, tokens, refused, jinja2, .. } in &report.chats {
         let _ = match (tokens, refused) {
             (Some(tokens), _) => writeln!(text, "{chat}: {tokens} tokens"),
             (None, refused) => writeln!(text, "{chat}: refused: {}", refused.as_deref().unwrap_or_default()),
@@ -178,8 +193,7 @@ fn described(report: &Report) -> String {
         }
     }
     let _ = writeln!(text, "uses: {}", report.features.join(", "));
-    let compared =
-        if report.compared { "compared with Jinja2" } else { "not compared: python3 with jinja2 is not there" };
+    let compared = if report.compared { "compared with Jinja2" } else { "not compared with Jinja2" };
     let _ = writeln!(text, "{} chats, {compared}, {} differ", report.chats.len(), report.differ);
     text
 }

@@ -12,7 +12,18 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 
 /// Fields of a body that change what a template writes.
-const LOOKED_AT: [&str; 3] = ["tools", "chat_template_kwargs", "add_generation_prompt"];
+const LOOKED_AT: [&str; 10] = [
+    "tools",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+    "reasoning_effort",
+    "reasoning",
+    "documents",
+    "add_special_tokens",
+    "chat_template",
+    "input_ids",
+];
 
 /// A chat of messages with a role and a text each. Everything else about it is as a template finds it by default: no
 /// tools, no variables, and the assistant's turn to open.

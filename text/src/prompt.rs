@@ -2,8 +2,9 @@
 
 use serde_json::{Map, Value};
 
-use crate::template::field;
-use crate::{Budget, ChatTemplate, Given, PlainChat, PromptEncoder, TextError};
+use crate::preparation::BODY_FIELDS;
+use crate::template::{Rendered, field};
+use crate::{Budget, ChatTemplate, PlainChat, Preparation, PromptEncoder, TextError};
 
 /// The routes whose bodies carry a prompt.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -38,32 +39,45 @@ impl Default for Limits {
 /// The prompt of a request, before tokenizing.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Prompt {
-    /// Messages for the chat template.
-    Messages {
-        /// The list of messages.
-        messages: Value,
-        /// The tools, if any.
-        tools: Option<Value>,
-        /// Further variables for the template (`chat_template_kwargs`).
-        variables: Map<String, Value>,
-        /// Whether the template should open the assistant's turn; true unless the request says otherwise.
-        add_generation_prompt: bool,
+    /// A chat for the template.
+    Chat {
+        /// The fields that some engine reads before its template: the messages and more.
+        body: Map<String, Value>,
+        /// The way of its engine.
+        preparation: &'static Preparation,
     },
     /// Texts, one per prompt.
     Texts(Vec<String>),
+    /// Texts that get no special tokens, one per prompt.
+    BareTexts(Vec<String>),
     /// Token ids, one list per prompt.
     Ids(Vec<Vec<u32>>),
 }
 
 impl Prompt {
-    /// Finds the prompt in a parsed body. Never copies more than the body holds; wrong types are the client's fault.
+    /// Finds the prompt in a parsed body, for semmoe's worker.
+    ///
+    /// # Errors
+    /// As [`Prompt::read`].
+    pub fn from_json(route: Route, body: &Value) -> Result<Self, TextError> {
+        Self::read(Preparation::OWN, route, body)
+    }
+
+    /// Finds the prompt in a parsed body, as an engine reads it. Never copies more than the body holds; wrong types are
+    /// the client's fault.
     ///
     /// # Errors
     /// `TextError::Field` names the field that is missing or of another type.
-    pub fn from_json(route: Route, body: &Value) -> Result<Self, TextError> {
+    pub fn read(preparation: &'static Preparation, route: Route, body: &Value) -> Result<Self, TextError> {
         match route {
-            Route::Chat => chat(body),
-            Route::Completions => texts_or_ids("prompt", body.get("prompt").unwrap_or(&Value::Null)),
+            Route::Chat => chat(preparation, body),
+            Route::Completions => {
+                let prompt = texts_or_ids("prompt", body.get("prompt").unwrap_or(&Value::Null))?;
+                Ok(match prompt {
+                    Prompt::Texts(texts) if preparation.is_bare(body) => Prompt::BareTexts(texts),
+                    prompt => prompt,
+                })
+            }
             Route::Generate => match (present(body, "text"), present(body, "input_ids")) {
                 (Some(text), None) => texts_or_ids("text", text),
                 (None, Some(ids)) => texts_or_ids("input_ids", ids),
@@ -79,8 +93,9 @@ impl Prompt {
 
     /// Whether all of it is text or ids: no part of a message is an image, a sound or of another kind.
     pub fn is_text_only(&self) -> bool {
-        let Prompt::Messages { messages, .. } = self else { return true };
-        let mut parts = messages.as_array().into_iter().flatten().filter_map(|message| message["content"].as_array());
+        let Prompt::Chat { body, .. } = self else { return true };
+        let messages = body.get("messages").and_then(Value::as_array);
+        let mut parts = messages.into_iter().flatten().filter_map(|message| message["content"].as_array());
         parts.all(|parts| parts.iter().all(|part| part.is_string() || part["text"].is_string()))
     }
 }
@@ -89,23 +104,19 @@ fn present<'a>(body: &'a Value, name: &str) -> Option<&'a Value> {
     body.get(name).filter(|value| !value.is_null())
 }
 
-fn chat(body: &Value) -> Result<Prompt, TextError> {
+fn chat(preparation: &'static Preparation, body: &Value) -> Result<Prompt, TextError> {
     let messages = body.get("messages").unwrap_or(&Value::Null);
     if messages.as_array().is_none_or(Vec::is_empty) {
         return Err(field("messages", "a list of messages", messages));
     }
-    let variables = match present(body, "chat_template_kwargs") {
-        None => Map::new(),
-        Some(Value::Object(variables)) => variables.clone(),
-        Some(other) => return Err(field("chat_template_kwargs", "an object", other)),
-    };
-    let add_generation_prompt = match present(body, "add_generation_prompt") {
-        None => true,
-        Some(Value::Bool(flag)) => *flag,
-        Some(other) => return Err(field("add_generation_prompt", "a boolean", other)),
-    };
-    let tools = present(body, "tools").cloned();
-    Ok(Prompt::Messages { messages: messages.clone(), tools, variables, add_generation_prompt })
+    if let Some(other) = present(body, "chat_template_kwargs").filter(|variables| !variables.is_object()) {
+        return Err(field("chat_template_kwargs", "an object", other));
+    }
+    if let Some(ids) = present(body, "input_ids").filter(|_| preparation.reads_ids()) {
+        return texts_or_ids("input_ids", ids);
+    }
+    let read = BODY_FIELDS.iter().filter_map(|name| Some(((*name).to_owned(), present(body, name)?.clone())));
+    Ok(Prompt::Chat { body: read.collect(), preparation })
 }
 
 /// A string, a list of strings, a list of ids or a list of lists of ids. `text` takes no ids and `input_ids` no
@@ -175,21 +186,16 @@ pub fn prompt_ids_while(
 ) -> Result<Vec<Vec<u32>>, TextError> {
     let bytes_within = |bytes| check("the prompt", bytes, "bytes", limits.text_bytes);
     match prompt {
-        Prompt::Messages { messages, tools, variables, add_generation_prompt } => {
+        Prompt::Chat { body, preparation } => {
             let template = template.ok_or(TextError::NoTemplate)?;
-            let given = Given {
-                tools: tools.as_ref(),
-                add_generation_prompt: *add_generation_prompt,
-                variables: Some(variables),
-            };
-            let text = template.render(messages, given, limits.template)?;
-            bytes_within(text.len())?;
-            Ok(vec![tokenizer.encode_while(&text, false, keep_on)?])
+            let rendered = template.render_body(preparation, body, limits.template)?;
+            rendered_ids(&rendered, template, tokenizer, limits, keep_on).map(|ids| vec![ids])
         }
-        Prompt::Texts(texts) => {
+        Prompt::Texts(texts) | Prompt::BareTexts(texts) => {
             check("the request", texts.len(), "prompts", limits.prompts)?;
             bytes_within(texts.iter().map(String::len).sum())?;
-            texts.iter().map(|text| tokenizer.encode_while(text, true, keep_on)).collect()
+            let special = matches!(prompt, Prompt::Texts(_));
+            texts.iter().map(|text| tokenizer.encode_while(text, special, keep_on)).collect()
         }
         Prompt::Ids(lists) => {
             check("the request", lists.len(), "prompts", limits.prompts)?;
@@ -205,30 +211,53 @@ pub fn prompt_ids_while(
 /// As there.
 pub fn chat_ids_while(
     chat: &PlainChat<'_>,
+    preparation: &Preparation,
     tokenizer: &PromptEncoder,
     template: Option<&ChatTemplate>,
     limits: Limits,
     keep_on: &mut dyn FnMut() -> bool,
 ) -> Result<Vec<u32>, TextError> {
-    let text = template.ok_or(TextError::NoTemplate)?.render_plain(chat, limits.template)?;
-    check("the prompt", text.len(), "bytes", limits.text_bytes)?;
-    tokenizer.encode_while(&text, false, keep_on)
+    let template = template.ok_or(TextError::NoTemplate)?;
+    let rendered = template.render_chat(preparation, chat, limits.template)?;
+    rendered_ids(&rendered, template, tokenizer, limits, keep_on)
+}
+
+fn rendered_ids(
+    rendered: &Rendered,
+    template: &ChatTemplate,
+    tokenizer: &PromptEncoder,
+    limits: Limits,
+    keep_on: &mut dyn FnMut() -> bool,
+) -> Result<Vec<u32>, TextError> {
+    let Rendered { text, prefix, special } = rendered;
+    let bytes = text.len() + prefix.as_ref().map_or(0, String::len);
+    check("the prompt", bytes, "bytes", limits.text_bytes)?;
+    let mut ids = tokenizer.encode_while(text, *special, keep_on)?;
+    if let Some(prefix) = prefix {
+        let more = tokenizer.encode_while(prefix, true, keep_on)?;
+        let begin = template.special_tokens().get("bos_token").and_then(Value::as_str);
+        let begin = begin.map(|token| tokenizer.encode(token)).transpose()?;
+        let begins = begin.is_some_and(|begin| begin.len() == 1 && more.first() == begin.first());
+        ids.extend_from_slice(&more[usize::from(begins)..]);
+    }
+    Ok(ids)
 }
 
 /// The token ids of a chat's body, which is read as a request's is.
 ///
 /// # Errors
-/// As of [`Prompt::from_json`] and [`prompt_ids`].
+/// As of [`Prompt::read`] and [`prompt_ids`].
 pub fn chat_body_ids(
+    preparation: &'static Preparation,
     body: &Value,
     tokenizer: &PromptEncoder,
     template: Option<&ChatTemplate>,
     limits: Limits,
 ) -> Result<Vec<u32>, TextError> {
     if let Ok(Some(chat)) = PlainChat::read(&body.to_string()) {
-        return chat_ids_while(&chat, tokenizer, template, limits, &mut || true);
+        return chat_ids_while(&chat, preparation, tokenizer, template, limits, &mut || true);
     }
-    let prompt = Prompt::from_json(Route::Chat, body)?;
+    let prompt = Prompt::read(preparation, Route::Chat, body)?;
     Ok(prompt_ids(&prompt, tokenizer, template, limits)?.concat())
 }
 

@@ -1,12 +1,17 @@
 //! Chat templates: where a model has them, and a chat rendered as Transformers and the engines render it.
 
+mod engine;
+
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
 use crate::encoder::{one_line, read_limited};
-use crate::jinja::{Budget, Failure, Input, List, Template, Value as Jinja};
+use crate::jinja::{Budget, Failure, Input, List, Template, Traits, Value as Jinja};
+use crate::preparation::ChatOptions;
 use crate::{PlainChat, TextError};
+
+pub(crate) use engine::Rendered;
 
 /// The largest `tokenizer_config.json` or template file taken, in bytes.
 const FILE_LIMIT_BYTES: u64 = 32 << 20;
@@ -22,12 +27,30 @@ pub type Clock = fn() -> i64;
 /// A parsed chat template with the special tokens that it may write.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    default: Template,
+    default: Parsed,
     /// Takes the place of the other one where there are tools.
-    tool_use: Option<Template>,
+    tool_use: Option<Parsed>,
+    /// The first of several, where it is another one than the default.
+    first: Option<Parsed>,
     special_tokens: Map<String, Value>,
     clock: Clock,
     zone_seconds: i32,
+    options: ChatOptions,
+}
+
+/// A template, and what engines look for in it.
+#[derive(Debug)]
+struct Parsed {
+    template: Template,
+    traits: Traits,
+}
+
+impl Parsed {
+    fn new(source: &str) -> Result<Self, TextError> {
+        let template = Template::parse(source).map_err(|reason| TextError::TemplateSyntax { reason })?;
+        let traits = template.traits();
+        Ok(Self { template, traits })
+    }
 }
 
 /// The variables of a template beside the messages.
@@ -49,8 +72,9 @@ impl Default for Given<'_> {
 }
 
 impl ChatTemplate {
-    /// The template of a model's folder, from any file in it: `chat_template.jinja`, else `chat_template.json`, else
-    /// the field of `tokenizer_config.json`, which has the special tokens. [`TextError::NoTemplate`] if there is
+    /// The template of a model's folder, from any file in it: `chat_template.jinja` with those of
+    /// `additional_chat_templates`, else `chat_template.json`, else the field of `tokenizer_config.json`, which has the
+    /// special tokens. [`TextError::NoTemplate`] if there is
     /// none.
     ///
     /// # Errors
@@ -58,8 +82,12 @@ impl ChatTemplate {
     pub fn beside(file: &Path, clock: Clock) -> Result<Self, TextError> {
         let config = config_beside(file)?;
         let (jinja, json) = (file.with_file_name("chat_template.jinja"), file.with_file_name("chat_template.json"));
-        let template = if jinja.exists() {
+        let more = more_templates(file)?;
+        let template = if jinja.exists() && more.is_empty() {
             Value::String(read_text(&jinja)?)
+        } else if !more.is_empty() {
+            let default = if jinja.exists() { Some(named("default", read_text(&jinja)?)) } else { None };
+            default.into_iter().chain(more).collect()
         } else if json.exists() {
             template_of(read_json(&json)?)
         } else {
@@ -91,24 +119,35 @@ impl ChatTemplate {
 
     /// `template` is a string or a list of `{name, template}`; "default" is used, and "tool_use" when there are tools.
     fn from_parts(template: &Value, config: &Value, clock: Clock) -> Result<Self, TextError> {
-        let parse = |source: &str| Template::parse(source).map_err(|reason| TextError::TemplateSyntax { reason });
-        let (mut default, mut tool_use) = (None, None);
+        let (mut default, mut tool_use, mut first) = (None, None, None);
         match template {
             Value::Null => return Err(TextError::NoTemplate),
-            Value::String(source) => default = Some(parse(source)?),
+            Value::String(source) => default = Some(Parsed::new(source)?),
             Value::Array(named) => {
-                for entry in named {
-                    match (entry.get("name").and_then(Value::as_str), entry.get("template").and_then(Value::as_str)) {
-                        (Some("default"), Some(source)) => default = Some(parse(source)?),
-                        (Some(TOOL_NAME), Some(source)) => tool_use = Some(parse(source)?),
+                for (at, entry) in named.iter().enumerate() {
+                    let (name, source) = (entry["name"].as_str(), entry["template"].as_str());
+                    let Some(source) = source else { continue };
+                    match name {
+                        Some("default") => default = Some(Parsed::new(source)?),
+                        Some(TOOL_NAME) => tool_use = Some(Parsed::new(source)?),
                         _ => {}
+                    }
+                    if at == 0 && name != Some("default") {
+                        first = Some(Parsed::new(source)?);
                     }
                 }
             }
             _ => return Err(unusable("chat_template is neither a string nor a list".into())),
         }
         let Some(default) = default else { return Err(unusable("chat_template has no entry named default".into())) };
-        Ok(Self { default, tool_use, special_tokens: special_tokens(config), clock, zone_seconds: 0 })
+        let (special_tokens, options) = (special_tokens(config), ChatOptions::default());
+        Ok(Self { default, tool_use, first, special_tokens, clock, zone_seconds: 0, options })
+    }
+
+    /// With the options of the engine that renders it.
+    #[must_use]
+    pub fn with_options(self, options: ChatOptions) -> Self {
+        Self { options, ..self }
     }
 
     /// The same, where the engine's clock is so many seconds ahead of UTC.
@@ -120,7 +159,7 @@ impl ChatTemplate {
     /// Tags, filters, tests, methods and functions that it uses, each once, in order.
     pub fn features(&self) -> Vec<String> {
         let all = [Some(&self.default), self.tool_use.as_ref()].into_iter().flatten();
-        let features: std::collections::BTreeSet<String> = all.flat_map(Template::features).collect();
+        let features: std::collections::BTreeSet<String> = all.flat_map(|one| one.template.features()).collect();
         features.into_iter().collect()
     }
 
@@ -131,7 +170,7 @@ impl ChatTemplate {
 
     /// The template's text where there are tools, or where there are none.
     pub fn source(&self, with_tools: bool) -> &str {
-        self.template(with_tools).source()
+        self.parsed(with_tools).template.source()
     }
 
     /// The variables that hold special tokens.
@@ -139,25 +178,18 @@ impl ChatTemplate {
         &self.special_tokens
     }
 
-    fn template(&self, with_tools: bool) -> &Template {
+    fn parsed(&self, with_tools: bool) -> &Parsed {
         self.tool_use.as_ref().filter(|_| with_tools).unwrap_or(&self.default)
     }
 
-    /// Renders OpenAI-style `messages` (a list), ready to be encoded. Content that is a list of parts is reduced to its
-    /// text parts, joined by a space as SGLang does for templates that take strings.
+    /// Renders OpenAI-style `messages` (a list) as semmoe's worker does, ready to be encoded. Content that is a list of
+    /// parts is reduced to its text parts, joined by a space.
     ///
     /// # Errors
     /// `TextError`: messages of another form, that the template rejects, or that take more than `budget` allows.
     pub fn render(&self, messages: &Value, given: Given<'_>, budget: Budget) -> Result<String, TextError> {
-        self.render_as_given(&normalise(messages)?, given, budget)
-    }
-
-    /// Messages as [`ChatTemplate::render`] gives them to the template: after what engines do before.
-    ///
-    /// # Errors
-    /// `TextError::Field`: messages of another form.
-    pub fn prepared(messages: &Value) -> Result<Value, TextError> {
-        normalise(messages)
+        let prepared = crate::preparation::own_messages(messages)?;
+        self.render_as_given(&prepared, given, budget)
     }
 
     /// Renders `messages` as `apply_chat_template` of Transformers does, without what an engine does before.
@@ -177,7 +209,7 @@ impl ChatTemplate {
             clock: self.clock,
             zone_seconds: self.zone_seconds,
         };
-        self.template(tools.is_some()).render(&input, budget).map_err(failed)
+        self.parsed(tools.is_some()).template.render(&input, budget).map_err(failed)
     }
 
     /// The output of [`Self::render`] for the same messages, without tools, and with the assistant's turn opened.
@@ -190,12 +222,12 @@ impl ChatTemplate {
             tools: Jinja::None,
             documents: Jinja::None,
             add_generation_prompt: Jinja::Bool(true),
-            variables: None,
+            variables: Some(&self.options.variables),
             special: &self.special_tokens,
             clock: self.clock,
             zone_seconds: self.zone_seconds,
         };
-        self.default.render(&input, budget).map_err(failed)
+        self.default.template.render(&input, budget).map_err(failed)
     }
 }
 
@@ -213,10 +245,40 @@ fn unusable(reason: String) -> TextError {
     TextError::TemplateConfig { reason }
 }
 
-/// The settings of a tokenizer; null where it has none.
+/// The settings of a tokenizer; null where it has none. Older ones have their special tokens in a file of their own.
 fn config_beside(file: &Path) -> Result<Value, TextError> {
     let config = file.with_file_name("tokenizer_config.json");
-    if config.exists() { read_json(&config) } else { Ok(Value::Null) }
+    let mut config = if config.exists() { read_json(&config)? } else { Value::Null };
+    let tokens = file.with_file_name("special_tokens_map.json");
+    if config.get("added_tokens_decoder").is_none() && tokens.exists() {
+        let config = config.as_object_mut().map(std::mem::take).unwrap_or_default();
+        let tokens = read_json(&tokens)?.as_object_mut().map(std::mem::take).unwrap_or_default();
+        return Ok(Value::Object(config.into_iter().chain(tokens).collect()));
+    }
+    Ok(config)
+}
+
+fn named(name: &str, template: String) -> Value {
+    serde_json::json!({"name": name, "template": template})
+}
+
+/// The templates in the folder of further ones, by their names.
+fn more_templates(file: &Path) -> Result<Vec<Value>, TextError> {
+    let folder = file.with_file_name("additional_chat_templates");
+    if !folder.is_dir() {
+        return Ok(Vec::new());
+    }
+    let unread = |source| TextError::Read { path: folder.clone(), source };
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(&folder).map_err(unread)? {
+        let path = entry.map_err(unread)?.path();
+        if path.extension().is_some_and(|extension| extension == "jinja") {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    let name = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    paths.iter().map(|path| Ok(named(&name(path), read_text(path)?))).collect()
 }
 
 fn template_of(mut config: Value) -> Value {
@@ -254,45 +316,6 @@ fn special_tokens(config: &Value) -> Map<String, Value> {
         MORE_TOKENS.iter().filter_map(|name| config.get(*name)?.as_object()).for_each(|more| add(more, true));
     }
     tokens
-}
-
-/// Prepares messages as the engines do before a template sees them: parts become text, no content becomes an empty one,
-/// and tool call arguments become objects where they are JSON.
-fn normalise(messages: &Value) -> Result<Value, TextError> {
-    let list = messages.as_array().ok_or_else(|| field("messages", "a list of messages", messages))?;
-    list.iter().enumerate().map(|(index, message)| normalise_message(index, message)).collect()
-}
-
-fn normalise_message(index: usize, message: &Value) -> Result<Value, TextError> {
-    let Value::Object(message) = message else {
-        return Err(field(&format!("messages[{index}]"), "an object", message));
-    };
-    let mut message = message.clone();
-    if !message.get("role").is_some_and(Value::is_string) {
-        let found = message.get("role").unwrap_or(&Value::Null);
-        return Err(field(&format!("messages[{index}].role"), "a string", found));
-    }
-    let content = match message.get("content") {
-        None | Some(Value::Null) => String::new(),
-        Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(parts)) => {
-            let text = |part: &Value| match part {
-                Value::String(text) => Some(text.clone()),
-                part => part.get("text").and_then(Value::as_str).map(str::to_owned),
-            };
-            parts.iter().filter_map(text).collect::<Vec<_>>().join(" ")
-        }
-        Some(other) => return Err(field(&format!("messages[{index}].content"), "a string or a list of parts", other)),
-    };
-    message.insert("content".into(), content.into());
-    if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
-        for arguments in calls.iter_mut().filter_map(|call| call.get_mut("function")?.get_mut("arguments")) {
-            if let Some(parsed) = arguments.as_str().and_then(|text| serde_json::from_str(text).ok()) {
-                *arguments = parsed;
-            }
-        }
-    }
-    Ok(Value::Object(message))
 }
 
 /// A [`TextError::Field`] that names the JSON type found.

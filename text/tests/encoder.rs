@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use semmoe_text::{
-    ChatTemplate, Fault, Limits, PlainChat, Prompt, Route, TextError, Tokenizer, chat_ids_while, prompt_ids,
+    ChatTemplate, Fault, Limits, PlainChat, Preparation, Prompt, Route, TextError, Tokenizer, chat_ids_while,
+    prompt_ids,
 };
 use serde_json::{Value, json};
 
@@ -93,7 +94,7 @@ proptest! {
         for source in TEMPLATES {
             let template = template(folder.path(), source);
             let expected = prompt_ids(&prompt, tokenizer(), Some(&template), Limits::default());
-            let found = chat_ids_while(&chat, tokenizer(), Some(&template), Limits::default(), &mut || true);
+            let found = chat_ids_while(&chat, Preparation::OWN, tokenizer(), Some(&template), Limits::default(), &mut || true);
             match (expected, found) {
                 (Ok(expected), Ok(found)) => prop_assert_eq!(expected.concat(), found),
                 (Err(expected), Err(found)) => prop_assert_eq!(expected.to_string(), found.to_string()),
@@ -113,13 +114,14 @@ fn tokenizer() -> &'static Tokenizer {
 fn limits_and_the_want_of_a_template_are_reported_of_plain_chats_too() {
     let body = json!({ "messages": [{ "role": "user", "content": "a river" }] }).to_string();
     let chat = PlainChat::read(&body).unwrap().unwrap();
-    let none = chat_ids_while(&chat, tokenizer(), None, Limits::default(), &mut || true);
+    let none = chat_ids_while(&chat, Preparation::OWN, tokenizer(), None, Limits::default(), &mut || true);
     assert!(matches!(none, Err(TextError::NoTemplate)));
     let folder = tempfile::tempdir().unwrap();
     let template = template(folder.path(), TEMPLATES[0]);
     let limits = Limits { text_bytes: 10, ..Limits::default() };
-    let long = chat_ids_while(&chat, tokenizer(), Some(&template), limits, &mut || true);
+    let long = chat_ids_while(&chat, Preparation::OWN, tokenizer(), Some(&template), limits, &mut || true);
     assert!(matches!(long, Err(TextError::TooLarge { .. })));
-    let given_up = chat_ids_while(&chat, tokenizer(), Some(&template), Limits::default(), &mut || false);
+    let given_up =
+        chat_ids_while(&chat, Preparation::OWN, tokenizer(), Some(&template), Limits::default(), &mut || false);
     assert!(matches!(given_up, Err(TextError::GivenUp { .. })));
 }

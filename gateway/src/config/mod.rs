@@ -218,6 +218,7 @@ pub(crate) struct ModelConfig {
     pub(crate) chat_template: Option<PathBuf>,
     /// The engines' clocks are so far ahead of UTC.
     pub(crate) zone_seconds: i32,
+    pub(crate) chat_options: semmoe_text::ChatOptions,
     pub(crate) policy: PolicyConfig,
     /// Configured ones, and behind them those that were found.
     pub(crate) backends: Vec<BackendConfig>,

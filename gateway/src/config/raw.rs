@@ -97,6 +97,19 @@ pub struct RawModel {
     /// The zone of the engines' clocks, for templates that write the date: `UTC`, which engines in containers have and
     /// absent stands for, or hours and minutes ahead of it, as `+02:00`.
     pub template_timezone: Option<String>,
+    /// Variables of the template where a request does not set them, as the engine's `--default-chat-template-kwargs`.
+    #[serde(default)]
+    pub chat_template_kwargs: serde_json::Map<String, serde_json::Value>,
+    /// Whether the engine takes templates from requests (`--trust-request-chat-template`).
+    #[serde(default)]
+    pub trust_request_chat_template: bool,
+    /// Whether the template gets contents of messages as texts (`string`) or as lists of parts (`openai`), as the
+    /// engine's `--chat-template-content-format`; absent: what the engine finds out by itself.
+    pub chat_template_content_format: Option<String>,
+    /// Whether the engine leaves tools out where `tool_choice` is "none"
+    /// (`--exclude-tools-when-tool-choice-none` of vLLM; SGLang always does).
+    #[serde(default)]
+    pub exclude_tools_when_tool_choice_none: bool,
     /// Name of the routing policy.
     #[serde(default = "default_policy")]
     pub policy: String,
@@ -122,6 +135,10 @@ impl Default for RawModel {
             tokenizer: None,
             chat_template: None,
             template_timezone: None,
+            chat_template_kwargs: serde_json::Map::new(),
+            trust_request_chat_template: false,
+            chat_template_content_format: None,
+            exclude_tools_when_tool_choice_none: false,
             policy: default_policy(),
             baseline: None,
             canary: None,

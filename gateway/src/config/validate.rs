@@ -181,12 +181,28 @@ fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: 
         ConfigError::value(format!("{key}.template_timezone"), cause)
     })?;
     let below = |path: Option<PathBuf>| path.map(|path| base.join(path));
+    let lists = match raw.chat_template_content_format.as_deref() {
+        None | Some("auto") => None,
+        Some("string") => Some(false),
+        Some("openai") => Some(true),
+        Some(other) => {
+            let cause = format!("'{other}', expected auto, string or openai");
+            return Err(ConfigError::value(format!("{key}.chat_template_content_format"), cause));
+        }
+    };
+    let chat_options = semmoe_text::ChatOptions {
+        variables: raw.chat_template_kwargs,
+        trusts_templates: raw.trust_request_chat_template,
+        lists,
+        no_tools_for_none: raw.exclude_tools_when_tool_choice_none,
+    };
     Ok(ModelConfig {
         name: raw.name,
         other_names: OtherNames { aliases: raw.aliases, adapters: raw.adapters },
         tokenizer: below(raw.tokenizer).map(|path| semmoe_text::tokenizer_file(&path)),
         chat_template: below(raw.chat_template),
         zone_seconds,
+        chat_options,
         policy,
         backends,
         discovery,

@@ -130,8 +130,8 @@ pub(super) fn score(
         catch_unwind(AssertUnwindSafe(|| {
             let chat = whole.chat.as_ref().map(|(chat, _)| chat);
             let read = match chat {
-                Some(chat) => plain_ids(text, chat, limits, keep_on)?,
-                None => prompt_ids(text, route, Body { text: body, core, limits }, keep_on)?,
+                Some(chat) => plain_ids(model, text, chat, limits, keep_on)?,
+                None => prompt_ids(model, text, route, Body { text: body, core, limits }, keep_on)?,
             };
             Ok(of_ids(model, &read, block_tokens))
         }))
@@ -189,13 +189,14 @@ struct Read {
 }
 
 fn plain_ids(
+    model: &Model,
     text: &Text,
     chat: &PlainChat<'_>,
     limits: Limits,
     keep_on: &mut dyn FnMut() -> bool,
 ) -> Result<Read, Unscored> {
     let (tokenizer, template) = (&text.tokenizer, text.template.as_deref());
-    let ids = semmoe_text::chat_ids_while(chat, tokenizer, template, limits, keep_on);
+    let ids = semmoe_text::chat_ids_while(chat, model.preparation(), tokenizer, template, limits, keep_on);
     let ids = ids.map_err(|error| unscored(text, error, &Value::Null))?;
     Ok(Read { ids, countable: true, shapes: chat.shapes() })
 }
@@ -209,6 +210,7 @@ struct Body<'a> {
 
 /// The ids of all prompts of a request.
 fn prompt_ids(
+    model: &Model,
     text: &Text,
     route: semmoe_text::Route,
     Body { text: body, core, limits }: Body<'_>,
@@ -225,11 +227,11 @@ fn prompt_ids(
     if route == semmoe_text::Route::Chat
         && let Some(chat) = PlainChat::read(body).map_err(not_json)?
     {
-        return plain_ids(text, &chat, limits, keep_on);
+        return plain_ids(model, text, &chat, limits, keep_on);
     }
     let value: Value = serde_json::from_str(body).map_err(not_json)?;
     let mut read = || {
-        let prompt = Prompt::from_json(route, &value)?;
+        let prompt = Prompt::read(model.preparation(), route, &value)?;
         let prompts = semmoe_text::prompt_ids_while(&prompt, tokenizer, template, limits, keep_on)?;
         // Several prompts of one request run on one rank: they are scored as one.
         let shapes = if route == semmoe_text::Route::Chat { Shapes::of(&value) } else { Shapes::NONE };

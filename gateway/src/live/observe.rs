@@ -102,7 +102,8 @@ fn model(seen: &Seen) -> ModelInfo {
 /// The prompt that the client sent. One with images has tokens that no text stands for.
 fn prompt(seen: &Seen) -> Result<Prompt, &'static str> {
     let body = serde_json::from_slice(&seen.body).map_err(|_| "unread")?;
-    let prompt = Prompt::from_json(text_route(seen.route).ok_or("unread")?, &body).map_err(|_| "unread")?;
+    let route = text_route(seen.route).ok_or("unread")?;
+    let prompt = Prompt::read(seen.model.preparation(), route, &body).map_err(|_| "unread")?;
     if prompt.is_text_only() { Ok(prompt) } else { Err("unread") }
 }
 

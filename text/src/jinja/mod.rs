@@ -24,10 +24,12 @@ mod strftime;
 mod tests;
 mod text;
 mod text_filters;
+mod traits;
 mod value;
 
 use ast::{Name, Node};
 use serde_json::{Map as Object, Value as Json};
+pub(crate) use traits::Traits;
 pub(crate) use value::{List, Map, Value};
 
 /// Names that mean something to the language, by number.

@@ -182,6 +182,16 @@ fn a_folder_has_its_template_in_one_of_three_files() {
     assert_eq!(template.render(&user(), Given::default(), Budget::default()).unwrap(), "</s><i><b><t>");
     let chosen = ChatTemplate::from_file(&folder.path().join("chat_template.jinja"), &tokenizer, clock).unwrap();
     assert_eq!(chosen.render(&user(), Given::default(), Budget::default()).unwrap(), "</s><i><b><t>");
+    std::fs::create_dir(folder.path().join("additional_chat_templates")).unwrap();
+    write("additional_chat_templates/tool_use.jinja", "named");
+    let template = ChatTemplate::beside(&tokenizer, clock).unwrap();
+    assert_eq!((template.source(true), template.source(false).contains("boi_token")), ("named", true));
+    // Only where the other file has no added tokens.
+    write("special_tokens_map.json", r#"{"eos_token": {"content": "<e>"}}"#);
+    let token = || ChatTemplate::beside(&tokenizer, clock).unwrap().special_tokens()["eos_token"].clone();
+    assert_eq!(token(), "<e>");
+    write("tokenizer_config.json", r#"{"eos_token": "</s>", "added_tokens_decoder": {}}"#);
+    assert_eq!(token(), "</s>");
     std::fs::write(folder.path().join("chat_template.jinja"), b"\xff").unwrap();
     assert!(read(&tokenizer).unwrap_err().to_string().contains("is not UTF-8"));
 }

@@ -1,0 +1,225 @@
+//! What engines look for in a template before they render it.
+
+use std::collections::BTreeSet;
+
+use super::Template;
+use super::ast::{Arguments, Expr, Filter, For, Macro, Name, Node, NodeKind, Target};
+
+/// What engines find in a template.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Traits {
+    /// Whether it goes through the content of messages, by vLLM's search.
+    pub(crate) loops_vllm: bool,
+    /// The same by SGLang's.
+    pub(crate) loops_sglang: bool,
+    /// Whether it names the role of developers.
+    pub(crate) names_developer: bool,
+    /// Whether `reasoning_effort` "low" is a variable of its own.
+    pub(crate) has_low_effort: bool,
+}
+
+impl Template {
+    pub(crate) fn traits(&self) -> Traits {
+        let has = |text: &str| self.source.contains(text);
+        let found = Found::of(self);
+        Traits {
+            loops_vllm: found.loops_vllm().unwrap_or(false),
+            loops_sglang: ["image", "audio", "video", "vision"].into_iter().any(has) || found.loops_sglang(),
+            names_developer: has("\"developer\"") || has("'developer'"),
+            has_low_effort: has("low_effort") && has("truncate_history_thinking"),
+        }
+    }
+}
+
+/// The loops, assignments, macros and calls of a template.
+#[derive(Default)]
+struct Found<'t> {
+    names: &'t [String],
+    /// With the macros around each.
+    loops: Vec<(&'t For, Vec<&'t Macro>)>,
+    sets: Vec<(&'t Target, &'t Expr)>,
+    calls: Vec<(Name, &'t Arguments)>,
+    inside: Vec<&'t Macro>,
+}
+
+impl<'t> Found<'t> {
+    fn of(template: &'t Template) -> Self {
+        let mut found = Self { names: &template.names, ..Self::default() };
+        found.body(&template.nodes);
+        found
+    }
+
+    fn name(&self, name: Name) -> &'t str {
+        self.names.get(name as usize).map_or("", String::as_str)
+    }
+
+    /// An error where vLLM stops to look.
+    fn loops_vllm(&self) -> Result<bool, ()> {
+        let mut messages = BTreeSet::new();
+        for lists in self.assigned("messages")? {
+            for (one, _) in self.loops.iter().filter(|(one, _)| self.is(&one.over, lists, None)) {
+                messages.insert(target(self, &one.target)?);
+            }
+        }
+        let is_content = |expr: &Expr| messages.iter().any(|message| self.is(expr, message, Some("content")));
+        for (one, macros) in &self.loops {
+            let over = if let Expr::Name(name) = one.over { self.name(name) } else { "" };
+            let from_macro = || macros.iter().any(|definition| self.takes(definition, over, &is_content));
+            if is_content(&one.over) || from_macro() || macros.is_empty() && over == "content" {
+                return target(self, &one.target).map(|_| true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Names that stand for a variable or a part of its list.
+    fn assigned(&self, variable: &'t str) -> Result<BTreeSet<&'t str>, ()> {
+        let (mut all, mut next) = (BTreeSet::from([variable]), vec![variable]);
+        while let Some(name) = next.pop() {
+            for (to, _) in self.sets.iter().filter(|(_, from)| self.is(from, name, None)) {
+                let to = target(self, to)?;
+                if all.insert(to) {
+                    next.push(to);
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Whether a macro is called somewhere with the content of a message for this parameter.
+    fn takes(&self, definition: &Macro, parameter: &str, is_content: &dyn Fn(&Expr) -> bool) -> bool {
+        let at = definition.parameters.iter().position(|(name, _)| self.name(*name) == parameter);
+        at.is_some_and(|at| {
+            self.calls.iter().filter(|(name, _)| *name == definition.name).any(|(_, arguments)| {
+                let named = arguments.named.iter().filter(|(name, _)| **name == *parameter).map(|(_, value)| value);
+                arguments.values.get(at).into_iter().chain(named).any(is_content)
+            })
+        })
+    }
+
+    fn loops_sglang(&self) -> bool {
+        let is = |over: &Expr| ["message", "msg", "m"].into_iter().any(|name| self.is(over, name, Some("content")));
+        self.loops.iter().any(|(one, _)| is(&one.over))
+    }
+
+    /// Whether this is the variable, or its member, behind filters, tests and slices.
+    fn is(&self, expr: &Expr, variable: &str, member: Option<&str>) -> bool {
+        match (expr, member) {
+            (Expr::Filter(of, _) | Expr::Test(of, _) | Expr::Slice(of, _), _) => self.is(of, variable, member),
+            (Expr::Attr(of, name), Some(member)) => **name == *member && self.is_name(of, variable),
+            (Expr::Item(of, key), Some(member)) => {
+                matches!(&**key, Expr::Text(key) if **key == *member) && self.is_name(of, variable)
+            }
+            (expr, None) => self.is_name(expr, variable),
+            _ => false,
+        }
+    }
+
+    fn is_name(&self, expr: &Expr, variable: &str) -> bool {
+        matches!(expr, Expr::Name(name) if self.name(*name) == variable)
+    }
+
+    fn body(&mut self, nodes: &'t [Node]) {
+        for node in nodes {
+            self.node(&node.kind);
+        }
+    }
+
+    fn node(&mut self, node: &'t NodeKind) {
+        match node {
+            NodeKind::Text(_) | NodeKind::Break | NodeKind::Continue | NodeKind::Refused(_) => {}
+            NodeKind::Emit(expr) => self.expr(expr),
+            NodeKind::Set(target, expr) => {
+                self.sets.push((target, expr));
+                self.expr(expr);
+            }
+            NodeKind::SetBlock { filters, body, .. } | NodeKind::FilterBlock { filters, body } => {
+                filters.iter().for_each(|filter| self.filter(filter));
+                self.body(body);
+            }
+            NodeKind::If { branches, otherwise } => {
+                for (test, body) in branches {
+                    self.expr(test);
+                    self.body(body);
+                }
+                self.body(otherwise);
+            }
+            NodeKind::For(one) => {
+                self.loops.push((one, self.inside.clone()));
+                self.expr(&one.over);
+                one.only_if.iter().for_each(|test| self.expr(test));
+                self.body(&one.body);
+                self.body(&one.otherwise);
+            }
+            NodeKind::Macro(definition) => {
+                self.inside.push(definition);
+                self.body(&definition.body);
+                self.inside.pop();
+            }
+            NodeKind::Call { caller, call } => {
+                self.expr(call);
+                self.body(&caller.body);
+            }
+            NodeKind::With { values, body } => {
+                values.iter().for_each(|(_, value)| self.expr(value));
+                self.body(body);
+            }
+            NodeKind::Scope(body) => self.body(body),
+        }
+    }
+
+    fn filter(&mut self, filter: &'t Filter) {
+        self.arguments(&filter.arguments);
+    }
+
+    fn arguments(&mut self, arguments: &'t Arguments) {
+        let named = arguments.named.iter().map(|(_, value)| value);
+        let all = arguments.values.iter().chain(named).chain(&arguments.list).chain(&arguments.mapping);
+        all.for_each(|value| self.expr(value));
+    }
+
+    fn expr(&mut self, expr: &'t Expr) {
+        match expr {
+            Expr::Undefined | Expr::None | Expr::Bool(_) | Expr::Int(_) | Expr::Float(_) => {}
+            Expr::Text(_) | Expr::Name(_) => {}
+            Expr::List(items) | Expr::Tuple(items) | Expr::Concat(items) => {
+                items.iter().for_each(|item| self.expr(item))
+            }
+            Expr::Dict(entries) => {
+                for (key, value) in entries {
+                    self.expr(key);
+                    self.expr(value);
+                }
+            }
+            Expr::Attr(of, _) | Expr::Not(of) | Expr::Negative(of) | Expr::Positive(of) => self.expr(of),
+            Expr::Item(one, other) | Expr::And(one, other) | Expr::Or(one, other) | Expr::Binary(_, one, other) => {
+                self.expr(one);
+                self.expr(other);
+            }
+            Expr::Slice(of, bounds) => {
+                self.expr(of);
+                bounds.iter().flatten().for_each(|bound| self.expr(bound));
+            }
+            Expr::Call(of, arguments) => {
+                if let Expr::Name(name) = **of {
+                    self.calls.push((name, arguments));
+                }
+                self.expr(of);
+                self.arguments(arguments);
+            }
+            Expr::Filter(of, filter) | Expr::Test(of, filter) => {
+                self.expr(of);
+                self.filter(filter);
+            }
+            Expr::Choose { test, yes, no } => [test, yes, no].into_iter().for_each(|part| self.expr(part)),
+            Expr::Compare(first, rest) => {
+                self.expr(first);
+                rest.iter().for_each(|(_, other)| self.expr(other));
+            }
+        }
+    }
+}
+
+fn target<'t>(found: &Found<'t>, target: &Target) -> Result<&'t str, ()> {
+    if let Target::Name(name) = target { Ok(found.name(*name)) } else { Err(()) }
+}

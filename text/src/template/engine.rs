@@ -1,0 +1,216 @@
+//! A chat rendered as an engine renders it.
+
+use std::borrow::Cow;
+
+use serde_json::{Map, Value, json};
+
+use super::{ChatTemplate, Parsed, failed};
+use crate::chat::PlainMessage;
+use crate::jinja::{Budget, Input, Traits, Value as Jinja};
+use crate::preparation::{self, Contents, Fields, Prepared};
+use crate::{PlainChat, Preparation, TextError};
+
+/// Bytes of a template that a request may bring.
+const REQUEST_TEMPLATE_BYTES: usize = 256 << 10;
+/// Put by Transformers behind a message that is to be continued.
+const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+/// A chat as text.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Rendered {
+    pub(crate) text: String,
+    /// A text whose ids follow those of the other one.
+    pub(crate) prefix: Option<String>,
+    /// Whether the tokenizer puts special tokens around it.
+    pub(crate) special: bool,
+}
+
+impl ChatTemplate {
+    /// Renders the chat of a request's body: what of it engines read before their templates.
+    ///
+    /// # Errors
+    /// `TextError`: what the engine or the template refuses, or what takes more than `budget` allows.
+    pub(crate) fn render_body(
+        &self,
+        preparation: &Preparation,
+        body: &Map<String, Value>,
+        budget: Budget,
+    ) -> Result<Rendered, TextError> {
+        let own = self.requested(preparation, body)?;
+        let parsed = own.as_ref().unwrap_or_else(|| self.chosen(preparation, body));
+        let mut prepared =
+            preparation::prepare(preparation, body, &self.traits(preparation, body, parsed), &self.options)?;
+        let continued = if prepared.continues { Some(mark(&mut prepared.messages, parsed)?) } else { None };
+        let text = match self.render_prepared(parsed, &prepared, budget) {
+            Err(TextError::TemplateRender { .. }) if preparation.tries_functions && !prepared.tools.is_null() => {
+                prepared.tools = preparation::functions(&prepared.tools);
+                self.render_prepared(parsed, &prepared, budget)?
+            }
+            rendered => rendered?,
+        };
+        let text = match continued {
+            Some(last) => cut(text, &last)?,
+            None => text,
+        };
+        Ok(Rendered { text, prefix: prepared.prefix, special: prepared.special })
+    }
+
+    /// The same for a plain chat.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn render_chat(
+        &self,
+        preparation: &Preparation,
+        chat: &PlainChat<'_>,
+        budget: Budget,
+    ) -> Result<Rendered, TextError> {
+        if !self.takes_plain(preparation, chat) {
+            let body = Map::from_iter([("messages".to_owned(), json!(chat))]);
+            return self.render_body(preparation, &body, budget);
+        }
+        let is_turned = |message: &PlainMessage<'_>| message.content_first;
+        let text = if preparation.fields != Fields::Given && chat.messages.iter().any(is_turned) {
+            let role_first = |PlainMessage { role, content, .. }: &PlainMessage<'_>| PlainMessage {
+                role: Cow::Owned(role.clone().into_owned()),
+                content: Cow::Owned(content.clone().into_owned()),
+                content_first: false,
+            };
+            let chat = PlainChat { messages: chat.messages.iter().map(role_first).collect() };
+            self.render_plain(&chat, budget)?
+        } else {
+            self.render_plain(chat, budget)?
+        };
+        Ok(Rendered { text, prefix: None, special: false })
+    }
+
+    /// Whether the engine gives the chat to its template as it is.
+    fn takes_plain(&self, preparation: &Preparation, chat: &PlainChat<'_>) -> bool {
+        let traits = &self.default.traits;
+        if !self.options.variables.is_empty()
+            && (traits.has_low_effort || self.options.variables.contains_key("documents"))
+        {
+            return false;
+        }
+        match preparation.fields {
+            Fields::Given => true,
+            Fields::Vllm => {
+                let is_cut = |message: &PlainMessage<'_>| {
+                    preparation
+                        .cut_line
+                        .is_some_and(|line| message.role == "system" && message.content.starts_with(line))
+                };
+                !self.options.lists.unwrap_or(traits.loops_vllm)
+                    && !chat.messages.iter().any(|message| message.role == "developer" || is_cut(message))
+            }
+            Fields::Sglang => {
+                let is_lower = |message: &PlainMessage<'_>| !message.role.bytes().any(|byte| byte.is_ascii_uppercase());
+                self.first.is_none()
+                    && !chat.messages.last().is_some_and(|last| last.role == "assistant")
+                    && chat.messages.iter().all(is_lower)
+            }
+        }
+    }
+
+    /// What the template gets for a body: its source and variables, to be rendered elsewhere.
+    ///
+    /// # Errors
+    /// What the engine refuses.
+    pub fn prepared(&self, preparation: &Preparation, body: &Map<String, Value>) -> Result<Value, TextError> {
+        let own = self.requested(preparation, body)?;
+        let parsed = own.as_ref().unwrap_or_else(|| self.chosen(preparation, body));
+        let traits = self.traits(preparation, body, parsed);
+        let prepared = preparation::prepare(preparation, body, &traits, &self.options)?;
+        let mut variables = prepared.variables;
+        if !prepared.documents.is_null() {
+            variables.insert("documents".into(), prepared.documents);
+        }
+        Ok(json!({
+            "template": parsed.template.source(),
+            "special": self.special_tokens,
+            "messages": prepared.messages,
+            "tools": prepared.tools,
+            "variables": variables,
+            "add_generation_prompt": prepared.add_generation_prompt,
+        }))
+    }
+
+    /// The request's own template.
+    fn requested(&self, preparation: &Preparation, body: &Map<String, Value>) -> Result<Option<Parsed>, TextError> {
+        let Some(source) = preparation::template(preparation, body, &self.options)? else { return Ok(None) };
+        if source.len() > REQUEST_TEMPLATE_BYTES {
+            let limit = REQUEST_TEMPLATE_BYTES as u64;
+            return Err(TextError::TemplateBudget { what: "bytes of the request's template", limit });
+        }
+        Parsed::new(source).map(Some)
+    }
+
+    fn chosen(&self, preparation: &Preparation, body: &Map<String, Value>) -> &Parsed {
+        if preparation.first_template {
+            return self.first.as_ref().unwrap_or(&self.default);
+        }
+        self.parsed(preparation::has_tools(preparation, body, &self.options))
+    }
+
+    /// SGLang looks into its own template whatever the request brings.
+    fn traits(&self, preparation: &Preparation, body: &Map<String, Value>, parsed: &Parsed) -> Traits {
+        let own = preparation.contents == Contents::GivenLists;
+        if own { self.chosen(preparation, body).traits } else { parsed.traits }
+    }
+
+    fn render_prepared(&self, parsed: &Parsed, prepared: &Prepared, budget: Budget) -> Result<String, TextError> {
+        let input = Input {
+            messages: Jinja::json(&prepared.messages),
+            tools: Jinja::json(&prepared.tools),
+            documents: Jinja::json(&prepared.documents),
+            add_generation_prompt: Jinja::Bool(prepared.add_generation_prompt),
+            variables: Some(&prepared.variables),
+            special: &self.special_tokens,
+            clock: self.clock,
+            zone_seconds: self.zone_seconds,
+        };
+        parsed.template.render(&input, budget).map_err(failed)
+    }
+}
+
+fn not_continued<T>(reason: &str) -> Result<T, TextError> {
+    Err(TextError::TemplateRender { reason: format!("the last message cannot be continued: {reason}") })
+}
+
+/// Marks the end of the last message's text, and returns the text.
+fn mark(messages: &mut Value, parsed: &Parsed) -> Result<String, TextError> {
+    let last = messages.as_array_mut().and_then(|messages| messages.last_mut());
+    if !parsed.template.source().contains("content") {
+        return not_continued("the template takes no content");
+    }
+    let text = match last.and_then(|last| last.get_mut("content")) {
+        Some(Value::Array(parts)) => parts.iter_mut().rev().find_map(|part| part.get_mut("text")),
+        content => content,
+    };
+    let Some(Value::String(text)) = text else { return not_continued("it has no text") };
+    let before = text.clone();
+    text.push_str(TAG);
+    Ok(before)
+}
+
+/// The prompt up to the mark.
+fn cut(mut text: String, last: &str) -> Result<String, TextError> {
+    let Some(at) = text.rfind(TAG.trim_end()).filter(|_| text.contains(trimmed(last))) else {
+        return not_continued("the template leaves parts of it out");
+    };
+    let is_whole = text[at..].starts_with(TAG);
+    text.truncate(at);
+    if !is_whole {
+        text.truncate(text.trim_end_matches(is_space).len());
+    }
+    Ok(text)
+}
+
+/// As `str.strip` of Python.
+fn trimmed(text: &str) -> &str {
+    text.trim_matches(is_space)
+}
+
+fn is_space(character: char) -> bool {
+    character.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&character)
+}
