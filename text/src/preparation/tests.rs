@@ -86,6 +86,15 @@ fn messages_keep_the_keys_that_the_engine_knows() {
 }
 
 #[test]
+fn a_last_message_of_the_assistant_is_the_users_for_sglang() {
+    let given = json!([{"role": "assistant", "content": "A"}]);
+    messages(PLAIN, VLLM, given.clone(), given.clone());
+    messages(PLAIN, SGLANG, given, json!([{"role": "user", "content": "A"}]));
+    let parts = json!([{"role": "assistant", "content": [{"type": "text", "text": "A"}]}]);
+    messages(LOOPS, SGLANG, parts.clone(), parts);
+}
+
+#[test]
 fn arguments_of_calls_become_objects() {
     for (arguments, vllm, sglang, own) in [
         ("{\"a\":1}", json!({"a": 1}), Some(json!({"a": 1})), json!({"a": 1})),

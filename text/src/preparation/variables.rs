@@ -133,7 +133,7 @@ pub(super) fn flag(body: &Map<String, Value>, name: &str, default: bool) -> Resu
 /// SGLang's way with a last message of the assistant: it is the user's, or what is continued.
 fn end(messages: &mut Vec<Value>, continues: bool) -> Option<String> {
     let last = messages.last_mut().filter(|last| last["role"] == "assistant")?;
-    let Value::String(text) = last["content"].take() else { return None };
+    let text = last["content"].as_str()?.to_owned();
     if continues {
         messages.pop();
         return Some(text);
