@@ -25,7 +25,7 @@ use crate::backend::{Backend, Watched};
 use crate::data::read_by;
 use crate::gate::Aside;
 use crate::silence::{Change, Silence, SilenceRules};
-use crate::snapshot::{Model, Text};
+use crate::snapshot::Model;
 use crate::state::Core;
 use crate::verdict::Closed;
 use crate::{parity, pins};

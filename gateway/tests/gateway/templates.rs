@@ -86,38 +86,32 @@ async fn a_template_that_does_not_end_is_stopped() {
 }
 
 #[tokio::test]
-async fn options_of_the_engine_change_how_chats_are_read() {
+async fn variables_of_the_configuration_are_the_templates() {
     let mut mock = Mock::start(2);
     let fixture = Fixture::new(2);
     mock.set_info(fixture.info());
     let tables = fixture.write("t", &["alpha", "beta"], 0);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("template.jinja");
-    // SGLang leaves out tools, and keeps two parts in a text, with a space.
-    let source = "{% if site != 'Ulm' or tools or messages[0].content != 'alpha beta' %}{{ raise_exception('no') }}{% endif %}alpha";
-    std::fs::write(&path, source).unwrap();
+    std::fs::write(&path, "{% if site != 'Ulm' %}{{ raise_exception('no') }}{% endif %}alpha").unwrap();
     let text = with_template(&fixture, &mock, &tables, &path);
     let file = File::new("", &text);
     let gateway = file.start().await;
     let client = Client::data(&gateway);
-    let parts = json!([{"type": "text", "text": "alpha"}, {"type": "text", "text": "beta"}]);
-    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
-    let chat = |variables: serde_json::Value| {
-        let messages = json!([{"role": "user", "content": parts}]);
-        json!({"messages": messages, "tools": tools, "tool_choice": "none", "chat_template_kwargs": variables})
-            .to_string()
-    };
-    let send = async |mock: &mut Mock, variables| {
-        assert_eq!(client.post(CHAT, chat(variables)).await.status, 200);
+    let messages = json!([{"role": "user", "content": "alpha"}]);
+    let plain = json!({"messages": messages}).to_string();
+    let with = |site: &str| json!({"messages": messages, "chat_template_kwargs": {"site": site}}).to_string();
+    let send = async |mock: &mut Mock, body| {
+        assert_eq!(client.post(CHAT, body).await.status, 200);
         mock.next().await;
         failures(&gateway, "template").await
     };
-    assert_eq!(send(&mut mock, json!({"site": "Ulm"})).await, 0.0);
-    assert_eq!(send(&mut mock, json!({})).await, 1.0);
-    assert_eq!(send(&mut mock, json!({"site": "Ulm", "chat_template": "alpha"})).await, 2.0);
-    let keys = "chat_template_kwargs = { site = \"Ulm\" }\ntrust_request_chat_template = true\nchat_template =";
+    assert_eq!(send(&mut mock, with("Ulm")).await, 0.0);
+    assert_eq!(send(&mut mock, plain.clone()).await, 1.0);
+    let keys = "chat_template_kwargs = { site = \"Ulm\" }\nchat_template =";
     file.write("", &text.replace("chat_template =", keys));
     assert_eq!(reload(&gateway).await.status, 200);
-    assert_eq!(send(&mut mock, json!({})).await, 2.0);
-    assert_eq!(send(&mut mock, json!({"chat_template": "alpha"})).await, 2.0);
+    assert_eq!(send(&mut mock, plain).await, 1.0);
+    // The request's own go before them.
+    assert_eq!(send(&mut mock, with("Bonn")).await, 2.0);
 }

@@ -106,7 +106,7 @@ impl ChatTemplate {
             Fields::Sglang => {
                 let is_lower = |message: &PlainMessage<'_>| !message.role.bytes().any(|byte| byte.is_ascii_uppercase());
                 self.first.is_none()
-                    && !chat.messages.last().is_some_and(|last| last.role == "assistant")
+                    && chat.messages.last().is_none_or(|last| last.role != "assistant")
                     && chat.messages.iter().all(is_lower)
             }
         }
