@@ -63,6 +63,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -156,6 +157,23 @@ fn shares() -> Histogram {
     Histogram::new(linear_buckets(0.05, 0.05, 20))
 }
 
+/// Of one policy, found again without the families' locks.
+#[derive(Clone)]
+struct Predicted {
+    policy: &'static str,
+    share: Histogram,
+    local: RealCounter,
+    all: Counter,
+}
+
+impl Predicted {
+    fn count(&self, share: f64, activations: u64) {
+        self.share.observe(share);
+        self.local.inc_by(share * activations as f64);
+        self.all.inc_by(activations);
+    }
+}
+
 /// All metrics of one gateway.
 #[derive(Default)]
 pub(crate) struct Metrics {
@@ -163,6 +181,7 @@ pub(crate) struct Metrics {
     process: ProcessMetrics,
     pub(crate) requests: RequestMetrics,
     routing: RoutingMetrics,
+    predicted: ArcSwap<Vec<Predicted>>,
     pub(crate) shadow: ShadowMetrics,
     pub(crate) tables: TablesMetrics,
     pub(crate) spans: SpanMetrics,
@@ -221,10 +240,23 @@ impl Metrics {
 
     /// A request whose prompt has so many activations, of which this share should be local.
     pub(crate) fn predicted_lar(&self, policy: &'static str, share: f64, activations: u64) {
-        let labels = PolicyLabels { policy };
-        self.routing.predicted_lar.get_or_create(&labels).observe(share);
-        self.routing.predicted_local.get_or_create(&labels).inc_by(share * activations as f64);
-        self.routing.predicted_all.get_or_create(&labels).inc_by(activations);
+        let known = self.predicted.load();
+        match known.iter().find(|of| of.policy == policy) {
+            Some(predicted) => predicted.count(share, activations),
+            None => self.learn_predicted(policy).count(share, activations),
+        }
+    }
+
+    fn learn_predicted(&self, policy: &'static str) -> Predicted {
+        let (labels, routing) = (PolicyLabels { policy }, &self.routing);
+        let predicted = Predicted {
+            policy,
+            share: routing.predicted_lar.get_or_create_owned(&labels),
+            local: routing.predicted_local.get_or_create_owned(&labels),
+            all: routing.predicted_all.get_or_create_owned(&labels),
+        };
+        self.predicted.rcu(|known| known.iter().chain([&predicted]).cloned().collect::<Vec<_>>());
+        predicted
     }
 
     /// Counts the requests of one arm of a canary.

@@ -91,7 +91,7 @@ impl Server {
         let connections = TaskTracker::new();
         let limits = &core.config().limits;
         let accept = Accept {
-            places: Arc::new(Places::new(connections_limit)),
+            places: Arc::new(Places::new(connections_limit, aborting.clone())),
             per_address: limits.connections_per_address,
             peers: Arc::default(),
             connections: connections.clone(),

@@ -169,7 +169,7 @@ impl HttpClient {
             request.headers_mut().insert(header::AUTHORIZATION, value.clone());
         }
         if let Some(http2) = &self.http2 {
-            return http2.send(request).await;
+            return Box::pin(http2.send(request)).await;
         }
         let address = Address::take_from(&mut request)?;
         // The engine may have closed any number of idle connections. Each turn takes one out of the pool; a new one
@@ -179,7 +179,8 @@ impl HttpClient {
             let is_new = pooled.is_none();
             let mut connection = match pooled {
                 Some(connection) => connection,
-                None => connect::connect(&address.origin, self.tls.as_deref(), self.connect_timeout)
+                // Rare: other requests have no room for it.
+                None => Box::pin(connect::connect(&address.origin, self.tls.as_deref(), self.connect_timeout))
                     .await
                     .map_err(|cause| cause.into_http(address.url()))?,
             };

@@ -37,7 +37,6 @@ use std::time::{Duration, Instant};
 
 use axum::response::{IntoResponse, Response as OwnResponse};
 use bytes::Bytes;
-use futures_util::FutureExt;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use http_body::{Body, Frame, SizeHint};
@@ -71,14 +70,7 @@ pub(crate) fn service(core: &Arc<Core>) -> impl Serves + use<> {
     let core = Arc::clone(core);
     service_fn(move |request: Request<Incoming>| {
         let stream = (request.version() == Version::HTTP_2).then(|| OpenStream::begin(&core)).transpose();
-        let cors = Cors::of(&core, request.headers());
-        serve(Arc::clone(&core), request, stream).map(move |mut answer| {
-            cors::strip(answer.headers_mut());
-            if let Some(cors) = cors {
-                cors.mark(answer.headers_mut());
-            }
-            Ok::<_, Infallible>(answer)
-        })
+        serve(Arc::clone(&core), request, stream)
     })
 }
 
@@ -103,45 +95,55 @@ impl Drop for OpenStream {
     }
 }
 
-/// Answers one request; every route that is not here is 404, as engines have routes that replace weights. There is no
-/// router in between: it would allocate for each request and again for each body.
+/// Answers one request. There is no router in between: it would allocate for each request and again for each body.
 async fn serve(
     core: Arc<Core>,
     mut request: Request<Incoming>,
     stream: Result<Option<OpenStream>, RequestError>,
-) -> Response<Answered> {
+) -> Result<Response<Answered>, Infallible> {
     let id = RequestId::of(request.headers_mut());
-    let stream = match stream {
-        Ok(stream) => stream,
+    let cors = Cors::of(&core, request.headers());
+    let head = || check_head(&core, request.version(), request.headers());
+    let mut answer = match stream.and_then(|stream| head().map(|()| stream)) {
         // Its body is not waited for: that would hold what is refused here.
-        Err(refusal) => {
-            return refuse(&core, &id, request.uri().path(), &refusal).map(|body| Answered::here(body, None));
-        }
+        Err(refusal) => refuse(&core, &id, request.uri().path(), &refusal).map(|body| Answered::here(body, None)),
+        Ok(stream) => match route_of(&core, &request) {
+            Some(route) => engine_route(&core, route, request, id, stream).await,
+            None => own_route(&core, request, &id).await.map(|body| Answered::here(body, stream)),
+        },
     };
-    if let Err(refusal) = check_head(&core, request.version(), request.headers()) {
-        let refused = refuse(&core, &id, request.uri().path(), &refusal);
-        return refused.map(|body| Answered::here(body, stream));
+    cors::strip(answer.headers_mut());
+    if let Some(cors) = cors {
+        cors.mark(answer.headers_mut());
     }
+    Ok(answer)
+}
+
+/// The route of a request that goes to an engine.
+fn route_of(core: &Core, request: &Request<Incoming>) -> Option<Route> {
     let path = request.uri().path();
-    let own = if let Some(preflight) = preflight(&core, &request) {
+    match Route::ALL.into_iter().find(|route| route.path() == path) {
+        Some(route) => (request.method() == Method::POST).then_some(route),
+        None => (core.passes(path) && preflight(core, request).is_none()).then_some(Route::Extra),
+    }
+}
+
+/// Answers what goes to no engine; every path that is not known is 404, as engines have routes that replace weights.
+async fn own_route(core: &Core, request: Request<Incoming>, id: &RequestId) -> OwnResponse {
+    let path = request.uri().path();
+    if let Some(preflight) = preflight(core, &request) {
         preflight
-    } else if let Some(route) = Route::ALL.into_iter().find(|route| route.path() == path) {
-        if request.method() == Method::POST {
-            return engine_route(core, route, request, id, stream).await;
-        }
-        wrong_method(&core, &request, "POST", &id)
-    } else if core.passes(path) {
-        return engine_route(core, Route::Extra, request, id, stream).await;
+    } else if Route::ALL.into_iter().any(|route| route.path() == path) {
+        wrong_method(core, &request, "POST", id)
     } else if path == HEALTH {
-        health(&core, &request, &id)
+        health(core, &request, id)
     } else if path != models::LIST && models::entry_of(path).is_none() {
-        no_route(&core, request, &id).await
+        no_route(core, request, id).await
     } else if [Method::GET, Method::HEAD].contains(request.method()) {
-        list_models(&core, request, &id)
+        list_models(core, request, id)
     } else {
-        wrong_method(&core, &request, models::METHODS, &id)
-    };
-    own.map(|body| Answered::here(body, stream))
+        wrong_method(core, &request, models::METHODS, id)
+    }
 }
 
 /// The answer to a browser's CORS preflight; `None` for everything else.
@@ -172,17 +174,17 @@ fn check_head(core: &Core, version: Version, headers: &HeaderMap) -> Result<(), 
 }
 
 async fn engine_route(
-    core: Arc<Core>,
+    core: &Arc<Core>,
     route: Route,
     request: Request<Incoming>,
     id: RequestId,
     stream: Option<OpenStream>,
 ) -> Response<Answered> {
-    let mut ticket = Ticket::new(Arc::clone(&core), Record::new(id.clone(), Some(route)));
+    let mut ticket = Ticket::new(Arc::clone(core), Record::new(id.clone(), Some(route)));
     if let Some(tracer) = &core.tracer {
         ticket.trace = trace::begin(tracer, request.headers(), route, &id);
     }
-    let answer = unless_closing(&core, std::pin::pin!(exchange(&core, route, request, &mut ticket))).await;
+    let answer = unless_closing(core, std::pin::pin!(exchange(core, route, request, &mut ticket))).await;
     ticket.release_body();
     match answer {
         Ok(answer) => relay::respond(answer, ticket).map(|body| Answered { body: Either::Left(body), _stream: stream }),
@@ -335,7 +337,7 @@ fn wrong_method(core: &Core, request: &Request<Incoming>, allowed: &'static str,
 
 /// The body of an answer: the engine's, or one made here.
 pub(crate) struct Answered {
-    body: Either<RelayBody, axum::body::Body>,
+    body: Either<Box<RelayBody>, axum::body::Body>,
     _stream: Option<OpenStream>,
 }
 
@@ -377,6 +379,6 @@ mod tests {
         let bytes = future_bytes(serve);
         assert!(bytes <= 3072, "{bytes} bytes");
         let bytes = size_of::<Answered>();
-        assert!(bytes <= 1216, "{bytes} bytes");
+        assert!(bytes <= 64, "{bytes} bytes");
     }
 }

@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Response, StatusCode};
+use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use semmoe_engines::failures::{self, Failure};
@@ -84,7 +84,8 @@ impl Upstream {
 
 /// An answer that may begin to go to the client.
 pub(crate) struct Opened {
-    pub(crate) response: Response<Upstream>,
+    /// Its body is large, and passed on from hand to hand.
+    pub(crate) response: Response<Box<Upstream>>,
     /// The engine failed before its answer had any content.
     pub(crate) failure: Option<Failure>,
     /// The engine has no such rank, and did nothing.
@@ -103,7 +104,7 @@ pub(crate) async fn open(
     streams: bool,
     pinned: Option<u32>,
 ) -> Result<Opened, SendError> {
-    let mut response = response.map(|body| Upstream { body, ahead: [None, None] });
+    let mut response = response.map(|body| Box::new(Upstream { body, ahead: [None, None] }));
     let status = response.status();
     // The engine is dead, or only full: its health route shows which.
     if probe::is_dead(wait.backend.engine, Some(status.as_u16())) {
@@ -115,13 +116,18 @@ pub(crate) async fn open(
     }
     let may_refuse = pinned.is_some() && refusal::may_refuse(status, streams);
     let is_looked_at = may_refuse || status == StatusCode::OK && route.generates();
-    if !is_looked_at || !is_held(response.headers(), streams) || response.body().is_end_stream() {
+    let kind = Kind::of(response.headers());
+    // Streams that the client asked for, and JSON documents, which come in one piece.
+    let is_held = kind == Kind::Json || streams && kind == Kind::Events;
+    if !is_looked_at || !is_held || response.body().is_end_stream() {
         return Ok(Opened { response, failure: None, refusal: None });
     }
-    let look = |response: &Response<Upstream>| {
+    let look = |response: &Response<Box<Upstream>>| {
         let ahead = response.body().ahead_bytes();
-        let failure = Reports::of(route, response.headers()).look(&ahead, true);
-        (failure, failures::is_empty(&ahead))
+        let failure = Reports::of(route, kind).look(&ahead, true);
+        // Most answers are neither: whether they say something would cost more than to relay them.
+        let is_empty = (streams || failure.is_some()) && failures::is_empty(&ahead);
+        (failure, is_empty)
     };
     first_piece(wait, response.body_mut()).await?;
     let refusal = if may_refuse { refusal::of_rank(&response.body().ahead_bytes()) } else { None };
@@ -145,12 +151,6 @@ pub(crate) async fn open(
     Ok(Opened { response, failure, refusal: None })
 }
 
-/// Streams that the client asked for, and JSON documents, which come in one piece.
-fn is_held(headers: &HeaderMap, streams: bool) -> bool {
-    let kind = Kind::of(headers);
-    kind == Kind::Json || (streams && kind == Kind::Events)
-}
-
 /// Whether the engine's error is about every request: its health route says that the core behind the server is dead. An
 /// engine whose health route cannot know is probed.
 async fn is_core_dead(wait: &Wait<'_>) -> bool {
@@ -160,7 +160,10 @@ async fn is_core_dead(wait: &Wait<'_>) -> bool {
         return false;
     }
     let limits = AnswerLimits { timeout: ALIVE_WITHIN, ..wait.core.probe_limits() };
-    let Err(error) = probe::health(&backend.client, &backend.target(), &limits).await else { return false };
+    let target = backend.target();
+    // Rare: other requests have no room for it.
+    let asked = Box::pin(probe::health(&backend.client, &target, &limits));
+    let Err(error) = asked.await else { return false };
     backend.suspect();
     probe::is_dead(backend.engine, error.status())
 }

@@ -209,7 +209,7 @@ fn read_now(
         return read_extra(core, snapshot, headers, caller, body).map_err(Unread::Refused);
     }
     let (mut members, mut marked) = (Members::default(), Marked::default());
-    let whole = Whole::new(route, &snapshot.models, body, &effort);
+    let whole = Whole::new(route, body, &effort);
     let stripped = Stripped::seeing(body, whole.known(), |member, field| {
         members.see(body, member);
         marked.see(route, field, member);

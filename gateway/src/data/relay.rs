@@ -70,7 +70,8 @@ const ENGINES_OWN: [HeaderName; 6] = [
 
 /// The head of an engine's answer, and where it came from.
 pub(crate) struct Answer {
-    response: Response<Upstream>,
+    response: Response<Box<Upstream>>,
+    kind: Kind,
     /// The expected content of its body, and its sender.
     watch: Watch,
     /// `None` where the engine chose it, or is known to have ignored the pin.
@@ -177,7 +178,11 @@ async fn attempt(
     }
     let (limit, hold) = (config.timeouts.first_byte, Duration::from_secs_f64(config.retry.hold_seconds));
     let wait = Wait { core, backend, member: at, limit, hold, tries };
-    let (answer, sample) = live::send(&wait, request, sample, || write(&job.body)).await?;
+    let (answer, sample) = match sample {
+        None => (wait.send(request).await, None),
+        // One request in many: others have no room for it.
+        Some(sample) => Box::pin(live::send(&wait, request, sample, || write(&job.body))).await?,
+    };
     let wire_rank = expected.as_ref().map(|expected| expected.wire_rank);
     let opened = match answer {
         Ok(response) => open(&wait, response, route, job.streams, wire_rank).await,
@@ -217,7 +222,7 @@ impl Sent<'_> {
     }
 
     /// The head of an answer came, and perhaps its first piece.
-    fn answered(self, ticket: &mut Ticket, response: Response<Upstream>, failure: Option<Failure>) -> Answer {
+    fn answered(self, ticket: &mut Ticket, response: Response<Box<Upstream>>, failure: Option<Failure>) -> Answer {
         let Self { core, job, backend, shown, policy, expected, sample, attempts } = self;
         let (config, route) = (&job.snapshot.config, job.route);
         trace::answered(ticket, response.status());
@@ -226,12 +231,12 @@ impl Sent<'_> {
         // Other routes have no such count of their own, but may repeat a client's object that has one.
         let has_count = matches!(route, Route::Chat | Route::Completions | Route::Generate);
         let counted = job.scored.counted.filter(|_| has_count && response.status().is_success());
-        let reports = Reports::of(route, response.headers());
-        let shapes = job.scored.shapes;
+        let kind = Kind::of(response.headers());
+        let (reports, shapes) = (Reports::of(route, kind), job.scored.shapes);
         let watch = Watch { backend: Arc::clone(backend), rank, counted, shapes, reports, failure };
         let unasked = unasked_experts(core, backend, job, &response).then_some(config.sampling.max_answer_bytes);
         let (idle_limit, generation) = (config.timeouts.idle, job.snapshot.generation);
-        Answer { response, watch, rank: shown, policy, generation, sample, unasked, idle_limit, attempts }
+        Answer { response, kind, watch, rank: shown, policy, generation, sample, unasked, idle_limit, attempts }
     }
 
     /// No answer came.
@@ -264,7 +269,7 @@ fn note_head(
     ticket: &mut Ticket,
     backend: &Arc<Backend>,
     job: &Job,
-    response: &Response<Upstream>,
+    response: &Response<Box<Upstream>>,
     failure: Option<Failure>,
 ) {
     if failure.is_some() || response.status().is_server_error() || job.model.has_errors() {
@@ -291,7 +296,7 @@ fn note_head(
 
 /// Whether an answer may have routed experts that nothing asked for. vLLM sends them to every client when it is started
 /// with its flag, in every answer that is no stream; one answer shows that for the backend.
-fn unasked_experts(core: &Core, backend: &Backend, job: &Job, response: &Response<Upstream>) -> bool {
+fn unasked_experts(core: &Core, backend: &Backend, job: &Job, response: &Response<Box<Upstream>>) -> bool {
     if backend.engine != Engine::Vllm || !matches!(job.route, Route::Chat | Route::Completions) {
         return false;
     }
@@ -313,7 +318,7 @@ fn echo(
     core: &Core,
     backend: &Backend,
     route: Route,
-    response: &Response<Upstream>,
+    response: &Response<Box<Upstream>>,
     expected: Option<Expected>,
 ) -> Option<Expected> {
     let expected = expected.filter(|_| response.status().is_success())?;
@@ -365,11 +370,12 @@ fn path(route: Route, head: &Parts) -> String {
 }
 
 /// The engine's answer with our four headers; the ticket goes with the body.
-pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
-    let Answer { response, watch, rank, policy, generation, sample, unasked, idle_limit, attempts } = answer;
+pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<Box<RelayBody>> {
+    let Answer { response, kind, watch, rank, policy, generation, sample, unasked, idle_limit, attempts } = answer;
     let (mut head, body) = response.into_parts();
     strip_hop_by_hop(&mut head.headers);
-    for name in ENGINES_OWN.iter().chain(&[BACKEND, RANK, POLICY, GENERATION, ATTEMPTS]) {
+    // The others are always ours.
+    for name in ENGINES_OWN.iter().chain(&[BACKEND, RANK, ATTEMPTS]) {
         head.headers.remove(name);
     }
     head.headers.insert(REQUEST_ID, ticket.record.id.header().clone());
@@ -385,7 +391,7 @@ pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
     if attempts > 1 {
         head.headers.insert(ATTEMPTS, HeaderValue::from(attempts));
     }
-    let events = Kind::of(&head.headers) == Kind::Events;
+    let events = kind == Kind::Events;
     let edit = match sample {
         Some(sample) => Edit::begin(sample, &head, events),
         None => unasked.filter(|_| !events).map(Edit::unasked),
@@ -395,7 +401,7 @@ pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
         head.headers.remove(header::CONTENT_LENGTH);
     }
     let relayed = RelayBody::new(body, events, edit, idle_limit, head.status.as_u16(), watch, ticket);
-    let mut response = Response::new(relayed);
+    let mut response = Response::new(Box::new(relayed));
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;
     response

@@ -36,9 +36,9 @@ pub(crate) enum Reports {
 }
 
 impl Reports {
-    /// In a good answer with this head.
-    pub(super) fn of(route: Route, headers: &HeaderMap) -> Self {
-        match Kind::of(headers) {
+    /// In a good answer of this kind.
+    pub(super) fn of(route: Route, kind: Kind) -> Self {
+        match kind {
             Kind::Events if route.generates() => Self::Events,
             Kind::Json if route.generates() => Self::Document(Document::default()),
             _ => Self::Nowhere,

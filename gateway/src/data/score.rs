@@ -6,7 +6,6 @@
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::str::Utf8Error;
-use std::sync::Arc;
 use std::time::Duration;
 
 use semmoe_engines::Route;
@@ -51,13 +50,11 @@ pub(super) struct Whole<'a> {
 }
 
 impl<'a> Whole<'a> {
-    /// Chats are looked for where some model wants to read prompts, unless they are read no more.
-    pub(super) fn new(route: Route, models: &[Arc<Model>], bytes: &'a [u8], effort: &Effort<'_>) -> Self {
+    /// A plain chat is read whether or not its model wants that, as it is seen to be JSON then.
+    pub(super) fn new(route: Route, bytes: &'a [u8], effort: &Effort<'_>) -> Self {
         // The standard library finds out where the error is.
         let text = simdutf8::basic::from_utf8(bytes).or_else(|_| std::str::from_utf8(bytes));
-        let wanted = route == Route::Chat
-            && !matches!(effort, Effort::Skip { .. })
-            && models.iter().any(|model| read_by(model).is_some());
+        let wanted = route == Route::Chat && !matches!(effort, Effort::Skip { .. });
         let chat = text.ok().filter(|_| wanted).and_then(PlainChat::quickly);
         Self { bytes, text, chat }
     }

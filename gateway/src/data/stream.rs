@@ -23,7 +23,7 @@ const GATHERED_BYTES: usize = 16 << 10;
 /// Relays an engine's body. Dropping it closes the connection to the engine, so that a client that goes away is seen
 /// there at once; its ticket counts the request out at the last byte, at a failure, or at that drop.
 pub(crate) struct RelayBody {
-    upstream: Upstream,
+    upstream: Box<Upstream>,
     /// Boundaries, for server-sent events.
     events: Option<Events>,
     /// Cuts out what only a sampled request asked for.
@@ -39,7 +39,7 @@ pub(crate) struct RelayBody {
 
 impl RelayBody {
     pub(crate) fn new(
-        upstream: Upstream,
+        upstream: Box<Upstream>,
         events: bool,
         edit: Option<Edit>,
         idle_limit: Duration,

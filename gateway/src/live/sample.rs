@@ -110,16 +110,15 @@ impl Drop for Sample {
     }
 }
 
-/// Sends a request and waits for the head of its answer; one that asks and is refused is sent again without the
+/// Sends a request that asks and waits for the head of its answer; one that is refused is sent again without the
 /// question, as nothing has gone to the client. An engine that takes it then is not asked any more until it is probed
 /// again.
 pub(crate) async fn send(
     wait: &Wait<'_>,
     mut request: Request<RequestBody>,
-    sample: Option<Sample>,
+    sample: Sample,
     plain: impl FnOnce() -> Result<Request<RequestBody>, RequestError>,
 ) -> Result<(Result<Response<AnswerBody>, SendError>, Option<Sample>), RequestError> {
-    let Some(sample) = sample else { return Ok((wait.send(request).await, None)) };
     // Compressed answers cannot be cut.
     request.headers_mut().remove(header::ACCEPT_ENCODING);
     let answer = wait.send(request).await;

@@ -62,8 +62,9 @@ impl<S: Serves> Shared<S> {
         let mut open = pin!(self.open(stream, place, watcher));
         // Errors are the client's: it went away or spoke no HTTP.
         tokio::select! {
-            () = with_last_words(open.as_mut(), &self.aborting) => {}
-            () = place.displaced() => {}
+            biased;
+            () = open.as_mut() => {}
+            () = place.ended() => last_words(open, &self.aborting).await,
         }
     }
 
@@ -171,14 +172,11 @@ async fn while_it_works<F: Future>(permits: &Semaphore, mut work: Pin<&mut F>) -
     }
 }
 
-/// Work that goes on for a moment after it was to be ended, so that an error can be sent. It is pinned by the caller: a
-/// future that takes another one by value holds it twice.
-async fn with_last_words<F: Future + ?Sized>(mut work: Pin<&mut F>, aborting: &CancellationToken) {
-    tokio::select! {
-        _ = &mut work => {}
-        () = aborting.cancelled() => {
-            let _ = tokio::time::timeout(LAST_WORDS, work).await;
-        }
+/// Work that was to be ended goes on for a moment, so that an error can be sent; what gives way has none. It is pinned
+/// by the caller: a future that takes another one by value holds it twice.
+async fn last_words<F: Future + ?Sized>(work: Pin<&mut F>, aborting: &CancellationToken) {
+    if aborting.is_cancelled() {
+        let _ = tokio::time::timeout(LAST_WORDS, work).await;
     }
 }
 
@@ -234,11 +232,15 @@ where
         let mut stream = Box::pin(OF_STREAM.scope(Arc::clone(&outflow), stream));
         self.running.spawn(async move {
             // One that ends before its answer does is reset.
-            let work = std::future::poll_fn(|cx| match stream.as_mut().poll(cx) {
+            let mut work = pin!(std::future::poll_fn(|cx| match stream.as_mut().poll(cx) {
                 Poll::Pending => stalled.poll(cx, &outflow),
                 Poll::Ready(_) => Poll::Ready(()),
-            });
-            with_last_words(pin!(work), &aborting).await;
+            }));
+            tokio::select! {
+                biased;
+                () = work.as_mut() => {}
+                () = aborting.cancelled() => last_words(work, &aborting).await,
+            }
             drop(running);
         });
     }

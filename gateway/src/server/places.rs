@@ -21,6 +21,8 @@ pub(super) struct Places {
     /// In the order in which they came.
     taken: Mutex<BTreeMap<u64, Arc<Seat>>>,
     next: AtomicU64,
+    /// Ends all of them.
+    ending: CancellationToken,
 }
 
 struct Seat {
@@ -37,8 +39,9 @@ pub(super) struct Place {
 }
 
 impl Places {
-    pub(super) fn new(limit: usize) -> Self {
-        Self { free: Arc::new(Semaphore::new(limit)), taken: Mutex::default(), next: AtomicU64::new(0) }
+    /// `ending`: all connections end.
+    pub(super) fn new(limit: usize, ending: CancellationToken) -> Self {
+        Self { free: Arc::new(Semaphore::new(limit)), taken: Mutex::default(), next: AtomicU64::new(0), ending }
     }
 
     /// A place, as soon as there is one. `displaced` is called for each connection that has to give way.
@@ -56,7 +59,7 @@ impl Places {
             }
         };
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let seat = Arc::new(Seat { outflow: Arc::default(), leave: CancellationToken::new() });
+        let seat = Arc::new(Seat { outflow: Arc::default(), leave: self.ending.child_token() });
         self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::clone(&seat));
         Place { places: Arc::clone(self), number, seat, _permit: permit }
     }
@@ -80,8 +83,8 @@ impl Place {
         &self.seat.outflow
     }
 
-    /// Returns when the connection has to give way.
-    pub(super) async fn displaced(&self) {
+    /// Returns when the connection has to end: it gives way, or all do.
+    pub(super) async fn ended(&self) {
         self.seat.leave.cancelled().await;
     }
 }
@@ -98,7 +101,7 @@ mod tests {
 
     #[tokio::test]
     async fn silent_connections_give_way_first_and_busy_ones_never() {
-        let places = Arc::new(Places::new(3));
+        let places = Arc::new(Places::new(3, CancellationToken::new()));
         let take = || places.take(|| {});
         let (busy, kept, silent) = (take().await, take().await, take().await);
         let _running = busy.outflow().run();
