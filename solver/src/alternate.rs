@@ -38,7 +38,7 @@ pub(crate) fn run_start(
         false => seed_plan(task.problem, task.capacity, random, watch.stop)?,
     };
     let mut start = Start { task: Task { home: None, ..task }, watch, iterations: 0 };
-    let group_of = expert_step(task.problem, &seed, &task.limits, None, None);
+    let group_of = expert_step(task.problem, &seed, &task.limits, None, None, watch.stop)?;
     let first = start.unit_step(group_of, None)?;
     Some(start.search(first))
 }
@@ -54,7 +54,7 @@ pub(crate) fn run_from_home(task: Task<'_>, watch: Watch<'_>) -> Option<Clusteri
 /// renamed so that the fewest move, then both steps and the swaps go on from there. Without a home it is the result.
 pub(crate) fn bring_home(task: Task<'_>, found: Clustering, watch: Watch<'_>) -> Clustering {
     let Some(home) = task.home else { return found };
-    Start { task, watch, iterations: found.iterations }.search(home.relabelled(found, &task.limits))
+    Start { task, watch, iterations: found.iterations }.search(home.relabelled(found, &task.limits, watch.stop))
 }
 
 /// The exact unit step where the experts are, and nothing else.
@@ -127,7 +127,7 @@ impl Start<'_> {
             if (watch.stop)() {
                 return None;
             }
-            let group_of = expert_step(problem, &best.plan, &limits, home, Some(&best.group_of));
+            let group_of = expert_step(problem, &best.plan, &limits, home, Some(&best.group_of), watch.stop)?;
             if group_of == best.group_of {
                 return None;
             }

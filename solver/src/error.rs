@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use semmoe_tables::{FormatError, Profile, Trace};
+use semmoe_tables::{FormatError, ModelInfo, Profile, Trace};
 
 /// The errors of [`solve`](crate::solve) and [`evaluate`](crate::evaluate).
 #[derive(Debug, thiserror::Error)]
@@ -152,19 +152,31 @@ pub(crate) fn check_groups(groups: u16, experts: u16) -> Result<(), SolveError> 
 
 /// The most experts of a layer. Steps compare pairs of them, so that time and memory grow with the square; published
 /// models have up to 512.
-const MAX_EXPERTS: u16 = 4096;
+const MAX_EXPERTS: u64 = 4096;
 
-/// Checks that a layer has no more experts than the steps can compare.
-pub(crate) fn check_experts(experts: u16) -> Result<(), SolveError> {
-    if experts <= MAX_EXPERTS {
-        return Ok(());
-    }
-    Err(SolveError::TooLarge { what: "experts of a layer", found: experts.into(), limit: MAX_EXPERTS.into() })
+/// The most values of an array of experts or tokens by groups, each of up to 8 bytes: a small file can name many layers
+/// and tokens. Published models have up to 50 million for 512 groups.
+const MAX_VALUES: u64 = 1 << 28;
+
+/// Checks that a model is no larger than the steps can compare and hold, for so many groups.
+pub(crate) fn check_size(model: &ModelInfo, groups: u16) -> Result<(), SolveError> {
+    let (experts, groups) = (u64::from(model.num_experts), u64::from(groups));
+    at_most(MAX_EXPERTS, "experts of a layer", experts)?;
+    at_most(MAX_VALUES, "layers x experts x groups", model.layers() as u64 * experts * groups)?;
+    at_most(MAX_VALUES, "tokens x groups", u64::from(model.vocab_size) * groups)
 }
 
-/// Checks that the groups divide the experts, and that profile and trace are of one model.
+fn at_most(limit: u64, what: &'static str, found: u64) -> Result<(), SolveError> {
+    if found <= limit { Ok(()) } else { Err(SolveError::TooLarge { what, found: found.into(), limit }) }
+}
+
+/// Checks that pairs of experts fit into memory, that the groups divide the experts, and that profile and trace are of
+/// one model.
 pub(crate) fn check_input(profile: &Profile, trace: Option<&Trace>, groups: u16) -> Result<(), SolveError> {
-    check_experts(profile.model().num_experts)?;
-    check_groups(groups, profile.model().num_experts)?;
+    let model = profile.model();
+    check_size(model, groups)?;
+    let pairs = model.layers() as u64 * u64::from(model.num_experts).pow(2);
+    at_most(MAX_VALUES, "layers x experts x experts", pairs)?;
+    check_groups(groups, model.num_experts)?;
     trace.map_or(Ok(()), |trace| Ok(profile.model().check_compatible(trace.model())?))
 }

@@ -8,7 +8,7 @@ use crate::clustering::Limits;
 use crate::home::CurrentPlacement;
 use crate::load_limit::{Layer, assign_within};
 use crate::problem::Problem;
-use crate::transport::Plan;
+use crate::transport::{Plan, Stop};
 
 /// Gains stay within 2^56; the rest of the bits resolve split units.
 const GAIN_BITS: u32 = 56;
@@ -56,14 +56,15 @@ pub(crate) fn layer_cap(load: &[u64], groups: usize, max_over_mean: f64) -> u64 
 
 /// The expert step: the group of every column, best for `plan` under the load limit. Where the limit cannot be met,
 /// the layer comes as close as the search gets. `current` is kept in a layer where nothing better is found. With `home`
-/// an expert elsewhere counts for less, by what its move costs.
+/// an expert elsewhere counts for less, by what its move costs. `None` if `stop` said so before the end.
 pub(crate) fn expert_step(
     problem: &Problem,
     plan: &Plan,
     limits: &Limits,
     home: Option<&CurrentPlacement>,
     current: Option<&[u16]>,
-) -> Vec<u16> {
+    stop: Stop<'_>,
+) -> Option<Vec<u16>> {
     let Limits { groups, max_over_mean, topology, .. } = *limits;
     let (mut gains, fraction_bits) = column_gains(problem, plan, groups);
     topology.weigh(&mut gains);
@@ -75,9 +76,9 @@ pub(crate) fn expert_step(
         let (columns, load) = (problem.columns(layer), problem.load(layer));
         let cap = layer_cap(load, groups, max_over_mean);
         let layer = Layer { gain, load, groups, topology, fraction_bits, cap };
-        group_of.extend(assign_within(&layer, current.map(|current| &current[columns])));
+        group_of.extend(assign_within(&layer, current.map(|current| &current[columns]), stop)?);
     }
-    group_of
+    Some(group_of)
 }
 
 #[cfg(test)]

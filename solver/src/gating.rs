@@ -10,7 +10,7 @@
 //! ```
 
 use crate::topology::Topology;
-use crate::transport::{Plan, assign_evenly};
+use crate::transport::{Plan, Stop, assign_evenly};
 
 /// Sets of gating groups are tried one by one; published models have 8 gating groups.
 pub(crate) const MAX_GATING_GROUPS: u16 = 12;
@@ -18,17 +18,24 @@ pub(crate) const MAX_GATING_GROUPS: u16 = 12;
 /// The best group of each expert for `profit` [N, G]: N/G experts a group, every gating group in one cell. The caller
 /// guarantees that the cells' number divides that of the gating groups, and this that of the experts.
 ///
-/// With `dealt` the gating groups stay in the cells where that placement has them, which is many times faster.
-pub(crate) fn assign_gated(profit: &[i64], groups: usize, topology: &Topology, dealt: Option<&[u16]>) -> Vec<u16> {
-    let dealing = Dealing::new(profit, groups, topology);
+/// With `dealt` the gating groups stay in the cells where that placement has them, which is many times faster. `None`
+/// if `stop` said so before the end.
+pub(crate) fn assign_gated(
+    profit: &[i64],
+    groups: usize,
+    topology: &Topology,
+    dealt: Option<&[u16]>,
+    stop: Stop<'_>,
+) -> Option<Vec<u16>> {
+    let dealing = Dealing::new(profit, groups, topology, stop);
     let mut group_of = vec![0; dealing.experts];
-    let sets = dealt.map_or_else(|| dealing.best(), |dealt| dealing.sets_of(dealt));
+    let sets = dealt.map_or_else(|| dealing.best(), |dealt| Some(dealing.sets_of(dealt)))?;
     for (cell, set) in sets.into_iter().enumerate() {
-        for (expert, group) in dealing.experts_of(set).zip(dealing.solve(cell, set, None).label) {
+        for (expert, group) in dealing.experts_of(set).zip(dealing.solve(cell, set, None)?.label) {
             group_of[expert] = (cell * topology.per_cell) as u16 + group;
         }
     }
-    group_of
+    Some(group_of)
 }
 
 struct Dealing<'a> {
@@ -39,14 +46,15 @@ struct Dealing<'a> {
     gating_groups: usize,
     /// Sets of as many gating groups as a cell takes, as bits.
     sets: Vec<u32>,
+    stop: Stop<'a>,
 }
 
 impl<'a> Dealing<'a> {
-    fn new(profit: &'a [i64], groups: usize, topology: &Topology) -> Self {
+    fn new(profit: &'a [i64], groups: usize, topology: &Topology, stop: Stop<'a>) -> Self {
         let Topology { per_cell, gating_groups, .. } = *topology;
         let each = gating_groups * per_cell / groups;
         let sets = (0..1u32 << gating_groups).filter(|set| set.count_ones() as usize == each).collect();
-        Dealing { profit, groups, experts: profit.len() / groups, per_cell, gating_groups, sets }
+        Dealing { profit, groups, experts: profit.len() / groups, per_cell, gating_groups, sets, stop }
     }
 
     fn experts_of(&self, set: u32) -> impl Iterator<Item = usize> {
@@ -63,11 +71,11 @@ impl<'a> Dealing<'a> {
     }
 
     /// The set of every cell, at the greatest sum of values; of equals the one with the lowest sets in the last cells.
-    fn best(&self) -> Vec<u32> {
+    fn best(&self) -> Option<Vec<u32>> {
         let cells = self.groups / self.per_cell;
         let mut reached: Vec<Vec<Option<(i128, u32)>>> = Vec::with_capacity(cells);
         for cell in 0..cells {
-            let value = self.values(cell);
+            let value = self.values(cell)?;
             let mut next: Vec<Option<(i128, u32)>> = vec![None; 1 << self.gating_groups];
             for taken in 0..1u32 << self.gating_groups {
                 let so_far = match reached.last() {
@@ -93,30 +101,30 @@ impl<'a> Dealing<'a> {
             taken &= !set;
         }
         chosen.reverse();
-        chosen
+        Some(chosen)
     }
 
     /// The value of every set in a cell.
-    fn values(&self, cell: usize) -> Vec<i128> {
+    fn values(&self, cell: usize) -> Option<Vec<i128>> {
         let mut price: Option<Vec<i64>> = None;
         let value = |&set: &u32| {
             // Sets that follow each other have most experts in common, so that the last prices are nearly right.
-            let plan = self.solve(cell, set, price.as_deref());
+            let plan = self.solve(cell, set, price.as_deref())?;
             price = Some(plan.price);
-            plan.primal
+            Some(plan.primal)
         };
         self.sets.iter().map(value).collect()
     }
 
     /// The best assignment of a set's experts to the groups of a cell, counted from its first one, from any prices.
-    fn solve(&self, cell: usize, set: u32, start: Option<&[i64]>) -> Plan {
+    fn solve(&self, cell: usize, set: u32, start: Option<&[i64]>) -> Option<Plan> {
         let first = cell * self.per_cell;
         let own = |expert: usize| {
             let row = expert * self.groups + first;
             self.profit[row..row + self.per_cell].iter().copied()
         };
         let profit: Vec<i64> = self.experts_of(set).flat_map(own).collect();
-        assign_evenly(&profit, self.per_cell, start)
+        assign_evenly(&profit, self.per_cell, start, self.stop)
     }
 }
 
@@ -158,8 +166,9 @@ mod tests {
             let mut random = fastrand::Rng::with_seed(seed);
             let profit: Vec<i64> = (0..experts * groups).map(|_| random.i64(-50..100)).collect();
             let topology = Topology { per_cell: groups / cells, near: 0.0, gating_groups };
-            let group_of = assign_gated(&profit, groups, &topology, None);
-            prop_assert_eq!(&assign_gated(&profit, groups, &topology, Some(&group_of)), &group_of);
+            let group_of = assign_gated(&profit, groups, &topology, None, &|| false).unwrap();
+            let again = assign_gated(&profit, groups, &topology, Some(&group_of), &|| false);
+            prop_assert_eq!(again.as_ref(), Some(&group_of));
             for group in 0..groups as u16 {
                 prop_assert_eq!(group_of.iter().filter(|&&g| g == group).count(), experts / groups);
             }

@@ -8,7 +8,7 @@ use crate::options::{SolveOptions, WarmStart, within};
 use crate::padding::{once_each, with_empty_slots};
 use crate::problem::Problem;
 use crate::topology::Topology;
-use crate::transport::{Plan, assign_evenly};
+use crate::transport::{Plan, Stop, assign_evenly};
 use crate::unit_step::PROFIT_ONE;
 
 impl WarmStart {
@@ -124,35 +124,38 @@ impl CurrentPlacement {
     }
 
     /// The same clustering under those labels of its groups that leave most experts at home. Groups of one cell (node)
-    /// stay in one cell, so that nothing else changes.
-    pub(crate) fn relabelled(&self, found: Clustering, limits: &Limits) -> Clustering {
+    /// stay in one cell, so that nothing else changes. If `stop` says so the groups keep their labels.
+    pub(crate) fn relabelled(&self, found: Clustering, limits: &Limits, stop: Stop<'_>) -> Clustering {
         let groups = limits.groups;
         let mut stays = vec![0i64; groups * groups];
         for (column, (&now, &home)) in found.group_of.iter().zip(&self.group_of).enumerate() {
             stays[usize::from(now) * groups + usize::from(home)] += i64::from(column % self.slots < self.experts);
         }
-        let renamed = found.renamed(&cell_by_cell(&stays, groups, limits.topology.per_cell));
+        let renamed = match cell_by_cell(&stays, groups, limits.topology.per_cell, stop) {
+            Some(label) => found.renamed(&label),
+            None => found,
+        };
         Clustering { penalty: self.penalty(&renamed.group_of), ..renamed }
     }
 }
 
 /// The best new label of each group for `stays` [old label, new label], exactly: the best way to call the groups of
 /// each cell by those of every other, and with these values the best way to call the cells.
-fn cell_by_cell(stays: &[i64], groups: usize, per_cell: usize) -> Vec<u16> {
+fn cell_by_cell(stays: &[i64], groups: usize, per_cell: usize, stop: Stop<'_>) -> Option<Vec<u16>> {
     let cells = groups / per_cell;
     let within = |from: usize, to: usize| {
         let row = |group: usize| &stays[group * groups + to * per_cell..group * groups + (to + 1) * per_cell];
         let rows: Vec<i64> = (from * per_cell..(from + 1) * per_cell).flat_map(|group| row(group).to_vec()).collect();
-        assign_evenly(&rows, per_cell, None)
+        assign_evenly(&rows, per_cell, None, stop)
     };
-    let pairs: Vec<Plan> = (0..cells * cells).map(|pair| within(pair / cells, pair % cells)).collect();
+    let pairs: Vec<Plan> = (0..cells * cells).map(|pair| within(pair / cells, pair % cells)).collect::<Option<_>>()?;
     let values: Vec<i64> = pairs.iter().map(|pair| pair.primal as i64).collect();
-    let of_cells = assign_evenly(&values, cells, None);
+    let of_cells = assign_evenly(&values, cells, None, stop)?;
     let of_cell = |(from, &to): (usize, &u16)| {
         let pair = &pairs[from * cells + usize::from(to)];
         pair.label.iter().map(move |label| to * per_cell as u16 + label).collect::<Vec<_>>()
     };
-    of_cells.label.iter().enumerate().flat_map(of_cell).collect()
+    Some(of_cells.label.iter().enumerate().flat_map(of_cell).collect())
 }
 
 #[cfg(test)]

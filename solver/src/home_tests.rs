@@ -73,7 +73,7 @@ proptest! {
         let found = stay(Task { problem: &problem, capacity: &capacity, limits: limits(groups), home: Some(&elsewhere) });
         let moved = |found: &Clustering| home.moved(&found.group_of).iter().sum::<u64>();
         let fewest = permutations(groups).iter().map(|label| moved(&found.clone().renamed(label))).min();
-        let renamed = home.relabelled(found.clone(), &limits(groups));
+        let renamed = home.relabelled(found.clone(), &limits(groups), &|| false);
         prop_assert_eq!(Some(moved(&renamed)), fewest);
         // The same assignment under other names: its value, by hand, is what it was.
         let profit = crate::unit_step::weighed_profits(&problem, &renamed.group_of, groups, Topology::flat(groups));
@@ -96,7 +96,7 @@ proptest! {
             label.chunks_exact(per_cell).all(|labels| labels.iter().all(|&to| cell(to) == cell(labels[0])))
         };
         let most = permutations(groups).iter().filter(keeps_cells).map(|label| value(label)).max();
-        prop_assert_eq!(Some(value(&cell_by_cell(&stays, groups, per_cell))), most);
+        prop_assert_eq!(Some(value(&cell_by_cell(&stays, groups, per_cell, &|| false).unwrap())), most);
     }
 
     #[test]
@@ -112,7 +112,7 @@ proptest! {
         prop_assert_eq!(from_home.penalty, home.penalty(&from_home.group_of));
         prop_assert!(worth(&from_home) >= worth(&stays));
         let cold = run_start(task, false, &mut fastrand::Rng::with_seed(seed), watch).unwrap();
-        let renamed = home.relabelled(cold.clone(), &limits(groups));
+        let renamed = home.relabelled(cold.clone(), &limits(groups), &|| false);
         let brought = bring_home(task, cold, watch);
         prop_assert!(worth(&brought) >= worth(&renamed));
         for layer in brought.group_of.chunks_exact(EXPERTS) {

@@ -7,13 +7,16 @@
 
 use crate::gating::assign_gated;
 use crate::topology::Topology;
-use crate::transport::assign_evenly;
+use crate::transport::{Stop, assign_evenly};
 
 /// Rounds of the relaxation; later ones rarely change the result.
 const PRICE_ROUNDS: u32 = 24;
 
 /// Rounds of the relaxation for each that also deals gating groups out to cells, which is slow.
 const ROUNDS_PER_DEALING: u32 = 6;
+
+/// Experts whose swaps are compared between two looks at whether to stop.
+pub(crate) const EXPERTS_BETWEEN_LOOKS: usize = 16;
 
 /// One layer: `gain` [N, G] fixed-point activations kept local, `load` [N] activations, `cap` per group.
 #[derive(Clone, Copy, Debug)]
@@ -45,17 +48,17 @@ struct Candidate {
     value: Value,
 }
 
-/// The best assignment found for the layer; at least as good as `current`.
-pub(crate) fn assign_within(layer: &Layer<'_>, current: Option<&[u16]>) -> Vec<u16> {
-    let free = layer.candidate(layer.assign(&vec![0; layer.groups], None));
+/// The best assignment found for the layer; at least as good as `current`. `None` if `stop` said so before the end.
+pub(crate) fn assign_within(layer: &Layer<'_>, current: Option<&[u16]>, stop: Stop<'_>) -> Option<Vec<u16>> {
+    let free = layer.candidate(layer.assign(&vec![0; layer.groups], None, stop)?);
     if free.value.excess == 0 {
-        return free.group_of;
+        return Some(free.group_of);
     }
-    let mut best = layer.relax(free);
-    while layer.improve_by_swap(&mut best) {}
+    let mut best = layer.relax(free, stop)?;
+    while layer.improve_by_swap(&mut best, stop)? {}
     match current.map(|current| layer.candidate(current.to_vec())) {
-        Some(current) if !best.value.beats(&current.value) => current.group_of,
-        _ => best.group_of,
+        Some(current) if !best.value.beats(&current.value) => Some(current.group_of),
+        _ => Some(best.group_of),
     }
 }
 
@@ -92,16 +95,16 @@ impl LoadPrices {
 impl Layer<'_> {
     /// Exact balanced assignment with a price per activation on each group. With `dealt` gating groups stay in their
     /// cells.
-    fn assign(&self, price: &[i64], dealt: Option<&[u16]>) -> Vec<u16> {
+    fn assign(&self, price: &[i64], dealt: Option<&[u16]>, stop: Stop<'_>) -> Option<Vec<u16>> {
         let experts = self.load.len();
         let profit: Vec<i64> = (0..experts)
             .flat_map(|expert| (0..self.groups).map(move |group| (expert, group)))
             .map(|(expert, group)| self.gain_of(expert, group) - price[group] * self.load[expert] as i64)
             .collect();
         if self.topology.gating_groups > 1 {
-            return assign_gated(&profit, self.groups, &self.topology, dealt);
+            return assign_gated(&profit, self.groups, &self.topology, dealt, stop);
         }
-        assign_evenly(&profit, self.groups, None).label
+        Some(assign_evenly(&profit, self.groups, None, stop)?.label)
     }
 
     fn gain_of(&self, expert: usize, group: usize) -> i64 {
@@ -115,7 +118,7 @@ impl Layer<'_> {
     }
 
     /// Subgradient on load prices from the free assignment.
-    fn relax(&self, free: Candidate) -> Candidate {
+    fn relax(&self, free: Candidate, stop: Stop<'_>) -> Option<Candidate> {
         let mut prices = LoadPrices::new(self.load, self.groups, self.fraction_bits);
         let mut last = free.group_of.clone();
         let mut best = free;
@@ -123,21 +126,24 @@ impl Layer<'_> {
             prices.step(round, &group_loads(&last, self.load, self.groups), self.cap);
             let rounded: Vec<i64> = prices.price.iter().map(|price| price.round() as i64).collect();
             let dealt = (!round.is_multiple_of(ROUNDS_PER_DEALING)).then_some(&last[..]);
-            let candidate = self.candidate(self.assign(&rounded, dealt));
+            let candidate = self.candidate(self.assign(&rounded, dealt, stop)?);
             last.clone_from(&candidate.group_of);
             if candidate.value.beats(&best.value) {
                 best = candidate;
             }
         }
-        best
+        Some(best)
     }
 
     /// Makes the swap that helps most, if any does: it repairs the excess first, then gains without more excess.
-    fn improve_by_swap(&self, candidate: &mut Candidate) -> bool {
+    fn improve_by_swap(&self, candidate: &mut Candidate, stop: Stop<'_>) -> Option<bool> {
         let loads = group_loads(&candidate.group_of, self.load, self.groups);
         let mut best = candidate.value;
         let mut swap = None;
         for a in 0..self.load.len() {
+            if a.is_multiple_of(EXPERTS_BETWEEN_LOOKS) && stop() {
+                return None;
+            }
             for b in a + 1..self.load.len() {
                 let (from, to) = (usize::from(candidate.group_of[a]), usize::from(candidate.group_of[b]));
                 if from == to || !self.topology.exchangeable(from, to) {
@@ -150,10 +156,10 @@ impl Layer<'_> {
                 }
             }
         }
-        let Some((a, b)) = swap else { return false };
+        let Some((a, b)) = swap else { return Some(false) };
         candidate.group_of.swap(a, b);
         candidate.value = best;
-        true
+        Some(true)
     }
 
     fn after_swap(&self, candidate: &Candidate, loads: &[u64], a: usize, b: usize) -> Value {

@@ -15,7 +15,8 @@
 //! that cover the experts so far.
 
 use crate::held::{Exchange, Traffic};
-use crate::load_limit::{LoadPrices, Value, excess};
+use crate::load_limit::{EXPERTS_BETWEEN_LOOKS, LoadPrices, Value, excess};
+use crate::transport::Stop;
 
 /// Rounds of the relaxation, as without replicas.
 const PRICE_ROUNDS: u32 = 12;
@@ -38,17 +39,22 @@ struct Candidate {
 }
 
 /// The best holders found of each expert: exact where that meets the load limit; at least as good as `current`.
-pub(crate) fn replicate_within(layer: &ReplicaLayer<'_>, current: Option<&[Vec<u16>]>) -> Vec<Vec<u16>> {
-    let free = layer.candidate(best_holders(layer.traffic.own, layer.traffic.groups, layer.slots));
+/// Once `stop` says so the best so far.
+pub(crate) fn replicate_within(
+    layer: &ReplicaLayer<'_>,
+    current: Option<&[Vec<u16>]>,
+    stop: Stop<'_>,
+) -> Vec<Vec<u16>> {
+    let free = layer.candidate(best_holders(layer.traffic.own, layer.traffic.groups, layer.slots, stop));
     if free.value.excess == 0 {
         return free.holders;
     }
-    let mut best = layer.relax(free);
+    let mut best = layer.relax(free, stop);
     let current = current.map(|current| layer.candidate(current.to_vec()));
     // From where it is, the layer is often repaired at less loss than from the free choice.
     for mut candidate in std::iter::once(best.clone()).chain(current) {
         for _ in 0..MAX_EXCHANGES {
-            if !layer.improve(&mut candidate) {
+            if !layer.improve(&mut candidate, stop) {
                 break;
             }
         }
@@ -74,11 +80,14 @@ impl ReplicaLayer<'_> {
 
     /// Subgradient on load prices from the free choice; what an expert would bring to a group is linearised at the
     /// last choice.
-    fn relax(&self, free: Candidate) -> Candidate {
+    fn relax(&self, free: Candidate, stop: Stop<'_>) -> Candidate {
         let groups = self.traffic.groups;
         let mut prices = LoadPrices::new(self.traffic.load, groups, self.traffic.fraction_bits);
         let (mut last, mut best) = (free.clone(), free);
         for round in 0..PRICE_ROUNDS {
+            if stop() {
+                break;
+            }
             prices.step(round, &last.loads, self.cap);
             let mut profit = self.traffic.own.to_vec();
             for (expert, held) in last.holders.iter().enumerate() {
@@ -88,7 +97,7 @@ impl ReplicaLayer<'_> {
                         (prices.price[usize::from(group)] * brought).round() as i64;
                 }
             }
-            last = self.candidate(best_holders(&profit, groups, self.slots));
+            last = self.candidate(best_holders(&profit, groups, self.slots, stop));
             if last.value.beats(&best.value) {
                 best = last.clone();
             }
@@ -107,11 +116,14 @@ impl ReplicaLayer<'_> {
     }
 
     /// Makes the exchange that helps most, if any does: it repairs the excess first, then gains without more excess.
-    fn improve(&self, candidate: &mut Candidate) -> bool {
+    fn improve(&self, candidate: &mut Candidate, stop: Stop<'_>) -> bool {
         let experts = self.traffic.load.len();
         let mut best = candidate.value;
         let mut chosen = None;
         for a in 0..experts {
+            if a.is_multiple_of(EXPERTS_BETWEEN_LOOKS) && stop() {
+                return false;
+            }
             for b in a + 1..experts {
                 for exchange in Exchange::of_pair(&candidate.holders, a, b) {
                     let gain = candidate.value.gain + self.gained(&exchange);
@@ -143,8 +155,9 @@ impl ReplicaLayer<'_> {
 }
 
 /// The exact choice without a load limit: holders of each expert, ascending, at greatest `profit` [N, G]. The caller
-/// guarantees `slots * groups >= N` and `slots <= N`.
-pub(crate) fn best_holders(profit: &[i64], groups: usize, slots: usize) -> Vec<Vec<u16>> {
+/// guarantees `slots * groups >= N` and `slots <= N`. Once `stop` says so, experts without a slot take the first
+/// spare ones.
+pub(crate) fn best_holders(profit: &[i64], groups: usize, slots: usize, stop: Stop<'_>) -> Vec<Vec<u16>> {
     let experts = profit.len() / groups;
     let mut cover = Cover { profit, groups, held: vec![false; profit.len()], copies: vec![0; experts] };
     for group in 0..groups {
@@ -155,9 +168,12 @@ pub(crate) fn best_holders(profit: &[i64], groups: usize, slots: usize) -> Vec<V
             cover.copies[expert] += 1;
         }
     }
+    let mut spare = 0;
     for expert in 0..experts {
-        if cover.copies[expert] == 0 {
-            cover.bring_in(expert);
+        match cover.copies[expert] {
+            0 if stop() => spare = cover.take_spare(expert, spare),
+            0 => cover.bring_in(expert),
+            _ => {}
         }
     }
     let rows = cover.held.chunks_exact(groups);
@@ -201,6 +217,17 @@ impl Cover<'_> {
             self.held[taker * groups + group] = true;
             end = taker;
         }
+    }
+
+    /// Assigns the first slot from `spare` on whose expert has another to one that has none; returns the next slot.
+    fn take_spare(&mut self, expert: usize, spare: usize) -> usize {
+        let is_spare = |&at: &usize| self.held[at] && self.copies[at / self.groups] > 1;
+        let Some(at) = (spare..self.held.len()).find(is_spare) else { return spare };
+        self.held[at] = false;
+        self.held[expert * self.groups + at % self.groups] = true;
+        self.copies[at / self.groups] -= 1;
+        self.copies[expert] += 1;
+        at + 1
     }
 
     /// Bellman-Ford over experts and groups.

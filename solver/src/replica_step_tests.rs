@@ -45,7 +45,7 @@ proptest! {
         let load: Vec<u64> = own.chunks_exact(groups).map(|row| row.iter().sum::<i64>() as u64).collect();
         let traffic = Traffic { load: &load, own: &own, fraction_bits: 0, groups };
         let layer = |cap| ReplicaLayer { traffic, slots, cap };
-        let free = replicate_within(&layer(u64::MAX), None);
+        let free = replicate_within(&layer(u64::MAX), None, &|| false);
         for group in 0..groups as u16 {
             prop_assert_eq!(free.iter().filter(|holders| holders.contains(&group)).count(), slots);
         }
@@ -53,13 +53,13 @@ proptest! {
         prop_assert_eq!(Some(layer(u64::MAX).candidate(free).value.gain), brute_force(&layer(u64::MAX)));
 
         let cap = (load.iter().sum::<u64>() as f64 * slack / groups as f64) as u64;
-        let limited = layer(cap).candidate(replicate_within(&layer(cap), None));
+        let limited = layer(cap).candidate(replicate_within(&layer(cap), None, &|| false));
         prop_assert!(limited.holders.iter().all(|holders| !holders.is_empty()));
         prop_assert_eq!(limited.loads.iter().sum::<u64>(), load.iter().sum::<u64>());
         if limited.value.excess == 0 {
             prop_assert!(Some(limited.value.gain) <= brute_force(&layer(cap)));
         }
-        let again = layer(cap).candidate(replicate_within(&layer(cap), Some(&limited.holders)));
+        let again = layer(cap).candidate(replicate_within(&layer(cap), Some(&limited.holders), &|| false));
         prop_assert!(!limited.value.beats(&again.value), "what is there is never given up for something worse");
     }
 
@@ -70,7 +70,7 @@ proptest! {
         let experts = groups * slots;
         let mut random = fastrand::Rng::with_seed(seed);
         let profit: Vec<i64> = (0..experts * groups).map(|_| random.i64(-50..50)).collect();
-        let holders = best_holders(&profit, groups, slots);
+        let holders = best_holders(&profit, groups, slots, &|| false);
         prop_assert!(holders.iter().all(|holders| holders.len() == 1));
         let value: i64 = holders.iter().enumerate().map(|(e, held)| profit[e * groups + usize::from(held[0])]).sum();
         let (mass, capacity) = (vec![1; experts], vec![slots as u64; groups]);

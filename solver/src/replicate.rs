@@ -15,7 +15,7 @@ use crate::problem::Problem;
 use crate::replica_step::{ReplicaLayer, replicate_within};
 use crate::swaps::{MIN_GAIN, Search};
 use crate::topology::Topology;
-use crate::transport::{Plan, Transport};
+use crate::transport::{Plan, Stop, Transport};
 use crate::unit_step::{profits_of_local, weighed_profits};
 
 /// Part of the expert-load limit above the mean that the expert step uses up.
@@ -25,7 +25,7 @@ const OF_THE_LIMIT: f64 = 0.95;
 /// before the first round of both steps is done.
 pub(crate) fn replicate(task: Task<'_>, slots: usize, from: &Clustering, watch: Watch<'_>) -> Option<Clustering> {
     let around = Around { task, slots, watch };
-    let held = holders(task, slots, &from.plan, None);
+    let held = holders(task, slots, &from.plan, None, watch.stop);
     let first = around.unit_step(held, &from.plan, from.iterations)?;
     Some(around.alternate(first))
 }
@@ -76,7 +76,7 @@ impl Around<'_> {
 
     fn alternate(&self, best: Clustering) -> Clustering {
         alternate(self.task, self.watch, best, |best| {
-            let held = holders(self.task, self.slots, &best.plan, best.replicas.as_ref());
+            let held = holders(self.task, self.slots, &best.plan, best.replicas.as_ref(), self.watch.stop);
             if best.replicas.as_ref() == Some(&held) {
                 return None;
             }
@@ -132,10 +132,11 @@ fn reserved(max_over_mean: f64) -> f64 {
     1.0 + (max_over_mean - 1.0) * OF_THE_LIMIT
 }
 
-/// The fallback for a problem that was stopped before its replicas were placed: the best holders for the plan it has.
+/// The fallback for a problem that was stopped before its replicas were placed: holders for the plan it has, without a
+/// search.
 pub(crate) fn replicas_not_reached(task: Task<'_>, slots: usize, from: &Clustering) -> Clustering {
     let Task { problem, capacity, limits, .. } = task;
-    let held = holders(task, slots, &from.plan, None);
+    let held = holders(task, slots, &from.plan, None, &|| true);
     let profit = replica_profits(problem, &held);
     let plan = Transport { mass: &problem.mass, profit: &profit, capacity }.greedy();
     clustering(problem, held, plan, limits, from.iterations)
@@ -152,13 +153,13 @@ pub(crate) fn clustering(problem: &Problem, held: Held, plan: Plan, limits: Limi
     Clustering { group_of, plan, load_excess: excess.sum(), iterations, replicas: Some(held), penalty: 0 }
 }
 
-/// The expert step with replicas, layer by layer.
-fn holders(task: Task<'_>, slots: usize, plan: &Plan, current: Option<&Held>) -> Held {
+/// The expert step with replicas, layer by layer; once `stop` says so without a further search.
+fn holders(task: Task<'_>, slots: usize, plan: &Plan, current: Option<&Held>, stop: Stop<'_>) -> Held {
     let Task { problem, limits: Limits { groups, max_over_mean, .. }, .. } = task;
     let (gains, fraction_bits) = column_gains(problem, plan, groups);
     let layers = layer_traffic(problem, &gains, fraction_bits, groups).enumerate().flat_map(|(layer, traffic)| {
         let cap = load_cap(traffic.load.iter().sum(), groups, reserved(max_over_mean));
-        replicate_within(&ReplicaLayer { traffic, slots, cap }, current.map(|current| current.layer(layer)))
+        replicate_within(&ReplicaLayer { traffic, slots, cap }, current.map(|current| current.layer(layer)), stop)
     });
     Held { groups, experts: problem.experts, holders: layers.collect() }
 }

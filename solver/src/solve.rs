@@ -6,7 +6,7 @@ use semmoe_tables::{Attention, Placement, Profile, Replicas, Tables, TablesBuild
 
 use crate::bounds::{Bounds, problem_bounds};
 use crate::clustering::{Clustering, Limits};
-use crate::error::{SolveError, check_experts};
+use crate::error::{SolveError, check_size};
 use crate::evidence::Shrinkage;
 use crate::features::check_together;
 use crate::given::Given;
@@ -127,7 +127,9 @@ fn solve_part(
     let mut report = SolveReport::new(options, findings);
     report.priors = options.priors();
     report.migration = homes.map(|homes| Migration::new(&homes, &problems, &best, limits, options));
-    let bounds = proof(&report, &problems, options);
+    let done =
+        SolveProgress { starts_done: best.starts as usize, starts: best.starts as usize, best_lar: Some(report.lar) };
+    let bounds = proof(&report, &problems, options, &mut || progress(done).is_continue());
     report.certify(bounds, options.nodes.is_some() || options.gating_groups > 1);
     report.held_out = held_out;
     Ok(Solved { tables, report })
@@ -140,7 +142,7 @@ fn checked(
     options: &SolveOptions,
 ) -> Result<(Option<Given>, Topology), SolveError> {
     options.validate()?;
-    check_experts(profile.model().num_experts)?;
+    check_size(profile.model(), options.groups)?;
     check_together(options, false)?;
     let (model, experts) = (profile.model(), profile.model().num_experts);
     let given = options.placement.as_ref().map(|given| Given::new(given, model, options)).transpose()?;
@@ -156,7 +158,12 @@ fn checked(
 }
 
 /// The bounds over all placements, or why there are none.
-fn proof(report: &SolveReport, problems: &[Problem], options: &SolveOptions) -> Result<Bounds, String> {
+fn proof(
+    report: &SolveReport,
+    problems: &[Problem],
+    options: &SolveOptions,
+    go_on: &mut dyn FnMut() -> bool,
+) -> Result<Bounds, String> {
     let none = |why: &str| Err(why.to_owned());
     match options.bounds {
         Some(_) if report.stopped => none("the solve was ended early"),
@@ -167,7 +174,8 @@ fn proof(report: &SolveReport, problems: &[Problem], options: &SolveOptions) -> 
         Some(_) if report.padding > 0.0 && options.placement.is_some() => {
             none("the bounds do not cover the padding of a given placement")
         }
-        Some(_) => Ok(problem_bounds(problems, options)),
+        Some(_) => problem_bounds(problems, options, go_on)
+            .ok_or_else(|| "the solve was ended before they were found".to_owned()),
         None => none("not asked for"),
     }
 }

@@ -39,7 +39,7 @@ pub(crate) fn spectral_plan(task: &Task<'_>, random: &mut fastrand::Rng, stop: S
         if stop() {
             return None;
         }
-        let found = points.divide(task.problem, random);
+        let found = points.divide(task.problem, random, stop)?;
         if best.as_ref().is_none_or(|best| found.0 < best.0) {
             best = Some(found);
         }
@@ -69,8 +69,9 @@ impl Points {
         &self.coordinates[column * self.groups..(column + 1) * self.groups]
     }
 
-    /// Balanced k-means: the sum of squared distances, and the group of each column.
-    fn divide(&self, problem: &Problem, random: &mut fastrand::Rng) -> (f64, Vec<u16>) {
+    /// Balanced k-means: the sum of squared distances, and the group of each column. `None` if `stop` said so before
+    /// the end.
+    fn divide(&self, problem: &Problem, random: &mut fastrand::Rng, stop: Stop<'_>) -> Option<(f64, Vec<u16>)> {
         let columns = problem.column_load.len();
         let mut centres: Vec<Vec<f64>> = Vec::with_capacity(self.groups);
         for _ in 0..self.groups {
@@ -83,7 +84,7 @@ impl Points {
         }
         let mut group_of = Vec::new();
         for _ in 0..MAX_ROUNDS {
-            let next = self.nearest_with_room(problem, &centres);
+            let next = self.nearest_with_room(problem, &centres, stop)?;
             if next == group_of {
                 break;
             }
@@ -96,19 +97,19 @@ impl Points {
             }
         }
         let apart = |(column, &group): (usize, &u16)| squared(self.of(column), &centres[usize::from(group)]);
-        (group_of.iter().enumerate().map(apart).sum(), group_of)
+        Some((group_of.iter().enumerate().map(apart).sum(), group_of))
     }
 
     /// N/G experts of every layer to each centre, at least squared distance.
-    fn nearest_with_room(&self, problem: &Problem, centres: &[Vec<f64>]) -> Vec<u16> {
+    fn nearest_with_room(&self, problem: &Problem, centres: &[Vec<f64>], stop: Stop<'_>) -> Option<Vec<u16>> {
         let layer = |layer: usize| {
             let profit: Vec<i64> = problem
                 .columns(layer)
                 .flat_map(|column| centres.iter().map(move |centre| -to_profit(squared(self.of(column), centre))))
                 .collect();
-            assign_evenly(&profit, self.groups, None).label
+            Some(assign_evenly(&profit, self.groups, None, stop)?.label)
         };
-        (0..problem.layers).flat_map(layer).collect()
+        Some((0..problem.layers).map(layer).collect::<Option<Vec<_>>>()?.concat())
     }
 }
 

@@ -40,7 +40,7 @@ fn planted(seed: u64) -> Problem {
 #[test]
 fn planted_groups_are_found() {
     let problem = planted(1);
-    let found = Points::new(&problem, 3).divide(&problem, &mut fastrand::Rng::with_seed(1)).1;
+    let found = Points::new(&problem, 3).divide(&problem, &mut fastrand::Rng::with_seed(1), &|| false).unwrap().1;
     for (column, group) in found.iter().enumerate() {
         // Columns of a kind, whatever the layer, are together.
         let kind = |column: usize| (column % 12 + column / 12) % 3;
@@ -67,7 +67,8 @@ fn planted_groups_are_found() {
 fn experts_that_are_alike_or_silent_are_divided_evenly() {
     let mut problem = planted(3);
     for groups in [1, 2, 4, 12] {
-        let (_, group_of) = Points::new(&problem, groups).divide(&problem, &mut fastrand::Rng::with_seed(5));
+        let (_, group_of) =
+            Points::new(&problem, groups).divide(&problem, &mut fastrand::Rng::with_seed(5), &|| false).unwrap();
         for layer in group_of.chunks_exact(12) {
             assert!((0..groups as u16).all(|group| layer.iter().filter(|&&g| g == group).count() == 12 / groups));
         }

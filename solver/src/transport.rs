@@ -74,8 +74,8 @@ pub(crate) struct Plan {
 /// Checked from time to time in long loops, which end once it returns true.
 pub(crate) type Stop<'a> = &'a dyn Fn() -> bool;
 
-/// Paths after which a solve that can be stopped looks up.
-const PATHS_BETWEEN_LOOKS: u32 = 1024;
+/// Pairs of groups that paths went over after which a solve that can be stopped looks up.
+const PAIRS_BETWEEN_LOOKS: usize = 1 << 20;
 /// Stands for the unused capacity among the units.
 const SLACK: u32 = u32::MAX;
 /// Label of a unit whose parts are in `Flow::parts`.
@@ -117,12 +117,15 @@ impl Transport<'_> {
     /// The same; `None` if `stop` said so before the end.
     pub(crate) fn solve_until(self, start: Option<&[i64]>, stop: Stop<'_>) -> Option<Plan> {
         let mut flow = Flow::new(self, start);
-        let mut paths = 0u32;
+        let mut pairs = 0;
         while let Some(path) = flow.cheapest_path() {
             flow.push(&path);
-            paths += 1;
-            if paths.is_multiple_of(PATHS_BETWEEN_LOOKS) && stop() {
-                return None;
+            pairs += flow.groups * flow.groups;
+            if pairs >= PAIRS_BETWEEN_LOOKS {
+                if stop() {
+                    return None;
+                }
+                pairs = 0;
             }
         }
         Some(flow.into_plan())
@@ -178,10 +181,11 @@ impl Transport<'_> {
 }
 
 /// The exact assignment of units with masses of one, `profit` [U, G], to groups of equally many, from any prices.
-pub(crate) fn assign_evenly(profit: &[i64], groups: usize, start: Option<&[i64]>) -> Plan {
+/// `None` if `stop` said so before the end.
+pub(crate) fn assign_evenly(profit: &[i64], groups: usize, start: Option<&[i64]>, stop: Stop<'_>) -> Option<Plan> {
     let units = profit.len() / groups;
     let (mass, capacity) = (vec![1; units], vec![units.div_ceil(groups) as u64; groups]);
-    Transport { mass: &mass, profit, capacity: &capacity }.solve(start)
+    Transport { mass: &mass, profit, capacity: &capacity }.solve_until(start, stop)
 }
 
 /// The group with the best profit after prices, the lowest of equals.

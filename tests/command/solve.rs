@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::Stdio;
 
-use semmoe_tables::{ExpertId, LayerIdx, Phase, ProfileBuilder, Tables, Trace, TraceBuilder};
+use semmoe_tables::{ExpertId, LayerIdx, ModelInfo, Phase, ProfileBuilder, Tables, Trace, TraceBuilder};
 use serde_json::Value;
 
 use crate::support::{describe, json_of, repository, run, semmoe, signal};
@@ -137,20 +137,20 @@ fn what_is_not_held_out_is_reported() {
 }
 
 /// A profile without any structure, on which all starts together take minutes; its path, and that of its trace.
-fn shapeless(folder: &Path) -> (String, String) {
+fn shapeless(folder: &Path, model: ModelInfo, requests: usize) -> (String, String) {
     let reference = Trace::open(Path::new(&reference())).expect("a valid trace");
-    let model = reference.model().clone();
+    let experts = usize::from(model.num_experts);
     let mut random = 1u64;
     let mut next = |below: usize| {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) as usize % below
     };
     let mut trace = TraceBuilder::new(model.clone(), reference.provenance().clone()).expect("a model");
-    for _ in 0..600 {
+    for _ in 0..requests {
         let ids: Vec<u32> = (0..60).map(|_| next(model.vocab_size as usize) as u32).collect();
-        let first: Vec<usize> = (0..60 * model.layers()).map(|_| next(32)).collect();
+        let first: Vec<usize> = (0..60 * model.layers()).map(|_| next(experts)).collect();
         let experts: Vec<u16> =
-            first.iter().flat_map(|first| (0..4).map(move |e| ((first + 7 * e) % 32) as u16)).collect();
+            first.iter().flat_map(|first| (0..4).map(move |e| ((first + 7 * e) % experts) as u16)).collect();
         trace.push(&ids, 60, &experts, None).expect("a request");
     }
     let (trace_path, profile) = (folder.join("shapeless.trace"), folder.join("shapeless.profile"));
@@ -163,7 +163,7 @@ fn shapeless(folder: &Path) -> (String, String) {
 #[test]
 fn a_time_limit_writes_the_best_so_far() {
     let folder = tempfile::tempdir().expect("a folder");
-    let (profile, trace) = shapeless(folder.path());
+    let (profile, trace) = shapeless(folder.path(), reference_model(), 600);
     for (attention, limit) in [("dp", "0.1"), ("tp", "100ms")] {
         let more = ["--trace", &trace, "--attention", attention, "--time-limit", limit];
         let (said, report) = solve(folder.path(), &profile, &more);
@@ -195,10 +195,44 @@ fn a_time_limit_writes_the_best_so_far() {
     }
 }
 
+/// A step over many experts and groups takes far longer than the limit: it ends inside it, with and without replicas.
+#[test]
+fn a_time_limit_binds_inside_one_step() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (profile, _) = shapeless(folder.path(), many_experts(8), 16);
+    let tables = text(&folder.path().join("t.tables"));
+    for more in [&["--groups", "512"][..], &["--groups", "48", "--redundant", "32"]] {
+        let began = std::time::Instant::now();
+        let solve = ["solve", "--profile", &profile, "--out", &tables, "--time-limit", "1s"];
+        let output = run(&[&solve, more].concat());
+        assert!(output.status.success() && began.elapsed().as_secs() < 30, "{more:?}: {}", describe(&output));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("stopped early"), "{}", describe(&output));
+        assert!(Tables::open(Path::new(&tables)).is_ok(), "{more:?}");
+    }
+    // Nor does a small file of many layers take memory without end.
+    let (profile, _) = shapeless(folder.path(), many_experts(64), 1);
+    let output = run(&["solve", "--profile", &profile, "--out", &tables, "--groups", "2048"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && said.contains("layers x experts x groups, expected at most"), "{said}");
+    let output = run(&["solve", "--profile", &profile, "--out", &tables, "--groups", "8", "--solver", "paper"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && said.contains("layers x experts x experts, expected at most"), "{said}");
+}
+
+fn reference_model() -> ModelInfo {
+    Trace::open(Path::new(&reference())).expect("a valid trace").model().clone()
+}
+
+/// A model with so many layers of 4,096 experts.
+fn many_experts(layers: u16) -> ModelInfo {
+    let (num_hidden_layers, layer_ids) = (layers, (0..layers).collect());
+    ModelInfo { num_experts: 4096, num_hidden_layers, layer_ids, ..reference_model() }
+}
+
 #[test]
 fn ctrl_c_writes_the_best_so_far() {
     let folder = tempfile::tempdir().expect("a folder");
-    let (profile, _) = shapeless(folder.path());
+    let (profile, _) = shapeless(folder.path(), reference_model(), 600);
     let tables = folder.path().join("t.tables");
     let arguments = ["solve", "--groups", "8", "--attention", "tp", "--profile", &profile, "--out", &text(&tables)];
     let mut child =

@@ -92,7 +92,7 @@ pub fn bounds(profile: &Profile, trace: Option<&Trace>, options: &SolveOptions) 
     options.validate()?;
     check_input(profile, trace, options.groups)?;
     let (_, problems) = problems(profile, trace, options.attention)?;
-    Ok(problem_bounds(&problems, options))
+    Ok(problem_bounds(&problems, options, &mut || true).expect("nothing ends it early"))
 }
 
 /// The `count` greatest eigenvalues of a symmetric matrix [n, n], falling, each with its unit vector.
@@ -103,7 +103,11 @@ pub(crate) fn greatest_eigenpairs(n: usize, data: Vec<f64>, count: usize) -> Vec
 }
 
 /// A problem of all layers, or one of each layer.
-pub(crate) fn problem_bounds(problems: &[Problem], options: &SolveOptions) -> Bounds {
+pub(crate) fn problem_bounds(
+    problems: &[Problem],
+    options: &SolveOptions,
+    go_on: &mut dyn FnMut() -> bool,
+) -> Option<Bounds> {
     let (groups, work) = (usize::from(options.groups), options.bounds.unwrap_or_default());
     let scope = scope(problems, &work);
     let mut jobs: Vec<(&Problem, Option<usize>)> = Vec::new();
@@ -117,19 +121,25 @@ pub(crate) fn problem_bounds(problems: &[Problem], options: &SolveOptions) -> Bo
         let rounds = if layer.is_none() && scope != BoundScope::Full { 0 } else { work.iterations };
         part_bounds(&units, groups, capacity as f64, rounds)
     };
-    let mut parts = in_parallel(&jobs, options.threads, run);
+    let (mut parts, threads) = (Vec::new(), options.threads.max(1));
+    for chunk in jobs.chunks(threads) {
+        if !go_on() {
+            return None;
+        }
+        parts.append(&mut in_parallel(chunk, threads, run));
+    }
     let all = jobs[0].1.is_none().then(|| parts.remove(0));
     let total = parts.iter().map(|part| part.activations as f64).sum::<f64>();
     let mean = |rate: fn(&LayerBounds) -> f64| {
         parts.iter().map(|part| rate(part) * (part.activations as f64 / total)).sum::<f64>() * (1.0 + 1e-12)
     };
     let of_all = |rate: fn(&LayerBounds) -> f64| all.as_ref().map_or(1.0, rate);
-    Bounds {
+    Some(Bounds {
         spectral: mean(|part| part.spectral).min(of_all(|all| all.spectral)),
         sdp: mean(|part| part.sdp).min(of_all(|all| all.sdp)),
         scope,
         layers: parts,
-    }
+    })
 }
 
 /// The widest scope within the work allowed; problems of one layer are always bounded in full.
