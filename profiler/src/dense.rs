@@ -5,7 +5,7 @@ use semmoe_engines::recording::{ReportedAnswer, decode};
 use semmoe_tables::ModelInfo;
 
 use crate::answer::{check, rules, tokens};
-use crate::drive::Engine;
+use crate::drive::{Engine, is_refusal};
 use crate::prompts::Prompt;
 use crate::self_check::Alone;
 
@@ -18,14 +18,23 @@ pub(crate) struct Probed {
     pub(crate) alone: Option<Alone>,
 }
 
-/// Sends one prompt while nothing else of this recording runs. Dense layers are those whose rows are constant (no
-/// expert, or the same one in every slot); none are taken out where no layer would be left.
-pub(crate) async fn probe(engine: &Engine<'_>, prompt: &Prompt) -> Probed {
-    let Ok(reported) = engine.reported(prompt).await else {
-        return Probed { model: engine.model.clone(), dense_layers: Vec::new(), alone: None };
-    };
-    let (model, dense_layers) = without_dense_layers(engine.model, prompt, &reported);
-    let routed = rules(&model).ok().and_then(|rules| check(&rules, &prompt.input, &reported).ok());
+/// Sends one prompt while nothing else of this recording runs: the first of these that the engine does not refuse.
+/// Dense layers are those whose rows are constant (no expert, or the same one in every slot); none are taken out
+/// where no layer would be left.
+pub(crate) async fn probe(engine: &Engine<'_>, prompts: &[&Prompt]) -> Probed {
+    for prompt in prompts {
+        match engine.reported(prompt).await {
+            Err(error) if is_refusal(&error) => {}
+            Ok(Ok(reported)) => return probed(engine, prompt, &reported),
+            _ => break,
+        }
+    }
+    Probed { model: engine.model.clone(), dense_layers: Vec::new(), alone: None }
+}
+
+fn probed(engine: &Engine<'_>, prompt: &Prompt, reported: &ReportedAnswer) -> Probed {
+    let (model, dense_layers) = without_dense_layers(engine.model, prompt, reported);
+    let routed = rules(&model).ok().and_then(|rules| check(&rules, &prompt.input, reported).ok());
     let alone = routed.map(|routed| Alone { key: prompt.key, routed });
     Probed { model, dense_layers, alone }
 }

@@ -20,6 +20,8 @@ const MAX_ANSWER_BYTES: usize = 256 << 20;
 const MAX_PAUSE: Duration = Duration::from_secs(15);
 /// The longest reason kept.
 const MAX_REASON_CHARS: usize = 400;
+/// Prompts that an engine may refuse before it has answered one.
+const REFUSED_AT_FIRST: usize = 100;
 /// Between two messages.
 const MESSAGE_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -28,6 +30,8 @@ struct Outcome {
     index: usize,
     retries: u32,
     routed: Result<Routed, String>,
+    /// Whether the engine refused this prompt.
+    refused: bool,
 }
 
 /// The outcome of all prompts.
@@ -35,6 +39,8 @@ struct Outcome {
 pub(crate) struct Driven {
     /// In the order of the file.
     pub(crate) bad: Vec<(usize, BadRecord)>,
+    /// Of these, prompts that the engine refused.
+    pub(crate) refused: usize,
     pub(crate) retries: u64,
     /// Answers that were there from an earlier run.
     pub(crate) resumed: usize,
@@ -54,7 +60,7 @@ pub(crate) async fn drive(
         prompts.good.iter().enumerate().filter(|(_, prompt)| !journal.contains(prompt.key)).collect();
     let resumed = prompts.good.len() - left.len();
     let rules = rules(asked.model)?;
-    let driven = Driven { bad: prompts.bad.clone(), retries: 0, resumed, self_check: None };
+    let driven = Driven { bad: prompts.bad.clone(), refused: 0, retries: 0, resumed, self_check: None };
     let mut run = Run::new(driven, asked.options, prompts, left.len(), progress);
     if let Some(alone) = &alone
         && let Some(among) = journal.read(alone.key)?
@@ -118,15 +124,16 @@ impl Engine<'_> {
                 answer => break answer,
             }
         };
+        let refused = answer.as_ref().is_err_and(is_refusal);
         let reported = answer.unwrap_or_else(|error| Err(error.to_string()));
-        Outcome { index, retries, routed: reported.and_then(|reported| check(rules, &prompt.input, &reported)) }
+        let routed = reported.and_then(|reported| check(rules, &prompt.input, &reported));
+        Outcome { index, retries, routed, refused }
     }
 
     /// The answer to a prompt at the first attempt. It comes from no prefix cache and goes to none that the recording
     /// sees.
-    pub(crate) async fn reported(&self, prompt: &Prompt) -> Result<ReportedAnswer, String> {
-        let question = uncached(self.options.engine, self.question(prompt, 1));
-        self.exchange(&question).await.unwrap_or_else(|error| Err(error.to_string()))
+    pub(crate) async fn reported(&self, prompt: &Prompt) -> Result<Result<ReportedAnswer, String>, HttpError> {
+        self.exchange(&uncached(self.options.engine, self.question(prompt, 1))).await
     }
 
     fn question(&self, prompt: &Prompt, max_tokens: u32) -> Question {
@@ -153,6 +160,11 @@ fn worth_retrying(error: &HttpError) -> bool {
         HttpError::Status { status, .. } => *status >= 500 || matches!(status, 408 | 429),
         _ => false,
     }
+}
+
+/// Whether the engine refuses this prompt alone, as it does one that is too long: that says nothing of the others.
+pub(crate) fn is_refusal(error: &HttpError) -> bool {
+    matches!(error, HttpError::Status { status: 400 | 413 | 422, .. })
 }
 
 /// Progress of the run.
@@ -188,6 +200,7 @@ impl<'a> Run<'a> {
     fn take(&mut self, outcome: Outcome, journal: &mut Journal) -> Result<(), ProfilerError> {
         self.answered += 1;
         self.driven.retries += u64::from(outcome.retries);
+        self.driven.refused += usize::from(outcome.refused);
         let prompt = &self.prompts.good[outcome.index];
         match outcome.routed {
             Ok(routed) => {
@@ -228,8 +241,11 @@ impl<'a> Run<'a> {
         self.progress.message(&format!("{} tokens, {speed:.0} tokens/s, {left:.0} s left", self.tokens));
     }
 
+    /// A prompt that the engine refused is left out and ends nothing, unless that is all that the engine does.
     fn refuse_bad(&self, journal: &Journal) -> Result<(), ProfilerError> {
-        if self.driven.bad.len() > self.allowed { Err(self.too_many_bad(journal)) } else { Ok(()) }
+        let Driven { bad, refused, .. } = &self.driven;
+        let refuses_all = journal.len() == 0 && *refused > self.allowed.max(REFUSED_AT_FIRST);
+        if bad.len() - refused > self.allowed || refuses_all { Err(self.too_many_bad(journal)) } else { Ok(()) }
     }
 
     fn too_many_bad(&self, journal: &Journal) -> ProfilerError {

@@ -68,7 +68,8 @@ pub struct RecordOptions {
     pub retries: u32,
     /// Wait before the first retry; twice as long before each after it, up to 15 s.
     pub retry_pause: Duration,
-    /// The share of records, 0..1, that may be missing or wrong and are left out; more is an error.
+    /// The share of records, 0..1, that may be missing or wrong and are left out; more is an error. Prompts that the
+    /// engine refuses are left out, too, however many; that all are is an error.
     pub max_bad: f64,
     /// Creation time, RFC 3339.
     pub created: String,
@@ -143,6 +144,9 @@ pub struct RecordReport {
     pub self_check: Option<SelfCheck>,
     /// Records that were left out.
     pub bad: Vec<BadRecord>,
+    /// Of these, prompts that the engine refused (400, 413, 422), such as one that is too long. They do not count
+    /// towards [`RecordOptions::max_bad`].
+    pub refused: usize,
     /// Attempts that had to be repeated.
     pub retries: u64,
     /// From the first request to the last answer, of this run.
@@ -183,7 +187,7 @@ pub async fn record(
     let seconds = began.elapsed().as_secs_f64();
     let source = format!("recorded from {} at {}", options.engine, options.url);
     let provenance = Provenance { source, created: options.created };
-    let Driven { bad, retries, resumed, self_check } = driven;
+    let Driven { bad, refused, retries, resumed, self_check } = driven;
     let report = RecordReport {
         out: options.out,
         digest: String::new(),
@@ -195,6 +199,7 @@ pub async fn record(
         dense_layers,
         self_check,
         bad: bad.into_iter().map(|(_, bad)| bad).collect(),
+        refused,
         retries,
         seconds,
     };
@@ -223,10 +228,11 @@ async fn run(options: &RecordOptions, progress: &dyn Progress) -> Result<Run, Pr
     let reported = server.model_info().is_some();
     let (model, prompts) = prepare(options, server).await?;
     let mut probed = Probed { model, dense_layers: Vec::new(), alone: None };
-    let first = prompts.good.iter().take(options.concurrency).max_by_key(|prompt| prompt.length());
-    if let (false, Some(prompt)) = (reported, first) {
+    if !reported {
+        let mut first: Vec<_> = prompts.good.iter().take(options.concurrency).collect();
+        first.sort_by_key(|prompt| std::cmp::Reverse(prompt.length()));
         let engine = drive::Engine { client: &client, options, model: &probed.model };
-        probed = probe_alone(&engine, prompt).await;
+        probed = probe_alone(&engine, &first).await;
     }
     let Probed { model, dense_layers, alone } = probed;
     let settings = Settings::new(model.clone(), options.engine.to_string(), options.max_tokens, options.temperature);

@@ -282,7 +282,10 @@ async fn an_engine_that_dies_half_way_is_gone_on_with() {
 async fn dense_layers_that_the_configuration_does_not_tell_are_found() {
     for dialect in ALL {
         let bench = Bench::start(dialect, model(8)).await;
-        let mut options = bench.options("p.jsonl", b"{\"input_ids\": [1, 2, 3]}\n");
+        // The longest prompt is asked first; one that is too long hides nothing.
+        bench.engine.faults.lock().unwrap().insert(9, Fault::TooLong);
+        let lines = b"{\"input_ids\": [1, 2, 3]}\n{\"input_ids\": [9, 9, 9, 9]}\n";
+        let mut options = bench.options("p.jsonl", lines);
         options.model.as_mut().unwrap().layer_ids = vec![0, 1, 2, 3];
         let report = bench.record(options).await.unwrap();
         assert_eq!((report.dense_layers, report.model), (vec![1], bench.engine.model.clone()));

@@ -84,7 +84,6 @@ async fn lies_are_named_and_left_out() {
         (first_id::OTHER_PROMPT, "saw another prompt: 3 tokens instead of 2, the first difference at 2"),
         (first_id::NO_ROUTES, "routed_experts is missing"),
         (first_id::ABORTED, "aborted it: no memory"),
-        (first_id::REFUSED_400, "answered 400: too long"),
         (first_id::NOTHING_GENERATED, "no token was generated"),
         (first_id::OTHER_PROMPT_COUNT, "prompt_tokens is 99, but the prompt has 2 tokens"),
         (first_id::NO_JSON, "not what was expected"),
@@ -106,6 +105,27 @@ async fn lies_are_named_and_left_out() {
         assert!(error.to_string().contains(reason) && !mock.out().exists(), "{error}");
         // The good answers, if any came before.
         let _ = std::fs::remove_file(mock.partial());
+    }
+}
+
+/// One prompt that is too long says nothing of the engine or of the others, whatever share of the file it is.
+#[tokio::test]
+async fn prompts_that_the_engine_refuses_end_nothing() {
+    let mock = Mock::start().await;
+    let mut options = mock.options(&[ids_line(&[first_id::REFUSED_400, 9]), ids_line(&[1]), ids_line(&[2])]);
+    options.max_bad = 0.0;
+    let report = mock.record(options.clone()).await.unwrap();
+    assert_eq!((report.bad.len(), report.refused, report.requests, &*report.bad[0].record), (1, 1, 2, "line 1"));
+    assert!(report.bad[0].reason.contains("answered 400: too long"), "{}", report.bad[0].reason);
+    check_request(Trace::open(&mock.out()).unwrap().request(1), &[2], 1);
+
+    // All of them are an error, of a long file early.
+    for (prompts, asked) in [(3, 3), (1000, 101)] {
+        std::fs::remove_file(mock.out()).ok();
+        let mut options = mock.options(&vec![ids_line(&[first_id::REFUSED_400, 9]); prompts]);
+        options.concurrency = 1;
+        let error = mock.record(options).await.unwrap_err();
+        assert!(matches!(error, ProfilerError::TooManyBad { bad, of, .. } if (bad, of) == (asked, asked)), "{error}");
     }
 }
 

@@ -23,7 +23,8 @@ either.
 
 Every response is checked: the engine saw the prompt that was sent, every token has its routed experts, and these are valid, \
 distinct, and not the same for every token. Records that fail are left out and reported with file, record and reason; above \
---max-bad the recording ends with exit code 1.
+--max-bad the recording ends with exit code 1. Prompts that the engine refuses, such as one that is too long, are left out, \
+counted and reported, however many; that all are is an error.
 
 Good responses are saved to OUT.partial as they arrive. If a recording ends early, even by a crash or a lost engine, the same \
 command resumes it; no prompt counts twice.
@@ -105,7 +106,7 @@ pub(crate) struct RecordArgs {
     /// Use /v1/completions even if the engine has /generate.
     #[arg(long, help_heading = "Engine")]
     pub(crate) openai_routes: bool,
-    /// Maximum share of unusable records; above it the recording fails.
+    /// Maximum share of unusable records; above it the recording fails. Prompts that the engine refuses do not count.
     #[arg(long, help_heading = "Pace and failures", default_value_t = 0.01)]
     pub(crate) max_bad: f64,
     /// Start over if there is a partial recording.

@@ -122,8 +122,12 @@ pub(crate) fn describe_record(report: &RecordReport) -> String {
         0 => String::new(),
         n => format!(" ({n} of them recorded before)"),
     };
+    let refused = match report.refused {
+        0 => String::new(),
+        n => format!(" ({n} of them refused by the engine)"),
+    };
     format!(
-        "{} requests{resumed}, {} tokens, {:.0} tokens/s, {} left out",
+        "{} requests{resumed}, {} tokens, {:.0} tokens/s, {} left out{refused}",
         report.requests,
         report.tokens,
         report.tokens as f64 / report.seconds.max(1e-9),

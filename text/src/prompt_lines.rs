@@ -1,7 +1,7 @@
 //! Files of prompts, read line by line: JSON Lines with `messages`, `input_ids` or `prompt`, or one plain text a line.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -58,7 +58,7 @@ pub enum PromptLineError {
 }
 
 /// The prompts of a file with their line numbers, from 1; blank lines are passed over. A wrong line is an error and the
-/// lines after it follow, unless it is too long; an error of the file is the last item.
+/// lines after it follow; an error of the file is the last item.
 #[derive(Debug)]
 pub struct PromptLines {
     reader: BufReader<File>,
@@ -80,18 +80,25 @@ impl PromptLines {
         Ok(Self { reader, path: path.to_path_buf(), form, line: 0, text: Vec::new(), ended: false })
     }
 
+    /// Reads a line, but keeps no more of a long one than shows that it is too long; returns the bytes kept.
+    fn read_line(&mut self) -> io::Result<usize> {
+        let kept = self.reader.by_ref().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut self.text)?;
+        if kept as u64 > MAX_LINE_BYTES && !self.text.ends_with(b"\n") {
+            self.reader.skip_until(b'\n')?;
+        }
+        Ok(kept)
+    }
+
     fn next_prompt(&mut self) -> Result<Option<LinePrompt>, PromptLineError> {
         loop {
             self.line += 1;
             self.text.clear();
-            let read = self.reader.by_ref().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut self.text);
-            let read = read.map_err(|source| {
+            let read = self.read_line().map_err(|source| {
                 self.ended = true;
                 PromptLineError::Io { path: self.path.clone(), source }
             })?;
             let bad = |cause: String| PromptLineError::Line { path: self.path.clone(), line: self.line, cause };
             if read as u64 > MAX_LINE_BYTES {
-                self.ended = true;
                 return Err(bad(format!("longer than {MAX_LINE_BYTES} bytes")));
             }
             if read == 0 {
@@ -195,6 +202,7 @@ mod tests {
         assert!(PromptLines::open(Path::new("/nowhere/at-all"), LineForm::Json).is_err());
         let long = [vec![b'x'; MAX_LINE_BYTES as usize + 1], b"\n{\"prompt\": \"a\"}".to_vec()].concat();
         let lines = read(&long, LineForm::Json);
-        assert!(lines.len() == 1 && lines[0].as_ref().unwrap_err().contains("line 1: longer than"));
+        assert!(lines[0].as_ref().unwrap_err().contains("line 1: longer than"));
+        assert_eq!(lines[1..], [Ok((2, LinePrompt::Text("a".into())))], "it hides no line after it");
     }
 }

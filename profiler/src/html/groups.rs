@@ -34,6 +34,11 @@ impl GroupLoads {
         Self { layer_ids: model.layer_ids.clone(), before, after }
     }
 
+    /// G.
+    pub fn groups(&self) -> usize {
+        self.after.first().map_or(1, Vec::len)
+    }
+
     /// Greatest over mean, mean over layers: before, where it is known, and after.
     pub fn greatest(&self) -> (Option<f64>, f64) {
         let mean = |layers: &Vec<Vec<f64>>| {
@@ -69,7 +74,7 @@ const GAP: f64 = 70.0;
 
 /// Two maps side by side, with the greatest load of each layer behind.
 pub fn group_loads(loads: &GroupLoads) -> String {
-    let groups = loads.after.first().map_or(1, Vec::len);
+    let groups = loads.groups();
     let wide = (HALF / groups as f64).clamp(3.0, 60.0);
     let high = (420.0 / loads.after.len().max(1) as f64).clamp(9.0, 20.0);
     let (step, bottom) = (wide * groups as f64 + GAP, TOP + high * loads.after.len() as f64);

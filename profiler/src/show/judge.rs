@@ -47,7 +47,9 @@ impl Study {
             _ => "",
         });
         let next = if self.summary.kind == "profile" {
-            format!("semmoe solve --profile {file} --groups 8 --out m.tables.safetensors")
+            let divides = |groups: &u16| self.summary.model.num_experts.is_multiple_of(*groups);
+            let groups = (2..=8).rev().find(divides).map_or("8 --pad".to_owned(), |groups| groups.to_string());
+            format!("semmoe solve --profile {file} --groups {groups} --out m.tables.safetensors")
         } else {
             let stem = file.strip_suffix(".trace.safetensors").unwrap_or(file);
             format!("semmoe profile build {file} --out {stem}.profile.safetensors")
