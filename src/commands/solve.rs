@@ -12,7 +12,7 @@ use semmoe_solver::{
     TokenStrings, WarmStart, solve, solve_paper,
 };
 use semmoe_tables::{Embeddings, ModelInfo, Profile, Provenance, Tables, Trace};
-use semmoe_text::{TextError, Tokenizer, tokenizer_file};
+use semmoe_text::{Tokenizer, tokenizer_file};
 
 use super::outcome::{self, Document, Outcome};
 use super::{check_apart, check_output, placement, print_result};
@@ -137,11 +137,7 @@ fn check_outputs(args: &SolveArgs) -> Result<(), CliError> {
 /// The strings of a tokenizer's tokens; `path` is a `tokenizer.json`, or a directory with it.
 pub(crate) fn token_strings(path: &Path) -> Result<Arc<TokenStrings>, CliError> {
     let file = tokenizer_file(path);
-    let tokenizer = Tokenizer::from_file(&file).map_err(|error| match error {
-        TextError::Tokenizer { .. } => CliError::input(format!("{}: {error}", file.display())),
-        // The others name the file.
-        error => CliError::input(error),
-    })?;
+    let tokenizer = Tokenizer::from_file(&file).map_err(CliError::input)?;
     Ok(Arc::new(TokenStrings::new(tokenizer.pieces(), Some(tokenizer.sha256().to_owned()))))
 }
 

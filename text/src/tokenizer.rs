@@ -39,7 +39,11 @@ impl Tokenizer {
     /// `TextError` where the file cannot be read or is no tokenizer.
     pub fn from_file(path: &Path) -> Result<Self, TextError> {
         let json = read_limited(path, FILE_LIMIT_BYTES)?;
-        Ok(Self { encoder: PromptEncoder::new(&json, Some(path.to_owned()))? })
+        let in_file = |error| match error {
+            TextError::Tokenizer { reason } => TextError::Tokenizer { reason: format!("{}: {reason}", path.display()) },
+            error => error,
+        };
+        Ok(Self { encoder: PromptEncoder::new(&json, Some(path.to_owned())).map_err(in_file)? })
     }
 
     /// Loads the contents of a `tokenizer.json`.

@@ -210,7 +210,7 @@ async fn a_file_that_cannot_be_read_costs_one_model_its_affinity() {
         (in_tables("/no/such"), "tables: cannot open /no/such"),
         (in_tables(&format!("{MODEL_DIR}/config.json")), "tables: "),
         (good.replace("tokenizer.json", "none.json"), "cannot read"),
-        (good.replace("tokenizer.json", "config.json"), "not a usable tokenizer"),
+        (good.replace("tokenizer.json", "config.json"), "config.json: "),
         (format!("{good}ranks = 3\n"), "the tables have 2 attention-DP ranks, but `ranks` is 3"),
         (format!("{good}placement_digest = \"{}\"\n", "0".repeat(64)), "`placement_digest` says"),
     ] {
