@@ -38,6 +38,10 @@ pub(crate) struct WorkerArgs {
     /// Tables whose placement E the unit runs [default: contiguous placement]. Not with --experts tp.
     #[arg(long, value_name = "FILE")]
     pub(crate) tables: Option<PathBuf>,
+    /// Folder below which `/switch` may name tables, also by paths relative to it [default: that of --tables; without
+    /// either no tables are taken].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) tables_root: Option<PathBuf>,
     /// Take attention, experts, domains and wire from the output of `semmoe plan --json` for this model and number of
     /// ranks; --domains 1 for the plan's layout with tables.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["attention", "attention_groups", "experts", "wire"])]

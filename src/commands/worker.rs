@@ -20,7 +20,7 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     let limits = limits(&args);
     let mut config = WorkerConfig::new(args.model, args.rank, args.world, args.rendezvous);
     config.listen = (args.rank == 0).then_some(args.listen);
-    config.tables = args.tables;
+    (config.tables, config.tables_root) = (args.tables, args.tables_root);
     config.transport = args.layout.transport;
     config.wire = args.layout.wire;
     config.experts = args.layout.experts;

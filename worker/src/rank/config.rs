@@ -81,6 +81,8 @@ pub struct WorkerConfig {
     pub listen: Option<SocketAddr>,
     /// Tables whose placement is to be run; contiguous placement without.
     pub tables: Option<PathBuf>,
+    /// The folder below which `/switch` may name tables; that of `tables` without. Without either it takes none.
+    pub tables_root: Option<PathBuf>,
     /// How attention is parallel: each rank its own sequences, or every rank some heads of all of them.
     pub attention: Attention,
     /// With attention tp: groups of neighbouring ranks, each of which has sequences of its own.
@@ -138,6 +140,7 @@ impl WorkerConfig {
             admin_token: None,
             listen: None,
             tables: None,
+            tables_root: None,
             attention: Attention::Dp,
             attention_groups: 1,
             both_attentions: false,

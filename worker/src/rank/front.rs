@@ -67,6 +67,7 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
         served: prepared.served,
         transport,
         shuffles: prepared.shuffle.is_some(),
+        tables_root: prepared.tables_root,
         moves_experts: config.expert_memory.is_none() && config.attention_groups == 1,
         gate: Gate::new(config.admin_token.clone(), http_address),
     });

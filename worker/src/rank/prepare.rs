@@ -50,6 +50,8 @@ pub(super) struct Prepared {
     /// The ranks of this rank's node, where the configuration says.
     pub(super) node: Option<Range<usize>>,
     pub(super) stages: Option<StageFile>,
+    /// Where `/switch` may read tables.
+    pub(super) tables_root: Option<PathBuf>,
     /// As this rank alone would have them.
     pub(super) limits: UnitLimits,
 }
@@ -97,6 +99,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     let (placement, placement_digest) = placement(config, tables.as_ref(), &info)?;
     check_expert_budget(config, &model_dir, &model, &placement)?;
     let stages = config.stages.as_deref().map(stage_file).transpose()?;
+    let tables_root = tables_root(config)?;
     let tables = tables.map(Arc::new);
     let of = |attention| tables.clone().filter(|tables| tables.attention() == attention);
     let shuffle = of(Attention::Tp).filter(|_| config.shuffle);
@@ -131,8 +134,20 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         identity,
         node,
         stages,
+        tables_root,
         limits,
     })
+}
+
+/// The folder of the tables that the unit may be switched to, without links.
+fn tables_root(config: &WorkerConfig) -> Result<Option<PathBuf>, WorkerError> {
+    let of_tables = config.tables.as_deref().map(semmoe_tables::directory_of);
+    let Some(root) = config.tables_root.as_deref().or(of_tables) else { return Ok(None) };
+    match fs::canonicalize(root) {
+        Ok(found) if found.is_dir() => Ok(Some(found)),
+        Ok(_) => refused(format!("the folder of tables {} is a file", root.display())),
+        Err(error) => refused(format!("the folder of tables {} cannot be read: {error}", root.display())),
+    }
 }
 
 /// The tables, if there are any, of this model and for this unit.

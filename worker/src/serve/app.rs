@@ -23,6 +23,8 @@ pub(crate) struct App {
     pub(crate) transport: &'static str,
     /// Whether rows are shuffled by tables, with attention tp.
     pub(crate) shuffles: bool,
+    /// The folder below which `/switch` may name tables.
+    pub(crate) tables_root: Option<PathBuf>,
     /// Whether rank 0 has all experts in memory, where a switch can move them.
     pub(crate) moves_experts: bool,
     /// Who may use admin routes.

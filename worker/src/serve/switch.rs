@@ -85,16 +85,17 @@ async fn target(app: &Arc<App>, to: SwitchTarget) -> Result<UnitLayout, ApiError
     }
 }
 
-/// Opens a file of tables. An answer about another file has nothing of its content: the log has the reason.
-fn open(path: &Path) -> Result<Tables, ApiError> {
+/// Opens a file of tables below the folder of tables: an answer reveals nothing of other files, not even which exist.
+/// One about another file in that folder has nothing of its content: the log has the reason.
+fn open(root: Option<&Path>, path: &Path) -> Result<Tables, ApiError> {
     let bad = |what: &str| ApiError::param("to", format!("{} {what}", path.display()));
-    match std::fs::metadata(path) {
-        Err(error) => return Err(bad(&format!("cannot be opened: {error}"))),
-        // A pipe or device has no end, or makes its reader wait.
-        Ok(file) if !file.is_file() => return Err(bad("is no regular file")),
-        Ok(_) => {}
-    }
-    Tables::open(path).map_err(|error| {
+    let Some(root) = root else {
+        return Err(bad("is not read: the unit was started without --tables and without --tables-root"));
+    };
+    // A pipe or device has no end, or makes its reader wait.
+    let found = root.join(path).canonicalize().ok().filter(|found| found.starts_with(root) && found.is_file());
+    let Some(found) = found else { return Err(bad(&format!("is no file below {}", root.display()))) };
+    Tables::open(&found).map_err(|error| {
         tracing::warn!(%error, "a switch was asked for with a file that has no usable tables");
         bad("has no usable tables: this rank's log has the reason")
     })
@@ -102,7 +103,7 @@ fn open(path: &Path) -> Result<Tables, ApiError> {
 
 fn of_tables(app: &App, path: &Path, current: &UnitLayout) -> Result<UnitLayout, ApiError> {
     let bad = |message: String| ApiError::param("to", message);
-    let tables = open(path)?;
+    let tables = open(app.tables_root.as_deref(), path)?;
     let info = app.served.config.model_info(&app.served.name, Some(app.served.tokenizer.sha256().to_owned()));
     tables.model().check_compatible(&info).map_err(|error| bad(error.in_file(path).to_string()))?;
     // Of tables for attention tp only the placement is of use here, where rows are not shuffled.

@@ -32,6 +32,7 @@ pub fn config(rank: u16, world: u16, rendezvous: SocketAddr) -> WorkerConfig {
     WorkerConfig {
         handle_signals: false,
         listen: (rank == 0).then(loopback),
+        tables_root: Some(std::env::temp_dir()),
         ..WorkerConfig::new(model_dir(), rank, world, rendezvous)
     }
 }

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::support::{EXPERTS, LAYERS, TOP_K, Unit, golden, greedy};
+use crate::support::{EXPERTS, LAYERS, TOP_K, Unit, golden, greedy, model_dir};
 use futures_util::future::join_all;
 use semmoe_tables::{Attention, ModelInfo, Placement, Provenance, Replicas, Tables, TablesBuilder};
 use serde_json::{Value, json};
@@ -184,6 +184,8 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
     // A container of another kind, whose words belong into no answer.
     let header = br#"{"__metadata__":{"format":"hunter2"}}"#;
     std::fs::write(&text, [&(header.len() as u64).to_le_bytes()[..], header].concat()).unwrap();
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink(model_dir().join("config.json"), &link).unwrap();
     let unit = Unit::start(2);
     let before = unit.get("/switch").await;
     for (body, status, reason) in [
@@ -201,9 +203,11 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
             "18 experts on a rank, the ranks were started with 16 expert slots",
         ),
         (json!({"to": {"tables": text}}), 400, "has no usable tables"),
-        (json!({"to": {"tables": "/dev/zero"}}), 400, "/dev/zero is no regular file"),
-        (json!({"to": {"tables": folder.path()}}), 400, "is no regular file"),
-        (json!({"to": {"tables": folder.path().join("absent")}}), 400, "absent"),
+        (json!({"to": {"tables": "/dev/zero"}}), 400, "/dev/zero is no file below"),
+        (json!({"to": {"tables": model_dir().join("config.json")}}), 400, "is no file below"),
+        (json!({"to": {"tables": link}}), 400, "link is no file below"),
+        (json!({"to": {"tables": folder.path()}}), 400, "is no file below"),
+        (json!({"to": {"tables": folder.path().join("absent")}}), 400, "absent is no file below"),
     ] {
         let (found, _, answer) = unit.ask("/switch", &body).await;
         let message = answer["error"]["message"].as_str().unwrap_or_default();
