@@ -7,6 +7,7 @@ use semmoe_solver::{BURST, EvalInput, EvalOptions, Evaluation, RequestFigures, S
 use semmoe_tables::{FormatError, Profile, Tables, Trace};
 
 use super::outcome::{Document, JudgedOn, Outcome};
+use super::tables::Slots;
 use super::{check_output, pages, print_result, profile};
 use crate::args::EvaluateArgs;
 use crate::error::CliError;
@@ -26,7 +27,7 @@ pub(crate) fn run(args: &EvaluateArgs) -> Result<(), CliError> {
     let evaluation = evaluate(&tables, input, &options(args)).map_err(|error| failure(args, error))?;
     let groups = group_loads(&tables, input)?;
     let outcome = Outcome::of_evaluation(&evaluation, JudgedOn::File, &groups);
-    let verdict = outcome.verdict(None, next(args));
+    let verdict = outcome.verdict(None, next(args, &tables));
     if let Some(html) = &args.html {
         let judged = pages::Judged { evaluation: &evaluation, outcome: &outcome, groups: &groups, verdict: &verdict };
         pages::evaluation(&tables, &judged).write(html).map_err(profile::failure)?;
@@ -39,12 +40,15 @@ pub(crate) fn run(args: &EvaluateArgs) -> Result<(), CliError> {
 }
 
 /// After good tables they go to the engines; others are solved again.
-fn next(args: &EvaluateArgs) -> [String; 2] {
+fn next(args: &EvaluateArgs, solved: &Tables) -> [String; 2] {
     let tables = args.tables.display();
     let good = format!("semmoe tables export --tables {tables} --format sglang --out experts.json");
     let other = match (&args.trace, &args.profile) {
         (None, Some(_)) => format!("semmoe evaluate --tables {tables} --trace OTHER.trace.safetensors"),
-        _ => "semmoe solve --profile MORE.profile.safetensors --groups 8 --out m.tables.safetensors".to_owned(),
+        _ => {
+            let shape = Slots::of(solved).solve_arguments(solved);
+            format!("semmoe solve --profile MORE.profile.safetensors {shape} --out m.tables.safetensors")
+        }
     };
     [good, other]
 }

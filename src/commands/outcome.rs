@@ -86,7 +86,8 @@ impl Outcome {
         Self::new(
             judged_on,
             judged.unit,
-            Change { before: Some(judged.lar_random), expected: judged.lar },
+            // `lar_random` is that of the tables' own placement, with its replicas.
+            Change { before: Some(1.0 / groups.groups() as f64), expected: judged.lar },
             ranks,
             Change { before: round_robin.map(|figures| figures.request_imbalance), expected: judged.token_imbalance },
             groups,
@@ -101,8 +102,7 @@ impl Outcome {
             None => Self::new(
                 JudgedOn::Input,
                 report.unit,
-                // On a random rank, whatever the placement: replicas aside.
-                Change { before: Some(1.0 / f64::from(report.groups)), expected: report.lar },
+                Change { before: Some(1.0 / groups.groups() as f64), expected: report.lar },
                 None,
                 Change { before: None, expected: report.token_imbalance },
                 groups,

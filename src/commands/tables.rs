@@ -57,19 +57,27 @@ struct Described<'a> {
 
 /// Of a layer, all groups together.
 #[derive(Clone, Copy, Serialize)]
-struct Slots {
+pub(super) struct Slots {
     all: usize,
     redundant: usize,
     empty: usize,
 }
 
 impl Slots {
-    fn of(tables: &Tables) -> Self {
+    pub(super) fn of(tables: &Tables) -> Self {
         let experts = usize::from(tables.model().num_experts);
         let Some(replicas) = tables.physical_to_logical() else { return Self { all: experts, redundant: 0, empty: 0 } };
         let empty = replicas.layer(LayerIdx::new(0)).iter().filter(|expert| **expert < 0).count();
         let all = replicas.slots();
         Self { all, redundant: (all - empty).saturating_sub(experts), empty }
+    }
+
+    /// The arguments with which `solve` makes tables of the same shape.
+    pub(super) fn solve_arguments(self, tables: &Tables) -> String {
+        let redundant = if self.redundant > 0 { format!(" --redundant {}", self.redundant) } else { String::new() };
+        let pad = if self.empty > 0 { " --pad" } else { "" };
+        let attention = if tables.attention() == Attention::Tp { " --attention tp" } else { "" };
+        format!("--groups {}{redundant}{pad}{attention}", tables.groups())
     }
 }
 

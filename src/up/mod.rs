@@ -44,7 +44,7 @@ pub(crate) fn run(args: &UpArgs) -> Result<(), CliError> {
     let data = args.data.clone().unwrap_or_else(cache::default_folder);
     let planned = args.plan.as_ref().map(|source| planned(source, &assets, &data)).transpose()?;
     let layout = UnitLayout::of(args, planned)?;
-    setup::check_slots(&assets, layout)?;
+    setup::check_slots(&assets, layout, args.check)?;
     if !args.check {
         check_ports(args.port)?;
     }

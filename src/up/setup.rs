@@ -77,19 +77,31 @@ fn solve_options(layout: UnitLayout, provenance: Provenance) -> SolveOptions {
 }
 
 /// Experts, or slots for replicas, that cannot be dealt out are an error before anything is recorded.
-pub(super) fn check_slots(assets: &Assets, layout: UnitLayout) -> Result<(), CliError> {
+pub(super) fn check_slots(assets: &Assets, layout: UnitLayout, check: bool) -> Result<(), CliError> {
     // A model that cannot be read is the worker's to report: it knows what it needs.
     let Ok(config) = ModelConfig::load(&assets.model) else { return Ok(()) };
     let (experts, ranks) = (config.num_experts as u16, layout.ranks);
-    if layout.takes_tables() && layout.redundant == 0 && !experts.is_multiple_of(ranks) {
+    // The check compares with experts in blocks, without replicas.
+    if layout.takes_tables() && (layout.redundant == 0 || check) && !experts.is_multiple_of(ranks) {
         let divisors = (1..=experts).filter(|ranks| experts.is_multiple_of(*ranks)).map(|ranks| ranks.to_string());
         let divisors = divisors.collect::<Vec<_>>().join(", ");
+        let other = match check {
+            true => " with --check".to_owned(),
+            false => format!(", or --redundant {}", experts.next_multiple_of(ranks) - experts),
+        };
         return Err(CliError::input(format!(
-            "--ranks is {ranks}, expected a number that divides the {experts} experts: {divisors}"
+            "--ranks is {ranks}, expected a number that divides the {experts} experts: {divisors}{other}"
         )));
     }
     let provenance = Provenance { source: String::new(), created: created() };
     solve_options(layout, provenance).check_redundant(experts).map_err(CliError::input)
+}
+
+/// With the most ranks, up to as many, that divide the experts: without tables these lie in blocks.
+fn dividing(assets: &Assets, layout: UnitLayout) -> UnitLayout {
+    let Ok(config) = ModelConfig::load(&assets.model) else { return layout };
+    let divides = |ranks: &u16| config.num_experts.is_multiple_of((*ranks).into());
+    UnitLayout { ranks: (1..=layout.ranks).rev().find(divides).unwrap_or(1), ..layout }
 }
 
 /// One recording from a unit.
@@ -115,7 +127,8 @@ pub(crate) async fn recorded(
             Err(cause) => say(&format!("the cached recording cannot be used ({cause}); it is made again")),
         }
     }
-    let (layout, out, recording) = (layout.to_record(), work.out.clone(), cache.recording(&work.out));
+    let layout = dividing(assets, layout.to_record());
+    let (out, recording) = (work.out.clone(), cache.recording(&work.out));
     let mut unit = Unit::start(&UnitSpec { model: assets.model.clone(), tables: None, layout }).await?;
     record(assets, &mut unit, layout.ranks, Recording { out: recording.clone(), ..work }).await?;
     unit.stop().await;

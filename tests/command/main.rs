@@ -14,6 +14,7 @@ mod mistakes;
 mod permute;
 mod plan;
 mod recording;
+mod replicas;
 mod serve;
 mod solve;
 mod stopping;

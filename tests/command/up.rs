@@ -315,6 +315,24 @@ fn what_a_plan_chose_is_started_with_its_domains_and_attention_groups() {
     }
 }
 
+/// Ranks that divide experts and redundant slots; a recording, which needs no tables, is made with fewer.
+#[test]
+fn five_ranks_take_thirty_two_experts_and_three_slots() {
+    let _one = one_up();
+    let refused = run(&["up", "--ranks", "5"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(2) && said.contains("1, 2, 4, 8, 16, 32, or --redundant 3"), "{said}");
+    let up = Up::start(&shared_data(), &["--ranks", "5", "--redundant", "3"]);
+    block_on(async {
+        let (client, url) = (HttpClient::default(), up.url.parse::<BaseUrl>().expect("a URL"));
+        let answer: Value = client.post_json(&url, "/v1/chat/completions", &chat(4), &limits()).await.expect("answer");
+        assert_eq!(answer["usage"]["completion_tokens"], 4, "{answer}");
+    });
+    up.interrupt();
+    let (status, said) = up.wait();
+    assert!(status.success(), "{status}: {said}");
+}
+
 #[test]
 fn a_killed_rank_is_named_and_nothing_hangs() {
     let _one = one_up();

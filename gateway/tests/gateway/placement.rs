@@ -1,8 +1,9 @@
 //! Which rank gets a request.
 
+use semmoe_tables::{Tables, export};
 use serde_json::{Value, json};
 
-use crate::support::{Client, Fixture, Mock, metric, plain_model, settled, start};
+use crate::support::{Client, Fixture, Mock, metric, plain_model, settled, start, until_shown};
 
 const TEXTS: [&str; 4] =
     ["river water boat fish", "king queen castle sword", "bread butter cheese milk", "snow winter ice cold"];
@@ -39,6 +40,30 @@ async fn affinity_takes_the_rank_that_the_tables_name() {
     assert!((0.3..=0.91).contains(&mean), "{mean}");
     assert_eq!(metric(&gateway, "semmoe_gateway_overhead_seconds_count").await, 60.0);
     settled(&gateway).await;
+}
+
+/// Such as 256 experts and 32 redundant slots on 72 ranks or on 144.
+#[tokio::test]
+async fn ranks_may_divide_experts_and_redundant_slots_in_place_of_experts() {
+    for (experts, ranks) in [(32, 5), (256, 72), (256, 144)] {
+        let mut fixture = Fixture::new(ranks);
+        fixture.model.num_experts = experts;
+        let tables = fixture.write("t", &TEXTS, 0);
+        let map = fixture.folder.path().join("e.json");
+        std::fs::write(&map, export::sglang(&Tables::open(&tables).unwrap()).unwrap()).unwrap();
+        let sglang = json!({ "version": "0.5.23", "dp_size": ranks, "ep_size": ranks, "init_expert_location": map });
+        for (engine, info) in [("semmoe", fixture.info()), ("sglang", sglang)] {
+            let mock = Mock::with_info(info);
+            let toml = fixture.affinity(&mock.url(), &tables).replace("\"semmoe\"", &format!("{engine:?}"));
+            let gateway = start(&toml).await;
+            let found = until_shown(&gateway, "pod-a", |found| found["healthy"] == true).await;
+            assert_eq!((&found["by_load"], found["placement_by"].as_str()), (&Value::Null, Some("engine")), "{found}");
+            for (text, rank) in TEXTS.iter().zip(0u16..) {
+                let answer = Client::data(&gateway).post("/generate", json!({ "text": text }).to_string()).await;
+                assert_eq!(answer.header("x-semmoe-rank"), rank.to_string(), "{engine} {ranks}: {text}");
+            }
+        }
+    }
 }
 
 /// Long prompts are scored on other threads, with the same result.

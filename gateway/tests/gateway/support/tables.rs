@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use half::f16;
-use semmoe_tables::{ModelInfo, Placement, Provenance, TablesBuilder};
+use semmoe_tables::{ModelInfo, Placement, Provenance, Replicas, TablesBuilder};
 use semmoe_text::Tokenizer;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -57,9 +57,19 @@ impl Fixture {
                 row[self.shifted(rank, shift)] = f16::from_f32(0.6);
             }
         }
-        let placement = Placement::contiguous(usize::from(LAYERS), EXPERTS, self.ranks).unwrap();
         let provenance = Provenance { source: "test".to_owned(), created: "2026-01-01T00:00:00Z".to_owned() };
-        TablesBuilder::dp(self.model.clone(), provenance, placement, t, vec![0.0; ranks])
+        let slots = self.slots();
+        let builder = TablesBuilder::dp(self.model.clone(), provenance, slots.primary(), t, vec![0.0; ranks]);
+        if slots.to_placement().is_some() { builder } else { builder.replicas(slots) }
+    }
+
+    /// Experts in their order; the first ones again in the slots that are left where the ranks do not divide them.
+    fn slots(&self) -> Replicas {
+        let (experts, ranks) = (self.model.num_experts, self.ranks);
+        let slots = experts.next_multiple_of(ranks);
+        let mut layer: Vec<i32> = (0..slots).map(|slot| (slot % experts).into()).collect();
+        layer.chunks_exact_mut((slots / ranks).into()).for_each(<[i32]>::sort_unstable);
+        Replicas::new(&self.model, ranks, slots.into(), layer.repeat(LAYERS.into())).unwrap()
     }
 
     /// Writes such tables and returns their path.
@@ -70,7 +80,8 @@ impl Fixture {
     }
 
     pub(crate) fn placement_digest(&self) -> String {
-        Placement::contiguous(usize::from(LAYERS), EXPERTS, self.ranks).unwrap().digest()
+        let slots = self.slots();
+        slots.to_placement().as_ref().map_or_else(|| slots.digest(), Placement::digest)
     }
 
     /// The report of a semmoe engine that runs this model and placement.
@@ -78,7 +89,7 @@ impl Fixture {
         json!({
             "model_path": "/models/tiny", "dp_size": self.ranks, "ep_size": self.ranks,
             "placement_digest": self.placement_digest(), "tokenizer_sha256": self.model.tokenizer_sha256,
-            "num_experts": EXPERTS, "top_k": 4, "vocab_size": self.model.vocab_size,
+            "num_experts": self.model.num_experts, "top_k": 4, "vocab_size": self.model.vocab_size,
             "num_hidden_layers": LAYERS, "layer_ids": self.model.layer_ids,
         })
     }
