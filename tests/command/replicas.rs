@@ -1,4 +1,4 @@
-//! Tables whose groups divide experts and redundant slots, but not the experts, through every command that takes tables.
+//! Tables whose groups divide experts and redundant slots, but not the experts, through all commands that take tables.
 
 use std::path::Path;
 
@@ -82,7 +82,7 @@ fn groups_that_divide_experts_and_slots_go_through_every_command() {
         assert!(String::from_utf8_lossy(&tensorrt.stdout).starts_with(&format!("num_slots: {slots}\n")));
         assert!(String::from_utf8_lossy(&export("vllm", &["--experimental"]).stderr).contains("num_redundant_experts"));
 
-        // What an engine runs already, from the file that it reads.
+        // The placement that an engine runs already, from the file that it reads.
         let (map_file, given) = (file("e.json"), file("given.tables"));
         assert!(export("sglang", &["--out", &map_file]).status.success());
         let again = solved(&["--profile", &profile, "--groups", &g, "--placement", &map_file], &given);
