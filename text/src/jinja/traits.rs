@@ -1,11 +1,11 @@
-//! What engines look for in a template before they render it.
+//! Traits of a template that engines look for before they render it.
 
 use std::collections::BTreeSet;
 
 use super::Template;
 use super::ast::{Arguments, Expr, Filter, For, Macro, Name, Node, NodeKind, Target};
 
-/// What engines find in a template.
+/// The findings of engines in a template.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Traits {
     /// Whether it goes through the content of messages, by vLLM's search.

@@ -221,7 +221,7 @@ fn without_line(content: &Value, line: &str) -> Option<Value> {
     }
 }
 
-/// Developers' messages as system ones, and all of these in one at the beginning, unless there is one that stands there.
+/// Developers' messages as system ones. Where one stands further down, all of them become one at the beginning.
 fn with_one_system(messages: Vec<Message>) -> Vec<Message> {
     let is_system = |message: &Message| message["role"] == "system";
     let mut converted = messages;

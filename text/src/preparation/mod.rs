@@ -1,4 +1,4 @@
-//! What an engine does with a chat before its template: data by engine and version, read from the engines' sources and
+//! Chats as engines prepare them for their templates: data by engine and version, read from the engines' sources and
 //! compared with real ones by `tests/engines/prompts.py`.
 
 mod contents;
@@ -11,10 +11,10 @@ mod variables;
 pub(crate) use tools::functions;
 pub(crate) use variables::{BODY_FIELDS, Prepared, has_tools, prepare, template};
 
-/// What an engine does with a chat before its template.
+/// How an engine prepares a chat for its template.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Preparation {
-    /// What stands between the text parts of a message where the template takes texts.
+    /// The text between the text parts of a message where the template takes texts.
     pub(crate) separator: &'static str,
     pub(crate) contents: Contents,
     pub(crate) fields: Fields,
@@ -60,9 +60,9 @@ pub(crate) enum Fields {
 pub(crate) enum Arguments {
     /// A text that is no JSON stays one.
     AnyJson,
-    /// What is no object becomes an empty one.
+    /// Others than objects become empty ones.
     ObjectOrEmpty,
-    /// What is no object is refused.
+    /// Others than objects are refused.
     Object,
 }
 
@@ -76,7 +76,7 @@ pub(crate) enum Tools {
     Sglang,
 }
 
-/// What `reasoning_effort` sets beside the variable of this name.
+/// The variables that `reasoning_effort` sets beside the variable of this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effort {
     /// Nothing, not even that.

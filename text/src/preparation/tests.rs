@@ -1,4 +1,4 @@
-//! What each engine's template gets, kind by kind; the same is compared with real engines by `tests/engines/prompts.py`.
+//! Chats as each engine's template gets them, kind by kind. Real engines: `tests/engines/prompts.py`.
 
 use serde_json::{Value, json};
 

@@ -37,9 +37,7 @@ impl ChatTemplate {
         budget: Budget,
     ) -> Result<Rendered, TextError> {
         let own = self.requested(preparation, body)?;
-        let parsed = own.as_ref().unwrap_or_else(|| self.chosen(preparation, body));
-        let mut prepared =
-            preparation::prepare(preparation, body, &self.traits(preparation, body, parsed), &self.options)?;
+        let (parsed, mut prepared) = self.prepare(own.as_ref(), preparation, body)?;
         let continued = if prepared.continues { Some(mark(&mut prepared.messages, parsed)?) } else { None };
         let text = match self.render_prepared(parsed, &prepared, budget) {
             Err(TextError::TemplateRender { .. }) if preparation.tries_functions && !prepared.tools.is_null() => {
@@ -112,15 +110,13 @@ impl ChatTemplate {
         }
     }
 
-    /// What the template gets for a body: its source and variables, to be rendered elsewhere.
+    /// The source and variables of the template for a body, to be rendered elsewhere.
     ///
     /// # Errors
-    /// What the engine refuses.
+    /// Where the engine refuses the chat.
     pub fn prepared(&self, preparation: &Preparation, body: &Map<String, Value>) -> Result<Value, TextError> {
         let own = self.requested(preparation, body)?;
-        let parsed = own.as_ref().unwrap_or_else(|| self.chosen(preparation, body));
-        let traits = self.traits(preparation, body, parsed);
-        let prepared = preparation::prepare(preparation, body, &traits, &self.options)?;
+        let (parsed, prepared) = self.prepare(own.as_ref(), preparation, body)?;
         let mut variables = prepared.variables;
         if !prepared.documents.is_null() {
             variables.insert("documents".into(), prepared.documents);
@@ -143,6 +139,19 @@ impl ChatTemplate {
             return Err(TextError::TemplateBudget { what: "bytes of the request's template", limit });
         }
         Parsed::new(source).map(Some)
+    }
+
+    /// The template, and its chat.
+    fn prepare<'t>(
+        &'t self,
+        own: Option<&'t Parsed>,
+        preparation: &Preparation,
+        body: &Map<String, Value>,
+    ) -> Result<(&'t Parsed, Prepared), TextError> {
+        let parsed = own.unwrap_or_else(|| self.chosen(preparation, body));
+        let traits = self.traits(preparation, body, parsed);
+        let prepared = preparation::prepare(preparation, body, &traits, &self.options)?;
+        Ok((parsed, prepared))
     }
 
     fn chosen(&self, preparation: &Preparation, body: &Map<String, Value>) -> &Parsed {
