@@ -229,7 +229,7 @@ async fn pinned_probe(
     limits: &AnswerLimits,
 ) -> Result<Option<Result<(), RankRefusal>>, HttpError> {
     let Some(model) = first_model(client, base, limits).await? else { return Ok(None) };
-    let body = json!({ "model": model.id, "prompt": [0], "max_tokens": 1, "temperature": 0 });
+    let body = json!({ "model": model.id, "prompt": [1], "max_tokens": 1, "temperature": 0 });
     let mut request = request(Method::POST, base, Route::Completions.path(), Some(body.to_string().into()))?;
     request.headers_mut().insert(pin::HEADER, HeaderValue::from(rank));
     match client.whole(request, limits).await {

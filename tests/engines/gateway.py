@@ -24,13 +24,13 @@ class Answer:
 
 
 def ask(url, method="GET", path="/", body=None, headers=None, timeout=300):
-    """One request; what goes wrong stands in the answer."""
+    """One request; what goes wrong stands in the answer. A `body` that is text is sent as it is."""
     host = urllib.parse.urlsplit(url).netloc
     connection = http.client.HTTPConnection(host, timeout=timeout)
     headers = {**({"Content-Type": "application/json"} if body is not None else {}), **(headers or {})}
     status, found, pieces = 0, {}, []
     try:
-        connection.request(method, path, json.dumps(body) if body is not None else None, headers)
+        connection.request(method, path, body if body is None or isinstance(body, str) else json.dumps(body), headers)
         response = connection.getresponse()
         status, found = response.status, {k.lower(): v for k, v in response.getheaders()}
         while piece := response.read1(65536):

@@ -155,9 +155,9 @@ impl Prober<'_> {
 
     /// Sends one probe, and returns its answer.
     async fn ask(&self, rank: RankId) -> Result<Bytes, Inconclusive> {
-        let PinTarget { dialect, route, urls, .. } = *self.target;
+        let PinTarget { engine, urls, dialect, route } = *self.target;
         let url = urls.get(dialect.url_index(rank)).ok_or(Inconclusive::NotReported)?;
-        let body = Bytes::from(probe_body(route, self.model).to_string());
+        let body = Bytes::from(probe_body(engine, route, self.model).to_string());
         let Ok(body) = Stripped::new(&body) else { return Err(Inconclusive::NotReported) };
         let mut request = request(Method::POST, url, route.path(), Some(Bytes::new()))?;
         // An engine that reads no pin on this route cannot be probed there.
@@ -175,8 +175,9 @@ impl Prober<'_> {
 }
 
 /// A request for one token after a prompt of one token, or the shortest chat; answers name the rank where an engine
-/// can.
-fn probe_body(route: Route, model: &str) -> Value {
+/// can. SGLang takes a prompt of token 0 for an empty one, and generates two tokens less for a response than it may.
+fn probe_body(engine: Engine, route: Route, model: &str) -> Value {
+    let most_tokens = if engine == Engine::Sglang { 3 } else { 1 };
     let messages = json!([{ "role": "user", "content": "0" }]);
     match route {
         Route::Generate => {
@@ -186,10 +187,10 @@ fn probe_body(route: Route, model: &str) -> Value {
             "model": model, "messages": messages, "max_tokens": 1, "temperature": 0, "return_meta_info": true
         }),
         Route::Responses => json!({
-            "model": model, "input": "0", "max_output_tokens": 1, "temperature": 0, "store": false
+            "model": model, "input": "0", "max_output_tokens": most_tokens, "temperature": 0, "store": false
         }),
         Route::Messages => json!({ "model": model, "messages": messages, "max_tokens": 1, "temperature": 0 }),
-        _ => json!({ "model": model, "prompt": [0], "max_tokens": 1, "temperature": 0 }),
+        _ => json!({ "model": model, "prompt": [1], "max_tokens": 1, "temperature": 0 }),
     }
 }
 

@@ -109,7 +109,10 @@ fn place_among(core: &Core, job: &Job, except: &[usize]) -> Result<Placed, Reque
         let of_token = info.layers() as u64 * u64::from(info.top_k);
         core.metrics.predicted_lar(policy.acting_name(), share, job.scored.tokens.saturating_mul(of_token));
     }
-    Ok(Placed { lease, policy: policy.acting_name(), waited: Duration::ZERO })
+    // A policy that looks at prompts weighed this backend by the mean of its ranks; its engine chooses among them.
+    let by_load = lease.rank.is_none() && policy.needs() != Needs::default();
+    let policy = if by_load { model.plan.fallback.acting_name() } else { policy.acting_name() };
+    Ok(Placed { lease, policy, waited: Duration::ZERO })
 }
 
 /// Counts a chat that goes to an engine which reads it otherwise than it was read here.

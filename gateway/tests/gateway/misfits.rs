@@ -52,6 +52,11 @@ fn cases(fixture: &Fixture) -> Vec<Case> {
     ]
 }
 
+/// Prompts of different lengths, which prefer no rank.
+fn generate(number: usize) -> String {
+    json!({ "model": "tiny", "text": TEXTS.join(" ").repeat(number + 1) }).to_string()
+}
+
 /// When an engine is judged.
 #[derive(Clone, Copy, Debug)]
 enum Moment {
@@ -139,13 +144,19 @@ async fn one_verdict_at_start_by_reload_by_probe_and_after_a_restart() {
                     assert_eq!(ready_body().await.status, 200, "{context}: the other one serves");
                 }
             }
+            let client = Client::data(&gateway);
+            let asked = (0..24).map(|number| client.post("/generate", generate(number)));
             let mut by = Vec::new();
-            for _ in 0..6 {
-                let answer = Client::data(&gateway).post("/generate", MODEL).await;
+            for answer in futures_util::future::join_all(asked).await {
                 assert_eq!(answer.status, 200, "{context}: {answer:?}");
-                by.push((answer.header("x-semmoe-backend").to_owned(), answer.header("x-semmoe-policy").to_owned()));
+                let [backend, rank, policy] =
+                    ["x-semmoe-backend", "x-semmoe-rank", "x-semmoe-policy"].map(|name| answer.header(name));
+                let placed_by = if rank.is_empty() { "least_load" } else { "affinity" };
+                assert_eq!(policy, placed_by, "{context}: on {backend}, rank '{rank}'");
+                by.push(backend.to_owned());
             }
-            assert!(by.contains(&("pod-a".to_owned(), "affinity".to_owned())), "{context}: {by:?}");
+            let serving: &[_] = if case.verdict.is_ok() { &["pod-a", "pod-b"] } else { &["pod-a"] };
+            assert!(serving.iter().all(|name| by.iter().any(|backend| backend == name)), "{context}: {by:?}");
         }
     }
 }

@@ -17,6 +17,12 @@ async fn vllm(ranks: u32) -> Ranked {
     Ranked::start(Behaviour { info: Value::Null, ranks, first: 0, first_in_pins: 0 }).await
 }
 
+async fn sglang(fixture: &Fixture) -> Ranked {
+    let mut info = fixture.info();
+    info["version"] = json!("0.5.23");
+    Ranked::start(Behaviour { info, ranks: 2, first: 0, first_in_pins: 0 }).await
+}
+
 async fn gateway(fixture: &Fixture, engine: &str, mock: &Ranked) -> Running {
     let tables = fixture.write("t", &TEXTS, 0);
     let toml = fixture.affinity(&mock.url(), &tables).replace("\"semmoe\"", &format!("\"{engine}\""));
@@ -132,6 +138,19 @@ async fn unknown_versions_are_pinned_where_probes_prove_it() {
     settled(&gateway).await;
 }
 
+/// The answers of SGLang 0.5.23 on these routes name no rank, but it must not refuse the probes: then it ran none.
+#[tokio::test]
+async fn sglang_takes_the_probes_of_all_routes() {
+    let fixture = Fixture::new(2);
+    let mock = sglang(&fixture).await;
+    let gateway = gateway(&fixture, "sglang", &mock).await;
+    for path in [COMPLETIONS, RESPONSES] {
+        let probed = |shown: &Value| route(shown, path)["detail"].is_string();
+        let found = route(&until_shown(&gateway, "pod-a", probed).await, path);
+        assert_eq!(found["detail"], "this engine and version do not report which rank ran a request", "{found}");
+    }
+}
+
 /// While such a request runs, no rank has it.
 #[tokio::test]
 async fn a_request_that_is_not_pinned_is_in_no_ranks_account() {
@@ -155,16 +174,10 @@ async fn a_request_that_is_not_pinned_is_in_no_ranks_account() {
 #[tokio::test]
 async fn a_rank_that_is_refused_costs_no_request() {
     let fixture = Fixture::new(2);
-    let mut info = fixture.info();
-    info["version"] = json!("0.5.23");
-    let sglang = Behaviour { info, ranks: 2, first: 0, first_in_pins: 0 };
-    for (engine, behaviour, path, stream) in [
-        ("vllm", Behaviour { info: Value::Null, ..sglang.clone() }, CHAT, false),
-        ("vllm", Behaviour { info: Value::Null, ..sglang.clone() }, COMPLETIONS, true),
-        ("sglang", sglang.clone(), CHAT, false),
-        ("sglang", sglang.clone(), GENERATE, true),
-    ] {
-        let mock = Ranked::start(behaviour).await;
+    for (engine, path, stream) in
+        [("vllm", CHAT, false), ("vllm", COMPLETIONS, true), ("sglang", CHAT, false), ("sglang", GENERATE, true)]
+    {
+        let mock = if engine == "vllm" { vllm(2).await } else { sglang(&fixture).await };
         let gateway = gateway(&fixture, engine, &mock).await;
         let began = std::time::Instant::now();
         while route(&shown(&gateway, "pod-a").await, path)["state"] != "honoured" {
@@ -221,7 +234,8 @@ async fn configured_ranks_are_pinned_where_the_engine_confirms_them() {
             let rank = if real == 2 { (number % 2).to_string() } else { String::new() };
             assert_eq!((answer.status, answer.header("x-semmoe-rank")), (200, rank.as_str()), "{name}: {answer:?}");
         }
-        assert!(mock.pins().iter().all(|pin| pin.is_some() == (real == 2)), "{name}");
+        let sent = mock.pins();
+        assert!(sent.iter().all(|pin| pin.is_some() == (real == 2)), "{name}: {sent:?}");
         let pins = shown(&gateway, "pod-a").await["pins"].clone();
         assert_eq!(pins["state"], state, "{name}: {pins}");
     }

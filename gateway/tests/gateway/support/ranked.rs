@@ -122,8 +122,10 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
     let header = head.headers.get("x-data-parallel-rank").map(|value| value.to_str().unwrap().parse().unwrap());
     let generate = path == GENERATE;
     let sent: Option<u32> = if generate { body["routed_dp_rank"].as_u64().map(|rank| rank as u32) } else { header };
-    let ids = [&body["prompt"], &body["input_ids"]];
-    let probe = ids.contains(&&json!([0])) || body["messages"][0]["content"] == "0" || body["input"] == "0";
+    let probe = body["prompt"] == json!([1])
+        || body["input_ids"] == json!([0])
+        || body["messages"][0]["content"] == "0"
+        || body["input"] == "0";
     if !probe {
         shared.pins.lock().unwrap().push(sent);
     }
@@ -135,8 +137,11 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
     if !probe {
         shared.ran.lock().unwrap().push(rank);
     }
+    if !vllm && (body["prompt"] == json!([0]) || body["max_output_tokens"].as_u64().is_some_and(|most| most < 2)) {
+        return refused("SGLang 0.5.23 takes this for an empty prompt, or for a negative number of tokens", false);
+    }
     let asked = ["max_tokens", "max_output_tokens"].iter().any(|field| body[field] == 1);
-    let more = [body["prompt"] == json!([0]), asked, true];
+    let more = [body["prompt"] == json!([1]), asked, true];
     let mut counts = shared.counts.lock().unwrap();
     let counts = counts.get_mut(rank as usize).into_iter().flatten();
     counts.zip(more).for_each(|(count, more)| *count += u64::from(more));
