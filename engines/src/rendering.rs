@@ -57,6 +57,9 @@ impl PartialEq for Rendering {
     }
 }
 
+/// Where engines make token ids of texts, and most of them of chats.
+const TOKENIZE: &str = "/tokenize";
+
 /// A route that makes token ids of chats.
 #[derive(Clone, Copy)]
 struct Route {
@@ -66,7 +69,6 @@ struct Route {
 }
 
 fn routes(engine: Engine) -> &'static [Route] {
-    const TOKENIZE: &str = "/tokenize";
     match engine {
         Engine::Vllm => &[
             Route { path: "/v1/chat/completions/render", ignores: &[] },
@@ -86,7 +88,7 @@ enum Answer {
     Tokenized { tokens: Vec<u32> },
 }
 
-/// Asks an engine what it makes of each chat, one after the other, for `within` at most. Nothing is generated.
+/// Asks an engine what it makes of each chat, or of the text of a completion, one after the other, for `within` at most. Nothing is generated.
 pub async fn ask(client: &HttpClient, engine: Engine, url: &BaseUrl, chats: &[&Value], within: Duration) -> Rendering {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let mut rendering = Rendering {
@@ -129,7 +131,8 @@ async fn ask_on(
             continue;
         }
         let limits = AnswerLimits { timeout: until.saturating_duration_since(Instant::now()), max_bytes: ANSWER_BYTES };
-        *shown = match client.post_json(url, route.path, *chat, &limits).await {
+        let path = if chat.get("prompt").is_some() { TOKENIZE } else { route.path };
+        *shown = match client.post_json(url, path, *chat, &limits).await {
             Ok(Answer::Rendered { token_ids } | Answer::Tokenized { tokens: token_ids }) => Shown::Ids(token_ids),
             Err(HttpError::Status { status, .. }) if at == 0 || is_about_the_request(status) => {
                 Shown::Refused { status }

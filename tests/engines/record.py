@@ -144,6 +144,8 @@ def openai(r, switches, extra_routes):
     r.ask("embeddings", "POST", "/v1/embeddings", {"model": launch.NAME, "input": "Hello"})
     r.ask("messages", "POST", "/v1/messages", {"model": launch.NAME, "max_tokens": 4, "messages": MESSAGES})
     r.ask("tokenize", "POST", "/tokenize", {"model": launch.NAME, "prompt": TEXT})
+    r.ask("tokenize a chat", "POST", "/tokenize", {"messages": MESSAGES})
+    r.ask("render a chat", "POST", "/v1/chat/completions/render", {"messages": MESSAGES})
     r.ask("detokenize", "POST", "/detokenize", {"model": launch.NAME, "tokens": IDS})
 
 

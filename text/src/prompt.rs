@@ -243,7 +243,7 @@ fn rendered_ids(
     Ok(ids)
 }
 
-/// The token ids of a chat's body, which is read as a request's is.
+/// The token ids of a chat's body, or of a completion's, which is read as a request's is.
 ///
 /// # Errors
 /// As of [`Prompt::read`] and [`prompt_ids`].
@@ -257,7 +257,8 @@ pub fn chat_body_ids(
     if let Ok(Some(chat)) = PlainChat::read(&body.to_string()) {
         return chat_ids_while(&chat, preparation, tokenizer, template, limits, &mut || true);
     }
-    let prompt = Prompt::read(preparation, Route::Chat, body)?;
+    let route = if body.get("prompt").is_some() { Route::Completions } else { Route::Chat };
+    let prompt = Prompt::read(preparation, route, body)?;
     Ok(prompt_ids(&prompt, tokenizer, template, limits)?.concat())
 }
 

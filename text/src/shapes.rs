@@ -11,7 +11,7 @@ use crate::PlainChat;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Shapes(u16);
 
-const NAMES: [&str; 14] = [
+const NAMES: [&str; 15] = [
     "plain",
     "system",
     "turns",
@@ -26,10 +26,11 @@ const NAMES: [&str; 14] = [
     "continue_final",
     "documents",
     "template",
+    "text",
 ];
 
 impl Shapes {
-    /// None: the prompt is no chat.
+    /// None: the prompt is token ids, or was not read.
     pub const NONE: Self = Self(0);
     /// Every chat.
     pub const PLAIN: Self = Self(1);
@@ -59,12 +60,17 @@ impl Shapes {
     pub const DOCUMENTS: Self = Self(1 << 12);
     /// A template of the request's own, which no built-in chat has.
     pub const TEMPLATE: Self = Self(1 << 13);
+    /// No chat, but a text.
+    pub const TEXT: Self = Self(1 << 14);
     /// All of them.
     pub const ALL: Self = Self((1 << NAMES.len()) - 1);
 
-    /// Of a chat's body.
+    /// Of a chat's body, or of a text's.
     pub fn of(body: &Value) -> Self {
         let given = |name: &str| body.get(name).filter(|value| !is_empty(value));
+        if body.get("messages").is_none() {
+            return Self::TEXT;
+        }
         let mut shapes = Self::PLAIN;
         let choice = given("tool_choice").filter(|choice| *choice != "auto");
         for (is_there, shape) in [
@@ -183,16 +189,16 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// A chat that an engine and this crate read alike, or not.
+/// A chat, or a text, that an engine and this crate read alike, or not.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BuiltInChat {
-    /// The shape that it is there for: one beside [`Shapes::PLAIN`], or that one.
+    /// The shape that it is there for: one beside [`Shapes::PLAIN`], or that one, or [`Shapes::TEXT`].
     pub shows: Shapes,
     /// The body of a request, without a model.
     pub body: Value,
 }
 
-/// One chat for each shape, for some more than one; the plain one first.
+/// One chat for each shape, for some more than one; the plain one first, and a text.
 pub fn built_in_chats() -> Vec<BuiltInChat> {
     let user = |content: Value| json!({"role": "user", "content": content});
     let text = |text: &str| json!({"type": "text", "text": text});
@@ -227,6 +233,7 @@ pub fn built_in_chats() -> Vec<BuiltInChat> {
             json!({"messages": begun, "continue_final_message": true, "add_generation_prompt": false}),
         ),
         (Shapes::CONTINUE_FINAL, json!({"messages": begun, "continue_final_message": true})),
+        (Shapes::TEXT, json!({"prompt": "Once upon a time, \u{4f60}\u{597d}!\n 3.14  "})),
         (Shapes::DOCUMENTS, json!({"messages": [hello], "documents": [{"title": "A", "text": "Of letters"}]})),
     ];
     chats.into_iter().map(|(shows, body)| BuiltInChat { shows, body }).collect()
@@ -244,7 +251,8 @@ mod tests {
         assert_eq!(shown, Shapes::ALL.without(Shapes::TEMPLATE));
         for BuiltInChat { shows, body } in chats {
             let shapes = Shapes::of(&body);
-            assert!(shapes.has(shows | Shapes::PLAIN), "{shows}: {shapes}");
+            let all = if shows == Shapes::TEXT { shows } else { shows | Shapes::PLAIN };
+            assert!(shapes.has(all), "{shows}: {shapes}");
             if let Some(chat) = PlainChat::read(&body.to_string()).unwrap().filter(|_| shapes.has(shows)) {
                 assert!(shapes.has(chat.shapes()), "{shows}: {}", chat.shapes());
             }

@@ -77,7 +77,7 @@ pub(crate) struct Scored {
     pub(crate) blocks: Vec<u64>,
     /// Whether its tokens are known, and not estimated.
     pub(crate) read: bool,
-    /// Of a chat that was read.
+    /// Of a chat or a text that was read.
     pub(crate) shapes: Shapes,
 }
 
@@ -231,7 +231,11 @@ fn prompt_ids(
         let prompt = Prompt::read(model.preparation(), route, &value)?;
         let prompts = semmoe_text::prompt_ids_while(&prompt, tokenizer, template, limits, keep_on)?;
         // Several prompts of one request run on one rank: they are scored as one.
-        let shapes = if route == semmoe_text::Route::Chat { Shapes::of(&value) } else { Shapes::NONE };
+        let shapes = match &prompt {
+            Prompt::Messages { .. } => Shapes::of(&value),
+            Prompt::Texts(_) => Shapes::TEXT,
+            Prompt::Ids(_) => Shapes::NONE,
+        };
         Ok(Read { ids: prompts.concat(), countable: prompts.len() == 1 && prompt.is_text_only(), shapes })
     };
     read().map_err(|error| unscored(text, error, &value))

@@ -73,7 +73,9 @@ async fn a_prompt_that_needs_the_slow_library_is_scored_all_the_same() {
     let fixture = Fixture::new(2);
     mock.set_info(fixture.info());
     let tables = fixture.write("t", &["river boat", "king queen"], 0);
-    let gateway = start(&fixture.affinity(&mock.url(), &tables)).await;
+    // Reading the library may take longer than a request waits.
+    let patient = format!("[routing]\nscore_limit_seconds = 600\n{}", fixture.affinity(&mock.url(), &tables));
+    let gateway = start(&patient).await;
     let client = Client::data(&gateway);
     let text = "a river'\u{17f}'se boat";
     let usage = format!("usage {}", tokenizer().encode(text).unwrap().len());

@@ -347,7 +347,9 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
 
 /// The gateway's question what is made of a chat, which names no model and is no request.
 fn rendered(shared: &Shared, path: &str, body: &Bytes) -> Option<Response> {
-    let chat = serde_json::from_slice::<Value>(body).ok().filter(|chat| chat.get("messages").is_some())?;
+    let chat = serde_json::from_slice::<Value>(body)
+        .ok()
+        .filter(|chat| ["messages", "prompt"].iter().any(|member| chat.get(member).is_some()))?;
     if !["/tokenize", "/v1/chat/completions/render"].contains(&path) || chat.get("model").is_some() {
         return None;
     }
