@@ -88,7 +88,7 @@ enum Answer {
     Tokenized { tokens: Vec<u32> },
 }
 
-/// Asks an engine what it makes of each chat, or of the text of a completion, one after the other, for `within` at most. Nothing is generated.
+/// Asks an engine what it makes of each chat, or of a completion's text, for `within` at most. Nothing is generated.
 pub async fn ask(client: &HttpClient, engine: Engine, url: &BaseUrl, chats: &[&Value], within: Duration) -> Rendering {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let mut rendering = Rendering {
