@@ -25,9 +25,12 @@ const NAMES: [&str; 15] = [
     "kwargs",
     "continue_final",
     "documents",
-    "template",
+    "other",
     "text",
 ];
+
+/// Members that [`Shapes::OTHER`] stands for.
+const OTHERS: [&str; 4] = ["chat_template", "add_special_tokens", "reasoning", "input_ids"];
 
 impl Shapes {
     /// None: the prompt is token ids, or was not read.
@@ -58,8 +61,8 @@ impl Shapes {
     pub const CONTINUE_FINAL: Self = Self(1 << 11);
     /// Documents.
     pub const DOCUMENTS: Self = Self(1 << 12);
-    /// A template of the request's own, which no built-in chat has.
-    pub const TEMPLATE: Self = Self(1 << 13);
+    /// Members that no built-in chat has, such as a template of the request's own.
+    pub const OTHER: Self = Self(1 << 13);
     /// No chat, but a text.
     pub const TEXT: Self = Self(1 << 14);
     /// All of them.
@@ -81,7 +84,7 @@ impl Shapes {
             (given("continue_final_message").is_some(), Self::CONTINUE_FINAL),
             (body.get("add_generation_prompt") == Some(&Value::Bool(false)), Self::CONTINUE_FINAL),
             (given("documents").is_some(), Self::DOCUMENTS),
-            (given("chat_template").is_some(), Self::TEMPLATE),
+            (OTHERS.iter().any(|name| given(name).is_some()), Self::OTHER),
         ] {
             shapes = shapes.and_if(is_there, shape);
         }
@@ -248,7 +251,7 @@ mod tests {
         let chats = built_in_chats();
         assert_eq!(chats[0].shows, Shapes::PLAIN);
         let shown = chats.iter().fold(Shapes::NONE, |shown, chat| shown | chat.shows);
-        assert_eq!(shown, Shapes::ALL.without(Shapes::TEMPLATE));
+        assert_eq!(shown, Shapes::ALL.without(Shapes::OTHER));
         for BuiltInChat { shows, body } in chats {
             let shapes = Shapes::of(&body);
             let all = if shows == Shapes::TEXT { shows } else { shows | Shapes::PLAIN };
@@ -273,7 +276,7 @@ mod tests {
             (json!({"add_generation_prompt": true, "continue_final_message": false}), "plain"),
             (json!({"add_generation_prompt": false}), "plain continue_final"),
             (json!({"tools": [{}], "tool_choice": {"type": "function"}}), "plain tools tool_choice"),
-            (json!({"chat_template": "x", "reasoning_effort": "high"}), "plain effort template"),
+            (json!({"chat_template": "x", "reasoning_effort": "high"}), "plain effort other"),
             (json!({"messages": [{"role": "developer", "content": []}, 1, {"role": 1}]}), "plain system part"),
             (
                 json!({"messages": [{"role": "assistant", "content": null, "tool_calls": [{}], "reasoning": "r"}]}),

@@ -232,9 +232,9 @@ fn prompt_ids(
         let prompts = semmoe_text::prompt_ids_while(&prompt, tokenizer, template, limits, keep_on)?;
         // Several prompts of one request run on one rank: they are scored as one.
         let shapes = match &prompt {
-            Prompt::Messages { .. } => Shapes::of(&value),
             Prompt::Texts(_) => Shapes::TEXT,
             Prompt::Ids(_) => Shapes::NONE,
+            _ => Shapes::of(&value),
         };
         Ok(Read { ids: prompts.concat(), countable: prompts.len() == 1 && prompt.is_text_only(), shapes })
     };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use semmoe_gateway::{Gateway, Running};
-use semmoe_text::{ChatTemplate, Limits, Prompt, PromptEncoder, Route, prompt_ids};
+use semmoe_text::{ChatTemplate, Limits, Preparation, Prompt, PromptEncoder, Route, prompt_ids};
 use serde_json::{Value, json};
 
 use crate::support::files::{File, reload};
@@ -27,8 +27,17 @@ fn reader(other: Option<&str>) -> (PromptEncoder, ChatTemplate) {
 
 /// The ids that such a reader makes of a chat.
 fn ids((tokenizer, template): &(PromptEncoder, ChatTemplate), chat: &Value) -> Vec<u32> {
+    ids_of(Preparation::OWN, tokenizer, template, chat)
+}
+
+fn ids_of(
+    preparation: &'static Preparation,
+    tokenizer: &PromptEncoder,
+    template: &ChatTemplate,
+    chat: &Value,
+) -> Vec<u32> {
     let route = if chat.get("prompt").is_some() { Route::Completions } else { Route::Chat };
-    let prompt = Prompt::from_json(route, chat).unwrap();
+    let prompt = Prompt::read(preparation, route, chat).unwrap();
     prompt_ids(&prompt, tokenizer, Some(template), Limits::default()).unwrap().concat()
 }
 
@@ -80,7 +89,7 @@ async fn an_engine_that_reads_chats_alike_is_proven() {
     let gateway = start(&toml(&fixture, &mock)).await;
     let chats = shown(&gateway, "pod-a").await["chats"].take();
     assert_eq!((&chats["state"], &chats["route"]), (&json!("equal"), &json!("/tokenize")), "{chats}");
-    assert_eq!((&chats["differs"], &chats["unproven"]), (&json!([]), &json!(["template"])), "{chats}");
+    assert_eq!((&chats["differs"], &chats["unproven"]), (&json!([]), &json!(["other"])), "{chats}");
     for (state, shapes) in [("equal", 14.0), ("differs", 0.0), ("unproven", 1.0)] {
         let line = format!("semmoe_chat_shapes{{backend=\"pod-a\",state=\"{state}\"}}");
         assert_eq!(metric(&gateway, &line).await, shapes, "{state}");
@@ -94,7 +103,7 @@ async fn an_engine_that_reads_chats_alike_is_proven() {
     assert!(checked.troubles.is_empty(), "{}", checked.troubles);
     let served = checked.served.to_string();
     assert!(served.contains(", chats equal; read alike: plain, system, "), "{served}");
-    assert!(served.contains("; unproven: template"), "{served}");
+    assert!(served.contains("; unproven: other"), "{served}");
 }
 
 #[tokio::test]
@@ -196,15 +205,15 @@ async fn what_shows_nothing_is_unproven_and_keeps_affinity() {
 #[tokio::test]
 async fn a_route_proves_what_it_reads() {
     for (renders, route, unproven) in [
-        (false, "/tokenize", json!(["tool_choice", "effort", "documents", "template"])),
-        (true, "/v1/chat/completions/render", json!(["template"])),
+        (false, "/tokenize", json!(["tool_choice", "effort", "documents", "other"])),
+        (true, "/v1/chat/completions/render", json!(["other"])),
     ] {
-        let (mock, fixture, reader) = (Mock::start(1), Fixture::new(1), reader(None));
+        let (mock, fixture, (tokenizer, template)) = (Mock::start(1), Fixture::new(1), reader(None));
+        let vllm = Preparation::row(Preparation::row_of("vllm", Some([0, 32, 0])));
+        let ids = move |chat: &Value| ids_of(vllm, &tokenizer, &template, chat);
         mock.render(move |path, chat| match path {
-            "/tokenize" => {
-                Ok(json!({ "count": 1, "max_model_len": 2048, "tokens": ids(&reader, chat), "token_strs": null }))
-            }
-            _ if renders => Ok(json!({ "request_id": "a", "token_ids": ids(&reader, chat), "sampling_params": {} })),
+            "/tokenize" => Ok(json!({ "count": 1, "max_model_len": 2048, "tokens": ids(chat), "token_strs": null })),
+            _ if renders => Ok(json!({ "request_id": "a", "token_ids": ids(chat), "sampling_params": {} })),
             // As 0.32 without --enable-scale-out.
             _ => Err(403),
         });
@@ -227,7 +236,7 @@ async fn a_chat_that_the_engine_refuses_is_unproven() {
     });
     let gateway = start(&toml(&fixture, &mock)).await;
     let chats = shown(&gateway, "pod-a").await["chats"].take();
-    assert_eq!((&chats["state"], &chats["unproven"]), (&json!("equal"), &json!(["system", "template"])), "{chats}");
+    assert_eq!((&chats["state"], &chats["unproven"]), (&json!("equal"), &json!(["system", "other"])), "{chats}");
     assert_eq!(chats["detail"], "the engine answered 500 to the system chat");
 }
 
