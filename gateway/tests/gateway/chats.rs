@@ -27,7 +27,7 @@ fn reader(other: Option<&str>) -> (PromptEncoder, ChatTemplate) {
 
 /// The ids that such a reader makes of a chat.
 fn ids((tokenizer, template): &(PromptEncoder, ChatTemplate), chat: &Value) -> Vec<u32> {
-    ids_of(Preparation::OWN, tokenizer, template, chat)
+    ids_of(Preparation::OWN, tokenizer, template, chat).unwrap()
 }
 
 fn ids_of(
@@ -35,10 +35,10 @@ fn ids_of(
     tokenizer: &PromptEncoder,
     template: &ChatTemplate,
     chat: &Value,
-) -> Vec<u32> {
+) -> Result<Vec<u32>, u16> {
     let route = if chat.get("prompt").is_some() { Route::Completions } else { Route::Chat };
     let prompt = Prompt::read(preparation, route, chat).unwrap();
-    prompt_ids(&prompt, tokenizer, Some(template), Limits::default()).unwrap().concat()
+    prompt_ids(&prompt, tokenizer, Some(template), Limits::default()).map(|ids| ids.concat()).map_err(|_| 400)
 }
 
 /// A mock with `/tokenize` that takes messages; `change` is done to the ids of each chat.
@@ -212,8 +212,8 @@ async fn a_route_proves_what_it_reads() {
         let vllm = Preparation::row(Preparation::row_of("vllm", Some([0, 32, 0])));
         let ids = move |chat: &Value| ids_of(vllm, &tokenizer, &template, chat);
         mock.render(move |path, chat| match path {
-            "/tokenize" => Ok(json!({ "count": 1, "max_model_len": 2048, "tokens": ids(chat), "token_strs": null })),
-            _ if renders => Ok(json!({ "request_id": "a", "token_ids": ids(chat), "sampling_params": {} })),
+            "/tokenize" => Ok(json!({ "count": 1, "max_model_len": 2048, "tokens": ids(chat)?, "token_strs": null })),
+            _ if renders => Ok(json!({ "request_id": "a", "token_ids": ids(chat)?, "sampling_params": {} })),
             // As 0.32 without --enable-scale-out.
             _ => Err(403),
         });
