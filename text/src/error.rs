@@ -98,6 +98,16 @@ pub enum TextError {
         /// The value found.
         found: String,
     },
+    /// Token ids in a spelling that is not read here, and that an engine may read or refuse.
+    #[error("{field} must be {expected}, found {found}")]
+    Ids {
+        /// The field, as a path into the body.
+        field: String,
+        /// The expected value.
+        expected: &'static str,
+        /// The value found.
+        found: String,
+    },
     /// The caller did not want the ids of a long text any more.
     #[error("given up after {done_bytes} of {all_bytes} bytes")]
     GivenUp {
@@ -126,6 +136,7 @@ impl TextError {
     pub fn fault(&self) -> Fault {
         match self {
             Self::Field { .. }
+            | Self::Ids { .. }
             | Self::TooLarge { .. }
             | Self::TemplateRender { .. }
             | Self::TemplateBudget { .. }

@@ -67,7 +67,7 @@ impl Prompt {
     /// the client's fault.
     ///
     /// # Errors
-    /// `TextError::Field` names the field that is missing or of another type.
+    /// `TextError::Field` names the field that is missing or of another type, `TextError::Ids` one that an engine may read.
     pub fn read(preparation: &'static Preparation, route: Route, body: &Value) -> Result<Self, TextError> {
         match route {
             Route::Chat => chat(preparation, body),
@@ -122,6 +122,24 @@ fn chat(preparation: &'static Preparation, body: &Value) -> Result<Prompt, TextE
 /// A string, a list of strings, a list of ids or a list of lists of ids. `text` takes no ids and `input_ids` no
 /// strings.
 fn texts_or_ids(name: &'static str, value: &Value) -> Result<Prompt, TextError> {
+    plain_texts_or_ids(name, value).map_err(|error| match error {
+        TextError::Field { field, expected, found } if name != "text" && value.is_array() && may_be_ids(value) => {
+            TextError::Ids { field, expected, found }
+        }
+        error => error,
+    })
+}
+
+/// Whether an engine's validation may make token ids of it: `true`, `"7"` and `7.0` are numbers to pydantic.
+fn may_be_ids(value: &Value) -> bool {
+    match value {
+        Value::Number(_) | Value::Bool(_) | Value::String(_) => true,
+        Value::Array(items) => items.iter().all(may_be_ids),
+        Value::Null | Value::Object(_) => false,
+    }
+}
+
+fn plain_texts_or_ids(name: &'static str, value: &Value) -> Result<Prompt, TextError> {
     let expected = match name {
         "text" => "a string or a list of strings",
         "input_ids" => "a list of token ids or a list of such lists",

@@ -286,6 +286,7 @@ fn unscored(text: &Text, error: TextError, body: &Value) -> Unscored {
             return Unscored::Client(RequestError::Field { cause: error.to_string() });
         }
         TextError::Field { .. } => "other_prompt",
+        TextError::Ids { .. } => "ids",
         TextError::TooLarge { .. } => "too_large",
         TextError::GivenUp { .. } => return Unscored::GivenUp,
         TextError::OracleAway => return Unscored::OracleAway,

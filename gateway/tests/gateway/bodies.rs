@@ -64,7 +64,6 @@ async fn wrong_prompts_are_refused_and_odd_ones_are_routed_by_load() {
         (CHAT, r#"{"messages":[]}"#),
         (CHAT, "{}"),
         (COMPLETIONS, r#"{"prompt":5}"#),
-        (COMPLETIONS, r#"{"prompt":["a",1]}"#),
         (COMPLETIONS, r#"{"prompt":[1,-1]}"#),
         (COMPLETIONS, r#"{"prompt":[99999999999]}"#),
         (COMPLETIONS, r#"{"prompt":[4294967295,7]}"#),
@@ -93,6 +92,12 @@ async fn wrong_prompts_are_refused_and_odd_ones_are_routed_by_load() {
         (COMPLETIONS, r#"{"prompt_embeds":"AAAA"}"#.to_owned(), Some("other_prompt")),
         ("/generate", r#"{"input_embeds":[[0.5]]}"#.to_owned(), Some("other_prompt")),
         (COMPLETIONS, huge, Some("too_large")),
+        // Numbers to the engine's validation, or its to refuse.
+        (COMPLETIONS, r#"{"prompt":["a",1]}"#.to_owned(), Some("ids")),
+        (COMPLETIONS, r#"{"prompt":[true,7]}"#.to_owned(), Some("ids")),
+        (COMPLETIONS, r#"{"prompt":["1",7]}"#.to_owned(), Some("ids")),
+        (COMPLETIONS, r#"{"prompt":[[7.0]]}"#.to_owned(), Some("ids")),
+        ("/generate", r#"{"input_ids":["7"]}"#.to_owned(), Some("ids")),
     ] {
         let before =
             metric(&gateway, &format!("semmoe_score_failures_total{{reason=\"{}\"}}", reason.unwrap_or(""))).await;
