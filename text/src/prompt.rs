@@ -67,7 +67,8 @@ impl Prompt {
     /// the client's fault.
     ///
     /// # Errors
-    /// `TextError::Field` names the field that is missing or of another type, `TextError::Ids` one that an engine may read.
+    /// `TextError::Field` names the field that is missing or of another type, `TextError::Ids` one that an engine may
+    /// read.
     pub fn read(preparation: &'static Preparation, route: Route, body: &Value) -> Result<Self, TextError> {
         match route {
             Route::Chat => chat(preparation, body),
