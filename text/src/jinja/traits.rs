@@ -1,6 +1,6 @@
 //! Traits of a template that engines look for before they render it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Template;
 use super::ast::{Arguments, Expr, Filter, For, Macro, Name, Node, NodeKind, Target};
@@ -31,16 +31,21 @@ impl Template {
     }
 }
 
-/// The loops, assignments, macros and calls of a template.
+/// The loops, assignments, macros and calls of a template, each gone through once: a hostile template has many of each.
 #[derive(Default)]
 struct Found<'t> {
     names: &'t [String],
-    /// With the macros around each.
-    loops: Vec<(&'t For, Vec<&'t Macro>)>,
-    sets: Vec<(&'t Target, &'t Expr)>,
+    /// With the macros around each, as indices of `macros`.
+    loops: Vec<(&'t For, Vec<usize>)>,
+    /// By the variable that is assigned.
+    sets: BTreeMap<&'t str, Vec<&'t Target>>,
+    macros: Vec<&'t Macro>,
     calls: Vec<(Name, &'t Arguments)>,
-    inside: Vec<&'t Macro>,
+    inside: Vec<usize>,
 }
+
+/// A variable, or its member of this name.
+type Part<'t> = (&'t str, Option<&'t str>);
 
 impl<'t> Found<'t> {
     fn of(template: &'t Template) -> Self {
@@ -55,16 +60,19 @@ impl<'t> Found<'t> {
 
     /// An error where vLLM stops to look.
     fn loops_vllm(&self) -> Result<bool, ()> {
+        let lists = self.assigned("messages")?;
         let mut messages = BTreeSet::new();
-        for lists in self.assigned("messages")? {
-            for (one, _) in self.loops.iter().filter(|(one, _)| self.is(&one.over, lists, None)) {
+        for (one, _) in &self.loops {
+            if matches!(self.part(&one.over), Some((list, None)) if lists.contains(list)) {
                 messages.insert(target(self, &one.target)?);
             }
         }
-        let is_content = |expr: &Expr| messages.iter().any(|message| self.is(expr, message, Some("content")));
+        let is_content =
+            |expr: &'t Expr| matches!(self.part(expr), Some((message, Some("content"))) if messages.contains(message));
+        let taken = self.parameters(&is_content);
         for (one, macros) in &self.loops {
             let over = if let Expr::Name(name) = one.over { self.name(name) } else { "" };
-            let from_macro = || macros.iter().any(|definition| self.takes(definition, over, &is_content));
+            let from_macro = || macros.iter().any(|at| taken.contains(&(*at, over)));
             if is_content(&one.over) || from_macro() || macros.is_empty() && over == "content" {
                 return target(self, &one.target).map(|_| true);
             }
@@ -76,7 +84,7 @@ impl<'t> Found<'t> {
     fn assigned(&self, variable: &'t str) -> Result<BTreeSet<&'t str>, ()> {
         let (mut all, mut next) = (BTreeSet::from([variable]), vec![variable]);
         while let Some(name) = next.pop() {
-            for (to, _) in self.sets.iter().filter(|(_, from)| self.is(from, name, None)) {
+            for to in self.sets.get(name).into_iter().flatten() {
                 let to = target(self, to)?;
                 if all.insert(to) {
                     next.push(to);
@@ -86,37 +94,48 @@ impl<'t> Found<'t> {
         Ok(all)
     }
 
-    /// Whether a macro is called somewhere with the content of a message for this parameter.
-    fn takes(&self, definition: &Macro, parameter: &str, is_content: &dyn Fn(&Expr) -> bool) -> bool {
-        let at = definition.parameters.iter().position(|(name, _)| self.name(*name) == parameter);
-        at.is_some_and(|at| {
-            self.calls.iter().filter(|(name, _)| *name == definition.name).any(|(_, arguments)| {
-                let named = arguments.named.iter().filter(|(name, _)| **name == *parameter).map(|(_, value)| value);
-                arguments.values.get(at).into_iter().chain(named).any(is_content)
-            })
-        })
+    /// Parameters of macros that somewhere are called with the content of a message.
+    fn parameters(&self, is_content: &dyn Fn(&'t Expr) -> bool) -> BTreeSet<(usize, &'t str)> {
+        let (mut by_place, mut by_name) = (BTreeSet::new(), BTreeSet::new());
+        for (called, arguments) in &self.calls {
+            let values = arguments.values.iter().enumerate().filter(|(_, value)| is_content(value));
+            by_place.extend(values.map(|(at, _)| (*called, at)));
+            let named = arguments.named.iter().filter(|(_, value)| is_content(value));
+            by_name.extend(named.map(|(name, _)| (*called, &**name)));
+        }
+        let mut taken = BTreeSet::new();
+        for (index, definition) in self.macros.iter().enumerate() {
+            for (at, (parameter, _)) in definition.parameters.iter().enumerate() {
+                let parameter = self.name(*parameter);
+                if by_place.contains(&(definition.name, at)) || by_name.contains(&(definition.name, parameter)) {
+                    taken.insert((index, parameter));
+                }
+            }
+        }
+        taken
     }
 
     fn loops_sglang(&self) -> bool {
-        let is = |over: &Expr| ["message", "msg", "m"].into_iter().any(|name| self.is(over, name, Some("content")));
+        let is = |over| matches!(self.part(over), Some(("message" | "msg" | "m", Some("content"))));
         self.loops.iter().any(|(one, _)| is(&one.over))
     }
 
-    /// Whether this is the variable, or its member, behind filters, tests and slices.
-    fn is(&self, expr: &Expr, variable: &str, member: Option<&str>) -> bool {
-        match (expr, member) {
-            (Expr::Filter(of, _) | Expr::Test(of, _) | Expr::Slice(of, _), _) => self.is(of, variable, member),
-            (Expr::Attr(of, name), Some(member)) => **name == *member && self.is_name(of, variable),
-            (Expr::Item(of, key), Some(member)) => {
-                matches!(&**key, Expr::Text(key) if **key == *member) && self.is_name(of, variable)
-            }
-            (expr, None) => self.is_name(expr, variable),
-            _ => false,
+    /// The variable, or its member, that stands behind filters, tests and slices.
+    fn part(&self, expr: &'t Expr) -> Option<Part<'t>> {
+        match expr {
+            Expr::Filter(of, _) | Expr::Test(of, _) | Expr::Slice(of, _) => self.part(of),
+            Expr::Name(name) => Some((self.name(*name), None)),
+            Expr::Attr(of, member) => self.member(of, member),
+            Expr::Item(of, key) => match &**key {
+                Expr::Text(member) => self.member(of, member),
+                _ => None,
+            },
+            _ => None,
         }
     }
 
-    fn is_name(&self, expr: &Expr, variable: &str) -> bool {
-        matches!(expr, Expr::Name(name) if self.name(*name) == variable)
+    fn member(&self, of: &'t Expr, member: &'t str) -> Option<Part<'t>> {
+        if let Expr::Name(name) = of { Some((self.name(*name), Some(member))) } else { None }
     }
 
     fn body(&mut self, nodes: &'t [Node]) {
@@ -130,7 +149,9 @@ impl<'t> Found<'t> {
             NodeKind::Text(_) | NodeKind::Break | NodeKind::Continue | NodeKind::Refused(_) => {}
             NodeKind::Emit(expr) => self.expr(expr),
             NodeKind::Set(target, expr) => {
-                self.sets.push((target, expr));
+                if let Some((variable, None)) = self.part(expr) {
+                    self.sets.entry(variable).or_default().push(target);
+                }
                 self.expr(expr);
             }
             NodeKind::SetBlock { filters, body, .. } | NodeKind::FilterBlock { filters, body } => {
@@ -152,7 +173,8 @@ impl<'t> Found<'t> {
                 self.body(&one.otherwise);
             }
             NodeKind::Macro(definition) => {
-                self.inside.push(definition);
+                self.inside.push(self.macros.len());
+                self.macros.push(definition);
                 self.body(&definition.body);
                 self.inside.pop();
             }

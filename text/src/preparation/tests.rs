@@ -198,6 +198,19 @@ fn loops_over_contents_are_found_as_each_engine_finds_them() {
     }
 }
 
+/// Looked for pair by pair, these loops and calls would take minutes.
+#[test]
+fn a_template_of_many_loops_and_calls_is_searched_in_one_pass() {
+    let sets = (0..400).map(|at| format!("{{% set a{} = a{at} %}}", at + 1)).collect::<String>();
+    let messages = (0..400).map(|at| format!("{{% for m{at} in a{at} %}}{{% endfor %}}")).collect::<String>();
+    let loops = "{% for x in c %}{% endfor %}".repeat(15_000);
+    let calls = "{{ r(m1.role) }}{{ r(c=m2.role) }}".repeat(10_000);
+    let source = format!("{{% set a0 = messages %}}{sets}{messages}{{% macro r(c) %}}{loops}{{% endmacro %}}{calls}");
+    let traits = |source: &str| crate::jinja::Template::parse(source).unwrap().traits();
+    assert!(!traits(&source).loops_vllm);
+    assert!(traits(&(source + "{{ r(m399.content) }}")).loops_vllm);
+}
+
 #[test]
 fn templates_of_requests_need_trust() {
     let body = json!({"messages": [], "chat_template": "T", "chat_template_kwargs": {"chat_template": "U"}});
