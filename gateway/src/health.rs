@@ -22,7 +22,6 @@ use semmoe_text::built_in_chats;
 use serde_json::Value;
 
 use crate::backend::{Backend, Watched};
-use crate::data::read_by;
 use crate::gate::Aside;
 use crate::silence::{Change, Silence, SilenceRules};
 use crate::snapshot::Model;
@@ -96,9 +95,8 @@ async fn ask_for_chats(core: &Core, backend: &Arc<Backend>) -> Option<Arc<Render
 
 /// Asks a backend for its token ids of the built-in chats; `None` where nothing is read of its model's prompts.
 pub(crate) async fn chats_of(core: &Core, backend: &Backend, model: &Model) -> Option<Arc<Rendering>> {
-    read_by(model).filter(|text| text.template.is_some())?;
-    let chats = built_in_chats();
-    let bodies: Vec<&Value> = chats.iter().map(|chat| &chat.body).collect();
+    model.scoring_text().filter(|text| text.template.is_some())?;
+    let bodies: Vec<&Value> = built_in_chats().iter().map(|chat| &chat.body).collect();
     let (url, within) = (backend.config.first_url(), core.config().health.timeout);
     Some(Arc::new(rendering::ask(&backend.client, backend.engine, url, &bodies, within).await))
 }

@@ -22,8 +22,6 @@ use serde_json::Value;
 
 /// Seconds of a day: dates in prompts change with it.
 const DAY: i64 = 86_400;
-/// Limits on the chat template for one chat: a few milliseconds, as other changes of the state wait meanwhile.
-const TEMPLATE: Budget = Budget { steps: 50_000, bytes: 2 << 20 };
 
 /// The reader of a model's chats.
 #[derive(Clone, Copy)]
@@ -90,7 +88,8 @@ impl Reader<'_> {
     /// # Errors
     /// Why they cannot be compared here and now.
     fn differs(&self, chat: &Value, theirs: &[u32]) -> Result<Option<String>, String> {
-        let limits = Limits { template: TEMPLATE, ..Limits::default() };
+        // Other changes of the state wait meanwhile.
+        let limits = Limits { template: Budget::BRIEF, ..Limits::default() };
         // The libraries beneath see a template of any kind.
         let read = || chat_body_ids(self.preparation, chat, self.tokenizer, self.template, limits);
         let ours = catch_unwind(AssertUnwindSafe(read)).map_err(|_| "reading a chat panicked".to_owned())?;

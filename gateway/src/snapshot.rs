@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use semmoe_engines::probe::Probe;
 use semmoe_engines::{Carrier, Route};
+use semmoe_routing::Needs;
 use semmoe_tables::Tables;
 use semmoe_text::{ChatOptions, ChatTemplate, Preparation, PromptEncoder, Shapes};
 
@@ -63,6 +64,12 @@ impl Model {
     /// the first one.
     pub(crate) fn preparation(&self) -> &'static Preparation {
         self.members.first().map_or(Preparation::OWN, |member| member.backend.preparation())
+    }
+
+    /// Its tokenizer and template, where a policy wants prompts read.
+    pub(crate) fn scoring_text(&self) -> Option<&Text> {
+        let Needs { share, cached, .. } = self.plan.needs;
+        self.text.as_deref().filter(|_| share || cached)
     }
 
     /// The reader of its prompts, where it has one.

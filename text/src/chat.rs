@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 
 /// Fields of a body that change what a template writes.
-const LOOKED_AT: [&str; 10] = [
+pub(crate) const LOOKED_AT: [&str; 10] = [
     "tools",
     "chat_template_kwargs",
     "add_generation_prompt",

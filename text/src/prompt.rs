@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::preparation::BODY_FIELDS;
+use crate::chat::LOOKED_AT;
 use crate::template::{Rendered, field};
 use crate::{Budget, ChatTemplate, PlainChat, Preparation, PromptEncoder, TextError};
 
@@ -116,7 +116,8 @@ fn chat(preparation: &'static Preparation, body: &Value) -> Result<Prompt, TextE
     if let Some(ids) = present(body, "input_ids").filter(|_| preparation.reads_ids()) {
         return texts_or_ids("input_ids", ids);
     }
-    let read = BODY_FIELDS.iter().filter_map(|name| Some(((*name).to_owned(), present(body, name)?.clone())));
+    let read = ["messages", "tool_choice"].into_iter().chain(LOOKED_AT);
+    let read = read.filter_map(|name| Some((name.to_owned(), present(body, name)?.clone())));
     Ok(Prompt::Chat { body: read.collect(), preparation })
 }
 

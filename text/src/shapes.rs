@@ -2,6 +2,7 @@
 //! of them, to be read by an engine and here.
 
 use std::fmt;
+use std::sync::LazyLock;
 
 use serde_json::{Map, Value, json};
 
@@ -202,7 +203,12 @@ pub struct BuiltInChat {
 }
 
 /// One chat for each shape, for some more than one; the plain one first, and a text.
-pub fn built_in_chats() -> Vec<BuiltInChat> {
+pub fn built_in_chats() -> &'static [BuiltInChat] {
+    static CHATS: LazyLock<Vec<BuiltInChat>> = LazyLock::new(make_chats);
+    &CHATS
+}
+
+fn make_chats() -> Vec<BuiltInChat> {
     let user = |content: Value| json!({"role": "user", "content": content});
     let text = |text: &str| json!({"type": "text", "text": text});
     let hello = user(json!("Hello!  How are you, \u{4f60}\u{597d}? 3.14\n"));
@@ -252,8 +258,8 @@ mod tests {
         assert_eq!(chats[0].shows, Shapes::PLAIN);
         let shown = chats.iter().fold(Shapes::NONE, |shown, chat| shown | chat.shows);
         assert_eq!(shown, Shapes::ALL.without(Shapes::OTHER));
-        for BuiltInChat { shows, body } in chats {
-            let shapes = Shapes::of(&body);
+        for &BuiltInChat { shows, ref body } in chats {
+            let shapes = Shapes::of(body);
             let all = if shows == Shapes::TEXT { shows } else { shows | Shapes::PLAIN };
             assert!(shapes.has(all), "{shows}: {shapes}");
             if let Some(chat) = PlainChat::read(&body.to_string()).unwrap().filter(|_| shapes.has(shows)) {

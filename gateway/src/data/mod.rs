@@ -60,7 +60,7 @@ use ticket::Ticket;
 use cors::Cors;
 pub(crate) use cors::origin_fault;
 pub(crate) use retry::{SendError, Wait};
-pub(crate) use score::{read_by, text_route};
+pub(crate) use score::text_route;
 
 /// As the engines have it.
 pub(crate) const HEALTH: &str = "/health";

@@ -21,7 +21,7 @@ use crate::state::Core;
 use crate::trust::Caller;
 
 use super::fields::Marked;
-use super::score::{Effort, Scored, Unscored, Whole, read_by, score};
+use super::score::{Effort, Scored, Unscored, Whole, score};
 use super::served;
 
 /// Names the model where the body cannot.
@@ -231,7 +231,7 @@ fn read_now(
             Scored::unseen(body)
         }
     };
-    if route == Route::Messages && read_by(model).is_some() {
+    if route == Route::Messages && model.scoring_text().is_some() {
         // Engines turn this form into a chat in ways of their own.
         core.metrics.score_failure("messages");
     }

@@ -21,8 +21,6 @@ use crate::state::Core;
 
 /// Tokens of a prompt that was not tokenized, as a share of its bytes.
 const BYTES_PER_TOKEN: u64 = 4;
-/// Limits on a chat template on a network thread: a few milliseconds.
-const TEMPLATE_HERE: Budget = Budget { steps: 50_000, bytes: 2 << 20 };
 /// Fields that carry a prompt in a form that only the engine reads.
 const OTHER_PROMPTS: [&str; 4] = ["input_embeds", "prompt_embeds", "input_ids", "image_data"];
 
@@ -50,7 +48,7 @@ pub(super) struct Whole<'a> {
 }
 
 impl<'a> Whole<'a> {
-    /// A plain chat is read whether or not its model wants that, as it is seen to be JSON then.
+    /// Plain chats are read even where no policy scores them: that also shows that the body is JSON.
     pub(super) fn new(route: Route, bytes: &'a [u8], effort: &Effort<'_>) -> Self {
         // The standard library finds out where the error is.
         let text = simdutf8::basic::from_utf8(bytes).or_else(|_| std::str::from_utf8(bytes));
@@ -111,7 +109,7 @@ pub(super) fn score(
     let not_json = |cause: String| Unscored::Client(RequestError::BodyJson { cause });
     // Values that are skipped are not looked at closely enough by the parser to see that they are no text.
     let body = whole.text.map_err(|error| not_json(error.to_string()))?;
-    let text = read_by(model);
+    let text = model.scoring_text();
     // A plain chat was seen to be JSON.
     let check = || match whole.chat {
         Some(_) => Ok(IgnoredAny),
@@ -136,7 +134,7 @@ pub(super) fn score(
         .flatten()
     };
     match effort {
-        Effort::Here => read(TEMPLATE_HERE, &mut || true),
+        Effort::Here => read(Budget::BRIEF, &mut || true),
         Effort::Away(keep_on) => {
             let mut scored = read(Budget::default(), keep_on);
             if matches!(scored, Err(Unscored::OracleAway)) {
@@ -158,12 +156,6 @@ pub(super) fn score(
             Err(Unscored::Open { reason: "slow", cause: format!("no score within {limit:?}") })
         }
     }
-}
-
-/// The reader of a model's prompts, where a policy needs one.
-pub(crate) fn read_by(model: &Model) -> Option<&Text> {
-    let Needs { share, cached, .. } = model.plan.needs;
-    model.text.as_deref().filter(|_| share || cached)
 }
 
 /// Routes whose prompts can be read.

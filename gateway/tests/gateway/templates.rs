@@ -1,7 +1,7 @@
 //! Chat templates that cannot be used or take too much: their model's chats are routed by load, and nothing else
 //! happens.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use serde_json::json;
 
@@ -16,23 +16,33 @@ async fn failures(gateway: &semmoe_gateway::Running, reason: &str) -> f64 {
     metric(gateway, &format!("{FAILURES}{{reason=\"{reason}\"}}")).await
 }
 
-/// A configuration whose model has the template at `path`.
-fn with_template(fixture: &Fixture, mock: &Mock, tables: &Path, path: &Path) -> String {
-    let text = fixture.affinity(&mock.url(), tables);
-    text.replace("[[models.b", &format!("chat_template = \"{}\"\n[[models.b", path.display()))
+/// A model whose chat template is the file at `path`, not written yet, and its configuration.
+struct Model {
+    mock: Mock,
+    /// Has the files.
+    fixture: Fixture,
+    text: String,
+    path: PathBuf,
+}
+
+impl Model {
+    fn new() -> Self {
+        let (mock, fixture) = (Mock::start(2), Fixture::new(2));
+        mock.set_info(fixture.info());
+        let tables = fixture.write("t", &["alpha", "beta"], 0);
+        let path = tables.with_file_name("template.jinja");
+        let text = fixture.affinity(&mock.url(), &tables);
+        let key = format!("chat_template = \"{}\"\n[[models.b", path.display());
+        Self { text: text.replace("[[models.b", &key), mock, fixture, path }
+    }
 }
 
 #[tokio::test]
 async fn an_unusable_template_costs_the_affinity_of_chats() {
-    let mut mock = Mock::start(2);
-    let fixture = Fixture::new(2);
-    mock.set_info(fixture.info());
-    let tables = fixture.write("t", &["alpha", "beta"], 0);
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("template.jinja");
+    let Model { mut mock, fixture: _fixture, text, path } = Model::new();
     let chain = format!("{{{{ x{} }}}}", ".a".repeat(10_000));
     std::fs::write(&path, &chain).unwrap();
-    let file = File::new("", &with_template(&fixture, &mock, &tables, &path));
+    let file = File::new("", &text);
     let gateway = file.start().await;
     let (client, admin) = (Client::data(&gateway), Client::admin(&gateway));
     let chat = json!({"messages": [{"role": "user", "content": "alpha"}]}).to_string();
@@ -64,16 +74,10 @@ async fn an_unusable_template_costs_the_affinity_of_chats() {
 
 #[tokio::test]
 async fn a_template_that_does_not_end_is_stopped() {
-    let mut mock = Mock::start(2);
-    let fixture = Fixture::new(2);
-    mock.set_info(fixture.info());
-    let tables = fixture.write("t", &["alpha", "beta"], 0);
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("template.jinja");
+    let Model { mut mock, fixture: _fixture, text, path } = Model::new();
     let loops = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
     let source = format!("{{% if messages[0].content == 'alpha' %}}{loops}{{% endif %}}{{{{ messages[0].content }}}}");
     std::fs::write(&path, source).unwrap();
-    let text = with_template(&fixture, &mock, &tables, &path);
     let file = File::new("", &format!("[routing]\nscore_limit_seconds = 600\n{text}"));
     let gateway = file.start().await;
     let client = Client::data(&gateway);
@@ -87,14 +91,8 @@ async fn a_template_that_does_not_end_is_stopped() {
 
 #[tokio::test]
 async fn variables_of_the_configuration_are_the_templates() {
-    let mut mock = Mock::start(2);
-    let fixture = Fixture::new(2);
-    mock.set_info(fixture.info());
-    let tables = fixture.write("t", &["alpha", "beta"], 0);
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("template.jinja");
+    let Model { mut mock, fixture: _fixture, text, path } = Model::new();
     std::fs::write(&path, "{% if site != 'Ulm' %}{{ raise_exception('no') }}{% endif %}alpha").unwrap();
-    let text = with_template(&fixture, &mock, &tables, &path);
     let file = File::new("", &text);
     let gateway = file.start().await;
     let client = Client::data(&gateway);

@@ -53,6 +53,11 @@ pub struct Budget {
     pub bytes: usize,
 }
 
+impl Budget {
+    /// A few milliseconds, for where others wait.
+    pub const BRIEF: Self = Self { steps: 50_000, bytes: 2 << 20 };
+}
+
 impl Default for Budget {
     /// About a second, and a hundred times the prompt of a long chat.
     fn default() -> Self {

@@ -58,20 +58,14 @@ fn one(preparation: &Preparation, index: usize, message: &Value, lists: bool) ->
 fn vllm(message: &Message, role: &str, content: Value) -> Message {
     let mut prepared = Message::new();
     prepared.insert("role".into(), role.into());
-    prepared.insert("content".into(), content);
+    prepared.insert("content".into(), if role == "tool" { joined(content, "\n") } else { content });
     let given = |key: &str| message.get(key).filter(|value| !value.is_null());
     match role {
         "assistant" => {
             if let Some(Value::Array(calls)) = given("tool_calls")
                 && !calls.is_empty()
             {
-                let order = |call: &Value| {
-                    let mut call = ordered(call, &["id", "function", "type"]);
-                    if let Some(function) = call.get_mut("function") {
-                        *function = ordered(function, &["arguments", "name"]);
-                    }
-                    call
-                };
+                let order = |call| with_function(call, &["id", "function", "type"], &["arguments", "name"]);
                 prepared.insert("tool_calls".into(), calls.iter().map(order).collect());
             }
             if let Some(reasoning) = given("reasoning").or_else(|| given("reasoning_content")) {
@@ -83,13 +77,6 @@ fn vllm(message: &Message, role: &str, content: Value) -> Message {
             if let Some(id) = message.get("tool_call_id") {
                 prepared.insert("tool_call_id".into(), id.clone());
             }
-            let is_text = |part: &Value| part["type"] == "text";
-            if let Some(Value::Array(parts)) = prepared.get("content")
-                && parts.iter().all(is_text)
-            {
-                let joined = texts(&prepared["content"]).join("\n");
-                prepared.insert("content".into(), joined.into());
-            }
         }
         _ => {}
     }
@@ -100,17 +87,31 @@ fn vllm(message: &Message, role: &str, content: Value) -> Message {
     }
     if role == "developer" {
         let tools = message.get("tools").cloned().unwrap_or_default();
-        let order = |tool: &Value| {
-            let mut tool = ordered(tool, &["function", "type"]);
-            if let Some(function) = tool.get_mut("function") {
-                *function = ordered(function, &["name", "description", "parameters", "strict"]);
-            }
-            tool
-        };
+        let members = ["name", "description", "parameters", "strict"];
+        let order = |tool| with_function(tool, &["function", "type"], &members);
         let tools = tools.as_array().map(|tools| tools.iter().map(order).collect()).unwrap_or(Value::Null);
         prepared.insert("tools".into(), tools);
     }
     prepared
+}
+
+/// A tool or a call of one, and its function, each with these members first.
+fn with_function(tool: &Value, first: &[&str], first_of_function: &[&str]) -> Value {
+    let mut tool = ordered(tool, first);
+    if let Some(function) = tool.get_mut("function") {
+        *function = ordered(function, first_of_function);
+    }
+    tool
+}
+
+/// The content of a tool's result: parts that are all texts become one.
+fn joined(content: Value, separator: &str) -> Value {
+    match &content {
+        Value::Array(parts) if parts.iter().all(|part| part["type"] == "text") => {
+            texts(&content).join(separator).into()
+        }
+        _ => content,
+    }
 }
 
 /// An object with these members first.
@@ -129,12 +130,7 @@ fn ordered(object: &Value, first: &[&str]) -> Value {
 fn sglang(message: &Message, role: &str, content: Value) -> Message {
     let role = role.to_lowercase();
     let mut prepared = Message::new();
-    let content = match (&content, role.as_str()) {
-        (Value::Array(parts), "tool") if parts.iter().all(|part| part["type"] == "text") => {
-            texts(&content).join(" ").into()
-        }
-        _ => content,
-    };
+    let content = if role == "tool" { joined(content, " ") } else { content };
     let is_user = role == "user";
     prepared.insert("role".into(), role.into());
     // A list is put back behind the others.

@@ -9,7 +9,7 @@ mod tools;
 mod variables;
 
 pub(crate) use tools::functions;
-pub(crate) use variables::{BODY_FIELDS, Prepared, has_tools, prepare, template};
+pub(crate) use variables::{Prepared, has_tools, prepare, template};
 
 /// How an engine prepares a chat for its template.
 #[derive(Debug, PartialEq, Eq)]

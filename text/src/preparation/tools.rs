@@ -1,14 +1,16 @@
 //! Tools as the template gets them.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value};
 
 use super::Tools;
 
-pub(super) fn tools(rule: Tools, tools: &Value) -> Value {
+pub(super) fn tools(rule: Tools, tools: Cow<'_, Value>) -> Value {
     match rule {
-        Tools::Given => tools.clone(),
-        Tools::Vllm => each(tools, vllm_tool),
-        Tools::Sglang => sglang(tools),
+        Tools::Given => tools.into_owned(),
+        Tools::Vllm => each(&tools, vllm_tool),
+        Tools::Sglang => sglang(&tools),
     }
 }
 

@@ -9,22 +9,6 @@ use crate::TextError;
 use crate::jinja::Traits;
 use crate::template::field;
 
-/// Fields of a body that some engine reads before its template.
-pub(crate) const BODY_FIELDS: [&str; 12] = [
-    "messages",
-    "tools",
-    "tool_choice",
-    "chat_template_kwargs",
-    "add_generation_prompt",
-    "continue_final_message",
-    "reasoning_effort",
-    "reasoning",
-    "documents",
-    "add_special_tokens",
-    "chat_template",
-    "input_ids",
-];
-
 /// A chat as its template gets it.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Prepared {
@@ -101,7 +85,7 @@ pub(crate) fn prepare(
     }
     Ok(Prepared {
         messages: Value::Array(messages),
-        tools: tools::tools(preparation.tools, &chosen_tools(preparation, body, options)),
+        tools: tools::tools(preparation.tools, chosen_tools(preparation, body, options)),
         documents,
         add_generation_prompt,
         variables,
@@ -142,20 +126,20 @@ fn end(messages: &mut Vec<Value>, continues: bool) -> Option<String> {
     None
 }
 
-fn chosen_tools(preparation: &Preparation, body: &Map<String, Value>, options: &ChatOptions) -> Value {
+fn chosen_tools<'b>(preparation: &Preparation, body: &'b Map<String, Value>, options: &ChatOptions) -> Cow<'b, Value> {
     let (tools, choice) = (body.get("tools").unwrap_or(&Value::Null), body.get("tool_choice"));
-    let Some(list) = tools.as_array() else { return tools.clone() };
+    let Some(list) = tools.as_array() else { return Cow::Borrowed(tools) };
     let none = choice.is_some_and(|choice| choice == "none");
     if list.is_empty() || none && (preparation.tool_choice || options.no_tools_for_none) {
-        return Value::Null;
+        return Cow::Owned(Value::Null);
     }
     match choice.and_then(|choice| choice.pointer("/function/name")) {
         Some(name) if preparation.tool_choice => {
             let named: Vec<Value> =
                 list.iter().filter(|tool| tool.pointer("/function/name") == Some(name)).cloned().collect();
-            if named.is_empty() { Value::Null } else { Value::Array(named) }
+            Cow::Owned(if named.is_empty() { Value::Null } else { Value::Array(named) })
         }
-        _ => tools.clone(),
+        _ => Cow::Borrowed(tools),
     }
 }
 
