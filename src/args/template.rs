@@ -31,8 +31,8 @@ pub(crate) struct TemplateCheckArgs {
     /// Chats or completions, one request's body a line; without it, built-in ones of all shapes.
     #[arg(long, value_name = "FILE")]
     pub(crate) chats: Option<PathBuf>,
-    /// The engine that reads them: vllm or sglang, with @VERSION for another than the newest. Nothing is compared with
-    /// Jinja2 then, and the date is today's.
+    /// The engine that reads them: vllm, sglang or semmoe, with @VERSION for another than the newest. Nothing is
+    /// compared with Jinja2 then, and the date is today's.
     #[arg(long, value_name = "ENGINE")]
     pub(crate) engine: Option<String>,
     /// Variables of the template where a chat does not set them, a JSON object.

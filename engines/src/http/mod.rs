@@ -179,7 +179,7 @@ impl HttpClient {
             let is_new = pooled.is_none();
             let mut connection = match pooled {
                 Some(connection) => connection,
-                // Rare: other requests have no room for it.
+                // Boxed: most requests find a pooled connection, and all would reserve memory for this.
                 None => Box::pin(connect::connect(&address.origin, self.tls.as_deref(), self.connect_timeout))
                     .await
                     .map_err(|cause| cause.into_http(address.url()))?,

@@ -94,8 +94,8 @@ pub struct RawModel {
     /// A template, or a `.json` file with a field `chat_template`; absent: from `tokenizer_config.json` or
     /// `chat_template.jinja` beside the tokenizer.
     pub chat_template: Option<PathBuf>,
-    /// The zone of the engines' clocks, for templates that write the date: `UTC`, which engines in containers have and
-    /// absent stands for, or hours and minutes ahead of it, as `+02:00`.
+    /// The time zone of the engines' clocks, for templates that write the date: `UTC` (the default, and what containers
+    /// usually have) or an offset such as `+02:00`.
     pub template_timezone: Option<String>,
     /// Variables of the template where a request does not set them, as the engine's `--default-chat-template-kwargs`.
     #[serde(default)]

@@ -84,7 +84,7 @@ impl Upstream {
 
 /// An answer that may begin to go to the client.
 pub(crate) struct Opened {
-    /// Its body is large, and passed on from hand to hand.
+    /// Boxed, as its body is large and is moved often.
     pub(crate) response: Response<Box<Upstream>>,
     /// The engine failed before its answer had any content.
     pub(crate) failure: Option<Failure>,
@@ -125,7 +125,7 @@ pub(crate) async fn open(
     let look = |response: &Response<Box<Upstream>>| {
         let ahead = response.body().ahead_bytes();
         let failure = Reports::of(route, kind).look(&ahead, true);
-        // Most answers are neither: whether they say something would cost more than to relay them.
+        // Parsing an answer costs more than relaying it.
         let is_empty = (streams || failure.is_some()) && failures::is_empty(&ahead);
         (failure, is_empty)
     };
@@ -161,7 +161,7 @@ async fn is_core_dead(wait: &Wait<'_>) -> bool {
     }
     let limits = AnswerLimits { timeout: ALIVE_WITHIN, ..wait.core.probe_limits() };
     let target = backend.target();
-    // Rare: other requests have no room for it.
+    // Boxed: it is rare, and every request would reserve memory for it.
     let asked = Box::pin(probe::health(&backend.client, &target, &limits));
     let Err(error) = asked.await else { return false };
     backend.suspect();

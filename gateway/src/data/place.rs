@@ -109,7 +109,7 @@ fn place_among(core: &Core, job: &Job, except: &[usize]) -> Result<Placed, Reque
         let of_token = info.layers() as u64 * u64::from(info.top_k);
         core.metrics.predicted_lar(policy.acting_name(), share, job.scored.tokens.saturating_mul(of_token));
     }
-    // A policy that looks at prompts weighed this backend by the mean of its ranks; its engine chooses among them.
+    // The policy gave every rank of this backend the same share, and the engine chooses the rank: only load decided.
     let by_load = lease.rank.is_none() && policy.needs() != Needs::default();
     let policy = if by_load { model.plan.fallback.acting_name() } else { policy.acting_name() };
     Ok(Placed { lease, policy, waited: Duration::ZERO })

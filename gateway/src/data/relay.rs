@@ -180,7 +180,7 @@ async fn attempt(
     let wait = Wait { core, backend, member: at, limit, hold, tries };
     let (answer, sample) = match sample {
         None => (wait.send(request).await, None),
-        // One request in many: others have no room for it.
+        // Boxed: few requests are sampled, and all would reserve memory for it.
         Some(sample) => Box::pin(live::send(&wait, request, sample, || write(&job.body))).await?,
     };
     let wire_rank = expected.as_ref().map(|expected| expected.wire_rank);
@@ -374,7 +374,7 @@ pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<Box<RelayBody>
     let Answer { response, kind, watch, rank, policy, generation, sample, unasked, idle_limit, attempts } = answer;
     let (mut head, body) = response.into_parts();
     strip_hop_by_hop(&mut head.headers);
-    // The others are always ours.
+    // Our other headers are always set below.
     for name in ENGINES_OWN.iter().chain(&[BACKEND, RANK, ATTEMPTS]) {
         head.headers.remove(name);
     }

@@ -172,8 +172,8 @@ async fn while_it_works<F: Future>(permits: &Semaphore, mut work: Pin<&mut F>) -
     }
 }
 
-/// Work that was to be ended goes on for a moment, so that an error can be sent; what gives way has none. It is pinned
-/// by the caller: a future that takes another one by value holds it twice.
+/// When all connections end, their work goes on for a moment so that clients can be sent an error; a connection that
+/// merely gives way has none to send. The caller pins: a future that takes another one by value holds it twice.
 async fn last_words<F: Future + ?Sized>(work: Pin<&mut F>, aborting: &CancellationToken) {
     if aborting.is_cancelled() {
         let _ = tokio::time::timeout(LAST_WORDS, work).await;
