@@ -168,11 +168,6 @@ impl ChatTemplate {
         self.features().iter().any(|feature| feature.contains("strftime_now"))
     }
 
-    /// The template's text where there are tools, or where there are none.
-    pub fn source(&self, with_tools: bool) -> &str {
-        self.parsed(with_tools).template.source()
-    }
-
     /// The variables that hold special tokens.
     pub fn special_tokens(&self) -> &Map<String, Value> {
         &self.special_tokens
