@@ -19,7 +19,7 @@ spec.loader.exec_module(corpus)
 TEMPLATES = ["Qwen3-Coder", "openai-gpt-oss-120b", "LFM2.5-8B-A1B"]
 BOS = "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 # Which chats have a template of their own: loops over parts, prints all that it gets.
-LOOPS = "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endif %}{% endfor %}{{ tools | tojson }}"
+LOOPS = "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endif %}{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
 SHOWS = "{% for m in messages %}{{ m }}{% endfor %}{{ tools }}{{ documents }}{{ reasoning_effort }}{{ enable_thinking }}{{ thinking }}{{ site }}{{ add_generation_prompt }}"
 DEFAULTS = {"site": "Ulm", "enable_thinking": True}
 CONTEXT = 8192
