@@ -3,9 +3,9 @@
 
 lines    counts lines of Rust that are neither blank nor comments, outside tests, benchmarks and examples, by crate;
          fails if they are more than the last number in .ci/budget.txt
-check    compares what it counts by crate with .ci/house.json: repeated code, words the glossary replaces, long comment lines,
-         circles of imports, paths in ARCHITECTURE.md and docs/code-map.md that lead to no file, wide traits, parameters
-         without a name
+check    compares what it counts by crate with .ci/house.json: repeated code, words that CONTRIBUTING.md replaces, long comment
+         lines, circles of imports, paths in ARCHITECTURE.md and the READMEs that lead to no file, links of documents, commands
+         on pages that CI does not run and that do not say why, wide traits, parameters without a name
 update   lowers the allowances in .ci/house.json to what is counted; none is ever raised
 
 Repeated code is a run of 30 or more equal tokens, outside tests, that stands elsewhere already. Signatures, attributes, imports and
@@ -16,6 +16,7 @@ with crate, super or self. What a module re-exports is no import.
 
 A trait is wide if it has more than six methods. A parameter has no name if its type is a tuple of unlike types."""
 import collections
+import itertools
 import json
 import pathlib
 import re
@@ -39,7 +40,7 @@ FN = r"\bfn (\w+)"
 TRAIT = re.compile(r"^( *)(?:pub(?:\([^)]*\))? )?(?:unsafe )?trait (\w+)[^{;]*\{\n(.*?)^\1\}", re.M | re.S)
 # A parameter's pattern and its type, which is a tuple, borrowed or optional.
 TUPLE = re.compile(r"[(,]\s*(?:mut )?(?:\w+|\([\w, ]*\)): (?:Option<)?&?(?:'\w+ )?(?:mut )?\(([^()]+,[^()]+)\)>?\s*[,)]")
-# What docs/glossary.md replaces. In comments and documents; names are changed as code is.
+# What the table in CONTRIBUTING.md replaces. In comments and documents; names are changed as code is.
 WORDS = [
     r"\bnobody\b",
     r"\bwhoever\b",
@@ -52,6 +53,10 @@ WORDS = [
     r"\basks for ahead\b",
 ]
 WORD = re.compile("|".join(WORDS), re.I)
+# On a page: a heading of the second level, a mark, a block of commands.
+BLOCK = re.compile(r"^## [^\n]*$|^<!-- (?:run by ([^ ]+)|not run: )[^\n]*-->$|^ *```sh\n(.*?)^ *```", re.M | re.S)
+# The heading of a README's map of its files.
+MAP = "\n## Where things are\n"
 NAME = re.compile(r"\b(MOST|LONGEST)_[A-Z]")
 
 
@@ -217,11 +222,14 @@ def circles(crate):
 
 
 def lost_paths():
-    """Paths between backticks, whole or without their first folders, for which there is no file or folder."""
+    """In ARCHITECTURE.md and the maps of READMEs: paths between backticks, whole or without their first folders, for which there is no file or folder."""
     known = {"/" + name for name in tracked("*")}
     known |= {str(folder) for name in known for folder in pathlib.PurePosixPath(name).parents}
-    for document in ("ARCHITECTURE.md", "docs/code-map.md"):
-        for quoted in re.findall(r"`([\w./{},-]+)`", (ROOT / document).read_text()):
+    for document in ("ARCHITECTURE.md", *tracked("*README.md")):
+        text = (ROOT / document).read_text()
+        if document != "ARCHITECTURE.md":
+            text = text.partition(MAP)[2].partition("\n## ")[0]
+        for quoted in re.findall(r"`([\w./{},-]+)`", text):
             before, *braces = re.split(r"[{}]", quoted)
             paths = [before + name + braces[1] for name in braces[0].split(",")] if braces else [quoted]
             for path in paths:
@@ -229,6 +237,63 @@ def lost_paths():
                 is_path = re.search(r"\w/\w|\w/$|\.(rs|md|py|cu|h|html|toml)$", path) and not quoted.startswith("/")
                 if is_path and not any(name.endswith((wanted, wanted + ".rs")) for name in known):
                     yield f"{document}: {path}"
+
+
+def anchors(name):
+    """GitHub's anchors of a document's headings."""
+    text = re.sub(r"^ *```.*?^ *```", "", (ROOT / name).read_text(), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def lost_links():
+    for document in tracked("*.md"):
+        text = re.sub(r"^ *```.*?^ *```", "", (ROOT / document).read_text(), flags=re.M | re.S)
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            path, _, part = link.partition("#")
+            target = (ROOT / document).parent / path if path else ROOT / document
+            if "://" in link:
+                continue
+            if not target.exists() or part and part not in anchors(target.resolve().relative_to(ROOT)):
+                yield f"{document}: {link}"
+
+
+def flags(command):
+    """Of a command line of semmoe: its subcommand and its flags."""
+    words = command.split()
+    names = itertools.takewhile(re.compile(r"[a-z]+$").match, words[1:3])
+    return " ".join(names), {word.split("=")[0] for word in words if word.startswith("--")}
+
+
+def examples():
+    """The flags in the examples of --help, all of which CI runs, by the first words of their commands."""
+    found = collections.defaultdict(set)
+    for name in tracked("src/args.rs", "src/args/*.rs"):
+        text = re.sub(r"\\\\\n\s*", " ", (ROOT / name).read_text())
+        for line in re.findall(r'(?:^|\\n)  (semmoe [^"\\\n]*)', text, re.M):
+            command, known = flags(line)
+            found[command] |= known
+    return found
+
+
+def unrun_commands():
+    """Blocks of commands on the pages that CI does not run and that do not say why. A mark holds until the next heading of the
+    second level: <!-- run by PATH --> or <!-- not run: REASON -->."""
+    known = examples()
+    for document in tracked("README.md", "docs/*.md"):
+        mark = None
+        for block in BLOCK.finditer((ROOT / document).read_text()):
+            if block[1] and not (ROOT / block[1]).exists():
+                yield f"{document}: no {block[1]}"
+            if block[2] is None:
+                mark = block[0] if block[0].startswith("<!--") else None
+            elif mark is None or "examples.py" in mark:
+                for line in block[2].replace("\\\n", " ").split("\n"):
+                    for command in filter(None, (part.strip() for part in re.split(r" *#.*|&&|[<>] \S+|[|&]", line))):
+                        name, used_flags = flags(command)
+                        of_semmoe = command.startswith("semmoe ")
+                        if of_semmoe and used_flags - known[name] - {"--json", "--version"} or not of_semmoe and mark is None:
+                            yield f"{document}: {command}"
 
 
 def forms(name):
@@ -256,6 +321,8 @@ def counts():
     """By rule and crate: the places."""
     places = {rule: collections.defaultdict(list) for rule in json.loads(ALLOWED.read_text())}
     places["paths"]["documents"].extend(lost_paths())
+    places["links"]["documents"].extend(lost_links())
+    places["commands"]["documents"].extend(unrun_commands())
     for crate in CRATES:
         places["circles"][crate].extend(f"{len(circle)} files: {', '.join(circle)}" for circle in circles(crate))
     for length, here, there in repeats():
@@ -267,7 +334,7 @@ def counts():
     for name in tracked("*.rs", "*.md"):
         for number, line in enumerate((ROOT / name).read_text().split("\n"), 1):
             comment = COMMENT.match(line)
-            prose = name.endswith(".md") and name != "docs/glossary.md" or comment
+            prose = name.endswith(".md") and name != "CONTRIBUTING.md" or comment
             at = f"{name}:{number}: {line.strip()[:100]}"
             if prose and WORD.search(line) or name.endswith(".rs") and NAME.search(line):
                 places["words"][crate_of(name)].append(at)

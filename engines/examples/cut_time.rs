@@ -1,4 +1,4 @@
-//! How long it takes to cut routed experts out of an answer: the figure in `docs/live.md`.
+//! How long it takes to cut routed experts out of an answer: the figure in `docs/profile-and-solve.md`.
 //!
 //! `cargo run --release -p semmoe-engines --example cut_time`
 #![allow(clippy::print_stdout, reason = "an example prints its figures")]

@@ -1,6 +1,6 @@
 //! The page of request fields against the table that the gateway goes by.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use semmoe_engines::fields::{FIELDS, Treatment};
 use semmoe_engines::json::ids::Form;
@@ -19,8 +19,21 @@ fn word(treatment: Treatment) -> &'static str {
 }
 
 #[test]
+fn the_operators_page_has_each_treatment_with_its_fields() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/api.md")).unwrap();
+    let treatments: BTreeSet<&str> = FIELDS.iter().map(|field| word(field.treatment)).collect();
+    for treatment in treatments {
+        let row = page.lines().find(|line| line.starts_with(&format!("| {treatment} |"))).expect(treatment);
+        let cell = row.trim_end_matches(" |").rsplit(" | ").next().unwrap();
+        let named: BTreeSet<&str> = cell.split('`').skip(1).step_by(2).collect();
+        let fields = FIELDS.iter().filter(|field| word(field.treatment) == treatment).map(|field| field.name);
+        assert_eq!(named, fields.collect(), "{treatment}");
+    }
+}
+
+#[test]
 fn the_page_says_what_happens_to_each_field() {
-    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/request-fields.md")).unwrap();
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/FIELDS.md")).unwrap();
     let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
     let said: BTreeMap<&str, &str> =
         rows.map(|(name, cells)| (name, cells.trim_end_matches('|').rsplit('|').next().unwrap().trim())).collect();

@@ -15,7 +15,7 @@
 //! | [`affinity`], [`deployment`] | the regime of a deployment, modelled or measured, and what affinity gains in it |
 //! | [`search`], [`advice`], [`flags`], [`report`] | ranked plans, what goes with them, arguments, text |
 //!
-//! Nothing here reads files or clocks. `docs/planner.md` explains the model and lists published numbers that do not
+//! Nothing here reads files or clocks. `README.md` explains the model and lists published numbers that do not
 //! follow.
 
 pub mod advice;

@@ -60,7 +60,7 @@ pub use prefix_table::{PrefixSettings, PrefixTable, block_hashes};
 pub use router::{Decision, Prompt, Router, Scratch};
 pub use settings::{Settings, SettingsError};
 
-/// The operator's page; its worked example is run with the tests.
+/// The README; its worked example is run with the tests.
 #[cfg(doctest)]
-#[doc = include_str!("../../docs/routing.md")]
-pub struct OperatorsPage;
+#[doc = include_str!("../README.md")]
+pub struct Readme;

@@ -41,15 +41,15 @@ fn worker<'a>(model: &'a str, tables: &'a [&'a str]) -> Vec<&'a str> {
     args
 }
 
-/// The fields that docs/cli.md names for a command; none where it sends the reader elsewhere.
+/// The fields that docs/api.md names for a command; none where it sends the reader elsewhere.
 fn documented(command: &str) -> Vec<String> {
-    let text = std::fs::read_to_string(repository("docs/cli.md")).expect("the page");
+    let text = std::fs::read_to_string(repository("docs/api.md")).expect("the page");
     let (_, text) = text.split_once("## Results as JSON").expect("the section");
     let name = format!("`{command}`");
     let row = text
         .lines()
         .find(|line| line.split('|').nth(1).is_some_and(|cell| cell.split(", ").any(|it| it.trim() == name)));
-    let row = row.unwrap_or_else(|| panic!("docs/cli.md does not document the JSON of {command}"));
+    let row = row.unwrap_or_else(|| panic!("docs/api.md does not document the JSON of {command}"));
     row.split('|').nth(2).expect("fields").split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
@@ -91,7 +91,7 @@ fn every_result_is_one_document_with_the_fields_that_are_documented() {
         // The solver's report is long, and documented where it is made.
         assert!(
             unknown.is_empty() || command == "solve",
-            "{command} prints {unknown:?}, and docs/cli.md has {known:?}"
+            "{command} prints {unknown:?}, and docs/api.md has {known:?}"
         );
     }
     let shown = json_of(&run(&["tables", "show", "--json", &tables]));

@@ -112,13 +112,13 @@ fn alerts_and_board_name_metrics_of_the_gateway() {
 
 #[test]
 fn every_alert_has_a_severity_a_summary_and_a_section() {
-    let (rules, page) = (read("deploy/prometheus/semmoe.rules.yml"), read("docs/alerts.md"));
+    let (rules, page) = (read("deploy/prometheus/semmoe.rules.yml"), read("docs/troubleshooting.md"));
     let sections: BTreeSet<&str> = page.lines().filter_map(|line| line.strip_prefix("## Semmoe")).collect();
     let alerts: Vec<&str> = rules.split("- alert: Semmoe").skip(1).collect();
     for alert in &alerts {
         let name = alert.lines().next().expect("a name");
-        assert!(sections.contains(name), "docs/alerts.md has no section Semmoe{name}");
-        let link = format!("runbook_url: docs/alerts.md#semmoe{}", name.to_ascii_lowercase());
+        assert!(sections.contains(name), "docs/troubleshooting.md has no section Semmoe{name}");
+        let link = format!("runbook_url: docs/troubleshooting.md#semmoe{}", name.to_ascii_lowercase());
         for needed in [link.as_str(), "summary: ", "severity: "] {
             assert!(alert.contains(needed), "Semmoe{name} lacks {needed:?}");
         }

@@ -4,7 +4,6 @@ mod bad_input;
 mod cli;
 mod dependencies;
 mod deploy;
-mod docs;
 mod embeddings;
 mod export;
 mod keys;

@@ -1,4 +1,4 @@
-//! Wrong arguments and input end with exit code 2, as docs/cli.md says, in every subcommand; failures of the machine or
+//! Wrong arguments and input end with exit code 2, as docs/api.md says, in every subcommand; failures of the machine or
 //! of a server with 1.
 
 use crate::mistakes::Desk;

@@ -255,7 +255,7 @@ def judge(of_kind, values):
     if not values:
         return
     alerts = [rule for group in of_kind["PrometheusRule"]["spec"]["groups"] for rule in group["rules"]]
-    assert all(rule["annotations"]["runbook_url"].startswith("https://docs.example.org/semmoe/docs/alerts.md#") for rule in alerts), alerts[0]
+    assert all(rule["annotations"]["runbook_url"].startswith("https://docs.example.org/semmoe/docs/troubleshooting.md#") for rule in alerts), alerts[0]
     assert of_kind["Role"]["metadata"]["namespace"] == "prod" and of_kind["RoleBinding"]["subjects"][0]["namespace"] == "serving"
     assert "replicas" not in of_kind["Deployment"]["spec"], "the autoscaler decides"
 

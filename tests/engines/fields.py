@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes or checks the table of docs/request-fields.md: fields.py SGLANG VLLM [--write].
+"""Writes or checks the table of engines/FIELDS.md: fields.py SGLANG VLLM [--write].
 
 SGLANG and VLLM are folders with the sources of both (an unpacked wheel is enough: pip download --no-deps, unzip). The fields are read from
 the request classes without importing anything; what the gateway does with each is in engines/src/fields.rs, with which
@@ -7,7 +7,7 @@ engines/tests/fields.rs compares the page. Without --write, fields that the page
 import ast, pathlib, re, sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs/request-fields.md"
+PAGE = ROOT / "engines/FIELDS.md"
 TABLE = ROOT / "engines/src/fields.rs"
 ENGINES = {
     "SGLang": {

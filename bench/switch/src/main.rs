@@ -1,6 +1,6 @@
 //! Switch policies on traces of load, over one simulated unit: every policy of `semmoe-planner` against both static
-//! layouts and an oracle. Every figure is one of a simulation; docs/switching.md has the table, its command and what
-//! is assumed.
+//! layouts and an oracle. Every figure is one of a simulation; bench/switch/README.md has the table, its command and
+//! what is assumed.
 
 mod contest;
 mod engines;

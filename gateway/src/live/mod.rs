@@ -10,7 +10,7 @@
 //! | `traces` | whole requests, only where that is asked for |
 //! | `task` | the thread of work behind the data plane: all but the cutting happens there |
 //!
-//! Counts alone are kept, and never a request unless `trace_dir` asks for it. See `docs/live.md`.
+//! Counts alone are kept, and never a request unless `trace_dir` asks for it. See `docs/profile-and-solve.md`.
 
 pub(crate) mod backend;
 mod cutter;

@@ -10,7 +10,7 @@
 //! ([`Use::Resident`]: replicas under a limit on memory, what `semmoe solve --redundant --nodes` places), or is read
 //! again every step because memory is short ([`Use::Streamed`]). Gradients, the shared expert's all-reduce and
 //! compression fused with the optimizer are for training only. Compression to 1/50 is off unless the output error was
-//! measured: see `docs/planner.md`.
+//! measured: see `README.md`.
 
 mod simulate;
 mod stream;

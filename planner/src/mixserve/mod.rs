@@ -6,7 +6,7 @@
 //! | `levels` | a layer's exchange on two levels of links, for ranks whose tokens are their own |
 //! | `queue` | waiting, latency, throughput (equations 7, 9 to 11) |
 //!
-//! `docs/planner.md` lists what is wrong in the printed ones.
+//! `README.md` lists what is wrong in the printed ones.
 
 mod grammar;
 mod levels;

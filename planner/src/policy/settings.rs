@@ -10,7 +10,7 @@ pub struct TtftTarget {
 }
 
 /// Settings of [`Adaptive`](super::Adaptive). The defaults were chosen on other seeds and hours than those of the
-/// table in docs/switching.md.
+/// table in bench/switch/README.md.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// How long a gain is expected to last: it counts at once for this many seconds, beyond them as it comes.

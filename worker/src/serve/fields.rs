@@ -1,6 +1,6 @@
 //! Every field of every route's requests: done as asked, without effect by its nature, or refused by name unless it has
 //! the one value that means the same as none. A name that is not in the table is refused, too, so that nothing is
-//! ignored in silence. docs/worker.md shows the table.
+//! ignored in silence. worker/FIELDS.md shows the table.
 
 mod table;
 
@@ -65,7 +65,7 @@ impl Harmless {
     }
 }
 
-/// As JSON, for messages and docs/worker.md.
+/// As JSON, for messages and worker/FIELDS.md.
 impl fmt::Display for Harmless {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -136,7 +136,7 @@ async fn wrong_requests_are_reported_what_is_wrong() {
     unit.stop(0);
 }
 
-/// A request of each place of the table in docs/worker.md, and where in it the place's fields are.
+/// A request of each place of the table in worker/FIELDS.md, and where in it the place's fields are.
 fn places() -> [(&'static str, &'static str, Value, &'static str); 6] {
     let chat = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1});
     [
@@ -179,11 +179,11 @@ fn values(cell: &str) -> (Vec<Value>, Option<Value>) {
     }
 }
 
-/// The table in docs/worker.md is the worker's (a test beside it sees to that): every field is sent as null, with every
+/// The table in worker/FIELDS.md is the worker's, as a test beside it holds: every field is sent as null, with every
 /// value that is as good as none, and with another one.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_field_of_the_table_is_taken_or_refused_as_it_says() {
-    let document = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/worker.md")).unwrap();
+    let document = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/FIELDS.md")).unwrap();
     let (_, table) = document.split_once("| taken | in requests of | fields |\n| --- | --- | --- |\n").unwrap();
     let rows = table.lines().take_while(|line| line.starts_with('|'));
     let unit = Unit::start(1);

@@ -3,7 +3,7 @@ use serde_json::json;
 use super::table::ROWS;
 use super::*;
 
-/// As docs/worker.md names the places.
+/// As worker/FIELDS.md names the places.
 const PLACES: [(u8, &str); 6] = [
     (CHAT, "chat"),
     (COMPLETIONS, "completions"),
@@ -13,7 +13,7 @@ const PLACES: [(u8, &str); 6] = [
     (STREAM, "stream_options"),
 ];
 
-/// The table as it stands in docs/worker.md, a line for what is taken and where.
+/// The table as it stands in worker/FIELDS.md, a line for what is taken and where.
 fn document() -> String {
     let taken = |usage: Use| match usage {
         Use::Honoured => "as asked".to_owned(),
@@ -41,9 +41,9 @@ fn document() -> String {
 
 #[test]
 fn the_table_stands_in_the_document() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/worker.md");
-    let text = std::fs::read_to_string(path).expect("docs/worker.md");
-    assert!(text.contains(&document()), "docs/worker.md should have:\n\n{}", document());
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/FIELDS.md");
+    let text = std::fs::read_to_string(path).expect("worker/FIELDS.md");
+    assert!(text.contains(&document()), "worker/FIELDS.md should have:\n\n{}", document());
 }
 
 #[test]
