@@ -4,8 +4,9 @@
 lines    counts lines of Rust that are neither blank nor comments, outside tests, benchmarks and examples, by crate;
          fails if they are more than the last number in .ci/budget.txt
 check    compares what it counts by crate with .ci/house.json: repeated code, words that CONTRIBUTING.md replaces, long comment
-         lines, circles of imports, paths in ARCHITECTURE.md and the READMEs that lead to no file, links of documents, commands
-         on pages that CI does not run and that do not say why, wide traits, parameters without a name
+         lines, circles of imports, paths in ARCHITECTURE.md and the READMEs that lead to no file, links of documents, pages
+         of docs/ that are too many or too large, commands on pages that CI does not run and that do not say why, wide traits,
+         parameters without a name
 update   lowers the allowances in .ci/house.json to what is counted; none is ever raised
 
 Repeated code is a run of 30 or more equal tokens, outside tests, that stands elsewhere already. Signatures, attributes, imports and
@@ -30,6 +31,7 @@ RUN = 30
 COLUMNS = 120
 CIRCLE = 5
 METHODS = 6
+PAGES, PAGE_BYTES, DOCS_BYTES = 14, 20_000, 200_000
 APART = re.compile(r"(^|/)(tests?|benches|examples)(/|\.rs$)|(^|/)\w*_tests?\.rs$|^bench/|^fuzz/|^build\.rs$")
 TOKEN = re.compile(
     r"""(//[^\n]*|/\*.*?\*/)|b?r(\#*)".*?"\2|b?"(?:\\.|[^"\\])*"|b?'(?:\\(?:x..|u\{[^}]*\}|.)|[^'\\\n])'|'\w+|\w+|[^\w\s]""",
@@ -258,6 +260,13 @@ def lost_links():
                 yield f"{document}: {link}"
 
 
+def large_pages():
+    pages = {name: (ROOT / name).stat().st_size for name in tracked("docs/*")}
+    yield from (f"{name}: {size} bytes" for name, size in pages.items() if size > PAGE_BYTES)
+    if len(pages) > PAGES or sum(pages.values()) > DOCS_BYTES:
+        yield f"docs: {len(pages)} pages, {sum(pages.values())} bytes"
+
+
 def flags(command):
     """Of a command line of semmoe: its subcommand and its flags."""
     words = command.split()
@@ -322,6 +331,7 @@ def counts():
     places = {rule: collections.defaultdict(list) for rule in json.loads(ALLOWED.read_text())}
     places["paths"]["documents"].extend(lost_paths())
     places["links"]["documents"].extend(lost_links())
+    places["pages"]["documents"].extend(large_pages())
     places["commands"]["documents"].extend(unrun_commands())
     for crate in CRATES:
         places["circles"][crate].extend(f"{len(circle)} files: {', '.join(circle)}" for circle in circles(crate))
