@@ -10,7 +10,6 @@ mod files;
 mod ids;
 mod prompts;
 mod splice;
-mod sr;
 
 pub use answers::answers;
 pub use arrays::arrays;
@@ -19,13 +18,12 @@ pub use files::files;
 pub use ids::ids;
 pub use prompts::{requests, templates, tokens};
 pub use splice::splice;
-pub use sr::sr;
 
 /// Takes any bytes; panics when they break it.
 pub type Law = fn(&[u8]);
 
 /// The targets by name.
-pub const TARGETS: [(&str, Law); 10] = [
+pub const TARGETS: [(&str, Law); 9] = [
     ("requests", requests),
     ("templates", templates),
     ("tokens", tokens),
@@ -35,7 +33,6 @@ pub const TARGETS: [(&str, Law); 10] = [
     ("answers", answers),
     ("files", files),
     ("arrays", arrays),
-    ("sr", sr),
 ];
 
 /// A JSON object with its members in order, duplicates included.

@@ -13,7 +13,6 @@
 //! | `hash` | of words in order, for digests that ranks compare |
 //! | `nodes` | ranks of a unit on their nodes: inside a node, across nodes |
 //! | `split` | which rows go to which rank: contiguous, or shuffled |
-//! | [`sr`] | experts as sparse residuals on a shared expert: encode, fused decode and add |
 //! | `norm` | RMSNorm in one fixed order of additions |
 //! | `dispatch` | which token goes to which rank, with which experts and weights |
 //! | `vector` | sums and norms of rows at the width of the processor's vectors |
@@ -32,7 +31,6 @@ pub mod reference;
 pub mod reshard;
 mod rows;
 mod split;
-pub mod sr;
 mod vector;
 
 pub use argsort::{Destination, RankOrder, argsort_by_rank, argsort_into};

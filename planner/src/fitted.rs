@@ -1,7 +1,7 @@
 //! Constants fitted to published measurements, one set for each engine, GPU and type of weights, with their errors on
 //! configurations that the fit did not see.
 //!
-//! The file is written by `planner/python/fit.py`; its README has the recipe.
+//! The file is written by `bench/papers/python/fit.py`; its README has the recipe.
 
 use serde::Deserialize;
 

@@ -7,8 +7,8 @@
 //! | [`step`] | the physical model: [`step::predict`] gives TTFT and TPOT of a target, from [`step::Constants`] |
 //! | [`calibration`] | fitted constants and the errors that go with every answer |
 //! | [`fitted`] | constants fitted to published measurements |
-//! | [`mixserve`] | the grammar of strategies, the queue, the exchange between ranks of the experts |
-//! | [`hybridep`] | experts that travel to tokens: stream model, domains, topology, simulation |
+//! | [`mixserve`] | the grammar of strategies, the queue |
+//! | [`hybridep`] | experts that travel to tokens: stream model, domains |
 //! | [`switching`] | how long a change of layouts takes, and when it pays |
 //! | [`policy`] | when a unit that can switch should: pure state machines, learned step times, a simulator |
 //! | [`units`] | how many units should run in which layout under a trace |

@@ -17,14 +17,15 @@ const LAYERS: &[(u8, &[&str])] = &[
             "semmoe",
             "semmoe-bench-placement",
             "semmoe-bench-replay",
-            "semmoe-bench-switch",
+            "semmoe-bench-papers",
+            "semmoe-bench-parts",
             "semmoe-bench-gateway",
             "semmoe-bench-gpu",
             "semmoe-bench-e2e",
             "semmoe-fuzz",
         ],
     ),
-    (6, &["semmoe-bench-hybrid"]),
+    (6, &["semmoe-bench-hybrid", "semmoe-bench-switch"]),
 ];
 
 const PURE: &[&str] =

@@ -2,7 +2,7 @@
 //! on.
 //!
 //! A self-check of some milliseconds cannot prove equality; it finds a tokenizer whose rules the fast library does not
-//! follow. The proof by volume is `examples/differential.rs`.
+//! follow. The proof by volume is `semmoe-bench-parts differential`.
 
 /// Strings put together at random, with a fixed seed.
 const RANDOM_TEXTS: usize = 300;

@@ -1,9 +1,9 @@
 //! The layouts compared, and the planner's predictions for them.
 
 use semmoe_bench_e2e::error::BenchError;
+use semmoe_bench_papers::mixserve::TwoLevels;
 use semmoe_planner::PlanError;
 use semmoe_planner::hybridep::{HybridLevel, Stream, Use, best_domains};
-use semmoe_planner::mixserve::TwoLevels;
 
 /// Nodes of the unit that is timed.
 pub(crate) const NODES: u16 = 2;

@@ -25,7 +25,7 @@ use semmoe_bench_e2e::error::BenchError;
 use semmoe_bench_e2e::network::{self, Inside, Namespaces, Network, Shape};
 use semmoe_bench_e2e::program::{self, say};
 use semmoe_bench_e2e::unit;
-use semmoe_planner::mixserve::TwoLevels;
+use semmoe_bench_papers::mixserve::TwoLevels;
 use serde::Deserialize;
 
 use args::Args;

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use semmoe_bench_e2e::error::BenchError;
-use semmoe_planner::mixserve::TwoLevels;
+use semmoe_bench_papers::mixserve::TwoLevels;
 
 use crate::layouts::{Layout, NODES, best_size};
 use crate::measure::Block;

@@ -7,15 +7,20 @@ mod assignment;
 mod baselines;
 mod counts;
 mod domains;
+mod drift;
 mod eigen;
 mod error;
+mod even;
 mod given;
 mod judge;
 mod markdown;
 mod methods;
+mod priors;
 mod requests;
+mod sizes;
 mod synthetic;
 mod transfer;
+mod tune;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -28,6 +33,8 @@ use semmoe_text::Tokenizer;
 
 use crate::error::BenchError;
 use crate::methods::Setting;
+use crate::priors::Few;
+use crate::sizes::Size;
 use crate::transfer::Described;
 
 /// Compares placements of experts and prints Markdown tables.
@@ -100,6 +107,58 @@ enum Command {
         /// Its requests.
         judge_requests: PathBuf,
     },
+    /// Solve on old traffic, then from those tables on new traffic, at several costs of a move.
+    Drift {
+        /// The profile of the old traffic.
+        old: PathBuf,
+        /// The profile of the new traffic.
+        new: PathBuf,
+        /// Solve on both together instead of the new one.
+        #[arg(long)]
+        mix: bool,
+    },
+    /// Rare and unseen tokens: solve on all profiles but one, judge on that one; needs --tokenizer.
+    Priors {
+        /// Profiles of one model, one a domain.
+        #[arg(required = true, num_args = 2.., value_name = "PROFILE")]
+        profiles: Vec<PathBuf>,
+    },
+    /// Rare and unseen tokens: solve on the first requests of a trace, judge on another; needs --tokenizer.
+    Few {
+        /// The trace to solve on.
+        solve: PathBuf,
+        /// The trace to judge on.
+        judge: PathBuf,
+        /// The model's weights, for its input embeddings.
+        embeddings: PathBuf,
+        /// Requests to solve on.
+        #[arg(long, value_delimiter = ',', default_value = "60,300")]
+        requests: Vec<usize>,
+    },
+    /// Settings of the routing policy around their defaults.
+    Tune {
+        /// The trace, half of it to solve on.
+        trace: PathBuf,
+    },
+    /// How long a rank takes to split the rows of a layer in even parts.
+    Even {
+        /// Tables for attention tp.
+        tables: PathBuf,
+        /// A trace of the same model.
+        trace: PathBuf,
+        /// Tokens of a step.
+        step_tokens: usize,
+    },
+    /// Write a synthetic profile of a real model's size, to time `semmoe solve` with.
+    Size {
+        /// The model.
+        model: Size,
+        /// The profile to write.
+        out: PathBuf,
+        /// Tokens counted.
+        #[arg(default_value_t = 2_000_000)]
+        tokens: u64,
+    },
 }
 
 fn main() -> ExitCode {
@@ -138,6 +197,14 @@ fn run(cli: &Cli) -> Result<(), BenchError> {
             let judge = Described { trace: judge.clone(), requests: judge_requests.clone() };
             transfer::run(&solve, &judge, &common.groups, &setting)
         }
+        Command::Drift { old, new, mix } => drift::run(old, new, *mix, &common.groups, &setting),
+        Command::Priors { profiles } => priors::domains(profiles, &common.groups, &setting),
+        Command::Few { solve, judge, embeddings, requests } => {
+            priors::few(&Few { solve, judge, embeddings, requests }, &common.groups, &setting)
+        }
+        Command::Tune { trace } => tune::run(trace, &common.groups, &setting),
+        Command::Even { tables, trace, step_tokens } => even::run(tables, trace, *step_tokens),
+        Command::Size { model, out, tokens } => sizes::make(*model, out, *tokens),
     }
 }
 

@@ -1,9 +1,8 @@
 //! All policies on one trace, and what each is worth.
 
-use semmoe_planner::policy::{
-    Adaptive, ByLayout, Fixed, Guard, Layout, Moebius, MoebiusSettings, Phase, Phases, Settings, SwitchPolicy,
-    TtftTarget,
-};
+use semmoe_bench_papers::moebius::{Moebius, MoebiusSettings};
+use semmoe_bench_papers::phases::{Phase, Phases};
+use semmoe_planner::policy::{Adaptive, ByLayout, Fixed, Guard, Layout, Settings, SwitchPolicy, TtftTarget};
 
 use crate::engines::{CHUNK_TOKENS, Engine, Rates, room_tokens, switch_cost};
 use crate::error::SwitchError;

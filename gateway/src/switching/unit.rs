@@ -116,10 +116,7 @@ fn reason_of(cause: &Cause) -> String {
         Cause::Ttft { priority, here_seconds, there_seconds } => format!(
             "a request of priority {priority} has its first token after {here_seconds:.2} s here and {there_seconds:.2} s there"
         ),
-        Cause::Threshold { in_flight, threshold } => {
-            format!("{in_flight:.0} requests in flight, threshold {threshold:.0}")
-        }
-        Cause::Phase { index } => format!("phase {index} begins"),
+        Cause::Rule(rule) => rule.to_owned(),
     }
 }
 

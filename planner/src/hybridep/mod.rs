@@ -1,10 +1,6 @@
 //! HybridEP: send experts to tokens where that is cheaper than sending tokens to experts.
 //!
-//! | module | what |
-//! |---|---|
-//! | `stream` | the stream model, its optimum, domain sizes over levels (sections III and IV-A) |
-//! | `topology` | renumbering, who talks to whom and how often (section IV-A, Table VII) |
-//! | `simulate` | all pairs of up to thousands of data centres (section V-G) |
+//! `stream` has the stream model, its optimum, and domain sizes over levels (sections III and IV-A).
 //!
 //! The paper is about training. In serving, weights do not change: an expert that was gathered once stays
 //! ([`Use::Resident`]: replicas under a limit on memory, what `semmoe solve --redundant --nodes` places), or is read
@@ -12,10 +8,6 @@
 //! compression fused with the optimizer are for training only. Compression to 1/50 is off unless the output error was
 //! measured: see `README.md`.
 
-mod simulate;
 mod stream;
-mod topology;
 
-pub use simulate::{Centre, Outcome, simulate};
-pub use stream::{Choice, HybridLevel, Stream, Use, best_domains, compressed_weights, domain_choices};
-pub use topology::{Exchange, Frequency, Topology, frequency};
+pub use stream::{Choice, HybridLevel, Stream, Use, best_domains, domain_choices};

@@ -154,12 +154,6 @@ fn divisors(number: u64) -> Vec<u64> {
     (1..=number).filter(|size| number.is_multiple_of(*size)).collect()
 }
 
-/// Weights of a residual that fit in 1/`ratio` of an expert's 16-bit bytes, if each is stored with an index of
-/// `index_bytes`: 4 over the whole expert, 2 inside blocks of 65,536.
-pub fn compressed_weights(parameters: u64, ratio: u64, index_bytes: u64) -> u64 {
-    parameters * 2 / ratio.max(1) / (2 + index_bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -216,14 +210,6 @@ mod tests {
         assert_eq!((few.traffic(1)[0], few.traffic(8)[1]), (0.0, 0.0));
         assert!((many.traffic(1)[1] / few.traffic(1)[1] - 100.0).abs() < 1e-9);
         assert!((few.traffic(2)[0] - 4.7e6).abs() < 1e-6 && (few.traffic(2)[1] - 12e6).abs() < 1e-6);
-    }
-
-    #[test]
-    fn golden_sizes_of_compressed_experts() {
-        let weights = 3 * 4096 * 1536;
-        assert_eq!((weights * 2, weights * 2 / 50), (37_748_736, 754_974));
-        assert_eq!(compressed_weights(weights, 50, 4), 125_829);
-        assert_eq!(compressed_weights(weights, 50, 2), 188_743);
     }
 
     #[test]

@@ -36,14 +36,6 @@ pub fn class_waits(arriving: f64, served: f64, shares: &[f64], unit: &'static st
     Ok(shares.iter().map(wait).collect())
 }
 
-/// Tokens a second of one request, from its arrival to its end (equation 11): `(input + output) / (wait + prefill +
-/// output x itl)`, lengths in tokens and times in seconds. Not the throughput of a deployment, as which the paper
-/// prints it.
-pub fn request_rate(tokens: [f64; 2], wait: f64, prefill: f64, itl: f64) -> f64 {
-    let [input, output] = tokens;
-    (input + output) / (wait + prefill + output * itl)
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -58,11 +50,6 @@ mod tests {
         let error = waiting(10.0, 10.0, "tokens/s").unwrap_err().to_string();
         assert_eq!(error, "the queue is unstable: 10 tokens/s arrive, at most 10 are served (utilisation 1.000)");
         assert!(waiting(f64::NAN, 10.0, "tokens/s").is_err() && waiting(1.0, 0.0, "tokens/s").is_err());
-    }
-
-    #[test]
-    fn golden_request_rate() {
-        assert!((request_rate([512.0, 128.0], 0.4, 0.5, 0.02) - 184.97).abs() < 0.005);
     }
 
     proptest! {

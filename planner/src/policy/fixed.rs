@@ -1,7 +1,6 @@
-//! Policies without a choice: one layout forever, or one for each phase known beforehand; and what keeps a policy from
-//! a second switch under way.
+//! The policy without a choice.
 
-use super::{Cause, Decision, Event, Guard, Layout, Stay, Switch, SwitchPolicy, UnitView};
+use super::{Decision, Event, Layout, Stay, SwitchPolicy, UnitView};
 
 /// Never switches.
 #[derive(Clone, Copy, Debug)]
@@ -22,85 +21,5 @@ impl SwitchPolicy for Fixed {
 
     fn decide(&mut self, _at: f64, _unit: &UnitView<'_>) -> Decision {
         Decision::Stay(Stay::Fixed)
-    }
-}
-
-/// A stretch of time and its layout.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Phase {
-    /// When it begins.
-    pub at: f64,
-    /// The layout it runs in.
-    pub layout: Layout,
-}
-
-/// The layout of every phase is given beforehand; a benchmark's oracle. It switches at the first step boundary of a
-/// phase at which the KV cache fits.
-#[derive(Clone, Debug)]
-pub struct Phases {
-    phases: Vec<Phase>,
-    gate: Gate,
-}
-
-impl Phases {
-    /// `phases` in order of time; before the first one the first one's layout holds.
-    pub fn new(phases: Vec<Phase>, guard: Guard) -> Self {
-        Phases { phases, gate: Gate::new(guard) }
-    }
-}
-
-impl SwitchPolicy for Phases {
-    fn name(&self) -> &'static str {
-        "oracle"
-    }
-
-    fn observe(&mut self, _at: f64, event: &Event) {
-        self.gate.observe(event);
-    }
-
-    fn decide(&mut self, at: f64, unit: &UnitView<'_>) -> Decision {
-        if let Err(stay) = self.gate.update(unit) {
-            return Decision::Stay(stay);
-        }
-        let index = self.phases.partition_point(|phase| phase.at <= at).saturating_sub(1);
-        let Some(to) = self.phases.get(index).map(|phase| phase.layout).filter(|&to| to != unit.layout) else {
-            return Decision::Stay(Stay::Fixed);
-        };
-        self.gate.pass(unit, to, Cause::Phase { index })
-    }
-}
-
-/// The part of a policy that keeps it from switching while a switch is under way, or to a layout that is too full.
-#[derive(Clone, Debug)]
-pub(super) struct Gate {
-    guard: Guard,
-    switching: Option<Layout>,
-}
-
-impl Gate {
-    pub(super) fn new(guard: Guard) -> Self {
-        Gate { guard, switching: None }
-    }
-
-    /// Notes the end of a switch.
-    pub(super) fn observe(&mut self, event: &Event) {
-        if matches!(event, Event::Switched { .. } | Event::Failed { .. }) {
-            self.switching = None;
-        }
-    }
-
-    /// To be called at every decision; an error while a switch is under way.
-    pub(super) fn update(&mut self, unit: &UnitView<'_>) -> Result<(), Stay> {
-        self.guard.update(unit.promised_kv_tokens);
-        self.switching.map_or(Ok(()), |to| Err(Stay::Switching { to }))
-    }
-
-    /// Switches, if there is room.
-    pub(super) fn pass(&mut self, unit: &UnitView<'_>, to: Layout, cause: Cause) -> Decision {
-        if let Err(no_room) = self.guard.check(to, unit.promised_kv_tokens) {
-            return Decision::Stay(Stay::NoRoom(no_room));
-        }
-        self.switching = Some(to);
-        Decision::Switch(Switch { to, cause })
     }
 }

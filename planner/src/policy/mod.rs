@@ -7,8 +7,6 @@
 //! | policy | what it knows | switches |
 //! |---|---|---|
 //! | [`Fixed`] | nothing | never |
-//! | [`Phases`] | the best layout of each phase, beforehand: the oracle of benchmarks | when a phase begins |
-//! | [`Moebius`] | requests in flight | at one fixed threshold |
 //! | [`Adaptive`] | step times by layout and batch, arrivals, switch time at the live KV | when the time saved exceeds
 //! the switch |
 //!
@@ -21,15 +19,13 @@ mod curve;
 mod fixed;
 mod learned;
 mod memory;
-mod moebius;
 mod settings;
 
 pub use adaptive::{Adaptive, State};
 pub use curve::{CurveError, MAX_POINTS, Point, StepCurve};
-pub use fixed::{Fixed, Phase, Phases};
+pub use fixed::Fixed;
 pub use learned::{LayoutPrior, Prior};
 pub use memory::{CacheShape, Guard, NoRoom, SwitchCost};
-pub use moebius::{Moebius, MoebiusSettings};
 pub use settings::{Settings, SettingsError, TtftTarget};
 
 /// How attention and experts of a unit lie on its ranks.
@@ -199,24 +195,14 @@ pub enum Cause {
         /// Predicted wait after a switch, the switch included.
         there_seconds: f64,
     },
-    /// Requests in flight crossed a fixed threshold.
-    Threshold {
-        /// The value compared.
-        in_flight: f64,
-        /// With what.
-        threshold: f64,
-    },
-    /// A phase known beforehand began.
-    Phase {
-        /// Its number, from 0.
-        index: usize,
-    },
+    /// A rule of a policy of benchmarks, in words.
+    Rule(&'static str),
 }
 
 /// Why a unit stays.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Stay {
-    /// This policy never switches, or the phase runs in this layout.
+    /// By this policy the unit is in the right layout.
     Fixed,
     /// Nothing runs or waits.
     Idle,

@@ -1,0 +1,23 @@
+//! Papers reproduced that no command of semmoe needs. README.md has the figures and their commands.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`sr`] | HybridEP's experts as sparse residuals on a shared expert: encode, fused decode and add |
+//! | [`topology`], [`centres`] | HybridEP's pairs that communicate, and all pairs of up to thousands of data centres |
+//! | [`mixserve`] | MixServe's exchange on two levels of links, and what its equation 11 gives |
+//! | [`moebius`], [`phases`] | Moebius' switch policy, and the oracle that it is compared with |
+
+pub mod centres;
+pub mod mixserve;
+pub mod moebius;
+pub mod phases;
+pub mod sr;
+pub mod topology;
+
+use semmoe_planner::PlanError;
+
+/// `found`, if it is finite and above 0.
+fn positive(what: &'static str, found: f64) -> Result<f64, PlanError> {
+    let expected = "a finite number above 0";
+    if found.is_finite() && found > 0.0 { Ok(found) } else { Err(PlanError::Value { what, found, expected }) }
+}

@@ -1,0 +1,76 @@
+//! Figures of papers: a subcommand for each. See README.md.
+#![allow(clippy::print_stdout, reason = "a program that prints tables")]
+
+mod perplexity;
+mod rates;
+mod rows;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Parser;
+use semmoe_bench_papers::centres::{Centre, simulate};
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// Reproduces figures of papers.
+#[derive(Debug, Parser)]
+#[command(name = "semmoe-bench-papers")]
+enum Command {
+    /// Predictions for measured rows, for python/fit.py.
+    Rows {
+        /// One row a line.
+        #[arg(value_name = "ROWS.jsonl")]
+        file: PathBuf,
+    },
+    /// Rates of the SR codec beside a copy of as many bytes.
+    SrRates {
+        /// Weights of the expert.
+        #[arg(default_value_t = 18_874_368)]
+        weights: usize,
+    },
+    /// The cost of compressed experts in perplexity, and which ratios are therefore refused (exit code 2).
+    SrPerplexity {
+        /// Greatest rise of perplexity, as a share.
+        #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
+        limit: f64,
+        /// Ratios of compression.
+        #[arg(default_values_t = [2, 5, 10, 50])]
+        ratios: Vec<u32>,
+    },
+    /// One layer over data centres, by size of the expert domains.
+    Centres {
+        /// How many; domain sizes must divide it.
+        #[arg(long, default_value_t = 1000)]
+        count: usize,
+        /// Sizes of domains.
+        #[arg(long, value_delimiter = ',', default_value = "10,50,100,250,500,1000")]
+        domains: Vec<u64>,
+    },
+}
+
+fn main() -> Outcome<ExitCode> {
+    match Command::parse() {
+        Command::Rows { file } => rows::answer(&file)?,
+        Command::SrRates { weights } => rates::print(weights)?,
+        Command::SrPerplexity { limit, ratios } => return perplexity::judge(limit, &ratios),
+        Command::Centres { count, domains } => centres(count, &domains)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// 10 Gbit/s between centres, 64 MB of hidden states and 0.1 MB of experts (compressed) a layer, 10 ms before the
+/// experts.
+fn centres(count: usize, domains: &[u64]) -> Outcome<()> {
+    let centres = vec![Centre { bytes_per_second: 1.25e9, before_experts: 0.01, data_bytes: 64e6 }; count];
+    let began = Instant::now();
+    let ep = simulate(&centres, 1e5, 1)?;
+    for &domain in domains {
+        let found = simulate(&centres, 1e5, domain)?;
+        let gain = ep.seconds / found.seconds;
+        println!("{count} centres, domains of {domain}: {:.4} s a layer, {gain:.2} times EP's speed", found.seconds);
+    }
+    println!("{} simulations: {:?}", domains.len() + 1, began.elapsed());
+    Ok(())
+}

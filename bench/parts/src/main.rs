@@ -1,0 +1,139 @@
+//! Parts of semmoe timed by themselves. README.md says where the figures stand.
+#![allow(clippy::print_stdout, reason = "a program that prints figures")]
+
+mod collectives;
+mod decide;
+mod differential;
+mod traces;
+mod wire;
+mod worker;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::Parser;
+use semmoe_engines::routed::{self, Place};
+use semmoe_planner::cluster::Cluster;
+use semmoe_planner::search::{Question, search};
+use semmoe_planner::shape::ModelShape;
+use semmoe_planner::step::Constants;
+use semmoe_planner::workload::Workload;
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Times parts of semmoe by themselves.
+#[derive(Debug, Parser)]
+#[command(name = "semmoe-bench-parts")]
+enum Command {
+    /// The fast encoder against the oracle: prompts, every code point, random texts.
+    Differential {
+        /// `tokenizer.json`.
+        tokenizer: PathBuf,
+        /// Random texts.
+        count: u64,
+        /// JSONL files with "prompt" or "messages".
+        prompts: Vec<PathBuf>,
+    },
+    /// How fast a prompt is scored, on one thread with FASTOKENS_BPE_THREADS=1.
+    Wire {
+        /// `tokenizer.json`.
+        tokenizer: PathBuf,
+        /// Ranks of the table.
+        ranks: u16,
+        /// JSONL files with "prompt".
+        prompts: Vec<PathBuf>,
+    },
+    /// One decision over 4 to 64 ranks, by policy.
+    Decide {
+        /// Decisions of a measurement.
+        #[arg(default_value_t = 200_000)]
+        decisions: u64,
+    },
+    /// How long it takes to cut routed experts out of an answer.
+    Cut,
+    /// The CPU's collectives beside a copy, and the argsort.
+    Collectives {
+        /// Rounds over everything that is compared.
+        #[arg(default_value_t = 40)]
+        rounds: usize,
+    },
+    /// A decode step by layout and batch.
+    Curves,
+    /// Layout switches beside a copy of as many bytes.
+    Switch,
+    /// How much of the reading of experts is hidden behind computing.
+    Stream,
+    /// How long it takes to search all strategies for 64 GPUs.
+    Search {
+        /// A model's `config.json`.
+        config: PathBuf,
+    },
+    /// Traces of the shape of DeepSeek-V2-Lite, in four shards.
+    Traces {
+        /// Where they are written.
+        folder: PathBuf,
+        /// Tokens of all shards.
+        #[arg(default_value_t = 10_000_000)]
+        tokens: usize,
+    },
+}
+
+fn main() -> Outcome<()> {
+    match Command::parse() {
+        Command::Differential { tokenizer, count, prompts } => differential::run(&tokenizer, count, &prompts),
+        Command::Wire { tokenizer, ranks, prompts } => wire::run(&tokenizer, ranks, &prompts),
+        Command::Decide { decisions } => decide::run(decisions),
+        Command::Cut => cut(),
+        Command::Collectives { rounds } => collectives::run(rounds),
+        Command::Curves => worker::curves::run(),
+        Command::Switch => worker::switch::run(),
+        Command::Stream => worker::stream::run(),
+        Command::Search { config } => plan(&config),
+        Command::Traces { folder, tokens } => traces::write(&folder, tokens),
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Seconds that each of `runs` runs of `work` takes.
+fn timed<T>(runs: usize, mut work: impl FnMut() -> Outcome<T>) -> Outcome<Vec<f64>> {
+    let one = |_| {
+        let began = Instant::now();
+        std::hint::black_box(work()?);
+        Ok(began.elapsed().as_secs_f64())
+    };
+    (0..runs).map(one).collect()
+}
+
+fn cut() -> Outcome<()> {
+    for mib in [1usize, 2, 8] {
+        let (text, experts) = ("x".repeat(2000), "A".repeat(mib << 20));
+        let answer = format!(r#"{{"text":"{text}","meta_info":{{"id":1,"routed_experts":"{experts}"}}}}"#);
+        let seconds = timed(20, || match routed::cut(Place::MetaInfo, answer.as_bytes())? {
+            Some(cut) if cut.found && cut.rest.len() < 3000 => Ok(cut),
+            _ => Err("the experts were not cut out".into()),
+        })?;
+        println!("{mib} MiB: {:.2} ms", seconds.into_iter().fold(f64::INFINITY, f64::min) * 1e3);
+    }
+    Ok(())
+}
+
+const CLUSTER: &str = "gpu = \"H200\"\n[[levels]]\nname = \"nvlink\"\ncount = 8\nbandwidth_gb_per_second = 450\nlatency_us = 3\n\
+    [[levels]]\nname = \"network\"\ncount = 8\nbandwidth_gb_per_second = 50\nlatency_us = 12\n";
+const WORKLOAD: &str =
+    "requests_per_second = 20\ninput_tokens = 2048\noutput_tokens = 512\nttft_ms = 2000\nitl_ms = 50\n";
+
+fn plan(config: &Path) -> Outcome<()> {
+    let shape = ModelShape::from_config(&config.display().to_string(), &std::fs::read_to_string(config)?)?;
+    let cluster = Cluster::from_toml("the cluster", CLUSTER)?;
+    let workload = Workload::from_toml("the workload", WORKLOAD)?;
+    let constants = Constants::uncalibrated();
+    let question = Question { shape: &shape, cluster: &cluster, workload: &workload, constants: &constants };
+    let strategies = search(&question)?.strategies;
+    let seconds = median(timed(9, || Ok(search(&question)?))?);
+    println!("{strategies} strategies on units of 1 to 64 GPUs: {:.1} ms (median of 9)", 1e3 * seconds);
+    Ok(())
+}
