@@ -1,6 +1,6 @@
 //! Charts as SVG: panels side by side, points with or without lines, a legend. Pure.
 
-use std::fmt::Write as _;
+use semmoe_profiler::html::{KINDS, Svg, escape};
 
 /// One chart.
 #[derive(Clone, Debug, Default)]
@@ -38,93 +38,57 @@ const LEFT: f64 = 66.0;
 const TOP: f64 = 34.0;
 const PLOT_WIDTH: f64 = WIDTH - LEFT - 18.0;
 const PLOT_HEIGHT: f64 = HEIGHT - TOP - 52.0;
-/// Colors that color-blind readers can distinguish (Okabe and Ito).
-const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"];
+const BOTTOM: f64 = TOP + PLOT_HEIGHT;
 /// Ticks of an axis, about.
 const TICKS: f64 = 5.0;
 
 /// Draws panels in a row.
 pub(crate) fn draw(panels: &[Panel]) -> String {
     let legend = 18.0 * panels.iter().map(|panel| panel.series.len()).max().unwrap_or(0) as f64 + 8.0;
-    let (width, height) = (WIDTH * panels.len() as f64, HEIGHT + legend);
-    let mut out = String::new();
-    // Writing to a string cannot fail.
-    let _ = write!(
-        out,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" \
-         font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
-    );
+    let mut svg = Svg::new(WIDTH * panels.len() as f64, HEIGHT + legend);
     for (at, panel) in panels.iter().enumerate() {
-        let _ = writeln!(out, "<g transform=\"translate({} 0)\">", WIDTH * at as f64);
-        draw_panel(panel, &mut out);
-        out.push_str("</g>\n");
+        draw_panel(panel, WIDTH * at as f64 + LEFT, &mut svg);
     }
-    out.push_str("</svg>\n");
-    out
+    svg.file()
 }
 
-fn draw_panel(panel: &Panel, out: &mut String) {
+/// Draws a panel whose plot begins at `left`.
+fn draw_panel(panel: &Panel, left: f64, svg: &mut Svg) {
     let all = || panel.series.iter().flat_map(|series| &series.points).filter(|point| panel.shows(point));
     let (x, y) = (Scale::of(all().map(|p| p.0), panel.x.log), Scale::of(all().map(|p| p.1), panel.y.log));
-    let px = |value: f64| LEFT + x.place(value) * PLOT_WIDTH;
+    let px = |value: f64| left + x.place(value) * PLOT_WIDTH;
     let py = |value: f64| TOP + (1.0 - y.place(value)) * PLOT_HEIGHT;
-    let (bottom, middle) = (TOP + PLOT_HEIGHT, LEFT + PLOT_WIDTH / 2.0);
-    let _ = writeln!(out, "<text x=\"{middle}\" y=\"20\" text-anchor=\"middle\">{}</text>", escape(&panel.title));
+    let (right, middle) = (left + PLOT_WIDTH, left + PLOT_WIDTH / 2.0);
+    svg.text(middle, 20.0, "middle", "", &escape(&panel.title));
     for tick in x.ticks() {
-        let at = px(tick);
-        let _ = writeln!(out, "<path d=\"M{at:.1} {TOP}V{bottom}\" stroke=\"#ddd\"/>");
-        let _ =
-            writeln!(out, "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>", bottom + 16.0, shown(tick));
+        svg.line(px(tick), TOP, px(tick), BOTTOM, "stroke=\"#ddd\"");
+        svg.text(px(tick), BOTTOM + 16.0, "middle", "", &shown(tick));
     }
     for tick in y.ticks() {
-        let at = py(tick);
-        let _ = writeln!(out, "<path d=\"M{LEFT} {at:.1}h{PLOT_WIDTH}\" stroke=\"#ddd\"/>");
-        let _ = writeln!(
-            out,
-            "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-            LEFT - 6.0,
-            at + 4.0,
-            shown(tick)
-        );
+        svg.line(left, py(tick), right, py(tick), "stroke=\"#ddd\"");
+        svg.text(left - 6.0, py(tick) + 4.0, "end", "", &shown(tick));
     }
-    let _ = writeln!(
-        out,
-        "<rect x=\"{LEFT}\" y=\"{TOP}\" width=\"{PLOT_WIDTH}\" height=\"{PLOT_HEIGHT}\" fill=\"none\" stroke=\"#444\"/>\n\
-         <text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n\
-         <text transform=\"translate(16 {}) rotate(-90)\" text-anchor=\"middle\">{}</text>",
-        bottom + 36.0,
-        escape(&panel.x.label),
-        TOP + PLOT_HEIGHT / 2.0,
-        escape(&panel.y.label)
-    );
+    svg.line(left, TOP, left, BOTTOM, "stroke=\"#444\"");
+    svg.line(left, BOTTOM, right, BOTTOM, "stroke=\"#444\"");
+    svg.text(middle, BOTTOM + 36.0, "middle", "", &escape(&panel.x.label));
+    svg.upright(left - LEFT + 16.0, TOP + PLOT_HEIGHT / 2.0, &escape(&panel.y.label));
     for (at, series) in panel.series.iter().enumerate() {
-        let colour = COLOURS[at % COLOURS.len()];
+        let colour = KINDS[at % KINDS.len()];
+        let stroke = format!("stroke=\"{colour}\" stroke-width=\"1.5\"");
         let placed = |points: &[(f64, f64)]| -> Vec<(f64, f64)> {
             points.iter().filter(|point| panel.shows(point)).map(|point| (px(point.0), py(point.1))).collect()
         };
-        draw_series(series, &placed(&series.points), colour, out);
+        let points = placed(&series.points);
+        if series.line {
+            points.windows(2).for_each(|two| svg.line(two[0].0, two[0].1, two[1].0, two[1].1, &stroke));
+        }
+        points.iter().filter(|_| series.marks).for_each(|(x, y)| svg.dot(*x, *y, colour, ""));
         if let [(x, y), .., (to_x, to_y)] = placed(&series.fitted)[..] {
-            let _ = writeln!(out, "<path d=\"M{x:.1} {y:.1}L{to_x:.1} {to_y:.1}\" stroke=\"{colour}\"/>");
+            svg.line(x, y, to_x, to_y, &stroke);
         }
         let row = HEIGHT + 18.0 * at as f64 + 6.0;
-        let _ = writeln!(
-            out,
-            "<circle cx=\"{LEFT}\" cy=\"{row}\" r=\"4\" fill=\"{colour}\"/><text x=\"{}\" y=\"{}\">{}</text>",
-            LEFT + 10.0,
-            row + 4.0,
-            escape(&series.name)
-        );
-    }
-}
-
-fn draw_series(series: &Series, points: &[(f64, f64)], colour: &str, out: &mut String) {
-    if series.line && points.len() > 1 {
-        let path: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1} {y:.1}")).collect();
-        let _ =
-            writeln!(out, "<path d=\"M{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"/>", path.join("L"));
-    }
-    for (x, y) in points.iter().filter(|_| series.marks) {
-        let _ = writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\" fill-opacity=\"0.75\"/>");
+        svg.dot(left, row, colour, "");
+        svg.text(left + 10.0, row + 4.0, "start", "", &escape(&series.name));
     }
 }
 
@@ -184,10 +148,6 @@ fn shown(value: f64) -> String {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -208,7 +168,6 @@ mod tests {
         assert!(text.contains("a &lt; b &amp; c") && !text.contains("a < b"));
         // Two marks and one of the legend.
         assert_eq!(text.matches("<circle").count(), 3);
-        assert_eq!(text.matches("<g ").count(), text.matches("</g>").count());
         let scale = Scale::of([0.25, 0.5].into_iter(), false);
         assert!(scale.place(0.25) > 0.0 && scale.place(0.5) < 1.0);
         let ticks: Vec<String> = scale.ticks().into_iter().map(shown).collect();

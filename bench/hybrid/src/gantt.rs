@@ -1,12 +1,12 @@
 //! A layer as bars: a line for each rank and level, from its own time stamps. Pure.
 
-use std::fmt::Write as _;
+use semmoe_profiler::html::{Svg, escape};
 
 use crate::stages::{BETWEEN, EXPERTS, LayerStages, Span};
 
 const LEFT: f64 = 110.0;
 const WIDTH: f64 = 900.0;
-const LINE: usize = 24;
+const LINE: f64 = 24.0;
 /// A palette for all kinds of colour vision (Okabe and Ito).
 const COLOURS: [(&str, &str); 5] = [
     ("dispatch", "#d55e00"),
@@ -18,6 +18,8 @@ const COLOURS: [(&str, &str); 5] = [
 
 /// The lines of a rank.
 const LINES: [&str; 3] = ["between", "inside", "experts"];
+/// Height of a rank.
+const RANK: f64 = LINES.len() as f64 * LINE + 8.0;
 
 fn line(span: &Span) -> usize {
     match span.stage.as_str() {
@@ -33,45 +35,30 @@ pub(crate) fn draw(title: &str, ranks: &[&LayerStages]) -> String {
     let zero = spans().map(|span| span.began).min().unwrap_or_default();
     let end = spans().map(|span| span.ended).max().unwrap_or_default();
     let place = |time: u64| time.saturating_sub(zero) as f64 / (end - zero).max(1) as f64 * WIDTH;
-    let bottom = 30 + ranks.len() * (LINES.len() * LINE + 8);
-    let mut svg = String::new();
-    // Writing to a string cannot fail.
-    let _ = writeln!(
-        svg,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"1030\" height=\"{}\" font-family=\"sans-serif\" font-size=\"11\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n<text x=\"4\" y=\"16\">{title}, {:.1} ms</text>",
-        bottom + 40,
-        (end - zero) as f64 * 1e-6
-    );
+    let bottom = 30.0 + ranks.len() as f64 * RANK;
+    let mut svg = Svg::new(1030.0, bottom + 40.0);
+    svg.text(4.0, 16.0, "start", "", &format!("{}, {:.1} ms", escape(title), (end - zero) as f64 * 1e-6));
     for (rank, stages) in ranks.iter().enumerate() {
-        let top = |line: usize| 30 + rank * (LINES.len() * LINE + 8) + line * LINE;
+        let top = |line: usize| 30.0 + rank as f64 * RANK + line as f64 * LINE;
         for (at, name) in LINES.into_iter().enumerate() {
-            let _ = writeln!(svg, "<text x=\"4\" y=\"{}\">rank {rank} {name}</text>", top(at) + 14);
+            svg.text(4.0, top(at) + 14.0, "start", "", &format!("rank {rank} {name}"));
         }
         for span in &stages.spans {
-            let (x, y) = (LEFT + place(span.began), top(line(span)));
-            let width = place(span.ended) - place(span.began);
+            let (x, y, wide) = (LEFT + place(span.began), top(line(span)), place(span.ended) - place(span.began));
             let colour = COLOURS.iter().find(|(stage, _)| *stage == span.stage).map_or("#000000", |of| of.1);
-            let _ = writeln!(
-                svg,
-                "<rect x=\"{x:.1}\" y=\"{y}\" width=\"{width:.1}\" height=\"{}\" fill=\"{colour}\" stroke=\"#fff\"><title>{} {}</title></rect>",
-                LINE - 4,
-                span.stage,
-                span.piece
-            );
+            let tip = format!("{} {}", escape(&span.stage), span.piece);
+            svg.raw(&format!(
+                "<rect x=\"{x:.1}\" y=\"{y}\" width=\"{wide:.1}\" height=\"{}\" fill=\"{colour}\" stroke=\"#fff\"><title>{tip}</title></rect>",
+                LINE - 4.0
+            ));
         }
     }
     for (at, (stage, colour)) in COLOURS.into_iter().enumerate() {
         let x = LEFT + 120.0 * at as f64;
-        let _ = writeln!(
-            svg,
-            "<rect x=\"{x}\" y=\"{}\" width=\"12\" height=\"12\" fill=\"{colour}\"/><text x=\"{}\" y=\"{}\">{stage}</text>",
-            bottom + 14,
-            x + 16.0,
-            bottom + 24
-        );
+        svg.dot(x, bottom + 20.0, colour, stage);
+        svg.text(x + 16.0, bottom + 24.0, "start", "", stage);
     }
-    svg + "</svg>\n"
+    svg.file()
 }
 
 #[cfg(test)]
@@ -84,8 +71,8 @@ mod tests {
         let spans = vec![span("gather", 0, 10, 20), span("dispatch", 0, 10, 30), span("experts", 0, 30, 50)];
         let rank = LayerStages { layer: 3, tokens: 1, spans };
         let text = draw("t", &[&rank, &rank]);
-        // A bar each, the ground, the legend.
-        assert_eq!(text.matches("<rect").count(), 6 + 1 + 5);
+        // A bar each, and the ground; the legend.
+        assert_eq!((text.matches("<rect").count(), text.matches("<circle").count()), (6 + 1, 5));
         assert!(text.contains("x=\"110.0\"") && text.contains("width=\"450.0\"") && !text.contains("NaN"));
     }
 }

@@ -135,6 +135,15 @@ impl Svg {
         )
     }
 
+    /// A file of its own, on white.
+    pub fn file(self) -> String {
+        let Self { width, height, body } = self;
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" viewBox=\"0 0 {width:.0} {height:.0}\" \
+             font-family=\"sans-serif\" font-size=\"12\"><rect width=\"100%\" height=\"100%\" fill=\"white\"/>{body}</svg>\n"
+        )
+    }
+
     /// Text that is safe already.
     pub fn text(&mut self, x: f64, y: f64, anchor: &str, class: &str, text: &str) {
         let _ = write!(
