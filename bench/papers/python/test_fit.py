@@ -118,7 +118,7 @@ class Constants(unittest.TestCase):
         made = fit.fitted_file(members, spans, points, log + 0.1, log, np.ones(len(members), bool), FIXTURE.name)
         self.assertEqual([(r["engine"], r["gpu"], r["weights"]) for r in made["regimes"]], [("vllm", "H200", "fp8")])
         self.assertEqual(made["regimes"][0]["tpot"], {"rows": 40, "median": 0.1052, "mean": 0.1052})
-        stands = json.loads((Path(__file__).parent.parent / "fitted" / "aiconfigurator.json").read_text())
+        stands = json.loads((Path(__file__).parents[3] / "planner" / "fitted" / "aiconfigurator.json").read_text())
         self.assertEqual(stands.keys(), made.keys())
         self.assertEqual(stands["source"], made["source"])
         for regime in stands["regimes"]:

@@ -2,8 +2,8 @@
 
 use semmoe_planner::PlanError;
 
-use crate::positive;
 use crate::topology::{Exchange, Topology};
+use crate::{not_negative, positive};
 
 /// One data centre.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,8 +41,8 @@ pub fn simulate(centres: &[Centre], expert_bytes: f64, domain: u64) -> Result<Ou
     let topology = Topology::new(&[count], &[domain])?;
     for centre in centres {
         positive("the bandwidth of a centre in bytes/s", centre.bytes_per_second)?;
-        positive("the seconds before the experts", centre.before_experts)?;
-        positive("the bytes of data", centre.data_bytes)?;
+        not_negative("the seconds before the experts", centre.before_experts)?;
+        not_negative("the bytes of data", centre.data_bytes)?;
     }
     let (mut gathered, mut data) = (0.0, 0.0);
     let mut sent = vec![0.0; centres.len()];

@@ -16,8 +16,13 @@ pub mod topology;
 
 use semmoe_planner::PlanError;
 
-/// `found`, if it is finite and above 0.
-fn positive(what: &'static str, found: f64) -> Result<f64, PlanError> {
+/// Whether `found` is finite and above 0.
+fn positive(what: &'static str, found: f64) -> Result<(), PlanError> {
     let expected = "a finite number above 0";
-    if found.is_finite() && found > 0.0 { Ok(found) } else { Err(PlanError::Value { what, found, expected }) }
+    if found.is_finite() && found > 0.0 { Ok(()) } else { Err(PlanError::Value { what, found, expected }) }
+}
+
+/// Whether `found` is finite and at least 0.
+fn not_negative(what: &'static str, found: f64) -> Result<(), PlanError> {
+    if found == 0.0 { Ok(()) } else { positive(what, found) }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use crate::error::BenchError;
@@ -85,6 +85,7 @@ pub(crate) fn make(size: Size, file: &Path, tokens: u64) -> Result<(), BenchErro
         indptr.push(experts.len() as u64);
     }
     write(shape, file, &Columns { counts, indptr, experts, activations })
+        .map_err(|cause| BenchError::File { path: file.display().to_string(), cause })
 }
 
 /// Occurrences of each token by Zipf's law, in a shuffled vocabulary; multiples of what is drawn.
@@ -107,7 +108,7 @@ struct Columns {
     activations: Vec<u32>,
 }
 
-fn write(shape: &Shape, file: &Path, columns: &Columns) -> Result<(), BenchError> {
+fn write(shape: &Shape, file: &Path, columns: &Columns) -> io::Result<()> {
     let Columns { counts, indptr, experts, activations } = columns;
     let layers: Vec<usize> = (0..shape.layers).collect();
     let metadata = BTreeMap::from([
