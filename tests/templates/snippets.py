@@ -233,6 +233,19 @@ m is defined and m.role == 'user' and 'content' in m and m['content'] is string
 m.people[0].name, m.people[0]['name'] ~ m.people[-1].age
 m.people | map(attribute='name') | map('lower') | sort | join(',')
 "{%- raw -%}" ~ '}}' ~ "{{"
+(3 | map('upper')) is defined, (none | items) is defined, ('ab' | select('gt', 1)) is defined, (m.x | unique) is defined
+3 | map('upper') | list
+'ab' | rejectattr('a', 'lt', 1) | first
+m.nothing[1:], m.n[:2], m.map[1:], m.missing[:1], (m.x | map('string'))[1:]
+[1, 2] | slice(2, 'x') | list, '' | slice(2, 'x') | list
+'12' % m.x, '12' % m.missing, ('<i>' | safe) % m.x, '12' % (1,), '12' % 'a', '12' % range(2)
+'%c' % true, '%c' % '', '%c' % 'é'
+m.x | truncate(5), m.n | truncate(5), m.missing | truncate(5), m.map | truncate(2, leeway=0)
+[] is filter, {} is test, 1 is filter, (1,) is test
+('<i>' | safe) | list, ('<i>' | safe) | first, ('<i>' | safe)[0]
+'1.5'.startswith('', 9), '1.5'.endswith('', 9), 'a'.find('', 2), 'a'.count('', 2), 'abc'.find('', 2, 1), 'abc'.rfind('', 1, 9), 'abc'.index('', 9)
+m.missing | attr('a'), m.nothing | attr('a')
+'ß' | capitalize, 'ßa'.capitalize(), 'ß b' | title, '%d|%5d|%+d' % (-0.5, -0.5, -1.5)
 """.strip().split("\n")
 TEMPLATES = [
     "{% if tools is iterable and tools | length > 0 %}T{% endif %}{{ messages[0].content }}",

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::ast::{Comparison, Expr, Name, Operator};
 use super::methods;
 use super::run::Run;
-use super::value::{Callable, Entry, Kind, Loop, Text};
+use super::value::{Callable, Entry, Generator, Kind, Loop, Text};
 use super::{Fallible, List, Map, Value, refused};
 
 /// Names that Jinja2 and Transformers give to every template.
@@ -315,13 +315,18 @@ impl<'v> Run<'v> {
             Value::Text(text) => {
                 self.room_for_items(text.len())?;
                 let ends = text.char_indices().map(|(at, char)| at..at + char.len_utf8());
-                ends.map(|range| Value::Text(text.part(range))).collect()
+                ends.map(|range| Value::Text(text.part(range).markup(false))).collect()
             }
-            Value::Iterator(generator) => generator.items.take().into(),
+            Value::Iterator(generator) => started(generator)?.items.take().into(),
             other => return refused(format!("{:?} object is not iterable", other.type_name())),
         };
         Ok(List::own(Kind::List, items))
     }
+}
+
+/// A generator that is asked for an item.
+pub(super) fn started<'g, 'v>(generator: &'g Generator<'v>) -> Fallible<&'g Generator<'v>> {
+    generator.failure.as_ref().map_or(Ok(generator), |reason| refused(reason.clone()))
 }
 
 /// The place in a sequence that an index means.

@@ -6,7 +6,7 @@ use super::formats;
 use super::operators::Number;
 use super::run::Run;
 use super::value::Text;
-use super::{Fallible, Value, refused};
+use super::{Failure, Fallible, Value, refused};
 
 /// Names of the filters, here and in [`super::text_filters`] and [`super::list_filters`].
 pub(super) const FILTERS: [&str; 51] = [
@@ -63,6 +63,10 @@ pub(super) const FILTERS: [&str; 51] = [
     "xmlattr",
 ];
 
+/// Those that are generators in Python: they fail when an item is asked for, or never.
+const GENERATORS: [&str; 9] =
+    ["batch", "items", "map", "reject", "rejectattr", "select", "selectattr", "slice", "unique"];
+
 impl<'v> Run<'v> {
     pub(super) fn filter(&mut self, of: Value<'v>, filter: &'v Filter) -> Fallible<Value<'v>> {
         let arguments = self.arguments(&filter.arguments)?;
@@ -71,6 +75,17 @@ impl<'v> Run<'v> {
 
     pub(super) fn apply(&mut self, name: &str, of: Value<'v>, arguments: Given<'v>) -> Fallible<Value<'v>> {
         self.steps(1)?;
+        let depth = self.depth;
+        match self.filtered(name, of, arguments) {
+            Err(Failure::Refused(reason)) if GENERATORS.contains(&name) => {
+                self.depth = depth;
+                Ok(Value::failing_iterator(reason))
+            }
+            filtered => filtered,
+        }
+    }
+
+    fn filtered(&mut self, name: &str, of: Value<'v>, arguments: Given<'v>) -> Fallible<Value<'v>> {
         match name {
             "default" | "d" => {
                 let [default, boolean] = arguments.bind(["default_value", "boolean"])?;
@@ -114,6 +129,9 @@ impl<'v> Run<'v> {
             "attr" => {
                 let [name] = arguments.bind(["name"])?;
                 let Value::Text(name) = name.required("name")? else { return refused("attr takes a name") };
+                if matches!(of, Value::Undefined) {
+                    return refused("an undefined value has no attributes");
+                }
                 match (super::methods::known(&name), &of) {
                     (Some(name), of) if !matches!(of, Value::Map(_)) || super::methods::has(of, name) => {
                         self.attribute(of, name)

@@ -89,7 +89,13 @@ impl<'v> Run<'v> {
             let is_safe = !text.is_markup || matches!(&value, Value::Text(text) if text.is_markup);
             self.put(&value, &spec, is_safe, &mut out)?;
         }
-        if next.next().is_some() && !matches!(values, Value::Map(_)) {
+        // Whatever can be asked for a key counts as a mapping, and a mapping may be left over.
+        let is_mapping = match values {
+            Value::Map(_) | Value::Undefined => true,
+            Value::List(list) => matches!(list.kind, Kind::List | Kind::Range),
+            _ => false,
+        };
+        if next.next().is_some() && !is_mapping {
             return refused("not all arguments converted during string formatting");
         }
         self.ended(text, out, rest)
@@ -188,8 +194,8 @@ impl<'v> Run<'v> {
                 (self.cut_to(&quoted, spec)?, false)
             }
             (Some('c'), _) => match value {
-                Value::Int(code) => {
-                    let char = u32::try_from(*code).ok().and_then(char::from_u32);
+                Value::Int(_) | Value::Bool(_) => {
+                    let char = u32::try_from(value.whole("a character")?).ok().and_then(char::from_u32);
                     (char.map_or_else(|| refused("no such character"), |char| Ok(char.to_string()))?, false)
                 }
                 Value::Text(text) if text.chars().count() == 1 => (text.to_string(), false),
@@ -322,6 +328,7 @@ fn numeral(number: Number, kind: Option<char>, spec: &Spec) -> Fallible<String> 
         Number::Int(whole) => (Some(whole), whole as f64),
         Number::Float(value) => (None, value),
     };
+    let value = if kind == Some('d') && value > -1.0 && value < 0.0 { 0.0 } else { value };
     let is_negative = whole.map_or(value.is_sign_negative() && !value.is_nan(), |whole| whole < 0);
     let size = value.abs();
     let digits = match (kind, whole) {

@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 
 use super::arguments::{Bound, Given};
+use super::eval::started;
 use super::run::Run;
 use super::text::escape;
 use super::value::{Entry, Text};
@@ -48,11 +49,11 @@ impl<'v> Run<'v> {
 
     fn end(&mut self, of: &Value<'v>, is_last: bool) -> Fallible<Value<'v>> {
         let found = match of {
-            Value::Iterator(generator) if !is_last => generator.items.borrow_mut().pop_front(),
+            Value::Iterator(generator) if !is_last => started(generator)?.items.borrow_mut().pop_front(),
             Value::Iterator(_) => return refused("a generator is not reversible"),
             Value::Text(text) => {
                 let char = if is_last { text.char_indices().next_back() } else { text.char_indices().next() };
-                char.map(|(at, char)| Value::Text(text.part(at..at + char.len_utf8())))
+                char.map(|(at, char)| Value::Text(text.part(at..at + char.len_utf8()).markup(false)))
             }
             other => {
                 let items = self.items(other)?;
@@ -355,7 +356,7 @@ impl<'v> Run<'v> {
                 let (portion, after) = rest.split_at(size + usize::from(at < more));
                 rest = after;
                 let mut portion = portion.to_vec();
-                if let Some(fill) = fill.as_ref().filter(|_| more > 0 && at >= more) {
+                if let Some(fill) = fill.as_ref().filter(|_| at >= more) {
                     portion.push(fill.clone());
                 }
                 portions.push(portion);

@@ -222,7 +222,7 @@ impl<'v> Run<'v> {
     fn begins(&mut self, text: &Text<'v>, at_end: bool, arguments: Given<'v>) -> Fallible<Value<'v>> {
         let [with, start, end] = arguments.bind(["prefix", "start", "end"])?;
         let with = with.required("prefix")?;
-        let text = self.window(text, start.given(), end.given())?;
+        let Some(text) = self.window(text, start.given(), end.given())? else { return Ok(Value::Bool(false)) };
         let begins = |with: &Value<'v>| match with {
             Value::Text(with) => Ok(if at_end { text.ends_with(&**with) } else { text.starts_with(&**with) }),
             other => refused(format!("a text or a tuple of texts is expected, not {}", other.type_name())),
@@ -241,16 +241,28 @@ impl<'v> Run<'v> {
         }
     }
 
-    /// The part between two indexes.
-    fn window(&mut self, text: &Text<'v>, start: Option<Value<'v>>, end: Option<Value<'v>>) -> Fallible<Text<'v>> {
+    /// The part between two indexes; there is none, not even an empty one, behind the end.
+    fn window(
+        &mut self,
+        text: &Text<'v>,
+        start: Option<Value<'v>>,
+        end: Option<Value<'v>>,
+    ) -> Fallible<Option<Text<'v>>> {
         if start.is_none() && end.is_none() {
-            return Ok(text.clone());
+            return Ok(Some(text.clone()));
         }
-        let bound = |value: Option<Value<'v>>| value.map(|value| value.whole("an index")).transpose();
-        let bounds = [bound(start)?, bound(end)?, None];
-        match self.slice(&Value::Text(text.clone()), bounds)? {
-            Value::Text(part) => Ok(part),
-            _ => Ok("".into()),
+        let count = text.chars().count() as i128;
+        let place = |value: Option<Value<'v>>, default| match value {
+            None => Ok(default),
+            Some(value) => value.whole("an index").map(|at| if at < 0 { (at + count).max(0) } else { at }),
+        };
+        let (start, end) = (place(start, 0)?, place(end, count)?.min(count));
+        if start > end {
+            return Ok(None);
+        }
+        match self.slice(&Value::Text(text.clone()), [Some(start), Some(end), None])? {
+            Value::Text(part) => Ok(Some(part)),
+            _ => Ok(None),
         }
     }
 
@@ -333,12 +345,16 @@ impl<'v> Run<'v> {
         };
         let window = self.window(text, start, end.given())?;
         if name == "count" {
-            let count = if part.is_empty() { window.chars().count() + 1 } else { window.matches(&*part).count() };
-            return Ok(Value::int(count));
+            return Ok(Value::int(match window {
+                None => 0,
+                Some(window) if part.is_empty() => window.chars().count() + 1,
+                Some(window) => window.matches(&*part).count(),
+            }));
         }
-        let found = if name.starts_with('r') { window.rfind(&*part) } else { window.find(&*part) };
-        match found {
-            Some(at) => Ok(Value::Int(before + window[..at].chars().count() as i128)),
+        let place = |window: &str| if name.starts_with('r') { window.rfind(&*part) } else { window.find(&*part) };
+        let chars_before = |window: &Text<'v>| place(window).map(|at| window[..at].chars().count() as i128);
+        match window.as_ref().and_then(chars_before) {
+            Some(at) => Ok(Value::Int(before + at)),
             None if name.ends_with("index") => refused("substring not found"),
             None => Ok(Value::Int(-1)),
         }

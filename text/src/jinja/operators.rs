@@ -278,11 +278,10 @@ impl<'v> Run<'v> {
                     return Ok(Value::List(List::range(start, step * taken.step, taken.count)));
                 }
                 self.room_for_items(taken.count)?;
-                let items = taken.iter().filter_map(|at| list.get(at)).collect();
-                Ok(Value::List(List::own(list.kind, items)))
+                let items = taken.iter().filter_map(|at| list.get(at));
+                Ok(Value::List(List::own(list.kind, items.collect())))
             }
-            Value::Undefined => refused("an undefined value has no items"),
-            _ => Ok(Value::Undefined),
+            other => refused(format!("{:?} object has no parts", other.type_name())),
         }
     }
 }

@@ -107,8 +107,13 @@ impl<'v> Run<'v> {
                 let method = if name == "lower" { "islower" } else { "isupper" };
                 return Ok(self.method(&Value::Text(text), method, Given::default())?.is_true());
             }
-            "filter" => matches!(of, Value::Text(name) if FILTERS.contains(&&**name)),
-            "test" => matches!(of, Value::Text(name) if TESTS.contains(&&**name)),
+            "filter" | "test" => match of {
+                Value::Text(asked) if name == "filter" => FILTERS.contains(&&**asked),
+                Value::Text(asked) => TESTS.contains(&&**asked),
+                Value::List(list) if list.kind == Kind::List => return refused("unhashable type: list"),
+                Value::Map(_) => return refused("unhashable type: dict"),
+                _ => false,
+            },
             _ => return refused(format!("No test named '{name}'.")),
         })
     }

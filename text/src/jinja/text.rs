@@ -27,8 +27,10 @@ pub(crate) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
 
 pub(crate) fn capitalize(word: &str) -> String {
     let mut chars = word.chars();
-    let first = chars.next().map(|first| first.to_uppercase().to_string()).unwrap_or_default();
-    first + &chars.as_str().to_lowercase()
+    // Of one letter that has several in upper case, only the first becomes one: `ß` is `Ss`.
+    let mut upper = chars.next().into_iter().flat_map(char::to_uppercase);
+    let first = upper.next().map(String::from).unwrap_or_default();
+    first + &upper.collect::<String>().to_lowercase() + &chars.as_str().to_lowercase()
 }
 
 /// `markupsafe.escape`

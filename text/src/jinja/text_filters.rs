@@ -148,16 +148,16 @@ impl<'v> Run<'v> {
 
     fn truncate(&mut self, of: &Value<'v>, arguments: Given<'v>) -> Fallible<Value<'v>> {
         let [length, kill_words, end, leeway] = arguments.bind(["length", "killwords", "end", "leeway"])?;
-        let text = self.text_of(of)?;
         let (length, leeway) = (length.whole(255)?, leeway.given().map_or(Ok(5), |leeway| leeway.whole("leeway"))?);
         let end = end.text("...")?;
         let end_length = end.chars().count() as i128;
         if length < end_length || leeway < 0 {
             return refused(format!("truncate expects a length of at least {end_length}"));
         }
-        if text.chars().count() as i128 <= length + leeway {
-            return Ok(Value::Text(text));
+        if self.length(of)?.whole("a length")? <= length + leeway {
+            return Ok(of.clone());
         }
+        let Value::Text(text) = of else { return refused(format!("truncate of {}", of.type_name())) };
         let count = usize::try_from(length - end_length).unwrap_or(0);
         let cut: String = text.chars().take(count).collect();
         let cut =
@@ -208,7 +208,11 @@ fn quoted(text: &str, safe: &str) -> String {
 /// The filter `title`, unlike the method: a word ends with a hyphen, white space or an opening bracket.
 fn title(text: &str) -> String {
     let ends_word = |char: char| is_space(char) || matches!(char, '-' | '(' | '{' | '[' | '<');
-    text.split_inclusive(ends_word).map(capitalize).collect()
+    let upper_first = |word: &str| {
+        let mut chars = word.chars();
+        chars.next().into_iter().flat_map(char::to_uppercase).collect::<String>() + &chars.as_str().to_lowercase()
+    };
+    text.split_inclusive(ends_word).map(upper_first).collect()
 }
 
 /// The text without what stands between two marks, and without the marks.

@@ -31,6 +31,8 @@ pub(crate) enum Value<'v> {
 #[derive(Debug)]
 pub(crate) struct Generator<'v> {
     pub(crate) items: RefCell<VecDeque<Value<'v>>>,
+    /// Why it has no items: Python finds out when the first one is asked for.
+    pub(crate) failure: Option<String>,
     depth: u32,
 }
 
@@ -302,7 +304,11 @@ impl<'v> Value<'v> {
 
     pub(crate) fn iterator(items: Vec<Value<'v>>) -> Self {
         let depth = depth_of(&items);
-        Self::Iterator(Rc::new(Generator { items: RefCell::new(items.into()), depth }))
+        Self::Iterator(Rc::new(Generator { items: RefCell::new(items.into()), failure: None, depth }))
+    }
+
+    pub(crate) fn failing_iterator(reason: String) -> Self {
+        Self::Iterator(Rc::new(Generator { items: RefCell::default(), failure: Some(reason), depth: 1 }))
     }
 
     pub(crate) fn int(number: usize) -> Self {
