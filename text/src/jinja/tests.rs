@@ -110,7 +110,9 @@ impl<'v> Run<'v> {
             "filter" | "test" => match of {
                 Value::Text(asked) if name == "filter" => FILTERS.contains(&&**asked),
                 Value::Text(asked) => TESTS.contains(&&**asked),
-                Value::List(list) if list.kind == Kind::List => return refused("unhashable type: list"),
+                Value::List(list) if matches!(list.kind, Kind::List | Kind::Keys | Kind::Items) => {
+                    return refused(format!("unhashable type: {}", of.type_name()));
+                }
                 Value::Map(_) => return refused("unhashable type: dict"),
                 _ => false,
             },
