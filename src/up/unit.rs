@@ -5,8 +5,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use semmoe_tables::{Attention, Domains};
-use semmoe_worker::{ExpertLayout, TransportChoice, WireType};
-use serde::Deserialize;
+use semmoe_worker::{ExpertLayout, TransportChoice, WireType, WorkerEvent};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::mpsc;
@@ -139,14 +138,6 @@ pub(crate) struct RankDeath {
     last_words: Option<String>,
 }
 
-/// The events that a rank prints on its standard output, one JSON object a line.
-#[derive(Debug, Deserialize)]
-#[serde(tag = "event", rename_all = "lowercase")]
-enum RankEvent {
-    Bound { rendezvous: String },
-    Ready { http: Option<String> },
-}
-
 impl Unit {
     /// Starts rank 0, then the others once the rendezvous address is known, and waits until all are ready.
     pub(crate) async fn start(spec: &UnitSpec) -> Result<Self, CliError> {
@@ -164,17 +155,17 @@ impl Unit {
 
     async fn start_ranks(&mut self, spec: &UnitSpec, report: mpsc::UnboundedSender<RankDeath>) -> Result<(), CliError> {
         let mut front = self.spawn(spec, 0, "127.0.0.1:0", &report)?;
-        let RankEvent::Bound { rendezvous } = self.next_event(&mut front).await? else {
+        let WorkerEvent::Bound { rendezvous } = self.next_event(&mut front).await? else {
             return Err(CliError::failed("rank 0 was ready before it had a rendezvous address"));
         };
         let mut outputs = vec![front];
         for rank in 1..spec.layout.ranks {
-            outputs.push(self.spawn(spec, rank, &rendezvous, &report)?);
+            outputs.push(self.spawn(spec, rank, &rendezvous.to_string(), &report)?);
         }
         for (rank, output) in outputs.iter_mut().enumerate() {
             match self.next_event(output).await? {
-                RankEvent::Ready { http: Some(address) } if rank == 0 => self.url = format!("http://{address}"),
-                RankEvent::Ready { .. } if rank != 0 => {}
+                WorkerEvent::Ready { http: Some(address), .. } if rank == 0 => self.url = format!("http://{address}"),
+                WorkerEvent::Ready { .. } if rank != 0 => {}
                 event => return Err(CliError::failed(format!("rank {rank} said {event:?} instead of being ready"))),
             }
         }
@@ -234,7 +225,7 @@ impl Unit {
     async fn next_event(
         &mut self,
         output: &mut tokio::io::Lines<BufReader<ChildStdout>>,
-    ) -> Result<RankEvent, CliError> {
+    ) -> Result<WorkerEvent, CliError> {
         let line = tokio::select! {
             biased;
             line = output.next_line() => line,

@@ -8,7 +8,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient};
-use serde::Deserialize;
+use semmoe_worker::WorkerEvent;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::time::timeout;
@@ -48,14 +48,6 @@ pub struct Unit {
     client: HttpClient,
 }
 
-/// A line of a rank's output, a JSON object.
-#[derive(Debug, Deserialize)]
-#[serde(tag = "event", rename_all = "lowercase")]
-enum Event {
-    Bound { rendezvous: String },
-    Ready { http: Option<String> },
-}
-
 impl Unit {
     /// Starts rank 0, then the others, and waits until all are ready.
     ///
@@ -81,18 +73,18 @@ impl Unit {
             Ok(BufReader::new(stdout).lines())
         };
         let mut first = start(0, &format!("{}:0", network.control(0)))?;
-        let Event::Bound { rendezvous } = next(0, &mut first).await? else {
+        let WorkerEvent::Bound { rendezvous } = next(0, &mut first).await? else {
             return Err(BenchError::failed("rank 0 was ready before it had an address"));
         };
         let mut outputs = vec![first];
         for rank in 1..spec.ranks {
-            outputs.push(start(rank, &rendezvous)?);
+            outputs.push(start(rank, &rendezvous.to_string())?);
         }
         let mut http = None;
         for (rank, mut output) in outputs.into_iter().enumerate() {
             match next(rank, &mut output).await? {
-                Event::Ready { http: address } => http = http.or(address),
-                Event::Bound { .. } => return Err(BenchError::failed(format!("rank {rank} was bound twice"))),
+                WorkerEvent::Ready { http: address, .. } => http = http.or(address),
+                WorkerEvent::Bound { .. } => return Err(BenchError::failed(format!("rank {rank} was bound twice"))),
             }
             // Nothing more is printed; the pipe is kept open all the same.
             tokio::spawn(async move { while let Ok(Some(_)) = output.next_line().await {} });
@@ -170,7 +162,7 @@ fn command(spec: &UnitSpec<'_>, network: &Network, rank: u16, rendezvous: &str) 
     command
 }
 
-async fn next(rank: usize, output: &mut Lines<BufReader<ChildStdout>>) -> Result<Event, BenchError> {
+async fn next(rank: usize, output: &mut Lines<BufReader<ChildStdout>>) -> Result<WorkerEvent, BenchError> {
     match output.next_line().await {
         Ok(Some(line)) => serde_json::from_str(&line)
             .map_err(|error| BenchError::failed(format!("rank {rank} printed what is no event: {error}"))),

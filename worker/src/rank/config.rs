@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use semmoe_tables::{Attention, Domains};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::cpus::CpuList;
 use super::error::WorkerError;
@@ -19,7 +19,7 @@ use crate::unit::Shutdown;
 pub type Announce = Box<dyn FnMut(&WorkerEvent) + Send>;
 
 /// Events that a rank announces, in this order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum WorkerEvent {
     /// Rank 0 takes registrations.
