@@ -88,9 +88,9 @@ Engines without a placement option put experts 0 .. N/G-1 on the first rank, the
 renumbers the experts of every MoE layer (their tensors, and their rows of the router and its bias), so that contiguous placement \
 puts them where the tables want them. The model computes exactly the same results; no weight is changed.
 
-The result is verified: everything written is read back and compared byte by byte, and layers of both checkpoints are computed \
-on random hidden states and must agree in every bit. config.json is written last: a directory without it is incomplete. The same \
-command resumes an interrupted run. Files are memory-mapped, so little memory is needed; the disk must hold a second checkpoint.
+The result is verified: everything written is read back and compared byte by byte with the original under the new numbers. \
+config.json is written last: a directory without it is incomplete. The same command resumes an interrupted run. Files are \
+memory-mapped, so little memory is needed; the disk must hold a second checkpoint.
 
 Families: DeepSeek-V2 and -V3, Qwen3-MoE, Qwen2-MoE, OLMoE, Mixtral, GPT-OSS, quantized or not. Rejected are tables with replicas \
 (a checkpoint holds each expert once: use `tables export`) and, with group-limited gating (n_group > 1), placements that split \

@@ -52,8 +52,6 @@ fn the_permuted_model_says_and_routes_what_the_original_does() {
     let (out, out_tables) = (folder.path().join("new").join(MODEL), folder.path().join("new.tables.safetensors"));
     let report = json_of(&permute(&tables, &model_dir(), &out, &["--json", "--out-tables", &text(&out_tables)]));
     assert_eq!(report["moe_layers"], 7, "{report}");
-    assert_eq!(report["proof"]["outputs"], 14, "{report}");
-    assert_eq!(report["proof"]["logits"], 14, "{report}");
 
     let (tables_before, tables_after) =
         (Tables::open(&tables).expect("valid"), Tables::open(&out_tables).expect("valid"));

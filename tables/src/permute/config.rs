@@ -17,10 +17,6 @@ pub(super) struct Config {
     pub(super) permutation: Permutation,
     /// Layers of the model proper; a checkpoint may hold more of them for speculation.
     pub(super) hidden_layers: u16,
-    /// Groups of neighbouring experts that gating first chooses among; 1 when it does not.
-    pub(super) n_group: u16,
-    /// How many of them it searches.
-    pub(super) top_groups: u16,
 }
 
 impl Config {
@@ -44,10 +40,9 @@ impl Config {
         fields.require(last < hidden_layers, "num_hidden_layers", || {
             format!("more than {last}, the last MoE layer of the tables")
         })?;
-        let n_group = gating_groups(&fields, &permutation)?;
-        let top_groups = if n_group > 1 { number(&fields, "topk_group")? } else { 1 };
+        check_gating_groups(&fields, &permutation)?;
         match expert_named_in(fields.document()) {
-            None => Ok(Self { family, permutation, hidden_layers, n_group, top_groups }),
+            None => Ok(Self { family, permutation, hidden_layers }),
             Some(name) => {
                 let name: String = name.chars().take(100).collect();
                 let expected = "no names of single experts, which this file would still have under their old numbers";
@@ -61,18 +56,16 @@ fn number(fields: &CheckpointConfig, key: &str) -> Result<u16, ConfigError> {
     fields.whole(key, 0..=u16::MAX.into())?.ok_or_else(|| fields.unexpected(key, "0 to 65535"))
 }
 
-/// Group-limited gating: `n_group` groups of neighbouring experts, of which `topk_group` are searched. Returns
-/// `n_group`.
-fn gating_groups(fields: &CheckpointConfig, permutation: &Permutation) -> Result<u16, PermuteError> {
+/// Group-limited gating: the router searches some of `n_group` groups of neighbouring experts, which must stay whole.
+fn check_gating_groups(fields: &CheckpointConfig, permutation: &Permutation) -> Result<(), PermuteError> {
     let (n_group, experts) = (fields.whole("n_group", 0..=u16::MAX.into())?.unwrap_or(1), permutation.experts);
     if n_group <= 1 {
-        return Ok(1);
+        return Ok(());
     }
     fields.require(experts.is_multiple_of(n_group), "n_group", || {
         format!("a number that divides the {experts} experts")
     })?;
-    permutation.keeps_gating_groups(n_group)?;
-    Ok(n_group)
+    permutation.keeps_gating_groups(n_group)
 }
 
 fn family(fields: &CheckpointConfig) -> Result<&'static Family, PermuteError> {

@@ -124,16 +124,6 @@ pub enum PermuteError {
         /// Where its bytes should come from.
         original: String,
     },
-    /// The numeric self-check failed.
-    #[error("{}: layer {layer} does not compute what the original does: {what}", path.display())]
-    Computes {
-        /// The permuted checkpoint.
-        path: PathBuf,
-        /// The model's layer.
-        layer: u16,
-        /// The difference.
-        what: String,
-    },
 }
 
 impl PermuteError {

@@ -14,18 +14,6 @@ pub(super) struct Family {
     /// The router's tensors that must be there.
     pub(super) router: &'static [&'static str],
     pub(super) experts: Experts,
-    pub(super) scoring: Scoring,
-}
-
-/// The scores by which a family chooses experts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Scoring {
-    /// Softmax of the logits.
-    Softmax,
-    /// Softmax of the logits plus the router's bias.
-    BiasedSoftmax,
-    /// Sigmoid of the logits plus the correction, which counts for the choice alone.
-    CorrectedSigmoid,
 }
 
 /// How a family stores experts.
@@ -61,7 +49,6 @@ const MLP_EXPERTS: Family = Family {
     router_prefix: "mlp.gate.",
     router: &["weight"],
     experts: Experts::Each(GATED),
-    scoring: Scoring::Softmax,
 };
 
 /// Families whose names are known.
@@ -71,7 +58,6 @@ pub(super) const FAMILIES: &[Family] = &[
         architectures: &["DeepseekV3ForCausalLM"],
         experts_key: "n_routed_experts",
         router: &["weight", "e_score_correction_bias"],
-        scoring: Scoring::CorrectedSigmoid,
         ..MLP_EXPERTS
     },
     Family {
@@ -86,7 +72,6 @@ pub(super) const FAMILIES: &[Family] = &[
         router_prefix: "block_sparse_moe.gate.",
         router: &["weight"],
         experts: Experts::Each(&["w1", "w3", "w2"]),
-        scoring: Scoring::Softmax,
     },
     Family {
         architectures: &["GptOssForCausalLM"],
@@ -98,7 +83,6 @@ pub(super) const FAMILIES: &[Family] = &[
             projections: &["gate_up_proj", "down_proj"],
             endings: &[&["_blocks", "_scales", "_bias"], &["", "_bias"]],
         },
-        scoring: Scoring::BiasedSoftmax,
     },
 ];
 

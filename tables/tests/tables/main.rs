@@ -13,7 +13,6 @@ mod likely;
 mod merge;
 mod permute;
 mod permute_damage;
-mod permute_proof;
 mod permute_refused;
 mod prompt_split;
 mod round_trip;

@@ -84,10 +84,6 @@ fn every_family_is_permuted_in_one_file_and_in_shards() {
             assert_eq!(report.tensors, checkpoint.tensors.len());
             let speculative = checkpoint.tensors.contains_key("model.layers.3.mlp.gate.weight");
             assert_eq!(report.layers_kept, if speculative { vec![3] } else { vec![] });
-            // Released GPT-OSS checkpoints are MXFP4; the plain form is compared by bytes alone.
-            let outputs = if checkpoint.tensors.contains_key("model.layers.1.mlp.experts.down_proj") { 0 } else { 4 };
-            assert_eq!((report.proof.logits, report.proof.outputs, report.proof.ties), (4, outputs, 0), "{name}");
-            assert_eq!(report.proof.not_computed.is_none(), outputs > 0, "{name}: {:?}", report.proof);
             assert_eq!(report.left_out, ["consolidated.00.pth", "original"]);
             for file in ["config.json", "tokenizer.json", "empty.txt"] {
                 assert!(same(&folder.source(), &folder.out(), file), "{file}");

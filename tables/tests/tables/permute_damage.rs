@@ -68,7 +68,7 @@ proptest! {
         apply(&damage, &folder.source().join(&file));
         let result = permute(&tables(2), &folder.source(), &folder.out(), &mut |_, _| {});
         match result {
-            Ok(report) => prop_assert!(report.proof.logits <= 4 && folder.out().join("config.json").exists()),
+            Ok(_) => prop_assert!(folder.out().join("config.json").exists()),
             Err(error) => {
                 let error = error.to_string();
                 prop_assert!(!error.contains('\n') && error.len() < 1000, "{}", error);
