@@ -2,7 +2,6 @@
 
 mod bad_input;
 mod cli;
-mod dependencies;
 mod deploy;
 mod embeddings;
 mod export;
