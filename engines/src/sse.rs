@@ -89,7 +89,8 @@ impl Events {
 
     /// Offset just behind the last event that ends in this piece.
     fn last_boundary(&mut self, piece: &[u8]) -> Option<usize> {
-        let mut last = None;
+        // Another half of the line end that ended the last event ends it, too.
+        let mut last = (self.after_cr && self.at_boundary && self.held.is_empty()).then_some(0);
         let mut at = 0;
         while at < piece.len() {
             match piece[at] {
@@ -146,6 +147,7 @@ mod tests {
             (vec!["data: 1\r\n\r", "\ndata: 2\n\n"], vec!["data: 1\r\n\r", "\ndata: 2\n\n"]),
             (vec!["data: 1\r", "\n", "\r\n"], vec!["", "", "data: 1\r\n\r\n"]),
             (vec!["event: a\ndata: b\n", "id: 1\n\n"], vec!["", "event: a\ndata: b\nid: 1\n\n"]),
+            (vec!["data: 1\r\n\r", "\n", "da"], vec!["data: 1\r\n\r", "\n", ""]),
             (vec!["", "\n"], vec!["", "\n"]),
         ] {
             assert_eq!(relayed(&pieces), expected, "{pieces:?}");

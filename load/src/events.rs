@@ -1,5 +1,8 @@
 //! Server-sent events out of pieces cut anywhere, in bounded memory.
 
+use bytes::Bytes;
+use semmoe_engines::sse::Events as Boundaries;
+
 /// The longest event taken, in bytes: SGLang's `/generate` repeats the whole text in every event.
 pub(crate) const MAX_EVENT_BYTES: usize = 4 << 20;
 
@@ -16,56 +19,45 @@ pub(crate) struct Event<'a> {
     pub(crate) is_error: bool,
 }
 
-/// Collects the lines of a stream into events.
-#[derive(Debug, Default)]
+/// The events of a stream, parsed where [`Boundaries`] finds their ends.
+#[derive(Debug)]
 pub(crate) struct Events {
-    /// The start of a line whose end is still to come.
-    line: Vec<u8>,
+    boundaries: Boundaries,
     data: Vec<u8>,
     has_data: bool,
     is_error: bool,
-    after_cr: bool,
+}
+
+impl Default for Events {
+    fn default() -> Self {
+        let boundaries = Boundaries::with_limit(MAX_EVENT_BYTES);
+        Self { boundaries, data: Vec::new(), has_data: false, is_error: false }
+    }
 }
 
 impl Events {
     /// Takes a piece and calls `on_event` for every event that ends in it, until that returns an error.
     pub(crate) fn push<E: From<TooLong>>(
         &mut self,
-        mut piece: &[u8],
+        piece: Bytes,
         mut on_event: impl FnMut(Event<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
-        while let Some(&first) = piece.first() {
-            if std::mem::take(&mut self.after_cr) && first == b'\n' {
-                piece = &piece[1..];
-                continue;
-            }
-            let end = piece.iter().position(|byte| matches!(byte, b'\n' | b'\r'));
-            let part = &piece[..end.unwrap_or(piece.len())];
-            if self.line.len() + self.data.len() + part.len() > MAX_EVENT_BYTES {
-                return Err(TooLong.into());
-            }
-            let Some(end) = end else {
-                self.line.extend_from_slice(part);
-                break;
-            };
-            self.after_cr = piece[end] == b'\r';
-            piece = &piece[end + 1..];
-            if self.line.is_empty() {
-                self.end_line(part, &mut on_event)?;
-            } else {
-                self.line.extend_from_slice(part);
-                let line = std::mem::take(&mut self.line);
-                self.end_line(&line, &mut on_event)?;
-                self.line = line;
-                self.line.clear();
-            }
+        let complete = self.boundaries.push(piece);
+        if !self.boundaries.is_at_boundary() {
+            return Err(TooLong.into());
+        }
+        let mut rest = &complete[..];
+        while let Some(end) = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r')) {
+            let (line, after) = rest.split_at(end);
+            rest = &after[if after.starts_with(b"\r\n") { 2 } else { 1 }..];
+            self.end_line(line, &mut on_event)?;
         }
         Ok(())
     }
 
     /// Whether the stream ends here with nothing begun.
-    pub(crate) fn is_at_boundary(&self) -> bool {
-        self.line.is_empty() && !self.has_data && !self.is_error
+    pub(crate) fn ends_at_boundary(mut self) -> bool {
+        self.boundaries.rest().is_empty()
     }
 
     fn end_line<E>(&mut self, line: &[u8], on_event: &mut impl FnMut(Event<'_>) -> Result<(), E>) -> Result<(), E> {
@@ -105,13 +97,13 @@ mod tests {
     fn events(pieces: &[&[u8]]) -> (Vec<(String, bool)>, bool) {
         let (mut parser, mut found) = (Events::default(), Vec::new());
         for piece in pieces {
-            let taken: Result<(), TooLong> = parser.push(piece, |event| {
+            let taken: Result<(), TooLong> = parser.push(Bytes::copy_from_slice(piece), |event| {
                 found.push((String::from_utf8_lossy(event.data).into_owned(), event.is_error));
                 Ok(())
             });
             assert_eq!(taken, Ok(()));
         }
-        (found, parser.is_at_boundary())
+        (found, parser.ends_at_boundary())
     }
 
     #[test]
@@ -139,8 +131,8 @@ mod tests {
     fn endless_events_are_refused() {
         for filler in [&b"x"[..], b"data: xxxxxxx\n"] {
             let mut parser = Events::default();
-            let piece = filler.repeat((1 << 20) / filler.len());
-            let refused = (0..20).find(|_| parser.push(&piece, |_| Ok::<(), TooLong>(())).is_err());
+            let piece = Bytes::from(filler.repeat((1 << 20) / filler.len()));
+            let refused = (0..20).find(|_| parser.push(piece.clone(), |_| Ok::<(), TooLong>(())).is_err());
             assert!(refused.is_some_and(|pieces| (3..10).contains(&pieces)), "{refused:?}");
         }
     }

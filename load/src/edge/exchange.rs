@@ -87,11 +87,11 @@ impl Seen {
         let mut events = Events::default();
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|_| Failure::Broken(Break::Short))?;
-            let Some(data) = frame.data_ref() else { continue };
+            let Ok(data) = frame.into_data() else { continue };
             let now = Instant::now();
             events.push(data, |event| self.event(event, now, &mut on_gap))?;
         }
-        match (events.is_at_boundary(), self.done) {
+        match (events.ends_at_boundary(), self.done) {
             (true, true) => Ok(()),
             (false, _) => Err(Failure::Broken(Break::InEvent)),
             (true, false) => Err(Failure::Broken(Break::NoDone)),
