@@ -22,6 +22,7 @@
 //! | `paper` | the paper's Algorithm 1, as a baseline |
 //! | `ranks` | the objective of remote ranks: its unit step and its local search |
 //! | `bounds` | what no placement can exceed, so that the gap of a solution is a figure |
+//! | `rows` | sums over rows of ndarray's matrices, the same bits on every machine |
 //! | `hosts`, `tally`, `eval_tokens`, `eval_requests`, `calibration` | evaluation |
 
 mod alternate;
@@ -57,6 +58,7 @@ mod ranks;
 mod replica_step;
 mod replicate;
 mod report;
+mod rows;
 mod seeds;
 mod solve;
 mod spectral;
@@ -72,7 +74,7 @@ mod unit_step;
 mod whole;
 
 pub use assign::{TokenAssigner, TokenPlan};
-pub use bounds::{BoundScope, Bounds, LayerBounds, bounds};
+pub use bounds::{BoundScope, Bounds, LayerBounds, bounds, greatest_eigenpairs};
 pub use calibration::{Calibration, Reliability, ReliabilityBin};
 pub use error::SolveError;
 pub use eval_requests::{BURST, WINDOW};

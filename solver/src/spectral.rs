@@ -12,9 +12,12 @@
 //! every step gives each group N/G experts of every layer, exactly; of several tries the one with the least squared
 //! distances is taken.
 
+use ndarray::{Array2, ArrayView1};
+
 use crate::bounds::greatest_eigenpairs;
 use crate::clustering::Task;
 use crate::problem::Problem;
+use crate::rows::slice;
 use crate::seeds::draw;
 use crate::transport::{Plan, Stop, assign_evenly};
 use crate::unit_step::{to_profit, unit_step};
@@ -48,39 +51,29 @@ pub(crate) fn spectral_plan(task: &Task<'_>, random: &mut fastrand::Rng, stop: S
 }
 
 /// The columns as points, [L * N, G].
-struct Points {
-    groups: usize,
-    coordinates: Vec<f64>,
-}
+struct Points(Array2<f64>);
 
 impl Points {
     fn new(problem: &Problem, groups: usize) -> Self {
-        let columns = problem.column_load.len();
-        let pairs = greatest_eigenpairs(columns, coactivation(problem), groups);
-        let mut coordinates = vec![0.0; columns * groups];
-        for (axis, (value, vector)) in pairs.iter().enumerate() {
-            let scale = value.max(0.0).sqrt();
-            vector.iter().enumerate().for_each(|(column, x)| coordinates[column * groups + axis] = scale * x);
-        }
-        Points { groups, coordinates }
-    }
-
-    fn of(&self, column: usize) -> &[f64] {
-        &self.coordinates[column * self.groups..(column + 1) * self.groups]
+        let (values, vectors) = greatest_eigenpairs(coactivation(problem), groups);
+        let scale = values.mapv(|value| value.max(0.0).sqrt());
+        Points(Array2::from_shape_fn((vectors.ncols(), groups), |(column, axis)| scale[axis] * vectors[[axis, column]]))
     }
 
     /// Balanced k-means: the sum of squared distances, and the group of each column. `None` if `stop` said so before
     /// the end.
     fn divide(&self, problem: &Problem, random: &mut fastrand::Rng, stop: Stop<'_>) -> Option<(f64, Vec<u16>)> {
-        let columns = problem.column_load.len();
-        let mut centres: Vec<Vec<f64>> = Vec::with_capacity(self.groups);
-        for _ in 0..self.groups {
-            let nearest = |column: usize| match centres.len() {
+        let Points(points) = self;
+        let (columns, groups) = points.dim();
+        let mut centres = Array2::zeros((groups, groups));
+        for drawn in 0..groups {
+            let before = || centres.rows().into_iter().take(drawn);
+            let nearest = |column: usize| match drawn {
                 0 => 1.0,
-                _ => centres.iter().map(|centre| squared(self.of(column), centre)).fold(f64::INFINITY, f64::min),
+                _ => before().map(|centre| squared(points.row(column), centre)).fold(f64::INFINITY, f64::min),
             };
             let centre = draw(columns, nearest, random);
-            centres.push(self.of(centre).to_vec());
+            centres.row_mut(drawn).assign(&points.row(centre));
         }
         let mut group_of = Vec::new();
         for _ in 0..MAX_ROUNDS {
@@ -89,51 +82,49 @@ impl Points {
                 break;
             }
             group_of = next;
-            centres.iter_mut().for_each(|centre| centre.fill(0.0));
-            let each = (columns / self.groups) as f64;
-            for (column, &group) in group_of.iter().enumerate() {
-                let centre = &mut centres[usize::from(group)];
-                centre.iter_mut().zip(self.of(column)).for_each(|(sum, x)| *sum += x / each);
+            centres.fill(0.0);
+            let each = (columns / groups) as f64;
+            for (point, &group) in points.rows().into_iter().zip(&group_of) {
+                centres.row_mut(usize::from(group)).zip_mut_with(&point, |sum, x| *sum += x / each);
             }
         }
-        let apart = |(column, &group): (usize, &u16)| squared(self.of(column), &centres[usize::from(group)]);
-        Some((group_of.iter().enumerate().map(apart).sum(), group_of))
+        let apart = |(point, &group): (ArrayView1<'_, f64>, &u16)| squared(point, centres.row(usize::from(group)));
+        Some((points.rows().into_iter().zip(&group_of).map(apart).sum(), group_of))
     }
 
     /// N/G experts of every layer to each centre, at least squared distance.
-    fn nearest_with_room(&self, problem: &Problem, centres: &[Vec<f64>], stop: Stop<'_>) -> Option<Vec<u16>> {
+    fn nearest_with_room(&self, problem: &Problem, centres: &Array2<f64>, stop: Stop<'_>) -> Option<Vec<u16>> {
+        let Points(points) = self;
         let layer = |layer: usize| {
-            let profit: Vec<i64> = problem
-                .columns(layer)
-                .flat_map(|column| centres.iter().map(move |centre| -to_profit(squared(self.of(column), centre))))
-                .collect();
-            Some(assign_evenly(&profit, self.groups, None, stop)?.label)
+            let pairs =
+                problem.columns(layer).flat_map(|column| centres.rows().into_iter().map(move |row| (column, row)));
+            let profit: Vec<i64> =
+                pairs.map(|(column, centre)| -to_profit(squared(points.row(column), centre))).collect();
+            Some(assign_evenly(&profit, centres.nrows(), None, stop)?.label)
         };
         Some((0..problem.layers).map(layer).collect::<Option<Vec<_>>>()?.concat())
     }
 }
 
-fn squared(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(x, y)| (x - y) * (x - y)).sum()
+fn squared(a: ArrayView1<'_, f64>, b: ArrayView1<'_, f64>) -> f64 {
+    slice(a).iter().zip(slice(b)).map(|(x, y)| (x - y) * (x - y)).sum()
 }
 
 /// M, [L * N, L * N].
-fn coactivation(problem: &Problem) -> Vec<f64> {
+fn coactivation(problem: &Problem) -> Array2<f64> {
     let (columns, tokens) = (problem.column_load.len(), problem.total_mass() as f64);
-    let mut matrix = vec![0.0; columns * columns];
+    let mut matrix = Array2::<f64>::zeros((columns, columns));
     for (unit, &mass) in problem.mass.iter().enumerate() {
         let row: Vec<(usize, f64)> = problem.row(unit).map(|(column, count)| (column, f64::from(count))).collect();
         for &(i, x) in &row {
-            let to = &mut matrix[i * columns..(i + 1) * columns];
+            let mut to = matrix.row_mut(i);
             row.iter().for_each(|&(j, y)| to[j] += x * y / mass as f64);
         }
     }
     let load = |column: usize| (problem.column_load[column] as f64).max(1.0);
-    for i in 0..columns {
-        for j in 0..columns {
-            let chance = problem.column_load[i] as f64 * problem.column_load[j] as f64 / tokens;
-            matrix[i * columns + j] = (matrix[i * columns + j] - chance) / (load(i) * load(j)).sqrt();
-        }
+    for ((i, j), value) in matrix.indexed_iter_mut() {
+        let chance = problem.column_load[i] as f64 * problem.column_load[j] as f64 / tokens;
+        *value = (*value - chance) / (load(i) * load(j)).sqrt();
     }
     matrix
 }

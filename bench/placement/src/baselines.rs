@@ -2,6 +2,9 @@
 
 use std::cmp::Ordering;
 
+use ndarray::{Array2, ArrayRef1, Axis};
+use semmoe_solver::greatest_eigenpairs;
+
 use crate::assignment::assign_groups;
 use crate::counts::LayerCounts;
 
@@ -73,14 +76,10 @@ pub(crate) fn coactivation_by_load(counts: &LayerCounts, groups: usize) -> Group
 pub(crate) fn spectral(counts: &LayerCounts, groups: usize, random: &mut fastrand::Rng) -> Groups {
     let n = counts.experts;
     let scale: Vec<f64> = counts.load.iter().map(|load| load.max(1.0).sqrt()).collect();
-    let normal: Vec<f64> = (0..n * n).map(|i| counts.centred(i / n, i % n) / (scale[i / n] * scale[i % n])).collect();
-    let (values, vectors) = crate::eigen::symmetric(&normal, n);
-    let mut order: Vec<usize> = (0..n).collect();
-    order.sort_by(|&a, &b| values[b].total_cmp(&values[a]));
-    let axes = groups.min(n);
-    let points: Vec<Vec<f64>> = (0..n)
-        .map(|expert| order[..axes].iter().map(|&k| vectors[expert * n + k] * values[k].max(0.0).sqrt()).collect())
-        .collect();
+    let normal = Array2::from_shape_fn((n, n), |(a, b)| counts.centred(a, b) / (scale[a] * scale[b]));
+    let (values, vectors) = greatest_eigenpairs(normal, groups.min(n));
+    let scale = values.mapv(|value| value.max(0.0).sqrt());
+    let points = Array2::from_shape_fn((n, scale.len()), |(expert, axis)| vectors[[axis, expert]] * scale[axis]);
     let mut best: Option<(f64, Groups)> = None;
     for _ in 0..SPECTRAL_STARTS {
         let group_of = balanced_kmeans(&points, groups, random);
@@ -97,22 +96,24 @@ pub(crate) fn spectral(counts: &LayerCounts, groups: usize, random: &mut fastran
 const SPECTRAL_STARTS: usize = 16;
 const KMEANS_ROUNDS: usize = 30;
 
-fn balanced_kmeans(points: &[Vec<f64>], groups: usize, random: &mut fastrand::Rng) -> Groups {
-    let mut start: Vec<usize> = (0..points.len()).collect();
+fn balanced_kmeans(points: &Array2<f64>, groups: usize, random: &mut fastrand::Rng) -> Groups {
+    let mut start: Vec<usize> = (0..points.nrows()).collect();
     random.shuffle(&mut start);
-    let mut centres: Vec<Vec<f64>> = start[..groups].iter().map(|&point| points[point].clone()).collect();
+    let mut centres = points.select(Axis(0), &start[..groups]);
     let mut group_of = Vec::new();
     for _ in 0..KMEANS_ROUNDS {
-        let distance = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| (x - y) * (x - y)).sum::<f64>();
-        let next = assign_groups(points.len(), groups, |point, group| -distance(&points[point], &centres[group]));
+        let distance =
+            |a: &ArrayRef1<f64>, b: &ArrayRef1<f64>| a.iter().zip(b).map(|(x, y)| (x - y) * (x - y)).sum::<f64>();
+        let nearness = |point: usize, group: usize| -distance(&points.row(point), &centres.row(group));
+        let next = assign_groups(points.nrows(), groups, nearness);
         if next == group_of {
             break;
         }
         group_of = next;
-        centres.iter_mut().for_each(|centre| centre.fill(0.0));
-        for (point, &group) in points.iter().zip(&group_of) {
-            let each = (points.len() / groups) as f64;
-            centres[usize::from(group)].iter_mut().zip(point).for_each(|(sum, x)| *sum += x / each);
+        centres.fill(0.0);
+        let each = (points.nrows() / groups) as f64;
+        for (point, &group) in points.rows().into_iter().zip(&group_of) {
+            centres.row_mut(usize::from(group)).zip_mut_with(&point, |sum, x| *sum += x / each);
         }
     }
     group_of
@@ -153,7 +154,7 @@ fn swap_within(counts: &LayerCounts, group_of: &mut [u16]) -> bool {
 /// MoETuner's two programs: experts in groups of even load, then in each layer the groups on the devices that keep
 /// most of what comes from the layer before (`transitions`, [N, N]) where it is. The first is solved by falling load
 /// and swaps, the second exactly, layer by layer.
-pub(crate) fn moetuner(counts: &[LayerCounts], transitions: &[Vec<f64>], groups: usize) -> Vec<Groups> {
+pub(crate) fn moetuner(counts: &[LayerCounts], transitions: &[Array2<f64>], groups: usize) -> Vec<Groups> {
     let mut layers: Vec<Groups> = Vec::with_capacity(counts.len());
     for (layer, counts) in counts.iter().enumerate() {
         let clusters = even_load(counts, groups);
@@ -161,12 +162,11 @@ pub(crate) fn moetuner(counts: &[LayerCounts], transitions: &[Vec<f64>], groups:
             layers.push(clusters);
             continue;
         };
-        let mut kept = vec![0.0; groups * groups];
-        for (at, &flow) in transitions[layer - 1].iter().enumerate() {
-            let (from, to) = (before[at / counts.experts], clusters[at % counts.experts]);
-            kept[usize::from(to) * groups + usize::from(from)] += flow;
+        let mut kept = Array2::<f64>::zeros((groups, groups));
+        for ((from, to), flow) in transitions[layer - 1].indexed_iter() {
+            kept[[usize::from(clusters[to]), usize::from(before[from])]] += flow;
         }
-        let device = assign_groups(groups, groups, |cluster, device| kept[cluster * groups + device]);
+        let device = assign_groups(groups, groups, |cluster, device| kept[[cluster, device]]);
         layers.push(clusters.into_iter().map(|cluster| device[usize::from(cluster)]).collect());
     }
     layers
@@ -195,28 +195,33 @@ fn even_load(counts: &LayerCounts, groups: usize) -> Groups {
 
 /// ExFlow's program: experts of consecutive layers that follow each other share a device, as many as can be. Every
 /// layer in turn is assigned exactly, given its neighbours, from several starts.
-pub(crate) fn exflow(experts: usize, transitions: &[Vec<f64>], groups: usize, rng: &mut fastrand::Rng) -> Vec<Groups> {
+pub(crate) fn exflow(
+    experts: usize,
+    transitions: &[Array2<f64>],
+    groups: usize,
+    rng: &mut fastrand::Rng,
+) -> Vec<Groups> {
     let layers = transitions.len() + 1;
     let mut best: Option<(f64, Vec<Groups>)> = None;
     for _ in 0..EXFLOW_STARTS {
         let mut placed: Vec<Groups> = (0..layers).map(|_| random(experts, groups, rng)).collect();
-        let mut value = kept_between(experts, transitions, &placed);
+        let mut value = kept_between(transitions, &placed);
         loop {
             for layer in 0..layers {
-                let mut gain = vec![0.0; experts * groups];
+                let mut gain = Array2::<f64>::zeros((experts, groups));
                 if layer > 0 {
-                    for (at, &flow) in transitions[layer - 1].iter().enumerate() {
-                        gain[(at % experts) * groups + usize::from(placed[layer - 1][at / experts])] += flow;
+                    for ((from, to), flow) in transitions[layer - 1].indexed_iter() {
+                        gain[[to, usize::from(placed[layer - 1][from])]] += flow;
                     }
                 }
                 if layer + 1 < layers {
-                    for (at, &flow) in transitions[layer].iter().enumerate() {
-                        gain[(at / experts) * groups + usize::from(placed[layer + 1][at % experts])] += flow;
+                    for ((from, to), flow) in transitions[layer].indexed_iter() {
+                        gain[[from, usize::from(placed[layer + 1][to])]] += flow;
                     }
                 }
-                placed[layer] = assign_groups(experts, groups, |expert, group| gain[expert * groups + group]);
+                placed[layer] = assign_groups(experts, groups, |expert, group| gain[[expert, group]]);
             }
-            let next = kept_between(experts, transitions, &placed);
+            let next = kept_between(transitions, &placed);
             if next <= value * (1.0 + 1e-9) {
                 break;
             }
@@ -231,10 +236,10 @@ pub(crate) fn exflow(experts: usize, transitions: &[Vec<f64>], groups: usize, rn
 
 const EXFLOW_STARTS: usize = 8;
 
-fn kept_between(experts: usize, transitions: &[Vec<f64>], placed: &[Groups]) -> f64 {
-    let pair = |layer: usize, at: usize| placed[layer][at / experts] == placed[layer + 1][at % experts];
-    let kept = transitions.iter().enumerate().map(|(layer, flows)| {
-        flows.iter().enumerate().filter(|(at, _)| pair(layer, *at)).map(|(_, flow)| flow).sum::<f64>()
+fn kept_between(transitions: &[Array2<f64>], placed: &[Groups]) -> f64 {
+    let kept = transitions.iter().zip(placed.windows(2)).map(|(flows, pair)| {
+        let together = flows.indexed_iter().filter(|((from, to), _)| pair[0][*from] == pair[1][*to]);
+        together.map(|(_, flow)| flow).sum::<f64>()
     });
     kept.sum()
 }

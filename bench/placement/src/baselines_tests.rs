@@ -8,7 +8,7 @@ fn planted() -> LayerCounts {
     let load: Vec<f64> = (0..experts).map(|expert| 100.0 + 10.0 * expert as f64).collect();
     let alike = |a: usize, b: usize| if a % 2 == b % 2 { 3.0 } else { 1.0 };
     let total: f64 = load.iter().sum();
-    let together = (0..64).map(|i| alike(i / 8, i % 8) * load[i / 8] * load[i % 8] / total).collect();
+    let together = Array2::from_shape_fn((8, 8), |(a, b)| alike(a, b) * load[a] * load[b] / total);
     LayerCounts { experts, load, together, tokens: total / 2.0 }
 }
 
@@ -63,10 +63,10 @@ fn every_group_of_every_baseline_is_full() {
 /// Expert e of a layer is followed by expert 7 - e of the next.
 #[test]
 fn exflow_and_moetuner_follow_the_tokens() {
-    let flow: Vec<f64> = (0..64).map(|i| if i / 8 + i % 8 == 7 { 1.0 } else { 0.0 }).collect();
+    let flow = Array2::from_shape_fn((8, 8), |(a, b)| if a + b == 7 { 1.0 } else { 0.0 });
     let flows = vec![flow.clone(), flow];
     let placed = exflow(8, &flows, 4, &mut fastrand::Rng::with_seed(3));
-    assert_eq!(kept_between(8, &flows, &placed), 16.0, "nothing leaves its device: {placed:?}");
+    assert_eq!(kept_between(&flows, &placed), 16.0, "nothing leaves its device: {placed:?}");
     // MoETuner's clusters follow load alone; only their devices follow the tokens.
     let tuned = moetuner(&[planted(), planted(), planted()], &flows, 4);
     let swapped: Vec<Groups> = tuned
@@ -74,5 +74,5 @@ fn exflow_and_moetuner_follow_the_tokens() {
         .enumerate()
         .map(|(layer, groups)| groups.iter().map(|&group| if layer == 1 { 3 - group } else { group }).collect())
         .collect();
-    assert!(kept_between(8, &flows, &tuned) >= kept_between(8, &flows, &swapped));
+    assert!(kept_between(&flows, &tuned) >= kept_between(&flows, &swapped));
 }

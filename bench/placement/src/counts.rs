@@ -1,5 +1,6 @@
 //! The input of the baselines: the load of each expert, and how often two are activated by the same token.
 
+use ndarray::Array2;
 use semmoe_tables::{LayerIdx, Profile, TokenId};
 
 /// One layer of a profile.
@@ -9,7 +10,7 @@ pub(crate) struct LayerCounts {
     pub(crate) load: Vec<f64>,
     /// [N, N] `sum over tokens t of w[t,e] w[t,e'] / a[t]`, a = occurrences of t: co-activations expected from the
     /// tokens' own shares. Counts do not say what one occurrence activated together.
-    pub(crate) together: Vec<f64>,
+    pub(crate) together: Array2<f64>,
     /// Occurrences with a known route.
     pub(crate) tokens: f64,
 }
@@ -21,7 +22,7 @@ impl LayerCounts {
 
     fn new(profile: &Profile, layer: LayerIdx) -> Self {
         let experts = usize::from(profile.model().num_experts);
-        let (load, together) = (vec![0.0; experts], vec![0.0; experts * experts]);
+        let (load, together) = (vec![0.0; experts], Array2::zeros((experts, experts)));
         let mut counts = LayerCounts { experts, load, together, tokens: profile.total_tokens() as f64 };
         for (token, &occurrences) in (0u32..).zip(profile.token_counts()).filter(|(_, count)| **count > 0) {
             let row = profile.row(layer, TokenId::new(token));
@@ -29,7 +30,7 @@ impl LayerCounts {
                 counts.load[usize::from(a)] += f64::from(x);
                 let weight = f64::from(x) / occurrences as f64;
                 for (&b, &y) in row.experts.iter().zip(row.counts) {
-                    counts.together[usize::from(a) * experts + usize::from(b)] += weight * f64::from(y);
+                    counts.together[[usize::from(a), usize::from(b)]] += weight * f64::from(y);
                 }
             }
         }
@@ -38,20 +39,20 @@ impl LayerCounts {
 
     /// Co-activations beyond those that the loads alone explain.
     pub(crate) fn centred(&self, a: usize, b: usize) -> f64 {
-        self.together[a * self.experts + b] - self.load[a] * self.load[b] / self.tokens.max(1.0)
+        self.together[[a, b]] - self.load[a] * self.load[b] / self.tokens.max(1.0)
     }
 
     /// Transitions between the experts of this layer and of the next, expected from the tokens' own shares.
-    pub(crate) fn transitions(profile: &Profile, layer: usize) -> Vec<f64> {
+    pub(crate) fn transitions(profile: &Profile, layer: usize) -> Array2<f64> {
         let experts = usize::from(profile.model().num_experts);
         let (here, next) = (LayerIdx::new(layer as u16), LayerIdx::new(layer as u16 + 1));
-        let mut sums = vec![0.0; experts * experts];
+        let mut sums = Array2::<f64>::zeros((experts, experts));
         for (token, &occurrences) in (0u32..).zip(profile.token_counts()).filter(|(_, count)| **count > 0) {
             let (from, to) = (profile.row(here, TokenId::new(token)), profile.row(next, TokenId::new(token)));
             for (&a, &x) in from.experts.iter().zip(from.counts) {
                 let weight = f64::from(x) / occurrences as f64;
                 for (&b, &y) in to.experts.iter().zip(to.counts) {
-                    sums[usize::from(a) * experts + usize::from(b)] += weight * f64::from(y);
+                    sums[[usize::from(a), usize::from(b)]] += weight * f64::from(y);
                 }
             }
         }

@@ -8,7 +8,6 @@ mod baselines;
 mod counts;
 mod domains;
 mod drift;
-mod eigen;
 mod error;
 mod even;
 mod given;

@@ -85,8 +85,7 @@ pub(crate) fn baselines(profile: &Profile, setting: &Setting) -> Result<Vec<Plac
         let found = format!("{experts} experts in {groups} groups");
         return Err(BenchError::Input { found, expected: "expected as many in each, as most baselines need that" });
     }
-    let transitions: Vec<Vec<f64>> =
-        (1..counts.len()).map(|next| LayerCounts::transitions(profile, next - 1)).collect();
+    let transitions: Vec<_> = (1..counts.len()).map(|next| LayerCounts::transitions(profile, next - 1)).collect();
     let mut rng = fastrand::Rng::with_seed(setting.seed);
     let mut each = |rule: &mut dyn FnMut(&LayerCounts, &mut fastrand::Rng) -> Vec<u16>| -> Vec<Vec<u16>> {
         counts.iter().map(|counts| rule(counts, &mut rng)).collect()

@@ -4,7 +4,10 @@
 //! as rows so that every inner loop is contiguous. Nothing rests on its accuracy: [`Eigen::error`] bounds it
 //! afterwards.
 
-use super::matrix::{Matrix, add, dot};
+use ndarray::{Array1, Array2, Axis, s};
+
+use super::matrix::norm;
+use crate::rows::{add, dot, slice, slice_mut};
 
 /// QL sweeps for one eigenvalue; about two are usual. More would only be inexact, which [`Eigen::error`] shows.
 const MAX_SWEEPS: u32 = 64;
@@ -16,15 +19,15 @@ pub(super) const UNIT_ROUNDOFF: f64 = f64::EPSILON / 2.0;
 #[derive(Debug)]
 pub(super) struct Eigen {
     /// [n]
-    pub(super) values: Vec<f64>,
+    pub(super) values: Array1<f64>,
     /// [n, n], row i belongs to value i.
-    pub(super) vectors: Matrix,
+    pub(super) vectors: Array2<f64>,
 }
 
 impl Eigen {
-    pub(super) fn new(matrix: &Matrix) -> Self {
-        let mut work = Tridiagonal::new(matrix.clone());
-        for low in 0..matrix.n {
+    pub(super) fn new(matrix: Array2<f64>) -> Self {
+        let mut work = Tridiagonal::new(matrix);
+        for low in 0..work.diagonal.len() {
             work.settle(low);
         }
         work.sorted()
@@ -36,27 +39,25 @@ impl Eigen {
     /// factors within `|Q Q^T - 1|` of 1; by Weyl, those of `matrix` are within `|matrix - Q^T D Q|` of them. Both
     /// norms are computed (Frobenius), with what rounding can add to them. Not a number, or infinite, if the values
     /// are.
-    pub(super) fn error(&self, matrix: &Matrix) -> f64 {
-        let n = matrix.n;
+    pub(super) fn error(&self, matrix: &Array2<f64>) -> f64 {
+        let n = matrix.nrows() as f64;
         let largest = self.values.iter().fold(0.0, |most: f64, value| most.max(value.abs()));
         let (mut residual, mut defect) = (0.0, 0.0);
-        let mut rest = vec![0.0; n];
-        for row in 0..n {
-            rest.copy_from_slice(matrix.row(row));
-            for (value, vector) in self.values.iter().zip(self.vectors.data.chunks_exact(n)) {
-                add(&mut rest, -value * vector[row], vector);
+        for (at, own) in self.vectors.rows().into_iter().enumerate() {
+            let (mut rest, own) = (matrix.row(at).to_vec(), slice(own));
+            for (value, vector) in self.values.iter().zip(self.vectors.rows()) {
+                add(&mut rest, -value * vector[at], slice(vector));
             }
             residual += dot(&rest, &rest);
-            let vector = self.vectors.row(row);
-            for other in 0..row {
-                defect += 2.0 * dot(vector, self.vectors.row(other)).powi(2);
+            for other in self.vectors.rows().into_iter().take(at) {
+                defect += 2.0 * dot(own, slice(other)).powi(2);
             }
-            defect += (dot(vector, vector) - 1.0).powi(2);
+            defect += (dot(own, own) - 1.0).powi(2);
         }
         // Each entry is a sum of n + 1 terms, at most (1 + defect) * largest (or 1) in all by Cauchy-Schwarz.
-        let rounding = 2.0 * (n as f64 + 8.0) * n as f64 * UNIT_ROUNDOFF;
+        let rounding = 2.0 * (n + 8.0) * n * UNIT_ROUNDOFF;
         let defect = defect.sqrt() * (1.0 + rounding) + 2.0 * rounding;
-        let residual = residual.sqrt() * (1.0 + rounding) + (largest * (1.0 + defect) + matrix.norm()) * rounding;
+        let residual = residual.sqrt() * (1.0 + rounding) + (largest * (1.0 + defect) + norm(matrix)) * rounding;
         residual + defect * largest
     }
 }
@@ -65,35 +66,35 @@ impl Eigen {
 struct Tridiagonal {
     diagonal: Vec<f64>,
     off: Vec<f64>,
-    rows: Matrix,
+    rows: Array2<f64>,
     /// Of `settle`: what was subtracted from the diagonal, and the largest size met.
     shift: f64,
     size: f64,
 }
 
 impl Tridiagonal {
-    fn new(mut a: Matrix) -> Self {
-        let n = a.n;
+    fn new(mut a: Array2<f64>) -> Self {
+        let n = a.nrows();
         let mut off = vec![0.0; n];
         let mut factors = vec![0.0; n];
         for step in 0..n.saturating_sub(1) {
-            let (above, below) = a.data.split_at_mut((step + 1) * n);
-            let reflector = &mut above[step * n + step + 1..];
+            let (mut above, mut below) = a.view_mut().split_at(Axis(0), step + 1);
+            let reflector = &mut slice_mut(above.row_mut(step))[step + 1..];
             (off[step], factors[step]) = reflect(reflector);
             if factors[step] == 0.0 {
                 continue;
             }
-            let rows = || below.chunks_exact(n).map(|row| &row[step + 1..]);
-            let mut product: Vec<f64> = rows().map(|row| factors[step] * dot(row, reflector)).collect();
+            let rows = below.rows().into_iter().map(|row| &slice(row)[step + 1..]);
+            let mut product: Vec<f64> = rows.map(|row| factors[step] * dot(row, reflector)).collect();
             let half = -0.5 * factors[step] * dot(&product, reflector);
             add(&mut product, half, reflector);
-            for (at, row) in below.chunks_exact_mut(n).enumerate() {
+            for (at, row) in below.rows_mut().into_iter().enumerate() {
                 let (left, right) = (reflector[at], product[at]);
                 let pairs = product.iter().zip(reflector.iter());
-                row[step + 1..].iter_mut().zip(pairs).for_each(|(x, (p, r))| *x -= left * p + right * r);
+                slice_mut(row)[step + 1..].iter_mut().zip(pairs).for_each(|(x, (p, r))| *x -= left * p + right * r);
             }
         }
-        let diagonal = (0..n).map(|at| a.data[at * n + at]).collect();
+        let diagonal = a.diag().to_vec();
         Tridiagonal { diagonal, off, rows: accumulate(&a, &factors), shift: 0.0, size: 0.0 }
     }
 
@@ -117,7 +118,7 @@ impl Tridiagonal {
     }
 
     fn sweep(&mut self, low: usize, high: usize) {
-        let (d, e, n) = (&mut self.diagonal, &mut self.off, self.rows.n);
+        let (d, e) = (&mut self.diagonal, &mut self.off);
         let before = d[low];
         let half = (d[low + 1] - before) / (2.0 * e[low]);
         let root = half.hypot(1.0).copysign(half);
@@ -136,8 +137,8 @@ impl Tridiagonal {
             (s, c) = if r > 0.0 { (e[at] / r, p / r) } else { (0.0, 1.0) };
             p = c * d[at] - s * g;
             d[at + 1] = h + s * (c * g + s * d[at]);
-            let (first, second) = self.rows.data[at * n..(at + 2) * n].split_at_mut(n);
-            for (x, y) in first.iter_mut().zip(second) {
+            let (first, second) = self.rows.multi_slice_mut((s![at, ..], s![at + 1, ..]));
+            for (x, y) in slice_mut(first).iter_mut().zip(slice_mut(second)) {
                 (*x, *y) = (c * *x - s * *y, s * *x + c * *y);
             }
         }
@@ -147,12 +148,10 @@ impl Tridiagonal {
     }
 
     fn sorted(self) -> Eigen {
-        let n = self.rows.n;
-        let mut order: Vec<usize> = (0..n).collect();
+        let mut order: Vec<usize> = (0..self.diagonal.len()).collect();
         order.sort_by(|&a, &b| self.diagonal[b].total_cmp(&self.diagonal[a]));
         let values = order.iter().map(|&at| self.diagonal[at]).collect();
-        let data = order.iter().flat_map(|&at| self.rows.row(at)).copied().collect();
-        Eigen { values, vectors: Matrix { n, data } }
+        Eigen { values, vectors: self.rows.select(Axis(0), &order) }
     }
 }
 
@@ -168,18 +167,14 @@ fn reflect(x: &mut [f64]) -> (f64, f64) {
 }
 
 /// The product of the reflections, transposed: row i is what the i-th coordinate of the tridiagonal form stands for.
-fn accumulate(a: &Matrix, factors: &[f64]) -> Matrix {
-    let n = a.n;
-    let mut rows = Matrix::identity(n);
-    for step in (0..n.saturating_sub(1)).rev() {
-        if factors[step] == 0.0 {
-            continue;
-        }
-        let reflector = &a.row(step)[step + 1..];
-        for row in step + 1..n {
-            let row = &mut rows.row_mut(row)[step + 1..];
+fn accumulate(a: &Array2<f64>, factors: &[f64]) -> Array2<f64> {
+    let mut rows = Array2::eye(a.nrows());
+    for (step, &factor) in factors.iter().enumerate().rev().filter(|&(_, &factor)| factor != 0.0) {
+        let reflector = &slice(a.row(step))[step + 1..];
+        for row in rows.rows_mut().into_iter().skip(step + 1) {
+            let row = &mut slice_mut(row)[step + 1..];
             let along = dot(row, reflector);
-            add(row, -factors[step] * along, reflector);
+            add(row, -factor * along, reflector);
         }
     }
     rows

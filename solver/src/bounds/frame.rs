@@ -1,7 +1,9 @@
 //! The common part of both bounds: the inequality of one unit, and the cost of a centre; and B1 itself.
 
+use ndarray::Array2;
+
 use super::eigen::{Eigen, UNIT_ROUNDOFF};
-use super::matrix::Matrix;
+use super::matrix::{centred, norm};
 use super::units::{Entries, Units};
 
 /// Units with the number of groups and the token cap.
@@ -25,7 +27,7 @@ pub(super) struct AboutMean {
     pub(super) centre: Vec<f64>,
     /// Slope of each unit.
     pub(super) alpha: Vec<f64>,
-    pub(super) matrix: Matrix,
+    pub(super) matrix: Array2<f64>,
     /// Norm of the errors that the matrix can have.
     pub(super) doubt: f64,
     /// Its greatest eigenvalues.
@@ -135,14 +137,14 @@ impl<'a> Frame<'a> {
 
     /// The `groups - 1` greatest eigenvalues of `P matrix P` on the complement of the layer means, each raised by what
     /// the computation, and errors of norm `doubt` in the matrix, can have taken from it.
-    pub(super) fn top_eigenvalues(&self, matrix: &Matrix, doubt: f64) -> Vec<f64> {
-        let push = matrix.norm();
+    pub(super) fn top_eigenvalues(&self, matrix: &Array2<f64>, doubt: f64) -> Vec<f64> {
+        let push = norm(matrix);
         let layers = (self.units.columns / self.units.experts) as f64;
-        let centred = matrix.centred(self.units.experts, push);
-        let eigen = Eigen::new(&centred);
+        let centred = centred(matrix, self.units.experts, push);
+        let eigen = Eigen::new(centred.clone());
         let rounding = 64.0 * (self.units.columns as f64 + 8.0) * UNIT_ROUNDOFF * push * (1.0 + layers);
         let margin = eigen.error(&centred) + rounding + doubt;
-        eigen.values[..self.groups - 1].iter().map(|value| value + margin).collect()
+        eigen.values.iter().take(self.groups - 1).map(|value| value + margin).collect()
     }
 
     /// Relative rounding error of sums over units and columns.

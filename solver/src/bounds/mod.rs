@@ -8,6 +8,7 @@ mod sdp;
 mod tests;
 mod units;
 
+use ndarray::{Array1, Array2, s};
 use semmoe_tables::{Profile, Trace, in_parallel};
 use serde::Serialize;
 
@@ -17,7 +18,6 @@ use crate::problem::{Problem, problems};
 use crate::unit_step::mass_capacity;
 use eigen::Eigen;
 use frame::Frame;
-use matrix::Matrix;
 use units::Units;
 
 /// The scope of a bound.
@@ -95,11 +95,11 @@ pub fn bounds(profile: &Profile, trace: Option<&Trace>, options: &SolveOptions) 
     Ok(problem_bounds(&problems, options, &mut || true).expect("nothing ends it early"))
 }
 
-/// The `count` greatest eigenvalues of a symmetric matrix [n, n], falling, each with its unit vector.
-pub(crate) fn greatest_eigenpairs(n: usize, data: Vec<f64>, count: usize) -> Vec<(f64, Vec<f64>)> {
-    let eigen = Eigen::new(&Matrix { n, data });
-    let vectors = eigen.vectors.data.chunks_exact(n.max(1)).map(<[f64]>::to_vec);
-    eigen.values.into_iter().zip(vectors).take(count).collect()
+/// The `count` greatest eigenvalues of a symmetric matrix [n, n], falling, and their unit vectors, [count, n]. `count`
+/// is at most n.
+pub fn greatest_eigenpairs(matrix: Array2<f64>, count: usize) -> (Array1<f64>, Array2<f64>) {
+    let Eigen { values, vectors } = Eigen::new(matrix);
+    (values.slice_move(s![..count]), vectors.slice_move(s![..count, ..]))
 }
 
 /// A problem of all layers, or one of each layer.

@@ -4,9 +4,12 @@
 //! (one eigendecomposition a step) and its entrywise ones, about linearisations of the concave f. Its multipliers are
 //! the dual variables; the dual value is a bound at any of them, so that nothing rests on convergence.
 
+use ndarray::{Array2, s};
+
 use super::eigen::{Eigen, UNIT_ROUNDOFF};
 use super::frame::{AboutMean, Frame};
-use super::matrix::{Matrix, add, dot};
+use super::matrix::{centred, mirror, norm, times};
+use crate::rows::{add, dot, slice, slice_mut};
 
 /// ADMM steps between two values.
 const STEPS: u32 = 20;
@@ -55,14 +58,14 @@ struct State<'a> {
     /// u, [n]
     centre: Vec<f64>,
     /// `sum of alpha v v^T`.
-    matrix: Matrix,
+    matrix: Array2<f64>,
     /// Norm of the errors in `matrix`.
     doubt: f64,
     /// X within the spectral constraints, and within those of its entries.
-    spectral: Matrix,
-    entries: Matrix,
+    spectral: Array2<f64>,
+    entries: Array2<f64>,
     /// Scaled multiplier: `penalty * scaled` has y on its diagonal and -Lambda beside it.
-    scaled: Matrix,
+    scaled: Array2<f64>,
     penalty: f64,
 }
 
@@ -75,9 +78,9 @@ impl<'a> State<'a> {
         // Least of `rest mass / (4 c) + c columns sum` over c.
         let scale = (frame.rest() * frame.mass / (4.0 * frame.columns_of_group() * sum.max(f64::MIN_POSITIVE))).sqrt();
         let scale = if scale.is_finite() && scale > 0.0 { scale } else { 1.0 };
-        let mut start = Matrix::identity(n).centred(frame.units.experts, 0.0);
+        let mut start = centred(&Array2::eye(n), frame.units.experts, 0.0);
         let experts = frame.units.experts as f64;
-        start.data.iter_mut().for_each(|value| *value *= frame.rest() * experts / (experts - 1.0));
+        start *= frame.rest() * experts / (experts - 1.0);
         let mut state = State {
             frame,
             alpha: alpha.iter().map(|alpha| alpha * scale).collect(),
@@ -86,12 +89,12 @@ impl<'a> State<'a> {
             doubt: doubt * scale,
             spectral: start.clone(),
             entries: start,
-            scaled: Matrix::zeros(n),
+            scaled: Array2::zeros((n, n)),
             penalty: 1.0,
         };
-        state.matrix.data.iter_mut().for_each(|value| *value *= scale);
+        state.matrix *= scale;
         let reach = frame.columns_of_group() * ((frame.groups - 1) as f64).sqrt();
-        state.penalty = (state.matrix.centred(frame.units.experts, 0.0).norm() / reach).max(f64::MIN_POSITIVE);
+        state.penalty = (norm(&centred(&state.matrix, frame.units.experts, 0.0)) / reach).max(f64::MIN_POSITIVE);
         state
     }
 
@@ -117,7 +120,7 @@ impl<'a> State<'a> {
         let moments = frame.units.moments(&self.alpha);
         let mut centre = moments.cross.clone();
         centre.iter_mut().for_each(|value| *value /= moments.mass.max(f64::MIN_POSITIVE));
-        let gain = dot(&self.spectral.times(&moments.cross), &centre);
+        let gain = dot(&times(&self.spectral, &moments.cross), &centre);
         let part = 1.0 - frame.centre_cost(&centre) / (2.0 * gain).max(f64::MIN_POSITIVE);
         let part = part.clamp(0.0, 1.0);
         centre.iter_mut().for_each(|value| *value *= part);
@@ -129,48 +132,47 @@ impl<'a> State<'a> {
     /// One step of ADMM.
     fn step(&mut self) {
         let frame = self.frame;
-        let mut wanted = self.entries.clone();
-        add(&mut wanted.data, -1.0, &self.scaled.data);
-        add(&mut wanted.data, 1.0 / self.penalty, &self.matrix.data);
+        let mut wanted = &self.entries - &self.scaled;
+        wanted.scaled_add(1.0 / self.penalty, &self.matrix);
         self.spectral = project(frame, &wanted);
-        let before = self.entries.clone();
-        let (n, low, own) = (frame.units.columns, -1.0 / frame.groups as f64, frame.rest());
-        let mut residual = 0.0;
-        for at in 0..n * n {
-            let sum = self.spectral.data[at] + self.scaled.data[at];
-            let entry = if at % (n + 1) == 0 { own } else { sum.max(low) };
-            self.entries.data[at] = entry;
-            self.scaled.data[at] = sum - entry;
-            residual += (self.spectral.data[at] - entry).powi(2);
+        let (low, own) = (-1.0 / frame.groups as f64, frame.rest());
+        let (mut residual, mut moved) = (0.0, 0.0);
+        let entries = self.entries.indexed_iter_mut().zip(&mut self.scaled);
+        for ((((row, column), entry), scaled), spectral) in entries.zip(&self.spectral) {
+            let sum = spectral + *scaled;
+            let next = if row == column { own } else { sum.max(low) };
+            *scaled = sum - next;
+            residual += (spectral - next).powi(2);
+            moved += (next - *entry).powi(2);
+            *entry = next;
         }
-        let moved: f64 = self.entries.data.iter().zip(&before.data).map(|(a, b)| (a - b).powi(2)).sum();
         let factor = match (residual, moved) {
             (residual, moved) if residual > UNBALANCED * UNBALANCED * moved => 2.0,
             (residual, moved) if moved > UNBALANCED * UNBALANCED * residual => 0.5,
             _ => return,
         };
         self.penalty *= factor;
-        self.scaled.data.iter_mut().for_each(|value| *value /= factor);
+        self.scaled /= factor;
     }
 
     /// The dual value: a bound whatever slopes, centre and multipliers are.
     fn value(&mut self) -> f64 {
         let frame = self.frame;
-        let (n, groups) = (frame.units.columns, frame.groups as f64);
+        let groups = frame.groups as f64;
         let mut shifted = self.matrix.clone();
         let (mut diagonal, mut beside, mut size) = (0.0, 0.0, 0.0);
-        for at in 0..n * n {
-            let multiplier = self.penalty * self.scaled.data[at];
-            let multiplier = if at % (n + 1) == 0 { multiplier } else { multiplier.min(0.0) };
-            if at % (n + 1) == 0 {
-                diagonal += multiplier
+        for (((row, column), shifted), scaled) in shifted.indexed_iter_mut().zip(&self.scaled) {
+            let mut multiplier = self.penalty * scaled;
+            if row == column {
+                diagonal += multiplier;
             } else {
-                beside -= multiplier
+                multiplier = multiplier.min(0.0);
+                beside -= multiplier;
             }
             size += multiplier.abs();
-            shifted.data[at] -= multiplier;
+            *shifted -= multiplier;
         }
-        let doubt = self.doubt + 4.0 * UNIT_ROUNDOFF * (shifted.norm() + size);
+        let doubt = self.doubt + 4.0 * UNIT_ROUNDOFF * (norm(&shifted) + size);
         let sum: f64 = frame.top_eigenvalues(&shifted, doubt).iter().sum();
         let intercepts = frame.intercepts(&self.centre, &self.alpha);
         let cost = frame.centre_cost(&self.centre);
@@ -185,11 +187,11 @@ impl<'a> State<'a> {
 }
 
 /// The nearest matrix with eigenvalues from 0 to n/E, trace n (1 - 1/E) and rows that add up to nothing in each layer.
-fn project(frame: &Frame<'_>, matrix: &Matrix) -> Matrix {
-    let n = matrix.n;
-    let eigen = Eigen::new(&matrix.centred(frame.units.experts, matrix.norm()));
+fn project(frame: &Frame<'_>, matrix: &Array2<f64>) -> Array2<f64> {
+    let n = matrix.nrows();
+    let eigen = Eigen::new(centred(matrix, frame.units.experts, norm(matrix)));
     let kept = n - n / frame.units.experts;
-    let values = &eigen.values[..kept];
+    let values = eigen.values.slice(s![..kept]);
     let most = frame.columns_of_group();
     let clipped = |shift: f64| values.iter().map(move |value| (value - shift).clamp(0.0, most));
     let trace = most * (frame.groups - 1) as f64;
@@ -198,13 +200,13 @@ fn project(frame: &Frame<'_>, matrix: &Matrix) -> Matrix {
         let middle = 0.5 * (low + high);
         if clipped(middle).sum::<f64>() > trace { low = middle } else { high = middle }
     }
-    let mut out = Matrix::zeros(n);
-    for (value, vector) in clipped(high).zip(eigen.vectors.data.chunks_exact(n)).filter(|(value, _)| *value > 0.0) {
-        for row in 0..n {
-            let factor = value * vector[row];
-            add(&mut out.row_mut(row)[..=row], factor, &vector[..=row]);
+    let mut out = Array2::zeros((n, n));
+    for (value, vector) in clipped(high).zip(eigen.vectors.rows()).filter(|(value, _)| *value > 0.0) {
+        let vector = slice(vector);
+        for (at, row) in out.rows_mut().into_iter().enumerate() {
+            add(&mut slice_mut(row)[..=at], value * vector[at], &vector[..=at]);
         }
     }
-    out.mirror();
+    mirror(&mut out);
     out
 }

@@ -1,12 +1,14 @@
 //! Bounds against brute force, planted clusters and each other.
 
+use ndarray::{Array1, Array2};
 use proptest::prelude::*;
 
 use super::eigen::Eigen;
 use super::frame::Frame;
-use super::matrix::{Matrix, dot};
+use super::matrix::{mirror, norm, times};
 use super::units::Units;
 use super::{LayerBounds, part_bounds, sdp};
+use crate::rows::{dot, slice};
 use crate::transport::Transport;
 use crate::unit_step::{mass_capacity, to_profit};
 
@@ -172,26 +174,27 @@ proptest! {
     #[test]
     fn eigenvalues_are_within_their_error(n in 1usize..40, seed: u64, rank in 1usize..40, noise in 0.0..1.0) {
         let mut random = fastrand::Rng::with_seed(seed);
-        let mut matrix = Matrix::zeros(n);
+        let mut matrix = Array2::<f64>::zeros((n, n));
         for _ in 0..rank {
-            let x: Vec<f64> = (0..n).map(|_| random.f64() - 0.5).collect();
+            let x: Array1<f64> = (0..n).map(|_| random.f64() - 0.5).collect();
             let sign = random.f64() - 0.3;
-            (0..n * n).for_each(|at| matrix.data[at] += sign * x[at / n] * x[at % n]);
+            matrix.indexed_iter_mut().for_each(|((i, j), value)| *value += sign * x[i] * x[j]);
         }
-        (0..n).for_each(|at| matrix.data[at * (n + 1)] += noise * random.f64());
-        matrix.mirror();
-        let eigen = Eigen::new(&matrix);
-        let scale = matrix.norm();
+        matrix.diag_mut().iter_mut().for_each(|value| *value += noise * random.f64());
+        mirror(&mut matrix);
+        let eigen = Eigen::new(matrix.clone());
+        let scale = norm(&matrix);
         prop_assert!(eigen.error(&matrix) <= 1e-10 * (scale + 1e-300), "{} of {scale}", eigen.error(&matrix));
-        prop_assert!(eigen.values.windows(2).all(|pair| pair[0] >= pair[1]));
-        for (value, vector) in eigen.values.iter().zip(eigen.vectors.data.chunks_exact(n)) {
-            let image = matrix.times(vector);
+        prop_assert!(eigen.values.windows(2).into_iter().all(|pair| pair[0] >= pair[1]));
+        for (value, vector) in eigen.values.iter().zip(eigen.vectors.rows()) {
+            let vector = slice(vector);
+            let image = times(&matrix, vector);
             prop_assert!(image.iter().zip(vector).all(|(x, y)| (x - value * y).abs() <= 1e-10 * (scale + 1e-300)));
             prop_assert!((dot(vector, vector) - 1.0).abs() < 1e-10);
         }
         // The error is honest: it grows with what is wrong.
         let mut wrong = matrix.clone();
-        wrong.data[0] += 0.5;
+        wrong[[0, 0]] += 0.5;
         prop_assert!(eigen.error(&wrong) >= 0.4);
     }
 }

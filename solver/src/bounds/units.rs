@@ -1,7 +1,10 @@
 //! The input of a bound: units by columns, with the sums over units that both bounds need.
 
-use super::matrix::{Matrix, dot};
+use ndarray::Array2;
+
+use super::matrix::{mirror, norm, times};
 use crate::problem::Problem;
+use crate::rows::{dot, slice, slice_mut};
 
 /// Units x columns in compressed sparse rows, of one layer or of several. The columns are `layers` blocks of `experts`.
 #[derive(Clone, Debug)]
@@ -32,7 +35,7 @@ impl<'a> Entries<'a> {
 /// `sum of alpha[t] v[t] v[t]^T` with `v[t] = w[t] - a[t] u`, by its parts.
 pub(super) struct Moments {
     /// `sum alpha w w^T`, [n, n].
-    pub(super) square: Matrix,
+    pub(super) square: Array2<f64>,
     /// `sum alpha a w`, [n].
     pub(super) cross: Vec<f64>,
     /// `sum alpha a^2`.
@@ -91,28 +94,28 @@ impl Units {
 
     pub(super) fn moments(&self, alpha: &[f64]) -> Moments {
         let n = self.columns;
-        let mut moments = Moments { square: Matrix::zeros(n), cross: vec![0.0; n], mass: 0.0 };
+        let mut moments = Moments { square: Array2::zeros((n, n)), cross: vec![0.0; n], mass: 0.0 };
         for ((entries, &mass), &alpha) in self.rows().zip(&self.mass).zip(alpha) {
             moments.mass += alpha * mass * mass;
             for (at, (column, count)) in entries.iter().enumerate() {
                 let factor = alpha * count;
                 moments.cross[column] += factor * mass;
-                let row = moments.square.row_mut(column);
+                let row = slice_mut(moments.square.row_mut(column));
                 entries.iter().take(at + 1).for_each(|(other, count)| row[other] += factor * count);
             }
         }
-        moments.square.mirror();
+        mirror(&mut moments.square);
         moments
     }
 
     /// `v^T X v` of every unit.
-    pub(super) fn forms(&self, x: &Matrix, centre: &[f64]) -> Vec<f64> {
-        let image = x.times(centre);
+    pub(super) fn forms(&self, x: &Array2<f64>, centre: &[f64]) -> Vec<f64> {
+        let image = times(x, centre);
         let constant = dot(&image, centre);
         let form = |(entries, &mass): (Entries<'_>, &f64)| {
             let mut sum = mass * mass * constant;
             for (at, (column, count)) in entries.iter().enumerate() {
-                let row = x.row(column);
+                let row = slice(x.row(column));
                 let before: f64 = entries.iter().take(at).map(|(other, count)| row[other] * count).sum();
                 sum += count * (2.0 * (before - mass * image[column]) + count * row[column]);
             }
@@ -124,21 +127,22 @@ impl Units {
 
 impl Moments {
     /// The matrix about the centre `u`.
-    pub(super) fn about(&self, centre: &[f64]) -> Matrix {
+    pub(super) fn about(&self, centre: &[f64]) -> Array2<f64> {
         let mut out = self.square.clone();
-        for (row, (&cross, &middle)) in self.cross.iter().zip(centre).enumerate() {
+        for (mut row, (&cross, &middle)) in out.rows_mut().into_iter().zip(self.cross.iter().zip(centre)) {
             let others = self.cross.iter().zip(centre);
-            for (value, (&other_cross, &other)) in out.row_mut(row).iter_mut().zip(others) {
+            for (value, (&other_cross, &other)) in row.iter_mut().zip(others) {
                 *value += self.mass * (middle * other) - (cross * other + middle * other_cross);
             }
         }
-        out.mirror();
+        mirror(&mut out);
         out
     }
 
     /// Frobenius norms of the parts of [`Self::about`], added: what its rounding errors are relative to.
     pub(super) fn magnitude(&self, centre: &[f64]) -> f64 {
-        let length = dot(centre, centre).sqrt();
-        self.square.norm() + 2.0 * dot(&self.cross, &self.cross).sqrt() * length + self.mass * length * length
+        let length = |x: &[f64]| dot(x, x).sqrt();
+        let (centre, cross) = (length(centre), length(&self.cross));
+        norm(&self.square) + 2.0 * cross * centre + self.mass * centre * centre
     }
 }

@@ -3,9 +3,11 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ndarray::{Array1, Array2, ArrayView1, Axis, aview1, concatenate, s};
 use semmoe_tables::{Embeddings, TokenId, in_parallel};
 
 use super::components::principal;
+use crate::rows::{add, slice, slice_mut};
 
 /// Components that are kept of wider embeddings.
 const MAX_COMPONENTS: usize = 128;
@@ -16,8 +18,7 @@ pub(super) const CHUNK: usize = 1024;
 /// differ most. Zero where the checkpoint has zeros.
 #[derive(Debug)]
 pub(crate) struct DenseFeatures {
-    rows: Vec<f32>,
-    columns: usize,
+    rows: Array2<f32>,
     /// Of the last weights: layers have the same, as a rule.
     factor: Mutex<Option<Arc<Factor>>>,
 }
@@ -28,7 +29,7 @@ struct Factor {
     weight: Vec<f32>,
     penalty: f64,
     /// L of `X' W X + penalty I = L L'`, [D, D].
-    lower: Vec<f64>,
+    lower: Array2<f64>,
 }
 
 impl DenseFeatures {
@@ -36,35 +37,30 @@ impl DenseFeatures {
     pub(crate) fn new(embeddings: &Embeddings, vocabulary: usize, threads: usize) -> Self {
         let width = embeddings.width();
         let sums = in_chunks(vocabulary, CHUNK, threads, |tokens| {
-            let (mut sum, mut row) = (vec![0.0f64; width], vec![0.0; width]);
+            let (mut sum, mut row) = (Array1::<f64>::zeros(width), vec![0.0; width]);
             for token in tokens {
                 read_unit(embeddings, token, &mut row);
-                sum.iter_mut().zip(&row).for_each(|(sum, &value)| *sum += f64::from(value));
+                sum.zip_mut_with(&aview1(&row), |sum, &value| *sum += f64::from(value));
             }
             sum
         });
-        let mut mean = vec![0.0f64; width];
-        sums.iter().for_each(|sum| mean.iter_mut().zip(sum).for_each(|(mean, sum)| *mean += sum / vocabulary as f64));
-        let mean: Vec<f32> = mean.into_iter().map(|value| value as f32).collect();
-        let centred = Centred { embeddings, mean: &mean };
+        let mut mean = Array1::<f64>::zeros(width);
+        sums.iter().for_each(|sum| mean.zip_mut_with(sum, |mean, sum| *mean += sum / vocabulary as f64));
+        let centred = Centred { embeddings, mean: mean.mapv(|value| value as f32) };
         let columns = width.min(MAX_COMPONENTS);
         let directions = (width > columns).then(|| principal(&centred, vocabulary, columns, threads));
-        let rows = in_chunks(vocabulary, CHUNK, threads, |tokens| {
-            let (mut rows, mut row) = (Vec::with_capacity(CHUNK * columns), vec![0.0; width]);
-            for token in tokens {
-                centred.read(token, &mut row);
-                match &directions {
-                    Some(directions) => project(&row, directions, columns, &mut rows),
-                    None => rows.extend_from_slice(&row),
-                }
+        let rows = filled([vocabulary, columns], CHUNK, threads, |token, to| {
+            let row = centred.row(token);
+            match &directions {
+                Some(directions) => project(&row, directions, to),
+                None => to.copy_from_slice(&row),
             }
-            rows
         });
-        DenseFeatures { rows: rows.concat(), columns, factor: Mutex::new(None) }
+        DenseFeatures { rows, factor: Mutex::new(None) }
     }
 
     pub(super) fn row(&self, token: usize) -> &[f32] {
-        &self.rows[token * self.columns..(token + 1) * self.columns]
+        slice(self.rows.row(token))
     }
 
     /// Whether a token's embedding says anything.
@@ -77,20 +73,17 @@ impl DenseFeatures {
     pub(crate) fn predict(&self, weight: &[f32], target: &[f32], penalty: f64, threads: usize) -> Vec<f32> {
         let targets = target.len() / weight.len().max(1);
         let factor = self.factor(weight, penalty, threads);
-        let mut b = weighted_sums(weight, self.columns * targets, threads, |token, sum| {
+        let mut b = weighted_sums(weight, [self.rows.ncols(), targets], threads, |token, sum| {
             let y = &target[token * targets..(token + 1) * targets];
-            for (sum, x) in sum.chunks_exact_mut(targets).zip(self.row(token)) {
-                sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += x * weight[token] * y);
+            for (sum, x) in sum.rows_mut().into_iter().zip(self.row(token)) {
+                add(slice_mut(sum), x * weight[token], y);
             }
         });
-        factor.solve(&mut b, self.columns, targets);
-        let b: Vec<f32> = b.into_iter().map(|value| value as f32).collect();
-        let predicted = in_chunks(weight.len(), CHUNK, threads, |tokens| {
-            let mut predicted = Vec::with_capacity(CHUNK * targets);
-            tokens.for_each(|token| project(self.row(token), &b, targets, &mut predicted));
-            predicted
-        });
-        predicted.concat()
+        factor.solve(&mut b);
+        let b = b.mapv(|value| value as f32);
+        filled([weight.len(), targets], CHUNK, threads, |token, to| project(self.row(token), &b, to))
+            .into_iter()
+            .collect()
     }
 
     fn factor(&self, weight: &[f32], penalty: f64, threads: usize) -> Arc<Factor> {
@@ -98,21 +91,20 @@ impl DenseFeatures {
         if let Some(factor) = last.as_ref().filter(|factor| factor.weight == weight && factor.penalty == penalty) {
             return Arc::clone(factor);
         }
-        let lower = cholesky(self.normal(weight, penalty, threads), self.columns);
+        let lower = cholesky(self.normal(weight, penalty, threads));
         Arc::clone(last.insert(Arc::new(Factor { weight: weight.to_vec(), penalty, lower })))
     }
 
     /// `X' W X + penalty I`, the lower half.
-    fn normal(&self, weight: &[f32], penalty: f64, threads: usize) -> Vec<f64> {
-        let columns = self.columns;
-        let mut normal = weighted_sums(weight, columns * columns, threads, |token, sum| {
+    fn normal(&self, weight: &[f32], penalty: f64, threads: usize) -> Array2<f64> {
+        let columns = self.rows.ncols();
+        let mut normal = weighted_sums(weight, [columns, columns], threads, |token, sum| {
             let x = self.row(token);
-            for (at, sum) in sum.chunks_exact_mut(columns).enumerate() {
-                let by = x[at] * weight[token];
-                sum[..=at].iter_mut().zip(x).for_each(|(sum, x)| *sum += by * x);
+            for (at, sum) in sum.rows_mut().into_iter().enumerate() {
+                add(&mut slice_mut(sum)[..=at], x[at] * weight[token], x);
             }
         });
-        (0..columns).for_each(|at| normal[at * columns + at] += penalty);
+        normal.diag_mut().iter_mut().for_each(|value| *value += penalty);
         normal
     }
 }
@@ -128,78 +120,96 @@ pub(super) fn in_chunks<R: Send>(
     in_parallel(&starts, threads, |first| run(first..(first + size).min(count)))
 }
 
-/// Adds up `size` sums over the tokens with a weight, chunk by chunk; `add` adds those of a token.
-fn weighted_sums(weight: &[f32], size: usize, threads: usize, add: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f64> {
+/// A matrix of which `fill` fills each row, zeros at first; `size` rows a job.
+pub(super) fn filled(
+    shape: [usize; 2],
+    size: usize,
+    threads: usize,
+    fill: impl Fn(usize, &mut [f32]) + Sync,
+) -> Array2<f32> {
+    let parts = in_chunks(shape[0], size, threads, |rows| {
+        let mut part = Array2::zeros((rows.len(), shape[1]));
+        rows.zip(part.rows_mut()).for_each(|(at, row)| fill(at, slice_mut(row)));
+        part
+    });
+    stacked(&parts)
+}
+
+/// Parts of one width, each below the one before.
+pub(super) fn stacked(parts: &[Array2<f32>]) -> Array2<f32> {
+    let views: Vec<_> = parts.iter().map(|part| part.view()).collect();
+    concatenate(Axis(0), &views).expect("at least one part, all of one width")
+}
+
+/// Adds up matrices of sums over the tokens with a weight, chunk by chunk; `add` adds those of a token.
+fn weighted_sums(
+    weight: &[f32],
+    shape: [usize; 2],
+    threads: usize,
+    add: impl Fn(usize, &mut Array2<f32>) + Sync,
+) -> Array2<f64> {
     let sums = in_chunks(weight.len(), CHUNK, threads, |tokens| {
-        let mut sum = vec![0.0f32; size];
+        let mut sum = Array2::zeros(shape);
         tokens.filter(|&token| weight[token] > 0.0).for_each(|token| add(token, &mut sum));
         sum
     });
-    let mut all = vec![0.0f64; size];
-    sums.iter().for_each(|sum| all.iter_mut().zip(sum).for_each(|(all, &sum)| *all += f64::from(sum)));
+    let mut all = Array2::<f64>::zeros(shape);
+    sums.iter().for_each(|sum| all.zip_mut_with(sum, |all, &sum| *all += f64::from(sum)));
     all
 }
 
 impl Factor {
     /// From right-hand sides [D, C] to solutions.
-    fn solve(&self, b: &mut [f64], size: usize, columns: usize) {
-        let row = |at: usize| at * columns..(at + 1) * columns;
-        for at in 0..size {
-            let (before, rest) = b.split_at_mut(at * columns);
-            let (own, diagonal) = (&mut rest[..columns], self.lower[at * size + at]);
-            for (other, values) in before.chunks_exact(columns).enumerate() {
-                own.iter_mut().zip(values).for_each(|(own, value)| *own -= self.lower[at * size + other] * value);
-            }
-            own.iter_mut().for_each(|own| *own /= diagonal);
+    fn solve(&self, b: &mut Array2<f64>) {
+        let (size, lower) = (b.nrows(), &self.lower);
+        (0..size).for_each(|at| self.settle(b, at, 0, lower.slice(s![at, ..at])));
+        (0..size).rev().for_each(|at| self.settle(b, at, at + 1, lower.slice(s![at + 1.., at])));
+    }
+
+    /// Takes the rows from `first` on, each times its factor, from row `at`, and divides that by the diagonal.
+    fn settle(&self, b: &mut Array2<f64>, at: usize, first: usize, factors: ArrayView1<'_, f64>) {
+        let mut own = b.row(at).to_vec();
+        for (factor, row) in factors.iter().zip(b.rows().into_iter().skip(first)) {
+            add(&mut own, -factor, slice(row));
         }
-        for at in (0..size).rev() {
-            let (before, after) = b.split_at_mut((at + 1) * columns);
-            let own = &mut before[row(at)];
-            for (other, values) in after.chunks_exact(columns).enumerate() {
-                let factor = self.lower[(at + 1 + other) * size + at];
-                own.iter_mut().zip(values).for_each(|(own, value)| *own -= factor * value);
-            }
-            own.iter_mut().for_each(|own| *own /= self.lower[at * size + at]);
-        }
+        let diagonal = self.lower[[at, at]];
+        b.row_mut(at).iter_mut().zip(own).for_each(|(to, own)| *to = own / diagonal);
     }
 }
 
 /// L of a positive definite matrix of which the lower half is given.
-fn cholesky(mut matrix: Vec<f64>, size: usize) -> Vec<f64> {
-    for at in 0..size {
-        for to in at..size {
-            let products = (0..at).map(|before| matrix[to * size + before] * matrix[at * size + before]);
-            let left = matrix[to * size + at] - products.sum::<f64>();
+fn cholesky(mut matrix: Array2<f64>) -> Array2<f64> {
+    for at in 0..matrix.nrows() {
+        for to in at..matrix.nrows() {
+            let (own, pivot) = (slice(matrix.row(to)), slice(matrix.row(at)));
+            let left = own[at] - own[..at].iter().zip(pivot).map(|(a, b)| a * b).sum::<f64>();
             // The penalty keeps the diagonal above zero but for rounding.
-            matrix[to * size + at] = if to == at { left.max(1e-12).sqrt() } else { left / matrix[at * size + at] };
+            matrix[[to, at]] = if to == at { left.max(1e-12).sqrt() } else { left / matrix[[at, at]] };
         }
     }
     matrix
 }
 
-/// Appends the `columns` products of a row with a matrix, [row, columns].
-pub(super) fn project(row: &[f32], matrix: &[f32], columns: usize, to: &mut Vec<f32>) {
-    let begin = to.len();
-    to.resize(begin + columns, 0.0);
-    let to = &mut to[begin..];
-    for (value, matrix) in row.iter().zip(matrix.chunks_exact(columns)) {
-        to.iter_mut().zip(matrix).for_each(|(to, matrix)| *to += value * matrix);
-    }
+/// Adds the product of a row with a matrix, row by row of it.
+pub(super) fn project(row: &[f32], matrix: &Array2<f32>, to: &mut [f32]) {
+    row.iter().zip(matrix.rows()).for_each(|(&value, matrix)| add(to, value, slice(matrix)));
 }
 
 /// Embeddings of unit length less their mean, of unit length again.
 pub(super) struct Centred<'a> {
     embeddings: &'a Embeddings,
     /// [H]
-    pub(super) mean: &'a [f32],
+    pub(super) mean: Array1<f32>,
 }
 
 impl Centred<'_> {
-    pub(super) fn read(&self, token: usize, row: &mut [f32]) {
-        if read_unit(self.embeddings, token, row) {
-            row.iter_mut().zip(self.mean).for_each(|(value, mean)| *value -= mean);
-            to_unit(row);
+    pub(super) fn row(&self, token: usize) -> Vec<f32> {
+        let mut row = vec![0.0; self.mean.len()];
+        if read_unit(self.embeddings, token, &mut row) {
+            row.iter_mut().zip(&self.mean).for_each(|(value, mean)| *value -= mean);
+            to_unit(&mut row);
         }
+        row
     }
 }
 

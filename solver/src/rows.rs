@@ -1,0 +1,35 @@
+//! Rows of dense matrices as slices, and sums over them in an order of ours: the same bits on every machine.
+
+use std::ops::{AddAssign, Mul};
+
+use ndarray::{ArrayView1, ArrayViewMut1};
+
+const CONTIGUOUS: &str = "rows of matrices are contiguous";
+
+/// A row as a slice.
+pub(crate) fn slice<T>(row: ArrayView1<'_, T>) -> &[T] {
+    row.to_slice().expect(CONTIGUOUS)
+}
+
+/// A row as a slice to write to.
+pub(crate) fn slice_mut<T>(row: ArrayViewMut1<'_, T>) -> &mut [T] {
+    row.into_slice().expect(CONTIGUOUS)
+}
+
+/// `to += factor * from`.
+pub(crate) fn add<T: Copy + AddAssign + Mul<Output = T>>(to: &mut [T], factor: T, from: &[T]) {
+    to.iter_mut().zip(from).for_each(|(to, from)| *to += factor * *from);
+}
+
+/// Inner product; eight partial sums, always in the same order.
+pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
+    let mut sums = [0.0; 8];
+    let (a8, b8) = (a.chunks_exact(8), b.chunks_exact(8));
+    let rest: f64 = a8.remainder().iter().zip(b8.remainder()).map(|(a, b)| a * b).sum();
+    for (a, b) in a8.zip(b8) {
+        for at in 0..8 {
+            sums[at] += a[at] * b[at];
+        }
+    }
+    sums.iter().sum::<f64>() + rest
+}
