@@ -6,9 +6,9 @@ import examples
 
 # As it is packaged: with everything that needs no more to be built.
 subprocess.run(["cargo", "build", "--release", "--locked", "--features", "kube"], check=True)
-SEMMOE, MOCK = "target/release/semmoe", "target/debug/examples/engine_mock"
+SEMMOE, MOCK = "target/release/semmoe", "target/debug/semmoe-mock-engine"
 # Built by the tests already.
-subprocess.run(["cargo", "build", "--workspace", "--example", "engine_mock", "--locked"], check=True)
+subprocess.run(["cargo", "build", "--workspace", "--locked"], check=True)
 
 
 def start_up(data, limit_s):

@@ -14,7 +14,6 @@
 //! | `origin` | where counts come from |
 //! | `bad` | records that were left out |
 //! | `self_check` | one prompt alone and among others: routes that depend on the batch |
-//! | `shape` | the model's shape from `config.json` |
 //! | `split` | a trace in two parts by request content |
 //! | `verdict` | one sentence on figures, and what to type next |
 //! | `summary` | what is in a trace or a profile, in a few lines |
@@ -36,7 +35,6 @@ mod progress;
 mod prompts;
 mod record;
 mod self_check;
-mod shape;
 pub mod show;
 mod split;
 mod summary;
@@ -48,9 +46,8 @@ pub use error::ProfilerError;
 pub use merge::{MergeOptions, merge};
 pub use progress::{NoProgress, Progress};
 pub use prompts::PromptFormat;
-pub use record::{RecordOptions, RecordReport, record};
+pub use record::{RecordOptions, RecordReport, model_config, record};
 pub use self_check::SelfCheck;
-pub use shape::model_config;
 pub use show::show;
 pub use split::split;
 pub use summary::{LayerSummary, Summary};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use semmoe_engines::http::{AnswerLimits, BaseUrl, EngineKey, HttpClient};
 use semmoe_engines::sglang::ServerInfo;
 use semmoe_engines::{Engine, Version, probe, vllm};
-use semmoe_tables::{ModelInfo, Provenance, TraceWriter, directory_of};
+use semmoe_tables::{CheckpointConfig, ModelInfo, Provenance, TraceWriter, directory_of};
 use serde::Serialize;
 
 use crate::bad::{check, check_share};
@@ -17,7 +17,6 @@ use crate::drive::{self, Driven, drive};
 use crate::journal::{Journal, Settings, partial_path};
 use crate::prompts::{Encoder, Preparation, PromptFormat, Prompts, read};
 use crate::self_check::SelfCheck;
-use crate::shape::model_config;
 use crate::{BadRecord, ProfilerError, Progress};
 
 /// The first SGLang that reports experts where a placement runs.
@@ -343,6 +342,15 @@ fn model_of(options: &RecordOptions, server: &ServerInfo) -> Result<ModelInfo, P
         return Err(ProfilerError::UnknownModel { field: "num_hidden_layers" });
     }
     Ok(model)
+}
+
+/// The model's shape by `config.json`, or the one in a folder, for engines that do not report it. Its name is left
+/// empty.
+///
+/// # Errors
+/// Names the file and the field that is missing or of no use.
+pub fn model_config(path: &Path) -> Result<ModelInfo, ProfilerError> {
+    Ok(CheckpointConfig::open(path)?.model_info()?)
 }
 
 fn local_config(server: &ServerInfo) -> Result<Option<ModelInfo>, ProfilerError> {

@@ -5,9 +5,9 @@ mod common;
 
 use std::process::{Command, Stdio};
 
-use common::*;
+use common::{ids_line, semmoe};
+use semmoe_mock_engine::Fault;
 use semmoe_profiler::{NoProgress, RecordOptions, record};
-use semmoe_tables::Trace;
 
 const URL: &str = "SEMMOE_TEST_RECORD_URL";
 const DIRECTORY: &str = "SEMMOE_TEST_RECORD_DIRECTORY";
@@ -30,9 +30,10 @@ async fn recorder() {
 
 #[tokio::test]
 async fn a_killed_recording_is_gone_on_with_and_counts_nothing_twice() {
-    let mock = Mock::start().await;
-    let first = [ids_line(&[1]), ids_line(&[2, 2]), ids_line(&[3]), ids_line(&[first_id::HANGS]), ids_line(&[4])];
-    mock.options(&first);
+    let mock = semmoe();
+    mock.fault(100, Fault::Hang);
+    let first = [ids_line(&[1]), ids_line(&[2, 2]), ids_line(&[3]), ids_line(&[100]), ids_line(&[4])];
+    mock.lines(&first);
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "recorder"])
         .env(URL, mock.url.to_string())
@@ -40,7 +41,7 @@ async fn a_killed_recording_is_gone_on_with_and_counts_nothing_twice() {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    mock.state.hanging.notified().await;
+    mock.engine.hanging.notified().await;
     // SIGKILL.
     child.kill().unwrap();
     child.wait().unwrap();
@@ -50,12 +51,11 @@ async fn a_killed_recording_is_gone_on_with_and_counts_nothing_twice() {
     bytes.truncate(bytes.len() - 1);
     std::fs::write(mock.partial(), bytes).unwrap();
 
-    let report = mock.record(mock.options(&[&first[..3], &first[4..]].concat())).await.unwrap();
+    let report = mock.record(mock.lines(&[&first[..3], &first[4..]].concat())).await.unwrap();
     assert_eq!((report.requests, report.resumed, report.bad.len()), (4, 2, 0));
-    let trace = Trace::open(&mock.out()).unwrap();
+    let trace = mock.trace();
     let recorded: Vec<&[u32]> = trace.iter().map(|request| request.token_ids()).collect::<Vec<_>>();
     assert_eq!(recorded, [&[1][..], &[2, 2], &[3], &[4]]);
-    let attempts = mock.state.attempts.lock().unwrap().clone();
-    assert_eq!([1, 2, 3, 4].map(|id| attempts[&id]), [1, 1, 2, 1]);
+    assert_eq!([1, 2, 3, 4].map(|id| mock.engine.attempts(id)), [1, 1, 2, 1]);
     assert!(!mock.partial().exists());
 }

@@ -2,21 +2,14 @@
 //! that die.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "../examples/engine_mock/mock.rs"]
-mod mock;
+mod common;
 
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use common::Bench;
+use semmoe_mock_engine::{Dialect, Fault, SEMMOE, SGLANG_0_5_10, SGLANG_0_5_16, SGLANG_0_5_23, VLLM_0_32};
+use semmoe_profiler::{ProfilerError, PromptFormat, RecordOptions};
+use semmoe_tables::ModelInfo;
 
-use mock::{Dialect, Engine, Fault, Texts, experts, generated, router};
-use semmoe_engines::Engine as Kind;
-use semmoe_engines::http::BaseUrl;
-use semmoe_profiler::{NoProgress, ProfilerError, PromptFormat, RecordOptions, RecordReport, record};
-use semmoe_tables::{LayerIdx, ModelInfo, Trace, TraceRequest};
-
-const ALL: [Dialect; 3] = [Dialect::Sglang0_5_23, Dialect::Sglang0_5_10, Dialect::Vllm];
+const ALL: [Dialect; 3] = [SGLANG_0_5_23, SGLANG_0_5_10, VLLM_0_32];
 
 /// The second layer is dense.
 fn model(num_experts: u16) -> ModelInfo {
@@ -28,72 +21,6 @@ fn model(num_experts: u16) -> ModelInfo {
         vocab_size: 1000,
         num_hidden_layers: 4,
         layer_ids: vec![0, 2, 3],
-    }
-}
-
-struct Bench {
-    engine: Arc<Engine>,
-    url: BaseUrl,
-    directory: tempfile::TempDir,
-}
-
-impl Bench {
-    async fn start(dialect: Dialect, model: ModelInfo) -> Self {
-        Self::serve(Engine::new(dialect, model, Texts::Bytes)).await
-    }
-
-    async fn serve(engine: Engine) -> Self {
-        let engine = Arc::new(engine);
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = BaseUrl::from(listener.local_addr().unwrap());
-        let service = router(Arc::clone(&engine));
-        tokio::spawn(async move { axum::serve(listener, service).await.unwrap() });
-        Bench { engine, url, directory: tempfile::tempdir().unwrap() }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn partial(&self) -> PathBuf {
-        self.path("out.trace.safetensors.partial")
-    }
-
-    /// The model is known from elsewhere, as for an engine on another machine.
-    fn options(&self, name: &str, prompts: &[u8]) -> RecordOptions {
-        std::fs::write(self.path(name), prompts).unwrap();
-        let kind = if self.engine.dialect == Dialect::Vllm { Kind::Vllm } else { Kind::Sglang };
-        let out = self.path("out.trace.safetensors");
-        let created = "2026-01-02T03:04:05Z".to_owned();
-        RecordOptions {
-            model: Some(ModelInfo { model: String::new(), ..self.engine.model.clone() }),
-            retries: 1,
-            retry_pause: Duration::ZERO,
-            max_bad: 0.0,
-            ..RecordOptions::new(kind, self.url.clone(), self.path(name), out, created)
-        }
-    }
-
-    async fn record(&self, options: RecordOptions) -> Result<RecordReport, ProfilerError> {
-        record(options, &NoProgress, std::future::pending()).await
-    }
-
-    fn trace(&self) -> Trace {
-        Trace::open(&self.path("out.trace.safetensors")).unwrap()
-    }
-
-    fn check(&self, request: TraceRequest<'_>, prompt: &[u32], max_tokens: u32) {
-        let model = &self.engine.model;
-        let output = generated(prompt, max_tokens, model.vocab_size);
-        let tokens = [prompt, &output[..output.len() - 1]].concat();
-        assert_eq!((request.token_ids(), request.prompt_len()), (&tokens[..], prompt.len()));
-        for (position, &token) in tokens.iter().enumerate() {
-            for (index, &layer) in model.layer_ids.iter().enumerate() {
-                let route = request.route(position, LayerIdx::new(index as u16)).unwrap();
-                let found: Vec<u16> = route.experts().map(|expert| expert.get()).collect();
-                assert_eq!(found, experts(token, layer, model));
-            }
-        }
     }
 }
 
@@ -114,7 +41,7 @@ async fn every_version_route_and_kind_of_prompt() {
     // Above 256 experts vLLM's ids are words.
     for (dialect, num_experts) in ALL.into_iter().flat_map(|dialect| [(dialect, 8), (dialect, 300)]) {
         for (openai_routes, max_tokens) in [(false, 1), (true, 1), (false, 5), (true, 5)] {
-            let bench = Bench::start(dialect, model(num_experts)).await;
+            let bench = Bench::start(dialect, model(num_experts));
             let options = RecordOptions { openai_routes, max_tokens, ..bench.options("p.jsonl", lines.as_bytes()) };
             let report = bench.record(options).await.unwrap();
             let trace = bench.trace();
@@ -145,7 +72,7 @@ async fn sglang_0_5_16_records_what_it_reports_ids_of() {
         (chat, bytes("what"), false, 5, Some(no_output)),
         (ids, vec![7, 8, 9], true, 5, Some(no_output)),
     ] {
-        let bench = Bench::start(Dialect::Sglang0_5_16, model(8)).await;
+        let bench = Bench::start(SGLANG_0_5_16, model(8));
         let options = RecordOptions { openai_routes, max_tokens, ..bench.options("p.jsonl", line.as_bytes()) };
         match (bench.record(options).await, reason) {
             (Ok(_), None) => bench.check(bench.trace().request(0), &prompt, max_tokens),
@@ -159,10 +86,10 @@ async fn sglang_0_5_16_records_what_it_reports_ids_of() {
 async fn routes_that_depend_on_the_batch_are_reported_or_refused() {
     let ids: Vec<u32> = (0..100).collect();
     let lines = format!("{{\"input_ids\": [1, 2]}}\n{{\"input_ids\": {ids:?}}}\n");
-    for dialect in [Dialect::Sglang0_5_23, Dialect::Sglang0_5_10, Dialect::Vllm] {
+    for dialect in [SGLANG_0_5_23, SGLANG_0_5_10, VLLM_0_32] {
         for (unsteady_tokens, differing) in [(0, Some(0)), (2, Some(2 * 9)), (5, Some(5 * 9)), (6, None)] {
-            let engine = Engine { unsteady_tokens, ..Engine::new(dialect, model(8), Texts::Bytes) };
-            let bench = Bench::serve(engine).await;
+            let bench = Bench::start(dialect, model(8));
+            bench.engine.settings().unsteady_tokens = unsteady_tokens;
             match (bench.record(bench.options("p.jsonl", lines.as_bytes())).await, differing) {
                 (Ok(report), Some(differing)) => {
                     let check = report.self_check.expect("the longest prompt was asked twice");
@@ -188,63 +115,88 @@ async fn physical_ids_are_refused() {
         ("0.5.9.post1", "experts.json", true),
         ("0.5.10", "experts.json", false),
     ] {
-        let mut engine = Engine::new(Dialect::Sglang0_5_10, model(8), Texts::Bytes);
-        (engine.version, engine.init_expert_location) = (Some(version.to_owned()), location.to_owned());
-        let bench = Bench::serve(engine).await;
+        let bench = Bench::start(SGLANG_0_5_10, model(8));
+        (bench.engine.settings().version, bench.engine.settings().init_expert_location) =
+            (version.to_owned(), location.to_owned());
         let recorded = bench.record(bench.options("p.jsonl", b"{\"input_ids\": [1, 2, 3]}\n")).await;
         assert_eq!(recorded.is_err(), refused, "{version} {location}");
         if let Err(error) = recorded {
             let text = error.to_string();
             assert!(text.contains("--init-expert-location experts.json reports physical slots"), "{text}");
-            assert!(!error.is_input() && bench.engine.ran.lock().unwrap().is_empty());
+            assert!(!error.is_input() && bench.engine.ran().is_empty());
         }
     }
+}
+
+/// The faults of a dialect's answers, and what is said of them.
+fn lies(dialect: Dialect) -> Vec<(Fault, &'static str)> {
+    let vllm = dialect.is_vllm();
+    let rows = if vllm {
+        ["shape [11, 4, 3], expected [12, 4 or 3, 3]", "shape [13, 4, 3]"]
+    } else {
+        ["hold 132 values, expected 12 rows", "hold 156 values, expected 12 rows"]
+    };
+    let mut lies = vec![
+        (Fault::FewerRows, rows[0]),
+        (Fault::MoreRows, rows[1]),
+        (Fault::ForeignExpert, "token 0 names expert 8 in layer 0, expected ids below 8"),
+        (Fault::SameExpertTwice, "experts distinct within a token"),
+        (Fault::Truncated, "routed experts"),
+        (Fault::NoRoutes, "routed_experts is missing"),
+        (Fault::OtherPrompt, "saw another prompt: 13 tokens instead of 12, the first difference at 12"),
+        (
+            Fault::TooLong,
+            "answered 400: {\"object\":\"error\",\"message\":\"This model's maximum context length is 4096 tokens",
+        ),
+        (Fault::Plain("503".into()), "answered 503: upstream connect error"),
+        (Fault::Status(500), "answered 500: {\"error\":{\"message\":\"the engine's own words\"}}"),
+        (Fault::NotJson, "not what was expected"),
+    ];
+    if vllm {
+        lies.push((Fault::WrongShape, "shape [12, 3, 4]"));
+    }
+    if dialect == SEMMOE {
+        lies.extend([
+            (Fault::NoExpert, "token 0 has no expert in MoE layer 0, expected 3"),
+            (Fault::Aborted, "aborted it: no memory"),
+            (Fault::NothingGenerated, "no token was generated"),
+            (Fault::OtherPromptCount, "prompt_tokens is 102, but the prompt has 12 tokens"),
+        ]);
+    } else {
+        lies.push((Fault::AllAlike, "every token has the same experts in every layer"));
+    }
+    lies
 }
 
 #[tokio::test]
 async fn lies_are_named_and_left_out_in_every_dialect() {
     let ids: Vec<u32> = (0..12).collect();
-    for dialect in ALL {
-        let vllm = dialect == Dialect::Vllm;
-        for (fault, reason) in [
-            (
-                Fault::FewerRows,
-                if vllm { "shape [11, 4, 3], expected [12, 4 or 3, 3]" } else { "hold 132 values, expected 12 rows" },
-            ),
-            (Fault::MoreRows, if vllm { "shape [13, 4, 3]" } else { "hold 156 values, expected 12 rows" }),
-            (Fault::ForeignExpert, "token 0 names expert 8 in layer 0, expected ids below 8"),
-            (Fault::SameExpertTwice, "experts distinct within a token"),
-            (Fault::Truncated, "routed experts"),
-            (Fault::NoRoutes, "routed_experts is missing"),
-            (Fault::OtherPrompt, "saw another prompt: 13 tokens instead of 12, the first difference at 12"),
-            (Fault::AllAlike, "every token has the same experts in every layer"),
-            (Fault::WrongShape, if vllm { "shape [12, 3, 4]" } else { "" }),
-            (
-                Fault::TooLong,
-                "answered 400: {\"object\":\"error\",\"message\":\"This model's maximum context length is 4096 tokens",
-            ),
-            (Fault::Down, "answered 503: down"),
-            (Fault::NotJson, "not what was expected"),
-        ] {
-            if reason.is_empty() {
+    let lines = format!("{{\"input_ids\": [5, 6]}}\n{{\"input_ids\": {ids:?}}}\n{{\"input_ids\": [7]}}\n");
+    for dialect in ALL.into_iter().chain([SEMMOE]) {
+        let routes: &[bool] = if dialect == SEMMOE { &[false] } else { &[false, true] };
+        for ((fault, reason), openai_routes) in
+            lies(dialect).into_iter().flat_map(|lie| routes.iter().map(move |route| (lie.clone(), *route)))
+        {
+            let case = format!("{} {} {fault:?} {openai_routes}", dialect.engine, dialect.version);
+            let bench = Bench::start(dialect, model(8));
+            bench.fault(0, fault);
+            let options = RecordOptions { openai_routes, max_bad: 0.34, ..bench.options("p.jsonl", lines.as_bytes()) };
+            let report = bench.record(options.clone()).await.unwrap();
+            assert_eq!((report.requests, report.bad.len()), (2, 1), "{case}");
+            let reported = report.bad[0].to_string();
+            assert!(reported.contains("p.jsonl line 2: ") && reported.contains(reason), "{case}: {reported}");
+            bench.check(bench.trace().request(0), &[5, 6], 1);
+            bench.check(bench.trace().request(1), &[7], 1);
+
+            if report.refused > 0 {
                 continue;
             }
-            for openai_routes in [false, true] {
-                let bench = Bench::start(dialect, model(8)).await;
-                bench.engine.faults.lock().unwrap().insert(0, fault);
-                let lines = format!("{{\"input_ids\": [5, 6]}}\n{{\"input_ids\": {ids:?}}}\n{{\"input_ids\": [7]}}\n");
-                let options =
-                    RecordOptions { openai_routes, max_bad: 0.34, ..bench.options("p.jsonl", lines.as_bytes()) };
-                let report = bench.record(options.clone()).await.unwrap();
-                assert_eq!((report.requests, report.bad.len()), (2, 1), "{dialect:?} {fault:?}");
-                let reported = report.bad[0].to_string();
-                assert!(
-                    reported.contains("p.jsonl line 2: ") && reported.contains(reason),
-                    "{dialect:?} {fault:?}: {reported}"
-                );
-                bench.check(bench.trace().request(0), &[5, 6], 1);
-                bench.check(bench.trace().request(1), &[7], 1);
-            }
+            std::fs::remove_file(bench.out()).unwrap();
+            let error = bench.record(RecordOptions { max_bad: 0.33, ..options }).await.unwrap_err();
+            assert!(matches!(&error, ProfilerError::TooManyBad { bad: 1, allowed: 0, .. }), "{case}: {error}");
+            let text = error.to_string();
+            assert!(text.contains("p.jsonl line 2: ") && text.contains(reason), "{case}: {text}");
+            assert!(!bench.out().exists());
         }
     }
 }
@@ -252,11 +204,11 @@ async fn lies_are_named_and_left_out_in_every_dialect() {
 #[tokio::test]
 async fn an_engine_that_dies_half_way_is_gone_on_with() {
     for dialect in ALL {
-        let bench = Bench::start(dialect, model(8)).await;
+        let bench = Bench::start(dialect, model(8));
         // Two of each, as equal prompts are different records.
         let lines: String = (0..20).map(|i| format!("{{\"input_ids\": [{}, 3]}}\n", i / 2)).collect();
         // The first request asks which layers are dense.
-        bench.engine.dies_after.store(1 + 8, Ordering::SeqCst);
+        bench.engine.settings().lives_for = 1 + 8;
         let options = RecordOptions { concurrency: 1, ..bench.options("p.jsonl", lines.as_bytes()) };
         let error = bench.record(options.clone()).await.unwrap_err();
         assert!(matches!(&error, ProfilerError::TooManyBad { bad: 1, of: 9, allowed: 0, .. }), "{error}");
@@ -264,8 +216,8 @@ async fn an_engine_that_dies_half_way_is_gone_on_with() {
         assert!(text.contains("8 good answers are kept in ") && text.contains("line 9: "), "{text}");
         assert!(bench.partial().exists() && !bench.path("out.trace.safetensors").exists());
 
-        bench.engine.dies_after.store(u64::MAX, Ordering::SeqCst);
-        bench.engine.ran.lock().unwrap().clear();
+        bench.engine.settings().lives_for = u64::MAX;
+        bench.engine.ran();
         let report = bench.record(options).await.unwrap();
         assert_eq!((report.requests, report.resumed, report.bad.len()), (20, 8, 0));
         let trace = bench.trace();
@@ -273,7 +225,7 @@ async fn an_engine_that_dies_half_way_is_gone_on_with() {
             bench.check(request, &[i as u32 / 2, 3], 1);
         }
         // Those that were left, and the one that asks for dense layers.
-        assert_eq!(bench.engine.ran.lock().unwrap().len(), 12 + 1);
+        assert_eq!(bench.engine.ran().len(), 12 + 1);
         assert!(!bench.partial().exists());
     }
 }
@@ -281,9 +233,9 @@ async fn an_engine_that_dies_half_way_is_gone_on_with() {
 #[tokio::test]
 async fn dense_layers_that_the_configuration_does_not_tell_are_found() {
     for dialect in ALL {
-        let bench = Bench::start(dialect, model(8)).await;
+        let bench = Bench::start(dialect, model(8));
         // The longest prompt is asked first; one that is too long hides nothing.
-        bench.engine.faults.lock().unwrap().insert(9, Fault::TooLong);
+        bench.fault(9, Fault::TooLong);
         let lines = b"{\"input_ids\": [1, 2, 3]}\n{\"input_ids\": [9, 9, 9, 9]}\n";
         let mut options = bench.options("p.jsonl", lines);
         options.model.as_mut().unwrap().layer_ids = vec![0, 1, 2, 3];
@@ -301,9 +253,8 @@ async fn the_folder_that_a_local_engine_names_is_read() {
             "num_experts": 8, "num_experts_per_tok": 3, "vocab_size": 1000, "num_hidden_layers": 4, "mlp_only_layers": [1],
         });
         std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
-        let mut engine = Engine::new(dialect, model(8), Texts::Bytes);
-        engine.model_path = folder.path().to_str().unwrap().to_owned();
-        let bench = Bench::serve(engine).await;
+        let bench = Bench::start(dialect, model(8));
+        bench.engine.settings().model_path = folder.path().to_str().unwrap().to_owned();
         let options = RecordOptions { model: None, ..bench.options("p.jsonl", b"{\"prompt\": \"ab\"}\n") };
         assert_eq!(bench.record(options.clone()).await.unwrap().model, bench.engine.model);
         std::fs::remove_file(folder.path().join("config.json")).unwrap();
@@ -314,7 +265,7 @@ async fn the_folder_that_a_local_engine_names_is_read() {
 
 #[tokio::test]
 async fn files_of_every_form_and_what_is_wrong_in_them() {
-    let bench = Bench::start(Dialect::Vllm, model(8)).await;
+    let bench = Bench::start(VLLM_0_32, model(8));
     let sharegpt = br#"[{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "x"}]},
         {"conversations": [{"from": "dog", "value": "w"}]}, {"conversations": [{"from": "human", "value": "you"}]}]"#;
     let text = b"first\n\nsec\xffond\nthird\n";
@@ -348,12 +299,12 @@ async fn files_of_every_form_and_what_is_wrong_in_them() {
 
 #[tokio::test]
 async fn a_partial_recording_of_something_else_is_not_mixed_in() {
-    let bench = Bench::start(Dialect::Vllm, model(8)).await;
-    bench.engine.dies_after.store(3, Ordering::SeqCst);
+    let bench = Bench::start(VLLM_0_32, model(8));
+    bench.engine.settings().lives_for = 3;
     let lines = b"{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n{\"prompt\": \"c\"}\n";
     let options = RecordOptions { concurrency: 1, ..bench.options("p.jsonl", lines) };
     bench.record(options.clone()).await.unwrap_err();
-    bench.engine.dies_after.store(u64::MAX, Ordering::SeqCst);
+    bench.engine.settings().lives_for = u64::MAX;
     let longer = RecordOptions { max_tokens: 4, ..options };
     let error = bench.record(longer.clone()).await.unwrap_err();
     assert!(error.is_input() && error.to_string().contains("max_tokens was 1 and is 4 now"), "{error}");
@@ -364,7 +315,7 @@ async fn a_partial_recording_of_something_else_is_not_mixed_in() {
 /// Beginnings are as far apart as the rate says.
 #[tokio::test]
 async fn a_rate_bounds_what_is_begun() {
-    let bench = Bench::start(Dialect::Vllm, model(8)).await;
+    let bench = Bench::start(VLLM_0_32, model(8));
     let lines: String = (0..6).map(|i| format!("{{\"input_ids\": [{i}]}}\n")).collect();
     let options = RecordOptions { rate: Some(100.0), ..bench.options("p.jsonl", lines.as_bytes()) };
     let report = bench.record(options.clone()).await.unwrap();

@@ -5,8 +5,7 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::*;
-use semmoe_tables::Trace;
+use common::{ids_line, semmoe};
 use semmoe_text::{Budget, ChatTemplate, Given, Tokenizer};
 use serde_json::json;
 
@@ -16,7 +15,7 @@ fn bundled() -> PathBuf {
 
 #[tokio::test]
 async fn with_a_tokenizer_ids_are_sent_and_messages_win() {
-    let mock = Mock::start().await;
+    let mut mock = semmoe();
     let messages = json!([{"role": "user", "content": "Hello there"}]);
     let lines = [
         json!({"prompt": "the last turn only", "messages": messages, "input_ids": [7]}),
@@ -28,37 +27,39 @@ async fn with_a_tokenizer_ids_are_sent_and_messages_win() {
     let chat = tokenizer.encode(&template.render(&messages, Given::default(), Budget::default()).unwrap()).unwrap();
     let plain = tokenizer.encode("plain text, somewhat longer").unwrap();
     for cut in [None, Some(3)] {
-        let mut options = mock.options(&lines.each_ref().map(ToString::to_string));
+        let mut options = mock.lines(&lines.each_ref().map(ToString::to_string));
         options.tokenizer = Some(bundled());
         options.max_prompt_tokens = cut;
         mock.record(options).await.unwrap();
-        let trace = Trace::open(&mock.out()).unwrap();
+        let trace = mock.trace();
         let most = cut.unwrap_or(usize::MAX);
         for (request, expected) in trace.iter().zip([&chat, &plain, &vec![5, 6, 7, 8]]) {
             assert_eq!(request.token_ids(), &expected[..expected.len().min(most)]);
         }
         assert_eq!(trace.model().tokenizer_sha256.as_deref(), Some(tokenizer.sha256()));
     }
-    assert!(mock.state.seen.lock().unwrap().iter().all(|request| request.text.is_none()));
+    while let Ok(seen) = mock.engine.seen.try_recv() {
+        assert!(seen.json().get("text").is_none());
+    }
 }
 
 #[tokio::test]
 async fn a_tokenizer_that_is_not_the_engines_is_refused() {
-    let mock = Mock::start().await;
-    let mut options = mock.options(&[ids_line(&[1])]);
+    let mock = semmoe();
+    let mut options = mock.lines(&[ids_line(&[1])]);
     options.tokenizer = Some(bundled());
-    mock.state.info.lock().unwrap().tokenizer_sha256 = Some("ab".repeat(32));
+    mock.engine.report("tokenizer_sha256", json!("ab".repeat(32)));
     let error = mock.record(options.clone()).await.unwrap_err().to_string();
     assert!(error.contains("is not the engine's: its hash is "), "{error}");
-    mock.state.info.lock().unwrap().tokenizer_sha256 = None;
-    mock.state.info.lock().unwrap().vocab_size = Some(100);
+    mock.engine.report("tokenizer_sha256", json!(null));
+    mock.engine.report("vocab_size", json!(100));
     let error = mock.record(options).await.unwrap_err().to_string();
     assert!(error.contains("the model's vocabulary size is 100"), "{error}");
 }
 
 #[tokio::test]
 async fn wrong_lines_are_named() {
-    let mock = Mock::start().await;
+    let mock = semmoe();
     let good = ids_line(&[1]);
     for (line, cause) in [
         ("{", "not JSON: "),
@@ -73,23 +74,22 @@ async fn wrong_lines_are_named() {
         (r#"{"messages": []}"#, "the prompt is empty"),
         (r#"{"messages": "x"}"#, "the prompt is empty"),
     ] {
-        let error =
-            mock.record(mock.options(&[good.clone(), String::new(), line.into()])).await.unwrap_err().to_string();
+        let error = mock.record(mock.lines(&[good.clone(), String::new(), line.into()])).await.unwrap_err().to_string();
         assert!(error.contains("prompts.jsonl line 3: ") && error.contains(cause), "{error}");
     }
-    let mut options = mock.options(&[r#"{"prompt": "x"}"#.into()]);
+    let mut options = mock.lines(&[r#"{"prompt": "x"}"#.into()]);
     options.max_prompt_tokens = Some(3);
     let error = mock.record(options).await.unwrap_err().to_string();
     assert!(error.ends_with("line 1: a text can be cut to a number of tokens only with a tokenizer"), "{error}");
-    let error = mock.record(mock.options(&[String::new()])).await.unwrap_err().to_string();
+    let error = mock.record(mock.lines(&[String::new()])).await.unwrap_err().to_string();
     assert!(error.ends_with("prompts.jsonl holds no prompt"), "{error}");
-    assert!(mock.state.seen.lock().unwrap().is_empty());
+    assert!(mock.engine.ran().is_empty());
 }
 
 #[tokio::test]
 async fn only_the_first_prompts_are_taken_when_told() {
-    let mock = Mock::start().await;
-    let mut options = mock.options(&[ids_line(&[1]), ids_line(&[2]), "not read".into()]);
+    let mock = semmoe();
+    let mut options = mock.lines(&[ids_line(&[1]), ids_line(&[2]), "not read".into()]);
     options.max_prompts = Some(2);
     assert_eq!(mock.record(options).await.unwrap().requests, 2);
 }

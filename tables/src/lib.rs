@@ -19,7 +19,7 @@
 //! | `copies`, `domains` | which copy of an expert is used where; groups that hold each other's experts |
 //! | `tables`, `tables_builder`, `attention` | what the solver hands to gateways and workers |
 //! | `arrays` | integers in safetensors files of other programs |
-//! | `checkpoint_config` | a checkpoint's `config.json`: where its keys are, and their values within bounds |
+//! | `checkpoint_config`, `model_shape` | a checkpoint's `config.json`: where its keys are, their values within bounds, the model's shape |
 //! | `embeddings` | the input embeddings of a checkpoint |
 //! | `export` | placements in the forms that engines read |
 //! | `permute` | checkpoints whose contiguous placement is E |
@@ -47,6 +47,7 @@ pub mod export;
 mod ids;
 mod likely;
 mod model;
+mod model_shape;
 mod parallel;
 pub mod permute;
 mod placement;

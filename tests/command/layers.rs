@@ -9,10 +9,11 @@ const LAYERS: &[(u8, &[&str])] = &[
     (0, &["semmoe-tables", "semmoe-kernels"]),
     (1, &["semmoe-text", "semmoe-routing", "semmoe-planner", "semmoe-ranks", "semmoe-kernels-cuda"]),
     (2, &["semmoe-solver", "semmoe-engines", "semmoe-kernels-capi", "semmoe-kernels-shim"]),
-    (3, &["semmoe-profiler", "semmoe-load", "semmoe-kernels-capi-shim"]),
-    (4, &["semmoe-gateway", "semmoe-worker"]),
+    (3, &["semmoe-mock-engine", "semmoe-kernels-capi-shim"]),
+    (4, &["semmoe-profiler", "semmoe-load"]),
+    (5, &["semmoe-gateway", "semmoe-worker"]),
     (
-        5,
+        6,
         &[
             "semmoe",
             "semmoe-bench-placement",
@@ -25,7 +26,7 @@ const LAYERS: &[(u8, &[&str])] = &[
             "semmoe-fuzz",
         ],
     ),
-    (6, &["semmoe-bench-hybrid", "semmoe-bench-switch"]),
+    (7, &["semmoe-bench-hybrid", "semmoe-bench-switch"]),
 ];
 
 const PURE: &[&str] =

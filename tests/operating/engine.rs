@@ -2,18 +2,13 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use semmoe_tables::ModelInfo;
-use semmoe_text::{ChatTemplate, Tokenizer};
-use tokio::runtime::Runtime;
+use semmoe_mock_engine::{Dialect, Engine, Mock};
 
-use crate::mock::{Dialect, Engine, Texts, router};
 use crate::support::Ranks;
 
 /// The engine that stands in for the document's.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Kind {
     /// A mock that answers as recorded engines do.
     Mock(Dialect),
@@ -22,7 +17,7 @@ pub(crate) enum Kind {
 }
 
 enum Running {
-    Mock { _runtime: Runtime, engine: Arc<Engine> },
+    Mock(Mock),
     Ranks(Ranks),
 }
 
@@ -59,7 +54,7 @@ impl Fleet {
         let ranks = ranks.map(|count| count.parse().expect("a number"));
         self.ranks = ranks.unwrap_or(self.ranks);
         self.running = Some(match self.kind {
-            Kind::Mock(dialect) => self.mock(dialect, arguments, model),
+            Kind::Mock(dialect) => Running::Mock(self.mock(dialect, arguments, model)),
             Kind::Ranks => {
                 let tables = after("--init-expert-location").map(|_| placed);
                 Running::Ranks(Ranks::start_at(self.address, model, self.ranks.into(), tables.as_deref()))
@@ -67,32 +62,23 @@ impl Fleet {
         });
     }
 
-    fn mock(&self, dialect: Dialect, arguments: &[String], model: &Path) -> Running {
+    fn mock(&self, dialect: Dialect, arguments: &[String], model: &Path) -> Mock {
         let after = |name: &str| arguments.iter().position(|word| word == name).and_then(|at| arguments.get(at + 1));
-        let shape = semmoe_profiler::model_config(model).expect("a checkpoint's config.json");
         let named = after("--served-model-name").map_or("Qwen/Qwen3-30B-A3B", String::as_str);
-        let tokenizer = Tokenizer::from_file(&model.join("tokenizer.json")).expect("a tokenizer");
-        let template = ChatTemplate::beside(&model.join("tokenizer.json"), || 0).expect("a template");
-        let texts = Texts::Model(Box::new(tokenizer), Some(Box::new(template)));
-        let mut engine = Engine::new(dialect, ModelInfo { model: named.to_owned(), ..shape }, texts);
-        engine.ranks = crate::mock::Ranks::new(self.ranks);
-        engine.gives_routes = arguments.iter().any(|word| word == "--enable-return-routed-experts");
-        if let Some(location) = after("--init-expert-location") {
-            location.clone_into(&mut engine.init_expert_location);
-        }
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
-        let (engine, address) = (Arc::new(engine), self.address);
-        let routes = router(Arc::clone(&engine));
-        let listener = runtime.block_on(tokio::net::TcpListener::bind(address)).expect("its address");
-        runtime.spawn(async move { axum::serve(listener, routes).await });
-        Running::Mock { _runtime: runtime, engine }
+        let engine = Engine::of(dialect, named, model).expect("a checkpoint").with(|settings| {
+            settings.ranks = self.ranks;
+            settings.gives_routes = arguments.iter().any(|word| word == "--enable-return-routed-experts");
+            if let Some(location) = after("--init-expert-location") {
+                location.clone_into(&mut settings.init_expert_location);
+            }
+        });
+        Mock::start_at(self.address, engine)
     }
 
     /// Whether requests of a mock last until the loads were asked for.
     pub(crate) fn linger(&self, linger: bool) {
-        if let Some(Running::Mock { engine, .. }) = &self.running {
-            engine.ranks.linger.store(linger, Ordering::SeqCst);
+        if let Some(Running::Mock(mock)) = &self.running {
+            mock.settings().lingers = linger;
         }
     }
 }

@@ -6,8 +6,6 @@ mod document;
 mod engine;
 mod operator;
 
-#[path = "../../profiler/examples/engine_mock/mock.rs"]
-mod mock;
 #[allow(dead_code, reason = "the command's tests use the rest")]
 #[path = "../command/support.rs"]
 mod support;
@@ -17,8 +15,8 @@ use std::sync::{Mutex, PoisonError};
 
 use document::Document;
 use engine::Kind;
-use mock::Dialect;
 use operator::{Asked, Operator, Restarts};
+use semmoe_mock_engine::{SGLANG_0_5_23, VLLM_0_32};
 use semmoe_tables::Tables;
 use serde_json::json;
 
@@ -38,7 +36,7 @@ fn placed_by(answers: &[Asked], policy: &str) -> usize {
 
 #[test]
 fn an_sglang_operator_gets_from_today_to_affinity_and_back() {
-    sglang(Operator::new(Kind::Mock(Dialect::Sglang0_5_23), Restarts::Plain, PROMPTS));
+    sglang(Operator::new(Kind::Mock(SGLANG_0_5_23), Restarts::Plain, PROMPTS));
 }
 
 /// The same commands and configurations with rank processes, which report their placement themselves.
@@ -209,7 +207,7 @@ fn new_tables(operator: &mut Operator) {
 #[test]
 fn a_vllm_operator_gets_from_today_to_affinity_and_back() {
     let document = Document::read("vLLM");
-    let mut operator = Operator::new(Kind::Mock(Dialect::Vllm), Restarts::Plain, PROMPTS);
+    let mut operator = Operator::new(Kind::Mock(VLLM_0_32), Restarts::Plain, PROMPTS);
     operator.shell(&document.next("", "sh"));
 
     // 1. By load: the configuration below without what scores.

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::files::model;
-use crate::support::{Client, Mock, Seen, settled, start};
+use crate::support::{Client, Mock, Seen, canned, settled, start};
 
 async fn send(client: &Client, name: &str) -> (u16, Vec<u8>) {
     let body = format!("{{ \"model\" : {}, \"prompt\":\"x\" }}", json!(name));
@@ -22,7 +22,7 @@ async fn posted(mock: &mut Mock) -> Seen {
 
 #[tokio::test]
 async fn adapters_pass_through_unchanged() {
-    let (mut open, mut closed) = (Mock::start(1), Mock::start(1));
+    let (mut open, mut closed) = (canned(1), canned(1));
     let toml = format!(
         "{}{}",
         model("base", "aliases = [\"sql-lora\"]\n", &[("pod-a", &open.url(), 1)]),
@@ -67,7 +67,7 @@ async fn adapters_pass_through_unchanged() {
 /// Engines that know the model by another name get that, whatever the client calls it; all other bytes stay.
 #[tokio::test]
 async fn engines_get_the_name_that_they_know() {
-    let (mut sglang, mut vllm) = (Mock::start(1), Mock::start(1));
+    let (mut sglang, mut vllm) = (canned(1), canned(1));
     let of = |name: &str, engine: &str, mock: &Mock| {
         model(name, &format!("aliases = [\"{name}-old\"]\n"), &[("pod", &mock.url(), 1)])
             .replace("\"sglang\"", &format!("\"{engine}\"\nserved_name = \"org/{name}\""))

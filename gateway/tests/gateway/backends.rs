@@ -2,13 +2,13 @@
 
 use serde_json::json;
 
-use crate::support::{Client, Mock, metric, plain_model, settled, several, start};
+use crate::support::{Client, canned, metric, plain_model, settled, several, start};
 
 const CHAT: &str = "/v1/chat/completions";
 
 #[tokio::test]
 async fn a_dead_backend_is_reported_with_its_cause_and_comes_back() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let gateway = start(&plain_model(&mock, 2)).await;
     let client = Client::data(&gateway);
     let admin = Client::admin(&gateway);
@@ -40,14 +40,14 @@ async fn a_dead_backend_is_reported_with_its_cause_and_comes_back() {
 
 #[tokio::test]
 async fn an_unhealthy_answer_evicts_and_a_healthy_one_readmits() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let gateway = start(&plain_model(&mock, 2)).await;
-    mock.set_health(503);
+    mock.settings().health = 503;
     let health = gateway.wait_health("pod-a", |health| !health.is_healthy()).await.unwrap();
     assert!(format!("{health:?}").contains("answered 503"), "{health:?}");
     assert_eq!(Client::data(&gateway).post(CHAT, "{}").await.status, 503);
     assert_eq!(metric(&gateway, "semmoe_backend_healthy{backend=\"pod-a\"}").await, 0.0);
-    mock.set_health(200);
+    mock.settings().health = 200;
     gateway.wait_ready().await;
     assert_eq!(Client::data(&gateway).post(CHAT, "{}").await.status, 200);
 }
@@ -55,7 +55,7 @@ async fn an_unhealthy_answer_evicts_and_a_healthy_one_readmits() {
 /// A request that could not connect goes to another backend, once, and its counts are right.
 #[tokio::test]
 async fn a_refused_connection_is_retried_elsewhere() {
-    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let (mut a, mut b) = (canned(2), canned(2));
     // The prober must not be faster than the requests.
     let toml = several(&[&a, &b]);
     let gateway = {
@@ -84,7 +84,7 @@ async fn a_refused_connection_is_retried_elsewhere() {
 
 #[tokio::test]
 async fn ranks_are_probed_when_absent_also_later() {
-    let mut mock = Mock::start(3);
+    let mut mock = canned(3);
     mock.kill();
     let toml = plain_model(&mock, 1).replace("ranks = 1\n", "");
     let gateway = start(&toml).await;
@@ -105,7 +105,7 @@ async fn ranks_are_probed_when_absent_also_later() {
 /// With one rank there is nothing to pin, and plain OpenAI servers get what the client sent.
 #[tokio::test]
 async fn a_plain_openai_server_is_one_rank_without_pins() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let toml = plain_model(&mock, 1).replace("sglang", "openai");
     let gateway = start(&toml).await;
     let answer = Client::data(&gateway).post(CHAT, r#"{"model":"small"}"#).await;
@@ -116,7 +116,7 @@ async fn a_plain_openai_server_is_one_rank_without_pins() {
 
 #[tokio::test]
 async fn the_admin_plane_shows_backends_and_refuses_foreign_hosts() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let gateway = start(&plain_model(&mock, 2)).await;
     let admin = Client::admin(&gateway);
     let shown = admin.get("/admin/backends").await.json();
@@ -132,7 +132,7 @@ async fn the_admin_plane_shows_backends_and_refuses_foreign_hosts() {
 
 #[tokio::test]
 async fn the_metrics_listener_has_status_only() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let toml = format!(
         "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\nmetrics = \"127.0.0.1:0\"\n{}",
         plain_model(&mock, 1)
@@ -148,7 +148,7 @@ async fn the_metrics_listener_has_status_only() {
 /// With the default interval of 5 s between probes: an engine that is back is found at once.
 #[tokio::test]
 async fn a_quick_restart_of_the_only_backend_costs_no_interval() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let text = format!("[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n{}", plain_model(&mock, 1));
     let config = semmoe_gateway::Config::from_toml(&text, std::path::Path::new("")).unwrap();
     let gateway = semmoe_gateway::Gateway::start(config).await.unwrap();

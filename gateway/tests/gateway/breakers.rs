@@ -4,7 +4,7 @@
 use http::Method;
 use http_body_util::BodyExt;
 
-use crate::support::{Client, Mock, PATIENCE, metric, settled, several, shown, start, until_shown};
+use crate::support::{Client, Mock, PATIENCE, canned, metric, settled, several, shown, start, until_shown};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -18,7 +18,7 @@ fn drained(mock: &mut Mock) -> usize {
 
 #[tokio::test]
 async fn failures_in_a_row_open_a_breaker_and_trials_close_it() {
-    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let (mut a, mut b) = (canned(2), canned(2));
     let gateway = start(&format!("{QUICK_AND_LONG}{}", several(&[&a, &b]))).await;
     let client = Client::data(&gateway);
     a.behave("plain 503");
@@ -38,7 +38,7 @@ async fn failures_in_a_row_open_a_breaker_and_trials_close_it() {
 
 #[tokio::test]
 async fn a_half_open_breaker_lets_trials_through_and_closes_when_they_pass() {
-    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let (mut a, mut b) = (canned(2), canned(2));
     let gateway = start(&format!("{QUICK}{}", several(&[&a, &b]))).await;
     let client = Client::data(&gateway);
     a.behave("plain 503");
@@ -70,7 +70,7 @@ async fn a_half_open_breaker_lets_trials_through_and_closes_when_they_pass() {
 /// A client that leaves during a trial proves nothing, and makes room for the next one.
 #[tokio::test]
 async fn a_failed_trial_opens_again_and_an_abandoned_one_does_not() {
-    let (mut a, b) = (Mock::start(2), Mock::start(2));
+    let (mut a, b) = (canned(2), canned(2));
     let gateway = start(&format!("{QUICK}{}", several(&[&a, &b]))).await;
     let client = Client::data(&gateway);
     a.behave("plain 502");
@@ -101,7 +101,7 @@ async fn a_failed_trial_opens_again_and_an_abandoned_one_does_not() {
 /// An answer to a request says nothing about the engine, however often it is repeated.
 #[tokio::test]
 async fn errors_of_requests_open_nothing() {
-    let (a, b) = (Mock::start(2), Mock::start(2));
+    let (a, b) = (canned(2), canned(2));
     let gateway = start(&format!("{QUICK_AND_LONG}{}", several(&[&a, &b]))).await;
     let client = Client::data(&gateway);
     for behaviour in ["500", "plain 500", "400", "422", "429", "503", "502"] {
@@ -123,7 +123,7 @@ async fn a_backend_that_answers_nothing_well_loses_its_share() {
     for (behaviour, equal) in
         [("500", false), ("500", true), ("plain 500", false), ("503", false), ("plain 504", true), ("die-json", false)]
     {
-        let (mut a, b) = (Mock::start(2), Mock::start(2));
+        let (mut a, b) = (canned(2), canned(2));
         let rules = "[breaker]\nopen_seconds = 3600\nlongest_seconds = 3600\n[retry]\nstatuses = [429]\n";
         let gateway = start(&format!("{rules}{}", several(&[&a, &b]))).await;
         a.behave(behaviour);
@@ -144,7 +144,7 @@ async fn a_backend_that_answers_nothing_well_loses_its_share() {
 
 #[tokio::test]
 async fn errors_open_it_again_until_the_model_runs() {
-    let (mut a, b) = (Mock::start(2), Mock::start(2));
+    let (mut a, b) = (canned(2), canned(2));
     let rules = "[breaker]\nerrors = 2\nopen_seconds = 0.05\nlongest_seconds = 0.1\ntrials = 1\npasses = 2\n";
     let gateway = start(&format!("{rules}{}", several(&[&a, &b]))).await;
     let client = Client::data(&gateway);
@@ -169,7 +169,7 @@ async fn errors_open_it_again_until_the_model_runs() {
 #[tokio::test]
 async fn one_poison_request_opens_nothing() {
     for others in [0, 1, 2, 3] {
-        let (a, b) = (Mock::start(2), Mock::start(2));
+        let (a, b) = (canned(2), canned(2));
         let gateway = start(&format!("[retry]\nstatuses = [500]\n{}", several(&[&a, &b]))).await;
         let plain = start(&several(&[&a, &b])).await;
         for gateway in [&gateway, &plain] {
@@ -193,7 +193,7 @@ async fn one_poison_request_opens_nothing() {
 /// An error that all backends answer with is no backend's fault.
 #[tokio::test]
 async fn errors_of_all_backends_open_nothing() {
-    let (a, b) = (Mock::start(2), Mock::start(2));
+    let (a, b) = (canned(2), canned(2));
     let gateway = start(&format!("{QUICK_AND_LONG}{}", several(&[&a, &b]))).await;
     a.behave("500");
     b.behave("500");
@@ -209,7 +209,7 @@ async fn errors_of_all_backends_open_nothing() {
 
 #[tokio::test]
 async fn the_last_backend_of_a_model_is_spared() {
-    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let (mut a, mut b) = (canned(2), canned(2));
     let gateway = start(&format!("{QUICK_AND_LONG}{}", several(&[&a, &b]))).await;
     let client = Client::data(&gateway);
     a.behave("plain 503");
@@ -237,7 +237,7 @@ async fn the_last_backend_of_a_model_is_spared() {
 /// A stream that breaks off in the middle is a failure, too, though its head was good.
 #[tokio::test]
 async fn broken_streams_open_a_breaker() {
-    let (a, b) = (Mock::start(2), Mock::start(2));
+    let (a, b) = (canned(2), canned(2));
     let gateway = start(&format!("{QUICK_AND_LONG}{}", several(&[&a, &b]))).await;
     let client = Client::data(&gateway);
     a.release(100);
@@ -254,7 +254,7 @@ async fn broken_streams_open_a_breaker() {
 
 #[tokio::test]
 async fn an_engine_that_asks_for_rest_gets_it_while_others_can_serve() {
-    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let (mut a, mut b) = (canned(2), canned(2));
     let gateway = start(&several(&[&a, &b])).await;
     let client = Client::data(&gateway);
     a.behave("overloaded");
@@ -271,7 +271,7 @@ async fn an_engine_that_asks_for_rest_gets_it_while_others_can_serve() {
 /// A retry finds only backends on trial, with as many trials as are allowed: it goes to one of them rather than fail.
 #[tokio::test]
 async fn a_backend_on_trial_is_better_than_none() {
-    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let (mut a, mut b) = (canned(2), canned(2));
     let gateway = start(&format!("{QUICK}{}", several(&[&a, &b]))).await;
     let client = Client::data(&gateway);
     a.behave("plain 503");

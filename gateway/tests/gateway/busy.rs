@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use http::Method;
 use semmoe_gateway::Running;
 
-use crate::support::{Client, Mock, PATIENCE, metric, next_frame, plain_model, settled, several, shown, until_shown};
+use crate::support::{
+    Client, Mock, PATIENCE, canned, metric, next_frame, plain_model, settled, several, shown, until_shown,
+};
 
 const GENERATE: &str = "/generate";
 
@@ -40,8 +42,8 @@ async fn marked_down_within(gateway: &Running, time: Duration) -> String {
 /// SGLang's `/health` takes 3 to 17 s under prefill: many times the time of a probe, and less than `busy_seconds`.
 #[tokio::test]
 async fn an_engine_that_is_busy_with_long_prompts_is_never_marked_down() {
-    let mut mock = Mock::start(2);
-    mock.set_health_time(Duration::from_millis(1500));
+    let mut mock = canned(2);
+    mock.settings().health_time = Duration::from_millis(1500);
     let gateway = start_with(2.0, &plain_model(&mock, 2)).await;
     mock.behave("late");
     let calls: Vec<_> = (0..120)
@@ -64,10 +66,10 @@ async fn an_engine_that_is_busy_with_long_prompts_is_never_marked_down() {
 /// The server's own loop is starved, too, so that no probe is answered; but tokens flow.
 #[tokio::test]
 async fn answers_that_flow_are_a_sign_of_life() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let gateway = start_with(3.0, &plain_model(&mock, 2)).await;
     let client = Client::data(&gateway);
-    mock.set_mute(true);
+    mock.settings().mute = true;
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(6) {
         let mut answer = client.open(Method::POST, GENERATE, &[("x-mock", "stream")], "{}").await;
@@ -81,7 +83,7 @@ async fn answers_that_flow_are_a_sign_of_life() {
     }
     let cause = marked_down_within(&gateway, Duration::from_secs(20)).await;
     assert!(cause.contains("did not send"), "{cause}");
-    mock.set_mute(false);
+    mock.settings().mute = false;
     let up = gateway.wait_health("pod-a", |health| health.is_healthy());
     tokio::time::timeout(PATIENCE, up).await.unwrap();
 }
@@ -89,7 +91,7 @@ async fn answers_that_flow_are_a_sign_of_life() {
 /// Its server answers for itself, and says that the scheduler does not, as SGLang's does after 20 s.
 #[tokio::test]
 async fn a_hung_scheduler_is_found_and_its_requests_are_moved() {
-    let (mut a, b) = (Mock::start(2), Mock::start(2));
+    let (mut a, b) = (canned(2), canned(2));
     let gateway = start(&several(&[&a, &b])).await;
     a.behave("hang");
     let calls: Vec<_> = (0..2)
@@ -99,7 +101,7 @@ async fn a_hung_scheduler_is_found_and_its_requests_are_moved() {
         })
         .collect();
     a.next().await;
-    a.set_health_time(Duration::from_secs(3600));
+    a.settings().health_time = Duration::from_secs(3600);
     let cause = marked_down_within(&gateway, Duration::from_secs(20)).await;
     assert!(cause.starts_with("its scheduler does not answer: "), "{cause}");
     for call in calls {
@@ -110,7 +112,7 @@ async fn a_hung_scheduler_is_found_and_its_requests_are_moved() {
 
 #[tokio::test]
 async fn a_server_that_is_gone_is_found_at_once() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let gateway = start_with(3600.0, &plain_model(&mock, 2)).await;
     // Long before the silence of a busy one would end.
     mock.kill();
@@ -121,12 +123,12 @@ async fn a_server_that_is_gone_is_found_at_once() {
 /// Versions and front ends without `/ping` are asked for health, with the patience that it takes.
 #[tokio::test]
 async fn an_engine_without_the_quick_route_is_asked_for_health() {
-    let mock = Mock::start(2);
-    mock.set_no_ping();
-    mock.set_health_time(Duration::from_millis(300));
+    let mock = canned(2);
+    mock.settings().has_ping = false;
+    mock.settings().health_time = Duration::from_millis(300);
     let gateway = start_with(5.0, &plain_model(&mock, 2)).await;
     stays_healthy(&gateway, Duration::from_secs(1)).await;
-    mock.set_health(503);
+    mock.settings().health = 503;
     let cause = marked_down_within(&gateway, Duration::from_secs(20)).await;
     assert!(cause.contains("/health answered 503"), "{cause}");
 }
@@ -147,9 +149,9 @@ async fn start_with_interval(engine: &str, seconds: f64, mock: &Mock) -> Running
 #[tokio::test]
 async fn one_503_from_vllm_or_the_worker_is_enough() {
     for engine in ["vllm", "semmoe"] {
-        let mock = Mock::start(2);
+        let mock = canned(2);
         let gateway = start_with_interval(engine, 0.05, &mock).await;
-        mock.set_health(503);
+        mock.settings().health = 503;
         marked_down_within(&gateway, Duration::from_secs(20)).await;
     }
 }
@@ -157,14 +159,14 @@ async fn one_503_from_vllm_or_the_worker_is_enough() {
 /// The next probe by the clock would come in an hour. A worker that was only full stays.
 #[tokio::test]
 async fn a_request_that_gets_a_503_has_the_worker_probed_at_once() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let gateway = start_with_interval("semmoe", 3600.0, &mock).await;
     mock.behave("503");
     let refused = async || Client::data(&gateway).post(GENERATE, r#"{"text":"hello"}"#).await.status;
     assert_eq!(refused().await, 503);
     stays_healthy(&gateway, Duration::from_millis(300)).await;
 
-    mock.set_health(503);
+    mock.settings().health = 503;
     assert_eq!(refused().await, 503);
     marked_down_within(&gateway, Duration::from_secs(20)).await;
 }
@@ -186,14 +188,14 @@ async fn silences(gateway: &Running, to: &str) -> f64 {
 /// A killed scheduler of SGLang, seen from outside: `/ping` is answered, streams stop, everything else hangs.
 #[tokio::test]
 async fn streams_that_stop_with_their_scheduler_send_requests_elsewhere() {
-    let (a, b) = (Mock::start(2), Mock::start(2));
+    let (a, b) = (canned(2), canned(2));
     let gateway = start_with_stall(0.5, &several(&[&a, &b])).await;
     let client = Client::data(&gateway);
     a.release(1);
     let mut stream = client.open(Method::POST, GENERATE, &[("x-mock", "stream")], "{\"stream\":true}").await;
     assert_eq!(stream.headers()["x-semmoe-backend"], "pod-a");
     assert!(next_frame(&mut stream).await.unwrap().starts_with("data: 1"));
-    a.set_hung(true);
+    a.settings().hung = true;
     let shown = until_shown(&gateway, "pod-a", |shown| shown["healthy"] == false).await;
     assert!(shown["cause"].as_str().unwrap().starts_with("its streams are silent"), "{shown}");
     assert_eq!(silences(&gateway, "suspected").await, 1.0);
@@ -219,16 +221,16 @@ async fn streams_that_stop_with_their_scheduler_send_requests_elsewhere() {
 
 #[tokio::test]
 async fn the_only_backend_is_used_though_its_streams_stopped_until_its_scheduler_answers() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let gateway = start_with_stall(0.5, &plain_model(&mock, 2)).await;
     let client = Client::data(&gateway);
     mock.release(1);
     let stream = client.open(Method::POST, GENERATE, &[("x-mock", "stream")], "{\"stream\":true}").await;
-    mock.set_hung(true);
+    mock.settings().hung = true;
     until_shown(&gateway, "pod-a", |shown| shown["healthy"] == false).await;
     assert_eq!(Client::admin(&gateway).get("/readyz").await.status, 200);
     assert_eq!(client.post(GENERATE, "{\"text\":\"x\"}").await.status, 200);
-    mock.set_hung(false);
+    mock.settings().hung = false;
     until_shown(&gateway, "pod-a", |shown| shown["healthy"] == true).await;
     drop(stream);
     settled(&gateway).await;
@@ -236,7 +238,7 @@ async fn the_only_backend_is_used_though_its_streams_stopped_until_its_scheduler
 
 #[tokio::test]
 async fn a_long_prompt_of_ours_explains_silent_streams() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let gateway = start_with_stall(0.3, &plain_model(&mock, 2)).await;
     let client = Client::data(&gateway);
     let long = format!("{{\"text\":\"{}\"}}", "word ".repeat(20_000));
@@ -245,7 +247,7 @@ async fn a_long_prompt_of_ours_explains_silent_streams() {
         async move { client.mock(GENERATE, "hang", long).await }
     });
     mock.next().await;
-    mock.set_hung(true);
+    mock.settings().hung = true;
     mock.release(1);
     let stream = client.open(Method::POST, GENERATE, &[("x-mock", "stream")], "{\"stream\":true}").await;
     tokio::time::sleep(Duration::from_secs(3)).await;

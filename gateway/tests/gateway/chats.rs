@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::support::files::{File, reload};
 use crate::support::{
-    Client, Fixture, MODEL_DIR, Mock, TEXTS, config, metric, settled, shown, start, tokenizer, until_shown,
+    Client, Fixture, MODEL_DIR, Mock, TEXTS, canned, config, metric, settled, shown, start, tokenizer, until_shown,
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -43,8 +43,8 @@ fn ids_of(
 
 /// A mock with `/tokenize` that takes messages; `change` is done to the ids of each chat.
 fn engine(fixture: &Fixture, other: Option<&str>, change: impl Fn(&Value, &mut Vec<u32>) + Send + 'static) -> Mock {
-    let (mock, reader) = (Mock::start(2), reader(other));
-    mock.set_info(fixture.info());
+    let (mock, reader) = (canned(2), reader(other));
+    mock.settings().info = Some(fixture.info());
     mock.render(move |path, chat| {
         let mut ids = ids(&reader, chat);
         change(chat, &mut ids);
@@ -186,8 +186,8 @@ async fn what_shows_nothing_is_unproven_and_keeps_affinity() {
         ("too long", || Ok(json!({ "tokens": vec![10_000; 100_000] })), "limit of 262144 bytes"),
     ];
     for (case, answer, detail) in shows {
-        let (mock, fixture) = (Mock::start(2), Fixture::new(2));
-        mock.set_info(fixture.info());
+        let (mock, fixture) = (canned(2), Fixture::new(2));
+        mock.settings().info = Some(fixture.info());
         mock.render(move |_, _| answer());
         let gateway = start(&toml(&fixture, &mock)).await;
         let chats = shown(&gateway, "pod-a").await["chats"].take();
@@ -208,7 +208,7 @@ async fn a_route_proves_what_it_reads() {
         (false, "/tokenize", json!(["tool_choice", "effort", "documents", "other"])),
         (true, "/v1/chat/completions/render", json!(["other"])),
     ] {
-        let (mock, fixture, (tokenizer, template)) = (Mock::start(1), Fixture::new(1), reader(None));
+        let (mock, fixture, (tokenizer, template)) = (canned(1), Fixture::new(1), reader(None));
         let vllm = Preparation::row(Preparation::row_of("vllm", Some([0, 32, 0])));
         let ids = move |chat: &Value| ids_of(vllm, &tokenizer, &template, chat);
         mock.render(move |path, chat| match path {
@@ -229,8 +229,8 @@ async fn a_route_proves_what_it_reads() {
 /// A chat that the engine would not answer either proves nothing.
 #[tokio::test]
 async fn a_chat_that_the_engine_refuses_is_unproven() {
-    let (mock, fixture, reader) = (Mock::start(2), Fixture::new(2), reader(None));
-    mock.set_info(fixture.info());
+    let (mock, fixture, reader) = (canned(2), Fixture::new(2), reader(None));
+    mock.settings().info = Some(fixture.info());
     mock.render(move |_, chat| {
         if chat["messages"][0]["role"] == "system" { Err(500) } else { Ok(json!({ "tokens": ids(&reader, chat) })) }
     });
@@ -243,8 +243,8 @@ async fn a_chat_that_the_engine_refuses_is_unproven() {
 #[tokio::test]
 async fn several_other_counts_in_answers_cost_affinity_until_they_agree_again() {
     let fixture = Fixture::new(2);
-    let mock = Mock::start(2);
-    mock.set_info(fixture.info());
+    let mock = canned(2);
+    mock.settings().info = Some(fixture.info());
     let gateway = start(&toml(&fixture, &mock)).await;
     let client = Client::data(&gateway);
     let right = ids(&reader(None), &plain()).len();

@@ -5,7 +5,7 @@ use std::io::Write;
 use bytes::Bytes;
 use http::Method;
 
-use crate::support::{Answer, Client, Fixture, Mock, TEXTS, plain_model, settled, start};
+use crate::support::{Answer, Client, Fixture, TEXTS, canned, plain_model, settled, start};
 
 const COMPLETIONS: &str = "/v1/completions";
 const BODY: &[u8] = br#"{"model":"tiny","prompt":"river water boat fish"}"#;
@@ -78,9 +78,9 @@ fn refused(answer: &Answer, status: u16, code: &str) {
 
 #[tokio::test]
 async fn engines_get_compressed_bodies_plain() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let fixture = Fixture::new(2);
-    mock.set_info(fixture.info());
+    mock.settings().info = Some(fixture.info());
     let tables = fixture.write("t", &TEXTS, 0);
     let sections = "[limits]\nbody_bytes = 4096\n[routing]\nscore_limit_seconds = 600\n";
     let gateway = start(&format!("{sections}{}", fixture.affinity(&mock.url(), &tables))).await;
@@ -96,7 +96,7 @@ async fn engines_get_compressed_bodies_plain() {
 
 #[tokio::test]
 async fn what_a_coding_does_not_decode_is_refused() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let gateway = start(&plain_model(&mock, 1)).await;
     let client = Client::data(&gateway);
     for (coding, body) in coded().into_iter().filter(|(coding, _)| !["identity", ""].contains(coding)) {
@@ -125,7 +125,7 @@ async fn what_a_coding_does_not_decode_is_refused() {
 /// Little becomes much: no more than the limit, and all of it is accounted for.
 #[tokio::test]
 async fn bombs_are_refused() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let gateway = start(&plain_model(&mock, 1)).await;
     let client = Client::data(&gateway);
     let blanks = [&br#"{"prompt":""#[..], &vec![b' '; 32 << 20], br#""}"#].concat();
@@ -167,7 +167,7 @@ fn wide<const BYTES: usize>(text: &str, unit: impl Fn(u32) -> [u8; BYTES], mark:
 /// As Python's parser, to which engines hand them, reads them.
 #[tokio::test]
 async fn other_encodings_of_unicode_are_read() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let sections = "extra_routes = [\"/v1/score\"]";
     let file = crate::support::files::File::new(sections, &plain_model(&mock, 1));
     let gateway = file.start().await;

@@ -10,7 +10,7 @@ use semmoe_gateway::{Config, Gateway, ReloadError, Running};
 use serde_json::{Value, json};
 
 use crate::support::files::{File, model, reload};
-use crate::support::{Client, Fixture, Mock, in_flight, metric, next_frame, settled, shown};
+use crate::support::{Client, Fixture, Mock, canned, in_flight, metric, next_frame, settled, shown};
 
 fn names(answer: &Value, field: &str) -> Vec<String> {
     answer[field].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()).collect()
@@ -41,7 +41,7 @@ async fn loads(gateway: &Running) -> Vec<(String, Vec<u64>)> {
 
 #[tokio::test]
 async fn what_changed_counts_and_what_runs_ends_where_it_began() {
-    let (mut a, mut b, c) = (Mock::start(2), Mock::start(1), Mock::start(1));
+    let (mut a, mut b, c) = (canned(2), canned(1), canned(1));
     let file = File::new("", &model("tiny", "", &[("pod-a", &a.url(), 2), ("pod-b", &b.url(), 1)]));
     let gateway = file.start().await;
     let client = Client::data(&gateway);
@@ -103,7 +103,7 @@ const REQUESTS: u64 = 3000;
 /// Backends, models and policies come and go under load; nothing fails, and nothing goes to another model's backends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reloads_under_load_lose_and_misroute_nothing() {
-    let mocks: Vec<Mock> = (0..4).map(|_| Mock::start(2)).collect();
+    let mocks: Vec<Mock> = (0..4).map(|_| canned(2)).collect();
     let url = |at: usize| mocks[at].url();
     let tiny = |backends: &[usize], more: &str| {
         let names: Vec<(String, String)> = backends.iter().map(|at| (format!("tiny-{at}"), url(*at))).collect();
@@ -168,9 +168,9 @@ async fn reloads_under_load_lose_and_misroute_nothing() {
 
 #[tokio::test]
 async fn wrong_configurations_change_nothing_and_are_reported() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let fixture = Fixture::new(2);
-    mock.set_info(fixture.info());
+    mock.settings().info = Some(fixture.info());
     let tables = fixture.write("t", &["river", "king"], 0);
     let good = fixture.affinity(&mock.url(), &tables);
     let file = File::new("", &good);
@@ -216,7 +216,7 @@ async fn wrong_configurations_change_nothing_and_are_reported() {
 
 #[tokio::test]
 async fn what_needs_a_restart_is_named_and_the_rest_counts() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let rest = model("tiny", "", &[("pod-a", &mock.url(), 1)]);
     let file = File::new("", &rest);
     let gateway = file.start().await;
@@ -242,7 +242,7 @@ async fn what_needs_a_restart_is_named_and_the_rest_counts() {
 async fn secrets_change_and_are_not_shown() {
     const OLD: &str = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"; // of "secret"
     const NEW: &str = "d9298a10d1b0735837dc4bd85dac641b0f3cef27a47e5d53a54f2f3f5b2fcffa"; // of "other"
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let rest = model("tiny", "", &[("pod-a", &mock.url(), 1)]);
     let token = |digest: &str| format!("admin_token_sha256 = \"{digest}\"");
     let file = File::new(&token(OLD), &rest);
@@ -266,9 +266,9 @@ async fn secrets_change_and_are_not_shown() {
 #[tokio::test]
 async fn tables_in_use_stay_unless_another_file_is_configured() {
     const TEXTS: [&str; 2] = ["river water boat fish", "king queen castle sword"];
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let fixture = Fixture::new(2);
-    mock.set_info(fixture.info());
+    mock.settings().info = Some(fixture.info());
     let first = fixture.write("first", &TEXTS, 0);
     let file = File::new("", &fixture.affinity(&mock.url(), &first));
     let gateway = file.start().await;
@@ -309,7 +309,7 @@ async fn tables_in_use_stay_unless_another_file_is_configured() {
 /// A new backend that does not answer yet is waited for, as at start.
 #[tokio::test]
 async fn a_new_backend_may_come_later() {
-    let (a, mut b) = (Mock::start(1), Mock::start(1));
+    let (a, mut b) = (canned(1), canned(1));
     b.kill();
     let one = [("pod-a", a.url()), ("pod-b", b.url())];
     let both: Vec<(&str, &str, u16)> = one.iter().map(|(name, url)| (*name, url.as_str(), 1)).collect();
@@ -325,7 +325,7 @@ async fn a_new_backend_may_come_later() {
     let used = HashSet::from([backend_of(&gateway, "tiny").await, backend_of(&gateway, "tiny").await]);
     assert_eq!(used.len(), 2);
     // The same name at another place is another backend.
-    let c = Mock::start(1);
+    let c = canned(1);
     file.write("", &model("tiny", "", &[("pod-a", &c.url(), 1)]));
     let reported = reload(&gateway).await.json();
     assert_eq!(
@@ -339,7 +339,7 @@ async fn a_new_backend_may_come_later() {
 
 #[tokio::test]
 async fn a_configuration_without_a_file_cannot_be_read_again() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let gateway = crate::support::start(&model("tiny", "", &[("pod-a", &mock.url(), 1)])).await;
     assert!(matches!(gateway.reload().await, Err(ReloadError::NoFile)));
     assert_eq!(reload(&gateway).await.status, 409);

@@ -2,7 +2,7 @@
 
 use http::Method;
 
-use crate::support::{Answer, Client, Mock, plain_model, start};
+use crate::support::{Answer, Client, Mock, canned, plain_model, start};
 
 const CHAT: &str = "/v1/chat/completions";
 const APP: &str = "https://app.example";
@@ -31,7 +31,7 @@ async fn serve(toml: &str) -> semmoe_gateway::Running {
 
 #[tokio::test]
 async fn no_page_may_by_default() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let gateway = start(&plain_model(&mock, 1)).await;
     let client = Client::data(&gateway);
     let answer = preflight(&client, APP).await;
@@ -45,7 +45,7 @@ async fn no_page_may_by_default() {
 
 #[tokio::test]
 async fn configured_origins_may_and_others_may_not() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let gateway = serve(&with(&format!("\"{APP}\", \"http://localhost:3000\""), &mock)).await;
     let client = Client::data(&gateway);
     let asked = preflight(&client, APP).await;
@@ -80,7 +80,7 @@ async fn configured_origins_may_and_others_may_not() {
 
 #[tokio::test]
 async fn a_star_is_for_every_page() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let gateway = serve(&with("\"*\"", &mock)).await;
     let answer = preflight(&Client::data(&gateway), "https://any.example").await;
     assert_eq!((answer.status, answer.header("access-control-allow-origin")), (204, "https://any.example"));

@@ -2,16 +2,16 @@
 
 use serde_json::json;
 
-use crate::support::{Client, Fixture, Mock, metric, settled, start, tokenizer};
+use crate::support::{Client, Fixture, canned, metric, settled, start, tokenizer};
 
 const AGREED: &str = r#"semmoe_prompt_token_counts_total{backend="pod-a",agrees="yes"}"#;
 const DIFFERED: &str = r#"semmoe_prompt_token_counts_total{backend="pod-a",agrees="no"}"#;
 
 #[tokio::test]
 async fn counts_are_compared_with_the_engines() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let fixture = Fixture::new(2);
-    mock.set_info(fixture.info());
+    mock.settings().info = Some(fixture.info());
     let tables = fixture.write("t", &["river boat", "king queen"], 0);
     let gateway = start(&fixture.affinity(&mock.url(), &tables)).await;
     let client = Client::data(&gateway);
@@ -41,9 +41,9 @@ async fn counts_are_compared_with_the_engines() {
 
 #[tokio::test]
 async fn earlier_turns_are_not_encoded_again() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let fixture = Fixture::new(2);
-    mock.set_info(fixture.info());
+    mock.settings().info = Some(fixture.info());
     let tables = fixture.write("t", &["river boat", "king queen"], 0);
     let gateway = start(&fixture.affinity(&mock.url(), &tables)).await;
     let client = Client::data(&gateway);
@@ -69,9 +69,9 @@ async fn earlier_turns_are_not_encoded_again() {
 /// the request waits for that and is scored.
 #[tokio::test]
 async fn a_prompt_that_needs_the_slow_library_is_scored_all_the_same() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let fixture = Fixture::new(2);
-    mock.set_info(fixture.info());
+    mock.settings().info = Some(fixture.info());
     let tables = fixture.write("t", &["river boat", "king queen"], 0);
     // Reading the library may take longer than a request waits.
     let patient = format!("[routing]\nscore_limit_seconds = 600\n{}", fixture.affinity(&mock.url(), &tables));

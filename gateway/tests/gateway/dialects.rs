@@ -1,26 +1,17 @@
 //! Engines of several dialects behind the gateway: how they are pinned, and whether the pins are believed.
 
 use semmoe_gateway::{Gateway, Running};
+use semmoe_mock_engine::VLLM_0_32;
 use serde_json::{Value, json};
 
-use crate::support::{Behaviour, Client, Fixture, Ranked, config, metric, shown, start};
+use crate::support::{Client, Fixture, Mock, config, metric, ran, ranked, sglang, shown, start, vllm};
 
 const TEXTS: [&str; 4] =
     ["river water boat fish", "king queen castle sword", "bread butter cheese milk", "snow winter ice cold"];
 const COMPLETIONS: &str = "/v1/completions";
 
-fn sglang(fixture: &Fixture) -> Behaviour {
-    let mut info = fixture.info();
-    info["version"] = json!("0.5.23");
-    Behaviour { info, ranks: fixture.ranks.into(), first: 0, first_in_pins: 0 }
-}
-
-fn vllm(first: u32, first_in_pins: u32) -> Behaviour {
-    Behaviour { info: Value::Null, ranks: 4, first, first_in_pins }
-}
-
 /// A gateway with affinity over one backend.
-async fn affinity(fixture: &Fixture, engine: &str, mock: &Ranked) -> Running {
+async fn affinity(fixture: &Fixture, engine: &str, mock: &Mock) -> Running {
     let tables = fixture.write("t", &TEXTS[..usize::from(fixture.ranks)], 0);
     let toml = fixture.affinity(&mock.url(), &tables).replace("\"semmoe\"", &format!("\"{engine}\""));
     start(&toml).await
@@ -42,9 +33,9 @@ async fn until_ignored(gateway: &Running, path: &str) -> usize {
     panic!("not found within 100 requests: {}", pins(gateway).await)
 }
 
-async fn check_fallback(gateway: &Running, mock: &Ranked, path: &str) {
+async fn check_fallback(gateway: &Running, mock: &Mock, path: &str) {
     let body = json!({ "text": TEXTS[0], "prompt": TEXTS[0] }).to_string();
-    mock.ran();
+    ran(mock);
     let answer = Client::data(gateway).post(path, body).await;
     assert_eq!((answer.header("x-semmoe-policy"), answer.header("x-semmoe-rank")), ("least_load", ""));
     assert!(metric(gateway, "semmoe_pin_ignored_total{backend=\"pod-a\"}").await >= 3.0);
@@ -57,7 +48,7 @@ async fn check_fallback(gateway: &Running, mock: &Ranked, path: &str) {
 #[tokio::test]
 async fn an_engine_that_ignores_pins_is_found_by_its_answers_and_comes_back() {
     let fixture = Fixture::new(2);
-    let mock = Ranked::start(sglang(&fixture)).await;
+    let mock = sglang(&fixture);
     let gateway = affinity(&fixture, "sglang", &mock).await;
     let body = json!({ "text": TEXTS[1] }).to_string();
     assert_eq!(pins(&gateway).await["state"], "honoured", "verified before the first request");
@@ -67,16 +58,16 @@ async fn an_engine_that_ignores_pins_is_found_by_its_answers_and_comes_back() {
     }
     let verified = pins(&gateway).await;
     assert_eq!((&verified["evidence"], &verified["contradicted"]), (&json!("answers"), &json!(0)), "{verified}");
-    assert_eq!(mock.ran(), [1; 8]);
+    assert_eq!(ran(&mock), [1; 8]);
 
-    mock.ignore_pins(true);
+    mock.settings().ignores_pins = true;
     let sent = until_ignored(&gateway, "/generate").await;
     assert!(sent <= 20, "{sent}");
     let detail = pins(&gateway).await["detail"].as_str().unwrap().to_owned();
     assert_eq!(detail, "an answer to a request pinned to rank 0 named rank 1");
     check_fallback(&gateway, &mock, "/generate").await;
 
-    mock.ignore_pins(false);
+    mock.settings().ignores_pins = false;
     for _ in 0..32 {
         Client::data(&gateway).post("/generate", body.clone()).await;
     }
@@ -94,9 +85,8 @@ async fn an_engine_that_ignores_pins_is_found_by_its_answers_and_comes_back() {
 #[tokio::test]
 async fn engines_that_ignore_pins_are_found_by_probes_before_the_first_request() {
     let fixture = Fixture::new(4);
-    for (engine, behaviour, evidence) in [("sglang", sglang(&fixture), "probes"), ("vllm", vllm(0, 0), "counters")] {
-        let mock = Ranked::start(behaviour).await;
-        mock.ignore_pins(true);
+    for (engine, mock, evidence) in [("sglang", sglang(&fixture), "probes"), ("vllm", vllm(&fixture), "counters")] {
+        mock.settings().ignores_pins = true;
         let gateway = affinity(&fixture, engine, &mock).await;
         let found = pins(&gateway).await;
         assert_eq!((&found["state"], &found["evidence"]), (&json!("pin ignored"), &json!(evidence)), "{found}");
@@ -108,17 +98,16 @@ async fn engines_that_ignore_pins_are_found_by_probes_before_the_first_request()
 #[tokio::test]
 async fn engines_that_begin_to_ignore_pins_are_found_on_chats_alone() {
     let fixture = Fixture::new(4);
-    for (engine, behaviour) in [("sglang", sglang(&fixture)), ("vllm", vllm(0, 0))] {
-        let mock = Ranked::start(behaviour).await;
+    for (engine, mock) in [("sglang", sglang(&fixture)), ("vllm", vllm(&fixture))] {
         let gateway = affinity(&fixture, engine, &mock).await;
         for text in TEXTS.iter().cycle().take(24) {
             let answer = Client::data(&gateway).post(COMPLETIONS, json!({ "prompt": text }).to_string()).await;
             assert_eq!(answer.header("x-semmoe-policy"), "affinity");
         }
-        assert_eq!(mock.ran(), [0, 1, 2, 3].repeat(6));
+        assert_eq!(ran(&mock), [0, 1, 2, 3].repeat(6));
         let honoured = pins(&gateway).await;
         assert_eq!((&honoured["state"], &honoured["contradicted"]), (&json!("honoured"), &json!(0)), "{honoured}");
-        mock.ignore_pins(true);
+        mock.settings().ignores_pins = true;
         for _ in 0..100 {
             Client::data(&gateway).post(COMPLETIONS, json!({ "prompt": TEXTS[0] }).to_string()).await;
         }
@@ -135,16 +124,17 @@ async fn engines_that_begin_to_ignore_pins_are_found_on_chats_alone() {
 async fn node_local_and_global_ranks_are_distinguished() {
     let fixture = Fixture::new(4);
     for first_in_pins in [0, 4] {
-        let mock = Ranked::start(vllm(4, first_in_pins)).await;
+        let mock = vllm(&fixture);
+        (mock.settings().first_rank, mock.settings().first_pin) = (4, first_in_pins);
         let gateway = affinity(&fixture, "vllm", &mock).await;
-        mock.ran();
+        ran(&mock);
         for (text, rank) in TEXTS.iter().zip(0..) {
             let answer = Client::data(&gateway).post(COMPLETIONS, json!({ "prompt": text }).to_string()).await;
             assert_eq!((answer.status, answer.header("x-semmoe-rank")), (200, rank.to_string().as_str()));
-            assert_eq!(mock.ran(), [rank]);
+            assert_eq!(ran(&mock), [rank]);
         }
         let shown = Client::admin(&gateway).get("/admin/backends").await.json();
-        assert_eq!(shown["backends"][0]["version"], "0.33.0");
+        assert_eq!(shown["backends"][0]["version"], "0.32.0");
         assert_eq!(shown["backends"][0]["placement_by"], "tables");
     }
 }
@@ -153,8 +143,8 @@ async fn node_local_and_global_ranks_are_distinguished() {
 async fn several_urls_are_ranks() {
     let fixture = Fixture::new(2);
     for engine in ["openai", "vllm"] {
-        let rank = |first| Behaviour { ranks: 1, ..vllm(first, 0) };
-        let mocks = [Ranked::start(rank(0)).await, Ranked::start(rank(1)).await];
+        let mocks = [0, 1]
+            .map(|first| ranked(&fixture, VLLM_0_32, |settings| (settings.ranks, settings.first_rank) = (1, first)));
         let tables = fixture.write("t", &TEXTS[..2], 0);
         let one = format!("url = \"{}\"", mocks[0].url());
         let both = format!("urls = [\"{}\", \"{}\"]", mocks[0].url(), mocks[1].url());
@@ -163,7 +153,7 @@ async fn several_urls_are_ranks() {
         for (text, rank) in TEXTS[..2].iter().zip(0usize..) {
             let answer = Client::data(&gateway).post(COMPLETIONS, json!({ "prompt": text }).to_string()).await;
             assert_eq!((answer.status, answer.header("x-semmoe-rank")), (200, rank.to_string().as_str()));
-            assert_eq!((mocks[rank].ran().len(), mocks[1 - rank].ran().len()), (1, 0));
+            assert_eq!((ran(&mocks[rank]).len(), ran(&mocks[1 - rank]).len()), (1, 0));
         }
         assert_eq!(pins(&gateway).await["state"], "by url");
     }
@@ -181,7 +171,7 @@ async fn older_sglang_gets_what_it_reads() {
         ("0.5.23", "/v1/responses", r#"{"a":1}"#, Some(0)),
     ] {
         let info = json!({ "model_path": "/models/tiny", "version": version, "dp_size": 2 });
-        let mut mock = crate::support::Mock::with_info(info);
+        let mut mock = crate::support::canned_as(info);
         let gateway = start(&crate::support::plain_model(&mock, 2)).await;
         let headers = [("x-override-routed-dp-rank", "1")];
         let sent = r#"{"routed_dp_rank":1,"a":1,"data_parallel_rank":1}"#;
@@ -226,8 +216,8 @@ async fn placements_that_show_or_are_declared_are_compared() {
             "model_path": "/models/x", "version": "0.5.23", "dp_size": 2, "ep_size": 2,
             "enable_eplb": eplb, "init_expert_location": location,
         });
-        let behaviour = Behaviour { info, ..sglang(&fixture) };
-        let mock = Ranked::start(behaviour).await;
+        let mock = sglang(&fixture);
+        mock.settings().info = Some(info);
         let mut toml = fixture.affinity(&mock.url(), &tables).replace("\"semmoe\"", "\"sglang\"");
         if let Some(declared) = declared {
             toml.push_str(&format!("placement_digest = \"{declared}\"\n"));

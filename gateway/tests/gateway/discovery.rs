@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::support::certs::Authority;
 use crate::support::files::{File, reload};
-use crate::support::{Client, Fixture, Mock, PATIENCE, TEXTS, metric, settled, shown, until_shown};
+use crate::support::{Client, Fixture, Mock, PATIENCE, TEXTS, canned, metric, settled, shown, until_shown};
 
 /// Answers what the test says.
 #[derive(Default)]
@@ -85,7 +85,7 @@ pub(crate) fn named(mocks: &[&Mock]) -> Vec<String> {
 
 #[tokio::test]
 async fn backends_join_and_leave_with_the_answers() {
-    let (a, b) = (Mock::start(1), Mock::start(1));
+    let (a, b) = (canned(1), canned(1));
     let names = Names::new(&[]);
     let file = File::new("", SOURCE);
     let gateway = start(&file, &names).await;
@@ -135,13 +135,13 @@ async fn backends_join_and_leave_with_the_answers() {
 #[tokio::test]
 async fn what_does_not_answer_is_left_out_until_it_does_and_what_does_not_fit_is_routed_by_load() {
     let fixture = Fixture::new(2);
-    let (good, foreign, mut dead) = (Mock::start(2), Mock::start(2), Mock::start(2));
+    let (good, foreign, mut dead) = (canned(2), canned(2), canned(2));
     for mock in [&good, &dead] {
-        mock.set_info(fixture.info());
+        mock.settings().info = Some(fixture.info());
     }
     let mut info = fixture.info();
     info["placement_digest"] = json!("beef");
-    foreign.set_info(info);
+    foreign.settings().info = Some(info);
     dead.kill();
     let tables = fixture.write("t", &TEXTS, 0);
     let affinity = fixture.affinity("http://127.0.0.1:1", &tables);
@@ -164,7 +164,7 @@ async fn what_does_not_answer_is_left_out_until_it_does_and_what_does_not_fit_is
     assert_eq!((answer.status, answer.header("x-semmoe-policy")), (200, "affinity"));
     // States that are tried and not taken leave no trace.
     assert_eq!(Client::admin(&gateway).get("/admin/config").await.json()["generation"], 2);
-    foreign.set_info(fixture.info());
+    foreign.settings().info = Some(fixture.info());
     until_shown(&gateway, name, |shown| shown["by_load"].is_null()).await;
     dead.listen();
     until(&gateway, FOUND, |found| found == 3.0).await;
@@ -175,7 +175,7 @@ async fn what_does_not_answer_is_left_out_until_it_does_and_what_does_not_fit_is
 /// A request that came before the first backend is served by it.
 #[tokio::test]
 async fn who_waits_for_a_backend_gets_the_first_that_is_found() {
-    let a = Mock::start(1);
+    let a = canned(1);
     let names = Names::new(&[]);
     let file = File::new("", &format!("[queue]\nwait_for_backend_seconds = 60.0\n{SOURCE}"));
     let gateway = start(&file, &names).await;
@@ -194,8 +194,8 @@ async fn who_waits_for_a_backend_gets_the_first_that_is_found() {
 async fn found_engines_may_be_spoken_to_over_tls() {
     let authority = Authority::new();
     authority.sign("engine", "engines.example");
-    let mock = Mock::start(1);
-    mock.require("Bearer k1");
+    let mock = canned(1);
+    mock.settings().authorization = Some("Bearer k1".into());
     let engine = format!(
         "{}[[models]]\nname = \"tiny\"\npolicy = \"round_robin\"\n[[models.backends]]\nname = \"e\"\nengine = \"openai\"\n\
          url = \"{}\"\napi_key_file = {:?}\n[auth]\nkeys = [{{ name = \"g\", sha256 = \"{K2}\" }}]\n",

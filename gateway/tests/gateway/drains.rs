@@ -5,13 +5,13 @@ use std::time::Duration;
 use http::Method;
 use http_body_util::BodyExt;
 
-use crate::support::{Client, Mock, PATIENCE, metric, next_frame, plain_model, settled, several, shown, start};
+use crate::support::{Client, PATIENCE, canned, metric, next_frame, plain_model, settled, several, shown, start};
 
 const CHAT: &str = "/v1/chat/completions";
 
 #[tokio::test]
 async fn a_drained_backend_finishes_and_gets_nothing_new() {
-    let (a, b) = (Mock::start(2), Mock::start(2));
+    let (a, b) = (canned(2), canned(2));
     let gateway = start(&several(&[&a, &b])).await;
     let (client, admin) = (Client::data(&gateway), Client::admin(&gateway));
     let mut stream = client.open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
@@ -49,7 +49,7 @@ async fn a_drained_backend_finishes_and_gets_nothing_new() {
 
 #[tokio::test]
 async fn a_model_whose_backends_are_all_drained_is_not_ready() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let gateway = start(&several(&[&mock])).await;
     let (client, admin) = (Client::data(&gateway), Client::admin(&gateway));
     assert_eq!(admin.post("/admin/backends/pod-a/drain", "").await.status, 200);
@@ -70,7 +70,7 @@ async fn a_model_whose_backends_are_all_drained_is_not_ready() {
 /// Load balancers learn of it first; who comes meanwhile is served, and who runs then finishes.
 #[tokio::test]
 async fn a_gateway_that_is_asked_to_end_is_unready_first() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let gateway = start(&format!("[drain]\ndelay_seconds = 1\n{}", plain_model(&mock, 2))).await;
     let (client, admin, address) = (Client::data(&gateway), Client::admin(&gateway), gateway.data_addr());
     let ending = tokio::spawn(gateway.drain(false));
@@ -97,7 +97,7 @@ async fn a_gateway_that_is_asked_to_end_is_unready_first() {
 /// off.
 #[tokio::test]
 async fn what_does_not_finish_in_time_is_reported() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let rules = "[drain]\ndelay_seconds = 0\ngrace_seconds = 0.01\n[queue]\nmax_in_flight = 3\n";
     let gateway = start(&format!("{rules}{}", plain_model(&mock, 1))).await;
     let client = Client::data(&gateway);
@@ -130,7 +130,7 @@ async fn what_does_not_finish_in_time_is_reported() {
 /// Connections that send nothing, or half of a head, hold nothing up.
 #[tokio::test]
 async fn idle_connections_do_not_delay_the_end() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let gateway = start(&plain_model(&mock, 1)).await;
     let mut sockets = Vec::new();
     for head in [

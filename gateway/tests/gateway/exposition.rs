@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use http::Method;
 use serde_json::json;
 
-use crate::support::{Client, Fixture, Mock, TEXTS, metric, plain_model, reloadable, settled, start};
+use crate::support::{Client, Fixture, TEXTS, canned, metric, plain_model, reloadable, settled, start};
 
 const CHAT: &str = "/v1/chat/completions";
 /// As Prometheus 3 asks.
@@ -14,7 +14,7 @@ const PROMETHEUS: &str = "application/openmetrics-text;version=1.0.0;escaping=al
 
 #[tokio::test]
 async fn the_format_is_the_one_that_is_accepted() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let gateway = start(&plain_model(&mock, 1)).await;
     let admin = Client::admin(&gateway);
     for (accept, kind) in [
@@ -43,7 +43,7 @@ async fn the_format_is_the_one_that_is_accepted() {
 /// The rules of `promtool check metrics`, on a gateway with many metrics.
 #[tokio::test]
 async fn a_linter_finds_nothing() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let fixture = Fixture::new(2);
     let gateway = reloadable(&mock, &fixture, "[sampling]\nshare = 0.5\n[queue]\nmax_queued = 4").await;
     let (admin, data) = (Client::admin(&gateway), Client::data(&gateway));
@@ -90,7 +90,7 @@ async fn a_linter_finds_nothing() {
 
 #[tokio::test]
 async fn process_figures_are_there() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let gateway = start(&plain_model(&mock, 1)).await;
     for (name, least) in [
         ("process_resident_memory_bytes", 1e6),
@@ -108,7 +108,7 @@ async fn process_figures_are_there() {
 
 #[tokio::test]
 async fn streams_tokens_and_their_times_are_counted() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let gateway = start(&plain_model(&mock, 2)).await;
     let data = Client::data(&gateway);
     let stream =

@@ -3,7 +3,9 @@
 use http::Method;
 use http_body_util::BodyExt;
 
-use crate::support::{Answer, Client, Mock, PATIENCE, metric, next_frame, plain_model, settled, several, shown, start};
+use crate::support::{
+    Answer, Client, Mock, PATIENCE, canned, metric, next_frame, plain_model, settled, several, shown, start,
+};
 
 const COMPLETIONS: &str = "/v1/completions";
 const PLAIN: &str = r#"{"prompt":"x"}"#;
@@ -39,11 +41,11 @@ async fn a_failure_before_the_first_byte_is_retried() {
         ("abort", PLAIN, "abort"),
         ("abort-stream", STREAM, "abort"),
     ] {
-        let (a, b) = (Mock::start(2), Mock::start(2));
+        let (a, b) = (canned(2), canned(2));
         let gateway = start_unprobed(&two(&[&a, &b])).await;
         a.behave(behaviour);
         if kind == "engine_dead" {
-            a.set_health(503);
+            a.settings().health = 503;
         }
         let client = Client::data(&gateway);
         for _ in 0..4 {
@@ -59,10 +61,10 @@ async fn a_failure_before_the_first_byte_is_retried() {
 /// The server in front of the dead core lives; its health route is asked at once, and no longer than that.
 #[tokio::test]
 async fn a_dead_core_takes_the_backend_out_at_its_first_word() {
-    let (a, b) = (Mock::start(2), Mock::start(2));
+    let (a, b) = (canned(2), canned(2));
     let gateway = start_unprobed(&two(&[&a, &b])).await;
     a.behave("dead");
-    a.set_health(503);
+    a.settings().health = 503;
     let client = Client::data(&gateway);
     for _ in 0..8 {
         assert_eq!(served_by(&client.post(COMPLETIONS, PLAIN).await), (200, "pod-b"));
@@ -71,7 +73,7 @@ async fn a_dead_core_takes_the_backend_out_at_its_first_word() {
     let pod = shown(&gateway, "pod-a").await;
     assert!(pod["cause"].as_str().unwrap().contains("health"), "{pod}");
     b.behave("dead");
-    b.set_health(503);
+    b.settings().health = 503;
     assert_eq!(client.post(COMPLETIONS, PLAIN).await.status, 500);
     assert_eq!(Client::admin(&gateway).get("/readyz").await.status, 503);
     settled(&gateway).await;
@@ -83,7 +85,7 @@ async fn a_failure_behind_the_first_byte_is_counted() {
     for (behaviour, body, kind, last) in
         [("dead-late", STREAM, "engine_error", "data: [DONE]\n\n"), ("abort-late", PLAIN, "abort", "}]}")]
     {
-        let (a, b) = (Mock::start(2), Mock::start(2));
+        let (a, b) = (canned(2), canned(2));
         let gateway = start(&two(&[&a, &b])).await;
         a.behave(behaviour);
         let client = Client::data(&gateway);
@@ -110,7 +112,7 @@ async fn a_failure_behind_the_first_byte_is_counted() {
 
 #[tokio::test]
 async fn aborts_open_the_breaker() {
-    let (a, b) = (Mock::start(2), Mock::start(2));
+    let (a, b) = (canned(2), canned(2));
     let rules = "[breaker]\nerrors = 2\nopen_seconds = 3600\nlongest_seconds = 3600\n";
     let gateway = start(&format!("{rules}{}", two(&[&a, &b]))).await;
     a.behave("abort");
@@ -145,7 +147,7 @@ async fn a_client_cannot_forge_a_failure() {
         (COMPLETIONS, "dead-late".to_owned(), STREAM),
         (COMPLETIONS, "die-json".to_owned(), PLAIN),
     ] {
-        let (a, b) = (Mock::start(2), Mock::start(2));
+        let (a, b) = (canned(2), canned(2));
         let gateway = start(&two(&[&a, &b])).await;
         a.release(100);
         b.release(100);
@@ -181,7 +183,7 @@ async fn a_client_cannot_forge_a_failure() {
 /// Where no other backend can serve, the engine's own error is relayed.
 #[tokio::test]
 async fn the_last_backend_says_it_itself() {
-    let a = Mock::start(2);
+    let a = canned(2);
     let gateway = start(&two(&[&a])).await;
     a.behave("abort");
     let answer = Client::data(&gateway).post(COMPLETIONS, PLAIN).await;
@@ -192,7 +194,7 @@ async fn the_last_backend_says_it_itself() {
 /// The head of a stream waits for the first event, but not for ever; one that breaks off before it is sent elsewhere.
 #[tokio::test]
 async fn the_head_of_a_stream_waits_for_its_first_event() {
-    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let (mut a, mut b) = (canned(2), canned(2));
     let gateway = start(&format!("[retry]\nhold_seconds = 0.3\n{}", two(&[&a, &b]))).await;
     a.behave("stream");
     b.behave("stream");
@@ -226,7 +228,7 @@ async fn the_head_of_a_stream_waits_for_its_first_event() {
 /// Where engines are, and what was asked of them, is no client's business: not of one that fails, nor of any other.
 #[tokio::test]
 async fn clients_learn_neither_the_address_of_an_engine_nor_a_query() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let gateway = start(&format!("[timeouts]\nfirst_byte_seconds = 0.3\n{}", plain_model(&mock, 2))).await;
     let (client, address) = (Client::data(&gateway), mock.address.to_string());
     let path = format!("{COMPLETIONS}?secret=query%C2%9B");

@@ -4,14 +4,14 @@ use http::Method;
 use serde_json::{Value, json};
 
 use crate::support::files::{File, model};
-use crate::support::{Answer, Client, Fixture, Mock, plain_model, settled, start};
+use crate::support::{Answer, Client, Fixture, canned, plain_model, settled, start};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
 #[tokio::test]
 async fn what_routers_and_engines_tell_each_other_stays_behind() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let file = File::new("extra_routes = [\"/v1/score\"]", &plain_model(&mock, 1));
     let gateway = file.start().await;
     gateway.wait_ready().await;
@@ -45,7 +45,7 @@ async fn what_routers_and_engines_tell_each_other_stays_behind() {
 
 #[tokio::test]
 async fn no_adapter_goes_round_the_models_own() {
-    let (mut closed, mut open) = (Mock::start(1), Mock::start(1));
+    let (mut closed, mut open) = (canned(1), canned(1));
     let toml = format!(
         "{}{}",
         model("base", "adapters = [\"sql\"]\n", &[("pod-a", &closed.url(), 1)]),
@@ -85,9 +85,9 @@ async fn no_adapter_goes_round_the_models_own() {
 /// A chat under an adapter is cached apart from the same one without.
 #[tokio::test]
 async fn prompts_under_adapters_have_blocks_of_their_own() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let fixture = Fixture::new(2);
-    mock.set_info(fixture.info());
+    mock.settings().info = Some(fixture.info());
     let tables = fixture.write("t", &[], 0);
     let prefix = "[routing.prefix]\nblock_tokens = 1\n";
     let gateway = start(&format!("{prefix}{}", fixture.balanced(&mock.url(), &tables))).await;
@@ -104,7 +104,7 @@ async fn prompts_under_adapters_have_blocks_of_their_own() {
 
 #[tokio::test]
 async fn cookies_and_addresses_stay_on_their_side() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let gateway = start(&plain_model(&mock, 1)).await;
     let client = Client::data(&gateway);
     let headers = [("cookie", "session=secret"), ("cookie2", "x"), ("x-other", "y"), ("x-mock", "redirects")];
@@ -131,7 +131,7 @@ fn check_anthropic(answer: &Answer, status: u16, kind: &str) {
 
 #[tokio::test]
 async fn anthropics_clients_get_errors_in_their_form() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let key = "0".repeat(64);
     let limits = "[limits]\nbody_bytes = 1000\n";
     let gateway = start(&format!("{limits}{}", plain_model(&mock, 1))).await;
@@ -162,7 +162,7 @@ async fn anthropics_clients_get_errors_in_their_form() {
 /// How many tokens a chat has is a matter of any backend.
 #[tokio::test]
 async fn tokens_of_messages_are_counted() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let gateway = start(&plain_model(&mock, 2)).await;
     let client = Client::data(&gateway);
     let body = r#"{"model":"tiny","messages":[{"role":"user","content":"a"}]}"#;

@@ -7,7 +7,7 @@ use semmoe_gateway::Running;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{Client, Mock, PATIENCE, leave_before_the_answer, plain_model, settled, start};
+use crate::support::{Client, PATIENCE, canned, leave_before_the_answer, plain_model, settled, start};
 
 const CHAT: &str = "/v1/chat/completions";
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -67,7 +67,7 @@ async fn unharmed(gateway: &Running) {
 
 #[tokio::test]
 async fn http2_without_tls_by_prior_knowledge() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let gateway = start(&plain_model(&mock, 1)).await;
     let settings = ClientSettings { http2: true, ..ClientSettings::default() };
     let client = Client::with(&settings, &format!("http://{}", gateway.data_addr()));
@@ -86,7 +86,7 @@ async fn http2_without_tls_by_prior_knowledge() {
 
 #[tokio::test]
 async fn a_body_over_the_limit_is_refused_in_http2_too() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let gateway = start(&format!("[limits]\nbody_bytes = 1000\nheaders = 10\n{}", plain_model(&mock, 1))).await;
     let settings = ClientSettings { http2: true, ..ClientSettings::default() };
     let client = Client::with(&settings, &format!("http://{}", gateway.data_addr()));
@@ -101,7 +101,7 @@ async fn a_body_over_the_limit_is_refused_in_http2_too() {
 /// CVE-2023-44487: streams that are opened and reset at once.
 #[tokio::test]
 async fn rapid_reset_ends_the_connection() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let gateway = start(&plain_model(&mock, 1)).await;
     let mut frames = Vec::new();
     for stream in (1..20_001).step_by(2) {
@@ -115,7 +115,7 @@ async fn rapid_reset_ends_the_connection() {
 /// CVE-2024-27316: headers that never end.
 #[tokio::test]
 async fn a_continuation_flood_ends_the_connection() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let gateway = start(&plain_model(&mock, 1)).await;
     // A literal header that is not indexed, again and again.
     let header = [&[0x00, 1, b'x', 127, 0][..], &[b'y'; 127]].concat();
@@ -136,7 +136,7 @@ async fn a_continuation_flood_ends_the_connection() {
 /// Small on the wire, large in memory: one entry of the dynamic table, named thousands of times.
 #[tokio::test]
 async fn a_header_bomb_is_refused() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let gateway = start(&plain_model(&mock, 1)).await;
     let mut payload = GET.to_vec();
     payload.extend([0x40, 1, b'x', 127, 0xf1, 0x1e]);
@@ -150,7 +150,7 @@ async fn a_header_bomb_is_refused() {
 /// More streams at a time than are allowed are refused one by one.
 #[tokio::test]
 async fn streams_over_the_limit_are_refused() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let toml =
         format!("[limits]\nstreams = 10\n[timeouts]\nheader_seconds = 2\nbody_seconds = 2\n{}", plain_model(&mock, 1));
     let gateway = start(&toml).await;
@@ -179,7 +179,7 @@ async fn streams_over_the_limit_are_refused() {
 /// Frames that ask for an answer, from a client that reads none.
 #[tokio::test]
 async fn pings_and_settings_without_end_are_bounded() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let gateway = start(&format!("[timeouts]\nheader_seconds = 0.2\n{}", plain_model(&mock, 1))).await;
     for kind in [PING, SETTINGS] {
         let payload: &[u8] = if kind == PING { &[0; 8] } else { &[] };
@@ -195,7 +195,7 @@ async fn pings_and_settings_without_end_are_bounded() {
 /// head.
 #[tokio::test]
 async fn slow_beginnings_have_their_time() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let gateway = start(&format!("[timeouts]\nheader_seconds = 0.1\n{}", plain_model(&mock, 1))).await;
     let settings = frame(SETTINGS, 0, 0, &[]);
     for beginning in [
@@ -217,7 +217,7 @@ async fn slow_beginnings_have_their_time() {
 
 #[tokio::test]
 async fn an_address_has_its_connections() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let gateway = start(&format!("[limits]\nconnections_per_address = 3\n{}", plain_model(&mock, 1))).await;
     let mut held = Vec::new();
     for _ in 0..3 {

@@ -10,7 +10,6 @@ mod chaos;
 mod chats;
 mod codings;
 mod configs;
-mod conformity;
 mod cors;
 mod counts;
 mod dialects;

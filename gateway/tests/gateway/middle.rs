@@ -5,7 +5,9 @@ use http::{Method, Version};
 use semmoe_engines::http::ClientSettings;
 use semmoe_gateway::Running;
 
-use crate::support::{Client, Mock, PATIENCE, leave_before_the_answer, next_frame, plain_model, settled, start};
+use crate::support::{
+    Client, Mock, PATIENCE, canned, leave_before_the_answer, next_frame, plain_model, settled, start,
+};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -36,7 +38,7 @@ async fn end(gateways: (Running, Running)) {
 
 #[tokio::test]
 async fn many_requests_and_long_bodies_share_a_connection() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let gateways = both(&mock).await;
     let client = client(&gateways.1);
     let calls: Vec<_> = (0..40)
@@ -55,7 +57,7 @@ async fn many_requests_and_long_bodies_share_a_connection() {
 
 #[tokio::test]
 async fn events_come_one_by_one_and_who_leaves_is_seen_at_the_engine() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let gateways = both(&mock).await;
     let client = client(&gateways.1);
     let mut stream = client.open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
@@ -84,7 +86,7 @@ async fn events_come_one_by_one_and_who_leaves_is_seen_at_the_engine() {
 /// The engine's stream waits for a client that takes nothing, and is held in memory nowhere.
 #[tokio::test]
 async fn nobody_buffers_for_a_client_that_does_not_read() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let gateways = both(&mock).await;
     let client = client(&gateways.1);
     let stream = client.open(Method::POST, CHAT, &[("x-mock", "flood")], "{}").await;

@@ -7,7 +7,9 @@ use semmoe_gateway::{Config, Gateway, Health, Running};
 use serde_json::{Value, json};
 
 use crate::support::files::{File, reload};
-use crate::support::{Client, Fixture, MODEL_DIR, Mock, TEXTS, config, metric, metrics, shown, start, until_shown};
+use crate::support::{
+    Client, Fixture, MODEL_DIR, Mock, TEXTS, canned, canned_as, config, metric, metrics, shown, start, until_shown,
+};
 
 const MODEL: &str = r#"{"model":"tiny","text":"river water boat fish"}"#;
 
@@ -72,21 +74,23 @@ fn backend(name: &str, engine: &str, mock: &Mock, tables: &Path) -> String {
 }
 
 fn become_case(mock: &Mock, case: &Case) {
-    mock.set_info(case.info.clone());
-    mock.set_model(case.serves);
+    mock.settings().info = Some(case.info.clone());
+    mock.lists(case.serves);
 }
 
 /// A gateway before a good engine, `pod-a`, and that of the case, `pod-b`, which is judged at this moment.
 async fn judged_at(moment: Moment, case: &Case, fixture: &Fixture, tables: &Path) -> (Running, [Mock; 2]) {
-    let (good, mut mock) = (Mock::with_info(fixture.info()), Mock::with_info(fixture.info()));
+    let (good, mut mock) = (canned_as(fixture.info()), canned_as(fixture.info()));
     let alone = fixture.affinity(&good.url(), tables);
     let both = format!("{alone}{}", backend("pod-b", case.engine, &mock, tables));
     let file = File::new("", if matches!(moment, Moment::Reload) { &alone } else { &both });
     match moment {
         Moment::Probe => mock.kill(),
-        Moment::Restart if case.engine == "sglang" => mock.set_info(json!({
-            "version": "0.5.23", "dp_size": 2, "ep_size": 2, "init_expert_location": "trivial", "random_seed": 1,
-        })),
+        Moment::Restart if case.engine == "sglang" => {
+            mock.settings().info = Some(json!({
+                "version": "0.5.23", "dp_size": 2, "ep_size": 2, "init_expert_location": "trivial", "random_seed": 1,
+            }))
+        }
         Moment::Restart => {}
         Moment::Start | Moment::Reload => become_case(&mock, case),
     }
@@ -165,8 +169,8 @@ async fn one_verdict_at_start_by_reload_by_probe_and_after_a_restart() {
 #[tokio::test]
 async fn an_engine_that_serves_another_model_is_not_ready() {
     for engine in ["semmoe", "sglang", "openai"] {
-        let mock = Mock::start(1);
-        mock.set_model("other");
+        let mock = canned(1);
+        mock.lists("other");
         let toml = format!(
             "[[models]]\nname = \"tiny\"\naliases = [\"small\"]\npolicy = \"round_robin\"\n[[models.backends]]\n\
              name = \"pod-a\"\nengine = \"{engine}\"\nurl = \"{}\"\n",
@@ -178,13 +182,13 @@ async fn an_engine_that_serves_another_model_is_not_ready() {
         assert!(ready.status == 503 && says.contains("another model, 'other'"), "{engine}: {says}");
         // By an alias, by the name that the configuration gives, or by any name.
         for serves in ["small", "tiny", "any"] {
-            mock.set_model(serves);
+            mock.lists(serves);
             gateway.wait_ready().await;
             assert_eq!(Client::admin(&gateway).get("/readyz").await.status, 200, "{engine}");
-            mock.set_model("other");
+            mock.lists("other");
             gateway.wait_health("pod-a", |health| !health.is_healthy()).await.unwrap();
         }
-        mock.set_model("any");
+        mock.lists("any");
         let named = start(&format!("identity_seconds = 0.05\n{toml}served_name = \"other\"\n")).await;
         assert_eq!(Client::admin(&named).get("/readyz").await.status, 200, "{engine}");
     }
@@ -193,9 +197,9 @@ async fn an_engine_that_serves_another_model_is_not_ready() {
 /// vLLM asks for its key on the routes of requests alone.
 #[tokio::test]
 async fn an_engine_that_refuses_the_key_is_not_ready() {
-    let mock = Mock::start(1);
-    mock.set_health(200);
-    mock.require_for_models("Bearer right");
+    let mock = canned(1);
+    mock.settings().health = 200;
+    mock.settings().models_authorization = Some("Bearer right".into());
     let toml = format!(
         "[[models]]\nname = \"tiny\"\npolicy = \"round_robin\"\n[[models.backends]]\nname = \"pod-a\"\n\
          engine = \"vllm\"\nranks = 1\nurl = \"{}\"\n",
@@ -211,8 +215,8 @@ async fn an_engine_that_refuses_the_key_is_not_ready() {
 async fn a_file_that_cannot_be_read_costs_one_model_its_affinity() {
     let fixture = Fixture::new(2);
     let tables = fixture.write("t", &TEXTS, 0);
-    let (mock, other) = (Mock::with_info(fixture.info()), Mock::with_info(fixture.info()));
-    mock.set_model("any");
+    let (mock, other) = (canned_as(fixture.info()), canned_as(fixture.info()));
+    mock.lists("any");
     let good = fixture.affinity(&mock.url(), &tables);
     let models = &good[good.find("[[models]]").unwrap()..];
     let second = models.replace("\"tiny\"", "\"second\"").replace("pod-a", "pod-b").replace(&mock.url(), &other.url());
@@ -255,7 +259,7 @@ async fn a_file_that_cannot_be_read_costs_one_model_its_affinity() {
 async fn a_reload_with_a_file_that_cannot_be_read_keeps_what_is_in_use() {
     let fixture = Fixture::new(2);
     let tables = fixture.write("t", &TEXTS, 0);
-    let mock = Mock::with_info(fixture.info());
+    let mock = canned_as(fixture.info());
     let good = fixture.affinity(&mock.url(), &tables);
     let file = File::new("", &good);
     let gateway = file.start().await;
@@ -286,7 +290,7 @@ async fn tables_that_fit_bring_affinity_back() {
     let wide = Fixture::new(4);
     info["placement_digest"] = json!(wide.placement_digest());
     let fitting = wide.write("wide", &["river", "king", "bread", "snow"], 0);
-    let mock = Mock::with_info(info);
+    let mock = canned_as(info);
     let good = fixture.affinity(&mock.url(), &tables);
     let file = File::new("", &good);
     let gateway = file.start().await;
@@ -324,7 +328,7 @@ async fn the_map_in_a_file_is_compared() {
     let map = fixture.folder.path().join("e.json");
     let info = |seed: u64| json!({ "version": "0.5.23", "dp_size": 2, "ep_size": 2, "init_expert_location": map, "random_seed": seed });
     std::fs::write(&map, &same).unwrap();
-    let mock = Mock::with_info(info(1));
+    let mock = canned_as(info(1));
     let toml = fixture.affinity(&mock.url(), &tables).replace("\"semmoe\"", "\"sglang\"");
     let gateway = start(&format!("identity_seconds = 0.02\n{toml}")).await;
     let found = shown(&gateway, "pod-a").await;
@@ -333,7 +337,7 @@ async fn the_map_in_a_file_is_compared() {
     std::fs::write(&map, other.to_string()).unwrap();
     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
     assert!(shown(&gateway, "pod-a").await["by_load"].is_null());
-    mock.set_info(info(2));
+    mock.settings().info = Some(info(2));
     let found = until_shown(&gateway, "pod-a", |found| found["by_load"]["reason"] == "placement").await;
     assert!(found["by_load"]["detail"].as_str().unwrap().contains("group 0 of layer 0"), "{found}");
     // A file without a map, a pipe and a folder prove nothing, and hold nothing up.
@@ -349,7 +353,7 @@ async fn the_map_in_a_file_is_compared() {
         }
         let mut info = info(seed);
         info["init_expert_location"] = json!(path);
-        mock.set_info(info);
+        mock.settings().info = Some(info);
         let unproven = |found: &Value| found["by_load"]["reason"] == "placement unproven";
         until_shown(&gateway, "pod-a", unproven).await;
     }

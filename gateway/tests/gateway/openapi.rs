@@ -4,7 +4,7 @@ use http::Method;
 use semmoe_gateway::Running;
 use serde_json::{Value, json};
 
-use crate::support::{Answer, Client, Fixture, Mock, TEXTS, check_schema, reloadable};
+use crate::support::{Answer, Client, Fixture, Mock, TEXTS, canned, check_schema, reloadable};
 
 /// A gateway with something to show in every answer: earlier tables, an error, a shadow, requests.
 async fn gateway(mock: &Mock, fixture: &Fixture) -> Running {
@@ -69,7 +69,7 @@ fn operations(document: &Value) -> Vec<(String, Method, Value)> {
 
 #[tokio::test]
 async fn every_route_answers_as_the_document_says() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let fixture = Fixture::new(2);
     let gateway = gateway(&mock, &fixture).await;
     let client = Client::admin(&gateway);
@@ -107,10 +107,10 @@ async fn every_route_answers_as_the_document_says() {
 /// A model with a shadow, a canary or a prefix table has more to show.
 #[tokio::test]
 async fn optional_parts_are_documented_too() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     for (policy, keys) in [("shadow", ""), ("affinity", "canary = 50\n"), ("prefix", "")] {
         let fixture = Fixture::new(2);
-        mock.set_info(fixture.info());
+        mock.settings().info = Some(fixture.info());
         let tables = fixture.write("t", &TEXTS, 0);
         let toml = fixture.balanced(&mock.url(), &tables);
         let toml = toml.replace("name = \"tiny\"\n", &format!("name = \"tiny\"\npolicy = \"{policy}\"\n{keys}"));
@@ -128,7 +128,7 @@ async fn optional_parts_are_documented_too() {
 /// Without a document for it nothing is answered, whatever the method.
 #[tokio::test]
 async fn what_is_not_in_the_document_is_not_there() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let fixture = Fixture::new(2);
     let gateway = gateway(&mock, &fixture).await;
     let document = document(&gateway).await;

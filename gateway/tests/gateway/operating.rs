@@ -5,7 +5,7 @@ use std::path::Path;
 
 use semmoe_gateway::Config;
 
-use crate::support::{Client, Fixture, Mock, reloadable};
+use crate::support::{Client, Fixture, canned, reloadable};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
@@ -48,7 +48,7 @@ fn configurations_are_accepted() {
 async fn metrics_and_routes_are_there() {
     let pages = ["operating", "api", "troubleshooting", "engines", "routing", "security", "deploy", "switching"];
     let text = pages.map(page).concat();
-    let (mock, fixture) = (Mock::start(2), Fixture::new(2));
+    let (mock, fixture) = (canned(2), Fixture::new(2));
     let gateway = reloadable(&mock, &fixture, "").await;
     let client = Client::admin(&gateway);
     // A family without a count is not shown, so that the sources are asked for its name.

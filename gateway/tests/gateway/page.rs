@@ -8,7 +8,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::support::files::File;
-use crate::support::{Answer, Client, Fixture, Mock, TEXTS, plain_model, reloadable, start};
+use crate::support::{Answer, Client, Fixture, TEXTS, canned, plain_model, reloadable, start};
 
 /// SHA-256 of "admin-secret".
 const TOKEN_SHA256: &str = "16175223c8ddce5ace0493c948569c211b03c4c6bb3d3e484434999448cffe01";
@@ -47,7 +47,7 @@ fn check(answer: &Answer) {
 
 #[tokio::test]
 async fn browsers_get_the_page_and_programs_the_list() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let gateway = start(&plain_model(&mock, 1)).await;
     let admin = Client::admin(&gateway);
     check(&admin.get("/ui").await);
@@ -62,7 +62,7 @@ async fn browsers_get_the_page_and_programs_the_list() {
 
 #[tokio::test]
 async fn without_the_token_there_is_a_page_and_no_data() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let file = File::new(&format!("admin_token_sha256 = \"{TOKEN_SHA256}\""), &plain_model(&mock, 1));
     let gateway = file.start().await;
     let admin = Client::admin(&gateway);
@@ -78,7 +78,7 @@ async fn without_the_token_there_is_a_page_and_no_data() {
 
 #[tokio::test]
 async fn the_overview_is_what_its_parts_say() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let fixture = Fixture::new(2);
     let gateway = reloadable(&mock, &fixture, "").await;
     let admin = Client::admin(&gateway);

@@ -1,10 +1,12 @@
 //! Pins are a property of engine, version and route, and nothing is pinned to a rank that an engine does not have.
 
 use semmoe_gateway::Running;
+use semmoe_mock_engine::{SGLANG_0_5_23, VLLM_0_32};
 use serde_json::{Value, json};
 
 use crate::support::{
-    Behaviour, Client, Fixture, Mock, PATIENCE, Ranked, in_flight, metric, metrics, settled, shown, start, until_shown,
+    Client, Fixture, Mock, PATIENCE, canned_as, in_flight, metric, metrics, ran, ranked, sent_pins, settled, sglang,
+    shown, start, until_shown, vllm,
 };
 
 const TEXTS: [&str; 2] = ["river water boat fish", "king queen castle sword"];
@@ -13,17 +15,7 @@ const COMPLETIONS: &str = "/v1/completions";
 const RESPONSES: &str = "/v1/responses";
 const GENERATE: &str = "/generate";
 
-async fn vllm(ranks: u32) -> Ranked {
-    Ranked::start(Behaviour { info: Value::Null, ranks, first: 0, first_in_pins: 0 }).await
-}
-
-async fn sglang(fixture: &Fixture) -> Ranked {
-    let mut info = fixture.info();
-    info["version"] = json!("0.5.23");
-    Ranked::start(Behaviour { info, ranks: 2, first: 0, first_in_pins: 0 }).await
-}
-
-async fn gateway(fixture: &Fixture, engine: &str, mock: &Ranked) -> Running {
+async fn gateway(fixture: &Fixture, engine: &str, mock: &Mock) -> Running {
     let tables = fixture.write("t", &TEXTS, 0);
     let toml = fixture.affinity(&mock.url(), &tables).replace("\"semmoe\"", &format!("\"{engine}\""));
     start(&format!("identity_seconds = 0.05\n{toml}")).await
@@ -38,6 +30,12 @@ fn body(path: &str, text: &str) -> String {
         _ => json!({ "model": "tiny", "prompt": text }),
     };
     body.to_string()
+}
+
+/// Another version, which reads pins on these paths.
+fn upgrade(mock: &Mock, version: &str, reads: &[&'static str]) {
+    let mut settings = mock.settings();
+    (settings.version, settings.pinned_routes) = (version.to_owned(), Some(reads.to_vec()));
 }
 
 /// Of a route, as the admin plane shows it.
@@ -55,19 +53,19 @@ async fn until_pinned(gateway: &Running, path: &str, pinned: bool) -> Value {
 }
 
 /// Sends both texts; returns policies, ranks that the answers name, and ranks that the engine ran them on.
-async fn send(gateway: &Running, mock: &Ranked, path: &str) -> Vec<(String, String, u32)> {
+async fn send(gateway: &Running, mock: &Mock, path: &str) -> Vec<(String, String, u16)> {
     let mut seen = Vec::new();
     for text in TEXTS.iter().cycle().take(6) {
-        mock.ran();
+        ran(mock);
         let answer = Client::data(gateway).post(path, body(path, text)).await;
         assert_eq!(answer.status, 200, "{path}: {answer:?}");
         let header = |name| answer.header(name).to_owned();
-        seen.push((header("x-semmoe-policy"), header("x-semmoe-rank"), mock.ran()[0]));
+        seen.push((header("x-semmoe-policy"), header("x-semmoe-rank"), ran(mock)[0]));
     }
     seen
 }
 
-async fn check_pinned(gateway: &Running, mock: &Ranked, path: &str) {
+async fn check_pinned(gateway: &Running, mock: &Mock, path: &str) {
     // Prompts of responses are not read.
     let placed_by = if path == RESPONSES { "least_load" } else { "affinity" };
     for (policy, rank, ran) in send(gateway, mock, path).await {
@@ -76,7 +74,7 @@ async fn check_pinned(gateway: &Running, mock: &Ranked, path: &str) {
 }
 
 /// A request that the engine places itself names no rank anywhere.
-async fn check_unpinned(gateway: &Running, mock: &Ranked, path: &str) {
+async fn check_unpinned(gateway: &Running, mock: &Mock, path: &str) {
     let any = "semmoe_requests_total{backend=\"pod-a\",model=\"tiny\",rank=\"any\",policy=\"least_load\",code=\"200\"}";
     let (before, predicted) = (metric(gateway, any).await, predictions(gateway).await);
     for (policy, rank, _) in send(gateway, mock, path).await {
@@ -92,11 +90,12 @@ async fn predictions(gateway: &Running) -> String {
 /// vLLM 0.30 and 0.32 read no pin on `/v1/responses`.
 #[tokio::test]
 async fn responses_of_vllm_carry_no_rank() {
-    let (fixture, mock) = (Fixture::new(2), vllm(2).await);
+    let fixture = Fixture::new(2);
+    let mut mock = vllm(&fixture);
     let gateway = gateway(&fixture, "vllm", &mock).await;
-    mock.pins();
+    sent_pins(&mut mock);
     check_unpinned(&gateway, &mock, RESPONSES).await;
-    assert_eq!(mock.pins(), [None; 6]);
+    assert_eq!(sent_pins(&mut mock), [None; 6]);
     check_pinned(&gateway, &mock, CHAT).await;
     let responses = until_pinned(&gateway, RESPONSES, false).await;
     assert!(responses["contradicted"].as_u64().unwrap() >= 3, "{responses}");
@@ -110,8 +109,9 @@ async fn responses_of_vllm_carry_no_rank() {
 /// A version that no table knows is pinned where probes prove it, and where it changes in place, so are its pins.
 #[tokio::test]
 async fn unknown_versions_are_pinned_where_probes_prove_it() {
-    let (fixture, mock) = (Fixture::new(2), vllm(2).await);
-    mock.upgrade("9.9.9", &[COMPLETIONS, RESPONSES]);
+    let fixture = Fixture::new(2);
+    let mock = vllm(&fixture);
+    upgrade(&mock, "9.9.9", &[COMPLETIONS, RESPONSES]);
     let gateway = gateway(&fixture, "vllm", &mock).await;
     until_pinned(&gateway, RESPONSES, true).await;
     until_pinned(&gateway, CHAT, false).await;
@@ -124,7 +124,7 @@ async fn unknown_versions_are_pinned_where_probes_prove_it() {
         ("9.9.11", &[CHAT, RESPONSES], [true, true]),
         ("9.9.12", &[RESPONSES], [false, true]),
     ] {
-        mock.upgrade(version, reads);
+        upgrade(&mock, version, reads);
         until_shown(&gateway, "pod-a", |shown| shown["version"] == version).await;
         for (path, pinned) in [CHAT, RESPONSES].into_iter().zip(pinned) {
             until_pinned(&gateway, path, pinned).await;
@@ -142,7 +142,7 @@ async fn unknown_versions_are_pinned_where_probes_prove_it() {
 #[tokio::test]
 async fn sglang_takes_the_probes_of_all_routes() {
     let fixture = Fixture::new(2);
-    let mock = sglang(&fixture).await;
+    let mock = sglang(&fixture);
     let gateway = gateway(&fixture, "sglang", &mock).await;
     for path in [COMPLETIONS, RESPONSES] {
         let probed = |shown: &Value| route(shown, path)["detail"].is_string();
@@ -154,7 +154,7 @@ async fn sglang_takes_the_probes_of_all_routes() {
 /// While such a request runs, no rank has it.
 #[tokio::test]
 async fn a_request_that_is_not_pinned_is_in_no_ranks_account() {
-    let mut mock = Mock::with_info(json!({ "model_path": "/models/tiny", "version": "0.5.19", "dp_size": 2 }));
+    let mut mock = canned_as(json!({ "model_path": "/models/tiny", "version": "0.5.19", "dp_size": 2 }));
     let gateway = start(&crate::support::plain_model(&mock, 2)).await;
     let client = Client::data(&gateway);
     let call = tokio::spawn({
@@ -177,15 +177,15 @@ async fn a_rank_that_is_refused_costs_no_request() {
     for (engine, path, stream) in
         [("vllm", CHAT, false), ("vllm", COMPLETIONS, true), ("sglang", CHAT, false), ("sglang", GENERATE, true)]
     {
-        let mock = if engine == "vllm" { vllm(2).await } else { sglang(&fixture).await };
+        let mut mock = if engine == "vllm" { vllm(&fixture) } else { sglang(&fixture) };
         let gateway = gateway(&fixture, engine, &mock).await;
         let began = std::time::Instant::now();
         while route(&shown(&gateway, "pod-a").await, path)["state"] != "honoured" {
             assert!(began.elapsed() < PATIENCE);
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
-        mock.have_ranks(1);
-        mock.pins();
+        mock.settings().real_ranks = Some(1);
+        sent_pins(&mut mock);
         for number in 0..40 {
             let mut body: Value = serde_json::from_str(&body(path, TEXTS[1])).unwrap();
             body["stream"] = json!(stream);
@@ -199,8 +199,8 @@ async fn a_rank_that_is_refused_costs_no_request() {
             assert!(!String::from_utf8_lossy(&answer.body).contains("out of range"), "{answer:?}");
         }
         // One was refused and sent again, and no other was pinned.
-        assert_eq!(mock.pins().iter().filter(|pin| pin.is_some()).count(), 1, "{engine} {path}");
-        assert_eq!(mock.ran(), [0; 40]);
+        assert_eq!(sent_pins(&mut mock).iter().filter(|pin| pin.is_some()).count(), 1, "{engine} {path}");
+        assert_eq!(ran(&mock), [0; 40]);
         let pins = shown(&gateway, "pod-a").await["pins"].clone();
         assert_eq!(pins["state"], "not pinned", "{pins}");
         assert!(pins["detail"].as_str().unwrap().contains("pinned to rank 1 and says that it has 1"), "{pins}");
@@ -218,15 +218,16 @@ async fn configured_ranks_are_pinned_where_the_engine_confirms_them() {
     let tables = fixture.write("t", &TEXTS, 0);
     let mut info = fixture.info();
     info["version"] = json!("0.5.23");
-    let vllm = |ranks| Behaviour { info: Value::Null, ranks, first: 0, first_in_pins: 0 };
-    for (name, engine, behaviour, real, state) in [
-        ("one rank, and it says so", "vllm", vllm(1), 1, "not pinned"),
-        ("no metrics, and it refuses other ranks", "vllm", vllm(0), 2, "unverified"),
-        ("no metrics, and it takes any pin", "vllm", vllm(0), 0, "unverified"),
-        ("two routes that contradict each other", "sglang", Behaviour { info, ..vllm(1) }, 1, "not pinned"),
+    for (name, dialect, reported, real, state) in [
+        ("one rank, and it says so", VLLM_0_32, 1, 1, "not pinned"),
+        ("no metrics, and it refuses other ranks", VLLM_0_32, 0, 2, "unverified"),
+        ("no metrics, and it takes any pin", VLLM_0_32, 0, 0, "unverified"),
+        ("two routes that contradict each other", SGLANG_0_5_23, 1, 1, "not pinned"),
     ] {
-        let mock = Ranked::start(behaviour).await;
-        mock.have_ranks(real);
+        let mut mock = ranked(&fixture, dialect, |settings| {
+            (settings.info, settings.ranks, settings.real_ranks) = (Some(info.clone()), reported, Some(real));
+        });
+        let engine = dialect.engine;
         let toml = fixture.affinity(&mock.url(), &tables).replace("\"semmoe\"", &format!("\"{engine}\""));
         let gateway = start(&toml.replace("tables = ", "ranks = 2\ntables = ")).await;
         for number in 0..40 {
@@ -234,7 +235,7 @@ async fn configured_ranks_are_pinned_where_the_engine_confirms_them() {
             let rank = if real == 2 { (number % 2).to_string() } else { String::new() };
             assert_eq!((answer.status, answer.header("x-semmoe-rank")), (200, rank.as_str()), "{name}: {answer:?}");
         }
-        let sent = mock.pins();
+        let sent = sent_pins(&mut mock);
         assert!(sent.iter().all(|pin| pin.is_some() == (real == 2)), "{name}: {sent:?}");
         let pins = shown(&gateway, "pod-a").await["pins"].clone();
         assert_eq!(pins["state"], state, "{name}: {pins}");

@@ -2,7 +2,7 @@
 
 use http::Method;
 
-use crate::support::{self, Client, Mock, plain_model, start};
+use crate::support::{self, Client, canned, plain_model, start};
 
 /// Odd white space, escapes, a number that no float holds, and keys that look like pins but are none.
 const BODY: &str = " {\n \"prompt\" :\"caf\\u00e9 \\ud83d\\ude00\",\"n\": 1.0e0,\"big\":12345678901234567890,\t\
@@ -10,7 +10,7 @@ const BODY: &str = " {\n \"prompt\" :\"caf\\u00e9 \\ud83d\\ude00\",\"n\": 1.0e0,
 
 #[tokio::test]
 async fn openai_routes_are_pinned_by_header_and_bodies_pass_byte_for_byte() {
-    let mut mock = Mock::start(4);
+    let mut mock = canned(4);
     let gateway = start(&plain_model(&mock, 4)).await;
     let client = Client::data(&gateway);
     for path in ["/v1/chat/completions", "/v1/completions", "/v1/responses"] {
@@ -29,7 +29,7 @@ async fn openai_routes_are_pinned_by_header_and_bodies_pass_byte_for_byte() {
 
 #[tokio::test]
 async fn generate_is_pinned_in_the_body_and_only_there() {
-    let mut mock = Mock::start(4);
+    let mut mock = canned(4);
     let gateway = start(&plain_model(&mock, 4)).await;
     let answer = Client::data(&gateway).post("/generate", BODY).await;
     let seen = mock.next().await;
@@ -40,7 +40,7 @@ async fn generate_is_pinned_in_the_body_and_only_there() {
 
 #[tokio::test]
 async fn routes_without_a_carrier_are_relayed_unpinned() {
-    let mut mock = Mock::start(4);
+    let mut mock = canned(4);
     let gateway = start(&plain_model(&mock, 4)).await;
     for path in ["/v1/embeddings", "/tokenize"] {
         let answer = Client::data(&gateway).post(path, r#"{"model":"tiny","prompt":"a"}"#).await;
@@ -52,7 +52,7 @@ async fn routes_without_a_carrier_are_relayed_unpinned() {
 
 #[tokio::test]
 async fn pins_of_clients_are_stripped() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let gateway = start(&plain_model(&mock, 2)).await;
     let client = Client::data(&gateway);
     let headers = [
@@ -82,7 +82,7 @@ async fn pins_of_clients_are_stripped() {
 
 #[tokio::test]
 async fn trusted_pins_are_honoured() {
-    let mut mock = Mock::start(4);
+    let mut mock = canned(4);
     let gateway = start(&format!("[routing]\ntrust_client_pins = true\n{}", plain_model(&mock, 4))).await;
     let client = Client::data(&gateway);
     for _ in 0..3 {
@@ -102,7 +102,7 @@ async fn trusted_pins_are_honoured() {
 
 #[tokio::test]
 async fn answers_pass_with_headers_of_the_message_only() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let gateway = start(&plain_model(&mock, 2)).await;
     let answer = Client::data(&gateway).post("/v1/completions", "{}").await;
     mock.next().await;
@@ -115,7 +115,7 @@ async fn answers_pass_with_headers_of_the_message_only() {
 /// The engine's own errors are the client's to see, and no reason to evict it.
 #[tokio::test]
 async fn errors_of_the_engine_are_relayed_and_evict_nobody() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let gateway = start(&plain_model(&mock, 2)).await;
     let client = Client::data(&gateway);
     for status in ["400", "422", "429", "500", "503"] {

@@ -3,16 +3,16 @@
 use semmoe_tables::{Tables, export};
 use serde_json::{Value, json};
 
-use crate::support::{Client, Fixture, Mock, metric, plain_model, settled, start, until_shown};
+use crate::support::{Client, Fixture, canned, canned_as, metric, plain_model, settled, start, until_shown};
 
 const TEXTS: [&str; 4] =
     ["river water boat fish", "king queen castle sword", "bread butter cheese milk", "snow winter ice cold"];
 
 #[tokio::test]
 async fn affinity_takes_the_rank_that_the_tables_name() {
-    let mut mock = Mock::start(4);
+    let mut mock = canned(4);
     let fixture = Fixture::new(4);
-    mock.set_info(fixture.info());
+    mock.settings().info = Some(fixture.info());
     let tables = fixture.write("t", &TEXTS, 0);
     let gateway = start(&fixture.affinity(&mock.url(), &tables)).await;
     let client = Client::data(&gateway);
@@ -53,7 +53,7 @@ async fn ranks_may_divide_experts_and_redundant_slots_in_place_of_experts() {
         std::fs::write(&map, export::sglang(&Tables::open(&tables).unwrap()).unwrap()).unwrap();
         let sglang = json!({ "version": "0.5.23", "dp_size": ranks, "ep_size": ranks, "init_expert_location": map });
         for (engine, info) in [("semmoe", fixture.info()), ("sglang", sglang)] {
-            let mock = Mock::with_info(info);
+            let mock = canned_as(info);
             let toml = fixture.affinity(&mock.url(), &tables).replace("\"semmoe\"", &format!("{engine:?}"));
             let gateway = start(&toml).await;
             let found = until_shown(&gateway, "pod-a", |found| found["healthy"] == true).await;
@@ -69,9 +69,9 @@ async fn ranks_may_divide_experts_and_redundant_slots_in_place_of_experts() {
 /// Long prompts are scored on other threads, with the same result.
 #[tokio::test]
 async fn long_prompts_go_the_same_way() {
-    let mut mock = Mock::start(4);
+    let mut mock = canned(4);
     let fixture = Fixture::new(4);
-    mock.set_info(fixture.info());
+    mock.settings().info = Some(fixture.info());
     let tables = fixture.write("t", &TEXTS, 0);
     let gateway = start(&fixture.affinity(&mock.url(), &tables)).await;
     for (text, rank) in TEXTS.iter().zip(0u16..) {
@@ -83,7 +83,7 @@ async fn long_prompts_go_the_same_way() {
 
 #[tokio::test]
 async fn round_robin_is_even() {
-    let mut mock = Mock::start(4);
+    let mut mock = canned(4);
     let gateway = start(&plain_model(&mock, 4)).await;
     let mut counts = [0; 4];
     for _ in 0..40 {
@@ -98,9 +98,9 @@ async fn round_robin_is_even() {
 /// Many at once: every rank gets its part, and nothing is left over.
 #[tokio::test]
 async fn concurrent_requests_are_spread_and_counted() {
-    let mut mock = Mock::start(4);
+    let mut mock = canned(4);
     let fixture = Fixture::new(4);
-    mock.set_info(fixture.info());
+    mock.settings().info = Some(fixture.info());
     let tables = fixture.write("t", &TEXTS, 0);
     let gateway = start(&fixture.balanced(&mock.url(), &tables)).await;
     let client = Client::data(&gateway);

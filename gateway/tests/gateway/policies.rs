@@ -3,7 +3,7 @@
 use http::Method;
 use serde_json::json;
 
-use crate::support::{Client, Fixture, MODEL_DIR, Mock, metric, next_frame, settled, start};
+use crate::support::{Client, Fixture, MODEL_DIR, Mock, canned, canned_as, metric, next_frame, settled, start};
 
 const TEXTS: [&str; 2] = ["river water boat fish", "king queen castle sword"];
 
@@ -19,7 +19,7 @@ fn model(mock: &Mock, engine: &str, policy: &str) -> String {
 
 /// The model of a fixture, with more keys.
 fn with_tables(fixture: &Fixture, mock: &Mock, keys: &str) -> String {
-    mock.set_info(fixture.info());
+    mock.settings().info = Some(fixture.info());
     let tables = fixture.write("t", &TEXTS, 0);
     fixture.affinity(&mock.url(), &tables).replace("name = \"tiny\"\n", &format!("name = \"tiny\"\n{keys}\n"))
 }
@@ -32,7 +32,7 @@ async fn rank_of(client: &Client, text: &str) -> String {
 
 #[tokio::test]
 async fn prefix_returns_to_the_rank_that_has_the_prompt() {
-    let mock = Mock::start(4);
+    let mock = canned(4);
     let gateway = start(&model(&mock, "sglang", "prefix")).await;
     let client = Client::data(&gateway);
     let (a, b) = ("river water boat fish ".repeat(40), "king queen castle sword ".repeat(40));
@@ -52,7 +52,7 @@ async fn prefix_returns_to_the_rank_that_has_the_prompt() {
 /// An engine that says that it keeps no prefixes: a prompt has no home there.
 #[tokio::test]
 async fn an_engine_without_a_prefix_cache_has_no_homes() {
-    let mock = Mock::with_info(json!({ "version": "0.1.0", "dp_size": 4, "disable_radix_cache": true }));
+    let mock = canned_as(json!({ "version": "0.1.0", "dp_size": 4, "disable_radix_cache": true }));
     let gateway = start(&model(&mock, "semmoe", "prefix")).await;
     let client = Client::data(&gateway);
     let text = "river water boat fish ".repeat(40);
@@ -66,7 +66,7 @@ async fn an_engine_without_a_prefix_cache_has_no_homes() {
 
 #[tokio::test]
 async fn sticky_keeps_the_requests_of_a_session_together() {
-    let mock = Mock::start(4);
+    let mock = canned(4);
     let toml = model(&mock, "sglang", "sticky").replace("tokenizer", "#");
     let gateway = start(&format!("[routing]\nsticky_header = \"X-Session\"\n{toml}")).await;
     let client = Client::data(&gateway);
@@ -98,7 +98,7 @@ async fn sticky_keeps_the_requests_of_a_session_together() {
 
 #[tokio::test]
 async fn a_shadow_reports_and_changes_nothing() {
-    let mock = Mock::start(4);
+    let mock = canned(4);
     let fixture = Fixture::new(4);
     let toml = with_tables(&fixture, &mock, "policy = \"shadow\"\nbaseline = \"round_robin\"");
     let gateway = start(&toml).await;
@@ -134,7 +134,7 @@ async fn a_shadow_reports_and_changes_nothing() {
 
 #[tokio::test]
 async fn a_canary_sends_its_part_and_both_sides_are_counted() {
-    let mock = Mock::start(4);
+    let mock = canned(4);
     let fixture = Fixture::new(4);
     let gateway = start(&with_tables(&fixture, &mock, "canary = 10\nbaseline = \"round_robin\"")).await;
     let client = Client::data(&gateway);
@@ -165,7 +165,7 @@ async fn a_canary_sends_its_part_and_both_sides_are_counted() {
 /// A prompt whose score comes just too late is read twice, and is still one request.
 #[tokio::test]
 async fn a_canary_counts_a_late_score_once() {
-    let mock = Mock::start(4);
+    let mock = canned(4);
     let fixture = Fixture::new(4);
     let toml = with_tables(&fixture, &mock, "canary = 50\nbaseline = \"round_robin\"");
     let gateway = start(&format!("[routing]\noffload_bytes = 1\nscore_limit_seconds = 0.001\n{toml}")).await;
@@ -186,7 +186,7 @@ async fn a_canary_counts_a_late_score_once() {
 /// The tokens of a streaming request are backlog until the first piece of its answer.
 #[tokio::test]
 async fn a_prompt_is_backlog_until_the_answer_begins() {
-    let mock = Mock::start(4);
+    let mock = canned(4);
     let gateway = start(&model(&mock, "sglang", "prefix")).await;
     let pending = async || {
         let shown = Client::admin(&gateway).get("/admin/backends").await.json();

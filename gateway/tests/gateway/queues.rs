@@ -1,7 +1,7 @@
 //! Requests that wait for a rank or a backend: bounds, order, leaving, and the client's errors.
 
 use crate::support::files::{File, reload};
-use crate::support::{Answer, Client, Mock, PATIENCE, metric, plain_model, settled, several, start};
+use crate::support::{Answer, Client, Mock, PATIENCE, canned, metric, plain_model, settled, several, start};
 use semmoe_gateway::Running;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -27,7 +27,7 @@ async fn shed(gateway: &Running, reason: &str) -> f64 {
 
 #[tokio::test]
 async fn what_finds_no_room_waits_and_what_finds_no_place_in_the_line_is_refused() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let gateway = start(&format!("[queue]\nmax_in_flight = 2\nmax_queued = 2\n{}", plain_model(&mock, 1))).await;
     let running = [ask(&gateway, "late"), ask(&gateway, "late")];
     for _ in &running {
@@ -54,7 +54,7 @@ async fn what_finds_no_room_waits_and_what_finds_no_place_in_the_line_is_refused
 
 #[tokio::test]
 async fn a_client_that_leaves_the_line_is_forgotten() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let gateway = start(&format!("[queue]\nmax_in_flight = 1\n{}", plain_model(&mock, 1))).await;
     let first = ask(&gateway, "late");
     mock.next().await;
@@ -76,7 +76,7 @@ async fn a_client_that_leaves_the_line_is_forgotten() {
 
 #[tokio::test]
 async fn waits_end() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let rules = "[queue]\nmax_in_flight = 1\nmax_wait_seconds = 0.05\nwait_for_backend_seconds = 0.05\n";
     let gateway = start(&format!("{rules}{}", plain_model(&mock, 1))).await;
     let first = ask(&gateway, "late");
@@ -98,7 +98,7 @@ async fn waits_end() {
 /// An engine that restarts quickly is not noticed by who comes meanwhile.
 #[tokio::test]
 async fn requests_wait_shortly_for_a_backend() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let gateway = start(&format!("[queue]\nwait_for_backend_seconds = 60\n{}", plain_model(&mock, 1))).await;
     mock.kill();
     gateway.wait_health("pod-a", |health| !health.is_healthy()).await.unwrap();
@@ -115,7 +115,7 @@ async fn requests_wait_shortly_for_a_backend() {
 /// A retry goes to the line where the others are full, and not beyond their limit.
 #[tokio::test]
 async fn a_retry_waits_for_room() {
-    let (mut a, mut b) = (Mock::start(1), Mock::start(1));
+    let (mut a, mut b) = (canned(1), canned(1));
     let models = several(&[&a, &b]).replace("ranks = 2", "ranks = 1");
     let gateway = start(&format!("[queue]\nmax_in_flight = 1\n{models}")).await;
     a.behave("late");
@@ -147,7 +147,7 @@ async fn a_retry_waits_for_room() {
 /// Where engines choose the ranks the limit is of all of them together.
 #[tokio::test]
 async fn the_limit_holds_where_engines_choose() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let gateway = start(&format!("[queue]\nmax_in_flight = 1\n{}", plain_model(&mock, 2))).await;
     let embed = |gateway: &Running| {
         let client = Client::data(gateway);
@@ -168,7 +168,7 @@ async fn the_limit_holds_where_engines_choose() {
 
 #[tokio::test]
 async fn nobody_waits_in_a_line_of_no_length() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let gateway = start(&format!("[queue]\nmax_in_flight = 1\nmax_queued = 0\n{}", plain_model(&mock, 1))).await;
     let first = ask(&gateway, "late");
     mock.next().await;
@@ -181,7 +181,7 @@ async fn nobody_waits_in_a_line_of_no_length() {
 /// Requests that wait for room see the backends of a reload, and those that wait for a backend see the first one found.
 #[tokio::test]
 async fn requests_that_wait_see_new_backends() {
-    let (mut a, mut b) = (Mock::start(1), Mock::start(1));
+    let (mut a, mut b) = (canned(1), canned(1));
     let rules = "[queue]\nmax_in_flight = 1\n";
     let both = several_of_one(&[&a, &b]);
     let file = File::new("", &format!("{rules}{}", several_of_one(&[&a])));

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::support::TEXTS;
 use crate::support::files::reload;
-use crate::support::{Answer, Client, Fixture, Mock, metric, reloadable, shown, until_shown};
+use crate::support::{Answer, Client, Fixture, Mock, canned, metric, reloadable, shown, until_shown};
 
 async fn gateway(mock: &Mock, fixture: &Fixture) -> Running {
     reloadable(mock, fixture, "").await
@@ -30,7 +30,7 @@ async fn rank_of(gateway: &Running, text: &str) -> String {
 
 #[tokio::test]
 async fn files_and_uploads_are_swapped_in() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let fixture = Fixture::new(2);
     let gateway = gateway(&mock, &fixture).await;
     assert_eq!((rank_of(&gateway, TEXTS[0]).await, rank_of(&gateway, TEXTS[1]).await), ("0".into(), "1".into()));
@@ -79,7 +79,7 @@ fn other(fixture: &Fixture, groups: u16, swap: bool, change: impl Fn(&mut semmoe
 
 #[tokio::test]
 async fn tables_that_do_not_fit_are_refused_and_the_old_ones_stay() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let fixture = Fixture::new(2);
     let gateway = gateway(&mock, &fixture).await;
     let good = fixture.builder(&TEXTS, 0).to_bytes().unwrap();
@@ -118,7 +118,7 @@ async fn tables_that_do_not_fit_are_refused_and_the_old_ones_stay() {
 
 #[tokio::test]
 async fn paths_stay_below_the_root() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let fixture = Fixture::new(2);
     let gateway = gateway(&mock, &fixture).await;
     let outside = tempfile::NamedTempFile::new().unwrap();
@@ -163,7 +163,7 @@ async fn paths_stay_below_the_root() {
 /// A backend that comes back with another placement is routed by load until its tables are loaded.
 #[tokio::test]
 async fn a_backend_with_a_new_placement_is_routed_by_load_until_its_tables_are_loaded() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let fixture = Fixture::new(2);
     let gateway = gateway(&mock, &fixture).await;
     assert_eq!(rank_of(&gateway, TEXTS[0]).await, "0");
@@ -173,7 +173,7 @@ async fn a_backend_with_a_new_placement_is_routed_by_load_until_its_tables_are_l
     gateway.wait_health("pod-a", |health| !health.is_healthy()).await.unwrap();
     let mut info = fixture.info();
     info["placement_digest"] = json!(digest);
-    mock.set_info(info);
+    mock.settings().info = Some(info);
     mock.listen();
     until_shown(&gateway, "pod-a", runs_another).await;
     let policy = async || {
@@ -188,7 +188,7 @@ async fn a_backend_with_a_new_placement_is_routed_by_load_until_its_tables_are_l
 /// An engine that is restarted between two probes looks healthy all the time: it is asked before its tables change.
 #[tokio::test]
 async fn a_quick_restart_with_a_new_placement_is_seen() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let fixture = Fixture::new(2);
     let gateway = reloadable(&mock, &fixture, "").await;
     let next = other(&fixture, 2, true, |_| ());
@@ -197,13 +197,13 @@ async fn a_quick_restart_with_a_new_placement_is_seen() {
     let digest = semmoe_tables::Tables::from_bytes(next.clone()).unwrap().placement_digest().to_owned();
     let mut info = fixture.info();
     info["placement_digest"] = json!(digest);
-    mock.set_info(info);
+    mock.settings().info = Some(info);
     assert_eq!(upload(&gateway, "pod-a", old).await.status, 409);
     until_shown(&gateway, "pod-a", runs_another).await;
     assert_eq!(upload(&gateway, "pod-a", next).await.status, 200);
     assert!(shown(&gateway, "pod-a").await["by_load"].is_null());
     assert_eq!(Client::data(&gateway).post("/generate", r#"{"text":"a"}"#).await.status, 200);
-    mock.set_info(fixture.info());
+    mock.settings().info = Some(fixture.info());
     let undrain = Client::admin(&gateway).post("/admin/backends/pod-a/undrain", "").await;
     assert_eq!(undrain.status, 200);
     until_shown(&gateway, "pod-a", runs_another).await;
@@ -219,13 +219,13 @@ fn runs_another(shown: &Value) -> bool {
 /// with what runs now, and the backend serves again when it is undrained.
 #[tokio::test]
 async fn a_reload_asks_a_restarted_backend_what_it_runs() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let fixture = Fixture::new(2);
     let gateway = reloadable(&mock, &fixture, "identity_seconds = 3600").await;
     let admin = Client::admin(&gateway);
     assert_eq!(admin.post("/admin/backends/pod-a/drain", "").await.status, 200);
     let next = other(&fixture, 2, true, |_| ());
-    mock.set_info(info_of(&fixture, &next));
+    mock.settings().info = Some(info_of(&fixture, &next));
     std::fs::write(fixture.folder.path().join("next"), next).unwrap();
     let file = fixture.folder.path().join("semmoe.toml");
     let text = std::fs::read_to_string(&file).unwrap();
@@ -249,9 +249,9 @@ fn info_of(fixture: &Fixture, tables: &[u8]) -> serde_json::Value {
 #[tokio::test]
 async fn another_placement_is_found_now_and_then_and_after_a_broken_connection() {
     for (health, restarts) in [("identity_seconds = 0.05", false), ("identity_seconds = 3600", true)] {
-        let mut mock = Mock::start(2);
+        let mut mock = canned(2);
         let fixture = Fixture::new(2);
-        mock.set_info(fixture.info());
+        mock.settings().info = Some(fixture.info());
         let tables = fixture.write("first", &TEXTS, 0);
         // Too seldom to see the moment in which the engine is away.
         let server = "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\ninterval_seconds = 1";
@@ -259,7 +259,7 @@ async fn another_placement_is_found_now_and_then_and_after_a_broken_connection()
         let config = semmoe_gateway::Config::from_toml(&text, fixture.folder.path()).unwrap();
         let gateway = semmoe_gateway::Gateway::start(config).await.unwrap();
         gateway.wait_ready().await;
-        mock.set_info(info_of(&fixture, &other(&fixture, 2, true, |_| ())));
+        mock.settings().info = Some(info_of(&fixture, &other(&fixture, 2, true, |_| ())));
         if restarts {
             mock.kill();
             mock.listen();

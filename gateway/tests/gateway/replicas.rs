@@ -7,7 +7,7 @@ use semmoe_gateway::Running;
 use serde_json::json;
 
 use crate::support::files::model;
-use crate::support::{Client, Fixture, Mock, in_flight, next_frame, settled, start};
+use crate::support::{Client, Fixture, Mock, canned, in_flight, next_frame, settled, start};
 
 /// Requests of each rank that one mock saw since the last call, by its pin.
 fn by_rank(mock: &mut Mock) -> BTreeMap<u64, u64> {
@@ -38,9 +38,9 @@ async fn send_all(gateway: &Running, body: impl Fn(usize) -> String, requests: u
 #[tokio::test]
 async fn every_policy_keeps_ranks_even() {
     let texts = ["river water boat fish", "king queen castle sword", "sun moon star sky", "bread milk salt oil"];
-    let mut mock = Mock::start(4);
+    let mut mock = canned(4);
     let fixture = Fixture::new(4);
-    mock.set_info(fixture.info());
+    mock.settings().info = Some(fixture.info());
     let tables = fixture.write("t", &texts, 0);
     let affinity = fixture.balanced(&mock.url(), &tables);
     for policy in ["affinity", "round_robin", "least_load", "power_of_two"] {
@@ -63,7 +63,7 @@ async fn every_policy_keeps_ranks_even() {
 /// Each counts its own requests alone; together they are still even. When one goes, the other goes on.
 #[tokio::test]
 async fn running_requests_are_even_and_outlive_the_other_gateway() {
-    let mut mock = Mock::start(4);
+    let mut mock = canned(4);
     let toml = model("tiny", "", &[("pod-a", &mock.url(), 4)]).replace("round_robin", "least_load");
     let (first, second) = (start(&toml).await, start(&toml).await);
     let mut streams = Vec::new();

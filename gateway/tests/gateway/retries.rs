@@ -3,7 +3,7 @@
 use http::Method;
 use http_body_util::BodyExt;
 
-use crate::support::{Answer, Client, Mock, PATIENCE, metric, metrics, next_frame, settled, several, start};
+use crate::support::{Answer, Client, Mock, PATIENCE, canned, metric, metrics, next_frame, settled, several, start};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -27,7 +27,7 @@ async fn first<'a>(a: &'a mut Mock, b: &'a mut Mock) -> (&'a mut Mock, &'a mut M
 #[tokio::test]
 async fn an_engine_that_cannot_serve_is_believed_and_another_one_asked() {
     for status in ["429", "502", "503", "504"] {
-        let (a, b) = (Mock::start(2), Mock::start(2));
+        let (a, b) = (canned(2), canned(2));
         let gateway = start(&several(&[&a, &b])).await;
         a.behave(status);
         let client = Client::data(&gateway);
@@ -43,7 +43,7 @@ async fn an_engine_that_cannot_serve_is_believed_and_another_one_asked() {
 /// A 500 is tried elsewhere where the configuration says so, and counts against the backend that said it.
 #[tokio::test]
 async fn a_500_is_retried_where_it_is_configured() {
-    let (mut a, b) = (Mock::start(2), Mock::start(2));
+    let (mut a, b) = (canned(2), canned(2));
     let gateway = start(&format!("[retry]\nstatuses = [500]\n{}", several(&[&a, &b]))).await;
     a.behave("500");
     let client = Client::data(&gateway);
@@ -59,7 +59,7 @@ async fn a_500_is_retried_where_it_is_configured() {
 /// An engine would give the same request the same answer again.
 #[tokio::test]
 async fn other_errors_are_relayed_and_evict_nobody() {
-    let (a, b) = (Mock::start(2), Mock::start(2));
+    let (a, b) = (canned(2), canned(2));
     let gateway = start(&several(&[&a, &b])).await;
     let client = Client::data(&gateway);
     for status in ["500", "400", "404", "422", "501"] {
@@ -75,7 +75,7 @@ async fn other_errors_are_relayed_and_evict_nobody() {
 
 #[tokio::test]
 async fn the_engines_own_answer_is_relayed_where_nobody_can_do_better() {
-    let (a, b) = (Mock::start(2), Mock::start(2));
+    let (a, b) = (canned(2), canned(2));
     let gateway = start(&several(&[&a, &b])).await;
     a.behave("503");
     b.behave("429");
@@ -95,7 +95,7 @@ async fn the_engines_own_answer_is_relayed_where_nobody_can_do_better() {
 /// The client has got nothing, so it cannot notice that a generation was begun twice.
 #[tokio::test]
 async fn a_connection_that_broke_before_the_answer_is_retried_elsewhere() {
-    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let (mut a, mut b) = (canned(2), canned(2));
     let gateway = start(&several(&[&a, &b])).await;
     a.behave("hang");
     b.behave("hang");
@@ -114,7 +114,7 @@ async fn a_connection_that_broke_before_the_answer_is_retried_elsewhere() {
 
 #[tokio::test]
 async fn a_request_that_may_have_run_is_not_sent_twice_where_that_is_forbidden() {
-    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let (mut a, mut b) = (canned(2), canned(2));
     let gateway = start(&format!("[retry]\nafter_send = false\n{}", several(&[&a, &b]))).await;
     let call = tokio::spawn({
         let client = Client::data(&gateway);
@@ -132,7 +132,7 @@ async fn a_request_that_may_have_run_is_not_sent_twice_where_that_is_forbidden()
 /// Probes fail while a request waits for its answer, as those of a frozen engine do: it is moved.
 #[tokio::test]
 async fn a_request_leaves_a_backend_that_falls_ill() {
-    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let (mut a, mut b) = (canned(2), canned(2));
     let gateway = start(&several(&[&a, &b])).await;
     a.behave("hang");
     b.behave("hang");
@@ -142,7 +142,7 @@ async fn a_request_leaves_a_backend_that_falls_ill() {
     });
     let (ill, other) = first(&mut a, &mut b).await;
     other.behave("");
-    ill.set_health(503);
+    ill.settings().health = 503;
     let answer = call.await.unwrap();
     assert_eq!((answer.status, answer.header("x-semmoe-attempts")), (200, "2"));
     ill.next_gone().await;
@@ -153,14 +153,14 @@ async fn a_request_leaves_a_backend_that_falls_ill() {
 /// Without another backend, an unhealthy one is waited for: probes of a busy engine fail, too.
 #[tokio::test]
 async fn a_request_stays_with_an_ill_backend_that_is_alone() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let gateway = start(&several(&[&mock])).await;
     let mut answer = tokio::spawn({
         let client = Client::data(&gateway);
         async move { client.open(Method::POST, CHAT, &[("x-mock", "late")], "{}").await }
     });
     mock.next().await;
-    mock.set_health(503);
+    mock.settings().health = 503;
     gateway.wait_health("pod-a", |health| !health.is_healthy()).await.unwrap();
     // Longer than the gateway waits before it looks at the backend's health.
     assert!(tokio::time::timeout(std::time::Duration::from_millis(600), &mut answer).await.is_err());
@@ -174,7 +174,7 @@ async fn a_request_stays_with_an_ill_backend_that_is_alone() {
 /// Who waited for the whole limit would wait as long again.
 #[tokio::test]
 async fn a_slow_answer_is_not_retried() {
-    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let (mut a, mut b) = (canned(2), canned(2));
     let gateway = start(&format!("[timeouts]\nfirst_byte_seconds = 0.2\n{}", several(&[&a, &b]))).await;
     let answer = Client::data(&gateway).mock(CHAT, "hang", "{}").await;
     assert_eq!(answer.status, 504);
@@ -186,7 +186,7 @@ async fn a_slow_answer_is_not_retried() {
 
 #[tokio::test]
 async fn the_last_error_tells_how_many_were_asked_and_why_no_more() {
-    let mut mocks = [Mock::start(2), Mock::start(2), Mock::start(2)];
+    let mut mocks = [canned(2), canned(2), canned(2)];
     let all = several(&mocks.each_ref());
     // The prober must not be faster than the requests.
     let start = async |retry: &str| {
@@ -234,7 +234,7 @@ async fn the_last_error_tells_how_many_were_asked_and_why_no_more() {
 /// A stream that began is not begun again, whatever happens.
 #[tokio::test]
 async fn what_was_relayed_is_never_retried() {
-    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let (mut a, mut b) = (canned(2), canned(2));
     let gateway = start(&several(&[&a, &b])).await;
     let mut answer = Client::data(&gateway).open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
     a.release(1);
@@ -251,7 +251,7 @@ async fn what_was_relayed_is_never_retried() {
 
 #[tokio::test]
 async fn a_client_that_leaves_in_a_retry_is_counted() {
-    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let (mut a, mut b) = (canned(2), canned(2));
     let gateway = start(&several(&[&a, &b])).await;
     a.behave("hang");
     b.behave("hang");
@@ -284,7 +284,7 @@ async fn a_failing_fleet_gets_no_more_retries_than_its_budget() {
         ("overloaded", 3, 2_000, 16),
         ("504", 2, 20_000, 16),
     ] {
-        let mocks: Vec<Mock> = (0..backends).map(|_| Mock::start(2)).collect();
+        let mocks: Vec<Mock> = (0..backends).map(|_| canned(2)).collect();
         let mocks: Vec<&Mock> = mocks.iter().collect();
         let began = std::time::Instant::now();
         // Only the budget bounds retries: no breaker opens.
@@ -312,7 +312,7 @@ async fn a_failing_fleet_gets_no_more_retries_than_its_budget() {
 /// A request of which engines die must not go through the whole fleet.
 #[tokio::test]
 async fn a_request_that_two_engines_died_with_is_sent_to_no_third() {
-    let mut mocks = [Mock::start(2), Mock::start(2), Mock::start(2)];
+    let mut mocks = [canned(2), canned(2), canned(2)];
     let gateway = start(&several(&mocks.each_ref())).await;
     for mock in &mut mocks {
         mock.behave("hang");
@@ -339,7 +339,7 @@ async fn a_request_that_two_engines_died_with_is_sent_to_no_third() {
 /// An engine that dies by itself takes many requests with it, and none of them is to blame.
 #[tokio::test]
 async fn requests_of_an_engine_that_dies_under_load_all_go_elsewhere() {
-    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let (mut a, mut b) = (canned(2), canned(2));
     let gateway = start(&several(&[&a, &b])).await;
     a.behave("hang");
     b.behave("");

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::discovery::{FOUND, Names, SOURCE, named, start, until};
 use crate::support::files::{File, model, reload};
-use crate::support::{Client, Mock, PATIENCE, metric, settled, shown};
+use crate::support::{Client, PATIENCE, canned, metric, settled, shown};
 
 async fn absent(client: &Client) -> Vec<Value> {
     let shown = client.get("/admin/backends").await.json();
@@ -29,7 +29,7 @@ async fn served(client: &Client) -> Vec<String> {
 
 #[tokio::test]
 async fn a_drained_address_that_goes_and_returns_is_still_drained() {
-    let (a, b) = (Mock::start(1), Mock::start(1));
+    let (a, b) = (canned(1), canned(1));
     let names = Names::new(&[&a, &b]);
     let gateway = start(&File::new("", SOURCE), &names).await;
     let (client, admin) = (Client::data(&gateway), Client::admin(&gateway));
@@ -57,7 +57,7 @@ async fn a_drained_address_that_goes_and_returns_is_still_drained() {
 
 #[tokio::test]
 async fn who_is_undrained_while_away_comes_back_for_requests() {
-    let (a, b) = (Mock::start(1), Mock::start(1));
+    let (a, b) = (canned(1), canned(1));
     let names = Names::new(&[&a, &b]);
     let gateway = start(&File::new("", SOURCE), &names).await;
     let (client, admin) = (Client::data(&gateway), Client::admin(&gateway));
@@ -81,7 +81,7 @@ async fn who_is_undrained_while_away_comes_back_for_requests() {
 /// As when an engine is drained, started with another placement, and the configuration changed to match.
 #[tokio::test]
 async fn a_drained_backend_with_other_settings_is_still_drained() {
-    let (a, b) = (Mock::start(1), Mock::start(1));
+    let (a, b) = (canned(1), canned(1));
     let backends = model("tiny", "", &[("pod-a", &a.url(), 1), ("pod-b", &b.url(), 1)]);
     let file = File::new("", &backends);
     let gateway = file.start().await;
@@ -109,7 +109,7 @@ async fn a_drained_backend_with_other_settings_is_still_drained() {
 /// A backend that was never drained is not drained.
 #[tokio::test]
 async fn an_address_that_goes_and_returns_is_not_drained_for_that() {
-    let (a, b) = (Mock::start(1), Mock::start(1));
+    let (a, b) = (canned(1), canned(1));
     let names: Arc<Names> = Names::new(&[&a, &b]);
     let gateway = start(&File::new("", SOURCE), &names).await;
     until(&gateway, FOUND, |found| found == 2.0).await;

@@ -3,7 +3,7 @@
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::support::{Answer, Client, Fixture, Mock, TEXTS, metric, reloadable};
+use crate::support::{Answer, Client, Fixture, TEXTS, canned, metric, reloadable};
 
 async fn load(client: &Client, path: &str) -> Answer {
     client.post("/admin/tables", json!({ "backend": "pod-a", "path": path }).to_string()).await
@@ -28,7 +28,7 @@ async fn earlier(client: &Client) -> Vec<u64> {
 
 #[tokio::test]
 async fn earlier_tables_can_be_gone_back_to() {
-    let mock = Mock::start(4);
+    let mock = canned(4);
     let fixture = Fixture::new(4);
     let gateway = reloadable(&mock, &fixture, "[tables]\nhistory = 2").await;
     let (data, admin) = (Client::data(&gateway), Client::admin(&gateway));
@@ -60,7 +60,7 @@ async fn earlier_tables_can_be_gone_back_to() {
 
 #[tokio::test]
 async fn no_history_means_no_way_back() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let fixture = Fixture::new(2);
     let gateway = reloadable(&mock, &fixture, "[tables]\nhistory = 0").await;
     let admin = Client::admin(&gateway);
@@ -71,7 +71,7 @@ async fn no_history_means_no_way_back() {
 /// A map of a file that somebody cuts short ends the process that reads it.
 #[tokio::test]
 async fn files_that_are_cut_in_use_do_no_harm() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let fixture = Fixture::new(2);
     let gateway = reloadable(&mock, &fixture, "").await;
     let (data, admin) = (Client::data(&gateway), Client::admin(&gateway));
@@ -94,7 +94,7 @@ async fn files_that_are_cut_in_use_do_no_harm() {
 
 #[tokio::test]
 async fn uploads_have_limits_and_need_room() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let fixture = Fixture::new(2);
     let spool = fixture.folder.path().join("spool");
     std::fs::create_dir(&spool).unwrap();

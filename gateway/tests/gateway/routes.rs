@@ -5,7 +5,7 @@ use http::Method;
 use semmoe_gateway::Config;
 use serde_json::json;
 
-use crate::support::{Client, Mock, metric, plain_model, settled, several, start};
+use crate::support::{Client, Mock, canned, metric, plain_model, settled, several, start};
 
 /// Routes of engines that clients must not reach.
 const DANGEROUS: [&str; 7] = [
@@ -31,7 +31,7 @@ async fn start_with(toml: &str) -> semmoe_gateway::Running {
 
 #[tokio::test]
 async fn other_routes_of_engines_are_not_there() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let gateway = start(&plain_model(&mock, 2)).await;
     let client = Client::data(&gateway);
     for path in DANGEROUS {
@@ -49,7 +49,7 @@ async fn other_routes_of_engines_are_not_there() {
 
 #[tokio::test]
 async fn listed_routes_pass_and_only_they() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let gateway = start_with(&extra("\"/v1/score\", \"/flush_cache\"", &mock)).await;
     gateway.wait_ready().await;
     let client = Client::data(&gateway);
@@ -86,7 +86,7 @@ async fn listed_routes_pass_and_only_they() {
 /// Unknown paths are one label, however many there are.
 #[tokio::test]
 async fn requests_for_other_paths_are_counted() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let gateway = start(&plain_model(&mock, 2)).await;
     let client = Client::data(&gateway);
     for number in 0..20 {
@@ -122,7 +122,7 @@ fn routes_that_are_no_paths_are_refused() {
 /// Anthropic's form of a chat goes to a rank by load, and texts of ids to any.
 #[tokio::test]
 async fn messages_and_detokenize_are_relayed() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let gateway = start(&plain_model(&mock, 2)).await;
     let client = Client::data(&gateway);
     let answer = client.post("/v1/messages", r#"{"model":"tiny","messages":[],"max_tokens":1}"#).await;
@@ -138,9 +138,9 @@ async fn messages_and_detokenize_are_relayed() {
 /// A request that fits the engine with the least room can go to any.
 #[tokio::test]
 async fn the_list_of_models_has_the_smallest_context() {
-    let (a, b) = (Mock::start(2), Mock::start(2));
-    a.set_context(4096);
-    b.set_context(2048);
+    let (a, b) = (canned(2), canned(2));
+    a.settings().context = 4096;
+    b.settings().context = 2048;
     let gateway = start(&several(&[&a, &b])).await;
     let list = Client::data(&gateway).get("/v1/models").await.json();
     assert_eq!(list["data"][0]["max_model_len"], 2048, "{list}");
@@ -149,7 +149,7 @@ async fn the_list_of_models_has_the_smallest_context() {
 /// As load balancers, probes and clients of engines ask: without a key, and with no word of why.
 #[tokio::test]
 async fn health_says_whether_anything_can_be_served() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let keys = format!("[auth]\nkeys = [{{ name = \"a\", sha256 = \"{}\" }}]\n", "0".repeat(64));
     let gateway = start(&format!("{keys}{}", plain_model(&mock, 1))).await;
     let client = Client::data(&gateway);
@@ -169,7 +169,7 @@ async fn health_says_whether_anything_can_be_served() {
 /// A form names its model in a way that the gateway does not read, so a key for some models cannot send one.
 #[tokio::test]
 async fn forms_need_a_key_for_all_models() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     // Of "MARKER-key-of-a-client".
     let digest = "90c98f2543b113736daa1cf937bc4b4cbf2bcdf06d812b8d29c33a53068b1194";
     for (models, form_status) in [("", 200), (", models = [\"tiny\"]", 400)] {

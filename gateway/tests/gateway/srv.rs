@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::discovery::{FOUND, answers, backends, named, until};
 use crate::support::files::File;
-use crate::support::{Client, Mock, PATIENCE, metric, settled};
+use crate::support::{Client, Mock, PATIENCE, canned, metric, settled};
 
 const NAME: &str = "_http._tcp.engines.example";
 const TOML: &str = "[[models]]\nname = \"tiny\"\npolicy = \"round_robin\"\n[[models.discovery]]\nname = \"pods\"\n\
@@ -115,7 +115,7 @@ async fn start(file: &File, nameserver: &Arc<Nameserver>) -> Running {
 
 #[tokio::test]
 async fn backends_join_and_leave_with_the_records_and_their_ports() {
-    let (a, b, c) = (Mock::start(1), Mock::start(1), Mock::start(1));
+    let (a, b, c) = (canned(1), canned(1), canned(1));
     let nameserver = Nameserver::start().await;
     let gateway = start(&File::new("", TOML), &nameserver).await;
     answers(&gateway, "empty", 1.0).await;
@@ -134,7 +134,7 @@ async fn backends_join_and_leave_with_the_records_and_their_ports() {
 /// Who is not named in an answer with a hole may be just there.
 #[tokio::test]
 async fn while_a_target_has_no_address_others_join_and_nobody_leaves() {
-    let (a, b) = (Mock::start(1), Mock::start(1));
+    let (a, b) = (canned(1), canned(1));
     let nameserver = Nameserver::start().await;
     nameserver.records(&[(0, "a", &a)]);
     let gateway = start(&File::new("", TOML), &nameserver).await;
@@ -154,7 +154,7 @@ async fn while_a_target_has_no_address_others_join_and_nobody_leaves() {
 
 #[tokio::test]
 async fn what_is_no_answer_changes_nothing() {
-    let a = Mock::start(1);
+    let a = canned(1);
     let nameserver = Nameserver::start().await;
     nameserver.records(&[(0, "a", &a)]);
     let gateway = start(&File::new("", TOML), &nameserver).await;

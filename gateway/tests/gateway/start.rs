@@ -5,7 +5,7 @@ use std::path::Path;
 use semmoe_gateway::{Config, Gateway};
 use serde_json::json;
 
-use crate::support::{Fixture, Mock, config, plain_model};
+use crate::support::{Fixture, canned, config, plain_model};
 
 const MODEL: &str = "[[models]]\nname = \"m\"\npolicy = \"round_robin\"\n";
 const BACKEND: &str = "[[models.backends]]\nname = \"a\"\nengine = \"sglang\"\nurl = \"http://127.0.0.1:1\"\n";
@@ -226,7 +226,7 @@ async fn files_that_cannot_be_used_are_reported() {
 async fn a_backend_that_does_not_fit_its_tables_is_reported_with_what_does_not_fit() {
     let fixture = Fixture::new(2);
     let tables = fixture.write("t", &[], 0);
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let toml = fixture.affinity(&mock.url(), &tables);
     for (field, value, says) in [
         ("placement_digest", json!("beef"), "but the backend runs placement beef"),
@@ -238,7 +238,7 @@ async fn a_backend_that_does_not_fit_its_tables_is_reported_with_what_does_not_f
     ] {
         let mut info = fixture.info();
         info[field] = value;
-        mock.set_info(info);
+        mock.settings().info = Some(info);
         let said = Gateway::probe(config(&toml)).await.unwrap().troubles.to_string();
         assert!(said.starts_with("backend 'pod-a': ") && said.contains(says), "expected '{says}' in '{said}'");
         let gateway = Gateway::start(config(&toml)).await.unwrap();
@@ -251,7 +251,7 @@ async fn a_backend_that_does_not_fit_its_tables_is_reported_with_what_does_not_f
 async fn a_taken_port_is_reported() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let text = format!("[server]\nlisten = \"{address}\"\nadmin = \"127.0.0.1:0\"\n{}", plain_model(&mock, 1));
     let config = Config::from_toml(&text, Path::new("")).unwrap();
     let error = Gateway::start(config).await.unwrap_err().to_string();
@@ -261,8 +261,8 @@ async fn a_taken_port_is_reported() {
 /// Who connects while engines are probed or tokenizers are read is refused at once, and not left waiting.
 #[tokio::test]
 async fn connections_are_refused_until_there_is_somebody_to_answer() {
-    let mock = Mock::start(1);
-    mock.set_mute(true);
+    let mock = canned(1);
+    mock.settings().mute = true;
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     drop(taken);
@@ -274,7 +274,7 @@ async fn connections_are_refused_until_there_is_somebody_to_answer() {
         let error = tokio::net::TcpStream::connect(address).await.unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
     }
-    mock.set_mute(false);
+    mock.settings().mute = false;
     let gateway = starting.await.unwrap().unwrap();
     tokio::net::TcpStream::connect(gateway.data_addr()).await.unwrap();
 }

@@ -5,14 +5,14 @@ use http::Method;
 use http_body_util::BodyExt;
 use semmoe_engines::http::ClientSettings;
 
-use crate::support::{Client, Mock, PATIENCE, in_flight, metric, next_frame, plain_model, settled, start};
+use crate::support::{Client, PATIENCE, canned, in_flight, metric, next_frame, plain_model, settled, start};
 
 const CHAT: &str = "/v1/chat/completions";
 
 /// The mock holds each event back until the client has the one before.
 #[tokio::test]
 async fn events_arrive_one_by_one() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let gateway = start(&plain_model(&mock, 2)).await;
     let client = Client::data(&gateway);
     let mut answer = client.open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
@@ -33,7 +33,7 @@ async fn events_arrive_one_by_one() {
 
 #[tokio::test]
 async fn a_client_that_leaves_a_stream_is_seen_at_the_engine() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let gateway = start(&plain_model(&mock, 2)).await;
     let client = Client::data(&gateway);
     let mut answer = client.open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
@@ -48,7 +48,7 @@ async fn a_client_that_leaves_a_stream_is_seen_at_the_engine() {
 
 #[tokio::test]
 async fn a_client_that_leaves_before_the_answer_is_seen_at_the_engine() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let gateway = start(&plain_model(&mock, 2)).await;
     let client = Client::data(&gateway);
     let call = tokio::spawn(async move { client.mock("/generate", "hang", "{}").await });
@@ -62,7 +62,7 @@ async fn a_client_that_leaves_before_the_answer_is_seen_at_the_engine() {
 
 /// Reads a stream of three events to its end.
 async fn whole_stream(behaviour: &str) -> (String, bool) {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let gateway = start(&format!("[timeouts]\nidle_seconds = 2\n{}", plain_model(&mock, 1))).await;
     mock.release(3);
     let mut answer = Client::data(&gateway).open(Method::POST, CHAT, &[("x-mock", behaviour)], "{}").await;
@@ -100,7 +100,7 @@ async fn an_engine_that_dies_in_a_stream_ends_it_with_an_error_event() {
 /// or its HTTP/2 stream reset. It is counted as the engine's failure.
 #[tokio::test]
 async fn an_engine_that_dies_in_a_json_answer_cuts_it_off() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let gateway = start(&plain_model(&mock, 1)).await;
     for (http2, failed) in [(false, 1.0), (true, 2.0)] {
         let settings = ClientSettings { http2, ..ClientSettings::default() };
@@ -122,7 +122,7 @@ async fn an_engine_that_dies_in_a_json_answer_cuts_it_off() {
 
 #[tokio::test]
 async fn a_killed_engine_ends_what_runs_and_a_silent_one_times_out() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let gateway = start(&format!("[timeouts]\nfirst_byte_seconds = 0.3\n{}", plain_model(&mock, 1))).await;
     let client = Client::data(&gateway);
     let answer = client.mock(CHAT, "hang", "{}").await;
@@ -146,7 +146,7 @@ async fn a_killed_engine_ends_what_runs_and_a_silent_one_times_out() {
 /// Streams that run are finished, new connections are not taken, and what is left after the grace time is closed.
 #[tokio::test]
 async fn shutdown_finishes_streams() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let gateway = start(&plain_model(&mock, 1)).await;
     let address = gateway.data_addr();
     let mut answer = Client::data(&gateway).open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
@@ -168,7 +168,7 @@ async fn shutdown_finishes_streams() {
 
 #[tokio::test]
 async fn shutdown_does_not_wait_for_ever() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let gateway = start(&plain_model(&mock, 1)).await;
     let answer = Client::data(&gateway).open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
     gateway.shutdown(std::time::Duration::from_millis(10)).await;

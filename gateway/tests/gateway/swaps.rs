@@ -9,7 +9,7 @@ use http::Method;
 use semmoe_gateway::Running;
 use serde_json::json;
 
-use crate::support::{Client, Fixture, Mock, TEXTS, metric, reloadable, settled};
+use crate::support::{Client, Fixture, TEXTS, canned, metric, reloadable, settled};
 
 const SWAPS: u64 = 1000;
 const CLIENTS: u64 = 8;
@@ -65,7 +65,7 @@ async fn swaps(gateway: &Running, fixture: &Fixture) -> HashMap<u64, u64> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_swaps_under_load_lose_and_misroute_nothing() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let fixture = Fixture::new(2);
     let gateway = Arc::new(reloadable(&mock, &fixture, "").await);
     let (stop, number) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));

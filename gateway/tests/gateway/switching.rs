@@ -12,7 +12,9 @@ use http::StatusCode;
 use semmoe_gateway::{Config, Running};
 use serde_json::{Value, json};
 
-use crate::support::{CURVES, Client, Fault, Fixture, Mock, PATIENCE, TEXTS, Worker, metric, metrics, shown, start};
+use crate::support::{
+    CURVES, Client, Fixture, Mock, PATIENCE, SwitchFault, TEXTS, Worker, canned, metric, metrics, shown, start,
+};
 
 /// `[switch]` with short times.
 fn rules(mode: &str, more: &str) -> String {
@@ -189,7 +191,7 @@ async fn where_it_does_not_pay_nothing_is_switched() {
 
 /// A fault, how the switch ends, what the cause says, and what the worker was asked.
 struct Case {
-    fault: Fault,
+    fault: SwitchFault,
     outcome: &'static str,
     says: &'static str,
     asked: &'static [&'static str],
@@ -199,13 +201,18 @@ struct Case {
 async fn whatever_goes_wrong_the_old_layout_or_the_new_one_serves() {
     let case = |fault, outcome, says, asked| Case { fault, outcome, says, asked };
     for Case { fault, outcome, says, asked } in [
-        case(Fault::RefusePrepare, "refused", "no room", &["prepare"]),
-        case(Fault::HangPrepare, "lost", "the preparation was not answered", &["prepare", "abort"]),
-        case(Fault::WrongEpoch, "refused", "at epoch 10, expected 3", &["prepare", "abort"]),
-        case(Fault::RefuseCommit, "rolled_back", "a checksum differs", &["prepare", "commit"]),
-        case(Fault::LoseCommitBefore, "rolled_back", "the commit did not arrive", &["prepare", "commit", "abort"]),
-        case(Fault::LoseCommitAfter, "committed", "", &["prepare", "commit"]),
-        case(Fault::HangCommit, "lost", "no end within 0.3 s", &["prepare", "commit", "abort"]),
+        case(SwitchFault::RefusePrepare, "refused", "no room", &["prepare"]),
+        case(SwitchFault::HangPrepare, "lost", "the preparation was not answered", &["prepare", "abort"]),
+        case(SwitchFault::WrongEpoch, "refused", "at epoch 10, expected 3", &["prepare", "abort"]),
+        case(SwitchFault::RefuseCommit, "rolled_back", "a checksum differs", &["prepare", "commit"]),
+        case(
+            SwitchFault::LoseCommitBefore,
+            "rolled_back",
+            "the commit did not arrive",
+            &["prepare", "commit", "abort"],
+        ),
+        case(SwitchFault::LoseCommitAfter, "committed", "", &["prepare", "commit"]),
+        case(SwitchFault::HangCommit, "lost", "no end within 0.3 s", &["prepare", "commit", "abort"]),
     ] {
         let worker = Worker::start("tp", 64);
         worker.script().fault = fault;
@@ -226,7 +233,7 @@ async fn whatever_goes_wrong_the_old_layout_or_the_new_one_serves() {
 #[tokio::test]
 async fn a_worker_that_dies_in_mid_switch_is_named_and_its_like_serves() {
     let (mut worker, other) = (Worker::start("tp", 64), Worker::start("tp", 1));
-    worker.script().fault = Fault::HangCommit;
+    worker.script().fault = SwitchFault::HangCommit;
     let gateway = start(&format!(
         "{}{}",
         rules("drive", "commit_seconds = 30.0").replace("commit_seconds = 0.3\n", ""),
@@ -247,7 +254,7 @@ async fn a_worker_that_dies_in_mid_switch_is_named_and_its_like_serves() {
 #[tokio::test]
 async fn requests_go_elsewhere_while_a_worker_switches_and_come_back() {
     let (worker, other) = (Worker::start("tp", 64), Worker::start("tp", 1));
-    worker.script().fault = Fault::HangCommit;
+    worker.script().fault = SwitchFault::HangCommit;
     let gateway =
         start(&format!("{}{}", rules("drive", "meanwhile = \"redirect\"\n"), workers(&[&worker, &other]))).await;
     while worker.actions().len() < 2 {
@@ -263,13 +270,15 @@ async fn requests_go_elsewhere_while_a_worker_switches_and_come_back() {
 
 #[tokio::test]
 async fn the_gateway_ends_while_a_switch_is_under_way() {
-    for (fault, asked) in [(Fault::HangPrepare, ["prepare", "abort"]), (Fault::HangCommit, ["prepare", "commit"])] {
+    for (fault, asked) in
+        [(SwitchFault::HangPrepare, ["prepare", "abort"]), (SwitchFault::HangCommit, ["prepare", "commit"])]
+    {
         let worker = Worker::start("tp", 64);
         worker.script().fault = fault;
         let text = rules("drive", "")
             .replace("prepare_seconds = 0.3\ncommit_seconds = 0.3", "prepare_seconds = 30.0\ncommit_seconds = 30.0");
         let gateway = start(&format!("{text}{}", workers(&[&worker]))).await;
-        let begun = if fault == Fault::HangPrepare { 1 } else { 2 };
+        let begun = if fault == SwitchFault::HangPrepare { 1 } else { 2 };
         while worker.actions().len() < begun {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -342,7 +351,7 @@ fn small(mode: &str, more: &str) -> String {
 
 #[tokio::test]
 async fn a_webhook_is_asked_again_after_a_failure_and_believed_only_by_its_answer() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let hook = service(vec![
         (StatusCode::INTERNAL_SERVER_ERROR, json!({ "error": "not now" })),
         (StatusCode::OK, json!({ "layout": "tp" })),
@@ -363,7 +372,7 @@ async fn a_webhook_is_asked_again_after_a_failure_and_believed_only_by_its_answe
 
 #[tokio::test]
 async fn a_stream_that_would_miss_its_target_switches_a_backend_that_would_stay_otherwise() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let hook = service(vec![(StatusCode::OK, json!({ "layout": "ep" }))]).await;
     // One request decodes faster with TP, but its prompt takes a second for ten tokens there.
     let rules = small("drive", &format!("webhook = \"{}\"\nttft_ms = [[7, 1.0]]", hook.url));
@@ -381,7 +390,7 @@ async fn a_stream_that_would_miss_its_target_switches_a_backend_that_would_stay_
 
 #[tokio::test]
 async fn new_traffic_moves_between_pools_and_back_to_one_that_serves() {
-    let (mut tp, ep) = (Mock::start(2), Mock::start(2));
+    let (mut tp, ep) = (canned(2), canned(2));
     let gateway = start(&format!("{}{}", small("drive", ""), labelled(&[(&tp, "tp"), (&ep, "ep")]))).await;
     until(&gateway, "pools of tiny", |unit| unit["layout"] == "tp").await;
     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -396,7 +405,7 @@ async fn new_traffic_moves_between_pools_and_back_to_one_that_serves() {
         assert_eq!(complete(&gateway).await, "pod-b");
     }
     // The pool in use is gone: the other one is better than none.
-    ep.set_health(500);
+    ep.settings().health = 500;
     gateway.wait_health("pod-b", |health| !health.is_healthy()).await.unwrap();
     assert_eq!(complete(&gateway).await, "pod-a");
     running.iter().for_each(tokio::task::JoinHandle::abort);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use crate::support::files::{File, reload};
-use crate::support::{Client, Fixture, Mock, metric, metrics};
+use crate::support::{Client, Fixture, Mock, canned, metric, metrics};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -27,8 +27,8 @@ struct Model {
 
 impl Model {
     fn new() -> Self {
-        let (mock, fixture) = (Mock::start(2), Fixture::new(2));
-        mock.set_info(fixture.info());
+        let (mock, fixture) = (canned(2), Fixture::new(2));
+        mock.settings().info = Some(fixture.info());
         let tables = fixture.write("t", &["alpha", "beta"], 0);
         let path = tables.with_file_name("template.jinja");
         let text = fixture.affinity(&mock.url(), &tables);

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::support::certs::Authority;
-use crate::support::{Client, Mock, PATIENCE, config, metric, next_frame, plain_model, settled, start};
+use crate::support::{Client, PATIENCE, canned, config, metric, next_frame, plain_model, settled, start};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -23,7 +23,7 @@ fn url(gateway: &Running) -> String {
 async fn clients_speak_either_http_over_tls() {
     let authority = Authority::new();
     authority.sign("server", "127.0.0.1");
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let gateway = start(&format!("{}{}", authority.section("server.tls", "server"), plain_model(&mock, 1))).await;
     for (http2, version) in [(false, Version::HTTP_11), (true, Version::HTTP_2)] {
         let client = Client::with(&authority.client(http2, None), &url(&gateway));
@@ -60,7 +60,7 @@ async fn clients_may_have_to_show_a_certificate() {
     authority.sign("server", "127.0.0.1");
     authority.sign("client", "team-a.example");
     other.sign("client", "team-a.example");
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let ca = authority.file("ca.pem");
     let tls = authority.section("server.tls", "server");
     let gateway = start(&format!("{tls}client_ca = {ca:?}\nmin_version = \"1.3\"\n{}", plain_model(&mock, 1))).await;
@@ -75,7 +75,7 @@ async fn clients_may_have_to_show_a_certificate() {
 async fn the_admin_plane_over_tls() {
     let authority = Authority::new();
     authority.sign("server", "127.0.0.1");
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let section = authority.section("server.admin_tls", "server");
     let gateway = start(&format!("{section}{}", plain_model(&mock, 1))).await;
     let url = gateway.admin_url();
@@ -91,7 +91,7 @@ async fn the_admin_plane_over_tls() {
 async fn a_handshake_has_its_time() {
     let authority = Authority::new();
     authority.sign("server", "127.0.0.1");
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let tls = authority.section("server.tls", "server");
     let toml = format!("{tls}[timeouts]\nhandshake_seconds = 0.05\n{}", plain_model(&mock, 1));
     let gateway = start(&toml).await;
@@ -122,7 +122,7 @@ fn client_hello(authority: &Authority) -> Vec<u8> {
 async fn silent_clients_hold_up_no_handshake() {
     let authority = Authority::new();
     authority.sign("server", "127.0.0.1");
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let tls = authority.section("server.tls", "server") + &authority.section("server.admin_tls", "server");
     let toml = format!("{tls}[limits]\nhandshakes = 1\n[timeouts]\nhandshake_seconds = 60\n{}", plain_model(&mock, 1));
     let gateway = start(&toml).await;
@@ -168,7 +168,7 @@ async fn changed_certificates_are_read_again() {
     for authority in [&old, &new] {
         authority.sign("server", "127.0.0.1");
     }
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let toml = format!(
         "credentials_interval_seconds = 0.01\n{}{}",
         old.section("server.tls", "server"),
@@ -198,7 +198,7 @@ async fn engines_over_tls_and_http2() {
     let (authority, other) = (Authority::new(), Authority::new());
     authority.sign("server", "127.0.0.1");
     authority.sign("gateway", "gateway.example");
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let plain = start(&plain_model(&mock, 1)).await;
     let (tls, ca) = (authority.section("server.tls", "server"), authority.file("ca.pem"));
     let secure = start(&format!("{tls}client_ca = {ca:?}\n{}", plain_model(&mock, 1))).await;
@@ -248,7 +248,7 @@ async fn certificates_that_cannot_be_used_are_reported_before_serving() {
     for one in [&authority, &other] {
         one.sign("server", "127.0.0.1");
     }
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let key = authority.file("server.key");
     let empty = authority.file("empty.pem");
     std::fs::write(&empty, "nothing").unwrap();
@@ -287,7 +287,7 @@ async fn certificates_that_cannot_be_used_are_reported_before_serving() {
 #[tokio::test]
 async fn a_certificate_that_signed_itself_is_its_own_authority() {
     let authority = Authority::new();
-    let mock = Mock::start(1);
+    let mock = canned(1);
     authority.own("other", &["127.0.0.1"], false);
     for (name, subjects, is_expired, says) in [
         ("named", &["127.0.0.1"][..], false, None),

@@ -4,7 +4,7 @@ use http::Method;
 use serde_json::Value;
 
 use crate::support::files::File;
-use crate::support::{Client, Mock, plain_model};
+use crate::support::{Client, canned, plain_model};
 
 /// SHA-256 of "admin-secret".
 const DIGEST: &str = "16175223c8ddce5ace0493c948569c211b03c4c6bb3d3e484434999448cffe01";
@@ -12,7 +12,7 @@ const GOOD: [(&str, &str); 1] = [("authorization", "Bearer admin-secret")];
 
 #[tokio::test]
 async fn every_admin_route_asks_for_the_token() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let file = File::new(&format!("admin_token_sha256 = \"{DIGEST}\""), &plain_model(&mock, 1));
     let gateway = file.start().await;
     gateway.wait_ready().await;

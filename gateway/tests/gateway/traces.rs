@@ -11,7 +11,7 @@ use http::{HeaderMap, Method, StatusCode};
 use semmoe_gateway::Running;
 use serde_json::{Value, json};
 
-use crate::support::{Client, Fixture, Mock, PATIENCE, TEXTS, metric, reloadable};
+use crate::support::{Client, Fixture, Mock, PATIENCE, TEXTS, canned, metric, reloadable};
 
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
@@ -71,7 +71,7 @@ async fn ask(gateway: &Running, headers: &[(&str, &str)]) -> u16 {
 
 #[tokio::test]
 async fn a_request_is_four_spans_and_the_engine_is_reported() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let (fixture, collector) = (Fixture::new(2), Collector::start(StatusCode::OK).await);
     let gateway = gateway(&mock, &fixture, &collector.url, 0.0).await;
     // No client asks, and the share is 0.
@@ -118,7 +118,7 @@ async fn a_request_is_four_spans_and_the_engine_is_reported() {
 /// A decision not to keep a trace holds for every later hop.
 #[tokio::test]
 async fn what_the_client_does_not_trace_is_passed_on_and_not_traced() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let (fixture, collector) = (Fixture::new(2), Collector::start(StatusCode::OK).await);
     let gateway = gateway(&mock, &fixture, &collector.url, 1.0).await;
     let unsampled = PARENT.replace("-01", "-00");
@@ -136,7 +136,7 @@ async fn what_the_client_does_not_trace_is_passed_on_and_not_traced() {
 
 #[tokio::test]
 async fn failures_are_marked() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let (fixture, collector) = (Fixture::new(2), Collector::start(StatusCode::OK).await);
     let gateway = gateway(&mock, &fixture, &collector.url, 1.0).await;
     assert_eq!(ask(&gateway, &[("x-mock", "500")]).await, 500);
@@ -153,7 +153,7 @@ async fn failures_are_marked() {
 /// A collector that is away, or does not want the spans, is no matter for requests.
 #[tokio::test]
 async fn spans_that_nobody_takes_are_counted() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     for (status, outcome) in
         [(Some(StatusCode::BAD_REQUEST), "failed"), (None, "failed"), (Some(StatusCode::OK), "exported")]
     {
@@ -179,7 +179,7 @@ async fn spans_that_nobody_takes_are_counted() {
 /// Without a collector a client's trace is the client's and the engine's.
 #[tokio::test]
 async fn without_a_collector_traces_pass_through() {
-    let mut mock = Mock::start(2);
+    let mut mock = canned(2);
     let fixture = Fixture::new(2);
     let gateway = reloadable(&mock, &fixture, "").await;
     assert_eq!(ask(&gateway, &[("traceparent", PARENT), ("tracestate", "a=b")]).await, 200);

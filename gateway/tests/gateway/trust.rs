@@ -3,7 +3,7 @@
 use http::Method;
 use semmoe_gateway::Gateway;
 
-use crate::support::{Answer, Client, Mock, config, metric, plain_model, start};
+use crate::support::{Answer, Client, Mock, canned, config, metric, plain_model, start};
 
 const CHAT: &str = "/v1/chat/completions";
 /// SHA-256 of "key-of-team-a" and "key-of-team-b".
@@ -33,7 +33,7 @@ async fn chat(client: &Client, headers: &[(&str, &str)], model: &str) -> Answer 
 
 #[tokio::test]
 async fn requests_need_a_key_and_engines_do_not_see_it() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let gateway = start(&format!("{}{}", auth(""), two_models(&mock, ""))).await;
     let client = Client::data(&gateway);
     for (headers, code) in [
@@ -62,7 +62,7 @@ async fn requests_need_a_key_and_engines_do_not_see_it() {
 
 #[tokio::test]
 async fn a_key_may_be_for_some_models() {
-    let mock = Mock::start(1);
+    let mock = canned(1);
     let gateway = start(&format!("{}{}", auth(""), two_models(&mock, ""))).await;
     let client = Client::data(&gateway);
     let of_b = [("authorization", "Bearer key-of-team-b")];
@@ -89,7 +89,7 @@ async fn a_key_may_be_for_some_models() {
 
 #[tokio::test]
 async fn keys_pass_where_the_configuration_says_so() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     for (toml, passes) in [
         (format!("{}{}", auth("forward = \"pass\""), two_models(&mock, "")), true),
         (plain_model(&mock, 1), true),
@@ -105,8 +105,8 @@ async fn keys_pass_where_the_configuration_says_so() {
 /// Its probes carry it, too, or the backend would not be healthy.
 #[tokio::test]
 async fn an_engine_gets_its_own_key() {
-    let mut mock = Mock::start(1);
-    mock.require("Bearer key-of-the-engine");
+    let mut mock = canned(1);
+    mock.settings().authorization = Some("Bearer key-of-the-engine".into());
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("key");
     std::fs::write(&file, "key-of-the-engine\n").unwrap();
@@ -132,7 +132,7 @@ async fn an_engine_gets_its_own_key() {
 
 #[tokio::test]
 async fn a_request_has_one_id_everywhere() {
-    let mut mock = Mock::start(1);
+    let mut mock = canned(1);
     let gateway = start(&plain_model(&mock, 1)).await;
     let client = Client::data(&gateway);
     let answer = chat(&client, &[("x-request-id", "client-7")], "tiny").await;

@@ -1,11 +1,12 @@
 //! Engines of whose ranks too little is known: they serve, routed by load, and are asked again.
 
 use semmoe_gateway::{Gateway, Running};
+use semmoe_mock_engine::VLLM_0_32;
 use serde_json::{Value, json};
 
 use crate::support::{
-    Behaviour, Client, Fixture, Mock, PATIENCE, Ranked, config, metric, metrics, plain_model, settled, start,
-    until_shown,
+    Client, Fixture, Mock, PATIENCE, canned, canned_as, config, metric, metrics, plain_model, ranked, settled, sglang,
+    start, until_shown,
 };
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -37,7 +38,7 @@ async fn server_information_of_no_known_form_is_routed_by_load_until_it_has_one(
         (json!({ "version": "9.9.9", "attn_dp_size": "two" }), "is not what any known version answers"),
         (json!({ "version": "9.9.9", "dp_size": 0 }), "reports 0 attention-DP ranks"),
     ] {
-        let mock = Mock::with_info(info);
+        let mock = canned_as(info);
         let gateway = start(&fixture.affinity(&mock.url(), &tables).replace("\"semmoe\"", "\"sglang\"")).await;
         let found = pins(&gateway).await;
         assert_eq!(found["state"], "not pinned", "{found}");
@@ -46,7 +47,7 @@ async fn server_information_of_no_known_form_is_routed_by_load_until_it_has_one(
         assert_eq!(metric(&gateway, UNPINNED).await, 1.0);
         let mut info = fixture.info();
         info["version"] = json!("0.5.23");
-        mock.set_info(info);
+        mock.settings().info = Some(info);
         until(&gateway, "unverified").await;
         assert_eq!(metric(&gateway, UNPINNED).await, 0.0);
         assert_eq!(ask(&gateway).await.1, "affinity");
@@ -56,8 +57,7 @@ async fn server_information_of_no_known_form_is_routed_by_load_until_it_has_one(
 /// vLLM without metrics and without `ranks`: it serves as one.
 #[tokio::test]
 async fn an_engine_that_reports_no_ranks_serves_as_one() {
-    let behaviour = Behaviour { info: Value::Null, ranks: 0, first: 0, first_in_pins: 0 };
-    let mock = Ranked::start(behaviour).await;
+    let mock = ranked(&Fixture::new(2), VLLM_0_32, |settings| settings.ranks = 0);
     let gateway = start(&format!(
         "[[models]]\nname = \"tiny\"\npolicy = \"round_robin\"\n[[models.backends]]\nname = \"pod-a\"\nengine = \"vllm\"\n\
          url = \"{}\"\n",
@@ -76,7 +76,7 @@ async fn configured_ranks_are_not_pinned_against_the_engines_word() {
     let tables = fixture.write("t", &["river", "king"], 0);
     let mut info = fixture.info();
     info["dp_size"] = json!(1);
-    let mock = Mock::with_info(info);
+    let mock = canned_as(info);
     let toml = fixture.affinity(&mock.url(), &tables).replace("tables = ", "ranks = 2\ntables = ");
     let gateway = Gateway::start(config(&toml)).await.unwrap();
     assert_eq!(ask(&gateway).await, (200, "least_load".to_owned(), String::new()));
@@ -91,20 +91,20 @@ async fn configured_ranks_are_not_pinned_against_the_engines_word() {
 async fn ranks_that_change_while_serving_cost_affinity_and_no_request() {
     let fixture = Fixture::new(2);
     let tables = fixture.write("t", &["river", "king"], 0);
-    let mock = Mock::with_info(fixture.info());
+    let mock = canned_as(fixture.info());
     let gateway = start(&fixture.affinity(&mock.url(), &tables)).await;
     assert_eq!(ask(&gateway).await.1, "affinity");
     let mut info = fixture.info();
     info["dp_size"] = json!(4);
-    mock.set_info(info);
-    mock.set_health(503);
+    mock.settings().info = Some(info);
+    mock.settings().health = 503;
     gateway.wait_health("pod-a", |health| !health.is_healthy()).await.unwrap();
-    mock.set_health(200);
+    mock.settings().health = 200;
     gateway.wait_ready().await;
     let found = pins(&gateway).await;
     assert!(found["detail"].as_str().unwrap().contains("4 attention-DP ranks, but the tables have 2"), "{found}");
     assert_eq!(ask(&gateway).await, (200, "least_load".to_owned(), String::new()));
-    mock.set_info(fixture.info());
+    mock.settings().info = Some(fixture.info());
     until(&gateway, "unverified").await;
     assert_eq!(ask(&gateway).await.1, "affinity");
 }
@@ -113,9 +113,8 @@ async fn ranks_that_change_while_serving_cost_affinity_and_no_request() {
 async fn a_check_with_probes_reports_what_does_not_fit() {
     let fixture = Fixture::new(2);
     let tables = fixture.write("t", &["river", "king"], 0);
-    let mut info = fixture.info();
-    (info["version"], info["moe_a2a_backend"]) = (json!("0.5.23"), json!("none"));
-    let mock = Ranked::start(Behaviour { info, ranks: 2, first: 0, first_in_pins: 0 }).await;
+    let mock = sglang(&fixture);
+    mock.report("moe_a2a_backend", json!("none"));
     let toml = fixture.affinity(&mock.url(), &tables).replace("\"semmoe\"", "\"sglang\"");
     let found = Gateway::probe(config(&toml)).await.unwrap();
     let served = found.served.to_string();
@@ -123,7 +122,7 @@ async fn a_check_with_probes_reports_what_does_not_fit() {
     for says in ["version 0.5.23", "pins honoured", "affinity saves no bytes"] {
         assert!(served.contains(says), "{says}: {served}");
     }
-    mock.ignore_pins(true);
+    mock.settings().ignores_pins = true;
     let found = Gateway::probe(config(&toml)).await.unwrap();
     assert!(found.troubles.to_string().starts_with("backend 'pod-a': pins are ignored: "), "{}", found.troubles);
     let gone = fixture.affinity("http://127.0.0.1:9", &tables);
@@ -134,7 +133,7 @@ async fn a_check_with_probes_reports_what_does_not_fit() {
 /// An engine that reports more ranks than `limits.ranks` allows serves as one, and holds up no other model.
 #[tokio::test]
 async fn an_engine_with_too_many_ranks_serves_as_one() {
-    let (liar, honest) = (Mock::start(65_535), Mock::start(2));
+    let (liar, honest) = (canned(65_535), canned(2));
     let model = |name: &str, mock: &Mock| {
         format!(
             "[[models]]\nname = \"{name}\"\npolicy = \"least_load\"\n[[models.backends]]\nname = \"of-{name}\"\n\
@@ -148,7 +147,7 @@ async fn an_engine_with_too_many_ranks_serves_as_one() {
     let client = Client::data(&gateway);
     // It may also lie later; as many as are allowed are served.
     for (reported, served) in [(65_535, 1), (2, 2), (65_535, 1), (1024, 1024)] {
-        liar.set_info(json!({ "version": "0.5.23", "dp_size": reported }));
+        liar.settings().info = Some(json!({ "version": "0.5.23", "dp_size": reported }));
         let shown = until_shown(&gateway, "of-liar", ranks(served)).await;
         let detail = shown["by_load"]["detail"].as_str().unwrap_or_default();
         let says = "65535 attention-DP ranks, but other backends leave room for 1024 (limits.ranks)";
@@ -162,13 +161,13 @@ async fn an_engine_with_too_many_ranks_serves_as_one() {
 /// Ranks that are gone leave the metrics with their last request.
 #[tokio::test]
 async fn vanished_ranks_leave_the_metrics() {
-    let mock = Mock::start(4);
+    let mock = canned(4);
     let toml = plain_model(&mock, 4).replace("ranks = 4\n", "");
     let gateway = start(&format!("identity_seconds = 0.05\n{toml}")).await;
     gateway.wait_ready().await;
     let of_last = "semmoe_rank_inflight{backend=\"pod-a\",rank=\"3\"}";
     assert!(metrics(&gateway).await.contains(of_last));
-    mock.set_info(json!({ "version": "0.5.23", "dp_size": 2 }));
+    mock.settings().info = Some(json!({ "version": "0.5.23", "dp_size": 2 }));
     until_shown(&gateway, "pod-a", |shown| shown["ranks"].as_array().unwrap().len() == 2).await;
     let page = metrics(&gateway).await;
     assert!(!page.contains(of_last) && page.contains("rank=\"1\""), "{page}");

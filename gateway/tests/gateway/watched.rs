@@ -5,7 +5,7 @@ use std::path::Path;
 use semmoe_gateway::Running;
 use serde_json::{Value, json};
 
-use crate::support::{Client, Fixture, Mock, PATIENCE, TEXTS, metric, reloadable};
+use crate::support::{Client, Fixture, PATIENCE, TEXTS, canned, metric, reloadable};
 
 const WATCH: &str = "[tables]\nwatch = true\nwatch_interval_seconds = 0.01";
 
@@ -34,7 +34,7 @@ fn replace(fixture: &Fixture, shift: u16) {
 
 #[tokio::test]
 async fn a_file_that_changes_is_loaded_and_a_bad_one_is_not() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let fixture = Fixture::new(2);
     let gateway = reloadable(&mock, &fixture, WATCH).await;
     let file = fixture.folder.path().join("first");
@@ -66,7 +66,7 @@ async fn a_file_that_changes_is_loaded_and_a_bad_one_is_not() {
 /// The same bytes again are no reason to start over.
 #[tokio::test]
 async fn equal_tables_are_not_swapped() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let fixture = Fixture::new(2);
     let gateway = reloadable(&mock, &fixture, WATCH).await;
     replace(&fixture, 0);
@@ -78,7 +78,7 @@ async fn equal_tables_are_not_swapped() {
 /// Tables loaded or restored by hand stay until the file changes.
 #[tokio::test]
 async fn the_watcher_does_not_undo_what_was_done_by_hand() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let fixture = Fixture::new(2);
     let gateway = reloadable(&mock, &fixture, WATCH).await;
     replace(&fixture, 1);
@@ -95,7 +95,7 @@ async fn the_watcher_does_not_undo_what_was_done_by_hand() {
 /// A ConfigMap: the file is a link to a file in a folder that is itself a link, and that one is turned by a rename.
 #[tokio::test]
 async fn folders_of_links_are_followed() {
-    let mock = Mock::start(2);
+    let mock = canned(2);
     let fixture = Fixture::new(2);
     let root = fixture.folder.path();
     let version = |name: &str, shift: u16| {
@@ -110,7 +110,7 @@ async fn folders_of_links_are_followed() {
     version("..1", 0);
     turn("..1");
     std::os::unix::fs::symlink("..data/tables", root.join("link")).unwrap();
-    mock.set_info(fixture.info());
+    mock.settings().info = Some(fixture.info());
     let toml = fixture.affinity(&mock.url(), &root.join("link"));
     let text = format!("[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n{WATCH}\n{toml}");
     let config = semmoe_gateway::Config::from_toml(&text, Path::new("")).unwrap();

@@ -3,7 +3,7 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "for tests, each of which uses a part")]
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use semmoe_engines::Engine;
 use serde::Deserialize;
@@ -71,6 +71,12 @@ pub fn events(body: &str) -> impl Iterator<Item = &str> {
     body.split("\n\n").filter(|event| !event.is_empty()).map(one)
 }
 
+/// In the repository that the crate with these tests is a part of.
+fn folder() -> PathBuf {
+    let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    above.map(|folder| folder.join("tests/engines/recordings")).find(|folder| folder.is_dir()).unwrap()
+}
+
 fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
@@ -78,15 +84,13 @@ fn json(text: &str) -> Value {
 impl Recording {
     /// `sglang-0.5.23` and the like.
     pub fn read(name: &str) -> Self {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/engines/recordings");
-        let text = std::fs::read(folder.join(format!("{name}.json"))).unwrap();
+        let text = std::fs::read(folder().join(format!("{name}.json"))).unwrap();
         serde_json::from_slice(&text).unwrap()
     }
 
     /// The names of all.
     pub fn names() -> Vec<String> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/engines/recordings");
-        let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let files = std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let mut names: Vec<String> = files.filter_map(|name| Some(name.strip_suffix(".json")?.to_owned())).collect();
         names.sort();
         names

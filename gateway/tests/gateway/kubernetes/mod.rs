@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::discovery::{FOUND, answers, backends, named, until};
 use crate::support::certs::Authority;
 use crate::support::files::{File, reload};
-use crate::support::{Client, Mock, PATIENCE, metric, settled, start};
+use crate::support::{Client, Mock, PATIENCE, canned, metric, settled, start};
 use api::{Api, ending, ready, unready};
 
 const STALE: &str = r#"semmoe_discovery_stale{source="pods"}"#;
@@ -42,7 +42,7 @@ async fn found(gateway: &Running, mocks: &[&Mock]) {
 
 #[tokio::test]
 async fn backends_join_and_leave_with_the_endpoints() {
-    let (a, b, c) = (Mock::start(1), Mock::start(1), Mock::start(1));
+    let (a, b, c) = (canned(1), canned(1), canned(1));
     let api = Api::start().await;
     api.set(&[ready(&a), unready(&b)]);
     let gateway = start(&toml(&api.url(), "", NEVER)).await;
@@ -72,7 +72,7 @@ async fn backends_join_and_leave_with_the_endpoints() {
 
 #[tokio::test]
 async fn endpoints_that_vanish_leave_after_some_looks() {
-    let (a, b) = (Mock::start(1), Mock::start(1));
+    let (a, b) = (canned(1), canned(1));
     let api = Api::start().await;
     api.set(&[ready(&a), ready(&b)]);
     let file = File::new("", &toml(&api.url(), "", OFTEN));
@@ -92,7 +92,7 @@ async fn endpoints_that_vanish_leave_after_some_looks() {
 /// meanwhile counts.
 #[tokio::test]
 async fn an_api_that_fails_loses_nobody() {
-    let (a, b) = (Mock::start(1), Mock::start(1));
+    let (a, b) = (canned(1), canned(1));
     let api = Api::start().await;
     let forbidden = json!({ "kind": "Status", "code": 403, "message": "cannot list endpointslices" }).to_string();
     api.fail(403, &forbidden);
@@ -136,7 +136,7 @@ async fn an_api_that_fails_loses_nobody() {
 
 #[tokio::test]
 async fn watches_that_end_go_on_and_old_ones_are_listed_anew() {
-    let (a, b, c) = (Mock::start(1), Mock::start(1), Mock::start(1));
+    let (a, b, c) = (canned(1), canned(1), canned(1));
     let api = Api::start().await;
     api.set(&[ready(&a)]);
     let gateway = start(&toml(&api.url(), "", NEVER)).await;
@@ -181,7 +181,7 @@ async fn watches_that_end_go_on_and_old_ones_are_listed_anew() {
 /// Over TLS, with a token that changes; one gateway stands in for the API server's certificate.
 #[tokio::test]
 async fn tokens_go_over_tls_and_are_read_again() {
-    let a = Mock::start(1);
+    let a = canned(1);
     let api = Api::start().await;
     api.set(&[ready(&a)]);
     let authority = Authority::new();

@@ -1,15 +1,12 @@
-//! A mock engine that speaks SGLang's dialect, tables for it, and a client of the gateway.
+//! Mock engines, tables for them, and a client of the gateway.
 //!
 //! The request's own header `x-mock`, which the gateway passes on, selects the mock's behaviour.
 
 pub(crate) mod certs;
-pub(crate) mod experts;
 pub(crate) mod files;
-mod mock;
 mod ranked;
 mod schema;
 mod tables;
-mod worker;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -23,14 +20,18 @@ use semmoe_engines::http::{AnswerBody, BaseUrl, ClientSettings, HttpClient, Http
 use semmoe_gateway::{Config, Gateway, Running};
 use serde_json::Value;
 
-pub(crate) use mock::{Mock, Seen};
-pub(crate) use ranked::{Behaviour, Ranked};
+pub(crate) use ranked::{mock_of, of_clients, ran, ranked, sent_pins, sglang, vllm};
 pub(crate) use schema::check as check_schema;
+pub(crate) use semmoe_mock_engine::{Mock, Seen, SwitchFault, Worker, canned, canned_as};
 pub(crate) use tables::{Fixture, MODEL_DIR, tokenizer};
-pub(crate) use worker::{CURVES, Fault, Worker};
 
 /// Longer than anything here takes; a test that waits for it fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Milliseconds of a step of both layouts, as the configuration has them too: TP is faster below 16 sequences.
+pub(crate) const CURVES: &str = "tp_step_ms = [[1, 1.0], [16, 10.0], [2048, 1000.0]]\n\
+                                 ep_step_ms = [[1, 5.0], [16, 10.0], [2048, 100.0]]\n\
+                                 tp_prefill_rate = 10000.0\nep_prefill_rate = 10000.0\n";
 
 /// A gateway with two free ports in front of the models of `toml`.
 pub(crate) async fn start(toml: &str) -> Running {
@@ -51,7 +52,7 @@ pub(crate) const TEXTS: [&str; 2] = ["river water boat fish", "king queen castle
 /// A gateway whose backend `pod-a` runs the tables `first` of the fixture's folder, which is the root of others; text
 /// `i` is at home on rank `i`. `sections` goes before the models.
 pub(crate) async fn reloadable(mock: &Mock, fixture: &Fixture, sections: &str) -> Running {
-    mock.set_info(fixture.info());
+    mock.settings().info = Some(fixture.info());
     let tables = fixture.write("first", &TEXTS, 0);
     let toml = fixture.affinity(&mock.url(), &tables);
     let root = fixture.folder.path().display();
@@ -187,7 +188,7 @@ impl Client {
     }
 
     pub(crate) async fn mock(&self, path: &str, behaviour: &str, body: impl Into<Bytes>) -> Answer {
-        self.call(Method::POST, path, &[("x-mock", behaviour)], body).await
+        self.call(Method::POST, path, &[("content-type", "application/json"), ("x-mock", behaviour)], body).await
     }
 
     pub(crate) async fn get(&self, path: &str) -> Answer {

@@ -1,6 +1,5 @@
 //! Asks a mock engine what a real one was asked, and compares the answers: status, content type, how streams are
-//! framed, and which kinds of values stand at every path that semmoe reads. Tests of several crates include this file.
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "for tests, each of which uses a part")]
+//! framed, and which kinds of values stand at every path that semmoe reads.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -144,10 +143,10 @@ fn read_paths(path: &str) -> Vec<&'static str> {
 }
 
 /// Exchanges that a mock is not asked, by how their names begin, and why.
-pub type LeftOut = (&'static str, &'static str);
+pub(crate) type LeftOut = (&'static str, &'static str);
 
 /// Every difference, in a sentence each.
-pub async fn differences(recording: &Recording, mock: &BaseUrl, left_out: &[LeftOut]) -> Vec<String> {
+pub(crate) async fn differences(recording: &Recording, mock: &BaseUrl, left_out: &[LeftOut]) -> Vec<String> {
     let client = HttpClient::default();
     let mut found = Vec::new();
     for exchange in recording.exchanges.iter().filter(|exchange| exchange.answer.status != 0) {
@@ -162,27 +161,8 @@ pub async fn differences(recording: &Recording, mock: &BaseUrl, left_out: &[Left
     found
 }
 
-/// Where a mock that answers only as much as a test needs differs from the engine: other kinds of values at the paths
-/// that it has, or other values at [`SAME_VALUES`]. `like` is the recorded exchange.
-pub async fn contradictions(like: &Exchange, mock: &BaseUrl) -> Vec<String> {
-    let answer = ask(&HttpClient::default(), mock, like).await;
-    let mut found = Vec::new();
-    let (mocks, real) = (answer.documents(), like.answer.documents());
-    let (Some(mocks), Some(real)) = (mocks.last(), real.last()) else { return found };
-    for path in read_paths(&like.request.path) {
-        let kinds = |document| at(document, path).into_iter().map(kind).collect::<BTreeSet<String>>();
-        let (mock_kinds, real_kinds) = (kinds(mocks), kinds(real));
-        if !mock_kinds.is_subset(&real_kinds) {
-            found.push(format!("{}: {path} is {mock_kinds:?}, the engine's {real_kinds:?}", like.name));
-        } else if SAME_VALUES.contains(&path) && !mock_kinds.is_empty() && at(mocks, path) != at(real, path) {
-            found.push(format!("{}: {path} is {:?}, the engine's {:?}", like.name, at(mocks, path), at(real, path)));
-        }
-    }
-    found
-}
-
 /// Names in `left_out` that no exchange of any recording has: they are no longer needed.
-pub fn without_exchange(left_out: &[LeftOut]) -> Vec<&'static str> {
+pub(crate) fn without_exchange(left_out: &[LeftOut]) -> Vec<&'static str> {
     let all = Recording::all();
     let has = |name: &str| all.iter().flat_map(|recording| &recording.exchanges).any(|e| e.name.starts_with(name));
     left_out.iter().map(|(name, _)| *name).filter(|name| !has(name)).collect()

@@ -1,7 +1,6 @@
 //! A scripted worker: `/switch`, step counters and loads as semmoe's worker has them, and every way in which a switch
 //! can go wrong.
 
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use axum::body::{Body, Bytes};
@@ -13,9 +12,11 @@ use http_body_util::BodyExt;
 use semmoe_engines::pin;
 use serde_json::{Value, json};
 
+use crate::mock::Server;
+
 /// The fault to inject into a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub enum SwitchFault {
     None,
     RefusePrepare,
     HangPrepare,
@@ -31,26 +32,21 @@ pub(crate) enum Fault {
 }
 
 #[derive(Debug)]
-pub(crate) struct Script {
-    pub(crate) fault: Fault,
-    pub(crate) running: u64,
-    pub(crate) layout: String,
-    pub(crate) epoch: u64,
+pub struct Script {
+    pub fault: SwitchFault,
+    pub running: u64,
+    pub layout: String,
+    pub epoch: u64,
     /// Runs every request on rank 0, whatever its pin.
-    pub(crate) ignores_pins: bool,
+    pub ignores_pins: bool,
     /// Bodies of `POST /switch`.
-    pub(crate) asked: Vec<Value>,
+    pub asked: Vec<Value>,
     state: &'static str,
     to: String,
     steps: u64,
     seconds: f64,
     tokens: u64,
 }
-
-/// Milliseconds of a step of both layouts, as the configuration has them too: TP is faster below 16 sequences.
-pub(crate) const CURVES: &str = "tp_step_ms = [[1, 1.0], [16, 10.0], [2048, 1000.0]]\n\
-                                 ep_step_ms = [[1, 5.0], [16, 10.0], [2048, 100.0]]\n\
-                                 tp_prefill_rate = 10000.0\nep_prefill_rate = 10000.0\n";
 
 impl Script {
     fn status(&self) -> Value {
@@ -89,17 +85,18 @@ impl Script {
     }
 }
 
-pub(crate) struct Worker {
-    pub(crate) address: SocketAddr,
+/// A scripted worker that runs.
+#[derive(Debug)]
+pub struct Worker {
+    server: Server,
     script: Arc<Mutex<Script>>,
-    runtime: Option<tokio::runtime::Runtime>,
 }
 
 impl Worker {
     /// In this layout, with so many requests that run.
-    pub(crate) fn start(layout: &str, running: u64) -> Self {
+    pub fn start(layout: &str, running: u64) -> Self {
         let script = Arc::new(Mutex::new(Script {
-            fault: Fault::None,
+            fault: SwitchFault::None,
             running,
             layout: layout.to_owned(),
             epoch: 3,
@@ -111,39 +108,25 @@ impl Worker {
             seconds: 0.0,
             tokens: 0,
         }));
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let address = listener.local_addr().unwrap();
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let router = Router::new().fallback(answer).with_state(Arc::clone(&script));
-        runtime.spawn(async move { axum::serve(tokio::net::TcpListener::from_std(listener).unwrap(), router).await });
-        Self { address, script, runtime: Some(runtime) }
+        let server = Server::start(Router::new().fallback(answer).with_state(Arc::clone(&script)));
+        Self { server, script }
     }
 
-    pub(crate) fn script(&self) -> MutexGuard<'_, Script> {
+    pub fn script(&self) -> MutexGuard<'_, Script> {
         self.script.lock().unwrap()
     }
 
-    pub(crate) fn url(&self) -> String {
-        format!("http://{}", self.address)
+    pub fn url(&self) -> String {
+        self.server.url()
     }
 
     /// The actions requested, in order.
-    pub(crate) fn actions(&self) -> Vec<String> {
+    pub fn actions(&self) -> Vec<String> {
         self.script().asked.iter().map(|asked| asked["action"].as_str().unwrap().to_owned()).collect()
     }
 
-    pub(crate) fn kill(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            // A runtime cannot be dropped inside another one.
-            std::thread::spawn(move || drop(runtime)).join().unwrap();
-        }
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        self.kill();
+    pub fn kill(&mut self) {
+        self.server.kill();
     }
 }
 
@@ -177,24 +160,24 @@ async fn switch(script: &Mutex<Script>, body: Bytes) -> Response {
         let mut script = script.lock().unwrap();
         script.asked.push(asked.clone());
         match (action.as_str(), script.fault) {
-            ("prepare", Fault::RefusePrepare) => return refusal("rank 1 refuses: no room"),
-            ("prepare", Fault::HangPrepare) => {}
+            ("prepare", SwitchFault::RefusePrepare) => return refusal("rank 1 refuses: no room"),
+            ("prepare", SwitchFault::HangPrepare) => {}
             ("prepare", fault) => {
                 assert_eq!(asked["if_epoch"], script.epoch);
                 script.state = "prepared";
                 asked["to"].as_str().unwrap().clone_into(&mut script.to);
                 let mut status = script.status();
-                if fault == Fault::WrongEpoch {
+                if fault == SwitchFault::WrongEpoch {
                     status["epoch"] = json!(script.epoch + 7);
                 }
                 return Json(status).into_response();
             }
-            ("commit", Fault::RefuseCommit) => {
+            ("commit", SwitchFault::RefuseCommit) => {
                 script.state = "stable";
                 return refusal("the experts are where they were: a checksum differs");
             }
-            ("commit", Fault::LoseCommitBefore) => return broken(),
-            ("commit", Fault::HangCommit) => script.state = "moving",
+            ("commit", SwitchFault::LoseCommitBefore) => return broken(),
+            ("commit", SwitchFault::HangCommit) => script.state = "moving",
             ("", _) => {
                 asked["to"].as_str().unwrap().clone_into(&mut script.layout);
                 script.epoch += 1;
@@ -203,7 +186,11 @@ async fn switch(script: &Mutex<Script>, body: Bytes) -> Response {
             ("commit", fault) => {
                 script.layout = script.to.clone();
                 (script.epoch, script.state) = (script.epoch + 1, "stable");
-                return if fault == Fault::LoseCommitAfter { broken() } else { Json(script.status()).into_response() };
+                return if fault == SwitchFault::LoseCommitAfter {
+                    broken()
+                } else {
+                    Json(script.status()).into_response()
+                };
             }
             _ => {
                 script.state = "stable";

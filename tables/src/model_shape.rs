@@ -1,22 +1,20 @@
 //! The model's shape from a checkpoint's `config.json`, for engines that do not report it.
 
-use std::path::Path;
-
-use semmoe_tables::{CheckpointConfig, ConfigError, ModelInfo};
-
-use crate::ProfilerError;
+use crate::{CheckpointConfig, ConfigError, ModelInfo};
 
 /// N, as families name it.
 const EXPERTS: [&str; 4] = ["num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"];
 /// k, as families name it.
 const TOP_K: [&str; 4] = ["num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"];
 
-/// Reads `config.json`, or the one in a folder. The model's name is left empty: the engine reports it.
-///
-/// # Errors
-/// Names the file and the field that is missing or of no use.
-pub fn model_config(path: &Path) -> Result<ModelInfo, ProfilerError> {
-    Ok(shape(&CheckpointConfig::open(path)?)?)
+impl CheckpointConfig {
+    /// The model's shape. Its name is left empty: engines report it.
+    ///
+    /// # Errors
+    /// Names the file and the field that is missing or of no use.
+    pub fn model_info(&self) -> Result<ModelInfo, ConfigError> {
+        shape(self)
+    }
 }
 
 fn shape(config: &CheckpointConfig) -> Result<ModelInfo, ConfigError> {
@@ -39,6 +37,8 @@ fn shape(config: &CheckpointConfig) -> Result<ModelInfo, ConfigError> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use serde_json::{Value, json};
 

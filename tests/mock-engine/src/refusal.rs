@@ -1,15 +1,17 @@
-//! Requests that engines refuse, and the shapes of their errors (`profiler/tests/conformity.rs` compares).
+//! Requests that engines refuse, and the shapes of their errors.
 
 use axum::Json;
-use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
+use http::{HeaderMap, StatusCode};
 use serde_json::{Value, json};
 
-use super::{Dialect, Engine};
+use crate::answer::{events, is_set};
+use crate::dialect::{CHAT, COMPLETIONS, GENERATE, RESPONSES};
+use crate::engine::Engine;
 
 /// The kind of rejection; engines name them differently.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     /// The body or a header has another form than the route's.
     Form,
     /// The form is right, and it cannot be done.
@@ -22,17 +24,17 @@ enum Kind {
 }
 
 /// A request that came in: where, and as which route's shapes are answered.
-pub struct Asked<'a> {
-    pub engine: &'a Engine,
-    pub path: &'a str,
+pub(crate) struct Asked<'a> {
+    pub(crate) engine: &'a Engine,
+    pub(crate) path: &'a str,
 }
 
 impl Asked<'_> {
     fn vllm(&self) -> bool {
-        self.engine.dialect == Dialect::Vllm
+        self.engine.dialect.is_vllm()
     }
 
-    fn refuse(&self, kind: Kind, message: &str) -> Box<Response> {
+    pub(crate) fn refuse(&self, kind: Kind, message: &str) -> Box<Response> {
         let status = if kind == Kind::UnknownModel { StatusCode::NOT_FOUND } else { StatusCode::BAD_REQUEST };
         let name = match kind {
             Kind::Form => "Bad Request",
@@ -42,7 +44,7 @@ impl Asked<'_> {
             Kind::Streamed => "BadRequest",
         };
         let error = json!({ "message": message, "type": name, "param": null, "code": status.as_u16() });
-        let body = match (self.vllm(), self.path == "/generate" && kind != Kind::Form) {
+        let body = match (self.vllm(), self.path == GENERATE && kind != Kind::Form) {
             (true, _) => json!({ "error": error }),
             (false, true) => json!({ "error": { "message": message } }),
             (false, false) => {
@@ -53,7 +55,7 @@ impl Asked<'_> {
     }
 
     /// The body as JSON.
-    pub fn read(&self, headers: &HeaderMap, body: &[u8]) -> Result<Value, Box<Response>> {
+    pub(crate) fn read(&self, headers: &HeaderMap, body: &[u8]) -> Result<Value, Box<Response>> {
         let json = headers.get("content-type").is_some_and(|value| value.as_bytes().starts_with(b"application/json"));
         if !json {
             return Err(self.refuse(Kind::Form, "Unsupported Media Type: Only 'application/json' is allowed"));
@@ -73,14 +75,14 @@ impl Asked<'_> {
             return Err(self.refuse(Kind::Form, &format!("{name}: Input should be a valid integer")));
         }
         match self.path {
-            "/v1/chat/completions" if is_absent(&["messages"]) => {
+            CHAT if is_absent(&["messages"]) => {
                 return Err(self.refuse(Kind::Form, "messages: Field required"));
             }
-            "/v1/completions" if is_absent(&["prompt"]) => {
+            COMPLETIONS if is_absent(&["prompt"]) => {
                 let kind = if self.vllm() { Kind::Request } else { Kind::Form };
                 return Err(self.refuse(kind, "prompt: Field required"));
             }
-            "/generate" if is_absent(&["text", "input_ids"]) => {
+            GENERATE if is_absent(&["text", "input_ids"]) => {
                 return Err(self.refuse(Kind::Request, "Either text, input_ids or input_embeds should be provided."));
             }
             _ => {}
@@ -96,21 +98,21 @@ impl Asked<'_> {
         if self.vllm() && !named {
             return Err(self.refuse(Kind::UnknownModel, &format!("The model {} does not exist.", body["model"])));
         }
-        if self.path == "/v1/chat/completions"
-            && body["stream"] == true
-            && body["return_prompt_token_ids"] == true
-            && !self.vllm()
-        {
+        if self.path == CHAT && body["stream"] == true && body["return_prompt_token_ids"] == true && !self.vllm() {
             return Err(self.refuse(Kind::Streamed, "return_prompt_token_ids is not supported with streaming."));
         }
         Ok(())
     }
 
-    /// The rank of a pin, which must be there.
-    pub fn pin(&self, headers: &HeaderMap, body: &Value) -> Result<Option<u16>, Box<Response>> {
-        // On `/generate` SGLang reads the header, and the old field, in 0.5.23 but not in 0.5.16.
-        let only_field = self.path == "/generate" && self.engine.dialect != Dialect::Sglang0_5_23;
-        let header = headers.get("x-data-parallel-rank").filter(|_| !only_field);
+    /// A pin that is read, whose rank must be there.
+    pub(crate) fn pin(&self, headers: &HeaderMap, body: &Value) -> Result<Option<u16>, Box<Response>> {
+        let (settings, dialect) = (self.engine.settings().clone(), &self.engine.dialect);
+        let is_read = settings.pinned_routes.as_ref().is_none_or(|routes| routes.contains(&self.path));
+        if !is_read || settings.ignores_pins || settings.real_ranks == Some(0) {
+            return Ok(None);
+        }
+        let reads_header = settings.pinned_routes.is_some() || dialect.header_on.contains(&self.path);
+        let header = headers.get("x-data-parallel-rank").filter(|_| reads_header);
         let header = header.map(|value| value.to_str().unwrap_or(""));
         let number = header.map(|value| value.parse::<i64>().map_err(|_| value));
         let pin = match number {
@@ -121,35 +123,47 @@ impl Asked<'_> {
                 return Err(self.refuse(Kind::Header, &message));
             }
             Some(Ok(rank)) => Some(rank),
-            None if self.vllm() => None,
-            None => body["routed_dp_rank"].as_i64().or(body["data_parallel_rank"].as_i64().filter(|_| !only_field)),
+            None => dialect.fields(self.path).iter().find_map(|field| body[*field].as_i64()),
         };
         let Some(rank) = pin else { return Ok(None) };
-        let count = self.engine.ranks.count;
-        match u16::try_from(rank) {
-            Ok(found) if found < count => Ok(Some(found)),
-            _ if self.vllm() => {
-                Err(self.refuse(Kind::Request, &format!("data_parallel_rank {rank} is out of range [0, {count}).")))
-            }
-            _ => Err(self.refuse(Kind::Request, &format!("routed_dp_rank={rank} out of range [0, {count})"))),
+        let ranks = settings.real_ranks.unwrap_or(settings.ranks);
+        let (first, end) = (settings.first_pin, settings.first_pin + ranks);
+        if let Ok(found) = u16::try_from(rank)
+            && (first..end).contains(&found)
+        {
+            return Ok(Some(found));
         }
+        let message = if self.vllm() {
+            format!("data_parallel_rank {rank} is out of range [0, {end}).")
+        } else {
+            format!("routed_dp_rank={rank} out of range [0, {ranks})")
+        };
+        // These streams begin before their pins are looked at.
+        if is_set(body, "stream") && (self.vllm() || self.path == GENERATE) {
+            return Err(Box::new(events(&[json!({ "error": { "message": message } })])));
+        }
+        Err(self.refuse(Kind::Request, &message))
     }
 
     /// Whether the prompt and what is asked for fit.
-    pub fn fits(&self, prompt: usize, max_tokens: u64, stream: bool) -> Result<(), Box<Response>> {
-        let context = self.engine.context;
-        if prompt == 0 {
+    pub(crate) fn fits(&self, prompt: &[u32], max_tokens: u64, stream: bool) -> Result<(), Box<Response>> {
+        let (context, length) = (self.engine.settings().context, prompt.len());
+        // SGLang 0.5.23 takes a lone 0 for no prompt.
+        if prompt.is_empty() || (!self.vllm() && self.path == COMPLETIONS && prompt == [0]) {
             return Err(self.refuse(Kind::Request, "Prompt cannot be empty"));
         }
-        if prompt as u64 + max_tokens <= context {
+        if !self.vllm() && self.path == RESPONSES && max_tokens < 2 {
+            return Err(self.refuse(Kind::Request, "max_tokens must be at least 1, got 0"));
+        }
+        if length as u64 + max_tokens <= context {
             return Ok(());
         }
         let message =
-            format!("The input ({prompt} tokens) is longer than the model's context length ({context} tokens).");
+            format!("The input ({length} tokens) is longer than the model's context length ({context} tokens).");
         // Found out too late for a status.
-        if self.path == "/generate" && stream && prompt as u64 >= context {
+        if self.path == GENERATE && stream && length as u64 >= context {
             let error = json!({ "error": { "message": message, "type": "invalid_request_error", "code": 400, "retryable": false } });
-            return Err(Box::new(super::events(&[error])));
+            return Err(Box::new(events(&[error])));
         }
         Err(self.refuse(Kind::Request, &message))
     }

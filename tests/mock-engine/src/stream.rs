@@ -1,12 +1,14 @@
-//! Streams of chat and completions, event by event as real engines send them (`profiler/tests/conformity.rs` compares).
+//! Streams of chat and completions, event by event as real engines send them.
 
 use serde_json::{Value, json};
 
-use super::{Dialect, Engine, Run, extension, is_set, named};
+use crate::answer::{Run, SAID, extension, is_set, named};
+use crate::dialect::Extras;
+use crate::engine::Engine;
 
 /// All events but the last, `[DONE]`.
-pub fn documents(engine: &Engine, body: &Value, run: &Run, chat: bool) -> Vec<Value> {
-    let vllm = engine.dialect == Dialect::Vllm;
+pub(crate) fn documents(engine: &Engine, body: &Value, run: &Run, chat: bool) -> Vec<Value> {
+    let vllm = engine.dialect.is_vllm();
     let stream = Stream { engine, body, run, chat, vllm };
     let mut documents = Vec::new();
     if chat {
@@ -68,8 +70,8 @@ impl Stream<'_> {
         let finished = last && (self.vllm || !self.chat);
         let mut choice = json!({ "index": 0, "logprobs": null, "finish_reason": finished.then_some("length") });
         match self.chat {
-            true => choice["delta"] = json!({ "content": " ..." }),
-            false => choice["text"] = json!(" ..."),
+            true => choice["delta"] = json!({ "content": SAID }),
+            false => choice["text"] = json!(SAID),
         }
         let prompt = || (at == 0).then(|| self.run.seen_prompt());
         if self.vllm {
@@ -77,7 +79,7 @@ impl Stream<'_> {
             if !self.chat {
                 choice["prompt_token_ids"] = json!(self.wants_ids().then(prompt).flatten());
             }
-        } else if !self.chat && self.wants_ids() && self.engine.dialect == Dialect::Sglang0_5_23 {
+        } else if !self.chat && self.wants_ids() && self.engine.dialect.extras == Extras::Sglext {
             choice["token_ids"] = json!([token]);
             if let Some(prompt) = prompt() {
                 choice["prompt_token_ids"] = json!(prompt);

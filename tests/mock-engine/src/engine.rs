@@ -1,0 +1,380 @@
+//! The state of an engine, and the way of a request through it.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::fmt;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http::{HeaderMap, Method, StatusCode};
+use http_body_util::BodyExt;
+use semmoe_tables::{CheckpointConfig, ModelInfo};
+use semmoe_text::{ChatTemplate, Tokenizer};
+use serde_json::Value;
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::sync::{Notify, Semaphore};
+
+use crate::canned::{self, Render};
+use crate::dialect::Dialect;
+use crate::fault::Fault;
+use crate::{about, answer};
+
+/// How texts become tokens.
+#[derive(Debug)]
+pub enum Texts {
+    /// A token a byte.
+    Bytes,
+    /// The model's own.
+    Model(Box<Tokenizer>, Option<Box<ChatTemplate>>),
+    /// Nothing is read of a body, and every route answers with its path (see `canned`).
+    Unread,
+}
+
+/// An engine's state; tests change it while it runs.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub version: String,
+    pub model_path: String,
+    /// Attention-DP ranks that it reports, of which loads and metrics can show others.
+    pub ranks: u16,
+    pub ranks_in_loads: Option<u16>,
+    /// Ranks that it has; 0: it does not look at pins.
+    pub real_ranks: Option<u16>,
+    /// The first rank's number in metrics, and in pins.
+    pub first_rank: u16,
+    pub first_pin: u16,
+    pub ignores_pins: bool,
+    /// Routes on which pins are read, in place of the dialect's.
+    pub pinned_routes: Option<Vec<&'static str>>,
+    /// Its start options: whether it gives routed experts, and SGLang's `--init-expert-location`.
+    pub gives_routes: bool,
+    pub init_expert_location: String,
+    /// Server information in place of the dialect's.
+    pub info: Option<Value>,
+    /// Tokens of a prompt and its answer at most; 0: it does not say.
+    pub context: u64,
+    /// The model in its list; see [`Engine::lists`]. Without one and with a context, it lists its own.
+    pub lists: Option<String>,
+    /// Required of every request, and of the list of models alone.
+    pub authorization: Option<String>,
+    pub models_authorization: Option<String>,
+    pub health: u16,
+    /// How long the health route takes, which runs the model as SGLang's does.
+    pub health_time: Duration,
+    /// The server accepts probes and answers none.
+    pub mute: bool,
+    /// Its scheduler hangs: it answers only `/ping`, and the rest once it goes on.
+    pub hung: bool,
+    pub has_ping: bool,
+    /// The fault of requests that name none in `x-mock`, as there.
+    pub behaviour: String,
+    /// By the first token of a prompt.
+    pub faults: HashMap<u32, Fault>,
+    /// So many more requests are answered, and then everything with 503.
+    pub lives_for: u64,
+    /// In every request but the first, the routes of so many of a prompt's first tokens are those of other experts.
+    pub unsteady_tokens: usize,
+    /// Tokens generated where a request does not say.
+    pub usual_tokens: Option<u64>,
+    /// Streams leave in pieces of so many bytes.
+    pub piece_bytes: usize,
+    /// Whether requests last until the loads were asked for twice (a second at most), so that they are seen in them.
+    pub lingers: bool,
+}
+
+/// A request as it arrived.
+#[derive(Debug)]
+pub struct Seen {
+    pub path: String,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+impl Seen {
+    /// The rank in the pin header.
+    pub fn header_pin(&self) -> Option<u16> {
+        self.headers.get("x-data-parallel-rank").map(|value| value.to_str().unwrap().parse().unwrap())
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+}
+
+/// A request that ran.
+#[derive(Clone, Debug)]
+pub struct Ran {
+    pub body: Value,
+    pub prompt: Vec<u32>,
+    /// As the first rank is 0.
+    pub rank: u16,
+    /// The pin that was read.
+    pub pin: Option<u16>,
+}
+
+/// The load of a rank, and counters that only rise.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Load {
+    pub(crate) running: u64,
+    pub(crate) requests: u64,
+    pub(crate) prompt_tokens: u64,
+    pub(crate) output_tokens: u64,
+    pub(crate) one_token_prompts: u64,
+    pub(crate) one_token_answers: u64,
+}
+
+pub struct Engine {
+    pub dialect: Dialect,
+    pub model: ModelInfo,
+    pub texts: Texts,
+    /// A prompt with [`Fault::Hang`] came.
+    pub hanging: Notify,
+    pub(crate) released: Notify,
+    /// Each event of a held stream takes one permit.
+    pub(crate) events: Arc<Semaphore>,
+    /// Bytes of an endless answer that were taken.
+    pub(crate) flooded: Arc<AtomicUsize>,
+    pub(crate) rendering: Mutex<Option<Render>>,
+    pub(crate) gone: UnboundedSender<()>,
+    pub(crate) listeners: Mutex<Option<(UnboundedReceiver<Seen>, UnboundedReceiver<()>)>>,
+    seen: UnboundedSender<Seen>,
+    settings: Mutex<Settings>,
+    ran: Mutex<Vec<Ran>>,
+    loads: Mutex<Vec<Load>>,
+    loads_asked: Notify,
+    turn: AtomicUsize,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Engine").field("dialect", &self.dialect).finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    pub fn new(dialect: Dialect, model: ModelInfo, texts: Texts) -> Self {
+        let ((seen, seen_listener), (gone, gone_listener)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
+        let settings = Settings {
+            version: dialect.version.to_owned(),
+            model_path: format!("/models/{}", model.model),
+            ranks: 1,
+            ranks_in_loads: None,
+            real_ranks: None,
+            first_rank: 0,
+            first_pin: 0,
+            ignores_pins: false,
+            pinned_routes: None,
+            gives_routes: true,
+            init_expert_location: "trivial".to_owned(),
+            info: None,
+            context: 4096,
+            lists: Some(model.model.clone()),
+            authorization: None,
+            models_authorization: None,
+            health: 200,
+            health_time: Duration::ZERO,
+            mute: false,
+            hung: false,
+            has_ping: true,
+            behaviour: String::new(),
+            faults: HashMap::new(),
+            lives_for: u64::MAX,
+            unsteady_tokens: 0,
+            usual_tokens: None,
+            piece_bytes: usize::MAX,
+            lingers: false,
+        };
+        Self {
+            dialect,
+            model,
+            texts,
+            hanging: Notify::new(),
+            released: Notify::new(),
+            events: Arc::new(Semaphore::new(0)),
+            flooded: Arc::default(),
+            rendering: Mutex::default(),
+            gone,
+            listeners: Mutex::new(Some((seen_listener, gone_listener))),
+            seen,
+            settings: Mutex::new(settings),
+            ran: Mutex::default(),
+            loads: Mutex::default(),
+            loads_asked: Notify::new(),
+            turn: AtomicUsize::new(0),
+        }
+    }
+
+    /// An engine that serves the checkpoint of a folder under this name.
+    ///
+    /// # Errors
+    /// Names the file that cannot be read, and why.
+    pub fn of(dialect: Dialect, name: &str, folder: &Path) -> Result<Self, Box<dyn Error>> {
+        let shape = CheckpointConfig::open(folder)?.model_info()?;
+        let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json"))?;
+        let template = ChatTemplate::beside(&folder.join("tokenizer.json"), || 0).ok();
+        let texts = Texts::Model(Box::new(tokenizer), template.map(Box::new));
+        Ok(Self::new(dialect, ModelInfo { model: name.to_owned(), ..shape }, texts))
+    }
+
+    /// The same, and nothing keeps the requests that come.
+    #[must_use]
+    pub fn forgetful(self) -> Self {
+        self.listeners.lock().unwrap().take();
+        self
+    }
+
+    /// The same with other settings.
+    #[must_use]
+    pub fn with(self, change: impl FnOnce(&mut Settings)) -> Self {
+        change(&mut self.settings());
+        self
+    }
+
+    /// Not to be kept across anything that is awaited.
+    pub fn settings(&self) -> MutexGuard<'_, Settings> {
+        self.settings.lock().unwrap()
+    }
+
+    /// Reports this in its server information from now on.
+    pub fn report(&self, member: &str, value: Value) {
+        let settings = self.settings().clone();
+        let mut info = about::info(self, &settings);
+        info[member] = value;
+        self.settings().info = Some(info);
+    }
+
+    /// The requests that ran since the last call, faulty ones included.
+    pub fn ran(&self) -> Vec<Ran> {
+        std::mem::take(&mut self.ran.lock().unwrap())
+    }
+
+    /// How many prompts so far began with this token.
+    pub fn attempts(&self, first: u32) -> usize {
+        self.ran.lock().unwrap().iter().filter(|ran| ran.prompt.first() == Some(&first)).count()
+    }
+
+    pub(crate) fn has_run_before(&self) -> bool {
+        self.ran.lock().unwrap().len() > 1
+    }
+
+    /// Those of all ranks that it reports.
+    pub(crate) fn loads(&self) -> MutexGuard<'_, Vec<Load>> {
+        let ranks = usize::from(self.settings().ranks);
+        let mut loads = self.loads.lock().unwrap();
+        let length = loads.len().max(ranks);
+        loads.resize(length, Load::default());
+        loads
+    }
+
+    /// Those who linger go on when this was called twice.
+    pub(crate) fn loads_were_asked_for(&self) {
+        self.loads_asked.notify_waiters();
+    }
+
+    /// Puts a request on a rank, until the guard is dropped.
+    pub(crate) async fn occupy(&self, rank: u16) -> Running<'_> {
+        if let Some(load) = self.loads().get_mut(usize::from(rank)) {
+            load.running += 1;
+        }
+        let running = Running { engine: self, rank };
+        let lingers = self.settings().lingers;
+        // Twice: who asked first must still find it running when it looks at its own count.
+        for _ in 0..if lingers { 2 } else { 0 } {
+            let _ = tokio::time::timeout(Duration::from_millis(500), self.loads_asked.notified()).await;
+        }
+        running
+    }
+
+    /// The rank of a pin that is there, or the next one.
+    pub(crate) fn rank(&self, pin: Option<u16>) -> u16 {
+        let settings = self.settings();
+        let ranks = settings.real_ranks.unwrap_or(settings.ranks).max(1);
+        match pin {
+            Some(pin) => pin - settings.first_pin,
+            None => (self.turn.fetch_add(1, Ordering::SeqCst) % usize::from(ranks)) as u16,
+        }
+    }
+
+    pub(crate) fn log(&self, ran: Ran) {
+        self.ran.lock().unwrap().push(ran);
+    }
+}
+
+/// A request on a rank.
+pub(crate) struct Running<'a> {
+    engine: &'a Engine,
+    rank: u16,
+}
+
+impl Running<'_> {
+    /// `completes`: nothing is added to the prompt.
+    pub(crate) fn count(&self, prompt_tokens: usize, output_tokens: usize, completes: bool) {
+        let mut loads = self.engine.loads();
+        let Some(load) = loads.get_mut(usize::from(self.rank)) else { return };
+        load.requests += 1;
+        load.prompt_tokens += prompt_tokens as u64;
+        load.output_tokens += output_tokens as u64;
+        load.one_token_prompts += u64::from(prompt_tokens == 1 && completes);
+        load.one_token_answers += u64::from(output_tokens == 1);
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if let Some(load) = self.engine.loads().get_mut(usize::from(self.rank)) {
+            load.running -= 1;
+        }
+    }
+}
+
+pub fn router(engine: Arc<Engine>) -> Router {
+    Router::new().fallback(serve).with_state(engine)
+}
+
+async fn serve(State(engine): State<Arc<Engine>>, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    let path = head.uri.path().to_owned();
+    let key = head.headers.get("authorization").map(|value| value.to_str().unwrap().to_owned());
+    if engine.settings().authorization.as_ref().is_some_and(|wanted| key.as_ref() != Some(wanted)) {
+        return StatusCode::UNAUTHORIZED.into_response();
+    }
+    if let Some(report) = about::answer(&engine, &path, key.as_ref()).await {
+        return report;
+    }
+    let Ok(body) = body.collect().await else { return StatusCode::BAD_REQUEST.into_response() };
+    let body = body.to_bytes();
+    if let Some(shown) = canned::rendered(&engine, &path, &body).or_else(|| canned::refused(&engine, &body)) {
+        return shown;
+    }
+    let is_unread = matches!(engine.texts, Texts::Unread);
+    if head.method == Method::GET && !is_unread {
+        return about::not_found();
+    }
+    let behaviour = match head.headers.get("x-mock") {
+        Some(value) => value.to_str().unwrap().to_owned(),
+        None => engine.settings().behaviour.clone(),
+    };
+    let fault = (!behaviour.is_empty()).then(|| Fault::named(&behaviour));
+    let seen = Seen { path: head.uri.to_string(), headers: head.headers.clone(), body: body.clone() };
+    let _ = engine.seen.send(seen);
+    if let Some(answer) = canned::in_place(&engine, fault.as_ref(), &path).await {
+        return answer;
+    }
+    if is_unread {
+        return canned::echo(&path, body.len());
+    }
+    {
+        let mut settings = engine.settings();
+        let Some(rest) = settings.lives_for.checked_sub(1) else {
+            return (StatusCode::SERVICE_UNAVAILABLE, "no healthy worker").into_response();
+        };
+        settings.lives_for = rest;
+    }
+    answer::answer(&engine, &path, &head.headers, &body, fault).await.unwrap_or_else(|refused| *refused)
+}
