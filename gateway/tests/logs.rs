@@ -13,7 +13,7 @@ use http::Method;
 use http_body_util::BodyExt;
 use semmoe_engines::http::ClientSettings;
 use serde_json::Value;
-use support::{Client, Fixture, Mock, settled, start};
+use support::{Client, Fixture, Mock, canned_as, settled, start};
 
 const CHAT: &str = "/v1/chat/completions";
 /// All begin so; keys do, too.
@@ -103,8 +103,8 @@ async fn logs_hold_no_prompt_and_no_secret() {
     let log = Log::listen();
     let fixture = Fixture::new(2);
     let tables = fixture.write("t", &[], 0);
-    let mut mock = Mock::with_info(fixture.info());
-    mock.require("Bearer MARKER-key-of-the-engine");
+    let mut mock = canned_as(fixture.info());
+    mock.settings().authorization = Some("Bearer MARKER-key-of-the-engine".into());
     let file = fixture.folder.path().join("engine.key");
     std::fs::write(&file, "MARKER-key-of-the-engine").unwrap();
     let digest = "90c98f2543b113736daa1cf937bc4b4cbf2bcdf06d812b8d29c33a53068b1194";
