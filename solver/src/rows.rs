@@ -1,8 +1,9 @@
 //! Rows of dense matrices as slices, and sums over them in an order of ours: the same bits on every machine.
 
 use std::ops::{AddAssign, Mul};
+use std::slice::{ChunksExact, ChunksExactMut};
 
-use ndarray::{ArrayView1, ArrayViewMut1};
+use ndarray::{Array2, ArrayView1, ArrayViewMut1};
 
 const CONTIGUOUS: &str = "rows of matrices are contiguous";
 
@@ -14,6 +15,17 @@ pub(crate) fn slice<T>(row: ArrayView1<'_, T>) -> &[T] {
 /// A row as a slice to write to.
 pub(crate) fn slice_mut<T>(row: ArrayViewMut1<'_, T>) -> &mut [T] {
     row.into_slice().expect(CONTIGUOUS)
+}
+
+/// The rows of a matrix as slices.
+pub(crate) fn rows<T>(matrix: &Array2<T>) -> ChunksExact<'_, T> {
+    matrix.as_slice().expect(CONTIGUOUS).chunks_exact(matrix.ncols())
+}
+
+/// The rows of a matrix as slices to write to.
+pub(crate) fn rows_mut<T>(matrix: &mut Array2<T>) -> ChunksExactMut<'_, T> {
+    let columns = matrix.ncols();
+    matrix.as_slice_mut().expect(CONTIGUOUS).chunks_exact_mut(columns)
 }
 
 /// `to += factor * from`.

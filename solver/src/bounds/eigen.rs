@@ -7,7 +7,7 @@
 use ndarray::{Array1, Array2, Axis, s};
 
 use super::matrix::norm;
-use crate::rows::{add, dot, slice, slice_mut};
+use crate::rows::{add, dot, rows, slice, slice_mut};
 
 /// QL sweeps for one eigenvalue; about two are usual. More would only be inexact, which [`Eigen::error`] shows.
 const MAX_SWEEPS: u32 = 64;
@@ -43,14 +43,14 @@ impl Eigen {
         let n = matrix.nrows() as f64;
         let largest = self.values.iter().fold(0.0, |most: f64, value| most.max(value.abs()));
         let (mut residual, mut defect) = (0.0, 0.0);
-        for (at, own) in self.vectors.rows().into_iter().enumerate() {
-            let (mut rest, own) = (matrix.row(at).to_vec(), slice(own));
-            for (value, vector) in self.values.iter().zip(self.vectors.rows()) {
-                add(&mut rest, -value * vector[at], slice(vector));
+        for (at, own) in rows(&self.vectors).enumerate() {
+            let mut rest = matrix.row(at).to_vec();
+            for (value, vector) in self.values.iter().zip(rows(&self.vectors)) {
+                add(&mut rest, -value * vector[at], vector);
             }
             residual += dot(&rest, &rest);
-            for other in self.vectors.rows().into_iter().take(at) {
-                defect += 2.0 * dot(own, slice(other)).powi(2);
+            for other in rows(&self.vectors).take(at) {
+                defect += 2.0 * dot(own, other).powi(2);
             }
             defect += (dot(own, own) - 1.0).powi(2);
         }

@@ -2,7 +2,7 @@
 
 use ndarray::{Array1, Array2, Axis, s};
 
-use crate::rows::{dot, slice, slice_mut};
+use crate::rows::{dot, rows, rows_mut, slice};
 
 /// Copies what is below the diagonal above it.
 pub(super) fn mirror(matrix: &mut Array2<f64>) {
@@ -18,7 +18,7 @@ pub(super) fn mirror(matrix: &mut Array2<f64>) {
 /// the eigenvalues on the complement.
 pub(super) fn centred(matrix: &Array2<f64>, block: usize, push: f64) -> Array2<f64> {
     let mut out = matrix.clone();
-    for part in out.rows_mut().into_iter().flat_map(|row| slice_mut(row).chunks_exact_mut(block)) {
+    for part in rows_mut(&mut out).flat_map(|row| row.chunks_exact_mut(block)) {
         let mean = part.iter().sum::<f64>() / block as f64;
         part.iter_mut().for_each(|value| *value -= mean);
     }
@@ -35,7 +35,7 @@ pub(super) fn centred(matrix: &Array2<f64>, block: usize, push: f64) -> Array2<f
 
 /// `M x`.
 pub(super) fn times(matrix: &Array2<f64>, x: &[f64]) -> Vec<f64> {
-    matrix.rows().into_iter().map(|row| dot(slice(row), x)).collect()
+    rows(matrix).map(|row| dot(row, x)).collect()
 }
 
 /// Frobenius norm.

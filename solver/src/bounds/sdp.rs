@@ -9,7 +9,7 @@ use ndarray::{Array2, s};
 use super::eigen::{Eigen, UNIT_ROUNDOFF};
 use super::frame::{AboutMean, Frame};
 use super::matrix::{centred, mirror, norm, times};
-use crate::rows::{add, dot, slice, slice_mut};
+use crate::rows::{add, dot, rows, rows_mut};
 
 /// ADMM steps between two values.
 const STEPS: u32 = 20;
@@ -201,10 +201,9 @@ fn project(frame: &Frame<'_>, matrix: &Array2<f64>) -> Array2<f64> {
         if clipped(middle).sum::<f64>() > trace { low = middle } else { high = middle }
     }
     let mut out = Array2::zeros((n, n));
-    for (value, vector) in clipped(high).zip(eigen.vectors.rows()).filter(|(value, _)| *value > 0.0) {
-        let vector = slice(vector);
-        for (at, row) in out.rows_mut().into_iter().enumerate() {
-            add(&mut slice_mut(row)[..=at], value * vector[at], &vector[..=at]);
+    for (value, vector) in clipped(high).zip(rows(&eigen.vectors)).filter(|(value, _)| *value > 0.0) {
+        for (at, row) in rows_mut(&mut out).enumerate() {
+            add(&mut row[..=at], value * vector[at], &vector[..=at]);
         }
     }
     mirror(&mut out);

@@ -3,7 +3,7 @@
 use ndarray::{Array1, Array2};
 
 use super::dense::{Centred, filled, in_chunks, project, stacked};
-use crate::rows::{add, slice, slice_mut};
+use crate::rows::{add, rows, rows_mut, slice};
 
 /// Embeddings looked at, evenly spaced over the vocabulary.
 const SAMPLE: usize = 4096;
@@ -30,12 +30,11 @@ pub(super) fn principal(centred: &Centred<'_>, vocabulary: usize, count: usize, 
 }
 
 /// `rows' along`, [H, count], a range of the H values at a time.
-fn weighted_sums(rows: &Array2<f32>, along: &Array2<f32>, threads: usize) -> Array2<f32> {
-    let parts = in_chunks(rows.ncols(), CHUNK, threads, |values| {
+fn weighted_sums(sample: &Array2<f32>, along: &Array2<f32>, threads: usize) -> Array2<f32> {
+    let parts = in_chunks(sample.ncols(), CHUNK, threads, |values| {
         let mut sums = Array2::zeros((values.len(), along.ncols()));
-        for (row, along) in rows.rows().into_iter().zip(along.rows()) {
-            let row = &slice(row)[values.clone()];
-            sums.rows_mut().into_iter().zip(row).for_each(|(sum, &value)| add(slice_mut(sum), value, slice(along)));
+        for (row, along) in rows(sample).zip(rows(along)) {
+            rows_mut(&mut sums).zip(&row[values.clone()]).for_each(|(sum, &value)| add(sum, value, along));
         }
         sums
     });

@@ -7,7 +7,7 @@ use ndarray::{Array1, Array2, ArrayView1, Axis, aview1, concatenate, s};
 use semmoe_tables::{Embeddings, TokenId, in_parallel};
 
 use super::components::principal;
-use crate::rows::{add, slice, slice_mut};
+use crate::rows::{add, rows, rows_mut, slice, slice_mut};
 
 /// Components that are kept of wider embeddings.
 const MAX_COMPONENTS: usize = 128;
@@ -75,8 +75,8 @@ impl DenseFeatures {
         let factor = self.factor(weight, penalty, threads);
         let mut b = weighted_sums(weight, [self.rows.ncols(), targets], threads, |token, sum| {
             let y = &target[token * targets..(token + 1) * targets];
-            for (sum, x) in sum.rows_mut().into_iter().zip(self.row(token)) {
-                add(slice_mut(sum), x * weight[token], y);
+            for (sum, x) in rows_mut(sum).zip(self.row(token)) {
+                add(sum, x * weight[token], y);
             }
         });
         factor.solve(&mut b);
@@ -100,8 +100,8 @@ impl DenseFeatures {
         let columns = self.rows.ncols();
         let mut normal = weighted_sums(weight, [columns, columns], threads, |token, sum| {
             let x = self.row(token);
-            for (at, sum) in sum.rows_mut().into_iter().enumerate() {
-                add(&mut slice_mut(sum)[..=at], x[at] * weight[token], x);
+            for (at, sum) in rows_mut(sum).enumerate() {
+                add(&mut sum[..=at], x[at] * weight[token], x);
             }
         });
         normal.diag_mut().iter_mut().for_each(|value| *value += penalty);
@@ -169,8 +169,8 @@ impl Factor {
     /// Takes the rows from `first` on, each times its factor, from row `at`, and divides that by the diagonal.
     fn settle(&self, b: &mut Array2<f64>, at: usize, first: usize, factors: ArrayView1<'_, f64>) {
         let mut own = b.row(at).to_vec();
-        for (factor, row) in factors.iter().zip(b.rows().into_iter().skip(first)) {
-            add(&mut own, -factor, slice(row));
+        for (factor, row) in factors.iter().zip(rows(b).skip(first)) {
+            add(&mut own, -factor, row);
         }
         let diagonal = self.lower[[at, at]];
         b.row_mut(at).iter_mut().zip(own).for_each(|(to, own)| *to = own / diagonal);
@@ -192,7 +192,7 @@ fn cholesky(mut matrix: Array2<f64>) -> Array2<f64> {
 
 /// Adds the product of a row with a matrix, row by row of it.
 pub(super) fn project(row: &[f32], matrix: &Array2<f32>, to: &mut [f32]) {
-    row.iter().zip(matrix.rows()).for_each(|(&value, matrix)| add(to, value, slice(matrix)));
+    row.iter().zip(rows(matrix)).for_each(|(&value, matrix)| add(to, value, matrix));
 }
 
 /// Embeddings of unit length less their mean, of unit length again.
