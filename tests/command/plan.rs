@@ -90,8 +90,12 @@ fn a_machine_is_calibrated_and_planned_for() {
     let file_of = |name: &str| Path::new(out).join(name);
     let (cluster, calibration) = (file_of("cluster.toml"), file_of("calibration.json"));
     let (cluster, calibration) = (cluster.to_str().expect("UTF-8"), calibration.to_str().expect("UTF-8"));
-    let planned =
-        json_of(&run(&["plan", "--model", model, "--cluster", cluster, "--calibration", calibration, "--json"]));
+    // Served by a machine that has other work, too.
+    let load = "requests_per_second = 0.001\ninput_tokens = 64\noutput_tokens = 8\n";
+    let load = file(folder.path(), "load.toml", load);
+    let load = load.to_str().expect("UTF-8");
+    let question = ["plan", "--model", model, "--cluster", cluster, "--workload", load, "--calibration", calibration];
+    let planned = json_of(&run(&[&question[..], &["--json"]].concat()));
     assert!(planned["accuracy"]["calibrated"]["tpot"]["rows"].as_u64() > Some(0), "{}", planned["accuracy"]);
 
     let good = std::fs::read_to_string(calibration).expect("written");
