@@ -186,7 +186,9 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
     std::fs::write(&text, [&(header.len() as u64).to_le_bytes()[..], header].concat()).unwrap();
     let link = folder.path().join("link");
     std::os::unix::fs::symlink(model_dir().join("config.json"), &link).unwrap();
-    let unit = Unit::start(2);
+    // The model lies outside of it, wherever the repository is.
+    let root = folder.path().to_owned();
+    let unit = Unit::start_with(2, move |config| config.tables_root = Some(root.clone()));
     let before = unit.get("/switch").await;
     for (body, status, reason) in [
         (json!({"to": "dp-tp", "if_epoch": 7}), 409, "if_epoch is 7, the unit is at epoch 0"),
