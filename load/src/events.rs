@@ -43,6 +43,7 @@ impl Events {
         mut on_event: impl FnMut(Event<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         let complete = self.boundaries.push(piece);
+        // An event over the limit is passed on in parts.
         if !self.boundaries.is_at_boundary() {
             return Err(TooLong.into());
         }

@@ -74,7 +74,7 @@ mod unit_step;
 mod whole;
 
 pub use assign::{TokenAssigner, TokenPlan};
-pub use bounds::{BoundScope, Bounds, LayerBounds, bounds, greatest_eigenpairs};
+pub use bounds::{BoundScope, Bounds, LayerBounds, bounds, top_eigenpairs};
 pub use calibration::{Calibration, Reliability, ReliabilityBin};
 pub use error::SolveError;
 pub use eval_requests::{BURST, WINDOW};

@@ -1,4 +1,4 @@
-//! Rows of dense matrices as slices, and sums over them in an order of ours: the same bits on every machine.
+//! Rows of dense matrices as slices, and sums over them in a fixed order: the same bits on every machine.
 
 use std::ops::{AddAssign, Mul};
 use std::slice::{ChunksExact, ChunksExactMut};

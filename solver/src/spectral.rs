@@ -14,7 +14,7 @@
 
 use ndarray::{Array2, ArrayView1};
 
-use crate::bounds::greatest_eigenpairs;
+use crate::bounds::top_eigenpairs;
 use crate::clustering::Task;
 use crate::problem::Problem;
 use crate::rows::slice;
@@ -55,7 +55,7 @@ struct Points(Array2<f64>);
 
 impl Points {
     fn new(problem: &Problem, groups: usize) -> Self {
-        let (values, vectors) = greatest_eigenpairs(coactivation(problem), groups);
+        let (values, vectors) = top_eigenpairs(coactivation(problem), groups);
         let scale = values.mapv(|value| value.max(0.0).sqrt());
         Points(Array2::from_shape_fn((vectors.ncols(), groups), |(column, axis)| scale[axis] * vectors[[axis, column]]))
     }

@@ -1,4 +1,4 @@
-"""Templates put together by chance from what templates use: what Python and we do with values that nobody thought of. The same ones each time."""
+"""Random templates out of what chat templates use, the same ones in every run: they find where Python and semmoe differ on unusual values."""
 import random
 
 from snippets import CHAT

@@ -241,7 +241,8 @@ m.nothing[1:], m.n[:2], m.map[1:], m.missing[:1], (m.x | map('string'))[1:]
 '12' % m.x, '12' % m.missing, ('<i>' | safe) % m.x, '12' % (1,), '12' % 'a', '12' % range(2)
 '%c' % true, '%c' % '', '%c' % 'é'
 m.x | truncate(5), m.n | truncate(5), m.missing | truncate(5), m.map | truncate(2, leeway=0)
-[] is filter, {} is test, 1 is filter, (1,) is test
+[] is filter, {} is test, 1 is filter, (1,) is test, ([],) is filter, range(2) is test, m.map.items() is filter
+(1, []) in m.map, (1, 2) in m.map, range(2) in m.map, {range(2): 1}, m.map.get(([],)), m.map.get((1,), 'd'), {(1, {}): 2}, [(1, []), (1, [])] | unique | list
 ('<i>' | safe) | list, ('<i>' | safe) | first, ('<i>' | safe)[0]
 '1.5'.startswith('', 9), '1.5'.endswith('', 9), 'a'.find('', 2), 'a'.count('', 2), 'abc'.find('', 2, 1), 'abc'.rfind('', 1, 9), 'abc'.index('', 9)
 m.missing | attr('a'), m.nothing | attr('a')

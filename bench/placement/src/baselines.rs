@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use ndarray::{Array2, ArrayRef1, Axis};
-use semmoe_solver::greatest_eigenpairs;
+use semmoe_solver::top_eigenpairs;
 
 use crate::assignment::assign_groups;
 use crate::counts::LayerCounts;
@@ -77,7 +77,7 @@ pub(crate) fn spectral(counts: &LayerCounts, groups: usize, random: &mut fastran
     let n = counts.experts;
     let scale: Vec<f64> = counts.load.iter().map(|load| load.max(1.0).sqrt()).collect();
     let normal = Array2::from_shape_fn((n, n), |(a, b)| counts.centred(a, b) / (scale[a] * scale[b]));
-    let (values, vectors) = greatest_eigenpairs(normal, groups.min(n));
+    let (values, vectors) = top_eigenpairs(normal, groups.min(n));
     let scale = values.mapv(|value| value.max(0.0).sqrt());
     let points = Array2::from_shape_fn((n, scale.len()), |(expert, axis)| vectors[[axis, expert]] * scale[axis]);
     let mut best: Option<(f64, Groups)> = None;

@@ -195,7 +195,7 @@ pub enum Cause {
         /// Predicted wait after a switch, the switch included.
         there_seconds: f64,
     },
-    /// A rule of a policy of benchmarks, in words.
+    /// A policy of another crate: its rule, in words.
     Rule(&'static str),
 }
 

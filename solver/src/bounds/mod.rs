@@ -95,9 +95,9 @@ pub fn bounds(profile: &Profile, trace: Option<&Trace>, options: &SolveOptions) 
     Ok(problem_bounds(&problems, options, &mut || true).expect("nothing ends it early"))
 }
 
-/// The `count` greatest eigenvalues of a symmetric matrix [n, n], falling, and their unit vectors, [count, n]. `count`
-/// is at most n.
-pub fn greatest_eigenpairs(matrix: Array2<f64>, count: usize) -> (Array1<f64>, Array2<f64>) {
+/// The `count` largest eigenvalues of a symmetric matrix [n, n], in falling order, and their unit vectors, [count, n].
+/// `count` is at most n.
+pub fn top_eigenpairs(matrix: Array2<f64>, count: usize) -> (Array1<f64>, Array2<f64>) {
     let Eigen { values, vectors } = Eigen::new(matrix);
     (values.slice_move(s![..count]), vectors.slice_move(s![..count, ..]))
 }

@@ -134,12 +134,19 @@ impl<'v> Run<'v> {
     }
 
     /// Adds an entry as a Python dict does: a known key keeps its place.
-    pub(super) fn insert(&mut self, entries: &mut Vec<Entry<'v>>, new: Entry<'v>) -> Fallible<()> {
-        match &new.key {
-            Value::List(list) if list.kind == Kind::Tuple => {}
-            Value::List(_) | Value::Map(_) => return refused(format!("unhashable type: {}", new.key.type_name())),
-            _ => {}
+    /// Refuses what Python cannot hash: lists, mappings, and tuples with one of them inside.
+    pub(super) fn hashable(&mut self, of: &Value<'v>) -> Fallible<()> {
+        self.steps(1)?;
+        match of {
+            Value::List(List { kind: Kind::Range | Kind::Values, .. }) => Ok(()),
+            Value::List(items) if items.kind == Kind::Tuple => items.iter().try_for_each(|item| self.hashable(&item)),
+            Value::List(_) | Value::Map(_) => refused(format!("unhashable type: {}", of.type_name())),
+            _ => Ok(()),
         }
+    }
+
+    pub(super) fn insert(&mut self, entries: &mut Vec<Entry<'v>>, new: Entry<'v>) -> Fallible<()> {
+        self.hashable(&new.key)?;
         self.room_for_items(2 + entries.len() / 16)?;
         for entry in entries.iter_mut() {
             if self.equal(&entry.key, &new.key)? {

@@ -129,14 +129,12 @@ impl<'v> Run<'v> {
             "attr" => {
                 let [name] = arguments.bind(["name"])?;
                 let Value::Text(name) = name.required("name")? else { return refused("attr takes a name") };
-                if matches!(of, Value::Undefined) {
-                    return refused("an undefined value has no attributes");
-                }
                 match (super::methods::known(&name), &of) {
                     (Some(name), of) if !matches!(of, Value::Map(_)) || super::methods::has(of, name) => {
                         self.attribute(of, name)
                     }
                     (_, Value::Namespace(_) | Value::Loop(_)) => self.item(&of, &Value::Text(name)),
+                    (_, Value::Undefined) => refused("an undefined value has no attributes"),
                     _ => Ok(Value::Undefined),
                 }
             }

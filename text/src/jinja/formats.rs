@@ -5,7 +5,7 @@ use super::operators::Number;
 use super::run::Run;
 use super::text::{escape, float};
 use super::value::{Kind, Text};
-use super::{Fallible, Value, refused};
+use super::{Fallible, List, Value, refused};
 
 /// Widths and precisions.
 const MAX_WIDTH: usize = 1 << 16;
@@ -89,12 +89,11 @@ impl<'v> Run<'v> {
             let is_safe = !text.is_markup || matches!(&value, Value::Text(text) if text.is_markup);
             self.put(&value, &spec, is_safe, &mut out)?;
         }
-        // Whatever can be asked for a key counts as a mapping, and a mapping may be left over.
-        let is_mapping = match values {
-            Value::Map(_) | Value::Undefined => true,
-            Value::List(list) => matches!(list.kind, Kind::List | Kind::Range),
-            _ => false,
-        };
+        // To Python these are mappings, and a mapping may have more than is used.
+        let is_mapping = matches!(
+            values,
+            Value::Map(_) | Value::Undefined | Value::List(List { kind: Kind::List | Kind::Range, .. })
+        );
         if next.next().is_some() && !is_mapping {
             return refused("not all arguments converted during string formatting");
         }

@@ -93,6 +93,13 @@ pub(super) fn known(name: &str) -> Option<&'static str> {
     OF_TEXT.into_iter().chain(OF_MAP).chain(OF_LIST).chain(OF_NUMBER).find(|known| *known == name)
 }
 
+/// A part of a text.
+struct Window<'v> {
+    /// Characters before it.
+    before: i128,
+    text: Text<'v>,
+}
+
 impl<'v> Run<'v> {
     pub(super) fn method(&mut self, of: &Value<'v>, name: &str, arguments: Given<'v>) -> Fallible<Value<'v>> {
         match of {
@@ -111,9 +118,9 @@ impl<'v> Run<'v> {
             let [key, default] = arguments.bind(["key", "default"])?;
             let key = key.required("key")?;
             self.steps(map.len() / 16)?;
+            self.hashable(&key)?;
             let found = match &key {
                 Value::Text(key) => map.get_text(key),
-                Value::List(_) | Value::Map(_) => return refused("unhashable type"),
                 other => match self.item(&Value::Map(map.clone()), other)? {
                     Value::Undefined => None,
                     found => Some(found),
@@ -222,7 +229,9 @@ impl<'v> Run<'v> {
     fn begins(&mut self, text: &Text<'v>, at_end: bool, arguments: Given<'v>) -> Fallible<Value<'v>> {
         let [with, start, end] = arguments.bind(["prefix", "start", "end"])?;
         let with = with.required("prefix")?;
-        let Some(text) = self.window(text, start.given(), end.given())? else { return Ok(Value::Bool(false)) };
+        let Some(Window { text, .. }) = self.window(text, start.given(), end.given())? else {
+            return Ok(Value::Bool(false));
+        };
         let begins = |with: &Value<'v>| match with {
             Value::Text(with) => Ok(if at_end { text.ends_with(&**with) } else { text.starts_with(&**with) }),
             other => refused(format!("a text or a tuple of texts is expected, not {}", other.type_name())),
@@ -241,15 +250,15 @@ impl<'v> Run<'v> {
         }
     }
 
-    /// The part between two indexes; there is none, not even an empty one, behind the end.
+    /// The part between two indexes, and the characters before it; there is none, not even an empty one, past the end.
     fn window(
         &mut self,
         text: &Text<'v>,
         start: Option<Value<'v>>,
         end: Option<Value<'v>>,
-    ) -> Fallible<Option<Text<'v>>> {
+    ) -> Fallible<Option<Window<'v>>> {
         if start.is_none() && end.is_none() {
-            return Ok(Some(text.clone()));
+            return Ok(Some(Window { before: 0, text: text.clone() }));
         }
         let count = text.chars().count() as i128;
         let place = |value: Option<Value<'v>>, default| match value {
@@ -260,10 +269,8 @@ impl<'v> Run<'v> {
         if start > end {
             return Ok(None);
         }
-        match self.slice(&Value::Text(text.clone()), [Some(start), Some(end), None])? {
-            Value::Text(part) => Ok(Some(part)),
-            _ => Ok(None),
-        }
+        let text = self.slice_text(text, [Some(start), Some(end), None])?;
+        Ok(Some(Window { before: start, text }))
     }
 
     fn split(&mut self, text: &Text<'v>, from_end: bool, arguments: Given<'v>) -> Fallible<Value<'v>> {
@@ -334,27 +341,20 @@ impl<'v> Run<'v> {
     fn find(&mut self, text: &Text<'v>, name: &str, arguments: Given<'v>) -> Fallible<Value<'v>> {
         let [part, start, end] = arguments.bind(["sub", "start", "end"])?;
         let Value::Text(part) = part.required("sub")? else { return refused("a text is looked for") };
-        let start = start.given();
-        let before = match &start {
-            Some(start) => {
-                let count = text.chars().count() as i128;
-                let start = start.whole("an index")?;
-                if start < 0 { (start + count).max(0) } else { start.min(count) }
-            }
-            None => 0,
-        };
-        let window = self.window(text, start, end.given())?;
+        let window = self.window(text, start.given(), end.given())?;
         if name == "count" {
             return Ok(Value::int(match window {
                 None => 0,
-                Some(window) if part.is_empty() => window.chars().count() + 1,
-                Some(window) => window.matches(&*part).count(),
+                Some(Window { text, .. }) if part.is_empty() => text.chars().count() + 1,
+                Some(Window { text, .. }) => text.matches(&*part).count(),
             }));
         }
-        let place = |window: &str| if name.starts_with('r') { window.rfind(&*part) } else { window.find(&*part) };
-        let chars_before = |window: &Text<'v>| place(window).map(|at| window[..at].chars().count() as i128);
-        match window.as_ref().and_then(chars_before) {
-            Some(at) => Ok(Value::Int(before + at)),
+        let place = |Window { before, text }: Window<'v>| {
+            let byte = if name.starts_with('r') { text.rfind(&*part) } else { text.find(&*part) }?;
+            Some(before + text[..byte].chars().count() as i128)
+        };
+        match window.and_then(place) {
+            Some(at) => Ok(Value::Int(at)),
             None if name.ends_with("index") => refused("substring not found"),
             None => Ok(Value::Int(-1)),
         }

@@ -231,9 +231,10 @@ impl<'v> Run<'v> {
                 let found = map.get_text(key).is_some();
                 self.steps(map.len() / 16).map(|()| found)
             }
-            (Value::Map(_), Value::Map(_)) => refused("unhashable type: dict"),
-            (Value::Map(_), Value::List(list)) if list.kind != Kind::Tuple => refused("unhashable type: list"),
             _ => {
+                if matches!(whole, Value::Map(_)) {
+                    self.hashable(part)?;
+                }
                 let items = self.items(whole)?;
                 for item in items.iter() {
                     if self.equal(&item, part)? {
@@ -245,7 +246,7 @@ impl<'v> Run<'v> {
         }
     }
 
-    fn slice_text(&mut self, text: &Text<'v>, bounds: [Option<i128>; 3]) -> Fallible<Value<'v>> {
+    pub(super) fn slice_text(&mut self, text: &Text<'v>, bounds: [Option<i128>; 3]) -> Fallible<Text<'v>> {
         self.steps(text.len() / 64)?;
         let is_ascii = text.is_ascii();
         let taken = places(bounds, if is_ascii { text.len() } else { text.chars().count() })?;
@@ -256,17 +257,17 @@ impl<'v> Run<'v> {
             };
             let range = byte(taken.first)..byte(taken.first + taken.count);
             self.room(text.cost_of(range.len()))?;
-            return Ok(Value::Text(text.part(range)));
+            return Ok(text.part(range));
         }
         self.room(text.len().saturating_mul(5))?;
         let chars: Vec<char> = text.chars().collect();
-        Ok(Value::Text(Text::from(taken.iter().map(|at| chars[at]).collect::<String>()).markup(text.is_markup)))
+        Ok(Text::from(taken.iter().map(|at| chars[at]).collect::<String>()).markup(text.is_markup))
     }
 
     /// `of[start:stop:step]`
     pub(super) fn slice(&mut self, of: &Value<'v>, bounds: [Option<i128>; 3]) -> Fallible<Value<'v>> {
         match of {
-            Value::Text(text) => self.slice_text(text, bounds),
+            Value::Text(text) => self.slice_text(text, bounds).map(Value::Text),
             Value::List(list) if list.kind.has_places() => {
                 let taken = places(bounds, list.len())?;
                 if taken.step == 1 {

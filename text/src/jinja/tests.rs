@@ -107,15 +107,11 @@ impl<'v> Run<'v> {
                 let method = if name == "lower" { "islower" } else { "isupper" };
                 return Ok(self.method(&Value::Text(text), method, Given::default())?.is_true());
             }
-            "filter" | "test" => match of {
-                Value::Text(asked) if name == "filter" => FILTERS.contains(&&**asked),
-                Value::Text(asked) => TESTS.contains(&&**asked),
-                Value::List(list) if matches!(list.kind, Kind::List | Kind::Keys | Kind::Items) => {
-                    return refused(format!("unhashable type: {}", of.type_name()));
-                }
-                Value::Map(_) => return refused("unhashable type: dict"),
-                _ => false,
-            },
+            "filter" | "test" => {
+                self.hashable(of)?;
+                let names = if name == "filter" { &FILTERS[..] } else { &TESTS[..] };
+                matches!(of, Value::Text(asked) if names.contains(&&**asked))
+            }
             _ => return refused(format!("No test named '{name}'.")),
         })
     }
