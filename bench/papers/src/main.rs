@@ -32,7 +32,7 @@ enum Command {
     },
     /// The cost of compressed experts in perplexity, and which ratios are therefore refused (exit code 2).
     SrPerplexity {
-        /// Greatest rise of perplexity, as a share.
+        /// Largest rise of perplexity, as a share.
         #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
         limit: f64,
         /// Ratios of compression.

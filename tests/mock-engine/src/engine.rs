@@ -222,7 +222,7 @@ impl Engine {
         Ok(Self::new(dialect, ModelInfo { model: name.to_owned(), ..shape }, texts))
     }
 
-    /// The same, and nothing keeps the requests that come.
+    /// The same without a log of requests, for long runs.
     #[must_use]
     pub fn forgetful(self) -> Self {
         self.listeners.lock().unwrap().take();

@@ -331,7 +331,7 @@ impl<'v> Run<'v> {
     }
 }
 
-/// A generator that is asked for an item.
+/// A generator from which an item is requested.
 pub(super) fn started<'g, 'v>(generator: &'g Generator<'v>) -> Fallible<&'g Generator<'v>> {
     generator.failure.as_ref().map_or(Ok(generator), |reason| refused(reason.clone()))
 }

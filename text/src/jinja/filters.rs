@@ -63,7 +63,7 @@ pub(super) const FILTERS: [&str; 51] = [
     "xmlattr",
 ];
 
-/// Those that are generators in Python: they fail when an item is asked for, or never.
+/// Generators in Python: errors appear when an item is requested, or never.
 const GENERATORS: [&str; 9] =
     ["batch", "items", "map", "reject", "rejectattr", "select", "selectattr", "slice", "unique"];
 

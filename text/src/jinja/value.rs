@@ -31,7 +31,7 @@ pub(crate) enum Value<'v> {
 #[derive(Debug)]
 pub(crate) struct Generator<'v> {
     pub(crate) items: RefCell<VecDeque<Value<'v>>>,
-    /// Why it has no items: Python finds out when the first one is asked for.
+    /// Why it has no items: as in Python, this is reported only when the first one is requested.
     pub(crate) failure: Option<String>,
     depth: u32,
 }
