@@ -32,7 +32,7 @@ COLUMNS = 120
 CIRCLE = 5
 METHODS = 6
 PAGES, PAGE_BYTES, DOCS_BYTES = 14, 20_000, 200_000
-APART = re.compile(r"(^|/)(tests?|benches|examples)(/|\.rs$)|(^|/)\w*_tests?\.rs$|^bench/|^fuzz/|^build\.rs$")
+APART = re.compile(r"(^|/)(tests?|benches|examples)(/|\.rs$)|(^|/)\w*_tests?\.rs$|^bench/|^build\.rs$")
 TOKEN = re.compile(
     r"""(//[^\n]*|/\*.*?\*/)|b?r(\#*)".*?"\2|b?"(?:\\.|[^"\\])*"|b?'(?:\\(?:x..|u\{[^}]*\}|.)|[^'\\\n])'|'\w+|\w+|[^\w\s]""",
     re.S,

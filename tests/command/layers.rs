@@ -97,11 +97,11 @@ fn every_crate_has_a_layer_and_imports_only_lower_ones() {
 
 #[test]
 fn pure_crates_do_no_input_output() {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let metadata = MetadataCommand::new().no_deps().exec().expect("cargo metadata");
     let mut found: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-    for name in PURE {
-        let folder = root.join(name.trim_start_matches("semmoe-")).join("src");
-        for file in rust_files(&folder) {
+    for package in metadata.packages.iter().filter(|package| PURE.contains(&package.name.as_str())) {
+        let folder = package.manifest_path.with_file_name("src");
+        for file in rust_files(folder.as_std_path()) {
             let text = std::fs::read_to_string(&file).expect("readable source");
             let code = text.split("#[cfg(test)]").next().unwrap_or_default();
             for path in IMPURE_PATHS.iter().filter(|path| code.contains(**path)) {

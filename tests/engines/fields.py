@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Writes or checks the table of engines/FIELDS.md: fields.py SGLANG VLLM [--write].
+"""Writes or checks the table of request/engines/FIELDS.md: fields.py SGLANG VLLM [--write].
 
 SGLANG and VLLM are folders with the sources of both (an unpacked wheel is enough: pip download --no-deps, unzip). The fields are read from
-the request classes without importing anything; what the gateway does with each is in engines/src/fields.rs, with which
-engines/tests/fields.rs compares the page. Without --write, fields that the page lacks are errors: decide about each."""
+the request classes without importing anything; what the gateway does with each is in request/engines/src/fields.rs, with which
+request/engines/tests/fields.rs compares the page. Without --write, fields that the page lacks are errors: decide about each."""
 import ast, pathlib, re, sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGE = ROOT / "engines/FIELDS.md"
-TABLE = ROOT / "engines/src/fields.rs"
+PAGE = ROOT / "request/engines/FIELDS.md"
+TABLE = ROOT / "request/engines/src/fields.rs"
 ENGINES = {
     "SGLang": {
         "sglang/srt/entrypoints/openai/protocol.py": {

@@ -8,7 +8,7 @@ import argparse, datetime, http.client, json, os, pathlib, re, signal, threading
 
 import launch
 
-# What semmoe reads of vLLM's metrics (engines/src/vllm.rs), and what SGLang has in their place.
+# What semmoe reads of vLLM's metrics (request/engines/src/vllm.rs), and what SGLang has in their place.
 FAMILIES = {
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:prompt_tokens", "vllm:generation_tokens",
     "vllm:request_success", "vllm:request_prompt_tokens", "vllm:request_params_max_tokens", "vllm:engine_sleep_state", "vllm:cache_config_info",

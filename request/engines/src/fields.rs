@@ -1,8 +1,8 @@
 //! The members of request bodies that are not just passed on: the treatment of each, by route.
 //!
-//! Read from the request classes of SGLang 0.5.23 and vLLM 0.33.0. `engines/FIELDS.md` lists all of their fields,
-//! these and those that pass, and is compared with this table; `tests/engines/fields.py` finds fields that a newer
-//! version adds.
+//! Read from the request classes of SGLang 0.5.23 and vLLM 0.33.0. `request/engines/FIELDS.md` lists all of their
+//! fields, these and those that pass, and is compared with this table; `tests/engines/fields.py` finds fields that a
+//! newer version adds.
 
 mod check;
 

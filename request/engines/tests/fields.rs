@@ -20,7 +20,7 @@ fn word(treatment: Treatment) -> &'static str {
 
 #[test]
 fn the_operators_page_has_each_treatment_with_its_fields() {
-    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/api.md")).unwrap();
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/api.md")).unwrap();
     let treatments: BTreeSet<&str> = FIELDS.iter().map(|field| word(field.treatment)).collect();
     for treatment in treatments {
         let row = page.lines().find(|line| line.starts_with(&format!("| {treatment} |"))).expect(treatment);

@@ -12,7 +12,7 @@ use semmoe_text::{
 use serde_json::{Value, json};
 
 fn model(file: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../assets/tiny-qwen3moe-15m").join(file)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../assets/tiny-qwen3moe-15m").join(file)
 }
 
 fn tokenizer() -> &'static Tokenizer {

@@ -11,7 +11,7 @@ use semmoe_text::{
 use serde_json::{Value, json};
 
 fn model(file: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../assets/tiny-qwen3moe-15m").join(file)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../assets/tiny-qwen3moe-15m").join(file)
 }
 
 /// Texts that the fast library is known to encode differently.

@@ -7,7 +7,7 @@ use semmoe_text::{SPACE_MARK, Tokenizer};
 use serde_json::json;
 
 fn bundled() -> Tokenizer {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/tiny-qwen3moe-15m");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/tiny-qwen3moe-15m");
     Tokenizer::from_file(&folder.join("tokenizer.json")).unwrap()
 }
 

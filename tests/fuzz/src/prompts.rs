@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 /// The bundled model's.
 static MODEL: LazyLock<(Tokenizer, ChatTemplate)> = LazyLock::new(|| {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../assets/tiny-qwen3moe-15m");
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../assets/tiny-qwen3moe-15m");
     let broken = |error| panic!("the bundled model cannot be read: {error}");
     let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json")).unwrap_or_else(broken);
     let template = ChatTemplate::beside(&folder.join("tokenizer.json"), || 0);

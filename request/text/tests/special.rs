@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 const BOS: &str = "<|endoftext|>";
 
 fn file() -> Value {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../assets/tiny-qwen3moe-15m");
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../assets/tiny-qwen3moe-15m");
     serde_json::from_slice(&std::fs::read(folder.join("tokenizer.json")).unwrap()).unwrap()
 }
 

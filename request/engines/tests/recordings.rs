@@ -1,7 +1,7 @@
 //! Everything here that reads what engines answer, run over answers of real engines (`tests/engines/recordings`).
 #![allow(clippy::unwrap_used, reason = "a failed step of a test may panic")]
 
-#[path = "../../tests/engines/rust/recordings.rs"]
+#[path = "../../../tests/engines/rust/recordings.rs"]
 mod recordings;
 
 use std::collections::BTreeMap;
