@@ -6,6 +6,7 @@ mod arrivals;
 mod corpus;
 mod error;
 mod model;
+mod peers;
 mod run;
 mod unit;
 mod workload;
@@ -20,7 +21,7 @@ use semmoe_tables::Tables;
 use crate::arrivals::{Arrival, BLOCK_TOKENS};
 use crate::corpus::Corpus;
 use crate::error::ReplayError;
-use crate::model::StepTime;
+use crate::model::{Model, StepTime};
 use crate::run::{Figures, Setup, run};
 use crate::unit::Limits;
 
@@ -41,19 +42,28 @@ struct Cli {
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "round_robin,power_of_two,least_load,prefix,affinity_paper,affinity"
+        default_value = "round_robin,least_load,prefix,dynamo,llm_d,sglang_cache_aware,affinity_paper,affinity"
     )]
     policies: Vec<String>,
     /// Communication's shares of a prefill step when tokens are placed at random.
-    #[arg(long, value_delimiter = ',', default_value = "0.2,0.4,0.6")]
+    #[arg(long, value_delimiter = ',', default_value = "0,0.1,0.2,0.4,0.6")]
     communication: Vec<f64>,
     /// How fast requests arrive: their work, nothing cached and placed at random, over what the ranks could do if steps
     /// had no fixed part and ranks did not wait for each other.
     #[arg(long, value_delimiter = ',', default_value = "0.05,0.1,0.15,0.2,0.25,0.3,0.4,0.5")]
     load: Vec<f64>,
-    /// Only the first so many requests.
+    /// How a step's time follows from what is in it.
+    #[arg(long, value_enum, default_value_t = Model::Full)]
+    model: Model,
+    /// Which part of the arrivals: settings are chosen on the first half and judged on the second.
+    #[arg(long, value_enum, default_value_t = Part::Second)]
+    part: Part,
+    /// Only the first so many requests of it.
     #[arg(long, default_value_t = u32::MAX)]
     limit: u32,
+    /// Tokens of a rank's KV memory for what runs.
+    #[arg(long, default_value_t = 524_288)]
+    kv_tokens: u64,
     /// Tokens of a rank's prefix cache.
     #[arg(long, default_value_t = 524_288)]
     cache_tokens: u32,
@@ -71,6 +81,28 @@ struct Cli {
     arrivals: PathBuf,
 }
 
+/// A part of the arrivals, by number.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Part {
+    First,
+    Second,
+    All,
+}
+
+impl Part {
+    fn of(self, mut arrivals: Vec<Arrival>) -> Vec<Arrival> {
+        let half = arrivals.len() / 2;
+        match self {
+            Part::First => arrivals.truncate(half),
+            Part::Second => drop(arrivals.drain(..half)),
+            Part::All => {}
+        }
+        let first = arrivals.first().map_or(0.0, |arrival| arrival.at);
+        arrivals.iter_mut().for_each(|arrival| arrival.at -= first);
+        arrivals
+    }
+}
+
 fn main() -> ExitCode {
     match replay(&Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -84,7 +116,7 @@ fn main() -> ExitCode {
 
 fn replay(cli: &Cli) -> Result<(), ReplayError> {
     check(cli)?;
-    let mut arrivals = arrivals::read(&cli.arrivals)?;
+    let mut arrivals = cli.part.of(arrivals::read(&cli.arrivals)?);
     arrivals.truncate(cli.limit as usize);
     let corpus = Corpus::open(&cli.tables, &cli.trace, cli.requests.as_deref())?;
     let prices = Tables::open(&cli.tables)?.price().to_vec();
@@ -93,9 +125,10 @@ fn replay(cli: &Cli) -> Result<(), ReplayError> {
         step_tokens: cli.step_tokens,
         sequences: cli.sequences as usize,
         cache_blocks: cli.cache_tokens / BLOCK_TOKENS,
+        kv_tokens: cli.kv_tokens,
     };
     for &communication in &cli.communication {
-        let time = StepTime::new(communication, corpus.ranks);
+        let time = StepTime::new(cli.model, communication, corpus.ranks);
         let mut loads = Vec::new();
         for &load in &cli.load {
             let speed = load * f64::from(corpus.ranks) / work_per_second(&arrivals, &time, corpus.ranks);
@@ -141,17 +174,18 @@ fn table(title: &str, policies: &[String], setup: Setup<'_>) -> Result<Vec<Figur
     writeln!(out, "\n### {title}\n")?;
     writeln!(
         out,
-        "| policy | within SLO | goodput, requests/s | all, requests/s | TTFT median, s | TTFT p99, s | per token p99, ms | LAR | prefix hits | tokens, max/mean |"
+        "| policy | within SLO | goodput, requests/s | all, requests/s | TTFT median, s | TTFT p99, s | per token p99, ms | LAR | prefix hits | tokens, max/mean | sequences, max/mean | preempted |"
     )?;
-    writeln!(out, "|{}", "---|".repeat(10))?;
+    writeln!(out, "|{}", "---|".repeat(12))?;
     let mut all = Vec::new();
     for policy in policies {
         let figures = run(policy, setup)?;
         let Figures { lar, cached, good, goodput, throughput, .. } = figures;
         let Figures { ttft_median, ttft_p99, per_token_p99, tokens_max_over_mean, .. } = figures;
+        let Figures { sequences_max_over_mean, preemptions, .. } = figures;
         writeln!(
             out,
-            "| `{policy}` | {good:.4} | {goodput:.3} | {throughput:.3} | {ttft_median:.3} | {ttft_p99:.2} | {:.1} | {lar:.4} | {cached:.4} | {tokens_max_over_mean:.3} |",
+            "| `{policy}` | {good:.4} | {goodput:.3} | {throughput:.3} | {ttft_median:.3} | {ttft_p99:.2} | {:.1} | {lar:.4} | {cached:.4} | {tokens_max_over_mean:.3} | {sequences_max_over_mean:.3} | {preemptions} |",
             per_token_p99 * 1e3
         )?;
         out.flush()?;
@@ -160,15 +194,16 @@ fn table(title: &str, policies: &[String], setup: Setup<'_>) -> Result<Vec<Figur
     Ok(all)
 }
 
-/// The greatest goodput of each policy over all loads, and what the policies with caches find in them at that load.
+/// The greatest goodput of each policy over all loads, and what it has at that load.
 fn summary(title: &str, policies: &[String], loads: &[Vec<Figures>]) -> Result<(), ReplayError> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "\n### {title}\n")?;
-    writeln!(out, "| policy | greatest goodput, requests/s | LAR there | prefix hits there |\n|---|---|---|---|")?;
+    writeln!(out, "| policy | greatest goodput, requests/s | TTFT p99 there, s | LAR there | prefix hits there |")?;
+    writeln!(out, "|{}", "---|".repeat(5))?;
     for (index, policy) in policies.iter().enumerate() {
         let best = loads.iter().map(|figures| &figures[index]).max_by(|a, b| a.goodput.total_cmp(&b.goodput));
-        if let Some(Figures { goodput, lar, cached, .. }) = best {
-            writeln!(out, "| `{policy}` | {goodput:.3} | {lar:.4} | {cached:.4} |")?;
+        if let Some(Figures { goodput, ttft_p99, lar, cached, .. }) = best {
+            writeln!(out, "| `{policy}` | {goodput:.3} | {ttft_p99:.2} | {lar:.4} | {cached:.4} |")?;
         }
     }
     Ok(out.flush()?)

@@ -5,6 +5,7 @@ use semmoe_routing::{Decision, Policy, PrefixSettings, Prompt, Router, Scratch, 
 use crate::arrivals::BLOCK_TOKENS;
 use crate::error::ReplayError;
 use crate::model::StepTime;
+use crate::peers;
 use crate::unit::{Limits, Unit};
 use crate::workload::Job;
 
@@ -43,6 +44,24 @@ pub(crate) struct Figures {
     pub(crate) per_token_p99: f64,
     /// Prompt tokens assigned to a rank, greatest over mean.
     pub(crate) tokens_max_over_mean: f64,
+    /// Requests on a rank, greatest over mean, averaged over the time in which there were any.
+    pub(crate) sequences_max_over_mean: f64,
+    /// Sequences preempted.
+    pub(crate) preemptions: u64,
+}
+
+/// An average over time.
+#[derive(Default)]
+struct Average {
+    sum: f64,
+    seconds: f64,
+}
+
+impl Average {
+    fn add(&mut self, value: f64, seconds: f64) {
+        self.sum += value * seconds;
+        self.seconds += seconds;
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -61,6 +80,7 @@ struct Run<'a> {
     times: Vec<Times>,
     decisions: Vec<Option<Decision>>,
     assigned: Vec<u64>,
+    unevenness: Average,
 }
 
 /// Runs `policy` to the last token of the last request.
@@ -69,13 +89,17 @@ pub(crate) fn run(policy: &str, setup: Setup<'_>) -> Result<Figures, ReplayError
     let prefix = PrefixSettings { block_tokens: BLOCK_TOKENS, blocks_per_rank: setup.limits.cache_blocks };
     let nothing = Times { arrived: 0.0, first: 0.0, done: 0.0 };
     let mut run = Run {
-        policy: policy_with(policy, &settings)?,
+        policy: match peers::policy(policy) {
+            Some(peer) => peer,
+            None => policy_with(policy, &settings)?,
+        },
         router: Router::new(setup.ranks, setup.prices, &settings, &prefix),
         scratch: Scratch::default(),
         unit: Unit::new(setup.jobs, setup.ranks, setup.limits, setup.time),
         times: vec![nothing; setup.jobs.len()],
         decisions: vec![None; setup.jobs.len()],
         assigned: vec![0; usize::from(setup.ranks)],
+        unevenness: Average::default(),
         setup,
     };
     run.play();
@@ -97,7 +121,9 @@ impl Run<'_> {
                 now = self.arrival(next);
                 continue;
             }
+            let (most, all) = self.unit.sequences().fold((0, 0), |(most, all), count| (count.max(most), all + count));
             let step = self.unit.step();
+            self.unevenness.add((most * usize::from(self.setup.ranks)) as f64 / all as f64, step.seconds);
             now += step.seconds;
             for job in step.first {
                 self.times[job].first = now;
@@ -165,6 +191,8 @@ impl Run<'_> {
             ttft_median: at(&ttft, 0.5),
             ttft_p99: at(&ttft, 0.99),
             per_token_p99: at(&per_token, 0.99),
+            sequences_max_over_mean: self.unevenness.sum / self.unevenness.seconds,
+            preemptions: self.unit.preemptions,
             tokens_max_over_mean: self.assigned.iter().copied().max().unwrap_or(0) as f64 / mean,
         }
     }

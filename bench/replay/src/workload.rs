@@ -18,6 +18,13 @@ pub(crate) struct Job {
     pub(crate) local: Vec<f64>,
 }
 
+impl Job {
+    /// Tokens of its sequence when so many were generated.
+    pub(crate) fn context(&self, generated: u32) -> u64 {
+        u64::from(self.prompt_tokens) + u64::from(generated)
+    }
+}
+
 /// Gives every arrival a text. A block that follows another one for the first time goes on where that one ends, so that
 /// a conversation keeps its kind; the first block after what all prompts share begins anywhere. A prompt without block
 /// names is one stretch.
