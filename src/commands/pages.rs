@@ -82,14 +82,11 @@ fn experts(tables: &Tables) -> String {
             }
         }
     });
-    let labels: Vec<String> = (0..model.num_experts).map(|expert| expert.to_string()).collect();
-    svg.text(LEFT, 12.0, "start", "", "experts");
-    svg.columns(LEFT, TOP - 6.0, wide, &labels);
+    svg.numbers(LEFT, TOP, wide, model.num_experts.into(), "experts");
     for (row, id) in model.layer_ids.iter().enumerate() {
         svg.text(LEFT - 6.0, TOP + (row as f64 + 0.5) * high + 4.0, "end", "", &id.to_string());
     }
-    svg.upright(14.0, (TOP + bottom) / 2.0, "layer");
-    svg.legend(LEFT, bottom + 26.0, scale, "group", ["", "", &(groups - 1).to_string()]);
+    svg.layers(LEFT, TOP, bottom, scale, "group", ["", "", &(groups - 1).to_string()]);
     let replicas = if tables.physical_to_logical().is_some() { " Replicas are not drawn." } else { "" };
     format!(
         "<p>The group (rank) that hosts each expert.{replicas}</p>\n{}",

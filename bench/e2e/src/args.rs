@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use clap::Parser;
@@ -18,7 +19,7 @@ pub(crate) struct Args {
     /// A trial of some three minutes: one link, few and short blocks, fewer prompts. Its figures are rough.
     #[arg(long, conflicts_with_all = ["limit", "shares", "rounds", "open_rounds", "loads", "seconds"])]
     pub(crate) quick: bool,
-    /// Attention tp too, where the worker has it; `dp` or `tp` alone, or both.
+    /// `dp` or `tp` alone, or both.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "dp,tp")]
     pub(crate) attention: Vec<AttentionArg>,
     /// The semmoe program.
@@ -43,10 +44,10 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(2..=64))]
     pub(crate) ranks: u16,
     /// Shares of communication in a step to find links for.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.2,0.4,0.6", value_parser = share)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.2,0.4,0.6", value_parser = number(0.05..=0.9))]
     pub(crate) shares: Vec<f64>,
     /// Rates of the links in Mbit/s, in place of those that --shares looks for.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = rate, conflicts_with_all = ["shares", "quick", "loopback"])]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = number(1.0..=1e6), conflicts_with_all = ["shares", "quick", "loopback"])]
     pub(crate) rates: Vec<f64>,
     /// Rounds at saturation.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1000))]
@@ -55,11 +56,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(0..=1000))]
     pub(crate) open_rounds: u16,
     /// Loads of the open loop, as shares of what the baseline keeps up with.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.3,0.6,0.9,1.2", value_parser = load)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.3,0.6,0.9,1.2", value_parser = number(0.01..=4.0))]
     pub(crate) loads: Vec<f64>,
     /// Length of a block at saturation in seconds, after a quarter of that as a ramp. Blocks of the open loop are half
     /// as long again.
-    #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = number(0.2..=3600.0))]
     pub(crate) seconds: f64,
     /// Clients at saturation for each rank.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -104,25 +105,9 @@ pub(crate) enum AttentionArg {
     Tp,
 }
 
-fn within(text: &str, range: std::ops::RangeInclusive<f64>) -> Result<f64, String> {
-    match text.parse::<f64>() {
+fn number(range: RangeInclusive<f64>) -> impl Fn(&str) -> Result<f64, String> + Clone {
+    move |text| match text.parse::<f64>() {
         Ok(value) if range.contains(&value) => Ok(value),
         _ => Err(format!("expected a number from {} to {}", range.start(), range.end())),
     }
-}
-
-fn share(text: &str) -> Result<f64, String> {
-    within(text, 0.05..=0.9)
-}
-
-fn rate(text: &str) -> Result<f64, String> {
-    within(text, 1.0..=1e6)
-}
-
-fn load(text: &str) -> Result<f64, String> {
-    within(text, 0.01..=4.0)
-}
-
-fn seconds(text: &str) -> Result<f64, String> {
-    within(text, 0.2..=3600.0)
 }

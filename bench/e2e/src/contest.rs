@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use semmoe_gateway::{Gateway, RawBackend, RawConfig, RawModel, RawServer};
+
 use crate::analysis::{Prediction, first_limit, next_limit};
 use crate::configs::{Config, Contest};
 use crate::error::BenchError;
-use crate::gateway::{self, GatewaySpec};
 use crate::measure::{Contestant, Traffic};
 use crate::network::Network;
 use crate::prepare::{Attention, Judged, Recorded, Workshop};
@@ -105,6 +106,7 @@ impl Stage<'_> {
         Unit::start(&spec, self.network).await
     }
 
+    /// A unit behind a gateway in this process, on free ports of 127.0.0.1.
     async fn contestant(
         &self,
         config: Config,
@@ -114,15 +116,32 @@ impl Stage<'_> {
     ) -> Result<Contestant, BenchError> {
         // With attention tp tokens are routed in the unit, and the gateway has one place to send requests to.
         let by_rank = attention == Attention::Dp;
-        let gateway = gateway::start(&GatewaySpec {
-            model: self.workshop.model,
-            model_name: &self.model_name,
-            engine: &unit.url,
-            ranks: if by_rank { self.workshop.ranks } else { 1 },
-            policy: config.policy,
-            tables: tables.filter(|_| by_rank).map(PathBuf::as_path),
-        })
-        .await?;
+        let tables = tables.filter(|_| by_rank).cloned();
+        let raw = RawConfig {
+            server: RawServer {
+                listen: "127.0.0.1:0".to_owned(),
+                admin: Some("127.0.0.1:0".to_owned()),
+                tables_root: tables.as_deref().and_then(Path::parent).map(Path::to_owned),
+                ..RawServer::default()
+            },
+            models: vec![RawModel {
+                name: self.model_name.clone(),
+                tokenizer: Some(self.workshop.model.join("tokenizer.json")),
+                policy: config.policy.to_owned(),
+                backends: vec![RawBackend {
+                    name: "unit".to_owned(),
+                    engine: "semmoe".to_owned(),
+                    url: unit.url.to_string(),
+                    tables,
+                    ranks: Some(if by_rank { self.workshop.ranks } else { 1 }),
+                    ..RawBackend::default()
+                }],
+                ..RawModel::default()
+            }],
+            ..RawConfig::default()
+        };
+        let raw = semmoe_gateway::Config::from_raw(raw, Path::new("")).map_err(BenchError::input)?;
+        let gateway = Gateway::start(raw).await.map_err(BenchError::failed)?;
         let url = format!("http://{}", gateway.data_addr()).parse().map_err(BenchError::failed)?;
         Ok(Contestant { config, unit, gateway, url })
     }

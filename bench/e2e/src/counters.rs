@@ -1,11 +1,11 @@
-//! A unit's counters, read from its `/metrics` and summed over ranks and phases; and what lies between two readings.
+//! A unit's counters, read from its `/metrics` and summed over ranks and phases: what lies between two readings.
 
 use std::collections::BTreeMap;
 
 use semmoe_engines::metrics::Sample;
 use serde::Serialize;
 
-/// Sums over ranks and phases since the start of a unit. Times are those of ranks: R ranks that wait a second wait R
+/// Sums over ranks and phases between two readings. Times are those of ranks: R ranks that wait a second wait R
 /// seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Counters {
@@ -52,24 +52,37 @@ pub struct LayerCounters {
     pub collective_seconds: f64,
 }
 
-impl Counters {
-    /// Reads a page; the first line that is no sample is the error. Families that are not known are passed over.
+/// A unit's page at one time.
+#[derive(Clone, Debug, Default)]
+pub struct Reading {
+    /// `/metrics`.
+    pub page: String,
+    /// Of the rank processes.
+    pub cpu_seconds: f64,
+}
+
+impl Reading {
+    /// What was counted since `before`; the first line that is no sample is the error. Families that are not known are
+    /// passed over.
     ///
     /// # Errors
     /// That line.
-    pub fn parse(page: &str) -> Result<Self, String> {
-        let mut counters = Self::default();
-        for line in page.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
-            let sample =
-                Sample::parse(line).filter(|sample| sample.value.is_finite()).ok_or_else(|| line.to_owned())?;
-            counters.add(&sample).ok_or_else(|| line.to_owned())?;
+    pub fn since(&self, before: &Self) -> Result<Counters, String> {
+        let mut counters = Counters { cpu_seconds: self.cpu_seconds - before.cpu_seconds, ..Counters::default() };
+        for (page, sign) in [(&self.page, 1.0), (&before.page, -1.0)] {
+            for line in page.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
+                let sample = Sample::parse(line).filter(|sample| sample.value.is_finite());
+                sample.and_then(|sample| counters.add(&sample, sign)).ok_or_else(|| line.to_owned())?;
+            }
         }
         Ok(counters)
     }
+}
 
+impl Counters {
     /// `None`: a label is missing or is no number.
-    fn add(&mut self, sample: &Sample<'_>) -> Option<()> {
-        let value = sample.value;
+    fn add(&mut self, sample: &Sample<'_>, sign: f64) -> Option<()> {
+        let value = sign * sample.value;
         match sample.name {
             "semmoe_activations_total" if sample.label("where")? == "local" => self.layer(sample)?.local += value,
             "semmoe_activations_total" => self.layer(sample)?.remote += value,
@@ -93,7 +106,7 @@ impl Counters {
             "semmoe_attention_fullest_rows_total" => self.fullest_rows_wanted += value,
             "semmoe_tokens_total" => {
                 self.tokens += value;
-                *self.tokens_by_rank.entry(rank_of(sample)?).or_default() += value;
+                *self.tokens_by_rank.entry(sample.label("rank")?.parse().ok()?).or_default() += value;
             }
             "semmoe_steps_total" => self.steps += value,
             "semmoe_step_seconds_total" => self.step_seconds += value,
@@ -105,40 +118,6 @@ impl Counters {
     /// The layer that a sample is of.
     fn layer(&mut self, sample: &Sample<'_>) -> Option<&mut LayerCounters> {
         Some(self.layers.entry(sample.label("layer")?.parse().ok()?).or_default())
-    }
-
-    /// The counts since `before`.
-    #[must_use]
-    pub fn since(&self, before: &Self) -> Self {
-        let layer = |(number, now): (&u16, &LayerCounters)| {
-            let then = before.layers.get(number).copied().unwrap_or_default();
-            let since = LayerCounters {
-                local: now.local - then.local,
-                remote: now.remote - then.remote,
-                bytes: now.bytes - then.bytes,
-                moe_seconds: now.moe_seconds - then.moe_seconds,
-                all_to_all_seconds: now.all_to_all_seconds - then.all_to_all_seconds,
-                collective_seconds: now.collective_seconds - then.collective_seconds,
-            };
-            (*number, since)
-        };
-        let by_rank = |now: &BTreeMap<u16, f64>, then: &BTreeMap<u16, f64>| {
-            now.iter().map(|(rank, now)| (*rank, now - then.get(rank).unwrap_or(&0.0))).collect()
-        };
-        Self {
-            layers: self.layers.iter().map(layer).collect(),
-            tokens_by_rank: by_rank(&self.tokens_by_rank, &before.tokens_by_rank),
-            rows: self.rows - before.rows,
-            fullest_rows: self.fullest_rows - before.fullest_rows,
-            fullest_rows_wanted: self.fullest_rows_wanted - before.fullest_rows_wanted,
-            tokens: self.tokens - before.tokens,
-            attention_bytes: self.attention_bytes - before.attention_bytes,
-            node_bytes: self.node_bytes - before.node_bytes,
-            other_bytes: self.other_bytes - before.other_bytes,
-            steps: self.steps - before.steps,
-            step_seconds: self.step_seconds - before.step_seconds,
-            cpu_seconds: self.cpu_seconds - before.cpu_seconds,
-        }
     }
 
     fn sum(&self, of: impl Fn(&LayerCounters) -> f64) -> f64 {
@@ -220,10 +199,6 @@ pub fn ratio(part: f64, whole: f64) -> f64 {
     if whole == 0.0 { 0.0 } else { part / whole }
 }
 
-fn rank_of(sample: &Sample<'_>) -> Option<u16> {
-    sample.label("rank")?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -251,9 +226,13 @@ mod tests {
         semmoe_collective_seconds_total{rank=\"0\",layer=\"3\",kind=\"gather\"} 1.25\n\
         semmoe_unit_up 1\n";
 
+    fn parsed(page: &str) -> Result<Counters, String> {
+        Reading { page: page.to_owned(), cpu_seconds: 0.0 }.since(&Reading::default())
+    }
+
     #[test]
     fn a_page_is_summed_as_its_figures_need_it() {
-        let counters = Counters::parse(PAGE).unwrap();
+        let counters = parsed(PAGE).unwrap();
         assert_eq!((counters.tokens, counters.steps), (4.0, 2.0));
         assert_eq!(counters.lar(), 7.0 / 16.0);
         assert_eq!(counters.layers[&3].lar(), 0.25);
@@ -270,11 +249,11 @@ mod tests {
             semmoe_attention_fullest_rows_total{rank=\"1\",split=\"taken\"} 6\n\
             semmoe_attention_fullest_rows_total{rank=\"0\",split=\"wanted\"} 7\n\
             semmoe_attention_fullest_rows_total{rank=\"1\",split=\"wanted\"} 7\n";
-        let rows = Counters::parse(&format!("{PAGE}{rows}")).unwrap();
+        let rows = parsed(&format!("{PAGE}{rows}")).unwrap();
         assert_eq!((rows.fullest(), rows.fullest_wanted()), (1.2, Some(1.4)));
-        let nothing = counters.since(&counters);
+        let page = Reading { page: PAGE.to_owned(), cpu_seconds: 1.0 };
+        let nothing = page.since(&page).unwrap();
         assert_eq!((nothing.tokens, nothing.lar(), nothing.dispatch_bytes(), nothing.moe_time()), (0.0, 0.0, 0.0, 0.0));
-        assert_eq!(counters.since(&Counters::default()), counters);
     }
 
     #[test]
@@ -288,14 +267,14 @@ mod tests {
             "semmoe_activations_total{layer=\"1\"} 1",
             "semmoe_activations_total{layer=\"1\" 1",
         ] {
-            assert_eq!(Counters::parse(&format!("semmoe_unit_up 1\n{line}\n")), Err(line.to_owned()));
+            assert_eq!(parsed(&format!("semmoe_unit_up 1\n{line}\n")), Err(line.to_owned()));
         }
     }
 
     proptest! {
         #[test]
         fn no_page_panics(page in "(semmoe_[a-z_]{1,12}|semmoe_activations_total|[{}=\",. 0-9a-z\n]){0,40}") {
-            let _ = Counters::parse(&page);
+            let _ = parsed(&page);
         }
     }
 }

@@ -5,7 +5,6 @@
 //! |---|---|
 //! | `args` | the command line |
 //! | `configs` | what is compared |
-//! | `gateway` | the gateway before the ranks |
 //! | `prepare` | tables, by the commands that users have |
 //! | `contest`, `measure` | links for shares of communication, rounds, blocks of load |
 //! | `analysis`, `results` | Amdahl's law, prediction of bytes, verdicts |
@@ -15,7 +14,6 @@ mod analysis;
 mod args;
 mod configs;
 mod contest;
-mod gateway;
 mod measure;
 mod pictures;
 mod prepare;
@@ -35,7 +33,7 @@ use semmoe_bench_e2e::{counters, error, network, unit};
 use serde_json::json;
 
 use args::{Args, AttentionArg};
-use configs::{Contest, DP, TP};
+use configs::{DP, TP};
 use contest::{Schedule, Stage};
 use error::BenchError;
 use measure::Traffic;
@@ -55,8 +53,12 @@ async fn run(args: &Args) -> Result<(), BenchError> {
         return Ok(());
     }
     let began = Instant::now();
-    let help = worker_help(args).await?;
-    let contests = contests(args, &help)?;
+    if !args.semmoe.is_file() {
+        return Err(BenchError::input(format!("{}: expected the semmoe program", args.semmoe.display())));
+    }
+    if args.redundant > 0 && args.attention.contains(&AttentionArg::Tp) {
+        return Err(BenchError::input("--redundant needs --attention dp: tables for attention tp have no replicas"));
+    }
     // Made before anything that lives in it, and dropped after it.
     let network = if args.loopback {
         Network::Loopback
@@ -67,45 +69,21 @@ async fn run(args: &Args) -> Result<(), BenchError> {
     let (profile, served) = (folder.path().join("profile.jsonl"), folder.path().join("served.jsonl"));
     chats(&args.profile_prompts, &profile, args.limit)?;
     chats(&args.prompts, &served, args.limit)?;
-    let stage = stage(args, &network, folder.path(), &help)?;
+    let stage = stage(args, &network, folder.path())?;
     let say = |line: &str| say(&format!("{:5.0} s  {line}", began.elapsed().as_secs_f64()));
     say("recording routing");
     let unit = stage.unit(DP.attention, DP.before, None).await?;
     let recorded = stage.workshop.record(&unit.url, &profile, &served).await?;
     unit.stop().await?;
     let mut outcomes = Vec::new();
-    for contest in contests {
+    for attention in &args.attention {
+        let contest = if *attention == AttentionArg::Dp { DP } else { TP };
         outcomes.push(stage.run(contest, &recorded, &say).await?);
     }
     write(args, &outcomes, began.elapsed().as_secs_f64())
 }
 
-/// The options of the worker that is to be measured.
-async fn worker_help(args: &Args) -> Result<String, BenchError> {
-    let help = tokio::process::Command::new(&args.semmoe).args(["worker", "--help"]).output().await;
-    let help = help.map_err(|error| {
-        BenchError::input(format!("{}: {error}; expected the semmoe program", args.semmoe.display()))
-    })?;
-    Ok(String::from_utf8_lossy(&help.stdout).into_owned())
-}
-
-/// Those that were asked for and that the worker can run.
-fn contests(args: &Args, help: &str) -> Result<Vec<Contest>, BenchError> {
-    let mut contests = Vec::new();
-    for attention in &args.attention {
-        match attention {
-            AttentionArg::Dp => contests.push(DP),
-            AttentionArg::Tp if help.contains("--attention") => contests.push(TP),
-            AttentionArg::Tp => say("attention tp is not built: this worker has no --attention"),
-        }
-    }
-    if args.redundant > 0 && contests.contains(&TP) {
-        return Err(BenchError::input("--redundant needs --attention dp: tables for attention tp have no replicas"));
-    }
-    if contests.is_empty() { Err(BenchError::input("there is nothing to measure")) } else { Ok(contests) }
-}
-
-fn stage<'a>(args: &'a Args, network: &'a Network, folder: &'a Path, help: &str) -> Result<Stage<'a>, BenchError> {
+fn stage<'a>(args: &'a Args, network: &'a Network, folder: &'a Path) -> Result<Stage<'a>, BenchError> {
     let arrivals = semmoe_load::read_arrivals(&args.arrivals).map_err(BenchError::input)?;
     let last = arrivals.last().map_or(0.0, std::time::Duration::as_secs_f64);
     if last <= 0.0 {
@@ -115,12 +93,9 @@ fn stage<'a>(args: &'a Args, network: &'a Network, folder: &'a Path, help: &str)
     let model_name = model_name.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let secret = folder.join("rank.secret");
     unit::write_secret(&secret)?;
-    // Every prompt is computed whole: prompts come again, and what is measured is not the cache.
-    let mut arguments = ["--no-prefix-reuse", "--wire", &args.wire].map(str::to_owned).to_vec();
-    // Ranks of one machine may find a shorter way than the links that are measured.
-    if help.contains("--transport") {
-        arguments.extend(["--transport", "tcp"].map(str::to_owned));
-    }
+    // Every prompt is computed whole: prompts come again, and what is measured is not the cache. Ranks of one machine
+    // would find a shorter way than the links that are measured.
+    let arguments = ["--no-prefix-reuse", "--wire", &args.wire, "--transport", "tcp"].map(str::to_owned).to_vec();
     Ok(Stage {
         workshop: Workshop {
             semmoe: &args.semmoe,

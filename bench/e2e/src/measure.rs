@@ -76,18 +76,18 @@ impl Contestant {
     pub(crate) async fn saturate(&self, traffic: &Traffic) -> Result<Block, BenchError> {
         let length = Duration::from_secs_f64(traffic.ramp + traffic.seconds);
         let pace = Pace::Closed { concurrency: traffic.concurrency };
-        let first = self.unit.counters().await?;
+        let first = self.unit.read().await?;
         let window = async {
             sleep(Duration::from_secs_f64(traffic.ramp)).await;
-            let (before, began) = (self.unit.counters().await?, Instant::now());
+            let (before, began) = (self.unit.read().await?, Instant::now());
             sleep(Duration::from_secs_f64(traffic.seconds)).await;
-            let after = self.unit.counters().await?;
-            Ok::<_, BenchError>((after.since(&before), began.elapsed().as_secs_f64()))
+            let counters = self.unit.counters(&before).await?;
+            Ok::<_, BenchError>((counters, began.elapsed().as_secs_f64()))
         };
         let options = LoadOptions { stream: traffic.streamed, ..self.options(traffic, pace, length, 0, None) };
         let (report, window) = tokio::join!(self.run(options), window);
         let (report, (counters, seconds)) = (report?, window?);
-        let whole = self.unit.counters().await?.since(&first);
+        let whole = self.unit.counters(&first).await?;
         let tokens_per_request = ratio(whole.tokens, report.requests.ok as f64);
         let tokens_per_second = counters.tokens / seconds;
         Ok(Block {
@@ -115,9 +115,9 @@ impl Contestant {
             Pace::Recorded { arrivals: traffic.arrivals.clone(), speed: per_second / traffic.arrivals_per_second };
         let length = Duration::from_secs_f64(OPEN * traffic.seconds);
         let warmup = (per_second * traffic.ramp) as u64;
-        let before = self.unit.counters().await?;
+        let before = self.unit.read().await?;
         let report = self.run(self.options(traffic, pace, length, warmup, slo_ms)).await?;
-        let counters = self.unit.counters().await?.since(&before);
+        let counters = self.unit.counters(&before).await?;
         let requests = report.requests.ok + report.requests.warmup;
         let tokens_per_request = ratio(counters.tokens, requests as f64);
         Ok(Block {

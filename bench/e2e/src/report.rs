@@ -15,7 +15,8 @@ const NEAR_PROMISE: f64 = 0.01;
 /// The bars of all contests, then their tables.
 pub(crate) fn describe(outcomes: &[Outcome], summaries: &[Summary]) -> String {
     let contests = || outcomes.iter().zip(summaries);
-    let mut out = "| bar | | figure | |\n| --- | --- | --- | --- |\n".to_owned();
+    let mut out = String::new();
+    head(&["bar", "", "figure", ""], &mut out);
     contests().for_each(|(outcome, summary)| bars(outcome, summary, &mut out));
     for (outcome, summary) in contests() {
         // Writing to a string cannot fail.
@@ -45,6 +46,16 @@ fn shown(spread: Option<Spread>, factor: f64, digits: usize) -> String {
             format!("{median:.digits$} ({least:.digits$} to {greatest:.digits$})")
         },
     )
+}
+
+/// The first two lines of a table.
+fn head(columns: &[&str], out: &mut String) {
+    let _ = writeln!(out, "| {} |\n|{}", columns.join(" | "), " --- |".repeat(columns.len()));
+}
+
+/// A line of a table.
+fn row(cells: &[String], out: &mut String) {
+    let _ = writeln!(out, "| {} |", cells.join(" | "));
 }
 
 fn verdict(holds: bool) -> &'static str {
@@ -109,59 +120,51 @@ fn gains(summary: &Summary, out: &mut String) {
         out.push_str("Links are not limited, so there is no communication to save.\n\n");
         return;
     }
-    out.push_str("| link | bytes left | gain | share by collectives | Amdahl's gain | share by throughput | Amdahl's gain | gamma |\n");
-    out.push_str("| --- | --- | --- | --- | --- | --- | --- | --- |\n");
+    let columns =
+        ["link", "bytes left", "gain", "share by collectives", "Amdahl's gain", "share by throughput", "Amdahl's gain"];
+    head(&[&columns[..], &["gamma"]].concat(), out);
     for link in &summary.links {
         let of = |figure: &dyn Fn(&GainVerdict) -> Spread, digits| shown(link.gain.as_ref().map(figure), 1.0, digits);
-        let _ = writeln!(
-            out,
-            "| {} | {} | {} | {} | {} | {} | {} | {} |",
-            link.link.name,
+        let cells = [
+            link.link.name.clone(),
             of(&|gain| gain.bytes, 3),
             shown(link.measured, 1.0, 3),
             of(&|gain| gain.by_collectives.share, 2),
             of(&|gain| gain.by_collectives.predicted, 3),
             of(&|gain| gain.by_throughput.share, 2),
             of(&|gain| gain.by_throughput.predicted, 3),
-            link.gamma.map_or_else(|| "-".to_owned(), |gamma| format!("{gamma:.2}"))
-        );
+            link.gamma.map_or_else(|| "-".to_owned(), |gamma| format!("{gamma:.2}")),
+        ];
+        row(&cells, out);
     }
     out.push('\n');
 }
 
+/// A column at saturation: name, figure, factor, digits.
+type Column = (&'static str, fn(&Block) -> f64, f64, usize);
+
 fn saturation(outcome: &Outcome, out: &mut String) {
-    out.push_str(
-        "At saturation:\n\n| link | | tokens/s | requests/s | local | dispatched bytes/token | all bytes/token | time in steps | ",
-    );
-    out.push_str(
-        "tokens of a step and rank | fullest rank | fullest as wanted | step ms | MoE layer ms | CPU us/token |\n",
-    );
-    out.push_str("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
+    let columns: [Column; 12] = [
+        ("tokens/s", |block| block.tokens_per_second, 1.0, 0),
+        ("requests/s", |block| block.requests_per_second, 1.0, 1),
+        ("local", |block| block.counters.lar(), 1.0, 4),
+        ("dispatched bytes/token", |block| block.counters.dispatch_bytes(), 1.0, 0),
+        ("all bytes/token", |block| block.counters.all_bytes(), 1.0, 0),
+        ("time in steps", |block| block.counters.step_seconds / block.seconds, 1.0 / f64::from(outcome.ranks), 2),
+        ("tokens of a step and rank", |block| block.counters.tokens / block.counters.steps, 1.0, 0),
+        ("fullest rank", |block| block.counters.fullest(), 1.0, 2),
+        ("fullest as wanted", |block| block.counters.fullest_wanted().unwrap_or(f64::NAN), 1.0, 2),
+        ("step ms", |block| block.counters.step_seconds / block.counters.steps, 1e3, 2),
+        ("MoE layer ms", |block| block.counters.moe_time(), 1e3, 3),
+        ("CPU us/token", |block| block.counters.cpu_time(), 1e6, 0),
+    ];
+    out.push_str("At saturation:\n\n");
+    head(&[&["link", ""][..], &columns.map(|(name, ..)| name)].concat(), out);
     for (link, at) in outcome.links.iter().enumerate() {
         for (side, config) in outcome.contest.configs().iter().enumerate() {
-            let of = |figure: &dyn Fn(&Block) -> f64, factor, digits| {
-                shown(outcome.at_saturation(side, link, figure), factor, digits)
-            };
-            let step = |block: &Block| block.counters.step_seconds / block.counters.steps;
-            let busy = |block: &Block| block.counters.step_seconds / (f64::from(outcome.ranks) * block.seconds);
-            let _ = writeln!(
-                out,
-                "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
-                at.name,
-                config.name,
-                of(&|block| block.tokens_per_second, 1.0, 0),
-                of(&|block| block.requests_per_second, 1.0, 1),
-                of(&|block| block.counters.lar(), 1.0, 4),
-                of(&|block| block.counters.dispatch_bytes(), 1.0, 0),
-                of(&|block| block.counters.all_bytes(), 1.0, 0),
-                of(&busy, 1.0, 2),
-                of(&|block| block.counters.tokens / block.counters.steps, 1.0, 0),
-                of(&|block| block.counters.fullest(), 1.0, 2),
-                of(&|block| block.counters.fullest_wanted().unwrap_or(f64::NAN), 1.0, 2),
-                of(&step, 1e3, 2),
-                of(&|block| block.counters.moe_time(), 1e3, 3),
-                of(&|block| block.counters.cpu_time(), 1e6, 0),
-            );
+            let of =
+                |(_, figure, factor, digits): Column| shown(outcome.at_saturation(side, link, figure), factor, digits);
+            row(&[vec![at.name.clone(), config.name.to_owned()], columns.map(of).to_vec()].concat(), out);
         }
     }
     out.push('\n');
@@ -174,10 +177,19 @@ fn arrivals(outcome: &Outcome, out: &mut String) {
     out.push_str(
         "As requests arrive in the trace, as a share of what the baseline keeps up with at the link (ms):\n\n",
     );
-    out.push_str(
-        "| link | load | requests/s | | local | first token p50 | p99 | end to end p50 | p99 | good requests/s |\n",
-    );
-    out.push_str("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
+    let names = [
+        "link",
+        "load",
+        "requests/s",
+        "",
+        "local",
+        "first token p50",
+        "p99",
+        "end to end p50",
+        "p99",
+        "good requests/s",
+    ];
+    head(&names, out);
     for (link, at) in outcome.links.iter().enumerate().filter(|(link, _)| outcome.levels.contains_key(link)) {
         for load in outcome.loads() {
             for (side, config) in outcome.contest.configs().iter().enumerate() {
@@ -185,18 +197,19 @@ fn arrivals(outcome: &Outcome, out: &mut String) {
                     shown(Spread::of(outcome.arrived(side, link, load).filter_map(figure)), 1.0, digits)
                 };
                 let offered = outcome.arrived(side, link, load).find_map(|at| at.block.offered).unwrap_or(0.0);
-                let _ = writeln!(
-                    out,
-                    "| {} | {load} | {offered:.1} | {} | {} | {} | {} | {} | {} | {} |",
-                    at.name,
-                    config.name,
+                let cells = [
+                    at.name.clone(),
+                    load.to_string(),
+                    format!("{offered:.1}"),
+                    config.name.to_owned(),
                     of(&|at| Some(at.block.counters.lar()), 3),
                     of(&|at| at.block.ttft_ms.map(|latency| latency.p50), 1),
                     of(&|at| at.block.ttft_ms.map(|latency| latency.p99), 1),
                     of(&|at| at.block.e2e_ms.map(|latency| latency.p50), 1),
                     of(&|at| at.block.e2e_ms.map(|latency| latency.p99), 1),
                     of(&|at| at.block.goodput, 1),
-                );
+                ];
+                row(&cells, out);
             }
         }
     }
@@ -212,7 +225,7 @@ fn goodput(outcome: &Outcome, summary: &Summary, out: &mut String) {
         out,
         "Goodput: the most requests per second, over all loads, that end within 5 times the lightest load's median.\n"
     );
-    let _ = writeln!(out, "| link | within, ms | {} | {} |\n| --- | --- | --- | --- |", before.name, after.name);
+    head(&["link", "within, ms", before.name, after.name], out);
     for (&link, level) in &outcome.levels {
         let [before, after] = summary.links[link].goodput.map(|spread| shown(spread, 1.0, 1));
         let _ = writeln!(out, "| {} | {:.0} | {before} | {after} |", summary.links[link].link.name, level.slo_ms);

@@ -13,7 +13,7 @@ use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::time::timeout;
 
-use crate::counters::Counters;
+use crate::counters::{Counters, Reading};
 use crate::error::BenchError;
 use crate::network::Network;
 
@@ -97,17 +97,22 @@ impl Unit {
     /// The counters of all ranks now, and the processor time of their processes.
     ///
     /// # Errors
-    /// A page that does not come, or is none.
-    pub async fn counters(&self) -> Result<Counters, BenchError> {
+    /// A page that does not come.
+    pub async fn read(&self) -> Result<Reading, BenchError> {
         let limits = AnswerLimits::default();
         let page = self.client.get_text(&self.url, "/metrics", &limits).await.map_err(BenchError::failed)?;
-        let mut counters = Counters::parse(&page).map_err(|line| {
-            BenchError::failed(format!("{}/metrics has a line that is no sample: {line:?}", self.url))
-        })?;
-        for pid in self.ranks.iter().filter_map(Child::id) {
-            counters.cpu_seconds += cpu_seconds(pid)?;
-        }
-        Ok(counters)
+        let cpu_seconds = self.ranks.iter().filter_map(Child::id).map(cpu_seconds).sum::<Result<f64, _>>()?;
+        Ok(Reading { page, cpu_seconds })
+    }
+
+    /// The counts since a reading.
+    ///
+    /// # Errors
+    /// A page that does not come, or is none.
+    pub async fn counters(&self, since: &Reading) -> Result<Counters, BenchError> {
+        let no_sample =
+            |line| BenchError::failed(format!("{}/metrics has a line that is no sample: {line:?}", self.url));
+        self.read().await?.since(since).map_err(no_sample)
     }
 
     /// Asks the ranks to leave and waits for them.

@@ -93,9 +93,9 @@ impl Contestant {
         };
         let window = async {
             sleep(RAMP).await;
-            let (before, began) = (self.unit.counters().await?, now());
+            let (before, began) = (self.unit.read().await?, now());
             sleep(length).await;
-            let (counted, ended) = (self.unit.counters().await?.since(&before), now());
+            let (counted, ended) = (self.unit.counters(&before).await?, now());
             Ok::<_, BenchError>((counted, began..ended))
         };
         let load =

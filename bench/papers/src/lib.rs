@@ -2,27 +2,29 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`sr`] | HybridEP's experts as sparse residuals on a shared expert: encode, fused decode and add |
+//! | [`sr`] | HybridEP's experts as sparse residuals on a shared expert: encode and decode |
 //! | [`topology`], [`centres`] | HybridEP's pairs that communicate, and all pairs of up to thousands of data centres |
 //! | [`mixserve`] | MixServe's exchange on two levels of links, and what its equation 11 gives |
+//! | [`rollout`] | ParaSMoE's times of a rollout, whole experts first and slices at the end |
 //! | [`moebius`], [`phases`] | Moebius' switch policy, and the oracle that it is compared with |
 
 pub mod centres;
 pub mod mixserve;
 pub mod moebius;
 pub mod phases;
+pub mod rollout;
 pub mod sr;
 pub mod topology;
 
 use semmoe_planner::PlanError;
 
-/// Whether `found` is finite and above 0.
-fn positive(what: &'static str, found: f64) -> Result<(), PlanError> {
+/// `found`, which is finite and above 0.
+fn positive(what: &'static str, found: f64) -> Result<f64, PlanError> {
     let expected = "a finite number above 0";
-    if found.is_finite() && found > 0.0 { Ok(()) } else { Err(PlanError::Value { what, found, expected }) }
+    if found.is_finite() && found > 0.0 { Ok(found) } else { Err(PlanError::Value { what, found, expected }) }
 }
 
 /// Whether `found` is finite and at least 0.
 fn not_negative(what: &'static str, found: f64) -> Result<(), PlanError> {
-    if found == 0.0 { Ok(()) } else { positive(what, found) }
+    if found == 0.0 { Ok(()) } else { positive(what, found).map(drop) }
 }

@@ -2,7 +2,6 @@
 #![allow(clippy::print_stdout, reason = "a program that prints tables")]
 
 mod perplexity;
-mod rates;
 mod rows;
 
 use std::path::PathBuf;
@@ -24,20 +23,14 @@ enum Command {
         #[arg(value_name = "ROWS.jsonl")]
         file: PathBuf,
     },
-    /// Rates of the SR codec beside a copy of as many bytes.
-    SrRates {
-        /// Weights of the expert.
-        #[arg(default_value_t = 18_874_368)]
-        weights: usize,
-    },
     /// The cost of compressed experts in perplexity, and which ratios are therefore refused (exit code 2).
     SrPerplexity {
         /// Largest rise of perplexity, as a share.
         #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
         limit: f64,
         /// Ratios of compression.
-        #[arg(default_values_t = [2, 5, 10, 50])]
-        ratios: Vec<u32>,
+        #[arg(default_values_t = [2, 5, 10, 50], value_parser = clap::value_parser!(u16).range(1..))]
+        ratios: Vec<u16>,
     },
     /// One layer over data centres, by size of the expert domains.
     Centres {
@@ -53,7 +46,6 @@ enum Command {
 fn main() -> Outcome<ExitCode> {
     match Command::parse() {
         Command::Rows { file } => rows::answer(&file)?,
-        Command::SrRates { weights } => rates::print(weights)?,
         Command::SrPerplexity { limit, ratios } => return perplexity::judge(limit, &ratios),
         Command::Centres { count, domains } => centres(count, &domains)?,
     }

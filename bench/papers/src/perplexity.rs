@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use half::{bf16, f16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
-use semmoe_bench_papers::sr::{SharedExpert, SrEncoder, SrIndex, SrResidual};
+use semmoe_bench_papers::sr;
 use semmoe_tables::{Placement, RankId};
 use semmoe_text::Tokenizer;
 use semmoe_worker::ep::{ExpertParallel, LocalTransport, StepPhase};
@@ -81,27 +81,18 @@ impl Checkpoint<'_> {
 /// How experts travel.
 #[derive(Clone, Copy)]
 struct Compression {
-    ratio: u32,
+    ratio: u16,
     /// Whether residuals are on the mean of the layer's experts, or are the experts.
     shared: bool,
 }
 
 /// Experts as they arrive.
-fn compressed(experts: &LayerExperts, by: Compression) -> Outcome<LayerExperts> {
+fn compressed(experts: &LayerExperts, by: Compression) -> LayerExperts {
     let slices: Vec<&[f16]> = experts.iter().map(Vec::as_slice).collect();
-    let shared = match by.shared {
-        true => SharedExpert::mean(&slices, 1)?,
-        false => SharedExpert::new(vec![f16::ZERO; slices[0].len()], 1)?,
-    };
-    let (mut encoder, mut message) = (SrEncoder::default(), Vec::new());
-    let arrive = |expert: &Vec<f16>| -> Outcome<Vec<f16>> {
-        message.clear();
-        encoder.encode(expert, &shared, by.ratio, SrIndex::InBlock, &mut message)?;
-        let mut arrived = vec![f16::ZERO; expert.len()];
-        SrResidual::parse(&message)?.decode(&shared, &mut arrived)?;
-        Ok(arrived)
-    };
-    experts.iter().map(arrive).collect()
+    let weights = slices[0].len();
+    let shared = if by.shared { sr::mean(&slices) } else { vec![f16::ZERO; weights] };
+    let kept = sr::kept(weights, by.ratio.into(), sr::INDEX_BYTES[0]);
+    slices.into_iter().map(|expert| sr::decode(&sr::encode(expert, &shared, kept), &shared)).collect()
 }
 
 /// The first tokens of held-out conversations.
@@ -153,7 +144,7 @@ fn perplexity(dir: &Path, texts: &[Vec<u32>]) -> Outcome<f64> {
 }
 
 /// Whether a ratio may be used: one sentence if not.
-fn gate(ratio: u32, rise: f64, limit: f64) -> Result<(), String> {
+fn gate(ratio: u16, rise: f64, limit: f64) -> Result<(), String> {
     // Not a number is no rise that is small.
     if rise <= limit {
         return Ok(());
@@ -166,7 +157,7 @@ fn gate(ratio: u32, rise: f64, limit: f64) -> Result<(), String> {
 }
 
 /// Prints the perplexity at each ratio.
-pub(crate) fn judge(limit: f64, ratios: &[u32]) -> Outcome<ExitCode> {
+pub(crate) fn judge(limit: f64, ratios: &[u16]) -> Outcome<ExitCode> {
     let bytes = std::fs::read(Path::new(MODEL).join("model.safetensors"))?;
     let checkpoint =
         Checkpoint { config: ModelConfig::load(Path::new(MODEL))?, tensors: SafeTensors::deserialize(&bytes)? };
@@ -181,8 +172,7 @@ pub(crate) fn judge(limit: f64, ratios: &[u32]) -> Outcome<ExitCode> {
         let mut found = [0.0; 2];
         for (found, shared) in found.iter_mut().zip([true, false]) {
             let by = Compression { ratio, shared };
-            let layers: Vec<LayerExperts> =
-                layers.iter().map(|experts| compressed(experts, by)).collect::<Outcome<_>>()?;
+            let layers: Vec<LayerExperts> = layers.iter().map(|experts| compressed(experts, by)).collect();
             let dir = tempfile::tempdir()?;
             checkpoint.write(dir.path(), &layers)?;
             *found = perplexity(dir.path(), &texts)?;

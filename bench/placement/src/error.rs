@@ -9,8 +9,6 @@ pub(crate) enum BenchError {
     Solve(#[from] semmoe_solver::SolveError),
     #[error("cannot read {path}: {cause}")]
     Read { path: String, cause: String },
-    #[error("cannot write {path}: {cause}")]
-    File { path: String, cause: std::io::Error },
     #[error("cannot write the tables to standard output: {0}")]
     Write(#[from] std::io::Error),
     #[error("{found}: {expected}")]

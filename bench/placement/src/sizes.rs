@@ -4,12 +4,13 @@
 //! the front of that order: about 20 different ones per token and layer, more than the 15 of recorded profiles of
 //! OLMoE, so that the figures are on the safe side.
 
-use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::Write;
 use std::path::Path;
 
+use semmoe_tables::{LayerIdx, ModelInfo, Phase, ProfileRow, ProfileWriter, TokenId};
+
 use crate::error::BenchError;
+use crate::methods::provenance;
 
 /// The model whose size a profile has.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -22,22 +23,23 @@ pub(crate) enum Size {
     DeepseekV3,
 }
 
-struct Shape {
-    vocabulary: usize,
-    layers: usize,
-    experts: usize,
-    top_k: usize,
-}
-
 impl Size {
-    fn shape(self) -> Shape {
-        let (vocabulary, layers, experts, top_k) = match self {
+    fn model(self) -> ModelInfo {
+        let (vocab_size, layers, num_experts, top_k) = match self {
             Size::V2Lite => (102_400, 26, 64, 6),
             Size::Qwen30 => (151_936, 48, 128, 8),
             Size::Qwen235 => (151_936, 94, 128, 8),
             Size::DeepseekV3 => (129_280, 58, 256, 8),
         };
-        Shape { vocabulary, layers, experts, top_k }
+        ModelInfo {
+            model: "synthetic".into(),
+            tokenizer_sha256: None,
+            num_experts,
+            top_k,
+            vocab_size,
+            num_hidden_layers: layers,
+            layer_ids: (0..layers).collect(),
+        }
     }
 }
 
@@ -45,27 +47,28 @@ impl Size {
 const MAX_DRAWN: u64 = 48;
 const TOPICS: usize = 24;
 
-/// Writes the profile without the builder, whose evidence takes several times the memory of the file.
+/// Writes the profile.
 pub(crate) fn make(size: Size, file: &Path, tokens: u64) -> Result<(), BenchError> {
-    let shape = &size.shape();
-    let counts = zipf(shape.vocabulary, tokens);
-    let cube: Vec<usize> =
-        (0..4096).map(|u| ((f64::from(u) / 4096.0).powi(6) * shape.experts as f64) as usize).collect();
-    let (mut indptr, mut experts, mut activations) = (Vec::new(), Vec::<u16>::new(), Vec::<u32>::new());
-    let mut on_expert = vec![0u32; shape.experts];
-    for layer in 0..shape.layers {
-        let mut orders: Vec<Vec<usize>> = vec![(0..shape.experts).collect(); TOPICS];
+    let model = size.model();
+    let (layers, vocabulary, experts) = (model.layers(), model.vocab_size as usize, usize::from(model.num_experts));
+    let top_k = usize::from(model.top_k);
+    let counts = zipf(vocabulary, tokens);
+    let cube: Vec<usize> = (0..4096).map(|u| ((f64::from(u) / 4096.0).powi(6) * experts as f64) as usize).collect();
+    let mut writer = ProfileWriter::create(file, model, provenance(), Phase::All, counts.clone())?;
+    let mut on_expert = vec![0u32; experts];
+    let mut entries = 0;
+    for layer in 0..layers {
+        let mut orders: Vec<Vec<usize>> = vec![(0..experts).collect(); TOPICS];
         let mut random = fastrand::Rng::with_seed(layer as u64);
         orders.iter_mut().for_each(|order| random.shuffle(order));
         for (token, &count) in counts.iter().enumerate() {
-            indptr.push(experts.len() as u64);
-            let mut random = fastrand::Rng::with_seed((layer * shape.vocabulary + token) as u64);
+            let mut random = fastrand::Rng::with_seed((layer * vocabulary + token) as u64);
             // Topics of neighbouring layers agree mostly, so that labels shared by the layers are worth something.
             let topic = if random.u8(..) < 128 { token % TOPICS } else { random.usize(..TOPICS) };
             let turn = random.usize(..8);
             let drawn = count.min(MAX_DRAWN);
             for _ in 0..drawn {
-                let mut open = shape.top_k;
+                let mut open = top_k;
                 let mut taken = 0u64;
                 while open > 0 {
                     let place = cube[random.usize(..4096)] ^ turn;
@@ -77,15 +80,17 @@ pub(crate) fn make(size: Size, file: &Path, tokens: u64) -> Result<(), BenchErro
                     }
                 }
             }
-            for (expert, count) in on_expert.iter_mut().enumerate().filter(|(_, count)| **count > 0) {
-                experts.push(expert as u16);
-                activations.push(std::mem::take(count));
-            }
+            let seen = (0u16..).zip(&mut on_expert).filter(|(_, count)| **count > 0);
+            let (experts, counts): (Vec<u16>, Vec<u32>) =
+                seen.map(|(expert, count)| (expert, std::mem::take(count))).unzip();
+            entries += experts.len();
+            let row = ProfileRow { experts: &experts, counts: &counts };
+            writer.push(LayerIdx::new(layer as u16), TokenId::new(token as u32), row)?;
         }
-        indptr.push(experts.len() as u64);
     }
-    write(shape, file, &Columns { counts, indptr, experts, activations })
-        .map_err(|cause| BenchError::File { path: file.display().to_string(), cause })
+    writer.finish()?;
+    writeln!(std::io::stdout(), "{} tokens, {entries} counts", counts.iter().sum::<u64>())?;
+    Ok(())
 }
 
 /// Occurrences of each token by Zipf's law, in a shuffled vocabulary; multiples of what is drawn.
@@ -99,56 +104,4 @@ fn zipf(vocabulary: usize, tokens: u64) -> Vec<u64> {
         .collect();
     fastrand::Rng::with_seed(1).shuffle(&mut counts);
     counts
-}
-
-struct Columns {
-    counts: Vec<u64>,
-    indptr: Vec<u64>,
-    experts: Vec<u16>,
-    activations: Vec<u32>,
-}
-
-fn write(shape: &Shape, file: &Path, columns: &Columns) -> io::Result<()> {
-    let Columns { counts, indptr, experts, activations } = columns;
-    let layers: Vec<usize> = (0..shape.layers).collect();
-    let metadata = BTreeMap::from([
-        ("format", "semmoe.profile".to_owned()),
-        ("version", "1".into()),
-        ("model", "synthetic".into()),
-        ("tokenizer_sha256", String::new()),
-        ("num_experts", shape.experts.to_string()),
-        ("top_k", shape.top_k.to_string()),
-        ("vocab_size", shape.vocabulary.to_string()),
-        ("num_hidden_layers", shape.layers.to_string()),
-        ("layer_ids", serde_json::json!(layers).to_string()),
-        ("source", "scale".into()),
-        ("created", "2026-01-01T00:00:00Z".into()),
-        ("phase", "all".into()),
-    ]);
-    let mut header = serde_json::Map::new();
-    header.insert("__metadata__".into(), serde_json::json!(metadata));
-    let mut offset = 0;
-    let shapes = [
-        ("token_count", "U64", 8, vec![counts.len()]),
-        ("indptr", "U64", 8, vec![shape.layers, shape.vocabulary + 1]),
-        ("count", "U32", 4, vec![activations.len()]),
-        ("expert", "U16", 2, vec![experts.len()]),
-    ];
-    for (name, dtype, bytes, shape) in shapes {
-        let end = offset + bytes * shape.iter().product::<usize>();
-        header.insert(name.into(), serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}));
-        offset = end;
-    }
-    let mut header = serde_json::json!(header).to_string().into_bytes();
-    header.resize(header.len().next_multiple_of(8), b' ');
-    let mut out = BufWriter::new(File::create(file)?);
-    out.write_all(&(header.len() as u64).to_le_bytes())?;
-    out.write_all(&header)?;
-    counts.iter().try_for_each(|value| out.write_all(&value.to_le_bytes()))?;
-    indptr.iter().try_for_each(|value| out.write_all(&value.to_le_bytes()))?;
-    activations.iter().try_for_each(|value| out.write_all(&value.to_le_bytes()))?;
-    experts.iter().try_for_each(|value| out.write_all(&value.to_le_bytes()))?;
-    out.flush()?;
-    writeln!(std::io::stdout(), "{} tokens, {} counts", counts.iter().sum::<u64>(), experts.len())?;
-    Ok(())
 }

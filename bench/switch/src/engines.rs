@@ -2,9 +2,7 @@
 
 use std::path::Path;
 
-use semmoe_planner::policy::{
-    ByLayout, CacheShape, Layout, LayoutPrior, MAX_POINTS, Point, Prior, StepCurve, SwitchCost,
-};
+use semmoe_planner::policy::{ByLayout, Layout, LayoutPrior, MAX_POINTS, Point, Prior, StepCurve, SwitchCost};
 use serde::Deserialize;
 
 use crate::error::SwitchError;
@@ -38,8 +36,9 @@ const MEASURED: [(&str, [Row; 5]); 3] = [
     ),
 ];
 
-/// The cache of that model.
-pub(crate) const CACHE: CacheShape = CacheShape::Grouped { layers: 94, heads: 4, head_dim: 128, element_bytes: 2 };
+/// Bytes of a token's cache on one rank, with TP on each of 8 (4 heads, held twice) and whole with EP: 94 layers of
+/// keys and values, 4 heads of 128 elements of 2 bytes.
+const TOKEN_BYTES: ByLayout<u64> = ByLayout { tp: 48_128, ep: 192_512 };
 /// Ranks of the unit.
 pub(crate) const RANKS: u32 = 8;
 /// Bytes free for the cache on a rank: 0.85 of 141 GB less the weights, all cut with TP, attention whole with EP.
@@ -51,7 +50,8 @@ pub(crate) const CHUNK_TOKENS: u32 = 8192;
 
 /// KV tokens that the unit holds.
 pub(crate) fn room_tokens() -> ByLayout<u64> {
-    CACHE.room_tokens(FREE_BYTES, RANKS)
+    let whole = FREE_BYTES.ep / TOKEN_BYTES.ep;
+    ByLayout { tp: FREE_BYTES.tp / TOKEN_BYTES.tp, ep: whole * u64::from(RANKS) }
 }
 
 /// The cost of a switch: expert weights at 70% of NVLink's 450 GB/s, and what Moebius' fastest switch (215 ms) takes
@@ -60,7 +60,8 @@ pub(crate) fn switch_cost() -> SwitchCost {
     SwitchCost {
         ranks: RANKS,
         weight_bytes: 56_774_098_944,
-        token_bytes: CACHE.moved_bytes(RANKS),
+        // All ranks but the owner get a share; back, the owner gets what it has not.
+        token_bytes: ByLayout { tp: 7 * TOKEN_BYTES.tp, ep: TOKEN_BYTES.ep - TOKEN_BYTES.tp },
         bytes_per_second: 315e9,
         fixed_seconds: 0.057,
     }

@@ -232,3 +232,11 @@ proptest! {
         prop_assert_eq!(steady.switches, 0);
     }
 }
+
+#[test]
+fn the_caches_are_those_of_the_page_on_switching() {
+    let room = room_tokens();
+    assert!(room.tp.abs_diff(1_269_000) < 1000 && room.ep.abs_diff(1_961_000) < 1000, "{room:?}");
+    let moved = switch_cost().token_bytes;
+    assert_eq!((moved.tp, moved.ep), (336_896, 144_384));
+}

@@ -1,69 +1,6 @@
-//! Bytes that a switch moves, tokens that each layout's KV cache holds, and the guard that refuses a layout without
-//! room.
+//! The time that a switch takes, and the guard that refuses a layout without room for the KV cache.
 
 use super::{ByLayout, Layout};
-
-/// The cache of one token over all layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CacheShape {
-    /// Keys and values by head: with TP a rank keeps its own heads, replicated where there are fewer heads than ranks.
-    Grouped {
-        /// Layers with a cache.
-        layers: u32,
-        /// KV heads.
-        heads: u32,
-        /// Elements of a head.
-        head_dim: u32,
-        /// Bytes of an element.
-        element_bytes: u32,
-    },
-    /// MLA's latent vector, which every rank keeps whole.
-    Latent {
-        /// Layers with a cache.
-        layers: u32,
-        /// Elements of a token and layer.
-        width: u32,
-        /// Bytes of an element.
-        element_bytes: u32,
-    },
-}
-
-fn product(factors: &[u32]) -> u64 {
-    factors.iter().fold(1, |product: u64, &factor| product.saturating_mul(factor.into()))
-}
-
-impl CacheShape {
-    /// Bytes of a token where it is whole: on its owner with EP.
-    pub fn whole_bytes(self) -> u64 {
-        self.tp_rank_bytes(1)
-    }
-
-    /// Bytes of a token on each of `ranks` ranks with TP.
-    pub fn tp_rank_bytes(self, ranks: u32) -> u64 {
-        match self {
-            CacheShape::Grouped { layers, heads, head_dim, element_bytes } => {
-                product(&[2, layers, heads.div_ceil(ranks.max(1)), head_dim, element_bytes])
-            }
-            CacheShape::Latent { layers, width, element_bytes } => product(&[layers, width, element_bytes]),
-        }
-    }
-
-    /// Bytes of a token that cross ranks in a switch to each layout, over all ranks. To TP: every rank's share but the
-    /// owner's own. To EP: the owner's whole cache but what it holds already.
-    pub fn moved_bytes(self, ranks: u32) -> ByLayout<u64> {
-        let share = self.tp_rank_bytes(ranks);
-        ByLayout { tp: share.saturating_mul(u64::from(ranks.max(1)) - 1), ep: self.whole_bytes().saturating_sub(share) }
-    }
-
-    /// Tokens that the whole unit can hold, with `free_bytes` left on each rank. The weights beside the cache differ
-    /// between layouts, so the free bytes do. With EP the ranks are taken to be evenly filled.
-    pub fn room_tokens(self, free_bytes: ByLayout<u64>, ranks: u32) -> ByLayout<u64> {
-        ByLayout {
-            tp: free_bytes.tp / self.tp_rank_bytes(ranks).max(1),
-            ep: (free_bytes.ep / self.whole_bytes().max(1)).saturating_mul(ranks.into()),
-        }
-    }
-}
 
 /// The time of a switch: `T = ((P - 1) / P * W + KV bytes into a rank) / B + fixed`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -72,7 +9,7 @@ pub struct SwitchCost {
     pub ranks: u32,
     /// W: bytes of expert weights on each rank.
     pub weight_bytes: u64,
-    /// Bytes of a KV token that cross ranks, by the layout gone to ([`CacheShape::moved_bytes`]).
+    /// Bytes of a KV token that cross ranks, by the layout gone to.
     pub token_bytes: ByLayout<u64>,
     /// B: bytes per second into each rank.
     pub bytes_per_second: f64,
@@ -144,37 +81,13 @@ mod tests {
     use super::*;
 
     /// Qwen3-235B-A22B in bf16 on 8 x H200: the figures of docs/switching.md.
-    const QWEN: CacheShape = CacheShape::Grouped { layers: 94, heads: 4, head_dim: 128, element_bytes: 2 };
-
-    #[test]
-    fn four_heads_over_eight_ranks_are_held_twice() {
-        assert_eq!((QWEN.whole_bytes(), QWEN.tp_rank_bytes(8)), (192_512, 48_128));
-        assert_eq!(QWEN.moved_bytes(8), ByLayout { tp: 336_896, ep: 144_384 });
-        assert_eq!(QWEN.moved_bytes(1), ByLayout { tp: 0, ep: 0 });
-        // 0.85 of 141 GB less the weights: all cut with TP, attention whole with EP.
-        let free = ByLayout { tp: 61_080_000_000, ep: 47_190_000_000 };
-        let room = QWEN.room_tokens(free, 8);
-        assert!(room.tp.abs_diff(1_269_000) < 1000 && room.ep.abs_diff(1_961_000) < 1000, "{room:?}");
-    }
-
-    #[test]
-    fn a_latent_cache_is_whole_on_every_rank() {
-        let latent = CacheShape::Latent { layers: 61, width: 576, element_bytes: 2 };
-        assert_eq!(latent.tp_rank_bytes(8), latent.whole_bytes());
-        assert_eq!(latent.moved_bytes(8), ByLayout { tp: 7 * latent.whole_bytes(), ep: 0 });
-        let room = latent.room_tokens(ByLayout { tp: 1 << 30, ep: 1 << 30 }, 8);
-        assert_eq!(room.ep, 8 * room.tp);
-        let absurd = CacheShape::Grouped { layers: u32::MAX, heads: u32::MAX, head_dim: u32::MAX, element_bytes: 2 };
-        assert_eq!(absurd.moved_bytes(8).tp, u64::MAX, "saturates");
-    }
-
     #[test]
     fn weights_take_the_times_that_the_bandwidth_gives() {
         for (gigabytes_per_second, milliseconds) in [(280.0, 177.4), (315.0, 157.7), (450.0, 110.4)] {
             let cost = SwitchCost {
                 ranks: 8,
                 weight_bytes: 56_774_098_944,
-                token_bytes: QWEN.moved_bytes(8),
+                token_bytes: ByLayout { tp: 336_896, ep: 144_384 },
                 bytes_per_second: gigabytes_per_second * 1e9,
                 fixed_seconds: 0.0,
             };

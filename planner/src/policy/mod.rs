@@ -25,7 +25,7 @@ pub use adaptive::{Adaptive, State};
 pub use curve::{CurveError, MAX_POINTS, Point, StepCurve};
 pub use fixed::Fixed;
 pub use learned::{LayoutPrior, Prior};
-pub use memory::{CacheShape, Guard, NoRoom, SwitchCost};
+pub use memory::{Guard, NoRoom, SwitchCost};
 pub use settings::{Settings, SettingsError, TtftTarget};
 
 /// How attention and experts of a unit lie on its ranks.

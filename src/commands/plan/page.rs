@@ -32,10 +32,6 @@ fn lines(text: &str) -> String {
     text.lines().map(escape).collect::<Vec<_>>().join("\n")
 }
 
-fn circle(svg: &mut Svg, x: f64, y: f64, colour: &str) {
-    svg.raw(&format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"{colour}\"/>"));
-}
-
 fn picture(front: &[FrontPoint]) -> String {
     let most = |of: fn(&FrontPoint) -> f64| front.iter().map(of).fold(f64::MIN_POSITIVE, f64::max);
     let (wide, high) = (most(|point| point.user_tokens_per_second), most(|point| point.gpu_tokens_per_second));
@@ -50,11 +46,11 @@ fn picture(front: &[FrontPoint]) -> String {
         }
         let kind = names.iter().position(|known| *known == name(point)).unwrap_or(0);
         let (x, y) = axes.at(point.user_tokens_per_second, point.gpu_tokens_per_second);
-        circle(&mut svg, x, y, KINDS[kind % KINDS.len()]);
+        svg.dot(x, y, KINDS[kind % KINDS.len()], &name(point));
     }
     for (at, name) in names.iter().enumerate().take(KINDS.len()) {
         let row = TOP + 14.0 + at as f64 * 20.0;
-        circle(&mut svg, RIGHT + 20.0, row - 4.0, KINDS[at]);
+        svg.dot(RIGHT + 20.0, row - 4.0, KINDS[at], name);
         svg.text(RIGHT + 30.0, row, "start", "", &escape(name));
     }
     svg.text((LEFT + RIGHT) / 2.0, BOTTOM + 40.0, "middle", "", "tokens/s that one user receives");
