@@ -62,7 +62,7 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// What was counted since `before`; the first line that is no sample is the error. Families that are not known are
+    /// The counts since `before`; the first line that is no sample is the error. Families that are not known are
     /// passed over.
     ///
     /// # Errors

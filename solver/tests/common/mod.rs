@@ -78,8 +78,9 @@ pub(crate) fn fixed_cases(cases: u32) -> ProptestConfig {
     ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::with_cases(cases) }
 }
 
+/// Without bounds, which no other figure depends on.
 pub(crate) fn options(groups: u16, attention: Attention) -> SolveOptions {
-    SolveOptions { starts: 6, ..SolveOptions::new(groups, attention, provenance()) }
+    SolveOptions { starts: 6, bounds: None, ..SolveOptions::new(groups, attention, provenance()) }
 }
 
 pub(crate) fn quiet(_: SolveProgress) -> ControlFlow<()> {

@@ -49,7 +49,7 @@ fn bounds_are_the_same_for_any_number_of_threads() {
 #[test]
 fn a_report_without_bounds_says_why() {
     let trace = planted(4, 60, 0.6, 13);
-    let options = SolveOptions { bounds: None, ..options(4, Attention::Dp) };
+    let options = options(4, Attention::Dp);
     let report = solve_trace(&trace, &options).unwrap().report;
     assert!(report.gap.is_none() && report.bound_sdp.is_none());
     assert_eq!(report.bound_note.as_deref(), Some("not asked for"));

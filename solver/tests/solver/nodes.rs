@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::common::{model, options, planted, profile_of, provenance, quiet, solve_trace};
 use proptest::prelude::*;
 use semmoe_solver::{
-    EvalInput, EvalOptions, GivenPlacement, Nodes, Objective, SolveOptions, WarmStart, evaluate, solve,
+    BoundOptions, EvalInput, EvalOptions, GivenPlacement, Nodes, Objective, SolveOptions, WarmStart, evaluate, solve,
 };
 use semmoe_tables::{Attention, LayerIdx, Placement, Trace, TraceBuilder};
 
@@ -45,7 +45,8 @@ fn paired(requests: usize, seed: u64) -> Trace {
 fn groups_that_work_together_share_a_node() {
     let trace = paired(120, 1);
     for attention in [Attention::Dp, Attention::Tp] {
-        let solved = solve_trace(&trace, &with_nodes(2, 4.0, 4, attention)).unwrap();
+        let options = SolveOptions { bounds: Some(BoundOptions::default()), ..with_nodes(2, 4.0, 4, attention) };
+        let solved = solve_trace(&trace, &options).unwrap();
         let figures = solved.report.nodes.clone().unwrap();
         assert!(figures.node_local_rate > 0.9, "{:?}", solved.report);
         assert!((figures.inter_node_activations_per_token - 2.0 * (1.0 - figures.node_local_rate)).abs() < 1e-12);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::common::{options, planted, profile_of, quiet, solve_trace};
 use proptest::prelude::*;
 use semmoe_solver::{
-    EvalInput, EvalOptions, GivenPlacement, Nodes, Objective, PaperOptions, SolveOptions, WarmStart, evaluate,
-    solve_paper,
+    BoundOptions, EvalInput, EvalOptions, GivenPlacement, Nodes, Objective, PaperOptions, SolveOptions, WarmStart,
+    evaluate, solve_paper,
 };
 use semmoe_tables::export::{Eplb, sglang, vllm};
 use semmoe_tables::{Attention, LayerIdx, Tables};
@@ -44,7 +44,8 @@ proptest! {
         let trace = planted(4, 100, 0.8, seed);
         let nodes = (nodes && groups.is_multiple_of(3)).then_some(Nodes { nodes: 3, inter_cost: 4.0 });
         let options = SolveOptions { nodes, ..padded(groups, attention) };
-        let solved = solve_trace(&trace, &options).unwrap();
+        let with_bounds = SolveOptions { bounds: Some(BoundOptions::default()), ..options.clone() };
+        let solved = solve_trace(&trace, &with_bounds).unwrap();
         let each = usize::from(16u16.div_ceil(groups));
         check_slots(&solved.tables, groups, |held| held <= each);
         let report = &solved.report;

@@ -57,20 +57,6 @@ fn with_a_trace_the_tables_have_the_papers_a_and_go_by_the_surer_table() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_bytes() {
-    let trace = planted(4, 120, 0.6, 3);
-    let profile = profile_of(&trace);
-    for attention in [Attention::Dp, Attention::Tp] {
-        let digest = |threads: usize| {
-            let options = SolveOptions { threads, ..options(4, attention) };
-            let solved = solve_paper(&profile, Some(&trace), &options, &PaperOptions::default(), &mut quiet).unwrap();
-            solved.tables.digest().to_owned()
-        };
-        assert_eq!(digest(1), digest(3));
-    }
-}
-
-#[test]
 fn the_caller_can_stop() {
     let trace = planted(4, 100, 0.6, 4);
     let profile = profile_of(&trace);

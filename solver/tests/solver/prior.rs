@@ -115,7 +115,7 @@ fn strings_help_on_recorded_routing() {
     let tokenizer = Tokenizer::from_file(&folder.join("../assets/tiny-qwen3moe-15m/tokenizer.json")).unwrap();
     let strings = TokenStrings::new(tokenizer.pieces(), Some(tokenizer.sha256().to_owned()));
     let lar = |token_strings| {
-        let options = SolveOptions { threads: 2, starts: 2, token_strings, bounds: None, ..options(4, Attention::Tp) };
+        let options = SolveOptions { threads: 2, starts: 2, token_strings, ..options(4, Attention::Tp) };
         let tables = solve_trace(&solve_on, &options).unwrap().tables;
         evaluate(&tables, EvalInput::Trace(&judge_on), &EvalOptions::default()).unwrap().lar
     };

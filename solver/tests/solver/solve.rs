@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use crate::common::{model, options, planted, profile_of, provenance, quiet, solve_trace};
-use semmoe_solver::{PaperOptions, SolveError, SolveOptions, Unit, solve, solve_paper};
+use semmoe_solver::{GivenPlacement, Objective, PaperOptions, SolveError, SolveOptions, Unit, solve, solve_paper};
 use semmoe_tables::{
     Attention, ExpertId, GroupId, LayerIdx, Phase, ProfileBuilder, TokenId, TraceBuilder, UNKNOWN_EXPERT,
 };
@@ -58,15 +58,29 @@ fn tp_recovers_each_layer() {
 
 #[test]
 fn the_same_seed_gives_the_same_bytes_whatever_the_threads() {
-    let trace = planted(4, 120, 0.6, 3);
+    let trace = planted(4, 100, 0.6, 3);
     for attention in [Attention::Dp, Attention::Tp] {
-        let digests: Vec<String> = [1, 2, 5]
-            .map(|threads| {
-                let options = SolveOptions { threads, ..options(4, attention) };
-                solve_trace(&trace, &options).unwrap().tables.digest().to_owned()
-            })
-            .into();
-        assert!(digests.iter().all(|digest| *digest == digests[0]), "{digests:?}");
+        let base = options(4, attention);
+        let mut kinds = vec![
+            base.clone(),
+            SolveOptions { objective: Objective::Ranks, ..base.clone() },
+            SolveOptions { placement: Some(GivenPlacement::Linear), ..base.clone() },
+        ];
+        // Replicas need attention dp.
+        kinds.extend((attention == Attention::Dp).then(|| SolveOptions { redundant: 4, ..base.clone() }));
+        for options in kinds {
+            let digest = |threads| {
+                solve_trace(&trace, &SolveOptions { threads, ..options.clone() }).unwrap().tables.digest().to_owned()
+            };
+            let digests = [1, 2, 5].map(digest);
+            assert!(digests[0] == digests[1] && digests[0] == digests[2], "{options:?} {digests:?}");
+        }
+        let digest = |threads| {
+            let (options, paper) = (SolveOptions { threads, ..base.clone() }, PaperOptions::default());
+            let solved = solve_paper(&profile_of(&trace), Some(&trace), &options, &paper, &mut quiet).unwrap();
+            solved.tables.digest().to_owned()
+        };
+        assert_eq!(digest(1), digest(3), "{attention}, the paper's");
     }
 }
 
