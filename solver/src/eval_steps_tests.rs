@@ -2,11 +2,11 @@
 //! link.
 
 use std::ops::ControlFlow;
-use std::path::Path;
 
-use semmoe_tables::{Attention, Phase, ProfileBuilder, Provenance};
+use semmoe_tables::Attention;
 
 use super::*;
+use crate::fixtures::{profile_of, provenance, recorded};
 use crate::options::{EvalOptions, SolveOptions};
 use crate::solve::solve;
 use crate::transport::Transport;
@@ -16,17 +16,11 @@ const GROUPS: u16 = 4;
 /// A share as an integer.
 const ONE: f64 = (1u64 << 40) as f64;
 
-fn recorded(name: &str) -> Trace {
-    Trace::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)).unwrap()
-}
-
 fn solved() -> Tables {
     let trace = recorded("profile.trace.safetensors");
-    let provenance = Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() };
-    let mut profile = ProfileBuilder::new(trace.model().clone(), provenance.clone(), Phase::All).unwrap();
-    profile.add_trace(&trace).unwrap();
-    let options = SolveOptions { starts: 2, threads: 2, ..SolveOptions::new(GROUPS, Attention::Tp, provenance) };
-    solve(&profile.finish().unwrap(), Some(&trace), &options, &mut |_| ControlFlow::Continue(())).unwrap().tables
+    let options =
+        SolveOptions { starts: 2, threads: 2, bounds: None, ..SolveOptions::new(GROUPS, Attention::Tp, provenance()) };
+    solve(&profile_of(&trace), Some(&trace), &options, &mut |_| ControlFlow::Continue(())).unwrap().tables
 }
 
 /// Shares that the rows of a layer keep, and the most that any even split keeps.

@@ -1,11 +1,12 @@
 //! The expert step is exact, and within its load limit; both steps together never lose.
 
 use proptest::prelude::*;
-use semmoe_tables::{ModelInfo, Phase, Profile, ProfileBuilder, Provenance, TraceBuilder};
+use semmoe_tables::{Profile, TraceBuilder};
 
 use super::*;
 use crate::alternate::{Watch, not_reached, run_start};
 use crate::clustering::{Clustering, Limits, Task, local_rate};
+use crate::fixtures::{model, profile_of, provenance};
 use crate::load_limit::group_loads;
 use crate::swaps::passed;
 use crate::topology::Topology;
@@ -13,16 +14,6 @@ use crate::unit_step::{mass_capacity, unit_step, weighed_profits};
 
 /// A profile of `tokens` occurrences with random routes that depend on the token.
 fn profile(layers: usize, experts: u16, top_k: u16, tokens: usize, seed: u64) -> Profile {
-    let model = ModelInfo {
-        model: "random".into(),
-        tokenizer_sha256: None,
-        num_experts: experts,
-        top_k,
-        vocab_size: 64,
-        num_hidden_layers: layers as u16,
-        layer_ids: (0..layers as u16).collect(),
-    };
-    let provenance = Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() };
     let mut random = fastrand::Rng::with_seed(seed);
     let ids: Vec<u32> = (0..tokens).map(|_| (random.f64().powi(2) * 64.0) as u32).collect();
     let mut routes = Vec::new();
@@ -37,11 +28,9 @@ fn profile(layers: usize, experts: u16, top_k: u16, tokens: usize, seed: u64) ->
             routes.extend(&order[..usize::from(top_k)]);
         }
     }
-    let mut trace = TraceBuilder::new(model.clone(), provenance.clone()).unwrap();
+    let mut trace = TraceBuilder::new(model(layers as u16, experts, top_k, 64), provenance()).unwrap();
     trace.push(&ids, tokens as u32, &routes, None).unwrap();
-    let mut profile = ProfileBuilder::new(model, provenance, Phase::All).unwrap();
-    profile.add_trace(&trace.finish().unwrap()).unwrap();
-    profile.finish().unwrap()
+    profile_of(&trace.finish().unwrap())
 }
 
 fn limits(groups: usize, max_over_mean: f64) -> Limits {

@@ -1,11 +1,12 @@
 //! Homes: the cheapest labels by brute force, and steps that never lose with the cost of moves in them.
 
 use proptest::prelude::*;
-use semmoe_tables::{ModelInfo, Phase, ProfileBuilder, Provenance, TraceBuilder};
+use semmoe_tables::TraceBuilder;
 
 use super::*;
 use crate::alternate::{Watch, bring_home, run_from_home, run_start, stay};
 use crate::clustering::{Limits, Task};
+use crate::fixtures::{model, profile_of, provenance};
 use crate::topology::Topology;
 use crate::transport::Transport;
 use crate::unit_step::mass_capacity;
@@ -14,17 +15,7 @@ const LAYERS: usize = 2;
 const EXPERTS: usize = 8;
 
 fn problem(seed: u64) -> Problem {
-    let model = ModelInfo {
-        model: "m".into(),
-        tokenizer_sha256: None,
-        num_experts: EXPERTS as u16,
-        top_k: 2,
-        vocab_size: 40,
-        num_hidden_layers: LAYERS as u16,
-        layer_ids: (0..LAYERS as u16).collect(),
-    };
-    let provenance = Provenance { source: String::new(), created: String::new() };
-    let mut trace = TraceBuilder::new(model.clone(), provenance.clone()).unwrap();
+    let mut trace = TraceBuilder::new(model(LAYERS as u16, EXPERTS as u16, 2, 40), provenance()).unwrap();
     let mut random = fastrand::Rng::with_seed(seed);
     for _ in 0..300 {
         let token = random.u32(0..40);
@@ -34,9 +25,7 @@ fn problem(seed: u64) -> Problem {
         });
         trace.push(&[token], 1, &route.collect::<Vec<u16>>(), None).unwrap();
     }
-    let mut profile = ProfileBuilder::new(model, provenance, Phase::All).unwrap();
-    profile.add_trace(&trace.finish().unwrap()).unwrap();
-    Problem::from_profile(&profile.finish().unwrap(), 0..LAYERS).unwrap()
+    Problem::from_profile(&profile_of(&trace.finish().unwrap()), 0..LAYERS).unwrap()
 }
 
 fn shuffled(groups: usize, random: &mut fastrand::Rng) -> Vec<u16> {

@@ -39,6 +39,9 @@ mod evaluate;
 mod evidence;
 mod expert_step;
 mod features;
+#[cfg(test)]
+#[path = "../tests/common/traces.rs"]
+mod fixtures;
 mod gating;
 mod given;
 mod held;

@@ -1,24 +1,15 @@
 //! The spectral seed finds what is planted, and divides evenly.
 
-use semmoe_tables::{ModelInfo, Phase, ProfileBuilder, Provenance, TraceBuilder};
+use semmoe_tables::TraceBuilder;
 
 use super::*;
 use crate::clustering::Limits;
+use crate::fixtures::{model, profile_of, provenance};
 use crate::topology::Topology;
 
 /// 12 experts in each of two layers; tokens of kind c use the experts e with (e + layer) % 3 = c, but for one
 /// activation in ten.
 fn planted(seed: u64) -> Problem {
-    let model = ModelInfo {
-        model: "planted".into(),
-        tokenizer_sha256: None,
-        num_experts: 12,
-        top_k: 2,
-        vocab_size: 60,
-        num_hidden_layers: 2,
-        layer_ids: vec![0, 1],
-    };
-    let provenance = Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() };
     let mut random = fastrand::Rng::with_seed(seed);
     let ids: Vec<u32> = (0..3000).map(|_| random.u32(0..60)).collect();
     let mut routes = Vec::new();
@@ -30,11 +21,9 @@ fn planted(seed: u64) -> Problem {
             routes.extend(&own[..2]);
         }
     }
-    let mut trace = TraceBuilder::new(model.clone(), provenance.clone()).unwrap();
+    let mut trace = TraceBuilder::new(model(2, 12, 2, 60), provenance()).unwrap();
     trace.push(&ids, 3000, &routes, None).unwrap();
-    let mut profile = ProfileBuilder::new(model, provenance, Phase::All).unwrap();
-    profile.add_trace(&trace.finish().unwrap()).unwrap();
-    Problem::from_profile(&profile.finish().unwrap(), 0..2).unwrap()
+    Problem::from_profile(&profile_of(&trace.finish().unwrap()), 0..2).unwrap()
 }
 
 #[test]

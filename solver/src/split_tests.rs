@@ -3,24 +3,13 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use semmoe_tables::{ModelInfo, Phase, Profile, ProfileBuilder, Provenance, Trace, TraceBuilder, UNKNOWN_EXPERT};
+use semmoe_tables::{ModelInfo, Phase, Profile, ProfileBuilder, Trace, TraceBuilder, UNKNOWN_EXPERT};
 
 use super::Split;
-
-fn provenance() -> Provenance {
-    Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() }
-}
+use crate::fixtures::{self, provenance};
 
 fn model() -> ModelInfo {
-    ModelInfo {
-        model: "tiny".into(),
-        tokenizer_sha256: None,
-        num_experts: 4,
-        top_k: 2,
-        vocab_size: 50,
-        num_hidden_layers: 1,
-        layer_ids: vec![0],
-    }
+    fixtures::model(1, 4, 2, 50)
 }
 
 /// Prompts of one to three of 50 tokens, so that some are equal, each with a decoded token.

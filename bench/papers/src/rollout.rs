@@ -1,4 +1,4 @@
-//! What ParaSMoE's switch from whole experts to slices is worth in a rollout.
+//! The gain of ParaSMoE's switch from whole experts to slices in a rollout.
 
 use semmoe_planner::PlanError;
 

@@ -6,24 +6,16 @@ use super::experts::{coactivations, expert_place};
 use super::requests::request_schedule;
 use super::start::cluster_units;
 use super::{PaperCap, PaperOptions, local, score};
+use crate::fixtures::{model, profile_of, provenance};
 use crate::problem::Problem;
 
-use semmoe_tables::{ModelInfo, Phase, ProfileBuilder, Provenance, TraceBuilder};
+use semmoe_tables::TraceBuilder;
 
 /// Tokens that occur `tokens[i]` times, all layers, with experts drawn from the seed.
 fn problem(layers: u16, experts: u16, tokens: &[u8], seed: u64) -> Problem {
-    let model = ModelInfo {
-        model: "any".into(),
-        tokenizer_sha256: None,
-        num_experts: experts,
-        top_k: 2,
-        vocab_size: tokens.len() as u32,
-        num_hidden_layers: layers,
-        layer_ids: (0..layers).collect(),
-    };
-    let provenance = Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() };
     let mut random = fastrand::Rng::with_seed(seed);
-    let mut trace = TraceBuilder::new(model.clone(), provenance.clone()).expect("a model");
+    let model = model(layers, experts, 2, tokens.len() as u32);
+    let mut trace = TraceBuilder::new(model, provenance()).expect("a model");
     for (token, &count) in tokens.iter().enumerate() {
         let ids = vec![token as u32; usize::from(count)];
         let mut routes = Vec::new();
@@ -33,9 +25,8 @@ fn problem(layers: u16, experts: u16, tokens: &[u8], seed: u64) -> Problem {
         }
         trace.push(&ids, u32::from(count), &routes, None).expect("a request");
     }
-    let mut builder = ProfileBuilder::new(model, provenance, Phase::All).expect("a model");
-    builder.add_trace(&trace.finish().expect("a trace")).expect("counts");
-    Problem::from_profile(&builder.finish().expect("a profile"), 0..usize::from(layers)).expect("a problem")
+    let profile = profile_of(&trace.finish().expect("a trace"));
+    Problem::from_profile(&profile, 0..usize::from(layers)).expect("a problem")
 }
 
 proptest! {

@@ -3,19 +3,19 @@
 use std::path::Path;
 
 use proptest::prelude::*;
-use semmoe_tables::{Attention, Embeddings, Provenance};
+use semmoe_tables::{Attention, Embeddings};
 use semmoe_text::Tokenizer;
 
 use super::dense::DenseFeatures;
 use super::features::Features;
 use super::strings::TokenStrings;
 use super::{TokenPrior, ridge};
+use crate::fixtures::provenance;
 use crate::options::SolveOptions;
 
 /// Options with defaults, for tests of this crate.
 pub(crate) fn test_options() -> SolveOptions {
-    let provenance = Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() };
-    SolveOptions::new(3, Attention::Tp, provenance)
+    SolveOptions::new(3, Attention::Tp, provenance())
 }
 
 impl TokenPrior {

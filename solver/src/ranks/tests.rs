@@ -1,12 +1,13 @@
 //! The local search against plain recounts, and the objective against brute force.
 
 use proptest::prelude::*;
-use semmoe_tables::{ModelInfo, Provenance, Trace, TraceBuilder};
+use semmoe_tables::{Trace, TraceBuilder};
 
 use super::routes::{LayerRoutes, UnitOf};
 use super::search::{Search, weights};
 use super::{Clustering, RankProblem, Traced};
 use crate::clustering::Limits;
+use crate::fixtures::{model, provenance};
 use crate::options::SolveOptions;
 use crate::prior::test_options;
 use crate::problem::Problem;
@@ -18,17 +19,8 @@ use crate::unit_step::mass_capacity;
 /// Requests of `top_k` experts of each layer, with a taste for some of them.
 fn random_trace((layers, experts, top_k): (usize, usize, usize), requests: usize, seed: u64) -> Trace {
     let mut random = fastrand::Rng::with_seed(seed);
-    let model = ModelInfo {
-        model: "random".into(),
-        tokenizer_sha256: None,
-        num_experts: experts as u16,
-        top_k: top_k as u16,
-        vocab_size: 8,
-        num_hidden_layers: layers as u16,
-        layer_ids: (0..layers as u16).collect(),
-    };
-    let provenance = Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() };
-    let mut trace = TraceBuilder::new(model, provenance).unwrap();
+    let model = model(layers as u16, experts as u16, top_k as u16, 8);
+    let mut trace = TraceBuilder::new(model, provenance()).unwrap();
     for _ in 0..requests {
         let taste = random.usize(0..experts);
         let tokens = random.usize(1..6);

@@ -1,30 +1,13 @@
 //! Small models and traces for the tests.
 
-#![allow(dead_code, reason = "not every test needs everything")]
+mod traces;
 
 use std::ops::ControlFlow;
 
 use proptest::test_runner::{Config as ProptestConfig, RngSeed};
 use semmoe_solver::{SolveError, SolveOptions, SolveProgress, Solved, solve};
-use semmoe_tables::{
-    Attention, ModelInfo, Phase, Profile, ProfileBuilder, Provenance, Trace, TraceBuilder, UNKNOWN_EXPERT,
-};
-
-pub(crate) fn provenance() -> Provenance {
-    Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() }
-}
-
-pub(crate) fn model(layers: u16, experts: u16, top_k: u16, vocabulary: u32) -> ModelInfo {
-    ModelInfo {
-        model: "planted".into(),
-        tokenizer_sha256: None,
-        num_experts: experts,
-        top_k,
-        vocab_size: vocabulary,
-        num_hidden_layers: layers,
-        layer_ids: (0..layers).collect(),
-    }
-}
+use semmoe_tables::{Attention, Trace, TraceBuilder, UNKNOWN_EXPERT};
+pub(crate) use traces::{model, profile_of, provenance, recorded};
 
 /// Requests of `topics` kinds, equally many. Each kind owns an equal part of the experts of each layer, hidden by a
 /// shuffle, and an equal part of the vocabulary; `purity` is the chance that an activation stays with its kind. Every
@@ -63,12 +46,6 @@ pub(crate) fn planted(topics: usize, requests: usize, purity: f64, seed: u64) ->
         }
         builder.push(&ids, tokens as u32, &routes, None).unwrap();
     }
-    builder.finish().unwrap()
-}
-
-pub(crate) fn profile_of(trace: &Trace) -> Profile {
-    let mut builder = ProfileBuilder::new(trace.model().clone(), provenance(), Phase::All).unwrap();
-    builder.add_trace(trace).unwrap();
     builder.finish().unwrap()
 }
 

@@ -1,12 +1,10 @@
 //! The objective `ranks`: fewer remote ranks than `activations`, whole solves, and what it refuses.
 
-use std::path::Path;
-
-use crate::common::{options, planted, profile_of, quiet, solve_trace};
+use crate::common::{options, planted, profile_of, quiet, recorded, solve_trace};
 use semmoe_solver::{
     EvalInput, EvalOptions, Objective, PaperOptions, SolveError, SolveOptions, evaluate, solve, solve_paper,
 };
-use semmoe_tables::{Attention, Trace};
+use semmoe_tables::Attention;
 
 fn ranks(options: &SolveOptions) -> SolveOptions {
     SolveOptions { objective: Objective::Ranks, ..options.clone() }
@@ -14,8 +12,7 @@ fn ranks(options: &SolveOptions) -> SolveOptions {
 
 #[test]
 fn ranks_sends_tokens_to_no_more_ranks_than_activations() {
-    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/profile.trace.safetensors");
-    let traces = [planted(4, 200, 0.6, 21), planted(8, 300, 0.4, 22), Trace::open(&recorded).unwrap()];
+    let traces = [planted(4, 200, 0.6, 21), planted(8, 300, 0.4, 22), recorded("profile.trace.safetensors")];
     for trace in &traces {
         for attention in [Attention::Dp, Attention::Tp] {
             let activations = SolveOptions { starts: 2, threads: 2, ..options(4, attention) };

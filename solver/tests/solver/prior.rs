@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::common::{model, options, profile_of, provenance, quiet, solve_trace};
+use crate::common::{model, options, profile_of, provenance, quiet, recorded, solve_trace};
 use semmoe_solver::{EvalInput, EvalOptions, SolveError, SolveOptions, TokenStrings, evaluate, solve};
-use semmoe_tables::{Attention, LayerIdx, Profile, TokenId, Trace, TraceBuilder};
+use semmoe_tables::{Attention, LayerIdx, Profile, TokenId, TraceBuilder};
 use semmoe_text::Tokenizer;
 
 fn strings(list: &[&str]) -> Option<Arc<TokenStrings>> {
@@ -110,7 +110,6 @@ fn another_tokenizer_is_refused() {
 #[test]
 fn strings_help_on_recorded_routing() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let recorded = |name: &str| Trace::open(&folder.join("tests/data").join(name)).unwrap();
     let (solve_on, judge_on) = (recorded("profile.trace.safetensors"), recorded("serve.trace.safetensors"));
     let tokenizer = Tokenizer::from_file(&folder.join("../assets/tiny-qwen3moe-15m/tokenizer.json")).unwrap();
     let strings = TokenStrings::new(tokenizer.pieces(), Some(tokenizer.sha256().to_owned()));

@@ -1,14 +1,8 @@
 //! Recorded routing of the bundled model: solved on one part, judged on requests that were not used.
 
-use std::path::Path;
-
-use crate::common::{options, solve_trace};
+use crate::common::{options, recorded, solve_trace};
 use semmoe_solver::{EvalInput, EvalOptions, SolveOptions, evaluate};
-use semmoe_tables::{Attention, Trace};
-
-fn recorded(name: &str) -> Trace {
-    Trace::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)).unwrap()
-}
+use semmoe_tables::Attention;
 
 #[test]
 fn what_is_solved_holds_on_other_requests() {

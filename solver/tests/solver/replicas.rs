@@ -1,16 +1,11 @@
 //! Replicas: constraints hold, they never cost locality, evaluation and tables know them, wrong numbers are refused.
 
 use crate::common;
-use std::path::Path;
 
-use crate::common::{options, planted, solve_trace};
+use crate::common::{options, planted, recorded, solve_trace};
 use proptest::prelude::*;
 use semmoe_solver::{EvalInput, EvalOptions, SolveError, SolveOptions, evaluate};
-use semmoe_tables::{Attention, LayerIdx, TokenId, Trace};
-
-fn recorded(name: &str) -> Trace {
-    Trace::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)).unwrap()
-}
+use semmoe_tables::{Attention, LayerIdx, TokenId};
 
 proptest! {
     #![proptest_config(common::fixed_cases(12))]

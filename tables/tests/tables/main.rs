@@ -6,6 +6,7 @@ mod checkpoint;
 #[path = "../common/mod.rs"]
 mod common;
 
+mod arrays;
 mod embeddings;
 mod even;
 mod export;

@@ -1,22 +1,14 @@
 //! Splits by prompt: none says anything about another.
 
-use semmoe_tables::{ModelInfo, PromptSplit, Provenance, Trace, TraceBuilder};
+use semmoe_tables::{PromptSplit, Trace, TraceBuilder};
+
+use crate::common::{model, provenance};
 
 const REQUESTS: u32 = 4000;
 
 /// Prompts that are alike: most of their tokens are the same.
 fn trace() -> Trace {
-    let model = ModelInfo {
-        model: "tiny".into(),
-        tokenizer_sha256: None,
-        num_experts: 4,
-        top_k: 1,
-        vocab_size: REQUESTS,
-        num_hidden_layers: 1,
-        layer_ids: vec![0],
-    };
-    let provenance = Provenance { source: "test".into(), created: "2026-01-02T03:04:05Z".into() };
-    let mut builder = TraceBuilder::new(model, provenance).unwrap();
+    let mut builder = TraceBuilder::new(model(4, 1, REQUESTS, &[0]), provenance()).unwrap();
     (0..REQUESTS).for_each(|token| builder.push(&[1, 2, token, 3], 4, &[0; 4], None).unwrap());
     builder.finish().unwrap()
 }

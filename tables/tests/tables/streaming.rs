@@ -5,24 +5,14 @@ use std::path::PathBuf;
 use half::f16;
 use proptest::prelude::*;
 use semmoe_tables::{
-    ExpertRows, LayerIdx, ModelInfo, Phase, Profile, ProfileBuilder, ProfileRow, ProfileWriter, Provenance, TokenId,
-    Trace, TraceBuilder, TraceRows, TraceWriter, UNKNOWN_EXPERT,
+    ExpertRows, LayerIdx, ModelInfo, Phase, Profile, ProfileBuilder, ProfileRow, ProfileWriter, TokenId, Trace,
+    TraceBuilder, TraceRows, TraceWriter, UNKNOWN_EXPERT,
 };
 
-fn model(num_experts: u16) -> ModelInfo {
-    ModelInfo {
-        model: "tiny".into(),
-        tokenizer_sha256: None,
-        num_experts,
-        top_k: 2,
-        vocab_size: 7,
-        num_hidden_layers: 3,
-        layer_ids: vec![0, 2],
-    }
-}
+use crate::common::{self, provenance};
 
-fn provenance() -> Provenance {
-    Provenance { source: "test".into(), created: "2026-01-02T03:04:05Z".into() }
+fn model(num_experts: u16) -> ModelInfo {
+    common::model(num_experts, 2, 7, &[0, 2])
 }
 
 struct Directory(tempfile::TempDir);

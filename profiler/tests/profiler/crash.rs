@@ -1,11 +1,8 @@
 //! A recording that was killed goes on where it was.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod common;
 
 use std::process::{Command, Stdio};
 
-use common::{ids_line, semmoe};
+use crate::common::{ids_line, semmoe};
 use semmoe_mock_engine::Fault;
 use semmoe_profiler::{NoProgress, RecordOptions, record};
 
@@ -35,7 +32,7 @@ async fn a_killed_recording_is_gone_on_with_and_counts_nothing_twice() {
     let first = [ids_line(&[1]), ids_line(&[2, 2]), ids_line(&[3]), ids_line(&[100]), ids_line(&[4])];
     mock.lines(&first);
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "recorder"])
+        .args(["--ignored", "--exact", "crash::recorder"])
         .env(URL, mock.url.to_string())
         .env(DIRECTORY, mock.directory.path())
         .stdout(Stdio::null())

@@ -1,5 +1,4 @@
 //! Profiles from traces: the same bytes in pieces, on any threads, in any order; and what is left out.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,19 +12,13 @@ use semmoe_tables::{
     UNKNOWN_EXPERT,
 };
 
+use crate::common;
+
 const CREATED: &str = "2026-01-02T03:04:05Z";
 const VOCABULARY: u32 = 12;
 
 fn model(num_experts: u16) -> ModelInfo {
-    ModelInfo {
-        model: "tiny".into(),
-        tokenizer_sha256: None,
-        num_experts,
-        top_k: 2,
-        vocab_size: VOCABULARY,
-        num_hidden_layers: 4,
-        layer_ids: vec![0, 2, 3],
-    }
+    common::model(num_experts, 2, VOCABULARY, &[0, 2, 3])
 }
 
 fn provenance(source: &str) -> Provenance {

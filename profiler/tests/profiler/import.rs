@@ -1,12 +1,13 @@
 //! Imports of what SGLang's recorder, EPLB's users and NumPy write; tests/data/import/make.py made the files with real
 //! torch, and semmoe-convert, which python/test_convert.py tests, made those in `converted` of them.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::{Path, PathBuf};
 
 use semmoe_profiler::import::{Format, ImportOptions, ImportReport, Imported, import};
 use semmoe_profiler::{BuildOptions, NoProgress, ProfilerError, build};
 use semmoe_tables::{LayerIdx, ModelInfo, Phase, Trace};
+
+use crate::common;
 
 const CREATED: &str = "2026-01-02T03:04:05Z";
 
@@ -16,15 +17,7 @@ fn data(name: &str) -> PathBuf {
 }
 
 fn model() -> ModelInfo {
-    ModelInfo {
-        model: "mock".into(),
-        tokenizer_sha256: None,
-        num_experts: 8,
-        top_k: 2,
-        vocab_size: 100,
-        num_hidden_layers: 4,
-        layer_ids: vec![1, 2, 3],
-    }
+    common::model(8, 2, 100, &[1, 2, 3])
 }
 
 struct Import {

@@ -1,22 +1,10 @@
 //! Long texts in slices: the same ids, and an end to the work when its client is gone.
-#![allow(clippy::unwrap_used)]
-
-use std::path::PathBuf;
 
 use proptest::prelude::*;
 use semmoe_text::{Limits, Prompt, TextError, Tokenizer, prompt_ids_while};
-use serde_json::{Value, json};
+use serde_json::json;
 
-const BOS: &str = "<|endoftext|>";
-
-fn file() -> Value {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../assets/tiny-qwen3moe-15m");
-    serde_json::from_slice(&std::fs::read(folder.join("tokenizer.json")).unwrap()).unwrap()
-}
-
-fn load(file: &Value) -> Tokenizer {
-    Tokenizer::from_bytes(&serde_json::to_vec(file).unwrap()).unwrap()
-}
+use crate::{BOS, file, load};
 
 /// Begins and ends every prompt with a token.
 fn with_borders() -> Tokenizer {

@@ -1,5 +1,4 @@
 //! A mock engine, and a folder to record it into.
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "tests")]
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,59 +10,63 @@ use semmoe_profiler::{NoProgress, ProfilerError, RecordOptions, RecordReport, re
 use semmoe_tables::{LayerIdx, ModelInfo, Trace, TraceRequest};
 
 /// An engine that reports its model, as semmoe's worker does. The first layer is dense.
-pub fn semmoe() -> Bench {
-    let model = ModelInfo {
+pub(crate) fn semmoe() -> Bench {
+    Bench::start(SEMMOE, model(8, 2, 20_000, &[1, 2]))
+}
+
+/// A model with experts in these layers; the last of them is its last.
+pub(crate) fn model(num_experts: u16, top_k: u16, vocab_size: u32, layer_ids: &[u16]) -> ModelInfo {
+    ModelInfo {
         model: "mock".into(),
         tokenizer_sha256: None,
-        num_experts: 8,
-        top_k: 2,
-        vocab_size: 20_000,
-        num_hidden_layers: 3,
-        layer_ids: vec![1, 2],
-    };
-    Bench::start(SEMMOE, model)
+        num_experts,
+        top_k,
+        vocab_size,
+        num_hidden_layers: layer_ids.last().map_or(0, |last| last + 1),
+        layer_ids: layer_ids.to_vec(),
+    }
 }
 
 /// The engine, running.
-pub struct Bench {
-    pub engine: Mock,
-    pub url: BaseUrl,
-    pub directory: tempfile::TempDir,
+pub(crate) struct Bench {
+    pub(crate) engine: Mock,
+    pub(crate) url: BaseUrl,
+    pub(crate) directory: tempfile::TempDir,
 }
 
 impl Bench {
-    pub fn start(dialect: Dialect, model: ModelInfo) -> Self {
+    pub(crate) fn start(dialect: Dialect, model: ModelInfo) -> Self {
         Self::serve(Engine::new(dialect, model, Texts::Bytes))
     }
 
-    pub fn serve(engine: Engine) -> Self {
+    pub(crate) fn serve(engine: Engine) -> Self {
         let engine = Mock::start(engine);
         Self { url: engine.address.into(), engine, directory: tempfile::tempdir().unwrap() }
     }
 
     /// Prompts that begin with this token have this fault.
-    pub fn fault(&self, first: u32, fault: Fault) {
+    pub(crate) fn fault(&self, first: u32, fault: Fault) {
         self.engine.settings().faults.insert(first, fault);
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    pub fn out(&self) -> PathBuf {
+    pub(crate) fn out(&self) -> PathBuf {
         self.path("out.trace.safetensors")
     }
 
-    pub fn partial(&self) -> PathBuf {
+    pub(crate) fn partial(&self) -> PathBuf {
         self.path("out.trace.safetensors.partial")
     }
 
-    pub fn trace(&self) -> Trace {
+    pub(crate) fn trace(&self) -> Trace {
         Trace::open(&self.out()).unwrap()
     }
 
     /// Options for a file of this name and content. The model of an engine that reports none is known from elsewhere.
-    pub fn options(&self, name: &str, prompts: &[u8]) -> RecordOptions {
+    pub(crate) fn options(&self, name: &str, prompts: &[u8]) -> RecordOptions {
         std::fs::write(self.path(name), prompts).unwrap();
         let (kind, created) = (self.engine.dialect.engine, "2026-01-02T03:04:05Z".to_owned());
         let model = (kind != Kind::Semmoe).then(|| ModelInfo { model: String::new(), ..self.engine.model.clone() });
@@ -76,16 +79,16 @@ impl Bench {
     }
 
     /// Options for a prompts file of these lines.
-    pub fn lines(&self, lines: &[String]) -> RecordOptions {
+    pub(crate) fn lines(&self, lines: &[String]) -> RecordOptions {
         self.options("prompts.jsonl", lines.join("\n").as_bytes())
     }
 
-    pub async fn record(&self, options: RecordOptions) -> Result<RecordReport, ProfilerError> {
+    pub(crate) async fn record(&self, options: RecordOptions) -> Result<RecordReport, ProfilerError> {
         record(options, &NoProgress, std::future::pending()).await
     }
 
     /// The trace says of this request what the engine's router does.
-    pub fn check(&self, request: TraceRequest<'_>, prompt: &[u32], max_tokens: u32) {
+    pub(crate) fn check(&self, request: TraceRequest<'_>, prompt: &[u32], max_tokens: u32) {
         let model = &self.engine.model;
         let output = generated(prompt, max_tokens, model.vocab_size);
         let tokens = [prompt, &output[..output.len() - 1]].concat();
@@ -100,13 +103,13 @@ impl Bench {
     }
 
     /// Whether nothing but the prompts is in the directory.
-    pub fn left_nothing(&self) -> bool {
+    pub(crate) fn left_nothing(&self) -> bool {
         let files = std::fs::read_dir(self.directory.path()).unwrap().map(|entry| entry.unwrap().file_name());
         files.collect::<Vec<_>>() == ["prompts.jsonl"]
     }
 }
 
 /// A line of a prompts file.
-pub fn ids_line(ids: &[u32]) -> String {
+pub(crate) fn ids_line(ids: &[u32]) -> String {
     serde_json::json!({ "input_ids": ids }).to_string()
 }

@@ -1,5 +1,4 @@
 //! Splitting and showing, from files.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -9,18 +8,12 @@ use semmoe_profiler::show::{HeldOutKind, Input, Study, study};
 use semmoe_profiler::{BuildOptions, Grade, HoldOut, NoProgress, Summary, build, show, split};
 use semmoe_tables::{ModelInfo, Provenance, Trace, TraceBuilder, UNKNOWN_EXPERT};
 
+use crate::common;
+
 const CREATED: &str = "2026-01-02T03:04:05Z";
 
 fn model(vocab_size: u32) -> ModelInfo {
-    ModelInfo {
-        model: "tiny".into(),
-        tokenizer_sha256: None,
-        num_experts: 4,
-        top_k: 1,
-        vocab_size,
-        num_hidden_layers: 3,
-        layer_ids: vec![0, 2],
-    }
+    common::model(4, 1, vocab_size, &[0, 2])
 }
 
 /// Token t activates expert t % 4, then (t / 4) % 4; the first half is the prompt.
@@ -65,7 +58,7 @@ fn summaries() {
         assert_eq!((layers[1].layer_id, layers[1].max_over_mean, layers[1].entropy), (2, 4.0, 0.0));
     }
     let text = of_trace.to_string();
-    assert!(text.starts_with("trace of tiny: 2 MoE layers, 4 experts, top-1\n"), "{text}");
+    assert!(text.starts_with("trace of mock: 2 MoE layers, 4 experts, top-1\n"), "{text}");
     assert!(text.contains("tokens    8, 4 of them prompt, 8 with a route"), "{text}");
     assert!(text.contains("coverage  4 of 16 token ids (25.0%)"), "{text}");
     assert!(show(&files.path("absent")).is_err());

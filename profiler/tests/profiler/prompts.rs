@@ -1,11 +1,8 @@
 //! The requests for each kind of line; problems of a file are reported before the first request.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{ids_line, semmoe};
+use crate::common::{ids_line, semmoe};
 use semmoe_text::{Budget, ChatTemplate, Given, Tokenizer};
 use serde_json::json;
 

@@ -1,12 +1,9 @@
 //! Recording from an engine that answers correctly, and from one that does not.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod common;
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{ids_line, semmoe};
+use crate::common::{ids_line, semmoe};
 use semmoe_engines::Engine;
 use semmoe_mock_engine::Fault;
 use semmoe_profiler::{NoProgress, ProfilerError, Progress, RecordOptions, record};

@@ -1,14 +1,12 @@
 //! The strings of a vocabulary: the bundled byte-level one against the decoder, a SentencePiece-like one by hand.
-#![allow(clippy::unwrap_used)]
-
-use std::path::Path;
 
 use semmoe_text::{SPACE_MARK, Tokenizer};
 use serde_json::json;
 
+use crate::model;
+
 fn bundled() -> Tokenizer {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/tiny-qwen3moe-15m");
-    Tokenizer::from_file(&folder.join("tokenizer.json")).unwrap()
+    Tokenizer::from_file(&model("tokenizer.json")).unwrap()
 }
 
 #[test]

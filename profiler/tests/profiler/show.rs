@@ -1,5 +1,4 @@
 //! The output of `show`, on counts whose figures are known, and the page with pictures.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::Path;
 
@@ -11,16 +10,10 @@ use semmoe_tables::{
     ModelInfo, Phase, Placement, ProfileBuilder, Provenance, Tables, TablesBuilder, Trace, TraceBuilder,
 };
 
+use crate::common;
+
 fn model(vocab_size: u32) -> ModelInfo {
-    ModelInfo {
-        model: "<b>tiny & co</b>".into(),
-        tokenizer_sha256: None,
-        num_experts: 8,
-        top_k: 2,
-        vocab_size,
-        num_hidden_layers: 3,
-        layer_ids: vec![0, 2],
-    }
+    ModelInfo { model: "<b>tiny & co</b>".into(), ..common::model(8, 2, vocab_size, &[0, 2]) }
 }
 
 /// Requests of tokens; `choose` gives the two experts of an occurrence in a layer.

@@ -1,7 +1,6 @@
 //! The gateway's encoder: plain chats read in place, and the slow library released until a text needs it.
-#![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use proptest::prelude::*;
 use semmoe_text::{
@@ -10,9 +9,7 @@ use semmoe_text::{
 };
 use serde_json::{Value, json};
 
-fn model(file: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../assets/tiny-qwen3moe-15m").join(file)
-}
+use crate::model;
 
 /// Texts that the fast library is known to encode differently.
 const LEFT_TO_THE_ORACLE: &str = "ab'\u{17f}'se";

@@ -1,7 +1,5 @@
 //! The bundled model's tokenizer against its golden vectors, and laws that hold for any text and any ids.
-#![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use proptest::prelude::*;
@@ -11,9 +9,7 @@ use semmoe_text::{
 };
 use serde_json::{Value, json};
 
-fn model(file: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../assets/tiny-qwen3moe-15m").join(file)
-}
+use crate::model;
 
 fn tokenizer() -> &'static Tokenizer {
     static TOKENIZER: OnceLock<Tokenizer> = OnceLock::new();

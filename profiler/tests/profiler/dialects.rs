@@ -1,10 +1,7 @@
 //! Recording from SGLang and vLLM as their versions speak: every route and spelling, what they get wrong, and engines
 //! that die.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod common;
-
-use common::Bench;
+use crate::common::{self, Bench};
 use semmoe_mock_engine::{Dialect, Fault, SEMMOE, SGLANG_0_5_10, SGLANG_0_5_16, SGLANG_0_5_23, VLLM_0_32};
 use semmoe_profiler::{ProfilerError, PromptFormat, RecordOptions};
 use semmoe_tables::ModelInfo;
@@ -13,15 +10,7 @@ const ALL: [Dialect; 3] = [SGLANG_0_5_23, SGLANG_0_5_10, VLLM_0_32];
 
 /// The second layer is dense.
 fn model(num_experts: u16) -> ModelInfo {
-    ModelInfo {
-        model: "tiny".into(),
-        tokenizer_sha256: None,
-        num_experts,
-        top_k: 3,
-        vocab_size: 1000,
-        num_hidden_layers: 4,
-        layer_ids: vec![0, 2, 3],
-    }
+    common::model(num_experts, 3, 1000, &[0, 2, 3])
 }
 
 fn bytes(text: &str) -> Vec<u32> {

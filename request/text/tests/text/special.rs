@@ -1,23 +1,11 @@
 //! Added tokens: put around prompts as the tokenizer's file says, and the borders at which ids are kept and found
 //! again.
-#![allow(clippy::unwrap_used)]
-
-use std::path::PathBuf;
 
 use proptest::prelude::*;
 use semmoe_text::{ChatTemplate, Encoder, Limits, Prompt, Route, Tokenizer, prompt_ids};
 use serde_json::{Value, json};
 
-const BOS: &str = "<|endoftext|>";
-
-fn file() -> Value {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../assets/tiny-qwen3moe-15m");
-    serde_json::from_slice(&std::fs::read(folder.join("tokenizer.json")).unwrap()).unwrap()
-}
-
-fn load(file: &Value) -> Tokenizer {
-    Tokenizer::from_bytes(&serde_json::to_vec(file).unwrap()).unwrap()
-}
+use crate::{BOS, file, load};
 
 #[test]
 fn a_text_begins_with_bos_where_the_file_says_so_and_a_chat_does_not() {

@@ -1,7 +1,5 @@
 //! Integers read from safetensors files of other programs.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use proptest::prelude::*;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use semmoe_tables::Arrays;
