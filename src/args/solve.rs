@@ -166,7 +166,7 @@ pub(crate) struct SolveArgs {
     /// Both end with exit code 0, as the tables are valid; a second Ctrl-C writes nothing and exits with 130.
     #[arg(long, help_heading = "Search", value_name = "TIME", value_parser = seconds)]
     pub(crate) time_limit: Option<Duration>,
-    /// Print all figures, not just the summary.
+    /// Print all figures by their names in `--json`, not just the summary.
     #[arg(long, help_heading = "Output", conflicts_with = "json")]
     pub(crate) verbose: bool,
     #[command(flatten)]
@@ -208,7 +208,7 @@ pub(crate) struct EvaluateArgs {
     /// Also write a self-contained HTML page with charts.
     #[arg(long, help_heading = "Output", value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
-    /// Print all figures and every policy, not just the summary.
+    /// Print all figures by their names in `--json`, not just the summary.
     #[arg(long, help_heading = "Output", conflicts_with = "json")]
     pub(crate) verbose: bool,
     #[command(flatten)]

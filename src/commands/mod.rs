@@ -3,6 +3,7 @@
 pub(crate) mod build;
 pub(crate) mod evaluate;
 pub(crate) mod export;
+mod figures;
 pub(crate) mod import;
 pub(crate) mod keys;
 pub(crate) mod load;

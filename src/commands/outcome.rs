@@ -73,7 +73,7 @@ pub(crate) struct Outcome {
 }
 
 /// No placement is better than this, where both bounds were found.
-pub(super) fn bound(report: &SolveReport) -> Option<f64> {
+fn bound(report: &SolveReport) -> Option<f64> {
     report.bound_spectral.zip(report.bound_sdp).map(|(spectral, sdp)| spectral.min(sdp))
 }
 

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use semmoe_profiler::html::GroupLoads;
 use semmoe_solver::{
-    HeldOut, Migration, NodeFigures, Nodes, PaperOptions, SolveError, SolveOptions, SolveProgress, SolveReport, Solved,
-    TokenStrings, WarmStart, solve, solve_paper,
+    Nodes, PaperOptions, SolveError, SolveOptions, SolveProgress, SolveReport, Solved, TokenStrings, WarmStart, solve,
+    solve_paper,
 };
 use semmoe_tables::{Embeddings, ModelInfo, Profile, Provenance, Tables, Trace};
 use semmoe_text::{Tokenizer, tokenizer_file};
 
-use super::outcome::{self, Document, Outcome};
-use super::{check_apart, check_output, placement, print_result};
+use super::outcome::{Document, Outcome};
+use super::{check_apart, check_output, figures, placement, print_result};
 use crate::args::{SolveArgs, SolverArg};
 use crate::error::CliError;
 use crate::progress::{Progress, Steps as _, say};
@@ -65,13 +65,10 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     let verdict = outcome.verdict(Some(&solved.report), next(args, &solved.report));
     let (out, figures) = (Some(args.out.as_path()), &solved.report);
     let document = Document { out, outcome: Some(&outcome), verdict: &verdict, figures };
+    let all = if args.verbose { figures::lines(&solved.report)? } else { String::new() };
     print_result(args.output, "solve", &document, || {
-        let out = args.out.display();
-        let (figures, held_out) = match args.verbose {
-            true => (format!("{}, ", describe(&solved.report)), describe_held_out(&solved.report.held_out)),
-            false => (String::new(), format!("held out: {}", solved.report.held_out.note)),
-        };
-        format!("{out}: {figures}digest {digest}\n{held_out}\n\n{outcome}\n\n{verdict}")
+        let (out, note) = (args.out.display(), &solved.report.held_out.note);
+        format!("{out}: digest {digest}\nheld out: {note}\n{all}\n{outcome}\n\n{verdict}")
     })
 }
 
@@ -190,75 +187,6 @@ fn under_progress(stop: &Stop, solve: impl FnOnce(Step<'_>) -> Result<Solved, So
 /// Threads that the solver may use; the result does not depend on them.
 pub(crate) fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-fn describe(report: &SolveReport) -> String {
-    let ranks = report.remote_ranks_per_token.map(|ranks| format!(", remote ranks per token {ranks:.3}"));
-    format!(
-        "{}{}{}local activation rate {:.4} on its input ({}; bound for these experts' groups {:.4}){}, token load max/mean {:.3}, \
-         expert load max/mean {:.3}{}",
-        if report.placement_given { "placement as given, " } else { "" },
-        report.migration.as_ref().map(describe_moves).unwrap_or_default(),
-        report.nodes.as_ref().map(describe_nodes).unwrap_or_default(),
-        report.lar,
-        describe_bound(report),
-        report.lar_bound,
-        ranks.unwrap_or_default(),
-        report.token_imbalance,
-        report.expert_load_imbalance,
-        if report.expert_load_limit_met { "" } else { " (above the limit)" },
-    )
-}
-
-fn describe_moves(migration: &Migration) -> String {
-    let Migration { experts_moved, experts_moved_per_layer: layers, lar_before, .. } = migration;
-    format!("{experts_moved} experts of {} layers moved, rate without any move {lar_before:.4}, ", layers.len())
-}
-
-fn describe_nodes(figures: &NodeFigures) -> String {
-    let NodeFigures { nodes, node_local_rate, inter_node_activations_per_token: inter, cost_per_token, .. } = figures;
-    format!(
-        "{node_local_rate:.4} of the activations on the own one of {nodes} nodes, {inter:.3} activations on others and a cost \
-         of {cost_per_token:.3} per token and layer, "
-    )
-}
-
-/// One line: what was held out, and the figures on it.
-fn describe_held_out(held_out: &HeldOut) -> String {
-    let Some(judged) = &held_out.figures else { return format!("held out: {}", held_out.note) };
-    let mut line = format!("held out: {}; on these the local activation rate is {:.4}", held_out.note, judged.lar);
-    let mut add = |text: String| line.push_str(&text);
-    if let (Some(by_t), Some(by_routing)) = (judged.batch_predicted, judged.batch_optimum) {
-        let (by_t, by_routing) = (by_t.request_lar, by_routing.request_lar);
-        add(format!(" online, {by_t:.4} all at once by T, {by_routing:.4} by true routing"));
-    }
-    if let Some(by_t) = judged.lar_t_only {
-        let kept: Vec<String> =
-            held_out.transitions.iter().filter(|layer| layer.kept).map(|layer| layer.layer.to_string()).collect();
-        let layers = if kept.is_empty() { "no layer".to_owned() } else { format!("layers {}", kept.join(", ")) };
-        add(format!(", {by_t:.4} by T alone (A is kept in {layers})"));
-    }
-    let (tokens, experts) = (judged.token_imbalance, judged.expert_load_imbalance);
-    add(format!(", token load max/mean {tokens:.3}, expert load max/mean {experts:.3}"));
-    if let Some(curve) = &judged.calibration.tokens {
-        add(format!(", expected calibration error of T {:.4}", curve.expected_calibration_error));
-    }
-    if let Some(prior) = held_out.prior.filter(|prior| prior.kept) {
-        add(format!(" (with a prior of {} in place of {} occurrences)", prior.best, prior.before));
-    }
-    line
-}
-
-fn describe_bound(report: &SolveReport) -> String {
-    let bound = outcome::bound(report);
-    let figures = match (bound, report.gap) {
-        (Some(bound), Some(gap)) => format!("bound for any placement {bound:.4}, gap {:.1} %", 100.0 * gap),
-        _ => "no bound for other placements".to_owned(),
-    };
-    match &report.bound_note {
-        Some(note) => format!("{figures}: {note}"),
-        None => figures,
-    }
 }
 
 fn write_report(path: &Path, report: &SolveReport) -> Result<(), CliError> {

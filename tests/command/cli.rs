@@ -121,7 +121,7 @@ fn solve_and_evaluate_end_with_an_outcome_and_the_next_command() {
     assert!(before_last.starts_with("verdict: "), "{short}");
     assert!(short.lines().all(|line| line.len() <= 400) && short.lines().count() < 15, "{short}");
     let verbose = String::from_utf8(run(&[&evaluate[..], &["--verbose"]].concat()).stdout).expect("UTF-8");
-    assert!(verbose.contains("requests by round_robin") && verbose.contains(last), "{verbose}");
+    assert!(verbose.contains("\npolicies.round_robin.request_lar ") && verbose.contains(last), "{verbose}");
     for page in pages {
         let page = std::fs::read_to_string(page).expect("a page");
         assert!(

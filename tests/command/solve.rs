@@ -91,10 +91,13 @@ fn requests_are_held_out_and_judged() {
         if attention == "tp" {
             assert_eq!(held_out["transitions"].as_array().expect("layers").len(), 7, "{held_out}");
             assert!(held_out["transitions"][2]["lar_t"].is_number() && judged["lar_t_only"].is_number(), "{held_out}");
-            assert!(said.contains("by T alone"), "{said}");
+            assert!(said.contains("held_out.figures.lar_t_only "), "{said}");
         } else {
             assert!(held_out["figures"]["batch_optimum"]["request_lar"].is_number(), "{held_out}");
-            assert!(judged["lar_t_only"].is_null() && said.contains("all at once by T"), "{said}");
+            assert!(
+                judged["lar_t_only"].is_null() && said.contains("held_out.figures.batch_predicted.request_lar "),
+                "{said}"
+            );
         }
         assert!(judged["calibration"]["tokens"]["count"].as_u64() > Some(9000), "{judged}");
     }

@@ -5,8 +5,9 @@
 use std::path::{Path, PathBuf};
 
 use semmoe_engines::http::BaseUrl;
+use semmoe_text::{LineForm, LinePrompt, PromptLines};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::process::Command;
 
 use crate::analysis::Prediction;
@@ -208,16 +209,16 @@ async fn finish(mut command: Command) -> Result<String, BenchError> {
 /// Writes the prompts of `path` as chats, so that what is profiled, judged and served is rendered in one way. At most
 /// `most`.
 pub(crate) fn chats(path: &Path, out: &Path, most: Option<usize>) -> Result<usize, BenchError> {
-    let text = std::fs::read_to_string(path).map_err(BenchError::file(path))?;
     let mut lines = String::new();
     let mut count = 0;
-    for (number, line) in (1..).zip(text.lines()).take(most.unwrap_or(usize::MAX)) {
-        let bad = |cause: String| BenchError::input(format!("{} line {number}: {cause}", path.display()));
-        let record: Value = serde_json::from_str(line).map_err(|error| bad(error.to_string()))?;
-        let messages = match (&record["messages"], &record["prompt"]) {
-            (Value::Array(messages), _) => json!(messages),
-            (_, Value::String(prompt)) => json!([{"role": "user", "content": prompt}]),
-            _ => return Err(bad("neither \"messages\" nor \"prompt\"".to_owned())),
+    let prompts = PromptLines::open(path, LineForm::Json).map_err(BenchError::input)?;
+    for prompt in prompts.take(most.unwrap_or(usize::MAX)) {
+        let messages = match prompt.map_err(BenchError::input)? {
+            (_, LinePrompt::Messages { messages, .. }) => messages,
+            (_, LinePrompt::Text(prompt)) => json!([{"role": "user", "content": prompt}]),
+            (line, LinePrompt::Ids(_)) => {
+                return Err(BenchError::input(format!("{} line {line}: ids, expected a text", path.display())));
+            }
         };
         lines.push_str(&json!({"messages": messages}).to_string());
         lines.push('\n');
@@ -232,6 +233,8 @@ pub(crate) fn chats(path: &Path, out: &Path, most: Option<usize>) -> Result<usiz
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     #[test]
@@ -255,9 +258,11 @@ mod tests {
     fn wrong_prompts_name_their_line() {
         let folder = tempfile::tempdir().unwrap();
         let (from, to) = (folder.path().join("a"), folder.path().join("b"));
-        for (text, cause) in
-            [("{\"prompt\": \"hi\"}\n{\"prompt\": 1}\n", "line 2: neither"), ("{", "line 1: "), ("", "has no prompts")]
-        {
+        for (text, cause) in [
+            ("{\"prompt\": \"hi\"}\n{\"prompt\": 1}\n", "line 2: "),
+            ("{\"input_ids\": [1]}", "line 1: ids"),
+            ("", "has no prompts"),
+        ] {
             std::fs::write(&from, text).unwrap();
             let error = chats(&from, &to, None).unwrap_err();
             assert!(error.to_string().contains(cause) && error.exit_code() == 2, "{error}");

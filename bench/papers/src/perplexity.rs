@@ -11,7 +11,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use semmoe_bench_papers::sr;
 use semmoe_tables::{Placement, RankId};
-use semmoe_text::Tokenizer;
+use semmoe_text::{LineForm, LinePrompt, PromptLines, Tokenizer};
 use semmoe_worker::ep::{ExpertParallel, LocalTransport, StepPhase};
 use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem};
 use serde_json::Value;
@@ -99,14 +99,13 @@ fn compressed(experts: &LayerExperts, by: Compression) -> LayerExperts {
 fn texts() -> Outcome<Vec<Vec<u32>>> {
     let tokenizer = Tokenizer::from_file(&Path::new(MODEL).join("tokenizer.json"))?;
     let mut texts = Vec::new();
-    for line in std::fs::read_to_string(HELD_OUT)?.lines() {
-        let record: Value = serde_json::from_str(line)?;
-        let text = match (&record["messages"], &record["prompt"]) {
-            (Value::Array(messages), _) => {
+    for prompt in PromptLines::open(Path::new(HELD_OUT), LineForm::Json)? {
+        let text = match prompt? {
+            (_, LinePrompt::Messages { messages: Value::Array(messages), .. }) => {
                 let contents: Vec<&str> = messages.iter().filter_map(|message| message["content"].as_str()).collect();
                 contents.join("\n")
             }
-            (_, Value::String(prompt)) => prompt.clone(),
+            (_, LinePrompt::Text(prompt)) => prompt,
             _ => return Err("a prompt without a text".into()),
         };
         let mut ids = tokenizer.encode(&text)?;

@@ -1,6 +1,8 @@
 //! Added tokens: put around prompts as the tokenizer's file says, and the borders at which ids are kept and found
 //! again.
 
+use std::sync::{LazyLock, Mutex};
+
 use proptest::prelude::*;
 use semmoe_text::{ChatTemplate, Encoder, Limits, Prompt, Route, Tokenizer, prompt_ids};
 use serde_json::{Value, json};
@@ -51,6 +53,9 @@ fn only_text_is_known_as_such() {
     assert!(Prompt::Texts(vec!["a".into()]).is_text_only());
 }
 
+/// Loaded once: that takes longer than all texts.
+static BOTH: LazyLock<Mutex<[Tokenizer; 2]>> = LazyLock::new(|| Mutex::new([load(&file()), load(&file())]));
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
@@ -59,8 +64,10 @@ proptest! {
     fn a_segment_found_again_has_the_oracles_ids(
         chats in prop::collection::vec(prop::collection::vec("(the river|'s| {0,3}|[a-z\n]{0,6}|中é1|<\\|im_){0,5}", 1..6), 1..12)
     ) {
-        let (mut large, mut small) = (load(&file()), load(&file()));
+        let mut both = BOTH.lock().unwrap();
+        let [large, small] = &mut *both;
         prop_assert_eq!(large.encoder(), Encoder::Fast);
+        // Empty caches.
         large.cache_segments(1 << 20);
         small.cache_segments(1 << 12);
         for _ in 0..2 {
