@@ -244,13 +244,13 @@ impl Member {
         }
     }
 
-    /// Whether a request on `route` is sent with a pin: also with one that is ignored, where the engine should read it,
-    /// as its answer may show that it is not ignored any more.
+    /// Whether a request on `route` is sent with a pin: also with one that is ignored, where the engine should read it
+    /// and its answer can show that it is not ignored any more.
     pub(crate) fn sends_pin(&self, route: Route) -> bool {
         let (dialect, pins) = (&self.fit.dialect, &self.backend.pins);
         let is_tried = || {
-            let may_recover = pins.belief(route) == Belief::Ignored && dialect.reads(route).is_some();
-            self.fit.unpinned.is_none() && !pins.are_refused() && may_recover
+            let may_recover = dialect.reads(route).is_some() && dialect.names_rank(route);
+            self.fit.unpinned.is_none() && !pins.are_refused() && pins.belief(route) == Belief::Ignored && may_recover
         };
         self.fit.ranks > 1
             && match dialect.carrier(route) {

@@ -152,29 +152,27 @@ async fn a_client_cannot_forge_a_failure() {
         a.release(100);
         b.release(100);
         let client = Client::data(&gateway);
-        for _ in 0..12 {
-            let answer = client.open(Method::POST, path, &[("x-mock", &behaviour)], body).await;
-            let _ = answer.into_body().collect().await;
-            client.post(COMPLETIONS, r#"{"prompt":"another"}"#).await;
-        }
-        for pod in ["pod-a", "pod-b"] {
-            let shown = shown(&gateway, pod).await;
-            assert_eq!(
-                (&shown["breaker"]["state"], &shown["healthy"]),
-                (&"closed".into(), &true.into()),
-                "{behaviour}"
-            );
-            // The first one that fails late is not recognised.
-            assert!(shown["breaker"]["errors"].as_u64().unwrap() <= 2, "{behaviour}: {shown}");
-            assert_eq!(shown["breaker"]["failures"], 0, "{behaviour}: {shown}");
-        }
-        assert_eq!(failures(&gateway, "engine_dead").await, 0.0, "{behaviour}");
-        if path != COMPLETIONS {
-            assert_eq!(
-                failures(&gateway, "abort").await + failures(&gateway, "engine_error").await,
-                0.0,
-                "{behaviour}"
-            );
+        // Twelve in a row, and twelve with good answers between them.
+        for between in [0, 1] {
+            for _ in 0..12 {
+                let answer = client.open(Method::POST, path, &[("x-mock", &behaviour)], body).await;
+                let _ = answer.into_body().collect().await;
+                for _ in 0..between {
+                    client.post(COMPLETIONS, r#"{"prompt":"another"}"#).await;
+                }
+            }
+            let relayed = if path == COMPLETIONS { &[][..] } else { &["abort", "engine_error"] };
+            for kind in ["engine_dead"].iter().chain(relayed) {
+                assert_eq!(failures(&gateway, kind).await, 0.0, "{kind}: {behaviour}");
+            }
+            for pod in ["pod-a", "pod-b"] {
+                let shown = shown(&gateway, pod).await;
+                let breaker = &shown["breaker"];
+                let state = (&breaker["state"], &shown["healthy"], &breaker["failures"]);
+                assert_eq!(state, (&"closed".into(), &true.into(), &0.into()), "{behaviour}: {shown}");
+                // The first one that fails late is not recognised.
+                assert!(breaker["errors"].as_u64().unwrap() <= 2, "{behaviour}: {shown}");
+            }
         }
         settled(&gateway).await;
     }

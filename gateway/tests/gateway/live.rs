@@ -317,6 +317,30 @@ async fn engines_that_cannot_are_not_asked() {
     }
 }
 
+/// Short requests run far below their prediction and long ones a little above it, so that the activations of both
+/// together are as predicted.
+#[tokio::test]
+async fn drift_compares_activations_and_not_requests() {
+    let setup = setup("drift_samples = 3").await;
+    let short = tokenizer().encode(TEXTS[0]).unwrap();
+    let long = short.repeat(8);
+    let mut count = 0.0;
+    for _ in 0..4 {
+        for (words, ids) in [("local 3", &long), ("local 0", &short), ("local 0", &short)] {
+            setup.ids(words, ids).await;
+            count += 1.0;
+            setup.wait("observed", count).await;
+            assert_eq!(setup.metric("semmoe_lar_drift", "").await, 0.0, "after {count} requests");
+        }
+    }
+    let predicted = setup.metric("semmoe_sampled_predicted_lar_sum", "").await / count;
+    let observed = setup.metric("semmoe_observed_lar_sum", "").await / count;
+    assert!(predicted - observed > 0.2, "by requests: {predicted} predicted, {observed} observed");
+    let live = setup.live().await["backends"][0].clone();
+    let (predicted, observed) = (live["mean_predicted"].as_f64().unwrap(), live["mean_observed"].as_f64().unwrap());
+    assert!((predicted - observed).abs() < 0.05, "by activations: {predicted} predicted, {observed} observed");
+}
+
 #[tokio::test]
 async fn drift_is_reported_once_and_cleared() {
     let setup = setup("drift_samples = 3").await;

@@ -73,14 +73,16 @@ async fn check_pinned(gateway: &Running, mock: &Mock, path: &str) {
     }
 }
 
-/// A request that the engine places itself names no rank anywhere.
-async fn check_unpinned(gateway: &Running, mock: &Mock, path: &str) {
+/// A request that the engine places itself names no rank anywhere, and carries none.
+async fn check_unpinned(gateway: &Running, mock: &mut Mock, path: &str) {
     let any = "semmoe_requests_total{backend=\"pod-a\",model=\"tiny\",rank=\"any\",policy=\"least_load\",code=\"200\"}";
     let (before, predicted) = (metric(gateway, any).await, predictions(gateway).await);
+    sent_pins(mock);
     for (policy, rank, _) in send(gateway, mock, path).await {
         assert_eq!((policy.as_str(), rank.as_str()), ("least_load", ""), "{path}");
     }
     assert_eq!((metric(gateway, any).await - before, predictions(gateway).await), (6.0, predicted), "{path}");
+    assert_eq!(sent_pins(mock), [None; 6], "{path}");
 }
 
 async fn predictions(gateway: &Running) -> String {
@@ -93,9 +95,7 @@ async fn responses_of_vllm_carry_no_rank() {
     let fixture = Fixture::new(2);
     let mut mock = vllm(&fixture);
     let gateway = gateway(&fixture, "vllm", &mock).await;
-    sent_pins(&mut mock);
-    check_unpinned(&gateway, &mock, RESPONSES).await;
-    assert_eq!(sent_pins(&mut mock), [None; 6]);
+    check_unpinned(&gateway, &mut mock, RESPONSES).await;
     check_pinned(&gateway, &mock, CHAT).await;
     let responses = until_pinned(&gateway, RESPONSES, false).await;
     assert!(responses["contradicted"].as_u64().unwrap() >= 3, "{responses}");
@@ -110,14 +110,14 @@ async fn responses_of_vllm_carry_no_rank() {
 #[tokio::test]
 async fn unknown_versions_are_pinned_where_probes_prove_it() {
     let fixture = Fixture::new(2);
-    let mock = vllm(&fixture);
+    let mut mock = vllm(&fixture);
     upgrade(&mock, "9.9.9", &[COMPLETIONS, RESPONSES]);
     let gateway = gateway(&fixture, "vllm", &mock).await;
     until_pinned(&gateway, RESPONSES, true).await;
     until_pinned(&gateway, CHAT, false).await;
     check_pinned(&gateway, &mock, RESPONSES).await;
     check_pinned(&gateway, &mock, COMPLETIONS).await;
-    check_unpinned(&gateway, &mock, CHAT).await;
+    check_unpinned(&gateway, &mut mock, CHAT).await;
     assert_eq!(shown(&gateway, "pod-a").await["pins"]["state"], "pin ignored");
     for (version, reads, pinned) in [
         ("9.9.10", [CHAT, COMPLETIONS].as_slice(), [true, false]),
@@ -131,7 +131,7 @@ async fn unknown_versions_are_pinned_where_probes_prove_it() {
             if pinned {
                 check_pinned(&gateway, &mock, path).await;
             } else {
-                check_unpinned(&gateway, &mock, path).await;
+                check_unpinned(&gateway, &mut mock, path).await;
             }
         }
     }

@@ -55,11 +55,23 @@ async fn shows(process: &Process, line: &str, value: f64) {
 
 const ANSWERS: &str = "semmoe_memory_bytes{kind=\"answers\"} ";
 
+/// Resident memory, once it does not grow any more.
+async fn steady_bytes(process: &Process) -> u64 {
+    let (mut bytes, mut still) = (process.resident_bytes(), 0);
+    while still < 10 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let now = process.resident_bytes();
+        still = if now > bytes + MB { 0 } else { still + 1 };
+        bytes = now;
+    }
+    bytes
+}
+
 /// All of them are held for, and then none.
 async fn bounded(process: &Process, before: u64, clients: Vec<TcpStream>, answers: u32) {
-    shows(process, ANSWERS, HELD * f64::from(answers)).await;
-    let each = process.resident_bytes().saturating_sub(before) / u64::from(answers);
+    let each = steady_bytes(process).await.saturating_sub(before) / u64::from(answers);
     assert!(each <= HELD as u64, "{each} bytes for each answer");
+    shows(process, ANSWERS, HELD * f64::from(answers)).await;
     drop(clients);
     shows(process, ANSWERS, 0.0).await;
     let mut after = process.resident_bytes();

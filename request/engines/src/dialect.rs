@@ -187,6 +187,11 @@ impl Dialect {
         carrier.ok_or(PinError::NoCarrier { engine: self.engine, route })
     }
 
+    /// Whether answers on `route` name the rank that ran them.
+    pub fn names_rank(&self, route: Route) -> bool {
+        self.engine == Engine::Semmoe || route == Route::Generate && self.generate == Way::RoutedField
+    }
+
     /// The value of a rank's pin: its number as the engine counts.
     pub fn wire_rank(&self, rank: semmoe_tables::RankId) -> u32 {
         match (self.ranks_per_url, self.rank_base) {
