@@ -1,6 +1,6 @@
 // Code that every kernel shares: element types, 16-byte accesses, one warp's share of the work.
 //
-// No header of CUDA is included, so that NVRTC needs none; g++ compiles the same text after kernels/shim/shim.h.
+// No header of CUDA is included, so that NVRTC needs none; g++ compiles the same text after tests/shim/shim.h.
 #pragma once
 
 #ifndef SEMMOE_SHIM

@@ -1,4 +1,6 @@
-//! Collectives that move tokens to the ranks of their experts: what they mean, a reference, and the CPU's inner loops.
+//! Collectives that move tokens to the ranks of their experts: their operands, and the CPU's inner loops.
+//!
+//! `tests/reference` defines every collective over all ranks at once: all backends equal it bit for bit.
 //!
 //! Plain slices in, plain slices out: no threads, no transport, no allocation per call once the caller's scratch has
 //! grown. P = ranks, n = tokens, m = rows of one rank, k = experts per token, N = experts, H = width of a row, R = rows
@@ -6,13 +8,13 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`reference`](mod@reference) | every collective over all ranks at once, as plainly as can be: what all backends equal bit for bit |
 //! | `element` | f32, f16, bf16: to f32 and back with the bits of a GPU |
 //! | [`collectives`] | the collectives as one rank calls them, over messages and shared memory |
 //! | `argsort` | stable order of items by destination: permutation, inverse, offsets |
 //! | `hash` | of words in order, for digests that ranks compare |
 //! | `nodes` | ranks of a unit on their nodes: inside a node, across nodes |
 //! | `split` | which rows go to which rank: contiguous, or shuffled |
+//! | `operands` | what calls of all backends take: routed tokens, a residual with its norm |
 //! | `norm` | RMSNorm in one fixed order of additions |
 //! | `dispatch` | which token goes to which rank, with which experts and weights |
 //! | `vector` | sums and norms of rows at the width of the processor's vectors |
@@ -27,7 +29,7 @@ mod error;
 mod hash;
 mod nodes;
 mod norm;
-pub mod reference;
+mod operands;
 pub mod reshard;
 mod rows;
 mod split;
@@ -40,6 +42,7 @@ pub use error::{KernelError, check_below, check_len};
 pub use hash::mix;
 pub use nodes::NodeGrid;
 pub use norm::{NORM_LANES, inverse_rms};
+pub use operands::{NO_EXPERT, NO_ROW, ResidualNorm, RoutedTokens};
 pub use rows::add_weighted_rows;
 pub use split::{RowSplit, SeenTokens, even_offsets, even_part};
 pub use vector::{NormRow, norm_row, prefetch, sum_rows, sum_rows_wide};

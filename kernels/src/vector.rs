@@ -42,8 +42,7 @@ pub struct NormRow<'a, T> {
     pub out: &'a mut [T],
 }
 
-/// Residual and RMSNorm of one row, as [`reference::reduce_scatter_norm`](crate::reference::reduce_scatter_norm) has
-/// them.
+/// Residual and RMSNorm of one row, as `reduce_scatter_norm` of `tests/reference` has them.
 ///
 /// # Panics
 /// If the slices differ in length.

@@ -7,13 +7,14 @@ use cargo_metadata::{DependencyKind, MetadataCommand};
 
 const LAYERS: &[(u8, &[&str])] = &[
     (0, &["semmoe-tables", "semmoe-kernels"]),
-    (1, &["semmoe-text", "semmoe-routing", "semmoe-planner", "semmoe-ranks", "semmoe-kernels-cuda"]),
-    (2, &["semmoe-solver", "semmoe-engines", "semmoe-kernels-capi", "semmoe-kernels-shim"]),
-    (3, &["semmoe-mock-engine", "semmoe-kernels-capi-shim"]),
-    (4, &["semmoe-profiler", "semmoe-load"]),
-    (5, &["semmoe-gateway", "semmoe-worker"]),
+    (1, &["semmoe-reference"]),
+    (2, &["semmoe-text", "semmoe-routing", "semmoe-planner", "semmoe-ranks", "semmoe-kernels-cuda"]),
+    (3, &["semmoe-solver", "semmoe-engines", "semmoe-kernels-capi", "semmoe-kernels-shim"]),
+    (4, &["semmoe-mock-engine", "semmoe-kernels-capi-shim"]),
+    (5, &["semmoe-profiler", "semmoe-load"]),
+    (6, &["semmoe-gateway", "semmoe-worker"]),
     (
-        6,
+        7,
         &[
             "semmoe",
             "semmoe-bench-placement",
@@ -26,7 +27,7 @@ const LAYERS: &[(u8, &[&str])] = &[
             "semmoe-fuzz",
         ],
     ),
-    (7, &["semmoe-bench-hybrid", "semmoe-bench-switch"]),
+    (8, &["semmoe-bench-hybrid", "semmoe-bench-switch"]),
 ];
 
 const PURE: &[&str] =

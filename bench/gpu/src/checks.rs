@@ -2,17 +2,18 @@
 
 use fastrand::Rng;
 use half::{bf16, f16};
-use semmoe_kernels::reference::{self, ResidualNorm};
-use semmoe_kernels::{Dtype, Element, RankOrder, RowSplit, argsort_by_rank};
+use semmoe_kernels::{Dtype, Element, RankOrder, ResidualNorm, RowSplit};
 use semmoe_kernels_cuda::{
     AllReduce, Allgather, Argsort, Buffer, Grid, Launch, LaunchError, ReduceScatter, ReduceScatterNorm, RowOrder, Rows,
     Shuffle, Split,
 };
+use semmoe_reference as reference;
+use semmoe_reference::data::{self, same, slices};
 use serde_json::json;
 
 use crate::machine::{Machine, Memory, buffers, text};
 use crate::options::Options;
-use crate::world::{World, elements, order, same};
+use crate::world::{World, elements, order};
 use crate::{Report, exchange, nvls, reshard};
 
 /// Every kernel by the name that `--kernel` takes.
@@ -97,11 +98,11 @@ pub(crate) fn report(machine: &Machine, options: &Options) -> Report {
 fn one<T: Element>(kernel: &str, setting: Setting<'_>, rng: &mut Rng) -> Outcome {
     match kernel {
         "argsort" => argsort::<u32>(setting, rng).and_then(|()| argsort::<u16>(setting, rng)).into(),
-        "srs" => reduce_scatter::<T>(setting, rng, true).into(),
-        "reduce-scatter" => reduce_scatter::<T>(setting, rng, false).into(),
+        "srs" => reduce_scatter::<T>(setting, rng, true, false).into(),
+        "reduce-scatter" => reduce_scatter::<T>(setting, rng, false, false).into(),
         "srs-norm" => reduce_scatter_norm::<T>(setting, rng).into(),
-        "sag" => allgather::<T>(setting, rng, true).into(),
-        "allgather" => allgather::<T>(setting, rng, false).into(),
+        "sag" => allgather::<T>(setting, rng, true, false).into(),
+        "allgather" => allgather::<T>(setting, rng, false, false).into(),
         "all-reduce" => all_reduce::<T>(setting, rng).into(),
         "shuffle" => shuffle::<T>(setting, rng, false).and_then(|()| shuffle::<T>(setting, rng, true)).into(),
         "dispatch-combine" => exchange::check::<T>(setting, rng).into(),
@@ -141,8 +142,7 @@ fn argsort<K: bytemuck::Pod + TryFrom<u32>>(setting: Setting<'_>, rng: &mut Rng)
         offsets: &buffers(&offsets),
     };
     run(setting, &world, call.launch(&world.team, Grid { blocks: 1, threads: machine.sort_threads() }))?;
-    let mut expected = RankOrder::default();
-    argsort_by_rank(&narrow, ranks, &mut expected).map_err(text)?;
+    let expected = data::order(&narrow, ranks);
     same("permutations", &permutation[0].read::<u32>()?, expected.permutation())?;
     same("inverses", &inverse[0].read::<u32>()?, expected.inverse())?;
     same("offsets", &offsets[0].read::<u32>()?, expected.offsets())
@@ -160,7 +160,7 @@ struct Inputs<T> {
 impl<T: Element> Inputs<T> {
     fn new(setting: Setting<'_>, rng: &mut Rng) -> Result<Self, String> {
         let Setting { machine, ranks, tokens, hidden, .. } = setting;
-        let order = order(rng, tokens, ranks)?;
+        let order = order(rng, tokens, ranks);
         let parts: Vec<Vec<T>> = (0..ranks).map(|_| elements(rng, tokens * hidden)).collect();
         let hold = |part: &Vec<T>| machine.holding(bytemuck::cast_slice(part));
         let memory = parts.iter().map(hold).collect::<Result<_, _>>()?;
@@ -175,17 +175,19 @@ impl<T: Element> Inputs<T> {
             false => RowSplit::contiguous(self.order.offsets()).map_err(text),
         }
     }
-
-    fn slices(&self) -> Vec<&[T]> {
-        self.parts.iter().map(Vec::as_slice).collect()
-    }
 }
 
 fn rows<T: Element>(setting: Setting<'_>) -> Rows {
     Rows { tokens: setting.tokens as u64, hidden: setting.hidden as u64, dtype: T::DTYPE }
 }
 
-fn reduce_scatter<T: Element>(setting: Setting<'_>, rng: &mut Rng, shuffled: bool) -> Result<(), String> {
+/// With a multicast address, which the shim has no switch for: the scalar path of the NVLS kernel.
+pub(crate) fn reduce_scatter<T: Element>(
+    setting: Setting<'_>,
+    rng: &mut Rng,
+    shuffled: bool,
+    multicast: bool,
+) -> Result<(), String> {
     let Setting { machine, ranks, tokens, hidden, .. } = setting;
     let world = World::new(machine, ranks)?;
     let inputs = Inputs::<T>::new(setting, rng)?;
@@ -198,12 +200,12 @@ fn reduce_scatter<T: Element>(setting: Setting<'_>, rng: &mut Rng, shuffled: boo
             rows: rows::<T>(setting),
             split: Split { permutation: shuffled.then_some(&permutation[..]), offsets: Some(&offsets) },
             capacity: tokens as u64,
-            multicast: None,
+            multicast: multicast.then(|| inputs.memory[0].buffer()),
         },
     };
     run(setting, &world, call.launch(&world.team, setting.grid()))?;
     let split = inputs.split(shuffled)?;
-    let expected = reference::reduce_scatter(&inputs.slices(), hidden, split).map_err(text)?;
+    let expected = reference::reduce_scatter(&slices(&inputs.parts), hidden, split).map_err(text)?;
     for (out, expected) in out.iter().zip(&expected) {
         same("sums", &out.read::<T>()?[..expected.len()], expected)?;
     }
@@ -240,7 +242,7 @@ fn reduce_scatter_norm<T: Element>(setting: Setting<'_>, rng: &mut Rng) -> Resul
     run(setting, &world, call.launch(&world.team, setting.grid().for_norm()))?;
     let norm = ResidualNorm { residual: &residual, weight: &weight, epsilon };
     let split = RowSplit::from(&inputs.order);
-    let expected = reference::reduce_scatter_norm(&inputs.slices(), hidden, split, norm).map_err(text)?;
+    let expected = reference::reduce_scatter_norm(&slices(&inputs.parts), hidden, split, norm).map_err(text)?;
     for (rank, expected) in expected.iter().enumerate() {
         same("normed rows", &out[rank].read::<T>()?[..expected.normed.len()], &expected.normed)?;
         same("residuals", &residual_out[rank].read::<T>()?[..expected.residual.len()], &expected.residual)?;
@@ -248,7 +250,13 @@ fn reduce_scatter_norm<T: Element>(setting: Setting<'_>, rng: &mut Rng) -> Resul
     Ok(())
 }
 
-fn allgather<T: Element>(setting: Setting<'_>, rng: &mut Rng, shuffled: bool) -> Result<(), String> {
+/// As [`reduce_scatter`].
+pub(crate) fn allgather<T: Element>(
+    setting: Setting<'_>,
+    rng: &mut Rng,
+    shuffled: bool,
+    multicast: bool,
+) -> Result<(), String> {
     let Setting { machine, ranks, tokens, hidden, .. } = setting;
     let world = World::new(machine, ranks)?;
     let inputs = Inputs::<T>::new(setting, rng)?;
@@ -261,7 +269,7 @@ fn allgather<T: Element>(setting: Setting<'_>, rng: &mut Rng, shuffled: bool) ->
             rows: rows::<T>(setting),
             split: Split { permutation: shuffled.then_some(&permutation[..]), offsets: Some(&offsets) },
             capacity: tokens as u64,
-            multicast: None,
+            multicast: multicast.then(|| out[0].buffer()),
         },
     };
     run(setting, &world, call.launch(&world.team, setting.grid()))?;
@@ -279,7 +287,7 @@ fn all_reduce<T: Element>(setting: Setting<'_>, rng: &mut Rng) -> Result<(), Str
     let parts = buffers(&inputs.memory);
     let call = AllReduce { parts: &parts, out: &parts, elements: (tokens * hidden) as u64, dtype: T::DTYPE };
     run(setting, &world, call.launch(&world.team, setting.grid()))?;
-    let expected = reference::all_reduce(&inputs.slices()).map_err(text)?;
+    let expected = reference::all_reduce(&slices(&inputs.parts)).map_err(text)?;
     inputs.memory.iter().try_for_each(|part| same("sums", &part.read::<T>()?, &expected))
 }
 

@@ -1,13 +1,14 @@
 //! Dispatch and combine: their memory, their launches, the comparison with the CPU reference.
 
 use fastrand::Rng;
-use semmoe_kernels::Element;
-use semmoe_kernels::reference::{self, RoutedTokens};
+use semmoe_kernels::{Element, RoutedTokens};
 use semmoe_kernels_cuda::{Combine, Dispatch, Grid, Launch, Received, Team};
+use semmoe_reference as reference;
 
 use crate::checks::{Setting, shared};
 use crate::machine::{Machine, Memory, buffers, text};
-use crate::world::{World, elements, same};
+use crate::world::{World, elements};
+use semmoe_reference::data::same;
 
 pub(crate) const EXPERTS: usize = 64;
 pub(crate) const TOP_K: usize = 8;

@@ -9,7 +9,7 @@ use semmoe_kernels_cuda::driver::{
     memory::{DeviceBuffer, Event, copy, synchronize},
 };
 use semmoe_kernels_cuda::{Buffer, Grid, Launch};
-use semmoe_kernels_shim::{Compiler, HostBuffer, Mutant, Sanitize, Shim, Step, StreamEnd};
+use semmoe_kernels_shim::{Compiler, HostBuffer, Mutant, Shim, Step, StreamEnd};
 
 use crate::options::Options;
 
@@ -74,7 +74,7 @@ impl Machine {
 
     fn shim() -> Result<Self, String> {
         let compiler = Compiler::find().ok_or("the dry run needs a C++ compiler: c++, g++ or clang++")?;
-        Shim::build(&compiler, Sanitize::No).map(Self::Shim).map_err(text)
+        Shim::build(&compiler).map(Self::Shim).map_err(text)
     }
 
     #[cfg(feature = "cuda")]

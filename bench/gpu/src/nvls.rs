@@ -4,7 +4,7 @@
 use fastrand::Rng;
 use semmoe_kernels::Element;
 
-use crate::checks::{Outcome, Setting};
+use crate::checks::{self, Outcome, Setting};
 use crate::machine::Machine;
 
 pub(crate) fn check<T: Element>(setting: Setting<'_>, rng: &mut Rng) -> Outcome {
@@ -12,51 +12,12 @@ pub(crate) fn check<T: Element>(setting: Setting<'_>, rng: &mut Rng) -> Outcome 
         return Outcome::NotRun("rows of this width are no whole vectors, which NVLS needs".to_owned());
     }
     match setting.machine {
-        Machine::Shim(_) => scalar::check::<T>(setting, rng).into(),
+        // Their scalar path: sums in the order of the ranks.
+        Machine::Shim(_) => checks::reduce_scatter::<T>(setting, rng, true, true)
+            .and_then(|()| checks::allgather::<T>(setting, rng, true, true))
+            .into(),
         #[cfg(feature = "cuda")]
         Machine::Gpu(device) => switch::check::<T>(device, setting, rng),
-    }
-}
-
-/// Their scalar path, which the shim runs: sums in the order of the ranks.
-mod scalar {
-    use fastrand::Rng;
-    use semmoe_kernels::{Element, RowSplit, reference};
-    use semmoe_kernels_cuda::{Allgather, ReduceScatter, RowOrder, Rows, Split};
-
-    use crate::checks::{Setting, run, shared};
-    use crate::machine::{Memory, buffers, text};
-    use crate::world::{World, elements, order, same};
-
-    pub(super) fn check<T: Element>(setting: Setting<'_>, rng: &mut Rng) -> Result<(), String> {
-        let Setting { machine, ranks, tokens, hidden, .. } = setting;
-        let world = World::new(machine, ranks)?;
-        let order = order(rng, tokens, ranks)?;
-        let parts: Vec<Vec<T>> = (0..ranks).map(|_| elements(rng, tokens * hidden)).collect();
-        let memory: Vec<Memory> =
-            parts.iter().map(|part| machine.holding(bytemuck::cast_slice(part))).collect::<Result<_, _>>()?;
-        let (permutation, offsets) = (
-            machine.holding(bytemuck::cast_slice(order.permutation()))?,
-            machine.holding(bytemuck::cast_slice(order.offsets()))?,
-        );
-        let (permutation, offsets) = (shared(&permutation, ranks), shared(&offsets, ranks));
-        let split = Split { permutation: Some(&permutation), offsets: Some(&offsets) };
-        let bytes = tokens * hidden * size_of::<T>();
-        let (sums, gathered) = (machine.each(ranks, bytes)?, machine.each(ranks, bytes)?);
-        let rows = Rows { tokens: tokens as u64, hidden: hidden as u64, dtype: T::DTYPE };
-        let (parts_at, sums_at, gathered_at) = (buffers(&memory), buffers(&sums), buffers(&gathered));
-        let row_order = RowOrder { rows, split, capacity: rows.tokens, multicast: Some(parts_at[0]) };
-        let reduce = ReduceScatter { parts: &parts_at, out: &sums_at, order: row_order };
-        run(setting, &world, reduce.launch(&world.team, setting.grid()))?;
-        let gather = Allgather { from: &sums_at, out: &gathered_at, order: row_order };
-        run(setting, &world, gather.launch(&world.team, setting.grid()))?;
-        let slices: Vec<&[T]> = parts.iter().map(Vec::as_slice).collect();
-        let expected = reference::reduce_scatter(&slices, hidden, RowSplit::from(&order)).map_err(text)?;
-        for (sums, expected) in sums.iter().zip(&expected) {
-            same("sums", &sums.read::<T>()?[..expected.len()], expected)?;
-        }
-        let all = reference::all_reduce(&slices).map_err(text)?;
-        gathered.iter().try_for_each(|gathered| same("gathered rows", &gathered.read::<T>()?, &all))
     }
 }
 
@@ -64,15 +25,17 @@ mod scalar {
 #[cfg(feature = "cuda")]
 mod switch {
     use fastrand::Rng;
-    use semmoe_kernels::{Element, RowSplit, reference};
+    use semmoe_kernels::{Element, RowSplit};
     use semmoe_kernels_cuda::driver::Device;
     use semmoe_kernels_cuda::driver::memory::{read, write};
     use semmoe_kernels_cuda::vmm::{Memory, Multicast, VmmError};
     use semmoe_kernels_cuda::{Allgather, Buffer, ReduceScatter, RowOrder, Rows, Split};
+    use semmoe_reference as reference;
 
     use crate::checks::{Outcome, Setting, run};
     use crate::machine::text;
-    use crate::world::{World, elements, order, same};
+    use crate::world::{World, elements, order};
+    use semmoe_reference::data::same;
 
     pub(super) fn check<T: Element>(device: &Device, setting: Setting<'_>, rng: &mut Rng) -> Outcome {
         let bytes = (setting.tokens * setting.hidden * size_of::<T>()) as u64;
@@ -95,7 +58,7 @@ mod switch {
     fn compare<T: Element>(setting: Setting<'_>, rng: &mut Rng, own: Buffer, switch: Buffer) -> Result<(), String> {
         let Setting { machine, tokens, hidden, .. } = setting;
         let world = World::new(machine, 1)?;
-        let order = order(rng, tokens, 1)?;
+        let order = order(rng, tokens, 1);
         let part: Vec<T> = elements(rng, tokens * hidden);
         // SAFETY: the memory is mapped and has these bytes.
         unsafe { write(own, bytemuck::cast_slice(&part)) }.map_err(text)?;

@@ -1,6 +1,6 @@
 //! A model of GPUs that are joined by links: bytes over the slower of link and memory. It contains no measurement.
 
-use semmoe_kernels_cuda::model::{Call, Moved, fan_out};
+use semmoe_reference::moved::{Call, Moved, fan_out};
 use serde_json::{Value, json};
 
 const TOKENS: usize = 4096;

@@ -9,14 +9,16 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use half::bf16;
-use semmoe_kernels::{Dtype, RankOrder, RowSplit, reference};
+use semmoe_kernels::{Dtype, RankOrder, RowSplit};
 use semmoe_kernels_cuda::{Allgather, Buffer, Grid, Launch, ReduceScatter, RowOrder, Rows, SIGNAL_BYTES, Split, Team};
+use semmoe_reference as reference;
 use serde_json::json;
 
 use crate::Report;
 use crate::machine::{Machine, text};
 use crate::options::Options;
-use crate::world::{Reports, elements, order, same};
+use crate::world::{Reports, elements, order};
+use semmoe_reference::data::same;
 
 mod shared;
 
@@ -113,7 +115,7 @@ pub(crate) fn rank(options: &Options, reported: &[String]) -> Report {
     // Both ranks draw the same data.
     let mut rng = Rng::with_seed(options.seed);
     let size = Size::of(options);
-    let order = order(&mut rng, size.tokens, RANKS)?;
+    let order = order(&mut rng, size.tokens, RANKS);
     let parts: Vec<Vec<bf16>> = (0..RANKS).map(|_| elements(&mut rng, size.tokens * size.hidden)).collect();
     let sizes = [SIGNAL_BYTES as usize, size.bytes(), size.bytes()];
     let own = shared::own(&machine, sizes, options.vmm)?;

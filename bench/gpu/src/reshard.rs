@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use crate::checks::Setting;
 use crate::machine::{Machine, Memory, POISON, buffers, text};
-use crate::world::{World, same};
+use crate::world::World;
+use semmoe_reference::data::same;
 
 /// Experts of every rank with expert parallelism.
 const OWN_EXPERTS: usize = 2;

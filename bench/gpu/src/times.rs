@@ -1,17 +1,17 @@
 //! Times on one GPU that all ranks share: medians of many replays, every kernel beside its baselines in turns.
 //!
 //! Calls are captured in a graph and timed together by two events, so that no launch is waited for; the memory that
-//! they go through in turns is larger than the caches. Bytes are those of `semmoe_kernels_cuda::model`; the bound is
+//! they go through in turns is larger than the caches. Bytes are those of `semmoe_reference::moved`; the bound is
 //! what a device-to-device copy needs for as many bytes on the same GPU.
 
 use fastrand::Rng;
 use half::bf16;
 use semmoe_kernels::Dtype;
-use semmoe_kernels_cuda::model::{Call, Moved, fan_out};
 use semmoe_kernels_cuda::{
     AllReduce, Allgather, Argsort, Buffer, Grid, Launch, ReduceScatter, ReduceScatterNorm, RowOrder, Rows, Shuffle,
     Split,
 };
+use semmoe_reference::moved::{Call, Moved, fan_out};
 use serde_json::{Map, Value, json};
 
 use crate::Report;
@@ -103,7 +103,7 @@ struct Set {
 impl Set {
     fn new(machine: &Machine, rng: &mut Rng, plan: Plan, ranks: usize) -> Result<Self, String> {
         let Plan { tokens, hidden, .. } = plan;
-        let order = order(rng, tokens, ranks)?;
+        let order = order(rng, tokens, ranks);
         let parts: Vec<Memory> = (0..ranks)
             .map(|_| machine.holding(bytemuck::cast_slice(&elements::<bf16>(rng, tokens * hidden))))
             .collect::<Result<_, _>>()?;

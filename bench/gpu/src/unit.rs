@@ -2,6 +2,8 @@
 //! law of all carriers bit for bit.
 
 #[cfg(feature = "cuda")]
+use semmoe_reference::law;
+#[cfg(feature = "cuda")]
 use serde_json::json;
 
 use crate::Report;
@@ -9,10 +11,6 @@ use crate::options::Options;
 
 #[cfg(feature = "cuda")]
 mod gpu;
-#[cfg(feature = "cuda")]
-#[allow(clippy::unwrap_used, dead_code, reason = "the module of tests: it panics where results differ")]
-#[path = "../../../kernels/ranks/tests/law/mod.rs"]
-mod law;
 
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn report(_: &Options) -> Report {

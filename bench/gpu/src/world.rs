@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use semmoe_kernels::{Element, RankOrder, argsort_by_rank};
+use semmoe_kernels::{Element, RankOrder};
 #[cfg(feature = "cuda")]
 use semmoe_kernels_cuda::driver::memory::HostWords;
 use semmoe_kernels_cuda::{Buffer, SIGNAL_BYTES, Stopped, Team};
@@ -73,19 +73,7 @@ pub(crate) fn elements<T: Element>(rng: &mut Rng, count: usize) -> Vec<T> {
 }
 
 /// A random order of tokens by rank.
-pub(crate) fn order(rng: &mut Rng, tokens: usize, ranks: usize) -> Result<RankOrder, String> {
+pub(crate) fn order(rng: &mut Rng, tokens: usize, ranks: usize) -> RankOrder {
     let destinations: Vec<u16> = (0..tokens).map(|_| rng.u16(0..ranks as u16)).collect();
-    let mut order = RankOrder::default();
-    argsort_by_rank(&destinations, ranks, &mut order).map_err(text)?;
-    Ok(order)
-}
-
-/// Compares bits.
-pub(crate) fn same<T: bytemuck::Pod + PartialEq>(what: &str, found: &[T], expected: &[T]) -> Result<(), String> {
-    let bits = |values: &[T]| bytemuck::cast_slice::<T, u8>(values).to_vec();
-    if bits(found) == bits(expected) {
-        return Ok(());
-    }
-    let first = found.iter().zip(expected).position(|(a, b)| a != b);
-    Err(format!("{what} differ from the reference, first at {first:?} of {}", expected.len()))
+    semmoe_reference::data::order(&destinations, ranks)
 }

@@ -3,8 +3,7 @@
 use std::ffi::c_void;
 
 use half::{bf16, f16};
-use semmoe_kernels::reference::RoutedTokens;
-use semmoe_kernels::{Dtype, Element, RowSplit, argsort_into, even_part};
+use semmoe_kernels::{Dtype, Element, RoutedTokens, RowSplit, argsort_into, even_part};
 use semmoe_ranks::{Communicator, Dispatch, MAX_WORLD, Norm, RankError, RawGroup, Received, Routes, Span};
 
 use crate::abi::{AllReduce, Allgather, Argsort, Combine, DispatchArgs, HasRows, InitArgs, ReduceScatter, RowFields};

@@ -1,5 +1,5 @@
 /* Four ranks as threads through the C interface: against plain loops, and what is refused. Compiled as C and as C++ by tests/header.rs;
- * with SEMMOE_TEST_CUDA for the calls for CUDA, which kernels/capi-shim runs on the CPU. */
+ * with SEMMOE_TEST_CUDA for the calls for CUDA, which tests/capi-shim runs on the CPU. */
 #include "semmoe_kernels.h"
 
 #include <pthread.h>

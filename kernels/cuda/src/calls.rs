@@ -1,4 +1,4 @@
-//! The calls: what each needs, checked before any launch. Semantics are those of `semmoe_kernels::reference`.
+//! The calls: what each needs, checked before any launch. Semantics are those of `tests/reference`.
 //!
 //! P = ranks, L = ranks of the launch, n = tokens, H = width of a row, k = experts per token, N = experts. A list of L
 //! buffers is by place in the launch, a list of P buffers by rank. Elements are aligned to 16 bytes, other arrays to 4.

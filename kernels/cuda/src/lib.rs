@@ -14,7 +14,6 @@ mod exchange;
 pub mod hosts;
 mod image;
 mod launch;
-pub mod model;
 mod params;
 mod reshard;
 mod runner;

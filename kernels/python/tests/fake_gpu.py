@@ -1,4 +1,4 @@
-"""GPUs for a machine without one: memory of this process, and calls for CUDA that kernels/capi-shim runs on the CPU. Ranks are threads."""
+"""GPUs for a machine without one: memory of this process, and calls for CUDA that tests/capi-shim runs on the CPU. Ranks are threads."""
 import ctypes
 import threading
 

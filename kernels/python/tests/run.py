@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Builds the library and tests the Python package with the pinned PyTorch, on the CPU: operators over libsemmoe_kernels.so, the parts for
-GPUs over kernels/capi-shim, whose calls for CUDA run the CUDA sources on the CPU; the plug-in's expectations against SGLang's own sources.
+GPUs over tests/capi-shim, whose calls for CUDA run the CUDA sources on the CPU; the plug-in's expectations against SGLang's own sources.
 
 Needs torch: tests/python/environment.py. Without it nothing is tested, and that is said."""
 import os, pathlib, shutil, subprocess, sys

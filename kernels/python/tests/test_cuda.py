@@ -1,5 +1,5 @@
 """The communicator for GPUs, on fake ones: its memory, its exchange, its launches. The kernels are the CUDA sources, run on the CPU by
-kernels/capi-shim (SEMMOE_KERNELS_LIBRARY). What no test here sees is a real driver, PyTorch's streams and cuIpc between GPUs."""
+tests/capi-shim (SEMMOE_KERNELS_LIBRARY). What no test here sees is a real driver, PyTorch's streams and cuIpc between GPUs."""
 import datetime
 import os
 import pathlib

@@ -1,6 +1,6 @@
 """The plug-in against a stub of SGLang's classes, from the entry point on: every rank sees what a plain SGLang would
 have made, tokens are where the tables say, and what does not fit leaves all ranks plain. Ranks are threads over fake
-GPUs (fake_gpu.py) if the library is that of kernels/capi-shim, which runs the CUDA sources; in any case over the
+GPUs (fake_gpu.py) if the library is that of tests/capi-shim, which runs the CUDA sources; in any case over the
 CPU's ranks."""
 import json
 import logging

@@ -3,8 +3,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use semmoe_kernels::reference::{NO_EXPERT, NO_ROW, RoutedTokens};
-use semmoe_kernels::{Element, check_below, check_len, mix, sum_rows};
+use semmoe_kernels::{Element, NO_EXPERT, NO_ROW, RoutedTokens, check_below, check_len, mix, sum_rows};
 use semmoe_tables::RankId;
 
 use crate::MAX_WORLD;
@@ -50,7 +49,7 @@ pub struct Dispatch<'a> {
 }
 
 impl Communicator {
-    /// Dispatch by pushing, as [`semmoe_kernels::reference::dispatch`] has it.
+    /// Dispatch by pushing, as `dispatch` of `tests/reference` has it.
     ///
     /// # Errors
     /// Operands that do not fit, before anything happens; more rows than `capacity` for some rank, on all ranks; a rank
@@ -85,7 +84,7 @@ impl Communicator {
         answer
     }
 
-    /// Combine by pulling, as [`semmoe_kernels::reference::combine`] has it: `out[t]` is the sum over ranks of what
+    /// Combine by pulling, as `combine` of `tests/reference` has it: `out[t]` is the sum over ranks of what
     /// they made of the token's rows. `sums` is `[capacity, H]`, `sent_rows` `[n, P]`, `out` `[n, H]`.
     ///
     /// # Errors

@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use semmoe_kernels::collectives::Norm;
-use semmoe_kernels::reference::ResidualNorm;
-use semmoe_kernels::{Element, NormRow, RowSplit, check_len, norm_row, prefetch, sum_rows, sum_rows_wide};
+use semmoe_kernels::{
+    Element, NormRow, ResidualNorm, RowSplit, check_len, norm_row, prefetch, sum_rows, sum_rows_wide,
+};
 
 use crate::call::{Call, Operation};
 use crate::communicator::Communicator;
@@ -14,7 +15,7 @@ use crate::{MAX_NORM_WIDTH, MAX_WORLD};
 
 impl Communicator {
     /// Reduce-scatter by pulling, shuffled if the split is: `out[i] = sum over q of part_q[token(offsets[rank] + i)]`,
-    /// as [`semmoe_kernels::reference::reduce_scatter`] has it. `part` is `[n, H]`, `out` `[m, H]`. Reads P x m rows,
+    /// as `reduce_scatter` of `tests/reference` has it. `part` is `[n, H]`, `out` `[m, H]`. Reads P x m rows,
     /// writes m.
     ///
     /// # Errors
@@ -42,7 +43,7 @@ impl Communicator {
         self.exit()
     }
 
-    /// The same, with residual and RMSNorm: [`semmoe_kernels::reference::reduce_scatter_norm`]. `out` `[m, H]` is the
+    /// The same, with residual and RMSNorm: `reduce_scatter_norm` of `tests/reference`. `out` `[m, H]` is the
     /// normed rows.
     ///
     /// # Errors
@@ -76,7 +77,7 @@ impl Communicator {
     }
 
     /// Allgather by pushing, to the exact inverse places: `out_q[token(offsets[rank] + i)] = rows[i]` on every rank q,
-    /// as [`semmoe_kernels::reference::allgather`] has it. `rows` is `[m, H]`, `out` `[n, H]`. Reads m rows, writes P x
+    /// as `allgather` of `tests/reference` has it. `rows` is `[m, H]`, `out` `[n, H]`. Reads m rows, writes P x
     /// m.
     ///
     /// # Errors

@@ -1,16 +1,14 @@
 //! The carriers between threads: messages, shared memory, and shared memory within hosts with messages between them.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-mod law;
-
 use half::bf16;
-use law::{Case, elements, on_ranks};
 use proptest::prelude::*;
 use semmoe_kernels::collectives::{
     AllRows, CastCollectives, Collectives, Norm, OwnRows, PrivateMemory, RowCollectives, RowMemory, UnitError,
 };
 use semmoe_kernels::{DispatchPlan, Element, RowSplit};
 use semmoe_ranks::{LocalTransport, SharedHalves};
+use semmoe_reference::law::{self, Case, elements, on_ranks};
 
 type End<T> = Box<dyn Collectives<T>>;
 
@@ -35,8 +33,8 @@ proptest! {
     ) {
         let case = Case { hidden, tokens, rounds: 3, seed, norms_rounded_sums: false };
         let room = elements(case, world);
-        law::holds::<f32, _>(ends(world, host, room), case);
-        law::holds::<bf16, _>(ends(world, host, room), case);
+        law::holds::<f32>(ends(world, host, room), case);
+        law::holds::<bf16>(ends(world, host, room), case);
         // f32 rows that travel as bf16 are those of bf16, as widening is exact.
         let rounded = ends(world, host, room).into_iter().map(|end| {
             let wide = Box::new(CastCollectives::<f32, bf16>::new(end));

@@ -4,12 +4,13 @@
 
 mod common;
 
-use common::{bits, dawdle, group, on_ranks, order, slices, values};
+use common::{bits, dawdle, group, on_ranks, values};
 use half::{bf16, f16};
 use proptest::prelude::*;
-use semmoe_kernels::reference::{self, ResidualNorm, RoutedTokens};
-use semmoe_kernels::{Element, RowSplit, even_offsets};
+use semmoe_kernels::{Element, ResidualNorm, RowSplit, even_offsets};
 use semmoe_ranks::{Dispatch, Norm, Received, Routes, Span};
+use semmoe_reference as reference;
+use semmoe_reference::data::{Tokens, order, slices};
 
 #[derive(Clone, Debug)]
 struct Shape {
@@ -88,25 +89,10 @@ fn exchanges<T: Element>(ranks: usize, hidden: usize, experts_total: usize, seed
     let top_k = random.usize(1..=experts_total);
     let hosts: Vec<u32> = (0..experts_total).map(|_| random.u32(0..ranks as u32)).collect();
     let counts: Vec<usize> = (0..ranks).map(|_| random.usize(0..3) * random.usize(0..9)).collect();
-    let x: Vec<Vec<T>> = (0..ranks).map(|rank| values(counts[rank] * hidden, seed ^ rank as u64)).collect();
-    let experts: Vec<Vec<i32>> = counts
-        .iter()
-        .map(|&n| {
-            (0..n)
-                .flat_map(|_| {
-                    let mut ids: Vec<i32> = (0..experts_total as i32).collect();
-                    random.shuffle(&mut ids);
-                    ids.truncate(top_k);
-                    ids.iter_mut().filter(|_| random.u8(0..6) == 0).for_each(|id| *id = reference::NO_EXPERT);
-                    ids
-                })
-                .collect()
-        })
-        .collect();
-    let weights: Vec<Vec<f32>> = experts.iter().map(|ids| ids.iter().map(|_| random.f32()).collect()).collect();
-    let tokens: Vec<_> =
-        (0..ranks).map(|r| RoutedTokens { x: &x[r], experts: &experts[r], weights: &weights[r] }).collect();
-    let expected = reference::dispatch(&tokens, hidden, top_k, &hosts).unwrap();
+    let tokens: Vec<Tokens<T>> =
+        counts.iter().map(|&n| Tokens::random(&mut random, n, hidden, experts_total, top_k)).collect();
+    let routed: Vec<_> = tokens.iter().map(Tokens::routed).collect();
+    let expected = reference::dispatch(&routed, hidden, top_k, &hosts).unwrap();
     let sent: Vec<&[i32]> = expected.iter().map(|dispatched| &dispatched.sent_rows[..]).collect();
     let received_rows: Vec<&[T]> = expected.iter().map(|dispatched| &dispatched.rows[..]).collect();
     let combined = reference::combine(&received_rows, &sent, hidden).unwrap();
@@ -119,9 +105,7 @@ fn exchanges<T: Element>(ranks: usize, hidden: usize, experts_total: usize, seed
         for _ in 0..2 {
             let mut source_offsets = vec![77; ranks + 1];
             let mut sent_rows = vec![77; counts[rank] * ranks];
-            let (x, experts, weights) = (&x[rank], &experts[rank], &weights[rank]);
-            let tokens = RoutedTokens { x, experts, weights };
-            let routes = Routes { tokens, rank_of_expert: &hosts, top_k, hidden };
+            let routes = Routes { tokens: tokens[rank].routed(), rank_of_expert: &hosts, top_k, hidden };
             dawdle(&mut random);
             let out = Dispatch { source_offsets: &mut source_offsets, sent_rows: &mut sent_rows };
             comm.dispatch(routes, places, out).unwrap();

@@ -5,11 +5,11 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, on_ranks, order};
+use common::{PATIENCE, on_ranks};
 use half::bf16;
-use semmoe_kernels::reference::RoutedTokens;
-use semmoe_kernels::{KernelError, RowSplit, even_offsets};
+use semmoe_kernels::{KernelError, RoutedTokens, RowSplit, even_offsets};
 use semmoe_ranks::{Communicator, Dispatch, RankError, RawGroup, Received, Routes, SIGNAL_BYTES, Span, threads};
+use semmoe_reference::data::order;
 use semmoe_tables::RankId;
 
 const SOON: Duration = Duration::from_secs(2);

@@ -8,11 +8,13 @@ use std::os::fd::AsRawFd;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::{PATIENCE, order, slices, values};
+use common::{PATIENCE, values};
 use half::bf16;
 use memmap2::MmapRaw;
-use semmoe_kernels::{RowSplit, reference};
+use semmoe_kernels::RowSplit;
 use semmoe_ranks::{Communicator, RankError, RawGroup, SIGNAL_BYTES, Span, attach_memory, create_memory, threads};
+use semmoe_reference as reference;
+use semmoe_reference::data::{order, slices};
 use semmoe_tables::RankId;
 
 const WORLD: usize = 4;

@@ -8,7 +8,7 @@
 //! | rows that peers read where they lie | [`RowMemory`] | [`PrivateMemory`] (none do), shared memory (`semmoe-ranks`) |
 //! | where a caller's rows are | [`Space`] | [`Host`], memory of a GPU (`semmoe-kernels-cuda`) |
 //!
-//! [`reference`](mod@crate::reference) defines each collective bit for bit. A collective is one exchange of messages,
+//! `tests/reference` defines each collective bit for bit. A collective is one exchange of messages,
 //! which is also its barrier. Where a peer's memory is within reach, messages carry no rows: they are read in place and
 //! added or gathered from there. So a unit may use shared memory inside its hosts and messages between them.
 
@@ -45,7 +45,7 @@ pub trait Collectives<T: Element, S: Space = Host>: Lockstep {
 
     /// `out[i] = sum over ranks q, in rank order, of part_q[token(i)]` for the positions i of this rank, with the last
     /// [`Collectives::part`] of each rank. `out` is `[m, H]`. Every rank calls this with the same split. With a norm,
-    /// `out` is the normed rows, as [`reference::reduce_scatter_norm`](crate::reference::reduce_scatter_norm) has them.
+    /// `out` is the normed rows, as `reduce_scatter_norm` of `tests/reference` has them.
     ///
     /// # Errors
     /// A rank failed, or has another split.

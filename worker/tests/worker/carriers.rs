@@ -1,14 +1,11 @@
 //! The carriers between processes are the reference, bit for bit: messages over TCP and over shared rings, and rows in
 //! shared memory.
 
-#[path = "../../../kernels/ranks/tests/law/mod.rs"]
-mod law;
-
 use crate::links::{PATIENT, tcp_streams};
-use law::{Case, elements};
 use proptest::prelude::*;
 use semmoe_kernels::collectives::{Collectives, GroupLink, Lockstep, PrivateMemory, RowCollectives, UnitLink};
 use semmoe_ranks::SharedHalves;
+use semmoe_reference::law::{self, Case, elements};
 use semmoe_worker::ep::{ShmMemory, ShmTransport, TcpTransport};
 
 type Units = fn(usize, usize) -> Vec<Box<dyn Collectives<f32>>>;

@@ -13,8 +13,8 @@ use semmoe_kernels_cuda::unit::{DeviceCollectives, DeviceReceived, DeviceRows, G
 use semmoe_kernels_cuda::{Buffer, SIGNAL_BYTES, Team};
 use semmoe_ranks::LocalTransport;
 
-use super::law::{self, Case, Reach};
 use crate::machine::text;
+use semmoe_reference::law::{self, Case, Reach};
 
 /// A rank's stream and its memory for the test's rows. All of it is taken before ranks meet: an allocation waits for
 /// kernels, which would wait for this rank.
@@ -69,7 +69,10 @@ fn rows<'a, T: Element>(buffer: Buffer) -> DeviceRows<'a, T> {
     unsafe { DeviceRows::new(buffer.address, buffer.bytes as usize / size_of::<T>()) }
 }
 
-impl Reach for Gpu {
+/// Rows in memory of the GPU.
+enum OnGpu {}
+
+impl Reach<Gpu> for OnGpu {
     fn enter(rank: usize) {
         MINE.with_borrow_mut(|mine| {
             if mine.is_none() {
@@ -129,6 +132,6 @@ pub(super) fn holds<T: Element>(world: usize, case: Case) -> Result<(), String> 
         ranks.push(Some(Rank { device: Arc::clone(&device), stream, rows, used: 0 }));
     }
     *RANKS.lock().map_err(text)? = ranks;
-    law::holds(ends, case);
+    law::holds_in::<T, Gpu, OnGpu>(ends, case);
     Ok(())
 }

@@ -10,7 +10,7 @@ use semmoe_kernels_cuda::SIGNAL_BYTES;
 
 use crate::abi::{self, AllReduce, Allgather, Argsort, Combine, DispatchArgs, InitArgs, ReduceScatter};
 use crate::failure::Code;
-use record::{BUFFER_BYTES, Fields, Fixture, RANK, REPORT, WORLD, array, at, call, device, places};
+use record::{BUFFER_BYTES, Fixture, RANK, array, call, device};
 
 fn scatter() -> ReduceScatter {
     ReduceScatter {
@@ -30,111 +30,19 @@ fn scatter() -> ReduceScatter {
     }
 }
 
-/// `ReduceParams` of `reduce.cuh`.
-fn check_reduce(fields: &mut Fields<'_>, [permutation, offsets]: [u64; 2]) {
-    fields.team();
-    assert_eq!(fields.peers(), places(256));
-    assert_eq!([fields.local(), fields.local(), fields.local()], [at(22), permutation, offsets]);
-    assert_eq!(fields.long(), 0, "no multicast");
-    assert_eq!([fields.word(), fields.word(), fields.word(), fields.word()], [9, 24, 5, 0]);
-}
-
-#[test]
-fn reduce_scatter_is_one_launch_plain_shuffled_or_normed() {
-    let fixture = Fixture::new();
-    let mut args = scatter();
-    assert_eq!(call!(fixture, semmoe_reduce_scatter, &args), abi::OK);
-    let launch = fixture.one();
-    // 132 processors for three ranks.
-    assert_eq!((launch.kernel(), launch.shape()), ("semmoe_srs_bf16", (44, 1, 512)));
-    let mut fields = Fields::of(&launch);
-    check_reduce(&mut fields, [at(20), at(21)]);
-    fields.end();
-
-    (args.permutation, args.offsets) = (std::ptr::null(), std::ptr::null());
-    for (dtype, kernel) in [(0, "semmoe_srs_f32"), (1, "semmoe_srs_f16")] {
-        args.dtype = dtype;
-        assert_eq!(call!(fixture, semmoe_reduce_scatter, &args), abi::OK);
-        let launch = fixture.one();
-        assert_eq!(launch.kernel(), kernel);
-        check_reduce(&mut Fields::of(&launch), [0, 0]);
-    }
-
-    (args.residual, args.norm_weight, args.residual_out) = (array(23), array(24), array(25));
-    assert_eq!(call!(fixture, semmoe_reduce_scatter, &args), abi::OK);
-    let launch = fixture.one();
-    assert_eq!((launch.kernel(), launch.shape()), ("semmoe_srs_norm_f16", (88, 1, 256)));
-    let mut fields = Fields::of(&launch);
-    check_reduce(&mut fields, [0, 0]);
-    assert_eq!([fields.local(), fields.local(), fields.local()], [at(23), at(24), at(25)]);
-    assert_eq!([fields.word(), fields.word()], [1e-6_f32.to_bits(), 0]);
-    fields.end();
-}
-
-#[test]
-fn allgather_and_all_reduce_name_every_rank() {
-    let fixture = Fixture::new();
-    let mut gather = Allgather {
+fn gather() -> Allgather {
+    Allgather {
         struct_bytes: size_of::<Allgather>() as u64,
         tokens: 9,
         hidden: 24,
-        dtype: 0,
+        dtype: 2,
         reserved: 0,
         out_offset: 512,
         permutation: array(20),
         offsets: array(21),
         capacity: 5,
         rows: array(22),
-    };
-    for (dtype, kernel) in [(0, "semmoe_sag_4"), (2, "semmoe_sag_2")] {
-        gather.dtype = dtype;
-        assert_eq!(call!(fixture, semmoe_allgather, &gather), abi::OK);
-        let launch = fixture.one();
-        assert_eq!(launch.kernel(), kernel);
-        let mut fields = Fields::of(&launch);
-        fields.team();
-        assert_eq!((fields.local(), fields.peers()), (at(22), places(512)));
-        assert_eq!([fields.local(), fields.local(), fields.long()], [at(20), at(21), 0]);
-        assert_eq!([fields.word(), fields.word(), fields.word(), fields.word()], [9, 24, 5, 0]);
-        fields.end();
     }
-    let reduce = AllReduce {
-        struct_bytes: size_of::<AllReduce>() as u64,
-        tokens: 9,
-        hidden: 24,
-        dtype: 1,
-        reserved: 0,
-        part_offset: 256,
-        out_offset: 4096,
-    };
-    assert_eq!(call!(fixture, semmoe_all_reduce, &reduce), abi::OK);
-    let launch = fixture.one();
-    assert_eq!(launch.kernel(), "semmoe_all_reduce_f16");
-    let mut fields = Fields::of(&launch);
-    fields.team();
-    assert_eq!((fields.peers(), fields.peers(), fields.long()), (places(256), places(4096), 9 * 24));
-    fields.end();
-}
-
-#[test]
-fn argsort_is_one_block() {
-    let fixture = Fixture::new();
-    let args = Argsort {
-        struct_bytes: size_of::<Argsort>() as u64,
-        n: 9,
-        destinations: array(20),
-        permutation: array(21),
-        inverse: array(22),
-        offsets: array(23),
-    };
-    assert_eq!(call!(fixture, semmoe_argsort, &args), abi::OK);
-    let launch = fixture.one();
-    assert_eq!((launch.kernel(), launch.shape()), ("semmoe_argsort_u32", (1, 1, 1024)));
-    let mut fields = Fields::of(&launch);
-    let arrays = [fields.local(), fields.local(), fields.local(), fields.local()];
-    assert_eq!(arrays, [at(20), at(21), at(22), at(23)]);
-    assert_eq!((fields.local(), fields.word(), fields.word()), (REPORT, 9, WORLD));
-    fields.end();
 }
 
 fn dispatch() -> DispatchArgs {
@@ -159,33 +67,6 @@ fn dispatch() -> DispatchArgs {
     }
 }
 
-#[test]
-fn dispatch_is_a_plan_and_an_exchange() {
-    let fixture = Fixture::new();
-    let before = crate::tests::allocations();
-    assert_eq!(call!(fixture, semmoe_dispatch, &dispatch()), abi::OK);
-    assert_eq!(crate::tests::allocations(), before);
-    let launches = fixture.launches();
-    let shapes: Vec<_> = launches.iter().map(|launch| (launch.kernel(), launch.shape())).collect();
-    assert_eq!(shapes, [("semmoe_dispatch_plan", (1, 1, 1024)), ("semmoe_dispatch_2", (44, 1, 512))]);
-    let mut plan = Fields::of(&launches[0]);
-    assert_eq!([plan.local(), plan.local(), plan.local()], [at(22), at(20), at(25)]);
-    assert_eq!([plan.local(), plan.local()], [at(11), REPORT], "this rank's signals");
-    assert_eq!(plan.local_tokens(), 7);
-    assert_eq!([plan.word(), plan.word(), plan.word(), plan.word()], [4, 16, WORLD, 0]);
-    plan.end();
-    let mut fields = Fields::of(&launches[1]);
-    fields.team();
-    assert_eq!([fields.local(), fields.local(), fields.local()], [at(21), at(22), at(23)]);
-    assert_eq!([fields.local(), fields.local(), fields.local()], [at(20), at(25), at(24)]);
-    for offset in [0, 4096, 8192, 16384] {
-        assert_eq!(fields.peers(), places(offset));
-    }
-    assert_eq!(fields.local_tokens(), 7);
-    assert_eq!([fields.word(), fields.word(), fields.word(), fields.word()], [24, 4, 30, 0]);
-    fields.end();
-}
-
 fn combine() -> Combine {
     Combine {
         struct_bytes: size_of::<Combine>() as u64,
@@ -200,17 +81,56 @@ fn combine() -> Combine {
     }
 }
 
+/// Kernels and shapes of a call's launches, on the caller's stream. `tests/capi-shim` executes them.
 #[test]
-fn combine_pulls_from_every_rank() {
+fn each_call_is_its_launches_and_allocates_nothing() {
     let fixture = Fixture::new();
-    assert_eq!(call!(fixture, semmoe_combine, &combine()), abi::OK);
-    let launch = fixture.one();
-    assert_eq!(launch.kernel(), "semmoe_combine_f32");
-    let mut fields = Fields::of(&launch);
-    fields.team();
-    assert_eq!((fields.peers(), fields.local(), fields.local()), (places(4096), at(25), at(26)));
-    assert_eq!([fields.local_tokens(), fields.word(), fields.word()], [7, 24, 30]);
-    fields.end();
+    let launched = |call: &dyn Fn() -> i32, expected: &[(&str, (u32, u32, u32))]| {
+        let before = crate::tests::allocations();
+        assert_eq!(call(), abi::OK);
+        assert_eq!(crate::tests::allocations(), before);
+        let launches = fixture.launches();
+        let found: Vec<_> = launches.iter().map(|launch| (launch.kernel(), launch.shape())).collect();
+        assert_eq!(found, expected);
+    };
+    // 132 processors for three ranks.
+    let wide = (44, 1, 512);
+    for (dtype, scatters, gathers) in [
+        (0, "semmoe_srs_f32", "semmoe_sag_4"),
+        (1, "semmoe_srs_f16", "semmoe_sag_2"),
+        (2, "semmoe_srs_bf16", "semmoe_sag_2"),
+    ] {
+        let args = ReduceScatter { dtype, ..scatter() };
+        launched(&|| call!(fixture, semmoe_reduce_scatter, &args), &[(scatters, wide)]);
+        let args = Allgather { dtype, ..gather() };
+        launched(&|| call!(fixture, semmoe_allgather, &args), &[(gathers, wide)]);
+    }
+    let normed =
+        ReduceScatter { residual: array(23), norm_weight: array(24), residual_out: array(25), dtype: 1, ..scatter() };
+    launched(&|| call!(fixture, semmoe_reduce_scatter, &normed), &[("semmoe_srs_norm_f16", (88, 1, 256))]);
+    let reduce = AllReduce {
+        struct_bytes: size_of::<AllReduce>() as u64,
+        tokens: 9,
+        hidden: 24,
+        dtype: 1,
+        reserved: 0,
+        part_offset: 256,
+        out_offset: 4096,
+    };
+    launched(&|| call!(fixture, semmoe_all_reduce, &reduce), &[("semmoe_all_reduce_f16", wide)]);
+    let sort = Argsort {
+        struct_bytes: size_of::<Argsort>() as u64,
+        n: 9,
+        destinations: array(20),
+        permutation: array(21),
+        inverse: array(22),
+        offsets: array(23),
+    };
+    let one_block = (1, 1, 1024);
+    launched(&|| call!(fixture, semmoe_argsort, &sort), &[("semmoe_argsort_u32", one_block)]);
+    let plan_and_exchange = [("semmoe_dispatch_plan", one_block), ("semmoe_dispatch_2", wide)];
+    launched(&|| call!(fixture, semmoe_dispatch, &dispatch()), &plan_and_exchange);
+    launched(&|| call!(fixture, semmoe_combine, &combine()), &[("semmoe_combine_f32", wide)]);
 }
 
 #[test]
@@ -221,11 +141,13 @@ fn what_the_host_can_see_is_refused_before_any_launch() {
         change(&mut args);
         assert_eq!(call!(fixture, semmoe_reduce_scatter, &args), code as i32, "{args:?}");
     };
+    refused(|args| args.struct_bytes -= 8, Code::Invalid);
     refused(|args| args.dtype = 3, Code::Invalid);
     refused(|args| args.part_offset = 8, Code::Misaligned);
     refused(|args| args.part_offset = BUFFER_BYTES - 16, Code::TooLarge);
     refused(|args| args.tokens = 65, Code::TooLarge);
     refused(|args| args.out = std::ptr::null_mut(), Code::Invalid);
+    refused(|args| args.out = args.out.wrapping_byte_add(4), Code::Misaligned);
     refused(|args| args.out = std::ptr::without_provenance_mut(device(RANK as usize) + 256), Code::Invalid);
     refused(|args| args.permutation = std::ptr::without_provenance(device(20) + 2), Code::Misaligned);
     // Only the kernels refuse these.

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use semmoe_kernels::{Element, RankOrder, argsort_by_rank};
+use semmoe_kernels::Element;
 use semmoe_ranks::{Communicator, threads};
 
 /// Much longer than any rank takes; no passing test waits for it.
@@ -30,7 +30,7 @@ pub(crate) fn group(world: usize, bytes: usize) -> Vec<Communicator> {
 
 /// Lets the others go first, a little or not at all: orders of arrival vary, and nothing depends on them.
 pub(crate) fn dawdle(random: &mut fastrand::Rng) {
-    for _ in 0..random.usize(0..4) * random.usize(0..50) {
+    for _ in 0..random.usize(0..4) * random.usize(0..10) {
         std::thread::yield_now();
     }
 }
@@ -38,16 +38,6 @@ pub(crate) fn dawdle(random: &mut fastrand::Rng) {
 pub(crate) fn values<T: Element>(count: usize, seed: u64) -> Vec<T> {
     let mut random = fastrand::Rng::with_seed(seed);
     (0..count).map(|_| T::round((random.f32() - 0.5) * 100.0)).collect()
-}
-
-pub(crate) fn order(destinations: &[u16], ranks: usize) -> RankOrder {
-    let mut order = RankOrder::default();
-    argsort_by_rank(destinations, ranks, &mut order).unwrap();
-    order
-}
-
-pub(crate) fn slices<T>(parts: &[Vec<T>]) -> Vec<&[T]> {
-    parts.iter().map(Vec::as_slice).collect()
 }
 
 pub(crate) fn bits<T: Element>(values: &[T]) -> Vec<u8> {

@@ -8,8 +8,8 @@ use semmoe_kernels::collectives::{
 use semmoe_kernels::{Element, NodeGrid, RowSplit};
 use semmoe_ranks::{LocalTransport, SharedHalves};
 
-use crate::law::{self, Case, elements};
 use crate::{GRIDS, Link, grid, links, on_ranks};
+use semmoe_reference::law::{self, Case, elements};
 
 type End<T> = Box<dyn Collectives<T>>;
 

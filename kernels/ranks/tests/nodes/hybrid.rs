@@ -9,9 +9,9 @@ use semmoe_kernels::collectives::{
     CastCollectives, Collectives, DISPATCH_HEADER_BYTES, Exchange, HybridCollectives, Lockstep, MAX_CHUNKS,
     PrivateMemory, RowCollectives, Stage, StageName, StageObserver, UnitError, UnitLink, Wake, Waker, hybrid_bytes,
 };
-use semmoe_kernels::reference::{self, NO_EXPERT, NodeRows, RoutedTokens};
-use semmoe_kernels::{DispatchPlan, Element, NodeGrid};
+use semmoe_kernels::{DispatchPlan, Element, NO_EXPERT, NodeGrid, RoutedTokens};
 use semmoe_ranks::{LocalTransport, SharedHalves};
+use semmoe_reference::{self as reference, NodeRows};
 
 use crate::{GRIDS, Link, grid, links, on_ranks};
 

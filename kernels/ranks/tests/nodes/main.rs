@@ -3,8 +3,6 @@
 
 mod groups;
 mod hybrid;
-#[path = "../law/mod.rs"]
-mod law;
 
 use semmoe_kernels::NodeGrid;
 use semmoe_kernels::collectives::UnitLink;

@@ -5,8 +5,7 @@
 //! So of both directions each rank carries 1/P between nodes. MixServe cuts rows into P columns, as attention tp leaves
 //! each row on all ranks of a node; here each row is on one rank alone (a rank's own tokens, or what a reduce-scatter
 //! left it), so that rows are cut in place of columns, and no allgather has to follow the combine. What is computed,
-//! bit for bit: [`hybrid_dispatch`](crate::reference::hybrid_dispatch) and
-//! [`hybrid_combine`](crate::reference::hybrid_combine).
+//! bit for bit: `hybrid_dispatch` and `hybrid_combine` of `tests/reference`.
 //!
 //! | exchange | between nodes | inside a node |
 //! |---|---|---|

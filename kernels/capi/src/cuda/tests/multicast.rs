@@ -4,8 +4,8 @@ use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 
 use super::record::{BUFFER_BYTES, Fixture, array, call, device};
-use super::scatter;
-use crate::abi::{self, Allgather, Multicast};
+use super::{gather, scatter};
+use crate::abi::{self, Multicast};
 use crate::failure::Code;
 
 const ADDRESS: usize = 40;
@@ -33,21 +33,6 @@ fn capable() -> Fixture {
     let fixture = Fixture::new();
     fixture.seen.multicast.store(true, Ordering::Relaxed);
     fixture
-}
-
-fn gather() -> Allgather {
-    Allgather {
-        struct_bytes: size_of::<Allgather>() as u64,
-        tokens: 9,
-        hidden: 24,
-        dtype: 2,
-        reserved: 0,
-        out_offset: 512,
-        permutation: array(20),
-        offsets: array(21),
-        capacity: 5,
-        rows: array(22),
-    }
 }
 
 /// The kernel of a call, and the multicast address among its parameters.

@@ -1,22 +1,21 @@
-//! A recorder in place of a GPU, and parameters read back as the CUDA sources declare them.
+//! A recorder in place of a GPU.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use semmoe_kernels_cuda::{Buffer, Launch, MAX_LOCAL, MAX_RANKS, SIGNAL_BYTES};
+use semmoe_kernels_cuda::{Buffer, Launch, SIGNAL_BYTES};
 
 use super::super::{Cuda, Launcher, Opened, blocks_for};
 use crate::abi::{self, InitArgs};
 use crate::backend::Facts;
 use crate::{Comm, semmoe_free};
 
-pub(super) const WORLD: u32 = 3;
+const WORLD: u32 = 3;
 pub(super) const RANK: u32 = 1;
 pub(super) const BUFFER_BYTES: u64 = 1 << 20;
-pub(super) const REPORT: u64 = 0x7000;
+const REPORT: u64 = 0x7000;
 pub(super) const STREAM: usize = 0x5eed;
-pub(super) const SECOND_NS: u64 = 1_000_000_000;
 
 /// Where arrays are said to be; nothing reads them.
 pub(super) const fn device(place: usize) -> usize {
@@ -137,62 +136,3 @@ macro_rules! call {
 }
 
 pub(super) use call;
-
-/// Parameters, field after field as the `.cu` files have them.
-pub(super) struct Fields<'a>(&'a [u8]);
-
-impl<'a> Fields<'a> {
-    pub(super) fn of(launch: &'a Launch) -> Self {
-        Self(launch.params())
-    }
-
-    pub(super) fn word(&mut self) -> u32 {
-        let (value, rest) = self.0.split_first_chunk().expect("four more bytes");
-        self.0 = rest;
-        u32::from_ne_bytes(*value)
-    }
-
-    pub(super) fn long(&mut self) -> u64 {
-        let (value, rest) = self.0.split_first_chunk().expect("eight more bytes");
-        self.0 = rest;
-        u64::from_ne_bytes(*value)
-    }
-
-    /// By place in the launch: one rank.
-    pub(super) fn local(&mut self) -> u64 {
-        let list: Vec<u64> = (0..MAX_LOCAL).map(|_| self.long()).collect();
-        assert!(list[1..].iter().all(|&address| address == 0), "one rank");
-        list[0]
-    }
-
-    pub(super) fn peers(&mut self) -> Vec<u64> {
-        let list: Vec<u64> = (0..MAX_RANKS).map(|_| self.long()).collect();
-        assert!(list[WORLD as usize..].iter().all(|&address| address == 0), "as many as ranks");
-        list[..WORLD as usize].to_vec()
-    }
-
-    pub(super) fn local_tokens(&mut self) -> u32 {
-        let list: Vec<u32> = (0..MAX_LOCAL).map(|_| self.word()).collect();
-        list[0]
-    }
-
-    /// `Team` of `team.cuh`.
-    pub(super) fn team(&mut self) {
-        assert_eq!((self.word(), self.word(), self.long()), (WORLD, RANK, SECOND_NS));
-        assert_eq!(self.local(), REPORT);
-        assert_eq!(self.peers(), [10, 11, 12].map(|place| device(place) as u64));
-    }
-
-    pub(super) fn end(self) {
-        assert_eq!(self.0, &[0u8; 0], "nothing more");
-    }
-}
-
-/// Every rank's place at an offset.
-pub(super) fn places(offset: u64) -> Vec<u64> {
-    (0..WORLD as usize).map(|rank| device(rank) as u64 + offset).collect()
-}
-
-pub(super) fn at(place: usize) -> u64 {
-    device(place) as u64
-}

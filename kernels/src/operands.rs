@@ -1,0 +1,61 @@
+//! Operands that the collectives of all backends share.
+
+use crate::element::Element;
+use crate::error::{KernelError, check_below, check_len};
+
+/// In place of an expert: the slot is not used. As an input it is skipped; answers are padded with it.
+pub const NO_EXPERT: i32 = -1;
+
+/// In place of a row: the token was not sent to this rank.
+pub const NO_ROW: i32 = -1;
+
+/// The layer's residual and RMSNorm, fused with a shuffled reduce-scatter.
+#[derive(Clone, Copy, Debug)]
+pub struct ResidualNorm<'a, T> {
+    /// `[n, H]`, in the order of the tokens, the same on every rank.
+    pub residual: &'a [T],
+    /// `[H]`
+    pub weight: &'a [T],
+    /// Added to the mean of squares.
+    pub epsilon: f32,
+}
+
+impl<T> ResidualNorm<'_, T> {
+    /// Whether the lengths fit `tokens` rows of `hidden` elements.
+    ///
+    /// # Errors
+    /// The first that does not.
+    pub fn check(&self, tokens: usize, hidden: usize) -> Result<(), KernelError> {
+        check_len("residual", self.residual.len(), tokens * hidden)?;
+        check_len("norm weight", self.weight.len(), hidden)
+    }
+}
+
+/// The tokens of one rank with their routes; n may differ from rank to rank.
+#[derive(Clone, Copy, Debug)]
+pub struct RoutedTokens<'a, T> {
+    /// `[n, H]`
+    pub x: &'a [T],
+    /// `[n, k]`: expert ids, each below N or [`NO_EXPERT`]; one token's are distinct.
+    pub experts: &'a [i32],
+    /// `[n, k]`: router weights.
+    pub weights: &'a [f32],
+}
+
+impl<T: Element> RoutedTokens<'_, T> {
+    /// Whether the lengths fit each other, and every expert is below `experts`.
+    ///
+    /// # Errors
+    /// The first that does not.
+    pub fn check(&self, hidden: usize, top_k: usize, experts: usize) -> Result<(), KernelError> {
+        if top_k == 0 {
+            return Err(KernelError::OutOfRange { what: "top-k", index: 0, found: 0, bound: 0 });
+        }
+        let count = self.experts.len() / top_k;
+        check_len("experts", self.experts.len(), count * top_k)?;
+        check_len("weights", self.weights.len(), count * top_k)?;
+        check_len("x", self.x.len(), count.saturating_mul(hidden))?;
+        let mut chosen = self.experts.iter().enumerate().filter(|(_, expert)| **expert != NO_EXPERT);
+        chosen.try_for_each(|(index, &expert)| check_below("expert", index, expert as u32 as usize, experts))
+    }
+}

@@ -1,0 +1,193 @@
+//! The collectives over GPU memory, behind the interface that all carriers have: ranks are threads, GPUs are the shim,
+//! and NCCL is what [`network`] makes of its calls.
+
+mod network;
+mod refused;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use half::bf16;
+use semmoe_kernels::Element;
+use semmoe_kernels::collectives::Collectives;
+use semmoe_kernels_cuda::hosts::Hosts;
+use semmoe_kernels_cuda::unit::{DeviceCollectives, DeviceReceived, DeviceRows, Gpu, PeerMemory, Room};
+use semmoe_kernels_cuda::{Buffer, Grid, Launch, Runner, SIGNAL_BYTES, Team};
+use semmoe_kernels_shim::{Group, HostBuffer, Mutant, Step};
+use semmoe_ranks::LocalTransport;
+
+use crate::support::shim;
+use network::Nccl;
+use semmoe_reference::law::{self, Case, Reach};
+
+type End<T> = Box<dyn Collectives<T, Gpu>>;
+
+/// One rank's stream, whose work is done when a call returns. It owns what the rank allocated.
+struct ShimStream {
+    rank: usize,
+    /// The ranks whose kernels meet; `None` where a kernel is its rank's own affair.
+    group: Option<Arc<Group<Launch>>>,
+    report: u64,
+    _memory: Vec<Arc<HostBuffer>>,
+}
+
+fn run(launches: Vec<Option<Launch>>, seed: u64) -> Result<(), String> {
+    let streams: Vec<Vec<Step<'_>>> = launches.iter().map(|launch| launch.iter().map(Step::Launch).collect()).collect();
+    // SAFETY: all ranks are inside their calls, or gone; streams own the ranks' memory.
+    unsafe { shim().unwrap().run(&streams, seed, Mutant::None) }.map(drop).map_err(|error| error.to_string())
+}
+
+impl Runner for ShimStream {
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), String> {
+        match &self.group {
+            Some(group) => group.meet(self.rank, *launch),
+            None => run(vec![Some(*launch)], 1),
+        }
+    }
+
+    unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), String> {
+        // SAFETY: the caller's promise; device memory is the host's.
+        unsafe { std::ptr::copy(bytes.as_ptr(), to.address as *mut u8, bytes.len()) };
+        Ok(())
+    }
+
+    unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), String> {
+        // SAFETY: as above.
+        unsafe { std::ptr::copy(from.address as *const u8, to.address as *mut u8, to.bytes as usize) };
+        Ok(())
+    }
+
+    fn grid(&self) -> Grid {
+        Grid { blocks: 2, threads: 32 }
+    }
+
+    fn report(&self) -> u64 {
+        // SAFETY: eight bytes that this stream owns.
+        unsafe { (self.report as *const u64).read_volatile() }
+    }
+}
+
+impl Drop for ShimStream {
+    fn drop(&mut self) {
+        self.group.iter().for_each(|group| group.leave(self.rank));
+    }
+}
+
+// HostBuffer is memory of its own; kernels write it only while its rank is inside a call.
+struct Memory {
+    signals: Vec<Arc<HostBuffer>>,
+    reports: Vec<Arc<HostBuffer>>,
+    others: Vec<Arc<HostBuffer>>,
+}
+
+impl Memory {
+    fn new(world: usize, bytes: impl Iterator<Item = u64>) -> Self {
+        let zeroed = |bytes| (0..world).map(|_| Arc::new(HostBuffer::zeroed(bytes))).collect();
+        let others = bytes.map(|bytes| Arc::new(HostBuffer::poisoned(bytes as usize))).collect();
+        Self { signals: zeroed(SIGNAL_BYTES as usize), reports: zeroed(8), others }
+    }
+
+    fn stream(&self, rank: usize, group: Option<Arc<Group<Launch>>>) -> ShimStream {
+        let _memory = [&self.signals, &self.reports, &self.others].into_iter().flatten().cloned().collect();
+        ShimStream { rank, group, report: self.reports[rank].buffer().address, _memory }
+    }
+}
+
+const TIMEOUT: Duration = Duration::from_millis(50);
+
+/// Ranks that have mapped each other's memory, with room for so many rows each.
+fn peers<T: Element>(world: usize, hidden: usize, rows: impl Fn(usize) -> usize) -> Vec<End<T>> {
+    let room = |rank| Room { ranks: world, rows: rows(rank), hidden, dtype: T::DTYPE };
+    let sizes = (0..world).map(|rank| room(rank).symmetric_bytes());
+    let memory = Memory::new(world, sizes.chain((0..world).map(|rank| room(rank).own_bytes())));
+    let group = Arc::new(Group::new(world, run));
+    let buffers = |of: &[Arc<HostBuffer>]| of.iter().map(|memory| memory.buffer()).collect::<Vec<_>>();
+    let (signals, symmetric) = (buffers(&memory.signals), buffers(&memory.others[..world]));
+    let end = |(rank, link): (usize, LocalTransport)| {
+        let team = Team::new(&signals, rank as u32, &[memory.reports[rank].buffer()], TIMEOUT).unwrap();
+        let (own, stream) = (memory.others[world + rank].buffer(), memory.stream(rank, Some(Arc::clone(&group))));
+        // SAFETY: the streams own all of it.
+        let mover = unsafe { PeerMemory::new(room(rank), team, &symmetric, own, stream) }.unwrap();
+        Box::new(DeviceCollectives::new(link, mover)) as End<T>
+    };
+    LocalTransport::mesh(world).into_iter().enumerate().map(end).collect()
+}
+
+/// Ranks on hosts of their own.
+fn hosts<T: Element>(world: usize, hidden: usize, rows: usize, refused: Option<usize>) -> Vec<End<T>> {
+    let room = Room { ranks: world, rows, hidden, dtype: T::DTYPE };
+    let memory = Memory::new(world, std::iter::repeat_n(room.hosts_bytes(), world));
+    let group = network::group(world);
+    let end = |(rank, link): (usize, LocalTransport)| {
+        let (own, report) = (memory.signals[rank].buffer(), memory.reports[rank].buffer());
+        let team = Team::alone(world, rank, own, report, TIMEOUT).unwrap();
+        let wire = Nccl::new(rank, world, Arc::clone(&group), refused);
+        // SAFETY: the streams own all of it.
+        let mover = unsafe { Hosts::new(room, team, memory.others[rank].buffer(), wire, memory.stream(rank, None)) };
+        Box::new(DeviceCollectives::new(link, mover.unwrap())) as End<T>
+    };
+    LocalTransport::mesh(world).into_iter().enumerate().map(end).collect()
+}
+
+fn on_device<'a, T: Element>(rows: &[T]) -> DeviceRows<'a, T> {
+    // SAFETY: device memory is the host's, and the shim's streams have done their work when a call returns.
+    unsafe { DeviceRows::new(rows.as_ptr().addr() as u64, rows.len()) }
+}
+
+fn on_host<'a, T: Element>(rows: DeviceRows<'_, T>) -> &'a mut [T] {
+    let Buffer { address, .. } = rows.buffer();
+    match rows.is_empty() {
+        true => &mut [],
+        // SAFETY: as above; the test uses one slice of it at a time.
+        false => unsafe { std::slice::from_raw_parts_mut(address as *mut T, rows.len()) },
+    }
+}
+
+/// Rows in memory of the GPU.
+enum OnGpu {}
+
+impl Reach<Gpu> for OnGpu {
+    fn given<T: Element>(rows: &[T]) -> DeviceRows<'_, T> {
+        on_device(rows)
+    }
+    fn written<'a, T: Element>(rows: &'a mut [T], call: impl FnOnce(DeviceRows<'a, T>)) {
+        call(on_device(rows));
+    }
+    fn fill<T: Element>(rows: DeviceRows<'_, T>, write: impl FnOnce(&mut [T])) {
+        write(on_host(rows));
+    }
+    fn sources<T: Element>(rows: &DeviceReceived<'_, T>) -> Vec<usize> {
+        (0..rows.index.len()).map(|row| rows.index.source(row)).collect()
+    }
+    fn row<T: Element>(rows: &DeviceReceived<'_, T>, row: usize, hidden: usize) -> Vec<T> {
+        on_host(rows.rows)[row * hidden..][..hidden].to_vec()
+    }
+}
+
+fn cases(world: usize) -> [Case; 2] {
+    let case = Case { hidden: 24, tokens: 7, rounds: 2, seed: world as u64, norms_rounded_sums: false };
+    [case, Case { hidden: 7, tokens: 4, rounds: 3, ..case }]
+}
+
+fn holds<T: Element>(ends: impl Fn(usize, usize, usize) -> Vec<End<T>>) {
+    if shim().is_none() {
+        return;
+    }
+    for world in [1, 2, 3, 4, 8] {
+        for case in cases(world) {
+            law::holds_in::<T, Gpu, OnGpu>(ends(world, case.hidden, case.tokens * world), case);
+        }
+    }
+}
+
+#[test]
+fn gpus_that_map_each_other_are_the_reference_bit_for_bit() {
+    holds::<f32>(|world, hidden, rows| peers(world, hidden, |_| rows));
+    holds::<bf16>(|world, hidden, rows| peers(world, hidden, |_| rows));
+}
+
+#[test]
+fn gpus_of_several_hosts_are_the_reference_bit_for_bit() {
+    holds::<f32>(|world, hidden, rows| hosts(world, hidden, rows, None));
+    holds::<bf16>(|world, hidden, rows| hosts(world, hidden, rows, None));
+}
