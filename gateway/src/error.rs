@@ -97,110 +97,128 @@ impl StartError {
     }
 }
 
-/// Why a request is answered by the gateway and not by an engine.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub(crate) enum RequestError {
-    #[error("there is no route {method} {path}")]
-    NoRoute { method: String, path: String },
-    #[error("{path} does not take {method}")]
-    Method { method: String, path: String },
-    #[error("the body is longer than the limit of {limit_bytes} bytes")]
-    BodyTooLong { limit_bytes: usize },
-    #[error("request bodies already hold {limit_bytes} bytes, the limit for all of them together")]
-    BodyMemory { limit_bytes: usize },
-    #[error("the body could not be read: {cause}")]
-    BodyRead { cause: String },
-    #[error("the body did not arrive within {seconds} s")]
-    BodyTimeout { seconds: f64 },
-    #[error("the content-encoding '{found}' is not supported: gzip, deflate, zstd and br are, one at a time")]
-    Coding { found: String },
-    #[error("the body is not {coding}, as its content-encoding says: {cause}")]
-    BodyCoding { coding: &'static str, cause: String },
-    #[error(transparent)]
-    BodyScan(#[from] ScanError),
-    #[error("the body is not JSON: {cause}")]
-    BodyJson { cause: String },
-    #[error("{cause}")]
-    Field { cause: String },
-    #[error("the request names no model, and there are several: {known}")]
-    NoModel { known: String },
-    #[error("there is no model '{name}' (there are: {known})")]
-    UnknownModel { name: String, known: String },
-    #[error("the pin {pin} is not a rank of model '{model}'")]
-    PinRange { pin: u16, model: String },
-    #[error("no backend of model '{model}' can serve: {causes}")]
-    NoBackend { model: String, causes: String },
-    #[error("backend '{backend}' could not be reached: {}", cause.reason())]
-    Unreachable { backend: String, cause: HttpError },
-    #[error("backend '{backend}' broke off: {cause}")]
-    Broken { backend: String, cause: String },
-    #[error("backend '{backend}' did not answer in time: {}", cause.reason())]
-    Slow { backend: String, cause: HttpError },
-    #[error("the gateway cannot open another connection to an engine: {cause}")]
-    Exhausted { cause: String },
-    #[error("the gateway is shutting down")]
-    Closing,
-    #[error("no model has a backend that can serve")]
-    NotReady,
-    #[error("model '{model}' is busy: {waiting} requests are already waiting")]
-    QueueFull { model: String, waiting: usize },
-    #[error("model '{model}' is busy: no rank had room within {seconds} s")]
-    QueueTimeout { model: String, seconds: f64 },
-    #[error("gave up on backend '{backend}' before it answered: {cause}")]
-    Unhealthy { backend: String, cause: String },
-    #[error("{engines} engines in a row died while running this request, so it is not sent to another")]
-    Suspect { engines: usize },
-    #[error("{last} (attempts: {attempts}; {why})")]
-    GaveUp { attempts: usize, why: &'static str, last: Box<RequestError> },
-    #[error("{limit} requests are already running over HTTP/2, the limit for all connections together")]
-    TooManyStreams { limit: u32 },
-    #[error("the request has {found} Host headers, expected one")]
-    Hosts { found: usize },
-    #[error("the only supported expectation is 100-continue")]
-    Expectation,
-    #[error("{found} headers, more than the limit of {limit}")]
-    TooManyHeaders { found: usize, limit: usize },
-    #[error("an API key is required, in the header 'authorization: Bearer KEY' or 'x-api-key: KEY'")]
-    KeyMissing,
-    #[error("the API key is not valid for this gateway")]
-    KeyWrong,
-    #[error("the Host header '{found}' is not this machine's; use 127.0.0.1 or localhost")]
-    ForeignHost { found: String },
-    #[error("requests from pages of '{origin}' are not allowed")]
-    ForeignOrigin { origin: String },
-    #[error("the admin plane requires the header 'authorization: Bearer TOKEN'")]
-    Token,
-    #[error("there is no backend '{name}'")]
-    UnknownBackend { name: String },
-    #[error("{cause}")]
-    TablesPath { cause: String },
-    #[error("{cause}")]
-    TablesInvalid { cause: String },
-    #[error("{cause}")]
-    TablesStorage { cause: String },
-    #[error("other loads of tables did not finish within {seconds} s")]
-    TablesBusy { seconds: u64 },
-    #[error("backend '{backend}' has no earlier tables{}, there are generations: {known}", of(*wanted))]
-    NoEarlierTables { backend: String, wanted: Option<u64>, known: String },
-    #[error("the response could not be generated: {cause}")]
-    Internal { cause: String },
-    #[error("the old configuration stays in force: {cause}")]
-    ConfigRefused { outcome: &'static str, cause: String },
-    #[error("backend '{backend}' runs {engine}, whose layout cannot be switched")]
-    SwitchEngine { backend: String, engine: &'static str },
-    #[error("backend '{backend}' was not switched: {cause}")]
-    SwitchRefused { backend: String, cause: String },
-    #[error("backend '{backend}' was switched, but its new tables are not in use: {cause}")]
-    SwitchedWithoutTables { backend: String, cause: Box<RequestError> },
-    #[error("rejected for backend '{backend}', the old tables stay in use: {cause}")]
-    TablesRefused { backend: String, cause: Incompatible },
+/// Declares [`RequestError`], the one table from errors to HTTP: each with its status, OpenAI's error type, a code that
+/// programs can match, and its message.
+macro_rules! request_errors {
+    ($($name:ident $({ $($field:ident: $kind:ty),* })? => $status:ident, $type:ident, $code:literal, $message:literal
+        $(, $argument:expr)?;)*) => {
+        /// Why a request is answered by the gateway and not by an engine.
+        #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+        pub(crate) enum RequestError {
+            $(#[error($message $(, $argument)?)] $name $({ $($field: $kind),* })?,)*
+            #[error("{last} (attempts: {attempts}; {why})")]
+            GaveUp { attempts: usize, why: &'static str, last: Box<RequestError> },
+        }
+
+        impl RequestError {
+            fn row(&self) -> Row {
+                match self {
+                    Self::GaveUp { last, .. } => last.row(),
+                    Self::ConfigRefused { outcome: "invalid", .. } => {
+                        Row(StatusCode::UNPROCESSABLE_ENTITY, CLIENT, "config_invalid")
+                    }
+                    $(Self::$name { .. } => Row(StatusCode::$status, $type, $code),)*
+                }
+            }
+        }
+    };
+}
+
+request_errors! {
+    NoRoute { method: String, path: String } => NOT_FOUND, CLIENT, "route_not_found",
+        "there is no route {method} {path}";
+    Method { method: String, path: String } => METHOD_NOT_ALLOWED, CLIENT, "method_not_allowed",
+        "{path} does not take {method}";
+    BodyTooLong { limit_bytes: usize } => PAYLOAD_TOO_LARGE, CLIENT, "body_too_long",
+        "the body is longer than the limit of {limit_bytes} bytes";
+    BodyMemory { limit_bytes: usize } => SERVICE_UNAVAILABLE, BUSY, "body_memory",
+        "request bodies already hold {limit_bytes} bytes, the limit for all of them together";
+    BodyRead { cause: String } => BAD_REQUEST, CLIENT, "body_unreadable", "the body could not be read: {cause}";
+    BodyTimeout { seconds: f64 } => REQUEST_TIMEOUT, CLIENT, "body_timeout",
+        "the body did not arrive within {seconds} s";
+    Coding { found: String } => UNSUPPORTED_MEDIA_TYPE, CLIENT, "unsupported_encoding",
+        "the content-encoding '{found}' is not supported: gzip, deflate, zstd and br are, one at a time";
+    BodyCoding { coding: &'static str, cause: String } => BAD_REQUEST, CLIENT, "body_unreadable",
+        "the body is not {coding}, as its content-encoding says: {cause}";
+    BodyScan { cause: ScanError } => BAD_REQUEST, CLIENT, "body_not_json", "{cause}";
+    BodyJson { cause: String } => BAD_REQUEST, CLIENT, "body_not_json", "the body is not JSON: {cause}";
+    Field { cause: String } => BAD_REQUEST, CLIENT, "invalid_field", "{cause}";
+    NoModel { known: String } => BAD_REQUEST, CLIENT, "model_missing",
+        "the request names no model, and there are several: {known}";
+    UnknownModel { name: String, known: String } => NOT_FOUND, CLIENT, "model_not_found",
+        "there is no model '{name}' (there are: {known})";
+    PinRange { pin: u16, model: String } => BAD_REQUEST, CLIENT, "invalid_pin",
+        "the pin {pin} is not a rank of model '{model}'";
+    NoBackend { model: String, causes: String } => SERVICE_UNAVAILABLE, SERVER, "no_backend",
+        "no backend of model '{model}' can serve: {causes}";
+    Unreachable { backend: String, cause: HttpError } => SERVICE_UNAVAILABLE, UPSTREAM, "backend_unreachable",
+        "backend '{backend}' could not be reached: {}", cause.reason();
+    Broken { backend: String, cause: String } => BAD_GATEWAY, UPSTREAM, "backend_broke_off",
+        "backend '{backend}' broke off: {cause}";
+    Slow { backend: String, cause: HttpError } => GATEWAY_TIMEOUT, UPSTREAM, "backend_timeout",
+        "backend '{backend}' did not answer in time: {}", cause.reason();
+    Exhausted { cause: String } => SERVICE_UNAVAILABLE, BUSY, "out_of_connections",
+        "the gateway cannot open another connection to an engine: {cause}";
+    Closing => SERVICE_UNAVAILABLE, SERVER, "shutting_down", "the gateway is shutting down";
+    NotReady => SERVICE_UNAVAILABLE, SERVER, "not_ready", "no model has a backend that can serve";
+    QueueFull { model: String, waiting: usize } => TOO_MANY_REQUESTS, BUSY, "queue_full",
+        "model '{model}' is busy: {waiting} requests are already waiting";
+    QueueTimeout { model: String, seconds: f64 } => TOO_MANY_REQUESTS, BUSY, "queue_timeout",
+        "model '{model}' is busy: no rank had room within {seconds} s";
+    Unhealthy { backend: String, cause: String } => BAD_GATEWAY, UPSTREAM, "backend_given_up",
+        "gave up on backend '{backend}' before it answered: {cause}";
+    Suspect { engines: usize } => BAD_GATEWAY, UPSTREAM, "request_suspect",
+        "{engines} engines in a row died while running this request, so it is not sent to another";
+    TooManyStreams { limit: u32 } => SERVICE_UNAVAILABLE, SERVER, "too_many_streams",
+        "{limit} requests are already running over HTTP/2, the limit for all connections together";
+    Hosts { found: usize } => BAD_REQUEST, CLIENT, "invalid_host",
+        "the request has {found} Host headers, expected one";
+    Expectation => EXPECTATION_FAILED, CLIENT, "expectation_failed", "the only supported expectation is 100-continue";
+    TooManyHeaders { found: usize, limit: usize } => REQUEST_HEADER_FIELDS_TOO_LARGE, CLIENT, "too_many_headers",
+        "{found} headers, more than the limit of {limit}";
+    KeyMissing => UNAUTHORIZED, CLIENT, "api_key_missing",
+        "an API key is required, in the header 'authorization: Bearer KEY' or 'x-api-key: KEY'";
+    KeyWrong => UNAUTHORIZED, CLIENT, "invalid_api_key", "the API key is not valid for this gateway";
+    ForeignHost { found: String } => FORBIDDEN, CLIENT, "foreign_host",
+        "the Host header '{found}' is not this machine's; use 127.0.0.1 or localhost";
+    ForeignOrigin { origin: String } => FORBIDDEN, CLIENT, "foreign_origin",
+        "requests from pages of '{origin}' are not allowed";
+    Token => UNAUTHORIZED, CLIENT, "token_needed",
+        "the admin plane requires the header 'authorization: Bearer TOKEN'";
+    UnknownBackend { name: String } => NOT_FOUND, CLIENT, "backend_not_found", "there is no backend '{name}'";
+    TablesPath { cause: String } => FORBIDDEN, CLIENT, "path_not_allowed", "{cause}";
+    TablesInvalid { cause: String } => UNPROCESSABLE_ENTITY, CLIENT, "tables_invalid", "{cause}";
+    TablesStorage { cause: String } => INSUFFICIENT_STORAGE, SERVER, "tables_not_stored", "{cause}";
+    TablesBusy { seconds: u64 } => SERVICE_UNAVAILABLE, SERVER, "tables_busy",
+        "other loads of tables did not finish within {seconds} s";
+    NoEarlierTables { backend: String, wanted: Option<u64>, known: String } => CONFLICT, CLIENT, "no_earlier_tables",
+        "backend '{backend}' has no earlier tables{}, there are generations: {known}", of(*wanted);
+    Internal { cause: String } => INTERNAL_SERVER_ERROR, SERVER, "internal",
+        "the response could not be generated: {cause}";
+    ConfigRefused { outcome: &'static str, cause: String } => CONFLICT, CLIENT, "config_refused",
+        "the old configuration stays in force: {cause}";
+    SwitchEngine { backend: String, engine: &'static str } => CONFLICT, CLIENT, "switch_engine",
+        "backend '{backend}' runs {engine}, whose layout cannot be switched";
+    SwitchRefused { backend: String, cause: String } => CONFLICT, CLIENT, "switch_refused",
+        "backend '{backend}' was not switched: {cause}";
+    SwitchedWithoutTables { backend: String, cause: Box<RequestError> } =>
+        BAD_GATEWAY, UPSTREAM, "switched_without_tables",
+        "backend '{backend}' was switched, but its new tables are not in use: {cause}";
+    TablesRefused { backend: String, cause: Incompatible } => CONFLICT, CLIENT, "tables_refused",
+        "rejected for backend '{backend}', the old tables stay in use: {cause}";
+}
+
+impl From<ScanError> for RequestError {
+    fn from(cause: ScanError) -> Self {
+        Self::BodyScan { cause }
+    }
 }
 
 fn of(generation: Option<u64>) -> String {
     generation.map_or_else(String::new, |generation| format!(" of generation {generation}"))
 }
 
-/// One row of the table: status, OpenAI's error type, and a code that programs can match.
+/// A row of the table without the message.
 struct Row(StatusCode, &'static str, &'static str);
 
 const CLIENT: &str = "invalid_request_error";
@@ -215,60 +233,6 @@ impl RequestError {
     pub(crate) fn unknown_model(name: &str, known: String) -> Self {
         // A name can be as long as a body.
         Self::UnknownModel { name: name.chars().take(100).collect(), known }
-    }
-
-    /// The one table from errors to HTTP.
-    fn row(&self) -> Row {
-        match self {
-            Self::NoRoute { .. } => Row(StatusCode::NOT_FOUND, CLIENT, "route_not_found"),
-            Self::Method { .. } => Row(StatusCode::METHOD_NOT_ALLOWED, CLIENT, "method_not_allowed"),
-            Self::BodyTooLong { .. } => Row(StatusCode::PAYLOAD_TOO_LARGE, CLIENT, "body_too_long"),
-            Self::BodyMemory { .. } => Row(StatusCode::SERVICE_UNAVAILABLE, BUSY, "body_memory"),
-            Self::BodyRead { .. } | Self::BodyCoding { .. } => Row(StatusCode::BAD_REQUEST, CLIENT, "body_unreadable"),
-            Self::Coding { .. } => Row(StatusCode::UNSUPPORTED_MEDIA_TYPE, CLIENT, "unsupported_encoding"),
-            Self::BodyTimeout { .. } => Row(StatusCode::REQUEST_TIMEOUT, CLIENT, "body_timeout"),
-            Self::BodyScan(_) | Self::BodyJson { .. } => Row(StatusCode::BAD_REQUEST, CLIENT, "body_not_json"),
-            Self::Field { .. } => Row(StatusCode::BAD_REQUEST, CLIENT, "invalid_field"),
-            Self::NoModel { .. } => Row(StatusCode::BAD_REQUEST, CLIENT, "model_missing"),
-            Self::UnknownModel { .. } => Row(StatusCode::NOT_FOUND, CLIENT, "model_not_found"),
-            Self::PinRange { .. } => Row(StatusCode::BAD_REQUEST, CLIENT, "invalid_pin"),
-            Self::NoBackend { .. } => Row(StatusCode::SERVICE_UNAVAILABLE, SERVER, "no_backend"),
-            Self::Unreachable { .. } => Row(StatusCode::SERVICE_UNAVAILABLE, UPSTREAM, "backend_unreachable"),
-            Self::Broken { .. } => Row(StatusCode::BAD_GATEWAY, UPSTREAM, "backend_broke_off"),
-            Self::Slow { .. } => Row(StatusCode::GATEWAY_TIMEOUT, UPSTREAM, "backend_timeout"),
-            Self::Exhausted { .. } => Row(StatusCode::SERVICE_UNAVAILABLE, BUSY, "out_of_connections"),
-            Self::Closing => Row(StatusCode::SERVICE_UNAVAILABLE, SERVER, "shutting_down"),
-            Self::NotReady => Row(StatusCode::SERVICE_UNAVAILABLE, SERVER, "not_ready"),
-            Self::QueueFull { .. } => Row(StatusCode::TOO_MANY_REQUESTS, BUSY, "queue_full"),
-            Self::QueueTimeout { .. } => Row(StatusCode::TOO_MANY_REQUESTS, BUSY, "queue_timeout"),
-            Self::Unhealthy { .. } => Row(StatusCode::BAD_GATEWAY, UPSTREAM, "backend_given_up"),
-            Self::Suspect { .. } => Row(StatusCode::BAD_GATEWAY, UPSTREAM, "request_suspect"),
-            Self::GaveUp { last, .. } => last.row(),
-            Self::TooManyHeaders { .. } => Row(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, CLIENT, "too_many_headers"),
-            Self::Hosts { .. } => Row(StatusCode::BAD_REQUEST, CLIENT, "invalid_host"),
-            Self::Expectation => Row(StatusCode::EXPECTATION_FAILED, CLIENT, "expectation_failed"),
-            Self::TooManyStreams { .. } => Row(StatusCode::SERVICE_UNAVAILABLE, SERVER, "too_many_streams"),
-            Self::KeyMissing => Row(StatusCode::UNAUTHORIZED, CLIENT, "api_key_missing"),
-            Self::KeyWrong => Row(StatusCode::UNAUTHORIZED, CLIENT, "invalid_api_key"),
-            Self::ForeignHost { .. } => Row(StatusCode::FORBIDDEN, CLIENT, "foreign_host"),
-            Self::ForeignOrigin { .. } => Row(StatusCode::FORBIDDEN, CLIENT, "foreign_origin"),
-            Self::Token => Row(StatusCode::UNAUTHORIZED, CLIENT, "token_needed"),
-            Self::UnknownBackend { .. } => Row(StatusCode::NOT_FOUND, CLIENT, "backend_not_found"),
-            Self::TablesPath { .. } => Row(StatusCode::FORBIDDEN, CLIENT, "path_not_allowed"),
-            Self::TablesInvalid { .. } => Row(StatusCode::UNPROCESSABLE_ENTITY, CLIENT, "tables_invalid"),
-            Self::TablesStorage { .. } => Row(StatusCode::INSUFFICIENT_STORAGE, SERVER, "tables_not_stored"),
-            Self::TablesBusy { .. } => Row(StatusCode::SERVICE_UNAVAILABLE, SERVER, "tables_busy"),
-            Self::NoEarlierTables { .. } => Row(StatusCode::CONFLICT, CLIENT, "no_earlier_tables"),
-            Self::Internal { .. } => Row(StatusCode::INTERNAL_SERVER_ERROR, SERVER, "internal"),
-            Self::ConfigRefused { outcome: "invalid", .. } => {
-                Row(StatusCode::UNPROCESSABLE_ENTITY, CLIENT, "config_invalid")
-            }
-            Self::ConfigRefused { .. } => Row(StatusCode::CONFLICT, CLIENT, "config_refused"),
-            Self::SwitchEngine { .. } => Row(StatusCode::CONFLICT, CLIENT, "switch_engine"),
-            Self::SwitchRefused { .. } => Row(StatusCode::CONFLICT, CLIENT, "switch_refused"),
-            Self::SwitchedWithoutTables { .. } => Row(StatusCode::BAD_GATEWAY, UPSTREAM, "switched_without_tables"),
-            Self::TablesRefused { .. } => Row(StatusCode::CONFLICT, CLIENT, "tables_refused"),
-        }
     }
 
     pub(crate) fn status(&self) -> StatusCode {

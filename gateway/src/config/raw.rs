@@ -76,76 +76,44 @@ section! { RawServer, "`[server]`";
     credentials_interval_seconds: f64 = 10.0,
 }
 
-/// `[[models]]`
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawModel {
+section! { RawModel, "`[[models]]`";
     /// As clients name it.
-    pub name: String,
+    name: String = String::new(),
     /// Further names. Without `served_name` they go to the engines as clients wrote them: vLLM must know them
     /// (`--served-model-name A B`), SGLang does not mind.
-    #[serde(default)]
-    pub aliases: Vec<String>,
+    aliases: Vec<String> = Vec::new(),
     /// LoRA adapters that requests may name as `model:adapter`, and that `/v1/models` lists; absent: any, as the engine
     /// knows which ones it has; empty: none. Adapters that the engine knows by a name of their own are `aliases`.
-    pub adapters: Option<Vec<String>>,
+    adapters: Option<Vec<String>> = None,
     /// `tokenizer.json` of the model, or the directory with it; needed by policies that score prompts.
-    pub tokenizer: Option<PathBuf>,
+    tokenizer: Option<PathBuf> = None,
     /// A template, or a `.json` file with a field `chat_template`; absent: from `tokenizer_config.json` or
     /// `chat_template.jinja` beside the tokenizer.
-    pub chat_template: Option<PathBuf>,
+    chat_template: Option<PathBuf> = None,
     /// The time zone of the engines' clocks, for templates that write the date: `UTC` (the default, and what containers
     /// usually have) or an offset such as `+02:00`.
-    pub template_timezone: Option<String>,
+    template_timezone: Option<String> = None,
     /// Variables of the template where a request does not set them, as the engine's `--default-chat-template-kwargs`.
-    #[serde(default)]
-    pub chat_template_kwargs: serde_json::Map<String, serde_json::Value>,
+    chat_template_kwargs: serde_json::Map<String, serde_json::Value> = serde_json::Map::new(),
     /// Whether the engine takes templates from requests (`--trust-request-chat-template`).
-    #[serde(default)]
-    pub trust_request_chat_template: bool,
+    trust_request_chat_template: bool = false,
     /// Whether the template gets contents of messages as texts (`string`) or as lists of parts (`openai`), as the
     /// engine's `--chat-template-content-format`; absent: what the engine finds out by itself.
-    pub chat_template_content_format: Option<String>,
+    chat_template_content_format: Option<String> = None,
     /// Whether the engine leaves tools out where `tool_choice` is "none"
     /// (`--exclude-tools-when-tool-choice-none` of vLLM; SGLang always does).
-    #[serde(default)]
-    pub exclude_tools_when_tool_choice_none: bool,
+    exclude_tools_when_tool_choice_none: bool = false,
     /// Name of the routing policy.
-    #[serde(default = "default_policy")]
-    pub policy: String,
+    policy: String = default_policy(),
     /// The policy that requests go by with policy `shadow`, and the rest of them with `canary`; absent: that of
     /// `[routing.settings]`.
-    pub baseline: Option<String>,
+    baseline: Option<String> = None,
     /// Percent of the requests that go by `policy`, the rest by `baseline`; absent: all by `policy`.
-    pub canary: Option<u64>,
+    canary: Option<u64> = None,
     /// Engines that serve it, at least one, or `discovery`.
-    #[serde(default)]
-    pub backends: Vec<RawBackend>,
+    backends: Vec<RawBackend> = Vec::new(),
     /// Where further ones are found while the gateway runs.
-    #[serde(default)]
-    pub discovery: Vec<RawDiscovery>,
-}
-
-impl Default for RawModel {
-    fn default() -> Self {
-        Self {
-            name: String::new(),
-            aliases: Vec::new(),
-            adapters: None,
-            tokenizer: None,
-            chat_template: None,
-            template_timezone: None,
-            chat_template_kwargs: serde_json::Map::new(),
-            trust_request_chat_template: false,
-            chat_template_content_format: None,
-            exclude_tools_when_tool_choice_none: false,
-            policy: default_policy(),
-            baseline: None,
-            canary: None,
-            backends: Vec::new(),
-            discovery: Vec::new(),
-        }
-    }
+    discovery: Vec<RawDiscovery> = Vec::new(),
 }
 
 /// `[[models.backends]]`

@@ -274,7 +274,7 @@ fn read_extra(
         return Err(RequestError::Field { cause: cause.to_owned() });
     }
     let named = model_name(Route::Extra, headers, stripped.bytes()).or_else(|error| match error {
-        RequestError::BodyScan(_) => model_name(Route::Generate, headers, &[]),
+        RequestError::BodyScan { .. } => model_name(Route::Generate, headers, &[]),
         other => Err(other),
     })?;
     let model = permitted(core, &snapshot, named.as_deref(), caller)?;
