@@ -1,23 +1,17 @@
 //! Messages of the DNS, as far as SRV records need them (RFC 1035, RFC 2782): one question, and the answer to it.
 //!
-//! An answer comes from outside: what it says is followed only where the message itself bounds it. It is at most 65,535
-//! bytes long, records are counted by reading them, and names may point backwards only.
+//! `simple_dns` reads an answer: names point backwards only, and nothing is read beyond the message, which has at most
+//! 65,535 bytes. What else an answer must be to be believed is checked here.
+
+use simple_dns::rdata::RData;
+use simple_dns::{CLASS, Name, OPCODE, Packet, PacketFlag, QCLASS, QTYPE, Question, RCODE, SimpleDnsError, TYPE};
 
 /// Longest name, as text.
 const MAX_NAME_BYTES: usize = 253;
 const MAX_LABEL_BYTES: usize = 63;
-
-const CNAME: u16 = 5;
-const SRV: u16 = 33;
-const INTERNET: u16 = 1;
-
-/// Flags of a header.
-const RESPONSE: u16 = 0x8000;
-const OPCODE: u16 = 0x7800;
-const TRUNCATED: u16 = 0x0200;
-const RECURSION_DESIRED: u16 = 0x0100;
-const CODE: u16 = 0x000f;
-const NO_SUCH_NAME: u16 = 3;
+const HEADER_BYTES: usize = 12;
+/// Of a question; records have more.
+const MIN_ENTRY_BYTES: usize = 5;
 
 /// One record: where an instance of the service is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,16 +23,16 @@ pub(super) struct Service {
 }
 
 /// Why a message is no answer to go by.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum MessageError {
     /// The name is not there, and no other server will know it.
     #[error("no such name")]
     NoSuchName,
     /// The server could or would not answer.
-    #[error("the server answers with code {code}, expected 0")]
+    #[error("the server answers with {code:?}, expected NoError")]
     Code {
         /// RCODE.
-        code: u16,
+        code: RCODE,
     },
     /// It is the answer to something else.
     #[error("the message does not answer the question: its {what} differs")]
@@ -46,180 +40,100 @@ pub(super) enum MessageError {
         /// Which part.
         what: &'static str,
     },
-    /// It ends too early.
-    #[error("the message ends at byte {length}, expected {wanted} more bytes at {at}")]
+    /// It has fewer bytes than it announces.
+    #[error("the message has {length} bytes, too few for the {entries} entries that it announces")]
     Short {
-        /// Where something should be.
-        at: usize,
-        /// How much of it.
-        wanted: usize,
         /// The message's length.
         length: usize,
+        /// Questions and records of all sections.
+        entries: usize,
     },
-    /// Something in it is not as it must be.
-    #[error("the message has {found} at byte {at}, expected {expected}")]
-    Malformed {
-        /// What.
-        found: &'static str,
-        /// Where.
-        at: usize,
-        /// In place of what.
-        expected: &'static str,
+    /// The rest is in another message.
+    #[error("the message is marked as cut, expected a whole one")]
+    Cut,
+    /// It is no message, or its question could not be written.
+    #[error("not a message of the DNS: {0}")]
+    Malformed(#[from] SimpleDnsError),
+    /// A host that no name can be.
+    #[error("the target {target:?} is no name of labels of letters, digits, '-' or '_'")]
+    Target {
+        /// As it stands there.
+        target: String,
     },
 }
 
 /// Whether this is a name that can be asked for: labels of letters, digits, `-` and `_`.
 pub(crate) fn is_name(name: &str) -> bool {
-    let is_label =
-        |label: &str| !label.is_empty() && label.len() <= MAX_LABEL_BYTES && label.bytes().all(is_letter_of_a_name);
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    let is_label = |label: &str| !label.is_empty() && label.len() <= MAX_LABEL_BYTES && label.bytes().all(is_letter);
     name.len() <= MAX_NAME_BYTES && name.split('.').all(is_label)
 }
 
-fn is_letter_of_a_name(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_'
-}
-
 /// The question for the SRV records of a name for which [`is_name`] holds.
-pub(super) fn question(id: u16, name: &str) -> Vec<u8> {
-    let mut message = Vec::with_capacity(name.len() + 18);
-    for field in [id, RECURSION_DESIRED, 1, 0, 0, 0] {
-        message.extend(field.to_be_bytes());
-    }
-    for label in name.split('.') {
-        message.push(label.len() as u8);
-        message.extend(label.as_bytes());
-    }
-    message.push(0);
-    message.extend(SRV.to_be_bytes());
-    message.extend(INTERNET.to_be_bytes());
-    message
+pub(super) fn question(id: u16, name: &str) -> Result<Vec<u8>, MessageError> {
+    let mut packet = Packet::new_query(id);
+    packet.set_flags(PacketFlag::RECURSION_DESIRED);
+    let (kind, class) = (QTYPE::TYPE(TYPE::SRV), QCLASS::CLASS(CLASS::IN));
+    packet.questions.push(Question::new(Name::new(name)?, kind, class, false));
+    Ok(packet.build_bytes_vec()?)
 }
 
 /// The records that an answer to [`question`] has; further names that the name stands for are followed. A target that
 /// is the root says that there is no such service, and makes no record.
 pub(super) fn records(message: &[u8], id: u16, name: &str) -> Result<Vec<Service>, MessageError> {
-    let mut reader = Reader { message, at: 0 };
-    let answers = header(&mut reader, id)?;
-    if reader.name()? != name.to_ascii_lowercase() || (reader.number()?, reader.number()?) != (SRV, INTERNET) {
-        return Err(MessageError::Foreign { what: "question" });
-    }
-    let (mut owner, mut found) = (name.to_ascii_lowercase(), Vec::new());
-    for _ in 0..answers {
-        let name = reader.name()?;
-        let (kind, class) = (reader.number()?, reader.number()?);
-        // The time to live does not matter: every look asks again.
-        reader.take(4)?;
-        let length = usize::from(reader.number()?);
-        let mut data = Reader { message, at: reader.at };
-        reader.take(length)?;
-        if class != INTERNET || name != owner {
-            continue;
-        }
-        match kind {
-            CNAME => owner = data.name()?,
-            SRV => {
-                let [priority, _weight, port] = [data.number()?, data.number()?, data.number()?];
-                let target = data.name()?;
-                if !target.is_empty() {
-                    found.push(Service { priority, port, target });
+    has_room(message)?;
+    let packet = Packet::parse(message)?;
+    let mut owner = Name::new(name)?;
+    answers(&packet, id, &owner)?;
+    let mut found = Vec::new();
+    // The time to live does not matter: every look asks again.
+    for record in packet.answers.iter().filter(|record| record.class == CLASS::IN) {
+        match &record.rdata {
+            _ if record.name != owner => {}
+            RData::CNAME(alias) => owner = alias.0.clone(),
+            RData::SRV(service) if !service.target.get_labels().is_empty() => {
+                let target = service.target.to_string().to_ascii_lowercase();
+                if !is_name(&target) {
+                    return Err(MessageError::Target { target });
                 }
+                found.push(Service { priority: service.priority, port: service.port, target });
             }
-            _ => continue,
-        }
-        if data.at != reader.at {
-            let (found, expected) = ("a record of another length", "one as long as it says");
-            return Err(MessageError::Malformed { found, at: data.at, expected });
+            _ => {}
         }
     }
     Ok(found)
 }
 
-/// Reads the header; gives the number of answers.
-fn header(reader: &mut Reader<'_>, id: u16) -> Result<u16, MessageError> {
-    if reader.number()? != id {
-        return Err(MessageError::Foreign { what: "id" });
+/// Room is made for as many entries as a message announces, so it must be able to have them.
+fn has_room(message: &[u8]) -> Result<(), MessageError> {
+    let length = message.len();
+    let counts = message.get(4..HEADER_BYTES).unwrap_or_default();
+    let entries = counts.chunks_exact(2).map(|count| usize::from(u16::from_be_bytes([count[0], count[1]]))).sum();
+    let fits = entries * MIN_ENTRY_BYTES <= length.saturating_sub(HEADER_BYTES);
+    if fits { Ok(()) } else { Err(MessageError::Short { length, entries }) }
+}
+
+/// Whether the message answers the question with this id for this name.
+fn answers(packet: &Packet<'_>, id: u16, name: &Name<'_>) -> Result<(), MessageError> {
+    let foreign = |what| Err(MessageError::Foreign { what });
+    if packet.id() != id {
+        return foreign("id");
     }
-    let flags = reader.number()?;
-    if flags & (RESPONSE | OPCODE) != RESPONSE {
-        return Err(MessageError::Foreign { what: "kind" });
+    if !packet.has_flags(PacketFlag::RESPONSE) || packet.opcode() != OPCODE::StandardQuery {
+        return foreign("kind");
     }
-    match flags & CODE {
-        0 => {}
-        NO_SUCH_NAME => return Err(MessageError::NoSuchName),
+    match packet.rcode() {
+        RCODE::NoError => {}
+        RCODE::NameError => return Err(MessageError::NoSuchName),
         code => return Err(MessageError::Code { code }),
     }
-    if flags & TRUNCATED != 0 {
-        return Err(MessageError::Malformed { found: "the mark of a cut answer", at: 2, expected: "a whole one" });
+    if packet.has_flags(PacketFlag::TRUNCATION) {
+        return Err(MessageError::Cut);
     }
-    let [questions, answers] = [reader.number()?, reader.number()?];
-    // The other sections are not needed.
-    reader.take(4)?;
-    if questions != 1 {
-        return Err(MessageError::Foreign { what: "number of questions" });
-    }
-    Ok(answers)
-}
-
-/// Reads a message from a place in it.
-struct Reader<'a> {
-    message: &'a [u8],
-    at: usize,
-}
-
-impl Reader<'_> {
-    fn take(&mut self, wanted: usize) -> Result<&[u8], MessageError> {
-        let short = MessageError::Short { at: self.at, wanted, length: self.message.len() };
-        let end = self.at.checked_add(wanted).filter(|end| *end <= self.message.len()).ok_or(short)?;
-        let taken = &self.message[self.at..end];
-        self.at = end;
-        Ok(taken)
-    }
-
-    fn number(&mut self) -> Result<u16, MessageError> {
-        let bytes = self.take(2)?;
-        Ok(u16::from_be_bytes([bytes[0], bytes[1]]))
-    }
-
-    /// A name in small letters, without its last dot; the root is empty.
-    fn name(&mut self) -> Result<String, MessageError> {
-        let malformed = |found, at, expected| Err(MessageError::Malformed { found, at, expected });
-        let mut name = String::new();
-        let mut labels = Reader { message: self.message, at: self.at };
-        // Every pointer leads before the part that it stands in, so that they come to an end.
-        let (mut part, mut after) = (self.at, None);
-        loop {
-            let at = labels.at;
-            let length = usize::from(labels.take(1)?[0]);
-            match length >> 6 {
-                0 if length == 0 => break,
-                0 => {
-                    let label = labels.take(length)?;
-                    if !label.iter().all(|byte| is_letter_of_a_name(*byte)) {
-                        return malformed("a label of other bytes", at, "letters, digits, '-' or '_'");
-                    }
-                    if !name.is_empty() {
-                        name.push('.');
-                    }
-                    name.extend(label.iter().map(|byte| char::from(byte.to_ascii_lowercase())));
-                    if name.len() > MAX_NAME_BYTES {
-                        return malformed("a name of more than 253 bytes", self.at, "a shorter one");
-                    }
-                }
-                3 => {
-                    let low = usize::from(labels.take(1)?[0]);
-                    let to = (length & 0x3f) << 8 | low;
-                    if to >= part {
-                        return malformed("a pointer that leads not backwards", at, "one to an earlier name");
-                    }
-                    after.get_or_insert(labels.at);
-                    (part, labels.at) = (to, to);
-                }
-                _ => return malformed("a label of an unknown kind", at, "a length or a pointer"),
-            }
-        }
-        self.at = after.unwrap_or(labels.at);
-        Ok(name)
-    }
+    let [asked] = &packet.questions[..] else { return foreign("number of questions") };
+    let is_asked =
+        asked.qname == *name && asked.qtype == QTYPE::TYPE(TYPE::SRV) && asked.qclass == QCLASS::CLASS(CLASS::IN);
+    if is_asked { Ok(()) } else { foreign("question") }
 }
 
 #[cfg(test)]
@@ -232,8 +146,8 @@ mod tests {
 
     /// An answer to the question with this id, with these records behind it.
     fn answer(flags: u16, answers: u16, records: &[u8]) -> Vec<u8> {
-        let mut message = question(7, NAME);
-        message[2..4].copy_from_slice(&(RESPONSE | flags).to_be_bytes());
+        let mut message = question(7, NAME).unwrap();
+        message[2..4].copy_from_slice(&(0x8000 | flags).to_be_bytes());
         message[6..8].copy_from_slice(&answers.to_be_bytes());
         message.extend(records);
         message
@@ -242,12 +156,14 @@ mod tests {
     /// A record of this type whose owner is a pointer to `owner`.
     fn record(owner: u8, kind: u16, data: &[u8]) -> Vec<u8> {
         let mut record = vec![0xc0, owner];
-        record.extend([kind.to_be_bytes(), INTERNET.to_be_bytes(), [0, 0], [0, 5]].concat());
+        record.extend([kind.to_be_bytes(), [0, 1], [0, 0], [0, 5]].concat());
         record.extend((data.len() as u16).to_be_bytes());
         record.extend(data);
         record
     }
 
+    const CNAME: u16 = 5;
+    const SRV: u16 = 33;
     /// Points to the question's name, and to its last two labels.
     const OWNER: u8 = 12;
     const DOMAIN: u8 = 12 + 11;
@@ -278,7 +194,7 @@ mod tests {
     #[test]
     fn other_names_are_followed_and_other_records_passed_over() {
         let alias = record(OWNER, CNAME, b"\x01a\x01x\x00");
-        let at = (question(7, NAME).len() + 12) as u8;
+        let at = (question(7, NAME).unwrap().len() + 12) as u8;
         let mine = record(at, SRV, b"\0\x01\0\0\0\x50\x01b\x00");
         let others = service(1, 81, b"\x01c\x00");
         let text = record(at, 16, b"\x03abc");
@@ -292,33 +208,21 @@ mod tests {
         let good = service(1, 80, b"\x01a\x00");
         assert_eq!(records(&answer(0, 1, &good), 8, NAME), Err(MessageError::Foreign { what: "id" }));
         assert_eq!(records(&answer(0, 1, &good), 7, "x.example"), Err(MessageError::Foreign { what: "question" }));
-        assert_eq!(read(&question(7, NAME)), Err(MessageError::Foreign { what: "kind" }));
+        assert_eq!(read(&question(7, NAME).unwrap()), Err(MessageError::Foreign { what: "kind" }));
         assert_eq!(read(&answer(3, 0, &[])), Err(MessageError::NoSuchName));
-        assert_eq!(read(&answer(2, 0, &[])), Err(MessageError::Code { code: 2 }));
-        assert!(matches!(read(&answer(TRUNCATED, 1, &good)), Err(MessageError::Malformed { at: 2, .. })));
-        // More records than there are, data that is longer than it says, and names that lead nowhere or round.
+        assert_eq!(read(&answer(2, 0, &[])), Err(MessageError::Code { code: RCODE::ServerFailure }));
+        assert_eq!(read(&answer(0x0200, 1, &good)), Err(MessageError::Cut));
+        let longer = service(1, 80, b"\x01a\x00\x07");
+        assert_eq!(read(&answer(0, 1, &longer)), read(&answer(0, 1, &good)), "bytes behind a target are passed over");
+        // More records than there are, and names that lead nowhere or round.
         assert!(matches!(read(&answer(0, u16::MAX, &good)), Err(MessageError::Short { .. })));
-        let own = question(7, NAME).len() as u8 + 18;
-        for target in [&b"\x01a\x00\x00"[..], b"\x40a\x00", b"\x01/\x00", b"\x3fa\x00", &[0xc0, own], &[0xff, 0xff]] {
+        let own = question(7, NAME).unwrap().len() as u8 + 18;
+        for target in [&b"\x40a\x00"[..], b"\x01/\x00", b"\x3fa\x00", &[0xc0, own], &[0xff, 0xff]] {
             assert!(read(&answer(0, 1, &service(1, 80, target))).is_err(), "{target:?}");
         }
-        let long = [&[63; 64][..], &[63; 64], &[63; 64], &[63; 64], &[0]].concat().map_letters();
-        assert!(matches!(read(&answer(0, 1, &service(1, 80, &long))), Err(MessageError::Malformed { .. })));
-    }
-
-    trait Letters {
-        fn map_letters(self) -> Vec<u8>;
-    }
-
-    impl Letters for Vec<u8> {
-        /// Labels of 63 letters in place of 63 lengths.
-        fn map_letters(mut self) -> Vec<u8> {
-            let length = self.len();
-            for (at, byte) in self.iter_mut().enumerate().take(length - 1) {
-                *byte = if at % 64 == 0 { 63 } else { b'a' };
-            }
-            self
-        }
+        let label = [&[63][..], &[b'a'; 63]].concat();
+        let long = [label.repeat(4), vec![0]].concat();
+        assert!(matches!(read(&answer(0, 1, &service(1, 80, &long))), Err(MessageError::Malformed(_))));
     }
 
     #[test]

@@ -98,8 +98,10 @@ async fn services(resolver: &dyn Resolve, name: &str) -> Result<Vec<Service>, Sr
 
 async fn exchange(server: SocketAddr, name: &str) -> Result<Vec<Service>, SrvError> {
     let id = fastrand::u16(..);
-    let message = send(server, &question(id, name)).await.map_err(|source| SrvError::Server { server, source })?;
-    records(&message, id, name).map_err(|source| SrvError::Message { server, source })
+    let unreadable = |source| SrvError::Message { server, source };
+    let asked = question(id, name).map_err(unreadable)?;
+    let message = send(server, &asked).await.map_err(|source| SrvError::Server { server, source })?;
+    records(&message, id, name).map_err(unreadable)
 }
 
 /// A message and its answer, each with its length before it. The answer has at most 65,535 bytes.
