@@ -2,12 +2,13 @@
 
 use std::net::SocketAddr;
 
+use semmoe_mock_engine::RawRequest;
 use serde_json::json;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
-use crate::support::{Client, PATIENCE, metric, settled, start};
+use crate::support::{Client, PATIENCE, eventually, metric, settled, start};
 
 /// When the forged answer goes out.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,30 +47,13 @@ fn answer(body: &str, chunked: bool) -> String {
     }
 }
 
-async fn serve(socket: TcpStream, when: When, chunked: bool, reported: mpsc::UnboundedSender<()>) -> Option<()> {
+async fn serve(mut socket: TcpStream, when: When, chunked: bool, reported: mpsc::UnboundedSender<()>) -> Option<()> {
     // Written bytes are sent at once.
     socket.set_nodelay(true).ok()?;
-    let mut socket = BufReader::new(socket);
+    let mut read = Vec::new();
     loop {
-        let (mut first, mut length) = (String::new(), 0);
-        loop {
-            let mut line = String::new();
-            if socket.read_line(&mut line).await.ok()? == 0 {
-                return None;
-            }
-            if first.is_empty() {
-                first.clone_from(&line);
-            }
-            if let Some(value) = line.strip_prefix("content-length:") {
-                length = value.trim().parse().ok()?;
-            }
-            if line == "\r\n" {
-                break;
-            }
-        }
-        let mut body = vec![0; length];
-        socket.read_exact(&mut body).await.ok()?;
-        if first.starts_with("GET") {
+        let RawRequest { head, body } = RawRequest::next(&mut socket, &mut read).await?;
+        if head.starts_with("get") {
             socket.write_all(answer("{}", false).as_bytes()).await.ok()?;
             continue;
         }
@@ -107,12 +91,8 @@ async fn an_answer_that_nobody_asked_for_is_nobodys() {
             }
         }
         settled(&gateway).await;
-        let counted = async {
-            while metric(&gateway, "semmoe_stray_answers_total{backend=\"pod-a\"}").await < 40.0 {
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, counted).await.unwrap_or_else(|_| panic!("{when:?} {chunked}: not counted"));
+        let strays = async || metric(&gateway, "semmoe_stray_answers_total{backend=\"pod-a\"}").await;
+        eventually(&format!("{when:?} {chunked}: counted"), async || strays().await >= 40.0).await;
         gateway.shutdown(PATIENCE).await;
     }
 }

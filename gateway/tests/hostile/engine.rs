@@ -3,21 +3,14 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use semmoe_mock_engine::RawRequest;
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
-
-/// One request as it arrived.
-#[derive(Clone, Debug)]
-pub(crate) struct Seen {
-    /// The first line and the headers, in lower case.
-    pub(crate) head: String,
-    pub(crate) body: Vec<u8>,
-}
 
 /// An engine on loopback.
 pub(crate) struct Engine {
     pub(crate) address: SocketAddr,
-    seen: Arc<Mutex<Vec<Seen>>>,
+    seen: Arc<Mutex<Vec<RawRequest>>>,
 }
 
 impl Engine {
@@ -26,7 +19,7 @@ impl Engine {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
-        let (seen, answer) = (Arc::<Mutex<Vec<Seen>>>::default(), Arc::<[u8]>::from(answer));
+        let (seen, answer) = (Arc::<Mutex<Vec<RawRequest>>>::default(), Arc::<[u8]>::from(answer));
         let to = Arc::clone(&seen);
         // A test may block while it waits for a gateway that asks this engine.
         std::thread::spawn(move || {
@@ -48,39 +41,23 @@ impl Engine {
     }
 
     /// The requests so far that were no probes.
-    pub(crate) fn seen(&self) -> Vec<Seen> {
+    pub(crate) fn seen(&self) -> Vec<RawRequest> {
         self.seen.lock().unwrap().clone()
     }
 }
 
 pub(crate) const OK: &str = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
 
-async fn serve(socket: TcpStream, seen: &Mutex<Vec<Seen>>, answer: &[u8]) -> std::io::Result<()> {
+async fn serve(mut socket: TcpStream, seen: &Mutex<Vec<RawRequest>>, answer: &[u8]) -> std::io::Result<()> {
     socket.set_nodelay(true)?;
-    let mut socket = BufReader::new(socket);
-    loop {
-        let (mut head, mut length) = (String::new(), 0);
-        loop {
-            let mut line = String::new();
-            if socket.read_line(&mut line).await? == 0 {
-                return Ok(());
-            }
-            let line = line.to_ascii_lowercase();
-            if let Some(value) = line.strip_prefix("content-length:") {
-                length = value.trim().parse().unwrap();
-            }
-            if line == "\r\n" {
-                break;
-            }
-            head.push_str(&line);
-        }
-        let mut body = vec![0; length];
-        socket.read_exact(&mut body).await?;
-        if head.starts_with("get /v1/models ") || head.starts_with("get /health ") {
+    let mut read = Vec::new();
+    while let Some(request) = RawRequest::next(&mut socket, &mut read).await {
+        if ["/v1/models", "/health"].contains(&request.path()) {
             socket.write_all(OK.as_bytes()).await?;
             continue;
         }
-        seen.lock().unwrap().push(Seen { head, body });
+        seen.lock().unwrap().push(request);
         socket.write_all(answer).await?;
     }
+    Ok(())
 }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use semmoe_load::{Limit, LoadOptions, Pace, Report};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use semmoe_mock_engine::RawRequest;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 /// The server's action after it has read a request.
@@ -118,8 +119,9 @@ pub async fn run(options: LoadOptions) -> Report {
 async fn connection(mut stream: impl AsyncRead + AsyncWrite + Unpin, answer: Arc<Answer>, requests: Arc<AtomicUsize>) {
     let mut read = Vec::new();
     loop {
-        let Some((head, body)) = request(&mut stream, &mut read).await else { return };
-        let number = requests.fetch_add(1, Ordering::SeqCst);
+        let Some(RawRequest { head, body }) = RawRequest::next(&mut stream, &mut read).await else { return };
+        let (number, body) =
+            (requests.fetch_add(1, Ordering::SeqCst), serde_json::from_slice(&body).unwrap_or_default());
         let seen = Seen { number, head, body };
         match answer(seen).await {
             Reply::Bytes(bytes) => {
@@ -135,28 +137,6 @@ async fn connection(mut stream: impl AsyncRead + AsyncWrite + Unpin, answer: Arc
             Reply::Never => std::future::pending().await,
         }
     }
-}
-
-async fn request(stream: &mut (impl AsyncRead + Unpin), read: &mut Vec<u8>) -> Option<(String, serde_json::Value)> {
-    let end = loop {
-        if let Some(at) = read.windows(4).position(|four| four == b"\r\n\r\n") {
-            break at + 4;
-        }
-        if stream.read_buf(read).await.ok()? == 0 {
-            return None;
-        }
-    };
-    let head = String::from_utf8(read[..end].to_vec()).unwrap().to_ascii_lowercase();
-    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).map_or(0, |n| n.parse().unwrap());
-    while read.len() < end + length {
-        if stream.read_buf(read).await.ok()? == 0 {
-            return None;
-        }
-    }
-    let rest = read.split_off(end + length);
-    let body = serde_json::from_slice(&read[end..]).unwrap_or_default();
-    *read = rest;
-    Some((head, body))
 }
 
 /// A whole answer with `Content-Length`.

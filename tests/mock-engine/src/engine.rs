@@ -31,7 +31,7 @@ pub enum Texts {
     /// A token a byte.
     Bytes,
     /// The model's own.
-    Model(Box<Tokenizer>, Option<Box<ChatTemplate>>),
+    Model(Arc<Tokenizer>, Option<Box<ChatTemplate>>),
     /// Nothing is read of a body, and every route answers with its path (see `canned`).
     Unread,
 }
@@ -218,7 +218,7 @@ impl Engine {
         let shape = CheckpointConfig::open(folder)?.model_info()?;
         let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json"))?;
         let template = ChatTemplate::beside(&folder.join("tokenizer.json"), || 0).ok();
-        let texts = Texts::Model(Box::new(tokenizer), template.map(Box::new));
+        let texts = Texts::Model(Arc::new(tokenizer), template.map(Box::new));
         Ok(Self::new(dialect, ModelInfo { model: name.to_owned(), ..shape }, texts))
     }
 

@@ -13,6 +13,7 @@ mod mock;
 mod refusal;
 mod routes;
 mod stream;
+mod wire;
 mod worker;
 
 pub use canned::{Render, canned, canned_as};
@@ -21,4 +22,5 @@ pub use engine::{Engine, Ran, Seen, Settings, Texts, router};
 pub use fault::Fault;
 pub use mock::{Mock, Server};
 pub use routes::{experts, generated};
+pub use wire::RawRequest;
 pub use worker::{Script, SwitchFault, Worker};

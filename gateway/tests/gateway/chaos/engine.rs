@@ -8,8 +8,9 @@ use std::io::BufRead;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use semmoe_mock_engine::RawRequest;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
 /// The port to listen on; 0 takes a free one.
@@ -99,44 +100,15 @@ fn process() {
 async fn connection(mut stream: TcpStream) {
     let mut buffer = Vec::new();
     // Every `None` is the other side's end.
-    while let Some(request) = read(&mut stream, &mut buffer).await {
+    while let Some(request) = RawRequest::next(&mut stream, &mut buffer).await {
         if respond(&mut stream, &request).await.is_none() {
             return;
         }
     }
 }
 
-struct Asked {
-    path: String,
-    body: Vec<u8>,
-}
-
-async fn read(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<Asked> {
-    let head_end = loop {
-        if let Some(at) = buffer.windows(4).position(|window| window == b"\r\n\r\n") {
-            break at + 4;
-        }
-        if stream.read_buf(buffer).await.ok()? == 0 {
-            return None;
-        }
-    };
-    let head = String::from_utf8(buffer[..head_end].to_vec()).unwrap();
-    let path = head.split(' ').nth(1).unwrap().to_owned();
-    let length =
-        head.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length:")?.trim().parse().ok());
-    let end = head_end + length.unwrap_or(0usize);
-    while buffer.len() < end {
-        if stream.read_buf(buffer).await.ok()? == 0 {
-            return None;
-        }
-    }
-    let body = buffer[head_end..end].to_vec();
-    buffer.drain(..end);
-    Some(Asked { path, body })
-}
-
-async fn respond(stream: &mut TcpStream, asked: &Asked) -> Option<()> {
-    match asked.path.as_str() {
+async fn respond(stream: &mut TcpStream, asked: &RawRequest) -> Option<()> {
+    match asked.path() {
         "/health" | "/ping" => return whole(stream, "200 OK", b"{}", 2).await,
         "/server_info" => {
             let info = json!({ "model_path": "/models/tiny", "version": "0.5.23", "dp_size": 2 }).to_string();
