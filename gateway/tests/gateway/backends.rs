@@ -2,15 +2,13 @@
 
 use serde_json::json;
 
-use crate::support::{Client, canned, metric, plain_model, settled, several, start};
+use crate::support::{Client, Fleet, alone, canned, metric, plain_model, settled, several, start, start_bare};
 
 const CHAT: &str = "/v1/chat/completions";
 
 #[tokio::test]
 async fn a_dead_backend_is_reported_with_its_cause_and_comes_back() {
-    let mut mock = canned(2);
-    let gateway = start(&plain_model(&mock, 2)).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [mut mock], gateway, client } = alone(2, "").await;
     let admin = Client::admin(&gateway);
     assert_eq!(client.post(CHAT, "{}").await.status, 200);
     assert_eq!((admin.get("/readyz").await.status, admin.get("/healthz").await.status), (200, 200));
@@ -40,16 +38,15 @@ async fn a_dead_backend_is_reported_with_its_cause_and_comes_back() {
 
 #[tokio::test]
 async fn an_unhealthy_answer_evicts_and_a_healthy_one_readmits() {
-    let mock = canned(2);
-    let gateway = start(&plain_model(&mock, 2)).await;
+    let Fleet { mocks: [mock], gateway, client } = alone(2, "").await;
     mock.settings().health = 503;
     let health = gateway.wait_health("pod-a", |health| !health.is_healthy()).await.unwrap();
     assert!(format!("{health:?}").contains("answered 503"), "{health:?}");
-    assert_eq!(Client::data(&gateway).post(CHAT, "{}").await.status, 503);
+    assert_eq!(client.post(CHAT, "{}").await.status, 503);
     assert_eq!(metric(&gateway, "semmoe_backend_healthy{backend=\"pod-a\"}").await, 0.0);
     mock.settings().health = 200;
     gateway.wait_ready().await;
-    assert_eq!(Client::data(&gateway).post(CHAT, "{}").await.status, 200);
+    assert_eq!(client.post(CHAT, "{}").await.status, 200);
 }
 
 /// A request that could not connect goes to another backend, once, and its counts are right.
@@ -58,13 +55,7 @@ async fn a_refused_connection_is_retried_elsewhere() {
     let (mut a, mut b) = (canned(2), canned(2));
     // The prober must not be faster than the requests.
     let toml = several(&[&a, &b]);
-    let gateway = {
-        let text = format!(
-            "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\ninterval_seconds = 3600\n{toml}"
-        );
-        let config = semmoe_gateway::Config::from_toml(&text, std::path::Path::new("")).unwrap();
-        semmoe_gateway::Gateway::start(config).await.unwrap()
-    };
+    let gateway = start_bare(&format!("[health]\ninterval_seconds = 3600\n{toml}")).await;
     let client = Client::data(&gateway);
     a.kill();
     for _ in 0..8 {
@@ -116,8 +107,7 @@ async fn a_plain_openai_server_is_one_rank_without_pins() {
 
 #[tokio::test]
 async fn the_admin_plane_shows_backends_and_refuses_foreign_hosts() {
-    let mock = canned(2);
-    let gateway = start(&plain_model(&mock, 2)).await;
+    let Fleet { mocks: [_mock], gateway, client } = alone(2, "").await;
     let admin = Client::admin(&gateway);
     let shown = admin.get("/admin/backends").await.json();
     assert_eq!(shown["backends"][0]["name"], "pod-a");
@@ -126,19 +116,14 @@ async fn the_admin_plane_shows_backends_and_refuses_foreign_hosts() {
     assert!(admin.get("/").await.json()["routes"].is_object());
     let answer = admin.call(http::Method::GET, "/admin/backends", &[("host", "evil.example")], "").await;
     assert_eq!(answer.status, 403);
-    assert_eq!(Client::data(&gateway).get("/admin/backends").await.status, 404);
+    assert_eq!(client.get("/admin/backends").await.status, 404);
     assert_eq!(admin.get("/nothing").await.status, 404);
 }
 
 #[tokio::test]
 async fn the_metrics_listener_has_status_only() {
     let mock = canned(1);
-    let toml = format!(
-        "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\nmetrics = \"127.0.0.1:0\"\n{}",
-        plain_model(&mock, 1)
-    );
-    let config = semmoe_gateway::Config::from_toml(&toml, std::path::Path::new("")).unwrap();
-    let gateway = semmoe_gateway::Gateway::start(config).await.unwrap();
+    let gateway = start_bare(&format!("metrics = \"127.0.0.1:0\"\n{}", plain_model(&mock, 1))).await;
     let metrics = Client::at(gateway.metrics_addr().unwrap());
     for (path, status) in [("/healthz", 200), ("/readyz", 200), ("/metrics", 200), ("/admin/tables", 404), ("/", 404)] {
         assert_eq!(metrics.get(path).await.status, status, "{path}");
@@ -149,9 +134,7 @@ async fn the_metrics_listener_has_status_only() {
 #[tokio::test]
 async fn a_quick_restart_of_the_only_backend_costs_no_interval() {
     let mut mock = canned(1);
-    let text = format!("[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n{}", plain_model(&mock, 1));
-    let config = semmoe_gateway::Config::from_toml(&text, std::path::Path::new("")).unwrap();
-    let gateway = semmoe_gateway::Gateway::start(config).await.unwrap();
+    let gateway = start_bare(&plain_model(&mock, 1)).await;
     let client = Client::data(&gateway);
     assert_eq!(client.post("/v1/completions", "{}").await.status, 200);
     mock.kill();

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::Method;
 
-use crate::support::{Client, Fixture, canned, metric, plain_model, settled, start};
+use crate::support::{Client, Fixture, Fleet, alone, canned, canned_as, metric, plain_model, settled, start};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -17,9 +17,8 @@ fn check_error(answer: &crate::support::Answer, status: u16, code: &str, case: &
 
 #[tokio::test]
 async fn broken_bodies_are_refused_whatever_the_policy() {
-    let mut mock = canned(2);
     let fixture = Fixture::new(2);
-    mock.settings().info = Some(fixture.info());
+    let mut mock = canned_as(fixture.info());
     let tables = fixture.write("t", &[], 0);
     let deep = format!("{{\"prompt\":{}1{}}}", "[".repeat(100_000), "]".repeat(100_000));
     let long_deep = format!("{{\"prompt\":{}", "{\"a\":".repeat(20_000));
@@ -52,9 +51,8 @@ async fn broken_bodies_are_refused_whatever_the_policy() {
 
 #[tokio::test]
 async fn wrong_prompts_are_refused_and_odd_ones_are_routed_by_load() {
-    let mut mock = canned(2);
     let fixture = Fixture::new(2);
-    mock.settings().info = Some(fixture.info());
+    let mut mock = canned_as(fixture.info());
     let tables = fixture.write("t", &["alpha", "beta"], 0);
     let patient = format!("[routing]\nscore_limit_seconds = 600\n{}", fixture.affinity(&mock.url(), &tables));
     let gateway = start(&patient).await;
@@ -117,9 +115,8 @@ async fn wrong_prompts_are_refused_and_odd_ones_are_routed_by_load() {
 /// A megabyte takes more than a millisecond: the request does not wait for its score, and goes where the load is least.
 #[tokio::test]
 async fn a_prompt_that_takes_long_to_score_is_routed_by_load() {
-    let mut mock = canned(2);
     let fixture = Fixture::new(2);
-    mock.settings().info = Some(fixture.info());
+    let mut mock = canned_as(fixture.info());
     let tables = fixture.write("t", &["alpha", "beta"], 0);
     let hasty = format!("[routing]\nscore_limit_seconds = 0.001\n{}", fixture.affinity(&mock.url(), &tables));
     let gateway = start(&hasty).await;
@@ -137,9 +134,7 @@ async fn a_prompt_that_takes_long_to_score_is_routed_by_load() {
 
 #[tokio::test]
 async fn long_bodies_are_refused_before_and_while_they_come() {
-    let mut mock = canned(1);
-    let gateway = start(&format!("[limits]\nbody_bytes = 1000\n{}", plain_model(&mock, 1))).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [mut mock], gateway, client } = alone(1, "[limits]\nbody_bytes = 1000\n").await;
     let body = |bytes: usize| format!("{{\"prompt\":\"{}\"}}", "x".repeat(bytes - 13));
     assert_eq!(client.post(COMPLETIONS, body(1000)).await.status, 200);
     mock.next().await;
@@ -175,9 +170,8 @@ async fn announced(address: std::net::SocketAddr, length: &str) -> String {
 
 #[tokio::test]
 async fn a_body_that_does_not_come_times_out() {
-    let mock = canned(1);
-    let gateway =
-        start(&format!("[timeouts]\nbody_seconds = 0.05\nheader_seconds = 0.05\n{}", plain_model(&mock, 1))).await;
+    let Fleet { mocks: [_mock], gateway, .. } =
+        alone(1, "[timeouts]\nbody_seconds = 0.05\nheader_seconds = 0.05\n").await;
     let answer =
         raw(gateway.data_addr(), "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{".to_owned())
             .await;
@@ -188,9 +182,7 @@ async fn a_body_that_does_not_come_times_out() {
 
 #[tokio::test]
 async fn unknown_routes_methods_and_models() {
-    let mock = canned(1);
-    let gateway = start(&plain_model(&mock, 1)).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [_mock], gateway: _gateway, client } = alone(1, "").await;
     for path in ["/", "/v1", "/update_weights_from_disk", "/v1/chat/completions/", "/server_info", "/v1/chat/../models"]
     {
         check_error(&client.post(path, "{}").await, 404, "route_not_found", path);
@@ -226,9 +218,8 @@ async fn several_models_need_a_name() {
 /// Engines die of ids that their embedding has no row for.
 #[tokio::test]
 async fn ids_outside_the_vocabulary_never_arrive() {
-    let mut mock = canned(2);
     let fixture = Fixture::new(2);
-    mock.settings().info = Some(fixture.info());
+    let mut mock = canned_as(fixture.info());
     let tables = fixture.write("t", &[], 0);
     // Also where no policy reads prompts.
     let by_load = fixture
@@ -282,9 +273,8 @@ async fn ids_outside_the_vocabulary_never_arrive() {
 /// The engine neither computed nor caches a rejected prompt.
 #[tokio::test]
 async fn refused_prompts_leave_no_load() {
-    let mock = canned(2);
     let fixture = Fixture::new(2);
-    mock.settings().info = Some(fixture.info());
+    let mock = canned_as(fixture.info());
     let tables = fixture.write("t", &["alpha", "beta"], 0);
     let prefix = "[routing.prefix]\nblock_tokens = 1\n";
     let gateway = start(&format!("{prefix}{}", fixture.balanced(&mock.url(), &tables))).await;

@@ -5,7 +5,9 @@ use http::Method;
 use http_body_util::BodyExt;
 use serde_json::Value;
 
-use crate::support::{Client, Mock, PATIENCE, canned, metric, settled, several, shown, start, until_shown};
+use crate::support::{
+    Client, Fleet, Mock, PATIENCE, canned, fleet, metric, settled, several, shown, start, until_shown,
+};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -19,9 +21,7 @@ fn drained(mock: &mut Mock) -> usize {
 
 #[tokio::test]
 async fn failures_in_a_row_open_a_breaker_and_trials_close_it() {
-    let (mut a, mut b) = (canned(2), canned(2));
-    let gateway = start(&format!("{QUICK_AND_LONG}{}", several(&[&a, &b]))).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [mut a, mut b], gateway, client } = fleet(QUICK_AND_LONG).await;
     a.behave("plain 503");
     for _ in 0..8 {
         assert_eq!(client.post(CHAT, "{}").await.header("x-semmoe-backend"), "pod-b");
@@ -39,9 +39,7 @@ async fn failures_in_a_row_open_a_breaker_and_trials_close_it() {
 
 #[tokio::test]
 async fn a_half_open_breaker_lets_trials_through_and_closes_when_they_pass() {
-    let (mut a, mut b) = (canned(2), canned(2));
-    let gateway = start(&format!("{QUICK}{}", several(&[&a, &b]))).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [mut a, mut b], gateway, client } = fleet(QUICK).await;
     a.behave("plain 503");
     for _ in 0..4 {
         client.post(CHAT, "{}").await;
@@ -71,9 +69,7 @@ async fn a_half_open_breaker_lets_trials_through_and_closes_when_they_pass() {
 /// A client that leaves during a trial proves nothing, and makes room for the next one.
 #[tokio::test]
 async fn a_failed_trial_opens_again_and_an_abandoned_one_does_not() {
-    let (mut a, b) = (canned(2), canned(2));
-    let gateway = start(&format!("{QUICK}{}", several(&[&a, &b]))).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [mut a, _b], gateway, client } = fleet(QUICK).await;
     a.behave("plain 502");
     for _ in 0..4 {
         client.post(CHAT, "{}").await;
@@ -102,9 +98,7 @@ async fn a_failed_trial_opens_again_and_an_abandoned_one_does_not() {
 /// An answer to a request says nothing about the engine, however often it is repeated.
 #[tokio::test]
 async fn errors_of_requests_open_nothing() {
-    let (a, b) = (canned(2), canned(2));
-    let gateway = start(&format!("{QUICK_AND_LONG}{}", several(&[&a, &b]))).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [_a, _b], gateway, client } = fleet(QUICK_AND_LONG).await;
     for behaviour in ["500", "plain 500", "400", "422", "429", "503", "502", "plain 504"] {
         for _ in 0..6 {
             client.mock(CHAT, behaviour, "{}").await;
@@ -170,8 +164,7 @@ async fn errors_open_it_again_until_the_model_runs() {
 #[tokio::test]
 async fn one_poison_request_opens_nothing() {
     for others in [0, 1, 2, 3] {
-        let (a, b) = (canned(2), canned(2));
-        let gateway = start(&format!("[retry]\nstatuses = [500]\n{}", several(&[&a, &b]))).await;
+        let Fleet { mocks: [a, b], gateway, .. } = fleet("[retry]\nstatuses = [500]\n").await;
         let plain = start(&several(&[&a, &b])).await;
         for gateway in [&gateway, &plain] {
             let client = Client::data(gateway);
@@ -194,11 +187,9 @@ async fn one_poison_request_opens_nothing() {
 /// An error that all backends answer with is no backend's fault.
 #[tokio::test]
 async fn errors_of_all_backends_open_nothing() {
-    let (a, b) = (canned(2), canned(2));
-    let gateway = start(&format!("{QUICK_AND_LONG}{}", several(&[&a, &b]))).await;
+    let Fleet { mocks: [a, b], gateway, client } = fleet(QUICK_AND_LONG).await;
     a.behave("500");
     b.behave("500");
-    let client = Client::data(&gateway);
     for number in 0..100 {
         assert_eq!(client.post(CHAT, format!("{{\"n\":{number}}}")).await.status, 500);
     }
@@ -210,9 +201,7 @@ async fn errors_of_all_backends_open_nothing() {
 
 #[tokio::test]
 async fn the_last_backend_of_a_model_is_spared() {
-    let (mut a, mut b) = (canned(2), canned(2));
-    let gateway = start(&format!("{QUICK_AND_LONG}{}", several(&[&a, &b]))).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [mut a, mut b], gateway, client } = fleet(QUICK_AND_LONG).await;
     a.behave("plain 503");
     b.behave("plain 503");
     for _ in 0..10 {
@@ -239,9 +228,7 @@ async fn the_last_backend_of_a_model_is_spared() {
 #[tokio::test]
 async fn broken_streams_open_a_breaker() {
     for (broken, whole) in [("die-inside", "stream"), ("die-json", "")] {
-        let (a, b) = (canned(2), canned(2));
-        let gateway = start(&format!("{QUICK_AND_LONG}{}", several(&[&a, &b]))).await;
-        let client = Client::data(&gateway);
+        let Fleet { mocks: [a, b], gateway, client } = fleet(QUICK_AND_LONG).await;
         a.release(100);
         b.release(100);
         a.behave(broken);
@@ -257,9 +244,7 @@ async fn broken_streams_open_a_breaker() {
 
 #[tokio::test]
 async fn an_engine_that_asks_for_rest_gets_it_while_others_can_serve() {
-    let (mut a, mut b) = (canned(2), canned(2));
-    let gateway = start(&several(&[&a, &b])).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [mut a, mut b], gateway, client } = fleet("").await;
     a.behave("overloaded");
     for _ in 0..8 {
         assert_eq!(client.post(CHAT, "{}").await.header("x-semmoe-backend"), "pod-b");
@@ -274,9 +259,7 @@ async fn an_engine_that_asks_for_rest_gets_it_while_others_can_serve() {
 /// A retry finds only backends on trial, with as many trials as are allowed: it goes to one of them rather than fail.
 #[tokio::test]
 async fn a_backend_on_trial_is_better_than_none() {
-    let (mut a, mut b) = (canned(2), canned(2));
-    let gateway = start(&format!("{QUICK}{}", several(&[&a, &b]))).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [mut a, mut b], gateway, client } = fleet(QUICK).await;
     a.behave("plain 503");
     for _ in 0..4 {
         client.post(CHAT, "{}").await;
@@ -285,10 +268,7 @@ async fn a_backend_on_trial_is_better_than_none() {
     drained(&mut a);
     drained(&mut b);
     a.behave("late");
-    let ask = || {
-        let client = client.clone();
-        tokio::spawn(async move { client.post(CHAT, "{}").await })
-    };
+    let ask = || client.begin(CHAT, "{}");
     // The one trial that is allowed; the others go elsewhere.
     let mut calls: Vec<_> = (0..4).map(|_| ask()).collect();
     a.next().await;

@@ -6,23 +6,15 @@ use http::Method;
 use semmoe_gateway::Running;
 
 use crate::support::{
-    Client, Mock, PATIENCE, canned, metric, next_frame, plain_model, settled, several, shown, until_shown,
+    Client, Mock, PATIENCE, canned, metric, next_frame, plain_model, settled, several, shown, start_bare, until_shown,
 };
 
 const GENERATE: &str = "/generate";
 
 /// Faster than the defaults, with `busy_seconds` of the caller's choice.
 async fn start_with(busy_seconds: f64, models: &str) -> Running {
-    let text = format!(
-        "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\ninterval_seconds = 0.05\n\
-         timeout_seconds = 0.1\nbusy_seconds = {busy_seconds}\n{models}"
-    );
-    let config = semmoe_gateway::Config::from_toml(&text, std::path::Path::new("")).unwrap();
-    semmoe_gateway::Gateway::start(config).await.unwrap()
-}
-
-async fn start(models: &str) -> Running {
-    start_with(0.5, models).await
+    let health = format!("interval_seconds = 0.05\ntimeout_seconds = 0.1\nbusy_seconds = {busy_seconds}");
+    start_bare(&format!("[health]\n{health}\n{models}")).await
 }
 
 /// Fails as soon as the backend is marked down within this time.
@@ -43,22 +35,18 @@ async fn marked_down_within(gateway: &Running, time: Duration) -> String {
 #[tokio::test]
 async fn an_engine_that_is_busy_with_long_prompts_is_never_marked_down() {
     let mut mock = canned(2);
-    mock.settings().health_time = Duration::from_millis(1500);
-    let gateway = start_with(2.0, &plain_model(&mock, 2)).await;
+    mock.settings().health_time = Duration::from_millis(600);
+    let gateway = start_with(1.5, &plain_model(&mock, 2)).await;
     mock.behave("late");
-    let calls: Vec<_> = (0..120)
-        .map(|_| {
-            let client = Client::data(&gateway);
-            tokio::spawn(async move { client.post(GENERATE, "{\"text\":\"long\"}").await.status })
-        })
-        .collect();
+    let client = Client::data(&gateway);
+    let calls: Vec<_> = (0..120).map(|_| client.begin(GENERATE, "{\"text\":\"long\"}")).collect();
     for _ in 0..120 {
         mock.next().await;
     }
-    stays_healthy(&gateway, Duration::from_secs(6)).await;
+    stays_healthy(&gateway, Duration::from_secs(3)).await;
     mock.release(120);
     for call in calls {
-        assert_eq!(call.await.unwrap(), 200);
+        assert_eq!(call.await.unwrap().status, 200);
     }
     settled(&gateway).await;
 }
@@ -67,11 +55,11 @@ async fn an_engine_that_is_busy_with_long_prompts_is_never_marked_down() {
 #[tokio::test]
 async fn answers_that_flow_are_a_sign_of_life() {
     let mock = canned(2);
-    let gateway = start_with(3.0, &plain_model(&mock, 2)).await;
+    let gateway = start_with(1.5, &plain_model(&mock, 2)).await;
     let client = Client::data(&gateway);
     mock.settings().mute = true;
     let began = Instant::now();
-    while began.elapsed() < Duration::from_secs(6) {
+    while began.elapsed() < Duration::from_secs(3) {
         let mut answer = client.open(Method::POST, GENERATE, &[("x-mock", "stream")], "{}").await;
         for event in 1..=3 {
             mock.release(1);
@@ -92,20 +80,16 @@ async fn answers_that_flow_are_a_sign_of_life() {
 #[tokio::test]
 async fn a_hung_scheduler_is_found_and_its_requests_are_moved() {
     let (mut a, b) = (canned(2), canned(2));
-    let gateway = start(&several(&[&a, &b])).await;
+    let gateway = start_with(0.5, &several(&[&a, &b])).await;
     a.behave("hang");
-    let calls: Vec<_> = (0..2)
-        .map(|_| {
-            let client = Client::data(&gateway);
-            tokio::spawn(async move { client.post(GENERATE, "{\"text\":\"x\"}").await.status })
-        })
-        .collect();
+    let client = Client::data(&gateway);
+    let calls: Vec<_> = (0..2).map(|_| client.begin(GENERATE, "{\"text\":\"x\"}")).collect();
     a.next().await;
     a.settings().health_time = Duration::from_secs(3600);
     let cause = marked_down_within(&gateway, Duration::from_secs(20)).await;
     assert!(cause.starts_with("its scheduler does not answer: "), "{cause}");
     for call in calls {
-        assert_eq!(call.await.unwrap(), 200);
+        assert_eq!(call.await.unwrap().status, 200);
     }
     settled(&gateway).await;
 }
@@ -136,12 +120,7 @@ async fn an_engine_without_the_quick_route_is_asked_for_health() {
 /// Probes by the clock every `seconds`. Failures that must be counted never close a backend.
 async fn start_with_interval(engine: &str, seconds: f64, mock: &Mock) -> Running {
     let models = plain_model(mock, 2).replace("sglang", engine);
-    let text = format!(
-        "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\ninterval_seconds = {seconds}\n\
-         unhealthy_after = 1000000\n{models}"
-    );
-    let config = semmoe_gateway::Config::from_toml(&text, std::path::Path::new("")).unwrap();
-    semmoe_gateway::Gateway::start(config).await.unwrap()
+    start_bare(&format!("[health]\ninterval_seconds = {seconds}\nunhealthy_after = 1000000\n{models}")).await
 }
 
 /// An API server of vLLM answers 503 when the engine core behind it is dead, and only then; the worker when a rank is
@@ -173,12 +152,8 @@ async fn a_request_that_gets_a_503_has_the_worker_probed_at_once() {
 
 /// The prober's own patience never ends here; silent streams are found by the short one.
 async fn start_with_stall(stall_seconds: f64, models: &str) -> Running {
-    let text = format!(
-        "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\nidentity_seconds = 3600.0\n\
-         busy_seconds = 3600.0\nstall_seconds = {stall_seconds}\n{models}"
-    );
-    let config = semmoe_gateway::Config::from_toml(&text, std::path::Path::new("")).unwrap();
-    semmoe_gateway::Gateway::start(config).await.unwrap()
+    let health = format!("identity_seconds = 3600.0\nbusy_seconds = 3600.0\nstall_seconds = {stall_seconds}");
+    start_bare(&format!("[health]\n{health}\n{models}")).await
 }
 
 async fn silences(gateway: &Running, to: &str) -> f64 {
@@ -242,15 +217,12 @@ async fn a_long_prompt_of_ours_explains_silent_streams() {
     let gateway = start_with_stall(0.3, &plain_model(&mock, 2)).await;
     let client = Client::data(&gateway);
     let long = format!("{{\"text\":\"{}\"}}", "word ".repeat(20_000));
-    let call = tokio::spawn({
-        let client = client.clone();
-        async move { client.mock(GENERATE, "hang", long).await }
-    });
+    let call = client.begin_with(GENERATE, "hang", long);
     mock.next().await;
     mock.settings().hung = true;
     mock.release(1);
     let stream = client.open(Method::POST, GENERATE, &[("x-mock", "stream")], "{\"stream\":true}").await;
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
     assert_eq!(silences(&gateway, "suspected").await, 0.0);
     call.abort();
     until_shown(&gateway, "pod-a", |shown| shown["healthy"] == false).await;

@@ -5,28 +5,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use semmoe_gateway::{Gateway, Running};
-use semmoe_text::{ChatTemplate, Limits, Preparation, Prompt, PromptEncoder, Route, prompt_ids};
+use semmoe_text::{ChatTemplate, Limits, Preparation, Prompt, PromptEncoder, Route, Tokenizer, prompt_ids};
 use serde_json::{Value, json};
 
 use crate::support::files::{File, reload};
 use crate::support::{
-    Client, Fixture, MODEL_DIR, Mock, TEXTS, canned, config, metric, settled, shown, start, tokenizer, until_shown,
+    Client, Fixture, MODEL_DIR, Mock, TEXTS, canned, canned_as, config, metric, settled, shown, start, tokenizer,
+    until_shown,
 };
 
 const CHAT: &str = "/v1/chat/completions";
 const OTHER: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
 
 /// The reader of an engine: the bundled model's, or one with another template.
-fn reader(other: Option<&str>) -> (PromptEncoder, ChatTemplate) {
+fn reader(other: Option<&str>) -> (Arc<Tokenizer>, ChatTemplate) {
     let template = match other {
         Some(source) => ChatTemplate::from_source(source, &Value::Null, || 0),
         None => ChatTemplate::beside(&Path::new(MODEL_DIR).join("tokenizer.json"), || 0),
     };
-    (tokenizer().into_encoder(), template.unwrap())
+    (tokenizer(), template.unwrap())
 }
 
 /// The ids that such a reader makes of a chat.
-fn ids((tokenizer, template): &(PromptEncoder, ChatTemplate), chat: &Value) -> Vec<u32> {
+fn ids((tokenizer, template): &(Arc<Tokenizer>, ChatTemplate), chat: &Value) -> Vec<u32> {
     ids_of(Preparation::OWN, tokenizer, template, chat).unwrap()
 }
 
@@ -124,7 +125,7 @@ async fn only_chats_that_the_engine_reads_otherwise_lose_affinity() {
     let completion = json!({ "prompt": TEXTS[1] });
     assert_eq!(policy(&gateway, "/v1/completions", &completion).await, "affinity");
     let ready = Client::admin(&gateway).get("/readyz").await;
-    let said = String::from_utf8(ready.body.to_vec()).unwrap();
+    let said = ready.text();
     let trouble = "backend 'pod-a': it reads chats of these shapes otherwise: tools, tool_choice; the tools chat: ";
     assert!(ready.status == 200 && said.contains(trouble), "{said}");
     let checked = Gateway::probe(config(&toml(&fixture, &mock))).await.unwrap();
@@ -185,9 +186,9 @@ async fn what_shows_nothing_is_unproven_and_keeps_affinity() {
         ("huge", || Ok(json!({ "tokens": [u64::MAX] })), "is not what was expected"),
         ("too long", || Ok(json!({ "tokens": vec![10_000; 100_000] })), "limit of 262144 bytes"),
     ];
+    let fixture = Fixture::new(2);
     for (case, answer, detail) in shows {
-        let (mock, fixture) = (canned(2), Fixture::new(2));
-        mock.settings().info = Some(fixture.info());
+        let mock = canned_as(fixture.info());
         mock.render(move |_, _| answer());
         let gateway = start(&toml(&fixture, &mock)).await;
         let chats = shown(&gateway, "pod-a").await["chats"].take();
@@ -243,8 +244,7 @@ async fn a_chat_that_the_engine_refuses_is_unproven() {
 #[tokio::test]
 async fn several_other_counts_in_answers_cost_affinity_until_they_agree_again() {
     let fixture = Fixture::new(2);
-    let mock = canned(2);
-    mock.settings().info = Some(fixture.info());
+    let mock = canned_as(fixture.info());
     let gateway = start(&toml(&fixture, &mock)).await;
     let client = Client::data(&gateway);
     let right = ids(&reader(None), &plain()).len();

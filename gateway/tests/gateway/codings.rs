@@ -5,7 +5,7 @@ use std::io::Write;
 use bytes::Bytes;
 use http::Method;
 
-use crate::support::{Answer, Client, Fixture, TEXTS, canned, plain_model, settled, start};
+use crate::support::{Answer, Client, Fixture, Fleet, TEXTS, alone, canned, canned_as, plain_model, settled, start};
 
 const COMPLETIONS: &str = "/v1/completions";
 const BODY: &[u8] = br#"{"model":"tiny","prompt":"river water boat fish"}"#;
@@ -78,9 +78,8 @@ fn refused(answer: &Answer, status: u16, code: &str) {
 
 #[tokio::test]
 async fn engines_get_compressed_bodies_plain() {
-    let mut mock = canned(2);
     let fixture = Fixture::new(2);
-    mock.settings().info = Some(fixture.info());
+    let mut mock = canned_as(fixture.info());
     let tables = fixture.write("t", &TEXTS, 0);
     let sections = "[limits]\nbody_bytes = 4096\n[routing]\nscore_limit_seconds = 600\n";
     let gateway = start(&format!("{sections}{}", fixture.affinity(&mock.url(), &tables))).await;
@@ -96,9 +95,7 @@ async fn engines_get_compressed_bodies_plain() {
 
 #[tokio::test]
 async fn what_a_coding_does_not_decode_is_refused() {
-    let mut mock = canned(1);
-    let gateway = start(&plain_model(&mock, 1)).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [mut mock], gateway, client } = alone(1, "").await;
     for (coding, body) in coded().into_iter().filter(|(coding, _)| !["identity", ""].contains(coding)) {
         for end in [1, 5, body.len() / 2, body.len() - 1] {
             let answer = send(&client, COMPLETIONS, coding, body[..end].to_vec()).await;
@@ -125,9 +122,7 @@ async fn what_a_coding_does_not_decode_is_refused() {
 /// Little becomes much: no more than the limit, and all of it is accounted for.
 #[tokio::test]
 async fn bombs_are_refused() {
-    let mut mock = canned(1);
-    let gateway = start(&plain_model(&mock, 1)).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [mut mock], gateway: _gateway, client } = alone(1, "").await;
     let blanks = [&br#"{"prompt":""#[..], &vec![b' '; 32 << 20], br#""}"#].concat();
     for (coding, bomb) in [
         ("gzip", gzip(&blanks)),

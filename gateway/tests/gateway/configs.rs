@@ -10,7 +10,9 @@ use semmoe_gateway::{Config, Gateway, ReloadError, Running};
 use serde_json::{Value, json};
 
 use crate::support::files::{File, model, reload};
-use crate::support::{Client, Fixture, Mock, canned, in_flight, metric, next_frame, settled, shown};
+use crate::support::{
+    Client, Fixture, Mock, canned, canned_as, in_flight, metric, metrics, next_frame, settled, shown,
+};
 
 fn names(answer: &Value, field: &str) -> Vec<String> {
     answer[field].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()).collect()
@@ -89,7 +91,7 @@ async fn what_changed_counts_and_what_runs_ends_where_it_began() {
         assert!(last.ends_with("data: [DONE]\n\n"), "{last:?}");
     }
     settled(&gateway).await;
-    let text = String::from_utf8(Client::admin(&gateway).get("/metrics").await.body.to_vec()).unwrap();
+    let text = metrics(&gateway).await;
     for line in text.lines().filter(|line| line.contains("pod-b")) {
         assert!(!line.starts_with("semmoe_rank_inflight") && !line.starts_with("semmoe_backend_healthy"), "{line}");
     }
@@ -97,8 +99,8 @@ async fn what_changed_counts_and_what_runs_ends_where_it_began() {
     assert!(gateway.health("pod-b").is_none());
 }
 
-const RELOADS: usize = 300;
-const REQUESTS: u64 = 3000;
+const RELOADS: usize = 100;
+const REQUESTS: u64 = 1000;
 
 /// Backends, models and policies come and go under load; nothing fails, and nothing goes to another model's backends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -168,9 +170,8 @@ async fn reloads_under_load_lose_and_misroute_nothing() {
 
 #[tokio::test]
 async fn wrong_configurations_change_nothing_and_are_reported() {
-    let mock = canned(2);
     let fixture = Fixture::new(2);
-    mock.settings().info = Some(fixture.info());
+    let mock = canned_as(fixture.info());
     let tables = fixture.write("t", &["river", "king"], 0);
     let good = fixture.affinity(&mock.url(), &tables);
     let file = File::new("", &good);
@@ -266,9 +267,8 @@ async fn secrets_change_and_are_not_shown() {
 #[tokio::test]
 async fn tables_in_use_stay_unless_another_file_is_configured() {
     const TEXTS: [&str; 2] = ["river water boat fish", "king queen castle sword"];
-    let mock = canned(2);
     let fixture = Fixture::new(2);
-    mock.settings().info = Some(fixture.info());
+    let mock = canned_as(fixture.info());
     let first = fixture.write("first", &TEXTS, 0);
     let file = File::new("", &fixture.affinity(&mock.url(), &first));
     let gateway = file.start().await;

@@ -2,7 +2,7 @@
 
 use http::Method;
 
-use crate::support::{Answer, Client, Mock, canned, plain_model, start};
+use crate::support::{Answer, Client, Fleet, Mock, alone, canned, plain_model, start_bare};
 
 const CHAT: &str = "/v1/chat/completions";
 const APP: &str = "https://app.example";
@@ -21,19 +21,14 @@ fn with(origins: &str, mock: &Mock) -> String {
 }
 
 async fn serve(toml: &str) -> semmoe_gateway::Running {
-    let text =
-        format!("{}\n", toml.replace("[server]\n", "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n"));
-    let config = semmoe_gateway::Config::from_toml(&text, std::path::Path::new("")).unwrap();
-    let gateway = semmoe_gateway::Gateway::start(config).await.unwrap();
+    let gateway = start_bare(&format!("{}\n", toml.replace("[server]\n", ""))).await;
     gateway.wait_ready().await;
     gateway
 }
 
 #[tokio::test]
 async fn no_page_may_by_default() {
-    let mock = canned(1);
-    let gateway = start(&plain_model(&mock, 1)).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [_mock], gateway: _gateway, client } = alone(1, "").await;
     let answer = preflight(&client, APP).await;
     assert_eq!((answer.status, answer.header("access-control-allow-origin")), (405, ""));
     for headers in [&[("origin", APP)][..], &[("origin", APP), ("x-mock", "every-origin")]] {

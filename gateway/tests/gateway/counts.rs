@@ -2,19 +2,15 @@
 
 use serde_json::json;
 
-use crate::support::{Client, Fixture, canned, metric, settled, start, tokenizer};
+use crate::support::{Affine, Client, Fixture, affine, canned_as, metric, settled, start, tokenizer};
 
 const AGREED: &str = r#"semmoe_prompt_token_counts_total{backend="pod-a",agrees="yes"}"#;
 const DIFFERED: &str = r#"semmoe_prompt_token_counts_total{backend="pod-a",agrees="no"}"#;
 
 #[tokio::test]
 async fn counts_are_compared_with_the_engines() {
-    let mut mock = canned(2);
-    let fixture = Fixture::new(2);
-    mock.settings().info = Some(fixture.info());
-    let tables = fixture.write("t", &["river boat", "king queen"], 0);
-    let gateway = start(&fixture.affinity(&mock.url(), &tables)).await;
-    let client = Client::data(&gateway);
+    let Affine { mut mock, gateway, client, fixture: _fixture, .. } =
+        affine(2, &["river boat", "king queen"], "").await;
     let text = "a river boat";
     let right = tokenizer().encode(text).unwrap().len();
     let completion = json!({ "prompt": text }).to_string();
@@ -41,12 +37,8 @@ async fn counts_are_compared_with_the_engines() {
 
 #[tokio::test]
 async fn earlier_turns_are_not_encoded_again() {
-    let mock = canned(2);
-    let fixture = Fixture::new(2);
-    mock.settings().info = Some(fixture.info());
-    let tables = fixture.write("t", &["river boat", "king queen"], 0);
-    let gateway = start(&fixture.affinity(&mock.url(), &tables)).await;
-    let client = Client::data(&gateway);
+    let Affine { mock: _mock, gateway, client, fixture: _fixture, .. } =
+        affine(2, &["river boat", "king queen"], "").await;
     let mut messages = Vec::new();
     let mut missed = 0.0;
     for turn in 0..8 {
@@ -69,9 +61,8 @@ async fn earlier_turns_are_not_encoded_again() {
 /// the request waits for that and is scored.
 #[tokio::test]
 async fn a_prompt_that_needs_the_slow_library_is_scored_all_the_same() {
-    let mut mock = canned(2);
     let fixture = Fixture::new(2);
-    mock.settings().info = Some(fixture.info());
+    let mut mock = canned_as(fixture.info());
     let tables = fixture.write("t", &["river boat", "king queen"], 0);
     // Reading the library may take longer than a request waits.
     let patient = format!("[routing]\nscore_limit_seconds = 600\n{}", fixture.affinity(&mock.url(), &tables));

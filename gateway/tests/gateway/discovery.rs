@@ -9,7 +9,9 @@ use serde_json::json;
 
 use crate::support::certs::Authority;
 use crate::support::files::{File, reload};
-use crate::support::{Client, Fixture, Mock, PATIENCE, TEXTS, canned, metric, settled, shown, until_shown};
+use crate::support::{
+    Client, Fixture, Mock, PATIENCE, TEXTS, canned, eventually, metric, metrics, settled, shown, until_shown,
+};
 
 /// Answers what the test says.
 #[derive(Default)]
@@ -55,12 +57,7 @@ pub(crate) async fn start(file: &File, names: &Arc<Names>) -> Running {
 
 /// Waits until a metric has a value.
 pub(crate) async fn until(gateway: &Running, line: &str, wanted: impl Fn(f64) -> bool) {
-    let wait = async {
-        while !wanted(metric(gateway, line).await) {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("{line}"));
+    eventually(line, async || wanted(metric(gateway, line).await)).await;
 }
 
 pub(crate) const FOUND: &str = r#"semmoe_discovery_backends{source="pods"}"#;
@@ -122,12 +119,7 @@ async fn backends_join_and_leave_with_the_answers() {
     assert_eq!(reported.json()["backends_removed"], json!(named(&[&b])), "{reported:?}");
     assert_eq!(backends(&gateway).await, ["pod-c"]);
     // Nothing alarms about it any more.
-    let gone = async {
-        while String::from_utf8_lossy(&admin.get("/metrics").await.body).contains("discovery_stale{") {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, gone).await.expect("its gauges go in time");
+    eventually("its gauges go", async || !metrics(&gateway).await.contains("discovery_stale{")).await;
     settled(&gateway).await;
     gateway.shutdown(PATIENCE).await;
 }
@@ -180,7 +172,7 @@ async fn who_waits_for_a_backend_gets_the_first_that_is_found() {
     let file = File::new("", &format!("[queue]\nwait_for_backend_seconds = 60.0\n{SOURCE}"));
     let gateway = start(&file, &names).await;
     let client = Client::data(&gateway);
-    let waiting = tokio::spawn(async move { client.post("/v1/completions", r#"{"model":"tiny"}"#).await });
+    let waiting = client.begin("/v1/completions", r#"{"model":"tiny"}"#);
     until(&gateway, "semmoe_queue_depth{model=\"tiny\"}", |depth| depth == 1.0).await;
     names.set(&[&a]);
     let answer = tokio::time::timeout(PATIENCE / 2, waiting).await.expect("served before its wait is over").unwrap();

@@ -5,14 +5,15 @@ use std::time::Duration;
 use http::Method;
 use http_body_util::BodyExt;
 
-use crate::support::{Client, PATIENCE, canned, metric, next_frame, plain_model, settled, several, shown, start};
+use crate::support::{
+    Client, Fleet, PATIENCE, alone, canned, fleet, metric, next_frame, plain_model, settled, several, shown, start,
+};
 
 const CHAT: &str = "/v1/chat/completions";
 
 #[tokio::test]
 async fn a_drained_backend_finishes_and_gets_nothing_new() {
-    let (a, b) = (canned(2), canned(2));
-    let gateway = start(&several(&[&a, &b])).await;
+    let Fleet { mocks: [a, b], gateway, .. } = fleet("").await;
     let (client, admin) = (Client::data(&gateway), Client::admin(&gateway));
     let mut stream = client.open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
     let (pod, mock) = if stream.headers()["x-semmoe-backend"] == "pod-a" { ("pod-a", &a) } else { ("pod-b", &b) };
@@ -70,17 +71,13 @@ async fn a_model_whose_backends_are_all_drained_is_not_ready() {
 /// Load balancers learn of it first; who comes meanwhile is served, and who runs then finishes.
 #[tokio::test]
 async fn a_gateway_that_is_asked_to_end_is_unready_first() {
-    let mut mock = canned(2);
-    let gateway = start(&format!("[drain]\ndelay_seconds = 1\n{}", plain_model(&mock, 2))).await;
+    let Fleet { mocks: [mut mock], gateway, .. } = alone(2, "[drain]\ndelay_seconds = 1\n").await;
     let (client, admin, address) = (Client::data(&gateway), Client::admin(&gateway), gateway.data_addr());
     let ending = tokio::spawn(gateway.drain(false));
     while admin.get("/readyz").await.status != 503 {
         tokio::task::yield_now().await;
     }
-    let late = tokio::spawn({
-        let client = client.clone();
-        async move { client.mock(CHAT, "late", "{}").await }
-    });
+    let late = client.begin_with(CHAT, "late", "{}");
     mock.next().await;
     while tokio::net::TcpStream::connect(address).await.is_ok() {
         tokio::task::yield_now().await;
@@ -130,8 +127,7 @@ async fn what_does_not_finish_in_time_is_reported() {
 /// Connections that send nothing, or half of a head, hold nothing up.
 #[tokio::test]
 async fn idle_connections_do_not_delay_the_end() {
-    let mock = canned(1);
-    let gateway = start(&plain_model(&mock, 1)).await;
+    let Fleet { mocks: [_mock], gateway, client } = alone(1, "").await;
     let mut sockets = Vec::new();
     for head in [
         "",
@@ -142,6 +138,6 @@ async fn idle_connections_do_not_delay_the_end() {
         tokio::io::AsyncWriteExt::write_all(&mut socket, head.as_bytes()).await.unwrap();
         sockets.push(socket);
     }
-    assert_eq!(Client::data(&gateway).post(CHAT, "{}").await.status, 200);
+    assert_eq!(client.post(CHAT, "{}").await.status, 200);
     tokio::time::timeout(PATIENCE, gateway.shutdown(Duration::from_millis(200))).await.unwrap();
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use http::Method;
 use serde_json::json;
 
-use crate::support::{Client, Fixture, TEXTS, canned, metric, plain_model, reloadable, settled, start};
+use crate::support::{Client, Fixture, Fleet, TEXTS, alone, canned, metric, reloadable, settled};
 
 const CHAT: &str = "/v1/chat/completions";
 /// As Prometheus 3 asks.
@@ -14,8 +14,7 @@ const PROMETHEUS: &str = "application/openmetrics-text;version=1.0.0;escaping=al
 
 #[tokio::test]
 async fn the_format_is_the_one_that_is_accepted() {
-    let mock = canned(1);
-    let gateway = start(&plain_model(&mock, 1)).await;
+    let Fleet { mocks: [_mock], gateway, .. } = alone(1, "").await;
     let admin = Client::admin(&gateway);
     for (accept, kind) in [
         (PROMETHEUS, "application/openmetrics-text; version=1.0.0; charset=utf-8"),
@@ -23,7 +22,7 @@ async fn the_format_is_the_one_that_is_accepted() {
         ("*/*", "text/plain; version=0.0.4; charset=utf-8"),
     ] {
         let answer = admin.call(Method::GET, "/metrics", &[("accept", accept)], "").await;
-        let text = String::from_utf8(answer.body.to_vec()).unwrap();
+        let text = answer.text();
         let is_open = accept == PROMETHEUS;
         assert_eq!((answer.header("content-type"), answer.header("vary")), (kind, "Accept"));
         assert_eq!(text.ends_with("# EOF\n"), is_open, "{accept}");
@@ -90,8 +89,7 @@ async fn a_linter_finds_nothing() {
 
 #[tokio::test]
 async fn process_figures_are_there() {
-    let mock = canned(1);
-    let gateway = start(&plain_model(&mock, 1)).await;
+    let Fleet { mocks: [_mock], gateway, .. } = alone(1, "").await;
     for (name, least) in [
         ("process_resident_memory_bytes", 1e6),
         ("process_virtual_memory_bytes", 1e6),
@@ -108,8 +106,7 @@ async fn process_figures_are_there() {
 
 #[tokio::test]
 async fn streams_tokens_and_their_times_are_counted() {
-    let mut mock = canned(2);
-    let gateway = start(&plain_model(&mock, 2)).await;
+    let Fleet { mocks: [mut mock], gateway, .. } = alone(2, "").await;
     let data = Client::data(&gateway);
     let stream =
         json!({ "model": "tiny", "stream": true, "messages": [{ "role": "user", "content": "x" }] }).to_string();

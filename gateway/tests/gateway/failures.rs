@@ -4,7 +4,8 @@ use http::Method;
 use http_body_util::BodyExt;
 
 use crate::support::{
-    Answer, Client, Mock, PATIENCE, canned, metric, next_frame, plain_model, settled, several, shown, start,
+    Answer, Client, Fleet, Mock, PATIENCE, alone, canned, metric, next_frame, settled, several, shown, start,
+    start_bare,
 };
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -18,9 +19,7 @@ fn two(mocks: &[&Mock]) -> String {
 
 /// The prober is slower than the requests.
 async fn start_unprobed(toml: &str) -> semmoe_gateway::Running {
-    let slow = "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\ninterval_seconds = 3600\n";
-    let config = semmoe_gateway::Config::from_toml(&format!("{slow}{toml}"), std::path::Path::new("")).unwrap();
-    semmoe_gateway::Gateway::start(config).await.unwrap()
+    start_bare(&format!("[health]\ninterval_seconds = 3600\n{toml}")).await
 }
 
 async fn failures(gateway: &semmoe_gateway::Running, kind: &str) -> f64 {
@@ -99,7 +98,7 @@ async fn a_failure_behind_the_first_byte_is_counted() {
             }
         };
         let answer = tokio::time::timeout(PATIENCE, relayed).await.unwrap();
-        let text = String::from_utf8(answer.body.to_vec()).unwrap();
+        let text = answer.text();
         assert!(text.ends_with(last) && text.contains("choices"), "{text}");
         assert_eq!(failures(&gateway, kind).await, 1.0);
         settled(&gateway).await;
@@ -209,16 +208,11 @@ async fn the_head_of_a_stream_waits_for_its_first_event() {
     other.behave("");
     let gateway = start(&format!("[retry]\nhold_seconds = 30\n{}", two(&[asked, other]))).await;
     let client = Client::data(&gateway);
-    let calls: Vec<_> = (0..2)
-        .map(|_| {
-            let client = client.clone();
-            tokio::spawn(async move { client.post(COMPLETIONS, STREAM).await.status })
-        })
-        .collect();
+    let calls = [client.begin(COMPLETIONS, STREAM), client.begin(COMPLETIONS, STREAM)];
     asked.next().await;
     asked.kill();
     for call in calls {
-        assert_eq!(call.await.unwrap(), 200);
+        assert_eq!(call.await.unwrap().status, 200);
     }
     settled(&gateway).await;
 }
@@ -226,13 +220,12 @@ async fn the_head_of_a_stream_waits_for_its_first_event() {
 /// Where engines are, and what was asked of them, is no client's business: not of one that fails, nor of any other.
 #[tokio::test]
 async fn clients_learn_neither_the_address_of_an_engine_nor_a_query() {
-    let mut mock = canned(2);
-    let gateway = start(&format!("[timeouts]\nfirst_byte_seconds = 0.3\n{}", plain_model(&mock, 2))).await;
+    let Fleet { mocks: [mut mock], gateway, .. } = alone(2, "[timeouts]\nfirst_byte_seconds = 0.3\n").await;
     let (client, address) = (Client::data(&gateway), mock.address.to_string());
     let path = format!("{COMPLETIONS}?secret=query%C2%9B");
     let check = |answer: &Answer, status: u16| {
         assert_eq!(answer.status, status, "{answer:?}");
-        let text = String::from_utf8(answer.body.to_vec()).unwrap();
+        let text = answer.text();
         assert!(!text.contains(&address) && !text.contains("secret") && !text.contains("http://"), "{text}");
         assert!(!answer.message().contains(char::is_control), "{text}");
     };

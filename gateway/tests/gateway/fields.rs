@@ -4,7 +4,7 @@ use http::Method;
 use serde_json::{Value, json};
 
 use crate::support::files::{File, model};
-use crate::support::{Answer, Client, Fixture, canned, plain_model, settled, start};
+use crate::support::{Answer, Client, Fixture, Fleet, alone, canned, canned_as, plain_model, settled, start};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -85,9 +85,8 @@ async fn no_adapter_goes_round_the_models_own() {
 /// A chat under an adapter is cached apart from the same one without.
 #[tokio::test]
 async fn prompts_under_adapters_have_blocks_of_their_own() {
-    let mock = canned(2);
     let fixture = Fixture::new(2);
-    mock.settings().info = Some(fixture.info());
+    let mock = canned_as(fixture.info());
     let tables = fixture.write("t", &[], 0);
     let prefix = "[routing.prefix]\nblock_tokens = 1\n";
     let gateway = start(&format!("{prefix}{}", fixture.balanced(&mock.url(), &tables))).await;
@@ -104,9 +103,7 @@ async fn prompts_under_adapters_have_blocks_of_their_own() {
 
 #[tokio::test]
 async fn cookies_and_addresses_stay_on_their_side() {
-    let mut mock = canned(1);
-    let gateway = start(&plain_model(&mock, 1)).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [mut mock], gateway, client } = alone(1, "").await;
     let headers = [("cookie", "session=secret"), ("cookie2", "x"), ("x-other", "y"), ("x-mock", "redirects")];
     let answer = client.call(Method::POST, CHAT, &headers, "{}").await;
     let seen = mock.next().await.headers;
@@ -162,9 +159,7 @@ async fn anthropics_clients_get_errors_in_their_form() {
 /// How many tokens a chat has is a matter of any backend.
 #[tokio::test]
 async fn tokens_of_messages_are_counted() {
-    let mut mock = canned(2);
-    let gateway = start(&plain_model(&mock, 2)).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [mut mock], gateway, client } = alone(2, "").await;
     let body = r#"{"model":"tiny","messages":[{"role":"user","content":"a"}]}"#;
     assert_eq!(client.post("/v1/messages/count_tokens", body).await.status, 200);
     let seen = mock.next().await;

@@ -7,7 +7,7 @@ use semmoe_gateway::Running;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{Client, Mock, PATIENCE, canned, metric, plain_model, settled, start};
+use crate::support::{Client, Fleet, Mock, PATIENCE, alone, canned, eventually, metric, plain_model, settled, start};
 
 const CHAT: &str = "/v1/chat/completions";
 const HEAD: &str = "POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\n";
@@ -49,8 +49,7 @@ async fn still_serves(gateway: &Running, mock: &mut Mock) {
 
 #[tokio::test]
 async fn malformed_requests_are_reported_and_closed() {
-    let mut mock = canned(1);
-    let gateway = start(&format!("{PATIENT}{}", plain_model(&mock, 1))).await;
+    let Fleet { mocks: [mut mock], gateway, .. } = alone(1, PATIENT).await;
     let with = |line: &str| format!("{HEAD}{line}\r\n\r\n{{}}");
     for (request, expected) in [
         (with("content-length: 18446744073709551615"), "4"),
@@ -82,8 +81,7 @@ async fn malformed_requests_are_reported_and_closed() {
 /// what was hidden in it is no request.
 #[tokio::test]
 async fn smuggled_requests_do_not_reach_the_engine() {
-    let mut mock = canned(1);
-    let gateway = start(&format!("{PATIENT}{}", plain_model(&mock, 1))).await;
+    let Fleet { mocks: [mut mock], gateway, .. } = alone(1, PATIENT).await;
     let hidden = "POST /generate HTTP/1.1\r\nhost: engine\r\ncontent-length: 2\r\n\r\n{}";
     let mut passed = 0;
     for lines in [
@@ -110,8 +108,7 @@ async fn smuggled_requests_do_not_reach_the_engine() {
 
 #[tokio::test]
 async fn garbage_in_chunks_is_reported() {
-    let mut mock = canned(1);
-    let gateway = start(&format!("{PATIENT}[limits]\nbody_bytes = 10000\n{}", plain_model(&mock, 1))).await;
+    let Fleet { mocks: [mut mock], gateway, .. } = alone(1, &format!("{PATIENT}[limits]\nbody_bytes = 10000\n")).await;
     let chunked = |body: &str| format!("{HEAD}transfer-encoding: chunked\r\n\r\n{body}");
     for (body, expected) in [
         ("zz\r\n{}\r\n0\r\n\r\n".to_owned(), "400"),
@@ -137,8 +134,7 @@ async fn garbage_in_chunks_is_reported() {
 
 #[tokio::test]
 async fn heads_without_end_are_cut_off() {
-    let mut mock = canned(1);
-    let gateway = start(&format!("{PATIENT}{}", plain_model(&mock, 1))).await;
+    let Fleet { mocks: [mut mock], gateway, .. } = alone(1, PATIENT).await;
     let many = format!("{HEAD}{}content-length: 2\r\n\r\n{{}}", "a: b\r\n".repeat(101));
     let long = format!("{HEAD}x-long: {}\r\ncontent-length: 2\r\n\r\n{{}}", "x".repeat(70_000));
     for request in [many, long] {
@@ -163,8 +159,7 @@ async fn heads_without_end_are_cut_off() {
 /// A byte now and then: the clock of a head and of a body does not restart with each.
 #[tokio::test]
 async fn slow_senders_are_ended() {
-    let mut mock = canned(1);
-    let gateway = start(&format!("{HASTY}{}", plain_model(&mock, 1))).await;
+    let Fleet { mocks: [mut mock], gateway, .. } = alone(1, HASTY).await;
     let started = format!("{HEAD}content-length: 100\r\n\r\n");
     for (begin, drip, expected) in [(HEAD, "x-a: b\r\n", "none 408"), (started.as_str(), " ", "408")] {
         let mut socket = connect(&gateway).await;
@@ -215,12 +210,8 @@ async fn half_bodies_hold_memory_up_to_a_limit() {
     assert!(refused == "HTTP/1.1 503" || refused.is_empty(), "{refused}");
     drop(sockets);
     let whole = format!("{{{}}}", " ".repeat(999_000));
-    let served = async {
-        while Client::data(&gateway).post(CHAT, whole.clone()).await.status != 200 {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, served).await.expect("the memory came back");
+    let client = Client::data(&gateway);
+    eventually("the memory came back", async || client.post(CHAT, whole.clone()).await.status == 200).await;
     mock.next().await;
     settled(&gateway).await;
 }
@@ -228,8 +219,7 @@ async fn half_bodies_hold_memory_up_to_a_limit() {
 /// More connections than are allowed: the first ones say nothing and are closed, the others are served then.
 #[tokio::test]
 async fn idle_connections_make_room() {
-    let mut mock = canned(1);
-    let gateway = start(&format!("{HASTY}[limits]\nconnections = 4\n{}", plain_model(&mock, 1))).await;
+    let Fleet { mocks: [mut mock], gateway, .. } = alone(1, &format!("{HASTY}[limits]\nconnections = 4\n")).await;
     let mut idle = Vec::new();
     for _ in 0..32 {
         idle.push(connect(&gateway).await);
@@ -244,8 +234,7 @@ async fn idle_connections_make_room() {
 /// A client that closes its half while it waits is taken for gone, as by nginx: its engine's connection ends at once.
 #[tokio::test]
 async fn half_closed_connections_are_gone() {
-    let mut mock = canned(1);
-    let gateway = start(&plain_model(&mock, 1)).await;
+    let Fleet { mocks: [mut mock], gateway, .. } = alone(1, "").await;
     let mut socket = connect(&gateway).await;
     socket.write_all(format!("{HEAD}x-mock: hang\r\ncontent-length: 2\r\n\r\n{{}}").as_bytes()).await.unwrap();
     mock.next().await;
@@ -266,8 +255,7 @@ async fn half_closed_connections_are_gone() {
 /// A client that does not read what it asked for: the engine's stream waits for it, and is not held in memory.
 #[tokio::test]
 async fn a_client_that_does_not_read_is_not_buffered_for() {
-    let mut mock = canned(1);
-    let gateway = start(&plain_model(&mock, 1)).await;
+    let Fleet { mocks: [mut mock], gateway, .. } = alone(1, "").await;
     let mut socket = connect(&gateway).await;
     socket.write_all(format!("{HEAD}x-mock: flood\r\ncontent-length: 2\r\n\r\n{{}}").as_bytes()).await.unwrap();
     mock.next().await;
@@ -282,8 +270,7 @@ async fn a_client_that_does_not_read_is_not_buffered_for() {
 /// It holds a rank, so it may not do that for ever.
 #[tokio::test]
 async fn a_client_that_takes_nothing_is_ended() {
-    let mut mock = canned(1);
-    let gateway = start(&format!("[timeouts]\nclient_seconds = 0.2\n{}", plain_model(&mock, 1))).await;
+    let Fleet { mocks: [mut mock], gateway, .. } = alone(1, "[timeouts]\nclient_seconds = 0.2\n").await;
     let mut socket = connect(&gateway).await;
     socket.write_all(format!("{HEAD}x-mock: flood\r\ncontent-length: 2\r\n\r\n{{}}").as_bytes()).await.unwrap();
     mock.next().await;
@@ -294,8 +281,7 @@ async fn a_client_that_takes_nothing_is_ended() {
 /// Pipelined requests are answered in order, one at a time.
 #[tokio::test]
 async fn pipelined_requests_are_answered_in_order() {
-    let mut mock = canned(1);
-    let gateway = start(&plain_model(&mock, 1)).await;
+    let Fleet { mocks: [mut mock], gateway, .. } = alone(1, "").await;
     let request = |length: usize, close: &str| format!("{HEAD}{close}content-length: {length}\r\n\r\n{:length$}", "{}");
     let all = format!("{}{}{}", request(2, ""), request(3, ""), request(4, "connection: close\r\n"));
     let answer = exchange(&gateway, all.as_bytes()).await;

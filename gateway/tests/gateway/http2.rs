@@ -7,7 +7,7 @@ use semmoe_gateway::Running;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{Client, PATIENCE, canned, leave_before_the_answer, plain_model, settled, start};
+use crate::support::{Client, Fleet, PATIENCE, alone, canned, leave_before_the_answer, plain_model, settled, start};
 
 const CHAT: &str = "/v1/chat/completions";
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -67,8 +67,7 @@ async fn unharmed(gateway: &Running) {
 
 #[tokio::test]
 async fn http2_without_tls_by_prior_knowledge() {
-    let mut mock = canned(1);
-    let gateway = start(&plain_model(&mock, 1)).await;
+    let Fleet { mocks: [mut mock], gateway, .. } = alone(1, "").await;
     let settings = ClientSettings { http2: true, ..ClientSettings::default() };
     let client = Client::with(&settings, &format!("http://{}", gateway.data_addr()));
     let answer = client.open(Method::POST, CHAT, &[("connection-id", "1")], "{}").await;
@@ -86,8 +85,7 @@ async fn http2_without_tls_by_prior_knowledge() {
 
 #[tokio::test]
 async fn a_body_over_the_limit_is_refused_in_http2_too() {
-    let mock = canned(1);
-    let gateway = start(&format!("[limits]\nbody_bytes = 1000\nheaders = 10\n{}", plain_model(&mock, 1))).await;
+    let Fleet { mocks: [_mock], gateway, .. } = alone(1, "[limits]\nbody_bytes = 1000\nheaders = 10\n").await;
     let settings = ClientSettings { http2: true, ..ClientSettings::default() };
     let client = Client::with(&settings, &format!("http://{}", gateway.data_addr()));
     assert_eq!(client.post(CHAT, "x".repeat(1001)).await.status, 413);
@@ -101,8 +99,7 @@ async fn a_body_over_the_limit_is_refused_in_http2_too() {
 /// CVE-2023-44487: streams that are opened and reset at once.
 #[tokio::test]
 async fn rapid_reset_ends_the_connection() {
-    let mock = canned(1);
-    let gateway = start(&plain_model(&mock, 1)).await;
+    let Fleet { mocks: [_mock], gateway, .. } = alone(1, "").await;
     let mut frames = Vec::new();
     for stream in (1..20_001).step_by(2) {
         frames.extend(frame(HEADERS, END_STREAM | END_HEADERS, stream, &GET));
@@ -115,8 +112,7 @@ async fn rapid_reset_ends_the_connection() {
 /// CVE-2024-27316: headers that never end.
 #[tokio::test]
 async fn a_continuation_flood_ends_the_connection() {
-    let mock = canned(1);
-    let gateway = start(&plain_model(&mock, 1)).await;
+    let Fleet { mocks: [_mock], gateway, .. } = alone(1, "").await;
     // A literal header that is not indexed, again and again.
     let header = [&[0x00, 1, b'x', 127, 0][..], &[b'y'; 127]].concat();
     let mut frames = frame(HEADERS, 0, 1, &GET);
@@ -136,8 +132,7 @@ async fn a_continuation_flood_ends_the_connection() {
 /// Small on the wire, large in memory: one entry of the dynamic table, named thousands of times.
 #[tokio::test]
 async fn a_header_bomb_is_refused() {
-    let mock = canned(1);
-    let gateway = start(&plain_model(&mock, 1)).await;
+    let Fleet { mocks: [_mock], gateway, .. } = alone(1, "").await;
     let mut payload = GET.to_vec();
     payload.extend([0x40, 1, b'x', 127, 0xf1, 0x1e]);
     payload.extend([b'y'; 4080]);
@@ -152,7 +147,7 @@ async fn a_header_bomb_is_refused() {
 async fn streams_over_the_limit_are_refused() {
     let mock = canned(1);
     let toml =
-        format!("[limits]\nstreams = 10\n[timeouts]\nheader_seconds = 2\nbody_seconds = 2\n{}", plain_model(&mock, 1));
+        format!("[limits]\nstreams = 10\n[timeouts]\nheader_seconds = 1\nbody_seconds = 1\n{}", plain_model(&mock, 1));
     let gateway = start(&toml).await;
     // To a route that waits for a body; the path is not in the static table.
     let head = [&[0x83, 0x86, 0x04, 20][..], CHAT.as_bytes(), &[0x41, 1, b'a'][..]].concat();
@@ -179,14 +174,13 @@ async fn streams_over_the_limit_are_refused() {
 /// Frames that ask for an answer, from a client that reads none.
 #[tokio::test]
 async fn pings_and_settings_without_end_are_bounded() {
-    let mock = canned(1);
-    let gateway = start(&format!("[timeouts]\nheader_seconds = 0.2\n{}", plain_model(&mock, 1))).await;
+    let Fleet { mocks: [_mock], gateway, .. } = alone(1, "[timeouts]\nheader_seconds = 0.2\n").await;
     for kind in [PING, SETTINGS] {
         let payload: &[u8] = if kind == PING { &[0; 8] } else { &[] };
         let frames = frame(kind, 0, 0, payload).repeat(1000);
         let flood = attack(&gateway, frames, 1000);
         // Frames whose answers are not read are not taken without end: either the writing stops or the connection ends.
-        let _ = tokio::time::timeout(std::time::Duration::from_secs(2), flood).await;
+        let _ = tokio::time::timeout(std::time::Duration::from_secs(1), flood).await;
     }
     unharmed(&gateway).await;
 }
@@ -195,8 +189,7 @@ async fn pings_and_settings_without_end_are_bounded() {
 /// head.
 #[tokio::test]
 async fn slow_beginnings_have_their_time() {
-    let mock = canned(1);
-    let gateway = start(&format!("[timeouts]\nheader_seconds = 0.1\n{}", plain_model(&mock, 1))).await;
+    let Fleet { mocks: [_mock], gateway, .. } = alone(1, "[timeouts]\nheader_seconds = 0.1\n").await;
     let settings = frame(SETTINGS, 0, 0, &[]);
     for beginning in [
         Vec::new(),
@@ -217,8 +210,7 @@ async fn slow_beginnings_have_their_time() {
 
 #[tokio::test]
 async fn an_address_has_its_connections() {
-    let mock = canned(1);
-    let gateway = start(&format!("[limits]\nconnections_per_address = 3\n{}", plain_model(&mock, 1))).await;
+    let Fleet { mocks: [_mock], gateway, .. } = alone(1, "[limits]\nconnections_per_address = 3\n").await;
     let mut held = Vec::new();
     for _ in 0..3 {
         let mut stream = TcpStream::connect(gateway.data_addr()).await.unwrap();

@@ -31,7 +31,7 @@ async fn setup(sampling: &str) -> Setup {
 
 /// An engine that generates two tokens, and whose streams leave in small pieces.
 fn engine(fixture: &Fixture, dialect: Dialect) -> Mock {
-    let texts = Texts::Model(Box::new(tokenizer()), None);
+    let texts = Texts::Model(tokenizer(), None);
     mock_of(fixture, dialect, texts, |settings| (settings.usual_tokens, settings.piece_bytes) = (Some(2), 97))
 }
 
@@ -93,7 +93,7 @@ impl Setup {
     }
 
     async fn samples(&self) -> String {
-        let text = String::from_utf8(Client::admin(&self.gateway).get("/metrics").await.body.to_vec()).unwrap();
+        let text = Client::admin(&self.gateway).get("/metrics").await.text();
         text.lines().filter(|line| line.starts_with("semmoe_sampled_requests_total")).collect::<Vec<_>>().join("\n")
     }
 
@@ -112,7 +112,7 @@ impl Setup {
     async fn asked(&self, fault: &str, ids: &[u32], stream: bool) -> String {
         let answer = self.client.mock("/generate", fault, Self::body(ids, stream)).await;
         assert_eq!(answer.status, 200, "{answer:?}");
-        String::from_utf8(answer.body.to_vec()).unwrap()
+        answer.text()
     }
 
     fn body(ids: &[u32], stream: bool) -> String {
@@ -126,7 +126,7 @@ impl Setup {
         let answer = Client::at(self.engine.address).mock(path, fault, body.to_owned()).await;
         self.engine.settings().gives_routes = gives_routes;
         assert_eq!((answer.status, self.bodies().len()), (200, 1), "{answer:?}");
-        String::from_utf8(answer.body.to_vec()).unwrap()
+        answer.text()
     }
 
     /// The bodies that clients' requests arrived with since the last call.
@@ -231,7 +231,7 @@ async fn who_asks_gets_what_the_engine_says() {
     for question in ["true", "false", "null"] {
         let body = format!("{{\"input_ids\":[1,2],\"return_routed_experts\":{question}}}");
         let answer = setup.client.mock("/generate", "local 3", body.clone()).await;
-        let text = String::from_utf8(answer.body.to_vec()).unwrap();
+        let text = answer.text();
         assert_eq!(text.contains(",\"routed_experts\":\""), question == "true", "{text}");
         assert!(answer.headers.contains_key("content-length"), "it was not touched");
         let sent = setup.bodies().remove(0);

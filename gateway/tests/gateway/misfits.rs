@@ -1,14 +1,16 @@
 //! One verdict: whatever does not fit costs affinity, with its reason, and the same one at start, by a reload, by a
 //! probe and after a restart of the engine.
 
+use std::collections::HashSet;
 use std::path::Path;
 
-use semmoe_gateway::{Config, Gateway, Health, Running};
+use semmoe_gateway::{Gateway, Health, Running};
 use serde_json::{Value, json};
 
 use crate::support::files::{File, reload};
 use crate::support::{
-    Client, Fixture, MODEL_DIR, Mock, TEXTS, canned, canned_as, config, metric, metrics, shown, start, until_shown,
+    Client, Fixture, MODEL_DIR, Mock, TEXTS, canned, canned_as, config, metric, metrics, shown, start, start_bare,
+    until_shown,
 };
 
 const MODEL: &str = r#"{"model":"tiny","text":"river water boat fish"}"#;
@@ -78,90 +80,100 @@ fn become_case(mock: &Mock, case: &Case) {
     mock.lists(case.serves);
 }
 
-/// A gateway before a good engine, `pod-a`, and that of the case, `pod-b`, which is judged at this moment.
-async fn judged_at(moment: Moment, case: &Case, fixture: &Fixture, tables: &Path) -> (Running, [Mock; 2]) {
-    let (good, mut mock) = (canned_as(fixture.info()), canned_as(fixture.info()));
+/// The backend of a case.
+fn pod(case: usize) -> String {
+    format!("pod-{case}")
+}
+
+/// A gateway before a good engine, `pod-a`, and that of each case, [`pod`], which is judged at this moment.
+async fn judged_at(moment: Moment, cases: &[Case], fixture: &Fixture, tables: &Path) -> (Running, Vec<Mock>) {
+    let good = canned_as(fixture.info());
+    let mut mocks: Vec<Mock> = cases.iter().map(|_| canned_as(fixture.info())).collect();
     let alone = fixture.affinity(&good.url(), tables);
-    let both = format!("{alone}{}", backend("pod-b", case.engine, &mock, tables));
-    let file = File::new("", if matches!(moment, Moment::Reload) { &alone } else { &both });
-    match moment {
-        Moment::Probe => mock.kill(),
-        Moment::Restart if case.engine == "sglang" => {
-            mock.settings().info = Some(json!({
-                "version": "0.5.23", "dp_size": 2, "ep_size": 2, "init_expert_location": "trivial", "random_seed": 1,
-            }))
+    let pods = cases.iter().zip(&mocks).enumerate();
+    let pods: String = pods.map(|(at, (case, mock))| backend(&pod(at), case.engine, mock, tables)).collect();
+    let all = format!("{alone}{pods}");
+    let file = File::new("", if matches!(moment, Moment::Reload) { &alone } else { &all });
+    for (case, mock) in cases.iter().zip(&mut mocks) {
+        match moment {
+            Moment::Probe => mock.kill(),
+            Moment::Restart if case.engine == "sglang" => {
+                mock.settings().info = Some(json!({
+                    "version": "0.5.23", "dp_size": 2, "ep_size": 2, "init_expert_location": "trivial", "random_seed": 1,
+                }))
+            }
+            Moment::Restart => {}
+            Moment::Start | Moment::Reload => become_case(mock, case),
         }
-        Moment::Restart => {}
-        Moment::Start | Moment::Reload => become_case(&mock, case),
     }
     let gateway = file.start().await;
-    match moment {
-        Moment::Start => {}
-        Moment::Reload => {
-            file.write("", &both);
-            assert_eq!(reload(&gateway).await.status, 200, "{}", case.name);
-        }
-        Moment::Probe => {
-            gateway.wait_health("pod-b", |health| matches!(health, Health::Unhealthy { .. })).await.unwrap();
-            become_case(&mock, case);
-            mock.listen();
-        }
-        Moment::Restart => {
-            gateway.wait_health("pod-b", Health::is_healthy).await.unwrap();
+    if matches!(moment, Moment::Reload) {
+        file.write("", &all);
+        assert_eq!(reload(&gateway).await.status, 200);
+    }
+    for (at, (case, mock)) in cases.iter().zip(&mut mocks).enumerate() {
+        if matches!(moment, Moment::Restart) {
+            gateway.wait_health(&pod(at), Health::is_healthy).await.unwrap();
             mock.kill();
-            gateway.wait_health("pod-b", |health| !health.is_healthy()).await.unwrap();
-            become_case(&mock, case);
+        }
+        if matches!(moment, Moment::Probe | Moment::Restart) {
+            gateway.wait_health(&pod(at), |health| matches!(health, Health::Unhealthy { .. })).await.unwrap();
+            become_case(mock, case);
             mock.listen();
         }
     }
-    (gateway, [good, mock])
+    mocks.push(good);
+    (gateway, mocks)
+}
+
+/// Whether a backend serves, why its requests are routed by load, and what the gateway says of it.
+async fn check_verdict(gateway: &Running, name: &str, case: &Case, context: &str) {
+    let ready = async || Client::admin(gateway).get("/readyz").await;
+    match case.verdict {
+        Ok(reason) => {
+            let found = until_shown(gateway, name, |found| found["healthy"] == true).await;
+            assert_eq!(found["by_load"]["reason"].as_str(), reason, "{context}: {found}");
+            let detail = found["by_load"]["detail"].as_str().unwrap_or("ready");
+            let (status, body) = (ready().await.status, ready().await.text());
+            assert!(status == 200 && body.starts_with("ready\n") && body.contains(detail), "{context}: {body}");
+            let gauge = format!("semmoe_backend_unpinned{{backend=\"{name}\"");
+            let wanted = reason.map(|reason| format!("{gauge},reason=\"{reason}\"}} 1"));
+            let found = metrics(gateway).await.lines().find(|line| line.starts_with(&gauge)).map(str::to_owned);
+            assert_eq!(found, wanted, "{context}");
+        }
+        Err(says) => {
+            let closed = |health: &Health| format!("{health:?}").contains(says);
+            gateway.wait_health(name, closed).await.unwrap();
+            assert_eq!(shown(gateway, name).await["by_load"], Value::Null, "{context}");
+            assert_eq!(ready().await.status, 200, "{context}: the others serve");
+        }
+    }
 }
 
 #[tokio::test]
 async fn one_verdict_at_start_by_reload_by_probe_and_after_a_restart() {
     let fixture = Fixture::new(2);
-    let tables = fixture.write("t", &TEXTS, 0);
-    for case in cases(&fixture) {
-        for moment in [Moment::Start, Moment::Reload, Moment::Probe, Moment::Restart] {
-            let (gateway, _mocks) = judged_at(moment, &case, &fixture, &tables).await;
-            let context = format!("{}, {moment:?}", case.name);
-            let ready = |found: &Value| found["healthy"] == true;
-            let ready_body = async || Client::admin(&gateway).get("/readyz").await;
-            match case.verdict {
-                Ok(reason) => {
-                    let found = until_shown(&gateway, "pod-b", ready).await;
-                    assert_eq!(found["by_load"]["reason"].as_str(), reason, "{context}: {found}");
-                    let (status, body) = (ready_body().await.status, ready_body().await.body);
-                    let detail = found["by_load"]["detail"].as_str().unwrap_or("ready");
-                    let body = String::from_utf8(body.to_vec()).unwrap();
-                    assert!(status == 200 && body.starts_with("ready\n") && body.contains(detail), "{context}: {body}");
-                    let page = metrics(&gateway).await;
-                    let gauge = "semmoe_backend_unpinned{backend=\"pod-b\"";
-                    let wanted = reason.map(|reason| format!("{gauge},reason=\"{reason}\"}} 1"));
-                    let found = page.lines().find(|line| line.starts_with(gauge)).map(str::to_owned);
-                    assert_eq!(found, wanted, "{context}");
-                }
-                Err(says) => {
-                    let closed = |health: &Health| format!("{health:?}").contains(says);
-                    gateway.wait_health("pod-b", closed).await.unwrap();
-                    assert_eq!(shown(&gateway, "pod-b").await["by_load"], Value::Null, "{context}");
-                    assert_eq!(ready_body().await.status, 200, "{context}: the other one serves");
-                }
-            }
-            let client = Client::data(&gateway);
-            let asked = (0..24).map(|number| client.post("/generate", generate(number)));
-            let mut by = Vec::new();
-            for answer in futures_util::future::join_all(asked).await {
-                assert_eq!(answer.status, 200, "{context}: {answer:?}");
-                let [backend, rank, policy] =
-                    ["x-semmoe-backend", "x-semmoe-rank", "x-semmoe-policy"].map(|name| answer.header(name));
-                let placed_by = if rank.is_empty() { "least_load" } else { "affinity" };
-                assert_eq!(policy, placed_by, "{context}: on {backend}, rank '{rank}'");
-                by.push(backend.to_owned());
-            }
-            let serving: &[_] = if case.verdict.is_ok() { &["pod-a", "pod-b"] } else { &["pod-a"] };
-            assert!(serving.iter().all(|name| by.iter().any(|backend| backend == name)), "{context}: {by:?}");
+    let (tables, cases) = (fixture.write("t", &TEXTS, 0), cases(&fixture));
+    for moment in [Moment::Start, Moment::Reload, Moment::Probe, Moment::Restart] {
+        let (gateway, _mocks) = judged_at(moment, &cases, &fixture, &tables).await;
+        for (at, case) in cases.iter().enumerate() {
+            check_verdict(&gateway, &pod(at), case, &format!("{}, {moment:?}", case.name)).await;
         }
+        let client = Client::data(&gateway);
+        let asked = (0..150).map(|number| client.post("/generate", generate(number)));
+        let mut by = HashSet::new();
+        for answer in futures_util::future::join_all(asked).await {
+            assert_eq!(answer.status, 200, "{moment:?}: {answer:?}");
+            let [backend, rank, policy] =
+                ["x-semmoe-backend", "x-semmoe-rank", "x-semmoe-policy"].map(|name| answer.header(name));
+            let placed_by = if rank.is_empty() { "least_load" } else { "affinity" };
+            assert_eq!(policy, placed_by, "{moment:?}: on {backend}, rank '{rank}'");
+            by.insert(backend.to_owned());
+        }
+        for (at, case) in cases.iter().enumerate() {
+            assert_eq!(by.contains(&pod(at)), case.verdict.is_ok(), "{}, {moment:?}: {by:?}", case.name);
+        }
+        assert!(by.contains("pod-a"), "{moment:?}: {by:?}");
     }
 }
 
@@ -178,7 +190,7 @@ async fn an_engine_that_serves_another_model_is_not_ready() {
         );
         let gateway = start(&format!("identity_seconds = 0.05\n{toml}")).await;
         let ready = Client::admin(&gateway).get("/readyz").await;
-        let says = String::from_utf8(ready.body.to_vec()).unwrap();
+        let says = ready.text();
         assert!(ready.status == 503 && says.contains("another model, 'other'"), "{engine}: {says}");
         // By an alias, by the name that the configuration gives, or by any name.
         for serves in ["small", "tiny", "any"] {
@@ -243,7 +255,7 @@ async fn a_file_that_cannot_be_read_costs_one_model_its_affinity() {
             let found = shown(&gateway, "pod-a").await;
             assert!(found["healthy"] == true && !found["by_load"].is_null(), "{says}: {found}");
             let ready = Client::admin(&gateway).get("/readyz").await;
-            let body = String::from_utf8(ready.body.to_vec()).unwrap();
+            let body = ready.text();
             assert!(ready.status == 200 && body.contains(says), "{says}: {body}");
             for (model, policy) in [("tiny", "least_load"), ("second", "affinity")] {
                 let body = json!({ "model": model, "prompt": TEXTS[0] }).to_string();
@@ -264,7 +276,7 @@ async fn a_reload_with_a_file_that_cannot_be_read_keeps_what_is_in_use() {
     let file = File::new("", &good);
     let gateway = file.start().await;
     let ask = async || Client::data(&gateway).post("/generate", MODEL).await.header("x-semmoe-policy").to_owned();
-    let said = async || String::from_utf8(Client::admin(&gateway).get("/readyz").await.body.to_vec()).unwrap();
+    let said = async || Client::admin(&gateway).get("/readyz").await.text();
     for (toml, says) in [
         (good.replace(&tables.display().to_string(), "/no/such"), "the earlier tables stay in use"),
         (good.replace("tokenizer.json", "none.json"), "the earlier one stays in use"),
@@ -358,10 +370,6 @@ async fn the_map_in_a_file_is_compared() {
         until_shown(&gateway, "pod-a", unproven).await;
     }
     let declared = format!("{toml}placement_digest = \"{}\"\n", loaded.placement_digest());
-    let gateway = Gateway::start(Config::from_toml(&with_ports(&declared), Path::new("")).unwrap()).await.unwrap();
+    let gateway = start_bare(&declared).await;
     assert!(shown(&gateway, "pod-a").await["by_load"].is_null());
-}
-
-fn with_ports(toml: &str) -> String {
-    format!("[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n{toml}")
 }

@@ -43,11 +43,7 @@ fn schema<'a>(document: &'a Value, operation: &'a Value, answer: &Answer) -> &'a
 
 fn check(document: &Value, operation: &Value, answer: &Answer, at: &str) {
     let schema = schema(document, operation, answer);
-    let value = if schema["type"] == "string" {
-        Value::String(String::from_utf8(answer.body.to_vec()).unwrap())
-    } else {
-        answer.json()
-    };
+    let value = if schema["type"] == "string" { Value::String(answer.text()) } else { answer.json() };
     check_schema(document, schema, &value, at);
 }
 

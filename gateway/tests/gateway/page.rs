@@ -8,7 +8,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::support::files::File;
-use crate::support::{Answer, Client, Fixture, TEXTS, canned, plain_model, reloadable, start};
+use crate::support::{Answer, Client, Fixture, Fleet, TEXTS, alone, canned, plain_model, reloadable};
 
 /// SHA-256 of "admin-secret".
 const TOKEN_SHA256: &str = "16175223c8ddce5ace0493c948569c211b03c4c6bb3d3e484434999448cffe01";
@@ -47,8 +47,7 @@ fn check(answer: &Answer) {
 
 #[tokio::test]
 async fn browsers_get_the_page_and_programs_the_list() {
-    let mock = canned(1);
-    let gateway = start(&plain_model(&mock, 1)).await;
+    let Fleet { mocks: [_mock], gateway, client } = alone(1, "").await;
     let admin = Client::admin(&gateway);
     check(&admin.get("/ui").await);
     check(&admin.call(Method::GET, "/", &HTML, "").await);
@@ -57,7 +56,7 @@ async fn browsers_get_the_page_and_programs_the_list() {
     assert_eq!(list.header("vary"), "Accept");
     // As every route of this listener, by the guard.
     assert_eq!(admin.call(Method::GET, "/ui", &[("host", "evil.example")], "").await.status, 403);
-    assert_eq!(Client::data(&gateway).get("/ui").await.status, 404);
+    assert_eq!(client.get("/ui").await.status, 404);
 }
 
 #[tokio::test]

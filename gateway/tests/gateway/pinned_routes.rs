@@ -157,10 +157,7 @@ async fn a_request_that_is_not_pinned_is_in_no_ranks_account() {
     let mut mock = canned_as(json!({ "model_path": "/models/tiny", "version": "0.5.19", "dp_size": 2 }));
     let gateway = start(&crate::support::plain_model(&mock, 2)).await;
     let client = Client::data(&gateway);
-    let call = tokio::spawn({
-        let client = client.clone();
-        async move { client.mock(RESPONSES, "late", r#"{"input":"a"}"#).await }
-    });
+    let call = client.begin_with(RESPONSES, "late", r#"{"input":"a"}"#);
     assert_eq!(mock.next().await.header_pin(), None);
     assert_eq!(in_flight(&gateway).await, (0, 1.0));
     assert_eq!(metric(&gateway, "semmoe_rank_inflight{backend=\"pod-a\",rank=\"any\"}").await, 1.0);

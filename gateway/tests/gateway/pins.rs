@@ -2,7 +2,7 @@
 
 use http::Method;
 
-use crate::support::{self, Client, canned, plain_model, start};
+use crate::support::{Fleet, alone, settled};
 
 /// Odd white space, escapes, a number that no float holds, and keys that look like pins but are none.
 const BODY: &str = " {\n \"prompt\" :\"caf\\u00e9 \\ud83d\\ude00\",\"n\": 1.0e0,\"big\":12345678901234567890,\t\
@@ -10,9 +10,7 @@ const BODY: &str = " {\n \"prompt\" :\"caf\\u00e9 \\ud83d\\ude00\",\"n\": 1.0e0,
 
 #[tokio::test]
 async fn openai_routes_are_pinned_by_header_and_bodies_pass_byte_for_byte() {
-    let mut mock = canned(4);
-    let gateway = start(&plain_model(&mock, 4)).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [mut mock], gateway: _gateway, client } = alone(4, "").await;
     for path in ["/v1/chat/completions", "/v1/completions", "/v1/responses"] {
         let answer = client.post(&format!("{path}?trace=1"), BODY).await;
         let seen = mock.next().await;
@@ -29,9 +27,8 @@ async fn openai_routes_are_pinned_by_header_and_bodies_pass_byte_for_byte() {
 
 #[tokio::test]
 async fn generate_is_pinned_in_the_body_and_only_there() {
-    let mut mock = canned(4);
-    let gateway = start(&plain_model(&mock, 4)).await;
-    let answer = Client::data(&gateway).post("/generate", BODY).await;
+    let Fleet { mocks: [mut mock], gateway: _gateway, client } = alone(4, "").await;
+    let answer = client.post("/generate", BODY).await;
     let seen = mock.next().await;
     let rank = answer.header("x-semmoe-rank");
     assert_eq!(seen.body, format!(" {{\"routed_dp_rank\":{rank},{}", BODY.strip_prefix(" {").unwrap()));
@@ -40,10 +37,9 @@ async fn generate_is_pinned_in_the_body_and_only_there() {
 
 #[tokio::test]
 async fn routes_without_a_carrier_are_relayed_unpinned() {
-    let mut mock = canned(4);
-    let gateway = start(&plain_model(&mock, 4)).await;
+    let Fleet { mocks: [mut mock], gateway: _gateway, client } = alone(4, "").await;
     for path in ["/v1/embeddings", "/tokenize"] {
-        let answer = Client::data(&gateway).post(path, r#"{"model":"tiny","prompt":"a"}"#).await;
+        let answer = client.post(path, r#"{"model":"tiny","prompt":"a"}"#).await;
         let seen = mock.next().await;
         assert_eq!((answer.status, answer.header("x-semmoe-rank")), (200, ""));
         assert_eq!((seen.header_pin(), &seen.body[..]), (None, &br#"{"model":"tiny","prompt":"a"}"#[..]));
@@ -52,9 +48,7 @@ async fn routes_without_a_carrier_are_relayed_unpinned() {
 
 #[tokio::test]
 async fn pins_of_clients_are_stripped() {
-    let mut mock = canned(2);
-    let gateway = start(&plain_model(&mock, 2)).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [mut mock], gateway: _gateway, client } = alone(2, "").await;
     let headers = [
         ("x-data-parallel-rank", "9"),
         ("X-DP-Rank", "9"),
@@ -82,9 +76,8 @@ async fn pins_of_clients_are_stripped() {
 
 #[tokio::test]
 async fn trusted_pins_are_honoured() {
-    let mut mock = canned(4);
-    let gateway = start(&format!("[routing]\ntrust_client_pins = true\n{}", plain_model(&mock, 4))).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [mut mock], gateway: _gateway, client } =
+        alone(4, "[routing]\ntrust_client_pins = true\n").await;
     for _ in 0..3 {
         let answer = client.post("/generate", r#"{"text":"a","routed_dp_rank":2}"#).await;
         assert_eq!((answer.status, answer.header("x-semmoe-rank")), (200, "2"));
@@ -102,9 +95,8 @@ async fn trusted_pins_are_honoured() {
 
 #[tokio::test]
 async fn answers_pass_with_headers_of_the_message_only() {
-    let mut mock = canned(2);
-    let gateway = start(&plain_model(&mock, 2)).await;
-    let answer = Client::data(&gateway).post("/v1/completions", "{}").await;
+    let Fleet { mocks: [mut mock], gateway: _gateway, client } = alone(2, "").await;
+    let answer = client.post("/v1/completions", "{}").await;
     mock.next().await;
     assert_eq!(answer.header("x-upstream"), "yes");
     assert!(!answer.headers.contains_key("x-private"));
@@ -115,9 +107,7 @@ async fn answers_pass_with_headers_of_the_message_only() {
 /// The engine's own errors are the client's to see, and no reason to evict it.
 #[tokio::test]
 async fn errors_of_the_engine_are_relayed_and_evict_nobody() {
-    let mut mock = canned(2);
-    let gateway = start(&plain_model(&mock, 2)).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [mut mock], gateway, client } = alone(2, "").await;
     for status in ["400", "422", "429", "500", "503"] {
         let answer = client.mock("/v1/completions", status, "{}").await;
         mock.next().await;
@@ -126,5 +116,5 @@ async fn errors_of_the_engine_are_relayed_and_evict_nobody() {
     }
     assert!(gateway.health("pod-a").unwrap().is_healthy());
     assert_eq!(client.post("/v1/completions", "{}").await.status, 200);
-    support::settled(&gateway).await;
+    settled(&gateway).await;
 }

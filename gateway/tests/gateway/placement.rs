@@ -3,19 +3,14 @@
 use semmoe_tables::{Tables, export};
 use serde_json::{Value, json};
 
-use crate::support::{Client, Fixture, canned, canned_as, metric, plain_model, settled, start, until_shown};
+use crate::support::{Affine, Client, Fixture, Fleet, affine, alone, canned_as, metric, settled, start, until_shown};
 
 const TEXTS: [&str; 4] =
     ["river water boat fish", "king queen castle sword", "bread butter cheese milk", "snow winter ice cold"];
 
 #[tokio::test]
 async fn affinity_takes_the_rank_that_the_tables_name() {
-    let mut mock = canned(4);
-    let fixture = Fixture::new(4);
-    mock.settings().info = Some(fixture.info());
-    let tables = fixture.write("t", &TEXTS, 0);
-    let gateway = start(&fixture.affinity(&mock.url(), &tables)).await;
-    let client = Client::data(&gateway);
+    let Affine { mut mock, gateway, client, fixture: _fixture, .. } = affine(4, &TEXTS, "").await;
     for _ in 0..3 {
         for (text, rank) in TEXTS.iter().zip(0u16..) {
             let chat = json!({ "model": "tiny", "messages": [{ "role": "user", "content": text }] });
@@ -69,11 +64,7 @@ async fn ranks_may_divide_experts_and_redundant_slots_in_place_of_experts() {
 /// Long prompts are scored on other threads, with the same result.
 #[tokio::test]
 async fn long_prompts_go_the_same_way() {
-    let mut mock = canned(4);
-    let fixture = Fixture::new(4);
-    mock.settings().info = Some(fixture.info());
-    let tables = fixture.write("t", &TEXTS, 0);
-    let gateway = start(&fixture.affinity(&mock.url(), &tables)).await;
+    let Affine { mut mock, gateway, fixture: _fixture, .. } = affine(4, &TEXTS, "").await;
     for (text, rank) in TEXTS.iter().zip(0u16..) {
         let body = json!({ "text": format!("{text} ").repeat(2000) }).to_string();
         Client::data(&gateway).post("/generate", body).await;
@@ -83,11 +74,10 @@ async fn long_prompts_go_the_same_way() {
 
 #[tokio::test]
 async fn round_robin_is_even() {
-    let mut mock = canned(4);
-    let gateway = start(&plain_model(&mock, 4)).await;
+    let Fleet { mocks: [mut mock], gateway, client } = alone(4, "").await;
     let mut counts = [0; 4];
     for _ in 0..40 {
-        Client::data(&gateway).post("/v1/completions", r#"{"prompt":"a"}"#).await;
+        client.post("/v1/completions", r#"{"prompt":"a"}"#).await;
         counts[usize::from(mock.next().await.header_pin().unwrap())] += 1;
     }
     assert_eq!(counts, [10; 4]);
@@ -98,9 +88,8 @@ async fn round_robin_is_even() {
 /// Many at once: every rank gets its part, and nothing is left over.
 #[tokio::test]
 async fn concurrent_requests_are_spread_and_counted() {
-    let mut mock = canned(4);
     let fixture = Fixture::new(4);
-    mock.settings().info = Some(fixture.info());
+    let mut mock = canned_as(fixture.info());
     let tables = fixture.write("t", &TEXTS, 0);
     let gateway = start(&fixture.balanced(&mock.url(), &tables)).await;
     let client = Client::data(&gateway);

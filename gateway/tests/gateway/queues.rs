@@ -1,24 +1,20 @@
 //! Requests that wait for a rank or a backend: bounds, order, leaving, and the client's errors.
 
 use crate::support::files::{File, reload};
-use crate::support::{Answer, Client, Mock, PATIENCE, canned, metric, plain_model, settled, several, start};
+use crate::support::{
+    Answer, Client, Fleet, Mock, alone, canned, eventually, metric, plain_model, settled, several, start,
+};
 use semmoe_gateway::Running;
 
 const CHAT: &str = "/v1/chat/completions";
 const DEPTH: &str = "semmoe_queue_depth{model=\"tiny\"}";
 
 async fn until_depth(gateway: &Running, wanted: f64) {
-    let wait = async {
-        while metric(gateway, DEPTH).await != wanted {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, wait).await.expect("the line has the wanted length");
+    eventually("the line has the wanted length", async || metric(gateway, DEPTH).await == wanted).await;
 }
 
 fn ask(gateway: &Running, behaviour: &'static str) -> tokio::task::JoinHandle<Answer> {
-    let client = Client::data(gateway);
-    tokio::spawn(async move { client.mock(CHAT, behaviour, "{}").await })
+    Client::data(gateway).begin_with(CHAT, behaviour, "{}")
 }
 
 async fn shed(gateway: &Running, reason: &str) -> f64 {
@@ -27,15 +23,14 @@ async fn shed(gateway: &Running, reason: &str) -> f64 {
 
 #[tokio::test]
 async fn what_finds_no_room_waits_and_what_finds_no_place_in_the_line_is_refused() {
-    let mut mock = canned(1);
-    let gateway = start(&format!("[queue]\nmax_in_flight = 2\nmax_queued = 2\n{}", plain_model(&mock, 1))).await;
+    let Fleet { mocks: [mut mock], gateway, client } = alone(1, "[queue]\nmax_in_flight = 2\nmax_queued = 2\n").await;
     let running = [ask(&gateway, "late"), ask(&gateway, "late")];
     for _ in &running {
         mock.next().await;
     }
     let waiting = [ask(&gateway, "late"), ask(&gateway, "late")];
     until_depth(&gateway, 2.0).await;
-    let refused = Client::data(&gateway).post(CHAT, "{}").await;
+    let refused = client.post(CHAT, "{}").await;
     assert_eq!((refused.status, refused.header("retry-after")), (429, "1"));
     assert_eq!(refused.message(), "model 'tiny' is busy: 2 requests are already waiting");
     assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
@@ -54,8 +49,7 @@ async fn what_finds_no_room_waits_and_what_finds_no_place_in_the_line_is_refused
 
 #[tokio::test]
 async fn a_client_that_leaves_the_line_is_forgotten() {
-    let mut mock = canned(1);
-    let gateway = start(&format!("[queue]\nmax_in_flight = 1\n{}", plain_model(&mock, 1))).await;
+    let Fleet { mocks: [mut mock], gateway, .. } = alone(1, "[queue]\nmax_in_flight = 1\n").await;
     let first = ask(&gateway, "late");
     mock.next().await;
     let leaver = ask(&gateway, "late");
@@ -98,8 +92,7 @@ async fn waits_end() {
 /// An engine that restarts quickly is not noticed by who comes meanwhile.
 #[tokio::test]
 async fn requests_wait_shortly_for_a_backend() {
-    let mut mock = canned(1);
-    let gateway = start(&format!("[queue]\nwait_for_backend_seconds = 60\n{}", plain_model(&mock, 1))).await;
+    let Fleet { mocks: [mut mock], gateway, .. } = alone(1, "[queue]\nwait_for_backend_seconds = 60\n").await;
     mock.kill();
     gateway.wait_health("pod-a", |health| !health.is_healthy()).await.unwrap();
     let calls: Vec<_> = (0..5).map(|_| ask(&gateway, "200")).collect();
@@ -120,12 +113,8 @@ async fn a_retry_waits_for_room() {
     let gateway = start(&format!("[queue]\nmax_in_flight = 1\n{models}")).await;
     a.behave("late");
     b.behave("late");
-    let calls: Vec<_> = (0..2)
-        .map(|_| {
-            let client = Client::data(&gateway);
-            tokio::spawn(async move { client.post(CHAT, "{}").await })
-        })
-        .collect();
+    let client = Client::data(&gateway);
+    let calls = [client.begin(CHAT, "{}"), client.begin(CHAT, "{}")];
     a.next().await;
     b.next().await;
     a.kill();
@@ -147,13 +136,8 @@ async fn a_retry_waits_for_room() {
 /// Where engines choose the ranks the limit is of all of them together.
 #[tokio::test]
 async fn the_limit_holds_where_engines_choose() {
-    let mut mock = canned(2);
-    let gateway = start(&format!("[queue]\nmax_in_flight = 1\n{}", plain_model(&mock, 2))).await;
-    let embed = |gateway: &Running| {
-        let client = Client::data(gateway);
-        tokio::spawn(async move { client.mock("/v1/embeddings", "late", "{}").await })
-    };
-    let calls = [embed(&gateway), embed(&gateway), embed(&gateway)];
+    let Fleet { mocks: [mut mock], gateway, client } = alone(2, "[queue]\nmax_in_flight = 1\n").await;
+    let calls = [(); 3].map(|()| client.begin_with("/v1/embeddings", "late", "{}"));
     until_depth(&gateway, 1.0).await;
     for _ in 0..2 {
         assert_eq!(mock.next().await.header_pin(), None);
@@ -168,11 +152,10 @@ async fn the_limit_holds_where_engines_choose() {
 
 #[tokio::test]
 async fn nobody_waits_in_a_line_of_no_length() {
-    let mut mock = canned(1);
-    let gateway = start(&format!("[queue]\nmax_in_flight = 1\nmax_queued = 0\n{}", plain_model(&mock, 1))).await;
+    let Fleet { mocks: [mut mock], gateway, client } = alone(1, "[queue]\nmax_in_flight = 1\nmax_queued = 0\n").await;
     let first = ask(&gateway, "late");
     mock.next().await;
-    assert_eq!(Client::data(&gateway).post(CHAT, "{}").await.status, 429);
+    assert_eq!(client.post(CHAT, "{}").await.status, 429);
     mock.release(1);
     assert_eq!(first.await.unwrap().status, 200);
     settled(&gateway).await;

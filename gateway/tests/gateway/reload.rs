@@ -6,9 +6,10 @@ use semmoe_gateway::Running;
 use semmoe_tables::{Placement, Provenance, TablesBuilder};
 use serde_json::{Value, json};
 
-use crate::support::TEXTS;
 use crate::support::files::reload;
-use crate::support::{Answer, Client, Fixture, Mock, canned, metric, reloadable, shown, until_shown};
+use crate::support::{
+    Answer, Client, Fixture, Mock, TEXTS, canned, canned_as, metric, reloadable, shown, start_bare, until_shown,
+};
 
 async fn gateway(mock: &Mock, fixture: &Fixture) -> Running {
     reloadable(mock, fixture, "").await
@@ -249,15 +250,12 @@ fn info_of(fixture: &Fixture, tables: &[u8]) -> serde_json::Value {
 #[tokio::test]
 async fn another_placement_is_found_now_and_then_and_after_a_broken_connection() {
     for (health, restarts) in [("identity_seconds = 0.05", false), ("identity_seconds = 3600", true)] {
-        let mut mock = canned(2);
         let fixture = Fixture::new(2);
-        mock.settings().info = Some(fixture.info());
+        let mut mock = canned_as(fixture.info());
         let tables = fixture.write("first", &TEXTS, 0);
         // Too seldom to see the moment in which the engine is away.
-        let server = "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\ninterval_seconds = 1";
-        let text = format!("{server}\n{health}\n{}", fixture.affinity(&mock.url(), &tables));
-        let config = semmoe_gateway::Config::from_toml(&text, fixture.folder.path()).unwrap();
-        let gateway = semmoe_gateway::Gateway::start(config).await.unwrap();
+        let health = format!("[health]\ninterval_seconds = 1\n{health}");
+        let gateway = start_bare(&format!("{health}\n{}", fixture.affinity(&mock.url(), &tables))).await;
         gateway.wait_ready().await;
         mock.settings().info = Some(info_of(&fixture, &other(&fixture, 2, true, |_| ())));
         if restarts {

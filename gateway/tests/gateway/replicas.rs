@@ -7,7 +7,7 @@ use semmoe_gateway::Running;
 use serde_json::json;
 
 use crate::support::files::model;
-use crate::support::{Client, Fixture, Mock, canned, in_flight, next_frame, settled, start};
+use crate::support::{Client, Fixture, Mock, canned, canned_as, in_flight, next_frame, settled, start};
 
 /// Requests of each rank that one mock saw since the last call, by its pin.
 fn by_rank(mock: &mut Mock) -> BTreeMap<u64, u64> {
@@ -38,9 +38,8 @@ async fn send_all(gateway: &Running, body: impl Fn(usize) -> String, requests: u
 #[tokio::test]
 async fn every_policy_keeps_ranks_even() {
     let texts = ["river water boat fish", "king queen castle sword", "sun moon star sky", "bread milk salt oil"];
-    let mut mock = canned(4);
     let fixture = Fixture::new(4);
-    mock.settings().info = Some(fixture.info());
+    let mut mock = canned_as(fixture.info());
     let tables = fixture.write("t", &texts, 0);
     let affinity = fixture.balanced(&mock.url(), &tables);
     for policy in ["affinity", "round_robin", "least_load", "power_of_two"] {

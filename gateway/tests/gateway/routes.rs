@@ -5,7 +5,7 @@ use http::Method;
 use semmoe_gateway::Config;
 use serde_json::json;
 
-use crate::support::{Client, Mock, canned, metric, plain_model, settled, several, start};
+use crate::support::{Client, Fleet, Mock, alone, canned, metric, plain_model, settled, several, start, start_bare};
 
 /// Routes of engines that clients must not reach.
 const DANGEROUS: [&str; 7] = [
@@ -22,18 +22,9 @@ fn extra(routes: &str, mock: &Mock) -> String {
     format!("extra_routes = [{routes}]\n{}", plain_model(mock, 2))
 }
 
-/// In `[server]`.
-async fn start_with(toml: &str) -> semmoe_gateway::Running {
-    let text = format!("[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n{toml}");
-    let config = Config::from_toml(&text, std::path::Path::new("")).unwrap();
-    semmoe_gateway::Gateway::start(config).await.unwrap()
-}
-
 #[tokio::test]
 async fn other_routes_of_engines_are_not_there() {
-    let mut mock = canned(2);
-    let gateway = start(&plain_model(&mock, 2)).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [mut mock], gateway: _gateway, client } = alone(2, "").await;
     for path in DANGEROUS {
         for method in [Method::GET, Method::POST] {
             let answer = client.call(method, path, &[], "{}").await;
@@ -50,7 +41,7 @@ async fn other_routes_of_engines_are_not_there() {
 #[tokio::test]
 async fn listed_routes_pass_and_only_they() {
     let mut mock = canned(2);
-    let gateway = start_with(&extra("\"/v1/score\", \"/flush_cache\"", &mock)).await;
+    let gateway = start_bare(&extra("\"/v1/score\", \"/flush_cache\"", &mock)).await;
     gateway.wait_ready().await;
     let client = Client::data(&gateway);
     let gzip = Bytes::from_static(b"\x1f\x8b\x00 no JSON at all");
@@ -86,9 +77,7 @@ async fn listed_routes_pass_and_only_they() {
 /// Unknown paths are one label, however many there are.
 #[tokio::test]
 async fn requests_for_other_paths_are_counted() {
-    let mock = canned(2);
-    let gateway = start(&plain_model(&mock, 2)).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [_mock], gateway, client } = alone(2, "").await;
     for number in 0..20 {
         assert_eq!(client.get(&format!("/secret/{number}")).await.status, 404);
         assert_eq!(client.get("/v1/chat/completions").await.status, 405);
@@ -122,9 +111,7 @@ fn routes_that_are_no_paths_are_refused() {
 /// Anthropic's form of a chat goes to a rank by load, and texts of ids to any.
 #[tokio::test]
 async fn messages_and_detokenize_are_relayed() {
-    let mut mock = canned(2);
-    let gateway = start(&plain_model(&mock, 2)).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [mut mock], gateway, client } = alone(2, "").await;
     let answer = client.post("/v1/messages", r#"{"model":"tiny","messages":[],"max_tokens":1}"#).await;
     assert_eq!((answer.status, answer.header("x-semmoe-rank")), (200, "0"), "{answer:?}");
     let seen = mock.next().await;
@@ -174,7 +161,7 @@ async fn forms_need_a_key_for_all_models() {
     let digest = "90c98f2543b113736daa1cf937bc4b4cbf2bcdf06d812b8d29c33a53068b1194";
     for (models, form_status) in [("", 200), (", models = [\"tiny\"]", 400)] {
         let keys = format!("[auth]\nkeys = [{{ name = \"a\", sha256 = \"{digest}\"{models} }}]\n");
-        let gateway = start_with(&format!("{}{keys}", extra("\"/v1/audio/transcriptions\"", &mock))).await;
+        let gateway = start_bare(&format!("{}{keys}", extra("\"/v1/audio/transcriptions\"", &mock))).await;
         let client = Client::data(&gateway);
         let key = ("authorization", "Bearer MARKER-key-of-a-client");
         for (kind, status) in [

@@ -266,7 +266,8 @@ async fn connections_are_refused_until_there_is_somebody_to_answer() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     drop(taken);
-    let text = format!("[server]\nlisten = \"{address}\"\nadmin = \"127.0.0.1:0\"\n{}", plain_model(&mock, 1));
+    let health = "[health]\ntimeout_seconds = 1\nbusy_seconds = 1\n";
+    let text = format!("[server]\nlisten = \"{address}\"\nadmin = \"127.0.0.1:0\"\n{health}{}", plain_model(&mock, 1));
     let starting = tokio::spawn(Gateway::start(Config::from_toml(&text, Path::new("")).unwrap()));
     for _ in 0..20 {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;

@@ -5,16 +5,14 @@ use http::Method;
 use http_body_util::BodyExt;
 use semmoe_engines::http::ClientSettings;
 
-use crate::support::{Client, PATIENCE, canned, in_flight, metric, next_frame, plain_model, settled, start};
+use crate::support::{Client, Fleet, PATIENCE, alone, in_flight, metric, next_frame, settled};
 
 const CHAT: &str = "/v1/chat/completions";
 
 /// The mock holds each event back until the client has the one before.
 #[tokio::test]
 async fn events_arrive_one_by_one() {
-    let mock = canned(2);
-    let gateway = start(&plain_model(&mock, 2)).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [mock], gateway, client } = alone(2, "").await;
     let mut answer = client.open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
     assert_eq!(answer.headers()["content-type"], "text/event-stream");
     assert_eq!(in_flight(&gateway).await, (1, 1.0));
@@ -33,9 +31,7 @@ async fn events_arrive_one_by_one() {
 
 #[tokio::test]
 async fn a_client_that_leaves_a_stream_is_seen_at_the_engine() {
-    let mut mock = canned(2);
-    let gateway = start(&plain_model(&mock, 2)).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [mut mock], gateway, client } = alone(2, "").await;
     let mut answer = client.open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
     mock.release(1);
     assert_eq!(next_frame(&mut answer).await.as_deref(), Some("data: 1\n\n"));
@@ -48,10 +44,8 @@ async fn a_client_that_leaves_a_stream_is_seen_at_the_engine() {
 
 #[tokio::test]
 async fn a_client_that_leaves_before_the_answer_is_seen_at_the_engine() {
-    let mut mock = canned(2);
-    let gateway = start(&plain_model(&mock, 2)).await;
-    let client = Client::data(&gateway);
-    let call = tokio::spawn(async move { client.mock("/generate", "hang", "{}").await });
+    let Fleet { mocks: [mut mock], gateway, client } = alone(2, "").await;
+    let call = client.begin_with("/generate", "hang", "{}");
     mock.next().await;
     assert_eq!(in_flight(&gateway).await, (1, 1.0));
     call.abort();
@@ -62,10 +56,9 @@ async fn a_client_that_leaves_before_the_answer_is_seen_at_the_engine() {
 
 /// Reads a stream of three events to its end.
 async fn whole_stream(behaviour: &str) -> (String, bool) {
-    let mock = canned(1);
-    let gateway = start(&format!("[timeouts]\nidle_seconds = 2\n{}", plain_model(&mock, 1))).await;
+    let Fleet { mocks: [mock], gateway, client } = alone(1, "[timeouts]\nidle_seconds = 2\n").await;
     mock.release(3);
-    let mut answer = Client::data(&gateway).open(Method::POST, CHAT, &[("x-mock", behaviour)], "{}").await;
+    let mut answer = client.open(Method::POST, CHAT, &[("x-mock", behaviour)], "{}").await;
     let mut text = Vec::new();
     let clean = loop {
         match tokio::time::timeout(PATIENCE, answer.frame()).await.unwrap() {
@@ -100,8 +93,7 @@ async fn an_engine_that_dies_in_a_stream_ends_it_with_an_error_event() {
 /// or its HTTP/2 stream reset. It is counted as the engine's failure.
 #[tokio::test]
 async fn an_engine_that_dies_in_a_json_answer_cuts_it_off() {
-    let mock = canned(1);
-    let gateway = start(&plain_model(&mock, 1)).await;
+    let Fleet { mocks: [mock], gateway, .. } = alone(1, "").await;
     for (http2, failed) in [(false, 1.0), (true, 2.0)] {
         let settings = ClientSettings { http2, ..ClientSettings::default() };
         let client = Client::with(&settings, &gateway.data_url());
@@ -122,19 +114,14 @@ async fn an_engine_that_dies_in_a_json_answer_cuts_it_off() {
 
 #[tokio::test]
 async fn a_killed_engine_ends_what_runs_and_a_silent_one_times_out() {
-    let mut mock = canned(1);
-    let gateway = start(&format!("[timeouts]\nfirst_byte_seconds = 0.3\n{}", plain_model(&mock, 1))).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [mut mock], gateway, client } = alone(1, "[timeouts]\nfirst_byte_seconds = 0.3\n").await;
     let answer = client.mock(CHAT, "hang", "{}").await;
     assert_eq!(answer.status, 504);
     assert!(answer.message().contains("did not send the head of the answer within 300ms"), "{}", answer.message());
     mock.next_gone().await;
     mock.next().await;
 
-    let call = tokio::spawn({
-        let client = client.clone();
-        async move { client.mock(CHAT, "hang", Bytes::from_static(b"{}")).await }
-    });
+    let call = client.begin_with(CHAT, "hang", Bytes::from_static(b"{}"));
     mock.next().await;
     mock.kill();
     let answer = call.await.unwrap();
@@ -146,10 +133,9 @@ async fn a_killed_engine_ends_what_runs_and_a_silent_one_times_out() {
 /// Streams that run are finished, new connections are not taken, and what is left after the grace time is closed.
 #[tokio::test]
 async fn shutdown_finishes_streams() {
-    let mock = canned(1);
-    let gateway = start(&plain_model(&mock, 1)).await;
+    let Fleet { mocks: [mock], gateway, client } = alone(1, "").await;
     let address = gateway.data_addr();
-    let mut answer = Client::data(&gateway).open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
+    let mut answer = client.open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
     mock.release(1);
     assert!(next_frame(&mut answer).await.is_some());
     let stopping = tokio::spawn(gateway.shutdown(PATIENCE));
@@ -168,9 +154,8 @@ async fn shutdown_finishes_streams() {
 
 #[tokio::test]
 async fn shutdown_does_not_wait_for_ever() {
-    let mut mock = canned(1);
-    let gateway = start(&plain_model(&mock, 1)).await;
-    let answer = Client::data(&gateway).open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
+    let Fleet { mocks: [mut mock], gateway, client } = alone(1, "").await;
+    let answer = client.open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
     gateway.shutdown(std::time::Duration::from_millis(10)).await;
     let rest = answer.into_body().collect().await.unwrap().to_bytes();
     let event = rest.strip_prefix(b"data: ").unwrap();

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::support::{
     CURVES, Client, Fixture, Mock, PATIENCE, SwitchFault, TEXTS, Worker, canned, metric, metrics, shown, start,
+    start_bare,
 };
 
 /// `[switch]` with short times.
@@ -127,12 +128,12 @@ async fn no_expert_moves_for_tables_that_would_be_refused() {
     let (worker, fixture) = (Worker::start("ep", 0), Fixture::new(2));
     fixture.write("next", &TEXTS, 0);
     let toml = format!(
-        "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\ntables_root = \"{}\"\n{}placement_digest = \"{}\"\n",
+        "tables_root = \"{}\"\n{}placement_digest = \"{}\"\n",
         fixture.folder.path().display(),
         workers(&[&worker]),
         "0".repeat(64)
     );
-    let gateway = semmoe_gateway::Gateway::start(Config::from_toml(&toml, Path::new("")).unwrap()).await.unwrap();
+    let gateway = start_bare(&toml).await;
     gateway.wait_ready().await;
     let command = json!({ "backend": "unit-a", "to": { "tables": "next" } }).to_string();
     let refused = Client::admin(&gateway).post("/admin/switch", command).await;
@@ -381,7 +382,7 @@ async fn a_stream_that_would_miss_its_target_switches_a_backend_that_would_stay_
     until(&gateway, "pod-a", |unit| unit["layout"] == "tp").await;
     let client = Client::data(&gateway);
     let body = r#"{"model":"tiny","prompt":"a prompt of some tokens","stream":true,"priority":7}"#;
-    let waiting = tokio::spawn(async move { client.mock("/v1/completions", "hang", body).await });
+    let waiting = client.begin_with("/v1/completions", "hang", body);
     let unit = until(&gateway, "pod-a", |unit| unit["layout"] == "ep" && ended(unit)).await;
     let reason = unit["decisions"][0]["reason"].as_str().unwrap();
     assert!(reason.starts_with("a request of priority 7 has its first token after "), "{unit}");

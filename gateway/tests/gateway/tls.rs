@@ -11,7 +11,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::support::certs::Authority;
-use crate::support::{Client, PATIENCE, canned, config, metric, next_frame, plain_model, settled, start};
+use crate::support::{
+    Client, Fleet, PATIENCE, alone, canned, config, eventually, metric, next_frame, plain_model, settled, start,
+    start_bare,
+};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -23,8 +26,7 @@ fn url(gateway: &Running) -> String {
 async fn clients_speak_either_http_over_tls() {
     let authority = Authority::new();
     authority.sign("server", "127.0.0.1");
-    let mock = canned(1);
-    let gateway = start(&format!("{}{}", authority.section("server.tls", "server"), plain_model(&mock, 1))).await;
+    let Fleet { mocks: [mock], gateway, .. } = alone(1, &authority.section("server.tls", "server")).await;
     for (http2, version) in [(false, Version::HTTP_11), (true, Version::HTTP_2)] {
         let client = Client::with(&authority.client(http2, None), &url(&gateway));
         let mut answer = client.open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
@@ -174,18 +176,12 @@ async fn changed_certificates_are_read_again() {
         old.section("server.tls", "server"),
         plain_model(&mock, 1)
     );
-    let text = format!("[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n{toml}");
-    let gateway = Gateway::start(Config::from_toml(&text, Path::new("")).unwrap()).await.unwrap();
+    let gateway = start_bare(&toml).await;
     believed(&old, &gateway).await;
     // A certificate without its key changes nothing.
     let failed = "semmoe_credential_reloads_total{outcome=\"failed\"}";
     std::fs::copy(new.file("server.pem"), old.file("server.pem")).unwrap();
-    let noticed = async {
-        while metric(&gateway, failed).await < 1.0 {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, noticed).await.expect("a failed reload in time");
+    eventually("a failed reload", async || metric(&gateway, failed).await >= 1.0).await;
     believed(&old, &gateway).await;
     std::fs::copy(new.file("server.key"), old.file("server.key")).unwrap();
     believed(&new, &gateway).await;
@@ -217,10 +213,7 @@ async fn engines_over_tls_and_http2() {
         assert_eq!(client.post(CHAT, body).await.status, 200);
         assert_eq!(mock.next().await.body, body);
         // A client that goes away is seen through both.
-        let call = tokio::spawn({
-            let client = client.clone();
-            async move { client.mock(CHAT, "hang", body).await }
-        });
+        let call = client.begin_with(CHAT, "hang", body);
         mock.next().await;
         call.abort();
         mock.next_gone().await;

@@ -3,7 +3,7 @@
 use http::Method;
 use semmoe_gateway::Gateway;
 
-use crate::support::{Answer, Client, Mock, canned, config, metric, plain_model, start};
+use crate::support::{Answer, Client, Fleet, Mock, alone, canned, config, metric, plain_model, start};
 
 const CHAT: &str = "/v1/chat/completions";
 /// SHA-256 of "key-of-team-a" and "key-of-team-b".
@@ -132,9 +132,7 @@ async fn an_engine_gets_its_own_key() {
 
 #[tokio::test]
 async fn a_request_has_one_id_everywhere() {
-    let mut mock = canned(1);
-    let gateway = start(&plain_model(&mock, 1)).await;
-    let client = Client::data(&gateway);
+    let Fleet { mocks: [mut mock], gateway: _gateway, client } = alone(1, "").await;
     let answer = chat(&client, &[("x-request-id", "client-7")], "tiny").await;
     let seen = mock.next().await.headers["x-request-id"].to_str().unwrap().to_owned();
     // The engine's has an end that no client can foresee, as engines key running requests by it.

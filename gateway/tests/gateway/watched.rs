@@ -1,11 +1,9 @@
 //! Files of tables that change while the gateway runs.
 
-use std::path::Path;
-
 use semmoe_gateway::Running;
 use serde_json::{Value, json};
 
-use crate::support::{Client, Fixture, PATIENCE, TEXTS, canned, metric, reloadable};
+use crate::support::{Client, Fixture, PATIENCE, TEXTS, canned, metric, reloadable, start_bare};
 
 const WATCH: &str = "[tables]\nwatch = true\nwatch_interval_seconds = 0.01";
 
@@ -112,9 +110,7 @@ async fn folders_of_links_are_followed() {
     std::os::unix::fs::symlink("..data/tables", root.join("link")).unwrap();
     mock.settings().info = Some(fixture.info());
     let toml = fixture.affinity(&mock.url(), &root.join("link"));
-    let text = format!("[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n{WATCH}\n{toml}");
-    let config = semmoe_gateway::Config::from_toml(&text, Path::new("")).unwrap();
-    let gateway = semmoe_gateway::Gateway::start(config).await.unwrap();
+    let gateway = start_bare(&format!("{WATCH}\n{toml}")).await;
     gateway.wait_ready().await;
     assert_eq!(rank(&gateway).await, "0");
     version("..2", 1);

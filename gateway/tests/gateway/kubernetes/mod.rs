@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::discovery::{FOUND, answers, backends, named, until};
 use crate::support::certs::Authority;
 use crate::support::files::{File, reload};
-use crate::support::{Client, Mock, PATIENCE, canned, metric, settled, start};
+use crate::support::{Client, Mock, PATIENCE, canned, eventually, metric, settled, start};
 use api::{Api, ending, ready, unready};
 
 const STALE: &str = r#"semmoe_discovery_stale{source="pods"}"#;
@@ -32,12 +32,7 @@ async fn served_by(gateway: &Running) -> String {
 }
 
 async fn found(gateway: &Running, mocks: &[&Mock]) {
-    let wait = async {
-        while backends(gateway).await != named(mocks) {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("{:?}", named(mocks)));
+    eventually(&format!("{:?}", named(mocks)), async || backends(gateway).await == named(mocks)).await;
 }
 
 #[tokio::test]
@@ -201,12 +196,7 @@ async fn tokens_go_over_tls_and_are_read_again() {
     found(&gateway, &[&a]).await;
     std::fs::write(&token, "second").unwrap();
     api.cut();
-    let second = async {
-        while api.tokens().last().is_none_or(|token| token != "Bearer second") {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, second).await.expect("the new token in time");
+    eventually("the new token", async || api.tokens().last().is_some_and(|token| token == "Bearer second")).await;
     assert!(api.tokens().iter().all(|token| ["Bearer first", "Bearer second"].contains(&token.as_str())));
     // A stranger's certificate is not believed.
     let other = Authority::new();

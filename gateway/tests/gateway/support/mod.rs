@@ -19,6 +19,7 @@ use http_body_util::{BodyExt, Full};
 use semmoe_engines::http::{AnswerBody, BaseUrl, ClientSettings, HttpClient, HttpError};
 use semmoe_gateway::{Config, Gateway, Running};
 use serde_json::Value;
+use tokio::task::JoinHandle;
 
 pub(crate) use ranked::{mock_of, of_clients, ran, ranked, sent_pins, sglang, vllm};
 pub(crate) use schema::check as check_schema;
@@ -39,11 +40,62 @@ pub(crate) async fn start(toml: &str) -> Running {
 }
 
 pub(crate) fn config(toml: &str) -> Config {
-    let text = format!(
-        "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\ninterval_seconds = 0.02\n\
-         unhealthy_after = 1\n{toml}"
-    );
+    bare_config(&format!("[health]\ninterval_seconds = 0.02\nunhealthy_after = 1\n{toml}"))
+}
+
+/// A gateway with two free ports, and by default in all else that `rest` does not say.
+pub(crate) async fn start_bare(rest: &str) -> Running {
+    Gateway::start(bare_config(rest)).await.unwrap()
+}
+
+fn bare_config(rest: &str) -> Config {
+    let text = format!("[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n{rest}");
     Config::from_toml(&text, Path::new("")).unwrap()
+}
+
+/// A gateway in front of mock engines, and a client of it.
+pub(crate) struct Fleet<const N: usize> {
+    pub(crate) mocks: [Mock; N],
+    pub(crate) gateway: Running,
+    pub(crate) client: Client,
+}
+
+impl<const N: usize> Fleet<N> {
+    async fn start(mocks: [Mock; N], toml: &str) -> Self {
+        let gateway = start(toml).await;
+        Self { mocks, client: Client::data(&gateway), gateway }
+    }
+}
+
+/// [`several`] backends of two ranks; `rules` goes before their model.
+pub(crate) async fn fleet<const N: usize>(rules: &str) -> Fleet<N> {
+    let mocks = [(); N].map(|()| canned(2));
+    let toml = format!("{rules}{}", several(&mocks.each_ref()));
+    Fleet::start(mocks, &toml).await
+}
+
+/// A [`plain_model`] of one backend; `rules` goes before it.
+pub(crate) async fn alone(ranks: u16, rules: &str) -> Fleet<1> {
+    let mock = canned(ranks);
+    let toml = format!("{rules}{}", plain_model(&mock, ranks));
+    Fleet::start([mock], &toml).await
+}
+
+/// A gateway with affinity in front of a mock engine that runs the tables' placement, and a client of it.
+pub(crate) struct Affine {
+    pub(crate) mock: Mock,
+    pub(crate) fixture: Fixture,
+    pub(crate) gateway: Running,
+    pub(crate) client: Client,
+}
+
+/// Text `i` is at home on rank `i`; `rules` goes before the model.
+pub(crate) async fn affine(ranks: u16, texts: &[&str], rules: &str) -> Affine {
+    let fixture = Fixture::new(ranks);
+    let mock = canned_as(fixture.info());
+    let tables = fixture.write("t", texts, 0);
+    let gateway = start(&format!("{rules}{}", fixture.affinity(&mock.url(), &tables))).await;
+    Affine { mock, fixture, client: Client::data(&gateway), gateway }
 }
 
 /// Two texts whose words have their homes on different ranks.
@@ -97,6 +149,10 @@ pub(crate) struct Answer {
 impl Answer {
     pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {:?}", self.body))
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8(self.body.to_vec()).unwrap()
     }
 
     /// `error.message`, for answers in OpenAI's form.
@@ -191,6 +247,22 @@ impl Client {
         self.call(Method::POST, path, &[("content-type", "application/json"), ("x-mock", behaviour)], body).await
     }
 
+    /// Sends, and does not wait for the answer.
+    pub(crate) fn begin(&self, path: &'static str, body: impl Into<Bytes> + Send + 'static) -> JoinHandle<Answer> {
+        let client = self.clone();
+        tokio::spawn(async move { client.post(path, body).await })
+    }
+
+    pub(crate) fn begin_with(
+        &self,
+        path: &'static str,
+        behaviour: &'static str,
+        body: impl Into<Bytes> + Send + 'static,
+    ) -> JoinHandle<Answer> {
+        let client = self.clone();
+        tokio::spawn(async move { client.mock(path, behaviour, body).await })
+    }
+
     pub(crate) async fn get(&self, path: &str) -> Answer {
         self.call(Method::GET, path, &[], Bytes::new()).await
     }
@@ -204,7 +276,7 @@ pub(crate) async fn next_frame(response: &mut Response<AnswerBody>) -> Option<St
 
 /// The page of metrics.
 pub(crate) async fn metrics(gateway: &Running) -> String {
-    String::from_utf8(Client::admin(gateway).get("/metrics").await.body.to_vec()).unwrap()
+    Client::admin(gateway).get("/metrics").await.text()
 }
 
 /// Value of a metric line, 0 if there is none.
@@ -253,20 +325,22 @@ pub(crate) async fn in_flight(gateway: &Running) -> (u64, f64) {
 
 /// Waits until nothing is in flight: a gateway learns of a disconnect a moment after the client caused it.
 pub(crate) async fn settled(gateway: &Running) {
+    eventually("in-flight counts return to zero", async || in_flight(gateway).await == (0, 0.0)).await;
+}
+
+/// Waits until it is so; `what` says what did not come.
+pub(crate) async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
     let wait = async {
-        while in_flight(gateway).await != (0, 0.0) {
+        while !is_so().await {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(PATIENCE, wait).await.expect("in-flight counts return to zero");
+    tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("not in time: {what}"));
 }
 
 /// A client that leaves when its request is at the engine, which then hears of it.
 pub(crate) async fn leave_before_the_answer(client: &Client, mock: &mut Mock, path: &'static str) {
-    let call = tokio::spawn({
-        let client = client.clone();
-        async move { client.mock(path, "hang", "{}").await }
-    });
+    let call = client.begin_with(path, "hang", "{}");
     mock.next().await;
     call.abort();
     mock.next_gone().await;

@@ -17,7 +17,7 @@ pub(crate) fn mock_of(fixture: &Fixture, dialect: Dialect, texts: Texts, change:
 /// The same, with the tokens and the template that the gateway has: else its counts would be misread.
 pub(crate) fn ranked(fixture: &Fixture, dialect: Dialect, change: impl FnOnce(&mut Settings)) -> Mock {
     let template = ChatTemplate::beside(&Path::new(MODEL_DIR).join("tokenizer.json"), || 0).unwrap();
-    let texts = Texts::Model(Box::new(tokenizer()), Some(Box::new(template)));
+    let texts = Texts::Model(tokenizer(), Some(Box::new(template)));
     mock_of(fixture, dialect, texts, change)
 }
 

@@ -1,6 +1,7 @@
 //! Small tables over the bundled model's tokenizer.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock};
 
 use half::f16;
 use semmoe_tables::{ModelInfo, Placement, Provenance, Replicas, TablesBuilder};
@@ -14,14 +15,17 @@ pub(crate) const MODEL_DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../asse
 const LAYERS: u16 = 7;
 const EXPERTS: u16 = 32;
 
-pub(crate) fn tokenizer() -> Tokenizer {
-    Tokenizer::from_file(&Path::new(MODEL_DIR).join("tokenizer.json")).unwrap()
+/// Read once for all tests: that takes longer than most of them.
+pub(crate) fn tokenizer() -> Arc<Tokenizer> {
+    static READ: LazyLock<Arc<Tokenizer>> =
+        LazyLock::new(|| Arc::new(Tokenizer::from_file(&Path::new(MODEL_DIR).join("tokenizer.json")).unwrap()));
+    Arc::clone(&READ)
 }
 
 /// A folder of tables for one model.
 pub(crate) struct Fixture {
     pub(crate) folder: TempDir,
-    tokenizer: Tokenizer,
+    tokenizer: Arc<Tokenizer>,
     pub model: ModelInfo,
     pub(crate) ranks: u16,
 }
