@@ -8,7 +8,8 @@ use semmoe_tables::{LayerIdx, Profile, TokenId};
 use serde_json::{Value, json};
 
 use crate::support::{
-    Client, Fixture, Mock, PATIENCE, canned, metric, mock_of, of_clients, plain_model, settled, start, tokenizer,
+    Answer, Client, Fixture, Mock, PATIENCE, canned, metric, mock_of, of_clients, plain_model, settled, start,
+    tokenizer,
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -129,13 +130,22 @@ impl Setup {
         answer.text()
     }
 
+    /// The answer to a request of which a part is asked for routed experts: the engine's own, with nothing of that in it.
+    async fn relayed(&mut self, path: &str, words: &str, body: &str) -> Answer {
+        let clean = self.clean(path, "", body).await;
+        let answer = self.client.mock(path, words, body.to_owned()).await;
+        assert_eq!(answer.body, clean, "{path}, {words}");
+        answer
+    }
+
+    /// What the admin plane shows of the backend's sampling: one field.
+    async fn shown(&self, field: &str) -> Value {
+        Client::admin(&self.gateway).get("/admin/live").await.json()["backends"][0][field].take()
+    }
+
     /// The bodies that clients' requests arrived with since the last call.
     fn bodies(&mut self) -> Vec<bytes::Bytes> {
         of_clients(&mut self.engine).into_iter().map(|seen| seen.body).collect()
-    }
-
-    async fn live(&self) -> Value {
-        Client::admin(&self.gateway).get("/admin/live").await.json()
     }
 }
 
@@ -174,8 +184,7 @@ async fn a_share_is_asked_and_nobody_sees_it() {
     assert_eq!(prompt, 2.0 * tokens[1] as f64 * layers);
     let decode = setup.metric("semmoe_sampled_activations_total", ",phase=\"decode\",place=\"remote\"").await;
     assert_eq!(decode, 2.0 * layers * (k - 1.0));
-    let live = setup.live().await;
-    assert_eq!((&live["backends"][0]["observed_lar"], &live["backends"][0]["sampling"]), (&json!(0.25), &json!("on")));
+    assert_eq!((setup.shown("observed_lar").await, setup.shown("sampling").await), (json!(0.25), json!("on")));
     settled(&setup.gateway).await;
 }
 
@@ -295,7 +304,7 @@ async fn an_engine_that_refuses_is_asked_once() {
     assert_eq!(asked, [1, 0, 0, 0]);
     setup.wait("refused", 1.0).await;
     assert_eq!(setup.metric("semmoe_sampling_refused", "").await, 1.0);
-    assert_eq!(setup.live().await["backends"][0]["sampling"], "refused");
+    assert_eq!(setup.shown("sampling").await, "refused");
     settled(&setup.gateway).await;
 }
 
@@ -313,7 +322,7 @@ async fn engines_that_cannot_are_not_asked() {
         setup.ids("", &[1]).await;
         assert_eq!(questions(&setup.bodies()[0]), asked);
         let state = if asked == 1 { "on" } else { "cannot be asked" };
-        assert_eq!(setup.live().await["backends"][0]["sampling"], state);
+        assert_eq!(setup.shown("sampling").await, state);
     }
 }
 
@@ -353,7 +362,7 @@ async fn drift_is_reported_once_and_cleared() {
             setup.wait("observed", count).await;
         }
         assert_eq!(setup.metric("semmoe_lar_drift", "").await, raised, "{words}");
-        assert_eq!(setup.live().await["backends"][0]["drift"]["alarm"], raised == 1.0);
+        assert_eq!(setup.shown("drift").await["alarm"], raised == 1.0);
     }
     // Other tables start over.
     for _ in 0..4 {
@@ -361,12 +370,12 @@ async fn drift_is_reported_once_and_cleared() {
         count += 1.0;
         setup.wait("observed", count).await;
     }
-    assert_eq!(setup.live().await["backends"][0]["compared"], 24);
+    assert_eq!(setup.shown("compared").await, 24);
     let other = std::fs::read(setup.fixture.write("u", &TEXTS, 0)).unwrap();
     let loaded = Client::admin(&setup.gateway).call(Method::POST, "/admin/tables?backend=pod-a", &[], other).await;
     assert_eq!(loaded.status, 200, "{loaded:?}");
     assert_eq!(setup.metric("semmoe_lar_drift", "").await, 0.0);
-    assert_eq!(setup.live().await["backends"][0]["compared"], 0);
+    assert_eq!(setup.shown("compared").await, 0);
 }
 
 #[tokio::test]
@@ -473,10 +482,7 @@ async fn vllm_is_asked_for_ids_and_the_client_sees_none_of_it() {
     let mut setup = vllm_setup(true).await;
     let tokens = tokenizer().encode(TEXTS[1]).unwrap();
     for (count, path) in [COMPLETIONS, CHAT].into_iter().enumerate() {
-        let body = vllm_body(path, TEXTS[1], "");
-        let clean = setup.clean(path, "", &body).await;
-        let answer = setup.client.mock(path, "local 1", body).await;
-        assert_eq!(answer.body, clean, "{path}");
+        let answer = setup.relayed(path, "local 1", &vllm_body(path, TEXTS[1], "")).await;
         assert!(!answer.header("x-semmoe-rank").is_empty());
         assert_eq!(id_questions(&setup.bodies()[0]), 1);
         setup.wait("observed", count as f64 + 1.0).await;
@@ -487,8 +493,7 @@ async fn vllm_is_asked_for_ids_and_the_client_sees_none_of_it() {
     assert_eq!(remote, (2 * tokens.len() * 7 * 3) as f64);
     let decode = setup.metric("semmoe_sampled_activations_total", ",phase=\"decode\",place=\"local\"").await;
     assert_eq!(decode, 2.0 * 7.0);
-    let live = setup.live().await;
-    assert_eq!((&live["backends"][0]["observed_lar"], &live["backends"][0]["sampling"]), (&json!(0.25), &json!("on")));
+    assert_eq!((setup.shown("observed_lar").await, setup.shown("sampling").await), (json!(0.25), json!("on")));
     settled(&setup.gateway).await;
 }
 
@@ -497,18 +502,12 @@ async fn clients_of_vllm_get_what_they_ask_for() {
     let mut setup = vllm_setup(true).await;
     let mut observed = 0.0;
     for path in [COMPLETIONS, CHAT] {
-        let body = vllm_body(path, TEXTS[0], ",\"return_token_ids\":true");
-        let clean = setup.clean(path, "", &body).await;
-        let answer = setup.client.mock(path, "", body).await;
-        assert_eq!(answer.body, clean, "{path}");
-        assert!(clean.contains("\"prompt_token_ids\":["), "{clean}");
+        let answer = setup.relayed(path, "", &vllm_body(path, TEXTS[0], ",\"return_token_ids\":true")).await;
+        assert!(answer.text().contains("\"prompt_token_ids\":["), "{answer:?}");
         observed += 1.0;
         setup.wait("observed", observed).await;
         // Then the prompt's ids are computed here.
-        let body = vllm_body(path, TEXTS[0], ",\"return_token_ids\":false");
-        let clean = setup.clean(path, "", &body).await;
-        let answer = setup.client.mock(path, "", body).await;
-        assert_eq!(answer.body, clean, "{path}");
+        setup.relayed(path, "", &vllm_body(path, TEXTS[0], ",\"return_token_ids\":false")).await;
         if path == COMPLETIONS {
             observed += 1.0;
             setup.wait("observed", observed).await;
@@ -524,8 +523,7 @@ async fn clients_of_vllm_get_what_they_ask_for() {
     setup.client.mock(CHAT, "", body).await;
     let asked: Vec<usize> = setup.bodies().iter().map(|body| id_questions(body)).collect();
     assert_eq!(asked, [0, 0]);
-    let live = setup.live().await;
-    assert_eq!((&live["backends"][0]["sampling"], &live["backends"][0]["unfit"]), (&json!("on"), &json!(2)));
+    assert_eq!((setup.shown("sampling").await, setup.shown("unfit").await), (json!("on"), json!(2)));
     assert_eq!(setup.outcome("unfit").await, 2.0);
 }
 
@@ -534,8 +532,7 @@ async fn clients_of_vllm_get_what_they_ask_for() {
 async fn an_operator_sees_that_streams_of_vllm_are_not_sampled() {
     let setup = vllm_setup(true).await;
     setup.client.mock(CHAT, "", vllm_body(CHAT, TEXTS[0], ",\"stream\":true")).await;
-    let live = setup.live().await;
-    assert_eq!((&live["backends"][0]["sampling"], &live["backends"][0]["unfit"]), (&json!("none fit"), &json!(1)));
+    assert_eq!((setup.shown("sampling").await, setup.shown("unfit").await), (json!("none fit"), json!(1)));
 }
 
 #[tokio::test]
@@ -571,7 +568,7 @@ async fn a_vllm_without_its_flag_is_asked_once() {
     assert_eq!(asked, [1, 0, 0]);
     setup.wait("missing", 1.0).await;
     assert_eq!(setup.metric("semmoe_sampling_refused", "").await, 1.0);
-    assert_eq!(setup.live().await["backends"][0]["sampling"], "refused");
+    assert_eq!(setup.shown("sampling").await, "refused");
     settled(&setup.gateway).await;
 }
 

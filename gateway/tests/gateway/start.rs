@@ -10,9 +10,37 @@ use crate::support::{Fixture, canned, config, plain_model};
 const MODEL: &str = "[[models]]\nname = \"m\"\npolicy = \"round_robin\"\n";
 const BACKEND: &str = "[[models.backends]]\nname = \"a\"\nengine = \"sglang\"\nurl = \"http://127.0.0.1:1\"\n";
 
+/// A good model behind `head`.
+fn with(head: &str) -> String {
+    format!("{head}\n{MODEL}{BACKEND}")
+}
+
+/// A model with this policy, and more keys.
+fn policy(name: &str, more: &str) -> String {
+    format!("{}{more}{BACKEND}", MODEL.replace("round_robin", name))
+}
+
+/// A model with more keys.
+fn model(more: &str) -> String {
+    policy("round_robin", more)
+}
+
+/// A model of a backend that has `to` in place of `from`, and more keys.
+fn backend(from: &str, to: &str, more: &str) -> String {
+    assert!(BACKEND.contains(from));
+    format!("{MODEL}{}{more}", BACKEND.replace(from, to))
+}
+
+/// The error is one sentence that says this; it is returned.
+#[track_caller]
+fn refused(text: &str, says: &str) -> String {
+    let error = Config::from_toml(text, Path::new("")).unwrap_err().to_string();
+    assert!(error.contains(says) && !error.contains('\n'), "expected '{says}' in '{error}' for\n{text}");
+    error
+}
+
 #[test]
 fn configuration_errors_name_the_key() {
-    let with = |head: &str| format!("{head}\n{MODEL}{BACKEND}");
     for (text, says) in [
         (String::new(), "models: empty"),
         (MODEL.to_owned(), "models[0].backends: empty"),
@@ -40,43 +68,25 @@ fn configuration_errors_name_the_key() {
         (with("[sampling]\nrate = 1"), "line 2: unknown field `rate`"),
         (with("[routing]\nx = 1"), "line 2: unknown field `x`"),
         (
-            format!("{}{BACKEND}", MODEL.replace("round_robin", "afinity")),
+            policy("afinity", ""),
             "models[0].policy: unknown policy `afinity`, expected one of: affinity, affinity_paper, round_robin, ",
         ),
-        (format!("{}{BACKEND}", MODEL.replace("round_robin", "affinity")), "models[0].tokenizer: must be set"),
-        (
-            format!("{}tokenizer = \"t\"\n{BACKEND}", MODEL.replace("round_robin", "affinity")),
-            "models[0].backends[0].tables: must be set",
-        ),
-        (
-            format!(
-                "{}tokenizer = \"t\"\n{}",
-                MODEL.replace("round_robin", "affinity"),
-                BACKEND.replace("sglang", "openai")
-            ),
-            "models[0].backends[0].engine: ",
-        ),
-        (
-            format!("{MODEL}{}", BACKEND.replace("sglang", "trt")),
-            "models[0].backends[0].engine: unknown engine 'trt' (known: sglang, semmoe, vllm, openai)",
-        ),
-        (format!("{MODEL}{}", BACKEND.replace("http:", "ftp:")), "models[0].backends[0].url: "),
-        (format!("{MODEL}{BACKEND}ranks = 0\n"), "models[0].backends[0].ranks: 0"),
-        (format!("{MODEL}{BACKEND}rank = 1\n"), "unknown field `rank`"),
+        (policy("affinity", ""), "models[0].tokenizer: must be set"),
+        (policy("affinity", "tokenizer = \"t\"\n"), "models[0].backends[0].tables: must be set"),
+        (policy("affinity", "tokenizer = \"t\"\n").replace("sglang", "openai"), "models[0].backends[0].engine: "),
+        (backend("sglang", "trt", ""), "engine: unknown engine 'trt' (known: sglang, semmoe, vllm, openai)"),
+        (backend("http:", "ftp:", ""), "models[0].backends[0].url: "),
+        (with("") + "ranks = 0\n", "models[0].backends[0].ranks: 0"),
+        (with("") + "rank = 1\n", "unknown field `rank`"),
         (format!("{MODEL}{BACKEND}{BACKEND}"), "models[0].backends[1].name: 'a' is taken already"),
-        (format!("{MODEL}aliases = [\"m\"]\n{BACKEND}"), "models[0].aliases[0]: 'm' is taken already"),
-        (
-            format!("{MODEL}{BACKEND}{MODEL}{}", BACKEND.replace("\"a\"", "\"b\"")),
-            "models[1].name: 'm' is taken already",
-        ),
+        (model("aliases = [\"m\"]\n"), "models[0].aliases[0]: 'm' is taken already"),
+        (with("") + &backend("\"a\"", "\"b\"", ""), "models[1].name: 'm' is taken already"),
         (format!("{}{BACKEND}", MODEL.replace("\"m\"", "\"\"")), "models[0].name: \"\" is not a name"),
-        (format!("{MODEL}adapters = [\"a\", \"a\"]\n{BACKEND}"), "models[0].adapters[1]: 'm:a' is taken already"),
-        (format!("{MODEL}adapters = [\"\"]\n{BACKEND}"), "models[0].adapters[0]: empty"),
+        (model("adapters = [\"a\", \"a\"]\n"), "models[0].adapters[1]: 'm:a' is taken already"),
+        (model("adapters = [\"\"]\n"), "models[0].adapters[0]: empty"),
         ("x = ".to_owned(), "line 1: "),
     ] {
-        let error = Config::from_toml(&text, Path::new("")).unwrap_err().to_string();
-        assert!(error.contains(says), "expected '{says}' in '{error}' for\n{text}");
-        assert!(!error.contains('\n'), "{error}");
+        refused(&text, says);
     }
     let config = Config::from_toml(&with(""), Path::new("")).unwrap();
     assert_eq!(config.addresses().1.to_string(), "127.0.0.1:8081");
@@ -87,45 +97,28 @@ fn configuration_errors_name_the_key() {
 /// Policies, their baseline and canary, and what they go by.
 #[test]
 fn configuration_errors_of_policies_name_the_key() {
-    let with = |head: &str| format!("{head}\n{MODEL}{BACKEND}");
     for (text, says) in [
         (with("[routing]\nsticky_header = \"a b\""), "routing.sticky_header: \"a b\" is not the name of a header"),
         (with("[routing.prefix]\nblock_tokens = 0"), "routing.prefix: routing setting `block_tokens` is 0"),
         (with("[routing.prefix]\nblocks = 1"), "line 2: unknown field `blocks`"),
-        (format!("{MODEL}canary = 101\n{BACKEND}"), "models[0].canary: 101, expected 0 to 100 percent"),
-        (format!("{MODEL}canary = -1\n{BACKEND}"), "line 4: "),
+        (model("canary = 101\n"), "models[0].canary: 101, expected 0 to 100 percent"),
+        (model("canary = -1\n"), "line 4: "),
+        (model("canary = 10\nbaseline = \"round_robin\"\n"), "canary: policy and baseline are both 'round_robin'"),
+        (model("canary = 10\nbaseline = \"shadow\"\n"), "baseline: `baseline` of policy `shadow` is `shadow`"),
         (
-            format!("{MODEL}canary = 10\nbaseline = \"round_robin\"\n{BACKEND}"),
-            "models[0].canary: policy and baseline are both 'round_robin'",
-        ),
-        (
-            format!("{MODEL}canary = 10\nbaseline = \"shadow\"\n{BACKEND}"),
-            "models[0].baseline: `baseline` of policy `shadow` is `shadow`",
-        ),
-        (
-            format!("{MODEL}canary = 10\nbaseline = \"leastload\"\n{BACKEND}"),
+            model("canary = 10\nbaseline = \"leastload\"\n"),
             "models[0].baseline: unknown policy `leastload`, expected one of: affinity, ",
         ),
-        (
-            format!("{}canary = 10\n{BACKEND}", MODEL.replace("round_robin", "shadow")),
-            "models[0].canary: policy 'shadow' places no requests itself",
-        ),
-        (format!("{MODEL}baseline = \"random\"\n{BACKEND}"), "models[0].baseline: 'random' would never be used"),
-        (format!("{}{BACKEND}", MODEL.replace("round_robin", "shadow")), "models[0].tokenizer: must be set"),
-        (
-            format!("{}baseline = \"shadow\"\n{BACKEND}", MODEL.replace("round_robin", "shadow")),
-            "models[0].policy: `baseline` of policy `shadow` is `shadow`",
-        ),
-        (
-            format!("{}{BACKEND}", MODEL.replace("round_robin", "prefix")),
-            "models[0].tokenizer: must be set, as policy 'prefix' reads prompts",
-        ),
+        (policy("shadow", "canary = 10\n"), "models[0].canary: policy 'shadow' places no requests itself"),
+        (model("baseline = \"random\"\n"), "models[0].baseline: 'random' would never be used"),
+        (policy("shadow", ""), "models[0].tokenizer: must be set"),
+        (policy("shadow", "baseline = \"shadow\"\n"), "policy: `baseline` of policy `shadow` is `shadow`"),
+        (policy("prefix", ""), "models[0].tokenizer: must be set, as policy 'prefix' reads prompts"),
     ] {
-        let error = Config::from_toml(&text, Path::new("")).unwrap_err().to_string();
-        assert!(error.contains(says), "expected '{says}' in '{error}' for\n{text}");
+        refused(&text, says);
     }
     for more in ["canary = 0\n", "canary = 100\nbaseline = \"power_of_two\"\n"] {
-        Config::from_toml(&format!("{MODEL}{more}{BACKEND}"), Path::new("")).unwrap();
+        Config::from_toml(&model(more), Path::new("")).unwrap();
     }
 }
 
@@ -135,7 +128,6 @@ fn configuration_errors_of_keys_name_the_key_and_repeat_no_digest() {
     let keys = |second: &str| {
         format!("{MODEL}{BACKEND}[[auth.keys]]\nname = \"a\"\nsha256 = \"{one}\"\n[[auth.keys]]\n{second}\n")
     };
-    let with = |head: &str| format!("{head}\n{MODEL}{BACKEND}");
     for (text, says) in [
         (
             with("[auth]\nkeys = [{ name = \"a\", sha256 = \"my-secret\" }]"),
@@ -148,8 +140,7 @@ fn configuration_errors_of_keys_name_the_key_and_repeat_no_digest() {
             "routing.sticky_header: 'authorization' is taken off",
         ),
     ] {
-        let error = Config::from_toml(&text, Path::new("")).unwrap_err().to_string();
-        assert!(error.contains(says) && !error.contains("my-secret"), "expected '{says}' in '{error}' for\n{text}");
+        assert!(!refused(&text, says).contains("my-secret"), "{text}");
     }
     for (second, says) in [
         (format!("name = \"a\"\nsha256 = \"{other}\""), "auth.keys[1].name: 'a' is taken already"),
@@ -157,8 +148,7 @@ fn configuration_errors_of_keys_name_the_key_and_repeat_no_digest() {
         (format!("name = \"b\"\nsha256 = \"{other}\"\nmodels = [\"x\"]"), "auth.keys[1].models: there is no model 'x'"),
         (format!("name = \"b\"\nsha256 = \"{other}\"\nmodels = []"), "auth.keys[1].models: empty"),
     ] {
-        let error = Config::from_toml(&keys(&second), Path::new("")).unwrap_err().to_string();
-        assert!(error.contains(says) && !error.contains(&one), "expected '{says}' in '{error}'");
+        assert!(!refused(&keys(&second), says).contains(&one), "{second}");
     }
     let good = Config::from_toml(&keys(&format!("name = \"b\"\nsha256 = \"{other}\"")), Path::new("")).unwrap();
     assert!(!format!("{good:?}").contains(&other[..8]), "not even in debug output");
@@ -167,40 +157,22 @@ fn configuration_errors_of_keys_name_the_key_and_repeat_no_digest() {
 /// Several URLs, and what only an operator knows about a backend.
 #[test]
 fn configuration_errors_of_backends_name_the_key() {
+    let url = "url = \"http://127.0.0.1:1\"";
+    let (two, same) = ("urls = [\"http://a\", \"http://b\"]", "urls = [\"http://a\", \"http://a\"]");
     for (text, says) in [
-        (format!("{MODEL}{BACKEND}urls = [\"http://a\"]\n"), "models[0].backends[0].urls: set beside `url`"),
+        (with("") + "urls = [\"http://a\"]\n", "models[0].backends[0].urls: set beside `url`"),
+        (backend(url, two, ""), "models[0].backends[0].urls: one sglang engine has all of its ranks behind one URL"),
+        (backend(url, same, "").replace("sglang", "vllm"), "models[0].backends[0].urls[1]: http://a is there already"),
         (
-            format!(
-                "{MODEL}{}",
-                BACKEND.replace("url = \"http://127.0.0.1:1\"", "urls = [\"http://a\", \"http://b\"]")
-            ),
-            "models[0].backends[0].urls: one sglang engine has all of its ranks behind one URL",
-        ),
-        (
-            format!(
-                "{MODEL}{}",
-                BACKEND
-                    .replace("url = \"http://127.0.0.1:1\"", "urls = [\"http://a\", \"http://a\"]")
-                    .replace("sglang", "vllm")
-            ),
-            "models[0].backends[0].urls[1]: http://a is there already",
-        ),
-        (
-            format!(
-                "{MODEL}{}ranks = 3\n",
-                BACKEND
-                    .replace("url = \"http://127.0.0.1:1\"", "urls = [\"http://a\", \"http://b\"]")
-                    .replace("sglang", "openai")
-            ),
+            backend(url, two, "ranks = 3\n").replace("sglang", "openai"),
             "models[0].backends[0].ranks: 3, but there are 2 URLs",
         ),
-        (format!("{MODEL}{}", BACKEND.replace("url = \"http://127.0.0.1:1\"\n", "")), "models[0].backends[0].url: "),
-        (format!("{MODEL}{BACKEND}placement_digest = \"beef\"\n"), "models[0].backends[0].placement_digest: not 64"),
-        (format!("{MODEL}{BACKEND}rank_base = \"local\"\n"), "models[0].backends[0].rank_base: only vllm"),
-        (format!("{MODEL}{BACKEND}rank_base = \"node\"\n"), "unknown variant `node`"),
+        (backend(url, "", ""), "models[0].backends[0].url: "),
+        (with("") + "placement_digest = \"beef\"\n", "models[0].backends[0].placement_digest: not 64"),
+        (with("") + "rank_base = \"local\"\n", "models[0].backends[0].rank_base: only vllm"),
+        (with("") + "rank_base = \"node\"\n", "unknown variant `node`"),
     ] {
-        let error = Config::from_toml(&text, Path::new("")).unwrap_err().to_string();
-        assert!(error.contains(says), "expected '{says}' in '{error}' for\n{text}");
+        refused(&text, says);
     }
 }
 
