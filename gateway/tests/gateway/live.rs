@@ -130,7 +130,7 @@ impl Setup {
         answer.text()
     }
 
-    /// The answer to a request of which a part is asked for routed experts: the engine's own, with nothing of that in it.
+    /// The answer to a sampled request: the engine's own, with nothing in it that the client did not ask for.
     async fn relayed(&mut self, path: &str, words: &str, body: &str) -> Answer {
         let clean = self.clean(path, "", body).await;
         let answer = self.client.mock(path, words, body.to_owned()).await;
@@ -138,7 +138,7 @@ impl Setup {
         answer
     }
 
-    /// What the admin plane shows of the backend's sampling: one field.
+    /// A field of the backend's sampling, as the admin plane shows it.
     async fn shown(&self, field: &str) -> Value {
         Client::admin(&self.gateway).get("/admin/live").await.json()["backends"][0][field].take()
     }
@@ -345,8 +345,8 @@ async fn drift_compares_activations_and_not_requests() {
     let predicted = setup.metric("semmoe_sampled_predicted_lar_sum", "").await / count;
     let observed = setup.metric("semmoe_observed_lar_sum", "").await / count;
     assert!(predicted - observed > 0.2, "by requests: {predicted} predicted, {observed} observed");
-    let live = setup.live().await["backends"][0].clone();
-    let (predicted, observed) = (live["mean_predicted"].as_f64().unwrap(), live["mean_observed"].as_f64().unwrap());
+    let mean = async |side: &str| setup.shown(side).await.as_f64().unwrap();
+    let (predicted, observed) = (mean("mean_predicted").await, mean("mean_observed").await);
     assert!((predicted - observed).abs() < 0.05, "by activations: {predicted} predicted, {observed} observed");
 }
 

@@ -9,10 +9,12 @@ use serde_json::{Value, json};
 
 use crate::support::files::{File, reload};
 use crate::support::{
-    Client, Fixture, MODEL_DIR, Mock, TEXTS, canned, canned_as, config, metric, metrics, shown, start, start_bare,
-    until_shown,
+    Client, Fixture, MODEL_DIR, Mock, TEXTS, canned, canned_as, config, eventually, in_flight, metric, metrics, shown,
+    start, start_bare, until_shown,
 };
 
+/// To all backends of a gateway.
+const REQUESTS: usize = 150;
 const MODEL: &str = r#"{"model":"tiny","text":"river water boat fish"}"#;
 
 /// An engine, and what becomes of it: `Ok` with the reason for being routed by load, if any, or `Err` with a part of
@@ -155,14 +157,19 @@ async fn one_verdict_at_start_by_reload_by_probe_and_after_a_restart() {
     let fixture = Fixture::new(2);
     let (tables, cases) = (fixture.write("t", &TEXTS, 0), cases(&fixture));
     for moment in [Moment::Start, Moment::Reload, Moment::Probe, Moment::Restart] {
-        let (gateway, _mocks) = judged_at(moment, &cases, &fixture, &tables).await;
+        let (gateway, mocks) = judged_at(moment, &cases, &fixture, &tables).await;
         for (at, case) in cases.iter().enumerate() {
             check_verdict(&gateway, &pod(at), case, &format!("{}, {moment:?}", case.name)).await;
         }
         let client = Client::data(&gateway);
-        let asked = (0..150).map(|number| client.post("/generate", generate(number)));
+        // Held, so that each backend that serves has its part of them.
+        mocks.iter().for_each(|mock| mock.behave("late"));
+        let asked: Vec<_> = (0..REQUESTS).map(|number| client.begin("/generate", generate(number % 24))).collect();
+        eventually("all are placed", async || in_flight(&gateway).await.1 == REQUESTS as f64).await;
+        mocks.iter().for_each(|mock| mock.release(REQUESTS));
         let mut by = HashSet::new();
-        for answer in futures_util::future::join_all(asked).await {
+        for answer in asked {
+            let answer = answer.await.unwrap();
             assert_eq!(answer.status, 200, "{moment:?}: {answer:?}");
             let [backend, rank, policy] =
                 ["x-semmoe-backend", "x-semmoe-rank", "x-semmoe-policy"].map(|name| answer.header(name));
