@@ -72,11 +72,6 @@ pub(crate) struct Outcome {
     expert_load: Change,
 }
 
-/// No placement is better than this, where both bounds were found.
-fn bound(report: &SolveReport) -> Option<f64> {
-    report.bound_spectral.zip(report.bound_sdp).map(|(spectral, sdp)| spectral.min(sdp))
-}
-
 impl Outcome {
     /// Of tables judged on traffic; `groups` are the loads of that traffic, or of the traffic solved on.
     pub(crate) fn of_evaluation(judged: &Evaluation, judged_on: JudgedOn, groups: &GroupLoads) -> Self {
@@ -96,7 +91,7 @@ impl Outcome {
 
     /// Of a solve: on the requests held out where there are some, else on its input.
     pub(crate) fn of_solve(report: &SolveReport, groups: &GroupLoads) -> Self {
-        let bound = bound(report);
+        let bound = report.bound_spectral.zip(report.bound_sdp).map(|(spectral, sdp)| spectral.min(sdp));
         let outcome = match &report.held_out.figures {
             Some(judged) => Self::of_evaluation(judged, JudgedOn::HeldOut, groups),
             None => Self::new(

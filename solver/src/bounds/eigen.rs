@@ -4,7 +4,7 @@
 //! as rows so that every inner loop is contiguous. Nothing rests on its accuracy: [`Eigen::error`] bounds it
 //! afterwards.
 
-use ndarray::{Array1, Array2, Axis, s};
+use ndarray::{Array1, Array2, Axis};
 
 use super::matrix::norm;
 use crate::rows::{add, dot, rows, slice, slice_mut};
@@ -118,7 +118,9 @@ impl Tridiagonal {
     }
 
     fn sweep(&mut self, low: usize, high: usize) {
-        let (d, e) = (&mut self.diagonal, &mut self.off);
+        let (d, e, n) = (&mut self.diagonal, &mut self.off, self.rows.ncols());
+        // Rows by arithmetic: there are millions of pairs, and views of them take as long as a rotation.
+        let all = self.rows.as_slice_mut().expect("a whole matrix is contiguous");
         let before = d[low];
         let half = (d[low + 1] - before) / (2.0 * e[low]);
         let root = half.hypot(1.0).copysign(half);
@@ -137,8 +139,8 @@ impl Tridiagonal {
             (s, c) = if r > 0.0 { (e[at] / r, p / r) } else { (0.0, 1.0) };
             p = c * d[at] - s * g;
             d[at + 1] = h + s * (c * g + s * d[at]);
-            let (first, second) = self.rows.multi_slice_mut((s![at, ..], s![at + 1, ..]));
-            for (x, y) in slice_mut(first).iter_mut().zip(slice_mut(second)) {
+            let (first, second) = all[at * n..(at + 2) * n].split_at_mut(n);
+            for (x, y) in first.iter_mut().zip(second) {
                 (*x, *y) = (c * *x - s * *y, s * *x + c * *y);
             }
         }
