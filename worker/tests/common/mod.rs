@@ -9,7 +9,7 @@ use half::f16;
 use safetensors::SafeTensors;
 use semmoe_kernels::collectives::{Exchange, PrivateMemory, Unobserved};
 use semmoe_tables::{
-    Attention, ExpertCopies, GroupId, LayerIdx, NO_GROUP, Placement, Provenance, RankId, Replicas, Tables,
+    Attention, ExpertCopies, GroupId, LayerIdx, ModelInfo, NO_GROUP, Placement, Provenance, RankId, Replicas, Tables,
     TablesBuilder, TpParts,
 };
 use semmoe_worker::ep::{
@@ -165,11 +165,7 @@ impl Rank {
         placement: impl Placed,
         experts: impl Into<ExpertRoom>,
     ) -> Self {
-        let (rank, experts) = (transport.rank(), experts.into());
-        let placement = &placement.into();
-        let id = RankId::new(rank as u16);
-        let model = Model::load_divided(model_dir, id, placement, experts, Attention::Dp).unwrap();
-        Self { rank, model, ep: join(transport, placement, experts.layout) }
+        Self::divided(model_dir, transport, placement, experts, Attention::Dp)
     }
 
     /// A rank of a unit with attention tp, with its experts or its slices of all.
@@ -180,11 +176,19 @@ impl Rank {
         experts: ExpertLayout,
         tables: Option<Arc<Tables>>,
     ) -> Self {
-        let rank = transport.rank();
-        let placement = &placement.into();
-        let plan = AttentionPlan { tables, ..Attention::Tp.into() };
+        Self::divided(model_dir, transport, placement, experts, AttentionPlan { tables, ..Attention::Tp.into() })
+    }
+
+    fn divided(
+        model_dir: &Path,
+        transport: Box<dyn Lockstep>,
+        placement: impl Placed,
+        experts: impl Into<ExpertRoom>,
+        plan: impl Into<AttentionPlan>,
+    ) -> Self {
+        let (rank, experts, placement) = (transport.rank(), experts.into(), &placement.into());
         let model = Model::load_divided(model_dir, RankId::new(rank as u16), placement, experts, plan).unwrap();
-        Self { rank, model, ep: join(transport, placement, experts) }
+        Self { rank, model, ep: join(transport, placement, experts.layout) }
     }
 
     /// A rank of a unit with attention tp in so many groups.
@@ -249,8 +253,16 @@ impl Rank {
     }
 }
 
-/// Runs every rank of a unit in a thread of its own, over the given transports, and returns their results in rank
-/// order.
+/// Runs every rank in a thread of its own, and returns their results in rank order.
+pub(crate) fn on_threads<L: Send, T: Send>(links: Vec<L>, work: impl Fn(L) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = links.into_iter().map(|link| scope.spawn(move || work(link))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Ranks of a unit, over the given transports.
 pub(crate) fn on_ranks<T: Send>(
     transports: Vec<Box<dyn Lockstep>>,
     placement: impl Placed,
@@ -266,12 +278,7 @@ pub(crate) fn on_ranks_of<T: Send>(
     placement: impl Placed,
     work: impl Fn(Rank) -> T + Sync,
 ) -> Vec<T> {
-    std::thread::scope(|scope| {
-        let work = &work;
-        let start = |transport| scope.spawn(move || work(Rank::of(model_dir, transport, placement)));
-        let threads: Vec<_> = transports.into_iter().map(start).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
+    on_threads(transports, |transport| work(Rank::of(model_dir, transport, placement)))
 }
 
 pub(crate) fn local_mesh(world: u16) -> Vec<Box<dyn Lockstep>> {
@@ -286,13 +293,24 @@ pub(crate) fn on_tp_ranks<T: Send>(
     tables: Option<&Arc<Tables>>,
     work: impl Fn(Rank) -> T + Sync,
 ) -> Vec<T> {
-    std::thread::scope(|scope| {
-        let work = &work;
-        let rank = |transport| Rank::tp(model_dir, transport, placement, ExpertLayout::Ep, tables.cloned());
-        let start = |transport| scope.spawn(move || work(rank(transport)));
-        let threads: Vec<_> = transports.into_iter().map(start).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
+    let experts = ExpertLayout::Ep;
+    on_threads(transports, |transport| work(Rank::tp(model_dir, transport, placement, experts, tables.cloned())))
+}
+
+/// Tables for attention dp that know nothing of tokens.
+pub(crate) fn dp_tables(info: ModelInfo, placement: Placement) -> TablesBuilder {
+    let groups = usize::from(placement.groups());
+    let share = vec![f16::from_f64(1.0 / groups as f64); info.vocab_size as usize * groups];
+    TablesBuilder::dp(info, provenance(), placement, share, vec![0.0; groups])
+}
+
+pub(crate) fn provenance() -> Provenance {
+    Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() }
+}
+
+/// The bundled model, as tables name it.
+pub(crate) fn model_info() -> ModelInfo {
+    config().model_info("tiny-qwen3moe-15m", None)
 }
 
 /// Tables for attention tp by chance: two labels for most tokens and for most pairs of groups, none for the others.
@@ -326,10 +344,8 @@ fn tp_builder(config: &ModelConfig, placement: Placement, seed: u64) -> TablesBu
     let (token_group, token_prob) = labels(config.num_moe_layers() * config.vocab_size, 6, 0);
     let (transition_group, transition_prob) = labels(config.num_moe_layers() * pairs, 3, 2 * pairs);
     let parts = TpParts { labels: labelled, token_group, token_prob, transition_group, transition_prob };
-    let provenance = Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() };
     let info = config.model_info("tiny-qwen3moe-15m", None);
-    let prices = vec![0.0; usize::from(groups)];
-    TablesBuilder::tp(info, provenance, placement, parts, prices)
+    TablesBuilder::tp(info, provenance(), placement, parts, vec![0.0; usize::from(groups)])
 }
 
 /// [`Placement::main_group`], written another way.
@@ -363,24 +379,47 @@ pub(crate) fn on_layout<T: Send>(
 ) -> (Vec<(T, Counters)>, u64) {
     let Laid { world, attention, placement, experts } = laid;
     let (transports, meters) = metered_mesh(world);
-    let results = std::thread::scope(|scope| {
-        let work = &work;
-        let start = |transport| {
-            scope.spawn(move || {
-                let mut rank = match attention {
-                    Attention::Dp => Rank::with_experts(model_dir, transport, placement, experts),
-                    Attention::Tp => Rank::tp(model_dir, transport, placement, experts, None),
-                };
-                // No rank leaves before all have ended.
-                (work(&mut rank), rank.counted(), rank)
-            })
+    let ended = on_threads(transports, |transport| {
+        let mut rank = match attention {
+            Attention::Dp => Rank::with_experts(model_dir, transport, placement, experts),
+            Attention::Tp => Rank::tp(model_dir, transport, placement, experts, None),
         };
-        let threads: Vec<_> = transports.into_iter().map(start).collect();
-        let ended: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        ended.into_iter().map(|(result, counted, _)| (result, counted)).collect()
+        // No rank leaves before all have ended.
+        (work(&mut rank), rank.counted(), rank)
     });
+    let results = ended.into_iter().map(|(result, counted, _)| (result, counted)).collect();
     let sent = meters.iter().map(|[sent, _]| sent.load(Ordering::Relaxed)).sum();
     (results, sent)
+}
+
+/// The results of Transformers for one prompt of a fixture.
+pub(crate) struct FixtureGolden {
+    pub(crate) ids: Vec<u32>,
+    pub(crate) greedy: Vec<u32>,
+    /// `[positions, V]`
+    pub(crate) logits: Vec<f32>,
+    /// `[L, positions, k]`
+    pub(crate) experts: Vec<u16>,
+    pub(crate) weights: Vec<f32>,
+}
+
+pub(crate) fn fixture_golden(dir: &Path) -> Vec<FixtureGolden> {
+    let json: Value = serde_json::from_slice(&std::fs::read(dir.join("golden.json")).unwrap()).unwrap();
+    let bytes = std::fs::read(dir.join("golden.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let words = |prompt: usize, name: &str| -> Vec<[u8; 4]> {
+        let view = tensors.tensor(&format!("{prompt}.{name}")).unwrap();
+        view.data().as_chunks().0.to_vec()
+    };
+    let floats = |prompt, name| words(prompt, name).into_iter().map(f32::from_le_bytes).collect();
+    let golden = |(i, prompt): (usize, &Value)| FixtureGolden {
+        ids: serde_json::from_value(prompt["input_ids"].clone()).unwrap(),
+        greedy: serde_json::from_value(prompt["greedy"].clone()).unwrap(),
+        logits: floats(i, "logits"),
+        experts: words(i, "experts").into_iter().map(|word| i32::from_le_bytes(word) as u16).collect(),
+        weights: floats(i, "weights"),
+    };
+    json["prompts"].as_array().unwrap().iter().enumerate().map(golden).collect()
 }
 
 /// The prompts of a fixture and how Transformers goes on.

@@ -130,6 +130,19 @@ impl Unit {
         events(std::str::from_utf8(&body).unwrap())
     }
 
+    /// Asks for every golden prompt, and must get the golden tokens.
+    pub async fn serves_golden(&self) {
+        for golden in golden() {
+            let answer = self.ok("/generate", &greedy(&golden["input_ids"], 16)).await;
+            assert_eq!(answer["output_ids"], golden["greedy_16"]);
+        }
+    }
+
+    /// Stops it; every rank must end well.
+    pub fn end(self) {
+        self.stop(0).into_iter().for_each(|outcome| outcome.unwrap());
+    }
+
     /// Waits until no sequence is in flight anywhere.
     pub async fn quiet(&self) {
         let quiet = async {
@@ -139,6 +152,39 @@ impl Unit {
         };
         tokio::time::timeout(Duration::from_secs(120), quiet).await.expect("sequences never ended");
     }
+}
+
+/// Why a rank does not start whose configuration is changed by `adjust`: wrong arguments, in one sentence.
+pub fn refused(world: u16, adjust: impl Fn(&mut WorkerConfig)) -> String {
+    let mut config = config(0, world, loopback());
+    config.rendezvous_timeout = Duration::from_millis(500);
+    adjust(&mut config);
+    let (message, code) = failure(run(config));
+    assert!(code == 2 && !message.contains('\n'), "{code}: {message}");
+    message
+}
+
+/// Runs a unit whose ranks are changed by `adjust` and that does not come together; every rank's error and exit code.
+pub fn refused_unit(world: u16, adjust: impl Fn(&mut WorkerConfig)) -> Vec<(String, u8)> {
+    let (sender, events) = mpsc::channel();
+    let start = |rank, rendezvous| {
+        let mut config = config(rank, world, rendezvous);
+        config.rendezvous_timeout = Duration::from_secs(120);
+        let sender = sender.clone();
+        config.announce = Box::new(move |event| sender.send(*event).unwrap());
+        adjust(&mut config);
+        std::thread::spawn(move || run(config))
+    };
+    let mut ranks = vec![start(0, loopback())];
+    let WorkerEvent::Bound { rendezvous } = events.recv().unwrap() else { panic!("not bound first") };
+    ranks.extend((1..world).map(|rank| start(rank, rendezvous)));
+    ranks.into_iter().map(|rank| failure(rank.join().unwrap())).collect()
+}
+
+/// Message and exit code of a rank that did not end well.
+pub fn failure(outcome: Result<(), WorkerError>) -> (String, u8) {
+    let error = outcome.unwrap_err();
+    (error.to_string(), error.exit_code())
 }
 
 /// The data of every event of a stream.

@@ -3,13 +3,13 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::common::{self, FIXTURES, Rank, contiguous_of, fixture, fixture_prompts, metered_mesh};
+use crate::common::{self, FIXTURES, Rank, contiguous_of, fixture, fixture_prompts, metered_mesh, on_threads};
 use crate::support::{self, LAYERS, TOP_K, Unit, golden, greedy};
 use futures_util::future::join_all;
 use semmoe_tables::{Attention, ExpertCopies};
-use semmoe_worker::ep::{Counters, ExpertLayout, Lockstep, WireType};
+use semmoe_worker::ep::{Counters, ExpertLayout, WireType};
 use semmoe_worker::model::ModelConfig;
-use semmoe_worker::{TransportChoice, WorkerConfig, run};
+use semmoe_worker::{TransportChoice, WorkerConfig};
 use serde_json::json;
 
 const WORLD: u16 = 4;
@@ -19,14 +19,6 @@ const CASES: [&str; 4] = ["ep", "hybrid:2x2", "hybrid:2x2:2", "tp"];
 
 fn layout(name: &str) -> ExpertLayout {
     name.parse().unwrap()
-}
-
-fn on_threads<T: Send>(links: Vec<Box<dyn Lockstep>>, run: impl Fn(Box<dyn Lockstep>) -> T + Sync) -> Vec<T> {
-    let run = &run;
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = links.into_iter().map(|link| scope.spawn(move || run(link))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
 }
 
 /// The counts of each rank, and all bytes sent, of a fixture's prompts dealt to the groups in turn.
@@ -166,18 +158,16 @@ async fn groups_are_not_switched() {
     let (status, _, answer) = unit.ask("/switch", &json!({"to": {"tables": path}})).await;
     assert_eq!(status, 422, "{answer}");
     assert!(answer["error"]["message"].as_str().unwrap().contains("in groups of ranks"), "{answer}");
-    unit.stop(0).into_iter().for_each(|outcome| outcome.unwrap());
+    unit.end();
 }
 
 #[test]
 fn groups_that_cannot_be_are_refused_in_a_sentence() {
     let refused = |adjust: &dyn Fn(&mut WorkerConfig)| {
-        let mut config = support::config(0, WORLD, support::loopback());
-        grouped(&mut config, "ep");
-        adjust(&mut config);
-        let error = run(config).unwrap_err();
-        assert_eq!(error.exit_code(), 2);
-        error.to_string()
+        support::refused(WORLD, |config| {
+            grouped(config, "ep");
+            adjust(config);
+        })
     };
     for groups in [0, 3, 4, 8] {
         assert_eq!(

@@ -6,41 +6,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::common::{
-    FIXTURE_TOKENS, FIXTURES, Rank, TOLERANCE, contiguous_of, fixture, local_mesh, on_tp_ranks, relative_error,
-    shuffled_of, tp_tables,
+    FIXTURE_TOKENS, FIXTURES, FixtureGolden, Rank, TOLERANCE, contiguous_of, fixture, fixture_golden, local_mesh,
+    on_tp_ranks, relative_error, shuffled_of, tp_tables,
 };
-use safetensors::SafeTensors;
 use semmoe_tables::{Attention, EvenGroups, LayerIdx, Placement, RankId, Tables, TokenId};
 use semmoe_worker::ep::{Collective, Counters, ExpertLayout, StepPhase};
 use semmoe_worker::model::{Model, ModelConfig, StepItem};
-use serde_json::Value;
-
-/// A prompt, what Transformers continued it with, and the logits after its last token.
-struct Golden {
-    ids: Vec<u32>,
-    greedy: Vec<u32>,
-    last_logits: Vec<f32>,
-}
-
-fn golden(dir: &Path, vocabulary: usize) -> Vec<Golden> {
-    let json: Value = serde_json::from_slice(&std::fs::read(dir.join("golden.json")).unwrap()).unwrap();
-    let bytes = std::fs::read(dir.join("golden.safetensors")).unwrap();
-    let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let prompts = json["prompts"].as_array().unwrap().iter().enumerate();
-    let golden = |(prompt, value): (usize, &Value)| {
-        let logits = tensors.tensor(&format!("{prompt}.logits")).unwrap();
-        let words: &[[u8; 4]] = logits.data().as_chunks().0;
-        Golden {
-            ids: serde_json::from_value(value["input_ids"].clone()).unwrap(),
-            greedy: serde_json::from_value(value["greedy"].clone()).unwrap(),
-            last_logits: words[words.len() - vocabulary..].iter().copied().map(f32::from_le_bytes).collect(),
-        }
-    };
-    prompts.map(golden).collect()
-}
 
 /// Greedy continuations of all prompts together, the logits after each prompt, and the counts; of every rank.
-fn run(dir: &Path, placement: &Placement, tables: Option<&Arc<Tables>>, golden: &[Golden]) -> Vec<RankRun> {
+fn run(dir: &Path, placement: &Placement, tables: Option<&Arc<Tables>>, golden: &[FixtureGolden]) -> Vec<RankRun> {
     on_tp_ranks(dir, local_mesh(placement.groups()), placement, tables, |mut rank| {
         let prompts: Vec<&[u32]> = golden.iter().map(|golden| &golden.ids[..]).collect();
         let texts = rank.greedy(&prompts, FIXTURE_TOKENS);
@@ -66,7 +40,7 @@ fn every_family_gives_the_same_tokens_as_one_rank_and_the_same_bits_shuffled_and
     for name in FIXTURES {
         let dir = fixture(name);
         let config = ModelConfig::load(&dir).unwrap();
-        let golden = golden(&dir, config.vocab_size);
+        let golden = fixture_golden(&dir);
         for (ranks, placement) in
             [(1, contiguous_of(&config, 1)), (2, shuffled_of(&config, 2, 1)), (4, shuffled_of(&config, 4, 2))]
         {
@@ -78,7 +52,8 @@ fn every_family_gives_the_same_tokens_as_one_rank_and_the_same_bits_shuffled_and
                 for (prompt, golden) in golden.iter().enumerate() {
                     assert_eq!(plain.texts[prompt], golden.greedy, "{at}");
                     assert_eq!(mixed.texts[prompt], golden.greedy, "{at}");
-                    let error = relative_error(&plain.logits[prompt], &golden.last_logits);
+                    let last = &golden.logits[golden.logits.len() - config.vocab_size..];
+                    let error = relative_error(&plain.logits[prompt], last);
                     assert!(error < TOLERANCE, "{at}: the logits are off by {error}");
                     let expected = bits(&plain.logits[prompt]);
                     assert_eq!(bits(&mixed.logits[prompt]), expected, "{at}");

@@ -1,42 +1,17 @@
-//! Expert domains: ranks that hold each other's experts. The same tokens as on one rank, and what leaves a domain is
-//! counted exactly.
+//! Expert domains: ranks that hold each other's experts. What leaves a domain is counted exactly.
 
 use crate::common;
 use crate::support;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-use crate::common::{FIXTURES, contiguous, contiguous_of, fixture, fixture_prompts, golden, local_mesh, metered_mesh};
-use crate::support::Unit;
-use semmoe_tables::{Domains, ExpertCopies, LayerIdx};
+use crate::common::{contiguous, golden, metered_mesh};
+use crate::support::{Unit, refused};
+use semmoe_tables::{ExpertCopies, LayerIdx};
+use semmoe_worker::ExpertLayout;
 use semmoe_worker::ep::LevelBytes;
-use semmoe_worker::model::ModelConfig;
-use semmoe_worker::{ExpertLayout, WorkerConfig, run};
 
 const WORLD: u16 = 4;
-
-#[test]
-fn every_family_gives_the_same_tokens_in_domains() {
-    for name in FIXTURES {
-        let (dir, config) = (fixture(name), ModelConfig::load(&fixture(name)).unwrap());
-        let prompts = fixture_prompts(&dir);
-        for text in ["2", "2:1/2", "4"] {
-            let domains: Domains = text.parse().unwrap();
-            let copies = ExpertCopies::in_domains(&contiguous_of(&config, WORLD), domains).unwrap();
-            common::on_ranks_of(&dir, local_mesh(WORLD), &copies, |mut rank| {
-                let mine = prompts.iter().skip(rank.rank).step_by(WORLD.into());
-                let (ids, greedy): (Vec<&[u32]>, Vec<&[u32]>) =
-                    mine.map(|(ids, greedy)| (&ids[..], &greedy[..])).unzip();
-                let steps = prompts.iter().map(|(_, greedy)| greedy.len()).min().unwrap();
-                for (text, golden) in rank.greedy(&ids, steps).iter().zip(greedy) {
-                    assert_eq!(text[..], golden[..steps], "{name}, domains of {domains}");
-                }
-                let remote = rank.counted().total().activations.remote;
-                assert!(domains.size() < WORLD.into() || remote == 0, "{remote} pairs left the one domain");
-            });
-        }
-    }
-}
 
 /// Bytes by level of a prompt on `rank`, in domains that are nodes, too, by the routing that Transformers recorded: a
 /// token goes once to each domain that has some of its experts. `domain_of` is by rank.
@@ -89,37 +64,27 @@ fn what_leaves_a_domain_is_what_the_recorded_routing_says() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_unit_in_domains_serves_and_counts_by_level() {
     let unit = Unit::start_with(WORLD, |config| (config.domains, config.nodes) = (2.into(), Some(2)));
-    for golden in support::golden() {
-        let answer = unit.ok("/generate", &support::greedy(&golden["input_ids"], 16)).await;
-        assert_eq!(answer["output_ids"], golden["greedy_16"]);
-    }
+    unit.serves_golden().await;
     assert_eq!(unit.get("/server_info").await["ep_num_redundant_experts"], support::EXPERTS);
     let metrics = unit.metrics().await;
     let level = |level: &str| metrics.sum("semmoe_level_bytes_total", &[("level", level)]);
     assert_eq!(level("node"), 0, "the other rank of the node holds the same experts");
     assert_eq!(level("other"), metrics.sum("semmoe_dispatch_bytes_total", &[("where", "remote")]));
-    unit.stop(0).into_iter().for_each(|outcome| outcome.unwrap());
+    unit.end();
 }
 
 #[test]
 fn domains_that_cannot_be_are_refused_in_a_sentence() {
-    let refused = |adjust: &dyn Fn(&mut WorkerConfig)| {
-        let mut config = support::config(0, WORLD, support::loopback());
-        adjust(&mut config);
-        let error = run(config).unwrap_err();
-        assert_eq!(error.exit_code(), 2);
-        error.to_string()
-    };
     for domains in ["0", "3", "8", "2:1/3", "1:2/8"] {
         let expected = format!("expert domains of {domains} ranks do not divide the world of 4");
-        assert_eq!(refused(&|config| config.domains = domains.parse().unwrap()), expected);
+        assert_eq!(refused(WORLD, |config| config.domains = domains.parse().unwrap()), expected);
     }
     assert_eq!(
-        refused(&|config| (config.domains, config.experts) = (2.into(), ExpertLayout::Tp)),
+        refused(WORLD, |config| (config.domains, config.experts) = (2.into(), ExpertLayout::Tp)),
         "expert domains are for experts ep, this unit has experts tp"
     );
     assert_eq!(
-        refused(&|config| (config.domains, config.tables) = (2.into(), Some("some.tables".into()))),
+        refused(WORLD, |config| (config.domains, config.tables) = (2.into(), Some("some.tables".into()))),
         "expert domains of 2 ranks and the tables in some.tables both say where experts are: give one of them"
     );
 }

@@ -1,22 +1,18 @@
-//! Hybrid TP-EP: experts belong to nodes, and each rank of a node has a slice of them. The same tokens as on one rank,
-//! and exact counts.
+//! Hybrid TP-EP: experts belong to nodes, and each rank of a node has a slice of them. Exact counts.
 
 use crate::common;
-use crate::support;
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use crate::common::{
-    FIXTURES, Laid, Rank, config, contiguous, contiguous_of, fixture, fixture_prompts, golden, model_dir, on_layout,
+    Laid, Rank, config, contiguous, contiguous_of, dp_tables, fixture, golden, model_dir, model_info, on_layout,
     relative_error, shuffled,
 };
-use crate::support::Unit;
-use half::f16;
+use crate::support::{Unit, refused};
 use semmoe_kernels::collectives::{PrivateMemory, Unobserved};
-use semmoe_tables::{Attention, LayerIdx, Placement, Provenance, RankId, TablesBuilder};
+use semmoe_tables::{Attention, LayerIdx, RankId};
 use semmoe_worker::ep::{ExpertLayout, ExpertParallel, LevelBytes, WireRows};
 use semmoe_worker::model::{Model, ModelConfig, ModelError};
-use semmoe_worker::{TransportChoice, WorkerConfig, run};
+use semmoe_worker::{TransportChoice, WorkerConfig};
 
 /// One level after the other, and both at once in pieces.
 const CHUNKS: [Option<u16>; 2] = [None, Some(3)];
@@ -24,48 +20,6 @@ const CHUNKS: [Option<u16>; 2] = [None, Some(3)];
 fn hybrid(nodes: u16, width: u16, chunks: Option<u16>) -> ExpertLayout {
     let chunks = chunks.map_or_else(String::new, |chunks| format!(":{chunks}"));
     format!("hybrid:{nodes}x{width}{chunks}").parse().unwrap()
-}
-
-#[test]
-fn every_family_gives_the_same_tokens_on_nodes() {
-    for name in FIXTURES {
-        let (dir, config) = (fixture(name), ModelConfig::load(&fixture(name)).unwrap());
-        let prompts = fixture_prompts(&dir);
-        for (chunks, [nodes, width]) in CHUNKS.into_iter().flat_map(|chunks| [[2, 2], [2, 1]].map(|of| (chunks, of))) {
-            let (world, placement) = (nodes * width, contiguous_of(&config, nodes));
-            let experts = hybrid(nodes, width, chunks);
-            // Each rank has its own prompts; some have none.
-            let laid = Laid { world, attention: Attention::Dp, placement: &placement, experts };
-            on_layout(&dir, laid, |rank| {
-                let mine = prompts.iter().skip(rank.rank).step_by(world.into());
-                let (ids, greedy): (Vec<&[u32]>, Vec<&[u32]>) =
-                    mine.map(|(ids, greedy)| (&ids[..], &greedy[..])).unzip();
-                let steps = prompts.iter().map(|(_, greedy)| greedy.len()).min().unwrap();
-                for (text, golden) in rank.greedy(&ids, steps).iter().zip(greedy) {
-                    assert_eq!(text[..], golden[..steps], "{name}, {experts}, {world} ranks");
-                }
-            });
-        }
-    }
-}
-
-#[test]
-fn with_attention_tp_too_every_family_gives_the_same_tokens() {
-    for name in FIXTURES {
-        let (dir, config) = (fixture(name), ModelConfig::load(&fixture(name)).unwrap());
-        let prompts = fixture_prompts(&dir);
-        let (ids, greedy): (Vec<&[u32]>, Vec<&[u32]>) =
-            prompts.iter().map(|(ids, greedy)| (&ids[..], &greedy[..])).unzip();
-        let steps = greedy.iter().map(|greedy| greedy.len()).min().unwrap();
-        for (nodes, chunks) in [(1, None), (2, Some(2))] {
-            let (placement, experts) = (contiguous_of(&config, nodes), hybrid(nodes, 2 / nodes, chunks));
-            let laid = Laid { world: 2, attention: Attention::Tp, placement: &placement, experts };
-            for (text, _) in on_layout(&dir, laid, |rank| rank.greedy(&ids, steps)).0 {
-                let same = text.iter().zip(&greedy).all(|(text, golden)| text[..] == golden[..steps]);
-                assert!(same, "{name}, {experts}");
-            }
-        }
-    }
 }
 
 #[test]
@@ -170,24 +124,11 @@ async fn a_unit_of_two_nodes_serves_over_both_carriers() {
     {
         let layout = hybrid(2, 2, chunks);
         let unit = Unit::start_with(4, |config| (config.experts, config.transport) = (layout, transport));
-        for golden in support::golden() {
-            let answer = unit.ok("/generate", &support::greedy(&golden["input_ids"], 16)).await;
-            assert_eq!(answer["output_ids"], golden["greedy_16"]);
-        }
+        unit.serves_golden().await;
         let info = unit.get("/server_info").await;
         assert_eq!((&info["experts"], &info["ep_size"]), (&name.into(), &2.into()));
-        for outcome in unit.stop(0) {
-            outcome.unwrap();
-        }
+        unit.end();
     }
-}
-
-fn tables(placement: &Placement, path: &Path) {
-    let (config, groups) = (config(), usize::from(placement.groups()));
-    let provenance = Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() };
-    let shares = vec![f16::from_f64(1.0 / groups as f64); config.vocab_size * groups];
-    let info = config.model_info("tiny-qwen3moe-15m", None);
-    TablesBuilder::dp(info, provenance, placement.clone(), shares, vec![0.0; groups]).write(path).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -195,32 +136,24 @@ async fn tables_for_as_many_groups_as_nodes_place_experts_on_nodes() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("two.tables");
     let placement = shuffled(2, 1);
-    tables(&placement, &path);
+    dp_tables(model_info(), placement.clone()).write(&path).unwrap();
     let unit = Unit::start_with(4, |config| {
         (config.experts, config.tables) = (hybrid(2, 2, Some(2)), Some(path.clone()));
     });
-    for golden in support::golden() {
-        let answer = unit.ok("/generate", &support::greedy(&golden["input_ids"], 16)).await;
-        assert_eq!(answer["output_ids"], golden["greedy_16"]);
-    }
+    unit.serves_golden().await;
     assert_eq!(unit.get("/server_info").await["placement_digest"], placement.digest());
     let metrics = unit.metrics().await;
     let level = |level: &str| metrics.sum("semmoe_level_bytes_total", &[("level", level)]);
     assert_eq!(level("other"), metrics.sum("semmoe_dispatch_bytes_total", &[("where", "remote")]));
     assert!(level("node") > 0 && level("rank") > 0);
-    unit.stop(0).into_iter().for_each(|outcome| outcome.unwrap());
+    unit.end();
 }
 
 #[test]
 fn what_does_not_fit_the_nodes_is_refused_by_name() {
-    let refused = |world: u16, adjust: &dyn Fn(&mut WorkerConfig)| {
-        let mut config = support::config(0, world, support::loopback());
-        adjust(&mut config);
-        run(config).unwrap_err().to_string()
-    };
     let layout = hybrid(2, 2, None);
     assert_eq!(
-        refused(6, &|config| config.experts = layout),
+        refused(6, |config| config.experts = layout),
         "experts hybrid:2x2 are laid out for another number of ranks than the world of 6"
     );
     let with_tp = |config: &mut WorkerConfig| {
@@ -228,22 +161,22 @@ fn what_does_not_fit_the_nodes_is_refused_by_name() {
         config.tables = Some("some.tables".into());
     };
     assert_eq!(
-        refused(2, &with_tp),
+        refused(2, with_tp),
         "the tables in some.tables send rows of attention tp to ranks, and with experts hybrid a row belongs to a node: serve \
          without them, with experts ep, or with attention dp"
     );
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("four.tables");
-    tables(&shuffled(4, 1), &path);
+    dp_tables(model_info(), shuffled(4, 1)).write(&path).unwrap();
     assert_eq!(
-        refused(4, &|config| (config.experts, config.tables) = (layout, Some(path.clone()))),
+        refused(4, |config| (config.experts, config.tables) = (layout, Some(path.clone()))),
         format!("the tables in {} are for 4 groups, this unit has 2 nodes", path.display())
     );
     assert_eq!(
-        refused(4, &|config| (config.experts, config.nodes) = (layout, Some(4))),
+        refused(4, |config| (config.experts, config.nodes) = (layout, Some(4))),
         "4 nodes and experts hybrid:2x2 contradict each other"
     );
-    assert_eq!(refused(4, &|config| config.nodes = Some(3)), "--nodes: 3 nodes cannot share 4 ranks evenly");
+    assert_eq!(refused(4, |config| config.nodes = Some(3)), "--nodes: 3 nodes cannot share 4 ranks evenly");
     let dir = fixture("qwen3-moe");
     let config = ModelConfig::load(&dir).unwrap();
     let width = u16::try_from(config.expert_width).unwrap() * 2;

@@ -1,14 +1,9 @@
-//! Experts tp: every rank a slice of every expert. The same tokens as with whole experts and as on one rank, and exact
-//! counts.
+//! Experts tp: every rank a slice of every expert. Exact counts.
 
 use crate::common;
-use crate::support;
 use std::path::Path;
 
-use crate::common::{
-    FIXTURES, Laid, Rank, contiguous, contiguous_of, fixture, fixture_prompts as prompts, golden, on_layout,
-    relative_error,
-};
+use crate::common::{Laid, Rank, contiguous, contiguous_of, fixture, golden, on_layout, relative_error};
 use crate::support::Unit;
 use semmoe_tables::{Attention, Placement, RankId};
 use semmoe_worker::ep::{Counters, ExpertLayout, StepPhase};
@@ -23,52 +18,6 @@ fn on_slices<T: Send>(
 ) -> (Vec<(T, Counters)>, u64) {
     let world = placement.groups();
     on_layout(model_dir, Laid { world, attention, placement, experts: ExpertLayout::Tp }, work)
-}
-
-#[test]
-fn every_family_gives_the_same_tokens_from_slices() {
-    for name in FIXTURES {
-        let (dir, config) = (fixture(name), ModelConfig::load(&fixture(name)).unwrap());
-        let prompts = prompts(&dir);
-        for world in [1, 2, 4] {
-            assert!(config.expert_width.is_multiple_of(world.into()), "{name}: the fixture can be cut");
-            // Each rank has its own prompts; some have none.
-            let (texts, _) = on_slices(&dir, Attention::Dp, &contiguous_of(&config, world), |rank| {
-                let mine = prompts.iter().skip(rank.rank).step_by(world.into());
-                let (ids, greedy): (Vec<&[u32]>, Vec<&[u32]>) =
-                    mine.map(|(ids, greedy)| (&ids[..], &greedy[..])).unzip();
-                let steps = prompts.iter().map(|(_, greedy)| greedy.len()).min().unwrap();
-                for (text, golden) in rank.greedy(&ids, steps).iter().zip(greedy) {
-                    assert_eq!(text[..], golden[..steps], "{name} on {world} ranks");
-                }
-            });
-            assert_eq!(texts.len(), usize::from(world));
-        }
-    }
-}
-
-#[test]
-fn with_attention_tp_too_every_family_gives_the_same_tokens() {
-    for name in FIXTURES {
-        let (dir, config) = (fixture(name), ModelConfig::load(&fixture(name)).unwrap());
-        let prompts = prompts(&dir);
-        let (ids, greedy): (Vec<&[u32]>, Vec<&[u32]>) =
-            prompts.iter().map(|(ids, greedy)| (&ids[..], &greedy[..])).unzip();
-        let steps = greedy.iter().map(|greedy| greedy.len()).min().unwrap();
-        for world in [1, 2] {
-            // All ranks run the same prompts.
-            let placement = contiguous_of(&config, world);
-            let (texts, _) = on_slices(&dir, Attention::Tp, &placement, |rank| rank.greedy(&ids, steps));
-            assert_eq!(texts.len(), usize::from(world));
-            for (text, counted) in texts {
-                assert!(
-                    text.iter().zip(&greedy).all(|(text, golden)| text[..] == golden[..steps]),
-                    "{name}, {world} ranks"
-                );
-                assert_eq!(counted.total().activations.remote, 0, "{name}, {world} ranks");
-            }
-        }
-    }
 }
 
 #[test]
@@ -138,16 +87,11 @@ async fn a_unit_serves_from_slices_and_says_so() {
 
 async fn serves(attention: Attention) {
     let unit = Unit::start_with(2, |config| (config.experts, config.attention) = (ExpertLayout::Tp, attention));
-    for golden in support::golden() {
-        let answer = unit.ok("/generate", &support::greedy(&golden["input_ids"], 16)).await;
-        assert_eq!(answer["output_ids"], golden["greedy_16"]);
-    }
+    unit.serves_golden().await;
     let info = unit.get("/server_info").await;
     assert_eq!((&info["experts"], &info["ep_size"], &info["transport"]), (&"tp".into(), &1.into(), &"shm".into()));
     let metrics = unit.metrics().await;
     assert_eq!(metrics.sum("semmoe_activations_total", &[("where", "remote")]), 0);
     assert!(metrics.sum("semmoe_activations_total", &[("where", "local")]) > 0);
-    for outcome in unit.stop(0) {
-        outcome.unwrap();
-    }
+    unit.end();
 }

@@ -1,51 +1,18 @@
-//! Tiny random models of every family against what Transformers computes with them (`fixtures/make.py`), on one rank
-//! and on several, with experts in their order and out of it.
+//! Tiny random models of every family against what Transformers computes with them (`fixtures/make.py`), on one rank.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use crate::common::{
-    FIXTURE_TOKENS, FIXTURES, Rank, TOLERANCE, contiguous_of, fixture, local_mesh, on_ranks_of, relative_error,
-    shuffled_of,
+    FIXTURES, FixtureGolden, Rank, TOLERANCE, contiguous_of, fixture, fixture_golden, local_mesh, relative_error,
 };
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
-use semmoe_tables::{LayerIdx, Placement, RankId};
+use semmoe_tables::{LayerIdx, RankId};
 use semmoe_worker::ep::StepPhase;
 use semmoe_worker::model::{
     Architecture, AttentionKind, HeadNormKind, Model, ModelConfig, Probe, RopeLayout, StepItem,
 };
 use serde_json::{Value, json};
-
-/// The results of Transformers for one prompt.
-struct Golden {
-    ids: Vec<u32>,
-    greedy: Vec<u32>,
-    /// `[positions, V]`
-    logits: Vec<f32>,
-    /// `[L, positions, k]`
-    experts: Vec<u16>,
-    weights: Vec<f32>,
-}
-
-fn golden(dir: &Path) -> Vec<Golden> {
-    let json: Value = serde_json::from_slice(&std::fs::read(dir.join("golden.json")).unwrap()).unwrap();
-    let bytes = std::fs::read(dir.join("golden.safetensors")).unwrap();
-    let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let words = |prompt: usize, name: &str| -> Vec<[u8; 4]> {
-        let view = tensors.tensor(&format!("{prompt}.{name}")).unwrap();
-        view.data().as_chunks().0.to_vec()
-    };
-    let floats = |prompt, name| words(prompt, name).into_iter().map(f32::from_le_bytes).collect();
-    let golden = |(i, prompt): (usize, &Value)| Golden {
-        ids: serde_json::from_value(prompt["input_ids"].clone()).unwrap(),
-        greedy: serde_json::from_value(prompt["greedy"].clone()).unwrap(),
-        logits: floats(i, "logits"),
-        experts: words(i, "experts").into_iter().map(|word| i32::from_le_bytes(word) as u16).collect(),
-        weights: floats(i, "weights"),
-    };
-    json["prompts"].as_array().unwrap().iter().enumerate().map(golden).collect()
-}
 
 /// Routes of every layer, in the order of layers.
 #[derive(Default)]
@@ -62,7 +29,7 @@ impl Probe for Recording {
 }
 
 /// Takes a prompt through in the given pieces, and compares the logits after each of them and all routes.
-fn check_prompt(name: &str, rank: &mut Rank, golden: &Golden, piece: usize) {
+fn check_prompt(name: &str, rank: &mut Rank, golden: &FixtureGolden, piece: usize) {
     let config = rank.model.config().clone();
     let (layers, top_k, vocab) = (config.num_moe_layers(), config.top_k, config.vocab_size);
     let mut kv = rank.model.new_sequence();
@@ -95,46 +62,11 @@ fn one_rank_agrees_with_transformers() {
         let dir = fixture(name);
         let placement = contiguous_of(&ModelConfig::load(&dir).unwrap(), 1);
         let mut rank = Rank::of(&dir, local_mesh(1).remove(0), &placement);
-        for golden in golden(&dir) {
+        for golden in fixture_golden(&dir) {
             for piece in [golden.ids.len(), 1, 4] {
                 check_prompt(name, &mut rank, &golden, piece);
             }
         }
-    }
-}
-
-#[test]
-fn several_ranks_give_the_same_tokens_wherever_the_experts_lie() {
-    for name in FIXTURES {
-        let dir = fixture(name);
-        let config = ModelConfig::load(&dir).unwrap();
-        let golden = golden(&dir);
-        let placements = [
-            contiguous_of(&config, 1),
-            contiguous_of(&config, 2),
-            contiguous_of(&config, 4),
-            shuffled_of(&config, 2, 1),
-            shuffled_of(&config, 4, 2),
-        ];
-        for placement in placements {
-            check_units(name, &dir, &placement, &golden);
-        }
-    }
-}
-
-fn check_units(name: &str, dir: &Path, placement: &Placement, golden: &[Golden]) {
-    let world = usize::from(placement.groups());
-    // Each prompt goes to one rank; some ranks have none of the first two.
-    let texts = on_ranks_of(dir, local_mesh(placement.groups()), placement, |mut rank| {
-        let mine: Vec<usize> = (0..golden.len()).filter(|i| i % world == rank.rank).collect();
-        let prompts: Vec<&[u32]> = mine.iter().map(|&i| &golden[i].ids[..]).collect();
-        let texts = rank.greedy(&prompts, FIXTURE_TOKENS);
-        mine.into_iter().zip(texts).collect::<Vec<_>>()
-    });
-    let texts = texts.concat();
-    assert_eq!(texts.len(), golden.len());
-    for (prompt, text) in texts {
-        assert_eq!(text, golden[prompt].greedy, "{name}: prompt {prompt} on {world} ranks");
     }
 }
 

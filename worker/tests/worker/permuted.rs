@@ -3,10 +3,9 @@
 
 use std::path::Path;
 
-use crate::common::{FIXTURES, Rank, contiguous_of, fixture, local_mesh, on_ranks_of, relative_error};
-use half::f16;
+use crate::common::{FIXTURES, Rank, contiguous_of, dp_tables, fixture, local_mesh, on_ranks_of, relative_error};
 use semmoe_tables::permute::{Permutation, permute};
-use semmoe_tables::{Placement, Provenance, Tables, TablesBuilder};
+use semmoe_tables::{Placement, Tables};
 use semmoe_worker::ep::StepPhase;
 use semmoe_worker::model::{ModelConfig, StepItem};
 
@@ -23,10 +22,7 @@ fn tables(path: &Path, config: &ModelConfig) -> Tables {
         pairs.into_iter().flat_map(|group| [group, group]).collect()
     };
     let placement = Placement::new(GROUPS, (0..config.num_moe_layers()).map(layer).collect()).unwrap();
-    let provenance = Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() };
-    let share = vec![f16::from_f64(0.5); config.vocab_size * usize::from(GROUPS)];
-    let prices = vec![0.0; usize::from(GROUPS)];
-    TablesBuilder::dp(config.model_info("m", None), provenance, placement, share, prices).write(path).unwrap();
+    dp_tables(config.model_info("m", None), placement).write(path).unwrap();
     Tables::open(path).unwrap()
 }
 

@@ -1,11 +1,14 @@
 //! Several ranks in lockstep: exact counts, idle ranks, and results that do not depend on company.
 
+use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use crate::common::{Rank, contiguous, golden, local_mesh, metered_mesh, on_ranks, shuffled};
+use crate::common::{
+    Rank, contiguous, contiguous_of, fixture, golden, local_mesh, metered_mesh, model_dir, on_ranks, shuffled,
+};
 use semmoe_tables::RankId;
 use semmoe_worker::ep::{ByPlace, Counters, StepPhase, Wake};
-use semmoe_worker::model::{KvCache, StepError, StepItem};
+use semmoe_worker::model::{KvCache, ModelConfig, StepError, StepItem, with_threads};
 
 fn total(counted: &[Counters], of: impl Fn(&Counters) -> ByPlace) -> ByPlace {
     let sum = |part: fn(ByPlace) -> u64| counted.iter().map(|c| part(of(c))).sum();
@@ -216,4 +219,36 @@ fn items_that_cannot_be_computed_are_refused_before_anything_happens() {
     assert_eq!(rank.counted(), before);
     let full = in_pieces(&mut rank, &vec![7; 2048], std::iter::repeat(1024)).0;
     assert!(full.iter().all(|logit| logit.is_finite()), "the longest sequence is served");
+}
+
+/// The logits after prompts of different lengths, up to `longest` tokens, and after one more token of each.
+fn logits_of_a_batch(model_dir: &Path, sequences: usize, longest: usize) -> Vec<f32> {
+    let config = ModelConfig::load(model_dir).unwrap();
+    let mut rank = Rank::of(model_dir, local_mesh(1).remove(0), &contiguous_of(&config, 1));
+    let mut caches: Vec<KvCache> = (0..sequences).map(|_| rank.model.new_sequence()).collect();
+    let token = |sequence: usize, at: usize| ((31 * sequence + 7 * at + at * at) % config.vocab_size) as u32;
+    let prompt = |sequence| (0..longest - 5 * sequence).map(|at| token(sequence, at)).collect();
+    let prompts: Vec<Vec<u32>> = (0..sequences).map(prompt).collect();
+    let next: Vec<Vec<u32>> = (0..sequences).map(|sequence| vec![token(sequence, 1)]).collect();
+    let mut logits = Vec::new();
+    for (tokens, phase) in [(prompts, StepPhase::Prefill), (next, StepPhase::Decode)] {
+        let item = |(kv, tokens)| StepItem { kv, tokens, want_logits: true, phase };
+        let mut items: Vec<StepItem<'_>> = caches.iter_mut().zip(tokens.iter().map(Vec::as_slice)).map(item).collect();
+        let out = rank.model.step(&mut items, &mut rank.ep).unwrap();
+        (0..sequences).for_each(|item| logits.extend_from_slice(out.logits(item).unwrap()));
+    }
+    logits
+}
+
+/// Attention and experts of a step are shared among threads, and every logit is the same, bit for bit.
+#[test]
+fn logits_do_not_depend_on_the_number_of_threads() {
+    let (bundled, latent) = (model_dir(), fixture("deepseek-v3"));
+    for (model_dir, sequences, longest) in [(&bundled, 5, 150), (&bundled, 1, 300), (&latent, 10, 60)] {
+        let alone = logits_of_a_batch(model_dir, sequences, longest);
+        for threads in [2, 3] {
+            let shared = with_threads(threads, || logits_of_a_batch(model_dir, sequences, longest)).unwrap();
+            assert!(shared == alone, "{}: {sequences} sequences on {threads} threads", model_dir.display());
+        }
+    }
 }

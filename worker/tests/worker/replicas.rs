@@ -1,86 +1,12 @@
-//! Experts that several ranks hold: the same tokens, exact counts, and results that do not depend on the batch.
+//! Experts that several ranks hold: exact counts, and results that do not depend on the batch.
 
 use crate::common;
-use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::common::{
-    FIXTURE_TOKENS, FIXTURES, Rank, fixture, golden, local_mesh, metered_mesh, on_ranks, on_ranks_of, on_tp_ranks,
-    replicated_of, replicated_tp_tables,
-};
+use crate::common::{Rank, golden, local_mesh, metered_mesh, on_ranks, replicated_of};
 use semmoe_tables::{ExpertCopies, ExpertId, GroupId, LayerIdx};
 use semmoe_worker::ep::StepPhase;
-use semmoe_worker::model::{KvCache, ModelConfig, StepItem};
-use serde_json::Value;
-
-/// A prompt, and what Transformers continued it with.
-struct Text {
-    ids: Vec<u32>,
-    greedy: Vec<u32>,
-}
-
-fn texts(dir: &Path) -> Vec<Text> {
-    let json: Value = serde_json::from_slice(&std::fs::read(dir.join("golden.json")).unwrap()).unwrap();
-    let ids = |value: &Value| serde_json::from_value(value.clone()).unwrap();
-    let prompts = json["prompts"].as_array().unwrap().iter();
-    prompts.map(|prompt| Text { ids: ids(&prompt["input_ids"]), greedy: ids(&prompt["greedy"]) }).collect()
-}
-
-/// Ranks, and experts that each has beside its own: few, many, all of them.
-fn layouts(config: &ModelConfig) -> [(u16, usize); 4] {
-    let experts = config.num_experts;
-    [(2, 1), (4, 1), (4, experts / 2), (4, experts - experts / 4)]
-}
-
-#[test]
-fn every_family_gives_the_same_tokens_with_replicas() {
-    for name in FIXTURES {
-        let (dir, config) = (fixture(name), ModelConfig::load(&fixture(name)).unwrap());
-        let texts = texts(&dir);
-        for (world, extra) in layouts(&config) {
-            let copies = ExpertCopies::from(&replicated_of(&config, world, extra, 7));
-            let found = on_ranks_of(&dir, local_mesh(world), &copies, |mut rank| {
-                let mine: Vec<usize> = (0..texts.len()).filter(|i| i % usize::from(world) == rank.rank).collect();
-                let prompts: Vec<&[u32]> = mine.iter().map(|&i| &texts[i].ids[..]).collect();
-                let found = rank.greedy(&prompts, FIXTURE_TOKENS);
-                (mine.into_iter().zip(found).collect::<Vec<_>>(), rank.counted().total().activations)
-            });
-            let remote: u64 = found.iter().map(|(_, activations)| activations.remote).sum();
-            assert_eq!(remote == 0, extra == config.num_experts - config.num_experts / 4, "{name}: {remote} remote");
-            let found: Vec<(usize, Vec<u32>)> = found.into_iter().flat_map(|(texts, _)| texts).collect();
-            assert_eq!(found.len(), texts.len());
-            for (prompt, text) in found {
-                assert_eq!(text, texts[prompt].greedy, "{name}: prompt {prompt}, {world} ranks, {extra} more experts");
-            }
-        }
-    }
-}
-
-#[test]
-fn every_family_gives_the_same_tokens_with_replicas_and_attention_tp() {
-    for name in FIXTURES {
-        let (dir, config) = (fixture(name), ModelConfig::load(&fixture(name)).unwrap());
-        let texts = texts(&dir);
-        let prompts: Vec<&[u32]> = texts.iter().map(|text| &text.ids[..]).collect();
-        for (world, extra) in layouts(&config) {
-            let replicas = replicated_of(&config, world, extra, 7);
-            let tables = Arc::new(replicated_tp_tables(&config, &replicas, 3));
-            let copies = ExpertCopies::between_groups(&tables).unwrap();
-            assert_eq!(copies, ExpertCopies::from(&replicas));
-            for shuffle in [None, Some(&tables)] {
-                let found = on_tp_ranks(&dir, local_mesh(world), &copies, shuffle, |mut rank| {
-                    rank.greedy(&prompts, FIXTURE_TOKENS)
-                });
-                for (rank, found) in found.iter().enumerate() {
-                    for (text, found) in texts.iter().zip(found) {
-                        assert_eq!(*found, text.greedy, "{name}: rank {rank} of {world}, {extra} more experts");
-                    }
-                }
-            }
-        }
-    }
-}
+use semmoe_worker::model::{KvCache, StepItem};
 
 #[test]
 fn a_local_copy_counts_as_local_and_every_byte_is_counted() {

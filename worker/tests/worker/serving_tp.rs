@@ -5,12 +5,11 @@ use crate::common;
 use crate::support;
 use std::path::PathBuf;
 
-use crate::support::{LAYERS, TOP_K, Unit, config, golden, greedy, loopback};
+use crate::support::{LAYERS, TOP_K, Unit, golden, greedy};
 use futures_util::future::join_all;
-use half::f16;
 use http_body_util::BodyExt as _;
-use semmoe_tables::{Attention, Placement, Provenance, TablesBuilder};
-use semmoe_worker::{WorkerConfig, WorkerError, WorkerEvent, run};
+use semmoe_tables::Attention;
+use semmoe_worker::WorkerConfig;
 use serde_json::{Value, json};
 
 /// A unit of so many ranks, whose rows are shuffled by tables or not.
@@ -34,16 +33,6 @@ fn tp_tables(folder: &tempfile::TempDir, world: u16) -> PathBuf {
     let placement = common::shuffled_of(&config, world, 3);
     let path = folder.path().join("tp.tables.safetensors");
     common::tp_tables(&config, &placement, 1).write(&path).unwrap();
-    path
-}
-
-fn dp_tables(folder: &tempfile::TempDir, world: u16) -> PathBuf {
-    let info = common::config().model_info("tiny-qwen3moe-15m", None);
-    let placement = Placement::contiguous(LAYERS, support::EXPERTS, world).unwrap();
-    let path = folder.path().join("dp.tables.safetensors");
-    let provenance = Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() };
-    let t = vec![f16::from_f64(1.0 / f64::from(world)); 10_240 * usize::from(world)];
-    TablesBuilder::dp(info, provenance, placement, t, vec![0.0; usize::from(world)]).write(&path).unwrap();
     path
 }
 
@@ -201,76 +190,4 @@ async fn requests_that_outlast_the_grace_are_ended_on_all_ranks() {
     let events = support::events(std::str::from_utf8(&text).unwrap());
     let last: Value = serde_json::from_str(&events[events.len() - 2]).unwrap();
     assert_eq!(last["meta_info"]["finish_reason"]["type"], "abort");
-}
-
-fn failure(outcome: Result<(), WorkerError>) -> (String, u8) {
-    let error = outcome.unwrap_err();
-    (error.to_string(), error.exit_code())
-}
-
-#[test]
-fn arguments_that_do_not_go_together_are_refused_before_anything_is_served() {
-    let folder = tempfile::tempdir().unwrap();
-    let (tp, dp) = (tp_tables(&folder, 2), dp_tables(&folder, 2));
-    type Adjust<'a> = Box<dyn Fn(&mut WorkerConfig) + 'a>;
-    let cases: Vec<(Adjust<'_>, &str)> = vec![
-        (Box::new(|config| config.tables = Some(tp.clone())), "are for attention tp, this unit runs attention dp"),
-        (
-            Box::new(|config| (config.attention, config.tables) = (Attention::Tp, Some(dp.clone()))),
-            "are for attention dp, this unit runs attention tp",
-        ),
-        (
-            Box::new(|config| (config.attention, config.world) = (Attention::Tp, 8)),
-            "4 query heads and 2 key-value heads over 8 ranks, expected one of 1, 2, 4",
-        ),
-        (
-            Box::new(|config| {
-                (config.attention, config.world, config.tables) = (Attention::Tp, 4, Some(tp.clone()));
-            }),
-            "are for 2 groups, this unit has 4 ranks",
-        ),
-    ];
-    for (adjust, expected) in cases {
-        let mut wrong = config(0, 2, loopback());
-        adjust(&mut wrong);
-        let (message, code) = failure(run(wrong));
-        assert!(message.contains(expected) && !message.contains('\n'), "{expected}: {message}");
-        assert_eq!(code, 2, "{message}");
-    }
-    let tp_rank = |config: &mut WorkerConfig| (config.attention, config.tables) = (Attention::Tp, Some(tp.clone()));
-    let cases: Vec<(Adjust<'_>, &str)> = vec![
-        (
-            Box::new(|config| {
-                tp_rank(config);
-                config.shuffle = false;
-            }),
-            "rank 1 shuffles rows by nothing, rank 0 tables ",
-        ),
-        (Box::new(|config| config.tables = Some(dp_like(&folder))), "rank 1 was started with attention dp, rank 0 tp"),
-    ];
-    for (adjust, expected) in cases {
-        let (sender, events) = std::sync::mpsc::channel();
-        let mut first = config(0, 2, loopback());
-        tp_rank(&mut first);
-        first.announce = Box::new(move |event| sender.send(*event).unwrap());
-        let host = std::thread::spawn(move || run(first));
-        let WorkerEvent::Bound { rendezvous } = events.recv().unwrap() else { panic!("not bound first") };
-        let mut member = config(1, 2, rendezvous);
-        adjust(&mut member);
-        for (message, code) in [failure(run(member)), failure(host.join().unwrap())] {
-            assert!(message.contains(expected) && !message.contains('\n'), "{expected}: {message}");
-            assert_eq!(code, 2);
-        }
-    }
-}
-
-/// Tables for attention dp with the placement of those for tp.
-fn dp_like(folder: &tempfile::TempDir) -> PathBuf {
-    let info = common::config().model_info("tiny-qwen3moe-15m", None);
-    let placement = common::shuffled_of(&common::config(), 2, 3);
-    let path = folder.path().join("like.tables.safetensors");
-    let provenance = Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() };
-    let t = vec![f16::from_f64(0.5); 10_240 * 2];
-    TablesBuilder::dp(info, provenance, placement, t, vec![0.0; 2]).write(&path).unwrap();
-    path
 }

@@ -1,5 +1,6 @@
 //! How a unit comes together, does not, and ends.
 
+use crate::common::{self, dp_tables, model_info, provenance};
 use crate::support;
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -8,9 +9,11 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::support::{EXPERTS, LAYERS, TOP_K, Unit, config, golden, greedy, loopback, model_dir};
+use crate::support::{
+    EXPERTS, LAYERS, TOP_K, Unit, config, failure, golden, greedy, loopback, model_dir, refused, refused_unit,
+};
 use half::f16;
-use semmoe_tables::{Attention, ModelInfo, Placement, Provenance, Replicas, Tables, TablesBuilder, TpParts};
+use semmoe_tables::{Attention, ModelInfo, Placement, Replicas, Tables, TablesBuilder, TpParts};
 use semmoe_worker::{ExpertLayout, TransportChoice, WireType, WorkerConfig, WorkerError, WorkerEvent, run};
 use serde_json::{Value, json};
 
@@ -26,11 +29,6 @@ fn host(world: u16, adjust: impl Fn(&mut WorkerConfig)) -> (SocketAddr, JoinHand
     let thread = std::thread::spawn(move || run(config));
     let WorkerEvent::Bound { rendezvous } = events.recv().unwrap() else { panic!("not bound first") };
     (rendezvous, thread)
-}
-
-fn failure(outcome: Result<(), WorkerError>) -> (String, u8) {
-    let error = outcome.unwrap_err();
-    (error.to_string(), error.exit_code())
 }
 
 /// A model directory with the bundled files, in which some are replaced or left out (empty).
@@ -54,30 +52,8 @@ fn tables(path: &Path, model: &str, groups: u16) -> String {
     let layer: Vec<u16> = (0..EXPERTS).map(|expert| expert % groups).collect();
     let placement = Placement::new(groups, vec![layer; LAYERS]).unwrap();
     let digest = placement.digest();
-    dp_builder(info(model), placement).write(path).unwrap();
+    dp_tables(ModelInfo { model: model.into(), ..model_info() }, placement).write(path).unwrap();
     digest
-}
-
-fn info(model: &str) -> ModelInfo {
-    ModelInfo {
-        model: model.into(),
-        tokenizer_sha256: None,
-        num_experts: EXPERTS,
-        top_k: TOP_K as u16,
-        vocab_size: 10_240,
-        num_hidden_layers: LAYERS as u16,
-        layer_ids: (0..LAYERS as u16).collect(),
-    }
-}
-
-fn provenance() -> Provenance {
-    Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() }
-}
-
-fn dp_builder(info: ModelInfo, placement: Placement) -> TablesBuilder {
-    let groups = placement.groups();
-    let t = vec![f16::from_f64(1.0 / f64::from(groups)); 10_240 * usize::from(groups)];
-    TablesBuilder::dp(info, provenance(), placement, t, vec![0.0; usize::from(groups)])
 }
 
 /// Experts in order, and on every rank also the first `extra` of the next rank.
@@ -90,15 +66,15 @@ fn replicas(groups: u16, extra: u16) -> Replicas {
         held
     };
     let layer: Vec<i32> = (0..groups).flat_map(held).collect();
-    Replicas::new(&info("m"), groups, layer.len(), layer.repeat(LAYERS)).unwrap()
+    Replicas::new(&model_info(), groups, layer.len(), layer.repeat(LAYERS)).unwrap()
 }
 
 /// Tables with [`replicas`].
 fn replica_tables(path: &Path, groups: u16, extra: u16, attention: Attention) -> Tables {
-    let info = info("tiny-qwen3moe-15m");
+    let info = model_info();
     let placement = Placement::contiguous(LAYERS, EXPERTS, groups).unwrap();
     let builder = match attention {
-        Attention::Dp => dp_builder(info, placement),
+        Attention::Dp => dp_tables(info, placement),
         Attention::Tp => {
             let (rows, pairs) = (LAYERS * 10_240, LAYERS * usize::from(groups * groups));
             let parts = TpParts {
@@ -166,14 +142,42 @@ fn ranks_with_other_arguments_are_refused_on_both_sides() {
         (Box::new(|config| config.model_dir = other.clone()), "rank 1 runs another model than rank 0"),
         (Box::new(|config| config.model_dir = retrained.clone()), "rank 1 has a checkpoint with digest"),
     ];
-    for (adjust, expected) in cases {
-        let (rendezvous, host) = host(2, |_| {});
-        let mut member = config(1, 2, rendezvous);
-        adjust(&mut member);
-        for (message, code) in [failure(run(member)), failure(host.join().unwrap())] {
-            assert!(message.contains(expected) && !message.contains('\n'), "{message}");
+    let unit = |adjust: &dyn Fn(&mut WorkerConfig), expected: &str| {
+        for (message, code) in refused_unit(2, adjust) {
+            assert!(message.contains(expected) && !message.contains('\n'), "{expected}: {message}");
             assert_eq!(code, 2);
         }
+    };
+    let on_rank_1 = |config: &mut WorkerConfig, adjust: &Adjust<'_>| {
+        if config.rank == 1 {
+            adjust(config)
+        }
+    };
+    for (adjust, expected) in &cases {
+        unit(&|config| on_rank_1(config, adjust), expected);
+    }
+    let tp = folder.path().join("tp.tables.safetensors");
+    let placement = common::shuffled(2, 3);
+    common::tp_tables(&common::config(), &placement, 1).write(&tp).unwrap();
+    let same_placement = folder.path().join("dp.tables.safetensors");
+    dp_tables(model_info(), placement).write(&same_placement).unwrap();
+    let with_tp_tables: Vec<(Adjust<'_>, &str)> = vec![
+        (Box::new(|config| config.shuffle = false), "rank 1 shuffles rows by nothing, rank 0 tables "),
+        (
+            Box::new(|config| {
+                (config.attention, config.tables) = (Attention::Dp, Some(same_placement.clone()));
+            }),
+            "rank 1 was started with attention dp, rank 0 tp",
+        ),
+    ];
+    for (adjust, expected) in &with_tp_tables {
+        unit(
+            &|config| {
+                (config.attention, config.tables) = (Attention::Tp, Some(tp.clone()));
+                on_rank_1(config, adjust);
+            },
+            expected,
+        );
     }
 }
 
@@ -230,8 +234,12 @@ async fn strangers_at_the_rendezvous_do_not_stop_it() {
 #[test]
 fn wrong_input_is_reported_before_anything_is_served() {
     let folder = tempfile::tempdir().unwrap();
-    let small = tables_of(&folder, "small", "tiny-qwen3moe-15m", 4);
-    let foreign = tables_of(&folder, "foreign", "another-model", 2);
+    let path = |name: &str| folder.path().join(format!("{name}.tables.safetensors"));
+    let (small, foreign, dp, tp) = (path("small"), path("foreign"), path("dp"), path("tp"));
+    tables(&small, "tiny-qwen3moe-15m", 4);
+    tables(&foreign, "another-model", 2);
+    tables(&dp, "tiny-qwen3moe-15m", 2);
+    common::tp_tables(&common::config(), &common::shuffled(2, 3), 1).write(&tp).unwrap();
     let template = json!({"chat_template": "{% if %}"}).to_string();
     let model = std::fs::read_to_string(model_dir().join("config.json")).unwrap();
     let smaller = model.replace("\"vocab_size\": 10240", "\"vocab_size\": 10000");
@@ -259,14 +267,25 @@ fn wrong_input_is_reported_before_anything_is_served() {
         (Box::new(|config| (config.world, config.rank) = (2, 2)), "rank is 2, expected below the world size 2"),
         (Box::new(|config| config.listen = None), "rank 0 needs an address"),
         (Box::new(|config| config.world = 5), "1, 2, 4, 8, 16, 32"),
+        (Box::new(|config| config.tables = Some(tp.clone())), "are for attention tp, this unit runs attention dp"),
+        (
+            Box::new(|config| (config.attention, config.tables) = (Attention::Tp, Some(dp.clone()))),
+            "are for attention dp, this unit runs attention tp",
+        ),
+        (
+            Box::new(|config| (config.attention, config.world) = (Attention::Tp, 8)),
+            "4 query heads and 2 key-value heads over 8 ranks, expected one of 1, 2, 4",
+        ),
+        (
+            Box::new(|config| {
+                (config.attention, config.world, config.tables) = (Attention::Tp, 4, Some(tp.clone()));
+            }),
+            "are for 2 groups, this unit has 4 ranks",
+        ),
     ];
     for (adjust, expected) in cases {
-        let mut wrong = config(0, 2, loopback());
-        wrong.rendezvous_timeout = Duration::from_millis(500);
-        adjust(&mut wrong);
-        let (message, code) = failure(run(wrong));
-        assert!(message.contains(expected) && !message.contains('\n'), "{expected}: {message}");
-        assert_eq!(code, 2, "{message}");
+        let message = refused(2, adjust);
+        assert!(message.contains(expected), "{expected}: {message}");
     }
     let taken = TcpListener::bind(loopback()).unwrap();
     let address = taken.local_addr().unwrap();
@@ -274,12 +293,6 @@ fn wrong_input_is_reported_before_anything_is_served() {
     wrong.listen = Some(address);
     assert!(failure(run(wrong)).0.contains(&format!("cannot serve HTTP on {address}")));
     assert!(failure(run(config(0, 1, address))).0.contains(&format!("cannot listen on {address}")));
-}
-
-fn tables_of(folder: &tempfile::TempDir, name: &str, model: &str, groups: u16) -> PathBuf {
-    let path = folder.path().join(format!("{name}.tables.safetensors"));
-    tables(&path, model, groups);
-    path
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -344,13 +357,12 @@ fn replicas_that_do_not_fit_are_refused_before_anything_is_served() {
         (&tp, |config| config.attention = Attention::Tp, "replicate experts, which does not go with attention tp"),
     ];
     for (path, adjust, expected) in cases {
-        let mut wrong = config(0, 2, loopback());
-        wrong.tables = Some(path.to_owned());
-        adjust(&mut wrong);
-        let (message, code) = failure(run(wrong));
+        let message = refused(2, |config| {
+            config.tables = Some(path.to_owned());
+            adjust(config);
+        });
         let named = message.contains(&path.display().to_string());
-        assert!(named && message.contains(expected) && !message.contains('\n'), "{expected}: {message}");
-        assert_eq!(code, 2, "{message}");
+        assert!(named && message.contains(expected), "{expected}: {message}");
     }
 }
 

@@ -7,12 +7,12 @@ use std::fs::{self, File, FileTimes};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use crate::common::{FIXTURES, Rank, contiguous_of, fixture, fixture_prompts, local_mesh};
-use crate::support::Unit;
+use crate::common::{FIXTURES, Rank, contiguous_of, fixture, fixture_prompts, local_mesh, on_threads};
+use crate::support::{Unit, refused};
 use semmoe_tables::{Attention, ExpertCopies, RankId};
+use semmoe_worker::WorkerError;
 use semmoe_worker::ep::ExpertLayout;
 use semmoe_worker::model::{ExpertFetches, ExpertMemory, ExpertRoom, Model, ModelConfig, ModelError};
-use semmoe_worker::{WorkerConfig, WorkerError, run};
 use serde_json::json;
 
 /// The least memory that streaming takes on rank 0.
@@ -47,12 +47,7 @@ fn answers(
         let logits = (0..prompts.len().div_ceil(world)).map(|index| rank.prefill(alone(index)).0).collect();
         ((texts, logits), rank.model.expert_fetches(), rank)
     };
-    std::thread::scope(|scope| {
-        let work = &work;
-        let threads: Vec<_> = links.into_iter().map(|link| scope.spawn(move || work(link))).collect();
-        let ended: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        ended.into_iter().map(|(answers, fetches, _)| (answers, fetches)).collect()
-    })
+    on_threads(links, work).into_iter().map(|(answers, fetches, _)| (answers, fetches)).collect()
 }
 
 #[test]
@@ -134,10 +129,7 @@ async fn a_unit_streams_its_experts_and_says_what_that_costs() {
         config.domains = 2.into();
         config.expert_memory = (config.rank == 0).then_some(MEMORY);
     });
-    for golden in support::golden() {
-        let answer = unit.ok("/generate", &support::greedy(&golden["input_ids"], 16)).await;
-        assert_eq!(answer["output_ids"], golden["greedy_16"]);
-    }
+    unit.serves_golden().await;
     let metrics = unit.metrics().await;
     let memory = metrics.sum("semmoe_expert_memory_bytes", &[("rank", "0")]);
     assert!((MEMORY / 2..=MEMORY).contains(&memory), "{memory}");
@@ -151,7 +143,7 @@ async fn a_unit_streams_its_experts_and_says_what_that_costs() {
     assert_eq!(unit.get("/server_info").await["layouts"], json!(["ep"]));
     let (status, _, answer) = unit.ask("/switch", &json!({ "to": "dp-tp" })).await;
     assert_eq!(status, 400, "{answer}");
-    unit.stop(0).into_iter().for_each(|outcome| outcome.unwrap());
+    unit.end();
 }
 
 /// The first steps can still be made of what was read ahead.
@@ -203,24 +195,17 @@ async fn a_file_that_is_removed_is_still_read() {
     let golden = &support::golden()[0];
     let answer = unit.ok("/generate", &support::greedy(&golden["input_ids"], 16)).await;
     assert_eq!(answer["output_ids"], golden["greedy_16"]);
-    unit.stop(0).into_iter().for_each(|outcome| outcome.unwrap());
+    unit.end();
 }
 
 #[test]
 fn what_cannot_be_streamed_is_refused_in_a_sentence() {
-    let refused = |adjust: &dyn Fn(&mut WorkerConfig)| {
-        let mut config = support::config(0, 2, support::loopback());
-        adjust(&mut config);
-        let error = run(config).unwrap_err();
-        assert_eq!(error.exit_code(), 2);
-        error.to_string()
-    };
     let config = common::config();
     // 16 experts in each of two buffers and one to read.
     let least = (2 * 16 + 1) * 3 * 2 * config.hidden * config.expert_width;
     let limit = least as u64 - 1;
     assert_eq!(
-        refused(&|config| config.expert_memory = Some(limit)),
+        refused(2, |config| config.expert_memory = Some(limit)),
         format!(
             "the experts of this rank take at least {least} bytes of memory with two layers of those that are streamed, \
              --expert-memory is {limit}"
@@ -228,11 +213,11 @@ fn what_cannot_be_streamed_is_refused_in_a_sentence() {
     );
     let streamed = "experts that are streamed (--expert-memory) cannot be switched while the unit runs";
     assert_eq!(
-        refused(&|config| (config.expert_memory, config.expert_slots) = (Some(MEMORY), Some(20))),
+        refused(2, |config| (config.expert_memory, config.expert_slots) = (Some(MEMORY), Some(20))),
         format!("--expert-slots are for switches, and {streamed}")
     );
     assert_eq!(
-        refused(&|config| (config.expert_memory, config.both_attentions) = (Some(MEMORY), true)),
+        refused(2, |config| (config.expert_memory, config.both_attentions) = (Some(MEMORY), true)),
         format!("two attentions are for switches, and {streamed}")
     );
 }

@@ -4,32 +4,18 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use crate::common::{dp_tables, model_info};
 use crate::support::{EXPERTS, LAYERS, TOP_K, Unit, golden, greedy, model_dir};
 use futures_util::future::join_all;
-use semmoe_tables::{Attention, ModelInfo, Placement, Provenance, Replicas, Tables, TablesBuilder};
+use semmoe_tables::{Attention, Placement, Replicas, Tables};
 use serde_json::{Value, json};
-
-fn info() -> ModelInfo {
-    ModelInfo {
-        model: "tiny-qwen3moe-15m".into(),
-        tokenizer_sha256: None,
-        num_experts: EXPERTS,
-        top_k: TOP_K as u16,
-        vocab_size: 10_240,
-        num_hidden_layers: LAYERS as u16,
-        layer_ids: (0..LAYERS as u16).collect(),
-    }
-}
 
 /// Tables that give each group every G-th expert, beginning with the `first`, and `extra` more.
 fn tables(folder: &Path, groups: u16, first: u16, extra: u16) -> (PathBuf, Tables) {
     let path = folder.join(format!("{groups}-{first}-{extra}.tables.safetensors"));
     let layer: Vec<u16> = (0..EXPERTS).map(|expert| (expert + first) % groups).collect();
     let placement = Placement::new(groups, vec![layer; LAYERS]).unwrap();
-    let provenance = Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() };
-    let shares = vec![half::f16::from_f32(1.0 / f32::from(groups)); 10_240 * usize::from(groups)];
-    let prices = vec![0.0; usize::from(groups)];
-    let builder = TablesBuilder::dp(info(), provenance, placement, shares, prices);
+    let builder = dp_tables(model_info(), placement);
     let builder = match extra {
         0 => builder,
         _ => {
@@ -46,7 +32,7 @@ fn tables(folder: &Path, groups: u16, first: u16, extra: u16) -> (PathBuf, Table
             };
             let layer: Vec<i32> = (0..groups).flat_map(group).collect();
             let slots = layer.len();
-            builder.replicas(Replicas::new(&info(), groups, slots, layer.repeat(LAYERS)).unwrap())
+            builder.replicas(Replicas::new(&model_info(), groups, slots, layer.repeat(LAYERS)).unwrap())
         }
     };
     let tables = builder.finish().unwrap();
@@ -113,7 +99,7 @@ async fn switches_under_load(attention: Attention, targets: &[(Value, &str)], ro
     assert_eq!(metrics.sum("semmoe_switch_total", &[("outcome", "committed")]), epoch);
     assert_eq!(metrics.sum("semmoe_layout_epoch", &[]), epoch);
     check_counts(&unit).await;
-    assert!(unit.stop(0).iter().all(Result::is_ok));
+    unit.end();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;
 
+use crate::common::on_threads;
 use crate::links::{PATIENT, tcp_streams};
 use semmoe_worker::ep::{LocalTransport, Lockstep, ShmMemory, ShmTransport, TcpTransport, UnitError, Wake};
 
@@ -52,14 +53,6 @@ fn shm_mesh(world: usize) -> Vec<Box<dyn Lockstep>> {
 
 fn local_mesh(world: usize) -> Vec<Box<dyn Lockstep>> {
     LocalTransport::mesh(world).into_iter().map(|t| Box::new(t) as Box<dyn Lockstep>).collect()
-}
-
-fn on_threads<T: Send, R: Send>(ranks: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
-    std::thread::scope(|scope| {
-        let work = &work;
-        let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(move || work(rank))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
 }
 
 fn buffers(world: usize) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {

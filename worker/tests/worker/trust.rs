@@ -1,36 +1,15 @@
 //! Who may join a unit, and who may change how it works.
 
-use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::support::{Unit, config, greedy, loopback};
+use crate::support::{Unit, config, greedy, loopback, refused_unit};
 use http::HeaderValue;
 use http_body_util::BodyExt as _;
-use semmoe_worker::{Secret, WorkerConfig, WorkerError, WorkerEvent, run};
+use semmoe_worker::{Secret, run};
 use serde_json::{Value, json};
 
 fn secret(text: &str) -> Option<Secret> {
     Some(Secret::new(text.as_bytes()).unwrap())
-}
-
-/// Runs a unit whose ranks are changed by `adjust` and that does not come together; every rank's error and exit code.
-fn refused(world: u16, adjust: impl Fn(&mut WorkerConfig)) -> Vec<(String, u8)> {
-    let (sender, events) = mpsc::channel();
-    let start = |rank, rendezvous| {
-        let mut config = config(rank, world, rendezvous);
-        config.rendezvous_timeout = Duration::from_secs(120);
-        let sender = sender.clone();
-        config.announce = Box::new(move |event| {
-            let _ = sender.send(*event);
-        });
-        adjust(&mut config);
-        std::thread::spawn(move || run(config))
-    };
-    let mut ranks = vec![start(0, loopback())];
-    let WorkerEvent::Bound { rendezvous } = events.recv().unwrap() else { panic!("not bound first") };
-    ranks.extend((1..world).map(|rank| start(rank, rendezvous)));
-    let failure = |error: WorkerError| (error.to_string(), error.exit_code());
-    ranks.into_iter().map(|rank| failure(rank.join().unwrap().unwrap_err())).collect()
 }
 
 /// The outcome of a meeting with as much time as rank 1 needs to come at all: a machine may be busy, and rank 0 waits
@@ -47,7 +26,7 @@ fn within(meeting: impl Fn(Duration) -> Vec<(String, u8)>) -> Vec<(String, u8)> 
 async fn ranks_with_one_secret_make_a_unit() {
     let unit = Unit::start_with(4, |config| config.secret = secret("one secret of many"));
     assert_eq!(unit.ok("/generate", &greedy(&json!([557, 1712, 298]), 2)).await["meta_info"]["completion_tokens"], 2);
-    assert!(unit.stop(0).iter().all(Result::is_ok));
+    unit.end();
 }
 
 #[test]
@@ -65,7 +44,7 @@ fn a_rank_with_another_secret_or_none_is_turned_away() {
     ];
     let check = |(first, second, expected, proved): &(Option<Secret>, Option<Secret>, &str, bool)| {
         let outcome = within(|limit| {
-            let outcome = refused(2, |config| {
+            let outcome = refused_unit(2, |config| {
                 config.rendezvous_timeout = limit;
                 config.secret = if config.rank == 0 { first.clone() } else { second.clone() };
             });
@@ -86,7 +65,7 @@ fn a_rank_with_another_secret_or_none_is_turned_away() {
 
 #[test]
 fn every_rank_hears_why_a_unit_does_not_come_together() {
-    let outcome = refused(4, |config| {
+    let outcome = refused_unit(4, |config| {
         if config.rank == 2 {
             config.world = 8;
         }

@@ -56,37 +56,6 @@ fn no_field_is_in_the_table_twice() {
 }
 
 #[test]
-fn every_field_is_known_refused_or_unknown_by_name() {
-    let reported = |body: Value, place| check(&body, place).err().map(|error| error.json()["error"]["param"].clone());
-    for (body, place) in [
-        (json!({"messages": [], "user": "x", "n": 1, "logit_bias": {}, "made_up": null}), CHAT),
-        (json!({"modalities": ["text"], "response_format": {"type": "text"}, "audio": null}), CHAT),
-        (json!({"prompt": "", "echo": false, "best_of": 1.0, "stop": null}), COMPLETIONS),
-        (json!({"text": "", "logprob_start_len": -1, "model": "m"}), GENERATE),
-        (json!({"min_p": 0, "repetition_penalty": 1.0, "regex": null, "json_schema": ""}), PARAMS),
-    ] {
-        assert_eq!(reported(body, place), None);
-    }
-    for (body, place, name) in [
-        (json!({"made_up": 1}), CHAT, "made_up"),
-        (json!({"prompt": "a"}), CHAT, "prompt"),
-        (json!({"tool_choice": {"type": "function"}}), CHAT, "tool_choice"),
-        (json!({"modalities": ["text", "audio"]}), CHAT, "modalities"),
-        (json!({"modalities": []}), CHAT, "modalities"),
-        (json!({"response_format": {"type": "json_object"}}), CHAT, "response_format"),
-        (json!({"response_format": "text"}), CHAT, "response_format"),
-        (json!({"n": 2}), COMPLETIONS, "n"),
-        (json!({"prompt": "a", "add_special_tokens": false}), TOKENIZE, "add_special_tokens"),
-        (json!({"temperature": 1}), GENERATE, "temperature"),
-        (json!({"min_p": 0.1}), PARAMS, "min_p"),
-        (json!({"json_schema": {"a": 1}}), PARAMS, "json_schema"),
-        (json!({"include_obfuscation": true}), STREAM, "include_obfuscation"),
-    ] {
-        assert_eq!(reported(body, place), Some(json!(name)));
-    }
-}
-
-#[test]
 fn content_that_is_no_text_is_refused_by_name() {
     let reported = |content: Value| {
         let body = json!({"messages": [{"role": "system", "content": "a"}, {"role": "user", "content": content}]});

@@ -1,14 +1,11 @@
 //! Data links on a network of their own, and what the times of a unit add up to.
-#![allow(clippy::unwrap_used)]
-
-mod support;
 
 use std::net::Ipv4Addr;
 
+use crate::support::{Unit, greedy};
 use semmoe_tables::Attention;
 use semmoe_worker::TransportChoice;
 use serde_json::json;
-use support::{Unit, greedy};
 
 /// Established connections of this process's network whose local end is at `address`.
 #[cfg(target_os = "linux")]
@@ -32,7 +29,7 @@ async fn data_links_are_where_the_ranks_say() {
     unit.ok("/generate", &greedy(&json!([557, 1712, 298]), 2)).await;
     // Rank r takes the links of the higher ranks.
     assert_eq!([0, 1, 2, 3].map(|rank| connections_at(of(rank))), [3, 2, 1, 0]);
-    assert!(unit.stop(0).iter().all(Result::is_ok));
+    unit.end();
 }
 
 /// Scatter and gather are attention tp's alone, and outside the MoE layers' own time.
@@ -81,7 +78,7 @@ async fn ranks_of_a_host_share_memory_among_others() {
             });
             assert_eq!(unit.get("/server_info").await["transport"], transport);
             answers.push(unit.ok("/generate", &body).await["output_ids"].clone());
-            assert!(unit.stop(0).iter().all(Result::is_ok));
+            unit.end();
         }
         assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
     }
