@@ -12,6 +12,9 @@ use crate::metrics::Metrics;
 /// The policy for models whose backends ignore pins: it asks for nothing that pins decide.
 const FALLBACK: &str = "least_load";
 
+/// The policy for requests of a session whose prompts are not read.
+const SESSION: &str = "sticky";
+
 /// The policies of one model.
 pub(crate) struct Plan {
     /// The model's own.
@@ -19,6 +22,8 @@ pub(crate) struct Plan {
     pub(crate) trial: Option<Trial>,
     /// Routes when no backend honours pins.
     pub(crate) fallback: Arc<dyn Policy>,
+    /// Routes a session's requests whose prompts are not read.
+    pub(crate) session: Arc<dyn Policy>,
     pub(crate) needs: Needs,
     requests: AtomicU64,
 }
@@ -45,7 +50,8 @@ impl Plan {
             })
         });
         let trial = trial.transpose()?;
-        Ok(Plan { policy, trial, fallback: make(FALLBACK)?, needs: config.needs, requests: AtomicU64::new(0) })
+        let (fallback, session) = (make(FALLBACK)?, make(SESSION)?);
+        Ok(Plan { policy, trial, fallback, session, needs: config.needs, requests: AtomicU64::new(0) })
     }
 
     /// The policy of the next request.

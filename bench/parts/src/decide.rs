@@ -56,7 +56,7 @@ pub(crate) fn run(decisions: u64) -> Outcome<()> {
     println!("ranks policy | ns to decide | with counting in and out");
     for ranks in [4u16, 8, 64] {
         let share: Vec<f64> = (0..ranks).map(|rank| 0.1 + f64::from(rank * 7 % 13) / 40.0).collect();
-        let prompt = Prompt { tokens: 1000, share: Some(&share), blocks: &blocks, key: Some(9), reports: false };
+        let prompt = Prompt { tokens: 1000, share: Some(&share), blocks: &blocks, key: Some(9), ..Prompt::default() };
         for policy in NAMES.map(policy) {
             let policy = policy?;
             let router = Router::new(ranks, &[], &settings, &PrefixSettings::default());

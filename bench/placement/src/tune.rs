@@ -58,9 +58,8 @@ fn grid() -> Vec<(String, Settings)> {
     vary("in_flight_weight", &[0.0, 0.0005, 0.001, 0.004], |of, value| of.in_flight_weight = value);
     vary("load_margin", &[0.02, 0.10, 0.20], |of, value| of.load_margin = value);
     vary("load_slack", &[0.0, 0.3, 0.6, 1.5], |of, value| of.load_slack = value);
-    vary("burst_slack", &[0.0, 0.5, 1.0, 1.5, 3.0, 1000.0], |of, value| of.burst_slack = value);
     vary("memory", &[32.0, 64.0, 256.0], |of, value| of.memory = value as _);
     vary("price_step", &[0.0005, 0.001, 0.003, 0.005], |of, value| of.price_step = value);
-    vary("price_pull", &[0.0, 0.02, 0.05, 0.1, 0.2], |of, value| of.price_pull = value);
+    vary("sequence_price_step", &[0.0, 0.001, 0.002, 0.004, 0.008], |of, value| of.sequence_price_step = value);
     grid
 }

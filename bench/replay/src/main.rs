@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use semmoe_routing::Settings;
 use semmoe_tables::Tables;
 
 use crate::arrivals::{Arrival, BLOCK_TOKENS};
@@ -73,6 +74,9 @@ struct Cli {
     /// Sequences that a rank decodes at once.
     #[arg(long, default_value_t = 256)]
     sequences: u32,
+    /// The router's settings that differ from the defaults, as keys of `[routing.settings]`.
+    #[arg(long, value_delimiter = ',', value_name = "KEY=VALUE")]
+    settings: Vec<String>,
     /// Seed of which text stands in which prompt.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -121,6 +125,10 @@ fn replay(cli: &Cli) -> Result<(), ReplayError> {
     let corpus = Corpus::open(&cli.tables, &cli.trace, cli.requests.as_deref())?;
     let prices = Tables::open(&cli.tables)?.price().to_vec();
     let jobs = workload::jobs(&arrivals, &corpus, cli.seed);
+    let settings: Settings = toml::from_str(&cli.settings.join("\n")).map_err(|error| ReplayError::Input {
+        found: format!("--settings: {}", error.message()),
+        expected: "KEY=VALUE",
+    })?;
     let limits = Limits {
         step_tokens: cli.step_tokens,
         sequences: cli.sequences as usize,
@@ -132,7 +140,8 @@ fn replay(cli: &Cli) -> Result<(), ReplayError> {
         let mut loads = Vec::new();
         for &load in &cli.load {
             let speed = load * f64::from(corpus.ranks) / work_per_second(&arrivals, &time, corpus.ranks);
-            let setup = Setup { jobs: &jobs, ranks: corpus.ranks, prices: &prices, limits, time, speed };
+            let setup =
+                Setup { jobs: &jobs, ranks: corpus.ranks, prices: &prices, limits, time, speed, settings: &settings };
             let title = format!("{} ranks, communication {communication}, load {load}", corpus.ranks);
             loads.push(table(&title, &cli.policies, setup)?);
         }

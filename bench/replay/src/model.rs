@@ -5,7 +5,7 @@
 pub(crate) enum Model {
     /// Attention, experts and both ends of the links each wait for the slowest rank, and KV memory is limited.
     Full,
-    /// What a rank computes and sends alone, with memory without end: the model before, to compare with.
+    /// Each rank's own computing and sending, with unlimited memory: the earlier model, to compare with.
     Linear,
 }
 

@@ -22,6 +22,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) time: StepTime,
     /// Arrivals come this many times as fast as recorded.
     pub(crate) speed: f64,
+    /// The router's, but for gamma, which is the simulation's.
+    pub(crate) settings: &'a Settings,
 }
 
 /// The results of a run.
@@ -85,7 +87,7 @@ struct Run<'a> {
 
 /// Runs `policy` to the last token of the last request.
 pub(crate) fn run(policy: &str, setup: Setup<'_>) -> Result<Figures, ReplayError> {
-    let settings = Settings { communication: setup.time.gamma(), ..Settings::default() };
+    let settings = Settings { communication: setup.time.gamma(), ..setup.settings.clone() };
     let prefix = PrefixSettings { block_tokens: BLOCK_TOKENS, blocks_per_rank: setup.limits.cache_blocks };
     let nothing = Times { arrived: 0.0, first: 0.0, done: 0.0 };
     let mut run = Run {
@@ -133,6 +135,7 @@ impl Run<'_> {
             }
             for job in step.done {
                 self.times[job].done = now;
+                self.router.accounts().generated(self.setup.jobs[job].output_tokens.into());
                 if let Some(decision) = self.decisions[job].take() {
                     self.router.accounts().release(decision.choice.rank, decision.work);
                 }

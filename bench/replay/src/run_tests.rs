@@ -17,6 +17,7 @@ fn setup(jobs: &[Job], ranks: u16, communication: f64) -> Setup<'_> {
         limits: LIMITS,
         time: StepTime::new(Model::Full, communication, ranks),
         speed: 1.0,
+        settings: Box::leak(Box::default()),
     }
 }
 

@@ -94,6 +94,8 @@ fn place_among(core: &Core, job: &Job, except: &[usize]) -> Result<Placed, Reque
         key: job.key,
         // The first piece of a stream shows that the prompt has been computed; nothing does where all comes at once.
         reports: job.streams,
+        sequences: job.sequences,
+        most_output: job.most_output.map(|tokens| tokens.saturating_mul(u64::from(job.sequences.max(1)))),
     };
     let run = |backend: usize| model.members[backend].run(job.route);
     let remember = |backend: usize| model.members[backend].backend.keeps_prefixes();
@@ -165,11 +167,12 @@ fn goes_by_prompt(policy: &dyn Policy) -> bool {
 /// The policy, and the shares that it may believe. Where a backend's engine chooses, any of its ranks may run a
 /// request, so each has the mean of its ranks' shares, as where the engine reads the prompt otherwise; where all do, or
 /// the prompt was not read, a policy that looks at prompts has nothing to choose by, and the fallback takes its place
-/// by name.
+/// by name: the one for sessions where the request names one.
 fn believed(job: &Job) -> (&dyn Policy, Option<Cow<'_, [f64]>>) {
     let (model, policy, share) = (&job.model, job.policy.as_ref(), job.scored.share.as_deref());
     if !job.scored.read && goes_by_prompt(policy) {
-        return (model.plan.fallback.as_ref(), None);
+        let plan = &model.plan;
+        return (if job.key.is_some() { plan.session.as_ref() } else { plan.fallback.as_ref() }, None);
     }
     let is_misread = |member: &Member| !member.misread(job.scored.shapes).is_empty();
     let runs_anywhere = |member: &Member| member.run(job.route) != Run::Chosen || is_misread(member);

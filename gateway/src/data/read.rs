@@ -45,6 +45,10 @@ pub(crate) struct Job {
     pub(crate) key: Option<u64>,
     /// Whether the answer comes piece by piece.
     pub(crate) streams: bool,
+    /// Choices that the OpenAI routes are asked for, `n`.
+    pub(crate) sequences: u32,
+    /// The client's limit on generated tokens of each.
+    pub(crate) most_output: Option<u64>,
     /// As the body has it, 0 where it has none; `None` where it is not one of 0 to 255.
     pub(crate) priority: Option<u8>,
     /// The inputs that place this request, now and at a retry.
@@ -68,8 +72,22 @@ impl Job {
         body: Stripped,
     ) -> Self {
         let policy = Arc::clone(&model.plan.policy);
-        let (client_pin, key, streams, priority, moves) = (None, None, false, Some(0), 0);
-        Self { snapshot, model, route, body, scored, key, streams, priority, policy, client_pin, adapter, moves }
+        Self {
+            snapshot,
+            model,
+            route,
+            body,
+            scored,
+            key: None,
+            streams: false,
+            sequences: 1,
+            most_output: None,
+            priority: Some(0),
+            policy,
+            client_pin: None,
+            adapter,
+            moves: 0,
+        }
     }
 
     /// Whether a backend other than `except` takes requests. The backends are asked as well as the pool: that of an
@@ -182,6 +200,8 @@ struct Members {
     model: Option<Range<usize>>,
     stream: Option<Range<usize>>,
     priority: Option<Range<usize>>,
+    sequences: Option<Range<usize>>,
+    most_output: Option<Range<usize>>,
 }
 
 impl Members {
@@ -192,6 +212,11 @@ impl Members {
             self.stream = Some(member.value.clone());
         } else if member.is(body, "priority") {
             self.priority = Some(member.value.clone());
+        } else if member.is(body, "n") {
+            self.sequences = Some(member.value.clone());
+        } else if ["max_tokens", "max_completion_tokens", "max_output_tokens"].iter().any(|name| member.is(body, name))
+        {
+            self.most_output = Some(member.value.clone());
         }
     }
 }
@@ -242,14 +267,29 @@ fn read_now(
     if let Some(adapters) = marked.adapters(body) {
         tell_apart(&mut scored.blocks, adapters);
     }
-    let key = headers.get(&routing.sticky_header).filter(|_| model.plan.needs.key);
-    let key = key.map(|value| semmoe_routing::hash_key(value.as_bytes()));
+    let key = session(headers, &routing.sticky_header).map(|value| semmoe_routing::hash_key(value.as_bytes()));
     let adapter = adapter.and_then(|name| served::adapter(model, name));
     // The body was seen to be JSON.
     let streams = members.stream.is_some_and(|value| body[value] == *b"true");
-    let priority = members.priority.map_or(Some(0), |value| std::str::from_utf8(&body[value]).ok()?.parse().ok());
+    let priority = members.priority.map_or(Some(0), |value| number(body, value));
+    let sequences = members.sequences.and_then(|value| number(body, value)).unwrap_or(1);
+    let most_output = members.most_output.and_then(|value| number(body, value));
     let model = Arc::clone(model);
-    Ok(Job { client_pin, key, streams, priority, ..Job::new(snapshot, model, route, scored, adapter, stripped) })
+    let job = Job::new(snapshot, model, route, scored, adapter, stripped);
+    Ok(Job { client_pin, key, streams, sequences, most_output, priority, ..job })
+}
+
+/// The value of a member that is a number of this kind.
+fn number<N: std::str::FromStr>(body: &[u8], value: Range<usize>) -> Option<N> {
+    std::str::from_utf8(&body[value]).ok()?.parse().ok()
+}
+
+/// Headers that other routers and agents name a session by, after the configured one.
+const SESSION_HEADERS: [&str; 2] = ["x-session-id", "conversation_id"];
+
+/// The name of the request's session.
+fn session<'a>(headers: &'a HeaderMap, configured: &http::HeaderName) -> Option<&'a http::HeaderValue> {
+    headers.get(configured).or_else(|| SESSION_HEADERS.iter().find_map(|name| headers.get(*name)))
 }
 
 /// Of a route whose bodies are the engine's matter: there may be none. In one that is a JSON object the model is looked

@@ -197,12 +197,15 @@ impl Ticket {
             return;
         }
         self.finished = true;
-        self.lease = None;
+        let generated = |route| self.progress.generated(route, self.record.prompt_tokens);
+        let generated = self.record.route.map_or_else(Generated::default, generated);
+        if let Some((lease, tokens)) = self.lease.take().zip(generated.output_tokens.filter(|_| code < 400)) {
+            lease.generated(tokens.count());
+        }
         self.flow = None;
         let took = self.started.elapsed();
         let backend = self.backend.as_deref().map_or(NONE, |backend| backend.name.as_str());
-        let Self { record, progress, place, policy, .. } = &*self;
-        let generated = |route| progress.generated(route, record.prompt_tokens);
+        let Self { record, place, policy, .. } = &*self;
         let done = Done {
             backend,
             model: record.model_name(),
@@ -212,7 +215,7 @@ impl Ticket {
             code,
             took,
             trace: self.trace.as_ref().map(|trace| trace.id()),
-            generated: record.route.map_or_else(Generated::default, generated),
+            generated,
         };
         record.log(self.core.current.load().config.log.access, &done);
         self.core.metrics.requests.done(&done);

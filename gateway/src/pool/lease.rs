@@ -91,6 +91,11 @@ impl Lease {
         }
     }
 
+    /// The answer is complete, with so many tokens.
+    pub(crate) fn generated(&self, tokens: u64) {
+        self.charges().for_each(|(router, _)| router.accounts().generated(tokens));
+    }
+
     /// The engine refused the request: its rank neither computed nor holds the prompt with these blocks.
     pub(crate) fn refused(&self, blocks: &[u64]) {
         let forgiven = self.refusals.fetch_add(1, Ordering::Relaxed) < REFUSALS_FORGIVEN;

@@ -70,19 +70,22 @@ async fn sticky_keeps_the_requests_of_a_session_together() {
     let toml = model(&mock, "sglang", "sticky").replace("tokenizer", "#");
     let gateway = start(&format!("[routing]\nsticky_header = \"X-Session\"\n{toml}")).await;
     let client = Client::data(&gateway);
-    let rank = async |session: &str| {
-        let headers: &[(&str, &str)] = if session.is_empty() { &[] } else { &[("x-session", session)] };
+    let named = async |header: &str, session: &str| {
+        let headers: &[(&str, &str)] = if session.is_empty() { &[] } else { &[(header, session)] };
         let answer = client.call(Method::POST, "/v1/completions", headers, "{}").await;
         assert_eq!((answer.status, answer.header("x-semmoe-policy")), (200, "sticky"));
         answer.header("x-semmoe-rank").to_owned()
     };
+    let rank = async |session: &str| named("x-session", session).await;
     let sessions: Vec<String> = (0..12).map(|session| format!("user-{session}")).collect();
     let mut homes = Vec::new();
     for session in &sessions {
         homes.push(rank(session).await);
     }
     for (session, home) in sessions.iter().zip(&homes) {
-        assert_eq!(rank(session).await, *home, "{session}");
+        for header in ["X-Session", "X-Session-ID", "conversation_id"] {
+            assert_eq!(named(header, session).await, *home, "{header}: {session}");
+        }
     }
     homes.sort();
     homes.dedup();

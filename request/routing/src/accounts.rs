@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::policy::RankLoad;
 use crate::settings::Settings;
-use cell::{Cell, get, set, take};
-use recent::{Recent, RecentWork, Window};
+use cell::{Cell, get, take};
+use recent::{RecentWork, Window};
 
 pub(crate) use recent::MAX_WINDOW;
 
@@ -23,6 +23,9 @@ const MEAN_MEMORY: f64 = 1024.0;
 /// No prompt is longer; a longer one is counted as this many tokens, so that no sum overflows.
 pub const MAX_TOKENS: u64 = (1 << 31) - 1;
 
+/// No request runs as more sequences; one that asks for more is counted as this many.
+pub const MAX_SEQUENCES: u32 = 1024;
+
 /// The load that one request adds to its rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
@@ -30,12 +33,29 @@ pub struct Work {
     pub tokens: u64,
     /// Prompt tokens still to be computed, as long as that is known; else zero.
     pub pending: u64,
+    /// Sequences that it runs as; zero counts as one.
+    pub sequences: u32,
+}
+
+/// Mean assignments of the available ranks.
+#[derive(Clone, Copy)]
+struct Even {
+    tokens: f64,
+    sequences: f64,
 }
 
 impl Work {
     /// Tokens as they are counted: 1 to [`MAX_TOKENS`].
     pub(crate) fn counted_tokens(&self) -> u64 {
         self.tokens.clamp(1, MAX_TOKENS)
+    }
+
+    fn counted_pending(&self) -> u64 {
+        self.pending.min(MAX_TOKENS)
+    }
+
+    fn counted_sequences(&self) -> u64 {
+        u64::from(self.sequences.clamp(1, MAX_SEQUENCES))
     }
 }
 
@@ -45,28 +65,28 @@ impl Work {
 /// atomic number of its own and no operation takes a lock, so that readers and writers on other cores never wait; a
 /// reader may miss assignments that are being written while it looks, no others. With `n` available ranks:
 ///
-/// * recent tokens of a rank are those among the last `memory` assignments for each rank, the latest ones those among
-///   the last `window` assignments, exactly;
-/// * a rank's price is its table price, plus `price_step` for each mean-sized request `m` that it got beyond its even
-///   share, plus `price_pull` for each time the mean that it is above the mean of the latest tokens:
+/// * recent tokens of a rank are those among the last `memory` assignments for each rank, exactly;
+/// * a rank's price of tokens is its table price, plus `price_step` for each mean-sized request `m` that it got beyond
+///   its even share; its price of sequences is `sequence_price_step` for each sequence beyond it:
 ///
 /// ```text
-/// price[r] = table[r] + step * (assigned[r] - mean of assigned) / m + pull * (latest[r] / mean of latest - 1)
+/// price[r]          = table[r] + price_step * (tokens assigned to r - mean) / m
+/// sequence_price[r] = sequence_price_step * (sequences assigned to r - mean)
 /// ```
 ///
-/// The second term is the online form of the dual step that balances the solver's transportation problem: it finds what
-/// the table price missed. The third keeps short stretches even, for which the second is too slow. Surplus beyond a
-/// price of 1 is not remembered, so that every price can be unlearnt.
+/// These are the online form of the dual steps that balance the solver's transportation problem, with a limit on either
+/// load: they find what the table price missed. Surplus beyond a price of 1 is not remembered, so that every price can
+/// be unlearnt.
 #[derive(Debug)]
 pub struct Accounts {
     cells: Box<[Cell]>,
     memory: Window,
-    window: Window,
-    /// m, an f64: tokens of the mean request.
-    mean_request: AtomicU64,
-    requests: AtomicU64,
+    /// m: prompt tokens of a request.
+    mean_request: Mean,
+    /// Tokens that a request generated.
+    mean_output: Mean,
     price_step: f64,
-    price_pull: f64,
+    sequence_price_step: f64,
 }
 
 impl Accounts {
@@ -84,11 +104,10 @@ impl Accounts {
         Accounts {
             cells,
             memory: Window::new(settings.memory_of(ranks)),
-            window: Window::new(settings.window_of(ranks)),
-            mean_request: AtomicU64::new(0.0f64.to_bits()),
-            requests: AtomicU64::new(0),
+            mean_request: Mean::default(),
+            mean_output: Mean::default(),
             price_step: settings.price_step,
-            price_pull: settings.price_pull,
+            sequence_price_step: settings.sequence_price_step,
         }
     }
 
@@ -123,25 +142,24 @@ impl Accounts {
 
     /// Returns whether all of it is to be believed.
     fn count(&self, loads: &mut Vec<RankLoad>) -> bool {
-        let (mut assigned, mut latest, mut ranks) = (0.0, 0.0, 0.0f64);
+        let (mut tokens, mut sequences, mut ranks) = (0.0, 0.0, 0.0f64);
         loads.clear();
         loads.extend(self.cells.iter().map(|cell| {
-            let load = cell.load(cell.recent.read(&self.memory), cell.latest.read(&self.window));
+            let load = cell.load(cell.recent.read(&self.memory));
             if load.available {
-                assigned += load.price;
-                latest += load.latest_tokens;
+                tokens += load.price;
+                sequences += load.sequence_price;
                 ranks += 1.0;
             }
             load
         }));
         let ranks = ranks.max(1.0);
-        let (even, per_token) = (assigned / ranks, self.price_per_token());
-        let pull = if latest > 0.0 { self.price_pull * ranks / latest } else { 0.0 };
-        let unpulled = if latest > 0.0 { self.price_pull } else { 0.0 };
+        let (even, per_token) = (Even { tokens: tokens / ranks, sequences: sequences / ranks }, self.price_per_token());
+        let price = |surplus: f64, step: f64| (step * surplus).clamp(-PRICE_LIMIT, PRICE_LIMIT);
         let mut known = true;
         for (load, cell) in loads.iter_mut().zip(&self.cells) {
-            let surplus = (per_token * (load.price - even)).clamp(-PRICE_LIMIT, PRICE_LIMIT);
-            load.price = get(&cell.table_price) + surplus + pull * load.latest_tokens - unpulled;
+            load.price = get(&cell.table_price) + price(load.price - even.tokens, per_token);
+            load.sequence_price = price(load.sequence_price - even.sequences, self.sequence_price_step);
             known &= load.known;
         }
         known
@@ -156,11 +174,13 @@ impl Accounts {
 
     /// Starts again from the prices of newly loaded tables; loads stay.
     pub fn reset_prices(&self, table_prices: &[f32]) {
-        let even = self.even_tokens();
+        let even = self.even();
         self.set_table_prices(table_prices);
         for cell in &self.cells {
             // One that is away has the surplus in place of the count.
-            set(&cell.assigned_tokens, if cell.is_available() { even } else { 0.0 });
+            let (tokens, sequences) = if cell.is_available() { (even.tokens, even.sequences) } else { (0.0, 0.0) };
+            cell.assigned_tokens.set(tokens);
+            cell.assigned_sequences.set(sequences);
         }
     }
 
@@ -179,7 +199,7 @@ impl Accounts {
         if changed.peek().is_none() {
             return true;
         }
-        let even = self.even_tokens();
+        let even = self.even();
         if !available {
             changed.for_each(|cell| cell.leave(even));
             return true;
@@ -189,12 +209,9 @@ impl Accounts {
         let mean = |value: fn(&RankLoad) -> f64| loads.iter().map(value).sum::<f64>() / others;
         let recent =
             RecentWork { tokens: mean(|load| load.recent_tokens), requests: mean(|load| load.recent_requests) };
-        let latest =
-            RecentWork { tokens: mean(|load| load.latest_tokens), requests: mean(|load| load.latest_requests) };
         let fewest = loads.iter().map(|load| load.assigned_requests).min();
         for cell in changed {
             cell.recent.come_back(&self.memory, recent);
-            cell.latest.come_back(&self.window, latest);
             cell.come_back(even, fewest);
         }
         true
@@ -210,10 +227,9 @@ impl Accounts {
     /// Counts a request in on `rank`. False, and nothing counted, if there is no such rank.
     pub fn assign(&self, rank: u16, work: Work) -> bool {
         let Some(cell) = self.cell(rank) else { return false };
-        let tokens = work.counted_tokens();
-        self.note_mean(tokens as f64);
-        cell.count_in(tokens, work.pending.min(MAX_TOKENS));
-        self.note_assigned(rank, cell, tokens);
+        self.mean_request.note(work.counted_tokens());
+        cell.count_in(work);
+        self.note_assigned(rank, cell, work.counted_tokens(), work.counted_sequences() as f64);
         true
     }
 
@@ -221,11 +237,12 @@ impl Accounts {
     /// that policies see, and none the request. Returns that part, for [`release_among`](Self::release_among).
     pub fn assign_among(&self, ranks: Range<u16>, work: Work) -> u64 {
         let tokens = work.counted_tokens();
-        self.note_mean(tokens as f64);
-        let part = tokens.div_ceil(u64::from(ranks.end.saturating_sub(ranks.start)).max(1));
+        self.mean_request.note(tokens);
+        let among = u64::from(ranks.end.saturating_sub(ranks.start)).max(1);
+        let (part, sequences) = (tokens.div_ceil(among), work.counted_sequences() as f64 / among as f64);
         for (rank, cell) in ranks.filter_map(|rank| Some((rank, self.cell(rank)?))) {
             cell.count_part_in(part);
-            self.note_assigned(rank, cell, part);
+            self.note_assigned(rank, cell, part, sequences);
         }
         part
     }
@@ -235,11 +252,10 @@ impl Accounts {
         ranks.filter_map(|rank| self.cell(rank)).for_each(|cell| cell.count_part_out(part));
     }
 
-    fn note_assigned(&self, rank: u16, cell: &Cell, tokens: u64) {
-        self.note_in(rank, tokens, &self.memory, |cell| &cell.recent);
-        self.note_in(rank, tokens, &self.window, |cell| &cell.latest);
+    fn note_assigned(&self, rank: u16, cell: &Cell, tokens: u64, sequences: f64) {
+        self.note_recent(rank, tokens);
         if cell.is_available() {
-            self.add_assigned(cell, tokens as f64);
+            self.add_assigned(cell, tokens as f64, sequences);
         }
     }
 
@@ -247,15 +263,26 @@ impl Accounts {
     /// off. False if there is no such rank.
     pub fn computed(&self, rank: u16, work: &mut Work) -> bool {
         let Some(cell) = self.cell(rank) else { return false };
-        cell.computed(std::mem::take(&mut work.pending).min(MAX_TOKENS));
+        cell.computed(work.counted_pending());
+        work.pending = 0;
         true
+    }
+
+    /// A request has generated so many tokens, all its sequences together.
+    pub fn generated(&self, tokens: u64) {
+        self.mean_output.note(tokens.min(MAX_TOKENS));
+    }
+
+    /// The tokens that a request is expected to generate: the mean of those that ended, or `most` where that is less.
+    pub fn expected_output(&self, most: Option<u64>) -> u64 {
+        (self.mean_output.get() as u64).min(most.unwrap_or(MAX_TOKENS))
     }
 
     /// Counts a request out that [`assign`](Self::assign) counted in with the same `work`. False if there is no such
     /// rank. More releases than assignments leave the counts at zero.
     pub fn release(&self, rank: u16, work: Work) -> bool {
         let Some(cell) = self.cell(rank) else { return false };
-        cell.count_out(work.counted_tokens(), work.pending.min(MAX_TOKENS));
+        cell.count_out(work);
         true
     }
 
@@ -265,73 +292,99 @@ impl Accounts {
     pub fn take_back(&self, rank: u16, work: Work) -> bool {
         let Some(cell) = self.cell(rank) else { return false };
         let tokens = work.counted_tokens();
-        for (window, recent) in [(&self.memory, &cell.recent), (&self.window, &cell.latest)] {
-            if window.take_back(rank, tokens) {
-                recent.remove(tokens);
-            }
+        if self.memory.take_back(rank, tokens) {
+            cell.recent.remove(tokens);
         }
         take(&cell.assigned_requests, 1);
         if cell.is_available() {
-            self.add_assigned(cell, -(tokens as f64));
+            self.add_assigned(cell, -(tokens as f64), -(work.counted_sequences() as f64));
         }
         true
     }
 
-    /// Mean tokens assigned to the available ranks.
-    fn even_tokens(&self) -> f64 {
-        let available = self.cells.iter().filter(|cell| cell.is_available());
-        let (sum, ranks) = available.fold((0.0, 0.0f64), |(sum, ranks), cell| (sum + cell.assigned(), ranks + 1.0));
-        sum / ranks.max(1.0)
+    /// Mean assignments of the available ranks.
+    fn even(&self) -> Even {
+        let (mut even, mut ranks) = (Even { tokens: 0.0, sequences: 0.0 }, 0.0f64);
+        for cell in self.cells.iter().filter(|cell| cell.is_available()) {
+            even.tokens += cell.assigned_tokens.get();
+            even.sequences += cell.assigned_sequences.get();
+            ranks += 1.0;
+        }
+        let ranks = ranks.max(1.0);
+        Even { tokens: even.tokens / ranks, sequences: even.sequences / ranks }
     }
 
-    fn note_in(&self, rank: u16, tokens: u64, window: &Window, of: fn(&Cell) -> &Recent) {
-        let note = |rank: u16, change: &dyn Fn(&Recent)| {
-            if let Some(cell) = self.cell(rank) {
-                change(of(cell));
-            }
-        };
-        note(rank, &|recent| recent.add(tokens));
-        if let Some((left, tokens)) = window.push(rank, tokens) {
-            note(left, &|recent| recent.remove(tokens));
+    fn note_recent(&self, rank: u16, tokens: u64) {
+        if let Some(cell) = self.cell(rank) {
+            cell.recent.add(tokens);
+        }
+        if let Some((left, tokens)) = self.memory.push(rank, tokens)
+            && let Some(cell) = self.cell(left)
+        {
+            cell.recent.remove(tokens);
         }
     }
 
     fn price_per_token(&self) -> f64 {
-        self.price_step / get(&self.mean_request).max(1.0)
-    }
-
-    fn note_mean(&self, tokens: f64) {
-        let seen = self.requests.fetch_add(1, Relaxed) as f64;
-        let weight = 1.0 / (seen + 1.0).min(MEAN_MEMORY);
-        let moved = |mean: u64| {
-            let mean = f64::from_bits(mean);
-            Some((mean + weight * (tokens - mean)).to_bits())
-        };
-        // The closure never gives up.
-        let _ = self.mean_request.fetch_update(Relaxed, Relaxed, moved);
+        self.price_step / self.mean_request.get().max(1.0)
     }
 
     /// Adds to what the chosen rank got, and lets no rank's surplus, up or down, grow beyond what moves a price by
     /// [`PRICE_LIMIT`].
-    fn add_assigned(&self, chosen: &Cell, tokens: f64) {
-        chosen.add_assigned(tokens);
-        let most = PRICE_LIMIT / self.price_per_token();
-        if !most.is_finite() {
-            return;
-        }
-        let even = self.even_tokens();
+    fn add_assigned(&self, chosen: &Cell, tokens: f64, sequences: f64) {
+        chosen.assigned_tokens.add(tokens);
+        chosen.assigned_sequences.add(sequences);
+        let even = self.even();
+        let most =
+            Even { tokens: PRICE_LIMIT / self.price_per_token(), sequences: PRICE_LIMIT / self.sequence_price_step };
         for cell in self.cells.iter().filter(|cell| cell.is_available()) {
-            cell.keep_within(even - most, even + most);
+            if most.tokens.is_finite() {
+                cell.assigned_tokens.keep_within(even.tokens - most.tokens, even.tokens + most.tokens);
+            }
+            if most.sequences.is_finite() {
+                cell.assigned_sequences.keep_within(even.sequences - most.sequences, even.sequences + most.sequences);
+            }
         }
+    }
+}
+
+/// A mean over the last requests.
+#[derive(Debug, Default)]
+struct Mean {
+    /// An f64.
+    value: AtomicU64,
+    requests: AtomicU64,
+}
+
+impl Mean {
+    fn get(&self) -> f64 {
+        get(&self.value)
+    }
+
+    fn note(&self, tokens: u64) {
+        let seen = self.requests.fetch_add(1, Relaxed) as f64;
+        let weight = 1.0 / (seen + 1.0).min(MEAN_MEMORY);
+        let moved = |mean: u64| {
+            let mean = f64::from_bits(mean);
+            Some((mean + weight * (tokens as f64 - mean)).to_bits())
+        };
+        // The closure never gives up.
+        let _ = self.value.fetch_update(Relaxed, Relaxed, moved);
+    }
+
+    fn copy(&self) -> Self {
+        let copied = |number: &AtomicU64| AtomicU64::new(number.load(Relaxed));
+        Self { value: copied(&self.value), requests: copied(&self.requests) }
     }
 }
 
 /// Raises the loads of ranks that are not known to the mean of those that are.
 fn believe_no_idleness(loads: &mut [RankLoad]) {
-    let (mut tokens, mut requests, mut pending, mut ranks) = (0u64, 0u64, 0u64, 0u64);
+    let (mut tokens, mut requests, mut sequences, mut pending, mut ranks) = (0u64, 0u64, 0u64, 0u64, 0u64);
     for load in loads.iter().filter(|load| load.known && load.available) {
         tokens += load.in_flight_tokens;
         requests += u64::from(load.in_flight_requests);
+        sequences += load.in_flight_sequences;
         pending += load.pending_tokens;
         ranks += 1;
     }
@@ -339,6 +392,7 @@ fn believe_no_idleness(loads: &mut [RankLoad]) {
     for load in loads.iter_mut().filter(|load| !load.known) {
         load.in_flight_tokens = load.in_flight_tokens.max(mean(tokens));
         load.in_flight_requests = load.in_flight_requests.max(u32::try_from(mean(requests)).unwrap_or(u32::MAX));
+        load.in_flight_sequences = load.in_flight_sequences.max(mean(sequences));
         load.pending_tokens = load.pending_tokens.max(mean(pending));
     }
 }

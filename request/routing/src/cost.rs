@@ -1,31 +1,41 @@
-//! The one cost of placing a request, and the pick under the load cap that goes with it.
+//! The one cost of placing a request, and the pick under the caps that goes with it.
 //!
-//! In token-equivalents of prefill work, for a request of `a` tokens with expected local shares `s[r]`:
+//! In token-equivalents of prefill work, for a request of `a` tokens in `k` sequences that is expected to generate `o`
+//! tokens, with expected local shares `s[r]`; `m` is the mean recent request, `n[r]` the sequences in flight:
 //!
 //! ```text
-//! cost(r) =  pending[r] + w * in_flight[r]       backlog: what rank r computes first, and what slows its steps
-//!          + (1 + q) * (
-//!              a - cached[r]                      what rank r must compute of this request
-//!            + gamma * a * (1 - s[r] + price[r])  what it must send to other ranks, and what r is worth to others
-//!            )
-//! q       =  mean of pending / mean recent request
+//! cost(r) =  pending[r] + w * in_flight[r]        backlog: what rank r computes first, and what slows its steps
+//!          + (1 + q) * (a - cached[r] * (1 + session))      what rank r must compute of this request
+//!          + (1 + q + n / 5) * gamma * (
+//!              (a + o) * (1 - s[r])                what it sends to other ranks, prompt and answer
+//!            + a * price[r]                        what rank r is worth to others
+//!            + k * (m + o) * (sequence_price[r] + v * d * (1 + |d| / 4))      and what a fuller rank adds to each step
+//!          )
+//! q       =  mean of pending / m
+//! n       =  mean of n[r];  d = n[r] - n
+//! session =  1 if the request names a session, else 0
 //! ```
+//!
+//! A session's cached tokens count twice: if it moves, they are computed again and evict others there.
 //!
 //! The sum is delay: the request itself waits for the backlog and for its own work, and each of the `q` requests that
 //! are to be expected behind it waits for its work once more. Backlog delays it alone: where all ranks have a queue,
-//! none runs idle, whichever takes it. Without `q` a long queue would drown what is local, just when throughput is all
-//! that counts (bench/replay has both).
+//! none runs idle, whichever takes it. Steps last as long as the slowest rank takes to exchange tokens and to read the
+//! keys and values of its sequences, so the running requests wait for these as well. A fifth of a rank's is the most
+//! that keeps p99 TTFT in simulation (bench/replay, the first half of its traces).
 //!
-//! `gamma` is [`Settings::communication`](crate::Settings::communication) and `w`
-//! [`Settings::in_flight_weight`](crate::Settings::in_flight_weight). The cheapest rank under the cap is taken:
+//! `gamma` is [`Settings::communication`](crate::Settings::communication), `w`
+//! [`Settings::in_flight_weight`](crate::Settings::in_flight_weight) and `v`
+//! [`Settings::sequence_weight`](crate::Settings::sequence_weight). The cheapest rank under both caps is taken:
 //!
 //! ```text
-//! recent[r]  <=  (1 + eps) * (sum of recent + a) / ranks  +  slack * m * sqrt(q)
+//! n[r] + k   <=  1.5 * (sum of n + k) / ranks  +  2
+//! recent[r]  <=  (1 + eps) * (sum of recent + a) / ranks  +  slack * m * sqrt(recent requests per rank)
 //! ```
 //!
-//! and the same for the latest tokens with their own slack. `m` is the mean request of that time and `q` the requests
-//! per rank. The request itself may lie above the cap, as it is never split. The rank with the least recent tokens is
-//! below the first cap always; where the second one leaves no rank, that one is taken.
+//! The request itself may lie above the second one, as it is never split. A rank that holds more of the prompt than
+//! another one is not held to it: evenness over time moves no session. The rank with the least recent tokens is always
+//! below the second cap; where no rank is below both, that one is taken.
 //!
 //! gamma is configured. A caller that sees latencies can fit it: regress the time of a prefill on its uncached tokens
 //! and on tokens times remote share; gamma is the second coefficient over the first. Policies hold their settings by
@@ -39,6 +49,7 @@ use crate::settings::Settings;
 pub struct Cost {
     communication: f64,
     in_flight_weight: f64,
+    sequence_weight: f64,
 }
 
 /// The cost of one request on each of the ranks in `loads`.
@@ -50,6 +61,12 @@ pub struct Costs<'a> {
     loads: &'a [RankLoad],
     /// Requests that wait for this one's work: itself, and those behind it.
     waiters: f64,
+    /// Tokens of a mean request and of this one's answer.
+    mean_request: f64,
+    /// Mean sequences in flight.
+    mean_sequences: f64,
+    /// gamma for each request that waits for communication: `waiters`, and a part of those that run.
+    communication: f64,
 }
 
 /// Cost of a request on one rank, in token-equivalents of prefill work.
@@ -57,29 +74,51 @@ pub struct Costs<'a> {
 pub struct CostParts {
     /// Work already there.
     pub backlog: f64,
-    /// Tokens of the request that are not in the rank's prefix cache, for each request that waits for them.
+    /// Tokens of the request that are not in the rank's prefix cache, for each request that waits for them; less a
+    /// session's that are.
     pub uncached: f64,
-    /// Tokens times gamma times (remote share + price), for each request that waits for them; 0 without evidence, for
-    /// then it would be the same everywhere.
+    /// Remote tokens and prices, times gamma, for each request that waits for them or runs; 0 without evidence.
     pub communication: f64,
+    /// Time that the sequences add to each step if the rank has more than the mean; negative where it has less.
+    pub crowding: f64,
 }
 
 impl CostParts {
     /// The cost.
     pub fn total(&self) -> f64 {
-        self.backlog + self.uncached + self.communication
+        self.backlog + self.uncached + self.communication + self.crowding
     }
 }
+
+/// Part of a rank's running sequences that counts as waiting for communication.
+const RUNNING_SHARE: f64 = 0.2;
 
 impl Cost {
     /// The cost with these settings.
     pub fn new(settings: &Settings) -> Self {
-        Cost { communication: settings.communication, in_flight_weight: settings.in_flight_weight }
+        Cost {
+            communication: settings.communication,
+            in_flight_weight: settings.in_flight_weight,
+            sequence_weight: settings.sequence_weight,
+        }
     }
 
     /// The cost of the request on each of `loads`. `share`: as [`evidence`] gives it.
     pub fn of<'a>(&self, request: &'a Request<'a>, share: Option<&'a [f64]>, loads: &'a [RankLoad]) -> Costs<'a> {
-        Costs { cost: *self, request, share, loads, waiters: 1.0 + waiting(loads) }
+        let sums = Sums::of(loads);
+        let mean_request = sums.mean_request(request.tokens());
+        let waiters = 1.0 + sums.pending / (sums.ranks * mean_request);
+        let mean_sequences = sums.sequences / sums.ranks;
+        Costs {
+            cost: *self,
+            request,
+            share,
+            loads,
+            waiters,
+            mean_request: mean_request + request.output as f64,
+            mean_sequences,
+            communication: self.communication * (waiters + RUNNING_SHARE * mean_sequences),
+        }
     }
 }
 
@@ -87,25 +126,21 @@ impl Costs<'_> {
     /// The cost on the rank at `index`.
     pub fn on(&self, index: usize) -> CostParts {
         let load = &self.loads[index];
-        let tokens = self.request.tokens.max(1) as f64;
-        let remote = |share: &[f64]| self.cost.communication * tokens * (1.0 - share[index] + load.price);
+        let (tokens, output) = (self.request.tokens(), self.request.output as f64);
+        let sequences = self.request.sequences() * self.mean_request;
+        let remote = |share: &[f64]| {
+            (tokens + output) * (1.0 - share[index]) + tokens * load.price + sequences * load.sequence_price
+        };
+        let more = load.in_flight_sequences as f64 - self.mean_sequences;
+        let uncached = self.request.uncached(index, self.loads.len()) as f64;
+        let credit = if self.request.key.is_some() { tokens - uncached } else { 0.0 };
         CostParts {
             backlog: load.pending_tokens as f64 + self.cost.in_flight_weight * load.in_flight_tokens as f64,
-            uncached: self.waiters * self.request.uncached(index, self.loads.len()) as f64,
-            communication: self.waiters * self.share.map_or(0.0, remote),
+            uncached: self.waiters * (uncached - credit),
+            communication: self.communication * self.share.map_or(0.0, remote),
+            crowding: self.communication * self.cost.sequence_weight * sequences * more * (1.0 + more.abs() / 4.0),
         }
     }
-}
-
-/// q: the average number of prompts known to wait on an available rank, each counted as a mean recent request.
-fn waiting(loads: &[RankLoad]) -> f64 {
-    let (mut pending, mut recent, mut ranks) = (0.0, Sums::default(), 0.0);
-    for load in loads.iter().filter(|load| load.available) {
-        pending += load.pending_tokens as f64;
-        recent.add(load.recent_tokens, load.recent_requests);
-        ranks += 1.0;
-    }
-    if pending > 0.0 && recent.tokens > 0.0 { pending * recent.requests / (ranks * recent.tokens) } else { 0.0 }
 }
 
 /// The request's shares, if they differ between the available ranks.
@@ -122,68 +157,82 @@ pub fn evidence<'a>(request: &Request<'a>, loads: &[RankLoad]) -> Option<&'a [f6
     differ.then_some(share)
 }
 
-/// The hard cap on recent and on latest tokens.
+/// The hard caps on sequences in flight and on recent tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Cap {
     margin: f64,
     slack: f64,
-    burst_slack: f64,
 }
 
-/// The cap for one request among given loads.
+/// The caps for one request among given loads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Most {
-    /// Greatest recent tokens that a rank may have before it takes the request.
+    /// Most recent tokens that a rank may have before it takes the request.
     pub recent: f64,
-    /// Greatest latest tokens.
-    pub latest: f64,
+    /// Most sequences in flight that it may have before.
+    pub sequences: f64,
 }
 
 impl Most {
-    /// Whether a rank may take the request.
-    pub fn allows(&self, load: &RankLoad) -> bool {
-        load.recent_tokens <= self.recent && load.latest_tokens <= self.latest
+    /// Whether a rank may take the request. `holds`: it has more of the prompt cached than another one.
+    pub fn allows(&self, load: &RankLoad, holds: bool) -> bool {
+        self.is_idle_enough(load) && (holds || load.recent_tokens <= self.recent)
+    }
+
+    /// Whether what is in flight now lets a rank take the request.
+    pub fn is_idle_enough(&self, load: &RankLoad) -> bool {
+        load.in_flight_sequences as f64 <= self.sequences
     }
 }
+
+/// A rank takes no sequence that gives it this many times the mean, and [`SPARE_SEQUENCES`] more.
+const SEQUENCES_OVER_MEAN: f64 = 1.5;
+const SPARE_SEQUENCES: f64 = 2.0;
 
 /// Sums over the available ranks.
 #[derive(Default)]
 struct Sums {
-    tokens: f64,
-    requests: f64,
+    /// At least 1.
+    ranks: f64,
+    recent_tokens: f64,
+    recent_requests: f64,
+    pending: f64,
+    sequences: f64,
 }
 
 impl Sums {
-    fn add(&mut self, tokens: f64, requests: f64) {
-        self.tokens += tokens;
-        self.requests += requests;
+    fn of(loads: &[RankLoad]) -> Self {
+        let mut sums = Sums::default();
+        for load in loads.iter().filter(|load| load.available) {
+            sums.ranks += 1.0;
+            sums.recent_tokens += load.recent_tokens;
+            sums.recent_requests += load.recent_requests;
+            sums.pending += load.pending_tokens as f64;
+            sums.sequences += load.in_flight_sequences as f64;
+        }
+        Sums { ranks: sums.ranks.max(1.0), ..sums }
     }
 
-    fn most(&self, ranks: f64, tokens: f64, margin: f64, slack: f64) -> f64 {
-        let mean_request = if self.requests > 0.0 { self.tokens / self.requests } else { tokens };
-        (1.0 + margin) * (self.tokens + tokens) / ranks + slack * mean_request * (self.requests / ranks).sqrt()
+    /// Tokens of the mean recent request; `otherwise` where there was none.
+    fn mean_request(&self, otherwise: f64) -> f64 {
+        if self.recent_tokens > 0.0 { self.recent_tokens / self.recent_requests } else { otherwise }
     }
 }
 
 impl Cap {
-    /// The cap with these settings.
+    /// The caps with these settings.
     pub fn new(settings: &Settings) -> Self {
-        Cap { margin: settings.load_margin, slack: settings.load_slack, burst_slack: settings.burst_slack }
+        Cap { margin: settings.load_margin, slack: settings.load_slack }
     }
 
-    /// The load limits of a rank that takes a request of `tokens`.
-    pub fn most(&self, loads: &[RankLoad], tokens: u64) -> Most {
-        let tokens = tokens.max(1) as f64;
-        let (mut recent, mut latest, mut ranks) = (Sums::default(), Sums::default(), 0.0f64);
-        for load in loads.iter().filter(|load| load.available) {
-            recent.add(load.recent_tokens, load.recent_requests);
-            latest.add(load.latest_tokens, load.latest_requests);
-            ranks += 1.0;
-        }
-        let ranks = ranks.max(1.0);
+    /// The load limits of a rank that takes a request.
+    pub fn most(&self, loads: &[RankLoad], request: &Request<'_>) -> Most {
+        let (sums, tokens, sequences) = (Sums::of(loads), request.tokens(), request.sequences());
+        let chance = self.slack * sums.mean_request(tokens) * (sums.recent_requests / sums.ranks).sqrt();
         Most {
-            recent: recent.most(ranks, tokens, self.margin, self.slack),
-            latest: latest.most(ranks, tokens, self.margin, self.burst_slack),
+            recent: (1.0 + self.margin) * (sums.recent_tokens + tokens) / sums.ranks + chance,
+            sequences: SEQUENCES_OVER_MEAN * (sums.sequences + sequences) / sums.ranks + SPARE_SEQUENCES
+                - sequences.min(SPARE_SEQUENCES),
         }
     }
 }
@@ -228,18 +277,21 @@ impl Weighing {
         sequence: u64,
     ) -> Option<Choice> {
         let costs = self.cost.of(request, share, loads);
-        let most = self.cap.most(loads, request.tokens);
-        let (index, capped) = cheapest(loads, sequence, most, |index, _| costs.on(index).total())?;
+        let most = self.cap.most(loads, request);
+        let uncached = |index: usize| request.uncached(index, loads.len());
+        let longest = available(loads).map(|(index, _)| uncached(index)).max().unwrap_or(0);
+        let allows = |index: usize, load: &RankLoad| most.allows(load, uncached(index) < longest);
+        let (index, capped) = cheapest(loads, sequence, allows, |index, _| costs.on(index).total())?;
         Choice::at(index, request, capped)
     }
 }
 
-/// The cheapest available rank that `most` allows, or else the one with the fewest recent tokens; and whether that is
-/// another one than the cheapest of all.
+/// The cheapest available rank that `allows` lets pass, or else the one with the fewest recent tokens; and whether that
+/// is another one than the cheapest of all.
 pub(crate) fn cheapest(
     loads: &[RankLoad],
     sequence: u64,
-    most: Most,
+    allows: impl Fn(usize, &RankLoad) -> bool,
     cost: impl Fn(usize, &RankLoad) -> f64,
 ) -> Option<(usize, bool)> {
     let (mut best, mut allowed) = (None, None);
@@ -250,7 +302,7 @@ pub(crate) fn cheapest(
     for (index, load) in available() {
         let candidate = candidate(index, load, cost(index, load));
         keep_better(&mut best, candidate);
-        if most.allows(load) {
+        if allows(index, load) {
             keep_better(&mut allowed, candidate);
         }
     }

@@ -2,11 +2,17 @@
 
 use serde::Serialize;
 
+use crate::accounts::MAX_SEQUENCES;
+
 /// One request to be placed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Request<'a> {
     /// Prompt tokens. Zero counts as one.
     pub tokens: u64,
+    /// Tokens that it is expected to generate, all its sequences together.
+    pub output: u64,
+    /// Sequences that it runs as. Zero counts as one.
+    pub sequences: u32,
     /// Expected local share per rank: the mean over the prompt's tokens of their rows of T, in `0..=1`.
     /// `None`, a length other than the number of ranks, or a value that is not finite: no evidence.
     pub share: Option<&'a [f64]>,
@@ -17,6 +23,16 @@ pub struct Request<'a> {
 }
 
 impl Request<'_> {
+    /// Prompt tokens as they are counted, at least one.
+    pub(crate) fn tokens(&self) -> f64 {
+        self.tokens.max(1) as f64
+    }
+
+    /// Sequences as they are counted, at least one.
+    pub(crate) fn sequences(&self) -> f64 {
+        self.sequences.clamp(1, MAX_SEQUENCES).into()
+    }
+
     /// Prompt tokens that the rank would have to compute. The last token always is: it gives the first new one.
     pub fn uncached(&self, rank: usize, ranks: usize) -> u64 {
         let tokens = self.tokens.max(1);
@@ -32,6 +48,8 @@ pub struct RankLoad {
     pub in_flight_tokens: u64,
     /// Requests in flight.
     pub in_flight_requests: u32,
+    /// Their sequences.
+    pub in_flight_sequences: u64,
     /// Prompt tokens that are still to be computed, as far as is known: those of streaming requests that sent nothing
     /// yet.
     pub pending_tokens: u64,
@@ -40,14 +58,12 @@ pub struct RankLoad {
     pub recent_tokens: f64,
     /// Requests among them.
     pub recent_requests: f64,
-    /// Tokens among the last [`Settings::window`](crate::Settings::window) requests assigned to any rank.
-    pub latest_tokens: f64,
-    /// Requests among them.
-    pub latest_requests: f64,
     /// Requests assigned so far; a rank that was away comes back with the least count of the others.
     pub assigned_requests: u64,
-    /// In units of share: what the rank costs more than others for being wanted more.
+    /// In units of share: what a token costs more here than elsewhere, as the rank is wanted more.
     pub price: f64,
+    /// In units of share of a mean-sized request: what a sequence costs more here than elsewhere.
+    pub sequence_price: f64,
     /// Whether the rank may be chosen.
     pub available: bool,
     /// Whether the counts of what is in flight are to be believed. Where they are not, they are at least the mean of
@@ -60,13 +76,13 @@ impl RankLoad {
     pub const IDLE: RankLoad = RankLoad {
         in_flight_tokens: 0,
         in_flight_requests: 0,
+        in_flight_sequences: 0,
         pending_tokens: 0,
         recent_tokens: 0.0,
         recent_requests: 0.0,
-        latest_tokens: 0.0,
-        latest_requests: 0.0,
         assigned_requests: 0,
         price: 0.0,
+        sequence_price: 0.0,
         available: true,
         known: true,
     };

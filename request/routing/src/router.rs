@@ -10,6 +10,10 @@ use crate::settings::Settings;
 pub struct Prompt<'a> {
     /// Its tokens. Zero counts as one.
     pub tokens: u64,
+    /// The most tokens that it may generate, where the client set a limit.
+    pub most_output: Option<u64>,
+    /// Sequences that it runs as, `n` of the OpenAI routes. Zero counts as one.
+    pub sequences: u32,
     /// Expected local share per rank, as in [`Request::share`].
     pub share: Option<&'a [f64]>,
     /// Names of its whole blocks, as [`block_hashes`](crate::block_hashes) gives them; empty where they are not known.
@@ -111,12 +115,14 @@ impl Router {
             prefixes.cached(prompt.blocks, &mut scratch.cached);
             &scratch.cached[..]
         });
-        let request = Request { tokens: prompt.tokens, share: prompt.share, cached, key: prompt.key };
+        let Prompt { tokens, sequences, share, key, .. } = *prompt;
+        let output = self.accounts.expected_output(prompt.most_output);
+        let request = Request { tokens, output, sequences, share, cached, key };
         let choice = policy.choose(&request, &scratch.loads, sequence)?;
         let rank = usize::from(choice.rank);
         let pending = if prompt.reports { request.uncached(rank, scratch.loads.len()) } else { 0 };
-        let cached = cached.map(|cached| cached[rank].min(prompt.tokens.saturating_sub(1)));
-        Some(Decision { choice, work: Work { tokens: prompt.tokens, pending }, cached })
+        let cached = cached.map(|cached| cached[rank].min(tokens.saturating_sub(1)));
+        Some(Decision { choice, work: Work { tokens, pending, sequences }, cached })
     }
 
     /// Counts a decision in, and notes that its rank will hold the prompt. `remember` is false for ranks whose engine

@@ -16,22 +16,22 @@ pub struct Settings {
     /// Cost to a new request of a prompt token in flight that is computed, or not known to be pending, over the
     /// work of computing it: it decodes, and so makes every step longer.
     pub in_flight_weight: f64,
-    /// Hard cap: a rank whose recent or latest tokens exceed the mean of the available ranks by more than this fraction
-    /// of it and the slack below is not taken, unless every rank is over it.
+    /// Price of a sequence on a rank that has one more in flight than the mean, in units of share of a mean-sized
+    /// request: attention waits for the fullest rank in every step.
+    pub sequence_weight: f64,
+    /// Hard cap: a rank whose recent tokens exceed the mean of the available ranks by more than this fraction of it and
+    /// the slack below is not taken, unless it holds more of the prompt than another rank.
     pub load_margin: f64,
     /// Room above the cap on recent tokens for chance, in mean-sized requests times the square root of the recent
     /// requests per rank (what an even but random split would miss by).
     pub load_slack: f64,
-    /// The same for the latest tokens.
-    pub burst_slack: f64,
     /// Requests per rank that count as recent.
     pub memory: u32,
-    /// Requests of all ranks together that count as latest, or 8 for each rank where that is more.
-    pub window: u32,
-    /// How far a price moves, in units of share, for one mean-sized request above or below the even split.
+    /// How far the price of tokens moves, in units of share, for one mean-sized request above or below the even split.
     pub price_step: f64,
-    /// How much higher a price is, in units of share, on a rank with twice the mean of the latest tokens.
-    pub price_pull: f64,
+    /// How far the price of sequences moves, in units of share of a mean-sized request, for one sequence above or below
+    /// the even split.
+    pub sequence_price_step: f64,
     /// Name of the policy that `shadow` routes by.
     pub baseline: String,
 }
@@ -41,20 +41,16 @@ impl Default for Settings {
         Settings {
             communication: 0.5,
             in_flight_weight: 0.0001,
+            sequence_weight: 0.015,
             load_margin: 0.05,
             load_slack: 0.8,
-            burst_slack: 3.0,
             memory: 128,
-            window: 64,
             price_step: 0.002,
-            price_pull: 0.03,
+            sequence_price_step: 0.004,
             baseline: "least_load".to_owned(),
         }
     }
 }
-
-/// Requests for each rank that a window has at least: with fewer, no split of whole requests is even.
-const MIN_WINDOW_PER_RANK: u32 = 8;
 
 /// A setting outside its range.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -87,13 +83,12 @@ impl Settings {
         let fields = [
             ("communication", self.communication, 0.0, 1e3),
             ("in_flight_weight", self.in_flight_weight, 0.0, 1e3),
+            ("sequence_weight", self.sequence_weight, 0.0, 1e3),
             ("load_margin", self.load_margin, 0.0, 10.0),
             ("load_slack", self.load_slack, 0.0, 1e3),
-            ("burst_slack", self.burst_slack, 0.0, 1e3),
             ("memory", f64::from(self.memory), 1.0, f64::from(MAX_WINDOW)),
-            ("window", f64::from(self.window), 1.0, f64::from(MAX_WINDOW)),
             ("price_step", self.price_step, 0.0, 1.0),
-            ("price_pull", self.price_pull, 0.0, 1.0),
+            ("sequence_price_step", self.sequence_price_step, 0.0, 1.0),
         ];
         check_ranges(fields)
     }
@@ -101,11 +96,6 @@ impl Settings {
     /// Requests that count as recent with this many ranks; 65,535 at most.
     pub fn memory_of(&self, ranks: u16) -> u32 {
         self.memory.saturating_mul(u32::from(ranks)).min(MAX_WINDOW)
-    }
-
-    /// Requests that count as latest with this many ranks; 65,535 at most.
-    pub fn window_of(&self, ranks: u16) -> u32 {
-        self.window.max(MIN_WINDOW_PER_RANK * u32::from(ranks)).min(MAX_WINDOW)
     }
 }
 
@@ -118,7 +108,7 @@ mod tests {
         Settings::default().validate().unwrap();
         let wrong = Settings { price_step: f64::NAN, ..Settings::default() };
         assert_eq!(wrong.validate().unwrap_err().name, "price_step");
-        let wrong = Settings { window: 0, ..Settings::default() };
-        assert!(wrong.validate().unwrap_err().to_string().contains("`window` is 0"));
+        let wrong = Settings { memory: 0, ..Settings::default() };
+        assert!(wrong.validate().unwrap_err().to_string().contains("`memory` is 0"));
     }
 }

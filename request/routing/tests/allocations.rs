@@ -48,7 +48,14 @@ fn a_decision_allocates_nothing() {
         let share: Vec<f64> = (0..ranks).map(|rank| f64::from(rank % 7) / 10.0).collect();
         let mut blocks = Vec::new();
         block_hashes(&ids, 64, &mut blocks);
-        let prompt = Prompt { tokens: 1000, share: Some(&share), blocks: &blocks, key: Some(3), reports: true };
+        let prompt = Prompt {
+            tokens: 1000,
+            share: Some(&share),
+            blocks: &blocks,
+            key: Some(3),
+            reports: true,
+            ..Prompt::default()
+        };
         let admit = |rank: u16| rank.is_multiple_of(2);
         let mut scratch = Scratch::default();
         // The scratch gets its room, every rank its part of the prefix table.

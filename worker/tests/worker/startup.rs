@@ -105,6 +105,18 @@ fn with_slots(tables: &Path, name: &str, slots: &[i32]) -> PathBuf {
     path
 }
 
+/// A checkpoint of the same model after more training: names, sizes and shapes are equal.
+fn trained_on(folder: &Path) -> PathBuf {
+    let dir = folder.join("c");
+    std::fs::create_dir(&dir).unwrap();
+    let copy = model_copy(&dir, "tiny-qwen3moe-15m", &[("model.safetensors", "")]);
+    let mut weights = std::fs::read(model_dir().join("model.safetensors")).unwrap();
+    let middle = weights.len() / 2;
+    weights[middle..].iter_mut().for_each(|byte| *byte ^= 1);
+    std::fs::write(copy.join("model.safetensors"), weights).unwrap();
+    copy
+}
+
 #[test]
 fn ranks_with_other_arguments_are_refused_on_both_sides() {
     let folder = tempfile::tempdir().unwrap();
@@ -117,17 +129,7 @@ fn ranks_with_other_arguments_are_refused_on_both_sides() {
         std::fs::create_dir(&dir).unwrap();
         model_copy(&dir, "tiny-qwen3moe-15m", &[("config.json", &json.replace("10000.0", "20000.0"))])
     };
-    // The same model after more training: names, sizes and shapes are equal.
-    let trained_on = {
-        let dir = folder.path().join("c");
-        std::fs::create_dir(&dir).unwrap();
-        let copy = model_copy(&dir, "tiny-qwen3moe-15m", &[("model.safetensors", "")]);
-        let mut weights = std::fs::read(model_dir().join("model.safetensors")).unwrap();
-        let middle = weights.len() / 2;
-        weights[middle..].iter_mut().for_each(|byte| *byte ^= 1);
-        std::fs::write(copy.join("model.safetensors"), weights).unwrap();
-        copy
-    };
+    let trained_on = trained_on(folder.path());
     type Adjust<'a> = Box<dyn Fn(&mut WorkerConfig) + 'a>;
     let cases: Vec<(Adjust<'_>, &str)> = vec![
         (Box::new(|config| config.model_dir = trained_on.clone()), "rank 1 has a checkpoint with digest"),

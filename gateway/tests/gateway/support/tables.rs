@@ -101,7 +101,7 @@ impl Fixture {
     /// One model with affinity over one backend, with so much room for load that only the tables decide.
     pub(crate) fn affinity(&self, url: &str, tables: &Path) -> String {
         format!(
-            "[routing.settings]\nload_margin = 10.0\nprice_step = 0.0\nprice_pull = 0.0\n{}",
+            "[routing.settings]\nload_margin = 10.0\nprice_step = 0.0\nsequence_price_step = 0.0\nsequence_weight = 0.0\n{}",
             self.balanced(url, tables)
         )
     }

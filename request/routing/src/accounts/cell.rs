@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use super::recent::{Recent, RecentWork};
+use super::{Even, Work};
 use crate::policy::RankLoad;
 
 /// Load in flight on one rank, on cache lines of its own. It belongs to the rank, whichever accounts it stands in: a
@@ -13,9 +14,38 @@ use crate::policy::RankLoad;
 struct Flight {
     tokens: AtomicU64,
     requests: AtomicU64,
+    sequences: AtomicU64,
     pending: AtomicU64,
     /// Tokens, as this rank's parts of requests that may run on others as well.
     parts: AtomicU64,
+}
+
+/// Tokens or sequences assigned while available, relative to the other ranks'. While away: the surplus when it left.
+#[derive(Debug, Default)]
+pub(super) struct Assigned(AtomicU64);
+
+impl Assigned {
+    pub(super) fn get(&self) -> f64 {
+        get(&self.0)
+    }
+
+    pub(super) fn set(&self, value: f64) {
+        set(&self.0, value);
+    }
+
+    pub(super) fn add(&self, amount: f64) {
+        let more = |count: u64| Some((f64::from_bits(count) + amount).to_bits());
+        let _ = self.0.fetch_update(Relaxed, Relaxed, more);
+    }
+
+    /// Writes only where it must.
+    pub(super) fn keep_within(&self, least: f64, most: f64) {
+        let kept = |count: u64| {
+            let count = f64::from_bits(count);
+            (count < least || count > most).then(|| count.clamp(least, most).to_bits())
+        };
+        let _ = self.0.fetch_update(Relaxed, Relaxed, kept);
+    }
 }
 
 /// One rank, on cache lines of its own.
@@ -25,10 +55,9 @@ pub(super) struct Cell {
     flight: Arc<Flight>,
     /// Among the last assignments, over the long and the short window.
     pub(super) recent: Recent,
-    pub(super) latest: Recent,
     pub(super) assigned_requests: AtomicU64,
-    /// An f64: tokens assigned while available, relative to the other ranks'. While away: the surplus when it left.
-    pub(super) assigned_tokens: AtomicU64,
+    pub(super) assigned_tokens: Assigned,
+    pub(super) assigned_sequences: Assigned,
     /// An f64.
     pub(super) table_price: AtomicU64,
     away: AtomicBool,
@@ -62,7 +91,8 @@ impl Cell {
         let flag = |flag: &AtomicBool| AtomicBool::new(flag.load(Relaxed));
         Self {
             assigned_requests: copied(&self.assigned_requests),
-            assigned_tokens: copied(&self.assigned_tokens),
+            assigned_tokens: Assigned(copied(&self.assigned_tokens.0)),
+            assigned_sequences: Assigned(copied(&self.assigned_sequences.0)),
             away: flag(&self.away),
             unknown: flag(&self.unknown),
             ..Self::default()
@@ -74,29 +104,30 @@ impl Cell {
         Self { away: AtomicBool::new(true), ..Self::default() }
     }
 
-    /// With the tokens assigned in place of the price, which depends on the other ranks.
-    pub(super) fn load(&self, recent: RecentWork, latest: RecentWork) -> RankLoad {
+    /// With what was assigned in place of the prices, which depend on the other ranks.
+    pub(super) fn load(&self, recent: RecentWork) -> RankLoad {
         RankLoad {
             in_flight_tokens: self.flight.tokens.load(Relaxed) + self.parts(),
             in_flight_requests: u32::try_from(self.flight.requests.load(Relaxed)).unwrap_or(u32::MAX),
+            in_flight_sequences: self.flight.sequences.load(Relaxed),
             pending_tokens: self.flight.pending.load(Relaxed),
             recent_tokens: recent.tokens,
             recent_requests: recent.requests,
-            latest_tokens: latest.tokens,
-            latest_requests: latest.requests,
             assigned_requests: self.assigned_requests.load(Relaxed),
-            price: self.assigned(),
+            price: self.assigned_tokens.get(),
+            sequence_price: self.assigned_sequences.get(),
             available: self.is_available(),
             known: !self.unknown.load(Relaxed),
         }
     }
 
-    pub(super) fn count_in(&self, tokens: u64, pending: u64) {
-        self.flight.tokens.fetch_add(tokens, Relaxed);
+    pub(super) fn count_in(&self, work: Work) {
+        self.flight.tokens.fetch_add(work.counted_tokens(), Relaxed);
         self.flight.requests.fetch_add(1, Relaxed);
+        self.flight.sequences.fetch_add(work.counted_sequences(), Relaxed);
         self.assigned_requests.fetch_add(1, Relaxed);
-        if pending > 0 {
-            self.flight.pending.fetch_add(pending, Relaxed);
+        if work.counted_pending() > 0 {
+            self.flight.pending.fetch_add(work.counted_pending(), Relaxed);
         }
     }
 
@@ -118,10 +149,11 @@ impl Cell {
         }
     }
 
-    pub(super) fn count_out(&self, tokens: u64, pending: u64) {
-        take(&self.flight.tokens, tokens);
+    pub(super) fn count_out(&self, work: Work) {
+        take(&self.flight.tokens, work.counted_tokens());
         take(&self.flight.requests, 1);
-        self.computed(pending);
+        take(&self.flight.sequences, work.counted_sequences());
+        self.computed(work.counted_pending());
     }
 
     pub(super) fn is_available(&self) -> bool {
@@ -135,36 +167,20 @@ impl Cell {
         }
     }
 
-    /// Remembers the surplus in place of the count.
-    pub(super) fn leave(&self, even: f64) {
+    /// Remembers the surplus in place of the counts.
+    pub(super) fn leave(&self, even: Even) {
         self.away.store(true, Relaxed);
-        set(&self.assigned_tokens, self.assigned() - even);
+        self.assigned_tokens.add(-even.tokens);
+        self.assigned_sequences.add(-even.sequences);
     }
 
-    pub(super) fn come_back(&self, even: f64, fewest: Option<u64>) {
+    pub(super) fn come_back(&self, even: Even, fewest: Option<u64>) {
         if let Some(fewest) = fewest {
             self.assigned_requests.store(fewest, Relaxed);
         }
-        set(&self.assigned_tokens, self.assigned() + even);
+        self.assigned_tokens.add(even.tokens);
+        self.assigned_sequences.add(even.sequences);
         self.unknown.store(true, Relaxed);
         self.away.store(false, Relaxed);
-    }
-
-    pub(super) fn assigned(&self) -> f64 {
-        get(&self.assigned_tokens)
-    }
-
-    pub(super) fn add_assigned(&self, tokens: f64) {
-        let more = |count: u64| Some((f64::from_bits(count) + tokens).to_bits());
-        let _ = self.assigned_tokens.fetch_update(Relaxed, Relaxed, more);
-    }
-
-    /// Writes only where it must.
-    pub(super) fn keep_within(&self, least: f64, most: f64) {
-        let kept = |count: u64| {
-            let count = f64::from_bits(count);
-            (count < least || count > most).then(|| count.clamp(least, most).to_bits())
-        };
-        let _ = self.assigned_tokens.fetch_update(Relaxed, Relaxed, kept);
     }
 }

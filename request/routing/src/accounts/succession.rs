@@ -4,10 +4,8 @@
 //! and both see it. Everything else is copied as it is in this moment. Accounts that keep books on the same ranks for
 //! another purpose, as a shadow's do, share nothing: no request that is in flight now will ever be counted out there.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
 use super::cell::{Cell, set};
-use super::recent::{Recent, Window};
+use super::recent::Window;
 use super::{Accounts, PRICE_LIMIT};
 use crate::settings::Settings;
 
@@ -38,8 +36,8 @@ impl Accounts {
         let old = |from: &Option<u16>| self.cells.get(usize::from((*from)?));
         let cells = from.iter().take(usize::from(ranks)).map(|from| old(from).map_or_else(Cell::newcomer, stays));
         let next = Accounts {
-            mean_request: AtomicU64::new(self.mean_request.load(Relaxed)),
-            requests: AtomicU64::new(self.requests.load(Relaxed)),
+            mean_request: self.mean_request.copy(),
+            mean_output: self.mean_output.copy(),
             ..Accounts::of_cells(cells.collect(), settings)
         };
         next.set_table_prices(table_prices);
@@ -49,16 +47,15 @@ impl Accounts {
                 *place = Some(rank);
             }
         }
-        next.replay(&self.memory, &next.memory, &to, |cell| &cell.recent);
-        next.replay(&self.window, &next.window, &to, |cell| &cell.latest);
+        next.replay(&self.memory, &to);
         next
     }
 
     /// Notes what was assigned lately, rank `r` of the old window being `to[r]` here.
-    fn replay(&self, old: &Window, window: &Window, to: &[Option<u16>], of: fn(&Cell) -> &Recent) {
+    fn replay(&self, old: &Window, to: &[Option<u16>]) {
         for (rank, tokens) in old.held() {
             if let Some(rank) = to.get(usize::from(rank)).copied().flatten() {
-                self.note_in(rank, tokens, window, of);
+                self.note_recent(rank, tokens);
             }
         }
     }

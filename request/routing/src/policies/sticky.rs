@@ -1,9 +1,9 @@
-//! `sticky`: requests with the same key go to the same rank, as long as that one is under the load cap.
+//! `sticky`: requests with the same key go to the same rank, unless that one is too busy now.
 //!
 //! Rendezvous hashing: every rank has a number for every key, and the available rank with the greatest one is the
 //! key's. A rank that goes away moves its own keys and no others, and gets them back when it returns. A rank above the
-//! cap of [`cost`](crate::cost) passes its requests on to the key's next rank. A request without a key is placed as
-//! `least_load` does.
+//! cap on sequences in flight passes its requests on to the key's next rank; recent tokens do not count. A request
+//! without a key is placed as `least_load` does.
 
 use super::load_only::LeastLoad;
 use crate::cost::{Cap, cheapest};
@@ -27,7 +27,8 @@ impl Policy for Sticky {
         let Some(key) = request.key else { return LeastLoad.choose(request, loads, sequence) };
         // The upper bits alone: a float holds 53.
         let cost = |index: usize, _: &RankLoad| -((scramble(key ^ scramble(index as u64)) >> 11) as f64);
-        let (index, capped) = cheapest(loads, sequence, self.0.most(loads, request.tokens), cost)?;
+        let most = self.0.most(loads, request);
+        let (index, capped) = cheapest(loads, sequence, |_, load| most.is_idle_enough(load), cost)?;
         Choice::at(index, request, capped)
     }
 }
