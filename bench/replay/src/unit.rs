@@ -37,7 +37,7 @@ struct Rank {
     /// Tokens of KV memory in use, and those of them whose sequences decode.
     used: u64,
     held: u64,
-    /// [ranks] sums over the decoding sequences of their shares of activations.
+    /// \[ranks\] sums over the decoding sequences of their shares of activations.
     hosted: Vec<f64>,
 }
 

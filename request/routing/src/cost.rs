@@ -12,7 +12,7 @@
 //!            + k * (m + o) * (sequence_price[r] + v * d * (1 + |d| / 4))      and what a fuller rank adds to each step
 //!          )
 //! q       =  mean of pending / m
-//! n       =  mean of n[r];  d = n[r] - n
+//! n       =  mean of n[r];  d = (n[r] - n) * 8 / max(n, 8)
 //! session =  1 if the request names a session, else 0
 //! ```
 //!
@@ -90,6 +90,9 @@ impl CostParts {
     }
 }
 
+/// With more sequences than this on a rank, unevenness counts in relation to them.
+const RELATIVE_FROM: f64 = 8.0;
+
 /// Part of a rank's running sequences that counts as waiting for communication.
 const RUNNING_SHARE: f64 = 0.2;
 
@@ -131,7 +134,8 @@ impl Costs<'_> {
         let remote = |share: &[f64]| {
             (tokens + output) * (1.0 - share[index]) + tokens * load.price + sequences * load.sequence_price
         };
-        let more = load.in_flight_sequences as f64 - self.mean_sequences;
+        let relative = RELATIVE_FROM / self.mean_sequences.max(RELATIVE_FROM);
+        let more = relative * (load.in_flight_sequences as f64 - self.mean_sequences);
         let uncached = self.request.uncached(index, self.loads.len()) as f64;
         let credit = if self.request.key.is_some() { tokens - uncached } else { 0.0 };
         CostParts {
