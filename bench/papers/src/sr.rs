@@ -1,7 +1,7 @@
 //! Experts compressed to a sparse residual on a shared expert (HybridEP, section IV-B: SREncode and SRDecode).
 //!
-//! The shared expert is the mean of all experts; of what an expert differs from it by, the k weights of the greatest
-//! magnitude are kept, as f16. What the paper leaves open:
+//! The shared expert is the mean of all experts. Of each expert's difference from it, the k weights of the largest
+//! magnitude are kept, as f16. Choices that the paper leaves open:
 //!
 //! - the mean is summed in f32 in the order of the experts, divided in f32, and rounded to f16;
 //! - the residual is f32(w) - f32(S); of equal magnitudes the lowest index is kept; indices ascend;

@@ -203,11 +203,11 @@ fn table(title: &str, policies: &[String], setup: Setup<'_>) -> Result<Vec<Figur
     Ok(all)
 }
 
-/// The greatest goodput of each policy over all loads, and what it has at that load.
+/// The highest goodput of each policy over all loads, with its other figures at that load.
 fn summary(title: &str, policies: &[String], loads: &[Vec<Figures>]) -> Result<(), ReplayError> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "\n### {title}\n")?;
-    writeln!(out, "| policy | greatest goodput, requests/s | TTFT p99 there, s | LAR there | prefix hits there |")?;
+    writeln!(out, "| policy | highest goodput, requests/s | TTFT p99 there, s | LAR there | prefix hits there |")?;
     writeln!(out, "|{}", "---|".repeat(5))?;
     for (index, policy) in policies.iter().enumerate() {
         let best = loads.iter().map(|figures| &figures[index]).max_by(|a, b| a.goodput.total_cmp(&b.goodput));

@@ -46,7 +46,7 @@ pub(crate) struct Figures {
     pub(crate) per_token_p99: f64,
     /// Prompt tokens assigned to a rank, greatest over mean.
     pub(crate) tokens_max_over_mean: f64,
-    /// Requests on a rank, greatest over mean, averaged over the time in which there were any.
+    /// Requests on the fullest rank over the mean, averaged over the time in which there were any.
     pub(crate) sequences_max_over_mean: f64,
     /// Sequences preempted.
     pub(crate) preemptions: u64,

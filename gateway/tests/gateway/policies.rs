@@ -1,10 +1,11 @@
 //! Policies beyond `affinity`: their inputs, their reports, and how a policy is tried before it is trusted.
 
 use http::Method;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::{Client, Fixture, MODEL_DIR, Mock, canned, canned_as, metric, next_frame, settled, start};
 
+const COMPLETIONS: &str = "/v1/completions";
 const TEXTS: [&str; 2] = ["river water boat fish", "king queen castle sword"];
 
 /// A model without tables over one backend.
@@ -47,6 +48,36 @@ async fn prefix_returns_to_the_rank_that_has_the_prompt() {
     let table = &shown["models"][0]["prefix_table"];
     assert_eq!((&table["block_tokens"], &table["blocks_per_rank"]), (&json!(16), &json!(8192)));
     settled(&gateway).await;
+}
+
+/// A prompt leaves the rank that holds it for too many sequences there, and for long answers if it may have one itself.
+#[tokio::test]
+async fn sequences_and_answers_count() {
+    let mock = canned(4);
+    let gateway = start(&model(&mock, "sglang", "prefix")).await;
+    let client = Client::data(&gateway);
+    let stays = async |text: &str, held: Value, extra: Value| {
+        let text = format!("{text} ").repeat(40);
+        let home = rank_of(&client, &text).await;
+        let body = |mut body: Value| {
+            body["prompt"] = json!(text);
+            body.to_string()
+        };
+        let stream = client.open(Method::POST, COMPLETIONS, &[("x-mock", "stream")], body(held)).await;
+        assert_eq!(stream.headers()["x-semmoe-rank"], home.as_str());
+        let answer = client.post(COMPLETIONS, body(extra)).await;
+        drop(stream);
+        settled(&gateway).await;
+        answer.header("x-semmoe-rank") == home
+    };
+    assert!(stays("river water boat fish", json!({}), json!({})).await);
+    assert!(!stays("king queen castle sword", json!({ "n": 9 }), json!({})).await);
+    let answer = client.mock(COMPLETIONS, "generated 1000000", json!({ "prompt": "a" }).to_string()).await;
+    assert_eq!(answer.status, 200);
+    assert!(!stays("a tree in the garden", json!({}), json!({})).await);
+    for limit in ["max_tokens", "max_completion_tokens"] {
+        assert!(stays(&format!("bread and {limit}"), json!({}), json!({ limit: 1 })).await, "{limit}");
+    }
 }
 
 /// An engine that says that it keeps no prefixes: a prompt has no home there.

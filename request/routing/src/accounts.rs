@@ -338,12 +338,8 @@ impl Accounts {
         let most =
             Even { tokens: PRICE_LIMIT / self.price_per_token(), sequences: PRICE_LIMIT / self.sequence_price_step };
         for cell in self.cells.iter().filter(|cell| cell.is_available()) {
-            if most.tokens.is_finite() {
-                cell.assigned_tokens.keep_within(even.tokens - most.tokens, even.tokens + most.tokens);
-            }
-            if most.sequences.is_finite() {
-                cell.assigned_sequences.keep_within(even.sequences - most.sequences, even.sequences + most.sequences);
-            }
+            cell.assigned_tokens.keep_near(even.tokens, most.tokens);
+            cell.assigned_sequences.keep_near(even.sequences, most.sequences);
         }
     }
 }

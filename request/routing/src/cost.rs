@@ -21,8 +21,8 @@
 //! The sum is delay: the request itself waits for the backlog and for its own work, and each of the `q` requests that
 //! are to be expected behind it waits for its work once more. Backlog delays it alone: where all ranks have a queue,
 //! none runs idle, whichever takes it. Steps last as long as the slowest rank takes to exchange tokens and to read the
-//! keys and values of its sequences, so the running requests wait for these as well. A fifth of a rank's is the most
-//! that keeps p99 TTFT in simulation (bench/replay, the first half of its traces).
+//! keys and values of its sequences, so running requests wait for these as well. Counting a fifth of them was chosen in
+//! simulation (bench/replay, the first half of its traces), where more of them cost goodput.
 //!
 //! `gamma` is [`Settings::communication`](crate::Settings::communication), `w`
 //! [`Settings::in_flight_weight`](crate::Settings::in_flight_weight) and `v`
@@ -61,12 +61,11 @@ pub struct Costs<'a> {
     loads: &'a [RankLoad],
     /// Requests that wait for this one's work: itself, and those behind it.
     waiters: f64,
-    /// Tokens of a mean request and of this one's answer.
-    mean_request: f64,
-    /// Mean sequences in flight.
-    mean_sequences: f64,
     /// gamma for each request that waits for communication: `waiters`, and a part of those that run.
     communication: f64,
+    /// k * (m + o): the request's sequences, in tokens.
+    sequence_tokens: f64,
+    mean_sequences: f64,
 }
 
 /// Cost of a request on one rank, in token-equivalents of prefill work.
@@ -108,7 +107,16 @@ impl Cost {
 
     /// The cost of the request on each of `loads`. `share`: as [`evidence`] gives it.
     pub fn of<'a>(&self, request: &'a Request<'a>, share: Option<&'a [f64]>, loads: &'a [RankLoad]) -> Costs<'a> {
-        let sums = Sums::of(loads);
+        self.given(&Sums::of(loads), request, share, loads)
+    }
+
+    fn given<'a>(
+        &self,
+        sums: &Sums,
+        request: &'a Request<'a>,
+        share: Option<&'a [f64]>,
+        loads: &'a [RankLoad],
+    ) -> Costs<'a> {
         let mean_request = sums.mean_request(request.tokens());
         let waiters = 1.0 + sums.pending / (sums.ranks * mean_request);
         let mean_sequences = sums.sequences / sums.ranks;
@@ -118,9 +126,9 @@ impl Cost {
             share,
             loads,
             waiters,
-            mean_request: mean_request + request.output as f64,
-            mean_sequences,
             communication: self.communication * (waiters + RUNNING_SHARE * mean_sequences),
+            sequence_tokens: request.sequences() * (mean_request + request.output as f64),
+            mean_sequences,
         }
     }
 }
@@ -130,19 +138,20 @@ impl Costs<'_> {
     pub fn on(&self, index: usize) -> CostParts {
         let load = &self.loads[index];
         let (tokens, output) = (self.request.tokens(), self.request.output as f64);
-        let sequences = self.request.sequences() * self.mean_request;
         let remote = |share: &[f64]| {
-            (tokens + output) * (1.0 - share[index]) + tokens * load.price + sequences * load.sequence_price
+            let sent = (tokens + output) * (1.0 - share[index]);
+            sent + tokens * load.price + self.sequence_tokens * load.sequence_price
         };
         let relative = RELATIVE_FROM / self.mean_sequences.max(RELATIVE_FROM);
-        let more = relative * (load.in_flight_sequences as f64 - self.mean_sequences);
+        let excess = relative * (load.in_flight_sequences as f64 - self.mean_sequences);
+        let crowding = self.cost.sequence_weight * excess * (1.0 + excess.abs() / 4.0);
         let uncached = self.request.uncached(index, self.loads.len()) as f64;
         let credit = if self.request.key.is_some() { tokens - uncached } else { 0.0 };
         CostParts {
             backlog: load.pending_tokens as f64 + self.cost.in_flight_weight * load.in_flight_tokens as f64,
             uncached: self.waiters * (uncached - credit),
             communication: self.communication * self.share.map_or(0.0, remote),
-            crowding: self.communication * self.cost.sequence_weight * sequences * more * (1.0 + more.abs() / 4.0),
+            crowding: self.communication * self.sequence_tokens * crowding,
         }
     }
 }
@@ -170,14 +179,14 @@ pub struct Cap {
 
 /// The caps for one request among given loads.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Most {
+pub struct LoadLimits {
     /// Most recent tokens that a rank may have before it takes the request.
     pub recent: f64,
     /// Most sequences in flight that it may have before.
     pub sequences: f64,
 }
 
-impl Most {
+impl LoadLimits {
     /// Whether a rank may take the request. `holds`: it has more of the prompt cached than another one.
     pub fn allows(&self, load: &RankLoad, holds: bool) -> bool {
         self.is_idle_enough(load) && (holds || load.recent_tokens <= self.recent)
@@ -189,7 +198,7 @@ impl Most {
     }
 }
 
-/// A rank takes no sequence that gives it this many times the mean, and [`SPARE_SEQUENCES`] more.
+/// A rank takes no sequence that would give it more than this many times the mean, and [`SPARE_SEQUENCES`].
 const SEQUENCES_OVER_MEAN: f64 = 1.5;
 const SPARE_SEQUENCES: f64 = 2.0;
 
@@ -230,10 +239,14 @@ impl Cap {
     }
 
     /// The load limits of a rank that takes a request.
-    pub fn most(&self, loads: &[RankLoad], request: &Request<'_>) -> Most {
-        let (sums, tokens, sequences) = (Sums::of(loads), request.tokens(), request.sequences());
+    pub fn limits(&self, loads: &[RankLoad], request: &Request<'_>) -> LoadLimits {
+        self.given(&Sums::of(loads), request)
+    }
+
+    fn given(&self, sums: &Sums, request: &Request<'_>) -> LoadLimits {
+        let (tokens, sequences) = (request.tokens(), request.sequences());
         let chance = self.slack * sums.mean_request(tokens) * (sums.recent_requests / sums.ranks).sqrt();
-        Most {
+        LoadLimits {
             recent: (1.0 + self.margin) * (sums.recent_tokens + tokens) / sums.ranks + chance,
             sequences: SEQUENCES_OVER_MEAN * (sums.sequences + sequences) / sums.ranks + SPARE_SEQUENCES
                 - sequences.min(SPARE_SEQUENCES),
@@ -280,11 +293,12 @@ impl Weighing {
         loads: &[RankLoad],
         sequence: u64,
     ) -> Option<Choice> {
-        let costs = self.cost.of(request, share, loads);
-        let most = self.cap.most(loads, request);
+        let sums = Sums::of(loads);
+        let costs = self.cost.given(&sums, request, share, loads);
+        let limits = self.cap.given(&sums, request);
         let uncached = |index: usize| request.uncached(index, loads.len());
         let longest = available(loads).map(|(index, _)| uncached(index)).max().unwrap_or(0);
-        let allows = |index: usize, load: &RankLoad| most.allows(load, uncached(index) < longest);
+        let allows = |index: usize, load: &RankLoad| limits.allows(load, uncached(index) < longest);
         let (index, capped) = cheapest(loads, sequence, allows, |index, _| costs.on(index).total())?;
         Choice::at(index, request, capped)
     }

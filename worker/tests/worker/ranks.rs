@@ -240,7 +240,7 @@ fn logits_of_a_batch(model_dir: &Path, sequences: usize, longest: usize) -> Vec<
     logits
 }
 
-/// Attention and experts of a step are shared among threads, and every logit is the same, bit for bit.
+/// Threads share the attention and the experts of a step, and change no bit of any logit.
 #[test]
 fn logits_do_not_depend_on_the_number_of_threads() {
     let (bundled, latent) = (model_dir(), fixture("deepseek-v3"));

@@ -1,7 +1,7 @@
 //! Messages of the DNS, as far as SRV records need them (RFC 1035, RFC 2782): one question, and the answer to it.
 //!
 //! `simple_dns` reads an answer: names point backwards only, and nothing is read beyond the message, which has at most
-//! 65,535 bytes. What else an answer must be to be believed is checked here.
+//! 65,535 bytes. The rest is checked here: whether it answers our question, and whether its targets are host names.
 
 use simple_dns::rdata::RData;
 use simple_dns::{CLASS, Name, OPCODE, Packet, PacketFlag, QCLASS, QTYPE, Question, RCODE, SimpleDnsError, TYPE};
@@ -48,16 +48,16 @@ pub(super) enum MessageError {
         /// Questions and records of all sections.
         entries: usize,
     },
-    /// The rest is in another message.
-    #[error("the message is marked as cut, expected a whole one")]
-    Cut,
+    /// The server had more to say than fits.
+    #[error("the message is truncated, expected a whole one")]
+    Truncated,
     /// It is no message, or its question could not be written.
     #[error("not a message of the DNS: {0}")]
     Malformed(#[from] SimpleDnsError),
-    /// A host that no name can be.
-    #[error("the target {target:?} is no name of labels of letters, digits, '-' or '_'")]
+    /// A target that is not a host name.
+    #[error("the target {target:?} is not a host name: its labels must consist of letters, digits, '-' and '_'")]
     Target {
-        /// As it stands there.
+        /// From the record.
         target: String,
     },
 }
@@ -128,7 +128,7 @@ fn answers(packet: &Packet<'_>, id: u16, name: &Name<'_>) -> Result<(), MessageE
         code => return Err(MessageError::Code { code }),
     }
     if packet.has_flags(PacketFlag::TRUNCATION) {
-        return Err(MessageError::Cut);
+        return Err(MessageError::Truncated);
     }
     let [asked] = &packet.questions[..] else { return foreign("number of questions") };
     let is_asked =
@@ -211,10 +211,10 @@ mod tests {
         assert_eq!(read(&question(7, NAME).unwrap()), Err(MessageError::Foreign { what: "kind" }));
         assert_eq!(read(&answer(3, 0, &[])), Err(MessageError::NoSuchName));
         assert_eq!(read(&answer(2, 0, &[])), Err(MessageError::Code { code: RCODE::ServerFailure }));
-        assert_eq!(read(&answer(0x0200, 1, &good)), Err(MessageError::Cut));
+        assert_eq!(read(&answer(0x0200, 1, &good)), Err(MessageError::Truncated));
         let longer = service(1, 80, b"\x01a\x00\x07");
         assert_eq!(read(&answer(0, 1, &longer)), read(&answer(0, 1, &good)), "bytes behind a target are passed over");
-        // More records than there are, and names that lead nowhere or round.
+        // More records than there are, and names that point nowhere or in a circle.
         assert!(matches!(read(&answer(0, u16::MAX, &good)), Err(MessageError::Short { .. })));
         let own = question(7, NAME).unwrap().len() as u8 + 18;
         for target in [&b"\x40a\x00"[..], b"\x01/\x00", b"\x3fa\x00", &[0xc0, own], &[0xff, 0xff]] {

@@ -38,8 +38,9 @@ impl Assigned {
         let _ = self.0.fetch_update(Relaxed, Relaxed, more);
     }
 
-    /// Writes only where it must.
-    pub(super) fn keep_within(&self, least: f64, most: f64) {
+    /// Writes only where it must; nothing for an infinite distance.
+    pub(super) fn keep_near(&self, even: f64, distance: f64) {
+        let (least, most) = (even - distance, even + distance);
         let kept = |count: u64| {
             let count = f64::from_bits(count);
             (count < least || count > most).then(|| count.clamp(least, most).to_bits())
@@ -53,7 +54,7 @@ impl Assigned {
 #[repr(align(128))]
 pub(super) struct Cell {
     flight: Arc<Flight>,
-    /// Among the last assignments, over the long and the short window.
+    /// Its part of the last assignments.
     pub(super) recent: Recent,
     pub(super) assigned_requests: AtomicU64,
     pub(super) assigned_tokens: Assigned,
@@ -79,13 +80,13 @@ pub(super) fn take(number: &AtomicU64, amount: u64) {
 }
 
 impl Cell {
-    /// The same rank in other accounts: requests in flight are shared, the rest but the windows is copied.
+    /// The same rank in other accounts: requests in flight are shared, the rest but the recent tokens is copied.
     pub(super) fn heir(&self) -> Self {
         Self { flight: Arc::clone(&self.flight), ..self.idle_copy() }
     }
 
-    /// The same rank in accounts that count for themselves: nothing is in flight there, the rest but the windows is
-    /// copied.
+    /// The same rank in accounts that count for themselves: nothing is in flight there, the rest but the recent tokens
+    /// is copied.
     pub(super) fn idle_copy(&self) -> Self {
         let copied = |number: &AtomicU64| AtomicU64::new(number.load(Relaxed));
         let flag = |flag: &AtomicBool| AtomicBool::new(flag.load(Relaxed));

@@ -27,8 +27,8 @@ impl Policy for Sticky {
         let Some(key) = request.key else { return LeastLoad.choose(request, loads, sequence) };
         // The upper bits alone: a float holds 53.
         let cost = |index: usize, _: &RankLoad| -((scramble(key ^ scramble(index as u64)) >> 11) as f64);
-        let most = self.0.most(loads, request);
-        let (index, capped) = cheapest(loads, sequence, |_, load| most.is_idle_enough(load), cost)?;
+        let limits = self.0.limits(loads, request);
+        let (index, capped) = cheapest(loads, sequence, |_, load| limits.is_idle_enough(load), cost)?;
         Choice::at(index, request, capped)
     }
 }
