@@ -50,6 +50,28 @@ async fn prefix_returns_to_the_rank_that_has_the_prompt() {
     settled(&gateway).await;
 }
 
+/// A session's prompt may be shorter than a block of the prefix table.
+#[tokio::test]
+async fn a_session_keeps_its_rank_from_the_first_request_on() {
+    let mock = canned(4);
+    let gateway = start(&model(&mock, "sglang", "prefix")).await;
+    let client = Client::data(&gateway);
+    let body = json!({ "prompt": TEXTS[0] }).to_string();
+    let ranks = async |headers: &[(&str, &str)]| {
+        let mut ranks = Vec::new();
+        for _ in 0..6 {
+            let answer = client.call(Method::POST, COMPLETIONS, headers, body.clone()).await;
+            ranks.push(answer.header("x-semmoe-rank").to_owned());
+        }
+        ranks.sort();
+        ranks.dedup();
+        ranks.len()
+    };
+    assert_eq!(ranks(&[]).await, 4);
+    assert_eq!(ranks(&[("x-session-id", "alice")]).await, 1);
+    settled(&gateway).await;
+}
+
 /// A prompt leaves the rank that holds it for too many sequences there, and for long answers if it may have one itself.
 #[tokio::test]
 async fn sequences_and_answers_count() {

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! cost(r) =  pending[r] + w * in_flight[r]        backlog: what rank r computes first, and what slows its steps
-//!          + (1 + q) * (a - cached[r] * (1 + session))      what rank r must compute of this request
+//!          + (1 + q) * (a - cached[r])           what rank r must compute of this request
 //!          + (1 + q + n / 5) * gamma * (
 //!              (a + o) * (1 - s[r])                what it sends to other ranks, prompt and answer
 //!            + a * price[r]                        what rank r is worth to others
@@ -13,10 +13,10 @@
 //!          )
 //! q       =  mean of pending / m
 //! n       =  mean of n[r];  d = (n[r] - n) * 8 / max(n, 8)
-//! session =  1 if the request names a session, else 0
 //! ```
 //!
-//! A session's cached tokens count twice: if it moves, they are computed again and evict others there.
+//! Where a rank ran the request's session before, the terms with shares and their prices are left out: a session moves
+//! to a rank that is less busy now by more than what it would compute again, not to one with more of its experts.
 //!
 //! The sum is delay: the request itself waits for the backlog and for its own work, and each of the `q` requests that
 //! are to be expected behind it waits for its work once more. Backlog delays it alone: where all ranks have a queue,
@@ -73,8 +73,7 @@ pub struct Costs<'a> {
 pub struct CostParts {
     /// Work already there.
     pub backlog: f64,
-    /// Tokens of the request that are not in the rank's prefix cache, for each request that waits for them; less a
-    /// session's that are.
+    /// Tokens of the request that are not in the rank's prefix cache, for each request that waits for them.
     pub uncached: f64,
     /// Remote tokens and prices, times gamma, for each request that waits for them or runs; 0 without evidence.
     pub communication: f64,
@@ -145,11 +144,9 @@ impl Costs<'_> {
         let relative = RELATIVE_FROM / self.mean_sequences.max(RELATIVE_FROM);
         let excess = relative * (load.in_flight_sequences as f64 - self.mean_sequences);
         let crowding = self.cost.sequence_weight * excess * (1.0 + excess.abs() / 4.0);
-        let uncached = self.request.uncached(index, self.loads.len()) as f64;
-        let credit = if self.request.key.is_some() { tokens - uncached } else { 0.0 };
         CostParts {
             backlog: load.pending_tokens as f64 + self.cost.in_flight_weight * load.in_flight_tokens as f64,
-            uncached: self.waiters * (uncached - credit),
+            uncached: self.waiters * self.request.uncached(index, self.loads.len()) as f64,
             communication: self.communication * self.share.map_or(0.0, remote),
             crowding: self.communication * self.sequence_tokens * crowding,
         }
@@ -294,7 +291,7 @@ impl Weighing {
         sequence: u64,
     ) -> Option<Choice> {
         let sums = Sums::of(loads);
-        let costs = self.cost.given(&sums, request, share, loads);
+        let costs = self.cost.given(&sums, request, share.filter(|_| !request.settled), loads);
         let limits = self.cap.given(&sums, request);
         let uncached = |index: usize| request.uncached(index, loads.len());
         let longest = available(loads).map(|(index, _)| uncached(index)).max().unwrap_or(0);

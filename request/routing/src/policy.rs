@@ -18,8 +18,10 @@ pub struct Request<'a> {
     pub share: Option<&'a [f64]>,
     /// Leading prompt tokens per rank that the rank need not compute again. `None`, or another length: none on any.
     pub cached: Option<&'a [u64]>,
-    /// Hash of what the client wants kept together, for `sticky`.
+    /// Hash of the session's name.
     pub key: Option<u64>,
+    /// A rank ran this session before, and is among [`cached`](Self::cached): shares do not move it.
+    pub settled: bool,
 }
 
 impl Request<'_> {

@@ -1,6 +1,7 @@
 //! Accounts and prefix table together: one decision from a prompt to a rank, and back.
 
 use crate::accounts::{Accounts, Work};
+use crate::hash::scramble;
 use crate::policy::{Choice, Policy, RankLoad, Request};
 use crate::prefix_table::{PrefixSettings, PrefixTable};
 use crate::settings::Settings;
@@ -18,18 +19,22 @@ pub struct Prompt<'a> {
     pub share: Option<&'a [f64]>,
     /// Names of its whole blocks, as [`block_hashes`](crate::block_hashes) gives them; empty where they are not known.
     pub blocks: &'a [u64],
-    /// Hash of what the client wants kept together.
+    /// Hash of the session's name.
     pub key: Option<u64>,
     /// Whether the caller will report that the prompt has been computed ([`Accounts::computed`]), so that it can count
     /// as backlog until then. Otherwise it never does.
     pub reports: bool,
 }
 
+/// Keeps the names of sessions apart from those of blocks.
+const SESSION: u64 = 0x5e55_1011;
+
 /// Room for one decision, reused from one to the next.
 #[derive(Debug, Default)]
 pub struct Scratch {
     loads: Vec<RankLoad>,
     cached: Vec<u64>,
+    session: Vec<u64>,
 }
 
 /// A rank, why, and what the request adds to it.
@@ -41,6 +46,8 @@ pub struct Decision {
     pub work: Work,
     /// Leading tokens that the rank is believed to hold; `None` where no policy reads it.
     pub cached: Option<u64>,
+    /// The session, as a block of its own in the believed prefix caches; `None` where no policy reads them.
+    pub session: Option<u64>,
 }
 
 /// The ranks of one model: decides, and keeps what decisions read. Shared between threads as it is.
@@ -109,28 +116,43 @@ impl Router {
                 load.available &= admit(rank);
             }
         }
-        let looked_up = policy.needs().cached && !prompt.blocks.is_empty();
-        let cached = self.prefixes.as_ref().filter(|_| looked_up).map(|prefixes| {
+        let Prompt { tokens, sequences, share, key, .. } = *prompt;
+        let prefixes = self.prefixes.as_ref().filter(|_| policy.needs().cached);
+        let session = prefixes.and(key).map(|key| scramble(key ^ SESSION));
+        let looked_up = session.is_some() || !prompt.blocks.is_empty();
+        let mut settled = false;
+        let cached = prefixes.filter(|_| looked_up).map(|prefixes| {
             scratch.cached.resize(self.accounts.ranks(), 0);
             prefixes.cached(prompt.blocks, &mut scratch.cached);
+            if let Some(session) = session {
+                scratch.session.resize(self.accounts.ranks(), 0);
+                prefixes.cached(&[session], &mut scratch.session);
+                for (cached, block) in scratch.cached.iter_mut().zip(&scratch.session) {
+                    settled |= *block > 0;
+                    *cached = (*block).min(tokens).max(*cached);
+                }
+            }
             &scratch.cached[..]
         });
-        let Prompt { tokens, sequences, share, key, .. } = *prompt;
         let output = self.accounts.expected_output(prompt.most_output);
-        let request = Request { tokens, output, sequences, share, cached, key };
+        let request = Request { tokens, output, sequences, share, cached, key, settled };
         let choice = policy.choose(&request, &scratch.loads, sequence)?;
         let rank = usize::from(choice.rank);
         let pending = if prompt.reports { request.uncached(rank, scratch.loads.len()) } else { 0 };
         let cached = cached.map(|cached| cached[rank].min(tokens.saturating_sub(1)));
-        Some(Decision { choice, work: Work { tokens, pending, sequences }, cached })
+        Some(Decision { choice, work: Work { tokens, pending, sequences }, cached, session })
     }
 
     /// Counts a decision in, and notes that its rank will hold the prompt. `remember` is false for ranks whose engine
     /// keeps no prefixes. Returns how many of the prompt's blocks the rank is not believed to have held before.
     pub fn assign(&self, decision: &Decision, blocks: &[u64], remember: bool) -> usize {
-        self.accounts.assign(decision.choice.rank, decision.work);
-        let prefixes = self.prefixes.as_ref().filter(|_| remember && !blocks.is_empty());
-        prefixes.and_then(|prefixes| prefixes.record(decision.choice.rank, blocks)).unwrap_or(0)
+        let rank = decision.choice.rank;
+        self.accounts.assign(rank, decision.work);
+        let Some(prefixes) = self.prefixes.as_ref().filter(|_| remember) else { return 0 };
+        if let Some(session) = decision.session {
+            prefixes.record(rank, &[session]);
+        }
+        if blocks.is_empty() { 0 } else { prefixes.record(rank, blocks).unwrap_or(0) }
     }
 
     /// The engine refused a request that [`assign`](Self::assign) counted in with this `work` and found `new` blocks

@@ -293,7 +293,7 @@ proptest! {
         let cached: Vec<u64> = loads.iter().map(|_| random.u64(0..=tokens)).collect();
         let (output, sequences) = (random.u64(0..1000), random.u32(0..4));
         let share_of = scored.then_some(&share[..]);
-        let request = Request { tokens, output, sequences, share: share_of, cached: Some(&cached), key: Some(seed) };
+        let request = Request { tokens, output, sequences, share: share_of, cached: Some(&cached), key: Some(seed), settled: false };
         for policy in NAMES.map(|name| policy(name).unwrap()) {
             let choice = policy.choose(&request, &loads, sequence);
             prop_assert_eq!(choice, policy.choose(&request, &loads.clone(), sequence));
@@ -356,7 +356,7 @@ proptest! {
             let blocks: Vec<u64> = (0..tokens.min(20)).map(|at| 1 + at + 1000 * prompt.min(at)).collect();
             let work = work(tokens);
             let choice = Choice { rank, expected_share: None, capped: false };
-            let decision = Decision { choice, work, cached: None };
+            let decision = Decision { choice, work, cached: None, session: None };
             let new = real.assign(&decision, &blocks, true);
             if refused {
                 real.take_back(rank, work, &blocks, new);

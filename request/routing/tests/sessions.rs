@@ -68,9 +68,9 @@ impl Unit {
         (decision.choice.rank, decision.cached.unwrap_or(0))
     }
 
-    /// The session's next turn: 100 to 400 tokens more. Returns the tokens that were cached, and all.
-    fn turn(&mut self, session: &mut Session) -> [u64; 2] {
-        session.tokens += self.random.u64(100..400);
+    /// The session's next turn: so many tokens more. Returns the tokens that were cached, and all.
+    fn turn(&mut self, session: &mut Session, tokens: std::ops::Range<u64>) -> [u64; 2] {
+        session.tokens += self.random.u64(tokens);
         let blocks: Vec<u64> = (0..session.tokens / BLOCK).map(|block| session.name << 32 | block).collect();
         let share: Vec<f64> = session.share.iter().map(|share| share + 0.01 * self.random.f64()).collect();
         let prompt = Prompt {
@@ -98,9 +98,12 @@ impl Unit {
 fn one_conversation_on_an_idle_unit_never_moves() {
     for policy in ["affinity", "prefix", "sticky"] {
         let mut unit = Unit::new(policy, 1);
+        // Answers are long beside prompts, so that shares weigh much.
+        unit.router.accounts().generated(500);
         let mut session = Session::new(7, &mut unit.random);
+        // The first turns have no whole block.
         for _ in 0..24 {
-            unit.turn(&mut session);
+            unit.turn(&mut session, 8..60);
         }
         assert_eq!(session.moves, 0, "{policy}");
     }
@@ -108,8 +111,8 @@ fn one_conversation_on_an_idle_unit_never_moves() {
 
 #[test]
 fn sessions_under_load_hardly_move_and_find_their_caches() {
-    // With 4 requests or more on each rank, a third of them waiting, a queue may be worth a second move.
-    let loads = [("sticky", 32, 1), ("prefix", 32, 1), ("affinity", 32, 1), ("affinity", 64, 2), ("affinity", 128, 2)];
+    // With 8 requests on each rank, a third of them waiting, a queue may be worth a second move.
+    let loads = [("sticky", 32, 1), ("prefix", 32, 1), ("affinity", 32, 1), ("affinity", 64, 1), ("affinity", 128, 2)];
     for (policy, in_flight, most) in loads {
         let mut unit = Unit::new(policy, in_flight);
         (0..200).for_each(|_| unit.stranger());
@@ -119,7 +122,7 @@ fn sessions_under_load_hardly_move_and_find_their_caches() {
             for session in &mut sessions {
                 (0..3).for_each(|_| unit.stranger());
                 pinned += session.tokens / BLOCK * BLOCK;
-                let [held, all] = unit.turn(session);
+                let [held, all] = unit.turn(session, 100..400);
                 (cached, tokens) = (cached + held, tokens + all);
             }
         }
@@ -136,13 +139,13 @@ fn sessions_under_load_hardly_move_and_find_their_caches() {
 fn a_session_leaves_a_rank_with_a_long_queue() {
     let mut unit = Unit::new("affinity", usize::MAX);
     let mut session = Session::new(7, &mut unit.random);
-    unit.turn(&mut session);
+    unit.turn(&mut session, 100..400);
     let home = session.rank.unwrap();
     let policy = policy("round_robin").unwrap();
     let long = Prompt { tokens: 20_000, reports: true, ..Prompt::default() };
     let only = |rank: u16| rank == home;
     let decision = unit.router.decide(policy.as_ref(), &long, 0, Some(&only), &mut Scratch::default()).unwrap();
     unit.router.assign(&decision, &[], false);
-    unit.turn(&mut session);
+    unit.turn(&mut session, 100..400);
     assert_ne!(session.rank, Some(home));
 }
