@@ -66,6 +66,8 @@ pub struct Costs<'a> {
     /// k * (m + o): the request's sequences, in tokens.
     sequence_tokens: f64,
     mean_sequences: f64,
+    /// Weight of each sequence above the mean.
+    excess_unit: f64,
 }
 
 /// Cost of a request on one rank, in token-equivalents of prefill work.
@@ -128,6 +130,7 @@ impl Cost {
             communication: self.communication * (waiters + RUNNING_SHARE * mean_sequences),
             sequence_tokens: request.sequences() * (mean_request + request.output as f64),
             mean_sequences,
+            excess_unit: RELATIVE_FROM / mean_sequences.max(RELATIVE_FROM),
         }
     }
 }
@@ -141,8 +144,7 @@ impl Costs<'_> {
             let sent = (tokens + output) * (1.0 - share[index]);
             sent + tokens * load.price + self.sequence_tokens * load.sequence_price
         };
-        let relative = RELATIVE_FROM / self.mean_sequences.max(RELATIVE_FROM);
-        let excess = relative * (load.in_flight_sequences as f64 - self.mean_sequences);
+        let excess = self.excess_unit * (load.in_flight_sequences as f64 - self.mean_sequences);
         let crowding = self.cost.sequence_weight * excess * (1.0 + excess.abs() / 4.0);
         CostParts {
             backlog: load.pending_tokens as f64 + self.cost.in_flight_weight * load.in_flight_tokens as f64,
