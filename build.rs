@@ -6,10 +6,9 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=SEMMOE_COMMIT");
     let target = std::env::var("TARGET").unwrap_or_default();
-    let features: Vec<&str> = [("CARGO_FEATURE_JEMALLOC", "jemalloc"), ("CARGO_FEATURE_KUBE", "kube")]
+    let features: Vec<&str> = ["cuda", "jemalloc", "kube"]
         .into_iter()
-        .filter(|(variable, _)| std::env::var_os(variable).is_some())
-        .map(|(_, name)| name)
+        .filter(|name| std::env::var_os(format!("CARGO_FEATURE_{}", name.to_uppercase())).is_some())
         .collect();
     let features = if features.is_empty() { "none".to_owned() } else { features.join(" ") };
     println!("cargo::rustc-env=CLI_COMMIT={}", commit());

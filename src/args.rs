@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -40,15 +41,16 @@ pub(crate) use up::{PlanSource, UpArgs};
 pub(crate) use worker::{UnitAttention, UnitAttentionArgs, UnitLayoutArgs, WorkerArgs};
 
 /// Printed by `--version`; `-V` prints its first line.
-const LONG_VERSION: &str = concat!(
-    env!("CARGO_PKG_VERSION"),
-    "\ncommit:   ",
-    env!("CLI_COMMIT"),
-    "\nfeatures: ",
-    env!("CLI_FEATURES"),
-    "\ntarget:   ",
-    env!("CLI_TARGET")
-);
+static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
+    let [version, commit] = [env!("CARGO_PKG_VERSION"), env!("CLI_COMMIT")];
+    let [features, target] = [env!("CLI_FEATURES"), env!("CLI_TARGET")];
+    let kernels = match (cfg!(feature = "cuda"), semmoe_worker::gpu_kernels()) {
+        (false, _) => String::new(),
+        (true, targets) if targets.is_empty() => "\nkernels:  none, built without SEMMOE_KERNEL_IMAGES".to_owned(),
+        (true, targets) => format!("\nkernels:  {}", targets.join(" ")),
+    };
+    format!("{version}\ncommit:   {commit}\nfeatures: {features}\ntarget:   {target}{kernels}")
+});
 
 const ABOUT_EXAMPLES: &str = "\
 Examples:
@@ -61,7 +63,7 @@ Exit codes: 0 done, 1 failed, 2 wrong arguments or input, 3 a rank was lost (wor
 
 /// A token-affinity scheduling gateway for expert-parallel MoE serving.
 #[derive(Debug, Parser)]
-#[command(name = "semmoe", version, long_version = LONG_VERSION, about, propagate_version = true, max_term_width = 100)]
+#[command(name = "semmoe", version, long_version = LONG_VERSION.as_str(), about, propagate_version = true, max_term_width = 100)]
 #[command(after_help = ABOUT_EXAMPLES)]
 pub(crate) struct Cli {
     /// Log level on standard error [default: warn; for serve: `[log]` in the configuration].

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `config` | the configuration of a rank, and the events that it announces |
 //! | `cpus` | processors that its computing threads are kept on |
+//! | `device` | what computes, and the GPU that ranks of a process share |
 //! | `error` | why it ended, and the exit code that says so |
 //! | `prepare` | everything that can be refused before anything is bound or loaded |
 //! | `start` | transport, model and engine once the unit has come together |
@@ -13,6 +14,7 @@
 
 mod config;
 mod cpus;
+mod device;
 mod error;
 mod follower;
 mod front;
@@ -22,6 +24,7 @@ mod stop;
 
 pub use config::{Announce, WorkerConfig, WorkerEvent};
 pub use cpus::{CpuError, CpuList};
+pub use device::{DeviceChoice, gpu_kernels};
 pub use error::WorkerError;
 
 use crate::control::RendezvousError;
