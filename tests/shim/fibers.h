@@ -20,6 +20,7 @@ namespace {
 constexpr u64 STACK_BYTES = 256 * 1024;
 constexpr u32 LANES = 32;
 constexpr u64 MOST_TICKS = 1 << 20;
+constexpr u64 BLOCKS_AT_ONCE = 2;  // of a launch whose blocks do not wait for one another
 
 Kernel* kernels = nullptr;
 
@@ -69,6 +70,8 @@ struct Launch {
   const void* params;
   std::vector<std::unique_ptr<Block>> blocks;
   u64 live_fibers = 0;
+  const ShimStep* step = nullptr;
+  u64 started = 0;  // blocks so far
   bool trapped = false;
 };
 

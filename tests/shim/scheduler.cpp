@@ -90,6 +90,34 @@ void start_block(Launch& launch, const ShimStep& step, u32 x, u32 y) {
   launch.blocks.push_back(std::move(block));
 }
 
+u64 blocks_of(const ShimStep& step) { return static_cast<u64>(step.grid_x) * step.grid_y; }
+
+// False if all have been started.
+bool start_next_block(Launch& launch) {
+  const ShimStep& step = *launch.step;
+  if (launch.started == blocks_of(step)) return false;
+  const u64 block = launch.started++;
+  start_block(launch, step, static_cast<u32>(block % step.grid_x), static_cast<u32>(block / step.grid_x));
+  return true;
+}
+
+// Blocks that wait for no others make room for the next.
+void end_block(Block& ended) {
+  Launch& launch = *ended.launch;
+  make_all_visible(ended.ordered);
+  for (Fiber* fiber : ended.fibers) {
+    make_all_visible(fiber->delayed);
+    pool.push_back(fiber);
+  }
+  for (auto& block : launch.blocks) {
+    if (block.get() != &ended) continue;
+    block.swap(launch.blocks.back());
+    launch.blocks.pop_back();
+    break;
+  }
+  start_next_block(launch);
+}
+
 void start_launch(Stream& stream, const ShimStep& step) {
   const Kernel* kernel = find_kernel(step.kernel);
   if (kernel == nullptr) return fail(std::string("there is no kernel ") + step.kernel);
@@ -103,8 +131,9 @@ void start_launch(Stream& stream, const ShimStep& step) {
   stream.launch = std::make_unique<Launch>();
   stream.launch->kernel = kernel;
   stream.launch->params = step.params;
-  for (u32 y = 0; y < step.grid_y; ++y) {
-    for (u32 x = 0; x < step.grid_x; ++x) start_block(*stream.launch, step, x, y);
+  stream.launch->step = &step;
+  const u64 at_once = step.together ? blocks_of(step) : BLOCKS_AT_ONCE;
+  while (stream.launch->started < at_once && start_next_block(*stream.launch)) {
   }
 }
 
@@ -163,6 +192,7 @@ void finish(Fiber* fiber) {
   --block.warps[fiber->place.thread.x / LANES].live;
   // Threads that are gone do not hold the others up.
   if (block.arrived != 0 && block.arrived == block.live) complete_barrier(block);
+  if (block.live == 0 && !block.launch->step->together) end_block(block);
 }
 
 void resume(Fiber* fiber) {

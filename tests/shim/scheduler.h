@@ -21,7 +21,7 @@ struct ShimStep {
   const void* from;
   u64 length;
   u32 byte;
-  u32 padding;
+  u32 together;  // a launch: its blocks wait for one another, so all of them run at once
 };
 
 struct ShimStream {

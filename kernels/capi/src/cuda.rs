@@ -291,7 +291,7 @@ impl From<LaunchError> for Failure {
             LaunchError::Null { .. } => Code::Invalid,
             LaunchError::Misaligned { .. } => Code::Misaligned,
             LaunchError::TooSmall { .. } => Code::TooLarge,
-            LaunchError::Count { .. } => Code::Internal,
+            LaunchError::Count { .. } | LaunchError::Element { .. } => Code::Internal,
         };
         Self::new(code, error.to_string())
     }

@@ -1,5 +1,7 @@
 //! Errors found before a launch, and reasons why a kernel stopped.
 
+use semmoe_kernels::Dtype;
+
 /// A call that was refused; nothing was launched.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LaunchError {
@@ -56,6 +58,14 @@ pub enum LaunchError {
         found: usize,
         /// Ranks.
         expected: usize,
+    },
+    /// Elements of a type that the kernel does not compute with.
+    #[error("{what} has elements of type {}, expected f32 or bf16", .found.name())]
+    Element {
+        /// The operation.
+        what: &'static str,
+        /// Their type.
+        found: Dtype,
     },
 }
 

@@ -63,6 +63,7 @@ pub struct Launch {
     pub(crate) kernel: &'static str,
     pub(crate) grid: Grid,
     pub(crate) ranks: u32,
+    pub(crate) meets: bool,
     pub(crate) params: LaunchParams,
 }
 
@@ -72,9 +73,15 @@ impl Launch {
         self.kernel
     }
 
-    /// Blocks of each rank, ranks in the launch (`gridDim.y`), threads of each block.
+    /// `gridDim.x` (of a collective: blocks of each rank), `gridDim.y` (ranks in the launch), threads of each block.
     pub fn shape(&self) -> (u32, u32, u32) {
         (self.grid.blocks, self.ranks, self.grid.threads)
+    }
+
+    /// Whether its blocks wait for other blocks, so that all of them must run at once. Those of the compute kernels do
+    /// not, and a rank launches them whenever it likes.
+    pub fn meets(&self) -> bool {
+        self.meets
     }
 
     /// The kernel's one argument.

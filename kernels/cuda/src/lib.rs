@@ -7,6 +7,7 @@
 mod calls;
 #[cfg(feature = "nvrtc")]
 mod compile;
+pub mod compute;
 #[cfg(feature = "cuda")]
 pub mod driver;
 mod error;
@@ -36,6 +37,6 @@ pub use params::{
     COLLECTIVE_THREADS, MAX_BLOCKS, MAX_LOCAL, MAX_NORM_HIDDEN, MAX_RANKS, NORM_THREADS, SIGNAL_BYTES, SORT_THREADS,
 };
 pub use reshard::{DeviceMove, MOVE_BYTES, Reshard};
-pub use runner::Runner;
+pub use runner::{Accelerator, Runner};
 pub use source::{HEADERS, SOURCES, Source, kernels_of, sources_for};
 pub use team::{Buffer, Team};

@@ -46,6 +46,7 @@ macro_rules! params {
         unsafe impl Params for $name {}
     )* };
 }
+pub(crate) use params;
 
 params! {
     /// `Team`

@@ -1,5 +1,7 @@
 //! Runs work on a GPU, in the order of one stream.
 
+use std::sync::Arc;
+
 use crate::launch::{Grid, Launch};
 use crate::team::Buffer;
 
@@ -38,4 +40,55 @@ pub trait Runner: Send {
 
     /// The word that kernels report to, as it is now.
     fn report(&self) -> u64;
+}
+
+/// One rank's GPU, as a compute backend uses it.
+pub trait Accelerator: Runner {
+    /// Memory that the accelerator owns, and frees when it is dropped. Its content is undefined.
+    ///
+    /// # Errors
+    /// The driver's: a GPU without so much free memory.
+    fn allocate(&self, bytes: u64) -> Result<Buffer, String>;
+
+    /// Copies as many bytes as `to` has to the host, once the stream has passed all that was asked of it before, and
+    /// waits for them.
+    ///
+    /// # Errors
+    /// The driver's, a kernel that stopped.
+    ///
+    /// # Safety
+    /// `from` is memory of this GPU, of that size.
+    unsafe fn read(&self, from: Buffer, to: &mut [u8]) -> Result<(), String>;
+
+    /// Bytes that [`allocate`](Self::allocate) could still give.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn free_bytes(&self) -> Result<u64, String>;
+}
+
+/// A stream that a rank's collectives share with its compute backend.
+impl<R: Runner + ?Sized + Sync> Runner for Arc<R> {
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), String> {
+        // SAFETY: the caller's promise.
+        unsafe { (**self).launch(launch) }
+    }
+
+    unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), String> {
+        // SAFETY: the caller's promise.
+        unsafe { (**self).write(bytes, to) }
+    }
+
+    unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), String> {
+        // SAFETY: the caller's promise.
+        unsafe { (**self).copy(from, to) }
+    }
+
+    fn grid(&self) -> Grid {
+        (**self).grid()
+    }
+
+    fn report(&self) -> u64 {
+        (**self).report()
+    }
 }

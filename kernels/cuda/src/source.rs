@@ -25,6 +25,7 @@ pub const HEADERS: &[Source] = &[
     source!("gather.cuh", 80),
     source!("push.cuh", 80),
     source!("sort.cuh", 80),
+    source!("compute.cuh", 80),
 ];
 
 /// One source per kernel.
@@ -41,6 +42,7 @@ pub const SOURCES: &[Source] = &[
     source!("combine.cu", 80),
     source!("reshard.cu", 80),
     source!("nvls.cu", 90),
+    source!("argmax.cu", 80),
 ];
 
 /// The sources whose instructions a GPU of this capability (x 10) has.

@@ -9,9 +9,11 @@ mod error;
 mod group;
 mod memory;
 mod run;
+mod stream;
 
 pub use build::{Compiler, Sanitize, Shim};
 pub use error::ShimError;
 pub use group::Group;
 pub use memory::HostBuffer;
 pub use run::{Mutant, Step, StreamEnd};
+pub use stream::ShimStream;

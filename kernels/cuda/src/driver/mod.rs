@@ -134,7 +134,7 @@ impl Device {
     /// Errors found before a launch.
     ///
     /// # Errors
-    /// A kernel that this image does not have, more blocks than fit the GPU at once, a driver that refuses.
+    /// A kernel that this image does not have, more blocks that meet than fit the GPU at once, a driver that refuses.
     pub fn check(&self, launch: &Launch) -> Result<(), DeviceError> {
         self.fits(launch).map(|_| ())
     }
@@ -142,29 +142,36 @@ impl Device {
     fn fits(&self, launch: &Launch) -> Result<Function, DeviceError> {
         let kernel = launch.kernel();
         let function = self.functions.get(kernel).copied().ok_or(DeviceError::NoKernel { kernel })?;
-        let (blocks, ranks, threads) = launch.shape();
         let (found, expected) = (launch.params().len(), function.params);
         if found != expected {
             return Err(DeviceError::Params { kernel, found, expected });
         }
+        if launch.meets() {
+            self.resident(launch, function)?;
+        }
+        Ok(function)
+    }
+
+    /// Blocks that wait for one another must all run at once.
+    fn resident(&self, launch: &Launch, function: Function) -> Result<(), DeviceError> {
+        let (kernel, (blocks, ranks, threads)) = (launch.kernel(), launch.shape());
         let mut resident = 0;
         // SAFETY: the function belongs to the loaded module.
         unsafe {
             sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut resident, function.handle, threads as i32, 0)
                 .result()?;
         }
-        // Blocks of a collective wait for one another, so that all of them must run at once.
         let (found, most) = (blocks.saturating_mul(ranks), u32::try_from(resident).unwrap_or(0) * self.processors);
-        if found > most {
-            return Err(DeviceError::TooManyBlocks { kernel, found, most });
+        match found > most {
+            true => Err(DeviceError::TooManyBlocks { kernel, found, most }),
+            false => Ok(()),
         }
-        Ok(function)
     }
 
     /// Launches on `stream`; returns before it ran.
     ///
     /// # Errors
-    /// A kernel that this image does not have, more blocks than fit the GPU at once, a driver that refuses.
+    /// A kernel that this image does not have, more blocks that meet than fit the GPU at once, a driver that refuses.
     ///
     /// # Safety
     /// `stream` belongs to this GPU's context, and the memory of the call is valid there until the kernel ended.

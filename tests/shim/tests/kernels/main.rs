@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
 mod collectives;
+mod compute;
 mod exchange;
 mod hostile;
 mod moved;

@@ -5,6 +5,7 @@ use semmoe_kernels_cuda::Grid;
 use semmoe_kernels_shim::{Mutant, Shim};
 
 use crate::collectives::{all_reduce, allgather, reduce_scatter, reduce_scatter_norm};
+use crate::compute;
 use crate::exchange::{self, dispatch_and_combine};
 use crate::reshard;
 use crate::sort::argsort;
@@ -47,7 +48,9 @@ pub(crate) fn noticed(shim: &Shim, run: Run) -> Vec<(&'static str, String)> {
         ("argsort", argsort(shim, 300, 2, 256, false, run)),
         ("argsort", argsort(shim, 300, 9, 256, true, run)),
     ];
-    results.into_iter().filter_map(|(what, result)| result.err().map(|error| (what, error))).collect()
+    // No rank's synchronisation is in them.
+    let computed = if run.mutant == Mutant::None { compute::results(shim, run.seed) } else { Vec::new() };
+    results.into_iter().chain(computed).filter_map(|(what, result)| result.err().map(|error| (what, error))).collect()
 }
 
 /// The test that must notice each fault of the ranks' synchronisation.

@@ -12,8 +12,8 @@ use semmoe_kernels::Element;
 use semmoe_kernels::collectives::Collectives;
 use semmoe_kernels_cuda::hosts::Hosts;
 use semmoe_kernels_cuda::unit::{DeviceCollectives, DeviceReceived, DeviceRows, Gpu, PeerMemory, Room};
-use semmoe_kernels_cuda::{Buffer, Grid, Launch, Runner, SIGNAL_BYTES, Team};
-use semmoe_kernels_shim::{Group, HostBuffer, Mutant, Step};
+use semmoe_kernels_cuda::{Buffer, Launch, SIGNAL_BYTES, Team};
+use semmoe_kernels_shim::{Group, HostBuffer, ShimStream};
 use semmoe_ranks::LocalTransport;
 
 use crate::support::shim;
@@ -21,57 +21,6 @@ use network::Nccl;
 use semmoe_reference::law::{self, Case, Reach};
 
 type End<T> = Box<dyn Collectives<T, Gpu>>;
-
-/// One rank's stream, whose work is done when a call returns. It owns what the rank allocated.
-struct ShimStream {
-    rank: usize,
-    /// The ranks whose kernels meet; `None` where a kernel is its rank's own affair.
-    group: Option<Arc<Group<Launch>>>,
-    report: u64,
-    _memory: Vec<Arc<HostBuffer>>,
-}
-
-fn run(launches: Vec<Option<Launch>>, seed: u64) -> Result<(), String> {
-    let streams: Vec<Vec<Step<'_>>> = launches.iter().map(|launch| launch.iter().map(Step::Launch).collect()).collect();
-    // SAFETY: all ranks are inside their calls, or gone; streams own the ranks' memory.
-    unsafe { shim().unwrap().run(&streams, seed, Mutant::None) }.map(drop).map_err(|error| error.to_string())
-}
-
-impl Runner for ShimStream {
-    unsafe fn launch(&self, launch: &Launch) -> Result<(), String> {
-        match &self.group {
-            Some(group) => group.meet(self.rank, *launch),
-            None => run(vec![Some(*launch)], 1),
-        }
-    }
-
-    unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), String> {
-        // SAFETY: the caller's promise; device memory is the host's.
-        unsafe { std::ptr::copy(bytes.as_ptr(), to.address as *mut u8, bytes.len()) };
-        Ok(())
-    }
-
-    unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), String> {
-        // SAFETY: as above.
-        unsafe { std::ptr::copy(from.address as *const u8, to.address as *mut u8, to.bytes as usize) };
-        Ok(())
-    }
-
-    fn grid(&self) -> Grid {
-        Grid { blocks: 2, threads: 32 }
-    }
-
-    fn report(&self) -> u64 {
-        // SAFETY: eight bytes that this stream owns.
-        unsafe { (self.report as *const u64).read_volatile() }
-    }
-}
-
-impl Drop for ShimStream {
-    fn drop(&mut self) {
-        self.group.iter().for_each(|group| group.leave(self.rank));
-    }
-}
 
 // HostBuffer is memory of its own; kernels write it only while its rank is inside a call.
 struct Memory {
@@ -88,8 +37,9 @@ impl Memory {
     }
 
     fn stream(&self, rank: usize, group: Option<Arc<Group<Launch>>>) -> ShimStream {
-        let _memory = [&self.signals, &self.reports, &self.others].into_iter().flatten().cloned().collect();
-        ShimStream { rank, group, report: self.reports[rank].buffer().address, _memory }
+        let stream = ShimStream::new(shim().unwrap(), rank, group, Arc::clone(&self.reports[rank]));
+        stream.keep([&self.signals, &self.reports, &self.others].into_iter().flatten().cloned());
+        stream
     }
 }
 
@@ -100,7 +50,7 @@ fn peers<T: Element>(world: usize, hidden: usize, rows: impl Fn(usize) -> usize)
     let room = |rank| Room { ranks: world, rows: rows(rank), hidden, dtype: T::DTYPE };
     let sizes = (0..world).map(|rank| room(rank).symmetric_bytes());
     let memory = Memory::new(world, sizes.chain((0..world).map(|rank| room(rank).own_bytes())));
-    let group = Arc::new(Group::new(world, run));
+    let group = ShimStream::group(shim().unwrap(), world);
     let buffers = |of: &[Arc<HostBuffer>]| of.iter().map(|memory| memory.buffer()).collect::<Vec<_>>();
     let (signals, symmetric) = (buffers(&memory.signals), buffers(&memory.others[..world]));
     let end = |(rank, link): (usize, LocalTransport)| {

@@ -1,0 +1,69 @@
+//! The compute kernels: what a rank does with its own rows between two collectives. Each call is checked before it is
+//! launched.
+//!
+//! All memory is the rank's own GPU's. Elements are f32 or bf16, arithmetic is in f32, and what is stored in bf16 is
+//! rounded once. A row's result depends on that row alone, not on the others of the call: a token has the same hidden
+//! state in any batch. Blocks wait for no others, so any number of them may be launched, on any number of ranks.
+
+mod argmax;
+mod params;
+
+use semmoe_kernels::Dtype;
+
+pub use argmax::Argmax;
+
+use crate::error::LaunchError;
+use crate::launch::{Grid, Launch};
+use crate::params::{LaunchParams, Params};
+use crate::team::{Buffer, fill, in_range};
+
+/// Most blocks along x, and along y.
+const MOST_BLOCKS: [u64; 2] = [(1 << 31) - 1, 65_535];
+
+/// A launch of blocks that meet nothing. None along an axis becomes one, which finds that it has nothing to do.
+pub(crate) fn apart<P: Params>(
+    kernel: &'static str,
+    blocks: [u64; 2],
+    threads: u32,
+    params: &P,
+) -> Result<Launch, LaunchError> {
+    let x = in_range("blocks along x", blocks[0].max(1), 1, MOST_BLOCKS[0])?;
+    let y = in_range("blocks along y", blocks[1].max(1), 1, MOST_BLOCKS[1])?;
+    let grid = Grid { blocks: x, threads };
+    Ok(Launch { kernel, grid, ranks: y, meets: false, params: LaunchParams::of(params) })
+}
+
+/// The kernel for elements of this type.
+pub(crate) fn of_type(
+    what: &'static str,
+    dtype: Dtype,
+    kernels: [&'static str; 2],
+) -> Result<&'static str, LaunchError> {
+    match dtype {
+        Dtype::F32 => Ok(kernels[0]),
+        Dtype::Bf16 => Ok(kernels[1]),
+        Dtype::F16 => Err(LaunchError::Element { what, found: dtype }),
+    }
+}
+
+/// The address of a buffer with enough bytes.
+pub(crate) fn address(what: &'static str, buffer: Buffer, bytes: u64, alignment: u64) -> Result<u64, LaunchError> {
+    let mut address = [0];
+    fill(what, &mut address, &[buffer], bytes, alignment)?;
+    Ok(address[0])
+}
+
+/// The same; null where there is none.
+pub(crate) fn address_or_null(
+    what: &'static str,
+    buffer: Option<Buffer>,
+    bytes: u64,
+    alignment: u64,
+) -> Result<u64, LaunchError> {
+    buffer.map_or(Ok(0), |buffer| address(what, buffer, bytes, alignment))
+}
+
+/// Bytes of as many elements; more than any memory has where they do not fit 64 bits.
+pub(crate) fn bytes_of(counts: &[u64]) -> u64 {
+    counts.iter().fold(1, |product: u64, &count| product.saturating_mul(count))
+}

@@ -1,0 +1,126 @@
+//! The stream of a rank whose GPU is the shim.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use semmoe_kernels_cuda::{Accelerator, Buffer, Grid, Launch, Runner};
+
+use crate::build::Shim;
+use crate::group::Group;
+use crate::memory::HostBuffer;
+use crate::run::{Mutant, Step, StreamEnd};
+
+/// The memory of a GPU, unless [`ShimStream::limited`] says otherwise.
+const MEMORY_BYTES: u64 = 64 << 30;
+
+/// One rank's stream over the shim: its work is done when a call returns. Device memory is the host's, and the stream
+/// keeps what its rank uses.
+pub struct ShimStream {
+    shim: &'static Shim,
+    rank: usize,
+    /// The ranks whose kernels meet; `None` where a kernel is its rank's own affair.
+    group: Option<Arc<Group<Launch>>>,
+    report: Arc<HostBuffer>,
+    memory: Mutex<Memory>,
+}
+
+struct Memory {
+    free: u64,
+    kept: Vec<Arc<HostBuffer>>,
+}
+
+impl ShimStream {
+    /// Of a rank, whose kernels report to the eight bytes of `report`.
+    pub fn new(shim: &'static Shim, rank: usize, group: Option<Arc<Group<Launch>>>, report: Arc<HostBuffer>) -> Self {
+        let memory = Mutex::new(Memory { free: MEMORY_BYTES, kept: Vec::new() });
+        Self { shim, rank, group, report, memory }
+    }
+
+    /// Ranks whose kernels meet over the shim.
+    pub fn group(shim: &'static Shim, ranks: usize) -> Arc<Group<Launch>> {
+        let run = |launches: Vec<Option<Launch>>, seed| run(shim, &launches, seed).map(drop);
+        Arc::new(Group::new(ranks, run))
+    }
+
+    /// A GPU with so much memory left.
+    #[must_use]
+    pub fn limited(self, bytes: u64) -> Self {
+        self.memory().free = bytes;
+        self
+    }
+
+    /// Keeps memory that the rank's calls use as long as the stream lives.
+    pub fn keep(&self, memory: impl IntoIterator<Item = Arc<HostBuffer>>) {
+        self.memory().kept.extend(memory);
+    }
+
+    fn memory(&self) -> std::sync::MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn run(shim: &Shim, launches: &[Option<Launch>], seed: u64) -> Result<Vec<StreamEnd>, String> {
+    let streams: Vec<Vec<Step<'_>>> = launches.iter().map(|launch| launch.iter().map(Step::Launch).collect()).collect();
+    // SAFETY: all ranks are inside their calls, or gone; streams keep the ranks' memory.
+    unsafe { shim.run(&streams, seed, Mutant::None) }.map_err(|error| error.to_string())
+}
+
+impl Runner for ShimStream {
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), String> {
+        match &self.group {
+            Some(group) if launch.meets() => group.meet(self.rank, *launch),
+            _ => run(self.shim, &[Some(*launch)], 1).map(drop),
+        }
+    }
+
+    unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), String> {
+        // SAFETY: the caller's promise; device memory is the host's.
+        unsafe { std::ptr::copy(bytes.as_ptr(), to.address as *mut u8, bytes.len()) };
+        Ok(())
+    }
+
+    unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), String> {
+        // SAFETY: as above.
+        unsafe { std::ptr::copy(from.address as *const u8, to.address as *mut u8, to.bytes as usize) };
+        Ok(())
+    }
+
+    fn grid(&self) -> Grid {
+        Grid { blocks: 2, threads: 32 }
+    }
+
+    fn report(&self) -> u64 {
+        // SAFETY: eight bytes, aligned to 16, that this stream keeps.
+        unsafe { (self.report.buffer().address as *const u64).read_volatile() }
+    }
+}
+
+impl Accelerator for ShimStream {
+    /// Poisoned, so that what is read before it is written shows.
+    fn allocate(&self, bytes: u64) -> Result<Buffer, String> {
+        let mut memory = self.memory();
+        let free = memory.free;
+        memory.free = free.checked_sub(bytes).ok_or_else(|| format!("{bytes} bytes do not fit the free {free}"))?;
+        let allocated = Arc::new(HostBuffer::poisoned(bytes as usize));
+        memory.kept.push(Arc::clone(&allocated));
+        Ok(allocated.buffer())
+    }
+
+    unsafe fn read(&self, from: Buffer, to: &mut [u8]) -> Result<(), String> {
+        if self.report() != 0 {
+            return Err("a kernel stopped".to_owned());
+        }
+        // SAFETY: the caller's promise; device memory is the host's.
+        unsafe { std::ptr::copy(from.address as *const u8, to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+
+    fn free_bytes(&self) -> Result<u64, String> {
+        Ok(self.memory().free)
+    }
+}
+
+impl Drop for ShimStream {
+    fn drop(&mut self) {
+        self.group.iter().for_each(|group| group.leave(self.rank));
+    }
+}
