@@ -25,7 +25,5 @@ mod unit;
 pub use control::{RendezvousError, Secret, SecretError, TransportChoice};
 pub use engine::{EngineLimits, KvBudget};
 pub use ep::{ExpertLayout, WireType};
-pub use rank::{
-    Announce, CpuError, CpuList, DeviceChoice, WorkerConfig, WorkerError, WorkerEvent, gpu_kernels, run,
-};
+pub use rank::{Announce, CpuError, CpuList, DeviceChoice, WorkerConfig, WorkerError, WorkerEvent, gpu_kernels, run};
 pub use unit::Shutdown;

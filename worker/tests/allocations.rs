@@ -11,7 +11,7 @@ use std::sync::Arc;
 use semmoe_tables::{Attention, EvenGroups, GroupId, LikelyGroup, Placement, RankId};
 use semmoe_worker::ep::{ExpertLayout, ExpertParallel, LocalTransport, StepPhase};
 use semmoe_worker::model::{
-    AttentionPlan, ExpertMemory, ExpertRoom, KvCache, Model, ModelConfig, PAGE_TOKENS, StepItem,
+    AttentionPlan, ExpertMemory, ExpertRoom, KvCache, Model, ModelConfig, PAGE_TOKENS, StepItem, Wants,
 };
 
 /// The system's allocator, which counts for each thread.
@@ -51,7 +51,7 @@ static ALLOCATOR: Counting = Counting;
 
 /// Decodes one token of every sequence, and gives how often memory was taken.
 fn decode(model: &mut Model, ep: &mut ExpertParallel, caches: &mut [KvCache], tokens: &[u32]) -> usize {
-    let item = |(kv, tokens)| StepItem { kv, tokens, want_logits: true, phase: StepPhase::Decode };
+    let item = |(kv, tokens)| StepItem { kv, tokens, wants: Wants::Logits, phase: StepPhase::Decode };
     let mut items: Vec<StepItem<'_>> = caches.iter_mut().zip(tokens.chunks(1)).map(item).collect();
     let before = ALLOCATIONS.get();
     model.step(&mut items, ep).expect("one rank does not fail");
@@ -68,7 +68,7 @@ fn assert_decoding_allocates_nothing(mut model: Model, placement: &Placement) {
     let mut caches: Vec<KvCache> = (0..16).map(|_| model.new_sequence()).collect();
     let prompt: Vec<u32> = (0..8).collect();
     for kv in &mut caches {
-        let items = &mut [StepItem { kv, tokens: &prompt, want_logits: false, phase: StepPhase::Prefill }];
+        let items = &mut [StepItem { kv, tokens: &prompt, wants: Wants::Nothing, phase: StepPhase::Prefill }];
         model.step(items, &mut ep).unwrap();
     }
     let tokens: Vec<u32> = (0..16).map(|sequence| 17 * sequence + 1).collect();

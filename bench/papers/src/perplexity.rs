@@ -13,7 +13,7 @@ use semmoe_bench_papers::sr;
 use semmoe_tables::{Placement, RankId};
 use semmoe_text::{LineForm, LinePrompt, PromptLines, Tokenizer};
 use semmoe_worker::ep::{ExpertParallel, LocalTransport, StepPhase};
-use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem};
+use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem, Wants};
 use serde_json::Value;
 
 use crate::Outcome;
@@ -128,7 +128,7 @@ fn perplexity(dir: &Path, texts: &[Vec<u32>]) -> Outcome<f64> {
     for at in 0..TOKENS - 1 {
         let mut items: Vec<StepItem<'_>> = Vec::new();
         for (kv, text) in kvs.iter_mut().zip(texts) {
-            items.push(StepItem { kv, tokens: &text[at..=at], want_logits: true, phase: StepPhase::Decode });
+            items.push(StepItem { kv, tokens: &text[at..=at], wants: Wants::Logits, phase: StepPhase::Decode });
         }
         let out = model.step(&mut items, &mut ep)?;
         for (index, text) in texts.iter().enumerate() {

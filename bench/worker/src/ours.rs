@@ -5,7 +5,7 @@ use std::path::Path;
 
 use semmoe_tables::{Placement, RankId};
 use semmoe_worker::ep::{ExpertParallel, LocalTransport, StepPhase};
-use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem, likeliest};
+use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem, likeliest, Wants};
 
 use crate::parts::Parts;
 use crate::{Engine, Outcome};
@@ -49,7 +49,7 @@ impl Ours {
     }
 
     fn step(&mut self, tokens: &[&[u32]], phase: StepPhase) -> Outcome<Vec<u32>> {
-        let item = |(kv, tokens)| StepItem { kv, tokens, want_logits: true, phase };
+        let item = |(kv, tokens)| StepItem { kv, tokens, wants: Wants::Logits, phase };
         let mut items: Vec<StepItem<'_>> = self.caches.iter_mut().zip(tokens.iter().copied()).map(item).collect();
         let mut parts = self.parts.as_mut().filter(|_| phase == StepPhase::Decode);
         let out = match &mut parts {

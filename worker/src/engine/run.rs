@@ -17,7 +17,7 @@ use super::switch::Prepared;
 use super::together::Together;
 use crate::control::message::{FromRank, ToRank};
 use crate::ep::{ExpertParallel, UnitError, Wake};
-use crate::model::{KvPool, Model, ModelConfig, StepError, StepItem};
+use crate::model::{KvPool, Model, ModelConfig, StepError, StepItem, Wants};
 
 /// Where an engine's messages go.
 pub(crate) type Emit = Box<dyn FnMut(FromRank) + Send>;
@@ -227,9 +227,9 @@ impl Engine {
                 if count > 0 {
                     let (id, owner) = (sequence.carried.request.id, sequence.owner);
                     let item = sequence.step_item(count);
-                    let ends = item.want_logits;
-                    let want_logits = ends && (attention == Attention::Dp || owner == me);
-                    items.push(StepItem { want_logits, ..item });
+                    let ends = item.wants != Wants::Nothing;
+                    let here = attention == Attention::Dp || owner == me;
+                    items.push(StepItem { wants: if here { item.wants } else { Wants::Nothing }, ..item });
                     members.push(StepSequence { index, id, count, ends });
                 }
             }
@@ -243,7 +243,7 @@ impl Engine {
                     for (item, member) in members.iter().enumerate() {
                         let sequence = &mut self.running[member.index];
                         sequence.advance(member.count);
-                        let sampled = output.logits(item).map(|logits| sequence.sample(logits));
+                        let sampled = output.next(item).map(|next| sequence.sample(next));
                         if attention == Attention::Tp {
                             if member.ends {
                                 self.together.await_token(member.id, sequence.owner, sampled);

@@ -10,7 +10,7 @@ use super::request::{Finish, SequenceRequest, TokenLogprobs};
 use super::sampler::Sampler;
 use super::text::SequenceText;
 use crate::ep::StepPhase;
-use crate::model::{KvCache, ModelConfig, StepItem};
+use crate::model::{KvCache, ModelConfig, Next, StepItem, Wants};
 
 /// In place of an expert in the rows of a dense layer.
 const NO_EXPERT: i32 = -1;
@@ -74,12 +74,13 @@ impl Sequence {
 
     /// The model's input for the next `count` tokens, with logits if they are the last before a new token.
     pub(super) fn step_item(&mut self, count: usize) -> StepItem<'_> {
+        let wants = self.wants();
         let prompt = &self.carried.request.tokens[self.carried.fed..];
-        let (tokens, want_logits, phase) = match self.carried.generated.last() {
+        let (tokens, ends, phase) = match self.carried.generated.last() {
             Some(last) if prompt.is_empty() => (std::slice::from_ref(last), true, StepPhase::Decode),
             _ => (&prompt[..count], count == prompt.len(), StepPhase::Prefill),
         };
-        StepItem { kv: &mut self.kv, tokens, want_logits, phase }
+        StepItem { kv: &mut self.kv, tokens, wants: if ends { wants } else { Wants::Nothing }, phase }
     }
 
     /// Takes note of a step with `count` tokens.
@@ -87,10 +88,28 @@ impl Sequence {
         self.carried.fed = (self.carried.fed + count).min(self.carried.request.tokens.len());
     }
 
+    /// Whether tokens that would stop it are not allowed yet.
+    fn is_early(&self) -> bool {
+        self.carried.generated.len() < self.carried.request.min_new_tokens as usize
+    }
+
+    /// What its next token is chosen by.
+    fn wants(&self) -> Wants {
+        let SequenceRequest { sampling, logprobs, stop, .. } = &self.carried.request;
+        let filtered = self.is_early() && !stop.token_ids.is_empty();
+        match sampling.temperature <= 0.0 && logprobs.is_none() && !filtered {
+            true => Wants::Likeliest,
+            false => Wants::Logits,
+        }
+    }
+
     /// Chooses the next token; `None` if the logits are unusable.
-    pub(super) fn sample(&mut self, logits: &[f32]) -> Option<Sampled> {
-        let stop = &self.carried.request.stop;
-        let early = self.carried.generated.len() < self.carried.request.min_new_tokens as usize;
+    pub(super) fn sample(&mut self, next: Next<'_>) -> Option<Sampled> {
+        let logits = match next {
+            Next::Likeliest(token) => return token.map(|token| Sampled { token, logprobs: None }),
+            Next::Logits(logits) => logits,
+        };
+        let (early, stop) = (self.is_early(), &self.carried.request.stop);
         let token = self.carried.sampler.sample(logits, |id| !(early && stop.token_ids.contains(&id)))?;
         let logprobs = self.carried.request.logprobs.map(|top| logprobs(logits, token, usize::from(top)));
         Some(Sampled { token, logprobs })

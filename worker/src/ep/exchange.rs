@@ -248,6 +248,19 @@ impl ExpertParallel {
         self.unit.part(len)
     }
 
+    /// Counts the bytes that this rank sends in a reduce-scatter.
+    pub(crate) fn count_scatter(&mut self, hidden: usize, split: RowSplit<'_>) {
+        let bytes_to = |peer| split_bytes(self.unit.dtype, split.positions(peer).len(), hidden, 0);
+        self.counters.add_collective(Collective::ReduceScatter, self.peers().map(bytes_to).sum());
+    }
+
+    /// Counts the bytes that this rank sends in an allgather of rows with `width` labels each.
+    pub(crate) fn count_gather(&mut self, hidden: usize, width: usize, split: RowSplit<'_>) {
+        let rows = split.positions(self.attention_place()).len();
+        let bytes = split_bytes(self.unit.dtype, rows, hidden, rows * width);
+        self.counters.add_collective(Collective::Allgather, self.peers().count() * bytes);
+    }
+
     /// [`Collectives::reduce_scatter`](semmoe_kernels::collectives::Collectives::reduce_scatter); its time counts for
     /// `layer`, unless that has no experts.
     pub(crate) fn reduce_scatter(
@@ -258,8 +271,7 @@ impl ExpertParallel {
         norm: Option<Norm<'_, f32>>,
         out: &mut [f32],
     ) -> Result<(), UnitError> {
-        let bytes_to = |peer| split_bytes(self.unit.dtype, split.positions(peer).len(), hidden, 0);
-        self.counters.add_collective(Collective::ReduceScatter, self.peers().map(bytes_to).sum());
+        self.count_scatter(hidden, split);
         let began = Instant::now();
         self.unit.reduce_scatter(hidden, split, norm, out)?;
         self.time(layer, TimedCollective::Scatter, began);
@@ -274,9 +286,7 @@ impl ExpertParallel {
         split: RowSplit<'_>,
         out: AllRows<'_, f32>,
     ) -> Result<(), UnitError> {
-        let rows = split.positions(self.attention_place()).len();
-        let bytes = split_bytes(self.unit.dtype, rows, own.hidden, own.labels.len());
-        self.counters.add_collective(Collective::Allgather, self.peers().count() * bytes);
+        self.count_gather(own.hidden, own.width, split);
         let began = Instant::now();
         self.unit.allgather(own, split, out)?;
         self.time(layer, TimedCollective::Gather, began);
@@ -303,19 +313,8 @@ impl ExpertParallel {
         out: &mut [f32],
     ) -> Result<(), UnitError> {
         let began = Instant::now();
-        let hosts = &self.layers[layer.index()];
-        let RoutedBatch { x, experts: chosen, weights, top_k, hidden, .. } = batch;
-        let planned = match self.spread.layout {
-            ExpertLayout::Ep | ExpertLayout::Hybrid(_) => {
-                let parts = self.spread.layout.hosts(self.unit.world());
-                self.plan.build(chosen, weights, top_k, &hosts.rank_of, parts)
-            }
-            ExpertLayout::Tp => self.plan.build_everywhere(chosen, weights, top_k, self.unit.world()),
-        };
-        planned.expect("the router chooses among the placement's experts");
-        let (traffic, levels) = self.traffic(&batch);
-        self.counters.add(layer, &traffic, levels);
-
+        self.plan_layer(layer, &batch);
+        let RoutedBatch { x, hidden, .. } = batch;
         self.log(|stages| stages.begin_layer(layer, batch.phases.len()));
         let dispatch = self.begin(TimedCollective::Dispatch);
         self.unit.dispatch(x, hidden, &self.plan)?;
@@ -337,6 +336,24 @@ impl ExpertParallel {
         self.end(layer, TimedCollective::Combine, combine);
         self.timings.add_moe(layer, began.elapsed());
         Ok(())
+    }
+
+    /// Plans and counts the dispatch of a layer; of the batch, rows are not read.
+    ///
+    /// # Panics
+    /// As [`ExpertParallel::moe`].
+    pub(crate) fn plan_layer(&mut self, layer: LayerIdx, batch: &RoutedBatch<'_>) {
+        let RoutedBatch { experts: chosen, weights, top_k, .. } = *batch;
+        let planned = match self.spread.layout {
+            ExpertLayout::Ep | ExpertLayout::Hybrid(_) => {
+                let parts = self.spread.layout.hosts(self.unit.world());
+                self.plan.build(chosen, weights, top_k, &self.layers[layer.index()].rank_of, parts)
+            }
+            ExpertLayout::Tp => self.plan.build_everywhere(chosen, weights, top_k, self.unit.world()),
+        };
+        planned.expect("the router chooses among the placement's experts");
+        let (traffic, levels) = self.traffic(batch);
+        self.counters.add(layer, &traffic, levels);
     }
 
     fn log(&self, what: impl FnOnce(&StageLog)) {

@@ -6,20 +6,49 @@ use super::layout::ExpertLayout;
 use super::spread::ExpertSpread;
 
 /// Where the experts of one layer are.
-pub(super) struct LayerHosts {
+pub(crate) struct LayerHosts {
     /// `[N]`: the rank, or node, whose copy of each expert this rank's tokens use; empty where every rank has a slice
     /// of each.
     pub(super) rank_of: Vec<u16>,
     /// `[N]`: this rank's slot of each expert, [`NOT_HERE`] for the others'.
     pub(super) slot_of: Vec<u16>,
     /// How many experts this rank has.
-    pub(super) slots: usize,
+    pub(crate) slots: usize,
 }
 
 /// In place of a slot: the expert is another rank's.
 pub(super) const NOT_HERE: u16 = u16::MAX;
 
+/// A row for an expert that this rank does not have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("a token for expert {expert}, which is not on this rank")]
+pub(crate) struct NotHere {
+    /// The rank that sent it.
+    pub(crate) from: usize,
+    pub(super) expert: u16,
+}
+
 impl LayerHosts {
+    /// Fills `slots` with this rank's slot of each expert; `source` is the rank that sent a pair.
+    ///
+    /// # Errors
+    /// An expert that is not here.
+    pub(crate) fn slots_of(
+        &self,
+        experts: &[u16],
+        source: impl Fn(usize) -> usize,
+        slots: &mut Vec<u16>,
+    ) -> Result<(), NotHere> {
+        slots.clear();
+        for (pair, &expert) in experts.iter().enumerate() {
+            match self.slot_of.get(usize::from(expert)) {
+                Some(&slot) if slot != NOT_HERE => slots.push(slot),
+                _ => return Err(NotHere { from: source(pair), expert }),
+            }
+        }
+        Ok(())
+    }
+
     /// Of every layer.
     pub(super) fn of_spread(spread: &ExpertSpread, rank: RankId) -> Vec<Self> {
         (0..spread.copies.layers()).map(|layer| Self::new(spread, rank, LayerIdx::new(layer as u16))).collect()

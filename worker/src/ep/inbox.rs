@@ -6,7 +6,7 @@ use semmoe_kernels::collectives::{Received, ReceivedRows};
 use semmoe_kernels::{RankOrder, add_weighted_rows, argsort_by_rank};
 
 use super::exchange::LocalExperts;
-use super::hosts::{LayerHosts, NOT_HERE};
+use super::hosts::{LayerHosts, NotHere};
 use crate::threads::both;
 
 /// Buffers of a layer, reused by the next one.
@@ -29,15 +29,6 @@ struct ExpertBatch {
     work: Vec<f32>,
 }
 
-/// A row for an expert that this rank does not have.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("a token for expert {expert}, which is not on this rank")]
-pub(super) struct NotHere {
-    /// The rank that sent it.
-    pub(super) from: usize,
-    expert: u16,
-}
-
 impl Inbox {
     /// Runs every expert that has rows, in slot order, and sums up per row.
     ///
@@ -51,13 +42,7 @@ impl Inbox {
         experts: &dyn LocalExperts,
     ) -> Result<(), NotHere> {
         let Received { rows, pair_rows, experts: of, weights, sums } = received;
-        self.slots.clear();
-        for (&expert, &row) in of.iter().zip(pair_rows) {
-            match hosts.slot_of.get(usize::from(expert)) {
-                Some(&slot) if slot != NOT_HERE => self.slots.push(slot),
-                _ => return Err(NotHere { from: rows.source(row as usize), expert }),
-            }
-        }
+        hosts.slots_of(of, |pair| rows.source(pair_rows[pair] as usize), &mut self.slots)?;
         sums.fill(0.0);
         argsort_by_rank(&self.slots, hosts.slots, &mut self.order).expect("slots were just looked up");
         let threads = experts.threads(pair_rows.len()).min(rows.len()).max(1);

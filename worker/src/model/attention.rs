@@ -17,9 +17,9 @@ use crate::threads::{both, shares};
 const QUERY_BLOCK: usize = 16;
 
 /// A layer's attention, without its output projection.
-pub(super) enum Attention {
-    Grouped(Grouped),
-    Latent(Latent),
+pub(super) enum Attention<L = Linear> {
+    Grouped(Grouped<L>),
+    Latent(Latent<L>),
 }
 
 /// The input of one layer's attention: the normed rows of all items, one item after the other.

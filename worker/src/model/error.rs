@@ -26,6 +26,12 @@ pub enum ModelError {
         /// The file that should be there.
         expected: &'static str,
     },
+    /// A GPU that refuses, as it does when memory is short: the driver's own words.
+    #[error("the GPU refused: {0}")]
+    Gpu(String),
+    /// Something that only the CPU computes.
+    #[error("a GPU does not compute {0}: use --device cpu")]
+    NotOnGpu(&'static str),
     /// Experts that stay where they were at the start.
     #[error("experts {0} cannot be switched while the unit runs")]
     FixedLayout(ExpertLayout),

@@ -8,11 +8,11 @@ use super::step::StepItem;
 use crate::threads::both;
 
 /// One layer's grouped attention.
-pub(super) struct Grouped {
+pub(super) struct Grouped<L = Linear> {
     pub(super) heads: Heads,
     pub(super) projected: Projected,
     /// Queries, keys and values of one token, one after the other.
-    pub(super) qkv: Linear,
+    pub(super) qkv: L,
     pub(super) norms: Option<HeadNorms>,
     /// The largest magnitude of queries, keys and values.
     pub(super) clip: Option<f32>,

@@ -5,6 +5,7 @@ use crate::ep::StepPhase;
 use crate::model::checkpoint::TensorKind;
 use crate::model::config::{Rope, RopeLayout};
 use crate::model::kv::{CacheShape, KvPool};
+use crate::model::step::Wants;
 use crate::threads::with_threads;
 
 const KV_HEADS: usize = 2;
@@ -67,7 +68,7 @@ fn attended(layer: &Grouped, angles: &RotaryTable, qkv: &[f32], piece: usize, se
     for qkv in qkv.chunks(piece * WIDTH) {
         let tokens = vec![0; qkv.len() / WIDTH];
         assert!(caches.iter_mut().all(|cache| cache.reserve(tokens.len())));
-        let item = |kv| StepItem { kv, tokens: &tokens, want_logits: false, phase: StepPhase::Prefill };
+        let item = |kv| StepItem { kv, tokens: &tokens, wants: Wants::Nothing, phase: StepPhase::Prefill };
         let mut items: Vec<StepItem<'_>> = caches.iter_mut().map(item).collect();
         let offsets: Vec<usize> = (0..=sequences).map(|at| at * tokens.len()).collect();
         let (rows, items, offsets) = (sequences * tokens.len(), &mut items[..], &offsets[..]);

@@ -11,20 +11,20 @@ use super::config::LatentAttention;
 const EPS: f32 = 1e-6;
 
 /// One layer's latent attention.
-pub(super) struct Latent {
+pub(super) struct Latent<L = Linear> {
     /// One key-value head, all heads in its group.
     pub(super) heads: Heads,
     pub(super) shape: LatentAttention,
     /// Queries or their bottleneck, then the latent vector, then the key's rotated part.
-    pub(super) down: Linear,
+    pub(super) down: L,
     /// With a bottleneck of queries: its norm, and the queries from it.
-    pub(super) query_up: Option<(Vec<f32>, Linear)>,
+    pub(super) query_up: Option<(Vec<f32>, L)>,
     /// `[kv_rank]`
     pub(super) kv_norm: Vec<f32>,
     /// Of each head: `nope_dim` elements of a query to `kv_rank`.
-    pub(super) absorb: Vec<Linear>,
+    pub(super) absorb: Vec<L>,
     /// Of each head: `kv_rank` elements of a sum to `value_dim`.
-    pub(super) expand: Vec<Linear>,
+    pub(super) expand: Vec<L>,
 }
 
 impl Latent {

@@ -6,28 +6,28 @@ use semmoe_tables::{ExpertId, LayerIdx};
 
 use super::attention::{Attention, Heads};
 use super::checkpoint::{Checkpoint, TensorData, TensorPlace};
-use super::compute::{Linear, PanelType};
+use super::compute::PanelType;
 use super::config::{AttentionKind, GATED, GroupedAttention, HeadNormKind, LatentAttention, Scoring};
 use super::expert::{ExpertTypes, Experts, Place};
 use super::grouped::{Grouped, HeadNorms, Projected};
 use super::latent::Latent;
 use super::mlp::{Mlp, Shared};
 use super::share::HeadShare;
-use super::weights::{Block, Embedding, FeedForward, HeadWeights, Moe, Weights, settle};
+use super::weights::{Block, Embedding, FeedForward, HeadWeights, Moe, Packer, Panels, Weights};
 use super::{ModelConfig, ModelError};
 use crate::ep::ExpertSpread;
 
 /// Reads one rank's weights.
-#[derive(Clone, Copy)]
-pub(super) struct Loader<'a> {
+pub(super) struct Loader<'a, P = Panels> {
     pub(super) checkpoint: &'a Checkpoint,
     pub(super) config: &'a ModelConfig,
     /// The heads that the rank keeps; all of them are checked.
     pub(super) share: HeadShare,
+    pub(super) packer: &'a P,
 }
 
-impl<'a> Loader<'a> {
-    pub(super) fn load(&self) -> Result<Weights, ModelError> {
+impl<'a, P: Packer> Loader<'a, P> {
+    pub(super) fn load(&self) -> Result<Weights<P::Matrix>, ModelError> {
         let (vocab, hidden) = (self.config.vocab_size, self.config.hidden);
         let embedding = self.checkpoint.tensor("model.embed_tokens.weight", &[vocab, hidden])?;
         let output = match self.config.tied_embeddings {
@@ -39,19 +39,16 @@ impl<'a> Loader<'a> {
             embedding: Embedding::new(embedding),
             blocks,
             final_norm: self.vector("model.norm.weight", hidden)?,
-            output: Linear::pack(&[output], hidden),
+            output: self.packer.pack_whole(&[output], hidden)?,
         })
     }
 
     /// `[layers]`: attention alone.
-    pub(super) fn load_heads(&self) -> Result<Vec<HeadWeights>, ModelError> {
-        let mut layers: Vec<HeadWeights> =
-            (0..self.config.num_layers).map(|layer| self.heads(layer)).collect::<Result<_, _>>()?;
-        settle(layers.iter_mut().flat_map(HeadWeights::linears).collect());
-        Ok(layers)
+    pub(super) fn load_heads(&self) -> Result<Vec<HeadWeights<P::Matrix>>, ModelError> {
+        (0..self.config.num_layers).map(|layer| self.heads(layer)).collect()
     }
 
-    fn block(&self, layer: usize) -> Result<Block, ModelError> {
+    fn block(&self, layer: usize) -> Result<Block<P::Matrix>, ModelError> {
         let hidden = self.config.hidden;
         let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
         Ok(Block {
@@ -62,7 +59,7 @@ impl<'a> Loader<'a> {
         })
     }
 
-    fn heads(&self, layer: usize) -> Result<HeadWeights, ModelError> {
+    fn heads(&self, layer: usize) -> Result<HeadWeights<P::Matrix>, ModelError> {
         let hidden = self.config.hidden;
         let prefix = format!("model.layers.{layer}.self_attn");
         let (attention, value_width) = match &self.config.attention {
@@ -72,10 +69,10 @@ impl<'a> Loader<'a> {
         let (out_width, own) = (self.config.heads * value_width, self.share.heads(self.config.heads));
         let attention_out = self.weight(&prefix, "o_proj", [hidden, out_width])?;
         let own = own.start * value_width..own.end * value_width;
-        Ok(HeadWeights { attention, out: Linear::pack_columns(PanelType::Bf16, &[attention_out], out_width, own) })
+        Ok(HeadWeights { attention, out: self.packer.pack(&[attention_out], out_width, own, None)? })
     }
 
-    fn grouped(&self, prefix: &str, shape: &GroupedAttention) -> Result<Grouped, ModelError> {
+    fn grouped(&self, prefix: &str, shape: &GroupedAttention) -> Result<Grouped<P::Matrix>, ModelError> {
         let ModelConfig { hidden, heads, rms_norm_eps, .. } = *self.config;
         let GroupedAttention { kv_heads, head_dim, .. } = *shape;
         let (query, key) = (heads * head_dim, kv_heads * head_dim);
@@ -100,10 +97,7 @@ impl<'a> Loader<'a> {
                 biases.extend_from_slice(&self.vector(&format!("{prefix}.{part}.bias"), rows)?[kept]);
             }
         }
-        let mut qkv = Linear::pack(&weights, hidden);
-        if shape.qkv_bias {
-            qkv = qkv.with_bias(biases);
-        }
+        let qkv = self.packer.pack(&weights, hidden, 0..hidden, shape.qkv_bias.then_some(biases))?;
         let norms = |query: usize, key: usize| -> Result<Option<HeadNorms>, ModelError> {
             let norm = |part: &str, width| self.vector(&format!("{prefix}.{part}.weight"), width);
             Ok(Some(HeadNorms { query: norm("q_norm", query)?, key: norm("k_norm", key)?, eps: rms_norm_eps }))
@@ -120,7 +114,7 @@ impl<'a> Loader<'a> {
         Ok(Grouped { heads, projected, qkv, norms, clip: shape.clip })
     }
 
-    fn latent(&self, prefix: &str, shape: &LatentAttention) -> Result<Latent, ModelError> {
+    fn latent(&self, prefix: &str, shape: &LatentAttention) -> Result<Latent<P::Matrix>, ModelError> {
         let ModelConfig { hidden, heads, .. } = *self.config;
         let LatentAttention { kv_rank, nope_dim, rope_dim, value_dim, .. } = *shape;
         let tensor = |part: &str, shape: [usize; 2]| self.weight(prefix, part, shape);
@@ -133,29 +127,30 @@ impl<'a> Loader<'a> {
         let (query_down, query_up) = match shape.query_rank {
             None => (own_queries(tensor("q_proj", [queries, hidden])?, hidden), None),
             Some(rank) => {
-                let up = Linear::pack(&[own_queries(tensor("q_b_proj", [queries, rank])?, rank)], rank);
+                let up = self.packer.pack_whole(&[own_queries(tensor("q_b_proj", [queries, rank])?, rank)], rank)?;
                 let norm = self.vector(&format!("{prefix}.q_a_layernorm.weight"), rank)?;
                 (tensor("q_a_proj", [rank, hidden])?, Some((norm, up)))
             }
         };
         let kv_up = tensor("kv_b_proj", [heads * (nope_dim + value_dim), kv_rank])?;
         let rows = |from: usize, count: usize| kv_up.part(from * kv_rank..(from + count) * kv_rank);
-        let keys = |head: usize| Linear::pack_transposed(rows(head * (nope_dim + value_dim), nope_dim), nope_dim);
-        let values = |head: usize| Linear::pack(&[rows(head * (nope_dim + value_dim) + nope_dim, value_dim)], kv_rank);
+        let keys = |head: usize| self.packer.pack_transposed(rows(head * (nope_dim + value_dim), nope_dim), nope_dim);
+        let values =
+            |head: usize| self.packer.pack_whole(&[rows(head * (nope_dim + value_dim) + nope_dim, value_dim)], kv_rank);
         let stretched = self.config.rope.yarn.as_ref().map_or(1.0, |yarn| yarn.score_factor);
         let scale = (stretched / (shape.query_width() as f64).sqrt()) as f32;
         Ok(Latent {
             heads: Heads { kv_heads: 1, group: own.len(), key_width: kv_rank + rope_dim, value_width: kv_rank, scale },
             shape: shape.clone(),
-            down: Linear::pack(&[query_down, kv_down], hidden),
+            down: self.packer.pack_whole(&[query_down, kv_down], hidden)?,
             query_up,
             kv_norm: self.vector(&format!("{prefix}.kv_a_layernorm.weight"), kv_rank)?,
-            absorb: own.clone().map(keys).collect(),
-            expand: own.map(values).collect(),
+            absorb: own.clone().map(keys).collect::<Result<_, _>>()?,
+            expand: own.map(values).collect::<Result<_, _>>()?,
         })
     }
 
-    fn feed_forward(&self, layer: usize) -> Result<FeedForward, ModelError> {
+    fn feed_forward(&self, layer: usize) -> Result<FeedForward<P::Matrix>, ModelError> {
         let below = format!("model.layers.{layer}");
         match self.config.moe_layers.iter().position(|&moe| usize::from(moe) == layer) {
             None => Ok(FeedForward::Dense(self.mlp(&format!("{below}.mlp"), GATED, self.config.dense_width)?)),
@@ -191,12 +186,12 @@ impl<'a> Loader<'a> {
         Ok(experts)
     }
 
-    pub(super) fn moe_layers(&self) -> impl Iterator<Item = LayerIdx> + use<> {
+    pub(super) fn moe_layers(&self) -> impl Iterator<Item = LayerIdx> + use<'a, P> {
         (0..self.config.num_moe_layers()).map(|layer| LayerIdx::new(layer as u16))
     }
 
     /// Gate, up, down.
-    fn expert_tensors(&self, layer: LayerIdx, expert: ExpertId) -> Result<[TensorData<'a>; 3], ModelError> {
+    pub(super) fn expert_tensors(&self, layer: LayerIdx, expert: ExpertId) -> Result<[TensorData<'a>; 3], ModelError> {
         Ok(self.expert_places(layer, expert)?.map(|place| self.checkpoint.data(place)))
     }
 
@@ -208,7 +203,7 @@ impl<'a> Loader<'a> {
     }
 
     /// The parts of an MoE layer that every rank has.
-    fn moe(&self, below: &str, layer: LayerIdx) -> Result<Moe, ModelError> {
+    fn moe(&self, below: &str, layer: LayerIdx) -> Result<Moe<P::Matrix>, ModelError> {
         let ModelConfig { hidden, num_experts, .. } = *self.config;
         let names = self.config.architecture.moe_names();
         let block = format!("{below}.{}", names.block);
@@ -226,14 +221,15 @@ impl<'a> Loader<'a> {
                 false => None,
                 true => Some(self.checkpoint.tensor(&format!("{prefix}_gate.weight"), &[1, hidden])?),
             };
-            Ok(Shared { mlp, gate: gate.map(|gate| Linear::pack(&[gate], hidden)) })
+            Ok(Shared { mlp, gate: gate.map(|gate| self.packer.pack_whole(&[gate], hidden)).transpose()? })
         });
-        Ok(Moe { layer, router: Linear::pack(&[router], hidden), correction, shared: shared.transpose()? })
+        Ok(Moe { layer, router: self.packer.pack_whole(&[router], hidden)?, correction, shared: shared.transpose()? })
     }
 
-    fn mlp(&self, prefix: &str, names: [&str; 3], width: usize) -> Result<Mlp, ModelError> {
+    fn mlp(&self, prefix: &str, names: [&str; 3], width: usize) -> Result<Mlp<P::Matrix>, ModelError> {
         let [gate, up, down] = self.mlp_places(prefix, names, width)?.map(|place| self.checkpoint.data(place));
-        Ok(Mlp { gate_up: Linear::pack(&[gate, up], self.config.hidden), down: Linear::pack(&[down], width) })
+        let gate_up = self.packer.pack_whole(&[gate, up], self.config.hidden)?;
+        Ok(Mlp { gate_up, down: self.packer.pack_whole(&[down], width)? })
     }
 
     /// Gate, up, down.

@@ -3,17 +3,17 @@
 use super::compute::{Linear, add, add_scaled, silu_product};
 
 /// `down(silu(gate(x)) * up(x))`
-pub(super) struct Mlp {
+pub(super) struct Mlp<L = Linear> {
     /// Gate above up: `[2 x width, H]`.
-    pub(super) gate_up: Linear,
+    pub(super) gate_up: L,
     /// `[H, width]`
-    pub(super) down: Linear,
+    pub(super) down: L,
 }
 
 /// An expert that every token takes, weighted by a sigmoid of the token where it has a gate `[1, H]`.
-pub(super) struct Shared {
-    pub(super) mlp: Mlp,
-    pub(super) gate: Option<Linear>,
+pub(super) struct Shared<L = Linear> {
+    pub(super) mlp: Mlp<L>,
+    pub(super) gate: Option<L>,
 }
 
 /// Buffers that are reused between calls.

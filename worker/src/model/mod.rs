@@ -8,8 +8,9 @@
 //! | `weights` | the weights that a rank keeps: one block for all families |
 //! | `step` | the input and the output of a step |
 //! | `forward` | a step through all layers |
+//! | `backend` | what computes a step; `cpu` does it on the host |
 //! | `share` | the heads of a rank with attention tp, and its part of every expert with experts tp |
-//! | `split`, `rows` | attention tp: a layer after its heads, and which rows go to which rank |
+//! | `rows` | attention tp: which rows go to which rank |
 //! | `attention`, `kv`, `rope` | causal attention over one sequence's cache |
 //! | `grouped`, `latent` | the two kinds of attention: how queries, keys and values are made |
 //! | `router`, `mlp` | the choice of experts; a dense layer, a shared expert |
@@ -22,9 +23,11 @@
 
 mod agree;
 mod attention;
+mod backend;
 mod checkpoint;
 mod compute;
 mod config;
+mod cpu;
 mod error;
 mod expert;
 mod forward;
@@ -39,7 +42,6 @@ mod rope;
 mod router;
 mod rows;
 mod share;
-mod split;
 mod step;
 mod streamed;
 mod switch;
@@ -64,25 +66,22 @@ pub use kv::{
     PAGE_TOKENS, StagedKv,
 };
 pub use probe::Probe;
-use relayout::OtherAttention;
 pub use share::HeadShare;
 pub(crate) use share::expert_columns;
-pub use step::{StepItem, StepOutput, likeliest};
+pub use step::{Next, StepItem, StepOutput, Wants, likeliest};
 pub use streamed::ExpertFetches;
 pub(crate) use streamed::check_expert_memory;
 pub use switch::{Objection, SwitchOutcome};
 
 use crate::ep::{ExpertLayout, ExpertParallel, ExpertSpread};
 pub use crate::threads::with_threads;
+use backend::ComputeBackend;
 use checkpoint::Checkpoint;
+use cpu::{CpuBackend, HeadShares};
 use expert::Place;
 use forward::{Forward, Scratch};
-use load::Loader;
-use rope::RotaryTable;
 use rows::RowPlan;
-use streamed::{RankExperts, StreamedExperts};
-use switch::Peers;
-use weights::Weights;
+use streamed::RankExperts;
 
 /// How experts are divided, and how many of them a rank has room for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -114,18 +113,41 @@ impl From<ExpertLayout> for ExpertRoom {
 
 /// One rank's model: loaded once, stepped by one thread.
 pub struct Model {
-    config: ModelConfig,
+    config: Arc<ModelConfig>,
     division: Division,
-    weights: Weights,
-    /// The division and weights of the other attention, if the rank may switch to it.
-    other: Option<OtherAttention>,
-    experts: RankExperts,
-    peers: Peers,
-    angles: RotaryTable,
+    /// The division of the other attention, if the rank may switch to it.
+    other: Option<Division>,
+    backend: Backend,
     /// For sequences that share nothing.
     pool: KvPool,
     scratch: Scratch,
     out: StepOutput,
+}
+
+/// What computes the model.
+enum Backend {
+    Cpu(Box<CpuBackend>),
+}
+
+impl Backend {
+    fn compute(&mut self) -> &mut dyn ComputeBackend {
+        match self {
+            Self::Cpu(cpu) => &mut **cpu,
+        }
+    }
+
+    /// That of the host, which alone can change its layout.
+    fn cpu(&self) -> Result<&CpuBackend, ModelError> {
+        match self {
+            Self::Cpu(cpu) => Ok(cpu),
+        }
+    }
+
+    fn cpu_mut(&mut self) -> Result<&mut CpuBackend, ModelError> {
+        match self {
+            Self::Cpu(cpu) => Ok(cpu),
+        }
+    }
 }
 
 /// How attention is divided among ranks.
@@ -200,8 +222,9 @@ impl Model {
         experts: impl Into<ExpertRoom>,
         attention: impl Into<AttentionPlan>,
     ) -> Result<Self, ModelError> {
-        let (copies, ExpertRoom { layout, slots, memory }) = (placement.into(), experts.into());
-        let config = ModelConfig::load(model_dir)?;
+        let (copies, room) = (placement.into(), experts.into());
+        let layout = room.layout;
+        let config = Arc::new(ModelConfig::load(model_dir)?);
         check_placement(&config, GroupId::new(layout.host(rank.index()) as u16), &copies)?;
         let at = Place { rank: rank.index(), world: layout.world(copies.groups().into()) };
         expert_columns(&config, layout, at.rank, at.world)?;
@@ -212,25 +235,12 @@ impl Model {
             Attention::Tp => Attention::Dp,
         };
         let (division, other) = (of(plan.start)?, plan.both.then(|| of(other)).transpose()?);
-        let checkpoint = Checkpoint::open(model_dir)?;
-        let loader = Loader { checkpoint: &checkpoint, config: &config, share: division.share };
-        let mut weights = loader.load()?;
-        weights.settle();
-        let other = other.map(|division| {
-            let weights = Loader { share: division.share, ..loader }.load_heads()?;
-            Ok(OtherAttention { division, weights })
-        });
-        let other = other.transpose()?;
-        let spread = ExpertSpread { layout, copies };
-        let experts = match memory {
-            None => RankExperts::Resident(loader.experts(at, &spread, slots)?),
-            Some(limit) => RankExperts::Streamed(StreamedExperts::new(&loader, at, &spread, limit)?),
-        };
-        let angles = RotaryTable::new(config.rope_dim(), &config.rope);
+        let shares = HeadShares { start: division.share, other: other.as_ref().map(|division| division.share) };
+        let (checkpoint, spread) = (Checkpoint::open(model_dir)?, ExpertSpread { layout, copies });
+        let cpu = CpuBackend::load(&checkpoint, &config, at, &shares, &spread, room)?;
         let pool = KvPool::new(division.share.cache_shape(&config), usize::MAX, false);
         let (scratch, out) = (Scratch::default(), StepOutput::default());
-        let peers = Peers::Near(Vec::new());
-        Ok(Self { config, division, weights, other, experts, peers, angles, pool, scratch, out })
+        Ok(Self { config, division, other, backend: Backend::Cpu(Box::new(cpu)), pool, scratch, out })
     }
 
     /// The checkpoint's configuration.
@@ -240,15 +250,15 @@ impl Model {
 
     /// The costs of streaming experts since the start; none where all of them stay in memory.
     pub fn expert_fetches(&self) -> Option<ExpertFetches> {
-        match &self.experts {
+        match &self.backend.cpu().ok()?.experts {
             RankExperts::Resident(_) => None,
             RankExperts::Streamed(experts) => Some(experts.fetches()),
         }
     }
 
-    /// The shape of a sequence's cache on this rank.
+    /// The shape of a sequence's cache on this rank, as far as it lies in memory of the host.
     pub fn cache_shape(&self) -> CacheShape {
-        self.division.share.cache_shape(&self.config)
+        *self.pool.shape()
     }
 
     /// The cache of a sequence that has no tokens yet and shares nothing, without a limit; see [`KvPool`] for others.
@@ -281,9 +291,6 @@ impl Model {
         for (item, step) in items.iter().enumerate() {
             check_item(&self.config, step).map_err(|detail| StepError::Item { item, detail })?;
         }
-        for item in &mut *items {
-            self.angles.grow(item.kv.len() + item.tokens.len());
-        }
         for (item, step) in items.iter_mut().enumerate() {
             if !step.kv.reserve(step.tokens.len()) {
                 let detail = "no page of the key-value cache is left for it".to_owned();
@@ -292,9 +299,7 @@ impl Model {
         }
         let mut forward = Forward {
             config: &self.config,
-            weights: &self.weights,
-            experts: &self.experts,
-            angles: &self.angles,
+            backend: self.backend.compute(),
             scratch: &mut self.scratch,
             out: &mut self.out,
             ep,

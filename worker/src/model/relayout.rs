@@ -6,15 +6,8 @@ use semmoe_tables::Attention;
 
 use super::config::AttentionKind;
 use super::kv::{AttentionChange, CacheShape, KvChange, KvObjection, KvPool, StagedKv};
-use super::weights::HeadWeights;
 use super::{Division, Model, ModelConfig};
 use crate::ep::{ExpertParallel, UnitError};
-
-/// The division and the weights of the other attention, `[layers]`.
-pub(super) struct OtherAttention {
-    pub(super) division: Division,
-    pub(super) weights: Vec<HeadWeights>,
-}
 
 impl Model {
     /// How attention is divided now.
@@ -24,7 +17,7 @@ impl Model {
 
     /// How else it can be divided, if it can.
     pub fn other_attention(&self) -> Option<Attention> {
-        self.other.as_ref().map(|other| other.division.attention())
+        self.other.as_ref().map(Division::attention)
     }
 
     /// Moves pages to where the other attention needs them, or plans that, together with all ranks and between two
@@ -41,7 +34,7 @@ impl Model {
         ep: &mut ExpertParallel,
         objection: KvObjection<'_>,
     ) -> Result<Result<StagedKv, String>, UnitError> {
-        let other = &self.other.as_ref().expect("a model with both attentions").division;
+        let other = self.other.as_ref().expect("a model with both attentions");
         let whole = match plan_shape(&self.config, ep.world()) {
             Ok(whole) => whole,
             Err(error) => return Ok(Err(error.to_string())),
@@ -62,9 +55,9 @@ impl Model {
     /// As [`Model::stage_attention`].
     pub fn install_attention(&mut self) {
         let other = self.other.as_mut().expect("a model with both attentions");
-        std::mem::swap(&mut self.division, &mut other.division);
-        for (block, weights) in self.weights.blocks.iter_mut().zip(&mut other.weights) {
-            std::mem::swap(&mut block.heads, weights);
+        std::mem::swap(&mut self.division, other);
+        if let Ok(cpu) = self.backend.cpu_mut() {
+            cpu.exchange_heads();
         }
         self.pool = KvPool::new(self.division.share.cache_shape(&self.config), usize::MAX, false);
     }

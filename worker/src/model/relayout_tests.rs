@@ -17,7 +17,7 @@ use super::*;
 use crate::ep::{ExpertLayout, LocalTransport, Lockstep, StepPhase, WireRows};
 use crate::model::AttentionPlan;
 use crate::model::kv::{KvArrival, KvCache, KvPhase, KvUsage, MovingSequence, PAGE_TOKENS};
-use crate::model::step::StepItem;
+use crate::model::step::{StepItem, Wants};
 
 const FIXTURES: [&str; 7] =
     ["qwen3-moe", "qwen2-moe", "mixtral", "olmoe", "deepseek-v2-lite", "deepseek-v2", "deepseek-v3"];
@@ -169,7 +169,7 @@ impl Shared {
             })
             .collect();
         let item =
-            |(id, kv)| Some(StepItem { kv, tokens: tokens.get(id)?, want_logits: true, phase: StepPhase::Prefill });
+            |(id, kv)| Some(StepItem { kv, tokens: tokens.get(id)?, wants: Wants::Logits, phase: StepPhase::Prefill });
         let mut items: Vec<StepItem<'_>> = caches.iter_mut().filter_map(item).collect();
         let out = model.step(&mut items, ep).unwrap();
         let mut seen = Vec::new();

@@ -10,10 +10,30 @@ pub struct StepItem<'a> {
     pub kv: &'a mut KvCache,
     /// At least one token id.
     pub tokens: &'a [u32],
-    /// Whether the logits after the last of these tokens are wanted.
-    pub want_logits: bool,
+    /// What is wanted after the last of these tokens.
+    pub wants: Wants,
     /// The phase that the tokens are counted in.
     pub phase: StepPhase,
+}
+
+/// What is wanted after the last token of an item.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wants {
+    /// Nothing: more tokens follow.
+    Nothing,
+    /// The id of the largest of the logits: they may stay where they were computed.
+    Likeliest,
+    /// The logits.
+    Logits,
+}
+
+/// What comes after an item's last token.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Next<'a> {
+    /// `[V]`
+    Logits(&'a [f32]),
+    /// The id of the largest, the lowest of equal ones; none if no finite one is.
+    Likeliest(Option<u32>),
 }
 
 /// The id of the largest of the logits `[V]`, the lowest of equal ones; none if all are NaN.
@@ -26,10 +46,12 @@ pub fn likeliest(logits: &[f32]) -> Option<u32> {
 pub struct StepOutput {
     /// First row of each item in the step's batch, and one past the last.
     pub(super) offsets: Vec<usize>,
-    /// The row of `logits` of each item.
-    pub(super) logit_rows: Vec<Option<usize>>,
-    /// `[wanted items, V]`
+    /// Where the result of each item is.
+    pub(super) results: Vec<ItemResult>,
+    /// `[items with logits, V]`
     pub(super) logits: Vec<f32>,
+    /// `[items with their likeliest alone]`
+    pub(super) likeliest: Vec<Option<u32>>,
     pub(super) vocab_size: usize,
     /// `[rows, L, k]`
     pub(super) routes: Vec<u16>,
@@ -37,11 +59,34 @@ pub struct StepOutput {
     pub(super) route_width: usize,
 }
 
+/// Where the result of an item is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ItemResult {
+    None,
+    /// A row of the logits.
+    Logits(usize),
+    /// One of the likeliest.
+    #[expect(dead_code, reason = "the CPU has all logits at hand")]
+    Likeliest(usize),
+}
+
 impl StepOutput {
     /// `[V]`: the logits after the item's last token, if they were wanted. Panics if there is no such item.
     pub fn logits(&self, item: usize) -> Option<&[f32]> {
-        let row = self.logit_rows[item]?;
-        Some(&self.logits[row * self.vocab_size..][..self.vocab_size])
+        match self.next(item)? {
+            Next::Logits(logits) => Some(logits),
+            Next::Likeliest(_) => None,
+        }
+    }
+
+    /// What comes after the item's last token, if that was wanted; a backend that has the logits at hand gives them
+    /// also where the likeliest would do. Panics if there is no such item.
+    pub fn next(&self, item: usize) -> Option<Next<'_>> {
+        match self.results[item] {
+            ItemResult::None => None,
+            ItemResult::Logits(row) => Some(Next::Logits(&self.logits[row * self.vocab_size..][..self.vocab_size])),
+            ItemResult::Likeliest(row) => Some(Next::Likeliest(self.likeliest[row])),
+        }
     }
 
     /// `[tokens of the item, L, k]`: the logical experts of each token, strongest first. Panics if there is no such

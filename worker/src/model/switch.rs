@@ -12,6 +12,7 @@ use semmoe_ranks::BufferAddress;
 use semmoe_tables::{GroupId, LayerIdx};
 use serde::{Deserialize, Serialize};
 
+use super::cpu::CpuBackend;
 use super::expert::Experts;
 use super::share::expert_columns;
 use super::streamed::RankExperts;
@@ -49,7 +50,9 @@ impl Model {
     /// Names the ranks that run on this host, this one among them or not: experts that move between them are copied
     /// from memory to memory. Every one of them is given the same. By default experts travel in messages.
     pub fn share_experts(&mut self, ranks: &[usize]) {
-        self.peers = Peers::Near(ranks.to_vec());
+        if let Ok(cpu) = self.backend.cpu_mut() {
+            cpu.peers = Peers::Near(ranks.to_vec());
+        }
     }
 
     /// Whether a spread fits this model, its unit, and the memory that was made for experts when they were loaded.
@@ -68,25 +71,30 @@ impl Model {
             }
         }
         expert_columns(&self.config, to.layout, ep.rank().index(), world)?;
-        match self.experts.resident()?.arrange(to) {
+        match self.resident()?.arrange(to) {
             Ok(_) => Ok(()),
             Err(ReshardError::Slots { found, limit }) => Err(ModelError::ExpertSlots { found, limit }),
             Err(error) => Err(ModelError::Experts(error)),
         }
     }
 
+    /// The experts, if they can be switched.
+    fn resident(&self) -> Result<&Experts, ModelError> {
+        self.backend.cpu()?.experts.resident()
+    }
+
     /// Bytes that this rank needs beyond those that it has while the experts move: what it has not used yet of the
     /// memory for experts, and the messages of ranks that share no memory with it.
     pub(crate) fn switch_bytes(&self, ep: &ExpertParallel) -> usize {
-        let RankExperts::Resident(experts) = &self.experts else { return 0 };
+        let (Ok(experts), Ok(cpu)) = (self.resident(), self.backend.cpu()) else { return 0 };
         let Experts { pool, layout, .. } = experts;
         let slot = pool.slot_bytes(layout);
-        let near = |peer: usize| match &self.peers {
+        let near = |peer: usize| match &cpu.peers {
             Peers::Near(ranks) => ranks.contains(&peer),
             Peers::Met => experts.memory.reaches(peer),
         };
         let far = (0..ep.world()).filter(|&peer| peer != ep.rank().index() && !near(peer)).count();
-        let unused = match self.peers {
+        let unused = match cpu.peers {
             Peers::Near(_) => pool.bytes() - pool.layers() * slot,
             Peers::Met => 0,
         };
@@ -106,14 +114,13 @@ impl Model {
     ) -> Result<SwitchOutcome, UnitError> {
         let began = Instant::now();
         let rank = ep.rank();
-        let RankExperts::Resident(experts) = &mut self.experts else {
-            let detail = ModelError::StreamedExperts.to_string();
-            return Err(UnitError::Operands { rank: rank.index(), detail });
-        };
-        let is_first = matches!(self.peers, Peers::Near(_));
-        if let Peers::Near(near) = &self.peers {
+        let unfit = |error: ModelError| UnitError::Operands { rank: rank.index(), detail: error.to_string() };
+        let CpuBackend { experts, peers, .. } = self.backend.cpu_mut().map_err(unfit)?;
+        let RankExperts::Resident(experts) = experts else { return Err(unfit(ModelError::StreamedExperts)) };
+        let is_first = matches!(peers, Peers::Near(_));
+        if let Peers::Near(near) = peers {
             meet(experts, near, ep)?;
-            self.peers = Peers::Met;
+            *peers = Peers::Met;
         }
         let outcome = move_experts(experts, to, ep, objection)?;
         if is_first {

@@ -33,7 +33,7 @@ fn broken_weights_take_the_switch_back_on_every_rank() {
                 model.share_experts(&[0, 1]);
             }
             if rank.index() == 1 {
-                model.experts.resident_mut().corrupt(3);
+                model.backend.cpu_mut().unwrap().experts.resident_mut().corrupt(3);
             }
             let outcome = model.switch_experts(to, &mut ep, &mut |_| None).unwrap();
             let SwitchOutcome::RolledBack { cause } = outcome else { panic!("{:?} to {:?}", from.layout, to.layout) };
@@ -64,8 +64,8 @@ fn experts_take_one_slot_more_than_they_are() {
             let mut model = Model::load_divided(dir, rank, &whole.copies, room, Attention::Dp).unwrap();
             model.share_experts(&[0, 1]);
             let (experts, slot) = (7 * 16 * EXPERT_BYTES, (32 + redundant) / 2 * EXPERT_BYTES);
-            assert_eq!(model.experts.resident().unwrap().pool.bytes() as u64, experts * 8 / 7 * (32 + redundant) / 32);
-            let fd = model.experts.resident().unwrap().memory.address().fd;
+            assert_eq!(model.resident().unwrap().pool.bytes() as u64, experts * 8 / 7 * (32 + redundant) / 32);
+            let fd = model.resident().unwrap().memory.address().fd;
             let taken = || std::fs::metadata(format!("/proc/self/fd/{fd}")).unwrap().blocks() * 512;
             assert!((experts..=experts + slot).contains(&taken()), "{} of {experts}", taken());
             let rows = RowCollectives::new(link, PrivateMemory::new(rank.index()));

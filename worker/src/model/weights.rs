@@ -1,19 +1,22 @@
 //! The weights that one rank keeps of a checkpoint. One block serves all architectures: differences are variants of a
-//! field.
+//! field. L is a weight matrix: packed for the CPU, or as it stands in the checkpoint.
+
+use std::ops::Range;
 
 use semmoe_tables::LayerIdx;
 
+use super::ModelError;
 use super::attention::Attention;
 use super::checkpoint::{TensorData, TensorKind, bf16_to_f32};
-use super::compute::{Arena, Linear};
+use super::compute::{Arena, Linear, PanelType};
 use super::mlp::{Mlp, Shared};
 
 /// All weights that one rank keeps but its routed experts.
-pub(super) struct Weights {
+pub(super) struct Weights<L = Linear> {
     pub(super) embedding: Embedding,
-    pub(super) blocks: Vec<Block>,
+    pub(super) blocks: Vec<Block<L>>,
     pub(super) final_norm: Vec<f32>,
-    pub(super) output: Linear,
+    pub(super) output: L,
 }
 
 impl Weights {
@@ -31,12 +34,69 @@ pub(super) fn settle(linears: Vec<&mut Linear>) {
     linears.into_iter().for_each(|linear| linear.settle(&mut arena));
 }
 
+/// Brings a checkpoint's weight matrices to where a backend has them, in its form.
+pub(super) trait Packer {
+    type Matrix;
+
+    /// Some of the inputs of weights that share them, one below the other; each is row-major `[any, inputs]`. With a
+    /// bias `[outputs]`, or none.
+    ///
+    /// # Errors
+    /// Memory that is short.
+    fn pack(
+        &self,
+        parts: &[TensorData<'_>],
+        inputs: usize,
+        kept: Range<usize>,
+        bias: Option<Vec<f32>>,
+    ) -> Result<Self::Matrix, ModelError>;
+
+    /// The transpose of one weight, which is row-major `[inputs, any]`.
+    ///
+    /// # Errors
+    /// As [`Packer::pack`].
+    fn pack_transposed(&self, part: TensorData<'_>, inputs: usize) -> Result<Self::Matrix, ModelError>;
+
+    /// All of the inputs.
+    ///
+    /// # Errors
+    /// As [`Packer::pack`].
+    fn pack_whole(&self, parts: &[TensorData<'_>], inputs: usize) -> Result<Self::Matrix, ModelError> {
+        self.pack(parts, inputs, 0..inputs, None)
+    }
+}
+
+/// Into panels for the CPU.
+pub(super) struct Panels;
+
+impl Packer for Panels {
+    type Matrix = Linear;
+
+    fn pack(
+        &self,
+        parts: &[TensorData<'_>],
+        inputs: usize,
+        kept: Range<usize>,
+        bias: Option<Vec<f32>>,
+    ) -> Result<Linear, ModelError> {
+        let packed = Linear::pack_columns(PanelType::Bf16, parts, inputs, kept);
+        Ok(match bias {
+            Some(bias) => packed.with_bias(bias),
+            None => packed,
+        })
+    }
+
+    fn pack_transposed(&self, part: TensorData<'_>, inputs: usize) -> Result<Linear, ModelError> {
+        Ok(Linear::pack_transposed(part, inputs))
+    }
+}
+
 /// One transformer layer.
-pub(super) struct Block {
+pub(super) struct Block<L = Linear> {
     pub(super) input_norm: Vec<f32>,
-    pub(super) heads: HeadWeights,
+    pub(super) heads: HeadWeights<L>,
     pub(super) post_norm: Vec<f32>,
-    pub(super) feed_forward: FeedForward,
+    pub(super) feed_forward: FeedForward<L>,
 }
 
 impl Block {
@@ -58,10 +118,10 @@ impl Block {
 }
 
 /// The attention of a layer, of all heads or of some.
-pub(super) struct HeadWeights {
-    pub(super) attention: Attention,
+pub(super) struct HeadWeights<L = Linear> {
+    pub(super) attention: Attention<L>,
     /// The projection of the heads' output.
-    pub(super) out: Linear,
+    pub(super) out: L,
 }
 
 impl HeadWeights {
@@ -74,20 +134,20 @@ impl HeadWeights {
 }
 
 /// The part of a layer after its attention.
-pub(super) enum FeedForward {
-    Dense(Mlp),
-    Moe(Box<Moe>),
+pub(super) enum FeedForward<L = Linear> {
+    Dense(Mlp<L>),
+    Moe(Box<Moe<L>>),
 }
 
 /// An MoE layer without its routed experts.
-pub(super) struct Moe {
+pub(super) struct Moe<L = Linear> {
     pub(super) layer: LayerIdx,
     /// `[N, H]`
-    pub(super) router: Linear,
+    pub(super) router: L,
     /// `[N]`: added to the router's scores for the choice alone.
     pub(super) correction: Option<Vec<f32>>,
     /// Every rank has it, for its own tokens.
-    pub(super) shared: Option<Shared>,
+    pub(super) shared: Option<Shared<L>>,
 }
 
 /// The rows of the vocabulary.

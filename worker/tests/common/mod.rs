@@ -16,7 +16,7 @@ use semmoe_worker::ep::{
     Counters, ExpertLayout, ExpertParallel, LocalTransport, Lockstep, StepPhase, UnitError, Wake, Waker, WireRows,
     WireType,
 };
-use semmoe_worker::model::{AttentionPlan, ExpertRoom, KvCache, Model, ModelConfig, StepItem};
+use semmoe_worker::model::{AttentionPlan, ExpertRoom, KvCache, Model, ModelConfig, StepItem, Wants};
 use serde_json::Value;
 
 pub(crate) fn model_dir() -> PathBuf {
@@ -226,7 +226,7 @@ impl Rank {
     /// One prompt from an empty cache: logits after its last token, its routes, its cache.
     pub(crate) fn prefill(&mut self, tokens: &[u32]) -> (Vec<f32>, Vec<u16>, KvCache) {
         let mut kv = self.model.new_sequence();
-        let mut items = [StepItem { kv: &mut kv, tokens, want_logits: true, phase: StepPhase::Prefill }];
+        let mut items = [StepItem { kv: &mut kv, tokens, wants: Wants::Logits, phase: StepPhase::Prefill }];
         let out = self.model.step(&mut items, &mut self.ep).unwrap();
         let (logits, routes) = (out.logits(0).unwrap().to_vec(), out.routes(0).to_vec());
         (logits, routes, kv)
@@ -242,7 +242,7 @@ impl Rank {
             let mut items: Vec<StepItem<'_>> = parts
                 .map(|((kv, prompt), text): (_, &Vec<u32>)| {
                     let tokens = if step == 0 { *prompt } else { &text[step - 1..] };
-                    StepItem { kv, tokens, want_logits: true, phase }
+                    StepItem { kv, tokens, wants: Wants::Logits, phase }
                 })
                 .collect();
             let out = self.model.step(&mut items, &mut self.ep).unwrap();

@@ -11,7 +11,7 @@ use crate::common::{
 };
 use semmoe_tables::{Attention, EvenGroups, LayerIdx, Placement, RankId, Tables, TokenId};
 use semmoe_worker::ep::{Collective, Counters, ExpertLayout, StepPhase};
-use semmoe_worker::model::{Model, ModelConfig, StepItem};
+use semmoe_worker::model::{Model, ModelConfig, StepItem, Wants};
 
 /// Greedy continuations of all prompts together, the logits after each prompt, and the counts; of every rank.
 fn run(dir: &Path, placement: &Placement, tables: Option<&Arc<Tables>>, golden: &[FixtureGolden]) -> Vec<RankRun> {
@@ -178,12 +178,12 @@ fn a_prompt_gives_the_same_bits_however_it_is_cut_and_in_any_company() {
             let mut kv = rank.model.new_sequence();
             let mut logits = Vec::new();
             for tokens in prompt.chunks(piece) {
-                let mut items = vec![StepItem { kv: &mut kv, tokens, want_logits: true, phase: StepPhase::Prefill }];
+                let mut items = vec![StepItem { kv: &mut kv, tokens, wants: Wants::Logits, phase: StepPhase::Prefill }];
                 let beside = others.iter_mut().zip(&golden);
                 items.extend(beside.map(|(kv, golden)| StepItem {
                     kv,
                     tokens: &golden.ids[..2],
-                    want_logits: false,
+                    wants: Wants::Nothing,
                     phase: StepPhase::Decode,
                 }));
                 logits = rank.model.step(&mut items, &mut rank.ep).unwrap().logits(0).unwrap().to_vec();

@@ -9,7 +9,7 @@ use half::f16;
 use safetensors::tensor::{Dtype, TensorView};
 use semmoe_tables::{Placement, RankId};
 use semmoe_worker::ep::{ExpertParallel, LocalTransport, StepPhase};
-use semmoe_worker::model::{Model, ModelConfig, ModelError, StepItem};
+use semmoe_worker::model::{Model, ModelConfig, ModelError, StepItem, Wants};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -139,7 +139,7 @@ fn run(dir: &TempDir) -> (Vec<f32>, Vec<u16>) {
     let mut ep = ExpertParallel::new(transport, &placement()).unwrap();
     let mut kv = model.new_sequence();
     let mut items =
-        [StepItem { kv: &mut kv, tokens: &[1, 49, 0, 33, 2], want_logits: true, phase: StepPhase::Prefill }];
+        [StepItem { kv: &mut kv, tokens: &[1, 49, 0, 33, 2], wants: Wants::Logits, phase: StepPhase::Prefill }];
     let out = model.step(&mut items, &mut ep).unwrap();
     (out.logits(0).unwrap().to_vec(), out.routes(0).to_vec())
 }

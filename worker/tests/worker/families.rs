@@ -10,7 +10,7 @@ use safetensors::tensor::TensorView;
 use semmoe_tables::{LayerIdx, RankId};
 use semmoe_worker::ep::StepPhase;
 use semmoe_worker::model::{
-    Architecture, AttentionKind, HeadNormKind, Model, ModelConfig, Probe, RopeLayout, StepItem,
+    Architecture, AttentionKind, HeadNormKind, Model, ModelConfig, Probe, RopeLayout, StepItem, Wants,
 };
 use serde_json::{Value, json};
 
@@ -35,7 +35,7 @@ fn check_prompt(name: &str, rank: &mut Rank, golden: &FixtureGolden, piece: usiz
     let mut kv = rank.model.new_sequence();
     for (first, tokens) in (0..).step_by(piece).zip(golden.ids.chunks(piece)) {
         let mut found = Recording::default();
-        let mut items = [StepItem { kv: &mut kv, tokens, want_logits: true, phase: StepPhase::Prefill }];
+        let mut items = [StepItem { kv: &mut kv, tokens, wants: Wants::Logits, phase: StepPhase::Prefill }];
         let out = rank.model.step_probed(&mut items, &mut rank.ep, &mut found).unwrap();
         let last = first + tokens.len() - 1;
         let error = relative_error(out.logits(0).unwrap(), &golden.logits[last * vocab..][..vocab]);

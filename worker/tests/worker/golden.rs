@@ -3,7 +3,7 @@
 use crate::common::{Golden, Rank, contiguous, golden, local_mesh, on_ranks, relative_error, shuffled};
 use semmoe_tables::LayerIdx;
 use semmoe_worker::ep::StepPhase;
-use semmoe_worker::model::{Probe, StepItem};
+use semmoe_worker::model::{Probe, StepItem, Wants};
 
 /// Closer than this, two router logits may change places: they were summed in another order.
 const NEAR_TIE: f32 = 1e-4;
@@ -60,7 +60,8 @@ fn one_rank_agrees_with_transformers() {
         let config = rank.model.config().clone();
         let mut kv = rank.model.new_sequence();
         let mut probe = Recording { width: config.hidden, ..Recording::default() };
-        let mut items = [StepItem { kv: &mut kv, tokens: &golden.ids, want_logits: true, phase: StepPhase::Prefill }];
+        let mut items =
+            [StepItem { kv: &mut kv, tokens: &golden.ids, wants: Wants::Logits, phase: StepPhase::Prefill }];
         let out = rank.model.step_probed(&mut items, &mut rank.ep, &mut probe).unwrap();
 
         let (wrong, differ, all) = compare_routes(out.routes(0), golden, config.num_experts);

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::common::{contiguous_of, fixture, local_mesh};
 use semmoe_tables::RankId;
 use semmoe_worker::ep::{ExpertParallel, StepPhase};
-use semmoe_worker::model::{Model, ModelConfig, ModelError, StepItem};
+use semmoe_worker::model::{Model, ModelConfig, ModelError, StepItem, Wants};
 use serde_json::{Value, json};
 
 const FIXTURES: [&str; 6] = ["qwen3-moe", "qwen2-moe", "mixtral", "olmoe", "deepseek-v2-lite", "deepseek-v2"];
@@ -28,7 +28,7 @@ fn try_model(dir: &Path) -> Result<(), ModelError> {
         if kv.remaining() < tokens.len() {
             break;
         }
-        let mut items = [StepItem { kv: &mut kv, tokens, want_logits: true, phase: StepPhase::Prefill }];
+        let mut items = [StepItem { kv: &mut kv, tokens, wants: Wants::Logits, phase: StepPhase::Prefill }];
         let out = model.step(&mut items, &mut ep).unwrap();
         assert_eq!(out.logits(0).unwrap().len(), config.vocab_size);
         assert!(out.routes(0).iter().all(|expert| usize::from(*expert) < config.num_experts));

@@ -7,7 +7,7 @@ use crate::common::{FIXTURES, Rank, contiguous_of, dp_tables, fixture, local_mes
 use semmoe_tables::permute::{Permutation, permute};
 use semmoe_tables::{Placement, Tables};
 use semmoe_worker::ep::StepPhase;
-use semmoe_worker::model::{ModelConfig, StepItem};
+use semmoe_worker::model::{ModelConfig, StepItem, Wants};
 
 const PROMPT: [u32; 9] = [3, 77, 41, 8, 90, 12, 55, 0, 31];
 /// Groups of a placement. Pairs of neighbours stay together, as they must where two experts are a gating group.
@@ -30,7 +30,7 @@ fn tables(path: &Path, config: &ModelConfig) -> Tables {
 fn run(dir: &Path, placement: &Placement) -> (Vec<f32>, Vec<u16>, u64) {
     let results = on_ranks_of(dir, local_mesh(GROUPS), placement, |mut rank: Rank| {
         let mut kv = rank.model.new_sequence();
-        let item = StepItem { kv: &mut kv, tokens: &PROMPT, want_logits: true, phase: StepPhase::Prefill };
+        let item = StepItem { kv: &mut kv, tokens: &PROMPT, wants: Wants::Logits, phase: StepPhase::Prefill };
         let mut items = if rank.rank == 0 { vec![item] } else { Vec::new() };
         let found = rank.model.step(&mut items, &mut rank.ep).map(|out| match rank.rank {
             0 => (out.logits(0).unwrap().to_vec(), out.routes(0).to_vec()),

@@ -8,7 +8,7 @@ use crate::common::{
 };
 use semmoe_tables::RankId;
 use semmoe_worker::ep::{ByPlace, Counters, StepPhase, Wake};
-use semmoe_worker::model::{KvCache, ModelConfig, StepError, StepItem, with_threads};
+use semmoe_worker::model::{KvCache, ModelConfig, StepError, StepItem, Wants, with_threads};
 
 fn total(counted: &[Counters], of: impl Fn(&Counters) -> ByPlace) -> ByPlace {
     let sum = |part: fn(ByPlace) -> u64| counted.iter().map(|c| part(of(c))).sum();
@@ -126,8 +126,8 @@ fn in_pieces(rank: &mut Rank, tokens: &[u32], sizes: impl Iterator<Item = usize>
         if piece.is_empty() {
             break;
         }
-        let mut items =
-            [StepItem { kv: &mut kv, tokens: piece, want_logits: later.is_empty(), phase: StepPhase::Prefill }];
+        let wants = if later.is_empty() { Wants::Logits } else { Wants::Nothing };
+        let mut items = [StepItem { kv: &mut kv, tokens: piece, wants, phase: StepPhase::Prefill }];
         let out = rank.model.step(&mut items, &mut rank.ep).unwrap();
         routes.extend_from_slice(out.routes(0));
         logits = out.logits(0).map(<[f32]>::to_vec).unwrap_or_default();
@@ -170,7 +170,7 @@ fn a_sequence_gives_the_same_bits_in_any_company() {
             let mut kvs: Vec<KvCache> = prompts.iter().map(|_| rank.model.new_sequence()).collect();
             let items = kvs.iter_mut().zip(&prompts);
             let mut items: Vec<StepItem<'_>> = items
-                .map(|(kv, tokens)| StepItem { kv, tokens, want_logits: true, phase: StepPhase::Prefill })
+                .map(|(kv, tokens)| StepItem { kv, tokens, wants: Wants::Logits, phase: StepPhase::Prefill })
                 .collect();
             let out = rank.model.step(&mut items, &mut rank.ep).unwrap();
             if rank.rank == 0 { out.logits(0).unwrap().to_vec() } else { Vec::new() }
@@ -190,7 +190,7 @@ fn a_truncated_cache_is_as_if_the_rest_had_never_been() {
     let (expected, _, _) = rank.prefill(&prompt[..50]);
     let (_, _, mut kv) = rank.prefill(&prompt);
     kv.truncate(49);
-    let mut items = [StepItem { kv: &mut kv, tokens: &prompt[49..50], want_logits: true, phase: StepPhase::Decode }];
+    let mut items = [StepItem { kv: &mut kv, tokens: &prompt[49..50], wants: Wants::Logits, phase: StepPhase::Decode }];
     let out = rank.model.step(&mut items, &mut rank.ep).unwrap();
     assert!(out.logits(0).unwrap() == expected);
 }
@@ -208,8 +208,8 @@ fn items_that_cannot_be_computed_are_refused_before_anything_happens() {
     ] {
         let mut other = rank.model.new_sequence();
         let mut items = [
-            StepItem { kv: &mut other, tokens: &[1], want_logits: true, phase: StepPhase::Prefill },
-            StepItem { kv: &mut kv, tokens, want_logits: true, phase: StepPhase::Prefill },
+            StepItem { kv: &mut other, tokens: &[1], wants: Wants::Logits, phase: StepPhase::Prefill },
+            StepItem { kv: &mut kv, tokens, wants: Wants::Logits, phase: StepPhase::Prefill },
         ];
         let error = rank.model.step(&mut items, &mut rank.ep).map(|_| ()).unwrap_err();
         assert!(matches!(error, StepError::Item { item: 1, .. }));
@@ -232,7 +232,7 @@ fn logits_of_a_batch(model_dir: &Path, sequences: usize, longest: usize) -> Vec<
     let next: Vec<Vec<u32>> = (0..sequences).map(|sequence| vec![token(sequence, 1)]).collect();
     let mut logits = Vec::new();
     for (tokens, phase) in [(prompts, StepPhase::Prefill), (next, StepPhase::Decode)] {
-        let item = |(kv, tokens)| StepItem { kv, tokens, want_logits: true, phase };
+        let item = |(kv, tokens)| StepItem { kv, tokens, wants: Wants::Logits, phase };
         let mut items: Vec<StepItem<'_>> = caches.iter_mut().zip(tokens.iter().map(Vec::as_slice)).map(item).collect();
         let out = rank.model.step(&mut items, &mut rank.ep).unwrap();
         (0..sequences).for_each(|item| logits.extend_from_slice(out.logits(item).unwrap()));

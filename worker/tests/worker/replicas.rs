@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use crate::common::{Rank, golden, local_mesh, metered_mesh, on_ranks, replicated_of};
 use semmoe_tables::{ExpertCopies, ExpertId, GroupId, LayerIdx};
 use semmoe_worker::ep::StepPhase;
-use semmoe_worker::model::{KvCache, StepItem};
+use semmoe_worker::model::{KvCache, StepItem, Wants};
 
 #[test]
 fn a_local_copy_counts_as_local_and_every_byte_is_counted() {
@@ -24,7 +24,7 @@ fn a_local_copy_counts_as_local_and_every_byte_is_counted() {
             let phase = if step == 0 { StepPhase::Prefill } else { StepPhase::Decode };
             let items = kvs.iter_mut().zip(&last);
             let mut items: Vec<StepItem<'_>> =
-                items.map(|(kv, tokens)| StepItem { kv, tokens, want_logits: true, phase }).collect();
+                items.map(|(kv, tokens)| StepItem { kv, tokens, wants: Wants::Logits, phase }).collect();
             let out = rank.model.step(&mut items, &mut rank.ep).unwrap();
             let next: Vec<u32> = (0..mine.len()).map(|item| common::argmax(out.logits(item).unwrap())).collect();
             for item in 0..mine.len() {
@@ -67,12 +67,12 @@ fn on_rank_0(copies: &ExpertCopies, piece: usize, beside: usize, on_others: usiz
                 .map(|(kv, golden)| StepItem {
                     kv,
                     tokens: &golden.ids[..3],
-                    want_logits: false,
+                    wants: Wants::Nothing,
                     phase: StepPhase::Decode,
                 })
                 .collect();
             if rank.rank == 0 {
-                items.push(StepItem { kv: &mut kv, tokens, want_logits: true, phase: StepPhase::Prefill });
+                items.push(StepItem { kv: &mut kv, tokens, wants: Wants::Logits, phase: StepPhase::Prefill });
             }
             let last = items.len().wrapping_sub(1);
             let out = rank.model.step(&mut items, &mut rank.ep).unwrap();

@@ -8,7 +8,7 @@ use crate::common::{
 };
 use semmoe_tables::{Attention, ExpertCopies, RankId};
 use semmoe_worker::ep::{ExpertLayout, ExpertSpread, Lockstep, StepPhase};
-use semmoe_worker::model::{ExpertRoom, KvCache, Model, ModelConfig, StepItem, SwitchOutcome};
+use semmoe_worker::model::{ExpertRoom, KvCache, Model, ModelConfig, StepItem, SwitchOutcome, Wants};
 
 fn whole(copies: impl Into<ExpertCopies>) -> ExpertSpread {
     ExpertSpread { layout: ExpertLayout::Ep, copies: copies.into() }
@@ -47,7 +47,7 @@ type Seen = (Vec<f32>, Vec<u16>);
 
 fn step(model: &mut Model, ep: &mut semmoe_worker::ep::ExpertParallel, kv: &mut KvCache, tokens: &[u32]) -> Seen {
     let phase = if tokens.len() > 1 { StepPhase::Prefill } else { StepPhase::Decode };
-    let mut items = [StepItem { kv, tokens, want_logits: true, phase }];
+    let mut items = [StepItem { kv, tokens, wants: Wants::Logits, phase }];
     let out = model.step(&mut items, ep).unwrap();
     (out.logits(0).unwrap().to_vec(), out.routes(0).to_vec())
 }

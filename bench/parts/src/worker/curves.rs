@@ -10,7 +10,7 @@ use std::time::Instant;
 use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
 use semmoe_tables::{Attention, ExpertCopies, Placement, RankId};
 use semmoe_worker::ep::{ExpertLayout, ExpertParallel, ExpertSpread, LocalTransport, Lockstep, StepPhase, WireRows};
-use semmoe_worker::model::{AttentionChange, AttentionPlan, KvCache, KvPool, Model, StepItem, SwitchOutcome};
+use semmoe_worker::model::{AttentionChange, AttentionPlan, KvCache, KvPool, Model, StepItem, SwitchOutcome, Wants};
 use serde_json::json;
 
 use super::{EXPERT_BYTES, EXPERTS, LAYERS, RANKS, on_ranks, write_checkpoint};
@@ -99,7 +99,7 @@ impl<'a> Rank<'a> {
     fn step<const N: usize>(&mut self, caches: &mut [KvCache], tokens: &[[u32; N]], phase: StepPhase) -> Outcome<()> {
         let items = caches.iter_mut().zip(tokens);
         let mut items: Vec<StepItem<'_>> =
-            items.map(|(kv, tokens)| StepItem { kv, tokens, want_logits: true, phase }).collect();
+            items.map(|(kv, tokens)| StepItem { kv, tokens, wants: Wants::Logits, phase }).collect();
         self.model.step(&mut items, &mut self.ep)?;
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use semmoe_tables::{Attention, ExpertCopies, Placement, RankId};
 use semmoe_worker::ep::{ExpertLayout, ExpertParallel, LocalTransport, StepPhase};
-use semmoe_worker::model::{ExpertFetches, ExpertMemory, ExpertRoom, Model, StepItem};
+use semmoe_worker::model::{ExpertFetches, ExpertMemory, ExpertRoom, Model, StepItem, Wants};
 
 use super::{EXPERT_BYTES, EXPERTS, LAYERS, write_checkpoint};
 use crate::{Outcome, median};
@@ -58,7 +58,7 @@ impl Rank {
 
     fn step(&mut self, tokens: &[u32]) -> Outcome<()> {
         let mut kv = self.model.new_sequence();
-        let mut items = [StepItem { kv: &mut kv, tokens, want_logits: true, phase: StepPhase::Prefill }];
+        let mut items = [StepItem { kv: &mut kv, tokens, wants: Wants::Logits, phase: StepPhase::Prefill }];
         self.model.step(&mut items, &mut self.ep)?;
         Ok(())
     }

@@ -11,7 +11,7 @@ use semmoe_tables::{Attention, Placement, RankId};
 use semmoe_worker::ep::{
     ExpertLayout, ExpertParallel, LayerTimings, LocalTransport, StepPhase, TimedCollective, Timings, WireRows,
 };
-use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem};
+use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem, Wants};
 
 use super::team::{Meeting, Team, on_ranks, seconds};
 use crate::error::CliError;
@@ -104,8 +104,8 @@ impl Rank {
         };
         let words: Vec<u32> = (0..caches.len() * tokens).map(word).collect();
         // With attention tp each sequence has a rank that chooses its tokens.
-        let wanted = |at: usize| !*split || at % ep.world() == *rank;
-        let item = |(at, (kv, tokens))| StepItem { kv, tokens, want_logits: wanted(at), phase };
+        let wanted = |at: usize| if !*split || at % ep.world() == *rank { Wants::Logits } else { Wants::Nothing };
+        let item = |(at, (kv, tokens))| StepItem { kv, tokens, wants: wanted(at), phase };
         let mut items: Vec<StepItem<'_>> = caches.iter_mut().zip(words.chunks(tokens)).enumerate().map(item).collect();
         model.step(&mut items, ep).map(drop).map_err(CliError::failed)
     }

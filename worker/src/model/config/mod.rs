@@ -16,7 +16,7 @@ mod rope;
 
 use std::path::Path;
 
-use semmoe_tables::{CheckpointConfig, ConfigError, ModelInfo};
+use semmoe_tables::{CheckpointConfig, ConfigError, LayerIdx, ModelInfo};
 use serde_json::Value;
 
 pub use architecture::Architecture;
@@ -102,6 +102,12 @@ impl ModelConfig {
     /// L: the number of MoE layers.
     pub fn num_moe_layers(&self) -> usize {
         self.moe_layers.len()
+    }
+
+    /// Which of the layers with experts a layer is, if it is one.
+    pub(super) fn moe_layer(&self, layer: usize) -> Option<LayerIdx> {
+        let index = self.moe_layers.binary_search(&u16::try_from(layer).ok()?).ok()?;
+        Some(LayerIdx::new(index as u16))
     }
 
     /// The shape of a sequence's cache.

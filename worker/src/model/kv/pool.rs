@@ -50,7 +50,7 @@ impl KvPool {
         Self(Arc::new(Shared { shape, state: Mutex::new(State { pages, store }) }))
     }
 
-    pub(super) fn shape(&self) -> &CacheShape {
+    pub(in crate::model) fn shape(&self) -> &CacheShape {
         &self.0.shape
     }
 

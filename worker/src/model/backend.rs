@@ -1,0 +1,97 @@
+//! What computes a step: a backend has the rows, the host decides what happens to them.
+
+use std::ops::Range;
+
+use semmoe_kernels::RowSplit;
+use semmoe_tables::LayerIdx;
+
+use super::probe::Probe;
+use super::step::{StepItem, StepOutput, Wants};
+use crate::ep::{ExpertParallel, StepPhase, UnitError};
+
+/// One rank's arithmetic, with the rows that it works on wherever they lie: those of the residual stream, of all items
+/// one after the other. Calls come in the order of the methods, those of a layer once for each layer.
+///
+/// # Errors
+/// Of all methods: a rank failed, this one included; the rows are then unspecified and the unit cannot continue.
+pub(super) trait ComputeBackend: Send {
+    /// Begins a step of these tokens.
+    fn embed(&mut self, tokens: &[u32]) -> Result<(), UnitError>;
+
+    /// Adds a layer's attention to the residual stream, and norms the rows that this rank goes on with: all of them, or
+    /// with a split its part of the sums of all ranks (SRS, section 3.4 of the paper).
+    fn attention(&mut self, step: &mut LayerStep<'_, '_>) -> Result<(), UnitError>;
+
+    /// Chooses the experts of these rows.
+    fn route(&mut self, step: &mut LayerStep<'_, '_>, lists: &mut RowLists) -> Result<(), UnitError>;
+
+    /// Takes the normed rows to their experts and back.
+    fn experts(&mut self, step: &mut LayerStep<'_, '_>, lists: &RowLists) -> Result<(), UnitError>;
+
+    /// Adds the experts, the shared one too, or a dense layer; with a split it brings back all rows, and the experts
+    /// that they went to (SAG).
+    fn feed_forward(&mut self, step: &mut LayerStep<'_, '_>, lists: &mut RowLists) -> Result<(), UnitError>;
+
+    /// The logits of some rows.
+    fn head(&mut self, wanted: &WantedRows, out: &mut StepOutput, probe: &mut dyn Probe) -> Result<(), UnitError>;
+}
+
+/// One layer of a step.
+pub(super) struct LayerStep<'a, 'i> {
+    pub(super) layer: usize,
+    /// Which of those with experts.
+    pub(super) moe: Option<LayerIdx>,
+    pub(super) items: &'a mut [StepItem<'i>],
+    /// First row of each item, and one past the last.
+    pub(super) offsets: &'a [usize],
+    /// With attention tp: which rows go to which rank after attention.
+    pub(super) split: Option<RowSplit<'a>>,
+    pub(super) ep: &'a mut ExpertParallel,
+    pub(super) probe: &'a mut dyn Probe,
+}
+
+impl LayerStep<'_, '_> {
+    /// All rows of the step.
+    pub(super) fn rows(&self) -> usize {
+        self.offsets.last().copied().unwrap_or(0)
+    }
+
+    /// Positions of the split that are this rank's; without one all rows are.
+    pub(super) fn own_positions(&self) -> Range<usize> {
+        match &self.split {
+            Some(split) => split.positions(self.ep.attention_place()),
+            None => 0..self.rows(),
+        }
+    }
+}
+
+/// What the host knows of the rows that a rank works on; reused by later steps.
+#[derive(Default)]
+pub(super) struct RowLists {
+    /// `[rows]`: the phase that each is counted in.
+    pub(super) phases: Vec<StepPhase>,
+    /// `[rows, k]`
+    pub(super) experts: Vec<u16>,
+    /// `[rows, k]`
+    pub(super) weights: Vec<f32>,
+    /// `[all rows, k]`: the experts of the rows that a split brought back.
+    pub(super) gathered: Vec<u16>,
+}
+
+/// The rows whose logits are needed: of each item that wants something the last.
+#[derive(Default)]
+pub(super) struct WantedRows {
+    /// Ascending.
+    pub(super) rows: Vec<u32>,
+    /// `[rows]`: the items.
+    pub(super) items: Vec<WantedItem>,
+}
+
+/// An item that wants something.
+#[derive(Clone, Copy)]
+pub(super) struct WantedItem {
+    /// Its place in the step.
+    pub(super) at: usize,
+    #[expect(dead_code, reason = "the CPU has all logits at hand")]
+    pub(super) wants: Wants,
+}

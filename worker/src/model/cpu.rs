@@ -1,0 +1,222 @@
+//! A step on the CPU: all in f32, over packed weights.
+
+use std::mem::swap;
+use std::sync::Arc;
+
+use super::attention::{AttentionScratch, AttentionStep};
+use super::backend::{ComputeBackend, LayerStep, RowLists, WantedRows};
+use super::checkpoint::Checkpoint;
+use super::compute::{add, rms_norm};
+use super::expert::Place;
+use super::load::Loader;
+use super::mlp::MlpScratch;
+use super::probe::Probe;
+use super::rope::RotaryTable;
+use super::router::{Choice, RouterScratch};
+use super::share::HeadShare;
+use super::step::{ItemResult, StepOutput};
+use super::streamed::{RankExperts, StreamedExperts};
+use super::switch::Peers;
+use super::weights::{FeedForward, HeadWeights, Panels, Weights, settle};
+use super::{ExpertRoom, ModelConfig, ModelError};
+use crate::ep::{AllRows, ExpertSpread, Norm, OwnRows, RoutedBatch, UnitError};
+
+/// A rank's weights and rows in memory of the host.
+pub(super) struct CpuBackend {
+    config: Arc<ModelConfig>,
+    weights: Weights,
+    /// Heads of the other attention, `[layers]`, if the rank may switch to it.
+    other: Option<Vec<HeadWeights>>,
+    pub(super) experts: RankExperts,
+    pub(super) peers: Peers,
+    angles: RotaryTable,
+    scratch: Scratch,
+}
+
+/// Buffers of a step, reused by the next one.
+#[derive(Default)]
+struct Scratch {
+    /// `[rows, H]`: the residual stream; between SRS and SAG this rank's rows of it.
+    residual: Vec<f32>,
+    /// `[rows, H]`, or `[own rows, H]`: the other of the two.
+    other_residual: Vec<f32>,
+    /// `[rows, H]`
+    normed: Vec<f32>,
+    /// `[rows, H]`: the output of a part of a layer, which is added to the residual stream.
+    added: Vec<f32>,
+    /// `[rows, heads x value width]`
+    attended: Vec<f32>,
+    /// `[rows, N]`
+    router_logits: Vec<f32>,
+    attention: AttentionScratch,
+    router: RouterScratch,
+    mlp: MlpScratch,
+}
+
+/// The heads that a rank computes at first, and those that it may come to compute instead.
+pub(super) struct HeadShares {
+    pub(super) start: HeadShare,
+    pub(super) other: Option<HeadShare>,
+}
+
+impl CpuBackend {
+    pub(super) fn load(
+        checkpoint: &Checkpoint,
+        config: &Arc<ModelConfig>,
+        at: Place,
+        shares: &HeadShares,
+        spread: &ExpertSpread,
+        room: ExpertRoom,
+    ) -> Result<Self, ModelError> {
+        let loader = |share| Loader { checkpoint, config, share, packer: &Panels };
+        let mut weights = loader(shares.start).load()?;
+        weights.settle();
+        let other = shares.other.map(|share| {
+            let mut layers = loader(share).load_heads()?;
+            settle(layers.iter_mut().flat_map(HeadWeights::linears).collect());
+            Ok(layers)
+        });
+        let other = other.transpose()?;
+        let loader = loader(shares.start);
+        let experts = match room.memory {
+            None => RankExperts::Resident(loader.experts(at, spread, room.slots)?),
+            Some(limit) => RankExperts::Streamed(StreamedExperts::new(&loader, at, spread, limit)?),
+        };
+        let angles = RotaryTable::new(config.rope_dim(), &config.rope);
+        let (peers, scratch) = (Peers::Near(Vec::new()), Scratch::default());
+        Ok(Self { config: Arc::clone(config), weights, other, experts, peers, angles, scratch })
+    }
+
+    /// From now on the heads of the other attention are computed.
+    pub(super) fn exchange_heads(&mut self) {
+        for (block, weights) in self.weights.blocks.iter_mut().zip(self.other.iter_mut().flatten()) {
+            swap(&mut block.heads, weights);
+        }
+    }
+
+    /// Leaves this rank's rows of the residual stream, with the sums of all ranks added, and their norm.
+    fn scatter(&mut self, step: &mut LayerStep<'_, '_>) -> Result<(), UnitError> {
+        let elements = step.own_positions().len() * self.config.hidden;
+        let Scratch { residual, other_residual: own, normed, .. } = &mut self.scratch;
+        own.resize(elements, 0.0);
+        normed.resize(elements, 0.0);
+        let (weight, epsilon) = (&self.weights.blocks[step.layer].post_norm, self.config.rms_norm_eps);
+        let norm = Norm { residual, weight, epsilon, residual_out: own };
+        if let Some(split) = step.split {
+            step.ep.reduce_scatter(step.moe, self.config.hidden, split, Some(norm), normed)?;
+        }
+        swap(residual, own);
+        Ok(())
+    }
+}
+
+impl ComputeBackend for CpuBackend {
+    fn embed(&mut self, tokens: &[u32]) -> Result<(), UnitError> {
+        let (residual, hidden) = (&mut self.scratch.residual, self.config.hidden);
+        residual.resize(tokens.len() * hidden, 0.0);
+        for (token, row) in tokens.iter().zip(residual.chunks_exact_mut(hidden)) {
+            self.weights.embedding.read(*token, row);
+        }
+        Ok(())
+    }
+
+    fn attention(&mut self, step: &mut LayerStep<'_, '_>) -> Result<(), UnitError> {
+        let block = &self.weights.blocks[step.layer];
+        let Scratch { residual, normed, added, attended, attention, .. } = &mut self.scratch;
+        step.probe.residual(step.layer, residual);
+        normed.resize(residual.len(), 0.0);
+        added.resize(residual.len(), 0.0);
+        rms_norm(residual, &block.input_norm, self.config.rms_norm_eps, normed);
+        let (rows, angles) = (step.rows(), &mut self.angles);
+        for item in &*step.items {
+            angles.grow(item.kv.len() + item.tokens.len());
+        }
+        let (layer, items, offsets) = (step.layer, &mut *step.items, step.offsets);
+        block.heads.attention.run(
+            &mut AttentionStep { layer, angles, normed, rows, items, offsets },
+            attended,
+            attention,
+        );
+        if step.split.is_some() {
+            block.heads.out.apply(attended, step.ep.part(residual.len())?);
+            return self.scatter(step);
+        }
+        block.heads.out.apply(attended, added);
+        add(added, residual);
+        rms_norm(residual, &block.post_norm, self.config.rms_norm_eps, normed);
+        Ok(())
+    }
+
+    fn route(&mut self, step: &mut LayerStep<'_, '_>, lists: &mut RowLists) -> Result<(), UnitError> {
+        let FeedForward::Moe(moe) = &self.weights.blocks[step.layer].feed_forward else { return Ok(()) };
+        let Scratch { normed, router_logits, router, .. } = &mut self.scratch;
+        let (num_experts, top_k) = (self.config.num_experts, self.config.top_k);
+        let choice = Choice { router: &self.config.router, num_experts, top_k, correction: moe.correction.as_deref() };
+        let RowLists { experts, weights, .. } = lists;
+        let rows = normed.len() / self.config.hidden;
+        router_logits.resize(rows * num_experts, 0.0);
+        moe.router.apply(normed, router_logits);
+        step.probe.router_logits(moe.layer, router_logits);
+        experts.resize(rows * top_k, 0);
+        weights.resize(rows * top_k, 0.0);
+        choice.route(router_logits, experts, weights, router);
+        step.probe.routes(moe.layer, experts, weights);
+        Ok(())
+    }
+
+    fn experts(&mut self, step: &mut LayerStep<'_, '_>, lists: &RowLists) -> Result<(), UnitError> {
+        let Some(layer) = step.moe else { return Ok(()) };
+        let Scratch { normed, added, .. } = &mut self.scratch;
+        let RowLists { phases, experts, weights, .. } = lists;
+        let (top_k, hidden) = (self.config.top_k, self.config.hidden);
+        added.resize(normed.len(), 0.0);
+        let batch = RoutedBatch { x: normed, experts, weights, phases, top_k, hidden };
+        self.experts.with_layer(layer, |experts| step.ep.moe(layer, batch, experts, added))
+    }
+
+    fn feed_forward(&mut self, step: &mut LayerStep<'_, '_>, lists: &mut RowLists) -> Result<(), UnitError> {
+        let Scratch { residual, other_residual, normed, added, mlp, .. } = &mut self.scratch;
+        let width = match &self.weights.blocks[step.layer].feed_forward {
+            FeedForward::Dense(dense) => {
+                added.resize(normed.len(), 0.0);
+                dense.apply(normed, added, &mut mlp.work);
+                0
+            }
+            FeedForward::Moe(moe) => {
+                moe.shared.iter().for_each(|shared| shared.add_to(normed, added, mlp));
+                self.config.top_k
+            }
+        };
+        add(added, residual);
+        let Some(split) = step.split else { return Ok(()) };
+        let (hidden, bound) = (self.config.hidden, self.config.num_experts);
+        let labels = if width == 0 { &[][..] } else { &lists.experts[..] };
+        lists.gathered.resize(step.rows() * width, 0);
+        let own = OwnRows { rows: residual, hidden, labels, width, bound };
+        other_residual.resize(step.rows() * hidden, 0.0);
+        let all = AllRows { rows: other_residual, labels: &mut lists.gathered };
+        step.ep.allgather(step.moe, own, split, all)?;
+        swap(residual, other_residual);
+        swap(&mut lists.experts, &mut lists.gathered);
+        Ok(())
+    }
+
+    fn head(&mut self, wanted: &WantedRows, out: &mut StepOutput, probe: &mut dyn Probe) -> Result<(), UnitError> {
+        let hidden = self.config.hidden;
+        let Scratch { residual, normed, added, .. } = &mut self.scratch;
+        probe.residual(self.weights.blocks.len(), residual);
+        added.clear();
+        for row in &wanted.rows {
+            added.extend_from_slice(&residual[*row as usize * hidden..][..hidden]);
+        }
+        normed.resize(added.len(), 0.0);
+        rms_norm(added, &self.weights.final_norm, self.config.rms_norm_eps, normed);
+        probe.final_norm(normed);
+        out.logits.resize(wanted.rows.len() * self.config.vocab_size, 0.0);
+        self.weights.output.apply(normed, &mut out.logits);
+        for (row, item) in wanted.items.iter().enumerate() {
+            out.results[item.at] = ItemResult::Logits(row);
+        }
+        Ok(())
+    }
+}
