@@ -6,8 +6,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use semmoe_kernels::Dtype;
 use semmoe_tables::{Attention, Domains};
-use semmoe_worker::{CpuList, ExpertLayout, TransportChoice, WireType};
+use semmoe_worker::{CpuList, DeviceChoice, ExpertLayout, TransportChoice, WireType};
 
 use super::attention;
 use crate::error::CliError;
@@ -16,22 +17,26 @@ use crate::error::CliError;
 pub(super) const WORKER_EXAMPLES: &str = "\
 Examples (a unit of two ranks, each in a terminal of its own):
   semmoe worker --model DIR --rank 0 --world 2 --rendezvous 127.0.0.1:7000 --listen 127.0.0.1:30000
-  semmoe worker --model DIR --rank 1 --world 2 --rendezvous 127.0.0.1:7000";
+  semmoe worker --model DIR --rank 1 --world 2 --rendezvous 127.0.0.1:7000
+
+The same on one GPU, in one process:
+  semmoe worker --model DIR --world 2 --device cuda --ranks-here 2 --listen 127.0.0.1:30000";
 
 #[derive(Debug, Args)]
 pub(crate) struct WorkerArgs {
     /// Directory of a Hugging Face checkpoint.
     #[arg(long, value_name = "DIR")]
     pub(crate) model: PathBuf,
-    /// Number of this rank, from 0; rank 0 serves HTTP for the whole unit.
-    #[arg(long)]
-    pub(crate) rank: u16,
+    /// Number of this rank, from 0; rank 0 serves HTTP for the whole unit [default: 0, if --ranks-here is --world].
+    #[arg(long, required_unless_present = "ranks_here")]
+    pub(crate) rank: Option<u16>,
     /// Number of ranks in the unit.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) world: u16,
-    /// Rendezvous address: rank 0 binds it (port 0 picks a free port), the other ranks connect to it.
-    #[arg(long, value_name = "ADDRESS")]
-    pub(crate) rendezvous: SocketAddr,
+    /// Rendezvous address: rank 0 binds it (port 0 picks a free port), the other ranks connect to it [default: any port
+    /// of 127.0.0.1, if --ranks-here is --world].
+    #[arg(long, value_name = "ADDRESS", required_unless_present = "ranks_here")]
+    pub(crate) rendezvous: Option<SocketAddr>,
     /// HTTP address of rank 0.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:30000")]
     pub(crate) listen: SocketAddr,
@@ -50,6 +55,8 @@ pub(crate) struct WorkerArgs {
     /// starts with. Must be the same on all ranks [default: as many as the initial placement needs].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) expert_slots: Option<u16>,
+    #[command(flatten)]
+    pub(crate) device: WorkerDeviceArgs,
     #[command(flatten)]
     pub(crate) attention: UnitAttentionArgs,
     #[command(flatten)]
@@ -116,6 +123,68 @@ pub(crate) struct WorkerArgs {
     /// it keeps answering until it is stopped. The other ranks exit at once.
     #[arg(long, value_name = "SECONDS|never", default_value = "5")]
     pub(crate) exit_after_loss: ExitAfterLoss,
+}
+
+// No doc comment: it would become that of the command.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct WorkerDeviceArgs {
+    /// What computes: this machine's CPUs, or one NVIDIA GPU (needs a build with the feature cuda).
+    #[arg(long, help_heading = "GPU", value_enum, default_value = "cpu")]
+    device: DeviceArg,
+    /// With --device cuda: type of weights, rows, keys and values; sums are always f32 [default: bf16].
+    #[arg(long, help_heading = "GPU", value_enum)]
+    dtype: Option<DtypeArg>,
+    /// With --device cuda: ranks that this process runs, from --rank on, all on one GPU [default: 1].
+    #[arg(long, help_heading = "GPU", value_name = "P", value_parser = clap::value_parser!(u16).range(1..=8))]
+    ranks_here: Option<u16>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum DeviceArg {
+    Cpu,
+    Cuda,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum DtypeArg {
+    Bf16,
+    F32,
+}
+
+impl WorkerDeviceArgs {
+    /// # Errors
+    /// What only a GPU has, without one.
+    pub(crate) fn read(self) -> Result<DeviceChoice, CliError> {
+        let given = [("--dtype", self.dtype.is_some()), ("--ranks-here", self.ranks_here.is_some())];
+        match (self.device, given.iter().find(|(_, given)| *given)) {
+            (DeviceArg::Cpu, Some((name, _))) => Err(CliError::input(format!("{name} is for --device cuda"))),
+            (DeviceArg::Cpu, None) => Ok(DeviceChoice::Cpu),
+            (DeviceArg::Cuda, _) => {
+                let dtype = if self.dtype == Some(DtypeArg::F32) { Dtype::F32 } else { Dtype::Bf16 };
+                Ok(DeviceChoice::Cuda { dtype, ranks_here: self.ranks_here.unwrap_or(1) })
+            }
+        }
+    }
+}
+
+impl WorkerArgs {
+    /// The first rank of this process and the rendezvous; a unit that is all here needs neither.
+    ///
+    /// # Errors
+    /// One of them is missing, and other processes have ranks of the unit.
+    pub(crate) fn place(&self) -> Result<(u16, SocketAddr), CliError> {
+        let whole = self.device.ranks_here == Some(self.world);
+        match (self.rank, self.rendezvous) {
+            (Some(rank), Some(rendezvous)) => Ok((rank, rendezvous)),
+            (rank, rendezvous) if whole => {
+                Ok((rank.unwrap_or(0), rendezvous.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0)))))
+            }
+            _ => Err(CliError::input(
+                "--rank and --rendezvous are needed where --ranks-here is not --world: other processes have the other \
+                 ranks",
+            )),
+        }
+    }
 }
 
 // For `worker` and `up`. No doc comment: it would become that of the command.
@@ -193,9 +262,9 @@ pub(crate) struct UnitLayoutArgs {
     #[arg(long, help_heading = "Layout of the unit", value_name = "auto|shm|tcp", default_value = "auto")]
     pub(crate) transport: TransportChoice,
     /// Data type of the rows that ranks exchange: bf16 halves the bytes of f32, but rounds the rows and the sums over
-    /// ranks. Must be the same on all ranks.
-    #[arg(long, help_heading = "Layout of the unit", value_name = "f32|bf16", default_value = "f32")]
-    pub(crate) wire: WireType,
+    /// ranks. Must be the same on all ranks [default: f32].
+    #[arg(long, help_heading = "Layout of the unit", value_name = "f32|bf16")]
+    pub(crate) wire: Option<WireType>,
     /// How experts are divided among the ranks: ep = each expert on one rank, by tables or in order; tp = every rank
     /// has a slice of each expert and gathers the tokens of all ranks; hybrid:NxP = each expert on one of N nodes of P
     /// ranks, which have a slice of it each, and hybrid:NxP:C the same with the two levels overlapped in C chunks.

@@ -1,8 +1,9 @@
 //! `semmoe worker`.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use semmoe_worker::{EngineLimits, KvBudget, Secret, WorkerConfig, WorkerEvent};
+use semmoe_worker::{DeviceChoice, EngineLimits, KvBudget, Secret, WorkerConfig, WorkerEvent};
 
 use super::plan::Chosen;
 use crate::args::WorkerArgs;
@@ -14,15 +15,22 @@ const SECRET_VARIABLE: &str = "SEMMOE_RANK_SECRET";
 const TOKEN_VARIABLE: &str = "SEMMOE_ADMIN_TOKEN";
 
 pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
-    if args.rank >= args.world {
-        return Err(CliError::input(format!("--rank {} is not below --world {}", args.rank, args.world)));
+    let (rank, rendezvous) = args.place()?;
+    if rank >= args.world {
+        return Err(CliError::input(format!("--rank {rank} is not below --world {}", args.world)));
     }
     let limits = limits(&args);
-    let mut config = WorkerConfig::new(args.model, args.rank, args.world, args.rendezvous);
-    config.listen = (args.rank == 0).then_some(args.listen);
+    let mut config = WorkerConfig::new(args.model, rank, args.world, rendezvous);
+    config.listen = (rank == 0).then_some(args.listen);
+    config.device = args.device.read()?;
     (config.tables, config.tables_root) = (args.tables, args.tables_root);
     config.transport = args.layout.transport;
-    config.wire = args.layout.wire;
+    if let (DeviceChoice::Cuda { .. }, Some(wire)) = (config.device, args.layout.wire) {
+        return Err(CliError::input(format!(
+            "--wire {wire} is for --device cpu: on a GPU rows travel in the type that --dtype names"
+        )));
+    }
+    config.wire = args.layout.wire.unwrap_or_default();
     config.experts = args.layout.experts;
     (config.nodes, config.stages) = (args.nodes, args.stages);
     (config.expert_slots, config.expert_memory) = (args.expert_slots, args.expert_memory);
@@ -50,7 +58,7 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     config.limits = limits;
     config.threads = args.threads.into();
     config.cpus = args.cpus;
-    config.announce = Box::new(announce);
+    config.announce = Arc::new(announce);
     semmoe_worker::run(config).map_err(|error| CliError::with_code(error.exit_code(), error))
 }
 

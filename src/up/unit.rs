@@ -56,7 +56,7 @@ impl UnitLayout {
             attention_groups: attention.groups,
             experts: args.layout.experts,
             domains: Domains::NONE,
-            wire: args.layout.wire,
+            wire: args.layout.wire.unwrap_or_default(),
         };
         let unit = planned.unwrap_or(given);
         let UnitPlan { ranks, experts, domains, wire, .. } = unit;

@@ -7,6 +7,7 @@ mod support;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
 use std::process::{Child, ChildStderr, ChildStdin, Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::BodyExt as _;
@@ -36,7 +37,7 @@ fn rank_process() {
     config.exit_after_loss = arguments[6].parse().ok().map(Duration::from_millis);
     config.experts = arguments[7].parse().unwrap();
     config.both_attentions = arguments[8].parse().unwrap();
-    config.announce = Box::new(|event| eprintln!("event {}", serde_json::to_string(event).unwrap()));
+    config.announce = Arc::new(|event| eprintln!("event {}", serde_json::to_string(event).unwrap()));
     let code = match run(config) {
         Ok(()) => 0,
         Err(error) => {

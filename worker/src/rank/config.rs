@@ -3,12 +3,14 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use semmoe_tables::{Attention, Domains};
 use serde::{Deserialize, Serialize};
 
 use super::cpus::CpuList;
+use super::device::{self, DeviceChoice};
 use super::error::WorkerError;
 use crate::control::{Location, Secret, TransportChoice};
 use crate::engine::EngineLimits;
@@ -16,7 +18,7 @@ use crate::ep::{ExpertLayout, WireType};
 use crate::unit::Shutdown;
 
 /// Takes the events of a rank while it starts; each is meant to be printed as one line of JSON.
-pub type Announce = Box<dyn FnMut(&WorkerEvent) + Send>;
+pub type Announce = Arc<dyn Fn(&WorkerEvent) + Send + Sync>;
 
 /// Events that a rank announces, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,7 +41,9 @@ pub enum WorkerEvent {
     },
 }
 
-/// How to run one rank of a unit. All ranks must be given the same model, world, tables and attention.
+/// How to run one rank of a unit, or several on one GPU. All ranks must be given the same model, world, tables and
+/// attention.
+#[derive(Clone)]
 pub struct WorkerConfig {
     /// A Hugging Face checkpoint; its last part is the model's name.
     pub model_dir: PathBuf,
@@ -49,6 +53,8 @@ pub struct WorkerConfig {
     pub world: u16,
     /// Rank 0 listens here (port 0: any), the others connect to it.
     pub rendezvous: SocketAddr,
+    /// What computes, and how many ranks run in this process.
+    pub device: DeviceChoice,
     /// How experts are divided among ranks.
     pub experts: ExpertLayout,
     /// Expert domains: with whole experts and without tables, each rank holds the experts of all ranks of its domain.
@@ -126,6 +132,7 @@ impl WorkerConfig {
             rank,
             world,
             rendezvous,
+            device: DeviceChoice::Cpu,
             experts: ExpertLayout::default(),
             domains: Domains::NONE,
             nodes: None,
@@ -148,7 +155,7 @@ impl WorkerConfig {
             exit_on_stdin_eof: false,
             handle_signals: true,
             shutdown: Shutdown::default(),
-            announce: Box::new(|_| {}),
+            announce: Arc::new(|_| {}),
             threads: 1,
             cpus: None,
             limits: EngineLimits::default(),
@@ -178,6 +185,7 @@ impl WorkerConfig {
             let (rank, world) = (self.rank, self.world);
             return Err(WorkerError::arguments(format!("rank is {rank}, expected below the world size {world}")));
         }
+        device::check(self)?;
         if self.rank == 0 && self.listen.is_none() {
             return Err(WorkerError::arguments("rank 0 needs an address to serve HTTP on"));
         }

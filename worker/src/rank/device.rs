@@ -1,6 +1,15 @@
-//! Where a rank computes: on CPUs, or on a GPU that it may share with other ranks of its process.
+//! Where a rank computes: on CPUs, or on a GPU that it shares with other ranks of its process.
 
 use semmoe_kernels::Dtype;
+use semmoe_tables::Domains;
+
+use super::config::WorkerConfig;
+use super::error::WorkerError;
+use crate::ep::{ExpertLayout, WireType};
+use crate::model::{AttentionKind, ModelConfig};
+
+/// Ranks that the kernels can run on one GPU.
+const MAX_RANKS_HERE: u16 = 8;
 
 /// What computes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -12,9 +21,19 @@ pub enum DeviceChoice {
     Cuda {
         /// Of weights, rows, keys and values: f32 or bf16. Sums are f32.
         dtype: Dtype,
-        /// Ranks of this process, each a thread, from its own rank on. They share the GPU.
+        /// Ranks of this process, from its own rank on, each in a thread. They share the GPU.
         ranks_here: u16,
     },
+}
+
+impl DeviceChoice {
+    /// Ranks of this process.
+    pub(super) fn ranks_here(self) -> u16 {
+        match self {
+            Self::Cpu => 1,
+            Self::Cuda { ranks_here, .. } => ranks_here,
+        }
+    }
 }
 
 /// The GPUs that this build has kernels for, as NVRTC names them; none without the feature `cuda`.
@@ -26,4 +45,49 @@ pub fn gpu_kernels() -> Vec<&'static str> {
     }
     #[cfg(not(feature = "cuda"))]
     Vec::new()
+}
+
+/// What of a configuration no GPU computes, before anything is read.
+pub(super) fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
+    let DeviceChoice::Cuda { dtype, ranks_here } = config.device else { return Ok(()) };
+    let refused = |detail: String| Err(WorkerError::Arguments(detail));
+    if !cfg!(feature = "gpu") {
+        return refused("this build has no GPU support: --device cuda needs one with the feature cuda".to_owned());
+    }
+    let world = config.world;
+    if !(1..=MAX_RANKS_HERE).contains(&ranks_here) {
+        return refused(format!("{ranks_here} ranks on a GPU, expected 1 to {MAX_RANKS_HERE}"));
+    }
+    // Memory of other processes is not mapped yet.
+    if ranks_here != world {
+        return refused(format!(
+            "{ranks_here} of {world} ranks are in this process, and ranks of a GPU only reach ranks of the same \
+             process: expected --ranks-here {world}"
+        ));
+    }
+    let not_built = [
+        (dtype == Dtype::F16, "the type f16"),
+        (matches!(config.experts, ExpertLayout::Hybrid(_)), "experts hybrid"),
+        (config.domains != Domains::NONE, "expert domains"),
+        (config.expert_memory.is_some(), "experts streamed from the checkpoint (--expert-memory)"),
+        (config.both_attentions, "attention that changes between dp and tp"),
+        (config.attention_groups != 1, "attention groups"),
+    ];
+    if let Some((_, what)) = not_built.iter().find(|(given, _)| *given) {
+        return refused(format!("{what} cannot be had on a GPU: it is not built for --device cuda"));
+    }
+    match config.wire {
+        WireType::F32 => Ok(()),
+        wire => refused(format!("--wire {wire} is for CPUs: on a GPU rows travel in the type that --dtype names")),
+    }
+}
+
+/// Models that no GPU computes.
+pub(super) fn check_model(config: &WorkerConfig, model: &ModelConfig) -> Result<(), WorkerError> {
+    match (config.device, &model.attention) {
+        (DeviceChoice::Cuda { .. }, AttentionKind::Latent(_)) => Err(WorkerError::arguments(
+            "latent attention (MLA) cannot be had on a GPU: it is not built for --device cuda",
+        )),
+        _ => Ok(()),
+    }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use semmoe_tables::RankId;
-use tokio::runtime::Runtime;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -32,7 +32,7 @@ enum Notice {
     Closed(String),
 }
 
-pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), WorkerError> {
+pub(super) fn run(config: WorkerConfig, runtime: &Handle) -> Result<(), WorkerError> {
     let prepared = prepare(&config)?;
     let rank = RankId::new(config.rank);
     let patience = Patience::new(config.rendezvous_timeout, &config.shutdown);

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use semmoe_tables::RankId;
-use tokio::runtime::Runtime;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -29,7 +29,7 @@ const CONNECTIONS_LIMIT: Duration = Duration::from_millis(1000);
 const STOP_LIMIT: Duration = Duration::from_millis(1500);
 const CLOSE_LIMIT: Duration = Duration::from_millis(500);
 
-pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), WorkerError> {
+pub(super) fn run(config: WorkerConfig, runtime: &Handle) -> Result<(), WorkerError> {
     // The port first: taken, it is the likeliest mistake.
     let address = config.listen.unwrap_or(config.rendezvous);
     let bound = listen(address).and_then(|http| Ok((http.local_addr()?, http)));

@@ -10,6 +10,7 @@
 //! | `start` | transport, model and engine once the unit has come together |
 //! | `front` | rank 0: rendezvous, HTTP, and the whole unit's end |
 //! | `follower` | every other rank |
+//! | `several` | several ranks of one process, on one GPU |
 //! | `stop` | signals and standard input |
 
 mod config;
@@ -19,6 +20,7 @@ mod error;
 mod follower;
 mod front;
 mod prepare;
+mod several;
 mod start;
 mod stop;
 
@@ -29,7 +31,7 @@ pub use error::WorkerError;
 
 use crate::control::RendezvousError;
 
-/// Runs one rank until it is asked to stop or the unit fails. Blocks; brings its own runtime.
+/// Runs one rank, or those of one GPU, until it is asked to stop or the unit fails. Blocks; brings its own runtime.
 ///
 /// After another rank was lost, rank 0 keeps answering with the cause, until it is asked to stop.
 ///
@@ -43,7 +45,12 @@ pub fn run(config: WorkerConfig) -> Result<(), WorkerError> {
         .build()
         .map_err(WorkerError::Runtime)?;
     stop::watch(&config, &runtime);
-    let outcome = if config.rank == 0 { front::run(config, &runtime) } else { follower::run(config, &runtime) };
+    let (here, handle) = (config.device.ranks_here(), runtime.handle());
+    let outcome = match config.rank {
+        _ if here > 1 => several::run(&config, here, handle),
+        0 => front::run(config, handle),
+        _ => follower::run(config, handle),
+    };
     runtime.shutdown_background();
     match outcome {
         // Asked to stop while it was starting: that is what it did.

@@ -15,6 +15,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::config::WorkerConfig;
+use super::device;
 use super::error::WorkerError;
 
 use crate::control::Identity;
@@ -77,6 +78,7 @@ struct Generation {
 pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     let model_dir = fs::canonicalize(&config.model_dir).map_err(ModelError::io(&config.model_dir))?;
     let model = ModelConfig::load(&model_dir)?;
+    device::check_model(config, &model)?;
     check_experts(config, &model)?;
     check_attention_groups(config)?;
     let node = node(config)?;

@@ -11,6 +11,7 @@ use semmoe_tables::RankId;
 
 use super::config::WorkerConfig;
 use super::cpus::CpuList;
+use super::device::DeviceChoice;
 use super::error::WorkerError;
 use super::prepare::{Prepared, StageFile};
 use crate::control::Ends;
@@ -94,6 +95,22 @@ impl Ends {
     }
 }
 
+/// The rank's model, where it is to compute.
+fn load(config: &WorkerConfig, prepared: &Prepared) -> Result<Model, WorkerError> {
+    let (rank, tables) = (RankId::new(config.rank), prepared.shuffle.clone());
+    let memory = config.expert_memory.map(ExpertMemory::Bytes);
+    let experts = ExpertRoom { layout: config.experts, slots: config.expert_slots, memory };
+    let group = Some((config.world / config.attention_groups).into());
+    let attention = AttentionPlan { start: config.attention, both: config.both_attentions, group, tables };
+    match config.device {
+        DeviceChoice::Cpu => {
+            Ok(Model::load_divided(&prepared.served.dir, rank, &prepared.placement, experts, attention)?)
+        }
+        // Model::load_on with the rank's part of the GPU.
+        DeviceChoice::Cuda { .. } => Err(WorkerError::arguments("models are not computed on a GPU yet")),
+    }
+}
+
 impl Connected {
     /// Loads the model and starts the engine on its own thread; `ended` gets its end, or the rank that failed: another,
     /// or this one by a panic. The returned handle keeps the transport open: peers may
@@ -106,12 +123,8 @@ impl Connected {
         emit: Emit,
         ended: impl FnOnce(Result<EngineEnd, Lost>) + Send + 'static,
     ) -> Result<JoinHandle<Engine>, WorkerError> {
-        let (rank, tables) = (RankId::new(config.rank), prepared.shuffle.clone());
-        let memory = config.expert_memory.map(ExpertMemory::Bytes);
-        let experts = ExpertRoom { layout: config.experts, slots: config.expert_slots, memory };
-        let group = Some((config.world / config.attention_groups).into());
-        let attention = AttentionPlan { start: config.attention, both: config.both_attentions, group, tables };
-        let mut model = Model::load_divided(&prepared.served.dir, rank, &prepared.placement, experts, attention)?;
+        let rank = RankId::new(config.rank);
+        let mut model = load(config, prepared)?;
         let (threads, cpus) = (config.threads, config.cpus.clone());
         model.share_experts(&self.near);
         tracing::info!(%rank, instructions = instructions(), threads, "the model is loaded");

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -57,7 +57,7 @@ impl Unit {
             let mut config = config(rank, world, rendezvous);
             adjust(&mut config);
             let sender = sender.clone();
-            config.announce = Box::new(move |event| sender.send(*event).unwrap());
+            config.announce = Arc::new(move |event| sender.send(*event).unwrap());
             shutdowns.push(config.shutdown.clone());
             ranks.push(std::thread::spawn(move || run(config)));
         };
@@ -171,7 +171,7 @@ pub fn refused_unit(world: u16, adjust: impl Fn(&mut WorkerConfig)) -> Vec<(Stri
         let mut config = config(rank, world, rendezvous);
         config.rendezvous_timeout = Duration::from_secs(120);
         let sender = sender.clone();
-        config.announce = Box::new(move |event| sender.send(*event).unwrap());
+        config.announce = Arc::new(move |event| sender.send(*event).unwrap());
         adjust(&mut config);
         std::thread::spawn(move || run(config))
     };

@@ -5,7 +5,7 @@ use crate::support;
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ const LIMITS: [Duration; 3] = [Duration::from_millis(600), Duration::from_secs(6
 fn host(world: u16, adjust: impl Fn(&mut WorkerConfig)) -> (SocketAddr, JoinHandle<Result<(), WorkerError>>) {
     let (sender, events) = mpsc::channel();
     let mut config = config(0, world, loopback());
-    config.announce = Box::new(move |event| sender.send(*event).unwrap());
+    config.announce = Arc::new(move |event| sender.send(*event).unwrap());
     adjust(&mut config);
     let thread = std::thread::spawn(move || run(config));
     let WorkerEvent::Bound { rendezvous } = events.recv().unwrap() else { panic!("not bound first") };
@@ -215,7 +215,7 @@ async fn strangers_at_the_rendezvous_do_not_stop_it() {
     let (sender, events) = mpsc::channel();
     let mut first = config(0, 2, loopback());
     let shutdown = first.shutdown.clone();
-    first.announce = Box::new(move |event| sender.send(*event).unwrap());
+    first.announce = Arc::new(move |event| sender.send(*event).unwrap());
     let host = std::thread::spawn(move || run(first));
     let WorkerEvent::Bound { rendezvous } = events.recv().unwrap() else { panic!("not bound first") };
     // More than may be pending at a time, some with a part of a frame.
