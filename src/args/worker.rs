@@ -128,7 +128,7 @@ pub(crate) struct WorkerArgs {
 // No doc comment: it would become that of the command.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct WorkerDeviceArgs {
-    /// What computes: this machine's CPUs, or one NVIDIA GPU (needs a build with the feature cuda).
+    /// Compute on CPUs, or on one NVIDIA GPU (needs a build with the feature cuda).
     #[arg(long, help_heading = "GPU", value_enum, default_value = "cpu")]
     device: DeviceArg,
     /// With --device cuda: type of weights, rows, keys and values; sums are always f32 [default: bf16].
@@ -153,7 +153,7 @@ enum DtypeArg {
 
 impl WorkerDeviceArgs {
     /// # Errors
-    /// What only a GPU has, without one.
+    /// An argument for GPUs, without one.
     pub(crate) fn read(self) -> Result<DeviceChoice, CliError> {
         let given = [("--dtype", self.dtype.is_some()), ("--ranks-here", self.ranks_here.is_some())];
         match (self.device, given.iter().find(|(_, given)| *given)) {

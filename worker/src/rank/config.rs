@@ -53,7 +53,7 @@ pub struct WorkerConfig {
     pub world: u16,
     /// Rank 0 listens here (port 0: any), the others connect to it.
     pub rendezvous: SocketAddr,
-    /// What computes, and how many ranks run in this process.
+    /// The processor that computes, and how many ranks this process runs.
     pub device: DeviceChoice,
     /// How experts are divided among ranks.
     pub experts: ExpertLayout,

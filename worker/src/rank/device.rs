@@ -11,7 +11,7 @@ use crate::model::{AttentionKind, ModelConfig};
 /// Ranks that the kernels can run on one GPU.
 const MAX_RANKS_HERE: u16 = 8;
 
-/// What computes.
+/// The processor that a rank computes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum DeviceChoice {
     /// The machine's CPUs, in f32.
@@ -47,7 +47,7 @@ pub fn gpu_kernels() -> Vec<&'static str> {
     Vec::new()
 }
 
-/// What of a configuration no GPU computes, before anything is read.
+/// Refuses layouts that are not built for GPUs, before anything is read.
 pub(super) fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
     let DeviceChoice::Cuda { dtype, ranks_here } = config.device else { return Ok(()) };
     let refused = |detail: String| Err(WorkerError::Arguments(detail));
@@ -82,7 +82,7 @@ pub(super) fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
     }
 }
 
-/// Models that no GPU computes.
+/// Refuses models that are not built for GPUs.
 pub(super) fn check_model(config: &WorkerConfig, model: &ModelConfig) -> Result<(), WorkerError> {
     match (config.device, &model.attention) {
         (DeviceChoice::Cuda { .. }, AttentionKind::Latent(_)) => Err(WorkerError::arguments(

@@ -91,7 +91,9 @@ mod tests {
         let (sender, events) = mpsc::channel();
         let mut config = WorkerConfig::new(model.to_owned(), 0, 2, ([127, 0, 0, 1], 0).into());
         config.listen = Some(listen);
-        config.announce = Arc::new(move |event| drop(sender.send(*event)));
+        config.announce = Arc::new(move |event| {
+            let _ = sender.send(*event);
+        });
         let shutdown = config.shutdown.clone();
         let work = move || {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
