@@ -19,26 +19,31 @@ __device__ inline u32 bits_of(float v) {
 #endif
 }
 
-// What no block writes during the kernel, and what it reads once: weights.
-__device__ inline Vec stream16(const void* from) {
+// Ends the kernel on numbers that its caller promised otherwise. There is no report word: the host sees the trap.
+__device__ inline void trap() {
 #ifdef __CUDA_ARCH__
-  Vec v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
-               : "l"(from));
-  return v;
+  asm volatile("trap;");
 #else
-  return shim::load<Vec>(from);
+  shim::trap();
 #endif
 }
 
-// The same for what other warps of the multiprocessor read as well: rows of activations.
-__device__ inline Vec cached16(const void* from) {
+// 16 bytes that no block writes during the kernel; zeros if not `inside`, and then nothing is read. `stream` is for what is read once,
+// as weights are, `cached` for what other warps of the multiprocessor read as well, as rows of activations are.
 #ifdef __CUDA_ARCH__
-  Vec v;
-  asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(from));
-  return v;
+#define SEMMOE_LOAD16_OR_ZERO(how, from, inside)                                                                   \
+  Vec v;                                                                                                           \
+  asm volatile(                                                                                                    \
+      "{\n.reg .pred inside;\nsetp.ne.u32 inside, %5, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 " \
+      "%3, 0;\n@inside ld.global.nc" how ".v4.u32 {%0,%1,%2,%3}, [%4];\n}"                                         \
+      : "=&r"(v.w[0]), "=&r"(v.w[1]), "=&r"(v.w[2]), "=&r"(v.w[3])                                                 \
+      : "l"(from), "r"(static_cast<u32>(inside)));                                                                 \
+  return v
 #else
-  return shim::load<Vec>(from);
+#define SEMMOE_LOAD16_OR_ZERO(how, from, inside) return (inside) ? shim::load<Vec>(from) : Vec{}
 #endif
+__device__ inline Vec stream16_or_zero(const void* from, bool inside) {
+  SEMMOE_LOAD16_OR_ZERO(".L1::no_allocate", from, inside);
 }
+__device__ inline Vec cached16_or_zero(const void* from, bool inside) { SEMMOE_LOAD16_OR_ZERO("", from, inside); }
+__device__ inline Vec cached16(const void* from) { return cached16_or_zero(from, true); }

@@ -47,8 +47,15 @@ struct Fiber {
   std::vector<DelayedStore> delayed;
 };
 
+// What a lane brings to a product of matrices.
+struct Fragments {
+  u32 a[4];
+  u32 b[2];
+};
+
 struct Warp {
   u64 values[2][LANES];
+  Fragments fragments[2][LANES];
   u32 arrived = 0;
   u32 live = LANES;
   char operation = 0;

@@ -320,6 +320,26 @@ u64 of_lane(u32 lane) {
   return current->block->warps[current->place.thread.x / LANES].values[(current->round - 1) % 2][lane];
 }
 
+void mma(float* c, const u32* a, const u32* b) {
+  Fiber* self = current;
+  const u32 lane = self->place.thread.x % LANES;
+  Warp& warp = self->block->warps[self->place.thread.x / LANES];
+  Fragments& own = warp.fragments[self->round % 2][lane];
+  std::memcpy(own.a, a, sizeof own.a);
+  std::memcpy(own.b, b, sizeof own.b);
+  meet_lanes(0xffffffffu, 'a', 0);
+  const Fragments* all = warp.fragments[(self->round - 1) % 2];
+  const auto half = [](u32 word, u32 k) { return float_of_bits(k % 2 == 0 ? word << 16 : word & 0xffff0000u); };
+  // Rows lane / 4 and eight more; columns 2 (lane % 4) and the next.
+  for (u32 i = 0; i < 4; ++i) {
+    const u32 column = lane % 4 * 2 + i % 2;
+    for (u32 k = 0; k < 16; ++k) {
+      const u32 word = k / 8, four = k % 8 / 2;
+      c[i] += half(all[lane / 4 * 4 + four].a[2 * word + i / 2], k) * half(all[column * 4 + four].b[word], k);
+    }
+  }
+}
+
 void* shared_memory(u64 bytes) {
   Block& block = *current->block;
   if (block.shared == nullptr) {

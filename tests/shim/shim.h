@@ -58,6 +58,8 @@ void barrier();
 // Deposits a value and waits for all lanes; `of_lane` then reads theirs.
 void meet_lanes(u32 mask, char operation, u64 value);
 u64 of_lane(u32 lane);
+// c += A B of a warp, bf16 in and f32 out: `mma.sync.aligned.m16n8k16.row.col`, with the lanes' fragments as PTX gives them.
+void mma(float* c, const u32* a, const u32* b);
 void* shared_memory(u64 bytes);
 // A store that others may see late and out of order, until this thread or, behind a barrier, its block releases.
 void push(void* to, const void* from, u32 bytes);

@@ -26,6 +26,7 @@ pub const HEADERS: &[Source] = &[
     source!("push.cuh", 80),
     source!("sort.cuh", 80),
     source!("compute.cuh", 80),
+    source!("matmul.cuh", 80),
 ];
 
 /// One source per kernel.
@@ -43,6 +44,8 @@ pub const SOURCES: &[Source] = &[
     source!("reshard.cu", 80),
     source!("nvls.cu", 90),
     source!("argmax.cu", 80),
+    source!("matmul.cu", 80),
+    source!("matmul_plain.cu", 80),
 ];
 
 /// The sources whose instructions a GPU of this capability (x 10) has.

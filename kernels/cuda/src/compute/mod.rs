@@ -6,11 +6,13 @@
 //! state in any batch. Blocks wait for no others, so any number of them may be launched, on any number of ranks.
 
 mod argmax;
+mod matmul;
 mod params;
 
 use semmoe_kernels::Dtype;
 
 pub use argmax::Argmax;
+pub use matmul::{Activation, MatMul, MatMulRows, TILE_ROWS, Tile, tiles};
 
 use crate::error::LaunchError;
 use crate::launch::{Grid, Launch};
@@ -18,7 +20,7 @@ use crate::params::{LaunchParams, Params};
 use crate::team::{Buffer, fill, in_range};
 
 /// Most blocks along x, and along y.
-const MOST_BLOCKS: [u64; 2] = [(1 << 31) - 1, 65_535];
+const MAX_GRID: [u64; 2] = [(1 << 31) - 1, 65_535];
 
 /// A launch of blocks that meet nothing. None along an axis becomes one, which finds that it has nothing to do.
 pub(crate) fn apart<P: Params>(
@@ -27,8 +29,8 @@ pub(crate) fn apart<P: Params>(
     threads: u32,
     params: &P,
 ) -> Result<Launch, LaunchError> {
-    let x = in_range("blocks along x", blocks[0].max(1), 1, MOST_BLOCKS[0])?;
-    let y = in_range("blocks along y", blocks[1].max(1), 1, MOST_BLOCKS[1])?;
+    let x = in_range("blocks along x", blocks[0].max(1), 1, MAX_GRID[0])?;
+    let y = in_range("blocks along y", blocks[1].max(1), 1, MAX_GRID[1])?;
     let grid = Grid { blocks: x, threads };
     Ok(Launch { kernel, grid, ranks: y, meets: false, params: LaunchParams::of(params) })
 }

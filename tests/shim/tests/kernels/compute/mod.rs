@@ -1,7 +1,8 @@
-//! The compute kernels against plain references. Sums in another order differ in their last places, so rows are compared
-//! with a tolerance; what a row's bits may depend on is compared exactly.
+//! The compute kernels against plain references. Sums in another order differ in their last places, so rows are
+//! compared with a tolerance; what a row's bits may depend on is compared exactly.
 
 mod argmax;
+mod matmul;
 
 use semmoe_kernels_cuda::Launch;
 use semmoe_kernels_shim::{Mutant, Shim, Step, StreamEnd};
@@ -16,5 +17,7 @@ pub(crate) fn run(shim: &Shim, launches: &[Launch], seed: u64) -> Result<(), Str
 
 /// Small cases of all kernels that have barriers, to be noticed when one is left out.
 pub(crate) fn results(shim: &Shim, seed: u64) -> Vec<(&'static str, Result<(), String>)> {
-    vec![("argmax", argmax::argmax(shim, 3, 1000, seed))]
+    let mut results = vec![("argmax", argmax::argmax(shim, 3, 1000, seed))];
+    results.extend(matmul::results(shim, seed));
+    results
 }

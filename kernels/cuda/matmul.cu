@@ -1,0 +1,114 @@
+// The matrix product in bf16 on tensor cores, for few rows: it is as fast as its weights can be read, each once for a tile of rows.
+//
+// A weight row is the A operand of mma.m16n8k16 (16 features), rows of x the B operand (8 rows). The order of k inside the product is
+// free as long as both operands have the same: each lane of four loads 16 bytes, which are its share of two products. So nothing goes
+// through shared memory but the sums. The block's warps take chunks of K in turn, and their sums are added in the order of the warps.
+#include "matmul.cuh"
+
+constexpr u32 MATMUL_CHUNK = 32;  // inputs that one vector of each lane of four covers
+constexpr u32 MATMUL_GROUP = 8;   // rows of one product
+
+// By warp, accumulator, lane.
+template <u32 GROUPS>
+struct MatMulSums {
+  float of[MATMUL_WARPS][4 * GROUPS][WARP];
+};
+
+// c += A B of one warp: A 16 x 16 by rows, B 16 x 8 by columns.
+__device__ inline void mma(float (&c)[4], const Vec& low, const Vec& high, const Vec& x, u32 half) {
+  const u32 a[4] = {low.w[2 * half], high.w[2 * half], low.w[2 * half + 1], high.w[2 * half + 1]};
+  const u32 b[2] = {x.w[2 * half], x.w[2 * half + 1]};
+#ifdef __CUDA_ARCH__
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+  shim::mma(c, a, b);
+#endif
+}
+
+// Sums of the block's warps, each over its own chunks: for each output and warp one number.
+template <u32 GROUPS>
+__device__ inline void matmul_sums(const MatMulParams& p, const MatMulTile& tile, float (&c)[GROUPS][4]) {
+  // Chunks in flight: enough loads to hide the memory, no more than registers hold.
+  constexpr u32 UNROLL = GROUPS <= 2 ? 4 : GROUPS == 4 ? 2 : 1;
+  const u32 place = lane_id() / 4, vector = lane_id() % 4;
+  const MatMulFeatures features(p);
+  const Bf16* low = row_at<Bf16>(p.weights, features.weight_row(p, tile, place), p.inputs) + 8 * vector;
+  const Bf16* high = row_at<Bf16>(p.weights, features.weight_row(p, tile, place + 8), p.inputs) + 8 * vector;
+  const Bf16* x[GROUPS];
+#pragma unroll
+  for (u32 group = 0; group < GROUPS; ++group) {
+    x[group] = row_at<Bf16>(p.x, matmul_source(p, tile, group * MATMUL_GROUP + place), p.x_stride) + 8 * vector;
+  }
+#pragma unroll 1
+  for (u32 first = warp_id() * MATMUL_CHUNK; first < p.inputs; first += UNROLL * MATMUL_WARPS * MATMUL_CHUNK) {
+    Vec weights[UNROLL][2], rows[UNROLL][GROUPS];
+#pragma unroll
+    for (u32 j = 0; j < UNROLL; ++j) {
+      const u32 k = first + j * MATMUL_WARPS * MATMUL_CHUNK;
+      // Inputs are whole vectors: a vector is inside, or zero.
+      const bool inside = k + 8 * vector < p.inputs;
+      weights[j][0] = stream16_or_zero(low + k, inside);
+      weights[j][1] = stream16_or_zero(high + k, inside);
+#pragma unroll
+      for (u32 group = 0; group < GROUPS; ++group) rows[j][group] = cached16_or_zero(x[group] + k, inside);
+    }
+#pragma unroll
+    for (u32 j = 0; j < UNROLL; ++j) {
+#pragma unroll
+      for (u32 group = 0; group < GROUPS; ++group) {
+        mma(c[group], weights[j][0], weights[j][1], rows[j][group], 0);
+        mma(c[group], weights[j][0], weights[j][1], rows[j][group], 1);
+      }
+    }
+  }
+}
+
+// Adds the sums of the warps, in their order.
+template <u32 GROUPS>
+__device__ inline void matmul_few(const MatMulParams& p, const MatMulTile& tile, float (*sums)[WARP], u32 stride) {
+  float c[GROUPS][4] = {};
+  matmul_sums<GROUPS>(p, tile, c);
+#pragma unroll
+  for (u32 i = 0; i < 4 * GROUPS; ++i) sums[warp_id() * stride + i][lane_id()] = c[i / 4][i % 4];
+  __syncthreads();
+  const MatMulFeatures features(p);
+  for (u32 i = threadIdx.x; i < features.count * tile.rows; i += blockDim.x) {
+    const u32 row = i >> features.shift, feature = i & (features.count - 1);
+    if (features.first + feature >= p.outputs) continue;
+    // Lane and accumulator that have it: a lane of four has two columns, which are rows of x, and two features eight apart.
+    const u32 lane = feature % 8 * 4 + row % MATMUL_GROUP / 2;
+    const u32 own = row / MATMUL_GROUP * 4 + feature / 8 * 2 + row % 2;
+    float sum = 0.0f, up = 0.0f;
+#pragma unroll
+    for (u32 warp = 0; warp < MATMUL_WARPS; ++warp) {
+      sum = add(sum, sums[warp * stride + own][lane]);
+      if (features.product) up = add(up, sums[warp * stride + own + 2][lane]);
+    }
+    matmul_store<Bf16>(p, tile.first + row, features.first + feature, sum, up);
+  }
+}
+
+// Tiles of up to 8 GROUPS rows.
+template <u32 GROUPS>
+__device__ inline void matmul_bf16(const MatMulParams& p) {
+  SEMMOE_SHARED(MatMulSums<GROUPS>, shared);
+  const MatMulTile tile = matmul_tile(p);
+  if (tile.rows == 0) return;
+  if (tile.rows > MATMUL_GROUP * GROUPS) trap();
+  float (*sums)[WARP] = &shared.of[0][0];
+  constexpr u32 stride = 4 * GROUPS;
+  if (tile.rows <= MATMUL_GROUP) return matmul_few<1>(p, tile, sums, stride);
+  if constexpr (GROUPS >= 2) {
+    if (tile.rows <= 2 * MATMUL_GROUP) return matmul_few<2>(p, tile, sums, stride);
+  }
+  if constexpr (GROUPS >= 8) {
+    if (tile.rows <= 4 * MATMUL_GROUP) return matmul_few<4>(p, tile, sums, stride);
+    return matmul_few<8>(p, tile, sums, stride);
+  }
+}
+
+SEMMOE_KERNEL(semmoe_matmul_bf16_8, MatMulParams, MATMUL_THREADS) { matmul_bf16<1>(p); }
+SEMMOE_KERNEL(semmoe_matmul_bf16_16, MatMulParams, MATMUL_THREADS) { matmul_bf16<2>(p); }
+SEMMOE_KERNEL(semmoe_matmul_bf16_64, MatMulParams, MATMUL_THREADS) { matmul_bf16<8>(p); }

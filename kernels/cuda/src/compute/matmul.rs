@@ -1,0 +1,205 @@
+//! Matrix products: projections, experts, the head.
+
+use semmoe_kernels::Dtype;
+
+use super::params::MatMulParams;
+use super::{address, address_or_null, apart, bytes_of, of_type};
+use crate::calls::ELEMENT_ALIGNMENT;
+use crate::error::LaunchError;
+use crate::launch::Launch;
+use crate::team::{Buffer, in_range};
+
+/// Most rows of a tile (`MATMUL_TILE_ROWS`).
+pub const TILE_ROWS: u32 = 64;
+/// Threads of a block (`MATMUL_THREADS`).
+const THREADS: u32 = 256;
+/// Rows of weights of a block (`MATMUL_FEATURES`).
+const BLOCK_FEATURES: u64 = 16;
+
+/// Rows of one group, which have its weights (`MatMulTile`): twelve bytes on the GPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct Tile {
+    /// The group.
+    pub group: u32,
+    /// The first of the rows of `out`.
+    pub first: u32,
+    /// How many, up to [`TILE_ROWS`]; none is none.
+    pub rows: u32,
+}
+
+/// Bytes of a tile.
+const TILE_BYTES: u64 = size_of::<Tile>() as u64;
+
+/// The tiles of groups that have their rows one after another: `counts` by group.
+pub fn tiles(counts: impl IntoIterator<Item = u32>) -> Vec<Tile> {
+    let mut tiles = Vec::new();
+    let mut first = 0;
+    for (group, mut left) in (0..).zip(counts) {
+        while left > 0 {
+            let rows = left.min(TILE_ROWS);
+            tiles.push(Tile { group, first, rows });
+            (first, left) = (first + rows, left - rows);
+        }
+    }
+    tiles
+}
+
+/// Which rows have which weights.
+#[derive(Clone, Copy, Debug)]
+pub enum MatMulRows {
+    /// All rows have the weights, which are of one group.
+    Dense {
+        /// Rows of `out`.
+        rows: u64,
+    },
+    /// Rows by group, as the experts of a layer have them.
+    Grouped {
+        /// `[count]` [`Tile`], made by the host. A kernel that finds a tile outside of rows or groups traps.
+        tiles: Buffer,
+        /// Tiles.
+        count: u64,
+        /// Rows of the largest tile.
+        most: u64,
+        /// Groups of the weights.
+        groups: u64,
+        /// Rows of `out`, those in no tile among them.
+        rows: u64,
+    },
+}
+
+/// What becomes of the sums.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Activation {
+    /// They are the outputs.
+    None,
+    /// `silu(gate) * up`: a group has weights for twice as many features, gate above up.
+    SiluProduct,
+}
+
+/// `out[i] = x[row_of[i]] W^T`, with sums in f32 of whatever the elements are.
+///
+/// K = inputs, N = outputs, G = groups. Where K and the stride of x are whole vectors of 16 bytes, rows must be aligned to
+/// them; other sizes are taken element by element.
+#[derive(Clone, Copy, Debug)]
+pub struct MatMul {
+    /// Rows of `x_stride` elements, of which the first K count; as many as its bytes hold.
+    pub x: Buffer,
+    /// `[G, N, K]`, as checkpoints have them; of [`Activation::SiluProduct`] `[G, 2 N, K]`.
+    pub weights: Buffer,
+    /// `[rows, N]`
+    pub out: Buffer,
+    /// `[N]` f32, added to the sums. Only of a dense product without activation.
+    pub bias: Option<Buffer>,
+    /// K
+    pub inputs: u64,
+    /// N: the width of `out`.
+    pub outputs: u64,
+    /// Elements from one row of x to the next, at least K.
+    pub x_stride: u64,
+    /// Of x, weights and out: f32 or bf16.
+    pub dtype: Dtype,
+    /// Outputs are f32, whatever `dtype` is.
+    pub out_f32: bool,
+    /// Rows of `out`, and their weights.
+    pub rows: MatMulRows,
+    /// `[rows]` u32, the row of x for each row of `out`; `None`: its own index. A kernel that finds one past x traps.
+    pub row_of: Option<Buffer>,
+    /// After the sums.
+    pub activation: Activation,
+}
+
+impl MatMul {
+    fn rows_and_groups(&self) -> (u64, u64) {
+        match self.rows {
+            MatMulRows::Dense { rows } => (rows, 1),
+            MatMulRows::Grouped { rows, groups, .. } => (rows, groups),
+        }
+    }
+
+    /// Rows of weights for each output.
+    fn fold(&self) -> u64 {
+        if self.activation == Activation::SiluProduct { 2 } else { 1 }
+    }
+
+    fn grouped(&self) -> bool {
+        matches!(self.rows, MatMulRows::Grouped { .. })
+    }
+
+    /// Whether rows are whole vectors.
+    fn vectors(&self) -> bool {
+        let whole = |elements: u64| (elements * self.dtype.bytes() as u64).is_multiple_of(ELEMENT_ALIGNMENT);
+        whole(self.inputs) && whole(self.x_stride)
+    }
+
+    fn params(&self) -> Result<MatMulParams, LaunchError> {
+        let (rows, groups) = self.rows_and_groups();
+        let bytes = self.dtype.bytes() as u64;
+        let out_bytes = if self.out_f32 { 4 } else { bytes };
+        let alignment = if self.vectors() { ELEMENT_ALIGNMENT } else { bytes };
+        let x_rows = x_rows(self.x.bytes / bytes, self.inputs, self.x_stride);
+        // Behind the last row no stride is needed.
+        let x_bytes = match self.row_of {
+            None if rows > 0 => bytes_of(&[rows - 1, self.x_stride, bytes]).saturating_add(self.inputs * bytes),
+            _ => 0,
+        };
+        let bias_most = u64::from(!self.grouped() && self.activation == Activation::None);
+        in_range("biases of grouped or activated outputs", u64::from(self.bias.is_some()), 0, bias_most)?;
+        let (tiles, tile_count) = self.tiles()?;
+        let weights = bytes_of(&[groups, self.outputs, self.fold(), self.inputs, bytes]);
+        Ok(MatMulParams {
+            x: address("x", self.x, x_bytes, alignment)?,
+            weights: address("weights", self.weights, weights, alignment)?,
+            out: address("out", self.out, bytes_of(&[rows, self.outputs, out_bytes]), out_bytes)?,
+            bias: address_or_null("bias", self.bias, bytes_of(&[self.outputs, 4]), 4)?,
+            row_of: address_or_null("row of", self.row_of, bytes_of(&[rows, 4]), 4)?,
+            tiles,
+            inputs: in_range("inputs", self.inputs, 1, 1 << 20)?,
+            outputs: in_range("outputs", self.outputs, 1, i32::MAX as u64 / 2)?,
+            x_stride: in_range("stride of x", self.x_stride, self.inputs, i32::MAX as u64)?,
+            x_rows: x_rows.min(u64::from(u32::MAX)) as u32,
+            rows: in_range("rows", rows, 0, i32::MAX as u64)?,
+            tile_count,
+            groups: in_range("groups", groups, 1, i32::MAX as u64)?,
+            flags: u32::from(self.out_f32) | (self.fold() as u32 - 1) << 1 | u32::from(self.grouped()) << 2,
+        })
+    }
+
+    /// Their address and how many; of a dense product none.
+    fn tiles(&self) -> Result<(u64, u32), LaunchError> {
+        match self.rows {
+            MatMulRows::Dense { .. } => Ok((0, 0)),
+            MatMulRows::Grouped { tiles, count, most, .. } => {
+                in_range("rows of the largest tile", most, 0, u64::from(TILE_ROWS))?;
+                let address = address("tiles", tiles, bytes_of(&[count, TILE_BYTES]), 4)?;
+                Ok((address, in_range("tiles", count, 0, 65_535)?))
+            }
+        }
+    }
+
+    /// # Errors
+    /// As listed in [`LaunchError`].
+    pub fn launch(&self) -> Result<Launch, LaunchError> {
+        let params = self.params()?;
+        let (tiles, most) = match self.rows {
+            MatMulRows::Dense { rows } => (rows.div_ceil(u64::from(TILE_ROWS)), rows),
+            MatMulRows::Grouped { count, most, .. } => (count, most),
+        };
+        let tensor = match most {
+            0..=8 => "semmoe_matmul_bf16_8",
+            9..=16 => "semmoe_matmul_bf16_16",
+            _ => "semmoe_matmul_bf16_64",
+        };
+        let kernels = match self.vectors() {
+            true => ["semmoe_matmul_f32", tensor],
+            false => ["semmoe_matmul_any_f32", "semmoe_matmul_any_bf16"],
+        };
+        let kernel = of_type("matrix product", self.dtype, kernels)?;
+        apart(kernel, [(self.outputs * self.fold()).div_ceil(BLOCK_FEATURES), tiles], THREADS, &params)
+    }
+}
+
+/// Rows that begin and end in so many elements.
+fn x_rows(elements: u64, inputs: u64, stride: u64) -> u64 {
+    if elements < inputs { 0 } else { (elements - inputs) / stride.max(1) + 1 }
+}
