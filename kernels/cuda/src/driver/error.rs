@@ -6,6 +6,12 @@ pub enum DeviceError {
     /// No `libcuda.so`.
     #[error("there is no CUDA driver on this machine")]
     NoDriver,
+    /// Older than the images.
+    #[error("the CUDA driver is for CUDA {}.{}, expected one for 13.0 or newer", version / 1000, version % 1000 / 10)]
+    OldDriver {
+        /// 1000 x major + 10 x minor
+        version: i32,
+    },
     /// Built without `SEMMOE_KERNEL_IMAGES`.
     #[error("this build holds no GPU kernels: it was built without SEMMOE_KERNEL_IMAGES")]
     NoKernels,

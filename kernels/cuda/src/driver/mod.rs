@@ -8,7 +8,9 @@ mod error;
 pub mod graph;
 pub mod memory;
 pub mod nccl;
+mod pinned;
 mod stream;
+mod unit;
 mod vmm;
 
 use std::collections::HashMap;
@@ -21,10 +23,14 @@ use cudarc::driver::{CudaContext, result, sys};
 pub use context::CallerContext;
 pub use error::DeviceError;
 pub use stream::DeviceStream;
+pub use unit::DeviceUnit;
 
 use crate::image::{Target, embedded};
 use crate::launch::Launch;
 use crate::source::{kernels_of, sources_for};
+
+/// The CUDA that images are compiled by, as drivers count: 13.0.
+const LEAST_DRIVER: i32 = 13_000;
 
 /// A GPU with the kernels loaded.
 pub struct Device {
@@ -42,6 +48,19 @@ struct Function {
     handle: CUfunction,
     /// Bytes of its one parameter, as compiled.
     params: usize,
+}
+
+impl Function {
+    /// Blocks of so many threads that run on a multiprocessor at once.
+    fn resident(self, threads: u32) -> Result<u32, DeviceError> {
+        let mut resident = 0;
+        // SAFETY: the number outlives the call; the function belongs to a loaded module.
+        unsafe {
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut resident, self.handle, threads as i32, 0)
+                .result()?;
+        }
+        Ok(u32::try_from(resident).unwrap_or(0))
+    }
 }
 
 // SAFETY: a module and its functions belong to the context, which may be used from any thread that binds it; every
@@ -66,6 +85,12 @@ impl Device {
         // SAFETY: only looks for the library.
         if !unsafe { sys::is_culib_present() } {
             return Err(DeviceError::NoDriver);
+        }
+        let mut version = 0;
+        // SAFETY: the number outlives the call, which needs nothing before it.
+        unsafe { sys::cuDriverGetVersion(&raw mut version).result()? };
+        if version < LEAST_DRIVER {
+            return Err(DeviceError::OldDriver { version });
         }
         let context = CudaContext::new(ordinal)?;
         let (major, minor) = context.compute_capability()?;
@@ -155,13 +180,7 @@ impl Device {
     /// Blocks that wait for one another must all run at once.
     fn resident(&self, launch: &Launch, function: Function) -> Result<(), DeviceError> {
         let (kernel, (blocks, ranks, threads)) = (launch.kernel(), launch.shape());
-        let mut resident = 0;
-        // SAFETY: the function belongs to the loaded module.
-        unsafe {
-            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut resident, function.handle, threads as i32, 0)
-                .result()?;
-        }
-        let (found, most) = (blocks.saturating_mul(ranks), u32::try_from(resident).unwrap_or(0) * self.processors);
+        let (found, most) = (blocks.saturating_mul(ranks), function.resident(threads)? * self.processors);
         match found > most {
             true => Err(DeviceError::TooManyBlocks { kernel, found, most }),
             false => Ok(()),

@@ -1,27 +1,44 @@
-//! The stream of a GPU as [`Runner`].
+//! The stream of a GPU as [`Runner`] and [`Accelerator`].
 
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::result;
 use cudarc::driver::sys::CUstream;
 
-use super::memory::HostWords;
+use super::graph::Stream;
+use super::memory::{DeviceBuffer, HostWords};
+use super::pinned::{Pinned, Ring};
+use super::unit::UnitMemory;
 use super::{Device, DeviceError, memory};
 use crate::launch::{Grid, Launch};
-use crate::runner::Runner;
+use crate::runner::{Accelerator, Runner};
 use crate::team::Buffer;
+
+/// What passes through pinned memory at once: small writes of many layers, or a large one at the bus's full speed.
+const RING_BYTES: usize = 16 << 20;
+const READ_BYTES: usize = 4 << 20;
 
 /// A stream, and the word that the rank's kernels report to.
 pub struct DeviceStream {
-    device: Arc<Device>,
     stream: CUstream,
-    word: HostWords,
     blocks: u32,
+    word: HostWords,
+    ring: Mutex<Ring>,
+    read: Mutex<Pinned>,
+    /// Memory that the rank allocated.
+    allocated: Mutex<Vec<DeviceBuffer>>,
+    /// Where the stream is its own.
+    own: Option<Stream>,
+    /// Memory that the ranks of this GPU share.
+    shared: Option<Arc<UnitMemory>>,
+    device: Arc<Device>,
 }
 
-// SAFETY: stream and word may be used by any thread that binds the GPU, as every method does.
+// SAFETY: stream and memory may be used by any thread that binds the GPU, as every method does.
 unsafe impl Send for DeviceStream {}
+// SAFETY: as above; what changes is behind locks, and the driver's calls may come from several threads.
+unsafe impl Sync for DeviceStream {}
 
 impl DeviceStream {
     /// Of a GPU, with as many blocks for each collective as all other ranks have.
@@ -33,7 +50,36 @@ impl DeviceStream {
     /// `stream` is one of the GPU as long as the value is there.
     pub unsafe fn new(device: Arc<Device>, stream: *mut c_void, blocks: u32) -> Result<Self, DeviceError> {
         device.bind()?;
-        Ok(Self { word: HostWords::new(1)?, device, stream: stream.cast(), blocks })
+        Ok(Self {
+            stream: stream.cast(),
+            blocks,
+            word: HostWords::new(1)?,
+            ring: Mutex::new(Ring::new(RING_BYTES)?),
+            read: Mutex::new(Pinned::new(READ_BYTES)?),
+            allocated: Mutex::default(),
+            own: None,
+            shared: None,
+            device,
+        })
+    }
+
+    /// As [`DeviceStream::new`], with a stream of its own that waits for no other.
+    ///
+    /// # Errors
+    /// A driver that refuses.
+    pub fn of(device: Arc<Device>, blocks: u32) -> Result<Self, DeviceError> {
+        device.bind()?;
+        let own = Stream::new()?;
+        // SAFETY: the value keeps the stream.
+        let mut new = unsafe { Self::new(device, own.raw().cast(), blocks)? };
+        new.own = Some(own);
+        Ok(new)
+    }
+
+    /// Keeps memory that other ranks reach as long as this one is there.
+    pub(super) fn sharing(mut self, memory: Arc<UnitMemory>) -> Self {
+        self.shared = Some(memory);
+        self
     }
 
     /// The word, for the rank's team.
@@ -41,9 +87,14 @@ impl DeviceStream {
         self.word.buffers()[0]
     }
 
-    fn bound(&self, call: impl FnOnce() -> Result<(), DeviceError>) -> Result<(), String> {
+    fn bound<T>(&self, call: impl FnOnce() -> Result<T, DeviceError>) -> Result<T, String> {
         self.device.bind().and_then(|()| call()).map_err(|error| error.to_string())
     }
+}
+
+/// A thread that panicked in a call left memory of this stream as it was before or after a copy.
+fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Runner for DeviceStream {
@@ -52,10 +103,11 @@ impl Runner for DeviceStream {
         self.bound(|| unsafe { self.device.launch(launch, self.stream) })
     }
 
-    /// From pageable memory, which the driver has copied when it returns.
+    /// Through pinned memory: from any other the driver may first wait for the stream, whose kernels may be waiting for
+    /// ranks that wait for this one.
     unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), String> {
         // SAFETY: the caller's promise.
-        self.bound(|| unsafe { Ok(result::memcpy_htod_async(to.address, bytes, self.stream)?) })
+        self.bound(|| unsafe { locked(&self.ring).copy(bytes, to.address, self.stream) })
     }
 
     unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), String> {
@@ -69,5 +121,48 @@ impl Runner for DeviceStream {
 
     fn report(&self) -> u64 {
         self.word.read(0)
+    }
+}
+
+impl Accelerator for DeviceStream {
+    fn allocate(&self, bytes: u64) -> Result<Buffer, String> {
+        self.bound(|| {
+            let allocated = DeviceBuffer::new(bytes as usize)?;
+            let buffer = allocated.buffer();
+            locked(&self.allocated).push(allocated);
+            Ok(buffer)
+        })
+    }
+
+    unsafe fn read(&self, from: Buffer, to: &mut [u8]) -> Result<(), String> {
+        let mut pinned = locked(&self.read);
+        let (mut address, most) = (from.address, pinned.len());
+        for part in to.chunks_mut(most) {
+            let arrived = pinned.first(part.len());
+            self.bound(|| {
+                // SAFETY: the caller's promise; the stream is alive, and has passed the copy before the bytes are read.
+                unsafe {
+                    result::memcpy_dtoh_async(arrived, address, self.stream)?;
+                    Ok(result::stream::synchronize(self.stream)?)
+                }
+            })?;
+            part.copy_from_slice(arrived);
+            address += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn free_bytes(&self) -> Result<u64, String> {
+        self.bound(|| Ok(result::mem_get_info()?.0 as u64))
+    }
+}
+
+impl Drop for DeviceStream {
+    /// Memory is the GPU's until the stream has passed it. After a trap the context is gone, and all of it with it.
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: the stream is alive, by the promise of `new`.
+            let _ = unsafe { result::stream::synchronize(self.stream) };
+        }
     }
 }

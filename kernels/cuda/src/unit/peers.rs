@@ -1,5 +1,7 @@
 //! Rows between GPUs that have mapped each other's memory: one kernel reads or writes all of them.
 
+use std::sync::Arc;
+
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::NormIn;
 
@@ -9,8 +11,20 @@ use crate::calls::{Allgather, RowOrder};
 use crate::error::Stopped;
 use crate::exchange::{Combine, Dispatch, Received};
 use crate::params::{MAX_RANKS, SIGNAL_BYTES, SORT_THREADS};
-use crate::runner::Runner;
+use crate::runner::{Accelerator, Runner};
 use crate::team::{Buffer, Team, count};
+
+/// One of several ranks that share a GPU, before its first call.
+pub struct UnitRank {
+    /// Its stream, which keeps the memory of all of them.
+    pub runner: Arc<dyn Accelerator + Sync>,
+    /// It and the others.
+    pub team: Team,
+    /// `[P]`: each rank's symmetric memory.
+    pub symmetric: Vec<Buffer>,
+    /// Memory of this rank alone.
+    pub own: Buffer,
+}
 
 /// One rank among peers whose memory it has mapped.
 pub struct PeerMemory<R> {

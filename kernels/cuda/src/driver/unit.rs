@@ -1,0 +1,174 @@
+//! Several ranks of one process on one GPU: a stream for each, and memory that all of them reach.
+//!
+//! Kernels of a collective wait for those of the other ranks. Meanwhile the GPU must not need anything that waits for
+//! them in turn: so memory is taken and kernels are loaded before ranks meet, each stream is its own, and the waiting
+//! blocks leave room for a rank that still computes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::result;
+use cudarc::driver::sys::{self, CUfunction_attribute, CUlimit};
+
+use super::memory::{DeviceBuffer, synchronize};
+use super::{Device, DeviceError, DeviceStream};
+use crate::params::{COLLECTIVE_THREADS, MAX_BLOCKS, MAX_LOCAL, NORM_THREADS, SIGNAL_BYTES};
+use crate::team::{Buffer, Team, in_range};
+use crate::unit::{Room, UnitRank};
+
+/// Waiting blocks take at most one of so many slots of each multiprocessor.
+const WAITING_SHARE: u32 = 4;
+
+/// The kernels of [`PeerMemory`](crate::unit::PeerMemory)'s calls and of a switch, whose blocks wait for other ranks.
+const WAITING: [&str; 5] = ["semmoe_srs_", "semmoe_sag_", "semmoe_dispatch_", "semmoe_combine_", "semmoe_reshard"];
+
+/// A GPU that ranks of this process share.
+pub struct DeviceUnit {
+    device: Arc<Device>,
+}
+
+/// Memory that ranks reach from one another.
+pub(super) struct UnitMemory {
+    buffers: Vec<DeviceBuffer>,
+    device: Arc<Device>,
+}
+
+impl Drop for UnitMemory {
+    fn drop(&mut self) {
+        // Where that fails the context is gone, and its memory with it.
+        if self.device.bind().is_ok() {
+            self.buffers.clear();
+        }
+    }
+}
+
+// SAFETY: memory of a GPU may be freed by any thread that binds it.
+unsafe impl Send for UnitMemory {}
+// SAFETY: nothing of it is reached from here.
+unsafe impl Sync for UnitMemory {}
+
+impl DeviceUnit {
+    /// Opens a GPU by its ordinal, with all kernels.
+    ///
+    /// # Errors
+    /// As for [`Device::open`].
+    pub fn open(ordinal: usize) -> Result<Self, DeviceError> {
+        let device = Arc::new(Device::open(ordinal)?);
+        device.bind()?;
+        device.reserve_local_memory()?;
+        Ok(Self { device })
+    }
+
+    /// The GPU.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Bytes that are free, and all that it has.
+    ///
+    /// # Errors
+    /// A driver that refuses.
+    pub fn memory(&self) -> Result<(u64, u64), DeviceError> {
+        self.device.bind()?;
+        let (free, all) = result::mem_get_info()?;
+        Ok((free as u64, all as u64))
+    }
+
+    /// All ranks of a unit, with the memory of their collectives. `timeout` is how long a kernel waits for another rank.
+    ///
+    /// # Errors
+    /// More ranks than the GPU can run at once, too little memory, a driver that refuses.
+    pub fn ranks(&self, room: &Room, timeout: Duration) -> Result<Vec<UnitRank>, DeviceError> {
+        self.device.bind()?;
+        let ranks = in_range("ranks on a GPU", room.ranks as u64, 1, MAX_LOCAL as u64)?;
+        let blocks = self.device.waiting_blocks(ranks)?;
+        let sizes = [SIGNAL_BYTES, room.symmetric_bytes(), room.own_bytes()];
+        let mut buffers = Vec::new();
+        let mut each = |bytes: u64| -> Result<Vec<Buffer>, DeviceError> {
+            (0..ranks)
+                .map(|_| {
+                    let zeroed = DeviceBuffer::filled(bytes as usize, 0)?;
+                    let buffer = zeroed.buffer();
+                    buffers.push(zeroed);
+                    Ok(buffer)
+                })
+                .collect()
+        };
+        let [signals, symmetric, own] = [each(sizes[0])?, each(sizes[1])?, each(sizes[2])?];
+        synchronize()?;
+        let memory = Arc::new(UnitMemory { buffers, device: Arc::clone(&self.device) });
+        let rank = |rank: u32| {
+            let stream = DeviceStream::of(Arc::clone(&self.device), blocks)?.sharing(Arc::clone(&memory));
+            let team = Team::new(&signals, rank, &[stream.word()], timeout)?;
+            Ok(UnitRank { runner: Arc::new(stream), team, symmetric: symmetric.clone(), own: own[rank as usize] })
+        };
+        (0..ranks).map(rank).collect()
+    }
+}
+
+/// Blocks of each rank, so that those of all ranks wait in `1 / WAITING_SHARE` of the slots at most.
+fn blocks_of_a_rank(slots: u32, ranks: u32, threads: u32) -> u32 {
+    // The fused norm has as many threads in smaller blocks.
+    slots / WAITING_SHARE / ranks / (COLLECTIVE_THREADS / threads)
+}
+
+impl Device {
+    /// Blocks of each of these ranks in a collective. All of them may be waiting when the last rank still computes what
+    /// they wait for: its kernels need the other slots.
+    fn waiting_blocks(&self, ranks: u32) -> Result<u32, DeviceError> {
+        let mut fewest = MAX_BLOCKS;
+        for (&kernel, function) in &self.functions {
+            if !WAITING.iter().any(|waiting| kernel.starts_with(waiting)) || kernel.contains("nvls") {
+                continue;
+            }
+            let threads = if kernel.contains("norm") { NORM_THREADS } else { COLLECTIVE_THREADS };
+            let resident = function.resident(threads)?;
+            let blocks = blocks_of_a_rank(resident * self.processors, ranks, threads);
+            if blocks == 0 {
+                let most = resident * self.processors / WAITING_SHARE;
+                return Err(DeviceError::TooManyBlocks { kernel, found: ranks * COLLECTIVE_THREADS / threads, most });
+            }
+            fewest = fewest.min(blocks);
+        }
+        Ok(fewest)
+    }
+
+    /// Takes the memory of the kernels' own arrays now: the driver waits for the whole GPU when it takes more.
+    fn reserve_local_memory(&self) -> Result<(), DeviceError> {
+        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES;
+        let mut most = 0usize;
+        for function in self.functions.values() {
+            let mut bytes = 0;
+            // SAFETY: the number outlives the call; the function belongs to the loaded module.
+            unsafe { sys::cuFuncGetAttribute(&raw mut bytes, attribute, function.handle).result()? };
+            most = most.max(usize::try_from(bytes).unwrap_or(0));
+        }
+        let (limit, mut now) = (CUlimit::CU_LIMIT_STACK_SIZE, 0);
+        // SAFETY: the number outlives the call; the context is bound.
+        unsafe { sys::cuCtxGetLimit(&raw mut now, limit).result()? };
+        if most > now {
+            // SAFETY: the context is bound.
+            unsafe { sys::cuCtxSetLimit(limit, most).result()? };
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waiting_blocks_of_all_ranks_fill_a_quarter_of_the_slots_at_most() {
+        // An H100's multiprocessors, with as many blocks of each on one as registers allow.
+        for (resident, threads) in [(1, 512), (2, 512), (4, 512), (2, 256), (8, 256)] {
+            let slots = 132 * resident;
+            for ranks in 1..=MAX_LOCAL as u32 {
+                let blocks = blocks_of_a_rank(slots, ranks, threads) * (COLLECTIVE_THREADS / threads) * ranks;
+                assert!(blocks > 0 && 4 * blocks <= slots, "{ranks} ranks have {blocks} blocks in {slots} slots");
+            }
+        }
+        assert_eq!(blocks_of_a_rank(132, 8, 256), 2);
+        assert_eq!(blocks_of_a_rank(16, 8, 512), 0, "too small a GPU");
+    }
+}
