@@ -6,11 +6,9 @@ use std::time::Duration;
 
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::Collectives;
-use semmoe_kernels_cuda::driver::graph::Stream;
-use semmoe_kernels_cuda::driver::memory::{self, DeviceBuffer};
-use semmoe_kernels_cuda::driver::{Device, DeviceStream};
-use semmoe_kernels_cuda::unit::{DeviceCollectives, DeviceReceived, DeviceRows, Gpu, PeerMemory, Room};
-use semmoe_kernels_cuda::{Buffer, SIGNAL_BYTES, Team};
+use semmoe_kernels_cuda::driver::DeviceUnit;
+use semmoe_kernels_cuda::unit::{DeviceCollectives, DeviceReceived, DeviceRows, Gpu, PeerMemory, Room, UnitRank};
+use semmoe_kernels_cuda::{Accelerator, Buffer};
 use semmoe_ranks::LocalTransport;
 
 use crate::machine::text;
@@ -19,14 +17,10 @@ use semmoe_reference::law::{self, Case, Reach};
 /// A rank's stream and its memory for the test's rows. All of it is taken before ranks meet: an allocation waits for
 /// kernels, which would wait for this rank.
 struct Rank {
-    device: Arc<Device>,
-    stream: Stream,
-    rows: DeviceBuffer,
+    runner: Arc<dyn Accelerator + Sync>,
+    rows: Buffer,
     used: u64,
 }
-
-// SAFETY: stream and memory may be used by any thread that binds the GPU, as `enter` does.
-unsafe impl Send for Rank {}
 
 /// The ranks of the case that runs, until their threads take them.
 static RANKS: Mutex<Vec<Option<Rank>>> = Mutex::new(Vec::new());
@@ -43,23 +37,22 @@ impl Rank {
     /// Device memory with these elements.
     fn upload<T: Element>(&mut self, rows: &[T]) -> Buffer {
         let bytes = size_of_val(rows) as u64;
-        let place = Buffer { address: self.rows.buffer().address + self.used, bytes };
+        let place = Buffer { address: self.rows.address + self.used, bytes };
         self.used += bytes.next_multiple_of(256);
-        assert!(self.used <= self.rows.buffer().bytes, "a case needs more than {} bytes", self.rows.buffer().bytes);
+        assert!(self.used <= self.rows.bytes, "a case needs more than {} bytes", self.rows.bytes);
         self.store(place, rows);
         place
     }
 
     fn store<T: Element>(&self, to: Buffer, rows: &[T]) {
-        self.stream.synchronize().expect("no kernel trapped");
-        // SAFETY: the buffer is this rank's; its kernels have ended.
-        unsafe { memory::write(to, bytemuck::cast_slice(rows)) }.expect("a copy to the GPU");
+        // SAFETY: the buffer is this rank's.
+        unsafe { self.runner.write(bytemuck::cast_slice(rows), to) }.expect("a copy to the GPU");
     }
 
     fn load<T: Element>(&self, from: Buffer) -> Vec<T> {
-        self.stream.synchronize().expect("no kernel trapped");
+        let mut bytes = vec![0; from.bytes as usize];
         // SAFETY: as above.
-        let bytes = unsafe { memory::read(from, from.bytes as usize) }.expect("a copy from the GPU");
+        unsafe { self.runner.read(from, &mut bytes) }.expect("a copy from the GPU");
         bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
     }
 }
@@ -76,9 +69,8 @@ impl Reach<Gpu> for OnGpu {
     fn enter(rank: usize) {
         MINE.with_borrow_mut(|mine| {
             if mine.is_none() {
-                let taken = RANKS.lock().expect("no rank panicked")[rank].take().expect("each rank has one thread");
-                taken.device.bind().expect("the GPU can be bound");
-                *mine = Some(taken);
+                let taken = RANKS.lock().expect("no rank panicked")[rank].take();
+                *mine = Some(taken.expect("each rank has one thread"));
             }
         });
         with(|mine| mine.used = 0);
@@ -107,29 +99,18 @@ impl Reach<Gpu> for OnGpu {
 
 /// Runs a case on so many ranks. Panics where a rank's results differ from the reference.
 pub(super) fn holds<T: Element>(world: usize, case: Case) -> Result<(), String> {
-    let device = Arc::new(Device::open(0).map_err(text)?);
-    device.bind().map_err(text)?;
+    let device = DeviceUnit::open(0).map_err(text)?;
     let room = Room { ranks: world, rows: case.tokens * world, hidden: case.hidden, dtype: T::DTYPE };
-    let each = |bytes: u64| -> Result<Vec<DeviceBuffer>, String> {
-        (0..world).map(|_| DeviceBuffer::filled(bytes as usize, 0).map_err(text)).collect()
-    };
-    let (signals, symmetric, own) = (each(SIGNAL_BYTES)?, each(room.symmetric_bytes())?, each(room.own_bytes())?);
-    let buffers = |of: &[DeviceBuffer]| of.iter().map(DeviceBuffer::buffer).collect::<Vec<_>>();
-    let blocks = (device.processors / world as u32).clamp(1, 16);
     let mut ends: Vec<Box<dyn Collectives<T, Gpu>>> = Vec::new();
     let mut ranks = Vec::new();
-    for (rank, link) in LocalTransport::mesh(world).into_iter().enumerate() {
-        let stream = Stream::new().map_err(text)?;
-        // SAFETY: the stream lives in RANKS, or in its thread, until all ranks are through.
-        let runner = unsafe { DeviceStream::new(Arc::clone(&device), stream.raw().cast(), blocks) }.map_err(text)?;
-        let team =
-            Team::new(&buffers(&signals), rank as u32, &[runner.word()], Duration::from_secs(10)).map_err(text)?;
-        // SAFETY: all memory lives until the ranks are through.
-        let mover = unsafe { PeerMemory::new(room, team, &buffers(&symmetric), own[rank].buffer(), runner) };
-        ends.push(Box::new(DeviceCollectives::new(link, mover.map_err(text)?)));
+    let unit = device.ranks(&room, Duration::from_secs(10)).map_err(text)?;
+    for (link, UnitRank { runner, team, symmetric, own }) in LocalTransport::mesh(world).into_iter().zip(unit) {
         let bytes = 64 * (case.hidden * case.tokens * world * size_of::<T>()).next_multiple_of(256) + (1 << 16);
-        let rows = DeviceBuffer::filled(bytes, 0xff).map_err(text)?;
-        ranks.push(Some(Rank { device: Arc::clone(&device), stream, rows, used: 0 }));
+        let rows = runner.allocate(bytes as u64)?;
+        // SAFETY: the runner keeps the memory.
+        let mover = unsafe { PeerMemory::new(room, team, &symmetric, own, Arc::clone(&runner)) };
+        ends.push(Box::new(DeviceCollectives::new(link, mover.map_err(text)?)));
+        ranks.push(Some(Rank { runner, rows, used: 0 }));
     }
     *RANKS.lock().map_err(text)? = ranks;
     law::holds_in::<T, Gpu, OnGpu>(ends, case);

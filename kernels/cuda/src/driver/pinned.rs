@@ -45,7 +45,7 @@ impl Drop for Pinned {
     }
 }
 
-/// What is copied to a GPU passes through it, half by half. A half is written again once the stream has passed all
+/// Copies to a GPU pass through it, half by half. A half is written again once the stream has passed all
 /// copies from it, so that a call waits only if half a ring of copies stands before it in the stream.
 pub(super) struct Ring {
     memory: Pinned,

@@ -15,7 +15,7 @@ use crate::launch::{Grid, Launch};
 use crate::runner::{Accelerator, Runner};
 use crate::team::Buffer;
 
-/// What passes through pinned memory at once: small writes of many layers, or a large one at the bus's full speed.
+/// Bytes that pass through pinned memory at once: small writes of many layers, or large ones at the speed of the bus.
 const RING_BYTES: usize = 16 << 20;
 const READ_BYTES: usize = 4 << 20;
 
