@@ -14,10 +14,10 @@ use serde_json::json;
 use crate::machine::{Machine, Memory, buffers, text};
 use crate::options::Options;
 use crate::world::{World, elements, order};
-use crate::{Report, exchange, nvls, reshard};
+use crate::{Report, exchange, nvls, product, reshard};
 
 /// Every kernel by the name that `--kernel` takes.
-pub(crate) const KERNELS: [&str; 11] = [
+pub(crate) const KERNELS: [&str; 12] = [
     "argsort",
     "srs",
     "reduce-scatter",
@@ -29,6 +29,7 @@ pub(crate) const KERNELS: [&str; 11] = [
     "dispatch-combine",
     "reshard",
     "nvls",
+    "matmul",
 ];
 
 /// One setting of a check.
@@ -108,6 +109,7 @@ fn one<T: Element>(kernel: &str, setting: Setting<'_>, rng: &mut Rng) -> Outcome
         "dispatch-combine" => exchange::check::<T>(setting, rng).into(),
         "reshard" => reshard::check(setting, rng, size_of::<T>()).into(),
         "nvls" => nvls::check::<T>(setting, rng),
+        "matmul" => product::check::<T>(setting, rng),
         other => Outcome::Differs(format!("there is no check of {other}")),
     }
 }

@@ -12,6 +12,7 @@ mod options;
 mod planted;
 mod predict;
 mod processes;
+mod product;
 mod reshard;
 mod times;
 mod unit;

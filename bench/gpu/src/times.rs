@@ -18,18 +18,18 @@ use crate::Report;
 use crate::exchange::{EXPERTS, Exchange, TOP_K};
 use crate::machine::{Machine, Memory, Prepared, buffers, text};
 use crate::options::Options;
-use crate::reshard;
 use crate::world::{World, elements, order};
+use crate::{product, reshard};
 
 /// How much is timed.
 #[derive(Clone, Copy)]
-struct Plan {
+pub(crate) struct Plan {
     tokens: usize,
     hidden: usize,
     warm_up: usize,
-    runs: usize,
+    pub(crate) runs: usize,
     /// Calls of each kernel in one measurement, at least.
-    at_once: usize,
+    pub(crate) at_once: usize,
 }
 
 const FULL: Plan = Plan { tokens: 4096, hidden: 2048, warm_up: 5, runs: 50, at_once: 10 };
@@ -49,6 +49,7 @@ pub(crate) fn report(machine: &Machine, options: &Options) -> Report {
         "machine": machine.name()?, "seed": options.seed, "copy_gb_per_s": copied / 1000.0,
         "tokens": plan.tokens, "hidden": plan.hidden, "dtype": "bf16", "experts": EXPERTS, "top_k": TOP_K, "runs": plan.runs,
         "collectives": collectives, "reshard": reshards, "argsort": argsort(machine, options.seed, plan)?,
+        "products": product::times(machine, options, plan, copied)?,
     });
     Ok((document, true))
 }
@@ -59,7 +60,7 @@ pub(crate) fn median(mut times: Vec<f64>) -> f64 {
 }
 
 /// Replays each in turns; microseconds, the median of each.
-fn in_turns(machine: &Machine, plan: Plan, prepared: &[Prepared]) -> Result<Vec<f64>, String> {
+pub(crate) fn in_turns(machine: &Machine, plan: Plan, prepared: &[Prepared]) -> Result<Vec<f64>, String> {
     let mut times = vec![Vec::with_capacity(plan.runs); prepared.len()];
     for run in 0..plan.warm_up + plan.runs {
         for (prepared, times) in prepared.iter().zip(&mut times) {

@@ -9,6 +9,7 @@ mod exchange;
 mod hybrid;
 pub mod law;
 pub mod moved;
+pub mod product;
 
 pub use exchange::{Dispatched, combine, dispatch};
 pub use hybrid::{NodeRows, hybrid_combine, hybrid_dispatch};

@@ -6,6 +6,7 @@ use semmoe_kernels::{Dtype, Element};
 use semmoe_kernels_cuda::LaunchError;
 use semmoe_kernels_cuda::compute::{Activation, MatMul, MatMulRows, Tile, tiles};
 use semmoe_kernels_shim::{HostBuffer, Shim};
+use semmoe_reference::product::{Product, rounding};
 
 use super::run;
 use crate::support::{holding, read, shim};
@@ -71,6 +72,18 @@ struct Operands<T> {
 }
 
 impl<T: Element> Operands<T> {
+    fn product(&self, case: &Case) -> Product<'_, T> {
+        Product {
+            x: &self.x,
+            stride: case.stride(),
+            weights: &self.weights,
+            inputs: case.inputs,
+            outputs: case.outputs,
+            bias: case.bias.then_some(&self.bias),
+            silu: case.silu,
+        }
+    }
+
     fn new(case: &Case) -> Self {
         let mut rng = Rng::with_seed(case.seed);
         let (rows, x_rows) = (case.rows(), case.row_of.unwrap_or(case.rows()));
@@ -83,29 +96,6 @@ impl<T: Element> Operands<T> {
         let (x, weights) = (values(&mut rng, x), values(&mut rng, weights));
         Self { x, weights, bias: (0..case.outputs).map(|_| rng.f32()).collect(), row_of }
     }
-}
-
-/// A sum and the sum of what was added, without signs: how far another order may be from it.
-fn dot<T: Element>(x: &[T], weights: &[T]) -> (f64, f64) {
-    let products = || x.iter().zip(weights).map(|(x, w)| f64::from(x.widen()) * f64::from(w.widen()));
-    (products().sum(), products().map(f64::abs).sum())
-}
-
-/// The output, and how far a sum in f32 may be from it, before it is stored.
-fn expected<T: Element>(case: &Case, operands: &Operands<T>, group: usize, row: usize, feature: usize) -> (f64, f64) {
-    let x = &operands.x[operands.row_of[row] as usize * case.stride()..][..case.inputs];
-    let weights = |feature: usize| {
-        let row = group * case.outputs * case.fold() + feature;
-        &operands.weights[row * case.inputs..][..case.inputs]
-    };
-    let (sum, size) = dot(x, weights(feature));
-    if !case.silu {
-        let bias = if case.bias { f64::from(operands.bias[feature]) } else { 0.0 };
-        return (sum + bias, size * 1e-6);
-    }
-    let (up, up_size) = dot(x, weights(case.outputs + feature));
-    let gate = sum / (1.0 + (-sum).exp());
-    (gate * up, 1e-6 * (size * up.abs() + up_size * gate.abs()) + 1e-6 * size * up_size * 1e-6)
 }
 
 /// The bytes of the outputs, and two rows more that are in no tile.
@@ -154,15 +144,15 @@ fn check_as<T: Element>(shim: &Shim, case: &Case) -> Result<(), String> {
         true => read::<f32>(&out).into_iter().map(f64::from).collect(),
         false => read::<T>(&out).into_iter().map(|value| value.widen().into()).collect(),
     };
-    let stored = if case.out_f32 || T::DTYPE == Dtype::F32 { 1e-6 } else { 1.0 / 256.0 };
+    let rounded = if case.out_f32 { rounding::<f32>() } else { rounding::<T>() };
+    let product = operands.product(case);
     let groups = (0..).zip(&case.counts).flat_map(|(group, &count)| (0..count).map(move |_| group));
     for (row, group) in groups.enumerate() {
         for feature in 0..case.outputs {
-            let (expected, near) = expected(case, &operands, group, row, feature);
+            let near = product.output(operands.row_of[row] as usize, group, feature);
             let found = found[row * case.outputs + feature];
-            let close = (found - expected).abs() <= near + stored * expected.abs() + 1e-7;
-            if !close {
-                return Err(format!("row {row}, feature {feature}: found {found}, expected {expected}"));
+            if !near.is(found, rounded) {
+                return Err(format!("row {row}, feature {feature}: found {found}, expected {near:?}"));
             }
         }
     }
