@@ -178,6 +178,23 @@ inline u32 __match_any_sync(u32 mask, u32 value) {
   for (u32 lane = 0; lane < 32; ++lane) same |= static_cast<u32>(shim::of_lane(lane) == value) << lane;
   return same;
 }
+// The largest, or least, of all lanes.
+inline u32 __reduce_max_sync(u32 mask, u32 value) {
+  shim::meet_lanes(mask, 'M', value);
+  u32 most = value;
+  for (u32 lane = 0; lane < 32; ++lane) {
+    if (shim::of_lane(lane) > most) most = static_cast<u32>(shim::of_lane(lane));
+  }
+  return most;
+}
+inline u32 __reduce_min_sync(u32 mask, u32 value) {
+  shim::meet_lanes(mask, 'n', value);
+  u32 least = value;
+  for (u32 lane = 0; lane < 32; ++lane) {
+    if (shim::of_lane(lane) < least) least = static_cast<u32>(shim::of_lane(lane));
+  }
+  return least;
+}
 inline int __popc(u32 v) { return __builtin_popcount(v); }
 inline int __ffs(u32 v) { return __builtin_ffs(static_cast<int>(v)); }
 inline int __ffsll(long long v) { return __builtin_ffsll(v); }

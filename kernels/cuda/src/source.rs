@@ -27,6 +27,9 @@ pub const HEADERS: &[Source] = &[
     source!("sort.cuh", 80),
     source!("compute.cuh", 80),
     source!("matmul.cuh", 80),
+    source!("rows.cuh", 80),
+    source!("tensor.cuh", 80),
+    source!("attend.cuh", 80),
 ];
 
 /// One source per kernel.
@@ -46,6 +49,12 @@ pub const SOURCES: &[Source] = &[
     source!("argmax.cu", 80),
     source!("matmul.cu", 80),
     source!("matmul_plain.cu", 80),
+    source!("embed.cu", 80),
+    source!("norm.cu", 80),
+    source!("pairs.cu", 80),
+    source!("heads.cu", 80),
+    source!("attend.cu", 80),
+    source!("route.cu", 80),
 ];
 
 /// The sources whose instructions a GPU of this capability (x 10) has.

@@ -6,13 +6,23 @@
 //! state in any batch. Blocks wait for no others, so any number of them may be launched, on any number of ranks.
 
 mod argmax;
+mod attend;
+mod heads;
 mod matmul;
 mod params;
+mod route;
+mod rows;
 
 use semmoe_kernels::Dtype;
 
 pub use argmax::Argmax;
+pub use attend::Attend;
+pub use heads::{
+    HeadNorms, HeadRows, MAX_HEAD_ELEMENTS, PAGE_TOKENS, PagedHeads, ProjectedHeads, RotaryAngles, RotaryLayout,
+};
 pub use matmul::{Activation, MatMul, MatMulRows, TILE_ROWS, Tile, tiles};
+pub use route::{GroupLimit, GroupScore, MAX_CHOSEN, MAX_EXPERTS, MAX_GROUPS, Route, Scoring};
+pub use rows::{AddRows, Embed, Norm, SumPairs};
 
 use crate::error::LaunchError;
 use crate::launch::{Grid, Launch};

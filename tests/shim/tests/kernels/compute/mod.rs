@@ -2,8 +2,14 @@
 //! compared with a tolerance; what a row's bits may depend on is compared exactly.
 
 mod argmax;
+mod attend;
+mod heads;
 mod matmul;
+mod route;
+mod rows;
 
+use fastrand::Rng;
+use semmoe_kernels::{Dtype, Element};
 use semmoe_kernels_cuda::Launch;
 use semmoe_kernels_shim::{Mutant, Shim, Step, StreamEnd};
 
@@ -15,9 +21,34 @@ pub(crate) fn run(shim: &Shim, launches: &[Launch], seed: u64) -> Result<(), Str
     if ends == [StreamEnd::Done] { Ok(()) } else { Err("a kernel stopped".to_owned()) }
 }
 
+/// Numbers from -1 to 1.
+fn numbers<T: Element>(rng: &mut Rng, count: usize) -> Vec<T> {
+    (0..count).map(|_| T::round(rng.f32() * 2.0 - 1.0)).collect()
+}
+
+/// Compares with a reference in f64: a few of f32's places, or one of bf16's.
+fn close<T: Element>(what: &str, found: &[T], expected: &[f64]) -> Result<(), String> {
+    let tolerance = if T::DTYPE == Dtype::F32 { 2e-6 } else { 1.0 / 256.0 };
+    let differ = |(found, expected): (&T, &f64)| {
+        let found = f64::from(found.widen());
+        found.is_nan() != expected.is_nan() || (found - expected).abs() > tolerance * expected.abs().max(0.5)
+    };
+    match found.iter().zip(expected).position(differ) {
+        _ if found.len() != expected.len() => Err(format!("{what}: {} of {} found", found.len(), expected.len())),
+        Some(at) => Err(format!("{what}: {:?} found, {} expected at {at}", found[at], expected[at])),
+        None => Ok(()),
+    }
+}
+
 /// Small cases of all kernels that have barriers, to be noticed when one is left out.
 pub(crate) fn results(shim: &Shim, seed: u64) -> Vec<(&'static str, Result<(), String>)> {
-    let mut results = vec![("argmax", argmax::argmax(shim, 3, 1000, seed))];
+    let mut results = vec![
+        ("argmax", argmax::argmax(shim, 3, 1000, seed)),
+        ("norm", rows::norm::<f32>(shim, rows::NormCase::new(2, 260), seed)),
+        ("heads", heads::heads::<f32>(shim, &heads::Case::of_whole_norm(), seed)),
+        ("attention", attend::attend::<half::bf16>(shim, &attend::Case::of_barriers(72), seed)),
+        ("attention", attend::attend::<f32>(shim, &attend::Case::of_barriers(4), seed)),
+    ];
     results.extend(matmul::results(shim, seed));
     results
 }

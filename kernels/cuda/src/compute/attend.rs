@@ -1,0 +1,144 @@
+//! Causal attention over pages.
+
+use semmoe_kernels::Dtype;
+
+use super::heads::{CheckedHeads, PAGE_TOKENS, PagedHeads};
+use super::params::AttendParams;
+use super::rows::MAX_ROWS;
+use super::{address, apart, bytes_of, of_type};
+use crate::error::LaunchError;
+use crate::launch::Launch;
+use crate::team::{Buffer, in_range};
+
+/// Keys of a split (`SPLIT_KEYS`).
+const SPLIT_KEYS: u64 = 4 * PAGE_TOKENS;
+/// Threads of a block that takes splits (`ATTEND_THREADS`), and of one that merges their parts (`MERGE_THREADS`).
+const ATTEND_THREADS: u32 = 128;
+const MERGE_THREADS: u32 = 128;
+/// Rows up to which a block takes one split only; with more rows there are blocks enough without that.
+const ROWS_WITH_SPLITS: u64 = 128;
+/// Queries that a block takes at once on tensor cores, at most, and without them.
+const TENSOR_QUERIES: u64 = 32;
+const PLAIN_QUERIES: u64 = 8;
+
+impl PagedHeads {
+    /// Parts of a row's result that are kept apart.
+    fn slots(rows: u64, longest: u64) -> u64 {
+        if rows <= ROWS_WITH_SPLITS { longest / SPLIT_KEYS + 1 } else { 1 }
+    }
+
+    /// Bytes of the values of as many parts, and of their totals.
+    fn part_bytes(&self, parts: u64) -> [u64; 2] {
+        [bytes_of(&[parts, self.query_width(), 4]), bytes_of(&[parts, self.kv_heads, self.group, 8])]
+    }
+
+    /// The scratch memory of every [`Attend`] of at most as many rows whose positions are at most `longest`.
+    pub fn scratch_bytes(&self, rows: u64, longest: u64) -> u64 {
+        let few = rows.min(ROWS_WITH_SPLITS);
+        let parts = rows.max(few.saturating_mul(Self::slots(few, longest)));
+        let [values, totals] = self.part_bytes(parts);
+        values.saturating_add(totals)
+    }
+
+    /// Whether its products go by the tensor cores.
+    fn has_tensor_products(&self) -> bool {
+        self.dtype == Dtype::Bf16 && self.dim.is_multiple_of(8)
+    }
+}
+
+/// Each row's query heads over its sequence's keys, up to its own position.
+#[derive(Clone, Copy, Debug)]
+pub struct Attend {
+    /// Heads and pages.
+    pub heads: PagedHeads,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// `[rows, kv_heads, group, dim]`
+    pub queries: Buffer,
+    /// `[rows]` u32: the last key that a row sees
+    pub positions: Buffer,
+    /// `[rows]` u32: each row's place in the table. Neighbouring rows of a sequence read its keys together.
+    pub sequence_of: Buffer,
+    /// `[sequences, table_width]` u32. A page that the pool has not gives rows of NaN.
+    pub page_table: Buffer,
+    /// Rows of the table.
+    pub sequences: u64,
+    /// Pages of the longest sequence.
+    pub table_width: u64,
+    /// No position is above it; rows of others become NaN.
+    pub longest: u64,
+    /// [`PagedHeads::scratch_bytes`]
+    pub scratch: Buffer,
+    /// `[rows, kv_heads, group, dim]`
+    pub out: Buffer,
+    /// Rows.
+    pub rows: u64,
+}
+
+impl Attend {
+    /// Rows of a block, and the kernel. Prompts have neighbouring rows of one sequence, which share what is read.
+    fn shape(&self) -> Result<(u64, &'static str), LaunchError> {
+        let most = if self.heads.has_tensor_products() { TENSOR_QUERIES } else { PLAIN_QUERIES };
+        let shares = self.rows > self.sequences.saturating_mul(2);
+        let rows = if shares { (most / self.heads.group).max(1) } else { 1 };
+        let plain = of_type("attention", self.heads.dtype, ["semmoe_attend_f32", "semmoe_attend_bf16"])?;
+        let kernel = match rows * self.heads.group {
+            _ if !self.heads.has_tensor_products() => plain,
+            0..=8 => "semmoe_attend_bf16_8",
+            9..=16 => "semmoe_attend_bf16_16",
+            _ => "semmoe_attend_bf16_32",
+        };
+        Ok((rows, kernel))
+    }
+
+    fn params(&self, heads: CheckedHeads, rows_of_block: u64) -> Result<AttendParams, LaunchError> {
+        let of_rows = bytes_of(&[self.rows, 4]);
+        let most = self.table_width.saturating_mul(PAGE_TOKENS).saturating_sub(1);
+        let longest = in_range("longest position", self.longest, 0, most)?;
+        let slots = PagedHeads::slots(self.rows, self.longest);
+        let [values, totals] = self.heads.part_bytes(bytes_of(&[self.rows, slots]));
+        let scratch = address("scratch", self.scratch, values.saturating_add(totals), 16)?;
+        Ok(AttendParams {
+            queries: self.heads.queries("queries", self.queries, self.rows)?,
+            pool: heads.pool,
+            positions: address("positions", self.positions, of_rows, 4)?,
+            sequence_of: address("sequences of rows", self.sequence_of, of_rows, 4)?,
+            page_table: address("page table", self.page_table, bytes_of(&[self.sequences, self.table_width, 4]), 4)?,
+            values: scratch,
+            totals: scratch + values,
+            out: self.heads.queries("out", self.out, self.rows)?,
+            page_elements: heads.page_elements,
+            layer_begins: heads.layer_begins,
+            rows: in_range("rows", self.rows, 0, MAX_ROWS)?,
+            kv_heads: heads.kv_heads,
+            group: heads.group,
+            dim: heads.dim,
+            pages: heads.pages,
+            sequences: in_range("sequences", self.sequences, 0, u64::from(u32::MAX) - 1)?,
+            table_width: in_range("pages of a sequence", self.table_width, 1, 1 << 24)?,
+            slots: in_range("splits", slots, 1, u64::from(u32::MAX))?,
+            rows_of_block: in_range("rows of a block", rows_of_block, 1, MAX_ROWS)?,
+            longest,
+            scale: self.scale * std::f32::consts::LOG2_E,
+            padding: 0,
+        })
+    }
+
+    /// Parts, then their sum.
+    ///
+    /// # Errors
+    /// As listed in [`LaunchError`].
+    pub fn launch(&self) -> Result<[Launch; 2], LaunchError> {
+        let heads = self.heads.check()?;
+        let (rows_of_block, kernel) = self.shape()?;
+        let params = self.params(heads, rows_of_block)?;
+        let merge = ["semmoe_attend_merge_f32", "semmoe_attend_merge_bf16"];
+        let merge = of_type("attention", self.heads.dtype, merge)?;
+        let blocks = bytes_of(&[self.rows.div_ceil(rows_of_block), self.heads.kv_heads]);
+        let values = self.heads.query_width().div_ceil(u64::from(MERGE_THREADS));
+        Ok([
+            apart(kernel, [blocks, params.slots.into()], ATTEND_THREADS, &params)?,
+            apart(merge, [values, self.rows], MERGE_THREADS, &params)?,
+        ])
+    }
+}

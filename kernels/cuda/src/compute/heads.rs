@@ -1,0 +1,235 @@
+//! Queries, keys and values from a projection's rows; the pages that keys and values lie in.
+
+use semmoe_kernels::Dtype;
+
+use super::params::HeadRowsParams;
+use super::rows::MAX_ROWS;
+use super::{address, apart, bytes_of, of_type};
+use crate::calls::ELEMENT_ALIGNMENT;
+use crate::error::LaunchError;
+use crate::launch::Launch;
+use crate::team::{Buffer, in_range};
+
+/// Tokens of a page (`PAGE_TOKENS`).
+pub const PAGE_TOKENS: u64 = 64;
+/// Elements of the widest head (`HEAD_PAIRS`).
+pub const MAX_HEAD_ELEMENTS: u64 = 256;
+/// Threads of a block that makes heads, a warp for each (`HEAD_THREADS`).
+const HEAD_THREADS: u32 = 256;
+
+/// One layer's heads, and the pool of pages. A page has for each layer and head of keys and values the keys
+/// `[dim, PAGE_TOKENS]`, then the values `[PAGE_TOKENS, dim]`.
+#[derive(Clone, Copy, Debug)]
+pub struct PagedHeads {
+    /// `[pages, layers, kv_heads, 2, dim x PAGE_TOKENS]`
+    pub pool: Buffer,
+    /// Pages of the pool.
+    pub pages: u64,
+    /// The layer.
+    pub layer: u64,
+    /// Layers of a page.
+    pub layers: u64,
+    /// Heads of keys and values.
+    pub kv_heads: u64,
+    /// Query heads of each of them.
+    pub group: u64,
+    /// Elements of a head; even.
+    pub dim: u64,
+    /// Of queries, keys and values.
+    pub dtype: Dtype,
+}
+
+/// The same, checked.
+#[derive(Clone, Copy)]
+pub(crate) struct CheckedHeads {
+    pub(crate) pool: u64,
+    pub(crate) page_elements: u64,
+    pub(crate) layer_begins: u64,
+    pub(crate) pages: u32,
+    pub(crate) kv_heads: u32,
+    pub(crate) group: u32,
+    pub(crate) dim: u32,
+}
+
+impl PagedHeads {
+    /// Elements of all queries of a row.
+    pub fn query_width(&self) -> u64 {
+        bytes_of(&[self.kv_heads, self.group, self.dim])
+    }
+
+    /// Elements of all keys of a row, or of all values.
+    pub fn key_width(&self) -> u64 {
+        bytes_of(&[self.kv_heads, self.dim])
+    }
+
+    /// Elements of one layer in a page.
+    fn layer_elements(&self) -> u64 {
+        bytes_of(&[self.kv_heads, self.dim, 2 * PAGE_TOKENS])
+    }
+
+    /// Bytes of a page.
+    pub fn page_bytes(&self) -> u64 {
+        bytes_of(&[self.layers, self.layer_elements(), self.dtype.bytes() as u64])
+    }
+
+    pub(crate) fn check(&self) -> Result<CheckedHeads, LaunchError> {
+        let dim = in_range("elements of a head", self.dim, 2, MAX_HEAD_ELEMENTS)?;
+        in_range("odd elements of a head", self.dim % 2, 0, 0)?;
+        let layers = in_range("layers", self.layers, 1, 1 << 16)?;
+        let layer = in_range("layer", self.layer, 0, u64::from(layers) - 1)?;
+        let kv_heads = in_range("key-value heads", self.kv_heads, 1, 1 << 12)?;
+        let group = in_range("query heads of a key-value head", self.group, 1, 1 << 12)?;
+        Ok(CheckedHeads {
+            pool: address("pool of pages", self.pool, bytes_of(&[self.pages, self.page_bytes()]), ELEMENT_ALIGNMENT)?,
+            page_elements: u64::from(layers) * self.layer_elements(),
+            layer_begins: u64::from(layer) * self.layer_elements(),
+            pages: in_range("pages", self.pages, 0, u64::from(u32::MAX) - 1)?,
+            kv_heads,
+            group,
+            dim,
+        })
+    }
+
+    /// `[rows, kv_heads, group, dim]`
+    pub(crate) fn queries(&self, what: &'static str, buffer: Buffer, rows: u64) -> Result<u64, LaunchError> {
+        let bytes = bytes_of(&[rows, self.query_width(), self.dtype.bytes() as u64]);
+        address(what, buffer, bytes, ELEMENT_ALIGNMENT)
+    }
+}
+
+/// A projection's row: queries, keys and values, one after the other. It has more queries and keys than the heads here
+/// where a norm spans the heads of all ranks.
+#[derive(Clone, Copy, Debug)]
+pub struct ProjectedHeads {
+    /// Elements of queries.
+    pub queries: u64,
+    /// Elements of keys; of values there are those of the heads here.
+    pub keys: u64,
+    /// Where the queries of the heads here begin.
+    pub first_query: u64,
+    /// Where their keys begin.
+    pub first_key: u64,
+}
+
+/// RMSNorm of queries and keys.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadNorms {
+    /// f32, `[dim]` or, of all queries of the projection together, `[queries]`
+    pub query: Buffer,
+    /// f32, `[dim]` or `[keys]`
+    pub key: Buffer,
+    /// Whether a norm spans all heads of the projection.
+    pub whole: bool,
+    /// Added to the mean of squares.
+    pub epsilon: f32,
+}
+
+/// Which elements of a head rotate against each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RotaryLayout {
+    /// Each of the first half against the one as far into the second half.
+    Halves,
+    /// Each even one against the one after it.
+    Pairs,
+}
+
+/// Angles by position.
+#[derive(Clone, Copy, Debug)]
+pub struct RotaryAngles {
+    /// f32 `[positions, elements / 2]`
+    pub cos: Buffer,
+    /// f32 `[positions, elements / 2]`
+    pub sin: Buffer,
+    /// Positions there are; keys and queries of later ones become NaN.
+    pub positions: u64,
+    /// Elements of a head that rotate, its first ones; even.
+    pub elements: u64,
+    /// Which against which.
+    pub layout: RotaryLayout,
+}
+
+/// Makes queries, and writes keys and values into their pages: normed, clipped, rotated.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadRows {
+    /// Heads and pages.
+    pub heads: PagedHeads,
+    /// `[rows, queries + keys + kv_heads x dim]`
+    pub qkv: Buffer,
+    /// Of `qkv`.
+    pub projected: ProjectedHeads,
+    /// Of queries and keys.
+    pub norms: Option<HeadNorms>,
+    /// The largest magnitude of queries, keys and values.
+    pub clip: Option<f32>,
+    /// Of queries and keys.
+    pub angles: RotaryAngles,
+    /// `[rows]` u32
+    pub positions: Buffer,
+    /// `[rows]` u32: each row's page. Where the pool has no such page, nothing is written and the queries become NaN.
+    pub page_of: Buffer,
+    /// `[rows, kv_heads, group, dim]`
+    pub queries: Buffer,
+    /// Rows.
+    pub rows: u64,
+}
+
+impl HeadRows {
+    /// Addresses of the norms' weights.
+    fn norms(&self) -> Result<[u64; 2], LaunchError> {
+        let Some(norms) = self.norms else { return Ok([0; 2]) };
+        let elements = match norms.whole {
+            true => [self.projected.queries, self.projected.keys],
+            false => [self.heads.dim; 2],
+        };
+        Ok([
+            address("query norm", norms.query, bytes_of(&[elements[0], 4]), 4)?,
+            address("key norm", norms.key, bytes_of(&[elements[1], 4]), 4)?,
+        ])
+    }
+
+    /// # Errors
+    /// As listed in [`LaunchError`].
+    pub fn launch(&self) -> Result<Launch, LaunchError> {
+        let Self { heads, projected, angles, rows, .. } = self;
+        let kernel = of_type("attention", heads.dtype, ["semmoe_head_rows_f32", "semmoe_head_rows_bf16"])?;
+        let CheckedHeads { pool, page_elements, layer_begins, pages, kv_heads, group, dim } = heads.check()?;
+        let query_elements = in_range("projected queries", projected.queries, heads.query_width(), 1 << 24)?;
+        let key_elements = in_range("projected keys", projected.keys, heads.key_width(), 1 << 24)?;
+        let width = bytes_of(&[projected.queries + projected.keys + heads.key_width(), heads.dtype.bytes() as u64]);
+        let angle_bytes = bytes_of(&[angles.positions, angles.elements / 2, 4]);
+        in_range("odd rotated elements", angles.elements % 2, 0, 0)?;
+        let [query_norm, key_norm] = self.norms()?;
+        let params = HeadRowsParams {
+            qkv: address("qkv", self.qkv, bytes_of(&[*rows, width]), heads.dtype.bytes() as u64)?,
+            query_norm,
+            key_norm,
+            cos: address("cosines", angles.cos, angle_bytes, 4)?,
+            sin: address("sines", angles.sin, angle_bytes, 4)?,
+            positions: address("positions", self.positions, bytes_of(&[*rows, 4]), 4)?,
+            page_of: address("pages of rows", self.page_of, bytes_of(&[*rows, 4]), 4)?,
+            queries: heads.queries("queries", self.queries, *rows)?,
+            pool,
+            page_elements,
+            layer_begins,
+            rows: in_range("rows", *rows, 0, MAX_ROWS)?,
+            pages,
+            query_elements,
+            key_elements,
+            first_query: in_range("first query", projected.first_query, 0, projected.queries - heads.query_width())?,
+            first_key: in_range("first key", projected.first_key, 0, projected.keys - heads.key_width())?,
+            kv_heads,
+            group,
+            dim,
+            rotated: in_range("rotated elements", angles.elements, 0, heads.dim)?,
+            angles: in_range("positions with angles", angles.positions, 0, u64::from(u32::MAX))?,
+            neighbours: u32::from(angles.layout == RotaryLayout::Pairs),
+            whole: u32::from(self.norms.is_some_and(|norms| norms.whole)),
+            epsilon: self.norms.map_or(0.0, |norms| norms.epsilon),
+            clip: self.clip.unwrap_or(f32::INFINITY),
+            padding: 0,
+        };
+        let warps = u64::from(HEAD_THREADS / 32);
+        let blocks = (heads.kv_heads * (heads.group + 2)).div_ceil(warps);
+        apart(kernel, [blocks, *rows], HEAD_THREADS, &params)
+    }
+}

@@ -1,0 +1,115 @@
+//! The choice of experts.
+
+use super::params::RouteParams;
+use super::{address, address_or_null, apart, bytes_of};
+use crate::error::LaunchError;
+use crate::launch::Launch;
+use crate::team::{Buffer, in_range};
+
+/// Most experts that a router chooses from.
+pub const MAX_EXPERTS: u64 = 1024;
+/// Most experts of a row, one for each lane of a warp.
+pub const MAX_CHOSEN: u64 = 32;
+/// Most groups of experts, one for each lane of a warp.
+pub const MAX_GROUPS: u64 = 32;
+/// Threads of a block, a warp for each row (`ROUTE_THREADS`).
+const ROUTE_THREADS: u32 = 128;
+
+/// How a logit becomes a score.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scoring {
+    /// The softmax over all experts.
+    Softmax,
+    /// The sigmoid.
+    Sigmoid,
+}
+
+/// How a group of experts is scored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GroupScore {
+    /// By its best expert.
+    Best,
+    /// By the sum of its two best.
+    TwoBest,
+}
+
+/// Only experts of the best groups are chosen from; groups have the same number of experts, by id.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GroupLimit {
+    /// Groups; divides the experts.
+    pub groups: u64,
+    /// Groups that are chosen from; together they have at least as many experts as are chosen.
+    pub kept: u64,
+    /// How groups are scored.
+    pub by: GroupScore,
+}
+
+/// The strongest experts of each row, equal ones by ascending id, and their weights. NaN loses to every number.
+#[derive(Clone, Copy, Debug)]
+pub struct Route {
+    /// `[rows, num_experts]` f32
+    pub logits: Buffer,
+    /// `[num_experts]` f32, added to sigmoids for the choice alone
+    pub correction: Option<Buffer>,
+    /// How a logit becomes a score.
+    pub scoring: Scoring,
+    /// Whether the weights of a row sum to 1 before they are scaled.
+    pub normalise: bool,
+    /// Factor of every weight.
+    pub scale: f32,
+    /// Of the choice.
+    pub groups: Option<GroupLimit>,
+    /// `[rows, top_k]` u16, strongest first
+    pub experts: Buffer,
+    /// `[rows, top_k]` f32
+    pub weights: Buffer,
+    /// Rows.
+    pub rows: u64,
+    /// Experts there are.
+    pub num_experts: u64,
+    /// Experts of a row.
+    pub top_k: u64,
+}
+
+impl Route {
+    fn check_groups(&self) -> Result<[u32; 2], LaunchError> {
+        let Some(limit) = self.groups else { return Ok([0; 2]) };
+        let groups = in_range("groups of experts", limit.groups, 1, self.num_experts.min(MAX_GROUPS))?;
+        in_range("experts outside groups of equal size", self.num_experts % limit.groups, 0, 0)?;
+        let least = self.top_k.div_ceil(self.num_experts / limit.groups);
+        Ok([groups, in_range("groups kept", limit.kept, least, limit.groups)?])
+    }
+
+    /// # Errors
+    /// As listed in [`LaunchError`]; a correction of a softmax.
+    pub fn launch(&self) -> Result<Launch, LaunchError> {
+        let num_experts = in_range("experts", self.num_experts, 1, MAX_EXPERTS)?;
+        let top_k = in_range("experts per token", self.top_k, 1, self.num_experts.min(MAX_CHOSEN))?;
+        let corrected = u64::from(self.correction.is_some() && self.scoring == Scoring::Softmax);
+        in_range("corrections of a softmax", corrected, 0, 0)?;
+        let [groups, kept] = self.check_groups()?;
+        let chosen = bytes_of(&[self.rows, self.top_k]);
+        let params = RouteParams {
+            logits: address("logits", self.logits, bytes_of(&[self.rows, self.num_experts, 4]), 4)?,
+            correction: address_or_null("correction", self.correction, self.num_experts * 4, 4)?,
+            experts: address("experts", self.experts, bytes_of(&[chosen, 2]), 2)?,
+            weights: address("weights", self.weights, bytes_of(&[chosen, 4]), 4)?,
+            rows: in_range("rows", self.rows, 0, i32::MAX as u64)?,
+            num_experts,
+            top_k,
+            groups,
+            kept,
+            two_best: u32::from(self.groups.is_some_and(|limit| limit.by == GroupScore::TwoBest)),
+            sigmoid: u32::from(self.scoring == Scoring::Sigmoid),
+            normalise: u32::from(self.normalise),
+            scale: self.scale,
+            padding: 0,
+        };
+        let kernel = match num_experts {
+            0..=128 => "semmoe_route_128",
+            129..=256 => "semmoe_route_256",
+            _ => "semmoe_route_1024",
+        };
+        apart(kernel, [self.rows.div_ceil(u64::from(ROUTE_THREADS / 32)), 1], ROUTE_THREADS, &params)
+    }
+}
