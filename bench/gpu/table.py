@@ -43,8 +43,8 @@ def lines(document):
         print(f"reshard P={row['ranks']}, a layer of {row['experts']} experts of 3 x {row['intermediate']} x {row['hidden']} {row['dtype']}, EP to TP: "
               f"{row['us']:.0f} us, {row['share_of_copy_bound']:.0%} of the copy bound, {row['blocks']} blocks")
     for row in times.get("products", []):
-        print(f"{row['product']:>24} {row['inputs']} -> {row['outputs']}, {row['tokens']:>2} tokens: {row['us']:>7.1f} us, "
-              f"{row['share_of_weight_bound']:.0%} of the time for its {row['weight_bytes'] / 2**20:.1f} MiB of weights")
+        print(f"{row['product']:>24} {row['inputs']} -> {row['outputs']}, {row['tokens']:>4} tokens: {row['us']:>7.1f} us, "
+              f"{row['share_of_weight_bound']:.0%} of the time for its {row['weight_bytes'] / 2**20:.1f} MiB of weights, {row['tflops']:.1f} TFLOP/s")
     for row, torch, cub in argsorts(document):
         print(f"argsort {row['items']} over {row['ranks']}: {row['us']:.2f} us"
               + (f"; torch.argsort {torch['argsort_us']:.2f} us ({torch['argsort_us'] / row['us']:.1f}x), the fastest of its key types "

@@ -1,12 +1,6 @@
 // The matrix product in bf16 on tensor cores, for few rows: it is as fast as its weights can be read, each once for a tile of rows.
-//
-// A weight row is the A operand of mma.m16n8k16 (16 features), rows of x the B operand (8 rows). The order of k inside the product is
-// free as long as both operands have the same: each lane of four loads 16 bytes, which are its share of two products. So nothing goes
-// through shared memory but the sums. The block's warps take chunks of K in turn, and their sums are added in the order of the warps.
+// Nothing goes through shared memory but sums: each of the block's warps has a stretch of K.
 #include "matmul.cuh"
-
-constexpr u32 MATMUL_CHUNK = 32;  // inputs that one vector of each lane of four covers
-constexpr u32 MATMUL_GROUP = 8;   // rows of one product
 
 // By warp, accumulator, lane.
 template <u32 GROUPS>
@@ -14,26 +8,13 @@ struct MatMulSums {
   float of[MATMUL_WARPS][4 * GROUPS][WARP];
 };
 
-// c += A B of one warp: A 16 x 16 by rows, B 16 x 8 by columns.
-__device__ inline void mma(float (&c)[4], const Vec& low, const Vec& high, const Vec& x, u32 half) {
-  const u32 a[4] = {low.w[2 * half], high.w[2 * half], low.w[2 * half + 1], high.w[2 * half + 1]};
-  const u32 b[2] = {x.w[2 * half], x.w[2 * half + 1]};
-#ifdef __CUDA_ARCH__
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#else
-  shim::mma(c, a, b);
-#endif
-}
-
-// Sums of the block's warps, each over its own chunks: for each output and warp one number.
+// The sums of one warp, over its stretch of K.
 template <u32 GROUPS>
 __device__ inline void matmul_sums(const MatMulParams& p, const MatMulTile& tile, float (&c)[GROUPS][4]) {
   // Chunks in flight: enough loads to hide the memory, no more than registers hold.
   constexpr u32 UNROLL = GROUPS <= 2 ? 4 : GROUPS == 4 ? 2 : 1;
   const u32 place = lane_id() / 4, vector = lane_id() % 4;
-  const MatMulFeatures features(p);
+  const MatMulFeatures features(p, blockIdx.x);
   const Bf16* low = row_at<Bf16>(p.weights, features.weight_row(p, tile, place), p.inputs) + 8 * vector;
   const Bf16* high = row_at<Bf16>(p.weights, features.weight_row(p, tile, place + 8), p.inputs) + 8 * vector;
   const Bf16* x[GROUPS];
@@ -41,14 +22,17 @@ __device__ inline void matmul_sums(const MatMulParams& p, const MatMulTile& tile
   for (u32 group = 0; group < GROUPS; ++group) {
     x[group] = row_at<Bf16>(p.x, matmul_source(p, tile, group * MATMUL_GROUP + place), p.x_stride) + 8 * vector;
   }
+  const u32 stretch = matmul_stretch(p) * MATMUL_CHUNK;
+  const u32 begin = warp_id() * stretch;
+  const u32 end = begin + stretch < p.inputs ? begin + stretch : p.inputs;
 #pragma unroll 1
-  for (u32 first = warp_id() * MATMUL_CHUNK; first < p.inputs; first += UNROLL * MATMUL_WARPS * MATMUL_CHUNK) {
+  for (u32 first = begin; first < end; first += UNROLL * MATMUL_CHUNK) {
     Vec weights[UNROLL][2], rows[UNROLL][GROUPS];
 #pragma unroll
     for (u32 j = 0; j < UNROLL; ++j) {
-      const u32 k = first + j * MATMUL_WARPS * MATMUL_CHUNK;
+      const u32 k = first + j * MATMUL_CHUNK;
       // Inputs are whole vectors: a vector is inside, or zero.
-      const bool inside = k + 8 * vector < p.inputs;
+      const bool inside = k + 8 * vector < end;
       weights[j][0] = stream16_or_zero(low + k, inside);
       weights[j][1] = stream16_or_zero(high + k, inside);
 #pragma unroll
@@ -73,7 +57,7 @@ __device__ inline void matmul_few(const MatMulParams& p, const MatMulTile& tile,
 #pragma unroll
   for (u32 i = 0; i < 4 * GROUPS; ++i) sums[warp_id() * stride + i][lane_id()] = c[i / 4][i % 4];
   __syncthreads();
-  const MatMulFeatures features(p);
+  const MatMulFeatures features(p, blockIdx.x);
   for (u32 i = threadIdx.x; i < features.count * tile.rows; i += blockDim.x) {
     const u32 row = i >> features.shift, feature = i & (features.count - 1);
     if (features.first + feature >= p.outputs) continue;

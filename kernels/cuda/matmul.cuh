@@ -1,8 +1,12 @@
 // What the matrix products share: which rows a block has, which weights, and where sums go.
 //
 // out[i] = x[row_of[i]] W^T, with weights in their checkpoints' order: a feature's inputs lie side by side. A block has MATMUL_FEATURES
-// features of one tile of up to MATMUL_TILE_ROWS rows. How the sum of one output is divided over lanes and warps depends on its inputs
-// alone: a row has the same bits in any tile.
+// features, or more, of one tile of up to MATMUL_TILE_ROWS rows. How the sum of one output is divided depends on its inputs alone, so a
+// row has the same bits in any tile and by any kernel for its type and shape.
+//
+// On tensor cores weights are the A operand of mma.m16n8k16 (16 features), rows of x the B operand (8 rows). The order of k inside the
+// product is free as long as both have the same: each lane of four has 16 bytes of a row, its share of two products over MATMUL_CHUNK
+// inputs. K is cut into eight stretches of as many chunks; the sums of the stretches are added in their order.
 #pragma once
 #include "compute.cuh"
 
@@ -11,6 +15,10 @@ constexpr u32 MATMUL_WARPS = MATMUL_THREADS / WARP;
 constexpr u32 MATMUL_TILE_ROWS = 64;
 constexpr u32 MATMUL_FEATURES_SHIFT = 4;
 constexpr u32 MATMUL_FEATURES = 1u << MATMUL_FEATURES_SHIFT;
+
+constexpr u32 MATMUL_CHUNK = 32;
+constexpr u32 MATMUL_STRETCHES = MATMUL_WARPS;
+constexpr u32 MATMUL_GROUP = 8;  // rows of one product
 
 // Bits of `flags`.
 constexpr u32 MATMUL_OUT_F32 = 1;
@@ -69,11 +77,11 @@ struct MatMulFeatures {
   u32 first;  // the block's first
   bool product;
 
-  __device__ explicit MatMulFeatures(const MatMulParams& p) {
+  __device__ MatMulFeatures(const MatMulParams& p, u32 block) {
     product = (p.flags & MATMUL_SILU_PRODUCT) != 0;
     shift = product ? MATMUL_FEATURES_SHIFT - 1 : MATMUL_FEATURES_SHIFT;
     count = 1u << shift;
-    first = blockIdx.x * count;
+    first = block * count;
   }
   // Of the block's n-th row of weights. Behind the last feature it is the last: computed again, never stored.
   __device__ u64 weight_row(const MatMulParams& p, const MatMulTile& tile, u32 n) const {
@@ -83,6 +91,25 @@ struct MatMulFeatures {
     return static_cast<u64>(tile.group) * p.outputs * (product ? 2 : 1) + inside;
   }
 };
+
+// Chunks of a stretch.
+__device__ inline u32 matmul_stretch(const MatMulParams& p) {
+  const u32 chunks = (p.inputs + MATMUL_CHUNK - 1) / MATMUL_CHUNK;
+  return (chunks + MATMUL_STRETCHES - 1) / MATMUL_STRETCHES;
+}
+
+// c += A B of one warp: A 16 x 16 by rows, B 16 x 8 by columns.
+__device__ inline void mma(float (&c)[4], const Vec& low, const Vec& high, const Vec& x, u32 half) {
+  const u32 a[4] = {low.w[2 * half], high.w[2 * half], low.w[2 * half + 1], high.w[2 * half + 1]};
+  const u32 b[2] = {x.w[2 * half], x.w[2 * half + 1]};
+#ifdef __CUDA_ARCH__
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+  shim::mma(c, a, b);
+#endif
+}
 
 __device__ inline float exponential(float v) {
 #ifdef __CUDA_ARCH__

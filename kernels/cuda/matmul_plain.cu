@@ -26,7 +26,7 @@ struct PlainElements {
 
 template <class T, class Access>
 __device__ inline void plain_rows(const MatMulParams& p, const MatMulTile& tile, u32 first_row, float (*sums)[WARP + 1]) {
-  const MatMulFeatures features(p);
+  const MatMulFeatures features(p, blockIdx.x);
   // The two are eight apart in the block, so that gate and up of a feature are one warp's.
   const T* weights[2];
 #pragma unroll
@@ -64,7 +64,7 @@ template <class T, class Access>
 __device__ inline void matmul_plain(const MatMulParams& p) {
   SEMMOE_SHARED(PlainSums, shared);
   const MatMulTile tile = matmul_tile(p);
-  const MatMulFeatures features(p);
+  const MatMulFeatures features(p, blockIdx.x);
   for (u32 first_row = 0; first_row < tile.rows; first_row += PLAIN_ROWS) {
     // The sums of the rows before have been read.
     if (first_row != 0) __syncthreads();

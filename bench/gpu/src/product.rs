@@ -4,7 +4,7 @@ use fastrand::Rng;
 use half::bf16;
 use semmoe_kernels::{Dtype, Element};
 use semmoe_kernels_cuda::Launch;
-use semmoe_kernels_cuda::compute::{Activation, MatMul, MatMulRows, Tile, tiles};
+use semmoe_kernels_cuda::compute::{Activation, MatMul, MatMulRows, Tile, Variant, tiles};
 use semmoe_reference::data::same;
 use semmoe_reference::product::{Product, rounding};
 use serde_json::{Value, json};
@@ -41,6 +41,8 @@ struct Places<'a> {
     /// Tiles and, for each row of `out`, the row of x.
     tiles: Option<(&'a Memory, &'a [Tile])>,
     row_of: Option<&'a Memory>,
+    /// `None`: the one that the product would choose.
+    variant: Option<Variant>,
 }
 
 fn launch(shape: Shape, dtype: Dtype, rows: usize, places: Places<'_>) -> Result<Launch, String> {
@@ -68,7 +70,7 @@ fn launch(shape: Shape, dtype: Dtype, rows: usize, places: Places<'_>) -> Result
         row_of: places.row_of.map(Memory::buffer),
         activation: if shape.silu { Activation::SiluProduct } else { Activation::None },
     };
-    call.launch().map_err(text)
+    call.launch_as(places.variant.unwrap_or(call.variant())).map_err(text)
 }
 
 /// Features of a check: neither whole blocks nor whole lines.
@@ -116,7 +118,14 @@ impl<T: Element> Operands<T> {
     }
 
     /// The outputs of rows of x, `counts` of each group.
-    fn computed(&self, machine: &Machine, shape: Shape, counts: &[u32], row_of: &[u32]) -> Result<Vec<T>, String> {
+    fn computed(
+        &self,
+        machine: &Machine,
+        shape: Shape,
+        counts: &[u32],
+        row_of: &[u32],
+        variant: Variant,
+    ) -> Result<Vec<T>, String> {
         let list = tiles(counts.iter().copied());
         let row_memory = machine.holding(bytemuck::cast_slice(row_of))?;
         let tile_memory = machine.holding(bytemuck::cast_slice(&list))?;
@@ -127,13 +136,14 @@ impl<T: Element> Operands<T> {
             out: &out,
             tiles: (shape.groups > 1).then_some((&tile_memory, &list[..])),
             row_of: Some(&row_memory),
+            variant: Some(variant),
         };
         machine.run(&[launch(shape, T::DTYPE, row_of.len(), places)?])?;
         out.read()
     }
 }
 
-/// Near the reference; and the last row has the same bits without the others.
+/// Near the reference; with the same bits by either variant, and the last row without the others.
 fn near<T: Element>(machine: &Machine, rng: &mut Rng, shape: Shape, counts: &[u32]) -> Result<(), String> {
     let rows = counts.iter().sum::<u32>() as usize;
     let operands = Operands::<T>::new(machine, rng, shape, rows)?;
@@ -146,7 +156,7 @@ fn near<T: Element>(machine: &Machine, rng: &mut Rng, shape: Shape, counts: &[u3
         bias: None,
         silu: shape.silu,
     };
-    let found = operands.computed(machine, shape, counts, &operands.row_of)?;
+    let found = operands.computed(machine, shape, counts, &operands.row_of, Variant::FewRows)?;
     let groups = (0..).zip(counts).flat_map(|(group, &count)| (0..count).map(move |_| group));
     for (row, group) in groups.enumerate() {
         for feature in 0..shape.outputs {
@@ -157,9 +167,11 @@ fn near<T: Element>(machine: &Machine, rng: &mut Rng, shape: Shape, counts: &[u3
             }
         }
     }
+    let many = operands.computed(machine, shape, counts, &operands.row_of, Variant::ManyRows)?;
+    same("the variant for many rows", &many, &found)?;
     let last = counts.iter().rposition(|&count| count > 0);
     let alone: Vec<u32> = (0..counts.len()).map(|group| u32::from(last == Some(group))).collect();
-    let alone = operands.computed(machine, shape, &alone, &operands.row_of[rows - 1..])?;
+    let alone = operands.computed(machine, shape, &alone, &operands.row_of[rows - 1..], Variant::FewRows)?;
     same("the last row without the others", &alone, &found[(rows - 1) * shape.outputs..])
 }
 
@@ -193,12 +205,15 @@ fn timed(small: bool) -> Vec<Timed> {
     ]
 }
 
-/// bf16, for few tokens: the weights decide.
+/// In bf16.
 pub(crate) fn times(machine: &Machine, options: &Options, plan: Plan, copied: f64) -> Result<Value, String> {
     let mut rng = Rng::with_seed(options.seed);
     let mut rows = Vec::new();
     for timed in timed(options.cpu || options.small) {
-        for tokens in [1, 16, 64] {
+        // Few tokens, where the weights decide, and a prefill; the head has no more rows than sequences.
+        let most = if timed.name == "head" { 64 } else { 2048 };
+        let tokens = [1, 16, 64, 2048].into_iter().filter(|&tokens| tokens <= most);
+        for tokens in tokens.filter(|&tokens| plan.runs > 1 || tokens <= 64) {
             rows.push(time(machine, &mut rng, plan, copied, &timed, tokens)?);
         }
     }
@@ -256,6 +271,7 @@ fn time(
             out: &out,
             tiles: grouped.then_some((&routed.tile_memory, &routed.tiles[..])),
             row_of: (grouped && timed.by_token).then_some(&routed.row_memory),
+            variant: None,
         };
         launch(shape, bf16::DTYPE, rows, places)
     };
@@ -268,5 +284,6 @@ fn time(
     Ok(json!({
         "product": timed.name, "inputs": shape.inputs, "outputs": shape.outputs, "tokens": tokens, "us": us,
         "weight_bytes": bytes, "share_of_weight_bound": bytes / copied / us,
+        "tflops": (2 * shape.group() * rows) as f64 / us / 1e6,
     }))
 }

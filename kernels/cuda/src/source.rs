@@ -48,6 +48,7 @@ pub const SOURCES: &[Source] = &[
     source!("nvls.cu", 90),
     source!("argmax.cu", 80),
     source!("matmul.cu", 80),
+    source!("matmul_many.cu", 80),
     source!("matmul_plain.cu", 80),
     source!("embed.cu", 80),
     source!("norm.cu", 80),

@@ -13,8 +13,38 @@ use crate::team::{Buffer, in_range};
 pub const TILE_ROWS: u32 = 64;
 /// Threads of a block (`MATMUL_THREADS`).
 const THREADS: u32 = 256;
-/// Rows of weights of a block (`MATMUL_FEATURES`).
-const BLOCK_FEATURES: u64 = 16;
+/// The variant for many rows needs a tile of more, and enough blocks for a GPU.
+const MANY_LEAST_ROWS: u64 = 32;
+const MANY_LEAST_BLOCKS: u64 = 128;
+
+/// Kernels that give the same bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Variant {
+    /// Bound by the weights: decode.
+    FewRows,
+    /// Weights and rows through shared memory: prefill.
+    ManyRows,
+}
+
+impl Variant {
+    /// Rows of weights of a block (`MATMUL_FEATURES`, `MANY_WEIGHTS`).
+    fn features(self) -> u64 {
+        match self {
+            Self::FewRows => 16,
+            Self::ManyRows => 128,
+        }
+    }
+
+    /// The kernel on tensor cores for tiles of up to `most` rows.
+    fn kernel(self, most: u64) -> &'static str {
+        match (self, most) {
+            (Self::ManyRows, _) => "semmoe_matmul_bf16_many",
+            (Self::FewRows, 0..=8) => "semmoe_matmul_bf16_8",
+            (Self::FewRows, 9..=16) => "semmoe_matmul_bf16_16",
+            (Self::FewRows, _) => "semmoe_matmul_bf16_64",
+        }
+    }
+}
 
 /// Rows of one group, which have its weights (`MatMulTile`): twelve bytes on the GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, bytemuck::Pod, bytemuck::Zeroable)]
@@ -68,7 +98,7 @@ pub enum MatMulRows {
     },
 }
 
-/// What becomes of the sums.
+/// Applied to the sums.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Activation {
     /// They are the outputs.
@@ -79,8 +109,8 @@ pub enum Activation {
 
 /// `out[i] = x[row_of[i]] W^T`, with sums in f32 of whatever the elements are.
 ///
-/// K = inputs, N = outputs, G = groups. Where K and the stride of x are whole vectors of 16 bytes, rows must be aligned to
-/// them; other sizes are taken element by element.
+/// K = inputs, N = outputs, G = groups. Where K and the stride of x are whole vectors of 16 bytes, rows must be aligned
+/// to them; other sizes are taken element by element.
 #[derive(Clone, Copy, Debug)]
 pub struct MatMul {
     /// Rows of `x_stride` elements, of which the first K count; as many as its bytes hold.
@@ -177,25 +207,46 @@ impl MatMul {
         }
     }
 
+    /// Tiles, and rows of the largest.
+    fn tile_shape(&self) -> [u64; 2] {
+        match self.rows {
+            MatMulRows::Dense { rows } => [rows.div_ceil(u64::from(TILE_ROWS)), rows],
+            MatMulRows::Grouped { count, most, .. } => [count, most],
+        }
+    }
+
+    /// The variant that is likely the faster.
+    pub fn variant(&self) -> Variant {
+        let [tiles, most] = self.tile_shape();
+        let blocks = (self.outputs * self.fold()).div_ceil(Variant::ManyRows.features()) * tiles;
+        match most > MANY_LEAST_ROWS && blocks >= MANY_LEAST_BLOCKS {
+            true => Variant::ManyRows,
+            false => Variant::FewRows,
+        }
+    }
+
     /// # Errors
     /// As listed in [`LaunchError`].
     pub fn launch(&self) -> Result<Launch, LaunchError> {
+        self.launch_as(self.variant())
+    }
+
+    /// By the given variant; the outputs are the same.
+    ///
+    /// # Errors
+    /// As listed in [`LaunchError`].
+    pub fn launch_as(&self, variant: Variant) -> Result<Launch, LaunchError> {
         let params = self.params()?;
-        let (tiles, most) = match self.rows {
-            MatMulRows::Dense { rows } => (rows.div_ceil(u64::from(TILE_ROWS)), rows),
-            MatMulRows::Grouped { count, most, .. } => (count, most),
-        };
-        let tensor = match most {
-            0..=8 => "semmoe_matmul_bf16_8",
-            9..=16 => "semmoe_matmul_bf16_16",
-            _ => "semmoe_matmul_bf16_64",
-        };
+        let [tiles, most] = self.tile_shape();
+        // Only tensor cores have variants.
+        let tensor = self.vectors() && self.dtype == Dtype::Bf16;
+        let variant = if tensor { variant } else { Variant::FewRows };
         let kernels = match self.vectors() {
-            true => ["semmoe_matmul_f32", tensor],
+            true => ["semmoe_matmul_f32", variant.kernel(most)],
             false => ["semmoe_matmul_any_f32", "semmoe_matmul_any_bf16"],
         };
         let kernel = of_type("matrix product", self.dtype, kernels)?;
-        apart(kernel, [(self.outputs * self.fold()).div_ceil(BLOCK_FEATURES), tiles], THREADS, &params)
+        apart(kernel, [(self.outputs * self.fold()).div_ceil(variant.features()), tiles], THREADS, &params)
     }
 }
 

@@ -20,7 +20,7 @@ pub use attend::Attend;
 pub use heads::{
     HeadNorms, HeadRows, MAX_HEAD_ELEMENTS, PAGE_TOKENS, PagedHeads, ProjectedHeads, RotaryAngles, RotaryLayout,
 };
-pub use matmul::{Activation, MatMul, MatMulRows, TILE_ROWS, Tile, tiles};
+pub use matmul::{Activation, MatMul, MatMulRows, TILE_ROWS, Tile, Variant, tiles};
 pub use route::{GroupLimit, GroupScore, MAX_CHOSEN, MAX_EXPERTS, MAX_GROUPS, Route, Scoring};
 pub use rows::{AddRows, Embed, Norm, SumPairs};
 

@@ -4,7 +4,7 @@ use fastrand::Rng;
 use half::bf16;
 use semmoe_kernels::{Dtype, Element};
 use semmoe_kernels_cuda::LaunchError;
-use semmoe_kernels_cuda::compute::{Activation, MatMul, MatMulRows, Tile, tiles};
+use semmoe_kernels_cuda::compute::{Activation, MatMul, MatMulRows, Tile, Variant, tiles};
 use semmoe_kernels_shim::{HostBuffer, Shim};
 use semmoe_reference::product::{Product, rounding};
 
@@ -99,7 +99,12 @@ impl<T: Element> Operands<T> {
 }
 
 /// The bytes of the outputs, and two rows more that are in no tile.
-fn compute<T: Element>(shim: &Shim, case: &Case, operands: &Operands<T>) -> Result<HostBuffer, String> {
+fn compute<T: Element>(
+    shim: &Shim,
+    case: &Case,
+    operands: &Operands<T>,
+    variant: Variant,
+) -> Result<HostBuffer, String> {
     let rows = case.rows() + if case.grouped { 2 } else { 0 };
     let out_bytes = if case.out_f32 { 4 } else { size_of::<T>() };
     let out = HostBuffer::poisoned(rows * case.outputs * out_bytes);
@@ -133,13 +138,16 @@ fn compute<T: Element>(shim: &Shim, case: &Case, operands: &Operands<T>) -> Resu
         row_of: case.row_of.map(|_| row_of.buffer()),
         activation: if case.silu { Activation::SiluProduct } else { Activation::None },
     };
-    run(shim, &[call.launch().map_err(|error| error.to_string())?], case.seed)?;
+    run(shim, &[call.launch_as(variant).map_err(|error| error.to_string())?], case.seed)?;
     Ok(out)
 }
 
 fn check_as<T: Element>(shim: &Shim, case: &Case) -> Result<(), String> {
     let operands = Operands::<T>::new(case);
-    let out = compute(shim, case, &operands)?;
+    let out = compute(shim, case, &operands, Variant::FewRows)?;
+    if T::DTYPE == Dtype::Bf16 && out.bytes() != compute(shim, case, &operands, Variant::ManyRows)?.bytes() {
+        return Err("the variant for many rows has other bits".to_owned());
+    }
     let found: Vec<f64> = match case.out_f32 {
         true => read::<f32>(&out).into_iter().map(f64::from).collect(),
         false => read::<T>(&out).into_iter().map(|value| value.widen().into()).collect(),
@@ -188,6 +196,14 @@ fn a_dense_product_is_that_of_the_reference() {
     check(Case::dense(2, 3 * 8 * 32 + 72, 17));
 }
 
+/// Blocks of 128 features, and stretches of several chunks, the last of them shorter.
+#[test]
+fn the_variant_for_many_rows_has_the_same_bits() {
+    check(Case::dense(65, 488, 150));
+    check(Case { silu: false, ..Case::grouped(&[40, 3, 64], 264, 129) });
+    check(Case::grouped(&[33, 1], 296, 70));
+}
+
 #[test]
 fn rows_come_from_anywhere_and_biases_are_added() {
     let case = Case::dense(11, 48, 21);
@@ -211,7 +227,7 @@ fn rows_among<T: Element>(shim: &Shim, case: &Case, order: &[u32]) -> Vec<Vec<u8
     let mut operands = Operands::<T>::new(case);
     operands.row_of = order.to_vec();
     let case = Case { counts: vec![order.len() as u32], row_of: Some(case.rows()), ..case.clone() };
-    let out = compute(shim, &case, &operands).unwrap();
+    let out = compute(shim, &case, &operands, Variant::FewRows).unwrap();
     let width = case.outputs * if case.out_f32 { 4 } else { size_of::<T>() };
     out.bytes()[..order.len() * width].chunks(width).map(<[u8]>::to_vec).collect()
 }
@@ -289,7 +305,8 @@ fn a_tile_or_a_row_out_of_range_stops_the_kernel() {
     let Some(shim) = shim() else { return };
     let case = Case { silu: false, ..Case::grouped(&[2, 1], 32, 4) };
     let mut operands = Operands::<bf16>::new(&case);
-    compute(shim, &case, &operands).unwrap();
+    let few = Variant::FewRows;
+    compute(shim, &case, &operands, few).unwrap();
     operands.row_of[2] = 7;
-    assert_eq!(compute(shim, &case, &operands).err().unwrap(), "a kernel stopped");
+    assert_eq!(compute(shim, &case, &operands, few).err().unwrap(), "a kernel stopped");
 }

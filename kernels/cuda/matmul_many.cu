@@ -1,0 +1,155 @@
+// The matrix product in bf16 on tensor cores, for many rows: 128 rows of weights and a tile of x go through shared memory, in four stages
+// of one chunk of K each, so that every byte from the cache is used by several warps. A warp has 32 rows of either. The sums are those
+// of the kernel for few rows, bit for bit.
+#include "matmul.cuh"
+
+constexpr u32 MANY_STAGES = 4;
+constexpr u32 MANY_WEIGHTS = 128;
+constexpr u32 MANY_BLOCKS = MANY_WEIGHTS / MATMUL_FEATURES;  // of the kernel for few rows
+constexpr u32 MANY_ACROSS = 2;                               // products of a warp along features
+constexpr u32 MANY_DOWN = 4;                                 // and along rows
+constexpr u32 MANY_ROWS = MANY_DOWN * MATMUL_GROUP;
+constexpr u32 MANY_WARPS_ACROSS = MANY_WEIGHTS / (MANY_ACROSS * MATMUL_FEATURES);
+
+struct ManyShared {
+  // By stage, row of weights and then of x, vector of the chunk.
+  Vec of[MANY_STAGES][MANY_WEIGHTS + MATMUL_TILE_ROWS][4];
+};
+
+// 16 bytes into shared memory, at some time before `arrived` returns; zeros if not `inside`.
+__device__ inline void begin_copy16(Vec* to, const void* from, bool inside) {
+#ifdef __CUDA_ARCH__
+  const u32 at = static_cast<u32>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(inside ? 16 : 0) : "memory");
+#else
+  *to = inside ? shim::load<Vec>(from) : Vec{};
+#endif
+}
+__device__ inline void end_stage() {
+#ifdef __CUDA_ARCH__
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// All but the last stages that this thread began.
+__device__ inline void stages_arrived() {
+#ifdef __CUDA_ARCH__
+  asm volatile("cp.async.wait_group %0;" ::"n"(MANY_STAGES - 2) : "memory");
+#endif
+}
+
+// What a thread copies of each chunk: a vector of two rows of weights and of one of x.
+struct ManyCopies {
+  const Bf16* from[3];
+  u32 row, vector;
+
+  __device__ ManyCopies(const MatMulParams& p, const MatMulTile& tile) : row(threadIdx.x / 4), vector(threadIdx.x % 4) {
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) {
+      const u32 n = row + i * MATMUL_TILE_ROWS;
+      const MatMulFeatures features(p, blockIdx.x * MANY_BLOCKS + n / MATMUL_FEATURES);
+      from[i] = row_at<Bf16>(p.weights, features.weight_row(p, tile, n % MATMUL_FEATURES), p.inputs) + 8 * vector;
+    }
+    from[2] = row_at<Bf16>(p.x, matmul_source(p, tile, row), p.x_stride) + 8 * vector;
+  }
+
+  __device__ void begin(const MatMulParams& p, ManyShared& shared, u32 chunk) const {
+    const u32 k = chunk * MATMUL_CHUNK;
+    // Inputs are whole vectors: a vector is inside, or zero. Behind the last chunk nothing is copied.
+    if (k < p.inputs) {
+#pragma unroll
+      for (u32 i = 0; i < 3; ++i) {
+        Vec* to = &shared.of[chunk % MANY_STAGES][row + i * MATMUL_TILE_ROWS][vector];
+        begin_copy16(to, from[i] + k, k + 8 * vector < p.inputs);
+      }
+    }
+    end_stage();
+  }
+};
+
+// Sums of a warp: of the stretch so far, and of all stretches before it.
+struct ManySums {
+  float stretch[MANY_ACROSS][MANY_DOWN][4];
+  float all[MANY_ACROSS][MANY_DOWN][4];
+
+  __device__ ManySums() : stretch{}, all{} {}
+
+  __device__ void add_chunk(const Vec (&rows)[MANY_WEIGHTS + MATMUL_TILE_ROWS][4], u32 first_weight, u32 first_row) {
+    const u32 place = lane_id() / 4, vector = lane_id() % 4;
+    Vec low[MANY_ACROSS], high[MANY_ACROSS];
+#pragma unroll
+    for (u32 i = 0; i < MANY_ACROSS; ++i) {
+      low[i] = rows[first_weight + i * MATMUL_FEATURES + place][vector];
+      high[i] = rows[first_weight + i * MATMUL_FEATURES + place + 8][vector];
+    }
+#pragma unroll
+    for (u32 j = 0; j < MANY_DOWN; ++j) {
+      const Vec x = rows[MANY_WEIGHTS + first_row + j * MATMUL_GROUP + place][vector];
+#pragma unroll
+      for (u32 i = 0; i < MANY_ACROSS; ++i) {
+        mma(stretch[i][j], low[i], high[i], x, 0);
+        mma(stretch[i][j], low[i], high[i], x, 1);
+      }
+    }
+  }
+  __device__ void end_stretch() {
+#pragma unroll
+    for (u32 i = 0; i < MANY_ACROSS; ++i) {
+#pragma unroll
+      for (u32 j = 0; j < MANY_DOWN; ++j) {
+#pragma unroll
+        for (u32 c = 0; c < 4; ++c) {
+          all[i][j][c] = add(all[i][j][c], stretch[i][j][c]);
+          stretch[i][j][c] = 0.0f;
+        }
+      }
+    }
+  }
+  // A lane has two rows of x, and of each two rows of weights eight apart.
+  __device__ void store(const MatMulParams& p, const MatMulTile& tile, u32 first_block, u32 first_row) const {
+#pragma unroll
+    for (u32 i = 0; i < MANY_ACROSS; ++i) {
+      const MatMulFeatures features(p, first_block + i);
+      const u32 feature = features.first + lane_id() / 4;
+#pragma unroll
+      for (u32 j = 0; j < MANY_DOWN; ++j) {
+#pragma unroll
+        for (u32 c = 0; c < 2; ++c) {
+          const u32 row = first_row + j * MATMUL_GROUP + lane_id() % 4 * 2 + c;
+          if (row >= tile.rows) continue;
+          if (feature < p.outputs) matmul_store<Bf16>(p, tile.first + row, feature, all[i][j][c], all[i][j][c + 2]);
+          if (features.product || feature + 8 >= p.outputs) continue;
+          matmul_store<Bf16>(p, tile.first + row, feature + 8, all[i][j][c + 2], 0.0f);
+        }
+      }
+    }
+  }
+};
+
+SEMMOE_KERNEL(semmoe_matmul_bf16_many, MatMulParams, MATMUL_THREADS) {
+  SEMMOE_SHARED(ManyShared, shared);
+  const MatMulTile tile = matmul_tile(p);
+  if (tile.rows == 0) return;
+  const u32 across = warp_id() % MANY_WARPS_ACROSS, first_row = warp_id() / MANY_WARPS_ACROSS * MANY_ROWS;
+  const u32 first_weight = across * MANY_ACROSS * MATMUL_FEATURES;
+  const bool any_row = first_row < tile.rows;
+  const ManyCopies copies(p, tile);
+  for (u32 chunk = 0; chunk < MANY_STAGES - 1; ++chunk) copies.begin(p, shared, chunk);
+  ManySums sums;
+  const u32 stretch = matmul_stretch(p);
+  u32 left = stretch;
+#pragma unroll 1
+  for (u32 chunk = 0; chunk * MATMUL_CHUNK < p.inputs; ++chunk) {
+    stages_arrived();
+    // All threads' copies have arrived, and no warp is at the chunk before any more, whose stage the next copies fill.
+    __syncthreads();
+    copies.begin(p, shared, chunk + MANY_STAGES - 1);
+    if (any_row) sums.add_chunk(shared.of[chunk % MANY_STAGES], first_weight, first_row);
+    if (--left == 0) {
+      sums.end_stretch();
+      left = stretch;
+    }
+  }
+  // The last stretch may be shorter.
+  sums.end_stretch();
+  sums.store(p, tile, blockIdx.x * MANY_BLOCKS + across * MANY_ACROSS, first_row);
+}
