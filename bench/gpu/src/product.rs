@@ -255,7 +255,8 @@ fn time(
     let shape = timed.shape;
     let grouped = shape.groups > 1;
     let rows = if grouped { tokens * TOP_K } else { tokens };
-    // Enough weights that all of one call's have left the caches before it runs again; experts differ from call to call.
+    // Enough weights that all of one call's have left the caches before it runs again; experts differ from call to
+    // call.
     let touched = shape.group() * 2 * if grouped { TOP_K } else { 1 };
     let copies = (machine.cold_bytes()? / touched).clamp(1, 24);
     let weights: Vec<Memory> = (0..if grouped { 1 } else { copies })

@@ -1,4 +1,5 @@
-//! Matrix products as plainly as they can be written: sums in f64. A kernel that adds in f32, in whatever order, is near.
+//! Matrix products as plainly as they can be written: sums in f64. A kernel that adds in f32, in whatever order, is
+//! near.
 
 use semmoe_kernels::Element;
 
