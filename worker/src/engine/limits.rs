@@ -88,6 +88,22 @@ impl KvPages {
 /// A layout of attention that a unit may have, and a rank's share of the heads in it.
 pub(crate) type AttentionShare = (Attention, HeadShare);
 
+/// The memory that keys and values lie in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct KvMemory {
+    /// Bytes for all ranks together, if known.
+    pub(crate) available: Option<u64>,
+    /// Of a key's or a value's element.
+    pub(crate) element_bytes: usize,
+}
+
+impl KvMemory {
+    /// Of the host, which has them in f32.
+    pub(crate) fn host(available: Option<u64>) -> Self {
+        Self { available, element_bytes: size_of::<f32>() }
+    }
+}
+
 /// A budget that holds no page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a key-value cache of {bytes} bytes holds no page, which has {page} bytes")]
@@ -98,13 +114,13 @@ pub(crate) struct NoPage {
 
 impl EngineLimits {
     /// Makes the limits hold together for a model and the layouts that its unit may have, the first at the start:
-    /// progress is always possible. `available` is memory in bytes, if known.
+    /// progress is always possible.
     pub(crate) fn fitted(
         self,
         model: &ModelConfig,
         shares: &[AttentionShare],
         world: u16,
-        available: Option<u64>,
+        memory: KvMemory,
     ) -> Result<UnitLimits, NoPage> {
         let running = self.running.max(1);
         // Every running sequence decodes in every step and something is left for prompts; where attention may become
@@ -115,7 +131,7 @@ impl EngineLimits {
             running,
             waiting: self.waiting,
             step_tokens,
-            kv_pages: self.kv.pages(model, shares, world, available)?,
+            kv_pages: self.kv.pages(model, shares, world, memory)?,
             prefix_reuse: self.prefix_reuse,
             row_elements: usize::from(world).saturating_mul(step_tokens).saturating_mul(model.hidden),
         })
@@ -128,9 +144,9 @@ impl KvBudget {
         model: &ModelConfig,
         shares: &[AttentionShare],
         world: u16,
-        available: Option<u64>,
+        KvMemory { available, element_bytes }: KvMemory,
     ) -> Result<KvPages, NoPage> {
-        let page_bytes = |share: &HeadShare| share.cache_shape(model).page_bytes();
+        let page_bytes = |share: &HeadShare| share.cache_shape(model).page_bytes() / size_of::<f32>() * element_bytes;
         let bytes_of = |pages: usize, page: usize| (pages as u64).saturating_mul(page as u64);
         let bytes = match self {
             Self::Tokens(tokens) => {
@@ -182,7 +198,9 @@ mod tests {
         let pages = |kv, world, available| {
             let limits = EngineLimits { kv, ..EngineLimits::default() };
             let dp = [(Attention::Dp, HeadShare::ALL)];
-            limits.fitted(&model, &dp[..], world, available).map(|limits| limits.kv_pages.of(Attention::Dp))
+            limits
+                .fitted(&model, &dp[..], world, KvMemory::host(available))
+                .map(|limits| limits.kv_pages.of(Attention::Dp))
         };
         assert_eq!(pages(KvBudget::Auto, 4, None), Ok(512));
         assert_eq!(pages(KvBudget::Auto, 4, Some(u64::MAX)), Ok(512));
@@ -201,7 +219,7 @@ mod tests {
         let half = HeadShare::new(&model, 0, 2).unwrap();
         let both = [(Attention::Tp, half), (Attention::Dp, HeadShare::ALL)];
         let fitted = |kv, shares: &[AttentionShare]| {
-            EngineLimits { kv, ..EngineLimits::default() }.fitted(&model, shares, 2, None).unwrap()
+            EngineLimits { kv, ..EngineLimits::default() }.fitted(&model, shares, 2, KvMemory::host(None)).unwrap()
         };
         let limits = fitted(KvBudget::Tokens(20 * PAGE_TOKENS), &both);
         assert_eq!((limits.kv_pages.of(Attention::Tp), limits.kv_pages.of(Attention::Dp)), (20, 10));

@@ -31,7 +31,7 @@ mod together;
 
 pub(crate) use inbox::Inbox;
 pub use limits::{EngineLimits, KvBudget};
-pub(crate) use limits::{KvPages, UnitLimits};
+pub(crate) use limits::{KvMemory, KvPages, UnitLimits};
 pub(crate) use request::{Finish, RankStats, Sampling, SequenceEvent, SequenceRequest, StopRules, TokenLogprobs};
 pub(crate) use run::{Emit, Engine, EngineEnd};
 pub(crate) use switch::{SwitchOrder, SwitchReport, SwitchTo};

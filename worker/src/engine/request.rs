@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ep::{Counters, Timings};
-use crate::model::{ExpertFetches, KvUsage};
+use crate::model::{DeviceWork, ExpertFetches, KvUsage};
 
 /// One sequence to run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -129,6 +129,9 @@ pub(crate) struct RankStats {
     pub(crate) cached_tokens: u64,
     /// Of experts that are streamed.
     pub(crate) fetches: Option<ExpertFetches>,
+    /// What its GPU was asked, if it has one.
+    #[serde(default)]
+    pub(crate) device: Option<DeviceWork>,
     /// Prompt and generated tokens of all sequences here, running and waiting.
     pub(crate) total_tokens: u64,
 }

@@ -298,6 +298,7 @@ impl Engine {
             kv: self.pool.usage(),
             cached_tokens: self.cached_tokens,
             fetches: self.model.expert_fetches(),
+            device: self.model.device_work(),
             total_tokens: total(running_tokens + waiting_tokens),
         };
         (self.emit)(FromRank::Stats { ticket, stats: Box::new(stats) });

@@ -356,6 +356,18 @@ impl ExpertParallel {
         self.counters.add(layer, &traffic, levels);
     }
 
+    /// The dispatch that was planned last.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn plan(&self) -> &DispatchPlan {
+        &self.plan
+    }
+
+    /// Where the experts of a layer are.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn hosts(&self, layer: LayerIdx) -> &LayerHosts {
+        &self.layers[layer.index()]
+    }
+
     fn log(&self, what: impl FnOnce(&StageLog)) {
         if let Some(stages) = &self.stages {
             what(stages);

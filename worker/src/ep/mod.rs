@@ -37,6 +37,8 @@ mod wire;
 
 pub use counters::{ByPlace, Collective, Counters, LayerTraffic, LevelBytes, RowCounts, StepPhase, Traffic};
 pub use exchange::{ExpertParallel, LocalExperts, RoutedBatch, WorldMismatch};
+#[cfg(feature = "gpu")]
+pub(crate) use hosts::{LayerHosts, NotHere};
 pub use layout::{ExpertLayout, NodeLayout};
 pub(crate) use poll::poll_until;
 pub(crate) use semmoe_kernels::collectives::{AllRows, Norm, OwnRows};

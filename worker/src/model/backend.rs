@@ -92,6 +92,6 @@ pub(super) struct WantedRows {
 pub(super) struct WantedItem {
     /// Its place in the step.
     pub(super) at: usize,
-    #[expect(dead_code, reason = "the CPU has all logits at hand")]
+    #[cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "the CPU has all logits at hand"))]
     pub(super) wants: Wants,
 }

@@ -57,6 +57,12 @@ impl CacheShape {
         page::elements(self) * size_of::<f32>()
     }
 
+    /// Of pages whose keys and values lie elsewhere, under the same ids.
+    #[cfg(feature = "gpu")]
+    pub(super) fn elsewhere(self) -> Self {
+        Self { layers: 0, ..self }
+    }
+
     /// Elements from one value to the next.
     pub(super) fn value_stride(&self) -> usize {
         self.value_width.next_multiple_of(NR)

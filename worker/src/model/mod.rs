@@ -8,7 +8,7 @@
 //! | `weights` | the weights that a rank keeps: one block for all families |
 //! | `step` | the input and the output of a step |
 //! | `forward` | a step through all layers |
-//! | `backend` | what computes a step; `cpu` does it on the host |
+//! | `backend` | what computes a step; `cpu` does it on the host, `gpu` on a GPU |
 //! | `share` | the heads of a rank with attention tp, and its part of every expert with experts tp |
 //! | `rows` | attention tp: which rows go to which rank |
 //! | `attention`, `kv`, `rope` | causal attention over one sequence's cache |
@@ -31,6 +31,8 @@ mod cpu;
 mod error;
 mod expert;
 mod forward;
+#[cfg(feature = "gpu")]
+pub mod gpu;
 mod grouped;
 mod kv;
 mod latent;
@@ -50,6 +52,10 @@ mod weights;
 use std::path::Path;
 use std::sync::Arc;
 
+#[cfg(feature = "gpu")]
+use semmoe_kernels::Dtype;
+#[cfg(feature = "gpu")]
+use semmoe_kernels_cuda::unit::UnitRank;
 use semmoe_tables::{Attention, ExpertCopies, GroupId, RankId, Tables};
 
 pub(crate) use agree::allgather_messages;
@@ -68,7 +74,7 @@ pub use kv::{
 pub use probe::Probe;
 pub use share::HeadShare;
 pub(crate) use share::expert_columns;
-pub use step::{Next, StepItem, StepOutput, Wants, likeliest};
+pub use step::{DeviceWork, Next, StepItem, StepOutput, Wants, likeliest};
 pub use streamed::ExpertFetches;
 pub(crate) use streamed::check_expert_memory;
 pub use switch::{Objection, SwitchOutcome};
@@ -124,15 +130,23 @@ pub struct Model {
     out: StepOutput,
 }
 
+/// What a GPU refuses of a unit that serves.
+#[cfg(feature = "gpu")]
+const CHANGES: &str = "a change of layout";
+
 /// What computes the model.
 enum Backend {
     Cpu(Box<CpuBackend>),
+    #[cfg(feature = "gpu")]
+    Gpu(Box<dyn ComputeBackend>),
 }
 
 impl Backend {
     fn compute(&mut self) -> &mut dyn ComputeBackend {
         match self {
             Self::Cpu(cpu) => &mut **cpu,
+            #[cfg(feature = "gpu")]
+            Self::Gpu(gpu) => &mut **gpu,
         }
     }
 
@@ -140,12 +154,16 @@ impl Backend {
     fn cpu(&self) -> Result<&CpuBackend, ModelError> {
         match self {
             Self::Cpu(cpu) => Ok(cpu),
+            #[cfg(feature = "gpu")]
+            Self::Gpu(_) => Err(ModelError::NotOnGpu(CHANGES)),
         }
     }
 
     fn cpu_mut(&mut self) -> Result<&mut CpuBackend, ModelError> {
         match self {
             Self::Cpu(cpu) => Ok(cpu),
+            #[cfg(feature = "gpu")]
+            Self::Gpu(_) => Err(ModelError::NotOnGpu(CHANGES)),
         }
     }
 }
@@ -243,6 +261,49 @@ impl Model {
         Ok(Self { config, division, other, backend: Backend::Cpu(Box::new(cpu)), pool, scratch, out })
     }
 
+    /// The same on a GPU, for a unit of such ranks: whole experts or slices of them, attention dp or tp. It has
+    /// `settings.pages` pages, which one pool uses at a time: its own ([`Model::new_sequence`]), or another of as many.
+    ///
+    /// # Errors
+    /// As [`Model::load_divided`]; what only the CPU computes; memory of the GPU that is short.
+    #[cfg(feature = "gpu")]
+    pub fn load_on(
+        model_dir: &Path,
+        placement: impl Into<ExpertCopies>,
+        layout: ExpertLayout,
+        attention: impl Into<AttentionPlan>,
+        settings: gpu::GpuSettings,
+        rank: UnitRank,
+        link: gpu::GpuLink,
+    ) -> Result<Self, ModelError> {
+        use crate::ep::Lockstep as _;
+        let (copies, plan) = (placement.into(), attention.into());
+        let config = Arc::new(ModelConfig::load(model_dir)?);
+        let at = Place { rank: link.rank(), world: link.world() };
+        check_placement(&config, GroupId::new(layout.host(at.rank) as u16), &copies)?;
+        let refused = [
+            (matches!(config.attention, AttentionKind::Latent(_)), "latent attention (MLA)"),
+            (layout.nodes().is_some(), "hybrid experts"),
+            (plan.both, CHANGES),
+            (plan.group.is_some_and(|ranks| ranks != at.world), "attention in groups of ranks"),
+        ];
+        if let Some((_, what)) = refused.into_iter().find(|(refused, _)| *refused) {
+            return Err(ModelError::NotOnGpu(what));
+        }
+        let division = Division::new(&config, at, &plan, plan.start)?;
+        let share = division.share;
+        let (checkpoint, spread) = (Checkpoint::open(model_dir)?, ExpertSpread { layout, copies });
+        let load = gpu::GpuLoad { checkpoint: &checkpoint, config: &config, at, share, spread: &spread, settings };
+        let backend: Box<dyn ComputeBackend> = match settings.dtype {
+            Dtype::F32 => Box::new(gpu::GpuBackend::<f32>::load(&load, rank, link)?),
+            Dtype::Bf16 => Box::new(gpu::GpuBackend::<half::bf16>::load(&load, rank, link)?),
+            Dtype::F16 => return Err(ModelError::NotOnGpu("f16")),
+        };
+        let pool = KvPool::new(share.cache_shape(&config).elsewhere(), settings.pages, false);
+        let (scratch, out) = (Scratch::default(), StepOutput::default());
+        Ok(Self { config, division, other: None, backend: Backend::Gpu(backend), pool, scratch, out })
+    }
+
     /// The checkpoint's configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
@@ -254,6 +315,11 @@ impl Model {
             RankExperts::Resident(_) => None,
             RankExperts::Streamed(experts) => Some(experts.fetches()),
         }
+    }
+
+    /// What its GPU was asked since the start; none on the CPU.
+    pub fn device_work(&self) -> Option<DeviceWork> {
+        self.out.device
     }
 
     /// The shape of a sequence's cache on this rank, as far as it lies in memory of the host.

@@ -51,6 +51,12 @@ impl RotaryTable {
         }
     }
 
+    /// Cosines and sines of all positions so far, each `[positions, dim / 2]`.
+    #[cfg(feature = "gpu")]
+    pub(super) fn all(&self) -> [&[f32]; 2] {
+        [&self.cos, &self.sin]
+    }
+
     /// Rotates one head, all of whose elements turn, to a position that the table reaches.
     pub(super) fn turn(&self, position: usize, head: &mut [f32]) {
         let half = self.frequencies.len();

@@ -1,5 +1,7 @@
 //! The input and the output of one step of a rank.
 
+use std::time::Duration;
+
 use super::KvCache;
 use super::compute::first_largest;
 use crate::ep::StepPhase;
@@ -41,6 +43,21 @@ pub fn likeliest(logits: &[f32]) -> Option<u32> {
     first_largest(logits).and_then(|id| u32::try_from(id).ok())
 }
 
+/// What a GPU was asked since the start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
+pub struct DeviceWork {
+    /// Kernels, without those of collectives.
+    pub launches: u64,
+    /// Reads that waited for the GPU.
+    pub synchronisations: u64,
+    /// How long they waited.
+    pub waited: Duration,
+    /// Bytes from the host, without those of collectives.
+    pub written: u64,
+    /// Bytes to the host.
+    pub read: u64,
+}
+
 /// The results of one step, in buffers that the next step reuses.
 #[derive(Default)]
 pub struct StepOutput {
@@ -57,6 +74,8 @@ pub struct StepOutput {
     pub(super) routes: Vec<u16>,
     /// L x k
     pub(super) route_width: usize,
+    /// Of a GPU.
+    pub(super) device: Option<DeviceWork>,
 }
 
 /// Where the result of an item is.
@@ -66,7 +85,7 @@ pub(super) enum ItemResult {
     /// A row of the logits.
     Logits(usize),
     /// One of the likeliest.
-    #[expect(dead_code, reason = "the CPU has all logits at hand")]
+    #[cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "the CPU has all logits at hand"))]
     Likeliest(usize),
 }
 

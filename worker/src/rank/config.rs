@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::cpus::CpuList;
 use super::device::{self, DeviceChoice};
 use super::error::WorkerError;
+#[cfg(feature = "gpu")]
+use super::gpu::GpuProvider;
 use crate::control::{Location, Secret, TransportChoice};
 use crate::engine::EngineLimits;
 use crate::ep::{ExpertLayout, WireType};
@@ -55,6 +57,9 @@ pub struct WorkerConfig {
     pub rendezvous: SocketAddr,
     /// The processor that computes, and how many ranks this process runs.
     pub device: DeviceChoice,
+    /// What has the GPU of [`DeviceChoice::Cuda`].
+    #[cfg(feature = "gpu")]
+    pub gpu: Option<Arc<dyn GpuProvider>>,
     /// How experts are divided among ranks.
     pub experts: ExpertLayout,
     /// Expert domains: with whole experts and without tables, each rank holds the experts of all ranks of its domain.
@@ -133,6 +138,8 @@ impl WorkerConfig {
             world,
             rendezvous,
             device: DeviceChoice::Cpu,
+            #[cfg(feature = "gpu")]
+            gpu: None,
             experts: ExpertLayout::default(),
             domains: Domains::NONE,
             nodes: None,

@@ -19,6 +19,8 @@ mod device;
 mod error;
 mod follower;
 mod front;
+#[cfg(feature = "gpu")]
+mod gpu;
 mod prepare;
 mod several;
 mod start;
@@ -28,6 +30,8 @@ pub use config::{Announce, WorkerConfig, WorkerEvent};
 pub use cpus::{CpuError, CpuList};
 pub use device::{DeviceChoice, gpu_kernels};
 pub use error::WorkerError;
+#[cfg(feature = "gpu")]
+pub use gpu::GpuProvider;
 
 use crate::control::RendezvousError;
 
@@ -39,6 +43,8 @@ use crate::control::RendezvousError;
 /// One sentence: arguments, files or peers that do not fit, before anything is served; or the rank that was lost.
 pub fn run(config: WorkerConfig) -> Result<(), WorkerError> {
     config.check()?;
+    #[cfg(feature = "gpu")]
+    let config = gpu::with_gpu(config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(if config.rank == 0 { 2 } else { 1 })
         .enable_all()

@@ -19,7 +19,7 @@ use super::device;
 use super::error::WorkerError;
 
 use crate::control::Identity;
-use crate::engine::UnitLimits;
+use crate::engine::{KvMemory, UnitLimits};
 use crate::ep::{ExpertLayout, ExpertSpread, StageLog};
 use crate::memory::available_bytes;
 use crate::model::{
@@ -125,8 +125,10 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         top_p: generation.top_p.unwrap_or(neutral.top_p),
         top_k: generation.top_k.unwrap_or(neutral.top_k),
     };
-    let limits =
-        config.limits.fitted(&model, &shares[..], config.world, available_bytes()).map_err(WorkerError::arguments)?;
+    let limits = config
+        .limits
+        .fitted(&model, &shares[..], config.world, kv_memory(config, &model_dir)?)
+        .map_err(WorkerError::arguments)?;
     let tokenizer = Arc::new(tokenizer);
     Ok(Prepared {
         served: ServedModel { name, dir: model_dir, config: model, tokenizer, template, eos, defaults },
@@ -139,6 +141,16 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         tables_root,
         limits,
     })
+}
+
+/// The memory that keys and values may take: of a GPU what the weights leave of it.
+fn kv_memory(config: &WorkerConfig, model_dir: &Path) -> Result<KvMemory, WorkerError> {
+    #[cfg(feature = "gpu")]
+    if let Some(memory) = super::gpu::kv_memory(config, model_dir)? {
+        return Ok(memory);
+    }
+    let (_, _) = (config, model_dir);
+    Ok(KvMemory::host(available_bytes()))
 }
 
 /// The folder of the tables that the unit may be switched to, without links.

@@ -13,10 +13,16 @@ use super::config::WorkerConfig;
 use super::cpus::CpuList;
 use super::device::DeviceChoice;
 use super::error::WorkerError;
+#[cfg(feature = "gpu")]
+use super::gpu;
 use super::prepare::{Prepared, StageFile};
 use crate::control::Ends;
 use crate::engine::{Emit, Engine, EngineEnd, Inbox, UnitLimits};
+#[cfg(feature = "gpu")]
+use crate::ep::Lockstep;
 use crate::ep::{ExpertParallel, LocalTransport, ShmTransport, StageLog, TcpTransport, WireRows, WireType};
+#[cfg(feature = "gpu")]
+use crate::model::gpu::GpuLink;
 use crate::model::{AttentionPlan, ExpertMemory, ExpertRoom, Model, instructions, with_threads};
 use crate::unit::Lost;
 
@@ -29,6 +35,9 @@ pub(super) struct Connected {
     /// The carrier of data between the ranks.
     pub(super) transport: &'static str,
     stages: Option<StageFile>,
+    /// Of ranks on GPUs.
+    #[cfg(feature = "gpu")]
+    link: Option<GpuLink>,
 }
 
 /// Takes over the data links and, where the ranks exchange through it, the memory.
@@ -38,9 +47,17 @@ pub(super) fn connect(config: &WorkerConfig, prepared: &Prepared, ends: Ends) ->
     let near = ends.memory.as_ref().map(|shared| shared.ranks.clone()).unwrap_or_default();
     let node = prepared.node.clone().map_or_else(|| near.clone(), |node| node.collect());
     let log = stages.as_ref().map(|file| file.log.clone());
-    let unit = match wire {
-        WireType::F32 => ends.join(WireRows::f32, config, log.clone()),
-        WireType::Bf16 => ends.join(WireRows::bf16, config, log.clone()),
+    #[cfg(feature = "gpu")]
+    let mut link = None;
+    let unit = match (config.device, wire) {
+        #[cfg(feature = "gpu")]
+        (DeviceChoice::Cuda { dtype, .. }, _) => {
+            let (joined, rows) = gpu::join(config, dtype, ends)?;
+            link = Some(joined);
+            Ok(rows)
+        }
+        (_, WireType::F32) => ends.join(WireRows::f32, config, log.clone()),
+        (_, WireType::Bf16) => ends.join(WireRows::bf16, config, log.clone()),
     };
     let unit = unit.map_err(WorkerError::Runtime)?;
     tracing::info!(rank = config.rank, transport, %wire, "the rank is connected");
@@ -50,7 +67,15 @@ pub(super) fn connect(config: &WorkerConfig, prepared: &Prepared, ends: Ends) ->
         .with_attention_groups(config.attention_groups.into());
     ep.stages = log;
     let inbox = Inbox::new(ep.waker());
-    Ok(Connected { ep, near, inbox, transport, stages })
+    Ok(Connected {
+        ep,
+        near,
+        inbox,
+        transport,
+        stages,
+        #[cfg(feature = "gpu")]
+        link,
+    })
 }
 
 impl Ends {
@@ -61,6 +86,19 @@ impl Ends {
             Some(_) => "mixed",
             None => "tcp",
         }
+    }
+
+    /// The link alone, without rows.
+    #[cfg(feature = "gpu")]
+    pub(super) fn link(self, config: &WorkerConfig) -> io::Result<Box<dyn Lockstep>> {
+        let (rank, limit) = (usize::from(config.rank), config.collective_timeout);
+        Ok(match self.memory {
+            _ if self.data.len() == 1 => Box::new(LocalTransport::mesh(1).remove(0)),
+            Some(shared) if shared.ranks.len() == self.data.len() => {
+                Box::new(ShmTransport::new::<f32>(rank, shared.memory, self.data, limit)?.0)
+            }
+            _ => Box::new(TcpTransport::new(rank, self.data, limit)?),
+        })
     }
 
     fn join<T: Element>(
@@ -95,20 +133,19 @@ impl Ends {
     }
 }
 
-/// The rank's model, where it is to compute.
+/// The rank's model on the host.
 fn load(config: &WorkerConfig, prepared: &Prepared) -> Result<Model, WorkerError> {
-    let (rank, tables) = (RankId::new(config.rank), prepared.shuffle.clone());
+    let rank = RankId::new(config.rank);
     let memory = config.expert_memory.map(ExpertMemory::Bytes);
     let experts = ExpertRoom { layout: config.experts, slots: config.expert_slots, memory };
-    let group = Some((config.world / config.attention_groups).into());
-    let attention = AttentionPlan { start: config.attention, both: config.both_attentions, group, tables };
-    match config.device {
-        DeviceChoice::Cpu => {
-            Ok(Model::load_divided(&prepared.served.dir, rank, &prepared.placement, experts, attention)?)
-        }
-        // Model::load_on with the rank's part of the GPU.
-        DeviceChoice::Cuda { .. } => Err(WorkerError::arguments("models are not computed on a GPU yet")),
-    }
+    let attention = attention_plan(config, prepared);
+    Ok(Model::load_divided(&prepared.served.dir, rank, &prepared.placement, experts, attention)?)
+}
+
+/// How the rank divides attention.
+fn attention_plan(config: &WorkerConfig, prepared: &Prepared) -> AttentionPlan {
+    let (group, tables) = (Some((config.world / config.attention_groups).into()), prepared.shuffle.clone());
+    AttentionPlan { start: config.attention, both: config.both_attentions, group, tables }
 }
 
 impl Connected {
@@ -124,6 +161,12 @@ impl Connected {
         ended: impl FnOnce(Result<EngineEnd, Lost>) + Send + 'static,
     ) -> Result<JoinHandle<Engine>, WorkerError> {
         let rank = RankId::new(config.rank);
+        #[cfg(feature = "gpu")]
+        let mut model = match self.link {
+            None => load(config, prepared)?,
+            Some(link) => gpu::load(config, prepared, limits, attention_plan(config, prepared), link)?,
+        };
+        #[cfg(not(feature = "gpu"))]
         let mut model = load(config, prepared)?;
         let (threads, cpus) = (config.threads, config.cpus.clone());
         model.share_experts(&self.near);

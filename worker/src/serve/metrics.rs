@@ -10,7 +10,7 @@ use axum::response::IntoResponse;
 use super::app::App;
 use crate::engine::RankStats;
 use crate::ep::{ByPlace, Collective, StepCount, StepPhase, TimedCollective, Traffic};
-use crate::model::{ExpertFetches, KvUsage};
+use crate::model::{DeviceWork, ExpertFetches, KvUsage};
 use crate::unit::{LayoutName, SwitchHistory, SwitchKind};
 
 /// `GET /metrics`. Counts are asked of every rank between two of its steps, so that they are exact when nothing runs;
@@ -40,6 +40,7 @@ fn render(layers: &[u16], stats: &[RankStats], in_flight: &[usize], up: bool) ->
     });
     times(&mut page, layers, stats);
     fetches(&mut page, stats);
+    devices(&mut page, stats);
     let help = "Prompt tokens that needed no computing.";
     page.counter("semmoe_cached_prompt_tokens_total", help, stats, |stats| [("", stats.cached_tokens)]);
     page.family("semmoe_kv_pages", "gauge", "Pages of the key-value cache: held by sequences, kept for reuse, free.");
@@ -135,6 +136,24 @@ fn fetches(page: &mut Page, stats: &[RankStats]) {
     family("semmoe_expert_wait_seconds_total", "counter", help, |of| of.waited.as_secs_f64());
     let help = "Share of the time of reading that no step waited for, since the start.";
     family("semmoe_expert_fetch_hidden_ratio", "gauge", help, ExpertFetches::hidden);
+}
+
+/// What GPUs were asked, of ranks that have one.
+fn devices(page: &mut Page, stats: &[RankStats]) {
+    if stats.iter().all(|stats| stats.device.is_none()) {
+        return;
+    }
+    let mut family = |name, help, of: fn(&DeviceWork) -> f64| {
+        page.family(name, "counter", help);
+        page.by_rank(stats, |stats| stats.device.as_ref().map(|work| ("", of(work))));
+    };
+    family("semmoe_gpu_launches_total", "Kernels launched, without those of collectives.", |of| of.launches as f64);
+    let help = "Reads for which the host waited until the GPU was done.";
+    family("semmoe_gpu_synchronisations_total", help, |of| of.synchronisations as f64);
+    family("semmoe_gpu_wait_seconds_total", "Time of these waits.", |of| of.waited.as_secs_f64());
+    let help = "Bytes from host to GPU, without those of collectives.";
+    family("semmoe_gpu_written_bytes_total", help, |of| of.written as f64);
+    family("semmoe_gpu_read_bytes_total", "Bytes from GPU to host.", |of| of.read as f64);
 }
 
 /// Where the ranks' time went.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::NormIn;
 
-use super::mover::{MoveError, Region, Room, RowMover, SentRows, SplitRows, Stream, cut, padded};
+use super::mover::{MoveError, Region, Room, RowMover, SentRows, SplitRows, Stream, check_room, cut, padded};
 use super::space::{DeviceRows, Gpu};
 use crate::calls::{Allgather, RowOrder};
 use crate::error::Stopped;
@@ -90,6 +90,22 @@ impl<R: Runner> PeerMemory<R> {
         Ok(Self { team, stream, parts, counts, source_offsets, no_experts })
     }
 
+    /// Whether all rows are its own: then all tokens are sent to itself, in their order.
+    fn is_alone(&self) -> bool {
+        self.team.ranks() == 1
+    }
+
+    /// The rows of a call from one place to another.
+    fn copy(&self, from: Buffer, to: Buffer, call: SentRows<'_>) -> Result<(), MoveError> {
+        let bytes = call.rows.bytes_of(call.sent[0].into());
+        check_room("rows", to, bytes)?;
+        match bytes {
+            0 => Ok(()),
+            // SAFETY: rows are what `DeviceRows` promises; the rest is the promise of `new`.
+            _ => unsafe { self.stream.runner.copy(from, Buffer { bytes, ..to }) }.map_err(MoveError::Device),
+        }
+    }
+
     /// Rows of `row_bytes` bytes that every rank has room for.
     fn capacity(&self, row_bytes: u64) -> u64 {
         let [rows, _, tokens, ..] = self.parts.each_ref().map(|of| of.first().map_or(0, |part| part.bytes));
@@ -145,6 +161,10 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
     }
 
     fn dispatch(&mut self, call: SentRows<'_>, x: DeviceRows<'_, T>) -> Result<(), MoveError> {
+        if self.is_alone() {
+            let to = RowMover::<T>::region(self, Region::Rows);
+            return self.copy(x.buffer(), to, call);
+        }
         self.stream.write_places(call.places)?;
         // SAFETY: the peers have read the counts of the last dispatch when its kernel ended.
         unsafe { self.stream.write("counts", call.sent, self.counts)? };
@@ -170,6 +190,9 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
     }
 
     fn combine(&mut self, call: SentRows<'_>, out: DeviceRows<'_, T>) -> Result<(), MoveError> {
+        if self.is_alone() {
+            return self.copy(RowMover::<T>::region(self, Region::Sums), out.buffer(), call);
+        }
         let launch = Combine {
             tokens: &[call.rows.tokens],
             hidden: call.rows.hidden,

@@ -179,6 +179,12 @@ impl KvCache {
         routes
     }
 
+    /// The ids of its pages, in the order of its tokens.
+    #[cfg(feature = "gpu")]
+    pub(in crate::model) fn page_ids(&self) -> &[PageId] {
+        &self.chain.pages
+    }
+
     pub(super) fn chain(&self) -> &Chain {
         &self.chain
     }

@@ -1,0 +1,190 @@
+//! The worker's steps over the CUDA sources: what the GPU computes is what the CPU computes.
+
+mod serving;
+mod unit;
+
+use std::path::{Path, PathBuf};
+
+use semmoe_kernels::Dtype;
+use semmoe_tables::{Attention, ExpertCopies, Placement};
+use semmoe_worker::ep::{ExpertLayout, ExpertParallel, LocalTransport, StepPhase};
+use semmoe_worker::model::{KvCache, Model, ModelConfig, Next, StepItem, Wants, likeliest};
+
+use unit::{Layout, Rank, on_gpus};
+
+/// Greedy texts end here.
+const NEW_TOKENS: usize = 6;
+/// Longer prompts come in two steps.
+const CUT: usize = 33;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../worker/tests/fixtures").join(name)
+}
+
+/// Prompts of several lengths; with the answers as long as a fixture's context.
+fn prompts(vocabulary: usize) -> Vec<Vec<u32>> {
+    let mut random = fastrand::Rng::with_seed(38);
+    [5, 1, 58, 17, 40].into_iter().map(|len| (0..len).map(|_| random.u32(..vocabulary as u32)).collect()).collect()
+}
+
+/// Continues prompts greedily, their first step cut at `cut` tokens; logits after each token.
+fn continued(rank: &mut Rank, prompts: &[Vec<u32>], cut: usize) -> Vec<Text> {
+    let mut kvs: Vec<KvCache> = prompts.iter().map(|_| rank.model.new_sequence()).collect();
+    let mut texts: Vec<Text> = prompts.iter().map(|_| Text::default()).collect();
+    let all: Vec<usize> = (0..prompts.len()).collect();
+    let parts = |prompt: &[u32]| prompt.len().min(cut);
+    let heads: Vec<&[u32]> = prompts.iter().map(|prompt| &prompt[..parts(prompt)]).collect();
+    let ends: Vec<bool> = prompts.iter().map(|prompt| prompt.len() <= cut).collect();
+    rank.step(&all, &mut kvs, &heads, &ends, &mut texts);
+    let rest: Vec<usize> = all.iter().copied().filter(|&at| !ends[at]).collect();
+    let tails: Vec<&[u32]> = rest.iter().map(|&at| &prompts[at][cut..]).collect();
+    rank.step(&rest, &mut kvs, &tails, &vec![true; rest.len()], &mut texts);
+    for _ in 1..NEW_TOKENS {
+        let last: Vec<Vec<u32>> = texts.iter().map(|text| vec![text.tokens[text.tokens.len() - 1]]).collect();
+        let last: Vec<&[u32]> = last.iter().map(|token| &token[..]).collect();
+        rank.step(&all, &mut kvs, &last, &vec![true; all.len()], &mut texts);
+    }
+    texts
+}
+
+/// The answer of one prompt.
+#[derive(Clone, Default, PartialEq, Debug)]
+struct Text {
+    tokens: Vec<u32>,
+    logits: Vec<Vec<f32>>,
+}
+
+impl Rank {
+    /// One step of some of the sequences.
+    fn step(&mut self, which: &[usize], kvs: &mut [KvCache], tokens: &[&[u32]], ends: &[bool], texts: &mut [Text]) {
+        let phase = StepPhase::Prefill;
+        let mut given = tokens.iter().zip(ends);
+        let mut items = Vec::new();
+        for (at, kv) in kvs.iter_mut().enumerate() {
+            if which.contains(&at) {
+                let (tokens, ends) = given.next().unwrap();
+                let wants = if *ends { Wants::Logits } else { Wants::Nothing };
+                items.push(StepItem { kv, tokens, wants, phase });
+            }
+        }
+        let out = self.model.step(&mut items, &mut self.ep).unwrap();
+        for (item, &at) in which.iter().enumerate() {
+            if let Some(logits) = out.logits(item) {
+                texts[at].tokens.push(likeliest(logits).unwrap());
+                texts[at].logits.push(logits.to_vec());
+            }
+        }
+    }
+}
+
+/// The CPU's answers.
+fn expected(dir: &Path, prompts: &[Vec<u32>]) -> Vec<Text> {
+    let config = ModelConfig::load(dir).unwrap();
+    let placement = contiguous(&config, 1);
+    let model = Model::load(dir, semmoe_tables::RankId::new(0), &placement).unwrap();
+    let ep = ExpertParallel::new(Box::new(LocalTransport::mesh(1).remove(0)), &placement).unwrap();
+    continued(&mut Rank { model, ep }, prompts, CUT)
+}
+
+fn contiguous(config: &ModelConfig, groups: u16) -> Placement {
+    Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, groups).unwrap()
+}
+
+/// The largest difference of two texts' logits, over the largest of them; up to the first token that differs.
+fn furthest(found: &[Text], expected: &[Text]) -> f32 {
+    let mut most: f32 = 0.0;
+    for (found, expected) in found.iter().zip(expected) {
+        let same = found.tokens.iter().zip(&expected.tokens).take_while(|(a, b)| a == b).count();
+        for (found, expected) in found.logits.iter().zip(&expected.logits).take(same + 1) {
+            let scale = expected.iter().fold(1.0f32, |most, logit| most.max(logit.abs()));
+            most = found.iter().zip(expected).fold(most, |most, (a, b)| {
+                let difference = (a - b).abs() / scale;
+                if difference.is_nan() { f32::INFINITY } else { most.max(difference) }
+            });
+        }
+    }
+    most
+}
+
+fn holds(family: &str, layout: Layout) {
+    let dir = fixture(family);
+    let config = ModelConfig::load(&dir).unwrap();
+    let prompts = prompts(config.vocab_size);
+    let expected = expected(&dir, &prompts);
+    let placement: ExpertCopies = (&contiguous(&config, layout.world as u16)).into();
+    let Some(found) = on_gpus(&dir, &placement, layout, |mut rank| {
+        let (me, world) = (usize::from(rank.ep.rank().get()), layout.world);
+        let mine: Vec<usize> = match layout.attention {
+            Attention::Dp => (me..prompts.len()).step_by(world).collect(),
+            Attention::Tp => (0..prompts.len()).collect(),
+        };
+        let own: Vec<Vec<u32>> = mine.iter().map(|&at| prompts[at].clone()).collect();
+        (mine, continued(&mut rank, &own, CUT))
+    }) else {
+        return;
+    };
+    for (mine, texts) in found {
+        let expected: Vec<Text> = mine.iter().map(|&at| expected[at].clone()).collect();
+        let furthest = furthest(&texts, &expected);
+        // A near tie of the router may choose another expert in bf16.
+        let limit = if layout.dtype == Dtype::F32 { 1e-4 } else { 0.15 };
+        assert!(furthest < limit, "{family}, {layout:?}: logits differ by {furthest}");
+        if layout.dtype == Dtype::F32 {
+            for (found, expected) in texts.iter().zip(&expected) {
+                assert_eq!(found.tokens, expected.tokens, "{family}, {layout:?}");
+            }
+        }
+    }
+}
+
+const FAMILIES: [&str; 4] = ["qwen3-moe", "mixtral", "olmoe", "qwen2-moe"];
+
+#[test]
+fn one_gpu_computes_what_the_cpu_computes() {
+    for family in FAMILIES {
+        holds(family, Layout::new(1, Attention::Dp, ExpertLayout::Ep, Dtype::F32));
+    }
+}
+
+#[test]
+fn ranks_with_attention_dp_do() {
+    for (world, experts) in [(2, ExpertLayout::Ep), (2, ExpertLayout::Tp), (4, ExpertLayout::Ep)] {
+        holds("qwen3-moe", Layout::new(world, Attention::Dp, experts, Dtype::F32));
+    }
+    holds("mixtral", Layout::new(2, Attention::Dp, ExpertLayout::Ep, Dtype::F32));
+}
+
+#[test]
+fn ranks_with_attention_tp_do() {
+    for (world, experts) in [(2, ExpertLayout::Ep), (2, ExpertLayout::Tp), (4, ExpertLayout::Ep)] {
+        holds("qwen3-moe", Layout::new(world, Attention::Tp, experts, Dtype::F32));
+    }
+    holds("olmoe", Layout::new(2, Attention::Tp, ExpertLayout::Ep, Dtype::F32));
+}
+
+#[test]
+fn in_bf16_logits_are_near() {
+    holds("qwen3-moe", Layout::new(1, Attention::Dp, ExpertLayout::Ep, Dtype::Bf16));
+    holds("mixtral", Layout::new(2, Attention::Tp, ExpertLayout::Ep, Dtype::Bf16));
+}
+
+#[test]
+fn the_likeliest_alone_is_the_same_token() {
+    let dir = fixture("qwen3-moe");
+    let config = ModelConfig::load(&dir).unwrap();
+    let layout = Layout::new(1, Attention::Dp, ExpertLayout::Ep, Dtype::F32);
+    let placement: ExpertCopies = (&contiguous(&config, 1)).into();
+    on_gpus(&dir, &placement, layout, |mut rank| {
+        let both = [Wants::Logits, Wants::Likeliest].map(|wants| {
+            let mut kv = rank.model.new_sequence();
+            let tokens = [3, 1, 4, 1, 5];
+            let mut items = [StepItem { kv: &mut kv, tokens: &tokens, wants, phase: StepPhase::Prefill }];
+            match rank.model.step(&mut items, &mut rank.ep).unwrap().next(0).unwrap() {
+                Next::Logits(logits) => (wants, likeliest(logits)),
+                Next::Likeliest(token) => (Wants::Likeliest, token),
+            }
+        });
+        assert_eq!(both[0].1, both[1].1);
+        assert_eq!(both.map(|(wants, _)| wants), [Wants::Logits, Wants::Likeliest]);
+    });
+}

@@ -1,0 +1,116 @@
+//! The worker's whole loop over the CUDA sources: HTTP requests to tokens.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::JoinHandle;
+
+use semmoe_kernels::Dtype;
+use semmoe_kernels_cuda::unit::{Room, UnitRank};
+use semmoe_kernels_shim::Shim;
+use semmoe_tables::Attention;
+use semmoe_worker::{DeviceChoice, EngineLimits, GpuProvider, KvBudget, WorkerConfig, WorkerError, WorkerEvent, run};
+
+use crate::unit::{ShimUnit, shim};
+
+struct ShimGpu {
+    shim: &'static Shim,
+    unit: Mutex<Option<ShimUnit>>,
+}
+
+impl GpuProvider for ShimGpu {
+    fn free_bytes(&self) -> Result<u64, String> {
+        Ok(1 << 30)
+    }
+
+    fn rank(&self, rank: usize, room: Room) -> Result<UnitRank, String> {
+        let mut unit = self.unit.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(unit.get_or_insert_with(|| ShimUnit::new(self.shim, room)).rank(rank))
+    }
+}
+
+/// A unit that serves, all of it in this process.
+struct Unit {
+    http: SocketAddr,
+    shutdown: semmoe_worker::Shutdown,
+    process: JoinHandle<Result<(), WorkerError>>,
+}
+
+impl Unit {
+    fn start(gpu: Option<&'static Shim>, world: u16, attention: Attention) -> Self {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/tiny-qwen3moe-15m");
+        let mut config = WorkerConfig::new(model, 0, world, ([127, 0, 0, 1], 0).into());
+        let (sender, events) = mpsc::channel();
+        config.announce = Arc::new(move |event| sender.send(*event).unwrap_or(()));
+        config.listen = Some(([127, 0, 0, 1], 0).into());
+        config.handle_signals = false;
+        config.attention = attention;
+        config.limits =
+            EngineLimits { running: 4, step_tokens: 64, kv: KvBudget::Tokens(1024), ..EngineLimits::default() };
+        if let Some(shim) = gpu {
+            config.device = DeviceChoice::Cuda { dtype: Dtype::F32, ranks_here: world };
+            config.gpu = Some(Arc::new(ShimGpu { shim, unit: Mutex::default() }));
+        }
+        let shutdown = config.shutdown.clone();
+        let process = std::thread::spawn(move || run(config));
+        let http = loop {
+            match events.recv().expect("the unit comes up") {
+                WorkerEvent::Ready { http: Some(http), .. } => break http,
+                _ => continue,
+            }
+        };
+        Self { http, shutdown, process }
+    }
+
+    fn post(&self, path: &str, body: &str) -> String {
+        let mut stream = TcpStream::connect(self.http).unwrap();
+        let length = body.len();
+        write!(stream, "POST {path} HTTP/1.1\r\nHost: unit\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+    }
+
+    /// The tokens that follow each prompt, all asked for at once.
+    fn continued(&self, prompts: &[String]) -> Vec<String> {
+        std::thread::scope(|scope| {
+            let ask = |prompt: &String| {
+                let body = format!(
+                    r#"{{"input_ids": {prompt}, "sampling_params": {{"max_new_tokens": 4, "temperature": 0}}}}"#
+                );
+                scope.spawn(move || {
+                    let answer = self.post("/generate", &body);
+                    let from = answer.find("\"output_ids\"").expect("an answer names its tokens");
+                    answer[from..].split_once(']').unwrap().0.to_owned()
+                })
+            };
+            let asked: Vec<_> = prompts.iter().map(ask).collect();
+            asked.into_iter().map(|answer| answer.join().unwrap()).collect()
+        })
+    }
+
+    fn stop(self) {
+        self.shutdown.request();
+        self.process.join().unwrap().unwrap();
+    }
+}
+
+/// The last one fills more than one page, and more than one step.
+fn prompts() -> [String; 3] {
+    ["[5, 9, 200, 31]".to_owned(), "[77]".to_owned(), format!("{:?}", (1..=90).collect::<Vec<u32>>())]
+}
+
+#[test]
+fn a_unit_on_gpus_answers_as_one_on_cpus() {
+    let Some(shim) = shim() else { return };
+    let cpu = Unit::start(None, 1, Attention::Dp);
+    let expected = cpu.continued(&prompts());
+    cpu.stop();
+    for attention in [Attention::Dp, Attention::Tp] {
+        let gpu = Unit::start(Some(shim), 2, attention);
+        assert_eq!(gpu.continued(&prompts()), expected, "attention {attention}");
+        gpu.stop();
+    }
+}

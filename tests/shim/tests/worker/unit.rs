@@ -1,0 +1,121 @@
+//! Ranks whose GPUs are the shim.
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use half::bf16;
+use semmoe_kernels::Dtype;
+use semmoe_kernels::collectives::{Lockstep, PrivateMemory, RowCollectives, UnitLink};
+use semmoe_kernels_cuda::unit::{Room, UnitRank};
+use semmoe_kernels_cuda::{Buffer, Launch, SIGNAL_BYTES, Team};
+use semmoe_kernels_shim::{Compiler, Group, HostBuffer, Shim, ShimStream};
+use semmoe_tables::{Attention, ExpertCopies};
+use semmoe_worker::ep::{ExpertLayout, ExpertParallel, LocalTransport, WireRows};
+use semmoe_worker::model::gpu::GpuSettings;
+use semmoe_worker::model::{Model, ModelConfig};
+
+/// How long a rank waits for another inside a kernel: far above what a test needs.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A rank of a unit.
+pub(crate) struct Rank {
+    pub(crate) model: Model,
+    pub(crate) ep: ExpertParallel,
+}
+
+/// How a unit is divided, and the type of its rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    pub(crate) world: usize,
+    pub(crate) attention: Attention,
+    pub(crate) experts: ExpertLayout,
+    pub(crate) dtype: Dtype,
+}
+
+impl Layout {
+    pub(crate) fn new(world: usize, attention: Attention, experts: ExpertLayout, dtype: Dtype) -> Self {
+        Self { world, attention, experts, dtype }
+    }
+}
+
+pub(crate) fn shim() -> Option<&'static Shim> {
+    static SHIM: OnceLock<Option<Shim>> = OnceLock::new();
+    let build = || {
+        let compiler = Compiler::find();
+        if compiler.is_none() {
+            eprintln!("notice: no C++ compiler (c++, g++ or clang++), so the CUDA kernels are not run");
+        }
+        compiler.map(|compiler| Shim::build(&compiler).unwrap())
+    };
+    SHIM.get_or_init(build).as_ref()
+}
+
+/// The memory that the ranks of a unit share, all on the shim.
+pub(crate) struct ShimUnit {
+    shim: &'static Shim,
+    group: Arc<Group<Launch>>,
+    /// `[P]` each.
+    signals: Vec<Arc<HostBuffer>>,
+    reports: Vec<Arc<HostBuffer>>,
+    symmetric: Vec<Arc<HostBuffer>>,
+    own: Vec<Arc<HostBuffer>>,
+}
+
+impl ShimUnit {
+    pub(crate) fn new(shim: &'static Shim, room: Room) -> Self {
+        let zeroed = |bytes: u64| (0..room.ranks).map(|_| Arc::new(HostBuffer::zeroed(bytes as usize))).collect();
+        let poisoned = |bytes: u64| (0..room.ranks).map(|_| Arc::new(HostBuffer::poisoned(bytes as usize))).collect();
+        Self {
+            shim,
+            group: ShimStream::group(shim, room.ranks),
+            signals: zeroed(SIGNAL_BYTES),
+            reports: zeroed(8),
+            symmetric: poisoned(room.symmetric_bytes()),
+            own: poisoned(room.own_bytes()),
+        }
+    }
+
+    pub(crate) fn rank(&self, rank: usize) -> UnitRank {
+        let buffers = |of: &[Arc<HostBuffer>]| of.iter().map(|memory| memory.buffer()).collect::<Vec<Buffer>>();
+        let report = &self.reports[rank];
+        let team = Team::new(&buffers(&self.signals), rank as u32, &[report.buffer()], TIMEOUT).unwrap();
+        let stream = ShimStream::new(self.shim, rank, Some(Arc::clone(&self.group)), Arc::clone(report));
+        stream.keep([&self.signals, &self.symmetric, &self.own].into_iter().flatten().cloned());
+        let (symmetric, own) = (buffers(&self.symmetric), self.own[rank].buffer());
+        UnitRank { runner: Arc::new(stream), team, symmetric, own }
+    }
+}
+
+/// Runs `work` on every rank of a unit, each in a thread; nothing without a C++ compiler.
+pub(crate) fn on_gpus<R: Send>(
+    dir: &Path,
+    placement: &ExpertCopies,
+    layout: Layout,
+    work: impl Fn(Rank) -> R + Sync,
+) -> Option<Vec<R>> {
+    let Layout { world, attention, experts, dtype } = layout;
+    let settings = GpuSettings { dtype, step_tokens: 400, running: 16, pages: 40 };
+    let unit = ShimUnit::new(shim()?, settings.room(world, ModelConfig::load(dir).unwrap().hidden));
+    Some(std::thread::scope(|scope| {
+        let (work, unit) = (&work, &unit);
+        let start = |link: LocalTransport| {
+            scope.spawn(move || {
+                let link = UnitLink::join(Box::new(link) as Box<dyn Lockstep>, 1).unwrap();
+                let rank = link.rank();
+                let rows = match dtype {
+                    Dtype::Bf16 => {
+                        WireRows::bf16(Box::new(RowCollectives::new(link.clone(), PrivateMemory::<bf16>::new(rank))))
+                    }
+                    _ => WireRows::f32(Box::new(RowCollectives::new(link.clone(), PrivateMemory::<f32>::new(rank)))),
+                };
+                let ep = ExpertParallel::over(rows, placement.clone(), experts).unwrap();
+                let gpu = unit.rank(rank);
+                let model = Model::load_on(dir, placement.clone(), experts, attention, settings, gpu, link).unwrap();
+                work(Rank { model, ep })
+            })
+        };
+        let threads: Vec<_> = LocalTransport::mesh(world).into_iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    }))
+}

@@ -1,0 +1,281 @@
+//! See the module above.
+
+use std::sync::Arc;
+
+use semmoe_kernels::Element;
+use semmoe_kernels::collectives::Collectives;
+use semmoe_kernels_cuda::Buffer;
+use semmoe_kernels_cuda::compute::{self, AddRows, Argmax, Embed, Norm, Route};
+use semmoe_kernels_cuda::unit::Gpu;
+
+use super::attention::{AttentionCall, Cache, DeviceHeadNorms, group_limit, grouped};
+use super::buffers::Buffers;
+use super::experts::{DeviceExperts, PairLists};
+use super::matrix::{DeviceMatrix, Product};
+use super::memory::{Stream, rows_of};
+use super::rows::{DevicePlaces, RowPlaces};
+use crate::ep::{RoutedBatch, UnitError};
+use crate::model::ModelConfig;
+use crate::model::backend::{ComputeBackend, LayerStep, RowLists, WantedRows};
+use crate::model::config::Scoring;
+use crate::model::mlp::Mlp;
+use crate::model::probe::Probe;
+use crate::model::step::{ItemResult, StepOutput, Wants};
+use crate::model::weights::{FeedForward, Weights};
+
+/// A rank's weights, pages and rows on its GPU.
+pub(in crate::model) struct GpuBackend<T: Element> {
+    pub(super) config: Arc<ModelConfig>,
+    pub(super) stream: Stream,
+    pub(super) unit: Box<dyn Collectives<T, Gpu>>,
+    pub(super) weights: Weights<DeviceMatrix>,
+    pub(super) norms: Vec<LayerNorms>,
+    pub(super) embedding: Buffer,
+    pub(super) final_norm: Buffer,
+    pub(super) experts: DeviceExperts,
+    pub(super) cache: Cache,
+    pub(super) buffers: Buffers,
+    pub(super) lists: HostLists,
+    /// Rows of the residual stream.
+    pub(super) rows: usize,
+    /// Rows that this rank goes on with after attention.
+    pub(super) own_rows: usize,
+    /// Whether `added` has not been added yet.
+    pub(super) is_pending: bool,
+}
+
+/// Vectors of one layer.
+pub(super) struct LayerNorms {
+    pub(super) input: Buffer,
+    pub(super) post: Buffer,
+    /// In T, as the fused reduce-scatter takes it.
+    pub(super) post_rounded: Buffer,
+    pub(super) heads: Option<DeviceHeadNorms>,
+    /// Of the router's scores.
+    pub(super) correction: Option<Buffer>,
+}
+
+/// What the host sends in each step or layer; reused.
+#[derive(Default)]
+pub(super) struct HostLists {
+    pub(super) places: RowPlaces,
+    pub(super) on_gpu: DevicePlaces,
+    pub(super) pairs: PairLists,
+    /// Weights of f32, then expert ids of u16, as the router's kernel leaves them.
+    routed: Vec<u32>,
+    best: Vec<u32>,
+}
+
+impl<T: Element> GpuBackend<T> {
+    /// Adds what is pending to `rows` rows of the residual stream, and norms them.
+    fn add_and_norm(&mut self, rows: usize, weight: Buffer) -> Result<(), UnitError> {
+        let added = std::mem::take(&mut self.is_pending).then_some(self.buffers.added);
+        if rows == 0 {
+            return Ok(());
+        }
+        let launch = Norm {
+            residual: self.buffers.residual,
+            added,
+            row_of: None,
+            weight,
+            out: self.buffers.normed,
+            rows: rows as u64,
+            hidden: self.config.hidden as u64,
+            epsilon: self.config.rms_norm_eps,
+            dtype: T::DTYPE,
+        }
+        .launch();
+        self.stream.launch(launch)
+    }
+
+    /// `to += added`, each row by the sigmoid of its gate if there are gates.
+    fn add(&mut self, to: Buffer, added: Buffer, gate: Option<Buffer>, rows: usize) -> Result<(), UnitError> {
+        if rows == 0 {
+            return Ok(());
+        }
+        let (rows, hidden) = (rows as u64, self.config.hidden as u64);
+        self.stream.launch(AddRows { residual: to, added, gate, rows, hidden, dtype: T::DTYPE }.launch())
+    }
+
+    /// A gated network of the normed rows.
+    fn mlp(&mut self, [gate_up, down]: [DeviceMatrix; 2], rows: usize, out: Buffer) -> Result<(), UnitError> {
+        let Buffers { normed, product, .. } = self.buffers;
+        gate_up.apply::<T>(normed, rows, Product::silu(product), &mut self.stream)?;
+        down.apply::<T>(product, rows, Product::of(out), &mut self.stream)
+    }
+}
+
+fn matrices(mlp: &Mlp<DeviceMatrix>) -> [DeviceMatrix; 2] {
+    [mlp.gate_up, mlp.down]
+}
+
+impl<T: Element> ComputeBackend for GpuBackend<T> {
+    fn embed(&mut self, tokens: &[u32]) -> Result<(), UnitError> {
+        self.rows = tokens.len();
+        self.is_pending = false;
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        let on_gpu = self.stream.write(tokens, self.buffers.tokens)?;
+        let launch = Embed {
+            table: self.embedding,
+            tokens: on_gpu,
+            out: self.buffers.residual,
+            rows: self.rows as u64,
+            hidden: self.config.hidden as u64,
+            vocab: self.config.vocab_size as u64,
+            dtype: T::DTYPE,
+        }
+        .launch();
+        self.stream.launch(launch)
+    }
+
+    fn attention(&mut self, step: &mut LayerStep<'_, '_>) -> Result<(), UnitError> {
+        let (layer, rows) = (step.layer, self.rows);
+        if layer == 0 {
+            self.lists.on_gpu = self.lists.places.write(step.items, self.buffers.places, &mut self.stream)?;
+        }
+        self.own_rows = step.own_positions().len();
+        self.add_and_norm(rows, self.norms[layer].input)?;
+        let block = &self.weights.blocks[layer];
+        let heads = grouped(&block.heads.attention).map_err(|error| self.stream.lost(error.to_string()))?;
+        let (Buffers { normed, qkv, attended, added, .. }, out) = (self.buffers, block.heads.out);
+        heads.qkv.apply::<T>(normed, rows, Product::of(qkv), &mut self.stream)?;
+        if rows > 0 {
+            let call = AttentionCall {
+                layer,
+                heads,
+                norms: self.norms[layer].heads.as_ref(),
+                cache: &self.cache,
+                places: &self.lists.on_gpu,
+                buffers: self.buffers.attention,
+                qkv,
+                out: attended,
+                dtype: T::DTYPE,
+            };
+            call.run(&mut self.stream)?;
+        }
+        if step.split.is_some() {
+            let part = self.unit.part(rows * self.config.hidden)?.buffer();
+            out.apply::<T>(attended, rows, Product::of(part), &mut self.stream)?;
+            return self.scatter(step);
+        }
+        out.apply::<T>(attended, rows, Product::of(added), &mut self.stream)?;
+        self.is_pending = true;
+        self.add_and_norm(rows, self.norms[layer].post)
+    }
+
+    fn route(&mut self, step: &mut LayerStep<'_, '_>, lists: &mut RowLists) -> Result<(), UnitError> {
+        let FeedForward::Moe(moe) = &self.weights.blocks[step.layer].feed_forward else { return Ok(()) };
+        let (rows, top_k) = (self.own_rows, self.config.top_k);
+        let Buffers { normed, router_logits, routed, .. } = self.buffers;
+        lists.experts.resize(rows * top_k, 0);
+        lists.weights.resize(rows * top_k, 0.0);
+        moe.router.apply::<T>(normed, rows, Product::f32(router_logits), &mut self.stream)?;
+        if rows == 0 {
+            return Ok(());
+        }
+        let pairs = rows * top_k;
+        let launch = Route {
+            logits: router_logits,
+            correction: self.norms[step.layer].correction,
+            experts: routed.from_offset(4 * pairs as u64),
+            weights: routed,
+            rows: rows as u64,
+            num_experts: self.config.num_experts as u64,
+            top_k: top_k as u64,
+            scoring: match self.config.router.scoring {
+                Scoring::Softmax => compute::Scoring::Softmax,
+                Scoring::CorrectedSigmoid => compute::Scoring::Sigmoid,
+            },
+            normalise: self.config.router.normalise,
+            scale: self.config.router.scale,
+            groups: self.config.router.groups.as_ref().map(group_limit),
+        }
+        .launch();
+        self.stream.launch(launch)?;
+        self.lists.routed.resize(pairs + pairs.div_ceil(2), 0);
+        self.stream.read(routed, &mut self.lists.routed)?;
+        let (weights, experts) = self.lists.routed.split_at(pairs);
+        lists.weights.copy_from_slice(bytemuck::cast_slice(weights));
+        lists.experts.copy_from_slice(&bytemuck::cast_slice::<u32, u16>(experts)[..pairs]);
+        Ok(())
+    }
+
+    fn experts(&mut self, step: &mut LayerStep<'_, '_>, lists: &RowLists) -> Result<(), UnitError> {
+        let Some(layer) = step.moe else { return Ok(()) };
+        let (top_k, hidden, elements) = (self.config.top_k, self.config.hidden, self.own_rows * self.config.hidden);
+        let RowLists { experts, weights, phases, .. } = lists;
+        step.ep.plan_layer(layer, &RoutedBatch { x: &[], experts, weights, phases, top_k, hidden });
+        self.unit.dispatch(rows_of(self.buffers.normed, elements), hidden, step.ep.plan())?;
+        self.apply_experts(layer, step.ep)?;
+        self.unit.combine(step.ep.plan(), rows_of(self.buffers.added, elements))
+    }
+
+    fn feed_forward(&mut self, step: &mut LayerStep<'_, '_>, lists: &mut RowLists) -> Result<(), UnitError> {
+        let (rows, Buffers { normed, added, shared, gates, residual, .. }) = (self.own_rows, self.buffers);
+        match &self.weights.blocks[step.layer].feed_forward {
+            FeedForward::Dense(dense) => self.mlp(matrices(dense), rows, added)?,
+            FeedForward::Moe(moe) => {
+                if let Some((mlp, gate)) = moe.shared.as_ref().map(|of| (matrices(&of.mlp), of.gate)) {
+                    self.mlp(mlp, rows, shared)?;
+                    if let Some(gate) = gate {
+                        gate.apply::<T>(normed, rows, Product::f32(gates), &mut self.stream)?;
+                    }
+                    self.add(added, shared, gate.map(|_| gates), rows)?;
+                }
+            }
+        }
+        if step.split.is_none() {
+            self.is_pending = true;
+            return Ok(());
+        }
+        self.add(residual, added, None, rows)?;
+        self.gather(step, lists)
+    }
+
+    fn head(&mut self, wanted: &WantedRows, out: &mut StepOutput, _probe: &mut dyn Probe) -> Result<(), UnitError> {
+        if std::mem::take(&mut self.is_pending) {
+            self.add(self.buffers.residual, self.buffers.added, None, self.rows)?;
+        }
+        let (rows, vocab) = (wanted.rows.len(), self.config.vocab_size);
+        out.likeliest.clear();
+        out.logits.clear();
+        out.device = Some(self.stream.done);
+        if rows == 0 {
+            return Ok(());
+        }
+        let row_of = self.stream.write(&wanted.rows, self.buffers.wanted)?;
+        let launch = Norm {
+            residual: self.buffers.residual,
+            added: None,
+            row_of: Some(row_of),
+            weight: self.final_norm,
+            out: self.buffers.normed,
+            rows: rows as u64,
+            hidden: self.config.hidden as u64,
+            epsilon: self.config.rms_norm_eps,
+            dtype: T::DTYPE,
+        }
+        .launch();
+        self.stream.launch(launch)?;
+        let Buffers { normed, logits, best, .. } = self.buffers;
+        self.weights.output.apply::<T>(normed, rows, Product::f32(logits), &mut self.stream)?;
+        self.stream.launch(Argmax { logits, best, rows: rows as u64, vocab: vocab as u64 }.launch())?;
+        self.lists.best.resize(rows, 0);
+        self.stream.read(best, &mut self.lists.best)?;
+        for (row, item) in wanted.items.iter().enumerate() {
+            out.results[item.at] = if item.wants == Wants::Likeliest {
+                out.likeliest.push(Some(self.lists.best[row]).filter(|best| *best != u32::MAX));
+                ItemResult::Likeliest(out.likeliest.len() - 1)
+            } else {
+                let first = out.logits.len();
+                out.logits.resize(first + vocab, 0.0);
+                self.stream.read(logits.from_offset(4 * (row * vocab) as u64), &mut out.logits[first..])?;
+                ItemResult::Logits(first / vocab)
+            };
+        }
+        out.device = Some(self.stream.done);
+        Ok(())
+    }
+}

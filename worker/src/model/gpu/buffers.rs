@@ -1,0 +1,137 @@
+//! Memory for the rows of a step, all of it taken when the model is loaded.
+
+use semmoe_kernels::Element;
+use semmoe_kernels_cuda::Buffer;
+
+use super::attention::{AttentionBuffers, grouped};
+use super::experts::{DeviceExperts, PairLists};
+use super::matrix::DeviceMatrix;
+use super::memory::Layout;
+use super::rows::RowPlaces;
+use super::{GpuSettings, SharedAccelerator};
+use crate::model::ModelConfig;
+use crate::model::weights::{FeedForward, Weights};
+
+/// Memory for the rows of a step.
+#[derive(Clone, Copy)]
+pub(super) struct Buffers {
+    pub(super) tokens: Buffer,
+    pub(super) places: Buffer,
+    pub(super) residual: Buffer,
+    pub(super) other_residual: Buffer,
+    pub(super) normed: Buffer,
+    pub(super) added: Buffer,
+    pub(super) qkv: Buffer,
+    pub(super) attended: Buffer,
+    pub(super) attention: AttentionBuffers,
+    pub(super) router_logits: Buffer,
+    pub(super) routed: Buffer,
+    pub(super) pairs: Buffer,
+    /// `[pairs or rows, width]`
+    pub(super) product: Buffer,
+    /// `[pairs, H]`
+    pub(super) results: Buffer,
+    pub(super) shared: Buffer,
+    pub(super) gates: Buffer,
+    pub(super) wanted: Buffer,
+    pub(super) logits: Buffer,
+    pub(super) best: Buffer,
+}
+
+/// Elements of a row in the parts of a layer, the widest of all layers.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Widths {
+    hidden: usize,
+    vocab: usize,
+    experts: usize,
+    top_k: usize,
+    max_positions: usize,
+    /// Of a projection of queries, keys and values.
+    qkv: usize,
+    /// Of all heads.
+    heads: usize,
+    /// Of a dense layer, or a shared expert.
+    dense: usize,
+    /// Of an expert, or the slice of it that is here.
+    expert: usize,
+}
+
+impl Widths {
+    pub(super) fn of(config: &ModelConfig, weights: &Weights<DeviceMatrix>, experts: &DeviceExperts) -> Self {
+        let mut widths = Self {
+            hidden: config.hidden,
+            vocab: config.vocab_size,
+            experts: config.num_experts,
+            top_k: config.top_k,
+            max_positions: config.max_positions,
+            expert: experts.width,
+            ..Self::default()
+        };
+        for block in &weights.blocks {
+            if let Ok(grouped) = grouped(&block.heads.attention) {
+                widths.qkv = widths.qkv.max(grouped.qkv.outputs);
+                widths.heads = widths.heads.max(block.heads.out.inputs);
+            }
+            let dense = match &block.feed_forward {
+                FeedForward::Dense(mlp) => mlp.down.inputs,
+                FeedForward::Moe(moe) => moe.shared.as_ref().map_or(0, |shared| shared.mlp.down.inputs),
+            };
+            widths.dense = widths.dense.max(dense);
+        }
+        widths
+    }
+}
+
+impl Buffers {
+    /// For the steps of a unit of so many ranks; `scratch` bytes are what attention needs beside them.
+    pub(super) fn new<T: Element>(
+        widths: Widths,
+        settings: &GpuSettings,
+        ranks: usize,
+        scratch: u64,
+        gpu: &SharedAccelerator,
+    ) -> Result<Self, String> {
+        let Widths { hidden, vocab, experts, top_k, max_positions, qkv, heads, dense, expert } = widths;
+        let (rows, wanted) = (settings.step_tokens, settings.running);
+        let (received, pairs) = (ranks * rows, ranks * rows * top_k);
+        let mut layout = Layout::default();
+        layout.add::<u32>(rows);
+        layout.add::<u32>(RowPlaces::max_words(rows, wanted, max_positions));
+        [hidden; 4].into_iter().for_each(|width| layout.add::<T>(rows * width));
+        [qkv, heads, heads].into_iter().for_each(|width| layout.add::<T>(rows * width));
+        layout.add::<u8>(scratch as usize);
+        layout.add::<f32>(rows * experts);
+        layout.add::<u32>(rows * top_k * 2);
+        layout.add::<u32>(PairLists::max_words(pairs, received, experts));
+        layout.add::<T>((pairs * expert).max(rows * dense));
+        layout.add::<T>(pairs * hidden);
+        layout.add::<T>(rows * hidden);
+        layout.add::<f32>(rows);
+        layout.add::<u32>(wanted);
+        layout.add::<f32>(wanted * vocab);
+        layout.add::<u32>(wanted);
+        let mut pieces = layout.allocate(gpu)?;
+        let mut next = || pieces.next().unwrap_or_default();
+        Ok(Self {
+            tokens: next(),
+            places: next(),
+            residual: next(),
+            other_residual: next(),
+            normed: next(),
+            added: next(),
+            qkv: next(),
+            attended: next(),
+            attention: AttentionBuffers { queries: next(), scratch: next() },
+            router_logits: next(),
+            routed: next(),
+            pairs: next(),
+            product: next(),
+            results: next(),
+            shared: next(),
+            gates: next(),
+            wanted: next(),
+            logits: next(),
+            best: next(),
+        })
+    }
+}

@@ -1,0 +1,103 @@
+//! Memory of the GPU in pieces, and the numbers that go there and back.
+
+use std::time::Instant;
+
+use bytemuck::Pod;
+use semmoe_kernels::Element;
+use semmoe_kernels_cuda::unit::DeviceRows;
+use semmoe_kernels_cuda::{Buffer, Launch, LaunchError};
+
+use super::SharedAccelerator;
+use crate::ep::UnitError;
+use crate::model::DeviceWork;
+
+/// Pieces begin at multiples of it.
+const GRAIN: u64 = 256;
+
+/// A rank's stream of work.
+pub(super) struct Stream {
+    pub(super) gpu: SharedAccelerator,
+    pub(super) rank: usize,
+    pub(super) done: DeviceWork,
+}
+
+impl Stream {
+    pub(super) fn lost(&self, cause: String) -> UnitError {
+        UnitError::PeerLost { rank: self.rank, cause: format!("its GPU failed: {cause}") }
+    }
+
+    pub(super) fn refused(&self, error: &LaunchError) -> UnitError {
+        UnitError::Operands { rank: self.rank, detail: error.to_string() }
+    }
+
+    pub(super) fn launch(&mut self, launch: Result<Launch, LaunchError>) -> Result<(), UnitError> {
+        let launch = launch.map_err(|error| self.refused(&error))?;
+        self.done.launches += 1;
+        // SAFETY: every buffer of a call is the backend's own, which lives until its stream has ended.
+        unsafe { self.gpu.launch(&launch) }.map_err(|cause| self.lost(cause))
+    }
+
+    /// Writes numbers to the beginning of a buffer.
+    pub(super) fn write<N: Pod>(&mut self, numbers: &[N], to: Buffer) -> Result<Buffer, UnitError> {
+        let bytes = bytemuck::cast_slice::<N, u8>(numbers);
+        let expected = bytes.len() as u64;
+        if to.bytes < expected {
+            let detail = format!("{expected} bytes, more than the {} that the GPU's memory has for them", to.bytes);
+            return Err(UnitError::Operands { rank: self.rank, detail });
+        }
+        if !bytes.is_empty() {
+            self.done.written += expected;
+            // SAFETY: there is room, and the memory is the backend's own.
+            unsafe { self.gpu.write(bytes, to) }.map_err(|cause| self.lost(cause))?;
+        }
+        Ok(Buffer { bytes: expected, ..to })
+    }
+
+    /// Reads numbers back, once all that was asked before is done.
+    pub(super) fn read<N: Pod>(&mut self, from: Buffer, numbers: &mut [N]) -> Result<(), UnitError> {
+        let bytes = bytemuck::cast_slice_mut::<N, u8>(numbers);
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        debug_assert!(from.bytes >= bytes.len() as u64);
+        let began = Instant::now();
+        // SAFETY: the memory is the backend's own, and long enough.
+        unsafe { self.gpu.read(from, bytes) }.map_err(|cause| self.lost(cause))?;
+        self.done.read += bytes.len() as u64;
+        self.done.synchronisations += 1;
+        self.done.waited += began.elapsed();
+        Ok(())
+    }
+}
+
+/// Sizes of buffers, which become pieces of one allocation.
+#[derive(Default)]
+pub(super) struct Layout {
+    sizes: Vec<u64>,
+}
+
+impl Layout {
+    /// Room for so many elements.
+    pub(super) fn add<N>(&mut self, elements: usize) {
+        self.sizes.push((elements * size_of::<N>()) as u64);
+    }
+
+    /// The pieces, in the order in which they were added.
+    pub(super) fn allocate(self, gpu: &SharedAccelerator) -> Result<std::vec::IntoIter<Buffer>, String> {
+        let all: u64 = self.sizes.iter().map(|bytes| bytes.next_multiple_of(GRAIN)).sum();
+        let mut address = gpu.allocate(all)?.address;
+        let piece = |bytes: u64| {
+            let piece = Buffer { address, bytes };
+            address += bytes.next_multiple_of(GRAIN);
+            piece
+        };
+        Ok(self.sizes.into_iter().map(piece).collect::<Vec<_>>().into_iter())
+    }
+}
+
+/// The first `elements` elements of a buffer.
+pub(super) fn rows_of<'a, T: Element>(buffer: Buffer, elements: usize) -> DeviceRows<'a, T> {
+    debug_assert!(buffer.bytes >= (elements * size_of::<T>()) as u64);
+    // SAFETY: a piece of the backend's own memory; nothing else uses it while the stream does.
+    unsafe { DeviceRows::new(buffer.address, elements) }
+}

@@ -1,0 +1,82 @@
+//! The rows of a step as kernels of attention know them.
+
+use semmoe_kernels_cuda::Buffer;
+
+use super::memory::Stream;
+use crate::ep::UnitError;
+use crate::model::kv::PAGE_TOKENS;
+use crate::model::step::StepItem;
+
+/// Positions, sequences and pages of a step's rows; reused by the next one.
+#[derive(Default)]
+pub(super) struct RowPlaces {
+    /// All that goes to the GPU, one list behind the other: see [`RowPlaces::write`].
+    words: Vec<u32>,
+}
+
+/// Where they lie on the GPU.
+#[derive(Clone, Copy, Default)]
+pub(super) struct DevicePlaces {
+    pub(super) rows: usize,
+    /// `[rows]`
+    pub(super) positions: Buffer,
+    /// `[rows]`: the page of each row's key and value.
+    pub(super) page_of: Buffer,
+    /// `[rows]`
+    pub(super) sequence_of: Buffer,
+    /// `[sequences, table_width]`
+    pub(super) page_table: Buffer,
+    pub(super) sequences: usize,
+    pub(super) table_width: usize,
+    /// The largest position.
+    pub(super) last: usize,
+}
+
+impl RowPlaces {
+    /// Words at most.
+    pub(super) fn max_words(rows: usize, sequences: usize, max_positions: usize) -> usize {
+        3 * rows + sequences * max_positions.div_ceil(PAGE_TOKENS)
+    }
+
+    /// Lays out the rows of these items, whose caches have room for them, and writes that to `to`.
+    pub(super) fn write(
+        &mut self,
+        items: &[StepItem<'_>],
+        to: Buffer,
+        stream: &mut Stream,
+    ) -> Result<DevicePlaces, UnitError> {
+        let words = &mut self.words;
+        words.clear();
+        let rows: usize = items.iter().map(|item| item.tokens.len()).sum();
+        let longest = items.iter().map(|item| item.kv.len() + item.tokens.len()).max().unwrap_or(0);
+        let table_width = longest.div_ceil(PAGE_TOKENS);
+        let positions = |item: &StepItem<'_>| item.kv.len()..item.kv.len() + item.tokens.len();
+        words.extend(items.iter().flat_map(positions).map(|position| position as u32));
+        for item in items {
+            words.extend(positions(item).map(|position| item.kv.page_ids()[position / PAGE_TOKENS]));
+        }
+        for (sequence, item) in items.iter().enumerate() {
+            words.extend(std::iter::repeat_n(sequence as u32, item.tokens.len()));
+        }
+        for item in items {
+            let pages = item.kv.page_ids();
+            words.extend(pages.iter().copied().chain(std::iter::repeat(0)).take(table_width));
+        }
+        let mut from = stream.write(words, to)?;
+        let mut next = |words: usize| {
+            let part = Buffer { bytes: 4 * words as u64, ..from };
+            from = from.from_offset(part.bytes);
+            part
+        };
+        Ok(DevicePlaces {
+            rows,
+            positions: next(rows),
+            page_of: next(rows),
+            sequence_of: next(rows),
+            page_table: next(items.len() * table_width),
+            sequences: items.len(),
+            table_width,
+            last: longest.saturating_sub(1),
+        })
+    }
+}

@@ -1,0 +1,144 @@
+//! Ranks of this process on a GPU that they share.
+
+use std::path::Path;
+use std::sync::Arc;
+#[cfg(feature = "cuda")]
+use std::sync::Mutex;
+#[cfg(feature = "cuda")]
+use std::time::Duration;
+
+use half::bf16;
+use semmoe_kernels::Dtype;
+use semmoe_kernels::collectives::{Lockstep as _, PrivateMemory, RowCollectives, UnitLink};
+#[cfg(feature = "cuda")]
+use semmoe_kernels_cuda::driver::DeviceUnit;
+use semmoe_kernels_cuda::unit::{Room, UnitRank};
+
+use super::config::WorkerConfig;
+use super::device::DeviceChoice;
+use super::error::WorkerError;
+use super::prepare::Prepared;
+use crate::control::Ends;
+use crate::engine::{KvMemory, UnitLimits};
+use crate::ep::WireRows;
+use crate::model::gpu::{GpuLink, GpuSettings};
+use crate::model::{AttentionPlan, Model, ModelError};
+#[cfg(feature = "cuda")]
+use crate::threads::lock;
+
+/// Gives the ranks of a process their parts of a GPU.
+pub trait GpuProvider: Send + Sync {
+    /// Free bytes, before anything is loaded.
+    ///
+    /// # Errors
+    /// In the driver's own words.
+    fn free_bytes(&self) -> Result<u64, String>;
+
+    /// The part of a rank; all ranks ask once, for collectives of the same room.
+    ///
+    /// # Errors
+    /// In the driver's own words: memory that is short.
+    fn rank(&self, rank: usize, room: Room) -> Result<UnitRank, String>;
+}
+
+/// What keys and values may take of the GPU: half of what the weights leave, as far as the checkpoint's files tell.
+pub(super) fn kv_memory(config: &WorkerConfig, model_dir: &Path) -> Result<Option<KvMemory>, WorkerError> {
+    let (DeviceChoice::Cuda { dtype, ranks_here }, Some(gpu)) = (config.device, &config.gpu) else { return Ok(None) };
+    let free = gpu.free_bytes().map_err(|error| WorkerError::Model(ModelError::Gpu(error)))?;
+    let mut weights = 0;
+    for entry in std::fs::read_dir(model_dir).map_err(ModelError::io(model_dir))?.flatten() {
+        if entry.path().extension().is_some_and(|extension| extension == "safetensors") {
+            weights += entry.metadata().map_err(ModelError::io(&entry.path()))?.len();
+        }
+    }
+    // Checkpoints are in types of two bytes nearly always; more are converted.
+    let weights = weights.saturating_mul(dtype.bytes() as u64) / 2;
+    let available = Some(free.saturating_sub(weights) / u64::from(ranks_here) * u64::from(config.world));
+    Ok(Some(KvMemory { available, element_bytes: dtype.bytes() }))
+}
+
+/// The link over which the ranks agree, and what the host counts of their rows.
+pub(super) fn join(config: &WorkerConfig, dtype: Dtype, ends: Ends) -> Result<(GpuLink, WireRows), WorkerError> {
+    let link = ends.link(config).map_err(WorkerError::Runtime)?;
+    let link = UnitLink::join(link, 1).map_err(|error| WorkerError::Lost(error.to_string()))?;
+    let rank = link.rank();
+    // Rows move between GPUs: these collectives carry none, but messages and their counts.
+    let rows = match dtype {
+        Dtype::Bf16 => WireRows::bf16(Box::new(RowCollectives::new(link.clone(), PrivateMemory::<bf16>::new(rank)))),
+        Dtype::F32 | Dtype::F16 => {
+            WireRows::f32(Box::new(RowCollectives::new(link.clone(), PrivateMemory::<f32>::new(rank))))
+        }
+    };
+    Ok((link, rows))
+}
+
+/// A rank's model on the GPU.
+pub(super) fn load(
+    config: &WorkerConfig,
+    prepared: &Prepared,
+    limits: UnitLimits,
+    attention: AttentionPlan,
+    link: GpuLink,
+) -> Result<Model, WorkerError> {
+    let (DeviceChoice::Cuda { dtype, .. }, Some(gpu)) = (config.device, &config.gpu) else {
+        return Err(WorkerError::arguments("this rank has no GPU"));
+    };
+    let settings = GpuSettings {
+        dtype,
+        step_tokens: limits.step_tokens,
+        running: limits.running,
+        pages: limits.kv_pages.of(config.attention),
+    };
+    let room = settings.room(link.world(), prepared.served.config.hidden);
+    let rank = gpu.rank(link.rank(), room).map_err(ModelError::Gpu)?;
+    Ok(Model::load_on(&prepared.served.dir, &prepared.placement, config.experts, attention, settings, rank, link)?)
+}
+
+/// The configuration with the GPU that it asks for, unless it has one.
+pub(super) fn with_gpu(mut config: WorkerConfig) -> Result<WorkerConfig, WorkerError> {
+    if matches!(config.device, DeviceChoice::Cuda { .. }) && config.gpu.is_none() {
+        config.gpu = Some(open(&config)?);
+    }
+    Ok(config)
+}
+
+/// The GPU of [`DeviceChoice::Cuda`] by the driver.
+///
+/// # Errors
+/// One sentence: no driver or an old one, no kernels for the GPU, a build without CUDA.
+fn open(config: &WorkerConfig) -> Result<Arc<dyn GpuProvider>, WorkerError> {
+    #[cfg(feature = "cuda")]
+    {
+        let unit = DeviceUnit::open(0).map_err(|error| WorkerError::arguments(error.to_string()))?;
+        Ok(Arc::new(CudaGpu { unit, timeout: config.collective_timeout, parts: Mutex::default() }))
+    }
+    #[cfg(not(feature = "cuda"))]
+    Err(WorkerError::arguments(format!("this build has no CUDA: {:?} needs one with the feature cuda", config.device)))
+}
+
+/// A GPU of this machine.
+#[cfg(feature = "cuda")]
+struct CudaGpu {
+    unit: DeviceUnit,
+    /// How long a kernel waits for another rank's.
+    timeout: Duration,
+    /// By rank, once the first has asked.
+    parts: Mutex<Option<Vec<Option<UnitRank>>>>,
+}
+
+#[cfg(feature = "cuda")]
+impl GpuProvider for CudaGpu {
+    fn free_bytes(&self) -> Result<u64, String> {
+        self.unit.memory().map(|(free, _)| free).map_err(|error| error.to_string())
+    }
+
+    fn rank(&self, rank: usize, room: Room) -> Result<UnitRank, String> {
+        let mut parts = lock(&self.parts);
+        if parts.is_none() {
+            let ranks = self.unit.ranks(&room, self.timeout).map_err(|error| error.to_string())?;
+            *parts = Some(ranks.into_iter().map(Some).collect());
+        }
+        let part = parts.as_mut().and_then(|parts| parts.get_mut(rank)?.take());
+        part.ok_or_else(|| format!("rank {rank} has no part of it"))
+    }
+}
