@@ -41,9 +41,10 @@ __device__ inline void matmul_sums(const MatMulParams& p, const MatMulTile& tile
 #pragma unroll
     for (u32 j = 0; j < UNROLL; ++j) {
 #pragma unroll
-      for (u32 group = 0; group < GROUPS; ++group) {
-        mma(c[group], weights[j][0], weights[j][1], rows[j][group], 0);
-        mma(c[group], weights[j][0], weights[j][1], rows[j][group], 1);
+      for (u32 half = 0; half < 2; ++half) {
+        const MatMulFragment fragment(weights[j][0], weights[j][1], half);
+#pragma unroll
+        for (u32 group = 0; group < GROUPS; ++group) mma(c[group], fragment, rows[j][group], half);
       }
     }
   }

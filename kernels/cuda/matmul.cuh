@@ -98,9 +98,17 @@ __device__ inline u32 matmul_stretch(const MatMulParams& p) {
   return (chunks + MATMUL_STRETCHES - 1) / MATMUL_STRETCHES;
 }
 
-// c += A B of one warp: A 16 x 16 by rows, B 16 x 8 by columns.
-__device__ inline void mma(float (&c)[4], const Vec& low, const Vec& high, const Vec& x, u32 half) {
-  const u32 a[4] = {low.w[2 * half], high.w[2 * half], low.w[2 * half + 1], high.w[2 * half + 1]};
+// A lane's share of A for one of the two products over a chunk: of rows of weights eight apart.
+struct MatMulFragment {
+  u32 a[4];
+
+  __device__ MatMulFragment(const Vec& low, const Vec& high, u32 half)
+      : a{low.w[2 * half], high.w[2 * half], low.w[2 * half + 1], high.w[2 * half + 1]} {}
+};
+
+// c += A B of one warp, for one half of a chunk: A 16 x 16 by rows, B 16 x 8 by columns.
+__device__ inline void mma(float (&c)[4], const MatMulFragment& weights, const Vec& x, u32 half) {
+  const u32 (&a)[4] = weights.a;
   const u32 b[2] = {x.w[2 * half], x.w[2 * half + 1]};
 #ifdef __CUDA_ARCH__
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

@@ -11,9 +11,11 @@ constexpr u32 MANY_DOWN = 4;                                 // and along rows
 constexpr u32 MANY_ROWS = MANY_DOWN * MATMUL_GROUP;
 constexpr u32 MANY_WARPS_ACROSS = MANY_WEIGHTS / (MANY_ACROSS * MATMUL_FEATURES);
 
+constexpr u32 MANY_STAGE = (MANY_WEIGHTS + MATMUL_TILE_ROWS) * 4;  // vectors
+
 struct ManyShared {
   // By stage, row of weights and then of x, vector of the chunk.
-  Vec of[MANY_STAGES][MANY_WEIGHTS + MATMUL_TILE_ROWS][4];
+  Vec of[MANY_STAGES * MANY_STAGE];
 };
 
 // 16 bytes into shared memory, at some time before `arrived` returns; zeros if not `inside`.
@@ -37,57 +39,61 @@ __device__ inline void stages_arrived() {
 #endif
 }
 
-// What a thread copies of each chunk: a vector of two rows of weights and of one of x.
+// What a thread copies of each chunk in turn: a vector of two rows of weights and of one of x.
 struct ManyCopies {
   const Bf16* from[3];
-  u32 row, vector;
+  u32 to;  // the vector in the first of the rows, by stage
+  u32 k;   // of the vector in the next chunk
 
-  __device__ ManyCopies(const MatMulParams& p, const MatMulTile& tile) : row(threadIdx.x / 4), vector(threadIdx.x % 4) {
+  __device__ ManyCopies(const MatMulParams& p, const MatMulTile& tile) {
+    const u32 row = threadIdx.x / 4;
+    to = threadIdx.x;
+    k = 8 * (threadIdx.x % 4);
 #pragma unroll
     for (u32 i = 0; i < 2; ++i) {
       const u32 n = row + i * MATMUL_TILE_ROWS;
       const MatMulFeatures features(p, blockIdx.x * MANY_BLOCKS + n / MATMUL_FEATURES);
-      from[i] = row_at<Bf16>(p.weights, features.weight_row(p, tile, n % MATMUL_FEATURES), p.inputs) + 8 * vector;
+      from[i] = row_at<Bf16>(p.weights, features.weight_row(p, tile, n % MATMUL_FEATURES), p.inputs) + k;
     }
-    from[2] = row_at<Bf16>(p.x, matmul_source(p, tile, row), p.x_stride) + 8 * vector;
+    from[2] = row_at<Bf16>(p.x, matmul_source(p, tile, row), p.x_stride) + k;
   }
 
-  __device__ void begin(const MatMulParams& p, ManyShared& shared, u32 chunk) const {
-    const u32 k = chunk * MATMUL_CHUNK;
-    // Inputs are whole vectors: a vector is inside, or zero. Behind the last chunk nothing is copied.
-    if (k < p.inputs) {
+  // Behind the last chunk nothing is copied. Inputs are whole vectors: a vector is inside, or zero.
+  __device__ void begin_next(const MatMulParams& p, Vec* stages) {
+    if (k / MATMUL_CHUNK * MATMUL_CHUNK < p.inputs) {
 #pragma unroll
       for (u32 i = 0; i < 3; ++i) {
-        Vec* to = &shared.of[chunk % MANY_STAGES][row + i * MATMUL_TILE_ROWS][vector];
-        begin_copy16(to, from[i] + k, k + 8 * vector < p.inputs);
+        begin_copy16(stages + to + i * 4 * MATMUL_TILE_ROWS, from[i], k < p.inputs);
+        from[i] += MATMUL_CHUNK;
       }
     }
     end_stage();
+    k += MATMUL_CHUNK;
+    to += MANY_STAGE;
+    if (to >= MANY_STAGES * MANY_STAGE) to -= MANY_STAGES * MANY_STAGE;
   }
 };
 
-// Sums of a warp: of the stretch so far, and of all stretches before it.
+// Sums of a warp, whose lanes have a vector each of eight rows: of the stretch so far, and of all stretches before it.
 struct ManySums {
   float stretch[MANY_ACROSS][MANY_DOWN][4];
   float all[MANY_ACROSS][MANY_DOWN][4];
 
   __device__ ManySums() : stretch{}, all{} {}
 
-  __device__ void add_chunk(const Vec (&rows)[MANY_WEIGHTS + MATMUL_TILE_ROWS][4], u32 first_weight, u32 first_row) {
-    const u32 place = lane_id() / 4, vector = lane_id() % 4;
-    Vec low[MANY_ACROSS], high[MANY_ACROSS];
+  __device__ void add_chunk(const Vec* weights, const Vec* rows) {
+    Vec x[MANY_DOWN];
+#pragma unroll
+    for (u32 j = 0; j < MANY_DOWN; ++j) x[j] = rows[j * MATMUL_GROUP * 4];
 #pragma unroll
     for (u32 i = 0; i < MANY_ACROSS; ++i) {
-      low[i] = rows[first_weight + i * MATMUL_FEATURES + place][vector];
-      high[i] = rows[first_weight + i * MATMUL_FEATURES + place + 8][vector];
-    }
+      const Vec low = weights[i * MATMUL_FEATURES * 4];
+      const Vec high = weights[(i * MATMUL_FEATURES + 8) * 4];
 #pragma unroll
-    for (u32 j = 0; j < MANY_DOWN; ++j) {
-      const Vec x = rows[MANY_WEIGHTS + first_row + j * MATMUL_GROUP + place][vector];
+      for (u32 half = 0; half < 2; ++half) {
+        const MatMulFragment fragment(low, high, half);
 #pragma unroll
-      for (u32 i = 0; i < MANY_ACROSS; ++i) {
-        mma(stretch[i][j], low[i], high[i], x, 0);
-        mma(stretch[i][j], low[i], high[i], x, 1);
+        for (u32 j = 0; j < MANY_DOWN; ++j) mma(stretch[i][j], fragment, x[j], half);
       }
     }
   }
@@ -130,20 +136,24 @@ SEMMOE_KERNEL(semmoe_matmul_bf16_many, MatMulParams, MATMUL_THREADS) {
   const MatMulTile tile = matmul_tile(p);
   if (tile.rows == 0) return;
   const u32 across = warp_id() % MANY_WARPS_ACROSS, first_row = warp_id() / MANY_WARPS_ACROSS * MANY_ROWS;
-  const u32 first_weight = across * MANY_ACROSS * MATMUL_FEATURES;
   const bool any_row = first_row < tile.rows;
-  const ManyCopies copies(p, tile);
-  for (u32 chunk = 0; chunk < MANY_STAGES - 1; ++chunk) copies.begin(p, shared, chunk);
+  ManyCopies copies(p, tile);
+  for (u32 stage = 0; stage < MANY_STAGES - 1; ++stage) copies.begin_next(p, shared.of);
   ManySums sums;
   const u32 stretch = matmul_stretch(p);
   u32 left = stretch;
+  // Lanes of four have the vectors of a row, so that a warp reads eight rows as they lie.
+  u32 weights = across * MANY_ACROSS * MATMUL_FEATURES * 4 + lane_id();
+  const u32 rows = (MANY_WEIGHTS + first_row) * 4 + lane_id() - weights;
 #pragma unroll 1
-  for (u32 chunk = 0; chunk * MATMUL_CHUNK < p.inputs; ++chunk) {
+  for (u32 k = 0; k < p.inputs; k += MATMUL_CHUNK) {
     stages_arrived();
     // All threads' copies have arrived, and no warp is at the chunk before any more, whose stage the next copies fill.
     __syncthreads();
-    copies.begin(p, shared, chunk + MANY_STAGES - 1);
-    if (any_row) sums.add_chunk(shared.of[chunk % MANY_STAGES], first_weight, first_row);
+    copies.begin_next(p, shared.of);
+    if (any_row) sums.add_chunk(shared.of + weights, shared.of + weights + rows);
+    weights += MANY_STAGE;
+    if (weights >= MANY_STAGES * MANY_STAGE) weights -= MANY_STAGES * MANY_STAGE;
     if (--left == 0) {
       sums.end_stretch();
       left = stretch;
