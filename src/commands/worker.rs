@@ -23,6 +23,9 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     let mut config = WorkerConfig::new(args.model, rank, args.world, rendezvous);
     config.listen = (rank == 0).then_some(args.listen);
     config.device = args.device.read()?;
+    if config.device != DeviceChoice::Cpu {
+        give_streams_queues();
+    }
     (config.tables, config.tables_root) = (args.tables, args.tables_root);
     config.transport = args.layout.transport;
     if let (DeviceChoice::Cuda { .. }, Some(wire)) = (config.device, args.layout.wire) {
@@ -60,6 +63,16 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     config.cpus = args.cpus;
     config.announce = Arc::new(announce);
     semmoe_worker::run(config).map_err(|error| CliError::with_code(error.exit_code(), error))
+}
+
+/// Ranks of one GPU have a stream each, whose kernels wait for those of the others: two of them in one of the driver's
+/// queues, of which it has 8 by default, would wait for ever.
+fn give_streams_queues() {
+    const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+    if std::env::var_os(QUEUES).is_none() {
+        // SAFETY: the process has no other thread yet that reads or writes its environment.
+        unsafe { std::env::set_var(QUEUES, "32") };
+    }
 }
 
 /// A secret from its file or, without one, from the environment: never from the command line, which others can see.
