@@ -129,7 +129,7 @@ pub(crate) struct RankStats {
     pub(crate) cached_tokens: u64,
     /// Of experts that are streamed.
     pub(crate) fetches: Option<ExpertFetches>,
-    /// What its GPU was asked, if it has one.
+    /// Of its GPU, if it has one.
     #[serde(default)]
     pub(crate) device: Option<DeviceWork>,
     /// Prompt and generated tokens of all sequences here, running and waiting.

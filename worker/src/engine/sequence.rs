@@ -93,7 +93,7 @@ impl Sequence {
         self.carried.generated.len() < self.carried.request.min_new_tokens as usize
     }
 
-    /// What its next token is chosen by.
+    /// The least that its next token can be chosen by.
     fn wants(&self) -> Wants {
         let SequenceRequest { sampling, logprobs, stop, .. } = &self.carried.request;
         let filtered = self.is_early() && !stop.token_ids.is_empty();

@@ -1,4 +1,4 @@
-//! What computes a step: a backend has the rows, the host decides what happens to them.
+//! The interface to whatever computes a step: a backend has the rows, the host decides about them.
 
 use std::ops::Range;
 
@@ -65,7 +65,7 @@ impl LayerStep<'_, '_> {
     }
 }
 
-/// What the host knows of the rows that a rank works on; reused by later steps.
+/// The host's lists of the rows that a rank works on; reused by later steps.
 #[derive(Default)]
 pub(super) struct RowLists {
     /// `[rows]`: the phase that each is counted in.
@@ -76,6 +76,27 @@ pub(super) struct RowLists {
     pub(super) weights: Vec<f32>,
     /// `[all rows, k]`: the experts of the rows that a split brought back.
     pub(super) gathered: Vec<u16>,
+}
+
+impl RowLists {
+    /// Room for the choice of k experts for so many rows.
+    pub(super) fn resize(&mut self, rows: usize, top_k: usize) -> (&mut [u16], &mut [f32]) {
+        self.experts.resize(rows * top_k, 0);
+        self.weights.resize(rows * top_k, 0.0);
+        (&mut self.experts, &mut self.weights)
+    }
+
+    /// The labels that go with this rank's rows in an allgather of so many, and where those of all rows come: the
+    /// experts of a layer with experts, else none.
+    pub(super) fn labels(&mut self, rows: usize, width: usize) -> (&[u16], &mut [u16]) {
+        self.gathered.resize(rows * width, 0);
+        (if width == 0 { &[] } else { &self.experts }, &mut self.gathered)
+    }
+
+    /// From now on the experts are those of all rows.
+    pub(super) fn keep_gathered(&mut self) {
+        std::mem::swap(&mut self.experts, &mut self.gathered);
+    }
 }
 
 /// The rows whose logits are needed: of each item that wants something the last.

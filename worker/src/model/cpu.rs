@@ -148,17 +148,15 @@ impl ComputeBackend for CpuBackend {
     }
 
     fn route(&mut self, step: &mut LayerStep<'_, '_>, lists: &mut RowLists) -> Result<(), UnitError> {
-        let FeedForward::Moe(moe) = &self.weights.blocks[step.layer].feed_forward else { return Ok(()) };
+        let Some(moe) = self.weights.moe(step.layer) else { return Ok(()) };
         let Scratch { normed, router_logits, router, .. } = &mut self.scratch;
         let (num_experts, top_k) = (self.config.num_experts, self.config.top_k);
         let choice = Choice { router: &self.config.router, num_experts, top_k, correction: moe.correction.as_deref() };
-        let RowLists { experts, weights, .. } = lists;
         let rows = normed.len() / self.config.hidden;
+        let (experts, weights) = lists.resize(rows, top_k);
         router_logits.resize(rows * num_experts, 0.0);
         moe.router.apply(normed, router_logits);
         step.probe.router_logits(moe.layer, router_logits);
-        experts.resize(rows * top_k, 0);
-        weights.resize(rows * top_k, 0.0);
         choice.route(router_logits, experts, weights, router);
         step.probe.routes(moe.layer, experts, weights);
         Ok(())
@@ -189,15 +187,13 @@ impl ComputeBackend for CpuBackend {
         };
         add(added, residual);
         let Some(split) = step.split else { return Ok(()) };
-        let (hidden, bound) = (self.config.hidden, self.config.num_experts);
-        let labels = if width == 0 { &[][..] } else { &lists.experts[..] };
-        lists.gathered.resize(step.rows() * width, 0);
+        let (hidden, bound, all) = (self.config.hidden, self.config.num_experts, step.rows());
+        other_residual.resize(all * hidden, 0.0);
+        let (labels, gathered) = lists.labels(all, width);
         let own = OwnRows { rows: residual, hidden, labels, width, bound };
-        other_residual.resize(step.rows() * hidden, 0.0);
-        let all = AllRows { rows: other_residual, labels: &mut lists.gathered };
-        step.ep.allgather(step.moe, own, split, all)?;
+        step.ep.allgather(step.moe, own, split, AllRows { rows: other_residual, labels: gathered })?;
         swap(residual, other_residual);
-        swap(&mut lists.experts, &mut lists.gathered);
+        lists.keep_gathered();
         Ok(())
     }
 

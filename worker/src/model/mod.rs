@@ -130,11 +130,11 @@ pub struct Model {
     out: StepOutput,
 }
 
-/// What a GPU refuses of a unit that serves.
+/// A GPU refuses this of a unit that serves.
 #[cfg(feature = "gpu")]
 const CHANGES: &str = "a change of layout";
 
-/// What computes the model.
+/// The backends.
 enum Backend {
     Cpu(Box<CpuBackend>),
     #[cfg(feature = "gpu")]
@@ -257,8 +257,12 @@ impl Model {
         let (checkpoint, spread) = (Checkpoint::open(model_dir)?, ExpertSpread { layout, copies });
         let cpu = CpuBackend::load(&checkpoint, &config, at, &shares, &spread, room)?;
         let pool = KvPool::new(division.share.cache_shape(&config), usize::MAX, false);
+        Ok(Self { other, ..Self::of(config, division, Backend::Cpu(Box::new(cpu)), pool) })
+    }
+
+    fn of(config: Arc<ModelConfig>, division: Division, backend: Backend, pool: KvPool) -> Self {
         let (scratch, out) = (Scratch::default(), StepOutput::default());
-        Ok(Self { config, division, other, backend: Backend::Cpu(Box::new(cpu)), pool, scratch, out })
+        Self { config, division, other: None, backend, pool, scratch, out }
     }
 
     /// The same on a GPU, for a unit of such ranks: whole experts or slices of them, attention dp or tp. It has
@@ -300,8 +304,7 @@ impl Model {
             Dtype::F16 => return Err(ModelError::NotOnGpu("f16")),
         };
         let pool = KvPool::new(share.cache_shape(&config).elsewhere(), settings.pages, false);
-        let (scratch, out) = (Scratch::default(), StepOutput::default());
-        Ok(Self { config, division, other: None, backend: Backend::Gpu(backend), pool, scratch, out })
+        Ok(Self::of(config, division, Backend::Gpu(backend), pool))
     }
 
     /// The checkpoint's configuration.
@@ -317,7 +320,7 @@ impl Model {
         }
     }
 
-    /// What its GPU was asked since the start; none on the CPU.
+    /// The work of its GPU since the start; none on the CPU.
     pub fn device_work(&self) -> Option<DeviceWork> {
         self.out.device
     }

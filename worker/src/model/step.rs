@@ -12,13 +12,13 @@ pub struct StepItem<'a> {
     pub kv: &'a mut KvCache,
     /// At least one token id.
     pub tokens: &'a [u32],
-    /// What is wanted after the last of these tokens.
+    /// Wanted after the last of these tokens.
     pub wants: Wants,
     /// The phase that the tokens are counted in.
     pub phase: StepPhase,
 }
 
-/// What is wanted after the last token of an item.
+/// The wish for the token after an item's last one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wants {
     /// Nothing: more tokens follow.
@@ -29,7 +29,7 @@ pub enum Wants {
     Logits,
 }
 
-/// What comes after an item's last token.
+/// The result after an item's last token.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Next<'a> {
     /// `[V]`
@@ -43,7 +43,7 @@ pub fn likeliest(logits: &[f32]) -> Option<u32> {
     first_largest(logits).and_then(|id| u32::try_from(id).ok())
 }
 
-/// What a GPU was asked since the start.
+/// Work of a GPU since the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct DeviceWork {
     /// Kernels, without those of collectives.
@@ -98,7 +98,7 @@ impl StepOutput {
         }
     }
 
-    /// What comes after the item's last token, if that was wanted; a backend that has the logits at hand gives them
+    /// The result after the item's last token, if one was wanted; a backend that has the logits at hand gives them
     /// also where the likeliest would do. Panics if there is no such item.
     pub fn next(&self, item: usize) -> Option<Next<'_>> {
         match self.results[item] {

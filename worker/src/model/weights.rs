@@ -19,6 +19,16 @@ pub(super) struct Weights<L = Linear> {
     pub(super) output: L,
 }
 
+impl<L> Weights<L> {
+    /// A layer's experts, if it has any.
+    pub(super) fn moe(&self, layer: usize) -> Option<&Moe<L>> {
+        match &self.blocks[layer].feed_forward {
+            FeedForward::Moe(moe) => Some(moe),
+            FeedForward::Dense(_) => None,
+        }
+    }
+}
+
 impl Weights {
     /// Moves all packed weights into one arena, in the order in which a step reads them.
     pub(super) fn settle(&mut self) {

@@ -57,7 +57,7 @@ pub struct WorkerConfig {
     pub rendezvous: SocketAddr,
     /// The processor that computes, and how many ranks this process runs.
     pub device: DeviceChoice,
-    /// What has the GPU of [`DeviceChoice::Cuda`].
+    /// The GPU of [`DeviceChoice::Cuda`]; without one the driver's first is opened.
     #[cfg(feature = "gpu")]
     pub gpu: Option<Arc<dyn GpuProvider>>,
     /// How experts are divided among ranks.

@@ -41,7 +41,7 @@ pub trait GpuProvider: Send + Sync {
     fn rank(&self, rank: usize, room: Room) -> Result<UnitRank, String>;
 }
 
-/// What keys and values may take of the GPU: half of what the weights leave, as far as the checkpoint's files tell.
+/// The memory of the GPU that keys and values may have: half of what weights leave, by the checkpoint's files.
 pub(super) fn kv_memory(config: &WorkerConfig, model_dir: &Path) -> Result<Option<KvMemory>, WorkerError> {
     let (DeviceChoice::Cuda { dtype, ranks_here }, Some(gpu)) = (config.device, &config.gpu) else { return Ok(None) };
     let free = gpu.free_bytes().map_err(|error| WorkerError::Model(ModelError::Gpu(error)))?;

@@ -138,7 +138,7 @@ fn fetches(page: &mut Page, stats: &[RankStats]) {
     family("semmoe_expert_fetch_hidden_ratio", "gauge", help, ExpertFetches::hidden);
 }
 
-/// What GPUs were asked, of ranks that have one.
+/// The work of GPUs, of ranks that have one.
 fn devices(page: &mut Page, stats: &[RankStats]) {
     if stats.iter().all(|stats| stats.device.is_none()) {
         return;

@@ -74,7 +74,8 @@ impl DeviceUnit {
         Ok((free as u64, all as u64))
     }
 
-    /// All ranks of a unit, with the memory of their collectives. `timeout` is how long a kernel waits for another rank.
+    /// All ranks of a unit, with the memory of their collectives. A kernel waits for another rank for `timeout` at
+    /// most.
     ///
     /// # Errors
     /// More ranks than the GPU can run at once, too little memory, a driver that refuses.

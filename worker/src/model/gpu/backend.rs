@@ -55,7 +55,7 @@ pub(super) struct LayerNorms {
     pub(super) correction: Option<Buffer>,
 }
 
-/// What the host sends in each step or layer; reused.
+/// The host's numbers of a step or layer; reused.
 #[derive(Default)]
 pub(super) struct HostLists {
     pub(super) places: RowPlaces,
@@ -66,26 +66,39 @@ pub(super) struct HostLists {
     best: Vec<u32>,
 }
 
+/// The rows that a norm reads: those of the residual stream.
+struct NormSource {
+    /// Added to them first.
+    added: Option<Buffer>,
+    /// Some of them alone.
+    row_of: Option<Buffer>,
+}
+
 impl<T: Element> GpuBackend<T> {
     /// Adds what is pending to `rows` rows of the residual stream, and norms them.
     fn add_and_norm(&mut self, rows: usize, weight: Buffer) -> Result<(), UnitError> {
         let added = std::mem::take(&mut self.is_pending).then_some(self.buffers.added);
+        self.norm(NormSource { added, row_of: None }, rows, weight)
+    }
+
+    /// Norms rows of the residual stream.
+    fn norm(&mut self, source: NormSource, rows: usize, weight: Buffer) -> Result<(), UnitError> {
         if rows == 0 {
             return Ok(());
         }
-        let launch = Norm {
+        let NormSource { added, row_of } = source;
+        let norm = Norm {
             residual: self.buffers.residual,
             added,
-            row_of: None,
+            row_of,
             weight,
             out: self.buffers.normed,
             rows: rows as u64,
             hidden: self.config.hidden as u64,
             epsilon: self.config.rms_norm_eps,
             dtype: T::DTYPE,
-        }
-        .launch();
-        self.stream.launch(launch)
+        };
+        self.stream.launch(norm.launch())
     }
 
     /// `to += added`, each row by the sigmoid of its gate if there are gates.
@@ -166,11 +179,10 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
     }
 
     fn route(&mut self, step: &mut LayerStep<'_, '_>, lists: &mut RowLists) -> Result<(), UnitError> {
-        let FeedForward::Moe(moe) = &self.weights.blocks[step.layer].feed_forward else { return Ok(()) };
         let (rows, top_k) = (self.own_rows, self.config.top_k);
+        let Some(moe) = self.weights.moe(step.layer) else { return Ok(()) };
         let Buffers { normed, router_logits, routed, .. } = self.buffers;
-        lists.experts.resize(rows * top_k, 0);
-        lists.weights.resize(rows * top_k, 0.0);
+        let (experts, weights) = lists.resize(rows, top_k);
         moe.router.apply::<T>(normed, rows, Product::f32(router_logits), &mut self.stream)?;
         if rows == 0 {
             return Ok(());
@@ -196,9 +208,9 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
         self.stream.launch(launch)?;
         self.lists.routed.resize(pairs + pairs.div_ceil(2), 0);
         self.stream.read(routed, &mut self.lists.routed)?;
-        let (weights, experts) = self.lists.routed.split_at(pairs);
-        lists.weights.copy_from_slice(bytemuck::cast_slice(weights));
-        lists.experts.copy_from_slice(&bytemuck::cast_slice::<u32, u16>(experts)[..pairs]);
+        let (found, chosen) = self.lists.routed.split_at(pairs);
+        weights.copy_from_slice(bytemuck::cast_slice(found));
+        experts.copy_from_slice(&bytemuck::cast_slice::<u32, u16>(chosen)[..pairs]);
         Ok(())
     }
 
@@ -246,19 +258,7 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
             return Ok(());
         }
         let row_of = self.stream.write(&wanted.rows, self.buffers.wanted)?;
-        let launch = Norm {
-            residual: self.buffers.residual,
-            added: None,
-            row_of: Some(row_of),
-            weight: self.final_norm,
-            out: self.buffers.normed,
-            rows: rows as u64,
-            hidden: self.config.hidden as u64,
-            epsilon: self.config.rms_norm_eps,
-            dtype: T::DTYPE,
-        }
-        .launch();
-        self.stream.launch(launch)?;
+        self.norm(NormSource { added: None, row_of: Some(row_of) }, rows, self.final_norm)?;
         let Buffers { normed, logits, best, .. } = self.buffers;
         self.weights.output.apply::<T>(normed, rows, Product::f32(logits), &mut self.stream)?;
         self.stream.launch(Argmax { logits, best, rows: rows as u64, vocab: vocab as u64 }.launch())?;

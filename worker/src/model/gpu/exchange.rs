@@ -34,15 +34,14 @@ impl<T: Element> GpuBackend<T> {
         let Some(split) = step.split else { return Ok(()) };
         let (hidden, bound) = (self.config.hidden, self.config.num_experts);
         let width = if step.moe.is_some() { self.config.top_k } else { 0 };
-        let labels = if width == 0 { &[][..] } else { &lists.experts[..] };
-        lists.gathered.resize(self.rows * width, 0);
         let Buffers { residual, other_residual, .. } = self.buffers;
-        let own = OwnRowsIn { rows: rows_of(residual, self.own_rows * hidden), hidden, labels, width, bound };
-        let all = AllRowsIn { rows: rows_of(other_residual, self.rows * hidden), labels: &mut lists.gathered };
         step.ep.count_gather(hidden, width, split);
+        let (labels, gathered) = lists.labels(self.rows, width);
+        let own = OwnRowsIn { rows: rows_of(residual, self.own_rows * hidden), hidden, labels, width, bound };
+        let all = AllRowsIn { rows: rows_of(other_residual, self.rows * hidden), labels: gathered };
         self.unit.allgather(own, split, all)?;
         (self.buffers.residual, self.buffers.other_residual) = (other_residual, residual);
-        std::mem::swap(&mut lists.experts, &mut lists.gathered);
+        lists.keep_gathered();
         Ok(())
     }
 

@@ -10,6 +10,7 @@ use semmoe_kernels_cuda::unit::Gpu;
 use semmoe_tables::{ExpertId, LayerIdx, RankId};
 
 use super::matrix::Uploader;
+use super::memory::WordLists;
 use crate::ep::{ExpertSpread, LayerHosts, NotHere};
 use crate::model::ModelError;
 use crate::model::checkpoint::TensorData;
@@ -179,18 +180,13 @@ impl PairLists {
 
     /// Where the lists are, once they were written to `at`.
     pub(super) fn parts(&self, at: Buffer) -> DevicePairs {
-        let mut from = at;
-        let mut next = |words: usize| {
-            let part = Buffer { bytes: 4 * words as u64, ..from };
-            from = from.from_offset(part.bytes);
-            part
-        };
+        let mut lists = WordLists(at);
         DevicePairs {
-            row_of: next(self.pairs),
-            weights: next(self.pairs),
-            first_pair: next(self.rows + 1),
-            pair_of: next(self.pairs),
-            tiles: next(3 * self.tiles),
+            row_of: lists.next(self.pairs),
+            weights: lists.next(self.pairs),
+            first_pair: lists.next(self.rows + 1),
+            pair_of: lists.next(self.pairs),
+            tiles: lists.next(3 * self.tiles),
         }
     }
 }

@@ -95,6 +95,18 @@ impl Layout {
     }
 }
 
+/// Lists of words that were written one behind the other.
+pub(super) struct WordLists(pub(super) Buffer);
+
+impl WordLists {
+    /// The next list.
+    pub(super) fn next(&mut self, words: usize) -> Buffer {
+        let list = Buffer { bytes: 4 * words as u64, ..self.0 };
+        self.0 = self.0.from_offset(list.bytes);
+        list
+    }
+}
+
 /// The first `elements` elements of a buffer.
 pub(super) fn rows_of<'a, T: Element>(buffer: Buffer, elements: usize) -> DeviceRows<'a, T> {
     debug_assert!(buffer.bytes >= (elements * size_of::<T>()) as u64);

@@ -2,7 +2,7 @@
 
 use semmoe_kernels_cuda::Buffer;
 
-use super::memory::Stream;
+use super::memory::{Stream, WordLists};
 use crate::ep::UnitError;
 use crate::model::kv::PAGE_TOKENS;
 use crate::model::step::StepItem;
@@ -62,18 +62,13 @@ impl RowPlaces {
             let pages = item.kv.page_ids();
             words.extend(pages.iter().copied().chain(std::iter::repeat(0)).take(table_width));
         }
-        let mut from = stream.write(words, to)?;
-        let mut next = |words: usize| {
-            let part = Buffer { bytes: 4 * words as u64, ..from };
-            from = from.from_offset(part.bytes);
-            part
-        };
+        let mut lists = WordLists(stream.write(words, to)?);
         Ok(DevicePlaces {
             rows,
-            positions: next(rows),
-            page_of: next(rows),
-            sequence_of: next(rows),
-            page_table: next(items.len() * table_width),
+            positions: lists.next(rows),
+            page_of: lists.next(rows),
+            sequence_of: lists.next(rows),
+            page_table: lists.next(items.len() * table_width),
             sequences: items.len(),
             table_width,
             last: longest.saturating_sub(1),
