@@ -8,6 +8,8 @@ use super::error::WorkerError;
 use crate::ep::{ExpertLayout, WireType};
 use crate::model::{AttentionKind, ModelConfig};
 
+pub(super) const NO_GPU: &str = "this build has no GPU support: --device cuda needs one with the feature cuda";
+
 /// Ranks that the kernels can run on one GPU.
 const MAX_RANKS_HERE: u16 = 8;
 
@@ -52,7 +54,7 @@ pub(super) fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
     let DeviceChoice::Cuda { dtype, ranks_here } = config.device else { return Ok(()) };
     let refused = |detail: String| Err(WorkerError::Arguments(detail));
     if !cfg!(feature = "gpu") {
-        return refused("this build has no GPU support: --device cuda needs one with the feature cuda".to_owned());
+        return refused(NO_GPU.to_owned());
     }
     let world = config.world;
     if !(1..=MAX_RANKS_HERE).contains(&ranks_here) {

@@ -113,7 +113,10 @@ fn open(config: &WorkerConfig) -> Result<Arc<dyn GpuProvider>, WorkerError> {
         Ok(Arc::new(CudaGpu { unit, timeout: config.collective_timeout, parts: Mutex::default() }))
     }
     #[cfg(not(feature = "cuda"))]
-    Err(WorkerError::arguments(format!("this build has no CUDA: {:?} needs one with the feature cuda", config.device)))
+    {
+        let _ = config;
+        Err(WorkerError::arguments(super::device::NO_GPU))
+    }
 }
 
 /// A GPU of this machine.

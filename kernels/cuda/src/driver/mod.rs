@@ -15,7 +15,7 @@ mod vmm;
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::{CUdevice_attribute, CUfunction, CUmodule, CUstream};
 use cudarc::driver::{CudaContext, result, sys};
@@ -43,23 +43,42 @@ pub struct Device {
     pub multicast: bool,
 }
 
-#[derive(Clone, Copy)]
 struct Function {
     handle: CUfunction,
     /// Bytes of its one parameter, as compiled.
     params: usize,
+    /// Threads of a block and how many such blocks a multiprocessor runs, as first asked: the driver's answer takes half
+    /// as long as a launch.
+    resident: OnceLock<Resident>,
+}
+
+#[derive(Clone, Copy)]
+struct Resident {
+    threads: u32,
+    blocks: u32,
 }
 
 impl Function {
     /// Blocks of so many threads that run on a multiprocessor at once.
-    fn resident(self, threads: u32) -> Result<u32, DeviceError> {
+    fn resident(&self, threads: u32) -> Result<u32, DeviceError> {
+        if let Some(blocks) = self.resident.get().and_then(|known| known.of(threads)) {
+            return Ok(blocks);
+        }
         let mut resident = 0;
         // SAFETY: the number outlives the call; the function belongs to a loaded module.
         unsafe {
             sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut resident, self.handle, threads as i32, 0)
                 .result()?;
         }
-        Ok(u32::try_from(resident).unwrap_or(0))
+        let blocks = u32::try_from(resident).unwrap_or(0);
+        self.resident.get_or_init(|| Resident { threads, blocks });
+        Ok(blocks)
+    }
+}
+
+impl Resident {
+    fn of(self, threads: u32) -> Option<u32> {
+        (self.threads == threads).then_some(self.blocks)
     }
 }
 
@@ -126,7 +145,7 @@ impl Device {
             unsafe { sys::cuFuncLoad(handle).result()? };
             // SAFETY: both numbers outlive the call; every kernel has a parameter 0.
             unsafe { sys::cuFuncGetParamInfo(handle, 0, &raw mut offset, &raw mut params).result()? };
-            self.functions.insert(kernel, Function { handle, params });
+            self.functions.insert(kernel, Function { handle, params, resident: OnceLock::new() });
         }
         Ok(())
     }
@@ -164,9 +183,9 @@ impl Device {
         self.fits(launch).map(|_| ())
     }
 
-    fn fits(&self, launch: &Launch) -> Result<Function, DeviceError> {
+    fn fits(&self, launch: &Launch) -> Result<&Function, DeviceError> {
         let kernel = launch.kernel();
-        let function = self.functions.get(kernel).copied().ok_or(DeviceError::NoKernel { kernel })?;
+        let function = self.functions.get(kernel).ok_or(DeviceError::NoKernel { kernel })?;
         let (found, expected) = (launch.params().len(), function.params);
         if found != expected {
             return Err(DeviceError::Params { kernel, found, expected });
@@ -178,7 +197,7 @@ impl Device {
     }
 
     /// Blocks that wait for one another must all run at once.
-    fn resident(&self, launch: &Launch, function: Function) -> Result<(), DeviceError> {
+    fn resident(&self, launch: &Launch, function: &Function) -> Result<(), DeviceError> {
         let (kernel, (blocks, ranks, threads)) = (launch.kernel(), launch.shape());
         let (found, most) = (blocks.saturating_mul(ranks), function.resident(threads)? * self.processors);
         match found > most {
