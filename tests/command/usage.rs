@@ -53,6 +53,13 @@ worker --model $MODEL --rank 0 --world 1 --rendezvous nowhere
 worker --model $MODEL --rank 0 --world 1 --rendezvous 127.0.0.1:0 --listen nowhere
 worker --model $MODEL --rank 0 --world 1 --rendezvous 127.0.0.1:0 --listen 127.0.0.1:0 --tables $TRACE
 worker --model $MODEL --rank 0 --world 1 --rendezvous 127.0.0.1:0 --listen 127.0.0.1:0 --tables @m.tables
+worker --model $MODEL --rank 0 --world 1 --rendezvous 127.0.0.1:0 --listen 127.0.0.1:0 --dtype f32
+worker --model $MODEL --world 2 --ranks-here 2
+worker --model $MODEL --world 2 --ranks-here 1 --device cuda
+worker --model $MODEL --world 2 --ranks-here 9 --device cuda
+worker --model $MODEL --world 2 --ranks-here 2 --device cuda --dtype f16
+worker --model $MODEL --world 2 --ranks-here 2 --device cuda --wire bf16
+worker --model $MODEL --world 2 --ranks-here 2 --device cuda --attention dp,tp
 profile record --engine sglang --url nowhere --prompts @prompts.jsonl O
 profile record --engine openai --url http://127.0.0.1:1 --prompts @prompts.jsonl O
 profile record --engine sglang --url http://127.0.0.1:1 --prompts /nowhere O

@@ -93,3 +93,54 @@ pub(super) fn check_model(config: &WorkerConfig, model: &ModelConfig) -> Result<
         _ => Ok(()),
     }
 }
+
+#[cfg(all(test, feature = "gpu"))]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn config(adjust: impl FnOnce(&mut WorkerConfig)) -> WorkerConfig {
+        let mut config = WorkerConfig::new("model".into(), 0, 4, ([127, 0, 0, 1], 0).into());
+        config.device = DeviceChoice::Cuda { dtype: Dtype::Bf16, ranks_here: 4 };
+        adjust(&mut config);
+        config
+    }
+
+    #[test]
+    fn what_is_not_built_for_gpus_is_refused_by_name() {
+        type Adjust = fn(&mut WorkerConfig);
+        let refused: [(&str, Adjust); 9] = [
+            ("type f16", |config| config.device = DeviceChoice::Cuda { dtype: Dtype::F16, ranks_here: 4 }),
+            ("2 of 4 ranks", |config| config.device = DeviceChoice::Cuda { dtype: Dtype::F32, ranks_here: 2 }),
+            ("9 ranks on a GPU", |config| {
+                (config.world, config.device) = (9, DeviceChoice::Cuda { dtype: Dtype::F32, ranks_here: 9 });
+            }),
+            ("experts hybrid", |config| config.experts = "hybrid:2x2".parse().unwrap()),
+            ("expert domains", |config| config.domains = 2.into()),
+            ("--expert-memory", |config| config.expert_memory = Some(1)),
+            ("attention that changes", |config| config.both_attentions = true),
+            ("attention groups", |config| config.attention_groups = 2),
+            ("--wire bf16", |config| config.wire = WireType::Bf16),
+        ];
+        check(&config(|_| {})).unwrap();
+        for (name, adjust) in refused {
+            let error = check(&config(adjust)).expect_err(name);
+            assert!(error.to_string().contains(name), "{name}: {error}");
+            assert_eq!(error.exit_code(), 2, "{error}");
+        }
+        check(&config(|config| {
+            (config.device, config.wire) = (DeviceChoice::Cpu, WireType::Bf16);
+        }))
+        .unwrap();
+    }
+
+    #[test]
+    fn models_with_latent_attention_are_refused_on_a_gpu_alone() {
+        let model = |folder: &str| ModelConfig::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap();
+        let (grouped, latent) = (model("../assets/tiny-qwen3moe-15m"), model("tests/fixtures/deepseek-v3"));
+        check_model(&config(|_| {}), &grouped).unwrap();
+        assert!(check_model(&config(|_| {}), &latent).unwrap_err().to_string().contains("(MLA)"));
+        check_model(&config(|config| config.device = DeviceChoice::Cpu), &latent).unwrap();
+    }
+}
