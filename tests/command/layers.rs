@@ -201,6 +201,20 @@ fn the_arithmetic_of_collectives_stands_in_the_kernels_alone() {
     assert_eq!(sends, allowed.map(str::to_owned).into(), "bytes between ranks past the collectives");
 }
 
+#[test]
+fn cuda_is_reached_by_its_feature_alone() {
+    let reached = |more: &[&str]| {
+        let mut tree = std::process::Command::new(env!("CARGO"));
+        tree.args(["tree", "--locked", "-p", "semmoe", "-e", "normal", "--prefix", "none"]).args(more);
+        let output = tree.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo tree");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8(output.stdout).expect("UTF-8");
+        ["cudarc ", "semmoe-kernels-cuda "].map(|name| text.lines().any(|line| line.starts_with(name)))
+    };
+    assert_eq!(reached(&["--features", "cuda"]), [true; 2]);
+    assert_eq!(reached(&[]), [false; 2], "without it the command is as it was");
+}
+
 fn rust_files(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).expect("a source folder").map(|entry| entry.expect("entry").path()) {

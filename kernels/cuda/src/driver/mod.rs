@@ -47,11 +47,11 @@ struct Function {
     handle: CUfunction,
     /// Bytes of its one parameter, as compiled.
     params: usize,
-    /// Threads of a block and how many such blocks a multiprocessor runs, as first asked: the driver's answer takes half
-    /// as long as a launch.
+    /// As first asked: the driver's answer takes half as long as a launch.
     resident: OnceLock<Resident>,
 }
 
+/// Blocks of so many threads that run on a multiprocessor at once.
 #[derive(Clone, Copy)]
 struct Resident {
     threads: u32,
