@@ -6,7 +6,7 @@ use std::ffi::{CStr, CString, c_char};
 use cudarc::nvrtc::{result, sys};
 
 use crate::image::Target;
-use crate::source::{HEADERS, sources_for};
+use crate::source::{HEADERS, Source, sources_for};
 
 /// ptxas's report on one kernel.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -63,7 +63,9 @@ impl Drop for Program {
 /// # Errors
 /// No NVRTC, or sources that it refuses.
 pub fn compile(target: Target) -> Result<Compiled, CompileError> {
-    compile_text(target, "")
+    let sources: Vec<_> = sources_for(target.capability()).collect();
+    let all = sources.iter().map(|file| format!("#include \"{}\"\n", file.name)).collect::<String>();
+    compile_text(target, &all, &HEADERS.iter().chain(sources).collect::<Vec<_>>())
 }
 
 /// A kernel with more values than registers.
@@ -78,21 +80,22 @@ extern "C" __global__ void __launch_bounds__(1024, 2) planted(float* values) {
 }
 "#;
 
-/// Compiles one more kernel with the others, which spills: a search for spills must find it.
+/// Compiles one kernel, which spills: a search for spills must find it.
 ///
 /// # Errors
 /// As for [`compile`].
 pub fn compile_with_spills(target: Target) -> Result<Compiled, CompileError> {
-    compile_text(target, SPILLING)
+    compile_text(target, SPILLING, &[])
 }
 
-fn compile_text(target: Target, more: &str) -> Result<Compiled, CompileError> {
+/// `files` are what the text includes.
+fn compile_text(target: Target, text: &str, files: &[&Source]) -> Result<Compiled, CompileError> {
     // SAFETY: only looks for the library.
     if !unsafe { sys::is_culib_present() } {
         return Err(CompileError::NotFound);
     }
     let refused = |cause, log| CompileError::Refused { target: target.name(), cause, log };
-    let program = create(target, more).map_err(|cause| refused(cause, String::new()))?;
+    let program = create(text, files).map_err(|cause| refused(cause, String::new()))?;
     let architecture = format!("--gpu-architecture={}", target.name());
     // The reference rounds after each operation; the kernels say so with intrinsics, this keeps later ones from
     // forgetting it.
@@ -100,19 +103,15 @@ fn compile_text(target: Target, more: &str) -> Result<Compiled, CompileError> {
     // SAFETY: the program is alive.
     let compiled = unsafe { result::compile_program(program.0, &options) };
     // SAFETY: the program is alive.
-    let log = unsafe { result::get_program_log(program.0) }.map(|log| text(&log)).unwrap_or_default();
+    let log = unsafe { result::get_program_log(program.0) }.map(|log| log_text(&log)).unwrap_or_default();
     compiled.map_err(|cause| refused(cause, log.clone()))?;
     let image = image(&program, target).map_err(|cause| refused(cause, log.clone()))?;
     Ok(Compiled { image, kernels: kernel_use(&log), log })
 }
 
-fn create(target: Target, more: &str) -> Result<Program, result::NvrtcError> {
-    let sources = || sources_for(target.capability());
-    let files: Vec<_> = HEADERS.iter().chain(sources()).collect();
-    let included = sources().map(|file| format!("#include \"{}\"\n", file.name));
-    let all: String = included.chain([more.to_owned()]).collect();
+fn create(text: &str, files: &[&Source]) -> Result<Program, result::NvrtcError> {
     let owned = |text: &str| CString::new(text).unwrap_or_default();
-    let all = owned(&all);
+    let all = owned(text);
     let (names, texts): (Vec<_>, Vec<_>) = files.iter().map(|file| (owned(file.name), owned(file.text))).unzip();
     let pointers = |list: &[CString]| list.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
     let (name_pointers, text_pointers) = (pointers(&names), pointers(&texts));
@@ -147,7 +146,7 @@ fn image(program: &Program, target: Target) -> Result<Vec<u8>, result::NvrtcErro
     Ok(cubin)
 }
 
-fn text(log: &[c_char]) -> String {
+fn log_text(log: &[c_char]) -> String {
     let bytes: Vec<u8> = log.iter().map(|&byte| byte as u8).collect();
     CStr::from_bytes_until_nul(&bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
 }

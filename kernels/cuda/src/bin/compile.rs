@@ -4,7 +4,7 @@
 //! DIR gets one image per target, for a build with `SEMMOE_KERNEL_IMAGES=DIR`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use semmoe_kernels_cuda::{Compiled, Target, compile, compile_with_spills, kernels_of, sources_for};
@@ -19,13 +19,24 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    match planted().and_then(|()| Target::ALL.into_iter().try_for_each(|target| run(target, out.as_ref()))) {
+    match planted().and_then(|()| all(out.as_deref())) {
         Ok(()) => ExitCode::SUCCESS,
         Err(sentence) => {
             eprintln!("error: {sentence}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// All targets at once.
+fn all(out: Option<&Path>) -> Result<(), String> {
+    std::thread::scope(|scope| {
+        let compiling = Target::ALL.map(|target| (target, scope.spawn(move || compile(target))));
+        compiling.into_iter().try_for_each(|(target, compiled)| {
+            let compiled = compiled.join().map_err(|_| format!("the compiler of {} panicked", target.name()))?;
+            keep(target, &compiled.map_err(|error| error.to_string())?, out)
+        })
+    })
 }
 
 /// A check that finds nothing must be able to find something.
@@ -44,13 +55,12 @@ fn no_spills(target: Target, compiled: &Compiled) -> Result<(), String> {
     }
 }
 
-fn run(target: Target, out: Option<&PathBuf>) -> Result<(), String> {
-    let compiled = compile(target).map_err(|error| error.to_string())?;
+fn keep(target: Target, compiled: &Compiled, out: Option<&Path>) -> Result<(), String> {
     println!("{}: {} bytes", target.name(), compiled.image.len());
     for kernel in &compiled.kernels {
         println!("  {:<26} {:>3} registers, {} bytes spilled", kernel.kernel, kernel.registers, kernel.spilled);
     }
-    no_spills(target, &compiled)?;
+    no_spills(target, compiled)?;
     let expected = sources_for(target.capability()).flat_map(kernels_of).count();
     if target != Target::Ptx90 && compiled.kernels.len() != expected {
         let found = compiled.kernels.len();
