@@ -1,6 +1,6 @@
 """`semmoe worker --device cuda` on one GPU: logits beside the CPU's, tokens per second beside Transformers.
 
-    worker.py make FOLDER SEED SIZE DTYPE           a checkpoint of Qwen3-MoE's shape; prints the bandwidth of a copy
+    worker.py make FOLDER SEED SIZE:DTYPE...        checkpoints of Qwen3-MoE's shape, and the bandwidth of a copy
     worker.py transformers FOLDER PROMPT NEW B...   tokens per second of eager Transformers at these batches
 
 bench/gpu/run calls the steps; the two commands are processes of their own, as only they use PyTorch. Without it `make` takes Python's
@@ -24,7 +24,7 @@ SIZES = {
 BATCHES = (1, 16, 64)
 LAYOUTS = tuple((world, attention) for world in (1, 2, 4) for attention in ("dp", "tp"))
 # Seconds that a step may take, whatever hangs in it.
-LIMITS_S = {"checkpoints": 75, "logits": 100, "speed": 75, "transformers": 75, "tp": 30}
+LIMITS_S = {"checkpoints": 120, "logits": 100, "speed": 75, "transformers": 75, "tp": 30}
 # Bars of the issue: logits and log probabilities in f32; which gap of the two best tokens may be decided either way.
 MOST_DIFFERENCE = 1e-4
 TOOLS = pathlib.Path(__file__).resolve()
@@ -64,27 +64,24 @@ def by_torch(torch, seed, dtype):
     generator = torch.Generator(where).manual_seed(seed)
     kind = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
 
-    def numbers(shape, deviation):
+    def write(file, shape, deviation):
         tensor = torch.empty(shape, dtype=kind, device=where)
         tensor = (tensor.fill_(1.0) if deviation is None else tensor.normal_(0.0, deviation, generator=generator)).cpu()
-        count = tensor.numel() * tensor.element_size()
-        return memoryview(bytearray((ctypes.c_char * count).from_address(tensor.data_ptr())))
+        file.write((ctypes.c_char * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr()))
 
-    return numbers
+    return write
 
 
 def by_python(seed, dtype):
     generator = random.Random(seed)
 
-    def numbers(shape, deviation):
+    def write(file, shape, deviation):
         count = shape[0] * (shape[1] if len(shape) > 1 else 1)
         values = array.array("f", (1.0 if deviation is None else generator.gauss(0.0, deviation) for _ in range(count)))
-        if dtype == "f32":
-            return values.tobytes()
         # bf16 is the upper half.
-        return array.array("H", (bits >> 16 for bits in array.array("I", values.tobytes()))).tobytes()
+        file.write(values if dtype == "f32" else array.array("H", (bits >> 16 for bits in array.array("I", values.tobytes()))))
 
-    return numbers
+    return write
 
 
 def byte_tokens():
@@ -100,16 +97,23 @@ def byte_tokens():
             "post_processor": None, "decoder": bytes_of, "model": model}
 
 
-def make(folder, seed, size, dtype):
-    """Writes a checkpoint tensor by tensor: a large one is ten gigabytes."""
+def make(folder, seed, wanted):
+    """A checkpoint in FOLDER/DTYPE for each SIZE:DTYPE, with a line as soon as it is there."""
     try:
         import torch
     except ImportError:
         torch = None
-    model, begun = config(size, dtype), time.monotonic()
-    numbers = by_torch(torch, seed, dtype) if torch else by_python(seed, dtype)
-    folder = pathlib.Path(folder)
-    folder.mkdir(parents=True)
+    if torch and torch.cuda.is_available():
+        print(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "copy_gb_per_s": round(copy_gb_per_s(torch), 1)}), flush=True)
+    for size, dtype in (each.split(":") for each in wanted):
+        begun = time.monotonic()
+        count = write_checkpoint(pathlib.Path(folder) / dtype, config(size, dtype), by_torch(torch, seed, dtype) if torch else by_python(seed, dtype), dtype)
+        print(json.dumps({"dtype": dtype, "size": size, "bytes": count, "seconds": round(time.monotonic() - begun, 1)}), flush=True)
+
+
+def write_checkpoint(folder, model, write, dtype):
+    """Tensor by tensor: a large one is ten gigabytes."""
+    folder.mkdir()
     (folder / "config.json").write_text(json.dumps(model, indent=1))
     (folder / "tokenizer.json").write_text(json.dumps(byte_tokens()))
     header, end, width = {"__metadata__": {"format": "pt"}}, 0, {"f32": 4, "bf16": 2}[dtype]
@@ -121,11 +125,8 @@ def make(folder, seed, size, dtype):
     with open(folder / "model.safetensors", "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for _, shape, deviation in tensors(model):
-            file.write(numbers(shape, deviation))
-    said = {"bytes": end, "seconds": round(time.monotonic() - begun, 1)}
-    if torch and torch.cuda.is_available():
-        said |= {"device": torch.cuda.get_device_name(), "copy_gb_per_s": round(copy_gb_per_s(torch), 1)}
-    print(json.dumps(said))
+            write(file, shape, deviation)
+    return end
 
 
 def copy_gb_per_s(torch):
@@ -304,7 +305,7 @@ class Lab:
         self.folder = pathlib.Path(room if large else "/tmp") / f"semmoe-worker-{os.getpid()}"
         self.folder.mkdir()
         self.program = self.unpacked(program)
-        self.made = {}
+        self.device_said = {}
 
     def left(self, most_s):
         """Seconds to wait for something: what the step has left, at most `most_s`."""
@@ -336,14 +337,12 @@ class Lab:
         if code != 0:
             return {"passed": False, "reason": reason}
         said = {"version": printed.strip().splitlines()}
-        for size, dtype in (("small", "f32"), ("large", "bf16")):
-            folder = self.folder / dtype
-            code, printed, reason = self.call([sys.executable, TOOLS, "make", folder, seed, "dry" if self.dry else size, dtype], self.left(90))
-            if code != 0:
-                return {**said, "passed": False, "reason": f"the checkpoint in {dtype}: {reason}"}
-            self.made[dtype] = json.loads(printed)
-            said[dtype] = self.made[dtype]
-        return {**said, "passed": True}
+        wanted = ("dry:f32", "dry:bf16") if self.dry else ("small:f32", "large:bf16")
+        code, printed, reason = self.call([sys.executable, TOOLS, "make", self.folder, seed, *wanted], self.left(150))
+        lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+        self.device_said = next((line for line in lines if "device" in line), {})
+        said |= {**self.device_said, "checkpoints": [line for line in lines if "dtype" in line]}
+        return {**said, "passed": True} if code == 0 else {**said, "passed": False, "reason": reason}
 
     def logits(self, seed):
         """f32: greedy tokens and their log probabilities, beside those of the CPU worker."""
@@ -377,7 +376,7 @@ class Lab:
         prompt, new, chunk = (16, 6, 64) if self.dry else (128, 128, 2048)
         prompts = lambda count, length: [[generator.randrange(256) for _ in range(length)] for _ in range(count)]
         limits = ["--max-running", "64", "--step-tokens", str(chunk), "--kv-tokens", "32768", "--no-prefix-reuse"]
-        model, bandwidth = config("dry" if self.dry else "large", "bf16"), self.made.get("bf16", {}).get("copy_gb_per_s")
+        model, bandwidth = config("dry" if self.dry else "large", "bf16"), self.device_said.get("copy_gb_per_s")
         rows, begun = [], time.monotonic()
         said = {"world": world, "attention": attention, "prompt": prompt, "new": new, "copy_gb_per_s": bandwidth, "batches": rows}
         try:
@@ -397,7 +396,11 @@ class Lab:
                     if bandwidth:
                         row["weights_ms"] = round(step_bytes(model, batch) / bandwidth / 1e6, 3)
                         row["share_of_weight_reading"] = round(row["weights_ms"] / row["step_ms"], 3)
-                    row["counters"] = {name: round(value - before.get(name, 0.0), 6) for name, value in after.items() if value != before.get(name)}
+                    more = {name: value - before.get(name, 0.0) for name, value in after.items() if value != before.get(name)}
+                    if steps := more.get("semmoe_layout_steps_total decode"):
+                        # By the engine's own clock, without HTTP.
+                        row["engine_step_ms"] = round(1000 * more.get("semmoe_layout_step_seconds_total decode", 0.0) / steps, 3)
+                    row["counters"] = {name: round(value, 6) for name, value in more.items()}
                     rows.append(row)
                 count, length = (2, 48) if self.dry else (8, 2048)
                 _, seconds = unit.together(prompts(count, length), 1)
@@ -468,8 +471,8 @@ def lines(document):
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["make", folder, seed, size, dtype]:
-            make(folder, int(seed), size, dtype)
+        case ["make", folder, seed, *wanted]:
+            make(folder, int(seed), wanted)
         case ["transformers", folder, prompt, new, *batches]:
             transformers(folder, int(prompt), int(new), [int(batch) for batch in batches])
         case _:
