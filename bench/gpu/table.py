@@ -45,6 +45,9 @@ def lines(document):
     for row in times.get("products", []):
         print(f"{row['product']:>24} {row['inputs']} -> {row['outputs']}, {row['tokens']:>4} tokens: {row['us']:>7.1f} us, "
               f"{row['share_of_weight_bound']:.0%} of the time for its {row['weight_bytes'] / 2**20:.1f} MiB of weights, {row['tflops']:.1f} TFLOP/s")
+    for row in times.get("attention", []):
+        beside = f" of {row['keys']} keys{' (a prompt)' if row['prompt'] else ''}, {row['share_of_read_bound']:.0%} of the time for its keys and values" if "keys" in row else ""
+        print(f"{row['kernel']:>24} {row['rows']:>4} rows: {row['us']:>7.1f} us{beside}")
     for row, torch, cub in argsorts(document):
         print(f"argsort {row['items']} over {row['ranks']}: {row['us']:.2f} us"
               + (f"; torch.argsort {torch['argsort_us']:.2f} us ({torch['argsort_us'] / row['us']:.1f}x), the fastest of its key types "

@@ -171,8 +171,8 @@ struct SplitOfRun {
       total = part.total;
       if (folds()) {
         const Fold fold(shared.all_largest[query], part.largest);
-        largest = is_nothing(part.largest) ? shared.all_largest[query] : fold.largest;
-        total = is_nothing(part.largest) ? shared.all_totals[query] : fold(shared.all_totals[query], part.total);
+        largest = fold.largest;
+        total = fold(shared.all_totals[query], part.total);
       }
       float* to = p.totals + run.slot_at(p, query, slot()) * 2;
       to[0] = largest;

@@ -14,10 +14,10 @@ use serde_json::json;
 use crate::machine::{Machine, Memory, buffers, text};
 use crate::options::Options;
 use crate::world::{World, elements, order};
-use crate::{Report, exchange, nvls, product, reshard};
+use crate::{Report, attention, exchange, nvls, product, reshard};
 
 /// Every kernel by the name that `--kernel` takes.
-pub(crate) const KERNELS: [&str; 12] = [
+pub(crate) const KERNELS: [&str; 13] = [
     "argsort",
     "srs",
     "reduce-scatter",
@@ -30,6 +30,7 @@ pub(crate) const KERNELS: [&str; 12] = [
     "reshard",
     "nvls",
     "matmul",
+    "attend",
 ];
 
 /// One setting of a check.
@@ -110,6 +111,7 @@ fn one<T: Element>(kernel: &str, setting: Setting<'_>, rng: &mut Rng) -> Outcome
         "reshard" => reshard::check(setting, rng, size_of::<T>()).into(),
         "nvls" => nvls::check::<T>(setting, rng),
         "matmul" => product::check::<T>(setting, rng),
+        "attend" => attention::check::<T>(setting, rng),
         other => Outcome::Differs(format!("there is no check of {other}")),
     }
 }

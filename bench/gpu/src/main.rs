@@ -4,6 +4,7 @@
 //! All ranks share one GPU: one launch, `gridDim.y` = ranks; `processes` is the exception.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command")]
 
+mod attention;
 mod checks;
 mod exchange;
 mod machine;

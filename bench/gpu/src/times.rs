@@ -19,7 +19,7 @@ use crate::exchange::{EXPERTS, Exchange, TOP_K};
 use crate::machine::{Machine, Memory, Prepared, buffers, text};
 use crate::options::Options;
 use crate::world::{World, elements, order};
-use crate::{product, reshard};
+use crate::{attention, product, reshard};
 
 /// How much is timed.
 #[derive(Clone, Copy)]
@@ -50,6 +50,7 @@ pub(crate) fn report(machine: &Machine, options: &Options) -> Report {
         "tokens": plan.tokens, "hidden": plan.hidden, "dtype": "bf16", "experts": EXPERTS, "top_k": TOP_K, "runs": plan.runs,
         "collectives": collectives, "reshard": reshards, "argsort": argsort(machine, options.seed, plan)?,
         "products": product::times(machine, options, plan, copied)?,
+        "attention": attention::times(machine, options, plan, copied)?,
     });
     Ok((document, true))
 }

@@ -4,6 +4,7 @@
 //! H = width of a row, n = tokens, m_r = rows of rank r. Sums are in f32 in rank order 0..P, begin with rank 0's value
 //! and are rounded once to the element type ([`Element::round`]). Moves keep every bit.
 
+pub mod attention;
 pub mod data;
 mod exchange;
 mod hybrid;

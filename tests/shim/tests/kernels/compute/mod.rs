@@ -46,8 +46,8 @@ pub(crate) fn results(shim: &Shim, seed: u64) -> Vec<(&'static str, Result<(), S
         ("argmax", argmax::argmax(shim, 3, 1000, seed)),
         ("norm", rows::norm::<f32>(shim, rows::NormCase::new(2, 260), seed)),
         ("heads", heads::heads::<f32>(shim, &heads::Case::of_whole_norm(), seed)),
-        ("attention", attend::attend::<half::bf16>(shim, &attend::Case::of_barriers(72), seed)),
-        ("attention", attend::attend::<f32>(shim, &attend::Case::of_barriers(4), seed)),
+        ("attention", attend::attend::<half::bf16>(shim, &attend::case_of_barriers(72), seed)),
+        ("attention", attend::attend::<f32>(shim, &attend::case_of_barriers(4), seed)),
     ];
     results.extend(matmul::results(shim, seed));
     results
