@@ -11,6 +11,7 @@ use semmoe_tables::RankId;
 
 use super::config::WorkerConfig;
 use super::cpus::CpuList;
+#[cfg(feature = "gpu")]
 use super::device::DeviceChoice;
 use super::error::WorkerError;
 #[cfg(feature = "gpu")]
