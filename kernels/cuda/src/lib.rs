@@ -16,6 +16,8 @@ pub mod hosts;
 mod image;
 mod launch;
 mod params;
+#[cfg(any(test, feature = "cuda"))]
+mod repeats;
 mod reshard;
 mod runner;
 mod source;

@@ -50,6 +50,18 @@ pub trait Accelerator: Runner {
     /// The driver's: a GPU without so much free memory.
     fn allocate(&self, bytes: u64) -> Result<Buffer, String>;
 
+    /// Launches kernels, in this order.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// As for [`Runner::launch`], of each.
+    unsafe fn launch_all(&self, launches: &[Launch]) -> Result<(), String> {
+        // SAFETY: the caller's promise.
+        launches.iter().try_for_each(|launch| unsafe { self.launch(launch) })
+    }
+
     /// Copies as many bytes as `to` has to the host, once the stream has passed all that was asked of it before, and
     /// waits for them.
     ///

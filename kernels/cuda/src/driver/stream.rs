@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::result;
 use cudarc::driver::sys::CUstream;
 
-use super::graph::Stream;
+use super::graph::{Graph, Stream};
 use super::memory::{DeviceBuffer, HostWords};
 use super::pinned::{Pinned, Ring};
 use super::unit::UnitMemory;
 use super::{Device, DeviceError, memory};
 use crate::launch::{Grid, Launch};
+use crate::repeats::{Repeat, Repeats};
 use crate::runner::{Accelerator, Runner};
 use crate::team::Buffer;
 
@@ -28,6 +29,9 @@ pub struct DeviceStream {
     read: Mutex<Pinned>,
     /// Memory that the rank allocated.
     allocated: Mutex<Vec<DeviceBuffer>>,
+    /// Of a rank that meets no other: a graph may take memory when it is made, which must not wait for kernels that
+    /// wait for this rank.
+    graphs: Option<Mutex<Repeats<Graph>>>,
     /// Where the stream is its own.
     own: Option<Stream>,
     /// Memory that the ranks of this GPU share.
@@ -57,6 +61,7 @@ impl DeviceStream {
             ring: Mutex::new(Ring::new(RING_BYTES)?),
             read: Mutex::new(Pinned::new(READ_BYTES)?),
             allocated: Mutex::default(),
+            graphs: None,
             own: None,
             shared: None,
             device,
@@ -79,6 +84,12 @@ impl DeviceStream {
     /// Keeps memory that other ranks reach as long as this one is there.
     pub(super) fn sharing(mut self, memory: Arc<UnitMemory>) -> Self {
         self.shared = Some(memory);
+        self
+    }
+
+    /// Of a rank that meets no other: launches that come again become graphs.
+    pub(super) fn alone(mut self) -> Self {
+        self.graphs = Some(Mutex::default());
         self
     }
 
@@ -131,6 +142,21 @@ impl Accelerator for DeviceStream {
             let buffer = allocated.buffer();
             locked(&self.allocated).push(allocated);
             Ok(buffer)
+        })
+    }
+
+    unsafe fn launch_all(&self, launches: &[Launch]) -> Result<(), String> {
+        let (Some(graphs), Some(stream)) = (&self.graphs, &self.own) else {
+            // SAFETY: the caller's promise.
+            return launches.iter().try_for_each(|launch| unsafe { self.launch(launch) });
+        };
+        // SAFETY: the caller's promise, which holds as long as the stream owns the memory of its calls.
+        self.bound(|| unsafe {
+            match locked(graphs).of(launches) {
+                Repeat::First => launches.iter().try_for_each(|launch| self.device.launch(launch, self.stream)),
+                Repeat::Second(graph) => graph.insert(Graph::of(&self.device, launches, stream)?).launch(stream),
+                Repeat::Known(graph) => graph.launch(stream),
+            }
         })
     }
 

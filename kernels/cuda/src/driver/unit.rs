@@ -100,6 +100,7 @@ impl DeviceUnit {
         let memory = Arc::new(UnitMemory { buffers, device: Arc::clone(&self.device) });
         let rank = |rank: u32| {
             let stream = DeviceStream::of(Arc::clone(&self.device), blocks)?.sharing(Arc::clone(&memory));
+            let stream = if ranks == 1 { stream.alone() } else { stream };
             let team = Team::new(&signals, rank, &[stream.word()], timeout)?;
             Ok(UnitRank { runner: Arc::new(stream), team, symmetric: symmetric.clone(), own: own[rank as usize] })
         };

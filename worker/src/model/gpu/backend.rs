@@ -219,8 +219,10 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
         let (top_k, hidden, elements) = (self.config.top_k, self.config.hidden, self.own_rows * self.config.hidden);
         let RowLists { experts, weights, phases, .. } = lists;
         step.ep.plan_layer(layer, &RoutedBatch { x: &[], experts, weights, phases, top_k, hidden });
+        self.stream.flush()?;
         self.unit.dispatch(rows_of(self.buffers.normed, elements), hidden, step.ep.plan())?;
         self.apply_experts(layer, step.ep)?;
+        self.stream.flush()?;
         self.unit.combine(step.ep.plan(), rows_of(self.buffers.added, elements))
     }
 

@@ -24,6 +24,7 @@ impl<T: Element> GpuBackend<T> {
         let residual_out = rows_of(other_residual, own);
         let norm = NormIn { residual: rows_of(residual, all), weight, epsilon, residual_out };
         step.ep.count_scatter(hidden, split);
+        self.stream.flush()?;
         self.unit.reduce_scatter(hidden, split, Some(norm), rows_of(normed, own))?;
         (self.buffers.residual, self.buffers.other_residual) = (other_residual, residual);
         Ok(())
@@ -39,6 +40,7 @@ impl<T: Element> GpuBackend<T> {
         let (labels, gathered) = lists.labels(self.rows, width);
         let own = OwnRowsIn { rows: rows_of(residual, self.own_rows * hidden), hidden, labels, width, bound };
         let all = AllRowsIn { rows: rows_of(other_residual, self.rows * hidden), labels: gathered };
+        self.stream.flush()?;
         self.unit.allgather(own, split, all)?;
         (self.buffers.residual, self.buffers.other_residual) = (other_residual, residual);
         lists.keep_gathered();

@@ -20,7 +20,7 @@ use crate::model::expert::Place;
 use crate::model::load::Loader;
 use crate::model::share::{HeadShare, expert_columns};
 use crate::model::weights::{Block, FeedForward, Packer as _};
-use crate::model::{DeviceWork, ModelConfig, ModelError};
+use crate::model::{ModelConfig, ModelError};
 
 /// Everything that a backend is loaded from.
 pub(in crate::model) struct GpuLoad<'a> {
@@ -66,7 +66,7 @@ impl<T: Element> GpuBackend<T> {
         let unit: Box<dyn Collectives<T, Gpu>> = Box::new(DeviceCollectives::new(link, mover));
         Ok(Self {
             config: Arc::clone(config),
-            stream: Stream { gpu: accelerator, rank: at.rank, done: DeviceWork::default() },
+            stream: Stream::new(accelerator, at.rank),
             unit,
             weights,
             norms,

@@ -18,10 +18,16 @@ const GRAIN: u64 = 256;
 pub(super) struct Stream {
     pub(super) gpu: SharedAccelerator,
     pub(super) rank: usize,
+    /// Kernels that are not launched yet.
+    queue: Vec<Launch>,
     pub(super) done: DeviceWork,
 }
 
 impl Stream {
+    pub(super) fn new(gpu: SharedAccelerator, rank: usize) -> Self {
+        Self { gpu, rank, queue: Vec::new(), done: DeviceWork::default() }
+    }
+
     pub(super) fn lost(&self, cause: String) -> UnitError {
         UnitError::PeerLost { rank: self.rank, cause: format!("its GPU failed: {cause}") }
     }
@@ -30,11 +36,22 @@ impl Stream {
         UnitError::Operands { rank: self.rank, detail: error.to_string() }
     }
 
+    /// Adds a kernel to those that are launched together, at the latest when something else is asked of the GPU.
     pub(super) fn launch(&mut self, launch: Result<Launch, LaunchError>) -> Result<(), UnitError> {
-        let launch = launch.map_err(|error| self.refused(&error))?;
+        self.queue.push(launch.map_err(|error| self.refused(&error))?);
         self.done.launches += 1;
+        Ok(())
+    }
+
+    /// Launches them. Called before anything else is asked of the GPU, collectives among it.
+    pub(super) fn flush(&mut self) -> Result<(), UnitError> {
+        if self.queue.is_empty() {
+            return Ok(());
+        }
         // SAFETY: every buffer of a call is the backend's own, which lives until its stream has ended.
-        unsafe { self.gpu.launch(&launch) }.map_err(|cause| self.lost(cause))
+        let launched = unsafe { self.gpu.launch_all(&self.queue) };
+        self.queue.clear();
+        launched.map_err(|cause| self.lost(cause))
     }
 
     /// Writes numbers to the beginning of a buffer.
@@ -46,6 +63,7 @@ impl Stream {
             return Err(UnitError::Operands { rank: self.rank, detail });
         }
         if !bytes.is_empty() {
+            self.flush()?;
             self.done.written += expected;
             // SAFETY: there is room, and the memory is the backend's own.
             unsafe { self.gpu.write(bytes, to) }.map_err(|cause| self.lost(cause))?;
@@ -60,6 +78,7 @@ impl Stream {
             return Ok(());
         }
         debug_assert!(from.bytes >= bytes.len() as u64);
+        self.flush()?;
         let began = Instant::now();
         // SAFETY: the memory is the backend's own, and long enough.
         unsafe { self.gpu.read(from, bytes) }.map_err(|cause| self.lost(cause))?;

@@ -7,6 +7,9 @@ use crate::ep::UnitError;
 use crate::model::kv::PAGE_TOKENS;
 use crate::model::step::StepItem;
 
+/// Tables grow by so many pages.
+const TABLE_PAGES: usize = 4;
+
 /// Positions, sequences and pages of a step's rows; reused by the next one.
 #[derive(Default)]
 pub(super) struct RowPlaces {
@@ -28,14 +31,19 @@ pub(super) struct DevicePlaces {
     pub(super) page_table: Buffer,
     pub(super) sequences: usize,
     pub(super) table_width: usize,
-    /// The largest position.
+    /// No position is above it.
     pub(super) last: usize,
+}
+
+/// Pages of a table's row for so many tokens: steps whose tables are as wide are launched alike.
+pub(super) fn table_width(tokens: usize) -> usize {
+    tokens.div_ceil(PAGE_TOKENS).next_multiple_of(TABLE_PAGES)
 }
 
 impl RowPlaces {
     /// Words at most.
     pub(super) fn max_words(rows: usize, sequences: usize, max_positions: usize) -> usize {
-        3 * rows + sequences * max_positions.div_ceil(PAGE_TOKENS)
+        3 * rows + sequences * table_width(max_positions)
     }
 
     /// Lays out the rows of these items, whose caches have room for them, and writes that to `to`.
@@ -49,7 +57,7 @@ impl RowPlaces {
         words.clear();
         let rows: usize = items.iter().map(|item| item.tokens.len()).sum();
         let longest = items.iter().map(|item| item.kv.len() + item.tokens.len()).max().unwrap_or(0);
-        let table_width = longest.div_ceil(PAGE_TOKENS);
+        let table_width = table_width(longest);
         let positions = |item: &StepItem<'_>| item.kv.len()..item.kv.len() + item.tokens.len();
         words.extend(items.iter().flat_map(positions).map(|position| position as u32));
         for item in items {
@@ -71,7 +79,7 @@ impl RowPlaces {
             page_table: lists.next(items.len() * table_width),
             sequences: items.len(),
             table_width,
-            last: longest.saturating_sub(1),
+            last: (table_width * PAGE_TOKENS).saturating_sub(1),
         })
     }
 }
