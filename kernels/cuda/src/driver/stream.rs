@@ -19,6 +19,8 @@ use crate::team::Buffer;
 /// Bytes that pass through pinned memory at once: small writes of many layers, or large ones at the speed of the bus.
 const RING_BYTES: usize = 16 << 20;
 const READ_BYTES: usize = 4 << 20;
+/// Of fewer launches a graph saves nothing.
+const MIN_GRAPH_LAUNCHES: usize = 4;
 
 /// A stream, and the word that the rank's kernels report to.
 pub struct DeviceStream {
@@ -146,7 +148,8 @@ impl Accelerator for DeviceStream {
     }
 
     unsafe fn launch_all(&self, launches: &[Launch]) -> Result<(), String> {
-        let (Some(graphs), Some(stream)) = (&self.graphs, &self.own) else {
+        let graphs = self.graphs.as_ref().filter(|_| launches.len() >= MIN_GRAPH_LAUNCHES);
+        let (Some(graphs), Some(stream)) = (graphs, &self.own) else {
             // SAFETY: the caller's promise.
             return launches.iter().try_for_each(|launch| unsafe { self.launch(launch) });
         };
