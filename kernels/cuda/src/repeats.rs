@@ -7,7 +7,7 @@ use crate::launch::Launch;
 /// Lists that are remembered; then all are forgotten.
 const MAX_LISTS: usize = 4096;
 
-/// What to do with a list of launches.
+/// The way to launch a list.
 pub(crate) enum Repeat<'a, G> {
     /// It is new: launch it.
     First,

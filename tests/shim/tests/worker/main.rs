@@ -1,4 +1,5 @@
 //! The worker's steps over the CUDA sources: what the GPU computes is what the CPU computes.
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
 mod serving;
 mod unit;
