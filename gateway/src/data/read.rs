@@ -13,6 +13,7 @@ use semmoe_engines::pin::{self, Stripped};
 use semmoe_engines::{Route, json};
 use semmoe_routing::Policy;
 use semmoe_tables::RankId;
+use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::RequestError;
@@ -202,6 +203,14 @@ struct Members {
     priority: Option<Range<usize>>,
     sequences: Option<Range<usize>>,
     most_output: Option<Range<usize>>,
+    sampling: Option<Range<usize>>,
+}
+
+/// SGLang's sampling parameters, as far as they say how much is generated.
+#[derive(Default, Deserialize)]
+struct Sampling {
+    n: Option<u32>,
+    max_new_tokens: Option<u64>,
 }
 
 impl Members {
@@ -217,6 +226,8 @@ impl Members {
         } else if ["max_tokens", "max_completion_tokens", "max_output_tokens"].iter().any(|name| member.is(body, name))
         {
             self.most_output = Some(member.value.clone());
+        } else if member.is(body, "sampling_params") {
+            self.sampling = Some(member.value.clone());
         }
     }
 }
@@ -272,8 +283,11 @@ fn read_now(
     // The body was seen to be JSON.
     let streams = members.stream.is_some_and(|value| body[value] == *b"true");
     let priority = members.priority.map_or(Some(0), |value| number(body, value));
-    let sequences = members.sequences.and_then(|value| number(body, value)).unwrap_or(1);
-    let most_output = members.most_output.and_then(|value| number(body, value));
+    // A list of them goes with a list of prompts, which counts as one request.
+    let sampling = members.sampling.filter(|_| route == Route::Generate);
+    let sampling: Sampling = sampling.and_then(|value| serde_json::from_slice(&body[value]).ok()).unwrap_or_default();
+    let sequences = members.sequences.and_then(|value| number(body, value)).or(sampling.n).unwrap_or(1);
+    let most_output = members.most_output.and_then(|value| number(body, value)).or(sampling.max_new_tokens);
     let model = Arc::clone(model);
     let job = Job::new(snapshot, model, route, scored, adapter, stripped);
     Ok(Job { client_pin, key, streams, sequences, most_output, priority, ..job })

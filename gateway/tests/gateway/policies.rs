@@ -78,28 +78,34 @@ async fn sequences_and_answers_count() {
     let mock = canned(4);
     let gateway = start(&model(&mock, "sglang", "prefix")).await;
     let client = Client::data(&gateway);
-    let stays = async |text: &str, held: Value, extra: Value| {
+    let stays = async |(route, prompt): (&str, &str), text: &str, held: Value, extra: Value| {
         let text = format!("{text} ").repeat(40);
         let home = rank_of(&client, &text).await;
         let body = |mut body: Value| {
-            body["prompt"] = json!(text);
+            body[prompt] = json!(text);
             body.to_string()
         };
-        let stream = client.open(Method::POST, COMPLETIONS, &[("x-mock", "stream")], body(held)).await;
+        let stream = client.open(Method::POST, route, &[("x-mock", "stream")], body(held)).await;
         assert_eq!(stream.headers()["x-semmoe-rank"], home.as_str());
-        let answer = client.post(COMPLETIONS, body(extra)).await;
+        let answer = client.post(route, body(extra)).await;
         drop(stream);
         settled(&gateway).await;
         answer.header("x-semmoe-rank") == home
     };
-    assert!(stays("river water boat fish", json!({}), json!({})).await);
-    assert!(!stays("king queen castle sword", json!({ "n": 9 }), json!({})).await);
+    let (openai, sglang) = ((COMPLETIONS, "prompt"), ("/generate", "text"));
+    assert!(stays(openai, "river water boat fish", json!({}), json!({})).await);
+    assert!(!stays(openai, "king queen castle sword", json!({ "n": 9 }), json!({})).await);
+    assert!(stays(sglang, "paper pen ink", json!({}), json!({})).await);
+    assert!(!stays(sglang, "stone sand hill", json!({ "sampling_params": { "n": 9 } }), json!({})).await);
+    assert!(stays(sglang, "wind rain snow", json!({ "sampling_params": [{ "n": 9 }] }), json!({})).await);
     let answer = client.mock(COMPLETIONS, "generated 1000000", json!({ "prompt": "a" }).to_string()).await;
     assert_eq!(answer.status, 200);
-    assert!(!stays("a tree in the garden", json!({}), json!({})).await);
+    assert!(!stays(openai, "a tree in the garden", json!({}), json!({})).await);
     for limit in ["max_tokens", "max_completion_tokens"] {
-        assert!(stays(&format!("bread and {limit}"), json!({}), json!({ limit: 1 })).await, "{limit}");
+        assert!(stays(openai, &format!("bread and {limit}"), json!({}), json!({ limit: 1 })).await, "{limit}");
     }
+    let limited = json!({ "sampling_params": { "max_new_tokens": 1 } });
+    assert!(stays(sglang, "bread and butter", json!({}), limited).await);
 }
 
 /// An engine that says that it keeps no prefixes: a prompt has no home there.

@@ -30,7 +30,7 @@ pub enum ModelError {
     #[error("the GPU refused: {0}")]
     Gpu(String),
     /// Something that only the CPU computes.
-    #[error("a GPU does not compute {0}: use --device cpu")]
+    #[error("{0} cannot be had on a GPU: it is not built for --device cuda")]
     NotOnGpu(&'static str),
     /// Experts that stay where they were at the start.
     #[error("experts {0} cannot be switched while the unit runs")]

@@ -11,7 +11,7 @@ use semmoe_tables::{Attention, ExpertCopies, Placement};
 use semmoe_worker::ep::{ExpertLayout, ExpertParallel, LocalTransport, StepPhase};
 use semmoe_worker::model::{KvCache, Model, ModelConfig, Next, StepItem, Wants, likeliest};
 
-use unit::{Layout, Rank, on_gpus};
+use unit::{Layout, Rank, loaded_alone, on_gpus};
 
 /// Greedy texts end here.
 const NEW_TOKENS: usize = 6;
@@ -188,4 +188,20 @@ fn the_likeliest_alone_is_the_same_token() {
         assert_eq!(both[0].1, both[1].1);
         assert_eq!(both.map(|(wants, _)| wants), [Wants::Logits, Wants::Likeliest]);
     });
+}
+
+#[test]
+fn what_does_not_fit_a_gpu_is_refused_before_anything_runs() {
+    let refused = |family: &str, memory: u64| {
+        let dir = fixture(family);
+        let placement = contiguous(&ModelConfig::load(&dir).unwrap(), 1);
+        Some(loaded_alone(&dir, &(&placement).into(), memory)?.map(drop).unwrap_err().to_string())
+    };
+    let Some(latent) = refused("deepseek-v2-lite", 1 << 30) else { return };
+    assert_eq!(latent, "latent attention (MLA) cannot be had on a GPU: it is not built for --device cuda");
+    // Weights, pages or rows: whatever comes first.
+    for memory in [0, 100_000, 400_000] {
+        let short = refused("qwen3-moe", memory).unwrap();
+        assert!(short.starts_with("the GPU refused: ") && short.contains("do not fit"), "{memory}: {short}");
+    }
 }

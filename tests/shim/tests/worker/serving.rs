@@ -63,14 +63,14 @@ impl Unit {
         Self { http, shutdown, process }
     }
 
-    fn post(&self, path: &str, body: &str) -> String {
+    fn post(&self, path: &str, body: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(self.http).unwrap();
         let length = body.len();
         write!(stream, "POST {path} HTTP/1.1\r\nHost: unit\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}").unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head[9..12].parse().unwrap(), body.to_owned())
     }
 
     /// The tokens that follow each prompt, all asked for at once.
@@ -81,7 +81,8 @@ impl Unit {
                     r#"{{"input_ids": {prompt}, "sampling_params": {{"max_new_tokens": 4, "temperature": 0}}}}"#
                 );
                 scope.spawn(move || {
-                    let answer = self.post("/generate", &body);
+                    let (status, answer) = self.post("/generate", &body);
+                    assert_eq!(status, 200, "{answer}");
                     let from = answer.find("\"output_ids\"").expect("an answer names its tokens");
                     answer[from..].split_once(']').unwrap().0.to_owned()
                 })
@@ -111,6 +112,10 @@ fn a_unit_on_gpus_answers_as_one_on_cpus() {
     for attention in [Attention::Dp, Attention::Tp] {
         let gpu = Unit::start(Some(shim), 2, attention);
         assert_eq!(gpu.continued(&prompts()), expected, "attention {attention}");
+        let (status, refusal) = gpu.post("/switch", r#"{"to": "dp-tp"}"#);
+        assert!(status >= 400 && refusal.contains("cannot be had on a GPU"), "{status}: {refusal}");
+        assert_eq!(gpu.post("/flush_cache", "").0, 200);
+        assert_eq!(gpu.continued(&prompts()[..1]), expected[..1], "after the cache was flushed");
         gpu.stop();
     }
 }

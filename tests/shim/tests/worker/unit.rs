@@ -13,7 +13,7 @@ use semmoe_kernels_shim::{Compiler, Group, HostBuffer, Shim, ShimStream};
 use semmoe_tables::{Attention, ExpertCopies};
 use semmoe_worker::ep::{ExpertLayout, ExpertParallel, LocalTransport, WireRows};
 use semmoe_worker::model::gpu::GpuSettings;
-use semmoe_worker::model::{Model, ModelConfig};
+use semmoe_worker::model::{Model, ModelConfig, ModelError};
 
 /// How long a rank waits for another inside a kernel: far above what a test needs.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -76,15 +76,30 @@ impl ShimUnit {
         }
     }
 
+    /// A rank whose GPU has all the memory that it asks for.
     pub(crate) fn rank(&self, rank: usize) -> UnitRank {
+        self.rank_with(rank, |stream| stream)
+    }
+
+    /// A rank whose stream is made different.
+    fn rank_with(&self, rank: usize, change: impl FnOnce(ShimStream) -> ShimStream) -> UnitRank {
         let buffers = |of: &[Arc<HostBuffer>]| of.iter().map(|memory| memory.buffer()).collect::<Vec<Buffer>>();
         let report = &self.reports[rank];
         let team = Team::new(&buffers(&self.signals), rank as u32, &[report.buffer()], TIMEOUT).unwrap();
         let stream = ShimStream::new(self.shim, rank, Some(Arc::clone(&self.group)), Arc::clone(report));
         stream.keep([&self.signals, &self.symmetric, &self.own].into_iter().flatten().cloned());
         let (symmetric, own) = (buffers(&self.symmetric), self.own[rank].buffer());
-        UnitRank { runner: Arc::new(stream), team, symmetric, own }
+        UnitRank { runner: Arc::new(change(stream)), team, symmetric, own }
     }
+}
+
+/// Loads the one rank of a unit on a GPU with so much memory; nothing without a C++ compiler.
+pub(crate) fn loaded_alone(dir: &Path, placement: &ExpertCopies, memory: u64) -> Option<Result<Model, ModelError>> {
+    let settings = GpuSettings { dtype: Dtype::F32, step_tokens: 64, running: 4, pages: 8 };
+    let unit = ShimUnit::new(shim()?, settings.room(1, ModelConfig::load(dir).unwrap().hidden));
+    let link = UnitLink::join(Box::new(LocalTransport::mesh(1).remove(0)) as Box<dyn Lockstep>, 1).unwrap();
+    let gpu = unit.rank_with(0, |stream| stream.limited(memory));
+    Some(Model::load_on(dir, placement.clone(), ExpertLayout::Ep, Attention::Dp, settings, gpu, link))
 }
 
 /// Runs `work` on every rank of a unit, each in a thread; nothing without a C++ compiler.
