@@ -80,7 +80,9 @@ mod tests {
     #[test]
     fn no_more_lists_are_remembered_than_said() {
         let mut repeats = Repeats::<u32>::default();
-        (1..=MAX_LISTS as u64 + 1).for_each(|rows| drop(repeats.of(&list(rows))));
+        for rows in 1..=MAX_LISTS as u64 + 1 {
+            assert!(matches!(repeats.of(&list(rows)), Repeat::First));
+        }
         assert_eq!(repeats.lists.len(), 1);
         assert!(matches!(repeats.of(&list(1)), Repeat::First));
     }
