@@ -66,7 +66,7 @@ impl Unit {
     fn post(&self, path: &str, body: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(self.http).unwrap();
         let length = body.len();
-        write!(stream, "POST {path} HTTP/1.1\r\nHost: unit\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}").unwrap();
+        write!(stream, "POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}").unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
