@@ -109,10 +109,10 @@ fn a_unit_on_gpus_answers_as_one_on_cpus() {
     let cpu = Unit::start(None, 1, Attention::Dp);
     let expected = cpu.continued(&prompts());
     cpu.stop();
-    for attention in [Attention::Dp, Attention::Tp] {
+    for (attention, other) in [(Attention::Dp, "dp-tp"), (Attention::Tp, "tp")] {
         let gpu = Unit::start(Some(shim), 2, attention);
         assert_eq!(gpu.continued(&prompts()), expected, "attention {attention}");
-        let (status, refusal) = gpu.post("/switch", r#"{"to": "dp-tp"}"#);
+        let (status, refusal) = gpu.post("/switch", &format!(r#"{{"to": "{other}"}}"#));
         assert!(status >= 400 && refusal.contains("cannot be had on a GPU"), "{status}: {refusal}");
         assert_eq!(gpu.post("/flush_cache", "").0, 200);
         assert_eq!(gpu.continued(&prompts()[..1]), expected[..1], "after the cache was flushed");
