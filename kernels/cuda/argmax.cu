@@ -1,5 +1,5 @@
-// The id of each row's largest logit: the lowest of equal ones; NaN never wins, and a row of nothing else gets the largest u32. One block
-// for each row. Bytes: 4 V read for a row.
+// The id of each row's largest logit, the lowest of equal ones. NaN never wins; a row whose largest is not finite gets the largest u32. One
+// block for each row. Bytes: 4 V read for a row.
 #include "compute.cuh"
 
 constexpr u32 ARGMAX_THREADS = 1024;
@@ -24,6 +24,9 @@ __device__ inline u64 rank_of_logit(float logit, u32 id) {
   const u32 ascending = bits >> 31 ? ~bits : bits | 0x80000000u;
   return static_cast<u64>(ascending) << 32 | static_cast<u32>(~id);
 }
+
+// Between the two infinities.
+__device__ inline bool is_finite(u64 rank) { return rank >> 32 > 0x007fffffu && rank >> 32 < 0xff800000u; }
 
 __device__ inline u64 larger(u64 a, u64 b) { return a > b ? a : b; }
 
@@ -70,5 +73,5 @@ SEMMOE_KERNEL(semmoe_argmax, ArgmaxParams, ARGMAX_THREADS) {
   __syncthreads();
   if (warp_id() != 0) return;
   best = largest_of_lanes(lane_id() < blockDim.x / WARP ? shared.best[lane_id()] : 0);
-  if (lane_id() == 0) p.best[blockIdx.x] = ~static_cast<u32>(best);
+  if (lane_id() == 0) p.best[blockIdx.x] = is_finite(best) ? ~static_cast<u32>(best) : 0xffffffffu;
 }

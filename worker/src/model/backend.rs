@@ -10,7 +10,7 @@ use super::step::{StepItem, StepOutput, Wants};
 use crate::ep::{ExpertParallel, StepPhase, UnitError};
 
 /// One rank's arithmetic, with the rows that it works on wherever they lie: those of the residual stream, of all items
-/// one after the other. Calls come in the order of the methods, those of a layer once for each layer.
+/// one after the other. Methods are called in this order, those of a layer once for each layer.
 ///
 /// # Errors
 /// Of all methods: a rank failed, this one included; the rows are then unspecified and the unit cannot continue.

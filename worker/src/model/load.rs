@@ -13,7 +13,7 @@ use super::grouped::{Grouped, HeadNorms, Projected};
 use super::latent::Latent;
 use super::mlp::{Mlp, Shared};
 use super::share::HeadShare;
-use super::weights::{Block, Embedding, FeedForward, HeadWeights, Moe, Packer, Panels, Weights};
+use super::weights::{Block, FeedForward, HeadWeights, Moe, Packer, Panels, Weights};
 use super::{ModelConfig, ModelError};
 use crate::ep::ExpertSpread;
 
@@ -27,7 +27,7 @@ pub(super) struct Loader<'a, P = Panels> {
 }
 
 impl<'a, P: Packer> Loader<'a, P> {
-    pub(super) fn load(&self) -> Result<Weights<P::Matrix>, ModelError> {
+    pub(super) fn load(&self) -> Result<Weights<P::Matrix, P::Table>, ModelError> {
         let (vocab, hidden) = (self.config.vocab_size, self.config.hidden);
         let embedding = self.checkpoint.tensor("model.embed_tokens.weight", &[vocab, hidden])?;
         let output = match self.config.tied_embeddings {
@@ -36,7 +36,7 @@ impl<'a, P: Packer> Loader<'a, P> {
         };
         let blocks = (0..self.config.num_layers).map(|layer| self.block(layer)).collect::<Result<_, _>>()?;
         Ok(Weights {
-            embedding: Embedding::new(embedding),
+            embedding: self.packer.table(embedding, hidden)?,
             blocks,
             final_norm: self.vector("model.norm.weight", hidden)?,
             output: self.packer.pack_whole(&[output], hidden)?,

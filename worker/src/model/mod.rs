@@ -8,7 +8,7 @@
 //! | `weights` | the weights that a rank keeps: one block for all families |
 //! | `step` | the input and the output of a step |
 //! | `forward` | a step through all layers |
-//! | `backend` | what computes a step; `cpu` does it on the host, `gpu` on a GPU |
+//! | `backend` | the interface to whatever computes a step: `cpu` on the host, `gpu` on a GPU |
 //! | `share` | the heads of a rank with attention tp, and its part of every expert with experts tp |
 //! | `rows` | attention tp: which rows go to which rank |
 //! | `attention`, `kv`, `rope` | causal attention over one sequence's cache |
@@ -130,6 +130,8 @@ pub struct Model {
     out: StepOutput,
 }
 
+/// The attention that no GPU computes.
+pub(crate) const LATENT: &str = "latent attention (MLA)";
 /// A GPU refuses this of a unit that serves.
 #[cfg(feature = "gpu")]
 const CHANGES: &str = "a change of layout";
@@ -286,7 +288,7 @@ impl Model {
         let at = Place { rank: link.rank(), world: link.world() };
         check_placement(&config, GroupId::new(layout.host(at.rank) as u16), &copies)?;
         let refused = [
-            (matches!(config.attention, AttentionKind::Latent(_)), "latent attention (MLA)"),
+            (matches!(config.attention, AttentionKind::Latent(_)), LATENT),
             (layout.nodes().is_some(), "hybrid experts"),
             (plan.both, CHANGES),
             (plan.group.is_some_and(|ranks| ranks != at.world), "attention in groups of ranks"),

@@ -1,5 +1,5 @@
 //! The weights that one rank keeps of a checkpoint. One block serves all architectures: differences are variants of a
-//! field. L is a weight matrix: packed for the CPU, or as it stands in the checkpoint.
+//! field. L is a weight matrix: packed into panels for the CPU, row-major on a GPU.
 
 use std::ops::Range;
 
@@ -11,15 +11,15 @@ use super::checkpoint::{TensorData, TensorKind, bf16_to_f32};
 use super::compute::{Arena, Linear, PanelType};
 use super::mlp::{Mlp, Shared};
 
-/// All weights that one rank keeps but its routed experts.
-pub(super) struct Weights<L = Linear> {
-    pub(super) embedding: Embedding,
+/// All weights that one rank keeps but its routed experts; E is the table of the vocabulary.
+pub(super) struct Weights<L = Linear, E = Embedding> {
+    pub(super) embedding: E,
     pub(super) blocks: Vec<Block<L>>,
     pub(super) final_norm: Vec<f32>,
     pub(super) output: L,
 }
 
-impl<L> Weights<L> {
+impl<L, E> Weights<L, E> {
     /// A layer's experts, if it has any.
     pub(super) fn moe(&self, layer: usize) -> Option<&Moe<L>> {
         match &self.blocks[layer].feed_forward {
@@ -47,6 +47,14 @@ pub(super) fn settle(linears: Vec<&mut Linear>) {
 /// Brings a checkpoint's weight matrices to where a backend has them, in its form.
 pub(super) trait Packer {
     type Matrix;
+    /// The rows of the vocabulary.
+    type Table;
+
+    /// The table, `[V, H]`.
+    ///
+    /// # Errors
+    /// As [`Packer::pack`].
+    fn table(&self, data: TensorData<'_>, hidden: usize) -> Result<Self::Table, ModelError>;
 
     /// Some of the inputs of weights that share them, one below the other; each is row-major `[any, inputs]`. With a
     /// bias `[outputs]`, or none.
@@ -81,6 +89,11 @@ pub(super) struct Panels;
 
 impl Packer for Panels {
     type Matrix = Linear;
+    type Table = Embedding;
+
+    fn table(&self, data: TensorData<'_>, _hidden: usize) -> Result<Embedding, ModelError> {
+        Ok(Embedding::new(data))
+    }
 
     fn pack(
         &self,

@@ -6,7 +6,7 @@ use semmoe_tables::Domains;
 use super::config::WorkerConfig;
 use super::error::WorkerError;
 use crate::ep::{ExpertLayout, WireType};
-use crate::model::{AttentionKind, ModelConfig};
+use crate::model::{AttentionKind, LATENT, ModelConfig, ModelError};
 
 pub(super) const NO_GPU: &str = "this build has no GPU support: --device cuda needs one with the feature cuda";
 
@@ -76,7 +76,7 @@ pub(super) fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
         (config.attention_groups != 1, "attention groups"),
     ];
     if let Some((_, what)) = not_built.iter().find(|(given, _)| *given) {
-        return refused(format!("{what} cannot be had on a GPU: it is not built for --device cuda"));
+        return Err(ModelError::NotOnGpu(what).into());
     }
     match config.wire {
         WireType::F32 => Ok(()),
@@ -87,9 +87,7 @@ pub(super) fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
 /// Refuses models that are not built for GPUs.
 pub(super) fn check_model(config: &WorkerConfig, model: &ModelConfig) -> Result<(), WorkerError> {
     match (config.device, &model.attention) {
-        (DeviceChoice::Cuda { .. }, AttentionKind::Latent(_)) => Err(WorkerError::arguments(
-            "latent attention (MLA) cannot be had on a GPU: it is not built for --device cuda",
-        )),
+        (DeviceChoice::Cuda { .. }, AttentionKind::Latent(_)) => Err(ModelError::NotOnGpu(LATENT).into()),
         _ => Ok(()),
     }
 }

@@ -8,7 +8,8 @@ use crate::launch::Launch;
 use crate::params::SORT_THREADS;
 use crate::team::{Buffer, in_range};
 
-/// The id of each row's largest logit, the lowest of equal ones. NaN never wins: a row of nothing else gets `u32::MAX`.
+/// The id of each row's largest logit, the lowest of equal ones. NaN never wins. A row whose largest logit is not
+/// finite gets [`Argmax::NONE`].
 #[derive(Clone, Copy, Debug)]
 pub struct Argmax {
     /// `[rows, vocab]` f32
@@ -22,6 +23,9 @@ pub struct Argmax {
 }
 
 impl Argmax {
+    /// In place of an id.
+    pub const NONE: u32 = u32::MAX;
+
     /// # Errors
     /// As listed in [`LaunchError`].
     pub fn launch(&self) -> Result<Launch, LaunchError> {

@@ -67,7 +67,7 @@ impl Ring {
     /// Copies `bytes` to an address of the bound GPU. They may change when it returns.
     ///
     /// # Safety
-    /// There is room at the address until `stream`, one of this GPU and always the same, has passed the copy.
+    /// There is room at the address until `stream` has passed the copy. Every call is given the one stream of this GPU.
     pub(super) unsafe fn copy(&mut self, bytes: &[u8], to: u64, stream: CUstream) -> Result<(), DeviceError> {
         let half_bytes = self.memory.len() / 2;
         let mut done = 0;

@@ -15,7 +15,7 @@ use unit::{Layout, Rank, loaded_alone, on_gpus};
 
 /// Greedy texts end here.
 const NEW_TOKENS: usize = 6;
-/// Longer prompts come in two steps.
+/// Longer prompts are split over two steps.
 const CUT: usize = 33;
 
 fn fixture(name: &str) -> PathBuf {

@@ -15,7 +15,7 @@ use crate::model::config::{self, RopeLayout};
 use crate::model::grouped::{Grouped, Projected};
 use crate::model::kv::CacheShape;
 use crate::model::rope::RotaryTable;
-use crate::model::{ModelConfig, ModelError, PAGE_TOKENS};
+use crate::model::{LATENT, ModelConfig, ModelError, PAGE_TOKENS};
 
 /// Keys and values of all pages, and the angles by which queries and keys turn.
 pub(super) struct Cache {
@@ -89,7 +89,7 @@ pub(super) struct DeviceHeadNorms {
 pub(super) fn grouped(attention: &Attention<DeviceMatrix>) -> Result<&Grouped<DeviceMatrix>, ModelError> {
     match attention {
         Attention::Grouped(grouped) => Ok(grouped),
-        Attention::Latent(_) => Err(ModelError::NotOnGpu("latent attention (MLA)")),
+        Attention::Latent(_) => Err(ModelError::NotOnGpu(LATENT)),
     }
 }
 

@@ -1,4 +1,4 @@
-//! See the module above.
+//! The steps of the model on a GPU, behind the interface of backends.
 
 use std::sync::Arc;
 
@@ -28,9 +28,8 @@ pub(in crate::model) struct GpuBackend<T: Element> {
     pub(super) config: Arc<ModelConfig>,
     pub(super) stream: Stream,
     pub(super) unit: Box<dyn Collectives<T, Gpu>>,
-    pub(super) weights: Weights<DeviceMatrix>,
+    pub(super) weights: Weights<DeviceMatrix, Buffer>,
     pub(super) norms: Vec<LayerNorms>,
-    pub(super) embedding: Buffer,
     pub(super) final_norm: Buffer,
     pub(super) experts: DeviceExperts,
     pub(super) cache: Cache,
@@ -131,7 +130,7 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
         }
         let on_gpu = self.stream.write(tokens, self.buffers.tokens)?;
         let launch = Embed {
-            table: self.embedding,
+            table: self.weights.embedding,
             tokens: on_gpu,
             out: self.buffers.residual,
             rows: self.rows as u64,
@@ -268,7 +267,7 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
         self.stream.read(best, &mut self.lists.best)?;
         for (row, item) in wanted.items.iter().enumerate() {
             out.results[item.at] = if item.wants == Wants::Likeliest {
-                out.likeliest.push(Some(self.lists.best[row]).filter(|best| *best != u32::MAX));
+                out.likeliest.push(Some(self.lists.best[row]).filter(|best| *best != Argmax::NONE));
                 ItemResult::Likeliest(out.likeliest.len() - 1)
             } else {
                 let first = out.logits.len();

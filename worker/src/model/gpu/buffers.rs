@@ -57,7 +57,7 @@ pub(super) struct Widths {
 }
 
 impl Widths {
-    pub(super) fn of(config: &ModelConfig, weights: &Weights<DeviceMatrix>, experts: &DeviceExperts) -> Self {
+    pub(super) fn of(config: &ModelConfig, weights: &Weights<DeviceMatrix, Buffer>, experts: &DeviceExperts) -> Self {
         let mut widths = Self {
             hidden: config.hidden,
             vocab: config.vocab_size,

@@ -19,7 +19,7 @@ use crate::model::checkpoint::Checkpoint;
 use crate::model::expert::Place;
 use crate::model::load::Loader;
 use crate::model::share::{HeadShare, expert_columns};
-use crate::model::weights::{Block, FeedForward, Packer as _};
+use crate::model::weights::{Block, FeedForward};
 use crate::model::{ModelConfig, ModelError};
 
 /// Everything that a backend is loaded from.
@@ -47,8 +47,6 @@ impl<T: Element> GpuBackend<T> {
         let id = RankId::new(at.rank as u16);
         let experts = DeviceExperts::load(&loader, id, spread, &columns)?;
         let norms = weights.blocks.iter().map(|block| LayerNorms::new(block, &uploader)).collect::<Result<_, _>>()?;
-        let embedding = checkpoint.tensor("model.embed_tokens.weight", &[config.vocab_size, config.hidden])?;
-        let embedding = uploader.pack_whole(&[embedding], config.hidden)?.buffer;
         let final_norm = uploader.vector(&weights.final_norm)?;
         let shape = share.cache_shape(config);
         let cache = Cache::new(config, shape, settings.pages, &uploader)?;
@@ -70,7 +68,6 @@ impl<T: Element> GpuBackend<T> {
             unit,
             weights,
             norms,
-            embedding,
             final_norm,
             experts,
             cache,

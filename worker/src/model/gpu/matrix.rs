@@ -1,4 +1,4 @@
-//! Weight matrices in memory of the GPU, row-major as they stand in the checkpoint.
+//! Weight matrices in memory of the GPU, row-major like the checkpoint's.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -10,9 +10,9 @@ use semmoe_kernels_cuda::compute::{Activation, MatMul, MatMulRows};
 use super::SharedAccelerator;
 use super::memory::Stream;
 use crate::ep::UnitError;
-use crate::model::ModelError;
 use crate::model::checkpoint::{TensorData, TensorKind};
 use crate::model::weights::Packer;
+use crate::model::{LATENT, ModelError};
 
 /// Elements that are converted at a time.
 const CHUNK: usize = 1 << 20;
@@ -106,6 +106,11 @@ impl<T: Element> Uploader<T> {
 
 impl<T: Element> Packer for Uploader<T> {
     type Matrix = DeviceMatrix;
+    type Table = Buffer;
+
+    fn table(&self, data: TensorData<'_>, hidden: usize) -> Result<Buffer, ModelError> {
+        Ok(self.pack_whole(&[data], hidden)?.buffer)
+    }
 
     fn pack(
         &self,
@@ -125,7 +130,7 @@ impl<T: Element> Packer for Uploader<T> {
     }
 
     fn pack_transposed(&self, _part: TensorData<'_>, _inputs: usize) -> Result<DeviceMatrix, ModelError> {
-        Err(ModelError::NotOnGpu("latent attention (MLA)"))
+        Err(ModelError::NotOnGpu(LATENT))
     }
 }
 

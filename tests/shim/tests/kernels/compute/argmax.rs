@@ -13,7 +13,8 @@ fn best(row: &[f32]) -> u32 {
         Some(best) if row[best] >= row[id] => Some(best),
         _ => Some(id),
     };
-    (0..row.len()).filter(|&id| !row[id].is_nan()).fold(None, better).map_or(u32::MAX, |id| id as u32)
+    let best = (0..row.len()).filter(|&id| !row[id].is_nan()).fold(None, better);
+    best.filter(|&id| row[id].is_finite()).map_or(Argmax::NONE, |id| id as u32)
 }
 
 /// Rows of few different logits, so that many are equal.
@@ -53,8 +54,9 @@ fn the_largest_logit_wins_and_the_lowest_of_equal_ones() {
 }
 
 #[test]
-fn nan_never_wins_and_alone_gives_no_token() {
+fn nan_never_wins_and_a_largest_that_is_not_finite_is_no_token() {
     let Some(shim) = shim() else { return };
-    let (nan, low) = (f32::NAN, f32::NEG_INFINITY);
+    let (nan, low, high) = (f32::NAN, f32::NEG_INFINITY, f32::INFINITY);
     check(shim, &[nan, nan, nan, nan, nan, low, nan, low, -0.0, 0.0, nan, nan], 4, 1).unwrap();
+    check(shim, &[1.0, high, nan, 2.0, low, low, low, low, f32::MAX, f32::MIN, low, nan], 4, 1).unwrap();
 }
