@@ -9,8 +9,8 @@ const LAYERS: &[(u8, &[&str])] = &[
     (0, &["semmoe-tables", "semmoe-kernels"]),
     (1, &["semmoe-reference"]),
     (2, &["semmoe-text", "semmoe-routing", "semmoe-planner", "semmoe-ranks", "semmoe-kernels-cuda"]),
-    (3, &["semmoe-solver", "semmoe-engines", "semmoe-kernels-capi"]),
-    (4, &["semmoe-mock-engine"]),
+    (3, &["semmoe-solver", "semmoe-engines", "semmoe-kernels-capi", "semmoe-kernels-shim"]),
+    (4, &["semmoe-mock-engine", "semmoe-kernels-capi-shim"]),
     (5, &["semmoe-profiler", "semmoe-load"]),
     (6, &["semmoe-gateway", "semmoe-worker"]),
     (
@@ -22,12 +22,13 @@ const LAYERS: &[(u8, &[&str])] = &[
             "semmoe-bench-papers",
             "semmoe-bench-parts",
             "semmoe-bench-gateway",
+            "semmoe-bench-gpu",
             "semmoe-bench-e2e",
             "semmoe-fuzz",
-            "semmoe-kernels-shim",
+            "semmoe-worker-shim",
         ],
     ),
-    (8, &["semmoe-bench-hybrid", "semmoe-bench-switch", "semmoe-bench-gpu", "semmoe-kernels-capi-shim"]),
+    (8, &["semmoe-bench-hybrid", "semmoe-bench-switch"]),
 ];
 
 const PURE: &[&str] =

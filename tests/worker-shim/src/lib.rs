@@ -1,4 +1,5 @@
-//! Ranks whose GPUs are the shim.
+//! Ranks of the worker whose GPUs are the shim.
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -19,27 +20,35 @@ use semmoe_worker::model::{Model, ModelConfig, ModelError};
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A rank of a unit.
-pub(crate) struct Rank {
-    pub(crate) model: Model,
-    pub(crate) ep: ExpertParallel,
+pub struct Rank {
+    /// Its part of the model.
+    pub model: Model,
+    /// Its end of the unit.
+    pub ep: ExpertParallel,
 }
 
 /// How a unit is divided, and the type of its rows.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
-    pub(crate) world: usize,
-    pub(crate) attention: Attention,
-    pub(crate) experts: ExpertLayout,
-    pub(crate) dtype: Dtype,
+pub struct Layout {
+    /// Ranks.
+    pub world: usize,
+    /// Of each rank, or of all together.
+    pub attention: Attention,
+    /// Whole or sliced.
+    pub experts: ExpertLayout,
+    /// Of weights, rows, keys and values.
+    pub dtype: Dtype,
 }
 
 impl Layout {
-    pub(crate) fn new(world: usize, attention: Attention, experts: ExpertLayout, dtype: Dtype) -> Self {
+    /// A unit of so many ranks.
+    pub fn new(world: usize, attention: Attention, experts: ExpertLayout, dtype: Dtype) -> Self {
         Self { world, attention, experts, dtype }
     }
 }
 
-pub(crate) fn shim() -> Option<&'static Shim> {
+/// The kernels, built once; `None` without a C++ compiler.
+pub fn shim() -> Option<&'static Shim> {
     static SHIM: OnceLock<Option<Shim>> = OnceLock::new();
     let build = || {
         let compiler = Compiler::find();
@@ -52,7 +61,7 @@ pub(crate) fn shim() -> Option<&'static Shim> {
 }
 
 /// The memory that the ranks of a unit share, all on the shim.
-pub(crate) struct ShimUnit {
+pub struct ShimUnit {
     shim: &'static Shim,
     group: Arc<Group<Launch>>,
     /// `[P]` each.
@@ -63,7 +72,8 @@ pub(crate) struct ShimUnit {
 }
 
 impl ShimUnit {
-    pub(crate) fn new(shim: &'static Shim, room: Room) -> Self {
+    /// Memory for as many ranks as the room is for.
+    pub fn new(shim: &'static Shim, room: Room) -> Self {
         let zeroed = |bytes: u64| (0..room.ranks).map(|_| Arc::new(HostBuffer::zeroed(bytes as usize))).collect();
         let poisoned = |bytes: u64| (0..room.ranks).map(|_| Arc::new(HostBuffer::poisoned(bytes as usize))).collect();
         Self {
@@ -77,7 +87,7 @@ impl ShimUnit {
     }
 
     /// A rank whose GPU has all the memory that it asks for.
-    pub(crate) fn rank(&self, rank: usize) -> UnitRank {
+    pub fn rank(&self, rank: usize) -> UnitRank {
         self.rank_with(rank, |stream| stream)
     }
 
@@ -94,7 +104,7 @@ impl ShimUnit {
 }
 
 /// Loads the one rank of a unit on a GPU with so much memory; nothing without a C++ compiler.
-pub(crate) fn loaded_alone(dir: &Path, placement: &ExpertCopies, memory: u64) -> Option<Result<Model, ModelError>> {
+pub fn loaded_alone(dir: &Path, placement: &ExpertCopies, memory: u64) -> Option<Result<Model, ModelError>> {
     let settings = GpuSettings { dtype: Dtype::F32, step_tokens: 64, running: 4, pages: 8 };
     let unit = ShimUnit::new(shim()?, settings.room(1, ModelConfig::load(dir).unwrap().hidden));
     let link = UnitLink::join(Box::new(LocalTransport::mesh(1).remove(0)) as Box<dyn Lockstep>, 1).unwrap();
@@ -103,7 +113,7 @@ pub(crate) fn loaded_alone(dir: &Path, placement: &ExpertCopies, memory: u64) ->
 }
 
 /// Runs `work` on every rank of a unit, each in a thread; nothing without a C++ compiler.
-pub(crate) fn on_gpus<R: Send>(
+pub fn on_gpus<R: Send>(
     dir: &Path,
     placement: &ExpertCopies,
     layout: Layout,

@@ -12,7 +12,7 @@ use semmoe_kernels_shim::Shim;
 use semmoe_tables::Attention;
 use semmoe_worker::{DeviceChoice, EngineLimits, GpuProvider, KvBudget, WorkerConfig, WorkerError, WorkerEvent, run};
 
-use crate::unit::{ShimUnit, shim};
+use semmoe_worker_shim::{ShimUnit, shim};
 
 struct ShimGpu {
     shim: &'static Shim,
@@ -63,10 +63,12 @@ impl Unit {
         Self { http, shutdown, process }
     }
 
-    fn post(&self, path: &str, body: &str) -> (u16, String) {
+    /// Status and body of an answer.
+    fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(self.http).unwrap();
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n");
         let length = body.len();
-        write!(stream, "POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}").unwrap();
+        write!(stream, "{head}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}").unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
@@ -74,14 +76,13 @@ impl Unit {
     }
 
     /// The tokens that follow each prompt, all asked for at once.
-    fn continued(&self, prompts: &[String]) -> Vec<String> {
+    fn continued(&self, prompts: &[String], sampling: &str) -> Vec<String> {
         std::thread::scope(|scope| {
             let ask = |prompt: &String| {
-                let body = format!(
-                    r#"{{"input_ids": {prompt}, "sampling_params": {{"max_new_tokens": 4, "temperature": 0}}}}"#
-                );
+                let params = format!(r#"{{"max_new_tokens": 4, {sampling}}}"#);
+                let body = format!(r#"{{"input_ids": {prompt}, "sampling_params": {params}}}"#);
                 scope.spawn(move || {
-                    let (status, answer) = self.post("/generate", &body);
+                    let (status, answer) = self.ask("POST", "/generate", &body);
                     assert_eq!(status, 200, "{answer}");
                     let from = answer.find("\"output_ids\"").expect("an answer names its tokens");
                     answer[from..].split_once(']').unwrap().0.to_owned()
@@ -103,19 +104,33 @@ fn prompts() -> [String; 3] {
     ["[5, 9, 200, 31]".to_owned(), "[77]".to_owned(), format!("{:?}", (1..=90).collect::<Vec<u32>>())]
 }
 
+/// Chosen on the GPU, and on the host by logits that were read back.
+const GREEDY: &str = r#""temperature": 0"#;
+const SAMPLED: &str = r#""temperature": 0.8, "top_p": 0.9, "sampling_seed": 7"#;
+
 #[test]
 fn a_unit_on_gpus_answers_as_one_on_cpus() {
     let Some(shim) = shim() else { return };
     let cpu = Unit::start(None, 1, Attention::Dp);
-    let expected = cpu.continued(&prompts());
+    let expected = cpu.continued(&prompts(), GREEDY);
+    let sampled = cpu.continued(&prompts()[..2], SAMPLED);
     cpu.stop();
     for (attention, other) in [(Attention::Dp, "dp-tp"), (Attention::Tp, "tp")] {
         let gpu = Unit::start(Some(shim), 2, attention);
-        assert_eq!(gpu.continued(&prompts()), expected, "attention {attention}");
-        let (status, refusal) = gpu.post("/switch", &format!(r#"{{"to": "{other}"}}"#));
+        assert_eq!(gpu.continued(&prompts(), GREEDY), expected, "attention {attention}");
+        assert_eq!(gpu.continued(&prompts()[..2], SAMPLED), sampled, "attention {attention}");
+        assert_eq!(gpu.continued(&prompts()[2..], GREEDY), expected[2..], "from pages that were computed before");
+        let (_, metrics) = gpu.ask("GET", "/metrics", "");
+        let counted = |name: &str| {
+            let of = metrics.lines().filter_map(|line| line.strip_prefix(name)?.split_once(' ')?.1.parse::<f64>().ok());
+            of.sum::<f64>()
+        };
+        assert!(counted("semmoe_gpu_launches_total{") > 1000.0, "{metrics}");
+        assert!(counted("semmoe_cached_prompt_tokens_total{") >= 64.0 || attention == Attention::Dp, "{metrics}");
+        let (status, refusal) = gpu.ask("POST", "/switch", &format!(r#"{{"to": "{other}"}}"#));
         assert!(status >= 400 && refusal.contains("cannot be had on a GPU"), "{status}: {refusal}");
-        assert_eq!(gpu.post("/flush_cache", "").0, 200);
-        assert_eq!(gpu.continued(&prompts()[..1]), expected[..1], "after the cache was flushed");
+        assert_eq!(gpu.ask("POST", "/flush_cache", "").0, 200);
+        assert_eq!(gpu.continued(&prompts()[..1], GREEDY), expected[..1], "after the cache was flushed");
         gpu.stop();
     }
 }

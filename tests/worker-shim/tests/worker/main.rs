@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
 mod serving;
-mod unit;
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +10,7 @@ use semmoe_tables::{Attention, ExpertCopies, Placement};
 use semmoe_worker::ep::{ExpertLayout, ExpertParallel, LocalTransport, StepPhase};
 use semmoe_worker::model::{KvCache, Model, ModelConfig, Next, StepItem, Wants, likeliest};
 
-use unit::{Layout, Rank, loaded_alone, on_gpus};
+use semmoe_worker_shim::{Layout, Rank, loaded_alone, on_gpus};
 
 /// Greedy texts end here.
 const NEW_TOKENS: usize = 6;
@@ -36,14 +35,14 @@ fn continued(rank: &mut Rank, prompts: &[Vec<u32>], cut: usize) -> Vec<Text> {
     let parts = |prompt: &[u32]| prompt.len().min(cut);
     let heads: Vec<&[u32]> = prompts.iter().map(|prompt| &prompt[..parts(prompt)]).collect();
     let ends: Vec<bool> = prompts.iter().map(|prompt| prompt.len() <= cut).collect();
-    rank.step(&all, &mut kvs, &heads, &ends, &mut texts);
+    step(rank, &all, &mut kvs, &heads, &ends, &mut texts);
     let rest: Vec<usize> = all.iter().copied().filter(|&at| !ends[at]).collect();
     let tails: Vec<&[u32]> = rest.iter().map(|&at| &prompts[at][cut..]).collect();
-    rank.step(&rest, &mut kvs, &tails, &vec![true; rest.len()], &mut texts);
+    step(rank, &rest, &mut kvs, &tails, &vec![true; rest.len()], &mut texts);
     for _ in 1..NEW_TOKENS {
         let last: Vec<Vec<u32>> = texts.iter().map(|text| vec![text.tokens[text.tokens.len() - 1]]).collect();
         let last: Vec<&[u32]> = last.iter().map(|token| &token[..]).collect();
-        rank.step(&all, &mut kvs, &last, &vec![true; all.len()], &mut texts);
+        step(rank, &all, &mut kvs, &last, &vec![true; all.len()], &mut texts);
     }
     texts
 }
@@ -55,25 +54,23 @@ struct Text {
     logits: Vec<Vec<f32>>,
 }
 
-impl Rank {
-    /// One step of some of the sequences.
-    fn step(&mut self, which: &[usize], kvs: &mut [KvCache], tokens: &[&[u32]], ends: &[bool], texts: &mut [Text]) {
-        let phase = StepPhase::Prefill;
-        let mut given = tokens.iter().zip(ends);
-        let mut items = Vec::new();
-        for (at, kv) in kvs.iter_mut().enumerate() {
-            if which.contains(&at) {
-                let (tokens, ends) = given.next().unwrap();
-                let wants = if *ends { Wants::Logits } else { Wants::Nothing };
-                items.push(StepItem { kv, tokens, wants, phase });
-            }
+/// One step of some of the sequences.
+fn step(rank: &mut Rank, which: &[usize], kvs: &mut [KvCache], tokens: &[&[u32]], ends: &[bool], texts: &mut [Text]) {
+    let phase = StepPhase::Prefill;
+    let mut given = tokens.iter().zip(ends);
+    let mut items = Vec::new();
+    for (at, kv) in kvs.iter_mut().enumerate() {
+        if which.contains(&at) {
+            let (tokens, ends) = given.next().unwrap();
+            let wants = if *ends { Wants::Logits } else { Wants::Nothing };
+            items.push(StepItem { kv, tokens, wants, phase });
         }
-        let out = self.model.step(&mut items, &mut self.ep).unwrap();
-        for (item, &at) in which.iter().enumerate() {
-            if let Some(logits) = out.logits(item) {
-                texts[at].tokens.push(likeliest(logits).unwrap());
-                texts[at].logits.push(logits.to_vec());
-            }
+    }
+    let out = rank.model.step(&mut items, &mut rank.ep).unwrap();
+    for (item, &at) in which.iter().enumerate() {
+        if let Some(logits) = out.logits(item) {
+            texts[at].tokens.push(likeliest(logits).unwrap());
+            texts[at].logits.push(logits.to_vec());
         }
     }
 }
