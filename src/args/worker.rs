@@ -20,22 +20,22 @@ Examples (a unit of two ranks, each in a terminal of its own):
   semmoe worker --model DIR --rank 1 --world 2 --rendezvous 127.0.0.1:7000
 
 The same on one GPU, in one process:
-  semmoe worker --model DIR --world 2 --device cuda --ranks-here 2 --listen 127.0.0.1:30000";
+  semmoe worker --model DIR --world 2 --device cuda --listen 127.0.0.1:30000";
 
 #[derive(Debug, Args)]
 pub(crate) struct WorkerArgs {
     /// Directory of a Hugging Face checkpoint.
     #[arg(long, value_name = "DIR")]
     pub(crate) model: PathBuf,
-    /// Number of this rank, from 0; rank 0 serves HTTP for the whole unit [default: 0, if --ranks-here is --world].
-    #[arg(long, required_unless_present = "ranks_here")]
+    /// Number of this rank, from 0; rank 0 serves HTTP for the whole unit [default: 0, if all ranks are here].
+    #[arg(long, required_unless_present_any = ["device", "ranks_here"])]
     pub(crate) rank: Option<u16>,
     /// Number of ranks in the unit.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) world: u16,
     /// Rendezvous address: rank 0 binds it (port 0 picks a free port), the other ranks connect to it [default: any port
-    /// of 127.0.0.1, if --ranks-here is --world].
-    #[arg(long, value_name = "ADDRESS", required_unless_present = "ranks_here")]
+    /// of 127.0.0.1, if all ranks are here].
+    #[arg(long, value_name = "ADDRESS", required_unless_present_any = ["device", "ranks_here"])]
     pub(crate) rendezvous: Option<SocketAddr>,
     /// HTTP address of rank 0.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:30000")]
@@ -134,7 +134,7 @@ pub(crate) struct WorkerDeviceArgs {
     /// With --device cuda: type of weights, rows, keys and values; sums are always f32 [default: bf16].
     #[arg(long, help_heading = "GPU", value_enum)]
     dtype: Option<DtypeArg>,
-    /// With --device cuda: ranks that this process runs, from --rank on, all on one GPU [default: 1].
+    /// With --device cuda: ranks that this process runs, from --rank on, all on one GPU [default: all].
     #[arg(long, help_heading = "GPU", value_name = "P", value_parser = clap::value_parser!(u16).range(1..=8))]
     ranks_here: Option<u16>,
 }
@@ -154,14 +154,14 @@ enum DtypeArg {
 impl WorkerDeviceArgs {
     /// # Errors
     /// An argument for GPUs, without one.
-    pub(crate) fn read(self) -> Result<DeviceChoice, CliError> {
+    pub(crate) fn read(self, world: u16) -> Result<DeviceChoice, CliError> {
         let given = [("--dtype", self.dtype.is_some()), ("--ranks-here", self.ranks_here.is_some())];
         match (self.device, given.iter().find(|(_, given)| *given)) {
             (DeviceArg::Cpu, Some((name, _))) => Err(CliError::input(format!("{name} is for --device cuda"))),
             (DeviceArg::Cpu, None) => Ok(DeviceChoice::Cpu),
             (DeviceArg::Cuda, _) => {
                 let dtype = if self.dtype == Some(DtypeArg::F32) { Dtype::F32 } else { Dtype::Bf16 };
-                Ok(DeviceChoice::Cuda { dtype, ranks_here: self.ranks_here.unwrap_or(1) })
+                Ok(DeviceChoice::Cuda { dtype, ranks_here: self.ranks_here.unwrap_or(world) })
             }
         }
     }
@@ -173,15 +173,15 @@ impl WorkerArgs {
     /// # Errors
     /// One of them is missing, and other processes have ranks of the unit.
     pub(crate) fn place(&self) -> Result<(u16, SocketAddr), CliError> {
-        let whole = self.device.ranks_here == Some(self.world);
+        let device = self.device.read(self.world)?;
+        let whole = matches!(device, DeviceChoice::Cuda { ranks_here, .. } if ranks_here == self.world);
         match (self.rank, self.rendezvous) {
             (Some(rank), Some(rendezvous)) => Ok((rank, rendezvous)),
             (rank, rendezvous) if whole => {
                 Ok((rank.unwrap_or(0), rendezvous.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0)))))
             }
             _ => Err(CliError::input(
-                "--rank and --rendezvous are needed where --ranks-here is not --world: other processes have the other \
-                 ranks",
+                "--rank and --rendezvous are needed: only a unit whose ranks are all on one GPU does without",
             )),
         }
     }

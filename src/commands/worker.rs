@@ -22,7 +22,7 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     let limits = limits(&args);
     let mut config = WorkerConfig::new(args.model, rank, args.world, rendezvous);
     config.listen = (rank == 0).then_some(args.listen);
-    config.device = args.device.read()?;
+    config.device = args.device.read(args.world)?;
     if config.device != DeviceChoice::Cpu {
         give_streams_queues();
     }

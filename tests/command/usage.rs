@@ -55,6 +55,10 @@ worker --model $MODEL --rank 0 --world 1 --rendezvous 127.0.0.1:0 --listen 127.0
 worker --model $MODEL --rank 0 --world 1 --rendezvous 127.0.0.1:0 --listen 127.0.0.1:0 --tables @m.tables
 worker --model $MODEL --rank 0 --world 1 --rendezvous 127.0.0.1:0 --listen 127.0.0.1:0 --dtype f32
 worker --model $MODEL --world 2 --ranks-here 2
+worker --model $MODEL --world 2
+worker --model $MODEL --world 2 --device cpu
+worker --model $MODEL --world 2 --device cuda
+worker --model $MODEL --world 9 --device cuda
 worker --model $MODEL --world 2 --ranks-here 1 --device cuda
 worker --model $MODEL --world 2 --ranks-here 9 --device cuda
 worker --model $MODEL --world 2 --ranks-here 2 --device cuda --dtype f16
