@@ -3,7 +3,7 @@
 //! Where there are slots for replicas, also under tables that use them.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::time::Duration;
 
 use semmoe_engines::http::{BaseUrl, HttpClient};
 use semmoe_solver::{EvalInput, EvalOptions, evaluate};
@@ -11,10 +11,10 @@ use semmoe_tables::{Attention, Phase, ProfileBuilder, Tables, Trace};
 
 use super::assets::Assets;
 use super::cache::Cache;
-use super::drive::{Job, drive, read_jobs};
+use super::drive::{Job, Sending, drive, read_jobs};
 use super::front::Front;
-use super::report::{CheckReport, Measured, Predicted, WithReplicas};
-use super::scrape::UnitCounters;
+use super::report::{CheckReport, Measured, Predicted, Traffic, WithReplicas};
+use super::scrape::{Looks, UnitCounters};
 use super::setup::{Recording, recorded};
 use super::unit::UnitLayout;
 use crate::error::CliError;
@@ -31,21 +31,24 @@ const REPLICAS: &str = "tables with replicas";
 /// Measures the configurations and predicts those with tables.
 pub(crate) async fn check(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<CheckReport, CliError> {
     let model = assets.model_name()?;
-    let jobs = Arc::new(read_jobs(&assets.heldout_prompts, &model, MAX_TOKENS)?);
+    let jobs = read_jobs(&assets.heldout_prompts, &model, MAX_TOKENS)?;
     let titles = match layout.attention.attention {
         Attention::Dp => ["contiguous, round robin", "tables, affinity"],
         Attention::Tp => ["contiguous, plain", "tables, shuffled"],
     };
     let heldout = heldout(assets, cache, layout).await?;
-    let (baseline, _) = measure(assets, layout, None, &jobs, titles[0]).await?;
-    let (affinity, step_tokens) = measure(assets, layout, Some(&cache.tables(0)), &jobs, titles[1]).await?;
-    let predicted = predict(&heldout, &cache.tables(0), layout, step_tokens)?;
+    let baseline = measure(assets, layout, None, &jobs, titles[0]).await?;
+    let of_tables = async |redundant, title| {
+        let tables = cache.tables(redundant);
+        let measured = measure(assets, layout, Some(&tables), &jobs, title).await?;
+        let predicted = predict(&heldout, &tables, layout, &measured)?;
+        Ok::<_, CliError>((measured, predicted))
+    };
+    let (affinity, predicted) = of_tables(0, titles[1]).await?;
     let replicas = match layout.redundant {
         0 => None,
         redundant => {
-            let tables = cache.tables(redundant);
-            let (measured, step_tokens) = measure(assets, layout, Some(&tables), &jobs, REPLICAS).await?;
-            let predicted = predict(&heldout, &tables, layout, step_tokens)?;
+            let (measured, predicted) = of_tables(redundant, REPLICAS).await?;
             Some(WithReplicas { redundant, measured, predicted })
         }
     };
@@ -66,10 +69,11 @@ async fn heldout(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<T
 /// The figures that `evaluate` expects of tables on that routing; it does not model the gateway and its live loads.
 /// With attention tp it gets the mean number of tokens in a step, as the rows of small steps are harder to split
 /// evenly.
-fn predict(heldout: &Trace, tables: &Path, layout: UnitLayout, step_tokens: usize) -> Result<Predicted, CliError> {
+fn predict(heldout: &Trace, tables: &Path, layout: UnitLayout, measured: &Measured) -> Result<Predicted, CliError> {
     let tables = Tables::open(tables).map_err(CliError::input)?;
     let judged = |input, options| evaluate(&tables, input, &options).map_err(CliError::failed);
     if layout.attention.attention == Attention::Tp {
+        let step_tokens = measured.whole.tokens_per_step.round().max(1.0) as usize;
         let options = EvalOptions { step_tokens: Some(step_tokens), ..EvalOptions::default() };
         let evaluation = judged(EvalInput::Trace(heldout), options)?;
         let expert_load_max_over_mean = evaluation.expert_load_imbalance;
@@ -95,34 +99,40 @@ fn predict(heldout: &Trace, tables: &Path, layout: UnitLayout, step_tokens: usiz
     })
 }
 
-/// The figures of one configuration, and the mean number of tokens in a step of its ranks together.
+/// The figures of one configuration.
 async fn measure(
     assets: &Assets,
     layout: UnitLayout,
     tables: Option<&Path>,
-    jobs: &Arc<Vec<Job>>,
+    jobs: &[Job],
     title: &'static str,
-) -> Result<(Measured, usize), CliError> {
+) -> Result<Measured, CliError> {
+    let concurrency = usize::from(layout.ranks * CONCURRENCY_PER_RANK);
+    let of = async |stream| traffic(assets, layout, tables, jobs, Sending { concurrency, stream, title }).await;
+    Ok(Measured { requests: jobs.len(), streamed: of(true).await?, whole: of(false).await? })
+}
+
+/// The figures of one kind of traffic, on ranks and through a gateway that have seen none before.
+async fn traffic(
+    assets: &Assets,
+    layout: UnitLayout,
+    tables: Option<&Path>,
+    jobs: &[Job],
+    sending: Sending,
+) -> Result<Traffic, CliError> {
     let (mut unit, gateway) = super::start(assets, layout, tables, Front::default()).await?;
     let client = HttpClient::default();
     let engine: BaseUrl = unit.url.parse().map_err(CliError::failed)?;
     let url: BaseUrl = format!("http://{}", gateway.data_addr()).parse().map_err(CliError::failed)?;
     let before = UnitCounters::read(&client, &engine).await?;
+    let mut looks = Looks::default();
     let took = tokio::select! {
-        took = drive(&client, &url, jobs, usize::from(layout.ranks * CONCURRENCY_PER_RANK), title) => took?,
+        took = drive(&client, &url, jobs, sending) => took?,
         death = unit.died() => return Err(death.into_error()),
+        failed = looks.go_on(&client, &engine) => return Err(failed),
     };
     let counters = UnitCounters::read(&client, &engine).await?.since(&before);
-    gateway.shutdown(std::time::Duration::from_secs(1)).await;
+    gateway.shutdown(Duration::from_secs(1)).await;
     unit.stop().await;
-    let step_tokens = (counters.tokens() as f64 / counters.steps.max(1) as f64).round().max(1.0) as usize;
-    let measured = Measured {
-        lar: counters.lar(),
-        remote_bytes_per_token: counters.remote_bytes_per_token(),
-        load_max_over_mean: counters.load_max_over_mean(),
-        tokens_per_second: counters.tokens() as f64 / took.as_secs_f64(),
-        requests: jobs.len(),
-        tokens: counters.tokens(),
-    };
-    Ok((measured, step_tokens))
+    Ok(Traffic::of(&counters, &looks, took))
 }

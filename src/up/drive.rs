@@ -37,27 +37,44 @@ pub(crate) fn read_jobs(path: &Path, model: &str, max_tokens: u32) -> Result<Vec
     PromptLines::open(path, LineForm::Json).map_err(CliError::input)?.map(job).collect()
 }
 
-/// Sends every job once, `concurrency` at a time; the first failure ends the run. Returns the time it took.
+/// How jobs are sent.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sending {
+    /// Requests in flight.
+    pub(crate) concurrency: usize,
+    /// Whether answers are streamed.
+    pub(crate) stream: bool,
+    /// What the progress is called.
+    pub(crate) title: &'static str,
+}
+
+/// Sends every job once; the first failure ends the run. Returns the time it took.
 pub(crate) async fn drive(
     client: &HttpClient,
     url: &BaseUrl,
-    jobs: &Arc<Vec<Job>>,
-    concurrency: usize,
-    title: &'static str,
+    jobs: &[Job],
+    sending: Sending,
 ) -> Result<Duration, CliError> {
-    let progress = Arc::new(Progress::start(title, jobs.len() as u64));
+    let progress = Arc::new(Progress::start(sending.title, jobs.len() as u64));
     let next = Arc::new(AtomicUsize::new(0));
+    let streamed = |job: &Job| {
+        let mut job = job.clone();
+        job.body["stream"] = sending.stream.into();
+        job
+    };
+    let jobs: Arc<[Job]> = jobs.iter().map(streamed).collect();
     let began = Instant::now();
     let mut clients = tokio::task::JoinSet::new();
-    for _ in 0..concurrency {
-        let (client, url, jobs) = (client.clone(), url.clone(), Arc::clone(jobs));
+    for _ in 0..sending.concurrency {
+        let (client, url, jobs) = (client.clone(), url.clone(), Arc::clone(&jobs));
         let (next, progress) = (Arc::clone(&next), Arc::clone(&progress));
         clients.spawn(async move {
             while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                client
-                    .post_json::<_, Value>(&url, job.path, &job.body, &ANSWER_LIMITS)
-                    .await
-                    .map_err(CliError::failed)?;
+                let (url, answer) =
+                    client.post(&url, job.path, &job.body, &ANSWER_LIMITS).await.map_err(CliError::failed)?;
+                if sending.stream && !answer.trim_ascii_end().ends_with(b"data: [DONE]") {
+                    return Err(CliError::failed(format!("the stream of {url} ended without [DONE]")));
+                }
                 progress.advance(1);
             }
             Ok::<(), CliError>(())

@@ -1,24 +1,64 @@
 //! The report of `up --check`.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::Serialize;
 
-/// One configuration, as measured.
+use super::scrape::{ByRank, Looks, UnitCounters};
+
+/// One configuration, as measured: the figures of streamed answers first.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Measured {
-    /// Local activation rate, from the worker's counters.
+    /// Requests served of each kind.
+    pub(crate) requests: usize,
+    /// Answers as streams.
+    #[serde(flatten)]
+    pub(crate) streamed: Traffic,
+    /// Answers as one document each.
+    #[serde(rename = "not_streamed")]
+    pub(crate) whole: Traffic,
+}
+
+/// One kind of traffic, by the worker's counters. Evenness is the greatest of a rank over the mean.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Traffic {
+    /// Local activation rate.
     pub(crate) lar: f64,
     /// Dispatch and combine bytes to other ranks per token run.
     pub(crate) remote_bytes_per_token: f64,
-    /// Tokens of the busiest rank over the mean.
-    pub(crate) load_max_over_mean: f64,
+    /// Prompt tokens; with attention tp rows.
+    pub(crate) prefill_max_over_mean: f64,
+    /// Generated tokens; with attention tp rows.
+    pub(crate) decode_max_over_mean: f64,
+    /// Sequences running or waiting, averaged over time.
+    pub(crate) running_max_over_mean: f64,
+    /// Pages of the key-value cache that sequences hold, averaged over time.
+    pub(crate) kv_max_over_mean: f64,
     /// Tokens run (prefill and decode) per second of wall time.
     pub(crate) tokens_per_second: f64,
-    /// Requests served.
-    pub(crate) requests: usize,
     /// Tokens run.
     pub(crate) tokens: u64,
+    /// Tokens of all ranks in a step, on average.
+    pub(crate) tokens_per_step: f64,
+}
+
+impl Traffic {
+    /// The figures of a run that `took` so long.
+    pub(crate) fn of(counters: &UnitCounters, looks: &Looks, took: Duration) -> Self {
+        let even = |by_rank: &ByRank| counters.rows.max_over_mean().or(by_rank.max_over_mean()).unwrap_or(1.0);
+        Self {
+            lar: counters.lar(),
+            remote_bytes_per_token: counters.remote_bytes_per_token(),
+            prefill_max_over_mean: even(&counters.prefill),
+            decode_max_over_mean: even(&counters.decode),
+            running_max_over_mean: looks.running().unwrap_or(1.0),
+            kv_max_over_mean: looks.held_pages().unwrap_or(1.0),
+            tokens_per_second: counters.tokens() as f64 / took.as_secs_f64(),
+            tokens: counters.tokens(),
+            tokens_per_step: counters.tokens_per_step(),
+        }
+    }
 }
 
 /// The prediction of `evaluate` for tables, from the recorded routing of the same held-out prompts.
@@ -62,30 +102,16 @@ pub(crate) struct CheckReport {
 
 impl fmt::Display for CheckReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (b, a) = (&self.baseline, &self.affinity);
         let [b_title, a_title] = self.titles;
-        writeln!(f, "{} held-out requests, {} and {} tokens", a.requests, b.tokens, a.tokens)?;
-        write!(f, "{:<26} {:>24} {:>20} {:>8}", "", b_title, a_title, "ratio")?;
+        write!(f, "{:<32} {:>24} {:>20} {:>8}", "", b_title, a_title, "ratio")?;
         if let Some(replicas) = &self.replicas {
             write!(f, " {:>20} {:>8}", format!("{} more slots", replicas.redundant), "ratio")?;
         }
         writeln!(f)?;
-        let mut row = |name: &str, of: fn(&Measured) -> f64, digits: usize| {
-            let before = of(b);
-            write!(f, "{name:<26} {before:>24.digits$}")?;
-            for after in std::iter::once(a).chain(self.replicas.as_ref().map(|replicas| &replicas.measured)).map(of) {
-                write!(f, " {after:>20.digits$}")?;
-                // One rank sends nothing to others, with or without tables.
-                if before > 0.0 { write!(f, " {:>8.2}", after / before)? } else { write!(f, " {:>8}", "-")? }
-            }
-            writeln!(f)
-        };
-        row("local activation rate", |measured| measured.lar, 4)?;
-        row("remote bytes per token", |measured| measured.remote_bytes_per_token, 0)?;
-        row("load, max over mean", |measured| measured.load_max_over_mean, 3)?;
-        row("tokens per second", |measured| measured.tokens_per_second, 0)?;
+        self.traffic(f, "streamed", |measured| &measured.streamed)?;
+        self.traffic(f, "not streamed", |measured| &measured.whole)?;
         let mut row = |name: &str, of: fn(&Predicted) -> f64, last: &str| {
-            write!(f, "{name:<26} {:>24} {:>20.4}", "", of(&self.predicted))?;
+            write!(f, "{name:<32} {:>24} {:>20.4}", "", of(&self.predicted))?;
             if let Some(replicas) = &self.replicas {
                 write!(f, " {:>8} {:>20.4}", "", of(&replicas.predicted))?;
             }
@@ -94,5 +120,36 @@ impl fmt::Display for CheckReport {
         row("predicted rate", |predicted| predicted.lar, "\n")?;
         row("predicted, token by token", |predicted| predicted.token_lar, "\n")?;
         row("predicted expert load", |predicted| predicted.expert_load_max_over_mean, "")
+    }
+}
+
+impl CheckReport {
+    fn traffic(&self, f: &mut fmt::Formatter<'_>, kind: &str, of: fn(&Measured) -> &Traffic) -> fmt::Result {
+        let b = of(&self.baseline);
+        let after = || std::iter::once(&self.affinity).chain(self.replicas.as_ref().map(|with| &with.measured)).map(of);
+        writeln!(
+            f,
+            "{} requests, {kind}, {} and {} tokens",
+            self.affinity.requests,
+            b.tokens,
+            of(&self.affinity).tokens
+        )?;
+        let mut row = |name: &str, of: fn(&Traffic) -> f64, digits: usize| {
+            let before = of(b);
+            write!(f, "  {name:<30} {before:>24.digits$}")?;
+            for after in after().map(of) {
+                write!(f, " {after:>20.digits$}")?;
+                // One rank sends nothing to others, with or without tables.
+                if before > 0.0 { write!(f, " {:>8.2}", after / before)? } else { write!(f, " {:>8}", "-")? }
+            }
+            writeln!(f)
+        };
+        row("local activation rate", |traffic| traffic.lar, 4)?;
+        row("remote bytes per token", |traffic| traffic.remote_bytes_per_token, 0)?;
+        row("prompt tokens, max/mean", |traffic| traffic.prefill_max_over_mean, 3)?;
+        row("generated tokens, max/mean", |traffic| traffic.decode_max_over_mean, 3)?;
+        row("running sequences, max/mean", |traffic| traffic.running_max_over_mean, 3)?;
+        row("KV cache in use, max/mean", |traffic| traffic.kv_max_over_mean, 3)?;
+        row("tokens per second", |traffic| traffic.tokens_per_second, 0)
     }
 }

@@ -1,11 +1,15 @@
 //! The worker's counters, read from its `/metrics`.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient};
 use semmoe_engines::metrics::Sample;
 
 use crate::error::CliError;
+
+/// Time between two looks at what runs.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Counters of one unit, summed as the report needs them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -16,12 +20,42 @@ pub(crate) struct UnitCounters {
     pub(crate) remote_activations: u64,
     /// Bytes sent to other ranks by dispatch and combine.
     pub(crate) remote_bytes: u64,
-    /// Tokens run, by rank. With attention tp rank 0 counts those of all.
-    pub(crate) tokens_by_rank: BTreeMap<u16, u64>,
-    /// Steps of rank 0, empty ones included.
-    pub(crate) steps: u64,
+    /// Tokens of prompts run, by rank. With attention tp rank 0 counts those of all.
+    pub(crate) prefill: ByRank,
+    /// The same of generated tokens.
+    pub(crate) decode: ByRank,
+    /// Steps, empty ones included: the same for all ranks.
+    pub(crate) steps: ByRank,
     /// With attention tp: rows (tokens in MoE layers) by the rank that went on with them.
-    pub(crate) rows_by_rank: BTreeMap<u16, u64>,
+    pub(crate) rows: ByRank,
+    /// Sequences running or waiting at the moment, by rank.
+    pub(crate) running: ByRank,
+    /// Pages of the key-value cache that sequences hold at the moment, by rank.
+    pub(crate) held_pages: ByRank,
+}
+
+/// A count of each rank.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ByRank(BTreeMap<u16, u64>);
+
+impl ByRank {
+    fn add(&mut self, rank: u16, count: u64) {
+        *self.0.entry(rank).or_default() += count;
+    }
+
+    fn sum(&self) -> u64 {
+        self.0.values().sum()
+    }
+
+    fn since(&self, before: &Self) -> Self {
+        Self(self.0.iter().map(|(rank, count)| (*rank, count - before.0.get(rank).copied().unwrap_or(0))).collect())
+    }
+
+    /// The greatest count over the mean; `None` where all are zero.
+    pub(crate) fn max_over_mean(&self) -> Option<f64> {
+        let most = self.0.values().max().copied().unwrap_or(0);
+        (most > 0).then(|| ratio(most * self.0.len() as u64, self.sum()))
+    }
 }
 
 impl UnitCounters {
@@ -38,38 +72,60 @@ impl UnitCounters {
             let sample = Sample::parse(line).ok_or_else(|| line.to_owned())?;
             // Gauges may be fractional; only whole counters are used here.
             let value = sample.value as u64;
-            match (sample.name, sample.label("where")) {
-                ("semmoe_activations_total", Some("local")) => counters.local_activations += value,
-                ("semmoe_activations_total", Some("remote")) => counters.remote_activations += value,
-                ("semmoe_dispatch_bytes_total", Some("remote")) => counters.remote_bytes += value,
-                ("semmoe_tokens_total", _) => {
-                    *counters.tokens_by_rank.entry(rank_of(&sample, line)?).or_default() += value;
-                }
-                ("semmoe_steps_total", _) if rank_of(&sample, line)? == 0 => counters.steps += value,
-                ("semmoe_attention_rows_total", _) => {
-                    *counters.rows_by_rank.entry(rank_of(&sample, line)?).or_default() += value;
-                }
-                _ => {}
+            let kind =
+                ["where", "phase", "state"].into_iter().find_map(|label| sample.label(label)).unwrap_or_default();
+            if let Some(total) = counters.total(sample.name, kind) {
+                *total += value;
+            } else if let Some(by_rank) = counters.by_rank(sample.name, kind) {
+                by_rank.add(rank_of(&sample, line)?, value);
             }
         }
         Ok(counters)
     }
 
-    /// The counts since `before`.
+    fn total(&mut self, name: &str, kind: &str) -> Option<&mut u64> {
+        match (name, kind) {
+            ("semmoe_activations_total", "local") => Some(&mut self.local_activations),
+            ("semmoe_activations_total", "remote") => Some(&mut self.remote_activations),
+            ("semmoe_dispatch_bytes_total", "remote") => Some(&mut self.remote_bytes),
+            _ => None,
+        }
+    }
+
+    fn by_rank(&mut self, name: &str, kind: &str) -> Option<&mut ByRank> {
+        match (name, kind) {
+            ("semmoe_tokens_total", "prefill") => Some(&mut self.prefill),
+            ("semmoe_tokens_total", "decode") => Some(&mut self.decode),
+            ("semmoe_steps_total", _) => Some(&mut self.steps),
+            ("semmoe_attention_rows_total", _) => Some(&mut self.rows),
+            ("semmoe_requests_in_flight", _) => Some(&mut self.running),
+            ("semmoe_kv_pages", "used") => Some(&mut self.held_pages),
+            _ => None,
+        }
+    }
+
+    /// The counts since `before`; what is the case at the moment stays.
     pub(crate) fn since(&self, before: &Self) -> Self {
         Self {
             local_activations: self.local_activations - before.local_activations,
             remote_activations: self.remote_activations - before.remote_activations,
             remote_bytes: self.remote_bytes - before.remote_bytes,
-            tokens_by_rank: since(&self.tokens_by_rank, &before.tokens_by_rank),
-            steps: self.steps - before.steps,
-            rows_by_rank: since(&self.rows_by_rank, &before.rows_by_rank),
+            steps: self.steps.since(&before.steps),
+            prefill: self.prefill.since(&before.prefill),
+            decode: self.decode.since(&before.decode),
+            rows: self.rows.since(&before.rows),
+            ..self.clone()
         }
+    }
+
+    /// Tokens of all ranks in a step, on average.
+    pub(crate) fn tokens_per_step(&self) -> f64 {
+        ratio(self.tokens(), self.steps.0.values().max().copied().unwrap_or(0))
     }
 
     /// All tokens run.
     pub(crate) fn tokens(&self) -> u64 {
-        self.tokens_by_rank.values().sum()
+        self.prefill.sum() + self.decode.sum()
     }
 
     /// Local activation rate; 0 when nothing was activated.
@@ -81,18 +137,58 @@ impl UnitCounters {
     pub(crate) fn remote_bytes_per_token(&self) -> f64 {
         ratio(self.remote_bytes, self.tokens())
     }
+}
 
-    /// Tokens of the busiest rank over the mean; with attention tp rows.
-    pub(crate) fn load_max_over_mean(&self) -> f64 {
-        let split = self.rows_by_rank.values().any(|rows| *rows > 0);
-        let by_rank = if split { &self.rows_by_rank } else { &self.tokens_by_rank };
-        let busiest = by_rank.values().max().copied().unwrap_or(0);
-        ratio(busiest * by_rank.len() as u64, by_rank.values().sum())
+/// What runs on the ranks, looked at from time to time.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Looks {
+    running: Mean,
+    held_pages: Mean,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Mean {
+    sum: f64,
+    count: u32,
+}
+
+impl Mean {
+    fn add(&mut self, value: Option<f64>) {
+        self.sum += value.unwrap_or(0.0);
+        self.count += u32::from(value.is_some());
+    }
+
+    fn get(self) -> Option<f64> {
+        (self.count > 0).then(|| self.sum / f64::from(self.count))
     }
 }
 
-fn since(now: &BTreeMap<u16, u64>, before: &BTreeMap<u16, u64>) -> BTreeMap<u16, u64> {
-    now.iter().map(|(rank, count)| (*rank, count - before.get(rank).copied().unwrap_or(0))).collect()
+impl Looks {
+    /// Looks until the caller has enough; ends only with an error.
+    pub(crate) async fn go_on(&mut self, client: &HttpClient, url: &BaseUrl) -> CliError {
+        loop {
+            match UnitCounters::read(client, url).await {
+                Ok(counters) => self.add(&counters),
+                Err(error) => return error,
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    fn add(&mut self, counters: &UnitCounters) {
+        self.running.add(counters.running.max_over_mean());
+        self.held_pages.add(counters.held_pages.max_over_mean());
+    }
+
+    /// Sequences of the fullest rank over the mean, averaged over the looks that found any.
+    pub(crate) fn running(&self) -> Option<f64> {
+        self.running.get()
+    }
+
+    /// The same of pages of the key-value cache.
+    pub(crate) fn held_pages(&self) -> Option<f64> {
+        self.held_pages.get()
+    }
 }
 
 fn rank_of(sample: &Sample<'_>, line: &str) -> Result<u16, String> {
@@ -122,12 +218,18 @@ mod tests {
         assert_eq!((counters.local_activations, counters.remote_activations, counters.remote_bytes), (4, 12, 80));
         assert_eq!(counters.lar(), 0.25);
         assert_eq!(counters.remote_bytes_per_token(), 10.0);
-        assert_eq!(counters.load_max_over_mean(), 1.5);
+        assert_eq!(counters.prefill.max_over_mean(), Some(10.0 / 7.0));
+        assert_eq!(counters.decode.max_over_mean(), Some(1.0), "of the ranks that generate");
         let rows = "semmoe_attention_rows_total{rank=\"0\",by=\"tables\"} 2\n\
             semmoe_attention_rows_total{rank=\"1\",by=\"tables\"} 5\n\
             semmoe_attention_rows_total{rank=\"1\",by=\"even\"} 1\n";
         let split = UnitCounters::parse(&format!("{text}{rows}")).expect("valid samples");
-        assert_eq!(split.load_max_over_mean(), 1.5, "of rows: 6 over 4");
+        assert_eq!(split.rows.max_over_mean(), Some(1.5), "6 over 4");
+        let held = "semmoe_requests_in_flight{rank=\"0\"} 3\nsemmoe_requests_in_flight{rank=\"1\"} 0\n\
+            semmoe_kv_pages{rank=\"0\",state=\"free\"} 9\nsemmoe_kv_pages{rank=\"0\",state=\"used\"} 4\n";
+        let held = UnitCounters::parse(held).expect("valid samples");
+        assert_eq!((held.running.max_over_mean(), held.held_pages.max_over_mean()), (Some(2.0), Some(1.0)));
+        assert_eq!(held.since(&held).running, held.running, "a gauge");
         assert_eq!(counters.since(&counters).tokens(), 0);
         assert!(UnitCounters::parse("semmoe_tokens_total{rank=\"x\"} 5").is_err());
     }

@@ -4,15 +4,17 @@
 //! tokens, with expected local shares `s[r]`; `m` is the mean recent request, `n[r]` the sequences in flight:
 //!
 //! ```text
-//! cost(r) =  pending[r] + w * in_flight[r]        backlog: what rank r computes first, and what slows its steps
+//! cost(r) =  wait[r] + w * in_flight[r]           backlog: what rank r computes first, and what slows its steps
 //!          + (1 + q) * (a - cached[r])           what rank r must compute of this request
 //!          + (1 + q + n / 5) * gamma * (
 //!              (a + o) * (1 - s[r])                what it sends to other ranks, prompt and answer
 //!            + a * price[r]                        what rank r is worth to others
-//!            + k * (m + o) * (sequence_price[r] + v * d * (1 + |d| / 4))      and what a fuller rank adds to each step
+//!            + k * (m + o) * (sequence_price[r] + v * d[r])   and what a fuller rank adds to each step
 //!          )
+//! wait[r] =  pending[r]^2 / (pending[r] + b)
 //! q       =  mean of pending / m
-//! n       =  mean of n[r];  d = (n[r] - n) * 8 / max(n, 8)
+//! n       =  mean of n[r]
+//! d[r]    =  (n[r] - n + 5 * max(n[r] + k - max of n[r], 0) / k) * 8 / max(n, 8)
 //! ```
 //!
 //! Where a rank ran the request's session before, the terms with shares and their prices are left out: a session moves
@@ -22,10 +24,12 @@
 //! are to be expected behind it waits for its work once more. Backlog delays it alone: where all ranks have a queue,
 //! none runs idle, whichever takes it. Steps last as long as the slowest rank takes to exchange tokens and to read the
 //! keys and values of its sequences, so running requests wait for these as well. Counting a fifth of them was chosen in
-//! simulation (bench/replay, the first half of its traces), where more of them cost goodput.
+//! simulation (bench/replay, the first half of its traces), where more of them cost goodput. A backlog much shorter than
+//! `b` is computed in the same step as the request, and delays it little.
 //!
 //! `gamma` is [`Settings::communication`](crate::Settings::communication), `w`
-//! [`Settings::in_flight_weight`](crate::Settings::in_flight_weight) and `v`
+//! [`Settings::in_flight_weight`](crate::Settings::in_flight_weight), `b`
+//! [`Settings::backlog_tokens`](crate::Settings::backlog_tokens) and `v`
 //! [`Settings::sequence_weight`](crate::Settings::sequence_weight). The cheapest rank under both caps is taken:
 //!
 //! ```text
@@ -49,6 +53,7 @@ use crate::settings::Settings;
 pub struct Cost {
     communication: f64,
     in_flight_weight: f64,
+    backlog_tokens: f64,
     sequence_weight: f64,
 }
 
@@ -66,8 +71,10 @@ pub struct Costs<'a> {
     /// k * (m + o): the request's sequences, in tokens.
     sequence_tokens: f64,
     mean_sequences: f64,
-    /// Weight of each sequence above the mean.
-    excess_unit: f64,
+    /// Sequences of the fullest rank.
+    most_sequences: f64,
+    /// Price of each sequence above the mean.
+    sequence_price: f64,
 }
 
 /// Cost of a request on one rank, in token-equivalents of prefill work.
@@ -90,6 +97,9 @@ impl CostParts {
     }
 }
 
+/// Price of a sequence beyond the fullest rank's, over that of one above the mean: all ranks wait for it.
+const FULLEST: f64 = 5.0;
+
 /// With more sequences than this on a rank, unevenness counts in relation to them.
 const RELATIVE_FROM: f64 = 8.0;
 
@@ -102,8 +112,14 @@ impl Cost {
         Cost {
             communication: settings.communication,
             in_flight_weight: settings.in_flight_weight,
+            backlog_tokens: f64::from(settings.backlog_tokens),
             sequence_weight: settings.sequence_weight,
         }
+    }
+
+    /// Delay of a request behind `pending` tokens.
+    fn wait(&self, pending: f64) -> f64 {
+        if pending > 0.0 { pending * pending / (pending + self.backlog_tokens) } else { 0.0 }
     }
 
     /// The cost of the request on each of `loads`. `share`: as [`evidence`] gives it.
@@ -130,7 +146,8 @@ impl Cost {
             communication: self.communication * (waiters + RUNNING_SHARE * mean_sequences),
             sequence_tokens: request.sequences() * (mean_request + request.output as f64),
             mean_sequences,
-            excess_unit: RELATIVE_FROM / mean_sequences.max(RELATIVE_FROM),
+            most_sequences: sums.most_sequences,
+            sequence_price: self.sequence_weight * RELATIVE_FROM / mean_sequences.max(RELATIVE_FROM),
         }
     }
 }
@@ -144,13 +161,15 @@ impl Costs<'_> {
             let sent = (tokens + output) * (1.0 - share[index]);
             sent + tokens * load.price + self.sequence_tokens * load.sequence_price
         };
-        let excess = self.excess_unit * (load.in_flight_sequences as f64 - self.mean_sequences);
-        let crowding = self.cost.sequence_weight * excess * (1.0 + excess.abs() / 4.0);
+        let above = load.in_flight_sequences as f64 - self.mean_sequences;
+        let beyond = load.in_flight_sequences as f64 + self.request.sequences() - self.most_sequences;
+        let crowding = above + FULLEST * beyond.max(0.0) / self.request.sequences();
         CostParts {
-            backlog: load.pending_tokens as f64 + self.cost.in_flight_weight * load.in_flight_tokens as f64,
+            backlog: self.cost.wait(load.pending_tokens as f64)
+                + self.cost.in_flight_weight * load.in_flight_tokens as f64,
             uncached: self.waiters * self.request.uncached(index, self.loads.len()) as f64,
             communication: self.communication * self.share.map_or(0.0, remote),
-            crowding: self.communication * self.sequence_tokens * crowding,
+            crowding: self.communication * self.sequence_tokens * self.sequence_price * crowding,
         }
     }
 }
@@ -210,6 +229,7 @@ struct Sums {
     recent_requests: f64,
     pending: f64,
     sequences: f64,
+    most_sequences: f64,
 }
 
 impl Sums {
@@ -221,6 +241,7 @@ impl Sums {
             sums.recent_requests += load.recent_requests;
             sums.pending += load.pending_tokens as f64;
             sums.sequences += load.in_flight_sequences as f64;
+            sums.most_sequences = sums.most_sequences.max(load.in_flight_sequences as f64);
         }
         Sums { ranks: sums.ranks.max(1.0), ..sums }
     }

@@ -16,6 +16,9 @@ pub struct Settings {
     /// Cost to a new request of a prompt token in flight that is computed, or not known to be pending, over the
     /// work of computing it: it decodes, and so makes every step longer.
     pub in_flight_weight: f64,
+    /// Pending prompt tokens on a rank that cost a new request half of the work of computing them; fewer cost less, as
+    /// they are computed in the same step as the request. Half of a usual `chunked_prefill_size`.
+    pub backlog_tokens: u32,
     /// Price of a sequence on a rank that has one more in flight than the mean, in units of share of a mean-sized
     /// request: attention waits for the fullest rank in every step.
     pub sequence_weight: f64,
@@ -41,7 +44,8 @@ impl Default for Settings {
         Settings {
             communication: 0.5,
             in_flight_weight: 0.0001,
-            sequence_weight: 0.015,
+            backlog_tokens: 4096,
+            sequence_weight: 0.02,
             load_margin: 0.05,
             load_slack: 0.8,
             memory: 128,
@@ -83,6 +87,7 @@ impl Settings {
         let fields = [
             ("communication", self.communication, 0.0, 1e3),
             ("in_flight_weight", self.in_flight_weight, 0.0, 1e3),
+            ("backlog_tokens", f64::from(self.backlog_tokens), 0.0, f64::from(u32::MAX)),
             ("sequence_weight", self.sequence_weight, 0.0, 1e3),
             ("load_margin", self.load_margin, 0.0, 10.0),
             ("load_slack", self.load_slack, 0.0, 1e3),
