@@ -14,7 +14,7 @@
 //! wait[r] =  pending[r]^2 / (pending[r] + b)
 //! q       =  mean of pending / m
 //! n       =  mean of n[r]
-//! d[r]    =  (n[r] - n + 5 * max(n[r] + k - max of n[r], 0) / k) * 8 / max(n, 8)
+//! d[r]    =  (n[r] - n + 4 * max(n[r] + k - max of n[r], 0) / k) * 8 / max(n, 8)
 //! ```
 //!
 //! Where a rank ran the request's session before, the terms with shares and their prices are left out: a session moves
@@ -98,7 +98,7 @@ impl CostParts {
 }
 
 /// Price of a sequence beyond the fullest rank's, over that of one above the mean: all ranks wait for it.
-const FULLEST: f64 = 5.0;
+const FULLEST: f64 = 4.0;
 
 /// With more sequences than this on a rank, unevenness counts in relation to them.
 const RELATIVE_FROM: f64 = 8.0;
@@ -167,7 +167,7 @@ impl Costs<'_> {
         CostParts {
             backlog: self.cost.wait(load.pending_tokens as f64)
                 + self.cost.in_flight_weight * load.in_flight_tokens as f64,
-            uncached: self.waiters * self.request.uncached(index, self.loads.len()) as f64,
+            uncached: self.waiters * self.request.work(index, self.loads.len()),
             communication: self.communication * self.share.map_or(0.0, remote),
             crowding: self.communication * self.sequence_tokens * self.sequence_price * crowding,
         }
@@ -288,7 +288,8 @@ fn keep_better(best: &mut Option<Candidate>, other: Candidate) {
         let order = other.cost.total_cmp(&current.cost).then(other.burden.total_cmp(&current.burden));
         order.then(other.turn.cmp(&current.turn)).is_lt()
     };
-    if best.as_ref().is_none_or(beats) {
+    // Most candidates are dearer than the best so far.
+    if best.as_ref().is_none_or(|current| other.cost <= current.cost && beats(current)) {
         *best = Some(other);
     }
 }
@@ -316,9 +317,9 @@ impl Weighing {
         let sums = Sums::of(loads);
         let costs = self.cost.given(&sums, request, share.filter(|_| !request.settled), loads);
         let limits = self.cap.given(&sums, request);
-        let uncached = |index: usize| request.uncached(index, loads.len());
-        let longest = available(loads).map(|(index, _)| uncached(index)).max().unwrap_or(0);
-        let allows = |index: usize, load: &RankLoad| limits.allows(load, uncached(index) < longest);
+        let work = |index: usize| request.work(index, loads.len());
+        let most = available(loads).map(|(index, _)| work(index)).fold(0.0, f64::max);
+        let allows = |index: usize, load: &RankLoad| limits.allows(load, work(index) < most);
         let (index, capped) = cheapest(loads, sequence, allows, |index, _| costs.on(index).total())?;
         Choice::at(index, request, capped)
     }

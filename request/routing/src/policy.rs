@@ -37,9 +37,18 @@ impl Request<'_> {
 
     /// Prompt tokens that the rank would have to compute. The last token always is: it gives the first new one.
     pub fn uncached(&self, rank: usize, ranks: usize) -> u64 {
-        let tokens = self.tokens.max(1);
+        self.missing(rank, ranks).max(1)
+    }
+
+    fn missing(&self, rank: usize, ranks: usize) -> u64 {
         let cached = self.cached.filter(|cached| cached.len() == ranks).map_or(0, |cached| cached[rank]);
-        tokens.saturating_sub(cached).max(1)
+        self.tokens.max(1).saturating_sub(cached)
+    }
+
+    /// [`uncached`](Self::uncached) as it is weighed: a rank that holds all of the prompt is worth more than others even
+    /// where that is one token, so that a session stays with it.
+    pub(crate) fn work(&self, rank: usize, ranks: usize) -> f64 {
+        (self.missing(rank, ranks) as f64).max(0.5)
     }
 }
 

@@ -312,7 +312,7 @@ proptest! {
                 let mean = (recent + tokens.max(1) as f64) / ranks;
                 let room = settings.load_slack * 100.0 * (recent / 100.0 / ranks).sqrt();
                 let even = chosen.recent_tokens <= ((1.0 + settings.load_margin) * mean + room) * (1.0 + 1e-12);
-                let uncached = |rank: usize| tokens.max(1).saturating_sub(cached[rank]).max(1);
+                let uncached = |rank: usize| tokens.max(1).saturating_sub(cached[rank]);
                 let others = (0..loads.len()).filter(|&rank| loads[rank].available);
                 let held = others.map(uncached).max() > Some(uncached(usize::from(rank)));
                 let sequences = total(|load| load.in_flight_sequences as f64) + f64::from(sequences.max(1));

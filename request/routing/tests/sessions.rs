@@ -109,6 +109,24 @@ fn one_conversation_on_an_idle_unit_never_moves() {
     }
 }
 
+/// As SGLang's router is tested: "hi", which is one token, from users who are named by a header.
+#[test]
+fn the_shortest_prompts_of_a_session_stay_together() {
+    for policy in ["affinity", "prefix"] {
+        let mut unit = Unit::new(policy, 1);
+        let mut seen = Vec::new();
+        for user in 0..5 {
+            let prompt = Prompt { tokens: 1, key: Some(user), ..Prompt::default() };
+            let ranks: Vec<u16> = (0..4).map(|_| unit.place(&prompt).0).collect();
+            assert!(ranks.iter().all(|rank| *rank == ranks[0]), "{policy}: {ranks:?}");
+            seen.push(ranks[0]);
+        }
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), 5, "{policy}: idle ranks are taken first");
+    }
+}
+
 #[test]
 fn sessions_under_load_hardly_move_and_find_their_caches() {
     // With 8 requests on each rank, a third of them waiting, a queue may be worth a second move.
