@@ -44,7 +44,7 @@ pub(crate) struct Sending {
     pub(crate) concurrency: usize,
     /// Whether answers are streamed.
     pub(crate) stream: bool,
-    /// What the progress is called.
+    /// Title of the progress line.
     pub(crate) title: &'static str,
 }
 

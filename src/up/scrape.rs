@@ -139,7 +139,7 @@ impl UnitCounters {
     }
 }
 
-/// What runs on the ranks, looked at from time to time.
+/// Running sequences and the KV cache, looked at from time to time.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Looks {
     running: Mean,

@@ -22,10 +22,10 @@
 //!
 //! The sum is delay: the request itself waits for the backlog and for its own work, and each of the `q` requests that
 //! are to be expected behind it waits for its work once more. Backlog delays it alone: where all ranks have a queue,
-//! none runs idle, whichever takes it. Steps last as long as the slowest rank takes to exchange tokens and to read the
-//! keys and values of its sequences, so running requests wait for these as well. Counting a fifth of them was chosen in
-//! simulation (bench/replay, the first half of its traces), where more of them cost goodput. A backlog much shorter than
-//! `b` is computed in the same step as the request, and delays it little.
+//! none runs idle, whichever takes it; and a backlog much shorter than `b` is computed in the same step as the request.
+//! Steps last as long as the slowest rank takes to exchange tokens and to read the keys and values of its sequences, so
+//! running requests wait for these as well. Counting a fifth of them was chosen in simulation (bench/replay, the first
+//! half of its traces), where more of them cost goodput.
 //!
 //! `gamma` is [`Settings::communication`](crate::Settings::communication), `w`
 //! [`Settings::in_flight_weight`](crate::Settings::in_flight_weight), `b`
