@@ -14,7 +14,7 @@
 //! wait[r] =  pending[r]^2 / (pending[r] + b)
 //! q       =  mean of pending / m
 //! n       =  mean of n[r]
-//! d[r]    =  (n[r] - n + 4 * max(n[r] + k - max of n[r], 0) / k) * 8 / max(n, 8)
+//! d[r]    =  (n[r] - n + 4 * max(n[r] + k - max of n[r], 0) / k) * min(n / 6, 1) * 8 / max(n, 8)
 //! ```
 //!
 //! Where a rank ran the request's session before, the terms with shares and their prices are left out: a session moves
@@ -100,8 +100,11 @@ impl CostParts {
 /// Price of a sequence beyond the fullest rank's, over that of one above the mean: all ranks wait for it.
 const FULLEST: f64 = 4.0;
 
-/// With more sequences than this on a rank, unevenness counts in relation to them.
-const RELATIVE_FROM: f64 = 8.0;
+/// How much one sequence counts with so many on a rank: little where ranks are idle most of the time, and in relation
+/// to them from eight on.
+fn occupancy(mean_sequences: f64) -> f64 {
+    (mean_sequences / 6.0).min(1.0) * 8.0 / mean_sequences.max(8.0)
+}
 
 /// Part of a rank's running sequences that counts as waiting for communication.
 const RUNNING_SHARE: f64 = 0.2;
@@ -147,7 +150,7 @@ impl Cost {
             sequence_tokens: request.sequences() * (mean_request + request.output as f64),
             mean_sequences,
             most_sequences: sums.most_sequences,
-            sequence_price: self.sequence_weight * RELATIVE_FROM / mean_sequences.max(RELATIVE_FROM),
+            sequence_price: self.sequence_weight * occupancy(mean_sequences),
         }
     }
 }
@@ -288,8 +291,7 @@ fn keep_better(best: &mut Option<Candidate>, other: Candidate) {
         let order = other.cost.total_cmp(&current.cost).then(other.burden.total_cmp(&current.burden));
         order.then(other.turn.cmp(&current.turn)).is_lt()
     };
-    // Most candidates are dearer than the best so far.
-    if best.as_ref().is_none_or(|current| other.cost <= current.cost && beats(current)) {
+    if best.as_ref().is_none_or(beats) {
         *best = Some(other);
     }
 }
@@ -339,10 +341,14 @@ pub(crate) fn cheapest(
     let candidate =
         |index: usize, load: &RankLoad, cost: f64| Candidate { index, cost, burden: load.burden(), turn: turn(index) };
     for (index, load) in available() {
-        let candidate = candidate(index, load, cost(index, load));
-        keep_better(&mut best, candidate);
-        if allows(index, load) {
-            keep_better(&mut allowed, candidate);
+        let cost = cost(index, load);
+        // Most ranks are dearer than the best so far: nothing else of them is looked at.
+        let contends = |current: &Option<Candidate>| current.is_none_or(|current| cost <= current.cost);
+        if contends(&best) {
+            keep_better(&mut best, candidate(index, load, cost));
+        }
+        if contends(&allowed) && allows(index, load) {
+            keep_better(&mut allowed, candidate(index, load, cost));
         }
     }
     if allowed.is_none() {
