@@ -14,7 +14,7 @@
 //! wait[r] =  pending[r]^2 / (pending[r] + b)
 //! q       =  mean of pending / m
 //! n       =  mean of n[r]
-//! d[r]    =  (n[r] - n + 4 * max(n[r] + k - max of n[r], 0) / k) * min(n / 6, 1) * 8 / max(n, 8)
+//! d[r]    =  (n[r] - n + 4 * max(n[r] + k - max of n[r], 0) / k) * min(n / 5, 1) * 8 / max(n, 8)
 //! ```
 //!
 //! Where a rank ran the request's session before, the terms with shares and their prices are left out: a session moves
@@ -103,7 +103,7 @@ const FULLEST: f64 = 4.0;
 /// How much one sequence counts with so many on a rank: little where ranks are idle most of the time, and in relation
 /// to them from eight on.
 fn occupancy(mean_sequences: f64) -> f64 {
-    (mean_sequences / 6.0).min(1.0) * 8.0 / mean_sequences.max(8.0)
+    (mean_sequences / 5.0).min(1.0) * 8.0 / mean_sequences.max(8.0)
 }
 
 /// Part of a rank's running sequences that counts as waiting for communication.

@@ -45,7 +45,7 @@ impl Default for Settings {
             communication: 0.5,
             in_flight_weight: 0.0001,
             backlog_tokens: 4096,
-            sequence_weight: 0.04,
+            sequence_weight: 0.035,
             load_margin: 0.05,
             load_slack: 0.8,
             memory: 128,
