@@ -2,16 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use semmoe_routing::{Policy, Prompt, Router, Scratch, block_hashes, policy_with};
-use semmoe_tables::{Attention, Score, Tables, TokenId, Trace, TraceRequest};
+use semmoe_routing::{Policy, Prompt, Router, Scratch, policy_with};
+use semmoe_tables::{Attention, Tables, Trace};
 
 use crate::balance::spread;
 use crate::calibration::{Reliability, ReliabilitySum};
+use crate::division::{Division, Requests};
 use crate::error::SolveError;
 use crate::eval_tokens::likeliest;
-use crate::evaluate::{Evaluation, RequestFigures};
-use crate::hosts::{Hosts, indices};
-use crate::options::{EvalOptions, Unit};
+use crate::evaluate::{Evaluation, OfflineBound, RequestFigures};
+use crate::hosts::Hosts;
+use crate::job::{Job, job};
+use crate::options::{EvalOptions, Margins, Unit};
 use crate::tally::Tally;
 use crate::transport::Transport;
 use crate::unit_step::{mass_capacity, to_profit};
@@ -25,27 +27,6 @@ pub const WINDOW: usize = 32;
 
 /// Consecutive requests within which [`RequestFigures::burst_imbalance`] looks at the load.
 pub const BURST: usize = 64;
-
-/// One request with everything that the simulation needs.
-struct Job {
-    /// Prompt tokens, which a policy gets.
-    prompt_tokens: u64,
-    /// All tokens: what a rank has to do.
-    tokens: u64,
-    /// Tokens with a known route.
-    known_tokens: u64,
-    /// Names of the prompt's whole blocks.
-    blocks: Vec<u64>,
-    /// Expected local share per rank; `None` without evidence.
-    share: Option<Vec<f64>>,
-    /// [ranks] activations that are local on each.
-    local: Vec<u64>,
-    /// [ranks] other ranks that its tokens are sent to from each, all layers.
-    remote: Vec<u64>,
-    /// Routes: tokens times layers.
-    routes: u64,
-    activations: u64,
-}
 
 /// Judges the policies and the batch optimum.
 pub(crate) fn judge(
@@ -83,6 +64,7 @@ pub(crate) fn judge(
         batch_optimum: Some(batch(&jobs, hosts.places, options.token_margin, |job, rank| {
             Some(job.local[rank] as f64 / job.known_tokens as f64)
         })),
+        bound: Some(bound(&jobs, hosts.places, options.bound)),
         ..Evaluation::new(tables, hosts, Unit::Request, &tally, token_imbalance, tokens)
     })
 }
@@ -106,43 +88,6 @@ pub(crate) fn request_reliability(
         }
     }
     sum.finish()
-}
-
-fn job(tables: &Tables, hosts: &Hosts, request: TraceRequest<'_>, options: &EvalOptions) -> Job {
-    let tokens = request.token_ids();
-    let prompt = &tokens[..request.prompt_len()];
-    let rows = prompt.iter().filter_map(|&id| tables.token_row(TokenId::new(id)));
-    let mut job = Job {
-        prompt_tokens: prompt.len() as u64,
-        tokens: tokens.len() as u64,
-        known_tokens: 0,
-        blocks: Vec::new(),
-        share: Score::of_rows(hosts.places, rows).share(),
-        local: vec![0; hosts.places],
-        remote: vec![0; hosts.places],
-        routes: 0,
-        activations: 0,
-    };
-    let mut seen = Vec::new();
-    block_hashes(prompt, options.prefix.block_tokens, &mut job.blocks);
-    for position in 0..tokens.len() {
-        let mut known = false;
-        for (layer, route) in request.routes(position) {
-            known = true;
-            job.routes += 1;
-            for expert in route.experts() {
-                job.activations += 1;
-                for &place in hosts.of(hosts.column(layer.index(), expert.index())) {
-                    job.local[usize::from(place)] += 1;
-                }
-            }
-            for (place, remote) in job.remote.iter_mut().enumerate() {
-                *remote += hosts.sent_to(layer.index(), indices(route), place, &mut seen) as u64;
-            }
-        }
-        job.known_tokens += u64::from(known);
-    }
-    job
 }
 
 /// The rank of each request under a policy, in the order of the trace, and the prompt tokens that were cached there. A
@@ -279,6 +224,26 @@ fn batch(jobs: &[Job], places: usize, token_margin: f64, share: impl Fn(&Job, us
     let plan = whole(&problem, &problem.solve(None), MAX_ROUNDS);
     let ranks: Vec<usize> = plan.label.iter().map(|&rank| usize::from(rank)).collect();
     of_jobs(&known, &ranks, &plan.loads(&mass, places), &mass)
+}
+
+/// The divisions by true routing and by T's shares.
+fn bound(jobs: &[Job], places: usize, margins: Margins) -> OfflineBound {
+    let tokens: Vec<f64> = jobs.iter().map(|job| job.tokens as f64).collect();
+    let local: Vec<f64> = jobs.iter().flat_map(|job| job.local.iter().map(|&local| local as f64)).collect();
+    let of_share = |job: &Job, rank: usize| job.share.as_ref().map_or(1.0 / places as f64, |share| share[rank]);
+    let expected: Vec<f64> =
+        jobs.iter().flat_map(|job| (0..places).map(move |rank| job.activations as f64 * of_share(job, rank))).collect();
+    let divide = |value| Requests { tokens: &tokens, value, ranks: places }.divide(margins);
+    let (by_routing, by_t) = (divide(&local), divide(&expected));
+    let activations: u64 = jobs.iter().map(|job| job.activations).sum();
+    let reached: f64 = by_t.parts.iter().zip(&local).map(|(part, local)| part * local).sum();
+    let gap = |found: &Division| 1.0 - found.primal / found.dual;
+    OfflineBound {
+        margins,
+        lar: by_routing.primal / activations as f64,
+        lar_by_t: reached / activations as f64,
+        gap: gap(&by_routing).max(gap(&by_t)),
+    }
 }
 
 #[cfg(test)]

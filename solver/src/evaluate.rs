@@ -9,7 +9,7 @@ use crate::balance::{Spread, spread_of};
 use crate::calibration::{Calibration, profile_reliability, trace_reliability};
 use crate::error::SolveError;
 use crate::hosts::Hosts;
-use crate::options::{EvalOptions, Unit};
+use crate::options::{EvalOptions, Margins, Unit};
 use crate::printed::PrintedRule;
 use crate::tally::Tally;
 use crate::topology::check_nodes;
@@ -91,6 +91,22 @@ pub struct Evaluation {
     /// All requests known in advance and assigned exactly by their true routing; for a trace and attention dp.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_optimum: Option<RequestFigures>,
+    /// What no policy exceeds that keeps tokens and sequences even; for a trace and attention dp.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bound: Option<OfflineBound>,
+}
+
+/// All requests known in advance, divided among ranks at will, with tokens and sequences within limits: a linear program.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct OfflineBound {
+    /// The limits.
+    pub margins: Margins,
+    /// Local activation rate of the best division by true routing.
+    pub lar: f64,
+    /// The same of the best division by T's shares: what is in reach of a policy that knows T only.
+    pub lar_by_t: f64,
+    /// Relative gap between these divisions and what their prices prove, the greater of both.
+    pub gap: f64,
 }
 
 /// The value of an assignment of requests to ranks.
@@ -170,6 +186,7 @@ impl Evaluation {
             argmax: None,
             windowed: None,
             batch_optimum: None,
+            bound: None,
         }
     }
 }

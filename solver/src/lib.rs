@@ -21,9 +21,10 @@
 //! | `given` | placements that are given: the units' step alone, with tables and report |
 //! | `paper` | the paper's Algorithm 1, as a baseline |
 //! | `ranks` | the objective of remote ranks: its unit step and its local search |
+//! | `division` | the best division of requests under limits on tokens and on sequences |
 //! | `bounds` | what no placement can exceed, so that the gap of a solution is a figure |
 //! | `rows` | sums over rows of ndarray's matrices, the same bits on every machine |
-//! | `hosts`, `tally`, `eval_tokens`, `eval_requests`, `calibration` | evaluation |
+//! | `hosts`, `tally`, `eval_tokens`, `eval_requests`, `job`, `calibration` | evaluation |
 
 mod alternate;
 mod assign;
@@ -31,6 +32,7 @@ mod balance;
 mod bounds;
 mod calibration;
 mod clustering;
+mod division;
 mod error;
 mod eval_requests;
 mod eval_steps;
@@ -48,6 +50,7 @@ mod held;
 mod hold_out;
 mod home;
 mod hosts;
+mod job;
 mod labels;
 mod load_limit;
 mod options;
@@ -81,11 +84,11 @@ pub use bounds::{BoundScope, Bounds, LayerBounds, bounds, top_eigenpairs};
 pub use calibration::{Calibration, Reliability, ReliabilityBin};
 pub use error::SolveError;
 pub use eval_requests::{BURST, WINDOW};
-pub use evaluate::{EvalInput, Evaluation, RequestFigures, StepFigures, evaluate};
+pub use evaluate::{EvalInput, Evaluation, OfflineBound, RequestFigures, StepFigures, evaluate};
 pub use hold_out::HeldOut;
 pub use options::{
-    BoundOptions, EvalOptions, GivenPlacement, Nodes, Objective, RidgeOptions, SolveOptions, Unit, UnseenTokens,
-    WarmStart,
+    BoundOptions, EvalOptions, GivenPlacement, Margins, Nodes, Objective, RidgeOptions, SolveOptions, Unit,
+    UnseenTokens, WarmStart,
 };
 pub use paper::{PaperCap, PaperOptions, solve_paper};
 pub use prior::strings::TokenStrings;

@@ -112,6 +112,20 @@ impl WarmStart {
     pub const DEFAULT_COST: f64 = 0.05;
 }
 
+/// How far above the mean a rank's loads may be.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Margins {
+    /// Of tokens, as a fraction of their mean.
+    pub tokens: f64,
+    /// Of sequences, as a fraction of theirs.
+    pub sequences: f64,
+}
+
+impl Margins {
+    /// What counts as even: tokens at most 1.05 and sequences at most 1.10 of the mean.
+    pub const EVEN: Margins = Margins { tokens: 0.05, sequences: 0.10 };
+}
+
 /// How much work a bound may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BoundOptions {
@@ -313,6 +327,8 @@ pub struct EvalOptions {
     pub step_tokens: Option<usize>,
     /// eps of the batch optimum: a rank gets at most (1 + eps) of the mean tokens.
     pub token_margin: f64,
+    /// The limits of the bound that policies are compared with; none zero.
+    pub bound: Margins,
 }
 
 impl Default for EvalOptions {
@@ -325,6 +341,7 @@ impl Default for EvalOptions {
             prefix: PrefixSettings { blocks_per_rank: 0, ..PrefixSettings::default() },
             step_tokens: None,
             token_margin: 0.02,
+            bound: Margins::EVEN,
         }
     }
 }
@@ -338,7 +355,10 @@ impl EvalOptions {
     pub(crate) fn validate(&self) -> Result<(), SolveError> {
         at_least_one("concurrency", self.concurrency)?;
         self.step_tokens.map_or(Ok(()), |tokens| at_least_one("step_tokens", tokens))?;
-        within("token_margin", self.token_margin, 0.0, 1000.0, "a number from 0 to 1000")
+        within("token_margin", self.token_margin, 0.0, 1000.0, "a number from 0 to 1000")?;
+        let expected = "a number from 1e-6 to 1000";
+        within("bound.tokens", self.bound.tokens, 1e-6, 1000.0, expected)?;
+        within("bound.sequences", self.bound.sequences, 1e-6, 1000.0, expected)
     }
 }
 

@@ -59,7 +59,7 @@ pub(crate) struct Outcome {
     unit: Unit,
     /// Share of activations on the own rank.
     local_activation_rate: Change,
-    /// No placement is better on the traffic that was solved on.
+    /// Of the traffic solved on: no placement is better. Of a file: nothing is, with tokens and sequences even.
     bound: Option<f64>,
     /// Ranks other than its own that a token is sent to; a profile does not say it.
     remote_ranks_per_token: Option<Change>,
@@ -78,7 +78,7 @@ impl Outcome {
         let ranks = judged.remote_ranks_per_token.zip(judged.remote_ranks_blocks);
         let ranks = ranks.map(|(expected, before)| Change { before: Some(before), expected });
         let round_robin = judged.policies.as_ref().and_then(|policies| policies.get("round_robin"));
-        Self::new(
+        let outcome = Self::new(
             judged_on,
             judged.unit,
             // `lar_random` is that of the tables' own placement, with its replicas.
@@ -86,7 +86,8 @@ impl Outcome {
             ranks,
             Change { before: round_robin.map(|figures| figures.request_imbalance), expected: judged.token_imbalance },
             groups,
-        )
+        );
+        Self { bound: judged.bound.map(|bound| bound.lar), ..outcome }
     }
 
     /// Of a solve: on the requests held out where there are some, else on its input.
@@ -248,7 +249,13 @@ impl Outcome {
             Unit::Request => format!("requests {judged}, each placed by the affinity policy"),
             Unit::Token => format!("tokens {judged}, each on its likeliest rank, which is the most that T can give"),
         };
-        let bound = if self.bound.is_some() { "; bound: of any placement, on the traffic solved on" } else { "" };
+        let bound = match self.judged_on {
+            _ if self.bound.is_none() => "",
+            JudgedOn::File => {
+                "; bound: of any division of these requests, tokens at most 1.05, sequences at most 1.10 of the mean"
+            }
+            _ => "; bound: of any placement, on the traffic solved on",
+        };
         format!("before: random ranks and blocks of experts; expected: {units}{bound}")
     }
 }

@@ -178,7 +178,7 @@ impl Factor {
 }
 
 /// L of a positive definite matrix of which the lower half is given.
-fn cholesky(mut matrix: Array2<f64>) -> Array2<f64> {
+pub(crate) fn cholesky(mut matrix: Array2<f64>) -> Array2<f64> {
     for at in 0..matrix.nrows() {
         for to in at..matrix.nrows() {
             let (own, pivot) = (slice(matrix.row(to)), slice(matrix.row(at)));

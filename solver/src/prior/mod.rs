@@ -14,6 +14,8 @@ use semmoe_tables::{Attention, Profile};
 #[cfg(test)]
 pub(crate) use tests::test_options;
 
+pub(crate) use dense::cholesky;
+
 use crate::error::SolveError;
 use crate::options::{RidgeOptions, SolveOptions};
 use dense::DenseFeatures;

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use crate::common::{options, planted, profile_of, provenance, solve_trace};
 use half::f16;
-use semmoe_solver::{EvalInput, EvalOptions, Evaluation, SolveError, Unit, evaluate};
+use semmoe_solver::{EvalInput, EvalOptions, Evaluation, Margins, SolveError, Unit, evaluate};
 use semmoe_tables::{
     Attention, EvenGroups, GroupId, GroupLabels, LayerIdx, LikelyGroup, NO_GROUP, PlacedBy, Placement, PromptSplit,
     Tables, TablesBuilder, TokenId, TpParts, Trace, TraceRequest,
@@ -330,6 +330,7 @@ fn the_document_has_the_names_of_the_design() {
         "token_imbalance",
         "policies",
         "batch_optimum",
+        "bound",
     ] {
         assert!(json.get(name).is_some(), "{name} is missing in {json}");
     }
@@ -353,6 +354,21 @@ fn waiting_for_a_window_lies_between_in_turn_and_unlimited() {
     assert!(windowed.request_lar > policies["round_robin"].request_lar, "{windowed:?} {policies:?}");
     assert!(windowed.request_lar >= policies["affinity_paper"].request_lar, "{windowed:?} {policies:?}");
     assert!(windowed.request_imbalance <= 1.1, "{windowed:?}");
+}
+
+#[test]
+fn the_bound_is_above_what_t_reaches_and_tighter_limits_lower_it() {
+    let trace = planted(4, 200, 0.8, 9);
+    let solved = solve_trace(&trace, &options(4, Attention::Dp)).unwrap();
+    let of = |tokens, sequences| {
+        let options =
+            EvalOptions { policies: Vec::new(), bound: Margins { tokens, sequences }, ..EvalOptions::default() };
+        evaluate(&solved.tables, EvalInput::Trace(&trace), &options).map(|judged| judged.bound.unwrap())
+    };
+    let (even, free) = (of(0.05, 0.10).unwrap(), of(0.05, 3.0).unwrap());
+    assert!(even.lar_by_t <= even.lar + 1e-9 && even.gap < 1e-6, "{even:?}");
+    assert!(even.lar_by_t > 0.6 && even.lar <= free.lar + 1e-9, "{even:?} {free:?}");
+    assert!(of(0.05, 0.0).unwrap_err().to_string().contains("bound.sequences"));
 }
 
 #[test]
