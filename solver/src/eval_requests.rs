@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use semmoe_routing::{Policy, Prompt, Router, Scratch, policy_with};
+use semmoe_routing::{Router, policy_with};
 use semmoe_tables::{Attention, Tables, Trace};
 
 use crate::balance::spread;
@@ -14,6 +14,7 @@ use crate::evaluate::{Evaluation, OfflineBound, RequestFigures};
 use crate::hosts::Hosts;
 use crate::job::{Job, job};
 use crate::options::{EvalOptions, Margins, Unit};
+use crate::replay::{Replay, replay};
 use crate::tally::Tally;
 use crate::transport::Transport;
 use crate::unit_step::{mass_capacity, to_profit};
@@ -36,14 +37,26 @@ pub(crate) fn judge(
     options: &EvalOptions,
 ) -> Result<Evaluation, SolveError> {
     let jobs: Vec<Job> = trace.iter().map(|request| job(tables, hosts, request, options)).collect();
-    let mut policies = BTreeMap::new();
-    for name in &options.policies {
-        let (ranks, cached) = simulate(tables, &jobs, policy_with(name, &options.routing)?.as_ref(), options);
-        let tokens: u64 = jobs.iter().map(|job| job.prompt_tokens).sum();
-        let cached_share = (options.prefix.blocks_per_rank > 0).then(|| cached as f64 / tokens.max(1) as f64);
-        policies.insert(name.clone(), RequestFigures { cached_share, ..figures(&jobs, &ranks, hosts.places) });
-    }
-    let (ranks, _) = simulate(tables, &jobs, policy_with(HEADLINE, &options.routing)?.as_ref(), options);
+    let bound = bound(&jobs, hosts.places, options.bound);
+    let random = jobs.iter().flat_map(|job| &job.local).sum::<u64>() as f64
+        / (hosts.places as u64 * jobs.iter().map(|job| job.activations).sum::<u64>()) as f64;
+    let run = |name: &str| -> Result<Replay, SolveError> {
+        let router = Router::new(tables.dp_ranks(), tables.price(), &options.routing, &options.prefix);
+        Ok(replay(&router, policy_with(name, &options.routing)?.as_ref(), &jobs, options))
+    };
+    let prompts = jobs.iter().map(|job| job.prompt_tokens).sum::<u64>().max(1) as f64;
+    let of_policy = |replay: &Replay| {
+        let placed = figures(&jobs, &replay.ranks, hosts.places);
+        RequestFigures {
+            cached_share: (options.prefix.blocks_per_rank > 0).then(|| replay.cached as f64 / prompts),
+            evenness: Some(replay.evenness),
+            of_bound: (bound.lar_by_t > random).then(|| (placed.request_lar - random) / (bound.lar_by_t - random)),
+            ..placed
+        }
+    };
+    let policies = options.policies.iter().map(|name| Ok((name.clone(), of_policy(&run(name)?))));
+    let policies = policies.collect::<Result<BTreeMap<_, _>, SolveError>>()?;
+    let ranks = run(HEADLINE)?.ranks;
     let mut tally = Tally::new(hosts);
     for (request, &rank) in trace.iter().zip(&ranks) {
         for position in 0..request.token_ids().len() {
@@ -64,7 +77,7 @@ pub(crate) fn judge(
         batch_optimum: Some(batch(&jobs, hosts.places, options.token_margin, |job, rank| {
             Some(job.local[rank] as f64 / job.known_tokens as f64)
         })),
-        bound: Some(bound(&jobs, hosts.places, options.bound)),
+        bound: Some(bound),
         ..Evaluation::new(tables, hosts, Unit::Request, &tally, token_imbalance, tokens)
     })
 }
@@ -88,33 +101,6 @@ pub(crate) fn request_reliability(
         }
     }
     sum.finish()
-}
-
-/// The rank of each request under a policy, in the order of the trace, and the prompt tokens that were cached there. A
-/// trace has no clock, so prompts count as computed at once.
-fn simulate(tables: &Tables, jobs: &[Job], policy: &dyn Policy, options: &EvalOptions) -> (Vec<usize>, u64) {
-    let router = Router::new(tables.dp_ranks(), tables.price(), &options.routing, &options.prefix);
-    let mut scratch = Scratch::default();
-    let mut held = vec![0; usize::from(tables.dp_ranks())];
-    let mut placed = Vec::with_capacity(jobs.len());
-    let mut cached = 0;
-    for (sequence, job) in jobs.iter().enumerate() {
-        if let Some((rank, work)) = sequence.checked_sub(options.concurrency).and_then(|done| placed.get(done)) {
-            router.accounts().release(*rank, *work);
-        }
-        let prompt =
-            Prompt { tokens: job.prompt_tokens, share: job.share.as_deref(), blocks: &job.blocks, ..Prompt::default() };
-        // All ranks are available here, so that there is a choice.
-        let Some(decision) = router.decide(policy, &prompt, sequence as u64, None, &mut scratch) else { continue };
-        let rank = decision.choice.rank;
-        if let Some(prefixes) = router.prefixes() {
-            prefixes.cached(&job.blocks, &mut held);
-            cached += held[usize::from(rank)];
-        }
-        router.assign(&decision, &job.blocks, true);
-        placed.push((rank, decision.work));
-    }
-    (placed.into_iter().map(|(rank, _)| usize::from(rank)).collect(), cached)
 }
 
 /// The rank of each request's greatest share; requests without evidence in turn.
@@ -181,7 +167,7 @@ fn of_jobs(jobs: &[&Job], ranks: &[usize], loads: &[u64], tokens: &[u64]) -> Req
         request_imbalance: max_over_mean(loads),
         burst_imbalance,
         burst_imbalance_mean,
-        cached_share: None,
+        ..RequestFigures::default()
     }
 }
 

@@ -11,6 +11,7 @@ use crate::error::SolveError;
 use crate::hosts::Hosts;
 use crate::options::{EvalOptions, Margins, Unit};
 use crate::printed::PrintedRule;
+use crate::replay::Evenness;
 use crate::tally::Tally;
 use crate::topology::check_nodes;
 use crate::{eval_requests, eval_steps, eval_tokens};
@@ -110,7 +111,7 @@ pub struct OfflineBound {
 }
 
 /// The value of an assignment of requests to ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct RequestFigures {
     /// Local activation rate.
     pub request_lar: f64,
@@ -126,6 +127,12 @@ pub struct RequestFigures {
     /// was not simulated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached_share: Option<f64>,
+    /// How even the ranks were over time; for a policy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evenness: Option<Evenness>,
+    /// The gain over random ranks, over that of [`OfflineBound::lar_by_t`]; for a policy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub of_bound: Option<f64>,
 }
 
 /// Steps of a unit with attention tp, whose rows are split evenly in each layer.
@@ -194,7 +201,8 @@ impl Evaluation {
 /// Judges tables on a trace or a profile of the same model.
 ///
 /// With a trace and attention dp every policy of `options` is simulated with semmoe-routing's own code: a request is
-/// scored by its prompt's tokens with T, as the gateway does, and leaves when `concurrency` later ones have come.
+/// scored by its prompt's tokens with T, as the gateway does, computed and answered step by step, and followed by the next
+/// when it ends.
 ///
 /// # Errors
 /// [`SolveError`]: another model, no known route, an option out of range, an unknown policy, steps where nothing is in
@@ -228,10 +236,7 @@ pub(crate) fn evaluate_solved(
                 None => eval_tokens::judge_trace(tables, &hosts, trace, &printed),
             }
         }
-        (EvalInput::Trace(_), Attention::Dp, Some(_)) => {
-            return refused("attention dp", "there a step has the tokens of whole requests");
-        }
-        (EvalInput::Trace(trace), Attention::Dp, None) => eval_requests::judge(tables, &hosts, trace, options)?,
+        (EvalInput::Trace(trace), Attention::Dp, _) => eval_requests::judge(tables, &hosts, trace, options)?,
         (EvalInput::Profile(_), _, Some(_)) => {
             return refused("a profile", "its counts do not say which tokens come together");
         }

@@ -6,7 +6,8 @@ use semmoe_tables::{Score, Tables, TokenId, TraceRequest};
 use crate::hosts::{Hosts, indices};
 use crate::options::EvalOptions;
 
-/// One request with everything that the simulation needs.
+/// One request with everything that the replay needs.
+#[derive(Default)]
 pub(crate) struct Job {
     /// Prompt tokens, which a policy gets.
     pub(crate) prompt_tokens: u64,

@@ -24,7 +24,7 @@
 //! | `division` | the best division of requests under limits on tokens and on sequences |
 //! | `bounds` | what no placement can exceed, so that the gap of a solution is a figure |
 //! | `rows` | sums over rows of ndarray's matrices, the same bits on every machine |
-//! | `hosts`, `tally`, `eval_tokens`, `eval_requests`, `job`, `calibration` | evaluation |
+//! | `hosts`, `tally`, `eval_tokens`, `eval_requests`, `job`, `replay`, `calibration` | evaluation |
 
 mod alternate;
 mod assign;
@@ -61,6 +61,7 @@ mod prior;
 mod prior_fit;
 mod problem;
 mod ranks;
+mod replay;
 mod replica_step;
 mod replicate;
 mod report;
@@ -93,6 +94,7 @@ pub use options::{
 pub use paper::{PaperCap, PaperOptions, solve_paper};
 pub use prior::strings::TokenStrings;
 pub use prior_fit::PriorFit;
+pub use replay::Evenness;
 pub use report::{Evidence, Migration, NodeFigures, SolveReport};
 pub use solve::{Solved, solve};
 pub use split::ProfilePart;

@@ -312,8 +312,10 @@ impl SolveOptions {
 /// Options of [`evaluate`](crate::evaluate).
 #[derive(Clone, Debug)]
 pub struct EvalOptions {
-    /// Requests in flight while the policies are simulated: each ends when this many later ones have come.
+    /// Sequences in flight while the policies are replayed: a new request comes whenever one ends.
     pub concurrency: usize,
+    /// Tokens that a request generates where the trace has none of its own.
+    pub output_tokens: u64,
     /// Names of the policies to simulate, as in the registry.
     pub policies: Vec<String>,
     /// Settings of the policies.
@@ -322,8 +324,9 @@ pub struct EvalOptions {
     pub nodes: Option<u16>,
     /// Prefix caches that the ranks are believed to have; none by default, so that only experts and loads decide.
     pub prefix: PrefixSettings,
-    /// Tokens of a step of the unit, which splits their rows evenly in each layer; `None` = each token alone, on its
-    /// likeliest group. For a trace and attention tp only.
+    /// For a trace. With attention tp the tokens of a step of the unit, which splits their rows evenly in each layer;
+    /// `None` = each token alone, on its likeliest group. With dp the prompt tokens that a rank computes in a step of the
+    /// replay; `None` = 2,048.
     pub step_tokens: Option<usize>,
     /// eps of the batch optimum: a rank gets at most (1 + eps) of the mean tokens.
     pub token_margin: f64,
@@ -335,6 +338,7 @@ impl Default for EvalOptions {
     fn default() -> Self {
         EvalOptions {
             concurrency: 64,
+            output_tokens: 64,
             policies: semmoe_routing::NAMES.into_iter().filter(is_simulated).map(str::to_owned).collect(),
             routing: Settings::default(),
             nodes: None,
@@ -354,6 +358,7 @@ fn is_simulated(name: &&str) -> bool {
 impl EvalOptions {
     pub(crate) fn validate(&self) -> Result<(), SolveError> {
         at_least_one("concurrency", self.concurrency)?;
+        at_least_one("output_tokens", self.output_tokens as usize)?;
         self.step_tokens.map_or(Ok(()), |tokens| at_least_one("step_tokens", tokens))?;
         within("token_margin", self.token_margin, 0.0, 1000.0, "a number from 0 to 1000")?;
         let expected = "a number from 1e-6 to 1000";

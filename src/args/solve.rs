@@ -197,10 +197,17 @@ pub(crate) struct EvaluateArgs {
     /// the tables were solved for].
     #[arg(long, help_heading = "Deployment", value_name = "M", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) nodes: Option<u16>,
-    /// Evaluate attention tp in steps of this many tokens of the trace, whose rows are split evenly in each layer, as
+    /// Attention tp: evaluate in steps of this many tokens of the trace, whose rows are split evenly in each layer, as
     /// the worker does. Without it each token goes to its likeliest group by itself, the upper limit for T and A.
+    /// Attention dp: prompt tokens that a rank computes in a step [default: 2048].
     #[arg(long, value_name = "N", conflicts_with = "profile", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) step_tokens: Option<u32>,
+    /// Attention dp: sequences in flight while policies are replayed; a new request comes whenever one ends.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) in_flight: u32,
+    /// Attention dp: tokens that a request generates where the trace has no generated ones of its own.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) output_tokens: u32,
     /// Assume that each rank's prefix cache holds this many blocks of 64 tokens, for policies that consider it; 0: no
     /// cache.
     #[arg(long, value_name = "B", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1 << 20))]

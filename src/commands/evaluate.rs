@@ -63,7 +63,13 @@ fn group_loads(tables: &Tables, input: EvalInput<'_>) -> Result<GroupLoads, CliE
 
 fn options(args: &EvaluateArgs) -> EvalOptions {
     let step_tokens = args.step_tokens.map(|tokens| tokens as usize);
-    let mut options = EvalOptions { nodes: args.nodes, step_tokens, ..EvalOptions::default() };
+    let mut options = EvalOptions {
+        concurrency: args.in_flight as usize,
+        output_tokens: args.output_tokens.into(),
+        nodes: args.nodes,
+        step_tokens,
+        ..EvalOptions::default()
+    };
     options.prefix.blocks_per_rank = args.prefix_blocks;
     options
 }

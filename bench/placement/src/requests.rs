@@ -104,7 +104,7 @@ fn optimum(found: &Evaluation) -> RequestFigures {
         request_imbalance: 1.0,
         burst_imbalance: 1.0,
         burst_imbalance_mean: 1.0,
-        cached_share: None,
+        ..RequestFigures::default()
     })
 }
 

@@ -385,11 +385,9 @@ fn wrong_input_is_reported() {
     let options = EvalOptions { policies: vec!["best".into()], ..EvalOptions::default() };
     let error = evaluate(&tables, EvalInput::Trace(&trace), &options).unwrap_err();
     assert!(matches!(error, SolveError::Policy(_)), "{error}");
-    for (step_tokens, input, named) in [
-        (16, EvalInput::Trace(&trace), "attention dp"),
-        (16, EvalInput::Profile(&profile_of(&trace)), "a profile"),
-        (0, EvalInput::Trace(&trace), "step_tokens"),
-    ] {
+    for (step_tokens, input, named) in
+        [(16, EvalInput::Profile(&profile_of(&trace)), "a profile"), (0, EvalInput::Trace(&trace), "step_tokens")]
+    {
         let options = EvalOptions { step_tokens: Some(step_tokens), ..EvalOptions::default() };
         let error = evaluate(&tables, input, &options).unwrap_err();
         assert!(error.to_string().contains(named), "{error}");

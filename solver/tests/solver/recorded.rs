@@ -7,7 +7,7 @@ use semmoe_tables::Attention;
 #[test]
 fn what_is_solved_holds_on_other_requests() {
     let (solve_on, judge_on) = (recorded("profile.trace.safetensors"), recorded("serve.trace.safetensors"));
-    for (groups, least_in, least_out, least_tp) in [(4, 0.385, 0.34, 0.54), (8, 0.23, 0.2, 0.385)] {
+    for (groups, least_in, least_out, least_tp) in [(4, 0.385, 0.365, 0.54), (8, 0.23, 0.225, 0.385)] {
         let options = SolveOptions { threads: 2, ..options(groups, Attention::Dp) };
         let solved = solve_trace(&solve_on, &options).unwrap();
         let report = &solved.report;
@@ -15,9 +15,12 @@ fn what_is_solved_holds_on_other_requests() {
         assert!(report.token_imbalance <= 1.03 && report.expert_load_limit_met, "{report:?}");
 
         let judged = evaluate(&solved.tables, EvalInput::Trace(&judge_on), &EvalOptions::default()).unwrap();
-        // Tokens and sequences even at any time: with tokens alone even it was 2 points more.
-        assert!(judged.lar > least_out, "{judged:?}");
-        // About fifty requests a rank at 4 ranks, half as many at 8, where `random` is at 1.26 and round robin at 1.14.
+        // What the tables are worth with tokens and sequences even, and what of it a policy reaches within the first fifty
+        // requests of a rank (at 8 ranks half as many).
+        assert!(judged.bound.unwrap().lar_by_t > least_out, "{judged:?}");
+        let affinity = judged.policies.as_ref().unwrap()["affinity"];
+        assert!(affinity.of_bound.unwrap() > 0.35, "{judged:?}");
+        // `random` is at 1.26 and round robin at 1.14 with 8 ranks.
         assert!(judged.token_imbalance < if groups == 4 { 1.2 } else { 1.3 }, "{judged:?}");
         assert!(judged.policies.as_ref().unwrap()["round_robin"].request_lar < judged.lar_random + 0.02, "{judged:?}");
 

@@ -68,12 +68,15 @@ fn a_token_row_counts_every_rank_that_holds_its_experts() {
 #[test]
 fn replicas_pay_on_requests_that_were_not_used() {
     let (solve_on, judge_on) = (recorded("profile.trace.safetensors"), recorded("serve.trace.safetensors"));
-    for (groups, least) in [(4, 0.45), (8, 0.27)] {
+    for (groups, least) in [(4, 0.47), (8, 0.30)] {
         let options = SolveOptions { threads: 2, starts: 4, redundant: 8, ..options(groups, Attention::Dp) };
         let solved = solve_trace(&solve_on, &options).unwrap();
         assert!(solved.report.expert_load_limit_met && solved.report.token_imbalance <= 1.03, "{:?}", solved.report);
         let judged = evaluate(&solved.tables, EvalInput::Trace(&judge_on), &EvalOptions::default()).unwrap();
-        assert!(judged.lar > least && judged.batch_optimum.unwrap().request_lar > judged.lar - 0.01, "{judged:?}");
+        assert!(
+            judged.bound.unwrap().lar_by_t > least && judged.batch_optimum.unwrap().request_lar > judged.lar - 0.01,
+            "{judged:?}"
+        );
         // More than 1 / groups: a random rank holds an expert more often.
         assert!(judged.lar_random > 1.1 / f64::from(groups), "{judged:?}");
         assert!(judged.expert_load_imbalance < 1.2, "{judged:?}");
