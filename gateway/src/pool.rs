@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use prometheus_client::metrics::gauge::Gauge;
 use semmoe_routing::{
     Choice, Comparison, Decision, Policy, PrefixSettings, PrefixTable, Prompt, RankLoad, Report, Router, Scratch,
-    Settings, Work,
+    Settings, TablePrice, Work,
 };
 use semmoe_tables::RankId;
 
@@ -85,7 +85,7 @@ pub(crate) type Admit<'a> = Option<&'a dyn Fn(&Slot) -> bool>;
 pub(crate) struct PoolBackend<'a> {
     pub(crate) name: &'a str,
     pub(crate) ranks: u16,
-    pub(crate) prices: &'a [f32],
+    pub(crate) prices: Vec<TablePrice>,
     pub(crate) available: bool,
 }
 
@@ -308,9 +308,9 @@ fn unranked(members: &[PoolBackend<'_>], metrics: &Metrics) -> Vec<Gauge> {
     members.iter().map(|member| metrics.inflight(member.name, None)).collect()
 }
 
-fn prices(members: &[PoolBackend<'_>]) -> Vec<f32> {
+fn prices(members: &[PoolBackend<'_>]) -> Vec<TablePrice> {
     let of = |member: &PoolBackend<'_>| {
-        (0..usize::from(member.ranks)).map(|rank| member.prices.get(rank).copied().unwrap_or(0.0)).collect::<Vec<_>>()
+        (0..usize::from(member.ranks)).map(|rank| member.prices.get(rank).copied().unwrap_or_default()).collect::<Vec<_>>()
     };
     members.iter().flat_map(of).collect()
 }
@@ -322,8 +322,8 @@ mod tests {
 
     fn pool(available: bool) -> Arc<Pool> {
         let members = [
-            PoolBackend { name: "a", ranks: 2, prices: &[], available: true },
-            PoolBackend { name: "b", ranks: 1, prices: &[], available },
+            PoolBackend { name: "a", ranks: 2, prices: Vec::new(), available: true },
+            PoolBackend { name: "b", ranks: 1, prices: Vec::new(), available },
         ];
         let (routing, prefix) = (Settings::default(), PrefixSettings::default());
         let settings = PoolSettings { routing: &routing, prefix: &prefix, shadow: false };
@@ -359,7 +359,7 @@ mod tests {
         fn reloads_leave_no_request_behind(
             begins_shadowed in any::<bool>(), steps in proptest::collection::vec((0u8..4, 0usize..64, any::<bool>()), 0..60),
         ) {
-            let members = [PoolBackend { name: "a", ranks: 3, prices: &[], available: true }];
+            let members = [PoolBackend { name: "a", ranks: 3, prices: Vec::new(), available: true }];
             let from: Vec<Option<u16>> = (0..3).map(Some).collect();
             let (routing, prefix, metrics) = (Settings::default(), PrefixSettings::default(), Metrics::new());
             let settings = |shadow| PoolSettings { routing: &routing, prefix: &prefix, shadow };

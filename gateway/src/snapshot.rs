@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use semmoe_engines::probe::Probe;
 use semmoe_engines::{Carrier, Route};
-use semmoe_routing::Needs;
+use semmoe_routing::{Needs, TablePrice};
 use semmoe_tables::Tables;
 use semmoe_text::{ChatOptions, ChatTemplate, Preparation, PromptEncoder, Shapes};
 
@@ -422,8 +422,10 @@ fn pool_member(member: &Member) -> PoolBackend<'_> {
         name: &member.backend.name,
         ranks: member.fit.ranks,
         prices: match &member.tables {
-            Some(loaded) if member.fit.unpinned.is_none() => loaded.tables.price(),
-            _ => &[],
+            Some(loaded) if member.fit.unpinned.is_none() => {
+                TablePrice::of_ranks(member.fit.ranks, loaded.tables.price(), loaded.tables.sequence_price())
+            }
+            _ => Vec::new(),
         },
         available: member.backend.takes_requests(),
     }

@@ -57,6 +57,11 @@ pub(crate) fn bring_home(task: Task<'_>, found: Clustering, watch: Watch<'_>) ->
     Start { task, watch, iterations: found.iterations }.search(home.relabelled(found, &task.limits, watch.stop))
 }
 
+/// Both steps and the swaps from a clustering whose plan is that of the task's prices of sequences.
+pub(crate) fn search_on(task: Task<'_>, from: Clustering, watch: Watch<'_>) -> Clustering {
+    Start { task, watch, iterations: from.iterations }.search(from)
+}
+
 /// The exact unit step where the experts are, and nothing else.
 pub(crate) fn stay(task: Task<'_>) -> Clustering {
     task.as_it_is(|transport| transport.solve(None), 1)
@@ -82,7 +87,7 @@ pub(crate) fn not_reached(task: Task<'_>) -> Clustering {
 impl Task<'_> {
     /// The units assigned by `plan`, with experts where they are, else contiguous.
     fn as_it_is(&self, plan: impl Fn(Transport<'_>) -> Plan, iterations: u32) -> Clustering {
-        let Task { problem, capacity, limits, home } = *self;
+        let Task { problem, capacity, limits, home, .. } = *self;
         let each = problem.experts.div_ceil(limits.groups);
         let contiguous = || (0..problem.column_load.len()).map(|at| (at % problem.experts / each) as u16).collect();
         let group_of: Vec<u16> = home.map_or_else(contiguous, |home| home.group_of.clone());
@@ -108,7 +113,8 @@ impl Start<'_> {
         let Task { problem, limits, home, .. } = self.task;
         let plan = unit_step(&self.task, &group_of, price, self.watch.stop)?;
         let penalty = home.map_or(0, |home| home.penalty(&group_of));
-        Some(Clustering { penalty, ..Clustering::whole(problem, group_of, plan, limits, self.iterations) })
+        let sequences = self.task.sequences.clone();
+        Some(Clustering { penalty, sequences, ..Clustering::whole(problem, group_of, plan, limits, self.iterations) })
     }
 
     /// Swap passes, each followed by both steps, until they gain no more.

@@ -4,8 +4,9 @@ use crate::expert_step::layer_cap;
 use crate::held::Held;
 use crate::home::CurrentPlacement;
 use crate::load_limit::{excess, group_loads};
-use crate::options::SolveOptions;
+use crate::options::{Margins, SolveOptions};
 use crate::problem::Problem;
+use crate::sequences::{FREE, SequencePrice};
 use crate::topology::Topology;
 use crate::transport::Plan;
 use crate::unit_step::PROFIT_ONE;
@@ -27,6 +28,8 @@ pub(crate) struct Limits {
     pub(crate) slots: Option<usize>,
     /// How the groups lie to each other.
     pub(crate) topology: Topology,
+    /// How even tokens and sequences must be, where the units are requests, without replicas.
+    pub(crate) sequences: Option<Margins>,
 }
 
 impl Limits {
@@ -34,7 +37,7 @@ impl Limits {
     pub(crate) fn new(options: &SolveOptions, topology: Topology, slots: Option<usize>) -> Self {
         let SolveOptions { iterations, swap_passes, .. } = *options;
         let (groups, max_over_mean) = (usize::from(options.groups), options.expert_load_limit);
-        Limits { groups, max_over_mean, iterations, swap_passes, slots, topology }
+        Limits { groups, max_over_mean, iterations, swap_passes, slots, topology, sequences: None }
     }
 }
 
@@ -53,6 +56,8 @@ pub(crate) struct Clustering {
     /// The cost of the experts that left their groups, in a solve that started from tables; in the unit of the plan's
     /// value.
     pub(crate) penalty: i128,
+    /// The prices of sequences that the plan was made with.
+    pub(crate) sequences: SequencePrice,
 }
 
 impl Clustering {
@@ -64,12 +69,17 @@ impl Clustering {
             excess(&group_loads(&group_of[problem.columns(layer)], load, limits.groups), cap)
         });
         let load_excess = excess.sum();
-        Clustering { group_of, plan, load_excess, iterations, replicas: None, penalty: 0 }
+        Clustering { group_of, plan, load_excess, iterations, replicas: None, penalty: 0, sequences: FREE.clone() }
     }
 
-    /// Local activations (with nodes their values) less what the moves cost.
+    /// Local activations (with nodes their values); with prices of sequences, those that the best division has.
+    pub(crate) fn local(&self) -> i128 {
+        self.plan.primal + self.sequences.of_room
+    }
+
+    /// The same less what the moves cost.
     fn worth(&self) -> i128 {
-        self.plan.primal - self.penalty
+        self.local() - self.penalty
     }
 
     /// Whether this is the better result: less excess first, then more local activations.
@@ -112,4 +122,5 @@ pub(crate) struct Task<'a> {
     pub(crate) limits: Limits,
     /// Where the experts are, if moves cost something.
     pub(crate) home: Option<&'a CurrentPlacement>,
+    pub(crate) sequences: &'a SequencePrice,
 }

@@ -22,8 +22,8 @@ use crate::options::Margins;
 use crate::prior::cholesky;
 
 /// Gap over the value at which the search ends.
-const GAP: f64 = 1e-9;
-/// Steps after which it ends anyway; some 40 are usual.
+const GAP: f64 = 1e-7;
+/// Steps after which it ends anyway; some 30 are usual.
 const MAX_STEPS: usize = 200;
 /// How far the next step aims to bring the gap down, and the part of the way to the edge that it goes.
 const CENTRING: f64 = 0.1;
@@ -157,34 +157,44 @@ impl Interior {
         for (at, (slack, price)) in self.slack.iter().zip(&self.price).enumerate() {
             matrix[[at, at]] = slack / price;
         }
+        // By powers of the tokens, lower half.
+        let mut sums = [0, 1, 2].map(|_| Array2::<f64>::zeros((n, n)));
         let rows = || self.x.chunks_exact(n).zip(self.z.chunks_exact(n)).zip(&self.tokens);
-        // Of one request: how a part answers to its loss, what centring wants of it, and both sums.
-        let response = |x: &[f64], z: &[f64]| -> [Vec<f64>; 2] {
-            let ratio = x.iter().zip(z).map(|(x, z)| x / z).collect();
-            [ratio, x.iter().zip(z).map(|(x, z)| target / z - x).collect()]
+        // Of one request: how a part answers to its loss, and what centring wants of it.
+        let (mut ratio, mut wanted) = (vec![0.0; n], vec![0.0; n]);
+        let answer = |x: &[f64], z: &[f64], ratio: &mut [f64], wanted: &mut [f64]| {
+            for (at, (x, z)) in x.iter().zip(z).enumerate() {
+                (ratio[at], wanted[at]) = (x / z, target / z - x);
+            }
+            (ratio.iter().sum::<f64>(), wanted.iter().sum::<f64>())
         };
         for ((x, z), tokens) in rows() {
-            let [ratio, wanted] = response(x, z);
-            let (ratios, wants) = (ratio.iter().sum::<f64>(), wanted.iter().sum::<f64>());
+            let (ratios, wants) = answer(x, z, &mut ratio, &mut wanted);
             for r in 0..n {
                 let own = wanted[r] - ratio[r] * wants / ratios;
                 right[r] += tokens * own;
                 right[n + r] += own;
-                for s in 0..n {
+                for s in 0..=r {
                     let both = if r == s { ratio[r] } else { 0.0 } - ratio[r] * ratio[s] / ratios;
-                    matrix[[r, s]] += tokens * tokens * both;
-                    matrix[[n + r, s]] += tokens * both;
-                    matrix[[n + r, n + s]] += both;
+                    sums[0][[r, s]] += both;
+                    sums[1][[r, s]] += tokens * both;
+                    sums[2][[r, s]] += tokens * tokens * both;
                 }
             }
+        }
+        for (r, s) in (0..n).flat_map(|r| (0..n).map(move |s| (r, s))) {
+            let at = [r.max(s), r.min(s)];
+            matrix[[r, s]] += sums[2][at];
+            matrix[[n + r, s]] += sums[1][at];
+            matrix[[n + r, n + s]] += sums[0][at];
         }
         let d_price = solved(&cholesky(matrix), right);
         let (mut dx, mut dz) = (Vec::with_capacity(self.x.len()), Vec::with_capacity(self.x.len()));
         for ((x, z), tokens) in rows() {
-            let [ratio, wanted] = response(x, z);
+            let (ratios, _) = answer(x, z, &mut ratio, &mut wanted);
             let cost = |rank: usize| tokens * d_price[rank] + d_price[n + rank];
             let moved = (0..n).map(|rank| wanted[rank] - ratio[rank] * cost(rank)).sum::<f64>();
-            let level = moved / ratio.iter().sum::<f64>();
+            let level = moved / ratios;
             dz.extend((0..n).map(|rank| level + cost(rank)));
             dx.extend((0..n).map(|rank| wanted[rank] - ratio[rank] * (level + cost(rank))));
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use semmoe_routing::{Router, policy_with};
+use semmoe_routing::{Router, TablePrice, policy_with};
 use semmoe_tables::{Attention, Tables, Trace};
 
 use crate::balance::spread;
@@ -40,8 +40,9 @@ pub(crate) fn judge(
     let bound = bound(&jobs, hosts.places, options.bound);
     let random = jobs.iter().flat_map(|job| &job.local).sum::<u64>() as f64
         / (hosts.places as u64 * jobs.iter().map(|job| job.activations).sum::<u64>()) as f64;
+    let prices = TablePrice::of_ranks(tables.dp_ranks(), tables.price(), tables.sequence_price());
     let run = |name: &str| -> Result<Replay, SolveError> {
-        let router = Router::new(tables.dp_ranks(), tables.price(), &options.routing, &options.prefix);
+        let router = Router::new(tables.dp_ranks(), &prices, &options.routing, &options.prefix);
         Ok(replay(&router, policy_with(name, &options.routing)?.as_ref(), &jobs, options))
     };
     let prompts = jobs.iter().map(|job| job.prompt_tokens).sum::<u64>().max(1) as f64;

@@ -2,13 +2,14 @@
 
 use semmoe_tables::{Attention, LayerIdx, ModelInfo, Placement, Replicas, in_parallel};
 
-use crate::clustering::{Clustering, Limits};
+use crate::clustering::{Clustering, Limits, Task};
 use crate::error::SolveError;
 use crate::held::Held;
 use crate::options::{GivenPlacement, SolveOptions};
 use crate::padding::{once_each, padded_replicas, uneven};
 use crate::problem::Problem;
 use crate::replicate::{clustering, replica_profits};
+use crate::sequences::{FREE, with_prices};
 use crate::starts::{Best, Progress, SolveProgress};
 use crate::transport::Transport;
 use crate::unit_step::{mass_capacity, weighed_profits};
@@ -101,7 +102,11 @@ impl Given {
         let plan = if stopped { transport.greedy() } else { transport.solve(None) };
         match &self.held {
             Some(held) => clustering(problem, held.clone(), plan, limits, 1),
-            None => Clustering::whole(problem, group_of, plan, limits, 1),
+            None => {
+                let found = Clustering::whole(problem, group_of, plan, limits, 1);
+                let task = Task { problem, capacity: &capacity, limits, home: None, sequences: &FREE };
+                with_prices(task, found, &|| stopped)
+            }
         }
     }
 }

@@ -46,7 +46,15 @@ fn permutations(of: usize) -> Vec<Vec<u16>> {
 }
 
 fn limits(groups: usize) -> Limits {
-    Limits { groups, max_over_mean: 1e4, iterations: 30, swap_passes: 4, slots: None, topology: Topology::flat(groups) }
+    Limits {
+        groups,
+        max_over_mean: 1e4,
+        iterations: 30,
+        swap_passes: 4,
+        slots: None,
+        topology: Topology::flat(groups),
+        sequences: None,
+    }
 }
 
 proptest! {
@@ -59,7 +67,7 @@ proptest! {
         let mut random = fastrand::Rng::with_seed(seed);
         let home = CurrentPlacement::new(&problem, shuffled(groups, &mut random), EXPERTS, 0.3);
         let elsewhere = CurrentPlacement::new(&problem, shuffled(groups, &mut random), EXPERTS, 0.3);
-        let found = stay(Task { problem: &problem, capacity: &capacity, limits: limits(groups), home: Some(&elsewhere) });
+        let found = stay(Task { problem: &problem, capacity: &capacity, limits: limits(groups), home: Some(&elsewhere), sequences: &crate::sequences::FREE });
         let moved = |found: &Clustering| home.moved(&found.group_of).iter().sum::<u64>();
         let fewest = permutations(groups).iter().map(|label| moved(&found.clone().renamed(label))).min();
         let renamed = home.relabelled(found.clone(), &limits(groups), &|| false);
@@ -95,7 +103,7 @@ proptest! {
         let home = CurrentPlacement::new(&problem, shuffled(groups, &mut fastrand::Rng::with_seed(seed)), EXPERTS, cost);
         let watch = Watch { reached: &|_| (), stop: &|| false };
         let worth = |found: &Clustering| found.plan.primal - home.penalty(&found.group_of);
-        let task = Task { problem: &problem, capacity: &capacity, limits: limits(groups), home: Some(&home) };
+        let task = Task { problem: &problem, capacity: &capacity, limits: limits(groups), home: Some(&home), sequences: &crate::sequences::FREE };
         let stays = stay(task);
         let from_home = run_from_home(task, watch).unwrap();
         prop_assert_eq!(from_home.penalty, home.penalty(&from_home.group_of));

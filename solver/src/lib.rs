@@ -67,6 +67,7 @@ mod replicate;
 mod report;
 mod rows;
 mod seeds;
+mod sequences;
 mod solve;
 mod spectral;
 mod split;

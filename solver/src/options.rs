@@ -179,6 +179,8 @@ pub struct SolveOptions {
     pub threads: usize,
     /// eps: a group gets at most (1 + eps) of the mean tokens.
     pub token_margin: f64,
+    /// The same of requests, each a sequence, where they are the units: at most (1 + this) of the mean.
+    pub sequence_margin: f64,
     /// Greatest activations of a group over the mean of its layer.
     pub expert_load_limit: f64,
     /// Most rounds of unit and expert step in one go.
@@ -232,6 +234,7 @@ impl SolveOptions {
             starts: 32,
             threads: 1,
             token_margin: 0.02,
+            sequence_margin: Margins::EVEN.sequences,
             expert_load_limit: 1.10,
             iterations: 60,
             swap_passes: 12,
@@ -250,6 +253,11 @@ impl SolveOptions {
             unseen: UnseenTokens::default(),
             provenance,
         }
+    }
+
+    /// The limits of a division of requests, which needs some room.
+    pub(crate) fn margins(&self) -> Margins {
+        Margins { tokens: self.token_margin.max(1e-6), sequences: self.sequence_margin.max(1e-6) }
     }
 
     /// The source of tokens that are alike, by name.
@@ -301,6 +309,7 @@ impl SolveOptions {
         at_least_one("threads", self.threads)?;
         at_least_one("iterations", self.iterations as usize)?;
         within("token_margin", self.token_margin, 0.0, 1000.0, "a number from 0 to 1000")?;
+        within("sequence_margin", self.sequence_margin, 0.0, 1000.0, "a number from 0 to 1000")?;
         within("expert_load_limit", self.expert_load_limit, 1.0, 65535.0, "a number from 1 to 65535")?;
         within("prior_occurrences", self.prior_occurrences, 1e-6, 1e9, "a number above 0, at most 1e9")?;
         within("hold_out", self.hold_out, 0.0, 0.5, "a share from 0 to 0.5")?;

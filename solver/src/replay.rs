@@ -175,7 +175,7 @@ mod tests {
     fn every_step_counts() {
         let job = |tokens| Job { prompt_tokens: tokens, tokens, ..Job::default() };
         let options = EvalOptions { concurrency: 2, output_tokens: 2, step_tokens: Some(10), ..EvalOptions::default() };
-        let router = Router::new(2, &[0.0; 2], &options.routing, &options.prefix);
+        let router = Router::new(2, &[], &options.routing, &options.prefix);
         let replay = replay(&router, policy("round_robin").unwrap().as_ref(), &[job(15), job(5), job(5)], &options);
         assert_eq!((replay.ranks, replay.cached), (vec![0, 1, 0], 0));
         // The first comes alone and takes three steps, the second in the second step and takes two, as does the third.

@@ -13,6 +13,7 @@ use crate::held::{Exchange, Held, Traffic};
 use crate::load_limit::excess;
 use crate::problem::Problem;
 use crate::replica_step::{ReplicaLayer, replicate_within};
+use crate::sequences::FREE;
 use crate::swaps::{MIN_GAIN, Search};
 use crate::topology::Topology;
 use crate::transport::{Plan, Stop, Transport};
@@ -150,7 +151,15 @@ pub(crate) fn clustering(problem: &Problem, held: Held, plan: Plan, limits: Limi
         excess(loads, cap)
     });
     let group_of = held.holders.iter().map(|holders| holders[0]).collect();
-    Clustering { group_of, plan, load_excess: excess.sum(), iterations, replicas: Some(held), penalty: 0 }
+    Clustering {
+        group_of,
+        plan,
+        load_excess: excess.sum(),
+        iterations,
+        replicas: Some(held),
+        penalty: 0,
+        sequences: FREE.clone(),
+    }
 }
 
 /// The expert step with replicas, layer by layer; once `stop` says so without a further search.

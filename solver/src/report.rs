@@ -4,7 +4,7 @@ use semmoe_tables::{LayerIdx, Profile, Tables, in_parallel};
 use serde::Serialize;
 
 use crate::alternate::stay;
-use crate::balance::{Spread, spread};
+use crate::balance::{Spread, spread, spread_of};
 use crate::bounds::Bounds;
 use crate::clustering::{Clustering, Limits, Task, local_rate};
 use crate::expert_step::load_floor;
@@ -16,6 +16,7 @@ use crate::prior::TokenPrior;
 use crate::problem::Problem;
 use crate::ranks::Traced;
 use crate::replicate::{clustering_profits, replica_loads};
+use crate::sequences::{FREE, charge_sequences, with_prices};
 use crate::starts::Best;
 use crate::topology::Topology;
 use crate::transport::{Plan, Transport};
@@ -64,6 +65,8 @@ pub struct SolveReport {
     pub bound_note: Option<String>,
     /// Greatest tokens of a group over the mean (the worst layer with attention tp).
     pub token_imbalance: f64,
+    /// Greatest requests of a group over the mean, where they are the units.
+    pub sequence_imbalance: Option<f64>,
     /// Greatest activations of a group over the mean, mean over layers.
     pub expert_load_imbalance: f64,
     /// The same in the worst layer.
@@ -103,8 +106,10 @@ pub struct SolveReport {
     pub held_out: HeldOut,
     /// T's knowledge of the vocabulary.
     pub evidence: Evidence,
-    /// The price of each rank, in units of share.
+    /// The price of a token on each rank, in units of share.
     pub price: Vec<f32>,
+    /// The price of a sequence, in units of share of a mean-sized request; empty where the units are tokens.
+    pub sequence_price: Vec<f32>,
     /// SHA-256 of the placement alone.
     pub placement_digest: String,
     /// SHA-256 of the tables.
@@ -163,7 +168,8 @@ impl Migration {
     ) -> Self {
         let stay = problems.iter().zip(homes).map(|(problem, home)| {
             let capacity = mass_capacity(problem.total_mass(), limits.groups, options.token_margin);
-            stay(Task { problem, capacity: &capacity, limits, home: Some(home) })
+            let task = Task { problem, capacity: &capacity, limits, home: Some(home), sequences: &FREE };
+            with_prices(task, stay(task), &|| false)
         });
         let before = Best { clusterings: stay.collect(), ..Best::default() };
         let local: f64 = parts(problems, &before, options, limits.topology).iter().map(|part| part.primal).sum();
@@ -217,6 +223,7 @@ struct Part {
     value: f64,
     value_bound: f64,
     token_imbalance: f64,
+    sequence_imbalance: f64,
     load: Vec<Spread>,
     plan: Plan,
 }
@@ -267,6 +274,8 @@ impl SolveReport {
             gap: None,
             bound_note: Some("the solver used makes none".to_owned()),
             token_imbalance: parts.iter().map(|part| part.token_imbalance).fold(0.0, f64::max),
+            sequence_imbalance: (unit == Unit::Request)
+                .then(|| parts.iter().map(|part| part.sequence_imbalance).fold(0.0, f64::max)),
             expert_load_imbalance: load.iter().map(|spread| spread.max_over_mean).sum::<f64>() / load.len() as f64,
             expert_load_imbalance_worst_layer: load.iter().map(|spread| spread.max_over_mean).fold(0.0, f64::max),
             expert_load_limit_met: best.clusterings.iter().all(|clustering| clustering.load_excess == 0)
@@ -288,6 +297,7 @@ impl SolveReport {
             held_out: HeldOut::default(),
             evidence: Evidence::new(profile, prior),
             price: tables.price().to_vec(),
+            sequence_price: tables.sequence_price().to_vec(),
             placement_digest: tables.placement_digest().to_owned(),
             digest: tables.digest().to_owned(),
         }
@@ -350,10 +360,14 @@ impl Part {
         let capacity = mass_capacity(problem.total_mass(), groups, options.token_margin);
         let profit = clustering_profits(problem, clustering, groups, topology);
         let transport = Transport { mass: &problem.mass, profit: &profit, capacity: &capacity };
+        let mut charged = profit.clone();
+        charge_sequences(problem, &mut charged, &clustering.sequences.price);
+        let charged = Transport { profit: &charged, ..transport };
         let (plan, dual) = match options.objective {
-            Objective::Activations => {
-                (whole(&transport, &clustering.plan, rounds), transport.dual_value(&clustering.plan.price))
-            }
+            Objective::Activations => (
+                whole(&charged, &clustering.plan, rounds),
+                charged.dual_value(&clustering.plan.price) + clustering.sequences.of_room,
+            ),
             // The plan is whole already, and its prices are those of occurrences.
             Objective::Ranks => (clustering.plan.clone(), transport.solve(None).dual),
         };
@@ -383,6 +397,8 @@ impl Part {
             value,
             value_bound,
             token_imbalance: spread(&plan.loads(&problem.mass, groups)).map_or(1.0, |spread| spread.max_over_mean),
+            sequence_imbalance: spread_of(&plan.units(&problem.mass, groups))
+                .map_or(1.0, |spread| spread.max_over_mean),
             load: loads.iter().filter_map(|loads| spread(loads)).collect(),
             plan,
         }

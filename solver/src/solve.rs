@@ -21,7 +21,7 @@ use crate::ranks::Traced;
 use crate::report::{Findings, Migration, SolveReport};
 use crate::split::Split;
 use crate::starts::{Best, Progress, SolveProgress, run_starts};
-use crate::token_table::{activation_evidence, dp_prices, replica_shares, shares_by};
+use crate::token_table::{Prices, activation_evidence, dp_prices, replica_shares, shares_by};
 use crate::topology::Topology;
 use crate::transitions::keep_transitions;
 use crate::unit_step::PROFIT_ONE;
@@ -99,7 +99,8 @@ fn solve_part(
     }
     let traced = trace.map(|trace| Traced::new(trace, unit, counted));
     let each = (options.redundant > 0).then(|| usize::from(options.slots_per_group(profile.model().num_experts)));
-    let limits = Limits::new(options, topology, each);
+    let balanced = unit == Unit::Request && each.is_none() && options.objective == Objective::Activations;
+    let limits = Limits { sequences: balanced.then(|| options.margins()), ..Limits::new(options, topology, each) };
     let homes = options.warm_start.as_ref().map(|warm| warm.homes(&problems));
     let mut best = match &given {
         Some(given) => given.best(&problems, options, limits, progress),
@@ -209,10 +210,12 @@ fn build_tables(
             };
             // Of the trace's requests scored with T, else of the profile's tokens.
             let price = match trace {
-                Some(trace) => dp_prices(trace, &shares, usize::from(options.groups)),
-                None => in_shares(&first.plan.price, &problems[0]),
+                Some(trace) => dp_prices(trace, &shares, usize::from(options.groups), options.margins()),
+                None => Prices { token: in_shares(&first.plan.price, &problems[0]), sequence: None },
             };
-            TablesBuilder::dp(profile.model().clone(), options.provenance.clone(), placement, shares, price)
+            let builder =
+                TablesBuilder::dp(profile.model().clone(), options.provenance.clone(), placement, shares, price.token);
+            price.sequence.into_iter().fold(builder, TablesBuilder::sequence_price)
         }
         Attention::Tp => {
             let mut parts = tp_parts(profile, &placement, &shrinkage);
@@ -279,13 +282,14 @@ fn solver_name(unit: Unit, options: &SolveOptions) -> String {
     let of_nodes = |Nodes { nodes, inter_cost }| format!(" nodes={nodes} inter_cost={inter_cost}");
     let [placement, warm, nodes] = [given, warm, options.nodes.map(of_nodes)].map(Option::unwrap_or_default);
     format!(
-        "semmoe-solver {} unit={unit} objective={} seed={} starts={} token_margin={} expert_load_limit={} redundant={} \
+        "semmoe-solver {} unit={unit} objective={} seed={} starts={} token_margin={} sequence_margin={} expert_load_limit={} redundant={} \
          prior_occurrences={} hold_out={}{priors}{placement}{warm}{nodes}",
         env!("CARGO_PKG_VERSION"),
         options.objective,
         options.seed,
         options.starts,
         options.token_margin,
+        options.sequence_margin,
         options.expert_load_limit,
         options.redundant,
         options.prior_occurrences,

@@ -14,6 +14,7 @@ use crate::home::CurrentPlacement;
 use crate::options::SolveOptions;
 use crate::problem::Problem;
 use crate::replicate::{improve_replicas, kick_replicas, replicate};
+use crate::sequences::{FREE, balance_sequences};
 use crate::spectral::has_spectral;
 use crate::unit_step::mass_capacity;
 
@@ -279,7 +280,7 @@ impl Shared<'_> {
     fn run(&self, problem: usize, start: usize, events: &Sender<Event>) {
         // The receiver outlives the threads; were it gone, no result would be wanted.
         let reached = |clustering: &Clustering| {
-            let _ = events.send(Event::Reached { problem, value: clustering.plan.primal });
+            let _ = events.send(Event::Reached { problem, value: clustering.local() });
         };
         let stop = || {
             let _ = events.send(Event::Working);
@@ -287,24 +288,30 @@ impl Shared<'_> {
         };
         let watch = Watch { reached: &reached, stop: &stop };
         let task = self.task(problem);
+        let balanced = |found: Clustering| match self.limits.sequences {
+            Some(margins) => balance_sequences(task, margins, found, watch),
+            None => found,
+        };
         // First of all, so that a solve that is ended early moves little.
         if start == 0
             && let Some(found) = run_from_home(task, watch)
         {
-            self.keep(problem, start, found);
+            self.keep(problem, start, balanced(found));
         }
         let mut random = fastrand::Rng::with_seed(mix(self.seed, problem as u64, start as u64));
         let base = self.base[problem].as_ref().map(|kept| &kept.clustering);
         let placed = self.padded.get(problem).map_or(task, |problem| Task { problem, ..task });
         let mut run_start = || run_start(placed, start == 0 && has_spectral(placed.problem), &mut random, watch);
         let found = match (self.phase, self.limits.slots) {
-            (Phase::Starts, None) => run_start().map(|found| bring_home(task, found, watch)),
+            (Phase::Starts, None) => run_start().map(|found| balanced(bring_home(task, found, watch))),
             (Phase::Starts, Some(slots)) => run_start()
                 .and_then(|found| replicate(task, slots, &found, watch))
                 .map(|found| improve_replicas(task, slots, found, watch)),
             (Phase::Kicks, None) => None,
             (Phase::Kicks, Some(slots)) => base.and_then(|base| kick_replicas(task, slots, base, &mut random, watch)),
-            (Phase::LastSwaps, None) => base.map(|base| improve(task, base.clone(), watch)),
+            (Phase::LastSwaps, None) => {
+                base.map(|base| improve(Task { sequences: &base.sequences, ..task }, base.clone(), watch))
+            }
             (Phase::LastSwaps, Some(slots)) => base.map(|base| improve_replicas(task, slots, base.clone(), watch)),
         };
         if let Some(found) = found {
@@ -315,7 +322,7 @@ impl Shared<'_> {
 
     fn task(&self, problem: usize) -> Task<'_> {
         let (capacity, home) = (&self.capacities[problem], self.homes.map(|homes| &homes[problem]));
-        Task { problem: &self.problems[problem], capacity, limits: self.limits, home }
+        Task { problem: &self.problems[problem], capacity, limits: self.limits, home, sequences: &FREE }
     }
 
     /// Keeps the better result, of equals the one of the earlier start, in whatever order they arrive.
@@ -342,7 +349,7 @@ mod tests {
 
     fn limits(groups: usize, slots: Option<usize>) -> Limits {
         let topology = crate::topology::Topology::flat(groups);
-        Limits { groups, max_over_mean: 1.1, iterations: 60, swap_passes: 12, slots, topology }
+        Limits { groups, max_over_mean: 1.1, iterations: 60, swap_passes: 12, slots, topology, sequences: None }
     }
 
     #[test]

@@ -113,7 +113,16 @@ impl<'a> Search<'a> {
     fn new(task: &Task<'a>, group_of: &[u16], price: &[i64]) -> Self {
         let Task { problem, limits, home, .. } = *task;
         let local = problem.local_counts(group_of, price.len());
-        Search { group_of: group_of.to_vec(), home, ..Search::of_local(problem, &local, price, limits.topology) }
+        let mut search = Search::of_local(problem, &local, price, limits.topology);
+        if !task.sequences.price.is_empty() {
+            for (row, best) in search.value.chunks_exact_mut(price.len()).zip(&mut search.best) {
+                row.iter_mut()
+                    .zip(&task.sequences.price)
+                    .for_each(|(value, &price)| *value -= price as f64 / PROFIT_ONE);
+                *best = greatest(row);
+            }
+        }
+        Search { group_of: group_of.to_vec(), home, ..search }
     }
 
     /// For a caller that knows the groups of the columns itself: from local activations [U, G].

@@ -3,11 +3,11 @@
 use half::f16;
 use semmoe_tables::{LayerIdx, Placement, Profile, Score, TokenId, Trace};
 
+use crate::division::Requests;
 use crate::evidence::{LayerEvidence, MeanEvidence, Shrinkage};
 use crate::held::Held;
 use crate::load_limit::group_loads;
-use crate::transport::Transport;
-use crate::unit_step::{PROFIT_ONE, mass_capacity, to_profit};
+use crate::options::Margins;
 
 /// T f16 [V, G] from the evidence of each layer: for each token the share of its activations that falls on each group,
 /// mean over layers. A token with neither counts nor a similar token has equal values.
@@ -109,19 +109,31 @@ fn layer_prior(profile: &Profile, layer: LayerIdx, group_of: &[u16], groups: usi
     total.iter().map(share).collect()
 }
 
-/// The prices at which the trace's requests, each scored by its prompt with T, fill the ranks evenly, without
-/// margin: where the online prices start. In units of share.
-pub(crate) fn dp_prices(trace: &Trace, shares: &[f16], groups: usize) -> Vec<f32> {
+/// Prices of tokens, in units of share, and of sequences, in units of share of a mean-sized request: [G] each.
+#[derive(Debug)]
+pub(crate) struct Prices {
+    pub(crate) token: Vec<f32>,
+    /// None where the units are tokens.
+    pub(crate) sequence: Option<Vec<f32>>,
+}
+
+/// The prices at which the trace's requests, each scored by its prompt with T, fill the ranks within the margins: where
+/// the online prices start.
+pub(crate) fn dp_prices(trace: &Trace, shares: &[f16], groups: usize, margins: Margins) -> Prices {
     let row = |&token: &u32| shares.get(token as usize * groups..(token as usize + 1) * groups);
-    let (mut mass, mut profit) = (Vec::new(), Vec::new());
+    let (mut tokens, mut value) = (Vec::new(), Vec::new());
     for request in trace.iter() {
         let prompt = &request.token_ids()[..request.prompt_len()];
         if let Some(share) = Score::of_rows(groups, prompt.iter().filter_map(row)).share() {
-            mass.push(prompt.len() as u64);
-            profit.extend(share.iter().map(|share| to_profit(*share)));
+            tokens.push(prompt.len() as f64);
+            value.extend(share.iter().map(|share| share * prompt.len() as f64));
         }
     }
-    let capacity = mass_capacity(mass.iter().sum(), groups, 0.0);
-    let plan = Transport { mass: &mass, profit: &profit, capacity: &capacity }.solve(None);
-    plan.price.iter().map(|&price| (price as f64 / PROFIT_ONE) as f32).collect()
+    if tokens.is_empty() {
+        return Prices { token: vec![0.0; groups], sequence: None };
+    }
+    let found = Requests { tokens: &tokens, value: &value, ranks: groups }.divide(margins);
+    let mean = tokens.iter().sum::<f64>() / tokens.len() as f64;
+    let in_shares = |prices: &[f64], unit: f64| prices.iter().map(|price| (price / unit) as f32).collect();
+    Prices { token: in_shares(&found.token_price, 1.0), sequence: Some(in_shares(&found.sequence_price, mean)) }
 }

@@ -394,6 +394,21 @@ impl Plan {
         }
     }
 
+    /// Units in each group, split ones by share.
+    pub(crate) fn units(&self, mass: &[u64], groups: usize) -> Vec<f64> {
+        let mut units = vec![0.0; groups];
+        let mut splits = self.splits.iter().peekable();
+        for (unit, &mass) in mass.iter().enumerate() {
+            match splits.next_if(|split| split.unit == unit) {
+                Some(split) => {
+                    split.parts.iter().for_each(|part| units[usize::from(part.0)] += part.1 as f64 / mass as f64)
+                }
+                None => units[usize::from(self.label[unit])] += 1.0,
+            }
+        }
+        units
+    }
+
     /// Mass in each group.
     pub(crate) fn loads(&self, mass: &[u64], groups: usize) -> Vec<u64> {
         let mut loads = vec![0; groups];

@@ -2,6 +2,7 @@
 
 use crate::clustering::Task;
 use crate::problem::Problem;
+use crate::sequences::charge_sequences;
 use crate::topology::Topology;
 use crate::transport::{Plan, Stop, Transport};
 
@@ -48,6 +49,7 @@ pub(crate) fn mass_capacity(total_mass: u64, groups: usize, margin: f64) -> Vec<
 /// The unit step. `start` are the last prices, which only make it faster. `None` if `stop` said so before the end.
 pub(crate) fn unit_step(task: &Task<'_>, group_of: &[u16], start: Option<&[i64]>, stop: Stop<'_>) -> Option<Plan> {
     let Task { problem, capacity, limits, .. } = *task;
-    let profit = weighed_profits(problem, group_of, limits.groups, limits.topology);
+    let mut profit = weighed_profits(problem, group_of, limits.groups, limits.topology);
+    charge_sequences(problem, &mut profit, &task.sequences.price);
     Transport { mass: &problem.mass, profit: &profit, capacity }.solve_until(start, stop)
 }

@@ -47,6 +47,7 @@ struct Described<'a> {
     dp_ranks: u16,
     slots: Slots,
     price: &'a [f32],
+    sequence_price: &'a [f32],
     /// On requests held out of the solve; null where nothing was held out, or the solver does not say it.
     promised_lar: Option<f64>,
     solver: &'a str,
@@ -90,6 +91,7 @@ impl<'a> Described<'a> {
             dp_ranks: tables.dp_ranks(),
             slots: Slots::of(tables),
             price: tables.price(),
+            sequence_price: tables.sequence_price(),
             promised_lar: tables.promised_lar(),
             solver: tables.solver(),
             provenance: tables.provenance(),
@@ -131,6 +133,7 @@ fn facts(tables: &Tables) -> Vec<(&'static str, String)> {
     }
     facts.extend([
         ("prices", format!("{:?}", tables.price())),
+        ("prices of sequences", format!("{:?}", tables.sequence_price())),
         ("promise", promised.unwrap_or_else(|| "unknown: no requests were held out".to_owned())),
         ("solver", tables.solver().to_owned()),
         ("source", tables.provenance().source.clone()),

@@ -16,8 +16,10 @@ use crate::{
 pub(crate) const FORMAT: &str = "semmoe.tables";
 /// Before the promise, in the text about the solver.
 const PROMISE: &str = "held_out_lar=";
+/// Optional: files written before it was introduced have none.
+const SEQUENCE_PRICE: &str = "sequence_price";
 /// Besides the placement.
-const TENSORS_DP: &[&str] = &["T", "price"];
+const TENSORS_DP: &[&str] = &["T", "price", SEQUENCE_PRICE];
 const TENSORS_TP: &[&str] = &["T_group", "T_prob", "A_group", "A_prob", "price"];
 
 /// Tables, validated when they were opened.
@@ -34,6 +36,7 @@ pub struct Tables {
     replicas: Option<Replicas>,
     placement_digest: String,
     price: View<f32>,
+    sequence_price: Option<View<f32>>,
     tokens: TokenViews,
 }
 
@@ -81,7 +84,11 @@ impl Tables {
             Attention::Tp => (read_tp(&container, &model, groups)?, groups),
         };
         let price = container.view("price", &[u64::from(prices)])?;
-        check_prices(container.slice(&price))?;
+        check_prices("price", container.slice(&price))?;
+        let sequence_price = container.has(SEQUENCE_PRICE);
+        let sequence_price =
+            sequence_price.then(|| container.view(SEQUENCE_PRICE, &[u64::from(prices)])).transpose()?;
+        sequence_price.iter().try_for_each(|view| check_prices(SEQUENCE_PRICE, container.slice(view)))?;
         Ok(Tables {
             container,
             model,
@@ -94,6 +101,7 @@ impl Tables {
             replicas,
             placement_digest,
             price,
+            sequence_price,
             tokens,
         })
     }
@@ -189,6 +197,12 @@ impl Tables {
     /// Dual prices in units of share: `dp_ranks` of them with attention dp, \[G\] with tp.
     pub fn price(&self) -> &[f32] {
         self.container.slice(&self.price)
+    }
+
+    /// Dual prices of a sequence on each of the `dp_ranks`, in units of share of a mean-sized request. Empty where the
+    /// tables have none, which counts as zero.
+    pub fn sequence_price(&self) -> &[f32] {
+        self.sequence_price.as_ref().map_or(&[], |view| self.container.slice(view))
     }
 
     /// T with attention dp: the expected share of the token's activations that are local on each rank, `dp_ranks` of
@@ -292,9 +306,9 @@ fn read_tp(container: &Container, model: &ModelInfo, groups: u16) -> Result<Toke
     Ok(TokenViews::Tp { tokens, transitions })
 }
 
-fn check_prices(prices: &[f32]) -> Result<(), FormatError> {
+fn check_prices(tensor: &'static str, prices: &[f32]) -> Result<(), FormatError> {
     match prices.iter().position(|price| !price.is_finite()) {
         None => Ok(()),
-        Some(at) => Err(FormatError::value("price", format!("index {at}"), prices[at], "a finite number")),
+        Some(at) => Err(FormatError::value(tensor, format!("index {at}"), prices[at], "a finite number")),
     }
 }

@@ -22,6 +22,7 @@ pub struct TablesBuilder {
     group_to_dp: Vec<RankId>,
     tokens: TokenParts,
     price: Vec<f32>,
+    sequence_price: Option<Vec<f32>>,
 }
 
 #[derive(Clone, Debug)]
@@ -50,14 +51,32 @@ impl TablesBuilder {
     ) -> Self {
         let dp_ranks = placement.groups();
         let group_to_dp = (0..dp_ranks).map(RankId::new).collect();
-        let (solver, replicas) = (String::new(), None);
-        TablesBuilder { model, provenance, solver, placement, replicas, dp_ranks, group_to_dp, tokens, price }
+        let (solver, replicas, sequence_price) = (String::new(), None, None);
+        TablesBuilder {
+            model,
+            provenance,
+            solver,
+            placement,
+            replicas,
+            dp_ranks,
+            group_to_dp,
+            tokens,
+            price,
+            sequence_price,
+        }
     }
 
     /// Name and settings of the solver.
     #[must_use]
     pub fn solver(mut self, solver: impl Into<String>) -> Self {
         self.solver = solver.into();
+        self
+    }
+
+    /// Adds prices of sequences, `dp_ranks` values; attention dp only.
+    #[must_use]
+    pub fn sequence_price(mut self, sequence_price: Vec<f32>) -> Self {
+        self.sequence_price = Some(sequence_price);
         self
     }
 
@@ -122,6 +141,8 @@ impl TablesBuilder {
         };
         put("placement_digest", digest);
         let mut tensors = vec![placement, LayoutTensor::new("price", &[self.price.len()], &self.price)];
+        tensors
+            .extend(self.sequence_price.iter().map(|price| LayoutTensor::new("sequence_price", &[price.len()], price)));
         match &self.tokens {
             TokenParts::Dp(t) => {
                 put("attention", Attention::Dp.to_string());

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use semmoe_routing::Settings;
+use semmoe_routing::{Settings, TablePrice};
 use semmoe_tables::Tables;
 
 use crate::arrivals::{Arrival, BLOCK_TOKENS};
@@ -123,7 +123,8 @@ fn replay(cli: &Cli) -> Result<(), ReplayError> {
     let mut arrivals = cli.part.of(arrivals::read(&cli.arrivals)?);
     arrivals.truncate(cli.limit as usize);
     let corpus = Corpus::open(&cli.tables, &cli.trace, cli.requests.as_deref())?;
-    let prices = Tables::open(&cli.tables)?.price().to_vec();
+    let tables = Tables::open(&cli.tables)?;
+    let prices = TablePrice::of_ranks(corpus.ranks, tables.price(), tables.sequence_price());
     let jobs = workload::jobs(&arrivals, &corpus, cli.seed);
     let settings: Settings = toml::from_str(&cli.settings.join("\n")).map_err(|error| ReplayError::Input {
         found: format!("--settings: {}", error.message()),

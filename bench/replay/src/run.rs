@@ -1,6 +1,6 @@
 //! One policy over one workload: arrivals are routed by the real code, and the simulated unit computes them.
 
-use semmoe_routing::{Decision, Policy, PrefixSettings, Prompt, Router, Scratch, Settings, policy_with};
+use semmoe_routing::{Decision, Policy, PrefixSettings, Prompt, Router, Scratch, Settings, TablePrice, policy_with};
 
 use crate::arrivals::BLOCK_TOKENS;
 use crate::error::ReplayError;
@@ -17,7 +17,7 @@ const SLO: f64 = 5.0;
 pub(crate) struct Setup<'a> {
     pub(crate) jobs: &'a [Job],
     pub(crate) ranks: u16,
-    pub(crate) prices: &'a [f32],
+    pub(crate) prices: &'a [TablePrice],
     pub(crate) limits: Limits,
     pub(crate) time: StepTime,
     /// Arrivals come this many times as fast as recorded.

@@ -59,6 +59,24 @@ impl Work {
     }
 }
 
+/// Prices of one rank that the solver put into the tables.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TablePrice {
+    /// Of a token, in units of share.
+    pub token: f32,
+    /// Of a sequence, in units of share of a mean-sized request.
+    pub sequence: f32,
+}
+
+impl TablePrice {
+    /// Of `ranks` ranks from the tables' prices; missing ones are zero.
+    pub fn of_ranks(ranks: u16, tokens: &[f32], sequences: &[f32]) -> Vec<TablePrice> {
+        let at = |prices: &[f32], rank: usize| prices.get(rank).copied().unwrap_or(0.0);
+        let of_rank = |rank| TablePrice { token: at(tokens, rank), sequence: at(sequences, rank) };
+        (0..usize::from(ranks)).map(of_rank).collect()
+    }
+}
+
 /// Load of the ranks: tokens and requests in flight, recent tokens, prices.
 ///
 /// Deterministic and of fixed size: time is counted in assigned requests, not read from a clock. Every count is an
@@ -67,11 +85,11 @@ impl Work {
 ///
 /// * recent tokens of a rank are those among the last `memory` assignments for each rank, exactly;
 /// * a rank's price of tokens is its table price, plus `price_step` for each mean-sized request `m` that it got beyond
-///   its even share; its price of sequences is `sequence_price_step` for each sequence beyond it:
+///   its even share; its price of sequences is the table's, plus `sequence_price_step` for each sequence beyond it:
 ///
 /// ```text
-/// price[r]          = table[r] + price_step * (tokens assigned to r - mean) / m
-/// sequence_price[r] = sequence_price_step * (sequences assigned to r - mean)
+/// price[r]          = table.token[r] + price_step * (tokens assigned to r - mean) / m
+/// sequence_price[r] = table.sequence[r] + sequence_price_step * (sequences assigned to r - mean)
 /// ```
 ///
 /// These are the online form of the dual steps that balance the solver's transportation problem, with a limit on either
@@ -90,9 +108,9 @@ pub struct Accounts {
 }
 
 impl Accounts {
-    /// Accounts of `ranks` idle, available ranks that start from the tables' prices (`price`, f32 \[dp_ranks\], in
-    /// units of share; missing or non-finite ones count as zero).
-    pub fn new(ranks: u16, table_prices: &[f32], settings: &Settings) -> Self {
+    /// Accounts of `ranks` idle, available ranks that start from the tables' prices; missing or non-finite ones count as
+    /// zero.
+    pub fn new(ranks: u16, table_prices: &[TablePrice], settings: &Settings) -> Self {
         let accounts = Self::of_cells((0..ranks).map(|_| Cell::default()).collect(), settings);
         accounts.reset_prices(table_prices);
         accounts
@@ -159,7 +177,8 @@ impl Accounts {
         let mut known = true;
         for (load, cell) in loads.iter_mut().zip(&self.cells) {
             load.price = get(&cell.table_price) + price(load.price - even.tokens, per_token);
-            load.sequence_price = price(load.sequence_price - even.sequences, self.sequence_price_step);
+            load.sequence_price =
+                get(&cell.table_sequence_price) + price(load.sequence_price - even.sequences, self.sequence_price_step);
             known &= load.known;
         }
         known
@@ -173,7 +192,7 @@ impl Accounts {
     }
 
     /// Starts again from the prices of newly loaded tables; loads stay.
-    pub fn reset_prices(&self, table_prices: &[f32]) {
+    pub fn reset_prices(&self, table_prices: &[TablePrice]) {
         let even = self.even();
         self.set_table_prices(table_prices);
         for cell in &self.cells {

@@ -49,7 +49,7 @@ pub mod prefix_table;
 mod router;
 mod settings;
 
-pub use accounts::{Accounts, Work};
+pub use accounts::{Accounts, TablePrice, Work};
 pub use canary::Canary;
 pub use comparison::{Comparison, Report, ReportSide};
 pub use cost::{Cap, Cost, CostParts, Costs};

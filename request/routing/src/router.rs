@@ -1,6 +1,6 @@
 //! Accounts and prefix table together: one decision from a prompt to a rank, and back.
 
-use crate::accounts::{Accounts, Work};
+use crate::accounts::{Accounts, TablePrice, Work};
 use crate::hash::scramble;
 use crate::policy::{Choice, Policy, RankLoad, Request};
 use crate::prefix_table::{PrefixSettings, PrefixTable};
@@ -59,7 +59,7 @@ pub struct Router {
 
 impl Router {
     /// Idle ranks; see [`Accounts::new`] and [`PrefixTable::new`].
-    pub fn new(ranks: u16, table_prices: &[f32], settings: &Settings, prefix: &PrefixSettings) -> Self {
+    pub fn new(ranks: u16, table_prices: &[TablePrice], settings: &Settings, prefix: &PrefixSettings) -> Self {
         Router { accounts: Accounts::new(ranks, table_prices, settings), prefixes: PrefixTable::new(ranks, prefix) }
     }
 
@@ -67,7 +67,7 @@ impl Router {
     pub fn succeed(
         &self,
         from: &[Option<u16>],
-        table_prices: &[f32],
+        table_prices: &[TablePrice],
         settings: &Settings,
         prefix: &PrefixSettings,
     ) -> Self {
@@ -79,7 +79,7 @@ impl Router {
     pub fn fork(
         &self,
         from: &[Option<u16>],
-        table_prices: &[f32],
+        table_prices: &[TablePrice],
         settings: &Settings,
         prefix: &PrefixSettings,
     ) -> Self {

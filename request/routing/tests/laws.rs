@@ -5,7 +5,7 @@
 use proptest::prelude::*;
 use semmoe_routing::{
     Accounts, Affinity, Choice, Decision, NAMES, Policy, PrefixSettings, RankLoad, Request, RoundRobin, Router,
-    Settings, Work, policy,
+    Settings, TablePrice, Work, policy,
 };
 
 fn work(tokens: u64) -> Work {
@@ -103,10 +103,25 @@ fn no_rank_starves() {
 #[test]
 fn wrong_table_prices_are_unlearnt() {
     for start in [[1.0f32, 0.0, 0.0, 0.0], [-1.0, 0.0, 0.0, 0.5], [f32::NAN, f32::INFINITY, 9.0, 0.0]] {
-        let accounts = Accounts::new(4, &start, &Settings::default());
+        let prices = TablePrice::of_ranks(4, &start, &start);
+        let accounts = Accounts::new(4, &prices, &Settings::default());
         let tokens = run(&affinity(), &accounts, &stream(Adversary::Random, 4, 2000, 3), 32);
         assert!(max_over_mean(&tokens) <= 1.2, "{start:?}: {tokens:?}");
     }
+}
+
+#[test]
+fn prices_start_from_the_tables() {
+    let prices = TablePrice::of_ranks(3, &[0.1, 0.2], &[0.0, 0.5, f32::NAN]);
+    let accounts = Accounts::new(3, &prices, &Settings::default());
+    let started = accounts.loads();
+    let of = |load: &RankLoad| (load.price as f32, load.sequence_price as f32);
+    assert_eq!(started.iter().map(of).collect::<Vec<_>>(), [(0.1, 0.0), (0.2, 0.5), (0.0, 0.0)]);
+    accounts.assign(1, work(100));
+    let after = accounts.loads();
+    assert!(after[1].sequence_price > 0.5 && after[0].sequence_price < 0.0, "{after:?}");
+    accounts.reset_prices(&[]);
+    assert!(accounts.loads().iter().all(|load| load.sequence_price == 0.0));
 }
 
 #[test]
@@ -131,7 +146,7 @@ fn ties_go_round() {
 
 #[test]
 fn without_evidence_the_lighter_rank_is_taken() {
-    let accounts = Accounts::new(3, &[0.0, -0.9, 0.9], &Settings::default());
+    let accounts = Accounts::new(3, &TablePrice::of_ranks(3, &[0.0, -0.9, 0.9], &[]), &Settings::default());
     accounts.assign(0, work(100));
     accounts.assign(1, work(100));
     for share in [None, Some([0.5; 3]), Some([f64::NAN, 0.9, 0.1])] {
@@ -350,7 +365,7 @@ proptest! {
         requests in prop::collection::vec((0u16..3, 1u64..500, 0u64..4, any::<bool>()), 1..60),
     ) {
         let (settings, prefix) = (Settings::default(), PrefixSettings { block_tokens: 1, blocks_per_rank: 1024 });
-        let router = || Router::new(3, &[0.0; 3], &settings, &prefix);
+        let router = || Router::new(3, &[], &settings, &prefix);
         let (real, clean) = (router(), router());
         for (rank, tokens, prompt, refused) in requests {
             let blocks: Vec<u64> = (0..tokens.min(20)).map(|at| 1 + at + 1000 * prompt.min(at)).collect();

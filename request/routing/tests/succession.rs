@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use proptest::prelude::*;
-use semmoe_routing::{Accounts, PrefixSettings, PrefixTable, Settings, Work};
+use semmoe_routing::{Accounts, PrefixSettings, PrefixTable, Settings, TablePrice, Work};
 
 fn work(tokens: u64) -> Work {
     Work { tokens, pending: tokens / 2, sequences: 2 }
@@ -80,6 +80,7 @@ proptest! {
         next in (0u16..3, 1u64..1000),
     ) {
         let settings = Settings::default();
+        let prices = TablePrice::of_ranks(3, &prices, &prices[1..]);
         let old = Accounts::new(3, &prices, &settings);
         for (rank, tokens) in &assigned {
             old.assign(*rank, work(*tokens));

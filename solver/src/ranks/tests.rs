@@ -60,7 +60,15 @@ fn all_routes(trace: &Trace) -> Vec<LayerRoutes> {
 }
 
 fn limits(groups: usize, max_over_mean: f64) -> Limits {
-    Limits { groups, max_over_mean, iterations: 60, swap_passes: 4, slots: None, topology: Topology::flat(groups) }
+    Limits {
+        groups,
+        max_over_mean,
+        iterations: 60,
+        swap_passes: 4,
+        slots: None,
+        topology: Topology::flat(groups),
+        sequences: None,
+    }
 }
 
 /// The best for activations, then for ranks: mean remote ranks of both.

@@ -14,14 +14,18 @@ fn what_is_solved_holds_on_other_requests() {
         assert!(report.lar > least_in && report.dual_gap < 0.01, "{report:?}");
         assert!(report.token_imbalance <= 1.03 && report.expert_load_limit_met, "{report:?}");
 
+        assert!(
+            report.sequence_imbalance.unwrap() < 1.11 && report.sequence_price.len() == usize::from(groups),
+            "{report:?}"
+        );
         let judged = evaluate(&solved.tables, EvalInput::Trace(&judge_on), &EvalOptions::default()).unwrap();
         // What the tables are worth with tokens and sequences even, and what of it a policy reaches within the first fifty
         // requests of a rank (at 8 ranks half as many).
         assert!(judged.bound.unwrap().lar_by_t > least_out, "{judged:?}");
         let affinity = judged.policies.as_ref().unwrap()["affinity"];
         assert!(affinity.of_bound.unwrap() > 0.35, "{judged:?}");
-        // `random` is at 1.26 and round robin at 1.14 with 8 ranks.
-        assert!(judged.token_imbalance < if groups == 4 { 1.2 } else { 1.3 }, "{judged:?}");
+        // Sequences are as even; `random` is at 1.26 and round robin at 1.14 with 8 ranks.
+        assert!(judged.token_imbalance < if groups == 4 { 1.25 } else { 1.3 }, "{judged:?}");
         assert!(judged.policies.as_ref().unwrap()["round_robin"].request_lar < judged.lar_random + 0.02, "{judged:?}");
 
         let options = SolveOptions { attention: Attention::Tp, starts: 2, ..options };

@@ -94,6 +94,9 @@ proptest! {
     fn tables(n in 1u16..6, groups in 1u16..5, vocab in 1u32..9, layers in 1u16..4) {
         let layer_ids: Vec<u16> = (0..layers).map(|l| l * 2).collect();
         let model = model(n * groups, 1, vocab, &layer_ids);
+        let price: Vec<f32> = (0..groups).map(f32::from).collect();
+        let priced = dp_tables(&model, groups).sequence_price(price.clone()).finish().unwrap();
+        prop_assert_eq!(priced.sequence_price(), price);
         for builder in [dp_tables(&model, groups), tp_tables(&model, groups)] {
             let bytes = builder.to_bytes().unwrap();
             prop_assert_eq!(&bytes, &builder.to_bytes().unwrap());
@@ -102,6 +105,7 @@ proptest! {
             prop_assert_eq!(tables.groups(), groups);
             prop_assert_eq!(tables.placement_digest(), tables.placement().digest());
             prop_assert_eq!(tables.price().len(), usize::from(groups));
+            prop_assert!(tables.sequence_price().is_empty(), "a file without them opens");
             prop_assert_eq!(tables.token_row(TokenId::new(vocab)), None);
             let is_dp = tables.attention() == Attention::Dp;
             for token in (0..vocab).map(TokenId::new) {

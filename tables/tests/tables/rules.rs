@@ -181,6 +181,14 @@ fn tables_for_dp() {
             (poke("T", 6, &f16s(&[0.6])), "a sum of 1.1001 at token 1, expected at most 1"),
             (poke("price", 4, &f32::NAN.to_le_bytes()), "`price` holds NaN at index 1, expected a finite number"),
             (good.clone().put("price", Dtype::F32, &[1], &[0; 4]), "`price` has shape [1], expected [2]"),
+            (
+                good.clone().put("sequence_price", Dtype::F32, &[2], &[0, 0, 0, 0, 0, 0, 0x80, 0x7f]),
+                "`sequence_price` holds inf at index 1, expected a finite number",
+            ),
+            (
+                good.clone().put("sequence_price", Dtype::F32, &[1], &[0; 4]),
+                "`sequence_price` has shape [1], expected [2]",
+            ),
             (good.clone().put("T_group", Dtype::U16, &[0], &[]), "`T_group` does not belong into semmoe.tables"),
             (good.clone().put("physical_to_logical", Dtype::I32, &[2, 4], &slots), "`E` does not belong"),
             (good.clone().without("E").put("physical_to_logical", Dtype::I32, &[2, 4], &slots), "`placement_digest`"),

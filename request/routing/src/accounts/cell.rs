@@ -61,6 +61,8 @@ pub(super) struct Cell {
     pub(super) assigned_sequences: Assigned,
     /// An f64.
     pub(super) table_price: AtomicU64,
+    /// An f64.
+    pub(super) table_sequence_price: AtomicU64,
     away: AtomicBool,
     unknown: AtomicBool,
 }

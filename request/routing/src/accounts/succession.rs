@@ -6,7 +6,7 @@
 
 use super::cell::{Cell, set};
 use super::recent::Window;
-use super::{Accounts, PRICE_LIMIT};
+use super::{Accounts, PRICE_LIMIT, TablePrice};
 use crate::settings::Settings;
 
 impl Accounts {
@@ -15,20 +15,20 @@ impl Accounts {
     ///
     /// Ranks that stay keep what is in flight on them (counted here or there, it is in both), their recent tokens and
     /// requests, what made their prices, and whether they are available and known.
-    pub fn succeed(&self, from: &[Option<u16>], table_prices: &[f32], settings: &Settings) -> Accounts {
+    pub fn succeed(&self, from: &[Option<u16>], table_prices: &[TablePrice], settings: &Settings) -> Accounts {
         self.next(from, table_prices, settings, Cell::heir)
     }
 
     /// As [`succeed`](Self::succeed), but the new accounts count requests for themselves, and begin with none in
     /// flight.
-    pub fn fork(&self, from: &[Option<u16>], table_prices: &[f32], settings: &Settings) -> Accounts {
+    pub fn fork(&self, from: &[Option<u16>], table_prices: &[TablePrice], settings: &Settings) -> Accounts {
         self.next(from, table_prices, settings, Cell::idle_copy)
     }
 
     fn next(
         &self,
         from: &[Option<u16>],
-        table_prices: &[f32],
+        table_prices: &[TablePrice],
         settings: &Settings,
         stays: fn(&Cell) -> Cell,
     ) -> Accounts {
@@ -61,11 +61,13 @@ impl Accounts {
     }
 
     /// The tables' part of the prices.
-    pub(super) fn set_table_prices(&self, table_prices: &[f32]) {
+    pub(super) fn set_table_prices(&self, table_prices: &[TablePrice]) {
         for (rank, cell) in self.cells.iter().enumerate() {
-            let start = table_prices.get(rank).map_or(0.0, |price| f64::from(*price));
-            let price = if start.is_finite() { start.clamp(-PRICE_LIMIT, PRICE_LIMIT) } else { 0.0 };
-            set(&cell.table_price, price);
+            let start = table_prices.get(rank).copied().unwrap_or_default();
+            for (price, start) in [(&cell.table_price, start.token), (&cell.table_sequence_price, start.sequence)] {
+                let start = f64::from(start);
+                set(price, if start.is_finite() { start.clamp(-PRICE_LIMIT, PRICE_LIMIT) } else { 0.0 });
+            }
         }
     }
 }

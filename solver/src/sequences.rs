@@ -1,0 +1,64 @@
+//! The second weight of requests: each is a sequence, whatever its tokens, and a rank's sequences set the pace of decode.
+//!
+//! The best division of the requests under both limits has a price of a sequence on every group. With these prices in the
+//! profits the unit step stays a transportation problem of tokens, so both steps and the swaps go on as before from what
+//! a start found without them. With the value of each group's room for sequences at these prices, the result is that of
+//! the division, so that starts compare by it.
+
+use crate::alternate::{Watch, search_on};
+use crate::clustering::{Clustering, Task};
+use crate::division::Requests;
+use crate::options::Margins;
+use crate::problem::Problem;
+use crate::transport::Stop;
+use crate::unit_step::{PROFIT_ONE, to_profit, unit_step, weighed_profits};
+
+/// Prices of sequences in the unit of a plan's value.
+#[derive(Clone, Debug)]
+pub(crate) struct SequencePrice {
+    /// [G]; empty = none.
+    pub(crate) price: Vec<i64>,
+    /// The price of all the sequences that the groups may have.
+    pub(crate) of_room: i128,
+}
+
+pub(crate) static FREE: SequencePrice = SequencePrice { price: Vec::new(), of_room: 0 };
+
+/// Searches on from `found` with prices of sequences. The best result, with its own prices.
+pub(crate) fn balance_sequences(task: Task<'_>, margins: Margins, found: Clustering, watch: Watch<'_>) -> Clustering {
+    let Some(first) = priced(task, margins, &found, watch.stop) else { return found };
+    let next = search_on(Task { sequences: &first.sequences, ..task }, first.clone(), watch);
+    priced(task, margins, &next, watch.stop).filter(|next| next.beats(&first)).unwrap_or(first)
+}
+
+/// `found` with prices of sequences, where its limits ask for them.
+pub(crate) fn with_prices(task: Task<'_>, found: Clustering, stop: Stop<'_>) -> Clustering {
+    task.limits.sequences.and_then(|margins| priced(task, margins, &found, stop)).unwrap_or(found)
+}
+
+/// The same placement with the prices of its best division, and the unit plan under them. `None` if stopped before.
+fn priced(task: Task<'_>, margins: Margins, found: &Clustering, stop: Stop<'_>) -> Option<Clustering> {
+    let Task { problem, limits, .. } = task;
+    let tokens: Vec<f64> = problem.mass.iter().map(|&mass| mass as f64).collect();
+    let profit = weighed_profits(problem, &found.group_of, limits.groups, limits.topology);
+    let rows = profit.chunks_exact(limits.groups).zip(&tokens);
+    let value: Vec<f64> =
+        rows.flat_map(|(row, tokens)| row.iter().map(move |&profit| profit as f64 / PROFIT_ONE * tokens)).collect();
+    let division = Requests { tokens: &tokens, value: &value, ranks: limits.groups }.divide(margins);
+    let price: Vec<i64> = division.sequence_price.iter().map(|&price| to_profit(price)).collect();
+    let room = (1.0 + margins.sequences) * problem.units() as f64 / limits.groups as f64;
+    let of_room = price.iter().map(|&price| (price as f64 * room).ceil() as i128).sum();
+    let sequences = SequencePrice { price, of_room };
+    let plan = unit_step(&Task { sequences: &sequences, ..task }, &found.group_of, Some(&found.plan.price), stop)?;
+    Some(Clustering { plan, sequences, ..found.clone() })
+}
+
+/// Takes the price of a sequence on each group off the profits, [U, G], of a unit's tokens.
+pub(crate) fn charge_sequences(problem: &Problem, profit: &mut [i64], price: &[i64]) {
+    if price.is_empty() {
+        return;
+    }
+    for (row, &mass) in profit.chunks_exact_mut(price.len()).zip(&problem.mass) {
+        row.iter_mut().zip(price).for_each(|(profit, price)| *profit -= price / mass as i64);
+    }
+}
