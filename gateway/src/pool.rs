@@ -310,7 +310,9 @@ fn unranked(members: &[PoolBackend<'_>], metrics: &Metrics) -> Vec<Gauge> {
 
 fn prices(members: &[PoolBackend<'_>]) -> Vec<TablePrice> {
     let of = |member: &PoolBackend<'_>| {
-        (0..usize::from(member.ranks)).map(|rank| member.prices.get(rank).copied().unwrap_or_default()).collect::<Vec<_>>()
+        (0..usize::from(member.ranks))
+            .map(|rank| member.prices.get(rank).copied().unwrap_or_default())
+            .collect::<Vec<_>>()
     };
     members.iter().flat_map(of).collect()
 }

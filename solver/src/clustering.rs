@@ -6,7 +6,6 @@ use crate::home::CurrentPlacement;
 use crate::load_limit::{excess, group_loads};
 use crate::options::{Margins, SolveOptions};
 use crate::problem::Problem;
-use crate::sequences::{FREE, SequencePrice};
 use crate::topology::Topology;
 use crate::transport::Plan;
 use crate::unit_step::PROFIT_ONE;
@@ -40,6 +39,17 @@ impl Limits {
         Limits { groups, max_over_mean, iterations, swap_passes, slots, topology, sequences: None }
     }
 }
+
+/// Prices of sequences in the unit of a plan's value.
+#[derive(Clone, Debug)]
+pub(crate) struct SequencePrice {
+    /// [G]; empty = none.
+    pub(crate) price: Vec<i64>,
+    /// The price of all the sequences that the groups may have.
+    pub(crate) of_room: i128,
+}
+
+pub(crate) static FREE: SequencePrice = SequencePrice { price: Vec::new(), of_room: 0 };
 
 /// A placement, the exact unit plan for it, and their value.
 #[derive(Clone, Debug)]

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! maximise    sum over i, r of  x[i,r] * value[i,r]
-//! subject to  sum over r of x[i,r] = 1                                                        for every request i,  x >= 0
-//!             sum over i of x[i,r] * tokens[i] <= (1 + margins.tokens) * mean tokens          for every rank r
+//! subject to  sum over r of x[i,r] = 1  for every request i,  x >= 0,  and for every rank r
+//!             sum over i of x[i,r] * tokens[i] <= (1 + margins.tokens) * mean tokens
 //!             sum over i of x[i,r]             <= (1 + margins.sequences) * mean sequences
 //! ```
 //!

@@ -92,12 +92,13 @@ pub struct Evaluation {
     /// All requests known in advance and assigned exactly by their true routing; for a trace and attention dp.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_optimum: Option<RequestFigures>,
-    /// What no policy exceeds that keeps tokens and sequences even; for a trace and attention dp.
+    /// No policy that keeps tokens and sequences even exceeds it; for a trace and attention dp.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bound: Option<OfflineBound>,
 }
 
-/// All requests known in advance, divided among ranks at will, with tokens and sequences within limits: a linear program.
+/// All requests known in advance, divided among ranks at will, with tokens and sequences within limits: a linear
+/// program.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct OfflineBound {
     /// The limits.
@@ -201,8 +202,8 @@ impl Evaluation {
 /// Judges tables on a trace or a profile of the same model.
 ///
 /// With a trace and attention dp every policy of `options` is simulated with semmoe-routing's own code: a request is
-/// scored by its prompt's tokens with T, as the gateway does, computed and answered step by step, and followed by the next
-/// when it ends.
+/// scored by its prompt's tokens with T, as the gateway does, computed and answered step by step, and followed by the
+/// next when it ends.
 ///
 /// # Errors
 /// [`SolveError`]: another model, no known route, an option out of range, an unknown policy, steps where nothing is in

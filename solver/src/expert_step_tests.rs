@@ -109,7 +109,7 @@ proptest! {
         let problem = Problem::from_profile(&profile(3, 16, 2, 400, seed), 0..3).unwrap();
         let capacity = mass_capacity(problem.total_mass(), groups, margin);
         let mut group_of: Vec<u16> = (0..48).map(|column| (column % 16 / (16 / groups)) as u16).collect();
-        let task = Task { problem: &problem, capacity: &capacity, limits, home: None, sequences: &crate::sequences::FREE };
+        let task = Task { problem: &problem, capacity: &capacity, limits, home: None, sequences: &crate::clustering::FREE };
         let mut plan = unit_step(&task, &group_of, None, &|| false).unwrap();
         for _ in 0..6 {
             prop_assert_eq!(plan.primal, plan.dual);
@@ -127,7 +127,7 @@ proptest! {
         let capacity = mass_capacity(problem.total_mass(), groups, 0.02);
         let limits = limits(groups, 1.1);
         let watch = Watch { reached: &|_| (), stop: &|| false };
-        let task = Task { problem: &problem, capacity: &capacity, limits, home: None, sequences: &crate::sequences::FREE };
+        let task = Task { problem: &problem, capacity: &capacity, limits, home: None, sequences: &crate::clustering::FREE };
         let found = run_start(task, false, &mut fastrand::Rng::with_seed(seed), watch).unwrap();
         let Clustering { group_of, plan, load_excess, .. } = found;
         for (group_of, load) in group_of.chunks_exact(16).zip(problem.column_load.chunks_exact(16)) {
@@ -146,7 +146,7 @@ proptest! {
         let problem = Problem::from_profile(&profile(2, 12, 2, 300, seed), 0..2).unwrap();
         let capacity = mass_capacity(problem.total_mass(), 3, 0.02);
         let group_of: Vec<u16> = (0..24).map(|column| (column % 3) as u16).collect();
-        let task = Task { problem: &problem, capacity: &capacity, limits: limits(3, 1e4), home: None, sequences: &crate::sequences::FREE };
+        let task = Task { problem: &problem, capacity: &capacity, limits: limits(3, 1e4), home: None, sequences: &crate::clustering::FREE };
         let plan = unit_step(&task, &group_of, None, &|| false).unwrap();
         let profit = weighed_profits(&problem, &group_of, 3, Topology::flat(3));
         let swapped = passed(&task, &group_of, &plan.price, by_estimate, &|| false);
@@ -171,7 +171,7 @@ proptest! {
         for gating_groups in [1, 4] {
             let limits = Limits { topology: Topology { per_cell: 2, near, gating_groups }, ..limits(4, 1e4) };
             let group_of: Vec<u16> = (0..32).map(|column| (column % 16 / 4) as u16).collect();
-            let task = Task { problem: &problem, capacity: &capacity, limits, home: None, sequences: &crate::sequences::FREE };
+            let task = Task { problem: &problem, capacity: &capacity, limits, home: None, sequences: &crate::clustering::FREE };
             let plan = unit_step(&task, &group_of, None, &|| false).unwrap();
             let swapped = passed(&task, &group_of, &plan.price, by_estimate, &|| false);
             let Some(swapped) = swapped else { continue };
@@ -198,7 +198,7 @@ proptest! {
             asked.get() > looks
         };
         let watch = Watch { reached: &|_| (), stop: &stop };
-        let task = Task { problem: &problem, capacity: &capacity, limits, home: None, sequences: &crate::sequences::FREE };
+        let task = Task { problem: &problem, capacity: &capacity, limits, home: None, sequences: &crate::clustering::FREE };
         let found = run_start(task, false, &mut fastrand::Rng::with_seed(seed), watch);
         prop_assert!(asked.get() <= looks + 3, "asked {} times, to go on {looks} times", asked.get());
         let found = found.unwrap_or_else(|| not_reached(task));

@@ -2,14 +2,14 @@
 
 use semmoe_tables::{Attention, LayerIdx, ModelInfo, Placement, Replicas, in_parallel};
 
-use crate::clustering::{Clustering, Limits, Task};
+use crate::clustering::{Clustering, FREE, Limits, Task};
 use crate::error::SolveError;
 use crate::held::Held;
 use crate::options::{GivenPlacement, SolveOptions};
 use crate::padding::{once_each, padded_replicas, uneven};
 use crate::problem::Problem;
 use crate::replicate::{clustering, replica_profits};
-use crate::sequences::{FREE, with_prices};
+use crate::sequences::with_prices;
 use crate::starts::{Best, Progress, SolveProgress};
 use crate::transport::Transport;
 use crate::unit_step::{mass_capacity, weighed_profits};

@@ -67,7 +67,7 @@ proptest! {
         let mut random = fastrand::Rng::with_seed(seed);
         let home = CurrentPlacement::new(&problem, shuffled(groups, &mut random), EXPERTS, 0.3);
         let elsewhere = CurrentPlacement::new(&problem, shuffled(groups, &mut random), EXPERTS, 0.3);
-        let found = stay(Task { problem: &problem, capacity: &capacity, limits: limits(groups), home: Some(&elsewhere), sequences: &crate::sequences::FREE });
+        let found = stay(Task { problem: &problem, capacity: &capacity, limits: limits(groups), home: Some(&elsewhere), sequences: &crate::clustering::FREE });
         let moved = |found: &Clustering| home.moved(&found.group_of).iter().sum::<u64>();
         let fewest = permutations(groups).iter().map(|label| moved(&found.clone().renamed(label))).min();
         let renamed = home.relabelled(found.clone(), &limits(groups), &|| false);
@@ -103,7 +103,7 @@ proptest! {
         let home = CurrentPlacement::new(&problem, shuffled(groups, &mut fastrand::Rng::with_seed(seed)), EXPERTS, cost);
         let watch = Watch { reached: &|_| (), stop: &|| false };
         let worth = |found: &Clustering| found.plan.primal - home.penalty(&found.group_of);
-        let task = Task { problem: &problem, capacity: &capacity, limits: limits(groups), home: Some(&home), sequences: &crate::sequences::FREE };
+        let task = Task { problem: &problem, capacity: &capacity, limits: limits(groups), home: Some(&home), sequences: &crate::clustering::FREE };
         let stays = stay(task);
         let from_home = run_from_home(task, watch).unwrap();
         prop_assert_eq!(from_home.penalty, home.penalty(&from_home.group_of));

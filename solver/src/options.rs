@@ -122,7 +122,7 @@ pub struct Margins {
 }
 
 impl Margins {
-    /// What counts as even: tokens at most 1.05 and sequences at most 1.10 of the mean.
+    /// Even enough: tokens at most 1.05 and sequences at most 1.10 of the mean.
     pub const EVEN: Margins = Margins { tokens: 0.05, sequences: 0.10 };
 }
 
@@ -334,8 +334,8 @@ pub struct EvalOptions {
     /// Prefix caches that the ranks are believed to have; none by default, so that only experts and loads decide.
     pub prefix: PrefixSettings,
     /// For a trace. With attention tp the tokens of a step of the unit, which splits their rows evenly in each layer;
-    /// `None` = each token alone, on its likeliest group. With dp the prompt tokens that a rank computes in a step of the
-    /// replay; `None` = 2,048.
+    /// `None` = each token alone, on its likeliest group. With dp the prompt tokens that a rank computes in a step of
+    /// the replay; `None` = 2,048.
     pub step_tokens: Option<usize>,
     /// eps of the batch optimum: a rank gets at most (1 + eps) of the mean tokens.
     pub token_margin: f64,

@@ -7,13 +7,12 @@
 //! the limit.
 
 use crate::alternate::{Watch, alternate, while_better};
-use crate::clustering::{Clustering, Limits, Task};
+use crate::clustering::{Clustering, FREE, Limits, Task};
 use crate::expert_step::{column_gains, load_cap};
 use crate::held::{Exchange, Held, Traffic};
 use crate::load_limit::excess;
 use crate::problem::Problem;
 use crate::replica_step::{ReplicaLayer, replicate_within};
-use crate::sequences::FREE;
 use crate::swaps::{MIN_GAIN, Search};
 use crate::topology::Topology;
 use crate::transport::{Plan, Stop, Transport};

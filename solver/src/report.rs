@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::alternate::stay;
 use crate::balance::{Spread, spread, spread_of};
 use crate::bounds::Bounds;
-use crate::clustering::{Clustering, Limits, Task, local_rate};
+use crate::clustering::{Clustering, FREE, Limits, Task, local_rate};
 use crate::expert_step::load_floor;
 use crate::hold_out::HeldOut;
 use crate::home::CurrentPlacement;
@@ -16,11 +16,11 @@ use crate::prior::TokenPrior;
 use crate::problem::Problem;
 use crate::ranks::Traced;
 use crate::replicate::{clustering_profits, replica_loads};
-use crate::sequences::{FREE, charge_sequences, with_prices};
+use crate::sequences::with_prices;
 use crate::starts::Best;
 use crate::topology::Topology;
 use crate::transport::{Plan, Transport};
-use crate::unit_step::mass_capacity;
+use crate::unit_step::{charge_sequences, mass_capacity};
 use crate::whole::whole;
 
 /// Profits that the search for whole units may read, all problems and rounds together.

@@ -1,28 +1,17 @@
-//! The second weight of requests: each is a sequence, whatever its tokens, and a rank's sequences set the pace of decode.
+//! The second weight of requests: each is a sequence, whatever its tokens, and a rank's sequences set the pace of
+//! decode.
 //!
-//! The best division of the requests under both limits has a price of a sequence on every group. With these prices in the
-//! profits the unit step stays a transportation problem of tokens, so both steps and the swaps go on as before from what
-//! a start found without them. With the value of each group's room for sequences at these prices, the result is that of
-//! the division, so that starts compare by it.
+//! The best division of the requests under both limits has a price of a sequence on every group. With these prices in
+//! the profits the unit step stays a transportation problem of tokens, so both steps and the swaps go on as before from
+//! what a start found without them. With the value of each group's room for sequences at these prices, the result is
+//! that of the division, so that starts compare by it.
 
 use crate::alternate::{Watch, search_on};
-use crate::clustering::{Clustering, Task};
+use crate::clustering::{Clustering, SequencePrice, Task};
 use crate::division::Requests;
 use crate::options::Margins;
-use crate::problem::Problem;
 use crate::transport::Stop;
 use crate::unit_step::{PROFIT_ONE, to_profit, unit_step, weighed_profits};
-
-/// Prices of sequences in the unit of a plan's value.
-#[derive(Clone, Debug)]
-pub(crate) struct SequencePrice {
-    /// [G]; empty = none.
-    pub(crate) price: Vec<i64>,
-    /// The price of all the sequences that the groups may have.
-    pub(crate) of_room: i128,
-}
-
-pub(crate) static FREE: SequencePrice = SequencePrice { price: Vec::new(), of_room: 0 };
 
 /// Searches on from `found` with prices of sequences. The best result, with its own prices.
 pub(crate) fn balance_sequences(task: Task<'_>, margins: Margins, found: Clustering, watch: Watch<'_>) -> Clustering {
@@ -51,14 +40,4 @@ fn priced(task: Task<'_>, margins: Margins, found: &Clustering, stop: Stop<'_>) 
     let sequences = SequencePrice { price, of_room };
     let plan = unit_step(&Task { sequences: &sequences, ..task }, &found.group_of, Some(&found.plan.price), stop)?;
     Some(Clustering { plan, sequences, ..found.clone() })
-}
-
-/// Takes the price of a sequence on each group off the profits, [U, G], of a unit's tokens.
-pub(crate) fn charge_sequences(problem: &Problem, profit: &mut [i64], price: &[i64]) {
-    if price.is_empty() {
-        return;
-    }
-    for (row, &mass) in profit.chunks_exact_mut(price.len()).zip(&problem.mass) {
-        row.iter_mut().zip(price).for_each(|(profit, price)| *profit -= price / mass as i64);
-    }
 }

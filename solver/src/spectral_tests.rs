@@ -47,7 +47,7 @@ fn planted_groups_are_found() {
     };
     let capacity = crate::unit_step::mass_capacity(problem.total_mass(), 3, 0.1);
     let mut random = fastrand::Rng::with_seed(2);
-    let task = Task { problem: &problem, capacity: &capacity, limits, home: None, sequences: &crate::sequences::FREE };
+    let task = Task { problem: &problem, capacity: &capacity, limits, home: None, sequences: &crate::clustering::FREE };
     let plan = spectral_plan(&task, &mut random, &|| false).unwrap();
     assert!(crate::clustering::local_rate(plan.primal, &problem) > 0.9);
     assert!(spectral_plan(&task, &mut random, &|| true).is_none());

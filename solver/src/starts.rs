@@ -8,13 +8,13 @@ use std::sync::{Mutex, PoisonError};
 use semmoe_tables::mix64;
 
 use crate::alternate::{Watch, bring_home, improve, not_reached, run_from_home, run_start};
-use crate::clustering::{Clustering, Limits, Task, local_rate};
+use crate::clustering::{Clustering, FREE, Limits, Task, local_rate};
 use crate::error::SolveError;
 use crate::home::CurrentPlacement;
 use crate::options::SolveOptions;
 use crate::problem::Problem;
 use crate::replicate::{improve_replicas, kick_replicas, replicate};
-use crate::sequences::{FREE, balance_sequences};
+use crate::sequences::balance_sequences;
 use crate::spectral::has_spectral;
 use crate::unit_step::mass_capacity;
 

@@ -396,30 +396,26 @@ impl Plan {
 
     /// Units in each group, split ones by share.
     pub(crate) fn units(&self, mass: &[u64], groups: usize) -> Vec<f64> {
-        let mut units = vec![0.0; groups];
-        let mut splits = self.splits.iter().peekable();
-        for (unit, &mass) in mass.iter().enumerate() {
-            match splits.next_if(|split| split.unit == unit) {
-                Some(split) => {
-                    split.parts.iter().for_each(|part| units[usize::from(part.0)] += part.1 as f64 / mass as f64)
-                }
-                None => units[usize::from(self.label[unit])] += 1.0,
-            }
-        }
-        units
+        self.sums(mass, groups, |part, mass| part as f64 / mass as f64)
     }
 
     /// Mass in each group.
     pub(crate) fn loads(&self, mass: &[u64], groups: usize) -> Vec<u64> {
-        let mut loads = vec![0; groups];
+        self.sums(mass, groups, |part, _| part as f64).into_iter().map(|load| load as u64).collect()
+    }
+
+    /// Sums by group of what a part of a unit of some mass weighs; exact for whole numbers below 2^53.
+    fn sums(&self, mass: &[u64], groups: usize, weight: impl Fn(u64, u64) -> f64) -> Vec<f64> {
+        let mut sums = vec![0.0; groups];
         let mut splits = self.splits.iter().peekable();
         for (unit, &mass) in mass.iter().enumerate() {
-            match splits.next_if(|split| split.unit == unit) {
-                Some(split) => split.add_to(&mut loads),
-                None => loads[usize::from(self.label[unit])] += mass,
+            let whole = [(self.label[unit], mass)];
+            let split = splits.next_if(|split| split.unit == unit);
+            for &(group, part) in split.map_or(&whole[..], |split| &split.parts) {
+                sums[usize::from(group)] += weight(part, mass);
             }
         }
-        loads
+        sums
     }
 }
 

@@ -2,7 +2,6 @@
 
 use crate::clustering::Task;
 use crate::problem::Problem;
-use crate::sequences::charge_sequences;
 use crate::topology::Topology;
 use crate::transport::{Plan, Stop, Transport};
 
@@ -37,6 +36,16 @@ const GREATEST_PROFIT: f64 = (1u64 << 55) as f64;
 /// A profit from activations per token.
 pub(crate) fn to_profit(activations_per_token: f64) -> i64 {
     (activations_per_token * PROFIT_ONE).round().clamp(-GREATEST_PROFIT, GREATEST_PROFIT) as i64
+}
+
+/// Takes the price of a sequence on each group off the profits, [U, G], of a unit's tokens.
+pub(crate) fn charge_sequences(problem: &Problem, profit: &mut [i64], price: &[i64]) {
+    if price.is_empty() {
+        return;
+    }
+    for (row, &mass) in profit.chunks_exact_mut(price.len()).zip(&problem.mass) {
+        row.iter_mut().zip(price).for_each(|(profit, price)| *profit -= price / mass as i64);
+    }
 }
 
 /// Tokens that each group may take: (1 + margin) of the mean, and never less than makes the problem solvable.

@@ -108,8 +108,8 @@ pub struct Accounts {
 }
 
 impl Accounts {
-    /// Accounts of `ranks` idle, available ranks that start from the tables' prices; missing or non-finite ones count as
-    /// zero.
+    /// Accounts of `ranks` idle, available ranks that start from the tables' prices; missing or non-finite ones count
+    /// as zero.
     pub fn new(ranks: u16, table_prices: &[TablePrice], settings: &Settings) -> Self {
         let accounts = Self::of_cells((0..ranks).map(|_| Cell::default()).collect(), settings);
         accounts.reset_prices(table_prices);

@@ -19,8 +19,8 @@ fn what_is_solved_holds_on_other_requests() {
             "{report:?}"
         );
         let judged = evaluate(&solved.tables, EvalInput::Trace(&judge_on), &EvalOptions::default()).unwrap();
-        // What the tables are worth with tokens and sequences even, and what of it a policy reaches within the first fifty
-        // requests of a rank (at 8 ranks half as many).
+        // The tables' worth with tokens and sequences even, and the part of it that a policy reaches within the first
+        // fifty requests of a rank (at 8 ranks half as many).
         assert!(judged.bound.unwrap().lar_by_t > least_out, "{judged:?}");
         let affinity = judged.policies.as_ref().unwrap()["affinity"];
         assert!(affinity.of_bound.unwrap() > 0.35, "{judged:?}");
