@@ -78,6 +78,14 @@ pub(crate) enum Closed {
         /// The first that it lists.
         found: String,
     },
+    /// It was started to measure something, and answers nonsense.
+    #[error(
+        "it runs with --force-local-rate {rate}, to measure what communication costs: its answers are wrong by design"
+    )]
+    ForcedRate {
+        /// The rate.
+        rate: String,
+    },
     /// Other backends use up `limits.ranks`.
     #[error("{0}")]
     NoRoom(Incompatible),
@@ -135,6 +143,9 @@ pub(crate) fn judge(probe: Option<&Probe>, subject: &Subject<'_>) -> Result<Fit,
     let encoder = reader.map(|reader| reader.tokenizer);
     if let Some(found) = probe.and_then(|probe| probe.other_model.clone()) {
         return Err(Closed::OtherModel { found });
+    }
+    if let Some(rate) = probe.and_then(|probe| probe.server.as_ref()?.force_local_rate) {
+        return Err(Closed::ForcedRate { rate: rate.to_string() });
     }
     let fit = match (files, probe) {
         (Some(why), _) => Ok(Fit::unpinned(config, why.clone())),

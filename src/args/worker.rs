@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use semmoe_kernels::Dtype;
 use semmoe_tables::{Attention, Domains};
-use semmoe_worker::{CpuList, DeviceChoice, ExpertLayout, TransportChoice, WireType};
+use semmoe_worker::{CpuList, DeviceChoice, ExpertLayout, ForcedRate, TransportChoice, WireType};
 
 use super::attention;
 use crate::error::CliError;
@@ -75,6 +75,11 @@ pub(crate) struct WorkerArgs {
     /// experts stay in memory].
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) expert_memory: Option<u64>,
+    /// Measure what communication costs: send each activation to its token's own rank with this probability (0 to 1)
+    /// and to another rank otherwise, whatever the router chose. Every answer is wrong by design, and `semmoe serve`
+    /// refuses the unit. Must be the same on all ranks.
+    #[arg(long, value_name = "RATE", value_parser = forced_rate)]
+    pub(crate) force_local_rate: Option<ForcedRate>,
     /// On exit, write the start and end times of the stages of this rank's last 4096 MoE layers, one JSON object per
     /// line.
     #[arg(long, value_name = "FILE")]
@@ -271,6 +276,10 @@ pub(crate) struct UnitLayoutArgs {
     /// Tables work with ep, and with hybrid for nodes. Must be the same on all ranks.
     #[arg(long, help_heading = "Layout of the unit", value_name = "ep|tp|hybrid:NxP[:C]", default_value = "ep")]
     pub(crate) experts: ExpertLayout,
+}
+
+fn forced_rate(text: &str) -> Result<ForcedRate, String> {
+    text.parse().ok().and_then(ForcedRate::new).ok_or_else(|| "expected a number from 0 to 1".to_owned())
 }
 
 /// When rank 0 exits after a rank was lost; `None` is never.

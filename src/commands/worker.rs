@@ -37,6 +37,7 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     config.experts = args.layout.experts;
     (config.nodes, config.stages) = (args.nodes, args.stages);
     (config.expert_slots, config.expert_memory) = (args.expert_slots, args.expert_memory);
+    config.force_local_rate = args.force_local_rate;
     let unit = args.attention.read()?;
     (config.attention, config.both_attentions, config.shuffle) = (unit.attention, unit.both, unit.shuffle);
     config.attention_groups = unit.groups;

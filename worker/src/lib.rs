@@ -24,7 +24,7 @@ mod unit;
 
 pub use control::{RendezvousError, Secret, SecretError, TransportChoice};
 pub use engine::{EngineLimits, KvBudget};
-pub use ep::{ExpertLayout, WireType};
+pub use ep::{ExpertLayout, ForcedRate, WireType};
 #[cfg(feature = "gpu")]
 pub use rank::GpuProvider;
 pub use rank::{Announce, CpuError, CpuList, DeviceChoice, WorkerConfig, WorkerError, WorkerEvent, gpu_kernels, run};

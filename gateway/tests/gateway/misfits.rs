@@ -54,6 +54,10 @@ fn cases(fixture: &Fixture) -> Vec<Case> {
         sglang("experts by a file that is not here", json!("/maps/e.json"), Some("placement unproven")),
         sglang("experts by counts", json!("{\"logical_count\": [[1]]}"), Some("placement unproven")),
         sglang("nothing about experts", Value::Null, Some("placement unproven")),
+        Case {
+            verdict: Err("it runs with --force-local-rate 0.4"),
+            ..case("a measurement", with("force_local_rate", json!(0.4)), None)
+        },
         other_model("other", Err("it serves another model, 'other'")),
     ]
 }

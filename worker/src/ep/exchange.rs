@@ -10,6 +10,7 @@ use semmoe_kernels::{DispatchPlan, RowSplit};
 use semmoe_tables::{ExpertCopies, LayerIdx, RankId};
 
 use super::counters::{Collective, Counters, StepPhase};
+use super::forced::ForcedRate;
 use super::hosts::LayerHosts;
 use super::inbox::Inbox;
 use super::layout::ExpertLayout;
@@ -82,6 +83,8 @@ pub struct ExpertParallel {
     /// When the parts of each MoE layer begin and end; of hybrid experts those between dispatch and combine alone, as
     /// the exchange logs its own stages ([`ExpertLayout::join`]).
     pub(crate) stages: Option<StageLog>,
+    /// In place of the router's choice, for measurements.
+    pub(crate) forced: Option<ForcedRate>,
     /// Of this rank, since the start.
     pub(crate) counters: Counters,
     pub(super) plan: DispatchPlan,
@@ -124,6 +127,7 @@ impl ExpertParallel {
             near: (0..world).map(|peer| peer == unit.rank()).collect(),
             attention_group: 0..world,
             stages: None,
+            forced: None,
             unit,
             spread,
             plan: DispatchPlan::default(),
@@ -336,6 +340,14 @@ impl ExpertParallel {
         self.end(layer, TimedCollective::Combine, combine);
         self.timings.add_moe(layer, began.elapsed());
         Ok(())
+    }
+
+    /// Replaces the experts that the router chose where a local rate is forced; `keys` has a [`ForcedRate::key`] of
+    /// each token.
+    pub(crate) fn force(&self, layer: LayerIdx, keys: &[u64], experts: &mut [u16]) {
+        if let Some(forced) = self.forced {
+            forced.redraw(layer, &self.layers[layer.index()], keys, experts);
+        }
     }
 
     /// Plans and counts the dispatch of a layer; of the batch, rows are not read.

@@ -12,6 +12,7 @@
 //! | `tcp` | those streams over TCP |
 //! | `shm` | those streams over memory that the processes of one host share |
 //! | `poll` | waiting for sockets |
+//! | `forced` | activations sent elsewhere than the router says, to measure what sending costs |
 //! | `counters` | exact counts of activations, bytes and tokens |
 //! | `traffic` | the counts of one layer |
 //! | `stages` | when the stages of each layer began and ended |
@@ -21,6 +22,7 @@
 
 mod counters;
 mod exchange;
+mod forced;
 mod hosts;
 mod inbox;
 mod layout;
@@ -37,6 +39,7 @@ mod wire;
 
 pub use counters::{ByPlace, Collective, Counters, LayerTraffic, LevelBytes, RowCounts, StepPhase, Traffic};
 pub use exchange::{ExpertParallel, LocalExperts, RoutedBatch, WorldMismatch};
+pub use forced::ForcedRate;
 #[cfg(feature = "gpu")]
 pub(crate) use hosts::{LayerHosts, NotHere};
 pub use layout::{ExpertLayout, NodeLayout};

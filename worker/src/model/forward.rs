@@ -5,7 +5,7 @@ use super::probe::Probe;
 use super::rows::{PlanInput, RowPlan};
 use super::step::{ItemResult, StepItem, StepOutput, Wants};
 use super::{ModelConfig, StepError};
-use crate::ep::{ExpertParallel, StepPhase};
+use crate::ep::{ExpertParallel, ForcedRate, StepPhase};
 
 /// Buffers of a step, reused by the next one.
 #[derive(Default)]
@@ -14,6 +14,8 @@ pub(super) struct Scratch {
     tokens: Vec<u32>,
     /// `[rows]`: their phases.
     phases: Vec<StepPhase>,
+    /// `[rows]` where a local rate is forced.
+    keys: Vec<u64>,
     lists: RowLists,
     wanted: WantedRows,
 }
@@ -44,14 +46,18 @@ impl Forward<'_> {
 
     /// The rows of the items, one item after the other.
     fn lay_out(&mut self, items: &[StepItem<'_>]) {
-        let (Scratch { tokens, phases, .. }, out) = (&mut *self.scratch, &mut *self.out);
+        let (Scratch { tokens, phases, keys, .. }, out) = (&mut *self.scratch, &mut *self.out);
         tokens.clear();
         phases.clear();
+        keys.clear();
         out.offsets.clear();
         out.offsets.push(0);
         for item in items {
             tokens.extend_from_slice(item.tokens);
             phases.resize(tokens.len(), item.phase);
+            if self.ep.forced.is_some() {
+                keys.extend((item.kv.len()..).zip(item.tokens).map(|(at, token)| ForcedRate::key(*token, at)));
+            }
             out.offsets.push(tokens.len());
         }
         out.route_width = self.config.num_moe_layers() * self.config.top_k;
@@ -61,7 +67,7 @@ impl Forward<'_> {
     /// One layer. With attention tp the rank has only the rows that the plan gives it between attention and the next
     /// layer, and works as with attention dp.
     fn layer(&mut self, layer: usize, items: &mut [StepItem<'_>]) -> Result<(), StepError> {
-        let Scratch { tokens, phases, lists, .. } = &mut *self.scratch;
+        let Scratch { tokens, phases, keys, lists, .. } = &mut *self.scratch;
         let moe = self.config.moe_layer(layer);
         let split = self.rows.as_deref_mut().map(|plan| {
             plan.split(moe, PlanInput { tokens, routes: &self.out.routes, top_k: self.config.top_k });
@@ -80,8 +86,9 @@ impl Forward<'_> {
         if let (Some(plan), Some(_)) = (plan, moe) {
             step.ep.counters.add_rows(plan.counts(me));
         }
-        if moe.is_some() {
+        if let Some(moe) = moe {
             self.backend.route(&mut step, lists)?;
+            step.ep.force(moe, keys, &mut lists.experts);
             self.backend.experts(&mut step, lists)?;
         }
         self.backend.feed_forward(&mut step, lists)?;

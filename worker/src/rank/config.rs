@@ -16,7 +16,7 @@ use super::error::WorkerError;
 use super::gpu::GpuProvider;
 use crate::control::{Location, Secret, TransportChoice};
 use crate::engine::EngineLimits;
-use crate::ep::{ExpertLayout, WireType};
+use crate::ep::{ExpertLayout, ForcedRate, WireType};
 use crate::unit::Shutdown;
 
 /// Takes the events of a rank while it starts; each is meant to be printed as one line of JSON.
@@ -74,6 +74,9 @@ pub struct WorkerConfig {
     pub expert_slots: Option<u16>,
     /// The most bytes of experts in this rank's memory; the others are streamed from the checkpoint.
     pub expert_memory: Option<u64>,
+    /// The share of activations that is sent to the token's own rank, whatever the router chose: answers are wrong, and
+    /// only the time of steps means something.
+    pub force_local_rate: Option<ForcedRate>,
     /// How the ranks exchange.
     pub transport: TransportChoice,
     /// The element type of the rows that they send each other.
@@ -146,6 +149,7 @@ impl WorkerConfig {
             stages: None,
             expert_slots: None,
             expert_memory: None,
+            force_local_rate: None,
             transport: TransportChoice::default(),
             wire: WireType::default(),
             data_address: None,

@@ -18,7 +18,7 @@ use crate::control::link;
 use crate::control::message::{FromRank, ToRank};
 use crate::control::{Host, Patience, listen};
 use crate::engine::{Engine, EngineEnd, UnitLimits};
-use crate::ep::ExpertSpread;
+use crate::ep::{ExpertSpread, ForcedRate};
 use crate::serve::{self, App, Gate};
 use crate::unit::{Lost, Port, Shutdown, Timeouts, Unit, UnitLayout, UnitStatus};
 
@@ -69,6 +69,7 @@ pub(super) fn run(config: WorkerConfig, runtime: &Handle) -> Result<(), WorkerEr
         shuffles: prepared.shuffle.is_some(),
         tables_root: prepared.tables_root,
         moves_experts: config.expert_memory.is_none() && config.attention_groups == 1,
+        force_local_rate: config.force_local_rate.map(ForcedRate::get),
         gate: Gate::new(config.admin_token.clone(), http_address),
     });
     let mut front = Front { status: unit.status(), unit, config };

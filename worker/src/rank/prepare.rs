@@ -15,7 +15,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::config::WorkerConfig;
-use super::device;
+use super::device::{self, DeviceChoice};
 use super::error::WorkerError;
 
 use crate::control::Identity;
@@ -81,6 +81,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     device::check_model(config, &model)?;
     check_experts(config, &model)?;
     check_attention_groups(config)?;
+    check_forced_rate(config, &model)?;
     let node = node(config)?;
     let tokenizer = tokenizer(&model_dir, &model)?;
     let template = template(&model_dir)?;
@@ -203,6 +204,10 @@ fn placement(
             let digest = placement.digest();
             let (copies, domains) = (ExpertCopies::in_domains(&placement, config.domains), config.domains);
             let digest = if domains.size() == 1 { digest } else { format!("{digest}, domains of {domains}") };
+            let digest = match config.force_local_rate {
+                None => digest,
+                Some(rate) => format!("{digest}, a local rate of {} forced", rate.get()),
+            };
             Ok((copies.map_err(WorkerError::Placement)?, digest))
         }
     }
@@ -238,6 +243,28 @@ fn check_attention_groups(config: &WorkerConfig) -> Result<(), WorkerError> {
         Some(path) => refused(&format!("take no tables, {} cannot be used", path.display())),
         None => Ok(()),
     }
+}
+
+/// Whether a local rate can be forced: nothing else may say where experts are, and both this rank and the others need
+/// enough of them for a token.
+fn check_forced_rate(config: &WorkerConfig, model: &ModelConfig) -> Result<(), WorkerError> {
+    let Some(rate) = config.force_local_rate else { return Ok(()) };
+    let here = model.num_experts / usize::from(config.world);
+    let others = [
+        (config.device != DeviceChoice::Cpu, "a GPU"),
+        (config.tables.is_some(), "tables"),
+        (config.attention != Attention::Dp || config.both_attentions, "another attention than dp"),
+        (config.experts != ExpertLayout::Ep, "other experts than ep"),
+        (config.domains != Domains::NONE, "expert domains"),
+        (config.expert_memory.is_some(), "streamed experts"),
+        (config.world == 1, "a single rank"),
+        (here < model.top_k, "fewer experts on a rank than a token has"),
+    ];
+    if let Some((_, other)) = others.iter().find(|(given, _)| *given) {
+        return refused(format!("--force-local-rate {} does not go with {other}", rate.get()));
+    }
+    tracing::warn!(local_rate = rate.get(), "experts are drawn and not chosen: every answer of this unit is wrong");
+    Ok(())
 }
 
 /// Whether this rank has room for the experts of its domain.

@@ -66,7 +66,7 @@ pub(super) fn connect(config: &WorkerConfig, prepared: &Prepared, ends: Ends) ->
         .map_err(WorkerError::arguments)?
         .with_neighbours(node)
         .with_attention_groups(config.attention_groups.into());
-    ep.stages = log;
+    (ep.stages, ep.forced) = (log, config.force_local_rate);
     let inbox = Inbox::new(ep.waker());
     Ok(Connected {
         ep,

@@ -27,6 +27,8 @@ pub(crate) struct App {
     pub(crate) tables_root: Option<PathBuf>,
     /// Whether rank 0 has all experts in memory, where a switch can move them.
     pub(crate) moves_experts: bool,
+    /// Experts are drawn so that this share of activations is local.
+    pub(crate) force_local_rate: Option<f64>,
     /// Who may use admin routes.
     pub(crate) gate: Gate,
 }
@@ -118,6 +120,7 @@ impl App {
             layout: Some(layout.name().name().to_owned()),
             layouts: Some(self.layouts().into_iter().map(|layout| layout.name().to_owned()).collect()),
             transport: Some(self.transport.to_owned()),
+            force_local_rate: self.force_local_rate,
             tokenizer_sha256: info.tokenizer_sha256,
             num_experts: Some(info.num_experts),
             top_k: Some(info.top_k),

@@ -3,7 +3,7 @@
 use std::fmt::{Display, Write as _};
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::{RawQuery, State};
 use axum::http::header;
 use axum::response::IntoResponse;
 
@@ -14,13 +14,27 @@ use crate::model::{DeviceWork, ExpertFetches, KvUsage};
 use crate::unit::{LayoutName, SwitchHistory, SwitchKind};
 
 /// `GET /metrics`. Counts are asked of every rank between two of its steps, so that they are exact when nothing runs;
-/// of a dead unit the last known ones are shown.
-pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
+/// of a dead unit the last known ones are shown. `?name[]=A&name[]=B` leaves the other families out: a page of all
+/// layers is long to be read every second.
+pub(super) async fn metrics(State(app): State<Arc<App>>, RawQuery(query): RawQuery) -> impl IntoResponse {
     let stats = app.unit.stats().await;
     let up = app.unit.lost().is_none();
     let mut text = render(&app.served.config.moe_layers, &stats, &app.unit.in_flight(), up);
     text.push_str(&switches(app.unit.layout().epoch, &app.unit.switch_history()));
+    if let Some(query) = query.filter(|query| query.starts_with("name")) {
+        let names: Vec<_> = query.split('&').filter_map(|pair| pair.split_once('=')).map(|(_, name)| name).collect();
+        text = only(&text, &names);
+    }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
+}
+
+/// The families of these names.
+fn only(page: &str, names: &[&str]) -> String {
+    let is_wanted = |line: &&str| {
+        let line = line.trim_start_matches("# HELP ").trim_start_matches("# TYPE ");
+        line.split(['{', ' ']).next().is_some_and(|name| names.contains(&name))
+    };
+    page.split_inclusive('\n').filter(is_wanted).collect()
 }
 
 /// `layers` holds the model's layer number of each MoE layer.
@@ -37,6 +51,10 @@ fn render(layers: &[u16], stats: &[RankStats], in_flight: &[usize], up: bool) ->
     page.counter("semmoe_tokens_total", help, stats, |stats| {
         let counters = &stats.counters;
         labelled("phase", [("prefill", counters.prefill_tokens), ("decode", counters.decode_tokens)])
+    });
+    let help = "Tokens, each counted by the share of its activations that went to other ranks.";
+    page.counter("semmoe_remote_tokens_total", help, stats, |stats| {
+        labelled("phase", StepPhase::ALL.map(|phase| (phase.name(), stats.counters.remote_tokens(phase))))
     });
     times(&mut page, layers, stats);
     fetches(&mut page, stats);
@@ -315,6 +333,7 @@ mod tests {
                 "semmoe_attention_fullest_rows_total{rank=\"0\",split=\"taken\"} 13",
                 "semmoe_attention_fullest_rows_total{rank=\"0\",split=\"wanted\"} 14",
                 "semmoe_tokens_total{rank=\"0\",phase=\"decode\"} 6",
+                "semmoe_remote_tokens_total{rank=\"0\",phase=\"prefill\"} 3.3333333333333335",
                 "semmoe_steps_total{rank=\"0\"} 9",
                 "semmoe_step_seconds_total{rank=\"0\"} 5.125",
                 "semmoe_layout_steps_total{rank=\"0\",layout=\"dp-tp\",phase=\"decode\",batch=\"11\"} 4",

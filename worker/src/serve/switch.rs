@@ -27,6 +27,9 @@ pub(super) async fn switch(
     let SwitchRequest { to, kv_step_bytes, if_epoch, action } = serde_json::from_slice(&body).map_err(|error| {
         ApiError::bad(format!("{error}; expected {{\"to\": \"ep\" or \"tp\" or {{\"tables\": FILE}}, \"kv_step_bytes\": N, \"if_epoch\": N, \"action\": \"prepare\" or \"commit\" or \"abort\"}}"))
     })?;
+    if app.force_local_rate.is_some() {
+        return Err(ApiError::param("to", "a unit with --force-local-rate cannot be switched"));
+    }
     let prepares = matches!(action, None | Some(SwitchAction::Prepare));
     if kv_step_bytes.is_some() && !prepares {
         return Err(ApiError::param("kv_step_bytes", "kv_step_bytes belongs to the preparation: leave it out"));

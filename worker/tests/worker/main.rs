@@ -17,6 +17,7 @@ mod domains;
 mod experts_hybrid;
 mod experts_tp;
 mod families;
+mod forced;
 mod golden;
 mod hostile_config;
 mod layouts;

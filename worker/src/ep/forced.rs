@@ -1,0 +1,96 @@
+//! The instrument behind gamma: activations are sent to the token's own rank at a rate that is given, whatever the
+//! router chose. Rows are really sent and computed, so the time of steps is that of the rate; answers are wrong by
+//! design.
+
+use semmoe_kernels::mix;
+use semmoe_tables::LayerIdx;
+
+use super::hosts::{LayerHosts, NOT_HERE};
+
+/// The share of activations that are sent to the token's own rank.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ForcedRate(f64);
+
+impl ForcedRate {
+    /// `None` outside of 0 to 1.
+    pub fn new(rate: f64) -> Option<Self> {
+        (0.0..=1.0).contains(&rate).then_some(Self(rate))
+    }
+
+    /// The rate.
+    pub fn get(self) -> f64 {
+        self.0
+    }
+
+    /// The name of a token at its position, by which its experts are drawn: they depend on nothing else in the batch.
+    pub(crate) fn key(token: u32, position: usize) -> u64 {
+        mix(mix(0, token.into()), position as u64)
+    }
+
+    /// Replaces the experts of a layer, `[n, k]`, for the tokens of these keys, `[n]`: each expert is drawn among this
+    /// rank's with the probability of the rate, else among the other ranks', and no token has one twice.
+    pub(super) fn redraw(self, layer: LayerIdx, hosts: &LayerHosts, keys: &[u64], experts: &mut [u16]) {
+        let top_k = experts.len().checked_div(keys.len()).unwrap_or(0).max(1);
+        let count = hosts.slot_of.len();
+        for (key, chosen) in keys.iter().zip(experts.chunks_exact_mut(top_k)) {
+            for slot in 0..top_k {
+                let draw = spread(mix(mix(*key, layer.index() as u64), slot as u64));
+                let local = ((draw >> 11) as f64) < self.0 * (1u64 << 53) as f64;
+                let first = spread(draw) as usize % count;
+                let is_wanted = |expert: usize, local: bool| (hosts.slot_of[expert] != NOT_HERE) == local;
+                let fits = |expert: &usize| is_wanted(*expert, local) && !chosen[..slot].contains(&(*expert as u16));
+                let found = (first..first + count).map(|expert| expert % count).find(fits);
+                // A rank has at least k experts and so have the others: checked at the start.
+                chosen[slot] = found.unwrap_or(first) as u16;
+            }
+        }
+    }
+}
+
+/// `mix` leaves neighbouring numbers related in their low bits (splitmix64's finish).
+fn spread(mut hash: u64) -> u64 {
+    hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    hash ^ (hash >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use semmoe_tables::{ExpertCopies, Placement, RankId};
+
+    use super::super::spread::ExpertSpread;
+    use super::*;
+    use crate::ep::ExpertLayout;
+
+    /// The binomial spread of the count stays within 5 standard deviations; experts are used evenly; a token's experts
+    /// differ, and are the same in any batch.
+    #[test]
+    fn the_rate_is_held_and_tokens_keep_their_experts() {
+        let copies = ExpertCopies::from(&Placement::contiguous(3, 32, 4).unwrap());
+        let hosts = LayerHosts::of_spread(&ExpertSpread { layout: ExpertLayout::Ep, copies }, RankId::new(2));
+        let keys: Vec<u64> = (0..4000).map(|at| ForcedRate::key(at % 50, at as usize)).collect();
+        for rate in [0.0, 0.1, 0.4, 0.7, 1.0] {
+            let (forced, mut experts) = (ForcedRate::new(rate).unwrap(), vec![0; keys.len() * 4]);
+            let layer = LayerIdx::new(1);
+            forced.redraw(layer, &hosts[1], &keys, &mut experts);
+            let local = experts.iter().filter(|expert| (16..24).contains(*expert)).count() as f64;
+            let (pairs, found) = (experts.len() as f64, local / experts.len() as f64);
+            assert!((found - rate).abs() <= 5.0 * (rate * (1.0 - rate) / pairs).sqrt(), "{rate}: {found}");
+            for chosen in experts.chunks(4) {
+                let mut distinct = chosen.to_vec();
+                distinct.sort_unstable();
+                distinct.dedup();
+                assert_eq!(distinct.len(), 4, "{chosen:?}");
+            }
+            if rate < 1.0 {
+                let uses = |expert: u16| experts.iter().filter(|used| **used == expert).count() as f64;
+                let even = pairs * (1.0 - rate) / 24.0;
+                assert!((0..16).all(|expert| (uses(expert) - even).abs() < 0.2 * even), "{rate}");
+            }
+            let mut alone = vec![0; 4];
+            forced.redraw(layer, &hosts[1], &keys[70..71], &mut alone);
+            assert_eq!(alone, experts[280..284]);
+        }
+        assert_eq!([-0.1, 1.1, f64::NAN].map(ForcedRate::new), [None; 3]);
+    }
+}
