@@ -231,6 +231,6 @@ mod tests {
         assert_eq!((held.running.max_over_mean(), held.held_pages.max_over_mean()), (Some(2.0), Some(1.0)));
         assert_eq!(held.since(&held).running, held.running, "a gauge");
         assert_eq!(counters.since(&counters).tokens(), 0);
-        assert!(UnitCounters::parse("semmoe_tokens_total{rank=\"x\"} 5").is_err());
+        assert!(UnitCounters::parse("semmoe_tokens_total{rank=\"x\",phase=\"decode\"} 5").is_err());
     }
 }

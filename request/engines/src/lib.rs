@@ -38,7 +38,6 @@ pub mod rendering;
 pub mod routed;
 pub mod sglang;
 pub mod sse;
-pub mod steps;
 pub mod switch;
 pub mod tls;
 pub mod verify;
