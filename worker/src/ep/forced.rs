@@ -32,14 +32,16 @@ impl ForcedRate {
     pub(super) fn redraw(self, layer: LayerIdx, hosts: &LayerHosts, keys: &[u64], experts: &mut [u16]) {
         let top_k = experts.len().checked_div(keys.len()).unwrap_or(0).max(1);
         let count = hosts.slot_of.len();
+        let here = hosts.slot_of.iter().filter(|slot| **slot != NOT_HERE).count();
         for (key, chosen) in keys.iter().zip(experts.chunks_exact_mut(top_k)) {
             for slot in 0..top_k {
                 let draw = spread(mix(mix(*key, layer.index() as u64), slot as u64));
                 let local = ((draw >> 11) as f64) < self.0 * (1u64 << 53) as f64;
-                let first = spread(draw) as usize % count;
-                let is_wanted = |expert: usize, local: bool| (hosts.slot_of[expert] != NOT_HERE) == local;
-                let fits = |expert: &usize| is_wanted(*expert, local) && !chosen[..slot].contains(&(*expert as u16));
-                let found = (first..first + count).map(|expert| expert % count).find(fits);
+                let wanted = || (0..count).filter(|expert| (hosts.slot_of[*expert] != NOT_HERE) == local);
+                let candidates = if local { here } else { count - here };
+                let first = spread(draw) as usize % candidates.max(1);
+                let is_new = |expert: &usize| !chosen[..slot].contains(&(*expert as u16));
+                let found = wanted().skip(first).chain(wanted()).find(is_new);
                 // A rank has at least k experts and so have the others: checked at the start.
                 chosen[slot] = found.unwrap_or(first) as u16;
             }
