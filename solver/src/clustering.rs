@@ -106,15 +106,19 @@ impl Clustering {
     /// The same with group g called `label[g]`.
     pub(crate) fn renamed(self, label: &[u16]) -> Self {
         let rename = |group: &mut u16| *group = label[usize::from(*group)];
-        let Clustering { mut group_of, mut plan, .. } = self;
+        let Clustering { mut group_of, mut plan, mut sequences, .. } = self;
         group_of.iter_mut().chain(&mut plan.label).for_each(rename);
         for split in &mut plan.splits {
             split.parts.iter_mut().for_each(|part| rename(&mut part.0));
             split.parts.sort_unstable();
         }
-        let before = plan.price.clone();
-        before.iter().zip(label).for_each(|(&price, &group)| plan.price[usize::from(group)] = price);
-        Clustering { group_of, plan, ..self }
+        let renamed = |prices: &mut Vec<i64>| {
+            let before = prices.clone();
+            before.iter().zip(label).for_each(|(&price, &group)| prices[usize::from(group)] = price);
+        };
+        renamed(&mut plan.price);
+        renamed(&mut sequences.price);
+        Clustering { group_of, plan, sequences, ..self }
     }
 }
 

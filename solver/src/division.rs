@@ -21,6 +21,9 @@ use ndarray::Array2;
 use crate::options::Margins;
 use crate::prior::cholesky;
 
+/// More ranks are not divided among: a step's time and memory grow with their square.
+pub(crate) const MAX_RANKS: usize = 256;
+
 /// Gap over the value at which the search ends.
 const GAP: f64 = 1e-7;
 /// Steps after which it ends anyway; some 30 are usual.
@@ -52,7 +55,7 @@ pub(crate) struct Division {
     pub(crate) sequence_price: Vec<f64>,
 }
 
-/// The iterate, with tokens over their mean and values over their greatest.
+/// The iterate, with tokens over their mean and values over the largest.
 struct Interior {
     ranks: usize,
     /// [U]

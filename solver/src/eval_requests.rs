@@ -7,7 +7,7 @@ use semmoe_tables::{Attention, Tables, Trace};
 
 use crate::balance::spread;
 use crate::calibration::{Reliability, ReliabilitySum};
-use crate::division::{Division, Requests};
+use crate::division::{Division, MAX_RANKS, Requests};
 use crate::error::SolveError;
 use crate::eval_tokens::likeliest;
 use crate::evaluate::{Evaluation, OfflineBound, RequestFigures};
@@ -37,7 +37,7 @@ pub(crate) fn judge(
     options: &EvalOptions,
 ) -> Result<Evaluation, SolveError> {
     let jobs: Vec<Job> = trace.iter().map(|request| job(tables, hosts, request, options)).collect();
-    let bound = bound(&jobs, hosts.places, options.bound);
+    let bound = (hosts.places <= MAX_RANKS).then(|| bound(&jobs, hosts.places, options.bound));
     let random = jobs.iter().flat_map(|job| &job.local).sum::<u64>() as f64
         / (hosts.places as u64 * jobs.iter().map(|job| job.activations).sum::<u64>()) as f64;
     let prices = TablePrice::of_ranks(tables.dp_ranks(), tables.price(), tables.sequence_price());
@@ -51,13 +51,18 @@ pub(crate) fn judge(
         RequestFigures {
             cached_share: (options.prefix.blocks_per_rank > 0).then(|| replay.cached as f64 / prompts),
             evenness: Some(replay.evenness),
-            of_bound: (bound.lar_by_t > random).then(|| (placed.request_lar - random) / (bound.lar_by_t - random)),
+            of_bound: bound
+                .map(|bound| bound.lar_by_t - random)
+                .filter(|gain| *gain > 0.0)
+                .map(|gain| (placed.request_lar - random) / gain),
             ..placed
         }
     };
-    let policies = options.policies.iter().map(|name| Ok((name.clone(), of_policy(&run(name)?))));
-    let policies = policies.collect::<Result<BTreeMap<_, _>, SolveError>>()?;
-    let ranks = run(HEADLINE)?.ranks;
+    let replays = options.policies.iter().map(|name| Ok((name.clone(), run(name)?)));
+    let replays = replays.collect::<Result<BTreeMap<_, _>, SolveError>>()?;
+    let policies = replays.iter().map(|(name, replay)| (name.clone(), of_policy(replay))).collect();
+    let headline = replays.into_iter().find(|(name, _)| name == HEADLINE);
+    let ranks = headline.map_or_else(|| run(HEADLINE), |(_, replay)| Ok(replay))?.ranks;
     let mut tally = Tally::new(hosts);
     for (request, &rank) in trace.iter().zip(&ranks) {
         for position in 0..request.token_ids().len() {
@@ -78,7 +83,7 @@ pub(crate) fn judge(
         batch_optimum: Some(batch(&jobs, hosts.places, options.token_margin, |job, rank| {
             Some(job.local[rank] as f64 / job.known_tokens as f64)
         })),
-        bound: Some(bound),
+        bound,
         ..Evaluation::new(tables, hosts, Unit::Request, &tally, token_imbalance, tokens)
     })
 }
@@ -104,7 +109,7 @@ pub(crate) fn request_reliability(
     sum.finish()
 }
 
-/// The rank of each request's greatest share; requests without evidence in turn.
+/// The rank of each request's largest share; requests without evidence in turn.
 fn argmax(jobs: &[Job]) -> Vec<usize> {
     let places = |job: &Job| job.local.len();
     let of_job = |(sequence, job): (usize, &Job)| job.share.as_deref().map_or(sequence % places(job), likeliest);
@@ -172,8 +177,8 @@ fn of_jobs(jobs: &[&Job], ranks: &[usize], loads: &[u64], tokens: &[u64]) -> Req
     }
 }
 
-/// Greatest tokens of a rank over the mean in every [`BURST`] consecutive requests (in all, if there are fewer): the
-/// greatest of these figures and their mean.
+/// Most tokens of a rank over the mean in every [`BURST`] consecutive requests (in all, if there are fewer): the
+/// largest of these figures and their mean.
 fn bursts(ranks: &[usize], tokens: &[u64], places: usize) -> (f64, f64) {
     let mut loads = vec![0; places];
     let (mut most, mut sum, mut count) = (1.0f64, 0.0, 0u32);

@@ -11,7 +11,7 @@ use crate::options::EvalOptions;
 pub(crate) struct Job {
     /// Prompt tokens, which a policy gets.
     pub(crate) prompt_tokens: u64,
-    /// All tokens: what a rank has to do.
+    /// All tokens, prompt and answer: the work of a rank.
     pub(crate) tokens: u64,
     /// Tokens with a known route.
     pub(crate) known_tokens: u64,

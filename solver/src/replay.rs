@@ -17,7 +17,7 @@ use crate::options::EvalOptions;
 /// Prompt tokens that a rank computes in a step, where the options have no number.
 const STEP_TOKENS: u64 = 2048;
 
-/// How even a replay kept the ranks, each as the greatest over the mean.
+/// How even a replay kept the ranks, each as the maximum over the mean.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Evenness {
     /// Prompt tokens computed.

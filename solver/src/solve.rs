@@ -6,6 +6,7 @@ use semmoe_tables::{Attention, Placement, Profile, Replicas, Tables, TablesBuild
 
 use crate::bounds::{Bounds, problem_bounds};
 use crate::clustering::{Clustering, Limits};
+use crate::division::MAX_RANKS;
 use crate::error::{SolveError, check_size};
 use crate::evidence::Shrinkage;
 use crate::features::check_together;
@@ -99,7 +100,10 @@ fn solve_part(
     }
     let traced = trace.map(|trace| Traced::new(trace, unit, counted));
     let each = (options.redundant > 0).then(|| usize::from(options.slots_per_group(profile.model().num_experts)));
-    let balanced = unit == Unit::Request && each.is_none() && options.objective == Objective::Activations;
+    let balanced = unit == Unit::Request
+        && each.is_none()
+        && options.objective == Objective::Activations
+        && usize::from(options.groups) <= MAX_RANKS;
     let limits = Limits { sequences: balanced.then(|| options.margins()), ..Limits::new(options, topology, each) };
     let homes = options.warm_start.as_ref().map(|warm| warm.homes(&problems));
     let mut best = match &given {

@@ -20,7 +20,7 @@ pub(crate) struct Measured {
     pub(crate) whole: Traffic,
 }
 
-/// One kind of traffic, by the worker's counters. Evenness is the greatest of a rank over the mean.
+/// One kind of traffic, by the worker's counters. Evenness is the maximum over ranks over the mean.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Traffic {
     /// Local activation rate.

@@ -8,8 +8,9 @@ use semmoe_engines::metrics::Sample;
 
 use crate::error::CliError;
 
-/// Time between two looks at what runs.
+/// Time between two looks at what runs, and all that they read.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+const LOOKED_AT: &str = "/metrics?name[]=semmoe_requests_in_flight&name[]=semmoe_kv_pages";
 
 /// Counters of one unit, summed as the report needs them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -51,7 +52,7 @@ impl ByRank {
         Self(self.0.iter().map(|(rank, count)| (*rank, count - before.0.get(rank).copied().unwrap_or(0))).collect())
     }
 
-    /// The greatest count over the mean; `None` where all are zero.
+    /// The largest count over the mean; `None` where all are zero.
     pub(crate) fn max_over_mean(&self) -> Option<f64> {
         let most = self.0.values().max().copied().unwrap_or(0);
         (most > 0).then(|| ratio(most * self.0.len() as u64, self.sum()))
@@ -61,7 +62,11 @@ impl ByRank {
 impl UnitCounters {
     /// Reads the counters of the unit at `url`.
     pub(crate) async fn read(client: &HttpClient, url: &BaseUrl) -> Result<Self, CliError> {
-        let text = client.get_text(url, "/metrics", &AnswerLimits::default()).await.map_err(CliError::failed)?;
+        Self::read_page(client, url, "/metrics").await
+    }
+
+    async fn read_page(client: &HttpClient, url: &BaseUrl, page: &str) -> Result<Self, CliError> {
+        let text = client.get_text(url, page, &AnswerLimits::default()).await.map_err(CliError::failed)?;
         Self::parse(&text)
             .map_err(|line| CliError::failed(format!("{url}/metrics has a line that is no sample: {line:?}")))
     }
@@ -167,7 +172,7 @@ impl Looks {
     /// Looks until the caller has enough; ends only with an error.
     pub(crate) async fn go_on(&mut self, client: &HttpClient, url: &BaseUrl) -> CliError {
         loop {
-            match UnitCounters::read(client, url).await {
+            match UnitCounters::read_page(client, url, LOOKED_AT).await {
                 Ok(counters) => self.add(&counters),
                 Err(error) => return error,
             }

@@ -24,6 +24,7 @@ mod http2;
 #[cfg(feature = "kube")]
 mod kubernetes;
 mod live;
+mod live_vllm;
 mod middle;
 mod misfits;
 mod not_taken;

@@ -164,20 +164,6 @@ impl Counters {
         }
     }
 
-    /// Tokens of a phase, times the share of their activations that went to other ranks.
-    pub fn remote_tokens(&self, phase: StepPhase) -> f64 {
-        let (mut local, mut remote) = (0, 0);
-        for layer in &self.layers {
-            local += layer.of(phase).activations.local;
-            remote += layer.of(phase).activations.remote;
-        }
-        let tokens = match phase {
-            StepPhase::Prefill => self.prefill_tokens,
-            StepPhase::Decode => self.decode_tokens,
-        };
-        tokens as f64 * remote as f64 / (local + remote).max(1) as f64
-    }
-
     /// Of all layers and both phases.
     pub fn total(&self) -> Traffic {
         let mut total = Traffic::default();

@@ -15,7 +15,7 @@ use crate::unit::{LayoutName, SwitchHistory, SwitchKind};
 
 /// `GET /metrics`. Counts are asked of every rank between two of its steps, so that they are exact when nothing runs;
 /// of a dead unit the last known ones are shown. `?name[]=A&name[]=B` leaves the other families out: a page of all
-/// layers is long to be read every second.
+/// layers is too long for readers that come back every few milliseconds.
 pub(super) async fn metrics(State(app): State<Arc<App>>, RawQuery(query): RawQuery) -> impl IntoResponse {
     let stats = app.unit.stats().await;
     let up = app.unit.lost().is_none();
@@ -51,10 +51,6 @@ fn render(layers: &[u16], stats: &[RankStats], in_flight: &[usize], up: bool) ->
     page.counter("semmoe_tokens_total", help, stats, |stats| {
         let counters = &stats.counters;
         labelled("phase", [("prefill", counters.prefill_tokens), ("decode", counters.decode_tokens)])
-    });
-    let help = "Tokens, each counted by the share of its activations that went to other ranks.";
-    page.counter("semmoe_remote_tokens_total", help, stats, |stats| {
-        labelled("phase", StepPhase::ALL.map(|phase| (phase.name(), stats.counters.remote_tokens(phase))))
     });
     times(&mut page, layers, stats);
     fetches(&mut page, stats);
@@ -333,7 +329,6 @@ mod tests {
                 "semmoe_attention_fullest_rows_total{rank=\"0\",split=\"taken\"} 13",
                 "semmoe_attention_fullest_rows_total{rank=\"0\",split=\"wanted\"} 14",
                 "semmoe_tokens_total{rank=\"0\",phase=\"decode\"} 6",
-                "semmoe_remote_tokens_total{rank=\"0\",phase=\"prefill\"} 3.3333333333333335",
                 "semmoe_steps_total{rank=\"0\"} 9",
                 "semmoe_step_seconds_total{rank=\"0\"} 5.125",
                 "semmoe_layout_steps_total{rank=\"0\",layout=\"dp-tp\",phase=\"decode\",batch=\"11\"} 4",
