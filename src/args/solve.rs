@@ -203,14 +203,14 @@ pub(crate) struct EvaluateArgs {
     #[arg(long, value_name = "N", conflicts_with = "profile", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) step_tokens: Option<u32>,
     /// Attention dp: sequences in flight while policies are replayed; a new request comes whenever one ends.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", conflicts_with = "profile", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) in_flight: u32,
     /// Attention dp: tokens that a request generates where the trace has no generated ones of its own.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, value_name = "N", conflicts_with = "profile", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) output_tokens: u32,
     /// Assume that each rank's prefix cache holds this many blocks of 64 tokens, for policies that consider it; 0: no
     /// cache.
-    #[arg(long, value_name = "B", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
+    #[arg(long, value_name = "B", conflicts_with = "profile", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
     pub(crate) prefix_blocks: u32,
     /// Also write a self-contained HTML page with charts.
     #[arg(long, help_heading = "Output", value_name = "FILE")]

@@ -211,6 +211,11 @@ fn solve_evaluate_and_refuse() {
         assert!(evaluation[field].is_number(), "{field} in {evaluation}");
     }
     assert!(evaluation["lar"].as_f64() > evaluation["lar_random"].as_f64(), "{evaluation}");
+    // Nothing is replayed on a profile: options of the replay are no use there.
+    for option in ["--in-flight", "--output-tokens", "--prefix-blocks"] {
+        let line = ["evaluate", "--tables", &tables, "--profile", &profile, option, "4"];
+        refused(&line, 2, &[option, "--profile"]);
+    }
     assert!(run(&["tables", "verify", &tables]).status.success());
 
     let (paper, report) = (path("paper.tables.safetensors"), path("paper.json"));
