@@ -78,7 +78,7 @@ pub(crate) enum Closed {
         /// The first that it lists.
         found: String,
     },
-    /// It was started to measure something, and answers nonsense.
+    /// It was started for a measurement, and its answers are wrong.
     #[error(
         "it runs with --force-local-rate {rate}, to measure what communication costs: its answers are wrong by design"
     )]

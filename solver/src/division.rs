@@ -21,14 +21,14 @@ use ndarray::Array2;
 use crate::options::Margins;
 use crate::prior::cholesky;
 
-/// More ranks are not divided among: a step's time and memory grow with their square.
+/// Most ranks for which the bound is computed: time and memory of a step grow with their square.
 pub(crate) const MAX_RANKS: usize = 256;
 
-/// Gap over the value at which the search ends.
+/// Relative gap at which the search ends.
 const GAP: f64 = 1e-7;
-/// Steps after which it ends anyway; some 30 are usual.
+/// Most steps; about 30 are usual.
 const MAX_STEPS: usize = 200;
-/// How far the next step aims to bring the gap down, and the part of the way to the edge that it goes.
+/// Factor by which a step aims to reduce the gap, and the fraction of the way to the boundary that it takes.
 const CENTRING: f64 = 0.1;
 const OF_THE_WAY: f64 = 0.995;
 
@@ -163,7 +163,7 @@ impl Interior {
         // By powers of the tokens, lower half.
         let mut sums = [0, 1, 2].map(|_| Array2::<f64>::zeros((n, n)));
         let rows = || self.x.chunks_exact(n).zip(self.z.chunks_exact(n)).zip(&self.tokens);
-        // Of one request: how a part answers to its loss, and what centring wants of it.
+        // Of one request: x / z of each part, and its centring term.
         let (mut ratio, mut wanted) = (vec![0.0; n], vec![0.0; n]);
         let answer = |x: &[f64], z: &[f64], ratio: &mut [f64], wanted: &mut [f64]| {
             for (at, (x, z)) in x.iter().zip(z).enumerate() {

@@ -107,7 +107,7 @@ pub struct OfflineBound {
     pub lar: f64,
     /// The same of the best division by T's shares: what is in reach of a policy that knows T only.
     pub lar_by_t: f64,
-    /// Relative gap between these divisions and what their prices prove, the greater of both.
+    /// Relative gap between these divisions and what their prices prove; the larger of the two.
     pub gap: f64,
 }
 

@@ -9,7 +9,7 @@ use crate::options::EvalOptions;
 /// One request with everything that the replay needs.
 #[derive(Default)]
 pub(crate) struct Job {
-    /// Prompt tokens, which a policy gets.
+    /// Prompt tokens: all that a policy sees.
     pub(crate) prompt_tokens: u64,
     /// All tokens, prompt and answer: the work of a rank.
     pub(crate) tokens: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Job {
     pub(crate) activations: u64,
 }
 
-/// A request scored with T as the gateway does, beside where its experts are.
+/// A request: scored with T as the gateway scores it, and its local activations by rank.
 pub(crate) fn job(tables: &Tables, hosts: &Hosts, request: TraceRequest<'_>, options: &EvalOptions) -> Job {
     let tokens = request.token_ids();
     let prompt = &tokens[..request.prompt_len()];

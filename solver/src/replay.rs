@@ -1,7 +1,7 @@
 //! A routing policy replayed on recorded requests: a closed loop over ranks that step together, without queues
 //! elsewhere.
 //!
-//! A new request comes whenever one ends; the first ones come evenly over the steps of a mean answer, so that answers
+//! A new request comes whenever one ends; the first ones arrive evenly over the steps of a mean answer, so that answers
 //! of one length do not keep all requests in lockstep. In a step each rank computes pending prompts in the order they
 //! came, up to a number of tokens, and every sequence whose prompt is computed generates a token, its first one in the
 //! same step. The router sees what a gateway would of streams: a prompt is pending until the first token, in flight

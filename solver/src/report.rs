@@ -65,7 +65,7 @@ pub struct SolveReport {
     pub bound_note: Option<String>,
     /// Greatest tokens of a group over the mean (the worst layer with attention tp).
     pub token_imbalance: f64,
-    /// Greatest requests of a group over the mean, where they are the units.
+    /// Requests of the fullest group over the mean, where they are the units.
     pub sequence_imbalance: Option<f64>,
     /// Greatest activations of a group over the mean, mean over layers.
     pub expert_load_imbalance: f64,

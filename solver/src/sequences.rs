@@ -1,10 +1,10 @@
 //! The second weight of requests: each is a sequence, whatever its tokens, and a rank's sequences set the pace of
 //! decode.
 //!
-//! The best division of the requests under both limits has a price of a sequence on every group. With these prices in
-//! the profits the unit step stays a transportation problem of tokens, so both steps and the swaps go on as before from
-//! what a start found without them. With the value of each group's room for sequences at these prices, the result is
-//! that of the division, so that starts compare by it.
+//! The best division of the requests under both limits gives each group a price of a sequence. Subtracted from the
+//! profits, these prices leave the unit step a transportation problem of tokens, so a start first searches without them
+//! and then goes on with them. The plan's value plus the value of each group's room for sequences is the division's:
+//! starts are compared by it.
 
 use crate::alternate::{Watch, search_on};
 use crate::clustering::{Clustering, SequencePrice, Task};
@@ -13,7 +13,7 @@ use crate::options::Margins;
 use crate::transport::Stop;
 use crate::unit_step::{PROFIT_ONE, to_profit, unit_step, weighed_profits};
 
-/// Searches on from `found` with prices of sequences. The best result, with its own prices.
+/// Goes on from `found` with prices of sequences, and returns the best result with its own prices.
 pub(crate) fn balance_sequences(task: Task<'_>, margins: Margins, found: Clustering, watch: Watch<'_>) -> Clustering {
     let Some(first) = priced(task, margins, &found, watch.stop) else { return found };
     let next = search_on(Task { sequences: &first.sequences, ..task }, first.clone(), watch);

@@ -38,7 +38,7 @@ pub(crate) fn to_profit(activations_per_token: f64) -> i64 {
     (activations_per_token * PROFIT_ONE).round().clamp(-GREATEST_PROFIT, GREATEST_PROFIT) as i64
 }
 
-/// Takes the price of a sequence on each group off the profits, [U, G], of a unit's tokens.
+/// Subtracts the price of a sequence on each group from the profits [U, G] of a unit's tokens.
 pub(crate) fn charge_sequences(problem: &Problem, profit: &mut [i64], price: &[i64]) {
     if price.is_empty() {
         return;

@@ -59,7 +59,7 @@ pub(crate) struct Outcome {
     unit: Unit,
     /// Share of activations on the own rank.
     local_activation_rate: Change,
-    /// Of the traffic solved on: no placement is better. Of a file: nothing is, with tokens and sequences even.
+    /// Of the traffic solved on: no placement exceeds it. Of a file: no routing with even tokens and sequences does.
     bound: Option<f64>,
     /// Ranks other than its own that a token is sent to; a profile does not say it.
     remote_ranks_per_token: Option<Change>,

@@ -100,8 +100,8 @@ impl CostParts {
 /// Price of a sequence beyond the fullest rank's, over that of one above the mean: all ranks wait for it.
 const FULLEST: f64 = 4.0;
 
-/// How much one sequence counts with so many on a rank: little where ranks are idle most of the time, and in relation
-/// to them from eight on.
+/// Weight of one sequence where ranks run `mean_sequences`: small where ranks are mostly idle; from eight on it falls
+/// as 1 / mean, since one more matters less.
 fn occupancy(mean_sequences: f64) -> f64 {
     (mean_sequences / 5.0).min(1.0) * 8.0 / mean_sequences.max(8.0)
 }
@@ -342,7 +342,7 @@ pub(crate) fn cheapest(
         |index: usize, load: &RankLoad, cost: f64| Candidate { index, cost, burden: load.burden(), turn: turn(index) };
     for (index, load) in available() {
         let cost = cost(index, load);
-        // Most ranks are dearer than the best so far: nothing else of them is looked at.
+        // Most ranks cost more than the best so far, and are not examined further.
         let contends = |current: &Option<Candidate>| current.is_none_or(|current| cost <= current.cost);
         if contends(&best) {
             keep_better(&mut best, candidate(index, load, cost));

@@ -45,8 +45,8 @@ impl Request<'_> {
         self.tokens.max(1).saturating_sub(cached)
     }
 
-    /// [`uncached`](Self::uncached) as it is weighed: a rank that holds all of the prompt is worth more even where that
-    /// is one token, so that a session stays with it.
+    /// [`uncached`](Self::uncached) as the cost counts it: half a token on a rank that holds the whole prompt, so that
+    /// even a session of one-token prompts stays there.
     pub(crate) fn work(&self, rank: usize, ranks: usize) -> f64 {
         (self.missing(rank, ranks) as f64).max(0.5)
     }

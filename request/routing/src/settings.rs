@@ -17,7 +17,7 @@ pub struct Settings {
     /// work of computing it: it decodes, and so makes every step longer.
     pub in_flight_weight: f64,
     /// Pending prompt tokens on a rank that cost a new request half of the work of computing them; fewer cost less, as
-    /// they are computed in the same step as the request. Half of a usual `chunked_prefill_size`.
+    /// they are computed in the same step as the request. Half of the usual `chunked_prefill_size` of 8,192.
     pub backlog_tokens: u32,
     /// Price of a sequence on a rank that has one more in flight than the mean, in units of share of a mean-sized
     /// request: attention waits for the fullest rank in every step.

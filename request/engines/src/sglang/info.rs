@@ -152,7 +152,7 @@ pub struct ServerInfo {
     /// The carrier of data between ranks: `shm` (memory of one host), `tcp`, or `local` for a single rank.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
-    /// Experts are drawn so that this share of activations is local, for a measurement: answers are wrong.
+    /// A measurement: experts are drawn so that this share of activations is local, and answers are wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub force_local_rate: Option<f64>,
     /// Digest of the tokenizer (canonical vocabulary, merges, added tokens).
