@@ -14,7 +14,7 @@ use super::cache::Cache;
 use super::drive::{Job, Sending, drive, read_jobs};
 use super::front::Front;
 use super::report::{CheckReport, Measured, Predicted, Traffic, WithReplicas};
-use super::scrape::{Looks, UnitCounters};
+use super::scrape::{Samples, UnitCounters};
 use super::setup::{Recording, recorded};
 use super::unit::UnitLayout;
 use crate::error::CliError;
@@ -125,14 +125,14 @@ async fn traffic(
     let engine: BaseUrl = unit.url.parse().map_err(CliError::failed)?;
     let url: BaseUrl = format!("http://{}", gateway.data_addr()).parse().map_err(CliError::failed)?;
     let before = UnitCounters::read(&client, &engine).await?;
-    let mut looks = Looks::default();
+    let mut samples = Samples::default();
     let took = tokio::select! {
         took = drive(&client, &url, jobs, sending) => took?,
         death = unit.died() => return Err(death.into_error()),
-        failed = looks.go_on(&client, &engine) => return Err(failed),
+        failed = samples.go_on(&client, &engine) => return Err(failed),
     };
     let counters = UnitCounters::read(&client, &engine).await?.since(&before);
     gateway.shutdown(Duration::from_secs(1)).await;
     unit.stop().await;
-    Ok(Traffic::of(&counters, &looks, took))
+    Ok(Traffic::of(&counters, &samples, took))
 }

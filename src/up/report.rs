@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::scrape::{ByRank, Looks, UnitCounters};
+use super::scrape::{ByRank, Samples, UnitCounters};
 
 /// One configuration, as measured: the figures of streamed answers first.
 #[derive(Debug, Clone, Serialize)]
@@ -45,15 +45,15 @@ pub(crate) struct Traffic {
 
 impl Traffic {
     /// The figures of a run that `took` so long.
-    pub(crate) fn of(counters: &UnitCounters, looks: &Looks, took: Duration) -> Self {
+    pub(crate) fn of(counters: &UnitCounters, samples: &Samples, took: Duration) -> Self {
         let even = |by_rank: &ByRank| counters.rows.max_over_mean().or(by_rank.max_over_mean()).unwrap_or(1.0);
         Self {
             lar: counters.lar(),
             remote_bytes_per_token: counters.remote_bytes_per_token(),
             prefill_max_over_mean: even(&counters.prefill),
             decode_max_over_mean: even(&counters.decode),
-            running_max_over_mean: looks.running().unwrap_or(1.0),
-            kv_max_over_mean: looks.held_pages().unwrap_or(1.0),
+            running_max_over_mean: samples.running().unwrap_or(1.0),
+            kv_max_over_mean: samples.held_pages().unwrap_or(1.0),
             tokens_per_second: counters.tokens() as f64 / took.as_secs_f64(),
             tokens: counters.tokens(),
             tokens_per_step: counters.tokens_per_step(),

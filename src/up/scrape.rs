@@ -8,9 +8,9 @@ use semmoe_engines::metrics::Sample;
 
 use crate::error::CliError;
 
-/// Time between two looks at what runs, and all that they read.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
-const LOOKED_AT: &str = "/metrics?name[]=semmoe_requests_in_flight&name[]=semmoe_kv_pages";
+/// Time between two samples, and the page that they read.
+const SAMPLE_EVERY: Duration = Duration::from_millis(20);
+const SAMPLED_PAGE: &str = "/metrics?name[]=semmoe_requests_in_flight&name[]=semmoe_kv_pages";
 
 /// Counters of one unit, summed as the report needs them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -109,7 +109,7 @@ impl UnitCounters {
         }
     }
 
-    /// The counts since `before`; what is the case at the moment stays.
+    /// The counts since `before`; gauges stay as they are.
     pub(crate) fn since(&self, before: &Self) -> Self {
         Self {
             local_activations: self.local_activations - before.local_activations,
@@ -144,9 +144,9 @@ impl UnitCounters {
     }
 }
 
-/// Running sequences and the KV cache, looked at from time to time.
+/// Running sequences and the KV cache, sampled during a run.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Looks {
+pub(crate) struct Samples {
     running: Mean,
     held_pages: Mean,
 }
@@ -168,15 +168,15 @@ impl Mean {
     }
 }
 
-impl Looks {
-    /// Looks until the caller has enough; ends only with an error.
+impl Samples {
+    /// Samples until the caller drops it; ends by itself only with an error.
     pub(crate) async fn go_on(&mut self, client: &HttpClient, url: &BaseUrl) -> CliError {
         loop {
-            match UnitCounters::read_page(client, url, LOOKED_AT).await {
+            match UnitCounters::read_page(client, url, SAMPLED_PAGE).await {
                 Ok(counters) => self.add(&counters),
                 Err(error) => return error,
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(SAMPLE_EVERY).await;
         }
     }
 
@@ -185,7 +185,7 @@ impl Looks {
         self.held_pages.add(counters.held_pages.max_over_mean());
     }
 
-    /// Sequences of the fullest rank over the mean, averaged over the looks that found any.
+    /// Sequences of the fullest rank over the mean, averaged over the samples that found any.
     pub(crate) fn running(&self) -> Option<f64> {
         self.running.get()
     }

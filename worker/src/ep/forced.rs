@@ -3,7 +3,7 @@
 //! design.
 
 use semmoe_kernels::mix;
-use semmoe_tables::LayerIdx;
+use semmoe_tables::{LayerIdx, mix64};
 
 use super::hosts::{LayerHosts, NOT_HERE};
 
@@ -35,11 +35,11 @@ impl ForcedRate {
         let here = hosts.slot_of.iter().filter(|slot| **slot != NOT_HERE).count();
         for (key, chosen) in keys.iter().zip(experts.chunks_exact_mut(top_k)) {
             for slot in 0..top_k {
-                let draw = spread(mix(mix(*key, layer.index() as u64), slot as u64));
+                let draw = mix64(mix(mix(*key, layer.index() as u64), slot as u64));
                 let local = ((draw >> 11) as f64) < self.0 * (1u64 << 53) as f64;
                 let wanted = || (0..count).filter(|expert| (hosts.slot_of[*expert] != NOT_HERE) == local);
                 let candidates = if local { here } else { count - here };
-                let first = spread(draw) as usize % candidates.max(1);
+                let first = mix64(draw) as usize % candidates.max(1);
                 let is_new = |expert: &usize| !chosen[..slot].contains(&(*expert as u16));
                 let found = wanted().skip(first).chain(wanted()).find(is_new);
                 // A rank has at least k experts and so have the others: checked at the start.
@@ -47,13 +47,6 @@ impl ForcedRate {
             }
         }
     }
-}
-
-/// `mix` leaves neighbouring numbers related in their low bits (splitmix64's finish).
-fn spread(mut hash: u64) -> u64 {
-    hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    hash ^ (hash >> 31)
 }
 
 #[cfg(test)]
