@@ -3,14 +3,11 @@
 use http::Method;
 use http_body_util::BodyExt;
 use semmoe_gateway::Running;
-use semmoe_mock_engine::{Dialect, SEMMOE, Texts, VLLM_0_30, generated};
+use semmoe_mock_engine::{Dialect, SEMMOE, Texts, generated};
 use semmoe_tables::{LayerIdx, Profile, TokenId};
 use serde_json::{Value, json};
 
-use crate::support::{
-    Answer, Client, Fixture, Mock, PATIENCE, canned, metric, mock_of, of_clients, plain_model, settled, start,
-    tokenizer,
-};
+use crate::support::{Answer, Client, Fixture, Mock, PATIENCE, metric, mock_of, of_clients, settled, start, tokenizer};
 
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
