@@ -151,6 +151,7 @@ struct Rank {
     rank: u16,
     available: bool,
     in_flight_requests: u32,
+    /// Of prompts, and of answers as far as they came or are expected.
     in_flight_tokens: u64,
     /// Prompt tokens of streaming requests that sent nothing yet, less what is believed to be cached.
     pending_tokens: u64,

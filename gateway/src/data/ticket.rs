@@ -103,6 +103,9 @@ impl Ticket {
         if let Some(route) = self.record.route {
             self.progress.piece(route, self.started, piece, data_lines);
         }
+        if let Some((lease, lines)) = self.lease.as_mut().zip(data_lines) {
+            lease.generates(u64::from(lines));
+        }
     }
 
     /// A piece of the answer is there; the first one shows that the prompt has been computed.

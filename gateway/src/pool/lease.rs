@@ -53,14 +53,6 @@ pub(super) enum Charge {
     Among { slots: Range<u16>, part: u64 },
 }
 
-impl Charge {
-    fn computed(&mut self, router: &Router) {
-        if let Self::Rank { slot, work, .. } = self {
-            router.accounts().computed(*slot, work);
-        }
-    }
-}
-
 impl Lease {
     pub(super) fn new(slot: &Slot, rank: Option<RankId>, inflight: Gauge, counted: Option<Counted>) -> Self {
         inflight.inc();
@@ -83,12 +75,22 @@ impl Lease {
 
     /// The first piece of an answer is there, so the prompt has been computed.
     pub(crate) fn computed(&mut self) {
-        if let Some(Counted { pool, real, ghost }) = &mut self.counted {
-            real.computed(&pool.router);
-            if let Some((shadow, ghost)) = pool.shadow.as_ref().zip(ghost.as_mut()) {
-                ghost.computed(&shadow.router);
-            }
+        self.update(|router, slot, work| router.accounts().computed(slot, work));
+    }
+
+    fn update(&mut self, change: impl Fn(&Router, u16, &mut Work) -> bool) {
+        let Some(Counted { pool, real, ghost }) = &mut self.counted else { return };
+        if let Charge::Rank { slot, work, .. } = real {
+            change(&pool.router, *slot, work);
         }
+        if let Some((shadow, Charge::Rank { slot, work, .. })) = pool.shadow.as_ref().zip(ghost.as_mut()) {
+            change(&shadow.router, *slot, work);
+        }
+    }
+
+    /// So many tokens of the answer have come.
+    pub(crate) fn generates(&mut self, tokens: u64) {
+        self.update(|router, slot, work| router.accounts().generates(slot, work, tokens));
     }
 
     /// The answer is complete, with so many tokens.

@@ -20,6 +20,9 @@ const PRICE_LIMIT: f64 = 1.0;
 /// Requests that the mean request remembers.
 const MEAN_MEMORY: f64 = 1024.0;
 
+/// Tokens by which an answer that is longer than expected is expected to go on, at least.
+const LEAST_FURTHER: u64 = 16;
+
 /// No prompt is longer; a longer one is counted as this many tokens, so that no sum overflows.
 pub const MAX_TOKENS: u64 = (1 << 31) - 1;
 
@@ -33,21 +36,42 @@ pub struct Work {
     pub tokens: u64,
     /// Prompt tokens still to be computed, as long as that is known; else zero.
     pub pending: u64,
+    /// Tokens that it is expected to generate, all its sequences together.
+    pub output: u64,
     /// Sequences that it runs as; zero counts as one.
     pub sequences: u32,
 }
 
-/// Mean assignments of the available ranks.
+/// Mean assignments of the available ranks of a unit.
 #[derive(Clone, Copy)]
 struct Even {
     tokens: f64,
     sequences: f64,
 }
 
+impl Even {
+    /// The mean of what ranks were assigned; zero without ranks.
+    fn of(assigned: impl Iterator<Item = Even>) -> Self {
+        let (mut even, mut ranks) = (Even { tokens: 0.0, sequences: 0.0 }, 0.0f64);
+        for of_rank in assigned {
+            even.tokens += of_rank.tokens;
+            even.sequences += of_rank.sequences;
+            ranks += 1.0;
+        }
+        let ranks = ranks.max(1.0);
+        Even { tokens: even.tokens / ranks, sequences: even.sequences / ranks }
+    }
+}
+
 impl Work {
     /// Tokens as they are counted: 1 to [`MAX_TOKENS`].
     pub(crate) fn counted_tokens(&self) -> u64 {
         self.tokens.clamp(1, MAX_TOKENS)
+    }
+
+    /// Keys and values that it holds in the end, in tokens.
+    fn held_tokens(&self) -> u64 {
+        self.counted_tokens() + self.output.min(MAX_TOKENS)
     }
 
     fn counted_pending(&self) -> u64 {
@@ -84,6 +108,7 @@ impl TablePrice {
 /// reader may miss assignments that are being written while it looks, no others. With `n` available ranks:
 ///
 /// * recent tokens of a rank are those among the last `memory` assignments for each rank, exactly;
+/// * `mean` is that of the rank's [unit](RankLoad::unit);
 /// * a rank's price of tokens is its table price, plus `price_step` for each mean-sized request `m` that it got beyond
 ///   its even share; its price of sequences is the table's, plus `sequence_price_step` for each sequence beyond it:
 ///
@@ -129,6 +154,17 @@ impl Accounts {
         }
     }
 
+    /// The same, with ranks that run as units of these sizes, in order; ranks beyond them are one more.
+    #[must_use]
+    pub fn in_units(mut self, sizes: &[u16]) -> Self {
+        let mut cells = self.cells.iter_mut();
+        for (unit, size) in (0..).zip(sizes) {
+            cells.by_ref().take(usize::from(*size)).for_each(|cell| cell.unit = unit);
+        }
+        cells.for_each(|cell| cell.unit = u16::try_from(sizes.len()).unwrap_or(u16::MAX));
+        self
+    }
+
     fn cell(&self, rank: u16) -> Option<&Cell> {
         self.cells.get(usize::from(rank))
     }
@@ -160,26 +196,20 @@ impl Accounts {
 
     /// Returns whether all of it is to be believed.
     fn count(&self, loads: &mut Vec<RankLoad>) -> bool {
-        let (mut tokens, mut sequences, mut ranks) = (0.0, 0.0, 0.0f64);
         loads.clear();
-        loads.extend(self.cells.iter().map(|cell| {
-            let load = cell.load(cell.recent.read(&self.memory));
-            if load.available {
-                tokens += load.price;
-                sequences += load.sequence_price;
-                ranks += 1.0;
-            }
-            load
-        }));
-        let ranks = ranks.max(1.0);
-        let (even, per_token) = (Even { tokens: tokens / ranks, sequences: sequences / ranks }, self.price_per_token());
+        loads.extend(self.cells.iter().map(|cell| cell.load(cell.recent.read(&self.memory))));
+        let per_token = self.price_per_token();
         let price = |surplus: f64, step: f64| (step * surplus).clamp(-PRICE_LIMIT, PRICE_LIMIT);
-        let mut known = true;
-        for (load, cell) in loads.iter_mut().zip(&self.cells) {
-            load.price = get(&cell.table_price) + price(load.price - even.tokens, per_token);
-            load.sequence_price =
-                get(&cell.table_sequence_price) + price(load.sequence_price - even.sequences, self.sequence_price_step);
-            known &= load.known;
+        let (mut cells, mut known) = (self.cells.iter(), true);
+        for unit in loads.chunk_by_mut(|a, b| a.unit == b.unit) {
+            let available = unit.iter().filter(|load| load.available);
+            let even = Even::of(available.map(|load| Even { tokens: load.price, sequences: load.sequence_price }));
+            for (load, cell) in unit.iter_mut().zip(&mut cells) {
+                load.price = get(&cell.table_price) + price(load.price - even.tokens, per_token);
+                load.sequence_price = get(&cell.table_sequence_price)
+                    + price(load.sequence_price - even.sequences, self.sequence_price_step);
+                known &= load.known;
+            }
         }
         known
     }
@@ -193,9 +223,9 @@ impl Accounts {
 
     /// Starts again from the prices of newly loaded tables; loads stay.
     pub fn reset_prices(&self, table_prices: &[TablePrice]) {
-        let even = self.even();
         self.set_table_prices(table_prices);
-        for cell in &self.cells {
+        let evens: Vec<Even> = self.cells.iter().map(|cell| self.even_in(cell.unit)).collect();
+        for (cell, even) in self.cells.iter().zip(evens) {
             // One that is away has the surplus in place of the count.
             let (tokens, sequences) = if cell.is_available() { (even.tokens, even.sequences) } else { (0.0, 0.0) };
             cell.assigned_tokens.set(tokens);
@@ -214,13 +244,13 @@ impl Accounts {
     /// nothing changed, if there is no such rank among them.
     pub fn set_all_available(&self, ranks: Range<usize>, available: bool) -> bool {
         let Some(cells) = self.cells.get(ranks) else { return false };
-        let mut changed = cells.iter().filter(|cell| cell.is_available() != available).peekable();
-        if changed.peek().is_none() {
+        if cells.iter().all(|cell| cell.is_available() == available) {
             return true;
         }
-        let even = self.even();
+        let evens: Vec<Even> = cells.iter().map(|cell| self.even_in(cell.unit)).collect();
+        let changed = cells.iter().zip(evens).filter(|(cell, _)| cell.is_available() != available);
         if !available {
-            changed.for_each(|cell| cell.leave(even));
+            changed.for_each(|(cell, even)| cell.leave(even));
             return true;
         }
         let loads: Vec<RankLoad> = self.loads().into_iter().filter(|load| load.available).collect();
@@ -229,7 +259,7 @@ impl Accounts {
         let recent =
             RecentWork { tokens: mean(|load| load.recent_tokens), requests: mean(|load| load.recent_requests) };
         let fewest = loads.iter().map(|load| load.assigned_requests).min();
-        for cell in changed {
+        for (cell, even) in changed {
             cell.recent.come_back(&self.memory, recent);
             cell.come_back(even, fewest);
         }
@@ -287,7 +317,19 @@ impl Accounts {
         true
     }
 
-    /// A request has generated so many tokens, all its sequences together.
+    /// A request has generated so many tokens and goes on. Where these are more than its `output`, as many again as the
+    /// mean request generates are expected. False if there is no such rank.
+    pub fn generates(&self, rank: u16, work: &mut Work, tokens: u64) -> bool {
+        let Some(cell) = self.cell(rank) else { return false };
+        if tokens > work.output {
+            let before = work.held_tokens();
+            work.output = tokens.min(MAX_TOKENS) + self.expected_output(None).max(LEAST_FURTHER);
+            cell.hold_more(work.held_tokens() - before);
+        }
+        true
+    }
+
+    /// A request ended that generated so many tokens, all its sequences together.
     pub fn generated(&self, tokens: u64) {
         self.mean_output.note(tokens.min(MAX_TOKENS));
     }
@@ -321,16 +363,13 @@ impl Accounts {
         true
     }
 
-    /// Mean assignments of the available ranks.
-    fn even(&self) -> Even {
-        let (mut even, mut ranks) = (Even { tokens: 0.0, sequences: 0.0 }, 0.0f64);
-        for cell in self.cells.iter().filter(|cell| cell.is_available()) {
-            even.tokens += cell.assigned_tokens.get();
-            even.sequences += cell.assigned_sequences.get();
-            ranks += 1.0;
-        }
-        let ranks = ranks.max(1.0);
-        Even { tokens: even.tokens / ranks, sequences: even.sequences / ranks }
+    /// The available ranks of a unit.
+    fn available_in(&self, unit: u16) -> impl Iterator<Item = &Cell> {
+        self.cells.iter().filter(move |cell| cell.unit == unit && cell.is_available())
+    }
+
+    fn even_in(&self, unit: u16) -> Even {
+        Even::of(self.available_in(unit).map(Cell::assigned))
     }
 
     fn note_recent(&self, rank: u16, tokens: u64) {
@@ -353,10 +392,10 @@ impl Accounts {
     fn add_assigned(&self, chosen: &Cell, tokens: f64, sequences: f64) {
         chosen.assigned_tokens.add(tokens);
         chosen.assigned_sequences.add(sequences);
-        let even = self.even();
+        let even = self.even_in(chosen.unit);
         let most =
             Even { tokens: PRICE_LIMIT / self.price_per_token(), sequences: PRICE_LIMIT / self.sequence_price_step };
-        for cell in self.cells.iter().filter(|cell| cell.is_available()) {
+        for cell in self.available_in(chosen.unit) {
             cell.assigned_tokens.keep_near(even.tokens, most.tokens);
             cell.assigned_sequences.keep_near(even.sequences, most.sequences);
         }

@@ -37,6 +37,8 @@
 //! recent[r]  <=  (1 + eps) * (sum of recent + a) / ranks  +  slack * m * sqrt(recent requests per rank)
 //! ```
 //!
+//! with the sums of recent tokens and requests, and `ranks`, over the unit that `r` belongs to.
+//!
 //! The request itself may lie above the second one, as it is never split. A rank that holds more of the prompt than
 //! another one is not held to it: evenness over time moves no session. The rank with the least recent tokens is always
 //! below the second cap; where no rank is below both, that one is taken.
@@ -44,6 +46,8 @@
 //! gamma is configured. A caller that sees latencies can fit it: regress the time of a prefill on its uncached tokens
 //! and on tokens times remote share; gamma is the second coefficient over the first. Policies hold their settings by
 //! value, so that a new gamma is a new policy in the place of the old one.
+
+use std::cell::Cell;
 
 use crate::policy::{Choice, RankLoad, Request, available, turn};
 use crate::settings::Settings;
@@ -199,18 +203,40 @@ pub struct Cap {
 }
 
 /// The caps for one request among given loads.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LoadLimits {
-    /// Most recent tokens that a rank may have before it takes the request.
-    pub recent: f64,
-    /// Most sequences in flight that it may have before.
+#[derive(Debug)]
+pub struct LoadLimits<'a> {
+    loads: &'a [RankLoad],
+    cap: Cap,
+    tokens: f64,
+    mean_request: f64,
+    /// Most sequences in flight that a rank may have before it takes the request.
     pub sequences: f64,
+    /// Of the unit of the rank seen last.
+    recent: Cell<Option<UnitLimit>>,
 }
 
-impl LoadLimits {
+#[derive(Clone, Copy, Debug)]
+struct UnitLimit {
+    unit: u16,
+    /// Most recent tokens that a rank may have before.
+    recent: f64,
+}
+
+impl LoadLimits<'_> {
     /// Whether a rank may take the request. `holds`: it has more of the prompt cached than another one.
     pub fn allows(&self, load: &RankLoad, holds: bool) -> bool {
-        self.is_idle_enough(load) && (holds || load.recent_tokens <= self.recent)
+        self.is_idle_enough(load) && (holds || load.recent_tokens <= self.recent_in(load.unit))
+    }
+
+    /// Most recent tokens that a rank of this unit may have before it takes the request.
+    pub fn recent_in(&self, unit: u16) -> f64 {
+        if let Some(last) = self.recent.get().filter(|last| last.unit == unit) {
+            return last.recent;
+        }
+        let sums = Sums::of(self.loads.iter().filter(|load| load.unit == unit));
+        let recent = self.cap.recent(&sums, self.tokens, self.mean_request);
+        self.recent.set(Some(UnitLimit { unit, recent }));
+        recent
     }
 
     /// Whether what is in flight now lets a rank take the request.
@@ -236,9 +262,9 @@ struct Sums {
 }
 
 impl Sums {
-    fn of(loads: &[RankLoad]) -> Self {
+    fn of<'a>(loads: impl IntoIterator<Item = &'a RankLoad>) -> Self {
         let mut sums = Sums::default();
-        for load in loads.iter().filter(|load| load.available) {
+        for load in loads.into_iter().filter(|load| load.available) {
             sums.ranks += 1.0;
             sums.recent_tokens += load.recent_tokens;
             sums.recent_requests += load.recent_requests;
@@ -262,15 +288,28 @@ impl Cap {
     }
 
     /// The load limits of a rank that takes a request.
-    pub fn limits(&self, loads: &[RankLoad], request: &Request<'_>) -> LoadLimits {
-        self.given(&Sums::of(loads), request)
+    pub fn limits<'a>(&self, loads: &'a [RankLoad], request: &Request<'_>) -> LoadLimits<'a> {
+        self.given(&Sums::of(loads), request, loads)
     }
 
-    fn given(&self, sums: &Sums, request: &Request<'_>) -> LoadLimits {
+    /// Most recent tokens of a rank of the unit with these sums.
+    fn recent(&self, unit: &Sums, tokens: f64, mean_request: f64) -> f64 {
+        let chance = self.slack * mean_request * (unit.recent_requests / unit.ranks).sqrt();
+        (1.0 + self.margin) * (unit.recent_tokens + tokens) / unit.ranks + chance
+    }
+
+    fn given<'a>(&self, sums: &Sums, request: &Request<'_>, loads: &'a [RankLoad]) -> LoadLimits<'a> {
         let (tokens, sequences) = (request.tokens(), request.sequences());
-        let chance = self.slack * sums.mean_request(tokens) * (sums.recent_requests / sums.ranks).sqrt();
+        let mean_request = sums.mean_request(tokens);
+        // Units stand one behind the other; where there is one, its sums are known.
+        let one = loads.first().zip(loads.last()).filter(|(first, last)| first.unit == last.unit);
+        let of = |unit| UnitLimit { unit, recent: self.recent(sums, tokens, mean_request) };
         LoadLimits {
-            recent: (1.0 + self.margin) * (sums.recent_tokens + tokens) / sums.ranks + chance,
+            loads,
+            cap: *self,
+            tokens,
+            mean_request,
+            recent: Cell::new(one.map(|(first, _)| of(first.unit))),
             sequences: SEQUENCES_OVER_MEAN * (sums.sequences + sequences) / sums.ranks + SPARE_SEQUENCES
                 - sequences.min(SPARE_SEQUENCES),
         }
@@ -318,7 +357,7 @@ impl Weighing {
     ) -> Option<Choice> {
         let sums = Sums::of(loads);
         let costs = self.cost.given(&sums, request, share.filter(|_| !request.settled), loads);
-        let limits = self.cap.given(&sums, request);
+        let limits = self.cap.given(&sums, request, loads);
         let work = |index: usize| request.work(index, loads.len());
         let most = available(loads).map(|(index, _)| work(index)).fold(0.0, f64::max);
         let allows = |index: usize, load: &RankLoad| limits.allows(load, work(index) < most);

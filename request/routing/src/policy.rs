@@ -55,7 +55,8 @@ impl Request<'_> {
 /// State of one rank at the moment of choosing.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RankLoad {
-    /// Prompt tokens of the requests in flight.
+    /// Keys and values that the requests in flight hold or will hold, in tokens: prompts, and answers as far as they
+    /// are expected.
     pub in_flight_tokens: u64,
     /// Requests in flight.
     pub in_flight_requests: u32,
@@ -75,6 +76,9 @@ pub struct RankLoad {
     pub price: f64,
     /// In units of share of a mean-sized request: what a sequence costs more here than elsewhere.
     pub sequence_price: f64,
+    /// Ranks of one unit step together, and are kept even over time. Units are as fast as they are, and get what they
+    /// get done: between them only what is in flight counts.
+    pub unit: u16,
     /// Whether the rank may be chosen.
     pub available: bool,
     /// Whether the counts of what is in flight are to be believed. Where they are not, they are at least the mean of
@@ -94,6 +98,7 @@ impl RankLoad {
         assigned_requests: 0,
         price: 0.0,
         sequence_price: 0.0,
+        unit: 0,
         available: true,
         known: true,
     };

@@ -90,6 +90,12 @@ impl Router {
         Router { accounts, prefixes: PrefixTable::succeed(self.prefixes.as_ref(), from, prefix) }
     }
 
+    /// The same, with ranks that run as units of these sizes; see [`Accounts::in_units`].
+    #[must_use]
+    pub fn in_units(self, sizes: &[u16]) -> Self {
+        Router { accounts: self.accounts.in_units(sizes), ..self }
+    }
+
     /// Loads and prices.
     pub fn accounts(&self) -> &Accounts {
         &self.accounts
@@ -140,7 +146,7 @@ impl Router {
         let rank = usize::from(choice.rank);
         let pending = if prompt.reports { request.uncached(rank, scratch.loads.len()) } else { 0 };
         let cached = cached.map(|cached| cached[rank].min(tokens.saturating_sub(1)));
-        Some(Decision { choice, work: Work { tokens, pending, sequences }, cached, session })
+        Some(Decision { choice, work: Work { tokens, pending, output, sequences }, cached, session })
     }
 
     /// Counts a decision in, and notes that its rank will hold the prompt. `remember` is false for ranks whose engine

@@ -289,9 +289,8 @@ fn loads() -> impl Strategy<Value = Vec<RankLoad>> {
             recent_requests: recent_tokens / 100.0,
             assigned_requests: u64::from(in_flight_requests / 10),
             price: recent_tokens / 2e6 - 0.25,
-            sequence_price: 0.0,
             available,
-            known: true,
+            ..RankLoad::IDLE
         },
     );
     prop::collection::vec(load, 1..12)

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use semmoe_routing::{Accounts, PrefixSettings, PrefixTable, Settings, TablePrice, Work};
 
 fn work(tokens: u64) -> Work {
-    Work { tokens, pending: tokens / 2, sequences: 2 }
+    Work { tokens, pending: tokens / 2, output: tokens / 4, sequences: 2 }
 }
 
 /// Old rank to new rank, as `from` says it backwards.
@@ -53,7 +53,7 @@ proptest! {
             let new_ones = after.iter().filter(|(new, _)| *new == rank);
             let all: Vec<u64> = old_ones.chain(new_ones).map(|(_, tokens)| *tokens).collect();
             prop_assert_eq!(load.in_flight_requests as usize, all.len());
-            prop_assert_eq!(load.in_flight_tokens, all.iter().sum::<u64>());
+            prop_assert_eq!(load.in_flight_tokens, all.iter().map(|tokens| tokens + tokens / 4).sum::<u64>());
             prop_assert_eq!(load.pending_tokens, all.iter().map(|tokens| tokens / 2).sum::<u64>());
         }
         for (rank, load) in (0u16..).zip(&seen_old) {

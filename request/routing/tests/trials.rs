@@ -122,6 +122,26 @@ fn pending_tokens_leave_once() {
     assert!(!accounts.computed(1, &mut work));
 }
 
+#[test]
+fn keys_and_values_of_answers_count_as_expected_or_as_they_come() {
+    let accounts = Accounts::new(2, &[], &Settings::default());
+    let held = || accounts.counted()[0].in_flight_tokens;
+    let mut work = Work { tokens: 100, output: 40, sequences: 2, ..Work::default() };
+    accounts.assign(0, work);
+    assert_eq!(held(), 140);
+    for (generated, expected) in [(40, 140), (41, 100 + 41 + 16), (57, 100 + 57), (58, 100 + 58 + 16)] {
+        assert!(accounts.generates(0, &mut work, generated));
+        assert_eq!(held(), expected, "{generated}");
+    }
+    accounts.generated(300);
+    accounts.generates(0, &mut work, 1000);
+    assert_eq!(held(), 100 + 1000 + accounts.expected_output(None));
+    accounts.generates(0, &mut work, u64::MAX);
+    accounts.release(0, work);
+    assert_eq!(held(), 0);
+    assert!(!accounts.generates(2, &mut work, 5000));
+}
+
 /// The cap is overshot by no more than the requests that are being placed at the same time, and counts return to zero.
 #[test]
 fn threads_share_the_ranks() {

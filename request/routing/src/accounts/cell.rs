@@ -54,6 +54,8 @@ impl Assigned {
 #[repr(align(128))]
 pub(super) struct Cell {
     flight: Arc<Flight>,
+    /// As [`RankLoad::unit`].
+    pub(super) unit: u16,
     /// Its part of the last assignments.
     pub(super) recent: Recent,
     pub(super) assigned_requests: AtomicU64,
@@ -119,19 +121,28 @@ impl Cell {
             assigned_requests: self.assigned_requests.load(Relaxed),
             price: self.assigned_tokens.get(),
             sequence_price: self.assigned_sequences.get(),
+            unit: self.unit,
             available: self.is_available(),
             known: !self.unknown.load(Relaxed),
         }
     }
 
     pub(super) fn count_in(&self, work: Work) {
-        self.flight.tokens.fetch_add(work.counted_tokens(), Relaxed);
+        self.flight.tokens.fetch_add(work.held_tokens(), Relaxed);
         self.flight.requests.fetch_add(1, Relaxed);
         self.flight.sequences.fetch_add(work.counted_sequences(), Relaxed);
         self.assigned_requests.fetch_add(1, Relaxed);
         if work.counted_pending() > 0 {
             self.flight.pending.fetch_add(work.counted_pending(), Relaxed);
         }
+    }
+
+    pub(super) fn hold_more(&self, tokens: u64) {
+        self.flight.tokens.fetch_add(tokens, Relaxed);
+    }
+
+    pub(super) fn assigned(&self) -> Even {
+        Even { tokens: self.assigned_tokens.get(), sequences: self.assigned_sequences.get() }
     }
 
     pub(super) fn parts(&self) -> u64 {
@@ -153,7 +164,7 @@ impl Cell {
     }
 
     pub(super) fn count_out(&self, work: Work) {
-        take(&self.flight.tokens, work.counted_tokens());
+        take(&self.flight.tokens, work.held_tokens());
         take(&self.flight.requests, 1);
         take(&self.flight.sequences, work.counted_sequences());
         self.computed(work.counted_pending());
