@@ -13,8 +13,8 @@ pub struct Settings {
     /// gamma: what a token costs more if all of its activations are remote, over the work of computing it. That is the
     /// share of communication in the time of a prefill step, over the share of remote activations in that step.
     pub communication: f64,
-    /// Cost to a new request of a token in flight, of a prompt or an answer, over the work of computing it: its keys and
-    /// values are read in every step.
+    /// Cost to a new request of a token in flight, of a prompt or an answer, over the work of computing it: every step
+    /// reads its keys and values.
     pub in_flight_weight: f64,
     /// Pending prompt tokens on a rank that cost a new request half of the work of computing them; fewer cost less, as
     /// they are computed in the same step as the request. Half of the usual `chunked_prefill_size` of 8,192.
