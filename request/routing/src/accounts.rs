@@ -37,7 +37,7 @@ pub struct Work {
     /// Prompt tokens still to be computed, as long as that is known; else zero.
     pub pending: u64,
     /// Tokens that it is expected to generate, all its sequences together.
-    pub output: u64,
+    pub output: u32,
     /// Sequences that it runs as; zero counts as one.
     pub sequences: u32,
 }
@@ -71,7 +71,7 @@ impl Work {
 
     /// Keys and values that it holds in the end, in tokens.
     fn held_tokens(&self) -> u64 {
-        self.counted_tokens() + self.output.min(MAX_TOKENS)
+        self.counted_tokens() + u64::from(self.output).min(MAX_TOKENS)
     }
 
     fn counted_pending(&self) -> u64 {
@@ -321,9 +321,10 @@ impl Accounts {
     /// mean request generates are expected. False if there is no such rank.
     pub fn generates(&self, rank: u16, work: &mut Work, tokens: u64) -> bool {
         let Some(cell) = self.cell(rank) else { return false };
-        if tokens > work.output {
+        if tokens > work.output.into() {
             let before = work.held_tokens();
-            work.output = tokens.min(MAX_TOKENS) + self.expected_output(None).max(LEAST_FURTHER);
+            let expected = tokens.saturating_add(self.expected_output(None).max(LEAST_FURTHER));
+            work.output = u32::try_from(expected).unwrap_or(u32::MAX);
             cell.hold_more(work.held_tokens() - before);
         }
         true

@@ -146,7 +146,8 @@ impl Router {
         let rank = usize::from(choice.rank);
         let pending = if prompt.reports { request.uncached(rank, scratch.loads.len()) } else { 0 };
         let cached = cached.map(|cached| cached[rank].min(tokens.saturating_sub(1)));
-        Some(Decision { choice, work: Work { tokens, pending, output, sequences }, cached, session })
+        let work = Work { tokens, pending, output: u32::try_from(output).unwrap_or(u32::MAX), sequences };
+        Some(Decision { choice, work, cached, session })
     }
 
     /// Counts a decision in, and notes that its rank will hold the prompt. `remember` is false for ranks whose engine

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use semmoe_routing::{Accounts, PrefixSettings, PrefixTable, Settings, TablePrice, Work};
 
 fn work(tokens: u64) -> Work {
-    Work { tokens, pending: tokens / 2, output: tokens / 4, sequences: 2 }
+    Work { tokens, pending: tokens / 2, output: tokens as u32 / 4, sequences: 2 }
 }
 
 /// Old rank to new rank, as `from` says it backwards.
