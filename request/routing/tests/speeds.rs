@@ -1,5 +1,7 @@
 //! Units of unequal speed behind one model get what they get done.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 use semmoe_routing::{PrefixSettings, Prompt, Router, Scratch, Settings, Work, policy};
 
 /// Ranks of which each computes 100 tokens of every waiting prompt and one of every answer in a step; its steps take
