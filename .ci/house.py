@@ -4,16 +4,13 @@
 lines    counts lines of Rust that are neither blank nor comments, outside tests, benchmarks and examples, by crate;
          fails if they are more than the last number in .ci/budget.txt
 check    compares what it counts by crate with .ci/house.json: repeated code, words that CONTRIBUTING.md replaces, long comment
-         lines, circles of imports, paths in ARCHITECTURE.md and the READMEs that lead to no file, links of documents, pages
-         of docs/ that are too many or too large, commands on pages that CI does not run and that do not say why, wide traits,
+         lines, paths in ARCHITECTURE.md and the READMEs that lead to no file, links of documents, pages of docs/ that are too
+         many or too large, commands on pages that CI does not run and that do not say why, wide traits,
          parameters without a name
 update   lowers the allowances in .ci/house.json to what is counted; none is ever raised
 
 Repeated code is a run of 30 or more equal tokens, outside tests, that stands elsewhere already. Signatures, attributes, imports and
 comments do not count: an implementation has the signature of its trait.
-
-A circle of imports is a set of more than five files of one crate, outside tests, of which each reaches each by paths that begin
-with crate, super or self. What a module re-exports is no import.
 
 A trait is wide if it has more than six methods. A parameter has no name if its type is a tuple of unlike types."""
 import collections
@@ -29,7 +26,6 @@ ALLOWED = ROOT / ".ci/house.json"
 BUDGET = ROOT / ".ci/budget.txt"
 RUN = 30
 COLUMNS = 120
-CIRCLE = 5
 METHODS = 6
 PAGES, PAGE_BYTES, DOCS_BYTES = 14, 20_000, 200_000
 APART = re.compile(r"(^|/)(tests?|benches|examples)(/|\.rs$)|(^|/)\w*_tests?\.rs$|^bench/|^build\.rs$")
@@ -160,69 +156,6 @@ def repeats():
     return found
 
 
-def used(tree, prefix=()):
-    """The paths that a `use` names."""
-    for part in filter(None, (part.strip() for part in split_at_commas(tree))):
-        names, brace, inner = part.partition("{")
-        path = prefix + tuple(re.findall(r"\w+", names.split(" as ")[0]))
-        yield from used(inner.rpartition("}")[0], path) if brace else [path]
-
-
-def split_at_commas(tree):
-    parts, depth = [""], 0
-    for letter in tree:
-        depth += (letter == "{") - (letter == "}")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return parts
-
-
-def imports(crate):
-    """For each file of a crate, by its place in the tree of modules: the files that it names."""
-    root = pathlib.PurePosixPath(crate, "src")
-    files = {}
-    for name in tracked(f"{root}/*.rs"):
-        if not APART.search(name) and "/bin/" not in name:
-            path = pathlib.PurePosixPath(name).relative_to(root).with_suffix("")
-            files[path.parent.parts if path.name in ("mod", "lib", "main") else path.parts] = name
-    graph = {}
-    for here, name in files.items():
-        text = re.sub(r"//[^\n]*", "", without_tests((ROOT / name).read_text()))
-        paths = [path for tree in re.findall(r"(?<!\) )(?<!pub )\buse ([^;]+);", text) for path in used(tree)]
-        paths += (tuple(path.split("::")) for path in re.findall(r"\b(?:crate|super|self)(?:::\w+)+", re.sub(r"\buse [^;]+;", "", text)))
-        graph[here] = set()
-        for first, *rest in filter(None, paths):
-            there = {"crate": (), "super": here[:-1], "self": here}.get(first)
-            if there is None:
-                continue
-            while rest[:1] == ["super"]:
-                there, rest = there[:-1], rest[1:]
-            target = there + tuple(rest)
-            while target and target not in files:
-                target = target[:-1]
-            graph[here].update({target} & files.keys())
-    return {files[here]: {files[there] for there in named - {here}} for here, named in graph.items()}
-
-
-def reached(graph, start):
-    seen, ahead = set(), [start]
-    while ahead:
-        for there in graph[ahead.pop()] - seen:
-            seen.add(there)
-            ahead.append(there)
-    return seen
-
-
-def circles(crate):
-    """The files of each circle that is too large."""
-    graph = imports(crate)
-    reach = {name: reached(graph, name) for name in graph}
-    found = {frozenset(there for there in reach[here] if here in reach[there]) for here in graph}
-    return [sorted(circle) for circle in found if len(circle) > CIRCLE]
-
-
 def lost_paths():
     """In ARCHITECTURE.md and the maps of READMEs: paths between backticks, whole or without their first folders, for which there is no file or folder."""
     known = {"/" + name for name in tracked("*")}
@@ -333,8 +266,6 @@ def counts():
     places["links"]["documents"].extend(lost_links())
     places["pages"]["documents"].extend(large_pages())
     places["commands"]["documents"].extend(unrun_commands())
-    for crate in CRATES:
-        places["circles"][crate].extend(f"{len(circle)} files: {', '.join(circle)}" for circle in circles(crate))
     for length, here, there in repeats():
         places["repeats"][crate_of(here)].append(f"{here}: {length} tokens as at {there}")
     for name in tracked("*.rs"):

@@ -1,10 +1,12 @@
 //! Tests of the `semmoe` command and of the repository as a whole: one program, so that it is linked once.
 
 mod bad_input;
+mod circles;
 mod cli;
 mod deploy;
 mod embeddings;
 mod export;
+mod imports;
 mod keys;
 mod layers;
 mod load;
