@@ -1,21 +1,21 @@
-//! Arrays of integers in safetensors files of other programs.
+//! Integer arrays in safetensors files written by other programs.
 
 use std::path::Path;
 
 use crate::FormatError;
 use crate::container::{Foreign, element_bytes};
 
-/// A mapped safetensors file, its header checked. Names, element types and metadata are the writer's.
+/// A mapped safetensors file with a checked header. Names, element types and metadata are up to its writer.
 #[derive(Debug)]
 pub struct Arrays(Foreign);
 
-/// An array of such a file, the last index fastest.
+/// One array of the file, the last index fastest.
 #[derive(Clone, Copy, Debug)]
 pub struct Array<'a> {
     dtype: &'a str,
     shape: &'a [u64],
     bytes: &'a [u8],
-    /// Bytes of an element; 0 of those that are no integers.
+    /// Bytes per element; 0 for types other than integers.
     width: usize,
 }
 
@@ -23,15 +23,15 @@ impl Arrays {
     /// Maps a file.
     ///
     /// # Errors
-    /// When it cannot be read, or is not a valid safetensors container.
+    /// If the file cannot be read or is not a valid safetensors container.
     pub fn open(path: &Path) -> Result<Self, FormatError> {
         Foreign::open(path).map(Self)
     }
 
-    /// Takes the bytes of such a file.
+    /// Parses a safetensors file held in memory.
     ///
     /// # Errors
-    /// As [`Arrays::open`].
+    /// Those of [`Arrays::open`].
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, FormatError> {
         Foreign::from_bytes(bytes).map(Self)
     }
@@ -41,7 +41,7 @@ impl Arrays {
         self.0.tensors.keys().map(String::as_str)
     }
 
-    /// An array by its name.
+    /// Looks up an array by name.
     pub fn get(&self, name: &str) -> Option<Array<'_>> {
         let tensor = self.0.tensors.get(name)?;
         let integer = tensor.dtype == "BOOL" || tensor.dtype.starts_with(['U', 'I']);
@@ -51,25 +51,25 @@ impl Arrays {
 }
 
 impl<'a> Array<'a> {
-    /// Its element type, as safetensors spells it.
+    /// The element type, as safetensors spells it.
     pub fn dtype(&self) -> &'a str {
         self.dtype
     }
 
-    /// Its shape.
+    /// The shape.
     pub fn shape(&self) -> &'a [u64] {
         self.shape
     }
 
-    /// Whether its elements are integers (or booleans).
+    /// Whether the elements are integers (or booleans).
     pub fn is_integer(&self) -> bool {
         self.width > 0
     }
 
-    /// An integer; `None` when the array holds no integers, and for numbers above [`i64::MAX`].
+    /// Reads one integer; `None` if the array holds no integers, or the number exceeds [`i64::MAX`].
     ///
     /// # Panics
-    /// When the index is not one of the array's.
+    /// If the index is out of range.
     pub fn int(&self, index: &[usize]) -> Option<i64> {
         assert_eq!(index.len(), self.shape.len(), "one index for each dimension");
         if !self.is_integer() {
@@ -82,7 +82,7 @@ impl<'a> Array<'a> {
         self.element(at)
     }
 
-    /// All integers, in the order of the array; none of one that holds no integers.
+    /// All integers in storage order; empty unless the elements are integers.
     pub fn ints(self) -> impl Iterator<Item = Option<i64>> {
         (0..self.bytes.len().checked_div(self.width).unwrap_or(0)).map(move |at| self.element(at))
     }

@@ -1,4 +1,4 @@
-//! Token data of the tables: with DP attention a share per rank, with TP attention the likeliest groups.
+//! Per-token data of the tables: a share per rank with DP attention, the likeliest groups with TP attention.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,18 +10,18 @@ use crate::FormatError;
 use crate::container::{Container, View};
 use crate::model::{by_name, quoted};
 
-/// In `T_group` and `A_group`: no evidence.
+/// Marks an entry of `T_group` or `A_group` without evidence.
 pub const NO_GROUP: u16 = u16::MAX;
-/// The most labels per token and layer.
+/// Maximum number of labels per token and layer.
 pub const MAX_LABELS: usize = 4;
-/// Shares are rounded to f16 one by one, so their sum may miss one by a little.
+/// Each share is rounded to f16, so their sum may exceed one slightly.
 const SUM_TOLERANCE: f64 = 0.01;
 
 /// How the attention of the unit is parallelised.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Attention {
-    /// Data parallel: a request lives on one rank, and can be pinned to it.
+    /// Data parallel: a request lives on one rank and can be pinned to it.
     Dp,
     /// Tensor parallel: every rank sees every token, and tokens are shuffled inside the unit.
     Tp,
@@ -50,8 +50,8 @@ pub struct GroupLabels<'a> {
     pub probs: &'a [f16],
 }
 
-/// The tensors of attention tp, row-major, as a builder takes them. Unused labels are [`NO_GROUP`] with probability 0,
-/// after the used ones.
+/// The tensors of attention tp, row-major, as the builder takes them. Unused labels follow the used ones: [`NO_GROUP`]
+/// with probability 0.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct TpParts {
     /// m: labels per token and layer, 1 to [`MAX_LABELS`].
@@ -60,13 +60,14 @@ pub struct TpParts {
     pub token_group: Vec<u16>,
     /// `T_prob` [L, V, m].
     pub token_prob: Vec<f16>,
-    /// `A_group` [L, G, G, m]: given the groups of the two MoE layers before, older first; layers 0 and 1 unused.
+    /// `A_group` [L, G, G, m], indexed by the groups of the two previous MoE layers, older first; layers 0 and 1 are
+    /// unused.
     pub transition_group: Vec<u16>,
     /// `A_prob` [L, G, G, m].
     pub transition_prob: Vec<f16>,
 }
 
-/// T with DP attention, checked.
+/// Checks T with DP attention and returns a view of it.
 pub(crate) fn dp_view(
     container: &Container,
     vocabulary: u64,
@@ -90,7 +91,7 @@ pub(crate) fn dp_view(
     Ok(view)
 }
 
-/// T or A with TP attention: [..., m] groups and probabilities, checked.
+/// Checked views of T or A with TP attention: [..., m] groups and probabilities.
 #[derive(Debug, Clone)]
 pub(crate) struct LabelViews {
     /// m
@@ -121,7 +122,7 @@ impl LabelViews {
         Ok(LabelViews { labels, groups, probs })
     }
 
-    /// The used labels of a row; `None` = no evidence.
+    /// The used labels of a row; `None` without evidence.
     pub(crate) fn row<'a>(&self, container: &'a Container, row: usize) -> Option<GroupLabels<'a>> {
         let span = row * self.labels..(row + 1) * self.labels;
         let groups = container.slice(&self.groups).get(span.clone())?;
@@ -131,7 +132,7 @@ impl LabelViews {
     }
 }
 
-/// Distinct groups in range, then nothing but [`NO_GROUP`].
+/// Groups must be distinct and in range, followed only by [`NO_GROUP`].
 fn check_groups(ids: &[u16], num_groups: u16) -> Result<(), (usize, String)> {
     for (label, &id) in ids.iter().enumerate() {
         let before = &ids[..label];
@@ -151,7 +152,7 @@ fn check_groups(ids: &[u16], num_groups: u16) -> Result<(), (usize, String)> {
     Ok(())
 }
 
-/// Shares, best first, that add up to no more than one; zero where there is no group.
+/// Shares must descend and add up to at most one, with zero wherever there is no group.
 fn check_probs(ids: &[u16], shares: &[f16]) -> Result<(), (usize, String)> {
     let mut sum = 0.0;
     for (label, &share) in shares.iter().enumerate() {

@@ -1,8 +1,8 @@
-//! `config.json` of a Hugging Face checkpoint, read key by key: the one reader that planner, profiler, worker and
-//! `permute` have, so that all of them see the same model.
+//! Reads `config.json` of a Hugging Face checkpoint key by key. Planner, profiler, worker and `permute` all use this
+//! reader, so they see the same model.
 //!
-//! Models that see or hear have the language model's dimensions in a section of their own. Quantisation, element type
-//! and tied embeddings, which are the whole checkpoint's, may then be inside, outside, or in both places.
+//! Multimodal models keep the language model's dimensions in a section. Quantisation, element type and tied embeddings
+//! apply to the whole checkpoint and may appear inside the section, outside it, or both.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,20 +11,20 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-/// Published configurations have at most a few hundred kB.
+/// Published configurations are at most a few hundred kB.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
-/// The most characters of a value in a message.
+/// Maximum number of characters of a value quoted in a message.
 const MAX_SHOWN_CHARS: usize = 100;
-/// Sections inside each other.
+/// Maximum nesting of sections.
 const MAX_SECTIONS: usize = 2;
-/// Sections with the language model.
+/// Sections that may hold the language model.
 const SECTIONS: [&str; 4] = ["thinker_config", "text_config", "language_config", "llm_config"];
-/// Keys about the whole checkpoint: the section's own counts before the one around it.
+/// Keys about the whole checkpoint: a value in the section takes precedence over one outside it.
 const OF_CHECKPOINT: [&str; 4] = ["architectures", "dtype", "torch_dtype", "eos_token_id"];
-/// The same for keys that must not differ: they decide the size and the meaning of the weights.
+/// Keys that decide the size and meaning of the weights: values inside and outside the section must agree.
 const OF_WEIGHTS: [&str; 3] = ["quantization_config", "compression_config", "tie_word_embeddings"];
 
-/// Why a configuration, or a key of it, is of no use.
+/// Why a configuration or one of its keys was rejected.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -35,7 +35,7 @@ pub enum ConfigError {
         /// The system's message.
         cause: String,
     },
-    /// The file is no JSON object.
+    /// The file is not a JSON object.
     #[error("{} is not valid JSON: {cause}", path.display())]
     Json {
         /// The file.
@@ -61,23 +61,24 @@ pub enum ConfigError {
 #[derive(Clone, Debug)]
 pub struct CheckpointConfig {
     path: PathBuf,
-    /// The language model's section first, then the objects around it.
+    /// The language model's section first, then the objects that enclose it.
     objects: Vec<Map<String, Value>>,
 }
 
 impl CheckpointConfig {
-    /// The largest dimension: a product of three of them fits a `u64`.
+    /// The largest dimension allowed: a product of three of them fits into a `u64`.
     pub const MAX_DIMENSION: u64 = 1 << 20;
 
-    /// Reads a `config.json`, or the one in a folder.
+    /// Reads a `config.json`, given its path or that of its directory.
     ///
     /// # Errors
-    /// A file that cannot be read, is too large, or is no JSON object; what differs inside and outside of a section.
+    /// If the file cannot be read, is too large or is not a JSON object, or if a section contradicts what is outside
+    /// it.
     pub fn open(path: &Path) -> Result<Self, ConfigError> {
         let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
         let failed = |cause: std::io::Error| ConfigError::Read { path: path.clone(), cause: cause.to_string() };
         let mut bytes = Vec::new();
-        // A device has no length, and a file may grow.
+        // Reads through `take`: a device has no length, and a file may grow.
         File::open(&path).map_err(failed)?.take(MAX_CONFIG_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
         if bytes.len() as u64 > MAX_CONFIG_BYTES {
             let cause = format!("it has more than {MAX_CONFIG_BYTES} bytes");
@@ -86,10 +87,10 @@ impl CheckpointConfig {
         Self::parse(&path, &bytes)
     }
 
-    /// The same of bytes; `path` names the file in messages.
+    /// Parses the bytes of a `config.json`; `path` names the file in messages.
     ///
     /// # Errors
-    /// As [`CheckpointConfig::open`].
+    /// Those of [`CheckpointConfig::open`].
     pub fn parse(path: &Path, json: &[u8]) -> Result<Self, ConfigError> {
         let invalid = |error: serde_json::Error| ConfigError::Json { path: path.to_owned(), cause: error.to_string() };
         let mut objects = vec![serde_json::from_slice::<Map<String, Value>>(json).map_err(invalid)?];
@@ -122,28 +123,28 @@ impl CheckpointConfig {
         &self.objects[self.objects.len() - 1]
     }
 
-    /// A value that is there.
+    /// The value of a key, if present.
     pub fn get(&self, key: &str) -> Option<&Value> {
         let reach = if OF_CHECKPOINT.contains(&key) || OF_WEIGHTS.contains(&key) { self.objects.len() } else { 1 };
         self.objects[..reach].iter().find_map(|object| present(object, key))
     }
 
-    /// The names in `architectures`, those of the language model's section first.
+    /// The names in `architectures`, starting with the language model's section.
     pub fn architectures(&self) -> Vec<&str> {
         let lists = self.objects.iter().filter_map(|object| object.get("architectures")?.as_array());
         lists.flatten().filter_map(Value::as_str).collect()
     }
 
-    /// The names of the architectures in a message, shortened.
+    /// The architecture names for a message, shortened.
     pub fn shown_architectures(&self) -> String {
         let found: String = self.architectures().join(", ").chars().take(MAX_SHOWN_CHARS).collect();
         if found.is_empty() { "(none)".to_owned() } else { found }
     }
 
-    /// The element type of the weights that are not quantised, and the key that names it.
+    /// The element type of the unquantised weights, and the key that names it.
     ///
     /// # Errors
-    /// When it is not a text.
+    /// If the value is not a string.
     pub fn dtype(&self) -> Result<Option<(&'static str, &str)>, ConfigError> {
         let named = |object: &Map<String, Value>| {
             ["dtype", "torch_dtype"].into_iter().find(|key| present(object, key).is_some())
@@ -152,19 +153,19 @@ impl CheckpointConfig {
         Ok(self.text(key)?.map(|name| (key, name)))
     }
 
-    /// The object of a key, as a configuration of its own.
+    /// The object under a key, as a configuration.
     ///
     /// # Errors
-    /// When it is not an object.
+    /// If the value is not an object.
     pub fn section(&self, key: &str) -> Result<Option<Self>, ConfigError> {
         let object = self.optional(key, "an object or null", Value::as_object)?;
         Ok(object.map(|object| Self { path: self.path.clone(), objects: vec![object.clone()] }))
     }
 
-    /// A value as `read` understands it, if there is one.
+    /// A value converted by `read`, if present.
     ///
     /// # Errors
-    /// When `read` does not understand it.
+    /// If `read` rejects the value.
     pub fn optional<'a, T>(
         &'a self,
         key: &str,
@@ -174,110 +175,109 @@ impl CheckpointConfig {
         self.get(key).map(|value| read(value).ok_or_else(|| self.unexpected(key, expected))).transpose()
     }
 
-    /// A whole number in a range, if there is one.
+    /// An integer within a range, if present.
     ///
     /// # Errors
-    /// When it is something else, or does not fit `T`.
+    /// If the value is anything else or does not fit `T`.
     pub fn whole<T: TryFrom<u64>>(&self, key: &str, range: RangeInclusive<u64>) -> Result<Option<T>, ConfigError> {
         let expected = format!("{} to {}", range.start(), range.end());
         let within = |value: &Value| value.as_u64().filter(|number| range.contains(number))?.try_into().ok();
         self.optional(key, expected, within)
     }
 
-    /// A whole number from 1 to `most`.
+    /// An integer from 1 to `most`.
     ///
     /// # Errors
-    /// When it is missing or something else.
+    /// If the value is missing or anything else.
     pub fn bounded<T: TryFrom<u64>>(&self, key: &str, most: u64) -> Result<T, ConfigError> {
         self.whole(key, 1..=most)?.ok_or_else(|| self.unexpected(key, format!("1 to {most}")))
     }
 
-    /// A whole number from 1 to [`CheckpointConfig::MAX_DIMENSION`].
+    /// An integer from 1 to [`CheckpointConfig::MAX_DIMENSION`].
     ///
     /// # Errors
-    /// As [`CheckpointConfig::bounded`].
+    /// Those of [`CheckpointConfig::bounded`].
     pub fn dimension<T: TryFrom<u64>>(&self, key: &str) -> Result<T, ConfigError> {
         self.bounded(key, Self::MAX_DIMENSION)
     }
 
-    /// The same, if there is one.
+    /// An integer from 1 to [`CheckpointConfig::MAX_DIMENSION`], if present.
     ///
     /// # Errors
-    /// When it is something else.
+    /// If the value is anything else.
     pub fn optional_dimension<T: TryFrom<u64>>(&self, key: &str) -> Result<Option<T>, ConfigError> {
         self.whole(key, 1..=Self::MAX_DIMENSION)
     }
 
-    /// The same, 0 or more, and 0 where there is none.
+    /// An integer from 0 to [`CheckpointConfig::MAX_DIMENSION`]; 0 if absent.
     ///
     /// # Errors
-    /// When it is something else.
+    /// If the value is anything else.
     pub fn count<T: TryFrom<u64> + Default>(&self, key: &str) -> Result<T, ConfigError> {
         Ok(self.whole(key, 0..=Self::MAX_DIMENSION)?.unwrap_or_default())
     }
 
-    /// A finite number, if there is one.
+    /// A finite number, if present.
     ///
     /// # Errors
-    /// When it is something else.
+    /// If the value is anything else.
     pub fn real(&self, key: &str) -> Result<Option<f64>, ConfigError> {
         self.optional(key, "a number", |value| value.as_f64().filter(|number| number.is_finite()))
     }
 
-    /// A number above 0, if there is one.
+    /// A positive number, if present.
     ///
     /// # Errors
-    /// When it is something else.
+    /// If the value is anything else.
     pub fn positive(&self, key: &str) -> Result<Option<f64>, ConfigError> {
         let number = self.real(key)?;
         self.require(number.is_none_or(|number| number > 0.0), key, || "a number above 0".to_owned())?;
         Ok(number)
     }
 
-    /// True or false, or the default where there is nothing.
+    /// A boolean, or `absent` if the key is missing.
     ///
     /// # Errors
-    /// When it is something else.
+    /// If the value is anything else.
     pub fn flag(&self, key: &str, absent: bool) -> Result<bool, ConfigError> {
         Ok(self.optional(key, "true or false", Value::as_bool)?.unwrap_or(absent))
     }
 
-    /// A list of whole numbers, empty where there is none.
+    /// A list of integers, empty if absent.
     ///
     /// # Errors
-    /// When it is something else.
+    /// If the value is anything else.
     pub fn numbers(&self, key: &str) -> Result<Vec<u64>, ConfigError> {
         let read = |value: &Value| -> Option<Vec<u64>> { value.as_array()?.iter().map(Value::as_u64).collect() };
         Ok(self.optional(key, "a list of whole numbers", read)?.unwrap_or_default())
     }
 
-    /// A text, if there is one.
+    /// A string, if present.
     ///
     /// # Errors
-    /// When it is something else.
+    /// If the value is anything else.
     pub fn text(&self, key: &str) -> Result<Option<&str>, ConfigError> {
         self.optional(key, "a text", Value::as_str)
     }
 
-    /// Refuses a value unless a condition on it holds.
+    /// Rejects a value unless a condition on it holds.
     ///
     /// # Errors
-    /// When it does not hold.
+    /// If the condition does not hold.
     pub fn require(&self, holds: bool, key: &str, expected: impl FnOnce() -> String) -> Result<(), ConfigError> {
         if holds { Ok(()) } else { Err(self.unexpected(key, expected())) }
     }
 
-    /// The numbers of the layers with experts among `layers`, ascending: all but those that a family's keys say are
-    /// dense.
+    /// Indices of the MoE layers among `layers`, ascending: all but those that the model family's keys declare dense.
     ///
     /// # Errors
-    /// When such a key is of no use, or no layer has experts.
+    /// If such a key is invalid, or no layer has experts.
     pub fn moe_layers(&self, layers: u16) -> Result<Vec<u16>, ConfigError> {
-        // Some say it layer by layer: 1 has experts.
+        // Some families list it layer by layer: 1 = has experts.
         let listed = self.get("moe_layer_freq").is_some_and(Value::is_array);
         let sparse: Vec<u64> = if listed { self.numbers("moe_layer_freq")? } else { Vec::new() };
-        // DeepSeek: the first k are dense, and then every f-th is not. Qwen: every s-th is not, counted from 1, but for
-        // some.
+        // DeepSeek: from the k-th on, layers divisible by f have experts. Qwen: every s-th layer, counted from 1, has
+        // experts, with listed exceptions.
         let frequency = if listed { 1 } else { self.optional_dimension("moe_layer_freq")?.unwrap_or(1) };
         let first: u64 = self.count("first_k_dense_replace")?;
         let step = self.optional_dimension("decoder_sparse_step")?.unwrap_or(1);
@@ -294,20 +294,20 @@ impl CheckpointConfig {
         self.require(!found.is_empty(), key, || "at least one MoE layer".to_owned()).map(|()| found)
     }
 
-    /// The error about a key, with the value found and the value expected.
+    /// An error about a key: the value found and the values expected.
     pub fn unexpected(&self, key: &str, expected: impl Into<String>) -> ConfigError {
         let value = self.get(key).or_else(|| self.objects[0].get(key));
         self.bad(key, shown(value), expected)
     }
 
-    /// The same for a value that was not read as it stands.
+    /// An error about a key whose found value is described by `found`.
     pub fn bad(&self, key: &str, found: impl ToString, expected: impl Into<String>) -> ConfigError {
         let found = found.to_string().chars().take(MAX_SHOWN_CHARS).collect();
         ConfigError::Key { path: self.path.clone(), key: key.to_owned(), found, expected: expected.into() }
     }
 }
 
-/// The section with the language model, or with the section that has it.
+/// The section with the language model, or the section that encloses that one.
 fn section_of(object: &Map<String, Value>) -> Option<&Map<String, Value>> {
     let sections = SECTIONS.iter().filter_map(|name| object.get(*name)?.as_object());
     let mut sections = sections.filter(|inner| inner.contains_key("num_hidden_layers") || section_of(inner).is_some());

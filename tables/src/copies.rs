@@ -1,31 +1,31 @@
-//! Which copy of an expert the tokens of a rank use: one rule, for the worker that sends them there and for the figures
-//! that predict what it sends.
+//! Which replica of an expert the tokens of a rank use. One rule for the worker, which sends tokens there, and for the
+//! models that predict its traffic.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Domains, ExpertId, FormatError, GroupId, LayerIdx, Placement, Replicas, Tables};
 
-/// The groups that hold each expert, and the one whose copy the tokens at each place use.
+/// For each expert, the groups that hold it and the group whose copy the tokens at each place use.
 ///
 /// A place is where tokens are: a group or, where an attention-DP rank has several groups, that rank. Tokens use the
-/// copy at their own place if there is one, else one on a node of their place where nodes are known, else any. Where
-/// several are as near, the places that have to choose among the same ones take them in turns, so that each serves
-/// equally many places, give or take one. The choice depends on place, layer and expert alone, never on a batch.
+/// copy at their own place if there is one, else one on the same node (if nodes are known), else any. Places that
+/// choose among the same copies at equal distance rotate through them, so each copy serves the same number of places,
+/// give or take one. The choice depends only on place, layer and expert, never on the batch.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "Copies")]
 pub struct ExpertCopies(Copies);
 
-/// [`ExpertCopies`], perhaps as another process wrote them.
+/// [`ExpertCopies`] before validation, since another process may have written it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Copies {
     groups: u16,
     experts: u16,
     layers: usize,
-    /// [L * N + 1] into `held_by`.
+    /// [L * N + 1] offsets into `held_by`.
     start: Vec<usize>,
     /// The groups that hold each expert, ascending.
     held_by: Vec<u16>,
-    /// S: slots of a layer, empty ones included.
+    /// S: slots per layer, including empty ones.
     slots: usize,
     /// [places, L, N]: the group whose copy is used.
     used: Vec<u16>,
@@ -40,7 +40,7 @@ impl TryFrom<Copies> for ExpertCopies {
         let offsets = start.first() == Some(&0)
             && start.last() == Some(&held_by.len())
             && start.len() == columns.saturating_add(1)
-            // Every expert is somewhere.
+            // Every expert is held by at least one group.
             && start.is_sorted_by(|before, after| before < after);
         let places = columns > 0 && used.len().is_multiple_of(columns);
         let group = |group: &u16| *group < *groups;
@@ -53,31 +53,30 @@ impl TryFrom<Copies> for ExpertCopies {
     }
 }
 
-/// Where the groups are.
+/// Where each group is.
 struct Sites<'a> {
     /// \[G\]
     place_of: &'a [u16],
     places: usize,
-    /// Groups of a node, neighbours.
+    /// Groups per node; nodes are runs of neighbouring groups.
     per_node: Option<usize>,
 }
 
 impl ExpertCopies {
-    /// For tokens on the groups themselves, as ranks have them that hold one group each. Nodes are those that the
-    /// tables were solved for, if any.
+    /// For tokens located on the groups themselves, where each rank holds one group. Uses the nodes that the tables
+    /// were solved for, if any.
     ///
     /// # Errors
-    /// Nodes that do not divide the groups.
+    /// If the nodes do not divide the groups.
     pub fn between_groups(tables: &Tables) -> Result<Self, FormatError> {
         let places: Vec<u16> = (0..tables.groups()).collect();
         Self::between_places(tables, &places, places.len(), tables.solved_nodes())
     }
 
-    /// For tokens at `places` places, where each group is at one: `place_of` \[G\], with the groups on `nodes` nodes
-    /// of neighbours.
+    /// For tokens at `places` places: group g is at `place_of[g]`, and the groups form `nodes` nodes of neighbours.
     ///
     /// # Errors
-    /// Places for another number of groups; nodes that do not divide the groups.
+    /// If `place_of` has the wrong length, or the nodes do not divide the groups.
     pub fn between_places(
         tables: &Tables,
         place_of: &[u16],
@@ -98,11 +97,11 @@ impl ExpertCopies {
         Ok(Self::of_holders(&holders, &sites))
     }
 
-    /// Expert domains (HybridEP): every group of a domain holds the experts of all its groups, and tokens of groups
-    /// elsewhere use the copy of the group at their own place in the domain, so that a token reaches a domain once.
+    /// Expert domains (HybridEP): every group of a domain holds the experts of all its groups. Tokens of other groups
+    /// use the copy at their own position within the domain, so a token reaches a domain only once.
     ///
     /// # Errors
-    /// Domains that do not divide the groups.
+    /// If the domains do not divide the groups.
     pub fn in_domains(placement: &Placement, domains: Domains) -> Result<Self, FormatError> {
         let groups = placement.groups();
         let map = &domains.map(groups)?;
@@ -121,7 +120,7 @@ impl ExpertCopies {
         }))
     }
 
-    /// From the groups that hold each expert of each layer.
+    /// Builds the choice from the groups that hold each expert of each layer.
     fn of_holders(holders: &Holders, sites: &Sites<'_>) -> Self {
         let Holders { groups, slots, of: ref holders } = *holders;
         let (layers, experts) = (holders.len(), holders.first().map_or(0, Vec::len));
@@ -138,7 +137,7 @@ impl ExpertCopies {
         Self(Copies { groups, experts: experts as u16, layers, start, held_by, slots, used })
     }
 
-    /// With tokens on the groups, which are on no nodes.
+    /// For tokens on the groups, without nodes.
     fn on_groups(holders: &Holders) -> Self {
         let places: Vec<u16> = (0..holders.groups).collect();
         Self::of_holders(holders, &Sites { place_of: &places, places: places.len(), per_node: None })
@@ -159,12 +158,12 @@ impl ExpertCopies {
         self.0.layers
     }
 
-    /// S: slots of a layer, of all groups together; N without replicas and padding.
+    /// S: slots per layer over all groups; N without replicas and padding.
     pub fn slots(&self) -> usize {
         self.0.slots
     }
 
-    /// Places that tokens can be at.
+    /// Number of places that tokens can be at.
     pub fn places(&self) -> usize {
         self.0.used.len() / (self.0.layers * usize::from(self.0.experts)).max(1)
     }
@@ -172,7 +171,7 @@ impl ExpertCopies {
     /// The groups that hold an expert, ascending.
     ///
     /// # Panics
-    /// When the layer or the expert is out of range.
+    /// If the layer or the expert is out of range.
     pub fn held_by(&self, layer: LayerIdx, expert: ExpertId) -> &[u16] {
         let column = layer.index() * usize::from(self.0.experts) + expert.index();
         &self.0.held_by[self.0.start[column]..self.0.start[column + 1]]
@@ -181,29 +180,29 @@ impl ExpertCopies {
     /// Whether a group holds an expert.
     ///
     /// # Panics
-    /// As [`ExpertCopies::held_by`].
+    /// When [`ExpertCopies::held_by`] does.
     pub fn holds(&self, group: GroupId, layer: LayerIdx, expert: ExpertId) -> bool {
         self.held_by(layer, expert).contains(&group.get())
     }
 
-    /// The group whose copy of each expert of a layer the tokens at a place use: \[N\].
+    /// For each expert of a layer, the group whose copy the tokens at a place use: \[N\].
     ///
     /// # Panics
-    /// When the place or the layer is out of range.
+    /// If the place or the layer is out of range.
     pub fn used_at(&self, place: usize, layer: LayerIdx) -> &[u16] {
         let experts = usize::from(self.0.experts);
         &self.0.used[(place * self.0.layers + layer.index()) * experts..][..experts]
     }
 }
 
-/// Every expert once, and tokens on the groups.
+/// One copy of each expert; tokens are on the groups.
 impl From<&Placement> for ExpertCopies {
     fn from(placement: &Placement) -> Self {
         Self::on_groups(&held_once(placement))
     }
 }
 
-/// Tokens on the groups, which are on no nodes.
+/// Tokens are on the groups; no nodes.
 impl From<&Replicas> for ExpertCopies {
     fn from(replicas: &Replicas) -> Self {
         Self::on_groups(&held(replicas))
@@ -219,7 +218,7 @@ impl From<&ExpertCopies> for ExpertCopies {
 /// The groups that hold each expert of each layer.
 struct Holders {
     groups: u16,
-    /// Of a layer, empty ones included.
+    /// Slots per layer, including empty ones.
     slots: usize,
     /// [L][N]: groups, ascending.
     of: Vec<Vec<Vec<u16>>>,
@@ -237,10 +236,10 @@ fn held_once(placement: &Placement) -> Holders {
 }
 
 impl Sites<'_> {
-    /// The copy that each place uses of an expert that these groups hold, ascending; `turn` is with which of them the
-    /// first place begins that has a choice.
+    /// The copy that each place uses of an expert held by these groups (ascending). `turn` is the index of the copy
+    /// that the first place with a choice takes.
     fn choices(&self, holders: &[u16], turn: usize) -> Vec<u16> {
-        // Places that choose among the same copies, as many as there are so far.
+        // Distinct sets of copies to choose among, each with the number of places that have chosen so far.
         let mut choosing: Vec<(Vec<u16>, usize)> = Vec::new();
         let choice = |place| {
             let here = |group: &&u16| usize::from(self.place_of[usize::from(**group)]) == place;
@@ -259,7 +258,7 @@ impl Sites<'_> {
         (0..self.places).map(choice).collect()
     }
 
-    /// Of the copies elsewhere, those on the nodes of a place, or all if there are none or nodes are not known.
+    /// Among copies at other places, those on the same node, or all if there are none or nodes are unknown.
     fn nearest(&self, holders: &[u16], place: usize) -> Vec<u16> {
         let Some(per_node) = self.per_node else { return holders.to_vec() };
         let groups = self.place_of.iter().enumerate().filter(|(_, of)| usize::from(**of) == place);
@@ -295,11 +294,11 @@ mod tests {
 
     #[test]
     fn a_copy_on_the_own_node_is_nearer_than_others() {
-        // Nodes of four: 0..4 and 4..8.
+        // Nodes of four groups: 0..4 and 4..8.
         let used = choices(&[1, 4, 6], 8, Some(4), 0);
         assert_eq!(used[..4], [1; 4]);
         assert_eq!((used[5] != used[7], used[5].min(used[7])), (true, 4));
-        // The second node has none: its places take those of the first in turns.
+        // The second node holds no copy: its places rotate through those of the first.
         assert_eq!(choices(&[0, 3], 8, Some(4), 0)[4..], [0, 3, 0, 3]);
         assert_eq!(choices(&[0, 3], 8, Some(4), 1)[4..], [3, 0, 3, 0]);
     }
@@ -341,9 +340,9 @@ mod tests {
         let pairs = ExpertCopies::in_domains(&placement, 2.into()).unwrap();
         let (layer, expert) = (LayerIdx::new(1), ExpertId::new(0));
         assert_eq!((pairs.slots(), pairs.held_by(layer, expert)), (8, &[2, 3][..]));
-        // Those elsewhere use the group at their own place in the domain.
+        // Places outside the domain use the group at their own position in it.
         assert_eq!([0, 1, 2, 3].map(|place| pairs.used_at(place, layer)[0]), [2, 3, 2, 3]);
-        // The same place on two nodes of two.
+        // One position on two nodes of two.
         let apart = ExpertCopies::in_domains(&placement, "2:1/2".parse().unwrap()).unwrap();
         assert_eq!(apart.held_by(layer, expert), [1, 3]);
         assert_eq!([0, 1, 2, 3].map(|place| apart.used_at(place, layer)[0]), [1, 1, 3, 3]);

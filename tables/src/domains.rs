@@ -1,4 +1,4 @@
-//! Expert domains (HybridEP): groups that hold each other's experts, at one level of links or at several.
+//! Expert domains (HybridEP): groups that hold each other's experts, at one or several levels of links.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,30 +7,31 @@ use serde::{Deserialize, Serialize};
 
 use crate::FormatError;
 
-/// Levels inside the outermost one.
+/// Maximum number of levels inside the outermost one.
 const MAX_INNER: usize = 7;
 
-/// Sizes of expert domains by level of links. As text: the outermost size, then inwards each size with the workers that
-/// its level connects, such as `2:1/8`. `2` is two neighbours; `2:1/8` the groups at one place on two nodes of 8 each.
+/// Sizes of expert domains per level of links. Text form: the outermost size, then for each inner level its size and
+/// the number of workers it connects. `2` pairs neighbours; `2:1/8` pairs groups at the same position on two nodes of
+/// 8.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Domains {
-    /// Its level connects what the levels inside leave of the groups.
+    /// Domain size at the outermost level, which connects the groups that the inner levels leave.
     outermost: u16,
-    /// Outermost first; those that are not given have one worker.
+    /// Outermost first; unset levels have one worker.
     inner: [DomainLevel; MAX_INNER],
 }
 
 /// One level of a group's links.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct DomainLevel {
-    /// Workers of a domain.
+    /// Workers per domain.
     size: u16,
-    /// Workers that the level connects.
+    /// Workers connected at this level.
     of: u16,
 }
 
-/// Domains whose levels are those of a number of groups.
+/// Domains resolved for a given number of groups.
 pub(crate) struct DomainMap {
     groups: u16,
     /// Outermost first.
@@ -41,20 +42,20 @@ impl Domains {
     /// Each group is a domain of its own.
     pub const NONE: Self = Self { outermost: 1, inner: [DomainLevel { size: 1, of: 1 }; MAX_INNER] };
 
-    /// Groups of a domain.
+    /// Number of groups in a domain.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.inner.iter().fold(self.outermost.into(), |size: u64, level| size.saturating_mul(level.size.into()))
     }
 
-    /// Whether every level of `groups` groups is divided evenly.
+    /// Whether the domains divide every level of `groups` groups evenly.
     #[must_use]
     pub fn divide(&self, groups: u16) -> bool {
         self.map(groups).is_ok()
     }
 
     /// # Errors
-    /// Levels that do not multiply to `groups`, or that a size does not divide.
+    /// If the levels do not multiply to `groups`, or a size does not divide its level.
     pub(crate) fn map(&self, groups: u16) -> Result<DomainMap, FormatError> {
         let inside = self.inner.iter().try_fold(1u16, |inside, level| inside.checked_mul(level.of)).unwrap_or(0);
         let mut levels =
@@ -70,7 +71,7 @@ impl Domains {
 }
 
 impl DomainMap {
-    /// The group in the domain of `owner` that is at the place which `place` has in its own domain.
+    /// The group in the domain of `owner` at the position that `place` has in its own domain.
     pub(crate) fn peer(&self, place: u16, owner: u16) -> u16 {
         let (mut inside, mut peer) = (1, 0);
         for DomainLevel { size, of } in self.levels.into_iter().rev() {
@@ -87,7 +88,7 @@ impl DomainMap {
     }
 }
 
-/// Neighbours, on levels that are all alike.
+/// Domains of neighbours, with a single level.
 impl From<u16> for Domains {
     fn from(size: u16) -> Self {
         Self { outermost: size, ..Self::NONE }
@@ -126,8 +127,7 @@ impl FromStr for Domains {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong =
-            || format!("expected N, or sizes of at most {} levels, outermost first, as in 2:1/8", 1 + MAX_INNER);
+        let wrong = || format!("expected N, or sizes of up to {} levels, outermost first, as in 2:1/8", 1 + MAX_INNER);
         let (outermost, inner) = text.split_once(':').map_or((text, None), |(first, rest)| (first, Some(rest)));
         let number = |text: &str| text.parse::<u16>().map_err(|_| wrong());
         let mut domains = Self::from(number(outermost)?);
@@ -167,7 +167,7 @@ mod tests {
     fn domains_cross_the_levels_that_they_name() {
         let of = |text: &str, owner| domains(text).map(8).map(|map| map.members(owner)).unwrap();
         assert_eq!((of("2", 5), of("8", 5).len(), of("1", 5)), (vec![4, 5], 8, vec![5]));
-        // Two nodes of four: both nodes at one place, half of each node, and both of these.
+        // Two nodes of four: both nodes at one position, half of each node, and both combined.
         assert_eq!((of("2:1/4", 5), of("1:2/4", 5), of("2:2/4", 5)), (vec![1, 5], vec![4, 5], vec![0, 1, 4, 5]));
         let pairs = domains("2:2/4").map(8).unwrap();
         assert_eq!([0, 1, 6, 7].map(|place| pairs.peer(place, 2)), [2, 3, 6, 7]);

@@ -1,4 +1,4 @@
-//! The input embeddings of a checkpoint: what its model itself knows of each token of the vocabulary.
+//! The input embeddings of a checkpoint: what the model itself encodes about each token of the vocabulary.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,12 @@ use crate::container::{FloatType, Foreign, ForeignTensor, INDEX, MAX_INDEX_BYTES
 use crate::model::short;
 use crate::{FormatError, TokenId};
 
-/// How the tensor is called in the checkpoints of language models, with or without a prefix.
+/// The usual end of the tensor's name in language model checkpoints, with or without a prefix.
 const USUAL_END: &str = "embed_tokens.weight";
 /// Far above the hidden size of any model.
 const MAX_WIDTH: u64 = 1 << 20;
 
-/// A tensor [V', H] of a mapped checkpoint, all its values finite.
+/// A tensor [V', H] of a mapped checkpoint; all its values are finite.
 #[derive(Debug)]
 pub struct Embeddings {
     file: Foreign,
@@ -29,10 +29,10 @@ pub struct Embeddings {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EmbeddingsError {
-    /// The file is no safetensors file, or cannot be read.
+    /// The file cannot be read or is not a safetensors file.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// The index of a checkpoint is not one.
+    /// The index of a checkpoint is invalid.
     #[error("{}: {problem}", path.display())]
     Index {
         /// The index.
@@ -40,17 +40,17 @@ pub enum EmbeddingsError {
         /// The problem.
         problem: String,
     },
-    /// No tensor, or not one, can be the input embeddings.
+    /// No tensor, or more than one, could be the input embeddings.
     #[error("{}: found {found}, expected {expected}", path.display())]
     NoTensor {
-        /// The file looked into.
+        /// The file searched.
         path: PathBuf,
         /// The value found.
         found: String,
         /// The expected value.
         expected: String,
     },
-    /// The tensor is no matrix of finite numbers.
+    /// The tensor is not a matrix of finite numbers.
     #[error("{}: the tensor `{tensor}` is {found}, expected {expected}", path.display())]
     Tensor {
         /// The file concerned.
@@ -65,12 +65,13 @@ pub enum EmbeddingsError {
 }
 
 impl Embeddings {
-    /// Maps the embeddings of a checkpoint: of a safetensors file, of the index of several, or of a directory with
-    /// either. The tensor is `name`, else the one whose name ends with `embed_tokens.weight`. Every value is looked at.
+    /// Maps the embeddings of a checkpoint, given as a safetensors file, the index of a sharded one, or a directory
+    /// with either. The tensor is `name`, or else the only one whose name ends with `embed_tokens.weight`. Reads every
+    /// value.
     ///
     /// # Errors
-    /// [`EmbeddingsError`]: no such file, tensor or element type (BF16, F16 or F32), no matrix, values that are not
-    /// finite.
+    /// [`EmbeddingsError`]: a missing file or tensor, an element type other than BF16, F16 or F32, a shape that is not
+    /// a matrix, or values that are not finite.
     pub fn open(path: &Path, name: Option<&str>) -> Result<Self, EmbeddingsError> {
         let path = match path.is_dir() {
             true if path.join(INDEX).exists() => path.join(INDEX),
@@ -93,10 +94,10 @@ impl Embeddings {
         Self::of_tensor(Foreign::open(&path)?, path, name.as_deref())
     }
 
-    /// The same of the bytes of a safetensors file.
+    /// Reads the embeddings from the bytes of a safetensors file.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// Those of [`open`](Self::open).
     pub fn from_bytes(bytes: Vec<u8>, name: Option<&str>) -> Result<Self, EmbeddingsError> {
         Self::of_tensor(Foreign::from_bytes(bytes)?, PathBuf::from("(in memory)"), name)
     }
@@ -122,7 +123,7 @@ impl Embeddings {
             let found = format!("not finite at row {}, column {}", at as u64 / width, at as u64 % width);
             return Err(wrong(found, "finite numbers"));
         }
-        // Both fit: their product is the size of a mapped tensor.
+        // Cannot overflow: the product is the size of a mapped tensor.
         let (rows, width) = (rows as usize, width as usize);
         Ok(Embeddings { tensor: tensor.clone(), file, path, element, rows, width })
     }
@@ -132,7 +133,7 @@ impl Embeddings {
         self.rows
     }
 
-    /// H: values of a row.
+    /// H: values per row.
     pub fn width(&self) -> usize {
         self.width
     }
@@ -142,7 +143,7 @@ impl Embeddings {
         &self.path
     }
 
-    /// Fills `row`, of H values, with the embedding of a token below [`rows`](Self::rows).
+    /// Fills `row` (H values) with the embedding of a token below [`rows`](Self::rows).
     ///
     /// # Panics
     /// If the token has no row.
@@ -154,7 +155,7 @@ impl Embeddings {
     }
 }
 
-/// The tensor of a name, or the only one called as usual.
+/// The tensor with this name, or without one the only tensor with the usual ending.
 fn choose<'a>(
     names: impl Iterator<Item = &'a String>,
     name: Option<&str>,
@@ -184,7 +185,7 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// The file of each tensor, by the index.
+/// The file that holds each tensor, according to the index.
 fn weight_map(path: &Path) -> Result<BTreeMap<String, String>, EmbeddingsError> {
     let bytes = Storage::map(path)?;
     let problem = |problem: String| EmbeddingsError::Index { path: path.to_path_buf(), problem };

@@ -1,13 +1,13 @@
-//! The one error of this crate.
+//! The error type of this crate.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-/// Why a file could not be read or written, or why data would not make a valid file.
+/// Why a file could not be read or written, or why data would not form a valid file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
-    /// The operating system refused.
+    /// The operating system reported an error.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
         /// The file concerned.
@@ -17,7 +17,7 @@ pub enum FormatError {
         /// The cause.
         source: std::io::Error,
     },
-    /// Something is wrong in a file.
+    /// Adds the file's name to an error in it.
     #[error("{}: {source}", path.display())]
     File {
         /// The file concerned.
@@ -46,10 +46,10 @@ pub enum FormatError {
     WrongFormat {
         /// The file's `format`.
         found: String,
-        /// The format asked for.
+        /// The format requested.
         expected: &'static str,
     },
-    /// The file is of a version this program does not know.
+    /// The file's version is unknown to this program.
     #[error("the version of {format} is {found:?}, this program reads {expected:?}")]
     UnknownVersion {
         /// The file's format.
@@ -65,7 +65,7 @@ pub enum FormatError {
         /// The field.
         field: &'static str,
     },
-    /// A metadata field, or a field of a value given to a builder, is wrong.
+    /// A metadata field, or a field of a value passed to a builder, is wrong.
     #[error("the field `{field}` is {found}, expected {expected}")]
     BadField {
         /// The field.
@@ -81,32 +81,32 @@ pub enum FormatError {
         /// The tensor.
         tensor: &'static str,
     },
-    /// A tensor is there that the format does not know.
-    #[error("the tensor `{tensor}` does not belong into {format}")]
+    /// The format has no such tensor.
+    #[error("the tensor `{tensor}` does not belong in {format}")]
     UnexpectedTensor {
         /// The tensor.
         tensor: String,
         /// The file's format.
         format: &'static str,
     },
-    /// A tensor has another element type.
+    /// A tensor has the wrong element type.
     #[error("the tensor `{tensor}` is {found}, expected {expected}")]
     WrongDtype {
         /// The tensor.
         tensor: &'static str,
-        /// Its type.
+        /// Its element type.
         found: String,
-        /// The type it must have.
+        /// The required element type.
         expected: String,
     },
-    /// A tensor or slice has another shape.
+    /// A tensor or slice has the wrong shape.
     #[error("the tensor `{tensor}` has shape {found}, expected {expected}")]
     WrongShape {
         /// The tensor.
         tensor: &'static str,
         /// Its shape.
         found: String,
-        /// The shape it must have.
+        /// The required shape.
         expected: String,
     },
     /// A value inside a tensor is wrong.
@@ -121,7 +121,7 @@ pub enum FormatError {
         /// The values allowed.
         expected: String,
     },
-    /// Two files, or a file and an engine, are about different models.
+    /// Two files, or a file and an engine, belong to different models.
     #[error("different models: `{field}` is {found} here and {expected} there")]
     ModelMismatch {
         /// The first field that differs.
@@ -131,15 +131,15 @@ pub enum FormatError {
         /// Its value in the other.
         expected: String,
     },
-    /// Two profiles are about different phases.
+    /// Two profiles cover different phases.
     #[error("the profile's phase is {found}, expected {expected}")]
     PhaseMismatch {
         /// The phase given.
         found: crate::Phase,
-        /// The phase wanted.
+        /// The phase required.
         expected: crate::Phase,
     },
-    /// A count does not fit its type.
+    /// A count does not fit into its type.
     #[error("the count of {what} does not fit into {bits} bits")]
     CountOverflow {
         /// The quantity counted.

@@ -1,8 +1,8 @@
-//! The tokens of a step on groups with attention tp, evenly many on each: line 5 of the paper's Algorithm 3, `align`.
+//! Spreads the tokens of a step evenly over groups with attention tp: line 5 of the paper's Algorithm 3, `align`.
 //!
-//! The collectives of a layer wait for its fullest rank: a row on it costs 2 (P - 1) rows of bytes on one link in SRS
-//! and SAG. The row that loses least elsewhere costs at most two rows more, spread over links. So no group gets more
-//! than its part, and of a group that too many tokens want those leave that lose least.
+//! The collectives of a layer wait for the fullest rank: each row on it costs 2 (P - 1) rows of bytes on one link in
+//! SRS and SAG. Moving the cheapest row elsewhere costs at most two more rows, spread over links. So no group exceeds
+//! its even part, and rows leave an overfull group in order of smallest loss.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,17 +10,16 @@ use std::mem::take;
 
 use crate::likely::LikelyGroup;
 
-/// Tokens (rows) of a step on G groups, no group with more than ceil(n / G) of them. The buffers are reused: once they
-/// have their size nothing is allocated.
+/// Assigns the tokens (rows) of a step to G groups, at most ceil(n / G) to each. Buffers are reused: nothing is
+/// allocated once they have reached their size.
 ///
-/// Rows begin on their likeliest groups. While a group has too many, of all rows on such groups that one goes which
-/// loses the least share, to the best group with room. Of equal losses the last row goes, of equal groups to the first.
-/// Rows of which nothing is known come last and go where the fewest rows are, in their order. The same rows in the same
-/// order give the same groups.
+/// Rows start on their likeliest groups. While any group is overfull, the row that loses the least share moves from an
+/// overfull group to its best group with room. Ties move the last row, to the first group. Rows without evidence are
+/// placed last, in order, on the group with the fewest rows. The result is deterministic in the rows and their order.
 ///
-/// It is a greedy rule: a row never makes room on a third group. With two groups the shares that it keeps are the most
-/// that there can be. With more they are nearly that: over 98% on random small steps, over 99% on recorded routing
-/// (asserted by this crate's and the solver's tests).
+/// The rule is greedy: a row never makes room on a third group. With two groups the total share kept is optimal. With
+/// more it is nearly so: over 98% on random small steps, over 99% on recorded routing (asserted by this crate's and the
+/// solver's tests).
 #[derive(Clone, Debug, Default)]
 pub struct EvenGroups {
     /// `[rows, G]`: expected shares.
@@ -31,7 +30,7 @@ pub struct EvenGroups {
     placed_by: Vec<PlacedBy>,
     /// `[G]`: rows of each group so far.
     counts: Vec<u32>,
-    /// The fullest group if all rows stayed where they want to be.
+    /// Size of the fullest group if every row stayed on its likeliest one.
     fullest_wanted: u32,
     moves: BinaryHeap<Reverse<Move>>,
 }
@@ -39,30 +38,30 @@ pub struct EvenGroups {
 /// Why a row is on its group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PlacedBy {
-    /// It is the likeliest one.
+    /// It is the likeliest group.
     Share,
-    /// The likeliest one was full.
+    /// The likeliest group was full.
     Evening,
-    /// Nothing is known of the row: there was room.
+    /// Nothing is known about the row; the group had room.
     Room,
 }
 
-/// The least that a row loses on a group with room; in the order of moves.
+/// A row's cheapest move to a group with room. Ordered as moves are made.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Move {
-    /// Bits of a share, which are ordered as shares are.
+    /// Bits of a non-negative share; they order as the shares do.
     loss: u64,
     row: Reverse<u32>,
     to: u16,
 }
 
 impl EvenGroups {
-    /// No rows yet, on `groups` groups.
+    /// Starts with no rows on `groups` groups.
     pub fn new(groups: u16) -> Self {
         Self { counts: vec![0; groups.into()], ..Self::default() }
     }
 
-    /// Forgets all rows.
+    /// Removes all rows.
     pub fn clear(&mut self) {
         self.shares.clear();
         self.groups.clear();
@@ -71,12 +70,11 @@ impl EvenGroups {
         self.fullest_wanted = 0;
     }
 
-    /// Takes the next row, by what is known of it: `shares_of` sets the share that is expected on every group, `[G]`,
-    /// and returns the likeliest one, as [`group_shares`](crate::group_shares) does. Rows have their groups after
-    /// [`settle`](Self::settle).
+    /// Adds a row. `shares_of` fills in the share expected on every group, `[G]`, and returns the likeliest group, as
+    /// [`group_shares`](crate::group_shares) does. Groups are assigned by [`settle`](Self::settle).
     ///
     /// # Panics
-    /// For a group past the last.
+    /// If a group is out of range.
     pub fn push(&mut self, shares_of: impl FnOnce(&mut [f64]) -> Option<LikelyGroup>) {
         let (start, groups) = (self.shares.len(), self.counts.len());
         self.shares.resize(start + groups, 0.0);
@@ -106,22 +104,22 @@ impl EvenGroups {
     /// Why a row is on its group.
     ///
     /// # Panics
-    /// Past the last row.
+    /// If `row` is out of range.
     pub fn placed_by(&self, row: usize) -> PlacedBy {
         self.placed_by[row]
     }
 
-    /// Rows of the fullest group.
+    /// Number of rows on the fullest group.
     pub fn fullest(&self) -> u32 {
         self.counts.iter().copied().max().unwrap_or(0)
     }
 
-    /// The same if all rows of which something is known were on their likeliest groups.
+    /// Number of rows on the fullest group if every row with evidence were on its likeliest one.
     pub fn fullest_wanted(&self) -> u32 {
         self.fullest_wanted
     }
 
-    /// Moves rows away from groups with more than `most`.
+    /// Moves rows off groups with more than `most`.
     fn even_out(&mut self, most: u32) {
         let mut moves = take(&mut self.moves).into_vec();
         moves.clear();
@@ -131,7 +129,7 @@ impl EvenGroups {
             let Move { row: Reverse(row), to, .. } = next.0;
             let from = usize::from(self.groups[row as usize]);
             if self.counts[from] > most && self.counts[usize::from(to)] >= most {
-                // Its place was taken meanwhile. Another one loses no less, so that no better move is passed over.
+                // The target filled up meanwhile. The next best loses no less, so no better move is passed over.
                 if let Some(later) = self.least_loss(row as usize, most) {
                     *next = Reverse(later);
                     continue;
@@ -147,7 +145,7 @@ impl EvenGroups {
         self.moves = moves;
     }
 
-    /// The best move of a row on a group with more than `most`.
+    /// The cheapest move of a row off a group with more than `most`.
     fn least_loss(&self, row: usize, most: u32) -> Option<Move> {
         let from = usize::from(self.groups[row]);
         if self.placed_by[row] == PlacedBy::Room || self.counts[from] <= most {
@@ -160,7 +158,7 @@ impl EvenGroups {
         Some(Move { loss, row: Reverse(row as u32), to: to as u16 })
     }
 
-    /// Puts the rows of which nothing is known where the fewest are.
+    /// Places the rows without evidence where the fewest rows are.
     fn fill_up(&mut self) {
         let unknown = self.groups.iter_mut().zip(&self.placed_by).filter(|(_, by)| **by == PlacedBy::Room);
         for (group, _) in unknown {

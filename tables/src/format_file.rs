@@ -1,11 +1,11 @@
-//! Opening, identity and writing, which the three formats share.
+//! Opening, identifying and writing files, shared by the three formats.
 
-/// Implements `open`, `from_bytes`, `model`, `provenance`, `has_stored_digest` and `write` for a file type.
-/// The type has the fields `container`, `model` and `provenance`; `from_container` checks all but the stored digest.
+/// Implements `open`, `from_bytes`, `model`, `provenance`, `has_stored_digest` and `write` for a file type with the
+/// fields `container`, `model` and `provenance`. Its `from_container` checks all but the stored digest.
 macro_rules! format_file {
     ($file:ident, $format:expr) => {
         impl $file {
-            /// Maps a file and checks everything in it, its stored digest last.
+            /// Maps a file and checks all of it, the stored digest last.
             ///
             /// # Errors
             /// Names the file, the field or tensor, what was found and what was expected.
@@ -13,7 +13,7 @@ macro_rules! format_file {
                 Container::open(path, $format).and_then(Self::checked).map_err(|e| e.in_file(path))
             }
 
-            /// The same for bytes in memory.
+            /// Parses a file held in memory and checks all of it.
             ///
             /// # Errors
             /// Names the field or tensor, what was found and what was expected.
@@ -27,7 +27,7 @@ macro_rules! format_file {
                 Ok(file)
             }
 
-            /// The model that the file is about.
+            /// The model that the file belongs to.
             pub fn model(&self) -> &ModelInfo {
                 &self.model
             }
@@ -37,12 +37,12 @@ macro_rules! format_file {
                 &self.provenance
             }
 
-            /// Whether the file states its digest, which was then checked. Files written before version 0.2 do not.
+            /// Whether the file states its digest (which was then checked). Files written before version 0.2 do not.
             pub fn has_stored_digest(&self) -> bool {
                 self.container.metadata.contains_key(crate::container::DIGEST_KEY)
             }
 
-            /// Writes the file (temporary, flushed, renamed); returns the digest.
+            /// Writes the file atomically; returns the digest.
             ///
             /// # Errors
             /// [`FormatError::Io`] names the path.

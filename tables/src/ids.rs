@@ -51,19 +51,19 @@ id! {
     ExpertId(u16)
 }
 id! {
-    /// An index among the MoE layers, 0..L; not the model's layer number (see [`crate::ModelInfo::layer_ids`]).
+    /// An index into the MoE layers, 0..L; not the model's layer number (see [`crate::ModelInfo::layer_ids`]).
     LayerIdx(u16)
 }
 
 impl LayerIdx {
-    /// All layers of a model with `layers` layers, whose numbers fit as the layer numbers of a model do.
+    /// All layers of a model with `layers` layers.
     pub fn all(layers: usize) -> impl Iterator<Item = LayerIdx> + Clone {
         (0..layers).map(|layer| LayerIdx::new(layer as u16))
     }
 }
 
 id! {
-    /// A group of experts that lie together, that is one EP rank, 0..G.
+    /// A group of experts placed together, which is one EP rank, 0..G.
     GroupId(u16)
 }
 id! {

@@ -1,9 +1,8 @@
 //! Typed ids and the three file formats (trace, profile, tables): write, validate, memory-map, view.
 //!
-//! Every file is a little-endian safetensors container. A reader maps the file, checks everything in it once, and then
-//! lends slices of the map: nothing is copied, and nothing that was not checked is ever handed out. Every error names
-//! the file (where there is one), the tensor or field, what was found and what was expected. The formats are specified
-//! in this crate's README.
+//! Every file is a little-endian safetensors container. A reader maps the file, checks all of it once and then lends
+//! slices of the map: nothing is copied, and nothing unchecked is ever handed out. Errors name the file (if there is
+//! one), the tensor or field, what was found and what was expected. This crate's README specifies the formats.
 //!
 //! | module | what |
 //! |---|---|
@@ -11,7 +10,7 @@
 //! | `model` | which model a file is about, and where its data came from |
 //! | `container` | safetensors header, aligned storage, digest, atomic write |
 //! | `trace`, `trace_check`, `trace_builder` | requests with the experts of each token |
-//! | `trace_rows`, `trace_writer` | the same of any size: read request by request, written as they come |
+//! | `trace_rows`, `trace_writer` | traces of any size: read request by request, written as requests arrive |
 //! | `prompt_split` | requests divided by their prompts, independently for each purpose |
 //! | `profile`, `profile_builder`, `profile_without` | how often each token activated each expert |
 //! | `profile_writer` | profiles of any size, written row by row |
@@ -19,13 +18,13 @@
 //! | `copies`, `domains` | which copy of an expert is used where; groups that hold each other's experts |
 //! | `tables`, `tables_builder`, `attention` | what the solver hands to gateways and workers |
 //! | `arrays` | integers in safetensors files of other programs |
-//! | `checkpoint_config`, `model_shape` | a checkpoint's `config.json`: where its keys are, their values within bounds, the model's shape |
+//! | `checkpoint_config`, `model_shape` | a checkpoint's `config.json`: keys, bounded values, the model's shape |
 //! | `embeddings` | the input embeddings of a checkpoint |
 //! | `export` | placements in the forms that engines read |
 //! | `permute` | checkpoints whose contiguous placement is E |
 //! | `parallel` | independent jobs over a few threads |
 //! | `likely` | the group to put a token on, by T and A: one rule for workers, the solver and `evaluate` |
-//! | `even` | the tokens of a step on groups, evenly many on each, by the same shares: one rule for workers and `evaluate` |
+//! | `even` | spreads the tokens of a step evenly over groups, by the same shares: one rule for workers and `evaluate` |
 //! | `score` | rows of T summed over a prompt: one rule for the gateway, the solver and `evaluate` |
 
 #[cfg(target_endian = "big")]

@@ -1,15 +1,16 @@
-//! The group to put a token on with attention tp: what T says of the token and A of the groups before it, in one rule;
-//! and which group a token was on. Where groups get evenly many tokens `even` decides by the shares of all groups.
+//! With attention tp: which group to put a token on, combining T's labels of the token and A's of its previous groups;
+//! and which group a token was on. When tokens are spread evenly over groups, `even` decides by the shares of all
+//! groups.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt as _;
 
 use crate::{ExpertId, GroupId, GroupLabels, LayerIdx, MAX_LABELS, Placement, Tables, TokenId};
 
-/// The least share that a group counts with, the least normal f16: a label rounded to zero must not rule a group out.
+/// The smallest share a group counts with (the smallest normal f16): a label rounded to zero must not rule a group out.
 const LEAST_SHARE: f64 = 6.103_515_625e-5;
 
-/// A group and the share of the token's activations that is expected on it.
+/// A group and the share of the token's activations expected on it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LikelyGroup {
     /// The group.
@@ -19,8 +20,8 @@ pub struct LikelyGroup {
 }
 
 impl GroupLabels<'_> {
-    /// The share of a group, of `groups` in all. Those without a label share evenly what the labels leave,
-    /// `(1 - sum of the m labels) / (G - m)`, and are no likelier than the last label.
+    /// The share of one of `groups` groups. Groups without a label divide evenly what the labels leave, `(1 - sum of
+    /// the m labels) / (G - m)`, capped at the last label.
     pub fn share_of(&self, group: u16, groups: u16) -> f64 {
         match self.groups.iter().position(|&labelled| labelled == group) {
             Some(label) => self.probs[label].to_f64().max(LEAST_SHARE),
@@ -28,7 +29,7 @@ impl GroupLabels<'_> {
         }
     }
 
-    /// Multiplies shares, `[groups]`, by these.
+    /// Multiplies `shares`, `[groups]`, by these shares.
     fn scale(&self, shares: &mut [f64]) {
         let (mut probs, mut labelled) = ([0.0; MAX_LABELS], [0.0; MAX_LABELS]);
         let probs = &mut probs[..self.probs.len()];
@@ -41,7 +42,7 @@ impl GroupLabels<'_> {
         self.groups.iter().zip(labelled).for_each(|(&group, labelled)| shares[usize::from(group)] = labelled);
     }
 
-    /// The share of each group that has no label.
+    /// The share of each group without a label.
     fn rest(&self, groups: u16) -> f64 {
         rest(self.probs.iter().copied().map(f16::to_f64), groups.into())
     }
@@ -53,16 +54,16 @@ fn rest(probs: impl ExactSizeIterator<Item = f64>, groups: usize) -> f64 {
     ((1.0 - labelled) / unlabelled as f64).min(last).max(LEAST_SHARE)
 }
 
-/// The likeliest of `groups` groups by T's labels of the token and A's of the two groups before; `None` where neither
-/// says anything. One without the other is taken as it is. Both combine by log-odds: for every group g
+/// The likeliest of `groups` groups, given T's labels of the token and A's of its two previous groups; `None` if
+/// neither has evidence. One alone is taken as it is. Both combine by log-odds, for every group g:
 ///
 /// ```text
 /// log p(g)  =  log T(g) + log A(g) + const,      p adds up to one
 /// ```
 ///
-/// which is `log T + log P(g | groups before) - log P(g)` with the layer's own shares `P(g)` already divided out of A
-/// (the solver's README has how A is made). Groups without a label count with what the labels leave
-/// ([`GroupLabels::share_of`]). Of equals the first of T's labels, then of A's. Allocates nothing.
+/// which is `log T + log P(g | groups before) - log P(g)`, as the layer's own shares `P(g)` are already divided out of
+/// A (the solver's README describes how). Groups without a label count with [`GroupLabels::share_of`]. Ties go to the
+/// first of T's labels, then of A's. Does not allocate.
 pub fn likeliest_group(
     token: Option<GroupLabels<'_>>,
     before: Option<GroupLabels<'_>>,
@@ -71,7 +72,7 @@ pub fn likeliest_group(
     let (Some(token), Some(before)) = (token, before) else {
         return token.or(before).map(|labels| first(&labels));
     };
-    // A group without a label in either is no likelier than any with one, so that it only counts in the sum.
+    // A group without a label in either is no likelier than any labelled one, so it only counts in the sum.
     let new = before.groups.iter().filter(|group| !token.groups.contains(group));
     let (mut best, mut sum, mut candidates) = (LikelyGroup { group: GroupId::new(0), share: -1.0 }, 0.0, 0);
     for &group in token.groups.iter().chain(new) {
@@ -87,12 +88,12 @@ pub fn likeliest_group(
     Some(LikelyGroup { share: best.share / sum, ..best })
 }
 
-/// The share that [`likeliest_group`] expects on every group, `[groups]`, and its answer. Where it is `None` the shares
-/// are all alike. They add up to one where both T and A are known; labels that are taken as they are may leave a
-/// little. Allocates nothing.
+/// Fills in the share expected on every group, `[groups]`, and returns what [`likeliest_group`] does. All shares are
+/// equal if that is `None`. They add up to one when both T and A are known; a single set of labels may leave a little
+/// over. Does not allocate.
 ///
 /// # Panics
-/// For a label past the last group, and for more than [`MAX_LABELS`].
+/// If a label is out of range, or there are more than [`MAX_LABELS`].
 pub fn group_shares(
     token: Option<GroupLabels<'_>>,
     before: Option<GroupLabels<'_>>,
@@ -107,7 +108,7 @@ pub fn group_shares(
     token.scale(shares);
     before.scale(shares);
     let sum: f64 = shares.iter().sum();
-    // The order of labels decides among equals.
+    // Ties are broken by the order of labels.
     let labelled = token.groups.iter().chain(before.groups);
     let best =
         labelled.copied().reduce(|best, group| match shares[usize::from(group)] > shares[usize::from(best)] {
@@ -123,11 +124,11 @@ fn first(labels: &GroupLabels<'_>) -> LikelyGroup {
 }
 
 impl Placement {
-    /// The group that holds most of a token's experts in a layer, the lowest of equals: the token's group, as A is
-    /// asked by it. `counts` is scratch, so that nothing is allocated for each token.
+    /// The group that holds most of a token's experts in a layer, ties to the lowest: the token's group as A is
+    /// indexed. `counts` is scratch, so nothing is allocated per token.
     ///
     /// # Panics
-    /// For a layer or an expert that the placement does not have.
+    /// If the placement lacks the layer or the expert.
     pub fn main_group(
         &self,
         layer: LayerIdx,
@@ -146,9 +147,9 @@ impl Placement {
 }
 
 impl Tables {
-    /// The group to put a token on in a layer, with attention tp. `before` are its groups in the two MoE layers before,
-    /// older first, as its routes there were ([`Placement::main_group`] of its top-k); `None` where they are not known.
-    /// `None` where nothing is known of the token, for ids out of range, and with attention dp.
+    /// The group to put a token on in a layer, with attention tp. `before` are its groups in the two previous MoE
+    /// layers, older first ([`Placement::main_group`] of its top-k there); `None` if unknown. Returns `None` without
+    /// evidence, for ids out of range, and with attention dp.
     pub fn likeliest_group(
         &self,
         layer: LayerIdx,
@@ -159,11 +160,10 @@ impl Tables {
         likeliest_group(self.token_groups(layer, token), transition, self.groups())
     }
 
-    /// [`group_shares`] of a token in a layer, with `before` as [`Tables::likeliest_group`] has it; `shares` is
-    /// `[groups]`.
+    /// [`group_shares`] of a token in a layer; `before` is as in [`Tables::likeliest_group`], `shares` is `[groups]`.
     ///
     /// # Panics
-    /// For fewer shares than the tables have groups.
+    /// If there are fewer shares than groups.
     pub fn group_shares(
         &self,
         layer: LayerIdx,

@@ -1,4 +1,4 @@
-//! Which model a file is about, and where its data came from.
+//! Which model a file belongs to, and where its data came from.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -9,30 +9,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::FormatError;
 
-/// The most rows, L x (V + 1), that a model may have: several times what any published model needs, and a bound on what
-/// a small hostile file can make a builder allocate (1 GiB of offsets).
+/// Maximum number of rows, L x (V + 1), of a model: several times what any published model needs, and a bound on what a
+/// small hostile file can make a builder allocate (1 GiB of offsets).
 pub const MAX_LAYER_ROWS: u64 = 1 << 27;
 
-/// Long names are damage or mischief, and they would be repeated in every message.
+/// Longer text is damaged or malicious, and every message would repeat it.
 const MAX_TEXT_BYTES: usize = 4096;
 
-/// The fields that two files about the same model have in common.
+/// The fields shared by all files about a model.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelInfo {
-    /// The model's name, as the engine and the operator call it.
+    /// The model's name, as used by the engine and the operator.
     pub model: String,
     /// SHA-256 (lower-case hex) over the canonical vocabulary, merges and added tokens; `None` = unknown.
     pub tokenizer_sha256: Option<String>,
     /// N: routed experts per MoE layer.
     pub num_experts: u16,
-    /// k: experts that one token activates per MoE layer.
+    /// k: experts activated per token and MoE layer.
     pub top_k: u16,
     /// V: token ids are below it.
     pub vocab_size: u32,
-    /// All layers of the model, dense ones included; 0 = unknown (some published files do not say).
+    /// Number of layers, including dense ones; 0 = unknown (some published files do not state it).
     pub num_hidden_layers: u16,
-    /// The model's layer number of each MoE layer in the file, strictly ascending; its length is L.
+    /// The model's layer number of each MoE layer, strictly ascending; its length is L.
     pub layer_ids: Vec<u16>,
 }
 
@@ -57,11 +57,11 @@ impl ModelInfo {
         [self.layers(), usize::from(self.top_k)]
     }
 
-    /// Whether the numbers can be those of a model: 1 <= k <= N < 65535, 1 <= V, at least one layer, layer ids strictly
+    /// Checks that the numbers are plausible: 1 <= k <= N < 65535, 1 <= V, at least one layer, layer ids strictly
     /// ascending and below the number of layers, L x (V + 1) <= [`MAX_LAYER_ROWS`].
     ///
     /// # Errors
-    /// Names the first field that is wrong.
+    /// Names the first invalid field.
     pub fn validate(&self) -> Result<(), FormatError> {
         check_text("model", &self.model)?;
         if self.model.is_empty() {
@@ -108,8 +108,8 @@ impl ModelInfo {
         Ok(())
     }
 
-    /// Whether two files are about the same model: every field is compared, the name too; an unknown tokenizer hash
-    /// and an unknown number of layers match any.
+    /// Checks that two files belong to the same model. Compares every field, including the name; an unknown tokenizer
+    /// hash or number of layers matches any.
     ///
     /// # Errors
     /// [`FormatError::ModelMismatch`] names the first field that differs.
@@ -127,11 +127,11 @@ impl ModelInfo {
         same("layer_ids", &self.layer_ids, &other.layer_ids)
     }
 
-    /// Takes over what this side does not know and the other, compatible one does: then two files that contradict each
-    /// other are refused in whatever order they come.
+    /// Fills in unknown fields from another, compatible model, so that contradictory files are rejected in whatever
+    /// order they arrive.
     ///
     /// # Errors
-    /// As [`ModelInfo::check_compatible`].
+    /// Those of [`ModelInfo::check_compatible`].
     pub fn adopt(&mut self, other: &ModelInfo) -> Result<(), FormatError> {
         other.check_compatible(self)?;
         if self.tokenizer_sha256.is_none() {
@@ -195,13 +195,13 @@ impl Provenance {
 /// The string metadata of a file, sorted by key.
 pub(crate) type Metadata = BTreeMap<String, String>;
 
-/// A metadata field that must be there.
+/// A required metadata field.
 pub(crate) fn text<'a>(metadata: &'a Metadata, field: &'static str) -> Result<&'a str, FormatError> {
     let value = metadata.get(field).ok_or(FormatError::MissingField { field })?;
     Ok(value)
 }
 
-/// A metadata field that is a decimal number.
+/// A required metadata field that is a decimal number.
 pub(crate) fn number<T: FromStr>(metadata: &Metadata, field: &'static str) -> Result<T, FormatError> {
     let value = text(metadata, field)?;
     let canonical = value.bytes().all(|b| b.is_ascii_digit());
@@ -211,12 +211,12 @@ pub(crate) fn number<T: FromStr>(metadata: &Metadata, field: &'static str) -> Re
     })
 }
 
-/// The variant of an enum that serializes as this text.
+/// The enum variant that serializes as this text.
 pub(crate) fn by_name<'a, T: Deserialize<'a>>(text: &'a str) -> Option<T> {
     T::deserialize(BorrowedStrDeserializer::<serde::de::value::Error>::new(text)).ok()
 }
 
-/// A metadata field that is a JSON list of small numbers.
+/// A required metadata field that is a JSON list of small numbers.
 pub(crate) fn json_list(metadata: &Metadata, field: &'static str) -> Result<Vec<u16>, FormatError> {
     let value = text(metadata, field)?;
     serde_json::from_str(value)
@@ -236,12 +236,12 @@ pub(crate) fn check_text(field: &'static str, value: &str) -> Result<(), FormatE
     Ok(())
 }
 
-/// Text of a damaged file, short enough for a message.
+/// Shortens text from a damaged file for a message.
 pub(crate) fn short(text: &str) -> String {
     text.chars().take(60).collect()
 }
 
-/// The same in quotation marks.
+/// Shortens and quotes text from a damaged file for a message.
 pub(crate) fn quoted(text: &str) -> String {
     let start = short(text);
     if start.len() < text.len() { format!("{start:?}...") } else { format!("{start:?}") }

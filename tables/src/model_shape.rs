@@ -1,17 +1,17 @@
-//! The model's shape from a checkpoint's `config.json`, for engines that do not report it.
+//! Reads the model's shape from a checkpoint's `config.json`, for engines that do not report it.
 
 use crate::{CheckpointConfig, ConfigError, ModelInfo};
 
-/// N, as families name it.
+/// Keys for N in the various families.
 const EXPERTS: [&str; 4] = ["num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"];
-/// k, as families name it.
+/// Keys for k in the various families.
 const TOP_K: [&str; 4] = ["num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"];
 
 impl CheckpointConfig {
-    /// The model's shape. Its name is left empty: engines report it.
+    /// The model's shape. The name is left empty, since engines report it.
     ///
     /// # Errors
-    /// Names the file and the field that is missing or of no use.
+    /// Names the file and the missing or invalid field.
     pub fn model_info(&self) -> Result<ModelInfo, ConfigError> {
         shape(self)
     }

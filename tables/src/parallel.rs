@@ -1,9 +1,9 @@
-//! Independent jobs over a few threads.
+//! Independent jobs on a few threads.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Runs independent jobs on up to `threads` threads; the results are in the order of the jobs.
+/// Runs independent jobs on up to `threads` threads; results are in job order.
 pub fn in_parallel<J: Copy + Sync, R: Send>(jobs: &[J], threads: usize, run: impl Fn(J) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::with_capacity(jobs.len()));

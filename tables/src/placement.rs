@@ -6,7 +6,7 @@ use crate::{ExpertId, FormatError, GroupId, LayerIdx};
 
 /// E: [L, N] -> group. Every group holds the same number of experts in every layer.
 ///
-/// Only the placement that [`crate::Tables::placement`] derives from replicas may hold unequal numbers.
+/// Only the placement that [`crate::Tables::placement`] derives from replicas may be uneven.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Placement {
     groups: u16,
@@ -16,11 +16,10 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// From the group of each expert, one list per layer.
+    /// Builds a placement from the group of each expert, one list per layer.
     ///
     /// # Errors
-    /// When there is no layer or group, a group is out of range, layers have different numbers of experts, or groups
-    /// hold different numbers of them.
+    /// If there is no layer or group, a group is out of range, layers differ in their number of experts, or groups do.
     pub fn new(groups: u16, layers: Vec<Vec<u16>>) -> Result<Self, FormatError> {
         let experts = layers.first().map_or(0, Vec::len);
         if let Some(layer) = layers.iter().position(|layer| layer.len() != experts) {
@@ -32,7 +31,7 @@ impl Placement {
         Self::from_flat(groups, experts, layers.concat())
     }
 
-    /// From [L, N] in one slice.
+    /// Builds a placement from [L, N] in one slice.
     pub(crate) fn from_flat(groups: u16, experts: u16, group_of: Vec<u16>) -> Result<Self, FormatError> {
         if group_of.is_empty() || experts == 0 {
             return Err(FormatError::shape("E", "[0]", "at least one layer and one expert"));
@@ -58,10 +57,10 @@ impl Placement {
         Ok(Placement { groups, experts, group_of })
     }
 
-    /// The placement that engines use without any tables: experts in order, N / G in each group.
+    /// The default placement of engines: experts in order, N / G in each group.
     ///
     /// # Errors
-    /// When G does not divide N; the error names the numbers that do.
+    /// If G does not divide N; the error names the numbers that do.
     pub fn contiguous(layers: usize, experts: u16, groups: u16) -> Result<Self, FormatError> {
         check_divides(groups, experts)?;
         let each = experts / groups;
@@ -69,7 +68,7 @@ impl Placement {
         Self::from_flat(groups, experts, row.repeat(layers))
     }
 
-    /// A placement whose groups may hold unequal numbers of experts.
+    /// A placement whose groups may hold different numbers of experts.
     pub(crate) fn unbalanced(groups: u16, experts: u16, group_of: Vec<u16>) -> Self {
         Placement { groups, experts, group_of }
     }
@@ -92,7 +91,7 @@ impl Placement {
     /// The group that holds an expert.
     ///
     /// # Panics
-    /// When the layer or the expert is out of range.
+    /// If the layer or the expert is out of range.
     pub fn group_of(&self, layer: LayerIdx, expert: ExpertId) -> GroupId {
         GroupId::new(self.layer(layer)[expert.index()])
     }
@@ -100,16 +99,16 @@ impl Placement {
     /// The group of each expert of a layer: \[N\].
     ///
     /// # Panics
-    /// When the layer is out of range.
+    /// If the layer is out of range.
     pub fn layer(&self, layer: LayerIdx) -> &[u16] {
         let n = usize::from(self.experts);
         &self.group_of[layer.index() * n..(layer.index() + 1) * n]
     }
 
-    /// The experts that a group holds in a layer, ascending: slot by slot.
+    /// The experts that a group holds in a layer, ascending, which is their slot order.
     ///
     /// # Panics
-    /// When the layer is out of range.
+    /// If the layer is out of range.
     pub fn experts_of(&self, layer: LayerIdx, group: GroupId) -> impl Iterator<Item = ExpertId> {
         let held = (0..self.experts).zip(self.layer(layer));
         held.filter(move |(_, of)| **of == group.get()).map(|(expert, _)| ExpertId::new(expert))
@@ -125,7 +124,7 @@ impl Placement {
     }
 }
 
-/// The digest of the tensor that places the experts, and of the number of groups (u16 [1] named `groups`).
+/// Digests the tensor that places the experts and the number of groups (u16 [1] named `groups`).
 pub(crate) fn placement_digest<T: Element>(name: &str, shape: &[usize], elements: &[T], groups: u16) -> String {
     let mut digester = Digester::default();
     digester.tensor(name, shape, elements);

@@ -9,13 +9,13 @@ use crate::container::{Container, View};
 use crate::model::{by_name, quoted};
 use crate::{FormatError, LayerIdx, ModelInfo, ProfileBuilder, Provenance, TokenId, Trace};
 
-/// The most tokens of a profile have this many bits, so that products with k or N still fit into 64.
+/// The number of tokens is limited to this many bits, so products with k or N still fit into 64.
 const TOKEN_BITS: u32 = 48;
-/// `format` of a profile.
+/// The `format` field of a profile.
 pub(crate) const FORMAT: &str = "semmoe.profile";
 const TENSORS: [&str; 4] = ["token_count", "indptr", "expert", "count"];
 
-/// Which tokens of the requests a profile counts.
+/// Which tokens of the requests were counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
@@ -23,7 +23,7 @@ pub enum Phase {
     Prefill,
     /// Generated tokens.
     Decode,
-    /// Both. A file that does not say is taken for this.
+    /// Both; assumed if a file does not state its phase.
     All,
 }
 
@@ -41,13 +41,13 @@ impl FromStr for Phase {
     }
 }
 
-/// Adds to the tokens of a profile.
+/// Adds to a profile's number of tokens.
 pub(crate) fn add_tokens(sum: u64, n: u64) -> Result<u64, FormatError> {
     let sum = sum.checked_add(n).filter(|sum| *sum < 1 << TOKEN_BITS);
     sum.ok_or_else(|| FormatError::CountOverflow { what: "all tokens".into(), bits: TOKEN_BITS })
 }
 
-/// A profile, validated when it was opened.
+/// A profile, validated when opened.
 #[derive(Debug)]
 pub struct Profile {
     container: Container,
@@ -61,12 +61,12 @@ pub struct Profile {
     count: View<u32>,
 }
 
-/// How often one token activated each expert of one layer; experts that it never activated are absent.
+/// Counts of one token's activations per expert in one layer; experts never activated are absent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ProfileRow<'a> {
     /// Ascending.
     pub experts: &'a [u16],
-    /// Beside `experts`; none is zero.
+    /// Parallel to `experts`; never zero.
     pub counts: &'a [u32],
 }
 
@@ -76,7 +76,7 @@ impl<'a> ProfileRow<'a> {
         self.experts.iter().copied().zip(self.counts.iter().copied())
     }
 
-    /// All activations: k x the occurrences of the token with a known route in this layer.
+    /// Total activations: k x the occurrences of the token with a known route in this layer.
     pub fn activations(&self) -> u64 {
         self.counts.iter().map(|&c| u64::from(c)).sum()
     }
@@ -106,10 +106,10 @@ impl Profile {
         Ok(profile)
     }
 
-    /// The counts of all of a trace's tokens.
+    /// Counts all tokens of a trace.
     ///
     /// # Errors
-    /// When a count overflows.
+    /// If a count overflows.
     pub fn of_trace(trace: &Trace) -> Result<Self, FormatError> {
         let mut builder = ProfileBuilder::new(trace.model().clone(), trace.provenance().clone(), Phase::All)?;
         builder.add_trace(trace)?;
@@ -132,14 +132,14 @@ impl Profile {
         check_routed(self.token_counts(), &seen)
     }
 
-    /// Offsets are absolute, so they ascend through all layers, from 0 to the number of entries.
+    /// Offsets are absolute: they ascend through all layers, from 0 to the number of entries.
     fn check_indptr(&self) -> Result<(), FormatError> {
         let indptr = self.container.slice(&self.indptr);
         let columns = self.model.vocab_size as usize + 1;
         let entries = self.container.slice(&self.expert).len() as u64;
         let mut before = 0;
         for (index, &offset) in indptr.iter().enumerate() {
-            // The end of a layer is the start of the next.
+            // Each layer starts where the previous one ends.
             let gap = index % columns == 0 && offset != before;
             if offset < before || gap {
                 let at = format!("layer {}, index {}", index / columns, index % columns);
@@ -170,7 +170,7 @@ impl Profile {
         self.container.slice(&self.token_count)
     }
 
-    /// The tokens that occurred, with how often.
+    /// The tokens that occurred, with their counts.
     pub fn seen(&self) -> impl Iterator<Item = (TokenId, u64)> {
         let counts = (0..).map(TokenId::new).zip(self.token_counts().iter().copied());
         counts.filter(|(_, count)| *count > 0)
@@ -179,7 +179,7 @@ impl Profile {
     /// Activations of every expert of a layer, over all tokens: \[N\].
     ///
     /// # Panics
-    /// When the layer is not below L.
+    /// If the layer is not below L.
     pub fn expert_loads(&self, layer: LayerIdx) -> Vec<u64> {
         let mut loads = vec![0; usize::from(self.model.num_experts)];
         let counts = self.layer_rows(layer).flat_map(|row| row.iter());
@@ -190,24 +190,24 @@ impl Profile {
     /// The activations of a token in a layer.
     ///
     /// # Panics
-    /// When the layer is not below L or the token not below V.
+    /// If the layer is not below L or the token not below V.
     pub fn row(&self, layer: LayerIdx, token: TokenId) -> ProfileRow<'_> {
         assert!(layer.index() < self.model.layers() && token.get() < self.model.vocab_size);
         self.row_at(layer.index(), token.index())
     }
 
-    /// The activations of every token in a layer, in the order of their ids.
+    /// The activations of every token in a layer, in order of ids.
     ///
     /// # Panics
-    /// When the layer is not below L.
+    /// If the layer is not below L.
     pub fn layer_rows(&self, layer: LayerIdx) -> impl Iterator<Item = ProfileRow<'_>> {
         (0..self.model.vocab_size).map(move |token| self.row(layer, TokenId::new(token)))
     }
 
-    /// Experts with a count in a layer, over all tokens.
+    /// Number of nonzero counts in a layer, over all tokens.
     ///
     /// # Panics
-    /// When the layer is not below L.
+    /// If the layer is not below L.
     pub fn entries(&self, layer: LayerIdx) -> usize {
         let (indptr, columns) = (self.container.slice(&self.indptr), self.model.vocab_size as usize + 1);
         let first = layer.index() * columns;
@@ -224,7 +224,7 @@ impl Profile {
         }
     }
 
-    /// Occurrences of all tokens together.
+    /// Total occurrences of all tokens.
     pub fn total_tokens(&self) -> u64 {
         self.total_tokens
     }
@@ -234,21 +234,21 @@ impl Profile {
         self.container.digest().to_owned()
     }
 
-    /// Lets the pages of the file leave memory; they are read again when they are touched.
+    /// Releases the pages of the file; they are read again on the next access.
     pub fn release(&self) {
         self.container.release_all();
     }
 }
 
-/// A token whose route is unknown in every layer counts nowhere: `seen` are the tokens with a row.
+/// Checks that tokens with a count have a route in at least one layer; `seen` marks tokens with a row.
 pub(crate) fn check_routed(token_count: &[u64], seen: &[bool]) -> Result<(), FormatError> {
     let Some(token) = (0..seen.len()).find(|&token| token_count[token] > 0 && !seen[token]) else { return Ok(()) };
     let expected = "0, as no layer has a route of this token";
     Err(FormatError::value("token_count", format!("token {token}"), token_count[token], expected))
 }
 
-/// Whether a row can be the counts of a token that occurred so often; otherwise the tensor, what was found and what was
-/// expected.
+/// Checks that a row could be the counts of a token with this many occurrences. An error has the tensor, what was found
+/// and what was expected.
 pub(crate) fn check_row(
     model: &ModelInfo,
     row: ProfileRow<'_>,
@@ -261,7 +261,7 @@ pub(crate) fn check_row(
     if let Some(last) = row.experts.last().filter(|&&last| last >= n) {
         return Err(("expert", last.to_string(), format!("ids below {n}")));
     }
-    // No overflow: at most 65534 counts of 32 bits.
+    // Cannot overflow: at most 65534 counts of 32 bits.
     let sum = row.activations();
     let known = sum / k;
     if !sum.is_multiple_of(k) {

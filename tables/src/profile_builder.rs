@@ -1,4 +1,4 @@
-//! Building profiles from traces and from other profiles. Adding is associative and order-free.
+//! Builds profiles from traces and other profiles. Addition is associative and commutative.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,13 +7,13 @@ use crate::container::{Data, Dtype, Layout, LayoutTensor};
 use crate::profile::{FORMAT, add_tokens};
 use crate::{FormatError, LayerIdx, ModelInfo, Phase, Profile, Provenance, Trace};
 
-/// Adds up activations. After an error the builder holds a part of what was added and should be dropped.
+/// Sums activations. After an error the builder holds a partial sum and should be dropped.
 #[derive(Debug)]
 pub struct ProfileBuilder {
     model: ModelInfo,
     provenance: Provenance,
     phase: Phase,
-    /// Only tokens that occurred, so that memory grows with the evidence and not with the vocabulary.
+    /// Only tokens that occurred, so memory grows with the evidence and not with the vocabulary.
     tokens: BTreeMap<u32, TokenEvidence>,
     entries: usize,
 }
@@ -21,34 +21,34 @@ pub struct ProfileBuilder {
 #[derive(Debug, Clone)]
 struct TokenEvidence {
     occurrences: u64,
-    /// Per layer (expert, count), ascending by expert.
+    /// Per layer: (expert, count), ascending by expert.
     layers: Vec<Vec<(u16, u32)>>,
 }
 
 impl ProfileBuilder {
-    /// Starts an empty profile. What the model does not know (tokenizer hash, number of layers) is taken from
-    /// the first input that does.
+    /// Starts an empty profile. Unknown model fields (tokenizer hash, number of layers) are taken from the first input
+    /// that states them.
     ///
     /// # Errors
-    /// When the model's numbers cannot be those of a model.
+    /// If the model is invalid.
     pub fn new(model: ModelInfo, provenance: Provenance, phase: Phase) -> Result<Self, FormatError> {
         model.validate()?;
         provenance.validate()?;
         Ok(ProfileBuilder { model, provenance, phase, tokens: BTreeMap::new(), entries: 0 })
     }
 
-    /// Starts an empty profile of the same model, origin and phase as another.
+    /// Starts an empty profile with the model, origin and phase of another.
     ///
     /// # Errors
-    /// As [`ProfileBuilder::new`].
+    /// Those of [`ProfileBuilder::new`].
     pub fn like(profile: &Profile) -> Result<Self, FormatError> {
         Self::new(profile.model().clone(), profile.provenance().clone(), profile.phase())
     }
 
-    /// Counts the tokens of a trace that are of the builder's phase and whose route is known in at least one layer.
+    /// Counts the tokens of a trace that belong to the builder's phase and have a known route in at least one layer.
     ///
     /// # Errors
-    /// When the trace is of another model or a count overflows.
+    /// If the trace is of another model or a count overflows.
     pub fn add_trace(&mut self, trace: &Trace) -> Result<(), FormatError> {
         self.model.adopt(trace.model())?;
         for request in trace.iter() {
@@ -75,7 +75,7 @@ impl ProfileBuilder {
     /// Adds the counts of another profile.
     ///
     /// # Errors
-    /// When it is of another model or phase or a count overflows.
+    /// If the profile is of another model or phase, or a count overflows.
     pub fn add_profile(&mut self, profile: &Profile) -> Result<(), FormatError> {
         self.model.adopt(profile.model())?;
         if profile.phase() != self.phase {
@@ -94,13 +94,13 @@ impl ProfileBuilder {
         Ok(())
     }
 
-    /// Counts kept so far, one for each token, layer and expert that occurred together: 8 bytes of memory each, and as
-    /// much again while rows grow.
+    /// Number of counts held, one per token, layer and expert that occurred together: 8 bytes of memory each, and twice
+    /// that while rows grow.
     pub fn entries(&self) -> usize {
         self.entries
     }
 
-    /// Writes the profile to a file (temporary, flushed, renamed); returns the digest.
+    /// Writes the profile to a file atomically; returns the digest.
     ///
     /// # Errors
     /// [`FormatError::Io`] names the path.
@@ -109,18 +109,18 @@ impl ProfileBuilder {
         columns.layout(&self.model, &self.provenance, self.phase).write(path)
     }
 
-    /// The file's bytes.
+    /// Encodes the file.
     ///
     /// # Errors
-    /// When all tokens together overflow 48 bits, or the header would be longer than a reader accepts.
+    /// If the total number of tokens exceeds 48 bits, or the header would exceed a reader's limit.
     pub fn to_bytes(&self) -> Result<Vec<u8>, FormatError> {
         self.columns()?.layout(&self.model, &self.provenance, self.phase).to_bytes()
     }
 
-    /// The profile itself, in memory.
+    /// Builds the profile in memory.
     ///
     /// # Errors
-    /// As [`ProfileBuilder::to_bytes`].
+    /// Those of [`ProfileBuilder::to_bytes`].
     pub fn finish(self) -> Result<Profile, FormatError> {
         let bytes = self.to_bytes()?;
         drop(self);
@@ -148,7 +148,7 @@ impl ProfileBuilder {
     }
 }
 
-/// The counts of a token of a model with `layers` layers, empty ones where there were none.
+/// The counts of a token of a model with `layers` layers, created empty if missing.
 fn evidence_of(tokens: &mut BTreeMap<u32, TokenEvidence>, token: u32, layers: usize) -> &mut TokenEvidence {
     tokens.entry(token).or_insert_with(|| TokenEvidence { occurrences: 0, layers: vec![Vec::new(); layers] })
 }
@@ -161,7 +161,7 @@ impl TokenEvidence {
         Ok(())
     }
 
-    /// Returns whether it is the first count of this expert.
+    /// Adds to a count; returns whether the expert is new.
     fn add(&mut self, layer: usize, token: u32, expert: u16, n: u32) -> Result<bool, FormatError> {
         let row = &mut self.layers[layer];
         match row.binary_search_by_key(&expert, |(expert, _)| *expert) {
@@ -191,7 +191,7 @@ pub(crate) struct Columns {
 }
 
 impl Columns {
-    /// All rows up to this index of `indptr` start where the entries end now.
+    /// Makes all rows up to this index of `indptr` start at the current number of entries.
     pub(crate) fn start_rows_up_to(&mut self, index: usize) {
         self.indptr.resize(index + 1, self.expert.len() as u64);
     }
@@ -203,7 +203,7 @@ impl Columns {
     }
 }
 
-/// The tensors of a profile, wherever the large ones are.
+/// The tensors of a profile, in memory or on disk.
 pub(crate) struct ProfileTensors<'a> {
     /// [V]
     pub(crate) token_count: &'a [u64],

@@ -1,15 +1,15 @@
-//! Taking counts out of a profile again.
+//! Subtracts one profile from another.
 
 use crate::profile::check_routed;
 use crate::profile_builder::Columns;
 use crate::{FormatError, LayerIdx, Profile, ProfileRow, TokenId};
 
 impl Profile {
-    /// This profile without the counts of `part`: the inverse of merging. `None` if `part` is not part of it: some
-    /// count would fall below zero, or what is left could not be the counts of any tokens.
+    /// This profile without the counts of `part`: the inverse of merging. `None` if `part` is not contained in it: a
+    /// count would become negative, or the rest could not be the counts of any tokens.
     ///
     /// # Errors
-    /// When `part` is of another model or phase.
+    /// If `part` is of another model or phase.
     pub fn without(&self, part: &Profile) -> Result<Option<Profile>, FormatError> {
         self.model().check_compatible(part.model())?;
         if part.phase() != self.phase() {
@@ -49,7 +49,7 @@ impl Profile {
     }
 }
 
-/// Appends the row `all - part` without its zeros; `None` below zero.
+/// Appends the row `all - part` without its zeros; `None` if a count would become negative.
 fn push_difference(columns: &mut Columns, all: ProfileRow<'_>, part: ProfileRow<'_>) -> Option<()> {
     let mut parts = part.experts.iter().zip(part.counts).peekable();
     for (&expert, &count) in all.experts.iter().zip(all.counts) {
@@ -60,6 +60,6 @@ fn push_difference(columns: &mut Columns, all: ProfileRow<'_>, part: ProfileRow<
             columns.count.push(left);
         }
     }
-    // Both are ascending, so that what is left over is in no row of the whole.
+    // Both rows are ascending, so anything left of `part` is missing from `all`.
     parts.next().is_none().then_some(())
 }

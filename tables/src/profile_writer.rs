@@ -1,4 +1,4 @@
-//! Writing profiles larger than memory: rows come in the order of the file and go to the disk.
+//! Writes profiles larger than memory: rows arrive in file order and go to disk.
 
 use std::path::{Path, PathBuf};
 
@@ -7,8 +7,8 @@ use crate::profile::{add_tokens, check_routed, check_row};
 use crate::profile_builder::ProfileTensors;
 use crate::{FormatError, LayerIdx, ModelInfo, Phase, ProfileRow, Provenance, TokenId};
 
-/// Takes the rows of a profile in the order of the file, layer by layer and token by token in each, and writes what
-/// [`crate::ProfileBuilder`] would of the same counts. Memory: 8 bytes for each layer and token of the vocabulary.
+/// Takes the rows of a profile in file order (by layer, then token) and writes the same file as
+/// [`crate::ProfileBuilder`] would from those counts. Memory: 8 bytes per layer and token of the vocabulary.
 #[derive(Debug)]
 pub struct ProfileWriter {
     out: PathBuf,
@@ -24,11 +24,11 @@ pub struct ProfileWriter {
 }
 
 impl ProfileWriter {
-    /// Starts a profile that will be written at `out`. `token_count` is \[V\]: occurrences of every token with a known
-    /// route in at least one layer.
+    /// Starts a profile to be written at `out`. `token_count` is \[V\]: occurrences of every token with a known route
+    /// in at least one layer.
     ///
     /// # Errors
-    /// When the model's numbers or the counts cannot be those of a profile, or the directory takes no files.
+    /// If the model or the counts are invalid, or the directory is not writable.
     pub fn create(
         out: &Path,
         model: ModelInfo,
@@ -58,10 +58,10 @@ impl ProfileWriter {
         })
     }
 
-    /// The next row; rows without entries may be left out.
+    /// Appends a row; rows without entries may be left out.
     ///
     /// # Errors
-    /// When the row is not after the one before, or cannot be the counts of that token in a layer, or the disk is full.
+    /// If the row is out of order, could not be the counts of that token, or the disk is full.
     pub fn push(&mut self, layer: LayerIdx, token: TokenId, row: ProfileRow<'_>) -> Result<(), FormatError> {
         if row.experts.is_empty() {
             return Ok(());
@@ -81,10 +81,10 @@ impl ProfileWriter {
         self.count.push(row.counts)
     }
 
-    /// Writes the profile (temporary, flushed, renamed); returns the digest.
+    /// Writes the profile atomically; returns the digest.
     ///
     /// # Errors
-    /// When a token occurred without any row, or the disk is full.
+    /// If a token occurred but has no row, or the disk is full.
     pub fn finish(mut self) -> Result<String, FormatError> {
         check_routed(&self.token_count, &self.seen)?;
         self.indptr.resize(self.model.layers() * (self.token_count.len() + 1), self.entries);

@@ -1,38 +1,38 @@
-//! Requests divided in two by their prompts: equal prompts are on one side, whatever file they are in and whatever
-//! comes with them.
+//! Splits requests in two by their prompts: equal prompts always fall on the same side, whatever file they are in and
+//! whatever follows them.
 //!
-//! A part that one split leaves may be divided again by another. Every purpose has a salt of its own here, so that each
-//! side of one split has both sides of every other.
+//! Either side of one split may be split again by another. Every purpose has its own salt, so the splits are
+//! independent.
 
 use crate::{TraceRequest, mix64};
 
-/// A way to divide requests.
+/// A way to split requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromptSplit {
     salt: u64,
 }
 
 impl PromptSplit {
-    /// Requests that are left out of a profile.
+    /// Requests held out of a profile.
     pub const PROFILE: Self = Self { salt: 0 };
-    /// Requests that are left out of a solve.
+    /// Requests held out of a solve.
     pub const SOLVE: Self = Self { salt: 0x05ee_d0f7_4e5b_1175 };
-    /// Halves of a trace, to predict one from the other.
+    /// Halves of a trace; one predicts the other.
     pub const STUDY: Self = Self { salt: 0x9a1f_5e05_57d1_b3c7 };
-    /// Halves of a trace that is judged, each by what the other has counted.
+    /// Halves of a trace under evaluation, each judged by the counts of the other.
     pub const EVALUATE: Self = Self { salt: 0x3c6e_f372_fe94_f82b };
-    /// All purposes.
+    /// The splits of all purposes.
     pub const ALL: [Self; 4] = [Self::PROFILE, Self::SOLVE, Self::STUDY, Self::EVALUATE];
 
-    /// The same purpose again, for requests that so many splits for it have divided before.
+    /// A further split for the same purpose, for requests that `splits` earlier ones have divided.
     #[must_use]
     pub fn after(self, splits: u64) -> Self {
-        // mix64(0) is 0: the first split has the salt as it is.
+        // mix64(0) is 0: the first split keeps its salt.
         Self { salt: self.salt ^ mix64(splits) }
     }
 
-    /// Where in 0..1 a request lies, evenly spread over prompts; it depends on every token of the prompt (FNV-1a, then
-    /// the finaliser of SplitMix64) and on nothing else.
+    /// A position in 0..1, uniform over prompts. Depends only on the tokens of the prompt (FNV-1a, then the finaliser
+    /// of SplitMix64).
     pub fn position(self, request: TraceRequest<'_>) -> f64 {
         let prompt = &request.token_ids()[..request.prompt_len()];
         let bytes = prompt.iter().flat_map(|token| token.to_le_bytes());

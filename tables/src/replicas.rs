@@ -1,15 +1,15 @@
-//! Placements with replicas: which expert lies in which physical slot.
+//! Placements with replicas: the expert in each physical slot.
 
 use crate::container::LayoutTensor;
 use crate::placement::placement_digest;
 use crate::{ExpertId, FormatError, GroupId, LayerIdx, ModelInfo, Placement};
 
 const TENSOR: &str = "physical_to_logical";
-/// The content of a slot without an expert.
+/// The content of an empty slot.
 pub(crate) const PADDING: i32 = -1;
 
-/// `physical_to_logical`: [L, S] experts in slots, S / G slots per group, ascending inside a group, -1 = padding
-/// (anywhere in the group). Every expert lies in at least one slot, and in a group at most once.
+/// `physical_to_logical`: [L, S] experts in slots, S / G slots per group, ascending within a group, -1 = padding
+/// (anywhere in the group). Every expert has at least one slot, and at most one in each group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Replicas {
     groups: u16,
@@ -20,7 +20,7 @@ pub struct Replicas {
 }
 
 impl Replicas {
-    /// From [L, S] in one slice.
+    /// Builds a placement from [L, S] in one slice.
     ///
     /// # Errors
     /// Names the layer and the slot that break a rule above.
@@ -80,7 +80,7 @@ impl Replicas {
         self.logical.len() / self.slots
     }
 
-    /// S: slots per layer, of all groups together.
+    /// S: slots per layer, over all groups.
     pub fn slots(&self) -> usize {
         self.slots
     }
@@ -88,7 +88,7 @@ impl Replicas {
     /// The slots of a layer, group after group: \[S\], -1 = padding.
     ///
     /// # Panics
-    /// When the layer is out of range.
+    /// If the layer is out of range.
     pub fn layer(&self, layer: LayerIdx) -> &[i32] {
         &self.logical[layer.index() * self.slots..(layer.index() + 1) * self.slots]
     }
@@ -96,7 +96,7 @@ impl Replicas {
     /// The groups that hold an expert, ascending.
     ///
     /// # Panics
-    /// When the layer is out of range.
+    /// If the layer is out of range.
     pub fn groups_of(&self, layer: LayerIdx, expert: ExpertId) -> impl Iterator<Item = GroupId> {
         let per_group = self.slots / usize::from(self.groups);
         let slots = self.layer(layer).iter().enumerate();
@@ -109,8 +109,8 @@ impl Replicas {
         placement_digest(TENSOR, &[self.layers(), self.slots], &self.logical, self.groups)
     }
 
-    /// One group for each expert, for readers that know no replicas: of the groups that hold it, the one with the
-    /// fewest experts so far, ties to the lowest. Groups may get unequal numbers.
+    /// One group per expert, for readers without replicas: among the groups that hold it, the one with the fewest
+    /// experts so far, ties to the lowest. Groups may end up uneven.
     pub fn primary(&self) -> Placement {
         let mut group_of = Vec::with_capacity(self.layers() * usize::from(self.experts));
         for layer in LayerIdx::all(self.layers()) {
@@ -124,7 +124,7 @@ impl Replicas {
         Placement::unbalanced(self.groups, self.experts, group_of)
     }
 
-    /// The same placement without slots, where every expert has exactly one and every group equally many experts.
+    /// The placement without slots, if every expert has exactly one and all groups hold equally many experts.
     pub fn to_placement(&self) -> Option<Placement> {
         (self.slots == usize::from(self.experts)).then(|| self.primary())
     }
@@ -132,7 +132,7 @@ impl Replicas {
     /// The groups of every expert of a layer, ascending.
     ///
     /// # Panics
-    /// When the layer is out of range.
+    /// If the layer is out of range.
     pub fn holders(&self, layer: LayerIdx) -> Vec<Vec<u16>> {
         let per_group = self.slots / usize::from(self.groups);
         let mut holders = vec![Vec::new(); usize::from(self.experts)];

@@ -2,14 +2,14 @@
 
 use half::f16;
 
-/// Sums of T's rows over a prompt. Sums are f64 over f16 values, so exact and independent of the order of tokens.
+/// Sums of T's rows over a prompt. Summing f16 values in f64 is exact, so independent of the order of tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Score {
     /// Sum over the prompt's tokens of the expected local share, per DP rank.
     pub per_rank: Vec<f64>,
-    /// Tokens summed: those that have a row in T.
+    /// Number of tokens summed: those with a row in T.
     pub tokens: u64,
-    /// Tokens whose row prefers some rank to another; the others carry no evidence.
+    /// Number of tokens whose row prefers some rank; the others carry no evidence.
     pub known: u64,
 }
 

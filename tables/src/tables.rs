@@ -1,4 +1,4 @@
-//! Tables: what the solver hands to gateways and workers (T, A, E and prices).
+//! Tables: the solver's output for gateways and workers (T, A, E and prices).
 
 use std::fs::File;
 
@@ -12,17 +12,17 @@ use crate::{
     RankId, Replicas, TokenId,
 };
 
-/// `format` of tables.
+/// The `format` field of tables.
 pub(crate) const FORMAT: &str = "semmoe.tables";
-/// Before the promise, in the text about the solver.
+/// Precedes the promised rate in the solver field.
 const PROMISE: &str = "held_out_lar=";
-/// Optional: files written before it was introduced have none.
+/// Optional: absent from files written before it was introduced.
 const SEQUENCE_PRICE: &str = "sequence_price";
-/// Besides the placement.
+/// The tensors of attention dp besides the placement.
 const TENSORS_DP: &[&str] = &["T", "price", SEQUENCE_PRICE];
 const TENSORS_TP: &[&str] = &["T_group", "T_prob", "A_group", "A_prob", "price"];
 
-/// Tables, validated when they were opened.
+/// Tables, validated when opened.
 #[derive(Debug)]
 pub struct Tables {
     pub(crate) container: Container,
@@ -49,7 +49,7 @@ enum TokenViews {
 format_file!(Tables, FORMAT);
 
 impl Tables {
-    /// The same for a file that is open already, which the caller keeps others from writing to.
+    /// Maps a file that is already open; the caller must keep others from writing to it.
     ///
     /// # Errors
     /// Names the field or tensor, what was found and what was expected.
@@ -111,25 +111,24 @@ impl Tables {
         &self.solver
     }
 
-    /// The nodes that the tables were solved for, by what this project's solver says of itself: M nodes of G/M
-    /// neighbouring groups. `None` where they are not known.
+    /// The nodes that the tables were solved for, according to the solver field: M nodes of G/M neighbouring groups.
+    /// `None` if unknown.
     pub fn solved_nodes(&self) -> Option<u16> {
         let named = |word: &str| word.strip_prefix("nodes=").and_then(|nodes| nodes.parse().ok());
         self.solver.strip_prefix("semmoe-solver ").and_then(|settings| settings.split(' ').find_map(named))
     }
 
-    /// The local activation rate that their solver measured on requests that it had not solved on, 0..1. `None` where
-    /// it does not say so.
+    /// The local activation rate, 0..1, that the solver measured on held-out requests. `None` if not stated.
     pub fn promised_lar(&self) -> Option<f64> {
         let named = |word: &str| word.strip_prefix(PROMISE).and_then(|rate| rate.parse().ok());
         let promised: Option<f64> = self.solver.split(' ').find_map(named);
         promised.filter(|rate| (0.0..=1.0).contains(rate))
     }
 
-    /// The same tables with this promise, to four digits.
+    /// The tables with this promised rate, to four digits.
     ///
     /// # Errors
-    /// When the text about the solver grows too long.
+    /// If the solver field becomes too long.
     pub fn with_promised_lar(&self, rate: f64) -> Result<Self, FormatError> {
         let mut layout = self.container.layout();
         layout.metadata.insert("solver".into(), format!("{} {PROMISE}{rate:.4}", self.solver));
@@ -164,13 +163,13 @@ impl Tables {
         &self.placement
     }
 
-    /// The experts in their slots, when the tables have replicas.
+    /// The expert in each slot, if the tables have replicas.
     pub fn physical_to_logical(&self) -> Option<&Replicas> {
         self.replicas.as_ref()
     }
 
-    /// The experts of a layer slot by slot, as engines lay them out, group after group: \[S\], S / G slots per group,
-    /// ascending inside a group, -1 = padding. Without replicas S is N.
+    /// The experts of a layer in the slot order of engines, group after group: \[S\], S / G slots per group, ascending
+    /// within a group, -1 = padding. Without replicas S is N.
     pub(crate) fn slots(&self, layer: LayerIdx) -> Vec<i32> {
         if let Some(replicas) = &self.replicas {
             return replicas.layer(layer).to_vec();
@@ -184,7 +183,7 @@ impl Tables {
         self.replicas.as_ref().map_or(usize::from(self.model.num_experts), Replicas::slots)
     }
 
-    /// SHA-256 of the placement alone, lower-case hex: a backend that runs another one must not get these tables.
+    /// SHA-256 of the placement alone, lower-case hex: a backend with another placement must not get these tables.
     pub fn placement_digest(&self) -> &str {
         &self.placement_digest
     }
@@ -194,19 +193,19 @@ impl Tables {
         self.container.digest()
     }
 
-    /// Dual prices in units of share: `dp_ranks` of them with attention dp, \[G\] with tp.
+    /// Dual prices in units of share: `dp_ranks` values with attention dp, \[G\] with tp.
     pub fn price(&self) -> &[f32] {
         self.container.slice(&self.price)
     }
 
-    /// Dual prices of a sequence on each of the `dp_ranks`, in units of share of a mean-sized request. Empty where the
-    /// tables have none, which counts as zero.
+    /// Dual prices of a sequence on each of the `dp_ranks`, in units of share of a mean-sized request. Empty, meaning
+    /// zero, if the tables have none.
     pub fn sequence_price(&self) -> &[f32] {
         self.sequence_price.as_ref().map_or(&[], |view| self.container.slice(view))
     }
 
-    /// T with attention dp: the expected share of the token's activations that are local on each rank, `dp_ranks` of
-    /// them. `None` for ids outside the vocabulary and with attention tp.
+    /// T with attention dp: the share of the token's activations expected to be local on each of the `dp_ranks`. `None`
+    /// for ids outside the vocabulary and with attention tp.
     pub fn token_row(&self, token: TokenId) -> Option<&[f16]> {
         let TokenViews::Dp(view) = &self.tokens else { return None };
         let ranks = usize::from(self.dp_ranks);
@@ -214,7 +213,7 @@ impl Tables {
         self.container.slice(view).get(start..start + ranks)
     }
 
-    /// m with attention tp: labels per token and layer; 0 with dp.
+    /// m: labels per token and layer with attention tp; 0 with dp.
     pub fn labels(&self) -> usize {
         match &self.tokens {
             TokenViews::Dp(_) => 0,
@@ -232,8 +231,8 @@ impl Tables {
         tokens.row(&self.container, layer.index() * self.model.vocab_size as usize + token.index())
     }
 
-    /// A with attention tp: the likeliest groups in a layer, given those of the two MoE layers before. `None` as for
-    /// [`Tables::token_groups`].
+    /// A with attention tp: the likeliest groups in a layer, given those of the two previous MoE layers. `None` without
+    /// evidence, for ids out of range and with attention dp.
     pub fn next_groups(&self, layer: LayerIdx, older: GroupId, newer: GroupId) -> Option<GroupLabels<'_>> {
         let TokenViews::Tp { transitions, .. } = &self.tokens else { return None };
         let g = usize::from(self.groups);

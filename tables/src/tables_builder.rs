@@ -1,4 +1,4 @@
-//! Building tables from the solver's results. The reader's checks are the builder's checks.
+//! Builds tables from the solver's results, applying the reader's checks.
 
 use std::path::Path;
 
@@ -9,14 +9,14 @@ use crate::model::list_to_json;
 use crate::tables::FORMAT;
 use crate::{Attention, FormatError, ModelInfo, Placement, Provenance, RankId, Replicas, Tables, TpParts};
 
-/// Parts of tables, checked when they are finished or written.
+/// The parts of tables, checked by [`finish`](Self::finish) and [`write`](Self::write).
 #[derive(Clone, Debug)]
 pub struct TablesBuilder {
     model: ModelInfo,
     provenance: Provenance,
     solver: String,
     placement: Placement,
-    /// In place of the placement.
+    /// Overrides the placement.
     replicas: Option<Replicas>,
     dp_ranks: u16,
     group_to_dp: Vec<RankId>,
@@ -32,12 +32,13 @@ enum TokenParts {
 }
 
 impl TablesBuilder {
-    /// Tables for attention dp with one DP rank per group. `t` is [V, `dp_ranks`], `price` has `dp_ranks` values.
+    /// Starts tables for attention dp with one DP rank per group. `t` is [V, `dp_ranks`], `price` has `dp_ranks`
+    /// values.
     pub fn dp(model: ModelInfo, provenance: Provenance, placement: Placement, t: Vec<f16>, price: Vec<f32>) -> Self {
         Self::new(model, provenance, placement, TokenParts::Dp(t), price)
     }
 
-    /// Tables for attention tp. `price` has G values.
+    /// Starts tables for attention tp. `price` has G values.
     pub fn tp(model: ModelInfo, provenance: Provenance, placement: Placement, parts: TpParts, price: Vec<f32>) -> Self {
         Self::new(model, provenance, placement, TokenParts::Tp(parts), price)
     }
@@ -66,7 +67,7 @@ impl TablesBuilder {
         }
     }
 
-    /// Name and settings of the solver.
+    /// Sets the name and settings of the solver.
     #[must_use]
     pub fn solver(mut self, solver: impl Into<String>) -> Self {
         self.solver = solver.into();
@@ -80,7 +81,7 @@ impl TablesBuilder {
         self
     }
 
-    /// Where the number of DP ranks is not G: which rank reaches each of G groups locally.
+    /// Sets the rank that reaches each of the G groups locally, if there are not G ranks.
     #[must_use]
     pub fn ranks(mut self, dp_ranks: u16, group_to_dp: Vec<RankId>) -> Self {
         self.dp_ranks = dp_ranks;
@@ -95,28 +96,28 @@ impl TablesBuilder {
         self
     }
 
-    /// Checks the parts and writes them to a file (temporary, flushed, renamed); returns the digest.
+    /// Checks the parts and writes them to a file atomically; returns the digest.
     ///
     /// # Errors
-    /// Names the part that is wrong, or the path that could not be written.
+    /// Names the invalid part, or the path that could not be written.
     pub fn write(&self, path: &Path) -> Result<String, FormatError> {
         self.clone().finish().map_err(|e| e.in_file(path))?.write(path)
     }
 
-    /// Checks the parts and returns the file's bytes.
+    /// Checks the parts and encodes the file.
     ///
     /// # Errors
-    /// Names the part that is wrong.
+    /// Names the invalid part.
     pub fn to_bytes(&self) -> Result<Vec<u8>, FormatError> {
         let bytes = self.unchecked_bytes()?;
         Tables::from_bytes(bytes.clone())?;
         Ok(bytes)
     }
 
-    /// Checks the parts and returns the tables themselves, in memory.
+    /// Checks the parts and returns the tables in memory.
     ///
     /// # Errors
-    /// Names the part that is wrong.
+    /// Names the invalid part.
     pub fn finish(self) -> Result<Tables, FormatError> {
         let bytes = self.unchecked_bytes()?;
         drop(self);
@@ -170,7 +171,7 @@ impl TablesBuilder {
     }
 }
 
-/// A tensor whose elements fill its shape.
+/// A tensor, checked to fill its shape.
 fn sized<'a, T: crate::container::Element>(
     name: &'static str,
     shape: &[usize],

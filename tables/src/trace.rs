@@ -1,4 +1,4 @@
-//! Traces: requests with the experts that each of their tokens activated, strongest first.
+//! Traces: requests with the experts activated by each token, strongest first.
 
 use std::ops::Range;
 
@@ -8,20 +8,20 @@ use crate::container::{Container, Dtype, View};
 use crate::trace_check::check_offsets;
 use crate::{ExpertId, FormatError, LayerIdx, ModelInfo, Provenance, TokenId};
 
-/// The finaliser of SplitMix64: every bit of the answer depends on every bit of the number.
+/// The finaliser of SplitMix64: every output bit depends on every input bit.
 pub fn mix64(number: u64) -> u64 {
     let mixed = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     mixed ^ (mixed >> 31)
 }
 
-/// An unknown expert in memory and in builders, whatever the width of the file.
+/// An unknown expert in memory and in builders, whatever the element width of the file.
 pub const UNKNOWN_EXPERT: u16 = u16::MAX;
-/// `format` of a trace.
+/// The `format` field of a trace.
 pub(crate) const FORMAT: &str = "semmoe.trace";
 const TENSORS: [&str; 5] = ["token_ids", "request_offsets", "experts", "prompt_lengths", "weights"];
 
-/// A trace, validated when it was opened. Memory-mapped, or owned when it was made in memory.
+/// A trace, validated when opened; memory-mapped or held in memory.
 #[derive(Debug)]
 pub struct Trace {
     container: Container,
@@ -34,16 +34,16 @@ pub struct Trace {
     weights: Option<View<f16>>,
 }
 
-/// Experts in the width of the file.
+/// Experts in the element width of the file.
 #[derive(Clone, Copy, Debug)]
 pub enum ByWidth<N, W> {
-    /// Bytes, of models with few experts.
+    /// Bytes, for models with few experts.
     Narrow(N),
-    /// Of any model.
+    /// 16 bits, for any model.
     Wide(W),
 }
 
-/// Rows of `experts` as they lie in the file: tokens x L x k ids, all k at the type's maximum where a route is unknown.
+/// Rows of `experts` as stored: tokens x L x k ids, all k at the type's maximum where a route is unknown.
 pub type ExpertRows<'a> = ByWidth<&'a [u8], &'a [u16]>;
 
 type ExpertView = ByWidth<View<u8>, View<u16>>;
@@ -57,7 +57,7 @@ impl Trace {
         Ok(trace)
     }
 
-    /// Everything but the contents of requests is checked: that is left to [`Trace::check_request`].
+    /// Checks everything but the contents of requests, which is left to [`Trace::check_request`].
     pub(crate) fn unchecked(container: Container) -> Result<Self, FormatError> {
         let (model, provenance) = container.about(FORMAT, &TENSORS)?;
         let tokens = container.len("token_ids")?;
@@ -85,7 +85,7 @@ impl Trace {
         self.all_offsets().len() - 1
     }
 
-    /// n: the number of tokens of all requests together.
+    /// n: the number of tokens over all requests.
     pub fn tokens(&self) -> usize {
         self.all_token_ids().len()
     }
@@ -93,7 +93,7 @@ impl Trace {
     /// Request `r`.
     ///
     /// # Panics
-    /// When `r` is not below [`Trace::requests`].
+    /// If `r` is not below [`Trace::requests`].
     pub fn request(&self, r: usize) -> TraceRequest<'_> {
         let tokens = self.token_range(r);
         let prompt_len = match &self.prompt_lengths {
@@ -103,7 +103,7 @@ impl Trace {
         TraceRequest { trace: self, first: tokens.start, token_ids: &self.all_token_ids()[tokens], prompt_len }
     }
 
-    /// All requests in the order of the file.
+    /// All requests in file order.
     pub fn iter(&self) -> impl Iterator<Item = TraceRequest<'_>> {
         (0..self.requests()).map(|r| self.request(r))
     }
@@ -135,7 +135,7 @@ impl Trace {
         offsets[r] as usize..offsets[r + 1] as usize
     }
 
-    /// [n, L, k] of a stretch of tokens.
+    /// The rows [n, L, k] of a range of tokens.
     pub(crate) fn rows(&self, tokens: Range<usize>) -> ExpertRows<'_> {
         let row = self.model.layers() * self.k();
         self.ids(tokens.start * row..tokens.end * row)
@@ -156,7 +156,7 @@ impl Trace {
         self.weights.as_ref().map(|view| self.container.slice(view))
     }
 
-    /// Lets the pages of a stretch of tokens leave memory until they are needed again.
+    /// Releases the pages of a range of tokens until the next access.
     pub(crate) fn release(&self, tokens: Range<usize>) {
         let row = self.model.layers() * self.k();
         let elements = tokens.start * row..tokens.end * row;
@@ -181,7 +181,7 @@ pub struct TraceRequest<'a> {
 }
 
 impl<'a> TraceRequest<'a> {
-    /// The tokens, prompt first.
+    /// The token ids, prompt first.
     pub fn token_ids(&self) -> &'a [u32] {
         self.token_ids
     }
@@ -191,33 +191,33 @@ impl<'a> TraceRequest<'a> {
         self.token_ids.iter().map(|token| TokenId::new(*token)).enumerate()
     }
 
-    /// How many of the tokens were the prompt; the rest was decoded. All of them when the file does not say.
+    /// Number of prompt tokens; the rest were decoded. Equals the number of tokens if the file does not state it.
     pub fn prompt_len(&self) -> usize {
         self.prompt_len
     }
 
-    /// Whether the experts of the token at `position` are known in any layer.
+    /// Whether the route of the token at `position` is known in any layer.
     ///
     /// # Panics
-    /// When `position` is not below the number of tokens.
+    /// If `position` is not below the number of tokens.
     pub fn is_routed(&self, position: usize) -> bool {
         self.routes(position).next().is_some()
     }
 
-    /// The layers in which the experts of the token at `position` are known, and these.
+    /// The known routes of the token at `position`, with their layers.
     ///
     /// # Panics
-    /// When `position` is not below the number of tokens.
+    /// If `position` is not below the number of tokens.
     pub fn routes(&self, position: usize) -> impl Iterator<Item = (LayerIdx, Route<'a>)> + use<'a> {
         let request = *self;
         let layers = LayerIdx::all(self.trace.model.layers());
         layers.filter_map(move |layer| Some((layer, request.route(position, layer)?)))
     }
 
-    /// The experts of the token at `position` in a layer; `None` = unknown.
+    /// The route of the token at `position` in a layer; `None` if unknown.
     ///
     /// # Panics
-    /// When `position` is not below the number of tokens, or `layer` not below L.
+    /// If `position` is not below the number of tokens, or `layer` not below L.
     pub fn route(&self, position: usize, layer: LayerIdx) -> Option<Route<'a>> {
         let trace = self.trace;
         assert!(position < self.token_ids.len() && layer.index() < trace.model.layers());
@@ -254,13 +254,13 @@ impl<'a> Route<'a> {
         })
     }
 
-    /// The router's weights in the same order, when the file has them.
+    /// The router's weights in the same order, if the file has them.
     pub fn weights(&self) -> Option<&'a [f16]> {
         self.weights
     }
 }
 
-/// Whether the experts of a trace of this model are bytes; the wide form is allowed to readers for any model.
+/// Whether experts are stored as bytes for this model; readers accept the wide form for any model.
 pub(crate) fn narrow(model: &ModelInfo) -> bool {
     model.num_experts <= u16::from(u8::MAX)
 }

@@ -1,4 +1,4 @@
-//! Building traces request by request; what is pushed is checked at once.
+//! Builds traces request by request; every request is checked when pushed.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::trace::{ByWidth, FORMAT, narrow};
 use crate::trace_check::{RequestCheck, VALID_WEIGHT, check_prompt_len, check_token_ids, valid_weight};
 use crate::{FormatError, LayerIdx, ModelInfo, Provenance, Trace, TraceRequest, UNKNOWN_EXPERT};
 
-/// Collects requests into a trace, in the order in which they are pushed.
+/// Collects requests into a trace, in the order pushed.
 #[derive(Debug)]
 pub struct TraceBuilder {
     model: ModelInfo,
@@ -18,7 +18,7 @@ pub struct TraceBuilder {
     offsets: Vec<u64>,
     prompt_lengths: Vec<u32>,
     experts: ByWidth<Vec<u8>, Vec<u16>>,
-    /// `None` until the first request says whether there are weights.
+    /// `None` until the first request shows whether there are weights.
     weights: Option<Option<Vec<f16>>>,
 }
 
@@ -26,7 +26,7 @@ impl TraceBuilder {
     /// Starts an empty trace.
     ///
     /// # Errors
-    /// When the model's numbers cannot be those of a model.
+    /// If the model is invalid.
     pub fn new(model: ModelInfo, provenance: Provenance) -> Result<Self, FormatError> {
         model.validate()?;
         provenance.validate()?;
@@ -42,9 +42,9 @@ impl TraceBuilder {
         })
     }
 
-    /// Adds a request of n tokens, of which the first `prompt_len` are the prompt. `experts` is [n, L, k], strongest
-    /// first, all k ids of a layer [`UNKNOWN_EXPERT`] where its route is unknown. `weights` is [n, L, k]: all requests
-    /// have them or none. On an error nothing was added.
+    /// Adds a request of n tokens, the first `prompt_len` of which are the prompt. `experts` is [n, L, k], strongest
+    /// first; all k ids of a layer are [`UNKNOWN_EXPERT`] if its route is unknown. `weights` is [n, L, k], for all
+    /// requests or for none. After an error the trace is unchanged.
     ///
     /// # Errors
     /// Names what is wrong: lengths, ids out of range, repeated experts, weights that are not finite.
@@ -68,10 +68,10 @@ impl TraceBuilder {
         Ok(())
     }
 
-    /// Checks a request without weights as [`TraceBuilder::push`] does; adds nothing.
+    /// Checks a request without weights like [`TraceBuilder::push`], without adding it.
     ///
     /// # Errors
-    /// As [`TraceBuilder::push`].
+    /// Those of [`TraceBuilder::push`].
     pub fn check(&self, token_ids: &[u32], prompt_len: u32, experts: &[u16]) -> Result<(), FormatError> {
         check_token_ids(&self.model, token_ids, 0)?;
         check_prompt_len(prompt_len, token_ids.len(), "the request")?;
@@ -98,7 +98,7 @@ impl TraceBuilder {
         match (column, weights) {
             (None, None) => {}
             (Some(column), Some(weights)) => {
-                // Nothing is known of an unknown route, so equal traces have equal bytes.
+                // Weights of unknown routes are zeroed, so equal traces have equal bytes.
                 let known = |(&weight, &id)| if id == UNKNOWN_EXPERT { f16::ZERO } else { weight };
                 column.extend(weights.iter().zip(experts).map(known));
             }
@@ -111,22 +111,22 @@ impl TraceBuilder {
         Ok(())
     }
 
-    /// Requests so far.
+    /// Number of requests so far.
     pub fn requests(&self) -> usize {
         self.offsets.len() - 1
     }
 
-    /// Tokens so far.
+    /// Number of tokens so far.
     pub fn tokens(&self) -> usize {
         self.token_ids.len()
     }
 
-    /// The model given.
+    /// The model passed to [`TraceBuilder::new`].
     pub fn model(&self) -> &ModelInfo {
         &self.model
     }
 
-    /// Writes the trace to a file (temporary, flushed, renamed); returns the digest.
+    /// Writes the trace to a file atomically; returns the digest.
     ///
     /// # Errors
     /// [`FormatError::Io`] names the path.
@@ -134,28 +134,28 @@ impl TraceBuilder {
         self.layout().write(path)
     }
 
-    /// The file's bytes.
+    /// Encodes the file.
     ///
     /// # Errors
-    /// When the header would be longer than a reader accepts.
+    /// If the header would exceed a reader's limit.
     pub fn to_bytes(&self) -> Result<Vec<u8>, FormatError> {
         self.layout().to_bytes()
     }
 
-    /// The trace itself, in memory.
+    /// Builds the trace in memory.
     ///
     /// # Errors
-    /// As [`TraceBuilder::to_bytes`].
+    /// Those of [`TraceBuilder::to_bytes`].
     pub fn finish(self) -> Result<Trace, FormatError> {
         let bytes = self.to_bytes()?;
         drop(self);
         Trace::from_bytes(bytes)
     }
 
-    /// The requests for which `keep` (given the number of the request and the request) says yes, in their order.
+    /// Copies the requests accepted by `keep` (given the request's number and the request), in order.
     ///
     /// # Errors
-    /// As [`TraceBuilder::to_bytes`].
+    /// Those of [`TraceBuilder::to_bytes`].
     pub fn select(trace: &Trace, keep: impl Fn(usize, TraceRequest<'_>) -> bool) -> Result<Trace, FormatError> {
         let mut builder = TraceBuilder::new(trace.model().clone(), trace.provenance().clone())?;
         for (_, request) in trace.iter().enumerate().filter(|(number, request)| keep(*number, *request)) {
@@ -206,7 +206,7 @@ impl TraceBuilder {
     }
 }
 
-/// The tensors of a trace, wherever the large ones are.
+/// The tensors of a trace, in memory or on disk.
 pub(crate) struct TraceTensors<'a> {
     /// [requests + 1]
     pub(crate) offsets: &'a [u64],

@@ -1,4 +1,4 @@
-//! The rules of a trace, checked request by request: pages can leave memory again, and one bad request is distinguished
+//! The rules of a trace, checked request by request, so that pages can be released and a bad request is distinguished
 //! from a bad file.
 
 use std::fmt::Display;
@@ -8,7 +8,7 @@ use half::f16;
 use crate::trace::ExpertRows;
 use crate::{FormatError, ModelInfo, Trace};
 
-/// Bytes of rows after which the pages behind the reader are released.
+/// Bytes of rows read before the pages behind the reader are released.
 const RELEASE_BYTES: usize = 16 << 20;
 
 impl Trace {
@@ -27,7 +27,7 @@ impl Trace {
         Ok(())
     }
 
-    /// Token ids, prompt length, routes and weights of one request.
+    /// Checks token ids, prompt length, routes and weights of one request.
     pub(crate) fn check_request(&self, request: usize, rules: &mut RequestCheck) -> Result<(), FormatError> {
         let range = self.token_range(request);
         let (model, first, tokens) = (self.model(), range.start, &self.all_token_ids()[range.clone()]);
@@ -49,7 +49,7 @@ impl Trace {
     }
 }
 
-/// Checks tokens, the first of which has this number.
+/// Checks token ids; the first has index `first`.
 pub(crate) fn check_token_ids(model: &ModelInfo, token_ids: &[u32], first: usize) -> Result<(), FormatError> {
     let vocabulary = model.vocab_size;
     let Some(at) = token_ids.iter().position(|&id| id >= vocabulary) else { return Ok(()) };
@@ -57,7 +57,7 @@ pub(crate) fn check_token_ids(model: &ModelInfo, token_ids: &[u32], first: usize
     Err(FormatError::value("token_ids", place, token_ids[at], expected))
 }
 
-/// Checks the prompt length of a request of this many tokens.
+/// Checks the prompt length of a request of `tokens` tokens.
 pub(crate) fn check_prompt_len(length: u32, tokens: usize, request: impl Display) -> Result<(), FormatError> {
     if length as usize <= tokens {
         return Ok(());
@@ -65,7 +65,7 @@ pub(crate) fn check_prompt_len(length: u32, tokens: usize, request: impl Display
     Err(FormatError::value("prompt_lengths", request, length, format!("at most its {tokens} tokens")))
 }
 
-/// The place in words of an element [n, L, k] of tokens, the first of which has this number.
+/// Describes the position of an element of [n, L, k], whose first token has index `first`.
 fn place(model: &ModelInfo, first: usize, element: usize) -> String {
     let [layers, k] = model.route_shape();
     let row = element / k;
@@ -95,11 +95,11 @@ pub(crate) fn valid_weight(weight: f16) -> bool {
     weight.is_finite() && (weight >= f16::ZERO)
 }
 
-/// State of [`TraceRows::check`](crate::TraceRows::check), one for each thread. Every row of experts must be all
-/// unknown, or all known and distinct.
+/// State of [`TraceRows::check`](crate::TraceRows::check), one per thread. Every row of experts must be all unknown, or
+/// all known and distinct.
 #[derive(Debug)]
 pub struct RequestCheck {
-    /// For each expert the last row it was seen in, counted from one.
+    /// For each expert, the last row that contained it, counted from one.
     seen: Vec<u64>,
     row: u64,
 }
@@ -109,8 +109,8 @@ impl RequestCheck {
         RequestCheck { seen: vec![0; usize::from(model.num_experts)], row: 0 }
     }
 
-    /// Checks the experts [n, L, k] of tokens, the first of which has the number `first`; all k are `unknown` where a
-    /// route is.
+    /// Checks the experts [n, L, k] of tokens, the first of which has index `first`. In an unknown route all k are
+    /// `unknown`.
     pub(crate) fn check_rows<T: Copy + Into<u16>>(
         &mut self,
         experts: &[T],
@@ -126,7 +126,7 @@ impl RequestCheck {
         })
     }
 
-    /// Checks one route; an error has the slot that is wrong, its content and what is allowed.
+    /// Checks one route; an error has the invalid slot, its content and what is allowed.
     fn check<T: Copy + Into<u16>>(&mut self, route: &[T], unknown: u16) -> Result<(), (usize, u16, String)> {
         self.row += 1;
         let known = route[0].into() != unknown;

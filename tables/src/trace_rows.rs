@@ -1,4 +1,4 @@
-//! Traces of any size, read in pieces: requests are checked one by one and pages leave memory behind the reader.
+//! Traces of any size, read in pieces: requests are checked one by one and pages behind the reader are released.
 
 use std::ops::Range;
 use std::path::Path;
@@ -8,8 +8,8 @@ use crate::trace::{ExpertRows, FORMAT};
 use crate::trace_check::RequestCheck;
 use crate::{FormatError, ModelInfo, Provenance, Trace, TraceRequest};
 
-/// A trace whose header, shapes and offsets were checked when it was opened, and whose requests were not: use a request
-/// only after [`TraceRows::check`] accepted it.
+/// A trace whose header, shapes and offsets were checked when opened, but not its requests: use a request only after
+/// [`TraceRows::check`] accepts it.
 #[derive(Debug)]
 pub struct TraceRows(Trace);
 
@@ -38,7 +38,7 @@ impl TraceRows {
         self.0.requests()
     }
 
-    /// n: the number of tokens of all requests together.
+    /// n: the number of tokens over all requests.
     pub fn tokens(&self) -> usize {
         self.0.tokens()
     }
@@ -48,39 +48,39 @@ impl TraceRows {
         self.0.has_weights()
     }
 
-    /// The rules of this trace.
+    /// The state needed to check requests of this trace.
     pub fn rules(&self) -> RequestCheck {
         RequestCheck::new(self.0.model())
     }
 
-    /// Whether request `r` is as the format says.
+    /// Checks that request `r` conforms to the format.
     ///
     /// # Errors
     /// Names the tensor, what was found and what was expected.
     ///
     /// # Panics
-    /// When `r` is not below [`TraceRows::requests`].
+    /// If `r` is not below [`TraceRows::requests`].
     pub fn check(&self, r: usize, rules: &mut RequestCheck) -> Result<(), FormatError> {
         self.0.check_request(r, rules)
     }
 
-    /// Request `r`, which was accepted.
+    /// Request `r`, which must have been accepted.
     ///
     /// # Panics
-    /// When `r` is not below [`TraceRows::requests`].
+    /// If `r` is not below [`TraceRows::requests`].
     pub fn request(&self, r: usize) -> TraceRequest<'_> {
         self.0.request(r)
     }
 
-    /// [n, L, k]: the experts of request `r` as they lie in the file.
+    /// [n, L, k]: the experts of request `r` as stored in the file.
     ///
     /// # Panics
-    /// When `r` is not below [`TraceRows::requests`].
+    /// If `r` is not below [`TraceRows::requests`].
     pub fn experts(&self, r: usize) -> ExpertRows<'_> {
         self.0.rows(self.0.token_range(r))
     }
 
-    /// Lets the pages of some requests leave memory; they are read again when they are touched.
+    /// Releases the pages of some requests; they are read again on the next access.
     pub fn release(&self, requests: Range<usize>) {
         let offsets = self.0.all_offsets();
         if let (Some(&start), Some(&end)) = (offsets.get(requests.start), offsets.get(requests.end)) {

@@ -1,4 +1,4 @@
-//! Writing traces larger than memory: requests go to the disk as they come.
+//! Writes traces larger than memory: requests go to disk as they arrive.
 
 use std::path::{Path, PathBuf};
 
@@ -10,26 +10,26 @@ use crate::trace_builder::TraceTensors;
 use crate::trace_check::{VALID_WEIGHT, valid_weight};
 use crate::{FormatError, ModelInfo, Provenance, TraceBuilder};
 
-/// Takes requests in the order of the file and writes what [`TraceBuilder`] would. Memory: 12 bytes for each request.
+/// Takes requests in file order and writes the same file as [`TraceBuilder`] would. Memory: 12 bytes per request.
 #[derive(Debug)]
 pub struct TraceWriter {
     out: PathBuf,
-    /// Stays empty: it lends its model, its provenance and its checks.
+    /// Stays empty: provides its model, its provenance and its checks.
     rules: TraceBuilder,
     offsets: Vec<u64>,
     prompt_lengths: Vec<u32>,
     token_ids: Spool,
     experts: Spool,
     weights: Option<Spool>,
-    /// A row of experts or weights on its way.
+    /// Buffer for a row of experts or weights.
     narrowed: Vec<u8>,
 }
 
 impl TraceWriter {
-    /// Starts a trace that will be written at `out`.
+    /// Starts a trace to be written at `out`.
     ///
     /// # Errors
-    /// When the model's numbers cannot be those of a model, or the directory takes no files.
+    /// If the model is invalid, or the directory is not writable.
     pub fn create(out: &Path, model: ModelInfo, provenance: Provenance, weights: bool) -> Result<Self, FormatError> {
         Ok(TraceWriter {
             rules: TraceBuilder::new(model, provenance)?,
@@ -43,11 +43,11 @@ impl TraceWriter {
         })
     }
 
-    /// Adds a request, as [`TraceBuilder::push`]. After an error of the disk the trace is of no use any more; after any
-    /// other nothing was added.
+    /// Adds a request, like [`TraceBuilder::push`]. After a disk error the trace is unusable; after any other error it
+    /// is unchanged.
     ///
     /// # Errors
-    /// Names what is wrong: lengths, ids out of range, repeated experts, weights that are not finite; or the disk.
+    /// Names what is wrong: lengths, ids out of range, repeated experts, weights that are not finite; or a disk error.
     pub fn push(
         &mut self,
         token_ids: &[u32],
@@ -60,7 +60,7 @@ impl TraceWriter {
         self.token_ids.push(token_ids)?;
         if narrow(self.rules.model()) {
             self.narrowed.clear();
-            // Ids are below 255 or the unknown one, whose low byte is the narrow maximum.
+            // Ids are below 255 or UNKNOWN_EXPERT, whose low byte is the narrow maximum.
             self.narrowed.extend(experts.iter().map(|&id| id as u8));
             self.experts.push(&self.narrowed)?;
         } else {
@@ -89,10 +89,10 @@ impl TraceWriter {
         }
     }
 
-    /// Adds a request of another trace of the same shape, which was accepted there; its weights stay behind.
+    /// Adds an accepted request of another trace of the same shape, without its weights.
     ///
     /// # Errors
-    /// As [`TraceWriter::push`].
+    /// Those of [`TraceWriter::push`].
     pub fn push_rows(&mut self, token_ids: &[u32], prompt_len: u32, rows: ExpertRows<'_>) -> Result<(), FormatError> {
         let wide = match rows {
             ExpertRows::Narrow(ids) => {
@@ -104,22 +104,22 @@ impl TraceWriter {
         self.push(token_ids, prompt_len, &wide, None)
     }
 
-    /// Requests so far.
+    /// Number of requests so far.
     pub fn requests(&self) -> usize {
         self.prompt_lengths.len()
     }
 
-    /// Tokens so far.
+    /// Number of tokens so far.
     pub fn tokens(&self) -> u64 {
         self.offsets.last().copied().unwrap_or_default()
     }
 
-    /// The model given.
+    /// The model passed to [`TraceWriter::create`].
     pub fn model(&self) -> &ModelInfo {
         self.rules.model()
     }
 
-    /// Writes the trace (temporary, flushed, renamed); returns the digest.
+    /// Writes the trace atomically; returns the digest.
     ///
     /// # Errors
     /// [`FormatError::Io`] names the path.

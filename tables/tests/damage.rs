@@ -10,23 +10,23 @@ use common::*;
 use proptest::prelude::*;
 use semmoe_tables::*;
 
-/// Remembers the largest single allocation of the test binary.
+/// Records the largest single allocation of the test binary.
 struct Watching;
 
 static LARGEST_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// The test files are a few kB; the largest thing a reader makes is the list of experts seen (65,534 x 8 bytes).
+/// The test files are a few kB; a reader's largest allocation is the list of experts seen (65,534 x 8 bytes).
 const MAX_BYTES: usize = 4 << 20;
 
-// SAFETY: hands every call on to the system's allocator unchanged.
+// SAFETY: forwards every call unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Watching {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST_BYTES.fetch_max(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are the system allocator's.
+        // SAFETY: the caller upholds the system allocator's contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: `at` came from `alloc` above, that is from the system's allocator.
+        // SAFETY: `at` was allocated by `alloc` above, which uses the system's allocator.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -34,7 +34,7 @@ unsafe impl GlobalAlloc for Watching {
 #[global_allocator]
 static ALLOCATOR: Watching = Watching;
 
-/// Numbers that hurt.
+/// Numbers likely to break a parser.
 const HOSTILE: [&str; 12] = [
     "0",
     "1",
@@ -70,7 +70,7 @@ enum Damage {
         which: usize,
         by: usize,
     },
-    /// Replaces eight bytes of the file, the header's length when `at` is 0.
+    /// Replaces eight bytes of the file; at 0 that is the header's length.
     Word {
         at: usize,
         word: u64,
@@ -219,7 +219,7 @@ proptest! {
     fn damaged_files(which in 0usize..5, seed in 0u64..4, stated in any::<bool>(), damages in proptest::collection::vec(damage(), 1..4)) {
         let mut file = files(seed)[which].clone();
         if !stated {
-            // Nothing but the rules of the format stands between damage and a reader.
+            // Without the digest, only the rules of the format stand between damage and a reader.
             file = Parts::of(&file).without_meta("digest").bytes();
         }
         damages.iter().for_each(|damage| apply(&mut file, damage));
@@ -282,6 +282,6 @@ fn a_key_that_occurs_twice_is_an_error() {
         let header = header.replacen(from, to, 1);
         let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &file[8 + length..]].concat();
         let error = Profile::from_bytes(file).unwrap_err().to_string();
-        assert!(error.contains("occurs twice"), "{error}");
+        assert!(error.contains("duplicate"), "{error}");
     }
 }

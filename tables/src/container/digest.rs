@@ -4,8 +4,8 @@ use sha2::{Digest, Sha256};
 
 use super::Element;
 
-/// The digest of tensors that are given piece by piece, in ascending order of their names. For each tensor: name, dtype
-/// name, shape and bytes, every one preceded by its length as a little-endian u64; dimensions are u64 as well.
+/// Digests tensors fed piece by piece, in ascending order of their names. For each tensor: name, dtype name, shape and
+/// bytes, each preceded by its length as a little-endian u64; dimensions are u64 as well.
 #[derive(Default)]
 pub(crate) struct Digester(Sha256);
 
@@ -20,12 +20,12 @@ impl Digester {
         hash.update(len_bytes.to_le_bytes());
     }
 
-    /// The next bytes of the tensor.
+    /// Feeds the next bytes of the tensor.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// A whole tensor in memory.
+    /// Feeds a tensor held in memory.
     pub(crate) fn tensor<T: Element>(&mut self, name: &str, shape: &[usize], elements: &[T]) {
         let shape: Vec<u64> = shape.iter().map(|&dim| dim as u64).collect();
         let bytes: &[u8] = bytemuck::cast_slice(elements);
@@ -33,7 +33,7 @@ impl Digester {
         self.bytes(bytes);
     }
 
-    /// Lower-case hex.
+    /// The digest as lower-case hex.
     pub(crate) fn finish(self) -> String {
         format!("{:x}", self.0.finalize())
     }

@@ -1,4 +1,5 @@
-//! Safetensors files of others, checkpoints above all: any element type, any metadata. Names, shapes and bytes matter.
+//! Safetensors files written by other programs, mainly checkpoints: any element type, any metadata. Names, shapes and
+//! bytes matter.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,16 +13,16 @@ use super::storage::Storage;
 use crate::FormatError;
 use crate::model::Metadata;
 
-/// A checkpoint's only file with weights.
+/// The weights file of a single-file checkpoint.
 pub(crate) const SINGLE: &str = "model.safetensors";
-/// The index of a checkpoint with several.
+/// The index of a sharded checkpoint.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
-/// 62 layers of 256 experts have an index of 6 MB.
+/// For scale: 62 layers of 256 experts need an index of 6 MB.
 pub(crate) const MAX_INDEX_BYTES: usize = 256 << 20;
 /// The limit of the safetensors library itself.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// A mapped file whose header was checked: tensors lie without holes and overlaps, inside the file.
+/// A mapped file with a checked header: tensors lie inside the file without holes or overlaps.
 #[derive(Debug)]
 pub(crate) struct Foreign {
     storage: Storage,
@@ -31,32 +32,32 @@ pub(crate) struct Foreign {
     data_start: usize,
 }
 
-/// A tensor of such a file.
+/// One tensor of the file.
 #[derive(Clone, Debug)]
 pub(crate) struct ForeignTensor {
     /// As the file spells it.
     pub(crate) dtype: String,
     pub(crate) shape: Vec<u64>,
-    /// Of the data.
+    /// Byte range within the data section.
     offsets: [u64; 2],
-    /// Of the file.
+    /// Byte range within the file.
     bytes: Range<usize>,
 }
 
 impl ForeignTensor {
-    /// Bytes of the tensor.
+    /// Size in bytes.
     pub(crate) fn len(&self) -> usize {
         self.bytes.len()
     }
 }
 
 impl Foreign {
-    /// Maps a file and checks its header. The sizes of tensors are checked for the element types that are known here.
+    /// Maps a file and checks its header. Tensor sizes are checked for known element types only.
     pub(crate) fn open(path: &Path) -> Result<Self, FormatError> {
         Self::from_storage(Storage::map(path)?).map_err(|error| error.in_file(path))
     }
 
-    /// Takes the bytes of such a file.
+    /// Parses a file held in memory.
     pub(crate) fn from_bytes(bytes: Vec<u8>) -> Result<Self, FormatError> {
         Self::from_storage(Storage::Owned(bytes))
     }
@@ -74,22 +75,22 @@ impl Foreign {
         Ok(Foreign { storage, metadata: raw.metadata, tensors, data_start })
     }
 
-    /// The bytes of one of them.
+    /// The bytes of a tensor.
     pub(crate) fn bytes(&self, tensor: &ForeignTensor) -> &[u8] {
         &self.storage[tensor.bytes.clone()]
     }
 
-    /// Bytes of all tensors together.
+    /// Size of all tensors together, in bytes.
     pub(crate) fn data_len(&self) -> u64 {
         (self.storage.len() - self.data_start) as u64
     }
 
-    /// The bytes of the header, its length included.
+    /// The bytes of the header, including its length field.
     pub(crate) fn header(&self) -> &[u8] {
         &self.storage[..self.data_start]
     }
 
-    /// A header for the same data under other names: element types, shapes, offsets and metadata stay.
+    /// A header for the same data with tensors renamed: element types, shapes, offsets and metadata are kept.
     pub(crate) fn renamed_header(&self, name: impl Fn(&str) -> String) -> Result<Vec<u8>, FormatError> {
         let mut entries = BTreeMap::new();
         if !self.metadata.is_empty() {
@@ -101,7 +102,7 @@ impl Foreign {
         encode(&entries, MAX_HEADER_BYTES)
     }
 
-    /// The tensors in the order of their bytes.
+    /// The tensors in file order.
     pub(crate) fn in_file_order(&self) -> Vec<(&str, &ForeignTensor)> {
         let mut order: Vec<_> = self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
         order.sort_by_key(|(_, tensor)| tensor.offsets);
@@ -109,7 +110,7 @@ impl Foreign {
     }
 }
 
-/// An element type whose values fit into f32.
+/// An element type whose values are exact in f32.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum FloatType {
     F32,
@@ -127,12 +128,12 @@ impl FloatType {
         }
     }
 
-    /// Bytes of one.
+    /// Bytes per element.
     pub(crate) fn size(self) -> usize {
         if let Self::F32 = self { 4 } else { 2 }
     }
 
-    /// From as many bytes as it has.
+    /// Decodes one element from its little-endian bytes.
     pub(crate) fn decode(self, bytes: &[u8]) -> f32 {
         match (self, bytes) {
             (Self::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
@@ -143,13 +144,13 @@ impl FloatType {
     }
 }
 
-/// A name without directories.
+/// Whether this is a file name without directories.
 pub(crate) fn is_plain_name(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
 }
 
-/// Bytes of an element of a type, if it is known and has whole bytes.
+/// Bytes per element of a type; `None` if unknown or smaller than a byte.
 pub(crate) fn element_bytes(dtype: &str) -> Option<u64> {
     match dtype {
         "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" => Some(1),

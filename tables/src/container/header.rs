@@ -11,7 +11,7 @@ use super::VERSION;
 use crate::FormatError;
 use crate::model::{Metadata, short, text};
 
-/// Far above any header of these formats (a few kB), far below what would hurt to parse.
+/// Far above any header of these formats (a few kB), and cheap to parse.
 pub(super) const MAX_HEADER_BYTES: u64 = 1 << 20;
 /// The key of the string metadata.
 pub(super) const METADATA_KEY: &str = "__metadata__";
@@ -61,27 +61,27 @@ impl Dtype {
 pub(super) struct Tensor {
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
-    /// Of the storage: the whole file, or once aligned a copy of the data.
+    /// Byte range in the storage, which is the mapped file or, once aligned, a copy of the data.
     pub(super) bytes: Range<usize>,
 }
 
-/// A header: as it stands in the JSON, without repeated keys, or with its tensors checked.
+/// A header, either raw (as in the JSON, without duplicate keys) or with checked tensors.
 pub(super) struct Header<T> {
     pub(super) metadata: Metadata,
     pub(super) tensors: BTreeMap<String, T>,
 }
 
-/// Parses and checks the header of a whole file of a format.
+/// Parses and checks the header of a file of this format.
 pub(super) fn parse(file: &[u8], format: &'static str) -> Result<Header<Tensor>, FormatError> {
     let (raw, data_start) = read(file, MAX_HEADER_BYTES)?;
-    // Before the tensors, so that a file of another kind is called that.
+    // The format is checked before the tensors, so a file of another format gets that error.
     check_format(&raw.metadata, format)?;
     check_coverage(&raw.tensors, file.len() - data_start)?;
     let tensors = checked(raw.tensors, |name, tensor| check_tensor(name, tensor, data_start))?;
     Ok(Header { metadata: raw.metadata, tensors })
 }
 
-/// All tensors, checked.
+/// Converts every tensor with `check`.
 pub(super) fn checked<T>(
     tensors: BTreeMap<String, RawTensor>,
     check: impl Fn(&str, RawTensor) -> Result<T, FormatError>,
@@ -90,8 +90,8 @@ pub(super) fn checked<T>(
     tensors.into_iter().map(check).collect()
 }
 
-/// Parses the header of any safetensors file, whatever its metadata and element types; also returns where its data
-/// start. The tensors cover the data without holes and overlaps.
+/// Parses the header of any safetensors file, whatever its metadata and element types; also returns the offset of its
+/// data. The tensors cover the data without holes or overlaps.
 pub(super) fn parse_any(file: &[u8], max_header_bytes: u64) -> Result<(Header<RawTensor>, usize), FormatError> {
     let (raw, data_start) = read(file, max_header_bytes)?;
     check_coverage(&raw.tensors, file.len() - data_start)?;
@@ -125,7 +125,7 @@ fn check_format(metadata: &Metadata, expected: &'static str) -> Result<(), Forma
     Ok(())
 }
 
-/// The tensors cover the data without holes and overlaps.
+/// Checks that the tensors cover the data without holes or overlaps.
 fn check_coverage(raw: &BTreeMap<String, RawTensor>, data_len: usize) -> Result<(), FormatError> {
     let mut order: Vec<(&String, [u64; 2])> = raw.iter().map(|(n, t)| (n, t.data_offsets)).collect();
     order.sort_by_key(|(_, offsets)| *offsets);
@@ -153,7 +153,7 @@ fn check_tensor(name: &str, tensor: RawTensor, data_start: usize) -> Result<Tens
     Ok(Tensor { dtype, bytes: tensor.bytes(data_start), shape: tensor.shape })
 }
 
-/// The bytes are those of the shape, for elements of `element_bytes` bytes.
+/// Checks that the byte range matches the shape, for elements of `element_bytes` bytes.
 pub(super) fn check_size(name: &str, tensor: &RawTensor, element_bytes: u64) -> Result<(), FormatError> {
     let [start, end] = tensor.data_offsets;
     let size = tensor.shape.iter().try_fold(element_bytes, |size, dim| size.checked_mul(*dim));
@@ -173,18 +173,18 @@ fn damaged(
     FormatError::Container { what: what.into(), found: found.to_string(), expected: expected.to_string() }
 }
 
-/// Tensor entries as they stand in the JSON.
+/// A tensor entry as written in the JSON.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawTensor {
     pub(super) dtype: String,
     pub(super) shape: Vec<u64>,
-    /// Of the data.
+    /// Byte range within the data section.
     pub(super) data_offsets: [u64; 2],
 }
 
 impl RawTensor {
-    /// Its bytes in the whole file; they were checked to lie inside of it, which is in memory: no overflow.
+    /// Byte range within the file. Cannot overflow: it was checked to lie inside the file, which is in memory.
     pub(super) fn bytes(&self, data_start: usize) -> Range<usize> {
         let [start, end] = self.data_offsets;
         data_start + start as usize..data_start + end as usize
@@ -216,14 +216,14 @@ impl<'de> Visitor<'de> for HeaderVisitor {
                 tensors.insert(key, map.next_value::<RawTensor>()?).is_none()
             };
             if !fresh {
-                return Err(A::Error::custom("a key occurs twice"));
+                return Err(A::Error::custom("duplicate key"));
             }
         }
         Ok(Header { metadata: metadata.unwrap_or_default(), tensors })
     }
 }
 
-/// String metadata without repeated keys.
+/// String metadata without duplicate keys.
 struct UniqueStrings(Metadata);
 
 impl<'de> Deserialize<'de> for UniqueStrings {
@@ -240,7 +240,7 @@ impl<'de> Deserialize<'de> for UniqueStrings {
                 let mut strings = Metadata::new();
                 while let Some((key, value)) = map.next_entry::<String, String>()? {
                     if strings.insert(key, value).is_some() {
-                        return Err(A::Error::custom("a metadata key occurs twice"));
+                        return Err(A::Error::custom("duplicate metadata key"));
                     }
                 }
                 Ok(UniqueStrings(strings))

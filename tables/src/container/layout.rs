@@ -1,4 +1,4 @@
-//! Writing: sorted header keys, tensors ordered so that each is aligned to its element type.
+//! Writing containers: sorted header keys, tensors ordered so that each is aligned to its element type.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -13,7 +13,7 @@ use super::{DIGEST_KEY, Element, VERSION, atomic};
 use crate::model::Metadata;
 use crate::{FormatError, ModelInfo, Provenance};
 
-/// A tensor about to be written.
+/// A tensor to be written.
 #[derive(Debug)]
 pub(crate) struct LayoutTensor<'a> {
     pub(crate) name: &'a str,
@@ -34,7 +34,7 @@ impl<'a> LayoutTensor<'a> {
     }
 }
 
-/// A container about to be written.
+/// A container to be written.
 #[derive(Debug)]
 pub(crate) struct Layout<'a> {
     pub(crate) metadata: Metadata,
@@ -50,7 +50,7 @@ pub(super) enum Entry<'a> {
     Tensor { dtype: &'a str, shape: &'a [u64], data_offsets: [u64; 2] },
 }
 
-/// The length and the JSON, keys sorted, padded with spaces to a multiple of eight bytes.
+/// Encodes the length and the JSON, keys sorted, padded with spaces to a multiple of eight bytes.
 pub(super) fn encode<K: Serialize + Ord>(
     entries: &BTreeMap<K, Entry<'_>>,
     max_bytes: u64,
@@ -70,12 +70,12 @@ pub(super) fn encode<K: Serialize + Ord>(
 }
 
 impl Layout<'_> {
-    /// Starts the metadata of a file.
+    /// The metadata that every file starts with.
     pub(crate) fn format(format: &str) -> Metadata {
         Metadata::from([("format".into(), format.into()), ("version".into(), VERSION.into())])
     }
 
-    /// Starts the metadata of a file about a model.
+    /// The metadata that a file about a model starts with.
     pub(crate) fn metadata(format: &str, model: &ModelInfo, provenance: &Provenance) -> Metadata {
         let mut metadata = Self::format(format);
         model.to_metadata(&mut metadata);
@@ -98,7 +98,7 @@ impl Layout<'_> {
         Ok(digester.finish())
     }
 
-    /// The whole file in memory.
+    /// Encodes the file in memory.
     pub(crate) fn to_bytes(&self) -> Result<Vec<u8>, FormatError> {
         let io = |error| FormatError::io("write", Path::new("(in memory)"), error);
         let header = self.header(&self.digest().map_err(io)?)?;
@@ -108,7 +108,7 @@ impl Layout<'_> {
         Ok(bytes)
     }
 
-    /// Writes the file: a temporary file in the same directory, flushed to the disk, then renamed. Returns the digest.
+    /// Writes the file atomically (temporary file, flush, rename). Returns the digest.
     pub(crate) fn write(&self, path: &Path) -> Result<String, FormatError> {
         let digest = self.digest().map_err(|e| FormatError::io("read what was written for", path, e))?;
         let header = self.header(&digest).map_err(|e| e.in_file(path))?;
@@ -121,7 +121,7 @@ impl Layout<'_> {
         self.in_file_order().iter().try_for_each(|tensor| tensor.bytes.each(|bytes| out.write_all(bytes)))
     }
 
-    /// Widest elements first, so that no padding is needed (safetensors allows none); then by name.
+    /// Widest elements first, so no padding is needed (safetensors allows none); then by name.
     fn in_file_order(&self) -> Vec<&LayoutTensor<'_>> {
         let mut order: Vec<_> = self.tensors.iter().collect();
         order.sort_by_key(|tensor| (std::cmp::Reverse(tensor.dtype.size()), tensor.name));

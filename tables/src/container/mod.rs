@@ -1,9 +1,8 @@
 //! The safetensors container: header, aligned storage, digest and atomic write.
 //!
-//! The header is parsed and written here rather than by the safetensors crate, for three reasons: that crate keeps the
-//! metadata in a hash map, so equal content would not give equal bytes; it takes the last of two equal keys in silence;
-//! and its check of the last offset against the file's length can overflow on hostile offsets. Its reader is the oracle
-//! of the tests.
+//! We parse and write the header ourselves rather than with the safetensors crate, for three reasons: its hash map of
+//! metadata makes equal content produce different bytes; it silently keeps the last of two equal keys; and its check of
+//! the last offset against the file length can overflow on hostile input. Its reader serves as the oracle in tests.
 
 mod atomic;
 mod digest;
@@ -39,13 +38,13 @@ pub(crate) use stream::{Data, Spool};
 /// The only version of the three formats so far.
 pub(crate) const VERSION: &str = "1";
 
-/// The metadata key of the digest over the tensors.
+/// The metadata key under which the digest of the tensors is stored.
 pub(crate) const DIGEST_KEY: &str = "digest";
 
-/// Bytes that are digested before their pages may leave memory.
+/// Bytes digested before their pages are released.
 const DIGEST_PIECE_BYTES: usize = 16 << 20;
 
-/// A container whose header was checked: tensors lie without holes and overlaps, inside the file, aligned.
+/// A container with a checked header: tensors lie inside the file, aligned, without holes or overlaps.
 #[derive(Debug)]
 pub(crate) struct Container {
     storage: Storage,
@@ -54,7 +53,7 @@ pub(crate) struct Container {
     digest: OnceLock<String>,
 }
 
-/// A checked tensor: where its elements lie. Cheap to keep beside the container.
+/// The location of a checked tensor's elements. Cheap to keep beside the container.
 #[derive(Debug, Clone)]
 pub(crate) struct View<T> {
     bytes: Range<usize>,
@@ -74,7 +73,7 @@ impl Container {
         Self::from_storage(storage, format)
     }
 
-    /// Takes the bytes of such a file.
+    /// Parses a file held in memory.
     pub(crate) fn from_bytes(bytes: Vec<u8>, format: &'static str) -> Result<Self, FormatError> {
         Self::from_storage(Storage::Owned(bytes), format)
     }
@@ -106,7 +105,7 @@ impl Container {
         self.storage = Storage::Words(words);
     }
 
-    /// The model and origin of a file of a format, which has no tensors but those in `known`.
+    /// The model and origin stated by a file of this format; rejects tensors not in `known`.
     pub(crate) fn about(&self, format: &'static str, known: &[&str]) -> Result<(ModelInfo, Provenance), FormatError> {
         let model = ModelInfo::from_metadata(&self.metadata)?;
         let provenance = Provenance::from_metadata(&self.metadata)?;
@@ -114,7 +113,7 @@ impl Container {
         Ok((model, provenance))
     }
 
-    /// Refuses tensors that are not in `known`.
+    /// Rejects tensors that are not in `known`.
     pub(crate) fn expect_only(&self, format: &'static str, known: &[&str]) -> Result<(), FormatError> {
         match self.tensors.keys().find(|name| !known.contains(&name.as_str())) {
             None => Ok(()),
@@ -134,7 +133,7 @@ impl Container {
         Ok(&self.tensor(tensor)?.shape)
     }
 
-    /// The size of a tensor that has one dimension.
+    /// The length of a one-dimensional tensor.
     pub(crate) fn len(&self, tensor: &'static str) -> Result<u64, FormatError> {
         match self.shape(tensor)? {
             [n] => Ok(*n),
@@ -142,7 +141,7 @@ impl Container {
         }
     }
 
-    /// A tensor, if it has this element type and this shape.
+    /// Views a tensor, requiring this element type and shape.
     pub(crate) fn view<T: Element>(&self, name: &'static str, shape: &[u64]) -> Result<View<T>, FormatError> {
         let tensor = self.tensor(name)?;
         if tensor.dtype != T::DTYPE {
@@ -159,13 +158,12 @@ impl Container {
         Ok(View { bytes: tensor.bytes.clone(), element: std::marker::PhantomData })
     }
 
-    /// The elements of a view of this container.
+    /// The elements of a view.
     pub(crate) fn slice<T: Element>(&self, view: &View<T>) -> &[T] {
         bytemuck::cast_slice(&self.storage[view.bytes.clone()])
     }
 
-    /// Lets elements of a view leave memory for now: pages of a map then leave memory, and are read from
-    /// the file again when they are touched.
+    /// Releases the pages behind some elements of a view; they are read from the file again on the next access.
     pub(crate) fn release<T: Element>(&self, view: &View<T>, elements: Range<usize>) {
         let size = size_of::<T>();
         let start = view.bytes.start + elements.start * size;
@@ -173,7 +171,7 @@ impl Container {
         self.storage.release(start..end.max(start));
     }
 
-    /// The same for the whole file.
+    /// Releases the pages of the whole file; they are read again on the next access.
     pub(crate) fn release_all(&self) {
         self.storage.release(0..self.storage.len());
     }
@@ -184,7 +182,7 @@ impl Container {
             let mut digester = Digester::default();
             for (name, tensor) in &self.tensors {
                 digester.begin(name, tensor.dtype.name(), &tensor.shape, tensor.bytes.len() as u64);
-                // In pieces, so that a file larger than memory leaves it behind the reader.
+                // In pieces, so that a file larger than memory can be digested.
                 for start in tensor.bytes.clone().step_by(DIGEST_PIECE_BYTES) {
                     let piece = start..tensor.bytes.end.min(start + DIGEST_PIECE_BYTES);
                     digester.bytes(&self.storage[piece.clone()]);
@@ -195,7 +193,7 @@ impl Container {
         })
     }
 
-    /// Compares the digest that the file states, if it does, with that of its tensors.
+    /// Compares the digest stated in the file, if any, with that of its tensors.
     pub(crate) fn check_digest(&self) -> Result<(), FormatError> {
         match self.metadata.get(DIGEST_KEY) {
             Some(stored) if stored != self.digest() => {
@@ -206,7 +204,7 @@ impl Container {
         }
     }
 
-    /// The container as it is written: equal content gives equal bytes, whatever the layout it was read from.
+    /// The container ready for writing: equal content gives equal bytes, however it was laid out before.
     pub(crate) fn layout(&self) -> Layout<'_> {
         let tensors = self.tensors.iter().map(|(name, tensor)| LayoutTensor {
             name,
@@ -222,7 +220,7 @@ impl Container {
     }
 }
 
-/// A Rust type that is the element of a tensor.
+/// A Rust type that can be the element of a tensor.
 pub(crate) trait Element: Pod {
     const DTYPE: Dtype;
 }

@@ -1,4 +1,4 @@
-//! The bytes behind a container or another file: a map of the file, a buffer, or an aligned copy.
+//! The bytes behind a container or another file: a memory map, a buffer, or an aligned copy.
 
 use std::fs::File;
 use std::ops::{Deref, Range};
@@ -18,7 +18,7 @@ pub(crate) enum Storage {
 impl Storage {
     pub(crate) fn map(path: &Path) -> Result<Self, FormatError> {
         let io = |action| move |source| FormatError::io(action, path, source);
-        // Asked before opening: opening a pipe would wait for its writer.
+        // Checked before opening, because opening a pipe would block until a writer appears.
         if !std::fs::metadata(path).map_err(io("open"))?.is_file() {
             let source = std::io::Error::other("not a regular file");
             return Err(FormatError::io("open", path, source));
@@ -28,14 +28,14 @@ impl Storage {
     }
 
     pub(crate) fn map_file(file: &File) -> std::io::Result<Self> {
-        // SAFETY: the map is read-only and private to this process. What remains is that someone changes the file while
-        // it is mapped: writers of these formats never do (they rename a finished file into place), every access after
-        // validation is bounds-checked, and all element types accept every bit pattern, so a change can give wrong
-        // numbers or, for a file that was cut, a bus error, as in every program that maps files.
+        // SAFETY: the map is read-only and private to this process. The remaining hazard is that the file changes while
+        // mapped. Writers of these formats never do that (they rename a finished file into place), every access after
+        // validation is bounds-checked, and all element types accept every bit pattern. So a change can yield wrong
+        // numbers or, if the file is truncated, a bus error, as in every program that maps files.
         unsafe { Mmap::map(file) }.map(Storage::Mapped)
     }
 
-    /// Releases the pages of these bytes, where the storage is a map. It is a hint that the system may ignore.
+    /// Releases the pages behind these bytes if the storage is a map. A hint that the system may ignore.
     #[cfg_attr(not(unix), allow(unused_variables, reason = "only Unix has such a call"))]
     pub(crate) fn release(&self, bytes: Range<usize>) {
         #[cfg(unix)]
@@ -43,8 +43,8 @@ impl Storage {
             && bytes.end <= map.len()
             && !bytes.is_empty()
         {
-            // SAFETY: the map is of a file, read-only and never written through, so that a page which was given back is
-            // read from the file again, with the same bytes.
+            // SAFETY: the map is read-only and file-backed, never written through, so a released page is read from the
+            // file again with the same bytes.
             let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, bytes.start, bytes.len()) };
         }
     }

@@ -1,4 +1,4 @@
-//! Files larger than memory: tensors that grow in unnamed temporary files until the whole is put together.
+//! Files larger than memory: tensors grow in unnamed temporary files until the final file is assembled.
 
 use std::fs::File;
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
@@ -9,17 +9,17 @@ use crate::FormatError;
 
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// A tensor on its way to the disk. The file has no name, so that nothing stays behind however the process ends.
+/// A tensor being spooled to disk. The spool file has no name, so nothing is left behind however the process ends.
 #[derive(Debug)]
 pub(crate) struct Spool {
     file: BufWriter<File>,
     len_bytes: u64,
-    /// The file that will be written, for messages.
+    /// The final file, for messages.
     out: PathBuf,
 }
 
 impl Spool {
-    /// In the directory of the file that will be written.
+    /// Creates a spool in the directory of the final file.
     pub(crate) fn beside(out: &Path) -> Result<Self, FormatError> {
         let file = tempfile::tempfile_in(atomic::directory_of(out)).map_err(|e| FormatError::io("write", out, e))?;
         Ok(Spool { file: BufWriter::with_capacity(BUFFER_BYTES, file), len_bytes: 0, out: out.to_path_buf() })
@@ -32,14 +32,14 @@ impl Spool {
         self.file.write_all(bytes).map_err(|e| FormatError::io("write", &self.out, e))
     }
 
-    /// The pushed elements, to be read.
+    /// Ends writing and makes the elements readable.
     pub(crate) fn finish(self) -> Result<Spooled, FormatError> {
         let file = self.file.into_inner().map_err(|e| FormatError::io("write", &self.out, e.into_error()))?;
         Ok(Spooled { file, len_bytes: self.len_bytes })
     }
 }
 
-/// A complete tensor on the disk.
+/// A complete tensor on disk.
 #[derive(Debug)]
 pub(crate) struct Spooled {
     file: File,
@@ -47,7 +47,7 @@ pub(crate) struct Spooled {
 }
 
 impl Spooled {
-    /// Passes all bytes, in pieces, to `take`.
+    /// Passes all bytes to `take`, piece by piece.
     fn each(&self, mut take: impl FnMut(&[u8]) -> std::io::Result<()>) -> std::io::Result<()> {
         let mut file = &self.file;
         file.seek(SeekFrom::Start(0))?;
@@ -63,7 +63,7 @@ impl Spooled {
     }
 }
 
-/// Where the bytes of a tensor are.
+/// Where the bytes of a tensor are held.
 #[derive(Debug)]
 pub(crate) enum Data<'a> {
     Memory(&'a [u8]),
@@ -90,7 +90,7 @@ impl Data<'_> {
         }
     }
 
-    /// Passes all bytes, in pieces where they are on the disk, to `take`.
+    /// Passes all bytes to `take`, piece by piece if they are on disk.
     pub(super) fn each(&self, mut take: impl FnMut(&[u8]) -> std::io::Result<()>) -> std::io::Result<()> {
         match self {
             Data::Memory(bytes) => take(bytes),

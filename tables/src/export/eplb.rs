@@ -11,14 +11,14 @@ use crate::{FormatError, Tables};
 
 const FORMAT: &str = "semmoe.eplb";
 
-/// `phy2log` [L, P], `log2phy` [L, N, M] and `logcnt` [L, N], where L counts MoE layers and M is the highest number of
-/// replicas of any expert.
+/// `phy2log` [L, P], `log2phy` [L, N, M] and `logcnt` [L, N], where L counts MoE layers and M is the maximum number of
+/// replicas of an expert.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Eplb {
     layers: usize,
     slots: usize,
     experts: usize,
-    /// M: the highest number of slots of any expert.
+    /// M: maximum number of slots of an expert.
     pub most_replicas: usize,
     placement_digest: String,
     /// The expert in each slot: [L, P].
@@ -30,17 +30,17 @@ pub struct Eplb {
 }
 
 impl Eplb {
-    /// From tables, with or without replicas.
+    /// Converts tables, with or without replicas.
     ///
     /// # Errors
-    /// When a slot is padding.
+    /// If a slot is padding.
     pub fn new(tables: &Tables) -> Result<Self, FormatError> {
         let rows = filled_rows(tables, "EPLB")?;
         let (layers, experts) = (rows.len(), usize::from(tables.model().num_experts));
         let mut slots_of = vec![Vec::new(); layers * experts];
         for (layer, row) in rows.iter().enumerate() {
             for (slot, &expert) in row.iter().enumerate() {
-                // No padding is left; S fits, since files hold S in a tensor of i32 ids.
+                // No padding is left. S fits, since files store slots as an i32 tensor.
                 slots_of[layer * experts + expert as usize].push(slot as i32);
             }
         }
@@ -73,7 +73,7 @@ impl Eplb {
         }))
     }
 
-    /// Writes a safetensors file of three i32 tensors (temporary, flushed, renamed).
+    /// Writes a safetensors file with three i32 tensors, atomically.
     ///
     /// # Errors
     /// [`FormatError::Io`] names the path.

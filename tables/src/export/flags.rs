@@ -2,7 +2,7 @@
 
 use crate::{Attention, Tables};
 
-/// No run is so long that vLLM's balancer would move experts.
+/// More steps than any run has, so vLLM's balancer never moves experts.
 const VLLM_NEVER_STEPS: u32 = 1_000_000_000;
 
 /// How SGLang spells attention data parallelism.
@@ -15,12 +15,12 @@ pub enum SglangSpelling {
     EnableDpAttention,
 }
 
-/// Arguments of `sglang.launch_server` for the file that holds [`super::sglang`]'s text: as many ranks as groups,
-/// attention as the tables were solved for. `--enable-eplb` must stay off, or SGLang moves experts away from this
+/// Arguments of `sglang.launch_server` for the file written by [`super::sglang`]: one rank per group, with the
+/// attention that the tables were solved for. `--enable-eplb` must stay off, or SGLang moves experts away from this
 /// placement.
 ///
-/// There is no `--ep-dispatch-algorithm`: with a placement SGLang chooses `static` by itself where an all-to-all
-/// backend runs (a token goes to a replica on its own rank first), and from 0.5.17 refuses it where none does.
+/// `--ep-dispatch-algorithm` is omitted: given a placement, SGLang chooses `static` by itself where an all-to-all
+/// backend runs (preferring a replica on the token's own rank), and refuses it elsewhere since 0.5.17.
 pub fn sglang_flags(tables: &Tables, file: &str, spelling: SglangSpelling) -> String {
     let (ranks, redundant, file) = (tables.groups(), redundant(tables), quoted(file));
     let dp = tables.dp_ranks();
@@ -35,7 +35,7 @@ pub fn sglang_flags(tables: &Tables, file: &str, spelling: SglangSpelling) -> St
     )
 }
 
-/// Arguments of `vllm serve` for the file that holds [`super::vllm`]'s text, as the pull request has them.
+/// Arguments of `vllm serve` for the file written by [`super::vllm`], as defined in the pull request.
 pub fn vllm_flags(tables: &Tables, file: &str) -> String {
     let config = serde_json::json!({
         "initial_expert_map_path": file,
@@ -45,14 +45,13 @@ pub fn vllm_flags(tables: &Tables, file: &str) -> String {
     format!("--enable-expert-parallel --enable-eplb --eplb-config {}", quoted(&config.to_string()))
 }
 
-/// Arguments of `vllm serve` with vLLM-Ascend for the file that holds [`super::ascend`]'s text.
+/// Arguments of `vllm serve` with vLLM-Ascend for the file written by [`super::ascend`].
 pub fn ascend_flags(file: &str) -> String {
     let config = serde_json::json!({ "eplb_config": { "expert_map_path": file } });
     format!("--enable-expert-parallel --additional-config {}", quoted(&config.to_string()))
 }
 
-/// TensorRT-LLM's `--extra_llm_api_options`, as YAML on one line, for the file that holds
-/// [`super::tensorrt_llm`]'s text.
+/// TensorRT-LLM's `--extra_llm_api_options`, as one line of YAML, for the file written by [`super::tensorrt_llm`].
 pub fn tensorrt_llm_options(tables: &Tables, file: &str) -> String {
     let dp = tables.attention() == Attention::Dp;
     // JSON is YAML.
@@ -63,13 +62,13 @@ pub fn tensorrt_llm_options(tables: &Tables, file: &str) -> String {
     .to_string()
 }
 
-/// Slots beyond one for each expert.
+/// Number of slots beyond one per expert.
 fn redundant(tables: &Tables) -> usize {
-    // Every expert is in a slot.
+    // Every expert has at least one slot.
     tables.slots_per_layer() - usize::from(tables.model().num_experts)
 }
 
-/// As a shell reads it back.
+/// Quotes text for a shell.
 fn quoted(text: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"/._-+=:,@%".contains(&b);
     if !text.is_empty() && text.bytes().all(plain) {

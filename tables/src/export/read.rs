@@ -1,4 +1,4 @@
-//! The way back: a placement out of SGLang's file.
+//! Reads a placement back from SGLang's file.
 
 use super::ExpertLocation;
 use crate::model::short;
@@ -6,14 +6,13 @@ use crate::{FormatError, ModelInfo, Replicas};
 
 const MAP: &str = "physical_to_logical_map";
 
-/// The placement in a text that [`super::sglang`] or SGLang itself wrote: a row for each of the model's layers, P
-/// columns, slot p on rank p / (P / G). Rows of layers without routed experts are dropped; the order of the slots of a
-/// rank means nothing, so that they are sorted. Use [`Replicas::to_placement`] for a form without replicas.
+/// Parses a placement written by [`super::sglang`] or SGLang itself: one row of P columns for each of the model's
+/// layers, slot p on rank p / (P / G). Rows of dense layers are dropped. The order of slots within a rank carries no
+/// meaning, so they are sorted. Use [`Replicas::to_placement`] for a form without replicas.
 ///
 /// # Errors
-/// Text of another form, rows that are not one for each layer (where the model does not say how many it has: too few),
-/// rows of different lengths, slots that do not divide by the ranks, experts out of range, missing, or twice on one
-/// rank.
+/// Malformed text; a row count other than the model's number of layers (or too few, if that is unknown); rows of
+/// different lengths; slots not divisible by the ranks; experts out of range, missing, or duplicated on a rank.
 pub fn read_sglang(text: &str, model: &ModelInfo, groups: u16) -> Result<Replicas, FormatError> {
     let location: ExpertLocation = serde_json::from_str(text).map_err(|error| {
         let expected = format!("one JSON object whose only key is {MAP}, a list of lists of expert numbers");
@@ -97,7 +96,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever a row holds: an error, or slots that hold every expert, each at most once on a rank.
+        /// Any row gives an error, or slots that hold every expert, each at most once per rank.
         #[test]
         fn any_row_is_read_or_told(
             mut row in proptest::sample::subsequence(vec![0, 1, 2, 3, 3, -1], 4..6),

@@ -1,4 +1,4 @@
-//! The experts in a checkpoint's `config.json`, checked against the tables.
+//! The expert-related fields of a checkpoint's `config.json`, checked against the tables.
 
 use std::path::Path;
 
@@ -9,19 +9,19 @@ use super::source::CONFIG;
 use super::{Permutation, PermuteError};
 use crate::{CheckpointConfig, ConfigError, Tables};
 
-/// The part of the configuration that matters here.
+/// The relevant part of the configuration.
 #[derive(Debug)]
 pub(super) struct Config {
     pub(super) family: &'static Family,
-    /// That of the tables.
+    /// The permutation derived from the tables.
     pub(super) permutation: Permutation,
-    /// Layers of the model proper; a checkpoint may hold more of them for speculation.
+    /// Layers of the model proper; a checkpoint may hold more for speculative decoding.
     pub(super) hidden_layers: u16,
 }
 
 impl Config {
-    /// Reads a checkpoint's `config.json` and checks it: a known architecture, the experts and layers of the tables,
-    /// gating that the permutation does not change.
+    /// Reads a checkpoint's `config.json` and checks that the architecture is known, that experts and layers match the
+    /// tables, and that the permutation does not change gating.
     pub(super) fn read(checkpoint: &Path, tables: &Tables) -> Result<Self, PermuteError> {
         let (permutation, model) = (Permutation::of(tables)?, tables.model());
         let fields = CheckpointConfig::open(&checkpoint.join(CONFIG))?;
@@ -56,7 +56,8 @@ fn number(fields: &CheckpointConfig, key: &str) -> Result<u16, ConfigError> {
     fields.whole(key, 0..=u16::MAX.into())?.ok_or_else(|| fields.unexpected(key, "0 to 65535"))
 }
 
-/// Group-limited gating: the router searches some of `n_group` groups of neighbouring experts, which must stay whole.
+/// Group-limited gating: the router picks some of `n_group` groups of neighbouring experts, so the permutation must
+/// keep each group together.
 fn check_gating_groups(fields: &CheckpointConfig, permutation: &Permutation) -> Result<(), PermuteError> {
     let (n_group, experts) = (fields.whole("n_group", 0..=u16::MAX.into())?.unwrap_or(1), permutation.experts);
     if n_group <= 1 {
@@ -77,7 +78,7 @@ fn family(fields: &CheckpointConfig) -> Result<&'static Family, PermuteError> {
     })
 }
 
-/// A string anywhere in a document that names a single expert, as lists of layers that are not quantised do.
+/// Any string in a document that names a single expert, as lists of unquantised layers do.
 fn expert_named_in(object: &Map<String, Value>) -> Option<&str> {
     fn in_value(value: &Value) -> Option<&str> {
         match value {

@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 
 use crate::{ConfigError, FormatError};
 
-/// Why a checkpoint was not permuted, or is not the permutation it should be.
+/// Why a checkpoint was not permuted, or does not pass the self-check.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PermuteError {
     /// A file could not be read or written, or is not a safetensors file.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// `config.json` cannot be read, or says something that does not fit.
+    /// `config.json` cannot be read or has an unsupported value.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// A JSON file is not JSON.
@@ -22,17 +22,17 @@ pub enum PermuteError {
         /// The parser's message.
         source: serde_json::Error,
     },
-    /// The names of this family's tensors are not known.
+    /// The tensor names of this architecture are unknown.
     #[error("{} names the architecture {found}; known are {known}", path.display())]
     Architecture {
         /// `config.json`.
         path: PathBuf,
         /// The architectures it names.
         found: String,
-        /// Those that can be permuted.
+        /// The architectures that can be permuted.
         known: String,
     },
-    /// The index says something that does not fit.
+    /// The index has an invalid value.
     #[error("{}: {field} is {found}, expected {expected}", path.display())]
     Field {
         /// The file.
@@ -44,7 +44,7 @@ pub enum PermuteError {
         /// The values allowed.
         expected: String,
     },
-    /// A tensor that belongs to the family is not there.
+    /// A tensor that the architecture requires is missing.
     #[error("{}: the tensor `{tensor}` is missing", path.display())]
     MissingTensor {
         /// The file or directory where it should be.
@@ -52,7 +52,7 @@ pub enum PermuteError {
         /// The tensor.
         tensor: String,
     },
-    /// A tensor is there of which it is not known how it moves.
+    /// It is unknown how to move this tensor.
     #[error("{}: unexpected tensor `{tensor}`, expected {expected}", path.display())]
     UnexpectedTensor {
         /// The file.
@@ -71,10 +71,10 @@ pub enum PermuteError {
         tensor: String,
         /// Its element type and shape.
         found: String,
-        /// Those it must have.
+        /// The element type and shape required.
         expected: String,
     },
-    /// Tables with replicas: a checkpoint holds each expert once.
+    /// The tables have replicas, but a checkpoint holds each expert once.
     #[error(
         "the tables place {experts} experts in {slots} slots, expected as many slots: a checkpoint holds each expert once"
     )]
@@ -84,19 +84,20 @@ pub enum PermuteError {
         /// S.
         slots: usize,
     },
-    /// Group-limited gating chooses among groups of neighbouring experts, which this placement would tear apart.
+    /// With group-limited gating the router chooses among groups of neighbouring experts, which this placement would
+    /// split.
     #[error(
         "layer {layer} would put the experts {first} and {second} of different gating groups into one: the model chooses \
          experts among n_group = {n_group} groups of neighbours, expected a placement that keeps these groups whole"
     )]
     SplitsGatingGroup {
-        /// The model's layer.
+        /// The model's layer number.
         layer: u16,
-        /// An expert.
+        /// An expert of one gating group.
         first: u16,
-        /// Another one.
+        /// An expert of another gating group.
         second: u16,
-        /// From `config.json`.
+        /// The value in `config.json`.
         n_group: u16,
     },
     /// The output directory is the checkpoint itself, or inside it.
@@ -105,7 +106,7 @@ pub enum PermuteError {
         /// The output directory.
         path: PathBuf,
     },
-    /// Something else is in the output directory.
+    /// The output directory contains something else.
     #[error(
         "{} is not a part of this permutation, expected an empty directory or one in which this permutation was begun",
         path.display()
@@ -121,7 +122,7 @@ pub enum PermuteError {
         path: PathBuf,
         /// The tensor in it.
         tensor: String,
-        /// Where its bytes should come from.
+        /// The original tensor that its bytes should match.
         original: String,
     },
 }

@@ -1,17 +1,17 @@
-//! Names of the tensors of experts and routers in each model family.
+//! Tensor names of experts and routers in each model family.
 
-/// Names of one family below `model.layers.{l}.`, and in `config.json`.
+/// The names that a family uses below `model.layers.{l}.` and in `config.json`.
 #[derive(Debug)]
 pub(super) struct Family {
-    /// As `config.json` names them.
+    /// Architecture names in `config.json`.
     pub(super) architectures: &'static [&'static str],
     /// The key of N in `config.json`.
     pub(super) experts_key: &'static str,
-    /// Prefix of the names of an expert.
+    /// Prefix of an expert's tensor names.
     experts_prefix: &'static str,
-    /// Prefix of the names of the router's tensors, whose dimension 0 counts experts.
+    /// Prefix of the router's tensor names; dimension 0 counts experts.
     router_prefix: &'static str,
-    /// The router's tensors that must be there.
+    /// Required router tensors.
     pub(super) router: &'static [&'static str],
     pub(super) experts: Experts,
 }
@@ -19,21 +19,21 @@ pub(super) struct Family {
 /// How a family stores experts.
 #[derive(Debug)]
 pub(super) enum Experts {
-    /// Tensors of their own: `{prefix}{e}.{projection}.{leaf}`, whatever the leaf (`weight`, `weight_scale_inv`, ...).
+    /// One tensor per expert: `{prefix}{e}.{projection}.{leaf}`, whatever the leaf (`weight`, `weight_scale_inv`, ...).
     /// The projections are gate, up, down.
     Each(&'static [&'static str]),
-    /// All together, dimension 0 is that of experts: `{prefix}{projection}{ending}`, with one of the sets of endings.
+    /// All experts stacked along dimension 0: `{prefix}{projection}{ending}`, with one of the sets of endings.
     Stacked { projections: &'static [&'static str], endings: &'static [&'static [&'static str]] },
 }
 
 /// The role of a tensor of a layer.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Part<'n> {
-    /// One expert's; `leaf` is the name after the expert's number.
+    /// Belongs to one expert; `leaf` is the name after the expert's number.
     Expert { expert: u16, leaf: &'n str },
-    /// Dimension 0 is that of experts.
+    /// Dimension 0 counts experts.
     Rows,
-    /// Among the experts' names, but none that this family has.
+    /// Under the experts' prefix, but not a name of this family.
     Unknown,
     /// Attention, norms, dense and shared experts.
     Other,
@@ -41,7 +41,7 @@ pub(super) enum Part<'n> {
 
 const GATED: &[&str] = &["gate_proj", "up_proj", "down_proj"];
 
-/// The usual names; each family has its own architectures and key.
+/// The usual names; families override architectures and key.
 const MLP_EXPERTS: Family = Family {
     architectures: &[],
     experts_key: "",
@@ -51,7 +51,7 @@ const MLP_EXPERTS: Family = Family {
     experts: Experts::Each(GATED),
 };
 
-/// Families whose names are known.
+/// The known families.
 pub(super) const FAMILIES: &[Family] = &[
     Family { architectures: &["DeepseekV2ForCausalLM"], experts_key: "n_routed_experts", ..MLP_EXPERTS },
     Family {
@@ -86,13 +86,13 @@ pub(super) const FAMILIES: &[Family] = &[
     },
 ];
 
-/// The families' architectures, for messages.
+/// The known architectures, for messages.
 pub(super) fn known_architectures() -> String {
     let names: Vec<&str> = FAMILIES.iter().flat_map(|family| family.architectures).copied().collect();
     names.join(", ")
 }
 
-/// `model.layers.{l}.{rest}` taken apart.
+/// Splits `model.layers.{l}.{rest}` into l and the rest.
 pub(super) fn split_layer(name: &str) -> Option<(u16, &str)> {
     let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
     Some((canonical(layer)?, rest))
@@ -129,7 +129,7 @@ impl Family {
         format!("model.layers.{layer}.{}{leaf}", self.router_prefix)
     }
 
-    /// The full name of an expert's tensor; of a stacked one without the expert's number.
+    /// The full name of an expert's tensor; a stacked one has no expert number.
     pub(super) fn expert_name(&self, layer: u16, expert: u16, leaf: &str) -> String {
         match self.experts {
             Experts::Each(_) => format!("model.layers.{layer}.{}{expert}.{leaf}", self.experts_prefix),
@@ -138,7 +138,7 @@ impl Family {
     }
 }
 
-/// A number as it is written without zeros and signs before it.
+/// Parses a number written without a sign or leading zeros.
 fn canonical(digits: &str) -> Option<u16> {
     let number: u16 = digits.parse().ok()?;
     (number.to_string() == digits).then_some(number)

@@ -1,14 +1,14 @@
-//! Checkpoints whose contiguous placement is E: for engines that take no placement.
+//! Permutes checkpoints so that a contiguous placement equals E, for engines that accept no placement.
 //!
 //! In every MoE layer the new expert p is the old expert pi(p), where p / (N / G) is the group of pi(p): its tensors,
-//! its row of the router and its entry of the router's bias. A token then is sent to the same experts under other
-//! numbers, and a contiguous placement puts them where E wants them. Shared experts, attention and layers beyond the
-//! model proper stay.
+//! its row of the router and its entry of the router's bias move along. Tokens reach the same experts under new
+//! numbers, and a contiguous placement puts those where E wants them. Shared experts, attention and layers beyond the
+//! model proper are unchanged.
 //!
-//! Bytes are moved, never computed with: any element type, quantised or not. Where experts are tensors of their own
-//! only names change, so every shard keeps its data and its size, and one shard after the other passes from one memory
-//! map to one file. The output is read again and compared byte by byte ([`PermuteReport::digest`]); `config.json` comes
-//! last, so a directory that has one is a whole, checked checkpoint.
+//! Bytes are moved, never computed with, so any element type works, quantised or not. Where experts are separate
+//! tensors only names change: every shard keeps its data and its size, and shards are copied one by one from a memory
+//! map. The output is read back and compared byte by byte ([`PermuteReport::digest`]). `config.json` is written last,
+//! so a directory that has one is a complete, checked checkpoint.
 //!
 //! | module | what |
 //! |---|---|
@@ -16,8 +16,8 @@
 //! | `config` | `config.json` against the tables; group-limited gating |
 //! | `permutation` | pi from the placement |
 //! | `source` | shards and index of the checkpoint |
-//! | `plan` | which tensor moves how, and whether all are there |
-//! | `target` | the files written |
+//! | `plan` | how each tensor moves, and whether all are present |
+//! | `target` | the output files |
 //! | `verify` | the self-check |
 
 mod config;
@@ -44,29 +44,30 @@ use plan::Plan;
 use source::{CONFIG, Source};
 use target::Target;
 
-/// The work done.
+/// Summary of a permutation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct PermuteReport {
     /// MoE layers permuted.
     pub moe_layers: usize,
-    /// Tensors of the checkpoint, moved or not.
+    /// Tensors in the checkpoint, moved or not.
     pub tensors: usize,
-    /// Bytes of all tensors.
+    /// Total size of the tensors, in bytes.
     pub data_bytes: u64,
-    /// Shards written now.
+    /// Shards written by this run.
     pub shards_written: usize,
-    /// Shards taken over from an interrupted run.
+    /// Shards reused from an interrupted run.
     pub shards_kept: usize,
-    /// Layers after the model's own (for speculation) that keep their experts: no tables place them.
+    /// Layers beyond the model proper (for speculative decoding), whose experts stay in place: tables do not place
+    /// them.
     pub layers_kept: Vec<u16>,
-    /// Entries of the checkpoint's directory that were not copied: directories, and weights in other forms.
+    /// Entries of the checkpoint's directory that were not copied: directories, and weights in other formats.
     pub left_out: Vec<String>,
-    /// SHA-256 over all tensors of the written files as they are read through the permutation, in the way of the
-    /// tables' `digest`; it was checked to be that of the original checkpoint.
+    /// SHA-256 over all written tensors as read through the permutation, computed like the tables' `digest`; checked to
+    /// equal that of the original checkpoint.
     pub digest: String,
 }
 
-/// Bytes done and bytes to do; each byte is written once and checked once.
+/// Reports bytes done and bytes to do; each byte is written once and checked once.
 pub(crate) struct Meter<'a> {
     done: u64,
     total: u64,
@@ -80,14 +81,13 @@ impl Meter<'_> {
     }
 }
 
-/// Writes the checkpoint in `source`, permuted for the tables, to `out`: a new or empty directory, or one in which the
-/// same was interrupted. `progress` is called with bytes done and bytes to do.
+/// Writes the checkpoint in `source`, permuted for the tables, to `out`: a new or empty directory, or one from an
+/// interrupted run of this permutation. `progress` receives bytes done and bytes to do.
 ///
 /// # Errors
-/// Before anything is written: an unknown architecture, another number of experts or layers than the tables', replicas,
-/// gating groups torn apart, a tensor that is missing, unexpected or of the wrong shape, a damaged shard or index, an
-/// output directory inside the checkpoint or with other things in it. Later: files that cannot be written, and a
-/// self-check that fails.
+/// Before writing: an unknown architecture, a number of experts or layers that differs from the tables, replicas, split
+/// gating groups, a tensor that is missing, unexpected or of the wrong shape, a damaged shard or index, an output
+/// directory inside the checkpoint or with other content. Later: files that cannot be written, and a failed self-check.
 pub fn permute(
     tables: &Tables,
     source: &Path,
@@ -127,12 +127,12 @@ pub fn permute(
     })
 }
 
-/// Writes tables for the permuted checkpoint, whose engine runs the contiguous placement: everything is as it was, but
-/// expert p now is the one in slot p, so E is contiguous. T, prices and labels name tokens and groups, not experts, and
-/// stay.
+/// Writes tables for the permuted checkpoint, whose engine runs the contiguous placement. Only expert numbers change:
+/// expert p is now the one in slot p, so E is contiguous. T, prices and labels refer to tokens and groups, not experts,
+/// and stay.
 ///
 /// # Errors
-/// For tables with replicas, or [`FormatError::Io`] with the path.
+/// If the tables have replicas, or [`FormatError::Io`] with the path.
 pub fn write_relabelled(tables: &Tables, path: &Path) -> Result<String, FormatError> {
     if tables.physical_to_logical().is_some() {
         return Err(FormatError::field("physical_to_logical", "present", "E: a permuted checkpoint has no replicas"));

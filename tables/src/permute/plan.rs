@@ -1,4 +1,4 @@
-//! Which tensor moves how, and whether the checkpoint has all that must move. Pure: names and shapes only.
+//! Decides how each tensor moves, and checks that the checkpoint has all of them. Pure: names and shapes only.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use super::source::Source;
 use super::{Permutation, PermuteError};
 use crate::container::{ForeignTensor, INDEX};
 
-/// How names and rows of one checkpoint move.
+/// How the names and rows of a checkpoint move.
 #[derive(Debug)]
 pub(super) struct Plan<'a> {
     pub(super) family: &'static Family,
@@ -17,23 +17,23 @@ pub(super) struct Plan<'a> {
     pub(super) hidden_layers: u16,
 }
 
-/// The fate of one tensor.
+/// How a tensor moves.
 #[derive(Debug)]
 pub(super) enum Move<'p> {
     /// Name and bytes stay.
     Stay,
-    /// The bytes stay, the name becomes this.
+    /// The bytes stay; the name becomes this one.
     Rename(String),
-    /// The name stays, row p becomes the old row pi(p).
+    /// The name stays; row p becomes the old row pi(p).
     Rows(&'p LayerPermutation),
 }
 
-/// Names of a layer's tensors, by the part after the layer's (and the expert's) number.
+/// A layer's tensors, keyed by the part of the name after the layer's (and expert's) number.
 #[derive(Default)]
 struct Layer<'s> {
     /// Tensors with dimension 0 over experts.
     rows: BTreeMap<&'s str, Found<'s>>,
-    /// Leaf, then expert.
+    /// Keyed by leaf, then expert.
     experts: BTreeMap<&'s str, BTreeMap<u16, Found<'s>>>,
 }
 
@@ -51,14 +51,14 @@ impl Found<'_> {
 }
 
 impl<'p> Plan<'p> {
-    /// The fate of a tensor of a checked checkpoint.
+    /// How a tensor of a checked checkpoint moves.
     pub(super) fn movement(&self, name: &str) -> Move<'p> {
         let Some((layer, rest)) = split_layer(name) else { return Move::Stay };
         let Some(permutation) = self.permutation.layers.get(&layer) else { return Move::Stay };
         match self.family.part(rest) {
             Part::Rows => Move::Rows(permutation),
             Part::Expert { expert, leaf } => {
-                // The check has refused experts that are out of range.
+                // In range: the check rejected larger expert numbers.
                 let slot = permutation.slot.get(usize::from(expert)).copied().unwrap_or(expert);
                 Move::Rename(self.family.expert_name(layer, slot, leaf))
             }
@@ -66,7 +66,7 @@ impl<'p> Plan<'p> {
         }
     }
 
-    /// The name that a tensor gets.
+    /// The name of a tensor in the permuted checkpoint.
     pub(super) fn new_name(&self, name: &str) -> String {
         match self.movement(name) {
             Move::Rename(new) => new,
@@ -74,9 +74,9 @@ impl<'p> Plan<'p> {
         }
     }
 
-    /// Whether every layer of the permutation has a router and all experts, each with the same tensors of the same
-    /// types and shapes, and no other layer of the model proper has any. Returns the layers beyond (for speculation)
-    /// that keep their experts.
+    /// Checks that every layer of the permutation has a router and all experts, with equal tensors, types and shapes,
+    /// and that no other layer of the model proper has experts. Returns the layers beyond it (for speculative
+    /// decoding), whose experts stay.
     pub(super) fn check(&self, source: &Source) -> Result<Vec<u16>, PermuteError> {
         let mut layers: BTreeMap<u16, Layer<'_>> = BTreeMap::new();
         let mut beyond = Vec::new();
@@ -146,8 +146,7 @@ impl<'p> Plan<'p> {
                 projections.iter().try_for_each(|projection| {
                     let name = |ending: &str| self.family.expert_name(layer, 0, &format!("{projection}{ending}"));
                     let has = |ending: &str| found.rows.values().any(|row| row.name == name(ending));
-                    // The set of endings of which the first is there, or the first set, is the one that must be
-                    // complete.
+                    // The set of endings whose first tensor is present, or else the first set, must be complete.
                     let set = endings.iter().find(|set| has(set[0])).or(endings.first());
                     let lacks = set.and_then(|set| set.iter().find(|ending| !has(ending)));
                     lacks.map_or(Ok(()), |ending| Err(missing(name(ending))))
@@ -156,7 +155,7 @@ impl<'p> Plan<'p> {
         }
     }
 
-    /// Every expert has this tensor, of one type and shape.
+    /// Checks that every expert has this tensor, with one type and shape.
     fn check_experts(
         &self,
         source: &Source,
@@ -179,7 +178,7 @@ impl<'p> Plan<'p> {
     }
 }
 
-/// Where a tensor that no file has should be.
+/// The path to name for a tensor that no file contains.
 fn whole(source: &Source) -> PathBuf {
     match &source.index {
         Some(_) => source.dir.join(INDEX),

@@ -1,4 +1,4 @@
-//! The checkpoint that is permuted: its shards by memory map, its index, and the files beside them.
+//! The source checkpoint: memory-mapped shards, the index, and the other files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,17 +10,17 @@ use crate::FormatError;
 use crate::container::{Foreign, INDEX, MAX_INDEX_BYTES, SINGLE, Storage, is_plain_name};
 
 pub(super) const CONFIG: &str = "config.json";
-/// Weights in forms that are not rewritten: beside the new ones they would be those of another order of experts.
+/// Other weight formats, which are not rewritten: next to the new weights they would have the old expert order.
 const OTHER_WEIGHTS: &[&str] =
     &["safetensors", "bin", "pt", "pth", "ckpt", "gguf", "ggml", "h5", "msgpack", "onnx", "npz", "index.json"];
 
-/// A checkpoint, its headers checked.
+/// A checkpoint with checked headers.
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) dir: PathBuf,
-    /// By file name, ascending.
+    /// Sorted by file name.
     pub(super) shards: Vec<Shard>,
-    /// The whole index file, when there is one; its `weight_map` agrees with the shards.
+    /// The index file, if there is one; its `weight_map` agrees with the shards.
     pub(super) index: Option<Value>,
     /// The shard of each tensor.
     pub(super) shard_of: BTreeMap<String, usize>,
@@ -68,8 +68,7 @@ impl Source {
         self.shards.iter().map(|shard| shard.file.data_len()).sum()
     }
 
-    /// The files beside the weights, by name: those to copy, and what is left out (directories, weights in other
-    /// forms).
+    /// The names of the other files: those to copy, and those left out (directories, weights in other formats).
     pub(super) fn others(&self) -> Result<(Vec<String>, Vec<String>), PermuteError> {
         let io = |source| FormatError::io("list", &self.dir, source);
         let (mut copied, mut left_out) = (Vec::new(), Vec::new());
@@ -83,7 +82,7 @@ impl Source {
                 continue;
             }
             let weights = OTHER_WEIGHTS.iter().any(|ending| name.ends_with(&format!(".{ending}")));
-            // Follows links, of which snapshots of a hub consist.
+            // Follows links, which hub snapshots consist of.
             let file = self.dir.join(name).is_file();
             if file && !weights { &mut copied } else { &mut left_out }.push(name.to_owned());
         }
@@ -93,7 +92,7 @@ impl Source {
     }
 }
 
-/// The file of each tensor, by the index.
+/// The file of each tensor, according to the index.
 fn weight_map<'a>(index: &'a Value, path: &Path) -> Result<BTreeMap<&'a str, &'a str>, PermuteError> {
     let Some(map) = index.get("weight_map").and_then(Value::as_object).filter(|map| !map.is_empty()) else {
         let expected = "an object of tensors and their files";
@@ -110,7 +109,7 @@ fn weight_map<'a>(index: &'a Value, path: &Path) -> Result<BTreeMap<&'a str, &'a
     map.iter().map(entry).collect()
 }
 
-/// The index names every tensor, and each is in the file that it names.
+/// Checks that the index names every tensor, and the file it is in.
 fn check_index(
     dir: &Path,
     weight_map: &BTreeMap<&str, &str>,
@@ -132,12 +131,12 @@ fn check_index(
     }
 }
 
-/// A name without directories.
+/// Whether this is a file name without directories.
 fn is_plain(name: &str) -> bool {
     is_plain_name(name) && name.ends_with(".safetensors")
 }
 
-/// Every tensor is in one shard only.
+/// Maps each tensor to its shard; a tensor in two shards is an error.
 fn shard_of(dir: &Path, shards: &[Shard]) -> Result<BTreeMap<String, usize>, PermuteError> {
     let mut shard_of = BTreeMap::new();
     for (at, shard) in shards.iter().enumerate() {
@@ -152,7 +151,7 @@ fn shard_of(dir: &Path, shards: &[Shard]) -> Result<BTreeMap<String, usize>, Per
     Ok(shard_of)
 }
 
-/// A JSON file of a bounded size.
+/// Reads a JSON file of bounded size.
 fn read_json(path: &Path, max_bytes: usize) -> Result<Value, PermuteError> {
     let file = Storage::map(path)?;
     if file.len() > max_bytes {

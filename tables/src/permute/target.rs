@@ -1,4 +1,4 @@
-//! Writing the permuted checkpoint: every file whole or not at all, files of an interrupted run taken over.
+//! Writes the permuted checkpoint: every file atomically, reusing those of an interrupted run.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -12,22 +12,22 @@ use super::{Meter, PermuteError};
 use crate::FormatError;
 use crate::container::{Foreign, INDEX, Storage, is_temporary, write_atomically};
 
-/// Pieces in which bytes are passed on, so that progress shows and no more than this is held beside the maps.
+/// Bytes copied at a time, which bounds memory besides the maps and paces progress reports.
 pub(super) const PIECE_BYTES: usize = 4 << 20;
 
-/// The directory that is written.
+/// The output directory.
 pub(super) struct Target {
     pub(super) dir: PathBuf,
 }
 
 impl Target {
-    /// Creates the directory if there is none, and requires that it holds nothing but `expected` files.
+    /// Creates the directory if needed, and requires that it contains only `expected` files.
     pub(super) fn prepare(dir: &Path, source: &Path, expected: &BTreeSet<&str>) -> Result<Self, PermuteError> {
         let inside = |dir: &Path| -> Result<bool, PermuteError> {
             let resolve = |path: &Path| path.canonicalize().map_err(|error| FormatError::io("resolve", path, error));
             Ok(resolve(dir)?.starts_with(resolve(source)?))
         };
-        // Before anything is made: the nearest directory that exists says where the new one would be.
+        // Checked before creating anything: the nearest existing ancestor shows where the new directory would be.
         let absolute = std::path::absolute(dir).map_err(|error| FormatError::io("resolve", dir, error))?;
         if let Some(existing) = absolute.ancestors().find(|path| path.exists())
             && inside(existing)?
@@ -50,8 +50,8 @@ impl Target {
         Ok(Self { dir: dir.to_path_buf() })
     }
 
-    /// Writes one shard, or takes over one of an interrupted run: files appear whole, so equal length and header mean
-    /// that it is complete, and the self-check reads its bytes. Returns whether it was written.
+    /// Writes a shard, or keeps that of an interrupted run: files appear complete, so an equal length and header
+    /// suffice, and the self-check reads the bytes. Returns whether it was written.
     pub(super) fn shard(&self, plan: &Plan<'_>, shard: &Shard, meter: &mut Meter<'_>) -> Result<bool, PermuteError> {
         let path = self.dir.join(&shard.name);
         let header = shard.file.renamed_header(|name| plan.new_name(name)).map_err(|error| error.in_file(&path))?;
@@ -70,7 +70,7 @@ impl Target {
                 match plan.movement(name) {
                     Move::Stay | Move::Rename(_) => pass_on(out, bytes, meter)?,
                     Move::Rows(permutation) => {
-                        // N rows, as was checked, and N is not 0.
+                        // There are N rows, as checked, and N is not 0.
                         let row = bytes.len() / permutation.old.len();
                         for &old in &permutation.old {
                             pass_on(out, &bytes[usize::from(old) * row..][..row], meter)?;
@@ -83,7 +83,7 @@ impl Target {
         Ok(true)
     }
 
-    /// The index with the files of the new names, in the old order of names.
+    /// Writes the index with the files of the new names, in the old order of names.
     pub(super) fn index(&self, plan: &Plan<'_>, source: &Source) -> Result<(), PermuteError> {
         let Some(index) = &source.index else { return Ok(()) };
         let mut index = index.clone();
@@ -91,7 +91,7 @@ impl Target {
             let files: Map<String, Value> =
                 map.iter().map(|(tensor, file)| (plan.new_name(tensor), file.clone())).collect();
             for (tensor, file) in map.iter_mut() {
-                // Names of experts change places among themselves; the others stay.
+                // Expert names trade places among themselves; the others stay.
                 if let Some(new) = files.get(tensor) {
                     file.clone_from(new);
                 }
@@ -104,7 +104,7 @@ impl Target {
         self.file(INDEX, text.as_bytes())
     }
 
-    /// A file that is copied as it is.
+    /// Copies a file unchanged.
     pub(super) fn copy(&self, source: &Path, name: &str) -> Result<(), PermuteError> {
         self.file(name, &Storage::map(&source.join(name))?)
     }

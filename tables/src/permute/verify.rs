@@ -1,4 +1,4 @@
-//! The self-check: what was written, read again from the disk, equals the original under the permutation, byte by byte.
+//! The self-check: reads the output back from disk and compares it byte by byte with the permuted original.
 
 use super::plan::{Move, Plan};
 use super::source::Source;
@@ -6,7 +6,7 @@ use super::target::PIECE_BYTES;
 use super::{Meter, PermuteError};
 use crate::container::Digester;
 
-/// Compares every tensor and returns the digest of the tensors as they are read through the permutation: that of the
+/// Compares every tensor. Returns the digest of the tensors as read through the permutation, which equals that of the
 /// original.
 pub(super) fn verify(
     plan: &Plan<'_>,
@@ -15,7 +15,7 @@ pub(super) fn verify(
     meter: &mut Meter<'_>,
 ) -> Result<String, PermuteError> {
     let dir = &written.dir;
-    // Every original has a counterpart of its own below; equal numbers mean that there is nothing else.
+    // Every original tensor is matched below, so equal counts mean there is nothing else.
     if written.shard_of.len() != source.shard_of.len() {
         let (found, expected) = (written.shard_of.len(), source.shard_of.len());
         let expected = format!("{expected}, as in the original");
@@ -57,7 +57,7 @@ fn equal(original: &[u8], copy: &[u8], movement: &Move<'_>, digester: &mut Diges
             Move::Rows(permutation) => {
                 let row = original.len() / permutation.slot.len();
                 let mut rows = (0..).zip(&permutation.slot);
-                // Row e of the original is now where the slot of e is.
+                // Row e of the original has moved to the slot of e.
                 rows.all(|(e, &slot)| same(&original[e * row..][..row], &copy[usize::from(slot) * row..][..row]))
             }
         }

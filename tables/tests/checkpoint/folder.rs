@@ -1,4 +1,4 @@
-//! A checkpoint on the disk and tables for it.
+//! A checkpoint on disk and tables for it.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::{Checkpoint, EXPERTS};
 use crate::common;
 
-/// Tables that place the experts of layers 1 and 2 in three groups, each layer in its own way.
+/// Tables that place the experts of layers 1 and 2 in three groups, differently in each layer.
 pub fn tables(stride: u16) -> Tables {
     let layer = |shift: u16| (0..EXPERTS).map(|e| (e * stride + shift) / stride % 3).collect::<Vec<u16>>();
     let mixed: Vec<u16> = (0..EXPERTS).map(|e| (e * 5 + stride) % 3).collect();
@@ -50,7 +50,7 @@ impl Folder {
             seen = (done, total);
         });
         let report = report.map_err(|error| error.to_string())?;
-        assert_eq!(seen, (2 * report.data_bytes, 2 * report.data_bytes), "all is written and checked");
+        assert_eq!(seen, (2 * report.data_bytes, 2 * report.data_bytes), "every byte is written and checked");
         Ok(report)
     }
 }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 pub const EXPERTS: u16 = 12;
 pub const HIDDEN_LAYERS: u16 = 3;
-/// Numbers of a hidden state, and inside an expert.
+/// Hidden size, also inside an expert.
 const WIDTH: usize = 32;
 const INNER: usize = 64;
 
@@ -23,7 +23,7 @@ pub type Tensor = (Dtype, Vec<usize>, Vec<u8>);
 pub struct Checkpoint {
     pub config: Value,
     pub tensors: BTreeMap<String, Tensor>,
-    /// Shard of a tensor is its position modulo this; 1 = a single file without an index.
+    /// A tensor's shard is its index modulo this; 1 = a single file without an index.
     pub shards: usize,
 }
 
@@ -41,7 +41,7 @@ impl Checkpoint {
         new
     }
 
-    /// Layer 0 dense, shared experts, FP8 with block scales, and a layer for speculation after the last.
+    /// Layer 0 dense, shared experts, FP8 with block scales, and an extra layer for speculative decoding.
     pub fn deepseek_v3() -> Self {
         let mut new = Self::new("DeepseekV3ForCausalLM", "n_routed_experts");
         new.set("n_group", json!(1)).set("topk_group", json!(1));
@@ -119,7 +119,7 @@ impl Checkpoint {
         new
     }
 
-    /// With numbers below 2 that no other tensor has.
+    /// Adds a tensor of numbers below 2 that no other tensor has.
     pub fn add(&mut self, name: &str, dtype: Dtype, shape: &[usize]) {
         let mut state =
             name.bytes().fold(1469598103934665603u64, |h, b| (h ^ u64::from(b)).wrapping_mul(1099511628211));
@@ -135,7 +135,7 @@ impl Checkpoint {
                 Dtype::F32 => bytes.extend(uniform.to_le_bytes()),
                 Dtype::F16 => bytes.extend(half::f16::from_f32(uniform).to_le_bytes()),
                 Dtype::BF16 => bytes.extend(half::bf16::from_f32(uniform).to_le_bytes()),
-                // Without the highest bit of the exponent.
+                // Clear the highest bit of the exponent.
                 Dtype::F8_E4M3 => bytes.push(number as u8 & 0b1011_1111),
                 Dtype::U8 if name.ends_with("scales") => bytes.push(120 + number as u8 % 8),
                 _ => bytes.push(number as u8),
@@ -161,7 +161,7 @@ impl Checkpoint {
         }
     }
 
-    /// Writes everything, and files beside the weights.
+    /// Writes the checkpoint, and other files beside the weights.
     pub fn write(&self, dir: &Path) {
         std::fs::create_dir_all(dir.join("original")).unwrap();
         std::fs::write(dir.join("config.json"), serde_json::to_string_pretty(&self.config).unwrap()).unwrap();
@@ -190,7 +190,7 @@ fn shape_of(projection: &str) -> [usize; 2] {
     if matches!(projection, "down_proj" | "w2") { [WIDTH, INNER] } else { [INNER, WIDTH] }
 }
 
-/// All tensors of a directory, by the index when there is one.
+/// Reads all tensors of a directory, through the index if there is one.
 pub fn read(dir: &Path) -> BTreeMap<String, Tensor> {
     let index = dir.join("model.safetensors.index.json");
     let mut files: Vec<PathBuf> = vec![dir.join("model.safetensors")];

@@ -36,7 +36,7 @@ pub fn any_model() -> impl Strategy<Value = ModelInfo> {
     )
 }
 
-/// Input of a trace builder.
+/// Arguments of a trace builder.
 #[derive(Clone, Debug)]
 pub struct RawRequest {
     pub token_ids: Vec<u32>,
@@ -45,7 +45,7 @@ pub struct RawRequest {
     pub weights: Option<Vec<f16>>,
 }
 
-/// Requests of a model, made from a seed: about one route in eight is unknown.
+/// Pseudo-random requests of a model: about one route in eight is unknown.
 pub fn requests(model: &ModelInfo, count: usize, seed: u64, weights: bool) -> Vec<RawRequest> {
     let mut state = seed | 1;
     let mut next = move |below: usize| {
@@ -59,7 +59,7 @@ pub fn requests(model: &ModelInfo, count: usize, seed: u64, weights: bool) -> Ve
         let mut experts = Vec::new();
         for _ in 0..len * model.layers() {
             let (first, step, known) = (next(n), next(2), next(8) > 0);
-            // Distinct: neighbours, in one of two directions.
+            // Neighbours, so distinct, in one of two directions.
             let id = |slot: usize| (if step == 0 { first + slot } else { first + n - slot } % n) as u16;
             experts.extend((0..k).map(|slot| if known { id(slot) % model.num_experts } else { UNKNOWN_EXPERT }));
         }
@@ -125,7 +125,7 @@ pub fn tp_tables(model: &ModelInfo, groups: u16) -> TablesBuilder {
     TablesBuilder::tp(model.clone(), provenance(), placement, parts, vec![0.0; g]).solver("test 2")
 }
 
-/// A file taken apart, to be changed and put together by the safetensors crate: a foreign reader and writer.
+/// A file taken apart, to be changed and reassembled by the safetensors crate: a foreign reader and writer.
 #[derive(Clone)]
 pub struct Parts {
     pub metadata: HashMap<String, String>,
@@ -165,12 +165,12 @@ impl Parts {
         self.without_meta("digest")
     }
 
-    /// Overwrites little-endian bytes of a tensor, in a file that states no digest any more.
+    /// Overwrites little-endian bytes of a tensor and drops the stated digest.
     pub fn poke(self, tensor: &str, at: usize, bytes: &[u8]) -> Self {
         self.without_meta("digest").damage(tensor, at, bytes)
     }
 
-    /// Overwrites little-endian bytes of a tensor, and leaves the stated digest.
+    /// Overwrites little-endian bytes of a tensor but keeps the stated digest.
     pub fn damage(mut self, tensor: &str, at: usize, bytes: &[u8]) -> Self {
         let found = self.tensors.iter_mut().find(|(name, ..)| name == tensor).unwrap();
         found.3[at..at + bytes.len()].copy_from_slice(bytes);

@@ -43,7 +43,7 @@ fn other_numbers_are_no_integers() {
         assert_eq!(array.ints().count(), if integer { 2 } else { 0 });
         assert!(file.get("records.0").is_none());
     }
-    // A type that is not known has a size that is not known.
+    // An unknown type has an unknown size.
     let header = br#"{"x":{"dtype":"I4","shape":[1099511627776],"data_offsets":[0,1]}}"#;
     let file = Arrays::from_bytes([&(header.len() as u64).to_le_bytes()[..], header, &[7]].concat()).unwrap();
     let array = file.get("x").unwrap();

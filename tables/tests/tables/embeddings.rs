@@ -18,7 +18,7 @@ fn bytes(values: &[f32], dtype: Dtype) -> Vec<u8> {
     }
 }
 
-/// A checkpoint with one tensor, and a small one that moves it to any alignment.
+/// A checkpoint with one tensor, and a small one that shifts its alignment.
 fn file(name: &str, shape: &[usize], values: &[f32], dtype: Dtype) -> Vec<u8> {
     let (data, other) = (bytes(values, dtype), [1u8; 3]);
     let tensor = TensorView::new(dtype, shape.to_vec(), &data).unwrap();

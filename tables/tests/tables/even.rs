@@ -1,4 +1,4 @@
-//! Even groups: no group above its part, and nearly the greatest sum of shares that there can be.
+//! Even groups: no group above its part, and a total share close to the optimum.
 
 use std::collections::BTreeMap;
 
@@ -46,7 +46,7 @@ fn kept(even: &EvenGroups, rows: &[Row]) -> f64 {
     rows.iter().zip(even.groups()).map(share).sum()
 }
 
-/// The greatest sum of shares with at most ceil(n / G) rows on a group, over all assignments.
+/// The optimal total share with at most ceil(n / G) rows per group, over all assignments.
 fn greatest(groups: u16, rows: &[Row]) -> f64 {
     let most = rows.len().div_ceil(groups.into());
     let mut best = BTreeMap::from([(vec![0; groups.into()], 0.0f64)]);
@@ -135,16 +135,15 @@ fn what_is_left_of_one_step_does_not_count_in_the_next() {
         assert_eq!(even.groups(), expected.groups());
         assert_eq!((even.fullest(), even.fullest_wanted()), (4, 8));
     }
-    // All alike: the first rows stay, the last ones go to the next best with room. Then those of which nothing is
-    // known.
+    // All rows equal: the first stay, the last go to the next best group with room. Then rows without evidence.
     assert_eq!(even.groups(), [1, 0, 0, 0, 0, 1, 2, 2, 2, 2, 1]);
     even.clear();
     even.settle();
     assert!(even.groups().is_empty() && even.fullest_wanted() == 0);
 }
 
-/// Steps in sixty-fourths of a share, so that losses are exact and often alike, and their groups; the SGLang plug-in's
-/// test reads them.
+/// Steps with shares in sixty-fourths, so that losses are exact and often tied, and the resulting groups. The SGLang
+/// plug-in's test reads them.
 fn golden() -> String {
     let mut random = 1u64;
     let mut below = |bound: u64| {
@@ -154,7 +153,7 @@ fn golden() -> String {
     let mut cases = Vec::new();
     for (groups, rows) in [(1u16, 3), (2, 1), (3, 2), (2, 9), (3, 10), (4, 1), (4, 17), (8, 40)] {
         for skew in [1, 2, 4, 64] {
-            // The first groups are wanted most, up to all rows on one; some rows are not known.
+            // Low-numbered groups are preferred, up to all rows on one; some rows are unknown.
             let wanted = (u64::from(groups) / skew).max(1);
             let row = |_| {
                 let mut shares: Vec<u64> = (0..groups).map(|_| below(16)).collect();

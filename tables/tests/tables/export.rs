@@ -20,7 +20,7 @@ fn tables() -> Tables {
     TablesBuilder::dp(info, common::provenance(), placement, t, vec![0.0; 2]).finish().unwrap()
 }
 
-/// One more slot in each group.
+/// Adds one slot to each group.
 fn replicated(padding: bool) -> Tables {
     let last = if padding { -1 } else { 3 };
     let slots = vec![0, 1, 3, 2, 3, if padding { -1 } else { 3 }, 0, 1, 2, 0, 1, last];
@@ -49,7 +49,7 @@ fn sglang_has_a_row_for_every_layer_and_no_other_key() {
             )
         );
     }
-    // Dense rows as SGLang's trivial placement: slot p holds expert p modulo N.
+    // Dense rows get SGLang's default placement: slot p holds expert p modulo N.
     assert_eq!(
         sglang(&replicated(false)).unwrap(),
         "{\"physical_to_logical_map\":[[0,1,2,3,0,1],[0,1,3,0,2,3],[0,1,2,3,0,1],[0,1,2,0,1,3],[0,1,2,3,0,1]]}\n"
@@ -95,7 +95,7 @@ fn ascend_has_layers_by_their_number_among_those_with_experts() {
     );
 }
 
-/// The files as their readers interpret them: experts of all slots, layer by layer.
+/// Interprets a file as its reader would: the experts of all slots, layer by layer.
 fn slots_of_tensorrt_llm(text: &str) -> Vec<i32> {
     let rows = text.lines().filter_map(|line| line.strip_prefix("  ")?.split_once(": "));
     rows.flat_map(|(_, row)| serde_json::from_str::<Vec<i32>>(row).unwrap()).collect()

@@ -1,14 +1,14 @@
-//! T and A in one rule: equal to the sum of logarithms written out.
+//! The rule for T and A equals the sum of logarithms written out.
 
 use crate::common::*;
 use half::f16;
 use proptest::prelude::*;
 use semmoe_tables::*;
 
-/// Up to four labels of `groups` groups, as a file may hold them: best first, distinct, together at most one.
+/// Up to four labels of `groups` groups, as a file may hold them: best first, distinct, adding up to at most one.
 fn any_labels(groups: u16) -> impl Strategy<Value = (Vec<u16>, Vec<f16>)> {
     let weights = proptest::collection::vec(0u32..1000, usize::from(groups));
-    // Nothing kept: labels that were rounded to zero.
+    // 0.0: labels that were rounded to zero.
     let kept = prop_oneof![1 => Just(0.0), 9 => 0.0f64..=1.0];
     (weights, 1usize..=4, kept).prop_map(move |(weights, labels, kept)| {
         let total = f64::from(weights.iter().sum::<u32>().max(1));
@@ -21,8 +21,8 @@ fn any_labels(groups: u16) -> impl Strategy<Value = (Vec<u16>, Vec<f16>)> {
     })
 }
 
-/// All shares, from the rule in words: what has no label shares the rest evenly, up to the last label, nothing is
-/// impossible.
+/// All shares, from the definition: groups without a label divide the rest evenly, capped at the last label, and no
+/// group is impossible.
 fn written_out(labels: &GroupLabels<'_>, groups: u16) -> Vec<f64> {
     let least = f16::MIN_POSITIVE.to_f64();
     let labelled: f64 = labels.probs.iter().map(|prob| prob.to_f64()).sum();
@@ -133,7 +133,7 @@ fn a_tokens_group_holds_most_of_its_experts_and_of_equals_is_the_lowest() {
         let experts = experts.iter().map(|&expert| ExpertId::new(expert));
         placement.main_group(LayerIdx::new(layer), experts, &mut counts).get()
     };
-    // Leftovers of one call do not count in the next.
+    // Scratch left over from one call does not affect the next.
     for (layer, experts, expected) in
         [(0, &[4, 5, 0][..], 2), (0, &[3, 0, 5], 0), (0, &[5, 3], 1), (1, &[0, 1, 3], 2), (1, &[1], 1), (1, &[], 0)]
     {

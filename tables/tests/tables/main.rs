@@ -1,4 +1,5 @@
-//! Tables, profiles and traces by their public interface; `damage` counts allocations and is a program of its own.
+//! Tests of tables, profiles and traces through their public interface; `damage` counts allocations and is a separate
+//! binary.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 #[path = "../checkpoint/mod.rs"]

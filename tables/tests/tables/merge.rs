@@ -31,7 +31,7 @@ proptest! {
         let both = merged(&model, [&a, &b]);
         prop_assert_eq!(both.without(&b).unwrap().unwrap().digest(), a.digest());
         prop_assert_eq!(a.without(&a).unwrap().unwrap().total_tokens(), 0);
-        // A profile that is no part is detected, or the rest is valid.
+        // Either the subtraction is refused, or the rest is valid.
         match a.without(&b).unwrap() {
             Some(rest) => prop_assert_eq!(merged(&model, [&rest, &b]).digest(), a.digest()),
             None => prop_assert!(b.total_tokens() > 0),
@@ -56,7 +56,7 @@ fn only_what_can_be_the_counts_of_tokens_is_left() {
     let cases = [
         (&[(1, [2, 3])][..], true),
         (&[], true),
-        // More than there is of a token, of an expert of it, of an expert that it never had.
+        // Exceeds the occurrences of a token, of one of its experts, of an expert it never had.
         (&[(0, [0, 1])], false),
         (&[(2, [0, 1]), (2, [0, 1])], false),
         (&[(2, [0, 3])], false),
@@ -64,7 +64,7 @@ fn only_what_can_be_the_counts_of_tokens_is_left() {
     for (part, is_part) in cases {
         assert_eq!(whole.without(&counted(part)).unwrap().is_some(), is_part, "{part:?}");
     }
-    // Every count would stay above zero, but one occurrence cannot have one expert twice.
+    // Every count would stay positive, but one occurrence cannot activate an expert twice.
     let whole = counted(&[(1, [0, 1]), (1, [0, 2]), (1, [0, 3])]);
     assert!(whole.without(&counted(&[(1, [1, 2]), (1, [0, 3])])).unwrap().is_none());
 }

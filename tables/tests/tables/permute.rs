@@ -1,4 +1,4 @@
-//! Permuted checkpoints: every family against an oracle of its own, interrupted runs, and what is refused.
+//! Permuted checkpoints: every family against an independent oracle, interrupted runs, and rejections.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -48,7 +48,7 @@ fn expected(checkpoint: &Checkpoint, tables: &Tables) -> BTreeMap<String, Tensor
     expected
 }
 
-/// As tables/README.md has it.
+/// As specified in tables/README.md.
 fn digest(tensors: &BTreeMap<String, Tensor>) -> String {
     let mut hash = Sha256::new();
     for (name, (dtype, shape, data)) in tensors {
@@ -108,7 +108,7 @@ fn contiguous_tables_change_nothing() {
 fn permuting_back_gives_the_original() {
     let checkpoint = Checkpoint::qwen3();
     let folder = Folder::of(&checkpoint);
-    // Its own inverse: the two experts of each pair change places.
+    // Its own inverse: the two experts of each pair trade places.
     let swap: Vec<u16> = (0..EXPERTS).map(|e| e ^ 1).collect();
     let tables = placed(vec![swap.clone(), swap]);
     folder.permute(&tables).unwrap();
@@ -127,7 +127,7 @@ fn an_interrupted_run_is_continued() {
     let again = folder.permute(&tables).unwrap();
     assert_eq!((again.shards_written, again.shards_kept, &again.digest), (0, 3, &first.digest));
 
-    // As if it had been killed while it wrote the second shard.
+    // As if the run had been killed while writing the second shard.
     for name in [&checkpoint.file_of(1), "config.json", "model.safetensors.index.json", "tokenizer.json"] {
         std::fs::remove_file(folder.out().join(name)).unwrap();
     }

@@ -1,5 +1,4 @@
-//! Checkpoints, configurations and directories that are not permuted: each gets an error of one sentence, and nothing
-//! is written.
+//! Rejected checkpoints, configurations and directories: each gives an error of one sentence, and nothing is written.
 
 use crate::common;
 use std::path::Path;
@@ -28,7 +27,7 @@ fn output_directories_that_would_do_harm_are_refused() {
     assert!(folder.permute(&tables).unwrap_err().contains("thesis.txt is not a part of this permutation"));
 }
 
-/// The refusal of a changed checkpoint; nothing may have been written.
+/// The error for a changed checkpoint; nothing may have been written.
 fn refusal(checkpoint: &Checkpoint, tables: &Tables, damage: impl FnOnce(&Path)) -> String {
     let folder = Folder::of(checkpoint);
     damage(&folder.source());
@@ -59,7 +58,7 @@ fn configurations_are_checked() {
         let error = refusal(&checkpoint, &tables(2), |_| {});
         assert!(error.contains(expected) && error.contains("config.json"), "{error}\nlacks: {expected}");
     }
-    // Keys about the whole checkpoint may be outside of the language model's section.
+    // Keys about the whole checkpoint may be outside the language model's section.
     let nest = |dir: &Path| {
         let path = dir.join("config.json");
         let inner: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
@@ -81,7 +80,7 @@ fn gating_groups_are_not_torn_apart() {
     checkpoint.set("n_group", json!(4)).set("topk_group", json!(2));
     let error = refusal(&checkpoint, &tables(2), |_| {});
     assert!(error.contains("layer 1") && error.contains("n_group = 4"), "{error}");
-    // One layer that splits them is enough to refuse.
+    // One layer that splits them is enough.
     let whole: Vec<u16> = (0..EXPERTS).map(|e| (e / 3) % 2).collect();
     let split: Vec<u16> = (0..EXPERTS).map(|e| e % 2).collect();
     let error = refusal(&checkpoint, &placed(vec![whole, split]), |_| {});

@@ -1,4 +1,4 @@
-//! Splits by prompt: none says anything about another.
+//! Splits by prompt are independent of one another.
 
 use semmoe_tables::{PromptSplit, Trace, TraceBuilder};
 
@@ -6,7 +6,7 @@ use crate::common::{model, provenance};
 
 const REQUESTS: u32 = 4000;
 
-/// Prompts that are alike: most of their tokens are the same.
+/// Similar prompts: most of their tokens are equal.
 fn trace() -> Trace {
     let mut builder = TraceBuilder::new(model(4, 1, REQUESTS, &[0]), provenance()).unwrap();
     (0..REQUESTS).for_each(|token| builder.push(&[1, 2, token, 3], 4, &[0; 4], None).unwrap());

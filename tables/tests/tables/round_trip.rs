@@ -66,7 +66,7 @@ proptest! {
             assert_eq!(again.to_bytes().unwrap(), bytes);
             profile
         });
-        // Counted naively from what was pushed.
+        // Counted naively from the pushed requests.
         let [prefill, decode, all] = &phases;
         let (layers, k) = (model.layers(), usize::from(model.top_k));
         let mut activations = 0u64;
@@ -215,7 +215,7 @@ fn the_wide_form_is_read_for_few_experts() {
     assert_eq!(again.digest(), Trace::from_bytes(narrow).unwrap().digest());
 }
 
-/// Checked against the Python of the README.
+/// The expected digests were computed by the Python code in the README.
 #[test]
 fn digests_are_those_of_the_specification() {
     let model = model(8, 2, 6, &[1, 2]);
@@ -245,7 +245,7 @@ fn a_stored_digest_is_checked_and_its_absence_is_reported() {
             assert!(error.contains("`digest`") && error.contains("the digest of the tensors"), "{error}");
         }
     };
-    // Values that the format allows, so that only the digest shows the damage.
+    // Values that the format allows, so only the digest reveals the damage.
     refused("prompt_lengths", &trace, &|bytes| Trace::from_bytes(bytes).map(|file| file.has_stored_digest()));
     refused("price", &tables, &|bytes| Tables::from_bytes(bytes).map(|file| file.has_stored_digest()));
     let stated = Parts::of(&profile).meta("digest", "00").bytes();

@@ -1,4 +1,4 @@
-//! One case for each rule of the formats: the error names the tensor or field, what was found and what was expected.
+//! One case per rule of the formats: the error names the tensor or field, what was found and what was expected.
 
 use crate::common::*;
 use half::f16;
@@ -54,7 +54,7 @@ fn metadata() {
             (with("layer_ids", "0,3"), "a JSON list of numbers"),
             (good.clone().without_meta("created"), "`created` is missing"),
             (good.clone().without("experts"), "the tensor `experts` is missing"),
-            (good.clone().put("extra", Dtype::U8, &[0], &[]), "the tensor `extra` does not belong into semmoe.trace"),
+            (good.clone().put("extra", Dtype::U8, &[0], &[]), "the tensor `extra` does not belong in semmoe.trace"),
         ],
     );
     let unknown = Trace::from_bytes(good.clone().without_meta("num_hidden_layers").bytes()).unwrap();
@@ -189,7 +189,7 @@ fn tables_for_dp() {
                 good.clone().put("sequence_price", Dtype::F32, &[1], &[0; 4]),
                 "`sequence_price` has shape [1], expected [2]",
             ),
-            (good.clone().put("T_group", Dtype::U16, &[0], &[]), "`T_group` does not belong into semmoe.tables"),
+            (good.clone().put("T_group", Dtype::U16, &[0], &[]), "`T_group` does not belong in semmoe.tables"),
             (good.clone().put("physical_to_logical", Dtype::I32, &[2, 4], &slots), "`E` does not belong"),
             (good.clone().without("E").put("physical_to_logical", Dtype::I32, &[2, 4], &slots), "`placement_digest`"),
             (
@@ -219,7 +219,7 @@ fn tables_for_tp() {
             (poke("T_prob", 6, &f16s(&[0.7])).poke("T_group", 6, &u16s(&[0])), "add up to at most 1, not 1.4"),
             (poke("A_group", 4, &u16s(&[9])), "`A_group` holds 9 at row 1, label 0"),
             (good.clone().without("A_prob"), "the tensor `A_prob` is missing"),
-            (good.clone().put("T", Dtype::F16, &[0], &[]), "`T` does not belong into semmoe.tables"),
+            (good.clone().put("T", Dtype::F16, &[0], &[]), "`T` does not belong in semmoe.tables"),
         ],
     );
 }

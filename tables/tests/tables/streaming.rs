@@ -1,4 +1,4 @@
-//! Files written and read in pieces are those written and read at once.
+//! Files written and read in pieces equal those written and read at once.
 
 use std::path::PathBuf;
 
@@ -29,7 +29,7 @@ impl Directory {
     }
 }
 
-/// Tokens with a pair of experts in each layer, or none.
+/// A token with a pair of experts in each layer, or none.
 type Token = (u32, [Option<u16>; 2]);
 
 fn requests() -> impl Strategy<Value = Vec<(Vec<Token>, usize)>> {
@@ -97,7 +97,7 @@ fn a_bad_request_is_reported_from_a_bad_file() {
         builder.push(&[first, 6], 1, &[0, 1, 2, 3, 4, 0, 1, 2], None).unwrap();
     }
     let good = builder.to_bytes().unwrap();
-    // Rows of the second request, of the third request and the id of the fourth.
+    // Locates rows of the second and third request, and the id of the fourth.
     let experts_at = good.len() - 4 * 8;
     for (bad, at, byte, expected) in [
         (1, experts_at + 8 + 2, 5, "the tensor `experts` holds 5 at token 2, layer 1, slot 0, expected ids below 5"),

@@ -1,4 +1,4 @@
-//! A file appears whole or not at all, and nothing else is left behind.
+//! A file appears complete or not at all, and nothing else is left behind.
 
 use crate::common::*;
 use semmoe_tables::*;
