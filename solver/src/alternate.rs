@@ -1,4 +1,4 @@
-//! One start of the alternation: unit step, expert step, unit step, ... until neither gains, then swaps, and again.
+//! One start of the alternation: unit step, expert step, unit step, ... until neither gains, then swaps, and repeat.
 
 use crate::clustering::{Clustering, Task};
 use crate::expert_step::expert_step;
@@ -9,24 +9,24 @@ use crate::swaps::swap_pass;
 use crate::transport::{Plan, Stop, Transport};
 use crate::unit_step::{unit_step, weighed_profits};
 
-/// Gets a start's progress, and may end it.
+/// Observes the progress of a start and may end it.
 #[derive(Clone, Copy)]
 pub(crate) struct Watch<'a> {
-    /// Sees every improvement.
+    /// Called on every improvement.
     pub(crate) reached: &'a dyn Fn(&Clustering),
-    /// Asked about once a second at the latest, also inside long steps.
+    /// Polled at least once a second, including inside long steps.
     pub(crate) stop: Stop<'a>,
 }
 
-/// A start under way.
+/// A start in progress.
 struct Start<'a> {
     task: Task<'a>,
     watch: Watch<'a>,
     iterations: u32,
 }
 
-/// Runs one start to its end, whatever the home, or until the watch stops it: then the best so far is returned, `None`
-/// before the first round of both steps is done. `spectral`: from a spectral seed.
+/// Runs one start to its end, ignoring the current placement, or until the watch stops it. Then returns the best so
+/// far, `None` before the first round of both steps has ended. `spectral`: from a spectral seed.
 pub(crate) fn run_start(
     task: Task<'_>,
     spectral: bool,
@@ -43,39 +43,40 @@ pub(crate) fn run_start(
     Some(start.search(first))
 }
 
-/// Runs the start that begins where the experts are.
+/// Runs the start that begins at the current placement.
 pub(crate) fn run_from_home(task: Task<'_>, watch: Watch<'_>) -> Option<Clustering> {
     let mut start = Start { task, watch, iterations: 0 };
     let first = start.unit_step(task.home?.group_of.clone(), None)?;
     Some(start.search(first))
 }
 
-/// A start's result, which knew nothing of where the experts are, once more with what their moves cost: its groups are
-/// renamed so that the fewest move, then both steps and the swaps go on from there. Without a home it is the result.
+/// Continues from the result of a start that ignored the current placement, now with the cost of moves: relabels its
+/// groups so that the fewest experts move, then runs both steps and the swaps. Without a current placement returns the
+/// result as it is.
 pub(crate) fn bring_home(task: Task<'_>, found: Clustering, watch: Watch<'_>) -> Clustering {
     let Some(home) = task.home else { return found };
     Start { task, watch, iterations: found.iterations }.search(home.relabelled(found, &task.limits, watch.stop))
 }
 
-/// Both steps and the swaps from a clustering whose plan is that of the task's prices of sequences.
+/// Runs both steps and the swaps from a clustering whose plan was made with the task's prices of sequences.
 pub(crate) fn search_on(task: Task<'_>, from: Clustering, watch: Watch<'_>) -> Clustering {
     Start { task, watch, iterations: from.iterations }.search(from)
 }
 
-/// The exact unit step where the experts are, and nothing else.
+/// Runs only the exact unit step on the current placement.
 pub(crate) fn stay(task: Task<'_>) -> Clustering {
     task.as_it_is(|transport| transport.solve(None), 1)
 }
 
-/// Swaps alone, from a clustering that is already there: at least as good.
+/// Runs swaps only, from an existing clustering; the result is at least as good.
 pub(crate) fn improve(task: Task<'_>, best: Clustering, watch: Watch<'_>) -> Clustering {
     let mut start = Start { task, watch, iterations: 0 };
     let best = start.swap(best);
     Clustering { iterations: start.iterations, ..best }
 }
 
-/// The fallback for a problem that no start has reached before the stop: units by descending mass on the best group
-/// with room, prices of zero (which prove a bound, if a weak one).
+/// The fallback for a problem that no start reached before the stop: units by descending mass on the best group with
+/// room, and prices of zero (which prove a bound, if a weak one).
 pub(crate) fn not_reached(task: Task<'_>) -> Clustering {
     let found = task.as_it_is(|transport| transport.greedy(), 0);
     match task.limits.slots {
@@ -85,7 +86,7 @@ pub(crate) fn not_reached(task: Task<'_>) -> Clustering {
 }
 
 impl Task<'_> {
-    /// The units assigned by `plan`, with experts where they are, else contiguous.
+    /// Assigns the units by `plan`, with experts at their current placement, or contiguous without one.
     fn as_it_is(&self, plan: impl Fn(Transport<'_>) -> Plan, iterations: u32) -> Clustering {
         let Task { problem, capacity, limits, home, .. } = *self;
         let each = problem.experts.div_ceil(limits.groups);
@@ -98,7 +99,7 @@ impl Task<'_> {
 }
 
 impl Start<'_> {
-    /// Both steps in turn, then swaps, from `first` on.
+    /// Alternates both steps and swaps, from `first` on.
     fn search(mut self, first: Clustering) -> Clustering {
         let best = self.alternate(first);
         let best = self.swap(best);
@@ -117,7 +118,7 @@ impl Start<'_> {
         Some(Clustering { penalty, sequences, ..Clustering::whole(problem, group_of, plan, limits, self.iterations) })
     }
 
-    /// Swap passes, each followed by both steps, until they gain no more.
+    /// Repeats swap passes, each followed by both steps, until nothing is gained.
     fn swap(&mut self, best: Clustering) -> Clustering {
         while_better(self.task.limits.swap_passes, best, |best| {
             let group_of = swap_pass(&self.task, &best.group_of, &best.plan.price, self.watch.stop)?;
@@ -126,7 +127,7 @@ impl Start<'_> {
         })
     }
 
-    /// Both steps in turn until they gain no more.
+    /// Alternates both steps until nothing is gained.
     fn alternate(&mut self, best: Clustering) -> Clustering {
         let (Task { problem, limits, home, .. }, watch) = (self.task, self.watch);
         alternate(self.task, watch, best, |best| {
@@ -142,7 +143,7 @@ impl Start<'_> {
     }
 }
 
-/// Takes steps until one gains nothing, or too little to go on.
+/// Repeats steps until one gains nothing, or too little to continue.
 pub(crate) fn alternate(
     task: Task<'_>,
     watch: Watch<'_>,
@@ -162,7 +163,7 @@ pub(crate) fn alternate(
     best
 }
 
-/// Makes passes until one gains nothing.
+/// Repeats passes until one gains nothing.
 pub(crate) fn while_better(
     passes: u32,
     mut best: Clustering,

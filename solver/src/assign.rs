@@ -1,4 +1,4 @@
-//! The exact token step alone: the best balanced T for a placement that is given.
+//! The exact token step alone: the best balanced T for a given placement.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::token_table::activation_evidence;
 use crate::transport::{Transport, best_group};
 use crate::unit_step::{mass_capacity, to_profit};
 
-/// Where each token goes, layer by layer.
+/// Where each token goes, per layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenPlan {
     layers: Vec<LayerPlan>,
@@ -20,14 +20,14 @@ pub struct TokenPlan {
 
 #[derive(Clone, Debug, PartialEq)]
 struct LayerPlan {
-    /// [V], [`NO_GROUP`] for a token of which nothing is known.
+    /// [V], [`NO_GROUP`] for a token without evidence.
     label: Vec<u16>,
-    /// Tokens in several groups, with the share of each; about G a layer.
+    /// Tokens split over several groups, with the share of each; about G per layer.
     split: BTreeMap<u32, Vec<(u16, f64)>>,
 }
 
 impl TokenPlan {
-    /// The groups of a token in a layer with their shares, which add up to one; none where nothing is known.
+    /// The groups of a token in a layer with their shares, which add up to one; empty without evidence.
     pub fn shares(&self, layer: LayerIdx, token: TokenId) -> Vec<(GroupId, f64)> {
         let layer = &self.layers[layer.index()];
         if let Some(parts) = layer.split.get(&token.get()) {
@@ -38,7 +38,7 @@ impl TokenPlan {
     }
 }
 
-/// Assigns tokens to placements that are given, with the same evidence for each.
+/// Assigns tokens to given placements, using the same evidence for each.
 #[derive(Debug)]
 pub struct TokenAssigner<'a> {
     profile: &'a Profile,
@@ -47,8 +47,8 @@ pub struct TokenAssigner<'a> {
 }
 
 impl<'a> TokenAssigner<'a> {
-    /// Of `options` it uses `token_margin`, and what says how counts become shares; token strings are read here,
-    /// once.
+    /// Uses `token_margin` of `options` and everything that defines how counts become shares; token strings are parsed
+    /// here, once.
     ///
     /// # Errors
     /// [`SolveError`]: options out of range, token strings beyond the vocabulary, an empty profile.
@@ -60,13 +60,13 @@ impl<'a> TokenAssigner<'a> {
         Ok(TokenAssigner { profile, options, prior: TokenPrior::new(profile, options)? })
     }
 
-    /// The groups of all tokens, layer by layer: with `s[t,c]` the share of a token's activations expected on group c
-    /// (shrunk towards its prior), the sum of count times share is greatest with at most (1 + `token_margin`) of the
-    /// mean tokens in a group. About G tokens of a layer are split. A token never seen has no weight in this, and goes
-    /// where its prior less the step's price is greatest. With a margin of 1000 every token is on its likeliest group.
+    /// Assigns all tokens, layer by layer. With `s[t,c]` the share of a token's activations expected on group c (shrunk
+    /// towards its prior), maximises the sum of count times share with at most (1 + `token_margin`) of the mean tokens
+    /// in a group. About G tokens of a layer are split. An unseen token has no weight in this sum and goes where its
+    /// prior minus the step's price is largest. With a margin of 1000 every token is on its likeliest group.
     ///
     /// # Errors
-    /// [`SolveError::BadOption`]: a placement of another shape than the profile's model.
+    /// [`SolveError::BadOption`]: the placement's shape differs from the profile's model.
     pub fn assign(&self, placement: &Placement) -> Result<TokenPlan, SolveError> {
         let model = self.profile.model();
         if (placement.layers(), placement.experts()) != (model.layers(), model.num_experts) {

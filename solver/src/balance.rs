@@ -1,20 +1,20 @@
 //! How even loads are.
 
-/// Two ways to say how uneven loads are.
+/// Two measures of how uneven loads are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Spread {
     pub(crate) max_over_mean: f64,
-    /// The paper's figure. The median of an even number of loads is the mean of the middle two.
+    /// The paper's measure. The median of an even number of loads is the mean of the middle two.
     pub(crate) max_over_median: f64,
 }
 
-/// The spread of loads; `None` if there is no load at all. A median of zero counts as the least load above zero.
+/// The spread of loads; `None` if all are zero. A median of zero is replaced by the smallest load above zero.
 pub(crate) fn spread(loads: &[u64]) -> Option<Spread> {
     let as_numbers: Vec<f64> = loads.iter().map(|&load| load as f64).collect();
     spread_of(&as_numbers)
 }
 
-/// The same for fractional loads.
+/// The spread of fractional loads; `None` if all are zero.
 pub(crate) fn spread_of(loads: &[f64]) -> Option<Spread> {
     let mut sorted = loads.to_vec();
     sorted.sort_by(f64::total_cmp);

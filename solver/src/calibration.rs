@@ -1,4 +1,4 @@
-//! Whether the shares that T expects are those that come true: reliability curves.
+//! How well the shares expected by T match those observed: reliability curves.
 
 use semmoe_tables::{Attention, ExpertId, LayerIdx, Profile, Tables, TokenId, Trace};
 use serde::Serialize;
@@ -6,46 +6,46 @@ use serde::Serialize;
 use crate::eval_tokens::likeliest;
 use crate::hosts::Hosts;
 
-/// Bins of a reliability curve, evenly over 0 to 1.
+/// Number of bins of a reliability curve, evenly spaced over 0 to 1.
 const BINS: usize = 10;
 
-/// Whether T's shares come true, as reliability curves.
+/// Reliability curves of T's shares.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Calibration {
-    /// Of tokens: the share of activations expected on the likeliest rank (attention dp) or group of each layer (tp),
-    /// and the share that was there.
+    /// Per token: the share of activations expected on the likeliest rank (attention dp) or group of each layer (tp),
+    /// and the share observed there.
     pub tokens: Option<Reliability>,
-    /// Of requests, for a trace and attention dp: the mean share of the prompt on its likeliest rank, and the share of
+    /// Per request, for a trace and attention dp: the mean share of the prompt on its likeliest rank, and the share of
     /// the whole request that was local there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests: Option<Reliability>,
 }
 
-/// How expected shares compare with those that came true.
+/// Expected shares compared with observed ones.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Reliability {
-    /// Predictions compared: occurrences of tokens (in every layer with attention tp), or requests.
+    /// Number of predictions compared: occurrences of tokens (in every layer with attention tp), or requests.
     pub count: u64,
     /// The mean of |predicted - observed| over the bins, by count.
     pub expected_calibration_error: f64,
-    /// Ten bins of predicted share, those without a prediction left out.
+    /// Ten bins of predicted share; empty ones are left out.
     pub bins: Vec<ReliabilityBin>,
 }
 
-/// Predictions of about the same share.
+/// Predictions of similar shares.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReliabilityBin {
-    /// Least share of the bin; the greatest is 0.1 more.
+    /// Lower end of the bin, which is 0.1 wide.
     pub from: f64,
-    /// Predictions in it.
+    /// Number of predictions.
     pub count: u64,
-    /// Their mean.
+    /// Mean predicted share.
     pub predicted: f64,
-    /// The mean share that came true.
+    /// Mean observed share.
     pub observed: f64,
 }
 
-/// The predictions of a bin, and the sums of their shares.
+/// A bin's predictions, with the sums of their shares.
 #[derive(Clone, Copy, Debug, Default)]
 struct BinSum {
     count: u64,
@@ -53,7 +53,7 @@ struct BinSum {
     observed: f64,
 }
 
-/// Adds up predictions.
+/// Accumulates predictions.
 #[derive(Debug, Default)]
 pub(crate) struct ReliabilitySum {
     bins: [BinSum; BINS],
@@ -86,7 +86,7 @@ impl ReliabilitySum {
     }
 
     /// Adds `count` occurrences of a token; `local` returns how many of its activations in a layer are local at a
-    /// place, and how many there are.
+    /// place, and the total.
     fn add_token(
         &mut self,
         tables: &Tables,
@@ -117,8 +117,8 @@ impl ReliabilitySum {
     }
 }
 
-/// How T's share of a token's likeliest rank, or group of each layer, compares with a trace. Tokens that T prefers
-/// nowhere make no prediction.
+/// Compares T's share of a token's likeliest rank, or group of each layer, with a trace. Tokens without a preference in
+/// T make no prediction.
 pub(crate) fn trace_reliability(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Option<Reliability> {
     let mut sum = ReliabilitySum::default();
     for request in trace.iter() {
@@ -133,7 +133,7 @@ pub(crate) fn trace_reliability(tables: &Tables, hosts: &Hosts, trace: &Trace) -
     sum.finish()
 }
 
-/// The same with counts.
+/// Compares T's share of a token's likeliest rank, or group of each layer, with the counts of a profile.
 pub(crate) fn profile_reliability(tables: &Tables, hosts: &Hosts, profile: &Profile) -> Option<Reliability> {
     let mut sum = ReliabilitySum::default();
     for (token, count) in profile.seen() {

@@ -10,29 +10,29 @@ use crate::topology::Topology;
 use crate::transport::Plan;
 use crate::unit_step::PROFIT_ONE;
 
-/// Steps that gain less than this fraction of all activations end the alternation.
+/// The alternation ends when a step gains less than this fraction of all activations.
 const MIN_GAIN: f64 = 1e-7;
 
 /// Limits of a start.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) groups: usize,
-    /// Greatest activations of a group over the layer's mean.
+    /// Maximum activations of a group over the layer's mean.
     pub(crate) max_over_mean: f64,
-    /// Most rounds of unit and expert step.
+    /// Maximum rounds of unit and expert step.
     pub(crate) iterations: u32,
-    /// Most swap passes.
+    /// Maximum swap passes.
     pub(crate) swap_passes: u32,
-    /// Experts per group and layer with replicas; none without.
+    /// Experts per group and layer with replicas; `None` without.
     pub(crate) slots: Option<usize>,
-    /// How the groups lie to each other.
+    /// How groups form nodes.
     pub(crate) topology: Topology,
-    /// How even tokens and sequences must be, where the units are requests, without replicas.
+    /// How even tokens and sequences must be, if the units are requests, without replicas.
     pub(crate) sequences: Option<Margins>,
 }
 
 impl Limits {
-    /// As the options have them.
+    /// Takes the limits from the options.
     pub(crate) fn new(options: &SolveOptions, topology: Topology, slots: Option<usize>) -> Self {
         let SolveOptions { iterations, swap_passes, .. } = *options;
         let (groups, max_over_mean) = (usize::from(options.groups), options.expert_load_limit);
@@ -45,7 +45,7 @@ impl Limits {
 pub(crate) struct SequencePrice {
     /// [G]; empty = none.
     pub(crate) price: Vec<i64>,
-    /// The price of all the sequences that the groups may have.
+    /// Total price of the sequences that the groups have room for.
     pub(crate) of_room: i128,
 }
 
@@ -57,14 +57,13 @@ pub(crate) struct Clustering {
     /// [L * N] group of each column.
     pub(crate) group_of: Vec<u16>,
     pub(crate) plan: Plan,
-    /// Activations by which groups exceed their load cap, all layers; zero = limit met.
+    /// Activations by which groups exceed their load cap, over all layers; zero = limit met.
     pub(crate) load_excess: u64,
-    /// Unit steps made on the way.
+    /// Number of unit steps made.
     pub(crate) iterations: u32,
     /// With replicas, all groups of each column; `group_of` is the first of them.
     pub(crate) replicas: Option<Held>,
-    /// The cost of the experts that left their groups, in a solve that started from tables; in the unit of the plan's
-    /// value.
+    /// The cost of the experts that left their groups, in a warm-started solve; in the unit of the plan's value.
     pub(crate) penalty: i128,
     /// The prices of sequences that the plan was made with.
     pub(crate) sequences: SequencePrice,
@@ -82,12 +81,12 @@ impl Clustering {
         Clustering { group_of, plan, load_excess, iterations, replicas: None, penalty: 0, sequences: FREE.clone() }
     }
 
-    /// Local activations (with nodes their values); with prices of sequences, those that the best division has.
+    /// Local activations (with nodes their values); with prices of sequences, those of the best division.
     pub(crate) fn local(&self) -> i128 {
         self.plan.primal + self.sequences.of_room
     }
 
-    /// The same less what the moves cost.
+    /// Local activations minus the cost of moves.
     fn worth(&self) -> i128 {
         self.local() - self.penalty
     }
@@ -97,13 +96,13 @@ impl Clustering {
         (other.load_excess, self.worth()) > (self.load_excess, other.worth())
     }
 
-    /// Whether the gain over `other` is too small to go on.
+    /// Whether the gain over `other` is too small to continue.
     pub(crate) fn hardly_beats(&self, other: &Clustering, problem: &Problem) -> bool {
         let gain = local_rate(self.worth() - other.worth(), problem);
         gain < MIN_GAIN && self.load_excess == other.load_excess
     }
 
-    /// The same with group g called `label[g]`.
+    /// This clustering with group g relabelled `label[g]`.
     pub(crate) fn renamed(self, label: &[u16]) -> Self {
         let rename = |group: &mut u16| *group = label[usize::from(*group)];
         let Clustering { mut group_of, mut plan, mut sequences, .. } = self;
@@ -122,7 +121,7 @@ impl Clustering {
     }
 }
 
-/// A plan's value as a fraction of all activations: the local rate where only the own group has a value.
+/// A plan's value as a fraction of all activations: the local rate if only a unit's own group has a value.
 pub(crate) fn local_rate(value: i128, problem: &Problem) -> f64 {
     value as f64 / PROFIT_ONE / problem.total_activations() as f64
 }
@@ -131,10 +130,10 @@ pub(crate) fn local_rate(value: i128, problem: &Problem) -> f64 {
 #[derive(Clone, Copy)]
 pub(crate) struct Task<'a> {
     pub(crate) problem: &'a Problem,
-    /// [G] tokens that each group may take.
+    /// [G] maximum tokens per group.
     pub(crate) capacity: &'a [u64],
     pub(crate) limits: Limits,
-    /// Where the experts are, if moves cost something.
+    /// The current placement, if moves have a cost.
     pub(crate) home: Option<&'a CurrentPlacement>,
     pub(crate) sequences: &'a SequencePrice,
 }

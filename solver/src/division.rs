@@ -1,4 +1,4 @@
-//! The best division of requests among ranks under two limits at once, by an interior-point method.
+//! The best division of requests over ranks under two simultaneous limits, by an interior-point method.
 //!
 //! ```text
 //! maximise    sum over i, r of  x[i,r] * value[i,r]
@@ -7,13 +7,13 @@
 //!             sum over i of x[i,r]             <= (1 + margins.sequences) * mean sequences
 //! ```
 //!
-//! No division exceeds the dual value of any prices p, q that are not negative:
+//! By duality, no division exceeds the value of any non-negative prices p, q:
 //!
 //! ```text
 //! sum over i of  max over r of (value[i,r] - tokens[i] p[r] - q[r])  +  capacity . (p, q)
 //! ```
 //!
-//! Dividing everything evenly is within both limits, so primal and dual stay feasible from the start, and their
+//! Dividing everything evenly satisfies both limits, so primal and dual stay feasible from the start, and their
 //! difference is the gap at every step. Eliminating the requests leaves a system of 2 x ranks prices.
 
 use ndarray::Array2;
@@ -21,12 +21,12 @@ use ndarray::Array2;
 use crate::options::Margins;
 use crate::prior::cholesky;
 
-/// Most ranks for which the bound is computed: time and memory of a step grow with their square.
+/// Maximum ranks for which the bound is computed: time and memory of a step grow with their square.
 pub(crate) const MAX_RANKS: usize = 256;
 
 /// Relative gap at which the search ends.
 const GAP: f64 = 1e-7;
-/// Most steps; about 30 are usual.
+/// Maximum steps; about 30 are usual.
 const MAX_STEPS: usize = 200;
 /// Factor by which a step aims to reduce the gap, and the fraction of the way to the boundary that it takes.
 const CENTRING: f64 = 0.1;
@@ -43,11 +43,11 @@ pub(crate) struct Requests<'a> {
 /// A division and its proof.
 #[derive(Clone, Debug)]
 pub(crate) struct Division {
-    /// [U, R] parts of the requests.
+    /// [U, R] fractions of the requests.
     pub(crate) parts: Vec<f64>,
     /// Value of the division.
     pub(crate) primal: f64,
-    /// Value of the prices: no division is better.
+    /// Dual value of the prices: no division is better.
     pub(crate) dual: f64,
     /// [R] price of a token.
     pub(crate) token_price: Vec<f64>,
@@ -55,12 +55,12 @@ pub(crate) struct Division {
     pub(crate) sequence_price: Vec<f64>,
 }
 
-/// The iterate, with tokens over their mean and values over the largest.
+/// The iterate; tokens are scaled by their mean and values by the largest.
 struct Interior {
     ranks: usize,
     /// [U]
     tokens: Vec<f64>,
-    /// [U, R] parts, and what each loses to the best one under the prices.
+    /// [U, R] fractions, and what each loses against the best one under the prices.
     x: Vec<f64>,
     z: Vec<f64>,
     /// [2 R] unused capacity and prices: of tokens, then of sequences.
@@ -68,11 +68,11 @@ struct Interior {
     price: Vec<f64>,
 }
 
-/// A step: parts, losses, slack, prices.
+/// A step: fractions, losses, slack, prices.
 type Step = [Vec<f64>; 4];
 
 impl Requests<'_> {
-    /// The best division, to a relative gap of [`GAP`] or what rounding leaves.
+    /// The best division, to a relative gap of [`GAP`] or the limit of rounding.
     pub(crate) fn divide(&self, margins: Margins) -> Division {
         let units = self.tokens.len();
         let mean = (self.tokens.iter().sum::<f64>() / units as f64).max(f64::MIN_POSITIVE);
@@ -103,7 +103,8 @@ impl Requests<'_> {
         self.divided(at, margins, mean, most)
     }
 
-    /// In the units of the requests; values are computed anew, so that rounding on the way spoils no proof.
+    /// Converts back to the units of the requests; recomputes the values, so accumulated rounding cannot spoil the
+    /// proof.
     fn divided(&self, at: Interior, margins: Margins, mean: f64, most: f64) -> Division {
         let Interior { ranks, mut x, price, .. } = at;
         let (tokens, sequences) = price.split_at(ranks);
@@ -127,7 +128,7 @@ impl Requests<'_> {
 }
 
 impl Interior {
-    /// Dual less primal value.
+    /// Dual minus primal value.
     fn gap(&self) -> f64 {
         let products = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         products(&self.x, &self.z) + products(&self.slack, &self.price)
@@ -151,7 +152,7 @@ impl Interior {
         go(&mut self.price, &d_price, dual);
     }
 
-    /// Newton's step to where each part times its loss, and each slack times its price, is `target`.
+    /// Newton's step to where each fraction times its loss, and each slack times its price, is `target`.
     fn step(&self, target: f64) -> Step {
         let n = self.ranks;
         let mut matrix = Array2::<f64>::zeros((2 * n, 2 * n));
@@ -160,10 +161,10 @@ impl Interior {
         for (at, (slack, price)) in self.slack.iter().zip(&self.price).enumerate() {
             matrix[[at, at]] = slack / price;
         }
-        // By powers of the tokens, lower half.
+        // Indexed by the power of the tokens; lower triangles.
         let mut sums = [0, 1, 2].map(|_| Array2::<f64>::zeros((n, n)));
         let rows = || self.x.chunks_exact(n).zip(self.z.chunks_exact(n)).zip(&self.tokens);
-        // Of one request: x / z of each part, and its centring term.
+        // Per request: x / z of each fraction, and its centring term.
         let (mut ratio, mut wanted) = (vec![0.0; n], vec![0.0; n]);
         let answer = |x: &[f64], z: &[f64], ratio: &mut [f64], wanted: &mut [f64]| {
             for (at, (x, z)) in x.iter().zip(z).enumerate() {
@@ -207,7 +208,7 @@ impl Interior {
     }
 }
 
-/// The solution of L L' y = right.
+/// Solves L L' y = right.
 fn solved(lower: &Array2<f64>, mut right: Vec<f64>) -> Vec<f64> {
     let size = right.len();
     for at in 0..size {

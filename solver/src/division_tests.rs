@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A division within the limits whose value its prices prove.
+/// A division within the limits, checked against the value that its prices prove.
 fn check(requests: Requests<'_>, margins: Margins) -> Division {
     let found = requests.divide(margins);
     let units = requests.tokens.len() as f64;
@@ -66,7 +66,7 @@ proptest! {
         let margins = Margins { tokens: margins.0, sequences: margins.1 };
         let requests = Requests { tokens: &tokens, value: &value, ranks };
         let found = check(requests, margins);
-        // Room that grows is worth something, at least nothing.
+        // Looser limits cannot lower the value.
         let wider = check(requests, Margins { tokens: 2.0 * margins.tokens, ..margins });
         prop_assert!(wider.dual >= found.primal - 1e-6 * found.dual);
     }

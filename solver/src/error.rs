@@ -8,13 +8,13 @@ use semmoe_tables::{FormatError, ModelInfo, Profile, Trace};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SolveError {
-    /// Nothing to solve from or to evaluate on.
+    /// There is nothing to solve from or to evaluate on.
     #[error("the {what} holds no token with a known route, expected at least one")]
     NoTokens {
         /// "profile" or "trace".
         what: &'static str,
     },
-    /// Attention tp labels tokens layer by layer, so each layer must say something.
+    /// Attention tp labels tokens layer by layer, so each layer needs evidence.
     #[error(
         "the profile holds no known route in the model's layer {layer}, expected counts in every layer for attention tp"
     )]
@@ -22,7 +22,7 @@ pub enum SolveError {
         /// The model's layer number.
         layer: u16,
     },
-    /// Remote ranks are a matter of which experts a token activates together.
+    /// Counting remote ranks needs to know which experts a token activates together.
     #[error(
         "the objective `ranks` needs a trace, found only a profile: its counts do not say which experts a token activates together"
     )]
@@ -32,7 +32,7 @@ pub enum SolveError {
         "{groups} groups do not divide {experts} experts evenly, expected one of {divisors:?}, or padding or redundant slots for what is left"
     )]
     GroupsDoNotDivide {
-        /// G as asked for.
+        /// The G requested.
         groups: u16,
         /// N of the model.
         experts: u16,
@@ -44,47 +44,47 @@ pub enum SolveError {
         "{redundant} redundant slots do not give {groups} groups equally many of the {experts} + {redundant} slots, expected one of {valid:?} and so on, at most {most}"
     )]
     RedundantDoesNotDivide {
-        /// R as asked for.
+        /// The R requested.
         redundant: u16,
         /// N of the model.
         experts: u16,
         /// G.
         groups: u16,
-        /// R with which every group holds every expert.
+        /// The R at which every group holds every expert.
         most: u32,
-        /// The first values that would do.
+        /// The smallest valid values.
         valid: Vec<u32>,
     },
-    /// Options that exclude each other.
+    /// Two options exclude each other.
     #[error("{one} does not go with {other}: {why}")]
     Together {
-        /// The one, in words.
+        /// The first option, in words.
         one: &'static str,
-        /// The other.
+        /// The second option.
         other: &'static str,
         /// The reason.
         why: &'static str,
     },
-    /// Something given that is about another model, or other groups.
+    /// An input belongs to another model, or to other groups.
     #[error("{what} has {found}, expected {expected}")]
     OtherShape {
         /// "the given placement", and so on.
         what: &'static str,
         /// Its shape, in words.
         found: String,
-        /// That of the problem.
+        /// The shape of the problem.
         expected: String,
     },
-    /// Things that cannot be dealt out in equal parts.
+    /// Items that cannot be distributed in equal parts.
     #[error("{found} {what} cannot be dealt evenly {among}, expected one of {valid:?}")]
     NotEven {
         /// "nodes", "gating groups".
         what: &'static str,
-        /// How many were asked for.
+        /// The number requested.
         found: u16,
-        /// Among what, in words.
+        /// The recipients, in words.
         among: String,
-        /// How many would do.
+        /// The valid numbers.
         valid: Vec<u16>,
     },
     /// An option outside its range.
@@ -97,33 +97,33 @@ pub enum SolveError {
         /// The valid values.
         expected: &'static str,
     },
-    /// More than the exact arithmetic holds, or the steps can compare.
+    /// More than the exact arithmetic can represent, or the steps can compare.
     #[error("the input has {found} {what}, expected at most {limit}")]
     TooLarge {
         /// Such as "activations" or "experts of a layer".
         what: &'static str,
-        /// Sum of the counts.
+        /// The quantity found.
         found: u128,
         /// The limit.
         limit: u64,
     },
-    /// Token strings of another tokenizer.
+    /// The token strings come from another tokenizer.
     #[error("the tokenizer has SHA-256 {found}, but the profile's tokenizer has {expected}")]
     OtherTokenizer {
-        /// Of the strings.
+        /// Hash of the strings' tokenizer.
         found: String,
-        /// Of the profile.
+        /// Hash in the profile.
         expected: String,
     },
-    /// Token strings of a larger vocabulary.
+    /// The token strings exceed the vocabulary.
     #[error("the tokenizer has {found} tokens, expected at most the profile's {expected}")]
     TokenizerTooLarge {
-        /// Strings given.
+        /// Number of strings given.
         found: usize,
         /// V of the profile.
         expected: u32,
     },
-    /// Embeddings of another model.
+    /// The embeddings belong to another model.
     #[error("{} has embeddings of {found} tokens, expected at least the profile's {expected}", path.display())]
     TooFewEmbeddings {
         /// The file.
@@ -133,10 +133,10 @@ pub enum SolveError {
         /// V of the profile.
         expected: u32,
     },
-    /// The inputs are about different models, or a file cannot be built.
+    /// The inputs belong to different models, or a file cannot be built.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// A routing policy that cannot be made.
+    /// A routing policy that cannot be constructed.
     #[error(transparent)]
     Policy(#[from] semmoe_routing::PolicyError),
 }
@@ -150,15 +150,15 @@ pub(crate) fn check_groups(groups: u16, experts: u16) -> Result<(), SolveError> 
     Err(SolveError::GroupsDoNotDivide { groups, experts, divisors })
 }
 
-/// The most experts of a layer. Steps compare pairs of them, so that time and memory grow with the square; published
-/// models have up to 512.
+/// Maximum experts per layer. Steps compare pairs of them, so time and memory grow with the square; published models
+/// have up to 512.
 const MAX_EXPERTS: u64 = 4096;
 
-/// The most values of an array of experts or tokens by groups, each of up to 8 bytes: a small file can name many layers
-/// and tokens. Published models have up to 50 million for 512 groups.
+/// Maximum size of an array of experts or tokens by groups, with values of up to 8 bytes: a small file can name many
+/// layers and tokens. Published models have up to 50 million for 512 groups.
 const MAX_VALUES: u64 = 1 << 28;
 
-/// Checks that a model is no larger than the steps can compare and hold, for so many groups.
+/// Checks that a model is small enough for the steps to compare and hold, with this number of groups.
 pub(crate) fn check_size(model: &ModelInfo, groups: u16) -> Result<(), SolveError> {
     let (experts, groups) = (u64::from(model.num_experts), u64::from(groups));
     at_most(MAX_EXPERTS, "experts of a layer", experts)?;
@@ -170,8 +170,8 @@ fn at_most(limit: u64, what: &'static str, found: u64) -> Result<(), SolveError>
     if found <= limit { Ok(()) } else { Err(SolveError::TooLarge { what, found: found.into(), limit }) }
 }
 
-/// Checks that pairs of experts fit into memory, that the groups divide the experts, and that profile and trace are of
-/// one model.
+/// Checks that pairs of experts fit into memory, that the groups divide the experts, and that profile and trace belong
+/// to one model.
 pub(crate) fn check_input(profile: &Profile, trace: Option<&Trace>, groups: u16) -> Result<(), SolveError> {
     let model = profile.model();
     check_size(model, groups)?;

@@ -23,13 +23,13 @@ use crate::whole::{MAX_ROUNDS, whole};
 /// The policy whose assignment `lar` and its companions describe.
 const HEADLINE: &str = "affinity";
 
-/// Requests that [`Evaluation::windowed`](crate::Evaluation::windowed) assigns together.
+/// Number of requests that [`Evaluation::windowed`](crate::Evaluation::windowed) assigns together.
 pub const WINDOW: usize = 32;
 
-/// Consecutive requests within which [`RequestFigures::burst_imbalance`] looks at the load.
+/// Number of consecutive requests over which [`RequestFigures::burst_imbalance`] measures the load.
 pub const BURST: usize = 64;
 
-/// Judges the policies and the batch optimum.
+/// Evaluates the policies and the batch optimum.
 pub(crate) fn judge(
     tables: &Tables,
     hosts: &Hosts,
@@ -88,8 +88,9 @@ pub(crate) fn judge(
     })
 }
 
-/// How the mean share of a prompt on its likeliest rank compares with what of the request is local there. Requests that
-/// T says nothing of make no prediction. `None` without any, and with attention tp, where T has no shares of ranks.
+/// Compares the mean share of a prompt on its likeliest rank with the share of the request that is local there.
+/// Requests without evidence in T make no prediction. `None` without any, and with attention tp, where T has no shares
+/// of ranks.
 pub(crate) fn request_reliability(
     tables: &Tables,
     hosts: &Hosts,
@@ -109,14 +110,14 @@ pub(crate) fn request_reliability(
     sum.finish()
 }
 
-/// The rank of each request's largest share; requests without evidence in turn.
+/// The rank of each request's largest share; requests without evidence rotate over the ranks.
 fn argmax(jobs: &[Job]) -> Vec<usize> {
     let places = |job: &Job| job.local.len();
     let of_job = |(sequence, job): (usize, &Job)| job.share.as_deref().map_or(sequence % places(job), likeliest);
     jobs.iter().enumerate().map(of_job).collect()
 }
 
-/// Windows of requests, each assigned exactly by share into what the ranks have left of (1 + margin) of the mean.
+/// Assigns windows of requests exactly by share, into what the ranks have left of (1 + margin) of the mean.
 fn windowed(jobs: &[Job], places: usize, token_margin: f64) -> Vec<usize> {
     let mut loads = vec![0u64; places];
     let mut ranks = Vec::with_capacity(jobs.len());
@@ -137,7 +138,7 @@ fn windowed(jobs: &[Job], places: usize, token_margin: f64) -> Vec<usize> {
     ranks
 }
 
-/// The remainder of each capacity, enlarged evenly where an earlier excess leaves too little for `needed`.
+/// The remainder of each capacity, enlarged evenly if an earlier excess leaves too little for `needed`.
 fn room(loads: &[u64], capacity: &[u64], needed: u64) -> Vec<u64> {
     let mut room: Vec<u64> =
         capacity.iter().zip(loads).map(|(capacity, load)| capacity.saturating_sub(*load)).collect();
@@ -157,7 +158,7 @@ fn figures(jobs: &[Job], ranks: &[usize], places: usize) -> RequestFigures {
     of_jobs(&jobs, ranks, &loads, &tokens)
 }
 
-/// `tokens` are those of the jobs that count as load, `loads` their sums by rank.
+/// `tokens` are the jobs' tokens that count as load, `loads` their sums by rank.
 fn of_jobs(jobs: &[&Job], ranks: &[usize], loads: &[u64], tokens: &[u64]) -> RequestFigures {
     let (mut local, mut activations, mut remote, mut routes) = (0, 0, 0, 0);
     for (job, &rank) in jobs.iter().zip(ranks) {
@@ -177,7 +178,7 @@ fn of_jobs(jobs: &[&Job], ranks: &[usize], loads: &[u64], tokens: &[u64]) -> Req
     }
 }
 
-/// Most tokens of a rank over the mean in every [`BURST`] consecutive requests (in all, if there are fewer): the
+/// Maximum tokens of a rank over the mean in every [`BURST`] consecutive requests (or all, if there are fewer): the
 /// largest of these figures and their mean.
 fn bursts(ranks: &[usize], tokens: &[u64], places: usize) -> (f64, f64) {
     let mut loads = vec![0; places];
@@ -201,8 +202,8 @@ fn max_over_mean(loads: &[u64]) -> f64 {
     spread(loads).map_or(1.0, |spread| spread.max_over_mean)
 }
 
-/// All requests at once, assigned exactly by `share` (per rank), then whole; those without a share lie where there is
-/// room.
+/// All requests at once, assigned exactly by `share` (per rank), then made whole; those without a share go where there
+/// is room.
 fn batch(jobs: &[Job], places: usize, token_margin: f64, share: impl Fn(&Job, usize) -> Option<f64>) -> RequestFigures {
     let known: Vec<&Job> = jobs.iter().filter(|job| job.known_tokens > 0).collect();
     let mass: Vec<u64> = known.iter().map(|job| job.known_tokens).collect();

@@ -1,4 +1,4 @@
-//! Evaluation of attention tp in steps, as a unit runs them: the rows of a layer go to the groups in even parts.
+//! Evaluates attention tp in steps, as a unit runs them: the rows of a layer are spread evenly over the groups.
 
 use semmoe_tables::{EvenGroups, LayerIdx, PlacedBy, Placement, Tables, TokenId, Trace, TraceRequest, group_shares};
 
@@ -14,7 +14,7 @@ struct Row<'a> {
     request: TraceRequest<'a>,
     position: usize,
     half: Half,
-    /// Its true groups: when a layer's rows are split the routers of the layers before have run.
+    /// Its true groups: when a layer's rows are split, the routers of the previous layers have run.
     main: MainGroups,
 }
 
@@ -26,20 +26,20 @@ struct Judge<'a> {
     tally: Tally,
     /// The rows split by T and A, by T alone, and by the paper's printed rule.
     evens: [EvenGroups; 3],
-    /// Local activations by the last two.
+    /// Local activations under the last two.
     local: [f64; 2],
     /// The likeliest group of each row of the layer.
     wanted: Vec<Option<usize>>,
     links: Links,
-    /// Rows of the fullest groups, as they are and if no row had moved.
+    /// Rows of the fullest groups: as assigned, and if no row had moved.
     fullest: [u64; 2],
-    /// Rows over the fullest links, in the same two cases and if rows stayed in their order.
+    /// Rows over the fullest links: as assigned, if no row had moved, and if rows stayed in their order.
     fullest_link: [u64; 3],
     moved: u64,
     rows: u64,
 }
 
-/// Judges the tokens of a trace with a known route, in their order, `step_tokens` in each step.
+/// Evaluates the tokens of a trace that have a known route, in order, `step_tokens` per step.
 pub(crate) fn judge(
     tables: &Tables,
     hosts: &Hosts,
@@ -67,7 +67,7 @@ pub(crate) fn judge(
 }
 
 impl<'a> Row<'a> {
-    /// `None` where no layer's route is known.
+    /// `None` if no layer's route is known.
     fn new(placement: &Placement, request: TraceRequest<'a>, position: usize, half: Half) -> Option<Self> {
         request.is_routed(position).then(|| {
             let mut main = MainGroups::new(placement);
@@ -99,7 +99,7 @@ impl<'a> Judge<'a> {
         (0..self.hosts.layers).for_each(|layer| self.layer(layer, rows));
     }
 
-    /// One layer of a step: the rows whose route is known there.
+    /// Evaluates one layer of a step, on the rows whose route is known there.
     fn layer(&mut self, layer: usize, rows: &[Row<'_>]) {
         let id = LayerIdx::new(layer as u16);
         let routes = || rows.iter().filter_map(|row| Some((row, row.request.route(row.position, id)?)));
@@ -144,7 +144,7 @@ impl<'a> Judge<'a> {
         self.rows += count as u64;
     }
 
-    /// Every row on its likeliest group; those of which nothing is known come last, where the fewest are.
+    /// Every row on its likeliest group; rows without evidence come last, where the fewest rows are.
     fn as_wanted(&self) -> Vec<usize> {
         let mut counts = vec![0; self.hosts.places];
         self.wanted.iter().flatten().for_each(|&group| counts[group] += 1);
@@ -177,8 +177,8 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// The traffic of the links between ranks in a layer of a step, each collective of which waits for the fullest of them.
-/// Rows by place: those that it goes on with, and those that it sends to others and gets from them in dispatch.
+/// Traffic of the links between ranks in a layer of a step. Each collective waits for the fullest link. Rows by place:
+/// those it continues with, and those it sends and receives in dispatch.
 #[derive(Debug)]
 struct Links {
     rows: Vec<u64>,
@@ -199,15 +199,15 @@ impl Links {
         }
     }
 
-    /// A token at `place` with these experts.
+    /// Adds a token at `place` with these experts.
     fn add(&mut self, hosts: &Hosts, layer: usize, experts: impl Iterator<Item = usize>, place: usize) {
         self.rows[place] += 1;
         self.sent[place] += hosts.sent_to(layer, experts, place, &mut self.seen) as u64;
         self.received.iter_mut().zip(&self.seen).for_each(|(received, seen)| *received += u64::from(*seen));
     }
 
-    /// Rows that pass the fullest link, in its fuller direction: in SRS, SAG, dispatch and combine, added up. SRS
-    /// brings a row of each other place to a token's place; SAG and combine are SRS and dispatch the other way round.
+    /// Rows over the fullest link, in its fuller direction, summed over SRS, SAG, dispatch and combine. SRS brings a
+    /// row of each other place to a token's place; SAG and combine are SRS and dispatch reversed.
     fn fullest(&self) -> u64 {
         let (all, others) = (self.rows.iter().sum::<u64>(), self.rows.len() as u64 - 1);
         let shuffled = self.rows.iter().map(|&own| (others * own).max(all - own)).max();

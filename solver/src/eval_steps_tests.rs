@@ -1,5 +1,5 @@
-//! Even parts on recorded routing: how near the greedy rule comes to the exact one, and what it takes off the fullest
-//! link.
+//! Even groups on recorded routing: how close the greedy rule comes to the exact one, and how much it relieves the
+//! fullest link.
 
 use std::ops::ControlFlow;
 
@@ -23,7 +23,7 @@ fn solved() -> Tables {
     solve(&profile_of(&trace), Some(&trace), &options, &mut |_| ControlFlow::Continue(())).unwrap().tables
 }
 
-/// Shares that the rows of a layer keep, and the most that any even split keeps.
+/// The total share that the rows of a layer keep, and the maximum that any even split keeps.
 fn kept(tables: &Tables, layer: LayerIdx, rows: &[Row<'_>]) -> [f64; 2] {
     let mut even = EvenGroups::new(GROUPS);
     let mut known = Vec::new();
@@ -76,13 +76,13 @@ fn links_carry_what_their_tokens_send_and_receive() {
     let mut links = Links::new(hosts.places);
     let on = |group: usize| (0..hosts.experts).filter(move |&expert| hosts.is_local(hosts.column(0, expert), group));
     let experts = |groups: &[usize]| groups.iter().flat_map(|&group| on(group).take(2)).collect::<Vec<_>>().into_iter();
-    // Three tokens on 0 and one on 1: SRS brings 3 x 3 rows to 0. In dispatch 0 sends two rows and 3 gets three.
+    // Three tokens on 0 and one on 1: SRS brings 3 x 3 rows to 0. In dispatch 0 sends two rows and 3 receives three.
     for (place, groups) in [(0, &[0, 3][..]), (0, &[3]), (0, &[0]), (1, &[1, 3])] {
         links.add(hosts, 0, experts(groups), place);
     }
     assert_eq!(links.fullest(), 2 * (9 + 3));
     links.clear();
-    // All places alike, and nothing to dispatch: each place gets 3 rows in SRS, and sends 3.
+    // All places equal, and nothing to dispatch: each place receives 3 rows in SRS, and sends 3.
     for place in 0..4 {
         links.add(hosts, 0, experts(&[place]), place);
     }

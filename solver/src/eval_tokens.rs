@@ -1,5 +1,5 @@
-//! Evaluation with tokens as units: each token on the best place that T knows, whatever the others do. What steps of a
-//! unit make of that is in `eval_steps`.
+//! Evaluates tokens independently: each token goes to the best place according to T. `eval_steps` evaluates whole steps
+//! of a unit.
 
 use semmoe_tables::{Attention, GroupId, LayerIdx, Profile, Tables, TokenId, Trace};
 
@@ -10,8 +10,8 @@ use crate::options::Unit;
 use crate::printed::PrintedRule;
 use crate::tally::Tally;
 
-/// The place of a token in a layer by T, and with attention tp by A where its groups in the two layers before are
-/// given; `None` where neither has evidence.
+/// The place of a token in a layer by T, and with attention tp also by A if its groups in the two previous layers are
+/// given; `None` if neither has evidence.
 fn place_of(tables: &Tables, layer: LayerIdx, token: TokenId, before: Option<(GroupId, GroupId)>) -> Option<usize> {
     match tables.attention() {
         Attention::Tp => tables.likeliest_group(layer, token, before).map(|likely| likely.group.index()),
@@ -23,13 +23,13 @@ fn place_of(tables: &Tables, layer: LayerIdx, token: TokenId, before: Option<(Gr
     }
 }
 
-/// The first of the greatest shares.
+/// The index of the largest share, ties to the first.
 pub(crate) fn likeliest<T: PartialOrd>(row: &[T]) -> usize {
     (1..row.len()).fold(0, |best, rank| if row[rank] > row[best] { rank } else { best })
 }
 
-/// Every token of a trace, layer by layer. With attention tp the groups in the two layers before are the true ones:
-/// when a token is placed their routers have run.
+/// Evaluates every token of a trace, layer by layer. With attention tp the groups in the two previous layers are the
+/// true ones, since their routers have run when a token is placed.
 pub(crate) fn judge_trace(tables: &Tables, hosts: &Hosts, trace: &Trace, printed: &PrintedRule<'_>) -> Evaluation {
     let mut tally = Tally::new(hosts);
     let (mut tokens, mut local_t_only, mut local_paper_rule) = (0, 0.0, 0.0);
@@ -57,7 +57,7 @@ pub(crate) fn judge_trace(tables: &Tables, hosts: &Hosts, trace: &Trace, printed
     Evaluation { lar_t_only: of_tp(local_t_only), lar_paper_rule: of_tp(local_paper_rule), ..judged }
 }
 
-/// Every token of a profile, by its counts; these do not say what a token's groups were in the layers before.
+/// Evaluates every token of a profile by its counts, which do not include a token's groups in the previous layers.
 pub(crate) fn judge_profile(tables: &Tables, hosts: &Hosts, profile: &Profile) -> Evaluation {
     let mut tally = Tally::new(hosts);
     for (token, count) in profile.seen() {
@@ -73,7 +73,7 @@ pub(crate) fn judge_profile(tables: &Tables, hosts: &Hosts, profile: &Profile) -
     Evaluation { lar_t_only: (tables.attention() == Attention::Tp).then_some(judged.lar), ..judged }
 }
 
-/// The figures that all ways of judging tokens have.
+/// The figures common to all evaluations of tokens.
 pub(crate) fn judged(tables: &Tables, hosts: &Hosts, tally: &Tally, tokens: u64) -> Evaluation {
     Evaluation::new(tables, hosts, Unit::Token, tally, tally.token_imbalance(), tokens)
 }

@@ -16,88 +16,88 @@ use crate::tally::Tally;
 use crate::topology::check_nodes;
 use crate::{eval_requests, eval_steps, eval_tokens};
 
-/// The traffic to judge tables on; better not the one they were solved on.
+/// The traffic to evaluate tables on; preferably not the traffic they were solved on.
 #[derive(Clone, Copy, Debug)]
 pub enum EvalInput<'a> {
     /// Recorded requests.
     Trace(&'a Trace),
-    /// Counts by token.
+    /// Counts per token.
     Profile(&'a Profile),
 }
 
 /// The figures of `semmoe evaluate --json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Evaluation {
-    /// The unit assigned to ranks or groups in `lar` and the figures that go with it. Requests, by the `affinity`
-    /// policy, for a trace and attention dp; otherwise tokens, each on the best place that T knows.
+    /// The unit that `lar` and its companions describe. Requests, routed by the `affinity` policy, for a trace and
+    /// attention dp; otherwise tokens, each on the best place according to T.
     pub unit: Unit,
     /// Local activation rate over all tokens and layers.
     pub lar: f64,
-    /// With attention tp the same by T alone; `lar` itself is by T and A, where the tables have A and the groups in the
-    /// two layers before are known.
+    /// With attention tp, the rate by T alone; `lar` itself also uses A, if the tables have it and the groups in the
+    /// two previous layers are known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lar_t_only: Option<f64>,
-    /// The same by the paper's printed rule, Algorithm 3, line 2, `cond(T_p > A_p)`: by T or by the paper's A, the one
-    /// that is surer of its group, A where they are equal; for a trace. A is that of the tables if they are of the
-    /// paper's algorithm; else it is counted in the requests that were solved on or, where these are not known, in the
-    /// half of the requests judged that a request is not in.
+    /// The rate by the paper's printed rule, Algorithm 3, line 2, `cond(T_p > A_p)`, for a trace: uses T or the paper's
+    /// A, whichever is surer of its group, A on ties. A comes from tables made by the paper's algorithm; otherwise it
+    /// is counted on the solved requests or, if those are unknown, on the half of the evaluated requests that the
+    /// request is not in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lar_paper_rule: Option<f64>,
     /// `lar` for each MoE layer; null for a layer without known routes.
     pub lar_per_layer: Vec<Option<f64>>,
-    /// The same with every token or request on a random rank: the expected value.
+    /// The expected rate with every token or request on a random rank.
     pub lar_random: f64,
-    /// Share of activations on the own node; where nodes are known, from the options or the tables' solver.
+    /// Share of activations that stay on their node, if nodes are known from the options or the tables' solver field.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_local_rate: Option<f64>,
-    /// Activations on other nodes, mean over tokens and layers; of the top-k.
+    /// Activations on other nodes, of the top-k; mean over tokens and layers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub inter_node_activations_per_token: Option<f64>,
-    /// Ranks other than its own that a token is sent to, mean over tokens and layers; null for a profile, whose
-    /// counts do not say which experts were activated together.
+    /// Number of other ranks that a token is sent to, mean over tokens and layers; null for a profile, whose counts do
+    /// not show which experts were activated together.
     pub remote_ranks_per_token: Option<f64>,
-    /// The same with every token or request on a random rank: the expected value.
+    /// Expected `remote_ranks_per_token` with every token or request on a random rank.
     pub remote_ranks_random: Option<f64>,
-    /// The same with experts in blocks of neighbours too, which is how engines place them by themselves.
+    /// Expected `remote_ranks_per_token` on random ranks with experts in contiguous blocks, the default of engines.
     pub remote_ranks_blocks: Option<f64>,
-    /// Greatest activations of a group over the mean, mean over layers.
+    /// Maximum activations of a group over the mean, mean over layers.
     pub expert_load_imbalance: f64,
-    /// The paper's figure: greatest over median, mean over layers.
+    /// The paper's figure: maximum over median, mean over layers.
     pub expert_load_imbalance_max_over_median: f64,
-    /// Greatest tokens of a rank (group) over the mean; with attention tp mean over layers.
+    /// Maximum tokens of a rank (group) over the mean; mean over layers with attention tp.
     pub token_imbalance: f64,
-    /// The figures of steps, if asked for: `lar` and its companions are then those of tokens in even parts.
+    /// The figures of steps, if requested: `lar` and its companions then describe tokens spread evenly.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps: Option<StepFigures>,
-    /// Tokens judged (with a known route).
+    /// Number of tokens evaluated (with a known route).
     pub tokens: u64,
-    /// Activations judged.
+    /// Number of activations evaluated.
     pub activations: u64,
-    /// Whether T's shares come true.
+    /// How well T's shares match the observed ones.
     pub calibration: Calibration,
     /// Each routing policy, simulated request by request; for a trace and attention dp.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policies: Option<BTreeMap<String, RequestFigures>>,
-    /// All requests known in advance and assigned exactly by their scores with T: what is missing to the optimum is
-    /// T's error, what a policy misses to this is the price of not knowing the future.
+    /// All requests known in advance and assigned exactly by their scores with T. The distance to the optimum is T's
+    /// error; a policy's distance to this is the price of not knowing the future.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_predicted: Option<RequestFigures>,
-    /// Every request on the rank of its greatest share, whatever the load: what an online policy gives up for balance.
+    /// Every request on the rank of its largest share, whatever the load: what an online policy gives up for balance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub argmax: Option<RequestFigures>,
-    /// Every [`WINDOW`](crate::WINDOW) requests assigned together and exactly by their scores, so that the tokens of
-    /// the ranks stay even so far: what waiting for a window would gain.
+    /// Every [`WINDOW`](crate::WINDOW) requests assigned together and exactly by their scores, such that the ranks'
+    /// total tokens stay even: what waiting for a window would gain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub windowed: Option<RequestFigures>,
     /// All requests known in advance and assigned exactly by their true routing; for a trace and attention dp.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_optimum: Option<RequestFigures>,
-    /// No policy that keeps tokens and sequences even exceeds it; for a trace and attention dp.
+    /// An upper bound for policies that keep tokens and sequences even; for a trace and attention dp.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bound: Option<OfflineBound>,
 }
 
-/// All requests known in advance, divided among ranks at will, with tokens and sequences within limits: a linear
+/// All requests known in advance and divided fractionally over ranks, with tokens and sequences within limits: a linear
 /// program.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct OfflineBound {
@@ -105,9 +105,9 @@ pub struct OfflineBound {
     pub margins: Margins,
     /// Local activation rate of the best division by true routing.
     pub lar: f64,
-    /// The same of the best division by T's shares: what is in reach of a policy that knows T only.
+    /// Local activation rate of the best division by T's shares: the ceiling for a policy that knows only T.
     pub lar_by_t: f64,
-    /// Relative gap between these divisions and what their prices prove; the larger of the two.
+    /// Relative gap between these divisions and their dual bounds; the larger of the two.
     pub gap: f64,
 }
 
@@ -116,22 +116,23 @@ pub struct OfflineBound {
 pub struct RequestFigures {
     /// Local activation rate.
     pub request_lar: f64,
-    /// Ranks other than its own that a token is sent to, mean over tokens and layers.
+    /// Number of other ranks that a token is sent to, mean over tokens and layers.
     pub remote_ranks_per_token: f64,
-    /// Greatest tokens of a rank over the mean.
+    /// Maximum tokens of a rank over the mean.
     pub request_imbalance: f64,
-    /// The same within any [`BURST`](crate::BURST) consecutive requests, the greatest of all.
+    /// Maximum tokens of a rank over the mean within [`BURST`](crate::BURST) consecutive requests; worst case over the
+    /// trace.
     pub burst_imbalance: f64,
-    /// Mean of that figure.
+    /// Mean of that maximum over the trace.
     pub burst_imbalance_mean: f64,
-    /// Prompt tokens that their rank is believed to hold in its prefix cache already, over all; null where this
-    /// was not simulated.
+    /// Prompt tokens estimated to be in their rank's prefix cache, as a fraction of all; null where this was not
+    /// simulated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached_share: Option<f64>,
     /// How even the ranks were over time; for a policy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evenness: Option<Evenness>,
-    /// The gain over random ranks, over that of [`OfflineBound::lar_by_t`]; for a policy.
+    /// The gain over random ranks, relative to that of [`OfflineBound::lar_by_t`]; for a policy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub of_bound: Option<f64>,
 }
@@ -139,25 +140,25 @@ pub struct RequestFigures {
 /// Steps of a unit with attention tp, whose rows are split evenly in each layer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StepFigures {
-    /// Tokens of a step; the last one may have fewer.
+    /// Tokens per step; the last step may have fewer.
     pub step_tokens: usize,
-    /// Rows (a token in a layer) of the fullest group over the mean, of all steps and layers together.
+    /// Rows (a token in a layer) of the fullest group over the mean, over all steps and layers.
     pub fullest_group: f64,
-    /// The same if every token were on its likeliest group.
+    /// `fullest_group` if every token were on its likeliest group.
     pub fullest_group_wanted: f64,
-    /// Share of the rows that are not on their likeliest group.
+    /// Fraction of rows that are not on their likeliest group.
     pub moved: f64,
-    /// Rows that pass the fullest link of a layer in SRS, SAG, dispatch and combine, which wait for it; per token of
-    /// the step.
+    /// Rows over the fullest link of a layer in SRS, SAG, dispatch and combine, each of which waits for it; per token
+    /// of the step.
     pub fullest_link: f64,
-    /// The same if every token were on its likeliest group.
+    /// `fullest_link` if every token were on its likeliest group.
     pub fullest_link_wanted: f64,
-    /// The same if rows stayed in their order, in even parts (`semmoe worker --shuffle off`).
+    /// `fullest_link` if rows stayed in their order, in even parts (`semmoe worker --shuffle off`).
     pub fullest_link_unshuffled: f64,
 }
 
 impl Evaluation {
-    /// The figures that all ways of judging have; the others are absent.
+    /// Sets the figures common to all evaluations; the others stay empty.
     pub(crate) fn new(
         tables: &Tables,
         hosts: &Hosts,
@@ -199,20 +200,20 @@ impl Evaluation {
     }
 }
 
-/// Judges tables on a trace or a profile of the same model.
+/// Evaluates tables on a trace or a profile of the same model.
 ///
-/// With a trace and attention dp every policy of `options` is simulated with semmoe-routing's own code: a request is
-/// scored by its prompt's tokens with T, as the gateway does, computed and answered step by step, and followed by the
-/// next when it ends.
+/// With a trace and attention dp, simulates every policy of `options` with semmoe-routing's own code: a request is
+/// scored by its prompt's tokens with T, as in the gateway, then computed and answered step by step, and the next
+/// request arrives when it ends.
 ///
 /// # Errors
-/// [`SolveError`]: another model, no known route, an option out of range, an unknown policy, steps where nothing is in
-/// steps.
+/// [`SolveError`]: another model, no known route, an option out of range, an unknown policy, or `step_tokens` where
+/// nothing runs in steps.
 pub fn evaluate(tables: &Tables, input: EvalInput<'_>, options: &EvalOptions) -> Result<Evaluation, SolveError> {
     evaluate_solved(tables, input, options, None)
 }
 
-/// The same where the trace is known that the tables were solved on.
+/// Evaluates tables whose solved trace is known.
 pub(crate) fn evaluate_solved(
     tables: &Tables,
     input: EvalInput<'_>,

@@ -1,15 +1,15 @@
-//! The evidence on tokens in one layer: their own counts by group, and the expectation from other tokens.
+//! The evidence about tokens in one layer: their own counts by group, and the expectation from other tokens.
 
 use crate::options::{SolveOptions, UnseenTokens};
 use crate::prior::{Expected, TokenPrior};
 
-/// How much each token was seen in one layer, and on which groups.
+/// How often each token was seen in one layer, and on which groups.
 #[derive(Debug)]
 pub(crate) struct LayerEvidence {
     pub(crate) groups: usize,
-    /// [V, G] occurrences by group, fractional where an occurrence has experts on several.
+    /// [V, G] occurrences by group; fractional if an occurrence has experts on several.
     pub(crate) on_group: Vec<f64>,
-    /// [V] sums of the rows; less where an activation counts on several groups.
+    /// [V] sums of the rows; less if an activation counts on several groups.
     pub(crate) seen: Vec<f64>,
     /// [G] the layer's own shares.
     pub(crate) layer_share: Vec<f64>,
@@ -26,7 +26,7 @@ impl LayerEvidence {
         &self.on_group[token * self.groups..(token + 1) * self.groups]
     }
 
-    /// [V, G] shares of the tokens seen, less the layer's; zero for the others.
+    /// [V, G] shares of the tokens seen minus the layer's; zero for unseen tokens.
     fn residual(&self) -> Vec<f32> {
         let mut residual = vec![0.0; self.on_group.len()];
         for (token, to) in residual.chunks_exact_mut(self.groups).enumerate() {
@@ -40,12 +40,12 @@ impl LayerEvidence {
     }
 }
 
-/// One layer's worth of evidence that stands for all layers.
+/// Evidence averaged over layers into a single layer's worth.
 #[derive(Debug)]
 pub(crate) struct MeanEvidence {
-    /// Sums over layers; in place of occurrences what each token's shares are above its layer's.
+    /// Sums over layers; instead of occurrences, each token's shares above its layer's.
     sum: LayerEvidence,
-    /// [V] layers in which a token was seen.
+    /// [V] number of layers in which a token was seen.
     layers_seen: Vec<u32>,
 }
 
@@ -69,7 +69,7 @@ impl MeanEvidence {
         }
     }
 
-    /// Means over the `layers` added: shares of the layers, and of each token over those in which it was seen.
+    /// Means over the `layers` added: the layers' shares, and each token's over the layers in which it was seen.
     pub(crate) fn finish(self, layers: usize) -> LayerEvidence {
         let LayerEvidence { groups, mut on_group, mut seen, mut layer_share } = self.sum;
         layer_share.iter_mut().for_each(|share| *share /= layers as f64);
@@ -95,7 +95,7 @@ pub(crate) struct Shrinkage<'a> {
 }
 
 impl Shrinkage<'_> {
-    /// Learns from a layer what to expect of its tokens.
+    /// Learns a layer's expectations for its tokens.
     pub(crate) fn fit<'e>(&self, evidence: &'e LayerEvidence) -> Shrunk<'e> {
         let any_seen = evidence.seen.iter().any(|&seen| seen != 0.0);
         let prior = self.prior.filter(|_| any_seen);
@@ -114,15 +114,15 @@ pub(crate) struct Shrunk<'e> {
     evidence: &'e LayerEvidence,
     expected: Option<Expected>,
     prior_occurrences: f64,
-    /// Whether the layer's shares stand for what is not known.
+    /// Whether tokens without evidence get the layer's shares.
     assume_layer: bool,
-    /// The sum of each token's shares, if it is the same for all.
+    /// The sum of each token's shares, if it is equal for all.
     adds_up: Option<f64>,
 }
 
 impl Shrunk<'_> {
-    /// The expected shares of a token, `(c + m q) / (n + m)` with its prior q; false, and `shares` meaningless, where
-    /// nothing is known: neither the token nor one like it was seen.
+    /// The expected shares of a token, `(c + m q) / (n + m)` with its prior q. Returns false, leaving `shares`
+    /// meaningless, if neither the token nor a similar one was seen.
     pub(crate) fn shares(&self, token: usize, shares: &mut [f64]) -> bool {
         let known = self.prior(token, shares);
         let (seen, m) = (self.evidence.seen[token], self.prior_occurrences);
@@ -132,7 +132,7 @@ impl Shrunk<'_> {
         known
     }
 
-    /// The prior of a token, and whether anything is known of the token.
+    /// The prior of a token, and whether anything is known about it.
     pub(crate) fn prior(&self, token: usize, prior: &mut [f64]) -> bool {
         let groups = self.evidence.groups;
         prior.copy_from_slice(&self.evidence.layer_share);
@@ -147,7 +147,7 @@ impl Shrunk<'_> {
     }
 }
 
-/// Sets negative shares to zero and scales the others to the sum `adds_up`, or else to the sum of all before.
+/// Sets negative shares to zero and rescales the others to sum to `adds_up`, or else to the previous sum.
 fn clip(shares: &mut [f64], adds_up: Option<f64>) {
     let all = adds_up.unwrap_or_else(|| shares.iter().sum());
     shares.iter_mut().for_each(|share| *share = share.max(0.0));

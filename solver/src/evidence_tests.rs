@@ -16,7 +16,7 @@ fn evidence(counts: &[[u32; GROUPS]]) -> LayerEvidence {
     LayerEvidence::new(on_group, GROUPS, share.collect())
 }
 
-/// The shares of all tokens, none where nothing is known.
+/// The shares of all tokens; `None` without evidence.
 fn shares(words: &[&str], counts: &[[u32; GROUPS]], options: &SolveOptions) -> Vec<Option<[f64; GROUPS]>> {
     let prior = TokenPrior::of_strings(words);
     let evidence = evidence(counts);
@@ -50,7 +50,7 @@ fn a_frequent_token_counts_no_more_than_the_cap() {
     let with = |count| {
         let counts = [[0; 3], [count, 0, 0], [0, 10, 0]];
         let (mut shares, evidence) = ([0.0; GROUPS], evidence(&counts));
-        // The layer's own shares follow the counts; what is above them should not.
+        // The layer's own shares follow the counts; the residuals should not.
         let evidence = LayerEvidence { layer_share: vec![1.0 / 3.0; 3], ..evidence };
         let prior = TokenPrior::of_strings(&words);
         assert!(Shrinkage { options: &options, prior: Some(&prior) }.fit(&evidence).prior(0, &mut shares));

@@ -1,8 +1,8 @@
 //! The expert step: given the units' groups, the exact balanced assignment of each layer's experts to groups.
 //!
-//! With the units fixed, the layers are independent: expert e of a layer earns the activations that come from units
-//! of the group it is put in, and every group takes N/G experts. That is a transportation problem with masses of one.
-//! A limit on the activations that a group may attract couples the experts of a layer; module `load_limit` has it.
+//! With the units fixed, the layers are independent: expert e of a layer earns the activations of units in its group,
+//! and every group takes N/G experts. That is a transportation problem with masses of one. A limit on the activations
+//! that a group may attract couples the experts of a layer; module `load_limit` handles it.
 
 use crate::clustering::Limits;
 use crate::home::CurrentPlacement;
@@ -10,12 +10,12 @@ use crate::load_limit::{Layer, assign_within};
 use crate::problem::Problem;
 use crate::transport::{Plan, Stop};
 
-/// Gains stay within 2^56; the rest of the bits resolve split units.
+/// Gains stay within 2^56; the remaining bits resolve split units.
 const GAIN_BITS: u32 = 56;
 const MAX_FRACTION_BITS: u32 = 16;
 
-/// Activations of each column by group of the unit they come from, [L * N, G], in fixed point (the number of
-/// fractional bits is returned): a split unit counts by share.
+/// Activations of each column by the group of their unit, [L * N, G], in fixed point; split units count by share. Also
+/// returns the number of fractional bits.
 pub(crate) fn column_gains(problem: &Problem, plan: &Plan, groups: usize) -> (Vec<i64>, u32) {
     let used = u64::BITS - problem.total_activations().leading_zeros();
     let fraction_bits = GAIN_BITS.saturating_sub(used).min(MAX_FRACTION_BITS);
@@ -35,12 +35,12 @@ pub(crate) fn column_gains(problem: &Problem, plan: &Plan, groups: usize) -> (Ve
     (gains, fraction_bits)
 }
 
-/// Most activations that a group may attract in a layer: `max_over_mean` of the mean.
+/// Maximum activations that a group may attract in a layer: `max_over_mean` of the mean.
 pub(crate) fn load_cap(layer_load: u64, groups: usize, max_over_mean: f64) -> u64 {
     (layer_load as f64 * max_over_mean / groups as f64).floor() as u64
 }
 
-/// The least load that the group of the layer's hottest expert can have: the hottest with the coldest ones.
+/// The lowest possible load of the hottest expert's group: the hottest with the coldest ones.
 pub(crate) fn load_floor(load: &[u64], groups: usize) -> u64 {
     let mut sorted = load.to_vec();
     sorted.sort_unstable();
@@ -49,14 +49,14 @@ pub(crate) fn load_floor(load: &[u64], groups: usize) -> u64 {
 }
 
 /// The load that each group may have in a layer without replicas: [`load_cap`], or the minimum over all placements if
-/// that is higher. Then the hottest expert's group is as light as can be, and the others may carry as much.
+/// that is higher. Then the hottest expert's group is as light as possible, and the others may carry as much.
 pub(crate) fn layer_cap(load: &[u64], groups: usize, max_over_mean: f64) -> u64 {
     load_cap(load.iter().sum(), groups, max_over_mean).max(load_floor(load, groups))
 }
 
-/// The expert step: the group of every column, best for `plan` under the load limit. Where the limit cannot be met,
-/// the layer comes as close as the search gets. `current` is kept in a layer where nothing better is found. With `home`
-/// an expert elsewhere counts for less, by what its move costs. `None` if `stop` said so before the end.
+/// The expert step: the best group of every column for `plan` under the load limit. If the limit cannot be met, the
+/// layer comes as close as the search gets. Keeps `current` in layers where nothing better is found. With `home`,
+/// moving an expert lowers its gain by the cost of the move. `None` if stopped.
 pub(crate) fn expert_step(
     problem: &Problem,
     plan: &Plan,

@@ -1,4 +1,4 @@
-//! The expert step is exact, and within its load limit; both steps together never lose.
+//! The expert step is exact and within its load limit; alternating both steps never loses.
 
 use proptest::prelude::*;
 use semmoe_tables::{Profile, TraceBuilder};
@@ -45,7 +45,7 @@ fn limits(groups: usize, max_over_mean: f64) -> Limits {
     }
 }
 
-/// The best gain of one layer over all balanced assignments, by exhaustion; with those over the load cap left out.
+/// The best gain of one layer over all balanced assignments within the load cap, by exhaustion.
 fn brute_force(gain: &[i64], load: &[u64], groups: usize, cap: u64) -> Option<i64> {
     fn place(at: usize, group_of: &mut Vec<u16>, gain: &[i64], load: &[u64], groups: usize, cap: u64) -> Option<i64> {
         if at == load.len() {
@@ -94,7 +94,7 @@ proptest! {
             let best = brute_force(&gain, &load, groups, cap);
             prop_assert!(Some(value(&gain, &limited, groups)) <= best);
         }
-        // The current placement is never given up for a worse one.
+        // The current placement is never replaced by a worse one.
         let again = assign_within(&layer(cap), Some(&limited), &|| false);
         prop_assert_eq!(again.as_ref(), Some(&limited));
     }
@@ -162,8 +162,8 @@ proptest! {
 }
 
 proptest! {
-    /// The gains of a unit of any group from experts in any group, V by V: the gains are those sums, and with gating
-    /// groups the swaps keep them whole.
+    /// The gains of a unit of any group from experts in any group, weighted by V, equal those sums, and swaps keep
+    /// gating groups together.
     #[test]
     fn swaps_know_nodes_and_gating_groups(seed: u64, by_estimate: bool, near in prop::sample::select(vec![0.0, 0.75])) {
         let problem = Problem::from_profile(&profile(2, 16, 2, 300, seed), 0..2).unwrap();
@@ -186,7 +186,7 @@ proptest! {
         }
     }
 
-    /// A stop at any moment leaves nothing, or something that meets the constraints.
+    /// A stop at any moment yields nothing, or a result that meets the constraints.
     #[test]
     fn a_stopped_start_is_whole(seed: u64, looks in 0usize..40) {
         let problem = Problem::from_profile(&profile(2, 16, 4, 600, seed), 0..2).unwrap();
@@ -212,7 +212,7 @@ proptest! {
 }
 
 proptest! {
-    /// The floor is the least greatest load where one expert outweighs the others, and never above it.
+    /// The floor is the minimum of the maximum load if one expert outweighs the others, and never above it.
     #[test]
     fn no_placement_is_below_the_floor(groups in prop::sample::select(vec![2usize, 3, 4]), seed: u64, hottest in 1u64..3000) {
         let mut random = fastrand::Rng::with_seed(seed);
@@ -233,7 +233,7 @@ proptest! {
 
 #[test]
 fn an_impossible_limit_is_approached() {
-    // One expert alone is over the cap.
+    // One expert alone exceeds the cap.
     let layer = Layer {
         gain: &[5, 0, 5, 0, 5, 0, 5, 0],
         load: &[90, 1, 2, 3],

@@ -1,11 +1,11 @@
-//! Features of the solver that exclude each other: one table, of which the README has a copy.
+//! Features of the solver that exclude each other, in one table that the README repeats.
 
 use semmoe_tables::Attention;
 
 use crate::error::SolveError;
 use crate::options::{Objective, SolveOptions};
 
-/// Something that options may ask for.
+/// A feature that options can enable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Feature {
     GivenPlacement,
@@ -24,7 +24,7 @@ use Feature::{
     WarmStart,
 };
 
-/// Every pair that is refused, and why. The first one that applies is reported.
+/// Every excluded pair, and why. The first one that applies is reported.
 const EXCLUSIONS: &[(Feature, Feature, &str)] = &[
     (RedundantSlots, AttentionTp, "its tokens are labelled with one group, and an expert with replicas has several"),
     (RedundantSlots, ObjectiveRanks, "its search knows one group of each expert"),
@@ -50,7 +50,7 @@ const EXCLUSIONS: &[(Feature, Feature, &str)] = &[
 ];
 
 impl Feature {
-    /// Its name, and whether it is asked for. `by_paper`: the paper's algorithm is to solve.
+    /// The feature's name, and whether it is enabled. `by_paper`: the paper's algorithm is used.
     fn named(self, options: &SolveOptions, by_paper: bool) -> (&'static str, bool) {
         match self {
             GivenPlacement => ("a given placement", options.placement.is_some()),
@@ -66,7 +66,7 @@ impl Feature {
     }
 }
 
-/// Refuses what excludes each other. `by_paper`: the paper's algorithm is to solve.
+/// Rejects options that exclude each other. `by_paper`: the paper's algorithm is used.
 pub(crate) fn check_together(options: &SolveOptions, by_paper: bool) -> Result<(), SolveError> {
     for &(one, other, why) in EXCLUSIONS {
         if let ((one, true), (other, true)) = (one.named(options, by_paper), other.named(options, by_paper)) {

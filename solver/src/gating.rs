@@ -1,9 +1,9 @@
-//! The balanced assignment of experts where gating groups stay whole: each lies in one cell of neighbouring groups.
+//! Balanced assignment of experts with intact gating groups: each stays within one cell of neighbouring groups.
 //!
-//! A router with group-limited gating first chooses among n groups of N/n neighbouring experts. Where each of these
-//! lies in one cell (a node), what the router limits is what the network sees. Within a cell the best assignment of
-//! given gating groups is the same transportation problem; how they are dealt out to K cells is found exactly too,
-//! from the values of all sets of n/K gating groups in every cell:
+//! A router with group-limited gating first chooses among n groups of N/n neighbouring experts. If each of them lies in
+//! one cell (a node), the router's limit is also a limit on the network. Within a cell the best assignment of given
+//! gating groups is the same transportation problem. How to distribute them over K cells is found exactly too, from the
+//! values of all sets of n/K gating groups in every cell:
 //!
 //! ```text
 //! best(c, S) = max over Q in S, |Q| = n/K of  best(c - 1, S \ Q) + value(c, Q)
@@ -12,14 +12,13 @@
 use crate::topology::Topology;
 use crate::transport::{Plan, Stop, assign_evenly};
 
-/// Sets of gating groups are tried one by one; published models have 8 gating groups.
+/// Sets of gating groups are enumerated; published models have 8 gating groups.
 pub(crate) const MAX_GATING_GROUPS: u16 = 12;
 
-/// The best group of each expert for `profit` [N, G]: N/G experts a group, every gating group in one cell. The caller
-/// guarantees that the cells' number divides that of the gating groups, and this that of the experts.
+/// The best group of each expert for `profit` [N, G]: N/G experts per group, every gating group in one cell. The caller
+/// guarantees that the number of cells divides that of gating groups, which divides that of experts.
 ///
-/// With `dealt` the gating groups stay in the cells where that placement has them, which is many times faster. `None`
-/// if `stop` said so before the end.
+/// With `dealt`, gating groups stay in the cells of that placement, which is many times faster. `None` if stopped.
 pub(crate) fn assign_gated(
     profit: &[i64],
     groups: usize,
@@ -44,7 +43,7 @@ struct Dealing<'a> {
     experts: usize,
     per_cell: usize,
     gating_groups: usize,
-    /// Sets of as many gating groups as a cell takes, as bits.
+    /// Sets of as many gating groups as a cell takes, as bit masks.
     sets: Vec<u32>,
     stop: Stop<'a>,
 }
@@ -62,7 +61,7 @@ impl<'a> Dealing<'a> {
         (0..self.experts).filter(move |expert| set & (1 << (expert / each)) != 0)
     }
 
-    /// The set of every cell of a placement that keeps gating groups whole.
+    /// The set of every cell, in a placement that keeps gating groups together.
     fn sets_of(&self, placement: &[u16]) -> Vec<u32> {
         let mut sets = vec![0; self.groups / self.per_cell];
         let gating = placement.chunks_exact(self.experts / self.gating_groups).enumerate();
@@ -70,7 +69,7 @@ impl<'a> Dealing<'a> {
         sets
     }
 
-    /// The set of every cell, at the greatest sum of values; of equals the one with the lowest sets in the last cells.
+    /// The set of every cell with the largest total value; ties go to the lowest sets in the last cells.
     fn best(&self) -> Option<Vec<u32>> {
         let cells = self.groups / self.per_cell;
         let mut reached: Vec<Vec<Option<(i128, u32)>>> = Vec::with_capacity(cells);
@@ -95,7 +94,7 @@ impl<'a> Dealing<'a> {
         let mut taken = (1u32 << self.gating_groups) - 1;
         let mut chosen = Vec::with_capacity(cells);
         for reached in reached.iter().rev() {
-            // The cells' sets add up to all gating groups, so that there is a way here.
+            // The cells' sets add up to all gating groups, so a predecessor exists.
             let set = reached[taken as usize].map_or(0, |(_, set)| set);
             chosen.push(set);
             taken &= !set;
@@ -108,7 +107,7 @@ impl<'a> Dealing<'a> {
     fn values(&self, cell: usize) -> Option<Vec<i128>> {
         let mut price: Option<Vec<i64>> = None;
         let value = |&set: &u32| {
-            // Sets that follow each other have most experts in common, so that the last prices are nearly right.
+            // Consecutive sets have most experts in common, so the last prices are nearly right.
             let plan = self.solve(cell, set, price.as_deref())?;
             price = Some(plan.price);
             Some(plan.primal)
@@ -116,7 +115,7 @@ impl<'a> Dealing<'a> {
         self.sets.iter().map(value).collect()
     }
 
-    /// The best assignment of a set's experts to the groups of a cell, counted from its first one, from any prices.
+    /// The best assignment of a set's experts to the groups of a cell, numbered within the cell, from any prices.
     fn solve(&self, cell: usize, set: u32, start: Option<&[i64]>) -> Option<Plan> {
         let first = cell * self.per_cell;
         let own = |expert: usize| {

@@ -1,4 +1,4 @@
-//! A placement that is given: the experts stay where they are, and only the units are assigned.
+//! Given placements: the experts stay where they are, and only the units are assigned.
 
 use semmoe_tables::{Attention, LayerIdx, ModelInfo, Placement, Replicas, in_parallel};
 
@@ -18,9 +18,9 @@ use crate::unit_step::{mass_capacity, weighed_profits};
 pub(crate) struct Given {
     /// One group for each expert.
     pub(crate) placement: Placement,
-    /// Its slots, where an expert has several or a slot has none.
+    /// Its slots, if an expert has several or a slot is empty.
     pub(crate) slots: Option<Replicas>,
-    /// All groups of every expert, where one has several.
+    /// All groups of every expert, if any has several.
     held: Option<Held>,
 }
 
@@ -48,7 +48,7 @@ impl Given {
         if found != wanted {
             return Err(SolveError::OtherShape { what: "the given placement", found, expected: wanted });
         }
-        // Padding alone leaves every expert in one group.
+        // With only padding, every expert is still in one group.
         let replicated = slots.as_ref().filter(|slots| !once_each(slots, &placement));
         let held = replicated.map(|slots| held(slots, model));
         if held.is_some() {
@@ -65,8 +65,8 @@ impl Given {
         Ok(Given { placement, slots, held })
     }
 
-    /// The exact unit step of every problem; the groups of experts are those given, whatever their load. `progress` is
-    /// asked between problems, and those after its end get a plan without search.
+    /// Runs the exact unit step of every problem with the given groups of experts, whatever their load. `progress` is
+    /// polled between problems; once it breaks, the rest get a plan without a search.
     pub(crate) fn best(
         &self,
         problems: &[Problem],

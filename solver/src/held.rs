@@ -1,8 +1,8 @@
-//! Who holds what: the groups of every expert of every layer, replicas included, and what each group then computes.
+//! Who holds what: the groups of every expert of every layer, including replicas, and the load of each group.
 
 use semmoe_tables::{FormatError, ModelInfo, Replicas};
 
-/// Experts of a layer for each exchange of a kick. Of 5, 10 and 20, 10 gained most.
+/// Experts of a layer per exchange of a kick. Of 5, 10 and 20, 10 gained most.
 const EXPERTS_PER_EXCHANGE: usize = 10;
 
 /// The groups that hold each column (layer, expert): ascending, distinct, at least one.
@@ -15,9 +15,9 @@ pub(crate) struct Held {
     pub(crate) holders: Vec<Vec<u16>>,
 }
 
-/// [`Held`] in two flat lists, for loops over all counts.
+/// [`Held`] as two flat lists, for loops over all counts.
 pub(crate) struct Flat {
-    /// [L * N + 1] into `group`.
+    /// [L * N + 1] offsets into `group`.
     start: Vec<u32>,
     group: Vec<u16>,
 }
@@ -46,15 +46,15 @@ impl Held {
         Flat { start, group: self.holders.concat() }
     }
 
-    /// Replaces the holders of the two experts of an exchange in the layer that begins at column `first`.
+    /// Replaces the holders of the two experts of an exchange, in the layer that begins at column `first`.
     pub(crate) fn exchange(&mut self, first: usize, exchange: &Exchange) {
         let (of_a, of_b) = exchange.after(&self.holders[first..first + self.experts]);
         self.holders[first + exchange.a] = of_a;
         self.holders[first + exchange.b] = of_b;
     }
 
-    /// A kick, from where the search goes on (iterated local search): the holders after random exchanges in every
-    /// layer; slots per group and experts that lie somewhere stay so.
+    /// A kick for iterated local search: the holders after random exchanges in every layer. Groups keep their number of
+    /// slots, and every expert is still held.
     pub(crate) fn perturbed(&self, random: &mut fastrand::Rng) -> Self {
         let (mut perturbed, experts) = (self.clone(), self.experts);
         for layer in 0..self.layers().count() {
@@ -69,7 +69,7 @@ impl Held {
         perturbed
     }
 
-    /// As slots, group after group, ascending.
+    /// Converts to slots, group after group, ascending.
     pub(crate) fn to_replicas(&self, model: &ModelInfo) -> Result<Replicas, FormatError> {
         let mut logical = Vec::new();
         for layer in self.layers() {
@@ -83,8 +83,8 @@ impl Held {
     }
 }
 
-/// A change of two experts of one layer: `a` leaves group `from` and `b` comes in; with `to`, `b` leaves that group and
-/// `a` comes in. Groups keep their number of slots.
+/// An exchange of two experts in a layer: `a` leaves group `from` and `b` enters; with `to`, `b` leaves that group and
+/// `a` enters. Groups keep their number of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Exchange {
     pub(crate) a: usize,
@@ -94,7 +94,7 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    /// Every change of these two experts that leaves both of them somewhere and no group with one of them twice.
+    /// Every exchange of these two experts that keeps both held and gives no group one of them twice.
     pub(crate) fn of_pair(holders: &[Vec<u16>], a: usize, b: usize) -> Vec<Exchange> {
         let only = |these: &[u16], those: &[u16]| -> Vec<u16> {
             these.iter().copied().filter(|group| !those.contains(group)).collect()
@@ -113,7 +113,7 @@ impl Exchange {
         found
     }
 
-    /// The holders of `a` and of `b` afterwards.
+    /// The holders of `a` and of `b` after the exchange.
     pub(crate) fn after(&self, holders: &[Vec<u16>]) -> (Vec<u16>, Vec<u16>) {
         let change = |holders: &[u16], leave: Option<u16>, enter: Option<u16>| {
             let mut after: Vec<u16> = holders.iter().copied().filter(|group| Some(*group) != leave).collect();
@@ -125,21 +125,21 @@ impl Exchange {
     }
 }
 
-/// The traffic of one layer, and what each group computes of it under static nearest dispatch: a unit's activations of
-/// an expert that its own group holds stay there, the others are shared evenly by all holders.
+/// The traffic of one layer, and each group's load under static nearest dispatch: a unit's activations of an expert
+/// held by its own group stay there; the others are shared evenly by all holders.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Traffic<'a> {
     /// [N] activations.
     pub(crate) load: &'a [u64],
-    /// [N, G] those of them by units of each group, in fixed point; may be empty where no expert has replicas.
+    /// [N, G] activations by the group of their unit, in fixed point; may be empty if no expert has replicas.
     pub(crate) own: &'a [i64],
     pub(crate) fraction_bits: u32,
     pub(crate) groups: usize,
 }
 
 impl Traffic<'_> {
-    /// The load that each holder of an expert computes, in the order of `holders`; the remainder of an even share goes
-    /// to the first ones, so that nothing is lost.
+    /// The load of each holder of an expert, in the order of `holders`. The remainder of an even share goes to the
+    /// first ones, so nothing is lost.
     pub(crate) fn shares<'h>(&'h self, expert: usize, holders: &'h [u16]) -> impl Iterator<Item = (usize, u64)> + 'h {
         let own = move |group: u16| match holders.len() {
             1 => 0,
@@ -151,7 +151,7 @@ impl Traffic<'_> {
         (0u64..).zip(holders).map(move |(at, &group)| (group.into(), own(group) + each + u64::from(at < more)))
     }
 
-    /// The load that each group computes.
+    /// The load of each group.
     pub(crate) fn loads(&self, holders: &[Vec<u16>]) -> Vec<u64> {
         let mut loads = vec![0; self.groups];
         for (expert, holders) in holders.iter().enumerate() {
@@ -160,7 +160,7 @@ impl Traffic<'_> {
         loads
     }
 
-    /// Loads after an exchange.
+    /// The loads after an exchange.
     pub(crate) fn loads_after(&self, loads: &[u64], holders: &[Vec<u16>], exchange: &Exchange) -> Vec<u64> {
         let (of_a, of_b) = exchange.after(holders);
         let mut after = loads.to_vec();

@@ -1,4 +1,4 @@
-//! The report of a solve on requests that it did not see.
+//! The report of a solve on held-out requests.
 
 use semmoe_tables::{Profile, Tables, Trace};
 use serde::Serialize;
@@ -11,26 +11,26 @@ use crate::solve::Solved;
 use crate::split::{ProfilePart, Split};
 use crate::transitions::LayerTransitions;
 
-/// The requests held out, and what the tables are worth on them.
+/// The requests held out, and how the tables perform on them.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct HeldOut {
     /// One sentence: the requests held out, or why there are none.
     pub note: String,
-    /// Share of the requests that was asked for.
+    /// The share of requests to hold out, as requested.
     pub share: f64,
-    /// Requests solved on; zero where nothing was held out, and the same for the two that follow.
+    /// Requests solved on; this and the two counts below are zero if nothing was held out.
     pub requests_solved: u64,
-    /// Requests that the prior and A were chosen with.
+    /// Requests used to choose the prior and A.
     pub requests_choosing: u64,
-    /// Requests that the figures below are of.
+    /// Requests that the figures below were measured on.
     pub requests_judged: u64,
-    /// Whether the profile still has the counts of the last two.
+    /// Whether the profile still contains the counts of the last two.
     pub profile: Option<ProfilePart>,
-    /// The tables as they are, on the requests judged.
+    /// The final tables, evaluated on the held-out requests.
     pub figures: Option<Evaluation>,
-    /// The strength of T's prior; none with replicas, where the shares of a token do not add up to one.
+    /// The strength of T's prior; `None` with replicas, where a token's shares do not add up to one.
     pub prior: Option<PriorFit>,
-    /// Attention tp: layer by layer what A adds.
+    /// Attention tp: what A adds in each layer.
     pub transitions: Vec<LayerTransitions>,
 }
 
@@ -55,8 +55,8 @@ impl HeldOut {
     }
 }
 
-/// Runs `solve` on what is left when the requests that the options ask for are held out, and judges its tables on
-/// these. `solve` gets the split, if there is one, to choose with; its tables are the ones judged.
+/// Runs `solve` on what is left after holding out the requests that the options demand, and evaluates its tables on
+/// them. `solve` gets the split, if there is one, to choose with; its tables are the ones evaluated.
 pub(crate) fn with_hold_out(
     profile: &Profile,
     trace: Option<&Trace>,

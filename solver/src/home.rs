@@ -1,4 +1,4 @@
-//! Where experts are already: what it costs to move them, and which labels of groups move the fewest.
+//! The current placement of experts: the cost of moving them, and the group labels that move the fewest.
 
 use semmoe_tables::{LayerIdx, Profile};
 
@@ -12,7 +12,7 @@ use crate::transport::{Plan, Stop, assign_evenly};
 use crate::unit_step::PROFIT_ONE;
 
 impl WarmStart {
-    /// Checks that the tables are about the profile's model and the same groups.
+    /// Checks that the tables belong to the profile's model and have the same number of groups.
     pub(crate) fn check(&self, profile: &Profile, options: &SolveOptions) -> Result<(), SolveError> {
         within("migration_cost", self.migration_cost, 0.0, 1e9, "a number from 0 to 1e9")?;
         self.tables.model().check_compatible(profile.model())?;
@@ -33,7 +33,7 @@ impl WarmStart {
         self.check_gating(options)
     }
 
-    /// Gating groups that must stay whole must be so to begin with.
+    /// Checks that gating groups are intact to begin with.
     fn check_gating(&self, options: &SolveOptions) -> Result<(), SolveError> {
         let topology = Topology::new(options, self.tables.model().num_experts)?;
         let each = usize::from(self.tables.model().num_experts) / topology.gating_groups;
@@ -49,7 +49,7 @@ impl WarmStart {
         Ok(())
     }
 
-    /// The homes of each problem's experts.
+    /// The current placement for each problem.
     pub(crate) fn homes(&self, problems: &[Problem]) -> Vec<CurrentPlacement> {
         let mut layers = LayerIdx::all(self.tables.model().layers());
         let home = |problem: &Problem| {
@@ -63,18 +63,18 @@ impl WarmStart {
     }
 }
 
-/// The group that each column of a problem is in, and what leaving it costs.
+/// The current group of each column of a problem, and the cost of leaving it.
 #[derive(Clone, Debug)]
 pub(crate) struct CurrentPlacement {
-    /// S: N, and the empty slots with padding, which are nowhere at home.
+    /// S: N, plus with padding the empty slots, which have no current group.
     slots: usize,
     /// N
     experts: usize,
     /// [L * S]
     pub(crate) group_of: Vec<u16>,
-    /// [L] activations that a moved expert must gain: C times the layer's activations over N.
+    /// [L] activations that moving an expert must gain: C times the layer's activations over N.
     cost: Vec<f64>,
-    /// Activations of all layers: what no move can gain more than.
+    /// Activations of all layers: an upper bound on the gain of any move.
     most: f64,
 }
 
@@ -87,7 +87,7 @@ impl CurrentPlacement {
         CurrentPlacement { slots, experts, group_of, cost: cost.map(|cost| cost.min(most)).collect(), most }
     }
 
-    /// Experts of each layer that are elsewhere: [L].
+    /// Number of moved experts per layer: [L].
     pub(crate) fn moved(&self, group_of: &[u16]) -> Vec<u64> {
         let layers = self.group_of.chunks_exact(self.slots).zip(group_of.chunks_exact(self.slots));
         let differ = |(home, now): (&[u16], &[u16])| {
@@ -102,7 +102,7 @@ impl CurrentPlacement {
         self.moved(group_of).into_iter().zip(&self.cost).map(each).sum()
     }
 
-    /// The cost, in activations, of moving a column from one group to another; negative on its way home.
+    /// The cost, in activations, of moving a column between groups; negative if it returns to its current group.
     pub(crate) fn change(&self, column: usize, from: usize, to: usize) -> f64 {
         if column % self.slots >= self.experts {
             return 0.0;
@@ -111,8 +111,8 @@ impl CurrentPlacement {
         self.cost[column / self.slots] * f64::from(i8::from(to != home) - i8::from(from != home))
     }
 
-    /// Takes the cost of leaving home off the gains [N, G] of a layer. It is never nothing, so that of two equal groups
-    /// the old one is kept.
+    /// Subtracts the cost of leaving the current group from the gains [N, G] of a layer. The cost is never zero, so
+    /// ties keep an expert in place.
     pub(crate) fn charge(&self, layer: usize, gain: &mut [i64], groups: usize, fraction_bits: u32) {
         let one = (1u64 << fraction_bits) as f64;
         let cost = (self.cost[layer].min(self.most) * one).round().max(1.0) as i64;
@@ -123,8 +123,8 @@ impl CurrentPlacement {
         }
     }
 
-    /// The same clustering under those labels of its groups that leave most experts at home. Groups of one cell (node)
-    /// stay in one cell, so that nothing else changes. If `stop` says so the groups keep their labels.
+    /// Relabels the groups of a clustering so that most experts stay. Groups of one cell (node) stay in one cell, so
+    /// nothing else changes. If stopped, the groups keep their labels.
     pub(crate) fn relabelled(&self, found: Clustering, limits: &Limits, stop: Stop<'_>) -> Clustering {
         let groups = limits.groups;
         let mut stays = vec![0i64; groups * groups];
@@ -139,8 +139,8 @@ impl CurrentPlacement {
     }
 }
 
-/// The best new label of each group for `stays` [old label, new label], exactly: the best way to call the groups of
-/// each cell by those of every other, and with these values the best way to call the cells.
+/// The exact best new label of each group for `stays` [old label, new label]: matches the groups within every pair of
+/// cells, and with these values the cells.
 fn cell_by_cell(stays: &[i64], groups: usize, per_cell: usize, stop: Stop<'_>) -> Option<Vec<u16>> {
     let cells = groups / per_cell;
     let within = |from: usize, to: usize| {

@@ -1,4 +1,4 @@
-//! Homes: the cheapest labels by brute force, and steps that never lose with the cost of moves in them.
+//! Current placements: the cheapest labels by brute force, and steps that never lose once moves have a cost.
 
 use proptest::prelude::*;
 use semmoe_tables::TraceBuilder;
@@ -72,7 +72,7 @@ proptest! {
         let fewest = permutations(groups).iter().map(|label| moved(&found.clone().renamed(label))).min();
         let renamed = home.relabelled(found.clone(), &limits(groups), &|| false);
         prop_assert_eq!(Some(moved(&renamed)), fewest);
-        // The same assignment under other names: its value, by hand, is what it was.
+        // Relabelling keeps the assignment: its value, computed by hand, is unchanged.
         let profit = crate::unit_step::weighed_profits(&problem, &renamed.group_of, groups, Topology::flat(groups));
         let transport = Transport { mass: &problem.mass, profit: &profit, capacity: &capacity };
         prop_assert_eq!(renamed.plan.value(&transport), found.plan.primal);
@@ -115,7 +115,7 @@ proptest! {
         for layer in brought.group_of.chunks_exact(EXPERTS) {
             prop_assert!((0..4).all(|group| layer.iter().filter(|&&g| g == group).count() == 2));
         }
-        // The change of a swap is the change of the whole cost.
+        // The change of a swap equals the change of the total cost.
         let (a, b) = (0, (1..EXPERTS).find(|&b| group_at(&home, b) != group_at(&home, 0)).unwrap());
         let mut swapped = home.group_of.clone();
         swapped.swap(a, b);

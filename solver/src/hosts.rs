@@ -1,10 +1,10 @@
-//! Where each expert can be reached: the ranks (or groups) of every column, replicas included.
+//! Where each expert can be reached: the ranks (or groups) of every column, including replicas.
 
 use semmoe_tables::{Attention, ExpertCopies, ExpertId, LayerIdx, Route, Tables};
 
 use crate::error::SolveError;
 
-/// The experts of a route.
+/// Expert indices of a route.
 pub(crate) fn indices(route: Route<'_>) -> impl Iterator<Item = usize> {
     route.experts().map(|expert| expert.index())
 }
@@ -18,13 +18,13 @@ pub(crate) struct Hosts {
     pub(crate) experts: usize,
     /// Which copy the tokens of a place use.
     copies: ExpertCopies,
-    /// [L * N + 1] into `place`.
+    /// [L * N + 1] offsets into `place`.
     start: Vec<usize>,
-    /// Ascending in a column, distinct.
+    /// Ascending and distinct within a column.
     place: Vec<u16>,
     /// [G] the place of each group.
     place_of: Vec<u16>,
-    /// Which nodes the groups are in, if that is known.
+    /// The node of each group, if known.
     pub(crate) nodes: Option<HostNodes>,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct HostNodes {
 }
 
 impl Hosts {
-    /// `nodes` divides the number of groups.
+    /// `nodes` must divide the number of groups.
     pub(crate) fn new(tables: &Tables, nodes: Option<u16>) -> Result<Self, SolveError> {
         let (layers, experts) = (tables.model().layers(), tables.model().num_experts);
         let (places, place_of): (u16, Vec<u16>) = match tables.attention() {
@@ -95,7 +95,7 @@ impl Hosts {
         self.of(column).iter().any(|&host| usize::from(host) == place)
     }
 
-    /// Places that a token at `place` with these experts is sent to, itself left out: those of the copies that it uses.
+    /// Number of other places that a token at `place` with these experts is sent to: those of the copies it uses.
     /// `seen` is scratch.
     pub(crate) fn sent_to(
         &self,
@@ -109,19 +109,19 @@ impl Hosts {
         seen.iter().filter(|&&seen| seen).count()
     }
 
-    /// Marks the places of some groups in `seen`, and no others.
+    /// Marks the places of these groups in `seen` and clears the rest.
     fn mark(&self, groups: impl Iterator<Item = usize>, seen: &mut Vec<bool>) {
         seen.clear();
         seen.resize(self.places, false);
         groups.for_each(|group| seen[usize::from(self.place_of[group])] = true);
     }
 
-    /// The same on average over all places, if every group held a block of neighbouring experts and nothing else: the
-    /// placement of engines that are given none.
+    /// Average of [`Self::sent_to`] over all places, if every group held one block of neighbouring experts: the default
+    /// placement of engines.
     pub(crate) fn sent_to_in_blocks(&self, experts: impl Iterator<Item = usize>, seen: &mut Vec<bool>) -> f64 {
         self.mark(experts.map(|expert| expert * self.groups / self.experts), seen);
         let reached = seen.iter().filter(|&&seen| seen).count() as f64;
-        // A random place is one of those reached with a chance of reached / places, and is then left out.
+        // A random place is among those reached with probability reached / places, and is then not counted.
         reached * (1.0 - 1.0 / self.places as f64)
     }
 
@@ -129,8 +129,8 @@ impl Hosts {
         layer * self.experts + expert
     }
 
-    /// The part of an activation of this column that stays on the node of its token's place, or of a random one; `None`
-    /// where nodes are not known.
+    /// The fraction of an activation of this column that stays on the node of its token's place, or of a random one;
+    /// `None` if nodes are unknown.
     pub(crate) fn node_share(&self, column: usize, place: Option<usize>) -> Option<f64> {
         let HostNodes { per_node, of_place } = self.nodes.as_ref()?;
         let groups = self.groups_of(column);
@@ -141,7 +141,7 @@ impl Hosts {
         })
     }
 
-    /// Local share of an activation of this column by a token at `place`; `None` = on a random one.
+    /// Fraction of an activation of this column that is local for a token at `place`; `None` = a random one.
     pub(crate) fn local_share(&self, column: usize, place: Option<usize>) -> f64 {
         match place {
             Some(place) if self.is_local(column, place) => 1.0,
@@ -150,7 +150,7 @@ impl Hosts {
         }
     }
 
-    /// Local activations of a route of a layer by a token at `place`; `None` = on a random one.
+    /// Local activations of a route in a layer for a token at `place`; `None` = a random one.
     pub(crate) fn local_of(&self, layer: LayerIdx, route: Route<'_>, place: Option<usize>) -> f64 {
         indices(route).map(|expert| self.local_share(self.column(layer.index(), expert), place)).sum()
     }

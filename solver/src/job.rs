@@ -1,4 +1,4 @@
-//! A recorded request as the replay of policies needs it.
+//! A recorded request, prepared for the replay of policies.
 
 use semmoe_routing::block_hashes;
 use semmoe_tables::{Score, Tables, TokenId, TraceRequest};
@@ -11,24 +11,24 @@ use crate::options::EvalOptions;
 pub(crate) struct Job {
     /// Prompt tokens: all that a policy sees.
     pub(crate) prompt_tokens: u64,
-    /// All tokens, prompt and answer: the work of a rank.
+    /// Prompt and answer tokens: the work of a rank.
     pub(crate) tokens: u64,
     /// Tokens with a known route.
     pub(crate) known_tokens: u64,
-    /// Names of the prompt's whole blocks.
+    /// Hashes of the prompt's full blocks.
     pub(crate) blocks: Vec<u64>,
     /// Expected local share per rank; `None` without evidence.
     pub(crate) share: Option<Vec<f64>>,
-    /// [ranks] activations that are local on each.
+    /// [ranks] activations that would be local on each.
     pub(crate) local: Vec<u64>,
-    /// [ranks] other ranks that its tokens are sent to from each, all layers.
+    /// [ranks] number of remote ranks its tokens would be sent to from each, over all layers.
     pub(crate) remote: Vec<u64>,
     /// Routes: tokens times layers.
     pub(crate) routes: u64,
     pub(crate) activations: u64,
 }
 
-/// A request: scored with T as the gateway scores it, and its local activations by rank.
+/// Scores a request with T as the gateway does, and counts its local activations by rank.
 pub(crate) fn job(tables: &Tables, hosts: &Hosts, request: TraceRequest<'_>, options: &EvalOptions) -> Job {
     let tokens = request.token_ids();
     let prompt = &tokens[..request.prompt_len()];

@@ -6,12 +6,12 @@ use semmoe_tables::{GroupLabels, LayerIdx, MAX_LABELS, NO_GROUP, Placement, Prof
 use crate::evidence::Shrinkage;
 use crate::token_table::activation_evidence;
 
-/// Builds `T_group` and `T_prob`: the groups by the share of the token's activations that is expected there, greatest
-/// first. `A_group` and `A_prob` have no evidence yet.
+/// Builds `T_group` and `T_prob`: groups by the share of the token's activations expected there, descending. `A_group`
+/// and `A_prob` are left without evidence.
 ///
-/// The share is what a token on that group keeps local, so that the first label is the group to put it on. How often
-/// the group holds most of the top-k would say less: with even k many tokens have no such group, and ties would go to
-/// low groups.
+/// The share is what a token on that group keeps local, so the first label is the group to put it on. How often the
+/// group holds most of the top-k would be a weaker measure: with even k many tokens have no such group, and ties would
+/// favour low groups.
 pub(crate) fn tp_parts(profile: &Profile, placement: &Placement, shrinkage: &Shrinkage<'_>) -> TpParts {
     let (layers, groups) = (profile.model().layers(), usize::from(placement.groups()));
     let mut parts = TpParts { labels: MAX_LABELS.min(groups), ..TpParts::default() };
@@ -30,7 +30,7 @@ pub(crate) fn tp_parts(profile: &Profile, placement: &Placement, shrinkage: &Shr
     parts
 }
 
-/// Appends the likeliest groups, best first, of equals the lowest; only unused labels where nothing is known.
+/// Appends the likeliest groups, best first, ties to the lowest; only unused labels without evidence.
 pub(crate) fn push_labels(group: &mut Vec<u16>, prob: &mut Vec<f16>, labels: usize, shares: Option<&[f64]>) {
     let Some(shares) = shares else {
         group.extend(std::iter::repeat_n(NO_GROUP, labels));
@@ -45,21 +45,21 @@ pub(crate) fn push_labels(group: &mut Vec<u16>, prob: &mut Vec<f16>, labels: usi
     }
 }
 
-/// Labels that were pushed, row after row.
+/// Labels pushed row by row.
 #[derive(Debug, Default)]
 pub(crate) struct Labels {
     pub(crate) group: Vec<u16>,
     pub(crate) prob: Vec<f16>,
 }
 
-/// Row `row` of labels that were pushed; `None` = no evidence.
+/// Row `row` of pushed labels; `None` without evidence.
 pub(crate) fn labels_of<'a>(group: &'a [u16], prob: &'a [f16], labels: usize, row: usize) -> Option<GroupLabels<'a>> {
     let span = row * labels..(row + 1) * labels;
     let groups = &group[span.clone()];
     (groups[0] != NO_GROUP).then_some(GroupLabels { groups, probs: &prob[span] })
 }
 
-/// The groups of one token, layer by layer, as far as its routes are known.
+/// The groups of one token, layer by layer, where its routes are known.
 #[derive(Debug)]
 pub(crate) struct MainGroups {
     groups: Vec<Option<u16>>,
@@ -71,7 +71,7 @@ impl MainGroups {
         MainGroups { groups: vec![None; placement.layers()], scratch: Vec::new() }
     }
 
-    /// Looks at another token.
+    /// Switches to another token.
     pub(crate) fn set(&mut self, placement: &Placement, request: TraceRequest<'_>, position: usize) {
         for (layer, group) in LayerIdx::all(placement.layers()).zip(&mut self.groups) {
             let route = request.route(position, layer);
@@ -79,7 +79,7 @@ impl MainGroups {
         }
     }
 
-    /// The groups in the two layers before, older first.
+    /// The groups in the two previous layers, older first.
     pub(crate) fn before(&self, layer: usize) -> Option<(u16, u16)> {
         let older = layer.checked_sub(2)?;
         Some((self.groups[older]?, self.groups[older + 1]?))

@@ -1,29 +1,29 @@
 //! Profile and traces in, tables out; evaluation of tables. The README has the method and its equations.
 //!
 //! * [`solve`]: co-clusters tokens or requests with experts by alternating exact steps, and builds T, A and E.
-//! * [`solve_paper`]: the paper's Algorithm 1 in its place; [`TokenAssigner`]: only the tokens, for given experts.
-//! * [`evaluate`]: what tables are worth on a trace or a profile: local activation rate, balance, routing policies.
+//! * [`solve_paper`]: uses the paper's Algorithm 1 instead; [`TokenAssigner`]: assigns only tokens, for given experts.
+//! * [`evaluate`]: measures tables on a trace or a profile: local activation rate, balance, routing policies.
 //!
 //! | module | what |
 //! |---|---|
 //! | `problem` | units x (layer, expert) counts, sparse |
 //! | `transport`, `whole` | the exact transportation solver behind both steps; from its plans to whole units |
 //! | `unit_step`, `expert_step`, `load_limit` | the two halves of the alternation, and the limit on expert load |
-//! | `seeds`, `alternate`, `swaps`, `starts` | where a start begins, how it runs, and many of them over threads |
+//! | `seeds`, `alternate`, `swaps`, `starts` | how a start begins and runs, and many of them over threads |
 //! | `padding` | groups that do not divide the experts: slots that stay empty |
 //! | `topology`, `gating` | groups in nodes, and gating groups that stay whole |
-//! | `home` | experts that are somewhere already, and what their moves cost |
+//! | `home` | experts that are placed already, and the cost of moving them |
 //! | `held`, `replica_step`, `replicate` | replicas: who holds what, their exact step, the alternation around them |
-//! | `prior`, `evidence` | what is expected of rare and unseen tokens, and what their own counts say |
+//! | `prior`, `evidence` | expectations for rare and unseen tokens, and the evidence of their own counts |
 //! | `token_table`, `labels`, `transitions` | T and prices for attention dp, T and A for tp |
-//! | `split`, `hold_out`, `prior_fit` | requests not solved on: to choose the prior and A with, and to judge on |
-//! | `assign` | the exact token step alone, for a placement that is given |
-//! | `given` | placements that are given: the units' step alone, with tables and report |
+//! | `split`, `hold_out`, `prior_fit` | held-out requests: to choose the prior and A with, and to evaluate on |
+//! | `assign` | the exact token step alone, for a given placement |
+//! | `given` | given placements: the unit step alone, with tables and report |
 //! | `paper` | the paper's Algorithm 1, as a baseline |
 //! | `ranks` | the objective of remote ranks: its unit step and its local search |
 //! | `division` | the best division of requests under limits on tokens and on sequences |
-//! | `bounds` | what no placement can exceed, so that the gap of a solution is a figure |
-//! | `rows` | sums over rows of ndarray's matrices, the same bits on every machine |
+//! | `bounds` | upper bounds over all placements, which turn the gap of a solution into a figure |
+//! | `rows` | sums over rows of ndarray matrices, bit-identical on every machine |
 //! | `hosts`, `tally`, `eval_tokens`, `eval_requests`, `job`, `replay`, `calibration` | evaluation |
 
 mod alternate;

@@ -1,9 +1,9 @@
-//! Experts to groups within a limit on what each group attracts.
+//! Assigns experts to groups within a limit on the load that each group attracts.
 //!
-//! The assignment without the limit is exact. If it breaks the limit, prices on load (a Lagrangian relaxation, moved
-//! by subgradient) give a series of exact assignments; the best of those within the limit is taken, or the one
-//! closest to it repaired by swaps; swaps that gain within the limit finish. Capacities in numbers of experts always
-//! hold, because only exact assignments and swaps are used. Gating groups that must stay whole do so in both.
+//! The assignment without the limit is exact. If it breaks the limit, prices on load (a Lagrangian relaxation with
+//! subgradient steps) produce a series of exact assignments. The best of those within the limit is taken, or else the
+//! closest one is repaired by swaps; swaps that gain within the limit finish. Capacities in numbers of experts always
+//! hold, as only exact assignments and swaps are used. Both keep gating groups together where required.
 
 use crate::gating::assign_gated;
 use crate::topology::Topology;
@@ -12,10 +12,10 @@ use crate::transport::{Stop, assign_evenly};
 /// Rounds of the relaxation; later ones rarely change the result.
 const PRICE_ROUNDS: u32 = 24;
 
-/// Rounds of the relaxation for each that also deals gating groups out to cells, which is slow.
+/// One in this many rounds also redistributes gating groups over cells, which is slow.
 const ROUNDS_PER_DEALING: u32 = 6;
 
-/// Experts whose swaps are compared between two looks at whether to stop.
+/// Number of experts whose swaps are compared between two polls of `stop`.
 pub(crate) const EXPERTS_BETWEEN_LOOKS: usize = 16;
 
 /// One layer: `gain` [N, G] fixed-point activations kept local, `load` [N] activations, `cap` per group.
@@ -48,7 +48,7 @@ struct Candidate {
     value: Value,
 }
 
-/// The best assignment found for the layer; at least as good as `current`. `None` if `stop` said so before the end.
+/// The best assignment found for the layer; at least as good as `current`. `None` if stopped.
 pub(crate) fn assign_within(layer: &Layer<'_>, current: Option<&[u16]>, stop: Stop<'_>) -> Option<Vec<u16>> {
     let free = layer.candidate(layer.assign(&vec![0; layer.groups], None, stop)?);
     if free.value.excess == 0 {
@@ -62,7 +62,7 @@ pub(crate) fn assign_within(layer: &Layer<'_>, current: Option<&[u16]>, stop: St
     }
 }
 
-/// Activations that each group attracts.
+/// Load that each group attracts.
 pub(crate) fn group_loads(group_of: &[u16], load: &[u64], groups: usize) -> Vec<u64> {
     let mut loads = vec![0; groups];
     for (&group, &load) in group_of.iter().zip(load) {
@@ -93,7 +93,7 @@ impl LoadPrices {
 }
 
 impl Layer<'_> {
-    /// Exact balanced assignment with a price per activation on each group. With `dealt` gating groups stay in their
+    /// Exact balanced assignment with a price per activation on each group. With `dealt`, gating groups stay in their
     /// cells.
     fn assign(&self, price: &[i64], dealt: Option<&[u16]>, stop: Stop<'_>) -> Option<Vec<u16>> {
         let experts = self.load.len();
@@ -117,7 +117,7 @@ impl Layer<'_> {
         Candidate { group_of, value: Value { excess, gain } }
     }
 
-    /// Subgradient on load prices from the free assignment.
+    /// Subgradient steps on load prices, from the unconstrained assignment.
     fn relax(&self, free: Candidate, stop: Stop<'_>) -> Option<Candidate> {
         let mut prices = LoadPrices::new(self.load, self.groups, self.fraction_bits);
         let mut last = free.group_of.clone();
@@ -135,7 +135,7 @@ impl Layer<'_> {
         Some(best)
     }
 
-    /// Makes the swap that helps most, if any does: it repairs the excess first, then gains without more excess.
+    /// Makes the best swap, if any helps: repairs the excess first, then gains without adding excess.
     fn improve_by_swap(&self, candidate: &mut Candidate, stop: Stop<'_>) -> Option<bool> {
         let loads = group_loads(&candidate.group_of, self.load, self.groups);
         let mut best = candidate.value;

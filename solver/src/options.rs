@@ -11,10 +11,10 @@ use crate::error::{SolveError, check_groups};
 use crate::padding::padded_slots;
 use crate::prior::strings::TokenStrings;
 
-/// T's row for a token that was never seen, where none like it was seen either.
+/// T's row for a token that was never seen, and has no similar token that was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnseenTokens {
-    /// Nothing: equal values, or no label.
+    /// Equal values, or no label.
     #[default]
     Neutral,
     /// The layer's own shares.
@@ -28,8 +28,7 @@ pub enum Objective {
     /// As many activations as possible on the token's own rank: the paper's local activation rate.
     #[default]
     Activations,
-    /// As few ranks as possible that a token must be sent to: what kernels move that send a token once to each rank.
-    /// Needs a trace.
+    /// As few ranks per token as possible: the traffic of kernels that send a token once to each rank. Needs a trace.
     Ranks,
 }
 
@@ -39,23 +38,22 @@ impl fmt::Display for Objective {
     }
 }
 
-/// Groups in nodes: of M nodes each has G/M neighbouring groups.
+/// Groups in M nodes, each of G/M neighbouring groups.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Nodes {
     /// M; must divide G.
     pub nodes: u16,
-    /// X: what an activation on another node costs, where one on another group of the own node costs 1.
+    /// X: the cost of an activation on another node, if one on another group of the same node costs 1.
     pub inter_cost: f64,
 }
 
 impl Nodes {
-    /// Between what DeepSeek-V3's report has for H800 nodes (NVLink 160 GB/s, InfiniBand 50 GB/s: 3.2) and the data
-    /// sheets of H100 and H200 nodes (NVLink 450 GB/s each way, 400 Gb/s adapters: 9), where kernels reach less of
-    /// NVLink.
+    /// Lies between DeepSeek-V3's report for H800 nodes (NVLink 160 GB/s, InfiniBand 50 GB/s: 3.2) and the data sheets
+    /// of H100 and H200 nodes (NVLink 450 GB/s each way, 400 Gb/s adapters: 9), where kernels reach less of NVLink.
     pub const DEFAULT_INTER_COST: f64 = 4.0;
 }
 
-/// The unit of assignment, or of judging.
+/// The unit of assignment, or of evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Unit {
@@ -71,22 +69,21 @@ impl fmt::Display for Unit {
     }
 }
 
-/// Where the experts are, for an engine that accepts no other placement, or that runs one already.
+/// Placement of the experts, for an engine that accepts no other placement, or that already runs one.
 #[derive(Clone, Debug)]
 pub enum GivenPlacement {
-    /// Contiguous blocks of N/G experts, as engines place them by default; with padding the first N mod G groups have
-    /// one more.
+    /// Contiguous blocks of N/G experts, the default of engines; with padding the first N mod G groups have one more.
     Linear,
     /// Expert e on group e mod G.
     RoundRobin,
-    /// Any, every expert once.
+    /// Any placement with one copy of each expert.
     Experts(Arc<Placement>),
-    /// Any, with replicas or padding.
+    /// Any placement with replicas or padding.
     Slots(Arc<Replicas>),
 }
 
 impl GivenPlacement {
-    /// Its name in the tables' `solver`.
+    /// The name written to the tables' `solver` field.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             GivenPlacement::Linear => "linear",
@@ -99,44 +96,43 @@ impl GivenPlacement {
 /// Tables that a solve starts from, because experts that stay need not be moved.
 #[derive(Clone, Debug)]
 pub struct WarmStart {
-    /// Tables of the same model and number of groups, each expert in one group; of their contents only E is used.
+    /// Tables of the same model and number of groups, without replicas; only E is used.
     pub tables: Arc<Tables>,
-    /// C: what must be gained for an expert that leaves its group, in local activations over those of its layer's
-    /// average expert. With C = 0.05 an expert moves if five of a hundred activations of an average expert become local
-    /// by it.
+    /// C: the gain required for moving an expert, in local activations relative to the average expert of its layer.
+    /// With C = 0.05 an expert moves if that makes five in a hundred activations of an average expert local.
     pub migration_cost: f64,
 }
 
 impl WarmStart {
-    /// Small gains, and the differences between one local optimum and another, move nothing.
+    /// Small gains, and differences between local optima, do not move experts.
     pub const DEFAULT_COST: f64 = 0.05;
 }
 
 /// How far above the mean a rank's loads may be.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Margins {
-    /// Of tokens, as a fraction of their mean.
+    /// For tokens, as a fraction of their mean.
     pub tokens: f64,
-    /// Of sequences, as a fraction of theirs.
+    /// For sequences, as a fraction of their mean.
     pub sequences: f64,
 }
 
 impl Margins {
-    /// Even enough: tokens at most 1.05 and sequences at most 1.10 of the mean.
+    /// Considered even: tokens at most 1.05 and sequences at most 1.10 of the mean.
     pub const EVEN: Margins = Margins { tokens: 0.05, sequences: 0.10 };
 }
 
-/// How much work a bound may be.
+/// The work allowed for a bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BoundOptions {
-    /// Most rounds of the SDP bound (each of 21 eigendecompositions); it ends earlier once it gains little. With zero
-    /// rounds it is about as good as the spectral bound.
+    /// Maximum rounds of the SDP bound (each of 21 eigendecompositions); it stops earlier once gains are small. With
+    /// zero rounds it is about as good as the spectral bound.
     pub iterations: u32,
-    /// Labels shared by layers: all layers are bounded together by B2 if there are at most this many columns (L * N);
-    /// the time grows with their cube.
+    /// Labels shared by layers: B2 bounds all layers together if there are at most this many columns (L * N); time
+    /// grows with their cube.
     pub joint_columns: usize,
-    /// The same for B1, with B2's first iterate. Beyond, the sum of the layers' own bounds is used, which holds too but
-    /// is weaker.
+    /// Labels shared by layers: B1, with B2's first iterate, bounds all layers together up to this many columns.
+    /// Beyond, the sum of the layers' own bounds is used, which also holds but is weaker.
     pub joint_spectral_columns: usize,
 }
 
@@ -146,12 +142,12 @@ impl Default for BoundOptions {
     }
 }
 
-/// How the regression weighs. How the defaults were chosen is in this crate's README.
+/// Weights of the regression. This crate's README explains the defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RidgeOptions {
-    /// Penalty on the squared coefficients; rows have unit length, and a token seen once weighs one.
+    /// Penalty on the squared coefficients; rows have unit length, and a token seen once has weight one.
     pub penalty: f64,
-    /// Occurrences of a token above this many add nothing to its weight.
+    /// Cap on the occurrences that count towards a token's weight.
     pub occurrences_cap: f64,
 }
 
@@ -164,62 +160,61 @@ impl Default for RidgeOptions {
 /// Options of [`solve`](crate::solve).
 #[derive(Clone, Debug)]
 pub struct SolveOptions {
-    /// G: groups of experts, that is EP ranks; must divide the number of experts, or with redundant slots that of all
+    /// G: groups of experts, i.e. EP ranks. Must divide the number of experts or, with redundant slots, the number of
     /// slots.
     pub groups: u16,
     /// The unit of routing: requests (dp; one group for all layers) or tokens layer by layer (tp).
     pub attention: Attention,
     /// The objective to optimize.
     pub objective: Objective,
-    /// Seed of all randomness. The same seed gives the same tables, whatever `threads`.
+    /// Seed of all randomness. Equal seeds give equal tables, whatever `threads`.
     pub seed: u64,
     /// Independent starts of the alternation; the best is kept.
     pub starts: u32,
-    /// Threads that share the starts.
+    /// Threads that run the starts.
     pub threads: usize,
     /// eps: a group gets at most (1 + eps) of the mean tokens.
     pub token_margin: f64,
-    /// The same of requests, each a sequence, where they are the units: at most (1 + this) of the mean.
+    /// If the units are requests: a group gets at most (1 + this) of the mean number of sequences.
     pub sequence_margin: f64,
-    /// Greatest activations of a group over the mean of its layer.
+    /// Maximum activations of a group over the mean of its layer.
     pub expert_load_limit: f64,
-    /// Most rounds of unit and expert step in one go.
+    /// Maximum consecutive rounds of unit and expert step.
     pub iterations: u32,
-    /// Most swap passes of a start; zero = none.
+    /// Maximum swap passes of a start; zero = none.
     pub swap_passes: u32,
-    /// R: slots per layer beyond one for each expert, of all groups together, for replicas. Attention dp only;
-    /// N + R must be divisible by G.
+    /// R: slots per layer beyond one per expert, over all groups, for replicas. Attention dp only; G must divide N + R.
     pub redundant: u16,
-    /// Where G does not divide N: whether groups may have ceil(N/G) slots each, of which some stay empty.
+    /// If G does not divide N: whether groups may have ceil(N/G) slots each, some of which stay empty.
     pub pad: bool,
-    /// Where the experts are, if that is not to be solved: only the units are assigned then.
+    /// A fixed placement of the experts: only the units are assigned then.
     pub placement: Option<GivenPlacement>,
-    /// Tables to start from besides the usual starts; what moves away from them has a cost.
+    /// Tables to start from besides the usual starts; moving experts away from them has a cost.
     pub warm_start: Option<WarmStart>,
-    /// Groups in nodes; `None` = every other group costs the same.
+    /// Nodes of groups; `None` = all other groups cost the same.
     pub nodes: Option<Nodes>,
-    /// The router's `n_group`: whole gating groups of N / `n_group` neighbouring experts stay on one node, or without
-    /// nodes where `tables permute` can keep them whole. 1 = experts are free.
+    /// The router's `n_group`: gating groups of N / `n_group` neighbouring experts stay together on one node or,
+    /// without nodes, such that `tables permute` can keep them together. 1 = no constraint.
     pub gating_groups: u16,
-    /// Pseudo-occurrences of the prior (what similar tokens let expect, or the layer's shares) that are added to every
+    /// Pseudo-occurrences of the prior (the expectation from similar tokens, or the layer's shares) added to every
     /// token's evidence in T.
     pub prior_occurrences: f64,
-    /// Share of the trace's requests that are not solved on, 0 to 0.5: half of them to choose the strength of the prior
-    /// and the layers of A with, half to judge the result on. 0 = all are solved on, the prior stays as it is, and
-    /// there is no A.
+    /// Share of the trace's requests to hold out, 0 to 0.5: one half chooses the strength of the prior and the layers
+    /// of A, the other evaluates the result. With 0 all are solved on, the prior is unchanged, and there is no A.
     pub hold_out: f64,
-    /// How much work the bounds over all placements may be; `None` = the report has none.
+    /// The work allowed for bounds over all placements; `None` = the report has none.
     pub bounds: Option<BoundOptions>,
-    /// The tokens' strings, so that tokens with similar spellings inform each other's rows of T; no longer than the
+    /// The tokens' strings, so that similarly spelled tokens inform each other's rows of T; no longer than the
     /// vocabulary.
     pub token_strings: Option<Arc<TokenStrings>>,
-    /// The model's input embeddings, for the same purpose; at least one for every token of the vocabulary.
+    /// The model's input embeddings, also used to relate similar tokens; at least one for every token of the
+    /// vocabulary.
     pub embeddings: Option<Arc<Embeddings>>,
-    /// How the regression over both weighs.
+    /// Weights of the regression over strings and embeddings.
     pub ridge: RidgeOptions,
-    /// T's row where nothing is known of a token.
+    /// T's row for tokens without evidence.
     pub unseen: UnseenTokens,
-    /// Where the profile came from, and when the tables are made (RFC 3339).
+    /// Where the profile came from, and the creation time of the tables (RFC 3339).
     pub provenance: Provenance,
 }
 
@@ -255,24 +250,23 @@ impl SolveOptions {
         }
     }
 
-    /// The limits of a division of requests, which needs some room.
+    /// The limits of a division of requests, which must leave some slack.
     pub(crate) fn margins(&self) -> Margins {
         Margins { tokens: self.token_margin.max(1e-6), sequences: self.sequence_margin.max(1e-6) }
     }
 
-    /// The source of tokens that are alike, by name.
+    /// The sources of token similarity, by name.
     pub(crate) fn priors(&self) -> Vec<&'static str> {
         let embeddings = self.embeddings.as_ref().map(|_| "embeddings");
         embeddings.into_iter().chain(self.token_strings.as_ref().map(|_| "strings")).collect()
     }
 
-    /// Slots of a layer that are dealt out, for experts and empty ones: N, or more with padding.
+    /// Slots of a layer to fill, including empty ones: N, or more with padding.
     pub(crate) fn slots(&self, experts: u16) -> usize {
         if self.pad { padded_slots(experts, self.groups) } else { usize::from(experts) }
     }
 
-    /// Checks that the groups divide the slots, which are the experts unless there are redundant ones, or that what is
-    /// left may be padded.
+    /// Checks that the groups divide the slots (one per expert plus redundant ones), or that padding is allowed.
     pub(crate) fn check_groups(&self, experts: u16) -> Result<(), SolveError> {
         match self.groups {
             1.. if self.redundant > 0 => self.check_redundant(experts),
@@ -286,10 +280,10 @@ impl SolveOptions {
         ((u32::from(experts) + u32::from(self.redundant)) / u32::from(self.groups.max(1))) as u16
     }
 
-    /// Checks that every group gets equally many slots of a model's experts, none more than there are experts.
+    /// Checks that every group gets equally many slots, at most one per expert.
     ///
     /// # Errors
-    /// [`SolveError::RedundantDoesNotDivide`] names the numbers that would do.
+    /// [`SolveError::RedundantDoesNotDivide`] names valid numbers.
     pub fn check_redundant(&self, experts: u16) -> Result<(), SolveError> {
         let (redundant, groups) = (self.redundant, self.groups);
         if redundant == 0 {
@@ -321,25 +315,25 @@ impl SolveOptions {
 /// Options of [`evaluate`](crate::evaluate).
 #[derive(Clone, Debug)]
 pub struct EvalOptions {
-    /// Sequences in flight while the policies are replayed: a new request comes whenever one ends.
+    /// Sequences in flight while policies are replayed: a new request arrives whenever one ends.
     pub concurrency: usize,
-    /// Tokens that a request generates where the trace has none of its own.
+    /// Tokens that a request generates if the trace does not record any.
     pub output_tokens: u64,
-    /// Names of the policies to simulate, as in the registry.
+    /// Names of the policies to simulate, as registered.
     pub policies: Vec<String>,
     /// Settings of the policies.
     pub routing: Settings,
-    /// M: groups are in nodes of G/M neighbours; `None` = as the tables were solved for, if their solver says so.
+    /// M: groups are in nodes of G/M neighbours; `None` = as stated by the tables' solver field, if it does.
     pub nodes: Option<u16>,
-    /// Prefix caches that the ranks are believed to have; none by default, so that only experts and loads decide.
+    /// Simulated prefix caches of the ranks; none by default, so only experts and loads decide.
     pub prefix: PrefixSettings,
-    /// For a trace. With attention tp the tokens of a step of the unit, which splits their rows evenly in each layer;
-    /// `None` = each token alone, on its likeliest group. With dp the prompt tokens that a rank computes in a step of
-    /// the replay; `None` = 2,048.
+    /// For a trace. With attention tp: tokens per step of the unit, which splits their rows evenly in each layer;
+    /// `None` = each token alone, on its likeliest group. With dp: prompt tokens that a rank computes per step of the
+    /// replay; `None` = 2,048.
     pub step_tokens: Option<usize>,
     /// eps of the batch optimum: a rank gets at most (1 + eps) of the mean tokens.
     pub token_margin: f64,
-    /// The limits of the bound that policies are compared with; none zero.
+    /// The limits of the bound that policies are compared with; none may be zero.
     pub bound: Margins,
 }
 
@@ -359,7 +353,7 @@ impl Default for EvalOptions {
     }
 }
 
-/// Whether a trace can compare this policy: it routes by itself, without anything that clients would have to send.
+/// Whether a trace can evaluate this policy: it needs nothing that clients would have to send.
 fn is_simulated(name: &&str) -> bool {
     semmoe_routing::policy(name).is_ok_and(|policy| !policy.needs().key && policy.watched().is_none())
 }

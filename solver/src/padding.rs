@@ -1,7 +1,7 @@
-//! Groups that cannot hold equally many experts: every group has ceil(N/G) slots, and some slots stay empty.
+//! Groups that cannot hold equally many experts: every group has ceil(N/G) slots, and some stay empty.
 //!
-//! The solver sees the empty slots as experts that no token activates: every step deals them out as it deals out
-//! experts, and a swap with one of them is a move.
+//! The solver treats empty slots as experts that no token activates: every step distributes them like experts, and a
+//! swap with one is a move.
 
 use semmoe_tables::{FormatError, LayerIdx, ModelInfo, Placement, Replicas};
 
@@ -14,7 +14,7 @@ pub(crate) fn padded_slots(experts: u16, groups: u16) -> usize {
 }
 
 impl Problem {
-    /// The same counts with columns for `slots` experts a layer, of which the last ones are never active.
+    /// The counts with `slots` columns per layer, the last of which are never active.
     pub(crate) fn padded(mut self, slots: usize) -> Result<Self, SolveError> {
         let columns = self.layers as u128 * slots as u128;
         if columns > u128::from(u32::MAX) {
@@ -26,7 +26,7 @@ impl Problem {
     }
 }
 
-/// The slots of a placement [L, S] of experts and empty slots: \[S/G\] a group, experts ascending, then -1.
+/// The slots of a placement [L, S] of experts and empty slots: \[S/G\] per group, experts ascending, then -1.
 pub(crate) fn padded_replicas(
     model: &ModelInfo,
     groups: u16,
@@ -45,7 +45,7 @@ pub(crate) fn padded_replicas(
     Replicas::new(model, groups, slots, logical)
 }
 
-/// One layer of a placement with its empty slots dealt out to the groups that have room: \[S\].
+/// One layer of a placement, with empty slots assigned to the groups that have room: \[S\].
 pub(crate) fn with_empty_slots(layer: &[u16], slots: usize, groups: u16) -> Vec<u16> {
     let mut all = layer.to_vec();
     for group in 0..groups {
@@ -55,8 +55,7 @@ pub(crate) fn with_empty_slots(layer: &[u16], slots: usize, groups: u16) -> Vec<
     all
 }
 
-/// Contiguous blocks, or expert e on group e mod G, as vLLM deals out what does not divide: the first N mod G groups
-/// have one expert more.
+/// Contiguous blocks, or expert e on group e mod G. As in vLLM, the first N mod G groups have one expert more.
 pub(crate) fn uneven(experts: u16, groups: u16, round_robin: bool) -> Vec<u16> {
     if round_robin {
         return (0..experts).map(|expert| expert % groups).collect();
@@ -66,7 +65,7 @@ pub(crate) fn uneven(experts: u16, groups: u16, round_robin: bool) -> Vec<u16> {
     (0..groups).flat_map(|group| std::iter::repeat_n(group, held(group))).collect()
 }
 
-/// Whether a placement with slots has each expert in one of them, so that what is left is padding.
+/// Whether a placement with slots has each expert once, so that the remaining slots are padding.
 pub(crate) fn once_each(slots: &Replicas, placement: &Placement) -> bool {
     let filled = |layer| slots.layer(layer).iter().filter(|expert| **expert >= 0).count();
     LayerIdx::all(placement.layers()).all(|layer| filled(layer) == usize::from(placement.experts()))

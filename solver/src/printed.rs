@@ -1,9 +1,9 @@
-//! The paper's Algorithm 3 as it is printed, a baseline: in its line 2, `cond(T_p > A_p)`, a token goes where the surer
-//! of T and A says, and what the other knows is lost.
+//! The paper's Algorithm 3 as printed, as a baseline: in its line 2, `cond(T_p > A_p)`, a token follows the surer of T
+//! and A, and the other's knowledge is lost.
 //!
 //! The paper's A_p is a plain share: how much of what tokens activate in a layer lies on a group, given their groups in
-//! the two layers before. Our own A is tempered by what T knows already (`transitions`), so that its shares say nothing
-//! about who is surer.
+//! the two previous layers. Our own A is tempered by what T already knows (`transitions`), so its shares do not show
+//! which of the two is surer.
 
 use half::f16;
 use semmoe_tables::{GroupId, GroupLabels, LayerIdx, Placement, PromptSplit, Tables, TokenId, Trace, TraceRequest};
@@ -11,10 +11,10 @@ use semmoe_tables::{GroupId, GroupLabels, LayerIdx, Placement, PromptSplit, Tabl
 use crate::labels::{Labels, labels_of};
 use crate::transitions::Counts;
 
-/// In the text about the solver of tables of the paper's algorithm, whose A is A_p.
+/// Marks tables of the paper's algorithm in the solver field; their A is A_p.
 pub(crate) const BY_PAPER: &str = "algorithm=paper";
 
-/// A and A_p, counted: one label for every pair of groups, [L, G, G, 1].
+/// A and A_p from counts: one label for every pair of groups, [L, G, G, 1].
 #[derive(Debug)]
 pub(crate) struct Sequences {
     groups: usize,
@@ -22,7 +22,7 @@ pub(crate) struct Sequences {
 }
 
 impl Sequences {
-    /// Counts the requests of a trace that `keep` keeps.
+    /// Counts the requests of a trace selected by `keep`.
     pub(crate) fn of(trace: &Trace, placement: &Placement, keep: impl Fn(TraceRequest<'_>) -> bool) -> Self {
         let requests = trace.iter().filter(|request| keep(*request));
         let counts = Counts::of(requests, trace.model().top_k, placement);
@@ -43,9 +43,9 @@ impl Sequences {
 enum Table {
     /// The tables, which are the paper's.
     Own,
-    /// Requests that were solved on.
+    /// The requests that were solved on.
     Counted(Sequences),
-    /// Halves of the requests judged, each by what the other half has counted.
+    /// Halves of the evaluated requests, each counted for the other.
     Halves([Sequences; 2]),
 }
 
@@ -55,12 +55,12 @@ pub(crate) struct PrintedRule<'a> {
     table: Table,
 }
 
-/// A request as the rule sees it: which half counts for it.
+/// The half of the trace whose counts apply to a request.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Half(usize);
 
 impl<'a> PrintedRule<'a> {
-    /// A_p is counted in `solved_on`, where that is known, else in the trace that is judged itself.
+    /// Counts A_p in `solved_on` if known, else in the evaluated trace itself.
     pub(crate) fn new(tables: &'a Tables, judged: &Trace, solved_on: Option<&Trace>) -> Self {
         let placement = tables.placement();
         let table = match solved_on {
@@ -74,12 +74,12 @@ impl<'a> PrintedRule<'a> {
         Self { tables, table }
     }
 
-    /// Looks at a request.
+    /// The half whose counts apply to a request.
     pub(crate) fn half(&self, request: TraceRequest<'_>) -> Half {
         Half(if matches!(self.table, Table::Halves(_)) { half_of(request) } else { 0 })
     }
 
-    /// The labels that a token goes by.
+    /// The labels that the rule selects for a token.
     pub(crate) fn labels(
         &self,
         half: Half,

@@ -1,4 +1,4 @@
-//! How strong T's prior should be: by the log loss of T's shares on counts that it was not built from.
+//! Chooses the strength of T's prior by the log loss of T's shares on counts that T was not built from.
 
 use semmoe_tables::{Attention, LayerIdx, Placement, Profile, TokenId};
 use serde::Serialize;
@@ -7,40 +7,40 @@ use crate::evidence::{LayerEvidence, MeanEvidence, Shrinkage};
 use crate::options::SolveOptions;
 use crate::token_table::{activation_evidence, count_groups};
 
-/// Pseudo-occurrences of the prior that are tried.
+/// Pseudo-occurrences of the prior to try.
 const PRIORS: [f64; 9] = [0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
 
 /// The floor of a share: the smallest normal f16.
 const MIN_SHARE: f64 = 6.103_515_625e-5;
 
-/// Tokens times groups that the prior is fitted on, at most.
+/// Maximum tokens times groups that the prior is fitted on.
 const MAX_FITTED: usize = 1 << 18;
 
-/// The prior's strength that fits requests best that were not solved on.
+/// The strength of the prior that best fits held-out requests.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PriorFit {
-    /// Pseudo-occurrences as the options had them.
+    /// Pseudo-occurrences in the options.
     pub before: f64,
-    /// Pseudo-occurrences of the least log loss on the requests to choose with.
+    /// Pseudo-occurrences with the lowest log loss on the choosing requests.
     pub best: f64,
-    /// On the requests judged: mean of -log(expected share) over activations, with `before`.
+    /// On the judging requests: mean of -log(expected share) over activations, with `before`.
     pub log_loss_before: f64,
-    /// The same with `best`.
+    /// On the judging requests: mean of -log(expected share) over activations, with `best`.
     pub log_loss_best: f64,
-    /// Whether T has `best`: it has the lower log loss on both.
+    /// Whether T uses `best`: it has the lower log loss on both sets.
     pub kept: bool,
 }
 
 impl PriorFit {
-    /// The options with the prior that T gets.
+    /// The options with the prior that T uses.
     pub(crate) fn applied(&self, options: &SolveOptions) -> SolveOptions {
         let prior_occurrences = if self.kept { self.best } else { self.before };
         SolveOptions { prior_occurrences, ..options.clone() }
     }
 }
 
-/// Fits the prior's pseudo-occurrences: the least log loss of T's shares on the first counts `held`, kept if it is
-/// lower on the second too. `None` if one of them has no count of a token that T knows.
+/// Fits the prior's pseudo-occurrences: the lowest log loss of T's shares on the first counts `held`, kept if it is
+/// also lower on the second. `None` if either has no counts of tokens known to T.
 pub(crate) fn fit_prior(
     profile: &Profile,
     placement: &Placement,
@@ -117,14 +117,15 @@ fn log_losses(
     losses
 }
 
-/// One row of T, for every number m of pseudo-occurrences, and what came true. Sums over layers with attention dp.
+/// One row of T for every candidate m of pseudo-occurrences, and the counts observed. Summed over layers with attention
+/// dp.
 #[derive(Clone, Debug)]
 struct Row {
     /// [2, G]
     counts: Vec<f64>,
     /// [tried, G] the token's own part, `c / (n + m)`.
     own: Vec<f64>,
-    /// [tried] the weight of what is expected, `m / (n + m)`.
+    /// [tried] the weight of the expectation, `m / (n + m)`.
     pull: Vec<f64>,
 }
 

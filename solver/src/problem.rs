@@ -7,7 +7,7 @@ use semmoe_tables::{Attention, LayerIdx, Profile, TokenId, Trace};
 use crate::error::SolveError;
 use crate::options::Unit;
 
-/// Sums of counts stay below this, so that fixed-point sums fit 64 bits.
+/// Sums of counts stay below this, so fixed-point sums fit into 64 bits.
 const MAX_COUNTED: u64 = 1 << 50;
 
 /// Units by (layer, expert), in compressed sparse rows: memory is linear in the number of nonzero counts.
@@ -21,20 +21,20 @@ pub(crate) struct Problem {
     pub(crate) mass: Vec<u64>,
     /// [U + 1]
     indptr: Vec<usize>,
-    /// [nnz], ascending in a unit.
+    /// [nnz], ascending within a unit.
     column: Vec<u32>,
     /// [nnz], none zero.
     count: Vec<u32>,
     /// [L * N] activations of each column.
     pub(crate) column_load: Vec<u64>,
-    /// [L * N + 1] into `uses`.
+    /// [L * N + 1] offsets into `uses`.
     column_start: Vec<usize>,
-    /// The same counts by column, for the swap search: [nnz] of (unit, count), ascending in a column.
+    /// The counts by column, for the swap search: [nnz] of (unit, count), ascending within a column.
     uses: Vec<(u32, u32)>,
 }
 
 impl Problem {
-    /// Tokens of a profile as units, over the layers given (all of them for labels shared by the layers).
+    /// Tokens of a profile as units, over the given layers (all of them if layers share labels).
     pub(crate) fn from_profile(profile: &Profile, layers: Range<usize>) -> Result<Self, SolveError> {
         let experts = usize::from(profile.model().num_experts);
         let mut problem = Problem::empty(layers.len(), experts);
@@ -90,7 +90,7 @@ impl Problem {
         self.mass.len()
     }
 
-    /// Nonzero counts.
+    /// Number of nonzero counts.
     pub(crate) fn entries(&self) -> usize {
         self.count.len()
     }
@@ -129,7 +129,7 @@ impl Problem {
         self.local_where(groups, |column| std::slice::from_ref(&group_of[column]))
     }
 
-    /// The same, given all groups that hold each column.
+    /// Local activations of every unit on every group, [U, G], given all groups that hold each column.
     #[inline]
     pub(crate) fn local_where<'h>(&self, groups: usize, holders: impl Fn(usize) -> &'h [u16]) -> Vec<u64> {
         let mut local = vec![0; self.units() * groups];
@@ -152,7 +152,7 @@ impl Problem {
         self.indptr.push(self.column.len());
     }
 
-    /// Checks the sums, once all units are there.
+    /// Checks the sums, once all units are added.
     fn finish(mut self, what: &'static str) -> Result<Self, SolveError> {
         if self.column.is_empty() {
             return Err(SolveError::NoTokens { what });
@@ -206,7 +206,7 @@ impl Problem {
     }
 }
 
-/// The units to cluster; with attention tp one problem per layer.
+/// The units to cluster; one problem per layer with attention tp.
 pub(crate) fn problems(
     profile: &Profile,
     trace: Option<&Trace>,

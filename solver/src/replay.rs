@@ -1,10 +1,9 @@
-//! A routing policy replayed on recorded requests: a closed loop over ranks that step together, without queues
-//! elsewhere.
+//! Replays a routing policy on recorded requests: a closed loop over ranks that step together, with no other queues.
 //!
-//! A new request comes whenever one ends; the first ones arrive evenly over the steps of a mean answer, so that answers
-//! of one length do not keep all requests in lockstep. In a step each rank computes pending prompts in the order they
-//! came, up to a number of tokens, and every sequence whose prompt is computed generates a token, its first one in the
-//! same step. The router sees what a gateway would of streams: a prompt is pending until the first token, in flight
+//! A new request arrives whenever one ends. The first ones arrive evenly over the steps of a mean answer, so that
+//! answers of one length do not keep all requests in lockstep. In a step each rank computes pending prompts in order of
+//! arrival, up to a number of tokens, and every sequence whose prompt is done generates a token, the first in the same
+//! step. The router sees what a gateway would see of streams: a prompt is pending until the first token, in flight
 //! until the last.
 
 use semmoe_routing::{Policy, Prompt, Router, Scratch, Work};
@@ -14,7 +13,7 @@ use crate::balance::spread_of;
 use crate::job::Job;
 use crate::options::EvalOptions;
 
-/// Prompt tokens that a rank computes in a step, where the options have no number.
+/// Default for prompt tokens that a rank computes per step.
 const STEP_TOKENS: u64 = 2048;
 
 /// How even a replay kept the ranks, each as the maximum over the mean.
@@ -24,18 +23,18 @@ pub struct Evenness {
     pub prefill_tokens: f64,
     /// Tokens generated.
     pub decode_tokens: f64,
-    /// Steps that sequences spent on a rank, waiting ones included.
+    /// Steps that sequences spent on a rank, including waiting.
     pub sequence_steps: f64,
-    /// Sequences in flight, mean over the steps between the first and the last requests; 1 without such steps.
+    /// Sequences in flight, mean over the steps between the first and the last requests; 1 if there are none.
     pub running: f64,
 }
 
 /// The choices of a policy.
 #[derive(Debug, Default)]
 pub(crate) struct Replay {
-    /// The rank of each request, in the order of the trace.
+    /// The rank of each request, in trace order.
     pub(crate) ranks: Vec<usize>,
-    /// Prompt tokens that were believed to be cached there.
+    /// Prompt tokens estimated to be cached there.
     pub(crate) cached: u64,
     pub(crate) evenness: Evenness,
 }
@@ -53,7 +52,7 @@ struct Sequence {
 
 struct Unit<'a> {
     router: &'a Router,
-    /// In the order they came.
+    /// In order of arrival.
     running: Vec<Sequence>,
     cached: u64,
     /// [ranks] sums over the steps.
@@ -62,7 +61,7 @@ struct Unit<'a> {
     held: Vec<f64>,
 }
 
-/// Replays a policy on `jobs` in their order.
+/// Replays a policy on `jobs` in order.
 pub(crate) fn replay(router: &Router, policy: &dyn Policy, jobs: &[Job], options: &EvalOptions) -> Replay {
     let step_tokens = options.step_tokens.map_or(STEP_TOKENS, |tokens| tokens as u64);
     let none = || vec![0.0; router.accounts().ranks()];
@@ -74,7 +73,7 @@ pub(crate) fn replay(router: &Router, policy: &dyn Policy, jobs: &[Job], options
     for step in 1u64.. {
         let most = (step as f64 / answers * options.concurrency as f64).ceil().min(options.concurrency as f64) as usize;
         for (sequence, job) in coming.by_ref().take(most.saturating_sub(unit.running.len())) {
-            // All ranks are available here, so that there is a choice.
+            // All ranks are available, so a choice always exists.
             let Some(rank) = unit.admit(policy, sequence as u64, job, options, &mut scratch) else { continue };
             replay.ranks.push(usize::from(rank));
         }
@@ -118,13 +117,13 @@ impl Unit<'_> {
         });
         self.cached += cached;
         self.router.assign(&decision, blocks, true);
-        // The last token of a prompt is always computed: it gives the first new one.
+        // The last prompt token is always computed, since it produces the first new one.
         let pending = job.prompt_tokens.saturating_sub(cached).max(1);
         self.running.push(Sequence { rank, work: decision.work, pending, generated: 0, answer: answer(job, options) });
         Some(rank)
     }
 
-    /// One step of all ranks; returns the sequences that each had.
+    /// Runs one step on all ranks; returns how many sequences each had.
     fn step(&mut self, step_tokens: u64) -> Vec<f64> {
         let accounts = self.router.accounts();
         let mut counts = vec![0.0; self.held.len()];
@@ -180,7 +179,8 @@ mod tests {
         let router = Router::new(2, &[], &options.routing, &options.prefix);
         let replay = replay(&router, policy("round_robin").unwrap().as_ref(), &[job(15), job(5), job(5)], &options);
         assert_eq!((replay.ranks, replay.cached), (vec![0, 1, 0], 0));
-        // The first comes alone and takes three steps, the second in the second step and takes two, as does the third.
+        // The first arrives alone and takes three steps, the second arrives in the second step and takes two, as does
+        // the third.
         let even = Evenness { prefill_tokens: 1.6, decode_tokens: 4.0 / 3.0, sequence_steps: 10.0 / 7.0, running: 1.0 };
         assert_eq!(replay.evenness, even);
         assert_eq!(router.accounts().expected_output(None), 2);

@@ -1,4 +1,4 @@
-//! The expert step with replicas: every group of a layer holds S/G different experts, every expert lies somewhere.
+//! The expert step with replicas: every group of a layer holds S/G different experts, and every expert is held.
 //!
 //! With the units fixed, expert e earns `gain[e,c]` in every group c that holds it, so that
 //!
@@ -7,12 +7,12 @@
 //! subject to  sum over e of x[e,c] = S/G for every group,  sum over c of x[e,c] >= 1 for every expert,  x in {0, 1}
 //! ```
 //!
-//! is a flow of minimum cost on a bipartite graph with unit arcs and lower bounds of one at the experts: whole numbers
-//! are optimal. Without the lower bounds every group takes its best S/G experts. From there each expert that no group
-//! holds is brought in along the cheapest chain: it enters a group in place of another expert, which enters another
-//! group in place of a third one, ..., until one is displaced that lies elsewhere too. The chain is a shortest path of
-//! the residual graph (Bellman-Ford, no negative cycles), hence after each of them the choice is optimal among those
-//! that cover the experts so far.
+//! is a minimum-cost flow on a bipartite graph with unit arcs and lower bounds of one at the experts, so integer
+//! solutions are optimal. Without the lower bounds every group takes its best S/G experts. From there each expert that
+//! no group holds is brought in along the cheapest chain: it enters a group in place of another expert, which enters
+//! another group in place of a third one, ..., until one is displaced that another group still holds. The chain is a
+//! shortest path of the residual graph (Bellman-Ford, no negative cycles), so after each chain the choice is optimal
+//! among those that cover the experts so far.
 
 use crate::held::{Exchange, Traffic};
 use crate::load_limit::{EXPERTS_BETWEEN_LOOKS, LoadPrices, Value, excess};
@@ -20,10 +20,10 @@ use crate::transport::Stop;
 
 /// Rounds of the relaxation, as without replicas.
 const PRICE_ROUNDS: u32 = 12;
-/// Most exchanges that repair or improve a layer.
+/// Maximum exchanges that repair or improve a layer.
 const MAX_EXCHANGES: usize = 64;
 
-/// One layer: its traffic, whose `own` is what an expert gains in each group, the slots of a group, and the load limit.
+/// One layer: its traffic, whose `own` is an expert's gain in each group, the slots of a group, and the load limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReplicaLayer<'a> {
     pub(crate) traffic: Traffic<'a>,
@@ -38,8 +38,8 @@ struct Candidate {
     value: Value,
 }
 
-/// The best holders found of each expert: exact where that meets the load limit; at least as good as `current`.
-/// Once `stop` says so the best so far.
+/// The best holders found for each expert: exact if those meet the load limit; at least as good as `current`. Once
+/// stopped, the best so far.
 pub(crate) fn replicate_within(
     layer: &ReplicaLayer<'_>,
     current: Option<&[Vec<u16>]>,
@@ -51,7 +51,7 @@ pub(crate) fn replicate_within(
     }
     let mut best = layer.relax(free, stop);
     let current = current.map(|current| layer.candidate(current.to_vec()));
-    // From where it is, the layer is often repaired at less loss than from the free choice.
+    // Repairing the current choice often loses less than repairing the unconstrained one.
     for mut candidate in std::iter::once(best.clone()).chain(current) {
         for _ in 0..MAX_EXCHANGES {
             if !layer.improve(&mut candidate, stop) {
@@ -78,8 +78,8 @@ impl ReplicaLayer<'_> {
         Candidate { holders, loads, value }
     }
 
-    /// Subgradient on load prices from the free choice; what an expert would bring to a group is linearised at the
-    /// last choice.
+    /// Subgradient steps on load prices from the unconstrained choice; the load that an expert would bring to a group
+    /// is linearised at the last choice.
     fn relax(&self, free: Candidate, stop: Stop<'_>) -> Candidate {
         let groups = self.traffic.groups;
         let mut prices = LoadPrices::new(self.traffic.load, groups, self.traffic.fraction_bits);
@@ -105,7 +105,7 @@ impl ReplicaLayer<'_> {
         best
     }
 
-    /// The load that a group computes of an expert if it holds it in addition to the current holders.
+    /// The load that an expert brings to a group that joins its current holders.
     fn brought(&self, expert: usize, held: &[u16], group: u16) -> u64 {
         let mut with = held.to_vec();
         if let Err(at) = with.binary_search(&group) {
@@ -115,7 +115,7 @@ impl ReplicaLayer<'_> {
         shares.find(|(holder, _)| *holder == usize::from(group)).map_or(0, |(_, share)| share)
     }
 
-    /// Makes the exchange that helps most, if any does: it repairs the excess first, then gains without more excess.
+    /// Makes the best exchange, if any helps: repairs the excess first, then gains without adding excess.
     fn improve(&self, candidate: &mut Candidate, stop: Stop<'_>) -> bool {
         let experts = self.traffic.load.len();
         let mut best = candidate.value;
@@ -154,9 +154,8 @@ impl ReplicaLayer<'_> {
     }
 }
 
-/// The exact choice without a load limit: holders of each expert, ascending, at greatest `profit` [N, G]. The caller
-/// guarantees `slots * groups >= N` and `slots <= N`. Once `stop` says so, experts without a slot take the first
-/// spare ones.
+/// The exact choice without a load limit: holders of each expert, ascending, with maximum `profit` [N, G]. The caller
+/// guarantees `slots * groups >= N` and `slots <= N`. Once stopped, experts without a slot take the first spare ones.
 pub(crate) fn best_holders(profit: &[i64], groups: usize, slots: usize, stop: Stop<'_>) -> Vec<Vec<u16>> {
     let experts = profit.len() / groups;
     let mut cover = Cover { profit, groups, held: vec![false; profit.len()], copies: vec![0; experts] };
@@ -185,13 +184,13 @@ struct Cover<'a> {
     groups: usize,
     /// [N, G]
     held: Vec<bool>,
-    /// [N] groups that hold the expert.
+    /// [N] number of groups that hold the expert.
     copies: Vec<u32>,
 }
 
-/// Least losses on the way from the expert that is brought in.
+/// Minimum losses of paths from the expert being brought in.
 struct Reached {
-    /// [N] the loss up to where this expert has lost a slot, and the group where it did.
+    /// [N] the loss up to where this expert lost a slot, and the group where it did.
     expert: Vec<Option<(i64, usize)>>,
     /// [G] the loss up to where a slot of this group is taken, and the expert that takes it.
     group: Vec<Option<(i64, usize)>>,
@@ -202,11 +201,11 @@ impl Cover<'_> {
         self.profit[expert * self.groups + group]
     }
 
-    /// Assigns a slot to an expert that no group holds, at the least loss.
+    /// Assigns a slot to an expert that no group holds, at the minimum loss.
     fn bring_in(&mut self, expert: usize) {
         let reached = self.shortest_paths(expert);
         let ends = (0..self.copies.len()).filter(|&end| self.copies[end] > 1);
-        // Every held expert can be displaced at once, and one has two slots where another has none.
+        // Every held expert can be displaced, and one has two slots when another has none.
         let Some((_, mut end)) = ends.filter_map(|end| Some((reached.expert[end]?.0, end))).min() else { return };
         self.copies[end] -= 1;
         self.copies[expert] += 1;
@@ -219,7 +218,7 @@ impl Cover<'_> {
         }
     }
 
-    /// Assigns the first slot from `spare` on whose expert has another to one that has none; returns the next slot.
+    /// Gives the expert the first slot from `spare` on whose current expert has another; returns the next slot.
     fn take_spare(&mut self, expert: usize, spare: usize) -> usize {
         let is_spare = |&at: &usize| self.held[at] && self.copies[at / self.groups] > 1;
         let Some(at) = (spare..self.held.len()).find(is_spare) else { return spare };

@@ -9,7 +9,7 @@ fn choices(experts: usize, slots: usize) -> Vec<u32> {
     (0..1u32 << experts).filter(|mask| mask.count_ones() as usize == slots).collect()
 }
 
-/// The best gain over all choices that hold every expert, and keep the loads within `cap`.
+/// The best gain over all choices that hold every expert and keep the loads within `cap`.
 fn brute_force(layer: &ReplicaLayer<'_>) -> Option<i64> {
     let (experts, groups) = (layer.traffic.load.len(), layer.traffic.groups);
     let sets = choices(experts, layer.slots);

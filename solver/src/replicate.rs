@@ -1,10 +1,9 @@
-//! Replicas: the alternation once more, with S/G > N/G experts in every group of a layer.
+//! Replicas: a second alternation, with S/G > N/G experts in every group of a layer.
 //!
-//! An activation is local where any replica lies in the unit's group. With the holders fixed that is the same unit
-//! step; with the units fixed each layer's holders are a flow problem (module `replica_step`). What a group computes
-//! is that of static nearest dispatch: its own units' activations of the experts it holds, and an even share of what
-//! comes from groups that do not hold them. It depends on both steps, so that the expert step keeps a reserve below
-//! the limit.
+//! An activation is local if any replica lies in the unit's group. With the holders fixed the unit step is unchanged;
+//! with the units fixed each layer's holders are a flow problem (module `replica_step`). A group's load is that of
+//! static nearest dispatch: its own units' activations of the experts it holds, and an even share of those from groups
+//! that do not hold them. It depends on both steps, so the expert step keeps a reserve below the limit.
 
 use crate::alternate::{Watch, alternate, while_better};
 use crate::clustering::{Clustering, FREE, Limits, Task};
@@ -18,11 +17,11 @@ use crate::topology::Topology;
 use crate::transport::{Plan, Stop, Transport};
 use crate::unit_step::{profits_of_local, weighed_profits};
 
-/// Part of the expert-load limit above the mean that the expert step uses up.
+/// Fraction of the expert-load limit above the mean that the expert step uses.
 const OF_THE_LIMIT: f64 = 0.95;
 
 /// Places replicas around a clustering without them: `slots` experts in every group. `None` if the watch stops it
-/// before the first round of both steps is done.
+/// before the first round of both steps has ended.
 pub(crate) fn replicate(task: Task<'_>, slots: usize, from: &Clustering, watch: Watch<'_>) -> Option<Clustering> {
     let around = Around { task, slots, watch };
     let held = holders(task, slots, &from.plan, None, watch.stop);
@@ -30,8 +29,8 @@ pub(crate) fn replicate(task: Task<'_>, slots: usize, from: &Clustering, watch: 
     Some(around.alternate(first))
 }
 
-/// Exchanges that pay once the units have followed, each pass followed by both steps, from a clustering with replicas:
-/// at least as good.
+/// Makes exchanges that pay once the units have followed, each pass followed by both steps, from a clustering with
+/// replicas; the result is at least as good.
 pub(crate) fn improve_replicas(task: Task<'_>, slots: usize, best: Clustering, watch: Watch<'_>) -> Clustering {
     let around = Around { task, slots, watch };
     while_better(task.limits.swap_passes, best, |best| {
@@ -41,7 +40,8 @@ pub(crate) fn improve_replicas(task: Task<'_>, slots: usize, best: Clustering, w
     })
 }
 
-/// Goes on from a clustering with replicas after a kick; the result may be worse. `None` if the watch stops it at once.
+/// Continues from a clustering with replicas after a kick; the result may be worse. `None` if the watch stops it at
+/// once.
 pub(crate) fn kick_replicas(
     task: Task<'_>,
     slots: usize,
@@ -84,8 +84,8 @@ impl Around<'_> {
         })
     }
 
-    /// One pass over all exchanges of two experts of a layer, at the prices of the plan and with loads as it makes
-    /// them; `None` if none gains.
+    /// One pass over all exchanges of two experts of a layer, at the plan's prices and with up-to-date loads; `None` if
+    /// none gains.
     fn exchange_pass(&self, held: &Held, plan: &Plan) -> Option<Held> {
         let Task { problem, limits: Limits { groups, max_over_mean, .. }, .. } = self.task;
         let mut held = held.clone();
@@ -115,7 +115,7 @@ impl Around<'_> {
                         search.exchange(&of_columns);
                         held.exchange(first, &exchange);
                         (loads, exchanged) = (after, true);
-                        // The rest of the list refers to holders that have changed.
+                        // The rest of the list refers to outdated holders.
                         break;
                     }
                 }
@@ -125,15 +125,14 @@ impl Around<'_> {
     }
 }
 
-/// The limit on expert load that the steps keep to, so that it still holds when the units have moved. It says nothing
-/// of other units: with 8 ranks the judging requests of README.md are at 1.103 with it and without, which gains 0.03
+/// The load limit that the steps aim for, so that the real one still holds after the units have moved. It does not
+/// cover other units: with 8 ranks the judging requests of README.md are at 1.103 with and without it; it gains 0.03
 /// points.
 fn reserved(max_over_mean: f64) -> f64 {
     1.0 + (max_over_mean - 1.0) * OF_THE_LIMIT
 }
 
-/// The fallback for a problem that was stopped before its replicas were placed: holders for the plan it has, without a
-/// search.
+/// The fallback for a problem stopped before its replicas were placed: holders for its plan, without a search.
 pub(crate) fn replicas_not_reached(task: Task<'_>, slots: usize, from: &Clustering) -> Clustering {
     let Task { problem, capacity, limits, .. } = task;
     let held = holders(task, slots, &from.plan, None, &|| true);
@@ -142,7 +141,7 @@ pub(crate) fn replicas_not_reached(task: Task<'_>, slots: usize, from: &Clusteri
     clustering(problem, held, plan, limits, from.iterations)
 }
 
-/// A clustering with replicas.
+/// Builds a clustering with replicas.
 pub(crate) fn clustering(problem: &Problem, held: Held, plan: Plan, limits: Limits, iterations: u32) -> Clustering {
     let loads = replica_loads(problem, &held, &plan);
     let excess = loads.iter().map(|loads| {
@@ -161,7 +160,7 @@ pub(crate) fn clustering(problem: &Problem, held: Held, plan: Plan, limits: Limi
     }
 }
 
-/// The expert step with replicas, layer by layer; once `stop` says so without a further search.
+/// The expert step with replicas, layer by layer; once stopped, without further search.
 fn holders(task: Task<'_>, slots: usize, plan: &Plan, current: Option<&Held>, stop: Stop<'_>) -> Held {
     let Task { problem, limits: Limits { groups, max_over_mean, .. }, .. } = task;
     let (gains, fraction_bits) = column_gains(problem, plan, groups);
@@ -183,7 +182,7 @@ fn local_counts(problem: &Problem, held: &Held) -> Vec<u64> {
     problem.local_where(held.groups, |column| flat.of(column))
 }
 
-/// The load that each group of each layer computes, [L][G].
+/// The load of each group in each layer, [L][G].
 pub(crate) fn replica_loads(problem: &Problem, held: &Held, plan: &Plan) -> Vec<Vec<u64>> {
     let (gains, fraction_bits) = column_gains(problem, plan, held.groups);
     let layers = layer_traffic(problem, &gains, fraction_bits, held.groups).zip(held.layers());
@@ -202,7 +201,7 @@ fn layer_traffic<'a>(
     layers.map(move |(load, own)| Traffic { load, own, fraction_bits, groups })
 }
 
-/// Profits of the units on the groups of a clustering, replicas included.
+/// Profits of the units on the groups of a clustering, including replicas.
 pub(crate) fn clustering_profits(
     problem: &Problem,
     clustering: &Clustering,

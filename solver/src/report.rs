@@ -23,11 +23,11 @@ use crate::transport::{Plan, Transport};
 use crate::unit_step::{charge_sequences, mass_capacity};
 use crate::whole::whole;
 
-/// Profits that the search for whole units may read, all problems and rounds together.
+/// Limit on the profits that the search for whole units reads, over all problems and rounds.
 const MAX_VALUES_SETTLED: usize = 1 << 27;
 
-/// Quality of a solve, measured on its own input but for `held_out`; judge tables on other data with
-/// [`evaluate`](crate::evaluate).
+/// Quality of a solve, measured on its own input except for `held_out`; use [`evaluate`](crate::evaluate) for other
+/// data.
 #[derive(Clone, Debug, Serialize)]
 pub struct SolveReport {
     /// "dp" or "tp".
@@ -36,79 +36,79 @@ pub struct SolveReport {
     pub unit: Unit,
     /// G.
     pub groups: u16,
-    /// Units assigned: requests, or distinct tokens (of all layers together with attention tp).
+    /// Number of units assigned: requests, or distinct tokens (summed over layers with attention tp).
     pub units: u64,
-    /// Tokens in the input with a known route.
+    /// Tokens with a known route in the input.
     pub tokens: u64,
     /// Activations in the input.
     pub activations: u64,
     /// The objective that was optimized.
     pub objective: Objective,
-    /// Whether the experts' groups were given, and only the units assigned.
+    /// Whether the experts' groups were given, so only units were assigned.
     pub placement_given: bool,
-    /// Local activation rate on the input, units whole wherever they fit.
+    /// Local activation rate on the input, with units whole wherever they fit.
     pub lar: f64,
-    /// No assignment of the units to these groups of experts is better: the dual value, as a rate.
+    /// Dual value as a rate: no assignment of the units to these groups of experts is better.
     pub lar_bound: f64,
-    /// 1 - lar / `lar_bound`; with nodes the same of the value that was made best, so that it proves the assignment.
+    /// 1 - lar / `lar_bound`; with nodes, the gap of the optimized value, so it still certifies the assignment.
     pub dual_gap: f64,
-    /// Ranks other than its own that a token is sent to, mean over the tokens and layers of the trace; none without
-    /// one.
+    /// Number of other ranks that a token is sent to, mean over the tokens and layers of the trace; `None` without a
+    /// trace.
     pub remote_ranks_per_token: Option<f64>,
-    /// B1: no placement with any assignment of the units is better, as a rate.
+    /// B1 as a rate: no placement with any assignment of the units is better.
     pub bound_spectral: Option<f64>,
-    /// B2, the same by semidefinite duality.
+    /// B2 as a rate: the bound by semidefinite duality.
     pub bound_sdp: Option<f64>,
-    /// 1 - lar / the smaller of both.
+    /// 1 - lar / the smaller of both bounds.
     pub gap: Option<f64>,
-    /// Why there are no bounds, or weak ones.
+    /// Why there are no bounds, or only weak ones.
     pub bound_note: Option<String>,
-    /// Greatest tokens of a group over the mean (the worst layer with attention tp).
+    /// Maximum tokens of a group over the mean (the worst layer with attention tp).
     pub token_imbalance: f64,
-    /// Requests of the fullest group over the mean, where they are the units.
+    /// Requests of the fullest group over the mean, if they are the units.
     pub sequence_imbalance: Option<f64>,
-    /// Greatest activations of a group over the mean, mean over layers.
+    /// Maximum activations of a group over the mean, mean over layers.
     pub expert_load_imbalance: f64,
-    /// The same in the worst layer.
+    /// Maximum activations of a group over the mean, in the worst layer.
     pub expert_load_imbalance_worst_layer: f64,
     /// Whether every layer meets the expert-load limit.
     pub expert_load_limit_met: bool,
-    /// No placement without replicas gets every layer below this: the hottest expert's group, with the coldest experts,
-    /// over the mean, in the layer where that is most. Above the limit it takes the limit's place in that layer. None
+    /// A lower bound on the imbalance without replicas: the load of the hottest expert's group with the coldest
+    /// experts, over the mean, in the worst layer. In layers where it exceeds the limit, it replaces the limit. `None`
     /// with replicas.
     pub expert_load_floor: Option<f64>,
-    /// Units that fit into no group whole, and are counted by share.
+    /// Units that fit into no group whole, and count by share.
     pub split_units: u64,
-    /// R: slots for replicas, of all groups together, in each layer.
+    /// R: slots for replicas per layer, over all groups.
     pub redundant: u16,
-    /// Slots without an expert, of all groups together, in each layer (the mean where layers differ).
+    /// Empty slots per layer, over all groups (the mean if layers differ).
     pub padding: f64,
-    /// Starts of the alternation (of each layer with attention tp); fewer than asked for where the input is very large.
+    /// Starts of the alternation (per layer with attention tp); fewer than requested for very large inputs.
     pub starts: u32,
-    /// Further searches from the best so far after random exchanges of its experts (with replicas only).
+    /// Further searches from the best result after random exchanges of its experts (with replicas only).
     pub kicks: u32,
-    /// Layers (1 = everything with attention dp) that no start had reached when the caller ended the solve: their
-    /// experts lie in order.
+    /// Layers (1 = everything with attention dp) that no start had reached when the caller ended the solve; their
+    /// experts are in order.
     pub not_reached: u64,
-    /// Unit steps made, in all starts.
+    /// Unit steps made, over all starts.
     pub iterations: u64,
     /// Whether the caller ended the solve early.
     pub stopped: bool,
-    /// The traffic between nodes, for a solve that knows nodes.
+    /// Traffic between nodes, for a solve with nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<NodeFigures>,
-    /// The experts moved, for a solve that started from tables.
+    /// Experts moved, for a warm-started solve.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration: Option<Migration>,
-    /// Where T learns of tokens that are alike: "embeddings", "strings", both in this order, or none.
+    /// Sources of token similarity for T: "embeddings", "strings", both in this order, or none.
     pub priors: Vec<&'static str>,
-    /// The tables' figures on requests that were not solved on.
+    /// The tables' figures on held-out requests.
     pub held_out: HeldOut,
     /// T's knowledge of the vocabulary.
     pub evidence: Evidence,
     /// The price of a token on each rank, in units of share.
     pub price: Vec<f32>,
-    /// The price of a sequence, in units of share of a mean-sized request; empty where the units are tokens.
+    /// The price of a sequence on each rank, in units of share of a mean-sized request; empty if the units are tokens.
     pub sequence_price: Vec<f32>,
     /// SHA-256 of the placement alone.
     pub placement_digest: String,
@@ -121,11 +121,11 @@ pub struct SolveReport {
 pub struct NodeFigures {
     /// M.
     pub nodes: u16,
-    /// X: the cost of an activation on another node, where one on another group of the own node costs 1.
+    /// X: the cost of an activation on another node, if one on another group of the same node costs 1.
     pub inter_cost: f64,
-    /// Share of activations on the own node, those on the own group among them.
+    /// Share of activations that stay on their node, including those on their own group.
     pub node_local_rate: f64,
-    /// Activations on other nodes, mean over tokens and layers; of the top-k.
+    /// Activations on other nodes, of the top-k; mean over tokens and layers.
     pub inter_node_activations_per_token: f64,
     /// Cost of the activations that leave their group, mean over tokens and layers.
     pub cost_per_token: f64,
@@ -145,16 +145,16 @@ impl NodeFigures {
     }
 }
 
-/// The changes that a solve made to the placement of the tables that it started from.
+/// Changes that a solve made to the placement it started from.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Migration {
     /// C, in activations of the layer's average expert.
     pub migration_cost: f64,
-    /// Experts in another group than in those tables, all layers; of L * N.
+    /// Experts in another group than before, summed over layers; out of L * N.
     pub experts_moved: u64,
-    /// The same layer by layer.
+    /// Experts in another group than before, per layer.
     pub experts_moved_per_layer: Vec<u64>,
-    /// Local activation rate on the input with the experts where they were, and the units assigned again.
+    /// Local activation rate on the input with the experts unmoved and the units reassigned.
     pub lar_before: f64,
 }
 
@@ -184,12 +184,12 @@ impl Migration {
     }
 }
 
-/// Tokens of the vocabulary by what T knows of them; the three add up to the vocabulary.
+/// Tokens of the vocabulary by what T knows about them; the three counts add up to the vocabulary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Evidence {
     /// Seen in the profile.
     pub tokens_seen: u64,
-    /// Never seen, but similar tokens were: T has the shares that these let expect.
+    /// Never seen, but similar tokens were: T has the shares expected from those.
     pub tokens_by_similar: u64,
     /// Neither: neutral in T.
     pub tokens_without_evidence: u64,
@@ -212,12 +212,12 @@ impl Evidence {
     }
 }
 
-/// The part of one problem in the report, in activations.
+/// One problem's part of the report, in activations.
 struct Part {
-    /// On the own group, and what none of these experts' groups allows more of.
+    /// Activations on their own group, and the upper bound for these experts' groups.
     primal: f64,
     dual: f64,
-    /// On the own node.
+    /// Activations on their own node.
     node_local: f64,
     /// The value of the objective, and its bound.
     value: f64,
@@ -228,13 +228,13 @@ struct Part {
     plan: Plan,
 }
 
-/// The result of a solve, of which a report has the figures.
+/// The result of a solve, which a report summarises.
 pub(crate) struct Findings<'a> {
     pub(crate) unit: Unit,
     pub(crate) topology: Topology,
     pub(crate) problems: &'a [Problem],
     pub(crate) profile: &'a Profile,
-    /// By which T has shares for tokens that the profile lacks.
+    /// The source of T's shares for tokens that the profile lacks.
     pub(crate) prior: Option<&'a TokenPrior>,
     pub(crate) best: &'a Best,
     pub(crate) tables: &'a Tables,
@@ -264,7 +264,7 @@ impl SolveReport {
             lar,
             lar_bound,
             dual_gap: 1.0 - rate(|part| part.value) / rate(|part| part.value_bound),
-            // Which replica a remote activation goes to is the engine's choice; `evaluate` has a figure.
+            // The engine chooses the replica for a remote activation; `evaluate` has a figure.
             remote_ranks_per_token: traced.filter(|_| redundant == 0).and_then(|traced| {
                 let plans: Vec<&Plan> = parts.iter().map(|part| &part.plan).collect();
                 traced.remote_ranks(problems, &best.clusterings, &plans)
@@ -303,8 +303,8 @@ impl SolveReport {
         }
     }
 
-    /// Adds bounds over all placements, or why there are none.
-    /// `held_back`: whether something else than the local rate counted as well.
+    /// Adds bounds over all placements, or why there are none. `held_back`: whether anything besides the local rate was
+    /// optimized.
     pub(crate) fn certify(&mut self, bounds: Result<Bounds, String>, held_back: bool) {
         let own = "the bounds are those of the local rate, which nodes or gating groups hold back";
         match bounds {
@@ -320,7 +320,7 @@ impl SolveReport {
     }
 }
 
-/// Slots of a layer for replicas, and those without an expert; means over layers, the former rounded.
+/// Slots per layer for replicas, and empty ones; means over layers, the former rounded.
 fn spare_slots(tables: &Tables) -> (u16, f64) {
     let Some(slots) = tables.physical_to_logical() else { return (0, 0.0) };
     let layers = tables.model().layers();
@@ -330,7 +330,7 @@ fn spare_slots(tables: &Tables) -> (u16, f64) {
     (redundant.round() as u16, padding)
 }
 
-/// The greatest [`load_floor`] over the mean of any layer.
+/// The largest [`load_floor`] over the mean of any layer.
 fn worst_floor(problems: &[Problem], groups: usize) -> f64 {
     let layers = problems.iter().flat_map(|problem| problem.column_load.chunks_exact(problem.experts));
     let over_mean =
@@ -338,7 +338,7 @@ fn worst_floor(problems: &[Problem], groups: usize) -> f64 {
     layers.map(over_mean).fold(0.0, f64::max)
 }
 
-/// Each problem's part, over the threads allowed.
+/// Each problem's part, computed on the allowed threads.
 fn parts(problems: &[Problem], best: &Best, options: &SolveOptions, topology: Topology) -> Vec<Part> {
     let units: usize = problems.iter().map(Problem::units).sum();
     let rounds = (MAX_VALUES_SETTLED / (units * usize::from(options.groups)).max(1)).max(1);
@@ -368,7 +368,7 @@ impl Part {
                 whole(&charged, &clustering.plan, rounds),
                 charged.dual_value(&clustering.plan.price) + clustering.sequences.of_room,
             ),
-            // The plan is whole already, and its prices are those of occurrences.
+            // The plan is whole already, and its prices refer to occurrences.
             Objective::Ranks => (clustering.plan.clone(), transport.solve(None).dual),
         };
         let activations = problem.total_activations() as f64;
@@ -383,7 +383,7 @@ impl Part {
         let [value, value_bound] = [plan.value(&transport), dual].map(|value| local_rate(value, problem) * activations);
         let (mut primal, mut local_bound, mut node_local) = (value, value_bound, value);
         if options.nodes.is_some() {
-            // The same plan with the values of the two rates.
+            // The plan's value under the two rates.
             let of = |near| clustering_profits(problem, clustering, groups, Topology { near, ..topology });
             let (own, node) = (of(0.0), of(1.0));
             let [own, node] = [&own, &node].map(|profit| Transport { profit, ..transport });

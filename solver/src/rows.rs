@@ -1,4 +1,4 @@
-//! Rows of dense matrices as slices, and sums over them in a fixed order: the same bits on every machine.
+//! Rows of dense matrices as slices, and sums over them in a fixed order: bit-identical on every machine.
 
 use std::ops::{AddAssign, Mul};
 use std::slice::{ChunksExact, ChunksExactMut};
@@ -12,7 +12,7 @@ pub(crate) fn slice<T>(row: ArrayView1<'_, T>) -> &[T] {
     row.to_slice().expect(CONTIGUOUS)
 }
 
-/// A row as a slice to write to.
+/// A row as a mutable slice.
 pub(crate) fn slice_mut<T>(row: ArrayViewMut1<'_, T>) -> &mut [T] {
     row.into_slice().expect(CONTIGUOUS)
 }
@@ -22,7 +22,7 @@ pub(crate) fn rows<T>(matrix: &Array2<T>) -> ChunksExact<'_, T> {
     matrix.as_slice().expect(CONTIGUOUS).chunks_exact(matrix.ncols())
 }
 
-/// The rows of a matrix as slices to write to.
+/// The rows of a matrix as mutable slices.
 pub(crate) fn rows_mut<T>(matrix: &mut Array2<T>) -> ChunksExactMut<'_, T> {
     let columns = matrix.ncols();
     matrix.as_slice_mut().expect(CONTIGUOUS).chunks_exact_mut(columns)

@@ -4,12 +4,11 @@ use crate::problem::Problem;
 use crate::transport::{Plan, Stop, Transport};
 use crate::unit_step::to_profit;
 
-/// A first balanced grouping of the units, different for every `random`.
+/// A first balanced grouping of the units, drawn by `random`.
 ///
-/// Units are points: their share of activations per column, less the mean over all units. The first centre is a
-/// unit drawn by mass, each further one a unit drawn by mass times squared distance to the nearest centre. Then the
-/// units are transported to the centres at least total squared distance within the capacities.
-/// `None` if `stop` said so before the end.
+/// Units are points: their share of activations per column, minus the mean over all units. The first centre is a unit
+/// drawn by mass, each further one by mass times squared distance to the nearest centre. Then the units are assigned to
+/// the centres with minimum total squared distance within the capacities. `None` if stopped.
 pub(crate) fn seed_plan(
     problem: &Problem,
     capacity: &[u64],
@@ -25,9 +24,8 @@ pub(crate) fn seed_plan(
     Transport { mass: &problem.mass, profit: &profit, capacity }.solve_until(None, stop)
 }
 
-/// Draws a centre for each group, by mass and squared distance to the nearest one before (k-means++). `see` gets group,
-/// unit, the squared distance between them and whether that centre is the unit's nearest so far. `None` if `stop` said
-/// so before the end.
+/// Draws a centre for each group, by mass and squared distance to the nearest previous one (k-means++). `see` gets
+/// group, unit, their squared distance and whether that centre is the unit's nearest so far. `None` if stopped.
 pub(crate) fn for_each_centre(
     problem: &Problem,
     groups: usize,
@@ -56,8 +54,8 @@ pub(crate) fn for_each_centre(
     Some(())
 }
 
-/// Squared distance of every unit to the unit `centre`, which is first shrunk towards the mean by its own mass: a
-/// token seen once says little about a group.
+/// Squared distance of every unit to the unit `centre`, which is first shrunk towards the mean by its own mass: a token
+/// seen once says little about a group.
 fn distances_to(problem: &Problem, centre: usize, mean: &[f64]) -> Vec<f64> {
     let mass = problem.mass[centre] as f64;
     let trust = mass / (mass + 4.0);
@@ -80,7 +78,7 @@ fn distances_to(problem: &Problem, centre: usize, mean: &[f64]) -> Vec<f64> {
         .collect()
 }
 
-/// An index drawn in proportion to its weight; the first one if all weights are zero.
+/// Draws an index in proportion to its weight; the first one if all weights are zero.
 pub(crate) fn draw(len: usize, weight: impl Fn(usize) -> f64, random: &mut fastrand::Rng) -> usize {
     let total: f64 = (0..len).map(&weight).sum();
     let mut left = random.f64() * total;

@@ -1,10 +1,10 @@
-//! The second weight of requests: each is a sequence, whatever its tokens, and a rank's sequences set the pace of
-//! decode.
+//! The second weight of requests: each is one sequence, whatever its number of tokens, and a rank's sequences set the
+//! pace of decode.
 //!
-//! The best division of the requests under both limits gives each group a price of a sequence. Subtracted from the
-//! profits, these prices leave the unit step a transportation problem of tokens, so a start first searches without them
-//! and then goes on with them. The plan's value plus the value of each group's room for sequences is the division's:
-//! starts are compared by it.
+//! The best division of the requests under both limits gives each group a price per sequence. With these prices
+//! subtracted from the profits, the unit step remains a transportation problem of tokens, so a start first searches
+//! without them and then continues with them. The plan's value plus the value of each group's room for sequences is the
+//! division's; starts are compared by it.
 
 use crate::alternate::{Watch, search_on};
 use crate::clustering::{Clustering, SequencePrice, Task};
@@ -13,19 +13,19 @@ use crate::options::Margins;
 use crate::transport::Stop;
 use crate::unit_step::{PROFIT_ONE, to_profit, unit_step, weighed_profits};
 
-/// Goes on from `found` with prices of sequences, and returns the best result with its own prices.
+/// Continues from `found` with prices of sequences, and returns the best result with its own prices.
 pub(crate) fn balance_sequences(task: Task<'_>, margins: Margins, found: Clustering, watch: Watch<'_>) -> Clustering {
     let Some(first) = priced(task, margins, &found, watch.stop) else { return found };
     let next = search_on(Task { sequences: &first.sequences, ..task }, first.clone(), watch);
     priced(task, margins, &next, watch.stop).filter(|next| next.beats(&first)).unwrap_or(first)
 }
 
-/// `found` with prices of sequences, where its limits ask for them.
+/// Adds prices of sequences to `found`, if its limits require them.
 pub(crate) fn with_prices(task: Task<'_>, found: Clustering, stop: Stop<'_>) -> Clustering {
     task.limits.sequences.and_then(|margins| priced(task, margins, &found, stop)).unwrap_or(found)
 }
 
-/// The same placement with the prices of its best division, and the unit plan under them. `None` if stopped before.
+/// Keeps the placement, with the prices of its best division and the unit plan under them. `None` if stopped.
 fn priced(task: Task<'_>, margins: Margins, found: &Clustering, stop: Stop<'_>) -> Option<Clustering> {
     let Task { problem, limits, .. } = task;
     let tokens: Vec<f64> = problem.mass.iter().map(|&mass| mass as f64).collect();

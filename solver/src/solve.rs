@@ -27,7 +27,7 @@ use crate::topology::Topology;
 use crate::transitions::keep_transitions;
 use crate::unit_step::PROFIT_ONE;
 
-/// The most experts of a layer whose bounds take minutes at most: their work grows with the third power.
+/// Maximum experts per layer whose bounds take at most minutes: the work grows with the cube.
 const MAX_BOUNDED_EXPERTS: usize = 1024;
 
 /// The result of [`solve`].
@@ -35,19 +35,19 @@ const MAX_BOUNDED_EXPERTS: usize = 1024;
 pub struct Solved {
     /// T, A and E, ready to be written.
     pub tables: Tables,
-    /// How good they are on the input, and how that is known.
+    /// Their quality on the input, and the proof.
     pub report: SolveReport,
 }
 
 /// Co-clusters tokens or requests with experts and builds the tables (README.md has the method).
 ///
-/// With attention dp the units are the requests of `trace`, or the profile's tokens without one; with attention tp the
-/// profile's tokens, layer by layer. `progress` is called about every second at the latest, also in long steps; when it
-/// breaks, the best so far is returned (what no start has reached yet has its experts in order). Requests that
-/// [`SolveOptions::hold_out`] keeps back are solved on nowhere; the report has what the tables are worth on them.
+/// With attention dp the units are the requests of `trace`, or the profile's tokens without a trace; with attention tp
+/// they are the profile's tokens, layer by layer. `progress` is called at least about once a second, also in long
+/// steps; when it breaks, the best result so far is returned (with experts in order where no start has finished).
+/// Requests held out by [`SolveOptions::hold_out`] are never solved on; the report evaluates the tables on them.
 ///
 /// # Errors
-/// [`SolveError`]: no known route in the input, groups that do not divide the experts (with those that do), an option
+/// [`SolveError`]: no known route in the input, groups that do not divide the experts (naming those that do), an option
 /// out of range, options that exclude each other, a given placement of another shape, trace and profile of different
 /// models, counts beyond 2^50.
 pub fn solve(
@@ -77,11 +77,11 @@ struct Found<'a> {
     unit: Unit,
     problems: &'a [Problem],
     best: &'a Best,
-    /// Those of a placement that was given with replicas or padding.
+    /// The slots of a given placement with replicas or padding.
     slots: Option<Replicas>,
 }
 
-/// Solves on what is given; the choices left open are made with the requests held out.
+/// Solves on the given input; choices left open are made with the held-out requests.
 fn solve_part(
     input: Input<'_>,
     given: Option<Given>,
@@ -140,7 +140,7 @@ fn solve_part(
     Ok(Solved { tables, report })
 }
 
-/// Checks the options; returns the placement that they give, and how groups lie to each other.
+/// Checks the options; returns the placement that they give, if any, and how groups form nodes.
 fn checked(
     profile: &Profile,
     trace: Option<&Trace>,
@@ -185,7 +185,7 @@ fn proof(
     }
 }
 
-/// T, A and E from the best clusterings, and what was chosen on the way with the requests held out.
+/// T, A and E from the best clusterings, and the choices made with the held-out requests.
 fn build_tables(
     Input { profile, trace, split, options }: Input<'_>,
     prior: Option<&TokenPrior>,
@@ -200,7 +200,7 @@ fn build_tables(
         Some(slots) => slots.primary(),
         None => placement(options.groups, problems, &best.clusterings)?,
     };
-    // With replicas the shares of a token do not add up to one: its prior has no likelihood to be fitted by.
+    // With replicas a token's shares do not add up to one, so its prior has no likelihood to fit.
     let held = split.filter(|_| replicas.is_none()).map(|split| [&split.choose_counts, &split.judge_counts]);
     held_out.prior = held.and_then(|held| fit_prior(profile, &placement, Shrinkage { options, prior }, held));
     let options = &held_out.prior.map_or_else(|| options.clone(), |prior| prior.applied(options));
@@ -212,7 +212,7 @@ fn build_tables(
                 Some(held) => replica_shares(profile, held, &shrinkage),
                 None => shares_by(profile, usize::from(options.groups), &shrinkage, evidence),
             };
-            // Of the trace's requests scored with T, else of the profile's tokens.
+            // From the trace's requests scored with T, or else the profile's tokens.
             let price = match trace {
                 Some(trace) => dp_prices(trace, &shares, usize::from(options.groups), options.margins()),
                 None => Prices { token: in_shares(&first.plan.price, &problems[0]), sequence: None },
@@ -235,8 +235,8 @@ fn build_tables(
     Ok((builder.solver(solver_name(unit, options)).finish()?, held_out))
 }
 
-/// The counts that are clustered if not the profile's. Remote ranks are counted in the trace, so that with attention tp
-/// its tokens are the units.
+/// The counts to cluster instead of the profile's. Remote ranks are counted in the trace, so with attention tp the
+/// units are its tokens.
 fn own_counts(trace: Option<&Trace>, options: &SolveOptions) -> Result<Option<Profile>, SolveError> {
     match (options.objective, options.attention, trace) {
         (Objective::Ranks, _, None) => Err(SolveError::RanksNeedTrace),
@@ -254,7 +254,7 @@ pub(crate) fn placement(
     Ok(Placement::new(groups, layers_of(problems, clusterings).collect())?)
 }
 
-/// The groups of each layer's experts, of all problems in order.
+/// The groups of each layer's experts, over all problems in order.
 fn layers_of(problems: &[Problem], clusterings: &[Clustering]) -> impl Iterator<Item = Vec<u16>> {
     let layers = |(problem, found): (&Problem, &Clustering)| {
         found.group_of.chunks_exact(problem.experts).map(<[u16]>::to_vec).collect::<Vec<_>>()

@@ -1,4 +1,4 @@
-//! A spectral seed: experts that the same units activate lie near each other along the first eigenvectors of their
+//! A spectral seed: experts activated by the same units lie close together along the first eigenvectors of their
 //! co-activation.
 //!
 //! With `w[t,i]` the activations of column i by unit t, `l` their sums and S all tokens, columns co-activate beyond
@@ -8,9 +8,9 @@
 //! M[i,j] = ( sum over t of w[t,i] w[t,j] / mass[t]  -  l[i] l[j] / S ) / sqrt(l[i] l[j])
 //! ```
 //!
-//! Column i is the point `sqrt(lambda_k) v_k[i]` of the G greatest eigenpairs. Balanced k-means divides the points:
-//! every step gives each group N/G experts of every layer, exactly; of several tries the one with the least squared
-//! distances is taken.
+//! Column i is the point `sqrt(lambda_k) v_k[i]` of the G largest eigenpairs. Balanced k-means divides the points:
+//! every step gives each group exactly N/G experts of every layer. Of several tries the one with the smallest squared
+//! distances is kept.
 
 use ndarray::{Array2, ArrayView1};
 
@@ -22,7 +22,7 @@ use crate::seeds::draw;
 use crate::transport::{Plan, Stop, assign_evenly};
 use crate::unit_step::{to_profit, unit_step};
 
-/// Beyond these sizes there is no spectral seed: columns (the eigenvectors take their cube), and products of counts.
+/// There is no spectral seed beyond these sizes: columns (eigenvectors take their cube), and products of counts.
 const MAX_COLUMNS: usize = 512;
 const MAX_PRODUCTS: u64 = 1 << 28;
 const TRIES: u32 = 8;
@@ -34,7 +34,7 @@ pub(crate) fn has_spectral(problem: &Problem) -> bool {
     problem.column_load.len() <= MAX_COLUMNS && (0..problem.units()).map(products).sum::<u64>() <= MAX_PRODUCTS
 }
 
-/// The best units for experts that are divided by their co-activation alone. `None` if `stop` said so before the end.
+/// The best units for experts divided by their co-activation alone. `None` if stopped.
 pub(crate) fn spectral_plan(task: &Task<'_>, random: &mut fastrand::Rng, stop: Stop<'_>) -> Option<Plan> {
     let points = Points::new(task.problem, task.limits.groups);
     let mut best: Option<(f64, Vec<u16>)> = None;
@@ -60,8 +60,7 @@ impl Points {
         Points(Array2::from_shape_fn((vectors.ncols(), groups), |(column, axis)| scale[axis] * vectors[[axis, column]]))
     }
 
-    /// Balanced k-means: the sum of squared distances, and the group of each column. `None` if `stop` said so before
-    /// the end.
+    /// Balanced k-means: returns the sum of squared distances, and the group of each column. `None` if stopped.
     fn divide(&self, problem: &Problem, random: &mut fastrand::Rng, stop: Stop<'_>) -> Option<(f64, Vec<u16>)> {
         let Points(points) = self;
         let (columns, groups) = points.dim();
@@ -92,7 +91,7 @@ impl Points {
         Some((points.rows().into_iter().zip(&group_of).map(apart).sum(), group_of))
     }
 
-    /// N/G experts of every layer to each centre, at least squared distance.
+    /// Assigns N/G experts of every layer to each centre, with minimum squared distance.
     fn nearest_with_room(&self, problem: &Problem, centres: &Array2<f64>, stop: Stop<'_>) -> Option<Vec<u16>> {
         let Points(points) = self;
         let layer = |layer: usize| {

@@ -7,7 +7,7 @@ use crate::clustering::Limits;
 use crate::fixtures::{model, profile_of, provenance};
 use crate::topology::Topology;
 
-/// 12 experts in each of two layers; tokens of kind c use the experts e with (e + layer) % 3 = c, but for one
+/// 12 experts in each of two layers; tokens of kind c use the experts e with (e + layer) % 3 = c, except for one
 /// activation in ten.
 fn planted(seed: u64) -> Problem {
     let mut random = fastrand::Rng::with_seed(seed);
@@ -31,7 +31,7 @@ fn planted_groups_are_found() {
     let problem = planted(1);
     let found = Points::new(&problem, 3).divide(&problem, &mut fastrand::Rng::with_seed(1), &|| false).unwrap().1;
     for (column, group) in found.iter().enumerate() {
-        // Columns of a kind, whatever the layer, are together.
+        // Columns of one kind are together, whatever the layer.
         let kind = |column: usize| (column % 12 + column / 12) % 3;
         let first = (0..24).find(|&other| kind(other) == kind(column)).unwrap();
         assert_eq!(*group, found[first], "{found:?}");

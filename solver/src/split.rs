@@ -1,39 +1,39 @@
-//! Requests of a trace that are not solved on, and the profile without them.
+//! Holds requests of a trace out of a solve, and subtracts their counts from the profile.
 
 use semmoe_tables::{FormatError, LayerIdx, Profile, ProfileBuilder, PromptSplit, Trace, TraceBuilder, TraceRequest};
 use serde::Serialize;
 
-/// Fewest requests of each part.
+/// Minimum requests per part.
 const FEWEST: usize = 4;
 
 /// Whether the profile still has the held-out requests' counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProfilePart {
-    /// They were taken out.
+    /// The counts were subtracted.
     TakenOut,
-    /// The profile does not contain them; nothing was taken out.
+    /// The profile does not contain them; nothing was subtracted.
     NotPart,
 }
 
-/// A trace in three parts, by prompt: equal prompts lie in one.
+/// A trace split into three parts by prompt: equal prompts are in one part.
 #[derive(Debug)]
 pub(crate) struct Split {
     /// The requests to solve on.
     pub(crate) solve: Trace,
     /// The requests to make choices with.
     pub(crate) choose: Trace,
-    /// The requests to judge the result on.
+    /// The requests to evaluate the result on.
     pub(crate) judge: Trace,
     /// Counts of `choose` and `judge`, of the profile's phase.
     pub(crate) choose_counts: Profile,
     pub(crate) judge_counts: Profile,
-    /// The profile without them; `None` if they are not part of it.
+    /// The profile without them; `None` if it does not contain them.
     pub(crate) profile: Option<Profile>,
 }
 
 impl Split {
-    /// Holds out about `share` of the requests; the reason if nothing can be.
+    /// Holds out about `share` of the requests; returns the reason if impossible.
     pub(crate) fn new(
         profile: &Profile,
         trace: Option<&Trace>,
@@ -46,7 +46,7 @@ impl Split {
             return Ok(Err("nothing was held out: a profile without a trace has no requests".to_owned()));
         };
         let parts = parts(trace, share);
-        // Requests without a known route say nothing.
+        // Requests without a known route carry no evidence.
         let routed: Vec<bool> = trace.iter().map(has_route).collect();
         let [solved, chosen, judged] = [Part::Solve, Part::Choose, Part::Judge]
             .map(|part| parts.iter().zip(&routed).filter(|(of, routed)| **of == part && **routed).count());

@@ -12,7 +12,7 @@ fn model() -> ModelInfo {
     fixtures::model(1, 4, 2, 50)
 }
 
-/// Prompts of one to three of 50 tokens, so that some are equal, each with a decoded token.
+/// Prompts of one to three of 50 tokens, so some are equal, each followed by a decoded token.
 fn trace(requests: usize, seed: u64) -> Trace {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut trace = TraceBuilder::new(model(), provenance()).unwrap();

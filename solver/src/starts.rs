@@ -1,4 +1,4 @@
-//! Many starts over several threads, the best kept: the result does not depend on the number of threads.
+//! Runs many starts on several threads and keeps the best: the result does not depend on the number of threads.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,15 +18,15 @@ use crate::sequences::balance_sequences;
 use crate::spectral::has_spectral;
 use crate::unit_step::mass_capacity;
 
-/// How far a solve has come; given to the caller's closure, which may end the solve with `ControlFlow::Break`.
+/// Progress of a solve, passed to the caller's closure, which may end the solve with `ControlFlow::Break`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SolveProgress {
-    /// Starts ended, of `starts` (with attention tp those of all layers together; with replicas also the kicks).
+    /// Starts finished, of `starts` (over all layers with attention tp; including kicks with replicas).
     pub starts_done: usize,
-    /// Starts to be made.
+    /// Starts to run.
     pub starts: usize,
-    /// Best local activation rate on the input so far (with nodes the value made best), of the layers that have one;
-    /// none before the first round.
+    /// Best local activation rate on the input so far (with nodes, the optimized value), over the layers that have one;
+    /// `None` before the first round.
     pub best_lar: Option<f64>,
 }
 
@@ -37,46 +37,46 @@ pub(crate) type Progress<'a> = &'a mut dyn FnMut(SolveProgress) -> ControlFlow<(
 #[derive(Default)]
 pub(crate) struct Best {
     pub(crate) clusterings: Vec<Clustering>,
-    /// Unit steps made in all starts.
+    /// Unit steps made, over all starts.
     pub(crate) iterations: u64,
-    /// Starts of each problem, at most.
+    /// Maximum starts of a problem.
     pub(crate) starts: u32,
-    /// Kicks of each problem, at most.
+    /// Maximum kicks of a problem.
     pub(crate) kicks: u32,
     /// Problems that no start had reached before the stop.
     pub(crate) not_reached: usize,
-    /// Whether the caller ended it early.
+    /// Whether the caller ended the solve early.
     pub(crate) stopped: bool,
 }
 
-/// The jobs of a phase. A phase begins when the last has ended, so that its starting point does not depend on the
+/// The jobs of a phase. A phase begins when the previous one has ended, so its starting point does not depend on the
 /// threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Starts,
-    /// From the best of the last phase, its experts perturbed.
+    /// From the best of the previous phase, with its experts perturbed.
     Kicks,
-    /// Swaps of the best alone.
+    /// Swaps of the best result only.
     LastSwaps,
 }
 
-/// Shared by the threads. Jobs are ordered by start, then problem, so that every problem has a result early.
+/// Shared by the threads. Jobs are ordered by start, then problem, so every problem has a result early.
 struct Shared<'a> {
     problems: &'a [Problem],
-    /// The same with empty slots, for starts without replicas where the groups do not divide the experts; else empty.
+    /// The problems with empty slots, for starts without replicas if the groups do not divide the experts; else empty.
     padded: Vec<Problem>,
     capacities: Vec<Vec<u64>>,
     limits: Limits,
-    /// Where the experts of each problem are, if the solve starts from tables.
+    /// The current placement for each problem, in a warm-started solve.
     homes: Option<&'a [CurrentPlacement]>,
     seed: u64,
     phase: Phase,
-    /// Of all phases so far.
+    /// Over all phases so far.
     jobs: usize,
     next_job: AtomicUsize,
     stop: AtomicBool,
     best: Mutex<Vec<Option<Kept>>>,
-    /// The best of the phases before.
+    /// The best of the previous phases.
     base: Vec<Option<Kept>>,
     iterations: AtomicUsize,
 }
@@ -94,36 +94,36 @@ enum Event {
         problem: usize,
         value: i128,
     },
-    /// A start is at work: a chance to stop it.
+    /// A start is running: a chance to stop it.
     Working,
     Done,
 }
 
-/// Work of all starts, where one reads each count some forty times: about half a minute.
+/// Work of all starts, each reading every count about forty times: about half a minute.
 const MAX_STARTED: u64 = 800_000_000;
 
-/// Profits of units weigh as many counts, because the unit step keeps them in heaps.
+/// A unit's profit costs as much as this many counts, because the unit step keeps profits in heaps.
 const COUNTS_PER_PROFIT: u64 = 8;
 
 /// With replicas, one in this many starts is run; kicks, which are shorter, replace the others.
 const STARTS_PER_START: u32 = 4;
-/// Kicks in place of a start that is not made.
+/// Kicks in place of a start.
 const KICKS_PER_START: u32 = 2;
-/// Kicks from the same clustering, of which the best is kept.
+/// Kicks from one clustering, of which the best is kept.
 const KICKS_AT_ONCE: u32 = 4;
 
-/// Counts of the problems times groups from which on only the best start's swaps are searched.
+/// Counts times groups from which on only the best start's swaps are searched.
 const LARGE: u64 = 1 << 27;
 
-/// Counts of the problems times groups times passes of that search.
+/// Maximum counts times groups times passes of that search.
 const MAX_VALUES_SWAPPED: u64 = 1 << 31;
 
-/// The starts and swap passes to run of those asked for. The rule depends on sizes alone, so that the result is the
-/// same on every machine.
+/// How many of the requested starts and swap passes to run. The rule depends only on sizes, so the result is the same
+/// on every machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Schedule {
     starts: u32,
-    /// Rounds of [`KICKS_AT_ONCE`] kicks after them.
+    /// Rounds of [`KICKS_AT_ONCE`] kicks that follow.
     kick_rounds: u32,
     /// Swap passes of every start.
     passes: u32,
@@ -140,7 +140,7 @@ impl Schedule {
         phases
     }
 
-    /// For `starts` starts of problems with this many counts and units in total.
+    /// Schedules `starts` starts of problems with this many counts and units in total.
     fn new(entries: u64, units: u64, starts: u32, limits: &Limits) -> Self {
         let (groups, passes, replicas) = (limits.groups, limits.swap_passes, limits.slots.is_some());
         let values = entries.max(1).saturating_mul(groups as u64);
@@ -158,8 +158,7 @@ impl Schedule {
     }
 }
 
-/// Runs the starts of every problem, or as many as its size allows, and with homes (where the experts of each problem
-/// are) one from there.
+/// Runs the starts of every problem, or as many as its size allows, and one from the current placement if given.
 pub(crate) fn run_starts(
     problems: &[Problem],
     options: &SolveOptions,
@@ -221,7 +220,7 @@ impl Shared<'_> {
         self.jobs += each * self.problems.len();
     }
 
-    /// Runs what is left of the jobs on threads, and passes what comes in to the caller.
+    /// Runs the remaining jobs on threads, and reports their messages to the caller.
     fn run_jobs(
         &self,
         threads: usize,
@@ -278,7 +277,7 @@ impl Shared<'_> {
     }
 
     fn run(&self, problem: usize, start: usize, events: &Sender<Event>) {
-        // The receiver outlives the threads; were it gone, no result would be wanted.
+        // The receiver outlives the threads; without it no result would be wanted.
         let reached = |clustering: &Clustering| {
             let _ = events.send(Event::Reached { problem, value: clustering.local() });
         };
@@ -292,7 +291,7 @@ impl Shared<'_> {
             Some(margins) => balance_sequences(task, margins, found, watch),
             None => found,
         };
-        // First of all, so that a solve that is ended early moves little.
+        // Runs first, so that a solve that is ended early moves little.
         if start == 0
             && let Some(found) = run_from_home(task, watch)
         {
@@ -325,7 +324,7 @@ impl Shared<'_> {
         Task { problem: &self.problems[problem], capacity, limits: self.limits, home, sequences: &FREE }
     }
 
-    /// Keeps the better result, of equals the one of the earlier start, in whatever order they arrive.
+    /// Keeps the better result, or on ties that of the earlier start, in whatever order they arrive.
     fn keep(&self, problem: usize, start: usize, found: Clustering) {
         self.iterations.fetch_add(found.iterations as usize, Ordering::Relaxed);
         let mut best = self.best.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,9 +1,9 @@
-//! Swap search: pairs of experts of a layer change groups where that helps with the units' prices held.
+//! Swap search: pairs of experts of a layer exchange groups if that helps at fixed prices of the units.
 //!
-//! The alternation stops where neither half can improve alone. A swap is judged with both: the units may follow the
+//! The alternation stops when neither half can improve alone. A swap is judged with both: the units may follow the
 //! experts. With prices p the value of a placement is `sum over t of max over c (local[t,c] - mass[t] p[c])` plus a
-//! constant (the dual of the unit step), and a swap changes only the units that use one of the two experts. It is an
-//! upper bound on what the swap gains, so that the caller solves the unit step again and keeps the better of both.
+//! constant (the dual of the unit step), and a swap changes only the units that use one of the two experts. This is an
+//! upper bound on the swap's gain, so the caller solves the unit step again and keeps the better of both.
 
 use crate::clustering::Task;
 use crate::expert_step::layer_cap;
@@ -15,7 +15,7 @@ use crate::topology::Topology;
 use crate::transport::Stop;
 use crate::unit_step::PROFIT_ONE;
 
-/// Least gain, as a fraction of all activations, that makes a swap worth it.
+/// Minimum gain of a swap, as a fraction of all activations.
 pub(crate) const MIN_GAIN: f64 = 1e-7;
 
 pub(crate) struct Search<'a> {
@@ -24,30 +24,30 @@ pub(crate) struct Search<'a> {
     group_of: Vec<u16>,
     home: Option<&'a CurrentPlacement>,
     topology: Topology,
-    /// [U, G] local activations (with nodes their values) less the price of the unit's mass.
+    /// [U, G] local activations (with nodes their values) minus the price of the unit's mass.
     value: Vec<f64>,
-    /// [U] the greatest of each row of `value`.
+    /// [U] the maximum of each row of `value`.
     best: Vec<f64>,
 }
 
-/// Values that a pass over all pairs may compare; above it the pairs are chosen by an estimate first.
+/// Maximum values that a pass over all pairs may compare; above it pairs are preselected by an estimate.
 const MAX_VALUES_COMPARED: u64 = 1 << 29;
 
-/// Pairs that are compared of those chosen by estimate, per expert of a layer.
+/// Number of pairs preselected by estimate, per expert of a layer.
 const PAIRS_PER_EXPERT: usize = 2;
 
 /// One pass over the pairs of experts of every layer: returns the placement after all swaps that gain under `price`
-/// (fixed point, per token) and keep each group within `max_over_mean` of the layer's mean load, or not worse than it
-/// was. `None` if there is no such swap. With a home the gain is less what moves away from it cost.
+/// (fixed point, per token) and keep each group within `max_over_mean` of the layer's mean load, or no worse than
+/// before. `None` if there is no such swap. With a current placement the cost of moves is deducted.
 ///
-/// In large problems only the pairs with the greatest estimates are tried: what each expert alone would gain in the
-/// other's group, which is exact but for the units that use both.
+/// In large problems only the pairs with the largest estimates are tried: what each expert alone would gain in the
+/// other's group, which is exact except for the units that use both.
 pub(crate) fn swap_pass(task: &Task<'_>, group_of: &[u16], price: &[i64], stop: Stop<'_>) -> Option<Vec<u16>> {
     let values = (task.problem.entries() * task.problem.experts * price.len()) as u64;
     passed(task, group_of, price, values > MAX_VALUES_COMPARED, stop)
 }
 
-/// The pass, over all pairs or over those chosen by estimate.
+/// The pass, over all pairs or those preselected by estimate.
 pub(crate) fn passed(
     task: &Task<'_>,
     group_of: &[u16],
@@ -96,13 +96,13 @@ pub(crate) struct Loaded {
     pub(crate) load: u64,
 }
 
-/// Moves the loads of two experts to each other's group.
+/// Updates the loads for two experts that exchange groups.
 pub(crate) fn exchange(loads: &mut [u64], a: Loaded, b: Loaded) {
     loads[a.group] = loads[a.group] - a.load + b.load;
     loads[b.group] = loads[b.group] - b.load + a.load;
 }
 
-/// Whether the groups of two experts that are exchanged stay within the cap, or come no further above it.
+/// Whether the groups of two experts that are exchanged stay within the cap, or exceed it no further.
 pub(crate) fn keeps_cap(loads: &[u64], a: Loaded, b: Loaded, cap: u64) -> bool {
     let (from, to) = (loads[a.group], loads[b.group]);
     let after = (from - a.load + b.load).max(to - b.load + a.load);
@@ -125,7 +125,7 @@ impl<'a> Search<'a> {
         Search { group_of: group_of.to_vec(), home, ..search }
     }
 
-    /// For a caller that knows the groups of the columns itself: from local activations [U, G].
+    /// For a caller that tracks the groups of the columns itself: from local activations [U, G].
     pub(crate) fn of_local(problem: &'a Problem, local: &[u64], price: &[i64], topology: Topology) -> Self {
         let groups = price.len();
         let worth = topology.worth(local, groups);
@@ -152,8 +152,7 @@ impl<'a> Search<'a> {
         &self.value[unit * self.groups..(unit + 1) * self.groups]
     }
 
-    /// Pairs of experts of a layer in different groups whose estimated gain is above zero, the greatest first, a few
-    /// per expert.
+    /// Pairs of experts of a layer in different groups with a positive estimated gain, largest first, a few per expert.
     fn likely_pairs(&self, layer: usize, stop: Stop<'_>) -> Vec<(usize, usize)> {
         let experts = self.problem.experts;
         let first = layer * experts;
@@ -175,7 +174,7 @@ impl<'a> Search<'a> {
         pairs.into_iter().map(|(_, a, b)| (a, b)).collect()
     }
 
-    /// The gain of moving one column to each group, if there were room: [G].
+    /// The gain of moving one column to each group, ignoring capacity: [G].
     fn gains_alone(&self, column: usize) -> Vec<f64> {
         let from = self.group(column);
         let mut gains = vec![0.0; self.groups];
@@ -195,13 +194,13 @@ impl<'a> Search<'a> {
         gains
     }
 
-    /// The cost of two columns exchanging their groups.
+    /// The migration cost of two columns exchanging their groups.
     fn cost(&self, a: usize, b: usize) -> f64 {
         let (from, to) = (self.group(a), self.group(b));
         self.home.map_or(0.0, |home| home.change(a, from, to) + home.change(b, to, from))
     }
 
-    /// Exchanges whole gating groups of the layer that begins at column `first`, where that gains: their experts, in
+    /// Exchanges entire gating groups of the layer that begins at column `first`, where that gains: their experts, in
     /// the order of their groups, take each other's.
     fn swap_gating_groups(&mut self, first: usize, load: &[u64], cap: u64, least: f64, stop: Stop<'_>) -> bool {
         let gating_groups = self.topology.gating_groups;
@@ -241,7 +240,7 @@ impl<'a> Search<'a> {
         self.gain_of(&self.swapped(a, b))
     }
 
-    /// Two columns in each other's group.
+    /// The exchange of two columns' groups.
     fn swapped(&self, a: usize, b: usize) -> Exchange {
         Exchange { a, b, from: self.group_of[a], to: Some(self.group_of[b]) }
     }
@@ -258,7 +257,7 @@ impl<'a> Search<'a> {
         gain
     }
 
-    /// The change in the value of each group from an activation that leaves `from` for `to`: [G].
+    /// The change in the value of each group from an activation that moves from `from` to `to`: [G].
     fn changes(&self, &Exchange { from, to, .. }: &Exchange) -> Vec<f64> {
         let value = |of: usize, on: u16| self.topology.value(of, usize::from(on));
         (0..self.groups).map(|of| to.map_or(0.0, |to| value(of, to)) - value(of, from)).collect()
@@ -269,7 +268,7 @@ impl<'a> Search<'a> {
         self.group_of.swap(a, b);
     }
 
-    /// Makes an exchange of columns, but for the groups that the caller knows.
+    /// Applies an exchange of columns, except to the groups, which the caller tracks.
     pub(crate) fn exchange(&mut self, exchange: &Exchange) {
         let mut changed = Vec::new();
         self.for_each_changed(exchange.a, exchange.b, |unit, moved| changed.push((unit, moved)));

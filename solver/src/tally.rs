@@ -8,25 +8,25 @@ use crate::hosts::{Hosts, indices};
 /// The counts so far.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
-    /// [L] local activations; fractional where a token without a label is expected on a random place.
+    /// [L] local activations; fractional if a token without a label is expected on a random place.
     pub(crate) local: Vec<f64>,
-    /// Activations that stay on their node, of all layers; `None` where nodes are not known.
+    /// Activations that stay on their node, over all layers; `None` if nodes are unknown.
     node_local: Option<f64>,
     /// [L]
     pub(crate) activations: Vec<u64>,
     /// [L * N]
     pub(crate) column_load: Vec<u64>,
-    /// [L * G] activations that each group computes.
+    /// [L * G] load of each group.
     pub(crate) group_load: Vec<f64>,
-    /// [L][places] tokens, where these are the units; one without a place counts on all of them by share.
+    /// [L][places] tokens, if these are the units; one without a place counts on all of them by share.
     tokens: Vec<Vec<f64>>,
-    /// Places other than their own that tokens had to be sent to, all layers.
+    /// Number of other places that tokens had to be sent to, over all layers.
     pub(crate) remote_ranks: f64,
-    /// The same with every token on a random place: the expected value.
+    /// Expected `remote_ranks` with every token on a random place.
     pub(crate) remote_ranks_random: f64,
-    /// The same with experts in blocks.
+    /// Expected `remote_ranks` on random places, with experts in blocks.
     pub(crate) remote_ranks_blocks: f64,
-    /// Routes with a known set of experts, all layers.
+    /// Routes with a known set of experts, over all layers.
     routes: u64,
     /// Scratch: the places of a route.
     seen: Vec<bool>,
@@ -45,7 +45,7 @@ impl Tally {
         }
     }
 
-    /// Adds `count` activations of one expert by tokens at `place`; `None` = on a random one.
+    /// Adds `count` activations of one expert by tokens at `place`; `None` = a random one.
     pub(crate) fn add(&mut self, hosts: &Hosts, layer: usize, expert: usize, count: u64, place: Option<usize>) {
         let column = hosts.column(layer, expert);
         self.column_load[column] += count;
@@ -86,13 +86,13 @@ impl Tally {
         }
     }
 
-    /// Greatest tokens of a place over the mean, mean over layers.
+    /// Maximum tokens of a place over the mean, mean over layers.
     pub(crate) fn token_imbalance(&self) -> f64 {
         let layers: Vec<f64> = self.tokens.iter().filter_map(|loads| Some(spread_of(loads)?.max_over_mean)).collect();
         layers.iter().sum::<f64>() / layers.len().max(1) as f64
     }
 
-    /// All activations.
+    /// Total activations.
     fn all(&self) -> f64 {
         self.activations.iter().sum::<u64>() as f64
     }
@@ -102,7 +102,7 @@ impl Tally {
         self.local.iter().sum::<f64>() / self.all()
     }
 
-    /// Share of activations on the own node.
+    /// Share of activations that stay on their node.
     pub(crate) fn node_local_rate(&self) -> Option<f64> {
         self.node_local.map(|local| local / self.all())
     }
@@ -113,14 +113,14 @@ impl Tally {
         self.local.iter().zip(&self.activations).map(rate).collect()
     }
 
-    /// The rate with every token on a random place, exactly.
+    /// The exact expected rate with every token on a random place.
     pub(crate) fn lar_random(&self, hosts: &Hosts) -> f64 {
         let share = |column| hosts.local_share(column, None);
         let local = self.column_load.iter().enumerate().map(|(column, &load)| load as f64 * share(column));
         local.sum::<f64>() / self.all()
     }
 
-    /// Mean over tokens and layers of a sum over routes; `None` where only counts were added.
+    /// Mean over tokens and layers of a sum over routes; `None` if only counts were added.
     pub(crate) fn per_route(&self, sum: f64) -> Option<f64> {
         (self.routes > 0).then(|| sum / self.routes as f64)
     }

@@ -1,4 +1,4 @@
-//! T for attention dp: the expected local share of each token on each rank, and the prices that go with it.
+//! T for attention dp: the expected local share of each token on each rank, and the prices.
 
 use half::f16;
 use semmoe_tables::{LayerIdx, Placement, Profile, Score, TokenId, Trace};
@@ -9,11 +9,11 @@ use crate::held::Held;
 use crate::load_limit::group_loads;
 use crate::options::Margins;
 
-/// T f16 [V, G] from the evidence of each layer: for each token the share of its activations that falls on each group,
-/// mean over layers. A token with neither counts nor a similar token has equal values.
+/// T f16 [V, G] from the evidence of each layer: for each token the share of its activations on each group, mean over
+/// layers. A token with neither counts nor a similar token has equal values.
 ///
-/// With the counts c of n occurrences in a layer, m pseudo-occurrences and the prior q, it is the mean of
-/// `(c + m q) / (n + m)`. As the regression behind q is linear, one for the means over layers stands for one in each.
+/// With the counts c of n occurrences in a layer, m pseudo-occurrences and the prior q, it is the mean of `(c + m q) /
+/// (n + m)`. The regression behind q is linear, so one on the means over layers replaces one per layer.
 pub(crate) fn shares_by(
     profile: &Profile,
     groups: usize,
@@ -47,15 +47,15 @@ pub(crate) fn shares_by(
     table
 }
 
-/// T where an activation can be local on several ranks.
+/// T if an activation can be local on several ranks.
 pub(crate) fn replica_shares(profile: &Profile, held: &Held, shrinkage: &Shrinkage<'_>) -> Vec<f16> {
     let mut shares = shares_by(profile, held.groups, shrinkage, |layer| replica_evidence(profile, layer, held));
-    // Sums of rounded shares may miss one by a little where every group holds every expert.
+    // Sums of rounded shares may exceed one slightly if every group holds every expert.
     shares.iter_mut().for_each(|share| *share = share.min(f16::ONE));
     shares
 }
 
-/// Occurrences of every token in a layer by group: an occurrence counts by share for the groups of its k experts.
+/// Occurrences of every token in a layer by group: an occurrence is divided over the groups of its k experts.
 pub(crate) fn activation_evidence(profile: &Profile, layer: LayerIdx, placement: &Placement) -> LayerEvidence {
     let groups = usize::from(placement.groups());
     let group_of = placement.layer(layer);
@@ -69,8 +69,8 @@ pub(crate) fn activation_evidence(profile: &Profile, layer: LayerIdx, placement:
     LayerEvidence::new(on_group, groups, layer_prior(profile, layer, group_of, groups))
 }
 
-/// Occurrences of every token in a layer by group: an activation counts on every group that holds its expert, so that a
-/// row adds up to more than the token was seen.
+/// Occurrences of every token in a layer by group: an activation counts on every group that holds its expert, so a row
+/// adds up to more than the token's occurrences.
 fn replica_evidence(profile: &Profile, layer: LayerIdx, held: &Held) -> LayerEvidence {
     let (groups, holders) = (held.groups, held.layer(layer.index()));
     let top_k = f64::from(profile.model().top_k);
@@ -101,7 +101,7 @@ pub(crate) fn count_groups(profile: &Profile, layer: LayerIdx, token: TokenId, g
     }
 }
 
-/// Share of a layer's activations on each group; equal shares for a layer that never saw one.
+/// Share of a layer's activations on each group; equal shares for a layer without activations.
 fn layer_prior(profile: &Profile, layer: LayerIdx, group_of: &[u16], groups: usize) -> Vec<f64> {
     let total = group_loads(group_of, &profile.expert_loads(layer), groups);
     let all: u64 = total.iter().sum();
@@ -113,12 +113,12 @@ fn layer_prior(profile: &Profile, layer: LayerIdx, group_of: &[u16], groups: usi
 #[derive(Debug)]
 pub(crate) struct Prices {
     pub(crate) token: Vec<f32>,
-    /// None where the units are tokens.
+    /// `None` if the units are tokens.
     pub(crate) sequence: Option<Vec<f32>>,
 }
 
-/// The prices at which the trace's requests, each scored by its prompt with T, fill the ranks within the margins: where
-/// the online prices start.
+/// The prices at which the trace's requests, each scored by its prompt with T, fill the ranks within the margins: the
+/// starting point of online prices.
 pub(crate) fn dp_prices(trace: &Trace, shares: &[f16], groups: usize, margins: Margins) -> Prices {
     let row = |&token: &u32| shares.get(token as usize * groups..(token as usize + 1) * groups);
     let (mut tokens, mut value) = (Vec::new(), Vec::new());

@@ -1,38 +1,38 @@
-//! How groups lie to each other: nodes of groups, and gating groups of experts that stay together.
+//! How groups relate: nodes of groups, and gating groups of experts that stay together.
 //!
 //! With M nodes, an activation on the unit's own group costs nothing, on another group of its node 1, on another node
-//! X. The least cost is the greatest sum of values
+//! X. Minimum cost means maximum total value
 //!
 //! ```text
 //! V(c, g) = 1 if c = g,  1 - 1/X if c and g are of one node,  0 otherwise        cost = X (1 - V)
 //! ```
 //!
-//! which takes the place of `[c = g]` everywhere. Both exact steps stay what they are, since their profits are linear
-//! in the counts: a unit's profit on group c is its activations on every group times V, an expert's gain in group g the
-//! activations of every group's units times V.
+//! which replaces `[c = g]` everywhere. Both exact steps are unchanged, since their profits are linear in the counts: a
+//! unit's profit on group c is its activations on every group times V, an expert's gain in group g the activations of
+//! every group's units times V.
 
 use crate::error::SolveError;
 use crate::gating::MAX_GATING_GROUPS;
 use crate::options::{Nodes, SolveOptions, within};
 
-/// Groups, the cells of neighbouring groups that they make, and what is one cell's.
+/// The groups, and the cells of neighbouring groups that they form.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Topology {
-    /// Groups that make a cell: all of them without nodes and gating groups.
+    /// Groups per cell: all of them without nodes and gating groups.
     pub(crate) per_cell: usize,
-    /// The value of an activation on another group of the cell; zero where cells are not nodes.
+    /// The value of an activation on another group of the cell; zero if cells are not nodes.
     pub(crate) near: f64,
-    /// Gating groups, neighbouring experts that stay in one cell; one where experts are free.
+    /// Number of gating groups, each of neighbouring experts that stay in one cell; one = no constraint.
     pub(crate) gating_groups: usize,
 }
 
 impl Topology {
-    /// Groups that are all alike, and experts that are free.
+    /// All groups equal, and no constraint on experts.
     pub(crate) fn flat(groups: usize) -> Self {
         Topology { per_cell: groups, near: 0.0, gating_groups: 1 }
     }
 
-    /// As the options have it, for N experts and groups that divide them.
+    /// Takes the topology from the options, for N experts and groups that divide them.
     pub(crate) fn new(options: &SolveOptions, experts: u16) -> Result<Self, SolveError> {
         let (groups, gating_groups) = (options.groups, options.gating_groups.max(1));
         let mut topology = Topology::flat(usize::from(groups));
@@ -73,7 +73,7 @@ impl Topology {
         group / self.per_cell
     }
 
-    /// V: what an activation by a unit of one group is worth on another.
+    /// V: the value of an activation by a unit of one group on another.
     pub(crate) fn value(&self, of: usize, on: usize) -> f64 {
         match of == on {
             true => 1.0,
@@ -82,12 +82,12 @@ impl Topology {
         }
     }
 
-    /// Whether an expert in one group may change places with one in the other.
+    /// Whether an expert in one group may trade places with one in the other.
     pub(crate) fn exchangeable(&self, a: usize, b: usize) -> bool {
         self.gating_groups == 1 || self.cell(a) == self.cell(b)
     }
 
-    /// The worth of activations on each group [.., G] for a unit of each group: V times the row.
+    /// The value of activations on each group [.., G] for a unit of each group: V times the row.
     pub(crate) fn worth(&self, local: &[u64], groups: usize) -> Vec<f64> {
         let mut worth = Vec::with_capacity(local.len());
         for cell in local.chunks_exact(groups).flat_map(|row| row.chunks_exact(self.per_cell)) {
@@ -97,7 +97,7 @@ impl Topology {
         worth
     }
 
-    /// The same for fixed-point gains, in place.
+    /// Multiplies fixed-point gains by V, in place.
     pub(crate) fn weigh(&self, gains: &mut [i64]) {
         if !self.has_nodes() {
             return;
@@ -109,7 +109,7 @@ impl Topology {
     }
 }
 
-/// Checks that nodes of equally many groups are possible.
+/// Checks that nodes can have equally many groups.
 pub(crate) fn check_nodes(nodes: u16, groups: u16) -> Result<(), SolveError> {
     if nodes > 0 && groups.is_multiple_of(nodes) {
         return Ok(());

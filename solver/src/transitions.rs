@@ -1,7 +1,7 @@
-//! A for attention tp: which groups follow on the groups of the two layers before, kept where that helps.
+//! A for attention tp: which groups follow the groups of the two previous layers, kept where that helps.
 //!
-//! T already knows much of what a token's earlier groups say, since the token chose them. Taken at face value A counts
-//! that twice, so that it is tempered with a weight, and left out of the layers where no weight helps.
+//! T already knows much of what a token's earlier groups reveal, since the token chose them. Taken at face value, A
+//! would count that twice, so it is tempered with a weight, and left out of layers where no weight helps.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::labels::{Labels, MainGroups, labels_of, push_labels};
 
-/// Weights that are tried; the last takes A at face value.
+/// Weights to try; the last takes A at face value.
 const WEIGHTS: [f64; 4] = [0.125, 0.25, 0.5, 1.0];
 
 /// The value of A in one layer.
@@ -18,21 +18,21 @@ const WEIGHTS: [f64; 4] = [0.125, 0.25, 0.5, 1.0];
 pub struct LayerTransitions {
     /// The model's layer number.
     pub layer: u16,
-    /// Local activation rate on the requests judged, every token on its likeliest group by T alone; none for a layer
+    /// Local activation rate on the judging requests, every token on its likeliest group by T alone; `None` for a layer
     /// without known routes.
     pub lar_t: Option<f64>,
-    /// The same by T and A.
+    /// Local activation rate on the judging requests by T and A.
     pub lar_t_and_a: Option<f64>,
-    /// The same with A at face value, a weight of 1.
+    /// Local activation rate on the judging requests with A at face value, a weight of 1.
     pub lar_t_and_a_untempered: Option<f64>,
-    /// The weight of A, chosen on other requests; none in the first two layers, which have no A.
+    /// The weight of A, chosen on other requests; `None` in the first two layers, which have no A.
     pub weight: Option<f64>,
-    /// Whether A is in the tables: better than T alone on the requests chosen with and on those judged.
+    /// Whether A is in the tables: better than T alone on both the choosing and the judging requests.
     pub kept: bool,
 }
 
-/// Counts A in `trace`, and puts it into `parts`, which has T, for the layers where it beats T alone on the requests to
-/// choose with and on those to judge with, none of which were solved on.
+/// Counts A in `trace`, and adds it to `parts`, which has T, for the layers where it beats T alone on both the choosing
+/// and the judging requests, none of which were solved on.
 pub(crate) fn keep_transitions(
     parts: &mut TpParts,
     trace: &Trace,
@@ -48,7 +48,7 @@ pub(crate) fn keep_transitions(
     let size = counts.groups * counts.groups * parts.labels;
     let mut layers = Vec::with_capacity(placement.layers());
     for (layer, (chosen, judged)) in chosen_on.iter().zip(&judged_on).enumerate() {
-        // Of equals the smallest weight.
+        // Ties go to the smallest weight.
         let best = (1..WEIGHTS.len()).fold(0, |best, at| if chosen.by[at] > chosen.by[best] { at } else { best });
         let kept = chosen.by[best] > chosen.alone && judged.by[best] > judged.alone;
         if kept {
@@ -69,11 +69,11 @@ pub(crate) fn keep_transitions(
     layers
 }
 
-/// Activations by group of a token and its groups in the two layers before.
+/// Activations by group, given a token's groups in the two previous layers.
 pub(crate) struct Counts {
     groups: usize,
     top_k: f64,
-    /// Of [L, G, G, G], the two before older first, those that were seen: ascending.
+    /// Indices into [L, G, G, G] that were seen (two previous groups, older first), with counts: ascending.
     after: Vec<(usize, u64)>,
     /// [L, G] all activations.
     all: Vec<u64>,
@@ -105,8 +105,8 @@ impl Counts {
         Counts { groups, top_k: top_k.into(), after, all }
     }
 
-    /// The labels of every row, by the shares that `fill` makes of a layer's number and a row's counts. No label where
-    /// the two groups were never seen.
+    /// The labels of every row, by the shares that `fill` computes from a layer's number and a row's counts. No label
+    /// if the two groups were never seen.
     pub(crate) fn labels(&self, labels: usize, fill: impl Fn(usize, &[u64], &mut [f64])) -> Labels {
         let mut table = Labels::default();
         let (mut counts, mut shares) = (vec![0; self.groups], vec![0.0; self.groups]);
@@ -125,7 +125,7 @@ impl Counts {
         table
     }
 
-    /// Our own A: a row's shares, shrunk to the layer's, over the layer's, to the power of the weight.
+    /// Our own A: a row's shares, shrunk to the layer's, divided by the layer's, to the power of the weight.
     fn tempered(&self, labels: usize, prior_occurrences: f64, weight: f64) -> Labels {
         self.labels(labels, |layer, counts, shares| {
             let all = &self.all[layer * self.groups..(layer + 1) * self.groups];
@@ -146,11 +146,11 @@ fn row_of(layer: usize, older: u16, newer: u16, groups: usize) -> usize {
     (layer * groups + usize::from(older)) * groups + usize::from(newer)
 }
 
-/// Activations of a layer, and those that stay local.
+/// Activations of a layer, and how many of them are local.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Local {
     activations: u64,
-    /// By T alone. A token of which nothing is known counts as nowhere, here and below.
+    /// By T alone. A token without evidence is local nowhere, here and below.
     alone: u64,
     /// With each table of A.
     by: [u64; WEIGHTS.len()],

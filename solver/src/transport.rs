@@ -1,4 +1,4 @@
-//! Exact transportation of divisible units to groups of limited capacity, on integers.
+//! Exact transportation of divisible units to groups of limited capacity, in integers.
 //!
 //! ```text
 //! maximise    sum over t, c of  x[t,c] * profit[t,c]
@@ -6,27 +6,27 @@
 //!             sum over t of x[t,c] <= capacity[c] for every group c,  x >= 0
 //! ```
 //!
-//! Its dual has one price per group and nothing else, because the inner maximum splits by unit:
+//! Its dual has just one price per group, because the inner maximum splits by unit:
 //!
 //! ```text
 //! min over price >= 0 of  sum over t of mass[t] * max over c of (profit[t,c] - price[c])  +  capacity . price
 //! ```
 //!
-//! Both halves of the co-clustering are this problem (module `expert_step` has masses of one and capacities N/G).
-//! It is solved by successive shortest paths over the *groups*: every unit starts at its best group under the start
-//! prices, and what a group has too much of moves along the cheapest chain of groups to one with room. The cost of
-//! an edge a -> b is the least loss `profit[t,a] - profit[t,b]` of any unit at a, kept in a heap per pair, so a path
-//! costs G^2 and the number of paths is about the number of units that have to move: start prices from the last
-//! solve make it small. Unused capacity is a unit of its own with profit zero, which makes the problem balanced and
-//! the prices complementary. All arithmetic is on integers: the result is exact, and equal on every machine.
+//! Both halves of the co-clustering are instances (module `expert_step` has masses of one and capacities N/G). It is
+//! solved by successive shortest paths over the *groups*: every unit starts at its best group under the start prices,
+//! and the excess of a group moves along the cheapest chain of groups to one with room. The cost of an edge a -> b is
+//! the minimum loss `profit[t,a] - profit[t,b]` of any unit at a, kept in a heap per pair. So a path costs G^2, and
+//! there are about as many paths as units that have to move; start prices from the last solve keep that number small.
+//! Unused capacity is a unit of its own with profit zero, which makes the problem balanced and the prices
+//! complementary. All arithmetic is in integers, so the result is exact and equal on every machine.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 /// A problem: `mass` [U], `profit` [U, G] per unit of mass, `capacity` [G].
 ///
-/// The caller guarantees at least one group, that the capacities add up to at least the masses and to less than
-/// 2^62, that no mass is zero, and profits within +-2^56.
+/// The caller guarantees at least one group, capacities that add up to at least the masses and to less than 2^62,
+/// nonzero masses, and profits within +-2^56.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transport<'a> {
     pub(crate) mass: &'a [u64],
@@ -34,7 +34,7 @@ pub(crate) struct Transport<'a> {
     pub(crate) capacity: &'a [u64],
 }
 
-/// A unit that lies in several groups: `parts` are masses by group, ascending, none zero.
+/// A unit split over several groups: `parts` are masses by group, ascending, none zero.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Split {
     pub(crate) unit: usize,
@@ -47,7 +47,7 @@ impl Split {
         self.parts.iter().for_each(|&(group, part)| loads[usize::from(group)] += part);
     }
 
-    /// Adds a fixed-point number to the groups by share of the unit of `mass`.
+    /// Distributes a fixed-point number over the groups by the unit's shares of `mass`.
     pub(crate) fn spread(&self, whole: i64, mass: u64, row: &mut [i64]) {
         for &(group, part) in &self.parts {
             let share = part as f64 / mass as f64;
@@ -59,24 +59,24 @@ impl Split {
 /// An optimal plan with its proof.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {
-    /// The group of each unit; of a split one the group with its largest part.
+    /// The group of each unit; for a split unit the group with its largest part.
     pub(crate) label: Vec<u16>,
     /// Units in several groups, ascending by unit.
     pub(crate) splits: Vec<Split>,
-    /// Optimal dual prices, none negative.
+    /// Optimal non-negative dual prices.
     pub(crate) price: Vec<i64>,
     /// Value of the plan.
     pub(crate) primal: i128,
-    /// Value of the prices: no plan, split or not, is better. Equal to `primal`.
+    /// Dual value of the prices: no plan, split or not, is better. Equals `primal`.
     pub(crate) dual: i128,
 }
 
-/// Checked from time to time in long loops, which end once it returns true.
+/// Polled from time to time in long loops, which end once it returns true.
 pub(crate) type Stop<'a> = &'a dyn Fn() -> bool;
 
-/// Pairs of groups that paths went over after which a solve that can be stopped looks up.
+/// Pairs of groups examined by paths between two polls of `stop`.
 const PAIRS_BETWEEN_LOOKS: usize = 1 << 20;
-/// Stands for the unused capacity among the units.
+/// Represents unused capacity among the units.
 const SLACK: u32 = u32::MAX;
 /// Label of a unit whose parts are in `Flow::parts`.
 const IN_PARTS: u16 = u16::MAX;
@@ -89,14 +89,14 @@ struct Flow<'a> {
     label: Vec<u16>,
     parts: BTreeMap<u32, Vec<u64>>,
     slack: Vec<i64>,
-    /// Mass and slack in a group, less its capacity.
+    /// Mass and slack in a group, minus its capacity.
     excess: Vec<i64>,
     price: Vec<i64>,
-    /// [G, G] cheapest moves out of a group, with entries of units that have left meanwhile.
+    /// [G, G] cheapest moves out of a group, including stale entries of units that have left.
     moves: Vec<MoveHeap>,
 }
 
-/// The cheapest way from any group with too much to a group with too little.
+/// The cheapest path from any group with excess to a group with room.
 struct Path {
     /// Groups in order.
     stops: Vec<usize>,
@@ -114,7 +114,7 @@ impl Transport<'_> {
         flow.into_plan()
     }
 
-    /// The same; `None` if `stop` said so before the end.
+    /// Solves the problem exactly; `None` if stopped.
     pub(crate) fn solve_until(self, start: Option<&[i64]>, stop: Stop<'_>) -> Option<Plan> {
         let mut flow = Flow::new(self, start);
         let mut pairs = 0;
@@ -131,7 +131,7 @@ impl Transport<'_> {
         Some(flow.into_plan())
     }
 
-    /// A plan without search: units by descending mass on the best group with room, in parts where there is none. Its
+    /// A plan without search: units by descending mass on the best group with room, split where there is none. Its
     /// prices are zero.
     pub(crate) fn greedy(&self) -> Plan {
         let mut room = self.capacity.to_vec();
@@ -169,7 +169,7 @@ impl Transport<'_> {
         &self.profit[unit * groups..(unit + 1) * groups]
     }
 
-    /// The dual function at `price`: an upper bound on every plan, for prices that are not negative.
+    /// The dual function at `price`: an upper bound on every plan, for non-negative prices.
     pub(crate) fn dual_value(&self, price: &[i64]) -> i128 {
         let units = self.mass.iter().enumerate().map(|(unit, &mass)| {
             let best = self.row(unit).iter().zip(price).map(|(profit, price)| profit - price).max();
@@ -180,15 +180,15 @@ impl Transport<'_> {
     }
 }
 
-/// The exact assignment of units with masses of one, `profit` [U, G], to groups of equally many, from any prices.
-/// `None` if `stop` said so before the end.
+/// The exact assignment of units with masses of one, `profit` [U, G], to groups of equal size, from any prices. `None`
+/// if stopped.
 pub(crate) fn assign_evenly(profit: &[i64], groups: usize, start: Option<&[i64]>, stop: Stop<'_>) -> Option<Plan> {
     let units = profit.len() / groups;
     let (mass, capacity) = (vec![1; units], vec![units.div_ceil(groups) as u64; groups]);
     Transport { mass: &mass, profit, capacity: &capacity }.solve_until(start, stop)
 }
 
-/// The group with the best profit after prices, the lowest of equals.
+/// The group with the best profit after prices, ties to the lowest.
 pub(crate) fn best_group(profit: &[i64], price: &[i64]) -> usize {
     let net = |group: usize| profit[group] - price[group];
     (1..profit.len()).fold(0, |best, group| if net(group) > net(best) { group } else { best })
@@ -226,7 +226,7 @@ impl<'a> Flow<'a> {
         flow
     }
 
-    /// Unused capacity has profit zero everywhere: it lies where the price is least (zero), first where there is room.
+    /// Unused capacity has profit zero everywhere: it goes where the price is lowest (zero), first where there is room.
     fn place_slack(&mut self) {
         let mut left = -self.excess.iter().sum::<i64>();
         let mut cheapest = 0;
@@ -252,7 +252,7 @@ impl<'a> Flow<'a> {
         }
     }
 
-    /// The least loss of moving mass from one group to another, and the unit that has it.
+    /// The minimum loss of moving mass from one group to another, and the unit to move.
     fn cheapest_move(&mut self, from: usize, to: usize) -> Option<(i64, u32)> {
         let at = from * self.groups + to;
         while let Some(&Reverse((_, unit))) = self.moves[at].peek() {
@@ -263,14 +263,14 @@ impl<'a> Flow<'a> {
         }
         let unit = self.moves[at].peek().map(|&Reverse(entry)| entry);
         let slack = (self.slack[from] > 0).then_some((0, SLACK));
-        // Slack first among equals: it moves without splitting a unit.
+        // On ties slack goes first: it moves without splitting a unit.
         match (unit, slack) {
             (Some(unit), Some(slack)) => Some(if unit.0 < slack.0 { unit } else { slack }),
             (unit, slack) => unit.or(slack),
         }
     }
 
-    /// Dijkstra over the groups from all that have too much, on losses reduced by prices; updates the prices.
+    /// Dijkstra over the groups from all with excess, on losses reduced by prices; updates the prices.
     fn cheapest_path(&mut self) -> Option<Path> {
         let groups = self.groups;
         let mut distance: Vec<Option<i64>> = (0..groups).map(|g| (self.excess[g] > 0).then_some(0)).collect();
@@ -382,7 +382,7 @@ impl Plan {
         whole + correction.sum::<i128>()
     }
 
-    /// The part of a unit of `mass` that lies in some groups, ascending.
+    /// The fraction of a unit of `mass` in some groups, ascending.
     pub(crate) fn share_in(&self, unit: usize, mass: u64, groups: &[u16]) -> f64 {
         let among = |group: u16| groups.binary_search(&group).is_ok();
         match self.splits.binary_search_by_key(&unit, |split| split.unit) {
@@ -394,7 +394,7 @@ impl Plan {
         }
     }
 
-    /// Units in each group, split ones by share.
+    /// Number of units in each group; split ones count by share.
     pub(crate) fn units(&self, mass: &[u64], groups: usize) -> Vec<f64> {
         self.sums(mass, groups, |part, mass| part as f64 / mass as f64)
     }
@@ -404,7 +404,7 @@ impl Plan {
         self.sums(mass, groups, |part, _| part as f64).into_iter().map(|load| load as u64).collect()
     }
 
-    /// Sums by group of what a part of a unit of some mass weighs; exact for whole numbers below 2^53.
+    /// Sums by group of the weight of each part, given the unit's mass; exact for integers below 2^53.
     fn sums(&self, mass: &[u64], groups: usize, weight: impl Fn(u64, u64) -> f64) -> Vec<f64> {
         let mut sums = vec![0.0; groups];
         let mut splits = self.splits.iter().peekable();

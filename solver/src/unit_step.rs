@@ -21,7 +21,7 @@ fn profits_by<T>(problem: &Problem, worth: &[T], groups: usize, value: impl Fn(&
     rows.flat_map(|(row, &mass)| row.iter().map(move |worth| to_profit(value(worth) / mass as f64))).collect()
 }
 
-/// The same for the group of each column, where an activation can also be worth something on other groups.
+/// Profits of the units, [U, G], given the group of each column, if activations on other groups can have a value too.
 pub(crate) fn weighed_profits(problem: &Problem, group_of: &[u16], groups: usize, topology: Topology) -> Vec<i64> {
     let local = problem.local_counts(group_of, groups);
     if !topology.has_nodes() {
@@ -30,7 +30,7 @@ pub(crate) fn weighed_profits(problem: &Problem, group_of: &[u16], groups: usize
     profits_by(problem, &topology.worth(&local, groups), groups, |worth| *worth)
 }
 
-/// Beyond any real number of layers times experts per token; keeps sums along a path within 64 bits.
+/// Beyond any realistic number of layers times experts per token; keeps sums along a path within 64 bits.
 const GREATEST_PROFIT: f64 = (1u64 << 55) as f64;
 
 /// A profit from activations per token.
@@ -48,14 +48,14 @@ pub(crate) fn charge_sequences(problem: &Problem, profit: &mut [i64], price: &[i
     }
 }
 
-/// Tokens that each group may take: (1 + margin) of the mean, and never less than makes the problem solvable.
+/// Maximum tokens per group: (1 + margin) of the mean, but at least what makes the problem solvable.
 pub(crate) fn mass_capacity(total_mass: u64, groups: usize, margin: f64) -> Vec<u64> {
     let mean = total_mass as f64 / groups as f64;
     let most = ((1.0 + margin) * mean).floor() as u64;
     vec![most.max(total_mass.div_ceil(groups as u64)); groups]
 }
 
-/// The unit step. `start` are the last prices, which only make it faster. `None` if `stop` said so before the end.
+/// The unit step. `start` are the last prices, which only make it faster. `None` if stopped.
 pub(crate) fn unit_step(task: &Task<'_>, group_of: &[u16], start: Option<&[i64]>, stop: Stop<'_>) -> Option<Plan> {
     let Task { problem, capacity, limits, .. } = *task;
     let mut profit = weighed_profits(problem, group_of, limits.groups, limits.topology);

@@ -1,18 +1,18 @@
-//! From an optimal plan to one with whole units: a unit can only be sent to one place.
+//! Turns an optimal plan into one with whole units: a unit can only be sent to one place.
 //!
-//! An optimal plan splits about as many units as there are groups. They are settled one by one, the heaviest first:
-//! a split unit is fixed to the group of its largest part where the capacity allows, and the rest is solved again, so
-//! that the others make room in the cheapest way. A unit that no group has capacity for stays split by share.
+//! An optimal plan splits about as many units as there are groups. They are settled one by one, heaviest first: a split
+//! unit is fixed to the group of its largest part if the capacity allows, and the rest is solved again, so that the
+//! others make room as cheaply as possible. A unit that fits into no group stays split by share.
 
 use std::cmp::Reverse;
 
 use crate::transport::{Plan, Split, Transport};
 
-/// Rounds beyond which none is worth it.
+/// Rounds beyond this are not worthwhile.
 pub(crate) const MAX_ROUNDS: usize = 64;
 
-/// A plan whose units are whole wherever they fit; capacities hold. Its `dual` is that of `plan`, the proof that no
-/// plan is better by more than the difference. After `rounds` (at most [`MAX_ROUNDS`]) the units still split are
+/// A plan whose units are whole wherever they fit, within capacities. Its `dual` is that of `plan`, which proves that
+/// no plan is better by more than the difference. After `rounds` (at most [`MAX_ROUNDS`]) the remaining split units are
 /// placed where there is room, without solving again.
 pub(crate) fn whole(problem: &Transport<'_>, plan: &Plan, rounds: usize) -> Plan {
     let mut settling = Settling { problem, fixed: vec![false; problem.mass.len()], plan: plan.clone() };
@@ -50,7 +50,7 @@ impl Settling<'_> {
         self.solve_open();
     }
 
-    /// Capacities less what fixed units take.
+    /// Capacities minus the fixed units.
     fn room_beside_fixed(&self) -> Vec<u64> {
         let mut room = self.problem.capacity.to_vec();
         let mut splits = self.plan.splits.iter().peekable();
@@ -83,7 +83,7 @@ impl Settling<'_> {
         self.plan.price = rest.price;
     }
 
-    /// Split units that some group has room for go there whole, the heaviest first, to the most profitable group.
+    /// Places split units for which some group has room, heaviest first, whole in the most profitable group.
     fn place_rest(&mut self) {
         let problem = self.problem;
         let mut loads = self.plan.loads(problem.mass, problem.groups());

@@ -1,21 +1,21 @@
-//! Eigenvalues and eigenvectors of dense symmetric matrices, and a proof of how far off the eigenvalues can be.
+//! Eigenvalues and eigenvectors of dense symmetric matrices, and a proven bound on the error of the eigenvalues.
 //!
-//! Householder tridiagonalisation, then QL with implicit shifts (EISPACK's tred2 and tql2), with eigenvectors stored
-//! as rows so that every inner loop is contiguous. Nothing rests on its accuracy: [`Eigen::error`] bounds it
-//! afterwards.
+//! Householder tridiagonalisation, then QL with implicit shifts (EISPACK's tred2 and tql2), with eigenvectors stored as
+//! rows so that every inner loop is contiguous. Correctness does not rely on its accuracy: [`Eigen::error`] bounds the
+//! error afterwards.
 
 use ndarray::{Array1, Array2, Axis};
 
 use super::matrix::norm;
 use crate::rows::{add, dot, rows, slice, slice_mut};
 
-/// QL sweeps for one eigenvalue; about two are usual. More would only be inexact, which [`Eigen::error`] shows.
+/// QL sweeps per eigenvalue; about two are usual. Stopping early costs only accuracy, which [`Eigen::error`] reports.
 const MAX_SWEEPS: u32 = 64;
 
 /// The unit roundoff of f64.
 pub(super) const UNIT_ROUNDOFF: f64 = f64::EPSILON / 2.0;
 
-/// Eigenpairs, the greatest eigenvalue first.
+/// Eigenpairs, largest eigenvalue first.
 #[derive(Debug)]
 pub(super) struct Eigen {
     /// [n]
@@ -33,12 +33,11 @@ impl Eigen {
         work.sorted()
     }
 
-    /// Every eigenvalue of `matrix` lies within this of the computed one of the same rank.
+    /// Every eigenvalue of `matrix` lies within this distance of the computed one of the same rank.
     ///
     /// With Q the computed vectors and D the values: by Ostrowski, the eigenvalues of `Q^T D Q` are those of D times
-    /// factors within `|Q Q^T - 1|` of 1; by Weyl, those of `matrix` are within `|matrix - Q^T D Q|` of them. Both
-    /// norms are computed (Frobenius), with what rounding can add to them. Not a number, or infinite, if the values
-    /// are.
+    /// factors within `|Q Q^T - 1|` of 1; by Weyl, those of `matrix` differ from them by at most `|matrix - Q^T D Q|`.
+    /// Both norms are computed (Frobenius) and padded for rounding. NaN or infinite if the values are.
     pub(super) fn error(&self, matrix: &Array2<f64>) -> f64 {
         let n = matrix.nrows() as f64;
         let largest = self.values.iter().fold(0.0, |most: f64, value| most.max(value.abs()));
@@ -62,12 +61,12 @@ impl Eigen {
     }
 }
 
-/// Diagonal, subdiagonal (`off[i]` between i and i + 1) and the rows that turn into eigenvectors.
+/// Diagonal, subdiagonal (`off[i]` between i and i + 1) and the rows that become eigenvectors.
 struct Tridiagonal {
     diagonal: Vec<f64>,
     off: Vec<f64>,
     rows: Array2<f64>,
-    /// Of `settle`: what was subtracted from the diagonal, and the largest size met.
+    /// Used by `settle`: the total subtracted from the diagonal, and the largest magnitude met.
     shift: f64,
     size: f64,
 }
@@ -98,7 +97,7 @@ impl Tridiagonal {
         Tridiagonal { diagonal, off, rows: accumulate(&a, &factors), shift: 0.0, size: 0.0 }
     }
 
-    /// QL sweeps until `off[low]` is negligible.
+    /// Sweeps until `off[low]` is negligible.
     fn settle(&mut self, low: usize) {
         self.size = self.size.max(self.diagonal[low].abs() + self.off[low].abs());
         let negligible = f64::EPSILON * self.size;
@@ -119,7 +118,8 @@ impl Tridiagonal {
 
     fn sweep(&mut self, low: usize, high: usize) {
         let (d, e, n) = (&mut self.diagonal, &mut self.off, self.rows.ncols());
-        // Rows by arithmetic: there are millions of pairs, and views of them take as long as a rotation.
+        // Index arithmetic instead of row views: there are millions of pairs, and creating views takes as long as a
+        // rotation.
         let all = self.rows.as_slice_mut().expect("a whole matrix is contiguous");
         let before = d[low];
         let half = (d[low + 1] - before) / (2.0 * e[low]);
@@ -157,7 +157,7 @@ impl Tridiagonal {
     }
 }
 
-/// Makes `x` the vector v of the reflection `1 - factor * v v^T` that takes `x` to `(length, 0, ...)`.
+/// Replaces `x` by the vector v of the reflection `1 - factor * v v^T` that maps `x` to `(length, 0, ...)`.
 fn reflect(x: &mut [f64]) -> (f64, f64) {
     let tail = dot(&x[1..], &x[1..]);
     if tail == 0.0 {
@@ -168,7 +168,7 @@ fn reflect(x: &mut [f64]) -> (f64, f64) {
     (length, 2.0 / (x[0] * x[0] + tail))
 }
 
-/// The product of the reflections, transposed: row i is what the i-th coordinate of the tridiagonal form stands for.
+/// The product of the reflections, transposed: row i is coordinate i of the tridiagonal form in the original basis.
 fn accumulate(a: &Array2<f64>, factors: &[f64]) -> Array2<f64> {
     let mut rows = Array2::eye(a.nrows());
     for (step, &factor) in factors.iter().enumerate().rev().filter(|&(_, &factor)| factor != 0.0) {

@@ -1,4 +1,4 @@
-//! The common part of both bounds: the inequality of one unit, and the cost of a centre; and B1 itself.
+//! Shared by both bounds: the inequality of one unit, and the cost of a centre; and B1 itself.
 
 use ndarray::Array2;
 
@@ -11,31 +11,31 @@ pub(super) struct Frame<'a> {
     pub(super) units: &'a Units,
     /// E
     pub(super) groups: usize,
-    /// Greatest tokens of a group over the mean, less 1.
+    /// Maximum tokens of a group over the mean, minus 1.
     excess: f64,
     /// S
     pub(super) mass: f64,
     /// T
     pub(super) activations: f64,
-    /// Sum over layers of the greatest N/E counts, [U].
+    /// Sum over layers of the N/E largest counts, [U].
     top: Vec<f64>,
 }
 
-/// Where both bounds begin.
+/// Where both bounds start.
 pub(super) struct AboutMean {
     /// The load per token.
     pub(super) centre: Vec<f64>,
     /// Slope of each unit.
     pub(super) alpha: Vec<f64>,
     pub(super) matrix: Array2<f64>,
-    /// Norm of the errors that the matrix can have.
+    /// Norm of the error that the matrix may have.
     pub(super) doubt: f64,
-    /// Its greatest eigenvalues.
+    /// Its largest eigenvalues.
     pub(super) top: Vec<f64>,
 }
 
 impl<'a> Frame<'a> {
-    /// `capacity`: tokens that a group may take.
+    /// `capacity`: maximum tokens per group.
     pub(super) fn new(units: &'a Units, groups: usize, capacity: f64) -> Self {
         let (mass, activations) = (units.mass.iter().sum::<f64>(), units.activations());
         let excess = (capacity * groups as f64 / mass - 1.0).max(0.0);
@@ -45,7 +45,7 @@ impl<'a> Frame<'a> {
         frame
     }
 
-    /// Most that one group can hold of a row of counts.
+    /// Upper bound on what one group can hold of a row of counts.
     fn top_counts(&self, Entries { columns, counts }: Entries<'_>, scratch: &mut Vec<f64>) -> f64 {
         let (share, experts) = (self.share(), self.units.experts);
         let mut sum = 0.0;
@@ -61,12 +61,12 @@ impl<'a> Frame<'a> {
         sum
     }
 
-    /// N/E, experts of a group in a layer.
+    /// N/E, experts per group and layer.
     fn share(&self) -> usize {
         self.units.experts / self.groups
     }
 
-    /// n/E, columns of a group, and the greatest eigenvalue of X.
+    /// n/E, columns per group, which is also the largest eigenvalue of X.
     pub(super) fn columns_of_group(&self) -> f64 {
         (self.units.columns / self.groups) as f64
     }
@@ -76,9 +76,9 @@ impl<'a> Frame<'a> {
         1.0 - 1.0 / self.groups as f64
     }
 
-    /// The matrix about the mean, units weighing as much as they have tokens.
+    /// The matrix about the mean, with units weighted by their tokens.
     pub(super) fn about_mean(&self) -> AboutMean {
-        // The load per token, the centre at which all units' deviations add up to nothing.
+        // The load per token: the centre at which the deviations of all units cancel.
         let mut centre = self.units.loads();
         centre.iter_mut().for_each(|load| *load /= self.mass);
         let alpha: Vec<f64> = self.units.mass.iter().map(|mass| 1.0 / mass).collect();
@@ -89,8 +89,7 @@ impl<'a> Frame<'a> {
         AboutMean { centre, alpha, matrix, doubt, top }
     }
 
-    /// B1, the spectral bound: no placement keeps more activations local. Its derivation is in the README beside this
-    /// file.
+    /// B1, the spectral bound: no placement keeps more activations local. The README in this directory derives it.
     pub(super) fn spectral(&self) -> f64 {
         let AboutMean { centre, top, .. } = self.about_mean();
         let columns = self.columns_of_group();
@@ -103,19 +102,19 @@ impl<'a> Frame<'a> {
         value * (1.0 + self.rounding())
     }
 
-    /// Most that `sum over c of m[c] u . C~[c]` can be: only groups with more tokens than the mean can gain from u.
+    /// Upper bound on `sum over c of m[c] u . C~[c]`: only groups with more tokens than the mean can gain from u.
     pub(super) fn centre_cost(&self, centre: &[f64]) -> f64 {
         let lowest = -self.highest_group(centre.iter().map(|value| -value).collect());
         self.excess * self.mass * (centre.iter().sum::<f64>() / self.groups as f64 - lowest)
     }
 
-    /// Most that one group can hold of a centre.
+    /// Upper bound on what one group can hold of a centre.
     fn highest_group(&self, mut centre: Vec<f64>) -> f64 {
         centre.chunks_exact_mut(self.units.experts).map(|layer| greatest(layer, self.share())).sum()
     }
 
-    /// Sum over units of the least `beta` with `max over c of v . C~[c] <= alpha v^T X v + beta`, given that it is at
-    /// most `sqrt((1 - 1/E) v^T X v)` and at most the unit's cap.
+    /// Sum over units of the smallest `beta` with `max over c of v . C~[c] <= alpha v^T X v + beta`, given that the
+    /// left side is at most `sqrt((1 - 1/E) v^T X v)` and at most the unit's cap.
     pub(super) fn intercepts(&self, centre: &[f64], alpha: &[f64]) -> f64 {
         let mut caps = Caps::new(self, centre);
         let intercept = |(unit, &alpha): (usize, &f64)| match caps.below(unit, self.rest() / (2.0 * alpha)) {
@@ -125,7 +124,7 @@ impl<'a> Frame<'a> {
         alpha.iter().enumerate().map(intercept).sum()
     }
 
-    /// Slopes of units whose cap is reached become zero.
+    /// Sets the slopes of units that reach their cap to zero.
     pub(super) fn flatten(&self, centre: &[f64], alpha: &mut [f64]) {
         let mut caps = Caps::new(self, centre);
         for (unit, alpha) in alpha.iter_mut().enumerate() {
@@ -135,8 +134,8 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// The `groups - 1` greatest eigenvalues of `P matrix P` on the complement of the layer means, each raised by what
-    /// the computation, and errors of norm `doubt` in the matrix, can have taken from it.
+    /// The `groups - 1` largest eigenvalues of `P matrix P` on the complement of the layer means, each raised by the
+    /// maximum error of the computation and of a matrix error of norm `doubt`.
     pub(super) fn top_eigenvalues(&self, matrix: &Array2<f64>, doubt: f64) -> Vec<f64> {
         let push = norm(matrix);
         let layers = (self.units.columns / self.units.experts) as f64;
@@ -153,7 +152,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// The most that a group can hold of a unit's `v`, less the mean over groups: v . C~[c] is never more.
+/// The maximum that a group can hold of a unit's `v`, minus the mean over groups: v . C~[c] never exceeds it.
 struct Caps<'a> {
     frame: &'a Frame<'a>,
     centre: &'a [f64],
@@ -168,12 +167,12 @@ impl<'a> Caps<'a> {
         Caps { frame, centre, sum, highest, scratch: Vec::new() }
     }
 
-    /// The unit's cap if it is below `limit`.
+    /// The unit's cap, if it is below `limit`.
     fn below(&mut self, unit: usize, limit: f64) -> Option<f64> {
         let (frame, mass) = (self.frame, self.frame.units.mass[unit]);
         let Entries { columns, counts } = frame.units.row(unit);
         let mean = (counts.iter().sum::<f64>() - mass * self.sum) / frame.groups as f64;
-        // The cap is at least this; most units need no more.
+        // A lower bound on the cap, which settles most units.
         if frame.top[unit] - mass * self.highest - mean >= limit {
             return None;
         }
@@ -186,7 +185,7 @@ impl<'a> Caps<'a> {
     }
 }
 
-/// Sum of the `count` greatest values (all, if there are fewer); changes their order.
+/// Sum of the `count` largest values (all, if there are fewer); reorders them.
 fn greatest(values: &mut [f64], count: usize) -> f64 {
     if count < values.len() {
         values.select_nth_unstable_by(count, |a, b| b.total_cmp(a));

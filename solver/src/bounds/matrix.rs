@@ -1,10 +1,10 @@
-//! Dense symmetric matrices, [n, n], beyond ndarray, with the projection that takes layer means out.
+//! Operations on dense symmetric matrices, [n, n], that ndarray lacks, with the projection that removes layer means.
 
 use ndarray::{Array1, Array2, Axis, s};
 
 use crate::rows::{dot, rows, rows_mut, slice};
 
-/// Copies what is below the diagonal above it.
+/// Copies the lower triangle into the upper one.
 pub(super) fn mirror(matrix: &mut Array2<f64>) {
     for row in 0..matrix.nrows() {
         for column in 0..row {
@@ -13,9 +13,9 @@ pub(super) fn mirror(matrix: &mut Array2<f64>) {
     }
 }
 
-/// `P M P - push * J`, where J projects on the vectors that are constant in each block of `block` columns and
-/// P = 1 - J. With `push` at least the norm of M, the lowest `n / block` eigenvalues are those of J, and all others are
-/// the eigenvalues on the complement.
+/// `P M P - push * J`, where J projects onto the vectors that are constant in each block of `block` columns and P = 1 -
+/// J. If `push` is at least the norm of M, the lowest `n / block` eigenvalues belong to J, and all others are the
+/// eigenvalues on the complement.
 pub(super) fn centred(matrix: &Array2<f64>, block: usize, push: f64) -> Array2<f64> {
     let mut out = matrix.clone();
     for part in rows_mut(&mut out).flat_map(|row| row.chunks_exact_mut(block)) {

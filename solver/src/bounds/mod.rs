@@ -24,16 +24,16 @@ use units::Units;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BoundScope {
-    /// The problem as it is: every layer of a problem by layers, all layers together where they share labels.
+    /// The whole problem: every layer of a problem by layers, or all layers together if they share labels.
     Full,
-    /// All layers together share labels, but are too many for more than B1 and the layers' own bounds.
+    /// All layers share labels, but are too many for more than B1 and the layers' own bounds.
     JointSpectral,
-    /// The layers share labels, but are too many for any joint bound: each layer by itself, added up.
+    /// The layers share labels, but are too many for any joint bound: the sum of the layers' own bounds.
     PerLayer,
 }
 
 impl BoundScope {
-    /// Why the bounds are weaker than they could be.
+    /// Why the bounds are weaker than possible.
     pub(crate) fn note(self) -> Option<&'static str> {
         match self {
             BoundScope::Full => None,
@@ -47,22 +47,22 @@ impl BoundScope {
     }
 }
 
-/// No placement of N/E experts of each layer per group, with any assignment of the units within the token cap, has a
-/// higher local activation rate. Limits on expert load can only make the truth smaller; replicas are not covered.
+/// Upper bounds on the local activation rate of any placement of N/E experts of each layer per group, with any
+/// assignment of the units within the token cap. They also hold under limits on expert load; replicas are not covered.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Bounds {
     /// B1, as a rate.
     pub spectral: f64,
-    /// B2, as a rate: the smallest of all iterates.
+    /// B2, as a rate: the minimum over all iterates.
     pub sdp: f64,
-    /// How much of the problem the bounds see.
+    /// How much of the problem the bounds cover.
     pub scope: BoundScope,
     /// The bounds of each layer by itself; their mean, weighted by activations, bounds all layers.
     pub layers: Vec<LayerBounds>,
 }
 
 impl Bounds {
-    /// The smaller of both.
+    /// The smaller of the two.
     pub fn best(&self) -> f64 {
         self.spectral.min(self.sdp)
     }
@@ -79,11 +79,11 @@ pub struct LayerBounds {
     pub sdp: f64,
 }
 
-/// Bounds on what [`solve`](crate::solve) can reach with the same input, whatever the placement.
+/// Bounds what [`solve`](crate::solve) can reach on this input with any placement.
 ///
-/// With attention dp the units are the requests of `trace`, or the profile's tokens without one; with attention tp the
-/// profile's tokens, layer by layer. Of the options the groups, the attention, the token margin, the threads and the
-/// bounds' own count (their defaults, where a solve would make none).
+/// With attention dp the units are the requests of `trace`, or the profile's tokens without a trace; with attention tp
+/// they are the profile's tokens, layer by layer. Uses the options' groups, attention, token margin, threads and bounds
+/// (default work limits if those are off).
 ///
 /// # Errors
 /// [`SolveError`]: no known route in the input, groups that do not divide the experts, an option out of range, trace
@@ -95,14 +95,14 @@ pub fn bounds(profile: &Profile, trace: Option<&Trace>, options: &SolveOptions) 
     Ok(problem_bounds(&problems, options, &mut || true).expect("nothing ends it early"))
 }
 
-/// The `count` largest eigenvalues of a symmetric matrix [n, n], in falling order, and their unit vectors, [count, n].
+/// The `count` largest eigenvalues of a symmetric matrix [n, n], descending, and their unit vectors, [count, n].
 /// `count` is at most n.
 pub fn top_eigenpairs(matrix: Array2<f64>, count: usize) -> (Array1<f64>, Array2<f64>) {
     let Eigen { values, vectors } = Eigen::new(matrix);
     (values.slice_move(s![..count]), vectors.slice_move(s![..count, ..]))
 }
 
-/// A problem of all layers, or one of each layer.
+/// Bounds a problem of all layers, or one problem per layer.
 pub(crate) fn problem_bounds(
     problems: &[Problem],
     options: &SolveOptions,
@@ -142,7 +142,7 @@ pub(crate) fn problem_bounds(
     })
 }
 
-/// The widest scope within the work allowed; problems of one layer are always bounded in full.
+/// The widest scope within the allowed work; problems of one layer are always bounded in full.
 fn scope(problems: &[Problem], work: &BoundOptions) -> BoundScope {
     let joint = problems.iter().filter(|problem| problem.layers > 1);
     match joint.map(|problem| problem.layers * problem.experts).max().unwrap_or(0) {
@@ -152,14 +152,14 @@ fn scope(problems: &[Problem], work: &BoundOptions) -> BoundScope {
     }
 }
 
-/// Bounds of the units' columns together.
+/// Bounds the units' columns jointly.
 fn part_bounds(units: &Units, groups: usize, capacity: f64, iterations: u32) -> LayerBounds {
     let total = units.activations();
     let mut bounds = LayerBounds { activations: total as u64, spectral: 1.0, sdp: 1.0 };
     if groups > 1 && total > 0.0 {
         let frame = Frame::new(units, groups, capacity);
-        // A NaN is no bound, and f64::min takes the other. The last factor covers the fixed-point numbers of the
-        // solver's values.
+        // f64::min discards a NaN, which is not a bound. The last factor covers the rounding of the solver's
+        // fixed-point values.
         let rate = |value: f64| (value / total * (1.0 + 1e-9)).min(1.0);
         bounds.spectral = rate(frame.spectral());
         bounds.sdp = rate(sdp::sdp(&frame, iterations, &mut |_| ()));

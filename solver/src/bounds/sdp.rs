@@ -1,8 +1,8 @@
-//! B2, the bound by duality from the semidefinite relaxation.
+//! B2, the bound from the dual of the semidefinite relaxation.
 //!
-//! The relaxation `max of sum over t of f[t](v[t]^T X v[t])` is solved by ADMM between the spectral constraints of X
-//! (one eigendecomposition a step) and its entrywise ones, about linearisations of the concave f. Its multipliers are
-//! the dual variables; the dual value is a bound at any of them, so that nothing rests on convergence.
+//! ADMM solves the relaxation `max of sum over t of f[t](v[t]^T X v[t])`, alternating between the spectral constraints
+//! of X (one eigendecomposition per step) and its entrywise ones, with the concave f linearised. Its multipliers are
+//! the dual variables. The dual value is a bound for any multipliers, so correctness does not rely on convergence.
 
 use ndarray::{Array2, s};
 
@@ -11,19 +11,19 @@ use super::frame::{AboutMean, Frame};
 use super::matrix::{centred, mirror, norm, times};
 use crate::rows::{add, dot, rows, rows_mut};
 
-/// ADMM steps between two values.
+/// ADMM steps between two evaluations of the bound.
 const STEPS: u32 = 20;
-/// New slopes come in by this share.
+/// Weight of new slopes.
 const DAMPING: f64 = 0.5;
-/// Rounds without a gain of `MIN_GAIN` of the value after which it ends.
+/// Stops after this many rounds without a gain of `MIN_GAIN` of the value.
 const PATIENCE: u32 = 8;
 const MIN_GAIN: f64 = 2e-5;
-/// Slopes are capped as if no unit's `v^T X v` was below the square of this part of its mean activations.
+/// Slopes are capped as if every unit's `v^T X v` were at least the square of this fraction of its mean activations.
 const FLOOR: f64 = 1e-4;
-/// The penalty is doubled or halved when one residual is this many times the other.
+/// The penalty is doubled or halved when one residual exceeds the other by this factor.
 const UNBALANCED: f64 = 5.0;
 
-/// The smallest bound of at most `rounds` rounds; `seen` gets each.
+/// The smallest bound of up to `rounds` rounds; `seen` gets each.
 pub(super) fn sdp(frame: &Frame<'_>, rounds: u32, seen: &mut dyn FnMut(f64)) -> f64 {
     let mut state = State::new(frame);
     let mut best = state.value();
@@ -37,7 +37,7 @@ pub(super) fn sdp(frame: &Frame<'_>, rounds: u32, seen: &mut dyn FnMut(f64)) -> 
         (0..STEPS).for_each(|_| state.step());
         let value = state.value();
         seen(value);
-        // Not f64::min alone: a value that is not a number is no bound.
+        // Not f64::min: NaN is not a bound.
         best = if value < best { value } else { best };
         if best < reference * (1.0 - MIN_GAIN) {
             (reference, since) = (best, 0);
@@ -59,23 +59,23 @@ struct State<'a> {
     centre: Vec<f64>,
     /// `sum of alpha v v^T`.
     matrix: Array2<f64>,
-    /// Norm of the errors in `matrix`.
+    /// Norm of the error in `matrix`.
     doubt: f64,
-    /// X within the spectral constraints, and within those of its entries.
+    /// X projected onto the spectral constraints, and onto those of its entries.
     spectral: Array2<f64>,
     entries: Array2<f64>,
-    /// Scaled multiplier: `penalty * scaled` has y on its diagonal and -Lambda beside it.
+    /// Scaled multiplier: `penalty * scaled` has y on its diagonal and -Lambda off it.
     scaled: Array2<f64>,
     penalty: f64,
 }
 
 impl<'a> State<'a> {
-    /// Slopes that give the spectral bound (Frobenius form), no multipliers.
+    /// Starts with slopes that give the spectral bound (Frobenius form) and no multipliers.
     fn new(frame: &'a Frame<'a>) -> Self {
         let n = frame.units.columns;
         let AboutMean { centre, alpha, matrix, doubt, top } = frame.about_mean();
         let sum: f64 = top.iter().sum();
-        // Least of `rest mass / (4 c) + c columns sum` over c.
+        // Minimum of `rest mass / (4 c) + c columns sum` over c.
         let scale = (frame.rest() * frame.mass / (4.0 * frame.columns_of_group() * sum.max(f64::MIN_POSITIVE))).sqrt();
         let scale = if scale.is_finite() && scale > 0.0 { scale } else { 1.0 };
         let mut start = centred(&Array2::eye(n), frame.units.experts, 0.0);
@@ -155,7 +155,7 @@ impl<'a> State<'a> {
         self.scaled /= factor;
     }
 
-    /// The dual value: a bound whatever slopes, centre and multipliers are.
+    /// The dual value: a bound for any slopes, centre and multipliers.
     fn value(&mut self) -> f64 {
         let frame = self.frame;
         let groups = frame.groups as f64;
@@ -186,7 +186,7 @@ impl<'a> State<'a> {
     }
 }
 
-/// The nearest matrix with eigenvalues from 0 to n/E, trace n (1 - 1/E) and rows that add up to nothing in each layer.
+/// The nearest matrix with eigenvalues from 0 to n/E, trace n (1 - 1/E) and rows that sum to zero in each layer.
 fn project(frame: &Frame<'_>, matrix: &Array2<f64>) -> Array2<f64> {
     let n = matrix.nrows();
     let eigen = Eigen::new(centred(matrix, frame.units.experts, norm(matrix)));

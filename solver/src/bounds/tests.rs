@@ -47,12 +47,12 @@ impl Instance {
         part_bounds(&self.units(), self.groups, self.capacity()[0] as f64, iterations)
     }
 
-    /// The best rate of all balanced placements with the best assignment of parts of units to groups.
+    /// The best rate over all balanced placements, with fractional units assigned optimally.
     fn optimum(&self) -> f64 {
         let layer = balanced(self.experts, self.groups);
         let layers = self.columns() / self.experts;
         let mut best: f64 = 0.0;
-        // Groups are alike, so that the first layer's first expert may stay where it is.
+        // Groups are interchangeable, so the first layer's first expert can be fixed.
         let first: Vec<_> = layer.iter().filter(|labels| labels[0] == 0).collect();
         for at in 0..first.len() * layer.len().pow(layers as u32 - 1) {
             let mut group_of = first[at % first.len()].clone();
@@ -76,7 +76,7 @@ impl Instance {
         }
         let (mass, capacity) = (self.mass(), self.capacity());
         let plan = Transport { mass: &mass, profit: &profit, capacity: &capacity }.solve(None);
-        // The plan's value without the fixed point of the profits; units split by share count by share.
+        // The plan's value, free of the rounding of profits; units split by share count by share.
         let value = |unit: usize, group: u16| to_local(&self.rows[unit].1, group_of, group);
         let mut splits = plan.splits.iter().peekable();
         let of_unit = |unit: usize| match splits.next_if(|split| split.unit == unit) {
@@ -94,7 +94,7 @@ fn to_local(counts: &[u32], group_of: &[u16], group: u16) -> f64 {
     own.map(|(&count, _)| f64::from(count)).sum()
 }
 
-/// All labels of `experts` with equally many of each group.
+/// All labellings of `experts` with equally many in each group.
 fn balanced(experts: usize, groups: usize) -> Vec<Vec<u16>> {
     let mut all = vec![vec![]];
     for _ in 0..experts {
@@ -155,9 +155,9 @@ proptest! {
 
     #[test]
     fn scaling_masses_or_counts_changes_nothing(instance in instances(), power in 1u32..4) {
-        // Powers of four keep every rounding, and with it every choice on the way.
+        // Powers of four preserve every rounding, and with it every choice made.
         let times = 4u32.pow(power);
-        // Capacities are whole tokens, which scale exactly only without a margin and for masses that divide.
+        // Capacities are whole tokens, which scale exactly only without a margin and for divisible masses.
         let mut instance = Instance { margin: 0.0, ..instance };
         instance.rows.iter_mut().for_each(|row| row.0 *= instance.groups as u64);
         let before = instance.bounds(5);
@@ -192,14 +192,14 @@ proptest! {
             prop_assert!(image.iter().zip(vector).all(|(x, y)| (x - value * y).abs() <= 1e-10 * (scale + 1e-300)));
             prop_assert!((dot(vector, vector) - 1.0).abs() < 1e-10);
         }
-        // The error is honest: it grows with what is wrong.
+        // The error bound must grow with the actual error.
         let mut wrong = matrix.clone();
         wrong[[0, 0]] += 0.5;
         prop_assert!(eigen.error(&wrong) >= 0.4);
     }
 }
 
-/// `groups` kinds of units, each with its own experts; `noise` of the counts elsewhere.
+/// `groups` kinds of units, each with its own experts; `noise` counts elsewhere.
 fn planted(groups: usize, experts: usize, layers: usize, noise: u32) -> Instance {
     let rows = (0..groups * 10).map(|unit| {
         let count = |column: usize| if column % groups == unit % groups { 20 } else { noise };
@@ -232,7 +232,7 @@ fn uniform_counts_leave_nothing_to_gain() {
 
 #[test]
 fn units_that_no_group_can_hold_are_capped() {
-    // Each unit has six experts at once, a group holds two: a third is the most, whatever the placement.
+    // Each unit uses six experts at once and a group holds two, so a third is the maximum for any placement.
     let mut random = fastrand::Rng::with_seed(5);
     let mut row = || {
         let mut order: Vec<usize> = (0..12).collect();

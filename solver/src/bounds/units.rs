@@ -6,13 +6,13 @@ use super::matrix::{mirror, norm, times};
 use crate::problem::Problem;
 use crate::rows::{dot, slice, slice_mut};
 
-/// Units x columns in compressed sparse rows, of one layer or of several. The columns are `layers` blocks of `experts`.
+/// Units x columns in compressed sparse rows, for one or several layers. The columns are `layers` blocks of `experts`.
 #[derive(Clone, Debug)]
 pub(super) struct Units {
     pub(super) experts: usize,
     /// n = layers * experts.
     pub(super) columns: usize,
-    /// a, [U]; a unit may have no activation here and still take its share of a group.
+    /// a, [U]; a unit without activations in these layers still takes its share of a group.
     pub(super) mass: Vec<f64>,
     indptr: Vec<usize>,
     column: Vec<u32>,
@@ -32,7 +32,7 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// `sum of alpha[t] v[t] v[t]^T` with `v[t] = w[t] - a[t] u`, by its parts.
+/// `sum of alpha[t] v[t] v[t]^T` with `v[t] = w[t] - a[t] u`, in parts.
 pub(super) struct Moments {
     /// `sum alpha w w^T`, [n, n].
     pub(super) square: Array2<f64>,
@@ -139,7 +139,7 @@ impl Moments {
         out
     }
 
-    /// Frobenius norms of the parts of [`Self::about`], added: what its rounding errors are relative to.
+    /// Sum of the Frobenius norms of the parts of [`Self::about`]: the scale of its rounding errors.
     pub(super) fn magnitude(&self, centre: &[f64]) -> f64 {
         let length = |x: &[f64]| dot(x, x).sqrt();
         let (centre, cross) = (length(centre), length(&self.cross));

@@ -1,6 +1,6 @@
 //! Lines 3 to 26: experts to groups, the hottest first, then random swaps.
 //!
-//! The greedy pass and the swaps raise the same sum, in activations of a layer:
+//! The greedy pass and the swaps increase the same sum, in activations of a layer:
 //!
 //! ```text
 //! alpha_e * sum of co[e, e'] over pairs in one group  +  beta_e * sum over e of those from units of its group
@@ -12,8 +12,8 @@ use std::cmp::Reverse;
 use super::PaperOptions;
 use crate::problem::Problem;
 
-/// [L, N, N] activations of e that go with e': `sum over units of w[e] w[e'] / (sum of w)`, the activations of e times
-/// the confidence `C_p` that the same unit activates e'. A row adds up to the expert's load.
+/// [L, N, N] co-activations of e and e': `sum over units of w[e] w[e'] / (sum of w)`, the activations of e times the
+/// confidence `C_p` that the same unit activates e'. A row adds up to the expert's load.
 pub(super) fn coactivations(problem: &Problem) -> Vec<f64> {
     let experts = problem.experts;
     let mut together = vec![0.0; problem.layers * experts * experts];
@@ -67,7 +67,7 @@ pub(super) fn expert_place(
     group_of
 }
 
-/// [L * N, G] activations of each column by the group of the unit that they come from.
+/// [L * N, G] activations of each column by the group of their unit.
 fn activations_by_group(problem: &Problem, label: &[u16], groups: usize) -> Vec<f64> {
     let mut sums = vec![0.0; problem.column_load.len() * groups];
     for (unit, &group) in label.iter().enumerate() {
@@ -93,7 +93,7 @@ struct Placing<'a> {
     /// Experts of each group.
     members: Vec<Vec<usize>>,
     group_load: Vec<f64>,
-    /// [N, G] what `together` has for an expert and the *other* experts of a group.
+    /// [N, G] sum of `together` over an expert and the *other* experts of a group.
     beside: Vec<f64>,
 }
 
@@ -108,7 +108,7 @@ impl Placing<'_> {
             let best = open.max_by(|&a, &b| {
                 self.score(expert, a).total_cmp(&self.score(expert, b)).then(Reverse(a).cmp(&Reverse(b)))
             });
-            // The groups hold N in all, so that one is open while an expert is left.
+            // The groups hold N experts in total, so one is open while an expert is left.
             if let Some(group) = best {
                 self.members[group].push(expert);
                 self.group_load[group] += self.load[expert];
@@ -146,7 +146,7 @@ impl Placing<'_> {
         }
     }
 
-    /// `aff_gain`: what the sum gains when two experts exchange their groups, given in the same order.
+    /// `aff_gain`: the gain in the sum if two experts exchange their groups, given in the same order.
     fn gain(&self, [first, second]: [usize; 2], [a, b]: [usize; 2]) -> f64 {
         let at = |values: &[f64], expert: usize, group: usize| values[expert * self.groups + group];
         let change = |values: &[f64]| {
@@ -161,7 +161,7 @@ impl Placing<'_> {
             - self.options.gamma_e * squares / self.mean
     }
 
-    /// `expert` has come to (sign 1) or left (-1) `group`.
+    /// Updates the sums after `expert` joins (sign 1) or leaves (-1) `group`.
     fn shift(&mut self, expert: usize, group: usize, sign: f64) {
         let experts = self.load.len();
         for other in (0..experts).filter(|&other| other != expert) {

@@ -1,7 +1,7 @@
-//! Algorithm 1 of the paper (appendix B), as a baseline: greedy placement of experts and of units under full/not-full
-//! masks, in turn. The lines below are those of the paper's listing.
+//! Algorithm 1 of the paper (appendix B), as a baseline: alternates greedy placement of experts and of units under
+//! full/not-full masks. Line numbers refer to the paper's listing.
 //!
-//! | lines | where | what the paper leaves open, and what is done |
+//! | lines | where | what the paper leaves open, and our choice |
 //! |---|---|---|
 //! | 3-19 | `experts` | line 13 reads `alpha_r`, `beta_r` where `alpha_e`, `beta_e` were passed: the latter are meant. `gamma_e` is never given, nor the unit of `loads_cls`: an option, on loads over the mean load of a group |
 //! | 11, 12 | `experts` | the affinities are "computed": both are shares of the expert's own activations, that with the experts of a group (expected under `C_p`) and that from the units of a group. So the weights mean the same on all data |
@@ -14,9 +14,9 @@
 //! | 49, 50 | here | "samples with scores" is undefined: the pair with the least score is kept, which no sampling beats |
 //! | 54, 55 | `tokens` | T and its confidence. Algorithm 2 sums rows of a [tokens x E] matrix, so with attention dp the rows of line 54's matrix are kept whole (kinder to the paper than line 55's argmax); with attention tp T is the unit's own label and `T_p` its local share |
 //!
-//! Where requests are the units, their recorded activations stand for `sum of C_p` over their tokens, which is again
-//! kinder to the paper: it is exact. All layers share the units' groups with attention dp; line 10's loop then runs
-//! layer by layer, as the layers' experts do not compete. The paper has no prices: those of the tables are zero.
+//! If requests are the units, their recorded activations replace `sum of C_p` over their tokens, which again favours
+//! the paper, since it is exact. With attention dp all layers share the units' groups; line 10's loop then runs layer
+//! by layer, as the layers' experts do not compete. The paper has no prices: those of the tables are zero.
 
 mod experts;
 mod requests;
@@ -45,7 +45,7 @@ use crate::topology::Topology;
 use crate::transport::Plan;
 use crate::unit_step::PROFIT_ONE;
 
-/// The quantity that the cap of line 40 limits.
+/// The quantity capped by line 40.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PaperCap {
     /// Requests, or distinct tokens: as printed.
@@ -54,7 +54,7 @@ pub enum PaperCap {
     Tokens,
 }
 
-/// The numbers that Algorithm 1 takes as given.
+/// Parameters that Algorithm 1 takes as given.
 #[derive(Clone, Copy, Debug)]
 pub struct PaperOptions {
     /// `n_steps`: rounds of both functions.
@@ -71,7 +71,7 @@ pub struct PaperOptions {
     pub alpha_r: f64,
     /// Weight of a unit's affinity with the experts of a cluster.
     pub beta_r: f64,
-    /// The quantity that line 40 limits.
+    /// The quantity capped by line 40.
     pub cap: PaperCap,
 }
 
@@ -104,15 +104,15 @@ impl PaperOptions {
     }
 }
 
-/// Algorithm 1 in place of [`solve`](crate::solve), with the same inputs and the same kind of result.
+/// Runs Algorithm 1 instead of [`solve`](crate::solve), on the same inputs and with the same kind of result.
 ///
-/// Of `options` it uses groups, attention, seed, provenance, and what describes the result (the limits on tokens and
-/// expert load are reported on, but the algorithm does not know them), and the share that is held out to judge on. With
-/// attention tp and a trace the tables have the paper's A. One thread. `progress` is called after every round; when it
-/// breaks, the best so far is returned.
+/// Uses the options' groups, attention, seed, provenance, hold-out share and whatever describes the result (limits on
+/// tokens and expert load are reported on, but unknown to the algorithm). With attention tp and a trace the tables have
+/// the paper's A. Single-threaded. `progress` is called after every round; when it breaks, the best result so far is
+/// returned.
 ///
 /// # Errors
-/// As [`solve`](crate::solve).
+/// Those of [`solve`](crate::solve).
 pub fn solve_paper(
     profile: &Profile,
     trace: Option<&Trace>,
@@ -198,7 +198,7 @@ fn run(problems: &[Problem], options: &SolveOptions, paper: &PaperOptions, progr
     best
 }
 
-/// Line 48: remote activations, and those of the most loaded group of each layer. Less is better.
+/// Line 48: remote activations, plus those of the most loaded group of each layer. Lower is better.
 fn score(problem: &Problem, group_of: &[u16], label: &[u16], groups: usize) -> u64 {
     let layers = group_of.chunks_exact(problem.experts).zip(problem.column_load.chunks_exact(problem.experts));
     let greatest = layers.map(|(group_of, load)| group_loads(group_of, load, groups).into_iter().max().unwrap_or(0));
@@ -213,7 +213,7 @@ fn local(problem: &Problem, group_of: &[u16], label: &[u16]) -> u64 {
     (0..problem.units()).map(of_unit).sum()
 }
 
-/// The result in the form of the exact solver's: with prices of zero, whose dual value bounds any assignment.
+/// Converts the result to the exact solver's form: with prices of zero, whose dual value bounds any assignment.
 fn clustering(problem: &Problem, options: &SolveOptions, group_of: Vec<u16>, label: Vec<u16>) -> Clustering {
     let limits = Limits::new(options, Topology::flat(usize::from(options.groups)), None);
     let primal = (local(problem, &group_of, &label) as f64 * PROFIT_ONE) as i128;

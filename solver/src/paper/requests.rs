@@ -1,4 +1,4 @@
-//! Lines 28 to 42: units to groups, the longest first, each to the best group that is not full.
+//! Lines 28 to 42: assigns units to groups, longest first, each to the best group that is not full.
 
 use std::cmp::Reverse;
 
@@ -26,7 +26,7 @@ pub(super) fn request_schedule(problem: &Problem, group_of: &[u16], groups: usiz
             options.alpha_r * sums.cosine(group, beside[group], activations_norm(problem, unit))
                 + options.beta_r * row[group] as f64 / activations
         };
-        // Full once it has its even share: while a unit is left, not all groups do.
+        // Full means having its even share: while a unit is left, some group is not full.
         let open = (0..groups).filter(|&group| u128::from(taken[group]) * (groups as u128) < u128::from(total));
         let best = open.max_by(|&a, &b| score(a).total_cmp(&score(b)).then(b.cmp(&a)));
         let group = best.unwrap_or(0);

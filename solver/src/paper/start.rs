@@ -1,5 +1,5 @@
-//! Line 44: "cluster based on expert affinity". K-means of the units' activation shares, each weighing its tokens, from
-//! k-means++ seeds; the clusters need not be even, as nothing in the paper asks for it here.
+//! Line 44: "cluster based on expert affinity". K-means over the units' activation shares, weighted by tokens, from
+//! k-means++ seeds; the clusters may be uneven, as the paper does not require balance here.
 
 use crate::problem::Problem;
 use crate::seeds::for_each_centre;
@@ -7,7 +7,7 @@ use crate::seeds::for_each_centre;
 /// Rounds of Lloyd's iteration; later ones hardly change the clusters.
 const MAX_ROUNDS: usize = 20;
 
-/// The first group of every unit.
+/// The initial group of every unit.
 pub(super) fn cluster_units(problem: &Problem, groups: usize, random: &mut fastrand::Rng) -> Vec<u16> {
     let mut label = seed(problem, groups, random);
     for _ in 0..MAX_ROUNDS {
@@ -20,7 +20,7 @@ pub(super) fn cluster_units(problem: &Problem, groups: usize, random: &mut fastr
     label
 }
 
-/// Each unit with the nearest of `groups` units that are drawn far from each other.
+/// Assigns each unit to the nearest of `groups` units, which are drawn far from each other.
 fn seed(problem: &Problem, groups: usize, random: &mut fastrand::Rng) -> Vec<u16> {
     let mut label = vec![0; problem.units()];
     for_each_centre(problem, groups, random, &|| false, |group, unit, _, nearest| {

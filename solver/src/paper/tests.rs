@@ -1,4 +1,4 @@
-//! Both functions keep their caps on any counts; the sums of the swaps are right.
+//! Both functions respect their caps on any counts; the sums of the swaps are right.
 
 use proptest::prelude::*;
 
@@ -67,7 +67,7 @@ proptest! {
         }
     }
 
-    /// With load and units out of the sum, swaps only ever raise the co-activations within groups.
+    /// With load and units excluded from the sum, swaps only ever raise the co-activations within groups.
     #[test]
     fn swaps_never_lower_the_sum(tokens in proptest::collection::vec(1u8..30, 8..40), seed in any::<u64>()) {
         let problem = problem(1, 8, &tokens, seed);

@@ -1,4 +1,4 @@
-//! Lines 53 to 55: from the groups of units to T and its confidence; A and its confidence (appendix A.2).
+//! Lines 53 to 55: derives T and its confidence from the groups of units, and A with its confidence (appendix A.2).
 
 use half::f16;
 use semmoe_tables::{LayerIdx, NO_GROUP, Placement, Profile, TpParts, Trace};
@@ -7,13 +7,13 @@ use crate::printed::Sequences;
 use crate::split::has_route;
 use crate::token_table::count_groups;
 
-/// Line 54, [V, G]: how a token's occurrences are spread over the groups of the requests that it is in (one group where
-/// tokens are the units). Equal values for a token without evidence.
+/// Line 54, [V, G]: how a token's occurrences spread over the groups of their requests (one group if tokens are the
+/// units). Equal values for a token without evidence.
 pub(super) fn token_matrix(profile: &Profile, trace: Option<&Trace>, label: &[u16], groups: usize) -> Vec<f16> {
     let mut counts = vec![0u64; profile.model().vocab_size as usize * groups];
     match trace {
         Some(trace) => {
-            // Requests without a known route are no units.
+            // Requests without a known route are not units.
             for (request, &group) in trace.iter().filter(|request| has_route(*request)).zip(label) {
                 for (_, token) in request.tokens().filter(|(position, _)| request.is_routed(*position)) {
                     counts[token.index() * groups + usize::from(group)] += 1;
@@ -60,7 +60,7 @@ pub(super) fn set_labels<'a>(
     }
 }
 
-/// A of attention tp: one label for the groups of the two layers before, with the share of what follows on it.
+/// A of attention tp: one label per pair of groups in the two previous layers, with the share of what follows on it.
 pub(super) fn set_transitions(parts: &mut TpParts, trace: &Trace, placement: &Placement) {
     let counted = Sequences::of(trace, placement, |_| true).labels;
     let rows = parts.transition_group.chunks_exact_mut(parts.labels).zip(&counted.group);

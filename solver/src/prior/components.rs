@@ -1,18 +1,18 @@
-//! The directions in which embeddings differ most, by subspace iteration on a sample.
+//! The principal directions of embeddings, by subspace iteration on a sample.
 
 use ndarray::{Array1, Array2};
 
 use super::dense::{Centred, filled, in_chunks, project, stacked};
 use crate::rows::{add, rows, rows_mut, slice};
 
-/// Embeddings looked at, evenly spaced over the vocabulary.
+/// Embeddings sampled, evenly spaced over the vocabulary.
 const SAMPLE: usize = 4096;
 /// Multiplications with the sample's covariance.
 const ROUNDS: usize = 4;
-/// Embeddings, or values of them, of a job.
+/// Embeddings, or values of them, per job.
 const CHUNK: usize = 256;
 
-/// `count` orthonormal columns, [H, count], that span about the first principal components.
+/// `count` orthonormal columns, [H, count], that approximately span the first principal components.
 pub(super) fn principal(centred: &Centred<'_>, vocabulary: usize, count: usize, threads: usize) -> Array2<f32> {
     let (width, sample) = (centred.mean.len(), vocabulary.min(SAMPLE));
     let rows = filled([sample, width], CHUNK, threads, |at, to| {
@@ -41,13 +41,13 @@ fn weighted_sums(sample: &Array2<f32>, along: &Array2<f32>, threads: usize) -> A
     stacked(&parts)
 }
 
-/// Makes the columns orthonormal, one after the other; what is left of a dependent one is zero.
+/// Orthonormalises the columns one by one; the remainder of a dependent one is zero.
 fn orthonormalise(columns: &mut Array2<f32>) {
     let mut all: Vec<Array1<f64>> = Vec::with_capacity(columns.ncols());
     for mut to in columns.columns_mut() {
         let mut column = to.mapv(f64::from);
         let before = inner(&column, &column);
-        // Twice is enough for what rounding leaves.
+        // A second pass removes what rounding leaves.
         for _ in 0..2 {
             for other in &all {
                 let along = inner(&column, other);
@@ -61,7 +61,7 @@ fn orthonormalise(columns: &mut Array2<f32>) {
     }
 }
 
-/// Summed from the first to the last.
+/// Summed in order, first to last.
 fn inner(a: &Array1<f64>, b: &Array1<f64>) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }

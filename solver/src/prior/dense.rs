@@ -9,21 +9,21 @@ use semmoe_tables::{Embeddings, TokenId, in_parallel};
 use super::components::principal;
 use crate::rows::{add, rows, rows_mut, slice, slice_mut};
 
-/// Components that are kept of wider embeddings.
+/// Components kept of wider embeddings.
 const MAX_COMPONENTS: usize = 128;
-/// Tokens of a job. Sums are made chunk by chunk, so that the number of threads changes nothing.
+/// Tokens per job. Sums are made chunk by chunk, so the number of threads changes nothing.
 pub(super) const CHUNK: usize = 1024;
 
-/// Rows [V, D]: embeddings of unit length, their mean taken away, of unit length again, in the directions in which they
-/// differ most. Zero where the checkpoint has zeros.
+/// Rows [V, D]: embeddings at unit length, minus their mean, at unit length again, in the directions of largest
+/// variance. Zero where the checkpoint has zeros.
 #[derive(Debug)]
 pub(crate) struct DenseFeatures {
     rows: Array2<f32>,
-    /// Of the last weights: layers have the same, as a rule.
+    /// For the last weights, which layers usually share.
     factor: Mutex<Option<Arc<Factor>>>,
 }
 
-/// The normal equations of some weights, factored.
+/// The factored normal equations for some weights.
 #[derive(Debug)]
 struct Factor {
     weight: Vec<f32>,
@@ -33,7 +33,7 @@ struct Factor {
 }
 
 impl DenseFeatures {
-    /// Of the first `vocabulary` embeddings, all there.
+    /// Builds rows from the first `vocabulary` embeddings, which must exist.
     pub(crate) fn new(embeddings: &Embeddings, vocabulary: usize, threads: usize) -> Self {
         let width = embeddings.width();
         let sums = in_chunks(vocabulary, CHUNK, threads, |tokens| {
@@ -63,13 +63,13 @@ impl DenseFeatures {
         slice(self.rows.row(token))
     }
 
-    /// Whether a token's embedding says anything.
+    /// Whether a token's embedding carries information.
     pub(crate) fn has(&self, token: usize) -> bool {
         self.row(token).iter().any(|&value| value != 0.0)
     }
 
-    /// The predictions of [`ridge::predict`](super::ridge::predict) with these rows, from the normal equations
-    /// themselves.
+    /// The predictions of [`ridge::predict`](super::ridge::predict) on these rows, by solving the normal equations
+    /// directly.
     pub(crate) fn predict(&self, weight: &[f32], target: &[f32], penalty: f64, threads: usize) -> Vec<f32> {
         let targets = target.len() / weight.len().max(1);
         let factor = self.factor(weight, penalty, threads);
@@ -95,7 +95,7 @@ impl DenseFeatures {
         Arc::clone(last.insert(Arc::new(Factor { weight: weight.to_vec(), penalty, lower })))
     }
 
-    /// `X' W X + penalty I`, the lower half.
+    /// `X' W X + penalty I`, the lower triangle.
     fn normal(&self, weight: &[f32], penalty: f64, threads: usize) -> Array2<f64> {
         let columns = self.rows.ncols();
         let mut normal = weighted_sums(weight, [columns, columns], threads, |token, sum| {
@@ -109,7 +109,7 @@ impl DenseFeatures {
     }
 }
 
-/// Runs a job for each `size` of the numbers below `count`, in order.
+/// Runs a job for each chunk of `size` numbers below `count`, in order.
 pub(super) fn in_chunks<R: Send>(
     count: usize,
     size: usize,
@@ -120,7 +120,7 @@ pub(super) fn in_chunks<R: Send>(
     in_parallel(&starts, threads, |first| run(first..(first + size).min(count)))
 }
 
-/// A matrix of which `fill` fills each row, zeros at first; `size` rows a job.
+/// A matrix, initially zero, whose rows `fill` fills in; `size` rows per job.
 pub(super) fn filled(
     shape: [usize; 2],
     size: usize,
@@ -135,13 +135,13 @@ pub(super) fn filled(
     stacked(&parts)
 }
 
-/// Parts of one width, each below the one before.
+/// Stacks parts of equal width vertically.
 pub(super) fn stacked(parts: &[Array2<f32>]) -> Array2<f32> {
     let views: Vec<_> = parts.iter().map(|part| part.view()).collect();
     concatenate(Axis(0), &views).expect("at least one part, all of one width")
 }
 
-/// Adds up matrices of sums over the tokens with a weight, chunk by chunk; `add` adds those of a token.
+/// Sums matrices over the tokens with a weight, chunk by chunk; `add` adds the terms of a token.
 fn weighted_sums(
     weight: &[f32],
     shape: [usize; 2],
@@ -159,14 +159,14 @@ fn weighted_sums(
 }
 
 impl Factor {
-    /// From right-hand sides [D, C] to solutions.
+    /// Turns right-hand sides [D, C] into solutions.
     fn solve(&self, b: &mut Array2<f64>) {
         let (size, lower) = (b.nrows(), &self.lower);
         (0..size).for_each(|at| self.settle(b, at, 0, lower.slice(s![at, ..at])));
         (0..size).rev().for_each(|at| self.settle(b, at, at + 1, lower.slice(s![at + 1.., at])));
     }
 
-    /// Takes the rows from `first` on, each times its factor, from row `at`, and divides that by the diagonal.
+    /// Subtracts the rows from `first` on, each times its factor, from row `at`, and divides that by the diagonal.
     fn settle(&self, b: &mut Array2<f64>, at: usize, first: usize, factors: ArrayView1<'_, f64>) {
         let mut own = b.row(at).to_vec();
         for (factor, row) in factors.iter().zip(rows(b).skip(first)) {
@@ -177,25 +177,25 @@ impl Factor {
     }
 }
 
-/// L of a positive definite matrix of which the lower half is given.
+/// L of a positive definite matrix given by its lower triangle.
 pub(crate) fn cholesky(mut matrix: Array2<f64>) -> Array2<f64> {
     for at in 0..matrix.nrows() {
         for to in at..matrix.nrows() {
             let (own, pivot) = (slice(matrix.row(to)), slice(matrix.row(at)));
             let left = own[at] - own[..at].iter().zip(pivot).map(|(a, b)| a * b).sum::<f64>();
-            // The penalty keeps the diagonal above zero but for rounding.
+            // The penalty keeps the diagonal positive, except for rounding.
             matrix[[to, at]] = if to == at { left.max(1e-12).sqrt() } else { left / matrix[[at, at]] };
         }
     }
     matrix
 }
 
-/// Adds the product of a row with a matrix, row by row of it.
+/// Adds the product of a row and a matrix, row by row of the matrix.
 pub(super) fn project(row: &[f32], matrix: &Array2<f32>, to: &mut [f32]) {
     row.iter().zip(rows(matrix)).for_each(|(&value, matrix)| add(to, value, matrix));
 }
 
-/// Embeddings of unit length less their mean, of unit length again.
+/// Embeddings at unit length minus their mean, at unit length again.
 pub(super) struct Centred<'a> {
     embeddings: &'a Embeddings,
     /// [H]
@@ -213,7 +213,7 @@ impl Centred<'_> {
     }
 }
 
-/// An embedding at unit length; false, and zeros, where it has none.
+/// Reads an embedding at unit length; returns false, with zeros, if it is zero.
 fn read_unit(embeddings: &Embeddings, token: usize, row: &mut [f32]) -> bool {
     embeddings.read(TokenId::new(token as u32), row);
     to_unit(row)

@@ -1,39 +1,39 @@
-//! The features of a token's string, as a sparse row: character sequences, the whole word, and how it is written.
+//! Features of a token's string, as a sparse row: character sequences, the whole word, and how it is written.
 
 use std::collections::HashMap;
 
 use super::strings::TokenStrings;
 
-/// Most characters of a token that are looked at; longer ones are runs of spaces and rules.
+/// Maximum characters of a token considered; longer tokens are runs of spaces or rules.
 const MAX_CHARS: usize = 48;
 /// Longest character sequence.
 const MAX_SEQUENCE_CHARS: usize = 4;
-/// Most entries of all rows together; published vocabularies of 152,000 tokens have some 5e6. Beyond it the longest
+/// Maximum entries of all rows; published vocabularies of 152,000 tokens have about 5e6. Beyond it the longest
 /// sequences are left out.
 const MAX_ENTRIES: usize = 16_000_000;
-/// Ends of a token. Vocabularies have these characters at most as tokens of one byte.
+/// Delimits tokens. Vocabularies contain these characters only as single-byte tokens, if at all.
 const BEGIN: char = '\u{2}';
 const END: char = '\u{3}';
-/// The prefixes of the keys of words and of marks; the keys of sequences are below 2^85.
+/// Prefixes of the keys of words and of marks; the keys of sequences are below 2^85.
 const WORD: u128 = 1 << 127;
 const MARK: u128 = 1 << 126;
 
-/// Rows of unit length over the features that at least two tokens share, in compressed sparse rows.
+/// Unit-length rows over the features shared by at least two tokens, in compressed sparse rows.
 #[derive(Debug, Default)]
 pub(crate) struct Features {
     /// [V + 1]
     start: Vec<usize>,
-    /// Ascending in a row.
+    /// Ascending within a row.
     feature: Vec<u32>,
-    /// [V] what each feature of a row weighs: one over the root of their number.
+    /// [V] weight of each feature in a row: one over the square root of their number.
     pub(super) scale: Vec<f32>,
-    /// [F] whether a feature is a piece of text of two characters or more: what makes tokens alike. A mark or a single
+    /// [F] whether a feature is text of two or more characters, which makes tokens similar. A mark or a single
     /// character is not enough.
     textual: Vec<bool>,
 }
 
 impl Features {
-    /// Rows of `vocabulary` tokens, those without a string empty. All features of a token weigh the same.
+    /// Builds rows for `vocabulary` tokens; those without a string are empty. All features of a token weigh the same.
     pub(crate) fn new(strings: &TokenStrings, vocabulary: usize) -> Self {
         Self::within(strings, vocabulary, MAX_ENTRIES)
     }
@@ -66,7 +66,7 @@ impl Features {
         &self.feature[self.start[token]..self.start[token + 1]]
     }
 
-    /// Of all rows together.
+    /// Number of entries in all rows.
     pub(crate) fn entries(&self) -> usize {
         self.feature.len()
     }
@@ -76,7 +76,7 @@ impl Features {
         self.textual.len()
     }
 
-    /// [V] whether a token shares a piece of text with one of those for which `seen`.
+    /// [V] whether a token shares a piece of text with one for which `seen` holds.
     pub(crate) fn known_by(&self, seen: impl Fn(usize) -> bool) -> Vec<bool> {
         let tokens = 0..self.start.len() - 1;
         let mut supported = vec![false; self.features()];
@@ -86,7 +86,7 @@ impl Features {
         tokens.map(|token| self.row(token).iter().any(|&at| supported[at as usize])).collect()
     }
 
-    /// Drops features of a single token, numbers the rest in the order of first use, and scales rows to unit length.
+    /// Drops features of a single token, numbers the rest in order of first use, and scales rows to unit length.
     fn settle(&mut self, users: &[u32]) {
         let (mut renamed, mut kept) = (vec![None; users.len()], 0);
         for (renamed, _) in renamed.iter_mut().zip(users).filter(|(_, users)| **users > 1) {
@@ -106,8 +106,7 @@ impl Features {
     }
 }
 
-/// The longest sequences with which all rows together stay within `most_entries`; zero where even the words are too
-/// many.
+/// The maximum sequence length at which all rows stay within `most_entries`; zero if even the words are too many.
 fn longest_within(strings: &TokenStrings, vocabulary: usize, most_entries: usize) -> usize {
     let mut by_length = [0usize; MAX_SEQUENCE_CHARS + 1];
     for token in (0..vocabulary).map(|token| strings.get(token)).filter(|token| !token.is_empty()) {
@@ -123,10 +122,10 @@ fn is_textual(key: u128) -> bool {
     key & WORD != 0 || (key & MARK == 0 && key >> 42 != 0)
 }
 
-/// Marks of a token.
+/// Marks per token.
 const MARKS: usize = 9;
 
-/// The features of a token, each once, each packed into one number.
+/// The distinct features of a token, each packed into one number.
 fn keys_of(token: &str, longest: usize, keys: &mut Vec<u128>) {
     keys.clear();
     if token.is_empty() {

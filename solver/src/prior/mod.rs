@@ -1,5 +1,5 @@
-//! A prior for tokens that were seen rarely or never: a ridge regression from their strings and embeddings to the
-//! shares of the tokens that were seen.
+//! A prior for tokens seen rarely or never: a ridge regression from their strings and embeddings to the shares of seen
+//! tokens.
 
 mod components;
 mod dense;
@@ -22,26 +22,26 @@ use dense::DenseFeatures;
 use features::Features;
 use ridge::{Ridge, steps_for};
 
-/// Knowledge of a vocabulary's tokens besides their counts.
+/// Knowledge about a vocabulary's tokens besides their counts.
 #[derive(Debug)]
 pub(crate) struct TokenPrior {
     embeddings: Option<DenseFeatures>,
     strings: Option<Features>,
-    /// Regressions of a solve: one a layer, or one for all.
+    /// Number of regressions in a solve: one per layer, or one for all.
     regressions: usize,
 }
 
-/// The expectation for all tokens of a layer from those that were seen.
+/// The expectation for all tokens of a layer, derived from seen tokens.
 #[derive(Debug)]
 pub(crate) struct Expected {
     /// [V, G] shares above those of the layer.
     pub(crate) residual: Vec<f32>,
-    /// [V] whether that rests on any seen token.
+    /// [V] whether the expectation rests on any seen token.
     pub(crate) known: Vec<bool>,
 }
 
 impl TokenPrior {
-    /// Of the token strings and embeddings in the options; `None` without any.
+    /// Built from the token strings and embeddings in the options; `None` without any.
     pub(crate) fn new(profile: &Profile, options: &SolveOptions) -> Result<Option<Self>, SolveError> {
         let vocabulary = profile.model().vocab_size;
         if let Some(strings) = &options.token_strings {
@@ -66,8 +66,7 @@ impl TokenPrior {
         Ok(Some(TokenPrior { embeddings, strings: options.token_strings.as_deref().map(sparse), regressions }))
     }
 
-    /// [V] whether a token is like one of those for which `seen`: shares a piece of text with one, or has an embedding
-    /// where one has.
+    /// [V] whether a token resembles one for which `seen` holds: both share a piece of text, or both have embeddings.
     pub(crate) fn known_by(&self, seen: impl Fn(usize) -> bool, vocabulary: usize) -> Vec<bool> {
         let mut known = match &self.strings {
             Some(strings) => strings.known_by(&seen),
@@ -81,8 +80,8 @@ impl TokenPrior {
         known
     }
 
-    /// Regresses from `seen` occurrences [V] and the `residual` shares [V, G] of tokens with any: on the embeddings,
-    /// and what these leave, on the strings.
+    /// Regresses the `residual` shares [V, G] of tokens with `seen` occurrences [V] on the embeddings, and what remains
+    /// on the strings.
     pub(crate) fn expect(&self, seen: &[f64], mut residual: Vec<f32>, options: &SolveOptions) -> Expected {
         let RidgeOptions { penalty, occurrences_cap } = options.ridge;
         let weight: Vec<f32> = seen.iter().map(|seen| seen.min(occurrences_cap) as f32).collect();

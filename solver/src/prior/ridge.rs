@@ -4,34 +4,34 @@ use semmoe_tables::in_parallel;
 
 use super::features::Features;
 
-/// Relative residual at which a target is done. The figures do not move any more from 0.03 on.
+/// Relative residual at which a target is done. Figures no longer change from 0.03 on.
 const TOLERANCE: f64 = 0.01;
-/// Most steps; 12 are usual.
+/// Maximum steps; 12 are usual.
 pub(super) const MAX_STEPS: usize = 30;
-/// Fewest; five lose 0.1 points of LAR.
+/// Minimum steps; five lose 0.1 points of LAR.
 const MIN_STEPS: usize = 5;
-/// Products of a feature with a target, in all regressions of a solve, from which there are fewer steps than needed:
-/// about a minute of one core.
+/// Limit on feature-target products over all regressions of a solve, beyond which steps are cut: about a minute on one
+/// core.
 const MAX_PRODUCTS: u64 = 30_000_000_000;
 
-/// How a regression is made.
+/// Settings of a regression.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ridge {
     pub(crate) penalty: f64,
     pub(crate) steps: usize,
 }
 
-/// Most steps where `targets` are regressed on `features`, all layers together.
+/// Maximum steps for regressing `targets` on `features`, over all layers.
 pub(super) fn steps_for(features: &Features, targets: usize) -> usize {
     let products = (features.entries() as u64).saturating_mul(targets as u64).max(1);
     usize::try_from(MAX_PRODUCTS / products).unwrap_or(MAX_STEPS).clamp(MIN_STEPS, MAX_STEPS)
 }
 
 /// Minimises, for each target y, `sum over t of w[t] (y[t] - x[t] b)^2 + penalty |b|^2` over b, and returns `x[t] b`
-/// for all tokens, [V, C] as `target`. Rows with no weight are not read from `target`.
+/// for all tokens, [V, C] like `target`. Rows without weight are not read from `target`.
 ///
-/// Targets are independent of each other, and each is summed in the order of the tokens: neither `threads` nor the
-/// other targets change a bit.
+/// Targets are independent of each other and summed in token order, so neither `threads` nor the other targets change a
+/// bit.
 pub(crate) fn predict(features: &Features, weight: &[f32], target: &[f32], ridge: Ridge, threads: usize) -> Vec<f32> {
     let columns = target.len() / weight.len().max(1);
     if columns <= 4 {
@@ -41,7 +41,7 @@ pub(crate) fn predict(features: &Features, weight: &[f32], target: &[f32], ridge
     }
 }
 
-/// `WIDTH` targets at a time.
+/// Processes `WIDTH` targets at a time.
 fn in_blocks<const WIDTH: usize>(
     features: &Features,
     weight: &[f32],
@@ -145,7 +145,7 @@ impl Fit<'_> {
         }
     }
 
-    /// Those with a weight.
+    /// Tokens with a weight.
     fn tokens(&self) -> impl Iterator<Item = usize> {
         (0..self.weight.len()).filter(|&token| self.weight[token] > 0.0)
     }

@@ -13,13 +13,13 @@ use super::{TokenPrior, ridge};
 use crate::fixtures::provenance;
 use crate::options::SolveOptions;
 
-/// Options with defaults, for tests of this crate.
+/// Default options for this crate's tests.
 pub(crate) fn test_options() -> SolveOptions {
     SolveOptions::new(3, Attention::Tp, provenance())
 }
 
 impl TokenPrior {
-    /// Of strings alone.
+    /// A prior from strings alone.
     pub(crate) fn of_strings(words: &[&str]) -> Self {
         TokenPrior { embeddings: None, strings: Some(features(words)), regressions: 1 }
     }
@@ -30,7 +30,7 @@ fn features(words: &[&str]) -> Features {
     Features::new(&TokenStrings::new(strings, None), words.len())
 }
 
-/// To the end.
+/// Settings that run a regression to convergence.
 fn fully(penalty: f64) -> ridge::Ridge {
     ridge::Ridge { penalty, steps: ridge::MAX_STEPS }
 }
@@ -128,7 +128,7 @@ fn a_linear_truth_is_found_again() {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let truth = |at: usize| [0.3, -0.2, 0.1, 0.0, -0.1, -0.1][at / 6] + [0.1, 0.2, -0.3, 0.0, 0.1, -0.1][at % 6];
     let target: Vec<f32> = (0..36).map(|at| truth(at) as f32).collect();
-    // Every word is kept back once.
+    // Each word is left out once.
     for kept in 0..36 {
         let weight: Vec<f32> = (0..36).map(|at| if at == kept { 0.0 } else { 1.0 }).collect();
         let found = f64::from(ridge::predict(&features(&words), &weight, &target, fully(0.01), 1)[kept]);
@@ -149,7 +149,7 @@ fn equal_strings_have_equal_rows_but_case_and_spaces_count() {
 fn a_piece_of_text_makes_tokens_alike_and_a_mark_does_not() {
     let known = |words: &[&str], seen: usize| features(words).known_by(|token| token == seen);
     assert_eq!(known(&["walk", "walks", "xyz", ""], 0), [true, true, false, false]);
-    // As long, as much a word, as lower-case, and nothing in common.
+    // As long, equally a word and lower-case, but with nothing in common.
     assert_eq!(known(&["walk", "gene", "benches"], 0), [false, false, false]);
     assert_eq!(known(&["\u{4e2d}", "\u{56fd}", "\u{4e2d}\u{56fd}"], 0), [true, false, true]);
 }
@@ -207,7 +207,7 @@ fn embeddings(values: &[f32], width: usize) -> Embeddings {
     Embeddings::from_bytes([&length[..], header.as_bytes(), &data].concat(), None).unwrap()
 }
 
-/// Values [V, width], of which only the first `varied` differ from token to token by much.
+/// Values [V, width], of which only the first `varied` differ much between tokens.
 fn values(tokens: usize, width: usize, varied: usize, random: &mut fastrand::Rng) -> Vec<f32> {
     let mut value = |at: usize| (random.f32() - 0.5) * if at < varied { 1.0 } else { 0.01 };
     (0..tokens * width).map(|at| value(at % width)).collect()
@@ -222,7 +222,7 @@ fn what_depends_on_the_embedding_is_found_again() {
     let length = |row: &[f32]| row.iter().map(|value| value * value).sum::<f32>().sqrt();
     let along = |row: &[f32]| row.iter().zip(&direction).map(|(x, b)| x * b).sum::<f32>() / length(row);
     let target: Vec<f32> = values.chunks_exact(width).map(along).collect();
-    // Every second token is kept back.
+    // Every second token is left out.
     let weight: Vec<f32> = (0..tokens).map(|token| (token % 2) as f32).collect();
     let features = DenseFeatures::new(&embeddings(&values, width), tokens, 2);
     let found = features.predict(&weight, &target, 0.1, 2);

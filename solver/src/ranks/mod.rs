@@ -1,12 +1,12 @@
-//! The objective `ranks`: as few ranks as possible that a token must be sent to.
+//! The objective `ranks`: send each token to as few ranks as possible.
 //!
 //! Kernels that send a token once to every rank with one of its experts move, for an occurrence with experts K by a
-//! unit of group c, `distinct groups over K, less one if c is among them`. With the experts fixed only the second part
-//! depends on the units, and it adds up over a unit's occurrences: the unit step stays the exact transportation step,
-//! the profit of a group is the occurrences that touch it. With the units fixed the value of a placement is no sum over
-//! experts, so that the expert step is a local search by swaps (`search`). Both in turn, from the best for activations;
-//! neither step lets the value fall, so that the result is never worse than where it started (units that are split
-//! counted by share).
+//! unit of group c, `distinct groups over K, minus one if c is among them`. With the experts fixed only the second part
+//! depends on the units, and it sums over a unit's occurrences, so the unit step stays the exact transportation step;
+//! the profit of a group is the number of occurrences that touch it. With the units fixed the value of a placement is
+//! not a sum over experts, so the expert step is a local search by swaps (`search`). Both alternate, starting from the
+//! best result for activations. Neither step lowers the value, so the result is never worse than the start (split units
+//! count by share).
 
 mod routes;
 mod search;
@@ -26,10 +26,10 @@ use crate::unit_step::{PROFIT_ONE, profits_of_local};
 use routes::LayerRoutes;
 use search::{Search, weights};
 
-/// A round that gains less than this fraction of all occurrences is the last.
+/// The alternation ends with a round that gains less than this fraction of all occurrences.
 const MIN_GAIN: f64 = 1e-7;
 
-/// A problem with what its tokens activate together.
+/// A problem, with the sets of experts its tokens activate together.
 struct RankProblem<'a> {
     problem: &'a Problem,
     /// [L]
@@ -39,8 +39,8 @@ struct RankProblem<'a> {
 }
 
 impl RankProblem<'_> {
-    /// From `seed` to a clustering with at most as many remote ranks; its plan is in touched occurrences. `go_on` is
-    /// asked between rounds.
+    /// Improves `seed` to a clustering with at most as many remote ranks; its plan counts touched occurrences. `go_on`
+    /// is polled between rounds.
     fn improve(&self, seed: Clustering, threads: usize, go_on: &mut dyn FnMut() -> bool) -> Clustering {
         let plan = self.unit_step(&seed.group_of, None);
         let mut best = Clustering { plan, ..seed };
@@ -86,7 +86,7 @@ impl RankProblem<'_> {
         profits_of_local(self.problem, &touched, groups)
     }
 
-    /// Less the remote ranks of all occurrences, in fixed point.
+    /// Minus the remote ranks of all occurrences, in fixed point.
     fn value(&self, clustering: &Clustering) -> i128 {
         let layers = self.routes.iter().zip(clustering.group_of.chunks_exact(self.problem.experts));
         let distinct: u64 = layers.map(|(routes, group_of)| routes.distinct(group_of, self.limits.groups)).sum();

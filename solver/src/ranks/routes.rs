@@ -6,7 +6,7 @@ use semmoe_tables::{LayerIdx, Profile, Route, Trace, TraceRequest};
 
 use crate::split::has_route;
 
-/// The unit of an occurrence in a trace; `None` for what is no unit.
+/// Maps an occurrence in a trace to its unit; `None` if it is not part of one.
 pub(crate) enum UnitOf {
     /// By request, for units made by `Problem::from_trace`.
     Request(Vec<Option<u32>>),
@@ -23,7 +23,7 @@ impl UnitOf {
         UnitOf::Token(numbered(profile.token_counts().iter().map(|&count| count > 0)))
     }
 
-    /// The tokens of a trace that units stand for: their requests, positions and units.
+    /// The tokens of a trace covered by units: their requests, positions and units.
     pub(crate) fn tokens<'t>(&'t self, trace: &'t Trace) -> impl Iterator<Item = (TraceRequest<'t>, usize, usize)> {
         trace.iter().enumerate().flat_map(move |(index, request)| {
             request.tokens().filter_map(move |(position, token)| {
@@ -37,13 +37,13 @@ impl UnitOf {
     }
 }
 
-/// The number of each unit among the units.
+/// Numbers the units consecutively.
 fn numbered(is_unit: impl Iterator<Item = bool>) -> Vec<Option<u32>> {
     let mut next = 0..;
     is_unit.map(|is_unit| if is_unit { next.next() } else { None }).collect()
 }
 
-/// Puts the experts of a route into `set`, in place of what is there.
+/// Replaces the content of `set` by the experts of a route.
 pub(super) fn fill(set: &mut Vec<u16>, route: Route<'_>) {
     set.clear();
     set.extend(route.experts().map(|expert| expert.get()));
@@ -53,16 +53,16 @@ pub(super) fn fill(set: &mut Vec<u16>, route: Route<'_>) {
 #[derive(Debug)]
 pub(crate) struct LayerRoutes {
     pub(crate) top_k: usize,
-    /// [S, top_k], ascending in a set.
+    /// [S, top_k], ascending within a set.
     experts: Vec<u16>,
-    /// [S + 1] into `uses`.
+    /// [S + 1] offsets into `uses`.
     start: Vec<usize>,
-    /// Units and their occurrences, ascending in a set.
+    /// Units and their occurrences, ascending within a set.
     uses: Vec<(u32, u32)>,
 }
 
 impl LayerRoutes {
-    /// Counts a layer of a trace.
+    /// Counts the routes of one layer of a trace.
     pub(crate) fn count(trace: &Trace, layer: usize, unit_of: &UnitOf) -> Self {
         let mut sets: HashMap<Vec<u16>, u32> = HashMap::new();
         let mut routes =
@@ -86,7 +86,7 @@ impl LayerRoutes {
         routes
     }
 
-    /// Sorted (set, unit) pairs into counts.
+    /// Aggregates sorted (set, unit) pairs into counts.
     fn collect(&mut self, occurrences: &[(u32, u32)], sets: usize) {
         let mut rest = occurrences;
         for set in 0..sets as u32 {
@@ -128,7 +128,7 @@ impl LayerRoutes {
         }
     }
 
-    /// Distinct groups of every occurrence, added up.
+    /// Number of distinct groups, summed over all occurrences.
     pub(crate) fn distinct(&self, group_of: &[u16], groups: usize) -> u64 {
         let mut seen = Vec::with_capacity(groups);
         let of_set = |set: usize| {

@@ -1,23 +1,23 @@
-//! The expert step of a layer: the swap of two experts that saves most remote ranks, until none saves any.
+//! The expert step of a layer: repeatedly swaps the two experts that save the most remote ranks, until none saves any.
 //!
 //! With the units fixed, a set of experts with W occurrences, w[c] of them by units of group c, costs `W - w[c]` for
-//! every group c that it touches. Moving expert a of group A to group B changes that by `W - w[A]` saved if a is the
-//! set's only expert in A, and `W - w[B]` paid if it has none in B. A swap of a and b is both moves, but costs nothing
-//! for sets with both of them. So the sums over sets of single moves, [N, G], and of the moves within a set by pairs,
-//! [N, N], give the change of every swap; after a swap only the sets with one of the two experts are counted again.
+//! every group c that it touches. Moving expert a from group A to group B saves `W - w[A]` if a is the set's only
+//! expert in A, and costs `W - w[B]` if it has none in B. A swap of a and b is both moves, but costs nothing for sets
+//! with both. So two sums over sets give the change of every swap: single moves, [N, G], and the moves within a set by
+//! pairs, [N, N]. After a swap only the sets with one of the two experts are recounted.
 
 use super::routes::LayerRoutes;
 use crate::load_limit::group_loads;
 use crate::swaps::{Loaded, exchange, keeps_cap};
 use crate::transport::Plan;
 
-/// Most swaps of a step, times the experts of the layer.
+/// Maximum swaps of a step, times the experts of the layer.
 const MAX_SWAPS: usize = 8;
-/// Weights stay within 2^56; the rest of the bits resolve split units.
+/// Weights stay within 2^56; the remaining bits resolve split units.
 const WEIGHT_BITS: u32 = 56;
 const MAX_FRACTION_BITS: u32 = 16;
 
-/// Occurrences of each set by group of the unit, [S, G], in fixed point: a split unit counts by share.
+/// Occurrences of each set by group of the unit, [S, G], in fixed point; split units count by share.
 pub(super) fn weights(routes: &LayerRoutes, mass: &[u64], plan: &Plan, groups: usize) -> Vec<i64> {
     let used = u64::BITS - routes.occurrences().leading_zeros();
     let fraction_bits = WEIGHT_BITS.saturating_sub(used).min(MAX_FRACTION_BITS);
@@ -34,20 +34,20 @@ pub(super) fn weights(routes: &LayerRoutes, mass: &[u64], plan: &Plan, groups: u
     weight
 }
 
-/// A layer's placement with what every move of one expert saves.
+/// A layer's placement with the savings of every single move.
 pub(super) struct Search<'a> {
     routes: &'a LayerRoutes,
     groups: usize,
     group_of: Vec<u16>,
     /// [S, G]
     weight: Vec<i64>,
-    /// Sets of each expert.
+    /// Sets that contain each expert.
     containing: Vec<Vec<u32>>,
-    /// [N, G] saved by moving an expert to a group.
+    /// [N, G] savings from moving an expert to a group.
     moved: Vec<i64>,
     /// [N, N], symmetric: the part of both moves that is in sets with both experts.
     within: Vec<i64>,
-    /// [G] experts of the set at hand.
+    /// [G] number of experts of the current set in each group.
     held: Vec<u16>,
 }
 
@@ -72,8 +72,7 @@ impl<'a> Search<'a> {
         search
     }
 
-    /// The placement after swaps until none saves anything, within `cap` activations of a group, or no further above
-    /// it.
+    /// Swaps until nothing is saved, keeping groups within `cap` activations, or no further above it than before.
     pub(super) fn run(mut self, load: &[u64], cap: u64) -> Vec<u16> {
         let mut loads = group_loads(&self.group_of, load, self.groups);
         for _ in 0..MAX_SWAPS * self.group_of.len() {
@@ -84,7 +83,7 @@ impl<'a> Search<'a> {
         self.group_of
     }
 
-    /// The swap that saves most, of equals the first.
+    /// The swap that saves most, ties to the first.
     fn best_swap(&self, load: &[u64], loads: &[u64], cap: u64) -> Option<(usize, usize)> {
         let mut best = None;
         let mut most = 0;
@@ -110,7 +109,7 @@ impl<'a> Search<'a> {
         Loaded { group: self.group(expert), load: load[expert] }
     }
 
-    /// Remote ranks that swapping two experts of different groups saves.
+    /// Remote ranks saved by swapping two experts of different groups.
     pub(super) fn saves(&self, a: usize, b: usize) -> i64 {
         let (experts, groups) = (self.group_of.len(), self.groups);
         self.moved[a * groups + self.group(b)] + self.moved[b * groups + self.group(a)] - self.within[a * experts + b]
@@ -125,7 +124,7 @@ impl<'a> Search<'a> {
         touched.iter().for_each(|&set| self.count(set as usize, 1));
     }
 
-    /// Adds a set to the sums, or takes it out.
+    /// Adds a set to the sums, or removes it.
     fn count(&mut self, set: usize, sign: i64) {
         let (groups, experts) = (self.groups, self.group_of.len());
         let members = self.routes.set(set);

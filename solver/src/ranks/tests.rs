@@ -16,7 +16,7 @@ use crate::topology::Topology;
 use crate::transport::Plan;
 use crate::unit_step::mass_capacity;
 
-/// Requests of `top_k` experts of each layer, with a taste for some of them.
+/// Requests of `top_k` experts per layer, each with a preference for some of them.
 fn random_trace((layers, experts, top_k): (usize, usize, usize), requests: usize, seed: u64) -> Trace {
     let mut random = fastrand::Rng::with_seed(seed);
     let model = model(layers as u16, experts as u16, top_k as u16, 8);
@@ -71,7 +71,7 @@ fn limits(groups: usize, max_over_mean: f64) -> Limits {
     }
 }
 
-/// The best for activations, then for ranks: mean remote ranks of both.
+/// Solves for activations, then for ranks: mean remote ranks of both.
 fn both(trace: &Trace, limits: Limits, margin: f64) -> (f64, f64, Clustering) {
     let problem = Problem::from_trace(trace).unwrap();
     let capacity = mass_capacity(problem.total_mass(), limits.groups, margin);
@@ -89,7 +89,7 @@ fn both(trace: &Trace, limits: Limits, margin: f64) -> (f64, f64, Clustering) {
     (measure(&best.clusterings[0]), measure(&improved), improved)
 }
 
-/// The least mean remote ranks over all placements of one layer, with exact units.
+/// The minimum mean remote ranks over all placements of one layer, with exact units.
 fn optimum(trace: &Trace, groups: usize, margin: f64) -> f64 {
     let problem = Problem::from_trace(trace).unwrap();
     let routes = all_routes(trace);
@@ -190,5 +190,5 @@ fn tiny_instances_come_close_to_brute_force() {
     assert!(reached >= MIN_REACHED, "{reached} of {cases} reached, mean excess {excess:.4} (from {start_excess:.4})");
 }
 
-/// Of forty; a local search from one start does not always get there.
+/// Out of forty; a local search from one start does not always reach the optimum.
 const MIN_REACHED: u32 = 20;

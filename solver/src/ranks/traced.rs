@@ -1,4 +1,4 @@
-//! A trace beside the problems that were made of it: what is counted in it, and the objective `ranks` on all problems.
+//! A trace paired with the problems made from it: counts on the trace, and the objective `ranks` on all problems.
 
 use semmoe_tables::{Profile, Trace, in_parallel};
 
@@ -12,7 +12,7 @@ use crate::transport::{Plan, Transport};
 use crate::unit_step::mass_capacity;
 use crate::whole::{MAX_ROUNDS, whole};
 
-/// A trace and which unit each of its occurrences belongs to.
+/// A trace, and the unit of each of its occurrences.
 pub(crate) struct Traced<'a> {
     pub(super) trace: &'a Trace,
     pub(super) unit_of: UnitOf,
@@ -28,8 +28,8 @@ impl<'a> Traced<'a> {
         Traced { trace, unit_of }
     }
 
-    /// Ranks other than its unit's that a token is sent to, under each problem's clustering and plan: mean over the
-    /// tokens and layers of the trace that units stand for; a split unit counts by share. `None` if there are none.
+    /// Number of ranks other than its unit's that a token is sent to, under each problem's clustering and plan: mean
+    /// over the tokens and layers covered by units; split units count by share. `None` if there are none.
     pub(crate) fn remote_ranks(
         &self,
         problems: &[Problem],
@@ -55,7 +55,8 @@ impl<'a> Traced<'a> {
         (routes > 0).then(|| remote / routes as f64)
     }
 
-    /// Takes every problem from its best clustering for activations to one with fewer remote ranks, with whole units.
+    /// Improves every problem from its best clustering for activations to one with fewer remote ranks, with whole
+    /// units.
     pub(crate) fn improve(
         &self,
         problems: &[Problem],

@@ -9,9 +9,9 @@ use semmoe_solver::{SolveError, SolveOptions, SolveProgress, Solved, solve};
 use semmoe_tables::{Attention, Trace, TraceBuilder, UNKNOWN_EXPERT};
 pub(crate) use traces::{model, profile_of, provenance, recorded};
 
-/// Requests of `topics` kinds, equally many. Each kind owns an equal part of the experts of each layer, hidden by a
-/// shuffle, and an equal part of the vocabulary; `purity` is the chance that an activation stays with its kind. Every
-/// 20th token's route is unknown.
+/// Requests of `topics` kinds, equally many. Each kind owns an equal part of the experts of each layer, shuffled, and
+/// an equal part of the vocabulary; `purity` is the probability that an activation stays with its kind. Every 20th
+/// token's route is unknown.
 pub(crate) fn planted(topics: usize, requests: usize, purity: f64, seed: u64) -> Trace {
     let (layers, experts, top_k, vocabulary) = (3usize, 16usize, 2usize, 160u32);
     let mut random = fastrand::Rng::with_seed(seed);
@@ -49,13 +49,13 @@ pub(crate) fn planted(topics: usize, requests: usize, purity: f64, seed: u64) ->
     builder.finish().unwrap()
 }
 
-/// Cases that are the same everywhere: a search of local optima has no law that holds for each of them, so that a new
-/// one must not turn a build red that changed nothing.
+/// Fixed cases: local search obeys no law that holds for every instance, so a new random case must not fail an
+/// unchanged build.
 pub(crate) fn fixed_cases(cases: u32) -> ProptestConfig {
     ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::with_cases(cases) }
 }
 
-/// Without bounds, which no other figure depends on.
+/// Without bounds, which affect no other figure.
 pub(crate) fn options(groups: u16, attention: Attention) -> SolveOptions {
     SolveOptions { starts: 6, bounds: None, ..SolveOptions::new(groups, attention, provenance()) }
 }

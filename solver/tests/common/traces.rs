@@ -1,4 +1,4 @@
-//! A small model, its origin, and profiles of its traces: for the tests inside the crate and outside.
+//! A small model, its origin, and profiles of its traces, for unit and integration tests.
 
 use std::path::Path;
 

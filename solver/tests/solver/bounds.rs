@@ -1,4 +1,4 @@
-//! Bounds over all placements: above what a solve reaches, in every scope, and the report says which.
+//! Bounds over all placements: above what a solve reaches, in every scope, which the report states.
 
 use std::ops::ControlFlow;
 

@@ -1,4 +1,4 @@
-//! Evaluation: the figures are those that a plain count gives, and have the names of the design.
+//! Evaluation: the figures equal those of a plain count, and carry their documented names.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,7 +10,7 @@ use semmoe_tables::{
     Tables, TablesBuilder, TokenId, TpParts, Trace, TraceRequest,
 };
 
-/// Contiguous placement, and T that knows nothing.
+/// Contiguous placement, and T without evidence.
 fn neutral(trace: &Trace, groups: u16) -> Tables {
     let model = trace.model();
     let placement = Placement::contiguous(model.layers(), model.num_experts, groups).unwrap();
@@ -66,7 +66,7 @@ fn affinity_finds_planted_kinds_and_stays_balanced() {
     assert!(remote > 0.0 && remote < 2.0 * (1.0 - judged.lar) + 1e-9, "two experts, at most one message each");
 }
 
-/// The group of a token in a layer as Algorithm 3 has it, by a plain reading of the tables.
+/// The group of a token in a layer by Algorithm 3, by a plain reading of the tables.
 fn group_by_algorithm_3(tables: &Tables, request: TraceRequest<'_>, position: usize, layer: u16) -> Option<usize> {
     let token = TokenId::new(request.token_ids()[position]);
     let before = groups_before(tables, request, position, layer);
@@ -91,8 +91,8 @@ fn groups_before(
     layer.checked_sub(2).and_then(|older| Some((main(older)?, main(older + 1)?)))
 }
 
-/// The paper's A_p, counted plainly: by half of the requests, layer, and the groups in the two layers before, what lies
-/// on each group.
+/// The paper's A_p, counted plainly: the activations on each group, by half of the requests, layer, and the groups in
+/// the two previous layers.
 #[derive(Default)]
 struct Printed(HashMap<(usize, u16, GroupId, GroupId), [f64; 4]>);
 
@@ -118,7 +118,7 @@ impl Printed {
         counts
     }
 
-    /// The label of the other half, and how sure it is, as a file would have it.
+    /// The label from the other half, and its confidence, as a file would store it.
     fn after(&self, tables: &Tables, request: TraceRequest<'_>, position: usize, layer: u16) -> Option<(u16, f16)> {
         let (b, a) = groups_before(tables, request, position, layer)?;
         let counts = self.0.get(&(1 - Self::half(request), layer, b, a))?;
@@ -142,7 +142,7 @@ impl Printed {
         }
     }
 
-    /// The shares of the surer one alone: those of its labels, and what they leave for the groups without one.
+    /// The shares of the surer one alone: those of its labels, and the rest for the groups without one.
     fn shares(
         &self,
         tables: &Tables,
@@ -159,7 +159,7 @@ impl Printed {
     }
 }
 
-/// T and A by chance, some of them silent; A only where there are two layers before.
+/// Random T and A, some without evidence; A only if there are two previous layers.
 fn labels_by_chance(trace: &Trace) -> Tables {
     let model = trace.model();
     let mut random = fastrand::Rng::with_seed(5);
@@ -193,10 +193,10 @@ fn figures_of_tokens_equal_a_plain_count() {
     assert!((by_chance.lar - by_chance.lar_t_only.unwrap()).abs() > 1e-6, "A has its say: {by_chance:?}");
 }
 
-/// Counts once more what `evaluate` reports of tokens.
+/// Recounts what `evaluate` reports about tokens.
 fn evaluated_plainly(tables: &Tables, other: &Trace) -> Evaluation {
     let judged = evaluate(tables, EvalInput::Trace(other), &EvalOptions::default()).unwrap();
-    // Local activations and remote groups, where the tables put a token and summed over all four groups.
+    // Local activations and remote groups, where the tables put a token, and summed over all four groups.
     let (mut local, mut remote, mut all, mut routes) = ([0.0; 3], [0.0; 3], 0.0, 0.0);
     let (experts, mut blocks) = (usize::from(tables.model().num_experts), 0.0);
     let printed = Printed::of(tables, other);
@@ -263,8 +263,8 @@ fn figures_of_steps_equal_a_plain_count() {
     assert!(alone.steps.is_none());
 }
 
-/// Local rate by T and A, by T alone and by the printed rule, the fullest group over the mean with even parts and
-/// without, and the share that moved.
+/// Local rate by T and A, by T alone and by the printed rule, the fullest group over the mean with and without even
+/// groups, and the share that moved.
 fn counted_in_steps(tables: &Tables, trace: &Trace, step_tokens: usize) -> [f64; 6] {
     // Routes are known in all layers or in none.
     let known = |request: TraceRequest<'_>, at: &usize| request.route(*at, LayerIdx::new(0)).is_some();

@@ -1,4 +1,4 @@
-//! Given placements: T, prices and report for experts that stay where they are.
+//! Given placements: T, prices and report for experts that stay in place.
 
 use crate::common;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ fn linear_and_round_robin_are_what_they_are_called() {
 proptest! {
     #![proptest_config(common::fixed_cases(12))]
 
-    /// The result of a solve, given back to it: the same placement, and the same value from the unit step alone.
+    /// Feeding a solved placement back gives the same placement, and the same value from the unit step alone.
     #[test]
     fn a_solved_placement_given_back_has_the_value_it_had(
         seed: u64, dp: bool, redundant in prop::sample::select(vec![0u16, 4]), threads in 1usize..4,
@@ -60,7 +60,7 @@ proptest! {
             let bound = again.report.bound_sdp.unwrap().min(again.report.bound_spectral.unwrap());
             prop_assert!(again.report.lar <= bound + 1e-9 && again.report.gap.unwrap() >= -1e-9);
         }
-        // T of the same placement is the same, however the experts were placed.
+        // T depends only on the placement, not on how it was found.
         if dp {
             for token in (0..160).map(TokenId::new) {
                 prop_assert_eq!(again.tables.token_row(token), solved.tables.token_row(token));
@@ -69,7 +69,7 @@ proptest! {
     }
 }
 
-/// The same step as [`TokenAssigner`]'s, which works on shares: with evidence alone both have the same value.
+/// [`TokenAssigner`] makes the same step on shares: on evidence alone both have the same value.
 #[test]
 fn tokens_alone_agree_with_the_token_assigner() {
     let trace = planted(4, 120, 0.7, 3);
@@ -98,7 +98,7 @@ fn tokens_alone_agree_with_the_token_assigner() {
     assert!((solved.report.lar_bound - local / all).abs() < 1e-4, "{} {}", solved.report.lar_bound, local / all);
 }
 
-/// All traffic on one kind of experts, which lie together: no refusal, and the report says so.
+/// All traffic goes to one kind of experts, on one group: accepted, and reported.
 #[test]
 fn a_load_above_the_limit_is_reported() {
     let trace = planted(4, 60, 0.9, 4);

@@ -1,5 +1,5 @@
-//! Small instances whose optimum HiGHS has proved (`highs/make.py`): co-clustering reaches it, no bound is below it.
-//! The unit step's instances are in `transport_tests.rs`.
+//! Small instances whose optimum HiGHS has proved (`highs/make.py`): co-clustering reaches it, and no bound is below
+//! it. `transport_tests.rs` has the instances of the unit step.
 
 use crate::common::{model, options, profile_of, provenance, quiet};
 use semmoe_solver::{BoundOptions, SolveOptions, solve};
@@ -35,7 +35,7 @@ fn co_clustering_reaches_the_optimum_and_no_bound_is_below_it() {
         };
         let report = solve(&profile(instance), None, &options, &mut quiet).unwrap().report;
         let optimum = instance["optimum"].as_f64().unwrap();
-        // The dual value is that of the placement found, with tokens in parts as in the program.
+        // The dual value is that of the placement found, with tokens split as in the program.
         let found = report.lar_bound * report.activations as f64;
         assert!((found - optimum).abs() < 1e-4, "instance {at}: {found} is not {optimum}");
         assert!(report.lar <= report.lar_bound + 1e-12, "{report:?}");

@@ -1,4 +1,4 @@
-//! Requests that are not solved on: what is chosen with them, and what the report says of them.
+//! Held-out requests: what is chosen with them, and what the report says about them.
 
 use crate::common::{model, options, planted, profile_of, provenance, quiet, solve_trace};
 use semmoe_solver::{
@@ -11,7 +11,7 @@ fn held(attention: Attention) -> SolveOptions {
     SolveOptions { hold_out: 0.3, ..options(4, attention) }
 }
 
-/// Requests of 20 tokens of a vocabulary of `words`, over three layers of four experts, one of them active.
+/// Requests of 20 tokens from a vocabulary of `words`, over three layers of four experts, one of them active.
 fn routed(requests: usize, words: u32, route: impl Fn(u32, &mut fastrand::Rng) -> [u16; 3]) -> Trace {
     let mut random = fastrand::Rng::with_seed(7);
     let mut trace = TraceBuilder::new(model(3, 4, 1, words), provenance()).unwrap();
@@ -52,7 +52,7 @@ fn the_report_has_the_figures_of_the_tables_on_requests_that_they_did_not_see() 
         let json = serde_json::to_value(&solved.report).unwrap();
         assert_eq!(json["held_out"]["profile"], "taken_out", "{json}");
         assert!(json["held_out"]["figures"]["calibration"]["tokens"]["bins"][0]["observed"].is_f64(), "{json}");
-        // The same again, with any number of threads.
+        // Reproducible with any number of threads.
         let again = solve_trace(&trace, &SolveOptions { threads: 3, ..held(attention) }).unwrap();
         assert_eq!(solved.tables.digest(), again.tables.digest());
         assert_eq!(json["held_out"], serde_json::to_value(&again.report).unwrap()["held_out"]);
@@ -112,7 +112,7 @@ fn the_paper_is_judged_alike_and_has_its_own_a() {
 
 #[test]
 fn a_is_kept_where_the_groups_before_decide() {
-    // The first two layers' experts are chance, the third's their sum: the token says nothing.
+    // The first two layers' experts are random, the third's are their sum: the token carries no information.
     let trace = routed(300, 8, |_, random| {
         let (first, second) = (random.u16(0..4), random.u16(0..4));
         [first, second, (first + second) % 4]
@@ -126,7 +126,7 @@ fn a_is_kept_where_the_groups_before_decide() {
     let judged = evaluate(&solved.tables, EvalInput::Trace(&trace), &EvalOptions::default()).unwrap();
     assert!(judged.lar_per_layer[2].unwrap() > 0.99, "{judged:?}");
     assert!(judged.lar > judged.lar_t_only.unwrap() + 0.2, "{judged:?}");
-    // Counts do not say what came before.
+    // Counts do not reveal the previous groups.
     let judged = evaluate(&solved.tables, EvalInput::Profile(&profile_of(&trace)), &EvalOptions::default()).unwrap();
     assert_eq!(Some(judged.lar), judged.lar_t_only);
 }

@@ -1,4 +1,4 @@
-//! The solver by its public interface.
+//! Tests of the solver through its public interface.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 #[path = "../common/mod.rs"]

@@ -1,4 +1,4 @@
-//! Groups in nodes, and gating groups: what stays on a node is made best, and what must stay together does.
+//! Groups in nodes, and gating groups: node-local traffic is optimized, and gating groups stay together.
 
 use crate::common;
 use std::sync::Arc;
@@ -15,8 +15,7 @@ fn with_nodes(nodes: u16, inter_cost: f64, groups: u16, attention: Attention) ->
     SolveOptions { nodes: Some(Nodes { nodes, inter_cost }), ..base }
 }
 
-/// Two pairs of kinds: a token's second expert is one of the kind beside its own. Kinds and pairs are hidden by a
-/// shuffle.
+/// Two pairs of kinds: a token's second expert belongs to its kind's partner. Kinds and pairs are shuffled.
 fn paired(requests: usize, seed: u64) -> Trace {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut order: Vec<u16> = (0..16).collect();
@@ -80,7 +79,7 @@ fn nodes_cost_less_than_a_solve_that_does_not_know_them() {
             let trace = planted(8, 100, 0.4 + 0.08 * seed as f64, seed);
             let options = SolveOptions { starts: 3, ..with_nodes(2, 4.0, 8, attention) };
             with += cost(&solve_trace(&trace, &options).unwrap().report);
-            // The same units on the experts' groups of a solve without nodes: the unit step is exact there, too.
+            // Units assigned to the experts' groups of a solve without nodes: the unit step is exact there, too.
             let flat = solve_trace(&trace, &SolveOptions { nodes: None, ..options.clone() }).unwrap();
             let placement = Some(GivenPlacement::Experts(Arc::new(flat.tables.placement().clone())));
             without += cost(&solve_trace(&trace, &SolveOptions { placement, ..options }).unwrap().report);
@@ -129,7 +128,7 @@ proptest! {
                 let cell = |group: u16| group / (groups / cells);
                 prop_assert!(gating.iter().all(|&group| cell(group) == cell(gating[0])), "{:?}", gating);
             }
-            // The requirement of `tables permute`: slot by slot, a gating group's worth of slots is a gating group.
+            // `tables permute` requires that every gating group's worth of slots is a gating group.
             if nodes.is_none() {
                 let slots: Vec<u16> = (0..groups).flat_map(|group| {
                     solved.tables.placement().experts_of(layer, group.into()).map(|e| e.get()).collect::<Vec<_>>()

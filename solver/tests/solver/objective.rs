@@ -1,4 +1,4 @@
-//! The objective `ranks`: fewer remote ranks than `activations`, whole solves, and what it refuses.
+//! The objective `ranks`: fewer remote ranks than `activations`, complete solves, and its rejections.
 
 use crate::common::{options, planted, profile_of, quiet, recorded, solve_trace};
 use semmoe_solver::{
@@ -32,7 +32,8 @@ fn ranks_sends_tokens_to_no_more_ranks_than_activations() {
 
 #[test]
 fn the_report_counts_what_evaluate_counts() {
-    // One rank has no other; with one rank per expert and top-2, a token at home is sent to one rank, and else to two.
+    // One rank has no other; with one rank per expert and top-2, a token on its own rank is sent to one other, else to
+    // two.
     let trace = planted(4, 60, 0.8, 23);
     for (groups, least, most) in [(1, 0.0, 0.0), (16, 1.0, 2.0)] {
         let solved = solve_trace(&trace, &ranks(&options(groups, Attention::Dp))).unwrap();
@@ -41,7 +42,7 @@ fn the_report_counts_what_evaluate_counts() {
         let judged = evaluate(&solved.tables, EvalInput::Trace(&trace), &EvalOptions::default()).unwrap();
         assert!((least..=most).contains(&judged.remote_ranks_per_token.unwrap()));
     }
-    // Two experts on sixteen ranks: an activation is local or remote, so that both figures say the same.
+    // Two experts on sixteen ranks: an activation is local or remote, so both figures agree.
     let report = solve_trace(&trace, &options(16, Attention::Dp)).unwrap().report;
     assert!((report.remote_ranks_per_token.unwrap() - 2.0 * (1.0 - report.lar)).abs() < 1e-6, "{report:?}");
 }

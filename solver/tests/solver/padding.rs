@@ -1,4 +1,4 @@
-//! Groups that do not divide the experts: slots stay empty, and everything else holds as ever.
+//! Groups that do not divide the experts: slots stay empty, and all other guarantees hold.
 
 use crate::common;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ fn padded(groups: u16, attention: Attention) -> SolveOptions {
     SolveOptions { pad: true, expert_load_limit: 2.0, starts: 3, ..options(groups, attention) }
 }
 
-/// Every expert once, and so many in each group.
+/// Checks that every expert appears once, and that `counts` accepts the number in each group.
 fn check_slots(tables: &Tables, groups: u16, counts: impl Fn(usize) -> bool) {
     let slots = tables.physical_to_logical().unwrap();
     let each = usize::from(16u16.div_ceil(groups));
@@ -55,7 +55,7 @@ proptest! {
         prop_assert!(report.gap.unwrap() >= -1e-9, "{:?}", report);
         prop_assert!(report.token_imbalance <= 1.02 + 40.0 * f64::from(groups) / report.tokens as f64);
         prop_assert!(!report.expert_load_limit_met || report.expert_load_imbalance_worst_layer <= 2.0, "{:?}", report);
-        // It is at least what contiguous experts are worth.
+        // At least the value of contiguous experts.
         let linear = SolveOptions { placement: Some(GivenPlacement::Linear), ..options.clone() };
         let linear = solve_trace(&trace, &linear).unwrap();
         check_slots(&linear.tables, groups, |held| held == each || held == each - 1);

@@ -1,4 +1,4 @@
-//! T with the strings of a tokenizer: rare and unseen tokens have the shares of tokens that are called alike.
+//! T with the strings of a tokenizer: rare and unseen tokens get the shares of similarly spelled tokens.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Recorded routing of the bundled model: solved on one part, judged on requests that were not used.
+//! Recorded routing of the bundled model: solved on one part, evaluated on held-out requests.
 
 use crate::common::{options, recorded, solve_trace};
 use semmoe_solver::{EvalInput, EvalOptions, SolveOptions, evaluate};
@@ -19,12 +19,12 @@ fn what_is_solved_holds_on_other_requests() {
             "{report:?}"
         );
         let judged = evaluate(&solved.tables, EvalInput::Trace(&judge_on), &EvalOptions::default()).unwrap();
-        // The tables' worth with tokens and sequences even, and the part of it that a policy reaches within the first
-        // fifty requests of a rank (at 8 ranks half as many).
+        // The tables' value with tokens and sequences even, and the part of it that a policy reaches within the first
+        // fifty requests of a rank (half as many at 8 ranks).
         assert!(judged.bound.unwrap().lar_by_t > least_out, "{judged:?}");
         let affinity = judged.policies.as_ref().unwrap()["affinity"];
         assert!(affinity.of_bound.unwrap() > 0.35, "{judged:?}");
-        // Sequences are as even; `random` is at 1.26 and round robin at 1.14 with 8 ranks.
+        // Sequences are even, too; for comparison, with 8 ranks `random` is at 1.26 and round robin at 1.14.
         assert!(judged.token_imbalance < if groups == 4 { 1.25 } else { 1.3 }, "{judged:?}");
         assert!(judged.policies.as_ref().unwrap()["round_robin"].request_lar < judged.lar_random + 0.02, "{judged:?}");
 

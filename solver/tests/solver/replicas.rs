@@ -1,4 +1,5 @@
-//! Replicas: constraints hold, they never cost locality, evaluation and tables know them, wrong numbers are refused.
+//! Replicas: constraints hold, they never cost locality, evaluation and tables support them, invalid numbers are
+//! rejected.
 
 use crate::common;
 
@@ -15,11 +16,11 @@ proptest! {
         seed: u64, purity in 0.3f64..0.95, (groups, redundant) in prop::sample::select(vec![(2u16, 2u16), (4, 4), (4, 8), (8, 8), (4, 48), (5, 4), (3, 2), (7, 5), (6, 8), (18, 2), (20, 24)]),
     ) {
         let trace = planted(4, 120, purity, seed);
-        // Groups that do not divide the experts have no placement without replicas but one with empty slots.
+        // Groups that do not divide the experts have no placement without replicas except one with empty slots.
         let pad = 16 % groups != 0 && groups <= 16;
         let plain = SolveOptions { starts: 2, pad, ..options(groups, Attention::Dp) };
         let without = if groups > 16 { None } else { Some(solve_trace(&trace, &plain).unwrap()) };
-        // As many starts: with replicas three of four become kicks.
+        // As many starts as without replicas: three of four become kicks.
         let with = solve_trace(&trace, &SolveOptions { redundant, starts: 8, pad: false, ..plain.clone() }).unwrap();
         let replicas = with.tables.physical_to_logical().unwrap();
         prop_assert_eq!(replicas.slots(), usize::from(16 + redundant));

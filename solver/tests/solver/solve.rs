@@ -1,4 +1,4 @@
-//! Solving: planted clusters are found, constraints hold, results are reproducible, bad input is refused.
+//! Solving: planted clusters are found, constraints hold, results are reproducible, bad input is rejected.
 
 use std::ops::ControlFlow;
 
@@ -8,7 +8,7 @@ use semmoe_tables::{
     Attention, ExpertId, GroupId, LayerIdx, Phase, ProfileBuilder, TokenId, TraceBuilder, UNKNOWN_EXPERT,
 };
 
-/// The kinds are not equally large, and must fit whole.
+/// The kinds differ in size, and must fit whole.
 fn roomy(attention: Attention) -> SolveOptions {
     SolveOptions { token_margin: 0.2, expert_load_limit: 1.3, ..options(4, attention) }
 }
@@ -20,7 +20,7 @@ fn planted_clusters_are_recovered() {
         let options = roomy(Attention::Dp);
         let solved = solve(&profile_of(&trace), trace_given.then_some(&trace), &options, &mut quiet).unwrap();
         assert_eq!(solved.report.unit, if trace_given { Unit::Request } else { Unit::Token });
-        // 0.95 of the activations stay, a quarter of the rest comes back by chance.
+        // 0.95 of the activations stay, and a quarter of the rest is local by chance.
         assert!(solved.report.lar > 0.93, "{:?}", solved.report);
         assert!(solved.report.dual_gap < 0.02, "{:?}", solved.report);
         // Aligned over layers: experts of one kind lie in one group in every layer.
@@ -212,7 +212,7 @@ fn a_single_token_profile_is_solved_and_the_split_reported() {
     }
 }
 
-/// Steps compare pairs of experts: too many would take all memory, and no time limit would end them.
+/// Steps compare pairs of experts: too many would exhaust memory, and no time limit would help.
 #[test]
 fn more_experts_than_pairs_can_be_compared_of_are_refused() {
     let model = model(3, 65_534, 1, 8);

@@ -1,4 +1,4 @@
-//! Solves that start from tables: moves are counted, must pay, and none are made for nothing.
+//! Warm-started solves: moves are counted, must pay off, and are not made needlessly.
 
 use crate::common;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use semmoe_solver::{GivenPlacement, Objective, SolveOptions, WarmStart};
 use semmoe_tables::{Attention, Placement, Tables, Trace, TraceBuilder, UNKNOWN_EXPERT};
 
-/// A trace of which a share of the requests has been moved to other experts: some of each layer have changed places.
+/// A trace with a share of its requests moved to other experts: some of each layer have traded places.
 fn drifted(trace: &Trace, share: f64, seed: u64) -> Trace {
     let mut random = fastrand::Rng::with_seed(seed);
     let renamed: Vec<Vec<u16>> = (0..3)
@@ -65,7 +65,7 @@ fn dearer_moves_are_fewer() {
                 old.layer(layer).iter().zip(new.layer(layer)).filter(|(a, b)| a != b).count() as u64
             };
             assert_eq!(migration.experts_moved_per_layer, (0..3).map(differ).collect::<Vec<_>>());
-            // The gain is worth the moves: rate by rate, an average expert has 1/16 of a layer's.
+            // The gain is worth the moves, in rates: an average expert has 1/16 of a layer's.
             let paid = cost * migration.experts_moved as f64 / 48.0;
             assert!(solved.report.lar - migration.lar_before >= paid - 5e-3, "{:?}", solved.report);
             moved.push(migration.experts_moved);
