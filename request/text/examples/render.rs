@@ -1,8 +1,8 @@
-//! Renders chats for tests/templates: requests as JSON lines on standard input, an answer a line.
+//! Renders chats for tests/templates: reads requests as JSON lines from standard input, writes one answer per line.
 //!
-//! A request has any of `template` and `special` (kept for those that follow), `messages`, `tools`, `variables`,
-//! `add_generation_prompt`, and `plain`, which asks for the way of plain chats. The answer is `text`, or `error` and
-//! its `kind`. The clock stands at 2024-02-29 13:05:09.
+//! A request has any of `template` and `special` (kept for later requests), `messages`, `tools`, `variables`,
+//! `add_generation_prompt`, and `plain`, which selects the path for plain chats. The answer is `text`, or `error` and
+//! its `kind`. The clock is fixed at 2024-02-29 13:05:09.
 
 use std::error::Error;
 use std::io::{BufRead as _, Write as _};

@@ -1,5 +1,5 @@
-//! The chat that most requests are, read where it stands in the body: messages that are a role and a text, and nothing
-//! beside them that a template looks at.
+//! The most common kind of chat, read in place from the body: messages with only a role and a text, and no other fields
+//! that a template uses.
 
 mod quick;
 
@@ -25,29 +25,29 @@ pub(crate) const LOOKED_AT: [&str; 10] = [
     "input_ids",
 ];
 
-/// A chat of messages with a role and a text each. Everything else about it is as a template finds it by default: no
-/// tools, no variables, and the assistant's turn to open.
+/// A chat of messages with only a role and a text each. Everything else has a template's defaults: no tools, no
+/// variables, and the assistant's turn opened.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct PlainChat<'a> {
     pub(crate) messages: Vec<PlainMessage<'a>>,
 }
 
-/// A message of a role and a text.
+/// A message with only a role and a text.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct PlainMessage<'a> {
     pub(crate) role: Cow<'a, str>,
     pub(crate) content: Cow<'a, str>,
-    /// Whether the text is written before the role.
+    /// Whether the text precedes the role.
     pub(crate) content_first: bool,
 }
 
 impl<'a> PlainChat<'a> {
-    /// Reads a body; `None` where it is JSON but another kind of chat, or none:
-    /// [`Prompt::from_json`](crate::Prompt::from_json) reads it then. Reading stops at the first sign of another kind.
+    /// Reads a body; `None` if it is JSON but not a plain chat, which is left to
+    /// [`Prompt::from_json`](crate::Prompt::from_json). Stops at the first sign of another kind.
     ///
     /// # Errors
-    /// Text that is not JSON.
+    /// If the text is not JSON.
     pub fn read(body: &'a str) -> Result<Option<Self>, serde_json::Error> {
         match Self::quickly(body) {
             Some((chat, _)) => Ok(Some(chat)),
@@ -55,13 +55,13 @@ impl<'a> PlainChat<'a> {
         }
     }
 
-    /// Reads a body as clients usually write it, and returns where the list of messages stands; `None`:
-    /// [`PlainChat::read`] may find more. A body that is read here is JSON.
+    /// Reads a body in the usual spelling, and returns the position of the list of messages. On `None`
+    /// [`PlainChat::read`] may still succeed. A body that is read here is valid JSON.
     pub fn quickly(body: &'a str) -> Option<(Self, Range<usize>)> {
         quick::messages(body).map(|(messages, at)| (Self { messages }, at))
     }
 
-    /// The same, whatever the body is.
+    /// Reads a body with the full parser.
     fn read_slowly(body: &'a str) -> Result<Option<Self>, serde_json::Error> {
         let mut json = serde_json::Deserializer::from_str(body);
         match json.deserialize_map(Body).and_then(|chat| json.end().map(|()| chat)) {
@@ -82,7 +82,7 @@ impl PlainMessage<'_> {
         }
     }
 
-    /// Keys and texts, in the order in which they stand there.
+    /// Keys and texts in the order of the body.
     pub(crate) fn entries(&self) -> [(&str, &str); 2] {
         let mut entries = [("role", &*self.role), ("content", &*self.content)];
         if self.content_first {
@@ -92,15 +92,15 @@ impl PlainMessage<'_> {
     }
 }
 
-/// Templates get the keys of a message in the order in which they stand there.
+/// Templates see the keys of a message in the order of the body.
 impl Serialize for PlainMessage<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.entries())
     }
 }
 
-/// The text that a JSON string stands for; `None` of what is no string. Texts are long and full of line ends, so what
-/// stands between two escapes is copied at once, and into room that is taken once.
+/// The value of a JSON string; `None` if it is not a string. Texts are long and full of line ends, so everything
+/// between two escapes is copied at once, into memory reserved once.
 fn text(json: &str) -> Option<Cow<'_, str>> {
     let raw = json.strip_prefix('"')?.strip_suffix('"')?;
     let Some(mut escape) = memchr::memchr(b'\\', raw.as_bytes()) else { return Some(Cow::Borrowed(raw)) };
@@ -118,7 +118,7 @@ fn text(json: &str) -> Option<Cow<'_, str>> {
     }
 }
 
-/// Appends what an escape stands for, its backslash taken off before; returns what follows it.
+/// Appends the value of an escape, whose backslash is already consumed; returns the rest.
 fn unescape<'a>(escape: &'a str, text: &mut String) -> Option<&'a str> {
     let character = match escape.as_bytes().first()? {
         b'n' => '\n',
@@ -140,7 +140,7 @@ fn unescape_unicode<'a>(digits: &'a str, text: &mut String) -> Option<&'a str> {
     let (first, rest) = code_unit(digits)?;
     let (character, rest) = match char::from_u32(first.into()) {
         Some(character) => (character, rest),
-        // Half of a pair; one without the other is an error, which the whole parser reports.
+        // Half of a surrogate pair; without the other half it is an error, which the full parser reports.
         None => {
             let (second, rest) = code_unit(rest.strip_prefix("\\u")?)?;
             (char::decode_utf16([first, second]).next()?.ok()?, rest)
@@ -152,7 +152,7 @@ fn unescape_unicode<'a>(digits: &'a str, text: &mut String) -> Option<&'a str> {
 
 fn code_unit(digits: &str) -> Option<(u16, &str)> {
     let (digits, rest) = digits.split_at_checked(4)?;
-    // from_str_radix would take a sign.
+    // from_str_radix would accept a sign.
     let all = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
     all.then(|| u16::from_str_radix(digits, 16).ok()).flatten().map(|unit| (unit, rest))
 }
@@ -184,7 +184,7 @@ impl<'de> Visitor<'de> for Body {
                     return Err(A::Error::duplicate_field("messages"));
                 }
             } else if LOOKED_AT.contains(&key.as_str()) {
-                // Null is as if it were not there.
+                // Null counts as absent.
                 map.next_value::<()>()?;
             } else {
                 map.next_value::<IgnoredAny>()?;
@@ -203,7 +203,7 @@ impl<'de> Deserialize<'de> for PlainMessage<'de> {
     }
 }
 
-/// The keys of a plain message; any other one makes it another kind.
+/// The keys of a plain message; any other key rules it out.
 #[derive(Deserialize)]
 #[serde(field_identifier, rename_all = "lowercase")]
 enum Key {
@@ -258,7 +258,7 @@ mod tests {
             for text in [body.to_string(), serde_json::to_string_pretty(&body).unwrap()] {
                 let chat = PlainChat::read(&text).unwrap().unwrap();
                 let read = serde_json::to_string(&chat).unwrap();
-                // Order and all.
+                // Including the order.
                 assert_eq!(read, body["messages"].to_string());
             }
         }
@@ -276,7 +276,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever serde_json takes for a string has the same text here; what it refuses has none.
+        /// Any string that serde_json accepts has the same value here; any that it rejects has none.
         #[test]
         fn texts_are_those_of_the_whole_parser(raw in r#"(\PC|[a-z\n"\\/]|\\[nrtbf"/\\]|\\u(d8[0-9a-f]{2}|D[c-f][0-9A-F]{2}|00[0-9a-f]{2}|[0-9a-f]{3,4}|\+[0-9a-f]{3})){0,12}"#) {
             let json = format!("\"{raw}\"");

@@ -1,4 +1,4 @@
-//! Text to ids: what a gateway needs of a tokenizer.
+//! Text to ids: the part of a tokenizer that a gateway needs.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use crate::segments::SegmentCache;
 use crate::slices::{Around, slices};
 use crate::{TextError, identity};
 
-/// A long text is encoded in slices of this size, a millisecond each.
+/// Slice size for long texts, about a millisecond of work each.
 const SLICE_BYTES: usize = 64 << 10;
 
-/// Encodes the prompts of one tokenizer. Truncation and padding that its file may ask for are switched off.
+/// Encodes prompts with one tokenizer. Truncation and padding settings of its file are disabled.
 pub struct PromptEncoder {
     oracle: Oracle,
     fast: Result<Fast, String>,
@@ -25,11 +25,11 @@ pub struct PromptEncoder {
 /// Which library encodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoder<'a> {
-    /// The fast one: it equalled the oracle on the self-check when the tokenizer was loaded.
+    /// The fast one: it matched the oracle in the self-check at load time.
     Fast,
     /// The oracle, several times slower.
     Oracle {
-        /// Why not the fast one.
+        /// Why the fast one is not used.
         reason: &'a str,
     },
 }
@@ -41,7 +41,7 @@ impl std::fmt::Debug for PromptEncoder {
 }
 
 impl PromptEncoder {
-    /// From the contents of a `tokenizer.json`, and where they were read.
+    /// From the contents of a `tokenizer.json` and the path they were read from.
     pub(crate) fn new(json: &[u8], path: Option<PathBuf>) -> Result<Self, TextError> {
         let inner = oracle::parse(json)?;
         let vocab = inner.get_vocab(true);
@@ -57,17 +57,17 @@ impl PromptEncoder {
         Ok(Self { oracle: Oracle::new(inner, path), fast, around, vocab_size, sha256 })
     }
 
-    /// Releases the oracle where the fast library serves and the oracle can be read again.
+    /// Releases the oracle if the fast library is in use and the oracle can be loaded again.
     pub(crate) fn leave_oracle(&mut self) {
         if self.fast.is_ok() {
             self.oracle.leave();
         }
     }
 
-    /// Reads the oracle again where it is away. Takes some tenths of a second and some tens of MB, once.
+    /// Reloads the oracle if it was released. Takes some tenths of a second and some tens of MB, once.
     ///
     /// # Errors
-    /// When the file is gone, or holds another tokenizer by now.
+    /// If the file is missing, or now holds another tokenizer.
     pub fn load_oracle(&self) -> Result<(), TextError> {
         self.oracle.load(&self.sha256)
     }
@@ -79,26 +79,26 @@ impl PromptEncoder {
     /// The ids of `text`. Special tokens written in the text are recognised; none are added around it.
     ///
     /// # Errors
-    /// `TextError`: a text that the tokenizer rejects, or one that needs the oracle while that is away.
+    /// `TextError`: a text that the tokenizer rejects, or one that needs the oracle while it is released.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
         self.encode_with(text, false)
     }
 
-    /// The ids of a prompt that is a text: with the special tokens that the tokenizer's file puts around one (a model
-    /// may begin with BOS), as engines add them. A chat template writes its own.
+    /// The ids of a text prompt, with the special tokens that the tokenizer's file adds around it (such as BOS), as
+    /// engines do. Chat templates write their own.
     ///
     /// # Errors
-    /// As `PromptEncoder::encode`.
+    /// Those of `PromptEncoder::encode`.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, TextError> {
         self.encode_with(text, true)
     }
 
-    /// As [`Self::encode_prompt`] with `special`, else as [`Self::encode`], with the same ids. A text of more than 64
-    /// KiB is encoded in slices, and the work stops when `keep_on` returns false before one of them. A text without
-    /// line ends, and every text of a tokenizer whose ids would change ([`Self::cuts_long_texts`]), is one slice.
+    /// Encodes with [`Self::encode_prompt`] if `special`, else with [`Self::encode`]. A text of more than 64 KiB is
+    /// encoded in slices, and the work stops when `keep_on` returns false before one of them. A text without line ends
+    /// is one slice, and so is every text if slicing would change the tokenizer's ids ([`Self::cuts_long_texts`]).
     ///
     /// # Errors
-    /// [`TextError::GivenUp`] when `keep_on` returns false, [`TextError::OracleAway`] when the text needs it.
+    /// [`TextError::GivenUp`] if `keep_on` returns false, [`TextError::OracleAway`] if the text needs the oracle.
     pub fn encode_while(
         &self,
         text: &str,
@@ -138,10 +138,10 @@ impl PromptEncoder {
         Ok(ids)
     }
 
-    /// The ids by slices of at least so many bytes, whatever the text's length: to be compared with whole ones.
+    /// The ids encoded in slices of at least `slice_bytes` bytes, to be compared with those of the uncut text.
     ///
     /// # Errors
-    /// As `PromptEncoder::encode`; `TextError` where the work was stopped.
+    /// Those of `PromptEncoder::encode`; `TextError` if the work was stopped.
     pub fn encode_in_slices(&self, text: &str, special: bool, slice_bytes: usize) -> Result<Vec<u32>, TextError> {
         self.encode_slices(text, special, slice_bytes, &mut || true)
     }
@@ -153,7 +153,7 @@ impl PromptEncoder {
 
     fn encode_with(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
         match &self.fast {
-            // Where nothing is put around a prompt, it is a text like the others, and its turns are found again.
+            // If nothing is added around a prompt, it is a text like any other, and its turns hit the cache.
             Ok(fast) => {
                 let special = special && self.around != Some(Around::default());
                 fast.encode(text, special, &|text, special| self.encode_by_oracle(text, special))
@@ -162,11 +162,10 @@ impl PromptEncoder {
         }
     }
 
-    /// The ids of [`Self::encode_prompt`] with `special`, else of [`Self::encode`], by the library that the engines
-    /// use.
+    /// Encodes with the engines' own library: [`Self::encode_prompt`] if `special`, else [`Self::encode`].
     ///
     /// # Errors
-    /// [`TextError::OracleAway`], and what that library says.
+    /// [`TextError::OracleAway`], and that library's errors.
     pub fn encode_by_oracle(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
         ids_by(self.inner()?, text, special)
     }
@@ -179,27 +178,26 @@ impl PromptEncoder {
         }
     }
 
-    /// Keeps ids for up to `bytes` bytes (text, ids and overhead), so that the next turn of a chat costs what is new in
-    /// it. Text between two added tokens is encoded on its own; its ids are found again by the text itself, whatever
-    /// stood around it. Zero switches this off. The oracle has no such cache.
+    /// Caches ids within `bytes` bytes (text, ids and overhead), so that the next turn of a chat costs only its new
+    /// text. Text between two added tokens is encoded on its own and cached by its content, whatever its context. Zero
+    /// disables the cache. The oracle has no cache.
     pub fn cache_segments(&mut self, bytes: usize) {
         if let Ok(fast) = &mut self.fast {
             fast.cache_segments(bytes);
         }
     }
 
-    /// Statistics of that cache; zeros without one.
+    /// Statistics of the segment cache; zeros without one.
     pub fn segment_cache(&self) -> SegmentCache {
         self.fast.as_ref().map_or_else(|_| SegmentCache::default(), Fast::segment_cache)
     }
 
-    /// Texts so far, or parts of texts, that the fast library gave up on or is known to encode differently: the oracle
-    /// encoded them.
+    /// Number of texts or parts of texts encoded by the oracle, because the fast library gave up or is known to differ.
     pub fn left_to_oracle(&self) -> u64 {
         self.fast.as_ref().map_or(0, Fast::left_to_oracle)
     }
 
-    /// The largest id plus one, added tokens included. A model's embedding may have more rows.
+    /// The largest id plus one, including added tokens. A model's embedding may have more rows.
     pub fn vocab_size(&self) -> u32 {
         self.vocab_size
     }
@@ -210,7 +208,7 @@ impl PromptEncoder {
     }
 }
 
-/// A whole file, refused above `limit` bytes.
+/// Reads a file, but refuses one of more than `limit` bytes.
 pub(crate) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, TextError> {
     let read = |source| TextError::Read { path: path.to_owned(), source };
     let file = std::fs::File::open(path).map_err(read)?;
@@ -223,7 +221,7 @@ pub(crate) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, TextError
     Ok(contents)
 }
 
-/// The ids of a text by the engines' own library.
+/// Encodes a text with the engines' own library.
 pub(crate) fn ids_by(library: &tokenizers::Tokenizer, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
     match library.encode_fast(text, special) {
         Ok(encoding) => Ok(encoding.get_ids().to_vec()),
@@ -231,7 +229,7 @@ pub(crate) fn ids_by(library: &tokenizers::Tokenizer, text: &str, special: bool)
     }
 }
 
-/// Library messages may span lines; ours are one sentence.
+/// Joins a library's message into one line.
 pub(crate) fn one_line(message: &str) -> String {
     message.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -1,4 +1,4 @@
-//! Errors between text and token ids, and whose fault they are.
+//! Errors between text and token ids, and who is at fault.
 
 use std::path::PathBuf;
 
@@ -22,7 +22,7 @@ pub enum TextError {
         /// The cause.
         source: std::io::Error,
     },
-    /// A file is larger than any tokenizer or template is.
+    /// A file is larger than any tokenizer or template.
     #[error("{path} has {bytes} bytes, more than the {limit} allowed for such a file")]
     FileTooLarge {
         /// The file.
@@ -32,23 +32,23 @@ pub enum TextError {
         /// The limit.
         limit: u64,
     },
-    /// A tokenizer file is not one.
+    /// The file is not a valid tokenizer.
     #[error("not a usable tokenizer: {reason}")]
     Tokenizer {
         /// The parser's message.
         reason: String,
     },
-    /// The text needs the library that the engines use, which was released.
+    /// The text needs the engines' library, which was released.
     #[error("the text needs the tokenizer's second library, which is not loaded")]
     OracleAway,
-    /// The file of a tokenizer was changed since it was read.
+    /// A tokenizer's file has changed since it was read.
     #[error("{path} is another tokenizer by now: its SHA-256 is {found}, that of the one in use {expected}")]
     TokenizerChanged {
         /// The file.
         path: PathBuf,
         /// Its SHA-256.
         found: String,
-        /// That of the tokenizer in use.
+        /// The SHA-256 of the tokenizer in use.
         expected: String,
     },
     /// A tokenizer failed on a text or on ids.
@@ -59,25 +59,25 @@ pub enum TextError {
         /// The library's message.
         reason: String,
     },
-    /// A `tokenizer_config.json` is not JSON, or its template is of another type.
+    /// A `tokenizer_config.json` is not JSON, or its template has the wrong type.
     #[error("not a usable tokenizer configuration: {reason}")]
     TemplateConfig {
         /// The problem.
         reason: String,
     },
-    /// A chat template does not parse.
+    /// A chat template has a syntax error.
     #[error("the chat template does not parse: {reason}")]
     TemplateSyntax {
-        /// The fault and its line.
+        /// The error and its line.
         reason: String,
     },
-    /// A chat template refused the messages (`raise_exception`) or failed on them.
+    /// A chat template rejected the messages (`raise_exception`) or failed on them.
     #[error("the chat template cannot render these messages: {reason}")]
     TemplateRender {
-        /// The message of the template, or what Jinja2 refuses as well.
+        /// The template's message, or an error that Jinja2 raises as well.
         reason: String,
     },
-    /// A chat template takes more work for a chat than it may.
+    /// Rendering a chat exceeds its budget.
     #[error("the chat template takes more than the {limit} {what} allowed for a chat")]
     TemplateBudget {
         /// The quantity.
@@ -85,10 +85,10 @@ pub enum TextError {
         /// The limit.
         limit: u64,
     },
-    /// A chat request came for a model that has no chat template.
+    /// A chat request for a model without a chat template.
     #[error("the model has no chat template, so chat requests cannot be rendered")]
     NoTemplate,
-    /// A field of a request is missing or of another type.
+    /// A field of a request is missing or has the wrong type.
     #[error("{field} must be {expected}, found {found}")]
     Field {
         /// The field, as a path into the body.
@@ -98,7 +98,7 @@ pub enum TextError {
         /// The value found.
         found: String,
     },
-    /// Token ids in a spelling that is not read here, and that an engine may read or refuse.
+    /// Token ids in a spelling that is not supported here, and that an engine may accept or reject.
     #[error("{field} must be {expected}, found {found}")]
     Ids {
         /// The field, as a path into the body.
@@ -108,7 +108,7 @@ pub enum TextError {
         /// The value found.
         found: String,
     },
-    /// The caller did not want the ids of a long text any more.
+    /// The caller stopped the encoding of a long text.
     #[error("given up after {done_bytes} of {all_bytes} bytes")]
     GivenUp {
         /// Bytes encoded so far.
@@ -131,8 +131,8 @@ pub enum TextError {
 }
 
 impl TextError {
-    /// Who has to act on this error. A template that refuses the messages is the client's fault: engines answer 400 as
-    /// well.
+    /// Who has to act on this error. If a template rejects the messages, the client is at fault; engines answer 400,
+    /// too.
     pub fn fault(&self) -> Fault {
         match self {
             Self::Field { .. }

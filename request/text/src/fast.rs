@@ -1,5 +1,5 @@
-//! The fast encoder, and the proof that it may be used: `fastokens` reads the same `tokenizer.json` and must give the
-//! ids of `tokenizers`, the library that the engines use, on every text of a self-check.
+//! The fast encoder, and the check that permits its use: `fastokens` reads the same `tokenizer.json` and must match
+//! `tokenizers`, the library of the engines, on every text of a self-check.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,26 +8,26 @@ use crate::encoder::ids_by;
 use crate::segments::{SegmentCache, Segments};
 use crate::{TextError, self_check};
 
-/// LATIN SMALL LETTER LONG S folds to `s`, so that `'ſ` is a contraction under `(?i:'s)`. fastokens 0.3.5 goes on
-/// differently after it with the split rule of o200k (`ab'ſ'se`): texts with this letter are left to the oracle.
+/// LATIN SMALL LETTER LONG S folds to `s`, so `'ſ` is a contraction under `(?i:'s)`. With the split rule of o200k,
+/// fastokens 0.3.5 continues differently after it (`ab'ſ'se`), so texts with this letter are left to the oracle.
 const LONG_S: char = '\u{17f}';
 
-/// Encodes what the fast library does not: with the tokens around a prompt, or without.
+/// Encodes what the fast library cannot, with or without the tokens around a prompt.
 pub(crate) type Slow<'a> = &'a dyn Fn(&str, bool) -> Result<Vec<u32>, TextError>;
 
-/// The fast encoder of a tokenizer for which it passed the self-check.
+/// The fast encoder of a tokenizer that passed the self-check.
 pub(crate) struct Fast {
     inner: fastokens::Tokenizer,
-    /// `None` where the library has to find added tokens itself, and keeps what stands between.
+    /// `None` if the library must find added tokens itself; segments are not cached then.
     segments: Option<Segments>,
     left_to_oracle: AtomicU64,
 }
 
 impl Fast {
-    /// Loads `json`, the contents of a `tokenizer.json`, and compares with `oracle`.
+    /// Loads `json`, the contents of a `tokenizer.json`, and compares it with `oracle`.
     ///
     /// # Errors
-    /// Why it cannot be used, in a few words: a kind of tokenizer that it does not know, or a text whose ids differ.
+    /// Why it cannot be used, in a few words: an unsupported kind of tokenizer, or a text whose ids differ.
     pub(crate) fn new(json: &[u8], oracle: &tokenizers::Tokenizer) -> Result<Self, String> {
         let value = serde_json::from_slice(json).map_err(|error| error.to_string())?;
         let mut inner = quiet(|| fastokens::Tokenizer::from_json(value))
@@ -48,7 +48,7 @@ impl Fast {
                 }
             }
         }
-        // Some of the texts are known to differ; a library that gives up on most is of no use.
+        // A few of the texts are known to differ, but a library that gives up on most is not worth using.
         if fast.left_to_oracle.swap(0, Ordering::Relaxed) > texts.len() as u64 {
             return Err("it gives up on most texts".into());
         }
@@ -60,8 +60,8 @@ impl Fast {
         self.segments.is_some() && !self.encode(text, false, &slow).is_ok_and(|ids| ids == expected)
     }
 
-    /// The ids of `text`; `slow` gives those of what the library gives up on or is known to differ on, which is
-    /// counted. With `special`, the tokens that the tokenizer puts around a prompt are added.
+    /// The ids of `text`. `slow` encodes (and counts) what the library gives up on or is known to get wrong. With
+    /// `special`, adds the tokens that the tokenizer puts around a prompt.
     pub(crate) fn encode(&self, text: &str, special: bool, slow: Slow<'_>) -> Result<Vec<u32>, TextError> {
         let whole = |text: &str| match self.try_whole(text, special) {
             Some(ids) => Ok(ids),
@@ -82,7 +82,7 @@ impl Fast {
         ids
     }
 
-    /// Keeps the ids of up to `bytes` bytes of text between added tokens: those of the earlier turns of a chat.
+    /// Caches up to `bytes` bytes of segments between added tokens, such as the earlier turns of a chat.
     pub(crate) fn cache_segments(&mut self, bytes: usize) {
         match &mut self.segments {
             Some(segments) => segments.keep(bytes),
@@ -104,13 +104,13 @@ impl Fast {
         }
     }
 
-    /// Texts, or parts of texts, so far without ids from the fast library.
+    /// Number of texts or parts of texts that the fast library did not encode.
     pub(crate) fn left_to_oracle(&self) -> u64 {
         self.left_to_oracle.load(Ordering::Relaxed)
     }
 }
 
-/// A panic of the library over some text is not one of the gateway: the oracle encodes that text.
+/// A panic of the library must not take down the gateway: the oracle encodes that text.
 fn quiet<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }

@@ -1,15 +1,14 @@
-//! T in half precision, summed by the vector unit: half the memory of fixed point, so that more rows stay in the
-//! caches.
+//! T in half precision, summed with vector instructions: half the memory of fixed point, so more rows stay in cache.
 
 use half::f16;
 use semmoe_tables::Score;
 
-/// Shares that the vector unit takes at once; rows are a whole number of so many.
+/// Shares per vector; row lengths are a multiple of this.
 const LANES: usize = 8;
-/// Rows that are added up in 32 bits before they go into the sums: 255 * 2^24 < 2^32.
+/// Rows summed in 32 bits before they are added to the totals: 255 * 2^24 < 2^32.
 pub(crate) const ROWS_PER_BLOCK: usize = 255;
 
-/// [V, ranks] shares from 0 to 1, for processors that convert them.
+/// [V, ranks] shares from 0 to 1, for processors with half-precision conversion.
 #[derive(Debug)]
 pub(crate) struct HalfRows {
     ranks: usize,
@@ -17,7 +16,7 @@ pub(crate) struct HalfRows {
 }
 
 impl HalfRows {
-    /// `None` where a row is no whole number of vectors, or the processor does not convert halves.
+    /// `None` if a row is not a multiple of a vector, or the processor cannot convert halves.
     pub(crate) fn new(ranks: usize) -> Option<Self> {
         ([8, 16, 32, 64].contains(&ranks) && can_convert()).then(|| Self { ranks, shares: Vec::new() })
     }
@@ -29,7 +28,7 @@ impl HalfRows {
         vectors::fetch(&self.shares, self.ranks, blocks().next().unwrap_or_default());
         for (ids, next) in blocks().zip(blocks().skip(1).chain([&[][..]])) {
             vectors::fetch(&self.shares, self.ranks, next);
-            // SAFETY: `new` made sure that the processor has both features.
+            // SAFETY: `new` checked that the processor has both features.
             unsafe {
                 match self.ranks {
                     8 => vectors::add::<1>(&self.shares, known, ids, sums, score),
@@ -41,7 +40,7 @@ impl HalfRows {
         }
     }
 
-    /// Never there, as `new` gives none.
+    /// Unreachable: `new` returns `None`.
     #[cfg(not(target_arch = "x86_64"))]
     pub(crate) fn add(&self, _ids: &[u32], _known: &[u64], _sums: &mut [u64], _score: &mut Score) {}
 }
@@ -68,11 +67,12 @@ mod vectors {
 
     use super::LANES;
 
-    /// Asks for the rows of these ids, all at once: they lie all over T, and adding would wait for a few at a time.
+    /// Prefetches the rows of these ids all at once: they are scattered over T, and summing would wait for a few at a
+    /// time.
     pub(super) fn fetch(shares: &[f16], ranks: usize, ids: &[u32]) {
         for &id in ids {
             if let Some(first) = shares.get(id as usize * ranks) {
-                // SAFETY: this reads nothing; what it names is in the table.
+                // SAFETY: a prefetch reads nothing, and the address is inside the table.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>((&raw const *first).cast()) };
             }
         }
@@ -88,7 +88,7 @@ mod vectors {
         score: &mut Score,
     ) {
         let (rows, _) = shares.as_chunks::<LANES>().0.as_chunks::<VECTORS>();
-        // Shares are multiples of 2^-24 up to 1, and so whole numbers up to 2^24 here: nothing is rounded.
+        // Shares are multiples of 2^-24 up to 1, hence integers up to 2^24 here: nothing is rounded.
         let one = _mm256_set1_ps((1 << 24) as f32);
         let mut block = [_mm256_setzero_si256(); VECTORS];
         let (mut tokens, mut knowing) = (0, 0);
@@ -112,7 +112,7 @@ mod vectors {
     #[target_feature(enable = "avx2")]
     fn numbers(vector: __m256i) -> [u32; LANES] {
         let mut numbers = [0; LANES];
-        // SAFETY: there is room for the 32 bytes, and the store asks for no alignment.
+        // SAFETY: the array has the 32 bytes, and the store needs no alignment.
         unsafe { _mm256_storeu_si256((&raw mut numbers).cast(), vector) };
         numbers
     }

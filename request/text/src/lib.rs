@@ -1,8 +1,7 @@
 //! Tokenizers, chat templates, and the score of a prompt with T.
 //!
-//! Pure: no sockets, clock, environment or randomness. A request body goes through [`Prompt::from_json`] to token ids
-//! with [`prompt_ids`], and from there to a [`Scorer`]; an engine's answer goes back to text with
-//! [`IncrementalDecoder`].
+//! Pure: no sockets, clock, environment or randomness. A request body becomes token ids through [`Prompt::from_json`]
+//! and [`prompt_ids`], which a [`Scorer`] scores; an engine's answer becomes text again through [`IncrementalDecoder`].
 
 mod chat;
 mod encoder;

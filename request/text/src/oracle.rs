@@ -1,4 +1,4 @@
-//! The library that the engines use: here from the start, or away until a text needs it.
+//! The engines' tokenizer library: loaded from the start, or released until a text needs it.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -6,15 +6,15 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use crate::encoder::{one_line, read_limited};
 use crate::{TextError, identity};
 
-/// Size limit of a tokenizer file, in bytes; the largest published ones have about 35 MB.
+/// Size limit of a tokenizer file, in bytes; the largest published ones are about 35 MB.
 pub(crate) const FILE_LIMIT_BYTES: u64 = 256 << 20;
 
-/// The oracle of a tokenizer. It takes tens of MB, and where the fast library serves, nearly no text needs it.
+/// The oracle of a tokenizer. It takes tens of MB, and almost no text needs it once the fast library is in use.
 pub(crate) struct Oracle {
     loaded: OnceLock<tokenizers::Tokenizer>,
     /// Held by the thread that loads it.
     loading: Mutex<()>,
-    /// Where it can be read again.
+    /// Where to reload it from.
     path: Option<PathBuf>,
 }
 
@@ -23,7 +23,7 @@ impl Oracle {
         Self { loaded: OnceLock::from(inner), loading: Mutex::new(()), path }
     }
 
-    /// Releases it, if it can be read again.
+    /// Releases it, if it can be loaded again.
     pub(crate) fn leave(&mut self) {
         if self.path.is_some() {
             self.loaded.take();
@@ -36,10 +36,10 @@ impl Oracle {
         self.loaded.get().ok_or(TextError::OracleAway)
     }
 
-    /// Reads it again where it is away; it stays from then on.
+    /// Reloads it if it was released; it stays loaded from then on.
     ///
     /// # Errors
-    /// When the file is gone, or is another tokenizer than the one whose identity is `sha256`.
+    /// If the file is missing, or its tokenizer's identity is not `sha256`.
     pub(crate) fn load(&self, sha256: &str) -> Result<(), TextError> {
         let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
         let (None, Some(path)) = (self.loaded.get(), &self.path) else { return Ok(()) };
@@ -55,7 +55,7 @@ impl Oracle {
     }
 }
 
-/// The contents of a `tokenizer.json`, without truncation and padding.
+/// Parses a `tokenizer.json`, without truncation and padding.
 pub(crate) fn parse(json: &[u8]) -> Result<tokenizers::Tokenizer, TextError> {
     let unusable = |error: tokenizers::Error| TextError::Tokenizer { reason: one_line(&error.to_string()) };
     let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(unusable)?;

@@ -1,4 +1,4 @@
-//! The vocabulary as people read it: one string per token id.
+//! The vocabulary in readable form: one string per token id.
 
 use std::sync::OnceLock;
 
@@ -7,7 +7,7 @@ use tokenizers::{AddedVocabulary, DecoderWrapper, PreTokenizerWrapper};
 /// The mark for a token's leading space in SentencePiece vocabularies.
 pub const SPACE_MARK: char = '\u{2581}';
 
-/// Whether the vocabulary writes bytes as printable characters, as GPT-2 does.
+/// Whether the vocabulary writes bytes as printable characters, like GPT-2.
 pub(crate) fn is_byte_level(inner: &tokenizers::Tokenizer) -> bool {
     let decoder = match inner.get_decoder() {
         Some(DecoderWrapper::ByteLevel(_)) => true,
@@ -19,8 +19,8 @@ pub(crate) fn is_byte_level(inner: &tokenizers::Tokenizer) -> bool {
     decoder || matches!(inner.get_pre_tokenizer(), Some(PreTokenizerWrapper::ByteLevel(_)))
 }
 
-/// The visible string of every id below `vocab_size`; empty for ids without a token, and for special tokens: what they
-/// are called says nothing about them.
+/// The visible string of every id below `vocab_size`; empty for ids without a token, and for special tokens, whose
+/// names carry no information.
 pub(crate) fn pieces(inner: &tokenizers::Tokenizer, vocab_size: u32) -> Vec<String> {
     let byte_level = is_byte_level(inner);
     let bytes = byte_of_char();
@@ -34,7 +34,7 @@ pub(crate) fn pieces(inner: &tokenizers::Tokenizer, vocab_size: u32) -> Vec<Stri
     (0..vocab_size).map(piece).collect()
 }
 
-/// The bytes that a token stands for.
+/// The bytes of a token.
 pub(crate) fn token_bytes(inner: &tokenizers::Tokenizer, id: u32) -> Vec<u8> {
     static BYTES: OnceLock<Vec<Option<u8>>> = OnceLock::new();
     let Some(token) = inner.id_to_token(id) else { return Vec::new() };
@@ -44,7 +44,7 @@ pub(crate) fn token_bytes(inner: &tokenizers::Tokenizer, id: u32) -> Vec<u8> {
     if is_byte_level(inner) {
         return to_bytes(&token, BYTES.get_or_init(byte_of_char));
     }
-    // SentencePiece's tokens for single bytes.
+    // SentencePiece's single-byte tokens.
     let byte = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
     match byte.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
         Some(byte) => vec![byte],
@@ -56,7 +56,7 @@ fn is_added(added: &AddedVocabulary, id: u32) -> bool {
     added.simple_id_to_token(id).is_some()
 }
 
-/// GPT-2's table, inverted: printable bytes stand for themselves, the others for the characters from U+0100 on.
+/// GPT-2's table, inverted: printable bytes represent themselves, the others are characters from U+0100 on.
 fn byte_of_char() -> Vec<Option<u8>> {
     let mut bytes = vec![None; 0x144];
     let mut next = 0x100;
@@ -73,7 +73,7 @@ fn byte_of_char() -> Vec<Option<u8>> {
     bytes
 }
 
-/// The bytes of a token; characters outside the table stay as they are.
+/// The bytes of a token; characters outside the table are kept.
 fn to_bytes(token: &str, byte_of: &[Option<u8>]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(token.len());
     for char in token.chars() {
@@ -85,7 +85,7 @@ fn to_bytes(token: &str, byte_of: &[Option<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// Text where the bytes are text; a byte that is not, as `<0xE4>`.
+/// The bytes as text; bytes that are not text appear as `<0xE4>`.
 fn visible(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {

@@ -1,4 +1,4 @@
-//! The prompt inside a request body, for each route that carries one, as token ids.
+//! Extracts the prompt from a request body as token ids, for each route that carries one.
 
 use serde_json::{Map, Value};
 
@@ -17,14 +17,14 @@ pub enum Route {
     Generate,
 }
 
-/// Limits of one request.
+/// Limits on one request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Limits {
-    /// Bytes of text over all prompts of the request, after the template.
+    /// Bytes of text over all prompts of the request, after rendering.
     pub text_bytes: usize,
-    /// Prompts in one request.
+    /// Number of prompts in the request.
     pub prompts: usize,
-    /// Ids over all prompts of the request.
+    /// Number of ids over all prompts of the request.
     pub ids: usize,
     /// Limits on the work of the chat template.
     pub template: Budget,
@@ -36,14 +36,14 @@ impl Default for Limits {
     }
 }
 
-/// The prompt of a request, before tokenizing.
+/// The prompt of a request, before tokenization.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Prompt {
-    /// A chat for the template.
+    /// A chat to be rendered by the template.
     Chat {
-        /// The fields that some engine reads before its template: the messages and more.
+        /// The fields that an engine may read before rendering: the messages and more.
         body: Map<String, Value>,
-        /// The way of its engine.
+        /// How its engine prepares chats.
         preparation: &'static Preparation,
     },
     /// Texts, one per prompt.
@@ -55,10 +55,10 @@ pub enum Prompt {
 }
 
 impl Prompt {
-    /// Finds the prompt in a parsed body, for semmoe's worker.
+    /// Finds the prompt in a parsed body, as semmoe's worker reads it.
     ///
     /// # Errors
-    /// As [`Prompt::read`].
+    /// Those of [`Prompt::read`].
     pub fn from_json(route: Route, body: &Value) -> Result<Self, TextError> {
         Self::read(Preparation::OWN, route, body)
     }
@@ -67,8 +67,8 @@ impl Prompt {
     /// the client's fault.
     ///
     /// # Errors
-    /// `TextError::Field` names the field that is missing or of another type, `TextError::Ids` one that an engine may
-    /// read.
+    /// `TextError::Field` names a field that is missing or has the wrong type, `TextError::Ids` one that an engine
+    /// might accept.
     pub fn read(preparation: &'static Preparation, route: Route, body: &Value) -> Result<Self, TextError> {
         match route {
             Route::Chat => chat(preparation, body),
@@ -92,7 +92,7 @@ impl Prompt {
         }
     }
 
-    /// Whether all of it is text or ids: no part of a message is an image, a sound or of another kind.
+    /// Whether the prompt is all text or ids: no image, audio or other part.
     pub fn is_text_only(&self) -> bool {
         let Prompt::Chat { body, .. } = self else { return true };
         let messages = body.get("messages").and_then(Value::as_array);
@@ -121,7 +121,7 @@ fn chat(preparation: &'static Preparation, body: &Value) -> Result<Prompt, TextE
     Ok(Prompt::Chat { body: read.collect(), preparation })
 }
 
-/// A string, a list of strings, a list of ids or a list of lists of ids. `text` takes no ids and `input_ids` no
+/// A string, a list of strings, a list of ids or a list of lists of ids. `text` accepts no ids and `input_ids` no
 /// strings.
 fn texts_or_ids(name: &'static str, value: &Value) -> Result<Prompt, TextError> {
     plain_texts_or_ids(name, value).map_err(|error| match error {
@@ -132,7 +132,7 @@ fn texts_or_ids(name: &'static str, value: &Value) -> Result<Prompt, TextError> 
     })
 }
 
-/// Whether an engine's validation may make token ids of it: `true`, `"7"` and `7.0` are numbers to pydantic.
+/// Whether an engine's validation might convert it to token ids: pydantic accepts `true`, `"7"` and `7.0` as numbers.
 fn may_be_ids(value: &Value) -> bool {
     match value {
         Value::Number(_) | Value::Bool(_) | Value::String(_) => true,
@@ -183,7 +183,7 @@ fn ids(name: &str, items: &[Value]) -> Result<Vec<u32>, TextError> {
 /// The token ids of each prompt, as the engine will see them.
 ///
 /// # Errors
-/// `TextError`: what the template or the tokenizer rejects.
+/// `TextError`: rejected by the template or the tokenizer.
 pub fn prompt_ids(
     prompt: &Prompt,
     tokenizer: &PromptEncoder,
@@ -193,10 +193,10 @@ pub fn prompt_ids(
     prompt_ids_while(prompt, tokenizer, template, limits, &mut || true)
 }
 
-/// As [`prompt_ids`], but stops when `keep_on` returns false.
+/// The token ids of each prompt, like [`prompt_ids`], but stops when `keep_on` returns false.
 ///
 /// # Errors
-/// [`TextError::GivenUp`] when it does.
+/// Those of [`prompt_ids`], and [`TextError::GivenUp`] when stopped.
 pub fn prompt_ids_while(
     prompt: &Prompt,
     tokenizer: &PromptEncoder,
@@ -228,7 +228,7 @@ pub fn prompt_ids_while(
 /// The token ids of a [`PlainChat`]: those of [`prompt_ids_while`] for the same messages.
 ///
 /// # Errors
-/// As there.
+/// Those of [`prompt_ids_while`].
 pub fn chat_ids_while(
     chat: &PlainChat<'_>,
     preparation: &Preparation,
@@ -263,10 +263,10 @@ fn rendered_ids(
     Ok(ids)
 }
 
-/// The token ids of a chat's body, or of a completion's, which is read as a request's is.
+/// The token ids of the body of a chat or completion, read like a request's.
 ///
 /// # Errors
-/// As of [`Prompt::read`] and [`prompt_ids`].
+/// Those of [`Prompt::read`] and [`prompt_ids`].
 pub fn chat_body_ids(
     preparation: &'static Preparation,
     body: &Value,

@@ -1,4 +1,4 @@
-//! Files of prompts, read line by line: JSON Lines with `messages`, `input_ids` or `prompt`, or one plain text a line.
+//! Prompt files, read line by line: JSON Lines with `messages`, `input_ids` or `prompt`, or one plain text per line.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -6,22 +6,22 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// The longest line taken, in bytes.
+/// Maximum length of a line, in bytes.
 const MAX_LINE_BYTES: u64 = 16 << 20;
 
 /// The format of the lines of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineForm {
-    /// A JSON object each.
+    /// One JSON object per line.
     Json,
     /// The prompt itself.
     Plain,
 }
 
-/// The prompt of one line, as it stands there.
+/// The prompt in one line, unchanged.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LinePrompt {
-    /// A conversation in OpenAI's form, unchecked.
+    /// A conversation in OpenAI's format, unchecked.
     Messages {
         /// The turns.
         messages: Value,
@@ -34,10 +34,10 @@ pub enum LinePrompt {
     Text(String),
 }
 
-/// Why a file of prompts cannot be read on.
+/// Why a prompt file cannot be read further.
 #[derive(Debug, thiserror::Error)]
 pub enum PromptLineError {
-    /// The file itself.
+    /// Reading the file failed.
     #[error("cannot read {}: {source}", path.display())]
     Io {
         /// The file.
@@ -45,20 +45,20 @@ pub enum PromptLineError {
         /// The cause.
         source: std::io::Error,
     },
-    /// One line.
+    /// A line is invalid.
     #[error("{} line {line}: {cause}", path.display())]
     Line {
         /// The file.
         path: PathBuf,
-        /// From 1.
+        /// Line number, from 1.
         line: usize,
         /// The problem.
         cause: String,
     },
 }
 
-/// The prompts of a file with their line numbers, from 1; blank lines are passed over. A wrong line is an error and the
-/// lines after it follow; an error of the file is the last item.
+/// The prompts of a file with their line numbers, from 1; skips blank lines. An invalid line yields an error and
+/// reading continues; an I/O error is the last item.
 #[derive(Debug)]
 pub struct PromptLines {
     reader: BufReader<File>,
@@ -73,14 +73,14 @@ impl PromptLines {
     /// Opens `path`.
     ///
     /// # Errors
-    /// `PromptLineError` where the file cannot be read.
+    /// `PromptLineError` if the file cannot be opened.
     pub fn open(path: &Path, form: LineForm) -> Result<Self, PromptLineError> {
         let file = File::open(path).map_err(|source| PromptLineError::Io { path: path.to_path_buf(), source })?;
         let reader = BufReader::new(file);
         Ok(Self { reader, path: path.to_path_buf(), form, line: 0, text: Vec::new(), ended: false })
     }
 
-    /// Reads a line, but keeps no more of a long one than shows that it is too long; returns the bytes kept.
+    /// Reads a line, but keeps only enough of a long one to show that it is too long; returns the bytes kept.
     fn read_line(&mut self) -> io::Result<usize> {
         let kept = self.reader.by_ref().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut self.text)?;
         if kept as u64 > MAX_LINE_BYTES && !self.text.ends_with(b"\n") {
@@ -133,8 +133,8 @@ fn parse(line: &[u8], form: LineForm) -> Result<LinePrompt, String> {
     }
 }
 
-/// `messages` win over `input_ids`, and these over `prompt`: where a data set has messages, `prompt` is often the last
-/// turn alone.
+/// `messages` take precedence over `input_ids`, and these over `prompt`: in data sets with messages, `prompt` is often
+/// only the last turn.
 fn find_prompt(mut record: Value) -> Result<LinePrompt, String> {
     let Some(object) = record.as_object_mut() else { return Err("not a JSON object".into()) };
     let mut take = |name: &str| object.remove(name).filter(|value| !value.is_null());

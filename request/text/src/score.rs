@@ -5,27 +5,27 @@ use semmoe_tables::{Score, Tables, TokenId};
 
 use crate::half_rows::{HalfRows, ROWS_PER_BLOCK};
 
-/// A share in fixed point is a multiple of 2^-24, as every f16 from 0 to 1 is: nothing is rounded.
+/// A fixed-point share is a multiple of 2^-24, like every f16 from 0 to 1, so nothing is rounded.
 const ONE: f64 = (1 << 24) as f64;
 
-/// T, made ready to be summed: the rows of [`Tables::token_row`] as they are where the processor sums halves, 2 bytes a
+/// T prepared for summing: the rows of [`Tables::token_row`] as halves if the processor can sum them, 2 bytes per
 /// share, or else in fixed point, 4 bytes.
 ///
-/// Gives what [`Score::of_rows`] gives, bit for bit, several times faster: sums of integers, exact and so independent
-/// of the order of tokens.
+/// Gives the same result as [`Score::of_rows`], bit for bit, several times faster: integer sums are exact, so
+/// independent of the order of tokens.
 #[derive(Debug)]
 pub struct Scorer {
     ranks: usize,
-    /// In place of `rows`.
+    /// Used instead of `rows` if present.
     halves: Option<HalfRows>,
     /// [V, ranks] shares, in units of 2^-24.
     rows: Vec<u32>,
-    /// Whether a row prefers some rank to another, a bit each.
+    /// One bit per row: whether it prefers some rank.
     known: Vec<u64>,
 }
 
 impl Scorer {
-    /// From tables for attention dp; those for attention tp have no rows, and every score is empty.
+    /// From tables for attention dp; tables for attention tp have no rows, so every score is empty.
     pub fn new(tables: &Tables) -> Self {
         let rows = (0..tables.model().vocab_size).filter_map(|token| tables.token_row(TokenId::new(token)));
         let ranks = usize::from(tables.dp_ranks());
@@ -58,7 +58,7 @@ impl Scorer {
         scorer
     }
 
-    /// Sums the rows of T over `ids` (Sem-MoE, section 4.2). Ids outside the vocabulary have no row and count nowhere.
+    /// Sums the rows of T over `ids` (Sem-MoE, section 4.2). Ids outside the vocabulary are ignored.
     pub fn score(&self, ids: &[u32]) -> Score {
         let mut sums = vec![0; self.ranks];
         let mut score = Score { per_rank: Vec::new(), tokens: 0, known: 0 };
@@ -84,7 +84,7 @@ impl Scorer {
         }
     }
 
-    /// With the number of ranks known when this is compiled, a row is a few vector additions.
+    /// With the number of ranks known at compile time, a row is a few vector additions.
     fn add<const RANKS: usize>(&self, ids: &[u32], sums: &mut [u64], score: &mut Score) {
         let (rows, _) = self.rows.as_chunks::<RANKS>();
         for ids in ids.chunks(ROWS_PER_BLOCK) {

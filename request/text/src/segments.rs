@@ -1,9 +1,8 @@
-//! Texts cut at their added tokens, and the ids of what stands between, kept.
+//! Splits texts at added tokens, and caches the ids of the segments.
 //!
-//! The encoders take a text apart at its added tokens first, and encode every part on its own. Where that cut can be
-//! found in the text as it is, before any normalization, the ids of a part depend on nothing but its bytes: the earlier
-//! turns of a chat are found again without being normalized or looked at a second time. Whether a tokenizer keeps to
-//! that is tried when it is loaded, by the same texts that try the fast encoder.
+//! Encoders first split a text at its added tokens and encode every part separately. If that split can be found in the
+//! raw text, before normalization, the ids of a part depend only on its bytes, so earlier turns of a chat need not be
+//! normalized or encoded again. The self-check at load time verifies that a tokenizer behaves this way.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -13,17 +12,16 @@ use std::hash::BuildHasher;
 
 use crate::TextError;
 
-/// Most parts of the cache, with a lock each.
+/// Maximum number of cache sets, each with its own lock.
 const MAX_SETS: usize = 64;
-/// A part has room for so much at least: some 30 turns of 700 words. With fewer, chance gives some parts more than they
-/// hold.
+/// Minimum room per set: some 30 turns of 700 words. With less, chance would overfill some sets.
 const SET_BYTES: usize = 256 << 10;
-/// Entries of one set: they are looked through one by one.
+/// Maximum entries per set, since lookup is linear.
 const MAX_ENTRIES: usize = 512;
-/// Overhead of an entry beside its text and its ids.
+/// Overhead per entry besides its text and its ids.
 const ENTRY_BYTES: usize = 96;
 
-/// Statistics and content of the cache of [`PromptEncoder::cache_segments`](crate::PromptEncoder::cache_segments).
+/// Statistics of the cache of [`PromptEncoder::cache_segments`](crate::PromptEncoder::cache_segments).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SegmentCache {
     /// Segments whose ids were reused.
@@ -32,22 +30,22 @@ pub struct SegmentCache {
     pub misses: u64,
     /// Bytes of text that were not encoded again.
     pub hit_bytes: u64,
-    /// Bytes held: text, ids, and what an entry takes beside them.
+    /// Bytes held: text, ids and overhead per entry.
     pub bytes: u64,
-    /// Most bytes held.
+    /// Maximum bytes held.
     pub max_bytes: u64,
 }
 
-/// Finds added tokens, and remembers what stood between them.
+/// Finds added tokens, and caches what was between them.
 pub(crate) struct Segments {
     added: AhoCorasick,
-    /// Of each pattern of `added`.
+    /// Id of each pattern of `added`.
     ids: Vec<u32>,
     cache: Cache,
 }
 
 impl Segments {
-    /// `None` if an added token is matched in another way than by its bytes in the text as it is, or if there is none.
+    /// `None` if an added token is matched other than by its bytes in the raw text, or if there is none.
     pub(crate) fn new(oracle: &tokenizers::Tokenizer) -> Option<Self> {
         let tokens = oracle.get_added_tokens_decoder();
         let plain = |token: &tokenizers::AddedToken| {
@@ -61,7 +59,7 @@ impl Segments {
         Some(Self { added, ids, cache: Cache::new(0) })
     }
 
-    /// Keeps ids for up to `bytes` bytes from now on.
+    /// Caches ids within `bytes` bytes from now on.
     pub(crate) fn keep(&mut self, bytes: usize) {
         self.cache = Cache::new(bytes);
     }
@@ -70,8 +68,8 @@ impl Segments {
         self.cache.stats()
     }
 
-    /// The ids of `text`; `encode` gives those of a part without added tokens. A text that is one part is not kept:
-    /// where there are no turns, nothing comes again.
+    /// The ids of `text`; `encode` encodes a part without added tokens. A text that is a single part is not cached:
+    /// without turns, nothing repeats.
     pub(crate) fn encode(
         &self,
         text: &str,
@@ -81,7 +79,7 @@ impl Segments {
         if found.peek().is_none() {
             return encode(text);
         }
-        // About four bytes a token.
+        // About four bytes per token.
         let mut ids = Vec::with_capacity(text.len() / 4 + 16);
         let mut from = 0;
         for token in found {
@@ -94,20 +92,21 @@ impl Segments {
     }
 }
 
-/// Ids by text, in sets; what was not used for longest goes first. Who can choose texts can fill a set, and no more.
+/// Ids by text, in sets with least-recently-used eviction. A client that can choose texts can fill one set, but no
+/// more.
 struct Cache {
     sets: Box<[Mutex<Set>]>,
-    /// Of one set.
+    /// Per set.
     most_bytes: usize,
 }
 
 #[derive(Default)]
 struct Set {
-    /// Of the text of each entry.
+    /// Hash of each entry's text.
     hashes: Vec<u64>,
     entries: Vec<Entry>,
     bytes: usize,
-    /// Grows with every use.
+    /// Incremented on every use.
     clock: u64,
     hits: u64,
     misses: u64,
@@ -147,7 +146,7 @@ impl Cache {
             return Ok(());
         }
         let hash = FixedState::with_seed(0).hash_one(text);
-        // The upper bits: the lower ones distinguish entries of a set.
+        // The upper bits select the set, the lower ones distinguish entries within it.
         let set = &self.sets[(hash >> 56) as usize % self.sets.len()];
         let lock = || set.lock().unwrap_or_else(PoisonError::into_inner);
         if lock().find(hash, text, ids) {
@@ -179,7 +178,7 @@ impl Set {
         (*self.entries[at].text == *text).then_some(at)
     }
 
-    /// Appends the ids of `text`, if they are here.
+    /// Appends the cached ids of `text`, if present.
     fn find(&mut self, hash: u64, text: &str, ids: &mut Vec<u32>) -> bool {
         let Some(at) = self.position(hash, text) else {
             self.misses += 1;
@@ -271,7 +270,7 @@ mod tests {
         assert!(cache.sets.iter().all(|set| set.lock().unwrap().entries.len() <= MAX_ENTRIES));
         let before = cache.stats().bytes;
         ids_of(&cache, &"x".repeat(1 << 20), &mut calls);
-        // The text would fit, its ids would not.
+        // The text would fit, but its ids would not.
         ids_of(&cache, &"x".repeat(1 << 19), &mut calls);
         assert_eq!(cache.stats().bytes, before);
     }

@@ -1,16 +1,16 @@
-//! The texts on which a fast encoder must equal the oracle before it is trusted: what tokenizers are known to differ
-//! on.
+//! The texts on which a fast encoder must match the oracle before it is trusted: everything that tokenizers are known
+//! to differ on.
 //!
-//! A self-check of some milliseconds cannot prove equality; it finds a tokenizer whose rules the fast library does not
-//! follow. The proof by volume is `semmoe-bench-parts differential`.
+//! A self-check of a few milliseconds cannot prove equality; it detects a tokenizer whose rules the fast library does
+//! not follow. `semmoe-bench-parts differential` tests large volumes.
 
-/// Strings put together at random, with a fixed seed.
+/// Number of random strings, from a fixed seed.
 const RANDOM_TEXTS: usize = 300;
 
-/// Added tokens tried; some vocabularies have tens of thousands.
+/// Number of added tokens tried; some vocabularies have tens of thousands.
 const MAX_ADDED_TOKENS: usize = 400;
 
-/// Pieces at whose seams split rules, normalizers and merges differ.
+/// Pieces at whose boundaries split rules, normalizers and merges differ.
 const PIECES: [&str; 64] = [
     "the",
     " the",
@@ -78,7 +78,7 @@ const PIECES: [&str; 64] = [
     "\u{10ffff}",
 ];
 
-/// The texts for a tokenizer, always the same ones.
+/// The texts for a tokenizer; deterministic.
 pub(crate) fn texts(oracle: &tokenizers::Tokenizer) -> Vec<String> {
     let mut added: Vec<String> = oracle.get_added_vocabulary().get_vocab().keys().cloned().collect();
     added.sort_unstable();

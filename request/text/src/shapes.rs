@@ -1,5 +1,5 @@
-//! Shapes of chats: the parts that engines and templates treat in ways of their own; and built-in chats that show each
-//! of them, to be read by an engine and here.
+//! Shapes of chats, i.e. the parts that engines and templates treat specially, and built-in chats that exercise each of
+//! them, to compare an engine with this crate.
 
 use std::fmt;
 use std::sync::LazyLock;
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::PlainChat;
 
-/// Shapes of chats, as a set.
+/// A set of chat shapes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Shapes(u16);
 
@@ -30,7 +30,7 @@ const NAMES: [&str; 15] = [
     "text",
 ];
 
-/// Members that [`Shapes::OTHER`] stands for.
+/// Members covered by [`Shapes::OTHER`].
 const OTHERS: [&str; 4] = ["chat_template", "add_special_tokens", "reasoning", "input_ids"];
 
 impl Shapes {
@@ -50,7 +50,7 @@ impl Shapes {
     pub const TOOLS: Self = Self(1 << 5);
     /// A choice of tools other than `auto`.
     pub const TOOL_CHOICE: Self = Self(1 << 6);
-    /// Calls of tools, and their results.
+    /// Tool calls and their results.
     pub const TOOL_RESULTS: Self = Self(1 << 7);
     /// Reasoning in an earlier answer.
     pub const REASONING: Self = Self(1 << 8);
@@ -58,18 +58,18 @@ impl Shapes {
     pub const EFFORT: Self = Self(1 << 9);
     /// `chat_template_kwargs`.
     pub const KWARGS: Self = Self(1 << 10);
-    /// The last message is to be continued, or the assistant's turn not opened.
+    /// The last message is to be continued, or the assistant's turn is not opened.
     pub const CONTINUE_FINAL: Self = Self(1 << 11);
     /// Documents.
     pub const DOCUMENTS: Self = Self(1 << 12);
-    /// Members that no built-in chat has, such as a template of the request's own.
+    /// Members that no built-in chat has, such as the request's own template.
     pub const OTHER: Self = Self(1 << 13);
-    /// No chat, but a text.
+    /// A text rather than a chat.
     pub const TEXT: Self = Self(1 << 14);
     /// All of them.
     pub const ALL: Self = Self((1 << NAMES.len()) - 1);
 
-    /// Of a chat's body, or of a text's.
+    /// The shapes of the body of a chat or text completion.
     pub fn of(body: &Value) -> Self {
         let given = |name: &str| body.get(name).filter(|value| !is_empty(value));
         if body.get("messages").is_none() {
@@ -93,44 +93,44 @@ impl Shapes {
         messages.filter_map(Value::as_object).fold(shapes, |shapes, message| shapes | of_message(message))
     }
 
-    /// Whether it has none.
+    /// Whether the set is empty.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether it has all of `others`.
+    /// Whether it contains all of `others`.
     pub fn has(self, others: Self) -> bool {
         self.0 & others.0 == others.0
     }
 
-    /// Those that both have.
+    /// The intersection.
     #[must_use]
     pub fn both(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// Those that `other` has not.
+    /// The difference.
     #[must_use]
     pub fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// How many there are.
+    /// The number of shapes.
     pub fn count(self) -> u32 {
         self.0.count_ones()
     }
 
-    /// Their names.
+    /// The names of the shapes.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         NAMES.into_iter().enumerate().filter(move |(at, _)| self.0 >> at & 1 == 1).map(|(_, name)| name)
     }
 
-    /// As a number, and back.
+    /// Encodes the set as a number.
     pub fn bits(self) -> u16 {
         self.0
     }
 
-    /// Of [`Shapes::bits`].
+    /// Decodes [`Shapes::bits`].
     pub fn from_bits(bits: u16) -> Self {
         Self(bits & Self::ALL.0)
     }
@@ -155,7 +155,7 @@ impl fmt::Display for Shapes {
 }
 
 impl PlainChat<'_> {
-    /// The shapes that it has.
+    /// The shapes of this chat.
     pub fn shapes(&self) -> Shapes {
         self.messages.iter().fold(Shapes::PLAIN, |shapes, message| shapes | of_role(&message.role))
     }
@@ -182,7 +182,7 @@ fn of_message(message: &Map<String, Value>) -> Shapes {
     (role | parts).and_if(given("tool_calls"), Shapes::TOOL_RESULTS).and_if(reasoning, Shapes::REASONING)
 }
 
-/// Whether engines and templates take it as if it were not there.
+/// Whether engines and templates treat the value as absent.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -193,16 +193,16 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// A chat, or a text, that an engine and this crate read alike, or not.
+/// A chat or a text for which to compare an engine with this crate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BuiltInChat {
-    /// The shape that it is there for: one beside [`Shapes::PLAIN`], or that one, or [`Shapes::TEXT`].
+    /// The shape it exercises: one besides [`Shapes::PLAIN`], or only that, or [`Shapes::TEXT`].
     pub shows: Shapes,
     /// The body of a request, without a model.
     pub body: Value,
 }
 
-/// One chat for each shape, for some more than one; the plain one first, and a text.
+/// At least one chat for each shape, the plain one first, and a text.
 pub fn built_in_chats() -> &'static [BuiltInChat] {
     static CHATS: LazyLock<Vec<BuiltInChat>> = LazyLock::new(make_chats);
     &CHATS

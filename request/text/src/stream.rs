@@ -1,39 +1,39 @@
-//! Text out of ids as they come, never splitting a character.
+//! Decodes ids to text as they arrive, never splitting a character.
 
 use crate::{TextError, Tokenizer};
 
-/// How many trailing U+FFFD may still turn into one character: UTF-8 takes at most four bytes.
+/// Number of trailing U+FFFD that may still become one character: UTF-8 uses at most four bytes.
 const HELD_BACK: usize = 4;
-/// From this many undecided ids on, the window is cut where a cut is provably harmless.
+/// From this many undecided ids on, the window is cut where that is provably harmless.
 const WINDOW_LIMIT: usize = 32;
 
-/// Turns ids into text piece by piece: the pieces put together are what decoding all the ids at once gives (for
-/// tokenizers whose decoder works on bytes; SentencePiece byte fallback shows whole characters where the library would
-/// give up a run).
+/// Decodes ids to text piece by piece. The concatenated pieces equal decoding all ids at once, for tokenizers whose
+/// decoder works on bytes; with SentencePiece byte fallback, it shows valid characters where the library would discard
+/// a run.
 ///
 /// Bytes of an unfinished character are held back until they are decided.
 #[derive(Debug, Clone)]
 pub struct IncrementalDecoder {
     skip_special: bool,
-    /// Ids still needed: context first, then those that are not fully emitted.
+    /// Ids still needed: context first, then those not fully emitted.
     window: Vec<u32>,
-    /// Where in `window` the context ends.
+    /// Where the context ends in `window`.
     read: usize,
-    /// How many bytes of the window's text have been emitted.
+    /// Bytes of the window's text already emitted.
     emitted: usize,
 }
 
 impl IncrementalDecoder {
-    /// A decoder at the start of a text; `skip_special` leaves out special tokens.
+    /// Starts a text; `skip_special` omits special tokens.
     pub fn new(skip_special: bool) -> Self {
         Self { skip_special, window: Vec::new(), read: 0, emitted: 0 }
     }
 
-    /// Takes one id and gives the text that it decides, often none: an id that is not in the vocabulary counts as
-    /// nothing, as in [`Tokenizer::decode`].
+    /// Takes one id and returns the text that it completes, often none. Ids outside the vocabulary are ignored, as in
+    /// [`Tokenizer::decode`].
     ///
     /// # Errors
-    /// `TextError` where the tokenizer's decoder fails.
+    /// `TextError` if the tokenizer's decoder fails.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, TextError> {
         let unknown = tokenizer.id_to_token(id).is_none();
         if unknown || (self.skip_special && tokenizer.is_special(id)) {
@@ -59,10 +59,10 @@ impl IncrementalDecoder {
         Ok(piece)
     }
 
-    /// The text still held back: what an unfinished character decodes to. The decoder is then at its start again.
+    /// Returns the text still held back, i.e. the decoding of an unfinished character, and resets the decoder.
     ///
     /// # Errors
-    /// As `Self::push`.
+    /// Those of [`Self::push`].
     pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String, TextError> {
         let text = self.text(tokenizer, &self.window)?;
         let piece = text.get(self.emitted..).unwrap_or_default().to_owned();
@@ -74,8 +74,8 @@ impl IncrementalDecoder {
         tokenizer.decode_with(ids, self.skip_special)
     }
 
-    /// A stream of broken bytes never comes to rest: cut where both sides decode to the same as the whole, far enough
-    /// from the end that the right side has decided bytes of its own.
+    /// Cuts a stream of broken bytes, which would never settle: where both sides decode to the same text as the whole,
+    /// far enough from the end that the right side has decided bytes of its own.
     fn cut(&mut self, tokenizer: &Tokenizer, text: &str) -> Result<(), TextError> {
         let unemitted = text.len() - self.emitted;
         let from = self.window.len().saturating_sub(2 * HELD_BACK);

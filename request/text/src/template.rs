@@ -1,4 +1,4 @@
-//! Chat templates: where a model has them, and a chat rendered as Transformers and the engines render it.
+//! Chat templates: finds those of a model, and renders chats like Transformers and the engines.
 
 mod engine;
 
@@ -13,10 +13,10 @@ use crate::{PlainChat, TextError};
 
 pub(crate) use engine::Rendered;
 
-/// The largest `tokenizer_config.json` or template file taken, in bytes.
+/// Maximum size of a `tokenizer_config.json` or template file, in bytes.
 const FILE_LIMIT_BYTES: u64 = 32 << 20;
 const TOOL_NAME: &str = "tool_use";
-/// Tokens that templates refer to by these names, and where the others stand.
+/// Tokens that templates refer to by these names; the last one lists additional ones.
 const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
 const MORE_TOKENS: [&str; 2] = ["extra_special_tokens", "model_specific_special_tokens"];
@@ -28,9 +28,9 @@ pub type Clock = fn() -> i64;
 #[derive(Debug)]
 pub struct ChatTemplate {
     default: Parsed,
-    /// Takes the place of the other one where there are tools.
+    /// Used instead of the default if there are tools.
     tool_use: Option<Parsed>,
-    /// The first of several, where it is another one than the default.
+    /// The first of several, if it is not the default.
     first: Option<Parsed>,
     special_tokens: Map<String, Value>,
     clock: Clock,
@@ -38,7 +38,7 @@ pub struct ChatTemplate {
     options: ChatOptions,
 }
 
-/// A template, and what engines look for in it.
+/// A template, and the properties that engines detect in it.
 #[derive(Debug)]
 struct Parsed {
     template: Template,
@@ -53,10 +53,10 @@ impl Parsed {
     }
 }
 
-/// The variables of a template beside the messages.
+/// The variables of a template besides the messages.
 #[derive(Clone, Copy, Debug)]
 pub struct Given<'a> {
-    /// The tools; an empty list is as none.
+    /// The tools; an empty list counts as none.
     pub tools: Option<&'a Value>,
     /// Whether the assistant's turn is opened.
     pub add_generation_prompt: bool,
@@ -65,20 +65,19 @@ pub struct Given<'a> {
 }
 
 impl Default for Given<'_> {
-    /// Nothing, and the assistant's turn is opened.
+    /// Only opens the assistant's turn.
     fn default() -> Self {
         Self { tools: None, add_generation_prompt: true, variables: None }
     }
 }
 
 impl ChatTemplate {
-    /// The template of a model's folder, from any file in it: `chat_template.jinja` with those of
-    /// `additional_chat_templates`, else `chat_template.json`, else the field of `tokenizer_config.json`, which has the
-    /// special tokens. [`TextError::NoTemplate`] if there is
-    /// none.
+    /// Finds the template of a model's directory, given any file in it: `chat_template.jinja` with those of
+    /// `additional_chat_templates`, else `chat_template.json`, else the field of `tokenizer_config.json`, which also
+    /// has the special tokens. [`TextError::NoTemplate`] if there is none.
     ///
     /// # Errors
-    /// `TextError`: a file that cannot be read, or a template that does not parse.
+    /// `TextError`: a file that cannot be read, or a template with a syntax error.
     pub fn beside(file: &Path, clock: Clock) -> Result<Self, TextError> {
         let config = config_beside(file)?;
         let (jinja, json) = (file.with_file_name("chat_template.jinja"), file.with_file_name("chat_template.json"));
@@ -96,11 +95,11 @@ impl ChatTemplate {
         Self::from_parts(&template, &config, clock)
     }
 
-    /// A template that was chosen: a `.json` file with its own special tokens, or a source, with those of the
-    /// `tokenizer_config.json` beside `tokenizer`.
+    /// Loads a given template: a `.json` file with its own special tokens, or a source, combined with those of the
+    /// `tokenizer_config.json` next to `tokenizer`.
     ///
     /// # Errors
-    /// As [`ChatTemplate::beside`].
+    /// Those of [`ChatTemplate::beside`].
     pub fn from_file(template: &Path, tokenizer: &Path, clock: Clock) -> Result<Self, TextError> {
         if template.extension().is_some_and(|extension| extension == "json") {
             let config = read_json(template)?;
@@ -109,15 +108,15 @@ impl ChatTemplate {
         Self::from_parts(&Value::String(read_text(template)?), &config_beside(tokenizer)?, clock)
     }
 
-    /// A template from its source, with these special tokens (as in a `tokenizer_config.json`).
+    /// Parses a template's source, with these special tokens (as in a `tokenizer_config.json`).
     ///
     /// # Errors
-    /// `TextError::TemplateSyntax` where the template does not parse.
+    /// `TextError::TemplateSyntax` if the template has a syntax error.
     pub fn from_source(source: &str, config: &Value, clock: Clock) -> Result<Self, TextError> {
         Self::from_parts(&Value::String(source.to_owned()), config, clock)
     }
 
-    /// `template` is a string or a list of `{name, template}`; "default" is used, and "tool_use" when there are tools.
+    /// `template` is a string or a list of `{name, template}`; uses "default", or "tool_use" if there are tools.
     fn from_parts(template: &Value, config: &Value, clock: Clock) -> Result<Self, TextError> {
         let (mut default, mut tool_use, mut first) = (None, None, None);
         match template {
@@ -144,26 +143,26 @@ impl ChatTemplate {
         Ok(Self { default, tool_use, first, special_tokens, clock, zone_seconds: 0, options })
     }
 
-    /// With the options of the engine that renders it.
+    /// Sets the options of the engine that renders it.
     #[must_use]
     pub fn with_options(self, options: ChatOptions) -> Self {
         Self { options, ..self }
     }
 
-    /// The same, where the engine's clock is so many seconds ahead of UTC.
+    /// Sets the engine's offset from UTC, in seconds.
     #[must_use]
     pub fn in_zone(self, zone_seconds: i32) -> Self {
         Self { zone_seconds, ..self }
     }
 
-    /// Tags, filters, tests, methods and functions that it uses, each once, in order.
+    /// Tags, filters, tests, methods and functions that it uses, sorted, without duplicates.
     pub fn features(&self) -> Vec<String> {
         let all = [Some(&self.default), self.tool_use.as_ref()].into_iter().flatten();
         let features: std::collections::BTreeSet<String> = all.flat_map(|one| one.template.features()).collect();
         features.into_iter().collect()
     }
 
-    /// Whether what it writes depends on the day.
+    /// Whether its output depends on the date.
     pub fn writes_date(&self) -> bool {
         self.features().iter().any(|feature| feature.contains("strftime_now"))
     }
@@ -181,16 +180,16 @@ impl ChatTemplate {
     /// parts is reduced to its text parts, joined by a space.
     ///
     /// # Errors
-    /// `TextError`: messages of another form, that the template rejects, or that take more than `budget` allows.
+    /// `TextError`: messages that have another form, that the template rejects, or that exceed `budget`.
     pub fn render(&self, messages: &Value, given: Given<'_>, budget: Budget) -> Result<String, TextError> {
         let prepared = crate::preparation::own_messages(messages)?;
         self.render_as_given(&prepared, given, budget)
     }
 
-    /// Renders `messages` as `apply_chat_template` of Transformers does, without what an engine does before.
+    /// Renders `messages` like Transformers' `apply_chat_template`, without an engine's preparation.
     ///
     /// # Errors
-    /// As [`ChatTemplate::render`].
+    /// Those of [`ChatTemplate::render`].
     pub fn render_as_given(&self, messages: &Value, given: Given<'_>, budget: Budget) -> Result<String, TextError> {
         let is_given = |tools: &&Value| !tools.is_null() && tools.as_array().is_none_or(|list| !list.is_empty());
         let tools = given.tools.filter(is_given);
@@ -207,10 +206,11 @@ impl ChatTemplate {
         self.parsed(tools.is_some()).template.render(&input, budget).map_err(failed)
     }
 
-    /// The output of [`Self::render`] for the same messages, without tools, and with the assistant's turn opened.
+    /// Renders a plain chat with the same result as [`Self::render`], without tools, and with the assistant's turn
+    /// opened.
     ///
     /// # Errors
-    /// When the template refuses the messages.
+    /// If the template rejects the messages.
     pub fn render_plain(&self, chat: &PlainChat<'_>, budget: Budget) -> Result<String, TextError> {
         let input = Input {
             messages: Jinja::List(List::messages(&chat.messages)),
@@ -240,7 +240,7 @@ fn unusable(reason: String) -> TextError {
     TextError::TemplateConfig { reason }
 }
 
-/// The settings of a tokenizer; null where it has none. Older ones have their special tokens in a file of their own.
+/// The settings of a tokenizer; null if it has none. Older ones keep their special tokens in a separate file.
 fn config_beside(file: &Path) -> Result<Value, TextError> {
     let config = file.with_file_name("tokenizer_config.json");
     let mut config = if config.exists() { read_json(&config)? } else { Value::Null };
@@ -257,7 +257,7 @@ fn named(name: &str, template: String) -> Value {
     serde_json::json!({"name": name, "template": template})
 }
 
-/// The templates in the folder of further ones, by their names.
+/// The templates in the directory of additional ones, by name.
 fn more_templates(file: &Path) -> Result<Vec<Value>, TextError> {
     let folder = file.with_file_name("additional_chat_templates");
     if !folder.is_dir() {
@@ -290,7 +290,7 @@ fn read_text(path: &Path) -> Result<String, TextError> {
     text.map_err(|_| unusable(format!("{} is not UTF-8", path.display())))
 }
 
-/// Special tokens by name: the usual ones, all others whose names end so, and those that the model adds.
+/// Special tokens by name: the usual ones, any others with that suffix, and those that the model adds.
 fn special_tokens(config: &Value) -> Map<String, Value> {
     let content = |token: &Value| match token {
         Value::String(_) => Some(token.clone()),

@@ -1,18 +1,17 @@
-//! Plain chats as nearly all clients write them, read in one pass that looks at 32 bytes at a time.
+//! Plain chats in the usual spelling, read in one pass over 32 bytes at a time.
 //!
-//! Only what the whole parser takes for a plain chat is taken here, with the same meaning. What is unusual (keys with
-//! escapes, deep nesting, anything that may be wrong) is left to that parser, which also finds the words for errors.
+//! Accepts only what the full parser accepts as a plain chat, with the same meaning. Anything unusual (keys with
+//! escapes, deep nesting, possible errors) is left to that parser, which also words the errors.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
 use super::{LOOKED_AT, PlainMessage, unescape};
 
-/// Lists and objects in members that are skipped; deeper ones are left to the whole parser.
+/// Maximum depth of lists and objects in skipped members; deeper ones are left to the full parser.
 const MAX_DEPTH: u32 = 16;
 
-/// The messages of a body that is a plain chat, and where their list stands; `None`: the whole parser has to look at
-/// it.
+/// The messages of a plain chat's body, and the position of their list; `None` leaves the body to the full parser.
 pub(super) fn messages(body: &str) -> Option<(Vec<PlainMessage<'_>>, Range<usize>)> {
     let mut reader = Reader { body, at: 0, room: 2 * body.len() };
     let mut messages = None;
@@ -37,8 +36,7 @@ pub(super) fn messages(body: &str) -> Option<(Vec<PlainMessage<'_>>, Range<usize
 struct Reader<'a> {
     body: &'a str,
     at: usize,
-    /// Bytes that may still be reserved for texts before their length is known: so that many short ones do not take
-    /// much.
+    /// Bytes that may still be reserved for texts of unknown length, which limits the memory for many short ones.
     room: usize,
 }
 
@@ -52,7 +50,7 @@ impl<'a> Reader<'a> {
         self.at += rest.iter().take_while(|byte| b" \t\n\r".contains(byte)).count();
     }
 
-    /// This byte, with white space before it.
+    /// Consumes this byte, after optional white space.
     fn take(&mut self, byte: u8) -> Option<()> {
         self.space();
         (self.peek()? == byte).then(|| self.at += 1)
@@ -62,7 +60,7 @@ impl<'a> Reader<'a> {
         self.body.as_bytes().get(self.at..)?.starts_with(literal.as_bytes()).then(|| self.at += literal.len())
     }
 
-    /// Items between commas, up to `close`; what opens them is taken.
+    /// Reads comma-separated items up to `close`; the opening byte is already consumed.
     fn items(&mut self, close: u8, mut item: impl FnMut(&mut Self) -> Option<()>) -> Option<()> {
         self.space();
         if self.peek()? == close {
@@ -81,7 +79,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// An object; `member` takes the value behind each key.
+    /// Reads an object; `member` reads the value after each key.
     fn object(&mut self, mut member: impl FnMut(&mut Self, &'a str) -> Option<()>) -> Option<()> {
         self.take(b'{')?;
         self.items(b'}', |reader| {
@@ -118,7 +116,7 @@ impl<'a> Reader<'a> {
         Some(PlainMessage { role: role?, content: content?, content_first })
     }
 
-    /// A string without escapes.
+    /// Reads a string without escapes.
     fn plain_string(&mut self) -> Option<&'a str> {
         match self.text()? {
             Cow::Borrowed(text) => Some(text),
@@ -126,18 +124,18 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The text before the next quote or backslash, and that character, which is consumed.
+    /// Consumes the text up to the next quote or backslash, and that character.
     fn run(&mut self) -> Option<(&'a str, u8)> {
         let rest = &self.body.as_bytes()[self.at..];
         let length = memchr::memchr2(b'"', b'\\', rest)?;
         let run = self.body.get(self.at..self.at + length)?;
-        // Looked at as a whole: no branch for each byte.
+        // Without a branch per byte.
         let controls = run.bytes().fold(false, |found, byte| found | (byte < b' '));
         self.at += length + 1;
         (!controls).then_some((run, rest[length]))
     }
 
-    /// A string, and what it stands for.
+    /// Reads a string and returns its value.
     fn text(&mut self) -> Option<Cow<'a, str>> {
         self.take(b'"')?;
         let (first, end) = self.run()?;
@@ -159,7 +157,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Any value, only checked.
+    /// Checks and skips any value.
     fn value(&mut self, depth: u32) -> Option<()> {
         match self.peek()? {
             b'"' => self.skip_string(),
@@ -182,7 +180,7 @@ impl<'a> Reader<'a> {
     fn skip_string(&mut self) -> Option<()> {
         self.take(b'"')?;
         while self.run()?.1 == b'\\' {
-            // Code units may have to come in pairs: the whole parser knows.
+            // Surrogates must be paired, which the full parser checks.
             matches!(self.peek()?, b'n' | b'"' | b'\\' | b'/' | b't' | b'r' | b'b' | b'f').then(|| self.at += 1)?;
         }
         Some(())
@@ -226,7 +224,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// Bodies of plain chats, often with a flaw.
+    /// Bodies of plain chats, often flawed.
     pub(in super::super) fn body() -> impl Strategy<Value = String> {
         let space = "[ \t\n\r]?";
         let text = r#""([a-z é中"]|\\[nrtbf"/\\u]|\\u(d8[0-9a-f]{2}\\udc00|00[0-9a-f]{2}|d800)|\x{1}){0,9}""#;

@@ -6,7 +6,7 @@ use super::run::Run;
 use super::value::{Map, Text};
 use super::{Fallible, Value, refused};
 
-/// Arguments, evaluated.
+/// Evaluated arguments.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Given<'v> {
     pub(super) values: Vec<Value<'v>>,
@@ -24,12 +24,12 @@ pub(super) struct Named<'v> {
 pub(super) struct Bound<'v>(Option<Value<'v>>);
 
 impl<'v> Bound<'v> {
-    /// `None` is as if it was not given.
+    /// The value; `None` counts as not given.
     pub(super) fn given(self) -> Option<Value<'v>> {
         self.0.filter(|value| !matches!(value, Value::None))
     }
 
-    /// `None` counts as a value.
+    /// The value; `None` counts as a value.
     pub(super) fn any(self) -> Option<Value<'v>> {
         self.0
     }
@@ -69,7 +69,7 @@ impl<'v> Given<'v> {
         Self { values, named: Vec::new() }
     }
 
-    /// The values of these parameters, by place or by name.
+    /// The values of these parameters, given by position or by name.
     pub(super) fn bind<const N: usize>(self, names: [&str; N]) -> Fallible<[Bound<'v>; N]> {
         if self.values.len() > N {
             return refused(format!("{} arguments where at most {N} are taken", self.values.len()));

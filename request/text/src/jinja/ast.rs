@@ -1,6 +1,6 @@
-//! A template as a tree.
+//! The syntax tree of a template.
 
-/// A name of the template, by number.
+/// A name in the template, by number.
 pub(crate) type Name = u32;
 
 #[derive(Debug)]
@@ -39,11 +39,11 @@ pub(crate) enum NodeKind {
         values: Vec<(Target, Expr)>,
         body: Vec<Node>,
     },
-    /// A part with variables of its own: `generation`, `block`, `autoescape false`.
+    /// A part with its own variables: `generation`, `block`, `autoescape false`.
     Scope(Vec<Node>),
     Break,
     Continue,
-    /// A tag that no chat template can use, as it needs other files.
+    /// A tag that needs other files, which no chat template can use.
     Refused(&'static str),
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Macro {
     pub(crate) takes_caller: bool,
 }
 
-/// The place of an assignment.
+/// The target of an assignment.
 #[derive(Debug)]
 pub(crate) enum Target {
     Name(Name),

@@ -10,14 +10,14 @@ use super::strftime::strftime;
 use super::value::{Callable, Entry, Kind, Loop};
 use super::{CALLER, Fallible, KWARGS, List, Map, VARARGS, Value, refused};
 
-/// The longest range that Jinja2's sandbox makes.
+/// The longest range that Jinja2's sandbox allows.
 const MAX_RANGE: i128 = 100_000;
-/// Whole numbers that ranges are made of.
+/// Bound on the integers that make up ranges.
 const RANGE_BOUND: i128 = 1 << 62;
 
 impl<'v> Run<'v> {
     pub(super) fn call_expr(&mut self, callee: &'v Expr, arguments: &'v Arguments) -> Fallible<Value<'v>> {
-        // A method is called without a value made of it.
+        // Method calls need no intermediate value.
         if let Expr::Attr(of, name) = callee {
             let of = self.value(of)?;
             if super::methods::has(&of, name) {
@@ -207,7 +207,7 @@ impl<'v> Run<'v> {
         Ok(Value::List(List::range(start, step, usize::try_from(count).unwrap_or(0))))
     }
 
-    /// An entry of a mapping that is made of pairs.
+    /// An entry of a mapping built from pairs.
     pub(super) fn pair(&mut self, pair: &Value<'v>) -> Fallible<Entry<'v>> {
         let pair = self.items(pair)?;
         match (pair.get(0), pair.get(1), pair.len()) {

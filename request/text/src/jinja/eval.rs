@@ -1,4 +1,4 @@
-//! The value of an expression.
+//! Evaluation of expressions.
 
 use std::rc::Rc;
 
@@ -8,7 +8,7 @@ use super::run::Run;
 use super::value::{Callable, Entry, Generator, Kind, Loop, Text};
 use super::{Fallible, List, Map, Value, refused};
 
-/// Names that Jinja2 and Transformers give to every template.
+/// Names that Jinja2 and Transformers provide to every template.
 pub(super) const FUNCTIONS: [&str; 8] =
     ["range", "dict", "namespace", "raise_exception", "strftime_now", "cycler", "joiner", "lipsum"];
 
@@ -69,7 +69,7 @@ impl<'v> Run<'v> {
         value
     }
 
-    /// Expressions that make lists and texts.
+    /// Expressions that build lists and strings.
     fn made_by(&mut self, expr: &'v Expr) -> Fallible<Value<'v>> {
         match expr {
             Expr::List(items) => {
@@ -133,8 +133,7 @@ impl<'v> Run<'v> {
         exprs.iter().map(|expr| self.value(expr)).collect()
     }
 
-    /// Adds an entry as a Python dict does: a known key keeps its place.
-    /// Refuses what Python cannot hash: lists, mappings, and tuples with one of them inside.
+    /// Rejects keys that Python cannot hash: lists, mappings, and tuples containing one.
     pub(super) fn hashable(&mut self, of: &Value<'v>) -> Fallible<()> {
         self.steps(1)?;
         match of {
@@ -179,7 +178,7 @@ impl<'v> Run<'v> {
         }
     }
 
-    /// A variable that no scope has.
+    /// A variable that no scope defines.
     pub(super) fn global(&mut self, name: Name) -> Fallible<Value<'v>> {
         let at = name as usize;
         if let Some(known) = &self.globals[at] {
@@ -207,7 +206,7 @@ impl<'v> Run<'v> {
         }
     }
 
-    /// `of.name`: attributes of Python's types go before the entries of a mapping.
+    /// `of.name`: attributes of Python's types take precedence over the entries of a mapping.
     pub(super) fn attribute(&mut self, of: &Value<'v>, name: &'v str) -> Fallible<Value<'v>> {
         Ok(match of {
             Value::Undefined => return refused(format!("an undefined value has no {name}")),
@@ -275,7 +274,7 @@ impl<'v> Run<'v> {
         };
         match (found, key) {
             (Some(found), _) => Ok(found),
-            // Python's attributes are found by their names, too.
+            // Python's attributes can be looked up by name, too.
             (None, Value::Text(name)) => match methods::known(name) {
                 Some(name) => self.attribute(of, name),
                 None => self.attribute_by(of, name),
@@ -284,7 +283,7 @@ impl<'v> Run<'v> {
         }
     }
 
-    /// An attribute of what has no methods.
+    /// An attribute of a value without methods.
     fn attribute_by(&mut self, of: &Value<'v>, name: &Text<'v>) -> Fallible<Value<'v>> {
         match of {
             Value::Namespace(at) => self.namespace_item(*at, name),
@@ -296,7 +295,7 @@ impl<'v> Run<'v> {
         }
     }
 
-    /// The entry of a key that is no text.
+    /// The entry of a key that is not a string.
     fn entry(&mut self, map: &Map<'v>, key: &Value<'v>) -> Fallible<Option<Value<'v>>> {
         let Map::Own(entries, _) = map else { return Ok(None) };
         for entry in entries.iter() {
@@ -307,7 +306,7 @@ impl<'v> Run<'v> {
         Ok(None)
     }
 
-    /// The list that a `for` or a filter goes through.
+    /// The list that a `for` or a filter iterates over.
     pub(super) fn items(&mut self, of: &Value<'v>) -> Fallible<List<'v>> {
         let items = match of {
             Value::List(list) => {
@@ -331,12 +330,12 @@ impl<'v> Run<'v> {
     }
 }
 
-/// A generator from which an item is requested.
+/// A generator at the moment an item is requested from it.
 pub(super) fn started<'g, 'v>(generator: &'g Generator<'v>) -> Fallible<&'g Generator<'v>> {
     generator.failure.as_ref().map_or(Ok(generator), |reason| refused(reason.clone()))
 }
 
-/// The place in a sequence that an index means.
+/// The position in a sequence that an index refers to.
 pub(super) fn index(key: &Value<'_>, count: usize) -> Option<usize> {
     let at = match key {
         Value::Int(at) => *at,

@@ -1,15 +1,15 @@
-//! Expressions of a template, with Jinja2's precedences.
+//! Parses the expressions of a template, with Jinja2's precedences.
 
 use super::ast::{Arguments, Comparison, Expr, Filter, Operator};
 use super::lexer::{SyntaxError, Token};
 use super::parser::Parser;
 
-/// Operators, attributes, calls and brackets of one expression, which is dropped and walked through by recursion.
+/// Maximum operators, attributes, calls and brackets of one expression, since walking and dropping it are recursive.
 const MAX_LINKS: u32 = 1000;
 const MAX_NESTING: u32 = 100;
 
 impl Parser {
-    /// An expression with everything that may be in one.
+    /// Parses a full expression.
     pub(super) fn expression(&mut self) -> Result<Expr, SyntaxError> {
         if self.nesting > MAX_NESTING {
             return self.error(format!("more than {MAX_NESTING} expressions stand in one another"));
@@ -26,7 +26,7 @@ impl Parser {
         Ok(yes)
     }
 
-    /// One expression, or several with commas between. `condition`: whether `a if b` is one.
+    /// Parses one expression, or several separated by commas. `condition`: whether `a if b` is allowed.
     pub(super) fn tuple(&mut self, condition: bool, ends: &[&str]) -> Result<Expr, SyntaxError> {
         self.links = 0;
         self.several(condition, ends, false)
@@ -125,7 +125,7 @@ impl Parser {
         self.tokens.get(self.at + 1).is_some_and(|next| next.token == Token::Name("in".into()))
     }
 
-    /// Operators of one precedence, from left to right, between what `inner` reads.
+    /// Operators of one precedence, left-associative, between operands parsed by `inner`.
     fn left_to_right(
         &mut self,
         operators: &[(&str, Operator)],
@@ -226,7 +226,7 @@ impl Parser {
         })
     }
 
-    /// Expressions with commas between, up to `end`.
+    /// Parses comma-separated expressions up to `end`.
     fn listed(&mut self, end: &str) -> Result<Vec<Expr>, SyntaxError> {
         let mut values = Vec::new();
         while !self.take(end) {
@@ -257,7 +257,7 @@ impl Parser {
         Ok(Expr::Dict(entries))
     }
 
-    /// The rest of a value: attributes, items and calls, then filters, tests and calls if it is `filtered`.
+    /// The suffixes of a value: attributes, items and calls, then filters, tests and calls if `filtered`.
     fn postfix(&mut self, mut value: Expr, filtered: bool) -> Result<Expr, SyntaxError> {
         let mut is_plain = true;
         loop {
@@ -379,7 +379,7 @@ impl Parser {
         Ok(if is_negated { Expr::Not(Box::new(test)) } else { test })
     }
 
-    /// Whether a test's one argument follows without brackets.
+    /// Whether a test's only argument follows without brackets.
     fn begins_argument(&self) -> bool {
         match self.peek() {
             Token::Name(name) => !matches!(name.as_str(), "else" | "or" | "and"),

@@ -1,9 +1,9 @@
-//! The parts of the language that a template uses.
+//! The language features that a template uses.
 
 use super::eval::FUNCTIONS;
 use super::lexer::{Placed, Token};
 
-/// A line for each of them: what it is and its name. A method is what is called behind a dot.
+/// One line per feature: its kind and name. A method is any name called after a dot.
 pub(super) fn of(tokens: &[Placed]) -> Vec<String> {
     let token = |at: usize| tokens.get(at).map_or(&Token::End, |placed| &placed.token);
     let mut found = Vec::new();

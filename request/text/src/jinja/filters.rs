@@ -1,4 +1,4 @@
-//! Jinja2's filters: which there are, and those of numbers and single values.
+//! Jinja2's filters: the list of them, and those on numbers and single values.
 
 use super::arguments::Given;
 use super::ast::Filter;
@@ -8,7 +8,7 @@ use super::run::Run;
 use super::value::Text;
 use super::{Failure, Fallible, Value, refused};
 
-/// Names of the filters, here and in [`super::text_filters`] and [`super::list_filters`].
+/// Filter names, implemented here and in [`super::text_filters`] and [`super::list_filters`].
 pub(super) const FILTERS: [&str; 51] = [
     "abs",
     "attr",
@@ -274,7 +274,7 @@ fn round<'v>(of: &Value<'v>, arguments: Given<'v>) -> Fallible<Value<'v>> {
     }
 }
 
-/// Whether a list has places: those that `is sequence` accepts.
+/// Whether a list can be indexed: what `is sequence` accepts.
 pub(super) fn is_sequence(value: &Value<'_>) -> bool {
     match value {
         Value::Text(_) | Value::Map(_) => true,

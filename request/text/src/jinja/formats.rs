@@ -7,16 +7,16 @@ use super::text::{escape, float};
 use super::value::{Kind, Text};
 use super::{Fallible, List, Value, refused};
 
-/// Widths and precisions.
+/// Maximum width and precision.
 const MAX_WIDTH: usize = 1 << 16;
 const MAX_PRECISION: usize = 100;
 
-/// How one value is written.
+/// How a value is formatted.
 #[derive(Debug, Default)]
 struct Spec {
     fill: Option<char>,
     align: Option<char>,
-    /// `+` or a space before numbers that are not negative.
+    /// `+` or a space before non-negative numbers.
     sign: Option<char>,
     alternate: bool,
     commas: Option<char>,
@@ -25,7 +25,7 @@ struct Spec {
     kind: Option<char>,
 }
 
-/// How the fields of a format are numbered: all by themselves, or none.
+/// How a format numbers its fields: all automatically, or none.
 #[derive(Debug, Default)]
 struct Numbering {
     next: usize,
@@ -33,7 +33,7 @@ struct Numbering {
 }
 
 impl Numbering {
-    /// The place of a field's argument; `None` where it has a name.
+    /// The position of a field's argument; `None` if it is named.
     fn place(&mut self, field: &str) -> Fallible<Option<usize>> {
         let place = field.parse().ok();
         let is_automatic = field.is_empty();
@@ -89,7 +89,7 @@ impl<'v> Run<'v> {
             let is_safe = !text.is_markup || matches!(&value, Value::Text(text) if text.is_markup);
             self.put(&value, &spec, is_safe, &mut out)?;
         }
-        // To Python these are mappings, and a mapping may have more than is used.
+        // Python treats these as mappings, and a mapping may have unused entries.
         let is_mapping = matches!(
             values,
             Value::Map(_) | Value::Undefined | Value::List(List { kind: Kind::List | Kind::Range, .. })
@@ -145,7 +145,7 @@ impl<'v> Run<'v> {
         Ok(())
     }
 
-    /// The result of a format, with the rest behind its last field.
+    /// The result of a format, with the rest after its last field.
     fn ended(&mut self, text: &Text<'v>, out: String, rest: &str) -> Fallible<Value<'v>> {
         self.room(rest.len())?;
         Ok(Value::Text(Text::from(out + rest).markup(text.is_markup)))
@@ -220,7 +220,7 @@ impl<'v> Run<'v> {
     }
 }
 
-/// The part behind a `%`.
+/// The specification after a `%`.
 fn percent_spec<'v>(rest: &mut &str, take: &mut dyn FnMut() -> Fallible<Value<'v>>) -> Fallible<Spec> {
     let mut spec = Spec::default();
     loop {
@@ -263,7 +263,7 @@ fn percent_spec<'v>(rest: &mut &str, take: &mut dyn FnMut() -> Fallible<Value<'v
     bounded(spec)
 }
 
-/// The part behind the colon of a field of `str.format`.
+/// The specification after the colon of a `str.format` field.
 fn format_spec(mut rest: &str) -> Fallible<Spec> {
     let mut spec = Spec::default();
     let mut chars = rest.chars();
@@ -416,7 +416,7 @@ fn padded(text: String, spec: &Spec, is_number: bool) -> String {
     }
 }
 
-/// `round(number, places)`: to even where it is in the middle.
+/// `round(number, places)`: rounds half to even.
 pub(super) fn rounded(number: f64, places: i32) -> f64 {
     if !number.is_finite() {
         return number;

@@ -1,11 +1,10 @@
-//! A template's source to tokens, with the white space around tags taken out as Jinja2 does it with `trim_blocks` and
-//! `lstrip_blocks`.
+//! Tokenizes a template, removing white space around tags as Jinja2 does with `trim_blocks` and `lstrip_blocks`.
 
 use super::text::is_space;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Token {
-    /// Text outside of tags.
+    /// Text outside tags.
     Data(String),
     VariableBegin,
     VariableEnd,
@@ -25,7 +24,7 @@ pub(crate) struct Placed {
     pub(crate) line: u32,
 }
 
-/// The reason why a source is no template, and its line.
+/// Why a source is not a template, and the line.
 #[derive(Debug)]
 pub(crate) struct SyntaxError {
     pub(crate) line: u32,
@@ -53,9 +52,9 @@ struct Lexer<'s> {
     source: &'s str,
     at: usize,
     line: u32,
-    /// Bytes in which lines were counted.
+    /// Bytes already scanned for line ends.
     counted: usize,
-    /// Whether what was read last ended with a line end.
+    /// Whether the last thing read ended with a line end.
     line_starts: bool,
     tokens: Vec<Placed>,
 }
@@ -113,7 +112,7 @@ impl<'s> Lexer<'s> {
         Ok(())
     }
 
-    /// Text before a tag.
+    /// Adds the text before a tag.
     fn data(&mut self, text: &str, sign: Option<char>, is_block: bool) {
         let mut kept = text;
         if sign == Some('-') {
@@ -130,7 +129,7 @@ impl<'s> Lexer<'s> {
     }
 
     fn comment(&mut self) -> Result<(), SyntaxError> {
-        // Jinja2 misses no end where nothing follows.
+        // Jinja2 accepts a missing end if nothing follows.
         if self.rest().is_empty() {
             return Ok(());
         }
@@ -141,7 +140,7 @@ impl<'s> Lexer<'s> {
         Ok(())
     }
 
-    /// White space that an end tag takes away behind it.
+    /// Removes white space after an end tag.
     fn after_tag(&mut self, sign: Option<char>) {
         match sign {
             Some('-') => self.skip_space(),
@@ -325,7 +324,7 @@ fn sign(text: &str) -> Option<char> {
     text.chars().next().filter(|sign| matches!(sign, '-' | '+'))
 }
 
-/// Bytes up to behind a keyword that stands alone.
+/// The length up to the end of a keyword on its own.
 fn keyword(text: &str, word: &str) -> Option<usize> {
     let after = text.trim_start_matches(is_space).strip_prefix(word)?.trim_start_matches(is_space);
     Some(text.len() - after.len())
@@ -338,7 +337,7 @@ fn block_end(text: &str) -> Option<(usize, Option<char>)> {
     text[length..].starts_with("%}").then_some((length + 2, sign))
 }
 
-/// Python's escapes in texts; one that is not known stays as it is.
+/// Python's string escapes; an unknown one is kept as it is.
 fn unescape(raw: &str) -> Option<String> {
     let mut text = String::with_capacity(raw.len());
     let mut rest = raw;

@@ -1,4 +1,4 @@
-//! Filters of lists and mappings.
+//! Filters on lists and mappings.
 
 use std::cmp::Ordering;
 
@@ -79,7 +79,7 @@ impl<'v> Run<'v> {
 
     /// `select(test, ...)`, `selectattr(attribute, test, ...)` and their opposites.
     fn selected(&mut self, name: &str, of: &Value<'v>, mut arguments: Given<'v>) -> Fallible<Value<'v>> {
-        // Jinja2 asks no more of what is empty.
+        // Jinja2 checks nothing else if the list is empty.
         if !of.is_true() {
             return Ok(Value::iterator(Vec::new()));
         }
@@ -142,7 +142,7 @@ impl<'v> Run<'v> {
         self.made_list(Value::iterator(mapped))
     }
 
-    /// The key of an item: an attribute, and texts in lower case where case does not count.
+    /// The sort key of an item: an attribute, with strings lower-cased if case is ignored.
     fn key_of(&mut self, item: &Value<'v>, attribute: Option<&Value<'v>>, case: bool) -> Fallible<Value<'v>> {
         let key = match attribute {
             Some(attribute) => self.attribute_path(item, attribute)?,
@@ -158,7 +158,7 @@ impl<'v> Run<'v> {
         }
     }
 
-    /// Sorts without losing the order of equals; stops at the first failure.
+    /// Stable sort; stops at the first failure.
     pub(super) fn sort_by<T>(
         &mut self,
         items: &mut [T],
@@ -180,7 +180,7 @@ impl<'v> Run<'v> {
         failure.map_or(Ok(()), Err)
     }
 
-    /// `sort` may have several attributes.
+    /// Sorts, possibly by several attributes.
     fn sort(&mut self, of: &Value<'v>, arguments: Given<'v>) -> Fallible<Value<'v>> {
         let [reverse, case, attribute] = arguments.bind(["reverse", "case_sensitive", "attribute"])?;
         let (reverse, case) = (reverse.truth(false), case.truth(false));
@@ -221,7 +221,7 @@ impl<'v> Run<'v> {
         })
     }
 
-    /// Items with what they are compared by: the arguments of `unique`, `min` and `max`.
+    /// Items with their comparison keys, for `unique`, `min` and `max`.
     fn keyed(&mut self, of: &Value<'v>, arguments: Given<'v>) -> Fallible<Vec<Entry<'v>>> {
         let [case, attribute] = arguments.bind(["case_sensitive", "attribute"])?;
         let (attribute, case) = (attribute.given(), case.truth(false));
@@ -333,7 +333,7 @@ impl<'v> Run<'v> {
         self.made_list(Value::list(groups))
     }
 
-    /// `batch(size)`: lists of a size; `slice(count)`: so many lists.
+    /// `batch(size)`: lists of that size; `slice(count)`: that many lists.
     fn portions(&mut self, of: &Value<'v>, is_batch: bool, arguments: Given<'v>) -> Fallible<Value<'v>> {
         let [count, fill] = arguments.bind([if is_batch { "linecount" } else { "slices" }, "fill_with"])?;
         let count = usize::try_from(count.required("count")?.whole("count")?).unwrap_or(0);

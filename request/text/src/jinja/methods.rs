@@ -1,4 +1,4 @@
-//! Methods of Python's types, as far as an immutable sandbox has them.
+//! Methods of Python's types, as available in an immutable sandbox.
 
 use super::arguments::Given;
 use super::run::Run;
@@ -88,14 +88,14 @@ pub(super) fn has(of: &Value<'_>, name: &str) -> bool {
     }
 }
 
-/// The name of a method, whatever has it.
+/// The name as a method of any type.
 pub(super) fn known(name: &str) -> Option<&'static str> {
     OF_TEXT.into_iter().chain(OF_MAP).chain(OF_LIST).chain(OF_NUMBER).find(|known| *known == name)
 }
 
-/// A part of a text.
+/// A window of a string.
 struct Window<'v> {
-    /// Characters before it.
+    /// Number of characters before it.
     before: i128,
     text: Text<'v>,
 }
@@ -250,7 +250,8 @@ impl<'v> Run<'v> {
         }
     }
 
-    /// The part between two indexes, and the characters before it; there is none, not even an empty one, past the end.
+    /// The part between two indices, and the number of characters before it; past the end there is none, not even an
+    /// empty one.
     fn window(
         &mut self,
         text: &Text<'v>,
@@ -416,7 +417,7 @@ impl<'v> Run<'v> {
     }
 }
 
-/// Where white space is taken off.
+/// The ends at which white space is stripped.
 pub(super) struct Ends {
     pub(super) start: bool,
     pub(super) end: bool,
@@ -437,7 +438,7 @@ fn words<'v>(text: &Text<'v>, most: usize, from_end: bool) -> Vec<Value<'v>> {
             break;
         }
         if parts.len() == most {
-            // The rest keeps the white space in it, and on its far side.
+            // The remainder keeps its inner and far white space.
             parts.push(rest);
             break;
         }

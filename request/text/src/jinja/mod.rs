@@ -1,9 +1,9 @@
-//! Jinja2 as Transformers sets it up for chat templates: an immutable sandbox with `trim_blocks`, `lstrip_blocks`, loop
-//! controls and `generation` tags, and values that behave as Python's.
+//! Jinja2 as configured by Transformers for chat templates: an immutable sandbox with `trim_blocks`, `lstrip_blocks`,
+//! loop controls and `generation` tags, and values that behave like Python's.
 //!
-//! A source is read by [`lexer`], [`parser`] and [`expressions`] to the tree of [`ast`], and walked through by [`run`]
-//! and [`eval`] for each chat. Texts are borrowed from the template and the chat until they are written. The cost of a
-//! template is limited: steps, bytes, and how deep it nests.
+//! A source is parsed once by [`lexer`], [`parser`] and [`expressions`] into the tree of [`ast`], which [`run`] and
+//! [`eval`] walk for each chat. Text is borrowed from the template and the chat until it is written. The cost of a
+//! template is limited: steps, bytes, and nesting depth.
 
 mod arguments;
 mod ast;
@@ -32,29 +32,29 @@ use serde_json::{Map as Object, Value as Json};
 pub(crate) use traits::Traits;
 pub(crate) use value::{List, Map, Value};
 
-/// Names that mean something to the language, by number.
+/// Names with a meaning in the language, by number.
 const WELL_KNOWN: [&str; 4] = ["loop", "caller", "varargs", "kwargs"];
 const LOOP: Name = 0;
 const CALLER: Name = 1;
 const VARARGS: Name = 2;
 const KWARGS: Name = 3;
 
-/// Calls, expressions and statements that are at work at once.
+/// Maximum depth of nested calls, expressions and statements.
 const MAX_DEPTH: u32 = 250;
-/// Lists that a template puts in one another.
+/// Maximum nesting of lists made by a template.
 const MAX_VALUE_DEPTH: u32 = 100;
 
-/// The limits on one rendering.
+/// Limits on one rendering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     /// Expressions, statements, items of lists, and parts of texts.
     pub steps: u64,
-    /// Bytes of all texts and lists that are made on the way.
+    /// Bytes of all texts and lists created.
     pub bytes: usize,
 }
 
 impl Budget {
-    /// A few milliseconds, for where others wait.
+    /// A few milliseconds, for renderings that block others.
     pub const BRIEF: Self = Self { steps: 50_000, bytes: 2 << 20 };
 }
 
@@ -68,9 +68,9 @@ impl Default for Budget {
 /// Why a template did not render a chat.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// Jinja2 refuses as well.
+    /// Jinja2 raises an error as well.
     Refused(String),
-    /// It takes more than the budget allows.
+    /// It exceeds the budget.
     TooMuch { what: &'static str, limit: u64 },
 }
 
@@ -88,25 +88,25 @@ pub(crate) struct Template {
     source: String,
 }
 
-/// The variables of a rendering.
+/// The inputs of a rendering.
 #[derive(Debug)]
 pub(crate) struct Input<'v> {
     pub(crate) messages: Value<'v>,
     pub(crate) tools: Value<'v>,
     pub(crate) documents: Value<'v>,
     pub(crate) add_generation_prompt: Value<'v>,
-    /// They go before those of `special`.
+    /// They take precedence over those of `special`.
     pub(crate) variables: Option<&'v Object<String, Json>>,
     pub(crate) special: &'v Object<String, Json>,
-    /// Seconds since 1970 on the clock that `strftime_now` reads.
+    /// Seconds since 1970, read by `strftime_now`.
     pub(crate) clock: fn() -> i64,
-    /// East of Greenwich.
+    /// Offset east of Greenwich.
     pub(crate) zone_seconds: i32,
 }
 
 impl Template {
     /// # Errors
-    /// The fault and its line.
+    /// The error and its line.
     pub(crate) fn parse(source: &str) -> Result<Self, String> {
         let at_line = |error: lexer::SyntaxError| format!("{} (line {})", error.reason, error.line);
         let (nodes, names) = parser::parse(source).map_err(at_line)?;
@@ -123,7 +123,7 @@ impl Template {
     }
 
     /// # Errors
-    /// The template's own refusal, or that of a limit.
+    /// The template's own rejection, or an exceeded limit.
     pub(crate) fn render<'v>(&'v self, input: &'v Input<'v>, budget: Budget) -> Result<String, Failure> {
         run::render(self, input, budget)
     }

@@ -8,7 +8,7 @@ use super::text::escape;
 use super::value::{Kind, Text};
 use super::{Fallible, List, Map, Value, refused};
 
-/// A number, where a value is one.
+/// A numeric value.
 #[derive(Clone, Copy)]
 pub(super) enum Number {
     Int(i128),
@@ -62,7 +62,7 @@ pub(super) fn arithmetic<'v>(operator: Operator, left: &Value<'v>, right: &Value
             Operator::FloorDivide => a.checked_div_euclid(b).map(|_| floor_divide(a, b)),
             Operator::Modulo => a.checked_rem_euclid(b).map(|_| a - b * floor_divide(a, b)),
             Operator::Power if b < 0 => return Ok(Value::Float((a as f64).powf(b as f64))),
-            // 0, 1 and -1 have any power.
+            // 0, 1 and -1 can have any exponent.
             _ if a.abs() <= 1 && b > 0 => Some(if b % 2 == 0 { a * a } else { a }),
             _ => u32::try_from(b).ok().and_then(|b| a.checked_pow(b)),
         },
@@ -177,7 +177,7 @@ impl<'v> Run<'v> {
         })
     }
 
-    /// The first place at which two lists differ, as far as both go.
+    /// The first position at which two lists differ, up to the shorter length.
     fn first_unequal(&mut self, a: &List<'v>, b: &List<'v>) -> Fallible<Option<[Value<'v>; 2]>> {
         for (a, b) in a.iter().zip(b.iter()) {
             if !self.equal(&a, &b)? {
@@ -201,7 +201,7 @@ impl<'v> Run<'v> {
         Ok(true)
     }
 
-    /// `None`: one of the two is not a number.
+    /// `None` if either is not a number.
     pub(super) fn order(&mut self, left: &Value<'v>, right: &Value<'v>) -> Fallible<Option<Ordering>> {
         self.steps(1)?;
         if let (Value::Text(a), Value::Text(b)) = (left, right) {
@@ -287,7 +287,7 @@ impl<'v> Run<'v> {
     }
 }
 
-/// The places that a slice takes.
+/// The positions selected by a slice.
 struct Places {
     first: usize,
     step: i128,

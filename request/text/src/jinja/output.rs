@@ -1,4 +1,4 @@
-//! Values as texts: `str`, `repr` and JSON.
+//! Values as strings: `str`, `repr` and JSON.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -9,12 +9,12 @@ use super::text::{float, quote, quote_json};
 use super::value::{Kind, Map};
 use super::{Failure, Fallible, List, MAX_VALUE_DEPTH, Value, refused};
 
-/// Levels of JSON that a request may have, and of lists around them.
+/// Maximum nesting of a request's JSON plus that of lists around it.
 const MAX_PRINTED_DEPTH: u32 = 128 + MAX_VALUE_DEPTH;
-/// Spaces of one level of JSON at most.
+/// Maximum indent per level of JSON.
 const MAX_INDENT: usize = 64;
 
-/// How `tojson` writes.
+/// Settings of `tojson`.
 struct Json {
     ascii: bool,
     indent: Option<String>,
@@ -141,7 +141,7 @@ impl<'v> Run<'v> {
         Ok(())
     }
 
-    /// The filter `tojson` of Transformers: `json.dumps`.
+    /// Transformers' filter `tojson`: `json.dumps`.
     pub(super) fn dumped(&mut self, value: &Value<'v>, arguments: super::arguments::Given<'v>) -> Fallible<Value<'v>> {
         let [ascii, indent, separators, sort] =
             arguments.bind(["ensure_ascii", "indent", "separators", "sort_keys"])?;

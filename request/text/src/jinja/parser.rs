@@ -1,27 +1,27 @@
-//! Statements of a template; expressions are in [`super::expressions`].
+//! Parses the statements of a template; [`super::expressions`] parses expressions.
 
 use super::ast::{Expr, Filter, For, Macro, Name, Node, NodeKind, Target};
 use super::lexer::{Placed, SyntaxError, Token, tokens};
 use super::{CALLER, LOOP, WELL_KNOWN};
 
-/// Statements and expressions that stand in one another.
+/// Maximum nesting of statements and expressions.
 const MAX_NESTING: u32 = 100;
-/// Variables, macros and parameters: they are looked for one after another.
+/// Maximum variables, macros and parameters, since lookup is linear.
 const MAX_NAMES: usize = 1000;
-/// Longest template, in bytes: ten times the longest that is known.
+/// Maximum template size in bytes: ten times the longest known one.
 pub(crate) const MAX_SOURCE_BYTES: usize = 1 << 20;
 
 pub(crate) struct Parser {
     pub(super) tokens: Vec<Placed>,
     pub(super) at: usize,
     pub(super) nesting: u32,
-    /// Operators and brackets of the expression at hand.
+    /// Operators and brackets in the current expression.
     pub(super) links: u32,
     names: Vec<String>,
     in_loop: bool,
 }
 
-/// The statements of a template and its names by number.
+/// The statements of a template, and its names by number.
 pub(crate) fn parse(source: &str) -> Result<(Vec<Node>, Vec<String>), SyntaxError> {
     if source.len() > MAX_SOURCE_BYTES {
         let reason = format!("it has {} bytes, more than the {MAX_SOURCE_BYTES} allowed", source.len());
@@ -94,7 +94,7 @@ impl Parser {
         }
     }
 
-    /// Statements up to one of the tags `ends`, whose name is left to be read, or up to the end.
+    /// Parses statements up to the end, or to one of the tags `ends`, whose name is left unread.
     fn body(&mut self, ends: &[&str]) -> Result<Vec<Node>, SyntaxError> {
         self.nesting += 1;
         if self.nesting > MAX_NESTING {
@@ -129,7 +129,7 @@ impl Parser {
         self.end_of(&Token::BlockEnd)
     }
 
-    /// The rest of a tag, then statements up to `end`, which is read as well.
+    /// Parses the rest of a tag, then statements up to and including `end`.
     fn body_of(&mut self, end: &str) -> Result<Vec<Node>, SyntaxError> {
         self.end_of_block()?;
         let body = self.body(&[end])?;
@@ -229,7 +229,7 @@ impl Parser {
         Ok(NodeKind::SetBlock { target, filters, body: self.body_of("endset")? })
     }
 
-    /// The body of a function of its own, which is no part of the loop around it.
+    /// Parses the body of a function, which is not part of the surrounding loop.
     fn apart(&mut self, end: &str) -> Result<Vec<Node>, SyntaxError> {
         let outer = std::mem::replace(&mut self.in_loop, false);
         let body = self.body_of(end);
@@ -254,7 +254,7 @@ impl Parser {
         self.identifier()?;
         while self.take_name("scoped") || self.take_name("required") {}
         let body = self.body_of("endblock")?;
-        // Its name may stand there again.
+        // The block's name may be repeated.
         if matches!(self.peek(), Token::Name(_)) {
             self.at += 1;
         }
@@ -290,7 +290,7 @@ impl Parser {
         Ok(parameters)
     }
 
-    /// One place, or several with commas between.
+    /// One target, or several separated by commas.
     fn targets(&mut self) -> Result<Target, SyntaxError> {
         let first = self.target()?;
         if !self.is(",") {
@@ -330,7 +330,7 @@ impl Parser {
         Ok(Target::Name(name))
     }
 
-    /// Filters one after another; the first one without its sign if `inline`.
+    /// A chain of filters; if `inline`, the first one has no `|`.
     fn filters(&mut self, inline: bool) -> Result<Vec<Filter>, SyntaxError> {
         let mut filters = Vec::new();
         if inline {

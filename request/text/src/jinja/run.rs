@@ -1,4 +1,4 @@
-//! Walking through a template's statements for one chat.
+//! Executes a template's statements for one chat.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -7,17 +7,17 @@ use super::ast::{Expr, Filter, For, Macro, Name, Node, NodeKind, Operator, Targe
 use super::value::{Callable, Entry, Kind, Local, Loop, Map, Text};
 use super::{Budget, Failure, Fallible, Input, LOOP, List, MAX_DEPTH, MAX_VALUE_DEPTH, Template, Value, refused};
 
-/// Bytes of text that are one step.
+/// Bytes of text that count as one step.
 const BYTES_A_STEP: usize = 64;
-/// Typical bytes of output.
+/// Typical output size in bytes.
 const OUTPUT_BYTES: usize = 4096;
 
 pub(crate) struct Run<'v> {
     pub(super) template: &'v Template,
     pub(super) input: &'v Input<'v>,
-    /// Variables of the whole template, as they are looked up.
+    /// Template-wide variables, filled in as they are looked up.
     pub(super) globals: Vec<Option<Value<'v>>>,
-    /// Variables of all scopes, the innermost last.
+    /// Variables of all scopes, innermost last.
     locals: Vec<Local<'v>>,
     scopes: Vec<Scope>,
     pub(super) namespaces: Vec<Vec<Attribute<'v>>>,
@@ -29,11 +29,11 @@ pub(crate) struct Run<'v> {
     line: u32,
 }
 
-/// Variables that follow one another in `locals`.
+/// A run of consecutive variables in `locals`.
 #[derive(Clone, Copy)]
 struct Scope {
     start: usize,
-    /// The scope around it, by number.
+    /// The enclosing scope, by index.
     parent: usize,
 }
 
@@ -80,7 +80,7 @@ impl<'v> Run<'v> {
         Ok(())
     }
 
-    /// Takes room for a text or list before it is made.
+    /// Charges memory for a text or list before it is created.
     pub(super) fn room(&mut self, bytes: usize) -> Fallible<()> {
         match self.bytes_left.checked_sub(bytes) {
             Some(left) => self.bytes_left = left,
@@ -94,13 +94,13 @@ impl<'v> Run<'v> {
         self.room(items.saturating_mul(size_of::<Value<'_>>()))
     }
 
-    /// A text that was made; its room is taken here where it is at most some times as long as others are.
+    /// Wraps a new text and only then charges its memory: fine for texts at most a few times longer than their inputs.
     pub(super) fn made(&mut self, text: String) -> Fallible<Value<'v>> {
         self.room(text.len())?;
         Ok(Value::text(text))
     }
 
-    /// A list that was made.
+    /// Wraps a new list.
     pub(super) fn made_list(&mut self, list: Value<'v>) -> Fallible<Value<'v>> {
         if list.depth() > MAX_VALUE_DEPTH {
             return Err(Failure::TooMuch { what: "lists in one another", limit: MAX_VALUE_DEPTH.into() });
@@ -163,7 +163,7 @@ impl<'v> Run<'v> {
         Ok(Flow::Next)
     }
 
-    /// Statements that are rarer.
+    /// Executes rarer statements.
     fn block(&mut self, node: &'v Node) -> Fallible<Flow> {
         match &node.kind {
             NodeKind::SetBlock { target, filters, body } => {
@@ -219,7 +219,7 @@ impl<'v> Run<'v> {
         Ok(value)
     }
 
-    /// The text that is written meanwhile.
+    /// Captures the text written during `work`.
     pub(super) fn captured(&mut self, work: impl FnOnce(&mut Self) -> Fallible<()>) -> Fallible<String> {
         let outer = std::mem::take(&mut self.out);
         work(self)?;
@@ -231,7 +231,7 @@ impl<'v> Run<'v> {
         Value::Callable(Rc::new(Callable::Macro { node, scope, caller: None }))
     }
 
-    /// Texts that are joined only to be written are written one after another.
+    /// Writes the parts of a concatenation directly instead of joining them first.
     fn emit(&mut self, expr: &'v Expr) -> Fallible<()> {
         match expr {
             Expr::Binary(Operator::Add, left, right) => match self.write_sum(left, right)? {
@@ -249,7 +249,7 @@ impl<'v> Run<'v> {
         }
     }
 
-    /// The sum of two where it is not a text that could be written at once.
+    /// Writes the sum of two values directly if it is text; otherwise returns it.
     fn write_sum(&mut self, left: &'v Expr, right: &'v Expr) -> Fallible<Option<Value<'v>>> {
         let start = self.out.len();
         let sum = match left {
@@ -288,7 +288,7 @@ impl<'v> Run<'v> {
         self.scopes.push(Scope { start: self.locals.len(), parent });
     }
 
-    /// A scope whose outer one is not the one at hand.
+    /// Enters a scope whose parent is not the current one.
     pub(super) fn enter_from(&mut self, parent: usize) {
         let parent = parent.min(self.scopes.len() - 1);
         self.scopes.push(Scope { start: self.locals.len(), parent });

@@ -1,4 +1,4 @@
-//! Dates as `strftime` writes them in the C locale.
+//! Formats dates like `strftime` in the C locale.
 
 use std::fmt::Write as _;
 
@@ -32,10 +32,10 @@ struct Date {
 }
 
 impl Date {
-    /// Of seconds since 1970.
+    /// From seconds since 1970.
     fn of(seconds: i64) -> Self {
         let days = seconds.div_euclid(SECONDS_A_DAY);
-        // Years begin in March here, so that the day that may be missing is the last one; eras have 400 years.
+        // Years begin in March here, so that the leap day is the last one; eras have 400 years.
         let shifted = days + 719_468;
         let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
         let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
@@ -52,14 +52,14 @@ impl Date {
         Self { year, month, day, day_of_year, weekday, second: seconds.rem_euclid(SECONDS_A_DAY) }
     }
 
-    /// The name of the day or month, whole or its first three letters.
+    /// The name of a day or month, in full or its first three letters.
     fn name(names: &[&'static str], at: i64, is_short: bool) -> &'static str {
         let name = usize::try_from(at).ok().and_then(|at| names.get(at)).copied().unwrap_or_default();
         if is_short { &name[..3] } else { name }
     }
 }
 
-/// Writes a time, in seconds since 1970.
+/// Formats a time given in seconds since 1970.
 pub(super) fn strftime(format: &str, seconds: i64) -> String {
     let date = Date::of(seconds);
     let mut out = String::with_capacity(format.len() * 2);
@@ -86,7 +86,7 @@ pub(super) fn strftime(format: &str, seconds: i64) -> String {
     out
 }
 
-/// Whether there is such a directive.
+/// Writes a directive; returns whether it exists.
 fn write(date: &Date, directive: char, is_bare: bool, out: &mut String) -> bool {
     let (hour, minute, second) = (date.second / 3600, date.second / 60 % 60, date.second % 60);
     let hour12 = (hour + 11) % 12 + 1;

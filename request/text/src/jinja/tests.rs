@@ -124,7 +124,7 @@ fn is_iterable(value: &Value<'_>) -> bool {
     )
 }
 
-/// Python's `is`, where it does not depend on what the interpreter keeps.
+/// Python's `is`, where it does not depend on interned objects.
 fn same(left: &Value<'_>, right: &Value<'_>) -> Fallible<bool> {
     Ok(match (left, right) {
         (Value::None, Value::None) => true,

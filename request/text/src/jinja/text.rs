@@ -1,8 +1,8 @@
-//! Texts as Python sees them: white space, printing, JSON.
+//! Strings as Python treats them: white space, printing, JSON.
 
 use std::fmt::Write as _;
 
-/// `str.isspace` of one character.
+/// `str.isspace` for one character.
 pub(crate) fn is_space(char: char) -> bool {
     char.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&char)
 }
@@ -12,7 +12,7 @@ pub(crate) fn is_line_end(char: char) -> bool {
     matches!(char, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
 
-/// Lines without their ends.
+/// Lines, with or without their ends.
 pub(crate) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
     let mut lines = Vec::new();
     let mut rest = text;
@@ -27,7 +27,7 @@ pub(crate) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
 
 pub(crate) fn capitalize(word: &str) -> String {
     let mut chars = word.chars();
-    // Of one letter that has several in upper case, only the first becomes one: `ß` is `Ss`.
+    // If a letter's upper case has several characters, only the first one stays upper case: `ß` becomes `Ss`.
     let mut upper = chars.next().into_iter().flat_map(char::to_uppercase);
     let first = upper.next().map(String::from).unwrap_or_default();
     first + &upper.collect::<String>().to_lowercase() + &chars.as_str().to_lowercase()
@@ -53,7 +53,7 @@ pub(crate) fn escape(text: &str) -> String {
     escaped + rest
 }
 
-/// `repr` of a text.
+/// `repr` of a string.
 pub(crate) fn quote(text: &str, out: &mut String) {
     let mark = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(mark);
@@ -83,14 +83,14 @@ pub(crate) fn quote(text: &str, out: &mut String) {
 }
 
 fn is_printable(char: char) -> bool {
-    // Only the first character of a text is escaped for being a mark on another one.
+    // Combining marks are escaped only as the first character of a text.
     let mut pair = [b'a'; 5];
     let length = 1 + char.encode_utf8(&mut pair[1..]).len();
     let pair = std::str::from_utf8(&pair[..length]).unwrap_or_default();
     pair.escape_debug().nth(1) == Some(char)
 }
 
-/// `repr` of a float: the shortest digits that read back to it.
+/// `repr` of a float: the shortest digits that round-trip.
 pub(crate) fn float(number: f64) -> String {
     if number.is_nan() {
         return "nan".to_owned();
@@ -109,7 +109,7 @@ pub(crate) fn float(number: f64) -> String {
     if plain.contains('.') { plain } else { plain + ".0" }
 }
 
-/// A text of JSON.
+/// A JSON string.
 pub(crate) fn quote_json(text: &str, ascii: bool, out: &mut String) {
     out.push('"');
     for char in text.chars() {

@@ -1,4 +1,4 @@
-//! Filters of texts.
+//! Filters on text.
 
 use super::arguments::Given;
 use super::methods::Ends;
@@ -7,11 +7,11 @@ use super::text::{capitalize, escape, is_space, lines};
 use super::value::{Kind, Text};
 use super::{Fallible, List, Value, refused};
 
-/// Value and arguments, given on to the filters of another file.
+/// Value and arguments, passed on to the filters of another file.
 type Left<'v> = (Value<'v>, Given<'v>);
 
 impl<'v> Run<'v> {
-    /// The inner error: the filter is none of these.
+    /// The inner error: it is not one of these filters.
     pub(super) fn text_filter(
         &mut self,
         name: &str,
@@ -70,7 +70,7 @@ impl<'v> Run<'v> {
     }
 
     fn changed(&mut self, name: &str, text: &Text<'v>) -> Fallible<Value<'v>> {
-        // Six bytes for one, where all is escaped.
+        // Six bytes per byte if everything is escaped.
         self.room(text.len() * 2)?;
         Ok(match name {
             "upper" => Value::Text(Text::from(text.to_uppercase()).markup(text.is_markup)),
@@ -102,7 +102,7 @@ impl<'v> Run<'v> {
         self.joined(&items, separator).map(Value::text)
     }
 
-    /// Printed items with a separator between.
+    /// Printed items joined by a separator.
     pub(super) fn joined(&mut self, items: &List<'v>, separator: &str) -> Fallible<String> {
         let mut joined = String::new();
         for (at, item) in items.iter().enumerate() {
@@ -129,7 +129,7 @@ impl<'v> Run<'v> {
         };
         let Value::Text(text) = of else { return refused(format!("indent of {}", of.type_name())) };
         let (first, blank) = (first.truth(false), blank.truth(false));
-        // A line end behind the text is kept.
+        // A line end after the text is kept.
         let whole = format!("{}\n", &**text);
         let all = lines(&whole, false);
         self.room(text.len().saturating_add(all.len().saturating_mul(indent.len() + 1)))?;
@@ -205,7 +205,7 @@ fn quoted(text: &str, safe: &str) -> String {
     out
 }
 
-/// The filter `title`, unlike the method: a word ends with a hyphen, white space or an opening bracket.
+/// The filter `title`, unlike the method: words end at a hyphen, white space or an opening bracket.
 fn title(text: &str) -> String {
     let ends_word = |char: char| is_space(char) || matches!(char, '-' | '(' | '{' | '[' | '<');
     let upper_first = |word: &str| {
@@ -215,7 +215,7 @@ fn title(text: &str) -> String {
     text.split_inclusive(ends_word).map(upper_first).collect()
 }
 
-/// The text without what stands between two marks, and without the marks.
+/// The text without anything between two marks, and without the marks.
 fn without(text: &str, begin: &str, end: &str) -> String {
     let (mut kept, mut rest) = (String::new(), text);
     while let Some(start) = rest.find(begin) {

@@ -1,20 +1,20 @@
-//! Traits of a template that engines look for before they render it.
+//! Properties of a template that engines detect before rendering.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Template;
 use super::ast::{Arguments, Expr, Filter, For, Macro, Name, Node, NodeKind, Target};
 
-/// The findings of engines in a template.
+/// The properties that engines detect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Traits {
-    /// Whether it goes through the content of messages, by vLLM's search.
+    /// Whether it iterates over the content of messages, according to vLLM's search.
     pub(crate) loops_vllm: bool,
-    /// The same by SGLang's.
+    /// Whether it iterates over the content of messages, according to SGLang's search.
     pub(crate) loops_sglang: bool,
-    /// Whether it names the role of developers.
+    /// Whether it mentions the developer role.
     pub(crate) names_developer: bool,
-    /// Whether `reasoning_effort` "low" is a variable of its own.
+    /// Whether it has a variable `low_effort` for `reasoning_effort` "low".
     pub(crate) has_low_effort: bool,
 }
 
@@ -31,13 +31,13 @@ impl Template {
     }
 }
 
-/// The loops, assignments, macros and calls of a template, each gone through once: a hostile template has many of each.
+/// The loops, assignments, macros and calls of a template, each visited once: a hostile template has many of each.
 #[derive(Default)]
 struct Found<'t> {
     names: &'t [String],
-    /// With the macros around each, as indices of `macros`.
+    /// With the enclosing macros of each, as indices into `macros`.
     loops: Vec<(&'t For, Vec<usize>)>,
-    /// By the variable that is assigned.
+    /// Keyed by the assigned variable.
     sets: BTreeMap<&'t str, Vec<&'t Target>>,
     macros: Vec<&'t Macro>,
     calls: Vec<(Name, &'t Arguments)>,
@@ -58,7 +58,7 @@ impl<'t> Found<'t> {
         self.names.get(name as usize).map_or("", String::as_str)
     }
 
-    /// An error where vLLM stops to look.
+    /// An error if vLLM stops searching.
     fn loops_vllm(&self) -> Result<bool, ()> {
         let lists = self.assigned("messages")?;
         let mut messages = BTreeSet::new();
@@ -80,7 +80,7 @@ impl<'t> Found<'t> {
         Ok(false)
     }
 
-    /// Names that stand for a variable or a part of its list.
+    /// Names that refer to a variable or to a part of its list.
     fn assigned(&self, variable: &'t str) -> Result<BTreeSet<&'t str>, ()> {
         let (mut all, mut next) = (BTreeSet::from([variable]), vec![variable]);
         while let Some(name) = next.pop() {
@@ -94,7 +94,7 @@ impl<'t> Found<'t> {
         Ok(all)
     }
 
-    /// Parameters of macros that somewhere are called with the content of a message.
+    /// Parameters of macros that are called somewhere with the content of a message.
     fn parameters(&self, is_content: &dyn Fn(&'t Expr) -> bool) -> BTreeSet<(usize, &'t str)> {
         let (mut by_place, mut by_name) = (BTreeSet::new(), BTreeSet::new());
         for (called, arguments) in &self.calls {
@@ -120,7 +120,7 @@ impl<'t> Found<'t> {
         self.loops.iter().any(|(one, _)| is(&one.over))
     }
 
-    /// The variable, or its member, that stands behind filters, tests and slices.
+    /// The variable, or its member, behind filters, tests and slices.
     fn part(&self, expr: &'t Expr) -> Option<Part<'t>> {
         match expr {
             Expr::Filter(of, _) | Expr::Test(of, _) | Expr::Slice(of, _) => self.part(of),

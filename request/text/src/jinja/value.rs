@@ -1,4 +1,4 @@
-//! The values of a template: what Python has for JSON, for literals and for what filters make of them.
+//! The values of a template: Python's equivalents of JSON, literals and filter results.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -20,9 +20,9 @@ pub(crate) enum Value<'v> {
     Text(Text<'v>),
     List(List<'v>),
     Map(Map<'v>),
-    /// A generator: what is taken from it is gone.
+    /// A generator: items taken from it are consumed.
     Iterator(Rc<Generator<'v>>),
-    /// A namespace, by number.
+    /// A namespace, by index.
     Namespace(usize),
     Loop(Rc<Loop<'v>>),
     Callable(Rc<Callable<'v>>),
@@ -36,7 +36,7 @@ pub(crate) struct Generator<'v> {
     depth: u32,
 }
 
-/// A text, and whether it is markup, which escapes what is joined to it by `+`.
+/// A string, and whether it is markup, which escapes what is joined to it by `+`.
 #[derive(Clone, Debug)]
 pub(crate) struct Text<'v> {
     body: Body<'v>,
@@ -46,7 +46,7 @@ pub(crate) struct Text<'v> {
 #[derive(Clone, Debug)]
 enum Body<'v> {
     Borrowed(&'v str),
-    // Not Rc<str>, which would copy the text once more.
+    // Not Rc<str>, which would copy the text again.
     Owned(Rc<String>),
 }
 
@@ -78,7 +78,7 @@ impl<'v> Text<'v> {
         Self { is_markup, ..self }
     }
 
-    /// A part, borrowed where the text is.
+    /// A substring, borrowed if the text is.
     pub(crate) fn part(&self, range: Range<usize>) -> Self {
         let is_markup = self.is_markup;
         match &self.body {
@@ -88,7 +88,7 @@ impl<'v> Text<'v> {
         }
     }
 
-    /// Bytes that a part takes of memory.
+    /// Memory charged for a part of this many bytes.
     pub(crate) fn cost_of(&self, bytes: usize) -> usize {
         if matches!(self.body, Body::Borrowed(_)) { 0 } else { bytes }
     }
@@ -104,7 +104,7 @@ impl<'v> Text<'v> {
     }
 }
 
-/// The type that a list has in Python.
+/// The Python type of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     List,
@@ -116,7 +116,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Whether it has items by number.
+    /// Whether it can be indexed.
     pub(crate) fn has_places(self) -> bool {
         matches!(self, Self::List | Self::Tuple | Self::Range)
     }
@@ -141,7 +141,7 @@ enum Items<'v> {
     Json(&'v [Json]),
     Messages(&'v [PlainMessage<'v>]),
     Own(Rc<Vec<Value<'v>>>, u32),
-    // Not larger, or all values would be.
+    // Kept small, since it determines the size of all values.
     Range { start: i64, step: i64, length: usize },
 }
 
@@ -196,7 +196,7 @@ impl<'v> List<'v> {
         (0..self.len()).map(|at| self.get(at).unwrap_or(Value::Undefined))
     }
 
-    /// Items that follow one another, without a copy where they are borrowed.
+    /// A range of items, borrowed if the list is.
     pub(crate) fn part(&self, range: Range<usize>) -> Self {
         let items = match &self.items {
             Items::Json(items) => Items::Json(&items[range]),
@@ -315,7 +315,7 @@ impl<'v> Value<'v> {
         Self::Int(number as i128)
     }
 
-    /// How deep lists made by the template stand in one another; those of JSON are limited by their parser.
+    /// Nesting depth of lists made by the template; that of JSON is limited by its parser.
     pub(crate) fn depth(&self) -> u32 {
         match self {
             Self::List(list) => list.depth(),
@@ -341,7 +341,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Two lists or two tuples.
+    /// Both lists, if both are lists or both are tuples.
     pub(crate) fn alike<'a>(&'a self, other: &'a Self) -> Option<[&'a List<'v>; 2]> {
         match (self, other) {
             (Self::List(a), Self::List(b)) if a.kind == b.kind && a.kind.is_list_or_tuple() => Some([a, b]),
@@ -383,7 +383,7 @@ pub(crate) struct Loop<'v> {
     pub(crate) items: List<'v>,
     pub(crate) index: Cell<usize>,
     pub(crate) depth: usize,
-    /// The values that `changed` saw last, printed.
+    /// The values that `changed` last saw, printed.
     pub(crate) seen: RefCell<Option<String>>,
 }
 
@@ -396,7 +396,7 @@ pub(crate) enum Callable<'v> {
     },
     Macro {
         node: &'v Macro,
-        /// The scope around it.
+        /// The enclosing scope.
         scope: usize,
         caller: Option<Value<'v>>,
     },

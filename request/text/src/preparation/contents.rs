@@ -1,4 +1,4 @@
-//! The content of a message: a text, or a list of parts.
+//! The content of a message: a string, or a list of parts.
 
 use serde_json::{Map, Value, json};
 
@@ -6,7 +6,7 @@ use super::{Contents, Preparation};
 use crate::TextError;
 use crate::template::field;
 
-/// Members of parts that vLLM knows, and does not hand on.
+/// Members of parts that vLLM knows but does not pass on.
 const KNOWN: [&str; 18] = [
     "audio_embeds",
     "audio_url",
@@ -28,7 +28,7 @@ const KNOWN: [&str; 18] = [
     "video_url",
 ];
 
-/// The content as the template gets it; `lists`: whether it goes through lists of parts.
+/// The content as passed to the template; `lists`: whether the template iterates over lists of parts.
 pub(super) fn content(
     preparation: &Preparation,
     content: Option<&Value>,
@@ -52,7 +52,7 @@ pub(super) fn content(
     }
 }
 
-/// The text of a part that the engine takes for one.
+/// The text of a part that the engine treats as text.
 fn text_of(part: &Value, contents: Contents) -> Option<&str> {
     let text = |key: &str| part.get(key)?.as_str();
     match contents {
@@ -62,7 +62,7 @@ fn text_of(part: &Value, contents: Contents) -> Option<&str> {
     }
 }
 
-/// A part in a list; what is no text stands for itself, without its data.
+/// A part as a list item; one that is not text is passed without its data.
 fn listed(part: &Value, contents: Contents) -> Option<Value> {
     let kind = part["type"].as_str().unwrap_or("text");
     let mut listed = Map::new();
@@ -82,7 +82,7 @@ fn listed(part: &Value, contents: Contents) -> Option<Value> {
     Some(Value::Object(listed))
 }
 
-/// The texts of a list of parts, or of a text.
+/// The texts of a list of parts, or of a string.
 pub(super) fn texts(content: &Value) -> Vec<&str> {
     match content {
         Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),

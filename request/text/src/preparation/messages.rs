@@ -1,4 +1,4 @@
-//! Messages as the template gets them.
+//! Messages as passed to the template.
 
 use serde_json::{Map, Value, json};
 
@@ -10,7 +10,7 @@ use crate::template::field;
 
 type Message = Map<String, Value>;
 
-/// Members of a message that SGLang hands on, in its order; the user's messages have two.
+/// Members of a message that SGLang passes on, in its order; user messages have two.
 const SGLANG: [&str; 8] =
     ["tool_call_id", "name", "phase", "reasoning_content", "tool_calls", "tools", "prefix", "content"];
 
@@ -95,7 +95,7 @@ fn vllm(message: &Message, role: &str, content: Value) -> Message {
     prepared
 }
 
-/// A tool or a call of one, and its function, each with these members first.
+/// A tool or a tool call, and its function, each with these members first.
 fn with_function(tool: &Value, first: &[&str], first_of_function: &[&str]) -> Value {
     let mut tool = ordered(tool, first);
     if let Some(function) = tool.get_mut("function") {
@@ -104,7 +104,7 @@ fn with_function(tool: &Value, first: &[&str], first_of_function: &[&str]) -> Va
     tool
 }
 
-/// The content of a tool's result: parts that are all texts become one.
+/// The content of a tool result: parts that are all text are joined.
 fn joined(content: Value, separator: &str) -> Value {
     match &content {
         Value::Array(parts) if parts.iter().all(|part| part["type"] == "text") => {
@@ -133,7 +133,7 @@ fn sglang(message: &Message, role: &str, content: Value) -> Message {
     let content = if role == "tool" { joined(content, " ") } else { content };
     let is_user = role == "user";
     prepared.insert("role".into(), role.into());
-    // A list is put back behind the others.
+    // A list is moved after the other members.
     let is_list = message.get("content").is_some_and(Value::is_array) && content.is_array();
     if !is_list {
         prepared.insert("content".into(), content.clone());
@@ -163,7 +163,7 @@ fn sglang_call(call: &Value) -> Value {
     })
 }
 
-/// Arguments of tool calls as objects.
+/// Parses the arguments of tool calls into objects.
 fn arguments(rule: Arguments, role: &str, message: &mut Message, index: usize) -> Result<(), TextError> {
     let Some(Value::Array(calls)) = message.get_mut("tool_calls") else { return Ok(()) };
     if role != "assistant" && rule != Arguments::AnyJson {
@@ -190,7 +190,7 @@ fn arguments(rule: Arguments, role: &str, message: &mut Message, index: usize) -
     Ok(())
 }
 
-/// The content without a first line that begins so; `None` where there is none.
+/// The content without a first line that begins with `line`; `None` if there is none.
 fn without_line(content: &Value, line: &str) -> Option<Value> {
     let cut =
         |text: &str| text.starts_with(line).then(|| text.split_once('\n').map_or("", |(_, rest)| rest).to_owned());
@@ -217,7 +217,8 @@ fn without_line(content: &Value, line: &str) -> Option<Value> {
     }
 }
 
-/// Developers' messages as system ones. Where one stands further down, all of them become one at the beginning.
+/// Turns developer messages into system messages. If one appears later on, merges all of them into one at the
+/// beginning.
 fn with_one_system(messages: Vec<Message>) -> Vec<Message> {
     let is_system = |message: &Message| message["role"] == "system";
     let mut converted = messages;

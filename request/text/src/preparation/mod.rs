@@ -1,5 +1,5 @@
-//! Chats as engines prepare them for their templates: data by engine and version, read from the engines' sources and
-//! compared with real ones by `tests/engines/prompts.py`.
+//! How engines prepare chats for their templates: data by engine and version, taken from the engines' sources and
+//! compared with real engines by `tests/engines/prompts.py`.
 
 mod contents;
 mod messages;
@@ -14,24 +14,24 @@ pub(crate) use variables::{Prepared, has_tools, prepare, template};
 /// How an engine prepares a chat for its template.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Preparation {
-    /// The text between the text parts of a message where the template takes texts.
+    /// Separates the text parts of a message if the template takes strings.
     pub(crate) separator: &'static str,
     pub(crate) contents: Contents,
     pub(crate) fields: Fields,
     pub(crate) arguments: Arguments,
     pub(crate) tools: Tools,
-    /// With `tool_choice` "none" the template gets no tools, with a named one that tool alone.
+    /// With `tool_choice` "none" the template gets no tools, with a named tool only that one.
     pub(crate) tool_choice: bool,
     pub(crate) effort: Effort,
     pub(crate) options: Options,
     pub(crate) ending: Ending,
-    /// A template that names no developer gets its messages as system ones, all in one at the beginning.
+    /// If the template does not mention developers, their messages become one system message at the beginning.
     pub(crate) developer_is_system: bool,
-    /// A first line of system messages that begins so is left out.
+    /// A first line of system messages with this prefix is removed.
     pub(crate) cut_line: Option<&'static str>,
-    /// Where a template that fails is tried again with the functions of the tools alone.
+    /// If rendering fails, it is retried with only the functions of the tools.
     pub(crate) tries_functions: bool,
-    /// Of several templates the first one is always used, whatever it is named.
+    /// With several templates the first one is always used, whatever its name.
     pub(crate) first_template: bool,
 }
 
@@ -40,71 +40,72 @@ pub struct Preparation {
 pub(crate) enum Contents {
     /// Never.
     Texts,
-    /// All of them, where the template goes through the content of messages. (vLLM)
+    /// All of them, if the template iterates over the content of messages. (vLLM)
     AllLists,
-    /// Those that are lists in the request, where it does, or where it names pictures, sounds or films. (SGLang)
+    /// Those that are lists in the request, if the template iterates over them or mentions images, audio or video.
+    /// (SGLang)
     GivenLists,
 }
 
-/// The members of messages that a template gets, and their order.
+/// Which members of messages a template gets, and their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fields {
-    /// All, as they stand there.
+    /// All of them, unchanged.
     Given,
     Vllm,
     Sglang,
 }
 
-/// The arguments of earlier tool calls, which are JSON in a text.
+/// The arguments of earlier tool calls, which are JSON in a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arguments {
-    /// A text that is no JSON stays one.
+    /// A string that is not JSON is kept.
     AnyJson,
-    /// Others than objects become empty ones.
+    /// Anything but an object becomes an empty object.
     ObjectOrEmpty,
-    /// Others than objects are refused.
+    /// Anything but an object is rejected.
     Object,
 }
 
-/// The members of tools that a template gets, and their order.
+/// Which members of tools a template gets, and their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tools {
     Given,
-    /// Name, description, parameters; the latter two are null where they are missing.
+    /// Name, description, parameters; the latter two are null if missing.
     Vllm,
-    /// In the client's order, then what is missing as null; each tool has `defer_loading`.
+    /// In the client's order, followed by missing ones as null; each tool has `defer_loading`.
     Sglang,
 }
 
-/// The variables that `reasoning_effort` sets beside the variable of this name.
+/// The variables that `reasoning_effort` sets besides the one with its own name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effort {
-    /// Nothing, not even that.
+    /// None, not even that one.
     Ignored,
-    /// `enable_thinking`; `reasoning_effort` of the request goes before that of its variables.
+    /// `enable_thinking`; the request's `reasoning_effort` takes precedence over its variables.
     Vllm,
-    /// `thinking` and `enable_thinking`, with `reasoning` as another spelling; the request's variables go before it.
+    /// `thinking` and `enable_thinking`, also spelled `reasoning`; the request's variables take precedence.
     Sglang,
 }
 
-/// Further fields of the request.
+/// Further supported fields of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Options {
     /// `add_generation_prompt`.
     Own,
     /// `add_generation_prompt`, `continue_final_message`, `documents`, `add_special_tokens`, `chat_template`. Variables
-    /// that are null or "auto" are left out.
+    /// that are null or "auto" are dropped.
     Vllm,
-    /// `continue_final_message`, `input_ids`; a template stands among the variables.
+    /// `continue_final_message`, `input_ids`; a template is passed as a variable.
     Sglang,
 }
 
-/// A chat that ends with the assistant's message.
+/// How to treat a chat that ends with an assistant message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// Is rendered so; one to be continued ends where the message ends, as in Transformers.
+    /// Renders it as it is; one to be continued ends where the message ends, as in Transformers.
     Given,
-    /// The message becomes the user's; one to be continued is taken out, and its ids put behind the prompt.
+    /// Turns the message into a user message; one to be continued is removed, and its ids are appended to the prompt.
     Sglang,
 }
 
@@ -151,22 +152,22 @@ const SGLANG: Preparation = Preparation {
     ..OWN
 };
 
-/// By engine and the version since when, later ones first.
+/// By engine and minimum version, later ones first.
 static TABLE: [(&str, [u32; 3], Preparation); 3] = [
     ("vllm", [0, 32, 0], Preparation { cut_line: Some("x-anthropic-billing-header"), ..VLLM }),
-    // Read in 0.30.0.
+    // Based on 0.30.0.
     ("vllm", [0, 0, 0], VLLM),
-    // Read in 0.5.23.
+    // Based on 0.5.23.
     ("sglang", [0, 0, 0], SGLANG),
 ];
 
 impl Preparation {
-    /// That of an engine by its name in configurations; without a version that of the newest one.
+    /// Preparation for an engine, named as in configurations; without a version, that of the newest.
     pub fn of(engine: &str, version: Option<[u32; 3]>) -> &'static Self {
         Self::row(Self::row_of(engine, version))
     }
 
-    /// The row in the table for [`Preparation::of`].
+    /// The index of [`Preparation::of`]'s row in the table.
     pub fn row_of(engine: &str, version: Option<[u32; 3]>) -> usize {
         let is = |(name, since, _): &(&str, [u32; 3], Self)| {
             *name == engine && version.is_none_or(|version| *since <= version)
@@ -174,7 +175,7 @@ impl Preparation {
         TABLE.iter().position(is).unwrap_or(TABLE.len())
     }
 
-    /// The row of the table; that of semmoe's worker where there is none.
+    /// A row of the table; semmoe's worker if there is none.
     pub fn row(row: usize) -> &'static Self {
         TABLE.get(row).map_or(Self::OWN, |(.., preparation)| preparation)
     }
@@ -185,34 +186,34 @@ impl Preparation {
         self.options == Options::Vllm && matches!(special, Some(Ok(false)))
     }
 
-    /// Whether a chat may bring its prompt as ids.
+    /// Whether a chat may provide its prompt as ids.
     pub(crate) fn reads_ids(&self) -> bool {
         self.options == Options::Sglang
     }
 
-    /// That of semmoe's worker.
+    /// The preparation of semmoe's worker.
     pub const OWN: &'static Self = &OWN;
 }
 
-/// Messages as semmoe's worker gives them to its template.
+/// Messages as semmoe's worker passes them to its template.
 ///
 /// # Errors
-/// Messages of another form.
+/// If the messages have another form.
 pub(crate) fn own_messages(messages: &serde_json::Value) -> Result<serde_json::Value, crate::TextError> {
     let traits = crate::jinja::Traits::default();
     messages::messages(Preparation::OWN, messages, &traits, false).map(serde_json::Value::Array)
 }
 
-/// The options of an engine that change what its template gets.
+/// Engine options that change what its template gets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ChatOptions {
-    /// Variables of templates where the request does not set them: `--default-chat-template-kwargs`.
+    /// Default template variables, which requests override: `--default-chat-template-kwargs`.
     pub variables: serde_json::Map<String, serde_json::Value>,
-    /// Whether a request may bring its template: `--trust-request-chat-template`.
+    /// Whether a request may provide its own template: `--trust-request-chat-template`.
     pub trusts_templates: bool,
-    /// Whether the template gets lists of parts; absent: as the engine finds out: `--chat-template-content-format`.
+    /// Whether the template gets lists of parts; `None` = detected by the engine: `--chat-template-content-format`.
     pub lists: Option<bool>,
-    /// Whether `tool_choice` "none" leaves tools out where the engine does not anyway:
+    /// Whether `tool_choice` "none" omits tools if the engine would not do so anyway:
     /// `--exclude-tools-when-tool-choice-none`.
     pub no_tools_for_none: bool,
 }

@@ -1,4 +1,4 @@
-//! Chats as each engine's template gets them, kind by kind. Real engines: `tests/engines/prompts.py`.
+//! Chats as each engine's template gets them, by kind. `tests/engines/prompts.py` compares with real engines.
 
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ fn prepared(source: &str, (engine, version): (&str, Option<[u32; 3]>), body: Val
 #[track_caller]
 fn messages(source: &str, engine: (&str, Option<[u32; 3]>), given: Value, expected: Value) {
     let found = prepared(source, engine, json!({"messages": given}), ChatOptions::default());
-    // Keys count in their order.
+    // The order of keys counts.
     assert_eq!(found["messages"].to_string(), expected.to_string());
 }
 
@@ -198,7 +198,7 @@ fn loops_over_contents_are_found_as_each_engine_finds_them() {
     }
 }
 
-/// Looked for pair by pair, these loops and calls would take minutes.
+/// A pairwise search over these loops and calls would take minutes.
 #[test]
 fn a_template_of_many_loops_and_calls_is_searched_in_one_pass() {
     let sets = (0..400).map(|at| format!("{{% set a{} = a{at} %}}", at + 1)).collect::<String>();

@@ -1,4 +1,4 @@
-//! A whole chat as its template gets it.
+//! A complete chat as passed to its template.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use crate::TextError;
 use crate::jinja::Traits;
 use crate::template::field;
 
-/// A chat as its template gets it.
+/// A chat as passed to its template.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Prepared {
     pub(crate) messages: Value,
@@ -17,11 +17,11 @@ pub(crate) struct Prepared {
     pub(crate) documents: Value,
     pub(crate) add_generation_prompt: bool,
     pub(crate) variables: Map<String, Value>,
-    /// Whether the last message is to be continued, as Transformers does it.
+    /// Whether the last message is to be continued, as Transformers does.
     pub(crate) continues: bool,
     /// A text whose ids follow the prompt.
     pub(crate) prefix: Option<String>,
-    /// Whether the tokenizer puts special tokens around the prompt.
+    /// Whether the tokenizer adds special tokens around the prompt.
     pub(crate) special: bool,
 }
 
@@ -47,7 +47,7 @@ fn refused<T>(reason: &str) -> Result<T, TextError> {
     Err(TextError::TemplateRender { reason: reason.to_owned() })
 }
 
-/// Whether there are tools for the template to choose by.
+/// Whether there are tools to choose the template by.
 pub(crate) fn has_tools(preparation: &Preparation, body: &Map<String, Value>, options: &ChatOptions) -> bool {
     !chosen_tools(preparation, body, options).is_null()
 }
@@ -77,7 +77,7 @@ pub(crate) fn prepare(
     }
     let prefix = if preparation.ending == Ending::Sglang { end(&mut messages, continues) } else { None };
     let mut variables = variables(preparation, body, traits, options);
-    // Those of Transformers' own arguments.
+    // These are Transformers' own arguments.
     let documents = variables.shift_remove("documents").unwrap_or_default();
     let documents = body.get("documents").filter(|given| is_vllm && !given.is_null()).cloned().unwrap_or(documents);
     for name in ["messages", "tools", "add_generation_prompt", "continue_final_message"] {
@@ -95,7 +95,7 @@ pub(crate) fn prepare(
     })
 }
 
-/// As pydantic reads booleans.
+/// Reads a boolean as pydantic does.
 pub(super) fn flag(body: &Map<String, Value>, name: &str, default: bool) -> Result<bool, TextError> {
     let value = match body.get(name) {
         None | Some(Value::Null) => return Ok(default),
@@ -114,7 +114,7 @@ pub(super) fn flag(body: &Map<String, Value>, name: &str, default: bool) -> Resu
     }
 }
 
-/// SGLang's way with a last message of the assistant: it is the user's, or what is continued.
+/// SGLang's treatment of a final assistant message: it becomes a user message, or the text to continue.
 fn end(messages: &mut Vec<Value>, continues: bool) -> Option<String> {
     let last = messages.last_mut().filter(|last| last["role"] == "assistant")?;
     let text = last["content"].as_str()?.to_owned();
@@ -205,7 +205,7 @@ fn sglang(
     given
 }
 
-/// Numbers are floats, as texts, too.
+/// Numbers become floats, also inside strings.
 fn number(effort: &Value) -> Value {
     let number = effort.as_f64().or_else(|| effort.as_str()?.parse().ok().filter(|number: &f64| number.is_finite()));
     number.map_or_else(|| effort.clone(), Value::from)

@@ -1,4 +1,4 @@
-//! A chat rendered as an engine renders it.
+//! Renders a chat the way an engine does.
 
 use std::borrow::Cow;
 
@@ -10,26 +10,26 @@ use crate::jinja::{Budget, Input, Traits, Value as Jinja};
 use crate::preparation::{self, Contents, Fields, Prepared};
 use crate::{PlainChat, Preparation, TextError};
 
-/// Bytes of a template that a request may bring.
+/// Maximum size in bytes of a template provided by a request.
 const REQUEST_TEMPLATE_BYTES: usize = 256 << 10;
-/// Put by Transformers behind a message that is to be continued.
+/// Appended by Transformers to a message that is to be continued.
 const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-/// A chat as text.
+/// A rendered chat.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Rendered {
     pub(crate) text: String,
-    /// A text whose ids follow those of the other one.
+    /// A text whose ids follow those of the rendered one.
     pub(crate) prefix: Option<String>,
-    /// Whether the tokenizer puts special tokens around it.
+    /// Whether the tokenizer adds special tokens around it.
     pub(crate) special: bool,
 }
 
 impl ChatTemplate {
-    /// Renders the chat of a request's body: what of it engines read before their templates.
+    /// Renders the chat in a request's body, from the fields that engines read before rendering.
     ///
     /// # Errors
-    /// `TextError`: what the engine or the template refuses, or what takes more than `budget` allows.
+    /// `TextError`: rejected by the engine or the template, or exceeds `budget`.
     pub(crate) fn render_body(
         &self,
         preparation: &Preparation,
@@ -53,10 +53,10 @@ impl ChatTemplate {
         Ok(Rendered { text, prefix: prepared.prefix, special: prepared.special })
     }
 
-    /// The same for a plain chat.
+    /// Renders a plain chat.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Self::render_body`].
     pub(crate) fn render_chat(
         &self,
         preparation: &Preparation,
@@ -82,7 +82,7 @@ impl ChatTemplate {
         Ok(Rendered { text, prefix: None, special: false })
     }
 
-    /// Whether the engine gives the chat to its template as it is.
+    /// Whether the engine passes the chat to its template unchanged.
     fn takes_plain(&self, preparation: &Preparation, chat: &PlainChat<'_>) -> bool {
         let traits = &self.default.traits;
         if !self.options.variables.is_empty()
@@ -110,10 +110,10 @@ impl ChatTemplate {
         }
     }
 
-    /// The source and variables of the template for a body, to be rendered elsewhere.
+    /// The template's source and variables for a body, to be rendered elsewhere.
     ///
     /// # Errors
-    /// Where the engine refuses the chat.
+    /// If the engine rejects the chat.
     pub fn prepared(&self, preparation: &Preparation, body: &Map<String, Value>) -> Result<Value, TextError> {
         let own = self.requested(preparation, body)?;
         let (parsed, prepared) = self.prepare(own.as_ref(), preparation, body)?;
@@ -141,7 +141,7 @@ impl ChatTemplate {
         Parsed::new(source).map(Some)
     }
 
-    /// The template, and its chat.
+    /// Selects the template and prepares its chat.
     fn prepare<'t>(
         &'t self,
         own: Option<&'t Parsed>,
@@ -161,7 +161,7 @@ impl ChatTemplate {
         self.parsed(preparation::has_tools(preparation, body, &self.options))
     }
 
-    /// SGLang looks into its own template whatever the request brings.
+    /// SGLang inspects its own template even if the request provides one.
     fn traits(&self, preparation: &Preparation, body: &Map<String, Value>, parsed: &Parsed) -> Traits {
         let own = preparation.contents == Contents::GivenLists;
         if own { self.chosen(preparation, body).traits } else { parsed.traits }
@@ -215,7 +215,7 @@ fn cut(mut text: String, last: &str) -> Result<String, TextError> {
     Ok(text)
 }
 
-/// As `str.strip` of Python.
+/// Like Python's `str.strip`.
 fn trimmed(text: &str) -> &str {
     text.trim_matches(is_space)
 }

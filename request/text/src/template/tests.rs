@@ -22,12 +22,12 @@ fn user() -> Value {
     json!([{"role": "user", "content": "Hi", "x": ["a", null, {"k": true}], "y": 1e-7}])
 }
 
-/// These were rendered wrongly, in templates of published models.
-/// The template's text where there are tools, or where there are none.
+/// The template's text, with or without tools.
 fn source(template: &ChatTemplate, with_tools: bool) -> &str {
     template.parsed(with_tools).template.source()
 }
 
+/// These were once rendered wrongly in templates of published models.
 #[test]
 fn templates_are_rendered_as_by_transformers() {
     for (source, expected) in [
@@ -69,7 +69,7 @@ fn plain_chats_are_rendered_as_whole_ones() {
     }
 }
 
-/// None of them takes long, much memory or the stack.
+/// None of them takes much time, memory or stack.
 #[test]
 fn templates_that_would_never_end_are_stopped() {
     let deep = format!("{{{{ x{} }}}}", ".a".repeat(10_000));
@@ -105,7 +105,7 @@ fn templates_that_would_never_end_are_stopped() {
         "{{ ([1] * 99) | slice(10 ** 9) | list }}",
         "{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}",
     ] {
-        // Debug builds would take long for the whole one.
+        // In debug builds the full budget would take too long.
         let budget = Budget { steps: 500_000, bytes: 16 << 20 };
         let stopped = render_within(budget, source, &user());
         assert!(matches!(stopped, Err(TextError::TemplateBudget { .. })), "{source}");
@@ -136,7 +136,7 @@ fn messages_of_any_json_are_rendered_or_refused() {
     assert!(render("{{ messages | tojson }}", &json!([deep])).is_ok());
 }
 
-/// A template that writes the date writes that of the engine's place.
+/// A template that writes the date uses the engine's time zone.
 #[test]
 fn dates_are_those_of_the_zone() {
     let source = "{{ strftime_now('%Y-%m-%d %H:%M') }}";
@@ -191,7 +191,7 @@ fn a_folder_has_its_template_in_one_of_three_files() {
     write("additional_chat_templates/tool_use.jinja", "named");
     let template = ChatTemplate::beside(&tokenizer, clock).unwrap();
     assert_eq!((source(&template, true), source(&template, false).contains("boi_token")), ("named", true));
-    // Only where the other file has no added tokens.
+    // Used only if the other file has no added tokens.
     write("special_tokens_map.json", r#"{"eos_token": {"content": "<e>"}}"#);
     let token = || ChatTemplate::beside(&tokenizer, clock).unwrap().special_tokens()["eos_token"].clone();
     assert_eq!(token(), "<e>");

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::model;
 
-/// Texts that the fast library is known to encode differently.
+/// A text that the fast library is known to encode differently.
 const LEFT_TO_THE_ORACLE: &str = "ab'\u{17f}'se";
 
 #[test]
@@ -25,7 +25,7 @@ fn the_slow_library_is_away_until_a_text_needs_it() {
         assert!(matches!(error, TextError::OracleAway) && error.fault() == Fault::Server, "{error}");
     }
     encoder.load_oracle().unwrap();
-    // Once is enough.
+    // Loading it again changes nothing.
     encoder.load_oracle().unwrap();
     assert_eq!(encoder.encode(LEFT_TO_THE_ORACLE).unwrap(), whole.encode(LEFT_TO_THE_ORACLE).unwrap());
 }
@@ -44,12 +44,12 @@ fn a_file_that_was_changed_is_not_taken_for_the_one_that_was_read() {
     std::fs::remove_file(&path).unwrap();
     assert!(matches!(encoder.load_oracle().unwrap_err(), TextError::Read { .. }));
     assert!(matches!(encoder.encode(LEFT_TO_THE_ORACLE), Err(TextError::OracleAway)));
-    // The contents of a file cannot be read again: nothing is released.
+    // Contents passed as bytes cannot be reloaded, so nothing is released.
     let json = std::fs::read(model("tokenizer.json")).unwrap();
     assert!(Tokenizer::from_bytes(&json).unwrap().into_encoder().encode(LEFT_TO_THE_ORACLE).is_ok());
 }
 
-/// Templates that look at what they get in many ways.
+/// Templates that inspect their input in many ways.
 const TEMPLATES: [&str; 4] = [
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}\
      {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
@@ -70,7 +70,7 @@ fn template(folder: &Path, source: &str) -> ChatTemplate {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// A plain chat has the ids of the whole parser, or its error, whatever the template does with it.
+    /// A plain chat has the ids of the full parser, or its error, whatever the template does with it.
     #[test]
     fn plain_chats_have_the_ids_of_the_whole_parser(
         messages in prop::collection::vec(("(user|system|assistant|\\PC{0,3})", "(<[a-z]{0,3}>)?(\\PC|[\n\"\\\\<|>' a-z]){0,20}", any::<bool>()), 1..5),

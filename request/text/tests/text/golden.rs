@@ -255,7 +255,7 @@ fn the_fast_library_encodes_and_leaves_known_differences_to_the_oracle() {
 #[test]
 fn a_tokenizer_that_the_fast_library_does_not_know_is_encoded_by_the_oracle() {
     let mut json: Value = serde_json::from_slice(&std::fs::read(model("tokenizer.json")).unwrap()).unwrap();
-    // A word-level model: the oracle has it, the fast library has not.
+    // A word-level model: supported by the oracle, but not by the fast library.
     json["model"] = json!({"type": "WordLevel", "vocab": {"a": 0, "b": 1, "?": 2}, "unk_token": "?"});
     json["added_tokens"] = json!([]);
     json["normalizer"] = Value::Null;

@@ -1,4 +1,4 @@
-//! Text to ids by the public interface.
+//! Text to ids, tested through the public interface.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod encoder;
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use semmoe_text::Tokenizer;
 use serde_json::Value;
 
-/// A token that stands before a text where a file says so.
+/// A token that precedes a text if a file says so.
 const BOS: &str = "<|endoftext|>";
 
 /// A file of the bundled model.

@@ -1,4 +1,4 @@
-//! Long texts in slices: the same ids, and an end to the work when its client is gone.
+//! Long texts in slices: the ids are unchanged, and work stops once the client is gone.
 
 use proptest::prelude::*;
 use semmoe_text::{Limits, Prompt, TextError, Tokenizer, prompt_ids_while};
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::{BOS, file, load};
 
-/// Begins and ends every prompt with a token.
+/// A tokenizer that begins and ends every prompt with a token.
 fn with_borders() -> Tokenizer {
     let id = load(&file()).token_to_id(BOS).unwrap();
     let mut with = file();
@@ -48,7 +48,7 @@ fn work_is_given_up_between_slices() {
     assert_eq!(tokenizer.encode_while(&text, true, &mut || true).unwrap(), tokenizer.encode_prompt(&text).unwrap());
 }
 
-/// Each of these would give other ids in slices.
+/// Each of these would produce other ids in slices.
 #[test]
 fn a_tokenizer_whose_ids_would_notice_is_never_cut() {
     let mut prefix_space = file();

@@ -1,5 +1,4 @@
-//! Added tokens: put around prompts as the tokenizer's file says, and the borders at which ids are kept and found
-//! again.
+//! Added tokens: put around prompts as the tokenizer's file says, and used as boundaries of cached segments.
 
 use std::sync::{LazyLock, Mutex};
 
@@ -53,7 +52,7 @@ fn only_text_is_known_as_such() {
     assert!(Prompt::Texts(vec!["a".into()]).is_text_only());
 }
 
-/// Loaded once: that takes longer than all texts.
+/// Loaded only once, as that takes longer than all texts.
 static BOTH: LazyLock<Mutex<[Tokenizer; 2]>> = LazyLock::new(|| Mutex::new([load(&file()), load(&file())]));
 
 proptest! {
@@ -67,7 +66,7 @@ proptest! {
         let mut both = BOTH.lock().unwrap();
         let [large, small] = &mut *both;
         prop_assert_eq!(large.encoder(), Encoder::Fast);
-        // Empty caches.
+        // Empty both caches.
         large.cache_segments(1 << 20);
         small.cache_segments(1 << 12);
         for _ in 0..2 {
