@@ -1,4 +1,4 @@
-//! `canary = 10`: which requests go by the policy on trial.
+//! `canary = 10`: selects the requests that the policy on trial routes.
 
 use crate::hash::scramble;
 
@@ -8,22 +8,22 @@ pub struct Canary {
     percent: u8,
 }
 
-/// Steps through a hundred places without a pattern that traffic could share; it has no divisor in common with 100.
+/// Visits all hundred places without a pattern that traffic could share; coprime to 100.
 const STRIDE: u64 = 37;
 
 impl Canary {
-    /// A canary of 0 to 100 percent; `None` beyond.
+    /// A canary of 0 to 100 percent; `None` above.
     pub fn new(percent: u8) -> Option<Self> {
         (percent <= 100).then_some(Canary { percent })
     }
 
-    /// Percent of the requests.
+    /// Percentage of requests.
     pub fn percent(self) -> u8 {
         self.percent
     }
 
-    /// Whether request number `number` is one of them. Of every hundred from a multiple of 100 on exactly `percent`
-    /// are, at places that differ from hundred to hundred.
+    /// Whether request `number` is selected. Of every hundred, aligned to multiples of 100, exactly `percent` are, at
+    /// varying positions.
     pub fn takes(self, number: u64) -> bool {
         let place = (number % 100 * STRIDE + scramble(number / 100) % 100) % 100;
         place < u64::from(self.percent)

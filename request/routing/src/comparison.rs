@@ -1,4 +1,4 @@
-//! The report of `shadow`: one policy's choices beside another's, on the same requests.
+//! The report of `shadow`: the choices of two policies on the same requests.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -7,20 +7,20 @@ use serde::Serialize;
 
 use crate::router::Decision;
 
-/// Shares are summed in millionths, so that sums are exact whatever their order.
+/// Shares are summed in millionths, so sums are exact in any order.
 const UNIT: f64 = 1e6;
 
-/// Sums of one of the two policies.
+/// Sums for one of the two policies.
 #[derive(Debug, Default)]
 struct Side {
-    /// Sum over scored tokens of the expected local share, in millionths.
+    /// Sum of the expected local share over scored tokens, in millionths.
     share: AtomicU64,
     cached: AtomicU64,
     /// [ranks] tokens.
     tokens: Box<[AtomicU64]>,
 }
 
-/// Accumulates pairs of decisions. Counts without a lock.
+/// Accumulates pairs of decisions. Lock-free.
 #[derive(Debug, Default)]
 pub struct Comparison {
     requests: AtomicU64,
@@ -35,12 +35,12 @@ pub struct Comparison {
 /// One policy's side of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ReportSide {
-    /// Expected local share of the prompts' tokens on the ranks chosen, over the requests that were scored with
-    /// evidence. This is the local activation rate to expect.
+    /// Expected local share of the prompts' tokens on the chosen ranks, over requests scored with evidence: the local
+    /// activation rate to expect.
     pub local_share: Option<f64>,
-    /// Prompt tokens that the ranks chosen are believed to hold already, over the requests that were looked up.
+    /// Fraction of prompt tokens estimated to be cached on the chosen ranks, over requests that were looked up.
     pub cached_share: Option<f64>,
-    /// Greatest tokens of a rank over the mean.
+    /// Maximum tokens of a rank over the mean.
     pub tokens_max_over_mean: f64,
 }
 
@@ -49,15 +49,15 @@ pub struct ReportSide {
 pub struct Report {
     /// Requests compared.
     pub requests: u64,
-    /// Requests for which both chose the same rank.
+    /// Requests for which both policies chose the same rank.
     pub same_rank: u64,
-    /// Their prompt tokens.
+    /// Prompt tokens of the requests compared.
     pub tokens: u64,
     /// Prompt tokens of the requests that were scored with evidence.
     pub scored_tokens: u64,
     /// The policy that routes.
     pub acting: ReportSide,
-    /// The policy that only watches, on loads and caches as they would be had it routed all of these requests.
+    /// The watched policy, with loads and caches as if it had routed all of these requests.
     pub watched: ReportSide,
 }
 
@@ -94,7 +94,7 @@ impl Comparison {
         Comparison { acting: Side::new(ranks), watched: Side::new(ranks), ..Comparison::default() }
     }
 
-    /// Adds what both policies did with one request.
+    /// Adds both policies' decisions on one request.
     pub fn add(&self, acting: &Decision, watched: &Decision) {
         let tokens = acting.work.counted_tokens();
         self.requests.fetch_add(1, Relaxed);
@@ -110,7 +110,7 @@ impl Comparison {
         self.watched.add(watched, tokens);
     }
 
-    /// The figures so far. Taken while others add, it may be off by their requests.
+    /// The figures so far. Concurrent additions may be partially included.
     pub fn report(&self) -> Report {
         let (scored, looked_up) = (self.scored.load(Relaxed), self.looked_up.load(Relaxed));
         Report {

@@ -1,15 +1,15 @@
-//! The one cost of placing a request, and the pick under the caps that goes with it.
+//! The cost of placing a request, and the choice of a rank under its caps.
 //!
 //! In token-equivalents of prefill work, for a request of `a` tokens in `k` sequences that is expected to generate `o`
 //! tokens, with expected local shares `s[r]`; `m` is the mean recent request, `n[r]` the sequences in flight:
 //!
 //! ```text
 //! cost(r) =  wait[r] + w * in_flight[r]           backlog: what rank r computes first, and what slows its steps
-//!          + (1 + q) * (a - cached[r])           what rank r must compute of this request
+//!          + (1 + q) * (a - cached[r])           work of this request on rank r
 //!          + (1 + q + n / 5) * gamma * (
-//!              (a + o) * (1 - s[r])                what it sends to other ranks, prompt and answer
-//!            + a * price[r]                        what rank r is worth to others
-//!            + k * (m + o) * (sequence_price[r] + v * d[r])   and what a fuller rank adds to each step
+//!              (a + o) * (1 - s[r])                its traffic to other ranks, prompt and answer
+//!            + a * price[r]                        how much others want rank r
+//!            + k * (m + o) * (sequence_price[r] + v * d[r])   what a fuller rank adds to each step
 //!          )
 //! wait[r] =  pending[r]^2 / (pending[r] + b)
 //! q       =  mean of pending / m
@@ -17,20 +17,20 @@
 //! d[r]    =  (n[r] - n + 4 * max(n[r] + k - max of n[r], 0) / k) * min(n / 5, 1) * 8 / max(n, 8)
 //! ```
 //!
-//! Where a rank ran the request's session before, the terms with shares and their prices are left out: a session moves
-//! to a rank that is less busy now by more than what it would compute again, not to one with more of its experts.
+//! On a rank that ran the request's session before, the terms with shares and their prices are omitted: a session moves
+//! to a rank whose backlog is shorter by more than the recomputation, not to one with more of its experts.
 //!
-//! The sum is delay: the request itself waits for the backlog and for its own work, and each of the `q` requests that
-//! are to be expected behind it waits for its work once more. Backlog delays it alone: where all ranks have a queue,
-//! none runs idle, whichever takes it; and a backlog much shorter than `b` is computed in the same step as the request.
+//! The sum is delay: the request itself waits for the backlog and for its own work, and each of the `q` requests
+//! expected behind it waits for that work once more. Backlog delays only the request: if all ranks have a queue, none
+//! runs idle, whichever takes it; and a backlog much shorter than `b` is computed in the same step as the request.
 //! Steps last as long as the slowest rank takes to exchange tokens and to read the keys and values of its sequences, so
 //! running requests wait for these as well. Counting a fifth of them was chosen in simulation (bench/replay, the first
-//! half of its traces), where more of them cost goodput.
+//! half of its traces), where counting more cost goodput.
 //!
 //! `gamma` is [`Settings::communication`](crate::Settings::communication), `w`
 //! [`Settings::in_flight_weight`](crate::Settings::in_flight_weight), `b`
 //! [`Settings::backlog_tokens`](crate::Settings::backlog_tokens) and `v`
-//! [`Settings::sequence_weight`](crate::Settings::sequence_weight). The cheapest rank under both caps is taken:
+//! The cheapest rank under both caps is taken:
 //!
 //! ```text
 //! n[r] + k   <=  1.5 * (sum of n + k) / ranks  +  2
@@ -43,16 +43,16 @@
 //! another one is not held to it: evenness over time moves no session. The rank with the least recent tokens is always
 //! below the second cap; where no rank is below both, that one is taken.
 //!
-//! gamma is configured. A caller that sees latencies can fit it: regress the time of a prefill on its uncached tokens
-//! and on tokens times remote share; gamma is the second coefficient over the first. Policies hold their settings by
-//! value, so that a new gamma is a new policy in the place of the old one.
+//! gamma is configured. A caller that measures latencies can fit it: regress the time of a prefill on its uncached
+//! tokens and on tokens times remote share; gamma is the second coefficient over the first. Policies own their
+//! settings, so a new gamma means a new policy.
 
 use std::cell::Cell;
 
 use crate::policy::{Choice, RankLoad, Request, available, turn};
 use crate::settings::Settings;
 
-/// The weights of the cost; see the module's text.
+/// The weights of the cost; see the module documentation.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
     communication: f64,
@@ -70,7 +70,7 @@ pub struct Costs<'a> {
     loads: &'a [RankLoad],
     /// Requests that wait for this one's work: itself, and those behind it.
     waiters: f64,
-    /// gamma for each request that waits for communication: `waiters`, and a part of those that run.
+    /// gamma times the requests that wait for communication: `waiters`, and a fraction of the running ones.
     communication: f64,
     /// k * (m + o): the request's sequences, in tokens.
     sequence_tokens: f64,
@@ -86,35 +86,35 @@ pub struct Costs<'a> {
 pub struct CostParts {
     /// Work already there.
     pub backlog: f64,
-    /// Tokens of the request that are not in the rank's prefix cache, for each request that waits for them.
+    /// Tokens of the request missing from the rank's prefix cache, for each request that waits for them.
     pub uncached: f64,
     /// Remote tokens and prices, times gamma, for each request that waits for them or runs; 0 without evidence.
     pub communication: f64,
-    /// Time that the sequences add to each step if the rank has more than the mean; negative where it has less.
+    /// Time that the sequences add to each step if the rank has more than the mean; negative if it has fewer.
     pub crowding: f64,
 }
 
 impl CostParts {
-    /// The cost.
+    /// The sum of all parts.
     pub fn total(&self) -> f64 {
         self.backlog + self.uncached + self.communication + self.crowding
     }
 }
 
-/// Price of a sequence beyond the fullest rank's, over that of one above the mean: all ranks wait for it.
+/// Price of a sequence beyond the fullest rank's, relative to one above the mean: all ranks wait for it.
 const FULLEST: f64 = 4.0;
 
-/// Weight of one sequence where ranks run `mean_sequences`: small where ranks are mostly idle; from eight on it falls
-/// as 1 / mean, since one more matters less.
+/// Weight of one sequence if ranks run `mean_sequences`: small while ranks are mostly idle; from eight on it falls as 1
+/// / mean, since one more matters less.
 fn occupancy(mean_sequences: f64) -> f64 {
     (mean_sequences / 5.0).min(1.0) * 8.0 / mean_sequences.max(8.0)
 }
 
-/// Part of a rank's running sequences that counts as waiting for communication.
+/// Fraction of a rank's running sequences that counts as waiting for communication.
 const RUNNING_SHARE: f64 = 0.2;
 
 impl Cost {
-    /// The cost with these settings.
+    /// Builds the cost from these settings.
     pub fn new(settings: &Settings) -> Self {
         Cost {
             communication: settings.communication,
@@ -129,7 +129,7 @@ impl Cost {
         if pending > 0.0 { pending * pending / (pending + self.backlog_tokens) } else { 0.0 }
     }
 
-    /// The cost of the request on each of `loads`. `share`: as [`evidence`] gives it.
+    /// The cost of the request on each of `loads`. `share`: the result of [`evidence`].
     pub fn of<'a>(&self, request: &'a Request<'a>, share: Option<&'a [f64]>, loads: &'a [RankLoad]) -> Costs<'a> {
         self.given(&Sums::of(loads), request, share, loads)
     }
@@ -239,13 +239,13 @@ impl LoadLimits<'_> {
         recent
     }
 
-    /// Whether what is in flight now lets a rank take the request.
+    /// Whether the current load in flight lets a rank take the request.
     pub fn is_idle_enough(&self, load: &RankLoad) -> bool {
         load.in_flight_sequences as f64 <= self.sequences
     }
 }
 
-/// A rank takes no sequence that would give it more than this many times the mean, and [`SPARE_SEQUENCES`].
+/// A rank takes no sequence that would exceed this many times the mean plus [`SPARE_SEQUENCES`].
 const SEQUENCES_OVER_MEAN: f64 = 1.5;
 const SPARE_SEQUENCES: f64 = 2.0;
 
@@ -275,14 +275,14 @@ impl Sums {
         Sums { ranks: sums.ranks.max(1.0), ..sums }
     }
 
-    /// Tokens of the mean recent request; `otherwise` where there was none.
+    /// Tokens of the mean recent request; `otherwise` if there was none.
     fn mean_request(&self, otherwise: f64) -> f64 {
         if self.recent_tokens > 0.0 { self.recent_tokens / self.recent_requests } else { otherwise }
     }
 }
 
 impl Cap {
-    /// The caps with these settings.
+    /// Builds the caps from these settings.
     pub fn new(settings: &Settings) -> Self {
         Cap { margin: settings.load_margin, slack: settings.load_slack }
     }
@@ -316,7 +316,7 @@ impl Cap {
     }
 }
 
-/// A rank under comparison: the lower cost first, then the lower burden, then whose turn it is.
+/// A rank under comparison, ordered by cost, then by burden, then by rotation.
 #[derive(Clone, Copy)]
 struct Candidate {
     index: usize,
@@ -347,7 +347,7 @@ impl Weighing {
         Self { cost: Cost::new(settings), cap: Cap::new(settings) }
     }
 
-    /// The cheapest rank under the cap, with `share` as the evidence for the request.
+    /// The cheapest rank under the cap, with `share` as evidence for the request.
     pub(crate) fn choose(
         &self,
         request: &Request<'_>,
@@ -366,8 +366,8 @@ impl Weighing {
     }
 }
 
-/// The cheapest available rank that `allows` lets pass, or else the one with the fewest recent tokens; and whether that
-/// is another one than the cheapest of all.
+/// The cheapest available rank that `allows` accepts, or else the one with the fewest recent tokens; and whether that
+/// differs from the cheapest of all.
 pub(crate) fn cheapest(
     loads: &[RankLoad],
     sequence: u64,
@@ -381,7 +381,7 @@ pub(crate) fn cheapest(
         |index: usize, load: &RankLoad, cost: f64| Candidate { index, cost, burden: load.burden(), turn: turn(index) };
     for (index, load) in available() {
         let cost = cost(index, load);
-        // Most ranks cost more than the best so far, and are not examined further.
+        // Most ranks cost more than the best so far, and are skipped.
         let contends = |current: &Option<Candidate>| current.is_none_or(|current| cost <= current.cost);
         if contends(&best) {
             keep_better(&mut best, candidate(index, load, cost));

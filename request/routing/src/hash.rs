@@ -1,6 +1,6 @@
-//! Small deterministic hashes: chance, keys and blocks of tokens. None of them is meant to withstand an attacker.
+//! Small deterministic hashes for randomness, keys and blocks of tokens. None of them resists an attacker.
 
-/// SplitMix64: consecutive numbers to independent ones, one to one.
+/// SplitMix64: maps consecutive numbers to independent ones, bijectively.
 pub(crate) fn scramble(number: u64) -> u64 {
     let mut mixed = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -8,13 +8,13 @@ pub(crate) fn scramble(number: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// Multiplies to 128 bits and folds the halves.
+/// Multiplies to 128 bits and xors the halves.
 pub(crate) fn fold(a: u64, b: u64) -> u64 {
     let wide = u128::from(a) * u128::from(b);
     (wide as u64) ^ ((wide >> 64) as u64)
 }
 
-/// Hash of any bytes, for keys that clients send.
+/// Hash of arbitrary bytes, for keys sent by clients.
 pub fn hash_key(bytes: &[u8]) -> u64 {
     let mut hash = scramble(bytes.len() as u64);
     for chunk in bytes.chunks(8) {

@@ -1,19 +1,19 @@
-//! Routing policies, prices, load accounts and believed prefix caches: pure.
+//! Routing policies, prices, load accounts and estimated prefix caches: pure.
 //!
 //! The crate decides on which attention-DP rank a request should run (paper section 3.3, Algorithm 2; see
-//! [`policies::affinity`] for what differs and why). It holds no clock, no sockets and no randomness, so that the
-//! gateway, the offline evaluation and simulations share one implementation and one behaviour.
+//! [`policies::affinity`] for what differs and why). It has no clock, sockets or randomness, so that the gateway, the
+//! offline evaluation and simulations share one implementation and one behaviour.
 //!
 //! * [`Policy`]: reads a [`Request`] and the [`RankLoad`]s, returns a [`Choice`]; choosing has no side effects.
-//! * [`cost`]: the one cost that `affinity` and `prefix` minimise.
-//! * [`Accounts`]: what changes when a choice is carried out: tokens in flight, recent tokens, online prices.
-//! * [`PrefixTable`]: which blocks of prompts each rank is believed to hold, and [`block_hashes`] that names them.
-//! * [`Router`]: the two together, for callers that go from a prompt to a rank.
-//! * [`policy`], [`policy_with`] and [`NAMES`]: the one registry of policies by name.
-//! * [`Comparison`] and [`Canary`]: how a policy is tried before it is trusted.
-//! * [`Settings`]: the few numbers that steer them, with their measured defaults.
+//! * [`cost`]: the cost that `affinity` and `prefix` minimise.
+//! * [`Accounts`]: the state that changes when a choice is carried out: tokens in flight, recent tokens, online prices.
+//! * [`PrefixTable`]: which blocks of prompts each rank is estimated to hold, named by [`block_hashes`].
+//! * [`Router`]: accounts and prefix table together, for callers that go from a prompt to a rank.
+//! * [`policy`], [`policy_with`] and [`NAMES`]: the registry of policies by name.
+//! * [`Comparison`] and [`Canary`]: ways to try a policy before trusting it.
+//! * [`Settings`]: the few numbers that control them, with their measured defaults.
 //!
-//! A caller loops over three calls:
+//! A caller repeats three calls:
 //!
 //! ```
 //! use semmoe_routing::{PrefixSettings, Prompt, Router, Scratch, Settings, block_hashes, policy_with};
@@ -60,7 +60,7 @@ pub use prefix_table::{PrefixSettings, PrefixTable, block_hashes};
 pub use router::{Decision, Prompt, Router, Scratch};
 pub use settings::{Settings, SettingsError};
 
-/// The README; its worked example is run with the tests.
+/// The README, whose worked example runs with the tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 pub struct Readme;

@@ -9,33 +9,35 @@ use crate::accounts::MAX_SEQUENCES;
 pub struct Request<'a> {
     /// Prompt tokens. Zero counts as one.
     pub tokens: u64,
-    /// Tokens that it is expected to generate, all its sequences together.
+    /// Expected number of generated tokens, over all sequences.
     pub output: u64,
-    /// Sequences that it runs as. Zero counts as one.
+    /// Number of sequences. Zero counts as one.
     pub sequences: u32,
     /// Expected local share per rank: the mean over the prompt's tokens of their rows of T, in `0..=1`.
-    /// `None`, a length other than the number of ranks, or a value that is not finite: no evidence.
+    /// `None`, a length other than the number of ranks, or a non-finite value: no evidence.
     pub share: Option<&'a [f64]>,
-    /// Leading prompt tokens per rank that the rank need not compute again. `None`, or another length: none on any.
+    /// Number of leading prompt tokens per rank that need not be computed again. `None`, or another length: none
+    /// anywhere.
     pub cached: Option<&'a [u64]>,
     /// Hash of the session's name.
     pub key: Option<u64>,
-    /// A rank ran this session before, and is among [`cached`](Self::cached): shares do not move it.
+    /// Whether a rank that ran this session before is among [`cached`](Self::cached); shares do not move it then.
     pub settled: bool,
 }
 
 impl Request<'_> {
-    /// Prompt tokens as they are counted, at least one.
+    /// Prompt tokens as counted, at least one.
     pub(crate) fn tokens(&self) -> f64 {
         self.tokens.max(1) as f64
     }
 
-    /// Sequences as they are counted, at least one.
+    /// Sequences as counted, at least one.
     pub(crate) fn sequences(&self) -> f64 {
         self.sequences.clamp(1, MAX_SEQUENCES).into()
     }
 
-    /// Prompt tokens that the rank would have to compute. The last token always is: it gives the first new one.
+    /// Prompt tokens that the rank would have to compute. The last token always is one, since it produces the first new
+    /// one.
     pub fn uncached(&self, rank: usize, ranks: usize) -> u64 {
         self.missing(rank, ranks).max(1)
     }
@@ -45,14 +47,14 @@ impl Request<'_> {
         self.tokens.max(1).saturating_sub(cached)
     }
 
-    /// [`uncached`](Self::uncached) as the cost counts it: half a token on a rank that holds the whole prompt, so that
+    /// [`uncached`](Self::uncached) as used in the cost: half a token on a rank that holds the entire prompt, so that
     /// even a session of one-token prompts stays there.
     pub(crate) fn work(&self, rank: usize, ranks: usize) -> f64 {
         (self.missing(rank, ranks) as f64).max(0.5)
     }
 }
 
-/// State of one rank at the moment of choosing.
+/// State of one rank when choosing.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RankLoad {
     /// Keys and values that the requests in flight hold or will hold, in tokens: prompts, and answers as far as they
@@ -60,29 +62,27 @@ pub struct RankLoad {
     pub in_flight_tokens: u64,
     /// Requests in flight.
     pub in_flight_requests: u32,
-    /// Their sequences.
+    /// Sequences in flight.
     pub in_flight_sequences: u64,
-    /// Prompt tokens that are still to be computed, as far as is known: those of streaming requests that sent nothing
-    /// yet.
+    /// Known prompt tokens still to be computed: those of streaming requests without any output yet.
     pub pending_tokens: u64,
-    /// Tokens among the last requests assigned to any rank, [`Settings::memory`](crate::Settings::memory) for each
-    /// rank.
+    /// Tokens among the last requests assigned to any rank, [`Settings::memory`](crate::Settings::memory) per rank.
     pub recent_tokens: f64,
-    /// Requests among them.
+    /// Requests among the last ones assigned to any rank.
     pub recent_requests: f64,
-    /// Requests assigned so far; a rank that was away comes back with the least count of the others.
+    /// Requests assigned so far; a rank that was away comes back with the lowest count of the others.
     pub assigned_requests: u64,
-    /// In units of share: what a token costs more here than elsewhere, as the rank is wanted more.
+    /// Extra cost of a token here, in units of share, since the rank is in more demand.
     pub price: f64,
-    /// In units of share of a mean-sized request: what a sequence costs more here than elsewhere.
+    /// Extra cost of a sequence here, in units of share of a mean-sized request.
     pub sequence_price: f64,
     /// Ranks of one unit step together, and are kept even over time. Units are as fast as they are, and get what they
     /// get done: between them only what is in flight counts.
     pub unit: u16,
     /// Whether the rank may be chosen.
     pub available: bool,
-    /// Whether the counts of what is in flight are to be believed. Where they are not, they are at least the mean of
-    /// the ranks whose are: an unknown load is not an idle one.
+    /// Whether the counts in flight can be trusted. If not, they are at least the mean of the known ranks: an unknown
+    /// load is not an idle one.
     pub known: bool,
 }
 
@@ -103,32 +103,32 @@ impl RankLoad {
         known: true,
     };
 
-    /// Tokens that count against the rank when only load decides: recent ones, and again those still in flight.
+    /// Tokens that count against the rank when only load decides: recent ones, plus those still in flight.
     pub(crate) fn burden(&self) -> f64 {
         self.recent_tokens + self.in_flight_tokens as f64
     }
 }
 
-/// The rank that a policy picked.
+/// The rank that a policy chose.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
-    /// Index of the rank, below the number of loads given.
+    /// Index of the rank, below the number of loads.
     pub rank: u16,
     /// Expected local share of the request on that rank; `None` without evidence.
     pub expected_share: Option<f64>,
-    /// Whether the best rank was over the load cap, so that another one was taken.
+    /// Whether the best rank was over the load cap, so another one was taken.
     pub capped: bool,
 }
 
 impl Choice {
-    /// The rank at `index`, with the request's share on it; `None` beyond the ranks that file formats can name.
+    /// The rank at `index`, with the request's share on it; `None` if the index exceeds what file formats can name.
     pub(crate) fn at(index: usize, request: &Request<'_>, capped: bool) -> Option<Choice> {
         let expected_share = request.share.and_then(|share| share.get(index).copied());
         Some(Choice { rank: u16::try_from(index).ok()?, expected_share, capped })
     }
 }
 
-/// The inputs a policy reads. The caller need not compute any other.
+/// The inputs that a policy reads; the caller need not compute others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// [`Request::share`]: the prompt must be tokenized and scored.
@@ -139,27 +139,27 @@ pub struct Needs {
     pub key: bool,
 }
 
-/// Chooses a rank for a request. Implementations hold settings only: the same arguments give the same answer.
+/// Chooses a rank for a request. Implementations hold only settings: equal arguments give equal answers.
 pub trait Policy: Send + Sync {
     /// The name in the registry, in configuration files, metrics and response headers.
     fn name(&self) -> &'static str;
 
-    /// The inputs it reads; loads alone by default.
+    /// The inputs it reads; only loads by default.
     fn needs(&self) -> Needs {
         Needs::default()
     }
 
     /// Picks among the available ranks; `None` if there is none.
     ///
-    /// `sequence` counts the requests and decides ties, so that equal ranks are taken in turn.
+    /// `sequence` counts the requests and breaks ties, so that equal ranks rotate.
     fn choose(&self, request: &Request<'_>, loads: &[RankLoad], sequence: u64) -> Option<Choice>;
 
-    /// Name of the policy that a request was really placed by: another one where this policy only watches.
+    /// Name of the policy that actually placed a request: another one if this policy only watches.
     fn acting_name(&self) -> &'static str {
         self.name()
     }
 
-    /// A policy whose choices are to be compared with this one's and not carried out.
+    /// A policy to compare with this one, whose choices are not carried out.
     fn watched(&self) -> Option<&dyn Policy> {
         None
     }
@@ -170,8 +170,8 @@ pub(crate) fn available(loads: &[RankLoad]) -> impl Iterator<Item = (usize, &Ran
     loads.iter().enumerate().filter(|(_, load)| load.available)
 }
 
-/// How many ranks come before the one at an index in this round, which begins with another rank for each request: the
-/// last word on ties.
+/// Position of a rank in this request's rotation, which starts at another rank for each request: breaks any remaining
+/// ties.
 pub(crate) fn turn(ranks: usize, sequence: u64) -> impl Fn(usize) -> usize {
     let first = sequence.checked_rem(ranks as u64).unwrap_or(0) as usize;
     move |index| if index >= first { index - first } else { index + ranks - first }

@@ -1,4 +1,4 @@
-//! Accounts and prefix table together: one decision from a prompt to a rank, and back.
+//! Accounts and prefix table combined: one decision from a prompt to a rank, and back.
 
 use crate::accounts::{Accounts, TablePrice, Work};
 use crate::hash::scramble;
@@ -6,30 +6,30 @@ use crate::policy::{Choice, Policy, RankLoad, Request};
 use crate::prefix_table::{PrefixSettings, PrefixTable};
 use crate::settings::Settings;
 
-/// Knowledge about a prompt.
+/// A prompt, as far as it is known.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Prompt<'a> {
-    /// Its tokens. Zero counts as one.
+    /// Number of tokens. Zero counts as one.
     pub tokens: u64,
-    /// The most tokens that it may generate, where the client set a limit.
+    /// Maximum number of generated tokens, if the client set a limit.
     pub most_output: Option<u64>,
-    /// Sequences that it runs as, `n` of the OpenAI routes. Zero counts as one.
+    /// Number of sequences, `n` of the OpenAI routes. Zero counts as one.
     pub sequences: u32,
     /// Expected local share per rank, as in [`Request::share`].
     pub share: Option<&'a [f64]>,
-    /// Names of its whole blocks, as [`block_hashes`](crate::block_hashes) gives them; empty where they are not known.
+    /// Names of its full blocks, from [`block_hashes`](crate::block_hashes); empty if unknown.
     pub blocks: &'a [u64],
     /// Hash of the session's name.
     pub key: Option<u64>,
-    /// Whether the caller will report that the prompt has been computed ([`Accounts::computed`]), so that it can count
-    /// as backlog until then. Otherwise it never does.
+    /// Whether the caller will report when the prompt has been computed ([`Accounts::computed`]). Only then does it
+    /// count as backlog until that report.
     pub reports: bool,
 }
 
-/// Keeps the names of sessions apart from those of blocks.
+/// Separates names of sessions from those of blocks.
 const SESSION: u64 = 0x5e55_1011;
 
-/// Room for one decision, reused from one to the next.
+/// Scratch space for one decision, reusable.
 #[derive(Debug, Default)]
 pub struct Scratch {
     loads: Vec<RankLoad>,
@@ -37,20 +37,20 @@ pub struct Scratch {
     session: Vec<u64>,
 }
 
-/// A rank, why, and what the request adds to it.
+/// The chosen rank, why, and the load that the request adds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision {
     /// The policy's answer.
     pub choice: Choice,
-    /// The load it adds to that rank.
+    /// The load that the request adds to that rank.
     pub work: Work,
-    /// Leading tokens that the rank is believed to hold; `None` where no policy reads it.
+    /// Leading tokens that the rank is estimated to hold; `None` if no policy reads it.
     pub cached: Option<u64>,
-    /// The session, as a block of its own in the believed prefix caches; `None` where no policy reads them.
+    /// The session, as a block in the estimated prefix caches; `None` if no policy reads them.
     pub session: Option<u64>,
 }
 
-/// The ranks of one model: decides, and keeps what decisions read. Shared between threads as it is.
+/// The ranks of one model: makes decisions, and keeps the state they depend on. Can be shared between threads.
 #[derive(Debug)]
 pub struct Router {
     accounts: Accounts,
@@ -58,12 +58,12 @@ pub struct Router {
 }
 
 impl Router {
-    /// Idle ranks; see [`Accounts::new`] and [`PrefixTable::new`].
+    /// Starts with idle ranks; see [`Accounts::new`] and [`PrefixTable::new`].
     pub fn new(ranks: u16, table_prices: &[TablePrice], settings: &Settings, prefix: &PrefixSettings) -> Self {
         Router { accounts: Accounts::new(ranks, table_prices, settings), prefixes: PrefixTable::new(ranks, prefix) }
     }
 
-    /// A router of other ranks that goes on from this one: see [`Accounts::succeed`] and [`PrefixTable::succeed`].
+    /// A router for other ranks that continues from this one: see [`Accounts::succeed`] and [`PrefixTable::succeed`].
     pub fn succeed(
         &self,
         from: &[Option<u16>],
@@ -74,8 +74,8 @@ impl Router {
         self.next(self.accounts.succeed(from, table_prices, settings), from, prefix)
     }
 
-    /// A router of the same ranks that decides beside this one, as a shadow does: it knows what this one knows, but
-    /// counts requests for itself. See [`Accounts::fork`].
+    /// A router for the same ranks that decides in parallel, as a shadow does: it starts with this one's knowledge, but
+    /// counts requests independently. See [`Accounts::fork`].
     pub fn fork(
         &self,
         from: &[Option<u16>],
@@ -101,12 +101,12 @@ impl Router {
         &self.accounts
     }
 
-    /// The believed prefix caches; `None` where none are kept.
+    /// The estimated prefix caches; `None` if none are kept.
     pub fn prefixes(&self) -> Option<&PrefixTable> {
         self.prefixes.as_ref()
     }
 
-    /// Lets a policy choose among the available ranks that `admit` lets pass. Takes no lock, and allocates nothing once
+    /// Lets a policy choose among the available ranks that `admit` accepts. Takes no lock, and allocates nothing once
     /// `scratch` has room for all ranks.
     pub fn decide(
         &self,
@@ -150,8 +150,8 @@ impl Router {
         Some(Decision { choice, work, cached, session })
     }
 
-    /// Counts a decision in, and notes that its rank will hold the prompt. `remember` is false for ranks whose engine
-    /// keeps no prefixes. Returns how many of the prompt's blocks the rank is not believed to have held before.
+    /// Counts a decision in, and records that its rank will hold the prompt. `remember` is false for ranks whose engine
+    /// keeps no prefixes. Returns how many of the prompt's blocks are new to the rank's estimated cache.
     pub fn assign(&self, decision: &Decision, blocks: &[u64], remember: bool) -> usize {
         let rank = decision.choice.rank;
         self.accounts.assign(rank, decision.work);
@@ -162,8 +162,8 @@ impl Router {
         if blocks.is_empty() { 0 } else { prefixes.record(rank, blocks).unwrap_or(0) }
     }
 
-    /// The engine refused a request that [`assign`](Self::assign) counted in with this `work` and found `new` blocks
-    /// of: the rank neither computed nor holds it.
+    /// Reverses an [`assign`](Self::assign) that counted in this `work` and found `new` blocks, since the engine
+    /// refused the request: the rank neither computed nor holds it.
     pub fn take_back(&self, rank: u16, work: Work, blocks: &[u64], new: usize) {
         self.accounts.take_back(rank, work);
         if let Some(prefixes) = self.prefixes.as_ref().filter(|_| new > 0) {

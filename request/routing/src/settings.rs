@@ -1,4 +1,4 @@
-//! The numbers that steer policies and accounts.
+//! The numbers that control policies and accounts.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -6,34 +6,34 @@ use serde::{Deserialize, Serialize};
 use crate::accounts::MAX_WINDOW;
 
 /// Settings of the policies and of [`Accounts`](crate::Accounts). The defaults were chosen on recorded routing of the
-/// bundled model, on the profiling half only (solver/README.md has the table and its command).
+/// bundled model, using only the profiling half (solver/README.md has the table and its command).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
-    /// gamma: what a token costs more if all of its activations are remote, over the work of computing it. That is the
-    /// share of communication in the time of a prefill step, over the share of remote activations in that step.
+    /// gamma: extra cost of a token whose activations are all remote, relative to the work of computing it. It equals
+    /// the fraction of a prefill step spent on communication, over the fraction of remote activations in that step.
     pub communication: f64,
     /// Cost to a new request of a token in flight, of a prompt or an answer, over the work of computing it: every step
     /// reads its keys and values.
     pub in_flight_weight: f64,
-    /// Pending prompt tokens on a rank that cost a new request half of the work of computing them; fewer cost less, as
-    /// they are computed in the same step as the request. Half of the usual `chunked_prefill_size` of 8,192.
+    /// Number of pending prompt tokens on a rank that cost a new request half of the work of computing them; fewer cost
+    /// less, as they are computed in the same step as the request. Half of the usual `chunked_prefill_size` of 8,192.
     pub backlog_tokens: u32,
-    /// Price of a sequence on a rank that has one more in flight than the mean, in units of share of a mean-sized
-    /// request: attention waits for the fullest rank in every step.
+    /// Price of a sequence on a rank with one more in flight than the mean, in units of share of a mean-sized request:
+    /// attention waits for the fullest rank in every step.
     pub sequence_weight: f64,
-    /// Hard cap: a rank whose recent tokens exceed the mean of the available ranks by more than this fraction of it and
-    /// the slack below is not taken, unless it holds more of the prompt than another rank.
+    /// Hard cap: excludes a rank whose recent tokens exceed the mean of the available ranks by more than this fraction
+    /// plus the slack below, unless it holds more of the prompt than another rank.
     pub load_margin: f64,
-    /// Room above the cap on recent tokens for chance, in mean-sized requests times the square root of the recent
-    /// requests per rank (what an even but random split would miss by).
+    /// Allowance for chance above the cap on recent tokens, in mean-sized requests times the square root of the recent
+    /// requests per rank (the deviation of an even but random split).
     pub load_slack: f64,
     /// Requests per rank that count as recent.
     pub memory: u32,
-    /// How far the price of tokens moves, in units of share, for one mean-sized request above or below the even split.
+    /// How far the price of tokens moves, in units of share, per mean-sized request above or below the even split.
     pub price_step: f64,
-    /// How far the price of sequences moves, in units of share of a mean-sized request, for one sequence above or below
-    /// the even split.
+    /// How far the price of sequences moves, in units of share of a mean-sized request, per sequence above or below the
+    /// even split.
     pub sequence_price_step: f64,
     /// Name of the policy that `shadow` routes by.
     pub baseline: String,
@@ -56,7 +56,7 @@ impl Default for Settings {
     }
 }
 
-/// A setting outside its range.
+/// A setting out of range.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("routing setting `{name}` is {value}, expected a number from {least} to {most}")]
 pub struct SettingsError {
@@ -64,9 +64,9 @@ pub struct SettingsError {
     pub name: &'static str,
     /// Value found.
     pub value: f64,
-    /// Least value allowed.
+    /// Minimum allowed.
     pub least: f64,
-    /// Greatest value allowed.
+    /// Maximum allowed.
     pub most: f64,
 }
 
@@ -79,10 +79,10 @@ pub(crate) fn check_ranges<const N: usize>(fields: [(&'static str, f64, f64, f64
 }
 
 impl Settings {
-    /// Checks every number against its range; names are checked where the policies are made.
+    /// Checks every number against its range; names are checked when the policies are built.
     ///
     /// # Errors
-    /// `SettingsError` names the first setting outside its range.
+    /// `SettingsError` names the first setting out of range.
     pub fn validate(&self) -> Result<(), SettingsError> {
         let fields = [
             ("communication", self.communication, 0.0, 1e3),

@@ -1,4 +1,4 @@
-//! A decision allocates nothing, whatever the policy: counted by an allocator of this test's own.
+//! A decision allocates nothing, whatever the policy: counted by this test's own allocator.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -8,23 +8,23 @@ use std::cell::Cell;
 use semmoe_routing::{NAMES, PrefixSettings, Prompt, Router, Scratch, Settings, block_hashes, policy};
 
 thread_local! {
-    /// Allocations of this thread: the test harness has threads of its own.
+    /// Allocations of this thread only, as the test harness has others.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
 struct Counting;
 
-// SAFETY: every call is passed on to the system's allocator as it is; counting touches a thread-local number that needs
+// SAFETY: forwards every call unchanged to the system's allocator; counting touches a thread-local number that needs
 // neither allocation nor destruction.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller keeps the contract of `alloc`.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the contract of `dealloc`, and all memory came from `System`.
+        // SAFETY: the caller upholds the contract of `dealloc`, and all memory came from `System`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -40,7 +40,7 @@ fn allocations() -> u64 {
 fn a_decision_allocates_nothing() {
     let before = allocations();
     drop(Box::new(1));
-    assert_eq!(allocations(), before + 1, "the count counts");
+    assert_eq!(allocations(), before + 1, "allocations are counted");
 
     for ranks in [1u16, 64, 130] {
         let router = Router::new(ranks, &[], &Settings::default(), &PrefixSettings::default());
@@ -58,7 +58,7 @@ fn a_decision_allocates_nothing() {
         };
         let admit = |rank: u16| rank.is_multiple_of(2);
         let mut scratch = Scratch::default();
-        // The scratch gets its room, every rank its part of the prefix table.
+        // Let the scratch and the prefix table of every rank allocate their memory.
         for rank in 0..ranks {
             let mut decision =
                 router.decide(policy("affinity").unwrap().as_ref(), &prompt, 0, None, &mut scratch).unwrap();

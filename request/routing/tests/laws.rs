@@ -86,7 +86,7 @@ fn adversarial_scores_stay_within_a_fifth_of_even() {
     }
 }
 
-/// Prices grow until the rank that no request wants is taken: its shortfall is at most gap / step mean requests.
+/// Prices grow until an unwanted rank is taken: its shortfall is at most gap / step mean requests.
 #[test]
 fn no_rank_starves() {
     for adversary in [Adversary::AlwaysFirst, Adversary::AllButLast] {
@@ -157,7 +157,8 @@ fn without_evidence_the_lighter_rank_is_taken() {
     assert_eq!(affinity().choose(&short, &accounts.loads(), 0).unwrap().rank, 2);
 }
 
-/// One prompt more waits where the experts are. With queues everywhere that is worth it, with none elsewhere it is not.
+/// One more prompt waits where the experts are. That is worth it if all ranks have queues, but not if the others are
+/// idle.
 #[test]
 fn a_long_queue_everywhere_does_not_drown_what_is_local() {
     let accounts = Accounts::new(4, &[], &Settings::default());
@@ -358,7 +359,7 @@ proptest! {
 }
 
 proptest! {
-    /// A refused request leaves nothing behind: loads, prices and believed caches are as if it had never come.
+    /// A refused request leaves nothing behind: loads, prices and estimated caches are as before it arrived.
     #[test]
     fn what_is_taken_back_was_never_there(
         requests in prop::collection::vec((0u16..3, 1u64..500, 0u64..4, any::<bool>()), 1..60),

@@ -70,7 +70,7 @@ fn block_names_of_a_trace_can_be_given_directly() {
     assert_eq!(cached, [0, 1024]);
 }
 
-/// A full table finds nearly all of its blocks: a bucket that overflows costs a hint, not more.
+/// A full table finds nearly all of its blocks: an overflowing bucket only loses a hint.
 #[test]
 fn a_full_table_finds_its_blocks() {
     let settings = PrefixSettings { block_tokens: 1, blocks_per_rank: 4096 };
@@ -97,11 +97,11 @@ fn a_full_table_finds_its_blocks() {
     assert!(PrefixTable::new(u16::MAX, &settings).is_none());
     let many = PrefixTable::new(512, &PrefixSettings { blocks_per_rank: 1 << 10, ..settings }).unwrap();
     assert_eq!(many.blocks_per_rank(), 1 << 10);
-    // The stated formula.
+    // The documented formula.
     assert_eq!(many.memory_bytes(), 512 * (1 << 10) * (100 + 16 * 8));
 }
 
-/// Conversations with long common beginnings: `prefix` keeps them where they were, which load alone does not.
+/// Conversations with long common beginnings: `prefix` keeps them on their rank, which load alone does not.
 #[test]
 fn turns_of_a_chat_return_to_their_rank() {
     let hit_share = |name: &str| {

@@ -9,7 +9,7 @@ use semmoe_routing::{Decision, PrefixSettings, Prompt, Router, Scratch, Settings
 const RANKS: u16 = 16;
 const BLOCK: u64 = 64;
 
-/// A unit whose requests end after so many others arrived, and whose prompts are computed after a third of them.
+/// A unit whose requests end once a fixed number of later ones arrived, with prompts computed after a third of that.
 struct Unit {
     router: Router,
     policy: &'static str,
@@ -48,7 +48,7 @@ impl Unit {
         }
     }
 
-    /// Places a prompt; returns the rank, and the tokens that it held before.
+    /// Places a prompt; returns the rank, and the tokens it already held.
     fn place(&mut self, prompt: &Prompt<'_>) -> (u16, u64) {
         if self.running.len() >= self.in_flight
             && let Some(done) = self.running.pop_front()
@@ -68,7 +68,7 @@ impl Unit {
         (decision.choice.rank, decision.cached.unwrap_or(0))
     }
 
-    /// The session's next turn: so many tokens more. Returns the tokens that were cached, and all.
+    /// The session's next turn, which adds `tokens` tokens. Returns the cached tokens and the total.
     fn turn(&mut self, session: &mut Session, tokens: std::ops::Range<u64>) -> [u64; 2] {
         session.tokens += self.random.u64(tokens);
         let blocks: Vec<u64> = (0..session.tokens / BLOCK).map(|block| session.name << 32 | block).collect();
@@ -98,10 +98,10 @@ impl Unit {
 fn one_conversation_on_an_idle_unit_never_moves() {
     for policy in ["affinity", "prefix", "sticky"] {
         let mut unit = Unit::new(policy, 1);
-        // Answers are long beside prompts, so that shares weigh much.
+        // Answers are long compared with prompts, so shares weigh heavily.
         unit.router.accounts().generated(500);
         let mut session = Session::new(7, &mut unit.random);
-        // The first turns have no whole block.
+        // The first turns have no full block.
         for _ in 0..24 {
             unit.turn(&mut session, 8..60);
         }
@@ -109,7 +109,7 @@ fn one_conversation_on_an_idle_unit_never_moves() {
     }
 }
 
-/// As SGLang's router is tested: "hi", which is one token, from users who are named by a header.
+/// Like SGLang's router tests: "hi", which is one token, from users identified by a header.
 #[test]
 fn the_shortest_prompts_of_a_session_stay_together() {
     for policy in ["affinity", "prefix"] {
@@ -152,7 +152,7 @@ fn sessions_under_load_hardly_move_and_find_their_caches() {
     }
 }
 
-/// A session leaves a rank that is busier now by more than what another one would compute again.
+/// A session leaves a rank whose backlog is longer by more than what another rank would recompute.
 #[test]
 fn a_session_leaves_a_rank_with_a_long_queue() {
     let mut unit = Unit::new("affinity", usize::MAX);

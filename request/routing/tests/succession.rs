@@ -1,4 +1,5 @@
-//! Accounts and prefix tables that go on from others: nothing is lost or counted twice when ranks join, leave and move.
+//! Accounts and prefix tables that continue from others: nothing is lost or counted twice when ranks join, leave and
+//! move.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -9,13 +10,13 @@ fn work(tokens: u64) -> Work {
     Work { tokens, pending: tokens / 2, output: tokens as u32 / 4, sequences: 2 }
 }
 
-/// Old rank to new rank, as `from` says it backwards.
+/// Old rank to new rank, the inverse of `from`.
 fn moved(from: &[Option<u16>], old: u16) -> Option<u16> {
     let at = from.iter().position(|from| *from == Some(old))?;
     u16::try_from(at).ok()
 }
 
-/// Some of `ranks` old ranks in another order, and newcomers between them.
+/// Some of `ranks` old ranks in another order, with new ones in between.
 fn successions(ranks: u16) -> impl Strategy<Value = Vec<Option<u16>>> {
     let old: Vec<Option<u16>> = (0..ranks).map(Some).chain([None, None]).collect();
     (Just(old).prop_shuffle(), 1usize..=usize::from(ranks) + 2).prop_map(|(mut ranks, keep)| {
@@ -25,7 +26,7 @@ fn successions(ranks: u16) -> impl Strategy<Value = Vec<Option<u16>>> {
 }
 
 proptest! {
-    /// A request that holds the old accounts counts out there, and even in: the counts of both stay those of the rank.
+    /// A request held by the old accounts is counted out there, and both accounts see the rank's counts.
     #[test]
     fn what_is_in_flight_belongs_to_the_rank(
         from in successions(4),
@@ -72,7 +73,7 @@ proptest! {
         }
     }
 
-    /// With the same ranks and settings every figure stays, and the next request is counted as it would have been.
+    /// With unchanged ranks and settings every figure stays, and the next request is counted as before.
     #[test]
     fn the_same_ranks_go_on_as_they_were(
         assigned in prop::collection::vec((0u16..3, 1u64..1000), 0..2000),
@@ -87,7 +88,7 @@ proptest! {
         }
         let new = old.succeed(&[Some(0), Some(1), Some(2)], &prices, &settings);
         prop_assert_eq!(new.counted(), old.counted());
-        // One more in each, of which only the counts in flight are seen by both.
+        // One more in each; the accounts share only the counts in flight.
         old.assign(next.0, work(next.1));
         old.release(next.0, work(next.1));
         new.assign(next.0, work(next.1));
@@ -102,7 +103,7 @@ proptest! {
         noted in prop::collection::vec((0u16..3, prop::collection::vec(1u64..30, 1..5)), 0..40),
         later in prop::collection::vec(1u64..30, 1..4),
     ) {
-        // Six blocks fit into one bucket of the index, so that none is left out of it for want of a place.
+        // Six blocks fit into one bucket of the index, so none is left out of it.
         let settings = PrefixSettings { block_tokens: 1, blocks_per_rank: 2 };
         let old = PrefixTable::new(3, &settings).unwrap();
         for (rank, chain) in &noted {

@@ -27,7 +27,7 @@ fn a_key_stays_and_a_lost_rank_moves_only_its_own() {
         assert_eq!(now != *before, *before == 3, "key {key}");
     }
     loads[3].available = true;
-    // Recent tokens move no key. Too many sequences in flight do, to the ranks that they had while rank 3 was away.
+    // Recent tokens move no key. Too many sequences in flight do, to the ranks that had them while rank 3 was away.
     loads[3].recent_tokens = 1e6;
     loads[3].recent_requests = 10.0;
     let key = (0..).zip(&before).find(|(_, before)| **before == 3).map(|(key, _)| key).unwrap();
@@ -48,7 +48,7 @@ fn without_a_key_sticky_is_least_load() {
     }
 }
 
-/// Two kinds of prompts, each at home on one of two ranks: what affinity gains is known.
+/// Two kinds of prompts, each with its experts on one of two ranks, so affinity's gain is known.
 #[test]
 fn a_shadow_tells_what_affinity_would_have_gained() {
     let settings = Settings { baseline: "round_robin".to_owned(), load_margin: 10.0, ..Settings::default() };
@@ -80,7 +80,7 @@ fn a_shadow_tells_what_affinity_would_have_gained() {
     assert_eq!(shadow.acting_name(), "round_robin");
 }
 
-/// A rank that came back counts as loaded as the others until an answer came from it.
+/// A rank that came back counts as loaded as the others until it answers.
 #[test]
 fn an_unknown_load_is_not_an_idle_one() {
     let accounts = Accounts::new(3, &[], &Settings::default());
@@ -149,7 +149,7 @@ fn threads_share_the_ranks() {
     const TOKENS: u64 = 100;
     let settings = Settings::default();
     let router = Router::new(4, &[], &settings, &PrefixSettings::default());
-    // All want rank 0.
+    // All prefer rank 0.
     let share = [0.9, 0.1, 0.1, 0.1];
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -172,7 +172,8 @@ fn threads_share_the_ranks() {
                     let of = |load: &RankLoad| load.in_flight_sequences as f64;
                     let most = loads.iter().map(of).fold(0.0, f64::max);
                     let cap = 1.5 * loads.iter().map(of).sum::<f64>() / 4.0 + 2.0;
-                    // A look is no instant: what others write meanwhile may be seen on one rank and not yet on another.
+                    // Reads are not atomic over ranks: concurrent writes may be visible on one rank and not yet on
+                    // another.
                     assert!(most <= cap + 1.0 + 2.0 * THREADS as f64, "{most} of {cap}");
                 }
                 for done in running {

@@ -7,8 +7,8 @@ use super::recent::{Recent, RecentWork};
 use super::{Even, Work};
 use crate::policy::RankLoad;
 
-/// Load in flight on one rank, on cache lines of its own. It belongs to the rank, whichever accounts it stands in: a
-/// request that was counted in by one is counted out for all.
+/// Load in flight on one rank, on its own cache lines. Shared by all accounts of the rank: a request counted in by one
+/// is counted out for all.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Flight {
@@ -16,11 +16,11 @@ struct Flight {
     requests: AtomicU64,
     sequences: AtomicU64,
     pending: AtomicU64,
-    /// Tokens, as this rank's parts of requests that may run on others as well.
+    /// Tokens of this rank's parts of requests that may run on others as well.
     parts: AtomicU64,
 }
 
-/// Tokens or sequences assigned while available, relative to the other ranks'. While away: the surplus when it left.
+/// Tokens or sequences assigned while available, relative to the other ranks. While away: the surplus on leaving.
 #[derive(Debug, Default)]
 pub(super) struct Assigned(AtomicU64);
 
@@ -38,7 +38,7 @@ impl Assigned {
         let _ = self.0.fetch_update(Relaxed, Relaxed, more);
     }
 
-    /// Writes only where it must; nothing for an infinite distance.
+    /// Writes only if needed; does nothing for an infinite distance.
     pub(super) fn keep_near(&self, even: f64, distance: f64) {
         let (least, most) = (even - distance, even + distance);
         let kept = |count: u64| {
@@ -49,7 +49,7 @@ impl Assigned {
     }
 }
 
-/// One rank, on cache lines of its own.
+/// One rank, on its own cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Cell {
@@ -61,9 +61,9 @@ pub(super) struct Cell {
     pub(super) assigned_requests: AtomicU64,
     pub(super) assigned_tokens: Assigned,
     pub(super) assigned_sequences: Assigned,
-    /// An f64.
+    /// The bits of an f64.
     pub(super) table_price: AtomicU64,
-    /// An f64.
+    /// The bits of an f64.
     pub(super) table_sequence_price: AtomicU64,
     away: AtomicBool,
     unknown: AtomicBool,
@@ -77,20 +77,19 @@ pub(super) fn set(number: &AtomicU64, value: f64) {
     number.store(value.to_bits(), Relaxed);
 }
 
-/// Never below zero.
+/// Saturates at zero.
 pub(super) fn take(number: &AtomicU64, amount: u64) {
-    // The closure never gives up.
+    // The closure always returns `Some`.
     let _ = number.fetch_update(Relaxed, Relaxed, |count| Some(count.saturating_sub(amount)));
 }
 
 impl Cell {
-    /// The same rank in other accounts: requests in flight are shared, the rest but the recent tokens is copied.
+    /// The rank for successor accounts: shares requests in flight, copies the rest except recent tokens.
     pub(super) fn heir(&self) -> Self {
         Self { flight: Arc::clone(&self.flight), ..self.idle_copy() }
     }
 
-    /// The same rank in accounts that count for themselves: nothing is in flight there, the rest but the recent tokens
-    /// is copied.
+    /// The rank for independent accounts: starts with nothing in flight, copies the rest except recent tokens.
     pub(super) fn idle_copy(&self) -> Self {
         let copied = |number: &AtomicU64| AtomicU64::new(number.load(Relaxed));
         let flag = |flag: &AtomicBool| AtomicBool::new(flag.load(Relaxed));
@@ -104,12 +103,12 @@ impl Cell {
         }
     }
 
-    /// A rank that nothing is known of: away until it comes.
+    /// A new, unknown rank: away until it is made available.
     pub(super) fn newcomer() -> Self {
         Self { away: AtomicBool::new(true), ..Self::default() }
     }
 
-    /// With what was assigned in place of the prices, which depend on the other ranks.
+    /// The load, with assignments instead of prices, which depend on the other ranks.
     pub(super) fn load(&self, recent: RecentWork) -> RankLoad {
         RankLoad {
             in_flight_tokens: self.flight.tokens.load(Relaxed) + self.parts(),
@@ -175,13 +174,13 @@ impl Cell {
     }
 
     pub(super) fn set_known(&self) {
-        // Most calls change nothing, and then leave the cache line where it is.
+        // Most calls change nothing, so avoid writing to the cache line.
         if self.unknown.load(Relaxed) {
             self.unknown.store(false, Relaxed);
         }
     }
 
-    /// Remembers the surplus in place of the counts.
+    /// Stores the surplus instead of the counts.
     pub(super) fn leave(&self, even: Even) {
         self.away.store(true, Relaxed);
         self.assigned_tokens.add(-even.tokens);

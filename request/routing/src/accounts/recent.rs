@@ -1,22 +1,22 @@
-//! The last assignments: a ring over all ranks, and what each rank has in it.
+//! The last assignments: a ring over all ranks, and each rank's sums over it.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::cell::{get, set};
 
-/// Longest window: the requests in it are counted with 16 bits.
+/// Maximum window: its requests are counted in 16 bits.
 pub(crate) const MAX_WINDOW: u32 = u16::MAX as u32;
 
-/// Assignments among which one that is taken back is looked for: it was made a moment ago.
+/// How many assignments back to search for one that is taken back, which was made only a moment ago.
 const LOOKED_BACK: u64 = 4096;
 
-/// Tokens and requests share one number, so that they change together: requests are in the low bits.
+/// Tokens and requests share one word, so they change together; requests are in the low bits.
 const REQUEST_BITS: u32 = 16;
 
-/// The last so many assignments of all ranks.
+/// The last assignments of all ranks, in a ring.
 #[derive(Debug)]
 pub(super) struct Window {
-    /// Rank in the upper half, tokens in the lower; 0 is an empty place, as no assignment has 0 tokens.
+    /// Rank in the upper half, tokens in the lower; 0 is empty, as no assignment has 0 tokens.
     places: Box<[AtomicU64]>,
     /// Assignments so far.
     count: AtomicU64,
@@ -28,14 +28,14 @@ impl Window {
         Window { places: (0..places).map(|_| AtomicU64::new(0)).collect(), count: AtomicU64::new(0) }
     }
 
-    /// Notes an assignment (`tokens` from 1 to 2^31), and returns the one that left for it: rank and tokens.
+    /// Records an assignment (`tokens` from 1 to 2^31), and returns the one it displaces: rank and tokens.
     pub(super) fn push(&self, rank: u16, tokens: u64) -> Option<(u16, u64)> {
         let at = self.count.fetch_add(1, Relaxed) % self.places.len() as u64;
         let old = self.places[at as usize].swap((u64::from(rank) << 32) | tokens, Relaxed);
         (old != 0).then_some(((old >> 32) as u16, old & 0xffff_ffff))
     }
 
-    /// Empties the newest place of an assignment like this, if it is among the last [`LOOKED_BACK`]; returns whether.
+    /// Clears the newest matching assignment, if it is among the last [`LOOKED_BACK`]; returns whether it was.
     pub(super) fn take_back(&self, rank: u16, tokens: u64) -> bool {
         let (now, places) = (self.now(), self.places.len() as u64);
         let sought = (u64::from(rank) << 32) | tokens;
@@ -45,7 +45,7 @@ impl Window {
         })
     }
 
-    /// Those in it, the oldest first: rank and tokens. What is written meanwhile may be missed.
+    /// The assignments held, oldest first: rank and tokens. May miss concurrent writes.
     pub(super) fn held(&self) -> impl Iterator<Item = (u16, u64)> {
         let (now, places) = (self.now(), self.places.len() as u64);
         let held = (now.saturating_sub(places)..now).map(move |at| self.places[(at % places) as usize].load(Relaxed));
@@ -62,9 +62,9 @@ impl Window {
 #[derive(Debug, Default)]
 pub(super) struct Recent {
     packed: AtomicU64,
-    /// Assignments when the rank came back, plus one; 0 if it was never away.
+    /// Number of assignments when the rank came back, plus one; 0 if it was never away.
     since: AtomicU64,
-    /// f64s: tokens and requests that the rank came back with. They fade while the window passes.
+    /// f64 bits: tokens and requests granted when the rank came back. They fade as the window passes.
     given_tokens: AtomicU64,
     given_requests: AtomicU64,
 }
@@ -77,7 +77,7 @@ pub(super) struct RecentWork {
 }
 
 impl Recent {
-    /// Before the assignment enters the window, so that nothing runs below zero when it leaves.
+    /// Called before the assignment enters the window, so that no count goes below zero when it leaves.
     pub(super) fn add(&self, tokens: u64) {
         self.packed.fetch_add((tokens << REQUEST_BITS) | 1, Relaxed);
     }
@@ -104,7 +104,7 @@ impl Recent {
         RecentWork { tokens: own.tokens + tokens, requests: own.requests + requests }
     }
 
-    /// Comes back with at least these.
+    /// Brings the rank back with at least this much recent work.
     pub(super) fn come_back(&self, window: &Window, least: RecentWork) {
         let own = self.own();
         set(&self.given_tokens, (least.tokens - own.tokens).max(0.0));

@@ -1,8 +1,8 @@
-//! Accounts of other ranks that go on from accounts in use: a rank joins or leaves, or the settings change.
+//! Successor accounts that continue from accounts in use: a rank joins or leaves, or the settings change.
 //!
-//! Requests in flight are shared between both: a request that was counted in by the old accounts is counted out there,
-//! and both see it. Everything else is copied as it is in this moment. Accounts that keep books on the same ranks for
-//! another purpose, as a shadow's do, share nothing: no request that is in flight now will ever be counted out there.
+//! Requests in flight are shared: a request counted in by the old accounts is counted out there, and both see it.
+//! Everything else is copied at that moment. Accounts of the same ranks for another purpose, such as a shadow's, share
+//! nothing: requests in flight now will never be counted out there.
 
 use super::cell::{Cell, set};
 use super::recent::Window;
@@ -10,17 +10,17 @@ use super::{Accounts, PRICE_LIMIT, TablePrice};
 use crate::settings::Settings;
 
 impl Accounts {
-    /// Accounts of `from.len()` ranks, of which rank `r` is rank `from[r]` of these ones; with `None` it is new, and
-    /// away until [`set_available`](Self::set_available) brings it in like one that comes back.
+    /// Accounts of `from.len()` ranks, where rank `r` was rank `from[r]` of these; with `None` it is new, and away
+    /// until [`set_available`](Self::set_available).
     ///
-    /// Ranks that stay keep what is in flight on them (counted here or there, it is in both), their recent tokens and
-    /// requests, what made their prices, and whether they are available and known.
+    /// Ranks that stay keep their load in flight (shared by both accounts), their recent tokens and requests, the state
+    /// behind their prices, and whether they are available and known.
     pub fn succeed(&self, from: &[Option<u16>], table_prices: &[TablePrice], settings: &Settings) -> Accounts {
         self.next(from, table_prices, settings, Cell::heir)
     }
 
-    /// As [`succeed`](Self::succeed), but the new accounts count requests for themselves, and begin with none in
-    /// flight.
+    /// Copies the accounts like [`succeed`](Self::succeed), but they count requests independently, and begin with none
+    /// in flight.
     pub fn fork(&self, from: &[Option<u16>], table_prices: &[TablePrice], settings: &Settings) -> Accounts {
         self.next(from, table_prices, settings, Cell::idle_copy)
     }
@@ -51,7 +51,7 @@ impl Accounts {
         next
     }
 
-    /// Notes what was assigned lately, rank `r` of the old window being `to[r]` here.
+    /// Replays recent assignments; rank `r` of the old window is `to[r]` here.
     fn replay(&self, old: &Window, to: &[Option<u16>]) {
         for (rank, tokens) in old.held() {
             if let Some(rank) = to.get(usize::from(rank)).copied().flatten() {
@@ -60,7 +60,7 @@ impl Accounts {
         }
     }
 
-    /// The tables' part of the prices.
+    /// Sets the tables' part of the prices.
     pub(super) fn set_table_prices(&self, table_prices: &[TablePrice]) {
         for (rank, cell) in self.cells.iter().enumerate() {
             let start = table_prices.get(rank).copied().unwrap_or_default();

@@ -1,15 +1,15 @@
 //! `affinity_paper`: the paper's Algorithm 2 (appendix B), with its mask corrected.
 //!
-//! A request goes to the rank with the greatest score among those that had no request in this round; when all had one,
-//! a new round begins. As printed, line 4 gives minus infinity to the ranks whose mask is still set, that is to the
-//! available ones; here the ranks already served are left out, which is what the text describes.
+//! A request goes to the rank with the highest score among those without a request in this round; once all have had
+//! one, a new round begins. As printed, line 4 assigns minus infinity to the ranks whose mask is still set, i.e. to the
+//! available ones; here the ranks already served are excluded, as the text describes.
 //!
-//! It is kept as the baseline: it evens out the number of requests, whatever their length, and by the end of each
-//! round the last request has no choice left ([`affinity`](super::affinity) says what is done instead).
+//! Kept as the baseline: it evens out the number of requests, whatever their length, and the last request of each round
+//! has no choice left ([`affinity`](super::affinity) describes our alternative).
 
 use crate::policy::{Choice, Needs, Policy, RankLoad, Request, available, turn};
 
-/// The policy; see the module's text.
+/// The policy; see the module documentation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AffinityPaper;
 
@@ -26,7 +26,7 @@ impl Policy for AffinityPaper {
         let share = request.share.filter(|share| share.len() == loads.len());
         let score = |index: usize| share.map_or(0.0, |share| if share[index].is_finite() { share[index] } else { 0.0 });
         let available = || available(loads);
-        // All ranks had the same number of requests before this round.
+        // All ranks had equally many requests before this round.
         let round = available().map(|(_, load)| load.assigned_requests).min()?;
         let turn = turn(loads.len(), sequence);
         let better = |a: &usize, b: &usize| score(*a).total_cmp(&score(*b)).then(turn(*b).cmp(&turn(*a)));

@@ -1,20 +1,20 @@
-//! Policies that look at load or chance alone: `random`, `power_of_two`, `least_load`.
+//! Policies that use only load or randomness: `random`, `power_of_two`, `least_load`.
 //!
-//! They are what an operator compares with, and what runs where no tables are loaded. Chance is a hash of the sequence
-//! number: the same stream gives the same choices.
+//! They serve as baselines for operators, and run if no tables are loaded. Randomness is a hash of the sequence number,
+//! so equal streams give equal choices.
 
 use crate::hash::scramble;
 use crate::policy::{Choice, Policy, RankLoad, Request, available, turn};
 
-/// `random`: every available rank is as likely.
+/// `random`: every available rank is equally likely.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Random;
 
-/// `power_of_two`: the one of two random ranks with fewer tokens in flight.
+/// `power_of_two`: of two random ranks, the one with fewer tokens in flight.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PowerOfTwo;
 
-/// `least_load`: the rank with the fewest tokens in flight; equal ones in turn.
+/// `least_load`: the rank with the fewest tokens in flight; ties rotate.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LeastLoad;
 
@@ -47,7 +47,7 @@ impl Policy for PowerOfTwo {
         let ranks = count_available(loads);
         let chance = scramble(sequence);
         let first = (chance >> 32).checked_rem(ranks)?;
-        // The second of the pair is another rank wherever there is another one.
+        // The second one differs from the first if there is more than one rank.
         let second = (first + 1 + (chance & 0xffff_ffff) % (ranks - 1).max(1)) % ranks;
         let (first, second) = (available_at(loads, first)?, available_at(loads, second)?);
         let busy = |index: usize| loads[index].in_flight_tokens;

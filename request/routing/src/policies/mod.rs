@@ -1,4 +1,4 @@
-//! The one registry of policies: a new one is a file here, its module below, and an entry in `POLICIES`.
+//! The registry of policies: a new one is a file here, its module below, and an entry in `POLICIES`.
 
 pub mod affinity;
 mod affinity_paper;
@@ -15,10 +15,10 @@ use crate::settings::Settings;
 pub use affinity::Affinity;
 pub use round_robin::RoundRobin;
 
-/// Makes a policy with the given settings.
+/// Builds a policy from the given settings.
 type Make = fn(&Settings) -> Result<Box<dyn Policy>, PolicyError>;
 
-/// Every policy: its name and how it is made.
+/// Every policy: its name and constructor.
 const POLICIES: &[(&str, Make)] = &[
     ("affinity", |settings| Ok(Box::new(Affinity::new(settings)))),
     ("affinity_paper", |_| Ok(Box::new(affinity_paper::AffinityPaper))),
@@ -31,7 +31,7 @@ const POLICIES: &[(&str, Make)] = &[
     ("shadow", |settings| Ok(Box::new(shadow::Shadow::new(settings)?))),
 ];
 
-/// The names that [`policy`] and [`policy_with`] know, the default one first.
+/// The names accepted by [`policy`] and [`policy_with`], the default one first.
 pub const NAMES: [&str; POLICIES.len()] = {
     let mut names = [""; POLICIES.len()];
     let mut index = 0;
@@ -42,7 +42,7 @@ pub const NAMES: [&str; POLICIES.len()] = {
     names
 };
 
-/// A policy that cannot be made.
+/// Why a policy cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
     /// Not in the registry.
@@ -51,23 +51,23 @@ pub enum PolicyError {
         /// The name as given.
         name: String,
     },
-    /// A shadow needs another policy to route by.
+    /// `shadow` needs another policy as its baseline.
     #[error("`baseline` of policy `shadow` is `shadow`, expected a policy that routes")]
     ShadowOfItself,
 }
 
-/// The policy of that name with the default settings.
+/// The policy with this name, with default settings.
 ///
 /// # Errors
-/// [`PolicyError`]: there is no such policy.
+/// [`PolicyError`] if there is no such policy.
 pub fn policy(name: &str) -> Result<Box<dyn Policy>, PolicyError> {
     policy_with(name, &Settings::default())
 }
 
-/// The policy of that name with the given settings.
+/// The policy with this name and these settings.
 ///
 /// # Errors
-/// [`PolicyError`]: there is no such policy, or no such baseline.
+/// [`PolicyError`] if there is no such policy, or no such baseline.
 pub fn policy_with(name: &str, settings: &Settings) -> Result<Box<dyn Policy>, PolicyError> {
     let known = POLICIES.iter().find(|(known, _)| *known == name);
     let (_, make) = known.ok_or_else(|| PolicyError::Unknown { name: name.to_owned() })?;

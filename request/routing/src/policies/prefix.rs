@@ -1,12 +1,12 @@
-//! `prefix`: the rank with the least backlog and the fewest tokens of the prompt still to be computed.
+//! `prefix`: the rank with the least backlog and the fewest prompt tokens still to be computed.
 //!
-//! The [`cost`](crate::cost) of `affinity` without its communication, under the same load cap: the best that
-//! a gateway does if it knows prompts and caches, but not which experts a prompt needs.
+//! The [`cost`](crate::cost) of `affinity` without its communication, under the same load cap: the best possible for a
+//! gateway that knows prompts and caches, but not which experts a prompt needs.
 
 use crate::cost::Weighing;
 use crate::policy::{Choice, Needs, Policy, RankLoad, Request};
 
-/// The policy; see the module's text.
+/// The policy; see the module documentation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Prefix(pub(super) Weighing);
 

@@ -1,8 +1,8 @@
-//! `round_robin`: the available ranks strictly in turn, whatever the prompt.
+//! `round_robin`: the available ranks strictly in rotation, whatever the prompt.
 
 use crate::policy::{Choice, Policy, RankLoad, Request, available};
 
-/// Request `i` goes to the `i mod n`-th of the `n` available ranks. The position lives in the caller's sequence number.
+/// Request `i` goes to the `i mod n`-th of the `n` available ranks. The caller's sequence number holds the position.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoundRobin;
 

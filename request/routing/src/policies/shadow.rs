@@ -1,26 +1,26 @@
-//! `shadow`: routes by another policy, and lets the caller see what `affinity` would have done.
+//! `shadow`: routes by another policy, and shows the caller what `affinity` would have done.
 //!
-//! Which policy routes is [`Settings::baseline`]. The requests carry its name ([`Policy::acting_name`]); what is
-//! accumulated about the two is in [`Comparison`](crate::Comparison), not here: choosing changes nothing.
+//! [`Settings::baseline`] names the policy that routes, and requests carry its name ([`Policy::acting_name`]).
+//! [`Comparison`](crate::Comparison) accumulates the differences, not this policy: choosing changes nothing.
 
 use super::{Affinity, PolicyError, policy_with};
 use crate::policy::{Choice, Needs, Policy, RankLoad, Request};
 use crate::settings::Settings;
 
-/// Its own name, which it must not shadow.
+/// Its own name, which cannot be its baseline.
 const NAME: &str = "shadow";
 
-/// The policy; see the module's text.
+/// The policy; see the module documentation.
 pub(super) struct Shadow {
     acting: Box<dyn Policy>,
     watched: Affinity,
 }
 
 impl Shadow {
-    /// Routes by the baseline of these settings.
+    /// Routes by the baseline in these settings.
     ///
     /// # Errors
-    /// [`PolicyError`]: there is no such policy, or it is `shadow` itself.
+    /// [`PolicyError`] if there is no such policy, or it is `shadow` itself.
     pub(super) fn new(settings: &Settings) -> Result<Self, PolicyError> {
         if settings.baseline == NAME {
             return Err(PolicyError::ShadowOfItself);

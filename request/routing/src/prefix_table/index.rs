@@ -1,9 +1,9 @@
-//! Which ranks hold a block: a hash table of bit sets that is read without a lock.
+//! Which ranks hold a block: a hash table of bit sets with lock-free reads.
 //!
-//! A bucket has eight places; each is a block and one bit for every rank, all bits clear meaning free. A block lives in
-//! its bucket or nowhere, so nothing is ever moved, and a reader needs no more than to look at eight numbers. There are
-//! twice as many places as blocks can be held; a block that finds its bucket full (less than one in a hundred when
-//! every rank is full of blocks that no other has) is simply not found later.
+//! A bucket has eight places; each is a block and one bit per rank, where all bits clear means free. A block is in its
+//! bucket or nowhere, so nothing ever moves, and a reader checks just eight numbers. There are twice as many places as
+//! blocks can be held; a block whose bucket is full (less than one in a hundred when every rank is full of blocks that
+//! no other has) is simply not found later.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,14 +13,14 @@ const PLACES: usize = 8;
 
 #[derive(Debug)]
 pub(super) struct Index {
-    /// [buckets, 1 + words, PLACES]: the blocks of a bucket, then their bits, 64 ranks to a word.
+    /// [buckets, 1 + words, PLACES]: the blocks of a bucket, then their bits, 64 ranks per word.
     cells: Box<[AtomicU64]>,
     buckets: u64,
     words: usize,
 }
 
 impl Index {
-    /// Room for `blocks` blocks that one rank each holds.
+    /// Room for `blocks` blocks held by one rank each.
     pub(super) fn new(ranks: u16, blocks: u64) -> Self {
         let buckets = (2 * blocks).div_ceil(PLACES as u64).max(1);
         let words = usize::from(ranks).div_ceil(64);
@@ -48,7 +48,7 @@ impl Index {
         Self::place(bucket, block).map_or(0, |place| bucket[(1 + word) * PLACES + place].load(Ordering::Relaxed))
     }
 
-    /// Leading blocks of the chain that each rank holds.
+    /// Number of leading blocks of the chain that each rank holds.
     pub(super) fn held_blocks(&self, chain: &[u64], held: &mut [u64]) {
         held.fill(0);
         for (word, held) in held.chunks_mut(64).enumerate().take(self.words) {
@@ -65,14 +65,14 @@ impl Index {
         }
     }
 
-    /// Notes a holder. Called with the table's lock held, as is [`remove`](Self::remove).
+    /// Adds a holder. Requires the table's lock, like [`remove`](Self::remove).
     pub(super) fn insert(&self, block: u64, rank: u16) {
         let bucket = self.bucket(block);
         let free = |place: &usize| (0..self.words).all(|word| self.bits(bucket, word, *place) == 0);
         let Some(place) = Self::place(bucket, block).or_else(|| (0..PLACES).find(free)) else { return };
         bucket[place].store(block, Ordering::Relaxed);
         let (word, bit) = word_and_bit(rank);
-        // A thread that sees the bit sees its block.
+        // Release: a thread that sees the bit sees its block.
         bucket[(1 + word) * PLACES + place].fetch_or(bit, Ordering::Release);
     }
 

@@ -1,4 +1,4 @@
-//! The blocks of one rank in order of use: a map and a doubly linked list in arrays of fixed size.
+//! The blocks of one rank in order of use: a map and a doubly linked list in fixed-size arrays.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -11,9 +11,9 @@ const NONE: u32 = u32::MAX;
 /// The outcome of a touch.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Touched {
-    /// The block was there.
+    /// The block was already there.
     Known,
-    /// It is there now; the least recently used one had to make room.
+    /// The block was added, possibly evicting the least recently used one.
     New { forgotten: Option<u64> },
 }
 
@@ -24,7 +24,7 @@ struct Entry {
     older: u32,
 }
 
-/// Blocks are hashes already, unless a trace names them by small numbers.
+/// Blocks are already hashes, unless a trace names them by small numbers.
 #[derive(Clone, Copy, Debug, Default)]
 struct BlockHasher(u64);
 
@@ -60,7 +60,7 @@ impl Lru {
         Lru { capacity, entries: Vec::with_capacity(capacity as usize), places, newest: NONE, oldest: NONE }
     }
 
-    /// Bytes of a full one: entries, and a map of 16 bytes and one of control in at least twice as many places.
+    /// Bytes of a full one: entries, and a map with 16 bytes plus a control byte in at least twice as many places.
     pub(super) fn memory_bytes(capacity: u32) -> usize {
         let places = (2 * capacity as usize * 8 / 7).next_power_of_two();
         capacity as usize * size_of::<Entry>() + places * (size_of::<(u64, u32)>() + 1)
@@ -91,7 +91,7 @@ impl Lru {
         Touched::New { forgotten }
     }
 
-    /// Forgets a block; false if it was not there.
+    /// Removes a block; false if it was not there.
     pub(super) fn remove(&mut self, block: u64) -> bool {
         let Some(place) = self.places.remove(&block) else { return false };
         self.unlink(place);
@@ -112,7 +112,7 @@ impl Lru {
         self.entries.iter().map(|entry| entry.block)
     }
 
-    /// All blocks, the least recently used one first.
+    /// All blocks, least recently used first.
     pub(super) fn oldest_first(&self) -> impl Iterator<Item = u64> {
         let mut next = self.oldest;
         std::iter::from_fn(move || {
@@ -132,7 +132,7 @@ impl Lru {
         self.join(NONE, place);
     }
 
-    /// Makes two places neighbours in the order of use; [`NONE`] is the end on that side.
+    /// Makes two entries neighbours in the order of use; [`NONE`] is the end on that side.
     fn join(&mut self, newer: u32, older: u32) {
         match newer {
             NONE => self.newest = older,

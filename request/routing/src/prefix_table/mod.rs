@@ -1,17 +1,17 @@
 //! Estimated content of each rank's prefix cache: a bounded table of chained block hashes per rank.
 //!
-//! An engine keeps the keys and values of prompt blocks and does not compute a prompt's longest known prefix again. The
-//! table repeats that from outside: [`PrefixTable::record`] notes the blocks of a request on the rank that it was sent
-//! to, and forgets the blocks that this rank used least recently once it holds `blocks_per_rank`;
-//! [`PrefixTable::cached`] returns for every rank how many leading blocks of a prompt it holds. A block is named by a
-//! hash of itself and everything before it (`chain`), so equal prefixes have equal names and a lookup never compares
-//! tokens.
+//! An engine keeps the keys and values of prompt blocks and does not recompute a prompt's longest known prefix. The
+//! table mirrors that from outside: [`PrefixTable::record`] notes the blocks of a request on the rank it was sent to,
+//! and evicts this rank's least recently used blocks beyond `blocks_per_rank`; [`PrefixTable::cached`] returns how many
+//! leading blocks of a prompt every rank holds. A block is named by a hash of itself and everything before it
+//! (`chain`), so equal prefixes have equal names and a lookup never compares tokens.
 //!
 //! Reading takes no lock and allocates nothing: one probe per block finds the bit set of the ranks that hold it
-//! (`index`). Writing takes the table's one lock and keeps the exact order of use of each rank (`lru`). A reader that
-//! meets a writer may see a block too many or too few: the answer is an estimate of a cache that cannot be seen.
+//! (`index`). Writing takes the table's only lock and keeps the exact order of use of each rank (`lru`). A reader
+//! concurrent with a writer may see a block too many or too few: the answer is only an estimate of a cache that cannot
+//! be observed.
 //!
-//! Memory, at most: `blocks_per_rank x ranks x (100 + 16 x ceil(ranks / 64))` bytes for powers of two
+//! Maximum memory: `blocks_per_rank x ranks x (100 + 16 x ceil(ranks / 64))` bytes for powers of two
 //! ([`PrefixTable::memory_bytes`]): 7 MiB for 8 ranks, 58 MiB for 64 ranks of the default 8,192 blocks each.
 
 mod chain;
@@ -27,13 +27,14 @@ pub use chain::block_hashes;
 use index::Index;
 use lru::{Lru, Touched};
 
-/// How prompts are cut into blocks, and how many blocks a rank is believed to keep.
+/// How prompts are cut into blocks, and how many blocks a rank is assumed to keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrefixSettings {
-    /// Tokens of a block; only whole blocks are shared. Best a multiple of the engine's own page size.
+    /// Tokens per block; only full blocks are shared. Best a multiple of the engine's own page size.
     pub block_tokens: u32,
-    /// Blocks that a rank keeps: its cache in tokens over `block_tokens`. Zero: engines are believed to cache nothing.
+    /// Blocks that a rank keeps: its cache size in tokens over `block_tokens`. Zero: engines are assumed to cache
+    /// nothing.
     pub blocks_per_rank: u32,
 }
 
@@ -43,7 +44,7 @@ impl Default for PrefixSettings {
     }
 }
 
-/// Most numbers in the half of an index that blocks can fill, `ranks x blocks x (1 + ceil(ranks / 64))`; bounds its
+/// Maximum numbers in the half of an index that blocks can fill, `ranks x blocks x (1 + ceil(ranks / 64))`; limits its
 /// memory to 1 GiB.
 const MAX_NUMBERS: u64 = 1 << 26;
 
@@ -59,20 +60,20 @@ impl PrefixSettings {
     }
 }
 
-/// The blocks of all ranks; see the module's text.
+/// The blocks of all ranks; see the module documentation.
 #[derive(Debug)]
 pub struct PrefixTable {
     index: Index,
-    /// One per rank, made when the rank first gets a request.
+    /// One per rank, created with the rank's first request.
     ranks: Mutex<Vec<Option<Lru>>>,
     block_tokens: u32,
     blocks_per_rank: u32,
 }
 
 impl PrefixTable {
-    /// An empty table. `None` if the settings keep no blocks or there are no ranks. Where there are so many ranks that
-    /// the index would exceed 1 GiB, each keeps fewer blocks (see [`blocks_per_rank`](Self::blocks_per_rank)), from
-    /// 65,472 ranks on none.
+    /// An empty table. `None` if the settings keep no blocks or there are no ranks. With so many ranks that the index
+    /// would exceed 1 GiB, each keeps fewer blocks (see [`blocks_per_rank`](Self::blocks_per_rank)), from 65,472 ranks
+    /// on none.
     pub fn new(ranks: u16, settings: &PrefixSettings) -> Option<Self> {
         let numbers = u64::from(ranks) * (1 + u64::from(ranks.div_ceil(64)));
         let even_part = MAX_NUMBERS.checked_div(numbers)?;
@@ -88,8 +89,8 @@ impl PrefixTable {
         })
     }
 
-    /// The table of other ranks that goes on from `old`, in which rank `r` was `from[r]`. Nothing is taken over where
-    /// blocks were of another length. `None` as for [`new`](Self::new).
+    /// A table for other ranks that continues from `old`, in which rank `r` was `from[r]`. Starts empty if the block
+    /// length differs. `None` under the conditions of [`new`](Self::new).
     pub fn succeed(old: Option<&Self>, from: &[Option<u16>], settings: &PrefixSettings) -> Option<Self> {
         let table = Self::new(u16::try_from(from.len()).unwrap_or(u16::MAX), settings)?;
         let Some(old) = old.filter(|old| old.block_tokens == table.block_tokens) else { return Some(table) };
@@ -108,7 +109,7 @@ impl PrefixTable {
         self.ranks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tokens of a block.
+    /// Tokens per block.
     pub fn block_tokens(&self) -> u32 {
         self.block_tokens
     }
@@ -124,8 +125,8 @@ impl PrefixTable {
         self.index.memory_bytes() + ranks * Lru::memory_bytes(self.blocks_per_rank)
     }
 
-    /// Leading tokens of the prompt with these blocks that each rank holds, into `cached` (one per rank; further ones
-    /// get zero). `chain` comes from [`block_hashes`], or from a trace that names its blocks.
+    /// Writes to `cached` how many leading tokens of a prompt each rank holds (one value per rank; extra ones are
+    /// zero). `chain` is the result of [`block_hashes`], or comes from a trace that names its blocks.
     pub fn cached(&self, chain: &[u64], cached: &mut [u64]) {
         self.index.held_blocks(chain, cached);
         for tokens in cached {
@@ -133,15 +134,15 @@ impl PrefixTable {
         }
     }
 
-    /// Notes that a request with these blocks goes to `rank`. Blocks beyond the rank's room are left out, from the end.
-    /// Returns how many blocks the rank did not hold before; `None` if there is no such rank.
+    /// Records that a request with these blocks goes to `rank`. Trailing blocks beyond the rank's capacity are left
+    /// out. Returns how many blocks are new to the rank; `None` if there is no such rank.
     pub fn record(&self, rank: u16, chain: &[u64]) -> Option<usize> {
         let mut ranks = self.lock();
         let slot = ranks.get_mut(usize::from(rank))?;
         let lru = slot.get_or_insert_with(|| Lru::new(self.blocks_per_rank));
         let kept = &chain[..chain.len().min(self.blocks_per_rank as usize)];
         let mut new = 0;
-        // The last block first, so that it is also the first to be forgotten: what remains is still a prefix.
+        // The last block first, so that it is also evicted first: what remains is still a prefix.
         for &block in kept.iter().rev() {
             if let Touched::New { forgotten } = lru.touch(block) {
                 new += 1;
@@ -154,8 +155,8 @@ impl PrefixTable {
         Some(new)
     }
 
-    /// The request that [`record`](Self::record) noted did not run after all: forgets the last `new` of its blocks that
-    /// the rank has room for. What they displaced stays forgotten. False if there is no such rank.
+    /// Reverses a [`record`](Self::record) whose request did not run: forgets the last `new` of its blocks within the
+    /// rank's capacity. Blocks that they evicted stay evicted. False if there is no such rank.
     pub fn take_back(&self, rank: u16, chain: &[u64], new: usize) -> bool {
         self.change(rank, |slot| {
             let Some(lru) = slot else { return };
@@ -168,7 +169,7 @@ impl PrefixTable {
         })
     }
 
-    /// Forgets everything about a rank: its engine may have started again. False if there is no such rank.
+    /// Forgets everything about a rank, whose engine may have restarted. False if there is no such rank.
     pub fn forget(&self, rank: u16) -> bool {
         self.change(rank, |slot| {
             for block in slot.take().iter().flat_map(Lru::blocks) {
