@@ -1,5 +1,5 @@
-//! Judges bodies for `tests/ids/run.py`: reads lines `ROUTE BODY` and writes for each `0`, or `1` where a token id is
-//! outside the vocabulary; `judge_ids SIZE`.
+//! Judges bodies for `tests/ids/run.py`: reads lines `ROUTE BODY` and writes `0` for each, or `1` if a token id is
+//! outside the vocabulary. Usage: `judge_ids SIZE`.
 
 use std::io::{BufRead, BufWriter, Write};
 

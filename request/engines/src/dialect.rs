@@ -1,4 +1,4 @@
-//! Where pins travel, per engine, version and route.
+//! How pins are sent, per engine, version and route.
 //!
 //! | engine | chat, completions | responses, messages | `/generate` |
 //! |---|---|---|---|
@@ -10,14 +10,13 @@
 //! | vllm | header | messages: header | - |
 //! | any, with a URL for each rank | URL | URL | URL |
 //!
-//! The header is `x-data-parallel-rank`. An engine that does not report its version is taken for the newest: whether
-//! its pins take effect is verified on each route in any case (see [`crate::verify`]). SGLang's Responses route reads
-//! no pin in 0.5.19 and reads the header in 0.5.23; what lies between counts as not reading it. vLLM's reads none in
+//! The header is `x-data-parallel-rank`. An engine that does not report its version is assumed to be the newest; pins
+//! are verified on each route in any case (see [`crate::verify`]). SGLang's Responses route reads no pin in 0.5.19 and
+//! reads the header in 0.5.23; versions in between are treated as not reading it. vLLM's Responses route reads none in
 //! 0.30 and 0.32, although its other routes do.
 //!
-//! The table says what is believed before there is evidence ([`Dialect::reads`]). An engine that reads the header on
-//! its chats may read it on other OpenAI routes, too, in a version that is not known here: probes go there as well, by
-//! [`Dialect::carrier`].
+//! The table is the assumption without evidence ([`Dialect::reads`]). An engine that reads the header on chats may read
+//! it on other OpenAI routes, too, in versions unknown here, so probes are sent there as well ([`Dialect::carrier`]).
 
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +25,7 @@ use crate::{Engine, Route, Version};
 
 /// The body field that SGLang reads since 0.5.10.
 pub const ROUTED_DP_RANK: &str = "routed_dp_rank";
-/// The body field that SGLang read before.
+/// The body field that SGLang read before 0.5.10.
 pub const DATA_PARALLEL_RANK: &str = "data_parallel_rank";
 
 const GENERATE_FIELD: Version = Version::new(0, 4, 7);
@@ -34,28 +33,28 @@ const OPENAI_FIELD: Version = Version::new(0, 5, 8);
 const HEADER: Version = Version::new(0, 5, 10);
 const RESPONSES_HEADER: Version = Version::new(0, 5, 23);
 
-/// Where a pin travels.
+/// The carrier of a pin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Carrier {
     /// In the header [`crate::pin::HEADER`].
     Header,
     /// In this field of the body.
     Field(&'static str),
-    /// Each rank has a URL of its own.
+    /// In the URL: each rank has its own.
     Url,
 }
 
-/// How vLLM counts ranks in a pin, where an API server is in front of some of the ranks only.
+/// How vLLM numbers ranks in pins if an API server serves only some of the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RankBase {
-    /// The first rank behind a URL has the number that it has among all ranks (vLLM's Rust front end).
+    /// The first rank behind a URL has its global number (vLLM's Rust front end).
     Global,
     /// The first rank behind a URL is 0 (vLLM's Python front end with `--data-parallel-hybrid-lb`).
     Local,
 }
 
-/// A [`Carrier`] in a byte, or none.
+/// A [`Carrier`] in one byte, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     None,
@@ -81,7 +80,7 @@ impl Way {
     }
 }
 
-/// How one engine is pinned, as probed. Sampled requests keep one.
+/// How to pin requests on one engine, as found by probing. Sampled requests keep one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dialect {
     engine: Engine,
@@ -89,25 +88,25 @@ pub struct Dialect {
     responses: Way,
     messages: Way,
     generate: Way,
-    /// The number of the first rank in pins.
+    /// The number of the first rank, as pins count.
     first_rank: u16,
-    /// Ranks behind each URL; `None`: all of them are behind one.
+    /// Ranks behind each URL; `None` if all of them are behind one.
     ranks_per_url: Option<u16>,
     rank_base: RankBase,
-    /// The engine reports no ranks: what it reads has to be proved first.
+    /// The engine reports no ranks, so whether it reads pins must be proved first.
     unproven: bool,
 }
 
 impl Dialect {
-    /// Of an engine; `version` is `None` where it does not report one.
+    /// The dialect of an engine; `version` is `None` if not reported.
     pub fn of(engine: Engine, version: Option<Version>) -> Self {
         let [openai, responses, messages, generate] = match engine {
             Engine::Openai => [Way::None; 4],
-            // Messages go through chats.
+            // Messages are handled as chats.
             Engine::Vllm => [Way::Header, Way::None, Way::Header, Way::None],
             Engine::Semmoe | Engine::Sglang => {
                 let [openai, responses, generate] = Self::sglang(version.filter(|_| engine == Engine::Sglang));
-                // Both were read in 0.5.23 and no earlier one.
+                // 0.5.23 reads both; no earlier version is known to.
                 [openai, responses, responses, generate]
             }
         };
@@ -115,7 +114,7 @@ impl Dialect {
         Self { engine, openai, responses, messages, generate, first_rank, ranks_per_url, rank_base, unproven: false }
     }
 
-    /// Of its OpenAI routes, of responses and messages, of `/generate`.
+    /// Carriers of the OpenAI routes, of responses and messages, and of `/generate`.
     fn sglang(version: Option<Version>) -> [Way; 3] {
         let since = |first: Version| version.is_none_or(|version| version >= first);
         if since(HEADER) {
@@ -125,41 +124,41 @@ impl Dialect {
         [field.only_if(since(OPENAI_FIELD)), Way::None, field.only_if(since(GENERATE_FIELD))]
     }
 
-    /// Of an engine with one URL for each rank.
+    /// The dialect of an engine with one URL per rank.
     pub fn by_url(engine: Engine) -> Self {
         let (url, ranks_per_url) = (Way::Url, Some(1));
         Self { openai: url, responses: url, messages: url, generate: url, ranks_per_url, ..Self::unpinned(engine) }
     }
 
-    /// Of an engine that reads no pins, or of whose ranks too little is known to send any.
+    /// The dialect of an engine that reads no pins, or of whose ranks too little is known to send any.
     pub fn unpinned(engine: Engine) -> Self {
         Self { engine, ..Self::of(Engine::Openai, None) }
     }
 
-    /// The same for an engine with one URL for each node, in the order of their ranks, and as many ranks behind each.
+    /// Sets one URL per node, in rank order, with this many ranks behind each.
     #[must_use]
     pub fn with_nodes(self, ranks_per_url: u16, rank_base: RankBase) -> Self {
         Self { ranks_per_url: Some(ranks_per_url), rank_base, ..self }
     }
 
-    /// The same for an engine whose first rank behind this URL is called `first_rank` in pins.
+    /// Sets the number that pins use for the first rank behind this URL.
     #[must_use]
     pub fn with_first_rank(self, first_rank: u16) -> Self {
         Self { first_rank, ..self }
     }
 
-    /// The same for an engine of as many ranks as somebody else says: nothing is believed before it is proved.
+    /// Marks the number of ranks as taken from another source: no pin is trusted before it is proved.
     #[must_use]
     pub fn unproven(self) -> Self {
         Self { unproven: true, ..self }
     }
 
-    /// The engine that it is of.
+    /// The engine of this dialect.
     pub fn engine(&self) -> Engine {
         self.engine
     }
 
-    /// Where an engine of this version reads the pin of a request on `route`, as far as that is known without proof.
+    /// How this engine version reads the pin of a request on `route`, as far as known without proof.
     pub fn reads(&self, route: Route) -> Option<Carrier> {
         self.carrier_of(route).filter(|carrier| !self.unproven || *carrier == Carrier::Url)
     }
@@ -170,17 +169,16 @@ impl Dialect {
             Route::Responses => self.responses.carrier(),
             Route::Messages => self.messages.carrier(),
             Route::Generate => self.generate.carrier(),
-            // Only one URL for each rank distinguishes embeddings.
+            // Embeddings can only be pinned by a URL per rank.
             Route::Embeddings => self.openai.only_if(self.openai == Way::Url).carrier(),
             Route::Tokenize | Route::Detokenize | Route::CountTokens | Route::Extra => None,
         }
     }
 
-    /// Where the pin of a request on `route` travels, if one is sent: where the engine reads it, or else where it
-    /// might.
+    /// How to send the pin of a request on `route`: where the engine reads it, or else where it might.
     ///
     /// # Errors
-    /// [`PinError::NoCarrier`] where this engine certainly reads none.
+    /// [`PinError::NoCarrier`] if this engine certainly reads none.
     pub fn carrier(&self, route: Route) -> Result<Carrier, PinError> {
         let may_read = matches!(route, Route::Responses | Route::Messages) && self.openai == Way::Header;
         let carrier = self.carrier_of(route).or_else(|| self.openai.only_if(may_read).carrier());
@@ -200,7 +198,7 @@ impl Dialect {
         }
     }
 
-    /// Which of the engine's URLs a rank is behind.
+    /// Index of the URL that a rank is behind.
     pub fn url_index(&self, rank: semmoe_tables::RankId) -> usize {
         self.ranks_per_url.map_or(0, |ranks| usize::from(rank.get() / ranks.max(1)))
     }
@@ -231,7 +229,7 @@ mod tests {
             (Engine::Sglang, Some("0.5.7"), [None, None, None, None, OLD, None, None, None, None]),
             (Engine::Sglang, Some("0.4.7"), [None, None, None, None, OLD, None, None, None, None]),
             (Engine::Sglang, Some("0.4.6"), [None; 9]),
-            // The worker numbers itself.
+            // The worker has its own version numbers.
             (Engine::Semmoe, Some("0.1.0"), [H, H, H, None, NEW, None, H, None, None]),
             (Engine::Vllm, Some("0.33.0"), [H, H, None, None, None, None, H, None, None]),
             (Engine::Openai, None, [None; 9]),

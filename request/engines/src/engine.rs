@@ -1,4 +1,4 @@
-//! Which engines and routes there are.
+//! The supported engines and routes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,17 +9,17 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
-    /// SGLang; what it can depends on its version.
+    /// SGLang; its capabilities depend on its version.
     Sglang,
     /// semmoe's own worker; it speaks SGLang's dialect and reports more about itself.
     Semmoe,
     /// vLLM.
     Vllm,
-    /// Any other server with the OpenAI routes; one rank for each URL.
+    /// Any other server with the OpenAI routes; one rank per URL.
     Openai,
 }
 
-/// A name that is no engine.
+/// The name of an unknown engine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown engine '{found}' (known: sglang, semmoe, vllm, openai)")]
 pub struct UnknownEngine {
@@ -28,10 +28,10 @@ pub struct UnknownEngine {
 }
 
 impl Engine {
-    /// All of them.
+    /// All engines.
     pub const ALL: [Self; 4] = [Self::Sglang, Self::Semmoe, Self::Vllm, Self::Openai];
 
-    /// Its name in configuration files and on the command line.
+    /// Name in configuration files and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sglang => "sglang",
@@ -41,7 +41,7 @@ impl Engine {
         }
     }
 
-    /// Whether it speaks SGLang's own routes beside the OpenAI ones.
+    /// Whether it supports SGLang's own routes besides the OpenAI ones.
     pub fn speaks_sglang(self) -> bool {
         matches!(self, Self::Sglang | Self::Semmoe)
     }
@@ -64,7 +64,7 @@ impl FromStr for Engine {
     }
 }
 
-/// A route of the data plane; all others are refused, for engines have routes that replace weights.
+/// A route of the data plane. All others are refused, since engines have routes that replace weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Route {
     /// `/v1/chat/completions`
@@ -83,14 +83,14 @@ pub enum Route {
     Messages,
     /// `/detokenize`
     Detokenize,
-    /// `/v1/messages/count_tokens`: how many tokens Anthropic's form of a chat has
+    /// `/v1/messages/count_tokens`: counts the tokens of a chat in Anthropic's form
     CountTokens,
-    /// Another path that a configuration allows; what its bodies mean is the engine's matter.
+    /// Another path allowed by the configuration; the engine defines the meaning of its bodies.
     Extra,
 }
 
 impl Route {
-    /// All that have a path of their own.
+    /// All routes with a fixed path.
     pub const ALL: [Self; 9] = [
         Self::Chat,
         Self::Completions,
@@ -103,7 +103,7 @@ impl Route {
         Self::CountTokens,
     ];
 
-    /// The path, the same at the gateway and at the engine; that of an extra route is the request's.
+    /// The path, equal at the gateway and at the engine; an extra route's path is the request's.
     pub fn path(self) -> &'static str {
         match self {
             Self::Chat => "/v1/chat/completions",
@@ -119,7 +119,7 @@ impl Route {
         }
     }
 
-    /// Its path, or that it is an extra one.
+    /// Its path, or the name for extra routes.
     pub fn name(self) -> &'static str {
         if self == Self::Extra { "extra" } else { self.path() }
     }
@@ -129,12 +129,12 @@ impl Route {
         !matches!(self, Self::Generate)
     }
 
-    /// Whether the engine runs the model for it, so that it counts as load.
+    /// Whether it runs the model, and so counts as load.
     pub fn runs_model(self) -> bool {
         !matches!(self, Self::Tokenize | Self::Detokenize | Self::CountTokens)
     }
 
-    /// Whether answers hold generated tokens.
+    /// Whether answers contain generated tokens.
     pub fn generates(self) -> bool {
         matches!(self, Self::Chat | Self::Completions | Self::Responses | Self::Generate | Self::Messages)
     }

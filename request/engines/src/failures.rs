@@ -1,16 +1,17 @@
-//! Answers in which an engine reports that it failed: errors of the server, and generations that it aborted.
+//! Detects answers that report an engine failure: server errors, and generations that the engine aborted.
 //!
-//! vLLM's API servers and SGLang's HTTP server outlive what computes behind them. Then requests get a 500, a 200 whose
-//! generation ended as `abort`, or an error event in a stream that began well. Engines repeat what clients sent, also
-//! as objects (`metadata` of a response), so a failure is one only at its own place in the document:
+//! vLLM's API servers and SGLang's HTTP server outlive the processes that compute. Requests then get a 500, a 200 whose
+//! generation ended as `abort`, or an error event in a stream that began well. Engines echo what clients sent, even as
+//! objects (`metadata` of a response), so a failure counts only at its proper place in the document:
 //!
-//! | place | of | a failure where |
+//! | place | routes | failure if |
 //! |---|---|---|
 //! | `error`, `response.error` | every route; events of `/v1/responses` | `code` is 500 or above, or there is none and `type` or `code` names the server |
 //! | `choices[].finish_reason` | chat, completions | `"abort"`, or an object of that `type` whose `status_code` is not 400 to 499 |
-//! | `meta_info.finish_reason` | `/generate`, also in each element of an array | the same |
+//! | `meta_info.finish_reason` | `/generate`, also in each element of an array | as for `choices[].finish_reason` |
 //!
-//! The text of an error is no evidence, for it can be a client's: the health route says whether an engine core is dead.
+//! The text of an error is no evidence, since a client may have supplied it; the health route shows whether an engine
+//! core is dead.
 
 use std::sync::LazyLock;
 
@@ -24,19 +25,19 @@ pub use document::Document;
 static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"error\""));
 static ABORT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"abort\""));
 
-/// How an engine failed a request that it had taken.
+/// How an engine failed a request after accepting it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The engine core is dead, as the health route of the server in front of it says.
+    /// The engine core is dead, according to the health route of the server in front of it.
     Dead,
-    /// It ended the generation for a reason of its own.
+    /// It aborted the generation for a reason of its own.
     Abort,
-    /// It reports an error of the server.
+    /// It reported a server error.
     Error,
 }
 
 impl Failure {
-    /// In metrics and logs.
+    /// Label in metrics and logs.
     pub fn label(self) -> &'static str {
         match self {
             Self::Dead => "engine_dead",
@@ -46,7 +47,7 @@ impl Failure {
     }
 }
 
-/// The failure that whole events of a stream report.
+/// The failure reported by complete events of a stream.
 pub fn in_events(events: &[u8]) -> Option<Failure> {
     if !may_report(events) {
         return None;
@@ -54,20 +55,19 @@ pub fn in_events(events: &[u8]) -> Option<Failure> {
     data_lines(events).filter_map(|data| Document::default().push(data, true)).last()
 }
 
-/// The documents of events.
+/// The documents in events.
 fn data_lines(events: &[u8]) -> impl Iterator<Item = &[u8]> {
     let lines = events.split(|byte| matches!(byte, b'\n' | b'\r'));
     lines.filter_map(|line| Some(line.strip_prefix(b"data:")?.trim_ascii()))
 }
 
-/// Whether bytes have a word without which there is no failure in them. Text cannot have it, as quotes in it are
-/// escaped.
+/// Whether the bytes contain a word that every failure has. Text cannot contain it, as quotes in text are escaped.
 fn may_report(bytes: &[u8]) -> bool {
     ERROR.find(bytes).is_some() || ABORT.find(bytes).is_some()
 }
 
-/// Whether the first piece of an answer has no content for the client yet: no text, no tokens, no tool call.
-/// `false` where that is not certain.
+/// Whether the first piece of an answer has no content for the client yet: no text, no tokens, no tool call. `false` if
+/// that is uncertain.
 pub fn is_empty(piece: &[u8]) -> bool {
     let nothing = |json: &[u8]| serde_json::from_slice(json).is_ok_and(|value| says_nothing(&value));
     if matches!(piece.trim_ascii_start().first(), Some(b'{' | b'[')) {
@@ -77,7 +77,7 @@ pub fn is_empty(piece: &[u8]) -> bool {
     lines.peek().is_some() && lines.all(nothing)
 }
 
-/// One document of an answer, an event or the whole.
+/// Whether one document, an event or an entire answer, has no content.
 fn says_nothing(value: &Value) -> bool {
     let empty = |value: &Value| match value {
         Value::Null => true,
@@ -108,7 +108,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
-    /// As vLLM 0.30 answered when an engine core was killed.
+    /// The answer of vLLM 0.30 after an engine core was killed.
     const CORE: &str = r#"{"error":{"message":"EngineCore encountered an issue. See stack trace (above) for the root cause.","type":"InternalServerError","param":null,"code":500}}"#;
 
     fn in_document(document: &str) -> Option<Failure> {
@@ -129,7 +129,7 @@ mod tests {
             (error(r#"{"message":"too long","type":"BadRequestError"}"#), None),
             (error(r#""some text""#), None),
             ("data: {\"error\"".to_owned(), None),
-            // Anthropic's form, and the responses' own.
+            // In Anthropic's form, and that of responses.
             (
                 "event: error\r\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\"}}\r\n\r\n".to_owned(),
                 Some(Failure::Error),
@@ -162,7 +162,7 @@ mod tests {
             (aborted(r#","status_code":null"#), Some(Failure::Abort)),
             (aborted(r#","status_code": 400"#), None),
             (format!("[{},{}]", aborted(r#","status_code":400"#), aborted("")), Some(Failure::Abort)),
-            // The message quotes a client's schema, with any brackets.
+            // The message quotes a client's schema, with arbitrary brackets.
             (aborted(&format!("{schema}400")), None),
             (aborted(&format!("{schema}500")), Some(Failure::Abort)),
             (CORE.to_owned(), Some(Failure::Error)),
@@ -200,7 +200,7 @@ mod tests {
         }
     }
 
-    /// Any object that a client may have an engine repeat, with words of failures at every depth.
+    /// Any object that a client may have an engine echo, with words of failures at every depth.
     fn any_object() -> impl Strategy<Value = Value> {
         let key = || {
             let keys =
@@ -218,7 +218,7 @@ mod tests {
         })
     }
 
-    /// The same rules on a parsed document.
+    /// Applies the rules to a parsed document.
     fn by_parsing(value: &Value) -> Option<Failure> {
         let of_error = |error: &Value| {
             let code = error["code"].as_u64();
@@ -248,7 +248,7 @@ mod tests {
             let _ = (in_events(piece.as_bytes()), Document::default().push(piece.as_bytes(), false), is_empty(piece.as_bytes()));
         }
 
-        /// Whatever the text of an answer is, and whatever of the request is repeated in it, it is no failure.
+        /// Whatever the text of an answer is, and whatever it echoes from the request, it is not a failure.
         #[test]
         fn what_a_client_sent_is_no_failure(text in ".{0,40}", at in 0usize..3, object in any_object()) {
             let bait = ["\"finish_reason\":\"abort\"", "\n\ndata: {\"error\":{\"code\":500}}\n\n", "\"abort\""][at];
@@ -261,7 +261,7 @@ mod tests {
             prop_assert_eq!(in_events(format!("data: {whole}\n\n").as_bytes()), None);
         }
 
-        /// However a document is cut, it reports the same, and what it reports whole.
+        /// A document reports the same failure however it is cut.
         #[test]
         fn cuts_do_not_matter(
             error in any_object(), reason in any_object(), meta in any_object(), cuts in proptest::collection::vec(0usize..400, 0..6)

@@ -1,8 +1,8 @@
-//! The members of request bodies that are not just passed on: the treatment of each, by route.
+//! Members of request bodies that are not simply passed on: how to treat each, by route.
 //!
-//! Read from the request classes of SGLang 0.5.23 and vLLM 0.33.0. `request/engines/FIELDS.md` lists all of their
-//! fields, these and those that pass, and is compared with this table; `tests/engines/fields.py` finds fields that a
-//! newer version adds.
+//! Based on the request classes of SGLang 0.5.23 and vLLM 0.33.0. `request/engines/FIELDS.md` lists all of their
+//! fields, including those passed on, and is compared with this table; `tests/engines/fields.py` finds fields that
+//! newer versions add.
 
 mod check;
 
@@ -13,36 +13,36 @@ use crate::json::is_key;
 
 pub use check::{Fault, Rules};
 
-/// The treatment of a member.
+/// How to treat a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Treatment {
-    /// Taken out: a pin, or a message between routers and engines. Clients could choose a rank with it, have an
-    /// engine connect to a host, or claim what is cached.
+    /// Removed: a pin, or a message between routers and engines. Clients could use it to choose a rank, make an engine
+    /// connect to a host, or claim cached content.
     Removed,
-    /// The request is refused: without the member it would be another one.
+    /// The request is refused, since it would mean something else without the member.
     Refused,
-    /// Names LoRA adapters, of which the configuration may allow some only.
+    /// Names LoRA adapters; the configuration may restrict them.
     Adapters,
     /// Token ids, which must be in the vocabulary.
     Ids(Form),
-    /// An object, or a list of them, whose members become the engine's arguments. What would be removed from the body
-    /// is refused here.
+    /// An object, or a list of objects, whose members become the engine's arguments. Members that would be removed from
+    /// the body are refused here.
     Arguments,
 }
 
-/// A member of a body by its name.
+/// A member of a body, by name.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Field {
     /// The member's key.
     pub name: &'static str,
-    /// Its treatment.
+    /// How to treat it.
     pub treatment: Treatment,
-    /// Routes on which an engine reads it so.
+    /// Routes on which an engine interprets it this way.
     routes: &'static [Route],
 }
 
 impl Field {
-    /// Whether it means this on the route. On routes whose bodies are the engine's matter every name may.
+    /// Whether it has this meaning on the route. On routes whose bodies the engine defines, every name may.
     pub fn is_on(&self, route: Route) -> bool {
         route == Route::Extra || self.routes.contains(&route)
     }
@@ -52,7 +52,7 @@ const fn field(name: &'static str, treatment: Treatment, routes: &'static [Route
     Field { name, treatment, routes }
 }
 
-/// Of any engine, version and route: what is not read does no harm.
+/// For all engines, versions and routes: removing an unused member does no harm.
 const fn removed(name: &'static str) -> Field {
     field(name, Treatment::Removed, &Route::ALL)
 }
@@ -68,7 +68,7 @@ const fn ids_or_text(name: &'static str, routes: &'static [Route]) -> Field {
 /// Routes with the OpenAI API's sampling parameters.
 const SAMPLING: &[Route] = &[Route::Chat, Route::Completions, Route::Responses];
 
-/// All of them.
+/// All treated members.
 pub const FIELDS: [Field; 46] = [
     // Ranks, and hosts from which an engine fetches keys and values.
     removed(ROUTED_DP_RANK),
@@ -84,7 +84,7 @@ pub const FIELDS: [Field; 46] = [
     removed("encoder_urls"),
     removed("need_wait_for_mm_inputs"),
     removed("num_items_assigned"),
-    // Of routers that the engine trusts, and between its own processes.
+    // For trusted routers, and between the engine's own processes.
     removed("kv_hints"),
     removed("kv_router_hint"),
     removed("http_worker_ipc"),
@@ -92,7 +92,7 @@ pub const FIELDS: [Field; 46] = [
     removed("mm_content_hashes"),
     removed("external_trace_header"),
     removed("received_time"),
-    // Objects of Python, of which JSON can only make wrong ones.
+    // Python objects, which JSON can only represent wrongly.
     field("positional_embed_overrides", Treatment::Refused, &[Route::Generate]),
     field("decision_layout", Treatment::Refused, &[]),
     field("lora_id", Treatment::Refused, &[Route::Chat, Route::Completions, Route::Embeddings, Route::Generate]),
@@ -125,7 +125,7 @@ pub const FIELDS: [Field; 46] = [
     ids("logit_bias", &[Route::Chat, Route::Completions, Route::Responses, Route::Generate]),
 ];
 
-/// By the first letter of a name, in 32 classes: the lengths of names that begin so, one bit each.
+/// Indexed by the first letter of a name, in 32 classes: the lengths of such names, one bit each.
 const LENGTHS: [u64; 32] = {
     let mut lengths = [0; 32];
     let mut at = 0;
@@ -138,7 +138,7 @@ const LENGTHS: [u64; 32] = {
     lengths
 };
 
-/// The field of a key as it stands in a body, escapes not resolved. Most keys are none and cost next to nothing.
+/// The field for a raw key, escapes unresolved. Most keys match none and cost next to nothing.
 pub fn field_of(key: &[u8]) -> Option<&'static Field> {
     if key.contains(&b'\\') {
         return FIELDS.iter().find(|field| is_key(key, field.name));
@@ -148,7 +148,7 @@ pub fn field_of(key: &[u8]) -> Option<&'static Field> {
     FIELDS.iter().filter(|_| may_be).find(|field| field.name.as_bytes() == key)
 }
 
-/// The names of those that are taken out of every body.
+/// The names of members that are removed from every body.
 pub fn removed_names() -> impl Iterator<Item = &'static str> {
     FIELDS.iter().filter(|field| field.treatment == Treatment::Removed).map(|field| field.name)
 }

@@ -1,10 +1,9 @@
-//! A scanner of the top-level members of a JSON object (and the elements of an array), for bodies that must pass
-//! through byte for byte.
+//! Scans the top-level members of a JSON object (and the elements of an array), for bodies that must be forwarded byte
+//! for byte.
 //!
-//! It does what splicing needs and no more: it finds where each member starts and ends and compares keys with escapes
-//! resolved. Strings, nesting (with a limit) and separators are checked, for a body that two parsers cut differently
-//! could smuggle a pin past this one; the insides of numbers and of literals are left to the engine. Nothing is
-//! allocated.
+//! Does only what splicing needs: finds where each member starts and ends and compares keys with escapes resolved.
+//! Strings, nesting (with a limit) and separators are checked, since a body that two parsers split differently could
+//! smuggle a pin past this one; numbers and literals are left to the engine. Allocates nothing.
 
 mod elements;
 mod encoding;
@@ -15,13 +14,13 @@ use std::ops::Range;
 pub use elements::Elements;
 pub use encoding::{Encoding, NotEncoded, begins_object};
 
-/// Deepest nesting of arrays and objects; Python's own parser stops at about a thousand.
+/// Maximum nesting of arrays and objects; Python's own parser stops at about a thousand.
 pub const MAX_DEPTH: usize = 512;
 
-/// Why bytes are no JSON object that can be spliced.
+/// Why bytes are not a JSON object that can be spliced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ScanError {
-    /// Something else than what the grammar asks for.
+    /// A byte that the grammar does not allow.
     #[error("the body is not a JSON object: expected {expected} at byte {at}")]
     Expected {
         /// Byte offset.
@@ -40,11 +39,11 @@ pub enum ScanError {
 /// One top-level member, as byte ranges of the body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// From behind the separator before it to the separator behind it, white space included.
+    /// From after the previous separator to the next one, including white space.
     pub segment: Range<usize>,
-    /// The key, without its quotes, escapes not resolved.
+    /// The key without its quotes, escapes unresolved.
     pub key: Range<usize>,
-    /// The value, without white space around it.
+    /// The value without surrounding white space.
     pub value: Range<usize>,
 }
 
@@ -55,18 +54,18 @@ impl Member {
     }
 }
 
-/// Whether a key as it stands in a body, with its escapes resolved, is this ASCII name.
+/// Whether a raw key, with escapes resolved, is this ASCII name.
 pub(crate) fn is_key(raw: &[u8], name: &str) -> bool {
     key_is(raw, name.as_bytes())
 }
 
-/// Iterates over the top-level members of an object, duplicates included; ends after the first error.
+/// Iterates over the top-level members of an object, including duplicates; stops after the first error.
 #[derive(Debug)]
 pub struct Members<'a> {
     body: &'a [u8],
     at: usize,
     state: State,
-    /// Where a value stands that is not gone through again.
+    /// Position of a value that is not scanned again.
     known: Option<Range<usize>>,
 }
 
@@ -78,18 +77,17 @@ enum State {
 }
 
 impl<'a> Members<'a> {
-    /// Over all of `body`, which must be one object and white space.
+    /// Iterates over `body`, which must be one object and white space.
     pub fn new(body: &'a [u8]) -> Self {
         Self::knowing(body, None)
     }
 
-    /// The same; `known` is where a value stands that a stricter parser has gone through: its insides are not looked
-    /// at.
+    /// Iterates over `body`; `known` is the position of a value already parsed by a stricter parser, which is skipped.
     pub fn knowing(body: &'a [u8], known: Option<Range<usize>>) -> Self {
         Self { body, at: 0, state: State::Start, known }
     }
 
-    /// An iterator's item; nothing follows an error.
+    /// Converts to an iterator item; an error ends the iteration.
     fn ended_by<T>(&mut self, step: Result<Option<T>, ScanError>) -> Option<Result<T, ScanError>> {
         if step.is_err() {
             self.state = State::End;
@@ -136,7 +134,7 @@ impl<'a> Members<'a> {
         if self.at == self.body.len() { Ok(None) } else { Err(self.expected("the end of the body")) }
     }
 
-    /// One value of any kind; afterwards `at` is just behind it.
+    /// Scans one value; afterwards `at` is just after it.
     fn value(&mut self) -> Result<Range<usize>, ScanError> {
         let start = self.at;
         match self.peek() {
@@ -153,7 +151,7 @@ impl<'a> Members<'a> {
         Ok(start..self.at)
     }
 
-    /// An array or object. Which of the two each open level is sits in one bit, so that nothing is allocated.
+    /// Scans an array or object. One bit per open level distinguishes them, so nothing is allocated.
     fn nested(&mut self) -> Result<(), ScanError> {
         let mut objects = [0u64; MAX_DEPTH / 64];
         let mut depth = 0;
@@ -193,7 +191,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// A number or a literal: letters, digits and signs, as parsers that know NaN or Infinity also accept them.
+    /// Scans a number or a literal: letters, digits and signs, as in parsers that accept NaN or Infinity.
     fn scalar(&mut self) -> Result<(), ScanError> {
         let rest = &self.body[self.at..];
         let length = rest
@@ -207,7 +205,7 @@ impl<'a> Members<'a> {
         Ok(())
     }
 
-    /// A string; returns the range inside its quotes.
+    /// Scans a string; returns the range inside its quotes.
     fn string(&mut self, expected: &'static str) -> Result<Range<usize>, ScanError> {
         self.expect(b'"', expected)?;
         let start = self.at;
@@ -258,10 +256,10 @@ impl Iterator for Members<'_> {
     }
 }
 
-/// The bytes of the value of top-level key `name`; the last one wins, as in the engines' parsers.
+/// The raw value of top-level key `name`; the last one wins, as in the engines' parsers.
 ///
 /// # Errors
-/// `ScanError` where the body is no JSON object.
+/// `ScanError` if the body is not a JSON object.
 pub fn top_level<'a>(body: &'a [u8], name: &str) -> Result<Option<&'a [u8]>, ScanError> {
     let mut found = None;
     for member in Members::new(body) {
@@ -273,7 +271,7 @@ pub fn top_level<'a>(body: &'a [u8], name: &str) -> Result<Option<&'a [u8]>, Sca
     Ok(found)
 }
 
-/// Compares a raw key with an ASCII name, resolving escapes. A malformed escape is equal to nothing.
+/// Compares a raw key with an ASCII name, resolving escapes. A malformed escape matches nothing.
 fn key_is(mut raw: &[u8], name: &[u8]) -> bool {
     if raw.len() == name.len() && !raw.contains(&b'\\') {
         return raw == name;
@@ -293,7 +291,7 @@ fn unescape_ascii(raw: &[u8]) -> Option<(u8, &[u8])> {
     match raw {
         [b'\\', b'u', digits @ ..] if digits.len() >= 4 => {
             let (digits, rest) = digits.split_at(4);
-            // from_str_radix would take a sign.
+            // from_str_radix would accept a sign.
             if !digits.iter().all(u8::is_ascii_hexdigit) {
                 return None;
             }

@@ -1,26 +1,26 @@
-//! The interface of engines: requests, pins, loads, routed experts; and the one HTTP client.
+//! Interfaces to engines: requests, pins, loads, routed experts, and the HTTP client.
 //!
 //! | module | what |
 //! |---|---|
-//! | [`http`] | the client of every part that speaks to an engine |
-//! | [`sglang`] | SGLang's dialect, which semmoe's worker speaks too: `/generate`, `/v1/loads`, `/server_info`, routed experts |
+//! | [`http`] | the HTTP client for all connections to engines |
+//! | [`sglang`] | SGLang's dialect, which semmoe's worker shares: `/generate`, `/v1/loads`, `/server_info`, routed experts |
 //! | [`vllm`] | vLLM's dialect: version, ranks and counters from its metrics, how it counts ranks in pins |
-//! | [`dialect`] | where a pin travels, by engine, version and route |
-//! | [`pin`] | how a request is pinned to one attention-DP rank without touching other bytes |
-//! | [`fields`] | members of request bodies that are not just passed on |
-//! | [`failures`] | answers in which an engine says that it failed |
-//! | [`refusal`] | answers in which an engine says that it has no such rank |
+//! | [`dialect`] | how a pin is sent, by engine, version and route |
+//! | [`pin`] | pinning a request to one attention-DP rank without changing other bytes |
+//! | [`fields`] | members of request bodies that are not simply passed on |
+//! | [`failures`] | answers that report an engine failure |
+//! | [`refusal`] | answers that report that there is no such rank |
 //! | [`json`] | a scanner of top-level JSON members for bodies that must not be re-serialised |
-//! | [`probe`] | what an engine says about itself |
-//! | [`metrics`] | samples of Prometheus' text format |
+//! | [`probe`] | an engine's report about itself |
+//! | [`metrics`] | samples in Prometheus' text format |
 //! | [`pieces`] | ranks and token counts in pieces of answers |
-//! | [`recording`] | routed experts of whole prompts asked for, and read from wherever the engine puts them |
-//! | [`routed`] | routed experts asked for in requests and cut out of answers |
-//! | [`sse`] | where events end in a stream, so that nothing is put inside one |
-//! | [`switch`] | layouts of semmoe's worker that change while it serves |
+//! | [`recording`] | requesting routed experts of entire prompts, and reading them from wherever the engine puts them |
+//! | [`routed`] | requesting routed experts of live requests, and cutting them out of answers |
+//! | [`sse`] | event boundaries in a stream, so that nothing is inserted inside an event |
+//! | [`switch`] | changing the layout of semmoe's worker while it serves |
 //! | [`verify`] | whether pins take effect: probes, exact evidence, a verdict with hysteresis, when to probe again |
 //!
-//! Plain OpenAI servers cannot be pinned but by a URL for each rank; they are relayed to and probed.
+//! Plain OpenAI servers can only be pinned by a URL per rank; they are relayed to and probed.
 
 pub mod dialect;
 mod engine;
@@ -48,7 +48,7 @@ pub use dialect::{Carrier, Dialect, RankBase};
 pub use engine::{Engine, Route, UnknownEngine};
 pub use version::Version;
 
-/// Seconds since 1970 on this machine's clock, in UTC: what a chat template that asks for the date gets.
+/// Seconds since 1970 on this machine's clock, in UTC, for chat templates that use the date.
 pub fn unix_seconds() -> i64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)

@@ -1,18 +1,18 @@
 //! Lines of the Prometheus text format, in which vLLM, SGLang and semmoe's worker report their metrics.
 
-/// One sample: a line that is no comment.
+/// One sample: a line that is not a comment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample<'a> {
     /// The metric's name.
     pub name: &'a str,
     /// The text between the braces.
     labels: &'a str,
-    /// May be infinite or no number, as the format allows it.
+    /// May be infinite or NaN, as in the format.
     pub value: f64,
 }
 
 impl<'a> Sample<'a> {
-    /// Reads `name{label="value",...} value [timestamp]`. `None` for every other line.
+    /// Parses `name{label="value",...} value [timestamp]`. `None` for every other line.
     pub fn parse(line: &'a str) -> Option<Self> {
         let end = line.find(['{', ' ', '\t']).filter(|end| *end > 0)?;
         let (name, rest) = line.split_at(end);
@@ -29,7 +29,7 @@ impl<'a> Sample<'a> {
         (timestamp && fields.next().is_none()).then_some(Self { name, labels, value })
     }
 
-    /// A label's value as it is written, escapes and all.
+    /// A label's raw value, including escapes.
     pub fn label(&self, name: &str) -> Option<&'a str> {
         let mut rest = self.labels;
         loop {
@@ -43,7 +43,7 @@ impl<'a> Sample<'a> {
     }
 }
 
-/// Where the closing brace is, past all quoted values.
+/// Position of the closing brace, past all quoted values.
 fn end_of_labels(labels: &str) -> Option<usize> {
     let mut at = 0;
     loop {
@@ -57,7 +57,7 @@ fn end_of_labels(labels: &str) -> Option<usize> {
     }
 }
 
-/// Where the closing quote of a value is.
+/// Position of a value's closing quote.
 fn end_of_quoted(value: &str) -> Option<usize> {
     let mut escaped = false;
     value.bytes().position(|byte| {
@@ -109,7 +109,7 @@ mod tests {
             let _ = Sample::parse(&line).and_then(|sample| sample.label(&label).map(str::len));
         }
 
-        /// Whatever the values hold, each label is found, and none in another's value.
+        /// Every label is found whatever the values contain, and none inside another's value.
         #[test]
         fn labels_are_found(values in prop::collection::vec("[ab,={}\"\\\\ é]{0,8}", 1..5), value in 0_u32..100) {
             let escaped: Vec<String> = values.iter().map(|value| value.replace('\\', r"\\").replace('"', r#"\""#)).collect();

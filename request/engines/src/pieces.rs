@@ -1,7 +1,7 @@
-//! Numbers that engines report about a request, looked for in pieces of the answer as they pass, without parsing it.
+//! Extracts numbers that engines report about a request from pieces of the answer, without parsing it.
 //!
-//! A piece may be JSON or server-sent events. One that is cut inside the number is ignored. Text cannot pretend to be
-//! a key, as quotes in it are escaped.
+//! A piece may be JSON or server-sent events. A number cut off by the end of a piece is ignored. Text cannot imitate a
+//! key, as quotes in it are escaped.
 
 use std::sync::LazyLock;
 
@@ -19,14 +19,14 @@ pub fn rank_in_meta(piece: &[u8]) -> Option<u32> {
     u32::try_from(number_after(piece, &DP_RANK)?).ok()
 }
 
-/// The prompt's tokens as the engine counted them: `usage.prompt_tokens` of the OpenAI routes (in streams the last
-/// event has it, if the client asked for it) or `meta_info.prompt_tokens` of SGLang's `/generate`.
+/// Number of prompt tokens according to the engine: `usage.prompt_tokens` of the OpenAI routes (in the last event of a
+/// stream, if the client requested it) or `meta_info.prompt_tokens` of SGLang's `/generate`.
 pub fn prompt_tokens(piece: &[u8]) -> Option<u64> {
     number_after(piece, &PROMPT_TOKENS)
 }
 
-/// The tokens generated so far, as the engine counted them: `completion_tokens` of the OpenAI routes and of SGLang's
-/// `/generate`, `output_tokens` of responses and messages. The last number counts, as some engines report one in each
+/// Number of tokens generated so far according to the engine: `completion_tokens` of the OpenAI routes and of SGLang's
+/// `/generate`, `output_tokens` of responses and messages. The last one counts, as some engines report one in each
 /// event.
 pub fn output_tokens(route: Route, piece: &[u8]) -> Option<u64> {
     let key = match route {
@@ -37,12 +37,12 @@ pub fn output_tokens(route: Route, piece: &[u8]) -> Option<u64> {
     key.find_iter(piece).filter_map(|at| number_at(piece, at, key)).last()
 }
 
-/// The whole number behind the first `key`, with its quotes.
+/// The integer after the first `key`, which includes its quotes.
 fn number_after(piece: &[u8], key: &Finder<'_>) -> Option<u64> {
     number_at(piece, key.find(piece)?, key)
 }
 
-/// The whole number behind the `key` that stands at this offset.
+/// The integer after the `key` at this offset.
 fn number_at(piece: &[u8], at: usize, key: &Finder<'_>) -> Option<u64> {
     if at > 0 && piece[at - 1] == b'\\' {
         return None;

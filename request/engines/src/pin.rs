@@ -1,9 +1,9 @@
-//! Pins: how a request is sent to one attention-DP rank, per engine and route.
+//! Pins: sending a request to one attention-DP rank, per engine and route.
 //!
-//! Which engine reads a pin where is said in [`crate::dialect`].
+//! [`crate::dialect`] lists which engine reads a pin where.
 //!
-//! A body is never re-serialised: members are cut out or put in, all other bytes stay. Pins that clients send are
-//! removed (every spelling, duplicates too) unless the caller trusts them.
+//! A body is never re-serialised: members are cut out or inserted, and all other bytes stay. Pins sent by clients are
+//! removed (every spelling, including duplicates) unless the caller trusts them.
 
 use ::http::{HeaderMap, HeaderName, HeaderValue};
 use bytes::{Bytes, BytesMut};
@@ -14,11 +14,11 @@ use crate::fields::{Field, Treatment, field_of};
 use crate::json::{Member, Members, ScanError};
 use crate::{Carrier, Dialect, Engine, Route};
 
-/// The header that SGLang and vLLM read.
+/// The header read by SGLang and vLLM.
 pub const HEADER: HeaderName = HeaderName::from_static("x-data-parallel-rank");
-/// Headers by which a client could choose where a request runs, or from which host an engine fetches its keys and
-/// values. [`OVERRIDES`] are others; Dynamo has `x-dp-rank` and `x-worker-instance-id`. Underscores count as hyphens,
-/// as proxies and gateway interfaces make one of the other.
+/// Headers by which a client could choose where a request runs, or the host from which an engine fetches keys and
+/// values; see also [`OVERRIDES`]. Dynamo has `x-dp-rank` and `x-worker-instance-id`. Underscores count as hyphens, as
+/// proxies and gateway interfaces convert one into the other.
 pub const CLIENT_HEADERS: [&str; 9] = [
     "x-data-parallel-rank",
     "x-dp-rank",
@@ -30,10 +30,10 @@ pub const CLIENT_HEADERS: [&str; 9] = [
     "bootstrap_port",
     "bootstrap_room",
 ];
-/// Every header that begins so overrides a field of SGLang's (from 0.5.23): its rank, its bootstrap host, its request
-/// id.
+/// Every header with this prefix overrides a field of SGLang's request (from 0.5.23): its rank, its bootstrap host, its
+/// request id.
 pub const OVERRIDES: &str = "x-override-";
-/// Fields of bodies that are pins. [`crate::fields`] has all that are taken out.
+/// Body fields that are pins. [`crate::fields`] has all removed fields.
 const PIN_FIELDS: [&str; 2] = [ROUTED_DP_RANK, DATA_PARALLEL_RANK];
 
 /// Why a request cannot be pinned.
@@ -47,10 +47,10 @@ pub enum PinError {
         /// The route.
         route: Route,
     },
-    /// The body cannot be cut into members.
+    /// The body cannot be split into members.
     #[error(transparent)]
     Body(#[from] ScanError),
-    /// A trusted client pin that is no rank.
+    /// A trusted client's pin is not a rank.
     #[error("the pin '{found}' is not a rank")]
     NotARank {
         /// The text sent, shortened.
@@ -58,10 +58,10 @@ pub enum PinError {
     },
 }
 
-/// Removes client pins from headers; returns how many names there were.
+/// Removes client pins from headers; returns the number of distinct names removed.
 pub fn strip_headers(headers: &mut HeaderMap) -> usize {
     let mut stripped = 0;
-    // Nearly always there is none, and nothing is allocated.
+    // Usually there is none, and nothing is allocated.
     while let Some(name) = headers.keys().find(|name| is_client_header(name.as_str())).cloned() {
         headers.remove(name);
         stripped += 1;
@@ -78,29 +78,29 @@ fn is_client_header(name: &str) -> bool {
             || name.get(..OVERRIDES.len()).is_some_and(|start| same(start, OVERRIDES)))
 }
 
-/// A body that is known to be one JSON object without any client pin, and where a pin can be put in.
+/// A body known to be one JSON object without client pins, and where to insert a pin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stripped {
     body: Bytes,
-    /// Just behind the opening brace.
+    /// Offset just after the opening brace.
     open: usize,
     has_members: bool,
 }
 
 impl Stripped {
-    /// Removes every client pin. Without any, the bytes are not copied.
+    /// Removes every client pin. Does not copy if there is none.
     ///
     /// # Errors
-    /// `ScanError` where the body is no JSON object.
+    /// `ScanError` if the body is not a JSON object.
     pub fn new(body: &Bytes) -> Result<Self, ScanError> {
         Self::seeing(body, None, |_, _| ())
     }
 
-    /// As [`Stripped::new`]; `see` is shown every member on the way, with what becomes of it, so that the body is read
-    /// once, and `known` is where a value stands that was parsed already ([`Members::knowing`]).
+    /// Removes client pins like [`Stripped::new`]. `see` is called with every member and whether it is kept, so the
+    /// body is read only once; `known` is the position of a value that was already parsed ([`Members::knowing`]).
     ///
     /// # Errors
-    /// As `Stripped::new`.
+    /// Those of [`Stripped::new`].
     pub fn seeing(
         body: &Bytes,
         known: Option<std::ops::Range<usize>>,
@@ -113,26 +113,25 @@ impl Stripped {
             see(&member, field);
             plan.add(&member, field.is_some_and(|field| field.treatment == Treatment::Removed));
         }
-        // The scan went through, so there is a brace.
+        // The scan succeeded, so there is a brace.
         let open = body.iter().position(|byte| *byte == b'{').map_or(0, |at| at + 1);
         Ok(plan.carry_out(body, open))
     }
 
-    /// A body of any kind, relayed unchanged: of a route where no pin is put in.
+    /// A body of any kind, relayed unchanged, for routes without pins.
     pub fn opaque(body: &Bytes) -> Self {
         Self { body: body.clone(), open: 0, has_members: false }
     }
 
-    /// The body as it is.
+    /// The body's bytes.
     pub fn bytes(&self) -> &Bytes {
         &self.body
     }
 
-    /// The body with this as its one `model`, in front of the other members, of which all bytes stay. Where it has it
-    /// already nothing is copied.
+    /// The body with this as its only `model`, placed first; all other bytes stay. Does not copy if it is already so.
     ///
     /// # Errors
-    /// Where the body is no JSON object.
+    /// If the body is not a JSON object.
     pub fn with_model(&self, name: &str) -> Result<Self, ScanError> {
         const MODEL: &str = "model";
         let (mut plan, mut same) = (Plan::default(), false);
@@ -149,8 +148,8 @@ impl Stripped {
         Ok(plan.carry_out(&self.body, self.open).with_member(MODEL, &value))
     }
 
-    /// The body with one more first member, `value` being JSON; all other bytes stay. The caller knows that it has none
-    /// of that name.
+    /// The body with one more member in front, `value` being JSON; all other bytes stay. The caller ensures that there
+    /// is none of that name.
     pub(crate) fn with_member(&self, field: &str, value: &str) -> Self {
         let comma = if self.has_members { "," } else { "" };
         let member = format!("\"{field}\":{value}{comma}");
@@ -162,11 +161,11 @@ impl Stripped {
     }
 }
 
-/// Pins a request: writes the header, or returns a body with the field spliced in. Client pins are gone from both. With
-/// a URL for each rank there is nothing to write.
+/// Pins a request: writes the header, or returns a body with the field inserted. Neither contains client pins. With a
+/// URL per rank there is nothing to write.
 ///
 /// # Errors
-/// [`PinError::NoCarrier`] where the engine reads no pin on this route.
+/// [`PinError::NoCarrier`] if the engine reads no pin on this route.
 pub fn apply(
     dialect: &Dialect,
     route: Route,
@@ -186,12 +185,12 @@ pub fn apply(
     }
 }
 
-/// The pin that a client sent by a carrier that the engine's newest version would read on this route, to be honoured
-/// where the configuration trusts clients. The header wins over the body, as in SGLang. Ranks count from 0 here,
+/// The pin that a client sent by a carrier that the engine's newest version would read on this route, for
+/// configurations that trust clients. The header takes precedence over the body, as in SGLang. Ranks count from 0 here,
 /// however the engine counts them.
 ///
 /// # Errors
-/// `PinError` for a header that is no rank of the backend.
+/// `PinError` if the header is not a rank of the backend.
 pub fn client_pin(engine: Engine, route: Route, headers: &HeaderMap, body: &[u8]) -> Result<Option<RankId>, PinError> {
     let by_header = match Dialect::of(engine, None).carrier(route) {
         Err(_) => return Ok(None),
@@ -205,7 +204,7 @@ pub fn client_pin(engine: Engine, route: Route, headers: &HeaderMap, body: &[u8]
     sent.map(parse_rank).transpose()
 }
 
-/// The last value of the first of [`PIN_FIELDS`] that is there and not null.
+/// The last value of the first of [`PIN_FIELDS`] that is present and not null.
 fn body_pin(body: &[u8]) -> Result<Option<&[u8]>, ScanError> {
     for field in PIN_FIELDS {
         if let Some(value) = crate::json::top_level(body, field)?.filter(|value| *value != b"null") {
@@ -221,12 +220,12 @@ fn parse_rank(value: &[u8]) -> Result<RankId, PinError> {
     })
 }
 
-/// Which stretches of a body stay. Neighbours are one stretch, comma between them included.
+/// Which ranges of a body stay. Adjacent ones are merged, including the comma between them.
 #[derive(Default)]
 struct Plan {
     kept: Vec<std::ops::Range<usize>>,
     cut: usize,
-    /// Where the last member's segment ended, that is at the closing brace.
+    /// End of the last member's segment, i.e. at the closing brace.
     end: Option<usize>,
 }
 
@@ -243,7 +242,7 @@ impl Plan {
         }
     }
 
-    /// The body without what was cut; uncopied where that is nothing. Without anything left, the braces meet.
+    /// The body without the removed parts; not copied if there are none. If nothing is left, only the braces remain.
     fn carry_out(&self, body: &Bytes, open: usize) -> Stripped {
         let has_members = !self.kept.is_empty();
         if self.cut == 0 {
@@ -313,7 +312,7 @@ mod tests {
         ] {
             let body = Stripped::new(&Bytes::copy_from_slice(body.as_bytes())).unwrap();
             assert_eq!(body.with_model("b").unwrap().bytes(), expected);
-            // And a pin goes in as ever.
+            // A pin can still be inserted.
             let pinned = body.with_model("b").unwrap().with_member("routed_dp_rank", "3").body;
             assert_eq!(pinned, expected.replacen('{', "{\"routed_dp_rank\":3,", 1));
         }

@@ -1,8 +1,8 @@
 //! An engine's report about itself: health, version, ranks, and for SGLang's dialect its server information.
 //!
-//! SGLang's `/health` runs the model for one token, so it takes a second on an idle engine and as long as a step of
-//! prefill on a busy one. `/ping` is answered by the HTTP server alone. So [`alive`] asks `/ping` and decides about the
-//! process, and [`health`] decides about the scheduler behind it, with a limit of time to match.
+//! SGLang's `/health` runs the model for one token, so it takes a second on an idle engine and as long as a prefill
+//! step on a busy one. The HTTP server alone answers `/ping`. So [`alive`] uses `/ping` to check the process, and
+//! [`health`] checks the scheduler behind it, with a suitable time limit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,11 +18,11 @@ use crate::{Dialect, Engine, RankBase, Version, vllm};
 pub struct Target<'a> {
     /// The kind of engine.
     pub engine: Engine,
-    /// One URL, or one for each rank.
+    /// One URL, or one per rank.
     pub urls: &'a [BaseUrl],
-    /// How the engine counts ranks in pins, where that is known already.
+    /// How the engine numbers ranks in pins, if known.
     pub rank_base: Option<RankBase>,
-    /// Names that requests will call the model by; without any it is not asked which model it serves.
+    /// Names that requests will use for the model; without any, the engine's models are not queried.
     pub names: &'a [String],
 }
 
@@ -33,7 +33,7 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Where an engine answers whether it can serve.
+/// The route that shows whether an engine can serve.
 pub fn health_path(engine: Engine) -> &'static str {
     match engine {
         Engine::Sglang | Engine::Semmoe | Engine::Vllm => sglang::HEALTH,
@@ -42,28 +42,28 @@ pub fn health_path(engine: Engine) -> &'static str {
     }
 }
 
-/// Whether the health route of this engine runs the model.
+/// Whether this engine's health route runs the model.
 pub fn health_generates(engine: Engine) -> bool {
     engine == Engine::Sglang
 }
 
-/// Whether the health route of this engine says at once whether what computes behind the server is alive.
+/// Whether this engine's health route reports at once whether the computing processes are alive.
 pub fn health_knows_core(engine: Engine) -> bool {
     matches!(engine, Engine::Vllm | Engine::Semmoe)
 }
 
-/// Whether this status of the health route says that the engine serves nothing more, so that no second probe is needed.
-/// vLLM's API servers answer 503 there only when the engine core is dead, this project's worker when a rank is lost or
-/// it drains.
+/// Whether this status of the health route means that the engine serves nothing more, so that no second probe is
+/// needed. vLLM's API servers answer 503 there only if the engine core is dead, this project's worker if a rank is lost
+/// or it is draining.
 pub fn is_dead(engine: Engine, status: Option<u16>) -> bool {
     health_knows_core(engine) && status == Some(503)
 }
 
-/// Asks every URL whether its HTTP server answers, without running the model. Where the server says no, or has no such
+/// Checks that the HTTP server answers at every URL, without running the model. If it reports a failure, or has no such
 /// route, its health route decides, which may take as long as `busy`.
 ///
 /// # Errors
-/// As [`health`].
+/// Those of [`health`].
 pub async fn alive(
     client: &HttpClient,
     target: &Target<'_>,
@@ -85,11 +85,11 @@ pub async fn alive(
     Ok(())
 }
 
-/// Asks every URL for health alone; any 2xx answer is good. The ranks of an engine move in lockstep, so that one
-/// without one of them is not healthy.
+/// Checks only the health of every URL; any 2xx answer is good. The ranks of an engine run in lockstep, so it is not
+/// healthy without one of them.
 ///
 /// # Errors
-/// `HttpError` where the engine does not answer with 200.
+/// `HttpError` if the engine does not answer with 2xx.
 pub async fn health(client: &HttpClient, target: &Target<'_>, limits: &AnswerLimits) -> Result<(), HttpError> {
     for url in target.urls {
         client.get_text(url, health_path(target.engine), limits).await?;
@@ -97,11 +97,11 @@ pub async fn health(client: &HttpClient, target: &Target<'_>, limits: &AnswerLim
     Ok(())
 }
 
-/// Asks every URL of an engine of SGLang's dialect for something that its schedulers must answer. An answer of any
-/// status is good: what it says is not judged here.
+/// Sends every URL of an engine of SGLang's dialect a request that its schedulers must answer. An answer of any status
+/// is good: its content is not judged here.
 ///
 /// # Errors
-/// When a URL does not answer.
+/// If a URL does not answer.
 pub async fn schedulers(client: &HttpClient, target: &Target<'_>, limits: &AnswerLimits) -> Result<(), HttpError> {
     for url in target.urls {
         match server_info(client, url, limits).await {
@@ -116,49 +116,50 @@ pub async fn schedulers(client: &HttpClient, target: &Target<'_>, limits: &Answe
 /// The outcome of a probe.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probe {
-    /// Server information, where the engine gives any.
+    /// Server information, if the engine provides it.
     pub server: Option<ServerInfo>,
     /// As the engine reports it.
     pub version: Option<String>,
-    /// Attention-DP ranks a request can be sent to; `None` when the engine does not report them, or contradicts itself.
+    /// Number of attention-DP ranks that a request can be sent to; `None` if the engine does not report it, or
+    /// contradicts itself.
     pub dp_size: Option<u16>,
-    /// Why `dp_size` is unknown, where something is wrong rather than absent.
+    /// Why `dp_size` is unknown, if something is wrong rather than absent.
     pub doubt: Option<RankDoubt>,
-    /// How it is pinned.
+    /// How to pin requests on it.
     pub dialect: Dialect,
-    /// The engine has further ranks before those behind its URL, and did not report how it counts in pins.
+    /// The engine has further ranks before those behind its URL, and did not report how it numbers them in pins.
     pub unknown_rank_base: bool,
-    /// The placement that an engine of SGLang's dialect shows.
+    /// The placement that an engine of SGLang's dialect reports.
     pub placement: Result<ShownPlacement, Unseen>,
-    /// The longest prompt and answer together, in tokens, where its list of models says so.
+    /// The maximum length of prompt and answer together, in tokens, if stated in its list of models.
     pub max_model_len: Option<u64>,
-    /// A model that it serves in place of the one that requests name, which it knows no model for.
+    /// A model that it serves although requests name another one, which it does not know.
     pub other_model: Option<String>,
-    /// Its token ids of the built-in chats, where it was asked for them.
+    /// Its token ids of the built-in chats, if queried.
     pub rendering: Option<Arc<Rendering>>,
 }
 
-/// Why an engine's number of ranks is not known.
+/// Why an engine's number of ranks is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RankDoubt {
     /// Two routes report different numbers.
     #[error("{info_route} reports {info} attention-DP ranks, but {loads_route} {loads}", info_route = sglang::SERVER_INFO, loads_route = sglang::LOADS)]
     Routes {
-        /// By the server information.
+        /// According to the server information.
         info: u16,
-        /// By the loads.
+        /// According to the loads.
         loads: usize,
     },
-    /// The server information is not of a known form.
+    /// The server information has an unknown format.
     #[error("the engine's {} is not what any known version answers: {cause}", sglang::SERVER_INFO)]
     Unreadable {
-        /// Of the JSON parser.
+        /// The JSON parser's message.
         cause: String,
     },
     /// No ranks at all.
     #[error("the engine reports 0 attention-DP ranks")]
     Zero,
-    /// URLs of one engine report ranks that do not follow each other.
+    /// The URLs of one engine report ranks that are not consecutive.
     #[error(
         "URL {url} serves {} ranks from rank {}, expected {} from rank {}: list `urls` in the order of their ranks",
         found.count, found.first, expected.count, expected.first
@@ -168,10 +169,10 @@ pub enum RankDoubt {
         url: usize,
         /// The ranks that it reports.
         found: RankRange,
-        /// The ranks that should follow.
+        /// The ranks expected next.
         expected: RankRange,
     },
-    /// A URL reports no ranks, so that it is unknown which are behind the others.
+    /// A URL reports no ranks, so it is unknown which are behind the others.
     #[error("URL {url} reports no ranks in its metrics")]
     Silent {
         /// Index of the URL.
@@ -196,8 +197,8 @@ impl Probe {
         }
     }
 
-    /// Takes over the placement that was read from a file before, if this is the same process: the file may have been
-    /// written again since.
+    /// Keeps the placement that was read from a file earlier, if this is still the same process: the file may have been
+    /// rewritten since.
     pub fn keep_placement(&mut self, before: &Self) {
         let process = |probe: &Self| {
             let server = probe.server.as_ref()?;
@@ -208,18 +209,18 @@ impl Probe {
         }
     }
 
-    /// The same with an unknown number of ranks.
+    /// The probe with an unknown number of ranks.
     fn doubtful(self, doubt: RankDoubt) -> Self {
         Self { dp_size: None, doubt: Some(doubt), ..self }
     }
 }
 
-/// Health, then everything else the engine reports.
+/// Checks health, then reads everything else that the engine reports.
 ///
 /// # Errors
-/// When a URL does not answer, or answers otherwise than such an engine does.
+/// If a URL does not answer, or not as such an engine does.
 pub async fn probe(client: &HttpClient, target: &Target<'_>, limits: &AnswerLimits) -> Result<Probe, HttpError> {
-    // SGLang's server information comes from its schedulers, so a hung one fails below.
+    // SGLang's server information needs its schedulers, so a hung one fails below.
     alive(client, target, limits, limits.timeout).await?;
     if target.urls.is_empty() {
         return Ok(Probe::of(target.engine, None, None));
@@ -236,8 +237,8 @@ pub async fn probe(client: &HttpClient, target: &Target<'_>, limits: &AnswerLimi
     Ok(found)
 }
 
-/// Asks which models the engine lists. Some engines answer to any name, so that one that lists other models only is
-/// asked by the name that requests have.
+/// Queries the models that the engine lists. Some engines accept any name, so one that lists only other models is tried
+/// with the name that requests use.
 async fn probe_models(
     client: &HttpClient,
     target: &Target<'_>,
@@ -246,7 +247,7 @@ async fn probe_models(
 ) -> Result<(), HttpError> {
     let Target { urls: [base, ..], names: [name, ..], .. } = target else { return Ok(()) };
     let models = match vllm::models(client, base, limits).await {
-        // It has no such route. vLLM asks for its key here, but not on the routes before.
+        // It has no such route. vLLM requires its key here, but not on the routes before.
         Err(HttpError::Status { status, .. }) if !matches!(status, 401 | 403) => return Ok(()),
         Err(HttpError::Json { .. }) => return Ok(()),
         models => models?,
@@ -301,7 +302,7 @@ async fn probe_vllm(client: &HttpClient, target: &Target<'_>, limits: &AnswerLim
     let range = vllm::engines(client, base, limits).await?.range();
     let ranks = match range {
         Some(range) => Some(range.count),
-        // An engine that does not answer this either is one of unknown ranks.
+        // If the engine does not answer this either, its ranks remain unknown.
         None => vllm::pinnable(client, base, limits).await.unwrap_or(None),
     };
     let mut found = Probe::of(target.engine, version, ranks);
@@ -314,8 +315,8 @@ async fn probe_vllm(client: &HttpClient, target: &Target<'_>, limits: &AnswerLim
     Ok(found)
 }
 
-/// vLLM with one URL for each node: hybrid load balancing, where each API server is in front of its node's ranks. One
-/// rank on each is external load balancing, where the URL alone is the pin.
+/// vLLM with one URL per node: hybrid load balancing, where each API server fronts the ranks of its node. With one rank
+/// per node it is external load balancing, where the URL alone is the pin.
 async fn probe_nodes(client: &HttpClient, target: &Target<'_>, limits: &AnswerLimits) -> Result<Probe, HttpError> {
     let mut nodes = Vec::new();
     for url in target.urls {
@@ -355,10 +356,10 @@ async fn rank_base(
     }
 }
 
-/// Server information of an engine that speaks SGLang's dialect, under whichever name this version has it.
+/// Server information of an engine of SGLang's dialect, under whichever name this version has it.
 ///
 /// # Errors
-/// `HttpError` where the engine does not answer, or with something else.
+/// `HttpError` if the engine does not answer, or with something else.
 pub async fn server_info(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits) -> Result<ServerInfo, HttpError> {
     match client.get_json(base, sglang::SERVER_INFO, limits).await {
         Err(error) if error.status() == Some(404) => client.get_json(base, sglang::GET_SERVER_INFO, limits).await,

@@ -1,4 +1,4 @@
-//! Answers in which an engine refuses a pin, as it has no such rank.
+//! Answers in which an engine refuses a pin because it has no such rank.
 //!
 //! | engine | its message |
 //! |---|---|
@@ -6,34 +6,34 @@
 //! | vLLM's Rust front end | `data parallel rank 1 is out of range for 1 engine(s)` |
 //! | SGLang | `routed_dp_rank=1 out of range [0, 1)`, `routed_dp_rank=1 is not active` |
 //!
-//! All are 400, but for streams of vLLM and of SGLang's `/generate` (200, an error event) and a rank that is not active
-//! (503). Such a message is believed only as a whole: engines quote clients in others.
+//! All have status 400, except streams of vLLM and of SGLang's `/generate` (200, an error event) and inactive ranks
+//! (503). Such a message counts only if it is the entire message, since engines quote clients in others.
 
 use http::StatusCode;
 use serde_json::Value;
 
-/// The longest such document; one that is longer is about something else.
+/// Maximum length of such a document; a longer one is about something else.
 const LONGEST: usize = 1024;
 
 /// A pin that an engine refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankRefusal {
-    /// The rank, as it was pinned.
+    /// The rank that was pinned.
     pub rank: u32,
-    /// Ranks that the engine says it has.
+    /// Number of ranks that the engine claims to have.
     pub ranks: Option<u16>,
 }
 
-/// Whether an answer with this status may be such a refusal; `streams`: it was asked for as a stream.
+/// Whether an answer with this status may be such a refusal; `streams`: it was requested as a stream.
 pub fn may_refuse(status: StatusCode, streams: bool) -> bool {
     matches!(status, StatusCode::BAD_REQUEST | StatusCode::SERVICE_UNAVAILABLE) || streams && status == StatusCode::OK
 }
 
-/// The refusal that an error document, or the first event of a stream, is.
+/// The refusal in an error document, or in the first event of a stream.
 pub fn of_rank(piece: &[u8]) -> Option<RankRefusal> {
     let document = match piece.strip_prefix(b"data: ") {
         None => piece,
-        // Nearly every stream ends here.
+        // Almost every stream ends here.
         Some(event) => Some(event).filter(|event| event.starts_with(b"{\"error\""))?,
     };
     let document = document[..document.len().min(LONGEST + 1)].split(|byte| *byte == b'\n').next();
@@ -88,7 +88,7 @@ mod tests {
         }
     }
 
-    /// Words that a client can make an engine quote are no refusal.
+    /// Words that a client can make an engine quote are not a refusal.
     #[test]
     fn quotes_are_no_refusals() {
         for message in [

@@ -1,4 +1,4 @@
-//! Chats as an engine reads them: the token ids that it makes of a chat, without running the model.
+//! How an engine renders chats: the token ids that it produces for a chat, without running the model.
 //!
 //! | engine | route | since | reads |
 //! | --- | --- | --- | --- |
@@ -7,7 +7,7 @@
 //! | SGLang | `/tokenize` with `messages` | 0.5.23 has it, 0.5.16 has not | the whole request; a chat's `add_generation_prompt` has no meaning there |
 //! | semmoe's worker | `/tokenize` with `messages` | always | its own fields |
 //!
-//! Others have no such route: what they make of chats is unproven.
+//! Other engines have no such route, so their rendering is unverified.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -17,7 +17,7 @@ use serde_json::Value;
 use crate::Engine;
 use crate::http::{AnswerLimits, BaseUrl, HttpClient, HttpError};
 
-/// Longest answer, in bytes: the built-in chats are short, but templates may write much around them.
+/// Maximum size of an answer, in bytes: the built-in chats are short, but templates may add a lot.
 const ANSWER_BYTES: usize = 256 << 10;
 
 /// The answer to one chat.
@@ -25,31 +25,31 @@ const ANSWER_BYTES: usize = 256 << 10;
 pub enum Shown {
     /// Its token ids.
     Ids(Vec<u32>),
-    /// The engine would not answer such a request either, or cannot show it.
+    /// The engine would reject such a request as well, or cannot render it.
     Refused {
-        /// Of the answer.
+        /// Status of the answer.
         status: u16,
     },
-    /// The route does not read all of it, or no answer came.
+    /// The route ignores a part of it, or no answer arrived.
     NotAsked,
 }
 
 /// The answers of one engine.
 #[derive(Clone, Debug)]
 pub struct Rendering {
-    /// Where it was asked; `None` where it has no such route.
+    /// The route used; `None` if the engine has none.
     pub route: Option<&'static str>,
-    /// One answer for each chat.
+    /// One answer per chat.
     pub shown: Vec<Shown>,
-    /// Why not every chat was asked.
+    /// Why not every chat was sent.
     pub cause: Option<String>,
-    /// Whether a later try may fare better, as no answer came or one of another form.
+    /// Whether a retry may succeed, because no answer arrived or it had another form.
     pub failed: bool,
-    /// When it was asked: templates may write the date.
+    /// Time of the request: templates may write the date.
     pub unix_seconds: i64,
 }
 
-/// The same answers at any time are the same.
+/// Compares the answers, not their time.
 impl PartialEq for Rendering {
     fn eq(&self, other: &Self) -> bool {
         let all = |it: &Self| (it.route, it.cause.clone(), it.failed);
@@ -57,14 +57,14 @@ impl PartialEq for Rendering {
     }
 }
 
-/// Where engines make token ids of texts, and most of them of chats.
+/// The route by which engines tokenize texts, and most of them chats.
 const TOKENIZE: &str = "/tokenize";
 
-/// A route that makes token ids of chats.
+/// A route that renders chats to token ids.
 #[derive(Clone, Copy)]
 struct Route {
     path: &'static str,
-    /// Members of a chat's body that it ignores, though they change what the engine makes of a request.
+    /// Members of a chat's body that it ignores, although they affect real requests.
     ignores: &'static [&'static str],
 }
 
@@ -80,7 +80,7 @@ fn routes(engine: Engine) -> &'static [Route] {
     }
 }
 
-/// Both routes of vLLM, and `/tokenize` of the others.
+/// Answers of both routes of vLLM, and of `/tokenize` elsewhere.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Answer {
@@ -88,7 +88,7 @@ enum Answer {
     Tokenized { tokens: Vec<u32> },
 }
 
-/// Asks an engine what it makes of each chat, or of a completion's text, for `within` at most. Nothing is generated.
+/// Sends an engine each chat or completion text to render, for at most `within` in total. Generates nothing.
 pub async fn ask(client: &HttpClient, engine: Engine, url: &BaseUrl, chats: &[&Value], within: Duration) -> Rendering {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let mut rendering = Rendering {
@@ -101,7 +101,7 @@ pub async fn ask(client: &HttpClient, engine: Engine, url: &BaseUrl, chats: &[&V
     let until = Instant::now() + within;
     for route in routes(engine) {
         let asked = ask_on(client, url, route, chats, until, &mut rendering.shown).await;
-        // An engine without this route, or that takes no messages here, refuses the plain chat already.
+        // An engine without this route, or one that takes no messages here, already rejects the plain chat.
         if let Some(Shown::Refused { status }) = rendering.shown.first() {
             rendering.failed = !is_about_the_request(*status);
             rendering.cause =
@@ -117,7 +117,7 @@ pub async fn ask(client: &HttpClient, engine: Engine, url: &BaseUrl, chats: &[&V
     rendering
 }
 
-/// Asks on one route, until an answer is none.
+/// Sends chats on one route, until one is not answered.
 async fn ask_on(
     client: &HttpClient,
     url: &BaseUrl,
@@ -143,8 +143,8 @@ async fn ask_on(
     Ok(())
 }
 
-/// Whether this status is about the request, and not about the engine's state or its key: a template that raises an
-/// error may give 500.
+/// Whether this status is about the request, rather than the engine's state or its key: a template that raises an error
+/// may yield 500.
 fn is_about_the_request(status: u16) -> bool {
     (400..=501).contains(&status) && !matches!(status, 401 | 403 | 408 | 429)
 }

@@ -1,17 +1,17 @@
-//! Routed experts of requests in flight: which engines are asked for them and how, and how they are removed from an
-//! answer whose client did not ask for them.
+//! Routed experts of live requests: which engines can be asked for them and how, and how to remove them from an answer
+//! whose client did not request them.
 //!
 //! | engine | `/generate` | chat, completions |
 //! |---|---|---|
 //! | sglang from 0.5.23, semmoe | field `return_routed_experts`, answered in `meta_info.routed_experts` | the same field, answered in `sglext.routed_experts` |
-//! | sglang 0.5.8 to 0.5.22 | the same | not asked |
-//! | vllm with its server flag | no such route | in every answer that is no stream, in `routed_experts` of each choice; field `return_token_ids` for the token ids |
-//! | all others | not asked | not asked |
+//! | sglang 0.5.8 to 0.5.22 | as above | not requested |
+//! | vllm with its server flag | no such route | in every answer except streams, in `routed_experts` of each choice; field `return_token_ids` for the token ids |
+//! | all others | not requested | not requested |
 //!
-//! Streams of the OpenAI routes send them in an event of their own, in other places (older versions) or not at all
-//! (vLLM): they are not sampled. An answer is never serialized again: SGLang's member is cut out, vLLM's values become
-//! `null`, as they are without its flag, and all other bytes stay. `sglext` goes altogether where the rest of it is
-//! `null`, as it is there for the question alone.
+//! Streams of the OpenAI routes have them in an event of their own, in other places (older versions) or not at all
+//! (vLLM), so streams are not sampled. An answer is never re-serialised: SGLang's member is cut out, vLLM's values
+//! become `null`, as they are without its flag, and all other bytes stay. `sglext` is removed entirely if the rest of
+//! it is `null`, since it is then only there for this request.
 
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -23,21 +23,21 @@ use crate::json::{Elements, Member, Members, ScanError, top_level};
 use crate::pin::Stripped;
 use crate::{Engine, Route, Version};
 
-/// The body field that asks.
+/// The body field that requests routed experts.
 pub const FIELD: &str = "return_routed_experts";
-/// The body field that says from which token on.
+/// The body field with the first token to report.
 pub const START_FIELD: &str = "routed_experts_start_len";
 
 const GENERATE: Version = Version::new(0, 5, 8);
 const OPENAI: Version = Version::new(0, 5, 23);
 const MEMBER: &str = "routed_experts";
-/// The body field by which vLLM is asked for token ids.
+/// The body field that requests token ids from vLLM.
 const TOKEN_IDS_FIELD: &str = "return_token_ids";
-/// Where vLLM's answers have token ids: the first in choices, the second there (completions) or beside them (chat).
+/// Where vLLM's answers have token ids: the first in choices, the second there (completions) or next to them (chat).
 const TOKEN_IDS: [&str; 2] = ["token_ids", "prompt_token_ids"];
 
-/// Whether an engine of this version (`None`: unknown) can be asked on this route. It may still refuse. Whether vLLM
-/// has its server flag is seen in its answers alone.
+/// Whether an engine of this version (`None`: unknown) can be asked on this route. It may still refuse. Only vLLM's
+/// answers show whether it has its server flag.
 pub fn can_ask(engine: Engine, version: Option<Version>, route: Route) -> bool {
     let since = match route {
         Route::Generate => GENERATE,
@@ -61,28 +61,28 @@ pub enum Place {
     Sglext,
     /// In each choice: vLLM.
     Choices {
-        /// The answer has token ids, too, that the client did not ask for.
+        /// The answer also has token ids that the client did not request.
         ids: bool,
     },
 }
 
-/// A request that asks for routed experts.
+/// A request for routed experts.
 #[derive(Debug, Clone)]
 pub struct Asking {
-    /// The body sent in place of the client's.
+    /// The body to send instead of the client's.
     pub body: Stripped,
-    /// Where the answer has what was asked for.
+    /// Where the answer has the requested data.
     pub place: Place,
 }
 
-/// The body with the question in it; `None` where the client itself says anything about routed experts, or the body has
-/// several prompts, and on the OpenAI routes where a stream or several answers are wanted. vLLM's `echo` means
-/// something else with token ids, so that it is not asked then.
+/// Adds the request for routed experts to a body; `None` if the client itself mentions routed experts, if the body has
+/// several prompts, or on the OpenAI routes if it wants a stream or several answers. vLLM's `echo` changes its meaning
+/// with token ids, so it is excluded as well.
 pub fn ask(engine: Engine, route: Route, body: &Stripped) -> Option<Asking> {
     let bytes = body.bytes();
     let value = |field| top_level(bytes, field).ok().flatten();
     let is_absent = |field| matches!(top_level(bytes, field), Ok(None));
-    // A list of texts or of lists has a quote or a bracket inside.
+    // A list of texts or of lists contains a quote or a bracket.
     let is_one = |field| {
         let list = value(field).filter(|value| value.first() == Some(&b'['));
         list.is_none_or(|list| !list.iter().skip(1).any(|byte| matches!(byte, b'[' | b'"')))
@@ -110,17 +110,17 @@ pub fn ask(engine: Engine, route: Route, body: &Stripped) -> Option<Asking> {
 /// An answer without its routed experts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cut {
-    /// Everything else, byte for byte.
+    /// All other content, byte for byte.
     pub rest: Bytes,
-    /// Whether there were routed experts, not only `null`.
+    /// Whether there were routed experts, rather than only `null`.
     pub found: bool,
 }
 
-/// Removes routed experts, and token ids that only the question asked for, from one JSON answer: an object or (of
-/// `/generate` with several prompts) an array of them; `None` where it has none.
+/// Removes routed experts, and token ids that only we requested, from one JSON answer: an object or (for `/generate`
+/// with several prompts) an array of objects; `None` if there are none.
 ///
 /// # Errors
-/// When it is neither.
+/// If it is neither.
 pub fn cut(place: Place, answer: &[u8]) -> Result<Option<Cut>, ScanError> {
     let mut cuts = Cuts::default();
     match place {
@@ -136,26 +136,26 @@ pub fn cut(place: Place, answer: &[u8]) -> Result<Option<Cut>, ScanError> {
     Ok((!cuts.edits.is_empty()).then(|| cuts.carry_out(answer)))
 }
 
-/// The body field by which a client of vLLM asks for routed experts from a token on.
+/// The body field by which a client of vLLM requests routed experts from a token on.
 pub const PROMPT_START_FIELD: &str = "routed_experts_prompt_start";
 
 static TOLD: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"routed_experts\":\""));
 
-/// Whether a piece of an answer has routed experts. Text cannot pretend to, as quotes in it are escaped.
+/// Whether a piece of an answer has routed experts. Text cannot imitate that, as quotes in it are escaped.
 pub fn has_routed_experts(piece: &[u8]) -> bool {
     TOLD.find(piece).is_some()
 }
 
-/// The member of SGLang's OpenAI answers for what the standard has no place for.
+/// The member of SGLang's OpenAI answers for non-standard data.
 const SGLEXT: &str = "sglext";
 
-/// A stretch of an answer, and what stands there instead.
+/// A range of an answer, and its replacement.
 struct Edit {
     range: Range<usize>,
     by: &'static str,
 }
 
-/// The changes to an answer.
+/// The edits to an answer.
 #[derive(Default)]
 struct Cuts {
     edits: Vec<Edit>,
@@ -163,7 +163,7 @@ struct Cuts {
 }
 
 impl Cuts {
-    /// Adds what is in one answer of SGLang, in its member `holder`.
+    /// Adds edits for one answer of SGLang, in its member `holder`.
     fn answer(&mut self, answer: &[u8], within: Range<usize>, holder: &str) -> Result<(), ScanError> {
         let mut inner = Vec::new();
         self.members(answer, within, |member| {
@@ -190,7 +190,7 @@ impl Cuts {
         Ok(())
     }
 
-    /// Adds what is in one answer of vLLM.
+    /// Adds edits for one answer of vLLM.
     fn choices(&mut self, answer: &[u8], ids: bool) -> Result<(), ScanError> {
         let lists = self.found(answer, 0..answer.len(), "choices", ids)?;
         for list in lists.into_iter().filter(|list| answer[list.start] == b'[') {
@@ -207,7 +207,7 @@ impl Cuts {
         Ok(())
     }
 
-    /// The values of `name` in an object, whose token ids become `null` where the client did not ask for them.
+    /// The values of `name` in an object, whose token ids become `null` if the client did not request them.
     fn found(
         &mut self,
         answer: &[u8],
@@ -227,7 +227,7 @@ impl Cuts {
         Ok(found)
     }
 
-    /// Writes `null` for a value; false where it is that already.
+    /// Replaces a value by `null`; false if it already is.
     fn null(&mut self, answer: &[u8], value: Range<usize>) -> bool {
         let is_something = &answer[value.clone()] != b"null";
         if is_something {
@@ -236,7 +236,7 @@ impl Cuts {
         is_something
     }
 
-    /// Adds the members of an object that `goes` wants out, each run of them with one comma.
+    /// Adds edits that remove the members of an object selected by `goes`, each run of them with one comma.
     fn members(
         &mut self,
         answer: &[u8],
@@ -259,7 +259,7 @@ impl Cuts {
         Ok(())
     }
 
-    /// A run of members goes with the comma before it, or, being the first, with the one behind it.
+    /// Removes a run of members with the comma before it or, for the first run, the one after it.
     fn close(&mut self, run: Option<Range<usize>>, kept_before: bool, kept_behind: bool) {
         let Some(Range { start, end }) = run else { return };
         let range = if kept_before {
@@ -288,7 +288,7 @@ impl Cuts {
     }
 }
 
-/// Whether an object has routed experts and otherwise nothing but `null`.
+/// Whether an object has routed experts and otherwise only `null`.
 fn says_nothing_else(object: &[u8]) -> Result<bool, ScanError> {
     let mut has_it = false;
     for member in Members::new(object) {
@@ -308,7 +308,7 @@ fn members_in(answer: &[u8], within: Range<usize>) -> impl Iterator<Item = Resul
     Members::new(&answer[within]).map(move |member| member.map(|member| shifted(member, start)))
 }
 
-/// A member of an object that starts at `by`.
+/// Shifts the ranges of a member by the start of its object.
 fn shifted(member: Member, by: usize) -> Member {
     let shift = |range: Range<usize>| range.start + by..range.end + by;
     Member { segment: shift(member.segment), key: shift(member.key), value: shift(member.value) }
@@ -450,7 +450,7 @@ mod tests {
         for (body, sent, ids) in [
             (r#"{"prompt":"a"}"#, r#"{"return_token_ids":true,"prompt":"a"}"#, true),
             (r#"{"prompt":[1,2],"echo":false}"#, r#"{"return_token_ids":true,"prompt":[1,2],"echo":false}"#, true),
-            // The client's own setting for token ids wins, and it gets what it requested.
+            // The client's own setting for token ids takes precedence, and it gets what it requested.
             (r#"{"prompt":"a","return_token_ids":true}"#, r#"{"prompt":"a","return_token_ids":true}"#, false),
             (r#"{"return_token_ids":null}"#, r#"{"return_token_ids":null}"#, false),
         ] {
@@ -467,7 +467,7 @@ mod tests {
         }
     }
 
-    /// The shape of vLLM 0.30, with two choices.
+    /// The answer format of vLLM 0.30, with two choices.
     #[test]
     fn choices_lose_what_the_client_did_not_ask_for() {
         let answer = r#"{"id":"a","choices":[{"index":0,"text":"\"routed_experts\":\"","token_ids":[3, 4],"routed_experts":"AA"},{"routed_experts":"AA","prompt_token_ids":[1],"index":1}],"usage":{"routed_experts":1},"prompt_token_ids":[1]}"#;
@@ -486,7 +486,7 @@ mod tests {
             assert_eq!((std::str::from_utf8(&cut.rest).unwrap(), cut.found), (rest, true));
             assert!(!has_routed_experts(rest.as_bytes()));
         }
-        // Without the flag, token ids alone.
+        // Without the flag, only token ids.
         let answer = br#"{"choices":[{"token_ids":[1],"routed_experts":null}]}"#;
         let rest = Bytes::from_static(br#"{"choices":[{"token_ids":null,"routed_experts":null}]}"#);
         assert_eq!(cut(Place::Choices { ids: true }, answer), Ok(Some(Cut { rest, found: false })));
@@ -505,7 +505,7 @@ mod tests {
         }
     }
 
-    /// `value` as text, with the experts put in before member `at` of `meta_info`.
+    /// `value` as text, with the experts inserted before member `at` of `meta_info`.
     fn with_experts(answer: &Value, meta: &Value, experts: &[Value], at: usize, space: &str) -> (String, String) {
         let join = |members: Vec<String>| format!("{{{space}{}{space}}}", members.join(&format!("{space},{space}")));
         let member = |(key, value): (&String, &Value)| format!("{}{space}:{space}{value}", json!(key));
@@ -523,8 +523,8 @@ mod tests {
     }
 
     proptest! {
-        /// Wherever the member stands: what is left parses to the answer without it, and every byte that is left stood
-        /// in the answer, in one or two stretches.
+        /// Wherever the member is: the rest parses to the answer without it, and consists of one or two ranges of the
+        /// original bytes.
         #[test]
         fn only_the_member_goes(
             answer in any_json_object(), meta in any_json_object(), experts in proptest::collection::vec(any_json_object(), 1..3),

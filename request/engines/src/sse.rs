@@ -1,23 +1,23 @@
 //! Event boundaries of a server-sent event stream.
 //!
-//! Relayed bytes always end at the end of an event, so that an error event can be put in at any time without landing
-//! inside another one. A piece that ends inside an event is held back up to its last boundary; no client could have
-//! used the rest before the event is complete. Pieces that end at a boundary, as engines send them, pass through
-//! uncopied.
+//! Relayed bytes always end at the end of an event, so that an error event can be inserted at any time without landing
+//! inside another one. A piece that ends inside an event is held back from its last boundary on; no client could have
+//! used the rest before the event is complete. Pieces that end at a boundary, as engines usually send them, pass
+//! through without a copy.
 
 use bytes::{Bytes, BytesMut};
 
-/// An event longer than this is relayed as it comes: then there is no boundary to wait for.
+/// A longer event is relayed as it arrives, since its boundary cannot be awaited.
 const MAX_HELD_BYTES: usize = 1 << 20;
 
-/// Follows one stream.
+/// Tracks one stream.
 #[derive(Debug)]
 pub struct Events {
-    /// Nothing stands in the current line yet.
+    /// The current line is still empty.
     line_empty: bool,
-    /// The last byte was a carriage return; a line feed now belongs to it.
+    /// The last byte was a carriage return; a line feed would belong to it.
     after_cr: bool,
-    /// The start of an event whose end is still to come.
+    /// The start of an event whose end has not arrived.
     held: BytesMut,
     /// The relayed bytes end at a boundary.
     at_boundary: bool,
@@ -32,7 +32,7 @@ impl Default for Events {
 }
 
 impl Events {
-    /// At the start of a stream; holds back longer or shorter events than usual.
+    /// Starts a stream with another limit on events held back.
     pub fn with_limit(longest_held_bytes: usize) -> Self {
         Self {
             line_empty: true,
@@ -44,17 +44,17 @@ impl Events {
         }
     }
 
-    /// Lines of data so far; engines write one for each event. Comments and names of events are not counted.
+    /// Lines of data so far; engines write one per event. Comments and event names are not counted.
     pub fn data_lines(&self) -> u32 {
         self.data_lines
     }
 
-    /// Whether what was relayed ends at the end of an event.
+    /// Whether the relayed bytes end at the end of an event.
     pub fn is_at_boundary(&self) -> bool {
         self.at_boundary
     }
 
-    /// Takes the next piece and returns what can be relayed now, perhaps nothing.
+    /// Takes the next piece and returns what can be relayed now, possibly nothing.
     pub fn push(&mut self, piece: Bytes) -> Bytes {
         let complete = self.last_boundary(&piece).unwrap_or(0);
         if self.held.is_empty() && complete == piece.len() {
@@ -62,7 +62,7 @@ impl Events {
             return piece;
         }
         if !self.at_boundary && complete == 0 {
-            // In the middle of an event that was too long to hold.
+            // Inside an event that was too long to hold back.
             return piece;
         }
         self.at_boundary |= complete > 0;
@@ -76,26 +76,26 @@ impl Events {
         ready.freeze()
     }
 
-    /// The bytes held back, for a stream that ended by itself.
+    /// The bytes held back, for a stream that ended normally.
     pub fn rest(&mut self) -> Bytes {
         self.held.split().freeze()
     }
 
-    /// Drops what is held back; true if an event of ours may follow.
+    /// Drops the bytes held back; true if an event of ours may follow.
     pub fn cut_off(&mut self) -> bool {
         self.held.clear();
         self.at_boundary
     }
 
-    /// Offset just behind the last event that ends in this piece.
+    /// Offset just after the last event that ends in this piece.
     fn last_boundary(&mut self, piece: &[u8]) -> Option<usize> {
-        // Another half of the line end that ended the last event ends it, too.
+        // A line feed that completes the line end of the last event belongs to it.
         let mut last = (self.after_cr && self.at_boundary && self.held.is_empty()).then_some(0);
         let mut at = 0;
         while at < piece.len() {
             match piece[at] {
                 b'\n' if self.after_cr => {
-                    // The other half of a line end; a boundary before it moves behind it.
+                    // The other half of a line end; a boundary before it moves after it.
                     self.after_cr = false;
                     if last == Some(at) {
                         last = Some(at + 1);
@@ -111,7 +111,7 @@ impl Events {
                     at += 1;
                 }
                 first => {
-                    // Of the fields that a line may begin with only this one begins so.
+                    // Of the valid field names, only `data` begins with this letter.
                     self.data_lines = self.data_lines.saturating_add(u32::from(self.line_empty && first == b'd'));
                     self.line_empty = false;
                     self.after_cr = false;
@@ -188,7 +188,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the cuts: nothing is lost, and every piece but the rest ends where an event ends.
+        /// However the stream is cut, nothing is lost, and every piece but the rest ends where an event ends.
         #[test]
         fn cuts_do_not_matter(text in "[ab\r\n]{0,40}", cuts in proptest::collection::vec(0usize..41, 0..8)) {
             let mut cuts: Vec<usize> = cuts.into_iter().filter(|cut| *cut <= text.len()).collect();

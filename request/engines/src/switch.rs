@@ -1,4 +1,4 @@
-//! `/switch` of semmoe's worker: another layout of experts, or another placement, while requests run.
+//! `/switch` of semmoe's worker: changes the layout of experts, or their placement, while requests run.
 
 use std::path::PathBuf;
 
@@ -6,39 +6,39 @@ use serde::{Deserialize, Serialize};
 
 use crate::http::{AnswerLimits, BaseUrl, HttpClient, HttpError};
 
-/// `GET`: [`SwitchStatus`]. `POST`: [`SwitchRequest`], answered with the status after it.
+/// `GET`: [`SwitchStatus`]. `POST`: [`SwitchRequest`], answered with the resulting status.
 pub const SWITCH: &str = "/switch";
 
 /// A request to a unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SwitchRequest {
-    /// Where to; absent for a commit and an abort.
+    /// The target; absent for a commit or an abort.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<SwitchTarget>,
-    /// Where attention changes: keys and values move after the switch, before each step of the next sequences, no more
-    /// than so many bytes to a rank, or those of one sequence. Absent: they move in the switch.
+    /// If attention changes: keys and values move after the switch, before each step of the next sequences, at most
+    /// this many bytes per rank, or those of one sequence. Absent: they move during the switch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_step_bytes: Option<u64>,
-    /// Refused if the unit is at another epoch.
+    /// Refuse if the unit is at another epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub if_epoch: Option<u64>,
-    /// A part of a switch; absent: all of it.
+    /// One phase of a switch; absent: all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub action: Option<SwitchAction>,
 }
 
-/// Where to switch to.
+/// The target of a switch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum SwitchTarget {
-    /// A layout by its name.
+    /// A layout, by name.
     Layout(String),
-    /// Whole experts where a tables file says.
+    /// Complete experts, placed by a tables file.
     Tables(SwitchTables),
 }
 
-/// A tables file that the worker's rank 0 can read.
+/// A tables file readable by the worker's rank 0.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SwitchTables {
@@ -46,69 +46,69 @@ pub struct SwitchTables {
     pub tables: PathBuf,
 }
 
-/// A part of a switch.
+/// One phase of a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SwitchAction {
     /// Every rank checks it; nothing changes yet.
     Prepare,
-    /// Does what was prepared.
+    /// Carries out what was prepared.
     Commit,
-    /// Forgets what was prepared, or takes back what is being moved.
+    /// Cancels what was prepared, or rolls back what is being moved.
     Abort,
 }
 
-/// Where a unit's switch is.
+/// The phase that a unit's switch is in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SwitchState {
-    /// There is none.
+    /// No switch.
     #[default]
     Stable,
-    /// The ranks check it.
+    /// The ranks are checking it.
     Preparing,
-    /// It waits for its commit.
+    /// It is waiting for its commit.
     Prepared,
-    /// Steps that run are let to their end.
+    /// Running steps are finishing.
     Holding,
-    /// Experts move.
+    /// Experts are moving.
     Moving,
 }
 
 /// The answer of `GET /switch`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SwitchStatus {
-    /// Where a switch is, if there is one.
+    /// The phase of the switch, if there is one.
     pub state: SwitchState,
-    /// Switches since the unit's start.
+    /// Number of switches since the unit started.
     pub epoch: u64,
     /// The layout in force: `ep`, `tp`, `dp-tp`, `tp-ep`.
     pub layout: String,
-    /// Of the placement in force.
+    /// Digest of the placement in force.
     pub placement_digest: String,
-    /// The layout that it is switching to.
+    /// The target layout of the switch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
     /// The MoE layer that is moving.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer: Option<u16>,
-    /// For how long the last switch held requests, in seconds.
+    /// How long the last switch held requests, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_seconds: Option<f64>,
 }
 
-/// Asks where a unit is.
+/// Queries the status of a unit.
 ///
 /// # Errors
-/// See [`HttpError`]; other engines have no such route.
+/// [`HttpError`]; other engines have no such route.
 pub async fn status(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits) -> Result<SwitchStatus, HttpError> {
     client.get_json(base, SWITCH, limits).await
 }
 
-/// Asks for a switch and waits for its end.
+/// Requests a switch and waits for its end.
 ///
 /// # Errors
-/// See [`HttpError`]: a status of 4xx is a refusal, after which nothing has changed.
+/// [`HttpError`]: a 4xx status is a refusal, after which nothing has changed.
 pub async fn switch(
     client: &HttpClient,
     base: &BaseUrl,

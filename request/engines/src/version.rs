@@ -1,4 +1,4 @@
-//! Versions of engines, as far as dialects depend on them.
+//! Engine versions, as far as dialects depend on them.
 
 use std::fmt;
 
@@ -21,8 +21,8 @@ impl Version {
         [self.major, self.minor, self.patch]
     }
 
-    /// Reads `0.5.23`, `v0.5.10.post2`, `0.5.10rc0`; `None` for anything else, and for builds that number themselves
-    /// `0.0.0` because they do not know better.
+    /// Parses `0.5.23`, `v0.5.10.post2`, `0.5.10rc0`; `None` for anything else, and for builds that call themselves
+    /// `0.0.0` because they do not know their version.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.trim().trim_start_matches('v').splitn(3, '.');
         let major = parts.next()?.parse().ok()?;

@@ -1,13 +1,12 @@
-//! vLLM's dialect: what its metrics report, and how it counts ranks in pins.
+//! vLLM's dialect: what its metrics report, and how it numbers ranks in pins.
 //!
-//! vLLM says nothing about its ranks but in `/metrics`, where samples have a label `engine`: the rank's number among
-//! all ranks. With several API servers (the default with data parallelism) the gauges of a rank appear with its first
-//! request, while counters, histograms and `vllm:cache_config_info` are there from the start; so any `vllm:*` sample
-//! counts.
+//! vLLM reports its ranks only in `/metrics`, where samples have a label `engine`: the rank's global number. With
+//! several API servers (the default with data parallelism) the gauges of a rank appear with its first request, while
+//! counters, histograms and `vllm:cache_config_info` are present from the start; so any `vllm:*` sample counts.
 //!
-//! A server in front of ranks 4 to 7 takes pins 0 to 3 (Python front end with `--data-parallel-hybrid-lb`) or 4 to 7
-//! (Rust front end). A pin to the last rank's global number decides: it is out of range in the first case, and runs one
-//! token in the second. Servers in front of rank 0 count the same either way and are not asked.
+//! A server in front of ranks 4 to 7 accepts pins 0 to 3 (Python front end with `--data-parallel-hybrid-lb`) or 4 to 7
+//! (Rust front end). A pin to the last rank's global number decides: it is out of range in the first case, and
+//! generates one token in the second. Servers in front of rank 0 number both ways alike and are not asked.
 
 use std::collections::BTreeMap;
 
@@ -31,25 +30,25 @@ pub const MODELS: &str = "/v1/models";
 const PREFIX: &str = "vllm:";
 /// Finished requests by the length of their prompts.
 const PROMPT_TOKENS: &str = "vllm:request_prompt_tokens_bucket";
-/// Finished requests by the tokens that they asked for.
+/// Finished requests by their limit on generated tokens.
 const ASKED_TOKENS: &str = "vllm:request_params_max_tokens_bucket";
 /// Finished requests.
 const FINISHED: &str = "vllm:request_success_total";
-/// More ranks than any deployment has; bounds what metrics can make us allocate.
+/// More ranks than any deployment has; limits what metrics can make us allocate.
 const MAX_RANKS: usize = 4096;
 
 /// The counters of one engine (rank). Counters only rise, until the server restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineCounts {
-    /// Finished requests whose prompt had one token, which clients hardly ever send.
+    /// Finished requests with a one-token prompt, which clients hardly ever send.
     pub one_token_prompts: Option<u64>,
-    /// Finished requests that asked for one token.
+    /// Finished requests limited to one token.
     pub one_token_answers: Option<u64>,
     /// Finished requests.
     pub finished: Option<u64>,
 }
 
-/// The engines behind one server, by their global numbers.
+/// The engines behind one server, keyed by their global numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Engines {
     counts: BTreeMap<u16, EngineCounts>,
@@ -58,14 +57,14 @@ pub struct Engines {
 /// Consecutive ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankRange {
-    /// Global number of the first one.
+    /// Global number of the first rank.
     pub first: u16,
-    /// How many there are.
+    /// Number of ranks.
     pub count: u16,
 }
 
 impl Engines {
-    /// Reads Prometheus text; other metrics and unreadable lines are skipped.
+    /// Parses Prometheus text; skips other metrics and unreadable lines.
     pub fn parse(metrics: &str) -> Self {
         let mut counts: BTreeMap<u16, EngineCounts> = BTreeMap::new();
         for sample in metrics.lines().filter(|line| line.starts_with(PREFIX)).filter_map(Sample::parse) {
@@ -90,16 +89,16 @@ impl Engines {
         Self { counts }
     }
 
-    /// The ranks; `None` when there are none, or when their numbers have gaps.
+    /// The ranks; `None` if there are none, or their numbers have gaps.
     pub fn range(&self) -> Option<RankRange> {
         let (first, last) = (*self.counts.keys().next()?, *self.counts.keys().next_back()?);
         let count = u16::try_from(self.counts.len()).ok()?;
         (last - first == count - 1).then_some(RankRange { first, count })
     }
 
-    /// The counters that probes on a route raise, first rank first. Completions have a prompt of one token, which
-    /// clients send least of all; templates make other prompts longer, so there it is the requests for one token. All
-    /// finished ones count where buckets do not begin at 1. `None` when an engine reports none of it.
+    /// The counters that probes on a route raise, first rank first. For completions these are one-token prompts, the
+    /// rarest from clients; templates make other prompts longer, so there they are requests for one token. Falls back
+    /// to all finished requests if buckets do not begin at 1. `None` if an engine reports none of these.
     pub fn probe_counts(&self, route: Route) -> Option<Vec<u64>> {
         let of =
             |count: fn(&EngineCounts) -> Option<u64>| self.counts.values().map(count).collect::<Option<Vec<u64>>>();
@@ -111,10 +110,10 @@ impl Engines {
     }
 }
 
-/// The version, where the server reports it.
+/// The version, if the server reports it.
 ///
 /// # Errors
-/// `HttpError` where the engine does not answer.
+/// `HttpError` if the engine does not answer.
 pub async fn version(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits) -> Result<Option<String>, HttpError> {
     #[derive(Deserialize)]
     struct Answer {
@@ -127,10 +126,10 @@ pub async fn version(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits)
     }
 }
 
-/// The engines; empty where the server has no metrics.
+/// The engines; empty if the server has no metrics.
 ///
 /// # Errors
-/// `HttpError` where the engine does not answer with its metrics.
+/// `HttpError` if the engine does not answer with its metrics.
 pub async fn engines(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits) -> Result<Engines, HttpError> {
     match client.get_text(base, METRICS, limits).await {
         Ok(text) => Ok(Engines::parse(&text)),
@@ -146,7 +145,7 @@ pub struct Models {
     pub data: Vec<Model>,
 }
 
-/// A model as [`MODELS`] lists it.
+/// A model in the list of [`MODELS`].
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Model {
     /// The name that clients use.
@@ -154,23 +153,23 @@ pub struct Model {
     /// Directory or hub name of its checkpoint.
     #[serde(default)]
     pub root: Option<String>,
-    /// The longest prompt and answer together, in tokens.
+    /// The maximum length of prompt and answer together, in tokens.
     #[serde(default)]
     pub max_model_len: Option<u64>,
 }
 
-/// The models of the server: adapters come after its own.
+/// The models of the server: its own first, then adapters.
 ///
 /// # Errors
-/// `HttpError` where the engine does not answer with its models.
+/// `HttpError` if the engine does not answer with its models.
 pub async fn models(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits) -> Result<Vec<Model>, HttpError> {
     client.get_json::<Models>(base, MODELS, limits).await.map(|models| models.data)
 }
 
-/// The first of them.
+/// The server's first model.
 ///
 /// # Errors
-/// As [`models`].
+/// Those of [`models`].
 pub async fn first_model(
     client: &HttpClient,
     base: &BaseUrl,
@@ -179,11 +178,10 @@ pub async fn first_model(
     Ok(models(client, base, limits).await?.into_iter().next())
 }
 
-/// Whether the server takes requests for a model of this name, asked for one token. False only where it says of the
-/// name that it does not.
+/// Whether the server accepts a one-token request for a model of this name. False only if it rejects the name.
 ///
 /// # Errors
-/// `HttpError` where it does not answer at all.
+/// `HttpError` if it does not answer at all.
 pub async fn knows(client: &HttpClient, base: &BaseUrl, name: &str, limits: &AnswerLimits) -> Result<bool, HttpError> {
     let body = json!({ "model": name, "messages": [{ "role": "user", "content": "0" }], "max_tokens": 1 });
     let request = request(Method::POST, base, Route::Chat.path(), Some(body.to_string().into()))?;
@@ -194,21 +192,21 @@ pub async fn knows(client: &HttpClient, base: &BaseUrl, name: &str, limits: &Ans
     }
 }
 
-/// Asks for the number of ranks with a pin to one that no engine has: the server says in its refusal how many there
-/// are. `None` where it does not refuse it, or says something else.
+/// Determines the number of ranks with a pin to one that no engine has: the server's refusal states how many there are.
+/// `None` if it does not refuse, or states something else.
 ///
 /// # Errors
-/// `HttpError` where the engine does not answer.
+/// `HttpError` if the engine does not answer.
 pub async fn pinnable(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits) -> Result<Option<u16>, HttpError> {
     let refused = pinned_probe(client, base, u32::from(u16::MAX), limits).await?;
     Ok(refused.and_then(Result::err).and_then(|refusal| refusal.ranks).filter(|ranks| *ranks > 0))
 }
 
-/// Asks how the server counts ranks in pins, with a request of one token to the last of its ranks, the first of which
-/// is not rank 0. `None` when the answer does not say.
+/// Determines how the server numbers ranks in pins, with a one-token request to the last of its ranks, the first of
+/// which is not rank 0. `None` if the answer does not show it.
 ///
 /// # Errors
-/// `HttpError` where the engine does not answer.
+/// `HttpError` if the engine does not answer.
 pub async fn rank_base(
     client: &HttpClient,
     base: &BaseUrl,
@@ -220,8 +218,8 @@ pub async fn rank_base(
     Ok(answer.map(|taken| if taken.is_ok() { RankBase::Global } else { RankBase::Local }))
 }
 
-/// Sends a request of one token that is pinned to `rank`: it ran, or the server has no such rank. `None` when the
-/// answer does not say.
+/// Sends a one-token request pinned to `rank`: either it ran, or the server has no such rank. `None` if the answer does
+/// not show it.
 async fn pinned_probe(
     client: &HttpClient,
     base: &BaseUrl,
@@ -275,7 +273,7 @@ mod tests {
         assert_eq!((Engines::parse(gap).range(), of(gap, Route::Completions)), (None, None));
     }
 
-    /// A server with several API servers, before its first request: no gauge of any engine is there yet.
+    /// A server with several API servers, before its first request: no engine has gauges yet.
     #[test]
     fn a_fresh_server_reports_its_ranks() {
         let fresh = "vllm:prompt_tokens_total{engine=\"0\",model_name=\"tiny\"} 0.0\n\

@@ -1,11 +1,11 @@
-//! The page of request fields against the table that the gateway goes by.
+//! The documented request fields against the table that the gateway uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use semmoe_engines::fields::{FIELDS, Treatment};
 use semmoe_engines::json::ids::Form;
 
-/// The page's word for a treatment.
+/// The document's word for a treatment.
 fn word(treatment: Treatment) -> &'static str {
     match treatment {
         Treatment::Removed => "removed",

@@ -1,4 +1,4 @@
-//! The HTTP client against servers that behave and servers that do not.
+//! The HTTP client against well-behaved and misbehaving servers.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test may panic")]
 
@@ -100,7 +100,8 @@ async fn a_silent_server_times_out() {
     assert!(matches!(error, HttpError::Timeout { waiting_for: "the head of the answer", .. }), "{error}");
 }
 
-/// The first frame is readable while the server still holds back the second; dropping the body then reaches it.
+/// The first frame is readable while the server still holds back the second; the server then sees the body being
+/// dropped.
 #[tokio::test]
 async fn bodies_stream_and_a_drop_is_seen() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -121,7 +122,7 @@ async fn bodies_stream_and_a_drop_is_seen() {
     server.await.unwrap();
 }
 
-/// A caller that gives up before the head of the answer is seen too.
+/// The server also sees a caller that gives up before the head of the answer.
 #[tokio::test]
 async fn a_dropped_request_is_seen() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -162,7 +163,8 @@ async fn probes_old_and_new_servers() {
     assert!(probe::probe(&client, &Target::new(Engine::Openai, &base), &limits).await.is_err());
 }
 
-/// Serves connections one after the other, each for so many requests, and returns the number of requests on each.
+/// Serves connections one after the other, each for a given number of requests, and returns the number of requests on
+/// each.
 async fn counting_server(
     requests_per_connection: &'static [usize],
     answer: &'static [u8],
@@ -190,7 +192,7 @@ async fn counting_server(
     (base, server)
 }
 
-/// A server that takes one connection only is enough, whether a body ends by its length, by its last chunk or is empty.
+/// One connection is enough, whether a body ends by its length, by its last chunk or is empty.
 #[tokio::test]
 async fn connections_are_used_again() {
     for answer in [
@@ -207,7 +209,7 @@ async fn connections_are_used_again() {
     }
 }
 
-/// A connection that the engine closed while idle is noticed before anything is sent on it.
+/// A connection closed by the engine while idle is detected before anything is sent on it.
 #[tokio::test]
 async fn closed_idle_connections_are_replaced() {
     let (base, server) = counting_server(&[2, 1, 2], b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\na").await;
@@ -218,7 +220,7 @@ async fn closed_idle_connections_are_replaced() {
     assert_eq!(server.await.unwrap(), 5);
 }
 
-/// An engine that ends closes its idle connections, which is noticed without a request; one that lives is left alone.
+/// A terminating engine closes its idle connections, which is noticed without a request; a live one is left alone.
 #[tokio::test]
 async fn a_closed_idle_connection_is_reported() {
     // It accepts one connection, and waits for a third request on it.
@@ -233,7 +235,7 @@ async fn a_closed_idle_connection_is_reported() {
     assert!(client.take_broken());
 }
 
-/// A connection on which more came than was asked for is not used again: the next answer would be a forged one.
+/// A connection with unsolicited bytes is not reused: the next answer would be forged.
 #[tokio::test]
 async fn what_nobody_asked_for_is_not_taken_for_an_answer() {
     const TWO: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\naHTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nb";
@@ -245,7 +247,7 @@ async fn what_nobody_asked_for_is_not_taken_for_an_answer() {
     assert_eq!(server.await.unwrap(), 2);
 }
 
-/// An answer that is not read to its end takes its connection with it.
+/// Dropping an answer before its end closes its connection.
 #[tokio::test]
 async fn half_read_answers_close_their_connection() {
     let (base, server) = counting_server(&[1, 1], b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\na").await;

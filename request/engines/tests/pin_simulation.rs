@@ -1,32 +1,31 @@
-//! Verification of pins against simulated engines: when it finds those that ignore pins, and that it accuses no honest
-//! one.
+//! Verification of pins against simulated engines: it finds those that ignore pins, and accuses no honest one.
 //!
-//! Simulated time. Clients send requests in a closed loop of streams; probes run between them. A rank counts a request
-//! at the end of the step in which it finished, so that each count is up to one step old. Rounds, schedule, comparison
-//! of counts and verdict are those of the library; engines are stood in for by [`Simulation::read`].
+//! Time is simulated. Clients send requests in a closed loop of streams; probes run between them. A rank counts a
+//! request at the end of the step in which it finished, so each count is up to one step old. Rounds, schedule,
+//! comparison of counts and verdict are the library's; [`Simulation::read`] replaces the engine.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test may panic")]
 
 use semmoe_engines::verify::{Comparison, Counters, Evidence, Look, Observation, PinWatch, Pins, ProbePlan, Schedule};
 
-/// Requests wait for the first rounds of a new backend at most so long.
+/// Maximum time that requests wait for the first rounds of a new backend.
 const FIRST_LOOK: f64 = 3.0;
-/// Tokens of a client's answer.
+/// Tokens in a client's answer.
 const ANSWER_TOKENS: f64 = 16.0;
 
 /// How an engine behaves.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
     ranks: u16,
-    /// Clients' concurrent streams.
+    /// Concurrent client streams.
     streams: f64,
     /// Length of a step, in seconds.
     step: f64,
-    /// Share of pinned requests that run on a random rank.
+    /// Fraction of pinned requests that run on a random rank.
     ignored: f64,
-    /// One-token prompts that other clients send, per second.
+    /// One-token prompts sent by other clients, per second.
     others: f64,
-    /// Answers name the rank, as SGLang's do; otherwise counters have to.
+    /// Answers name the rank, like SGLang's; otherwise counters have to.
     answers: bool,
 }
 
@@ -35,9 +34,9 @@ struct Simulation {
     setting: Setting,
     random: fastrand::Rng,
     now: f64,
-    /// One-token requests that all readings include from now on, by rank.
+    /// One-token requests included in all readings from now on, by rank.
     settled: Vec<u64>,
-    /// When each further one shows in the counts of its rank.
+    /// When each further one appears in the counts of its rank.
     counted: Vec<(f64, usize)>,
     next_other: f64,
     watch: PinWatch,
@@ -55,7 +54,7 @@ impl Simulation {
         Self { setting, random, now: 0.0, settled, counted, next_other, watch, schedule, other_clients_seen: 0 }
     }
 
-    /// Client requests that were sent by now.
+    /// Number of client requests sent so far.
     fn requests(&self) -> f64 {
         let rate = self.setting.streams / (ANSWER_TOKENS * self.setting.step);
         (self.now - FIRST_LOOK).max(0.0) * rate
@@ -70,7 +69,7 @@ impl Simulation {
         }
     }
 
-    /// Counts by rank, as they stand now.
+    /// Current counts by rank.
     fn read(&self) -> Vec<u64> {
         let mut counts = self.settled.clone();
         for (_, rank) in self.counted.iter().filter(|(at, _)| *at <= self.now) {
@@ -84,7 +83,7 @@ impl Simulation {
         self.counted.retain(|(at, _)| *at > self.now);
     }
 
-    /// A probe runs, on its rank or elsewhere; returns whether on its rank.
+    /// Runs a probe on its rank or elsewhere; returns whether on its rank.
     fn probe(&mut self, pinned: usize) -> bool {
         let strays = self.random.f64() < self.setting.ignored;
         let rank = if strays { self.random.usize(..usize::from(self.setting.ranks)) } else { pinned };
@@ -94,7 +93,7 @@ impl Simulation {
         rank == pinned
     }
 
-    /// One round, as `verify::probe` does it.
+    /// One round, as in `verify::probe`.
     fn round(&mut self) -> Option<Observation> {
         let plan = ProbePlan::round(self.schedule.rounds(), self.setting.ranks);
         let mut counters = Counters::new(self.read(), &plan.per_rank).unwrap();
@@ -128,7 +127,7 @@ impl Simulation {
         None
     }
 
-    /// The wait for a round, and the round.
+    /// Waits for a round, and runs it.
     fn step(&mut self) {
         let due = self.requests() + self.schedule.requests(&self.watch, self.setting.ranks) as f64;
         self.advance(self.schedule.pause(&self.watch).as_secs_f64());
@@ -170,7 +169,7 @@ fn honest_engines_are_never_accused() {
     assert!(requests >= 1e6 && rounds > 2_000, "{requests} requests, {rounds} rounds");
 }
 
-/// Engines that ignore all, half or a tenth of the pins, semmoe their only client.
+/// Engines that ignore all, half or a tenth of the pins, with semmoe as their only client.
 #[test]
 fn engines_that_ignore_pins_are_found() {
     for (ignored, within) in [(1.0, 200.0), (0.5, 400.0), (0.1, 2_000.0)] {
@@ -183,7 +182,7 @@ fn engines_that_ignore_pins_are_found() {
     }
 }
 
-/// An engine that reads pins again, say after a proxy was mended, is believed again, by a share of the requests.
+/// An engine that reads pins again, e.g. after a proxy was fixed, is trusted again after some requests.
 #[test]
 fn there_is_a_way_back() {
     for seed in 0..50 {
@@ -200,7 +199,7 @@ fn there_is_a_way_back() {
     }
 }
 
-/// Totals that hold other clients' requests make no verdict, and the reason is reported.
+/// Totals that include other clients' requests give no verdict, and the reason is reported.
 #[test]
 fn other_clients_make_totals_inconclusive() {
     for ignored in [0.0, 1.0] {

@@ -1,5 +1,5 @@
-//! Bodies as Python's `json.loads` reads them, with which SGLang's and vLLM's servers parse: what it takes for an
-//! object is an object to the gateway too, without pins, or is refused. Recorded with CPython 3.
+//! Bodies as read by Python's `json.loads`, which SGLang's and vLLM's servers use: whatever it accepts as an object is
+//! an object to the gateway too, without pins, or is refused. Recorded with CPython 3.
 
 use bytes::Bytes;
 use semmoe_engines::json::{Encoding, NotEncoded, begins_object};
@@ -64,7 +64,7 @@ fn what_an_engine_reads_as_an_object_is_read_or_refused() {
     for (name, body, is_object) in TABLE.iter().copied().chain([("nested 600 deep", nested.as_slice(), true)]) {
         let stripped = plain(body).map(|body| Stripped::new(&body));
         let is_read = matches!(stripped, Ok(Ok(_)));
-        // Half a character is refused, and what nests too deep.
+        // Lone surrogates and excessive nesting are refused.
         let is_exempt = name.contains("lone surrogate") || name.contains("deep");
         assert!(!is_object || is_read != is_exempt, "{name}");
         assert!(is_read || !is_object || begins_object(body), "{name}: Python reads it, and it would pass as it is");

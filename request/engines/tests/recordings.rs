@@ -1,4 +1,4 @@
-//! Everything here that reads what engines answer, run over answers of real engines (`tests/engines/recordings`).
+//! All parsers of engine answers, run on answers of real engines (`tests/engines/recordings`).
 #![allow(clippy::unwrap_used, reason = "a failed step of a test may panic")]
 
 #[path = "../../../tests/engines/rust/recordings.rs"]
@@ -39,7 +39,7 @@ fn asks_to_record(exchange: &Exchange) -> bool {
     exchange.answer.status == 200 && wants.iter().any(|want| exchange.name.ends_with(want))
 }
 
-/// Serves what a fresh engine answered to GET; `after`: as after the last request.
+/// Serves a fresh engine's answers to GET; `after`: those after the last request.
 async fn serve(recording: &Recording, after: bool) -> BaseUrl {
     let mut answers = BTreeMap::new();
     for exchange in recording.exchanges.iter().filter(|exchange| exchange.request.method == "GET") {
@@ -96,7 +96,7 @@ async fn version_and_ranks_are_probed() {
     }
 }
 
-/// Where a pin travels by [`Dialect`], the engine honoured it; where it cannot be honoured, it said so.
+/// The engine honoured pins sent according to [`Dialect`], and reported those it could not honour.
 #[test]
 fn pins_are_honoured_where_the_dialect_says() {
     for recording in Recording::all() {
@@ -162,7 +162,7 @@ fn check_experts(what: &str, experts: Option<&str>, rows: usize, engine: Engine)
     }
 }
 
-/// `usage.prompt_tokens` or `meta_info.prompt_tokens`, and the rank, in answers as they pass.
+/// Finds `usage.prompt_tokens` or `meta_info.prompt_tokens`, and the rank, in answers as they pass.
 #[test]
 fn counts_and_ranks_are_found_in_passing() {
     for recording in Recording::all() {
@@ -182,7 +182,7 @@ fn counts_and_ranks_are_found_in_passing() {
     }
 }
 
-/// The routed experts are cut out, and nothing else.
+/// Only the routed experts are cut out.
 #[test]
 fn routed_experts_are_cut_out() {
     let mut cuts = 0;
@@ -214,14 +214,14 @@ fn routed_experts_are_cut_out() {
     assert!(cuts >= 8, "{cuts} cuts");
 }
 
-/// A client of vLLM gets the same answer whether its request was sampled or not, with the engine's flag or without.
+/// A client of vLLM gets the same answer whether its request was sampled or not, with or without the engine's flag.
 #[test]
 fn token_ids_that_a_sample_asked_for_are_cut_out() {
     let seen = |body: &str, ids| {
         let cut = routed::cut(Place::Choices { ids }, body.as_bytes()).unwrap();
         assert_eq!(cut.as_ref().is_some_and(|cut| cut.found), body.contains("\"routed_experts\":\""));
         let text = cut.map_or(body.to_owned(), |cut| String::from_utf8(cut.rest.to_vec()).unwrap());
-        // The answer's own name and time differ.
+        // The answer's own id and time differ.
         text.split_once(",\"model\":").unwrap().1.to_owned()
     };
     let (mut pairs, mut with_experts) = (0, 0);
@@ -242,7 +242,7 @@ fn token_ids_that_a_sample_asked_for_are_cut_out() {
     assert!(pairs >= 3 && with_experts >= 3, "{pairs} pairs, {with_experts} with routed experts");
 }
 
-/// Whatever the pieces: what is relayed ends where an event ends, and is the stream in the end.
+/// However the stream is cut: each relayed piece ends where an event ends, and together they are the stream.
 #[test]
 fn streams_are_cut_at_events() {
     let mut streams = 0;
@@ -282,7 +282,7 @@ fn every_sample_of_the_metrics_is_read() {
     }
 }
 
-/// Members of the bodies that were sent stay as they are when a pin goes in.
+/// All original members of a body are unchanged when a pin is inserted.
 #[test]
 fn bodies_are_pinned() {
     for recording in Recording::all() {

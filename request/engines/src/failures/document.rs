@@ -1,16 +1,16 @@
-//! One JSON document of an answer, followed through its pieces to the few places where engines report failures.
+//! Scans a JSON document of an answer, piece by piece, for the few places where engines report failures.
 //!
-//! Nothing is kept of it but the keys on the way to where it is read, and one short word: documents are long, and are
-//! relayed as they come. A document that is no JSON is read without harm, and reports nothing that can be relied on.
+//! Keeps only the keys on the current path and one short word: documents are long, and are relayed as they arrive.
+//! Invalid JSON does no harm, but reports nothing reliable.
 
 use super::Failure;
 
-/// Levels at which something is looked for: `[{"choices": [{"finish_reason": {"type": ...`.
+/// Maximum depth of a relevant value: `[{"choices": [{"finish_reason": {"type": ...`.
 const DEEPEST: usize = 6;
-/// Longer keys and words are none that are looked for.
+/// Longer keys and words are not relevant.
 const LONGEST: usize = 24;
 
-/// Types and codes of errors that are the server's, where no number says so.
+/// Types and codes of server errors, used if there is no numeric code.
 const SERVER_ERRORS: [&[u8]; 7] = [
     b"InternalServerError",
     b"INTERNAL_SERVER_ERROR",
@@ -21,7 +21,7 @@ const SERVER_ERRORS: [&[u8]; 7] = [
     b"ServiceUnavailableError",
 ];
 
-/// The key of a level, as far as it matters.
+/// The key at one level, if relevant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Key {
     #[default]
@@ -66,13 +66,13 @@ enum Place {
     ReasonStatus,
 }
 
-/// A document of which so much was read.
+/// A partially scanned document.
 #[derive(Debug, Default)]
 pub struct Document {
     keys: [Key; DEEPEST],
-    /// Which of these levels are objects, one bit each.
+    /// One bit per level: whether it is an object.
     objects: u8,
-    /// Open arrays and objects.
+    /// Number of open arrays and objects.
     depth: u32,
     in_string: bool,
     after_backslash: bool,
@@ -80,18 +80,18 @@ pub struct Document {
     at_key: bool,
     /// The string or literal being read.
     word: [u8; LONGEST],
-    /// Its bytes; beyond [`LONGEST`] it is none that is looked for.
+    /// Length of `word`; beyond [`LONGEST`] it is not relevant.
     length: u8,
-    /// Of the error or finish reason being read.
+    /// Status code of the error or finish reason being read.
     status: Option<u16>,
     is_named: bool,
     failure: Option<Failure>,
 }
 
 impl Document {
-    /// Takes the next piece; `is_last`: nothing follows it. Returns the failure that was reported up to here.
+    /// Takes the next piece; `is_last`: there are no more. Returns the failure reported so far.
     pub fn push(&mut self, piece: &[u8], is_last: bool) -> Option<Failure> {
-        // Most come in one piece, and few of them report anything.
+        // Most arrive in one piece, and few of them report anything.
         if !is_last || self.depth > 0 || super::may_report(piece) {
             self.read(piece);
         }
@@ -120,7 +120,7 @@ impl Document {
         }
     }
 
-    /// Reads on in a string; returns how many bytes.
+    /// Continues a string; returns the number of bytes consumed.
     fn string(&mut self, rest: &[u8]) -> usize {
         if std::mem::take(&mut self.after_backslash) {
             return 1;
@@ -135,7 +135,7 @@ impl Document {
             }
             Some(_) => {
                 self.after_backslash = true;
-                // No word that is looked for has an escape.
+                // No relevant word contains an escape.
                 self.length = LONGEST as u8 + 1;
             }
         }
@@ -166,7 +166,7 @@ impl Document {
         self.length = 0;
     }
 
-    /// A number or another literal ends here, if one was being read.
+    /// Ends a number or another literal, if one was being read.
     fn literal(&mut self) {
         if self.length > 0 {
             self.value();
@@ -200,7 +200,7 @@ impl Document {
         self.failure = Some(failure);
     }
 
-    /// A string or literal is complete.
+    /// Handles a complete string or literal.
     fn value(&mut self) {
         let place = self.place();
         if place == Place::Elsewhere {
@@ -220,12 +220,12 @@ impl Document {
         }
     }
 
-    /// The level of the innermost open array or object, if anything is looked for there.
+    /// The level of the innermost open array or object, if relevant.
     fn level(&self) -> Option<usize> {
         (self.depth as usize).checked_sub(1).filter(|level| *level < DEEPEST)
     }
 
-    /// The meaning of the value that stands here, or was closed here. An object of the client's has other keys before.
+    /// The meaning of the value at the current position. An object from the client would have other keys above it.
     fn place(&self) -> Place {
         let Some(keys) = self.keys.get(..self.depth as usize) else { return Place::Elsewhere };
         let keys = keys.strip_prefix(&[Key::Element]).unwrap_or(keys);

@@ -1,22 +1,22 @@
-//! Values of the members that are checked.
+//! Checks the values of members.
 
 use super::{Field, Treatment, field_of};
 use crate::Route;
 use crate::json::{Elements, Members, ids};
 
-/// Characters of a wrong id that a fault repeats.
+/// Number of characters of an invalid id shown in an error.
 const SHOWN: usize = 32;
-/// Arguments inside arguments, as engines read them, and one level more.
+/// Maximum nesting of arguments in engines, plus one level.
 const MAX_LEVELS: usize = 4;
 
-/// Limits on the members of a request on one route.
+/// Limits for the members of requests on one route.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules<'a> {
-    /// The request's.
+    /// The route of the request.
     pub route: Route,
-    /// Ids are below this; `None`: it is not known, and they are not checked.
+    /// Ids must be below this; `None` = unknown, and not checked.
     pub vocabulary: Option<u32>,
-    /// LoRA adapters that requests may name; `None`: any.
+    /// LoRA adapters that requests may name; `None` = any.
     pub adapters: Option<&'a [String]>,
 }
 
@@ -26,23 +26,23 @@ pub enum Fault {
     /// A member that no client may send.
     #[error("{0} is not taken from clients")]
     NotTaken(String),
-    /// An id that the model has no row for.
+    /// A token id outside the model's vocabulary.
     #[error("{field}: token id {id} is not in the model's vocabulary of {size} tokens")]
     Id {
         /// The member.
         field: &'static str,
-        /// As it was sent, shortened.
+        /// As sent, shortened.
         id: String,
-        /// The number of ids.
+        /// Size of the vocabulary.
         size: u32,
     },
-    /// An adapter that is not one of `Rules::adapters`.
+    /// An adapter that is not in `Rules::adapters`.
     #[error("there is no adapter '{name}'")]
     Adapter {
-        /// As it was sent.
+        /// As sent.
         name: String,
     },
-    /// Names of adapters that are none.
+    /// The value does not name adapters.
     #[error("{field} must be the name of an adapter, or a list of names")]
     AdapterNames {
         /// The member.
@@ -51,10 +51,10 @@ pub enum Fault {
 }
 
 impl Rules<'_> {
-    /// Checks the value of a member, which is JSON. What only an engine can judge passes.
+    /// Checks the value of a member, which is JSON. Anything that only an engine can judge passes.
     ///
     /// # Errors
-    /// The first [`Fault`].
+    /// The first [`Fault`] found.
     pub fn check(&self, field: &Field, value: &[u8]) -> Result<(), Fault> {
         self.field(field, value, MAX_LEVELS)
     }
@@ -75,7 +75,7 @@ impl Rules<'_> {
         }
     }
 
-    /// An object, or a list of them. Anything else is for the engine to refuse.
+    /// Checks an object, or a list of objects. Anything else is left to the engine.
     fn arguments(&self, name: &str, value: &[u8], levels: usize) -> Result<(), Fault> {
         if value.first() == Some(&b'[') {
             let elements = Elements::new(value).map_while(Result::ok).map(|element| &value[element]);
@@ -95,7 +95,7 @@ impl Rules<'_> {
         Ok(())
     }
 
-    /// One name, or a list of names of which some may be null.
+    /// Checks one name, or a list of names that may include nulls.
     fn adapters(&self, field: &'static str, value: &[u8]) -> Result<(), Fault> {
         let Some(known) = self.adapters else { return Ok(()) };
         let check = |value: &[u8]| match serde_json::from_slice::<Option<String>>(value) {
@@ -115,7 +115,7 @@ impl Rules<'_> {
 mod tests {
     use super::*;
 
-    /// The first fault of a body, as the gateway goes through it.
+    /// The first fault of a body, found as in the gateway.
     fn fault(route: Route, body: &str) -> Option<String> {
         let adapters = ["sql".to_owned()];
         let rules = Rules { route, vocabulary: Some(100), adapters: Some(&adapters) };
@@ -176,7 +176,7 @@ mod tests {
         }
     }
 
-    /// Each level is gone through once for the one above.
+    /// Each level is traversed once for the one above.
     #[test]
     fn arguments_nest_only_so_deep() {
         let nested = |levels: usize| {

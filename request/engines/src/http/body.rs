@@ -11,14 +11,14 @@ use hyper::body::Incoming;
 use super::connection::Connection;
 use super::pool::{Origin, Pool};
 
-/// The body of an answer, as it comes. It drives the connection that it comes over. At its end that goes back to be
-/// used again; dropping the body before its end closes it.
+/// A streaming answer body. It drives its own connection, which returns to the pool at the end of the body; dropping
+/// the body earlier closes the connection.
 pub struct AnswerBody {
     incoming: Incoming,
     lent: Option<Lent>,
 }
 
-/// A connection out of the pool.
+/// A connection taken from the pool.
 struct Lent {
     connection: Box<Connection>,
     origin: Origin,
@@ -36,19 +36,19 @@ impl AnswerBody {
         Self { incoming, lent: Some(Lent { connection, origin, home }) }
     }
 
-    /// Returns the connection at once where no body follows.
+    /// Returns the connection at once if there is no body.
     pub(super) fn settle(&mut self, cx: &mut Context<'_>) {
         if self.incoming.is_end_stream() {
             self.give_back(cx);
         }
     }
 
-    /// Over a connection that other answers come over too, and that others drive.
+    /// On a shared connection that others drive.
     pub(super) fn shared(incoming: Incoming) -> Self {
         Self { incoming, lent: None }
     }
 
-    /// The connection has nothing more to bring for this answer.
+    /// Returns the connection once the answer is complete.
     fn give_back(&mut self, cx: &mut Context<'_>) {
         let Some(Lent { mut connection, origin, home }) = self.lent.take() else { return };
         if connection.is_usable(cx) {
@@ -67,7 +67,7 @@ impl AnswerBody {
                     lent.home.note_broken();
                 }
             }
-            // A reader that knows the length does not ask for more after the last byte.
+            // A reader that knows the length does not poll again after the last byte.
             Poll::Ready(Some(Ok(_))) if !self.incoming.is_end_stream() => {}
             Poll::Ready(_) => self.give_back(cx),
         }
@@ -87,7 +87,7 @@ impl Body for AnswerBody {
         if let Some(lent) = this.lent.as_mut()
             && lent.connection.drive(cx)
         {
-            // Over: what it still had to say has been said.
+            // Closed: drop it, but count stray bytes.
             lent.home.note_stray(&lent.connection);
             this.lent = None;
         }

@@ -1,4 +1,4 @@
-//! Making connections: TCP, and TLS on it where the URL says https.
+//! Makes connections: TCP, with TLS if the URL says https.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use super::connection::{Connection, Stream};
 use super::pool::Origin;
 use crate::tls::ClientTls;
 
-/// ENOMEM, ENFILE, EMFILE, EADDRNOTAVAIL, ENOBUFS, by their numbers on Linux.
+/// ENOMEM, ENFILE, EMFILE, EADDRNOTAVAIL, ENOBUFS as numbered on Linux.
 const EXHAUSTED: [i32; 5] = [12, 23, 24, 99, 105];
 
 const HTTP_PORT: u16 = 80;
@@ -20,10 +20,10 @@ const HTTPS_PORT: u16 = 443;
 /// Why there is no connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NoConnection {
-    /// The engine's fault, or the network's.
+    /// The engine or the network is at fault.
     #[error("{0}")]
     Theirs(String),
-    /// This machine has no file, port or memory left for it.
+    /// This machine has run out of files, ports or memory.
     #[error("{0}")]
     Ours(String),
 }
@@ -38,7 +38,7 @@ impl NoConnection {
         }
     }
 
-    /// As an error of a request to `url`.
+    /// Converts to an error of a request to `url`.
     pub(super) fn into_http(self, url: String) -> HttpError {
         match self {
             Self::Theirs(cause) => HttpError::Connect { url, cause },
@@ -47,7 +47,7 @@ impl NoConnection {
     }
 }
 
-/// A new connection.
+/// Makes a new connection.
 pub(super) async fn connect(
     origin: &Origin,
     tls: Option<&ClientTls>,
@@ -57,7 +57,7 @@ pub(super) async fn connect(
     Connection::handshake(stream).await.map(Box::new).map_err(|error| NoConnection::Theirs(error.to_string()))
 }
 
-/// The transport below HTTP. `limit` is for TCP and for TLS, each.
+/// Opens the transport below HTTP. `limit` applies to TCP and to TLS separately.
 pub(super) async fn open(
     origin: &Origin,
     tls: Option<&ClientTls>,
@@ -74,7 +74,7 @@ pub(super) async fn open(
     Ok(Box::new(secured.map_err(|error| theirs(format!("TLS: {error}")))?))
 }
 
-/// Tries every address of a name, each for an equal share of the time that is left.
+/// Tries every address of a name, dividing the remaining time equally.
 async fn tcp(origin: &Origin, limit: Duration) -> Result<TcpStream, NoConnection> {
     let begin = Instant::now();
     let late = || NoConnection::Theirs(format!("no connection within {limit:?}"));
@@ -88,7 +88,7 @@ async fn tcp(origin: &Origin, limit: Duration) -> Result<TcpStream, NoConnection
         let left = u32::try_from(addresses.len()).unwrap_or(u32::MAX).saturating_sub(tried).max(1);
         match timeout(limit.saturating_sub(begin.elapsed()) / left, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => {
-                // Requests are written whole, and are urgent. A socket that refuses this is closing anyway.
+                // Requests are written in one go and are urgent. A socket that refuses this is closing anyway.
                 let _ = stream.set_nodelay(true);
                 return Ok(stream);
             }

@@ -1,9 +1,8 @@
 //! A connection to an engine, driven by its user.
 //!
-//! hyper wants each connection polled, and is usually given a task for that; then every request and every piece of an
-//! answer crosses from one task to another and back. Here the future that sends a request polls the connection itself,
-//! and after it the body of the answer does. An idle connection is not polled: [`Connection::is_usable`] looks at it
-//! before it is used again.
+//! hyper requires each connection to be polled, usually by its own task; then every request and every piece of an
+//! answer crosses between tasks. Here the future that sends a request polls the connection itself, and then the body of
+//! the answer does. An idle connection is not polled: [`Connection::is_usable`] checks it before reuse.
 
 use std::error::Error as _;
 use std::future::poll_fn;
@@ -25,7 +24,7 @@ pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
-/// A stream that is read little by little.
+/// A stream that limits the size of reads.
 struct Sipping(Take<Box<dyn Stream>>);
 
 impl AsyncRead for Sipping {
@@ -64,15 +63,15 @@ impl AsyncWrite for Sipping {
 
 type Driver = http1::Connection<TokioIo<Sipping>, RequestBody>;
 
-/// Bytes that are read at once. hyper doubles its buffer whenever a read fills it, to 400 kB, and with a reader that is
-/// slow it holds three of them: this is just too little to fill one of 16 KiB.
+/// Bytes per read. hyper doubles its buffer whenever a read fills it, up to 400 kB, and holds three of them if the
+/// reader is slow; this is one byte too few to fill a buffer of 16 KiB.
 const SIP_BYTES: u64 = (16 << 10) - 1;
 
 pub(super) struct Connection {
     sender: SendRequest<RequestBody>,
-    /// `None` once the connection is over.
+    /// `None` once the connection has ended.
     driver: Option<Driver>,
-    /// It ended as the engine sent bytes that belong to no answer. Meaningful once no exchange runs on it.
+    /// It ended because the engine sent bytes outside any answer. Meaningful once no exchange is running.
     pub(super) stray: bool,
 }
 
@@ -82,7 +81,7 @@ impl Connection {
         Ok(Self { sender, driver: Some(driver), stray: false })
     }
 
-    /// Moves bytes; true once the connection is over.
+    /// Moves bytes; true once the connection has ended.
     pub(super) fn drive(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(driver) = &mut self.driver else { return true };
         match Pin::new(driver).poll(cx) {
@@ -101,7 +100,7 @@ impl Connection {
         !self.drive(cx) && self.sender.is_ready()
     }
 
-    /// Sends a request; returns with the head of its answer. An error has the request where nothing of it was sent.
+    /// Sends a request; returns with the head of its answer. The error contains the request if none of it was sent.
     pub(super) async fn send(
         &mut self,
         request: Request<RequestBody>,
@@ -116,7 +115,7 @@ impl Connection {
     }
 }
 
-/// hyper has no name for it: neither the network's fault nor an end that came too early.
+/// hyper has no name for it: neither a network error nor a premature end.
 fn is_stray(error: &hyper::Error) -> bool {
     error.source().is_none() && !(error.is_incomplete_message() || error.is_canceled() || error.is_closed())
 }

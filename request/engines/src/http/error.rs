@@ -6,76 +6,76 @@ use ::http::Uri;
 
 use super::UrlError;
 
-/// A failed exchange with an engine. Variants that name a URL leave out its query, which is a client's.
+/// A failed exchange with an engine. URLs in variants omit the query, which comes from a client.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HttpError {
-    /// The address itself cannot be used.
+    /// The address is invalid.
     #[error("{cause}")]
     Url {
         /// The problem.
         cause: UrlError,
     },
-    /// The document to send cannot be written as JSON.
+    /// The document to send cannot be encoded as JSON.
     #[error("cannot encode the request for {url}: {cause}")]
     Encode {
-        /// Where it was to go.
+        /// The destination.
         url: String,
         /// The encoder's message.
         cause: String,
     },
-    /// No connection: refused, unreachable, unknown name or time-out while connecting. Nothing was sent.
+    /// No connection: refused, unreachable, unknown name or time-out. Nothing was sent.
     #[error("cannot connect to {url}: {cause}")]
     Connect {
-        /// Where to.
+        /// The destination.
         url: String,
         /// The operating system's reason.
         cause: String,
     },
-    /// No connection, as this machine has no file, port or memory left for it. Nothing was sent, and no engine is to
+    /// No connection, because this machine has run out of files, ports or memory. Nothing was sent, and no engine is to
     /// blame.
     #[error("no room for another connection to an engine: {cause}")]
     Exhausted {
         /// The operating system's reason.
         cause: String,
     },
-    /// The engine said over HTTP/2 that it did not process the request, twice: it may be sent elsewhere.
+    /// The engine reported twice over HTTP/2 that it did not process the request, which may be sent elsewhere.
     #[error("{url} did not take the request: {cause}")]
     NotTaken {
-        /// Where to.
+        /// The destination.
         url: String,
         /// Hyper's error.
         cause: String,
     },
-    /// The connection broke after the request may have been sent and before the head of an answer came.
+    /// The connection broke after the request may have been sent and before the head of an answer arrived.
     #[error("the connection to {url} broke before it answered: {cause}")]
     Exchange {
-        /// Where to.
+        /// The destination.
         url: String,
         /// Hyper's error.
         cause: String,
     },
-    /// The head of the answer says two things about where the answer ends, or nothing that can be relied on.
+    /// The head of the answer is contradictory or unreliable about where the answer ends.
     #[error("the answer of {url} cannot be relied on: {cause}")]
     Framing {
-        /// Where from.
+        /// The source.
         url: String,
         /// The problem.
         cause: &'static str,
     },
-    /// Nothing, or not everything, came in time.
+    /// The answer, or part of it, did not arrive in time.
     #[error("{url} did not send {waiting_for} within {limit:?}")]
     Timeout {
-        /// Where from.
+        /// The source.
         url: String,
         /// The event awaited.
         waiting_for: &'static str,
-        /// How long.
+        /// The time limit.
         limit: Duration,
     },
     /// The answer's body ended early or was malformed.
     #[error("the answer of {url} broke off: {cause}")]
     Body {
-        /// Where from.
+        /// The source.
         url: String,
         /// Hyper's error.
         cause: String,
@@ -83,25 +83,25 @@ pub enum HttpError {
     /// The answer's body is longer than the caller accepts.
     #[error("the answer of {url} is longer than the limit of {limit_bytes} bytes")]
     TooLarge {
-        /// Where from.
+        /// The source.
         url: String,
         /// The limit.
         limit_bytes: usize,
     },
-    /// An answer that is not 2xx.
+    /// The status is not 2xx.
     #[error("{url} answered {status}: {excerpt}")]
     Status {
-        /// Where from.
+        /// The source.
         url: String,
         /// HTTP status.
         status: u16,
         /// Start of the body, on one line.
         excerpt: String,
     },
-    /// The body is not the JSON that was expected.
+    /// The body is not the expected JSON.
     #[error("the answer of {url} is not what was expected: {cause}")]
     Json {
-        /// Where from.
+        /// The source.
         url: String,
         /// The decoder's message.
         cause: String,
@@ -109,12 +109,12 @@ pub enum HttpError {
 }
 
 impl HttpError {
-    /// False when it is certain that the engine saw nothing of the request, so that it may be sent elsewhere.
+    /// False if the engine certainly saw nothing of the request, so that it may be sent elsewhere.
     pub fn may_have_been_sent(&self) -> bool {
         !matches!(self, Self::Url { .. } | Self::Encode { .. } | Self::Connect { .. } | Self::Exhausted { .. })
     }
 
-    /// The status of an answer that is not 2xx.
+    /// The status of an answer other than 2xx.
     pub fn status(&self) -> Option<u16> {
         match self {
             Self::Status { status, .. } => Some(*status),
@@ -122,7 +122,7 @@ impl HttpError {
         }
     }
 
-    /// The same with paths in place of URLs: for clients, who must not learn where engines are.
+    /// The message with paths instead of URLs, for clients, who must not learn where engines are.
     pub fn reason(&self) -> String {
         match self {
             Self::Url { .. } => "its address cannot be used".to_owned(),
@@ -140,7 +140,7 @@ impl HttpError {
         }
     }
 
-    /// The same without a word of the answer's body: of a probe, whose answer is for no client.
+    /// The message without URLs and without the answer's body: for probes, whose answers are not for clients.
     pub fn reason_without_body(&self) -> String {
         match self {
             Self::Status { url, status, .. } => format!("{} answered {status}", path(url)),
@@ -149,13 +149,13 @@ impl HttpError {
         }
     }
 
-    /// No answer to a request to `uri` within `limit`.
+    /// The error for no answer to a request to `uri` within `limit`.
     pub fn timeout(uri: &Uri, waiting_for: &'static str, limit: Duration) -> Self {
         Self::Timeout { url: without_query(uri), waiting_for, limit }
     }
 }
 
-/// Scheme, address and path. A query is a client's, and may hold anything.
+/// Scheme, address and path. The query comes from a client, and may contain anything.
 pub(super) fn without_query(uri: &Uri) -> String {
     let scheme = uri.scheme_str().map_or_else(String::new, |scheme| format!("{scheme}://"));
     format!("{scheme}{}{}", uri.authority().map_or("", |authority| authority.as_str()), uri.path())
@@ -167,7 +167,7 @@ fn path(url: &str) -> &str {
     after_scheme.find('/').map_or("/", |at| &after_scheme[at..])
 }
 
-/// An error with all its sources, outermost first, each message once.
+/// An error with all its sources, outermost first, without repetitions.
 pub(super) fn causes(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     for source in std::iter::successors(error.source(), |error| error.source()) {

@@ -1,4 +1,4 @@
-//! HTTP/2 to an engine: one connection for many requests, kept by hyper-util's client.
+//! HTTP/2 to an engine: one connection for many requests, managed by hyper-util's client.
 
 use std::error::Error as _;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use super::pool::Origin;
 use super::{AnswerBody, ClientSettings, HttpError, RequestBody, check_framing};
 use crate::tls::ClientTls;
 
-/// Bytes that an engine may send ahead of one client that does not read. The connection's window is a thousand of them,
-/// so that slow clients do not hold the others' answers up.
+/// Bytes that an engine may send ahead to one client that does not read. The connection's window is a thousand times
+/// that, so slow clients do not hold up the answers of others.
 const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = 64 << 20;
-/// An engine that does not answer a ping within this time is gone.
+/// An engine that does not answer a ping within this time is considered gone.
 const PING: Duration = Duration::from_secs(10);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -47,7 +47,8 @@ impl Http2 {
         Self { client }
     }
 
-    /// Sends a request, and once more where the engine did not take it: it closes this connection, or has no room.
+    /// Sends a request, and retries once if the engine did not process it because it was closing this connection or had
+    /// no room.
     pub(super) async fn send(&self, request: Request<RequestBody>) -> Result<Response<AnswerBody>, HttpError> {
         match self.try_send(request.clone()).await {
             Err(HttpError::NotTaken { .. }) => self.try_send(request).await,
@@ -64,14 +65,14 @@ impl Http2 {
             },
             Err(error) => {
                 let url = without_query(&uri);
-                // The outermost message only says which step failed, and the variant says that already.
+                // The outermost message only says which step failed, as the variant does already.
                 let cause = error.source().map_or_else(|| error.to_string(), causes);
                 let connecting = error.is_connect();
                 Err(match no_connection(&error) {
                     Some(no_connection) => no_connection.into_http(url),
                     None if connecting => HttpError::Connect { url, cause },
                     None if was_not_taken(&error) => HttpError::NotTaken { url, cause },
-                    // The connection goes on: this is about one request.
+                    // The connection survives: this concerns one request.
                     None if of_engine(&error).is_some_and(h2::Error::is_reset) => HttpError::Body { url, cause },
                     None => HttpError::Exchange { url, cause },
                 })
@@ -85,8 +86,8 @@ fn no_connection(error: &(dyn std::error::Error + 'static)) -> Option<NoConnecti
     chain(error).find_map(|error| error.downcast_ref().cloned())
 }
 
-/// Whether the engine said that it did not process the request: REFUSED_STREAM, or GOAWAY with an earlier last stream
-/// (RFC 9113, 8.7). The streams that it still processes get no such error.
+/// Whether the engine reported that it did not process the request: REFUSED_STREAM, or GOAWAY with an earlier last
+/// stream (RFC 9113, 8.7). Streams that it still processes get no such error.
 fn was_not_taken(error: &(dyn std::error::Error + 'static)) -> bool {
     of_engine(error).is_some_and(|error| error.is_go_away() || error.reason() == Some(h2::Reason::REFUSED_STREAM))
 }

@@ -1,4 +1,4 @@
-//! An engine's API key in a file: never on a command line, where others can see it.
+//! An engine's API key from a file: never on a command line, where others can see it.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -6,17 +6,17 @@ use std::path::Path;
 
 use http::HeaderValue;
 
-/// Longest key file; a key is a line.
+/// Maximum size of a key file, which has one line.
 const MAX_BYTES: u64 = 4096;
 
-/// A key as its file has it.
+/// A key read from a file.
 #[derive(Clone, Debug)]
 pub struct EngineKey {
-    /// `Bearer` and the key; debug output hides it. For
-    /// [`HttpClient::set_authorization`](super::HttpClient::set_authorization).
+    /// `Bearer` and the key, for [`HttpClient::set_authorization`](super::HttpClient::set_authorization); hidden in
+    /// debug output.
     pub authorization: HeaderValue,
-    /// The permissions of the file, where others than its owner have any. Secrets that a cluster mounts often are so
-    /// inside the container, so this is no error.
+    /// The permissions of the file, if others besides its owner have any. Not an error, since secrets mounted by a
+    /// cluster often look like that inside the container.
     pub open_mode: Option<u32>,
 }
 
@@ -26,19 +26,19 @@ pub enum KeyError {
     /// It cannot be read.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// It is no file, or too long.
+    /// It is not a regular file, or too long.
     #[error("expected a file of at most {MAX_BYTES} bytes")]
     Size,
-    /// It is not one line that a header can hold.
+    /// It is not a single line valid in a header.
     #[error("expected one line of printable characters without blanks")]
     Text,
 }
 
 impl EngineKey {
-    /// Reads a file: one line, of which blanks around it are no part. Blocking.
+    /// Reads a file with one line, ignoring surrounding blanks. Blocking.
     ///
     /// # Errors
-    /// Never with anything of the key.
+    /// Never contains any part of the key.
     pub fn read(path: &Path) -> Result<Self, KeyError> {
         let metadata = std::fs::metadata(path)?;
         if !metadata.is_file() || metadata.len() > MAX_BYTES {

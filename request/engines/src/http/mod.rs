@@ -1,9 +1,9 @@
-//! The one HTTP client: the gateway, the profiler, the command line and tests all speak through it.
+//! The HTTP client used by the gateway, the profiler, the command line and tests.
 //!
 //! TCP or TLS, HTTP/1.1 or HTTP/2, pooled, `TCP_NODELAY`, no redirects, no environment proxies. [`HttpClient::send`]
-//! hands back a streaming response; the `get_*`/`post_*` helpers read a whole answer under a time-out and a size limit.
-//! Dropping a response (or the future that waits for one) closes its connection, so that the engine sees at once that
-//! the listener is gone.
+//! returns a streaming response; the `get_*`/`post_*` helpers read a complete answer within a time-out and a size
+//! limit. Dropping a response (or the future that waits for one) closes its connection, so the engine notices at once
+//! that the client is gone.
 
 mod body;
 mod connect;
@@ -37,22 +37,22 @@ pub use key::{EngineKey, KeyError};
 use pool::{Origin, Pool};
 pub use url::{BaseUrl, UrlError, names_loopback};
 
-/// Body of a request: complete bytes, cheap to clone for a second attempt.
+/// Body of a request: complete bytes, cheap to clone for a retry.
 pub type RequestBody = Full<Bytes>;
 
 /// How connections are made and kept.
 #[derive(Clone, Debug)]
 pub struct ClientSettings {
-    /// Longest wait for a TCP connection.
+    /// Time limit for a TCP connection.
     pub connect_timeout: Duration,
-    /// An idle connection is closed after this time; keep it below the engine's own keep-alive time, or a request
-    /// may meet a connection that the engine is just closing.
+    /// An idle connection is closed after this time. Keep it below the engine's own keep-alive time, or a request may
+    /// meet a connection that the engine is just closing.
     pub pool_idle_timeout: Duration,
-    /// Idle connections kept, to all engines together.
+    /// Maximum idle connections, over all engines.
     pub max_idle: usize,
-    /// For URLs that begin with https.
+    /// For https URLs.
     pub tls: Option<Arc<ClientTls>>,
-    /// HTTP/2 in place of HTTP/1.1; without TLS the engine must expect it from the first byte ("prior knowledge").
+    /// HTTP/2 instead of HTTP/1.1; without TLS the engine must expect it from the first byte ("prior knowledge").
     pub http2: bool,
 }
 
@@ -60,7 +60,7 @@ impl Default for ClientSettings {
     fn default() -> Self {
         Self {
             connect_timeout: Duration::from_secs(2),
-            // Uvicorn, which SGLang and vLLM run on, closes idle connections after 5 s.
+            // Uvicorn, which SGLang and vLLM use, closes idle connections after 5 s.
             pool_idle_timeout: Duration::from_secs(4),
             max_idle: 1024,
             tls: None,
@@ -69,12 +69,12 @@ impl Default for ClientSettings {
     }
 }
 
-/// Bounds on reading one whole answer.
+/// Limits on reading a complete answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnswerLimits {
     /// From the start of the request to the last byte of the answer.
     pub timeout: Duration,
-    /// Longest body accepted, in bytes.
+    /// Maximum size of the body, in bytes.
     pub max_bytes: usize,
 }
 
@@ -88,11 +88,11 @@ impl Default for AnswerLimits {
 #[derive(Clone)]
 pub struct HttpClient {
     pool: Arc<Pool>,
-    /// In place of the pool.
+    /// Used instead of the pool.
     http2: Option<Arc<Http2>>,
     tls: Option<Arc<ClientTls>>,
     connect_timeout: Duration,
-    /// Replaces what a request carries.
+    /// Overrides the request's own header.
     authorization: Arc<ArcSwapOption<HeaderValue>>,
 }
 
@@ -109,11 +109,11 @@ impl Default for HttpClient {
 }
 
 impl HttpClient {
-    /// A client for one address with default settings, which believes the system's authorities where it begins with
-    /// https. Blocking: they are files.
+    /// A client for one address with default settings; for https it trusts the system's authorities, and reads their
+    /// files (blocking).
     ///
     /// # Errors
-    /// When the system has none.
+    /// If the system has no trusted authorities.
     pub fn for_url(url: &BaseUrl) -> Result<Self, HttpError> {
         let tls = url.is_secure().then(|| ClientTls::load(ClientFiles::default(), false)).transpose();
         let tls = tls.map_err(|error| HttpError::Connect { url: url.to_string(), cause: error.to_string() })?;
@@ -132,35 +132,34 @@ impl HttpClient {
         }
     }
 
-    /// From now on every request of this client and of its clones carries this `authorization`, in place of its own if
-    /// it has one; `None`: requests go as they are.
+    /// Sets the `authorization` header of all further requests of this client and its clones, overriding their own;
+    /// `None` leaves requests unchanged.
     pub fn set_authorization(&self, value: Option<HeaderValue>) {
         self.authorization.store(value.map(Arc::new));
     }
 
-    /// Idle connections that were closed since this was asked last, as the engine had sent more than its answers: the
-    /// next request would have been given that.
+    /// Number of idle connections closed since the last call because the engine had sent more than its answers, which
+    /// the next request would have received.
     pub fn take_strays(&self) -> u64 {
         self.pool.strays.swap(0, Ordering::Relaxed)
     }
 
-    /// Whether the engine closed connections since the last call, as one does that is restarted. This client closes
-    /// idle connections before an engine would ([`ClientSettings::pool_idle_timeout`]). Connections over HTTP/2 are not
-    /// counted.
+    /// Whether the engine closed connections since the last call, as a restarting one does. This client closes idle
+    /// connections before an engine would ([`ClientSettings::pool_idle_timeout`]). Ignores HTTP/2.
     pub fn take_broken(&self) -> bool {
         self.pool.broken.swap(0, Ordering::Relaxed) > 0
     }
 
-    /// Returns when the engine has closed a connection that was kept idle, as one does that ends: noticed within half a
-    /// second. Connections over HTTP/2 are not watched.
+    /// Returns when the engine has closed an idle connection, as it does on exit; noticed within half a second. Ignores
+    /// HTTP/2.
     pub async fn connection_lost(&self) {
         self.pool.lost.notified().await;
     }
 
-    /// Sends one request and returns as soon as the head of the answer is there; the body streams.
+    /// Sends one request and returns as soon as the head of the answer arrives; the body streams.
     ///
-    /// No time-out but the one for connecting: wrap the call, or use [`HttpClient::send_within`]. A request that
-    /// met a pooled connection already closed by the engine goes out on another one, if nothing of it was sent.
+    /// Has no time-out except for connecting: wrap the call, or use [`HttpClient::send_within`]. A request that met a
+    /// pooled connection already closed by the engine is sent on another one, if nothing of it was sent.
     ///
     /// # Errors
     /// `HttpError`: no connection, none in time, or the engine broke the protocol.
@@ -172,8 +171,8 @@ impl HttpClient {
             return Box::pin(http2.send(request)).await;
         }
         let address = Address::take_from(&mut request)?;
-        // The engine may have closed any number of idle connections. Each turn takes one out of the pool; a new one
-        // ends the loop, whatever becomes of it.
+        // The engine may have closed any number of idle connections. Each iteration takes one out of the pool; a new
+        // one ends the loop, whatever the outcome.
         loop {
             let pooled = self.pool.take(&address.origin);
             let is_new = pooled.is_none();
@@ -209,7 +208,7 @@ impl HttpClient {
     ) -> Result<Response<AnswerBody>, HttpError> {
         let (head, body) = answer.into_parts();
         if let Err(cause) = check_framing(head.status, &head.headers) {
-            // This closes the connection: what comes over it next is unknown.
+            // Closes the connection, whose remaining content is unknown.
             return Err(HttpError::Framing { url: address.url(), cause });
         }
         let mut body = AnswerBody::new(body, connection, address.origin, Arc::clone(&self.pool));
@@ -221,10 +220,10 @@ impl HttpClient {
         Ok(Response::from_parts(head, body))
     }
 
-    /// [`HttpClient::send`] with a limit on the time to the head of the answer.
+    /// [`HttpClient::send`] with a limit on the time until the head of the answer.
     ///
     /// # Errors
-    /// As `HttpClient::send`.
+    /// Those of [`HttpClient::send`], or a time-out.
     pub async fn send_within(
         &self,
         request: Request<RequestBody>,
@@ -237,10 +236,10 @@ impl HttpClient {
         }
     }
 
-    /// GET, answer 2xx and JSON.
+    /// GET; expects 2xx and JSON.
     ///
     /// # Errors
-    /// As `HttpClient::send`; another status than 200; an answer that is too long or not the expected JSON.
+    /// Those of [`HttpClient::send`]; a status other than 2xx; an answer that is too long or not the expected JSON.
     pub async fn get_json<T: DeserializeOwned>(
         &self,
         base: &BaseUrl,
@@ -251,19 +250,19 @@ impl HttpClient {
         parse_json(url, &body)
     }
 
-    /// GET, answer 2xx and text (invalid UTF-8 is replaced).
+    /// GET; expects 2xx and text (invalid UTF-8 is replaced).
     ///
     /// # Errors
-    /// As `HttpClient::get_json`, for text.
+    /// Those of [`HttpClient::get_json`], for text.
     pub async fn get_text(&self, base: &BaseUrl, path: &str, limits: &AnswerLimits) -> Result<String, HttpError> {
         let (_, body) = self.whole(request(Method::GET, base, path, None)?, limits).await?;
         Ok(String::from_utf8_lossy(&body).into_owned())
     }
 
-    /// POST of a JSON document, answer 2xx and JSON.
+    /// POST of a JSON document; expects 2xx and JSON.
     ///
     /// # Errors
-    /// As `HttpClient::get_json`.
+    /// Those of [`HttpClient::get_json`].
     pub async fn post_json<B: Serialize + ?Sized, T: DeserializeOwned>(
         &self,
         base: &BaseUrl,
@@ -275,10 +274,10 @@ impl HttpClient {
         parse_json(url, &body)
     }
 
-    /// POST of a JSON document, answer 2xx: the URL and the answer as it is.
+    /// POST of a JSON document; expects 2xx. Returns the URL and the raw answer.
     ///
     /// # Errors
-    /// As `HttpClient::send`; another status than 200; an answer that is too long.
+    /// Those of [`HttpClient::send`]; a status other than 2xx; an answer that is too long.
     pub async fn post<B: Serialize + ?Sized>(
         &self,
         base: &BaseUrl,
@@ -291,10 +290,10 @@ impl HttpClient {
         self.whole(request(Method::POST, base, path, Some(bytes.into()))?, limits).await
     }
 
-    /// Sends, reads the whole answer under `limits`, and refuses anything but 2xx.
+    /// Sends a request, reads the complete answer under `limits`, and rejects any status but 2xx.
     ///
     /// # Errors
-    /// As `HttpClient::post`.
+    /// Those of [`HttpClient::post`].
     pub async fn whole(
         &self,
         request: Request<RequestBody>,
@@ -318,7 +317,7 @@ impl HttpClient {
     }
 }
 
-/// Refuses an answer whose end another reader would see elsewhere, and a change of protocol that no request asks for.
+/// Rejects an answer whose end other readers might see elsewhere, and a change of protocol, which no request asks for.
 pub(super) fn check_framing(status: StatusCode, headers: &HeaderMap) -> Result<(), &'static str> {
     if status == StatusCode::SWITCHING_PROTOCOLS {
         return Err("it changes the protocol (101), which was not asked for");
@@ -334,14 +333,14 @@ pub(super) fn check_framing(status: StatusCode, headers: &HeaderMap) -> Result<(
     }
 }
 
-/// Where a request goes.
+/// Where to send a request.
 struct Address {
     origin: Origin,
     path: PathAndQuery,
 }
 
 impl Address {
-    /// Brings a request into the form in which it is sent: the path in its first line, the address in its `Host`.
+    /// Puts a request into the form that is sent: the path in its first line, the address in `Host`.
     fn take_from(request: &mut Request<RequestBody>) -> Result<Self, HttpError> {
         let parts = std::mem::take(request.uri_mut()).into_parts();
         let path = parts.path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
@@ -363,10 +362,10 @@ impl Address {
     }
 }
 
-/// A request for `path` (which starts with `/`) below `base`; a body is sent as JSON.
+/// Builds a request for `path` (which starts with `/`) below `base`; a body is sent as JSON.
 ///
 /// # Errors
-/// `HttpError` for a URL or header that cannot be sent.
+/// `HttpError` if the URL or a header is invalid.
 pub fn request(
     method: Method,
     base: &BaseUrl,
@@ -382,10 +381,10 @@ pub fn request(
     Ok(request)
 }
 
-/// Reads a body to its end, at most `max_bytes`.
+/// Reads a body of at most `max_bytes` to its end.
 ///
 /// # Errors
-/// `HttpError` for a body that is too long or ends early.
+/// `HttpError` if the body is too long or ends early.
 pub async fn read_body(url: &str, body: AnswerBody, max_bytes: usize) -> Result<Bytes, HttpError> {
     collect(body, max_bytes).await.map_err(|error| match error {
         Some(error) => HttpError::Body { url: url.to_owned(), cause: error::causes(&error) },
@@ -393,10 +392,10 @@ pub async fn read_body(url: &str, body: AnswerBody, max_bytes: usize) -> Result<
     })
 }
 
-/// Reads any body to its end, at most `max_bytes`.
+/// Reads any body of at most `max_bytes` to its end.
 ///
 /// # Errors
-/// Its own, or `None` where it is longer.
+/// The body's own error, or `None` if it is longer.
 pub async fn collect<B>(mut body: B, max_bytes: usize) -> Result<Bytes, Option<B::Error>>
 where
     B: hyper::body::Body<Data = Bytes> + Unpin,

@@ -1,7 +1,7 @@
 //! Idle connections, for the next request to the same address.
 //!
-//! There is a list for each core, and a thread looks into its own first: threads do not wait for each other, and a
-//! connection mostly stays where its socket is known.
+//! There is a list per core, and a thread searches its own first, so threads do not wait for each other and a
+//! connection mostly stays on the core where its socket is cached.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -13,12 +13,12 @@ use tokio::sync::Notify;
 
 use super::connection::Connection;
 
-/// Time between two looks at idle connections: an engine that ends closes them.
+/// Interval between checks of idle connections, which a terminating engine closes.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
-/// More lists than this are of no use to one engine.
+/// More lists would not help.
 const MAX_LISTS: usize = 64;
 
-/// Where a connection leads. A plain connection is never taken for a secure one.
+/// The endpoint of a connection. A plain connection is never used as a secure one.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Origin {
     pub(super) secure: bool,
@@ -43,24 +43,24 @@ struct Idle {
 
 pub(super) struct Pool {
     lists: Box<[Mutex<Vec<Idle>>]>,
-    /// In all lists.
+    /// Over all lists.
     count: AtomicUsize,
     most: usize,
     keep: Duration,
-    /// Whether a task closes unused ones.
+    /// Whether a task closing unused connections is running.
     sweeping: AtomicBool,
-    /// Connections closed for what the engine sent unasked.
+    /// Connections closed because the engine sent unsolicited bytes.
     pub(super) strays: AtomicU64,
-    /// Connections that the engine closed while they were kept or used.
+    /// Connections closed by the engine while idle or in use.
     pub(super) broken: AtomicU64,
-    /// Rings when an idle connection turns out to be closed.
+    /// Notified when an idle connection turns out to be closed.
     pub(super) lost: Notify,
 }
 
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// The number of this thread, among those that use a pool.
+    /// The number of this thread among those that use a pool.
     static THREAD: usize = THREADS.fetch_add(1, Ordering::Relaxed);
 }
 
@@ -80,22 +80,22 @@ impl Pool {
         }
     }
 
-    /// The list that this thread looks into first.
+    /// The list that this thread searches first.
     fn own_list(&self) -> usize {
         THREAD.with(|thread| thread % self.lists.len())
     }
 
-    /// Counts a connection that ended, if the engine had sent something on it that was not requested.
+    /// Counts a connection that ended because the engine sent unsolicited bytes.
     pub(super) fn note_stray(&self, ended: &Connection) {
         self.strays.fetch_add(u64::from(ended.stray), Ordering::Relaxed);
     }
 
-    /// The engine closed a connection that was kept or in use.
+    /// Counts a connection closed by the engine while idle or in use.
     pub(super) fn note_broken(&self) {
         self.broken.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The connection to `origin` that was used last, as the engine will keep that one longest.
+    /// The most recently used connection to `origin`, which the engine will keep open longest.
     pub(super) fn take(&self, origin: &Origin) -> Option<Box<Connection>> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
@@ -104,7 +104,7 @@ impl Pool {
         from.iter().chain(before).find_map(|list| {
             let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
             let at = list.iter().rposition(|idle| idle.origin == *origin)?;
-            // Everything before it has waited longer.
+            // All earlier ones have waited longer.
             let Idle { connection, since, .. } = list.remove(at);
             self.count.fetch_sub(1, Ordering::Relaxed);
             drop(list);
@@ -112,7 +112,7 @@ impl Pool {
         })
     }
 
-    /// Keeps a connection on which nothing is going on.
+    /// Keeps an idle connection.
     pub(super) fn put(self: &Arc<Self>, origin: Origin, connection: Box<Connection>) {
         if self.count.fetch_add(1, Ordering::Relaxed) >= self.most {
             self.count.fetch_sub(1, Ordering::Relaxed);
@@ -125,9 +125,9 @@ impl Pool {
         }
     }
 
-    /// Closes what has been idle for too long, and forgets what the engine closed; returns how many are left.
+    /// Closes connections that were idle for too long, and drops those closed by the engine; returns how many are left.
     fn sort_out(&self) -> usize {
-        // Nothing is woken: the next look comes anyway, and a connection is polled again when it is taken.
+        // No wake-up is needed: the next check polls again, and so does taking a connection.
         let mut cx = Context::from_waker(Waker::noop());
         let (mut left, mut is_lost) = (0, false);
         for list in &self.lists {
@@ -162,7 +162,7 @@ async fn sweep(pool: Weak<Pool>, keep: Duration) {
         let Some(pool) = pool.upgrade() else { return };
         if pool.sort_out() == 0 {
             pool.sweeping.store(false, Ordering::Release);
-            // One that came in between has seen the flag as it was.
+            // A connection added in between saw the flag still set.
             if pool.count.load(Ordering::Acquire) == 0 || pool.sweeping.swap(true, Ordering::AcqRel) {
                 return;
             }

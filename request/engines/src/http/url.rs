@@ -7,7 +7,7 @@ use std::str::FromStr;
 use http::Uri;
 use http::uri::{Authority, Parts, PathAndQuery, Scheme};
 
-/// `http://host[:port][/prefix]` or the same with https, without a trailing slash, user, query or fragment.
+/// `http://host[:port][/prefix]`, or with https, without a trailing slash, user, query or fragment.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct BaseUrl {
     secure: bool,
@@ -15,7 +15,7 @@ pub struct BaseUrl {
     prefix: String,
 }
 
-/// Why an address is refused.
+/// Why an address is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
     /// Not a URL.
@@ -26,20 +26,20 @@ pub enum UrlError {
         /// The parser's message.
         cause: String,
     },
-    /// Another scheme.
+    /// Neither http nor https.
     #[error("'{url}' must start with http:// or https:// (found scheme '{scheme}')")]
     Scheme {
         /// As given.
         url: String,
-        /// The scheme found, empty when there is none.
+        /// The scheme found, empty if there is none.
         scheme: String,
     },
-    /// A port that is none.
+    /// An invalid port.
     #[error("'{url}' has port '{port}', expected 1 to 65535")]
     Port {
         /// As given.
         url: String,
-        /// The part behind the colon.
+        /// The part after the colon.
         port: String,
     },
     /// User names and queries are not supported in an engine's address.
@@ -47,7 +47,7 @@ pub enum UrlError {
     Extra {
         /// As given.
         url: String,
-        /// The part that is too much.
+        /// The unsupported part.
         found: &'static str,
     },
 }
@@ -56,7 +56,7 @@ impl BaseUrl {
     /// The full URI of `path` (with an optional query), which must start with `/`.
     ///
     /// # Errors
-    /// `UrlError` for a path that makes no URL.
+    /// `UrlError` if the path does not form a URL.
     pub fn join(&self, path: &str) -> Result<Uri, UrlError> {
         let syntax = |cause: String| UrlError::Syntax { url: format!("{self}{path}"), cause };
         if !path.starts_with('/') {
@@ -74,8 +74,7 @@ impl BaseUrl {
         Uri::from_parts(parts).map_err(|error| syntax(error.to_string()))
     }
 
-    /// The same without the `/v1` at its end that base URLs of OpenAI's clients have: paths that are joined begin with
-    /// it.
+    /// Drops a trailing `/v1`, which base URLs of OpenAI clients have, since joined paths already begin with it.
     #[must_use]
     pub fn without_v1(mut self) -> Self {
         if let Some(shorter) = self.prefix.strip_suffix("/v1") {
@@ -84,7 +83,7 @@ impl BaseUrl {
         self
     }
 
-    /// Whether it begins with https.
+    /// Whether the scheme is https.
     pub fn is_secure(&self) -> bool {
         self.secure
     }
@@ -113,7 +112,7 @@ impl FromStr for BaseUrl {
         if authority.as_str().contains('@') {
             return Err(UrlError::Extra { url: owned(), found: "a user name" });
         }
-        // The parser takes what is no port for none, and requests would go to the scheme's own.
+        // The parser ignores an invalid port, and requests would go to the scheme's default.
         let behind = authority.as_str().strip_prefix(authority.host()).and_then(|rest| rest.strip_prefix(':'));
         let is_port = |port: &&str| {
             port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse().is_ok_and(|port: u16| port > 0)
@@ -121,7 +120,7 @@ impl FromStr for BaseUrl {
         if let Some(port) = behind.filter(|port| !is_port(port)) {
             return Err(UrlError::Port { url: owned(), port: port.to_owned() });
         }
-        // The parser drops fragments silently.
+        // The parser silently drops fragments.
         if uri.query().is_some() || url.contains('#') {
             return Err(UrlError::Extra { url: owned(), found: "a query or fragment" });
         }
@@ -144,7 +143,7 @@ impl fmt::Debug for BaseUrl {
 
 impl From<std::net::SocketAddr> for BaseUrl {
     fn from(address: std::net::SocketAddr) -> Self {
-        // A scope id (`%3`) has no place in a URL.
+        // A scope id (`%3`) cannot be part of a URL.
         let plain = std::net::SocketAddr::new(address.ip(), address.port());
         let authority = Authority::from_maybe_shared(plain.to_string())
             .expect("a socket address without scope is always a valid authority");
@@ -152,7 +151,7 @@ impl From<std::net::SocketAddr> for BaseUrl {
     }
 }
 
-/// Whether `host` or `host:port` is a loopback address or `localhost`, and nothing more.
+/// Whether this is exactly `host` or `host:port` with a loopback address or `localhost`.
 pub fn names_loopback(authority: &str) -> bool {
     let (is_loopback, port) = match authority.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((name, port)) => (name.parse::<Ipv6Addr>().is_ok_and(|ip| ip.is_loopback()), port),

@@ -1,21 +1,21 @@
-//! Text in other encodings than UTF-8, as Python's `json.loads` takes it: the engines' servers hand it the bytes of a
-//! body, and it finds out by byte order marks and zero bytes how they are encoded.
+//! Text in encodings other than UTF-8, as accepted by Python's `json.loads`: the engines' servers pass it the bytes of
+//! a body, and it detects the encoding by byte order marks and zero bytes.
 
 use std::fmt;
 
-/// How a text is encoded.
+/// The encoding of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
-    /// Nearly always.
+    /// By far the most common.
     Utf8,
     /// In units of two bytes.
     Utf16 {
-        /// The greater byte comes first.
+        /// Big endian.
         big: bool,
     },
     /// In units of four bytes.
     Utf32 {
-        /// The largest byte comes first.
+        /// Big endian.
         big: bool,
     },
 }
@@ -31,7 +31,7 @@ impl fmt::Display for Encoding {
 }
 
 impl Encoding {
-    /// Which one a body has, and where it begins behind the mark.
+    /// Detects a body's encoding, and the offset after a byte order mark.
     pub fn of(body: &[u8]) -> (Self, usize) {
         use Encoding::{Utf8, Utf16, Utf32};
         match body {
@@ -48,8 +48,8 @@ impl Encoding {
         }
     }
 
-    /// The characters of a text in this encoding; the first one that is none ends them as an error. Half a character
-    /// alone is none, although Python lets it pass.
+    /// The characters of a text in this encoding, up to the first invalid one, which is an error. A lone surrogate is
+    /// invalid, although Python accepts it.
     pub fn characters(self, text: &[u8]) -> impl Iterator<Item = Result<char, NotEncoded>> {
         let unit = match self {
             Self::Utf8 => 1,
@@ -80,7 +80,7 @@ impl Encoding {
         }
     }
 
-    /// The next character, if it is ASCII, and how many bytes it has.
+    /// The next character, if it is ASCII, and its length in bytes.
     fn ascii(self, rest: &[u8]) -> Option<(u8, usize)> {
         match (self, rest) {
             (Self::Utf8, [byte, ..]) => Some((*byte, 1)),
@@ -95,12 +95,12 @@ impl Encoding {
     }
 }
 
-/// Bytes that are not a text in the encoding in which they begin.
+/// The bytes are not valid in the encoding in which they begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it begins as {0}, and goes on otherwise")]
+#[error("it begins as {0} but continues differently")]
 pub struct NotEncoded(pub Encoding);
 
-/// Whether a body begins as a JSON object does, in any encoding that an engine's parser would read.
+/// Whether a body begins like a JSON object in any encoding that an engine's parser would accept.
 pub fn begins_object(body: &[u8]) -> bool {
     let (encoding, mut at) = Encoding::of(body);
     while let Some((byte, length)) = encoding.ascii(&body[at..]) {

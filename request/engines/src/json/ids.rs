@@ -1,24 +1,24 @@
-//! Token ids in a JSON value, in every spelling that an engine's validation turns into a number.
+//! Token ids in a JSON value, in every spelling that an engine's validation converts to a number.
 //!
-//! Engines validate with pydantic, and some values with Python's `int()`: `"99_999"`, `" +5 "`, `"\u0039"`, `7.0` and
-//! `true` are numbers to them. What no engine takes for a number may be judged either way here, as the engine refuses
-//! the request itself. `tests/ids/run.py` compares this with pydantic.
+//! Engines validate with pydantic, and some values with Python's `int()`, which accept `"99_999"`, `" +5 "`,
+//! `"\u0039"`, `7.0` and `true` as numbers. Anything that no engine accepts as a number may be judged either way here,
+//! as the engine rejects the request itself. `tests/ids/run.py` compares this with pydantic.
 
 use super::{Members, unescape_ascii};
 
 /// Whether a list of ids may also be something else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// Nothing else: text in it is ids.
+    /// Only ids: text in it is an id.
     Ids,
-    /// A text by itself is a prompt; in a list it is ids.
+    /// Text by itself is a prompt; in a list it is an id.
     IdsOrPrompt,
-    /// A list of nothing but text is prompts, whatever they spell.
+    /// A list that contains only text is a list of prompts, whatever they spell.
     IdsOrText,
 }
 
 impl Form {
-    /// Whether text at this depth is ids, whatever stands beside it.
+    /// Whether text at this depth is an id, whatever its siblings.
     fn takes_text_for_ids(self, depth: usize) -> bool {
         match self {
             Self::Ids => true,
@@ -28,8 +28,8 @@ impl Form {
     }
 }
 
-/// The first id of a value that is not below `size`: numbers, text in place of numbers, and keys, in lists and objects
-/// of any depth, but not the values of objects' members. As it stands in the value.
+/// The first id of a value that is not below `size`, as written. Checks numbers, text in place of numbers, and keys, in
+/// lists and objects of any depth, but not the values of objects' members.
 pub fn outside(value: &[u8], size: u32, form: Form) -> Option<&[u8]> {
     let mut scan = Members::new(value);
     let (mut depth, mut suspect, mut is_mixed) = (0_usize, None, false);
@@ -61,7 +61,7 @@ pub fn outside(value: &[u8], size: u32, form: Form) -> Option<&[u8]> {
                     Spelled::Inside => {}
                     Spelled::Outside if form.takes_text_for_ids(depth) => return Some(text),
                     Spelled::Outside => suspect = suspect.or(Some(text)),
-                    // Then all of it is text, or no engine takes it.
+                    // Then all of it is text, or no engine accepts it.
                     Spelled::Text if form == Form::IdsOrText => return None,
                     Spelled::Text => {}
                 }
@@ -82,9 +82,9 @@ pub fn outside(value: &[u8], size: u32, form: Form) -> Option<&[u8]> {
     None
 }
 
-/// Whether a bare word is no number, or one of the vocabulary.
+/// Whether a bare word is not a number, or is in the vocabulary.
 fn is_inside(item: &[u8], size: u32) -> bool {
-    // Nearly all.
+    // The common case.
     if item.len() < 10 && item.iter().all(u8::is_ascii_digit) {
         return item.iter().fold(0_u32, |number, digit| number * 10 + u32::from(digit - b'0')) < size;
     }
@@ -100,7 +100,7 @@ enum Spelled {
     Text,
 }
 
-/// A string with its escapes, read as an id.
+/// Reads a string with escapes as an id.
 fn spelled(raw: &[u8], size: u32) -> Spelled {
     let Ok(mut rest) = std::str::from_utf8(raw) else { return Spelled::Text };
     let (mut number, mut is_negative, mut has_digits, mut in_fraction) = (0_u64, false, false, false);
@@ -116,10 +116,10 @@ fn spelled(raw: &[u8], size: u32) -> Spelled {
             '-' => is_negative = true,
             '+' | '_' => {}
             '.' => in_fraction = true,
-            // Python's blanks are more than Unicode's.
+            // Python's white space includes more than Unicode's.
             '\u{1c}'..='\u{1f}' => {}
             blank if blank.is_whitespace() => {}
-            // Python reads digits of all scripts; clients do not write them.
+            // Python accepts digits of all scripts, but clients do not write them.
             digit if digit.is_numeric() || digit == SURROGATE => (has_digits, number) = (true, u64::MAX),
             _ => return Spelled::Text,
         }
@@ -132,10 +132,10 @@ fn spelled(raw: &[u8], size: u32) -> Spelled {
     }
 }
 
-/// Stands for half of a character beyond the first 65,536, which may be a digit.
+/// Stands for a surrogate, i.e. half of a character that may be a digit.
 const SURROGATE: char = '\u{fffd}';
 
-/// The first character, its escape resolved, and the rest; `None` at the end and at a malformed escape.
+/// The first character, its escape resolved, and the rest; `None` at the end or at a malformed escape.
 fn next_character(text: &str) -> Option<(char, &str)> {
     if !text.starts_with('\\') {
         let mut characters = text.chars();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     proptest! {
-        /// The oracle parses.
+        /// The oracle is a parser.
         #[test]
         fn as_a_parser_sees_it(lists in proptest::collection::vec(proptest::collection::vec(-3i64..103, 0..5), 0..5)) {
             let wrong = lists.iter().flatten().find(|id| !(0..100).contains(*id)).map(i64::to_string);

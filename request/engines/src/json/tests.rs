@@ -47,7 +47,7 @@ fn bad_bodies() {
     ] {
         assert!(keys_and_values(body).is_err(), "{body}");
     }
-    // UTF-16, which Python's parser would take.
+    // UTF-16, which Python's parser accepts.
     let wide: Vec<u8> = "{\"routed_dp_rank\":1}".encode_utf16().flat_map(u16::to_le_bytes).collect();
     assert!(Members::new(&wide).any(|member| member.is_err()));
 }
@@ -84,7 +84,7 @@ fn keys_compare_with_escapes_resolved() {
 }
 
 proptest! {
-    /// The scanner accepts every object that serde_json accepts, and cuts it into the same members.
+    /// The scanner accepts every object that serde_json accepts, and splits it into the same members.
     #[test]
     fn agrees_with_serde_json(body in any_json_object(), indent in any::<bool>()) {
         let text = if indent { serde_json::to_string_pretty(&body) } else { serde_json::to_string(&body) }.unwrap();
@@ -98,7 +98,7 @@ proptest! {
         }
     }
 
-    /// A value that was gone through before changes nothing.
+    /// Skipping a value that was parsed before changes nothing.
     #[test]
     fn known_values_are_passed_over(body in any_json_object(), at in any::<prop::sample::Index>()) {
         let text = body.to_string();

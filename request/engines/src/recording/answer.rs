@@ -1,4 +1,4 @@
-//! Token ids, counts and encoded routes of an answer, from wherever this engine and version puts them.
+//! Extracts token ids, counts and encoded routes from an answer, wherever this engine and version puts them.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -7,29 +7,29 @@ use super::RecordingError;
 use crate::Route;
 use crate::sglang::{FinishReason, GenerateResponse};
 
-/// The fields of an answer, where it has them.
+/// The fields of an answer, if present.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReportedAnswer {
     /// The prompt's ids.
     pub prompt_ids: Option<Vec<u32>>,
     /// The generated ids.
     pub output_ids: Option<Vec<u32>>,
-    /// Tokens of the prompt, as the engine counts them.
+    /// Number of prompt tokens, according to the engine.
     pub prompt_tokens: Option<u64>,
-    /// Tokens generated, as the engine counts them.
+    /// Number of generated tokens, according to the engine.
     pub output_tokens: Option<u64>,
-    /// Why the engine gave up, where it did.
+    /// Why the engine aborted, if it did.
     pub aborted: Option<String>,
-    /// The rank that ran it, as the engine counts ranks; only `/generate` has it.
+    /// The rank that ran it, in the engine's numbering; only in `/generate`.
     pub dp_rank: Option<u32>,
     /// Base64; see [`super::decode`].
     pub routed_experts: Option<String>,
 }
 
-/// Reads the answer to a [`super::Question`] of this route.
+/// Parses the answer to a [`super::Question`] on this route.
 ///
 /// # Errors
-/// When it is not an answer of that route.
+/// If it is not an answer of that route.
 pub fn read(route: Route, answer: &[u8]) -> Result<ReportedAnswer, RecordingError> {
     let not_one = |error: serde_json::Error| RecordingError::Answer { cause: error.to_string() };
     if route == Route::Generate {
@@ -56,7 +56,7 @@ fn of_generate(answer: GenerateResponse) -> ReportedAnswer {
     }
 }
 
-/// An answer of chat or completions. A null means an absent member.
+/// An answer of chat or completions. Null counts as absent.
 #[derive(Debug, Deserialize)]
 struct OpenAi {
     choices: Vec<Choice>,
@@ -86,7 +86,7 @@ struct Extension {
     output_ids: Option<OutputIds>,
 }
 
-/// SGLang 0.5.23 has a list for each choice, other builds and semmoe's worker one list.
+/// SGLang 0.5.23 has a list per choice; other builds and semmoe's worker have a single list.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum OutputIds {

@@ -1,4 +1,4 @@
-//! How engines write routed experts down: base64 of raw little-endian i32, or of a `.npy` file.
+//! How engines encode routed experts: base64 of raw little-endian i32, or of a `.npy` file.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -7,7 +7,7 @@ use super::RecordingError;
 
 const NPY_MAGIC: &[u8] = b"\x93NUMPY";
 
-/// The encoding of the bytes under the base64.
+/// The encoding of the bytes inside the base64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
     /// Little-endian i32 without a header (SGLang).
@@ -16,23 +16,24 @@ pub enum Encoding {
     Npy,
 }
 
-/// Takes the base64 off. The two encodings cannot be confused: as an i32 the start of a `.npy` file is no expert.
+/// Decodes the base64. The two encodings cannot be confused: read as an i32, the start of a `.npy` file is not an
+/// expert.
 ///
 /// # Errors
-/// When it is no base64.
+/// If it is not base64.
 pub fn decode_bytes(text: &str) -> Result<(Encoding, Vec<u8>), RecordingError> {
     let bytes = STANDARD.decode(text)?;
     let encoding = if bytes.starts_with(NPY_MAGIC) { Encoding::Npy } else { Encoding::Raw };
     Ok((encoding, bytes))
 }
 
-/// Base64 of an array of unsigned bytes or words as NumPy saves it, version 1.0: what vLLM sends.
+/// Base64 of an array of unsigned bytes or words in NumPy's format 1.0, as sent by vLLM.
 pub fn encode_npy(shape: &[usize], ids: &[u16], wide: bool) -> String {
     let dims: Vec<String> = shape.iter().map(usize::to_string).collect();
     let comma = if shape.len() == 1 { "," } else { "" };
     let descr = if wide { "<u2" } else { "|u1" };
     let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({}{comma}), }}", dims.join(", "));
-    // Magic, version, length and header with its line end fill blocks of 64 bytes.
+    // Magic, version, length and header with its line end are padded to a multiple of 64 bytes.
     let padding = (64 - (10 + header.len() + 1) % 64) % 64;
     header.extend(std::iter::repeat_n(' ', padding));
     header.push('\n');
@@ -47,13 +48,13 @@ pub fn encode_npy(shape: &[usize], ids: &[u16], wide: bool) -> String {
     STANDARD.encode(bytes)
 }
 
-/// The longest header of an array with three dimensions, with room to spare.
+/// Maximum header of an array with three dimensions, with room to spare.
 const MAX_HEADER: usize = 1024;
 
-/// The shape and the values of an array of unsigned bytes or words, as NumPy itself writes it.
+/// The shape and the values of an array of unsigned bytes or words, as written by NumPy.
 ///
 /// # Errors
-/// When it is another kind of array or damaged.
+/// If the array is of another kind or damaged.
 pub(super) fn read_npy(bytes: &[u8]) -> Result<(Vec<usize>, Vec<i32>), RecordingError> {
     let (descr, shape, data) = npy_parts(bytes).ok_or(RecordingError::Array)?;
     let width = match descr {

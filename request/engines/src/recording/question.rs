@@ -1,17 +1,17 @@
-//! The request for one prompt.
+//! The request for one prompt's routed experts.
 
 use serde_json::{Map, Value, json};
 
 use crate::{Engine, Route, sglang};
 
-/// A prompt, in the form in which it is sent.
+/// A prompt in one of its forms.
 #[derive(Clone, Copy, Debug)]
 pub enum Asked<'a> {
     /// Text, which the engine tokenizes.
     Text(&'a str),
     /// Token ids.
     Ids(&'a [u32]),
-    /// A conversation in OpenAI's form, to which the engine applies the model's template.
+    /// A conversation in OpenAI's format, to which the engine applies the model's template.
     Messages {
         /// The turns.
         messages: &'a Value,
@@ -27,11 +27,11 @@ pub struct Sampling {
     pub max_tokens: u32,
     /// 0 is greedy.
     pub temperature: f32,
-    /// Of the sampling, where it is not greedy.
+    /// Sampling seed, unless greedy.
     pub seed: Option<u64>,
 }
 
-/// A request: where and what.
+/// A request: its route and body.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Question {
     /// Where to.
@@ -40,8 +40,8 @@ pub struct Question {
     pub body: Value,
 }
 
-/// The request for the routed experts of a prompt. Texts and ids go to `/generate` where the engine has it and not
-/// `openai` is wanted, else to completions; conversations go to chat.
+/// The request for the routed experts of a prompt. Texts and ids go to `/generate` if the engine has it and `openai` is
+/// false, else to completions; conversations go to chat.
 pub fn ask(engine: Engine, openai: bool, model: &str, prompt: Asked<'_>, sampling: Sampling) -> Question {
     let native = engine.speaks_sglang() && !openai;
     match prompt {
@@ -60,11 +60,11 @@ pub fn ask(engine: Engine, openai: bool, model: &str, prompt: Asked<'_>, samplin
     }
 }
 
-/// The name under which prefixes of [`uncached`] requests are kept.
+/// Cache namespace of [`uncached`] requests.
 const OWN_PREFIXES: &str = "semmoe-self-check";
 
-/// The same request with a prefix cache of its own, so that its routes are computed and not remembered. semmoe's worker
-/// has no such switch, nor a need of it: it computes the same in every batch.
+/// The request with its own prefix cache, so that its routes are computed and not remembered. semmoe's worker needs no
+/// such switch: it computes the same in every batch.
 pub fn uncached(engine: Engine, mut question: Question) -> Question {
     let field = match (engine, question.route) {
         (Engine::Sglang, Route::Generate) => "extra_key",
@@ -89,7 +89,7 @@ fn generate(text: Option<String>, input_ids: Option<Vec<u32>>, sampling: Samplin
         return_prompt_token_ids: true,
         ..sglang::GenerateRequest::default()
     };
-    // Its fields are texts, numbers and lists of numbers, which are JSON always.
+    // Its fields are strings, numbers and lists of numbers, which always serialize.
     Question { route: Route::Generate, body: serde_json::to_value(request).unwrap_or(Value::Null) }
 }
 

@@ -5,23 +5,23 @@ use semmoe_tables::ModelInfo;
 use super::RecordingError;
 use super::encoding::{Encoding, decode_bytes, read_npy};
 
-/// Ids of the shape [rows, layers, k] as the engine sent them, values that are no expert included.
+/// Ids of shape [rows, layers, k] as sent by the engine, including values that are not experts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportedRoutes {
-    /// Tokens.
+    /// Number of tokens.
     pub rows: usize,
-    /// All layers, or those with experts alone.
+    /// Number of all layers, or of MoE layers only.
     pub layers: usize,
     /// k.
     pub top_k: usize,
-    /// In that order.
+    /// The ids in that order.
     pub ids: Vec<i32>,
 }
 
-/// Decodes the routes of `rows` tokens. Allocates no more than the text is long, whatever shape is expected.
+/// Decodes the routes of `rows` tokens. Allocates no more than the text's length, whatever the expected shape.
 ///
 /// # Errors
-/// No base64, no array of ids, another shape.
+/// The text is not base64 or not an array of ids, or has another shape.
 pub fn decode(text: &str, rows: usize, model: &ModelInfo) -> Result<ReportedRoutes, RecordingError> {
     let (encoding, bytes) = decode_bytes(text)?;
     let (hidden, moe, k) = (usize::from(model.num_hidden_layers), model.layers(), usize::from(model.top_k));
@@ -43,10 +43,10 @@ pub fn decode(text: &str, rows: usize, model: &ModelInfo) -> Result<ReportedRout
 }
 
 impl ReportedRoutes {
-    /// Keeps the MoE layers: [rows, L, k].
+    /// Extracts the MoE layers: [rows, L, k].
     ///
     /// # Errors
-    /// An id that is no expert, and where.
+    /// The first id that is not an expert, and its position.
     pub fn experts(&self, model: &ModelInfo) -> Result<Vec<u16>, RecordingError> {
         let moe_only = self.layers == model.layers();
         let mut experts = Vec::with_capacity(self.rows * model.layers() * self.top_k);
@@ -61,8 +61,7 @@ impl ReportedRoutes {
         Ok(experts)
     }
 
-    /// Layers, of those that were sent, in which no token has experts as a router gives them: all ids -1, or all of a
-    /// token equal.
+    /// Of the layers sent, those in which no token has plausible experts: all ids are -1, or all of a token are equal.
     pub fn dense_layers(&self) -> Vec<usize> {
         let is_dense = |layer: &usize| {
             self.rows > 0

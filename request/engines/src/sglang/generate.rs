@@ -4,7 +4,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
-/// Body of `POST /generate`: one prompt, as text or as ids. Fields that are absent are not sent.
+/// Body of `POST /generate`: one prompt, as text or as ids. Absent fields are not sent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GenerateRequest {
@@ -14,25 +14,25 @@ pub struct GenerateRequest {
     /// The prompt as token ids.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub input_ids: Option<Vec<u32>>,
-    /// How to sample; absent is [`SamplingParams::default`].
+    /// How to sample; defaults to [`SamplingParams::default`].
     #[serde(deserialize_with = "null_is_default")]
     pub sampling_params: SamplingParams,
-    /// Answer with server-sent events, each holding the whole text so far, then `[DONE]`.
+    /// Answer with server-sent events, each containing the entire text so far, then `[DONE]`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub stream: bool,
-    /// Ask for `meta_info.routed_experts` (server flag `--enable-return-routed-experts`).
+    /// Request `meta_info.routed_experts` (server flag `--enable-return-routed-experts`).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub return_routed_experts: bool,
     /// First position whose route is wanted; some builds ignore it, so count the rows of the answer.
     #[serde(skip_serializing_if = "is_zero")]
     pub routed_experts_start_len: u32,
-    /// Ask for the prompt's token ids in the answer.
+    /// Request the prompt's token ids in the answer.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub return_prompt_token_ids: bool,
-    /// The request's id; the engine makes one up when absent.
+    /// The request's id; the engine generates one if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rid: Option<String>,
-    /// Attention-DP rank to run on; signed so that a bad one can be answered with what was sent.
+    /// Attention-DP rank to run on; signed, so that an error can quote an invalid one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub routed_dp_rank: Option<i64>,
     /// The older name of `routed_dp_rank`.
@@ -44,15 +44,15 @@ pub struct GenerateRequest {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SamplingParams {
-    /// Tokens to generate at most.
+    /// Maximum number of tokens to generate.
     pub max_new_tokens: Option<u32>,
     /// No end-of-sequence or stop before this many tokens.
     pub min_new_tokens: u32,
     /// 0 is greedy.
     pub temperature: f32,
-    /// Nucleus.
+    /// Nucleus sampling threshold.
     pub top_p: f32,
-    /// Candidates kept; -1 is all.
+    /// Number of candidates kept; -1 = all.
     pub top_k: i32,
     /// Texts that end the answer (and are cut off).
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -60,9 +60,9 @@ pub struct SamplingParams {
     /// Tokens that end the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop_token_ids: Option<Vec<u32>>,
-    /// Go on past end of sequence.
+    /// Continue past end of sequence.
     pub ignore_eos: bool,
-    /// Leave special tokens out of the text.
+    /// Omit special tokens from the text.
     pub skip_special_tokens: bool,
     /// Seed of this request's sampling.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -104,7 +104,7 @@ pub enum StopStrings {
 }
 
 impl StopStrings {
-    /// All of them.
+    /// All stop texts.
     pub fn as_slice(&self) -> &[String] {
         match self {
             Self::One(stop) => std::slice::from_ref(stop),
@@ -121,10 +121,10 @@ pub struct GenerateResponse {
     pub text: String,
     /// The generated ids so far.
     pub output_ids: Vec<u32>,
-    /// The prompt's ids when asked for; builds differ on whether they come here or in `meta_info`.
+    /// The prompt's ids if requested; builds differ on whether they are here or in `meta_info`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<u32>>,
-    /// Counts and more.
+    /// Counts and further details.
     pub meta_info: MetaInfo,
 }
 
@@ -141,7 +141,7 @@ impl GenerateResponse {
 pub struct MetaInfo {
     /// The request's id.
     pub id: String,
-    /// Why it ended; none while it runs.
+    /// Why generation ended; `None` while it runs.
     pub finish_reason: Option<FinishReason>,
     /// Tokens of the prompt.
     pub prompt_tokens: u64,
@@ -152,13 +152,13 @@ pub struct MetaInfo {
     /// Seconds from arrival to this answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub e2e_latency: Option<f64>,
-    /// The attention-DP rank that ran it, where the engine reports it.
+    /// The attention-DP rank that ran it, if the engine reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dp_rank: Option<u32>,
     /// Base64 of raw little-endian i32; see [`super::encode_routed_experts`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub routed_experts: Option<String>,
-    /// See [`GenerateResponse::prompt_ids`].
+    /// The prompt's ids; see [`GenerateResponse::prompt_ids`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<u32>>,
 }
@@ -179,7 +179,7 @@ pub enum FinishReason {
         #[serde(default)]
         length: u32,
     },
-    /// Given up by the engine.
+    /// Aborted by the engine.
     Abort {
         /// The engine's reason.
         #[serde(default)]
@@ -188,7 +188,7 @@ pub enum FinishReason {
 }
 
 /// Encodes [`MetaInfo::routed_experts`]: base64 of little-endian i32 without a header, in the order rows x layers x k.
-/// [`crate::recording::decode`] reads them.
+/// [`crate::recording::decode`] decodes them.
 pub fn encode_routed_experts(ids: &[i32]) -> String {
     let bytes: Vec<[u8; 4]> = ids.iter().map(|id| id.to_le_bytes()).collect();
     STANDARD.encode(bytes.as_flattened())

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Loads {
-    /// When it was measured, in the engine's own format.
+    /// Time of the measurement, in the engine's own format.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timestamp: Option<serde_json::Value>,
     /// The engine's version.
@@ -17,7 +17,7 @@ pub struct Loads {
     pub loads: Vec<RankLoads>,
 }
 
-/// Load of one rank. An absent number is unknown, which is not the same as idle.
+/// Load of one rank. An absent number is unknown, which does not mean idle.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankLoads {
     /// The rank.
@@ -25,22 +25,22 @@ pub struct RankLoads {
     /// Requests in the running batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_running_reqs: Option<u64>,
-    /// Requests waiting.
+    /// Waiting requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_waiting_reqs: Option<u64>,
-    /// Prompt tokens waiting that no prefix cache holds.
+    /// Waiting prompt tokens that no prefix cache holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_waiting_uncached_tokens: Option<u64>,
     /// KV slots in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_used_tokens: Option<u64>,
-    /// Tokens running and waiting.
+    /// Running and waiting tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_total_tokens: Option<u64>,
-    /// KV slots there are.
+    /// Number of KV slots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_total_num_tokens: Option<u64>,
-    /// Largest running batch.
+    /// Maximum running batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_running_requests: Option<u64>,
     /// Share of KV slots in use, 0..1.
@@ -57,21 +57,21 @@ pub struct RankLoads {
     pub utilization: Option<f64>,
 }
 
-/// Loads that do not name every rank exactly once.
+/// The loads do not name every rank exactly once.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the loads name ranks {found:?}, expected each of 0..{ranks} once")]
 pub struct LoadCoverageError {
     /// Ranks named (the first 64).
     pub found: Vec<u32>,
-    /// Ranks there are.
+    /// Number of ranks.
     pub ranks: u16,
 }
 
 impl Loads {
-    /// The entries in rank order, when they name each of `ranks` ranks exactly once.
+    /// The entries in rank order, if they name each of `ranks` ranks exactly once.
     ///
     /// # Errors
-    /// `LoadCoverageError` where a rank is missing, unknown or there twice.
+    /// `LoadCoverageError` if a rank is missing, unknown or duplicated.
     pub fn by_rank(&self, ranks: u16) -> Result<Vec<&RankLoads>, LoadCoverageError> {
         let mut sorted: Vec<&RankLoads> = self.loads.iter().collect();
         sorted.sort_by_key(|load| load.dp_rank);
@@ -85,11 +85,11 @@ impl Loads {
     }
 }
 
-/// Attention dp, experts whole where a placement says.
+/// Attention dp, with each expert complete on the rank given by a placement.
 const WHOLE: &str = "ep";
 
 /// The content of `/server_info`. SGLang answers with its server arguments and more; the second group of fields is
-/// semmoe's worker's own.
+/// specific to semmoe's worker.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ServerInfo {
@@ -99,10 +99,10 @@ pub struct ServerInfo {
     /// Name that clients use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub served_model_name: Option<String>,
-    /// Version of the engine.
+    /// Engine version.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Data-parallel ranks. SGLang up to 0.5.21 counts attention-DP ranks here; see [`ServerInfo::ranks`].
+    /// Data-parallel ranks. In SGLang up to 0.5.21 these are attention-DP ranks; see [`ServerInfo::ranks`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dp_size: Option<u16>,
     /// Attention-DP ranks inside each data-parallel one, from SGLang 0.5.22.
@@ -114,45 +114,45 @@ pub struct ServerInfo {
     /// Expert-parallel ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ep_size: Option<u16>,
-    /// Whether data parallelism is of attention only, inside one engine.
+    /// Whether data parallelism applies only to attention, inside one engine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable_dp_attention: Option<bool>,
-    /// How tokens travel to experts of other ranks; `none`: not at all, every rank computes over all tokens.
+    /// How tokens reach experts on other ranks; `none` = not at all, every rank computes all tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub moe_a2a_backend: Option<String>,
     /// Whether the engine moves experts by itself; then no placement holds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable_eplb: Option<bool>,
-    /// Whether no prefix of a prompt is kept for the next one.
+    /// Whether prefix caching is disabled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disable_radix_cache: Option<bool>,
     /// `--init-expert-location` as given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init_expert_location: Option<String>,
-    /// Another one for each start, unless it was set.
+    /// Random for each start, unless it was set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub random_seed: Option<i64>,
-    /// Whether routed experts can be asked for.
+    /// Whether routed experts can be requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable_return_routed_experts: Option<bool>,
 
-    /// Digest of the placement that runs.
+    /// Digest of the placement in force.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement_digest: Option<String>,
-    /// How experts are divided among ranks: `ep` (whole, by a placement), `tp` (a slice of each on every rank) or
+    /// How experts are divided over ranks: `ep` (complete, by a placement), `tp` (a slice of each on every rank) or
     /// `hybrid:NxP` (each on one of N nodes, a slice on each of its P ranks).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experts: Option<String>,
     /// The layout in force: `ep`, `tp`, `dp-tp`, `tp-ep`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layout: Option<String>,
-    /// Those that it can be switched to, its own among them.
+    /// Layouts that it can switch to, including the current one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layouts: Option<Vec<String>>,
-    /// The carrier of data between ranks: `shm` (memory of one host), `tcp`, or `local` for a single rank.
+    /// Transport of data between ranks: `shm` (memory of one host), `tcp`, or `local` for a single rank.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
-    /// A measurement: experts are drawn so that this share of activations is local, and answers are wrong.
+    /// Measurement mode: experts are drawn so that this share of activations is local, and answers are wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub force_local_rate: Option<f64>,
     /// Digest of the tokenizer (canonical vocabulary, merges, added tokens).
@@ -167,10 +167,10 @@ pub struct ServerInfo {
     /// Size of the vocabulary.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vocab_size: Option<u32>,
-    /// All layers, dense ones too.
+    /// Number of layers, including dense ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_hidden_layers: Option<u16>,
-    /// The MoE layers' indices among all layers.
+    /// Indices of the MoE layers among all layers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layer_ids: Option<Vec<u16>>,
 }
@@ -181,15 +181,16 @@ impl ServerInfo {
         self.layouts.as_ref().is_some_and(|layouts| layouts.len() > 1)
     }
 
-    /// The layout in force, where it is not the one with whole experts at attention dp, to which the engine can be
-    /// switched: tables for that one are of no use until it is.
+    /// The layout in force, if it is another than complete experts with attention dp, but the engine can switch to that
+    /// one: its tables have no use until then.
     pub fn layout_without_tables(&self) -> Option<&str> {
         let layout = self.layout.as_deref().filter(|layout| *layout != WHOLE)?;
         self.layouts.as_ref()?.iter().any(|layout| layout == WHOLE).then_some(layout)
     }
 
-    /// Ranks that a request can be pinned to. From SGLang 0.5.22 on, both spellings of its flags report `dp_size: 1`
-    /// and the ranks as `attn_dp_size`, and pins count `dp_size * attn_dp_size` ranks. `None` where it reports neither.
+    /// Number of ranks that a request can be pinned to. From SGLang 0.5.22 on, both spellings of its flags report
+    /// `dp_size: 1` and the ranks as `attn_dp_size`, and pins count `dp_size * attn_dp_size` ranks. `None` if it
+    /// reports neither.
     pub fn ranks(&self) -> Option<u16> {
         match (self.attn_dp_size, self.dp_size) {
             (Some(attention), Some(engines)) => Some(attention.saturating_mul(engines)),
@@ -197,7 +198,7 @@ impl ServerInfo {
         }
     }
 
-    /// Whether tokens of one rank never travel to the experts of others, so that placing them together saves no bytes.
+    /// Whether tokens of one rank never travel to the experts of others, so that grouping experts saves no traffic.
     pub fn exchanges_nothing(&self) -> bool {
         self.moe_a2a_backend.as_deref() == Some("none") && self.ep_size.is_some_and(|ranks| ranks > 1)
     }
@@ -208,7 +209,7 @@ impl ServerInfo {
         self.served_model_name.as_deref().or_else(|| path().map(|path| path.rsplit('/').next().unwrap_or(path)))
     }
 
-    /// The model's shape, when the engine reports all of it (semmoe's worker does). Not validated.
+    /// The model's shape, if the engine reports all of it (semmoe's worker does). Not validated.
     pub fn model_info(&self) -> Option<ModelInfo> {
         Some(ModelInfo {
             model: self.model_name()?.to_owned(),

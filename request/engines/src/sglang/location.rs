@@ -1,7 +1,7 @@
-//! Where `/server_info` shows the deployed placement: `init_expert_location`, SGLang's argument of that name.
+//! The deployed placement reported by `/server_info`: `init_expert_location`, SGLang's argument of that name.
 //!
-//! It is `trivial`, inline JSON, or the name of a file. A file is read where it is one of JSON that this process can
-//! read under the same name. That it is still what the engine read when it started cannot be seen.
+//! It is `trivial`, inline JSON, or a file name. A JSON file is read if this process can read it under the same name.
+//! Whether it still is what the engine read at start cannot be known.
 
 use std::fs::File;
 use std::io::Read;
@@ -13,10 +13,10 @@ use serde::Deserialize;
 
 use super::ServerInfo;
 
-/// A placement that runs, as far as an engine shows it.
+/// A running placement, as far as an engine reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ShownPlacement {
-    /// Experts in order, slot p holds expert p modulo the number of experts.
+    /// Experts in order: slot p holds expert p modulo the number of experts.
     Trivial,
     /// Inline JSON: the expert in each physical slot, per layer of the model.
     Map(Vec<Vec<i32>>),
@@ -25,54 +25,54 @@ pub enum ShownPlacement {
 /// A map of 100 layers with 1,024 slots is 500 kB.
 const MAX_MAP_BYTES: u64 = 16 << 20;
 
-/// Why an engine's placement is not known.
+/// Why an engine's placement is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unseen {
-    /// It says nothing about it.
+    /// The engine does not report it.
     #[error("the engine does not report its placement")]
     Unreported,
-    /// It makes a placement itself from counts, or from something else than a map.
+    /// The engine computes a placement itself from counts, or from something other than a map.
     #[error("init_expert_location holds no physical_to_logical_map alone")]
     NoMap,
-    /// It names a file that cannot be read here.
+    /// The file that it names cannot be read here.
     #[error("init_expert_location names '{name}', which the gateway cannot read: {cause}")]
     File {
-        /// As the engine names it (the first 200 characters).
+        /// As named by the engine (the first 200 characters).
         name: String,
         /// One sentence.
         cause: String,
     },
 }
 
-/// How a shown placement differs from tables.
+/// How a reported placement differs from tables.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementDifference {
-    /// Other shapes.
+    /// The shapes differ.
     #[error("it has {found} {what}, the tables have {expected}")]
     Shape {
         /// Layers or slots.
         what: &'static str,
-        /// The engine's.
+        /// The engine's number.
         found: usize,
-        /// The tables'.
+        /// The tables' number.
         expected: usize,
     },
-    /// Tables that SGLang cannot be given.
+    /// SGLang does not support these tables.
     #[error("these tables cannot be compared with SGLang's maps: {cause}")]
     Incomparable {
         /// One sentence.
         cause: String,
     },
-    /// Other experts on a group of a layer.
+    /// A group of a layer holds other experts.
     #[error("group {group} of layer {layer} holds experts {found:?}, the tables say {expected:?}")]
     Experts {
-        /// The model's layer.
+        /// The model's layer number.
         layer: usize,
         /// The EP rank.
         group: usize,
-        /// The engine's, ascending (the first 8).
+        /// The engine's experts, ascending (the first 8).
         found: Vec<i32>,
-        /// The tables', ascending (the first 8).
+        /// The tables' experts, ascending (the first 8).
         expected: Vec<i32>,
     },
 }
@@ -84,10 +84,10 @@ struct ExpertLocation {
 }
 
 impl ServerInfo {
-    /// The placement that it shows, from a file if it names one, which is waited for for as long as `within`.
+    /// The placement that it reports, reading a file if it names one, for at most `within`.
     ///
     /// # Errors
-    /// `Unseen` where it shows none.
+    /// `Unseen` if it reports none.
     pub async fn shown_placement(&self, within: Duration) -> Result<ShownPlacement, Unseen> {
         match self.init_expert_location.as_deref().map(str::trim) {
             None => Err(Unseen::Unreported),
@@ -108,7 +108,7 @@ impl ServerInfo {
     }
 }
 
-/// The content of a file that an engine names: a regular one of bounded size.
+/// The content of a file named by an engine: a regular one of bounded size.
 fn read(path: &Path) -> Result<Vec<u8>, String> {
     if !path.is_absolute() {
         return Err("the path is relative to where the engine was started".to_owned());
@@ -117,7 +117,7 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
         return Err("only .json files can be read".to_owned());
     }
     let text = |error: std::io::Error| error.to_string();
-    // Looked at first: to open a pipe would wait for a writer.
+    // Checked first, because opening a pipe would block until a writer appears.
     if !std::fs::metadata(path).map_err(text)?.is_file() {
         return Err("it is no regular file".to_owned());
     }
@@ -132,10 +132,10 @@ impl ShownPlacement {
         Ok(Self::Map(location.physical_to_logical_map))
     }
 
-    /// Compares the groups' experts in every MoE layer; the order of slots inside a group does not matter.
+    /// Compares the groups' experts in every MoE layer; the order of slots within a group does not matter.
     ///
     /// # Errors
-    /// `PlacementDifference`: the first slot that differs; `Incomparable` for tables that SGLang cannot be given
+    /// `PlacementDifference`: the first group that differs, or `Incomparable` for tables that SGLang does not support
     /// (padding, unknown layers).
     pub fn check(&self, tables: &Tables) -> Result<(), PlacementDifference> {
         let incomparable = |cause: String| PlacementDifference::Incomparable { cause };

@@ -1,4 +1,4 @@
-//! SGLang's dialect, as unmodified SGLang and semmoe's worker speak it.
+//! SGLang's dialect, shared by unmodified SGLang and semmoe's worker.
 //!
 //! Unknown fields are ignored in both directions, as SGLang itself does; absent ones have SGLang's defaults.
 
@@ -12,9 +12,9 @@ pub use generate::{
 pub use info::{LoadCoverageError, Loads, RankLoads, ServerInfo};
 pub use location::{PlacementDifference, ShownPlacement, Unseen};
 
-/// `GET`: 200 when the HTTP server is up; the model does not run for it.
+/// `GET`: 200 if the HTTP server is up; does not run the model.
 pub const PING: &str = "/ping";
-/// `GET`: 200 when the engine can serve. SGLang itself generates one token for it.
+/// `GET`: 200 if the engine can serve. SGLang generates one token for it.
 pub const HEALTH: &str = "/health";
 /// `GET`: the server's arguments and more; see [`ServerInfo`].
 pub const SERVER_INFO: &str = "/server_info";

@@ -1,4 +1,4 @@
-//! The client's side: trusted authorities, and the client's own certificate.
+//! The client side: trusted authorities, and the client's own certificate.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,14 +13,14 @@ use tokio_rustls::client::TlsStream;
 
 use super::{OwnCertificates, TlsError, certificates, private_key, provider, system_roots};
 
-/// Files and names of a connection to an engine: in a configuration file a table with these keys and no others.
+/// Files and names of a connection to an engine: in a configuration file, a table with exactly these keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClientFiles {
-    /// Authorities that may have signed the engine's certificate, or that certificate itself (PEM); absent: those that
-    /// the system trusts.
+    /// Authorities that may have signed the engine's certificate, or that certificate itself (PEM); absent: the
+    /// system's trusted authorities.
     pub ca: Option<PathBuf>,
-    /// Certificates that this client shows (PEM), its own first; with `key`.
+    /// The client's certificate chain (PEM), its own first; requires `key`.
     pub cert: Option<PathBuf>,
     /// The key of the first certificate in `cert` (PEM).
     pub key: Option<PathBuf>,
@@ -28,7 +28,7 @@ pub struct ClientFiles {
     pub server_name: Option<String>,
 }
 
-/// Makes connections secure. Its files can be read again; connections that are there stay as they are.
+/// Makes connections secure. Its files can be reloaded; existing connections are unaffected.
 pub struct ClientTls {
     files: ClientFiles,
     http2: bool,
@@ -36,30 +36,30 @@ pub struct ClientTls {
 }
 
 impl ClientTls {
-    /// Reads the files. `http2`: HTTP/2 is what is offered, or else HTTP/1.1. Blocking.
+    /// Loads the files. `http2`: offer HTTP/2, otherwise HTTP/1.1. Blocking.
     ///
     /// # Errors
-    /// When a file cannot be used.
+    /// If a file cannot be used.
     pub fn load(files: ClientFiles, http2: bool) -> Result<Self, TlsError> {
-        // A name that no certificate can have is an error now, not at each connection.
+        // Reject a name that no certificate can have now rather than at each connection.
         files.server_name.as_deref().map(name).transpose()?;
         let config = ArcSwap::from_pointee(config(&files, http2)?);
         Ok(Self { files, http2, config })
     }
 
-    /// Reads the files again, for connections from now on. On an error everything stays. Blocking.
+    /// Reloads the files for new connections. On an error everything stays as it was. Blocking.
     ///
     /// # Errors
-    /// When a file cannot be used.
+    /// If a file cannot be used.
     pub fn reload(&self) -> Result<(), TlsError> {
         self.config.store(Arc::new(config(&self.files, self.http2)?));
         Ok(())
     }
 
-    /// The handshake with `host`, as it stands in a URL.
+    /// Performs the handshake with `host`, spelled as in a URL.
     ///
     /// # Errors
-    /// When the engine shows no certificate that is believed, or does not speak the protocol that is offered.
+    /// If the engine's certificate is not trusted, or it does not support the offered protocol.
     pub async fn connect(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let name = name(self.files.server_name.as_deref().unwrap_or(host)).map_err(io::Error::other)?;
         let stream = TlsConnector::from(self.config.load_full()).connect(name, stream).await?;
@@ -87,7 +87,7 @@ fn config(files: &ClientFiles, http2: bool) -> Result<ClientConfig, TlsError> {
         ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions().map_err(settings)?;
     let builder = match &files.ca {
         None => builder.with_root_certificates(system_roots()?),
-        // Rustls calls every verifier of one's own dangerous.
+        // Rustls marks every custom verifier as dangerous.
         Some(ca) => builder.dangerous().with_custom_certificate_verifier(Arc::new(OwnCertificates::load(ca)?)),
     };
     let mut config = match (&files.cert, &files.key) {
@@ -95,7 +95,7 @@ fn config(files: &ClientFiles, http2: bool) -> Result<ClientConfig, TlsError> {
             .with_client_auth_cert(certificates(cert)?, private_key(key)?)
             .map_err(|error| TlsError::Pair { cert: cert.clone(), key: key.clone(), cause: error.to_string() })?,
         (None, None) => builder.with_no_client_auth(),
-        _ => return Err(TlsError::Settings { cause: "`cert` and `key` go together".to_owned() }),
+        _ => return Err(TlsError::Settings { cause: "`cert` and `key` must be set together".to_owned() }),
     };
     config.alpn_protocols = vec![if http2 { b"h2".to_vec() } else { b"http/1.1".to_vec() }];
     Ok(config)

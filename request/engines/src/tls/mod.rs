@@ -1,5 +1,5 @@
-//! TLS by rustls with ring: certificates from PEM files, and the client's side of it. The gateway's listeners use the
-//! same files and the same cipher suites.
+//! TLS by rustls with ring: certificates from PEM files, and the client side. The gateway's listeners use the same
+//! files and cipher suites.
 
 mod client;
 mod pem;
@@ -14,10 +14,10 @@ pub use client::{ClientFiles, ClientTls};
 pub use pem::{certificates, private_key, roots};
 use trusted::{OwnCertificates, system_roots};
 
-/// The problem with certificates, keys or names.
+/// A problem with certificates, keys or names.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TlsError {
-    /// A file cannot be read as what it should be.
+    /// A file does not have the expected content.
     #[error("cannot use {}: {cause}", path.display())]
     File {
         /// The file.
@@ -25,7 +25,7 @@ pub enum TlsError {
         /// The value found.
         cause: String,
     },
-    /// A certificate and a key that do not go together, or that cannot be served.
+    /// A certificate and a key do not match, or cannot be used.
     #[error("cannot use the certificate {} with the key {}: {cause}", cert.display(), key.display())]
     Pair {
         /// The certificates' file.
@@ -38,16 +38,16 @@ pub enum TlsError {
     /// The system has no trusted certificates.
     #[error("this system has no trusted certificates, so `ca` must be set ({cause})")]
     System {
-        /// Why.
+        /// The cause.
         cause: String,
     },
-    /// A name that certificates cannot have.
+    /// Certificates cannot have this name.
     #[error("'{name}' is neither a DNS name nor an IP address")]
     Name {
         /// As given.
         name: String,
     },
-    /// Settings that do not go together.
+    /// The settings contradict each other.
     #[error("{cause}")]
     Settings {
         /// The mismatch.
@@ -55,7 +55,7 @@ pub enum TlsError {
     },
 }
 
-/// Cipher suites and signatures: ring's.
+/// Ring's cipher suites and signatures.
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }

@@ -1,4 +1,4 @@
-//! Certificates and keys from PEM files, read under a bound.
+//! Reads certificates and keys from PEM files of bounded size.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,7 +10,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::TlsError;
 
-/// A bundle of all public authorities is 200 to 300 kB.
+/// For scale: a bundle of all public authorities is 200 to 300 kB.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
 fn fail(path: &Path, cause: impl ToString) -> TlsError {
@@ -27,10 +27,10 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     Ok(bytes)
 }
 
-/// All certificates of a file, in its order; at least one.
+/// All certificates of a file, in order; at least one.
 ///
 /// # Errors
-/// When the file cannot be read, is no PEM or holds no certificate.
+/// If the file cannot be read, is not PEM or holds no certificate.
 pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
     let found = found.map_err(|error| fail(path, error))?;
@@ -43,7 +43,7 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsErro
 /// The first private key of a file (PKCS#8, PKCS#1 or SEC1).
 ///
 /// # Errors
-/// When the file cannot be read or holds none. What stands in it is not repeated.
+/// If the file cannot be read or holds none. Its content is not repeated.
 pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     PrivateKeyDer::from_pem_slice(&read(path)?)
         .map_err(|_| fail(path, "no private key in it, expected PEM without a password"))
@@ -52,7 +52,7 @@ pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
 /// The authorities of a file.
 ///
 /// # Errors
-/// When the file cannot be read, holds no certificate, or one that cannot be an authority.
+/// If the file cannot be read, holds no certificate, or one that cannot be an authority.
 pub fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
     let mut store = RootCertStore::empty();
     for certificate in certificates(path)? {

@@ -1,4 +1,4 @@
-//! Which certificates of engines are believed: those that an authority signed, or that are named themselves.
+//! Which engine certificates to trust: those signed by an authority, or named themselves.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, Sign
 
 use super::{TlsError, certificates, provider, roots};
 
-/// The certificates of one file: authorities, or a server's own, signed by itself as `openssl req -x509` makes it. Such
-/// a one claims to be an authority, and the library believes no server that shows an authority's certificate.
+/// The certificates of one file: authorities, or a server's own self-signed one as made by `openssl req -x509`. The
+/// latter claims to be an authority, and the library rejects servers that present an authority's certificate.
 #[derive(Debug)]
 pub(super) struct OwnCertificates {
     named: Vec<CertificateDer<'static>>,
@@ -37,13 +37,13 @@ impl ServerCertVerifier for OwnCertificates {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         let verified = self.authorities.verify_server_cert(shown, intermediates, name, ocsp, now);
-        // A wrong time, signature or purpose has an error of its own.
+        // A wrong time, signature or purpose has its own error.
         let is_authority = matches!(verified, Err(Error::InvalidCertificate(CertificateError::Other(_))));
         if !is_authority || !self.named.contains(shown) {
             return verified;
         }
         match rustls::client::verify_server_name(&ParsedCertificate::try_from(shown)?, name) {
-            // Made without names: as the operator named this very certificate, it is the engine's.
+            // It has no names. The operator named this very certificate, so it is the engine's.
             Err(Error::InvalidCertificate(CertificateError::NotValidForNameContext { presented, .. }))
                 if presented.is_empty() => {}
             checked => checked?,
@@ -74,11 +74,11 @@ impl ServerCertVerifier for OwnCertificates {
     }
 }
 
-/// Those that the system trusts.
+/// The system's trusted authorities.
 pub(super) fn system_roots() -> Result<RootCertStore, TlsError> {
     let found = rustls_native_certs::load_native_certs();
     let mut store = RootCertStore::empty();
-    // A system's bundle may hold old ones that cannot be parsed.
+    // A system's bundle may contain old ones that cannot be parsed.
     let (added, _) = store.add_parsable_certificates(found.certs);
     if added == 0 {
         let cause = found.errors.first().map_or_else(|| "none were found".to_owned(), ToString::to_string);

@@ -1,64 +1,64 @@
-//! Evidence from counters per rank about the probes sent in between.
+//! Evidence from per-rank counters about the probes sent in between.
 
 use std::time::Duration;
 
-/// Between two looks at an engine's counters.
+/// Interval between two reads of an engine's counters.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Counters that contradict must still say so after this time, longer than any step: another client's request may be
+/// Contradicting counters must be confirmed after this time, longer than any step: another client's request may be
 /// counted before the probes are.
 const CONFIRM_AFTER: Duration = Duration::from_secs(1);
-/// Counters that have not risen after this time prove nothing.
+/// Counters that have not risen within this time prove nothing.
 pub(super) const COUNTED_WITHIN: Duration = Duration::from_secs(20);
 
-/// Probes that each rank should have counted.
+/// The probes that each rank should have counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counters {
-    /// Counts before the first probe was sent, by rank.
+    /// Counts before the first probe, by rank.
     before: Vec<u64>,
-    /// Probes sent to each rank.
+    /// Number of probes sent to each rank.
     sent: Vec<u64>,
-    /// Time waited for the counts.
+    /// Time spent waiting for the counts.
     waited: Duration,
     /// The last counts contradicted a pin.
     doubted: bool,
 }
 
-/// The next step after a look at the counters.
+/// The next action after reading the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// Look again after this time.
+    /// Read again after this time.
     Again(Duration),
-    /// Nothing more will come of it.
+    /// The final result.
     Done(Comparison),
 }
 
-/// The later counts.
+/// The outcome of comparing counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
     /// Not all probes are counted yet.
     Waiting,
     /// All probes are counted, and nothing else.
     Exact {
-        /// Probes that ran where they were pinned.
+        /// Probes that ran where pinned.
         agreed: u64,
         /// Probes that ran elsewhere, at least.
         contradicted: u64,
     },
-    /// More was counted than was sent: other clients send such requests, so that totals prove nothing.
+    /// More was counted than sent: other clients send such requests, so totals prove nothing.
     OtherClients,
-    /// A count fell, or ranks came or went: the engine restarted.
+    /// A count fell, or ranks appeared or disappeared: the engine restarted.
     Restarted,
 }
 
 impl Counters {
-    /// `before` and `sent` by rank; `None` when they are not of equal length.
+    /// `before` and `sent` by rank; `None` if their lengths differ.
     pub fn new(before: Vec<u64>, sent: &[u32]) -> Option<Self> {
         let sent: Vec<u64> = sent.iter().map(|count| u64::from(*count)).collect();
         (before.len() == sent.len()).then_some(Self { before, sent, waited: Duration::ZERO, doubted: false })
     }
 
-    /// Takes the counts `now`, by rank, after all probes were answered. A final [`Comparison::Waiting`] means
-    /// that the probes were not counted in time.
+    /// Takes the counts `now`, by rank, after all probes were answered. A final [`Comparison::Waiting`] means that the
+    /// probes were not counted in time.
     pub fn look(&mut self, now: &[u64]) -> Look {
         let found = self.compare(now);
         let pause = match found {
@@ -71,7 +71,7 @@ impl Counters {
         Look::Again(pause)
     }
 
-    /// Compares the counts `now`, by rank, with those before.
+    /// Compares the counts `now`, by rank, with the earlier ones.
     fn compare(&self, now: &[u64]) -> Comparison {
         let risen: Option<Vec<u64>> =
             self.before.iter().zip(now).map(|(before, now)| now.checked_sub(*before)).collect();
@@ -129,8 +129,8 @@ mod tests {
     }
 
     proptest! {
-        /// An honest engine is never contradicted, whatever part of the probes its counters show, and whichever other
-        /// clients count.
+        /// An honest engine is never contradicted, whatever part of the probes its counters show, and whatever other
+        /// clients add.
         #[test]
         fn honest_counts_never_contradict(
             ranks in proptest::collection::vec((0_u64..100, 0_u32..4, 0_u64..=3, 0_u64..3), 1..9), others in any::<bool>()

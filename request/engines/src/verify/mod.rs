@@ -1,19 +1,19 @@
 //! Whether pins take effect.
 //!
 //! An engine may accept a pin and ignore it: an older version that knows another field, a proxy that drops the header,
-//! a typo that vLLM ignores without an error. Only exact evidence counts:
+//! a typo that vLLM silently ignores. Only exact evidence counts:
 //!
-//! | evidence | where it comes from |
+//! | evidence | source |
 //! |---|---|
 //! | [`Evidence::Answer`] | an answer that names its rank: a header ([`echoed_rank`]) or SGLang's `meta_info.dp_rank` |
-//! | [`Evidence::Probe`] | the same, of one-token probes ([`probe`](fn@probe)) |
-//! | [`Evidence::Counter`] | vLLM's counters per engine, which must rise by the probes that were sent, and by nothing else ([`Counters`]) |
+//! | [`Evidence::Probe`] | such an answer to a one-token probe ([`probe`](fn@probe)) |
+//! | [`Evidence::Counter`] | vLLM's counters per engine, which must rise by the number of probes sent, and by nothing else ([`Counters`]) |
 //!
-//! An engine may read pins on one route and not on another, so that evidence is about one route.
+//! An engine may read pins on one route and not on another, so evidence applies to one route.
 //!
 //! Gauges of running requests are no evidence: they are as old as the engine's last step (SGLang publishes every 15th
-//! decode step), so that short requests come and go between two of them. [`PinWatch`] turns observations into a
-//! verdict, [`Schedule`] says when to probe again.
+//! decode step), so short requests start and end between two of them. [`PinWatch`] turns observations into a verdict,
+//! [`Schedule`] decides when to probe again.
 
 mod counters;
 mod plan;
@@ -29,13 +29,13 @@ pub use plan::ProbePlan;
 pub use probe::{Inconclusive, PROBED, PinTarget, Round, probe};
 pub use schedule::Schedule;
 
-/// Contradictions within [`WINDOW`] that make a verdict.
+/// Number of contradictions within [`WINDOW`] for a verdict.
 const IGNORED_AT: u64 = 3;
-/// Observations that contradictions are remembered for.
+/// Number of observations that contradictions are remembered for.
 const WINDOW: u64 = 256;
-/// Agreements after which pins count as honoured.
+/// Number of agreements after which pins count as honoured.
 const HONOURED_AFTER: u64 = 4;
-/// Agreements in a row that end the verdict "ignored". Two ranks agree by chance half of the time.
+/// Consecutive agreements that end the verdict "ignored". With two ranks, random placement agrees half of the time.
 const RECOVERED_AFTER: u64 = 32;
 
 /// Knowledge about a backend's pins on one route.
@@ -44,14 +44,14 @@ pub enum Pins {
     /// Not enough evidence.
     #[default]
     Unverified,
-    /// Requests run where they are pinned.
+    /// Requests run where pinned.
     Honoured,
     /// Requests run elsewhere.
     Ignored,
 }
 
 impl Pins {
-    /// For status documents.
+    /// Name in status documents.
     pub fn name(self) -> &'static str {
         match self {
             Self::Unverified => "unverified",
@@ -68,12 +68,12 @@ pub enum Evidence {
     Answer,
     /// A probe's answer named its rank.
     Probe,
-    /// The engine's counters rose elsewhere than probes were sent.
+    /// The engine's counters did not rise where probes were sent.
     Counter,
 }
 
 impl Evidence {
-    /// For logs and status documents.
+    /// Name in logs and status documents.
     pub fn name(self) -> &'static str {
         match self {
             Self::Answer => "answers",
@@ -83,19 +83,19 @@ impl Evidence {
     }
 }
 
-/// Requests that were seen at once: one answer, or one round of probes.
+/// Requests observed at once: one answer, or one round of probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observation {
-    /// How they were seen.
+    /// How they were observed.
     pub evidence: Evidence,
-    /// Requests that ran where they were pinned.
+    /// Number of requests that ran where pinned.
     pub agreed: u64,
-    /// Requests that ran elsewhere.
+    /// Number of requests that ran elsewhere.
     pub contradicted: u64,
 }
 
 impl Observation {
-    /// A client's answer that named its rank.
+    /// The observation from a client's answer that named its rank.
     pub fn answer(agrees: bool) -> Self {
         Self { evidence: Evidence::Answer, agreed: u64::from(agrees), contradicted: u64::from(!agrees) }
     }
@@ -103,17 +103,17 @@ impl Observation {
 
 /// Evidence about one route of a backend, and the verdict.
 ///
-/// "Ignored" needs three contradictions of one kind of evidence among the last 256 requests seen, from at least two
-/// observations, so that no single event (an engine that was just replaced) makes a verdict.
+/// "Ignored" needs three contradictions by one kind of evidence among the last 256 observed requests, from at least two
+/// observations, so that no single event (such as a just replaced engine) decides.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PinWatch {
     /// The verdict.
     pub pins: Pins,
-    /// Requests seen that ran where they were pinned.
+    /// Observed requests that ran where pinned.
     pub agreed: u64,
-    /// Requests seen that ran elsewhere.
+    /// Observed requests that ran elsewhere.
     pub contradicted: u64,
-    /// The kind of evidence that made the verdict, or that was seen last.
+    /// The kind of evidence behind the verdict, or that observed last.
     pub evidence: Option<Evidence>,
     /// Agreements since the last contradiction.
     agreed_in_a_row: u64,
@@ -124,7 +124,7 @@ pub struct PinWatch {
 /// The last observations of one kind that contradicted a pin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Contradictions {
-    /// Requests seen in all when each was observed, and how many it contradicted; oldest first, zeros unused.
+    /// For each: the total of observed requests at that time, and how many it contradicted; oldest first, zeros unused.
     recent: [(u64, u64); 3],
 }
 
@@ -172,13 +172,13 @@ impl PinWatch {
         (self.pins != before).then_some(self.pins)
     }
 
-    /// Requests seen.
+    /// Number of observed requests.
     pub fn total(&self) -> u64 {
         self.agreed + self.contradicted
     }
 
-    /// Whether the next rounds of probes may change the verdict: something contradicted a pin lately, or pins that
-    /// count as ignored were seen to take effect.
+    /// Whether the next rounds of probes may change the verdict: there was a recent contradiction, or pins that count
+    /// as ignored took effect.
     pub fn is_in_doubt(&self) -> bool {
         match self.pins {
             Pins::Ignored => self.agreed_in_a_row > 0,
@@ -187,7 +187,7 @@ impl PinWatch {
     }
 }
 
-/// The rank that an answer's header names; semmoe's worker sends one.
+/// The rank named by an answer's header; semmoe's worker sends one.
 pub fn echoed_rank(headers: &HeaderMap) -> Option<u32> {
     headers.get(pin::HEADER).and_then(|value: &HeaderValue| value.to_str().ok()?.trim().parse().ok())
 }
@@ -243,7 +243,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the ranks: an engine that places at random is found within 100 requests, one that obeys never.
+        /// An engine that places at random is detected within 100 requests, one that obeys never, for any number of
+        /// ranks.
         #[test]
         fn random_engines_are_found(ranks in 2u32..64, seed in any::<u64>()) {
             let (mut ignoring, mut honouring) = (PinWatch::default(), PinWatch::default());

@@ -1,21 +1,21 @@
-//! Which ranks a round of probes goes to.
+//! Which ranks a round of probes targets.
 
 use semmoe_tables::RankId;
 
-/// Ranks that one round probes at most.
+/// Maximum ranks probed in one round.
 const RANKS_PER_ROUND: u64 = 8;
-/// Probes of a round of few ranks.
+/// Number of probes in a round over few ranks.
 const LEAST_PROBES: u32 = 4;
 
-/// Rounds that go through the larger half of all ranks.
+/// Number of rounds to cover the larger half of all ranks.
 fn pages(ranks: u16) -> u64 {
     u64::from(ranks).div_ceil(2).div_ceil(RANKS_PER_ROUND).max(1)
 }
 
-/// One round: how many probes each rank gets.
+/// One round: the number of probes for each rank.
 ///
-/// A round probes ranks whose number has one bit set, or not set, and no others: a probe that strays to the other half
-/// shows in totals per rank, whatever the rest of the round does. Over the bits, any two ranks are distinguished.
+/// A round probes only ranks whose number has a certain bit set, or clear: a probe that strays to the other half shows
+/// in per-rank totals, whatever the rest of the round does. Over all bits, any two ranks are distinguished.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbePlan {
     /// Probes for each rank.
@@ -23,8 +23,8 @@ pub struct ProbePlan {
 }
 
 impl ProbePlan {
-    /// The round with this number, for an engine of `ranks` ranks: 4 to 8 probes. Following rounds go through all
-    /// ranks, then through other halves.
+    /// The round with this number, for an engine of `ranks` ranks: 4 to 8 probes. Successive rounds cover all ranks,
+    /// then use other halves.
     pub fn round(number: u64, ranks: u16) -> Self {
         let mut per_rank = vec![0; usize::from(ranks)];
         let bits = u64::from(u16::BITS - ranks.saturating_sub(1).leading_zeros()).max(1);
@@ -38,18 +38,18 @@ impl ProbePlan {
         Self { per_rank }
     }
 
-    /// Rounds until every rank was probed.
+    /// Number of rounds until every rank was probed.
     pub fn rounds_for_all(ranks: u16) -> u64 {
         2 * pages(ranks)
     }
 
-    /// Every probe's rank.
+    /// The rank of every probe.
     pub fn ranks(&self) -> impl Iterator<Item = RankId> {
         let repeat = |(rank, count): (u16, &u32)| std::iter::repeat_n(RankId::new(rank), *count as usize);
         (0..).zip(&self.per_rank).flat_map(repeat)
     }
 
-    /// Probes of the round.
+    /// Number of probes in the round.
     pub fn probes(&self) -> u64 {
         self.per_rank.iter().map(|count| u64::from(*count)).sum()
     }
@@ -75,7 +75,7 @@ mod tests {
         }
     }
 
-    /// An engine that swaps two ranks cannot pass: some round probes one of them alone.
+    /// An engine that swaps two ranks cannot pass: some round probes just one of them.
     #[test]
     fn any_two_ranks_are_distinguished() {
         for ranks in [2_u16, 3, 4, 8, 13, 16] {

@@ -18,15 +18,15 @@ use crate::{Dialect, Engine, Route, vllm};
 pub struct PinTarget<'a> {
     /// The kind of engine.
     pub engine: Engine,
-    /// One URL, or one for each node of its ranks.
+    /// One URL, or one per node.
     pub urls: &'a [BaseUrl],
-    /// How it is pinned.
+    /// How to pin requests on it.
     pub dialect: &'a Dialect,
-    /// Where probes are sent: one of [`PROBED`].
+    /// The route of the probes: one of [`PROBED`].
     pub route: Route,
 }
 
-/// The routes on which an engine may read pins, those of most requests first.
+/// The routes on which an engine may read pins, most used first.
 pub const PROBED: [Route; 5] = [Route::Chat, Route::Completions, Route::Generate, Route::Responses, Route::Messages];
 
 /// Why a round proved nothing.
@@ -35,16 +35,16 @@ pub enum Inconclusive {
     /// Neither answers nor counters name ranks.
     #[error("this engine and version do not report which rank ran a request")]
     NotReported,
-    /// Totals contain requests of others.
+    /// Totals include requests of others.
     #[error("other clients send such requests to the engine, so that its totals prove nothing")]
     OtherClients,
-    /// Counters did not rise.
+    /// The counters did not rise.
     #[error("the engine's counters did not show all probes within {COUNTED_WITHIN:?}")]
     NotCounted,
-    /// Counters fell.
-    #[error("the engine restarted meanwhile")]
+    /// The counters fell.
+    #[error("the engine restarted in the meantime")]
     Restarted,
-    /// It has no such rank.
+    /// There is no such rank.
     #[error("the engine refused a probe pinned to rank {}: it has no such rank", .0.rank)]
     Refused(RankRefusal),
     /// A probe failed.
@@ -61,11 +61,11 @@ pub struct Round {
     pub detail: String,
 }
 
-/// Sends the probes of `plan`, and finds out where they ran. Each generates one token. `limits.timeout` bounds each
-/// request.
+/// Sends the probes of `plan`, and determines where they ran. Each generates one token. `limits.timeout` applies to
+/// each request.
 ///
 /// # Errors
-/// When the round proves nothing; see [`Inconclusive`].
+/// [`Inconclusive`] if the round proves nothing.
 pub async fn probe(
     client: &HttpClient,
     target: &PinTarget<'_>,
@@ -143,7 +143,7 @@ impl Prober<'_> {
         }
     }
 
-    /// Requests like the probes, by rank.
+    /// Counts of requests like the probes, by rank.
     async fn counts(&self) -> Result<Vec<u64>, Inconclusive> {
         let mut all = Vec::new();
         for url in self.target.urls {
@@ -174,8 +174,8 @@ impl Prober<'_> {
     }
 }
 
-/// A request for one token after a prompt of one token, or the shortest chat; answers name the rank where an engine
-/// can. SGLang takes a prompt of token 0 for an empty one, and generates two tokens less for a response than it may.
+/// A request for one token after a one-token prompt, or the shortest chat; answers name the rank if the engine can.
+/// SGLang treats a prompt of token 0 as empty, and generates two tokens fewer for a response than allowed.
 fn probe_body(engine: Engine, route: Route, model: &str) -> Value {
     let most_tokens = if engine == Engine::Sglang { 3 } else { 1 };
     let messages = json!([{ "role": "user", "content": "0" }]);
@@ -194,7 +194,7 @@ fn probe_body(engine: Engine, route: Route, model: &str) -> Value {
     }
 }
 
-/// The rank that an answer of SGLang's names, as the engine counts: `meta_info.dp_rank` of `/generate`, or
+/// The rank named by an answer of SGLang, in the engine's numbering: `meta_info.dp_rank` of `/generate`, or
 /// `choices[0].meta_info.dp_rank` of a chat.
 fn rank_of(answer: &[u8]) -> Option<u32> {
     #[derive(Deserialize)]

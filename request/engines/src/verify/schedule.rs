@@ -1,59 +1,59 @@
-//! When a backend's pins on one route are probed again.
+//! Decides when to probe a backend's pins on one route again.
 
 use std::time::Duration;
 
 use super::{PinWatch, Pins, ProbePlan};
 
-/// Requests seen without a contradiction after which a backend is trusted, and probed less.
+/// Number of observed requests without a contradiction after which a backend is trusted, and probed less.
 const TRUSTED_AFTER: u64 = 256;
-/// Pinned requests between two rounds, until then, and while pins count as ignored.
+/// Pinned requests between two rounds until then, and while pins count as ignored.
 const WATCHFUL_REQUESTS: u64 = 40;
 /// Pinned requests between two rounds afterwards.
 const TRUSTED_REQUESTS: u64 = 2_000;
-/// Least time between two rounds of a trusted backend, or of one whose pins are ignored.
+/// Minimum time between two rounds of a trusted backend, or of one whose pins are ignored.
 const RELAXED_PAUSE: Duration = Duration::from_secs(10);
-/// Pause after a round that proved nothing, twice as long after each further one: its probes may be counted late, and
-/// must not be taken for the next round's.
+/// Pause after an inconclusive round, doubled after each further one: its probes may be counted late, and must not be
+/// mistaken for the next round's.
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
-/// Longest such pause.
+/// Maximum of that pause.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
-/// When the next round of probes is due: at once at start, after a contradiction, and where another route gives cause;
-/// after 40 requests while the backend is new or ignores pins; after 2,000 later.
+/// When the next round of probes is due: immediately at start, after a contradiction, and when another route gives
+/// cause; after 40 requests while the backend is new or ignores pins; after 2,000 later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Schedule {
-    /// Rounds that proved something: the number of the next one, so that none is passed over.
+    /// Number of conclusive rounds, which numbers the next one, so that none is skipped.
     rounds: u64,
-    /// Rounds in a row that proved nothing.
+    /// Consecutive inconclusive rounds.
     inconclusive: u32,
-    /// A round is wanted whatever this route's own evidence says.
+    /// A round is wanted regardless of this route's own evidence.
     wanted: bool,
 }
 
 impl Schedule {
-    /// Rounds that proved something, and the number of the next one.
+    /// Number of conclusive rounds, which is also the number of the next one.
     pub fn rounds(&self) -> u64 {
         self.rounds
     }
 
-    /// Something was learned elsewhere that may hold of this route, too.
+    /// Requests a round, because of news from elsewhere that may apply to this route, too.
     pub fn want_round(&mut self) {
         self.wanted = true;
     }
 
-    /// A round ended; `conclusive`: it proved something.
+    /// Ends a round; `conclusive`: it proved something.
     pub fn ended(&mut self, conclusive: bool) {
         self.rounds += u64::from(conclusive);
         self.wanted = false;
         self.inconclusive = if conclusive { 0 } else { self.inconclusive.saturating_add(1) };
     }
 
-    /// Whether rounds that proved something went to every rank.
+    /// Whether conclusive rounds have covered every rank.
     pub fn has_seen_all(&self, ranks: u16) -> bool {
         self.rounds >= ProbePlan::rounds_for_all(ranks)
     }
 
-    /// Pinned requests to wait for until the next round.
+    /// Number of pinned requests to wait for until the next round.
     pub fn requests(&self, watch: &PinWatch, ranks: u16) -> u64 {
         if self.inconclusive > 0 {
             return WATCHFUL_REQUESTS;
@@ -68,7 +68,7 @@ impl Schedule {
         }
     }
 
-    /// Time to wait for until the next round, beside the requests.
+    /// Time to wait until the next round, besides the requests.
     pub fn pause(&self, watch: &PinWatch) -> Duration {
         if self.inconclusive > 0 {
             return (FIRST_PAUSE * (1 << (self.inconclusive - 1).min(4))).min(MAX_PAUSE);
