@@ -87,7 +87,7 @@ impl Body for AnswerBody {
         if let Some(lent) = this.lent.as_mut()
             && lent.connection.drive(cx)
         {
-            // Closed: drop it, but count stray bytes.
+            // The connection has ended and delivered all it had.
             lent.home.note_stray(&lent.connection);
             this.lent = None;
         }
