@@ -20,10 +20,10 @@ const PRICE_LIMIT: f64 = 1.0;
 /// Number of requests in the running mean of request sizes.
 const MEAN_MEMORY: f64 = 1024.0;
 
-/// Tokens by which an answer that is longer than expected is expected to go on, at least.
+/// Minimum number of further tokens expected of an answer that exceeds its expected length.
 const LEAST_FURTHER: u64 = 16;
 
-/// No prompt is longer; a longer one is counted as this many tokens, so that no sum overflows.
+/// Cap on the tokens counted for one prompt, so that no sum overflows.
 pub const MAX_TOKENS: u64 = (1 << 31) - 1;
 
 /// Cap on the sequences counted for one request.
@@ -36,9 +36,9 @@ pub struct Work {
     pub tokens: u64,
     /// Prompt tokens still to be computed, if known; else zero.
     pub pending: u64,
-    /// Tokens that it is expected to generate, all its sequences together.
+    /// Expected number of generated tokens, over all sequences.
     pub output: u32,
-    /// Sequences that it runs as; zero counts as one.
+    /// Number of sequences; zero counts as one.
     pub sequences: u32,
 }
 
@@ -50,7 +50,7 @@ struct Even {
 }
 
 impl Even {
-    /// The mean of what ranks were assigned; zero without ranks.
+    /// The mean over ranks; zero without ranks.
     fn of(assigned: impl Iterator<Item = Even>) -> Self {
         let (mut even, mut ranks) = (Even { tokens: 0.0, sequences: 0.0 }, 0.0f64);
         for of_rank in assigned {
@@ -69,7 +69,7 @@ impl Work {
         self.tokens.clamp(1, MAX_TOKENS)
     }
 
-    /// Keys and values that it holds in the end, in tokens.
+    /// Tokens of keys and values that it will finally hold.
     fn held_tokens(&self) -> u64 {
         self.counted_tokens() + u64::from(self.output).min(MAX_TOKENS)
     }
@@ -107,10 +107,10 @@ impl TablePrice {
 /// atomic of its own and no operation takes a lock, so readers and writers on other cores never wait; a reader may miss
 /// only assignments that are being written at that moment. With `n` available ranks:
 ///
-/// * recent tokens of a rank are those among the last `memory` assignments for each rank, exactly;
-/// * `mean` is that of the rank's [unit](RankLoad::unit);
-/// * a rank's price of tokens is its table price, plus `price_step` for each mean-sized request `m` that it got beyond
-///   its even share; its price of sequences is the table's, plus `sequence_price_step` for each sequence beyond it:
+/// * recent tokens of a rank are exactly those among the last `memory` assignments per rank;
+/// * `mean` is over the rank's [unit](RankLoad::unit);
+/// * a rank's price of tokens is its table price, plus `price_step` for each mean-sized request `m` beyond its even
+///   share; its price of sequences is the table's, plus `sequence_price_step` for each sequence beyond it:
 ///
 /// ```text
 /// price[r]          = table.token[r] + price_step * (tokens assigned to r - mean) / m
@@ -153,7 +153,7 @@ impl Accounts {
         }
     }
 
-    /// The same, with ranks that run as units of these sizes, in order; ranks beyond them are one more.
+    /// Accounts of ranks that form units of these sizes, in order; any remaining ranks form one more.
     #[must_use]
     pub fn in_units(mut self, sizes: &[u16]) -> Self {
         let mut cells = self.cells.iter_mut();
@@ -225,7 +225,7 @@ impl Accounts {
         self.set_table_prices(table_prices);
         let evens: Vec<Even> = self.cells.iter().map(|cell| self.even_in(cell.unit)).collect();
         for (cell, even) in self.cells.iter().zip(evens) {
-            // One that is away has the surplus in place of the count.
+            // A rank that is away stores its surplus instead of the count.
             let (tokens, sequences) = if cell.is_available() { (even.tokens, even.sequences) } else { (0.0, 0.0) };
             cell.assigned_tokens.set(tokens);
             cell.assigned_sequences.set(sequences);
@@ -317,8 +317,8 @@ impl Accounts {
         true
     }
 
-    /// A request has generated so many tokens and goes on. Where these are more than its `output`, as many again as the
-    /// mean request generates are expected. False if there is no such rank.
+    /// Records that a running request has generated `tokens` tokens. If these exceed its `output`, expects as many more
+    /// as the mean request generates. False if there is no such rank.
     pub fn generates(&self, rank: u16, work: &mut Work, tokens: u64) -> bool {
         let Some(cell) = self.cell(rank) else { return false };
         if tokens > work.output.into() {
@@ -330,7 +330,7 @@ impl Accounts {
         true
     }
 
-    /// A request ended that generated so many tokens, all its sequences together.
+    /// Records the number of tokens that a finished request generated, over all its sequences.
     pub fn generated(&self, tokens: u64) {
         self.mean_output.note(tokens.min(MAX_TOKENS));
     }

@@ -37,11 +37,11 @@
 //! recent[r]  <=  (1 + eps) * (sum of recent + a) / ranks  +  slack * m * sqrt(recent requests per rank)
 //! ```
 //!
-//! with the sums of recent tokens and requests, and `ranks`, over the unit that `r` belongs to.
+//! where `ranks` and the sums of recent tokens and requests are over the unit of `r`.
 //!
-//! The request itself may lie above the second one, as it is never split. A rank that holds more of the prompt than
-//! another one is not held to it: evenness over time moves no session. The rank with the least recent tokens is always
-//! below the second cap; where no rank is below both, that one is taken.
+//! The request itself may exceed the second cap, as it is never split. The second cap does not apply to a rank that
+//! holds more of the prompt than another: evenness over time moves no session. The rank with the fewest recent tokens
+//! is always below the second cap, and is taken if no rank is below both.
 //!
 //! gamma is configured. A caller that measures latencies can fit it: regress the time of a prefill on its uncached
 //! tokens and on tokens times remote share; gamma is the second coefficient over the first. Policies own their
@@ -209,26 +209,26 @@ pub struct LoadLimits<'a> {
     cap: Cap,
     tokens: f64,
     mean_request: f64,
-    /// Most sequences in flight that a rank may have before it takes the request.
+    /// Maximum sequences in flight on a rank that may take the request.
     pub sequences: f64,
-    /// Of the unit of the rank seen last.
+    /// Cached limit for the unit of the last rank examined.
     recent: Cell<Option<UnitLimit>>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct UnitLimit {
     unit: u16,
-    /// Most recent tokens that a rank may have before.
+    /// Maximum recent tokens of a rank that may take the request.
     recent: f64,
 }
 
 impl LoadLimits<'_> {
-    /// Whether a rank may take the request. `holds`: it has more of the prompt cached than another one.
+    /// Whether a rank may take the request. `holds`: it has more of the prompt cached than another rank.
     pub fn allows(&self, load: &RankLoad, holds: bool) -> bool {
         self.is_idle_enough(load) && (holds || load.recent_tokens <= self.recent_in(load.unit))
     }
 
-    /// Most recent tokens that a rank of this unit may have before it takes the request.
+    /// Maximum recent tokens of a rank of this unit that may take the request.
     pub fn recent_in(&self, unit: u16) -> f64 {
         if let Some(last) = self.recent.get().filter(|last| last.unit == unit) {
             return last.recent;
@@ -287,12 +287,12 @@ impl Cap {
         Cap { margin: settings.load_margin, slack: settings.load_slack }
     }
 
-    /// The load limits of a rank that takes a request.
+    /// The load limits for this request.
     pub fn limits<'a>(&self, loads: &'a [RankLoad], request: &Request<'_>) -> LoadLimits<'a> {
         self.given(&Sums::of(loads), request, loads)
     }
 
-    /// Most recent tokens of a rank of the unit with these sums.
+    /// Maximum recent tokens of a rank of the unit with these sums.
     fn recent(&self, unit: &Sums, tokens: f64, mean_request: f64) -> f64 {
         let chance = self.slack * mean_request * (unit.recent_requests / unit.ranks).sqrt();
         (1.0 + self.margin) * (unit.recent_tokens + tokens) / unit.ranks + chance
@@ -301,7 +301,7 @@ impl Cap {
     fn given<'a>(&self, sums: &Sums, request: &Request<'_>, loads: &'a [RankLoad]) -> LoadLimits<'a> {
         let (tokens, sequences) = (request.tokens(), request.sequences());
         let mean_request = sums.mean_request(tokens);
-        // Units stand one behind the other; where there is one, its sums are known.
+        // Units are contiguous; if there is only one, its sums are known.
         let one = loads.first().zip(loads.last()).filter(|(first, last)| first.unit == last.unit);
         let of = |unit| UnitLimit { unit, recent: self.recent(sums, tokens, mean_request) };
         LoadLimits {

@@ -57,8 +57,7 @@ impl Request<'_> {
 /// State of one rank when choosing.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RankLoad {
-    /// Keys and values that the requests in flight hold or will hold, in tokens: prompts, and answers as far as they
-    /// are expected.
+    /// Tokens of keys and values that the requests in flight hold or will hold: prompts and expected answers.
     pub in_flight_tokens: u64,
     /// Requests in flight.
     pub in_flight_requests: u32,
@@ -76,8 +75,8 @@ pub struct RankLoad {
     pub price: f64,
     /// Extra cost of a sequence here, in units of share of a mean-sized request.
     pub sequence_price: f64,
-    /// Ranks of one unit step together, and are kept even over time. Units are as fast as they are, and get what they
-    /// get done: between them only what is in flight counts.
+    /// The rank's unit. Ranks of a unit step together, and are kept even over time. Units may differ in speed and get
+    /// as much as they complete: between them only the load in flight counts.
     pub unit: u16,
     /// Whether the rank may be chosen.
     pub available: bool,

@@ -13,8 +13,8 @@ pub struct Settings {
     /// gamma: extra cost of a token whose activations are all remote, relative to the work of computing it. It equals
     /// the fraction of a prefill step spent on communication, over the fraction of remote activations in that step.
     pub communication: f64,
-    /// Cost to a new request of a token in flight, of a prompt or an answer, over the work of computing it: every step
-    /// reads its keys and values.
+    /// Cost to a new request of a token in flight, of a prompt or an answer, relative to the work of computing it:
+    /// every step reads its keys and values.
     pub in_flight_weight: f64,
     /// Number of pending prompt tokens on a rank that cost a new request half of the work of computing them; fewer cost
     /// less, as they are computed in the same step as the request. Half of the usual `chunked_prefill_size` of 8,192.

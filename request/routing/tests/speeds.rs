@@ -4,8 +4,8 @@
 
 use semmoe_routing::{PrefixSettings, Prompt, Router, Scratch, Settings, Work, policy};
 
-/// Ranks of which each computes 100 tokens of every waiting prompt and one of every answer in a step; its steps take
-/// longer with more sequences.
+/// Ranks that each compute, per step, 100 tokens of every waiting prompt and one of every answer; steps take longer
+/// with more sequences.
 struct Ranks {
     router: Router,
     speeds: [f64; 4],
@@ -46,7 +46,7 @@ impl Ranks {
         before - self.running.len()
     }
 
-    /// Requests per unit of time that a policy gets through with so many in flight, and their mean local share.
+    /// Throughput of a policy in requests per unit of time with `in_flight` requests, and their mean local share.
     fn serve(mut self, name: &str, in_flight: usize) -> (f64, f64) {
         let (policy, mut scratch, mut random) = (policy(name).unwrap(), Scratch::default(), random());
         let (mut time, mut sent, mut done, mut local) = (0.0, 0, 0, 0.0);

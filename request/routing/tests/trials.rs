@@ -142,7 +142,7 @@ fn keys_and_values_of_answers_count_as_expected_or_as_they_come() {
     assert!(!accounts.generates(2, &mut work, 5000));
 }
 
-/// The cap is overshot by no more than the requests that are being placed at the same time, and counts return to zero.
+/// The cap is exceeded by at most the requests being placed concurrently, and counts return to zero.
 #[test]
 fn threads_share_the_ranks() {
     const THREADS: u64 = 4;

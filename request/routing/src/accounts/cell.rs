@@ -54,7 +54,7 @@ impl Assigned {
 #[repr(align(128))]
 pub(super) struct Cell {
     flight: Arc<Flight>,
-    /// As [`RankLoad::unit`].
+    /// The rank's [`RankLoad::unit`].
     pub(super) unit: u16,
     /// Its part of the last assignments.
     pub(super) recent: Recent,
