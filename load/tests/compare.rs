@@ -12,21 +12,20 @@ use semmoe_load::{Limit, Pace};
 type Log = Arc<Mutex<Vec<(char, String)>>>;
 
 /// Notes who was asked for what; its answers have so many tokens.
-async fn server(name: char, tokens: u32, log: &Log) -> Mock {
+fn server(name: char, tokens: u32, log: &Log) -> Mock {
     let log = Arc::clone(log);
     Mock::start(move |seen| {
-        log.lock().unwrap().push((name, seen.body["messages"][0]["content"].as_str().unwrap_or_default().to_owned()));
+        log.lock().unwrap().push((name, seen.json()["messages"][0]["content"].as_str().unwrap_or_default().to_owned()));
         let body =
             format!(r#"{{"choices":[{{"message":{{"content":"a"}}}}],"usage":{{"completion_tokens":{tokens}}}}}"#);
-        std::future::ready(Reply::Bytes(document("", &body)))
+        std::future::ready(send(document("", &body)))
     })
-    .await
 }
 
 #[tokio::test]
 async fn blocks_alternate_and_share_their_prompts() {
     let log = Log::default();
-    let (first, second) = (server('a', 10, &log).await, server('b', 20, &log).await);
+    let (first, second) = (server('a', 10, &log), server('b', 20, &log));
     let mut options = first.options(Pace::Closed { concurrency: 1 }, Limit::Requests(6));
     options.warmup = 1;
     let url = second.url.parse().unwrap();
@@ -56,8 +55,8 @@ async fn blocks_alternate_and_share_their_prompts() {
 #[tokio::test]
 async fn errors_of_each_server_are_reported() {
     let log = Log::default();
-    let first = server('a', 1, &log).await;
-    let busy = Mock::with_bytes("HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n").await;
+    let first = server('a', 1, &log);
+    let busy = Mock::with_bytes("HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n");
     let options = first.options(Pace::Closed { concurrency: 1 }, Limit::Requests(4));
     let url = busy.url.parse().unwrap();
     let compared = semmoe_load::compare(options, url, 2, &|_| {}, std::future::pending()).await.unwrap();
@@ -69,11 +68,11 @@ async fn errors_of_each_server_are_reported() {
 #[tokio::test]
 async fn a_stop_leaves_out_the_round_that_is_not_complete() {
     let log = Log::default();
-    let first = server('a', 1, &log).await;
-    let stuck = Mock::start(|_| std::future::ready(Reply::Never)).await;
+    let first = server('a', 1, &log);
+    let stuck = Mock::start(|_| std::future::ready(vec![Step::Hang]));
     let mut options = first.options(Pace::Closed { concurrency: 1 }, Limit::Requests(4));
     options.grace = Duration::from_millis(10);
-    let requests = Arc::clone(&stuck.requests);
+    let requests = Arc::clone(&stuck.wire.requests);
     let stop = async move {
         while requests.load(std::sync::atomic::Ordering::SeqCst) == 0 {
             tokio::task::yield_now().await;
@@ -86,7 +85,7 @@ async fn a_stop_leaves_out_the_round_that_is_not_complete() {
 
 #[tokio::test]
 async fn what_cannot_be_compared_is_refused() {
-    let mock = Mock::with_bytes(chat("")).await;
+    let mock = Mock::with_bytes(chat(""));
     let recorded = Pace::Recorded { arrivals: mock.file("a.csv", &["0"]), speed: 1.0 };
     for (pace, limit, rounds, cause) in [
         (recorded, Limit::Arrivals, 2, "the pace of a comparison is an arrival file"),

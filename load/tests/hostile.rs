@@ -8,13 +8,9 @@ use std::time::Duration;
 use common::*;
 use semmoe_load::{ErrorCount, Limit, Pace};
 
-fn raw(text: &str) -> Vec<u8> {
-    text.as_bytes().to_vec()
-}
-
 /// Every request of a run fails as `kind`.
 async fn all_fail(name: &str, stream: bool, reply: fn() -> Reply, kind: &str) {
-    let mock = Mock::start(move |_| std::future::ready(reply())).await;
+    let mock = Mock::start(move |_| std::future::ready(reply()));
     let report = mock.closed(stream, 6).await;
     assert_eq!(report.errors, [ErrorCount { kind: kind.to_owned(), count: 6 }], "{name}");
     assert_eq!((report.requests.ok, report.requests.failed, report.requests.unfinished), (0, 6, 0), "{name}");
@@ -24,53 +20,53 @@ async fn all_fail(name: &str, stream: bool, reply: fn() -> Reply, kind: &str) {
 #[tokio::test]
 async fn streams_that_break() {
     const SHORT: &str = "broken: the body is shorter than announced";
-    all_fail("closed in mid-event", true, || Reply::Close(stream(&[CONTENT, "data: {\"ch"], "")), SHORT).await;
-    all_fail("closed after an event", true, || Reply::Close(stream(&[CONTENT], "")), SHORT).await;
-    all_fail("closed in a chunk's size", true, || Reply::Close(stream(&[CONTENT], "5")), SHORT).await;
+    all_fail("closed in mid-event", true, || close(stream(&[CONTENT, "data: {\"ch"], "")), SHORT).await;
+    all_fail("closed after an event", true, || close(stream(&[CONTENT], "")), SHORT).await;
+    all_fail("closed in a chunk's size", true, || close(stream(&[CONTENT], "5")), SHORT).await;
     let kind = "broken: the stream ended without [DONE]";
-    all_fail("no [DONE]", true, || Reply::Bytes(stream(&[CONTENT], LAST)), kind).await;
+    all_fail("no [DONE]", true, || send(stream(&[CONTENT], LAST)), kind).await;
     let kind = "broken: the stream ended inside an event";
-    all_fail("[DONE] without its end", true, || Reply::Bytes(stream(&[CONTENT, "data: [DONE]\n"], LAST)), kind).await;
+    all_fail("[DONE] without its end", true, || send(stream(&[CONTENT, "data: [DONE]\n"], LAST)), kind).await;
     all_fail(
         "error event",
         true,
-        || Reply::Bytes(stream(&[CONTENT, "data: {\"error\":{\"message\":\"boom\"}}\n\n", DONE], LAST)),
+        || send(stream(&[CONTENT, "data: {\"error\":{\"message\":\"boom\"}}\n\n", DONE], LAST)),
         "error event",
     )
     .await;
     all_fail(
         "named error event",
         true,
-        || Reply::Bytes(stream(&[CONTENT, "event: error\ndata: boom\n\n"], LAST)),
+        || send(stream(&[CONTENT, "event: error\ndata: boom\n\n"], LAST)),
         "error event",
     )
     .await;
     let kind = "malformed: events after [DONE]";
-    all_fail("events after [DONE]", true, || Reply::Bytes(stream(&[DONE, CONTENT], LAST)), kind).await;
+    all_fail("events after [DONE]", true, || send(stream(&[DONE, CONTENT], LAST)), kind).await;
     let kind = "malformed: not the JSON of the route";
-    all_fail("no JSON", true, || Reply::Bytes(stream(&["data: hello\n\n", DONE], LAST)), kind).await;
-    all_fail("no stream", true, || Reply::Bytes(chat("")), "malformed: not an event stream").await;
+    all_fail("no JSON", true, || send(stream(&["data: hello\n\n", DONE], LAST)), kind).await;
+    all_fail("no stream", true, || send(chat("")), "malformed: not an event stream").await;
 }
 
 #[tokio::test]
 async fn a_line_of_ten_megabytes_is_not_kept() {
     let kind = "malformed: an event of more than 4 MiB";
-    let line = || Reply::Bytes(stream(&[&format!("data: {}", "x".repeat(10 << 20)), "\n\n"], LAST));
+    let line = || send(stream(&[&format!("data: {}", "x".repeat(10 << 20)), "\n\n"], LAST));
     all_fail("one line", true, line, kind).await;
 }
 
 #[tokio::test]
 async fn documents_that_lie() {
-    let short = || Reply::Close(raw("HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{\"choices\":[]}"));
+    let short = || close("HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{\"choices\":[]}");
     all_fail("short body", false, short, "broken: the body is shorter than announced").await;
     let kind = "malformed: not the JSON of the route";
-    all_fail("cut JSON", false, || Reply::Bytes(document("", "{\"choices\":[{}")), kind).await;
-    all_fail("other JSON", false, || Reply::Bytes(document("", "{\"object\":\"list\"}")), kind).await;
-    all_fail("error in 200", false, || Reply::Bytes(document("", "{\"error\":{\"code\":1}}")), "error event").await;
-    all_fail("not HTTP", false, || Reply::Close(raw("SSH-2.0-OpenSSH\r\n\r\n")), "malformed: not HTTP").await;
-    all_fail("nothing", false, || Reply::Close(Vec::new()), "closed before the answer").await;
-    all_fail("half a head", false, || Reply::Close(raw("HTTP/1.1 200 OK\r\ncont")), "closed before the answer").await;
-    let busy = || Reply::Bytes(raw("HTTP/1.1 429 Too Many Requests\r\nretry-after: 1\r\ncontent-length: 2\r\n\r\nno"));
+    all_fail("cut JSON", false, || send(document("", "{\"choices\":[{}")), kind).await;
+    all_fail("other JSON", false, || send(document("", "{\"object\":\"list\"}")), kind).await;
+    all_fail("error in 200", false, || send(document("", "{\"error\":{\"code\":1}}")), "error event").await;
+    all_fail("not HTTP", false, || close("SSH-2.0-OpenSSH\r\n\r\n"), "malformed: not HTTP").await;
+    all_fail("nothing", false, || vec![Step::Close], "closed before the answer").await;
+    all_fail("half a head", false, || close("HTTP/1.1 200 OK\r\ncont"), "closed before the answer").await;
+    let busy = || send("HTTP/1.1 429 Too Many Requests\r\nretry-after: 1\r\ncontent-length: 2\r\n\r\nno");
     all_fail("429", false, busy, "status 429").await;
 }
 
@@ -78,7 +74,7 @@ async fn documents_that_lie() {
 async fn bytes_beyond_the_announced_length_are_reported() {
     let mut bytes = chat("");
     bytes.extend_from_slice(b"and some more");
-    let mock = Mock::with_bytes(bytes).await;
+    let mock = Mock::with_bytes(bytes);
     let report = mock.closed(false, 20).await;
     assert!(report.generator.stray_bytes + report.requests.failed > 0, "{report}");
 }
@@ -86,12 +82,12 @@ async fn bytes_beyond_the_announced_length_are_reported() {
 #[tokio::test]
 async fn no_answer_and_half_an_answer_time_out() {
     for (stream_answer, reply, kind) in [
-        (false, (|| Reply::Never) as fn() -> Reply, "timeout: no answer"),
-        (true, || Reply::Bytes(stream(&[CONTENT], "")), "timeout: answer not complete"),
+        (false, (|| vec![Step::Hang]) as fn() -> Reply, "timeout: no answer"),
+        (true, || send(stream(&[CONTENT], "")), "timeout: answer not complete"),
     ] {
         // Again with a longer limit where a busy machine did not get as far as the head of the answer within it.
         for limit in [Duration::from_millis(50), Duration::from_secs(5), Duration::from_secs(60)] {
-            let mock = Mock::start(move |_| std::future::ready(reply())).await;
+            let mock = Mock::start(move |_| std::future::ready(reply()));
             let mut options = mock.options(Pace::Closed { concurrency: 2 }, Limit::Requests(4));
             (options.stream, options.timeout) = (stream_answer, limit);
             let report = run(options).await;
@@ -108,7 +104,7 @@ async fn no_answer_and_half_an_answer_time_out() {
 #[tokio::test]
 async fn a_server_that_is_gone_is_an_error_before_the_run() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let mock = Mock::with_bytes("").await;
+    let mock = Mock::with_bytes("");
     let mut options = mock.options(Pace::Closed { concurrency: 1 }, Limit::Requests(1));
     options.url = listener.local_addr().unwrap().into();
     drop(listener);

@@ -24,17 +24,16 @@ async fn a_closed_loop_keeps_exactly_so_many_in_flight() {
             most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
             barrier.wait().await;
             now.fetch_sub(1, Ordering::SeqCst);
-            Reply::Bytes(chat(""))
+            send(chat(""))
         }
-    })
-    .await;
+    });
     let mut options = mock.options(Pace::Closed { concurrency: CLIENTS }, Limit::Requests(60));
     options.threads = Some(4);
     let report = run(options).await;
     assert_eq!((report.requests.ok, report.generator.most_in_flight), (60, CLIENTS));
     assert!(most.load(Ordering::SeqCst) <= CLIENTS);
     // One more to see that somebody is there.
-    assert_eq!(mock.connections.load(Ordering::SeqCst), CLIENTS + 1, "connections are used again");
+    assert_eq!(mock.wire.connections.load(Ordering::SeqCst), CLIENTS + 1, "connections are used again");
     assert_eq!(report.generator.connections, CLIENTS as u64);
 }
 
@@ -47,10 +46,9 @@ async fn an_open_loop_does_not_wait_for_answers() {
             let barrier = Arc::clone(&barrier);
             async move {
                 barrier.wait().await;
-                Reply::Bytes(chat(""))
+                send(chat(""))
             }
-        })
-        .await;
+        });
         let (pace, limit) = if recorded {
             let lines: Vec<String> = (0..40).map(|at| format!("{{\"timestamp\": {}}}", at * 100)).collect();
             let arrivals = mock.file("a.jsonl", &lines.iter().map(String::as_str).collect::<Vec<_>>());
@@ -69,7 +67,7 @@ async fn an_open_loop_does_not_wait_for_answers() {
 /// least.
 #[tokio::test]
 async fn latencies_of_an_open_loop_count_from_when_requests_were_due() {
-    let mock = Mock::with_bytes(chat("")).await;
+    let mock = Mock::with_bytes(chat(""));
     let arrivals = mock.file("a.csv", &["0"; 300]);
     let mut options = mock.options(Pace::Recorded { arrivals, speed: 1.0 }, Limit::Arrivals);
     (options.max_in_flight, options.threads) = (1, Some(1));
@@ -91,9 +89,8 @@ async fn streams_are_timed_event_by_event_and_spread_is_reported() {
         let text = String::from_utf8(stream(&[role, CONTENT, ": ping\n\n", &two, usage, DONE], LAST)).unwrap();
         let rank = if seen.number % 4 == 0 { "0" } else { "1" };
         let told = text.replacen("\r\n", &format!("\r\nx-semmoe-backend: pod\r\nx-semmoe-rank: {rank}\r\n"), 1);
-        std::future::ready(Reply::Bytes(told.into_bytes()))
-    })
-    .await;
+        std::future::ready(send(told.into_bytes()))
+    });
     let mut options = mock.options(Pace::Closed { concurrency: 1 }, Limit::Requests(8));
     options.stream = true;
     (options.slo.ttft_ms, options.slo.itl_ms) = (Some(60_000.0), Some(60_000.0));
@@ -116,7 +113,7 @@ async fn streams_are_timed_event_by_event_and_spread_is_reported() {
 
 #[tokio::test]
 async fn tokens_that_nobody_told_are_events() {
-    let mock = Mock::with_bytes(stream(&[CONTENT, CONTENT, DONE], LAST)).await;
+    let mock = Mock::with_bytes(stream(&[CONTENT, CONTENT, DONE], LAST));
     let report = mock.closed(true, 5).await;
     assert_eq!((report.output_tokens.told, report.output_tokens.events), (0, 10));
     assert!(report.to_string().contains("ranks: not reported"), "{report}");
@@ -129,10 +126,9 @@ async fn what_is_sent() {
     let seen = Arc::new(Mutex::new(Vec::<(String, Value)>::new()));
     let kept = Arc::clone(&seen);
     let mock = Mock::start(move |request| {
-        kept.lock().unwrap().push((request.head, request.body));
-        std::future::ready(Reply::Bytes(document("", "{\"text\":\"a\",\"meta_info\":{\"completion_tokens\":2}}")))
-    })
-    .await;
+        kept.lock().unwrap().push((request.head.clone(), request.json()));
+        std::future::ready(send(document("", "{\"text\":\"a\",\"meta_info\":{\"completion_tokens\":2}}")))
+    });
     let mut options = mock.options(Pace::Closed { concurrency: 1 }, Limit::Requests(4));
     (options.api, options.warmup, options.max_tokens) = (Api::Generate, 2, 5);
     options.headers.extend([bearer("s3cret").unwrap()]);
@@ -167,9 +163,8 @@ async fn the_only_model_is_asked_for() {
     ] {
         let mock = Mock::start(move |seen| {
             let bytes = if seen.head.starts_with("get /v1/models") { document("", list) } else { chat("") };
-            std::future::ready(Reply::Bytes(bytes))
-        })
-        .await;
+            std::future::ready(send(bytes))
+        });
         let mut options = mock.options(Pace::Closed { concurrency: 1 }, Limit::Requests(1));
         options.model = None;
         let report = semmoe_load::run(options, &|_| {}, std::future::pending()).await;
@@ -190,13 +185,12 @@ async fn a_stop_ends_the_run_with_what_was_measured() {
             let told = Arc::clone(&told);
             async move {
                 if seen.number < 5 {
-                    return Reply::Bytes(chat(""));
+                    return send(chat(""));
                 }
                 told.notify_one();
-                Reply::Never
+                vec![Step::Hang]
             }
-        })
-        .await;
+        });
         let pace = if open { Pace::Poisson { per_second: 500.0, seed: 0 } } else { Pace::Closed { concurrency: 3 } };
         let mut options = mock.options(pace, Limit::Requests(1_000_000));
         // For the first five answers, which are written but perhaps not read yet.
@@ -210,7 +204,7 @@ async fn a_stop_ends_the_run_with_what_was_measured() {
 
 #[tokio::test]
 async fn a_duration_ends_the_run_and_is_what_rates_are_over() {
-    let mock = Mock::with_bytes(chat("")).await;
+    let mock = Mock::with_bytes(chat(""));
     for pace in [Pace::Closed { concurrency: 2 }, Pace::Poisson { per_second: 500.0, seed: 0 }] {
         let mut options = mock.options(pace, Limit::Duration(Duration::from_secs(1)));
         options.warmup = 3;
@@ -224,7 +218,7 @@ async fn a_duration_ends_the_run_and_is_what_rates_are_over() {
 /// Arrivals beyond the duration are not waited for, and rates are over what there was to send.
 #[tokio::test]
 async fn a_duration_cuts_an_arrival_file_short() {
-    let mock = Mock::with_bytes(chat("")).await;
+    let mock = Mock::with_bytes(chat(""));
     for (name, last, limit_ms, requests) in [("sparse.csv", "3600", 500, 2), ("short.csv", "0.1", 60_000, 3)] {
         let arrivals = mock.file(name, &["0", "0.05", last]);
         let limit = Limit::Duration(Duration::from_millis(limit_ms));
@@ -239,7 +233,7 @@ async fn a_duration_cuts_an_arrival_file_short() {
 
 #[tokio::test]
 async fn prompts_that_a_route_cannot_carry_are_left_out_and_told() {
-    let mock = Mock::with_bytes(document("", "{\"choices\":[{\"text\":\"a\"}]}")).await;
+    let mock = Mock::with_bytes(document("", "{\"choices\":[{\"text\":\"a\"}]}"));
     let lines = ["{\"messages\": []}", "{\"input_ids\": [1, 2]}"];
     let mut options = mock.options(Pace::Closed { concurrency: 1 }, Limit::Requests(1));
     (options.api, options.prompts) = (Api::Completions, mock.file("mixed.jsonl", &lines));

@@ -10,7 +10,7 @@ use semmoe_load::{Limit, Pace};
 
 /// A server with a self-signed certificate for `name`, and the certificate. It answers requests in pairs: one client
 /// alone could otherwise finish a short run before a busy machine has started the other.
-async fn server(name: &str) -> (Mock, String) {
+fn server(name: &str) -> (Mock, String) {
     let key = rcgen::KeyPair::generate().unwrap();
     let cert = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap().self_signed(&key).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -23,17 +23,17 @@ async fn server(name: &str) -> (Mock, String) {
     let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
     let both = Arc::new(tokio::sync::Barrier::new(2));
     let list = r#"{"data":[{"id":"solo"}]}"#;
-    let mock = Mock::start_with(Some(acceptor), move |seen| {
+    let mock = Mock::start_with(acceptor, move |seen| {
         let both = Arc::clone(&both);
         async move {
-            if seen.head.starts_with("get ") {
-                return Reply::Bytes(document("", list));
+            if seen.is_get() {
+                return send(document("", list));
             }
             both.wait().await;
-            Reply::Bytes(chat(""))
+            send(chat(""))
         }
     });
-    (mock.await, cert.pem())
+    (mock, cert.pem())
 }
 
 #[tokio::test]
@@ -41,8 +41,8 @@ async fn a_server_is_believed_by_its_certificate_and_name() {
     for (name, believed, works) in
         [("127.0.0.1", true, true), ("elsewhere.example", true, false), ("127.0.0.1", false, false)]
     {
-        let (mock, cert) = server(name).await;
-        let (_, other) = server(name).await;
+        let (mock, cert) = server(name);
+        let (_, other) = server(name);
         let mut options = mock.options(Pace::Closed { concurrency: 2 }, Limit::Requests(20));
         options.tls.ca = Some(mock.file("ca.pem", &[if believed { &cert } else { &other }]));
         // Asked for over TLS too.
@@ -60,7 +60,7 @@ async fn a_server_is_believed_by_its_certificate_and_name() {
 
 #[tokio::test]
 async fn certificates_that_cannot_be_read_are_input() {
-    let mock = Mock::with_bytes("").await;
+    let mock = Mock::with_bytes("");
     let mut options = mock.options(Pace::Closed { concurrency: 1 }, Limit::Requests(1));
     options.url = "https://127.0.0.1:1".parse().unwrap();
     options.tls.ca = Some(mock.file("ca.pem", &["nothing"]));

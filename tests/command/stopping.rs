@@ -1,52 +1,18 @@
 //! `semmoe serve` and the signals of a supervisor: running requests finish, exit 0; a second signal ends it at once.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::{Child, Stdio};
-use std::sync::mpsc;
+
+use semmoe_mock_engine::{Mock, canned};
 
 use crate::support::{semmoe, signal};
 
-/// An engine with one rank. A request is answered when `go` says so; `asked` reports it.
-fn engine(go: mpsc::Receiver<()>, asked: mpsc::Sender<()>) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let address = listener.local_addr().expect("bound");
-    let go = std::sync::Arc::new(std::sync::Mutex::new(go));
-    // Ends with the process.
-    std::thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            let (go, asked) = (std::sync::Arc::clone(&go), asked.clone());
-            std::thread::spawn(move || serve(stream, &go, &asked));
-        }
-    });
-    address
-}
-
-/// One answer a connection.
-fn serve(mut stream: TcpStream, go: &std::sync::Mutex<mpsc::Receiver<()>>, asked: &mpsc::Sender<()>) -> Option<()> {
-    let mut reader = BufReader::new(stream.try_clone().ok()?);
-    let (mut first, mut length) = (String::new(), 0);
-    reader.read_line(&mut first).ok()?;
-    loop {
-        let mut line = String::new();
-        reader.read_line(&mut line).ok()?;
-        if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
-            length = value.trim().parse().ok()?;
-        }
-        if line.trim().is_empty() {
-            break;
-        }
-    }
-    reader.read_exact(&mut vec![0; length]).ok()?;
-    if first.starts_with("POST") {
-        asked.send(()).ok()?;
-        go.lock().ok()?.recv().ok()?;
-    }
-    stream
-        .write_all(
-            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}",
-        )
-        .ok()
+/// An engine with one rank, whose answers come when they are released.
+fn engine() -> Mock {
+    let mock = canned(1);
+    mock.behave("late");
+    mock
 }
 
 struct Served {
@@ -61,12 +27,13 @@ impl Drop for Served {
     }
 }
 
-fn serve_command(engine: SocketAddr) -> Served {
+fn serve_command(engine: &Mock) -> Served {
     let dir = tempfile::tempdir().expect("a folder");
     let config = dir.path().join("semmoe.toml");
     let text = format!(
         "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[drain]\ndelay_seconds = 0\ngrace_seconds = 60\n\
-         [[models]]\nname = \"m\"\npolicy = \"round_robin\"\n[[models.backends]]\nname = \"a\"\nengine = \"openai\"\nurl = \"http://{engine}\"\n"
+         [[models]]\nname = \"m\"\npolicy = \"round_robin\"\n[[models.backends]]\nname = \"a\"\nengine = \"sglang\"\nurl = \"{}\"\n",
+        engine.url()
     );
     std::fs::write(&config, text).expect("written");
     let mut child = semmoe(&["serve", "--config"])
@@ -93,26 +60,26 @@ fn ask(served: &Served) -> std::thread::JoinHandle<String> {
 
 #[test]
 fn a_signal_lets_requests_finish_and_ends_with_0() {
-    let ((go, wait), (asked, seen)) = (mpsc::channel(), mpsc::channel());
-    let mut served = serve_command(engine(wait, asked));
+    let mut engine = engine();
+    let mut served = serve_command(&engine);
     let answer = ask(&served);
-    seen.recv().expect("the engine is asked");
+    engine.seen.blocking_recv().expect("the engine is asked");
     signal("-TERM", served.child.id());
     while TcpStream::connect(&served.address).is_ok() {
         std::thread::yield_now();
     }
     assert!(served.child.try_wait().expect("our child").is_none(), "it waits for the request");
-    go.send(()).expect("the engine waits");
+    engine.release(1);
     assert!(answer.join().expect("no panic").starts_with("HTTP/1.1 200"));
     assert_eq!(served.child.wait().expect("our child").code(), Some(0));
 }
 
 #[test]
 fn a_second_signal_ends_it_at_once() {
-    let ((_go, wait), (asked, seen)) = (mpsc::channel(), mpsc::channel());
-    let mut served = serve_command(engine(wait, asked));
+    let mut engine = engine();
+    let mut served = serve_command(&engine);
     let answer = ask(&served);
-    seen.recv().expect("the engine is asked");
+    engine.seen.blocking_recv().expect("the engine is asked");
     signal("-TERM", served.child.id());
     while TcpStream::connect(&served.address).is_ok() {
         std::thread::yield_now();

@@ -14,6 +14,8 @@ import browser
 
 SEMMOE = sys.argv[1] if len(sys.argv) > 1 else "target/release/semmoe"
 KEEP = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else None
+# Built by the tests.
+MOCK = ROOT / "target/debug/semmoe-mock-engine"
 MODEL = ROOT / "assets/tiny-qwen3moe-15m"
 CONFIG = json.loads((MODEL / "config.json").read_text())
 RANKS, TOKEN = 4, "a token of the test"
@@ -40,11 +42,11 @@ def tables(folder):
 
 
 def engine(processes):
-    numbers = (RANKS, CONFIG["num_hidden_layers"], CONFIG["num_experts"], CONFIG["num_experts_per_tok"], CONFIG["vocab_size"])
-    command = [sys.executable, pathlib.Path(__file__).parent / "engine.py", *map(str, numbers)]
+    """A mock whose tokens take 10 ms."""
+    command = [MOCK, "sglang", "0", MODEL, str(RANKS), "10"]
     process = processes.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
     processes.callback(process.kill)
-    return process, process.stdout.readline().strip()
+    return process, process.stdout.readline().split()[-1]
 
 
 def configuration(urls, tables, extra=""):

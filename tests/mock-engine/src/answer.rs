@@ -1,6 +1,7 @@
 //! Answers to requests, whole ones here and streams in [`crate::stream`], as real engines give them.
 
 use std::io;
+use std::time::Duration;
 
 use axum::Json;
 use axum::body::Body;
@@ -55,6 +56,10 @@ pub(crate) async fn answer(
     let output = generated(&prompt, max_tokens as u32, engine.model.vocab_size);
     running.count(prompt.len(), output.len(), matches!(path, COMPLETIONS | GENERATE));
     let run = Run { prompt, output, fault, rank };
+    if !stream {
+        let token_time = engine.settings().token_time;
+        tokio::time::sleep(token_time * run.output.len() as u32).await;
+    }
     if path == GENERATE {
         return Ok(generate(engine, &body, &run, stream));
     }
@@ -97,12 +102,18 @@ fn event_text(documents: &[Value]) -> String {
 
 /// The events of an answer, in pieces where a test wants that.
 fn streamed(engine: &Engine, run: &Run, documents: &[Value]) -> Response {
-    let (text, piece_bytes) = (spoiled(run, event_text(documents)), engine.settings().piece_bytes);
+    let Settings { piece_bytes, token_time, .. } = engine.settings().clone();
+    let text = spoiled(run, event_text(documents));
     let falls_silent = run.fault == Some(Fault::FallsSilent);
-    let sent = &text.as_bytes()[..text.len() - if falls_silent { 30 } else { 0 }];
-    let pieces: Vec<io::Result<Bytes>> =
-        sent.chunks(piece_bytes).map(|piece| Ok(Bytes::copy_from_slice(piece))).collect();
-    let pieces = tokio_stream::iter(pieces);
+    let sent = &text[..text.len() - if falls_silent { 30 } else { 0 }];
+    let pieces: Vec<Bytes> = match token_time {
+        Duration::ZERO => sent.as_bytes().chunks(piece_bytes).map(Bytes::copy_from_slice).collect(),
+        _ => sent.split_inclusive("\n\n").map(|event| event.to_owned().into()).collect(),
+    };
+    let pieces = tokio_stream::iter(pieces).then(move |piece| async move {
+        tokio::time::sleep(token_time).await;
+        Ok::<_, io::Error>(piece)
+    });
     if falls_silent {
         return canned::event_stream(Body::from_stream(pieces.chain(tokio_stream::pending())));
     }

@@ -84,6 +84,8 @@ pub struct Settings {
     pub usual_tokens: Option<u64>,
     /// Streams leave in pieces of so many bytes.
     pub piece_bytes: usize,
+    /// The time that each generated token takes; with it streams leave event by event.
+    pub token_time: Duration,
     /// Whether requests last until the loads were asked for twice (a second at most), so that they are seen in them.
     pub lingers: bool,
 }
@@ -188,6 +190,7 @@ impl Engine {
             unsteady_tokens: 0,
             usual_tokens: None,
             piece_bytes: usize::MAX,
+            token_time: Duration::ZERO,
             lingers: false,
         };
         Self {

@@ -22,5 +22,5 @@ pub use engine::{Engine, Ran, Seen, Settings, Texts, router};
 pub use fault::Fault;
 pub use mock::{Mock, Server};
 pub use routes::{experts, generated};
-pub use wire::RawRequest;
+pub use wire::{RawRequest, Reply, Step, Wire, chunk, close, document, send};
 pub use worker::{Script, SwitchFault, Worker};

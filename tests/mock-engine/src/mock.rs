@@ -15,12 +15,43 @@ use crate::engine::{Engine, Seen, router};
 /// Longer than anything here takes; a test that waits for it fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A server on loopback. It has its own runtime, so that killing it closes every socket at once.
+/// A listener with a runtime of its own, so that dropping it closes every socket at once.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    pub(crate) address: SocketAddr,
+    runtime: Option<Runtime>,
+}
+
+impl Listening {
+    pub(crate) fn start<F>(address: SocketAddr, serve: impl FnOnce(TcpListener) -> F + Send + 'static) -> Self
+    where
+        F: Future + Send + 'static,
+    {
+        let listener = std::net::TcpListener::bind(address).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        runtime.spawn(async move {
+            serve(TcpListener::from_std(listener).unwrap()).await;
+        });
+        Self { address, runtime: Some(runtime) }
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        // A runtime cannot be dropped inside another one.
+        let runtime = self.runtime.take();
+        std::thread::spawn(move || drop(runtime)).join().unwrap();
+    }
+}
+
+/// A server on loopback.
 #[derive(Debug)]
 pub struct Server {
     pub address: SocketAddr,
     router: Router,
-    runtime: Option<Runtime>,
+    listening: Option<Listening>,
 }
 
 impl Server {
@@ -29,38 +60,26 @@ impl Server {
     }
 
     pub fn start_at(address: SocketAddr, router: Router) -> Self {
-        let mut server = Self { address, router, runtime: None };
+        let mut server = Self { address, router, listening: None };
         server.listen();
         server
     }
 
     /// Binds the address that it had before.
     pub fn listen(&mut self) {
-        let listener = std::net::TcpListener::bind(self.address).unwrap();
-        listener.set_nonblocking(true).unwrap();
-        self.address = listener.local_addr().unwrap();
-        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let router = self.router.clone();
-        runtime.spawn(async move { axum::serve(TcpListener::from_std(listener).unwrap(), router).await });
-        self.runtime = Some(runtime);
+        let listening = Listening::start(self.address, async move |listener| axum::serve(listener, router).await);
+        self.address = listening.address;
+        self.listening = Some(listening);
     }
 
     /// As if its process was killed: when this returns, every socket is closed.
     pub fn kill(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            // A runtime cannot be dropped inside another one.
-            std::thread::spawn(move || drop(runtime)).join().unwrap();
-        }
+        self.listening = None;
     }
 
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.kill();
     }
 }
 
