@@ -2,6 +2,7 @@
 #![allow(clippy::print_stdout, reason = "a program that prints tables")]
 
 mod perplexity;
+mod published;
 mod rows;
 
 use std::path::PathBuf;
@@ -10,6 +11,7 @@ use std::time::Instant;
 
 use clap::Parser;
 use semmoe_bench_papers::centres::{Centre, simulate};
+use semmoe_planner::step::Constants;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -22,6 +24,12 @@ enum Command {
         /// One row a line.
         #[arg(value_name = "ROWS.jsonl")]
         file: PathBuf,
+    },
+    /// Published throughputs of several layouts against the planner: shares of pairs whose ranks are right.
+    Published {
+        /// Only pairs that are ranked the other way round, and the shares.
+        #[arg(long)]
+        wrong: bool,
     },
     /// The cost of compressed experts in perplexity, and which ratios are therefore refused (exit code 2).
     SrPerplexity {
@@ -46,6 +54,7 @@ enum Command {
 fn main() -> Outcome<ExitCode> {
     match Command::parse() {
         Command::Rows { file } => rows::answer(&file)?,
+        Command::Published { wrong } => published::print(wrong, &Constants::uncalibrated())?,
         Command::SrPerplexity { limit, ratios } => return perplexity::judge(limit, &ratios),
         Command::Centres { count, domains } => centres(count, &domains)?,
     }
