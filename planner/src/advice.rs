@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn domains_are_proposed_where_links_cost_more_than_reading() {
         let (shape, constants) = (qwen3_235b(), Constants::uncalibrated());
-        let text = "requests_per_second = 0.5\ninput_tokens = 1024\noutput_tokens = 512\n";
+        let text = "requests_per_second = 0.05\ninput_tokens = 1024\noutput_tokens = 512\n";
         let workload = Workload::from_toml("w", text).unwrap();
         let whole = Layout { pipeline: 1, attention_tp: 1, attention_dp: 16, expert_tp: 1, expert_ep: 16 };
         let of = |bytes_per_second: f64, memory: f64| {

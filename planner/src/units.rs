@@ -106,7 +106,8 @@ impl UnitPlan {
         let shape = question.shape;
         let ranks = switching.gpus;
         let layouts = unit_layouts(ranks);
-        let load = question.workload.load(1.0);
+        // As many requests as let every rank prefill at once.
+        let load = question.workload.load(ranks as f64 * question.workload.output.mean());
         let prefill = |layout| load.input_tokens / prefill_occupancy(&question.target(layout), &load);
         let room = |layout: Degrees| match question.memory(&layout) {
             Ok(memory) => Ok(memory.unit_tokens(&layout) as u64),

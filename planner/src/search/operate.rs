@@ -40,8 +40,6 @@ pub struct Served<'a> {
     target: Target<'a>,
     workload: &'a Workload,
     units: f64,
-    /// Seconds of a unit for one prompt.
-    occupancy: f64,
     /// Seconds of one prompt's prefill, alone.
     ttft: f64,
     /// Sequences of a unit that the cache holds.
@@ -63,7 +61,6 @@ impl<'a> Served<'a> {
             target,
             workload,
             units: units as f64,
-            occupancy: prefill_occupancy(&target, &load),
             ttft: predict(&target, &load).ttft,
             most: memory.unit_tokens(&target.layout) / (load.input_tokens + load.output_tokens),
         })
@@ -83,17 +80,22 @@ impl<'a> Served<'a> {
     /// decoding the rest, so `rate x output = (1 - rate x occupancy) x concurrency / step`.
     fn rate(&self, concurrency: f64) -> f64 {
         let tokens = concurrency / self.decode(concurrency).total();
-        tokens / (self.workload.output.mean() + tokens * self.occupancy)
+        tokens / (self.workload.output.mean() + tokens * self.occupancy(concurrency))
+    }
+
+    /// Seconds of a unit for one prompt.
+    fn occupancy(&self, concurrency: f64) -> f64 {
+        prefill_occupancy(&self.target, &self.workload.load(concurrency))
     }
 
     fn operating(&self, concurrency: f64) -> Operating {
-        let rate = self.rate(concurrency);
+        let (rate, occupancy) = (self.rate(concurrency), self.occupancy(concurrency));
         let groups = self.target.layout.attention_dp as f64;
         let step = self.decode(concurrency).total();
-        let itl = step / (1.0 - rate * self.occupancy);
+        let itl = step / (1.0 - rate * occupancy);
         // Each attention-DP group has a queue of its own; its prefills take `groups` times the unit's part. A request
         // also waits for half of the step that runs.
-        let queue = waiting(rate / groups, 1.0 / (self.occupancy * groups), "requests/s").unwrap_or(f64::INFINITY);
+        let queue = waiting(rate / groups, 1.0 / (occupancy * groups), "requests/s").unwrap_or(f64::INFINITY);
         let wait = queue + step / 2.0;
         let output = self.workload.output.mean();
         let (gpus, requests) = (self.target.cluster.gpus() as f64, rate * self.units);
@@ -143,7 +145,8 @@ impl<'a> Served<'a> {
         }
         let shares: Vec<f64> = self.workload.classes.iter().map(|class| class.share).collect();
         let groups = self.target.layout.attention_dp as f64;
-        let (rate, served) = (at.requests_per_second / self.units / groups, 1.0 / (self.occupancy * groups));
+        let (rate, served) =
+            (at.requests_per_second / self.units / groups, 1.0 / (self.occupancy(at.concurrency) * groups));
         let Ok(waits) = class_waits(rate, served, &shares, "requests/s") else { return false };
         let mean: f64 = waits.iter().zip(&shares).map(|(wait, share)| wait * share).sum();
         let kept = |(class, wait): (&crate::workload::Class, &f64)| class.objective.met(at.ttft - mean + wait, at.itl);

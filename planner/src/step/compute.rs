@@ -31,9 +31,14 @@ impl Target<'_> {
             }
             Kernel::Experts { dtype, hidden, width, experts, local, top_k } => {
                 let parameters = 3.0 * hidden as f64 * width as f64;
-                let (share, k) = (local as f64 / experts as f64, top_k as f64);
-                let busiest = tokens * k * share * constants.expert_load_max_over_mean;
-                let read = local as f64 * activated(k / experts as f64, tokens * constants.expert_spread);
+                let (own, share, k) = (local as f64, local as f64 / experts as f64, top_k as f64);
+                let (mean, chosen) =
+                    (tokens * k * share, activated(k / experts as f64, tokens * constants.expert_spread));
+                // All groups of ranks wait for the one with most tokens, or with most experts to read.
+                let groups = if constants.slowest_group { 1.0 / share } else { 1.0 };
+                let most = fullest(groups, mean, mean * (1.0 - share)).min(tokens * k.min(own));
+                let busiest = most * constants.expert_load_max_over_mean;
+                let read = fullest(groups, own * chosen, own * chosen * (1.0 - chosen)).min(own).min(tokens * k);
                 let shares =
                     Shares { flops: constants.expert_flops_share, bandwidth: constants.expert_bandwidth_share };
                 self.product(2.0 * parameters * busiest, read * parameters * dtype.bytes(), dtype, shares)
@@ -91,4 +96,11 @@ impl Target<'_> {
 /// The share of the experts that tokens activate that each choose an expert with `probability`.
 pub(super) fn activated(probability: f64, tokens: f64) -> f64 {
     1.0 - (1.0 - probability).powf(tokens)
+}
+
+/// The largest of the counts of `groups` groups, expected: that of normal values (Harter 1961, table 1), within 0.08
+/// standard deviations for 2 to 128 groups.
+pub(super) fn fullest(groups: f64, mean: f64, variance: f64) -> f64 {
+    let deviations = if groups > 1.0 { (2.0 * groups.ln()).sqrt() - 0.6 } else { 0.0 };
+    mean + deviations.max(0.0) * variance.sqrt()
 }

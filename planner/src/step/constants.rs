@@ -64,6 +64,10 @@ pub struct Constants {
     /// and sums over the ranks are added up.
     #[serde(default)]
     pub scattered_rows: bool,
+    /// Whether a step takes as long as its slowest group of ranks: the one that has most experts to read, or a prompt
+    /// that comes alone. Off in constants that were fitted without it: they have absorbed the mean of it.
+    #[serde(default)]
+    pub slowest_group: bool,
 }
 
 impl Constants {
@@ -96,6 +100,7 @@ impl Constants {
             memory_share: 0.88,
             step_tokens: 8192.0,
             scattered_rows: false,
+            slowest_group: true,
         }
     }
 

@@ -108,11 +108,20 @@ pub fn prompts(sequences: f64, load: &Load) -> Work {
     Work { sequences, tokens: load.input_tokens.max(1.0), cached: 0.0 }
 }
 
-/// Seconds of the unit that one prompt costs where every attention-DP group prefills one at a time and stages work on
-/// different prompts.
+/// Seconds of the unit that one prompt costs. Groups of attention DP step together, and so do the micro-batches in a
+/// pipeline: all of them wait for a prompt of any, and only prompts that come with the same step share its time.
 pub fn prefill_occupancy(target: &Target<'_>, load: &Load) -> f64 {
     let groups = target.layout.attention_dp as f64;
-    step(target, &prompts(groups, load)).total() / groups / target.layout.pipeline as f64
+    let alone = target.constants.slowest_group;
+    let together = if alone { prompts_together(load) } else { f64::MAX }.min(groups * target.layout.pipeline as f64);
+    step(target, &prompts(together.min(groups), load)).total() / together
+}
+
+/// Prompts that come with a step that has any. With C requests in flight of N output tokens C / N come with each step,
+/// at random (Poisson).
+fn prompts_together(load: &Load) -> f64 {
+    let arriving = load.concurrency / load.output_tokens.max(1.0);
+    (arriving / -(-arriving).exp_m1()).max(1.0)
 }
 
 /// The parts of one step through all layers. With stages, `work` is split into as many micro-batches as there are
@@ -123,7 +132,8 @@ pub fn step(target: &Target<'_>, work: &Work) -> StepTerms {
     let batches = if work.tokens > 1.0 { 1.0 } else { layout.pipeline as f64 };
     let all = (work.sequences / batches).max(1.0);
     let rank = (all / layout.attention_dp as f64).ceil().max(1.0);
-    let batch = Batch { sequences: rank, tokens: rank * work.tokens, unit_tokens: all * work.tokens };
+    let in_flight = batches.min(work.sequences).max(1.0);
+    let batch = Batch { sequences: rank, tokens: rank * work.tokens, unit_tokens: all * work.tokens, in_flight };
     let mut terms = StepTerms::default();
     target.attention(work, batch, &mut terms);
     target.experts(batch, &mut terms);
@@ -143,4 +153,6 @@ struct Batch {
     tokens: f64,
     /// Tokens of all groups.
     unit_tokens: f64,
+    /// Micro-batches in the pipeline, this one included.
+    in_flight: f64,
 }

@@ -122,10 +122,12 @@ impl Target<'_> {
         let (shape, constants) = (self.shape, self.constants);
         let outputs = shape.vocab.div_ceil(self.layout.attention_tp);
         let output = Product { inputs: shape.hidden, outputs };
-        terms.set(Part::Output, self.dense(output, shape.precision.other, batch.sequences));
+        // The last stage alone has the output and the end of a step; each micro-batch waits there for the others.
+        terms.set(Part::Output, self.dense(output, shape.precision.other, batch.sequences) * batch.in_flight);
         let layers =
             shape.layers as f64 * constants.layer_seconds + shape.moe_layers as f64 * constants.moe_layer_seconds;
-        let seconds = layers + constants.step_seconds + batch.sequences * constants.sequence_seconds;
+        let end = constants.step_seconds + batch.sequences * constants.sequence_seconds;
+        let seconds = layers + end * batch.in_flight;
         terms.set(Part::Overhead, Timed { seconds, measured: false });
     }
 }

@@ -62,6 +62,95 @@ fn measured_kernels_count_in_place_of_the_roofline() {
     assert!(source(&measured, "routed experts").starts_with("roofline"));
 }
 
+/// The experts that the fullest of 16 groups reads, by drawing them: 8 of 256 for each token.
+#[test]
+fn the_fullest_group_is_that_of_counts() {
+    for (groups, deviations) in [(2.0, 0.564), (8.0, 1.424), (16.0, 1.766), (64.0, 2.344), (128.0, 2.594)] {
+        let found = compute::fullest(groups, 0.0, 1.0);
+        assert!((found - deviations).abs() < 0.08, "{groups} groups: {found}");
+    }
+    assert_eq!(compute::fullest(1.0, 3.0, 2.0), 3.0);
+    let mut state = 1u64;
+    let mut draw = || {
+        state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+        (state >> 56) as usize
+    };
+    for tokens in [4, 16, 64] {
+        let rounds = 2000;
+        let counted: usize = (0..rounds)
+            .map(|_| {
+                let mut read = [false; 256];
+                for _ in 0..tokens {
+                    let mut own = std::collections::BTreeSet::new();
+                    while own.len() < 8 {
+                        own.insert(draw());
+                    }
+                    own.into_iter().for_each(|expert| read[expert] = true);
+                }
+                read.chunks(16).map(|group| group.iter().filter(|read| **read).count()).max().unwrap()
+            })
+            .sum();
+        let chosen = compute::activated(8.0 / 256.0, f64::from(tokens));
+        let modelled = compute::fullest(16.0, 16.0 * chosen, 16.0 * chosen * (1.0 - chosen));
+        let counted = counted as f64 / f64::from(rounds);
+        assert!((modelled / counted - 1.0).abs() < 0.06, "{tokens} tokens: {modelled}, counted {counted}");
+    }
+}
+
+/// All ranks wait for a prompt that comes alone; prompts of all of them at once share the time. One group has nothing
+/// to share.
+#[test]
+fn prompts_that_come_alone_cost_all_ranks() {
+    let (shape, cluster, constants) = (qwen3_235b(), h200(1), Constants::uncalibrated());
+    let seconds = |layout, concurrency| {
+        let target = Target { shape: &shape, cluster: &cluster, layout, constants: &constants };
+        let load = Load { concurrency, input_tokens: 2048.0, output_tokens: 1000.0 };
+        let of = |prompts_at_once| step(&target, &prompts(prompts_at_once, &load)).total();
+        (prefill_occupancy(&target, &load), of(1.0), of(8.0) / 8.0)
+    };
+    let (ep8, tp8) = (layout(1, [1, 8], [1, 8]), layout(1, [8, 1], [8, 1]));
+    let (few, alone, _) = seconds(ep8, 1.0);
+    assert!((few / alone - 1.0).abs() < 0.01, "{few} {alone}");
+    let (many, _, shared) = seconds(ep8, 100_000.0);
+    assert!((many / shared - 1.0).abs() < 1e-9 && many < few / 2.0, "{many} {shared} {few}");
+    assert_eq!(seconds(tp8, 1.0).0, seconds(tp8, 100_000.0).0);
+}
+
+/// Two micro-batches of 8 sequences: each waits for both at the end of the last stage.
+#[test]
+fn micro_batches_wait_at_the_last_stage() {
+    let (shape, cluster, constants) = (qwen3_235b(), h200(2), Constants::uncalibrated());
+    let terms = |pipeline, sequences| {
+        let layout = layout(pipeline, [8, 1], [8, 1]);
+        let target = Target { shape: &shape, cluster: &cluster, layout, constants: &constants };
+        step(&target, &Work { sequences, tokens: 1.0, cached: 100.0 })
+    };
+    let (two, one) = (terms(2, 16.0), terms(1, 8.0));
+    assert_eq!(two[Part::Output], 2.0 * one[Part::Output]);
+    assert!((two[Part::Overhead] - one[Part::Overhead] - constants.step_seconds).abs() < 1e-12);
+    assert_eq!(two[Part::Experts], one[Part::Experts]);
+    assert_eq!(terms(2, 1.0)[Part::Output], terms(1, 1.0)[Part::Output], "a sequence alone waits for nobody");
+}
+
+/// MixServe's equations 12 and 13 choose sliced experts on nodes whose links are equal inside and between, and so does
+/// the model at its 16 requests; it does not rule out slices anywhere.
+#[test]
+fn slices_win_on_equal_links_as_in_mixserve() {
+    let (shape, mut cluster, constants) = (deepseek_v3(), h200(2), Constants::uncalibrated());
+    cluster.levels[1] = crate::cluster::Level { name: "network".into(), count: 2, ..cluster.levels[0].clone() };
+    let span = |size, stride| cluster.span(crate::cluster::Group { size, stride });
+    let (inside, between) = (span(8, 1), span(2, 8));
+    let (whole, routed) = (16.0 * 7168.0 * 2.0, 8.0 * 16.0 * 7168.0 * 2.0);
+    let printed_ep = inside.all_reduce(whole) + 2.0 * between.all_to_all(routed);
+    let printed_hybrid =
+        inside.all_reduce(whole) + inside.scatter(routed / 8.0) + 2.0 * between.all_to_all(routed / 8.0);
+    assert!(printed_hybrid < printed_ep);
+    let load = Load { concurrency: 16.0, input_tokens: 220.0, output_tokens: 200.0 };
+    let tpot =
+        |layout| predict(&Target { shape: &shape, cluster: &cluster, layout, constants: &constants }, &load).tpot;
+    assert!(tpot(layout(1, [8, 2], [8, 2])) < tpot(layout(1, [8, 2], [1, 16])));
+}
+
 proptest! {
     /// More sequences, a longer context or a longer prompt never make a step shorter; times are finite and positive.
     #[test]

@@ -97,6 +97,7 @@ fn calibrate(args: &CalibrateArgs) -> Result<String, CliError> {
         collective_seconds: 0.0,
         expert_load_max_over_mean: 1.0,
         scattered_rows: true,
+        slowest_group: false,
         ..Constants::uncalibrated()
     };
     let constants = fit(&shape, &one, &start, &found.alone).map_err(CliError::failed)?;
