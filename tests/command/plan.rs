@@ -144,7 +144,7 @@ fn a_plan_is_loaded_by_the_worker_or_refused() {
     let cases = [
         ("world", layout(1, 4, 1, 4), "is for 4 ranks, --world is 2"),
         ("domains", domains("3"), "the worker does not run DP2, EP2: its expert domains of 3 do not divide 2 ranks"),
-        ("levels", domains("2:1"), "expected N, or sizes of at most 8 levels"),
+        ("levels", domains("2:1"), "expected N, or sizes of up to 8 levels"),
         ("nested", layout(2, 2, 1, 4), "is for 4 ranks, --world is 2"),
         (
             "stages",
