@@ -10,9 +10,9 @@ use crate::error::{KernelError, check_below, check_count, check_len};
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct DispatchPlan {
     tokens: usize,
-    /// `[P + 1]` into `row_tokens`
+    /// `[P + 1]` offsets into `row_tokens`
     row_offsets: Vec<u32>,
-    /// `[P + 1]` into `experts`
+    /// `[P + 1]` offsets into `experts`
     pair_offsets: Vec<u32>,
     /// `[R]`
     row_tokens: Vec<u32>,
@@ -29,7 +29,7 @@ pub struct DispatchPlan {
 struct Cursor {
     row: u32,
     pair: u32,
-    /// 1 + the last token that was sent here; 0 = none yet.
+    /// 1 + the last token sent here; 0 = none yet.
     last_token: u32,
 }
 
@@ -38,7 +38,7 @@ struct Cursor {
 pub struct RankRows<'a> {
     /// `[r]`: the token of each row, ascending.
     pub tokens: &'a [u32],
-    /// `[r]`: how many pairs each row has, at least 1; they sum to m.
+    /// `[r]`: number of pairs of each row, at least 1; they sum to m.
     pub pairs: &'a [u16],
     /// `[m]`: logical expert ids, row by row.
     pub experts: &'a [u16],
@@ -47,7 +47,7 @@ pub struct RankRows<'a> {
 }
 
 impl<'a> RankRows<'a> {
-    /// Some of the rows, with their pairs. Panics past the last one.
+    /// A range of the rows, with their pairs. Panics if out of range.
     #[must_use]
     pub fn slice(self, rows: Range<usize>) -> Self {
         let count = |pairs: &[u16]| pairs.iter().map(|&count| usize::from(count)).sum::<usize>();
@@ -92,11 +92,11 @@ impl DispatchPlan {
         Ok(())
     }
 
-    /// Plans the sends of n tokens that go to every rank, with all of their pairs: where each rank has a slice of each
-    /// expert. `experts` and `weights` are `[n, k]`.
+    /// Plans the sends of n tokens that go to every rank, with all of their pairs, for experts sliced over all ranks.
+    /// `experts` and `weights` are `[n, k]`.
     ///
     /// # Errors
-    /// As [`DispatchPlan::build`]; the plan is then unspecified.
+    /// Those of [`DispatchPlan::build`]; the plan is then unspecified.
     pub fn build_everywhere(
         &mut self,
         experts: &[u16],
@@ -111,8 +111,9 @@ impl DispatchPlan {
         Ok(())
     }
 
-    /// Plans the sends of rows that arrived from elsewhere, and go on to every rank with all of their pairs. `pairs` is
-    /// `[n]`, how many each row has, at least 1; `experts` and `weights` have as many elements as they sum to.
+    /// Plans the sends of rows that arrived from elsewhere and are forwarded to every rank with all of their pairs.
+    /// `pairs` is `[n]`, the number of each row's pairs, at least 1; `experts` and `weights` have as many elements as
+    /// they sum to.
     ///
     /// # Errors
     /// Lengths that do not fit; the plan is then unspecified.
@@ -134,7 +135,7 @@ impl DispatchPlan {
         Ok(())
     }
 
-    /// All rows to every rank.
+    /// Sends all rows to every rank.
     fn repeat(&mut self, of_rows: impl Iterator<Item = u16> + Clone, experts: &[u16], weights: &[f32], ranks: usize) {
         let (tokens, pairs) = (self.tokens as u32, experts.len() as u32);
         self.row_offsets.clear();
@@ -157,7 +158,7 @@ impl DispatchPlan {
     fn begin(&mut self, experts: &[u16], weights: &[f32], top_k: usize) -> Result<(), KernelError> {
         check_count(experts.len())?;
         check_len("weights", weights.len(), experts.len())?;
-        // k = 0 cannot divide anything, and one row counts its pairs in 16 bits.
+        // k = 0 cannot divide anything, and a row counts its pairs in 16 bits.
         let bound = usize::from(u16::MAX);
         if top_k == 0 {
             return Err(KernelError::NoPairs { row: 0 });
@@ -169,7 +170,7 @@ impl DispatchPlan {
         check_len("experts", experts.len(), self.tokens * top_k)
     }
 
-    /// First pass: rows and pairs of each rank, then where each rank's begin.
+    /// First pass: counts rows and pairs of each rank, then computes their offsets.
     fn count(
         &mut self,
         experts: &[u16],
@@ -203,7 +204,7 @@ impl DispatchPlan {
         Ok(())
     }
 
-    /// Second pass: every pair to its place.
+    /// Second pass: places every pair.
     fn place(&mut self, experts: &[u16], weights: &[f32], top_k: usize, rank_of_expert: &[u16]) {
         self.experts.resize(experts.len(), 0);
         self.weights.resize(experts.len(), 0.0);
@@ -228,7 +229,7 @@ impl DispatchPlan {
         self.row_offsets.len().saturating_sub(1)
     }
 
-    /// n: tokens that were planned.
+    /// n: tokens planned.
     pub fn tokens(&self) -> usize {
         self.tokens
     }

@@ -1,12 +1,12 @@
-//! The three types of a row's elements, and how each becomes f32 and back.
+//! The three element types of a row, and their conversion to f32 and back.
 //!
-//! Both ways are branch-free integer and float arithmetic, so that loops over them become vector code, and give the
-//! bits that a GPU gives: rounding to nearest, ties to even; subnormals kept; every NaN written as the one with all
-//! bits but the sign set.
+//! Both directions are branch-free integer and float arithmetic, so that loops over them vectorise, and match a GPU bit
+//! for bit: rounding to nearest, ties to even; subnormals kept; every NaN becomes the one with all bits but the sign
+//! set.
 
 use half::{bf16, f16};
 
-/// Type of a row's elements; the numbers are those of the C ABI.
+/// Element type of a row; the numbers are those of the C ABI.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u32)]
 pub enum Dtype {
@@ -14,7 +14,7 @@ pub enum Dtype {
     F32 = 0,
     /// IEEE half precision.
     F16 = 1,
-    /// The upper half of a single.
+    /// The upper half of single precision.
     Bf16 = 2,
 }
 
@@ -27,7 +27,7 @@ impl Dtype {
         }
     }
 
-    /// The type that has this number in the C ABI.
+    /// The type with this number in the C ABI.
     pub const fn from_code(code: u32) -> Option<Self> {
         match code {
             0 => Some(Self::F32),
@@ -49,13 +49,13 @@ impl Dtype {
 
 /// An element of a row: f32, f16 or bf16.
 pub trait Element: bytemuck::Pod + Send + Sync + PartialEq + std::fmt::Debug + sealed::Sealed {
-    /// Which one.
+    /// The element type.
     const DTYPE: Dtype;
 
-    /// Exact.
+    /// Converts exactly.
     fn widen(self) -> f32;
 
-    /// Rounded to nearest, ties to even; a NaN becomes the one with all bits but the sign set.
+    /// Rounds to nearest, ties to even; a NaN becomes the one with all bits but the sign set.
     fn round(value: f32) -> Self;
 }
 
@@ -97,14 +97,14 @@ impl Element for bf16 {
     }
 }
 
-/// f16's greatest exponent begins here, in f16's and in f32's own place.
+/// f16's maximum exponent, at its position in f16.
 const F16_SPECIAL: u32 = 0x7c00;
 const F32_SPECIAL: u32 = 0x7f80_0000;
-/// 65536, the first power of two past f16's finite numbers; those from 65520 round to it on their own.
+/// 65536, the first power of two beyond f16's finite numbers; numbers from 65520 on round to it.
 const F16_OVERFLOW: u32 = (127 + 16) << 23;
-/// 2^-14, f16's least normal number.
+/// 2^-14, f16's smallest normal number.
 const F16_NORMAL: u32 = (127 - 14) << 23;
-/// 0.5: its unit in the last place is that of f16's subnormals, so that adding it rounds to them.
+/// 0.5: its unit in the last place equals that of f16's subnormals, so adding it rounds to them.
 const F16_SUBNORMAL_MAGIC: u32 = (127 - 1) << 23;
 
 impl Element for f16 {
@@ -114,7 +114,7 @@ impl Element for f16 {
     fn widen(self) -> f32 {
         let bits = u32::from(self.to_bits());
         let (sign, magnitude) = ((bits & 0x8000) << 16, bits & 0x7fff);
-        // In f32's place the exponent is 112 too small, subnormals included.
+        // Read as f32, the exponent is 112 too small, also for subnormals.
         let scaled = (f32::from_bits(magnitude << 13) * f32::from_bits((127 + 112) << 23)).to_bits();
         let special = (magnitude << 13) | F32_SPECIAL;
         f32::from_bits(sign | if magnitude >= F16_SPECIAL { special } else { scaled })

@@ -1,4 +1,4 @@
-//! Operands that a kernel refuses before it writes anything.
+//! Operands that a kernel rejects before it writes anything.
 
 /// Operands that do not fit together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -8,51 +8,51 @@ pub enum KernelError {
     OutOfRange {
         /// The kind of id.
         what: &'static str,
-        /// Where it stands.
+        /// Its position.
         index: usize,
         /// The id.
         found: usize,
-        /// The first number that is too large.
+        /// The exclusive upper bound.
         bound: usize,
     },
-    /// A row that goes to no expert.
+    /// A row without experts.
     #[error("row {row} has no pairs, expected at least 1")]
     NoPairs {
-        /// Which row.
+        /// The row.
         row: usize,
     },
-    /// A slice has another length than the others ask for.
+    /// A slice whose length does not match the others.
     #[error("{what} has {found} elements, expected {expected}")]
     Length {
         /// The slice.
         what: &'static str,
         /// Its length.
         found: usize,
-        /// The length that fits.
+        /// The required length.
         expected: usize,
     },
-    /// A collective over no ranks at all.
+    /// A collective without ranks.
     #[error("there are 0 ranks, expected at least 1")]
     NoRanks,
-    /// Nodes that cannot have the same number of ranks each.
+    /// Nodes that do not divide the ranks evenly.
     #[error("{nodes} nodes cannot share {ranks} ranks evenly")]
     Nodes {
-        /// Nodes asked for.
+        /// Number of nodes requested.
         nodes: usize,
-        /// Ranks of the unit.
+        /// Number of ranks in the unit.
         ranks: usize,
     },
-    /// Offsets of the ranks' parts go back.
+    /// Offsets of the ranks' parts that are not ascending.
     #[error("offset {index} is {found}, expected at least {before}, the one before")]
     Descending {
-        /// Which offset.
+        /// Index of the offset.
         index: usize,
         /// The offset.
         found: u32,
-        /// The one before.
+        /// The previous offset.
         before: u32,
     },
-    /// A permutation has a token twice.
+    /// A permutation contains a token twice.
     #[error("position {index} has token {token}, which an earlier position has too")]
     Twice {
         /// The second position.
@@ -60,10 +60,10 @@ pub enum KernelError {
         /// The token.
         token: usize,
     },
-    /// More items than positions can be counted in 32 bits.
+    /// More items than 32-bit positions can count.
     #[error("{found} items are more than the {limit} that one call takes")]
     TooMany {
-        /// Items asked for.
+        /// Number of items requested.
         found: usize,
         /// The limit.
         limit: usize,
@@ -73,18 +73,18 @@ pub enum KernelError {
 /// Positions are `u32`.
 pub(crate) const MAX_ITEMS: usize = u32::MAX as usize;
 
-/// Whether a slice has the length that the others ask for.
+/// Checks the length of a slice.
 ///
 /// # Errors
-/// Another length.
+/// A different length.
 pub fn check_len(what: &'static str, found: usize, expected: usize) -> Result<(), KernelError> {
     if found == expected { Ok(()) } else { Err(KernelError::Length { what, found, expected }) }
 }
 
-/// Whether the id at `index` is below its bound.
+/// Checks that the id at `index` is below its bound.
 ///
 /// # Errors
-/// An id that is not.
+/// An id that is not below it.
 #[inline]
 pub fn check_below(what: &'static str, index: usize, found: usize, bound: usize) -> Result<(), KernelError> {
     if found < bound { Ok(()) } else { Err(KernelError::OutOfRange { what, index, found, bound }) }

@@ -1,25 +1,25 @@
 //! Collectives that move tokens to the ranks of their experts: their operands, and the CPU's inner loops.
 //!
-//! `tests/reference` defines every collective over all ranks at once: all backends equal it bit for bit.
+//! `tests/reference` defines every collective over all ranks at once; all backends match it bit for bit.
 //!
 //! Plain slices in, plain slices out: no threads, no transport, no allocation per call once the caller's scratch has
 //! grown. P = ranks, n = tokens, m = rows of one rank, k = experts per token, N = experts, H = width of a row, R = rows
-//! that are sent (a token goes once to each rank that hosts at least one of its experts, so n <= R <= n x min(k, P)).
+//! sent (a token goes once to each rank that hosts at least one of its experts, so n <= R <= n x min(k, P)).
 //!
 //! | module | what |
 //! |---|---|
-//! | `element` | f32, f16, bf16: to f32 and back with the bits of a GPU |
+//! | `element` | f32, f16, bf16: conversions that match a GPU bit for bit |
 //! | [`collectives`] | the collectives as one rank calls them, over messages and shared memory |
 //! | `argsort` | stable order of items by destination: permutation, inverse, offsets |
-//! | `hash` | of words in order, for digests that ranks compare |
+//! | `hash` | order-dependent hash of words, for digests that ranks compare |
 //! | `nodes` | ranks of a unit on their nodes: inside a node, across nodes |
 //! | `split` | which rows go to which rank: contiguous, or shuffled |
-//! | `operands` | what calls of all backends take: routed tokens, a residual with its norm |
+//! | `operands` | operands of all backends: routed tokens, a residual with its norm |
 //! | `norm` | RMSNorm in one fixed order of additions |
 //! | `dispatch` | which token goes to which rank, with which experts and weights |
-//! | `vector` | sums and norms of rows at the width of the processor's vectors |
-//! | `rows` | weighted rows added where they came from |
-//! | [`reshard`] | a unit's switch from one expert layout to another: the moves as data, and what carries them out |
+//! | `vector` | sums and norms of rows, vectorised for the processor |
+//! | `rows` | adds weighted rows where they came from |
+//! | [`reshard`] | a unit's switch from one expert layout to another: the moves as data, and their execution |
 
 mod argsort;
 pub mod collectives;

@@ -26,7 +26,7 @@ impl NodeGrid {
         self.nodes
     }
 
-    /// P: ranks of a node.
+    /// P: ranks per node.
     pub fn width(self) -> usize {
         self.width
     }
@@ -51,12 +51,12 @@ impl NodeGrid {
         node * self.width + local
     }
 
-    /// The ranks of a node, ascending: a rank's place among them is its local index.
+    /// The ranks of a node, ascending: the n-th has local index n.
     pub fn inside(self, node: usize) -> impl Iterator<Item = usize> {
         (0..self.width).map(move |local| self.rank(node, local))
     }
 
-    /// The ranks with a local index, ascending: a rank's place among them is its node.
+    /// The ranks with a local index, ascending: the n-th is on node n.
     pub fn across(self, local: usize) -> impl Iterator<Item = usize> {
         (0..self.nodes).map(move |node| self.rank(node, local))
     }

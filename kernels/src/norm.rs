@@ -1,4 +1,4 @@
-//! RMSNorm with one fixed order of additions, so that a CPU and a GPU get the same bits.
+//! RMSNorm with one fixed order of additions, so that CPU and GPU results are bit-identical.
 
 /// Accumulators of a row's sum of squares: 256 GPU threads with eight neighbouring columns (16 bytes of bf16) each.
 pub const NORM_LANES: usize = 2048;
@@ -18,8 +18,8 @@ pub fn inverse_rms(row: &[f32], epsilon: f32) -> f32 {
             *lane += value * value;
         }
     }
-    // Step 2 in place and compacted: after each pass the accumulators stand side by side. Those past the columns are
-    // zeros, which add nothing.
+    // Step 2 in place and compacted: after each pass the accumulators are contiguous. Those past the columns are zero
+    // and add nothing.
     let mut width = row.len().next_power_of_two().min(NORM_LANES);
     while width > 1 {
         width /= 2;

@@ -3,16 +3,16 @@
 use crate::element::Element;
 use crate::error::{KernelError, check_below, check_len};
 
-/// In place of an expert: the slot is not used. As an input it is skipped; answers are padded with it.
+/// Marks an unused expert slot, skipped in inputs and used as padding in outputs.
 pub const NO_EXPERT: i32 = -1;
 
-/// In place of a row: the token was not sent to this rank.
+/// Used instead of a row: the token was not sent to this rank.
 pub const NO_ROW: i32 = -1;
 
 /// The layer's residual and RMSNorm, fused with a shuffled reduce-scatter.
 #[derive(Clone, Copy, Debug)]
 pub struct ResidualNorm<'a, T> {
-    /// `[n, H]`, in the order of the tokens, the same on every rank.
+    /// `[n, H]`, in token order, equal on every rank.
     pub residual: &'a [T],
     /// `[H]`
     pub weight: &'a [T],
@@ -21,17 +21,17 @@ pub struct ResidualNorm<'a, T> {
 }
 
 impl<T> ResidualNorm<'_, T> {
-    /// Whether the lengths fit `tokens` rows of `hidden` elements.
+    /// Checks the lengths for `tokens` rows of `hidden` elements.
     ///
     /// # Errors
-    /// The first that does not.
+    /// The first length that does not fit.
     pub fn check(&self, tokens: usize, hidden: usize) -> Result<(), KernelError> {
         check_len("residual", self.residual.len(), tokens * hidden)?;
         check_len("norm weight", self.weight.len(), hidden)
     }
 }
 
-/// The tokens of one rank with their routes; n may differ from rank to rank.
+/// The tokens of one rank with their routes; n may differ between ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct RoutedTokens<'a, T> {
     /// `[n, H]`
@@ -43,10 +43,10 @@ pub struct RoutedTokens<'a, T> {
 }
 
 impl<T: Element> RoutedTokens<'_, T> {
-    /// Whether the lengths fit each other, and every expert is below `experts`.
+    /// Checks the lengths, and that every expert is below `experts`.
     ///
     /// # Errors
-    /// The first that does not.
+    /// The first operand that does not fit.
     pub fn check(&self, hidden: usize, top_k: usize, experts: usize) -> Result<(), KernelError> {
         if top_k == 0 {
             return Err(KernelError::OutOfRange { what: "top-k", index: 0, found: 0, bound: 0 });

@@ -1,11 +1,11 @@
-//! An expert's rows, added with weights where they came from.
+//! Adds an expert's weighted rows where they came from.
 
 use crate::error::{KernelError, check_below, check_len};
 
 /// `out[rows[i]] += weights[i] * values[i]`, in the order of i; `values` is `[rows, H]`, `out` is `[any, H]`.
 ///
 /// # Errors
-/// A row that `out` does not have, or lengths that do not fit.
+/// A row out of range of `out`, or lengths that do not fit.
 pub fn add_weighted_rows(
     values: &[f32],
     rows: &[u32],

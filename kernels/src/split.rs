@@ -5,8 +5,8 @@ use crate::error::{KernelError, check_below, check_count, check_len};
 use crate::hash::mix;
 
 /// The rows of n tokens over P ranks. Rank p has the positions `offsets[p]..offsets[p + 1]`; position i is token
-/// `permutation[i]`, or token i where there is no permutation. A value is valid: offsets ascend from 0 to n, and every
-/// token has exactly one position.
+/// `permutation[i]`, or token i without a permutation. Always valid: offsets ascend from 0 to n, and every token has
+/// exactly one position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RowSplit<'a> {
     permutation: Option<&'a [u32]>,
@@ -14,20 +14,19 @@ pub struct RowSplit<'a> {
 }
 
 impl<'a> RowSplit<'a> {
-    /// Contiguous parts: what plain collectives take. `offsets` is `[P + 1]`.
+    /// Contiguous parts, for plain collectives. `offsets` is `[P + 1]`.
     ///
     /// # Errors
-    /// Offsets that are not ascending from 0.
+    /// Offsets that do not ascend from 0.
     pub fn contiguous(offsets: &'a [u32]) -> Result<Self, KernelError> {
         check_offsets(offsets)?;
         Ok(Self { permutation: None, offsets })
     }
 
-    /// Parts of a shuffled order that came from elsewhere. `permutation` is `[n]`, `offsets` `[P + 1]`; `seen` is
-    /// scratch.
+    /// Parts of a shuffled order from elsewhere. `permutation` is `[n]`, `offsets` `[P + 1]`; `seen` is scratch.
     ///
     /// # Errors
-    /// Offsets that are not ascending from 0 to n, and a permutation with a token out of range or twice.
+    /// Offsets that do not ascend from 0 to n, or a permutation with a token out of range or twice.
     pub fn shuffled(permutation: &'a [u32], offsets: &'a [u32], seen: &mut SeenTokens) -> Result<Self, KernelError> {
         check_offsets(offsets)?;
         check_len("permutation", permutation.len(), offsets.last().map_or(0, |&end| end as usize))?;
@@ -50,7 +49,7 @@ impl<'a> RowSplit<'a> {
         self.offsets
     }
 
-    /// `[n]`, if the order is not that of the tokens.
+    /// `[n]`, unless the order is that of the tokens.
     pub fn permutation(&self) -> Option<&'a [u32]> {
         self.permutation
     }
@@ -60,7 +59,7 @@ impl<'a> RowSplit<'a> {
         self.offsets[rank] as usize..self.offsets[rank + 1] as usize
     }
 
-    /// The token at a position. Panics past the last one.
+    /// The token at a position. Panics if out of range.
     pub fn token(&self, position: usize) -> usize {
         match self.permutation {
             Some(permutation) => permutation[position] as usize,
@@ -68,12 +67,12 @@ impl<'a> RowSplit<'a> {
         }
     }
 
-    /// A number that is, in all likelihood, the same on two ranks only if their splits are: so ranks find out that they
+    /// A digest that is almost certainly equal on two ranks only if their splits are, by which ranks detect that they
     /// disagree.
     pub fn digest(&self) -> u64 {
         let offsets = self.offsets.iter().fold(self.offsets.len() as u64, |hash, &word| mix(hash, u64::from(word)));
         let Some(permutation) = self.permutation else { return offsets };
-        // Four chains, as one would wait for each multiplication.
+        // Four chains, since a single one would wait for each multiplication.
         let mut chains = [offsets, !offsets, offsets.rotate_left(17), offsets.rotate_left(41)];
         let (fours, rest) = permutation.as_chunks::<4>();
         for four in fours {
@@ -87,17 +86,17 @@ impl<'a> RowSplit<'a> {
 }
 
 impl<'a> From<&'a RankOrder> for RowSplit<'a> {
-    /// An argsort's order is valid as it is. One that was never filled has no ranks and is refused by every collective.
+    /// An argsort's order is always valid. One that was never filled has no ranks, and every collective rejects it.
     fn from(order: &'a RankOrder) -> Self {
         let offsets = if order.offsets().is_empty() { &[0][..] } else { order.offsets() };
         Self { permutation: Some(order.permutation()), offsets }
     }
 }
 
-/// `[P + 1]` offsets of even parts: the first n mod P ranks have one row more, as `torch.tensor_split` has it.
+/// `[P + 1]` offsets of even parts: the first n mod P ranks have one more row, like `torch.tensor_split`.
 ///
 /// # Errors
-/// More tokens than can be counted in 32 bits, or no ranks.
+/// More tokens than 32 bits can count, or no ranks.
 pub fn even_offsets(tokens: usize, ranks: usize) -> Result<Vec<u32>, KernelError> {
     check_count(tokens)?;
     if ranks == 0 {
@@ -106,21 +105,21 @@ pub fn even_offsets(tokens: usize, ranks: usize) -> Result<Vec<u32>, KernelError
     Ok((0..=ranks).map(|rank| even_part(tokens, ranks, rank)).collect())
 }
 
-/// The first token of a rank's even part, as [`even_offsets`] has it; behind the last one for rank P.
+/// The first token of a rank's even part, consistent with [`even_offsets`]; the number of tokens for rank P.
 pub fn even_part(tokens: usize, ranks: usize, rank: usize) -> u32 {
     (rank * (tokens / ranks) + rank.min(tokens % ranks)) as u32
 }
 
-/// Scratch that finds a token which a permutation has twice, without clearing anything between calls.
+/// Scratch that detects a repeated token in a permutation, without clearing anything between calls.
 #[derive(Debug, Default)]
 pub struct SeenTokens {
-    /// The call that saw each token last.
+    /// The last call that saw each token.
     stamps: Vec<u32>,
     call: u32,
 }
 
 impl SeenTokens {
-    /// Scratch that does not allocate again for up to `tokens` tokens.
+    /// Scratch for up to `tokens` tokens without further allocation.
     pub fn with_capacity(tokens: usize) -> Self {
         Self { stamps: vec![0; tokens], call: 0 }
     }

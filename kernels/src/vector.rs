@@ -1,25 +1,26 @@
-//! Inner loops over one row, compiled for the widest vectors that the processor has: the same source, so the same bits.
+//! Inner loops over one row, compiled for the widest vectors of the processor from the same source, so with identical
+//! bits.
 
 use crate::element::Element;
 use crate::norm::inverse_rms;
 
-/// Columns of a buffer that stays in the first cache.
+/// Columns of a buffer that fits the L1 cache.
 const COLUMNS: usize = 1024;
 
-/// `out[c] = round(sum over q of rows[q][c])`, in f32 in the order of q, beginning with the first; zeros if there are
+/// `out[c] = round(sum over q of rows[q][c])`, in f32 in the order of q, starting with the first; zeros if there are
 /// none.
 ///
 /// # Panics
-/// If a row is not as long as `out`.
+/// If a row's length differs from `out`.
 pub fn sum_rows<T: Element>(rows: &[&[T]], out: &mut [T]) {
     check(rows, out.len());
     sum(rows, out);
 }
 
-/// As [`sum_rows`], not rounded.
+/// `out[c] = sum over q of rows[q][c]` like [`sum_rows`], but not rounded.
 ///
 /// # Panics
-/// If a row is not as long as `out`.
+/// If a row's length differs from `out`.
 pub fn sum_rows_wide<T: Element>(rows: &[&[T]], out: &mut [f32]) {
     check(rows, out.len());
     sum_wide(rows, out);
@@ -28,7 +29,7 @@ pub fn sum_rows_wide<T: Element>(rows: &[&[T]], out: &mut [f32]) {
 /// Operands of the fused residual and norm: `sum` is `[H]` and becomes h = sum + residual.
 #[derive(Debug)]
 pub struct NormRow<'a, T> {
-    /// `[H]`, f32, not rounded.
+    /// `[H]`, f32, unrounded.
     pub sum: &'a mut [f32],
     /// `[H]`
     pub residual: &'a [T],
@@ -42,7 +43,7 @@ pub struct NormRow<'a, T> {
     pub out: &'a mut [T],
 }
 
-/// Residual and RMSNorm of one row, as `reduce_scatter_norm` of `tests/reference` has them.
+/// Residual and RMSNorm of one row, as defined by `reduce_scatter_norm` of `tests/reference`.
 ///
 /// # Panics
 /// If the slices differ in length.
@@ -73,7 +74,7 @@ fn check<T>(rows: &[&[T]], width: usize) {
     assert!(rows.iter().all(|row| row.len() == width), "every row is as long as the sum");
 }
 
-/// Four rows at a time; what is left of more than four goes through a buffer of f32.
+/// Four rows at a time; if there are more, partial sums go through a buffer of f32.
 #[inline(always)]
 fn sum_into<T: Element, O: Copy>(rows: &[&[T]], out: &mut [O], round: impl Fn(f32) -> O) {
     match *rows {
@@ -139,7 +140,7 @@ fn norm_into<T: Element>(row: NormRow<'_, T>) {
     }
 }
 
-/// A function and its versions for wider vectors, of which it calls the one for this processor. The standard library
+/// Defines a function and its versions for wider vectors, and calls the one for this processor. The standard library
 /// detects the processor's features once, then reads them from a word.
 macro_rules! widest {
     ($($name:ident($($argument:ident: $type:ty),*) => $body:expr;)*) => {$(
@@ -192,7 +193,7 @@ mod tests {
         let rows: Vec<&[T]> = data.iter().map(Vec::as_slice).collect();
         let (mut found, mut expected) = (vec![T::zeroed(); width], vec![T::zeroed(); width]);
         sum_rows(&rows, &mut found);
-        // One column after the other is what the reference does.
+        // The reference adds column by column.
         for (column, to) in expected.iter_mut().enumerate() {
             let one: Vec<&[T]> = rows.iter().map(|row| &row[column..=column]).collect();
             sum_into(&one, std::slice::from_mut(to), T::round);

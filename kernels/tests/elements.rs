@@ -14,7 +14,7 @@ fn widening_is_exact() {
     }
 }
 
-/// Every value of either type, the middle to the next one, and the f32 values beside each.
+/// Every value of either type, the midpoint to the next one, and the adjacent f32 values.
 fn hard_values() -> impl Iterator<Item = f32> {
     let middles = (0..=u16::MAX).flat_map(|bits| {
         let f16_step = f16::from_bits(bits).to_f32().to_bits();

@@ -1,4 +1,4 @@
-//! The kernels against naive references, over any shapes, and what they refuse.
+//! The kernels against naive references, over any shapes, and their rejections.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use proptest::prelude::*;
@@ -13,7 +13,7 @@ struct Routed {
     weights: Vec<f32>,
 }
 
-/// Tokens with distinct experts each, on 1 to 8 ranks; ranks without experts and zero tokens included.
+/// Tokens with distinct experts each, on 1 to 8 ranks, including ranks without experts and zero tokens.
 fn routed() -> impl Strategy<Value = Routed> {
     (1usize..=8, 1usize..=16).prop_flat_map(|(ranks, experts)| {
         let hosts = prop::collection::vec(0..ranks as u16, experts);
@@ -39,7 +39,7 @@ impl Routed {
         plan
     }
 
-    /// (token, [(expert, weight)]) of one rank, by looking at every token.
+    /// (token, [(expert, weight)]) of one rank, by checking every token.
     fn naive(&self, rank: usize) -> Vec<(u32, Vec<(u16, f32)>)> {
         let tokens = self.experts.chunks(self.top_k).zip(self.weights.chunks(self.top_k));
         tokens
@@ -62,7 +62,7 @@ proptest! {
         })
     ) {
         let mut order = RankOrder::default();
-        // Scratch that held something else must not show.
+        // Earlier content of scratch must not show.
         argsort_by_rank(&[0u16, 0, 0], 1, &mut order).unwrap();
         argsort_by_rank(&destinations, ranks, &mut order).unwrap();
         let mut expected: Vec<u32> = (0..destinations.len() as u32).collect();

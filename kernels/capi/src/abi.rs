@@ -1,5 +1,5 @@
-//! The structures and numbers of `kernels/include/semmoe_kernels.h`, field by field. `tests/header.rs` has a C compiler
-//! prove that sizes and offsets are the same.
+//! The structures and constants of `kernels/include/semmoe_kernels.h`, field by field. `tests/header.rs` makes a C
+//! compiler check that sizes and offsets match.
 
 use std::ffi::c_void;
 
@@ -18,14 +18,14 @@ pub(crate) const MAX_WORLD: u32 = 64;
 pub const MULTICAST_REDUCE_SCATTER: u32 = 1;
 /// `SEMMOE_MULTICAST_ALLGATHER`
 pub const MULTICAST_ALLGATHER: u32 = 2;
-/// Of `semmoe_dispatch_args.top_k`.
+/// Maximum of `semmoe_dispatch_args.top_k`.
 pub(crate) const MAX_TOP_K: u32 = 64;
 
 /// # Safety
 /// The structure is `repr(C)` and begins with its size as `u64`.
 pub(crate) unsafe trait Sized64 {}
 
-/// Structures as the header has them, with the names and places of their fields for the test.
+/// Structures as in the header, with field names and offsets for the test.
 macro_rules! structures {
     ($($(#[$doc:meta])* $c_name:literal $name:ident { $($field:ident: $type:ty,)* })*) => {$(
         $(#[$doc])*
@@ -38,7 +38,7 @@ macro_rules! structures {
 
         #[cfg(test)]
         impl $name {
-            /// Name in C, size, and each field's name and place.
+            /// The C name, the size, and each field's name and offset.
             pub(crate) fn layout() -> (&'static str, usize, Vec<(&'static str, usize)>) {
                 ($c_name, size_of::<Self>(), vec![$((stringify!($field), std::mem::offset_of!(Self, $field)),)*])
             }
@@ -161,7 +161,7 @@ structures! {
     }
 }
 
-/// The rows of a call, which structures have in fields of the same names; 0 and null where there is no such field.
+/// The row-related fields of a call, under the same names in all structures; 0 and null if a structure lacks them.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct RowFields {
     pub(crate) tokens: u64,

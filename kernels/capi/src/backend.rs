@@ -1,4 +1,4 @@
-//! The operations of a device, on arguments that have been checked.
+//! The operations of a device, on checked arguments.
 
 use std::ffi::c_void;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::abi::{
 use crate::cpu::Cpu;
 use crate::failure::{Code, Failure};
 
-/// The facts of a communicator.
+/// Properties of a communicator.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     pub(crate) rank: usize,
@@ -21,8 +21,8 @@ pub(crate) struct Facts {
     pub(crate) timeout: Duration,
 }
 
-/// A device's collectives. Arguments have passed [`crate::check`]: sizes, alignment, nulls, places in the symmetric
-/// buffer. Pointers are the caller's promise. Nothing allocates but for messages of failures.
+/// A device's collectives. Arguments have passed [`crate::check`]: sizes, alignment, nulls, offsets in the symmetric
+/// buffer. The caller vouches for pointers. Allocates only error messages.
 pub(crate) trait Collectives: Send {
     fn argsort(&mut self, facts: &Facts, args: &Argsort, stream: *mut c_void) -> Result<(), Failure>;
     fn reduce_scatter(&mut self, facts: &Facts, args: &ReduceScatter, stream: *mut c_void) -> Result<(), Failure>;
@@ -34,7 +34,7 @@ pub(crate) trait Collectives: Send {
 
 /// A device: its collectives, and its state between them.
 pub(crate) trait Backend: Collectives {
-    /// Whether [`multicast`](Self::multicast) can be had.
+    /// Whether [`multicast`](Self::multicast) is available.
     fn has_multicast(&self) -> bool {
         false
     }
@@ -42,20 +42,20 @@ pub(crate) trait Backend: Collectives {
     fn multicast(&mut self, _args: &Multicast) -> Result<(), Failure> {
         Err(Failure::new(Code::Device, "this device has no multicast support"))
     }
-    /// Asynchronous errors of the device.
+    /// Reports asynchronous errors of the device.
     fn check(&mut self) -> Result<(), Failure>;
 }
 
-/// Opens the device of the arguments, which have been checked.
+/// Opens the device given by checked arguments.
 ///
 /// # Safety
-/// Buffers and signals are what the header asks for.
+/// Buffers and signals meet the header's requirements.
 pub(crate) unsafe fn open(args: &InitArgs, facts: &Facts) -> Result<Box<dyn Backend>, Failure> {
     match args.device {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         DEVICE_CPU => Ok(Box::new(unsafe { Cpu::join(args, facts) }?)),
         #[cfg(feature = "launcher")]
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         DEVICE_CUDA => unsafe { crate::plug::open(args, facts) },
         #[cfg(not(feature = "launcher"))]
         DEVICE_CUDA => Err(not_built()),
@@ -75,7 +75,7 @@ pub(crate) fn signal_bytes(device: u32) -> Result<u64, Failure> {
     }
 }
 
-/// Whether kernels for CUDA are built in and a driver is found.
+/// Whether CUDA kernels are built in and a driver is present.
 pub(crate) fn has_cuda() -> bool {
     #[cfg(feature = "launcher")]
     let found = crate::plug::available();

@@ -1,4 +1,4 @@
-//! Everything that the host can see of a call, checked before any work, whatever the device.
+//! Everything the host can check about a call before any work, for all devices.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ pub(crate) trait Checked: Sized64 {
     fn check(&self, facts: &Facts) -> Result<(), Failure>;
 }
 
-/// A structure whose size is what it says.
+/// A structure, checked to have the size it states.
 ///
 /// # Safety
-/// `args` is null or can be read as far as the size that it begins with says.
+/// `args` is null, or readable up to the size in its first field.
 pub(crate) unsafe fn sized<'a, A: Sized64>(args: *const A) -> Result<&'a A, Failure> {
     if args.is_null() {
         return Err(Failure::invalid("the arguments are null"));
@@ -31,7 +31,7 @@ pub(crate) unsafe fn sized<'a, A: Sized64>(args: *const A) -> Result<&'a A, Fail
     if found != expected {
         return Err(Failure::invalid(format!("struct_bytes is {found}, expected {expected}")));
     }
-    // SAFETY: as long as it should be.
+    // SAFETY: it has the expected size.
     Ok(unsafe { &*args })
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn world(found: u32) -> Result<(), Failure> {
     }
 }
 
-/// The arguments of `semmoe_init`.
+/// Checks the arguments of `semmoe_init`.
 pub(crate) fn init(args: &InitArgs) -> Result<Facts, Failure> {
     world(args.world)?;
     if args.rank >= args.world {
@@ -61,12 +61,12 @@ pub(crate) fn init(args: &InitArgs) -> Result<Facts, Failure> {
     pointer("buffers", args.buffers, args.world.into(), align_of::<usize>() as u64)?;
     pointer("signals", args.signals, args.world.into(), align_of::<usize>() as u64)?;
     for rank in 0..args.world as usize {
-        // SAFETY: the header asks for `world` elements.
+        // SAFETY: the header requires `world` elements.
         let (buffer, signals) = unsafe { (*args.buffers.add(rank), *args.signals.add(rank)) };
         pointer("a symmetric buffer", buffer, args.buffer_bytes, ALIGNMENT)?;
         pointer("signals of a rank", signals, args.signal_bytes, 64)?;
     }
-    // SAFETY: as above.
+    // SAFETY: as above, `world` elements.
     let buffer = unsafe { *args.buffers.add(args.rank as usize) }.addr();
     Ok(Facts {
         rank: args.rank as usize,
@@ -188,10 +188,10 @@ impl Checked for Multicast {
     }
 }
 
-/// An address or offset, and how many bytes from there on.
+/// An address or offset, and the number of bytes from there.
 type Range = (u64, u64);
 
-/// Bytes of one row, of all tokens' rows, and of as many rows as there is room for.
+/// Bytes of one row, of all tokens' rows, and of the maximum number of rows.
 struct Rows {
     row: u64,
     all: u64,
@@ -207,7 +207,7 @@ impl Rows {
         at_most("tokens", tokens, facts.max_tokens)?;
         at_most("hidden", hidden, i32::MAX as u64)?;
         at_most("capacity", capacity, i32::MAX as u64)?;
-        // Both may be null; the device checks what they hold.
+        // Both may be null; the device checks their content.
         aligned("permutation", permutation.addr() as u64, 4)?;
         aligned("offsets", offsets.addr() as u64, 4)?;
         let row = hidden * dtype.bytes() as u64;
@@ -224,7 +224,7 @@ fn at_most(what: &str, found: u64, limit: u64) -> Result<(), Failure> {
     if found <= limit { Ok(()) } else { Err(Failure::new(Code::TooLarge, message())) }
 }
 
-/// A place in the symmetric buffer.
+/// A range in the symmetric buffer.
 fn place(facts: &Facts, what: &str, offset: u64, bytes: u64) -> Result<Range, Failure> {
     aligned(what, offset, ALIGNMENT)?;
     let (end, limit) = (offset.saturating_add(bytes), facts.buffer_bytes);
@@ -240,7 +240,7 @@ fn aligned(what: &str, found: u64, alignment: u64) -> Result<(), Failure> {
     if found.is_multiple_of(alignment) { Ok(()) } else { Err(Failure::new(Code::Misaligned, message())) }
 }
 
-/// A pointer to `count` things, which may be null if there are none.
+/// Checks a pointer to `count` values, which may be null if there are none.
 fn pointer<T>(what: &str, pointer: *const T, count: u64, alignment: u64) -> Result<(), Failure> {
     if pointer.is_null() && count > 0 {
         return Err(Failure::invalid(format!("{what} is null")));
@@ -248,13 +248,13 @@ fn pointer<T>(what: &str, pointer: *const T, count: u64, alignment: u64) -> Resu
     aligned(what, pointer.addr() as u64, alignment)
 }
 
-/// int32 or float.
+/// Checks an array of int32 or float.
 fn ids<T>(what: &str, array: *const T, count: u64) -> Result<(), Failure> {
     pointer(what, array, count, 4)
 }
 
-/// The caller's own rows: aligned, and apart from those places of this rank's symmetric buffer that are written or read
-/// meanwhile.
+/// Checks the caller's own rows: aligned, and disjoint from the ranges of this rank's symmetric buffer used by the
+/// call.
 fn elements<T>(facts: &Facts, what: &str, rows: *const T, bytes: u64, places: &[Range]) -> Result<(), Failure> {
     pointer(what, rows, bytes, ALIGNMENT)?;
     let from = rows.addr() as u64;

@@ -1,4 +1,4 @@
-//! The CPU: ranks are threads or processes that share memory, and a call returns when it is done.
+//! The CPU: ranks are threads or processes with shared memory, and calls are synchronous.
 
 use std::ffi::c_void;
 
@@ -13,7 +13,7 @@ use crate::failure::{Code, Failure};
 /// One rank on the CPU.
 pub(crate) struct Cpu(Communicator);
 
-/// Calls a generic function with the element type of a code, which has been checked.
+/// Calls a generic function with the element type of a checked code.
 macro_rules! by_dtype {
     ($code:expr, $function:ident($($argument:expr),*)) => {
         match Dtype::from_code($code) {
@@ -26,7 +26,7 @@ macro_rules! by_dtype {
 
 impl Cpu {
     /// # Safety
-    /// Buffers and signals are what the header asks for.
+    /// Buffers and signals meet the header's requirements.
     pub(crate) unsafe fn join(args: &InitArgs, facts: &Facts) -> Result<Self, Failure> {
         let (mut buffers, mut signals) = ([std::ptr::null_mut(); MAX_WORLD], [std::ptr::null_mut(); MAX_WORLD]);
         for rank in 0..facts.world {
@@ -41,7 +41,7 @@ impl Cpu {
             signals: &signals[..facts.world],
             timeout: facts.timeout,
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         let mut comm = unsafe { Communicator::join(group) }?;
         comm.reserve(facts.max_tokens as usize);
         Ok(Self(comm))
@@ -50,8 +50,8 @@ impl Cpu {
 
 impl Collectives for Cpu {
     fn argsort(&mut self, facts: &Facts, args: &Argsort, _: *mut c_void) -> Result<(), Failure> {
-        // SAFETY: the caller's promise of lengths; nulls and alignment have been checked. An int32 below 0 is a large
-        // u32.
+        // SAFETY: the caller vouches for lengths; nulls and alignment have been checked. A negative int32 reads as a
+        // large u32.
         let (destinations, permutation, inverse, offsets) = unsafe {
             (
                 slice::<u32>(args.destinations.cast(), args.n),
@@ -86,7 +86,7 @@ impl Collectives for Cpu {
 
 impl Backend for Cpu {
     fn check(&mut self) -> Result<(), Failure> {
-        // A call's answer is all there is.
+        // Calls are synchronous: there are no later errors.
         Ok(())
     }
 }
@@ -95,13 +95,12 @@ fn reduce_scatter<T: Element>(comm: &mut Communicator, args: &ReduceScatter) -> 
     let hidden = args.hidden as usize;
     let run = |comm: &mut Communicator, split: RowSplit<'_>, rows: u64| {
         let part = Span::<T>::new(args.part_offset as usize, split.tokens() * hidden)?;
-        // SAFETY: `out` has room for `capacity` rows, which are no fewer, and overlaps nothing else of the call
-        // (checked).
+        // SAFETY: `out` has room for `capacity` rows, at least as many, and overlaps no other operand (checked).
         let out = unsafe { slice_mut::<T>(args.out.cast(), rows * args.hidden) };
         if args.norm_weight.is_null() {
             return comm.reduce_scatter(part, hidden, split, out);
         }
-        // SAFETY: as above.
+        // SAFETY: as above, of at least `capacity` rows.
         let norm = unsafe {
             Norm {
                 residual: slice::<T>(args.residual.cast(), args.tokens * args.hidden),
@@ -112,7 +111,7 @@ fn reduce_scatter<T: Element>(comm: &mut Communicator, args: &ReduceScatter) -> 
         };
         comm.reduce_scatter_norm(part, hidden, split, norm, out)
     };
-    // SAFETY: the caller's promise of lengths.
+    // SAFETY: the caller vouches for lengths.
     unsafe { with_split(comm, args.rows(), run) }
 }
 
@@ -120,10 +119,10 @@ fn allgather<T: Element>(comm: &mut Communicator, args: &Allgather) -> Result<()
     let run = |comm: &mut Communicator, split: RowSplit<'_>, rows: u64| {
         let hidden = args.hidden as usize;
         let out = Span::new(args.out_offset as usize, split.tokens() * hidden)?;
-        // SAFETY: `rows` has `capacity` rows, which are no fewer, and is not where rows are written (checked).
+        // SAFETY: `rows` has `capacity` rows, at least as many, and is not where rows are written (checked).
         comm.allgather(unsafe { slice::<T>(args.rows.cast(), rows * args.hidden) }, hidden, split, out)
     };
-    // SAFETY: the caller's promise of lengths.
+    // SAFETY: the caller vouches for lengths.
     unsafe { with_split(comm, args.rows(), run) }
 }
 
@@ -142,7 +141,7 @@ fn dispatch<T: Element>(comm: &mut Communicator, args: &DispatchArgs) -> Result<
         experts: Span::new(args.experts_offset as usize, capacity * top_k)?,
         weights: Span::new(args.weights_offset as usize, capacity * top_k)?,
     };
-    // SAFETY: the caller's promise of lengths; nulls and alignment have been checked.
+    // SAFETY: the caller vouches for lengths; nulls and alignment have been checked.
     let (routes, out) = unsafe {
         let routes = Routes {
             tokens: RoutedTokens {
@@ -163,8 +162,8 @@ fn dispatch<T: Element>(comm: &mut Communicator, args: &DispatchArgs) -> Result<
 fn combine<T: Element>(comm: &mut Communicator, args: &Combine) -> Result<(), Failure> {
     let hidden = args.hidden as usize;
     let sums = Span::<T>::new(args.sums_offset as usize, args.capacity as usize * hidden)?;
-    // SAFETY: the caller's promise of lengths; nulls and alignment have been checked, and that `out` is apart from the
-    // sums.
+    // SAFETY: the caller vouches for lengths; nulls and alignment have been checked, and that `out` does not overlap
+    // the sums.
     let (sent_rows, out) = unsafe {
         let sent_rows = slice(args.sent_rows, args.tokens * comm.world() as u64);
         (sent_rows, slice_mut::<T>(args.out.cast(), args.tokens * args.hidden))
@@ -172,11 +171,11 @@ fn combine<T: Element>(comm: &mut Communicator, args: &Combine) -> Result<(), Fa
     Ok(comm.combine(sums, hidden, sent_rows, out)?)
 }
 
-/// Runs a call with the caller's order, or with the one that null stands for, and with the number of this rank's rows,
-/// for which there must be room.
+/// Runs a call with the caller's order, or with the default one if null, and with the number of this rank's rows, for
+/// which there must be room.
 ///
 /// # Safety
-/// `permutation` is null or has `tokens` elements, `offsets` is null or has one more than there are ranks.
+/// `permutation` is null or has `tokens` elements; `offsets` is null or has one element more than there are ranks.
 unsafe fn with_split(
     comm: &mut Communicator,
     call: RowFields,
@@ -188,7 +187,7 @@ unsafe fn with_split(
         even.iter_mut().enumerate().for_each(|(rank, offset)| *offset = even_part(tokens, world, rank));
         &even[..=world]
     } else {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         unsafe { slice(call.offsets.cast(), world as u64 + 1) }
     };
     let end = offsets[world] as usize;
@@ -198,7 +197,7 @@ unsafe fn with_split(
     let split = if call.permutation.is_null() {
         RowSplit::contiguous(offsets)?
     } else {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         comm.check_split(unsafe { slice(call.permutation.cast(), call.tokens) }, offsets)?
     };
     let (rows, capacity) = (split.positions(comm.rank().index()).len() as u64, call.capacity);
@@ -210,21 +209,21 @@ unsafe fn with_split(
 }
 
 /// # Safety
-/// `from` has `len` values, aligned, or `len` is 0.
+/// `from` has `len` aligned values, or `len` is 0.
 unsafe fn slice<'a, T: bytemuck::Pod>(from: *const T, len: u64) -> &'a [T] {
     match len {
         0 => &[],
-        // SAFETY: the caller's promise; null was refused where there are values.
+        // SAFETY: upheld by the caller; null was rejected unless `len` is 0.
         _ => unsafe { std::slice::from_raw_parts(from, len as usize) },
     }
 }
 
 /// # Safety
-/// As [`slice`], and nothing else uses the values meanwhile.
+/// Those of [`slice`], and the values are not accessed otherwise in the meantime.
 unsafe fn slice_mut<'a, T: bytemuck::Pod>(from: *mut T, len: u64) -> &'a mut [T] {
     match len {
         0 => &mut [],
-        // SAFETY: as in `slice`.
+        // SAFETY: those of `slice`, with exclusive access.
         _ => unsafe { std::slice::from_raw_parts_mut(from, len as usize) },
     }
 }

@@ -1,8 +1,8 @@
 //! CUDA: each call becomes checked launches of `semmoe-kernels-cuda` on the caller's stream. Nothing here waits for the
 //! GPU.
 //!
-//! One communicator is one rank, so lists of the ranks of a launch have one element. What runs the launches is a
-//! [`Launcher`]: a GPU (`gpu`), or a recorder in tests.
+//! A communicator is one rank, so the rank lists of a launch have one element. A [`Launcher`] runs the launches: a GPU
+//! (`gpu`), or a recorder in tests.
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -26,15 +26,15 @@ use switch::Switch;
 #[cfg(feature = "cuda")]
 pub(crate) use gpu::{built, open};
 
-/// The most blocks of one rank: enough to fill its links.
+/// Maximum blocks of one rank: enough to saturate its links.
 #[cfg(any(test, feature = "cuda"))]
 const MAX_BLOCKS: u32 = 64;
-/// The fewest, where many ranks might share a GPU.
+/// Minimum blocks, when many ranks might share a GPU.
 #[cfg(any(test, feature = "cuda"))]
 const MIN_BLOCKS: u32 = 8;
 
-/// Blocks of each rank: the same on all ranks, as GPUs of one group are alike; few enough that all ranks may share a
-/// GPU, as their blocks wait for one another.
+/// Number of blocks per rank: equal on all ranks, as a group's GPUs are of one kind, and small enough for all ranks to
+/// share a GPU, since their blocks wait for one another.
 #[cfg(any(test, feature = "cuda"))]
 fn blocks_for(processors: u32, world: usize) -> u32 {
     (processors / world as u32).clamp(MIN_BLOCKS, MAX_BLOCKS)
@@ -42,13 +42,13 @@ fn blocks_for(processors: u32, world: usize) -> u32 {
 
 /// Runs the checked launches of one rank.
 pub trait Launcher: Send {
-    /// Puts all of them on the stream in order, or none where that is known before.
+    /// Enqueues all launches on the stream in order, or none if an error is detected in advance.
     ///
     /// # Errors
-    /// A sentence.
+    /// A sentence that describes the error.
     fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), String>;
 
-    /// The word that kernels report to, as it is now.
+    /// The current value of the word that kernels report to.
     fn report(&self) -> u64;
 
     /// Whether the NVLS kernels can be launched.
@@ -59,11 +59,11 @@ pub trait Launcher: Send {
 
 /// One rank's launcher.
 pub struct Opened {
-    /// Runs launches.
+    /// Runs the launches.
     pub launcher: Box<dyn Launcher>,
     /// The word that its kernels report to.
     pub report: Buffer,
-    /// Blocks of each rank in a collective; the same on all ranks.
+    /// Blocks per rank in a collective; equal on all ranks.
     pub blocks: u32,
 }
 
@@ -84,7 +84,7 @@ impl Cuda {
         let Opened { launcher, report, blocks } = opened;
         let (mut buffers, mut signals) = ([Buffer::default(); MAX_RANKS], [Buffer::default(); MAX_RANKS]);
         for rank in 0..facts.world {
-            // SAFETY: the caller's promise.
+            // SAFETY: upheld by the caller.
             let (buffer, words) = unsafe { (*args.buffers.add(rank), *args.signals.add(rank)) };
             buffers[rank] = Buffer { address: buffer.addr() as u64, bytes: args.buffer_bytes };
             signals[rank] = Buffer { address: words.addr() as u64, bytes: args.signal_bytes };
@@ -93,7 +93,7 @@ impl Cuda {
         Ok(Self { team, buffers, blocks, switch: Switch::default(), launcher })
     }
 
-    /// A place in every rank's symmetric buffer.
+    /// One range in every rank's symmetric buffer.
     fn everywhere(&self, offset: u64) -> [Buffer; MAX_RANKS] {
         self.buffers.map(|buffer| buffer.from_offset(offset))
     }
@@ -107,7 +107,7 @@ impl Cuda {
     }
 
     fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), Failure> {
-        // A rank that stopped would let the others wait for it.
+        // If a rank has stopped, the others would wait for it.
         self.check()?;
         let refused = |sentence| Failure::new(Code::Device, sentence);
         self.launcher
@@ -116,19 +116,19 @@ impl Cuda {
     }
 }
 
-/// The caller's own array, of exactly the bytes that a call uses.
+/// The caller's own array, with exactly the bytes that a call uses.
 fn own<T>(array: *const T, bytes: u64) -> [Buffer; 1] {
     [Buffer { address: array.addr() as u64, bytes }]
 }
 
-/// The caller's order of rows; none where it is null.
+/// The caller's order of rows; `None` if it is null.
 fn split(call: RowFields, world: usize) -> kernels::OwnSplit {
     let or_none = |array: *const i32, items: u64| (!array.is_null()).then(|| own(array, items * 4));
     let offsets = or_none(call.offsets, world as u64 + 1);
     kernels::OwnSplit { permutation: or_none(call.permutation, call.tokens), offsets }
 }
 
-/// Of arguments that have been checked.
+/// The rows of checked arguments.
 fn rows(args: &impl HasRows) -> kernels::Rows {
     let RowFields { tokens, hidden, dtype, .. } = args.rows();
     kernels::Rows { tokens, hidden, dtype: Dtype::from_code(dtype).unwrap_or(Dtype::F32) }
@@ -261,7 +261,7 @@ impl Backend for Cuda {
         Ok(())
     }
 
-    /// Reads a word of host memory, which a kernel writes before it traps.
+    /// Reads a word of host memory that a kernel writes before it traps.
     fn check(&mut self) -> Result<(), Failure> {
         Stopped::from_report(self.launcher.report()).map_or(Ok(()), |stopped| Err(stopped.into()))
     }

@@ -1,4 +1,4 @@
-//! Statuses, and the calling thread's last message.
+//! Status codes, and the calling thread's last message.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
@@ -6,7 +6,7 @@ use std::ffi::{CString, c_char};
 use semmoe_kernels::KernelError;
 use semmoe_ranks::RankError;
 
-/// The statuses above 0 of the header.
+/// The nonzero status codes of the header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i32)]
 pub(crate) enum Code {
@@ -24,7 +24,7 @@ pub(crate) enum Code {
     Internal = 11,
 }
 
-/// Why a call was refused or failed.
+/// Why a call was rejected or failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Failure {
     pub(crate) code: Code,
@@ -69,7 +69,7 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Keeps the message for this thread; the answer is the status.
+/// Stores the message for this thread; returns the status.
 pub(crate) fn keep(failure: &Failure) -> i32 {
     let message = CString::new(failure.message.replace('\0', " ")).unwrap_or_default();
     LAST.with(|last| *last.borrow_mut() = message);

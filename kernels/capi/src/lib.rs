@@ -1,14 +1,14 @@
-//! `libsemmoe_kernels.so`: the functions of `kernels/include/semmoe_kernels.h`, which says what each does.
+//! `libsemmoe_kernels.so`: the functions of `kernels/include/semmoe_kernels.h`, which documents them.
 //!
 //! | module | what |
 //! |---|---|
-//! | `abi` | the header's structures and numbers; a C test proves that they are the same |
-//! | `check` | everything the host can see, checked before any work, whatever the device |
+//! | `abi` | the header's structures and constants, checked against it by a C test |
+//! | `check` | all that the host can check before any work, for all devices |
 //! | `backend` | what a device does with checked arguments |
 //! | `cpu` | the CPU: `semmoe-ranks` on the caller's memory |
 //! | `cuda` | with feature `cuda`: `semmoe-kernels-cuda` on the caller's stream |
-//! | `plug` | with feature `launcher`: where launches go, to a GPU or to what a test installed |
-//! | `failure` | statuses, and the calling thread's last message |
+//! | `plug` | with feature `launcher`: routes launches to a GPU or to what a test installed |
+//! | `failure` | status codes, and the calling thread's last message |
 
 pub mod abi;
 mod backend;
@@ -38,13 +38,13 @@ pub struct Comm {
 
 impl Comm {
     /// # Safety
-    /// `comm` is null or from `semmoe_init` and not freed.
+    /// `comm` is null, or comes from `semmoe_init` and was not freed.
     unsafe fn known<'c>(comm: *mut Self) -> Result<&'c Self, Failure> {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         unsafe { comm.as_ref() }.ok_or_else(|| Failure::invalid("the communicator is null"))
     }
 
-    /// For one thread at a time.
+    /// Locks the backend for one thread at a time.
     fn enter(&self) -> Result<MutexGuard<'_, Box<dyn Backend>>, Failure> {
         self.backend.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => Failure::new(Code::Busy, "another thread is in a call on this communicator"),
@@ -53,7 +53,7 @@ impl Comm {
     }
 }
 
-/// Runs, keeps the message of a failure, and lets no panic out.
+/// Runs, stores a failure's message, and catches panics.
 fn guarded(run: impl FnOnce() -> Result<(), Failure>) -> i32 {
     let answer = catch_unwind(AssertUnwindSafe(run));
     let failure = match answer {
@@ -64,20 +64,20 @@ fn guarded(run: impl FnOnce() -> Result<(), Failure>) -> i32 {
     failure::keep(&failure)
 }
 
-/// A call on a communicator: one thread at a time, arguments checked, then the device.
+/// Runs a call on a communicator: one thread at a time, arguments checked, then the device.
 ///
 /// # Safety
-/// `comm` is null or from `semmoe_init` and not freed; `args` is null or points to a structure that begins with its
-/// size.
+/// `comm` is null, or comes from `semmoe_init` and was not freed; `args` is null, or points to a structure that begins
+/// with its size.
 unsafe fn call<A: check::Checked>(
     comm: *mut Comm,
     args: *const A,
     run: impl FnOnce(&mut dyn Backend, &Facts, &A) -> Result<(), Failure>,
 ) -> i32 {
     guarded(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         let comm = unsafe { Comm::known(comm) }?;
-        // SAFETY: the caller's promise; the size is looked at before anything else is.
+        // SAFETY: upheld by the caller; the size is checked before anything else.
         let args = unsafe { check::sized(args) }?;
         args.check(&comm.facts)?;
         run(&mut **comm.enter()?, &comm.facts, args)
@@ -105,11 +105,11 @@ pub extern "C" fn semmoe_last_error() -> *const c_char {
 /// See the header.
 ///
 /// # Safety
-/// `bytes` is null or can be written.
+/// `bytes` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn semmoe_signal_bytes(device: u32, world: u32, bytes: *mut u64) -> i32 {
     guarded(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         let bytes = unsafe { bytes.as_mut() }.ok_or_else(|| Failure::invalid("bytes is null"))?;
         check::world(world)?;
         *bytes = backend::signal_bytes(device)?;
@@ -120,18 +120,18 @@ pub unsafe extern "C" fn semmoe_signal_bytes(device: u32, world: u32, bytes: *mu
 /// See the header.
 ///
 /// # Safety
-/// `args` points to a structure that begins with its size, its arrays have `world` elements, buffers and signals are
-/// what the header asks for; `comm` can be written.
+/// `args` points to a structure that begins with its size, its arrays have `world` elements, buffers and signals meet
+/// the header's requirements; `comm` is writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn semmoe_init(args: *const InitArgs, comm: *mut *mut Comm) -> i32 {
     guarded(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         let to = unsafe { comm.as_mut() }.ok_or_else(|| Failure::invalid("comm is null"))?;
         *to = std::ptr::null_mut();
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         let args = unsafe { check::sized(args) }?;
         let facts = check::init(args)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         let backend = unsafe { backend::open(args, &facts) }?;
         *to = Box::into_raw(Box::new(Comm { facts, backend: Mutex::new(backend) }));
         Ok(())
@@ -141,11 +141,11 @@ pub unsafe extern "C" fn semmoe_init(args: *const InitArgs, comm: *mut *mut Comm
 /// See the header.
 ///
 /// # Safety
-/// `comm` is null or from `semmoe_init`, and not used afterwards.
+/// `comm` is null, or comes from `semmoe_init` and is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn semmoe_free(comm: *mut Comm) {
     if !comm.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         let comm = unsafe { Box::from_raw(comm) };
         guarded(|| {
             drop(comm);
@@ -157,22 +157,22 @@ pub unsafe extern "C" fn semmoe_free(comm: *mut Comm) {
 /// See the header.
 ///
 /// # Safety
-/// `comm` is null or from `semmoe_init` and not freed.
+/// `comm` is null, or comes from `semmoe_init` and was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn semmoe_check(comm: *mut Comm) -> i32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: upheld by the caller.
     guarded(|| unsafe { Comm::known(comm) }?.enter()?.check())
 }
 
 /// See the header.
 ///
 /// # Safety
-/// `comm` is null or from `semmoe_init` and not freed.
+/// `comm` is null, or comes from `semmoe_init` and was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn semmoe_has_multicast(comm: *mut Comm) -> i32 {
     let mut found = false;
     guarded(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         found = unsafe { Comm::known(comm) }?.enter()?.has_multicast();
         Ok(())
     });
@@ -182,10 +182,10 @@ pub unsafe extern "C" fn semmoe_has_multicast(comm: *mut Comm) -> i32 {
 /// See the header.
 ///
 /// # Safety
-/// As the header says of its arguments.
+/// The arguments meet the header's requirements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn semmoe_multicast(comm: *mut Comm, args: *const Multicast) -> i32 {
-    // SAFETY: the caller's promise, which later calls rely on.
+    // SAFETY: upheld by the caller, also for later calls.
     unsafe { call(comm, args, |backend, _, args| backend.multicast(args)) }
 }
 
@@ -194,10 +194,10 @@ macro_rules! operations {
         /// See the header.
         ///
         /// # Safety
-        /// As the header says of its arguments.
+        /// The arguments meet the header's requirements.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(comm: *mut Comm, args: *const $args, stream: *mut c_void) -> i32 {
-            // SAFETY: the caller's promise, which the backend relies on as well.
+            // SAFETY: upheld by the caller, also for the backend.
             unsafe { call(comm, args, |backend, facts, args| backend.$method(facts, args, stream)) }
         }
     )*};

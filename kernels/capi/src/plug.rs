@@ -1,4 +1,4 @@
-//! Where the launches of calls for CUDA go: to a GPU, or to what another crate installed.
+//! Routes the launches of CUDA calls to a GPU, or to what another crate installed.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -11,30 +11,30 @@ use crate::cuda::Cuda;
 pub use crate::cuda::{Launcher, Opened};
 use crate::failure::{Code, Failure};
 
-/// The rank, as an [`Opener`] gets it.
+/// Facts about a rank, passed to an [`Opener`].
 #[derive(Clone, Copy, Debug)]
 pub struct RankFacts {
     /// Its number.
     pub rank: usize,
     /// P
     pub world: usize,
-    /// Rank 0's signals: the same for all ranks of a group, and for no other group at the time.
+    /// Address of rank 0's signals: equal for all ranks of a group, and unique to it at the time.
     pub group: usize,
-    /// The most that a call waits for a peer.
+    /// Maximum time that a call waits for a peer.
     pub timeout: Duration,
 }
 
-/// Makes a rank's launcher, at `semmoe_init`.
+/// Creates a rank's launcher, at `semmoe_init`.
 pub type Opener = fn(&RankFacts) -> Result<Opened, String>;
 
 static OPENER: OnceLock<Opener> = OnceLock::new();
 
-/// From now on all calls for CUDA go to what `opener` makes; false if something was installed before.
+/// Routes all further CUDA calls to launchers from `opener`; false if something was installed before.
 pub fn install(opener: Opener) -> bool {
     OPENER.set(opener).is_ok()
 }
 
-/// Whether calls for CUDA can be made here.
+/// Whether CUDA calls are possible here.
 pub(crate) fn available() -> bool {
     #[cfg(feature = "cuda")]
     let gpu = semmoe_kernels_cuda::driver::available();
@@ -43,7 +43,7 @@ pub(crate) fn available() -> bool {
     OPENER.get().is_some() || gpu
 }
 
-/// Whether something can run launches.
+/// Whether launches can be executed.
 pub(crate) fn built() -> Result<(), Failure> {
     if OPENER.get().is_some() {
         return Ok(());
@@ -54,14 +54,14 @@ pub(crate) fn built() -> Result<(), Failure> {
     Err(crate::backend::not_built())
 }
 
-/// Opens what was installed, else the GPU.
+/// Opens what was installed, or else the GPU.
 ///
 /// # Safety
-/// Buffers and signals are what the header asks for.
+/// Buffers and signals meet the header's requirements.
 pub(crate) unsafe fn open(args: &InitArgs, facts: &Facts) -> Result<Box<dyn Backend>, Failure> {
     let Some(opener) = OPENER.get() else {
         #[cfg(feature = "cuda")]
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         return unsafe { cuda::open(args, facts) };
         #[cfg(not(feature = "cuda"))]
         return Err(crate::backend::not_built());
@@ -70,6 +70,6 @@ pub(crate) unsafe fn open(args: &InitArgs, facts: &Facts) -> Result<Box<dyn Back
     let group = unsafe { *args.signals }.addr();
     let reported = RankFacts { rank: facts.rank, world: facts.world, group, timeout: facts.timeout };
     let opened = opener(&reported).map_err(|sentence| Failure::new(Code::Device, sentence))?;
-    // SAFETY: the caller's promise.
+    // SAFETY: upheld by the caller.
     Ok(Box::new(unsafe { Cuda::new(args, facts, opened) }?))
 }

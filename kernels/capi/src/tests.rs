@@ -1,4 +1,4 @@
-//! The library's own half of the header's test, and that calls allocate nothing.
+//! The library's half of the header test, and a check that calls do not allocate.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -13,21 +13,21 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: the system's allocator does the work.
+// SAFETY: forwards to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         unsafe { System.dealloc(at, layout) }
     }
 }
 
-/// Of this thread, so far.
+/// Number of allocations by this thread so far.
 pub(crate) fn allocations() -> u64 {
     ALLOCATIONS.with(Cell::get)
 }
@@ -118,7 +118,7 @@ fn calls_allocate_nothing() {
         timeout_ms: 1000,
     };
     let mut comm = std::ptr::null_mut();
-    // SAFETY: all pointers are to live memory of the sizes that are given, and the memory outlives the communicator.
+    // SAFETY: all pointers are to live memory of the given sizes, and the memory outlives the communicator.
     unsafe {
         assert_eq!(crate::semmoe_init(&init, &mut comm), abi::OK);
         all_calls(comm);
@@ -144,7 +144,7 @@ unsafe fn all_calls(comm: *mut crate::Comm) {
         offsets: offsets.as_mut_ptr(),
     };
     let before = allocations();
-    // SAFETY: as above; arrays have the lengths that the header asks for.
+    // SAFETY: upheld by the caller; arrays have the lengths that the header requires.
     unsafe {
         assert_eq!(crate::semmoe_argsort(comm, &argsort, null), abi::OK);
         let mut scatter = ReduceScatter {
@@ -198,7 +198,7 @@ unsafe fn all_calls(comm: *mut crate::Comm) {
 /// Dispatch and combine.
 ///
 /// # Safety
-/// As [`all_calls`]; `x` and `out` have 1,024 bytes.
+/// Those of [`all_calls`]; `x` and `out` have 1,024 bytes.
 unsafe fn there_and_back(comm: *mut crate::Comm, x: *const c_void, out: *mut c_void) {
     let (rank_of_expert, experts, weights) = ([0i32; 4], [0, 1, 2, 3, 1, -1i32], [0.5f32; 6]);
     let (mut source_offsets, mut sent_rows) = ([-1i32; 2], [-1i32; 3]);
@@ -233,7 +233,7 @@ unsafe fn there_and_back(comm: *mut crate::Comm, x: *const c_void, out: *mut c_v
         out,
     };
     let null = std::ptr::null_mut();
-    // SAFETY: as above; arrays have the lengths that the header asks for.
+    // SAFETY: upheld by the caller; arrays have the lengths that the header requires.
     unsafe {
         assert_eq!(crate::semmoe_dispatch(comm, &dispatch, null), abi::OK);
         assert_eq!(crate::semmoe_combine(comm, &combine, null), abi::OK);

@@ -1,9 +1,9 @@
-//! A C program, compiled as C and as C++ without a warning, runs four ranks through the library.
+//! A program, compiled as C and as C++ without warnings, runs four ranks through the library.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The folder that the library is in: Cargo builds it, as a `cdylib` too, before it builds this program beside it.
+/// The directory of the library, which Cargo builds next to this program, also as a `cdylib`.
 fn library_folder() -> PathBuf {
     let program = std::env::current_exe().expect("this program");
     let folder = program.parent().expect("a folder").to_owned();

@@ -1,4 +1,4 @@
-//! A word that is counted up at each change, on which threads of any process can sleep.
+//! A counter incremented on each change, on which threads of any process can sleep.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
@@ -6,19 +6,18 @@ use std::time::Duration;
 
 use rustix::thread::futex;
 
-/// A bell in memory that its waiters share; all zeros is one that has not rung yet. No change is missed by a thread
-/// that reads [`Bell::rings`], then looks for the change, and then sleeps with what was read.
+/// A bell in memory shared by its waiters; all zeros is one that has not rung yet. A thread misses no change if it
+/// reads [`Bell::rings`], then checks for the change, and then sleeps with the value read.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Bell {
     rings: AtomicU32,
-    /// Threads that may be asleep. Those of a process that was killed stay counted, which costs a system call a
-    /// ring.
+    /// Threads that may be asleep. Those of a killed process stay counted, which costs a system call per ring.
     waiters: AtomicU32,
 }
 
 impl Bell {
-    /// Rings so far, modulo 2^32.
+    /// Number of rings so far, modulo 2^32.
     #[must_use]
     pub fn rings(&self) -> u32 {
         self.rings.load(SeqCst)
@@ -28,20 +27,20 @@ impl Bell {
     pub fn ring(&self) {
         self.rings.fetch_add(1, SeqCst);
         if self.waiters.load(SeqCst) > 0 {
-            // It fails only for an invalid address.
+            // Fails only for an invalid address.
             let _ = futex::wake(&self.rings, futex::Flags::empty(), i32::MAX as u32);
         }
     }
 
-    /// Sleeps until it has rung since `rings` was read or `limit` is over (none: no limit). It may also wake for no
-    /// reason: the caller looks again.
+    /// Sleeps until it has rung since `rings` was read, or `limit` has passed (`None`: no limit). Wake-ups may be
+    /// spurious, so the caller checks again.
     pub fn sleep(&self, rings: u32, limit: Option<Duration>) {
         let limit = limit.map(|limit| futex::Timespec {
             tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: limit.subsec_nanos().into(),
         });
         self.waiters.fetch_add(1, SeqCst);
-        // Not private, as waiters may be processes. Whatever ends the wait, memory says what has happened.
+        // Not private, as waiters may be other processes. Whatever ends the wait, memory shows what has happened.
         let _ = futex::wait(&self.rings, futex::Flags::empty(), rings, limit.as_ref());
         self.waiters.fetch_sub(1, SeqCst);
     }

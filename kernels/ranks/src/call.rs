@@ -8,10 +8,10 @@ use semmoe_tables::RankId;
 use crate::error::RankError;
 use crate::signals::Signals;
 
-/// Words of a call.
+/// Number of words in a call.
 pub(crate) const CALL_WORDS: usize = 9;
 
-/// The names of the words, as errors have them.
+/// The names of the words in errors.
 const NAMES: [&str; CALL_WORDS] = [
     "the operation",
     "the element type",
@@ -37,11 +37,11 @@ pub(crate) enum Operation {
     Combine,
 }
 
-/// Their names, from number 1 on.
+/// Their names, in the order of their numbers from 1.
 const OPERATIONS: [&str; 7] =
     ["barrier", "reduce-scatter", "reduce-scatter with norm", "allgather", "all-reduce", "dispatch", "combine"];
 
-/// All that must be the same on every rank. What an operation does not have is 0.
+/// Everything that must be equal on every rank; 0 where it does not apply to the operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) operation: Operation,
@@ -65,14 +65,14 @@ impl Call {
         [self.operation as u64, dtype, self.tokens, self.hidden, first, second, self.limits, self.digest, size]
     }
 
-    /// Shows the call to the others; they read it after the barrier that follows.
+    /// Publishes the call to the others, which read it after the next barrier.
     pub(crate) fn publish(&self, own: &Signals, bytes: usize) {
         for (word, value) in own.call.iter().zip(self.words(bytes)) {
             word.store(value, Relaxed);
         }
     }
 
-    /// Compares with all others. A difference is seen from both sides, so that all ranks fail or none.
+    /// Compares with all others. Both sides see a difference, so either all ranks fail or none.
     pub(crate) fn compare(&self, rank: usize, all: &[&Signals], bytes: usize) -> Result<(), RankError> {
         let ours = self.words(bytes);
         for (peer, signals) in all.iter().enumerate().filter(|(peer, _)| *peer != rank) {

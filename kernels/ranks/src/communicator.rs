@@ -15,18 +15,18 @@ use crate::signals::{SIGNAL_BYTES, Signals};
 use crate::span::{ALIGNMENT, Span};
 use crate::{MAX_NORM_WIDTH, MAX_WORLD};
 
-/// Where the memory of a group is, as mapped here.
+/// The memory of a group, as mapped here.
 #[derive(Clone, Copy, Debug)]
 pub struct RawGroup<'a> {
     /// This rank.
     pub rank: usize,
-    /// `[P]`: each rank's symmetric buffer, at multiples of [`ALIGNMENT`].
+    /// `[P]`: each rank's symmetric buffer, at a multiple of [`ALIGNMENT`].
     pub buffers: &'a [*mut u8],
-    /// Bytes of each.
+    /// Bytes of each buffer.
     pub buffer_bytes: usize,
-    /// `[P]`: each rank's [`SIGNAL_BYTES`] bytes of signals, at multiples of 64, zeroed before the first rank joins.
+    /// `[P]`: each rank's [`SIGNAL_BYTES`] bytes of signals, at a multiple of 64, zeroed before the first rank joins.
     pub signals: &'a [*mut u8],
-    /// The most that a collective waits for a rank.
+    /// Maximum time that a collective waits for a rank.
     pub timeout: Duration,
 }
 
@@ -40,36 +40,36 @@ pub struct Communicator {
     signals: Vec<NonNull<Signals>>,
     barrier: Barrier,
     spent: Option<RankError>,
-    /// Scratch of the fused norm, reserved as a whole; pages come as they are used.
+    /// Scratch of the fused norm, reserved at full size; pages are allocated on first use.
     pub(crate) wide_row: Vec<f32>,
     pub(crate) seen: SeenTokens,
     /// The owner of the memory.
     _memory: Option<Box<dyn Any + Send>>,
 }
 
-// SAFETY: the pointers are to memory that any thread may use; `Communicator` hands out its own buffer through `&self`
-// and `&mut self` only.
+// SAFETY: the pointers are to memory that any thread may use; `Communicator` hands out its own buffer only through
+// `&self` and `&mut self`.
 unsafe impl Send for Communicator {}
 
 impl Communicator {
     /// Joins a group whose memory the caller owns.
     ///
     /// # Safety
-    /// Buffers and signals are mapped, as long as said, do not overlap, and stay so until the last communicator of the
-    /// group is dropped or its process has ended. Between two collectives only the own rank touches its buffer; signals
-    /// are touched by communicators alone. Ranks that differ here differ on all ranks, in the same order.
+    /// Buffers and signals are mapped with the stated sizes, do not overlap, and stay so until the last communicator of
+    /// the group is dropped or its process has ended. Between two collectives only its own rank accesses a buffer; only
+    /// communicators access signals. All ranks see the same memory, in the same order.
     ///
     /// # Errors
-    /// An invalid world, rank or alignment; a rank that has joined before.
+    /// An invalid world, rank or alignment; a rank that has already joined.
     pub unsafe fn join(group: RawGroup<'_>) -> Result<Self, RankError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         unsafe { Self::with_memory(group, None) }
     }
 
-    /// As [`Communicator::join`], and keeps the memory.
+    /// Joins a group like [`Communicator::join`], and keeps the memory alive.
     ///
     /// # Safety
-    /// As [`Communicator::join`]; the memory is valid for as long as `memory` lives.
+    /// Those of [`Communicator::join`]; the memory is valid for as long as `memory` lives.
     pub(crate) unsafe fn with_memory(
         group: RawGroup<'_>,
         memory: Option<Box<dyn Any + Send>>,
@@ -90,7 +90,7 @@ impl Communicator {
             .iter()
             .map(|&at| aligned(at, "signals", align_of::<Signals>()).map(NonNull::cast))
             .collect::<Result<_, _>>()?;
-        // SAFETY: the caller's promise; all zeros, and whatever communicators make of them, are valid signals.
+        // SAFETY: upheld by the caller; all zeros, and whatever communicators write, are valid signals.
         let own = unsafe { signals[group.rank].as_ref() };
         if own.joined.swap(1, AcqRel) != 0 {
             return Err(RankError::Joined { rank: RankId::new(group.rank as u16) });
@@ -108,16 +108,16 @@ impl Communicator {
         })
     }
 
-    /// Reserves what splits of up to `tokens` tokens need, so that [`Communicator::check_split`] allocates no more.
+    /// Reserves scratch for splits of up to `tokens` tokens, so that [`Communicator::check_split`] does not allocate.
     pub fn reserve(&mut self, tokens: usize) {
         self.seen = SeenTokens::with_capacity(tokens);
     }
 
-    /// A shuffled order from elsewhere, checked with this communicator's scratch; see
+    /// Checks a shuffled order from elsewhere, using this communicator's scratch; see
     /// [`semmoe_kernels::RowSplit::shuffled`].
     ///
     /// # Errors
-    /// An order that is not valid.
+    /// An invalid order.
     pub fn check_split<'a>(
         &mut self,
         permutation: &'a [u32],
@@ -147,44 +147,44 @@ impl Communicator {
     /// A span of this rank's own buffer.
     ///
     /// # Errors
-    /// A span past the buffer. The buffer of a spent group, as a late rank may still use it.
+    /// A span that exceeds the buffer; the buffer of a spent group, since a late rank may still use it.
     pub fn view<T: bytemuck::Pod>(&self, span: Span<T>) -> Result<&[T], RankError> {
         self.check_alive()?;
         self.check_span("a span", span)?;
         // SAFETY: in bounds and aligned (checked), any bytes are a T, and between collectives only this communicator
-        // touches its buffer.
+        // accesses its buffer.
         Ok(unsafe { std::slice::from_raw_parts(self.at(self.rank, span), span.len()) })
     }
 
-    /// As [`Communicator::view`], to write.
+    /// A mutable span of this rank's own buffer.
     ///
     /// # Errors
-    /// As [`Communicator::view`].
+    /// Those of [`Communicator::view`].
     pub fn view_mut<T: bytemuck::Pod>(&mut self, span: Span<T>) -> Result<&mut [T], RankError> {
         self.check_alive()?;
         self.check_span("a span", span)?;
-        // SAFETY: as in `view`, and `&mut self` makes it the only use.
+        // SAFETY: as in `view`, and `&mut self` makes it exclusive.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.at(self.rank, span), span.len()) })
     }
 
     /// Waits until every rank is here.
     ///
     /// # Errors
-    /// A rank that left, is late or calls something else.
+    /// A rank that left, is late or makes another call.
     pub fn barrier(&mut self) -> Result<(), RankError> {
         self.enter(&Call::new(Operation::Barrier, semmoe_kernels::Dtype::F32))?;
         self.exit()
     }
 
-    /// Begins a collective: all ranks are here and agree. Until [`Communicator::exit`] no rank touches a buffer but as
-    /// the collective says.
+    /// Begins a collective: all ranks are here and agree. Until [`Communicator::exit`] ranks access buffers only as the
+    /// collective specifies.
     pub(crate) fn enter(&mut self, call: &Call) -> Result<(), RankError> {
         self.check_alive()?;
         call.publish(self.own(), self.buffer_bytes);
         self.pass()?;
         let compared = call.compare(self.rank, &self.all_signals()[..self.world()], self.buffer_bytes);
         if compared.is_err() {
-            // No rank may change its call while another still compares.
+            // No rank may change its call while another is still comparing.
             self.exit()?;
         }
         compared
@@ -204,14 +204,14 @@ impl Communicator {
         passed
     }
 
-    /// The signals of all ranks by rank; this rank's own beyond the last one.
+    /// The signals of all ranks in order; entries past the last rank are this rank's own.
     fn all_signals<'s>(&self) -> [&'s Signals; MAX_WORLD] {
         std::array::from_fn(|rank| self.signals(if rank < self.world() { rank } else { self.rank }))
     }
 
-    /// The signals of a rank, as it is now.
+    /// The signals of a rank.
     pub(crate) fn signals<'s>(&self, rank: usize) -> &'s Signals {
-        // SAFETY: signals stay mapped while a communicator lives, hold atomics only, and all zeros is a valid value;
+        // SAFETY: signals stay mapped while a communicator lives, contain only atomics, and all zeros is a valid value;
         // callers keep the reference no longer than the collective lasts.
         unsafe { self.signals[rank].as_ref() }
     }
@@ -220,9 +220,9 @@ impl Communicator {
         self.signals(self.rank)
     }
 
-    /// Where a rank's span begins. The span has been checked.
+    /// The start of a rank's span, which has been checked.
     pub(crate) fn at<T: bytemuck::Pod>(&self, rank: usize, span: Span<T>) -> *mut T {
-        // SAFETY: the span ends within the buffer, so that its beginning is in it or at its end.
+        // SAFETY: the span ends within the buffer, so its start is in it or at its end.
         unsafe { self.buffers[rank].as_ptr().add(span.offset()).cast() }
     }
 

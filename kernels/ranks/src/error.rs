@@ -5,16 +5,16 @@ use std::time::Duration;
 use semmoe_kernels::KernelError;
 use semmoe_tables::RankId;
 
-/// A collective, or the making of a group, failed.
+/// A collective, or the creation of a group, failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RankError {
-    /// Operands that do not fit together; the call took no part in the collective.
+    /// Operands that do not fit together; this rank did not take part in the collective.
     #[error(transparent)]
     Operands(#[from] KernelError),
-    /// A group of an invalid size.
+    /// A group of invalid size.
     #[error("the world has {found} ranks, expected 1 to {limit}")]
     World {
-        /// Ranks asked for.
+        /// Number of ranks requested.
         found: usize,
         /// The limit.
         limit: usize,
@@ -24,69 +24,69 @@ pub enum RankError {
     NoSuchRank {
         /// The rank.
         rank: usize,
-        /// Ranks of the group.
+        /// Number of ranks in the group.
         world: usize,
     },
-    /// The rank has joined before.
+    /// The rank has already joined.
     #[error("rank {rank} has already joined the group")]
     Joined {
         /// The rank.
         rank: RankId,
     },
-    /// An address or offset between the steps that it must be on.
+    /// A misaligned address or offset.
     #[error("{what} is at {found:#x}, expected a multiple of {alignment}")]
     Misaligned {
         /// The object there.
         what: &'static str,
-        /// Where.
+        /// The address or offset.
         found: usize,
-        /// The step.
+        /// The required alignment.
         alignment: usize,
     },
-    /// A place past the symmetric buffer, or more than the group was made for.
+    /// A range beyond the symmetric buffer, or a size beyond the group's limits.
     #[error("{what} needs {found}, expected at most {limit}")]
     TooLarge {
         /// The quantity that is too large, with its unit.
         what: &'static str,
-        /// The value it needs.
+        /// The value needed.
         found: u64,
         /// The value available.
         limit: u64,
     },
-    /// Two places of one call overlap.
+    /// Two ranges of one call overlap.
     #[error("{first} and {second} overlap in the symmetric buffer")]
     Overlap {
-        /// One place.
+        /// One range.
         first: &'static str,
-        /// The other.
+        /// The other range.
         second: &'static str,
     },
-    /// A rank called something else; all ranks get such an error, nothing was touched, and the group can go on.
+    /// A rank made another call; all ranks get such an error, no data was changed, and the group can continue.
     #[error("rank {rank} calls with {what} {theirs}, this rank with {ours}")]
     Disagree {
         /// The first rank that differs.
         rank: RankId,
-        /// The difference.
+        /// The value that differs.
         what: &'static str,
         /// The other's value.
         theirs: String,
         /// This rank's value.
         ours: String,
     },
-    /// More rows for a rank than it has room for; all ranks get this, and the group can go on.
+    /// More rows for a rank than it has room for; all ranks get this error, and the group can continue.
     #[error("rank {rank} would receive {rows} rows, expected at most {capacity}")]
     Capacity {
         /// The rank.
         rank: RankId,
-        /// Rows for it.
+        /// Number of rows for it.
         rows: u64,
-        /// Rows that it takes.
+        /// Number of rows that it has room for.
         capacity: u64,
     },
     /// A rank did not arrive in time. The group is spent.
     #[error("rank {rank} did not arrive at epoch {epoch} within {} ms", limit.as_millis())]
     TimedOut {
-        /// The rank that was waited for.
+        /// The rank that was late.
         rank: RankId,
         /// The epoch that it did not reach.
         epoch: u32,
@@ -101,20 +101,20 @@ pub enum RankError {
         /// The epoch that it will not reach.
         epoch: u32,
     },
-    /// A rank waited for another in vain. The group is spent.
+    /// A rank gave up waiting for another. The group is spent.
     #[error("rank {rank} gave up at epoch {epoch}, as rank {cause} did not arrive")]
     GaveUp {
         /// The rank that gave up.
         rank: RankId,
-        /// The epoch that it waited for.
+        /// The epoch it was waiting for.
         epoch: u32,
-        /// The rank that it waited for.
+        /// The rank it was waiting for.
         cause: RankId,
     },
-    /// Memory could not be had or is not what it should be.
+    /// Memory could not be allocated or is invalid.
     #[error("the memory of the group: {cause}")]
     Memory {
-        /// Why.
+        /// The cause.
         cause: String,
     },
 }
@@ -124,7 +124,7 @@ impl RankError {
         Self::Memory { cause: cause.to_string() }
     }
 
-    /// Whether a size is within its limit.
+    /// Checks a size against its limit.
     pub(crate) fn check_limit(what: &'static str, found: usize, limit: usize) -> Result<(), Self> {
         let (found, limit) = (found as u64, limit as u64);
         if found <= limit { Ok(()) } else { Err(Self::TooLarge { what, found, limit }) }

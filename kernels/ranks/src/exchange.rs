@@ -1,5 +1,5 @@
-//! Dispatch and combine of expert parallelism: every token once to each rank that hosts one of its experts, and the
-//! sums back.
+//! Dispatch and combine of expert parallelism: sends every token once to each rank that hosts one of its experts, and
+//! the sums back.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -12,7 +12,7 @@ use crate::communicator::Communicator;
 use crate::error::RankError;
 use crate::span::{Span, overlap};
 
-/// This rank's tokens and where they go; n may differ from rank to rank, all else is the same.
+/// This rank's tokens and their routes; n may differ between ranks, all else is equal.
 #[derive(Clone, Copy, Debug)]
 pub struct Routes<'a, T> {
     /// The tokens, with their experts and weights.
@@ -25,35 +25,34 @@ pub struct Routes<'a, T> {
     pub hidden: usize,
 }
 
-/// Where every rank receives, R rows at most `capacity`, packed by source rank, then in the order of the source's
-/// tokens.
+/// Where every rank receives its R rows, at most `capacity`, ordered by source rank, then by the source's tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<T> {
     /// `[capacity, H]`
     pub rows: Span<T>,
     /// `[capacity]`: the token's index on its source.
     pub tokens: Span<u32>,
-    /// `[capacity, k]`: the token's experts that are here, then [`NO_EXPERT`].
+    /// `[capacity, k]`: the token's experts hosted here, padded with [`NO_EXPERT`].
     pub experts: Span<i32>,
-    /// `[capacity, k]`: their weights, then 0.
+    /// `[capacity, k]`: their weights, padded with 0.
     pub weights: Span<f32>,
 }
 
-/// The output of a dispatch for the caller.
+/// The outputs of a dispatch for the caller.
 #[derive(Debug)]
 pub struct Dispatch<'a> {
     /// `[P + 1]`: rows from rank p are `source_offsets[p]..source_offsets[p + 1]`.
     pub source_offsets: &'a mut [u32],
-    /// `[n, P]`: the row of rank q that each token became, or [`NO_ROW`]; combine needs it.
+    /// `[n, P]`: the row that each token became on rank q, or [`NO_ROW`]; needed by combine.
     pub sent_rows: &'a mut [i32],
 }
 
 impl Communicator {
-    /// Dispatch by pushing, as `dispatch` of `tests/reference` has it.
+    /// Dispatch by pushing, as defined by `dispatch` of `tests/reference`.
     ///
     /// # Errors
-    /// Operands that do not fit, before anything happens; more rows than `capacity` for some rank, on all ranks; a rank
-    /// that left, is late or calls something else.
+    /// Operands that do not fit, before any work; more rows than `capacity` for some rank, on all ranks; a rank that
+    /// left, is late or makes another call.
     pub fn dispatch<T: Element>(
         &mut self,
         routes: Routes<'_, T>,
@@ -84,11 +83,11 @@ impl Communicator {
         answer
     }
 
-    /// Combine by pulling, as `combine` of `tests/reference` has it: `out[t]` is the sum over ranks of what
-    /// they made of the token's rows. `sums` is `[capacity, H]`, `sent_rows` `[n, P]`, `out` `[n, H]`.
+    /// Combine by pulling, as defined by `combine` of `tests/reference`: `out[t]` is the sum over ranks of their
+    /// results for the token's rows. `sums` is `[capacity, H]`, `sent_rows` `[n, P]`, `out` `[n, H]`.
     ///
     /// # Errors
-    /// Operands that do not fit, before anything happens; a rank that left, is late or calls something else.
+    /// Operands that do not fit, before any work; a rank that left, is late or makes another call.
     pub fn combine<T: Element>(
         &mut self,
         sums: Span<T>,
@@ -114,7 +113,7 @@ impl Communicator {
         for (sent, to) in sent_rows.chunks_exact(world).zip(out.chunks_exact_mut(hidden.max(1))) {
             let (mut rows, mut found) = ([&[][..]; MAX_WORLD], 0);
             for (peer, &row) in sent.iter().enumerate().filter(|(_, row)| **row != NO_ROW) {
-                // SAFETY: the row is below `bound` (checked), so that it is within `sums`, which is within the buffer
+                // SAFETY: the row is below `bound` (checked), so it is within `sums`, which is within the buffer
                 // (checked); no rank writes sums between entry and exit.
                 rows[found] =
                     unsafe { std::slice::from_raw_parts(self.at(peer, sums).add(row as usize * hidden), hidden) };
@@ -125,7 +124,7 @@ impl Communicator {
         self.exit()
     }
 
-    /// Sends one token. Experts and ranks have been checked.
+    /// Sends one token, whose experts and ranks have been checked.
     fn send<T: Element>(
         &self,
         routes: &Routes<'_, T>,
@@ -149,8 +148,8 @@ impl Communicator {
                 next[peer] += 1;
                 let at = sent[peer] as usize;
                 // SAFETY: `at` is below the capacity, as every rank's rows were counted against it; the spans have been
-                // checked against it and the buffer; rows of this rank's tokens are written by this rank alone, and
-                // read after the exit.
+                // checked against it and the buffer; only this rank writes its tokens' rows, and they are read after
+                // the exit.
                 unsafe {
                     self.at(peer, received.rows).add(at * hidden).copy_from_nonoverlapping(row.as_ptr(), hidden);
                     self.at(peer, received.tokens).add(at).write(token as u32);
@@ -162,7 +161,7 @@ impl Communicator {
             }
             let at = sent[peer] as usize * k + filled[peer];
             filled[peer] += 1;
-            // SAFETY: as above; no more than k slots of a token are filled.
+            // SAFETY: as above, and at most k slots of a token are filled.
             unsafe {
                 self.at(peer, received.experts).add(at).write(experts[slot]);
                 self.at(peer, received.weights).add(at).write(weights[slot]);
@@ -246,7 +245,7 @@ impl Communicator {
     }
 }
 
-/// Placement and the places that have no word of their own.
+/// Hashes the placement and the ranges that have no word of their own.
 fn digest<T: Element>(routes: &Routes<'_, T>, received: Received<T>) -> u64 {
     let places =
         [received.experts.offset() as u64, received.weights.offset() as u64, routes.rank_of_expert.len() as u64];

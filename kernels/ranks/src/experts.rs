@@ -1,5 +1,5 @@
-//! Expert buffers that peers read where they lie, for [`semmoe_kernels::reshard`]: ranks are threads, or processes of
-//! one host.
+//! Expert buffers that peers read in place, for [`semmoe_kernels::reshard`]: ranks are threads, or processes on one
+//! host.
 
 use std::fs::File;
 use std::ops::Range;
@@ -13,17 +13,17 @@ use crate::error::RankError;
 use crate::huge::HugeMap;
 use crate::memory::{create_file, sealed_bytes};
 
-/// Where other processes of this machine, and other threads, find a rank's buffer.
+/// How other processes of this machine, and other threads, find a rank's buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BufferAddress {
     /// The rank's process.
     pub pid: u32,
-    /// Its descriptor there.
+    /// Its file descriptor there.
     pub fd: i32,
 }
 
 impl BufferAddress {
-    /// The file behind it, through its process, for reading and writing.
+    /// Opens the file behind it, through its process, for reading and writing.
     ///
     /// # Errors
     /// A sentence with the file's path.
@@ -34,23 +34,23 @@ impl BufferAddress {
     }
 }
 
-/// One rank's expert buffer, and those of the ranks that it reaches. All buffers have the same size.
+/// One rank's expert buffer, and those of the ranks within reach. All buffers have the same size.
 #[derive(Debug)]
 pub struct SharedExperts {
     rank: usize,
     bytes: usize,
-    /// Open for as long as ranks may want to map it.
+    /// Kept open while ranks may want to map it.
     file: File,
-    /// `[P]`; none for ranks out of reach.
+    /// `[P]`; `None` for ranks out of reach.
     maps: Vec<Option<HugeMap>>,
 }
 
 impl SharedExperts {
-    /// A rank's buffer, zeroed, in a unit of `world`: a file without a name, of which nothing is left when the last
-    /// process that maps it ends. Its pages are taken as they are first written. It reaches no other rank yet.
+    /// Creates a rank's zeroed buffer in a unit of `world`: an unnamed file, which disappears when the last process
+    /// that maps it ends. Pages are allocated on first write. Reaches no other rank yet.
     ///
     /// # Errors
-    /// A rank beyond the world, and memory that cannot be allocated.
+    /// A rank outside the world, or memory that cannot be allocated.
     pub fn create(rank: usize, world: usize, bytes: usize) -> Result<Self, RankError> {
         if rank >= world {
             return Err(RankError::NoSuchRank { rank, world });
@@ -62,38 +62,39 @@ impl SharedExperts {
         Ok(Self { rank, bytes, file, maps })
     }
 
-    /// The ends of `world` ranks that are threads of this process, in rank order. Each `host` ranks reach each other.
+    /// The ends of `world` ranks that are threads of this process, in rank order. Ranks reach each other within hosts
+    /// of `host` ranks.
     ///
     /// # Errors
-    /// As [`SharedExperts::create`]; hosts of no ranks.
+    /// Those of [`SharedExperts::create`]; hosts without ranks.
     pub fn on_hosts(world: usize, host: usize, bytes: usize) -> Result<Vec<Self>, RankError> {
         check_world(host)?;
         let mut ends = (0..world).map(|rank| Self::create(rank, world, bytes)).collect::<Result<Vec<_>, _>>()?;
         let addresses: Vec<BufferAddress> = ends.iter().map(Self::address).collect();
         for (rank, end) in ends.iter_mut().enumerate() {
             for peer in (0..world).filter(|&peer| peer != rank && peer / host == rank / host) {
-                // SAFETY: each rank has one end; who reads what when is the part of its callers' resharders.
+                // SAFETY: each rank has one end; its callers' resharders coordinate accesses.
                 unsafe { end.reach(peer, addresses[peer])? };
             }
         }
         Ok(ends)
     }
 
-    /// Where the others find this rank's buffer.
+    /// How others find this rank's buffer.
     #[must_use]
     pub fn address(&self) -> BufferAddress {
         BufferAddress { pid: std::process::id(), fd: self.file.as_raw_fd() }
     }
 
-    /// Maps a peer's buffer, which then is within reach.
+    /// Maps a peer's buffer, which is within reach from then on.
     ///
     /// # Safety
     /// The address is that of the peer's end, and each rank has one end. No rank reads bytes while their rank writes
-    /// them: so it is if all ends are used by [`semmoe_kernels::reshard::Resharder`] and, between its calls, ranks
+    /// them. This holds if all ends are used by [`semmoe_kernels::reshard::Resharder`] and, between its calls, ranks
     /// write only what no other rank reads.
     ///
     /// # Errors
-    /// No such rank; a file that cannot be opened, could be cut short or has another size.
+    /// No such rank; a file that cannot be opened, could be truncated or has another size.
     pub unsafe fn reach(&mut self, peer: usize, address: BufferAddress) -> Result<(), RankError> {
         let world = self.maps.len();
         let map = self.maps.get_mut(peer).ok_or(RankError::NoSuchRank { rank: peer, world })?;
@@ -107,14 +108,14 @@ impl SharedExperts {
         Ok(())
     }
 
-    /// Takes a peer's buffer out of reach. The own one stays.
+    /// Unmaps a peer's buffer. The rank's own one stays.
     pub fn leave(&mut self, peer: usize) {
         if let Some(map) = self.maps.get_mut(peer).filter(|_| peer != self.rank) {
             *map = None;
         }
     }
 
-    /// Moves what was written to these bytes of the own buffer into huge pages, as far as the system has some.
+    /// Moves written bytes of the rank's own buffer into huge pages, as far as available.
     pub fn settle(&self, written: Range<usize>) {
         self.maps[self.rank].iter().for_each(|map| map.collapse(written.clone()));
     }
@@ -123,13 +124,13 @@ impl SharedExperts {
     #[must_use]
     pub fn own(&self) -> &[u8] {
         match &self.maps[self.rank] {
-            // SAFETY: mapped, of `self.bytes` bytes, and `&self` keeps this rank from writing.
+            // SAFETY: mapped with `self.bytes` bytes, and `&self` prevents this rank from writing.
             Some(map) => unsafe { std::slice::from_raw_parts(map.at, self.bytes) },
             None => &[],
         }
     }
 
-    /// A row of a rank's buffer, if it is within reach and bounds.
+    /// A row of a rank's buffer, if within reach and bounds.
     fn row(&self, rank: usize, offset: usize, bytes: usize) -> Result<*mut u8, MemoryFault> {
         let fits = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         match self.maps.get(rank).and_then(Option::as_ref) {
@@ -155,10 +156,10 @@ impl ExpertMemory for SharedExperts {
 
     fn read(&self, rank: usize, offset: usize, into: &mut [u8]) -> Result<(), MemoryFault> {
         let row = self.row(rank, offset, into.len())?;
-        // A peer writes, then sends its message; this read must follow the message, whatever carried it.
+        // A peer writes, then sends its message; this read must follow the message, whatever transport carried it.
         fence(Ordering::SeqCst);
-        // SAFETY: within a mapped buffer (checked) that its rank does not write now, by the promise of `reach`; `into`
-        // is not part of it, as no reference to a buffer lives beside this call.
+        // SAFETY: within a mapped buffer (checked) that its rank does not write now, as promised to `reach`; `into` is
+        // not part of it, as no reference to a buffer outlives this call.
         unsafe { row.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
         Ok(())
     }
@@ -184,8 +185,8 @@ impl ExpertMemory for SharedExperts {
             return Err(MemoryFault { rank, offset: from, bytes, cause: format!("it overlaps the bytes at {to}") });
         }
         fence(Ordering::SeqCst);
-        // SAFETY: both within mapped buffers and apart (checked); the source is not written now and the target not
-        // read, by the promise of `reach`.
+        // SAFETY: both within mapped buffers and disjoint (checked); the source is not written now and the target not
+        // read, as promised to `reach`.
         unsafe { hash.copy(source, target, bytes) };
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Rows that peers read where they lie: memory of a unit whose ranks are threads, or processes of one host.
+//! Rows that peers read in place: memory of a unit whose ranks are threads, or processes on one host.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::communicator::check_world;
 use crate::error::RankError;
 use crate::span::ALIGNMENT;
 
-/// One rank's two halves, and those of the ranks that it reaches.
+/// One rank's two halves, and those of the ranks within reach.
 pub struct SharedHalves<T> {
     rank: usize,
-    /// Elements of a half.
+    /// Elements per half.
     len: usize,
     own: [*mut T; 2],
     /// `[P]` for each half; null for ranks out of reach.
@@ -24,25 +24,24 @@ pub struct SharedHalves<T> {
     _memory: Box<dyn Any + Send>,
 }
 
-// SAFETY: the pointers are to memory that any thread may use; only `halves`, by `&mut self`, hands out what this rank
-// writes.
+// SAFETY: the pointers are to memory that any thread may use; only `halves`, through `&mut self`, hands out the part
+// that this rank writes.
 unsafe impl<T: Element> Send for SharedHalves<T> {}
 
-/// Bytes of memory that a rank needs for halves of `elements` elements: both, each beginning at a multiple of
-/// [`ALIGNMENT`].
+/// Bytes of memory for both halves of `elements` elements, each starting at a multiple of [`ALIGNMENT`].
 #[must_use]
 pub fn halves_bytes<T: Element>(elements: usize) -> Option<usize> {
     elements.checked_mul(size_of::<T>())?.checked_next_multiple_of(ALIGNMENT)?.checked_mul(2)
 }
 
 impl<T: Element> SharedHalves<T> {
-    /// The end of a rank; `buffers[p]` is rank p's memory as mapped here, null if it is out of reach, with
-    /// [`halves_bytes`] bytes.
+    /// The end of a rank. `buffers[p]` is rank p's memory of [`halves_bytes`] bytes as mapped here, or null if out of
+    /// reach.
     ///
     /// # Safety
-    /// Memory that is not null is mapped, zeroed or written by such ends alone, at a multiple of [`ALIGNMENT`], for as
-    /// long as `memory` lives; a rank has one end. All ends are used by collectives that all ranks call in the same
-    /// order, as [`semmoe_kernels::collectives`] has them.
+    /// Non-null memory is mapped at a multiple of [`ALIGNMENT`] for as long as `memory` lives, and is zeroed or written
+    /// only by such ends; each rank has one end. All ends are used by collectives that all ranks call in the same
+    /// order, as specified in [`semmoe_kernels::collectives`].
     ///
     /// # Panics
     /// If the rank has no buffer of its own.
@@ -59,11 +58,11 @@ impl<T: Element> SharedHalves<T> {
         Self { rank, len: elements, own, parts: [parts(0), parts(1)], _memory: memory }
     }
 
-    /// The ends of `world` ranks that are threads of this process, in rank order. Each `host` ranks reach each other,
-    /// as if they were on one host.
+    /// The ends of `world` ranks that are threads of this process, in rank order. Ranks reach each other within
+    /// simulated hosts of `host` ranks.
     ///
     /// # Errors
-    /// An invalid world, hosts of no ranks, and memory that cannot be allocated.
+    /// An invalid world, hosts without ranks, or memory that cannot be allocated.
     pub fn on_hosts(world: usize, host: usize, elements: usize) -> Result<Vec<Self>, RankError> {
         check_world(world)?;
         check_world(host)?;
@@ -78,8 +77,8 @@ impl<T: Element> SharedHalves<T> {
                 false => std::ptr::null_mut(),
             };
             let buffers: Vec<*mut u8> = (0..world).map(buffer).collect();
-            // SAFETY: a part of the map for each rank, each with one end, which keeps the map; pages are aligned, and
-            // so is the stride.
+            // SAFETY: each rank has its own part of the map and one end, which keeps the map alive; pages are aligned,
+            // and so is the stride.
             unsafe { Self::new(rank, &buffers, elements, Box::new(Arc::clone(&map))) }
         };
         Ok((0..world).map(end).collect())
@@ -97,16 +96,17 @@ impl<T: Element> RowMemory<T> for SharedHalves<T> {
 
     fn halves(&mut self, half: Half, len: usize) -> (&mut [T], PeerRows<'_, T>) {
         assert!(len <= self.len, "{len} elements in a half of {}", self.len);
-        // SAFETY: within this rank's half (just checked), of which `&mut self` is the only use here; no peer reads it
-        // in this turn, and what is read beside it is the other half.
+        // SAFETY: within this rank's half (just checked), to which `&mut self` is the only access here; no peer reads
+        // it in this turn, and reads concern the other half.
         let own = unsafe { std::slice::from_raw_parts_mut(self.own[half as usize], len) };
         (own, self.read(half.other()))
     }
 
     fn read(&self, half: Half) -> PeerRows<'_, T> {
-        // Memory that peers wrote before sending is read after their message came, whatever carried it.
+        // Memory that peers wrote before sending is read after their message arrived, whatever transport carried it.
         fence(Ordering::SeqCst);
-        // SAFETY: mapped as long as `self` lives, and the collectives' turns keep ranks from writing what others read.
+        // SAFETY: mapped as long as `self` lives, and the collectives' turns prevent ranks from writing what others
+        // read.
         unsafe { PeerRows::shared(&self.parts[half as usize]) }
     }
 }

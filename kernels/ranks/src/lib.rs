@@ -1,29 +1,29 @@
 //! The collectives of `semmoe-kernels` between threads or processes of one machine: shared memory, signal words,
 //! deadlines.
 //!
-//! Every rank has a *symmetric buffer*, which all ranks can reach, and *signals*. A [`Communicator`] is one rank's end.
-//! A collective is entered when all ranks have arrived, works straight on the buffers of the others (no copy in
-//! between), and is left when all have finished, so that each may then write its buffer again. Each arrival is an
+//! Every rank has a *symmetric buffer*, which all ranks can access, and *signals*. A [`Communicator`] is one rank's
+//! end. A collective is entered when all ranks have arrived, works directly on the buffers of the others (without a
+//! copy in between), and is left when all have finished, so each may then overwrite its buffer. Each arrival is an
 //! epoch, counted from 1 and never reset.
 //!
 //! | module | what |
 //! |---|---|
-//! | `memory` | memory that several processes map: [`create_memory`], [`attach_memory`] |
+//! | `memory` | memory mapped by several processes: [`create_memory`], [`attach_memory`] |
 //! | `bell` | a word on which threads of any process can sleep: [`Bell`] |
 //! | `region` | memory of a group of one process: [`threads`] |
-//! | `span` | a typed place in every rank's symmetric buffer |
-//! | `signals` | the words through which ranks see each other |
+//! | `span` | a typed range in every rank's symmetric buffer |
+//! | `signals` | the words by which ranks communicate |
 //! | `barrier` | arriving, waiting with a deadline, noticing who left |
-//! | `call` | what a rank is about to do, compared with the others before anything is touched |
-//! | `communicator` | one rank's end: its buffer, and its life |
+//! | `call` | a rank's next call, compared with the others before any data changes |
+//! | `communicator` | one rank's end: its buffer and its lifecycle |
 //! | `reduce`, `exchange` | the collectives |
-//! | `halves` | rows that peers read where they lie, for [`semmoe_kernels::collectives`]: [`SharedHalves`] |
-//! | `experts` | expert buffers that peers read where they lie, for [`semmoe_kernels::reshard`]: [`SharedExperts`] |
+//! | `halves` | rows that peers read in place, for [`semmoe_kernels::collectives`]: [`SharedHalves`] |
+//! | `experts` | expert buffers that peers read in place, for [`semmoe_kernels::reshard`]: [`SharedExperts`] |
 //! | `huge` | mappings in huge pages |
 //! | `local` | messages between threads: [`LocalTransport`] |
 //!
-//! A rank that does not arrive within the time limit is an error that names it and the epoch, on every rank that waits.
-//! Ranks that disagree on shapes all get an error, and may go on.
+//! A rank that does not arrive within the time limit causes an error that names it and the epoch, on every waiting
+//! rank. If ranks disagree on shapes, all get an error and can continue.
 
 mod barrier;
 mod bell;
@@ -54,8 +54,8 @@ pub use semmoe_kernels::collectives::Norm;
 pub use signals::SIGNAL_BYTES;
 pub use span::{ALIGNMENT, Span};
 
-/// The most ranks of a group: a token's ranks are the bits of one word.
+/// Maximum ranks of a group: a token's ranks are the bits of one word.
 pub const MAX_WORLD: usize = 64;
 
-/// The widest row that the fused norm takes.
+/// Maximum row width of the fused norm.
 pub const MAX_NORM_WIDTH: usize = 1 << 16;

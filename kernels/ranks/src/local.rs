@@ -1,4 +1,4 @@
-//! Bytes and barrier between threads of one process: queues under a lock, the plainest that can be.
+//! Messages and barriers between threads of one process: queues under a lock, as simple as possible.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -18,10 +18,10 @@ struct Mesh {
 }
 
 struct State {
-    /// `[to][from]`: messages on their way.
+    /// `[to][from]`: messages in transit.
     queues: Vec<Vec<VecDeque<Vec<u8>>>>,
     rung: Vec<bool>,
-    /// The first rank that went away.
+    /// The first rank that disappeared.
     lost: Option<usize>,
     /// Buffers for the next messages.
     spare: Vec<Vec<u8>>,
@@ -56,7 +56,7 @@ impl LocalTransport {
 }
 
 impl Mesh {
-    /// A thread that panicked while it held the lock left nothing half done: the state is moved in whole messages.
+    /// A thread that panicked while holding the lock left nothing half done: state changes by entire messages.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -92,7 +92,7 @@ impl Lockstep for LocalTransport {
             if peer == self.rank {
                 continue;
             }
-            // A message that was sent before its sender died still counts, as it does on a wire.
+            // A message that was sent before its sender died still counts, as on a wire.
             let message = loop {
                 if let Some(message) = state.queues[self.rank][peer].pop_front() {
                     break message;

@@ -1,4 +1,4 @@
-//! Memory that several processes map: a file without a name, so that nothing stays behind when a process is killed.
+//! Memory mapped by several processes: an unnamed file, so that nothing is left behind when a process is killed.
 
 use std::fs::File;
 
@@ -7,7 +7,7 @@ use rustix::fs::{MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, fcntl_get
 
 use crate::error::RankError;
 
-/// Makes `bytes` bytes of zeros, and maps them. The file is its owner's alone (mode 0600) and keeps its size. Give it
+/// Creates and maps `bytes` zero bytes. Only its owner can access the file (mode 0600), and its size is fixed. Pass it
 /// to the other processes (inherited, over a socket, or by its path under `/proc`), which call [`attach_memory`].
 ///
 /// # Errors
@@ -18,27 +18,27 @@ pub fn create_memory(name: &str, bytes: usize) -> Result<(File, MmapRaw), RankEr
     Ok((file, map))
 }
 
-/// The file of [`create_memory`], not mapped.
+/// The unmapped file of [`create_memory`].
 pub(crate) fn create_file(name: &str, bytes: usize) -> Result<File, RankError> {
     let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(RankError::memory)?;
     fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(RankError::memory)?;
     let file = File::from(fd);
     file.set_len(bytes as u64).map_err(RankError::memory)?;
-    // It cannot be cut short, which would kill a process that touches it.
+    // It cannot be truncated, which would kill a process that accesses it.
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(RankError::memory)?;
     Ok(file)
 }
 
-/// Maps what another process has made, whole: `least` bytes or more.
+/// Maps the entire memory created by another process: `least` bytes or more.
 ///
 /// # Errors
-/// A file that could be cut short, or has fewer bytes.
+/// A file that could be truncated, or is too short.
 pub fn attach_memory(file: &File, least: usize) -> Result<MmapRaw, RankError> {
     let length = sealed_bytes(file, least)?;
     MmapOptions::new().len(length).map_raw(file).map_err(RankError::memory)
 }
 
-/// The bytes of a file that cannot be cut short, `least` or more.
+/// The size of a file that cannot be truncated, `least` or more.
 pub(crate) fn sealed_bytes(file: &File, least: usize) -> Result<usize, RankError> {
     let seals = fcntl_get_seals(file).map_err(RankError::memory)?;
     if !seals.contains(SealFlags::SHRINK) {

@@ -15,11 +15,11 @@ use crate::{MAX_NORM_WIDTH, MAX_WORLD};
 
 impl Communicator {
     /// Reduce-scatter by pulling, shuffled if the split is: `out[i] = sum over q of part_q[token(offsets[rank] + i)]`,
-    /// as `reduce_scatter` of `tests/reference` has it. `part` is `[n, H]`, `out` `[m, H]`. Reads P x m rows,
+    /// as defined by `reduce_scatter` of `tests/reference`. `part` is `[n, H]`, `out` `[m, H]`. Reads P x m rows,
     /// writes m.
     ///
     /// # Errors
-    /// Operands that do not fit, before anything happens; a rank that left, is late or calls something else.
+    /// Operands that do not fit, before any work; a rank that left, is late or makes another call.
     pub fn reduce_scatter<T: Element>(
         &mut self,
         part: Span<T>,
@@ -43,11 +43,11 @@ impl Communicator {
         self.exit()
     }
 
-    /// The same, with residual and RMSNorm: `reduce_scatter_norm` of `tests/reference`. `out` `[m, H]` is the
-    /// normed rows.
+    /// Reduce-scatter with residual and RMSNorm: `reduce_scatter_norm` of `tests/reference`. `out` `[m, H]` receives
+    /// the normed rows.
     ///
     /// # Errors
-    /// As [`Communicator::reduce_scatter`], and rows wider than [`MAX_NORM_WIDTH`].
+    /// Those of [`Communicator::reduce_scatter`]; rows wider than [`MAX_NORM_WIDTH`].
     pub fn reduce_scatter_norm<T: Element>(
         &mut self,
         part: Span<T>,
@@ -76,12 +76,12 @@ impl Communicator {
         self.exit()
     }
 
-    /// Allgather by pushing, to the exact inverse places: `out_q[token(offsets[rank] + i)] = rows[i]` on every rank q,
-    /// as `allgather` of `tests/reference` has it. `rows` is `[m, H]`, `out` `[n, H]`. Reads m rows, writes P x
+    /// Allgather by pushing to the exact inverse positions: `out_q[token(offsets[rank] + i)] = rows[i]` on every rank
+    /// q, as defined by `allgather` of `tests/reference`. `rows` is `[m, H]`, `out` `[n, H]`. Reads m rows, writes P x
     /// m.
     ///
     /// # Errors
-    /// Operands that do not fit, before anything happens; a rank that left, is late or calls something else.
+    /// Operands that do not fit, before any work; a rank that left, is late or makes another call.
     pub fn allgather<T: Element>(
         &mut self,
         rows: &[T],
@@ -97,9 +97,9 @@ impl Communicator {
             let at = split.token(position) * hidden;
             for step in 0..self.world() {
                 let peer = (self.rank + step) % self.world();
-                // SAFETY: the token is below n, so that its row is within `out`, checked against the buffer; between
-                // entry and exit only the rank that has the token writes its row, and no rank reads it; `row` is not in
-                // a symmetric buffer.
+                // SAFETY: the token is below n, so its row is within `out`, checked against the buffer; between entry
+                // and exit only the rank that has the token writes its row, and no rank reads it; `row` is not in a
+                // symmetric buffer.
                 unsafe { self.at(peer, out).add(at).copy_from_nonoverlapping(row.as_ptr(), hidden) };
             }
         }
@@ -107,10 +107,10 @@ impl Communicator {
     }
 
     /// All-reduce: `out_q[i] = sum over p of part_p[i]` on every rank q. Each rank sums an even share and pushes it to
-    /// all. `part` and `out` are one place or two that do not overlap.
+    /// all. `part` and `out` are equal or do not overlap.
     ///
     /// # Errors
-    /// Operands that do not fit, before anything happens; a rank that left, is late or calls something else.
+    /// Operands that do not fit, before any work; a rank that left, is late or makes another call.
     pub fn all_reduce<T: Element>(&mut self, part: Span<T>, out: Span<T>) -> Result<(), RankError> {
         self.check_alive()?;
         self.check_span("the part", part)?;
@@ -131,15 +131,15 @@ impl Communicator {
             let sums = &mut sums[..width];
             sum_rows(self.pieces(part, at, width).get(), sums);
             for peer in 0..world {
-                // SAFETY: in bounds (checked); this rank alone reads and writes these elements between entry and exit,
-                // and the references to what was summed have ended.
+                // SAFETY: in bounds (checked); only this rank reads and writes these elements between entry and exit,
+                // and the references to the summed rows have ended.
                 unsafe { self.at(peer, out).add(at).copy_from_nonoverlapping(sums.as_ptr(), width) };
             }
         }
         self.exit()
     }
 
-    /// Checks a reduce-scatter; the positions of this rank.
+    /// Checks a reduce-scatter; returns the positions of this rank.
     fn check_reduce<T: Element>(
         &self,
         part: Span<T>,
@@ -160,14 +160,14 @@ impl Communicator {
         Ok(check_len("the part", part.len(), split.tokens().saturating_mul(hidden))?)
     }
 
-    /// The same elements of every rank's part. To be called between entry and exit, where no rank writes them.
+    /// These elements of every rank's part. To be called between entry and exit, when no rank writes them.
     fn pieces<'s, T: Element>(&self, part: Span<T>, at: usize, width: usize) -> Pieces<'s, T> {
         let mut pieces = Pieces { rows: [&[][..]; MAX_WORLD], world: self.world() };
         self.fill(&mut pieces, part, at, width);
         pieces
     }
 
-    /// As `pieces`, without making 64 slices again.
+    /// Refills `pieces`, without creating 64 slices again.
     fn fill<'s, T: Element>(&self, pieces: &mut Pieces<'s, T>, part: Span<T>, at: usize, width: usize) {
         for (rank, row) in pieces.rows.iter_mut().enumerate().take(self.world()) {
             // SAFETY: `at + width` is within the part (callers), the part within the buffer (checked), any bytes are a
@@ -177,14 +177,14 @@ impl Communicator {
     }
 }
 
-/// Bytes of the next token's row that are fetched ahead, on each rank: a processor fetches ahead on its own within a
-/// page, not to the row of another token.
+/// Bytes of the next token's row to prefetch, on each rank: the hardware prefetches only within a page, not to the row
+/// of another token.
 const PREFETCH_BYTES: usize = 1024;
 
-/// Elements that are summed before they are pushed: they stay in the first cache.
+/// Elements summed before they are pushed, so that they stay in the L1 cache.
 const SUM_CHUNK: usize = 2048;
 
-/// One slice for each rank.
+/// One slice per rank.
 struct Pieces<'s, T> {
     rows: [&'s [T]; MAX_WORLD],
     world: usize,

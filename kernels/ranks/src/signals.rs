@@ -1,4 +1,4 @@
-//! The words of one rank that all ranks see.
+//! The words of one rank that are visible to all.
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -6,27 +6,27 @@ use crate::MAX_WORLD;
 use crate::bell::Bell;
 use crate::call::CALL_WORDS;
 
-/// Bytes of one rank's signals; they begin as zeros.
+/// Bytes of one rank's signals; initially zero.
 pub const SIGNAL_BYTES: usize = 512;
 
-/// The signals of one rank, written by it alone but for the bell's waiters. All zeros is a rank that has not arrived
-/// yet.
+/// The signals of one rank, written only by that rank, except the bell's waiters. All zeros means that the rank has not
+/// arrived yet.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Signals {
-    /// Rung at each change of `arrived` and `state`; waiters sleep on it.
+    /// Rung on each change of `arrived` and `state`; waiters sleep on it.
     pub(crate) bell: Bell,
     /// The last epoch that the rank has reached.
     pub(crate) arrived: AtomicU32,
     /// [`ALIVE`], [`LEFT`] or [`GAVE_UP`]
     pub(crate) state: AtomicU32,
-    /// If it gave up: the rank that it waited for.
+    /// If it gave up: the rank it was waiting for.
     pub(crate) cause: AtomicU32,
-    /// Not 0 if the rank has joined.
+    /// Nonzero if the rank has joined.
     pub(crate) joined: AtomicU32,
-    /// The call that the rank is in; see [`crate::call`].
+    /// The rank's current call; see [`crate::call`].
     pub(crate) call: [AtomicU64; CALL_WORDS],
-    /// Rows that it sends to each rank in this dispatch.
+    /// Number of rows that it sends to each rank in this dispatch.
     pub(crate) counts: [AtomicU32; MAX_WORLD],
 }
 

@@ -1,11 +1,11 @@
-//! A typed place in the symmetric buffer, the same on every rank.
+//! A typed range in the symmetric buffer, equal on every rank.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use crate::error::RankError;
 
-/// Spans begin at multiples of this many bytes.
+/// Spans start at multiples of this many bytes.
 pub const ALIGNMENT: usize = 16;
 
 /// `len` values of T from a byte offset on, in every rank's symmetric buffer.
@@ -20,7 +20,7 @@ impl<T: bytemuck::Pod> Span<T> {
     /// `len` values at `offset` bytes, a multiple of [`ALIGNMENT`].
     ///
     /// # Errors
-    /// An offset between the steps, or an end past the address space.
+    /// A misaligned offset, or an end past the address space.
     pub fn new(offset: usize, len: usize) -> Result<Self, RankError> {
         if !offset.is_multiple_of(ALIGNMENT) {
             return Err(RankError::Misaligned { what: "a span", found: offset, alignment: ALIGNMENT });
@@ -34,13 +34,13 @@ impl<T: bytemuck::Pod> Span<T> {
         Ok(Self { offset, len, of: PhantomData })
     }
 
-    /// Bytes from the beginning of the symmetric buffer.
+    /// Bytes from the start of the symmetric buffer.
     #[must_use]
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Values.
+    /// Number of values.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
@@ -52,7 +52,7 @@ impl<T: bytemuck::Pod> Span<T> {
         self.len == 0
     }
 
-    /// Where the next span can begin.
+    /// Where the next span can start.
     #[must_use]
     pub fn next(&self) -> usize {
         self.end().next_multiple_of(ALIGNMENT)
@@ -67,7 +67,7 @@ impl<T: bytemuck::Pod> Span<T> {
     }
 }
 
-/// Whether two places in a buffer have bytes in common.
+/// Whether two ranges of a buffer overlap.
 pub(crate) fn overlap(one: &Range<usize>, other: &Range<usize>) -> bool {
     one.start < other.end && other.start < one.end
 }

@@ -1,4 +1,4 @@
-//! The carriers between threads: messages, shared memory, and shared memory within hosts with messages between them.
+//! Carriers between threads: messages, shared memory, and shared memory within hosts with messages between them.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use half::bf16;
@@ -12,7 +12,7 @@ use semmoe_reference::law::{self, Case, elements, on_ranks};
 
 type End<T> = Box<dyn Collectives<T>>;
 
-/// Ends whose ranks share memory within hosts of `host` ranks: 0 for none.
+/// Ends whose ranks share memory within hosts of `host` ranks; 0 = none do.
 fn ends<T: Element>(world: usize, host: usize, elements: usize) -> Vec<End<T>> {
     let links = LocalTransport::mesh(world);
     if host == 0 {
@@ -35,7 +35,7 @@ proptest! {
         let room = elements(case, world);
         law::holds::<f32>(ends(world, host, room), case);
         law::holds::<bf16>(ends(world, host, room), case);
-        // f32 rows that travel as bf16 are those of bf16, as widening is exact.
+        // f32 rows that travel as bf16 equal those of bf16, as widening is exact.
         let rounded = ends(world, host, room).into_iter().map(|end| {
             let wide = Box::new(CastCollectives::<f32, bf16>::new(end));
             Box::new(CastCollectives::<bf16, f32>::new(wide)) as End<bf16>

@@ -1,5 +1,5 @@
-//! Every collective between threads equals the reference bit for bit: any shape, any arrival, buffers poisoned before,
-//! several in a row.
+//! Every collective between threads equals the reference bit for bit: any shape, any order of arrival, poisoned
+//! buffers, several in a row.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -29,7 +29,7 @@ fn shape() -> impl Strategy<Value = Shape> {
     })
 }
 
-/// Scatter, fused scatter, gather and all-reduce, three times over in the same buffers.
+/// Scatter, fused scatter, gather and all-reduce, three times in the same buffers.
 fn reduces<T: Element>(shape: &Shape) {
     let Shape { ranks, ref destinations, hidden, seed } = *shape;
     let n = destinations.len();
@@ -83,7 +83,7 @@ fn reduces<T: Element>(shape: &Shape) {
     }
 }
 
-/// Dispatch and combine, twice over.
+/// Dispatch and combine, twice.
 fn exchanges<T: Element>(ranks: usize, hidden: usize, experts_total: usize, seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let top_k = random.usize(1..=experts_total);
@@ -96,7 +96,7 @@ fn exchanges<T: Element>(ranks: usize, hidden: usize, experts_total: usize, seed
     let sent: Vec<&[i32]> = expected.iter().map(|dispatched| &dispatched.sent_rows[..]).collect();
     let received_rows: Vec<&[T]> = expected.iter().map(|dispatched| &dispatched.rows[..]).collect();
     let combined = reference::combine(&received_rows, &sent, hidden).unwrap();
-    // Exactly as many as the fullest rank needs.
+    // Exactly the capacity that the fullest rank needs.
     let capacity = expected.iter().map(|dispatched| dispatched.tokens.len()).max().unwrap();
     let (places, bytes) = places::<T>(capacity, hidden, top_k);
     on_ranks(group(ranks, bytes), |comm| {

@@ -1,4 +1,4 @@
-//! Ranks that are late, leave, or disagree: an error on every rank, soon, and none that waits for ever.
+//! Ranks that are late, leave, or disagree: every rank gets an error soon, and none waits forever.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -28,7 +28,7 @@ fn a_rank_that_never_arrives_is_named_with_the_epoch() {
     let late = comms.pop().unwrap();
     let answers = on_ranks(comms, |comm| {
         let first = scatter(comm, 8);
-        // Nothing more can be done with the group, its memory included: the late rank may come after all.
+        // Neither the group nor its memory can be used any more: the late rank may still arrive.
         assert_eq!(scatter(comm, 8), first);
         assert_eq!(comm.view(Span::<u8>::new(0, 8).unwrap()).unwrap_err(), first.clone().unwrap_err());
         first.unwrap_err()
@@ -41,7 +41,7 @@ fn a_rank_that_never_arrives_is_named_with_the_epoch() {
         assert!(*answer == timed_out || reported, "{answer}");
         assert!(answer.to_string().contains("rank 2 did not arrive"), "{answer}");
     }
-    // It comes after all, and learns at once that the others have gone.
+    // It arrives after all, and learns at once that the others are gone.
     let mut late = late;
     let found = scatter(&mut late, 8).unwrap_err();
     assert!(matches!(found, RankError::GaveUp { epoch: 1, .. } | RankError::Left { epoch: 1, .. }), "{found}");
@@ -59,7 +59,7 @@ fn a_rank_that_leaves_in_the_middle_ends_the_wait_of_all() {
     assert_eq!(answers[1], Ok(()));
     for rank in [0, 2, 3] {
         let error = answers[rank].clone().unwrap_err();
-        // Two epochs a collective; the seventh is the fourth's entry.
+        // Two epochs per collective; the seventh is the fourth's entry.
         let left = RankError::Left { rank: RankId::new(1), epoch: 7 };
         let reported = matches!(error, RankError::GaveUp { epoch: 7, cause, .. } if cause == RankId::new(1));
         let gone = matches!(error, RankError::Left { epoch: 7, .. });
@@ -97,7 +97,7 @@ fn ranks_that_disagree_all_get_an_error_and_go_on() {
     let answers = on_ranks(threads(3, 4096, PATIENCE).unwrap(), |comm| {
         cases.map(|(_, call)| {
             let error = call(comm).unwrap_err();
-            // In step still: the next collective works.
+            // Still in step: the next collective works.
             scatter(comm, 8).unwrap();
             error
         })
@@ -134,7 +134,7 @@ fn too_many_rows_for_a_rank_fail_on_all() {
 
 #[test]
 fn operands_that_do_not_fit_are_refused_before_anything_happens() {
-    // One rank alone would time out if any of these took part.
+    // With a single rank, any of these that took part would time out.
     let mut comms = threads(2, 64, SOON).unwrap();
     let comm = &mut comms[0];
     let (two, three) = (even_offsets(4, 2).unwrap(), even_offsets(4, 3).unwrap());
@@ -170,7 +170,7 @@ fn operands_that_do_not_fit_are_refused_before_anything_happens() {
     // An argsort that was never filled is a split over no ranks.
     let none = semmoe_kernels::RankOrder::default();
     assert!(comm.reduce_scatter(span(0, 0), 2, RowSplit::from(&none), &mut []).is_err());
-    // The other rank is not there, so that the first call that takes part ends by the clock.
+    // The other rank is absent, so the first call that takes part times out.
     assert!(matches!(comm.barrier(), Err(RankError::TimedOut { epoch: 1, .. })));
 }
 
@@ -185,7 +185,7 @@ fn groups_that_cannot_be_are_refused() {
     let base = base.wrapping_add(base.align_offset(64));
     let (buffers, signals) = ([base], [base.wrapping_add(SIGNAL_BYTES)]);
     let whole = RawGroup { rank: 0, buffers: &buffers, buffer_bytes: 64, signals: &signals, timeout: SOON };
-    // SAFETY: refused before anything is touched, but for the last, whose memory is in `memory`.
+    // SAFETY: rejected before any access, except the last, whose memory is in `memory`.
     unsafe {
         assert!(matches!(
             Communicator::join(RawGroup { rank: 1, ..whole }),

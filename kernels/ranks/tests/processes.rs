@@ -1,4 +1,4 @@
-//! Ranks as processes over shared memory. This program starts itself again for the other ranks.
+//! Ranks as processes with shared memory. This program starts itself again for the other ranks.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -21,7 +21,7 @@ const WORLD: usize = 4;
 const TOKENS: usize = 37;
 const HIDDEN: usize = 19;
 
-/// Memory of a group, mapped here: signals, then buffers.
+/// Memory of a group as mapped here: signals, then buffers.
 struct Group {
     file: File,
     map: MmapRaw,
@@ -44,12 +44,12 @@ impl Group {
         let buffers = places(&mut at(0, BUFFER_BYTES));
         let signals = places(&mut at(self.world * BUFFER_BYTES, SIGNAL_BYTES));
         let group = RawGroup { rank, buffers: &buffers, buffer_bytes: BUFFER_BYTES, signals: &signals, timeout };
-        // SAFETY: the parts lie apart in the map, which the test keeps until its communicators are gone.
+        // SAFETY: the parts are disjoint in the map, which the test keeps until its communicators are gone.
         unsafe { Communicator::join(group) }
     }
 }
 
-/// `child` of this program: the path of the memory, the rank and what to do are in the environment.
+/// The `child` of this program: the environment has the path of the memory, the rank and the task.
 #[test]
 #[ignore = "a part of the other tests, which start it"]
 fn child() {
@@ -63,7 +63,7 @@ fn child() {
         "shuffle" => shuffle(&mut comm),
         "die" => {
             comm.barrier().unwrap();
-            // As a killed process: nothing is dropped or announced.
+            // Like a killed process: nothing is dropped or announced.
             std::process::abort();
         }
         task => panic!("no task {task}"),
@@ -86,7 +86,7 @@ fn start(group: &Group, rank: usize, task: &str) -> Child {
         .unwrap()
 }
 
-/// SRS, then SAG; every rank sees the all-reduced rows.
+/// SRS, then SAG; every rank gets the all-reduced rows.
 fn shuffle(comm: &mut Communicator) {
     let rank = comm.rank().index();
     let data: Vec<Vec<bf16>> = (0..WORLD).map(|rank| values(TOKENS * HIDDEN, rank as u64)).collect();
@@ -122,7 +122,7 @@ fn a_process_that_died_is_named() {
     comm.barrier().unwrap();
     assert!(!child.wait().unwrap().success());
     drop(comm);
-    // Its rank stays taken, also for this process: a new group is needed.
+    // Its rank stays taken, even for this process: a new group is needed.
     assert_eq!(shared.comm(1, PATIENCE).err(), Some(RankError::Joined { rank: RankId::new(1) }));
 
     let shared = Group::create(2);

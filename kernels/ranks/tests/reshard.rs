@@ -16,13 +16,13 @@ const EXPERTS: usize = 5;
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Wrong {
     Stop,
-    /// Bytes arrive changed.
+    /// Bytes arrive corrupted.
     Damage,
     /// A write fails.
     Fail,
 }
 
-/// Memory that does something wrong with the first bytes that are written to a slot.
+/// Memory that mishandles the first bytes written to a slot.
 struct Faulty {
     inner: SharedExperts,
     wrong: Option<(Wrong, std::ops::Range<usize>)>,
@@ -45,7 +45,7 @@ impl ExpertMemory for Faulty {
         self.inner.read(rank, offset, into)
     }
 
-    // `copy` is the default one, which writes by this.
+    // `copy` is the default one, which uses this.
     fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), MemoryFault> {
         let Some((wrong, _)) = self.wrong.take_if(|(_, slot)| slot.contains(&offset)) else {
             return self.inner.write(offset, bytes);
@@ -60,7 +60,7 @@ impl ExpertMemory for Faulty {
 }
 
 fn pool(world: usize) -> Pool {
-    // Nodes of 2 or 3 ranks, or of 1; a width that none but the last divides.
+    // Nodes of 2 or 3 ranks, or of 1; a width that only the last divides.
     let per_node = [2, 3, 1].into_iter().find(|&ranks| world.is_multiple_of(ranks)).unwrap();
     let grid = NodeGrid::of_nodes(world / per_node, per_node).unwrap();
     Pool::new(ExpertShape::rows(5, 7, 2).unwrap(), grid, EXPERTS, LAYERS, EXPERTS.div_ceil(world) + 1).unwrap()
@@ -83,7 +83,7 @@ fn ep(world: usize, turn: usize) -> Layout {
     Layout::Ep(Hosts::new(EXPERTS, world, (0..LAYERS).map(layer).collect()).unwrap())
 }
 
-/// An expert's bytes, by layer, expert and the place in the expert.
+/// An expert's bytes, by layer, expert and position within the expert.
 fn value(words: [usize; 6]) -> u8 {
     words.iter().fold(3u64, |hash, &word| (hash ^ word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23))
         as u8
@@ -117,7 +117,7 @@ struct Unit<'a> {
 }
 
 impl Unit<'_> {
-    /// Loads the layout on as many threads as there are ranks and does `work` on each, with the checksums of all.
+    /// Loads the layout on one thread per rank and runs `work` on each, with the checksums of all.
     fn run<R: Send>(
         &self,
         work: impl Fn(usize, Resharder<'_, LocalTransport, Faulty>, Checksums) -> R + Sync,
@@ -143,7 +143,7 @@ impl Unit<'_> {
     }
 }
 
-/// Each with the next, and the last with the first: EP, TP, another EP, and again the first.
+/// The sequence EP, TP, another EP, and the first again.
 fn layouts(world: usize) -> [Layout; 3] {
     [ep(world, 0), Layout::Tp, ep(world, 2)]
 }
@@ -187,7 +187,7 @@ struct Injected {
     rank: usize,
 }
 
-/// The switch ends in the old layout, on all ranks, for the same reason; then it is done without a fault.
+/// The switch ends in the old layout, on all ranks, for the same reason; then it succeeds without the fault.
 fn roll_back(pool: &Pool, switch: &Switch<'_>, injected: Injected, host: usize) {
     let side = switch.side();
     let unit = Unit { pool, layout: switch.from(), side, host, chunk_bytes: 50 };
@@ -234,7 +234,7 @@ fn a_fault_at_any_layer_rank_and_direction_ends_in_the_old_layout() {
     }
 }
 
-/// A fault, and another one on the way back: the unit is in neither layout, and every rank says so.
+/// A second fault during rollback: the unit is in neither layout, and every rank reports it.
 #[test]
 fn a_rollback_that_fails_is_an_error_on_all_ranks() {
     let (pool, [first, tp, _]) = (pool(4), layouts(4));
@@ -242,8 +242,8 @@ fn a_rollback_that_fails_is_an_error_on_all_ranks() {
     let unit = Unit { pool: &pool, layout: &first, side: Side::High, host: 2, chunk_bytes: 50 };
     unit.run(|rank, resharder, checksums| {
         let (link, memory) = resharder.into_parts();
-        // Layer 1 is refused, then layer 0 cannot be written back: the end of its old slot, where the way there wrote
-        // nothing.
+        // Layer 1 is refused, then layer 0 cannot be written back: the end of its old slot, which the forward direction
+        // did not write.
         let end = pool.slot(&tp, Side::Low, 1).end..pool.slot(&first, Side::High, 0).end;
         memory.wrong = Some((Wrong::Fail, end)).filter(|_| rank == 3);
         let mut resharder = Resharder::new(link, memory, 50);
@@ -297,7 +297,7 @@ fn damage_in_a_copy_is_found_and_operands_are_checked() {
     let (pool, [first, tp, _]) = (pool(2), layouts(2));
     let unit = Unit { pool: &pool, layout: &first, side: Side::High, host: 2, chunk_bytes: 50 };
     unit.run(|rank, resharder, checksums| {
-        // The first byte of this rank's last layer changes where it lies.
+        // Corrupts the first byte of this rank's last layer in place.
         let (link, memory) = resharder.into_parts();
         let at = pool.slot(&first, Side::High, LAYERS - 1).start;
         let byte = memory.inner.own()[at];
@@ -311,7 +311,7 @@ fn damage_in_a_copy_is_found_and_operands_are_checked() {
         // Checksums that were never gathered.
         let none = Checksums::new(&pool);
         assert_eq!(resharder.verify(&pool, &first, Side::High, &none).unwrap_err().reason(), Reason::Checksum);
-        // Another buffer.
+        // A different buffer.
         let other = Pool::new(ExpertShape::slice_major(2, 8).unwrap(), pool.grid(), EXPERTS, LAYERS, 4).unwrap();
         let switch = Switch::new(&other, &Layout::Tp, &first, Side::High).unwrap();
         let error = resharder.run(&switch, &none, &mut |_| true).unwrap_err();

@@ -36,9 +36,9 @@ impl RankOrder {
     }
 }
 
-/// An integer that names a rank: `u16` as tables hold it, `u32` as kernels do.
+/// An integer that names a rank: `u16` in tables, `u32` in kernels.
 pub trait Destination: Copy + sealed::Sealed {
-    /// As an index.
+    /// Converts to an index.
     fn index(self) -> usize;
 }
 
@@ -60,11 +60,11 @@ impl Destination for u32 {
     }
 }
 
-/// Sorts items by destination; `destinations` is `[n]`, each below `ranks`. Stable. What `out` held is lost, on an
-/// error too. Line 3 of the paper's Algorithm 3, with the offsets that its lines 4 to 6 need.
+/// Sorts items by destination, stably; `destinations` is `[n]`, each below `ranks`. The previous content of `out` is
+/// lost, even on an error. Line 3 of the paper's Algorithm 3, with the offsets that its lines 4 to 6 need.
 ///
 /// # Errors
-/// A destination out of range, by its index.
+/// A destination out of range, with its index.
 pub fn argsort_by_rank<D: Destination>(
     destinations: &[D],
     ranks: usize,
@@ -78,10 +78,10 @@ pub fn argsort_by_rank<D: Destination>(
     argsort_into(destinations, permutation, inverse, offsets)
 }
 
-/// As [`argsort_by_rank`], into slices: `permutation` and `inverse` `[n]`, `offsets` `[P + 1]`.
+/// Sorts items by destination, stably, into slices: `permutation` and `inverse` `[n]`, `offsets` `[P + 1]`.
 ///
 /// # Errors
-/// As [`argsort_by_rank`], and slices of other lengths.
+/// Those of [`argsort_by_rank`], and slices of wrong lengths.
 pub fn argsort_into<D: Destination>(
     destinations: &[D],
     permutation: &mut [u32],
@@ -108,14 +108,14 @@ pub fn argsort_into<D: Destination>(
     for p in 0..ranks {
         offsets[p + 1] += offsets[p];
     }
-    // The start of each destination serves as its cursor, which then stands at the start of the next one.
+    // The start of each destination serves as its cursor, which ends up at the start of the next one.
     place((0..).zip(destinations), offsets, permutation, inverse);
     offsets.rotate_right(1);
     offsets[0] = 0;
     Ok(())
 }
 
-/// Puts items at the cursors of their destinations.
+/// Places items at the cursors of their destinations.
 #[inline(always)]
 fn place<'a, D: Destination + 'a>(
     items: impl Iterator<Item = (usize, &'a D)>,

@@ -1,5 +1,5 @@
-//! Counting sort 16 items at a time, for few ranks: a compare finds which items are a rank's, a compress writes them
-//! behind each other, an expand gives each its position. Not a gather or scatter in it, which are slow.
+//! Counting sort 16 items at a time, for few ranks: a compare finds a rank's items, a compress writes them
+//! contiguously, an expand gives each its position. Avoids gathers and scatters, which are slow.
 
 use core::arch::x86_64::{
     __m256i, __m512i, __mmask16, _mm256_loadu_si256, _mm512_add_epi32, _mm512_cmpeq_epi32_mask, _mm512_cvtepu16_epi32,
@@ -9,11 +9,11 @@ use core::arch::x86_64::{
 
 use super::{Destination, place as place_each};
 
-/// The most ranks for which this is faster than item by item.
+/// Maximum ranks for which this is faster than item by item.
 pub(super) const MAX_RANKS: usize = 8;
 const LANES: usize = 16;
 
-/// Whether the processor can.
+/// Whether the processor supports it.
 pub(super) fn available() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
@@ -21,7 +21,7 @@ pub(super) fn available() -> bool {
         && is_x86_feature_detected!("popcnt")
 }
 
-/// Fills all three; false if some destination is out of range.
+/// Fills all three; false if a destination is out of range.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,popcnt")]
 pub(super) fn sort<D: Destination>(
     destinations: &[D],
@@ -36,8 +36,8 @@ pub(super) fn sort<D: Destination>(
     fits
 }
 
-/// Fills `offsets` `[ranks + 1]`; false if some destination is out of range, as the counts then do not add up to all
-/// items.
+/// Fills `offsets` `[ranks + 1]`; false if a destination is out of range, as the counts then do not add up to the
+/// number of items.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,popcnt")]
 fn count<D: Destination>(destinations: &[D], offsets: &mut [u32]) -> bool {
     let ranks = offsets.len() - 1;
@@ -62,7 +62,7 @@ fn count<D: Destination>(destinations: &[D], offsets: &mut [u32]) -> bool {
     offsets[ranks] as usize == destinations.len()
 }
 
-/// Fills `permutation` and `inverse`, each `[n]`, with the offsets of [`count`].
+/// Fills `permutation` and `inverse`, each `[n]`, using the offsets of [`count`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,popcnt")]
 fn place<D: Destination>(destinations: &[D], offsets: &[u32], permutation: &mut [u32], inverse: &mut [u32]) {
     let (n, ranks) = (destinations.len(), offsets.len() - 1);
@@ -79,8 +79,8 @@ fn place<D: Destination>(destinations: &[D], offsets: &[u32], permutation: &mut 
             let mine = _mm512_cmpeq_epi32_mask(chunk, _mm512_set1_epi32(rank as i32));
             let (first, count) = (*cursor as usize, mine.count_ones());
             let packed = _mm512_maskz_compress_epi32(mine, items);
-            // SAFETY: only `count` lanes are written, and a rank's cursor advances by as many as `count` has counted
-            // for it, so that it stays within 0..n.
+            // SAFETY: only `count` lanes are written, and a rank's cursor advances by the number that `count` has
+            // counted for it, so it stays within 0..n.
             unsafe { _mm512_mask_storeu_epi32(permutation.as_mut_ptr().add(first).cast(), first_lanes(count), packed) };
             let following = _mm512_add_epi32(iota, _mm512_set1_epi32(first as i32));
             positions = _mm512_mask_expand_epi32(positions, mine, following);
@@ -97,8 +97,7 @@ fn place<D: Destination>(destinations: &[D], offsets: &[u32], permutation: &mut 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 #[inline]
 fn load<D: Destination>(chunk: &[D; LANES]) -> __m512i {
-    // SAFETY: as many bytes are read as the chunk has; destinations are u16 or u32 and nothing else, as the trait is
-    // sealed.
+    // SAFETY: reads exactly the bytes of the chunk; destinations can only be u16 or u32, as the trait is sealed.
     unsafe {
         match size_of::<D>() {
             2 => _mm512_cvtepu16_epi32(_mm256_loadu_si256(chunk.as_ptr().cast::<__m256i>())),
@@ -107,7 +106,7 @@ fn load<D: Destination>(chunk: &[D; LANES]) -> __m512i {
     }
 }
 
-/// A mask of the lanes below `count`, at most 16.
+/// A mask of the first `count` lanes, at most 16.
 #[inline(always)]
 fn first_lanes(count: u32) -> __mmask16 {
     ((1u32 << count) - 1) as __mmask16

@@ -8,9 +8,9 @@ use crate::lockstep_through;
 use crate::split::RowSplit;
 use crate::vector::{NormRow, norm_row};
 
-/// A caller's rows of `A` over collectives of `B`: every row is rounded to `B` before it is sent, sums are those of
-/// `B`, and what arrives is widened. So f32 rows take half the bytes as bf16. A rank's own rows are rounded like those
-/// that travel: results do not depend on who computes them, and all ranks gather the same rows.
+/// A caller's rows of `A` over collectives of `B`: every row is rounded to `B` before it is sent, sums are computed as
+/// for `B`, and received rows are widened. So f32 rows take half the bytes as bf16. A rank's own rows are rounded like
+/// those that travel: results do not depend on which rank computes them, and all ranks gather the same rows.
 pub struct CastCollectives<A, B> {
     unit: Box<dyn Collectives<B>>,
     part: Vec<A>,
@@ -20,7 +20,7 @@ pub struct CastCollectives<A, B> {
     received: Vec<B>,
     /// The rows of the last dispatch, by source.
     rows: Vec<A>,
-    /// `[R]`: which of its source's rows each is, in `rows`.
+    /// `[R]`: the index of each row of `rows` among its source's rows.
     places: Vec<u32>,
     sums: Vec<A>,
     /// Scratch of the fused norm.
@@ -28,7 +28,7 @@ pub struct CastCollectives<A, B> {
 }
 
 impl<A: Element, B: Element> CastCollectives<A, B> {
-    /// Over a unit whose rows are `B`.
+    /// Wraps a unit whose rows are `B`.
     pub fn new(unit: Box<dyn Collectives<B>>) -> Self {
         Self {
             unit,
@@ -42,7 +42,7 @@ impl<A: Element, B: Element> CastCollectives<A, B> {
         }
     }
 
-    /// Of the sums that were received. The residual does not travel, and keeps its type.
+    /// Norms the received sums. The residual does not travel, and keeps its type.
     fn norm_rows(&mut self, hidden: usize, split: RowSplit<'_>, norm: Norm<'_, A>, out: &mut [A]) {
         let Norm { residual, weight, epsilon, residual_out } = norm;
         self.wide_row.resize(hidden, 0.0);
@@ -57,7 +57,7 @@ impl<A: Element, B: Element> CastCollectives<A, B> {
     }
 }
 
-/// Both have the same length.
+/// Both slices have the same length.
 fn cast<A: Element, B: Element>(from: &[A], to: &mut [B]) {
     to.iter_mut().zip(from).for_each(|(to, value)| *to = B::round(value.widen()));
 }
@@ -69,7 +69,7 @@ fn cast_into<A: Element, B: Element>(from: &[A], to: &mut Vec<B>) {
 
 impl<A: Element, B: Element> Collectives<A> for CastCollectives<A, B> {
     fn part(&mut self, len: usize) -> Result<&mut [A], UnitError> {
-        // Before the caller computes what would not fit.
+        // Fail before the caller computes rows that would not fit.
         self.unit.part(len)?;
         self.part.resize(len, A::zeroed());
         Ok(&mut self.part)

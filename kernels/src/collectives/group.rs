@@ -9,8 +9,8 @@ use super::rows::INLINE_RANKS;
 use super::wire;
 use crate::nodes::NodeGrid;
 
-/// The link of a unit whose ranks agree on their nodes; its clones and groups share it. All ranks use groups in the
-/// same order: an exchange of any group counts as one of the unit's, so that each rank makes equally many.
+/// The link of a unit whose ranks agree on their nodes; shared by its clones and groups. All ranks use groups in the
+/// same order: an exchange of any group counts as one of the unit's, so each rank makes equally many.
 pub struct UnitLink<L> {
     state: Arc<Mutex<State<L>>>,
     grid: NodeGrid,
@@ -23,7 +23,7 @@ struct State<L> {
     sent: LevelBytes,
 }
 
-/// Bytes of messages, without what a carrier adds to them.
+/// Bytes of messages, without a carrier's overhead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LevelBytes {
     /// To other ranks of the own node.
@@ -39,10 +39,10 @@ impl<L> Clone for UnitLink<L> {
 }
 
 impl<L: Lockstep> UnitLink<L> {
-    /// Divides the ranks of a unit among nodes; all ranks call this at the same time.
+    /// Divides the ranks of a unit into nodes; all ranks call this at the same time.
     ///
     /// # Errors
-    /// Nodes that do not divide the ranks; a rank that divides the unit in another way, or not at all; a rank that was
+    /// Nodes that do not divide the ranks; a rank that divides the unit differently, or not at all; a rank that was
     /// lost.
     pub fn join(mut link: L, nodes: usize) -> Result<Self, UnitError> {
         let (rank, world) = (link.rank(), link.world());
@@ -61,19 +61,19 @@ impl<L: Lockstep> UnitLink<L> {
         Ok(Self { state, grid, rank, waker })
     }
 
-    /// The ranks of this rank's node: their ranks in the group are their local indices.
+    /// The group of this rank's node; ranks in it are local indices.
     pub fn inside(&self) -> GroupLink<L> {
         let members = self.grid.inside(self.grid.node(self.rank)).collect();
         GroupLink { unit: self.clone(), members, me: self.grid.local(self.rank) }
     }
 
-    /// The ranks across nodes with this rank's local index: their ranks in the group are their nodes.
+    /// The group across nodes of the ranks with this rank's local index; ranks in it are nodes.
     pub fn across(&self) -> GroupLink<L> {
         let members = self.grid.across(self.grid.local(self.rank)).collect();
         GroupLink { unit: self.clone(), members, me: self.grid.node(self.rank) }
     }
 
-    /// How the ranks are divided.
+    /// How the ranks are divided into nodes.
     pub fn grid(&self) -> NodeGrid {
         self.grid
     }
@@ -129,12 +129,12 @@ impl<L: Lockstep> Lockstep for UnitLink<L> {
     }
 }
 
-/// A group's end of one rank: ranks are counted within the group. Errors of the link name ranks as the unit does.
+/// One rank's end of a group: ranks are counted within the group. Errors of the link use the unit's rank numbers.
 pub struct GroupLink<L> {
     unit: UnitLink<L>,
-    /// The unit's ranks that are in the group, ascending.
+    /// The unit's ranks in the group, ascending.
     pub(super) members: Arc<[usize]>,
-    /// This rank's place among the members.
+    /// This rank's index among the members.
     me: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Bytes and barrier: what carries messages between the ranks of one unit.
+//! Messages and barriers between the ranks of one unit.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,25 +8,24 @@ use smallvec::SmallVec;
 
 use super::rows::INLINE_RANKS;
 
-/// The most bytes that one rank may send another in one collective.
+/// Maximum bytes that one rank may send another in one collective.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 30;
 
-/// One rank's end of a unit that moves in lockstep: all ranks make equally many exchanges, with all ranks or with some.
+/// One rank's end of a unit that runs in lockstep: all ranks make equally many exchanges, with all ranks or with some.
 ///
-/// Lockstep needs no coordinator. A rank with work begins a step, its first message wakes the others out of
-/// [`Lockstep::wait`], and they join with whatever they have, an empty step included; every step makes the same number
-/// of collectives. An end that failed stays failed and goes on naming the rank that failed first.
+/// Lockstep needs no coordinator. A rank with work begins a step, its first message wakes the others from
+/// [`Lockstep::wait`], and they join with whatever they have, possibly an empty step; every step has the same number of
+/// collectives. An end that failed stays failed and keeps naming the rank that failed first.
 pub trait Lockstep: Send {
     /// This rank.
     fn rank(&self) -> usize;
 
-    /// P: ranks in the unit, this one included.
+    /// P: ranks in the unit, including this one.
     fn world(&self) -> usize;
 
     /// Sends `outgoing[p]` to every peer p and fills `incoming[p]` with what p sent in the same collective. The own
-    /// slot is neither read nor written. Both slices have one buffer per rank; the buffers of `incoming` are reused.
-    /// When it returns, every rank has entered this collective, and what it wrote to shared memory before is visible
-    /// here.
+    /// slot is neither read nor written. Both slices have one buffer per rank; the buffers of `incoming` are reused. On
+    /// return, every rank has entered this collective, and what it wrote to shared memory before is visible here.
     ///
     /// # Errors
     /// Names the rank that was lost, was late, or broke the protocol; the first such cause is kept and reported to the
@@ -36,25 +35,24 @@ pub trait Lockstep: Send {
         self.group_all_to_all(Exchange { peers: &peers, outgoing, incoming, arrived: &mut |_| () })
     }
 
-    /// The same among some ranks only, each of which names this one. It counts as one exchange of each rank, and waits
-    /// for no rank but the peers: other groups make theirs at the same time.
+    /// Exchanges messages among some ranks only, each of which names this one. Counts as one exchange of each rank, and
+    /// waits only for the peers: other groups run theirs concurrently.
     ///
     /// # Errors
-    /// As [`Lockstep::all_to_all`].
+    /// Those of [`Lockstep::all_to_all`].
     fn group_all_to_all(&mut self, exchange: Exchange<'_>) -> Result<(), UnitError>;
 
-    /// Sleeps until a [`Waker`] of this rank rang or a peer has begun its next step, without a time limit.
+    /// Sleeps until a [`Waker`] of this rank rings or a peer has begun its next step, without a time limit.
     ///
     /// # Errors
-    /// A peer that goes away meanwhile is noticed at once.
+    /// A peer that disappears in the meantime is noticed at once.
     fn wait(&mut self) -> Result<Wake, UnitError>;
 
     /// A handle by which other threads of this process end [`Lockstep::wait`].
     fn waker(&self) -> Waker;
 }
 
-/// Makes a type a [`Lockstep`](crate::collectives::Lockstep) by another one:
-/// `[generics] type, end => the other one of it`.
+/// Implements [`Lockstep`](crate::collectives::Lockstep) by delegation: `[generics] type, end => the end delegated to`.
 #[macro_export]
 macro_rules! lockstep_through {
     ([$($generics:tt)*] $type:ty, $end:ident => $other:expr) => {
@@ -95,20 +93,20 @@ lockstep_through!([L: Lockstep + ?Sized] &mut L, end => **end);
 
 /// One exchange with some ranks. All slices are in the order of `peers`.
 pub struct Exchange<'a> {
-    /// Ranks, each once. The own rank may be among them; its slots are neither read nor written.
+    /// Distinct ranks. The own rank may be among them; its slots are neither read nor written.
     pub peers: &'a [usize],
     /// `outgoing[i]` is sent to `peers[i]`.
     pub outgoing: &'a [Vec<u8>],
     /// `incoming[i]` is filled with what `peers[i]` sent.
     pub incoming: &'a mut [Vec<u8>],
-    /// Called with i as soon as the whole message of `peers[i]` has arrived.
+    /// Called with i as soon as the complete message of `peers[i]` has arrived.
     pub arrived: &'a mut dyn FnMut(usize),
 }
 
 /// Why [`Lockstep::wait`] returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wake {
-    /// A [`Waker`] of this rank rang; any number of rings since the last wake count as one.
+    /// A [`Waker`] of this rank rang; any number of rings since the last wake-up count as one.
     Local,
     /// A peer has begun its next step and needs this rank in it.
     Peer,
@@ -119,7 +117,7 @@ pub enum Wake {
 pub struct Waker(Arc<dyn Fn() + Send + Sync>);
 
 impl Waker {
-    /// A waker that does `ring`.
+    /// A waker that calls `ring`.
     pub fn new(ring: impl Fn() + Send + Sync + 'static) -> Self {
         Self(Arc::new(ring))
     }
@@ -136,13 +134,13 @@ impl fmt::Debug for Waker {
     }
 }
 
-/// A rank of the unit failed; the unit cannot go on.
+/// A rank of the unit failed; the unit cannot continue.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum UnitError {
-    /// The rank went away.
+    /// The rank disappeared.
     #[error("rank {rank} was lost: {cause}")]
     PeerLost {
-        /// The rank that went first.
+        /// The first rank that disappeared.
         rank: usize,
         /// How it was noticed.
         cause: String,
@@ -150,12 +148,12 @@ pub enum UnitError {
     /// The rank is connected but did not take part in a collective.
     #[error("rank {rank} did not answer within {} ms", limit.as_millis())]
     TimedOut {
-        /// The rank that was waited for.
+        /// The rank that was late.
         rank: usize,
         /// The limit of one collective.
         limit: Duration,
     },
-    /// The rank sent a message that no rank of this unit would send.
+    /// The rank sent an invalid message.
     #[error("rank {rank} broke the protocol: {detail}")]
     Protocol {
         /// The rank that sent it.
@@ -163,7 +161,7 @@ pub enum UnitError {
         /// The value found and the one expected.
         detail: String,
     },
-    /// This rank's operands do not fit its memory or each other; the other ranks cannot go on without it.
+    /// This rank's operands do not fit its memory or each other; the other ranks cannot continue without it.
     #[error("rank {rank}: {detail}")]
     Operands {
         /// This rank.
@@ -184,29 +182,29 @@ impl UnitError {
         }
     }
 
-    /// Whether an operand has as many elements as it should.
+    /// Checks the number of elements of an operand.
     ///
     /// # Errors
-    /// If not, a sentence that says so.
+    /// An error that names both numbers.
     pub fn check(rank: usize, what: &str, found: usize, expected: usize) -> Result<(), Self> {
         let detail = || format!("{what} has {found} elements, expected {expected}");
         if found == expected { Ok(()) } else { Err(Self::Operands { rank, detail: detail() }) }
     }
 
-    /// A rank that went away.
+    /// The error for a rank that disappeared.
     pub fn lost(rank: usize, cause: impl Into<String>) -> Self {
         let cause = cause.into();
         Self::PeerLost { rank, cause }
     }
 
-    /// A rank that broke the protocol.
+    /// The error for a rank that broke the protocol.
     pub fn protocol(rank: usize, detail: impl Into<String>) -> Self {
         let detail = detail.into();
         Self::Protocol { rank, detail }
     }
 }
 
-/// Makes an error of a rank's message, as [`UnitError::protocol`].
+/// Converts a message to [`UnitError::protocol`].
 pub(super) fn protocol(rank: usize) -> impl FnOnce(String) -> UnitError {
     move |detail| UnitError::protocol(rank, detail)
 }

@@ -2,9 +2,9 @@
 
 use crate::element::Element;
 
-/// One of the two halves of a rank's memory. Collectives take turns with them: what a rank wrote for one collective may
-/// be read by its peers until it has entered the next, and is written again no earlier than for the one after that. So
-/// each collective needs a single barrier.
+/// One of the two halves of a rank's memory, which collectives use alternately. Peers may read what a rank wrote for
+/// one collective until it has entered the next, and it is overwritten no earlier than for the one after that. So each
+/// collective needs only one barrier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Half {
     /// The first.
@@ -15,7 +15,7 @@ pub enum Half {
 }
 
 impl Half {
-    /// The one that the next collective uses.
+    /// The half that the next collective uses.
     #[must_use]
     pub fn other(self) -> Self {
         match self {
@@ -25,26 +25,25 @@ impl Half {
     }
 }
 
-/// Memory of one rank in two halves, and of the peers that it can reach: those of one host, or of one NVLink domain.
+/// Memory of one rank in two halves, and of the peers within reach: those of one host, or of one NVLink domain.
 pub trait RowMemory<T>: Send {
-    /// Whether a peer's memory can be read from here, and this rank's from there: the same answer on both.
+    /// Whether a peer's memory can be read from here, and this rank's from there; the answer is equal on both.
     fn reaches(&self, peer: usize) -> bool;
 
-    /// Elements of a half; none where it grows as needed.
+    /// Elements per half; `None` if it grows as needed.
     fn limit(&self) -> Option<usize>;
 
-    /// The first `len` elements of this rank's half, to be written, and the other half of all ranks, to be read.
+    /// The first `len` elements of this rank's half for writing, and the other half of all ranks for reading.
     ///
     /// # Panics
-    /// If a half is shorter.
+    /// If a half is too short.
     fn halves(&mut self, half: Half, len: usize) -> (&mut [T], PeerRows<'_, T>);
 
-    /// The same half of this rank and of all peers within reach, to be read only in the turns that the collectives
-    /// allow.
+    /// This half of this rank's memory and of all peers within reach, to be read only when the collectives allow it.
     fn read(&self, half: Half) -> PeerRows<'_, T>;
 }
 
-/// The same half of several ranks' memory.
+/// One half of several ranks' memory.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerRows<'a, T> {
     parts: Parts<'a, T>,
@@ -56,14 +55,15 @@ enum Parts<'a, T> {
     Shared(&'a [SharedRows<T>]),
 }
 
-/// Rows in memory that several ranks have mapped.
+/// Rows in memory mapped by several ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedRows<T> {
     at: *const T,
     len: usize,
 }
 
-// SAFETY: a pointer to plain elements, which are only read through `PeerRows`, under the promise of `PeerRows::shared`.
+// SAFETY: a pointer to plain elements, which are only read through `PeerRows`, under the contract of
+// `PeerRows::shared`.
 unsafe impl<T: Element> Send for SharedRows<T> {}
 // SAFETY: as above.
 unsafe impl<T: Element> Sync for SharedRows<T> {}
@@ -81,27 +81,27 @@ impl<T> SharedRows<T> {
 }
 
 impl<'a, T: Element> PeerRows<'a, T> {
-    /// Of one rank alone.
+    /// Of a single rank.
     pub fn own(rank: usize, rows: &'a [T]) -> Self {
         Self { parts: Parts::Own { rank, rows } }
     }
 
-    /// Of all ranks; null where a rank is out of reach.
+    /// Of all ranks; null if a rank is out of reach.
     ///
     /// # Safety
-    /// Rows that are not null are mapped for `'a`, aligned, and written by no rank while slices returned by
+    /// Non-null rows are mapped for `'a`, aligned, and not written by any rank while slices returned by
     /// [`PeerRows::of`] are in use.
     pub unsafe fn shared(parts: &'a [SharedRows<T>]) -> Self {
         Self { parts: Parts::Shared(parts) }
     }
 
-    /// A rank's; empty if it is out of reach.
+    /// A rank's rows; empty if it is out of reach.
     pub fn of(&self, rank: usize) -> &'a [T] {
         match self.parts {
             Parts::Own { rank: own, rows } if own == rank => rows,
             Parts::Own { .. } => &[],
             Parts::Shared(parts) => match parts.get(rank) {
-                // SAFETY: the promise of `shared`.
+                // SAFETY: the contract of `shared`.
                 Some(part) if !part.is_null() => unsafe { std::slice::from_raw_parts(part.at, part.len) },
                 _ => &[],
             },
@@ -109,7 +109,7 @@ impl<'a, T: Element> PeerRows<'a, T> {
     }
 }
 
-/// Memory that no other rank can reach: rows travel in messages.
+/// Memory that no other rank can access: rows travel in messages.
 #[derive(Debug, Default)]
 pub struct PrivateMemory<T> {
     rank: usize,
@@ -117,7 +117,7 @@ pub struct PrivateMemory<T> {
 }
 
 impl<T: Element> PrivateMemory<T> {
-    /// Memory of a rank, which grows as it is needed.
+    /// Memory of a rank, which grows as needed.
     pub fn new(rank: usize) -> Self {
         Self { rank, halves: Default::default() }
     }

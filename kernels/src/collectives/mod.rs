@@ -1,16 +1,16 @@
-//! The collectives as one rank of a unit calls them, whatever carries their bytes.
+//! The collectives as called by one rank of a unit, for any transport.
 //!
 //! | role | interface | implementations |
 //! |---|---|---|
-//! | the collectives | [`Collectives`] | [`RowCollectives`], over the two below; [`CastCollectives`], over those of another type; [`HybridCollectives`], where an expert is sliced over a node, or attention is in groups of ranks |
-//! | bytes and barrier | [`Lockstep`] | threads (`semmoe-ranks`), streams over shared rings or TCP (the worker) |
+//! | the collectives | [`Collectives`] | [`RowCollectives`], over the two below; [`CastCollectives`], over those of another type; [`HybridCollectives`], for experts sliced over a node, or attention in groups of ranks |
+//! | messages and barriers | [`Lockstep`] | threads (`semmoe-ranks`), streams over shared rings or TCP (the worker) |
 //! | groups of ranks | [`UnitLink`]: the ranks inside a node, and across nodes | [`GroupLink`], over the unit's own link |
-//! | rows that peers read where they lie | [`RowMemory`] | [`PrivateMemory`] (none do), shared memory (`semmoe-ranks`) |
+//! | rows that peers read in place | [`RowMemory`] | [`PrivateMemory`] (none do), shared memory (`semmoe-ranks`) |
 //! | where a caller's rows are | [`Space`] | [`Host`], memory of a GPU (`semmoe-kernels-cuda`) |
 //!
-//! `tests/reference` defines each collective bit for bit. A collective is one exchange of messages,
-//! which is also its barrier. Where a peer's memory is within reach, messages carry no rows: they are read in place and
-//! added or gathered from there. So a unit may use shared memory inside its hosts and messages between them.
+//! `tests/reference` defines each collective bit for bit. A collective is one exchange of messages, which also acts as
+//! its barrier. If a peer's memory is within reach, messages carry no rows: they are read in place and added or
+//! gathered from there. So a unit may use shared memory inside its hosts and messages between them.
 
 mod cast;
 mod group;
@@ -34,18 +34,18 @@ pub use rows::{DISPATCH_HEADER_BYTES, RowCollectives, dispatch_row_bytes, split_
 pub use space::{Host, Space};
 
 /// One rank's end of a unit, for rows of T in the memory of S. All ranks call the same collectives in the same order,
-/// ranks without tokens included. Labels, splits and plans are the host's in every space.
+/// including ranks without tokens. Labels, splits and plans are in host memory in every space.
 pub trait Collectives<T: Element, S: Space = Host>: Lockstep {
-    /// Where this rank writes its `[n, H]` partial sums before [`Collectives::reduce_scatter`]; their content is
+    /// Where this rank writes its `[n, H]` partial sums before [`Collectives::reduce_scatter`]; the content is
     /// unspecified.
     ///
     /// # Errors
-    /// More elements than the memory of this rank has.
+    /// More elements than this rank's memory holds.
     fn part(&mut self, len: usize) -> Result<S::Write<'_, T>, UnitError>;
 
-    /// `out[i] = sum over ranks q, in rank order, of part_q[token(i)]` for the positions i of this rank, with the last
-    /// [`Collectives::part`] of each rank. `out` is `[m, H]`. Every rank calls this with the same split. With a norm,
-    /// `out` is the normed rows, as `reduce_scatter_norm` of `tests/reference` has them.
+    /// `out[i] = sum over ranks q, in rank order, of part_q[token(i)]` for the positions i of this rank, using the last
+    /// [`Collectives::part`] of each rank. `out` is `[m, H]`. Every rank passes the same split. With a norm, `out`
+    /// receives the normed rows, as defined by `reduce_scatter_norm` of `tests/reference`.
     ///
     /// # Errors
     /// A rank failed, or has another split.
@@ -57,11 +57,11 @@ pub trait Collectives<T: Element, S: Space = Host>: Lockstep {
         out: S::Write<'_, T>,
     ) -> Result<(), UnitError>;
 
-    /// Rows and labels of all ranks to all ranks, each where its token is: the inverse of
+    /// Distributes rows and labels of all ranks to all ranks, each at its token's position: the inverse of
     /// [`Collectives::reduce_scatter`].
     ///
     /// # Errors
-    /// A rank failed, or has another split, or a label that is out of bounds.
+    /// A rank failed, or has another split or an out-of-range label.
     fn allgather(
         &mut self,
         own: OwnRowsIn<'_, T, S>,
@@ -69,50 +69,51 @@ pub trait Collectives<T: Element, S: Space = Host>: Lockstep {
         out: AllRowsIn<'_, T, S>,
     ) -> Result<(), UnitError>;
 
-    /// Sends each token's row and pairs to the ranks that the plan names. `x` is `[n, H]`.
+    /// Sends each token's row and pairs to the ranks named by the plan. `x` is `[n, H]`.
     ///
     /// # Errors
-    /// A rank failed, or sent an invalid message; more rows than the memory of this rank has.
+    /// A rank failed, or sent an invalid message; more rows than this rank's memory holds.
     fn dispatch(&mut self, x: S::Read<'_, T>, hidden: usize, plan: &DispatchPlan) -> Result<(), UnitError>;
 
     /// The rows of the last dispatch, and where this rank writes a sum for each of them.
     fn received(&mut self) -> ReceivedIn<'_, T, S>;
 
-    /// Brings the sums of [`Collectives::received`] home: `out[t]` is their sum over the ranks that the plan sent t to,
-    /// in rank order; zeros for a token that went nowhere. `plan` is the last dispatch's, `out` `[n, H]`.
+    /// Returns the sums of [`Collectives::received`] to their sources: `out[t]` is their sum over the ranks that the
+    /// plan sent t to, in rank order; zeros for a token that was not sent. `plan` is the last dispatch's, `out` `[n,
+    /// H]`.
     ///
     /// # Errors
     /// A rank failed, or sent an invalid message.
     fn combine(&mut self, plan: &DispatchPlan, out: S::Write<'_, T>) -> Result<(), UnitError>;
 }
 
-/// [`NormIn`] the memory of the host.
+/// [`NormIn`] host memory.
 pub type Norm<'a, T> = NormIn<'a, T, Host>;
-/// [`OwnRowsIn`] the memory of the host.
+/// [`OwnRowsIn`] host memory.
 pub type OwnRows<'a, T> = OwnRowsIn<'a, T, Host>;
-/// [`AllRowsIn`] the memory of the host.
+/// [`AllRowsIn`] host memory.
 pub type AllRows<'a, T> = AllRowsIn<'a, T, Host>;
-/// [`ReceivedIn`] the memory of the host.
+/// [`ReceivedIn`] host memory.
 pub type Received<'a, T> = ReceivedIn<'a, T, Host>;
 
 /// Residual and RMSNorm of the fused reduce-scatter.
 #[derive(Debug)]
 pub struct NormIn<'a, T: Element, S: Space> {
-    /// `[n, H]`, in the order of the tokens, the same on every rank.
+    /// `[n, H]`, in token order, equal on every rank.
     pub residual: S::Read<'a, T>,
     /// `[H]`
     pub weight: S::Read<'a, T>,
     /// Added to the mean of squares.
     pub epsilon: f32,
-    /// `[m, H]`: the residual to go on with.
+    /// `[m, H]`: receives the residual for the next layer.
     pub residual_out: S::Write<'a, T>,
 }
 
 impl<T: Element, S: Space> NormIn<'_, T, S> {
-    /// Checks its lengths against a part of `part` elements, `own` of which are this rank's.
+    /// Checks its lengths against a part of `part` elements, `own` of which belong to this rank.
     ///
     /// # Errors
-    /// The first that does not.
+    /// The first length that does not fit.
     pub fn check(&self, rank: usize, part: usize, own: usize, hidden: usize) -> Result<(), UnitError> {
         UnitError::check(rank, "the residual", S::elements(&self.residual), part)?;
         UnitError::check(rank, "the residual out", S::elements_mut(&self.residual_out), own)?;
@@ -120,7 +121,7 @@ impl<T: Element, S: Space> NormIn<'_, T, S> {
     }
 }
 
-/// Rows of one rank, and labels that go with them.
+/// Rows of one rank, with their labels.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnRowsIn<'a, T: Element, S: Space> {
     /// `[m, H]`
@@ -135,7 +136,7 @@ pub struct OwnRowsIn<'a, T: Element, S: Space> {
     pub bound: usize,
 }
 
-/// Rows and labels of all ranks together, in the order of the tokens.
+/// Rows and labels of all ranks, in token order.
 #[derive(Debug)]
 pub struct AllRowsIn<'a, T: Element, S: Space> {
     /// `[n, H]`
@@ -144,28 +145,28 @@ pub struct AllRowsIn<'a, T: Element, S: Space> {
     pub labels: &'a mut [u16],
 }
 
-/// A rank's rows after a dispatch: R rows by source rank, in the order of the source's tokens, with their pairs.
+/// A rank's rows after a dispatch: R rows by source rank, in the source's token order, with their pairs.
 #[derive(Debug)]
 pub struct ReceivedIn<'a, T: Element, S: Space> {
     /// The rows.
     pub rows: S::Received<'a, T>,
     /// `[pairs]`: the row of each pair, ascending.
     pub pair_rows: &'a [u32],
-    /// `[pairs]`: logical expert ids, as the sources sent them.
+    /// `[pairs]`: logical expert ids, as sent by the sources.
     pub experts: &'a [u16],
     /// `[pairs]`: router weights.
     pub weights: &'a [f32],
-    /// `[R, H]`: for the sums of weight x expert(row); their content is unspecified.
+    /// `[R, H]`: receives the sums of weight x expert(row); the content is unspecified.
     pub sums: S::Write<'a, T>,
 }
 
-/// Rows, where they lie.
+/// Received rows, in place.
 #[derive(Debug)]
 pub struct ReceivedRows<'a, T> {
     pub(self) hidden: usize,
     /// `[P + 1]`: the first row of each source.
     pub(self) offsets: &'a [u32],
-    /// `[R]`: which of its source's rows each is.
+    /// `[R]`: the index of each row among its source's rows.
     pub(self) places: &'a [u32],
     /// `[R]`
     pub(self) sources: &'a [u16],
@@ -178,7 +179,7 @@ impl<'a, T> ReceivedRows<'a, T> {
         self.places.len()
     }
 
-    /// Whether no rank sent any.
+    /// Whether no rank sent any rows.
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
@@ -188,12 +189,12 @@ impl<'a, T> ReceivedRows<'a, T> {
         self.offsets[rank] as usize..self.offsets[rank + 1] as usize
     }
 
-    /// Which rank a row came from. Panics past the last one.
+    /// The rank that a row came from. Panics if out of range.
     pub fn source(&self, row: usize) -> usize {
         self.sources[row].into()
     }
 
-    /// One row, `[H]`. Panics past the last one.
+    /// One row, `[H]`. Panics if out of range.
     pub fn row(&self, row: usize) -> &'a [T] {
         let base = self.bases[usize::from(self.sources[row])];
         &base[self.places[row] as usize * self.hidden..][..self.hidden]

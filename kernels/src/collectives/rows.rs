@@ -15,13 +15,13 @@ use crate::lockstep_through;
 use crate::split::RowSplit;
 use crate::vector::{NormRow, norm_row, sum_rows, sum_rows_wide};
 
-/// Ranks up to which a list of one item for each rank takes no allocation.
+/// Number of ranks up to which a list with one item per rank needs no allocation.
 pub(super) const INLINE_RANKS: usize = 64;
 
-/// One item for each rank.
+/// One item per rank.
 pub(super) type EachRank<I> = SmallVec<[I; INLINE_RANKS]>;
 
-/// Bytes of a dispatch message beside its rows.
+/// Bytes of a dispatch message besides its rows.
 pub const DISPATCH_HEADER_BYTES: usize = wire::HEADER_BYTES;
 
 /// Bytes of a row with `pairs` pairs in its dispatch message and in the combine message that answers it.
@@ -30,7 +30,7 @@ pub fn dispatch_row_bytes(dtype: Dtype, pairs: usize, hidden: usize) -> usize {
 }
 
 /// Bytes of the message from one rank to another in a reduce-scatter of `rows` rows, or in an allgather with `labels`
-/// labels beside them.
+/// labels as well.
 pub fn split_bytes(dtype: Dtype, rows: usize, hidden: usize, labels: usize) -> usize {
     wire::HEADER_BYTES + rows * hidden * dtype.bytes() + labels * size_of::<u16>()
 }
@@ -40,7 +40,7 @@ pub fn split_bytes(dtype: Dtype, rows: usize, hidden: usize, labels: usize) -> u
 pub struct RowCollectives<L, M, T> {
     link: L,
     memory: M,
-    /// The half that the current or last collective uses.
+    /// The half used by the current or last collective.
     half: Half,
     outgoing: Vec<Vec<u8>>,
     inbound: Inbound<T>,
@@ -49,16 +49,16 @@ pub struct RowCollectives<L, M, T> {
     arrived: Arrived,
     /// Scratch of the fused norm.
     wide_row: Vec<f32>,
-    /// The ranks of a group as the unit numbers them, for errors; none where the group is the unit.
+    /// The ranks of a group in the unit's numbering, for errors; `None` if the group is the unit.
     names: Option<Arc<[usize]>>,
 }
 
-/// The messages of one exchange, and where in them the rows are.
+/// The messages of one exchange, and the position of rows in them.
 #[derive(Debug)]
 struct Inbound<T> {
     messages: Vec<Vec<u8>>,
     rows: Vec<Range<usize>>,
-    /// Copies of rows that do not lie aligned.
+    /// Copies of misaligned rows.
     aligned: Vec<Vec<T>>,
 }
 
@@ -79,7 +79,7 @@ impl<T: Element> Inbound<T> {
         Self { messages: vec![Vec::new(); world], rows: vec![0..0; world], aligned: vec![Vec::new(); world] }
     }
 
-    /// Notes where the rows of a rank's message are.
+    /// Records where the rows of a rank's message are.
     fn locate(&mut self, rank: usize, rows: Range<usize>) {
         let bytes = &self.messages[rank][rows.clone()];
         if bytemuck::try_cast_slice::<u8, T>(bytes).is_err() {
@@ -96,7 +96,7 @@ impl<T: Element> Inbound<T> {
 }
 
 impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<GroupLink<L>, M, T> {
-    /// Joins a group's bytes, and memory whose ranks are the group's, at one rank. Errors name ranks as the unit does.
+    /// Combines a group's messages with memory shared by the group, at one rank. Errors use the unit's rank numbers.
     pub fn of_group(link: GroupLink<L>, memory: M) -> Self {
         let names = Some(Arc::clone(&link.members));
         Self { names, ..Self::new(link, memory) }
@@ -104,7 +104,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<GroupLink<L>, M, T
 }
 
 impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
-    /// Joins bytes and memory of one rank.
+    /// Combines messages and memory at one rank.
     pub fn new(link: L, memory: M) -> Self {
         let world = link.world();
         Self {
@@ -137,7 +137,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
         UnitError::check(self.name(self.link.rank()), what, found, expected)
     }
 
-    /// Whether this rank reads a rank's rows where they lie.
+    /// Whether this rank reads a rank's rows in place.
     fn is_direct(&self, rank: usize) -> bool {
         rank == self.link.rank() || self.memory.reaches(rank)
     }
@@ -157,8 +157,8 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
         }
     }
 
-    /// One exchange, with what was written for it: `fill` writes the message to a peer from this rank's rows. They are
-    /// none for a peer that reads them where they lie.
+    /// One exchange of messages written by `fill` from this rank's rows, which are `None` for a peer that reads them in
+    /// place.
     fn exchange(&mut self, mut fill: impl FnMut(usize, Option<&[T]>, &mut Vec<u8>)) -> Result<(), UnitError> {
         self.half = self.half.other();
         let me = self.link.rank();
@@ -170,7 +170,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
         self.link.all_to_all(&self.outgoing, &mut self.inbound.messages)
     }
 
-    /// Looks at each peer's message: `read` gives the bytes of it that are rows, and learns whether it has any.
+    /// Passes each peer's message to `read`, which learns whether it carries rows and returns their range.
     fn read_messages(
         &mut self,
         mut read: impl FnMut(usize, &[u8], bool) -> Result<Range<usize>, String>,
@@ -184,8 +184,8 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
         Ok(())
     }
 
-    /// Sums up this rank's rows, read where they lie or from messages; with the norm in the same pass. `wide` is
-    /// scratch for it, of the rows' width.
+    /// Sums this rank's rows, read in place or from messages; with the norm in the same pass. `wide` is scratch of one
+    /// row's width.
     fn finish_rows(
         &self,
         hidden: usize,
@@ -220,7 +220,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
         }
     }
 
-    /// Takes the messages of a dispatch, and this rank's own rows.
+    /// Reads the messages of a dispatch, and adds this rank's own rows.
     fn read_dispatch(&mut self, plan: &DispatchPlan, arrived: &mut Arrived) -> Result<(), UnitError> {
         let (me, hidden) = (self.link.rank(), arrived.hidden);
         for rank in 0..self.link.world() {
@@ -240,7 +240,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
         Ok(())
     }
 
-    /// The rows of every rank, in its message or where they lie.
+    /// The rows of every rank, in its message or in place.
     fn bases(&self) -> EachRank<&[T]> {
         bases(&self.inbound, self.memory.read(self.half), |rank| self.is_direct(rank))
     }
@@ -407,13 +407,13 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> Collectives<T> for RowCollectives
     }
 }
 
-/// The sums returned by one rank, in the order of the tokens.
+/// The sums returned by one rank, in token order.
 pub(super) struct Sums<'a, T> {
     pub(super) tokens: &'a [u32],
     pub(super) rows: &'a [T],
 }
 
-/// `out[t]` is the sum of what was returned for token t, in the order of `sums`.
+/// `out[t]` is the sum of the results returned for token t, in the order of `sums`.
 pub(super) fn add_returned<T: Element>(sums: &mut [Sums<'_, T>], hidden: usize, out: &mut [T]) {
     let mut rows: EachRank<&[T]> = EachRank::new();
     for (token, to) in (0..).zip(out.chunks_exact_mut(hidden.max(1))) {
@@ -424,7 +424,7 @@ pub(super) fn add_returned<T: Element>(sums: &mut [Sums<'_, T>], hidden: usize, 
 }
 
 impl<'a, T> Sums<'a, T> {
-    /// The token's row, if it was sent there; asked for in the order of the tokens.
+    /// The token's row, if it was sent there; must be called in token order.
     fn next_of(&mut self, token: u32, hidden: usize) -> Option<&'a [T]> {
         let (_, tokens) = self.tokens.split_first().filter(|(next, _)| **next == token)?;
         let (row, rows) = self.rows.split_at(hidden);
@@ -445,14 +445,14 @@ impl Arrived {
         self.weights.clear();
     }
 
-    /// Adds the next source: this rank itself.
+    /// Adds the next source, which is this rank.
     fn push_own(&mut self, rank: usize, sent: RankRows<'_>) {
         self.push(rank, sent.tokens.iter().copied(), sent.pairs.iter().copied());
         self.experts.extend_from_slice(sent.experts);
         self.weights.extend_from_slice(sent.weights);
     }
 
-    /// Adds the next source, whose rows are in its message; answers where in it.
+    /// Adds the next source, whose message contains its rows; returns their range.
     fn push_rows(&mut self, source: usize, message: &[u8], row_bytes: usize) -> Result<Range<usize>, String> {
         let parts = wire::split_dispatch(message, row_bytes)?;
         self.push(source, 0..parts.rows as u32, wire::values(parts.pair_counts));
@@ -461,7 +461,7 @@ impl Arrived {
         Ok(start..start + parts.place.len())
     }
 
-    /// Adds the next source, whose message names which of the `limit` rows in its memory are meant.
+    /// Adds the next source, whose message names rows in its memory, which holds `limit`.
     fn push_places(&mut self, source: usize, message: &[u8], limit: usize) -> Result<Range<usize>, String> {
         let parts = wire::split_dispatch(message, size_of::<u32>())?;
         if let Some(row) = wire::values::<u32>(parts.place).find(|row| *row as usize >= limit) {
@@ -483,7 +483,7 @@ impl Arrived {
         Received { rows, pair_rows, experts, weights, sums }
     }
 
-    /// Adds rows: where each is among its source's, and how many pairs it has.
+    /// Adds rows: the index of each among its source's, and its number of pairs.
     pub(super) fn push(&mut self, source: usize, places: impl Iterator<Item = u32>, pairs: impl Iterator<Item = u16>) {
         let first = self.places.len() as u32;
         self.places.extend(places);

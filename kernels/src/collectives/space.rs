@@ -5,24 +5,24 @@ use std::fmt::Debug;
 use super::ReceivedRows;
 use crate::element::Element;
 
-/// Memory that a caller's rows lie in, that of the host or of a GPU: the types that
+/// The kind of memory that holds a caller's rows, of the host or of a GPU: the types that
 /// [`Collectives`](super::Collectives) take and return.
 pub trait Space: 'static {
-    /// Rows that are read.
+    /// Rows for reading.
     type Read<'a, T: Element>: Copy + Debug;
-    /// Rows that are written.
+    /// Rows for writing.
     type Write<'a, T: Element>: Debug;
-    /// Rows of a dispatch.
+    /// Rows received in a dispatch.
     type Received<'a, T: Element>: Debug;
 
-    /// Elements of rows that are read.
+    /// Number of elements of rows for reading.
     fn elements<T: Element>(rows: &Self::Read<'_, T>) -> usize;
 
-    /// Elements of rows that are written.
+    /// Number of elements of rows for writing.
     fn elements_mut<T: Element>(rows: &Self::Write<'_, T>) -> usize;
 }
 
-/// Slices.
+/// Host memory: slices.
 #[derive(Clone, Copy, Debug)]
 pub enum Host {}
 

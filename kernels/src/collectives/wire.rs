@@ -1,5 +1,5 @@
-//! The bytes of one message, little-endian as they lie in memory. Rows are left out where the receiver reads them from
-//! the sender's memory, and their place is taken by where to find them.
+//! The bytes of one message, in little-endian memory layout. If the receiver reads rows from the sender's memory, the
+//! message has their location instead.
 //!
 //! | collective | fields |
 //! |---|---|
@@ -15,13 +15,13 @@ use crate::dispatch::RankRows;
 #[cfg(target_endian = "big")]
 compile_error!("messages are little-endian and are copied as they lie in memory");
 
-/// Bytes of a digest, and of a dispatch message before its rows: rows that follow are aligned.
+/// Bytes of a digest, and of a dispatch message's header: rows that follow are aligned.
 pub(super) const HEADER_BYTES: usize = 8;
 
 /// Bytes of a pair in a dispatch message: weight and expert.
 pub(super) const PAIR_BYTES: usize = 4 + 2;
 
-/// Bytes of what a row of a dispatch message has beside its elements: how many pairs.
+/// Bytes per row of a dispatch message besides its elements: its number of pairs.
 pub(super) const ROW_BYTES: usize = 2;
 
 /// Appends plain values.
@@ -29,7 +29,7 @@ pub(super) fn put<T: Pod>(values: &[T], out: &mut Vec<u8>) {
     out.extend_from_slice(bytemuck::cast_slice(values));
 }
 
-/// Values, wherever they lie.
+/// Reads values at any alignment.
 pub(super) fn values<T: Pod>(bytes: &[u8]) -> impl ExactSizeIterator<Item = T> {
     bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned)
 }
@@ -57,7 +57,7 @@ pub(super) fn exactly(message: &[u8], expected: usize) -> Result<&[u8], String> 
     if message.len() == expected { Ok(message) } else { Err(detail()) }
 }
 
-/// Appends the dispatch message of one rank; `place` writes the rows, or where they are.
+/// Appends the dispatch message of one rank; `place` writes the rows, or their location.
 pub(super) fn put_dispatch(rows: RankRows<'_>, out: &mut Vec<u8>, place: impl FnOnce(&mut Vec<u8>)) {
     if rows.tokens.is_empty() {
         return;
@@ -69,7 +69,7 @@ pub(super) fn put_dispatch(rows: RankRows<'_>, out: &mut Vec<u8>, place: impl Fn
     put(rows.pairs, out);
 }
 
-/// The parts of a dispatch message, as bytes because nothing aligns them.
+/// The parts of a dispatch message, as bytes because they may be misaligned.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct DispatchParts<'a> {
     /// r
@@ -80,11 +80,11 @@ pub(super) struct DispatchParts<'a> {
     pub(super) weights: &'a [u8],
     /// u16 `[p]`; not yet checked
     pub(super) experts: &'a [u8],
-    /// u16 `[r]`, none of them 0; they sum to p
+    /// u16 `[r]`, all nonzero; they sum to p
     pub(super) pair_counts: &'a [u8],
 }
 
-/// Splits a dispatch message whose rows take `place_bytes` each; every length is checked against the message's.
+/// Splits a dispatch message whose rows take `place_bytes` each; checks every length against the message's.
 ///
 /// # Errors
 /// Names the value found and the one expected.
@@ -96,7 +96,7 @@ pub(super) fn split_dispatch(message: &[u8], place_bytes: usize) -> Result<Dispa
         return Err(format!("a dispatch message of {} bytes, expected at least {HEADER_BYTES}", message.len()));
     };
     let [rows, pairs]: [u32; 2] = bytemuck::pod_read_unaligned(header);
-    // u32 x small fits u64 whatever the header says.
+    // Cannot overflow: u32 times a small number fits u64 for any header.
     let expected = u64::from(rows) * (place_bytes + ROW_BYTES) as u64 + u64::from(pairs) * PAIR_BYTES as u64;
     if rows == 0 || body.len() as u64 != expected {
         return Err(format!(

@@ -7,7 +7,7 @@ use super::layout::Pool;
 use super::shape::check_equal;
 use crate::hash::mix;
 
-/// A slice of an expert in a layer, which has a checksum of its own.
+/// A slice of an expert in a layer, which has its own checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PieceId {
     /// Layer.
@@ -24,18 +24,18 @@ impl fmt::Display for PieceId {
     }
 }
 
-/// Words that are added up side by side.
+/// Words summed in parallel.
 const LANES: usize = 8;
 
-/// Bytes of one step of a [`PieceHash`].
+/// Bytes per step of a [`PieceHash`].
 pub(super) const HASH_BLOCK_BYTES: usize = LANES * 8;
 
-/// Bytes that are copied and then hashed while they are in the first cache. A multiple of the block.
+/// Bytes copied and then hashed while they are in the L1 cache. A multiple of the block.
 pub(super) const PART_BYTES: usize = 16 << 10;
 
 /// A checksum against damage, not against malice: in each lane the sum of all words, and the sum of all those sums
-/// (Fletcher's, in 64 bits). A single changed word changes the first, two words that changed places the second; several
-/// changes go unnoticed only if both sums come out the same. Sums cost a copy nothing where memory is the limit.
+/// (Fletcher's, in 64 bits). A single changed word changes the first sum, two swapped words the second; several changes
+/// go unnoticed only if both sums happen to be equal. The sums add no cost to a memory-bound copy.
 #[derive(Clone, Copy, Debug)]
 pub struct PieceHash {
     sums: [u64; LANES],
@@ -50,8 +50,7 @@ impl Default for PieceHash {
 }
 
 impl PieceHash {
-    /// Adds bytes: those of a row, row by row. A row may come in parts whose lengths are multiples of 64, the last one
-    /// excepted.
+    /// Adds bytes, row by row. A row may be added in parts whose lengths are multiples of 64, except the last.
     pub fn update(&mut self, bytes: &[u8]) {
         let (blocks, rest) = bytes.as_chunks::<HASH_BLOCK_BYTES>();
         for block in blocks {
@@ -73,19 +72,18 @@ impl PieceHash {
         }
     }
 
-    /// Copies a row, or a part of one as [`PieceHash::update`] has them, and adds it. What is added is what was read.
-    /// Whole cache lines are written past the caches where the processor can, as a copy of more than the caches hold is
-    /// fastest that way.
+    /// Copies a row, or a part of one as in [`PieceHash::update`], and adds the bytes that were read. Full cache lines
+    /// are written with non-temporal stores where supported, the fastest way to copy more than the caches hold.
     ///
     /// # Safety
-    /// `bytes` bytes can be read at `from` and written at `to`, do not overlap, and no thread writes the one or uses
-    /// the other meanwhile.
+    /// `bytes` bytes are readable at `from` and writable at `to`, do not overlap, and no other thread writes the source
+    /// or accesses the target in the meantime.
     pub unsafe fn copy(&mut self, from: *const u8, to: *mut u8, bytes: usize) {
-        // SAFETY: by the caller.
+        // SAFETY: upheld by the caller.
         let streamed = unsafe { self.stream(from, to, bytes) };
         for at in (streamed..bytes).step_by(PART_BYTES) {
             let part = PART_BYTES.min(bytes - at);
-            // SAFETY: within the row, by the caller.
+            // SAFETY: within the row, upheld by the caller.
             let copied = unsafe {
                 to.add(at).copy_from_nonoverlapping(from.add(at), part);
                 std::slice::from_raw_parts(to.add(at), part)
@@ -94,10 +92,10 @@ impl PieceHash {
         }
     }
 
-    /// Copies and adds the whole cache lines of a row past the caches; returns their bytes.
+    /// Copies and adds the full cache lines of a row with non-temporal stores; returns the number of bytes.
     ///
     /// # Safety
-    /// As [`PieceHash::copy`].
+    /// Those of [`PieceHash::copy`].
     #[cfg(target_arch = "x86_64")]
     unsafe fn stream(&mut self, from: *const u8, to: *mut u8, bytes: usize) -> usize {
         use std::arch::x86_64::{__m128i, _mm_add_epi64, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
@@ -110,7 +108,7 @@ impl PieceHash {
         let mut totals: [__m128i; WORDS] = bytemuck::cast(self.totals);
         for at in (0..whole).step_by(HASH_BLOCK_BYTES) {
             for (lane, (sum, total)) in sums.iter_mut().zip(&mut totals).enumerate() {
-                // SAFETY: within both rows, by the caller, and `to` is a multiple of 16; SSE2 is part of the
+                // SAFETY: within both rows (upheld by the caller), and `to` is a multiple of 16; SSE2 is part of the
                 // architecture.
                 unsafe {
                     let words = _mm_loadu_si128(from.add(at).cast::<__m128i>().add(lane));
@@ -120,8 +118,8 @@ impl PieceHash {
                 }
             }
         }
-        // Streamed stores become visible before any later store that announces them.
-        // SAFETY: SSE is part of the architecture.
+        // The streamed stores become visible before any later store that announces them. SAFETY: SSE is part of the
+        // architecture.
         unsafe { _mm_sfence() };
         (self.sums, self.totals) = (bytemuck::cast(sums), bytemuck::cast(totals));
         self.bytes += whole as u64;
@@ -140,7 +138,7 @@ impl PieceHash {
     }
 }
 
-/// The checksums of all pieces, made when the experts are loaded.
+/// The checksums of all pieces, computed when the experts are loaded.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Checksums {
     experts: usize,
@@ -150,21 +148,22 @@ pub struct Checksums {
 }
 
 impl Checksums {
-    /// Of a pool's experts, all unknown: 8 K N P bytes, for experts of P slices, one for each rank of a node.
+    /// Starts with all checksums of a pool's experts unknown: 8 K N P bytes, for experts of P slices, one per rank of a
+    /// node.
     pub fn new(pool: &Pool) -> Self {
         let (experts, slices) = (pool.experts(), pool.grid().width());
         Self { experts, slices, words: vec![0; pool.layers() * experts * slices] }
     }
 
-    /// `[K, N, P]`: to send to other ranks; 0 where unknown.
+    /// `[K, N, P]`: the checksums to send to other ranks; 0 where unknown.
     pub fn words(&self) -> &[u64] {
         &self.words
     }
 
-    /// Adds what another rank knows, `[K, N, P]`.
+    /// Merges the checksums of another rank, `[K, N, P]`.
     ///
     /// # Errors
-    /// Another length, or a piece of which both ranks have a copy and the copies differ.
+    /// A different length, or a piece whose copies on the two ranks differ.
     pub fn merge(&mut self, words: &[u64]) -> Result<(), ReshardError> {
         check_equal("checksums", words.len(), self.words.len())?;
         for (index, &word) in words.iter().enumerate().filter(|(_, word)| **word != 0) {
@@ -173,10 +172,10 @@ impl Checksums {
         Ok(())
     }
 
-    /// Adds one.
+    /// Records one checksum.
     ///
     /// # Errors
-    /// Another checksum of the same piece.
+    /// A different checksum of the same piece.
     ///
     /// # Panics
     /// If there is no such piece.
@@ -187,7 +186,7 @@ impl Checksums {
     /// The checksum that a piece must have.
     ///
     /// # Errors
-    /// One that is unknown.
+    /// The checksum is unknown.
     ///
     /// # Panics
     /// If there is no such piece.

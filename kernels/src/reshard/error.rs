@@ -1,4 +1,4 @@
-//! Refusals and failures of a switch.
+//! Rejections and failures of a switch.
 
 use super::checksum::PieceId;
 use crate::collectives::UnitError;
@@ -6,17 +6,17 @@ use crate::collectives::UnitError;
 /// A layout or shape that does not fit. Nothing was changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ReshardError {
-    /// A count that must be at least 1, or is larger than ids can name.
+    /// A count that is zero or exceeds the range of ids.
     #[error("there are {found} {what}, expected 1 to {limit}")]
     Count {
         /// The things counted.
         what: &'static str,
-        /// How many.
+        /// Their number.
         found: usize,
-        /// The most.
+        /// The maximum.
         limit: usize,
     },
-    /// A number that another one must divide.
+    /// A number that is not a multiple of another.
     #[error("{what} is {found}, expected a multiple of {divisor}")]
     Divides {
         /// The quantity.
@@ -33,10 +33,10 @@ pub enum ReshardError {
         what: &'static str,
         /// The count found.
         found: usize,
-        /// The count that fits.
+        /// The required count.
         expected: usize,
     },
-    /// More slots than the buffer was made for.
+    /// More slots than the buffer was created for.
     #[error("the layout needs {found} expert slots on each rank, but the buffer has room for {limit}")]
     Slots {
         /// Slots of the layout.
@@ -57,7 +57,7 @@ pub enum ReshardError {
     /// TP in a buffer that has no room for it.
     #[error("the buffer was made for EP alone")]
     EpOnly,
-    /// From TP to TP.
+    /// A switch from TP to TP.
     #[error("the unit has its experts in TP slices already")]
     Same,
     /// A slot names an expert that the model does not have.
@@ -93,14 +93,14 @@ pub enum ReshardError {
     /// More bytes than can be addressed.
     #[error("the experts of one rank have more bytes than can be addressed")]
     TooLarge,
-    /// A checksum of a piece differs between two copies of it.
+    /// Two copies of a piece have different checksums.
     #[error("{piece} has checksum {found:#018x}, another copy {expected:#018x}")]
     Copies {
-        /// Which piece.
+        /// The piece.
         piece: PieceId,
-        /// Of the copy that came later.
+        /// Checksum of the later copy.
         found: u64,
-        /// Of the first.
+        /// Checksum of the first copy.
         expected: u64,
     },
     /// A checksum was never recorded.
@@ -112,11 +112,11 @@ pub enum ReshardError {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{bytes} bytes at {offset} of rank {rank}: {cause}")]
 pub struct MemoryFault {
-    /// Whose memory.
+    /// The rank whose memory it is.
     pub rank: usize,
     /// The first byte.
     pub offset: usize,
-    /// How many.
+    /// Number of bytes.
     pub bytes: usize,
     /// The cause.
     pub cause: String,
@@ -128,13 +128,13 @@ pub enum Fault {
     /// The bytes that arrived are not those that were loaded.
     #[error("{piece} from rank {from} has checksum {found:#018x}, expected {expected:#018x}")]
     Checksum {
-        /// Which piece.
+        /// The piece.
         piece: PieceId,
-        /// Where it came from.
+        /// Its source.
         from: usize,
-        /// Of what arrived.
+        /// Checksum of what arrived.
         found: u64,
-        /// Of what was loaded.
+        /// Checksum of what was loaded.
         expected: u64,
     },
     /// A piece without a checksum cannot be verified.
@@ -143,8 +143,8 @@ pub enum Fault {
     /// Memory could not be read or written.
     #[error(transparent)]
     Memory(#[from] MemoryFault),
-    /// The caller asked to stop.
-    #[error("the switch was to be stopped")]
+    /// The caller requested a stop.
+    #[error("the switch was asked to stop")]
     Stopped,
 }
 
@@ -169,7 +169,7 @@ pub enum Reason {
     /// Memory could not be read or written.
     #[error("memory could not be read or written")]
     Memory = 2,
-    /// Its caller asked to stop.
+    /// Its caller requested a stop.
     #[error("it was asked to stop")]
     Stopped = 3,
 }
@@ -182,7 +182,7 @@ pub struct Refusal {
     pub layer: usize,
     /// The rank.
     pub rank: usize,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
 }
 
@@ -198,7 +198,7 @@ pub enum SwitchError {
     Lost {
         /// The layer that was moving.
         layer: usize,
-        /// Which rank and why.
+        /// The rank and the cause.
         cause: UnitError,
     },
     /// The rollback failed as well: some layers are in the old layout, some in the new one.
@@ -206,7 +206,7 @@ pub enum SwitchError {
     Stuck {
         /// Why the switch was rolled back.
         first: Refusal,
-        /// Why that failed.
+        /// Why the rollback failed.
         second: Refusal,
     },
 }

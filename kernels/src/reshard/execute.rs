@@ -1,4 +1,4 @@
-//! One rank's part of a switch: layers in order, a vote after each, and the way back.
+//! One rank's part of a switch: layers in order, a vote after each, and the rollback.
 
 use super::checksum::{Checksums, PieceHash, PieceId};
 use super::error::{Fault, Refusal, ReshardError, SwitchError};
@@ -12,27 +12,26 @@ use crate::collectives::{Lockstep, MAX_MESSAGE_BYTES, UnitError};
 /// Progress of a switch; the journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
-    /// Layers that are in the new layout on all ranks.
+    /// Number of layers in the new layout on all ranks.
     pub done: usize,
     /// The layer that moves next.
     pub layer: usize,
 }
 
-/// How a switch ended, on all ranks alike.
+/// How a switch ended; equal on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// All layers are in the new layout, at the other side.
     Switched,
-    /// All layers are in the old layout, at the old side, because of this.
+    /// All layers are in the old layout, at the old side, for this reason.
     RolledBack(Refusal),
 }
 
 /// One rank's end of a switch: its messages and its memory. All ranks call the same methods in the same order.
 ///
-/// Bytes of a peer whose memory is within reach are read where they lie; the others come in messages of at most
-/// `chunk_bytes`, and go straight to their places. Each piece is compared with its checksum as it arrives. After a
-/// layer all ranks vote, in an exchange that is also the barrier: none goes on to the next layer unless all have this
-/// one.
+/// Bytes of a peer within reach are read in place; others arrive in messages of at most `chunk_bytes`, and go straight
+/// to their destination. Each piece is compared with its checksum on arrival. After a layer all ranks vote, in an
+/// exchange that also acts as the barrier: no rank continues to the next layer unless all have this one.
 #[derive(Debug)]
 pub struct Resharder<'m, L, M> {
     link: L,
@@ -43,18 +42,18 @@ pub struct Resharder<'m, L, M> {
 }
 
 impl<'m, L: Lockstep, M: ExpertMemory> Resharder<'m, L, M> {
-    /// The end of the link's rank. `chunk_bytes` is the most bytes of experts in a message: at least 1, cut to what a
-    /// link carries.
+    /// Creates the end of the link's rank. `chunk_bytes` is the maximum of expert bytes in a message: at least 1,
+    /// capped by the link's limit.
     pub fn new(link: L, memory: &'m mut M, chunk_bytes: usize) -> Self {
         let transfer = Transfer::new(link.world(), chunk_bytes.clamp(1, MAX_MESSAGE_BYTES - HEADER_BYTES));
         Self { link, memory, transfer, moves: Vec::new(), fault: None }
     }
 
-    /// Switches, or rolls back: if a piece arrives with another checksum, memory fails, or `proceed` is false on any
-    /// rank, all layers that are done go back, in inverse order. `proceed` is called before each layer of the switch,
-    /// not on the way back.
+    /// Switches, or rolls back: if a piece arrives with a wrong checksum, memory fails, or `proceed` is false on any
+    /// rank, all completed layers go back, in reverse order. `proceed` is called before each layer of the switch, but
+    /// not during the rollback.
     ///
-    /// A piece that was damaged before it was read is damaged in the old layout still: [`Resharder::verify`] finds it.
+    /// A piece that was damaged before it was read is still damaged in the old layout: [`Resharder::verify`] finds it.
     ///
     /// # Errors
     /// Operands that do not fit this rank (nothing was changed here, but the peers wait: the unit is lost); a rank that
@@ -106,25 +105,25 @@ impl<'m, L: Lockstep, M: ExpertMemory> Resharder<'m, L, M> {
         Ok(())
     }
 
-    /// This rank's fault in the last switch, if it found one.
+    /// The fault that this rank found in the last switch, if any.
     pub fn fault(&self) -> Option<&Fault> {
         self.fault.as_ref()
     }
 
-    /// The checksums of what this rank has: when the experts are loaded.
+    /// Computes the checksums of this rank's experts, when they are loaded.
     ///
     /// # Errors
-    /// Memory that cannot be read, layouts that the pool does not fit, replicas that differ.
+    /// Memory that cannot be read, layouts that do not fit the pool, replicas that differ.
     pub fn record(&self, pool: &Pool, layout: &Layout, side: Side) -> Result<Checksums, Fault> {
         let mut checksums = Checksums::new(pool);
         self.each_piece(pool, layout, side, |piece, found| Ok(checksums.record(piece, found)?))?;
         Ok(checksums)
     }
 
-    /// Compares all that this rank has with its checksums.
+    /// Compares everything on this rank with its checksums.
     ///
     /// # Errors
-    /// The first piece that differs, or is unknown; as [`Resharder::record`].
+    /// The first piece that differs or is unknown; those of [`Resharder::record`].
     pub fn verify(&self, pool: &Pool, layout: &Layout, side: Side, checksums: &Checksums) -> Result<(), Fault> {
         let from = self.link.rank();
         self.each_piece(pool, layout, side, |piece, found| match checksums.expected(piece)? {
@@ -133,10 +132,10 @@ impl<'m, L: Lockstep, M: ExpertMemory> Resharder<'m, L, M> {
         })
     }
 
-    /// Sends each rank's checksums to all; afterwards every rank has those of all pieces.
+    /// Exchanges checksums, so that every rank has those of all pieces.
     ///
     /// # Errors
-    /// A rank that was lost, sent another number of them, or has a copy that differs.
+    /// A rank that was lost, sent a different number of them, or has a differing copy.
     pub fn gather(&mut self, checksums: &mut Checksums) -> Result<(), UnitError> {
         let (own, world) = (self.link.rank(), self.link.world());
         let bytes: Vec<u8> = checksums.words().iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -153,7 +152,7 @@ impl<'m, L: Lockstep, M: ExpertMemory> Resharder<'m, L, M> {
         Ok(())
     }
 
-    /// Gives link and memory back.
+    /// Returns link and memory.
     #[must_use]
     pub fn into_parts(self) -> (L, &'m mut M) {
         (self.link, self.memory)

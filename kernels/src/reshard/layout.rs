@@ -8,7 +8,7 @@ use super::shape::{ExpertArray, ExpertShape, MAX_IDS, check_count, check_equal};
 use crate::nodes::NodeGrid;
 use crate::split::even_part;
 
-/// An expert slot that hosts no expert.
+/// Marks an empty expert slot.
 pub const NO_HOST: u16 = u16::MAX;
 
 /// Which experts each rank hosts in each layer: any E, with replicas and empty slots.
@@ -16,7 +16,7 @@ pub const NO_HOST: u16 = u16::MAX;
 pub struct Hosts {
     experts: usize,
     ranks: usize,
-    /// S: of each rank
+    /// S: slots per rank
     slots: usize,
     /// `[K][ranks x S]`
     layers: Vec<Vec<u16>>,
@@ -27,7 +27,7 @@ impl Hosts {
     /// for an empty slot.
     ///
     /// # Errors
-    /// Layers of different lengths, experts that are not below `experts`, on one rank twice, or on no rank.
+    /// Layers of different lengths, or experts that are out of range, on one rank twice, or on no rank.
     pub fn new(experts: usize, ranks: usize, layers: Vec<Vec<u16>>) -> Result<Self, ReshardError> {
         check_count("experts", experts)?;
         check_count("ranks", ranks)?;
@@ -44,10 +44,10 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// Whole experts in order, as evenly as they go: the first experts mod ranks ranks host one more.
+    /// Complete experts in order, as evenly as possible: the first experts mod ranks ranks host one more.
     ///
     /// # Errors
-    /// As [`Hosts::new`].
+    /// Those of [`Hosts::new`].
     pub fn contiguous(experts: usize, ranks: usize, layers: usize) -> Result<Self, ReshardError> {
         check_count("experts", experts)?;
         check_count("ranks", ranks)?;
@@ -63,7 +63,7 @@ impl Hosts {
     fn check(&self, layer: usize) -> Result<(), ReshardError> {
         let row = &self.layers[layer];
         check_equal("expert slots of a layer", row.len(), self.slots * self.ranks)?;
-        // The rank that was last seen to host each expert, plus 1.
+        // The last rank seen to host each expert, plus 1.
         let mut last = vec![0; self.experts];
         for (slot, &expert) in row.iter().enumerate().filter(|(_, expert)| **expert != NO_HOST) {
             let rank = slot / self.slots;
@@ -79,7 +79,7 @@ impl Hosts {
         }
     }
 
-    /// S: expert slots of a rank.
+    /// S: expert slots per rank.
     pub fn slots(&self) -> usize {
         self.slots
     }
@@ -90,16 +90,16 @@ impl Hosts {
     }
 }
 
-/// Who has which part of which expert.
+/// How experts are divided over ranks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Layout {
-    /// Each rank has some experts, whole.
+    /// Each rank has some complete experts.
     Ep(Hosts),
     /// Each rank has its slice of all experts; each node has all slices.
     Tp,
 }
 
-/// The end of the buffer that a layout fills; the rest is the spare room of the next switch.
+/// The end of the buffer that a layout occupies; the rest is the spare room for the next switch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
     /// Layer i begins i slots after the first byte.
@@ -109,7 +109,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// Where a switch goes.
+    /// The side after a switch.
     #[must_use]
     pub fn other(self) -> Self {
         match self {
@@ -119,7 +119,7 @@ impl Side {
     }
 }
 
-/// A rank's buffer: K slots for either layout, and one spare EP slot. All ranks' buffers are alike.
+/// A rank's buffer: K slots for either layout, and one spare EP slot. All ranks' buffers are laid out alike.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pool {
     pub(super) shape: ExpertShape,
@@ -134,10 +134,10 @@ pub struct Pool {
 
 impl Pool {
     /// A buffer for `experts` experts in each of `layers` layers, with up to `slots` expert slots on each rank under EP
-    /// (replicas and empty ones included).
+    /// (including replicas and empty ones).
     ///
     /// # Errors
-    /// Counts of 0 or above 65,535, too few slots for all experts, and more bytes than can be addressed.
+    /// Counts of 0 or above 65,535, too few slots for all experts, or more bytes than can be addressed.
     pub fn new(
         shape: ExpertShape,
         grid: NodeGrid,
@@ -164,7 +164,7 @@ impl Pool {
         Ok(Self { shape, grid, experts, layers, slots, ep_bytes, tp_bytes, bytes })
     }
 
-    /// The same for a unit that only goes from one E to another: K + 1 EP slots, N times less on N nodes than with TP.
+    /// Limits the buffer to switches from one E to another: K + 1 EP slots, N times less on N nodes than with TP.
     #[must_use]
     pub fn ep_only(self) -> Self {
         Self { tp_bytes: 0, bytes: (self.layers + 1) * self.ep_bytes, ..self }
@@ -180,7 +180,7 @@ impl Pool {
         self.layers
     }
 
-    /// N: experts of a layer.
+    /// N: experts per layer.
     pub fn experts(&self) -> usize {
         self.experts
     }
@@ -198,7 +198,7 @@ impl Pool {
         }
     }
 
-    /// Where a layer lies in the buffer of every rank. Panics if there is no such layer.
+    /// The range of a layer in every rank's buffer. Panics if there is no such layer.
     pub fn slot(&self, layout: &Layout, side: Side, layer: usize) -> Range<usize> {
         assert!(layer < self.layers, "layer {layer} of {}", self.layers);
         let bytes = self.slot_bytes(layout);
@@ -219,10 +219,10 @@ impl Pool {
         }
     }
 
-    /// Whether a layout is one of this model, on these ranks, within this buffer.
+    /// Checks that a layout belongs to this model and these ranks, and fits this buffer.
     ///
     /// # Errors
-    /// Other experts, ranks or layers, or more slots.
+    /// Different experts, ranks or layers, or too many slots.
     pub fn check(&self, layout: &Layout) -> Result<(), ReshardError> {
         let hosts = match layout {
             Layout::Ep(hosts) => hosts,
@@ -238,7 +238,7 @@ impl Pool {
         Ok(())
     }
 
-    /// The experts that a rank has some of in a layer, each with its position in the slot, in order.
+    /// The experts that a rank has a part of in a layer, each with its position in the slot, in order.
     pub(super) fn hosted(&self, layout: &Layout, layer: usize, rank: usize) -> Vec<Hosted> {
         match layout {
             Layout::Tp => (0..self.experts).map(|expert| Hosted { expert: expert as u16, position: expert }).collect(),
@@ -250,7 +250,7 @@ impl Pool {
         }
     }
 
-    /// The slices that a rank has of the experts that it hosts.
+    /// The slices that a rank has of the experts it hosts.
     pub(super) fn slices(&self, layout: &Layout, rank: usize) -> Range<usize> {
         match layout {
             Layout::Ep(_) => 0..self.grid.width(),
@@ -258,8 +258,8 @@ impl Pool {
         }
     }
 
-    /// Where everything lies that a rank has of a layer, into `parts`: by position in the slot, slice and array. For
-    /// code that loads or reads experts. Panics if there is no such layer or rank.
+    /// Appends the location of everything that a rank has of a layer to `parts`: by position in the slot, slice and
+    /// array. For code that loads or reads experts. Panics if there is no such layer or rank.
     pub fn parts(&self, layout: &Layout, side: Side, layer: usize, rank: usize, parts: &mut Vec<Part>) {
         parts.clear();
         for hosted in self.hosted(layout, layer, rank) {
@@ -270,7 +270,7 @@ impl Pool {
         }
     }
 
-    /// Where the arrays of a piece lie. A slice of no columns has none.
+    /// The locations of a piece's arrays. A slice without columns has none.
     pub(super) fn parts_of(
         &self,
         layout: &Layout,
@@ -293,8 +293,8 @@ impl Pool {
         })
     }
 
-    /// Where one array of all that a rank has of the expert at this position of a slot lies: `[outer, steps, inner]`,
-    /// for code that computes with it. Panics if there is no such layer or array.
+    /// The range of one array of everything that a rank has of the expert at this position of a slot: `[outer, steps,
+    /// inner]`, for code that computes with it. Panics if there is no such layer or array.
     pub fn entry(&self, slot: Slot<'_>, rank: usize, position: usize, array: usize) -> Range<usize> {
         let steps = match slot.layout {
             Layout::Ep(_) => self.shape.width(),
@@ -304,7 +304,7 @@ impl Pool {
     }
 
     /// A slot has all arrays of the first expert, then those of the second one: a small batch reads an expert's arrays
-    /// one after the other, and memory is prefetched in the order in which it lies.
+    /// consecutively, which suits hardware prefetching.
     fn array(&self, slot: Slot<'_>, position: usize, array: usize, steps: usize) -> Range<usize> {
         let first = self.slot(slot.layout, slot.side, slot.layer).start;
         let expert = first + position * self.shape.first_bytes(self.shape.arrays().len(), steps);
@@ -313,40 +313,40 @@ impl Pool {
     }
 }
 
-/// A layer's slot of every rank's buffer.
+/// A layer's slot in every rank's buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Slot<'a> {
     /// How the layer's experts are laid out.
     pub layout: &'a Layout,
-    /// Where that layout lies.
+    /// The side of that layout.
     pub side: Side,
     /// The layer.
     pub layer: usize,
 }
 
-/// Where rows of bytes lie in a rank's buffer.
+/// The location of rows in a rank's buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// Whose buffer.
+    /// The rank whose buffer it is.
     pub rank: usize,
     /// The first byte of the first row.
     pub offset: usize,
-    /// From the first byte of a row to that of the next.
+    /// Distance between the first bytes of consecutive rows.
     pub stride: usize,
 }
 
-/// One array's part of a slice of an expert, as it lies in a rank's buffer: rows of equal length at equal distances.
+/// One array's part of a slice of an expert, as stored in a rank's buffer: rows of equal length at equal distances.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Part {
     /// Layer, expert, slice.
     pub piece: PieceId,
-    /// Which of the expert's arrays.
+    /// Index of the array.
     pub array: usize,
-    /// The first row.
+    /// Location of the first row.
     pub place: Place,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Bytes of a row.
+    /// Bytes per row.
     pub bytes: usize,
 }
 

@@ -1,33 +1,32 @@
-//! A unit changes its expert layout in place: the moves of a switch as data, and what carries them out.
+//! Changes a unit's expert layout in place: the moves of a switch as data, and their execution.
 //!
 //! Each rank keeps the experts of all K layers in one buffer whose address never changes. Expert parallelism (EP) gives
-//! a rank whole experts, tensor parallelism (TP) a *slice* of every expert: part of its intermediate width. A switch
-//! goes from one layout to another, EP(E) -> EP(E') included, layer by layer, with one spare slot and no staging area
+//! a rank complete experts, tensor parallelism (TP) a *slice* of every expert: part of its intermediate width. A switch
+//! goes from one layout to another, including EP(E) -> EP(E'), layer by layer, with one spare slot and no staging area
 //! (ParaSMoE section 3.2 and Moebius section 3 have two extra slots and one; both fix E to contiguous experts).
 //!
 //! | module | what |
 //! |---|---|
-//! | `shape` | the bytes of an expert and where they may be cut; nodes and ranks |
+//! | `shape` | the bytes of an expert and where they may be split; nodes and ranks |
 //! | `layout` | which experts a rank hosts; where a layer's slot begins in the buffer |
 //! | `plan` | [`Switch`]: the moves of each layer, the order of layers, the inverse |
 //! | `checksum` | a checksum for each (layer, expert, slice), equal in all layouts |
 //! | `execute` | [`Resharder`]: one rank's part of a switch; votes, journal, rollback |
-//! | `transfer` | a layer's moves over memory within reach and messages for the rest |
-//! | `memory` | [`ExpertMemory`]: what an executor needs of a rank's memory |
+//! | `transfer` | a layer's moves, over memory within reach and messages otherwise |
+//! | `memory` | [`ExpertMemory`]: an executor's access to a rank's memory |
 //! | [`kv`] | the moves of keys and values |
 //!
 //! # Why it is safe
-//! A layout lies at one [`Side`] of the buffer: its slots fill the low end, or the high end. A switch always goes to
-//! the other side, high to low in ascending order of layers, low to high in descending order. With S bytes per slot
-//! before and S' after, the buffer has at least `max(S + K S', K S + S')` bytes, so on every rank the new slot of layer
-//! i overlaps no old slot of a layer that is still to move, **nor layer i's own**. A rank writes its own memory only.
-//! So within a layer ranks need no order among themselves, and one barrier after each layer suffices: it says that
+//! A layout is at one [`Side`] of the buffer: its slots fill the low end, or the high end. A switch always goes to the
+//! other side, high to low in ascending order of layers, low to high in descending order. With S bytes per slot before
+//! and S' after, the buffer has at least `max(S + K S', K S + S')` bytes, so on every rank the new slot of layer i
+//! overlaps no old slot of a layer that is still to move, **nor layer i's own**. A rank writes only its own memory. So
+//! within a layer ranks need no order among themselves, and one barrier after each layer suffices: it ensures that
 //! every reader of that layer has finished.
 //!
-//! The side is part of the state, as the parity of all switches so far: EP -> TP -> EP comes back to the same
-//! addresses, but EP(E) -> EP(E') ends at the other side, one slot away. Callers that need fixed addresses for each
-//! layout (CUDA graphs) follow it with a switch E' -> E', which copies within each rank and moves nothing between
-//! ranks.
+//! The side is part of the state, as the parity of all switches so far: EP -> TP -> EP returns to the same addresses,
+//! but EP(E) -> EP(E') ends at the other side, one slot away. Callers that need fixed addresses for each layout (CUDA
+//! graphs) follow it with a switch E' -> E', which copies within each rank and moves nothing between ranks.
 //!
 //! # Example
 //! Four experts on two ranks go from EP to TP.

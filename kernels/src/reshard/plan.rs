@@ -5,8 +5,8 @@ use super::error::ReshardError;
 use super::layout::{HostedAt, Layout, Place, Pool, Side};
 use crate::hash::mix;
 
-/// A copy of `rows` rows of `bytes` bytes (as `cudaMemcpy2D` has it): one array's part of a slice of an expert. One row
-/// if experts are slice-major.
+/// A copy of `rows` rows of `bytes` bytes (like `cudaMemcpy2D`): one array's part of a slice of an expert. One row if
+/// experts are slice-major.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Move {
     /// Layer.
@@ -17,16 +17,16 @@ pub struct Move {
     pub slice: u16,
     /// The source.
     pub from: Place,
-    /// The destination. Overlaps no source of this layer, nor of a later one in the switch's order.
+    /// The destination. Overlaps no source of this layer, or of a later one in the switch's order.
     pub to: Place,
-    /// Rows, at least 1.
+    /// Number of rows, at least 1.
     pub rows: usize,
-    /// Bytes of a row, at least 1.
+    /// Bytes per row, at least 1.
     pub bytes: usize,
 }
 
 impl Move {
-    /// The slice of an expert that it is part of.
+    /// The slice of an expert that it belongs to.
     pub fn piece(&self) -> PieceId {
         PieceId { layer: self.layer, expert: self.expert, slice: self.slice }
     }
@@ -37,8 +37,8 @@ impl Move {
     }
 }
 
-/// A switch of a unit from one layout to another. Equal on all ranks that were given the same; [`Switch::digest`] finds
-/// out.
+/// A switch of a unit from one layout to another. Equal on all ranks that were given equal arguments, which
+/// [`Switch::digest`] checks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Switch<'a> {
     pool: &'a Pool,
@@ -48,10 +48,10 @@ pub struct Switch<'a> {
 }
 
 impl<'a> Switch<'a> {
-    /// From the layout that lies at `side` to another, which will lie at the other side.
+    /// From the layout at `side` to another, which will be at the other side.
     ///
     /// # Errors
-    /// Layouts that the pool does not fit; TP to TP, which changes nothing.
+    /// Layouts that do not fit the pool; TP to TP, which changes nothing.
     pub fn new(pool: &'a Pool, from: &'a Layout, to: &'a Layout, side: Side) -> Result<Self, ReshardError> {
         pool.check(from)?;
         pool.check(to)?;
@@ -61,7 +61,7 @@ impl<'a> Switch<'a> {
         Ok(Self { pool, from, to, side })
     }
 
-    /// The way back.
+    /// The switch back.
     pub fn inverse(&self) -> Self {
         Self { pool: self.pool, from: self.to, to: self.from, side: self.side.other() }
     }
@@ -81,12 +81,12 @@ impl<'a> Switch<'a> {
         self.to
     }
 
-    /// The side before; after the switch it is the other one.
+    /// The side before; afterwards it is the other one.
     pub fn side(&self) -> Side {
         self.side
     }
 
-    /// The layer that moves as the `step`-th: ascending from the high side, descending from the low side.
+    /// The layer that moves in step `step`: ascending from the high side, descending from the low side.
     pub fn layer(&self, step: usize) -> usize {
         match self.side {
             Side::High => step,
@@ -94,12 +94,12 @@ impl<'a> Switch<'a> {
         }
     }
 
-    /// All moves of a layer, between all ranks, into `moves`: by destination rank, then position in its slot, slice and
-    /// array. The moves of one piece follow each other. They may be done in any order, but all before the next layer
-    /// begins.
+    /// Appends all moves of a layer, between all ranks, to `moves`: by destination rank, then position in its slot,
+    /// slice and array. The moves of one piece are consecutive. They may run in any order, but all before the next
+    /// layer begins.
     ///
-    /// Of several copies a rank takes its own, else one of its node, else any; among these the one that was taken least
-    /// so far. So from TP to EP nothing crosses nodes, and to TP each slice that a node lacks comes over once.
+    /// Among several copies a rank uses its own, else one on its node, else any; among these the least used so far. So
+    /// from TP to EP nothing crosses nodes, and to TP each slice that a node lacks crosses once.
     ///
     /// # Panics
     /// If there is no such layer.
@@ -121,7 +121,7 @@ impl<'a> Switch<'a> {
         }
     }
 
-    /// `[N]`: where each expert is, whole, before the switch; empty under TP.
+    /// `[N]`: the locations of each complete expert before the switch; empty under TP.
     fn copies(&self, layer: usize) -> Vec<Vec<HostedAt>> {
         let mut copies = vec![Vec::new(); self.pool.experts()];
         if let Layout::Ep(_) = self.from {
@@ -142,7 +142,7 @@ impl<'a> Switch<'a> {
             _ => 2,
         };
         let nearest = copies[expert].iter().min_by_key(|copy| (distance(copy.rank), taken[copy.rank], copy.rank));
-        // No copy of the whole expert: it is under TP, and the node has each slice once.
+        // There is no copy of the complete expert: it is under TP, and the node has each slice once.
         nearest.copied().unwrap_or_else(|| HostedAt { rank: grid.rank(grid.node(to), slice), position: expert })
     }
 
@@ -156,9 +156,9 @@ impl<'a> Switch<'a> {
         }));
     }
 
-    /// A number that is, in all likelihood, equal on two ranks only if their switches are.
+    /// A digest that is almost certainly equal on two ranks only if their switches are.
     pub fn digest(&self) -> u64 {
-        // Not the checksum of bytes: sums would not see changes that make up for each other, as those of two swaps can.
+        // Not the checksum of bytes: sums miss changes that cancel out, as those of two swaps can.
         let mut hash = 0;
         let mut word = |word: usize| hash = mix(hash, word as u64 + 1);
         let pool = self.pool;

@@ -1,4 +1,4 @@
-//! The bytes of an expert and where they may be cut; nodes and ranks.
+//! The bytes of an expert and where they may be split; nodes and ranks.
 
 use std::ops::Range;
 
@@ -9,11 +9,11 @@ use crate::nodes::NodeGrid;
 pub(super) const MAX_IDS: usize = u16::MAX as usize;
 
 impl NodeGrid {
-    /// N nodes of P ranks between which experts move. Under TP rank r has slice r mod P of every expert, so that each
-    /// node has all experts.
+    /// N nodes of P ranks between which experts move. Under TP rank r has slice r mod P of every expert, so each node
+    /// has all experts.
     ///
     /// # Errors
-    /// No nodes, no ranks, or more than 65,535 together.
+    /// No nodes, no ranks, or more than 65,535 ranks in total.
     pub fn of_nodes(nodes: usize, width: usize) -> Result<Self, ReshardError> {
         check_count("nodes", nodes)?;
         check_count("ranks per node", width)?;
@@ -22,18 +22,17 @@ impl NodeGrid {
     }
 }
 
-/// One array of an expert, row-major `[outer, width, inner]`; `width` is the axis that TP cuts and that all arrays
-/// share.
+/// One array of an expert, row-major `[outer, width, inner]`; TP splits the `width` axis, which all arrays share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExpertArray {
-    /// Rows that TP cuts alike: 2 for gate and up together, which are cut separately; H for down.
+    /// Rows that TP splits alike: 2 for gate and up together, which are split separately; H for down.
     pub outer: usize,
     /// Bytes of one step along `width`.
     pub inner_bytes: usize,
 }
 
-/// The arrays of an expert, in the order in which they lie in a slot. The width is counted in *steps*, the least that
-/// may be cut: one intermediate column, a block of columns that share a scale, or a packed slice.
+/// The arrays of an expert, in slot order. The width is counted in *steps*, the smallest unit that may be split off:
+/// one intermediate column, a block of columns that share a scale, or a packed slice.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExpertShape {
     width: usize,
@@ -41,10 +40,10 @@ pub struct ExpertShape {
 }
 
 impl ExpertShape {
-    /// Any arrays over a width of `width` steps.
+    /// Arbitrary arrays over a width of `width` steps.
     ///
     /// # Errors
-    /// No steps or arrays, arrays without bytes, and more bytes than can be addressed.
+    /// No steps or arrays, arrays without bytes, or more bytes than can be addressed.
     pub fn new(width: usize, arrays: Vec<ExpertArray>) -> Result<Self, ReshardError> {
         let limit = isize::MAX as usize;
         let positive = |what, found| match found {
@@ -67,18 +66,18 @@ impl ExpertShape {
     /// Row-major gate and up `[2, I, H]`, then down `[H, I]`, in elements of `element_bytes` bytes.
     ///
     /// # Errors
-    /// As [`ExpertShape::new`].
+    /// Those of [`ExpertShape::new`].
     pub fn rows(hidden: usize, intermediate: usize, element_bytes: usize) -> Result<Self, ReshardError> {
         let row = hidden.checked_mul(element_bytes).ok_or(ReshardError::TooLarge)?;
         let gate_up = ExpertArray { outer: 2, inner_bytes: row };
         Self::new(intermediate, vec![gate_up, ExpertArray { outer: hidden, inner_bytes: element_bytes }])
     }
 
-    /// FP8 with one scale for each block of `block x block` weights: gate and up `[2, I, H]`, down `[H, I]`, then the
-    /// scales of both. TP cuts between blocks only, so that no scale is shared by two slices.
+    /// FP8 with one scale per block of `block x block` weights: gate and up `[2, I, H]`, down `[H, I]`, then the scales
+    /// of both. TP splits only between blocks, so that no scale is shared by two slices.
     ///
     /// # Errors
-    /// H or I that is no multiple of the block; as [`ExpertShape::new`].
+    /// H or I that is not a multiple of the block; those of [`ExpertShape::new`].
     pub fn fp8_blocks(
         hidden: usize,
         intermediate: usize,
@@ -100,11 +99,11 @@ impl ExpertShape {
         Self::new(intermediate / block, arrays)
     }
 
-    /// An expert is `slices` slices, each packed by itself (gate, up and down of its columns) into equal bytes. A
-    /// switch then copies whole slices, whatever E is. All offsets are multiples of `slice_bytes`' alignment.
+    /// An expert of `slices` slices, each packed separately (gate, up and down of its columns) into equal bytes. A
+    /// switch then copies entire slices, whatever E is. All offsets are multiples of `slice_bytes`' alignment.
     ///
     /// # Errors
-    /// As [`ExpertShape::new`].
+    /// Those of [`ExpertShape::new`].
     pub fn slice_major(slices: usize, slice_bytes: usize) -> Result<Self, ReshardError> {
         Self::new(slices, vec![ExpertArray { outer: 1, inner_bytes: slice_bytes }])
     }
@@ -149,7 +148,7 @@ pub(super) fn check_count(what: &'static str, found: usize) -> Result<(), Reshar
     }
 }
 
-/// Whether two parts that belong together have one count.
+/// Checks that two related counts are equal.
 pub(super) fn check_equal(what: &'static str, found: usize, expected: usize) -> Result<(), ReshardError> {
     if found == expected { Ok(()) } else { Err(ReshardError::Differs { what, found, expected }) }
 }

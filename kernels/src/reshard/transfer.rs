@@ -1,4 +1,4 @@
-//! One layer's moves: pulled from memory within reach, sent in messages elsewhere; then the vote, which is the barrier.
+//! One layer's moves: pulled from memory within reach, otherwise sent in messages; then the vote, which is the barrier.
 
 use super::checksum::{Checksums, PieceHash};
 use super::error::{Fault, MemoryFault, Reason, Refusal};
@@ -10,7 +10,7 @@ use crate::collectives::{Lockstep, UnitError};
 /// Reason (0 = none), whether this rank sent any bytes of experts, layer, digest of the switch.
 pub(super) const HEADER_BYTES: usize = 1 + 1 + 4 + 8;
 
-/// The facts that all ranks must agree on in each round.
+/// The values that all ranks must agree on in each round.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Round {
     pub(super) digest: u64,
@@ -23,7 +23,7 @@ pub(super) struct Transfer {
     chunk_bytes: usize,
     outgoing: Vec<Vec<u8>>,
     incoming: Vec<Vec<u8>>,
-    /// `[P]`: what goes to and comes from each peer that is out of reach.
+    /// `[P]`: the data sent to and received from each peer out of reach.
     sends: Vec<Stream>,
     receives: Vec<Stream>,
 }
@@ -32,14 +32,14 @@ pub(super) struct Transfer {
 #[derive(Clone, Debug, Default)]
 struct Stream {
     moves: Vec<Move>,
-    /// Bytes of all moves that have not passed yet.
+    /// Bytes of all moves still to be transferred.
     left: usize,
     next: usize,
     row: usize,
     at: usize,
 }
 
-/// Bytes of a row that pass at once.
+/// A contiguous piece of a row.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     from: usize,
@@ -84,7 +84,7 @@ impl Transfer {
     }
 
     /// Carries out the moves that begin or end at this rank, verifies what arrived, and votes. `fault` is what this
-    /// rank found wrong before and becomes what it finds wrong here. Returns the refusal that all ranks return.
+    /// rank found wrong before and is updated with what it finds here. Returns the refusal, equal on all ranks.
     pub(super) fn layer(
         &mut self,
         link: &mut impl Lockstep,
@@ -125,7 +125,7 @@ impl Transfer {
         }
     }
 
-    /// The next bytes for each peer, behind room for the head. Whether there were any.
+    /// Writes the next bytes for each peer after the space for the header. Returns whether there were any.
     fn fill(&mut self, memory: &impl ExpertMemory, fault: &mut Option<Fault>) -> bool {
         let mut sent = false;
         for (message, stream) in self.outgoing.iter_mut().zip(&mut self.sends) {
@@ -187,7 +187,7 @@ impl Transfer {
         Ok(votes)
     }
 
-    /// Writes what arrived to where it belongs.
+    /// Writes received bytes to their destination.
     fn drain(&mut self, own: usize, memory: &mut impl ExpertMemory, fault: &mut Option<Fault>) {
         for (peer, (message, stream)) in self.incoming.iter().zip(&mut self.receives).enumerate() {
             let mut rest = message.get(HEADER_BYTES..).filter(|_| peer != own).unwrap_or_default();
@@ -199,7 +199,7 @@ impl Transfer {
         }
     }
 
-    /// Checks what came in messages, where it lies now.
+    /// Verifies what arrived in messages, at its destination.
     fn verify(&self, own: usize, memory: &impl ExpertMemory, checksums: &Checksums) -> Result<(), Fault> {
         for stream in &self.receives {
             for piece in pieces(&stream.moves) {
@@ -215,20 +215,20 @@ impl Transfer {
     }
 }
 
-/// The moves of a layer and what they must bring.
+/// The moves of a layer and their expected checksums.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LayerWork<'a> {
     pub(super) round: Round,
-    /// Between all ranks; none where ranks only vote.
+    /// Between all ranks; empty if ranks only vote.
     pub(super) moves: &'a [Move],
     pub(super) checksums: &'a Checksums,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Votes {
-    /// By the lowest rank that refuses.
+    /// From the lowest rank that refuses.
     refused: Option<Refusal>,
-    /// Whether any rank sent bytes: then another round follows.
+    /// Whether any rank sent bytes, which requires another round.
     sent: bool,
 }
 

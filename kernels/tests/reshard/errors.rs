@@ -1,4 +1,4 @@
-//! Refusals, by their messages.
+//! Rejections, by their messages.
 
 use semmoe_kernels::NodeGrid;
 use semmoe_kernels::reshard::{

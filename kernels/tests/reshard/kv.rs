@@ -1,4 +1,4 @@
-//! Keys and values: every page arrives whole, prefixes once, sequences balanced; what is refused.
+//! Keys and values: every page arrives complete, prefixes are stored once, sequences are balanced; and rejections.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use crate::sim::Random;
 
 const LAYERS: usize = 3;
 const HEAD_BYTES: usize = 5;
-/// Tokens of a page.
+/// Tokens per page.
 const TOKENS: usize = 2;
 
-/// A rank's pool as sequences come and go.
+/// A rank's pool while sequences start and end.
 #[derive(Default)]
 struct Builder {
     pool: KvPool,
@@ -46,7 +46,7 @@ impl Builder {
         self.pool.sequences.push(KvSequence { id, pages, promised, shares: shares.to_vec() });
     }
 
-    /// The last sequence ends; it releases its last page first.
+    /// Ends the last sequence, which releases its last page first.
     fn end(&mut self) {
         let sequence = self.pool.sequences.pop().unwrap();
         for &page in sequence.pages.iter().rev() {
@@ -58,7 +58,7 @@ impl Builder {
     }
 }
 
-/// Sequences over a few tokens, so that prefixes are shared; those that end have full pages only.
+/// Sequences over a few tokens, so that prefixes are shared; those that end have only full pages.
 fn pool(first_id: u64, ranks: usize, random: &mut Random) -> KvPool {
     let mut builder = Builder::default();
     for id in first_id..first_id + random.below(6) as u64 {
@@ -96,7 +96,7 @@ fn bytes(pool: &KvPool, page: u32, heads: std::ops::Range<usize>) -> Vec<u8> {
         .collect()
 }
 
-/// Whether the moves bring every new page of every rank its bytes, each exactly once.
+/// Checks that the moves fill every new page of every rank, each byte exactly once.
 fn assert_filled(shape: &KvShape, plan: &KvPlan, before: &[KvPool], to_tp: bool) {
     let whole = 0..whole_heads(shape);
     let mut moves = Vec::new();
@@ -152,7 +152,7 @@ fn whole_heads(shape: &KvShape) -> usize {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 200, ..ProptestConfig::default() })]
 
-    /// DP -> TP -> DP: nothing is lost, prefixes are there once, and the result is a pool that any rank accepts.
+    /// DP -> TP -> DP: nothing is lost, prefixes are stored once, and the result is a pool that any rank accepts.
     #[test]
     fn pages_and_sequences_arrive((shape, heads) in shapes(), seed: u64, slack in 0usize..4) {
         prop_assert_eq!(whole_heads(&shape), heads);
@@ -170,7 +170,7 @@ proptest! {
         sealed.sort();
         prop_assert_eq!(sealed, distinct.into_iter().collect::<Vec<_>>());
 
-        // Room for no idle page more than fit; the youngest stay.
+        // No more idle pages than fit; the youngest stay.
         let held = union.pages.len() - union.idle.len();
         let promised: usize = union.sequences.iter().map(|sequence| sequence.promised).sum();
         let tight = KvPlan::gather(shape, &pools, held + promised + 1).unwrap();
@@ -197,8 +197,7 @@ proptest! {
         prop_assert!(union.pages.is_empty() || ranks == 1 || tp.digest() != dp.digest());
     }
 
-    /// Longest first: no rank has more than the least loaded one and the longest sequence together, where nothing is
-    /// shared.
+    /// Longest first: no rank has more than the least loaded one plus the longest sequence, if nothing is shared.
     #[test]
     fn ranks_get_equally_many_pages(lengths in prop::collection::vec(1usize..20, 1..40), ranks in 1usize..=8) {
         let shape = KvShape::grouped(1, 1, 1, ranks).unwrap();
@@ -256,8 +255,8 @@ fn prefixes_stay_together_and_ties_go_by_the_tables() {
         }
         builder.pool
     };
-    // 6 pages; 5 pages, 4 of them the same; 3 pages of its own: the second pays for 1 page at the first's rank, 5
-    // elsewhere; load 7 against 5 sends it elsewhere all the same, but behind a load of 3 it stays.
+    // 6 pages; 5 pages, 4 of them shared with the first; 3 pages of its own. The second needs 1 page on the first's
+    // rank, 5 elsewhere; load 7 against 5 still sends it elsewhere, but behind a load of 3 it stays.
     let long: Vec<u32> = (0..12).collect();
     let near: Vec<u32> = (0..8).chain([90, 91]).collect();
     let pool = with(&[(&long, [0.0, 0.0]), (&near, [0.0, 0.0])]);
@@ -272,7 +271,7 @@ fn prefixes_stay_together_and_ties_go_by_the_tables() {
     assert_eq!(homes(shape, &pool, 6), [1, 1]);
 }
 
-/// Sequences fill a rank up to `full`; pages that no sequence holds have all of the rest.
+/// Sequences fill a rank up to `full`; idle pages may use all of the rest.
 #[test]
 fn idle_pages_stay_beyond_what_sequences_may_fill() {
     let page = |token| KvPage { before: None, tokens: vec![token; TOKENS], sealed: true };

@@ -1,4 +1,4 @@
-//! Switches of expert layouts: against the reference in Python, over any shapes, and what is refused.
+//! Switches of expert layouts: against the Python reference, over any shapes, and rejections.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod errors;

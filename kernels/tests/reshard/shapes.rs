@@ -12,7 +12,7 @@ struct Case {
     per_node: usize,
     experts: usize,
     layers: usize,
-    /// Slots of a rank beyond what all experts need.
+    /// Slots per rank beyond what all experts need.
     more_slots: usize,
     seed: u64,
 }
@@ -30,7 +30,7 @@ fn cases() -> impl Strategy<Value = Case> {
     )
 }
 
-/// Row-major, FP8 with scales, slice-major or odd arrays; widths that the ranks seldom divide.
+/// Row-major, FP8 with scales, slice-major or odd arrays; widths that the ranks rarely divide.
 fn shape(per_node: usize, random: &mut Random) -> ExpertShape {
     let (width, hidden) = (1 + random.below(9), 1 + random.below(5));
     match random.below(4) {
@@ -46,7 +46,7 @@ fn shape(per_node: usize, random: &mut Random) -> ExpertShape {
     .unwrap()
 }
 
-/// Every expert somewhere, some on several ranks, at any places; fewer slots than the pool has, if they suffice.
+/// Places every expert at random, some on several ranks; uses fewer slots than the pool has, if they suffice.
 fn hosts(case: Case, slots: usize, random: &mut Random) -> Hosts {
     let ranks = case.nodes * case.per_node;
     let least = case.experts.div_ceil(ranks);
@@ -69,7 +69,7 @@ fn hosts(case: Case, slots: usize, random: &mut Random) -> Hosts {
     Hosts::new(case.experts, ranks, (0..case.layers).map(|_| layer(random)).collect()).unwrap()
 }
 
-/// Any bytes, by the place in the whole expert. Bytes of a slice are counted from its first column.
+/// Arbitrary bytes, by position in the complete expert. Bytes of a slice are counted from its first column.
 fn truth(part: &Part, row: usize, byte: usize) -> u8 {
     let piece = part.piece;
     let words = [piece.layer, piece.expert.into(), piece.slice.into(), part.array, row, byte];
@@ -90,7 +90,7 @@ fn slots(pool: &Pool, case: Case) -> usize {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 200, ..ProptestConfig::default() })]
 
-    /// A walk over TP and any E, then all the way back: each layout holds every expert's bytes, and the end is the
+    /// A walk over TP and any E, then all the way back: each layout holds every expert's bytes, and the end equals the
     /// beginning.
     #[test]
     fn a_walk_over_layouts_and_back_is_the_identity(case in cases(), side in prop::sample::select(vec![Side::Low, Side::High])) {
@@ -117,7 +117,7 @@ proptest! {
         prop_assert!(sim == first, "the buffers differ after the way back");
     }
 
-    /// The other order of layers writes what is still to be read, in either direction.
+    /// The other order of layers overwrites unread data, in either direction.
     #[test]
     fn the_wrong_order_is_caught(case in cases(), side in prop::sample::select(vec![Side::Low, Side::High])) {
         let case = Case { layers: case.layers + 1, ..case };
@@ -135,8 +135,8 @@ proptest! {
         }
     }
 
-    /// K slots and one spare: 1 + 1/K, times (N + R) / N with R redundant expert slots, times what empty columns and
-    /// slots take.
+    /// K slots and one spare: 1 + 1/K, times (N + R) / N with R redundant expert slots, times the overhead of empty
+    /// columns and slots.
     #[test]
     fn memory_is_one_spare_slot(
         per_node in 1usize..=8, each in 1usize..=8, redundant in 0usize..=3, layers in 1usize..=64, bytes in 1usize..=64,
@@ -149,7 +149,7 @@ proptest! {
         prop_assert_eq!(pool.bytes() * layers * experts, least * (layers + 1) * (experts + redundant * per_node));
     }
 
-    /// Without TP any E fits into K + 1 slots, and what is free is what no slot has.
+    /// Without TP any E fits into K + 1 slots, and the free part is exactly what no slot occupies.
     #[test]
     fn ep_alone_needs_one_slot_more_than_layers(case in cases(), side in prop::sample::select(vec![Side::Low, Side::High])) {
         let mut random = Random(case.seed);
@@ -172,8 +172,8 @@ proptest! {
         }
     }
 
-    /// Of experts with one copy, a node gets each slice that it lacks once: ParaSMoE equation 5. Nothing crosses nodes
-    /// on the way back.
+    /// For experts with one copy, a node receives each slice that it lacks once: ParaSMoE equation 5. Nothing crosses
+    /// nodes on the way back.
     #[test]
     fn bytes_between_nodes_are_the_least(nodes in 1usize..=4, per_node in 1usize..=4, each in 1usize..=3, seed: u64) {
         let experts = nodes * per_node * each;
@@ -197,7 +197,7 @@ proptest! {
     }
 }
 
-/// Experts on several ranks: a rank reads its own copy, and strangers' copies are read equally often.
+/// Experts on several ranks: a rank reads its own copy, and remote copies are read equally often.
 #[test]
 fn replicas_are_read_at_home_first_then_evenly() {
     let shape = ExpertShape::slice_major(6, 8).unwrap();
@@ -219,7 +219,7 @@ fn replicas_are_read_at_home_first_then_evenly() {
     assert_eq!(sources, [2; 6]);
 }
 
-/// Why there is a barrier after each layer: a rank that begins the next layer early destroys what another still reads.
+/// Why there is a barrier after each layer: a rank that starts the next layer early destroys what another still reads.
 #[test]
 fn a_rank_that_skips_the_barrier_is_caught() {
     let shape = ExpertShape::slice_major(2, 8).unwrap();

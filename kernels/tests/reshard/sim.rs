@@ -1,9 +1,9 @@
-//! All ranks' buffers at once. Moves of a layer are done in any order; what a layer leaves is poisoned, and no slot
+//! All ranks' buffers at once. Moves of a layer run in any order; what a layer leaves behind is poisoned, and no slot
 //! that is still to be read may be written.
 
 use semmoe_kernels::reshard::{Layout, Move, Part, Pool, Side, Switch};
 
-/// As in reshard.py: a NaN of bf16.
+/// A bf16 NaN, as in reshard.py.
 const POISON: [u8; 2] = 0x7fc1u16.to_le_bytes();
 
 /// splitmix64.
@@ -28,7 +28,7 @@ impl Random {
     }
 }
 
-/// The expected value of every byte of a part: `value(part, row, byte)`, by its place in the whole expert.
+/// The expected value of every byte of a part: `value(part, row, byte)`, by its position in the complete expert.
 pub(crate) type Truth<'a> = &'a dyn Fn(&Part, usize, usize) -> u8;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -39,7 +39,7 @@ pub(crate) struct Sim<'a> {
 }
 
 impl<'a> Sim<'a> {
-    /// All experts of a layout at a side.
+    /// Loads all experts of a layout at a side.
     pub(crate) fn load(pool: &'a Pool, layout: &Layout, side: Side, truth: Truth<'_>) -> Self {
         let buffer: Vec<u8> = POISON.into_iter().cycle().take(pool.bytes()).collect();
         let mut sim = Self { pool, buffers: vec![buffer; pool.grid().ranks()], side };
@@ -70,7 +70,7 @@ impl<'a> Sim<'a> {
         }
     }
 
-    /// A switch in an order of layers; none if a slot that is still to be read was to be written.
+    /// Runs a switch in the given order of layers; `None` if it would overwrite a slot that is still to be read.
     pub(crate) fn run(
         &mut self,
         switch: &Switch<'_>,

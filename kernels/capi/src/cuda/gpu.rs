@@ -1,4 +1,4 @@
-//! Launches on a GPU, with the kernels of this build.
+//! Launches on a GPU, with this build's kernels.
 
 use std::ffi::c_void;
 
@@ -14,12 +14,13 @@ use crate::failure::{Code, Failure};
 struct Gpu {
     word: HostWords,
     device: Device,
-    /// Only while this is dropped: the last field, so that the caller has its context back when the others are gone.
+    /// Set only while this is dropped: the last field, so that the caller's context is restored after the others are
+    /// gone.
     caller: Option<CallerContext>,
 }
 
 // SAFETY: word and device may be used and freed by any thread that binds the GPU, as every method does; `caller` is set
-// only by the thread that drops it.
+// only by the dropping thread.
 unsafe impl Send for Gpu {}
 
 /// Whether this build has kernels.
@@ -27,10 +28,10 @@ pub(crate) fn built() -> Result<(), Failure> {
     embedded(Target::Sm90).map(|_| ()).ok_or_else(|| DeviceError::NoKernels.into())
 }
 
-/// Opens the GPU, loads the kernels and allocates the report word: all that is ever allocated.
+/// Opens the GPU, loads the kernels and allocates the report word, the only allocation.
 ///
 /// # Safety
-/// Buffers and signals are what the header asks for.
+/// Buffers and signals meet the header's requirements.
 pub(crate) unsafe fn open(args: &InitArgs, facts: &Facts) -> Result<Box<dyn Backend>, Failure> {
     built()?;
     let ordinal = usize::try_from(args.ordinal)
@@ -40,7 +41,7 @@ pub(crate) unsafe fn open(args: &InitArgs, facts: &Facts) -> Result<Box<dyn Back
     let word = HostWords::new(1)?;
     let (blocks, report) = (super::blocks_for(device.processors, facts.world), word.buffers()[0]);
     let launcher = Box::new(Gpu { word, device, caller: None });
-    // SAFETY: the caller's promise.
+    // SAFETY: upheld by the caller.
     Ok(Box::new(unsafe { Cuda::new(args, facts, Opened { launcher, report, blocks }) }?))
 }
 
@@ -49,7 +50,7 @@ impl Launcher for Gpu {
         let all = || {
             let _caller = self.device.enter()?;
             launches.iter().try_for_each(|launch| self.device.check(launch))?;
-            // SAFETY: stream and memory are the promise of the C interface's caller.
+            // SAFETY: the caller of the C interface vouches for stream and memory.
             launches.iter().try_for_each(|launch| unsafe { self.device.launch(launch, stream.cast()) })
         };
         all().map_err(|error: DeviceError| error.to_string())

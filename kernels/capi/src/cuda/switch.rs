@@ -1,10 +1,10 @@
-//! The multicast address of the symmetric buffers, and which calls go through it.
+//! The multicast address of the symmetric buffers, and which calls use it.
 
 use semmoe_kernels_cuda::{Buffer, ELEMENT_ALIGNMENT};
 
 use crate::abi::Multicast;
 
-/// Nothing, at first.
+/// Disabled at first.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Switch {
     whole: Buffer,
@@ -12,13 +12,13 @@ pub(super) struct Switch {
 }
 
 impl Switch {
-    /// Of arguments that have been checked.
+    /// From checked arguments.
     pub(super) fn of(args: &Multicast) -> Self {
         let whole = Buffer { address: args.address.addr() as u64, bytes: args.bytes };
         Self { whole, operations: args.operations }
     }
 
-    /// Where a call of this operation on rows of `row` bytes reads or writes through the switch; `None`: it goes to the
+    /// The address at which a call of this operation on rows of `row` bytes uses the switch; `None` if it uses the
     /// peers.
     pub(super) fn at(self, operation: u32, offset: u64, row: u64) -> Option<Buffer> {
         let goes = self.operations & operation != 0 && row.is_multiple_of(ELEMENT_ALIGNMENT);

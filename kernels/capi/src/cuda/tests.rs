@@ -150,7 +150,7 @@ fn what_the_host_can_see_is_refused_before_any_launch() {
     refused(|args| args.out = args.out.wrapping_byte_add(4), Code::Misaligned);
     refused(|args| args.out = std::ptr::without_provenance_mut(device(RANK as usize) + 256), Code::Invalid);
     refused(|args| args.permutation = std::ptr::without_provenance(device(20) + 2), Code::Misaligned);
-    // Only the kernels refuse these.
+    // Only the kernels reject these.
     refused(|args| args.hidden = 0, Code::OutOfRange);
     refused(|args| (args.tokens, args.capacity, args.hidden) = (0, 0, (1 << 20) + 8), Code::TooLarge);
     let mut wide = dispatch();
@@ -186,7 +186,7 @@ fn what_a_kernel_reports_is_reported_by_every_later_call() {
     for (kind, code, sentence) in reports {
         fixture.seen.report.store(report(kind), Ordering::Relaxed);
         assert_eq!(check(), code as i32);
-        // SAFETY: a string that ends, valid until this thread's next failure.
+        // SAFETY: a terminated string, valid until this thread's next failure.
         let message = unsafe { std::ffi::CStr::from_ptr(crate::semmoe_last_error()) }.to_str().expect("UTF-8");
         assert!(message.starts_with(sentence), "{message}");
         assert_eq!(call!(fixture, semmoe_combine, &combine()), code as i32);
@@ -195,7 +195,7 @@ fn what_a_kernel_reports_is_reported_by_every_later_call() {
     assert!(fixture.launches().is_empty());
 }
 
-/// A driver that refuses says less than the report of the kernel that was the cause.
+/// If the driver rejects a launch, the report of the kernel that caused it is more informative.
 #[test]
 fn a_refused_launch_is_a_device_error_unless_a_kernel_told_more() {
     let fixture = Fixture::new();
@@ -205,7 +205,7 @@ fn a_refused_launch_is_a_device_error_unless_a_kernel_told_more() {
     assert_eq!(call!(fixture, semmoe_combine, &combine()), Code::Disagree as i32);
 }
 
-/// Without the feature, the kernels or a driver a GPU is refused with a sentence, before anything else is looked at.
+/// Without the feature, the kernels or a driver, a GPU is rejected with a sentence, before any other check.
 #[test]
 fn a_gpu_that_cannot_be_had_is_refused_with_a_sentence() {
     let buffers: [*mut c_void; 1] = [array(0)];
@@ -228,7 +228,7 @@ fn a_gpu_that_cannot_be_had_is_refused_with_a_sentence() {
     let mut comm = std::ptr::null_mut();
     // SAFETY: all pointers are to live structures; without a driver nothing reads device memory.
     let status = unsafe { crate::semmoe_init(&args, &mut comm) };
-    // SAFETY: as above.
+    // SAFETY: a terminated string, valid until this thread's next failure.
     let message = unsafe { std::ffi::CStr::from_ptr(crate::semmoe_last_error()) }.to_str().expect("UTF-8");
     assert!(comm.is_null());
     let images = cfg!(feature = "cuda") && semmoe_kernels_cuda::embedded(semmoe_kernels_cuda::Target::Sm90).is_some();
@@ -239,7 +239,7 @@ fn a_gpu_that_cannot_be_had_is_refused_with_a_sentence() {
         assert!(message.contains("SEMMOE_KERNEL_IMAGES"), "{message}");
     }
     let mut bytes = 0;
-    // SAFETY: `bytes` can be written.
+    // SAFETY: `bytes` is writable.
     let reported = unsafe { crate::semmoe_signal_bytes(abi::DEVICE_CUDA, 1, &mut bytes) };
     assert_eq!((reported, bytes), if images { (abi::OK, SIGNAL_BYTES) } else { (Code::NotBuilt as i32, 0) });
 }

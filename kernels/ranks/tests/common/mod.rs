@@ -1,4 +1,4 @@
-//! Ranks as threads, data, and the comparison with the reference.
+//! Ranks as threads, test data, and the comparison with the reference.
 #![allow(dead_code, clippy::unwrap_used, reason = "helpers of several test programs")]
 
 use std::time::Duration;
@@ -9,7 +9,7 @@ use semmoe_ranks::{Communicator, threads};
 /// Much longer than any rank takes; no passing test waits for it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs every rank in a thread of its own, and gives what each returned.
+/// Runs every rank in its own thread, and returns their results.
 pub(crate) fn on_ranks<O: Send>(comms: Vec<Communicator>, run: impl Fn(&mut Communicator) -> O + Sync) -> Vec<O> {
     std::thread::scope(|scope| {
         let run = &run;
@@ -21,14 +21,14 @@ pub(crate) fn on_ranks<O: Send>(comms: Vec<Communicator>, run: impl Fn(&mut Comm
 pub(crate) fn group(world: usize, bytes: usize) -> Vec<Communicator> {
     let mut comms = threads(world, bytes, PATIENCE).unwrap();
     for comm in &mut comms {
-        // Whatever is read before it was written shows.
+        // Anything read before it was written is detected.
         let all = semmoe_ranks::Span::<u8>::new(0, bytes).unwrap();
         comm.view_mut(all).unwrap().fill(0xa5);
     }
     comms
 }
 
-/// Lets the others go first, a little or not at all: orders of arrival vary, and nothing depends on them.
+/// Yields to the others, a little or not at all, to vary the order of arrival, on which nothing depends.
 pub(crate) fn dawdle(random: &mut fastrand::Rng) {
     for _ in 0..random.usize(0..4) * random.usize(0..10) {
         std::thread::yield_now();

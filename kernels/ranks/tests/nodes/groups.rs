@@ -18,7 +18,7 @@ fn messages<T: Element>(link: GroupLink<LocalTransport>) -> End<T> {
     Box::new(RowCollectives::of_group(link, memory))
 }
 
-/// The ends of every node's group; they share memory if there is room for so many elements.
+/// The ends of every node's group; with `room` they share memory for that many elements.
 fn inside<T: Element>(links: &[Link], grid: NodeGrid, room: Option<usize>) -> Vec<Vec<End<T>>> {
     let of_node = |node| {
         let links = grid.inside(node).map(|rank| links[rank].inside());
@@ -33,7 +33,7 @@ fn across<T: Element>(links: &[Link], grid: NodeGrid) -> Vec<Vec<End<T>>> {
     (0..grid.width()).map(|local| grid.across(local).map(|rank| messages(links[rank].across())).collect()).collect()
 }
 
-/// Holds all groups to the reference, at the same time.
+/// Compares all groups with the reference, concurrently.
 fn hold<T: Element>(groups: Vec<Vec<End<T>>>, case: Case) {
     on_ranks(groups, |group, ends| law::holds(ends, Case { seed: case.seed.wrapping_add(group as u64), ..case }));
 }

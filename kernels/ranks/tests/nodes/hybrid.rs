@@ -1,4 +1,4 @@
-//! Hybrid TP-EP: unfused and fused, against the reference, with the bytes between nodes.
+//! Hybrid TP-EP: unfused and fused, against the reference, including the bytes between nodes.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -17,13 +17,13 @@ use crate::{GRIDS, Link, grid, links, on_ranks};
 
 const EXPERTS: usize = 7;
 
-/// How a unit exchanges.
+/// How a unit exchanges rows.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Route {
     Messages,
-    /// Unfused, with memory that the ranks of a node share.
+    /// Unfused, with memory shared within a node.
     Shared,
-    /// In so many chunks.
+    /// Fused, in this many chunks.
     Fused(usize),
 }
 
@@ -141,7 +141,7 @@ fn expected<T: Element>(layer: &Layer<T>, grid: NodeGrid) -> Vec<Found> {
     out.into_iter().enumerate().map(found).collect()
 }
 
-/// Bytes between nodes, counted from the routing alone: rows and pairs of each token on other nodes, there and back.
+/// Bytes between nodes, counted only from the routing: rows and pairs of each token on other nodes, both ways.
 fn routed_bytes<T: Element>(layer: &Layer<T>, grid: NodeGrid, chunks: usize) -> u64 {
     let mut bytes = 0;
     for (rank, tokens) in layer.tokens.iter().enumerate() {
@@ -191,7 +191,7 @@ fn ends<T: Element>(
     links.iter().zip(shared).map(|(link, shared)| hybrid(link.clone(), shared, route)).collect()
 }
 
-/// Layers one after another, on the same ends.
+/// Runs consecutive layers on the same ends.
 fn check<T: Element>(grid: NodeGrid, layers: &[Layer<T>], route: Route) {
     let room = layers.iter().flat_map(|layer| &layer.tokens).map(|tokens| tokens.x.len()).sum::<usize>();
     let links = links(grid);
@@ -266,7 +266,7 @@ fn rows_that_travel_in_another_type_are_those_of_that_type() {
 #[derive(Default)]
 struct Events(Vec<(bool, Stage)>);
 
-/// Keeps events where the test finds them.
+/// Stores events where the test finds them.
 struct Recorder(Arc<Mutex<Events>>);
 
 impl StageObserver for Recorder {
@@ -284,7 +284,7 @@ impl Events {
         self.0.iter().position(|event| *event == (is_start, Stage { name, piece })).unwrap()
     }
 
-    /// Whether both were under way at the same time.
+    /// Whether both were running at the same time.
     fn overlap(&self, one: Stage, other: Stage) -> bool {
         self.at(true, one.name, one.piece) < self.at(false, other.name, other.piece)
             && self.at(true, other.name, other.piece) < self.at(false, one.name, one.piece)
@@ -321,7 +321,7 @@ fn stages_of_both_levels_overlap_where_they_are_fused() {
         assert_eq!([Dispatch, Gather, Reduce, Combine].map(count), [2 * 4, 2 * 5, 2 * 4, 2 * 4]);
         for piece in 0..4 {
             assert!(events.overlap(stage(Dispatch, piece), stage(Gather, piece)));
-            // Crossed rows are gathered in the next step, and added rows cross in the next.
+            // Rows that crossed are gathered in the next step, and added rows cross in the next.
             assert!(events.at(false, Dispatch, piece) < events.at(true, Gather, piece + 1));
             assert!(events.at(false, Reduce, piece) < events.at(true, Combine, piece));
         }
@@ -331,7 +331,7 @@ fn stages_of_both_levels_overlap_where_they_are_fused() {
     }
 }
 
-/// Spoils what its rank sends in one exchange.
+/// Corrupts what its rank sends in one exchange.
 struct Spoiling {
     link: LocalTransport,
     exchanges: usize,
@@ -388,7 +388,7 @@ fn spoilt_messages_end_the_unit_and_name_the_rank_that_sent_them() {
                 run(&layer, grid, &mut end).err()
             });
             let noticed = errors.iter().flatten().count();
-            // Values of rows may be anything.
+            // Row values may be anything.
             assert!(noticed > 0 || std::ptr::fn_addr_eq(how, ways[2]), "{route:?}, exchange {exchange}");
             let first = errors.iter().flatten().filter(|error| matches!(error, UnitError::Protocol { .. }));
             assert!(first.clone().all(|error| error.rank() == 1), "{route:?}, exchange {exchange}: {errors:?}");

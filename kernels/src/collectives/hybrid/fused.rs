@@ -1,8 +1,8 @@
 //! AG-Dispatch and RS-Combine (MixServe, Algorithms 2 and 1): while one piece crosses nodes, another is gathered or
 //! added inside.
 //!
-//! A message inside a node is, in AG-Dispatch, the bytes of the own rows' message u64, that message, and the one that
-//! crossed a step before, as it came; in RS-Combine the partial sums T of own rows, then of those that cross.
+//! A message inside a node contains, in AG-Dispatch, the length u64 of the own rows' message, that message, and the one
+//! that crossed a step before, unchanged; in RS-Combine the partial sums T of own rows, then of those that cross.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -26,9 +26,9 @@ pub(super) struct Fused<L, T> {
     step: Step,
     /// The message to the other ranks of this node in a step.
     gather: Vec<u8>,
-    /// The message that crossed in the step before.
+    /// The message that crossed in the previous step.
     crossed: Vec<u8>,
-    /// `[P]`: the rows that came by way of each local index.
+    /// `[P]`: the rows that arrived through each local index.
     shards: Vec<Shard<T>>,
     arrived: Arrived,
     sums: Vec<T>,
@@ -39,7 +39,7 @@ pub(super) struct Fused<L, T> {
     pub(super) observer: Box<dyn StageObserver + Send>,
 }
 
-/// Rows that came by way of one local index, in the order of their arrival.
+/// Rows that arrived through one local index, in order of arrival.
 #[derive(Debug)]
 struct Shard<T> {
     rows: Vec<T>,
@@ -47,22 +47,22 @@ struct Shard<T> {
     of_nodes: Vec<NodeShard>,
 }
 
-/// Rows of one source, in the order of its tokens.
+/// Rows of one source, in token order.
 #[derive(Clone, Debug, Default)]
 struct NodeShard {
-    /// Where each is among the shard's rows.
+    /// Position of each among the shard's rows.
     places: Vec<u32>,
     pairs: Vec<u16>,
     experts: Vec<u16>,
     weights: Vec<f32>,
-    /// Rows so far after each piece.
+    /// Number of rows after each piece.
     ends: Vec<usize>,
-    /// The first row, among all that arrived.
+    /// The first row, in arrival order.
     first: usize,
 }
 
 impl NodeShard {
-    /// The rows of a piece, among all that arrived.
+    /// The rows of a piece, in arrival order.
     fn rows(&self, piece: usize) -> Range<usize> {
         let before = if piece == 0 { 0 } else { self.ends[piece - 1] };
         self.first + before..self.first + self.ends[piece]
@@ -81,7 +81,7 @@ impl<T: Element> Shard<T> {
         }
     }
 
-    /// Adds the next piece of a source on `node`.
+    /// Appends the next piece of a source on `node`.
     fn push(&mut self, node: usize, message: &[u8], hidden: usize) -> Result<(), String> {
         let parts = wire::split_dispatch(message, hidden * size_of::<T>())?;
         let of_node = &mut self.of_nodes[node];
@@ -96,7 +96,7 @@ impl<T: Element> Shard<T> {
     }
 }
 
-/// Elements of a message, copied only where they do not lie aligned. The length is a multiple of theirs.
+/// Elements of a message, copied only if misaligned. The length is a multiple of theirs.
 fn values<T: Element>(bytes: &[u8]) -> Cow<'_, [T]> {
     bytemuck::try_cast_slice(bytes).map_or_else(|_| wire::values(bytes).collect(), Cow::Borrowed)
 }
@@ -107,7 +107,7 @@ fn put_rows<T: Element>(rows: RankRows<'_>, x: &[T], hidden: usize, out: &mut Ve
     });
 }
 
-/// The rows that a plan sends a node in one of several pieces.
+/// The rows that a plan sends to a node in one of several pieces.
 fn rows_of(plan: &DispatchPlan, node: usize, piece: usize, pieces: usize) -> RankRows<'_> {
     let rows = plan.rank(node);
     rows.slice(part(rows.tokens.len(), piece, pieces))
@@ -133,7 +133,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         }
     }
 
-    /// The rank with this one's local index on another node.
+    /// The rank on another node with this rank's local index.
     fn across(&self, node: usize) -> usize {
         self.pieces.grid.rank(node, self.local)
     }
@@ -187,7 +187,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         }
     }
 
-    /// Takes what the ranks of this node gather in a step, this one's own part included.
+    /// Reads what the ranks of this node gather in a step, including its own part.
     fn read_gathers(&mut self, piece: usize, hidden: usize) -> Result<(), UnitError> {
         let pieces = self.pieces;
         for (local, rank) in pieces.grid.inside(pieces.node).enumerate() {
@@ -208,7 +208,8 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         Ok(())
     }
 
-    /// Keeps the message that crossed. It is checked before it is passed on: an error names the rank that made it.
+    /// Keeps the message that crossed. It is checked before it is passed on, so that an error names the rank that wrote
+    /// it.
     fn keep_crossed(&mut self, piece: usize, hidden: usize) -> Result<(), UnitError> {
         let from = self.across(self.pieces.from(piece));
         let message = self.step.from(from);
@@ -218,7 +219,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         Ok(())
     }
 
-    /// Puts the rows in their order: by local index, then by node, then by token.
+    /// Orders the rows by local index, then by node, then by token.
     fn arrange(&mut self) {
         for (local, shard) in self.shards.iter_mut().enumerate() {
             let mut first = self.arrived.places.len();
@@ -275,7 +276,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         Ok(())
     }
 
-    /// Takes this rank's rows that a node has summed up, and that crossed back.
+    /// Takes this rank's rows that a node has summed and that have crossed back.
     fn take_returned(&mut self, piece: usize, plan: &DispatchPlan) -> Result<(), UnitError> {
         let (pieces, node) = (self.pieces, self.pieces.to(piece));
         let rows = rows_of(plan, node, pieces.chunk(piece), pieces.chunks).tokens.len();
@@ -286,7 +287,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         Ok(())
     }
 
-    /// Adds the sums that the ranks of this node computed for rows that came by way of this one: own rows stay, the
+    /// Adds the sums that the ranks of this node computed for rows that arrived through this one: own rows stay, the
     /// others cross next.
     fn reduce(&mut self, step: usize) -> Result<(), UnitError> {
         let Self { shards, sums, reduced, returned, step: messages, .. } = self;
@@ -313,7 +314,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
     }
 }
 
-/// A gather's own rows, and those that crossed.
+/// Splits a gather into own rows and those that crossed.
 fn split_gather(message: &[u8]) -> Result<(&[u8], &[u8]), String> {
     let length = message.len();
     let split = message.split_first_chunk().and_then(|(own, rest)| {
@@ -323,8 +324,8 @@ fn split_gather(message: &[u8]) -> Result<(&[u8], &[u8]), String> {
     split.ok_or_else(|| format!("a gather of {length} bytes, shorter than its own rows"))
 }
 
-/// The rows that came by way of one local index and are added in a step, among all that arrived: those of the own node,
-/// then those that cross next.
+/// The rows of one local index that are added in a step, in arrival order: those of the own node, then those that cross
+/// next.
 fn rows_to_reduce<T>(shard: &Shard<T>, pieces: Pieces, step: usize) -> [Range<usize>; 2] {
     let crossing = match step < pieces.crossing() {
         true => shard.of_nodes[pieces.from(step)].rows(pieces.chunk(step)),

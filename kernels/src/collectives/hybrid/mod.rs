@@ -1,15 +1,15 @@
 //! Hybrid TP-EP: an expert belongs to a node and is sliced over the node's ranks (MixServe, section III-C).
 //!
-//! A row crosses to each node that needs it once, to the rank with the local index of the row's own rank, and is
+//! A row crosses once to each node that needs it, to the rank with the local index of the row's own rank, and is
 //! gathered by the ranks of that node. The ranks' partial sums are added on that same rank, whose result crosses back.
-//! So of both directions each rank carries 1/P between nodes. MixServe cuts rows into P columns, as attention tp leaves
-//! each row on all ranks of a node; here each row is on one rank alone (a rank's own tokens, or what a reduce-scatter
-//! left it), so that rows are cut in place of columns, and no allgather has to follow the combine. What is computed,
-//! bit for bit: `hybrid_dispatch` and `hybrid_combine` of `tests/reference`.
+//! So in both directions each rank carries 1/P of the traffic between nodes. MixServe cuts rows into P columns, as
+//! attention tp leaves each row on all ranks of a node; here each row is on one rank only (a rank's own tokens, or the
+//! result of a reduce-scatter), so rows are divided instead of columns, and no allgather has to follow the combine.
+//! `hybrid_dispatch` and `hybrid_combine` of `tests/reference` define the results bit for bit.
 //!
 //! | exchange | between nodes | inside a node |
 //! |---|---|---|
-//! | unfused | dispatch and combine of the group across nodes | the same of the group inside the node, before or after |
+//! | unfused | dispatch and combine of the group across nodes | those of the group inside the node, before or after |
 //! | fused: AG-Dispatch, RS-Combine | one piece | at the same time, the piece before (gather) or after (reduce) |
 
 mod fused;
@@ -33,20 +33,20 @@ use unfused::Unfused;
 pub use pieces::hybrid_bytes;
 pub use stage::{Stage, StageName, StageObserver, Unobserved};
 
-/// The most chunks into which a fused exchange cuts what one node sends another.
+/// Maximum chunks into which a fused exchange divides what one node sends another.
 pub const MAX_CHUNKS: usize = 64;
 
-/// The collectives of a unit in which dispatch and combine go by node, or reduce-scatter and allgather by group. By
-/// node their plan is over the N nodes, and what is received is the same on all ranks of a node, by the source's local
+/// The collectives of a unit in which dispatch and combine work by node, or reduce-scatter and allgather by group. By
+/// node, the plan is over the N nodes, and all ranks of a node receive the same rows, ordered by the source's local
 /// index, then by its node. The other collectives are the unit's.
 pub struct HybridCollectives<L, T> {
     link: UnitLink<L>,
-    /// Of reduce-scatter and allgather.
+    /// Used by reduce-scatter and allgather.
     rows: Box<dyn Collectives<T>>,
     route: Route<L, T>,
 }
 
-/// The way of dispatch and combine.
+/// How dispatch and combine work.
 enum Route<L, T> {
     Unit(Box<dyn Collectives<T>>),
     Unfused(Box<Unfused<T>>),
@@ -55,14 +55,14 @@ enum Route<L, T> {
 
 impl<L: Lockstep + 'static, T: Element> HybridCollectives<L, T> {
     /// Attention in groups of ranks: heads are summed and rows gathered inside each group, tokens go to experts
-    /// anywhere. The splits of reduce-scatter and allgather are over the ranks of the group; groups make them at the
-    /// same time, each with rows of its own. `unit` and `group` are over clones of the link.
+    /// anywhere. The splits of reduce-scatter and allgather are over the ranks of the group; groups run them
+    /// concurrently, each on its own rows. `unit` and `group` are over clones of the link.
     pub fn grouped(link: UnitLink<L>, unit: Box<dyn Collectives<T>>, group: Box<dyn Collectives<T>>) -> Self {
         Self { link, rows: group, route: Route::Unit(unit) }
     }
 
-    /// One level after the other. `unit` is over a clone of the link; `inside` is memory of the ranks of this node
-    /// alone, counted by local index, and used by no other collectives.
+    /// One level after the other. `unit` is over a clone of the link; `inside` is memory shared only by the ranks of
+    /// this node, indexed by local index, and used by no other collectives.
     pub fn unfused(link: UnitLink<L>, unit: Box<dyn Collectives<T>>, inside: impl RowMemory<T> + 'static) -> Self {
         let across = RowCollectives::of_group(link.across(), PrivateMemory::new(link.grid().node(link.rank())));
         let inside = RowCollectives::of_group(link.inside(), inside);
@@ -70,8 +70,8 @@ impl<L: Lockstep + 'static, T: Element> HybridCollectives<L, T> {
         Self { link, rows: unit, route }
     }
 
-    /// Both levels at once. What one node sends another is cut into `chunks`: the same number on every rank. Rows
-    /// travel in messages at both levels.
+    /// Both levels at once. What one node sends another is divided into `chunks`, equal on every rank. Rows travel in
+    /// messages at both levels.
     ///
     /// # Errors
     /// No chunks, or more than [`MAX_CHUNKS`].
@@ -84,7 +84,7 @@ impl<L: Lockstep + 'static, T: Element> HybridCollectives<L, T> {
         Ok(Self { link, rows: unit, route })
     }
 
-    /// An observer of every dispatch and combine by node.
+    /// Adds an observer of every dispatch and combine by node.
     #[must_use]
     pub fn observed_by(mut self, observer: Box<dyn StageObserver + Send>) -> Self {
         match &mut self.route {

@@ -1,4 +1,4 @@
-//! Which rows cross to which node, and in which piece.
+//! Which rows cross to which node, in which piece.
 
 use std::ops::Range;
 
@@ -19,12 +19,12 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// Pieces that cross.
+    /// Number of pieces that cross.
     pub(super) fn crossing(self) -> usize {
         (self.grid.nodes() - 1) * self.chunks
     }
 
-    /// Pieces in which the rows for the own node are gathered, at the same time as those that cross.
+    /// Number of pieces in which rows for the own node are gathered, concurrently with those that cross.
     pub(super) fn own(self) -> usize {
         self.crossing().max(1)
     }
@@ -43,19 +43,19 @@ impl Pieces {
         (self.node + self.grid.nodes() - self.distance(piece)) % self.grid.nodes()
     }
 
-    /// Which chunk of a node's rows the piece is.
+    /// The index of the piece among a node's chunks.
     pub(super) fn chunk(self, piece: usize) -> usize {
         piece % self.chunks
     }
 }
 
-/// An even part of some rows.
+/// One of `parts` even parts of some rows.
 pub(super) fn part(rows: usize, index: usize, parts: usize) -> Range<usize> {
     rows * index / parts..rows * (index + 1) / parts
 }
 
-/// The exact bytes of messages that a rank's tokens cause between nodes, there and back. `plan` is over nodes, `chunks`
-/// 1 where the exchange is not fused.
+/// The exact number of message bytes that a rank's tokens cause between nodes, both ways. `plan` is over nodes;
+/// `chunks` is 1 unless the exchange is fused.
 pub fn hybrid_bytes(plan: &DispatchPlan, node: usize, dtype: Dtype, hidden: usize, chunks: usize) -> u64 {
     let others = (0..plan.ranks()).filter(|&other| other != node).map(|other| plan.rank(other));
     let bytes = others.map(|sent| {

@@ -1,11 +1,11 @@
 //! The stages of a hybrid exchange, reported so that a caller can time them.
 
-/// One stage of a pipeline, as it works on one piece of the rows.
+/// One stage of a pipeline, for one piece of the rows.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Stage {
-    /// Which stage.
+    /// The stage's name.
     pub name: StageName,
-    /// Which piece, counted from 0; the unfused pipelines have only one.
+    /// The piece, counted from 0; unfused pipelines have only one.
     pub piece: usize,
 }
 
@@ -23,7 +23,7 @@ pub enum StageName {
 }
 
 impl StageName {
-    /// As charts show it.
+    /// Name in charts.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Dispatch => "dispatch",
@@ -34,8 +34,8 @@ impl StageName {
     }
 }
 
-/// Follows the stages of one rank. A stage begins when the rank offers its messages, and ends when the last one that it
-/// waits for has arrived. Every stage that began ends, unless the unit fails.
+/// Observes the stages of one rank. A stage begins when the rank offers its messages, and ends when the last one that
+/// it waits for has arrived. Every stage that began ends, unless the unit fails.
 pub trait StageObserver {
     /// A stage begins.
     fn began(&mut self, stage: Stage);
@@ -44,7 +44,7 @@ pub trait StageObserver {
     fn ended(&mut self, stage: Stage);
 }
 
-/// Follows nothing.
+/// Observes nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unobserved;
 

@@ -1,9 +1,9 @@
-//! One step of a fused exchange: messages inside the node and between nodes, on their way at the same time.
+//! One step of a fused exchange: messages inside the node and between nodes, in transit at the same time.
 
 use super::stage::{Stage, StageObserver};
 use crate::collectives::{Exchange, Lockstep, UnitError};
 
-/// The messages of a step; buffers are reused by the next.
+/// The messages of a step; the next step reuses the buffers.
 #[derive(Debug, Default)]
 pub(super) struct Step {
     peers: Vec<usize>,
@@ -19,7 +19,7 @@ impl Step {
         self.stages.clear();
     }
 
-    /// Adds a peer, and gives the message to it, which is empty. The peers of one stage follow each other.
+    /// Adds a peer, and returns the empty message to it. The peers of one stage are consecutive.
     pub(super) fn add(&mut self, peer: usize, stage: Stage) -> &mut Vec<u8> {
         self.peers.push(peer);
         self.stages.push(stage);
@@ -33,7 +33,7 @@ impl Step {
         message
     }
 
-    /// Adds a peer to send to and one to receive from, which may be the same, and gives the message to the first.
+    /// Adds a peer to send to and one to receive from, possibly the same, and returns the message to the first.
     pub(super) fn add_pair(&mut self, to: usize, from: usize, stage: Stage) -> &mut Vec<u8> {
         self.add(to, stage);
         let at = self.peers.len() - 1;

@@ -1,11 +1,11 @@
-//! One level after the other, by the collectives of each group: what the fused exchange is measured against.
+//! One level after the other, by the collectives of each group: the baseline for the fused exchange.
 
 use super::stage::{Stage, StageName, StageObserver, Unobserved};
 use crate::collectives::{Collectives, Received, UnitError};
 use crate::dispatch::DispatchPlan;
 use crate::element::Element;
 
-/// Dispatch across nodes, then to all ranks of the node; home in the opposite order.
+/// Dispatches across nodes, then to all ranks of the node; combines in the opposite order.
 pub(super) struct Unfused<T> {
     pub(super) across: Box<dyn Collectives<T>>,
     pub(super) inside: Box<dyn Collectives<T>>,

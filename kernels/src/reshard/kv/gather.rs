@@ -6,16 +6,15 @@ use super::plan::{KvPlan, PageAt, renumber};
 use super::pool::{KvError, KvPage, KvPool, KvSequence, KvShape};
 
 impl KvPlan {
-    /// The union of all ranks' pools, as every rank has it afterwards. Sealed pages with the same tokens before and in
+    /// The union of all ranks' pools, which every rank has afterwards. Sealed pages with equal tokens in and before
     /// them are bitwise equal: the lowest rank's is kept. `capacity` is the number of pages of a rank's share that fit
     /// its memory.
     ///
-    /// Idle pages stay as far as there is room. They are evicted in the order of their age in their own pools, each
-    /// counted from the youngest; a page that several ranks have is as young as in the pool where it is youngest. So no
-    /// page goes before those that follow it.
+    /// Idle pages are kept as far as there is room. They are evicted by their age in their own pools, counted from the
+    /// youngest; a page in several pools has its lowest age. So no page is evicted before those that follow it.
     ///
     /// # Errors
-    /// Invalid pools, and more pages, held and promised, than there is room for.
+    /// Invalid pools, or more pages, held and promised, than there is room for.
     pub fn gather(shape: KvShape, pools: &[KvPool], capacity: usize) -> Result<Self, KvError> {
         if pools.len() != shape.ranks() {
             return Err(KvError::Ranks { found: pools.len(), expected: shape.ranks() });
@@ -31,7 +30,7 @@ impl KvPlan {
         if used + promised > capacity {
             return Err(KvError::NoRoom { pages: used + promised, capacity });
         }
-        // The oldest first.
+        // Oldest first.
         let mut idle: Vec<(usize, u32)> = Vec::new();
         for (page, age) in union.ages.iter().enumerate().filter(|(page, _)| !keep[*page]) {
             idle.extend(age.map(|age| (age, page as u32)));
@@ -44,14 +43,14 @@ impl KvPlan {
     }
 }
 
-/// The content of a sealed page: the page before it, and its tokens.
+/// The content of a sealed page: the previous page, and its tokens.
 type Content = (Option<u32>, Vec<u32>);
 
 #[derive(Debug, Default)]
 struct Union {
     pool: KvPool,
     sources: Vec<PageAt>,
-    /// Of idle pages: how many of their pool are younger; the least of all pools.
+    /// For idle pages, the number of younger ones in their pool; the minimum over all pools.
     ages: Vec<Option<usize>>,
     known: BTreeMap<Content, u32>,
 }

@@ -8,48 +8,47 @@ use crate::hash::mix;
 /// A page of a rank's pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PageAt {
-    /// Whose pool. All are alike before a switch from TP, and it is 0.
+    /// The rank of the pool. Before a switch from TP all pools are equal, and it is 0.
     pub rank: usize,
-    /// Index there.
+    /// Index in the pool.
     pub page: u32,
 }
 
 /// A pool after the switch.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct PlannedPool {
-    /// Its pages, sequences and idle pages, in new indices.
+    /// Its pages, sequences and idle pages, with new indices.
     pub pool: KvPool,
-    /// `[pages]`: what each page was before.
+    /// `[pages]`: where each page comes from.
     pub sources: Vec<PageAt>,
 }
 
-/// A copy of `rows` rows of `bytes` bytes, one for each layer; offsets are within a page.
+/// A copy of `rows` rows of `bytes` bytes, one per layer; offsets are within a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KvMove {
     /// The page before the switch and the rank that reads it.
     pub from: PageAt,
-    /// The page after the switch, in the pool of the rank that the move is for.
+    /// The page after the switch, in the destination rank's pool.
     pub page: u32,
-    /// Layers.
+    /// Number of layers.
     pub rows: usize,
     /// Bytes of some neighbouring heads in one layer.
     pub bytes: usize,
     /// The first byte in the old page.
     pub from_offset: usize,
-    /// From layer to layer in the old page.
+    /// Distance between layers in the old page.
     pub from_stride: usize,
     /// The first byte in the new page.
     pub to_offset: usize,
-    /// From layer to layer in the new page.
+    /// Distance between layers in the new page.
     pub to_stride: usize,
 }
 
-/// Every rank's pool after a switch. Equal on all ranks that were given the same pools; [`KvPlan::digest`]
-/// finds out.
+/// Every rank's pool after a switch. Equal on all ranks that were given equal pools, which [`KvPlan::digest`] checks.
 #[derive(Clone, PartialEq, Debug)]
 pub struct KvPlan {
     pub(super) shape: KvShape,
-    /// One for all ranks under TP, else one for each.
+    /// One for all ranks under TP, else one per rank.
     pub(super) pools: Vec<PlannedPool>,
 }
 
@@ -77,7 +76,7 @@ impl KvPlan {
         }
     }
 
-    /// All heads of a page, from the ranks that have them: this rank where it does, else in turns.
+    /// Copies all heads of a page from the ranks that have them: from this rank if possible, else in rotation.
     fn whole(&self, source: PageAt, to: PageAt, moves: &mut Vec<KvMove>) {
         let all = self.shape.all();
         let mut next = all.start;
@@ -93,7 +92,7 @@ impl KvPlan {
         }
     }
 
-    /// Some heads from a page that has `held` to one that has `wanted`.
+    /// Copies heads from a page that has `held` to one that has `wanted`.
     fn copy(
         &self,
         from: PageAt,
@@ -115,7 +114,7 @@ impl KvPlan {
         }
     }
 
-    /// A number that is, in all likelihood, equal on two ranks only if their plans are.
+    /// A digest that is almost certainly equal on two ranks only if their plans are.
     pub fn digest(&self) -> u64 {
         let mut hash = 0;
         let mut word = |word: u64| hash = mix(hash, word.wrapping_add(1));
@@ -139,7 +138,7 @@ impl KvPlan {
     }
 }
 
-/// Numbers the pages that are kept again, in their order. A kept page's predecessor is kept too.
+/// Renumbers the kept pages, in order. A kept page's predecessor is kept too.
 pub(super) fn renumber(pool: KvPool, sources: &[PageAt], keep: &[bool]) -> PlannedPool {
     let mut numbers = vec![u32::MAX; keep.len()];
     let kept = keep.iter().enumerate().filter(|(_, keep)| **keep);

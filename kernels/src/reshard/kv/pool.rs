@@ -13,12 +13,11 @@ pub struct KvShape {
 }
 
 impl KvShape {
-    /// Whole pages have `heads` heads, each with `head_bytes` bytes for all tokens of a page in one layer, keys and
-    /// values together; the node has `ranks` ranks.
+    /// Pages with `heads` heads, each with `head_bytes` bytes for all tokens of a page in one layer, keys and values
+    /// together, on a node of `ranks` ranks.
     ///
     /// # Errors
-    /// Empty pages, more bytes than can be addressed, and heads that the ranks can neither split nor replicate
-    /// evenly.
+    /// Empty pages, more bytes than can be addressed, or heads that the ranks can neither split nor replicate evenly.
     pub fn grouped(layers: usize, heads: usize, head_bytes: usize, ranks: usize) -> Result<Self, KvError> {
         if heads == 0 || ranks == 0 || !(heads.is_multiple_of(ranks) || ranks.is_multiple_of(heads)) {
             return Err(KvError::Heads { heads, ranks });
@@ -26,10 +25,10 @@ impl KvShape {
         Self { layers, heads, head_bytes, ranks, latent: false }.check()
     }
 
-    /// Pages of a latent cache, which all query heads read: every rank has them whole in either layout.
+    /// Pages of a latent cache, which all query heads read: every rank has them in full in either layout.
     ///
     /// # Errors
-    /// Empty pages, and more bytes than can be addressed.
+    /// Empty pages, or more bytes than can be addressed.
     pub fn latent(layers: usize, bytes: usize, ranks: usize) -> Result<Self, KvError> {
         if ranks == 0 {
             return Err(KvError::Heads { heads: 1, ranks });
@@ -45,7 +44,7 @@ impl KvShape {
         }
     }
 
-    /// Ranks of the node.
+    /// Number of ranks on the node.
     pub fn ranks(&self) -> usize {
         self.ranks
     }
@@ -55,7 +54,7 @@ impl KvShape {
         0..self.heads
     }
 
-    /// The heads that a rank has under TP.
+    /// The heads of a rank under TP.
     pub fn heads_of(&self, rank: usize) -> Range<usize> {
         if self.latent {
             return self.all();
@@ -70,76 +69,77 @@ impl KvShape {
     }
 }
 
-/// A page of a pool, named by its index there.
+/// A page of a pool, identified by its index there.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KvPage {
-    /// The page before it; none for the first of a sequence.
+    /// The previous page; `None` for the first of a sequence.
     pub before: Option<u32>,
     /// Its tokens, at least one.
     pub tokens: Vec<u32>,
-    /// Full and known by its content: it never changes and may be shared. What is not sealed is one sequence's own.
+    /// Full and identified by its content: it never changes and may be shared. An unsealed page belongs to one
+    /// sequence.
     pub sealed: bool,
 }
 
-/// A sequence that is running.
+/// A running sequence.
 #[derive(Clone, PartialEq, Debug)]
 pub struct KvSequence {
-    /// Which request; unique in the unit.
+    /// Request id, unique in the unit.
     pub id: u64,
     /// All its pages so far, in order.
     pub pages: Vec<u32>,
-    /// Pages that it may still take.
+    /// Number of further pages that it may take.
     pub promised: usize,
-    /// `[ranks]`: the share of its activations that T expects on each rank; empty where unknown.
+    /// `[ranks]`: the share of its activations that T expects on each rank; empty if unknown.
     pub shares: Vec<f32>,
 }
 
 /// The content of a pool. Ranks exchange these before a switch to TP; under TP they are equal.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct KvPool {
-    /// A page is after the page before it.
+    /// A page follows its previous page.
     pub pages: Vec<KvPage>,
-    /// In the order in which they were admitted.
+    /// In order of admission.
     pub sequences: Vec<KvSequence>,
-    /// Pages that no sequence holds, those to be evicted first first; a page after all pages that follow it.
+    /// Pages that no sequence holds, in order of eviction; a page comes after all pages that follow it.
     pub idle: Vec<u32>,
 }
 
 /// An invalid pool or plan. Nothing was changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum KvError {
-    /// Heads and ranks that do not divide either way.
+    /// The ranks can neither split nor replicate the heads evenly.
     #[error("{ranks} ranks can neither split nor replicate {heads} heads of keys and values evenly")]
     Heads {
-        /// Heads of keys and values.
+        /// Number of heads of keys and values.
         heads: usize,
-        /// Ranks of the node.
+        /// Number of ranks on the node.
         ranks: usize,
     },
     /// Pages without bytes, or with too many.
-    #[error("a page of {layers} layers, {heads} heads and {head_bytes} bytes each cannot be")]
+    #[error("a page of {layers} layers, {heads} heads and {head_bytes} bytes each is invalid")]
     Bytes {
-        /// Layers.
+        /// Number of layers.
         layers: usize,
-        /// Heads.
+        /// Number of heads.
         heads: usize,
         /// Bytes of a head in a layer.
         head_bytes: usize,
     },
-    /// Pools of other ranks than the shape's.
+    /// The number of pools does not match the shape.
     #[error("there are {found} pools, expected {expected}, one for each rank")]
     Ranks {
-        /// Pools.
+        /// Number of pools.
         found: usize,
-        /// Ranks.
+        /// Number of ranks.
         expected: usize,
     },
-    /// A pool that no rank of the unit would have.
+    /// A pool that no rank of the unit could have.
     #[error("pool {pool}: {what} {index} {why}")]
     Pool {
-        /// Which pool.
+        /// The pool.
         pool: usize,
-        /// Page, sequence or idle page.
+        /// "page", "sequence" or "idle page".
         what: &'static str,
         /// Its index.
         index: usize,
@@ -151,23 +151,23 @@ pub enum KvError {
     NoRoom {
         /// Pages held and promised.
         pages: usize,
-        /// Pages of a rank.
+        /// Pages per rank.
         capacity: usize,
     },
     /// No rank has room for a sequence.
     #[error("no rank has room for sequence {id} with {pages} pages; each has {capacity}")]
     NoRoomFor {
-        /// Which request.
+        /// Request id.
         id: u64,
         /// Pages that it holds and was promised.
         pages: usize,
-        /// Pages of a rank.
+        /// Pages per rank.
         capacity: usize,
     },
 }
 
 impl KvPool {
-    /// Sequences that hold each page.
+    /// Number of sequences that hold each page.
     pub(super) fn holders(&self) -> Vec<usize> {
         let mut holders = vec![0; self.pages.len()];
         for &page in self.sequences.iter().flat_map(|sequence| &sequence.pages) {
@@ -176,7 +176,7 @@ impl KvPool {
         holders
     }
 
-    /// Whether a rank of the unit could have this; `pool` names it.
+    /// Checks that a rank of the unit could have this pool; `pool` names it in errors.
     pub(super) fn check(&self, pool: usize, ranks: usize) -> Result<(), KvError> {
         let refuse = |what, index, why| Err(KvError::Pool { pool, what, index, why });
         for (index, page) in self.pages.iter().enumerate() {
@@ -206,7 +206,7 @@ impl KvPool {
         self.check_idle(pool)
     }
 
-    /// Idle pages are those that no sequence holds, each once, and no page goes before one that follows it.
+    /// Idle pages must be distinct and held by no sequence, and no page may be evicted before one that follows it.
     fn check_idle(&self, pool: usize) -> Result<(), KvError> {
         let refuse = |what, index, why| Err(KvError::Pool { pool, what, index, why });
         let mut holders = self.holders();

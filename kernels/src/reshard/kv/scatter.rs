@@ -1,31 +1,31 @@
-//! TP to DP: each sequence to one rank.
+//! TP to DP: each sequence goes to one rank.
 
 use std::cmp::Reverse;
 
 use super::plan::{KvPlan, PageAt, PlannedPool, renumber};
 use super::pool::{KvError, KvPool, KvSequence, KvShape};
 
-/// How sequences are spread.
+/// How to balance sequences.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Balance {
     /// Pages, of all heads, that a rank has room for.
     pub capacity: usize,
-    /// Pages up to which a rank is given sequences; idle pages may come on top.
+    /// Number of pages up to which a rank is given sequences; idle pages may be added.
     pub full: usize,
-    /// Ranks count as equally loaded up to this many pages above the least loaded one; the one with the largest
-    /// share by T is taken.
+    /// Ranks up to this many pages above the least loaded one count as equally loaded; the one with the largest share
+    /// by T is taken.
     pub slack: usize,
 }
 
 impl KvPlan {
-    /// The pool that all ranks have becomes one for each rank. The longest sequence is placed first, promised pages
-    /// included, on the rank with the fewest pages afterwards: a rank that gets a prefix of it already pays for the
-    /// rest alone. Ties, and ranks within `slack`, go by T's share, then to the lowest rank.
+    /// Splits the pool shared by all ranks into one per rank. The longest sequence, including promised pages, is placed
+    /// first, on the rank with the fewest pages afterwards: a rank that already has a prefix of it only needs the rest.
+    /// Ties, and ranks within `slack`, are decided by T's share, then by the lowest rank.
     ///
-    /// Idle pages follow the page before them, the youngest first, while there is room.
+    /// Idle pages follow their previous page, youngest first, while there is room.
     ///
     /// # Errors
-    /// An invalid pool, and a sequence for which no rank has room (another packing might have it).
+    /// An invalid pool, or a sequence for which no rank has room (another packing might fit).
     pub fn scatter(shape: KvShape, pool: &KvPool, balance: Balance) -> Result<Self, KvError> {
         pool.check(0, shape.ranks())?;
         let none = Share { keep: vec![false; pool.pages.len()], ..Share::default() };
@@ -68,7 +68,7 @@ struct Share {
 }
 
 impl Share {
-    /// Pages held and promised if it got this sequence too.
+    /// Pages held and promised if it also got this sequence.
     fn with(&self, sequence: &KvSequence) -> usize {
         let new = sequence.pages.iter().filter(|page| !self.keep[**page as usize]).count();
         self.used + new + self.promised + sequence.promised
@@ -97,6 +97,6 @@ fn choose(shares: &[Share], sequence: &KvSequence, balance: Balance) -> Option<u
     let limit = least.saturating_add(balance.slack).min(balance.full).min(balance.capacity);
     let share = |rank: &usize| sequence.shares.get(*rank).copied().unwrap_or_default();
     let near = (0..shares.len()).filter(|&rank| loads[rank] <= limit);
-    // Of equal shares the least loaded, then the lowest.
+    // Ties go to the least loaded, then the lowest rank.
     near.min_by(|a, b| share(b).total_cmp(&share(a)).then(loads[*a].cmp(&loads[*b])).then(a.cmp(b)))
 }

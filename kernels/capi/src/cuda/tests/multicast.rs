@@ -1,4 +1,4 @@
-//! Which calls go through the switch, and what is refused.
+//! Which calls use the switch, and what is rejected.
 
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
@@ -25,7 +25,7 @@ fn off() -> Multicast {
 }
 
 fn set(fixture: &Fixture, args: &Multicast) -> i32 {
-    // SAFETY: the communicator is alive; nothing reads what the address names.
+    // SAFETY: the communicator is alive; the address is never dereferenced.
     unsafe { crate::semmoe_multicast(fixture.comm, args) }
 }
 
@@ -56,7 +56,7 @@ fn calls_go_through_the_switch_as_asked() {
         assert_eq!(set(&fixture, &through(operations)), abi::OK);
         assert_eq!(kernels(&fixture), expected);
     }
-    // The fused norm and rows of 14 bytes go to the peers.
+    // The fused norm and rows of 14 bytes use the peers.
     let mut args = scatter();
     (args.residual, args.norm_weight, args.residual_out) = (array(23), array(24), array(25));
     assert_eq!(call!(fixture, semmoe_reduce_scatter, &args), abi::OK);
@@ -94,12 +94,12 @@ fn a_gpu_without_multicast_is_asked_for_none() {
     let has = || unsafe { crate::semmoe_has_multicast(fixture.comm) };
     assert_eq!(has(), 0);
     assert_eq!(set(&fixture, &through(1)), Code::Device as i32);
-    // SAFETY: a string that ends, valid until this thread's next failure.
+    // SAFETY: a terminated string, valid until this thread's next failure.
     let message = unsafe { CStr::from_ptr(crate::semmoe_last_error()) }.to_str().expect("UTF-8");
     assert_eq!(message, "the GPU has no multicast support");
     assert_eq!(kernels(&fixture)[0].0, "semmoe_srs_bf16");
     fixture.seen.multicast.store(true, Ordering::Relaxed);
     assert_eq!(has(), 1);
-    // SAFETY: null is refused.
+    // SAFETY: null is rejected.
     assert_eq!(unsafe { crate::semmoe_has_multicast(std::ptr::null_mut()) }, 0);
 }

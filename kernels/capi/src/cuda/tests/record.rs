@@ -17,7 +17,7 @@ pub(super) const BUFFER_BYTES: u64 = 1 << 20;
 const REPORT: u64 = 0x7000;
 pub(super) const STREAM: usize = 0x5eed;
 
-/// Where arrays are said to be; nothing reads them.
+/// Fake addresses of arrays, which are never dereferenced.
 pub(super) const fn device(place: usize) -> usize {
     0x10_0000_0000 + place * 0x10_0000
 }
@@ -26,13 +26,13 @@ pub(super) fn array<T>(place: usize) -> *mut T {
     std::ptr::without_provenance_mut(device(place))
 }
 
-/// The state that a test and its recorder share.
+/// The state shared by a test and its recorder.
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) launches: Mutex<Vec<(Launch, usize)>>,
     pub(super) report: AtomicU64,
     pub(super) multicast: AtomicBool,
-    /// Above 0: nothing is launched, and this is reported if it is above 1.
+    /// Above 0: nothing is launched; above 1: this value is reported as well.
     pub(super) refuses: AtomicU64,
 }
 
@@ -100,7 +100,7 @@ impl Fixture {
         Self { comm: Box::into_raw(Box::new(Comm { facts, backend: Mutex::new(Box::new(cuda)) })), seen }
     }
 
-    /// The launches since the last call of this, all on the caller's stream.
+    /// The launches since the previous call, all on the caller's stream.
     pub(super) fn launches(&self) -> Vec<Launch> {
         let mut seen = self.seen.launches.lock().expect("no test panicked here");
         assert!(seen.iter().all(|&(_, stream)| stream == STREAM), "on the caller's stream");
@@ -116,7 +116,7 @@ impl Fixture {
 
 impl Drop for Fixture {
     fn drop(&mut self) {
-        // SAFETY: from `Box::into_raw`, freed once.
+        // SAFETY: comes from `Box::into_raw` and is freed once.
         unsafe { semmoe_free(self.comm) };
     }
 }
@@ -124,7 +124,7 @@ impl Drop for Fixture {
 /// Calls a function of the C interface on the recorder.
 macro_rules! call {
     ($fixture:expr, $function:ident, $args:expr) => {
-        // SAFETY: the communicator is alive, the arguments are a structure; nothing reads what its pointers name.
+        // SAFETY: the communicator is alive, the arguments are a structure; its pointers are never dereferenced.
         unsafe {
             crate::$function(
                 $fixture.comm,
