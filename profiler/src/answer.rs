@@ -1,4 +1,4 @@
-//! One answer of an engine, accepted only where it agrees with the request and the model.
+//! One answer of an engine, accepted only if it agrees with the request and the model.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use semmoe_text::LinePrompt;
 
 use crate::ProfilerError;
 
-/// This many different tokens cannot all have the same experts in every layer.
+/// This many distinct tokens cannot all have the same experts in every layer.
 const DIFFERENT_TOKENS: usize = 8;
 
 const NO_PROMPT_IDS: &str = "the prompt's token ids are missing from the answer: send ids, with --tokenizer";
@@ -18,21 +18,21 @@ const NO_OUTPUT_IDS: &str = "the ids of the generated tokens are missing from th
 /// A checked request for the trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Routed {
-    /// The prompt, then what was generated but for the last token, which no layer has seen.
+    /// The prompt, then the generated tokens except the last, which no layer has seen.
     pub(crate) token_ids: Vec<u32>,
     pub(crate) prompt_len: u32,
-    /// [n, L, k] of the MoE layers.
+    /// [n, L, k] over the MoE layers.
     pub(crate) experts: Vec<u16>,
 }
 
-/// A trace of the model that stays empty: it lends its checks. `model.num_hidden_layers` must be known, as answers have
-/// a row for dense layers too.
+/// An empty trace of the model, used for its checks. `model.num_hidden_layers` must be known, as answers have a row for
+/// dense layers too.
 pub(crate) fn rules(model: &ModelInfo) -> Result<TraceBuilder, ProfilerError> {
     let provenance = Provenance { source: String::new(), created: String::new() };
     Ok(TraceBuilder::new(model.clone(), provenance)?)
 }
 
-/// The routes of an answer, or in one sentence why it cannot be believed.
+/// The routes of an answer, or one sentence on why it is not trusted.
 pub(crate) fn check(rules: &TraceBuilder, asked: &LinePrompt, reported: &ReportedAnswer) -> Result<Routed, String> {
     let (token_ids, prompt_len) = tokens(asked, reported)?;
     let text = reported.routed_experts.as_deref().ok_or("routed_experts is missing from the answer")?;
@@ -45,21 +45,21 @@ pub(crate) fn check(rules: &TraceBuilder, asked: &LinePrompt, reported: &Reporte
     alike.refuse().map(|()| routed)
 }
 
-/// Whether tokens of prompts, and generated ones, all have the same experts in every layer.
+/// Whether prompt tokens, or generated ones, all have the same experts in every layer.
 #[derive(Debug, Default)]
 pub(crate) struct Alike([OneRoute; 2]);
 
 #[derive(Debug, Default)]
 struct OneRoute {
     row: Vec<u16>,
-    /// Different tokens with this row, as many as are needed.
+    /// Distinct tokens with this row, as many as needed.
     tokens: BTreeSet<u32>,
-    /// Another token has another row.
+    /// Some token has another row.
     differs: bool,
 }
 
 impl Alike {
-    /// Looks at an answer more.
+    /// Takes another answer into account.
     pub(crate) fn add(&mut self, routed: &Routed) {
         let row = (routed.experts.len() / routed.token_ids.len().max(1)).max(1);
         let prompt = routed.prompt_len as usize;
@@ -76,7 +76,7 @@ impl Alike {
         }
     }
 
-    /// The reason not to believe them.
+    /// Fails if the routes cannot be trusted.
     pub(crate) fn refuse(&self) -> Result<(), String> {
         let one_route = |seen: &OneRoute| !seen.differs && seen.tokens.len() >= DIFFERENT_TOKENS;
         match self.0.each_ref().map(one_route) {
@@ -89,7 +89,7 @@ impl Alike {
     }
 }
 
-/// The tokens that routes are expected of, and how many of them are the prompt.
+/// The tokens for which routes are expected, and how many of them are the prompt.
 pub(crate) fn tokens(asked: &LinePrompt, reported: &ReportedAnswer) -> Result<(Vec<u32>, u32), String> {
     if let Some(reason) = &reported.aborted {
         return Err(format!("the engine aborted it: {reason}"));
@@ -104,14 +104,14 @@ pub(crate) fn tokens(asked: &LinePrompt, reported: &ReportedAnswer) -> Result<(V
             Some((_, seen)) => seen,
             None => return Err("no token was generated, so the route of the prompt's last token is missing".into()),
         },
-        // Of one generated token the id is not needed.
+        // If only one token was generated, its id is not needed.
         (None, Some(1)) => &[],
         (None, _) => return Err(NO_OUTPUT_IDS.into()),
     };
     Ok(([prompt, seen].concat(), prompt_len))
 }
 
-/// The prompt's ids: those the engine says it saw, which must be those sent.
+/// The prompt's ids according to the engine, which must match those sent.
 fn prompt<'a>(asked: &'a LinePrompt, reported: &'a ReportedAnswer) -> Result<&'a [u32], String> {
     match (asked, &reported.prompt_ids) {
         (LinePrompt::Ids(sent), None) => Ok(sent),

@@ -1,4 +1,4 @@
-//! Records that were left out, and how many of them are too many.
+//! Records that were left out, and how many are tolerated.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,11 +10,11 @@ use crate::ProfilerError;
 /// A record that was left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BadRecord {
-    /// The file it is in.
+    /// The file that contains it.
     pub file: PathBuf,
-    /// Which record of the file: "line 3", "request 17".
+    /// The record's position: "line 3", "request 17".
     pub record: String,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
@@ -24,7 +24,7 @@ impl fmt::Display for BadRecord {
     }
 }
 
-/// How many of `total` records may be bad, by the share allowed.
+/// How many of `total` records may be bad, given the allowed share.
 pub(crate) fn allowed_bad(share: f64, total: usize) -> usize {
     (share * total as f64).floor() as usize
 }
@@ -33,7 +33,7 @@ pub(crate) fn check_share(option: &'static str, share: f64) -> Result<(), Profil
     check((0.0..=1.0).contains(&share), option, share, "a share between 0 and 1")
 }
 
-/// Refuses the value of an option that is not `good`.
+/// Rejects the value of an option unless it is `good`.
 pub(crate) fn check(
     good: bool,
     option: &'static str,

@@ -1,13 +1,12 @@
-//! Profiles from traces of any size: checked and counted in pieces on several threads, within a limit on memory.
+//! Builds profiles from traces of any size: checks and counts them in pieces on several threads, within a memory limit.
 //!
 //! | module | what |
 //! |---|---|
-//! | `inputs` | the first pass: requests checked, fates decided, occurrences of tokens |
-//! | `slab` | the passes after it: counts of as many layers and tokens as memory allows |
-//! | `domains` | kinds of text weighted alike |
+//! | `inputs` | the first pass: checks requests, decides which to count, counts occurrences of tokens |
+//! | `slab` | further passes: counts for as many layers and tokens as memory allows |
+//! | `domains` | gives kinds of text equal weight |
 //!
-//! A profile is a pure function of its traces: nothing in it depends on the clock, the order of the files or the
-//! threads.
+//! A profile is a pure function of its traces: it does not depend on the clock, the order of the files or the threads.
 
 mod domains;
 mod inputs;
@@ -36,27 +35,27 @@ pub struct BuildOptions {
     pub out: PathBuf,
     /// Which tokens to count.
     pub phase: Phase,
-    /// Threads, at least 1.
+    /// Number of threads, at least 1.
     pub threads: usize,
-    /// Bytes for counters; the rest of the memory needed is a few bytes for each token of the vocabulary and layer.
+    /// Bytes for counters; other memory is a few bytes per token of the vocabulary and layer.
     pub counter_bytes: u64,
-    /// Weight domains alike.
+    /// Give all domains equal weight.
     pub weight_by_domain: bool,
-    /// Requests that are left out by the hash of their prompt, and the trace to write them to.
+    /// Requests to hold out by the hash of their prompt, and the trace to write them to.
     pub hold_out: Option<HoldOut>,
-    /// The trace to write the counted requests to, without router weights: what `solve` may see beside the profile.
+    /// The trace to write the counted requests to, without router weights: what `solve` may use besides the profile.
     pub solve_trace: Option<PathBuf>,
-    /// The share of requests, 0..1, that may be damaged and are left out; more is an error. A file that is damaged as a
-    /// whole counts as many as its size lets expect.
+    /// The tolerated share of damaged requests, 0..1, which are left out; more is an error. A file that is damaged as a
+    /// whole counts as the number of requests estimated from its size.
     pub max_bad: f64,
 }
 
-/// Requests that are kept for judging.
+/// Requests held out for evaluation.
 #[derive(Clone, Debug)]
 pub struct HoldOut {
-    /// About this share of the requests, 0..1.
+    /// Approximate share of the requests, 0..1.
     pub share: f64,
-    /// The trace to write; it has no router weights.
+    /// The trace to write, without router weights.
     pub out: PathBuf,
 }
 
@@ -97,34 +96,34 @@ pub struct BuildReport {
     pub digest: String,
     /// The model.
     pub model: ModelInfo,
-    /// Files that went in.
+    /// Number of input files.
     pub inputs: usize,
     /// Tokens counted, after weighting.
     pub tokens: u64,
-    /// Requests counted; 0 for merged profiles, which do not say.
+    /// Requests counted; 0 for merged profiles, which do not record it.
     pub requests: usize,
     /// Requests held out.
     pub held_out: usize,
-    /// Passes over the traces, the one that checks them included.
+    /// Number of passes over the traces, including the checking one.
     pub passes: usize,
-    /// Domains and what they were multiplied by, where they were weighted.
+    /// Domains and their multipliers, if they were weighted.
     pub domains: Vec<DomainReport>,
-    /// Requests that were left out, and files that hold no trace any more.
+    /// Requests that were left out, and files that are no longer traces.
     pub bad: Vec<BadRecord>,
 }
 
-/// Counts the tokens of a phase of traces of one model.
+/// Counts the tokens of one phase in traces of one model.
 ///
 /// # Errors
-/// Wrong options; a trace that is not there or is of another model; none that can be read; more damaged requests than
-/// allowed; no space on the disk. Nothing is written then.
+/// Invalid options; a trace that is missing or of another model; no readable trace; more damaged requests than allowed;
+/// a full disk. Nothing is written then.
 pub fn build(options: &BuildOptions, progress: &dyn Progress) -> Result<BuildReport, ProfilerError> {
     options.validate()?;
     let mut groups = open(options)?;
     let mut total: u64 = groups.iter().map(|group| group.inputs.tokens()).sum();
     progress.set_total(total);
     let share = options.hold_out.as_ref().map_or(0.0, |hold_out| hold_out.share);
-    // Requests that were split before are divided anew, all inputs alike, so that equal prompts are on one side.
+    // Requests that were split before are split anew, all inputs alike, so that equal prompts stay on one side.
     let splits = groups.iter().map(|group| group.inputs.origin.splits()).max().unwrap_or(0);
     let left_out = LeftOut { share, split: PromptSplit::PROFILE.after(splits) };
     let checked: Vec<Checked> =
@@ -167,7 +166,7 @@ struct Group {
     inputs: Inputs,
 }
 
-/// One group, or one for each domain.
+/// One group, or one per domain.
 fn open(options: &BuildOptions) -> Result<Vec<Group>, ProfilerError> {
     if !options.weight_by_domain {
         let paths: Vec<&Path> = options.traces.iter().map(|input| input.path.as_path()).collect();
@@ -198,7 +197,7 @@ fn temporary_beside(out: &Path) -> Result<tempfile::TempDir, ProfilerError> {
     directory.map_err(ProfilerError::io(out, "write"))
 }
 
-/// The passes after the first. `total` is the work of all passes so far, in tokens.
+/// Runs the passes after the first. `total` is the work of all passes so far, in tokens.
 fn count(
     options: &BuildOptions,
     inputs: &Inputs,
@@ -238,7 +237,7 @@ fn count(
     })
 }
 
-/// Writes the requests of one fate as a trace.
+/// Writes the requests with one fate as a trace.
 fn write_trace(groups: &[Group], fate: Fate, source: &str, out: &Path) -> Result<(), ProfilerError> {
     let mut origin = Origin::default();
     groups.iter().for_each(|group| origin.add(&group.inputs.origin.provenance()));

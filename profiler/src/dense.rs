@@ -1,5 +1,5 @@
-//! The prompt that is sent before all others. It shows which layers are dense without the configuration saying so, as
-//! engines report rows without experts for them; its routes serve the self-check.
+//! The prompt that is sent before all others. It reveals dense layers that the configuration does not mention, since
+//! engines report rows without experts for them; its routes are also used in the self-check.
 
 use semmoe_engines::recording::{ReportedAnswer, decode};
 use semmoe_tables::ModelInfo;
@@ -14,13 +14,12 @@ pub(crate) struct Probed {
     /// Without the dense layers.
     pub(crate) model: ModelInfo,
     pub(crate) dense_layers: Vec<u16>,
-    /// `None` where the answer is of no use: then the recording reports what is wrong.
+    /// `None` if the answer is unusable: the recording then reports why.
     pub(crate) alone: Option<Alone>,
 }
 
-/// Sends one prompt while nothing else of this recording runs: the first of these that the engine does not refuse.
-/// Dense layers are those whose rows are constant (no expert, or the same one in every slot); none are taken out
-/// where no layer would be left.
+/// Sends one prompt while nothing else of this recording runs: the first that the engine does not refuse. Dense layers
+/// are those with constant rows (no expert, or the same one in every slot); none are removed if no layer would be left.
 pub(crate) async fn probe(engine: &Engine<'_>, prompts: &[&Prompt]) -> Probed {
     for prompt in prompts {
         match engine.reported(prompt).await {

@@ -1,4 +1,4 @@
-//! Drives an engine: bounded concurrency and rate, retries, good answers to the partial recording.
+//! Drives an engine: bounded concurrency and rate, retries; good answers go to the partial recording.
 
 use std::time::{Duration, Instant};
 
@@ -14,15 +14,15 @@ use crate::prompts::{Prompt, Prompts};
 use crate::self_check::{Alone, SelfCheck};
 use crate::{BadRecord, ProfilerError, Progress, RecordOptions};
 
-/// Routed experts take about 4 kB a token for the largest models: enough for 60,000 tokens.
+/// Routed experts take about 4 kB per token for the largest models: enough for 60,000 tokens.
 const MAX_ANSWER_BYTES: usize = 256 << 20;
-/// The longest wait before an attempt.
+/// Maximum wait before a retry.
 const MAX_PAUSE: Duration = Duration::from_secs(15);
-/// The longest reason kept.
+/// Maximum length of a stored reason.
 const MAX_REASON_CHARS: usize = 400;
-/// Prompts that an engine may refuse before it has answered one.
+/// Number of prompts that an engine may refuse before its first answer.
 const REFUSED_AT_FIRST: usize = 100;
-/// Between two messages.
+/// Interval between progress messages.
 const MESSAGE_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The outcome of one prompt.
@@ -37,18 +37,18 @@ struct Outcome {
 /// The outcome of all prompts.
 #[derive(Debug)]
 pub(crate) struct Driven {
-    /// In the order of the file.
+    /// In file order.
     pub(crate) bad: Vec<(usize, BadRecord)>,
-    /// Of these, prompts that the engine refused.
+    /// How many of these are prompts that the engine refused.
     pub(crate) refused: usize,
     pub(crate) retries: u64,
-    /// Answers that were there from an earlier run.
+    /// Answers kept from an earlier run.
     pub(crate) resumed: usize,
     pub(crate) self_check: Option<SelfCheck>,
 }
 
-/// Sends every prompt that has no good answer yet, and writes the checked answers to the journal. The routes of the
-/// prompt that was asked alone are compared as soon as it has its answer.
+/// Sends every prompt without a good answer so far, and writes the checked answers to the journal. Compares the routes
+/// of the prompt that was sent alone as soon as it is answered.
 pub(crate) async fn drive(
     asked: &Engine<'_>,
     prompts: &Prompts,
@@ -91,7 +91,7 @@ pub(crate) async fn drive(
             run.check(alone, among, asked.model.top_k)?;
         }
         run.take(outcome, journal)?;
-        // At the first answer too many: an engine that is gone would fail all the others as well.
+        // Stop at the first excess bad answer: if the engine is gone, all others would fail as well.
         run.refuse_bad(journal)?;
     }
     if journal.len() == 0 {
@@ -130,21 +130,20 @@ impl Engine<'_> {
         Outcome { index, retries, routed, refused }
     }
 
-    /// The answer to a prompt at the first attempt. It comes from no prefix cache and goes to none that the recording
-    /// sees.
+    /// The first answer to a prompt. It neither uses a prefix cache nor fills one used by the recording.
     pub(crate) async fn reported(&self, prompt: &Prompt) -> Result<Result<ReportedAnswer, String>, HttpError> {
         self.exchange(&uncached(self.options.engine, self.question(prompt, 1))).await
     }
 
     fn question(&self, prompt: &Prompt, max_tokens: u32) -> Question {
         let temperature = self.options.temperature;
-        // Each prompt its own stream of numbers, the same in every run; engines take 31 bits at least.
+        // Each prompt has its own random seed, equal in every run; engines accept at least 31 bits.
         let seed = (prompt.key.hash as u64).wrapping_add(prompt.key.occurrence.into()) & 0x7fff_ffff;
         let sampling = Sampling { max_tokens, temperature, seed: (temperature > 0.0).then_some(seed) };
         ask(self.options.engine, self.options.openai_routes, &self.model.model, prompt.asked(), sampling)
     }
 
-    /// One attempt: what the answer reports, or why it is of no use.
+    /// One attempt: what the answer reports, or why it is unusable.
     async fn exchange(&self, question: &Question) -> Result<Result<ReportedAnswer, String>, HttpError> {
         let limits = AnswerLimits { timeout: self.options.request_timeout, max_bytes: MAX_ANSWER_BYTES };
         let path = question.route.path();
@@ -153,7 +152,7 @@ impl Engine<'_> {
     }
 }
 
-/// Generating twice does no harm, so failures that may be transient are retried; a timeout is not.
+/// Generating twice does no harm, so possibly transient failures are retried, except time-outs.
 fn worth_retrying(error: &HttpError) -> bool {
     match error {
         HttpError::Connect { .. } | HttpError::Exchange { .. } | HttpError::Body { .. } => true,
@@ -162,7 +161,7 @@ fn worth_retrying(error: &HttpError) -> bool {
     }
 }
 
-/// Whether the engine refuses this prompt alone, as it does one that is too long: that says nothing of the others.
+/// Whether the engine refuses just this prompt, for example as too long, which says nothing about others.
 pub(crate) fn is_refusal(error: &HttpError) -> bool {
     matches!(error, HttpError::Status { status: 400 | 413 | 422, .. })
 }
@@ -172,12 +171,12 @@ struct Run<'a> {
     driven: Driven,
     prompts: &'a Prompts,
     progress: &'a dyn Progress,
-    /// Bad records that are left out; more end the recording.
+    /// Tolerated number of bad records; more end the recording.
     allowed: usize,
     asked: usize,
     answered: usize,
     tokens: u64,
-    /// Of all answers together: short ones say little by themselves.
+    /// Over all answers: short ones alone are not conclusive.
     alike: Alike,
     began: Instant,
     spoke: Instant,
@@ -210,7 +209,7 @@ impl<'a> Run<'a> {
                 journal.append(prompt.key, &routed)?;
             }
             Err(reason) => {
-                // Engines write into some reasons.
+                // Engines put variable text into some reasons.
                 let reason = reason.chars().take(MAX_REASON_CHARS).collect();
                 self.driven.bad.push((prompt.place, self.prompts.bad_record(prompt.place, reason)));
             }
@@ -241,7 +240,8 @@ impl<'a> Run<'a> {
         self.progress.message(&format!("{} tokens, {speed:.0} tokens/s, {left:.0} s left", self.tokens));
     }
 
-    /// A prompt that the engine refused is left out and ends nothing, unless that is all that the engine does.
+    /// A prompt that the engine refused is left out and does not end the recording, unless the engine refuses
+    /// everything.
     fn refuse_bad(&self, journal: &Journal) -> Result<(), ProfilerError> {
         let Driven { bad, refused, .. } = &self.driven;
         let refuses_all = journal.len() == 0 && *refused > self.allowed.max(REFUSED_AT_FIRST);

@@ -13,7 +13,7 @@ use crate::BadRecord;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfilerError {
-    /// An option cannot be used.
+    /// An option has an invalid value.
     #[error("{option} is {found}, expected {expected}")]
     Option {
         /// Its name.
@@ -23,7 +23,7 @@ pub enum ProfilerError {
         /// The values allowed.
         expected: &'static str,
     },
-    /// Such an engine returns no routed experts.
+    /// This kind of engine returns no routed experts.
     #[error("{engine} does not report routed experts (sglang, vllm and semmoe do)")]
     Engine {
         /// The engine.
@@ -32,17 +32,17 @@ pub enum ProfilerError {
     /// The engine was started without routed experts.
     #[error("the engine was started without --enable-return-routed-experts")]
     NoRoutedExperts,
-    /// The engine reports slots of its placement in place of experts.
+    /// The engine reports physical slots instead of experts.
     #[error(
         "SGLang {version} with --init-expert-location {location} reports physical slots in place of experts: record without a placement, or from 0.5.10 or later"
     )]
     PhysicalIds {
         /// The engine's version.
         version: String,
-        /// Its placement, cut to 100 characters.
+        /// Its placement, truncated to 100 characters.
         location: String,
     },
-    /// The routes of one prompt differ with what runs beside it.
+    /// The routes of a prompt depend on what runs concurrently.
     #[error(
         "the routes of one prompt depend on what runs beside it: asked alone and among others, {} of its {} activations differ ({:.1}%), more than rounding explains",
         check.differing, check.activations, 100.0 * check.share()
@@ -51,22 +51,22 @@ pub enum ProfilerError {
         /// The comparison.
         check: crate::SelfCheck,
     },
-    /// Answers that are good one by one have one route for all tokens.
+    /// Each answer is plausible, but all tokens have one route.
     #[error("the engine's answers cannot be believed: {reason}; start over with --fresh once they can")]
     OneRoute {
-        /// Which tokens.
+        /// The affected tokens.
         reason: String,
     },
-    /// The engine does not report the model's shape, nor does the caller.
+    /// Neither the engine nor the caller provides the model's shape.
     #[error("the engine does not report {field}, which a trace needs; give the model's shape")]
     UnknownModel {
         /// The first field that is missing.
         field: &'static str,
     },
-    /// The model's `config.json` is of no use.
+    /// The model's `config.json` is unusable.
     #[error("the model's configuration: {0}")]
     Config(#[from] ConfigError),
-    /// The tokenizer given is not the one of the engine's model.
+    /// The given tokenizer is not that of the engine's model.
     #[error("the tokenizer {} is not the engine's: {cause}", path.display())]
     OtherTokenizer {
         /// The file.
@@ -74,7 +74,7 @@ pub enum ProfilerError {
         /// The difference.
         cause: String,
     },
-    /// The file with the engine's key.
+    /// The engine's key file is unusable.
     #[error("cannot use the key in {}: {source}", path.display())]
     KeyFile {
         /// The file.
@@ -92,32 +92,32 @@ pub enum ProfilerError {
         /// The cause.
         source: std::io::Error,
     },
-    /// The prompts file, or a line of it, cannot be read.
+    /// The prompts file, or one of its lines, cannot be read.
     #[error(transparent)]
     Prompt(#[from] PromptLineError),
-    /// The prompts file has no prompt.
+    /// The prompts file contains no prompt.
     #[error("{} holds no prompt", path.display())]
     NoPrompts {
         /// The file.
         path: PathBuf,
     },
-    /// Too many records were missing or wrong.
+    /// Too many records were missing or invalid.
     #[error("{bad} of {of} {what} were bad, more than {allowed} allowed, and {kept}; the first: {first}")]
     TooManyBad {
         /// The kind of record, in the plural.
         what: &'static str,
-        /// Bad ones.
+        /// Number of bad records.
         bad: usize,
-        /// Records so far, bad ones included.
+        /// Number of records so far, including bad ones.
         of: usize,
-        /// Bad ones that would have been allowed for all records.
+        /// Number of bad records that would have been allowed among all.
         allowed: usize,
-        /// The first one.
+        /// The first bad record.
         first: Box<BadRecord>,
         /// The fate of the good ones.
         kept: String,
     },
-    /// A domain that has nothing to weight.
+    /// A domain without tokens to weight.
     #[error("the domain {domain} has too few tokens to be weighted like the others")]
     EmptyDomain {
         /// Its name.
@@ -129,7 +129,7 @@ pub enum ProfilerError {
         /// The fate of the good answers.
         kept: String,
     },
-    /// The partial recording beside the trace is of something else.
+    /// The partial recording next to the trace belongs to another recording.
     #[error("{} is not of this recording: {difference}; remove it, or start over without it", path.display())]
     OtherPartial {
         /// The file.
@@ -137,34 +137,34 @@ pub enum ProfilerError {
         /// The difference.
         difference: String,
     },
-    /// Nothing to work on.
+    /// There is no input.
     #[error("no {what} was given")]
     NoInput {
         /// Traces or profiles.
         what: &'static str,
     },
-    /// The engine could not be reached or did not answer as it should.
+    /// The engine could not be reached or did not answer properly.
     #[error(transparent)]
     Http(#[from] HttpError),
-    /// A trace or profile is wrong.
+    /// A trace or profile is invalid.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// A tokenizer or template is wrong.
+    /// A tokenizer or template is invalid.
     #[error(transparent)]
     Text(#[from] TextError),
-    /// Files of others could not be imported.
+    /// Foreign files could not be imported.
     #[error(transparent)]
     Import(#[from] crate::import::ImportError),
 }
 
 impl ProfilerError {
-    /// The error of an attempted `action` on a file.
+    /// The error for a failed `action` on a file.
     pub(crate) fn io(path: &Path, action: &'static str) -> impl Fn(std::io::Error) -> Self + use<> {
         let path = path.to_owned();
         move |source| Self::Io { path: path.clone(), action, source }
     }
 
-    /// Whether the caller's options or files are at fault, and not the engine or the machine.
+    /// Whether the caller's options or files are at fault, rather than the engine or the machine.
     pub fn is_input(&self) -> bool {
         match self {
             Self::Import(error) => error.is_input(),

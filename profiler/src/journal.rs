@@ -1,9 +1,9 @@
-//! The partial recording: every good answer goes to a file beside the trace as it comes, so that a recording that ends
-//! early, even by a crash, is continued where it was, and no prompt is counted twice.
+//! The partial recording: every good answer is appended to a file next to the trace as it arrives, so that a recording
+//! that ends early, even by a crash, is resumed where it stopped, and no prompt is counted twice.
 //!
-//! A line of JSON says what was recorded how; then come frames of a length, a checksum and an answer under the key of
-//! its prompt. A frame that is cut short or damaged ends the file: what follows is recorded again. The file is locked
-//! while it is used, and goes when the trace is written.
+//! A line of JSON states what was recorded and how; then follow frames of a length, a checksum and an answer, keyed by
+//! its prompt. A truncated or damaged frame ends the file: what follows is recorded again. The file is locked while in
+//! use, and removed once the trace is written.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -19,14 +19,14 @@ use crate::answer::Routed;
 use crate::prompts::PromptKey;
 
 const FORMAT: &str = "semmoe.partial.1";
-/// Longer than any first line written here.
+/// More than any first line written here.
 const MAX_HEADER_BYTES: u64 = 1 << 20;
-/// An answer of the longest contexts and deepest models; a longer length is damage.
+/// More than an answer of the longest contexts and deepest models; a larger length is damage.
 const MAX_FRAME_BYTES: u32 = 1 << 30;
 /// Key (two words and a number), tokens, prompt length.
 const HEAD_BYTES: usize = 16 + 4 + 4 + 4;
 
-/// Settings that must be equal for a recording to be resumed.
+/// Settings that must be equal to resume a recording.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Settings {
     pub(crate) format: String,
@@ -42,7 +42,7 @@ impl Settings {
     }
 }
 
-/// Where the partial recording of a trace lies.
+/// The path of a trace's partial recording.
 pub(crate) fn partial_path(out: &Path) -> PathBuf {
     let mut name = out.as_os_str().to_owned();
     name.push(".partial");
@@ -54,16 +54,16 @@ pub(crate) fn partial_path(out: &Path) -> PathBuf {
 pub(crate) struct Journal {
     pub(crate) path: PathBuf,
     file: File,
-    /// Where each answer's frame begins, and its length.
+    /// Offset and length of each answer's frame.
     answers: HashMap<PromptKey, (u64, u32)>,
     end: u64,
     row_bytes: usize,
-    /// Whether it is a partial recording of these settings: nothing else is ever removed.
+    /// Whether it is a partial recording with these settings: no other file is ever removed.
     ours: bool,
 }
 
 impl Journal {
-    /// Goes on with what is there, or starts.
+    /// Resumes an existing partial recording, or starts one.
     pub(crate) fn open(out: &Path, settings: &Settings, fresh: bool) -> Result<Self, ProfilerError> {
         let path = partial_path(out);
         let cannot_write = ProfilerError::io(&path, "write");
@@ -86,7 +86,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Good answers so far.
+    /// Number of good answers so far.
     pub(crate) fn len(&self) -> usize {
         self.answers.len()
     }
@@ -102,7 +102,7 @@ impl Journal {
         let mut header = Vec::new();
         reader.by_ref().take(MAX_HEADER_BYTES).read_until(b'\n', &mut header).map_err(&io)?;
         if !header.ends_with(b"\n") {
-            // Nothing was recorded before the line was whole. What is no partial recording at all is not overwritten.
+            // Nothing was recorded before the line was complete. Any other kind of file is not overwritten.
             if !header.is_empty() && !header.starts_with(b"{\"format\":\"semmoe.partial.") {
                 return Err(self.other("its first line is not that of a partial recording"));
             }
@@ -123,7 +123,7 @@ impl Journal {
         }
         drop(reader);
         self.end = at;
-        // A partial frame is removed, so that the next one is found again.
+        // Remove a partial frame, so that the next one is found again.
         self.file.set_len(at).map_err(&io)
     }
 
@@ -141,7 +141,7 @@ impl Journal {
         ProfilerError::OtherPartial { path: self.path.clone(), difference: difference.to_owned() }
     }
 
-    /// Writes one good answer.
+    /// Appends one good answer.
     pub(crate) fn append(&mut self, key: PromptKey, routed: &Routed) -> Result<(), ProfilerError> {
         let mut frame = vec![0; 12];
         frame.extend_from_slice(&key.hash.to_le_bytes());
@@ -176,7 +176,7 @@ impl Journal {
 
     /// Removes the partial recording once the trace is written.
     pub(crate) fn remove(mut self) {
-        // So that dropping it removes it.
+        // Makes the drop remove it.
         self.answers.clear();
     }
 }
@@ -184,7 +184,7 @@ impl Journal {
 impl Drop for Journal {
     fn drop(&mut self) {
         if self.ours && self.answers.is_empty() {
-            // If this fails, the next run refuses or overwrites a file that holds no answer.
+            // If this fails, the next run rejects or overwrites a file without answers.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -210,13 +210,13 @@ fn difference(found: &Settings, wanted: &Settings) -> Option<String> {
     })
 }
 
-/// FNV-1a: against torn writes, not against people.
+/// FNV-1a: against torn writes, not against attackers.
 fn checksum(bytes: &[u8]) -> u64 {
     let fold = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, fold)
 }
 
-/// The key and the length of the next whole frame, its content in `payload`; `None` at the end and at damage.
+/// The key and the length of the next complete frame, its content in `payload`; `None` at the end and at damage.
 fn next_frame(
     reader: &mut impl Read,
     left: u64,
@@ -251,7 +251,7 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// A payload whose length was checked.
+/// Decodes a payload whose length was checked.
 fn routed(payload: &[u8]) -> Routed {
     let tokens = word(payload, 20) as usize;
     let (ids, experts) = payload[HEAD_BYTES..].split_at(tokens * 4);
@@ -304,7 +304,7 @@ mod tests {
         for cut in start..=whole.len() {
             for flip in [false, true] {
                 let mut bytes = whole[..cut].to_vec();
-                // A byte of the last frame is wrong, too.
+                // Corrupts a byte of the last frame, too.
                 let good = ends.iter().filter(|&&end| end <= cut).count();
                 let good = if flip && good > 0 && ends[good - 1] == cut { good - 1 } else { good };
                 if flip && cut > start {
@@ -341,7 +341,7 @@ mod tests {
         assert!(refused(&Settings { model, ..settings() }).contains("`top_k`"));
         assert!(refused(&Settings { engine: "sglang".into(), ..settings() }).contains("the engine was vllm"));
         assert_eq!(Journal::open(&out, &settings(), false).unwrap().len(), 1);
-        // Restarted, and gone as nothing is in it.
+        // Restarted, and removed since it is empty.
         drop(Journal::open(&out, &Settings { max_tokens: 5, ..settings() }, true).unwrap());
         assert!(!partial_path(&out).exists());
         for text in ["notes", "notes\n", "{}\n"] {

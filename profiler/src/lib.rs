@@ -2,23 +2,23 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `record` | prompts in, trace out: drives an engine and keeps what its answers prove |
+//! | `record` | prompts in, trace out: drives an engine and keeps answers that pass the checks |
 //! | `prompts` | the prompts file: JSON Lines, ShareGPT, plain text |
-//! | `answer` | one answer of an engine, checked against what was asked |
+//! | `answer` | one answer of an engine, checked against the request |
 //! | `drive` | bounded concurrency and rate, retries |
-//! | `journal` | the partial recording, from which one that ended early goes on |
-//! | `dense` | dense layers that a configuration does not report |
-//! | [`show`](mod@show), [`html`] | what a trace or profile says of a model's routing, as figures and as a page with pictures |
-//! | [`import`](mod@import) | routing that others recorded, to a trace or to expert loads |
-//! | `build`, `merge` | profiles from traces, and added up: any size, in parallel, the same bytes in any order |
-//! | `origin` | where counts come from |
+//! | `journal` | the partial recording, from which an interrupted one is resumed |
+//! | `dense` | detects dense layers that the configuration does not mention |
+//! | [`show`](mod@show), [`html`] | the routing of a model in a trace or profile, as figures and as a page with images |
+//! | [`import`](mod@import) | converts routing recorded by others to a trace or to expert loads |
+//! | `build`, `merge` | builds profiles from traces and adds them up: any size, in parallel, identical bytes in any order |
+//! | `origin` | the sources of counts |
 //! | `bad` | records that were left out |
-//! | `self_check` | one prompt alone and among others: routes that depend on the batch |
-//! | `split` | a trace in two parts by request content |
-//! | `verdict` | one sentence on figures, and what to type next |
-//! | `summary` | what is in a trace or a profile, in a few lines |
+//! | `self_check` | sends one prompt alone and among others, to detect routes that depend on the batch |
+//! | `split` | splits a trace in two by request content |
+//! | `verdict` | a one-sentence interpretation of figures, and the next command |
+//! | `summary` | a short summary of a trace or profile |
 //!
-//! The library never prints: long work reports to a [`Progress`] of the caller.
+//! The library never prints: long operations report to the caller's [`Progress`].
 
 mod answer;
 mod bad;

@@ -1,5 +1,5 @@
-//! Adds up profiles of any size, row by row. The result does not depend on the order or the grouping of the inputs, nor
-//! on the threads.
+//! Adds up profiles of any size, row by row. The result depends neither on the order or grouping of the inputs, nor on
+//! the threads.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::bad::check;
 use crate::build::{BuildReport, DomainInput, refuse_domains, weigh};
 use crate::origin::Origin;
 
-/// Entries that a thread merges at once take no more than this, about.
+/// Approximate size of the entries that a thread merges at once.
 const BLOCK_BYTES: usize = 8 << 20;
 
 /// Options of a merge.
@@ -24,14 +24,14 @@ pub struct MergeOptions {
     pub profiles: Vec<DomainInput>,
     /// The profile to write.
     pub out: PathBuf,
-    /// Threads, at least 1.
+    /// Number of threads, at least 1.
     pub threads: usize,
-    /// Weight domains alike: the last step, after shards of one domain were merged or together with that.
+    /// Give all domains equal weight: the last step, together with or after merging the shards of each domain.
     pub weight_by_domain: bool,
 }
 
 impl MergeOptions {
-    /// Unweighted, two threads.
+    /// Unweighted, on two threads.
     pub fn new(profiles: Vec<DomainInput>, out: PathBuf) -> Self {
         MergeOptions { profiles, out, threads: 2, weight_by_domain: false }
     }
@@ -40,8 +40,8 @@ impl MergeOptions {
 /// Adds up profiles of one model and phase.
 ///
 /// # Errors
-/// Names the first profile that cannot be read or is of another model or phase; a count that overflows; no space on the
-/// disk. Nothing is written then.
+/// The first profile that cannot be read or is of another model or phase; a count that overflows; a full disk. Nothing
+/// is written then.
 pub fn merge(options: &MergeOptions) -> Result<BuildReport, ProfilerError> {
     check(options.threads > 0, "threads", 0, "at least 1")?;
     if !options.weight_by_domain {
@@ -141,7 +141,7 @@ struct Block {
 }
 
 impl Merging<'_> {
-    /// Blocks of tokens, as many at once as there are threads, written in their order.
+    /// Merges as many blocks of tokens at once as there are threads, and writes them in order.
     fn layer(&self, layer: LayerIdx, writer: &mut ProfileWriter) -> Result<(), ProfilerError> {
         let row_bytes = usize::from(self.model.num_experts) * (size_of::<u16>() + size_of::<u32>());
         let step = (BLOCK_BYTES / row_bytes).max(1) as u32;
@@ -173,7 +173,7 @@ impl Merging<'_> {
                     if *sum == 0 {
                         touched.push(expert);
                     }
-                    // Both factors are below 2^32, and a sum that does not fit into 32 bits is refused below.
+                    // Both factors are below 2^32, and a sum that exceeds 32 bits is rejected below.
                     *sum = sum.saturating_add(u64::from(count) * u64::from(*multiplier));
                 }
             }

@@ -1,25 +1,23 @@
-//! Where the counts of a profile come from: what its inputs say, in an order and a form that no grouping or order of
-//! merging changes.
+//! The sources of a profile's counts, in a form that does not depend on the order or grouping of merges.
 
 use std::collections::BTreeSet;
 
 use semmoe_tables::Provenance;
 
-/// Between sources.
+/// Separates sources.
 const SEPARATOR: &str = "; ";
-/// Sources named; of more, the first in alphabetical order.
+/// Maximum number of sources named: the first in alphabetical order.
 const NAMED: usize = 8;
-/// Stands for further sources.
+/// Represents further sources.
 const MORE: &str = "and more";
-/// The longest source kept, in bytes; so the whole stays within what a file may say.
+/// Maximum length of a source in bytes, which keeps the total within the format's limit.
 const MAX_SOURCE_BYTES: usize = 400;
 
-/// The part of a split that was held out, and the other one.
+/// The held-out part of a split, and the other one.
 pub(crate) const HELD_OUT: &str = "held out";
 pub(crate) const COUNTED: &str = "counted";
 
-/// A set of sources and the latest creation. Adding is associative, order-free, and adding the same twice changes
-/// nothing.
+/// A set of sources and the latest creation time. Addition is associative, commutative and idempotent.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Origin {
     sources: BTreeSet<String>,
@@ -30,7 +28,7 @@ pub(crate) struct Origin {
 impl Origin {
     pub(crate) fn add(&mut self, provenance: &Provenance) {
         provenance.source.split(SEPARATOR).for_each(|source| self.add_source(source));
-        // Times in RFC 3339 are in order as texts.
+        // RFC 3339 times sort as text.
         if self.created < provenance.created {
             self.created.clone_from(&provenance.created);
         }
@@ -48,13 +46,13 @@ impl Origin {
         }
     }
 
-    /// How many splits have divided these requests, as the sources say it.
+    /// How many splits have divided these requests, according to the sources.
     pub(crate) fn splits(&self) -> u64 {
         let parts = self.sources.iter().filter(|source| source.starts_with(HELD_OUT) || source.starts_with(COUNTED));
         parts.count() as u64
     }
 
-    /// The source that says of which part requests are, after so many splits.
+    /// The source text for a part after this many splits.
     pub(crate) fn of_split(part: &str, splits: u64) -> String {
         if splits == 0 { part.to_owned() } else { format!("{part} of split {}", splits + 1) }
     }

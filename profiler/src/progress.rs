@@ -1,16 +1,16 @@
-//! How long work reports how far it is.
+//! Progress reporting of long operations.
 
 /// Shown by the caller as a bar, as lines or not at all.
 pub trait Progress: Sync {
-    /// How many steps there are.
+    /// Sets the number of steps.
     fn set_total(&self, total: u64);
-    /// `by` more steps are done.
+    /// Reports that `by` more steps are done.
     fn advance(&self, by: u64);
-    /// A short remark: speed, time left.
+    /// Reports a short remark, such as speed or time left.
     fn message(&self, text: &str);
 }
 
-/// Shows nothing.
+/// Ignores progress.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoProgress;
 

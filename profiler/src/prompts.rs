@@ -1,5 +1,5 @@
-//! The prompts file: JSON Lines, ShareGPT's JSON or plain text, read whole before the first request. What is wrong with
-//! a record is reported with its place, and the others are taken.
+//! The prompts file: JSON Lines, ShareGPT's JSON or plain text, read completely before the first request. Invalid
+//! records are reported with their position, and the others are used.
 
 mod sharegpt;
 
@@ -17,7 +17,7 @@ use crate::{BadRecord, ProfilerError, RecordOptions};
 
 const EMPTY: &str = "the prompt is empty";
 
-/// FNV-1a of 128 bits over the kind and the content.
+/// 128-bit FNV-1a over the kind and the content.
 fn hash(input: &LinePrompt) -> u128 {
     let fold = |hash: u128, byte: u8| (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
     let start = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
@@ -30,8 +30,7 @@ fn hash(input: &LinePrompt) -> u128 {
     }
 }
 
-/// Which prompt an answer is for, in this run and in one that goes on: its content, and which one of equal prompts it
-/// is.
+/// Identifies a prompt in this run and in a resumed one: its content, and its index among equal prompts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PromptKey {
     pub(crate) hash: u128,
@@ -41,7 +40,7 @@ pub(crate) struct PromptKey {
 /// One record of the file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Prompt {
-    /// Its line, from 1, or its number in a list, from 0.
+    /// Its line, from 1, or its index in a list, from 0.
     pub(crate) place: usize,
     pub(crate) key: PromptKey,
     /// The request: messages are a conversation to which the engine applies the model's template.
@@ -57,7 +56,7 @@ impl Prompt {
         }
     }
 
-    /// About how long it is, for comparing prompts of one kind.
+    /// Approximate length, for comparing prompts of one kind.
     pub(crate) fn length(&self) -> usize {
         match &self.input {
             LinePrompt::Text(text) => text.len(),
@@ -70,14 +69,14 @@ impl Prompt {
 /// The format of a prompts file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PromptFormat {
-    /// By the end of its name: `.json` is ShareGPT, `.txt` plain text, anything else JSON Lines.
+    /// By file extension: `.json` is ShareGPT, `.txt` plain text, anything else JSON Lines.
     #[default]
     Auto,
-    /// An object a line, with `messages`, `input_ids` or `prompt`; the first of these counts.
+    /// One object per line, with `messages`, `input_ids` or `prompt`, in this order of precedence.
     JsonLines,
-    /// A list of objects with `conversations`; what comes after the last human turn is left out.
+    /// A list of objects with `conversations`; everything after the last human turn is dropped.
     ShareGpt,
-    /// A prompt a line.
+    /// One prompt per line.
     Text,
 }
 
@@ -93,7 +92,7 @@ impl PromptFormat {
     }
 }
 
-/// Tokenizer and, where there is one, chat template.
+/// Tokenizer and, if present, chat template.
 #[derive(Debug)]
 pub(crate) struct Encoder {
     pub(crate) tokenizer: Tokenizer,
@@ -101,7 +100,7 @@ pub(crate) struct Encoder {
 }
 
 impl Encoder {
-    /// From a directory with `tokenizer.json` (and `tokenizer_config.json`), or from a `tokenizer.json` itself.
+    /// Opens a directory with `tokenizer.json` (and `tokenizer_config.json`), or a `tokenizer.json`.
     pub(crate) fn open(path: &Path) -> Result<Self, ProfilerError> {
         let file = tokenizer_file(path);
         let template = match ChatTemplate::beside(&file, semmoe_engines::unix_seconds) {
@@ -116,24 +115,24 @@ impl Encoder {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Preparation<'a> {
     pub(crate) encoder: Option<&'a Encoder>,
-    /// V: ids are below it.
+    /// V: ids must be below it.
     pub(crate) vocab_size: u32,
     pub(crate) options: &'a RecordOptions,
 }
 
-/// The prompts of a file, and the records that are none.
+/// The prompts of a file, and its invalid records.
 #[derive(Debug, Default)]
 pub(crate) struct Prompts {
     pub(crate) good: Vec<Prompt>,
-    /// With their places.
+    /// With their positions.
     pub(crate) bad: Vec<(usize, BadRecord)>,
     pub(crate) file: PathBuf,
-    /// The name of a record: line or conversation.
+    /// The term for a record: line or conversation.
     unit: &'static str,
     occurrences: HashMap<u128, u32>,
 }
 
-/// Reads and prepares all prompts; blank lines are skipped.
+/// Reads and prepares all prompts; skips blank lines.
 pub(crate) fn read(how: Preparation<'_>) -> Result<Prompts, ProfilerError> {
     let path = how.options.prompts.as_path();
     let format = how.options.format.of(path);
@@ -184,7 +183,7 @@ impl Prompts {
         BadRecord { file: self.file.clone(), record: format!("{} {place}", self.unit), reason }
     }
 
-    /// Records, bad ones included.
+    /// Number of records, including bad ones.
     pub(crate) fn len(&self) -> usize {
         self.good.len() + self.bad.len()
     }

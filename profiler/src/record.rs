@@ -19,63 +19,63 @@ use crate::prompts::{Encoder, Preparation, PromptFormat, Prompts, read};
 use crate::self_check::SelfCheck;
 use crate::{BadRecord, ProfilerError, Progress};
 
-/// The first SGLang that reports experts where a placement runs.
+/// The first SGLang version that reports logical experts under a placement.
 const LOGICAL_IDS_SINCE: Version = Version::new(0, 5, 10);
-/// SGLang's name for experts in their order.
+/// SGLang's name for experts in order.
 const TRIVIAL_LOCATION: &str = "trivial";
 
 /// Options of a recording.
 #[derive(Clone, Debug)]
 pub struct RecordOptions {
-    /// The engine's kind: SGLang, vLLM or semmoe's worker.
+    /// The kind of engine: SGLang, vLLM or semmoe's worker.
     pub engine: Engine,
     /// Its address.
     pub url: BaseUrl,
-    /// The file with the key that the engine asks for: one line, sent as `Authorization: Bearer` with every request.
+    /// A file with the engine's API key: one line, sent as `Authorization: Bearer` with every request.
     pub api_key_file: Option<PathBuf>,
-    /// The prompts.
+    /// The prompts file.
     pub prompts: PathBuf,
-    /// Their encoding.
+    /// Its format.
     pub format: PromptFormat,
     /// The trace to write.
     pub out: PathBuf,
     /// Directory with `tokenizer.json` and `tokenizer_config.json`, or a `tokenizer.json`. Prompts are then sent as
     /// ids, and messages are rendered; without it `prompt` is sent as text and messages to the chat route.
     pub tokenizer: Option<PathBuf>,
-    /// The model's shape, for engines that do not report it (`num_hidden_layers` must be known). Without a name it has
-    /// the engine's.
+    /// The model's shape, for engines that do not report it (`num_hidden_layers` must be known). An empty name is
+    /// replaced by the engine's.
     pub model: Option<ModelInfo>,
-    /// Tokens to generate per prompt, at least 1. With 1 the trace holds exactly the prompts' tokens.
+    /// Tokens to generate per prompt, at least 1. With 1 the trace contains exactly the prompts' tokens.
     pub max_tokens: u32,
-    /// 0 is greedy. Above it each prompt has its own fixed seed.
+    /// 0 is greedy. Otherwise each prompt has its own fixed seed.
     pub temperature: f32,
-    /// Longer prompts are cut to this many tokens; needs a tokenizer unless all prompts are ids.
+    /// Longer prompts are truncated to this many tokens; needs a tokenizer unless all prompts are ids.
     pub max_prompt_tokens: Option<usize>,
-    /// Only the first so many prompts.
+    /// Use only this many prompts.
     pub max_prompts: Option<usize>,
     /// Requests in flight, at least 1.
     pub concurrency: usize,
-    /// Requests begun a second, at most.
+    /// Maximum number of requests started per second.
     pub rate: Option<f64>,
-    /// The OpenAI routes also where the engine has `/generate`.
+    /// Use the OpenAI routes even if the engine has `/generate`.
     pub openai_routes: bool,
-    /// Start over where there is a partial recording.
+    /// Discard an existing partial recording.
     pub fresh: bool,
-    /// The longest wait for one answer.
+    /// Time limit for one answer.
     pub request_timeout: Duration,
-    /// Further attempts after a connection that failed, or an error of the server or a 429.
+    /// Number of retries after a failed connection, a server error or a 429.
     pub retries: u32,
-    /// Wait before the first retry; twice as long before each after it, up to 15 s.
+    /// Pause before the first retry; doubled before each further one, up to 15 s.
     pub retry_pause: Duration,
-    /// The share of records, 0..1, that may be missing or wrong and are left out; more is an error. Prompts that the
-    /// engine refuses are left out, too, however many; that all are is an error.
+    /// Tolerated share of missing or invalid records, 0..1, which are left out; more is an error. Prompts that the
+    /// engine refuses are left out in any number, but it is an error if it refuses all.
     pub max_bad: f64,
     /// Creation time, RFC 3339.
     pub created: String,
 }
 
 impl RecordOptions {
-    /// Options with the usual values: one token, greedy, 16 in flight, 120 s per answer, 1 % bad answers.
+    /// Default options: one token, greedy, 16 in flight, 120 s per answer, 1 % bad answers.
     pub fn new(engine: Engine, url: BaseUrl, prompts: PathBuf, out: PathBuf, created: String) -> Self {
         RecordOptions {
             engine,
@@ -122,47 +122,47 @@ impl RecordOptions {
 /// The report of a recording.
 #[derive(Clone, Debug, Serialize)]
 pub struct RecordReport {
-    /// The trace.
+    /// The trace file.
     pub out: PathBuf,
     /// Digest of the trace.
     pub digest: String,
     /// The model.
     pub model: ModelInfo,
-    /// Requests in the trace.
+    /// Number of requests in the trace.
     pub requests: usize,
-    /// Tokens in the trace.
+    /// Number of tokens in the trace.
     pub tokens: u64,
-    /// Of these, tokens of prompts.
+    /// How many of these are prompt tokens.
     pub prompt_tokens: u64,
-    /// Answers of an earlier run that ended early.
+    /// Number of answers kept from an interrupted run.
     pub resumed: usize,
-    /// Layers that the model's configuration takes for MoE layers and that the engine reports no routes of.
+    /// Layers that are MoE layers in the model's configuration, but for which the engine reports no routes.
     pub dense_layers: Vec<u16>,
-    /// One prompt asked alone and among others; `None` where no such prompt had two usable answers, and for semmoe's
+    /// One prompt sent alone and among others; `None` if no such prompt had two usable answers, and for semmoe's
     /// worker, whose results do not depend on the batch.
     pub self_check: Option<SelfCheck>,
     /// Records that were left out.
     pub bad: Vec<BadRecord>,
-    /// Of these, prompts that the engine refused (400, 413, 422), such as one that is too long. They do not count
-    /// towards [`RecordOptions::max_bad`].
+    /// Number of prompts that the engine refused (400, 413, 422), for example as too long. They do not count towards
+    /// [`RecordOptions::max_bad`].
     pub refused: usize,
-    /// Attempts that had to be repeated.
+    /// Number of repeated attempts.
     pub retries: u64,
-    /// From the first request to the last answer, of this run.
+    /// Time from the first request to the last answer of this run.
     pub seconds: f64,
 }
 
-/// Sends every prompt to an engine and writes what it answers about its routing as a trace, in the order of the prompts
-/// file. The token sampled last has no route and is left out.
+/// Sends every prompt to an engine and writes the routing that it reports as a trace, in the order of the prompts file.
+/// The last sampled token has no route and is left out.
 ///
-/// Good answers go to a partial recording beside the trace (`OUT.partial`) as they come. A recording that ended early
-/// is continued by the same call: prompts that were answered well are not sent again. `cancel` ends the run when it
-/// completes: requests in flight are dropped.
+/// Good answers go to a partial recording next to the trace (`OUT.partial`) as they arrive. Calling this again resumes
+/// an interrupted recording: prompts with good answers are not sent again. The run ends when `cancel` completes,
+/// dropping requests in flight.
 ///
 /// # Errors
-/// Wrong options before the first request; an engine that cannot be reached or does not report its model; more bad
-/// records than allowed; a trace that cannot be written. There is no trace then, and the partial recording stays if it
-/// holds an answer.
+/// Invalid options before the first request; an engine that cannot be reached or does not report its model; more bad
+/// records than allowed; a trace that cannot be written. There is no trace then, and the partial recording is kept if
+/// it contains an answer.
 pub async fn record(
     options: RecordOptions,
     progress: &dyn Progress,
@@ -175,7 +175,7 @@ pub async fn record(
         run = run(&options, progress) => Some(run?),
     };
     let Some(Run { model, prompts, mut journal, driven, dense_layers }) = run else {
-        // The run is dropped by now, and with it a partial recording without an answer.
+        // The run is dropped by now, and with it a partial recording without answers.
         let partial = partial_path(&options.out);
         let kept = match partial.exists() {
             true => format!("what was recorded is kept in {}: the same command goes on from there", partial.display()),
@@ -263,7 +263,7 @@ async fn server(client: &HttpClient, options: &RecordOptions) -> Result<ServerIn
     Ok(ServerInfo { served_model_name, model_path, ..ServerInfo::default() })
 }
 
-/// Writes the answers in the order of the prompts, and what the trace holds into the report.
+/// Writes the answers in the order of the prompts, and the trace's figures into the report.
 fn write(
     mut report: RecordReport,
     provenance: Provenance,
@@ -283,7 +283,7 @@ fn write(
     Ok(report)
 }
 
-/// The model, from what the engine, the caller and the tokenizer know, and the prompts.
+/// Determines the model from the engine, the caller and the tokenizer, and reads the prompts.
 async fn prepare(options: &RecordOptions, server: ServerInfo) -> Result<(ModelInfo, Prompts), ProfilerError> {
     if server.enable_return_routed_experts == Some(false) {
         return Err(ProfilerError::NoRoutedExperts);
@@ -303,7 +303,7 @@ async fn prepare(options: &RecordOptions, server: ServerInfo) -> Result<(ModelIn
     .await
 }
 
-/// SGLang 0.5.8 and 0.5.9 record the slots of a placement as if they were experts.
+/// SGLang 0.5.8 and 0.5.9 record physical slots as if they were experts.
 fn refuse_physical_ids(engine: Engine, server: &ServerInfo) -> Result<(), ProfilerError> {
     let version = server.version.as_deref().and_then(Version::parse);
     let placed = server.init_expert_location.as_deref().filter(|location| *location != TRIVIAL_LOCATION);
@@ -316,16 +316,16 @@ fn refuse_physical_ids(engine: Engine, server: &ServerInfo) -> Result<(), Profil
     }
 }
 
-/// The model as the caller and the engine describe it, which must agree.
+/// The model as described by the caller and the engine, which must agree.
 fn model_of(options: &RecordOptions, server: &ServerInfo) -> Result<ModelInfo, ProfilerError> {
     let reported = server.model_info();
     let mut given = match (&options.model, &reported) {
-        // An engine on this machine names the folder of its checkpoint.
+        // An engine on this machine reports the directory of its checkpoint.
         (None, None) => local_config(server)?,
         (given, _) => given.clone(),
     };
     if let Some(given) = given.as_mut().filter(|given| given.model.is_empty()) {
-        // A checkpoint's configuration does not say what it is called.
+        // A checkpoint's configuration does not contain the model's name.
         given.model = server.model_name().ok_or(ProfilerError::UnknownModel { field: "the model's name" })?.to_owned();
     }
     let model = match (reported, given) {
@@ -344,11 +344,11 @@ fn model_of(options: &RecordOptions, server: &ServerInfo) -> Result<ModelInfo, P
     Ok(model)
 }
 
-/// The model's shape by `config.json`, or the one in a folder, for engines that do not report it. Its name is left
-/// empty.
+/// The model's shape from `config.json`, given its path or directory, for engines that do not report it. The name is
+/// left empty.
 ///
 /// # Errors
-/// Names the file and the field that is missing or of no use.
+/// The file, and the field that is missing or unusable.
 pub fn model_config(path: &Path) -> Result<ModelInfo, ProfilerError> {
     Ok(CheckpointConfig::open(path)?.model_info()?)
 }
@@ -369,7 +369,7 @@ fn missing_field(server: &ServerInfo) -> &'static str {
     fields.into_iter().find(|(reported, _)| !reported).map_or("layer_ids", |(_, field)| field)
 }
 
-/// The tokenizer must be the model's: of the hash that the engine reports, or at least no larger than its vocabulary.
+/// Checks that the tokenizer is the model's: by the hash that the engine reports, or at least by the vocabulary size.
 fn adopt_tokenizer(model: &mut ModelInfo, encoder: &Encoder, path: &Path) -> Result<(), ProfilerError> {
     let (hash, size) = (encoder.tokenizer.sha256(), encoder.tokenizer.vocab_size());
     let other = |cause| Err(ProfilerError::OtherTokenizer { path: path.to_path_buf(), cause });
@@ -398,7 +398,7 @@ async fn blocking<T: Send + 'static>(
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
         Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-        // Only a runtime that shuts down cancels such work.
+        // Such work is only cancelled when the runtime shuts down.
         Err(_) => Err(ProfilerError::Cancelled { kept: "nothing was written".into() }),
     }
 }

@@ -1,9 +1,9 @@
 //! Checks that routes do not depend on the batch: one prompt is sent alone before the recording, and must have the same
 //! routes among the others.
 //!
-//! Engines that mix up rows of a batch, or report physical slots in place of experts, fail this at once. Sums in
-//! another order decide near-ties otherwise, so that some difference is normal: with bf16 and 8 experts a token a tenth
-//! of the tokens may swap one expert in a layer, which is about 1% of the activations. From [`WARN`] on the share is
+//! Engines that mix up rows of a batch, or report physical slots instead of experts, fail this at once. A different
+//! order of summation decides near-ties differently, so some difference is normal: with bf16 and 8 experts per token a
+//! tenth of the tokens may swap one expert in a layer, about 1% of the activations. From [`WARN`] on the share is
 //! reported, above [`REFUSE`] the recording ends.
 
 use serde::Serialize;
@@ -11,11 +11,11 @@ use serde::Serialize;
 use crate::answer::Routed;
 use crate::prompts::PromptKey;
 
-/// A larger share of activations that differ is worth a warning.
+/// A larger share of differing activations triggers a warning.
 pub(crate) const WARN: f64 = 0.01;
-/// A larger one is no rounding.
+/// A larger share cannot be rounding.
 pub(crate) const REFUSE: f64 = 0.05;
-/// Fewer activations say too little for a refusal.
+/// Fewer activations are not enough evidence for a refusal.
 const FEWEST: u64 = 200;
 
 /// The answer to a prompt that was sent alone, without the prefix cache.
@@ -28,14 +28,14 @@ pub(crate) struct Alone {
 /// One prompt, sent alone and among others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct SelfCheck {
-    /// Activations compared: tokens of the prompt x MoE layers x experts per token.
+    /// Number of activations compared: prompt tokens x MoE layers x experts per token.
     pub activations: u64,
-    /// Of these, experts that were chosen in only one of the two answers.
+    /// Number of experts chosen in only one of the two answers.
     pub differing: u64,
 }
 
 impl SelfCheck {
-    /// Compares the prompts' tokens, whose routes do not depend on what was generated. `None` when the prompts differ.
+    /// Compares the prompts' tokens, whose routes do not depend on what was generated. `None` if the prompts differ.
     pub(crate) fn of(alone: &Routed, among: &Routed, top_k: u16) -> Option<Self> {
         let tokens = alone.token_ids.get(..alone.prompt_len as usize)?;
         if tokens.is_empty() || among.token_ids.get(..among.prompt_len as usize)? != tokens {
@@ -49,12 +49,12 @@ impl SelfCheck {
         Some(SelfCheck { activations: a.len() as u64, differing })
     }
 
-    /// Of the activations, 0..1.
+    /// Share of differing activations, 0..1.
     pub fn share(&self) -> f64 {
         self.differing as f64 / self.activations.max(1) as f64
     }
 
-    /// Whether it is worth a warning.
+    /// Whether the share warrants a warning.
     pub fn is_suspicious(&self) -> bool {
         self.share() >= WARN
     }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::ProfilerError;
 
-/// A summary; its text form is meant for people.
+/// A summary; its text form is for humans.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
     /// "trace" or "profile".
@@ -18,17 +18,17 @@ pub struct Summary {
     pub provenance: Provenance,
     /// Which tokens are counted below; `None` for traces, where all are.
     pub phase: Option<String>,
-    /// Requests; `None` for profiles.
+    /// Number of requests; `None` for profiles.
     pub requests: Option<usize>,
-    /// Tokens, for traces also those without a route.
+    /// Number of tokens; for traces including those without a route.
     pub tokens: u64,
-    /// Of these, tokens of prompts; `None` for profiles.
+    /// Number of prompt tokens; `None` for profiles.
     pub prompt_tokens: Option<u64>,
-    /// Tokens whose route is known in at least one layer.
+    /// Number of tokens whose route is known in at least one layer.
     pub routed_tokens: u64,
-    /// Different tokens among these.
+    /// Number of distinct tokens among these.
     pub distinct_tokens: u64,
-    /// Share of the vocabulary that these are, 0..1.
+    /// Share of the vocabulary that occurred, 0..1.
     pub coverage: f64,
     /// One per MoE layer.
     pub layers: Vec<LayerSummary>,
@@ -41,21 +41,21 @@ pub struct Summary {
 pub struct LayerSummary {
     /// The model's layer number.
     pub layer_id: u16,
-    /// All activations.
+    /// Total activations.
     pub activations: u64,
     /// The busiest expert and its share of the activations, 0..1.
     pub busiest: (ExpertId, f64),
     /// Load of the busiest expert over the mean; 1 = even, 0 without activations.
     pub max_over_mean: f64,
-    /// Entropy of the loads over that of even loads, 0..1.
+    /// Entropy of the loads relative to even loads, 0..1.
     pub entropy: f64,
 }
 
 impl Summary {
-    /// Of a trace.
+    /// Summarises a trace.
     ///
     /// # Errors
-    /// When a count overflows.
+    /// If a count overflows.
     pub fn of_trace(trace: &Trace) -> Result<Self, ProfilerError> {
         Ok(Summary {
             kind: "trace",
@@ -68,7 +68,7 @@ impl Summary {
         })
     }
 
-    /// Of a profile.
+    /// Summarises a profile.
     pub fn of_profile(profile: &Profile) -> Self {
         let distinct = profile.token_counts().iter().filter(|&&n| n > 0).count() as u64;
         let model = profile.model();
@@ -92,10 +92,10 @@ impl Summary {
 }
 
 impl LayerSummary {
-    /// Of the experts' loads.
+    /// Computed from the experts' loads.
     pub(crate) fn of(layer_id: u16, loads: &[u64]) -> Self {
         let activations: u64 = loads.iter().sum();
-        // The lowest of equals.
+        // Ties go to the lowest.
         let busiest = (0..loads.len()).rev().max_by_key(|&e| loads[e]).unwrap_or(0);
         let share = |load: u64| if activations == 0 { 0.0 } else { load as f64 / activations as f64 };
         let entropy: f64 = loads.iter().map(|&load| share(load)).filter(|&p| p > 0.0).map(|p| -p * p.ln()).sum();

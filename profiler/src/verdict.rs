@@ -1,23 +1,23 @@
-//! One sentence on figures, and what to type next.
+//! A one-sentence interpretation of figures, and the next command.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// How good something is.
+/// An overall grade.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Grade {
-    /// There is nothing to gain, or the figures cannot be believed.
+    /// There is nothing to gain, or the figures are not reliable.
     Poor,
-    /// Something is gained, and something is in the way.
+    /// There is something to gain, but also an obstacle.
     Fair,
-    /// Go on.
+    /// Worth continuing.
     Good,
 }
 
 impl Grade {
-    /// In one word.
+    /// The grade in one word.
     pub fn name(self) -> &'static str {
         match self {
             Self::Poor => "poor",
@@ -30,11 +30,11 @@ impl Grade {
 /// The interpretation of figures, and the next command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verdict {
-    /// How good it is.
+    /// The grade.
     pub grade: Grade,
-    /// Why.
+    /// The explanation.
     pub text: String,
-    /// The command to go on with.
+    /// The recommended next command.
     pub next: String,
 }
 

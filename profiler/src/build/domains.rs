@@ -1,9 +1,9 @@
-//! Domains: inputs that are weighted so that each kind of text counts alike, however much of it was recorded.
+//! Domains: inputs weighted so that each kind of text counts equally, however much of it was recorded.
 //!
-//! Counts stay integers: every count of a domain is multiplied by one whole number. The numbers are the smallest whose
-//! products with the domains' tokens are within [`TOLERANCE`] of each other, so that evidence is not inflated more than
-//! it must be. Multiplying does not commute with adding different domains, so it is the last step: shards of one domain
-//! add up first.
+//! Counts stay integers: every count of a domain is multiplied by one integer. The multipliers are the smallest for
+//! which the domains' weighted tokens are within [`TOLERANCE`] of each other, so that evidence is not inflated more
+//! than necessary. Multiplication does not commute with adding different domains, so it is the last step: shards of one
+//! domain are added first.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,23 +15,22 @@ use serde::Serialize;
 use crate::ProfilerError;
 use crate::bad::check;
 
-/// How far a domain's weight may be from the greatest one.
+/// How far a domain's weight may be below the largest one.
 const TOLERANCE: f64 = 0.05;
-/// Within this the tolerance can always be met: half a step in so many.
+/// With this many steps the tolerance can always be met, since it is half a step.
 const MAX_STEPS: u64 = 10;
 
-/// A file and the domain it belongs to. In text `NAME=PATH`, or `PATH` alone: the domain is then the file's name up to
-/// its first dot.
+/// A file and its domain. Text form: `NAME=PATH`, or just `PATH`: the domain is then the file name up to its first dot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DomainInput {
     /// The file.
     pub path: PathBuf,
-    /// As given.
+    /// The explicit domain, if given.
     pub domain: Option<String>,
 }
 
 impl DomainInput {
-    /// The domain given, or the file's name up to its first dot.
+    /// The explicit domain, or the file name up to its first dot.
     pub fn name(&self) -> String {
         let file = || self.path.file_name().unwrap_or(self.path.as_os_str()).to_string_lossy().into_owned();
         self.domain.clone().unwrap_or_else(|| file().split('.').next().unwrap_or_default().to_owned())
@@ -47,7 +46,7 @@ impl From<PathBuf> for DomainInput {
 impl FromStr for DomainInput {
     type Err = String;
 
-    /// The text before the first `=` is a name if it has letters, digits, `-` and `_` only; `./a=b` is a file.
+    /// The text before the first `=` is a name if it contains only letters, digits, `-` and `_`; `./a=b` is a file.
     fn from_str(text: &str) -> Result<Self, String> {
         let is_name =
             |name: &str| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '-' || c == '_');
@@ -77,7 +76,7 @@ impl fmt::Display for DomainInput {
 pub struct DomainReport {
     /// Its name.
     pub domain: String,
-    /// Its tokens, before weighting.
+    /// Number of tokens before weighting.
     pub tokens: u64,
     /// The multiplier of its counts.
     pub multiplier: u32,
@@ -90,13 +89,13 @@ pub(crate) fn by_domain(inputs: &[DomainInput]) -> BTreeMap<String, Vec<&Path>> 
     domains
 }
 
-/// Refuses names of domains where nothing is weighted by them.
+/// Rejects domain names if nothing is weighted by domain.
 pub(crate) fn refuse_domains(inputs: &[DomainInput]) -> Result<(), ProfilerError> {
     const EXPECTED: &str = "a path, as nothing is weighted by domain (a file of this name: ./NAME=PATH)";
     inputs.iter().try_for_each(|input| check(input.domain.is_none(), "an input", input, EXPECTED))
 }
 
-/// The multipliers of domains with so many tokens.
+/// The multipliers of domains with these numbers of tokens.
 pub(crate) fn weigh(domains: &BTreeMap<String, u64>) -> Result<Vec<DomainReport>, ProfilerError> {
     let most = domains.values().copied().max().unwrap_or(0);
     if let Some((domain, _)) = domains.iter().find(|(_, tokens)| **tokens == 0) {

@@ -1,5 +1,5 @@
-//! The first pass over traces: every request is checked, and it is decided which ones count and how often each token
-//! occurs.
+//! The first pass over traces: checks every request, decides which ones count, and counts the occurrences of each
+//! token.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use semmoe_tables::{
 use crate::origin::Origin;
 use crate::{BadRecord, ProfilerError, Progress};
 
-/// Requests are taken in pieces of so many bytes of routes; behind a piece its pages leave memory.
+/// Requests are processed in pieces with this many bytes of routes, whose pages are then released.
 pub(super) const PIECE_BYTES: usize = 8 << 20;
 
 /// The fate of a request.
@@ -23,15 +23,15 @@ pub(super) enum Fate {
     Bad,
 }
 
-/// Traces of one model, opened.
+/// Opened traces of one model.
 #[derive(Debug)]
 pub(super) struct Inputs {
     pub(super) model: ModelInfo,
     pub(super) origin: Origin,
     pub(super) files: Vec<InputFile>,
-    /// Files that hold no trace any more.
+    /// Files that are no longer traces.
     pub(super) unreadable: Vec<BadRecord>,
-    /// Requests that these held, by their size beside that of the others; at least one each.
+    /// Estimated number of requests in them, from their size relative to the others; at least one each.
     pub(super) lost: usize,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Inputs {
 pub(super) struct InputFile {
     pub(super) path: PathBuf,
     pub(super) rows: TraceRows,
-    /// One for each request, once they were checked.
+    /// One per request, once checked.
     pub(super) fates: Vec<Fate>,
 }
 
@@ -54,15 +54,15 @@ pub(super) struct Piece {
 /// The result of the first pass.
 #[derive(Debug)]
 pub(super) struct Checked {
-    /// \[V\]: occurrences that count, with a known route in at least one layer.
+    /// \[V\]: counted occurrences, with a known route in at least one layer.
     pub(super) occurrences: Vec<u64>,
     pub(super) bad: Vec<BadRecord>,
-    /// Requests of each fate but the bad ones.
+    /// Number of requests of each fate except bad ones.
     pub(super) counted: usize,
     pub(super) held_out: usize,
 }
 
-/// The requests that are held out: about this share of them, by this split.
+/// The requests to hold out: about this share, by this split.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LeftOut {
     pub(super) share: f64,
@@ -75,7 +75,7 @@ impl LeftOut {
     }
 }
 
-/// Positions of a request that are of a phase.
+/// Positions of a request that belong to a phase.
 pub(super) fn positions(request: TraceRequest<'_>, phase: Phase) -> Range<usize> {
     let (prompt, all) = (request.prompt_len(), request.token_ids().len());
     match phase {
@@ -86,8 +86,7 @@ pub(super) fn positions(request: TraceRequest<'_>, phase: Phase) -> Range<usize>
 }
 
 impl Inputs {
-    /// The first file says which model it is about. Files that are damaged as a whole are left out, unless none is
-    /// left.
+    /// The first file determines the model. Files that are damaged as a whole are left out, unless none is left.
     pub(super) fn open(paths: &[&Path]) -> Result<Self, ProfilerError> {
         let mut files = Vec::with_capacity(paths.len());
         let (mut model, mut origin): (Option<ModelInfo>, _) = (None, Origin::default());
@@ -121,7 +120,7 @@ impl Inputs {
         self.files.iter().map(|file| file.rows.tokens() as u64).sum()
     }
 
-    /// All requests, in order, in pieces that are small beside memory (a single long request is one all the same).
+    /// All requests, in order, in pieces that are small relative to memory (except for a single long request).
     pub(super) fn pieces(&self) -> Vec<Piece> {
         let row_bytes = self.model.layers() * usize::from(self.model.top_k) * 2;
         let most = (PIECE_BYTES / row_bytes.max(1)).max(1);
@@ -143,7 +142,7 @@ impl Inputs {
         pieces
     }
 
-    /// Checks every request, on so many threads.
+    /// Checks every request on this many threads.
     pub(super) fn check(
         &mut self,
         phase: Phase,
@@ -213,7 +212,7 @@ impl Inputs {
         }
     }
 
-    /// Appends the requests of one fate to a trace, in order.
+    /// Appends the requests with one fate to a trace, in order.
     pub(super) fn write(&self, fate: Fate, out: &mut TraceWriter) -> Result<(), ProfilerError> {
         for file in &self.files {
             for r in (0..file.rows.requests()).filter(|&r| file.fates[r] == fate) {
@@ -227,7 +226,7 @@ impl Inputs {
     }
 }
 
-/// Whether it is the content of a file that is wrong, and not the file: another format is the caller's mistake.
+/// Whether a file's content is damaged, rather than being the wrong file: another format is the caller's mistake.
 fn is_damage(error: &FormatError) -> bool {
     match error {
         FormatError::File { source, .. } => is_damage(source),
@@ -236,7 +235,7 @@ fn is_damage(error: &FormatError) -> bool {
     }
 }
 
-/// About how many requests a file held, if they were as long as those of the others.
+/// Estimated number of requests that a file held, if they were as long as the others'.
 fn requests_in(path: &Path, others: &[InputFile]) -> usize {
     let size = |path: &Path| std::fs::metadata(path).map_or(0, |metadata| metadata.len()) as f64;
     let requests: usize = others.iter().map(|other| other.rows.requests()).sum();

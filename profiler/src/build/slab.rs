@@ -1,10 +1,9 @@
-//! Counting in slabs: as many (layer, token) cells as a limit on memory allows, one pass over the traces for each slab.
+//! Counts in slabs: as many (layer, token) cells as the memory limit allows, with one pass over the traces per slab.
 //!
-//! A cell counts one token in one layer. Of a token that occurred often it is N counters; of one that occurred seldom
-//! it is the list of its experts, as long as it can get. So a slab is never larger than a small multiple of the routes
-//! it counts, nor than N counters for each token that occurred. Slabs follow the order of the file, layer by layer, so
-//! that what is counted is written at once. Threads own ranges of tokens: none waits for another, and the counts do not
-//! depend on how many there are.
+//! A cell counts one token in one layer. For frequent tokens it has N counters; for rare ones it is a list of experts
+//! with the maximum possible length. So a slab is never larger than a small multiple of the routes it counts, nor than
+//! N counters per token that occurred. Slabs follow file order, layer by layer, so results are written immediately.
+//! Threads own ranges of tokens: none waits for another, and the counts do not depend on the number of threads.
 
 use std::ops::Range;
 
@@ -13,7 +12,7 @@ use semmoe_tables::{ExpertRows, LayerIdx, Phase, ProfileRow, ProfileWriter, Toke
 use super::inputs::{Fate, Inputs, Piece, positions};
 use crate::{ProfilerError, Progress};
 
-/// Where cells lie.
+/// The memory layout of cells.
 #[derive(Debug)]
 pub(super) struct Cells {
     /// \[V + 1\]: words of one layer before each token.
@@ -22,7 +21,7 @@ pub(super) struct Cells {
     top_k: usize,
 }
 
-/// The sum before each number, and that of all.
+/// Prefix sums, including the total.
 pub(super) fn sums_before(numbers: impl Iterator<Item = u64>) -> Vec<u64> {
     let mut sums = vec![0];
     let mut sum = 0;
@@ -53,12 +52,12 @@ impl Cells {
         (self.before[token + 1] - self.before[token]) as usize
     }
 
-    /// Words of tokens in one layer.
+    /// Number of words for these tokens in one layer.
     fn words(&self, tokens: &Range<usize>) -> u64 {
         self.before[tokens.end] - self.before[tokens.start]
     }
 
-    /// Slabs of at most so many words (a single cell may be larger), in the order of the file.
+    /// Slabs of at most `most_words` words (except for a single large cell), in file order.
     pub(super) fn slabs(&self, layers: usize, most_words: u64) -> Vec<Slab> {
         let tokens = 0..self.before.len() - 1;
         let all = self.words(&tokens);
@@ -67,7 +66,7 @@ impl Cells {
         }
         let at_once = usize::try_from(most_words / all).unwrap_or(usize::MAX).min(layers);
         if at_once > 0 {
-            // Equal ones: as many passes as it takes, no more memory than that needs.
+            // Of equal size: the same number of passes, with no more memory than they need.
             let step = layers.div_ceil(layers.div_ceil(at_once));
             let slab = |first| Slab { layers: first..(first + step).min(layers), tokens: tokens.clone() };
             return (0..layers).step_by(step).map(slab).collect();
@@ -77,7 +76,7 @@ impl Cells {
         (0..layers).flat_map(of_layer).collect()
     }
 
-    /// Cuts tokens into ranges that `before` says are of at most `most`, but for single tokens that are more.
+    /// Splits tokens into ranges of at most `most` according to `before`, except for single tokens that exceed it.
     fn parts(&self, tokens: &Range<usize>, before: impl Fn(usize) -> u64, most: u64) -> Vec<Range<usize>> {
         let mut parts = Vec::new();
         let mut start = tokens.start;
@@ -92,7 +91,7 @@ impl Cells {
     }
 }
 
-/// Inputs of counting beside the cells.
+/// Inputs of counting besides the cells.
 #[derive(Clone, Copy)]
 pub(super) struct Counting<'a> {
     pub(super) inputs: &'a Inputs,
@@ -105,14 +104,14 @@ pub(super) struct Counting<'a> {
     pub(super) progress: &'a dyn Progress,
 }
 
-/// Counters of a range of tokens, layers inside tokens.
+/// Counters for a range of tokens, token by token, layers inside.
 struct Part {
     tokens: Range<usize>,
     words: Vec<u32>,
 }
 
 impl Counting<'_> {
-    /// Counts a slab and gives its rows to the writer.
+    /// Counts a slab and passes its rows to the writer.
     pub(super) fn count(&self, slab: &Slab, writer: &mut ProfileWriter) -> Result<(), ProfilerError> {
         let all = self.before[slab.tokens.end] - self.before[slab.tokens.start];
         let share = all.div_ceil(self.threads as u64).max(1);
@@ -228,7 +227,7 @@ impl Counting<'_> {
     }
 }
 
-/// A row on its way to the writer.
+/// A row to be passed to the writer.
 #[derive(Default)]
 struct Row {
     experts: Vec<u16>,

@@ -1,25 +1,25 @@
-//! Figures as bars, one below the other.
+//! Figures as a bar chart.
 
 use super::draw::{KINDS, Svg};
 use super::escape;
 
-/// One figure.
+/// One bar.
 #[derive(Debug)]
 pub struct Bar {
-    /// In front of it.
+    /// Text before the bar.
     pub label: String,
-    /// Its length, in units of the chart; not below 0.
+    /// Its length in chart units; not negative.
     pub value: f64,
-    /// Behind it.
+    /// Text after the bar.
     pub shown: String,
-    /// Which of the colours; [`KINDS`] has that many.
+    /// Index of its colour in [`KINDS`].
     pub kind: usize,
 }
 
 /// A line across all bars.
 #[derive(Debug)]
 pub struct Mark<'a> {
-    /// Where.
+    /// Its position.
     pub value: f64,
     /// Its meaning.
     pub label: &'a str,
@@ -30,7 +30,7 @@ const WIDTH: f64 = 420.0;
 const ROW: f64 = 20.0;
 const TOP: f64 = 24.0;
 
-/// Draws them from 0 to `most`; `label` says in words what is drawn.
+/// Draws bars from 0 to `most`; `label` describes the chart in words.
 pub fn bars(label: &str, bars: &[Bar], most: f64, mark: Option<&Mark<'_>>) -> String {
     let most = if most > 0.0 { most } else { 1.0 };
     let bottom = TOP + ROW * bars.len() as f64;

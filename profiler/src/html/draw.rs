@@ -1,39 +1,39 @@
-//! SVG: cells, axes, legends, tooltips, and colours that colour-blind people can distinguish, in light and
-//! dark.
+//! SVG drawing: cells, axes, legends, tooltips, and colours distinguishable for colour-blind people, in light and dark
+//! mode.
 
 use std::fmt::Write;
 
 type Stops = [[f64; 3]; 5];
-/// From the page's background to the strongest colour, in steps of about equal lightness: light pages, dark pages.
+/// From the page's background to the strongest colour, in steps of similar lightness: for light pages, dark pages.
 const SEQUENTIAL: [Stops; 2] = [
     [[255.0, 255.0, 255.0], [190.0, 215.0, 235.0], [90.0, 160.0, 205.0], [25.0, 95.0, 165.0], [8.0, 35.0, 90.0]],
     [[24.0, 26.0, 30.0], [20.0, 58.0, 95.0], [30.0, 105.0, 165.0], [105.0, 175.0, 225.0], [225.0, 242.0, 255.0]],
 ];
-/// Blue below, orange above: the pair that all common kinds of colour blindness distinguish.
+/// Blue below, orange above: distinguishable under all common kinds of colour blindness.
 const DIVERGING: [Stops; 2] = [
     [[5.0, 70.0, 150.0], [120.0, 175.0, 220.0], [250.0, 250.0, 250.0], [245.0, 170.0, 90.0], [170.0, 75.0, 0.0]],
     [[120.0, 190.0, 255.0], [45.0, 95.0, 145.0], [34.0, 36.0, 40.0], [150.0, 90.0, 30.0], [255.0, 175.0, 90.0]],
 ];
-/// Okabe and Ito's, without yellow and black.
+/// The palette of Okabe and Ito, without yellow and black.
 pub const KINDS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"];
-/// Colours that cells are rounded to.
+/// Number of colour steps for cells.
 const STEPS: usize = 24;
-/// More cells than this show the values of a whole row at once.
+/// With more cells than this, a tooltip shows an entire row.
 const MAX_CELL_TIPS: usize = 600;
 
-/// A picture being drawn; everything in pixels.
+/// An image being drawn; all lengths in pixels.
 pub struct Svg {
     width: f64,
     height: f64,
     body: String,
 }
 
-/// How values become colours.
+/// Maps values to colours.
 #[derive(Clone, Copy)]
 pub enum Scale {
     /// From 0 (the background) to this.
     Up(f64),
-    /// From minus this to this, 0 in the middle.
+    /// From minus this to this, centred on 0.
     Around(f64),
 }
 
@@ -47,7 +47,7 @@ impl Scale {
         (share * (STEPS - 1) as f64).round() as usize
     }
 
-    /// The class of its cells is this and the step.
+    /// The class of a cell is this plus the step.
     fn prefix(self) -> char {
         match self {
             Self::Up(_) => 'u',
@@ -56,7 +56,7 @@ impl Scale {
     }
 }
 
-/// The style of all steps of both scales; `dark` or not.
+/// The style for all steps of both scales; `dark` selects the mode.
 pub(super) fn palette(dark: bool) -> String {
     let scales = [('u', SEQUENTIAL), ('d', DIVERGING)];
     let rule = |(prefix, stops): (char, [Stops; 2]), step| {
@@ -73,7 +73,7 @@ fn mixed(stops: &Stops, step: usize) -> String {
     format!("#{:02x}{:02x}{:02x}", of(0), of(1), of(2))
 }
 
-/// Values in rows, where they are drawn, and in which colours.
+/// Values in rows, with their position and colours.
 pub struct Cells<'a> {
     /// Their left edge.
     pub x: f64,
@@ -83,7 +83,7 @@ pub struct Cells<'a> {
     pub wide: f64,
     /// Height of one.
     pub high: f64,
-    /// Row by row, all of one length.
+    /// Rows of equal length.
     pub rows: &'a [Vec<f64>],
     /// Their colours.
     pub scale: Scale,
@@ -95,15 +95,15 @@ impl Cells<'_> {
     }
 }
 
-/// The axes of a diagram that begin at 0 in its lower left corner.
+/// The axes of a diagram with its origin in the lower left corner.
 pub struct Axes {
-    /// Pixels of the left edge.
+    /// Pixel position of the left edge.
     pub left: f64,
-    /// Of the right edge.
+    /// Pixel position of the right edge.
     pub right: f64,
-    /// Of the upper edge.
+    /// Pixel position of the upper edge.
     pub top: f64,
-    /// Of the lower edge.
+    /// Pixel position of the lower edge.
     pub bottom: f64,
     /// The value at the end of the horizontal axis.
     pub across: f64,
@@ -112,7 +112,7 @@ pub struct Axes {
 }
 
 impl Axes {
-    /// The pixels of a point.
+    /// The pixel position of a point.
     pub fn at(&self, x: f64, y: f64) -> (f64, f64) {
         let Self { left, right, top, bottom, across, up } = self;
         (left + x / across * (right - left), bottom - y / up * (bottom - top))
@@ -120,12 +120,12 @@ impl Axes {
 }
 
 impl Svg {
-    /// An empty picture of this size.
+    /// An empty image of this size.
     pub fn new(width: f64, height: f64) -> Self {
         Self { width, height, body: String::new() }
     }
 
-    /// Ready for the page; `label` says in words what is drawn.
+    /// The image for the page; `label` describes it in words.
     pub fn finish(self, label: &str) -> String {
         let Self { width, height, body } = self;
         let label = super::escape(label);
@@ -135,7 +135,7 @@ impl Svg {
         )
     }
 
-    /// A file of its own, on white.
+    /// The image as a separate file, on white.
     pub fn file(self) -> String {
         let Self { width, height, body } = self;
         format!(
@@ -144,7 +144,7 @@ impl Svg {
         )
     }
 
-    /// Text that is safe already.
+    /// Adds text that is already escaped.
     pub fn text(&mut self, x: f64, y: f64, anchor: &str, class: &str, text: &str) {
         let _ = write!(
             self.body,
@@ -152,7 +152,7 @@ impl Svg {
         );
     }
 
-    /// The same turned by a quarter, for vertical axes.
+    /// Adds text rotated by 90 degrees, for vertical axes.
     pub fn upright(&mut self, x: f64, y: f64, text: &str) {
         let _ = write!(
             self.body,
@@ -160,7 +160,7 @@ impl Svg {
         );
     }
 
-    /// A straight line; `style` is markup.
+    /// Adds a straight line; `style` is markup.
     pub fn line(&mut self, x1: f64, y1: f64, x2: f64, y2: f64, style: &str) {
         let _ = write!(self.body, "<path d=\"M{x1:.1} {y1:.1}L{x2:.1} {y2:.1}\" fill=\"none\" {style}/>");
     }
@@ -176,12 +176,12 @@ impl Svg {
         }
     }
 
-    /// Markup that is safe already.
+    /// Adds markup that is already safe.
     pub fn raw(&mut self, markup: &str) {
         self.body.push_str(markup);
     }
 
-    /// A point whose value is shown under the pointer.
+    /// Adds a point with a tooltip.
     pub fn dot(&mut self, x: f64, y: f64, colour: &str, tip: &str) {
         let tip = super::escape(tip);
         let _ = write!(
@@ -190,7 +190,7 @@ impl Svg {
         );
     }
 
-    /// An area whose value is shown under the pointer.
+    /// Adds a tooltip to an area.
     pub fn tip(&mut self, x: f64, y: f64, wide: f64, high: f64, tip: &str) {
         let tip = super::escape(tip);
         let _ = write!(
@@ -199,7 +199,7 @@ impl Svg {
         );
     }
 
-    /// Cells of equal size, row by row, neighbours of one colour drawn at once.
+    /// Adds cells of equal size row by row, merging neighbours of one colour.
     pub fn cells(&mut self, cells: &Cells<'_>) {
         let Cells { x, y, wide, high, rows, scale } = *cells;
         let mut paths = vec![String::new(); STEPS];
@@ -226,7 +226,7 @@ impl Svg {
         );
     }
 
-    /// The values of cells under the pointer: `text` of a row and column, or of a whole row where the cells are many.
+    /// Adds tooltips to cells: `text` of a row and column, or of an entire row if there are many cells.
     pub fn tips(&mut self, cells: &Cells<'_>, text: impl Fn(usize, Option<usize>) -> String) {
         let Cells { x, y, wide, high, rows, .. } = *cells;
         let columns = cells.columns();
@@ -242,13 +242,13 @@ impl Svg {
         }
     }
 
-    /// Says that rows from top to bottom are layers, and explains their colours below.
+    /// Labels the rows as layers, from top to bottom, with a colour legend below.
     pub fn layers(&mut self, x: f64, top: f64, bottom: f64, scale: Scale, title: &str, marks: [&str; 3]) {
         self.upright(14.0, (top + bottom) / 2.0, "layer");
         self.legend(x, bottom + 26.0, scale, title, marks);
     }
 
-    /// Explains the colours, with values at the ends and in the middle.
+    /// Adds a colour legend with values at the ends and in the middle.
     pub fn legend(&mut self, x: f64, y: f64, scale: Scale, title: &str, marks: [&str; 3]) {
         const WIDTH: f64 = 240.0;
         let values = (0..STEPS).map(|step| {
@@ -265,13 +265,13 @@ impl Svg {
         }
     }
 
-    /// Columns numbered from 0 above the cells at `x` and `y`, and above the numbers what they are of.
+    /// Numbers columns from 0 above the cells at `x` and `y`, with a title above the numbers.
     pub fn numbers(&mut self, x: f64, y: f64, wide: f64, count: usize, title: &str) {
         self.text(x, 12.0, "start", "", title);
         self.columns(x, y - 6.0, wide, &(0..count).map(|at| at.to_string()).collect::<Vec<_>>());
     }
 
-    /// Numbers along the top of columns, no closer than they can be read.
+    /// Labels the tops of columns, no denser than is readable.
     pub fn columns(&mut self, x: f64, y: f64, wide: f64, labels: &[String]) {
         let longest = labels.iter().map(String::len).max().unwrap_or(1) as f64 * 6.5 + 6.0;
         let every = (longest / wide).ceil().max(1.0) as usize;

@@ -4,17 +4,17 @@ use semmoe_tables::{ExpertId, LayerIdx, ModelInfo, Placement, Profile, Tables};
 
 use super::draw::{Cells, Scale, Svg};
 
-/// Activations that each group serves, over the layer's mean: in blocks of N/G experts, and with the tables.
+/// Load of each group over the layer's mean: with blocks of N/G experts, and with the tables.
 #[derive(Debug)]
 pub struct GroupLoads {
     layer_ids: Vec<u16>,
-    /// [L][G]; none where the groups do not divide the experts.
+    /// [L][G]; `None` if the groups do not divide the experts.
     before: Option<Vec<Vec<f64>>>,
     after: Vec<Vec<f64>>,
 }
 
 impl GroupLoads {
-    /// Of the traffic that a profile counts. The activations of an expert with replicas are split evenly among them.
+    /// For the traffic counted by a profile. The activations of an expert with replicas are split evenly among them.
     pub fn of_profile(profile: &Profile, tables: &Tables) -> Self {
         let model = profile.model();
         let loads = |layer: usize| profile.expert_loads(LayerIdx::new(layer as u16));
@@ -39,7 +39,7 @@ impl GroupLoads {
         self.after.first().map_or(1, Vec::len)
     }
 
-    /// Greatest over mean, mean over layers: before, where it is known, and after.
+    /// Maximum over mean, mean over layers: before, if known, and after.
     pub fn greatest(&self) -> (Option<f64>, f64) {
         let mean = |layers: &Vec<Vec<f64>>| {
             layers.iter().map(|layer| greatest(layer)).sum::<f64>() / layers.len().max(1) as f64
@@ -52,7 +52,7 @@ fn greatest(layer: &[f64]) -> f64 {
     layer.iter().copied().fold(0.0, f64::max)
 }
 
-/// [L][G] over the mean; `hosts` has the groups that serve an expert.
+/// [L][G] over the mean; `hosts` returns the groups that serve an expert.
 fn spread(loads: &[Vec<u64>], groups: u16, hosts: impl Fn(LayerIdx, ExpertId) -> Vec<usize>) -> Vec<Vec<f64>> {
     let of_layer = |(layer, loads): (usize, &Vec<u64>)| {
         let mut sums = vec![0.0; usize::from(groups)];
@@ -61,7 +61,7 @@ fn spread(loads: &[Vec<u64>], groups: u16, hosts: impl Fn(LayerIdx, ExpertId) ->
             hosts.iter().for_each(|group| sums[*group] += *load as f64 / hosts.len() as f64);
         }
         let mean = sums.iter().sum::<f64>() / sums.len() as f64;
-        // A layer without activations is even.
+        // A layer without activations counts as even.
         sums.into_iter().map(|sum| if mean > 0.0 { sum / mean } else { 1.0 }).collect()
     };
     loads.iter().enumerate().map(of_layer).collect()
@@ -72,7 +72,7 @@ const TOP: f64 = 44.0;
 const HALF: f64 = 300.0;
 const GAP: f64 = 70.0;
 
-/// Two maps side by side, with the greatest load of each layer behind.
+/// Two maps side by side, followed by the maximum load of each layer.
 pub fn group_loads(loads: &GroupLoads) -> String {
     let groups = loads.groups();
     let wide = (HALF / groups as f64).clamp(3.0, 60.0);

@@ -1,4 +1,4 @@
-//! Tokens and experts: the paper's figure 6 (b). Bands are tokens that share experts.
+//! Heat map of tokens and experts: the paper's figure 6 (b). Bands are tokens that share experts.
 
 use std::fmt::Write;
 
@@ -11,20 +11,20 @@ use crate::show::Study;
 use crate::show::rows::activations;
 use crate::show::table1::hottest;
 
-/// Tokens that are drawn: the most frequent ones.
+/// Number of tokens drawn: the most frequent ones.
 pub(super) const TOKENS: usize = 120;
 const ROW: f64 = 9.0;
 const LEFT: f64 = 150.0;
 const TOP: f64 = 62.0;
 
-/// The map of a layer.
+/// The map of one layer.
 struct Map<'a> {
     study: &'a Study,
     page: &'a Page<'a>,
     layer: usize,
-    /// Where the layer's experts lie, if that is known.
+    /// The layer's placement, if known.
     placement: Option<&'a Placement>,
-    /// In the order in which they are drawn.
+    /// In drawing order.
     experts: Vec<usize>,
     tokens: Vec<usize>,
 }
@@ -53,18 +53,18 @@ impl Map<'_> {
         self.study.rows.row(self.layer, token)
     }
 
-    /// The key by which tokens are sorted: the group of most of their experts, then their hottest experts.
+    /// The sort key of a token: the group with most of its experts, then its hottest experts.
     fn place(&self, token: usize) -> (usize, Vec<usize>, usize) {
         let row = self.row(token);
         let place_of = |expert: u16| self.experts.iter().position(|other| *other == usize::from(expert)).unwrap_or(0);
         let mut shares = vec![0u64; usize::from(self.placement.map_or(1, Placement::groups))];
         row.iter().for_each(|(expert, count)| shares[usize::from(self.group((*expert).into()))] += u64::from(*count));
-        // The first of equals.
+        // Ties go to the first.
         let best = (0..shares.len()).rev().max_by_key(|at| shares[*at]).unwrap_or(0);
         (best, hottest(row).iter().map(|(expert, _)| place_of(*expert)).take(2).collect(), token)
     }
 
-    /// Of one expert, or of the token's hottest ones.
+    /// Tooltip for one expert, or for the token's hottest ones.
     fn tip(&self, token: usize, expert: Option<usize>) -> String {
         let row = self.row(token);
         let total = activations(row);
@@ -78,7 +78,7 @@ impl Map<'_> {
         tip
     }
 
-    /// Of a token's activations, by expert as drawn.
+    /// Shares of a token's activations, by expert in drawing order.
     fn shares(&self, token: usize) -> Vec<f64> {
         let row = self.row(token);
         let total = activations(row);

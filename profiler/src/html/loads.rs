@@ -13,7 +13,7 @@ pub(super) fn picture(study: &Study) -> String {
     let over_mean = |layer: usize| {
         let loads = rows.loads(layer);
         let mean = mean(&loads);
-        // A layer without any is even; an expert without any is at the end of the scale.
+        // A layer without activations counts as even; an expert without activations is at the end of the scale.
         let colour = |load: &u64| if mean > 0.0 { (*load as f64 / mean).max(0.125).log2() } else { 0.0 };
         loads.iter().map(colour).collect()
     };

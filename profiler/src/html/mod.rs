@@ -1,21 +1,21 @@
-//! One self-contained page with pictures: no scripts, nothing loaded from elsewhere, readable in any browser, light and
-//! dark.
+//! One self-contained page with images: no scripts, no external resources, readable in any browser, in light and dark
+//! mode.
 //!
-//! The page of a study is made here ([`render`]); pages about anything else are [`Sheet`]s of the same form, with the
-//! same pictures. Texts of files (names of models, tokens, topics) are untrusted: every one goes through [`escape`].
+//! This module renders the page of a study ([`render`]); other pages are [`Sheet`]s with the same layout and images.
+//! Texts from files (names of models, tokens, topics) are untrusted: all of them go through [`escape`].
 //!
 //! | module | what |
 //! |---|---|
 //! | `text` | escaping |
-//! | `draw` | SVG: cells, axes, legends, tooltips, colours that colour-blind people can distinguish |
-//! | `sheet` | the page around the pictures: style, facts, verdict, the chooser of layers |
-//! | `bars` | figures as bars |
+//! | `draw` | SVG: cells, axes, legends, tooltips, colours distinguishable for colour-blind people |
+//! | `sheet` | the page around the images: style, facts, verdict, the layer selector |
+//! | `bars` | bar charts |
 //! | `groups` | loads of groups, before and after |
 //! | `heat` | tokens and experts |
-//! | `loads` | loads of experts, layer by layer |
-//! | `next` | experts of a layer given those of the one before |
+//! | `loads` | loads of experts, by layer |
+//! | `next` | experts of a layer given those of the previous one |
 //! | `topics` | requests in two dimensions |
-//! | `rate` | local activation rate against groups |
+//! | `rate` | local activation rate against the number of groups |
 
 mod bars;
 mod draw;
@@ -42,21 +42,21 @@ pub use rate::{RateKind, RatePoint};
 pub use sheet::{Sheet, write_sections};
 pub use text::escape;
 
-/// Cells that the pictures of all layers together may have; of more layers than fit, evenly chosen ones are drawn.
+/// Maximum cells in the images of all layers; with more layers than fit, evenly spaced ones are drawn.
 const MAX_CELLS: usize = 1 << 20;
 
-/// The contents of the page in addition to the study.
+/// The contents of the page besides the study.
 #[derive(Debug, Default)]
 pub struct Page<'a> {
-    /// Where experts lie: the heat maps are then in the order of its groups, and the groups' loads are drawn.
+    /// A placement: if given, heat maps are sorted by its groups, and the groups' loads are drawn.
     pub tables: Option<&'a Tables>,
-    /// The text of every token, by id; ids where there are none.
+    /// The text of every token, by id; empty to show ids.
     pub token_texts: Vec<String>,
     /// The trace and the topic of each of its requests.
     pub topics: Option<(&'a Trace, &'a [String])>,
     /// Local activation rates by groups.
     pub rates: Vec<RatePoint>,
-    /// Which MoE layer the maps show first, among those of the file; the middle one by default.
+    /// Index of the MoE layer that maps show first; the middle one by default.
     pub layer: Option<usize>,
     /// The verdict on the figures.
     pub verdict: Option<Verdict>,
@@ -65,16 +65,16 @@ pub struct Page<'a> {
 /// Writes the page.
 ///
 /// # Errors
-/// When the topics do not fit the trace, the layer is not there, or the file cannot be written.
+/// If the topics do not match the trace, there is no such layer, or the file cannot be written.
 pub fn write_page(path: &Path, study: &Study, page: &Page<'_>) -> Result<(), ProfilerError> {
     let text = render(study, page)?;
     Ok(semmoe_tables::write_atomically(path, |out| out.write_all(text.as_bytes()))?)
 }
 
-/// The page itself.
+/// Renders the page.
 ///
 /// # Errors
-/// When the topics do not fit the trace, or the layer is not there.
+/// If the topics do not match the trace, or there is no such layer.
 pub fn render(study: &Study, page: &Page<'_>) -> Result<String, ProfilerError> {
     let layers = study.rows.layers();
     let layer = page.layer.unwrap_or(layers / 2);
@@ -124,7 +124,7 @@ pub fn render(study: &Study, page: &Page<'_>) -> Result<String, ProfilerError> {
     Ok(sheet.render())
 }
 
-/// The layers whose maps are drawn, in order; `wanted` is one of them.
+/// The layers whose maps are drawn, in order, including `wanted`.
 fn drawn_layers(study: &Study, wanted: usize) -> Vec<usize> {
     let (layers, experts) = (study.rows.layers(), study.rows.experts);
     let fit = (MAX_CELLS / (experts * (experts + heat::TOKENS))).clamp(1, layers);
@@ -153,7 +153,7 @@ fn facts(study: &Study, model: &ModelInfo) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// The paper's Table 1, and what goes with it.
+/// The paper's Table 1, and related figures.
 fn table(study: &Study) -> String {
     let row = |layer: &crate::show::LayerTable| {
         let quartiles = [&layer.f1, &layer.cumulative_hotness, &layer.hottest_other];

@@ -1,4 +1,4 @@
-//! Experts of a layer given those of the one before: the paper's figure 6 (c).
+//! Experts of a layer given those of the previous one: the paper's figure 6 (c).
 
 use super::draw::{Cells, Scale, Svg};
 use crate::show::Study;
@@ -61,7 +61,7 @@ pub(super) fn picture(study: &Study, layer: usize) -> String {
     )
 }
 
-/// All pairs of layers in figures.
+/// Figures for all pairs of layers.
 pub(super) fn table(study: &Study) -> String {
     if study.next.is_empty() {
         return String::new();

@@ -1,13 +1,13 @@
-//! Local activation rate against groups.
+//! Local activation rate against the number of groups.
 
 use super::draw::{KINDS, Svg};
 
-/// Where the tables of a point come from. Only points of one kind are joined.
+/// Origin of a point's tables. Only points of one kind are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RateKind {
     /// Solved for the page, all from the same counts.
     Solved,
-    /// A file of tables, solved from data that it does not say.
+    /// A given tables file, solved from unknown data.
     Given,
 }
 
@@ -18,14 +18,14 @@ pub struct RatePoint {
     pub groups: u16,
     /// Local activation rate with the tables.
     pub rate: f64,
-    /// The same on random ranks.
+    /// Local activation rate on random ranks.
     pub random: f64,
-    /// Whether whole requests were placed, each on the rank that the affinity policy chose; otherwise tokens, each on
+    /// Whether entire requests were placed, each on the rank chosen by the affinity policy; otherwise tokens, each on
     /// its best rank.
     pub by_requests: bool,
-    /// Whether it was judged on data that were not solved on; of given tables the caller's word.
+    /// Whether it was evaluated on held-out data; for given tables, as stated by the caller.
     pub held_out: bool,
-    /// Where its tables come from.
+    /// Origin of its tables.
     pub kind: RateKind,
 }
 
@@ -34,16 +34,16 @@ const RIGHT: f64 = 560.0;
 const TOP: f64 = 20.0;
 const BOTTOM: f64 = 320.0;
 
-/// Points that belong together: how they are called and drawn, and the figure that is shown of each.
+/// Points that belong together: their name, style, and the figure drawn for each.
 struct Series<'a> {
     name: String,
     colour: &'a str,
-    /// The strokes and gaps of the line that joins them; none: they are not joined.
+    /// The dash pattern of the line that connects them; `None` = not connected.
     dashes: Option<&'a str>,
     points: Vec<(u16, f64)>,
 }
 
-/// Solved and given tables, by requests and by tokens, are series of their own: no line joins unlike figures.
+/// Solved and given tables, by requests and by tokens, are separate series: no line connects unlike figures.
 fn series(points: &[RatePoint]) -> Vec<Series<'static>> {
     let mut all = Vec::new();
     let kinds =

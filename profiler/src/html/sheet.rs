@@ -1,4 +1,4 @@
-//! The page around the pictures.
+//! The page around the images.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -7,23 +7,23 @@ use super::draw::palette;
 use super::escape;
 use crate::{ProfilerError, Verdict};
 
-/// A page: everything but titles, bodies and names of facts is escaped here.
+/// A page. Everything is escaped here except titles, bodies and names of facts.
 #[derive(Debug, Default)]
 pub struct Sheet {
     /// The page's title.
     pub title: String,
-    /// Names and values on top.
+    /// Names and values at the top.
     pub facts: Vec<(&'static str, String)>,
     /// The verdict on the figures.
     pub verdict: Option<Verdict>,
-    /// Ids of the layers that pictures are chosen from, and the index of the one shown first.
+    /// Ids of the selectable layers, and the index of the one shown first.
     pub layers: Option<(Vec<u16>, usize)>,
     /// Title and markup of each section.
     pub sections: Vec<(&'static str, String)>,
 }
 
 impl Sheet {
-    /// The whole file.
+    /// Renders the complete file.
     pub fn render(&self) -> String {
         let title = escape(&self.title);
         let facts: String =
@@ -45,16 +45,16 @@ impl Sheet {
     /// Writes the page.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), ProfilerError> {
         Ok(semmoe_tables::write_atomically(path, |out| out.write_all(self.render().as_bytes()))?)
     }
 }
 
-/// Writes a page of sections alone.
+/// Writes a page that has only sections.
 ///
 /// # Errors
-/// When the file cannot be written.
+/// If the file cannot be written.
 pub fn write_sections(path: &Path, title: &str, sections: &[(&'static str, String)]) -> Result<(), ProfilerError> {
     Sheet { title: title.to_owned(), sections: sections.to_vec(), ..Sheet::default() }.write(path)
 }
@@ -68,12 +68,12 @@ fn verdict(Verdict { grade, text, next }: &Verdict) -> String {
     )
 }
 
-/// The picture of each layer, one of which is shown.
+/// The image of each layer, one of which is shown.
 pub(super) fn of_layers(ids: &[u16], picture: impl Fn(usize) -> String) -> String {
     ids.iter().enumerate().map(|(at, id)| format!("<div class=\"of l{id}\">{}</div>\n", picture(at))).collect()
 }
 
-/// Style and markup of the choice among layers: buttons of a radio group, which work without a script and by keyboard.
+/// Style and markup of the layer selector: a radio group, which works without scripts and by keyboard.
 fn chooser(ids: &[u16], shown: usize) -> (String, String) {
     let (mut rules, mut buttons) = (String::new(), String::new());
     for (at, id) in ids.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Escaping of untrusted texts.
 
-/// A text for the page: markup as entities; characters that cannot be seen, or that turn the direction of what follows,
-/// by their number.
+/// Escapes a text for the page: markup as entities; invisible characters, and those that change the text direction, as
+/// numbers.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -20,13 +20,13 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
-/// Control characters, marks of direction, and what no browser shows.
+/// Control characters, direction marks, and characters that no browser shows.
 fn hidden(character: char) -> bool {
     character.is_control()
         || matches!(u32::from(character), 0xad | 0x61c | 0x200b..=0x200f | 0x2028..=0x202e | 0x2060..=0x206f | 0xfeff | 0xfff0..=0xffff | 0xe0000..=0xe0fff)
 }
 
-/// The same of a token, short, with its spaces visible.
+/// Escapes and shortens a token, with its spaces made visible.
 pub(super) fn token(text: &str) -> String {
     const SHOWN: usize = 18;
     let mut shown: String = text.chars().take(SHOWN).map(|c| if c == ' ' { '\u{2423}' } else { c }).collect();

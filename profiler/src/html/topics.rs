@@ -7,7 +7,7 @@ use super::text::escape;
 use crate::show::RequestMap;
 
 const SIDE: f64 = 520.0;
-/// More than this are drawn as one.
+/// Further topics are drawn as one.
 const NAMED: usize = 18;
 
 pub(super) fn picture(map: &RequestMap) -> String {
@@ -38,7 +38,7 @@ pub(super) fn picture(map: &RequestMap) -> String {
     )
 }
 
-/// Colour and shape together distinguish topics.
+/// Topics are distinguished by colour and shape together.
 fn mark(x: f64, y: f64, topic: usize) -> String {
     if topic >= NAMED {
         return format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2\" fill=\"#999\"/>");

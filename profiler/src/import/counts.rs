@@ -11,7 +11,7 @@ use crate::ProfilerError;
 
 use super::{ImportError, integers, layer_rows, open};
 
-/// JSON of counts is small: a few numbers for each layer and expert.
+/// JSON counts are small: a few numbers per layer and expert.
 const MAX_JSON_BYTES: u64 = 64 << 20;
 
 /// Counts so far.
@@ -22,7 +22,7 @@ pub(super) struct Counts<'a> {
     pub(super) files: usize,
 }
 
-/// The form that SGLang reads too.
+/// The format that SGLang reads as well.
 #[derive(Deserialize)]
 struct Json {
     logical_count: Vec<Vec<u64>>,
@@ -41,7 +41,7 @@ impl<'a> Counts<'a> {
         self.add_arrays(path, &open(path)?)
     }
 
-    /// Adds the array `logical_count`, or the only one of a file.
+    /// Adds the array `logical_count`, or the only array of a file.
     pub(super) fn add_arrays(&mut self, path: &Path, arrays: &Arrays) -> Result<(), ProfilerError> {
         let counts = match integers(arrays, "logical_count") {
             Ok(None) => integers(arrays, "array"),
@@ -89,7 +89,7 @@ impl<'a> Counts<'a> {
         if length > MAX_JSON_BYTES {
             return Err(format!("{length} bytes, expected at most {MAX_JSON_BYTES}"));
         }
-        // A device has no length, and a file may grow.
+        // Reads through `take`: a device has no length, and a file may grow.
         let text = std::io::read_to_string(file.take(MAX_JSON_BYTES)).map_err(io)?;
         let json: Json = serde_json::from_str(&text)
             .map_err(|error| format!("{error}, expected {{\"logical_count\": [layers][experts]}}"))?;

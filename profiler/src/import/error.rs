@@ -8,21 +8,21 @@ use crate::BadRecord;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
-    /// The file holds something else.
+    /// The file has other content.
     #[error("{}: {cause}", path.display())]
     Content {
         /// The file.
         path: PathBuf,
-        /// What.
+        /// The description of that content.
         cause: String,
     },
     /// The files are of several kinds.
     #[error("some files have counts and some have tokens, expected files of one kind")]
     Mixed,
-    /// Nothing is in the files.
+    /// The files contain nothing to import.
     #[error("{files} files hold no token with a route")]
     Nothing {
-        /// Files read.
+        /// Number of files read.
         files: usize,
     },
     /// Too many records were left out.
@@ -30,13 +30,13 @@ pub enum ImportError {
         "{bad} of {records} records were bad, more than {allowed} allowed, and nothing was written; first, {first}"
     )]
     TooManyBad {
-        /// Bad ones.
+        /// Number of bad records.
         bad: u64,
-        /// All.
+        /// Number of all records.
         records: u64,
-        /// Bad ones that would have been allowed.
+        /// Number of bad records allowed.
         allowed: u64,
-        /// The first one.
+        /// The first bad record.
         first: Box<BadRecord>,
     },
 }
@@ -46,7 +46,7 @@ impl ImportError {
         Self::Content { path: path.to_owned(), cause }
     }
 
-    /// Whether the files are at fault as a whole.
+    /// Whether the files as a whole are at fault.
     pub(crate) fn is_input(&self) -> bool {
         !matches!(self, Self::TooManyBad { .. })
     }

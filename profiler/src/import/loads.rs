@@ -1,4 +1,4 @@
-//! The load of every expert, without tokens: what counts alone can say.
+//! The load of every expert, without tokens: all that counts alone can show.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::summary::LayerSummary;
 /// Loads of all experts.
 #[derive(Clone, Debug, Serialize)]
 pub struct Loads {
-    /// `semmoe.loads`.
+    /// Always `semmoe.loads`.
     pub format: &'static str,
     /// The model.
     pub model: ModelInfo,
@@ -28,16 +28,16 @@ pub struct LayerLoads {
     pub layer_id: u16,
     /// Activations of each expert.
     pub counts: Vec<u64>,
-    /// All activations.
+    /// Total activations.
     pub activations: u64,
     /// The busiest expert.
     pub busiest: ExpertId,
     /// Load of the busiest expert over the mean; 1 = even.
     pub max_over_mean: f64,
-    /// Entropy of the loads over that of even loads, 0..1.
+    /// Entropy of the loads relative to even loads, 0..1.
     pub entropy: f64,
-    /// Beside a profile: the share of the activations that would have to move to other experts for the loads to be the
-    /// profile's, 0 (the same) to 1.
+    /// If compared with a profile: the share of activations that would have to move to other experts to match it, 0
+    /// (equal) to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub distance: Option<f64>,
 }
@@ -53,7 +53,7 @@ impl Loads {
         Self { format: "semmoe.loads", model: model.clone(), provenance: provenance.clone(), layers }
     }
 
-    /// Fills in `distance` for every layer: total variation between the shares of the experts here and in the profile.
+    /// Fills in `distance` for every layer: total variation between the experts' shares here and in the profile.
     pub(super) fn compare(&mut self, profile: &Profile) -> Result<(), FormatError> {
         self.model.check_compatible(profile.model())?;
         for (index, layer) in self.layers.iter_mut().enumerate() {

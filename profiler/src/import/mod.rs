@@ -1,19 +1,18 @@
-//! Routing that others recorded: into a trace where it says which tokens, into expert loads where it has only counts.
+//! Imports routing recorded by others: as a trace if it includes tokens, as expert loads if it has only counts.
 //!
 //! | module | what |
 //! |---|---|
-//! | `options` | what to import, and what came of it |
-//! | `error`, `tally` | refused files; records left out, and how many may be |
-//! | `passes`, `physical` | SGLang's `per_token` records to requests; physical experts back to logical ones |
+//! | `options` | what to import, and the outcome |
+//! | `error`, `tally` | rejected files; records left out, and how many are tolerated |
+//! | `passes`, `physical` | converts SGLang's `per_token` records to requests; maps physical experts to logical ones |
 //! | `routes` | arrays of routes to requests |
-//! | `counts`, `loads` | counts without tokens: the load of every expert, and beside that of a profile |
+//! | `counts`, `loads` | counts without tokens: the load of every expert, compared with a profile |
 //!
-//! A profile says which experts a *token* activates. Counts of experts without tokens cannot become one, and nothing
-//! here pretends so: they become a file of expert loads, which shows how even an engine's traffic is and how well a
-//! profile stands for it.
+//! A profile states which experts a *token* activates. Counts of experts without tokens cannot become one: they become
+//! a file of expert loads, which shows how even an engine's traffic is and how well a profile represents it.
 //!
-//! Files are safetensors. `python/semmoe_convert.py` writes them from `.pt`, `.npy` and `.npz`, with a path for the
-//! name of each array: a dump has `records.N.FIELD` and `last_physical_to_logical_map`, or `logical_count`.
+//! Files are safetensors. `python/semmoe_convert.py` creates them from `.pt`, `.npy` and `.npz`, naming each array by
+//! its path: a dump has `records.N.FIELD` and `last_physical_to_logical_map`, or `logical_count`.
 
 mod counts;
 mod error;
@@ -39,8 +38,8 @@ use tally::Tally;
 /// Imports files into one trace, or into one file of expert loads.
 ///
 /// # Errors
-/// Names the first file that cannot be used at all; too many bad records; a file that cannot be written. Nothing is
-/// written then.
+/// The first file that cannot be used at all; too many bad records; a file that cannot be written. Nothing is written
+/// then.
 pub fn import(options: &ImportOptions) -> Result<ImportReport, ProfilerError> {
     if options.files.is_empty() {
         return Err(ProfilerError::NoInput { what: "file" });
@@ -88,7 +87,7 @@ fn open(path: &Path) -> Result<Arrays, ProfilerError> {
     Ok(Arrays::open(path)?)
 }
 
-/// An array, if it is there, which must hold integers.
+/// An array, if present, which must hold integers.
 fn integers<'a>(arrays: &'a Arrays, name: &str) -> Result<Option<Array<'a>>, String> {
     match arrays.get(name) {
         Some(array) if !array.is_integer() => Err(format!("`{name}` holds {:?}, expected integers", array.dtype())),
@@ -124,7 +123,7 @@ fn report(options: &ImportOptions, imported: Imported, tally: Tally) -> ImportRe
     ImportReport { out: options.out.clone(), files: options.files.len(), imported, records, repeated, bad_records, bad }
 }
 
-/// The names of the first few files, for people.
+/// Names the first few files.
 fn provenance(options: &ImportOptions) -> Provenance {
     const NAMED: usize = 8;
     let names: Vec<_> = options
@@ -139,7 +138,7 @@ fn provenance(options: &ImportOptions) -> Provenance {
     Provenance { source: source.chars().take(1000).collect(), created: options.created.clone() }
 }
 
-/// How many rows a dump has for the model's MoE layers, and which: all layers of the model, or the MoE layers alone.
+/// A dump's rows for the MoE layers, given its number of rows: all layers of the model, or only the MoE layers.
 fn layer_rows(model: &ModelInfo, found: u64) -> Result<Vec<usize>, String> {
     let layers = model.layers();
     if found == u64::from(model.num_hidden_layers) {

@@ -8,19 +8,19 @@ use serde::Serialize;
 use super::Loads;
 use crate::BadRecord;
 
-/// Who wrote the files.
+/// The program that wrote the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// SGLang's expert distribution recorder: `per_token` (a trace), `stat` and `stat_approx` (expert loads).
     Sglang,
-    /// Counts per layer and expert, as EPLB takes them: arrays or JSON (expert loads).
+    /// Counts per layer and expert, as used by EPLB: arrays or JSON (expert loads).
     Eplb,
     /// Arrays of tokens and routes (a trace).
     Routes,
 }
 
 impl Format {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sglang => "sglang",
@@ -33,23 +33,23 @@ impl Format {
 /// Options of an import.
 #[derive(Clone, Debug)]
 pub struct ImportOptions {
-    /// Who wrote the files.
+    /// The program that wrote the files.
     pub format: Format,
-    /// The files.
+    /// The input files.
     pub files: Vec<PathBuf>,
-    /// Where the trace or the loads go.
+    /// The file for the trace or the loads.
     pub out: PathBuf,
-    /// The model: dumps do not contain it.
+    /// The model, which dumps do not describe.
     pub model: ModelInfo,
     /// RFC 3339.
     pub created: String,
-    /// Share of the records that may be left out, 0 to 1.
+    /// Tolerated share of bad records, 0 to 1.
     pub max_bad: f64,
     /// A profile to compare loads with.
     pub against: Option<PathBuf>,
 }
 
-/// The output.
+/// The kind of output.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Imported {
@@ -57,9 +57,9 @@ pub enum Imported {
     Trace {
         /// Its digest.
         digest: String,
-        /// Its requests.
+        /// Number of requests.
         requests: usize,
-        /// Its tokens.
+        /// Number of tokens.
         tokens: usize,
     },
     /// Expert loads.
@@ -71,17 +71,17 @@ pub enum Imported {
 pub struct ImportReport {
     /// The file written.
     pub out: PathBuf,
-    /// Files read.
+    /// Number of files read.
     pub files: usize,
     /// The output.
     #[serde(flatten)]
     pub imported: Imported,
-    /// Records found, bad ones included.
+    /// Number of records found, including bad ones.
     pub records: u64,
-    /// Of these, the same forward pass again in another rank's file: not counted twice.
+    /// Forward passes repeated in another rank's file, which are counted once.
     pub repeated: u64,
-    /// Records left out.
+    /// Number of records left out.
     pub bad_records: u64,
-    /// The first hundred of them.
+    /// The first hundred bad records.
     pub bad: Vec<BadRecord>,
 }

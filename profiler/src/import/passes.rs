@@ -1,8 +1,8 @@
-//! `per_token` records to requests.
+//! Converts `per_token` records to requests.
 //!
-//! A record is a forward pass: the tokens of several requests after each other. The dump does not say which request a
-//! token belongs to beyond `extend_seq_lens`. So each piece of a prompt becomes a request of its own, and each decoded
-//! token too: nothing is put together that may not belong together.
+//! A record is a forward pass: the concatenated tokens of several requests. Apart from `extend_seq_lens`, the dump does
+//! not say which request a token belongs to. So each piece of a prompt becomes a separate request, and so does each
+//! decoded token: nothing is joined that may not belong together.
 
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -36,7 +36,7 @@ struct Pass {
     tokens: Vec<u32>,
     /// [n, L, k].
     experts: Vec<u16>,
-    /// Tokens of each request, and how many of them are prompt.
+    /// Number of tokens of each request, and how many of them are prompt.
     requests: Vec<(usize, u32)>,
     hash: u64,
 }
@@ -72,7 +72,7 @@ impl<'a> Passes<'a> {
         Ok(())
     }
 
-    /// All requests of a pass, or none: the pass was checked, so only the format's own rules are left.
+    /// Adds all requests of a pass, or none: the pass was checked, so only the format's own rules remain.
     fn push(&self, trace: &mut TraceBuilder, pass: &Pass) -> Result<(), ProfilerError> {
         let width = self.model.layers() * usize::from(self.model.top_k);
         trace.check(&pass.tokens, 0, &pass.experts)?;
@@ -86,7 +86,7 @@ impl<'a> Passes<'a> {
     }
 }
 
-/// The numbers of a dump's records; an error for what is no dump of the mode `per_token`.
+/// The numbers of a dump's records; an error if it is not a dump of the mode `per_token`.
 fn records(arrays: &Arrays) -> Result<BTreeSet<u64>, String> {
     let named = |name: &str| {
         let (number, field) = name.strip_prefix("records.")?.split_once('.')?;
@@ -96,14 +96,14 @@ fn records(arrays: &Arrays) -> Result<BTreeSet<u64>, String> {
     if fields.is_empty() {
         return Err("it has neither `records` nor `logical_count`, expected a dump of SGLang's recorder".into());
     }
-    // All records of a dump are of one mode.
+    // All records of a dump have one mode.
     if !fields.iter().any(|field| field.1) {
         return Err("its records have no `topk_ids_of_layer`: the mode per_pass counts experts without tokens; record with --expert-distribution-recorder-mode per_token, or stat for loads".into());
     }
     Ok(fields.into_iter().map(|field| field.0).collect())
 }
 
-/// A record, being read.
+/// A record being read.
 struct Record<'a> {
     model: &'a ModelInfo,
     arrays: &'a Arrays,
@@ -133,7 +133,7 @@ impl Record<'_> {
         Ok(Some(Pass { tokens, experts, requests, hash: hasher.finish() }))
     }
 
-    /// Logical experts of the layers that have some: [n, L, k].
+    /// Logical experts of the MoE layers: [n, L, k].
     fn experts(&self, array: &Array<'_>, tokens: usize) -> Result<Vec<u16>, String> {
         let k = usize::from(self.model.top_k);
         let expected = || format!("[{}, {tokens}, {k} or more]", self.map.depth);
@@ -155,7 +155,7 @@ impl Record<'_> {
         Ok(experts)
     }
 
-    /// One token in one layer; all -1 is unknown.
+    /// One token in one layer; all -1 means unknown.
     fn route(&self, layer: usize, ids: &[i64], k: usize, experts: &mut Vec<u16>) -> Result<(), String> {
         let known = ids.iter().filter(|id| **id != -1).count();
         if known == 0 {
@@ -219,7 +219,7 @@ impl Record<'_> {
         number.ok_or_else(|| format!("`{name}` has shape {:?}, expected one integer", array.shape()))
     }
 
-    /// A list of small numbers; `None` where there is none.
+    /// A list of small numbers; `None` if absent.
     fn numbers(&self, name: &str) -> Result<Option<Vec<u32>>, String> {
         let Some(array) = self.find(name)? else { return Ok(None) };
         let &[_] = array.shape() else {
@@ -233,7 +233,7 @@ impl Record<'_> {
     }
 }
 
-/// Tokens of each request of a pass, and how many of them are prompt.
+/// Number of tokens of each request of a pass, and how many of them are prompt.
 fn requests(mode: i64, positions: &[u32], lens: Option<Vec<u32>>) -> Result<Vec<(usize, u32)>, String> {
     match (mode, lens) {
         (mode::DECODE, _) => Ok(vec![(1, 0); positions.len()]),

@@ -1,4 +1,4 @@
-//! Physical experts back to logical ones, by the map that is in the dump.
+//! Maps physical experts back to logical ones, using the map in the dump.
 
 use semmoe_tables::{Arrays, ModelInfo};
 
@@ -6,20 +6,20 @@ use super::{integers, layer_rows};
 
 const NAME: &str = "last_physical_to_logical_map";
 
-/// `last_physical_to_logical_map`: the logical expert in every slot, for the layers with experts.
+/// `last_physical_to_logical_map`: the logical expert in every slot, for the MoE layers.
 pub(super) struct PhysicalMap {
     /// [L][slots].
     layers: Vec<Vec<u16>>,
-    /// Slots of each layer.
+    /// Number of slots per layer.
     pub(super) slots: u64,
-    /// The dump's row of each layer with experts.
+    /// The dump's row for each MoE layer.
     pub(super) rows: Vec<usize>,
-    /// Layers of the dump, dense ones included.
+    /// Number of layers in the dump, including dense ones.
     pub(super) depth: u64,
 }
 
 impl PhysicalMap {
-    /// Reads the map, which must hold every expert of the model and no other.
+    /// Reads the map, which must contain exactly the model's experts.
     pub(super) fn of(arrays: &Arrays, model: &ModelInfo) -> Result<Self, String> {
         let array = integers(arrays, NAME)?.ok_or_else(|| format!("there is no `{NAME}`"))?;
         let &[depth, slots] = array.shape() else {
@@ -50,7 +50,7 @@ impl PhysicalMap {
         Ok(Self { layers: rows.iter().map(layer).collect::<Result<_, _>>()?, slots, rows, depth })
     }
 
-    /// The logical expert of a slot in the `layer`-th layer with experts.
+    /// The logical expert of a slot in the `layer`-th MoE layer.
     pub(super) fn logical(&self, layer: usize, slot: i64) -> Option<u16> {
         let slot = usize::try_from(slot).ok()?;
         self.layers[layer].get(slot).copied()

@@ -1,6 +1,6 @@
-//! Arrays of routes: a file with `token_ids` [n], `experts` [n, L, k], and perhaps `request_offsets` [R + 1] and
-//! `prompt_lengths` [R], as in a trace; all integers of any width. -1 or the unknown value of unsigned bytes or words
-//! in all k places is an unknown route.
+//! Arrays of routes: a file with `token_ids` [n], `experts` [n, L, k], and optionally `request_offsets` [R + 1] and
+//! `prompt_lengths` [R], as in a trace; integers of any width. An unknown route has -1, or the unknown value of
+//! unsigned bytes or words, in all k places.
 
 use std::path::Path;
 
@@ -31,7 +31,7 @@ struct Routes<'a> {
     experts: Array<'a>,
     prompt_lengths: Option<Array<'a>>,
     offsets: Vec<usize>,
-    /// The array's row of each layer with experts.
+    /// The array's row for each MoE layer.
     rows: Vec<usize>,
     k: usize,
     unknown: i64,
@@ -93,7 +93,7 @@ impl<'a> Routes<'a> {
             .flat_map(|at| self.rows.iter().flat_map(move |row| (0..self.k).map(move |slot| (at, *row, slot))))
         {
             let found = self.experts.int(&[at, row, slot]).unwrap_or(i64::MAX);
-            // Ids above all experts become one that the trace refuses, with its place.
+            // Ids beyond all experts become one that the trace rejects, naming its position.
             experts.push(if found == self.unknown {
                 UNKNOWN_EXPERT
             } else {

@@ -1,11 +1,11 @@
-//! Records left out, and how many may be.
+//! Records left out, and how many are tolerated.
 
 use std::path::Path;
 
 use super::ImportError;
 use crate::BadRecord;
 
-/// How many are listed; the rest are counted.
+/// How many are listed; further ones are only counted.
 const LISTED: usize = 100;
 
 /// Records so far.
@@ -14,12 +14,12 @@ pub(super) struct Tally {
     pub(super) records: u64,
     pub(super) repeated: u64,
     pub(super) bad_count: u64,
-    /// The first of them.
+    /// The first bad records.
     pub(super) bad: Vec<BadRecord>,
 }
 
 impl Tally {
-    /// Counts a record of a file that was added, or was not for a reason.
+    /// Counts a record that was added, or left out for a reason.
     pub(super) fn count(&mut self, path: &Path, record: String, added: Result<(), String>) {
         self.records += 1;
         let Err(reason) = added else { return };
@@ -29,9 +29,9 @@ impl Tally {
         }
     }
 
-    /// Whether few enough are bad.
+    /// Checks that few enough are bad.
     pub(super) fn check(&self, max_bad: f64) -> Result<(), ImportError> {
-        // Below 2^53 records, and a share of them below that.
+        // Exact: fewer than 2^53 records.
         let allowed = (self.records as f64 * max_bad) as u64;
         match self.bad.first() {
             Some(first) if self.bad_count > allowed => {

@@ -1,4 +1,4 @@
-//! ShareGPT's form: one JSON list of conversations, read one at a time.
+//! ShareGPT's format: one JSON list of conversations, read one at a time.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::ProfilerError;
 
-/// Gives the conversations one by one, with their numbers from 0, until `take` has enough.
+/// Passes on conversations one by one, with their indices from 0, until `take` has enough.
 pub(super) fn read(
     path: &Path,
     take: &mut dyn FnMut(usize, Result<LinePrompt, String>) -> bool,
@@ -43,7 +43,7 @@ impl<'de> Visitor<'de> for &mut List<'_> {
         let mut number = 0;
         while let Some(record) = list.next_element::<Value>()? {
             if !(self.take)(number, conversation(record)) {
-                // The rest is not read, which the reader of the list treats as an error.
+                // The rest is skipped, which the list reader treats as an error.
                 self.enough = true;
                 return Ok(());
             }
@@ -53,7 +53,7 @@ impl<'de> Visitor<'de> for &mut List<'_> {
     }
 }
 
-/// The turns up to the last human one: what a model would have answered.
+/// The turns up to the last human one, which a model would answer next.
 fn conversation(mut record: Value) -> Result<LinePrompt, String> {
     let turns = match record.get_mut("conversations").map(Value::take) {
         Some(Value::Array(turns)) => turns,

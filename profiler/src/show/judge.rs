@@ -1,29 +1,29 @@
-//! The interpretation of a study's figures.
+//! Interprets a study's figures.
 
 use super::Study;
 use crate::verdict::{Grade, Verdict};
 
-/// A token predicts so much of its experts that affinity has something to work with.
+/// From here on a token predicts enough of its experts for affinity to work.
 const GOOD_PREDICTION: f64 = 0.5;
-/// So much better than chance is worth a solve.
+/// From this multiple of chance on a solve is worthwhile.
 const FAIR_OVER_CHANCE: f64 = 2.0;
-/// Less of the traffic with evidence deserves more prompts.
+/// With less of the traffic covered by evidence, more prompts are recommended.
 const ENOUGH_EVIDENCE: f64 = 0.9;
 
 impl Study {
-    /// Share of a token's experts that its hottest top-k predict, over occurrences, mean over the layers where any
-    /// could be judged; none where none could.
+    /// Share of a token's experts predicted by its hottest top-k, over occurrences, mean over the layers with a result;
+    /// `None` without any.
     pub fn prediction(&self) -> Option<f64> {
         let judged: Vec<f64> = self.layers.iter().filter_map(|layer| layer.f1_mean).collect();
         (!judged.is_empty()).then(|| judged.iter().sum::<f64>() / judged.len() as f64)
     }
 
-    /// The same by chance.
+    /// The share predicted by chance.
     pub fn by_chance(&self) -> f64 {
         self.rows.top_k as f64 / self.rows.experts as f64
     }
 
-    /// Whether a solve is worth it; `file` is how the user calls the file.
+    /// Whether a solve is worthwhile; `file` is the user's name for the file.
     pub fn verdict(&self, file: &str) -> Verdict {
         let Some(prediction) = self.prediction() else { return self.nothing_judged() };
         let (chance, evidence) = (self.by_chance(), self.coverage_of_traffic);
@@ -57,7 +57,7 @@ impl Study {
         Verdict { grade, text, next }
     }
 
-    /// Poor data, whatever the model may be.
+    /// The verdict if the data suffices for no figure.
     fn nothing_judged(&self) -> Verdict {
         let text = format!(
             "Nothing can be said of this model: no token of {} occurs both among those counted and, often enough, among those judged. \

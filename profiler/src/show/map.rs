@@ -1,37 +1,37 @@
 //! Requests in two dimensions, by the experts that they activate: the paper's figure 6 (a).
 //!
-//! t-SNE (van der Maaten and Hinton, 2008) from the two first principal components, without randomness. Distances are
-//! between the requests' shares of activations, after a square root (Hellinger), so that busy experts do not drown the
-//! others.
+//! t-SNE (van der Maaten and Hinton, 2008), starting from the first two principal components, without randomness.
+//! Distances are between the square roots of the requests' shares of activations (Hellinger), so that busy experts do
+//! not dominate.
 
 use semmoe_tables::{LayerIdx, Trace};
 
 use crate::ProfilerError;
 use crate::bad::check;
 
-/// Requests that are drawn, evenly taken from the trace.
+/// Number of requests drawn, evenly spaced over the trace.
 const MAX_REQUESTS: usize = 400;
 const PERPLEXITY: f64 = 25.0;
 const ROUNDS: usize = 400;
-/// Rounds in which neighbours attract more, so that groups find each other.
+/// Rounds with stronger attraction between neighbours, in which clusters form.
 const EARLY: usize = 100;
 const EXAGGERATION: f64 = 8.0;
 
-/// Where requests lie.
+/// A map of requests.
 #[derive(Debug)]
 pub struct RequestMap {
-    /// One of each.
+    /// One point per request.
     pub points: Vec<[f64; 2]>,
-    /// Their topics, as indices of `topics`.
+    /// Topic of each request, as an index into `topics`.
     pub topic_of: Vec<usize>,
-    /// Names, sorted.
+    /// Sorted topic names.
     pub topics: Vec<String>,
 }
 
-/// Maps requests of a trace; `topics` has one for each request.
+/// Maps the requests of a trace; `topics` has one entry per request.
 ///
 /// # Errors
-/// When there are not as many topics as requests.
+/// If the number of topics differs from the number of requests.
 pub(crate) fn requests(trace: &Trace, topics: &[String]) -> Result<RequestMap, ProfilerError> {
     let found = format!("a file of {} lines", topics.len());
     check(topics.len() == trace.requests(), "topics", found, "one line for each request of the trace")?;
@@ -46,7 +46,7 @@ pub(crate) fn requests(trace: &Trace, topics: &[String]) -> Result<RequestMap, P
     Ok(RequestMap { points: embed(&distances), topic_of, topics: names })
 }
 
-/// Square roots of the shares of all experts of all layers.
+/// Square roots of the shares of all experts over all layers.
 fn vector(trace: &Trace, request: usize) -> Vec<f64> {
     let (model, request) = (trace.model(), trace.request(request));
     let experts = usize::from(model.num_experts);
@@ -64,7 +64,7 @@ fn vector(trace: &Trace, request: usize) -> Vec<f64> {
     counts.iter().map(|count| (count / total).sqrt()).collect()
 }
 
-/// Squared, all pairs.
+/// Squared distances of all pairs.
 fn distances(vectors: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let apart = |a: &Vec<f64>, b: &Vec<f64>| a.iter().zip(b).map(|(x, y)| (x - y).powi(2)).sum::<f64>();
     vectors.iter().map(|a| vectors.iter().map(|b| apart(a, b)).collect()).collect()
@@ -101,8 +101,7 @@ fn embed(distances: &[Vec<f64>]) -> Vec<[f64; 2]> {
     points
 }
 
-/// Symmetric probabilities of being neighbours, each row's spread found by bisection so that its perplexity is the
-/// constant.
+/// Symmetric neighbour probabilities; bisection chooses each row's spread such that its perplexity is the constant.
 fn neighbours(distances: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let count = distances.len();
     let target = PERPLEXITY.min((count - 1) as f64 / 3.0).max(1.5).ln();
@@ -131,7 +130,7 @@ fn neighbours(distances: &[Vec<f64>]) -> Vec<Vec<f64>> {
     (0..count).map(|one| (0..count).map(|other| both(one, other)).collect()).collect()
 }
 
-/// The two first principal components (classical scaling by power iteration), scaled small, as t-SNE begins.
+/// The first two principal components (classical scaling by power iteration), scaled down, as t-SNE requires.
 fn principal(distances: &[Vec<f64>]) -> Vec<[f64; 2]> {
     let count = distances.len();
     let mean = |row: &[f64]| row.iter().sum::<f64>() / count.max(1) as f64;
@@ -142,7 +141,7 @@ fn principal(distances: &[Vec<f64>]) -> Vec<[f64; 2]> {
     let mut points = vec![[0.0; 2]; count];
     let mut found: Vec<Vec<f64>> = Vec::new();
     for axis in 0..2 {
-        // No two axes begin alike, and none is orthogonal to the first by its pattern.
+        // Start vectors differ between axes, and none is orthogonal to the first eigenvector by its pattern.
         let mut vector: Vec<f64> = (0..count).map(|at| ((at * (axis + 2) + 1) as f64).sin()).collect();
         for _ in 0..100 {
             let mut next: Vec<f64> = gram.iter().map(|row| row.iter().zip(&vector).map(|(a, b)| a * b).sum()).collect();

@@ -1,12 +1,12 @@
-//! A model's routing, from a trace or profile: the paper's Table 1 for every layer, loads, evidence, and how layers
-//! hang together.
+//! A model's routing in a trace or profile: the paper's Table 1 for every layer, loads, evidence, and relations between
+//! layers.
 //!
 //! | module | what |
 //! |---|---|
-//! | `rows` | counts of tokens and experts, sparse; halves of a profile |
-//! | `table1` | how well a token's hottest experts predict, how hot they are, kurtosis |
-//! | `next` | experts of one layer given those of the layer before |
-//! | `judge` | what the figures mean, and what to do next |
+//! | `rows` | sparse counts of tokens and experts; halves of a profile |
+//! | `table1` | how well a token's hottest experts predict, their share, kurtosis |
+//! | `next` | experts of one layer given those of the previous layer |
+//! | `judge` | interprets the figures and recommends a next step |
 //! | `text` | the study as a table for terminals |
 //! | `map` | requests in two dimensions, by the experts they activate |
 
@@ -29,31 +29,31 @@ pub use table1::{LayerTable, Quartiles};
 
 use crate::{ProfilerError, Summary, split};
 
-/// Everything that is shown.
+/// All results of a study.
 #[derive(Debug, Serialize)]
 pub struct Study {
     /// The content of the file.
     pub summary: Summary,
-    /// Where the figures on data not counted come from.
+    /// The source of held-out data.
     pub held_out: HeldOutKind,
-    /// Share of the occurrences not counted whose token was counted, 0..1.
+    /// Share of the held-out occurrences whose token was counted, 0..1.
     pub coverage_of_traffic: f64,
     /// One per MoE layer.
     pub layers: Vec<LayerTable>,
-    /// From each layer to the next, one less than there are layers; none where the pairs of experts are too many.
+    /// One for each pair of consecutive layers; empty if there are too many pairs of experts.
     pub next: Vec<NextLayer>,
-    /// All counts, for pictures.
+    /// All counts, for images.
     #[serde(skip)]
     pub(crate) rows: Rows,
     /// The counts of the file.
     #[serde(skip)]
     pub whole: Profile,
-    /// The profile that was counted and the one judged on, where there are two.
+    /// The counted profile and the held-out one, if there are two.
     #[serde(skip)]
     pub parts: Option<(Profile, Profile)>,
 }
 
-/// Where the figures on data not counted come from.
+/// The source of held-out data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HeldOutKind {
@@ -61,14 +61,14 @@ pub enum HeldOutKind {
     Requests,
     /// Another file.
     File,
-    /// Half of each count, at random: a profile has no requests, and those of a trace may be too few or too alike for
+    /// A random half of each count: a profile has no requests, and those of a trace may be too few or too similar for
     /// two halves.
     Counts,
 }
 
 impl HeldOutKind {
-    /// Tokens with fewer occurrences do not count for F1: half of the activations of one occurrence say nothing of the
-    /// other half.
+    /// Tokens with fewer occurrences are excluded from F1: half of the activations of one occurrence reveal nothing
+    /// about the other half.
     fn least_occurrences(self) -> u64 {
         match self {
             Self::Requests | Self::File => 1,
@@ -76,7 +76,7 @@ impl HeldOutKind {
         }
     }
 
-    /// In words.
+    /// Description in words.
     pub fn describe(self) -> &'static str {
         match self {
             Self::Requests => "judged on half of the requests, predicted from the other half",
@@ -88,7 +88,7 @@ impl HeldOutKind {
     }
 }
 
-/// A trace or a profile, opened.
+/// An opened trace or profile.
 #[derive(Debug)]
 pub enum Input {
     /// Requests.
@@ -101,7 +101,7 @@ impl Input {
     /// Opens a file.
     ///
     /// # Errors
-    /// When it is neither or is damaged.
+    /// If it is neither, or is damaged.
     pub fn open(path: &Path) -> Result<Self, ProfilerError> {
         match Trace::open(path) {
             Ok(trace) => Ok(Self::Trace(trace)),
@@ -130,7 +130,7 @@ impl Input {
     fn profile(&self) -> Result<Profile, ProfilerError> {
         match self {
             Self::Trace(trace) => Ok(Profile::of_trace(trace)?),
-            // The bytes are the same, so a second map of them would do; profiles are small beside traces.
+            // The bytes are equal, so a second map would suffice; profiles are small compared with traces.
             Self::Profile(profile) => {
                 let mut builder = ProfileBuilder::like(profile)?;
                 builder.add_profile(profile)?;
@@ -140,7 +140,7 @@ impl Input {
     }
 }
 
-/// The counts of half of the requests and those of the others; none where a half has no known route.
+/// The counts of two halves of the requests; `None` if a half has no known route.
 fn halves(trace: &Trace) -> Result<Option<(Profile, Profile)>, ProfilerError> {
     let (counted, judged) = split(trace, 0.5)?;
     let (counted, judged) = (Profile::of_trace(&counted)?, Profile::of_trace(&judged)?);
@@ -150,15 +150,15 @@ fn halves(trace: &Trace) -> Result<Option<(Profile, Profile)>, ProfilerError> {
 /// Summarises a trace or a profile file.
 ///
 /// # Errors
-/// When the file is neither or is damaged.
+/// If the file is neither, or is damaged.
 pub fn show(path: &Path) -> Result<Summary, ProfilerError> {
     Input::open(path)?.summary()
 }
 
-/// Studies a trace or profile; `held_out` is another one of the same model to judge on.
+/// Studies a trace or profile; `held_out` is another one of the same model to evaluate on.
 ///
 /// # Errors
-/// When the two are of different models, or a count overflows.
+/// If the two are of different models, or a count overflows.
 pub fn study(input: &Input, held_out: Option<&Input>) -> Result<Study, ProfilerError> {
     let summary = input.summary()?;
     let whole = input.profile()?;
@@ -182,8 +182,8 @@ pub fn study(input: &Input, held_out: Option<&Input>) -> Result<Study, ProfilerE
     let layers = (0..rows.layers()).map(layer).collect();
     let next = next::all(input, &rows);
     let coverage_of_traffic = match kind {
-        // A token that occurs once would not have been known: the share of such occurrences is what a new one meets
-        // (Good and Turing).
+        // A token that occurs once would not have been known: the share of such occurrences estimates that of new
+        // tokens (Good-Turing).
         HeldOutKind::Counts => rows.repeated_share(),
         _ => judged.known_share(&counted),
     };

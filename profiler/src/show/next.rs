@@ -1,4 +1,4 @@
-//! Experts of one layer given those of the layer before: the paper's inter-layer expert-expert affinity.
+//! Experts of one layer given those of the previous layer: the paper's inter-layer expert-expert affinity.
 
 use semmoe_tables::{LayerIdx, Trace};
 use serde::Serialize;
@@ -6,35 +6,35 @@ use serde::Serialize;
 use super::rows::{Rows, activations};
 use super::{Input, Study};
 
-/// Tokens of a trace that are looked at: enough for figures of three digits.
+/// Number of tokens of a trace examined: enough for figures of three digits.
 const MAX_TOKENS: usize = 500_000;
 
-/// From one layer to the next.
+/// Two consecutive layers.
 #[derive(Clone, Debug, Serialize)]
 pub struct NextLayer {
-    /// The model's layer number of the first.
+    /// The model's number of the first layer.
     pub from_layer: u16,
-    /// Of the second.
+    /// The model's number of the second layer.
     pub to_layer: u16,
-    /// Share of the second layer's activations that lie on the top-k experts that most often follow on the token's
-    /// expert in the first.
+    /// Share of the second layer's activations on the top-k experts that most often follow the token's expert in the
+    /// first.
     pub share: f64,
-    /// The same where nothing is known of the first layer.
+    /// That share without knowledge of the first layer.
     pub by_chance: f64,
-    /// Whether the pairs were seen token by token (a trace); else they are those expected of a token's counts in both
-    /// layers, as a profile does not say which went together.
+    /// Whether pairs were observed token by token (a trace); otherwise they are expected from a token's counts in both
+    /// layers, as a profile does not show which occurred together.
     pub seen_together: bool,
-    /// [N][N]: how often the expert of the second layer followed on that of the first.
+    /// [N][N]: how often each expert of the second layer followed one of the first.
     #[serde(skip)]
     pub(crate) pairs: Vec<Vec<f64>>,
 }
 
-/// The most pairs of experts of all layers together: half a gigabyte. The largest published model, of 94 layers of 512
+/// Maximum pairs of experts over all layers: half a gigabyte. The largest published model, with 94 layers of 512
 /// experts, has 24 million.
 const MAX_PAIRS: usize = 1 << 26;
 
 impl Study {
-    /// Why there are no figures from layer to layer, where there could be some.
+    /// Why there are no figures for consecutive layers, if there could be.
     pub(super) fn next_left_out(&self) -> Option<String> {
         let (experts, layers) = (self.rows.experts, self.rows.layers());
         let left_out = self.next.is_empty() && layers > 1;
@@ -42,7 +42,7 @@ impl Study {
     }
 }
 
-/// All pairs of neighbouring layers, unless they are too many.
+/// All pairs of consecutive layers, unless there are too many.
 pub(super) fn all(input: &Input, rows: &Rows) -> Vec<NextLayer> {
     if rows.experts.saturating_mul(rows.experts).saturating_mul(rows.layers() - 1) > MAX_PAIRS {
         return Vec::new();

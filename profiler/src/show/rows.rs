@@ -1,4 +1,4 @@
-//! Counts of tokens and experts, sparse.
+//! Sparse counts of tokens and experts.
 
 use semmoe_tables::{LayerIdx, Profile, mix64};
 
@@ -64,7 +64,7 @@ impl Rows {
         loads
     }
 
-    /// Two halves of every count, each activation by a coin; the same coins every time.
+    /// Splits every activation between two halves by a coin flip; deterministic.
     pub(super) fn halves(&self) -> (Self, Self) {
         let mut coins = Coins(0x5eed);
         let mut parts = (self.empty(), self.empty());
@@ -96,7 +96,7 @@ impl Rows {
         }
     }
 
-    /// Share of the occurrences here whose tokens `other` has counted.
+    /// Share of the occurrences here whose token `other` has counted.
     pub(super) fn known_share(&self, other: &Self) -> f64 {
         let all: u64 = self.tokens.iter().sum();
         let known: u64 =
@@ -104,7 +104,7 @@ impl Rows {
         if all == 0 { 0.0 } else { known as f64 / all as f64 }
     }
 
-    /// Share of the occurrences whose token occurs again.
+    /// Share of the occurrences whose token occurs more than once.
     pub(super) fn repeated_share(&self) -> f64 {
         let all: u64 = self.tokens.iter().sum();
         let once = self.tokens.iter().filter(|count| **count == 1).count();
@@ -112,7 +112,7 @@ impl Rows {
     }
 }
 
-/// All activations of a token in a layer.
+/// Total activations of a token in a layer.
 pub(crate) fn activations(row: &[(u16, u32)]) -> f64 {
     row.iter().map(|(_, count)| f64::from(*count)).sum()
 }

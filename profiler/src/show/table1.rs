@@ -10,39 +10,39 @@ use crate::LayerSummary;
 pub struct LayerTable {
     /// The model's layer number.
     pub layer_id: u16,
-    /// F1 of predicting the experts of a token by its hottest top-k, on data that were not counted; over tokens. As
-    /// many experts are predicted as are activated, so precision, recall and F1 are the same.
+    /// F1 of predicting a token's experts by its hottest top-k, on held-out data; over tokens. As many experts are
+    /// predicted as are activated, so precision, recall and F1 are equal.
     pub f1: Quartiles,
-    /// The same over occurrences; none where no token was both counted and judged.
+    /// Mean of that F1 over occurrences; `None` if no token was both counted and held out.
     pub f1_mean: Option<f64>,
-    /// Share of a token's activations that its hottest top-k have.
+    /// Share of a token's activations on its hottest top-k.
     pub cumulative_hotness: Quartiles,
-    /// Share that the hottest of the others has.
+    /// Share of the hottest expert outside the top-k.
     pub hottest_other: Quartiles,
-    /// Kurtosis of a token's activations over the experts (3 is that of a normal distribution): high where few experts
-    /// have them all.
+    /// Kurtosis of a token's activations over the experts (3 for a normal distribution): high if few experts get all of
+    /// them.
     pub kurtosis: Quartiles,
-    /// Entropy of the experts' loads over that of even loads, 0..1.
+    /// Entropy of the experts' loads relative to even loads, 0..1.
     pub load_entropy: f64,
-    /// Skewness of the loads; above 0 where few experts are busy.
+    /// Skewness of the loads; above 0 if few experts are busy.
     pub load_skewness: f64,
-    /// Busiest expert over the mean.
+    /// Load of the busiest expert over the mean.
     pub load_max_over_mean: f64,
 }
 
-/// Over tokens; 0 without any.
+/// Quartiles over tokens; 0 without any.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Quartiles {
-    /// A quarter is below.
+    /// First quartile.
     pub p25: f64,
-    /// Half is below.
+    /// Median.
     pub p50: f64,
-    /// Three quarters are below.
+    /// Third quartile.
     pub p75: f64,
 }
 
 impl Quartiles {
-    /// Between neighbours linearly, as NumPy's.
+    /// With linear interpolation, like NumPy.
     pub(super) fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let at = |share: f64| {
@@ -55,7 +55,7 @@ impl Quartiles {
     }
 }
 
-/// One layer: hotness of all counts, F1 from `counted` to `judged` of tokens that occurred at least `least` times.
+/// One layer: hotness from all counts, F1 from `counted` to `judged` for tokens that occurred at least `least` times.
 pub(super) fn layer(layer: usize, all: &Rows, counted: &Rows, judged: &Rows, least: u64) -> LayerTable {
     let (mut hot, mut others, mut kurtosis) = (Vec::new(), Vec::new(), Vec::new());
     for token in 0..all.vocabulary() {
@@ -87,14 +87,14 @@ pub(super) fn layer(layer: usize, all: &Rows, counted: &Rows, judged: &Rows, lea
     }
 }
 
-/// Hottest first, the lowest of equals.
+/// Hottest first, ties to the lowest.
 pub(crate) fn hottest(row: &[(u16, u32)]) -> Vec<(u16, u32)> {
     let mut order = row.to_vec();
     order.sort_by_key(|(expert, count)| (std::cmp::Reverse(*count), *expert));
     order
 }
 
-/// Over tokens that both parts have and that occurred often enough, and over all their occurrences, if there are any.
+/// Over tokens that are in both parts often enough, and over all their occurrences, if any.
 fn f1(layer: usize, counted: &Rows, judged: &Rows, least: u64) -> (Quartiles, Option<f64>) {
     let (mut each, mut hit, mut all) = (Vec::new(), 0.0, 0.0);
     for token in 0..judged.vocabulary() {
@@ -113,7 +113,7 @@ fn f1(layer: usize, counted: &Rows, judged: &Rows, least: u64) -> (Quartiles, Op
     (Quartiles::of(each), (all > 0.0).then(|| hit / all))
 }
 
-/// Of a token's counts over all experts, those without activations too.
+/// Over a token's counts for all experts, including zeros.
 fn kurtosis_of(row: &[(u16, u32)], experts: usize) -> f64 {
     let mut counts = vec![0.0; experts];
     row.iter().for_each(|(expert, count)| counts[usize::from(*expert)] = f64::from(*count));

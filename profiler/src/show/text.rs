@@ -6,7 +6,7 @@ use super::{LayerTable, NextLayer, Study};
 
 type Figure = fn(&LayerTable, Option<&NextLayer>) -> String;
 
-/// A column: the words above it, from its subject down to what is good and what is poor, and its figure.
+/// A column: its heading lines, from the subject down to what is good and what is poor, and its figure.
 struct Column {
     subject: &'static str,
     name: &'static str,
@@ -19,7 +19,7 @@ fn three(value: f64) -> String {
     format!("{value:.3}")
 }
 
-/// From left to right; the subject stands above the first of its columns.
+/// From left to right; the subject is above its first column.
 fn columns(chance: f64) -> Vec<Column> {
     let column =
         |subject, name, good, poor: &str, figure: Figure| Column { subject, name, good, poor: poor.to_owned(), figure };
@@ -59,7 +59,7 @@ impl fmt::Display for Study {
             write!(f, "{name:<6}")?;
             columns.iter().try_for_each(|column| write!(f, " {:>8}", cell(column)))
         };
-        // A subject is longer than a column: it begins where its first column's name does, and runs on over the others.
+        // A subject is longer than a column: it starts at its first column's name, and extends over the others.
         let mut subjects = String::from("      ");
         for (at, column) in columns.iter().enumerate().filter(|(_, column)| !column.subject.is_empty()) {
             let from = 6 + 9 * (at + 1) - column.name.len();

@@ -1,4 +1,4 @@
-//! Profiles from traces: the same bytes in pieces, on any threads, in any order; and what is left out.
+//! Profiles from traces: identical bytes in pieces, on any threads, in any order; and what is left out.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ fn provenance(source: &str) -> Provenance {
     Provenance { source: source.into(), created: CREATED.into() }
 }
 
-/// Tokens of a request with a seed for their routes each, and how many of them are the prompt.
+/// Tokens of a request, each with a seed for its routes, and how many of them are the prompt.
 type Request = (Vec<(u32, u16)>, usize);
 
 fn trace(num_experts: u16, source: &str, requests: &[Request]) -> Trace {
@@ -78,7 +78,7 @@ impl Files {
 }
 
 fn requests() -> impl Strategy<Value = Vec<Request>> {
-    // Some tokens often and some seldom, so that there are both kinds of cells.
+    // Some tokens often and some rarely, so that both kinds of cells are used.
     let token = (prop_oneof![4 => 0u32..2, 1 => 0u32..VOCABULARY], 0u16..40);
     proptest::collection::vec((proptest::collection::vec(token, 0..20), 0usize..20), 0..12)
 }
@@ -162,7 +162,7 @@ fn domains_count_alike() {
     assert_eq!(profile.token_count(TokenId::new(2)), 3 * (10 + 1) + 3);
     assert!(profile.row(LayerIdx::new(0), TokenId::new(2)).counts.iter().all(|count| *count > 30));
 
-    // As a fleet would: shards of a domain in any grouping, then once with weights.
+    // Like a fleet: shards of a domain in any grouping, then once with weights.
     files.build(&code[..1], "code1");
     files.build(&code[1..], "code2");
     files.build(&[chat], "chat");
@@ -205,7 +205,7 @@ fn requests_held_out_are_those_of_the_split_of_profiles() {
     assert_eq!(report.digest, expected.finish().unwrap().digest());
 }
 
-/// Twenty requests; the fourth's first token's second layer has an expert that is none.
+/// Twenty requests; the fourth one's first token has an invalid expert in the second layer.
 fn damaged(files: &Files) -> DomainInput {
     let requests: Vec<Request> = (0..20).map(|i| (vec![(i % 12, 1), (1, 2)], 1)).collect();
     let mut bytes = std::fs::read(files.write("good", &trace(20, "a", &requests)).path).unwrap();
@@ -261,7 +261,7 @@ fn a_damaged_file_among_others_is_named_and_left_out() {
         let built = std::fs::read(files.path("some")).unwrap();
         assert!(built == files.build(&others, "others"), "the others are all there");
         std::fs::remove_file(files.path("some")).unwrap();
-        // It held ten of the forty requests, as its size says.
+        // It held ten of the forty requests, estimated from its size.
         let error = build(&BuildOptions { max_bad: 0.24, ..options }, &NoProgress).unwrap_err();
         assert!(!error.is_input());
         let error = error.to_string();
@@ -271,7 +271,7 @@ fn a_damaged_file_among_others_is_named_and_left_out() {
         );
         assert!(error.contains("b as a whole: "), "{error}");
         assert!(!files.path("some").exists());
-        // Alone there is nothing to keep.
+        // Alone, there is nothing to keep.
         let error = build(&BuildOptions::new(vec![traces[1].clone()], files.path("some")), &NoProgress).unwrap_err();
         assert!(matches!(error, ProfilerError::Format(_)), "{error}");
         std::fs::write(path, whole).unwrap();
@@ -319,7 +319,7 @@ fn a_sum_that_does_not_fit_is_an_error() {
     let a = files.write("a", &trace(20, "a", &[(vec![(1, 1)], 1)]));
     files.build(&[a], "0");
     let many: Vec<String> = (0..16).map(|i| i.to_string()).collect();
-    // Each is four of the one before.
+    // Each is four of the previous one.
     for pair in many.windows(2) {
         files.merge(&[pair[0].as_str(); 4], &pair[1], 1);
     }

@@ -1,4 +1,4 @@
-//! A mock engine, and a folder to record it into.
+//! A mock engine, and a directory to record into.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use semmoe_mock_engine::{Dialect, Engine, Fault, Mock, SEMMOE, Texts, experts, g
 use semmoe_profiler::{NoProgress, ProfilerError, RecordOptions, RecordReport, record};
 use semmoe_tables::{LayerIdx, ModelInfo, Trace, TraceRequest};
 
-/// An engine that reports its model, as semmoe's worker does. The first layer is dense.
+/// An engine that reports its model, like semmoe's worker. The first layer is dense.
 pub(crate) fn semmoe() -> Bench {
     Bench::start(SEMMOE, model(8, 2, 20_000, &[1, 2]))
 }
 
-/// A model with experts in these layers; the last of them is its last.
+/// A model with experts in these layers; the last of them is its last layer.
 pub(crate) fn model(num_experts: u16, top_k: u16, vocab_size: u32, layer_ids: &[u16]) -> ModelInfo {
     ModelInfo {
         model: "mock".into(),
@@ -27,7 +27,7 @@ pub(crate) fn model(num_experts: u16, top_k: u16, vocab_size: u32, layer_ids: &[
     }
 }
 
-/// The engine, running.
+/// The running engine.
 pub(crate) struct Bench {
     pub(crate) engine: Mock,
     pub(crate) url: BaseUrl,
@@ -44,7 +44,7 @@ impl Bench {
         Self { url: engine.address.into(), engine, directory: tempfile::tempdir().unwrap() }
     }
 
-    /// Prompts that begin with this token have this fault.
+    /// Injects a fault for prompts that begin with this token.
     pub(crate) fn fault(&self, first: u32, fault: Fault) {
         self.engine.settings().faults.insert(first, fault);
     }
@@ -65,7 +65,7 @@ impl Bench {
         Trace::open(&self.out()).unwrap()
     }
 
-    /// Options for a file of this name and content. The model of an engine that reports none is known from elsewhere.
+    /// Options for a file with this name and content. The model of an engine that reports none comes from elsewhere.
     pub(crate) fn options(&self, name: &str, prompts: &[u8]) -> RecordOptions {
         std::fs::write(self.path(name), prompts).unwrap();
         let (kind, created) = (self.engine.dialect.engine, "2026-01-02T03:04:05Z".to_owned());
@@ -87,7 +87,7 @@ impl Bench {
         record(options, &NoProgress, std::future::pending()).await
     }
 
-    /// The trace says of this request what the engine's router does.
+    /// Checks that the trace has the engine's routing for this request.
     pub(crate) fn check(&self, request: TraceRequest<'_>, prompt: &[u32], max_tokens: u32) {
         let model = &self.engine.model;
         let output = generated(prompt, max_tokens, model.vocab_size);
@@ -102,7 +102,7 @@ impl Bench {
         }
     }
 
-    /// Whether nothing but the prompts is in the directory.
+    /// Whether the directory contains only the prompts.
     pub(crate) fn left_nothing(&self) -> bool {
         let files = std::fs::read_dir(self.directory.path()).unwrap().map(|entry| entry.unwrap().file_name());
         files.collect::<Vec<_>>() == ["prompts.jsonl"]

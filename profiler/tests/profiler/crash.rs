@@ -1,4 +1,4 @@
-//! A recording that was killed goes on where it was.
+//! A recording that was killed is resumed where it stopped.
 
 use std::process::{Command, Stdio};
 
@@ -43,7 +43,7 @@ async fn a_killed_recording_is_gone_on_with_and_counts_nothing_twice() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(mock.partial().exists() && !mock.out().exists());
-    // As a crash in the middle of a write would leave it.
+    // As left by a crash in the middle of a write.
     let mut bytes = std::fs::read(mock.partial()).unwrap();
     bytes.truncate(bytes.len() - 1);
     std::fs::write(mock.partial(), bytes).unwrap();

@@ -1,5 +1,5 @@
-//! Recording from SGLang and vLLM as their versions speak: every route and spelling, what they get wrong, and engines
-//! that die.
+//! Recording from SGLang and vLLM in the dialects of their versions: every route and spelling, their errors, and
+//! engines that die.
 
 use crate::common::{self, Bench};
 use semmoe_mock_engine::{Dialect, Fault, SEMMOE, SGLANG_0_5_10, SGLANG_0_5_16, SGLANG_0_5_23, VLLM_0_32};
@@ -95,7 +95,7 @@ async fn routes_that_depend_on_the_batch_are_reported_or_refused() {
     }
 }
 
-/// SGLang 0.5.8 and 0.5.9 report slots where a placement runs.
+/// SGLang 0.5.8 and 0.5.9 report slots under a placement.
 #[tokio::test]
 async fn physical_ids_are_refused() {
     for (version, location, refused) in [
@@ -117,7 +117,7 @@ async fn physical_ids_are_refused() {
     }
 }
 
-/// The faults of a dialect's answers, and what is said of them.
+/// The faults of a dialect's answers, and the resulting messages.
 fn lies(dialect: Dialect) -> Vec<(Fault, &'static str)> {
     let vllm = dialect.is_vllm();
     let rows = if vllm {
@@ -196,7 +196,7 @@ async fn an_engine_that_dies_half_way_is_gone_on_with() {
         let bench = Bench::start(dialect, model(8));
         // Two of each, as equal prompts are different records.
         let lines: String = (0..20).map(|i| format!("{{\"input_ids\": [{}, 3]}}\n", i / 2)).collect();
-        // The first request asks which layers are dense.
+        // The first request detects dense layers.
         bench.engine.settings().lives_for = 1 + 8;
         let options = RecordOptions { concurrency: 1, ..bench.options("p.jsonl", lines.as_bytes()) };
         let error = bench.record(options.clone()).await.unwrap_err();
@@ -213,7 +213,7 @@ async fn an_engine_that_dies_half_way_is_gone_on_with() {
         for (i, request) in trace.iter().enumerate() {
             bench.check(request, &[i as u32 / 2, 3], 1);
         }
-        // Those that were left, and the one that asks for dense layers.
+        // The remaining ones, and the one that detects dense layers.
         assert_eq!(bench.engine.ran().len(), 12 + 1);
         assert!(!bench.partial().exists());
     }
@@ -223,7 +223,7 @@ async fn an_engine_that_dies_half_way_is_gone_on_with() {
 async fn dense_layers_that_the_configuration_does_not_tell_are_found() {
     for dialect in ALL {
         let bench = Bench::start(dialect, model(8));
-        // The longest prompt is asked first; one that is too long hides nothing.
+        // The longest prompt is sent first; if it is too long, that hides nothing.
         bench.fault(9, Fault::TooLong);
         let lines = b"{\"input_ids\": [1, 2, 3]}\n{\"input_ids\": [9, 9, 9, 9]}\n";
         let mut options = bench.options("p.jsonl", lines);
@@ -301,7 +301,7 @@ async fn a_partial_recording_of_something_else_is_not_mixed_in() {
     assert_eq!((report.resumed, report.requests, report.tokens), (0, 3, 3 + 9));
 }
 
-/// Beginnings are as far apart as the rate says.
+/// Requests start at intervals given by the rate.
 #[tokio::test]
 async fn a_rate_bounds_what_is_begun() {
     let bench = Bench::start(VLLM_0_32, model(8));

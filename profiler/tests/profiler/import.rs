@@ -1,5 +1,5 @@
-//! Imports of what SGLang's recorder, EPLB's users and NumPy write; tests/data/import/make.py made the files with real
-//! torch, and semmoe-convert, which python/test_convert.py tests, made those in `converted` of them.
+//! Imports of files from SGLang's recorder, EPLB's users and NumPy; tests/data/import/make.py created them with real
+//! torch, and semmoe-convert, tested by python/test_convert.py, created those in `converted`.
 
 use std::path::{Path, PathBuf};
 
@@ -43,7 +43,7 @@ impl Import {
         Trace::open(&self.options.out).unwrap()
     }
 
-    /// The message of a refusal that leaves nothing behind.
+    /// The message of a rejection that leaves nothing behind.
     fn refused(&self, holds: &[&str]) {
         let error = self.run().expect_err("refused");
         let message = error.to_string();
@@ -52,7 +52,7 @@ impl Import {
     }
 }
 
-/// Tokens, prompt lengths and routes of all requests, the routes checked against the truth.
+/// Tokens and prompt lengths of all requests, with routes checked against the truth.
 fn requests(trace: &Trace) -> Vec<(Vec<u32>, usize)> {
     let check = |request: semmoe_tables::TraceRequest<'_>| {
         for (position, token) in request.token_ids().iter().enumerate() {
@@ -94,7 +94,7 @@ fn build_profile(trace: &Path, out: &Path, phase: Phase) -> u64 {
     build(&options, &NoProgress).unwrap().tokens
 }
 
-/// Digests of the traces that were made of the dumps themselves, when they were read here.
+/// Digests of the traces made when the dumps themselves could be read.
 #[test]
 fn converted_dumps_give_the_same_traces() {
     for (format, names, digest) in [

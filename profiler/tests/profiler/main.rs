@@ -1,4 +1,4 @@
-//! The profiler by its public interface.
+//! Tests of the profiler through its public interface.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;

@@ -109,7 +109,7 @@ fn splits_have_about_the_share_asked_for() {
     assert!(split(&trace, 1.1).is_err() && split(&trace, f64::NAN).is_err());
 }
 
-/// 600 different prompts of tokens that decide their experts.
+/// 600 different prompts of tokens that determine their experts.
 fn prompts() -> Vec<Vec<u32>> {
     let digits = |request: u32| [request % 16, request / 16 % 16, request / 256];
     (0..600).map(|request| [&digits(request)[..], &[1, 2, 3, 4, 5, 6, 7, 8, 9]].concat()).collect()
@@ -119,7 +119,7 @@ fn studied(path: &std::path::Path) -> Study {
     study(&Input::open(path).unwrap(), None).unwrap()
 }
 
-/// As the pages have it: a part is held out, looked at, and held out from again.
+/// As in the documentation: a part is held out, studied, and split again.
 #[test]
 fn parts_of_a_hold_out_are_studied_and_divided_again() {
     let files = Files(tempfile::tempdir().unwrap());
@@ -145,7 +145,7 @@ fn parts_of_a_hold_out_are_studied_and_divided_again() {
             assert_eq!((study.held_out, study.prediction()), (HeldOutKind::Requests, Some(1.0)), "{}", half.display());
             assert_eq!(study.verdict("t").grade, Grade::Good);
         }
-        // Once more of one part of each round: the smallest stays large enough to be split.
+        // Split one part of each round again: the smallest stays large enough.
         parts = if round == 0 { halves } else { halves[..1].to_vec() };
     }
 }
@@ -153,7 +153,7 @@ fn parts_of_a_hold_out_are_studied_and_divided_again() {
 #[test]
 fn what_cannot_be_judged_is_not_called_a_poor_model() {
     let files = Files(tempfile::tempdir().unwrap());
-    // One prompt alone, often: no half of the requests, but half of the counts.
+    // One prompt many times: the requests cannot be halved, but the counts can.
     let often = studied(&files.trace("often", 16, &vec![vec![1, 2, 3, 4]; 40]));
     assert_eq!(
         (often.held_out, often.prediction(), often.verdict("t").grade),

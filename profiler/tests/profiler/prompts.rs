@@ -1,4 +1,4 @@
-//! The requests for each kind of line; problems of a file are reported before the first request.
+//! The requests for each kind of line; problems in a file are reported before the first request.
 
 use std::path::{Path, PathBuf};
 

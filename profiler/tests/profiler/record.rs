@@ -1,4 +1,4 @@
-//! Recording from an engine that answers correctly, and from one that does not.
+//! Recording from a correct engine, and from a faulty one.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -54,7 +54,7 @@ async fn texts_are_sent_as_they_are_without_a_tokenizer() {
     mock.check(trace.request(1), &[99], 1);
 }
 
-/// One prompt that is too long says nothing of the engine or of the others, whatever share of the file it is.
+/// One prompt that is too long says nothing about the engine or the others, whatever its share of the file.
 #[tokio::test]
 async fn prompts_that_the_engine_refuses_end_nothing() {
     let mock = semmoe();
@@ -66,7 +66,7 @@ async fn prompts_that_the_engine_refuses_end_nothing() {
     assert!(report.bad[0].reason.contains("maximum context length is 4096 tokens"), "{}", report.bad[0].reason);
     mock.check(mock.trace().request(1), &[2], 1);
 
-    // All of them are an error, of a long file early.
+    // If all are too long it is an error, reported early for a long file.
     for (prompts, asked) in [(3, 3), (1000, 101)] {
         std::fs::remove_file(mock.out()).ok();
         let mut options = mock.lines(&vec![ids_line(&[100, 9]); prompts]);
@@ -180,7 +180,7 @@ async fn an_engine_with_a_key_gets_it_from_its_file_and_nobody_else_does() {
     assert!(heard.messages.lock().unwrap().iter().all(|message| !message.contains("sk-of")));
 }
 
-/// Keeps what it is given.
+/// Stores the messages it receives.
 #[derive(Default)]
 struct Heard {
     total: AtomicU64,
@@ -222,7 +222,7 @@ async fn what_the_engine_does_not_tell_the_caller_must() {
     let model = mock.engine.model.clone();
     options.model = Some(model.clone());
     mock.record(options.clone()).await.unwrap();
-    // A checkpoint's configuration has no name: the engine's is taken.
+    // A checkpoint's configuration has no name, so the engine's is used.
     options.model = Some(ModelInfo { model: String::new(), ..model.clone() });
     assert_eq!(mock.record(options.clone()).await.unwrap().model, model);
 

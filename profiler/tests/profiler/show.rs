@@ -1,4 +1,4 @@
-//! The output of `show`, on counts whose figures are known, and the page with pictures.
+//! The output of `show`, on counts with known figures, and the page with images.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ fn model(vocab_size: u32) -> ModelInfo {
     ModelInfo { model: "<b>tiny & co</b>".into(), ..common::model(8, 2, vocab_size, &[0, 2]) }
 }
 
-/// Requests of tokens; `choose` gives the two experts of an occurrence in a layer.
+/// Requests of tokens; `choose` returns the two experts of an occurrence in a layer.
 fn trace(vocab_size: u32, requests: &[Vec<u32>], choose: impl Fn(u32, usize, u16) -> [u16; 2]) -> Trace {
     let provenance = Provenance { source: "<script>alert(1)</script>".into(), created: "2026-01-02T03:04:05Z".into() };
     let mut builder = TraceBuilder::new(model(vocab_size), provenance).unwrap();
@@ -37,7 +37,7 @@ fn profile(trace: &Trace) -> Input {
     Input::Profile(builder.finish().unwrap())
 }
 
-/// Two experts that follow from the token.
+/// Two experts determined by the token.
 fn fixed(token: u32, _: usize, layer: u16) -> [u16; 2] {
     let first = (token as u16 + layer) % 8;
     [first, (first + 3) % 8]
@@ -58,14 +58,14 @@ fn tokens_that_decide_their_experts_are_predicted_in_full() {
         for layer in &study.layers {
             assert_eq!((layer.f1.p25, layer.f1_mean), (1.0, Some(1.0)));
             assert_eq!((layer.cumulative_hotness.p25, layer.hottest_other.p75), (1.0, 0.0));
-            // Two of eight at one half: the fourth moment over the second squared.
+            // Two of eight with one half each: the fourth moment over the squared second.
             assert!((layer.kurtosis.p50 - 7.0 / 3.0).abs() < 1e-9, "{}", layer.kurtosis.p50);
         }
-        // One expert decides the other layer's two, but each belongs to two tokens of eight classes.
+        // One expert determines the other layer's two, but each belongs to two tokens of eight classes.
         assert_eq!((study.next.len(), study.next[0].from_layer, study.next[0].to_layer), (1, 0, 2));
         assert!(study.next[0].share > study.next[0].by_chance, "{:?}", study.next[0].share);
     }
-    // Equal prompts lie on one side, so some tokens were not met on the other.
+    // Equal prompts are on one side, so some tokens never occurred on the other.
     assert_eq!(from_profile.coverage_of_traffic, 1.0);
     assert!((0.2..1.0).contains(&from_trace.coverage_of_traffic), "{}", from_trace.coverage_of_traffic);
     assert!(from_trace.next[0].seen_together && !from_profile.next[0].seen_together);
@@ -80,7 +80,7 @@ fn figures_of_a_token_known_by_hand() {
     let layer = &study.layers[0];
     assert!((layer.cumulative_hotness.p50 - 2.0 / 3.0).abs() < 1e-12);
     assert!((layer.hottest_other.p50 - 1.0 / 6.0).abs() < 1e-12);
-    // Half of the counts at random: near the hotness.
+    // A random half of the counts: close to the hotness.
     assert!((layer.f1.p50 - 2.0 / 3.0).abs() < 0.05, "{}", layer.f1.p50);
     assert!(layer.load_skewness > 1.0 && layer.load_max_over_mean == 4.0);
 }
@@ -110,7 +110,7 @@ fn tokens_met_once_are_no_evidence_for_the_next() {
     assert_eq!(study.coverage_of_traffic, 0.5);
 }
 
-/// Contiguous, and of no opinion on tokens.
+/// Contiguous, and without a preference for any token.
 fn tables(trace: &Trace) -> Tables {
     let (model, placement) = (trace.model().clone(), Placement::contiguous(2, 8, 4).unwrap());
     let shares = vec![half::f16::ZERO; 4 * model.vocab_size as usize];
@@ -142,7 +142,7 @@ fn whole_page(trace: Trace, texts: Vec<String>, topics: &[String]) -> String {
     render(&found, &page).unwrap()
 }
 
-/// Every tag is one of ours, closed, and nothing is loaded or run.
+/// Every tag is known and closed, and nothing is loaded or executed.
 fn check_page(page: &str) {
     for forbidden in ["<script", "<b>", "<img", "onload", "href", "src=", "url(", "http:", "https:", "@import"] {
         let found = page.find(forbidden).map(|at| &page[at.saturating_sub(40)..(at + 40).min(page.len())]);
@@ -167,7 +167,7 @@ fn a_page_has_all_pictures_and_no_markup_of_its_texts() {
     assert_eq!(page.matches("type=\"radio\"").count(), 2, "a choice of two layers");
     assert!(page.contains("id=\"l2\" autocomplete=\"off\" checked"), "the layer that was asked for is shown first");
     assert!(page.contains("expert 3 ") && page.contains("of layer 0, then expert"), "values are under the pointer");
-    // One line joins the two solves, one the two points of random ranks; each has its sample in the legend.
+    // One line connects the two solves, one the two points of random ranks; each has a legend entry.
     assert_eq!(page.matches("stroke-width=\"2\"").count(), 4, "given tables are joined with nothing");
     assert!(page.contains("<strong>Verdict: ") && page.contains("&lt;b&gt;.trace.safetensors --out"));
     assert!(
@@ -195,7 +195,7 @@ fn a_verdict_says_what_a_token_predicts() {
     assert_eq!(verdict.grade, Grade::Good, "{verdict}");
     assert!(verdict.text.contains("100% of the experts that it activates (25% by chance)"), "{verdict}");
     assert_eq!(verdict.next, "semmoe solve --profile run.profile.safetensors --groups 8 --out m.tables.safetensors");
-    // Experts that follow from the place, and not from the token.
+    // Experts determined by the position, not by the token.
     let by_place = trace(16, &requests(60), |token, at, layer| fixed(token.wrapping_mul(7) + at as u32 * 5, at, layer));
     let verdict = study(&Input::Trace(by_place), None).unwrap().verdict("run.trace.safetensors");
     assert!(
@@ -224,7 +224,7 @@ fn what_cannot_be_drawn_says_what_it_needs() {
     let topics = vec!["a".to_owned()];
     let error = render(&found, &Page { topics: Some((&trace, &topics)), ..Page::default() }).unwrap_err().to_string();
     assert!(error.contains("topics is a file of 1 lines"), "{error}");
-    // Nothing in it at all.
+    // An empty trace.
     let empty: Study = study(&Input::Trace(self::trace(16, &[], fixed)), None).unwrap();
     check_page(&render(&empty, &Page::default()).unwrap());
     assert!(Input::open(Path::new("absent")).is_err());
