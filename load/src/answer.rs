@@ -1,6 +1,6 @@
-//! One event or one whole answer: whether it carries text, its token counts, and whether it is an error.
+//! One event or complete answer: whether it carries text, its token counts, and whether it is an error.
 //!
-//! Only what is needed is kept, so that reading an event allocates nothing.
+//! Keeps only what is needed, so that reading an event does not allocate.
 
 use std::fmt;
 
@@ -8,20 +8,20 @@ use serde::Deserialize;
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// The content of a document.
+/// The relevant content of a document.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Said {
-    /// Some text, reasoning or tool call is in it.
+    /// It contains text, reasoning or a tool call.
     pub(crate) content: bool,
     /// It has the form of an answer, with or without content.
     pub(crate) is_answer: bool,
     /// It is an error.
     pub(crate) is_error: bool,
-    /// Tokens generated so far, as the engine counts.
+    /// Number of tokens generated so far, according to the engine.
     pub(crate) output_tokens: Option<u64>,
 }
 
-/// Reads an event's data or a whole body; `None` if it is no JSON object of the expected types.
+/// Parses an event's data or an entire body; `None` unless it is a JSON object of the expected types.
 pub(crate) fn read(json: &[u8]) -> Option<Said> {
     let document: Document<'_> = serde_json::from_slice(json).ok()?;
     let usage = document.usage.or(document.meta_info);
@@ -74,7 +74,7 @@ impl Message<'_> {
     }
 }
 
-/// A list of choices, folded into whether one has content.
+/// A list of choices, reduced to whether one has content.
 #[derive(Clone, Copy)]
 struct Choices(bool);
 
@@ -101,7 +101,7 @@ impl<'de> Deserialize<'de> for Choices {
     }
 }
 
-/// Whether there is something in a value: numbers and filled texts, lists and objects are something.
+/// Whether a value has content: numbers, and non-empty strings, lists and objects do.
 fn is_filled(value: Option<&RawValue>) -> bool {
     value.is_some_and(|value| match value.get().as_bytes() {
         b"null" | b"false" | b"\"\"" => false,

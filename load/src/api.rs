@@ -1,4 +1,4 @@
-//! The routes that can be loaded, and the bodies sent to them.
+//! The routes that can be loaded, and the request bodies for them.
 
 use semmoe_engines::Route;
 use semmoe_text::LinePrompt;
@@ -18,7 +18,7 @@ pub enum Api {
 }
 
 impl Api {
-    /// Where it is.
+    /// The route's path.
     pub fn path(self) -> &'static str {
         match self {
             Self::Chat => Route::Chat.path(),
@@ -34,7 +34,7 @@ impl Api {
 }
 
 impl LoadOptions {
-    /// The body for a prompt; `None` if the route cannot carry it.
+    /// The body for a prompt; `None` if the route does not support it.
     pub(crate) fn body(&self, prompt: LinePrompt) -> Option<Map<String, Value>> {
         let (name, value, tools) = match (self.api, prompt) {
             (Api::Chat, LinePrompt::Messages { messages, tools }) => ("messages", messages, tools),
@@ -61,7 +61,7 @@ impl LoadOptions {
         if self.stream {
             body.insert("stream".into(), true.into());
             if self.api.names_model() {
-                // The last event has the number of tokens.
+                // The last event then has the number of tokens.
                 body.insert("stream_options".into(), json!({ "include_usage": true }));
             }
         }

@@ -1,11 +1,11 @@
 //! Arrival files: recorded arrival times of requests.
 //!
-//! | file | a line | the time |
+//! | file | each line | time |
 //! |---|---|---|
 //! | `.jsonl` (Mooncake's traces) | a JSON object | `timestamp`, milliseconds |
-//! | `.csv` (Azure's and BurstGPT's traces) | fields with commas | the column `timestamp` of the header, else the first one: seconds, or `2023-11-16 18:17:03.97` (UTC) |
+//! | `.csv` (Azure's and BurstGPT's traces) | comma-separated fields | the column named `timestamp` in the header, else the first one: seconds, or `2023-11-16 18:17:03.97` (UTC) |
 //!
-//! Only the times are used. They are put in order and count from the first one.
+//! Only the times are used. They are sorted and made relative to the first one.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -17,11 +17,11 @@ use serde::Deserialize;
 
 use crate::LoadError;
 
-/// The longest line taken, in bytes: Mooncake's lines carry a number for every 512 tokens.
+/// Maximum length of a line in bytes: Mooncake's lines have a number for every 512 tokens.
 const MAX_LINE_BYTES: u64 = 1 << 20;
-/// 16 bytes each are kept.
+/// Each takes 16 bytes of memory.
 const MAX_ARRIVALS: usize = 10_000_000;
-/// The year 5138: beyond it a number is a mistake.
+/// The year 5138: a larger number is a mistake.
 const MAX_SECONDS: f64 = 1e11;
 
 #[derive(Deserialize)]
@@ -29,10 +29,10 @@ struct JsonLine {
     timestamp: f64,
 }
 
-/// Reads the times of `path`, in order, from 0.
+/// Reads the times of `path`, sorted, relative to the first.
 ///
 /// # Errors
-/// `LoadError` names the file, and the line that is wrong.
+/// `LoadError` names the file, and the invalid line.
 pub fn read_arrivals(path: &Path) -> Result<Arc<[Duration]>, LoadError> {
     let whole = |cause: &str| LoadError::Arrivals { path: path.to_path_buf(), cause: cause.to_owned() };
     let extension = path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
@@ -71,7 +71,7 @@ pub fn read_arrivals(path: &Path) -> Result<Arc<[Duration]>, LoadError> {
 
 enum Form {
     Json,
-    /// The column is known from the first line on.
+    /// The column is known after the first line.
     Csv {
         column: Option<usize>,
     },
@@ -117,13 +117,13 @@ fn csv_time(field: &str) -> Result<Duration, String> {
     time.duration_since(UNIX_EPOCH).map_err(|_| wrong())
 }
 
-/// Enough of a field to find it.
+/// Enough of a field to identify it.
 fn shown(field: &str) -> String {
     field.chars().take(40).collect()
 }
 
 fn seconds(value: f64) -> Result<Duration, String> {
-    // Seconds since 1970 are welcome: what matters is how far they lie apart.
+    // Seconds since 1970 are fine: only differences matter.
     if !(0.0..=MAX_SECONDS).contains(&value) {
         return Err(format!("the time is {value} s, expected 0 to {MAX_SECONDS}"));
     }

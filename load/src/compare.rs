@@ -1,8 +1,7 @@
-//! Two servers measured in turn, block by block, and compared by the ratios of neighbouring blocks.
+//! Compares two servers, measured in alternating blocks, by the ratios of neighbouring blocks.
 //!
-//! A machine that does other things too changes its speed from minute to minute. Blocks that follow each other meet
-//! about the same machine, so that their ratio says more than two long runs do, and the spread of the ratios says how
-//! much.
+//! The speed of a machine that does other work changes from minute to minute. Consecutive blocks see nearly the same
+//! machine, so their ratio is more reliable than two long runs, and the spread of the ratios shows how reliable.
 
 use std::collections::BTreeMap;
 
@@ -19,10 +18,10 @@ pub struct Round {
     pub second: Report,
 }
 
-/// Rounds, and what they say.
+/// The rounds, and the resulting ratios.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
-    /// The user stopped the run; a round that was not complete is left out.
+    /// Whether the user stopped the run; an incomplete round is left out.
     pub stopped: bool,
     /// Ratios of each figure that all rounds have.
     pub ratios: Vec<Ratio>,
@@ -41,15 +40,15 @@ pub struct Ratio {
     pub second: f64,
     /// The median of the rounds' ratios.
     pub median: f64,
-    /// The least of them.
+    /// The smallest ratio.
     pub least: f64,
-    /// The greatest of them.
+    /// The largest ratio.
     pub greatest: f64,
-    /// Rounds in which the second figure was above the first one.
+    /// Number of rounds in which the second figure was larger.
     pub rounds_above: usize,
 }
 
-/// A figure of a report; `None` where the run did not measure it.
+/// A figure of a report; `None` if the run did not measure it.
 type Figure = fn(&Report) -> Option<f64>;
 
 const FIGURES: [(&str, Figure); 12] = [
@@ -73,7 +72,7 @@ impl Comparison {
         Self { stopped, ratios, rounds }
     }
 
-    /// Requests that were answered completely, failed ones, of each server.
+    /// Completed and failed requests of each server.
     pub fn ok_and_failed(&self) -> [(u64, u64); 2] {
         let sum = |side: fn(&Round) -> &Report| {
             self.rounds
@@ -84,7 +83,7 @@ impl Comparison {
         [sum(|round| &round.first), sum(|round| &round.second)]
     }
 
-    /// Failed requests of each server by kind.
+    /// Failed requests of each server, by kind.
     pub(crate) fn errors(&self) -> [BTreeMap<&str, u64>; 2] {
         let mut sums = [BTreeMap::new(), BTreeMap::new()];
         for round in &self.rounds {
@@ -98,7 +97,7 @@ impl Comparison {
     }
 }
 
-/// `None` unless every round has the figure of both servers, above 0.
+/// `None` unless every round has a positive figure for both servers.
 fn ratio(name: &'static str, figure: Figure, rounds: &[Round]) -> Option<Ratio> {
     let pairs: Option<Vec<(f64, f64)>> = rounds
         .iter()
@@ -117,7 +116,7 @@ fn ratio(name: &'static str, figure: Figure, rounds: &[Round]) -> Option<Ratio> 
     })
 }
 
-/// Of at least one value; of an even number the mean of the two in the middle.
+/// The median of at least one value; for an even number, the mean of the middle two.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

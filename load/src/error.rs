@@ -1,4 +1,4 @@
-//! Errors outside of single requests; the failure of one request is a [`crate::Failure`].
+//! Errors outside of single requests; [`crate::Failure`] describes the failure of one request.
 
 use std::path::PathBuf;
 
@@ -10,17 +10,17 @@ use semmoe_text::PromptLineError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// An option cannot be used.
+    /// An option has an invalid value.
     #[error("{option} is {found}, expected {expected}")]
     Option {
         /// Its name.
         option: &'static str,
-        /// Its value; never that of a secret.
+        /// Its value, unless it is a secret.
         found: String,
         /// The values allowed.
         expected: &'static str,
     },
-    /// The prompts file.
+    /// The prompts file cannot be read.
     #[error(transparent)]
     Prompts(#[from] PromptLineError),
     /// The prompts file has nothing to send.
@@ -30,10 +30,10 @@ pub enum LoadError {
         path: PathBuf,
         /// The route's path.
         route: &'static str,
-        /// Prompts that the route cannot carry.
+        /// Number of prompts that the route does not support.
         left_out: usize,
     },
-    /// The prompts are more than is kept in memory.
+    /// The prompts exceed the memory limit.
     #[error("the requests for the prompts of {} take more than {limit} bytes, expected a shorter file", path.display())]
     TooManyPrompts {
         /// The file.
@@ -49,7 +49,7 @@ pub enum LoadError {
         /// The cause.
         source: std::io::Error,
     },
-    /// A line of the arrival file is wrong.
+    /// A line of the arrival file is invalid.
     #[error("{} line {line}: {cause}", path.display())]
     Arrival {
         /// The file.
@@ -59,7 +59,7 @@ pub enum LoadError {
         /// The problem.
         cause: String,
     },
-    /// The arrival file as a whole is wrong.
+    /// The arrival file as a whole is invalid.
     #[error("{} {cause}", path.display())]
     Arrivals {
         /// The file.
@@ -67,26 +67,26 @@ pub enum LoadError {
         /// The problem.
         cause: String,
     },
-    /// The address cannot be used.
+    /// The address is invalid.
     #[error(transparent)]
     Url(#[from] UrlError),
     /// The certificates cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The server cannot be reached at all.
+    /// The server cannot be reached.
     #[error("cannot connect to {url}: {cause}")]
     Connect {
-        /// Where to.
+        /// The server's address.
         url: String,
         /// The operating system's reason.
         cause: String,
     },
-    /// Which model to ask for is not known.
+    /// It is unclear which model to request.
     #[error("{url} serves {found} models, expected one or the model's name")]
     Model {
         /// The server.
         url: String,
-        /// How many it lists.
+        /// Number of models listed.
         found: usize,
     },
     /// The list of models could not be read.
@@ -95,7 +95,7 @@ pub enum LoadError {
     /// The caller stopped the run before it began.
     #[error("stopped before anything was sent")]
     Cancelled,
-    /// The machine gave no thread or runtime.
+    /// A thread or runtime could not be started.
     #[error("cannot start a worker: {0}")]
     Start(std::io::Error),
 }
@@ -105,7 +105,7 @@ impl LoadError {
         Self::Option { option, found: found.to_string(), expected }
     }
 
-    /// Whether the caller's options or files are at fault, and not the server or the machine.
+    /// Whether the caller's options or files are at fault, rather than the server or the machine.
     pub fn is_input(&self) -> bool {
         !matches!(self, Self::Connect { .. } | Self::Models(_) | Self::Cancelled | Self::Start(_))
     }

@@ -1,12 +1,12 @@
-//! Server-sent events out of pieces cut anywhere, in bounded memory.
+//! Parses server-sent events from arbitrary pieces, in bounded memory.
 
 use bytes::Bytes;
 use semmoe_engines::sse::Events as Boundaries;
 
-/// The longest event taken, in bytes: SGLang's `/generate` repeats the whole text in every event.
+/// Maximum size of an event in bytes: SGLang's `/generate` repeats the entire text in every event.
 pub(crate) const MAX_EVENT_BYTES: usize = 4 << 20;
 
-/// An event is longer than [`MAX_EVENT_BYTES`].
+/// An event exceeds [`MAX_EVENT_BYTES`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TooLong;
 
@@ -15,11 +15,11 @@ pub(crate) struct TooLong;
 pub(crate) struct Event<'a> {
     /// The `data` lines, joined by line feeds.
     pub(crate) data: &'a [u8],
-    /// Its `event` line says `error`.
+    /// Whether its `event` line is `error`.
     pub(crate) is_error: bool,
 }
 
-/// The events of a stream, parsed where [`Boundaries`] finds their ends.
+/// The events of a stream, whose ends [`Boundaries`] finds.
 #[derive(Debug)]
 pub(crate) struct Events {
     boundaries: Boundaries,
@@ -43,7 +43,7 @@ impl Events {
         mut on_event: impl FnMut(Event<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         let complete = self.boundaries.push(piece);
-        // An event over the limit is passed on in parts.
+        // An oversized event arrives in parts.
         if !self.boundaries.is_at_boundary() {
             return Err(TooLong.into());
         }
@@ -56,7 +56,7 @@ impl Events {
         Ok(())
     }
 
-    /// Whether the stream ends here with nothing begun.
+    /// Whether the stream ends here without an incomplete event.
     pub(crate) fn ends_at_boundary(mut self) -> bool {
         self.boundaries.rest().is_empty()
     }

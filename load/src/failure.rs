@@ -1,6 +1,6 @@
-//! Failures of a single request, as they are counted.
+//! Failures of a single request, by kind.
 
-/// Why a request failed. Never holds anything that the server wrote but numbers, so that no prompt gets into a report.
+/// Why a request failed. Contains nothing written by the server except numbers, so that no prompt gets into a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum Failure {
     /// No connection.
@@ -9,16 +9,16 @@ pub enum Failure {
     /// The request took longer than the limit.
     #[error("timeout: {0}")]
     Timeout(Phase),
-    /// The answer is not 2xx.
+    /// The status is not 2xx.
     #[error("status {0}")]
     Status(u16),
-    /// The connection ended where an answer should have begun.
+    /// The connection ended before an answer began.
     #[error("closed before the answer")]
     Closed,
-    /// The answer began and did not end as it should.
+    /// The answer began but did not end properly.
     #[error("broken: {0}")]
     Broken(Break),
-    /// The server put an error into a stream, or answered 200 with one.
+    /// The server put an error into a stream, or into an answer with status 200.
     #[error("error event")]
     ErrorEvent,
     /// The answer does not have the form of the route.
@@ -29,16 +29,16 @@ pub enum Failure {
 /// Why there is no connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum ConnectFailure {
-    /// No process listens.
+    /// No process is listening.
     #[error("refused")]
     Refused,
-    /// Not in time.
+    /// The time limit passed.
     #[error("timed out")]
     TimedOut,
-    /// TLS was not agreed on.
+    /// The TLS handshake failed.
     #[error("TLS")]
     Tls,
-    /// This process may open no more files.
+    /// This process cannot open more files.
     #[error("too many open files in the load generator")]
     NoFiles,
     /// Anything else.
@@ -46,7 +46,7 @@ pub enum ConnectFailure {
     Other,
 }
 
-/// The phase that a request was waiting in.
+/// The part of the answer that a request was waiting for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum Phase {
     /// The head of the answer.
@@ -63,7 +63,7 @@ pub enum Break {
     /// The connection ended before the body did: less than `Content-Length`, or no last chunk.
     #[error("the body is shorter than announced")]
     Short,
-    /// The body is whole, but the stream in it has no `[DONE]`.
+    /// The body is complete, but the stream in it has no `[DONE]`.
     #[error("the stream ended without [DONE]")]
     NoDone,
     /// The stream ended inside an event.

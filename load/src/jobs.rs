@@ -1,23 +1,23 @@
-//! The bodies of a run, made before it begins, so that making them costs no time in it.
+//! The request bodies of a run, prepared beforehand so that they cost no time during it.
 
 use bytes::Bytes;
 use semmoe_text::{LineForm, PromptLines};
 
 use crate::{LoadError, LoadOptions};
 
-/// All bodies together, in bytes.
+/// Maximum size of all bodies, in bytes.
 const MAX_BODIES_BYTES: usize = 1 << 30;
 
-/// Bodies, sent in turn and again from the first one.
+/// Bodies, sent in rotation.
 #[derive(Clone, Debug)]
 pub(crate) struct Jobs {
     pub(crate) bodies: Vec<Bytes>,
-    /// Prompts of the file that the route cannot carry.
+    /// Number of prompts in the file that the route does not support.
     pub(crate) left_out: usize,
 }
 
 impl Jobs {
-    /// Reads prompts: a `.txt` file has one a line, any other is JSON Lines.
+    /// Reads prompts: a `.txt` file has one per line, any other is JSON Lines.
     pub(crate) fn read(options: &LoadOptions) -> Result<Self, LoadError> {
         let path = &options.prompts;
         let plain = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("txt"));
@@ -44,7 +44,7 @@ impl Jobs {
         Ok(jobs)
     }
 
-    /// The body of the request with this number, from 0.
+    /// The body of a request, by its number from 0.
     pub(crate) fn body(&self, request: u64) -> Bytes {
         self.bodies[(request % self.bodies.len() as u64) as usize].clone()
     }

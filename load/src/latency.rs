@@ -1,15 +1,15 @@
-//! Latencies in bounded memory: a histogram with three significant digits, and the exact sum and extremes.
+//! Latencies in bounded memory: a histogram with three significant digits, plus the exact sum and extremes.
 
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// Longer durations are counted as this long; sum and maximum stay exact.
+/// Cap for histogram entries; sum and maximum stay exact.
 const MAX_NS: u64 = 3_600_000_000_000;
 const SIGNIFICANT_DIGITS: u8 = 3;
 
-/// Many durations.
+/// A collection of durations.
 #[derive(Clone, Debug)]
 pub(crate) struct Latencies {
     histogram: Histogram<u64>,
@@ -17,23 +17,23 @@ pub(crate) struct Latencies {
     max_ns: u64,
 }
 
-/// Summary of many durations, in milliseconds. Percentiles are at most 0.1% too high, mean and maximum exact.
+/// Summary of durations, in milliseconds. Percentiles are at most 0.1% too high; mean and maximum are exact.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LatencySummary {
-    /// How many.
+    /// Number of durations.
     pub count: u64,
-    /// Their mean.
+    /// Mean.
     pub mean: f64,
-    /// Half are at most this.
+    /// Median.
     pub p50: f64,
-    /// 90% are at most this.
+    /// 90th percentile.
     pub p90: f64,
-    /// 99% are at most this.
+    /// 99th percentile.
     pub p99: f64,
-    /// 99.9% are at most this.
+    /// 99.9th percentile.
     #[serde(rename = "p99.9")]
     pub p999: f64,
-    /// The longest.
+    /// Maximum.
     pub max: f64,
 }
 
@@ -59,12 +59,12 @@ impl Latencies {
         self.max_ns = self.max_ns.max(other.max_ns);
     }
 
-    /// The duration that a share `quantile` of all are not above, in milliseconds.
+    /// The `quantile` of the durations, in milliseconds.
     fn quantile_ms(&self, quantile: f64) -> f64 {
         ms(self.histogram.value_at_quantile(quantile).min(self.max_ns))
     }
 
-    /// `None` when there are none.
+    /// `None` if there are none.
     pub(crate) fn summary(&self) -> Option<LatencySummary> {
         let count = self.histogram.len();
         (count > 0).then(|| LatencySummary {
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The smallest of the sorted values that a share of at least `quantile` is not above.
+    /// The smallest of the sorted values that at least a share `quantile` does not exceed.
     fn plain(sorted: &[u64], quantile: f64) -> f64 {
         let rank = (quantile * sorted.len() as f64).ceil().max(1.0) as usize;
         ms(sorted[rank - 1])

@@ -1,20 +1,20 @@
-//! A load generator for servers that generate text: closed and open loop, latencies without coordinated omission, a
+//! A load generator for servers that generate text: closed and open loop, latencies without coordinated omission, and a
 //! report.
 //!
 //! | module | what |
 //! |---|---|
-//! | `options` | what a run is asked to do, checked |
+//! | `options` | the settings of a run, checked |
 //! | `schedule`, `arrivals` | when requests are due |
-//! | `window` | which requests are measured, and the time that rates are over |
-//! | `api`, `jobs` | what is sent |
-//! | `events`, `answer` | what an answer says |
-//! | `failure` | how a request can fail |
-//! | `latency`, `spread`, `stats` | what is kept: histograms and counts, bounded whatever the run's length |
+//! | `window` | which requests are measured, and the period for rates |
+//! | `api`, `jobs` | the requests sent |
+//! | `events`, `answer` | parsing of answers |
+//! | `failure` | ways in which a request can fail |
+//! | `latency`, `spread`, `stats` | histograms and counts, bounded whatever the run's length |
 //! | `report`, `compare`, `text` | the report |
-//! | `edge` | the rest: sockets, threads, clocks |
+//! | `edge` | everything else: sockets, threads, clocks |
 //!
-//! An answer counts as complete only when it is: all of `Content-Length`, or the last chunk; `[DONE]` at the end of a
-//! stream; no error in it.
+//! An answer counts as complete only if it has all of `Content-Length`, or the last chunk; `[DONE]` at the end of a
+//! stream; and no error.
 
 mod answer;
 mod api;

@@ -1,4 +1,4 @@
-//! Options of a run, checked before anything is sent.
+//! Settings of a run, checked before anything is sent.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,12 +11,12 @@ use serde_json::{Map, Value};
 
 use crate::{Api, LoadError};
 
-/// More clients than any machine has ports for.
+/// More clients than any machine has ports.
 pub const MAX_CONCURRENCY: usize = 50_000;
 
-/// Headers whose values are secrets: a command line is seen by every user of the machine.
+/// Headers with secret values: every user of the machine can see a command line.
 const SECRETS: &[&str] = &["authorization", "proxy-authorization", "cookie", "x-api-key", "api-key"];
-/// Headers that the client itself writes.
+/// Headers that the client sets itself.
 const FRAMING: &[&str] =
     &["host", "content-length", "content-type", "transfer-encoding", "connection", "te", "upgrade"];
 
@@ -24,16 +24,16 @@ const FRAMING: &[&str] =
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Pace {
-    /// Closed loop: so many clients, each sending its next request when the last one ended.
+    /// Closed loop: each client sends its next request when the last one has ended.
     Closed {
-        /// At least 1.
+        /// Number of clients, at least 1.
         concurrency: usize,
     },
-    /// Open loop: a Poisson process, whatever the server does.
+    /// Open loop: a Poisson process, independent of the server.
     Poisson {
         /// Mean requests per second, above 0.
         per_second: f64,
-        /// Of its random numbers.
+        /// Random seed.
         seed: u64,
     },
     /// Open loop: the times of an arrival file.
@@ -53,22 +53,22 @@ fn displayed<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Erro
 /// When a run ends; warm-up requests do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// After so many requests.
+    /// After this many requests.
     Requests(u64),
-    /// After so long; requests in flight then are waited for.
+    /// After this time; requests then in flight are awaited.
     Duration(Duration),
-    /// With the arrival file.
+    /// At the end of the arrival file.
     Arrivals,
 }
 
-/// Service levels; a request is good when it holds all that are given.
+/// Service levels; a request is good if it meets all that are given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Slo {
-    /// Time to the first content, at most so many milliseconds.
+    /// Maximum time to the first content, in milliseconds.
     pub ttft_ms: Option<f64>,
-    /// Mean gap between the content events of the request, at most so many milliseconds.
+    /// Maximum mean gap between the content events of the request, in milliseconds.
     pub itl_ms: Option<f64>,
-    /// Time to the end of the answer, at most so many milliseconds.
+    /// Maximum time to the end of the answer, in milliseconds.
     pub e2e_ms: Option<f64>,
 }
 
@@ -79,47 +79,47 @@ impl Slo {
     }
 }
 
-/// One run.
+/// Settings of one run.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
     /// The server.
     pub url: BaseUrl,
-    /// Whom an https server is believed by, and what is shown to it.
+    /// Trusted authorities for an https server, and the client's certificate.
     pub tls: ClientFiles,
     /// The route.
     pub api: Api,
     /// Whether answers are streamed.
     pub stream: bool,
-    /// The model; `None` asks the server for the only one it serves.
+    /// The model; `None` queries the server for the only one it serves.
     pub model: Option<String>,
-    /// The prompts file: `.txt` has one a line, any other is JSON Lines.
+    /// The prompts file: `.txt` has one prompt per line, any other is JSON Lines.
     pub prompts: PathBuf,
-    /// Tokens to generate at most.
+    /// Maximum number of tokens to generate.
     pub max_tokens: u32,
-    /// Fields put over those of every body.
+    /// Fields that override those of every body.
     pub extra: Map<String, Value>,
-    /// Sent with every request.
+    /// Headers sent with every request.
     pub headers: HeaderMap,
     /// When requests are sent.
     pub pace: Pace,
     /// When the run ends.
     pub limit: Limit,
-    /// Requests that are sent first and not measured.
+    /// Number of requests sent first and not measured.
     pub warmup: u64,
-    /// Longest time of one request, from when it is sent.
+    /// Time limit for one request, from when it is sent.
     pub timeout: Duration,
     /// Service levels.
     pub slo: Slo,
-    /// Threads that send; `None` takes one for each core, and no more than clients.
+    /// Number of sending threads; `None` = one per core, but no more than clients.
     pub threads: Option<usize>,
-    /// Requests of an open loop in flight at most; later ones wait, and are measured from when they were due.
+    /// Maximum open-loop requests in flight; later ones wait, and are measured from when they were due.
     pub max_in_flight: usize,
-    /// How long requests in flight may go on when the caller stops the run.
+    /// How long requests in flight may continue after the caller stops the run.
     pub grace: Duration,
 }
 
 impl LoadOptions {
-    /// Chats that are not streamed, one at a time, each prompt of the file until `limit`.
+    /// Chats without streaming, one at a time, through the file's prompts until `limit`.
     pub fn new(url: BaseUrl, prompts: PathBuf, pace: Pace, limit: Limit) -> Self {
         Self {
             url,
@@ -194,10 +194,10 @@ impl LoadOptions {
     }
 }
 
-/// A header as `name: value` for every request; secrets and what the client itself writes are refused.
+/// Parses a header `name: value` for every request; rejects secrets and headers that the client sets itself.
 ///
 /// # Errors
-/// `LoadError` for text that is no header.
+/// `LoadError` if the text is not a header.
 pub fn parse_header(text: &str) -> Result<(HeaderName, HeaderValue), LoadError> {
     let bad = |found: &str, expected| LoadError::option("a header", found, expected);
     // Whatever is wrong with it, its value is not shown.
@@ -213,10 +213,10 @@ pub fn parse_header(text: &str) -> Result<(HeaderName, HeaderValue), LoadError> 
     Ok((name, value))
 }
 
-/// `Authorization: Bearer KEY`, which no `Debug` shows.
+/// `Authorization: Bearer KEY`, hidden in `Debug` output.
 ///
 /// # Errors
-/// `LoadError` for a key that no header can carry.
+/// `LoadError` if the key is invalid in a header.
 pub fn bearer(key: &str) -> Result<(HeaderName, HeaderValue), LoadError> {
     let wrong = |_| LoadError::option("the API key", "not fit for a header", "visible ASCII on one line");
     let mut value: HeaderValue = format!("Bearer {}", key.trim()).parse().map_err(wrong)?;

@@ -7,29 +7,29 @@ use crate::spread::SpreadSummary;
 use crate::stats::Stats;
 use crate::{Limit, LoadOptions, Pace, Slo};
 
-/// A generator that sends later than this, at the 99th percentile, measures itself too.
+/// If the 99th percentile of lateness exceeds this, the generator itself distorts the measurement.
 const LATE_MS: f64 = 10.0;
-/// The share of a core for each thread beyond which the generator is at its limit.
+/// CPU utilisation per thread beyond which the generator is at its limit.
 const BUSY: f64 = 0.9;
 
-/// A run, as printed and as JSON. Times are in milliseconds unless the name says otherwise; never holds prompts or
-/// secrets.
+/// The results of a run, for printing and as JSON. Times are in milliseconds unless the name says otherwise; never
+/// contains prompts or secrets.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// Where to.
+    /// The server.
     pub url: String,
     /// The route's path.
     pub route: &'static str,
-    /// The model asked for.
+    /// The model requested.
     pub model: Option<String>,
     /// Whether answers were streamed.
     pub stream: bool,
     /// How requests were paced. In open loops latencies count from when requests were due.
     #[serde(rename = "loop")]
     pub pace: Pace,
-    /// The user stopped the run.
+    /// Whether the user stopped the run.
     pub stopped: bool,
-    /// How long rates are over, in seconds.
+    /// The period that rates cover, in seconds.
     pub seconds: f64,
     /// Requests of the measured part.
     pub requests: RequestCounts,
@@ -37,21 +37,21 @@ pub struct Report {
     pub requests_per_second: f64,
     /// Tokens of complete answers.
     pub output_tokens: TokenReport,
-    /// Requests that hold the service levels; none are given: `None`.
+    /// Requests that meet the service levels; `None` if none are given.
     pub goodput: Option<Goodput>,
-    /// To the first content event; only streams.
+    /// Time to the first content event; only for streams.
     pub ttft_ms: Option<LatencySummary>,
-    /// Between content events, also of requests that failed later; only streams.
+    /// Time between content events, also of requests that failed later; only for streams.
     pub inter_token_ms: Option<LatencySummary>,
-    /// The longest gap of each complete answer; only streams.
+    /// The longest gap of each complete answer; only for streams.
     pub longest_gap_ms: Option<LatencySummary>,
-    /// To the last byte of complete answers.
+    /// Time to the last byte of complete answers.
     pub e2e_ms: Option<LatencySummary>,
-    /// How late the generator itself sent; only open loops.
+    /// How late the generator itself sent; only for open loops.
     pub send_lateness_ms: Option<LatencySummary>,
-    /// Failed requests by kind, most first.
+    /// Failed requests by kind, most frequent first.
     pub errors: Vec<ErrorCount>,
-    /// Requests by backend and rank, as the gateway's `x-semmoe-*` headers name them.
+    /// Requests by backend and rank, according to the gateway's `x-semmoe-*` headers.
     pub ranks: SpreadSummary,
     /// Requests by backend.
     pub backends: SpreadSummary,
@@ -61,20 +61,20 @@ pub struct Report {
     pub warnings: Vec<String>,
 }
 
-/// Requests that were measured.
+/// Measured requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct RequestCounts {
-    /// Sent, all in all.
+    /// Number of requests sent.
     pub sent: u64,
-    /// Answered completely.
+    /// Completely answered.
     pub ok: u64,
     /// Failed.
     pub failed: u64,
     /// Still in flight when the user stopped the run.
     pub unfinished: u64,
-    /// Answered completely, without any content.
+    /// Completely answered, but without any content.
     pub without_content: u64,
-    /// Sent before, and not measured.
+    /// Sent during the warm-up, and not measured.
     pub warmup: u64,
 }
 
@@ -83,22 +83,22 @@ pub struct RequestCounts {
 pub struct TokenReport {
     /// Tokens per second.
     pub per_second: f64,
-    /// Tokens that engines reported.
+    /// Tokens reported by engines.
     pub told: u64,
-    /// Answers with a reported count.
+    /// Number of answers with a reported count.
     pub answers_that_told: u64,
-    /// Content events of answers without a count: at least one token each, perhaps more.
+    /// Content events of answers without a count: at least one token each, possibly more.
     pub events: u64,
 }
 
-/// Requests that hold all service levels.
+/// Requests that meet all service levels.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Goodput {
-    /// The levels.
+    /// The service levels.
     pub slo: Slo,
     /// Good requests per second.
     pub requests_per_second: f64,
-    /// Good requests over all that ended, failed ones included.
+    /// Good requests over all that ended, including failed ones.
     pub share: f64,
 }
 
@@ -107,44 +107,44 @@ pub struct Goodput {
 pub struct ErrorCount {
     /// The kind.
     pub kind: String,
-    /// How many.
+    /// Number of requests.
     pub count: u64,
 }
 
 /// The load generator's own work and cost.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Generator {
-    /// Threads that sent.
+    /// Number of sending threads.
     pub threads: usize,
     /// CPU time of the process during the run, in seconds.
     pub cpu_seconds: f64,
-    /// CPU time for each request, in microseconds.
+    /// CPU time per request, in microseconds.
     pub cpu_us_per_request: f64,
-    /// Connections opened.
+    /// Number of connections opened.
     pub connections: u64,
-    /// Requests in flight at the same time, at most.
+    /// Maximum number of requests in flight.
     pub most_in_flight: usize,
-    /// Requests of an open loop that waited as too many were in flight.
+    /// Open-loop requests that waited because too many were in flight.
     pub held_back: u64,
-    /// Connections on which the server sent bytes that were not requested.
+    /// Number of connections on which the server sent unsolicited bytes.
     pub stray_bytes: u64,
-    /// Different prompts.
+    /// Number of distinct prompts.
     pub prompts: usize,
-    /// Prompts of the file that the route cannot carry.
+    /// Prompts of the file that the route does not support.
     pub prompts_left_out: usize,
 }
 
-/// Facts from the edge beside the statistics.
+/// Facts from the edge besides the statistics.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     pub(crate) seconds: f64,
     pub(crate) sent: u64,
     pub(crate) stopped: bool,
-    /// The prompt of the first request.
+    /// Index of the first request's prompt.
     pub(crate) first_prompt: u64,
-    /// How long the threads ran, warm-up and last answers included.
+    /// How long the threads ran, including warm-up and last answers.
     pub(crate) wall_seconds: f64,
-    /// Without the CPU time of each request.
+    /// Without the CPU time per request.
     pub(crate) generator: Generator,
 }
 
@@ -243,7 +243,10 @@ impl Report {
         let stray = generator.stray_bytes;
         warn(stray > 0, format!("on {stray} connections the server sent bytes that belong to no answer"));
         let unreported = self.requests.ok - self.output_tokens.answers_that_told;
-        warn(unreported > 0, format!("{unreported} answers did not tell their tokens: content events stand for them"));
+        warn(
+            unreported > 0,
+            format!("{unreported} answers did not report their tokens: content events are counted instead"),
+        );
         let empty = self.requests.without_content;
         warn(empty > 0, format!("{empty} complete answers had no content"));
         if let (Limit::Requests(asked), false) = (options.limit, self.stopped) {
@@ -261,7 +264,7 @@ mod tests {
     use super::*;
     use crate::stats::{Answered, Sample, Tokens};
 
-    /// One answer, sent so much late.
+    /// One answer, sent late by `late`.
     fn stats(late: Duration) -> Stats {
         let mut stats = Stats::new(Slo::default());
         let (e2e, tokens) = (Duration::from_millis(5), Tokens::Reported(10));

@@ -1,12 +1,12 @@
-//! When requests are sent: as others end (closed loop), or at given times whatever the server does (open loop).
+//! When requests are sent: as others end (closed loop), or at given times, independent of the server (open loop).
 
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The most that a gap or a time may be: beyond it a number is a mistake, and sums stay exact.
+/// Maximum gap or time: a larger number is a mistake, and sums stay exact.
 pub(crate) const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// Times of an open loop, from the start of the run, never falling.
+/// Times of an open loop, from the start of the run, non-decreasing.
 #[derive(Clone, Debug)]
 pub(crate) enum Schedule {
     /// `now`: the last time, in seconds.
@@ -23,13 +23,13 @@ pub(crate) enum Schedule {
 }
 
 impl Schedule {
-    /// Exponential gaps with a mean of `1 / per_second` seconds (finite, above 0), without end; the same for the same
-    /// seed.
+    /// An endless sequence of exponential gaps with a mean of `1 / per_second` seconds (finite, above 0), determined by
+    /// the seed.
     pub(crate) fn poisson(per_second: f64, seed: u64) -> Self {
         Self::Poisson { per_second, random: fastrand::Rng::with_seed(seed), now: 0.0 }
     }
 
-    /// Times as recorded, in order, each divided by `speed` (finite, above 0).
+    /// Recorded times, in order, each divided by `speed` (finite, above 0).
     pub(crate) fn recorded(times: Arc<[Duration]>, speed: f64) -> Self {
         Self::Recorded { times, speed, next: 0 }
     }
@@ -41,7 +41,7 @@ impl Iterator for Schedule {
     fn next(&mut self) -> Option<Duration> {
         let seconds = match self {
             Self::Poisson { per_second, random, now } => {
-                // 1 - f64() is in (0, 1]: the logarithm is finite.
+                // 1 - f64() is in (0, 1], so the logarithm is finite.
                 *now += -(1.0 - random.f64()).ln() / *per_second;
                 *now
             }

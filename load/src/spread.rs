@@ -1,10 +1,10 @@
-//! How evenly requests lie on ranks and backends, by the labels in answers.
+//! How evenly requests are distributed over ranks and backends, by the labels in answers.
 
 use std::collections::HashMap;
 
 use serde::Serialize;
 
-/// Labels kept apart; those that come later are counted together.
+/// Maximum number of distinct labels; later ones are counted together.
 const MAX_LABELS: usize = 4096;
 const MAX_LABEL_BYTES: usize = 128;
 
@@ -19,15 +19,15 @@ pub(crate) struct Spread {
 /// Summary of a spread.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SpreadSummary {
-    /// Requests whose answer had a label.
+    /// Number of answers with a label.
     pub told: u64,
-    /// Requests whose answer had none.
+    /// Number of answers without a label.
     pub not_told: u64,
-    /// The greatest count over the mean of those seen; a rank that got no request at all is not among them.
+    /// The largest count over the mean of those seen; a rank without any request is not included.
     pub max_over_mean: Option<f64>,
-    /// Requests of each label, in order of the labels.
+    /// Number of requests per label, sorted by label.
     pub requests: Vec<(String, u64)>,
-    /// Requests of labels beyond the first 4096.
+    /// Requests with labels beyond the first 4096.
     pub others: u64,
 }
 

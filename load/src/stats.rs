@@ -10,45 +10,45 @@ use crate::{Failure, Slo};
 /// Output tokens of one answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tokens {
-    /// As the engine reported.
+    /// Reported by the engine.
     Reported(u64),
-    /// Events with content, where the engine reported no count.
+    /// Number of events with content, if the engine reported no count.
     Events(u64),
 }
 
 /// A complete answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Answered {
-    /// To the first content; none if there was no content or no stream.
+    /// Time to the first content; `None` without content or streaming.
     pub(crate) ttft: Option<Duration>,
-    /// To the last byte.
+    /// Time to the last byte.
     pub(crate) e2e: Duration,
-    /// Of the gaps between content events; none with fewer than two.
+    /// Mean gap between content events; `None` with fewer than two.
     pub(crate) mean_gap: Option<Duration>,
-    /// The longest of them.
+    /// The longest gap.
     pub(crate) longest_gap: Option<Duration>,
     pub(crate) tokens: Tokens,
-    /// Whether there was content at all.
+    /// Whether there was any content.
     pub(crate) content: bool,
 }
 
 /// One request that ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample<'a> {
-    /// Not of the warm-up.
+    /// Whether it is not part of the warm-up.
     pub(crate) measured: bool,
-    /// It counts for rates: it ended within the time that is measured.
+    /// Whether it counts for rates: it ended within the measured period.
     pub(crate) in_window: bool,
-    /// How long after it was due it was sent (open loop).
+    /// How long after its due time it was sent (open loop).
     pub(crate) late: Option<Duration>,
     pub(crate) result: Result<Answered, Failure>,
-    /// Whether an answer's head came, so that its labels are known.
+    /// Whether the head of an answer arrived, so that its labels are known.
     pub(crate) has_head: bool,
     pub(crate) backend: Option<&'a str>,
     pub(crate) rank: Option<&'a str>,
 }
 
-/// Everything kept.
+/// All statistics.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stats {
     slo: Slo,
@@ -58,12 +58,12 @@ pub(crate) struct Stats {
     pub(crate) no_content: u64,
     pub(crate) good: u64,
     pub(crate) rated: Rated,
-    /// Answers whose tokens the engine reported, and these tokens.
+    /// Number of answers with reported tokens, and these tokens.
     pub(crate) reported: (u64, u64),
-    /// Answers without a token count, and their events.
+    /// Number of answers without a token count, and their events.
     pub(crate) counted: (u64, u64),
     pub(crate) ttft: Latencies,
-    /// Between content events, of whatever becomes of their request.
+    /// Between content events, whatever the outcome of the request.
     pub(crate) gaps: Latencies,
     pub(crate) longest_gap: Latencies,
     pub(crate) e2e: Latencies,
@@ -72,7 +72,7 @@ pub(crate) struct Stats {
     pub(crate) backends: Spread,
 }
 
-/// Requests that ended within the time that rates cover.
+/// Requests that ended within the period that rates cover.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rated {
     pub(crate) ok: u64,
@@ -132,7 +132,7 @@ impl Stats {
         counted.1 = counted.1.saturating_add(tokens);
     }
 
-    /// Ranks of one number on two backends are two ranks.
+    /// Ranks with equal numbers on two backends are distinct.
     fn labels(&mut self, backend: Option<&str>, rank: Option<&str>) {
         self.backends.count(backend);
         match (backend, rank) {
@@ -145,7 +145,7 @@ impl Stats {
         let holds = |most: Option<f64>, found: Option<Duration>| {
             most.is_none_or(|most| found.is_some_and(|found| found.as_secs_f64() * 1e3 <= most))
         };
-        // One event has no gap, and so none that is too long.
+        // A single event has no gap, and so none that is too long.
         let gap = answered.mean_gap.or(answered.ttft.map(|_| Duration::ZERO));
         holds(self.slo.ttft_ms, answered.ttft)
             && holds(self.slo.itl_ms, gap)

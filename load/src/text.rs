@@ -1,4 +1,4 @@
-//! A report for people.
+//! The report as text.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -8,7 +8,7 @@ use crate::report::Report;
 use crate::spread::SpreadSummary;
 use crate::{Pace, Slo};
 
-/// Labels of a spread that are listed.
+/// Maximum number of labels listed.
 const LISTED: usize = 16;
 
 impl Display for Report {
@@ -101,14 +101,14 @@ impl Display for Comparison {
             write!(f, "{:<22} {:>12.3} {:>12.3} {:>8.3}", ratio.figure, ratio.first, ratio.second, ratio.median)?;
             writeln!(f, " {:>8.3} {:>8.3} {above:>9}", ratio.least, ratio.greatest)?;
         }
-        // Each once, as the last round said it.
+        // Each only once, as worded in the last round.
         let (first, second) = (&last.first.warnings, &last.second.warnings);
         let mut notes = first.iter().chain(second.iter().filter(|note| !first.contains(note)));
         notes.try_for_each(|note| writeln!(f, "note: {note}"))
     }
 }
 
-/// Service levels, each behind a comma.
+/// Service levels, each preceded by a comma.
 fn levels(slo: &Slo) -> String {
     let levels = [("first token", slo.ttft_ms), ("mean gap", slo.itl_ms), ("end to end", slo.e2e_ms)];
     levels.iter().filter_map(|(name, level)| Some(format!(", {name} <= {} ms", (*level)?))).collect()

@@ -1,6 +1,6 @@
-//! Which requests are sent, which of them are measured, and over what time rates are.
+//! Which requests are sent, which of them are measured, and the period that rates cover.
 //!
-//! All times are given, so that this has no clock of its own.
+//! All times are passed in: this module reads no clock.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 use crate::Limit;
 
-/// The requests of a run and the time that is measured.
+/// The requests of a run and the measured period.
 #[derive(Debug)]
 pub(crate) struct Window {
     warmup: u64,
     limit: Limit,
     next: AtomicU64,
-    /// When the measured time began.
+    /// Start of the measured period.
     pub(crate) begin: OnceLock<Instant>,
-    /// When the last measured request ended, in nanoseconds from the begin.
+    /// End of the last measured request, in nanoseconds from the start.
     last_end_ns: AtomicU64,
     /// Whether the schedule ended before the limit.
     ended_early: AtomicBool,
@@ -25,7 +25,7 @@ pub(crate) struct Window {
 /// A request that may be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
-    /// From 0, warm-up included.
+    /// Counted from 0, including the warm-up.
     pub(crate) number: u64,
     pub(crate) measured: bool,
 }
@@ -37,13 +37,13 @@ impl Window {
         Self { warmup, limit, next, begin: OnceLock::new(), last_end_ns, ended_early: AtomicBool::new(false) }
     }
 
-    /// Nothing more is due, although the limit was not reached.
+    /// Records that nothing more is due, although the limit was not reached.
     pub(crate) fn schedule_ended(&self) {
         self.ended_early.store(true, Ordering::Relaxed);
     }
 
-    /// The next request, due at `due`; `None` when the limit is reached. The first measured one begins the measured
-    /// time.
+    /// The next request, due at `due`; `None` once the limit is reached. The first measured one starts the measured
+    /// period.
     pub(crate) fn ticket(&self, due: Instant) -> Option<Ticket> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let Some(measured) = number.checked_sub(self.warmup) else {
@@ -58,10 +58,10 @@ impl Window {
         (!over).then_some(Ticket { number, measured: true })
     }
 
-    /// Notes the end of a request, and returns whether it counts for rates.
+    /// Records the end of a request, and returns whether it counts for rates.
     ///
-    /// Over a duration whatever ends in it counts, of the warm-up too: as much as was in flight at its begin is left in
-    /// flight at its end.
+    /// With a duration, everything that ends within it counts, including warm-up requests: about as much is in flight
+    /// at its start as at its end.
     pub(crate) fn ended(&self, ticket: Ticket, end: Instant) -> bool {
         let Some(begin) = self.begin.get() else { return false };
         if ticket.measured {
@@ -74,9 +74,9 @@ impl Window {
         }
     }
 
-    /// How long rates are over: the duration asked for, or until the last measured request ended, also where nothing
-    /// more was due before the duration was over; at most until the caller stopped the run, or the last request ended
-    /// after that.
+    /// The period for rates: the requested duration, or until the last measured request ended, also if nothing more was
+    /// due before the duration was over; at most until the caller stopped the run, or the last request ended after
+    /// that.
     pub(crate) fn length(&self, stopped: Option<Instant>) -> Duration {
         let Some(begin) = self.begin.get() else { return Duration::ZERO };
         let last_end = Duration::from_nanos(self.last_end_ns.load(Ordering::Relaxed));
@@ -103,7 +103,7 @@ mod tests {
             tickets.iter().map(|ticket| (ticket.number, ticket.measured)).collect::<Vec<_>>(),
             [(0, false), (1, false), (2, true), (3, true), (4, true)]
         );
-        // A warm-up that ends late does not count, and the last measured one ends the time.
+        // A warm-up request that ends late does not count, and the last measured one ends the period.
         assert!(!window.ended(tickets[0], now + MS(900)));
         assert!(window.ended(tickets[4], now + MS(700)) && window.ended(tickets[2], now + MS(500)));
         assert_eq!((window.length(None), window.length(Some(now + MS(1)))), (MS(700), MS(700)));

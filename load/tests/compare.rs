@@ -33,7 +33,7 @@ async fn blocks_alternate_and_share_their_prompts() {
     let log = std::mem::take(&mut *log.lock().unwrap());
     let asked: String = log.iter().map(|(name, _)| *name).collect();
     assert_eq!(asked, "aaabbbbbbaaaaaabbb");
-    // Three prompts, one of warm-up and two measured in each block: every block sends all three.
+    // Three prompts, one for warm-up and two measured in each block: every block sends all three.
     let prompts: Vec<_> = log.iter().map(|(_, prompt)| prompt.as_str()).collect();
     assert!(prompts.chunks(3).all(|block| block == ["one", "two", "three"]), "{prompts:?}");
     assert_eq!((compared.rounds.len(), compared.ok_and_failed()), (3, [(6, 0), (6, 0)]));

@@ -1,4 +1,4 @@
-//! Servers that lie, stop and babble: each failure is counted under its own name, and nothing hangs.
+//! Servers that misbehave: each failure is counted under its own name, and nothing hangs.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -85,7 +85,7 @@ async fn no_answer_and_half_an_answer_time_out() {
         (false, (|| vec![Step::Hang]) as fn() -> Reply, "timeout: no answer"),
         (true, || send(stream(&[CONTENT], "")), "timeout: answer not complete"),
     ] {
-        // Again with a longer limit where a busy machine did not get as far as the head of the answer within it.
+        // Retry with a longer limit if a busy machine did not get to the head of the answer in time.
         for limit in [Duration::from_millis(50), Duration::from_secs(5), Duration::from_secs(60)] {
             let mock = Mock::start(move |_| std::future::ready(reply()));
             let mut options = mock.options(Pace::Closed { concurrency: 2 }, Limit::Requests(4));

@@ -1,4 +1,4 @@
-//! Runs against servers that behave: what is sent, when, and its report.
+//! Runs against well-behaved servers: what is sent, when, and the report.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -12,7 +12,7 @@ use semmoe_load::{Api, Limit, Pace, bearer};
 use serde_json::{Value, json};
 use tokio::sync::{Barrier, Notify};
 
-/// Every answer waits until as many requests are there as there are clients: fewer would wait for ever, more are seen.
+/// Every answer waits until there are as many requests as clients: fewer would wait forever, more would be noticed.
 #[tokio::test]
 async fn a_closed_loop_keeps_exactly_so_many_in_flight() {
     const CLIENTS: usize = 6;
@@ -37,7 +37,7 @@ async fn a_closed_loop_keeps_exactly_so_many_in_flight() {
     assert_eq!(report.generator.connections, CLIENTS as u64);
 }
 
-/// No answer before all requests are there: only a generator that does not wait for answers gets through.
+/// No answer before all requests have arrived: only a generator that does not wait for answers gets through.
 #[tokio::test]
 async fn an_open_loop_does_not_wait_for_answers() {
     for recorded in [false, true] {
@@ -63,8 +63,7 @@ async fn an_open_loop_does_not_wait_for_answers() {
     }
 }
 
-/// With one in flight at a time the others wait, and their waiting is in their latency: what they were late by at
-/// least.
+/// With one in flight at a time the others wait, and their latency includes at least their delay.
 #[tokio::test]
 async fn latencies_of_an_open_loop_count_from_when_requests_were_due() {
     let mock = Mock::with_bytes(chat(""));
@@ -117,7 +116,7 @@ async fn tokens_that_nobody_told_are_events() {
     let report = mock.closed(true, 5).await;
     assert_eq!((report.output_tokens.told, report.output_tokens.events), (0, 10));
     assert!(report.to_string().contains("ranks: not reported"), "{report}");
-    assert!(report.warnings.iter().any(|note| note.starts_with("5 answers did not tell their tokens")));
+    assert!(report.warnings.iter().any(|note| note.starts_with("5 answers did not report their tokens")));
 }
 
 /// Bodies, headers and the order of prompts; warm-up requests are sent and not measured; no key in the report.
@@ -193,7 +192,7 @@ async fn a_stop_ends_the_run_with_what_was_measured() {
         });
         let pace = if open { Pace::Poisson { per_second: 500.0, seed: 0 } } else { Pace::Closed { concurrency: 3 } };
         let mut options = mock.options(pace, Limit::Requests(1_000_000));
-        // For the first five answers, which are written but perhaps not read yet.
+        // For the first five answers, which are written but possibly not read yet.
         options.grace = Duration::from_secs(3);
         let report = semmoe_load::run(options, &|_| {}, stuck.notified()).await.unwrap();
         assert!(report.stopped && report.requests.unfinished > 0, "{report}");
@@ -215,7 +214,7 @@ async fn a_duration_ends_the_run_and_is_what_rates_are_over() {
     }
 }
 
-/// Arrivals beyond the duration are not waited for, and rates are over what there was to send.
+/// Arrivals beyond the duration are not awaited, and rates cover only the period with requests.
 #[tokio::test]
 async fn a_duration_cuts_an_arrival_file_short() {
     let mock = Mock::with_bytes(chat(""));

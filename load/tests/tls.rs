@@ -1,4 +1,4 @@
-//! https: certificates are checked, and a server that is not believed is an error before the run.
+//! https: certificates are checked, and an untrusted server is an error before the run.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -45,7 +45,7 @@ async fn a_server_is_believed_by_its_certificate_and_name() {
         let (_, other) = server(name);
         let mut options = mock.options(Pace::Closed { concurrency: 2 }, Limit::Requests(20));
         options.tls.ca = Some(mock.file("ca.pem", &[if believed { &cert } else { &other }]));
-        // Asked for over TLS too.
+        // Also queried over TLS.
         options.model = None;
         match semmoe_load::run(options, &|_| {}, std::future::pending()).await {
             Ok(report) => {

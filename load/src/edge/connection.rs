@@ -1,4 +1,4 @@
-//! Connections of one worker, used again and again.
+//! Connections of one worker, reused between requests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,13 +12,13 @@ use hyper_util::rt::TokioIo;
 use super::target::Target;
 use crate::Failure;
 
-/// Uvicorn, which SGLang and vLLM run on, closes idle connections after 5 s: one that is about to be closed is not
-/// used.
+/// Uvicorn, which SGLang and vLLM use, closes idle connections after 5 s: a connection that is about to be closed is
+/// not used.
 const MAX_IDLE: Duration = Duration::from_secs(4);
 
 pub(crate) type Sender = SendRequest<Full<Bytes>>;
 
-/// Idle connections of one worker; the last used is used first.
+/// Idle connections of one worker, most recently used first.
 #[derive(Debug)]
 pub(crate) struct Connections {
     pub(super) target: Arc<Target>,
@@ -30,7 +30,7 @@ pub(crate) struct Connections {
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionCounts {
     pub(crate) opened: AtomicU64,
-    /// The server sent something on them that was not requested, such as more than it announced.
+    /// Connections on which the server sent unsolicited bytes, such as more than it announced.
     pub(crate) stray: AtomicU64,
 }
 
@@ -49,7 +49,7 @@ impl Connections {
         }
     }
 
-    /// A new connection. Its task ends when the connection does, or with the worker's runtime.
+    /// Opens a connection. Its task ends with the connection, or with the worker's runtime.
     pub(crate) async fn open(&self) -> Result<Sender, Failure> {
         let stream = self.target.connect().await.map_err(Failure::Connect)?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|_| Failure::Closed)?;
@@ -64,7 +64,7 @@ impl Connections {
         Ok(sender)
     }
 
-    /// Gives a connection back after a complete answer.
+    /// Returns a connection after a complete answer.
     pub(crate) fn keep(&self, sender: Sender) {
         if !sender.is_closed() {
             self.lock().push((sender, Instant::now()));
@@ -76,7 +76,7 @@ impl Connections {
     }
 }
 
-/// hyper has no question for this kind of error.
+/// hyper has no accessor for this kind of error.
 fn is_unexpected(error: &hyper::Error) -> bool {
     !error.is_incomplete_message() && !error.is_closed() && !error.is_canceled() && !error.is_body_write_aborted() && {
         use std::error::Error;

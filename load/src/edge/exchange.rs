@@ -1,4 +1,4 @@
-//! One request and its answer, measured.
+//! One measured request and its answer.
 
 use std::time::{Duration, Instant};
 
@@ -15,14 +15,14 @@ use crate::events::{Event, Events, TooLong};
 use crate::failure::{Break, Phase};
 use crate::stats::{Answered, Tokens};
 
-/// The longest answer that is not a stream, in bytes.
+/// Maximum size in bytes of an answer that is not streamed.
 const MAX_BODY_BYTES: usize = 64 << 20;
-/// An error's body is read up to this, so that its connection can be reused.
+/// Maximum size in bytes of an error's body that is read so that its connection can be reused.
 const MAX_ERROR_BYTES: usize = 64 << 10;
 
 const NO_JSON: Failure = Failure::Malformed("not the JSON of the route");
 
-/// Progress of a running request; a timeout finds it as far as it got.
+/// Progress of a running request, so that a time-out knows how far it got.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) headers: Option<HeaderMap>,
@@ -42,13 +42,13 @@ impl From<TooLong> for Failure {
 }
 
 impl Seen {
-    /// The part of the answer that is awaited.
+    /// The part of the answer being awaited.
     pub(crate) fn phase(&self) -> Phase {
         if self.headers.is_some() { Phase::Body } else { Phase::Head }
     }
 
-    /// Sends `body` and reads the answer to its end; `on_gap` gets the gaps between content events. Latencies count
-    /// from `due`: the request was due, or its client was free.
+    /// Sends `body` and reads the answer to its end; `on_gap` receives the gaps between content events. Latencies count
+    /// from `due`, when the request was due or its client became free.
     pub(crate) async fn exchange(
         &mut self,
         connections: &Connections,
@@ -76,7 +76,7 @@ impl Seen {
             self.read_document(body).await?;
         }
         let end = Instant::now();
-        // The connection's task learns of the end only when it runs again.
+        // The connection's task notices the end only when it runs again.
         if sender.ready().await.is_ok() {
             connections.keep(sender);
         }
@@ -155,8 +155,8 @@ impl Seen {
     }
 }
 
-/// Sends on an idle connection or a new one. A request that an idle connection did not take, as the server had just
-/// closed it, goes on a new one; nothing of it was sent.
+/// Sends on an idle connection or a new one. If the server had just closed the idle connection, so that nothing was
+/// sent, the request goes on a new one.
 async fn send(connections: &Connections, body: Bytes) -> Result<(Sender, Response<Incoming>), Failure> {
     let mut request = connections.target.request(body);
     if let Some(mut sender) = connections.idle().await {

@@ -1,4 +1,4 @@
-//! Sockets, threads and clocks: as little of them as there can be.
+//! Sockets, threads and clocks: kept as small as possible.
 
 mod connection;
 mod exchange;

@@ -1,4 +1,4 @@
-//! Whole runs: one server, or two in turn.
+//! Complete runs: one server, or two in turn.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -23,31 +23,31 @@ use crate::{Limit, LoadError, LoadOptions, Pace};
 /// The caller's view of a running load.
 type View<'a> = &'a (dyn Fn(&Snapshot) + Sync);
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// This block, from 1, and how many there are: one, but for comparisons.
+    /// The current block, from 1, and the number of blocks: one except in comparisons.
     pub block: (usize, usize),
-    /// Since the measured time began; `None` in the warm-up.
+    /// Time since measurement began; `None` during the warm-up.
     pub elapsed: Option<Duration>,
-    /// Complete answers.
+    /// Number of complete answers.
     pub ok: u64,
-    /// Failed requests.
+    /// Number of failed requests.
     pub failed: u64,
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub in_flight: usize,
     /// Output tokens of complete answers, reported or counted.
     pub output_tokens: u64,
-    /// To the first content.
+    /// Time to the first content.
     pub ttft: Option<LatencySummary>,
-    /// To the end.
+    /// Time to the end.
     pub e2e: Option<LatencySummary>,
 }
 
-/// Sends, measures and reports.
+/// Runs the load, measures and reports.
 ///
-/// `view` is called about once a second. When `stop` resolves nothing more is sent, what is in flight is waited for a
-/// little, and the report says so. Must run in a Tokio runtime; the load is sent from threads of its own.
+/// `view` is called about once a second. Once `stop` resolves nothing more is sent, requests in flight get a short
+/// grace period, and the report says so. Must be called in a Tokio runtime; the load is sent from separate threads.
 ///
 /// # Errors
 /// `LoadError` before the first request; failed requests are counted in the report.
@@ -55,7 +55,7 @@ pub async fn run(options: LoadOptions, view: View<'_>, stop: impl Future<Output 
     options.check()?;
     tokio::pin!(stop);
     let prepared = tokio::select! {
-        // Looked at before anything is sent: it may have to begin to listen.
+        // Polled before anything is sent, since it may have to start listening.
         biased;
         () = &mut stop => return Err(LoadError::Cancelled),
         prepared = Prepared::new(options, None) => prepared?,
@@ -63,12 +63,12 @@ pub async fn run(options: LoadOptions, view: View<'_>, stop: impl Future<Output 
     prepared.block(Place { block: (1, 1), first_prompt: 0 }, view, stop).await
 }
 
-/// [`run`] against the server of `options` and against `second` in turn: `rounds` times a block of each, whose order
-/// alternates. The limit is for each server and is shared out over the rounds; each block begins with the warm-up. Both
-/// blocks of a round send the same prompts, and in an open loop at the same times.
+/// Runs the load against the server of `options` and against `second` in turn: `rounds` times a block of each, in
+/// alternating order. The limit applies to each server and is divided over the rounds; each block begins with the
+/// warm-up. Both blocks of a round send the same prompts and, in an open loop, at the same times.
 ///
 /// # Errors
-/// As `run`.
+/// Those of [`run`].
 pub async fn compare(
     mut options: LoadOptions,
     second: BaseUrl,
@@ -120,8 +120,8 @@ async fn all_rounds(
     let (mut done, mut first_prompt) = (Vec::new(), 0u64);
     for round in 0..rounds {
         let place = |at| Place { block: (2 * round + at + 1, 2 * rounds), first_prompt };
-        // The first side of a round may find the machine or a cache in another state, so each side is first equally
-        // often.
+        // The first side of a round may find the machine or a cache in a different state, so both sides are first
+        // equally often.
         let leader = round % 2;
         let earlier = servers[leader].block(place(0), view, token.cancelled()).await?;
         if token.is_cancelled() {
@@ -139,14 +139,14 @@ async fn all_rounds(
     Ok(Comparison::new(done, token.is_cancelled()))
 }
 
-/// Which block of a run it is, and the number of its first prompt.
+/// The index of a block in a run, and of its first prompt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) block: (usize, usize),
     pub(crate) first_prompt: u64,
 }
 
-/// A server that was found, and what is sent to it.
+/// A resolved server, and the requests for it.
 struct Prepared {
     options: Arc<LoadOptions>,
     target: Arc<Target>,
@@ -155,14 +155,14 @@ struct Prepared {
 }
 
 impl Prepared {
-    /// Takes `jobs` or makes its own.
+    /// Uses `jobs`, or creates its own.
     async fn new(mut options: LoadOptions, jobs: Option<Arc<Jobs>>) -> Result<Self, LoadError> {
         let schedule = match &options.pace {
             Pace::Closed { .. } => None,
             Pace::Poisson { per_second, seed } => Some(Schedule::poisson(*per_second, *seed)),
             Pace::Recorded { arrivals, speed } => Some(Schedule::recorded(read_arrivals(arrivals)?, *speed)),
         };
-        // Blocks for a few files, before anything is sent.
+        // Reads a few files (blocking), before anything is sent.
         let tls =
             options.url.is_secure().then(|| ClientTls::load(options.tls.clone(), false)).transpose()?.map(Arc::new);
         let target = Arc::new(Target::find(&options, tls.clone()).await?);
@@ -176,7 +176,7 @@ impl Prepared {
         Ok(Self { options: Arc::new(options), target, jobs, schedule })
     }
 
-    /// Sends until the limit.
+    /// Sends requests until the limit.
     async fn block(&self, place: Place, view: View<'_>, stop: impl Future<Output = ()>) -> Result<Report, LoadError> {
         let (target, jobs, options) = (Arc::clone(&self.target), Arc::clone(&self.jobs), Arc::clone(&self.options));
         let shared = Arc::new(Shared::new(target, jobs, options, place));

@@ -1,4 +1,4 @@
-//! State that the workers of a run share: the requests still to send, the time that is measured, counts.
+//! State shared by the workers of a run: the remaining requests, the measured time, counts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -20,13 +20,13 @@ pub(crate) struct Shared {
     pub(crate) options: Arc<LoadOptions>,
     pub(crate) place: Place,
     pub(crate) window: Window,
-    /// Nothing is sent any more.
+    /// Cancelled when nothing more is to be sent.
     pub(crate) stop: CancellationToken,
-    /// Of requests that are measured.
+    /// Number of measured requests.
     pub(crate) sent: AtomicU64,
     pub(crate) in_flight: AtomicUsize,
     pub(crate) most_in_flight: AtomicUsize,
-    /// Requests of an open loop that had to wait as too many were in flight.
+    /// Requests of an open loop that were delayed because too many were in flight.
     pub(crate) held_back: AtomicU64,
     pub(crate) connections: Arc<ConnectionCounts>,
 }
@@ -48,13 +48,13 @@ impl Shared {
         }
     }
 
-    /// The next request, due at `due`; `None` when the run is over.
+    /// The next request, due at `due`; `None` once the run is over.
     pub(crate) fn ticket(&self, due: Instant) -> Option<Ticket> {
         if self.stop.is_cancelled() { None } else { self.window.ticket(due) }
     }
 }
 
-/// Counts a request in flight while it lives.
+/// Counts a request as in flight while it exists.
 #[derive(Debug)]
 pub(crate) struct InFlight<'a>(&'a Shared);
 

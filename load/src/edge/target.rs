@@ -1,4 +1,4 @@
-//! The server: its addresses, looked up once, and the head of every request.
+//! The server: its addresses, resolved once, and the head of every request.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,19 +19,19 @@ use tokio_util::either::Either;
 use crate::failure::ConnectFailure;
 use crate::{Api, LoadError, LoadOptions};
 
-/// Longest wait for a connection.
+/// Time limit for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Names the model where no body does; semmoe's gateway reads it.
+/// Names the model if the body does not; read by semmoe's gateway.
 const MODEL_HEADER: &str = "x-semmoe-model";
 
 #[derive(Debug)]
 pub(crate) struct Target {
     addresses: Vec<SocketAddr>,
-    /// The address that answered last.
+    /// The address that last worked.
     good: AtomicUsize,
     uri: Uri,
     headers: HeaderMap,
-    /// With the host's name, for https.
+    /// For https, with the host's name.
     tls: Option<(Arc<ClientTls>, String)>,
 }
 
@@ -39,8 +39,7 @@ pub(crate) struct Target {
 pub(crate) type Stream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
 impl Target {
-    /// Looks the server up and connects once, so that a wrong address is one error and not as many as there are
-    /// requests.
+    /// Resolves the server and connects once, so that a wrong address gives one error rather than one per request.
     pub(crate) async fn find(options: &LoadOptions, tls: Option<Arc<ClientTls>>) -> Result<Self, LoadError> {
         let url = &options.url;
         let unreachable = |cause: std::io::Error| LoadError::Connect { url: url.to_string(), cause: cause.to_string() };
@@ -70,7 +69,7 @@ impl Target {
         Ok(target)
     }
 
-    /// A new connection.
+    /// Opens a connection.
     pub(crate) async fn connect(&self) -> Result<Stream, ConnectFailure> {
         let stream = self.connect_cause().await.map_err(|error| {
             match error.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
@@ -93,7 +92,7 @@ impl Target {
         Ok(Stream::Right(Box::new(secured)))
     }
 
-    /// Tries every address, from the one that answered last.
+    /// Tries every address, starting with the one that last worked.
     async fn connect_cause(&self) -> std::io::Result<TcpStream> {
         let first = self.good.load(Ordering::Relaxed);
         let mut last = std::io::Error::other("the name has no address");
@@ -122,7 +121,7 @@ impl Target {
     }
 }
 
-/// The one model that the server lists on `/v1/models`, asked with these headers.
+/// The only model that the server lists on `/v1/models`, requested with these headers.
 ///
 /// # Errors
 /// [`LoadError::Models`]: the list could not be read; [`LoadError::Model`]: it has no or several models.

@@ -1,4 +1,4 @@
-//! The threads of a run, and the view of them.
+//! The threads of a run, and their progress.
 
 use std::future::Future;
 use std::sync::atomic::Ordering;
@@ -16,18 +16,18 @@ use crate::schedule::Schedule;
 use crate::stats::Stats;
 use crate::{LoadError, Pace};
 
-/// Requests that a worker may be handed before it takes them.
+/// Maximum requests queued for a worker.
 const QUEUE: usize = 256;
-/// Between two looks of the caller.
+/// Interval between progress reports to the caller.
 const VIEW_INTERVAL: Duration = Duration::from_secs(1);
-/// Files that are none of our connections.
+/// Files besides our connections.
 const OTHER_FILES: u64 = 64;
 
 /// The threads of a run.
 pub(crate) struct Workers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// Of each thread that sends.
+    /// Statistics of each sending thread.
     pub(super) stats: Vec<Arc<Mutex<Stats>>>,
     /// Closes when all threads are done.
     done: watch::Receiver<()>,
@@ -86,7 +86,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Shows how far the run is until all threads are done; when `stop` resolved first, returns when.
+    /// Reports progress until all threads are done; returns when `stop` resolved, if it did so first.
     pub(crate) async fn watch(
         &self,
         view: &(dyn Fn(&Snapshot) + Sync),
@@ -98,7 +98,7 @@ impl Workers {
         tokio::pin!(stop);
         loop {
             tokio::select! {
-                // An error: all senders are gone.
+                // An error means that all senders are gone.
                 _ = done.changed() => return stopped,
                 _ = ticks.tick() => view(&self.snapshot()),
                 () = &mut stop, if stopped.is_none() => {
@@ -133,7 +133,7 @@ impl Workers {
 
     pub(crate) fn end(mut self) -> Stats {
         for thread in self.threads.drain(..) {
-            // A thread that panicked was reported by the panic itself.
+            // A panic in a thread has already been reported.
             let _ = thread.join();
         }
         self.merged()
@@ -147,7 +147,7 @@ impl Drop for Workers {
     }
 }
 
-/// How many connections this process may open; the soft limit is raised to the hard one.
+/// Number of connections that this process may open; raises the soft limit to the hard one.
 fn open_files() -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);

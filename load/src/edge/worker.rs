@@ -1,4 +1,4 @@
-//! A thread that sends: its own runtime, connections and statistics, so that workers do not wait for each other.
+//! A sending thread with its own runtime, connections and statistics, so that workers do not wait for each other.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,8 +15,7 @@ use crate::Failure;
 use crate::stats::{Sample, Stats};
 use crate::window::Ticket;
 
-/// A client of a closed loop that got no connection waits so long: a dead server is not asked as fast as the machine
-/// can.
+/// Pause of a closed-loop client that got no connection, so that a dead server is not flooded.
 const PAUSE_AFTER_NO_CONNECTION: Duration = Duration::from_millis(10);
 
 const BACKEND: &str = "x-semmoe-backend";
@@ -27,7 +26,7 @@ const RANK: &str = "x-semmoe-rank";
 pub(crate) enum Part {
     /// The number of clients.
     Closed(usize),
-    /// Requests as they come due, so many in flight at most.
+    /// Requests as they become due, and the maximum in flight.
     Open(Receiver<Due>, usize),
 }
 
@@ -35,7 +34,7 @@ pub(crate) enum Part {
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     connections: Connections,
-    /// Locked by the view now and then, else only by this worker.
+    /// Locked by the progress view occasionally, otherwise only by this worker.
     stats: Arc<Mutex<Stats>>,
 }
 
@@ -45,7 +44,7 @@ impl Worker {
         Arc::new(Self { shared, connections, stats })
     }
 
-    /// Works until the run is over; what is still in flight a grace after a stop is dropped.
+    /// Works until the run is over; after a stop, requests still in flight at the end of the grace period are dropped.
     pub(crate) async fn run(self: Arc<Self>, part: Part) {
         let shared = Arc::clone(&self.shared);
         let given_up = async {
@@ -63,7 +62,7 @@ impl Worker {
             Part::Closed(clients) => {
                 let clients: Vec<_> = (0..clients).map(|_| tokio::spawn(Arc::clone(&self).client())).collect();
                 for client in clients {
-                    // A client that panicked was reported by the panic itself.
+                    // A panic in a client has already been reported.
                     let _ = client.await;
                 }
             }
@@ -98,13 +97,13 @@ impl Worker {
                 drop(permit);
             });
         }
-        // Closed, so that the pacer ends.
+        // Closed so that the pacer ends.
         drop(due);
         let all = u32::try_from(most).unwrap_or(u32::MAX);
         let _ = permits.acquire_many(all).await;
     }
 
-    /// One request, sent now, measured from `due`; `scheduled` in an open loop.
+    /// Sends one request now, measured from `due`; `scheduled` in an open loop.
     async fn one(&self, ticket: Ticket, due: Instant, scheduled: Option<Instant>) -> Result<(), Failure> {
         let shared = &*self.shared;
         let late = scheduled.map(|at| at.elapsed());

@@ -41,7 +41,7 @@ impl Mock {
         Self::start(move |_| std::future::ready(send(bytes.clone())))
     }
 
-    /// Options of a run of three prompts against it.
+    /// Options for a run of three prompts against it.
     pub fn options(&self, pace: Pace, limit: Limit) -> LoadOptions {
         let lines = ["{\"prompt\": \"one\"}", "{\"prompt\": \"two\"}", "{\"prompt\": \"three\"}"];
         let mut options = LoadOptions::new(self.url.parse().unwrap(), self.file("prompts.jsonl", &lines), pace, limit);
@@ -49,7 +49,7 @@ impl Mock {
         options
     }
 
-    /// A file of these lines.
+    /// Writes a file of these lines.
     pub fn file(&self, name: &str, lines: &[&str]) -> std::path::PathBuf {
         let path = self.folder.path().join(name);
         let mut file = std::fs::File::create(&path).unwrap();
@@ -57,7 +57,7 @@ impl Mock {
         path
     }
 
-    /// A closed loop of two clients and these many requests.
+    /// Runs a closed loop of two clients and this many requests.
     pub async fn closed(&self, stream: bool, requests: u64) -> Report {
         let mut options = self.options(Pace::Closed { concurrency: 2 }, Limit::Requests(requests));
         options.stream = stream;
@@ -65,7 +65,7 @@ impl Mock {
     }
 }
 
-/// Runs to the end.
+/// Runs to completion.
 pub async fn run(options: LoadOptions) -> Report {
     semmoe_load::run(options, &|_| {}, std::future::pending()).await.unwrap()
 }
@@ -75,7 +75,7 @@ pub fn chat(headers: &str) -> Vec<u8> {
     document(headers, r#"{"choices":[{"message":{"role":"assistant","content":"a"}}],"usage":{"completion_tokens":7}}"#)
 }
 
-/// A chunked stream of these events, each a chunk; `end` is the last chunk or what stands for it.
+/// A chunked stream of these events, one per chunk; `end` is the last chunk or its replacement.
 pub fn stream(events: &[&str], end: &str) -> Vec<u8> {
     let mut text =
         "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n".to_owned();
