@@ -1,12 +1,12 @@
-//! The allocator of the whole program, on Linux with the feature `jemalloc`.
+//! The allocator of the program, on Linux with the feature `jemalloc`.
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// Memory that is free for a second goes back to the system, also when nothing is allocated any more: what loading
-/// tokenizers and tables leaves behind is more than what stays.
+/// Memory that has been free for a second goes back to the system, even if nothing is allocated any more: loading
+/// tokenizers and tables leaves behind more than it keeps.
 const CONF: &[u8; 60] = b"background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0\0";
 
-// SAFETY: jemalloc reads this name as a pointer to a string that ends with a zero byte, and never writes to it.
+// SAFETY: jemalloc reads this symbol as a pointer to a zero-terminated string, and never writes to it.
 #[unsafe(export_name = "_rjem_malloc_conf")]
 static MALLOC_CONF: &[u8; 60] = CONF;

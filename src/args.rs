@@ -1,4 +1,4 @@
-//! The command line: the one definition of every argument, its default and its help.
+//! The command line: the only definition of every argument, its default and its help.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -81,7 +81,7 @@ fn log_level() -> impl TypedValueParser<Value = LevelFilter> {
     PossibleValuesParser::new(least_first).try_map(|level| level.parse::<LevelFilter>())
 }
 
-/// Values that an option takes by their names.
+/// Parses an option whose values are names.
 fn named<T: Clone + Send + Sync + 'static, const N: usize>(
     values: [(PossibleValue, T); N],
 ) -> impl TypedValueParser<Value = T> {
@@ -92,7 +92,7 @@ fn named<T: Clone + Send + Sync + 'static, const N: usize>(
     })
 }
 
-/// A number in a range, which `expected` names.
+/// Parses a number in a range, which `expected` describes.
 fn number(range: RangeInclusive<f64>, expected: &'static str) -> impl Fn(&str) -> Result<f64, &'static str> + Clone {
     move |text| match text.parse::<f64>() {
         Ok(number) if range.contains(&number) => Ok(number),
@@ -100,7 +100,7 @@ fn number(range: RangeInclusive<f64>, expected: &'static str) -> impl Fn(&str) -
     }
 }
 
-/// A time above zero, such as `90s` or `5m`; a number alone is in seconds.
+/// Parses a positive time such as `90s` or `5m`; a plain number is in seconds.
 fn seconds(text: &str) -> Result<Duration, &'static str> {
     let time = match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
@@ -187,7 +187,7 @@ Examples:
   semmoe profile show run.trace.safetensors --html page.html --tables m.tables.safetensors \\
       --tokenizer DIR";
 
-/// How a result is printed, for every subcommand that has one.
+/// How results are printed, for every subcommand that has one.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct OutputArgs {
     /// Print the result as one JSON document.

@@ -1,4 +1,4 @@
-//! The message that the command prints when it fails, and the exit code that goes with it.
+//! The message that the command prints on failure, and its exit code.
 
 use std::fmt;
 use std::path::Path;
@@ -12,7 +12,7 @@ pub(crate) struct CliError {
 }
 
 impl CliError {
-    /// A failure with an exit code of its own.
+    /// A failure with a specific exit code.
     pub(crate) fn with_code(code: u8, cause: impl fmt::Display) -> Self {
         Self { cause: cause.to_string(), code }
     }
@@ -32,12 +32,12 @@ impl CliError {
         Self::failed(format!("cannot write {}: {error}", path.display()))
     }
 
-    /// Wrong input is the user's to mend; the rest is what the engine or the machine did.
+    /// The user must fix invalid input; everything else is the engine's or the machine's fault.
     pub(crate) fn by_side(is_input: bool, cause: impl fmt::Display) -> Self {
         if is_input { Self::input(cause) } else { Self::failed(cause) }
     }
 
-    /// Stopped by the user before the work was done: exit code 130, as shells report it.
+    /// Stopped by the user before the work was done: exit code 130, as in shells.
     pub(crate) fn interrupted() -> Self {
         Self::with_code(130, "interrupted")
     }

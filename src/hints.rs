@@ -1,9 +1,9 @@
-//! Remedies for the failures that newcomers meet first: one line for each, found by the text of the failure.
+//! Remedies for failures that newcomers meet first: one line each, found by the text of the failure.
 //!
-//! The libraries report what is wrong; which option or command mends it is the command line's business alone.
+//! Libraries report what is wrong; only the command line knows which option or command fixes it.
 //! `tests/command/mistakes.rs` makes each of these mistakes.
 
-/// A part of a failure's text, and the way out.
+/// A part of a failure's text, and the remedy.
 const HINTS: [(&str, &str); 10] = [
     (
         "\"code\":\"route_not_found\"",
@@ -30,7 +30,7 @@ const HINTS: [(&str, &str); 10] = [
     ("the model directory", "models are not downloaded: --model takes the folder of a checkpoint"),
 ];
 
-/// The way out of the failure, if it is one of those.
+/// The remedy for a failure, if known.
 pub(crate) fn hint(failure: &str) -> Option<&'static str> {
     HINTS.iter().find(|(part, _)| failure.contains(part)).map(|(_, hint)| *hint)
 }

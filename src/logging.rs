@@ -1,4 +1,4 @@
-//! Logging to standard error, one event a line.
+//! Logging to standard error, one event per line.
 
 use std::io::{IsTerminal, Result, Stderr, Write};
 
@@ -12,7 +12,7 @@ pub(crate) struct LogChoice {
 }
 
 impl LogChoice {
-    /// Begins to log on standard error; the command line is stronger than what is given here.
+    /// Starts logging on standard error; the command line takes precedence over these arguments.
     pub(crate) fn start(self, level: LevelFilter, json: bool) {
         let json = json || self.json;
         let colours = !json && std::io::stderr().is_terminal();
@@ -27,16 +27,16 @@ impl LogChoice {
     }
 }
 
-/// Writes each event as one line of printable characters: what a client or an engine sent can neither forge a line nor
-/// drive a terminal. Control characters become `\u000a`, which is right in JSON strings too.
+/// Writes each event as one line of printable characters, so that text from clients or engines can neither forge a line
+/// nor control a terminal. Control characters become `\u000a`, which is valid in JSON strings, too.
 struct EscapedLines {
     to: Stderr,
-    /// Escape sequences are the logger's own; it escapes those of others.
+    /// The logger's own escape sequences for colours; it escapes those in texts.
     colours: bool,
 }
 
 impl Write for EscapedLines {
-    /// `event` is a whole event with its line end.
+    /// `event` is a complete event with its line end.
     fn write(&mut self, event: &[u8]) -> Result<usize> {
         self.to.write_all(escaped(event, self.colours).as_bytes())?;
         Ok(event.len())
@@ -51,7 +51,7 @@ fn escaped(event: &[u8], colours: bool) -> String {
     let text = String::from_utf8_lossy(event);
     let mut line = String::with_capacity(text.len());
     for character in text.strip_suffix('\n').unwrap_or(&text).chars() {
-        // The last two end lines in some readers.
+        // Some readers treat the last two as line ends.
         let breaks = character.is_control() || matches!(character, '\u{2028}' | '\u{2029}');
         if breaks && !(colours && character == '\u{1b}') {
             line.push_str(&format!("\\u{:04x}", u32::from(character)));

@@ -37,7 +37,7 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command, log: LogChoice) -> Result<(), CliError> {
-    // Serving starts its log after it has read the configuration.
+    // `serve` starts its log after reading the configuration.
     if !matches!(command, Command::Serve(_)) {
         log.start(LevelFilter::WARN, false);
     }

@@ -1,4 +1,4 @@
-//! The protocol of systemd's `Type=notify`: one datagram to the socket that the supervisor names.
+//! The protocol of systemd's `Type=notify`: one datagram to the socket named by the supervisor.
 
 #[cfg(target_os = "linux")]
 use std::os::linux::net::SocketAddrExt;
@@ -8,14 +8,14 @@ use std::path::Path;
 /// The states that a service reports.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Notice {
-    /// It serves.
+    /// It is serving.
     Ready,
-    /// It was asked to stop and finishes its work.
+    /// It was asked to stop and is finishing its work.
     Stopping,
 }
 
-/// Reports to the supervisor, if there is one (`NOTIFY_SOCKET`). A supervisor that cannot be reached is logged: serving
-/// goes on.
+/// Reports to the supervisor, if there is one (`NOTIFY_SOCKET`). If it cannot be reached, that is logged and serving
+/// continues.
 pub(crate) fn notify(notice: Notice) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else { return };
     let message: &[u8] = match notice {

@@ -1,4 +1,4 @@
-//! Progress of long work: a bar on a terminal, plain lines elsewhere; always on standard error.
+//! Progress of long operations: a bar on a terminal, plain lines elsewhere; always on standard error.
 
 use std::io::IsTerminal;
 use std::sync::Mutex;
@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Total, steps and remarks of a piece of work.
+/// Total, steps and remarks of an operation.
 pub(crate) use semmoe_profiler::Progress as Steps;
 
 /// Interval of plain lines where there is no terminal.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(5);
 
-/// One piece of long work. Finishing it is dropping it.
+/// One long operation, which ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Progress {
     title: &'static str,
@@ -36,7 +36,7 @@ struct Lines {
 }
 
 impl Progress {
-    /// Begins a piece of work; `total` is in any unit, 0 while unknown.
+    /// Starts an operation; `total` is in any unit, 0 while unknown.
     pub(crate) fn start(title: &'static str, total: u64) -> Self {
         let began = Instant::now();
         let look = if std::io::stderr().is_terminal() {
@@ -52,7 +52,7 @@ impl Progress {
         Self { title, look, began }
     }
 
-    /// `done` of the total are done.
+    /// Sets the number of completed steps.
     pub(crate) fn set_done(&self, done: u64) {
         self.update(|bar| bar.set_position(done), |before| *before = done);
     }
@@ -71,7 +71,7 @@ impl Progress {
         }
     }
 
-    /// The work is done; `summary` stays on the screen.
+    /// Ends the operation; `summary` stays on the screen.
     pub(crate) fn finish(self, summary: &str) {
         let line = format!("{}: {summary} ({:.1} s)", self.title, self.began.elapsed().as_secs_f64());
         // Clears the bar.
@@ -95,7 +95,7 @@ impl Steps for Progress {
         self.update(|bar| bar.inc(by), |done| *done += by);
     }
 
-    /// A short remark beside the bar, and in the next line where there is none.
+    /// Shows a short remark next to the bar, or in the next plain line.
     fn message(&self, text: &str) {
         match &self.look {
             Look::Bar(bar) => bar.set_message(text.to_owned()),
@@ -118,7 +118,7 @@ fn style(total: u64) -> ProgressStyle {
     } else {
         "{prefix:>24} [{bar:32}] {pos}/{len} {per_sec} eta {eta} {msg}"
     };
-    // The template is a constant; a wrong one shows the default bar, which is no reason to stop the work.
+    // The template is constant; if it were invalid, the default bar would do.
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ")
 }
 
@@ -126,7 +126,7 @@ fn lock(lines: &Mutex<Lines>) -> std::sync::MutexGuard<'_, Lines> {
     lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// One line on standard error; a closed standard error is no reason to stop.
+/// Prints one line on standard error; ignores a closed standard error.
 pub(crate) fn say(line: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "{line}");

@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM, and the one Tokio runtime of a command.
+//! Ctrl-C and SIGTERM, and the Tokio runtime of a command.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::error::CliError;
 
-/// Runs an asynchronous command on a fresh runtime.
+/// Runs an asynchronous command on a new runtime.
 pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -17,17 +17,17 @@ pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, CliError>>) -> Re
         .block_on(work)
 }
 
-/// Who asks to stop.
+/// The source of a stop request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// Somebody at a terminal.
+    /// A user at a terminal.
     Interrupt,
     /// A supervisor.
     Terminate,
 }
 
-/// SIGINT and SIGTERM from now on, each of them. `None`: without handlers the default action ends the process, which is
-/// what the user asked for.
+/// Receives every SIGINT and SIGTERM from now on. `None`: without handlers the default action ends the process, as
+/// requested.
 pub(crate) struct Stops(Option<(Signal, Signal)>);
 
 impl Stops {
@@ -36,7 +36,7 @@ impl Stops {
         Self(both().ok())
     }
 
-    /// Resolves at the next one.
+    /// Resolves at the next signal.
     pub(crate) async fn next(&mut self) -> Stop {
         let Some((interrupt, terminate)) = &mut self.0 else { return std::future::pending().await };
         tokio::select! {
@@ -45,9 +45,9 @@ impl Stops {
         }
     }
 
-    /// Runs `work` until it ends or the user asks to stop; then `work` is dropped, which cancels it. A command of
-    /// several parts runs all of them with the same `Stops`: a signal that comes between two parts would be lost to a
-    /// new one, as the first handler replaces the default action for good.
+    /// Runs `work` until it ends or the user asks to stop; then `work` is dropped, which cancels it. A command with
+    /// several parts runs all of them with the same `Stops`: a signal between two parts would be lost to a new one, as
+    /// the first handler replaces the default action permanently.
     pub(crate) async fn until_stopped<T>(
         &mut self,
         work: impl Future<Output = Result<T, CliError>>,
@@ -68,7 +68,7 @@ pub(crate) async fn stop_requested() {
     Stops::listen().next().await;
 }
 
-/// SIGHUP: the request to reload the configuration.
+/// Receives SIGHUP, the request to reload the configuration.
 pub(crate) struct Hangups(Option<Signal>);
 
 impl Hangups {
@@ -77,7 +77,7 @@ impl Hangups {
         Self(signal(SignalKind::hangup()).ok())
     }
 
-    /// Resolves at the next one; several that came since count as one.
+    /// Resolves at the next signal; several since the last call count as one.
     pub(crate) async fn next(&mut self) {
         let received = match &mut self.0 {
             Some(signal) => signal.recv().await,
@@ -89,7 +89,8 @@ impl Hangups {
     }
 }
 
-/// Turns true at the first SIGINT or SIGTERM, for work that can end early with a result; a second one ends the process.
+/// Becomes true at the first SIGINT or SIGTERM, for work that can end early with a result; a second one ends the
+/// process.
 pub(crate) fn stop_flag() -> Result<Arc<AtomicBool>, CliError> {
     let flag = Arc::new(AtomicBool::new(false));
     let raised = Arc::clone(&flag);

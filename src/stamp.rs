@@ -1,8 +1,8 @@
-//! The time stamp of written files: the only place where the clock becomes content.
+//! The time stamp of written files: the only place where the clock affects content.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Now in RFC 3339, whole seconds, UTC; `SOURCE_DATE_EPOCH` replaces the clock for reproducible files.
+/// The current time in RFC 3339, in full seconds, UTC; `SOURCE_DATE_EPOCH` replaces the clock for reproducible files.
 pub(crate) fn created() -> String {
     let fixed =
         std::env::var("SOURCE_DATE_EPOCH").ok().and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);

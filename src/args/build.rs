@@ -44,7 +44,7 @@ Example:
   semmoe profile merge monday.profile.safetensors tuesday.profile.safetensors \\
       --out week.profile.safetensors";
 
-/// The tokens of a trace to count.
+/// Parses which tokens of a trace to count.
 fn phase() -> impl TypedValueParser<Value = Phase> {
     named([
         (PossibleValue::new("prefill").help("Prompt tokens"), Phase::Prefill),

@@ -1,5 +1,5 @@
-//! Every subcommand's help has an example, and every example is a command line that is understood, as are the commands
-//! of the documents.
+//! Tests that every subcommand's help has an example, and that every example parses, as do the commands in the
+//! documents.
 
 use std::path::{Path, PathBuf};
 
@@ -7,12 +7,12 @@ use clap::{Command, CommandFactory, Parser};
 
 use super::Cli;
 
-/// The long help of each subcommand that does something, by its name.
+/// The long help of each subcommand that can be executed, by name.
 fn helps(command: &mut Command, name: &str, found: &mut Vec<(String, String)>) {
     let inner: Vec<String> = command.get_subcommands().map(|inner| inner.get_name().to_owned()).collect();
     let inner: Vec<String> = inner.into_iter().filter(|inner| inner != "help").collect();
     if inner.is_empty() || name == "semmoe" {
-        // Wide, so that no example is wrapped.
+        // Wide enough that no example is wrapped.
         let help = command.clone().term_width(1000).max_term_width(1000).render_long_help();
         found.push((name.to_owned(), help.to_string()));
     }
@@ -22,7 +22,7 @@ fn helps(command: &mut Command, name: &str, found: &mut Vec<(String, String)>) {
     }
 }
 
-/// The command lines in a help text, continued ones whole, without what a shell does with their input and output.
+/// The command lines in a help text, with continued lines joined and redirections and pipes removed.
 fn examples(help: &str) -> Vec<Vec<String>> {
     let whole = help.replace("\\\n      ", " ").replace("\\\n    ", " ");
     let lines = whole.lines().filter(|line| line.starts_with("  semmoe "));
@@ -47,7 +47,7 @@ fn every_example_of_a_help_text_is_understood() {
         let examples = examples(&help);
         let of_it = |words: &Vec<String>| format!("{} ", words.join(" ")).starts_with(&format!("{name} "));
         assert!(examples.iter().any(of_it), "`{name} --help` has no example of it:\n{help}");
-        // Longer lines are wrapped, and can then not be copied.
+        // Longer lines are wrapped, and cannot be copied then.
         let wide = help.lines().find(|line| line.starts_with("  semmoe ") && line.len() > 100);
         assert_eq!(wide, None, "in `{name} --help`");
         for words in examples {
@@ -58,7 +58,7 @@ fn every_example_of_a_help_text_is_understood() {
     }
 }
 
-/// All Markdown files of the repository.
+/// All Markdown files in the repository.
 fn documents(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
@@ -71,7 +71,7 @@ fn documents(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The words of the commands in a `sh` block, as a shell splits them.
+/// The words of the commands in a `sh` block, split like a shell does.
 fn commands(block: &str) -> Vec<Vec<String>> {
     let (mut found, mut words, mut word, mut quote) = (Vec::new(), Vec::new(), None::<String>, None);
     let block = block.replace("\\\n", " ") + "\n";
@@ -112,7 +112,7 @@ fn every_command_of_the_documents_is_understood() {
                 ["cargo", "run", "--release", "--", ref arguments @ ..] => arguments,
                 _ => continue,
             };
-            // `--help` and `--version` are answered by an error of clap's.
+            // clap reports `--help` and `--version` as errors.
             let parsed = Cli::try_parse_from(std::iter::once(&"semmoe").chain(arguments));
             if let Err(error) =
                 parsed.map(drop).or_else(|error| if error.exit_code() == 0 { Ok(()) } else { Err(error) })

@@ -9,7 +9,7 @@ use semmoe_load::Api;
 
 use super::{OutputArgs, named};
 
-/// Routes that `load` can send to.
+/// Parses a route that `load` supports.
 fn route() -> impl TypedValueParser<Value = Api> {
     named([
         (PossibleValue::new("chat").help("/v1/chat/completions"), Api::Chat),

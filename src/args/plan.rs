@@ -56,7 +56,7 @@ Examples:
   semmoe plan calibrate --model Qwen3-30B-A3B --out here
   semmoe plan --model Qwen3-30B-A3B --cluster here/cluster.toml --calibration here/calibration.json";
 
-/// A question, or the measurements behind its answer.
+/// A planning question, or the measurements for its answer.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct PlanCommand {

@@ -37,12 +37,12 @@ Examples:
       --prompts ShareGPT.json \\
       --out run.trace.safetensors --tables m.tables.safetensors --groups 8";
 
-/// Engines that `profile record` can drive.
+/// Parses an engine that `profile record` supports.
 fn engine() -> impl TypedValueParser<Value = Engine> {
     named([Engine::Semmoe, Engine::Sglang, Engine::Vllm].map(|engine| (PossibleValue::new(engine.name()), engine)))
 }
 
-/// The format of a file of prompts.
+/// Parses the format of a prompts file.
 fn format() -> impl TypedValueParser<Value = PromptFormat> {
     named([
         (PossibleValue::new("auto").help("By the file's extension"), PromptFormat::Auto),

@@ -43,7 +43,7 @@ pub(crate) struct ServeArgs {
     /// Reload the configuration whenever its file changes.
     #[arg(long, requires = "config", conflicts_with = "check")]
     pub(crate) watch: bool,
-    // Last: its heading holds for everything that follows.
+    // Last: its heading applies to everything that follows.
     #[command(flatten)]
     pub(crate) quick: QuickArgs,
 }
@@ -77,7 +77,7 @@ pub(crate) struct QuickArgs {
     pub(crate) print_config: bool,
 }
 
-/// Engines that `serve` can front.
+/// Parses an engine that `serve` supports.
 fn engine() -> impl TypedValueParser<Value = Engine> {
     named([
         (PossibleValue::new("sglang"), Engine::Sglang),

@@ -10,7 +10,7 @@ use semmoe_tables::Attention;
 
 use super::{OutputArgs, attention, named, number, seconds};
 
-/// The objective of a solve.
+/// Parses the objective of a solve.
 fn objective() -> impl TypedValueParser<Value = Objective> {
     let activations = "Maximize activations on the token's own rank: the local activation rate";
     let ranks = "Minimize the remote ranks that a token is sent to, for kernels that send a token once to each rank. Needs \
@@ -21,7 +21,7 @@ fn objective() -> impl TypedValueParser<Value = Objective> {
     ])
 }
 
-/// Algorithms that `solve` knows.
+/// Algorithms of `solve`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SolverArg {
     /// Alternating exact steps from many starting points.
@@ -202,10 +202,10 @@ pub(crate) struct EvaluateArgs {
     /// Attention dp: prompt tokens that a rank computes in a step [default: 2048].
     #[arg(long, value_name = "N", conflicts_with = "profile", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) step_tokens: Option<u32>,
-    /// Attention dp: sequences in flight while policies are replayed; a new request comes whenever one ends.
+    /// Attention dp: sequences in flight while policies are replayed; a new request arrives whenever one ends.
     #[arg(long, value_name = "N", conflicts_with = "profile", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) in_flight: u32,
-    /// Attention dp: tokens that a request generates where the trace has no generated ones of its own.
+    /// Attention dp: tokens that a request generates if the trace records none.
     #[arg(long, value_name = "N", conflicts_with = "profile", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) output_tokens: u32,
     /// Assume that each rank's prefix cache holds this many blocks of 64 tokens, for policies that consider it; 0: no

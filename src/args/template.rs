@@ -16,9 +16,9 @@ Examples:
 pub(crate) enum TemplateCommand {
     /// Render chats with a model's chat template and compare them with Jinja2.
     ///
-    /// Prints for each chat whether it is rendered and how many tokens it has, and what the template uses. Where
-    /// python3 has the package jinja2, texts are compared with Jinja2 as Transformers sets it up; a difference is a
-    /// failure.
+    /// Prints for each chat whether it is rendered and how many tokens it has, and the language features that the
+    /// template uses. If python3 has the package jinja2, texts are compared with Jinja2 as set up by Transformers; a
+    /// difference is a failure.
     #[command(after_long_help = CHECK_EXAMPLES)]
     Check(TemplateCheckArgs),
 }
@@ -28,17 +28,17 @@ pub(crate) struct TemplateCheckArgs {
     /// The model's directory, with tokenizer.json and the chat template.
     #[arg(value_name = "TOKENIZER_DIR")]
     pub(crate) tokenizer: PathBuf,
-    /// Chats or completions, one request's body a line; without it, built-in ones of all shapes.
+    /// Chats or completions, one request body per line; without it, built-in ones of all shapes.
     #[arg(long, value_name = "FILE")]
     pub(crate) chats: Option<PathBuf>,
-    /// The engine that reads them: vllm, sglang or semmoe, with @VERSION for another than the newest. Nothing is
+    /// The engine that reads them: vllm, sglang or semmoe, with @VERSION for versions other than the newest. Nothing is
     /// compared with Jinja2 then, and the date is today's.
     #[arg(long, value_name = "ENGINE")]
     pub(crate) engine: Option<String>,
-    /// Variables of the template where a chat does not set them, a JSON object.
+    /// Default variables for the template, which chats override, as a JSON object.
     #[arg(long, value_name = "JSON")]
     pub(crate) default_chat_template_kwargs: Option<String>,
-    /// With --json, each chat's token ids.
+    /// With --json, include each chat's token ids.
     #[arg(long)]
     pub(crate) ids: bool,
     #[command(flatten)]

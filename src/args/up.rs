@@ -18,7 +18,7 @@ Examples:
 /// The source of a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PlanSource {
-    /// Planned now, for this machine.
+    /// Computed now, for this machine.
     Auto,
     /// The output of `semmoe plan --json`.
     File(PathBuf),

@@ -1,4 +1,4 @@
-//! Arguments of `worker`, some of them of `up` too: layout of the unit, serving limits, network and trust.
+//! Arguments of `worker`, some of them also of `up`: layout of the unit, serving limits, network and trust.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -43,8 +43,8 @@ pub(crate) struct WorkerArgs {
     /// Tables whose placement E the unit runs [default: contiguous placement]. Not with --experts tp.
     #[arg(long, value_name = "FILE")]
     pub(crate) tables: Option<PathBuf>,
-    /// Folder below which `/switch` may name tables, also by paths relative to it [default: that of --tables; without
-    /// either no tables are taken].
+    /// Directory below which `/switch` may name tables, also by paths relative to it [default: that of --tables;
+    /// without either no tables are accepted].
     #[arg(long, value_name = "DIR")]
     pub(crate) tables_root: Option<PathBuf>,
     /// Take attention, experts, domains and wire from the output of `semmoe plan --json` for this model and number of
@@ -75,7 +75,7 @@ pub(crate) struct WorkerArgs {
     /// experts stay in memory].
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) expert_memory: Option<u64>,
-    /// Measure what communication costs: send each activation to its token's own rank with this probability (0 to 1)
+    /// Measure the cost of communication: send each activation to its token's own rank with this probability (0 to 1)
     /// and to another rank otherwise, whatever the router chose. Every answer is wrong by design, and `semmoe serve`
     /// refuses the unit. Must be the same on all ranks.
     #[arg(long, value_name = "RATE", value_parser = forced_rate)]
@@ -158,7 +158,7 @@ enum DtypeArg {
 
 impl WorkerDeviceArgs {
     /// # Errors
-    /// An argument for GPUs, without one.
+    /// A GPU argument without a GPU.
     pub(crate) fn read(self, world: u16) -> Result<DeviceChoice, CliError> {
         let given = [("--dtype", self.dtype.is_some()), ("--ranks-here", self.ranks_here.is_some())];
         match (self.device, given.iter().find(|(_, given)| *given)) {
@@ -173,10 +173,10 @@ impl WorkerDeviceArgs {
 }
 
 impl WorkerArgs {
-    /// The first rank of this process and the rendezvous; a unit that is all here needs neither.
+    /// The first rank of this process and the rendezvous; a unit that runs entirely in this process needs neither.
     ///
     /// # Errors
-    /// One of them is missing, and other processes have ranks of the unit.
+    /// One of them is missing, although other processes run ranks of the unit.
     pub(crate) fn place(&self) -> Result<(u16, SocketAddr), CliError> {
         let device = self.device.read(self.world)?;
         let whole = matches!(device, DeviceChoice::Cuda { ranks_here, .. } if ranks_here == self.world);
@@ -223,13 +223,13 @@ enum ShuffleArg {
     Off,
 }
 
-/// How a unit's attention is parallel.
+/// How a unit's attention is parallelized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UnitAttention {
     pub(crate) attention: Attention,
-    /// Groups of ranks with requests of their own, with tp.
+    /// With tp: groups of ranks, each with its own requests.
     pub(crate) groups: u16,
-    /// Whether attention may change.
+    /// Whether attention may be switched.
     pub(crate) both: bool,
     /// With attention tp: whether rows are shuffled by the tables, if there are any.
     pub(crate) shuffle: bool,
@@ -237,7 +237,7 @@ pub(crate) struct UnitAttention {
 
 impl UnitAttentionArgs {
     /// # Errors
-    /// Anything but one or two layouts of attention; `--shuffle` where nothing could be shuffled.
+    /// Anything but one or two attention layouts; `--shuffle` without anything to shuffle.
     pub(crate) fn read(&self) -> Result<UnitAttention, CliError> {
         let (attention, both) = match self.attention[..] {
             [attention] => (attention, false),
@@ -259,7 +259,7 @@ impl UnitAttentionArgs {
     }
 }
 
-// For `worker` and `up`, as above.
+// For `worker` and `up`. No doc comment: it would become that of the command.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct UnitLayoutArgs {
     /// How ranks exchange data: shm = shared memory of one host, tcp = TCP, auto = shm if all ranks are on one host,
@@ -282,7 +282,7 @@ fn forced_rate(text: &str) -> Result<ForcedRate, String> {
     text.parse().ok().and_then(ForcedRate::new).ok_or_else(|| "expected a number from 0 to 1".to_owned())
 }
 
-/// When rank 0 exits after a rank was lost; `None` is never.
+/// When rank 0 exits after a rank was lost; `None` = never.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ExitAfterLoss(pub(crate) Option<Duration>);
 

@@ -33,11 +33,11 @@ pub(crate) fn run(args: &EvaluateArgs) -> Result<(), CliError> {
     let document = Document { out: None, outcome: Some(&outcome), verdict: &verdict, figures: &evaluation };
     let all = if args.verbose { figures::lines(&evaluation)? + "\n" } else { String::new() };
     print_result(args.output, "evaluate", &document, || {
-        format!("{all}{} tokens judged\n\n{outcome}\n\n{verdict}", evaluation.tokens)
+        format!("{all}{} tokens evaluated\n\n{outcome}\n\n{verdict}", evaluation.tokens)
     })
 }
 
-/// After good tables they go to the engines; others are solved again.
+/// Good tables are exported to engines; otherwise the next step is another solve.
 fn next(args: &EvaluateArgs, solved: &Tables) -> [String; 2] {
     let tables = args.tables.display();
     let good = format!("semmoe tables export --tables {tables} --format sglang --out experts.json");
@@ -74,7 +74,7 @@ fn options(args: &EvaluateArgs) -> EvalOptions {
     options
 }
 
-/// Two files that are about different models are both named: the tables are "here", the traffic "there".
+/// An error about two files of different models names both: the tables are "here", the traffic "there".
 fn failure(args: &EvaluateArgs, error: SolveError) -> CliError {
     match (&error, args.trace.as_ref().or(args.profile.as_ref())) {
         (SolveError::Format(FormatError::ModelMismatch { .. }), Some(traffic)) => {

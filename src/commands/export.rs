@@ -15,13 +15,13 @@ use crate::args::{ExportArgs, ExportFormat};
 use crate::error::CliError;
 use crate::progress::say;
 
-/// The first SGLang with `--attn-dp-size`.
+/// The first SGLang version with `--attn-dp-size`.
 const ATTN_DP_SIZE_SINCE: Version = Version::new(0, 5, 22);
 
 const SGLANG_NOTE: &str = "locality saves bytes with an all-to-all backend only: add --moe-a2a-backend deepep (with none, the \
                            default, every rank computes over the tokens of all)";
 
-/// Stands for the file in printed arguments while there is none.
+/// Placeholder for the file in printed arguments if there is none.
 const NO_FILE: &str = "FILE";
 
 pub(crate) fn run(args: &ExportArgs) -> Result<(), CliError> {
@@ -60,11 +60,11 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), CliError> {
 
 #[derive(Serialize)]
 struct Exported<'a> {
-    /// Null where the placement went to standard output.
+    /// Null if the placement went to standard output.
     file: Option<&'a Path>,
-    /// The file's text where there is no file.
+    /// The placement's text if there is no file.
     placement: Option<&'a str>,
-    /// The engine with its arguments; null for EPLB, which is a library.
+    /// The engine's command line; null for EPLB, which is a library.
     engine: Option<&'a str>,
 }
 
@@ -85,7 +85,7 @@ fn text(tables: &Tables, format: ExportFormat) -> Result<String, FormatError> {
     }
 }
 
-/// The engine with its arguments; EPLB is a library and has none.
+/// The engine's command line; `None` for EPLB, which is a library.
 fn command(tables: &Tables, args: &ExportArgs, file: &str) -> Option<String> {
     match args.format {
         ExportFormat::Sglang => {

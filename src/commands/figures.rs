@@ -1,4 +1,4 @@
-//! All figures of a result as lines of text, by the names that they have in its JSON.
+//! All figures of a result as lines of text, by their names in its JSON.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::error::CliError;
 
-/// One line for each figure that is not null: `policies.affinity.request_lar  0.4060`.
+/// One line for each non-null figure: `policies.affinity.request_lar  0.4060`.
 pub(crate) fn lines(result: &impl Serialize) -> Result<String, CliError> {
     let mut text = String::new();
     add("", &serde_json::to_value(result).map_err(CliError::failed)?, &mut text);

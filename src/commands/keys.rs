@@ -1,4 +1,4 @@
-//! `semmoe keys`: keys for clients, of which the configuration holds digests.
+//! `semmoe keys`: client keys, whose digests are in the configuration.
 
 use std::io::Read;
 
@@ -9,7 +9,7 @@ use super::print_result;
 use crate::args::{KeyName, KeysCommand};
 use crate::error::CliError;
 
-/// The gateway takes no longer ones.
+/// The gateway's limit.
 const MAX_KEY_BYTES: u64 = 512;
 const RANDOM_BYTES: usize = 32;
 
@@ -28,7 +28,7 @@ pub(crate) fn run(command: &KeysCommand) -> Result<(), CliError> {
     }
 }
 
-/// A new key, which is nowhere else.
+/// A new key, which is stored nowhere.
 #[derive(Serialize)]
 struct New<'a> {
     key: &'a str,
@@ -36,7 +36,7 @@ struct New<'a> {
     hashed: &'a Hashed<'a>,
 }
 
-/// An entry of the list `keys` of `[auth]`.
+/// An entry of the list `keys` in `[auth]`.
 #[derive(Serialize)]
 struct Hashed<'a> {
     name: &'a str,
@@ -51,7 +51,7 @@ impl<'a> Hashed<'a> {
         Ok(Self { name, sha256: hex(&Sha256::digest(key)) })
     }
 
-    /// As it stands in the file.
+    /// The entry as written in the file.
     fn line(&self) -> String {
         format!("{{ name = \"{}\", sha256 = \"{}\" }}", self.name, self.sha256)
     }
@@ -69,7 +69,7 @@ fn read_key() -> Result<String, CliError> {
     Ok(key.to_owned())
 }
 
-/// From the operating system's generator.
+/// Bytes from the operating system's generator.
 fn random() -> Result<[u8; RANDOM_BYTES], CliError> {
     let mut bytes = [0; RANDOM_BYTES];
     let read = std::fs::File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut bytes));

@@ -89,14 +89,14 @@ fn fields(json: &str) -> Result<Map<String, Value>, CliError> {
 async fn first_stop() {
     let mut stops = Stops::listen();
     stops.next().await;
-    say("semmoe: stopping; Ctrl-C again to leave at once");
+    say("semmoe: stopping; press Ctrl-C again to exit at once");
     tokio::spawn(async move {
         stops.next().await;
         std::process::exit(CliError::interrupted().code.into());
     });
 }
 
-/// The exit code, after the report was printed, by what each server answered and failed.
+/// The exit code after the report, from the answered and failed requests of each server.
 fn verdict<const N: usize>(stopped: bool, servers: [(u64, u64); N], max_errors: Option<f64>) -> Result<(), CliError> {
     if stopped {
         return Err(CliError::interrupted());

@@ -1,4 +1,4 @@
-//! One module a subcommand: arguments to library calls, results to the terminal.
+//! One module per subcommand: turns arguments into library calls, and prints the results.
 
 pub(crate) mod build;
 pub(crate) mod evaluate;
@@ -34,8 +34,8 @@ use crate::args::OutputArgs;
 use crate::error::CliError;
 use crate::progress::say;
 
-/// Prints text on standard output. A reader that went away (`| head`) has what it wanted: the work goes on in silence,
-/// and the exit code is that of the work.
+/// Prints text on standard output. If the reader is gone (`| head`), the work continues silently, with its own exit
+/// code.
 pub(crate) fn print(text: &str) -> Result<(), CliError> {
     let mut out = std::io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {
@@ -44,7 +44,7 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
     }
 }
 
-/// Prints the announcement of a server, which goes on serving if that fails.
+/// Prints the announcement of a server, which keeps serving if that fails.
 pub(crate) fn announce(text: &str) {
     if let Err(error) = print(text) {
         say(&format!("semmoe: {error}"));
@@ -64,7 +64,7 @@ pub(crate) fn print_json(command: &str, value: &impl Serialize) -> Result<(), Cl
     print(&text)
 }
 
-/// Prints what a subcommand found: as JSON where that was asked for, else the text.
+/// Prints a result, as JSON if requested, otherwise as text.
 pub(crate) fn print_result(
     output: OutputArgs,
     command: &str,
@@ -74,7 +74,7 @@ pub(crate) fn print_result(
     if output.json { print_json(command, value) } else { print(text().trim_end()) }
 }
 
-/// The text of a file of at most `most` bytes; `what` names it in errors.
+/// Reads a text file of at most `most` bytes; `what` describes it in errors.
 pub(crate) fn read_text(path: &Path, what: &str, most: u64) -> Result<String, CliError> {
     let cannot =
         |error: &dyn std::fmt::Display| CliError::input(format!("cannot read the {what} {}: {error}", path.display()));
@@ -87,13 +87,13 @@ pub(crate) fn read_text(path: &Path, what: &str, most: u64) -> Result<String, Cl
     Ok(text)
 }
 
-/// The server behind `--url`, which may end with the `/v1` of OpenAI's clients.
+/// The server behind `--url`, which may end with `/v1` as for OpenAI clients.
 pub(crate) fn server_url(text: &str) -> Result<BaseUrl, CliError> {
     text.parse().map(BaseUrl::without_v1).map_err(CliError::input)
 }
 
-/// Checks before long work that a file can be written at `out`: it is none of the inputs, by whatever path or link, it
-/// is no directory or device, and its directory takes new files.
+/// Checks before long work that a file can be written at `out`: it is not one of the inputs, by whatever path or link,
+/// nor a directory or device, and its directory is writable.
 pub(crate) fn check_output<'a>(out: &Path, inputs: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), CliError> {
     if let Ok(there) = out.canonicalize() {
         if let Some(input) = inputs.into_iter().find(|input| input.canonicalize().is_ok_and(|input| input == there)) {
@@ -101,15 +101,15 @@ pub(crate) fn check_output<'a>(out: &Path, inputs: impl IntoIterator<Item = &'a 
             return Err(CliError::input(format!("the output {out} is the input {input}, expected another file")));
         }
         if !there.is_file() {
-            return Err(CliError::input(format!("the output {} is there and is not a regular file", out.display())));
+            return Err(CliError::input(format!("the output {} exists and is not a regular file", out.display())));
         }
     }
-    // A file without a name: nothing stays behind.
+    // An unnamed file, so that nothing is left behind.
     let file = tempfile::tempfile_in(semmoe_tables::directory_of(out));
     file.map(drop).map_err(|error| CliError::cannot_write(out, error))
 }
 
-/// Checks that files can be opened before a server is asked for anything.
+/// Checks that files can be opened before contacting a server.
 pub(crate) fn check_inputs<'a>(inputs: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), CliError> {
     inputs.into_iter().try_for_each(|path| match File::open(path) {
         Ok(_) => Ok(()),
@@ -117,7 +117,7 @@ pub(crate) fn check_inputs<'a>(inputs: impl IntoIterator<Item = &'a PathBuf>) ->
     })
 }
 
-/// Refuses two outputs at one path.
+/// Rejects two outputs with the same path.
 pub(crate) fn check_apart(one: &Path, other: &Path) -> Result<(), CliError> {
     let same = std::path::absolute(one).ok().zip(std::path::absolute(other).ok()).is_some_and(|(a, b)| a == b);
     if same {

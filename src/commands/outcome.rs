@@ -1,5 +1,5 @@
-//! The summary at the end of `solve` and `evaluate`: the figures without tables, those to expect with them, one
-//! verdict, and the next command.
+//! The summary at the end of `solve` and `evaluate`: the figures without tables, those expected with them, a verdict,
+//! and the next command.
 
 use std::fmt::{self, Display};
 use std::path::Path;
@@ -9,24 +9,24 @@ use semmoe_profiler::{Grade, Verdict};
 use semmoe_solver::{Evaluation, SolveReport, Unit};
 use serde::Serialize;
 
-/// Tables that save less of the bytes between ranks are not worth a deployment.
+/// Tables that save a smaller share of the bytes between ranks are not worth deploying.
 const MIN_SAVED: f64 = 0.03;
 /// New requests should gain at least this share of what the solved ones do.
 const MIN_CARRIED_OVER: f64 = 0.7;
-/// Greatest tokens of a rank over the mean that deserves a word.
+/// Maximum tokens of a rank over the mean above which the verdict mentions it.
 const UNEVEN_TOKENS: f64 = 1.2;
-/// The share of a step that is communication in the verdict's example.
+/// Share of a step spent on communication, for the verdict's example.
 const EXAMPLE_SHARE: f64 = 0.3;
 
-/// The data that the figures were measured on.
+/// The data on which the figures were measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum JudgedOn {
-    /// Requests kept out of the solve.
+    /// Requests held out of the solve.
     HeldOut,
-    /// The data that was solved on.
+    /// The data used to solve.
     Input,
-    /// A file of the user's.
+    /// A file given by the user.
     File,
 }
 
@@ -46,34 +46,35 @@ pub(crate) struct Document<'a, T> {
 /// A figure without tables and with them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Change {
-    /// With ranks chosen without a look at tokens, and blocks of neighbouring experts; none where it is not known.
+    /// With random ranks and contiguous blocks of experts; `None` if unknown.
     pub(crate) before: Option<f64>,
     pub(crate) expected: f64,
 }
 
-/// All of it.
+/// The complete summary.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Outcome {
     pub(crate) judged_on: JudgedOn,
-    /// Whether whole requests were placed, or tokens.
+    /// Whether entire requests were placed, or tokens.
     unit: Unit,
-    /// Share of activations on the own rank.
+    /// Share of activations on the token's own rank.
     local_activation_rate: Change,
-    /// Of the traffic solved on: no placement exceeds it. Of a file: no routing with even tokens and sequences does.
+    /// Upper bound: for the solved traffic, over all placements; for a file, over routings with even tokens and
+    /// sequences.
     bound: Option<f64>,
-    /// Ranks other than its own that a token is sent to; a profile does not say it.
+    /// Number of other ranks that a token is sent to; `None` for a profile.
     remote_ranks_per_token: Option<Change>,
-    /// Share of the bytes of dispatch and combine that no longer leave their rank, by the ranks that tokens go to.
-    /// Where these are unknown, the share of the activations, which is more.
+    /// Share of the dispatch and combine bytes that no longer leave their rank, by the ranks that tokens go to. If
+    /// these are unknown, the share of the activations, which is larger.
     bytes_saved: f64,
-    /// Greatest over mean.
+    /// Maximum over mean.
     token_load: Change,
-    /// Greatest group over the mean, mean over layers.
+    /// Maximum group over the mean, mean over layers.
     expert_load: Change,
 }
 
 impl Outcome {
-    /// Of tables judged on traffic; `groups` are the loads of that traffic, or of the traffic solved on.
+    /// For tables evaluated on traffic; `groups` are the loads of that traffic, or of the solved traffic.
     pub(crate) fn of_evaluation(judged: &Evaluation, judged_on: JudgedOn, groups: &GroupLoads) -> Self {
         let ranks = judged.remote_ranks_per_token.zip(judged.remote_ranks_blocks);
         let ranks = ranks.map(|(expected, before)| Change { before: Some(before), expected });
@@ -81,7 +82,7 @@ impl Outcome {
         let outcome = Self::new(
             judged_on,
             judged.unit,
-            // `lar_random` is that of the tables' own placement, with its replicas.
+            // `lar_random` applies to the tables' own placement, including its replicas.
             Change { before: Some(1.0 / groups.groups() as f64), expected: judged.lar },
             ranks,
             Change { before: round_robin.map(|figures| figures.request_imbalance), expected: judged.token_imbalance },
@@ -90,7 +91,7 @@ impl Outcome {
         Self { bound: judged.bound.map(|bound| bound.lar), ..outcome }
     }
 
-    /// Of a solve: on the requests held out where there are some, else on its input.
+    /// For a solve: on the held-out requests if any, else on its input.
     pub(crate) fn of_solve(report: &SolveReport, groups: &GroupLoads) -> Self {
         let bound = report.bound_spectral.zip(report.bound_sdp).map(|(spectral, sdp)| spectral.min(sdp));
         let outcome = match &report.held_out.figures {
@@ -163,8 +164,8 @@ impl Outcome {
             .then(|| (Grade::Fair, format!("The busiest rank gets {uneven:.2} times the mean of the tokens.")))
     }
 
-    /// Whether the tables are worth it. `solve` is the report they come from, where it is known; `next` has the command
-    /// for good tables and the one for others.
+    /// Whether the tables are worthwhile. `solve` is the report they come from, if known; `next` has the command for
+    /// good tables and the one for others.
     pub(crate) fn verdict(&self, solve: Option<&SolveReport>, next: [String; 2]) -> Verdict {
         let Change { before, expected } = self.local_activation_rate;
         let percent = |share: f64| format!("{:.1}%", 100.0 * share);
@@ -198,12 +199,12 @@ impl Outcome {
         Verdict { grade, text, next: if grade == Grade::Good { good } else { other } }
     }
 
-    /// A token goes once to a rank that has several of its experts: without a count of ranks its bytes are not known.
+    /// A token is sent once to a rank with several of its experts, so without a count of ranks its bytes are unknown.
     fn what_moves(&self) -> &'static str {
         if self.remote_ranks_per_token.is_some() { "bytes" } else { "activations" }
     }
 
-    /// Name, before, expected, bound.
+    /// Rows of name, before, expected, bound.
     fn rows(&self) -> Vec<[String; 4]> {
         let row = |name: &str, Change { before, expected }: Change, digits: usize| {
             let shown = |value: f64| format!("{value:.digits$}");
@@ -222,7 +223,7 @@ impl Outcome {
 
     const HEAD: [&str; 4] = ["", "before", "expected", "bound"];
 
-    /// The same for a page.
+    /// The summary as HTML for a page.
     pub(crate) fn html(&self) -> String {
         let cells = |tag: &str, cells: &[String]| -> String {
             cells.iter().map(|cell| format!("<{tag}>{cell}</{tag}>")).collect()

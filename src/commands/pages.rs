@@ -1,4 +1,4 @@
-//! Pages of tables and of their evaluation, in the form of the profiler's.
+//! Pages about tables and their evaluation, in the profiler's layout.
 
 use semmoe_profiler::Verdict;
 use semmoe_profiler::html::{Axes, Bar, Cells, GroupLoads, KINDS, Mark, Scale, Sheet, Svg, bars, group_loads};
@@ -7,7 +7,7 @@ use semmoe_tables::{Attention, LayerIdx, Tables, TokenId};
 
 use super::outcome::Outcome;
 
-/// Bars of a histogram of shares.
+/// Number of histogram bars.
 const BINS: usize = 20;
 
 /// The contents of the page of an evaluation.
@@ -18,7 +18,7 @@ pub(crate) struct Judged<'a> {
     pub(crate) verdict: &'a Verdict,
 }
 
-/// Tables by themselves; `facts` come first.
+/// A page about tables alone; `facts` come first.
 pub(crate) fn tables(tables: &Tables, facts: Vec<(&'static str, String)>) -> Sheet {
     let mut sections = vec![("Experts of each group", experts(tables))];
     if tables.attention() == Attention::Dp {
@@ -28,7 +28,7 @@ pub(crate) fn tables(tables: &Tables, facts: Vec<(&'static str, String)>) -> She
     Sheet { title: format!("Tables of {}", tables.model().model), facts, sections, ..Sheet::default() }
 }
 
-/// Tables judged on traffic.
+/// A page about tables evaluated on traffic.
 pub(crate) fn evaluation(tables: &Tables, judged: &Judged<'_>) -> Sheet {
     let Judged { evaluation, outcome, groups, verdict } = *judged;
     let mut sections = vec![
@@ -49,11 +49,11 @@ pub(crate) fn evaluation(tables: &Tables, judged: &Judged<'_>) -> Sheet {
         ("tables", format!("{}, {} groups, digest {}", tables.attention(), tables.groups(), tables.digest())),
         ("tokens judged", evaluation.tokens.to_string()),
     ];
-    let title = format!("Tables of {}, judged", tables.model().model);
+    let title = format!("Tables of {}, evaluated", tables.model().model);
     Sheet { title, facts, verdict: Some(verdict.clone()), sections, ..Sheet::default() }
 }
 
-/// A row for each layer, a cell for each expert in the order of their ids, shaded by group.
+/// A row per layer and a cell per expert in the order of ids, coloured by group.
 fn experts(tables: &Tables) -> String {
     const LEFT: f64 = 56.0;
     const TOP: f64 = 44.0;
@@ -94,14 +94,14 @@ fn experts(tables: &Tables) -> String {
     )
 }
 
-/// Tokens of the vocabulary by the share that T expects on their likeliest rank.
+/// Histogram of tokens by the share that T expects on their likeliest rank.
 fn sureness(tables: &Tables) -> String {
     let mut counts = [0u64; BINS];
     let mut unknown = 0u64;
     for token in (0..tables.model().vocab_size).map(TokenId::new) {
         let best =
             tables.token_row(token).into_iter().flatten().map(|share| f64::from(share.to_f32())).fold(0.0, f64::max);
-        // A row of zeros is a token that nothing is known of.
+        // A row of zeros is a token without evidence.
         match best > 0.0 {
             true => counts[((best * BINS as f64) as usize).min(BINS - 1)] += 1,
             false => unknown += 1,
@@ -154,7 +154,7 @@ fn layers(tables: &Tables, evaluation: &Evaluation) -> String {
     )
 }
 
-/// Bars of local activation rates, with a mark where random ranks are.
+/// Bars of local activation rates, with a mark for random ranks.
 fn rates_beside_random(title: &str, all: &[Bar], evaluation: &Evaluation) -> String {
     let random = Mark { value: evaluation.lar_random, label: &format!("random {:.3}", evaluation.lar_random) };
     bars(title, all, 1.0, Some(&random))

@@ -32,8 +32,8 @@ pub(crate) fn run(args: &PermuteArgs) -> Result<(), CliError> {
     print_result(args.output, "tables permute", &report, || format!("{}: {}", args.out.display(), verdict(&report)))
 }
 
-/// Before the long work: tables are not written over the input, nor among the checkpoint's files, where an engine could
-/// take them for weights.
+/// Checked before the long work: tables must not overwrite the input, nor be among the checkpoint's files, where an
+/// engine could load them as weights.
 fn check_out_tables(args: &PermuteArgs, out_tables: &Path) -> Result<(), CliError> {
     let absolute = |path: &Path| std::path::absolute(path).map_err(CliError::input);
     let file = absolute(out_tables)?;
@@ -59,7 +59,7 @@ fn verdict(report: &PermuteReport) -> String {
     format!("all bytes are the original's, digest {}", report.digest)
 }
 
-/// A failure to write the output is not the input's fault, nor is a failed self-check; everything else is.
+/// A failure to write the output and a failed self-check are not the input's fault; everything else is.
 fn failure(error: PermuteError, out: &Path) -> CliError {
     match &error {
         PermuteError::Format(FormatError::Io { path, .. }) if path.starts_with(out) => CliError::failed(error),

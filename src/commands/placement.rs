@@ -1,4 +1,4 @@
-//! Placements that an option names: `linear`, `round_robin`, or a file.
+//! Placements given by an option: `linear`, `round_robin`, or a file.
 
 use std::fs::File;
 use std::io::Read;
@@ -15,7 +15,7 @@ use crate::error::CliError;
 /// Several times what the largest published model needs.
 const MAX_JSON_BYTES: u64 = 64 << 20;
 
-/// The placement that `--placement` names, for a model and its number of groups.
+/// The placement given by `--placement`, for a model and its number of groups.
 pub(crate) fn given(named: &Path, model: &ModelInfo, groups: u16) -> Result<GivenPlacement, CliError> {
     match named.to_str() {
         Some("linear") => Ok(GivenPlacement::Linear),
@@ -25,7 +25,7 @@ pub(crate) fn given(named: &Path, model: &ModelInfo, groups: u16) -> Result<Give
     }
 }
 
-/// Whether a file is a safetensors container: a length of eight bytes, then the header's JSON.
+/// Whether a file is a safetensors container: a length of eight bytes, then a JSON header.
 fn is_container(path: &Path) -> Result<bool, CliError> {
     let cannot = |error| CliError::input(format!("cannot read the placement {}: {error}", path.display()));
     let mut start = Vec::new();

@@ -1,4 +1,4 @@
-//! `semmoe plan`: files to the planner, its answer to the terminal.
+//! `semmoe plan`: passes files to the planner and prints its answer.
 
 mod affinity;
 mod calibrate;
@@ -29,12 +29,12 @@ pub(crate) use calibrate::for_this_machine;
 pub(crate) use chosen::{Chosen, UnitPlan};
 use units::TraceLine;
 
-/// Of a configuration, a cluster, a workload, a calibration.
+/// For a configuration, a cluster, a workload or a calibration.
 const MAX_INPUT_BYTES: u64 = 4 << 20;
-/// Of a trace of lengths, of metrics.
+/// For a trace of lengths, or metrics.
 const MAX_TRACE_BYTES: u64 = 1 << 30;
 
-/// The workload assumed where none is given.
+/// The workload assumed by default.
 const DEFAULT_WORKLOAD: &str = "requests_per_second = 1\ninput_tokens = 1024\noutput_tokens = 256\n";
 
 pub(crate) fn run(command: &PlanCommand) -> Result<(), CliError> {
@@ -45,7 +45,7 @@ pub(crate) fn run(command: &PlanCommand) -> Result<(), CliError> {
     match (&args.deployment, &args.model, &args.cluster) {
         (Some(path), ..) => running(args, path),
         (None, Some(model), Some(cluster)) => question(args, model, cluster),
-        // The arguments require them.
+        // Unreachable: clap requires them.
         _ => Err(CliError::input("--model and --cluster are missing")),
     }
 }
@@ -111,7 +111,7 @@ fn question(args: &PlanArgs, model: &Path, cluster: &Path) -> Result<(), CliErro
     }
 }
 
-/// `fitted:ENGINE`, for the cluster's GPU and the model's weights, or a file.
+/// Loads `fitted:ENGINE`, for the cluster's GPU and the model's weights, or a file.
 fn calibration(named: &Path, shape: &ModelShape, cluster: &Cluster) -> Result<Calibration, CliError> {
     match named.to_str().and_then(|named| named.strip_prefix("fitted:")) {
         Some(engine) => fitted(engine, &cluster.gpu.name, shape.precision.experts).map_err(CliError::input),
@@ -119,7 +119,7 @@ fn calibration(named: &Path, shape: &ModelShape, cluster: &Cluster) -> Result<Ca
     }
 }
 
-/// Reads a file of the planner's, named by its path in errors.
+/// Parses one of the planner's files; errors name its path.
 fn parse<T>(path: &Path, read: impl Fn(&str, &str) -> Result<T, semmoe_planner::PlanError>) -> Result<T, CliError> {
     let text = read_text(path, "file", MAX_INPUT_BYTES)?;
     read(&path.display().to_string(), &text).map_err(CliError::input)
@@ -150,18 +150,18 @@ fn workload(args: &PlanArgs, trace: Option<&[TraceLine]>) -> Result<Workload, Cl
     })
 }
 
-/// Whether ranks have experts of their own, all of their rows.
+/// Whether each rank has complete experts of its own.
 fn has_whole_experts(plan: &&Candidate) -> bool {
     plan.layout.expert_tp == 1 && plan.layout.expert_ep > 1
 }
 
-/// Printed with the plan: layouts that could be switched, and replicas.
+/// Additions to the plan: layouts to switch between, and replicas.
 struct Extras {
     switching: Option<Result<Switching, NoSwitch>>,
     replication: Option<semmoe_planner::advice::Replication>,
-    /// Of the best plan.
+    /// For the best plan.
     domains: Option<ResidentDomains>,
-    /// With a trace.
+    /// For a trace.
     units: Option<UnitMix>,
 }
 

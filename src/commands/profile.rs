@@ -15,7 +15,7 @@ use crate::progress::{Progress, say};
 use crate::signals::{block_on, stop_requested};
 use crate::stamp::created;
 
-/// Left-out records that are listed; the rest are counted.
+/// Number of left-out records listed; the rest are counted.
 const LISTED_RECORDS: usize = 10;
 
 pub(crate) fn run(command: ProfileCommand) -> Result<(), CliError> {
@@ -59,11 +59,11 @@ fn record(args: RecordArgs) -> Result<(), CliError> {
     }
 }
 
-/// Warns where the routes of one prompt depended on what ran beside it.
+/// Warns if the routes of a prompt depended on what ran concurrently.
 fn say_self_check(check: Option<SelfCheck>) {
     if let Some(check) = check.filter(SelfCheck::is_suspicious) {
         say(&format!(
-            "warning: asked alone and among others, {} of the {} activations of one prompt differ ({:.1}%): with bf16 that may be rounding",
+            "warning: sent alone and among others, {} of the {} activations of one prompt differ ({:.1}%): with bf16 that may be rounding",
             check.differing,
             check.activations,
             100.0 * check.share()
@@ -92,7 +92,7 @@ fn record_options(args: RecordArgs, url: BaseUrl) -> Result<RecordOptions, CliEr
     })
 }
 
-/// `profile build` and `solve` with what they take by themselves, as a user would call them.
+/// Runs `profile build` and `solve` with their defaults, like a user would.
 fn solve_recorded(trace: &Path, tables: &Path, groups: u16, tokenizer: Option<&Path>) -> Result<(), CliError> {
     let name = trace.to_string_lossy();
     let stem = name.strip_suffix(".trace.safetensors").unwrap_or(&name);
@@ -116,7 +116,7 @@ fn run_again<'a>(arguments: impl Iterator<Item = &'a OsStr>) -> Result<(), CliEr
     }
 }
 
-/// One line on what was recorded.
+/// Describes a recording in one line.
 pub(crate) fn describe_record(report: &RecordReport) -> String {
     let resumed = match report.resumed {
         0 => String::new(),

@@ -1,4 +1,4 @@
-//! The configuration that the options of `semmoe serve` mean where there is no file.
+//! The configuration equivalent to the options of `semmoe serve` without a file.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -9,7 +9,7 @@ use super::server_url;
 use crate::args::QuickArgs;
 use crate::error::CliError;
 
-/// The text of the equivalent file. Without `--model` the name is the one that the first engine lists.
+/// The text of the equivalent file. Without `--model` it uses the name that the first engine lists.
 pub(super) async fn configuration(args: &QuickArgs) -> Result<String, CliError> {
     let Some(engine) = args.engine else { return Err(CliError::input("serve needs --config or --engine")) };
     let tokenizer = args.tokenizer.as_deref().map(tokenizer_file);
@@ -50,7 +50,7 @@ pub(super) async fn configuration(args: &QuickArgs) -> Result<String, CliError> 
     Ok(text)
 }
 
-/// A JSON string is a TOML string, but for one control character that names do not have.
+/// A JSON string is a TOML string, except for one control character that names do not contain.
 fn key(text: &mut String, key: &str, value: &str) -> Result<(), CliError> {
     let value = serde_json::to_string(value).map_err(CliError::failed)?;
     writeln!(text, "{key} = {value}").map_err(CliError::failed)

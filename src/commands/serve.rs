@@ -36,8 +36,7 @@ pub(crate) fn run(args: &ServeArgs, log: LogChoice) -> Result<(), CliError> {
         if args.check {
             return check(args, config).await;
         }
-        // Before anything can be asked to stop, so that no signal is missed; and from here on SIGHUP does not end the
-        // process.
+        // Before any stop request, so that no signal is missed; from here on SIGHUP does not end the process.
         let (mut stops, mut hangups) = (Stops::listen(), Hangups::listen());
         let running = Gateway::start(config).await.map_err(|error| CliError::by_side(error.is_input(), error))?;
         notify(Notice::Ready);
@@ -49,7 +48,7 @@ pub(crate) fn run(args: &ServeArgs, log: LogChoice) -> Result<(), CliError> {
         };
         notify(Notice::Stopping);
         tokio::select! {
-            // Who presses Ctrl-C has no load balancer to notify.
+            // With Ctrl-C there is no load balancer to notify.
             () = running.drain(stop == Stop::Interrupt) => Ok(()),
             _ = stops.next() => Err(CliError::interrupted()),
         }
@@ -70,7 +69,7 @@ async fn check(args: &ServeArgs, config: Config) -> Result<(), CliError> {
 fn print_checked(args: &ServeArgs, Probed { served, troubles }: &Probed) -> Result<(), CliError> {
     #[derive(Serialize)]
     struct Checked<'a> {
-        /// Null where options stand for the file.
+        /// Null if options replace the file.
         file: Option<&'a Path>,
         ok: bool,
         served: String,

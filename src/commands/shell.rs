@@ -1,4 +1,4 @@
-//! `semmoe completions` and `semmoe man`: what the command's own definition says, for shells and for man.
+//! `semmoe completions` and `semmoe man`, generated from the command's definition.
 
 use std::path::Path;
 
@@ -16,8 +16,7 @@ pub(crate) fn completions(shell: Shell) -> Result<(), CliError> {
     print(String::from_utf8(script).map_err(CliError::failed)?.trim_end())
 }
 
-/// Writes one page for the command and one for each subcommand: `semmoe.1`, `semmoe-serve.1`, `semmoe-tables-show.1`,
-/// ...
+/// Writes one page for the command and one per subcommand: `semmoe.1`, `semmoe-serve.1`, `semmoe-tables-show.1`, ...
 pub(crate) fn man(folder: &Path) -> Result<(), CliError> {
     std::fs::create_dir_all(folder).map_err(|error| CliError::cannot_write(folder, error))?;
     let mut command = Cli::command();

@@ -20,9 +20,9 @@ use crate::args::ShowArgs;
 use crate::error::CliError;
 use crate::progress::{Progress, Steps as _};
 
-/// The longest line of a file of topics; prompts may be on it.
+/// Maximum length of a line in a file of topics, which may include prompts.
 const MAX_LINE_BYTES: u64 = 16 << 20;
-/// Starts of the solves for the page: what more of them bring is not seen in a picture.
+/// Starts of the solves for the page: more would make no visible difference.
 const STARTS: u32 = 2;
 
 pub(crate) fn run(args: &ShowArgs) -> Result<(), CliError> {
@@ -93,11 +93,11 @@ fn write_html(
     write_page(html, study, &page).map_err(failure)
 }
 
-/// The text of every token id; a token without a text is shown by its id.
+/// The text of every token id; a token without text is shown by its id.
 fn token_texts(path: &Path) -> Result<Vec<String>, CliError> {
     let tokenizer = Tokenizer::from_file(&tokenizer_file(path)).map_err(CliError::input)?;
     let text = |id: u32| match tokenizer.decode_with(&[id], false) {
-        // Bytes that are a part of a character only.
+        // Otherwise the bytes are only part of a character.
         Ok(text) if !text.is_empty() && !text.contains('\u{fffd}') => text,
         _ => tokenizer.id_to_token(id).unwrap_or_else(|| format!("id {id}")),
     };
@@ -126,7 +126,7 @@ fn read_topics(path: &Path) -> Result<Vec<String>, CliError> {
     }
 }
 
-/// The data to solve on and to judge tables on: requests where the files have them.
+/// The data to solve on and to evaluate tables on: requests if the files have them.
 struct Parts<'a> {
     counted: &'a Profile,
     counted_requests: Option<&'a Trace>,
@@ -135,7 +135,7 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// `halves` are those of a trace that is judged by itself.
+    /// `halves` are those of a trace that is evaluated on itself.
     fn of(held_out: Option<&'a Input>, study: &'a Study, halves: Option<&'a (Trace, Trace)>) -> Result<Self, CliError> {
         let Some((counted, others)) = &study.parts else {
             let judged = EvalInput::Profile(&study.whole);
@@ -148,7 +148,7 @@ impl<'a> Parts<'a> {
         Ok(Self { counted, counted_requests: halves.map(|(solved, _)| solved), judged, held_out: true })
     }
 
-    /// The local activation rate of tables; by whole requests where there are some and requests are routed.
+    /// The local activation rate of tables; by entire requests if there are some and requests are routed.
     fn rate(&self, tables: &Tables, kind: RateKind, held_out: bool) -> Result<RatePoint, CliError> {
         let judged = evaluate(tables, self.judged, &EvalOptions::default()).map_err(CliError::input)?;
         let (groups, by_requests) = (tables.groups(), judged.unit == Unit::Request);
@@ -156,9 +156,9 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Of the tables given, and of quick solves.
+/// Rates of the given tables, and of quick solves.
 fn rates(args: &ShowArgs, parts: &Parts<'_>, tables: &[Tables]) -> Result<Vec<RatePoint>, CliError> {
-    // The input that given tables were solved on is unknown, unless the user names a file that was held out.
+    // The input of given tables is unknown, unless the user names a held-out file.
     let given = tables.iter().map(|tables| parts.rate(tables, RateKind::Given, args.held_out.is_some()));
     let mut points = given.collect::<Result<Vec<_>, _>>()?;
     if args.groups.is_empty() {

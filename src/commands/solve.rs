@@ -22,7 +22,7 @@ use crate::progress::{Progress, Steps as _, say};
 use crate::signals::stop_flag;
 use crate::stamp::created;
 
-/// Mean activations of an expert in a layer below which the tables deserve a warning.
+/// Mean activations per expert and layer below which a warning is due.
 const FEW_ACTIVATIONS: f64 = 10.0;
 
 pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     })
 }
 
-/// After good tables they go to the engines; others are judged, or solved from more.
+/// Good tables are exported to engines; others are evaluated, or solved from more data.
 fn next(args: &SolveArgs, report: &SolveReport) -> [String; 2] {
     let tables = args.out.display();
     let good = format!("semmoe tables export --tables {tables} --format sglang --out experts.json");
@@ -83,7 +83,7 @@ fn next(args: &SolveArgs, report: &SolveReport) -> [String; 2] {
     [good, other]
 }
 
-/// Warns of a profile of so few tokens that chance decides where experts go.
+/// Warns about a profile with so few tokens that chance decides the placement.
 fn warn_of_few_tokens(path: &Path, profile: &Profile) {
     let (tokens, model) = (profile.total_tokens(), profile.model());
     let each = tokens as f64 * f64::from(model.top_k) / f64::from(model.num_experts);
@@ -97,7 +97,7 @@ fn warn_of_few_tokens(path: &Path, profile: &Profile) {
     }
 }
 
-/// The profile and another file must be about one model.
+/// Checks that the profile and another file belong to one model.
 fn check_same_model(args: &SolveArgs, profile: &Profile, path: &Path, model: &ModelInfo) -> Result<(), CliError> {
     profile.model().check_compatible(model).map_err(|error| {
         CliError::input(format!("{} and {} are about {error}", args.profile.display(), path.display()))
@@ -110,7 +110,7 @@ fn same_models_trace(args: &SolveArgs, profile: &Profile, path: &Path) -> Result
     Ok(trace)
 }
 
-/// The tables to start from, if there are any.
+/// The tables to start from, if any.
 fn warm_start(args: &SolveArgs, profile: &Profile) -> Result<Option<WarmStart>, CliError> {
     let Some(path) = &args.warm_start else { return Ok(None) };
     let tables = Tables::open(path).map_err(CliError::input)?;
@@ -118,7 +118,7 @@ fn warm_start(args: &SolveArgs, profile: &Profile) -> Result<Option<WarmStart>, 
     Ok(Some(WarmStart { tables: Arc::new(tables), migration_cost: args.migration_cost }))
 }
 
-/// Outputs that cannot be written are reported before the work, not after it.
+/// Checks before the work that outputs can be written.
 fn check_outputs(args: &SolveArgs) -> Result<(), CliError> {
     let optional = [&args.trace, &args.tokenizer, &args.embeddings, &args.placement, &args.warm_start];
     let inputs = || [&args.profile].into_iter().chain(optional.into_iter().flatten());
@@ -131,7 +131,7 @@ fn check_outputs(args: &SolveArgs) -> Result<(), CliError> {
     }
 }
 
-/// The strings of a tokenizer's tokens; `path` is a `tokenizer.json`, or a directory with it.
+/// The strings of a tokenizer's tokens; `path` is a `tokenizer.json`, or its directory.
 pub(crate) fn token_strings(path: &Path) -> Result<Arc<TokenStrings>, CliError> {
     let file = tokenizer_file(path);
     let tokenizer = Tokenizer::from_file(&file).map_err(CliError::input)?;
@@ -184,7 +184,7 @@ fn under_progress(stop: &Stop, solve: impl FnOnce(Step<'_>) -> Result<Solved, So
     Ok(solved)
 }
 
-/// Threads that the solver may use; the result does not depend on them.
+/// Number of threads for the solver; the result does not depend on it.
 pub(crate) fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -192,7 +192,7 @@ pub(crate) fn threads() -> usize {
 fn write_report(path: &Path, report: &SolveReport) -> Result<(), CliError> {
     let text = serde_json::to_string_pretty(report).map_err(|error| CliError::cannot_write(path, error))?;
     match std::fs::metadata(path) {
-        // A pipe or a terminal is no place for a rename.
+        // A pipe or a terminal cannot be replaced by a rename.
         Ok(there) if !there.is_file() => {
             std::fs::write(path, text).map_err(|error| CliError::cannot_write(path, error))
         }

@@ -1,4 +1,4 @@
-//! `semmoe tables show|verify`, and the way to its other subcommands.
+//! `semmoe tables show|verify`, and dispatch to its other subcommands.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ pub(crate) fn run(command: &TablesCommand) -> Result<(), CliError> {
             print_result(*output, "tables show", &Described::new(&tables), || text(&facts(&tables)))
         }
         TablesCommand::Verify(TablesFile { file, output }) => {
-            // Opening checks everything: a file that opens is right.
+            // Opening checks everything: a file that opens is valid.
             let tables = Tables::open(file).map_err(CliError::input)?;
             let (path, digest) = (file.display(), tables.digest());
             print_result(*output, "tables verify", &Verified { file, digest }, || {
@@ -48,7 +48,7 @@ struct Described<'a> {
     slots: Slots,
     price: &'a [f32],
     sequence_price: &'a [f32],
-    /// On requests held out of the solve; null where nothing was held out, or the solver does not say it.
+    /// On requests held out of the solve; null if there were none, or the solver does not state it.
     promised_lar: Option<f64>,
     solver: &'a str,
     provenance: &'a Provenance,
@@ -56,7 +56,7 @@ struct Described<'a> {
     digest: &'a str,
 }
 
-/// Of a layer, all groups together.
+/// Per layer, over all groups.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Slots {
     all: usize,
@@ -73,7 +73,7 @@ impl Slots {
         Self { all, redundant: (all - empty).saturating_sub(experts), empty }
     }
 
-    /// The arguments with which `solve` makes tables of the same shape.
+    /// The arguments with which `solve` makes tables of this shape.
     pub(super) fn solve_arguments(self, tables: &Tables) -> String {
         let redundant = if self.redundant > 0 { format!(" --redundant {}", self.redundant) } else { String::new() };
         let pad = if self.empty > 0 { " --pad" } else { "" };
@@ -101,7 +101,7 @@ impl<'a> Described<'a> {
     }
 }
 
-/// Names and values, for people.
+/// Names and values, for display.
 fn facts(tables: &Tables) -> Vec<(&'static str, String)> {
     let model = tables.model();
     let attention = match tables.attention() {

@@ -1,4 +1,4 @@
-//! `semmoe template check`: a chat template tried on chats, and compared with Jinja2.
+//! `semmoe template check`: tries a chat template on chats, and compares it with Jinja2.
 
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
@@ -16,14 +16,14 @@ use super::{print_result, read_text};
 use crate::args::{TemplateCheckArgs, TemplateCommand};
 use crate::error::CliError;
 
-/// Chats of all shapes, a request's body a line.
+/// Chats of all shapes, one request body per line.
 const CHATS: &str = include_str!("template/chats.jsonl");
-/// Jinja2 as Transformers sets it up.
+/// Jinja2 as set up by Transformers.
 const REFERENCE: &str = include_str!("../../tests/templates/reference.py");
 const MAX_CHATS_BYTES: u64 = 64 << 20;
-/// The clock of both: 2024-02-29 13:05:09.
+/// The fixed time for both: 2024-02-29 13:05:09.
 const NOW: i64 = 1_709_211_909;
-/// Jinja2 has no limit of its own.
+/// Jinja2 has no time limit of its own.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Serialize)]
@@ -44,7 +44,7 @@ struct Outcome {
     ids: Option<Vec<u32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     refused: Option<String>,
-    /// Jinja2's text or error, where it is another one.
+    /// Jinja2's text or error, if different.
     #[serde(skip_serializing_if = "Option::is_none")]
     jinja2: Option<String>,
 }
@@ -53,13 +53,13 @@ pub(crate) fn run(command: &TemplateCommand) -> Result<(), CliError> {
     let TemplateCommand::Check(args) = command;
     let file = tokenizer_file(&args.tokenizer);
     let input = |error: semmoe_text::TextError| CliError::input(error.to_string());
-    // Jinja2's clock stands, an engine's does not.
+    // Jinja2's clock is fixed, an engine's is not.
     let clock: fn() -> i64 = if args.engine.is_some() { semmoe_engines::unix_seconds } else { || NOW };
     let template = ChatTemplate::beside(&file, clock).map_err(input)?.with_options(options(args)?);
     let tokenizer = Tokenizer::from_file(&file).map_err(input)?;
     let chats = chats(args)?;
     let preparation = args.engine.as_deref().map_or(Ok(Preparation::OWN), preparation)?;
-    // Chats that the engine refuses are compared with nothing.
+    // Chats that the engine rejects are not compared.
     let requests: Vec<Value> = chats.iter().map(|chat| request(&template, preparation, chat)).collect();
     let theirs = if args.engine.is_none() { reference(&requests) } else { None };
     let mut outcomes = Vec::new();
@@ -103,7 +103,7 @@ fn chats(args: &TemplateCheckArgs) -> Result<Vec<Value>, CliError> {
     Ok(chats)
 }
 
-/// Templates of requests are rendered, too: the chats are the operator's.
+/// Templates inside requests are rendered, too: the chats are the operator's.
 fn options(args: &TemplateCheckArgs) -> Result<ChatOptions, CliError> {
     let variables = match &args.default_chat_template_kwargs {
         Some(text) => serde_json::from_str(text)
@@ -113,7 +113,7 @@ fn options(args: &TemplateCheckArgs) -> Result<ChatOptions, CliError> {
     Ok(ChatOptions { variables, trusts_templates: true, ..ChatOptions::default() })
 }
 
-/// `vllm`, or `vllm@0.30.0`.
+/// Parses `vllm`, or `vllm@0.30.0`.
 fn preparation(engine: &str) -> Result<&'static Preparation, CliError> {
     let (name, version) = engine.split_once('@').map_or((engine, None), |(name, version)| (name, Some(version)));
     let engine: Engine = name.parse().map_err(|error| CliError::input(format!("--engine: {error}")))?;
@@ -124,13 +124,13 @@ fn preparation(engine: &str) -> Result<&'static Preparation, CliError> {
     Ok(Preparation::of(engine.name(), numbers.transpose()?))
 }
 
-/// A chat as both renderers get it: after what the engine does before its template; null where it refuses.
+/// A chat as passed to both renderers, after the engine's preparation; null if the engine rejects it.
 fn request(template: &ChatTemplate, preparation: &Preparation, chat: &Value) -> Value {
     let body = chat.as_object().cloned().unwrap_or_default();
     template.prepared(preparation, &body).unwrap_or_default()
 }
 
-/// Jinja2's text or error, where it is another one.
+/// Jinja2's text or error, if different.
 fn difference(template: &ChatTemplate, request: &Value, theirs: &Value) -> Option<String> {
     let given = Given {
         tools: Some(&request["tools"]),
@@ -145,7 +145,7 @@ fn difference(template: &ChatTemplate, request: &Value, theirs: &Value) -> Optio
     text.map(str::to_owned)
 }
 
-/// Jinja2's answers; `None` where there is no Python with it, or it does not end.
+/// Jinja2's answers; `None` if there is no Python with it, or it does not finish.
 fn reference(requests: &[Value]) -> Option<Vec<Value>> {
     let mut python = Command::new("python3")
         .args(["-c", REFERENCE])

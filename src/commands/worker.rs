@@ -10,7 +10,7 @@ use crate::args::WorkerArgs;
 use crate::error::CliError;
 use crate::progress::say;
 
-/// Where secrets are looked for that no file holds.
+/// The variable with the secret if there is no file.
 const SECRET_VARIABLE: &str = "SEMMOE_RANK_SECRET";
 const TOKEN_VARIABLE: &str = "SEMMOE_ADMIN_TOKEN";
 
@@ -66,8 +66,8 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     semmoe_worker::run(config).map_err(|error| CliError::with_code(error.exit_code(), error))
 }
 
-/// Ranks of one GPU have a stream each, whose kernels wait for those of the others: two of them in one of the driver's
-/// queues, of which it has 8 by default, would wait for ever.
+/// Ranks on one GPU have a stream each, whose kernels wait for those of the others: two of them in one of the driver's
+/// queues (8 by default) would wait forever.
 fn give_streams_queues() {
     const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
     if std::env::var_os(QUEUES).is_none() {
@@ -88,7 +88,7 @@ fn secret(file: Option<&Path>, variable: &str) -> Result<Option<Secret>, CliErro
 }
 
 fn limits(args: &WorkerArgs) -> EngineLimits {
-    // Lossless on machines with 64 bits; on others the greatest size is more than there is.
+    // Lossless on 64-bit machines; on others the maximum exceeds what is available.
     let size = |tokens: u64| usize::try_from(tokens).unwrap_or(usize::MAX);
     EngineLimits {
         running: size(args.max_running.into()),
@@ -103,8 +103,8 @@ fn limits(args: &WorkerArgs) -> EngineLimits {
     }
 }
 
-/// One JSON line an event, for the process that started this rank. Only --exit-on-stdin-eof makes a closed pipe a
-/// reason to leave.
+/// Prints an event as one JSON line, for the process that started this rank. A closed pipe is a reason to exit only
+/// with --exit-on-stdin-eof.
 fn announce(event: &WorkerEvent) {
     match serde_json::to_string(event) {
         Ok(line) => super::announce(&line),

@@ -4,26 +4,26 @@ use std::path::{Path, PathBuf};
 
 use crate::error::CliError;
 
-/// Folder of the bundled model inside the assets.
+/// Directory of the bundled model inside the assets.
 const MODEL: &str = "tiny-qwen3moe-15m";
-/// Names the folder with the assets.
+/// The variable that names the assets directory.
 const VARIABLE: &str = "SEMMOE_ASSETS";
 
-/// Where the inputs of `up` lie.
+/// The inputs of `up`.
 #[derive(Debug, Clone)]
 pub(crate) struct Assets {
     /// A Hugging Face checkpoint directory.
     pub(crate) model: PathBuf,
-    /// Whether that is the model which comes with the command.
+    /// Whether that is the bundled model.
     pub(crate) bundled: bool,
     /// Prompts to profile with.
     pub(crate) profile_prompts: PathBuf,
-    /// Prompts never used to profile, for `--check`.
+    /// Prompts never used for profiling, for `--check`.
     pub(crate) heldout_prompts: PathBuf,
 }
 
 impl Assets {
-    /// The bundled assets, with `model` in place of the bundled model when given.
+    /// The bundled assets, with `model` instead of the bundled model if given.
     pub(crate) fn find(model: Option<PathBuf>) -> Result<Self, CliError> {
         let folder = assets_folder()?;
         Ok(Self {
@@ -34,7 +34,7 @@ impl Assets {
         })
     }
 
-    /// The model's name: that of its folder.
+    /// The model's name, which is that of its directory.
     pub(crate) fn model_name(&self) -> Result<String, CliError> {
         let folder = self.model.canonicalize().map_err(|error| {
             CliError::input(format!("the model directory {} cannot be read: {error}", self.model.display()))
@@ -47,9 +47,9 @@ impl Assets {
     }
 }
 
-/// The folder that `SEMMOE_ASSETS` names; else `assets/` in the working directory, beside the executable or above it
-/// (`target/release/semmoe` in a checkout), `share/semmoe` of an installation prefix, or the source tree that it was
-/// built in.
+/// The directory named by `SEMMOE_ASSETS`; otherwise `assets/` in the working directory, next to the executable or
+/// above it (`target/release/semmoe` in a checkout), `share/semmoe` of an installation prefix, or the source tree it
+/// was built in.
 fn assets_folder() -> Result<PathBuf, CliError> {
     if let Some(named) = std::env::var_os(VARIABLE).filter(|named| !named.is_empty()).map(PathBuf::from) {
         return is_assets(&named).then_some(named.clone()).ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! The cache of one model's recorded trace and solved tables, keyed by everything that they depend on.
+//! The cache of one model's recorded trace and solved tables, keyed by everything they depend on.
 
 use std::ffi::OsString;
 use std::fs::{File, TryLockError};
@@ -11,24 +11,24 @@ use sha2::{Digest, Sha256};
 use super::assets::Assets;
 use crate::error::CliError;
 
-/// Changes whenever the steps of the pipeline change what they would produce.
+/// Incremented whenever the steps of the pipeline would produce something else.
 const PIPELINE_VERSION: &str = "5";
-/// Files of a checkpoint directory that decide its routing.
+/// Files of a checkpoint directory that determine its routing.
 const MODEL_FILES: [&str; 5] =
     ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];
 
-/// The recorded routing of a model, and a locked folder of what is solved from it for one kind of unit.
+/// The recorded routing of a model, and a locked directory with what is solved from it for one kind of unit.
 #[derive(Debug)]
 pub(crate) struct Cache {
-    /// For units of all kinds: which experts tokens go to is the model's alone.
+    /// Shared by all kinds of units: the routing depends only on the model.
     model: PathBuf,
     pub(crate) folder: PathBuf,
-    // Held for as long as the cache is used: two `up` on one folder would overwrite each other's files.
+    // Held while the cache is in use: two `up` on one directory would overwrite each other's files.
     _lock: File,
 }
 
 impl Cache {
-    /// Opens (and makes) the folder for `assets` served by `ranks` ranks below `data`.
+    /// Opens (or creates) the directory below `data` for `assets` served by `ranks` ranks.
     pub(crate) fn open(data: &Path, assets: &Assets, ranks: u16, attention: Attention) -> Result<Self, CliError> {
         let key = key(assets)?;
         let unit = match attention {
@@ -62,8 +62,8 @@ impl Cache {
         self.model.join("heldout.trace.safetensors")
     }
 
-    /// Where the recording of `trace` goes until it is whole: units of other kinds may be recording too. The next run
-    /// goes on from what lies beside it.
+    /// Path of the recording of `trace` until it is complete: units of other kinds may be recording, too. The next run
+    /// resumes from it.
     pub(crate) fn recording(&self, trace: &Path) -> PathBuf {
         let mut name = OsString::from("recording.");
         name.push(trace.file_name().unwrap_or_default());
@@ -75,7 +75,7 @@ impl Cache {
         self.folder.join("profile.safetensors")
     }
 
-    /// The solved tables with `redundant` slots of a layer for replicas: written last, so that their presence proves
+    /// The solved tables with `redundant` slots per layer for replicas; written last, so that their presence proves
     /// that of the rest.
     pub(crate) fn tables(&self, redundant: u16) -> PathBuf {
         self.folder.join(match redundant {
@@ -91,7 +91,7 @@ fn key(assets: &Assets) -> Result<String, CliError> {
     hash.update(PIPELINE_VERSION);
     for name in MODEL_FILES {
         let path = assets.model.join(name);
-        // A missing file is the worker's to report: it knows which ones it needs.
+        // The worker reports missing files, as it knows which ones it needs.
         if path.is_file() {
             hash.update(name);
             hash_file(&path, &mut hash)?;
@@ -108,7 +108,7 @@ fn hash_file(path: &Path, hash: &mut Sha256) -> Result<(), CliError> {
     hashed.map_err(|error| CliError::input(format!("{} cannot be read: {error}", path.display())))
 }
 
-/// Where data goes unless `--data` says otherwise: the user's cache folder, else the working directory.
+/// Default for `--data`: the user's cache directory, else the working directory.
 pub(crate) fn default_folder() -> PathBuf {
     let non_empty = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     match (non_empty("XDG_CACHE_HOME"), non_empty("HOME")) {

@@ -1,6 +1,6 @@
 //! `up --check`: the same held-out prompts under contiguous placement with round robin, and under tables with affinity;
 //! with attention tp under contiguous placement with rows in their order, and under tables with rows shuffled by them.
-//! Where there are slots for replicas, also under tables that use them.
+//! If there are slots for replicas, also under tables that use them.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,11 +19,11 @@ use super::setup::{Recording, recorded};
 use super::unit::UnitLayout;
 use crate::error::CliError;
 
-/// Tokens generated per prompt: a little decode, as real traffic has.
+/// Tokens generated per prompt: a little decode, as in real traffic.
 const MAX_TOKENS: u32 = 16;
-/// Requests in flight for each rank.
+/// Requests in flight per rank.
 const CONCURRENCY_PER_RANK: u16 = 4;
-/// The policy under test, as the registry names it.
+/// The registered name of the policy under test.
 const AFFINITY: &str = "affinity";
 /// The title of the configuration with replicas.
 const REPLICAS: &str = "tables with replicas";
@@ -55,7 +55,7 @@ pub(crate) async fn check(assets: &Assets, cache: &Cache, layout: UnitLayout) ->
     Ok(CheckReport { titles, baseline, affinity, predicted_lar: predicted.lar, predicted, replicas })
 }
 
-/// The routing of the held-out prompts, which neither profile nor solver has seen; recorded straight from a unit.
+/// The routing of the held-out prompts, unseen by profile and solver; recorded directly from a unit.
 async fn heldout(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<Trace, CliError> {
     let work = Recording {
         prompts: &assets.heldout_prompts,
@@ -67,8 +67,7 @@ async fn heldout(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<T
 }
 
 /// The figures that `evaluate` expects of tables on that routing; it does not model the gateway and its live loads.
-/// With attention tp it gets the mean number of tokens in a step, as the rows of small steps are harder to split
-/// evenly.
+/// With attention tp it gets the mean number of tokens per step, as the rows of small steps are harder to split evenly.
 fn predict(heldout: &Trace, tables: &Path, layout: UnitLayout, measured: &Measured) -> Result<Predicted, CliError> {
     let tables = Tables::open(tables).map_err(CliError::input)?;
     let judged = |input, options| evaluate(&tables, input, &options).map_err(CliError::failed);
@@ -112,7 +111,7 @@ async fn measure(
     Ok(Measured { requests: jobs.len(), streamed: of(true).await?, whole: of(false).await? })
 }
 
-/// The figures of one kind of traffic, on ranks and through a gateway that have seen none before.
+/// The figures of one kind of traffic, on fresh ranks and through a fresh gateway.
 async fn traffic(
     assets: &Assets,
     layout: UnitLayout,

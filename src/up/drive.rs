@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::error::CliError;
 use crate::progress::{Progress, Steps as _};
 
-/// Longest wait for one answer.
+/// Limits on one answer.
 const ANSWER_LIMITS: AnswerLimits = AnswerLimits { timeout: Duration::from_secs(120), max_bytes: 1 << 20 };
 
 /// One request: its route and body.
@@ -48,7 +48,7 @@ pub(crate) struct Sending {
     pub(crate) title: &'static str,
 }
 
-/// Sends every job once; the first failure ends the run. Returns the time it took.
+/// Sends every job once; the first failure ends the run. Returns the time taken.
 pub(crate) async fn drive(
     client: &HttpClient,
     url: &BaseUrl,

@@ -1,4 +1,4 @@
-//! The gateway in front of the unit that `up` runs.
+//! The gateway in front of the unit started by `up`.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
@@ -8,17 +8,17 @@ use semmoe_gateway::{Config, Gateway, RawBackend, RawConfig, RawModel, RawSampli
 use super::assets::Assets;
 use crate::error::CliError;
 
-/// How it serves.
+/// Settings of the gateway.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Front {
-    /// The data port on loopback, the admin listener takes the next one; 0: both are free ones.
+    /// The data port on loopback; the admin listener takes the next one. 0: both ports are chosen by the system.
     pub(crate) port: u16,
-    /// Whether every request asks for its routed experts, so that the admin page shows what was observed.
+    /// Whether every request asks for its routed experts, so that the admin page shows observed figures.
     pub(crate) samples: bool,
 }
 
-/// Starts it in front of the unit at `engine_url`, where a request can go to one of `ranks` ranks. With tables the
-/// policy is `affinity`, without them `round_robin`.
+/// Starts the gateway in front of the unit at `engine_url`, where a request can go to one of `ranks` ranks. With tables
+/// the policy is `affinity`, without them `round_robin`.
 pub(crate) async fn start_gateway(
     assets: &Assets,
     engine_url: &str,
@@ -56,7 +56,7 @@ pub(crate) async fn start_gateway(
     Gateway::start(config).await.map_err(CliError::failed)
 }
 
-/// Fails at once, before any work, when a port that will be needed is taken.
+/// Fails before any work if a required port is taken.
 pub(crate) fn check_ports(port: u16) -> Result<(), CliError> {
     for port in [port, next_port(port)?].into_iter().filter(|&port| port != 0) {
         TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map_err(|error| {

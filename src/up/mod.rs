@@ -29,13 +29,13 @@ use front::{Front, check_ports, start_gateway};
 use scrape::UnitCounters;
 use unit::{RankDeath, Unit, UnitLayout, UnitSpec};
 
-/// Grace period of requests in flight after a stop request.
+/// Grace period for requests in flight after a stop request.
 const GRACE: Duration = Duration::from_secs(5);
-/// Time that the gateway keeps answering after a rank died, so that clients get the cause in place of a refused
+/// How long the gateway keeps answering after a rank died, so that clients get the cause rather than a refused
 /// connection.
 const AFTER_DEATH: Duration = Duration::from_secs(5);
 
-/// A request of the kind that the bundled model was trained on: the messages, as JSON.
+/// A request like those that the bundled model was trained on: the messages, as JSON.
 const EXAMPLE: &str = r#"[{"role": "system", "content": "You are a voice assistant that takes orders for a coffee business."},
      {"role": "user", "content": "I would like to order a cappuccino."}]"#;
 
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &UpArgs) -> Result<(), CliError> {
     })
 }
 
-/// The unit that a plan chose.
+/// The unit chosen by a plan.
 fn planned(source: &PlanSource, assets: &Assets, data: &Path) -> Result<UnitPlan, CliError> {
     let path = match source {
         PlanSource::Auto => {
@@ -107,7 +107,7 @@ async fn serve(
     }
 }
 
-/// Counts of the ranks since they were started.
+/// Totals of the ranks since they were started.
 async fn totals(engine: &str) -> String {
     let counted = async {
         let engine = engine.parse().map_err(CliError::failed)?;
@@ -124,7 +124,7 @@ async fn totals(engine: &str) -> String {
     }
 }
 
-/// A unit with these tables, and a gateway in front of it.
+/// Starts a unit with these tables, and a gateway in front of it.
 async fn start(
     assets: &Assets,
     layout: UnitLayout,
@@ -133,15 +133,15 @@ async fn start(
 ) -> Result<(Unit, Running), CliError> {
     let spec = UnitSpec { model: assets.model.clone(), tables: tables.map(Path::to_owned), layout };
     let unit = Unit::start(&spec).await?;
-    // With attention tp the unit is one rank to the gateway: there is nothing to choose.
+    // With attention tp the unit is one rank to the gateway, which has no choice to make.
     let tables = tables.filter(|_| layout.attention.attention == Attention::Dp);
     let gateway = start_gateway(assets, &unit.url, layout.replicas(), tables, front).await?;
     Ok((unit, gateway))
 }
 
-/// A unit cannot go on without one of its ranks: clients get the cause for a while, then everything ends.
+/// A unit cannot continue without one of its ranks: clients get the cause for a while, then everything ends.
 async fn after_death(death: RankDeath, unit: Unit, gateway: Running, mut stops: Stops) -> Result<(), CliError> {
-    say(&format!("{death}; requests are refused with this cause for {AFTER_DEATH:?}, then everything stops"));
+    say(&format!("{death}; requests are rejected with this cause for {AFTER_DEATH:?}, then everything stops"));
     tokio::select! {
         () = tokio::time::sleep(AFTER_DEATH) => {}
         _ = stops.next() => {}
@@ -151,7 +151,7 @@ async fn after_death(death: RankDeath, unit: Unit, gateway: Running, mut stops: 
     Err(CliError::failed(death))
 }
 
-/// The address first, for scripts; then what answers there, a request that shows it, and where to look next.
+/// The address first, for scripts; then what is served there, an example request, and further pointers.
 fn welcome(gateway: &Running, assets: &Assets, cache: &Cache) -> Result<String, CliError> {
     let (data, admin, model) = (gateway.data_addr(), gateway.admin_addr(), assets.model_name()?);
     let toy = match assets.bundled {

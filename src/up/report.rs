@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::scrape::{ByRank, Samples, UnitCounters};
 
-/// One configuration, as measured: the figures of streamed answers first.
+/// The measurements of one configuration, figures of streamed answers first.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Measured {
     /// Requests served of each kind.
@@ -27,24 +27,24 @@ pub(crate) struct Traffic {
     pub(crate) lar: f64,
     /// Dispatch and combine bytes to other ranks per token run.
     pub(crate) remote_bytes_per_token: f64,
-    /// Prompt tokens; with attention tp rows.
+    /// Prompt tokens; rows with attention tp.
     pub(crate) prefill_max_over_mean: f64,
-    /// Generated tokens; with attention tp rows.
+    /// Generated tokens; rows with attention tp.
     pub(crate) decode_max_over_mean: f64,
     /// Sequences running or waiting, averaged over time.
     pub(crate) running_max_over_mean: f64,
-    /// Pages of the key-value cache that sequences hold, averaged over time.
+    /// Pages of the key-value cache held by sequences, averaged over time.
     pub(crate) kv_max_over_mean: f64,
     /// Tokens run (prefill and decode) per second of wall time.
     pub(crate) tokens_per_second: f64,
     /// Tokens run.
     pub(crate) tokens: u64,
-    /// Tokens of all ranks in a step, on average.
+    /// Mean tokens of all ranks per step.
     pub(crate) tokens_per_step: f64,
 }
 
 impl Traffic {
-    /// The figures of a run that `took` so long.
+    /// The figures of a run that took `took`.
     pub(crate) fn of(counters: &UnitCounters, samples: &Samples, took: Duration) -> Self {
         let even = |by_rank: &ByRank| counters.rows.max_over_mean().or(by_rank.max_over_mean()).unwrap_or(1.0);
         Self {
@@ -64,18 +64,18 @@ impl Traffic {
 /// The prediction of `evaluate` for tables, from the recorded routing of the same held-out prompts.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Predicted {
-    /// Local activation rate under `affinity`; with attention tp of rows in even parts.
+    /// Local activation rate under `affinity`; with attention tp, with rows split evenly.
     pub(crate) lar: f64,
-    /// Local activation rate if each token were by itself on its best rank; with attention tp as `lar`.
+    /// Local activation rate if each token were on its best rank independently; with attention tp equal to `lar`.
     pub(crate) token_lar: f64,
-    /// Activations that the busiest rank's experts compute over the mean, mean over layers.
+    /// Maximum activations of a rank's experts over the mean, mean over layers.
     pub(crate) expert_load_max_over_mean: f64,
 }
 
-/// The same with replicas.
+/// The measurement and prediction with replicas.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct WithReplicas {
-    /// Slots of a layer beyond one for each expert.
+    /// Slots per layer beyond one per expert.
     pub(crate) redundant: u16,
     pub(crate) measured: Measured,
     pub(crate) predicted: Predicted,
@@ -84,7 +84,7 @@ pub(crate) struct WithReplicas {
 /// Contiguous placement with round robin against solved tables with affinity.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct CheckReport {
-    /// The titles of the two, for readers.
+    /// The titles of the two.
     #[serde(skip)]
     pub(crate) titles: [&'static str; 2],
     /// Contiguous placement, `round_robin`; with attention tp rows in their order.
@@ -93,7 +93,7 @@ pub(crate) struct CheckReport {
     pub(crate) affinity: Measured,
     /// `predicted.lar`.
     pub(crate) predicted_lar: f64,
-    /// Of `affinity`.
+    /// Prediction for `affinity`.
     pub(crate) predicted: Predicted,
     /// The solved placement with replicas, `affinity`.
     #[serde(skip_serializing_if = "Option::is_none")]

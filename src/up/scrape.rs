@@ -8,7 +8,7 @@ use semmoe_engines::metrics::Sample;
 
 use crate::error::CliError;
 
-/// Time between two samples, and the page that they read.
+/// Interval between samples, and the page that they read.
 const SAMPLE_EVERY: Duration = Duration::from_millis(20);
 const SAMPLED_PAGE: &str = "/metrics?name[]=semmoe_requests_in_flight&name[]=semmoe_kv_pages";
 
@@ -21,21 +21,21 @@ pub(crate) struct UnitCounters {
     pub(crate) remote_activations: u64,
     /// Bytes sent to other ranks by dispatch and combine.
     pub(crate) remote_bytes: u64,
-    /// Tokens of prompts run, by rank. With attention tp rank 0 counts those of all.
+    /// Prompt tokens run, by rank. With attention tp rank 0 counts all of them.
     pub(crate) prefill: ByRank,
-    /// The same of generated tokens.
+    /// Generated tokens, by rank.
     pub(crate) decode: ByRank,
-    /// Steps, empty ones included: the same for all ranks.
+    /// Steps, including empty ones; equal for all ranks.
     pub(crate) steps: ByRank,
-    /// With attention tp: rows (tokens in MoE layers) by the rank that went on with them.
+    /// With attention tp: rows (tokens in MoE layers) by the rank that continued with them.
     pub(crate) rows: ByRank,
-    /// Sequences running or waiting at the moment, by rank.
+    /// Sequences currently running or waiting, by rank.
     pub(crate) running: ByRank,
-    /// Pages of the key-value cache that sequences hold at the moment, by rank.
+    /// Pages of the key-value cache currently held by sequences, by rank.
     pub(crate) held_pages: ByRank,
 }
 
-/// A count of each rank.
+/// One count per rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ByRank(BTreeMap<u16, u64>);
 
@@ -52,7 +52,7 @@ impl ByRank {
         Self(self.0.iter().map(|(rank, count)| (*rank, count - before.0.get(rank).copied().unwrap_or(0))).collect())
     }
 
-    /// The largest count over the mean; `None` where all are zero.
+    /// The largest count over the mean; `None` if all are zero.
     pub(crate) fn max_over_mean(&self) -> Option<f64> {
         let most = self.0.values().max().copied().unwrap_or(0);
         (most > 0).then(|| ratio(most * self.0.len() as u64, self.sum()))
@@ -75,7 +75,7 @@ impl UnitCounters {
         let mut counters = Self::default();
         for line in text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
             let sample = Sample::parse(line).ok_or_else(|| line.to_owned())?;
-            // Gauges may be fractional; only whole counters are used here.
+            // Gauges may be fractional; only integer counters are used here.
             let value = sample.value as u64;
             let kind =
                 ["where", "phase", "state"].into_iter().find_map(|label| sample.label(label)).unwrap_or_default();
@@ -109,7 +109,7 @@ impl UnitCounters {
         }
     }
 
-    /// The counts since `before`; gauges stay as they are.
+    /// The counts since `before`; gauges are unchanged.
     pub(crate) fn since(&self, before: &Self) -> Self {
         Self {
             local_activations: self.local_activations - before.local_activations,
@@ -123,17 +123,17 @@ impl UnitCounters {
         }
     }
 
-    /// Tokens of all ranks in a step, on average.
+    /// Mean tokens of all ranks per step.
     pub(crate) fn tokens_per_step(&self) -> f64 {
         ratio(self.tokens(), self.steps.0.values().max().copied().unwrap_or(0))
     }
 
-    /// All tokens run.
+    /// Total tokens run.
     pub(crate) fn tokens(&self) -> u64 {
         self.prefill.sum() + self.decode.sum()
     }
 
-    /// Local activation rate; 0 when nothing was activated.
+    /// Local activation rate; 0 if nothing was activated.
     pub(crate) fn lar(&self) -> f64 {
         ratio(self.local_activations, self.local_activations + self.remote_activations)
     }
@@ -169,7 +169,7 @@ impl Mean {
 }
 
 impl Samples {
-    /// Samples until the caller drops it; ends by itself only with an error.
+    /// Samples until the caller drops it; returns only on an error.
     pub(crate) async fn go_on(&mut self, client: &HttpClient, url: &BaseUrl) -> CliError {
         loop {
             match UnitCounters::read_page(client, url, SAMPLED_PAGE).await {
@@ -190,7 +190,7 @@ impl Samples {
         self.running.get()
     }
 
-    /// The same of pages of the key-value cache.
+    /// Held pages of the fullest rank over the mean, averaged over the samples that found any.
     pub(crate) fn held_pages(&self) -> Option<f64> {
         self.held_pages.get()
     }

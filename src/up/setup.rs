@@ -1,4 +1,4 @@
-//! The first run: record a profile from the bundled prompts, solve, and cache the tables.
+//! The first run: records a profile from the bundled prompts, solves, and caches the tables.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,16 +18,16 @@ use crate::error::CliError;
 use crate::progress::{Progress, say};
 use crate::stamp::created;
 
-/// Requests in flight while recording, for each rank.
+/// Requests in flight while recording, per rank.
 const RECORD_CONCURRENCY_PER_RANK: usize = 4;
-/// Prompts alone are profiled: their tokens are most of what is served, and each is run once.
+/// Only prompts are profiled: their tokens are most of what is served, and each is run once.
 const PROFILE_MAX_TOKENS: u32 = 1;
-/// The tables of a model depend on nothing but the recorded routing, the tokenizer and this.
+/// The tables of a model depend only on the recorded routing, the tokenizer and this.
 const SEED: u64 = 1;
-/// Share of the requests that the tables are judged on in place of being solved from: what the admin page promises.
+/// Share of the requests held out to evaluate the tables, which gives the rate promised on the admin page.
 const HOLD_OUT: f64 = 0.1;
 
-/// Makes sure that the cache holds valid tables for a unit.
+/// Ensures that the cache holds valid tables for a unit.
 pub(crate) async fn prepare(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<(), CliError> {
     let (profile_path, tables_path) = (cache.profile(), cache.tables(layout.redundant));
     if tables_path.exists() {
@@ -76,9 +76,9 @@ fn solve_options(layout: UnitLayout, provenance: Provenance) -> SolveOptions {
     SolveOptions { redundant, ..SolveOptions::new(layout.ranks, layout.attention.attention, provenance) }
 }
 
-/// Experts, or slots for replicas, that cannot be dealt out are an error before anything is recorded.
+/// Reports experts or slots for replicas that cannot be distributed before anything is recorded.
 pub(super) fn check_slots(assets: &Assets, layout: UnitLayout, check: bool) -> Result<(), CliError> {
-    // A model that cannot be read is the worker's to report: it knows what it needs.
+    // The worker reports models that cannot be read, as it knows what it needs.
     let Ok(config) = ModelConfig::load(&assets.model) else { return Ok(()) };
     let (experts, ranks) = (config.num_experts as u16, layout.ranks);
     // The check compares with experts in blocks, without replicas.
@@ -97,7 +97,8 @@ pub(super) fn check_slots(assets: &Assets, layout: UnitLayout, check: bool) -> R
     solve_options(layout, provenance).check_redundant(experts).map_err(CliError::input)
 }
 
-/// With the most ranks, up to as many, that divide the experts: without tables these lie in blocks.
+/// The layout with the maximum number of ranks, up to its own, that divides the experts: without tables these are in
+/// blocks.
 fn dividing(assets: &Assets, layout: UnitLayout) -> UnitLayout {
     let Ok(config) = ModelConfig::load(&assets.model) else { return layout };
     let divides = |ranks: &u16| config.num_experts.is_multiple_of((*ranks).into());
@@ -113,8 +114,7 @@ pub(crate) struct Recording<'a> {
     pub(crate) title: &'static str,
 }
 
-/// The routing of some prompts: that of an earlier run of any kind of unit, else recorded now from one without
-/// tables.
+/// The routing of some prompts: from an earlier run of any kind of unit, else recorded now from one without tables.
 pub(crate) async fn recorded(
     assets: &Assets,
     cache: &Cache,
@@ -137,7 +137,7 @@ pub(crate) async fn recorded(
     Trace::open(&out).map_err(CliError::failed)
 }
 
-/// Sends the prompts straight to the unit and keeps the routing that it reports.
+/// Sends the prompts directly to the unit and stores the routing that it reports.
 async fn record(assets: &Assets, unit: &mut Unit, ranks: u16, work: Recording<'_>) -> Result<(), CliError> {
     let url = unit.url.parse().map_err(CliError::failed)?;
     let options = RecordOptions {
@@ -149,7 +149,8 @@ async fn record(assets: &Assets, unit: &mut Unit, ranks: u16, work: Recording<'_
     let progress = Progress::start(work.title, 0);
     let recording = async {
         match semmoe_profiler::record(options.clone(), &progress, std::future::pending()).await {
-            // The folder is this model's and these prompts': only another version can have recorded otherwise.
+            // The directory belongs to this model and these prompts: only another version can have recorded
+            // differently.
             Err(ProfilerError::OtherPartial { difference, .. }) => {
                 say(&format!("the recording that ended early cannot be continued ({difference}); it starts over"));
                 semmoe_profiler::record(RecordOptions { fresh: true, ..options }, &progress, std::future::pending())

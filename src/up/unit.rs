@@ -1,4 +1,4 @@
-//! The rank processes of one unit: started, watched, and stopped by this process and no other.
+//! The rank processes of one unit: started, watched, and stopped only by this process.
 
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
@@ -15,36 +15,36 @@ use crate::args::{UnitAttention, UpArgs};
 use crate::commands::plan::UnitPlan;
 use crate::error::CliError;
 
-/// Start-up limit of all ranks together.
+/// Start-up limit for all ranks together.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// Limit for a rank to exit after it was asked to.
+/// Time limit for a rank to exit after it was asked to.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time after a first death in which others may still be the cause.
+/// Time after a first death within which other ranks may still turn out to be the cause.
 const BLAME_WINDOW: Duration = Duration::from_millis(300);
 /// Exit code of a rank that left because a peer was lost.
 const EXIT_PEER_LOST: i32 = 3;
 
-/// How a unit is laid out over its ranks.
+/// The layout of a unit over its ranks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct UnitLayout {
     /// Number of ranks.
     pub(crate) ranks: u16,
-    /// How attention is parallel.
+    /// How attention is parallelized.
     pub(crate) attention: UnitAttention,
     /// How experts are divided.
     pub(crate) experts: ExpertLayout,
     /// Ranks that hold each other's experts.
     pub(crate) domains: Domains,
-    /// How ranks exchange.
+    /// Transport between ranks.
     pub(crate) transport: TransportChoice,
-    /// The element type of the rows that ranks send each other.
+    /// Element type of the rows sent between ranks.
     pub(crate) wire: WireType,
-    /// Slots of a layer beyond one for each expert, for replicas.
+    /// Slots per layer beyond one per expert, for replicas.
     pub(crate) redundant: u16,
 }
 
 impl UnitLayout {
-    /// As planned, or as the arguments have it.
+    /// The planned layout, or that of the arguments.
     ///
     /// # Errors
     /// Arguments that contradict each other.
@@ -86,20 +86,19 @@ impl UnitLayout {
         Ok(Self { ranks, attention, experts, domains, transport, wire, redundant })
     }
 
-    /// The plainest one of as many ranks, and the fastest to record with: which experts a token goes to is the model's
-    /// alone.
+    /// The simplest layout with as many ranks, and the fastest to record with: the routing depends only on the model.
     pub(crate) fn to_record(self) -> Self {
         let attention = UnitAttention { attention: Attention::Dp, groups: 1, both: false, shuffle: true };
         let domains = Domains::NONE;
         Self { attention, experts: ExpertLayout::Ep, domains, wire: WireType::F32, redundant: 0, ..self }
     }
 
-    /// Whether tables apply to it.
+    /// Whether it can use tables.
     pub(crate) fn takes_tables(self) -> bool {
         self.experts == ExpertLayout::Ep && self.domains == Domains::NONE && self.attention.groups == 1
     }
 
-    /// Ranks that a request can go to.
+    /// Number of ranks that a request can go to.
     pub(crate) fn replicas(self) -> u16 {
         match self.attention.attention {
             Attention::Dp => self.ranks,
@@ -113,12 +112,12 @@ impl UnitLayout {
 pub(crate) struct UnitSpec {
     /// Checkpoint directory.
     pub(crate) model: PathBuf,
-    /// Tables whose placement the unit runs; contiguous placement when absent.
+    /// Tables whose placement the unit runs; contiguous placement if absent.
     pub(crate) tables: Option<PathBuf>,
     pub(crate) layout: UnitLayout,
 }
 
-/// A running unit. Dropping it closes the ranks' standard input, at which they leave; [`Unit::stop`] also waits for
+/// A running unit. Dropping it closes the ranks' standard input, whereupon they exit; [`Unit::stop`] also waits for
 /// them.
 #[derive(Debug)]
 pub(crate) struct Unit {
@@ -169,7 +168,7 @@ impl Unit {
                 event => return Err(CliError::failed(format!("rank {rank} said {event:?} instead of being ready"))),
             }
         }
-        // A rank prints nothing more; its pipe is drained all the same so that it can never block on it.
+        // A rank prints nothing more; its pipe is drained anyway so that it can never block on it.
         for mut output in outputs {
             tokio::spawn(async move { while let Ok(Some(_)) = output.next_line().await {} });
         }
@@ -208,7 +207,7 @@ impl Unit {
             command.args(["--shuffle", if shuffle { "auto" } else { "off" }]);
         }
         command.args(["--attention-groups", &groups.to_string()]);
-        // A group of its own: Ctrl-C reaches this process alone, which then stops the ranks in order.
+        // Its own process group: Ctrl-C reaches only this process, which then stops the ranks in order.
         command.process_group(0).kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(cannot)?;
@@ -239,7 +238,7 @@ impl Unit {
         }
     }
 
-    /// Resolves when a rank dies, with the one that is to blame: not one that left because a peer was lost.
+    /// Resolves when a rank dies, with the one to blame: not one that left because a peer was lost.
     pub(crate) async fn died(&mut self) -> RankDeath {
         let Some(first) = self.deaths.recv().await else { return std::future::pending().await };
         self.alive -= 1;
@@ -253,7 +252,7 @@ impl Unit {
         blamed
     }
 
-    /// Asks every rank to leave, waits, and kills those that do not.
+    /// Asks every rank to exit, waits, and kills those that do not.
     pub(crate) async fn stop(mut self) {
         self.stdins.clear();
         let all_gone = async {
@@ -272,7 +271,8 @@ impl RankDeath {
         self.status.and_then(|status| status.code()) == Some(EXIT_PEER_LOST)
     }
 
-    /// The death as a failure of this command; a rank that refused its input (exit code 2) is an input error here too.
+    /// The death as a failure of this command; a rank that rejected its input (exit code 2) is an input error here,
+    /// too.
     pub(crate) fn into_error(self) -> CliError {
         match (self.status.and_then(|status| status.code()), &self.last_words) {
             (Some(2), Some(words)) => CliError::input(words.trim_start_matches("semmoe: ")),
@@ -306,6 +306,6 @@ async fn watch(rank: u16, mut child: Child, report: mpsc::UnboundedSender<RankDe
         }
     }
     let status = child.wait().await.ok();
-    // The receiver is gone only when the unit is.
+    // The receiver exists as long as the unit.
     let _ = report.send(RankDeath { rank, pid, status, last_words });
 }

@@ -1,4 +1,4 @@
-//! A run while it goes on: two lines that are renewed on a terminal, a line now and then elsewhere; always on standard
+//! Live view of a run: two lines that are updated on a terminal, an occasional line elsewhere; always on standard
 //! error.
 
 use std::io::IsTerminal;
@@ -11,7 +11,7 @@ use semmoe_load::{LatencySummary, Snapshot};
 
 use crate::progress::say;
 
-/// Without a terminal every nth snapshot is printed; they come about once a second.
+/// Without a terminal every nth snapshot is printed; there is about one per second.
 const PLAIN_EVERY: u64 = 5;
 
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl View {
     pub(super) fn start() -> Self {
         let line = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-            // The template is a constant; a wrong one shows the default, which is no reason to stop the work.
+            // The template is constant; if it were invalid, the default view would do.
             bar.set_style(
                 ProgressStyle::with_template("{spinner} {wide_msg}\n  {prefix}")
                     .unwrap_or_else(|_| ProgressStyle::default_spinner()),
@@ -74,13 +74,13 @@ impl View {
     }
 }
 
-/// Counts and latencies. Rates are those since the last look.
+/// Counts and latencies. Rates are since the previous snapshot.
 fn describe(now: &Snapshot, before: Before) -> (String, String) {
     let block = if now.block.1 > 1 { format!("block {} of {}, ", now.block.0, now.block.1) } else { String::new() };
     let Some(elapsed) = now.elapsed else {
         return (format!("{block}warm-up, {} in flight", now.in_flight), String::new());
     };
-    // A look at another block than before.
+    // The previous snapshot belongs to another block.
     let before = if elapsed < before.elapsed || now.ok < before.ok { Before::default() } else { before };
     let seconds = elapsed.saturating_sub(before.elapsed).as_secs_f64().max(1e-3);
     let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;

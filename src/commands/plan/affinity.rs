@@ -1,4 +1,4 @@
-//! `--affinity`: what placing tokens and experts together gains, in the best plan or in a running deployment.
+//! `--affinity`: the gain from placing tokens and experts together, in the best plan or in a running deployment.
 
 use std::path::Path;
 
@@ -16,24 +16,24 @@ use crate::args::PlanArgs;
 use crate::commands::read_text;
 use crate::error::CliError;
 
-/// The rates that `--affinity` names: with affinity, and with random ranks where they are known.
+/// The rates given by `--affinity`: with affinity, and with random ranks if known.
 #[derive(Clone, Copy, Debug, Default)]
 struct Promised {
     local_rate: f64,
     local_random: Option<f64>,
-    /// Ranks other than its own that a token is sent to.
+    /// Number of other ranks that a token is sent to.
     remote_ranks: Option<f64>,
     remote_random: Option<f64>,
 }
 
-/// The rates today, where they are known.
+/// The current rates, if known.
 #[derive(Clone, Copy, Debug)]
 struct Now {
     local_rate: Option<f64>,
     remote_ranks: Option<f64>,
 }
 
-/// The gain in the best plan with whole experts, in decoding and in prefill.
+/// The gain in the best plan with complete experts, for decode and prefill.
 pub(super) fn of_plan(
     args: &PlanArgs,
     question: &Question<'_>,
@@ -61,7 +61,7 @@ pub(super) fn of_plan(
     judged.collect()
 }
 
-/// The gain in each step of a deployment that runs.
+/// The gain in each step of a running deployment.
 pub(super) fn of_deployment(args: &PlanArgs, path: &Path) -> Result<Vec<Judged>, CliError> {
     let named = args.affinity.as_deref().unwrap_or_default();
     let (deployment, promised) = (deployment(path)?, promised(named)?);
@@ -80,12 +80,12 @@ pub(super) fn of_deployment(args: &PlanArgs, path: &Path) -> Result<Vec<Judged>,
     judged.collect()
 }
 
-/// Rows are compared with rows where both are known, else shares of activations; `chance` is the local rate of random
+/// Compares rows with rows if both are known, otherwise shares of activations; `chance` is the local rate of random
 /// ranks if nothing else is known.
 fn remote(args: &PlanArgs, promised: &Promised, now: Now, chance: f64) -> Result<Remote, CliError> {
     let known = now.remote_ranks.or(promised.remote_random.filter(|_| now.local_rate.is_none()));
     if let Some((before, after)) = known.zip(promised.remote_ranks) {
-        // As many rows as go with so much of the rate.
+        // Rows in proportion to the rate's error.
         let error = args.lar_error * after / (1.0 - promised.local_rate).max(args.lar_error);
         return Ok(Remote { before, after, error });
     }
@@ -122,7 +122,7 @@ fn deployment(path: &Path) -> Result<Deployment, CliError> {
     Deployment::of_counts(format!("{ranks} running ranks"), &counts).map_err(of)
 }
 
-/// Activations of sampled requests, in a gateway's metrics.
+/// Activations of sampled requests in a gateway's metrics.
 const SAMPLED: &str = "semmoe_sampled_activations_total";
 
 /// A rate, the output of `semmoe evaluate --json`, or a gateway's metrics.
@@ -132,7 +132,7 @@ fn promised(named: &str) -> Result<Promised, CliError> {
     }
     let text = read_text(Path::new(named), "local activation rate", MAX_TRACE_BYTES)?;
     if let Ok(evaluation) = serde_json::from_str::<Value>(&text) {
-        // With attention dp requests go where the policy sends them.
+        // With attention dp the policy decides where requests go.
         let policy = &evaluation["policies"]["affinity"];
         let local_rate = policy["request_lar"].as_f64().or(evaluation["lar"].as_f64());
         let local_rate =

@@ -1,4 +1,4 @@
-//! `semmoe plan calibrate`: what this machine's ranks take, measured through the worker's code, for `semmoe plan`.
+//! `semmoe plan calibrate`: measures this machine's ranks through the worker's code, for `semmoe plan`.
 //!
 //! | module | what |
 //! |---|---|
@@ -8,8 +8,8 @@
 //! | `files` | the cluster and the calibration as files |
 //!
 //! The constants are fitted to steps of one rank, and the contention of several ranks for processors to a few steps of
-//! layouts with whole experts. Other steps, in every layout, are predicted from these and from the collectives, and
-//! then measured: that is the error which the calibration carries.
+//! layouts with complete experts. Other steps, in every layout, are predicted from these and the collectives, and then
+//! measured, which gives the error stated in the calibration.
 
 mod files;
 mod links;
@@ -38,7 +38,7 @@ use crate::progress::{Progress, Steps as _, say};
 use steps::{Job, WorkerLayout};
 use team::Team;
 
-/// Steps that the constants are fitted to, on one rank.
+/// Steps of one rank to which the constants are fitted.
 const FITTED: [Job; 13] = [
     job(1, 1, 32),
     job(2, 1, 256),
@@ -54,9 +54,9 @@ const FITTED: [Job; 13] = [
     job(2, 256, 0),
     job(1, 512, 0),
 ];
-/// Steps that the contention of ranks is fitted to, in layouts with whole experts.
+/// Steps to which the contention of ranks is fitted, in layouts with complete experts.
 const CONTENDED: [Job; 3] = [job(4, 1, 128), job(24, 1, 128), job(1, 192, 0)];
-/// Steps that are predicted, in every layout: of each rank with attention dp, of all ranks with attention tp.
+/// Steps to predict, in every layout: per rank with attention dp, over all ranks with attention tp.
 const HELD_OUT: [Job; 6] =
     [job(3, 1, 96), job(12, 1, 48), job(3, 1, 384), job(40, 1, 24), job(1, 96, 0), job(1, 384, 0)];
 
@@ -64,13 +64,13 @@ const fn job(sequences: usize, tokens: usize, cached: usize) -> Job {
     Job { sequences, tokens, cached }
 }
 
-/// Everything that was measured.
+/// All measurements.
 struct Findings {
     alone: Vec<StepPoint>,
     tables: Vec<Measured>,
     between: Vec<[f64; 2]>,
     contended: Vec<StepPoint>,
-    /// Not seen by the fits.
+    /// Held out from the fits.
     layouts: Vec<StepPoint>,
 }
 
@@ -107,7 +107,7 @@ fn calibrate(args: &CalibrateArgs) -> Result<String, CliError> {
         let contention = fit_contention(&shape, &of_ranks(&cluster, ranks), &constants, &points, ranks);
         cluster = cluster.contended(ranks, contention.map_err(CliError::failed)?);
     }
-    // Written and read as a user's file: what is predicted below is what `semmoe plan` predicts.
+    // Written and parsed like a user's file, so that the predictions below are those of `semmoe plan`.
     let described = files::describe(&cluster.measured.collectives, &cluster.gpu.sharing, most, args.transport);
     let cluster = read(&described)?;
     let of = |prefill: bool| -> Result<Errors, CliError> {
@@ -139,11 +139,11 @@ fn calibrate(args: &CalibrateArgs) -> Result<String, CliError> {
 
 /// Measuring time of `up --plan auto`.
 const AUTO_SECONDS: f64 = 20.0;
-/// Numbers of ranks that it measures.
+/// Numbers of ranks that `up --plan auto` measures.
 const AUTO_RANKS: [u16; 3] = [1, 2, 4];
 
-/// The unit of this machine that answers soonest, by measurements in `folder`, which are made where there are none of
-/// this machine.
+/// The unit of this machine with the fastest responses, according to the measurements in `folder`, which are made first
+/// if there are none for this machine.
 pub(crate) fn for_this_machine(model: &Path, folder: &Path) -> Result<UnitPlan, CliError> {
     let known = || -> Result<(Cluster, Calibration), CliError> {
         let cluster = parse(&folder.join(files::CLUSTER), Cluster::from_toml)?;
@@ -172,7 +172,7 @@ pub(crate) fn for_this_machine(model: &Path, folder: &Path) -> Result<UnitPlan, 
             if candidate.units > 1 || best.as_ref().is_some_and(|(least, ..)| seconds >= *least) {
                 continue;
             }
-            // A layout that the worker cannot run is skipped; the next best may do.
+            // A layout that the worker cannot run is skipped in favour of the next best.
             if let Ok(unit) = Chosen::of(&shape, &candidate, constants, None)?.unit() {
                 best = Some((seconds, candidate.layout.name(), unit));
             }
@@ -188,7 +188,7 @@ pub(crate) fn for_this_machine(model: &Path, folder: &Path) -> Result<UnitPlan, 
     Ok(unit)
 }
 
-/// Rising numbers of ranks, each once.
+/// Sorted, distinct numbers of ranks.
 fn ranks(given: &[u16]) -> Result<Vec<usize>, CliError> {
     let mut ranks: Vec<usize> = given.iter().map(|&ranks| ranks.into()).collect();
     ranks.sort_unstable();
@@ -268,7 +268,7 @@ fn measure(args: &CalibrateArgs, config: &ModelConfig, ranks: &[usize]) -> Resul
     Ok(Findings { alone, tables, between, contended: seen, layouts: unseen })
 }
 
-/// The results, with every step that was predicted.
+/// The results, with every predicted step.
 fn report(
     args: &CalibrateArgs,
     shape: &ModelShape,

@@ -1,4 +1,4 @@
-//! The chosen deployment as `semmoe plan --json` writes it and `worker --plan` and `up --plan` load it.
+//! The chosen deployment, as written by `semmoe plan --json` and loaded by `worker --plan` and `up --plan`.
 
 use std::path::Path;
 
@@ -14,27 +14,27 @@ use serde_json::Value;
 use crate::commands::read_text;
 use crate::error::CliError;
 
-/// A plan lists what each rank loads, for up to 65,536 ranks.
+/// A plan lists what each of up to 65,536 ranks loads.
 const MAX_PLAN_BYTES: u64 = 64 << 20;
-/// More ranks than a unit of the worker can have are a mistake.
+/// More ranks than a worker's unit can have are a mistake.
 const MAX_DEGREE: u64 = 1 << 10;
 
 /// The best plan of a search.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Chosen {
-    /// Of semmoe, when it was planned.
+    /// Version of semmoe that made the plan.
     version: String,
     /// The model's shape, without its element types.
     model: Value,
-    /// Units side by side.
+    /// Number of units side by side.
     pub(crate) units: u64,
-    /// Of each unit.
+    /// Layout of each unit.
     layout: Layout,
     /// Expert domains.
     #[serde(default)]
     domains: Domains,
-    /// Bytes of an element on its way between ranks.
+    /// Bytes per element sent between ranks.
     element_bytes: f64,
 }
 
@@ -44,7 +44,7 @@ struct Document {
     chosen: Option<Chosen>,
 }
 
-/// The layout options that a unit of the worker is started with.
+/// The layout options to start a worker's unit with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct UnitPlan {
     pub(crate) ranks: u16,
@@ -56,7 +56,7 @@ pub(crate) struct UnitPlan {
 }
 
 impl Chosen {
-    /// With expert domains, as `--domains` takes them, if there are any.
+    /// With expert domains as in `--domains`, if any.
     pub(crate) fn of(
         shape: &ModelShape,
         best: &Candidate,
@@ -73,7 +73,7 @@ impl Chosen {
         })
     }
 
-    /// Reads what `semmoe plan --json` wrote for the model in `folder`.
+    /// Reads the output of `semmoe plan --json` for the model in `folder`.
     pub(crate) fn read(path: &Path, folder: &Path) -> Result<Self, CliError> {
         let refuse = |cause: String| CliError::input(format!("the plan {}: {cause}", path.display()));
         let text = read_text(path, "plan", MAX_PLAN_BYTES)?;
@@ -99,7 +99,7 @@ impl Chosen {
     /// The unit that the worker runs for it.
     ///
     /// # Errors
-    /// Layouts that the worker does not have, by name and with the reason.
+    /// Layouts that the worker does not support, by name and with the reason.
     pub(crate) fn unit(&self) -> Result<UnitPlan, CliError> {
         let Layout { pipeline, attention_tp, attention_dp, expert_tp, expert_ep } = self.layout;
         let degrees = [pipeline, attention_tp, attention_dp, expert_tp, expert_ep];
@@ -144,7 +144,7 @@ impl Chosen {
     }
 }
 
-/// The model that a plan is for: the shape without the element types, which `--weights` and `--cache` replace.
+/// The identity of a plan's model: its shape without the element types, which `--weights` and `--cache` replace.
 fn identity(shape: &ModelShape) -> Result<Value, CliError> {
     let mut value = serde_json::to_value(shape).map_err(CliError::failed)?;
     if let Value::Object(fields) = &mut value {
@@ -183,8 +183,8 @@ mod tests {
         }
     }
 
-    /// MixServe's three cases: as many attention groups as expert groups, more, and fewer; each with TP of attention
-    /// or without.
+    /// MixServe's three cases: as many attention groups as expert groups, more, and fewer; each with and without TP of
+    /// attention.
     #[test]
     fn the_workers_layouts_are_found_by_their_degrees() {
         for (layout, attention, experts) in [

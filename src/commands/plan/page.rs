@@ -1,4 +1,4 @@
-//! The page of a plan: its Pareto front as a picture, its ranked list as a table.
+//! The page of a plan: its Pareto front as an image, its ranked list as a table.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ pub(super) fn write(path: &Path, model: &str, answer: &Answer<'_>) -> Result<(),
     write_sections(path, &format!("Plan for {model}"), &sections).map_err(failure)
 }
 
-/// Every line escaped; `escape` shows line ends as text.
+/// Escapes every line; `escape` would show line ends as text.
 fn lines(text: &str) -> String {
     text.lines().map(escape).collect::<Vec<_>>().join("\n")
 }

@@ -1,4 +1,4 @@
-//! A trace in Mooncake's form: its lengths, and how many units should run in which layout under it.
+//! A trace in Mooncake's format: its lengths, and how many units should run in which layout.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ pub(super) struct TraceLine {
     output_length: u64,
 }
 
-/// Reads a trace of one request or more.
+/// Reads a trace of at least one request.
 pub(super) fn read(path: &Path) -> Result<Vec<TraceLine>, CliError> {
     let text = read_text(path, "lengths", MAX_TRACE_BYTES)?;
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
@@ -52,7 +52,7 @@ pub(super) fn with_lengths(workload: Workload, lines: &[TraceLine]) -> Workload 
     Workload { input, output, ..workload }
 }
 
-/// The units of the cluster under the trace; without times in it, at the workload's rate.
+/// The units of the cluster for the trace; at the workload's rate if the trace has no times.
 pub(super) fn mix(question: &Question<'_>, switching: &Switching, lines: &[TraceLine]) -> Result<UnitMix, NoSwitch> {
     let rate = question.workload.requests_per_second;
     let arrival = |(at, line): (usize, &TraceLine)| Arrival {
@@ -65,7 +65,7 @@ pub(super) fn mix(question: &Question<'_>, switching: &Switching, lines: &[Trace
     unit_mix(question, switching, &arrivals)
 }
 
-/// In a sentence or two.
+/// A summary in one or two sentences.
 pub(super) fn text(mix: &UnitMix) -> String {
     let (ep, units) = (mix.best.ep_units, mix.units as f64);
     format!(

@@ -1,4 +1,4 @@
-//! The measured machine as the files that `semmoe plan` reads.
+//! The measured machine as files for `semmoe plan`.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -12,15 +12,15 @@ use crate::error::CliError;
 
 pub(super) const CLUSTER: &str = "cluster.toml";
 pub(super) const CALIBRATION: &str = "calibration.json";
-/// The figures that the constants are shares of. Only their products with these figures matter.
+/// Nominal figures that the constants are relative to. Only the products matter.
 const NOMINAL: &str = "hbm_tb_per_second = 0.01\nbf16_tflops = 0.1\n";
 
-/// The name of the links that a carrier is.
+/// The link name for a carrier.
 pub(super) fn level(carrier: TransportChoice) -> &'static str {
     if carrier == TransportChoice::Tcp { "loopback" } else { "shared memory" }
 }
 
-/// Before long work: whether the folder takes files.
+/// Checks before long work that the directory is writable.
 pub(super) fn check(folder: &Path) -> Result<(), CliError> {
     let writable = fs::create_dir_all(folder).and_then(|()| tempfile::tempfile_in(folder));
     writable.map(drop).map_err(|error| CliError::cannot_write(folder, error))
@@ -30,7 +30,7 @@ pub(super) fn check(folder: &Path) -> Result<(), CliError> {
 pub(super) fn describe(tables: &[Measured], sharing: &[Sharing], ranks: u64, carrier: TransportChoice) -> String {
     let level = level(carrier);
     let line = tables.iter().rfind(|table| table.operator == Operator::PointToPoint).and_then(Measured::line);
-    // One rank has no links: any figures do.
+    // One rank has no links, so any figures will do.
     let (gigabytes, microseconds) = line.map_or((1.0, 0.0), |line| (1e-9 / line.seconds_per_byte, line.latency * 1e6));
     let mut text = String::from("# Measured by `semmoe plan calibrate`.\n");
     let sharing: Vec<String> = sharing
@@ -64,7 +64,7 @@ pub(super) fn describe(tables: &[Measured], sharing: &[Sharing], ranks: u64, car
     text
 }
 
-/// The processor and how many of it there are: a calibration belongs to this machine.
+/// The processor and their number: a calibration belongs to one machine.
 pub(super) fn machine() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
@@ -73,14 +73,14 @@ pub(super) fn machine() -> String {
     format!("{} ({processors} processors)", name.chars().take(40).collect::<String>())
 }
 
-/// GB of memory of the machine.
+/// The machine's memory in GB.
 fn memory_gb() -> f64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kilobytes = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB"));
     kilobytes.and_then(|kilobytes| kilobytes.trim().parse::<f64>().ok()).map_or(1.0, |kilobytes| kilobytes * 1024e-9)
 }
 
-/// Writes both files, each whole or not at all.
+/// Writes both files, each atomically.
 pub(super) fn write(folder: &Path, cluster: &str, calibration: &Calibration) -> Result<(), CliError> {
     let json = serde_json::to_string_pretty(calibration).map_err(CliError::failed)? + "\n";
     for (name, text) in [(CLUSTER, cluster), (CALIBRATION, &json)] {

@@ -1,4 +1,4 @@
-//! Collectives between ranks by size, and how far sizes between those of the tables are off.
+//! Collectives between ranks by size, and the interpolation error for sizes between those in the tables.
 
 use std::time::Duration;
 
@@ -9,34 +9,34 @@ use semmoe_planner::cluster::{Curve, Measured, Operator};
 use super::team::{Meeting, Team, Unit, on_ranks, seconds};
 use crate::error::CliError;
 
-/// Elements of a row.
+/// Elements per row.
 const HIDDEN: usize = 256;
-/// Rows of all ranks together: in the tables, and between their points.
+/// Rows over all ranks: in the tables, and between their points.
 const ROWS: [usize; 6] = [4, 16, 64, 256, 1024, 4096];
 const ROWS_BETWEEN: [usize; 3] = [32, 128, 2048];
 
-/// A pair of collectives, there and back, as a layer makes them.
+/// A pair of collectives, there and back, as used in a layer.
 #[derive(Clone, Copy, Debug)]
 enum Pair {
     /// Reduce-scatter and allgather.
     Scatter,
-    /// Dispatch and combine, a row to each rank in turn.
+    /// Dispatch and combine, with rows distributed over the ranks in rotation.
     AllToAll,
-    /// The same, all rows to the next rank.
+    /// Dispatch and combine, with all rows sent to the next rank.
     PointToPoint,
 }
 
 const PAIRS: [Pair; 3] = [Pair::Scatter, Pair::AllToAll, Pair::PointToPoint];
 
-/// The tables of one number of ranks.
+/// The tables for one number of ranks.
 #[derive(Debug)]
 pub(super) struct Links {
     pub(super) tables: Vec<Measured>,
-    /// Predicted and measured seconds of sizes between those of the tables.
+    /// Predicted and measured seconds for sizes between those in the tables.
     pub(super) between: Vec<[f64; 2]>,
 }
 
-/// Measurements of one number of ranks, for shares of time.
+/// Measurements per number of ranks, to divide the time.
 pub(super) const MEASUREMENTS: usize = PAIRS.len() * (ROWS.len() + ROWS_BETWEEN.len());
 /// Elements of the largest collective.
 pub(super) const ELEMENTS: usize = ROWS[ROWS.len() - 1] * HIDDEN;
@@ -62,7 +62,7 @@ pub(super) fn measure(team: Team, level: &str, each: Duration) -> Result<Links, 
         Ok(())
     };
     for (pair, times) in PAIRS.into_iter().zip(times.chunks(ROWS.len() + ROWS_BETWEEN.len())) {
-        // Tables of reductions count the whole tensor, others what one rank has.
+        // Tables of reductions count the entire tensor, others one rank's part.
         match pair {
             Pair::Scatter => {
                 add(Operator::Scatter, &|rows| rows, times, 0.5)?;
@@ -102,7 +102,7 @@ fn one(
         Pair::AllToAll => |row, _, ranks| row % ranks,
         Pair::PointToPoint => |_, rank, ranks| (rank + 1) % ranks,
     };
-    // An expert for each rank, one for each row.
+    // One expert per rank, one pair per row.
     let experts: Vec<u16> = (0..own_rows).map(|row| to(row, rank, ranks) as u16).collect();
     let hosts: Vec<u16> = (0..ranks as u16).collect();
     let mut plan = DispatchPlan::default();

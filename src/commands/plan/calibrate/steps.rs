@@ -16,17 +16,17 @@ use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem, Wants};
 use super::team::{Meeting, Team, on_ranks, seconds};
 use crate::error::CliError;
 
-/// The work of a step: of each rank with attention dp, of all ranks with attention tp.
+/// The work of a step: per rank with attention dp, over all ranks with attention tp.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {
     pub(super) sequences: usize,
-    /// New tokens of each sequence.
+    /// New tokens per sequence.
     pub(super) tokens: usize,
-    /// Tokens in the cache of each sequence.
+    /// Cached tokens per sequence.
     pub(super) cached: usize,
 }
 
-/// How a unit of the worker is laid out.
+/// The layout of a worker's unit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WorkerLayout {
     pub(super) ranks: usize,
@@ -34,19 +34,19 @@ pub(super) struct WorkerLayout {
     pub(super) experts: ExpertLayout,
 }
 
-/// One rank's model, ready for steps.
+/// One rank's model, ready to run steps.
 struct Rank {
     rank: usize,
     /// Whether attention is split over the ranks.
     split: bool,
     model: Model,
     ep: ExpertParallel,
-    /// Tokens so far: they are spread over the vocabulary, the same in every run.
+    /// Number of tokens drawn so far: they are spread over the vocabulary, equally in every run.
     drawn: u64,
 }
 
 impl Job {
-    /// Whether a sequence of so much fits the model.
+    /// Whether a sequence of this length fits the model.
     pub(super) fn fits(&self, config: &ModelConfig) -> bool {
         self.cached + self.tokens <= config.max_positions
     }
@@ -60,7 +60,7 @@ impl Job {
 impl WorkerLayout {
     pub(super) const ONE: Self = Self { ranks: 1, attention: Attention::Dp, experts: ExpertLayout::Ep };
 
-    /// In the planner's terms.
+    /// The planner's equivalent.
     pub(super) fn planned(self) -> Layout {
         let ranks = self.ranks as u64;
         let [tp, dp] = if self.attention == Attention::Tp { [ranks, 1] } else { [1, ranks] };
@@ -68,7 +68,7 @@ impl WorkerLayout {
         Layout { pipeline: 1, attention_tp: tp, attention_dp: dp, expert_tp: cut, expert_ep: whole }
     }
 
-    /// Groups with sequences of their own.
+    /// Number of groups with their own sequences.
     fn groups(self) -> usize {
         if self.attention == Attention::Tp { 1 } else { self.ranks }
     }
@@ -103,14 +103,14 @@ impl Rank {
             ((*drawn >> 33) % vocabulary) as u32
         };
         let words: Vec<u32> = (0..caches.len() * tokens).map(word).collect();
-        // With attention tp each sequence has a rank that chooses its tokens.
+        // With attention tp each sequence has a rank that samples its tokens.
         let wanted = |at: usize| if !*split || at % ep.world() == *rank { Wants::Logits } else { Wants::Nothing };
         let item = |(at, (kv, tokens))| StepItem { kv, tokens, wants: wanted(at), phase };
         let mut items: Vec<StepItem<'_>> = caches.iter_mut().zip(words.chunks(tokens)).enumerate().map(item).collect();
         model.step(&mut items, ep).map(drop).map_err(CliError::failed)
     }
 
-    /// Seconds of the job's step, and of the experts in it, mean over its layers times their number.
+    /// Seconds of the job's step, and of its experts: the mean over layers times their number.
     fn measure(&mut self, job: Job, meeting: &Meeting, time: Duration) -> Result<Measured, CliError> {
         let mut caches: Vec<KvCache> = (0..job.sequences).map(|_| self.model.new_sequence()).collect();
         let phase = if job.tokens > 1 { StepPhase::Prefill } else { StepPhase::Decode };
@@ -134,11 +134,11 @@ impl Rank {
 #[derive(Clone, Copy, Debug)]
 struct Measured {
     whole: f64,
-    /// In the experts, mean of all steps.
+    /// Spent in the experts, mean over all steps.
     experts: f64,
 }
 
-/// Seconds that a rank computed experts so far.
+/// Seconds that a rank has spent computing experts so far.
 fn experts(timings: &Timings) -> f64 {
     let of = |layer: &LayerTimings| {
         let exchange = layer.of(TimedCollective::Dispatch) + layer.of(TimedCollective::Combine);
@@ -147,7 +147,7 @@ fn experts(timings: &Timings) -> f64 {
     timings.layers.iter().map(of).sum()
 }
 
-/// Steps of one rank, with the part of their experts.
+/// Steps of one rank, with the time spent in experts.
 pub(super) fn alone(folder: &Path, jobs: &[Job], each: Duration) -> Result<Vec<StepPoint>, CliError> {
     on_ranks(vec![()], |_, (), meeting| {
         let mut rank = Rank::alone(folder)?;

@@ -14,18 +14,18 @@ use crate::error::CliError;
 /// The collectives of one rank.
 pub(super) type Unit = Box<dyn Collectives<f32>>;
 
-/// A rank that is later than this failed.
+/// A rank that is later than this has failed.
 const LIMIT: Duration = Duration::from_secs(60);
 /// A measurement is the median of the last blocks, this many.
 const BLOCKS: f64 = 5.0;
 const MAX_BLOCKS: usize = 64;
 
-/// Where ranks are and what carries their rows.
+/// The hosts of ranks and the carriers of their rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Team {
     pub(super) ranks: usize,
     pub(super) carrier: TransportChoice,
-    /// Elements of rows that shared memory has room for.
+    /// Elements of rows that fit into shared memory.
     pub(super) elements: usize,
 }
 
@@ -73,9 +73,9 @@ pub(super) struct Meeting {
 struct MeetingState {
     arrived: usize,
     meetings: u64,
-    /// The numbers that rank 0 brought to this meeting and to the one before, which some ranks may not have left yet.
+    /// The numbers that rank 0 brought to this meeting and to the previous one, which some ranks may not have left yet.
     numbers: [u32; 2],
-    /// A rank failed: no meeting will be complete.
+    /// A rank failed: no further meeting will be complete.
     broken: bool,
 }
 
@@ -84,7 +84,7 @@ impl Meeting {
         Self { ranks, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Waits for all ranks; rank 0's number.
+    /// Waits for all ranks; returns rank 0's number.
     fn agree(&self, rank: usize, number: u32) -> Result<u32, CliError> {
         let mut state = self.lock();
         let slot = (state.meetings % 2) as usize;
@@ -113,7 +113,7 @@ impl Meeting {
     }
 }
 
-/// Breaks the meeting if its rank ends in an error or a panic.
+/// Breaks the meeting if its rank ends with an error or a panic.
 struct Attendance<'a>(&'a Meeting, bool);
 
 impl Drop for Attendance<'_> {
@@ -125,7 +125,7 @@ impl Drop for Attendance<'_> {
     }
 }
 
-/// Runs every rank on a thread of its own; what rank 0 gives, or the first error.
+/// Runs every rank on its own thread; returns rank 0's result, or the first error.
 pub(super) fn on_ranks<E: Send, T: Send>(
     ends: Vec<E>,
     work: impl Fn(usize, E, &Meeting) -> Result<T, CliError> + Sync,
@@ -150,15 +150,15 @@ pub(super) fn on_ranks<E: Send, T: Send>(
     })
 }
 
-/// Seconds of one round, the median of blocks that take about `time` together. Blocks grow from one round, so that a
-/// first round that was quick by chance does not lead to a long measurement. All ranks call it alike.
+/// Seconds of one round: the median over blocks that take about `time` in total. Blocks grow from one round, so that a
+/// first round that happens to be quick does not cause a long measurement. All ranks must call it alike.
 pub(super) fn seconds(
     rank: usize,
     meeting: &Meeting,
     time: Duration,
     mut round: impl FnMut() -> Result<(), CliError>,
 ) -> Result<f64, CliError> {
-    // The first round finds caches cold.
+    // The first round runs with cold caches.
     round()?;
     let (mut times, mut rounds, began) = (Vec::new(), meeting.agree(rank, 1)?, Instant::now());
     while rounds > 0 {
