@@ -13,14 +13,11 @@ const HINTS: [(&str, &str); 10] = [
     ("Address already in use", "another process listens there, so choose another address or stop that process"),
     (
         "stream did not contain valid UTF-8",
-        "it is no text; expected a TOML file like the one that `serve --print-config` prints",
+        "it is not text; expected a TOML file like the one that `serve --print-config` prints",
     ),
     ("expected \"semmoe.tables\"", "`semmoe solve` writes tables"),
-    (
-        "expected \"semmoe.profile\"",
-        "`semmoe profile build` makes profiles of traces; where a trace is wanted use --trace",
-    ),
-    ("expected \"semmoe.trace\"", "`semmoe profile record` writes traces; where a profile is wanted use --profile"),
+    ("expected \"semmoe.profile\"", "`semmoe profile build` makes profiles from traces; pass a trace with --trace"),
+    ("expected \"semmoe.trace\"", "`semmoe profile record` writes traces; pass a profile with --profile"),
     (
         "not 64 hexadecimal digits",
         "`printf %s TOKEN | sha256sum` makes the digest of a token, `semmoe keys hash` that of a key",

@@ -202,14 +202,14 @@ pub fn parse_header(text: &str) -> Result<(HeaderName, HeaderValue), LoadError> 
     let bad = |found: &str, expected| LoadError::option("a header", found, expected);
     // Whatever is wrong with it, its value is not shown.
     let Some((name, value)) = text.split_once(':') else { return Err(bad("without a colon", "name: value")) };
-    let name: HeaderName = name.trim().parse().map_err(|_| bad("of a name that is none", "letters, digits and '-'"))?;
+    let name: HeaderName = name.trim().parse().map_err(|_| bad("with an invalid name", "letters, digits and '-'"))?;
     if SECRETS.contains(&name.as_str()) {
         return Err(bad(name.as_str(), "secrets to come from the environment (--api-key-env)"));
     }
     if FRAMING.contains(&name.as_str()) {
         return Err(bad(name.as_str(), "another one than those that the client itself writes"));
     }
-    let value = value.trim().parse().map_err(|_| bad("of a value that is none", "visible ASCII"))?;
+    let value = value.trim().parse().map_err(|_| bad("with an invalid value", "visible ASCII"))?;
     Ok((name, value))
 }
 

@@ -223,7 +223,7 @@ impl Report {
         warn(
             facts.wall_seconds > 1.0 && cores > BUSY * generator.threads as f64,
             format!(
-                "the generator used {cores:.1} cores with {} threads, and may be the limit itself",
+                "the generator used {cores:.1} cores with {} threads, and may itself be the bottleneck",
                 generator.threads
             ),
         );
@@ -231,7 +231,7 @@ impl Report {
         warn(
             wanted > generator.prompts as u64,
             format!(
-                "{wanted} requests from {} prompts: prompts came again, and prefix caches know them",
+                "{wanted} requests from {} prompts: prompts were repeated, so prefix caches hold them",
                 generator.prompts
             ),
         );
@@ -316,7 +316,7 @@ mod tests {
             (
                 calm,
                 facts_but(|it| (it.generator.prompts, it.first_prompt) = (8, 8)),
-                Some("9 requests from 8 prompts: prompts came again"),
+                Some("9 requests from 8 prompts: prompts were repeated"),
             ),
             (
                 calm,

@@ -6,7 +6,7 @@
 Needs torch, transformers (4.51 or later, 5 too) and safetensors. Any `*ForCausalLM` with routed experts works whose routers are modules
 named `gate` or `router` with one row of weights for each expert: Qwen2-MoE, Qwen3-MoE, Mixtral, OLMoE, DeepSeek-V2 and V3, GPT-OSS and
 others. The model itself is not changed: forward hooks look at what its routers return. What is recorded is kept in OUT.partial until all of
-it is: the same command goes on from there."""
+it is: run the same command to resume."""
 import argparse, base64, datetime, hashlib, json, os, pathlib, re, struct, sys, tempfile, time
 
 import safetensors.numpy

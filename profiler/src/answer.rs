@@ -80,9 +80,9 @@ impl Alike {
     pub(crate) fn refuse(&self) -> Result<(), String> {
         let one_route = |seen: &OneRoute| !seen.differs && seen.tokens.len() >= DIFFERENT_TOKENS;
         match self.0.each_ref().map(one_route) {
-            [true, _] => Err("every token has the same experts in every layer, as no router gives them".into()),
+            [true, _] => Err("every token has the same experts in every layer, which no router would choose".into()),
             [_, true] => {
-                Err("every generated token has the same experts in every layer, as no router gives them".into())
+                Err("every generated token has the same experts in every layer, which no router would choose".into())
             }
             _ => Ok(()),
         }

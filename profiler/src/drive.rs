@@ -256,7 +256,7 @@ impl<'a> Run<'a> {
         let path = journal.path.display();
         let kept = match journal.len() {
             0 => "nothing was written".to_owned(),
-            n => format!("{n} good answers are kept in {path}: the same command goes on from there"),
+            n => format!("{n} good answers are kept in {path}: run the same command to resume"),
         };
         let (bad, of) = (self.driven.bad.len(), self.prompts.bad.len() + self.answered);
         ProfilerError::TooManyBad { what: "records", bad, of, allowed: self.allowed, first, kept }

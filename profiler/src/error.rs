@@ -44,7 +44,7 @@ pub enum ProfilerError {
     },
     /// The routes of a prompt depend on what runs concurrently.
     #[error(
-        "the routes of one prompt depend on what runs beside it: asked alone and among others, {} of its {} activations differ ({:.1}%), more than rounding explains",
+        "the routes of one prompt depend on what runs concurrently: sent alone and among others, {} of its {} activations differ ({:.1}%), more than rounding explains",
         check.differing, check.activations, 100.0 * check.share()
     )]
     Unsteady {
@@ -52,7 +52,7 @@ pub enum ProfilerError {
         check: crate::SelfCheck,
     },
     /// Each answer is plausible, but all tokens have one route.
-    #[error("the engine's answers cannot be believed: {reason}; start over with --fresh once they can")]
+    #[error("the engine's answers cannot be trusted: {reason}; fix the engine, then start over with --fresh")]
     OneRoute {
         /// The affected tokens.
         reason: String,
@@ -130,7 +130,7 @@ pub enum ProfilerError {
         kept: String,
     },
     /// The partial recording next to the trace belongs to another recording.
-    #[error("{} is not of this recording: {difference}; remove it, or start over without it", path.display())]
+    #[error("{} belongs to another recording: {difference}; remove it, or start over without it", path.display())]
     OtherPartial {
         /// The file.
         path: PathBuf,

@@ -178,7 +178,7 @@ pub async fn record(
         // The run is dropped by now, and with it a partial recording without answers.
         let partial = partial_path(&options.out);
         let kept = match partial.exists() {
-            true => format!("what was recorded is kept in {}: the same command goes on from there", partial.display()),
+            true => format!("what was recorded is kept in {}: run the same command to resume", partial.display()),
             false => "nothing was written".to_owned(),
         };
         return Err(ProfilerError::Cancelled { kept });
@@ -246,7 +246,9 @@ fn authorize(client: &HttpClient, options: &RecordOptions, progress: &dyn Progre
     let key = EngineKey::read(path).map_err(|source| ProfilerError::KeyFile { path: path.clone(), source })?;
     if let Some(mode) = key.open_mode {
         let path = path.display();
-        progress.message(&format!("others than its owner can read the engine's key in {path} ({mode:03o}): chmod 600"));
+        progress.message(&format!(
+            "users other than the owner can read the engine's key in {path} ({mode:03o}): chmod 600"
+        ));
     }
     client.set_authorization(Some(key.authorization));
     Ok(())

@@ -56,7 +56,7 @@ pub enum SolveError {
         valid: Vec<u32>,
     },
     /// Two options exclude each other.
-    #[error("{one} does not go with {other}: {why}")]
+    #[error("{one} cannot be combined with {other}: {why}")]
     Together {
         /// The first option, in words.
         one: &'static str,

@@ -31,7 +31,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), CliError> {
         ));
     }
     if args.sglang_version.is_some() && args.format != ExportFormat::Sglang {
-        return Err(CliError::input("--sglang-version goes with --format sglang"));
+        return Err(CliError::input("--sglang-version requires --format sglang"));
     }
     let tables = Tables::open(&args.tables).map_err(CliError::input)?;
     let (file, placement) = match &args.out {

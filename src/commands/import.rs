@@ -42,7 +42,7 @@ fn describe(report: &ImportReport) -> String {
              {bad_records} left out), digest {digest}"
         ),
         Imported::Loads(loads) => format!(
-            "{out}: expert loads from {files} files; counts without tokens make no profile, so no tables come of them\n{}",
+            "{out}: expert loads from {files} files; counts without tokens cannot make a profile or tables\n{}",
             table(loads)
         ),
     }

@@ -64,7 +64,7 @@ fn read_key() -> Result<String, CliError> {
     let key = text.trim();
     if key.is_empty() || text.len() as u64 > MAX_KEY_BYTES || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
         let expected = format!("expected one line of at most {MAX_KEY_BYTES} printable characters without blanks");
-        return Err(CliError::input(format!("standard input is no key: {expected}")));
+        return Err(CliError::input(format!("standard input is not a key: {expected}")));
     }
     Ok(key.to_owned())
 }

@@ -144,7 +144,7 @@ impl Outcome {
             return Some((Grade::Poor, format!("That is too little for a deployment: {more}.")));
         }
         if self.judged_on == JudgedOn::Input {
-            let why = "It was judged on the traffic that was solved on, which flatters: judge it on other requests.";
+            let why = "It was evaluated on the traffic it was solved on, which flatters it: use other requests.";
             return Some((Grade::Fair, why.to_owned()));
         }
         if let Some(report) = solve.filter(|report| gain(expected) < MIN_CARRIED_OVER * gain(report.lar)) {

@@ -80,7 +80,7 @@ impl UnitLayout {
             _ => None,
         };
         if let Some(other) = no_replicas {
-            return Err(CliError::input(format!("--redundant {} does not go with {other}", args.redundant)));
+            return Err(CliError::input(format!("--redundant {} cannot be combined with {other}", args.redundant)));
         }
         let (transport, redundant) = (args.layout.transport, args.redundant);
         Ok(Self { ranks, attention, experts, domains, transport, wire, redundant })
@@ -261,7 +261,7 @@ impl Unit {
             }
         };
         if timeout(STOP_TIMEOUT, all_gone).await.is_err() {
-            tracing::warn!(ranks = self.alive, "ranks did not leave in time and are killed");
+            tracing::warn!(ranks = self.alive, "ranks did not exit in time and are being killed");
         }
     }
 }

@@ -138,13 +138,19 @@ fn what_does_not_fit_is_reported() {
     let of_others = GivenPlacement::Experts(Arc::new(Placement::contiguous(3, 16, 2).unwrap()));
     refused(&given(of_others, 4, Attention::Dp), "has 2 groups, 3 layers of 16 experts, expected 4 groups");
     let linear = given(GivenPlacement::Linear, 4, Attention::Dp);
-    refused(&SolveOptions { redundant: 4, ..linear.clone() }, "a given placement does not go with redundant slots");
+    refused(
+        &SolveOptions { redundant: 4, ..linear.clone() },
+        "a given placement cannot be combined with redundant slots",
+    );
     refused(&SolveOptions { objective: Objective::Ranks, ..linear.clone() }, "the objective ranks");
     let row: Vec<i32> = (0..4).flat_map(|group: i32| (0..5).map(move |at| (group * 4 + at) % 16)).collect();
     let mut sorted = row.clone();
     sorted.chunks_exact_mut(5).for_each(<[i32]>::sort_unstable);
     let replicated = Replicas::new(trace.model(), 4, 20, sorted.repeat(3)).unwrap();
-    refused(&given(GivenPlacement::Slots(Arc::new(replicated)), 4, Attention::Tp), "does not go with attention tp");
+    refused(
+        &given(GivenPlacement::Slots(Arc::new(replicated)), 4, Attention::Tp),
+        "cannot be combined with attention tp",
+    );
     let paper = solve_paper(&profile_of(&trace), None, &linear, &PaperOptions::default(), &mut quiet);
     assert!(matches!(paper.unwrap_err(), SolveError::Together { .. }));
 }

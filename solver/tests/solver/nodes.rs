@@ -177,7 +177,7 @@ fn what_does_not_fit_is_reported() {
     refused(with_nodes(0, 4.0, 4, Attention::Dp), "0 nodes");
     refused(with_nodes(2, 0.5, 4, Attention::Dp), "`inter_cost` is 0.5, expected a number from 1");
     refused(with_nodes(2, f64::NAN, 4, Attention::Dp), "`inter_cost` is NaN");
-    refused(SolveOptions { redundant: 4, ..two.clone() }, "a number of nodes does not go with redundant slots");
+    refused(SolveOptions { redundant: 4, ..two.clone() }, "a number of nodes cannot be combined with redundant slots");
     refused(SolveOptions { objective: Objective::Ranks, ..two.clone() }, "the objective ranks");
     let gated = |gating_groups| SolveOptions { gating_groups, ..options(4, Attention::Dp) };
     refused(
@@ -187,10 +187,10 @@ fn what_does_not_fit_is_reported() {
     refused(gated(16), "16 gating groups");
     let four = SolveOptions { nodes: Some(Nodes { nodes: 4, inter_cost: 4.0 }), ..gated(2) };
     refused(four, "2 gating groups cannot be dealt evenly over 16 experts and 4 nodes, expected one of [4, 8]");
-    refused(SolveOptions { redundant: 4, ..gated(4) }, "gating groups does not go with redundant slots");
+    refused(SolveOptions { redundant: 4, ..gated(4) }, "gating groups cannot be combined with redundant slots");
     refused(
         SolveOptions { placement: Some(GivenPlacement::Linear), ..gated(4) },
-        "a given placement does not go with gating",
+        "a given placement cannot be combined with gating",
     );
     let robin: Vec<u16> = (0..16).map(|expert| expert % 4).collect();
     let robin = Arc::new(Placement::new(4, vec![robin; 3]).unwrap());
@@ -198,7 +198,7 @@ fn what_does_not_fit_is_reported() {
     let tables = Arc::new(solve_trace(&trace, &given).unwrap().tables);
     let warm =
         SolveOptions { warm_start: Some(WarmStart { tables: Arc::clone(&tables), migration_cost: 0.1 }), ..gated(4) };
-    refused(warm, "does not go with gating groups: they are torn apart");
+    refused(warm, "cannot be combined with gating groups: they are torn apart");
     let error = evaluate(&tables, EvalInput::Trace(&trace), &EvalOptions { nodes: Some(3), ..EvalOptions::default() });
     assert!(error.unwrap_err().to_string().contains("3 nodes"));
 }

@@ -122,15 +122,15 @@ fn what_does_not_go_together_is_reported() {
     refused(SolveOptions { pad: false, ..five.clone() }, "[1, 2, 4, 8, 16], or padding");
     refused(padded(17, Attention::Dp), "17 groups do not divide 16 experts");
     refused(padded(0, Attention::Dp), "0 groups do not divide 16 experts");
-    refused(SolveOptions { redundant: 4, ..five.clone() }, "padding does not go with redundant slots");
+    refused(SolveOptions { redundant: 4, ..five.clone() }, "padding cannot be combined with redundant slots");
     refused(
         SolveOptions { objective: Objective::Ranks, ..five.clone() },
-        "padding does not go with the objective ranks",
+        "padding cannot be combined with the objective ranks",
     );
-    refused(SolveOptions { gating_groups: 4, ..five.clone() }, "padding does not go with gating groups");
+    refused(SolveOptions { gating_groups: 4, ..five.clone() }, "padding cannot be combined with gating groups");
     let tables = Arc::new(solve_trace(&trace, &five).unwrap().tables);
     let warm = Some(WarmStart { tables, migration_cost: 0.1 });
     refused(SolveOptions { warm_start: warm, ..padded(4, Attention::Dp) }, "the warm start has 5 groups");
     let error = solve_paper(&profile_of(&trace), None, &five, &PaperOptions::default(), &mut quiet).unwrap_err();
-    assert!(error.to_string().contains("padding does not go with the paper's algorithm"), "{error}");
+    assert!(error.to_string().contains("padding cannot be combined with the paper's algorithm"), "{error}");
 }

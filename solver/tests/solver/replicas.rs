@@ -96,5 +96,5 @@ fn numbers_that_leave_groups_unequal_name_those_that_do_not() {
     }
     let options = SolveOptions { redundant: 4, ..options(4, Attention::Tp) };
     let error = solve_trace(&trace, &options).unwrap_err();
-    assert!(error.to_string().contains("redundant slots does not go with attention tp"), "{error}");
+    assert!(error.to_string().contains("redundant slots cannot be combined with attention tp"), "{error}");
 }

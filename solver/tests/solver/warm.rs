@@ -129,16 +129,16 @@ fn what_does_not_fit_is_reported() {
     let fits = warm(&base, &tables(&base), 0.1);
     refused(warm(&base, &tables(&options(2, Attention::Dp)), 0.1), "the warm start has 2 groups, expected 4");
     let replicated = tables(&SolveOptions { redundant: 4, ..base.clone() });
-    refused(warm(&base, &replicated, 0.1), "a warm start does not go with tables with replicas");
+    refused(warm(&base, &replicated, 0.1), "a warm start cannot be combined with tables with replicas");
     for cost in [-0.1, f64::NAN, f64::INFINITY] {
         refused(warm(&base, &tables(&base), cost), "`migration_cost` is");
     }
-    refused(SolveOptions { redundant: 4, ..fits.clone() }, "a warm start does not go with redundant slots");
+    refused(SolveOptions { redundant: 4, ..fits.clone() }, "a warm start cannot be combined with redundant slots");
     refused(SolveOptions { objective: Objective::Ranks, ..fits.clone() }, "the objective ranks");
     let contiguous = GivenPlacement::Experts(Arc::new(Placement::contiguous(3, 16, 4).unwrap()));
     refused(
         SolveOptions { placement: Some(contiguous), ..fits.clone() },
-        "a given placement does not go with a warm start",
+        "a given placement cannot be combined with a warm start",
     );
     let other = planted(4, 20, 0.8, 8);
     let mut renamed = other.model().clone();

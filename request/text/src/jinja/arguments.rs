@@ -35,7 +35,7 @@ impl<'v> Bound<'v> {
     }
 
     pub(super) fn required(self, name: &str) -> Fallible<Value<'v>> {
-        self.0.map_or_else(|| refused(format!("the argument {name} is missing")), Ok)
+        self.0.map_or_else(|| refused(format!("argument {name} is missing")), Ok)
     }
 
     pub(super) fn truth(self, default: bool) -> bool {
@@ -46,7 +46,7 @@ impl<'v> Bound<'v> {
         match self.0 {
             None => Ok(default.into()),
             Some(Value::Text(text)) => Ok(text),
-            Some(other) => refused(format!("a text is expected, not {}", other.type_name())),
+            Some(other) => refused(format!("expected a string, not {}", other.type_name())),
         }
     }
 
@@ -59,7 +59,7 @@ impl Value<'_> {
     pub(super) fn whole(&self, what: &str) -> Fallible<i128> {
         match Number::of(self) {
             Some(Number::Int(number)) => Ok(number),
-            _ => refused(format!("{what} must be a whole number, not {}", self.type_name())),
+            _ => refused(format!("{what} must be an integer, not {}", self.type_name())),
         }
     }
 }
@@ -81,7 +81,7 @@ impl<'v> Given<'v> {
         for Named { name, value } in self.named {
             match names.iter().position(|known| *known == &*name) {
                 Some(at) if bound[at].0.is_none() => bound[at] = Bound(Some(value)),
-                Some(_) => return refused(format!("the argument {} is given twice", &*name)),
+                Some(_) => return refused(format!("argument {} is given twice", &*name)),
                 None => return refused(format!("there is no argument {}", &*name)),
             }
         }
@@ -115,14 +115,14 @@ impl<'v> Run<'v> {
 
     fn named_by(&mut self, mapping: &Value<'v>, given: &mut Given<'v>) -> Fallible<()> {
         let Value::Map(map) = mapping else {
-            return refused(format!("a mapping is expected behind **, not {}", mapping.type_name()));
+            return refused(format!("expected a mapping after **, not {}", mapping.type_name()));
         };
         let entries = Map::entries(map);
         self.room_for_items(entries.len())?;
         for entry in entries {
             match entry.key {
                 Value::Text(name) => given.named.push(Named { name, value: entry.value }),
-                _ => return refused("keywords must be texts"),
+                _ => return refused("keywords must be strings"),
             }
         }
         Ok(())

@@ -100,10 +100,10 @@ impl<'v> Run<'v> {
         }
         let rest: Vec<_> = values.collect();
         if !rest.is_empty() && !node.takes_more {
-            return refused(format!("a macro takes not more than {count} arguments"));
+            return refused(format!("a macro takes at most {count} arguments"));
         }
         if let Some(entry) = more.first().filter(|_| !node.takes_named) {
-            let Value::Text(name) = &entry.key else { return refused("keywords must be texts") };
+            let Value::Text(name) = &entry.key else { return refused("keywords must be strings") };
             return refused(format!("a macro takes no argument {}", &**name));
         }
         for ((name, default), value) in node.parameters.iter().zip(given) {
@@ -123,7 +123,7 @@ impl<'v> Run<'v> {
             self.set(KWARGS, more);
         }
         match caller {
-            Some(_) if !node.takes_caller => return refused("the macro has no place for its caller"),
+            Some(_) if !node.takes_caller => return refused("the macro does not use its caller"),
             Some(caller) => self.set(CALLER, caller),
             None => {}
         }
@@ -143,7 +143,7 @@ impl<'v> Run<'v> {
                 for entry in entries {
                     match entry.key {
                         Value::Text(name) => self.set_attribute(at, name, entry.value)?,
-                        _ => return refused("attributes of a namespace have names"),
+                        _ => return refused("attributes of a namespace must be named"),
                     }
                 }
                 self.room_for_items(1)?;
@@ -162,7 +162,7 @@ impl<'v> Run<'v> {
             "strftime_now" => {
                 let [format] = arguments.bind(["format"])?;
                 let format = format.required("format")?;
-                let Value::Text(format) = &format else { return refused("a date's format is a text") };
+                let Value::Text(format) = &format else { return refused("a date's format must be a string") };
                 self.room(format.len().saturating_mul(16))?;
                 Ok(Value::text(strftime(format, (self.input.clock)() + i64::from(self.input.zone_seconds))))
             }
@@ -178,13 +178,13 @@ impl<'v> Run<'v> {
                 let separator = separator.text(", ")?;
                 Ok(Value::Callable(Rc::new(Callable::Joiner { separator, used: Cell::new(false) })))
             }
-            _ => refused(format!("{name} gives another text each time")),
+            _ => refused(format!("{name} is not deterministic")),
         }
     }
 
     fn range(&mut self, arguments: Given<'v>) -> Fallible<Value<'v>> {
         if !arguments.named.is_empty() {
-            return refused("range takes no named arguments");
+            return refused("range does not take named arguments");
         }
         let mut bounds = Vec::new();
         for value in &arguments.values {
@@ -212,7 +212,7 @@ impl<'v> Run<'v> {
         let pair = self.items(pair)?;
         match (pair.get(0), pair.get(1), pair.len()) {
             (Some(key), Some(value), 2) => Ok(Entry { key, value }),
-            _ => refused("a mapping is made of pairs"),
+            _ => refused("a mapping must be built from pairs"),
         }
     }
 
@@ -232,7 +232,7 @@ impl<'v> Run<'v> {
                     self.insert(&mut entries, pair)?;
                 }
             }
-            _ => return refused("dict takes at most one argument without a name"),
+            _ => return refused("dict takes at most one positional argument"),
         }
         for Named { name, value } in named {
             self.insert(&mut entries, Entry { key: Value::Text(name), value })?;

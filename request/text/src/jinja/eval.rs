@@ -113,7 +113,7 @@ impl<'v> Run<'v> {
             }
             Expr::Negative(of) => match self.value(of)? {
                 Value::Int(number) => {
-                    number.checked_neg().map_or_else(|| refused("a number too large"), |n| Ok(Value::Int(n)))
+                    number.checked_neg().map_or_else(|| refused("number too large"), |n| Ok(Value::Int(n)))
                 }
                 Value::Bool(is) => Ok(Value::Int(-i128::from(is))),
                 Value::Float(number) => Ok(Value::Float(-number)),

@@ -12,7 +12,7 @@ impl Parser {
     /// Parses a full expression.
     pub(super) fn expression(&mut self) -> Result<Expr, SyntaxError> {
         if self.nesting > MAX_NESTING {
-            return self.error(format!("more than {MAX_NESTING} expressions stand in one another"));
+            return self.error(format!("more than {MAX_NESTING} nested expressions"));
         }
         self.nesting += 1;
         let mut yes = self.or()?;
@@ -50,7 +50,7 @@ impl Parser {
         }
         match (values.pop(), is_tuple) {
             (Some(only), false) => Ok(only),
-            (None, _) if !in_brackets => self.error("an expression is expected"),
+            (None, _) if !in_brackets => self.error("expected an expression"),
             (last, _) => {
                 values.extend(last);
                 Ok(Expr::Tuple(values))
@@ -221,7 +221,7 @@ impl Parser {
             }
             _ => {
                 self.at -= 1;
-                return self.error("an expression is expected");
+                return self.error("expected an expression");
             }
         })
     }
@@ -265,7 +265,7 @@ impl Parser {
                 value = match self.next() {
                     Token::Name(name) => Expr::Attr(Box::new(value), name.into()),
                     Token::Int(index) => Expr::Item(Box::new(value), Box::new(Expr::Int(index))),
-                    _ => return self.error("a name is expected"),
+                    _ => return self.error("expected a name"),
                 };
             } else if is_plain && self.take("[") {
                 value = self.subscript(value)?;
@@ -302,7 +302,7 @@ impl Parser {
                 }
                 self.expect("]")?;
                 if !keys.is_empty() {
-                    return self.error("a slice stands alone");
+                    return self.error("a slice cannot be combined with other items");
                 }
                 return Ok(Expr::Slice(of, Box::new(parts)));
             }
@@ -335,7 +335,7 @@ impl Parser {
             } else if arguments.named.is_empty() && arguments.mapping.is_none() && arguments.list.is_none() {
                 arguments.values.push(self.expression()?);
             } else {
-                return self.error("an argument without a name follows one with a name");
+                return self.error("a positional argument follows a named one");
             }
         }
         Ok(arguments)

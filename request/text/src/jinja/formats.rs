@@ -41,7 +41,7 @@ impl Numbering {
             return Ok(None);
         }
         if self.is_automatic.replace(is_automatic).is_some_and(|before| before != is_automatic) {
-            return refused("cannot mix fields with numbers and without");
+            return refused("cannot mix numbered and automatic fields");
         }
         if is_automatic {
             self.next += 1;
@@ -54,7 +54,7 @@ impl Numbering {
 impl<'v> Run<'v> {
     /// `text % values`
     pub(super) fn percent(&mut self, text: &Value<'v>, values: &Value<'v>) -> Fallible<Value<'v>> {
-        let Value::Text(text) = text else { return refused("% of no text") };
+        let Value::Text(text) = text else { return refused("the left side of % is not a string") };
         let list = match values {
             Value::List(list) if list.kind == Kind::Tuple => list.iter().collect(),
             other => vec![other.clone()],
@@ -116,7 +116,7 @@ impl<'v> Run<'v> {
                 continue;
             }
             let Some((field, after)) = rest.split_once('}').filter(|_| mark == "{") else {
-                return refused("a brace of a format has no other one");
+                return refused("unmatched brace in a format");
             };
             rest = after;
             let (path, spec) = field.split_once(':').unwrap_or((field, ""));
@@ -129,7 +129,7 @@ impl<'v> Run<'v> {
                 value = match how {
                     "s" => Value::text(self.printed(&value)?.into_owned()),
                     "r" | "a" => self.repr_of(&value)?,
-                    _ => return refused("a conversion that is not known"),
+                    _ => return refused("unknown conversion"),
                 };
             }
             self.put(&value, &format_spec(spec)?, !text.is_markup, &mut out)?;
@@ -195,7 +195,7 @@ impl<'v> Run<'v> {
             (Some('c'), _) => match value {
                 Value::Int(_) | Value::Bool(_) => {
                     let char = u32::try_from(value.whole("a character")?).ok().and_then(char::from_u32);
-                    (char.map_or_else(|| refused("no such character"), |char| Ok(char.to_string()))?, false)
+                    (char.map_or_else(|| refused("invalid character code"), |char| Ok(char.to_string()))?, false)
                 }
                 Value::Text(text) if text.chars().count() == 1 => (text.to_string(), false),
                 _ => return refused("%c requires an int or a character"),
@@ -347,7 +347,7 @@ fn numeral(number: Number, kind: Option<char>, spec: &Spec) -> Fallible<String> 
             Some(precision) => general(size, precision),
             None => float(size),
         },
-        (Some(kind), _) => return refused(format!("{kind:?} is no format for this number")),
+        (Some(kind), _) => return refused(format!("format {kind:?} does not apply to this number")),
     };
     let digits = match spec.commas {
         Some(comma) => grouped(&digits, comma),

@@ -133,7 +133,7 @@ impl<'s> Lexer<'s> {
         if self.rest().is_empty() {
             return Ok(());
         }
-        let Some(end) = self.rest().find("#}") else { return self.error("a comment has no end") };
+        let Some(end) = self.rest().find("#}") else { return self.error("unterminated comment") };
         let before = self.rest()[..end].chars().next_back();
         self.skip(end + 2);
         self.after_tag(before);
@@ -180,7 +180,7 @@ impl<'s> Lexer<'s> {
             }
             from += found + 2;
         }
-        self.error("raw has no endraw")
+        self.error("raw without endraw")
     }
 
     fn tag(&mut self, begin: Token, end: Token) -> Result<(), SyntaxError> {
@@ -204,7 +204,7 @@ impl<'s> Lexer<'s> {
                     return Ok(());
                 }
             }
-            let Some(next) = self.rest().chars().next() else { return self.error("a tag has no end") };
+            let Some(next) = self.rest().chars().next() else { return self.error("unterminated tag") };
             if is_space(next) {
                 self.skip_space();
             } else if next.is_ascii_digit() {
@@ -225,7 +225,7 @@ impl<'s> Lexer<'s> {
     fn operator(&mut self, open: &mut Vec<char>) -> Result<(), SyntaxError> {
         let rest = self.rest();
         let Some(operator) = OPERATORS.into_iter().find(|operator| rest.starts_with(operator)) else {
-            return self.error(format!("{:?} has no meaning here", rest.chars().next().unwrap_or(' ')));
+            return self.error(format!("{:?} is not allowed here", rest.chars().next().unwrap_or(' ')));
         };
         let closes = match operator {
             "(" => {
@@ -287,7 +287,7 @@ impl<'s> Lexer<'s> {
             let Ok(number) = plain.parse() else { return self.error("not a number") };
             self.push(Token::Float(number));
         } else {
-            let Ok(number) = i128::from_str_radix(&plain, radix) else { return self.error("a number too large") };
+            let Ok(number) = i128::from_str_radix(&plain, radix) else { return self.error("number too large") };
             self.push(Token::Int(number));
         }
         Ok(())
@@ -301,12 +301,12 @@ impl<'s> Lexer<'s> {
             escaped = !escaped && byte == b'\\';
             ends
         });
-        let Some(end) = end else { return self.error("a text has no end") };
+        let Some(end) = end else { return self.error("unterminated string") };
         let text = unescape(&rest[..end]);
         self.skip(end + 2);
         match text {
             Some(text) => self.push(Token::Text(text)),
-            None => return self.error("an escape in a text is not one"),
+            None => return self.error("invalid escape in a string"),
         }
         Ok(())
     }

@@ -102,7 +102,7 @@ impl<'v> Run<'v> {
             };
             let is = match &test {
                 Some(Value::Text(test)) => self.test(test, &tested, arguments.clone())?,
-                Some(_) => return refused("a test has a name"),
+                Some(_) => return refused("a test must be named"),
                 None => tested.is_true(),
             };
             if is == wanted {
@@ -132,7 +132,7 @@ impl<'v> Run<'v> {
                 });
             }
         } else {
-            let Value::Text(filter) = arguments.values.remove(0) else { return refused("a filter has a name") };
+            let Value::Text(filter) = arguments.values.remove(0) else { return refused("a filter must be named") };
             for item in items.iter() {
                 self.deeper()?;
                 mapped.push(self.apply(&filter, item, arguments.clone())?);
@@ -338,7 +338,7 @@ impl<'v> Run<'v> {
         let [count, fill] = arguments.bind([if is_batch { "linecount" } else { "slices" }, "fill_with"])?;
         let count = usize::try_from(count.required("count")?.whole("count")?).unwrap_or(0);
         if count == 0 {
-            return refused("a count above zero is needed");
+            return refused("expected a count above zero");
         }
         let fill = Bound::given(fill);
         let items: Vec<_> = self.items(of)?.iter().collect();

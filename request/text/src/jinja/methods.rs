@@ -215,7 +215,7 @@ impl<'v> Run<'v> {
         let chars = match chars.given() {
             None => None,
             Some(Value::Text(chars)) => Some(chars),
-            Some(other) => return refused(format!("a text is taken off, not {}", other.type_name())),
+            Some(other) => return refused(format!("expected a string to strip, not {}", other.type_name())),
         };
         self.steps(text.len().saturating_mul(chars.as_ref().map_or(1, |chars| chars.len())) / 64)?;
         let chars = chars.as_deref();
@@ -234,7 +234,7 @@ impl<'v> Run<'v> {
         };
         let begins = |with: &Value<'v>| match with {
             Value::Text(with) => Ok(if at_end { text.ends_with(&**with) } else { text.starts_with(&**with) }),
-            other => refused(format!("a text or a tuple of texts is expected, not {}", other.type_name())),
+            other => refused(format!("expected a string or a tuple of strings, not {}", other.type_name())),
         };
         match &with {
             Value::List(list) if list.kind == Kind::Tuple => {
@@ -292,7 +292,7 @@ impl<'v> Run<'v> {
                     text.parts(text.splitn(most.saturating_add(1), &*by))
                 }
             }
-            Some(other) => return refused(format!("a separator is a text, not {}", other.type_name())),
+            Some(other) => return refused(format!("a separator must be a string, not {}", other.type_name())),
             None => {
                 self.room_for_items(text.split(is_space).count())?;
                 self.room(text.cost_of(text.len()))?;
@@ -309,7 +309,7 @@ impl<'v> Run<'v> {
         count: Option<Value<'v>>,
     ) -> Fallible<Value<'v>> {
         let count = count.map_or(Ok(-1), |count| count.whole("count"))?;
-        let (Value::Text(old), Value::Text(new)) = (old, new) else { return refused("replace takes texts") };
+        let (Value::Text(old), Value::Text(new)) = (old, new) else { return refused("replace takes strings") };
         let escaped = (text.is_markup && !new.is_markup).then(|| escape(new));
         let new = escaped.as_deref().unwrap_or(new);
         let found = if old.is_empty() {
@@ -332,7 +332,7 @@ impl<'v> Run<'v> {
             texts.push(match item {
                 Value::Text(text) if separator.is_markup && !text.is_markup => self.made(escape(&text))?,
                 Value::Text(_) => item,
-                other => return refused(format!("a text is expected to be joined, not {}", other.type_name())),
+                other => return refused(format!("expected a string to join, not {}", other.type_name())),
             });
         }
         let joined = self.joined(&List::own(Kind::List, texts), separator)?;
@@ -341,7 +341,7 @@ impl<'v> Run<'v> {
 
     fn find(&mut self, text: &Text<'v>, name: &str, arguments: Given<'v>) -> Fallible<Value<'v>> {
         let [part, start, end] = arguments.bind(["sub", "start", "end"])?;
-        let Value::Text(part) = part.required("sub")? else { return refused("a text is looked for") };
+        let Value::Text(part) = part.required("sub")? else { return refused("expected a substring to search for") };
         let window = self.window(text, start.given(), end.given())?;
         if name == "count" {
             return Ok(Value::int(match window {
@@ -368,7 +368,7 @@ impl<'v> Run<'v> {
             self.room_for_items(text.matches(is_line_end).count())?;
             return Ok(Value::list(text.parts(lines(text, by.truth(false)).into_iter())));
         }
-        let Value::Text(by) = by.required("sep")? else { return refused(format!("{name} takes a text")) };
+        let Value::Text(by) = by.required("sep")? else { return refused(format!("{name} takes a string")) };
         let whole = || Value::Text(text.clone());
         let place = match name {
             "removeprefix" if text.starts_with(&*by) => return Ok(Value::Text(text.part(by.len()..text.len()))),
@@ -400,7 +400,7 @@ impl<'v> Run<'v> {
         let width = usize::try_from(width.required("width")?.whole("a width")?.max(0)).unwrap_or(usize::MAX);
         let fill = fill.text(if name == "zfill" { "0" } else { " " })?;
         let mut chars = fill.chars();
-        let (Some(fill), None) = (chars.next(), chars.next()) else { return refused("one character fills") };
+        let (Some(fill), None) = (chars.next(), chars.next()) else { return refused("the fill must be one character") };
         let missing = width.saturating_sub(text.chars().count());
         self.room(text.len().saturating_add(missing.saturating_mul(fill.len_utf8())))?;
         let left = match name {

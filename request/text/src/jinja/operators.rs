@@ -47,7 +47,7 @@ fn numbers(left: &Value<'_>, right: &Value<'_>) -> Option<[Number; 2]> {
 /// Operators between numbers.
 pub(super) fn arithmetic<'v>(operator: Operator, left: &Value<'v>, right: &Value<'v>) -> Fallible<Value<'v>> {
     let Some([a, b]) = numbers(left, right) else {
-        return refused(format!("{operator:?} is not for {} and {}", left.type_name(), right.type_name()));
+        return refused(format!("{operator:?} does not apply to {} and {}", left.type_name(), right.type_name()));
     };
     let is_zero = b.float() == 0.0;
     if is_zero && matches!(operator, Operator::Divide | Operator::FloorDivide | Operator::Modulo) {
@@ -81,7 +81,7 @@ pub(super) fn arithmetic<'v>(operator: Operator, left: &Value<'v>, right: &Value
             }));
         }
     };
-    whole.map_or_else(|| refused("a whole number too large"), |number| Ok(Value::Int(number)))
+    whole.map_or_else(|| refused("integer too large"), |number| Ok(Value::Int(number)))
 }
 
 fn floor_divide(a: i128, b: i128) -> i128 {
@@ -216,7 +216,7 @@ impl<'v> Run<'v> {
         }
         match numbers(left, right) {
             Some([a, b]) => Ok(a.compare(b)),
-            None => refused(format!("{} and {} have no order", left.type_name(), right.type_name())),
+            None => refused(format!("{} and {} cannot be ordered", left.type_name(), right.type_name())),
         }
     }
 
@@ -226,7 +226,7 @@ impl<'v> Run<'v> {
             return Ok(memchr::memmem::find(whole.as_bytes(), part.as_bytes()).is_some());
         }
         match (whole, part) {
-            (Value::Text(_), other) => refused(format!("a text cannot have {} in it", other.type_name())),
+            (Value::Text(_), other) => refused(format!("a string cannot contain {}", other.type_name())),
             (Value::Map(map), Value::Text(key)) => {
                 let found = map.get_text(key).is_some();
                 self.steps(map.len() / 16).map(|()| found)
@@ -282,7 +282,7 @@ impl<'v> Run<'v> {
                 let items = taken.iter().filter_map(|at| list.get(at));
                 Ok(Value::List(List::own(list.kind, items.collect())))
             }
-            other => refused(format!("{:?} object has no parts", other.type_name())),
+            other => refused(format!("{:?} object cannot be sliced", other.type_name())),
         }
     }
 }

@@ -158,7 +158,7 @@ impl<'v> Run<'v> {
             None => (", ".to_owned(), ": ".to_owned()),
             Some(pair) => match self.items(&pair)?.iter().collect::<Vec<_>>().as_slice() {
                 [Value::Text(between), Value::Text(after)] => (between.to_string(), after.to_string()),
-                _ => return refused("separators must be two texts"),
+                _ => return refused("separators must be two strings"),
             },
         };
         let is = |value: Bound<'v>| value.given().is_some_and(|value| value.is_true());
@@ -223,7 +223,7 @@ impl<'v> Run<'v> {
                     self.json(key, how, level, out)?;
                     out.push('"');
                 }
-                other => return refused(format!("{} is no key of JSON", other.type_name())),
+                other => return refused(format!("{} is not a JSON key", other.type_name())),
             }
             out.push_str(&how.after_key);
             self.json(&entry.value, how, level + 1, out)?;

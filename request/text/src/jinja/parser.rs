@@ -73,13 +73,13 @@ impl Parser {
     }
 
     pub(super) fn expect(&mut self, operator: &str) -> Result<(), SyntaxError> {
-        if self.take(operator) { Ok(()) } else { self.error(format!("{operator} is expected")) }
+        if self.take(operator) { Ok(()) } else { self.error(format!("expected {operator}")) }
     }
 
     pub(super) fn identifier(&mut self) -> Result<String, SyntaxError> {
         match self.next() {
             Token::Name(name) => Ok(name),
-            _ => self.error("a name is expected"),
+            _ => self.error("expected a name"),
         }
     }
 
@@ -98,7 +98,7 @@ impl Parser {
     fn body(&mut self, ends: &[&str]) -> Result<Vec<Node>, SyntaxError> {
         self.nesting += 1;
         if self.nesting > MAX_NESTING {
-            return self.error(format!("more than {MAX_NESTING} statements stand in one another"));
+            return self.error(format!("more than {MAX_NESTING} nested statements"));
         }
         let mut nodes = Vec::new();
         loop {
@@ -122,7 +122,7 @@ impl Parser {
     }
 
     fn end_of(&mut self, end: &Token) -> Result<(), SyntaxError> {
-        if self.next() == *end { Ok(()) } else { self.error("the end of the tag is expected") }
+        if self.next() == *end { Ok(()) } else { self.error("expected the end of the tag") }
     }
 
     fn end_of_block(&mut self) -> Result<(), SyntaxError> {
@@ -170,7 +170,7 @@ impl Parser {
             },
             "block" => self.block()?,
             "print" => NodeKind::Emit(self.tuple(true, &[])?),
-            "break" | "continue" if !self.in_loop => return self.error(format!("{tag} is outside of a loop")),
+            "break" | "continue" if !self.in_loop => return self.error(format!("{tag} is outside a loop")),
             "break" => NodeKind::Break,
             "continue" => NodeKind::Continue,
             "include" | "import" | "extends" | "from" => {
@@ -179,7 +179,7 @@ impl Parser {
                 }
                 NodeKind::Refused("a chat template cannot use other files")
             }
-            _ => return self.error(format!("{tag} is no tag")),
+            _ => return self.error(format!("unknown tag {tag}")),
         };
         self.end_of_block()?;
         Ok(kind)
@@ -188,7 +188,7 @@ impl Parser {
     fn for_loop(&mut self) -> Result<NodeKind, SyntaxError> {
         let target = self.targets()?;
         if !self.take_name("in") {
-            return self.error("in is expected");
+            return self.error("expected in");
         }
         let over = self.tuple(false, &["recursive"])?;
         let only_if = if self.take_name("if") { Some(self.expression()?) } else { None };

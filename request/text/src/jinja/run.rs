@@ -328,7 +328,7 @@ impl<'v> Run<'v> {
             Target::Name(name) => self.set(*name, value),
             Target::Attr(name, attribute) => match self.look_up(*name)? {
                 Value::Namespace(at) => self.set_attribute(at, (&**attribute).into(), value)?,
-                _ => return refused("cannot assign an attribute of something that is no namespace"),
+                _ => return refused("cannot assign an attribute of something other than a namespace"),
             },
             Target::Each(targets) => {
                 let values = self.items(&value)?;
