@@ -6,7 +6,7 @@ lines    counts lines of Rust that are neither blank nor comments, outside tests
 check    compares what it counts by crate with .ci/house.json: repeated code, words that CONTRIBUTING.md replaces, long comment
          lines, paths in ARCHITECTURE.md and the READMEs that lead to no file, links of documents, pages of docs/ that are too
          many or too large, commands on pages that CI does not run and that do not say why, wide traits,
-         parameters without a name
+         parameters without a name, comments that need their neighbours
 update   lowers the allowances in .ci/house.json to what is counted; none is ever raised
 
 Repeated code is a run of 30 or more equal tokens, outside tests, that stands elsewhere already. Signatures, attributes, imports and
@@ -49,8 +49,13 @@ WORDS = [
     r"\bof an ill\b",
     r"\bhas its turn\b",
     r"\basks for ahead\b",
+    r"\basked for\b",
+    r"\bgreatest\b",
+    r"\bof no use\b",
 ]
 WORD = re.compile("|".join(WORDS), re.I)
+# A comment that begins so needs its neighbour.
+OPENING = re.compile(r"The same\b|As \[|That it\b")
 # On a page: a heading of the second level, a mark, a block of commands.
 BLOCK = re.compile(r"^## [^\n]*$|^<!-- (?:run by ([^ ]+)|not run: )[^\n]*-->$|^ *```sh\n(.*?)^ *```", re.M | re.S)
 # The heading of a README's map of its files.
@@ -273,6 +278,7 @@ def counts():
             for rule, place in forms(name):
                 places[rule][crate_of(name)].append(place)
     for name in tracked("*.rs", "*.md"):
+        begins = True
         for number, line in enumerate((ROOT / name).read_text().split("\n"), 1):
             comment = COMMENT.match(line)
             prose = name.endswith(".md") and name != "CONTRIBUTING.md" or comment
@@ -281,6 +287,9 @@ def counts():
                 places["words"][crate_of(name)].append(at)
             if comment and comment[3].startswith("What "):
                 places["what"][crate_of(name)].append(at)
+            if comment and begins and OPENING.match(comment[3]):
+                places["openings"][crate_of(name)].append(at)
+            begins = not comment or not comment[3] or comment[3].startswith("#")
             if comment and len(line) > COLUMNS and not comment[3].startswith("|"):
                 places["columns"][crate_of(name)].append(at)
     return places

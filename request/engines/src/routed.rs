@@ -1,4 +1,4 @@
-//! Routed experts of live requests: which engines can be asked for them and how, and how to remove them from an answer
+//! Routed experts of live requests: which engines report them on request and how, and how to remove them from an answer
 //! whose client did not request them.
 //!
 //! | engine | `/generate` | chat, completions |
