@@ -243,10 +243,7 @@ impl Report {
         let stray = generator.stray_bytes;
         warn(stray > 0, format!("on {stray} connections the server sent bytes that belong to no answer"));
         let unreported = self.requests.ok - self.output_tokens.answers_that_told;
-        warn(
-            unreported > 0,
-            format!("{unreported} answers did not report their tokens: content events are counted instead"),
-        );
+        warn(unreported > 0, format!("{unreported} answers did not report their tokens: content events are counted"));
         let empty = self.requests.without_content;
         warn(empty > 0, format!("{empty} complete answers had no content"));
         if let (Limit::Requests(asked), false) = (options.limit, self.stopped) {

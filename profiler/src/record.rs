@@ -246,9 +246,7 @@ fn authorize(client: &HttpClient, options: &RecordOptions, progress: &dyn Progre
     let key = EngineKey::read(path).map_err(|source| ProfilerError::KeyFile { path: path.clone(), source })?;
     if let Some(mode) = key.open_mode {
         let path = path.display();
-        progress.message(&format!(
-            "users other than the owner can read the engine's key in {path} ({mode:03o}): chmod 600"
-        ));
+        progress.message(&format!("other users can read the engine's key in {path} ({mode:03o}): chmod 600"));
     }
     client.set_authorization(Some(key.authorization));
     Ok(())
