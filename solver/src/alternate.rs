@@ -1,4 +1,5 @@
-//! One start of the alternation: unit step, expert step, unit step, ... until neither gains, then swaps, and repeat.
+//! Runs one start of the alternation: unit step, expert step, unit step, ... until neither gains; then swaps; then
+//! repeats.
 
 use crate::clustering::{Clustering, Task};
 use crate::expert_step::expert_step;

@@ -179,8 +179,8 @@ mod tests {
         let router = Router::new(2, &[], &options.routing, &options.prefix);
         let replay = replay(&router, policy("round_robin").unwrap().as_ref(), &[job(15), job(5), job(5)], &options);
         assert_eq!((replay.ranks, replay.cached), (vec![0, 1, 0], 0));
-        // The first arrives alone and takes three steps, the second arrives in the second step and takes two, as does
-        // the third.
+        // The first request arrives alone and takes three steps; the second arrives in the second step and takes two,
+        // as does the third.
         let even = Evenness { prefill_tokens: 1.6, decode_tokens: 4.0 / 3.0, sequence_steps: 10.0 / 7.0, running: 1.0 };
         assert_eq!(replay.evenness, even);
         assert_eq!(router.accounts().expected_output(None), 2);

@@ -87,13 +87,13 @@ pub trait Collectives<T: Element, S: Space = Host>: Lockstep {
     fn combine(&mut self, plan: &DispatchPlan, out: S::Write<'_, T>) -> Result<(), UnitError>;
 }
 
-/// [`NormIn`] host memory.
+/// [`NormIn`] with rows in host memory.
 pub type Norm<'a, T> = NormIn<'a, T, Host>;
-/// [`OwnRowsIn`] host memory.
+/// [`OwnRowsIn`] with rows in host memory.
 pub type OwnRows<'a, T> = OwnRowsIn<'a, T, Host>;
-/// [`AllRowsIn`] host memory.
+/// [`AllRowsIn`] with rows in host memory.
 pub type AllRows<'a, T> = AllRowsIn<'a, T, Host>;
-/// [`ReceivedIn`] host memory.
+/// [`ReceivedIn`] with rows in host memory.
 pub type Received<'a, T> = ReceivedIn<'a, T, Host>;
 
 /// Residual and RMSNorm of the fused reduce-scatter.

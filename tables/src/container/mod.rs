@@ -61,12 +61,12 @@ pub(crate) struct View<T> {
 }
 
 impl Container {
-    /// Maps a file of a format.
+    /// Maps a file, which must have this format.
     pub(crate) fn open(path: &Path, format: &'static str) -> Result<Self, FormatError> {
         Self::from_storage(Storage::map(path)?, format)
     }
 
-    /// Maps an opened file of a format.
+    /// Maps an open file, which must have this format.
     pub(crate) fn map(file: &File, format: &'static str) -> Result<Self, FormatError> {
         let storage = Storage::map_file(file);
         let storage = storage.map_err(|source| FormatError::io("map", Path::new("the opened file"), source))?;

@@ -61,7 +61,7 @@ impl<L: Lockstep + 'static, T: Element> HybridCollectives<L, T> {
         Self { link, rows: group, route: Route::Unit(unit) }
     }
 
-    /// One level after the other. `unit` is over a clone of the link; `inside` is memory shared only by the ranks of
+    /// Runs one level after the other. `unit` uses a clone of the link; `inside` is memory shared only by the ranks of
     /// this node, indexed by local index, and used by no other collectives.
     pub fn unfused(link: UnitLink<L>, unit: Box<dyn Collectives<T>>, inside: impl RowMemory<T> + 'static) -> Self {
         let across = RowCollectives::of_group(link.across(), PrivateMemory::new(link.grid().node(link.rank())));
@@ -70,8 +70,8 @@ impl<L: Lockstep + 'static, T: Element> HybridCollectives<L, T> {
         Self { link, rows: unit, route }
     }
 
-    /// Both levels at once. What one node sends another is divided into `chunks`, equal on every rank. Rows travel in
-    /// messages at both levels.
+    /// Runs both levels concurrently. The data that one node sends another is divided into `chunks`, equal on every
+    /// rank. Rows travel in messages at both levels.
     ///
     /// # Errors
     /// No chunks, or more than [`MAX_CHUNKS`].
