@@ -8,9 +8,9 @@ use std::path::Path;
 /// The states that a service reports.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Notice {
-    /// It is serving.
+    /// The service accepts requests.
     Ready,
-    /// It was asked to stop and is finishing its work.
+    /// The service was asked to stop and is finishing its work.
     Stopping,
 }
 

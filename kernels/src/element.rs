@@ -37,7 +37,7 @@ impl Dtype {
         }
     }
 
-    /// Its usual name.
+    /// The usual name of the type.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",

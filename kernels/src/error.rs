@@ -8,7 +8,7 @@ pub enum KernelError {
     OutOfRange {
         /// The kind of id.
         what: &'static str,
-        /// Its position.
+        /// Position of the id in its slice.
         index: usize,
         /// The id.
         found: usize,
@@ -26,7 +26,7 @@ pub enum KernelError {
     Length {
         /// The slice.
         what: &'static str,
-        /// Its length.
+        /// Length of the slice.
         found: usize,
         /// The required length.
         expected: usize,
@@ -65,7 +65,7 @@ pub enum KernelError {
     TooMany {
         /// Number of items requested.
         found: usize,
-        /// The limit.
+        /// Maximum number of items in one call.
         limit: usize,
     },
 }

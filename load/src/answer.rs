@@ -11,11 +11,11 @@ use serde_json::value::RawValue;
 /// The relevant content of a document.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Said {
-    /// It contains text, reasoning or a tool call.
+    /// Whether the document contains text, reasoning or a tool call.
     pub(crate) content: bool,
-    /// It has the form of an answer, with or without content.
+    /// Whether the document has the form of an answer, with or without content.
     pub(crate) is_answer: bool,
-    /// It is an error.
+    /// Whether the document is an error.
     pub(crate) is_error: bool,
     /// Number of tokens generated so far, according to the engine.
     pub(crate) output_tokens: Option<u64>,

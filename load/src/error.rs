@@ -13,9 +13,9 @@ pub enum LoadError {
     /// An option has an invalid value.
     #[error("{option} is {found}, expected {expected}")]
     Option {
-        /// Its name.
+        /// Name of the option.
         option: &'static str,
-        /// Its value, unless it is a secret.
+        /// Value of the option, unless it is a secret.
         found: String,
         /// The values allowed.
         expected: &'static str,
@@ -38,7 +38,7 @@ pub enum LoadError {
     TooManyPrompts {
         /// The file.
         path: PathBuf,
-        /// The limit.
+        /// Maximum bytes of all requests.
         limit: usize,
     },
     /// A file could not be read.
@@ -81,7 +81,7 @@ pub enum LoadError {
         /// The operating system's reason.
         cause: String,
     },
-    /// It is unclear which model to request.
+    /// The target serves no model or several, and none was named.
     #[error("{url} serves {found} models, expected one or the model's name")]
     Model {
         /// The server.

@@ -144,7 +144,7 @@ pub(crate) struct Facts {
     pub(crate) first_prompt: u64,
     /// How long the threads ran, including warm-up and last answers.
     pub(crate) wall_seconds: f64,
-    /// Without the CPU time per request.
+    /// The generator's own use of the machine, with its CPU time per request unset.
     pub(crate) generator: Generator,
 }
 

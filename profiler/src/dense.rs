@@ -11,7 +11,7 @@ use crate::self_check::Alone;
 
 /// The answer to the first prompt.
 pub(crate) struct Probed {
-    /// Without the dense layers.
+    /// The model without its dense layers.
     pub(crate) model: ModelInfo,
     pub(crate) dense_layers: Vec<u16>,
     /// `None` if the answer is unusable: the recording then reports why.

@@ -16,9 +16,9 @@ pub enum ProfilerError {
     /// An option has an invalid value.
     #[error("{option} is {found}, expected {expected}")]
     Option {
-        /// Its name.
+        /// Name of the option.
         option: &'static str,
-        /// Its value.
+        /// Value of the option.
         found: String,
         /// The values allowed.
         expected: &'static str,
@@ -120,7 +120,7 @@ pub enum ProfilerError {
     /// A domain without tokens to weight.
     #[error("the domain {domain} has too few tokens to be weighted like the others")]
     EmptyDomain {
-        /// Its name.
+        /// Name of the domain.
         domain: String,
     },
     /// The caller cancelled.

@@ -29,13 +29,13 @@ const TRIVIAL_LOCATION: &str = "trivial";
 pub struct RecordOptions {
     /// The kind of engine: SGLang, vLLM or semmoe's worker.
     pub engine: Engine,
-    /// Its address.
+    /// Address of the engine.
     pub url: BaseUrl,
     /// A file with the engine's API key: one line, sent as `Authorization: Bearer` with every request.
     pub api_key_file: Option<PathBuf>,
     /// The prompts file.
     pub prompts: PathBuf,
-    /// Its format.
+    /// Format of the prompts file.
     pub format: PromptFormat,
     /// The trace to write.
     pub out: PathBuf,

@@ -70,7 +70,7 @@ pub(crate) struct Clustering {
 }
 
 impl Clustering {
-    /// Without replicas, and without a price on moves.
+    /// A clustering without replicas and without a price on moves.
     pub(crate) fn whole(problem: &Problem, group_of: Vec<u16>, plan: Plan, limits: Limits, iterations: u32) -> Self {
         let excess = (0..problem.layers).map(|layer| {
             let load = problem.load(layer);

@@ -70,7 +70,7 @@ pub enum SolveError {
     OtherShape {
         /// "the given placement", and so on.
         what: &'static str,
-        /// Its shape, in words.
+        /// Shape of the input, in words.
         found: String,
         /// The shape of the problem.
         expected: String,
@@ -92,7 +92,7 @@ pub enum SolveError {
     BadOption {
         /// The field.
         option: &'static str,
-        /// Its value.
+        /// Value of the option.
         found: String,
         /// The valid values.
         expected: &'static str,
@@ -104,7 +104,7 @@ pub enum SolveError {
         what: &'static str,
         /// The quantity found.
         found: u128,
-        /// The limit.
+        /// Maximum of the quantity.
         limit: u64,
     },
     /// The token strings come from another tokenizer.

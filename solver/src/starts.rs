@@ -30,7 +30,7 @@ pub struct SolveProgress {
     pub best_lar: Option<f64>,
 }
 
-/// The caller's closure.
+/// Called with the progress so far; a break ends the search.
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(SolveProgress) -> ControlFlow<()>;
 
 /// The best clustering of each problem.

@@ -50,7 +50,7 @@ pub enum ConfigError {
         path: PathBuf,
         /// The key.
         key: String,
-        /// Its value, shortened.
+        /// Value of the key, shortened.
         found: String,
         /// The accepted values.
         expected: String,

@@ -70,7 +70,7 @@ pub enum FormatError {
     BadField {
         /// The field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         found: String,
         /// The values allowed.
         expected: String,
@@ -94,7 +94,7 @@ pub enum FormatError {
     WrongDtype {
         /// The tensor.
         tensor: &'static str,
-        /// Its element type.
+        /// Element type of the tensor.
         found: String,
         /// The required element type.
         expected: String,
@@ -104,7 +104,7 @@ pub enum FormatError {
     WrongShape {
         /// The tensor.
         tensor: &'static str,
-        /// Its shape.
+        /// Shape of the tensor.
         found: String,
         /// The required shape.
         expected: String,
@@ -126,9 +126,9 @@ pub enum FormatError {
     ModelMismatch {
         /// The first field that differs.
         field: &'static str,
-        /// Its value in the receiver.
+        /// Value of the field in the receiver.
         found: String,
-        /// Its value in the other.
+        /// Value of the field in the other.
         expected: String,
     },
     /// Two profiles cover different phases.

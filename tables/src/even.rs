@@ -38,7 +38,7 @@ pub struct EvenGroups {
 /// Why a row is on its group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PlacedBy {
-    /// It is the likeliest group.
+    /// The token went to its likeliest group.
     Share,
     /// The likeliest group was full.
     Evening,

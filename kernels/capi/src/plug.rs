@@ -14,7 +14,7 @@ use crate::failure::{Code, Failure};
 /// Facts about a rank, passed to an [`Opener`].
 #[derive(Clone, Copy, Debug)]
 pub struct RankFacts {
-    /// Its number.
+    /// The rank's number.
     pub rank: usize,
     /// P
     pub world: usize,

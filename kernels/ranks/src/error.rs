@@ -16,7 +16,7 @@ pub enum RankError {
     World {
         /// Number of ranks requested.
         found: usize,
-        /// The limit.
+        /// Maximum number of ranks.
         limit: usize,
     },
     /// A rank that the group does not have.
@@ -90,7 +90,7 @@ pub enum RankError {
         rank: RankId,
         /// The epoch that it did not reach.
         epoch: u32,
-        /// The limit.
+        /// How long this rank waited.
         limit: Duration,
     },
     /// A rank ended. The group is spent.

@@ -18,7 +18,7 @@ use crate::memory::{create_file, sealed_bytes};
 pub struct BufferAddress {
     /// The rank's process.
     pub pid: u32,
-    /// Its file descriptor there.
+    /// The buffer's file descriptor in that process.
     pub fd: i32,
 }
 

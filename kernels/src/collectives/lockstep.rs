@@ -150,7 +150,7 @@ pub enum UnitError {
     TimedOut {
         /// The rank that was late.
         rank: usize,
-        /// The limit of one collective.
+        /// Time limit of a collective.
         limit: Duration,
     },
     /// The rank sent an invalid message.

@@ -11,7 +11,7 @@ pub enum ReshardError {
     Count {
         /// The things counted.
         what: &'static str,
-        /// Their number.
+        /// The count found.
         found: usize,
         /// The maximum.
         limit: usize,
@@ -130,7 +130,7 @@ pub enum Fault {
     Checksum {
         /// The piece.
         piece: PieceId,
-        /// Its source.
+        /// The rank that sent the piece.
         from: usize,
         /// Checksum of what arrived.
         found: u64,

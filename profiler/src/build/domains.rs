@@ -74,7 +74,7 @@ impl fmt::Display for DomainInput {
 /// The report on a domain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DomainReport {
-    /// Its name.
+    /// Name of the domain.
     pub domain: String,
     /// Number of tokens before weighting.
     pub tokens: u64,

@@ -19,9 +19,9 @@ pub struct Bar {
 /// A line across all bars.
 #[derive(Debug)]
 pub struct Mark<'a> {
-    /// Its position.
+    /// Position of the line on the axis.
     pub value: f64,
-    /// Its meaning.
+    /// Meaning of the line.
     pub label: &'a str,
 }
 

@@ -75,17 +75,17 @@ fn mixed(stops: &Stops, step: usize) -> String {
 
 /// Values in rows, with their position and colours.
 pub struct Cells<'a> {
-    /// Their left edge.
+    /// Left edge of the cells.
     pub x: f64,
-    /// Their upper edge.
+    /// Upper edge of the cells.
     pub y: f64,
-    /// Width of one.
+    /// Width of a cell.
     pub wide: f64,
-    /// Height of one.
+    /// Height of a cell.
     pub high: f64,
     /// Rows of equal length.
     pub rows: &'a [Vec<f64>],
-    /// Their colours.
+    /// Colours of the values.
     pub scale: Scale,
 }
 

@@ -55,7 +55,7 @@ pub struct ImportOptions {
 pub enum Imported {
     /// A trace.
     Trace {
-        /// Its digest.
+        /// Digest of the trace.
         digest: String,
         /// Number of requests.
         requests: usize,

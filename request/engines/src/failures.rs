@@ -30,9 +30,9 @@ static ABORT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"abort\
 pub enum Failure {
     /// The engine core is dead, according to the health route of the server in front of it.
     Dead,
-    /// It aborted the generation for a reason of its own.
+    /// The engine aborted the generation for a reason of its own.
     Abort,
-    /// It reported a server error.
+    /// The engine reported a server error.
     Error,
 }
 

@@ -23,7 +23,7 @@ const ANSWER_BYTES: usize = 256 << 10;
 /// The answer to one chat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shown {
-    /// Its token ids.
+    /// Token ids of the prompt.
     Ids(Vec<u32>),
     /// The engine would reject such a request as well, or cannot render it.
     Refused {

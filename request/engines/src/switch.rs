@@ -42,7 +42,7 @@ pub enum SwitchTarget {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SwitchTables {
-    /// Its path.
+    /// Path of the tables file.
     pub tables: PathBuf,
 }
 
@@ -67,7 +67,7 @@ pub enum SwitchState {
     Stable,
     /// The ranks are checking it.
     Preparing,
-    /// It is waiting for its commit.
+    /// The switch is waiting for its commit.
     Prepared,
     /// Running steps are finishing.
     Holding,

@@ -27,9 +27,9 @@ pub enum TextError {
     FileTooLarge {
         /// The file.
         path: PathBuf,
-        /// Its size.
+        /// Size of the file.
         bytes: u64,
-        /// The limit.
+        /// Maximum size of such a file.
         limit: u64,
     },
     /// The file is not a valid tokenizer.
@@ -46,7 +46,7 @@ pub enum TextError {
     TokenizerChanged {
         /// The file.
         path: PathBuf,
-        /// Its SHA-256.
+        /// SHA-256 of the file now.
         found: String,
         /// The SHA-256 of the tokenizer in use.
         expected: String,
@@ -82,7 +82,7 @@ pub enum TextError {
     TemplateBudget {
         /// The quantity.
         what: &'static str,
-        /// The limit.
+        /// Maximum of the quantity for one chat.
         limit: u64,
     },
     /// A chat request for a model without a chat template.
@@ -121,11 +121,11 @@ pub enum TextError {
     TooLarge {
         /// The field.
         field: &'static str,
-        /// Its size.
+        /// Size of the field.
         found: usize,
         /// The quantity counted.
         unit: &'static str,
-        /// The limit.
+        /// Maximum size of the field.
         limit: usize,
     },
 }

@@ -30,7 +30,7 @@ pub(super) struct AboutMean {
     pub(super) matrix: Array2<f64>,
     /// Norm of the error that the matrix may have.
     pub(super) doubt: f64,
-    /// Its largest eigenvalues.
+    /// Largest eigenvalues of the matrix.
     pub(super) top: Vec<f64>,
 }
 

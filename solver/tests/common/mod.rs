@@ -55,7 +55,7 @@ pub(crate) fn fixed_cases(cases: u32) -> ProptestConfig {
     ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::with_cases(cases) }
 }
 
-/// Without bounds, which affect no other figure.
+/// Options of a quick solve without bounds, which affect no other figure.
 pub(crate) fn options(groups: u16, attention: Attention) -> SolveOptions {
     SolveOptions { starts: 6, bounds: None, ..SolveOptions::new(groups, attention, provenance()) }
 }

@@ -126,7 +126,7 @@ impl Printed {
         Some((most as u16, f16::from_f64(counts[most] / counts.iter().sum::<f64>())))
     }
 
-    /// The paper's line 2: groups and shares of the surer of T and A.
+    /// The paper's line 2: groups and shares from T or A, whichever is more certain.
     fn labels(
         &self,
         tables: &Tables,

@@ -39,7 +39,7 @@ pub enum PermuteError {
         path: PathBuf,
         /// The field.
         field: String,
-        /// Its value.
+        /// Value of the field.
         found: String,
         /// The values allowed.
         expected: String,
@@ -52,7 +52,7 @@ pub enum PermuteError {
         /// The tensor.
         tensor: String,
     },
-    /// It is unknown how to move this tensor.
+    /// No rule says how to move this tensor.
     #[error("{}: unexpected tensor `{tensor}`, expected {expected}", path.display())]
     UnexpectedTensor {
         /// The file.
@@ -69,7 +69,7 @@ pub enum PermuteError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Its element type and shape.
+        /// Element type and shape of the tensor.
         found: String,
         /// The element type and shape required.
         expected: String,

@@ -388,7 +388,7 @@ fn spoilt_messages_end_the_unit_and_name_the_rank_that_sent_them() {
                 run(&layer, grid, &mut end).err()
             });
             let noticed = errors.iter().flatten().count();
-            // Row values may be anything.
+            // The third way may spoil only row values, which are not checked.
             assert!(noticed > 0 || std::ptr::fn_addr_eq(how, ways[2]), "{route:?}, exchange {exchange}");
             let first = errors.iter().flatten().filter(|error| matches!(error, UnitError::Protocol { .. }));
             assert!(first.clone().all(|error| error.rank() == 1), "{route:?}, exchange {exchange}: {errors:?}");

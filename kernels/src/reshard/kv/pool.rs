@@ -74,7 +74,7 @@ impl KvShape {
 pub struct KvPage {
     /// The previous page; `None` for the first of a sequence.
     pub before: Option<u32>,
-    /// Its tokens, at least one.
+    /// Tokens in the page, at least one.
     pub tokens: Vec<u32>,
     /// Full and identified by its content: it never changes and may be shared. An unsealed page belongs to one
     /// sequence.
@@ -141,7 +141,7 @@ pub enum KvError {
         pool: usize,
         /// "page", "sequence" or "idle page".
         what: &'static str,
-        /// Its index.
+        /// Index in the pool.
         index: usize,
         /// The defect.
         why: &'static str,

@@ -115,7 +115,7 @@ impl Connection {
     }
 }
 
-/// hyper has no name for it: neither a network error nor a premature end.
+/// Whether hyper has no name for an error, which is neither of the network nor a premature end.
 fn is_stray(error: &hyper::Error) -> bool {
     error.source().is_none() && !(error.is_incomplete_message() || error.is_canceled() || error.is_closed())
 }

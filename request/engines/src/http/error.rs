@@ -85,7 +85,7 @@ pub enum HttpError {
     TooLarge {
         /// The source.
         url: String,
-        /// The limit.
+        /// Maximum length of an answer.
         limit_bytes: usize,
     },
     /// The status is not 2xx.

@@ -23,13 +23,13 @@ pub struct EngineKey {
 /// Why a file holds no key.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// It cannot be read.
+    /// The key's file cannot be read.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// It is not a regular file, or too long.
+    /// The key's file is not a regular file, or too long.
     #[error("expected a file of at most {MAX_BYTES} bytes")]
     Size,
-    /// It is not a single line valid in a header.
+    /// The key is not a single line valid in a header.
     #[error("expected one line of printable characters without blanks")]
     Text,
 }

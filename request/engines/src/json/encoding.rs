@@ -8,12 +8,12 @@ use std::fmt;
 pub enum Encoding {
     /// By far the most common.
     Utf8,
-    /// In units of two bytes.
+    /// Units of two bytes.
     Utf16 {
         /// Big endian.
         big: bool,
     },
-    /// In units of four bytes.
+    /// Units of four bytes.
     Utf32 {
         /// Big endian.
         big: bool,

@@ -63,7 +63,7 @@ pub enum RecordingError {
     /// A token has no expert in an MoE layer.
     #[error("token {token} has no expert in MoE layer {layer}, expected {top_k}")]
     NoExpert {
-        /// Its row.
+        /// Row of the token.
         token: usize,
         /// Layer number in the checkpoint.
         layer: u16,
@@ -73,7 +73,7 @@ pub enum RecordingError {
     /// An id is not an expert.
     #[error("token {token} names expert {found} in layer {layer}, expected ids below {experts}")]
     UnknownExpert {
-        /// Its row.
+        /// Row of the token.
         token: usize,
         /// The id.
         found: i32,

@@ -175,7 +175,7 @@ pub enum FinishReason {
     },
     /// `max_new_tokens` reached.
     Length {
-        /// The limit.
+        /// The request's `max_new_tokens`.
         #[serde(default)]
         length: u32,
     },

@@ -56,7 +56,7 @@ pub(super) struct Cell {
     flight: Arc<Flight>,
     /// The rank's [`RankLoad::unit`].
     pub(super) unit: u16,
-    /// Its part of the last assignments.
+    /// The rank's share of the last assignments.
     pub(super) recent: Recent,
     pub(super) assigned_requests: AtomicU64,
     pub(super) assigned_tokens: Assigned,

@@ -129,7 +129,7 @@ impl<'a> Reader<'a> {
         let rest = &self.body.as_bytes()[self.at..];
         let length = memchr::memchr2(b'"', b'\\', rest)?;
         let run = self.body.get(self.at..self.at + length)?;
-        // Without a branch per byte.
+        // Folded to avoid a branch per byte.
         let controls = run.bytes().fold(false, |found, byte| found | (byte < b' '));
         self.at += length + 1;
         (!controls).then_some((run, rest[length]))

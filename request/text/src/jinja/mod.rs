@@ -70,7 +70,7 @@ impl Default for Budget {
 pub(crate) enum Failure {
     /// Jinja2 raises an error as well.
     Refused(String),
-    /// It exceeds the budget.
+    /// Rendering exceeds the budget.
     TooMuch { what: &'static str, limit: u64 },
 }
 
@@ -95,7 +95,7 @@ pub(crate) struct Input<'v> {
     pub(crate) tools: Value<'v>,
     pub(crate) documents: Value<'v>,
     pub(crate) add_generation_prompt: Value<'v>,
-    /// They take precedence over those of `special`.
+    /// Variables of the request, which take precedence over those of `special`.
     pub(crate) variables: Option<&'v Object<String, Json>>,
     pub(crate) special: &'v Object<String, Json>,
     /// Seconds since 1970, read by `strftime_now`.

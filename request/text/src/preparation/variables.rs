@@ -77,7 +77,7 @@ pub(crate) fn prepare(
     }
     let prefix = if preparation.ending == Ending::Sglang { end(&mut messages, continues) } else { None };
     let mut variables = variables(preparation, body, traits, options);
-    // These are Transformers' own arguments.
+    // `documents` and the names below are arguments of `apply_chat_template` itself.
     let documents = variables.shift_remove("documents").unwrap_or_default();
     let documents = body.get("documents").filter(|given| is_vllm && !given.is_null()).cloned().unwrap_or(documents);
     for name in ["messages", "tools", "add_generation_prompt", "continue_final_message"] {

@@ -20,7 +20,7 @@ fn model(file: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../assets/tiny-qwen3moe-15m").join(file)
 }
 
-/// Its tokenizer, to be changed.
+/// The bundled model's tokenizer as JSON, for tests to modify.
 fn file() -> Value {
     serde_json::from_slice(&std::fs::read(model("tokenizer.json")).unwrap()).unwrap()
 }
