@@ -11,7 +11,7 @@ use semmoe_load::{Limit, Pace};
 
 type Log = Arc<Mutex<Vec<(char, String)>>>;
 
-/// Notes who was asked for what; its answers have so many tokens.
+/// A server that logs its name and each prompt; every answer has `tokens` tokens.
 fn server(name: char, tokens: u32, log: &Log) -> Mock {
     let log = Arc::clone(log);
     Mock::start(move |seen| {

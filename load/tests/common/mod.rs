@@ -1,4 +1,4 @@
-//! A server of raw bytes on loopback, so that it can answer as no HTTP library would.
+//! A server of raw bytes on loopback, so that it can answer like no HTTP library would.
 #![allow(dead_code, unreachable_pub, unused_imports, clippy::unwrap_used, reason = "each test file uses its own part")]
 
 use std::io::Write;
@@ -14,7 +14,7 @@ pub struct Mock {
 }
 
 impl Mock {
-    /// Answers with what `answer` says.
+    /// Starts a server that answers according to `answer`.
     pub fn start<F>(answer: impl Fn(RawRequest) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Reply> + Send + 'static,
@@ -23,7 +23,7 @@ impl Mock {
         Self { url: wire.url(), wire, folder: tempfile::tempdir().unwrap() }
     }
 
-    /// The same over TLS.
+    /// Starts a server over TLS that answers according to `answer`.
     pub fn start_with<F>(
         tls: tokio_rustls::TlsAcceptor,
         answer: impl Fn(RawRequest) -> F + Send + Sync + 'static,
