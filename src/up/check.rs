@@ -14,7 +14,7 @@ use super::cache::Cache;
 use super::drive::{Job, Sending, drive, read_jobs};
 use super::front::Front;
 use super::report::{CheckReport, Measured, Predicted, Traffic, WithReplicas};
-use super::scrape::{Samples, UnitCounters};
+use super::scrape::{Samples, UnitCounters, page};
 use super::setup::{Recording, recorded};
 use super::unit::UnitLayout;
 use crate::error::CliError;
@@ -123,14 +123,14 @@ async fn traffic(
     let client = HttpClient::default();
     let engine: BaseUrl = unit.url.parse().map_err(CliError::failed)?;
     let url: BaseUrl = format!("http://{}", gateway.data_addr()).parse().map_err(CliError::failed)?;
-    let before = UnitCounters::read(&client, &engine).await?;
+    let before = page(&client, &engine).await?;
     let mut samples = Samples::default();
     let took = tokio::select! {
         took = drive(&client, &url, jobs, sending) => took?,
-        death = unit.died() => return Err(death.into_error()),
+        death = unit.died() => return Err(super::unit::failure(death)),
         failed = samples.go_on(&client, &engine) => return Err(failed),
     };
-    let counters = UnitCounters::read(&client, &engine).await?.since(&before);
+    let counters = UnitCounters::between(before, page(&client, &engine).await?)?;
     gateway.shutdown(Duration::from_secs(1)).await;
     unit.stop().await;
     Ok(Traffic::of(&counters, &samples, took))

@@ -16,6 +16,7 @@ use std::time::Duration;
 use semmoe_engines::http::HttpClient;
 use semmoe_gateway::Running;
 use semmoe_tables::Attention;
+use semmoe_worker::{RankDeath, Ranks};
 
 use crate::args::{PlanSource, UpArgs};
 use crate::commands::plan::{self, Chosen, UnitPlan};
@@ -26,8 +27,8 @@ use crate::signals::{Stops, block_on};
 use assets::Assets;
 use cache::Cache;
 use front::{Front, check_ports, start_gateway};
-use scrape::UnitCounters;
-use unit::{RankDeath, Unit, UnitLayout, UnitSpec};
+use scrape::{UnitCounters, page};
+use unit::{UnitLayout, UnitSpec};
 
 /// Grace period for requests in flight after a stop request.
 const GRACE: Duration = Duration::from_secs(5);
@@ -111,7 +112,7 @@ async fn serve(
 async fn totals(engine: &str) -> String {
     let counted = async {
         let engine = engine.parse().map_err(CliError::failed)?;
-        UnitCounters::read(&HttpClient::default(), &engine).await
+        UnitCounters::between(String::new(), page(&HttpClient::default(), &engine).await?)
     };
     match counted.await {
         Ok(counted) => format!(
@@ -130,18 +131,18 @@ async fn start(
     layout: UnitLayout,
     tables: Option<&Path>,
     front: Front,
-) -> Result<(Unit, Running), CliError> {
+) -> Result<(Ranks, Running), CliError> {
     let spec = UnitSpec { model: assets.model.clone(), tables: tables.map(Path::to_owned), layout };
-    let unit = Unit::start(&spec).await?;
-    // With attention tp the unit is one rank to the gateway, which has no choice to make.
+    let unit = spec.start().await?;
+    // With attention tp the unit is one rank to the gateway: there is nothing to choose.
     let tables = tables.filter(|_| layout.attention.attention == Attention::Dp);
     let gateway = start_gateway(assets, &unit.url, layout.replicas(), tables, front).await?;
     Ok((unit, gateway))
 }
 
-/// A unit cannot continue without one of its ranks: clients get the cause for a while, then everything ends.
-async fn after_death(death: RankDeath, unit: Unit, gateway: Running, mut stops: Stops) -> Result<(), CliError> {
-    say(&format!("{death}; requests are rejected with this cause for {AFTER_DEATH:?}, then everything stops"));
+/// A unit cannot go on without one of its ranks: clients get the cause for a while, then everything ends.
+async fn after_death(death: RankDeath, unit: Ranks, gateway: Running, mut stops: Stops) -> Result<(), CliError> {
+    say(&format!("{death}; requests are refused with this cause for {AFTER_DEATH:?}, then everything stops"));
     tokio::select! {
         () = tokio::time::sleep(AFTER_DEATH) => {}
         _ = stops.next() => {}

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use semmoe_engines::metrics::max_over_mean;
 use serde::Serialize;
 
 use super::scrape::{ByRank, Samples, UnitCounters};
@@ -46,7 +47,7 @@ pub(crate) struct Traffic {
 impl Traffic {
     /// The figures of a run that took `took`.
     pub(crate) fn of(counters: &UnitCounters, samples: &Samples, took: Duration) -> Self {
-        let even = |by_rank: &ByRank| counters.rows.max_over_mean().or(by_rank.max_over_mean()).unwrap_or(1.0);
+        let even = |by_rank: &ByRank| max_over_mean(&counters.rows).or(max_over_mean(by_rank)).unwrap_or(1.0);
         Self {
             lar: counters.lar(),
             remote_bytes_per_token: counters.remote_bytes_per_token(),
@@ -54,8 +55,8 @@ impl Traffic {
             decode_max_over_mean: even(&counters.decode),
             running_max_over_mean: samples.running().unwrap_or(1.0),
             kv_max_over_mean: samples.held_pages().unwrap_or(1.0),
-            tokens_per_second: counters.tokens() as f64 / took.as_secs_f64(),
-            tokens: counters.tokens(),
+            tokens_per_second: counters.tokens() / took.as_secs_f64(),
+            tokens: counters.tokens() as u64,
             tokens_per_step: counters.tokens_per_step(),
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient};
-use semmoe_engines::metrics::Sample;
+use semmoe_engines::metrics::{Growth, max_over_mean};
 
 use crate::error::CliError;
 
@@ -12,130 +12,68 @@ use crate::error::CliError;
 const SAMPLE_EVERY: Duration = Duration::from_millis(20);
 const SAMPLED_PAGE: &str = "/metrics?name[]=semmoe_requests_in_flight&name[]=semmoe_kv_pages";
 
+/// A count of each rank.
+pub(crate) type ByRank = BTreeMap<u16, f64>;
+
+/// The page of counters of the unit at `url`.
+pub(crate) async fn page(client: &HttpClient, url: &BaseUrl) -> Result<String, CliError> {
+    client.get_text(url, "/metrics", &AnswerLimits::default()).await.map_err(CliError::failed)
+}
+
+fn no_sample(line: String) -> CliError {
+    CliError::failed(format!("the unit's /metrics has a line that is no sample: {line:?}"))
+}
+
 /// Counters of one unit, summed as the report needs them.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct UnitCounters {
-    /// Activations of experts on the token's own rank.
-    pub(crate) local_activations: u64,
-    /// Activations of experts on another rank.
-    pub(crate) remote_activations: u64,
+    /// Activations of experts on the token's own rank, and all.
+    local: f64,
+    activations: f64,
     /// Bytes sent to other ranks by dispatch and combine.
-    pub(crate) remote_bytes: u64,
-    /// Prompt tokens run, by rank. With attention tp rank 0 counts all of them.
+    remote_bytes: f64,
+    /// Tokens of prompts run, by rank. With attention tp rank 0 counts those of all.
     pub(crate) prefill: ByRank,
     /// Generated tokens, by rank.
     pub(crate) decode: ByRank,
-    /// Steps, including empty ones; equal for all ranks.
-    pub(crate) steps: ByRank,
-    /// With attention tp: rows (tokens in MoE layers) by the rank that continued with them.
+    /// Steps, empty ones included: the same for all ranks.
+    steps: ByRank,
+    /// With attention tp: rows (tokens in MoE layers) by the rank that went on with them.
     pub(crate) rows: ByRank,
-    /// Sequences currently running or waiting, by rank.
-    pub(crate) running: ByRank,
-    /// Pages of the key-value cache currently held by sequences, by rank.
-    pub(crate) held_pages: ByRank,
-}
-
-/// One count per rank.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct ByRank(BTreeMap<u16, u64>);
-
-impl ByRank {
-    fn add(&mut self, rank: u16, count: u64) {
-        *self.0.entry(rank).or_default() += count;
-    }
-
-    fn sum(&self) -> u64 {
-        self.0.values().sum()
-    }
-
-    fn since(&self, before: &Self) -> Self {
-        Self(self.0.iter().map(|(rank, count)| (*rank, count - before.0.get(rank).copied().unwrap_or(0))).collect())
-    }
-
-    /// The largest count over the mean; `None` if all are zero.
-    pub(crate) fn max_over_mean(&self) -> Option<f64> {
-        let most = self.0.values().max().copied().unwrap_or(0);
-        (most > 0).then(|| ratio(most * self.0.len() as u64, self.sum()))
-    }
 }
 
 impl UnitCounters {
-    /// Reads the counters of the unit at `url`.
-    pub(crate) async fn read(client: &HttpClient, url: &BaseUrl) -> Result<Self, CliError> {
-        Self::read_page(client, url, "/metrics").await
+    /// The counts between two pages of a unit; all of `after` where `before` is empty.
+    pub(crate) fn between(before: String, after: String) -> Result<Self, CliError> {
+        Growth::between(before, after).and_then(|growth| Self::of(&growth)).map_err(no_sample)
     }
 
-    async fn read_page(client: &HttpClient, url: &BaseUrl, page: &str) -> Result<Self, CliError> {
-        let text = client.get_text(url, page, &AnswerLimits::default()).await.map_err(CliError::failed)?;
-        Self::parse(&text)
-            .map_err(|line| CliError::failed(format!("{url}/metrics has a line that is no sample: {line:?}")))
-    }
-
-    fn parse(text: &str) -> Result<Self, String> {
-        let mut counters = Self::default();
-        for line in text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
-            let sample = Sample::parse(line).ok_or_else(|| line.to_owned())?;
-            // Gauges may be fractional; only integer counters are used here.
-            let value = sample.value as u64;
-            let kind =
-                ["where", "phase", "state"].into_iter().find_map(|label| sample.label(label)).unwrap_or_default();
-            if let Some(total) = counters.total(sample.name, kind) {
-                *total += value;
-            } else if let Some(by_rank) = counters.by_rank(sample.name, kind) {
-                by_rank.add(rank_of(&sample, line)?, value);
-            }
-        }
-        Ok(counters)
-    }
-
-    fn total(&mut self, name: &str, kind: &str) -> Option<&mut u64> {
-        match (name, kind) {
-            ("semmoe_activations_total", "local") => Some(&mut self.local_activations),
-            ("semmoe_activations_total", "remote") => Some(&mut self.remote_activations),
-            ("semmoe_dispatch_bytes_total", "remote") => Some(&mut self.remote_bytes),
-            _ => None,
-        }
-    }
-
-    fn by_rank(&mut self, name: &str, kind: &str) -> Option<&mut ByRank> {
-        match (name, kind) {
-            ("semmoe_tokens_total", "prefill") => Some(&mut self.prefill),
-            ("semmoe_tokens_total", "decode") => Some(&mut self.decode),
-            ("semmoe_steps_total", _) => Some(&mut self.steps),
-            ("semmoe_attention_rows_total", _) => Some(&mut self.rows),
-            ("semmoe_requests_in_flight", _) => Some(&mut self.running),
-            ("semmoe_kv_pages", "used") => Some(&mut self.held_pages),
-            _ => None,
-        }
-    }
-
-    /// The counts since `before`; gauges are unchanged.
-    pub(crate) fn since(&self, before: &Self) -> Self {
-        Self {
-            local_activations: self.local_activations - before.local_activations,
-            remote_activations: self.remote_activations - before.remote_activations,
-            remote_bytes: self.remote_bytes - before.remote_bytes,
-            steps: self.steps.since(&before.steps),
-            prefill: self.prefill.since(&before.prefill),
-            decode: self.decode.since(&before.decode),
-            rows: self.rows.since(&before.rows),
-            ..self.clone()
-        }
+    fn of(growth: &Growth) -> Result<Self, String> {
+        let by_rank = |name, labels: &[_]| growth.by("rank", name, labels);
+        Ok(Self {
+            local: growth.sum("semmoe_activations_total", &[("where", "local")])?,
+            activations: growth.sum("semmoe_activations_total", &[])?,
+            remote_bytes: growth.sum("semmoe_dispatch_bytes_total", &[("where", "remote")])?,
+            prefill: by_rank("semmoe_tokens_total", &[("phase", "prefill")])?,
+            decode: by_rank("semmoe_tokens_total", &[("phase", "decode")])?,
+            steps: by_rank("semmoe_steps_total", &[])?,
+            rows: by_rank("semmoe_attention_rows_total", &[])?,
+        })
     }
 
     /// Mean tokens of all ranks per step.
     pub(crate) fn tokens_per_step(&self) -> f64 {
-        ratio(self.tokens(), self.steps.0.values().max().copied().unwrap_or(0))
+        ratio(self.tokens(), self.steps.values().copied().fold(0.0, f64::max))
     }
 
-    /// Total tokens run.
-    pub(crate) fn tokens(&self) -> u64 {
-        self.prefill.sum() + self.decode.sum()
+    /// All tokens run.
+    pub(crate) fn tokens(&self) -> f64 {
+        self.prefill.values().chain(self.decode.values()).sum()
     }
 
     /// Local activation rate; 0 if nothing was activated.
     pub(crate) fn lar(&self) -> f64 {
-        ratio(self.local_activations, self.local_activations + self.remote_activations)
+        ratio(self.local, self.activations)
     }
 
     /// Remote dispatch and combine bytes per token.
@@ -172,17 +110,19 @@ impl Samples {
     /// Samples until the caller drops it; returns only on an error.
     pub(crate) async fn go_on(&mut self, client: &HttpClient, url: &BaseUrl) -> CliError {
         loop {
-            match UnitCounters::read_page(client, url, SAMPLED_PAGE).await {
-                Ok(counters) => self.add(&counters),
-                Err(error) => return error,
+            let page = client.get_text(url, SAMPLED_PAGE, &AnswerLimits::default()).await;
+            if let Err(error) = page.map_err(CliError::failed).and_then(|page| self.add(page).map_err(no_sample)) {
+                return error;
             }
             tokio::time::sleep(SAMPLE_EVERY).await;
         }
     }
 
-    fn add(&mut self, counters: &UnitCounters) {
-        self.running.add(counters.running.max_over_mean());
-        self.held_pages.add(counters.held_pages.max_over_mean());
+    fn add(&mut self, page: String) -> Result<(), String> {
+        let now = Growth::between(String::new(), page)?;
+        self.running.add(max_over_mean(&now.by("rank", "semmoe_requests_in_flight", &[])?));
+        self.held_pages.add(max_over_mean(&now.by("rank", "semmoe_kv_pages", &[("state", "used")])?));
+        Ok(())
     }
 
     /// Sequences of the fullest rank over the mean, averaged over the samples that found any.
@@ -196,17 +136,17 @@ impl Samples {
     }
 }
 
-fn rank_of(sample: &Sample<'_>, line: &str) -> Result<u16, String> {
-    sample.label("rank").and_then(|rank| rank.parse().ok()).ok_or_else(|| line.to_owned())
-}
-
-fn ratio(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+fn ratio(part: f64, whole: f64) -> f64 {
+    if whole == 0.0 { 0.0 } else { part / whole }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn whole(page: &str) -> Result<UnitCounters, CliError> {
+        UnitCounters::between(String::new(), page.to_owned())
+    }
 
     #[test]
     fn counters_are_summed_over_layers_and_kept_by_rank() {
@@ -218,24 +158,33 @@ mod tests {
             semmoe_dispatch_bytes_total{rank=\"0\",where=\"remote\"} 80\n\
             semmoe_tokens_total{rank=\"0\",phase=\"prefill\"} 5\n\
             semmoe_tokens_total{rank=\"0\",phase=\"decode\"} 1\n\
-            semmoe_tokens_total{rank=\"1\",phase=\"prefill\"} 2\n";
-        let counters = UnitCounters::parse(text).expect("valid samples");
-        assert_eq!((counters.local_activations, counters.remote_activations, counters.remote_bytes), (4, 12, 80));
-        assert_eq!(counters.lar(), 0.25);
-        assert_eq!(counters.remote_bytes_per_token(), 10.0);
-        assert_eq!(counters.prefill.max_over_mean(), Some(10.0 / 7.0));
-        assert_eq!(counters.decode.max_over_mean(), Some(1.0), "of the ranks that generate");
+            semmoe_tokens_total{rank=\"1\",phase=\"prefill\"} 2\n\
+            semmoe_steps_total{rank=\"0\"} 4\n";
+        let counters = whole(text).expect("valid samples");
+        assert_eq!((counters.lar(), counters.remote_bytes_per_token()), (0.25, 10.0));
+        assert_eq!((counters.tokens(), counters.tokens_per_step()), (8.0, 2.0));
+        assert_eq!(max_over_mean(&counters.prefill), Some(10.0 / 7.0));
+        assert_eq!(max_over_mean(&counters.decode), Some(1.0), "of the ranks that generate");
         let rows = "semmoe_attention_rows_total{rank=\"0\",by=\"tables\"} 2\n\
             semmoe_attention_rows_total{rank=\"1\",by=\"tables\"} 5\n\
             semmoe_attention_rows_total{rank=\"1\",by=\"even\"} 1\n";
-        let split = UnitCounters::parse(&format!("{text}{rows}")).expect("valid samples");
-        assert_eq!(split.rows.max_over_mean(), Some(1.5), "6 over 4");
-        let held = "semmoe_requests_in_flight{rank=\"0\"} 3\nsemmoe_requests_in_flight{rank=\"1\"} 0\n\
-            semmoe_kv_pages{rank=\"0\",state=\"free\"} 9\nsemmoe_kv_pages{rank=\"0\",state=\"used\"} 4\n";
-        let held = UnitCounters::parse(held).expect("valid samples");
-        assert_eq!((held.running.max_over_mean(), held.held_pages.max_over_mean()), (Some(2.0), Some(1.0)));
-        assert_eq!(held.since(&held).running, held.running, "a gauge");
-        assert_eq!(counters.since(&counters).tokens(), 0);
-        assert!(UnitCounters::parse("semmoe_tokens_total{rank=\"x\",phase=\"decode\"} 5").is_err());
+        let split = whole(&format!("{text}{rows}")).expect("valid samples");
+        assert_eq!(max_over_mean(&split.rows), Some(1.5), "6 over 4");
+        let nothing = UnitCounters::between(text.to_owned(), text.to_owned()).expect("valid samples");
+        assert_eq!((nothing.tokens(), nothing.lar()), (0.0, 0.0));
+        assert!(whole("semmoe_tokens_total{rank=\"x\",phase=\"decode\"} 5").is_err());
+    }
+
+    #[test]
+    fn samples_are_averaged_where_anything_runs() {
+        let mut samples = Samples::default();
+        for running in [3, 0] {
+            let page = format!(
+                "semmoe_requests_in_flight{{rank=\"0\"}} {running}\nsemmoe_requests_in_flight{{rank=\"1\"}} 0\n\
+                 semmoe_kv_pages{{rank=\"0\",state=\"free\"}} 9\nsemmoe_kv_pages{{rank=\"0\",state=\"used\"}} 4\n"
+            );
+            samples.add(page).expect("valid samples");
+        }
+        assert_eq!((samples.running(), samples.held_pages()), (Some(2.0), Some(1.0)));
     }
 }

@@ -7,11 +7,12 @@ use semmoe_engines::Engine;
 use semmoe_profiler::{ProfilerError, RecordOptions};
 use semmoe_solver::{SolveOptions, TokenStrings};
 use semmoe_tables::{Profile, Provenance, Tables, Trace};
+use semmoe_worker::Ranks;
 use semmoe_worker::model::ModelConfig;
 
 use super::assets::Assets;
 use super::cache::Cache;
-use super::unit::{Unit, UnitLayout, UnitSpec};
+use super::unit::{UnitLayout, UnitSpec};
 use crate::commands::profile::{describe_record, failure, list_bad};
 use crate::commands::solve::{Stop, solve_with_progress, threads, token_strings};
 use crate::error::CliError;
@@ -129,7 +130,7 @@ pub(crate) async fn recorded(
     }
     let layout = dividing(assets, layout.to_record());
     let (out, recording) = (work.out.clone(), cache.recording(&work.out));
-    let mut unit = Unit::start(&UnitSpec { model: assets.model.clone(), tables: None, layout }).await?;
+    let mut unit = UnitSpec { model: assets.model.clone(), tables: None, layout }.start().await?;
     record(assets, &mut unit, layout.ranks, Recording { out: recording.clone(), ..work }).await?;
     unit.stop().await;
     std::fs::rename(recording, &out)
@@ -137,8 +138,8 @@ pub(crate) async fn recorded(
     Trace::open(&out).map_err(CliError::failed)
 }
 
-/// Sends the prompts directly to the unit and stores the routing that it reports.
-async fn record(assets: &Assets, unit: &mut Unit, ranks: u16, work: Recording<'_>) -> Result<(), CliError> {
+/// Sends the prompts straight to the unit and keeps the routing that it reports.
+async fn record(assets: &Assets, unit: &mut Ranks, ranks: u16, work: Recording<'_>) -> Result<(), CliError> {
     let url = unit.url.parse().map_err(CliError::failed)?;
     let options = RecordOptions {
         tokenizer: Some(assets.model.clone()),
@@ -161,7 +162,7 @@ async fn record(assets: &Assets, unit: &mut Unit, ranks: u16, work: Recording<'_
     };
     let report = tokio::select! {
         report = recording => report.map_err(failure)?,
-        death = unit.died() => return Err(death.into_error()),
+        death = unit.died() => return Err(super::unit::failure(death)),
     };
     progress.finish(&describe_record(&report));
     list_bad(&report.bad);

@@ -34,7 +34,7 @@ fn files(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 
 /// Generates greedily on ranks of a checkpoint and records tokens and routes.
 fn record(model: &Path, tables: &Path, out: &Path) -> Trace {
-    let ranks = Ranks::start_model(model, usize::from(RANKS), Some(tables));
+    let ranks = Ranks::start_model(model, RANKS, Some(tables));
     let prompts = text(&repository("tests/data/reference.prompts.jsonl"));
     let (model, path) = (text(model), text(out));
     let mut args = vec!["profile", "record", "--engine", "semmoe", "--url", &ranks.url, "--prompts", &prompts];

@@ -3,11 +3,12 @@
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use tokio::runtime::{Builder, Runtime};
 
 /// The first start records and solves; on a busy machine that takes its time.
 const READY_TIMEOUT: Duration = Duration::from_secs(300);
@@ -135,9 +136,12 @@ impl Up {
         ranks
     }
 
-    /// Sends SIGINT, as Ctrl-C does.
-    pub(crate) fn interrupt(&self) {
+    /// Sends SIGINT, as Ctrl-C does, and waits for a good end; what was said on standard error.
+    pub(crate) fn stop(self) -> String {
         signal("-INT", self.child.id());
+        let (status, said) = self.wait();
+        assert!(status.success(), "{status}: {said}");
+        said
     }
 
     /// Waits for the end; returns the exit status and what was said on standard error.
@@ -170,93 +174,57 @@ impl Drop for Up {
 
 /// Rank processes without a gateway, started by hand as an operator would.
 pub(crate) struct Ranks {
-    children: Vec<Child>,
-    stdins: Vec<ChildStdin>,
-    /// Rank 0's HTTP address, as it was asked for.
-    listen: SocketAddr,
+    unit: semmoe_worker::Ranks,
     /// Base URL of the unit.
     pub(crate) url: String,
+    /// Processes are killed with it, after a failed assertion too.
+    runtime: Runtime,
 }
 
 impl Ranks {
     /// Starts `world` ranks of the bundled model and waits until they serve.
-    pub(crate) fn start(world: usize, tables: Option<&Path>) -> Self {
+    pub(crate) fn start(world: u16, tables: Option<&Path>) -> Self {
         Self::start_model(&model_dir(), world, tables)
     }
 
     /// The same with a checkpoint of one's own.
-    pub(crate) fn start_model(model: &Path, world: usize, tables: Option<&Path>) -> Self {
+    pub(crate) fn start_model(model: &Path, world: u16, tables: Option<&Path>) -> Self {
         Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)), model, world, tables)
     }
 
     /// The same, with an address of one's own for rank 0's HTTP.
-    pub(crate) fn start_at(listen: SocketAddr, model: &Path, world: usize, tables: Option<&Path>) -> Self {
-        let mut ranks = Self { children: Vec::new(), stdins: Vec::new(), listen, url: String::new() };
-        let front = ranks.spawn(model, 0, world, "127.0.0.1:0", tables);
-        let bound = next_event(&front);
-        let rendezvous = bound["rendezvous"].as_str().unwrap_or_else(|| panic!("{bound}")).to_owned();
-        let mut outputs = vec![front];
-        for rank in 1..world {
-            outputs.push(ranks.spawn(model, rank, world, &rendezvous, tables));
-        }
-        for (rank, output) in outputs.iter().enumerate() {
-            let ready = next_event(output);
-            assert_eq!(ready["event"], "ready", "{ready}");
-            assert_eq!(ready["rank"], rank, "{ready}");
-            if rank == 0 {
-                ranks.url = format!("http://{}", ready["http"].as_str().unwrap_or_else(|| panic!("{ready}")));
-            }
-        }
-        ranks
-    }
-
-    fn spawn(
-        &mut self,
-        model: &Path,
-        rank: usize,
-        world: usize,
-        rendezvous: &str,
-        tables: Option<&Path>,
-    ) -> mpsc::Receiver<String> {
-        let mut command = semmoe(&["worker", "--listen", &self.listen.to_string(), "--exit-on-stdin-eof"]);
-        command.arg("--model").arg(model);
-        command.args(["--rank", &rank.to_string(), "--world", &world.to_string(), "--rendezvous", rendezvous]);
-        if let Some(tables) = tables {
-            command.arg("--tables").arg(tables);
-        }
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a rank starts");
-        self.stdins.push(child.stdin.take().expect("piped"));
-        let output = lines(child.stdout.take().expect("piped"));
-        self.children.push(child);
-        output
+    pub(crate) fn start_at(listen: SocketAddr, model: &Path, world: u16, tables: Option<&Path>) -> Self {
+        let command = |_| {
+            let mut command = semmoe(&["worker", "--listen", &listen.to_string(), "--model"]);
+            command.arg(model).args(tables.into_iter().flat_map(|tables| [Path::new("--tables"), tables]));
+            Ok(command.into())
+        };
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+        let started = semmoe_worker::Ranks::start(world, "127.0.0.1:0", READY_TIMEOUT, command);
+        let unit = runtime.block_on(started).expect("ranks start");
+        Self { url: unit.url.clone(), unit, runtime }
     }
 
     /// The process of a rank.
     pub(crate) fn pid(&self, rank: usize) -> u32 {
-        self.children[rank].id()
+        self.unit.pids()[rank]
     }
 
     /// Waits for the end of one rank; its exit code, none if a signal killed it.
-    pub(crate) fn wait(&mut self, rank: usize) -> Option<i32> {
-        self.children[rank].wait().expect("a child of ours").code()
+    pub(crate) fn wait(&mut self, rank: u16) -> Option<i32> {
+        loop {
+            let death = self.runtime.block_on(self.unit.died());
+            if death.rank == rank {
+                return death.exit_code();
+            }
+        }
     }
 
     /// Closes their standard input and waits: every rank must leave with exit code 0.
-    pub(crate) fn stop(mut self) {
-        self.stdins.clear();
-        for (rank, mut child) in std::mem::take(&mut self.children).into_iter().enumerate() {
-            let status = child.wait().expect("a child of ours");
-            assert!(status.success(), "rank {rank} left with {status}");
-        }
-    }
-}
-
-impl Drop for Ranks {
-    fn drop(&mut self) {
-        for child in &mut self.children {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+    pub(crate) fn stop(self) {
+        let ranks = self.unit.pids().len();
+        let left = self.runtime.block_on(self.unit.stop());
+        assert!(left.len() == ranks && left.iter().all(|death| death.exit_code() == Some(0)), "{left:?}");
     }
 }
 
@@ -282,9 +250,4 @@ fn lines(output: impl Read + Send + 'static) -> mpsc::Receiver<String> {
         }
     });
     receive
-}
-
-fn next_event(output: &mpsc::Receiver<String>) -> Value {
-    let line = output.recv_timeout(READY_TIMEOUT).expect("a rank says that it is ready");
-    serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
 }

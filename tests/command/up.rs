@@ -28,6 +28,13 @@ fn chat(max_tokens: u32) -> Value {
         "messages": [{"role": "user", "content": "Name three rivers and the countries they flow through."}]})
 }
 
+/// The answer to a chat of so many tokens.
+async fn ask(client: &HttpClient, url: &BaseUrl, tokens: u32) -> Value {
+    let answer: Value = client.post_json(url, "/v1/chat/completions", &chat(tokens), &limits()).await.expect("answer");
+    assert_eq!(answer["usage"]["completion_tokens"], tokens, "{answer}");
+    answer
+}
+
 fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime").block_on(work)
 }
@@ -79,9 +86,8 @@ fn serves_requests_and_ctrl_c_stops_everything_it_started() {
     assert_eq!(ranks.len(), 4, "{ranks:?}");
     block_on(async {
         let (client, url) = (HttpClient::default(), up.url.parse::<BaseUrl>().expect("a URL"));
-        let answer: Value = client.post_json(&url, "/v1/chat/completions", &chat(8), &limits()).await.expect("answer");
-        assert_eq!(answer["usage"]["completion_tokens"], 8, "{answer}");
-        let same: Value = client.post_json(&url, "/v1/chat/completions", &chat(8), &limits()).await.expect("answer");
+        let answer = ask(&client, &url, 8).await;
+        let same = ask(&client, &url, 8).await;
         assert_eq!(answer["choices"], same["choices"], "greedy answers repeat");
         let models: Value = client.get_json(&url, "/v1/models", &limits()).await.expect("models");
         assert_eq!(models["data"][0]["id"], MODEL, "{models}");
@@ -105,9 +111,7 @@ fn serves_requests_and_ctrl_c_stops_everything_it_started() {
         assert_eq!(answer["choices"][0]["message"]["content"], streamed, "streamed and whole answers are one");
         shows_what_tables_promise_and_ranks_did(&client, &up.admin.parse().expect("a URL")).await;
     });
-    up.interrupt();
-    let (status, said) = up.wait();
-    assert!(status.success(), "{status}: {said}");
+    let said = up.stop();
     let totals = said.lines().find(|line| line.contains("since the start: ")).unwrap_or_else(|| panic!("{said}"));
     let figures: Vec<f64> = totals.split(' ').filter_map(|word| word.trim_matches(',').parse().ok()).collect();
     assert!(figures.len() == 3 && figures.iter().all(|figure| *figure > 0.0), "{totals}");
@@ -134,10 +138,7 @@ async fn shows_what_tables_promise_and_ranks_did(client: &HttpClient, admin: &Ba
 fn ctrl_c_right_after_the_ready_line_is_not_lost() {
     let _one = one_up();
     for _ in 0..4 {
-        let up = Up::start(&shared_data(), &[]);
-        up.interrupt();
-        let (status, said) = up.wait();
-        assert!(status.success(), "{status}: {said}");
+        Up::start(&shared_data(), &[]).stop();
     }
 }
 
@@ -174,36 +175,33 @@ fn new_tables_move_the_experts_while_requests_run() {
         let folder = Path::new(path).parent().expect("a folder");
         new.write(&folder.join("rotated.tables.safetensors")).expect("written");
 
-        let expected: Value =
-            client.post_json(&url, "/v1/chat/completions", &chat(24), &limits()).await.expect("answer");
+        let expected = ask(&client, &url, 24).await;
         let stop = AtomicBool::new(false);
         let asked = async {
             let mut answers = 0;
             while !stop.load(Ordering::Relaxed) {
-                let answer: Value =
-                    client.post_json(&url, "/v1/chat/completions", &chat(24), &limits()).await.expect("answer");
-                assert_eq!(answer["choices"], expected["choices"]);
+                assert_eq!(ask(&client, &url, 24).await["choices"], expected["choices"]);
                 answers += 1;
             }
             answers
         };
         let switched = async {
-            let ask = async |to: Value, epoch: u64| {
+            let switch = async |to: Value, epoch: u64| {
                 let body = json!({"backend": backend, "to": to, "if_epoch": epoch});
                 let done: Value = client.post_json(&admin, "/admin/switch", &body, &limits()).await.expect("switched");
                 assert_eq!(done["epoch"], epoch + 1, "{done}");
                 done
             };
-            let done = ask(json!({"tables": "rotated.tables.safetensors"}), 0).await;
+            let done = switch(json!({"tables": "rotated.tables.safetensors"}), 0).await;
             assert_eq!(done["placement_digest"], new.placement_digest(), "{done}");
             let listed: Value = client.get_json(&admin, "/admin/tables", &limits()).await.expect("tables");
             assert_eq!(listed["tables"][0]["digest"], new.digest(), "{listed}");
-            assert_eq!(ask(json!("dp-tp"), 1).await["layout"], "dp-tp");
-            assert_eq!(ask(json!("ep"), 2).await["layout"], "ep");
-            let done = ask(json!({"tables": path}), 3).await;
+            assert_eq!(switch(json!("dp-tp"), 1).await["layout"], "dp-tp");
+            assert_eq!(switch(json!("ep"), 2).await["layout"], "ep");
+            let done = switch(json!({"tables": path}), 3).await;
             assert_ne!(done["placement_digest"], new.placement_digest(), "{done}");
             for (to, epoch) in [("tp", 4), ("ep", 5), ("tp-ep", 6), ("ep", 7)] {
-                assert_eq!(ask(json!(to), epoch).await["layout"], to);
+                assert_eq!(switch(json!(to), epoch).await["layout"], to);
             }
             let listed: Value = client.get_json(&admin, "/admin/switch", &limits()).await.expect("switches");
             assert_eq!(listed["backends"][0]["status"]["epoch"], 8, "{listed}");
@@ -215,9 +213,7 @@ fn new_tables_move_the_experts_while_requests_run() {
         assert!(answers > 0);
         std::fs::remove_file(folder.join("rotated.tables.safetensors")).expect("removed");
     });
-    up.interrupt();
-    let (status, said) = up.wait();
-    assert!(status.success(), "{status}: {said}");
+    up.stop();
 }
 
 /// A first start that is stopped while it records is continued by the next one, which asks no prompt again.
@@ -235,10 +231,7 @@ fn a_recording_that_was_interrupted_goes_on() {
     signal("-INT", first.id());
     assert!(!first.wait().expect("our child").success());
     let left = partial(data.path()).expect("the partial recording stays");
-    let up = Up::start(data.path(), &["--ranks", "2"]);
-    up.interrupt();
-    let (status, said) = up.wait();
-    assert!(status.success(), "{said}");
+    let said = Up::start(data.path(), &["--ranks", "2"]).stop();
     let (_, recorded) = said.split_once("recording a profile: ").expect("it says what was recorded");
     let before = recorded.split(" of them recorded before)").next().and_then(|text| text.rsplit('(').next());
     let before: u64 = before.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{said}"));
@@ -261,17 +254,15 @@ fn experts_in_slices_need_no_tables_and_ranks_exchange_as_told() {
     let up = Up::start(data.path(), &["--ranks", "2", "--experts", "tp", "--attention", "tp", "--transport", "tcp"]);
     block_on(async {
         let (client, url) = (HttpClient::default(), up.url.parse::<BaseUrl>().expect("a URL"));
-        let answer: Value = client.post_json(&url, "/v1/chat/completions", &chat(4), &limits()).await.expect("answer");
-        assert_eq!(answer["usage"]["completion_tokens"], 4, "{answer}");
+        ask(&client, &url, 4).await;
         let info = engine_info(&client, &up).await;
         assert_eq!(
             (&info["experts"], &info["transport"], &info["attention"]),
             (&"tp".into(), &"tcp".into(), &"tp".into())
         );
     });
-    up.interrupt();
-    let (status, said) = up.wait();
-    assert!(status.success() && !said.contains("recording"), "{status}: {said}");
+    let said = up.stop();
+    assert!(!said.contains("recording"), "{said}");
 }
 
 /// The server info of the gateway's one engine.
@@ -307,17 +298,14 @@ fn what_a_plan_chose_is_started_with_its_domains_and_attention_groups() {
         let up = Up::start(folder.path(), &["--plan", &file("plan.json", &plan.to_string())]);
         block_on(async {
             let (client, url) = (HttpClient::default(), up.url.parse::<BaseUrl>().expect("a URL"));
-            let answer: Value =
-                client.post_json(&url, "/v1/chat/completions", &chat(4), &limits()).await.expect("answer");
-            assert_eq!(answer["usage"]["completion_tokens"], 4, "{answer}");
+            ask(&client, &url, 4).await;
             let info = engine_info(&client, &up).await;
             assert_eq!(["dp_size", "tp_size"].map(|size| info[size].as_u64()), sizes.map(Some), "{info}");
             assert_eq!(info["ep_num_redundant_experts"], 32 * redundant, "{info}");
             assert!(info["placement_digest"].as_str().expect("text").ends_with(&format!(", domains of {domains}")));
         });
-        up.interrupt();
-        let (status, said) = up.wait();
-        assert!(status.success() && !said.contains("recording"), "{status}: {said}");
+        let said = up.stop();
+        assert!(!said.contains("recording"), "{said}");
     }
 }
 
@@ -331,12 +319,9 @@ fn five_ranks_take_thirty_two_experts_and_three_slots() {
     let up = Up::start(&shared_data(), &["--ranks", "5", "--redundant", "3"]);
     block_on(async {
         let (client, url) = (HttpClient::default(), up.url.parse::<BaseUrl>().expect("a URL"));
-        let answer: Value = client.post_json(&url, "/v1/chat/completions", &chat(4), &limits()).await.expect("answer");
-        assert_eq!(answer["usage"]["completion_tokens"], 4, "{answer}");
+        ask(&client, &url, 4).await;
     });
-    up.interrupt();
-    let (status, said) = up.wait();
-    assert!(status.success(), "{status}: {said}");
+    up.stop();
 }
 
 #[test]

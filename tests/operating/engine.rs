@@ -57,7 +57,7 @@ impl Fleet {
             Kind::Mock(dialect) => Running::Mock(self.mock(dialect, arguments, model)),
             Kind::Ranks => {
                 let tables = after("--init-expert-location").map(|_| placed);
-                Running::Ranks(Ranks::start_at(self.address, model, self.ranks.into(), tables.as_deref()))
+                Running::Ranks(Ranks::start_at(self.address, model, self.ranks, tables.as_deref()))
             }
         });
     }

@@ -9,12 +9,14 @@
 //! | `unit` | the whole unit as rank 0 sees it |
 //! | `serve` | rank 0's HTTP face |
 //! | `rank` | a rank's process from its arguments to its end: [`run`] |
+//! | `launch` | the ranks of a unit as processes, for programs that start them |
 //! | `memory` | the memory that this process may still take |
 //! | `threads` | the threads that share a rank's large work |
 
 mod control;
 mod engine;
 pub mod ep;
+mod launch;
 mod memory;
 pub mod model;
 mod rank;
@@ -25,6 +27,7 @@ mod unit;
 pub use control::{RendezvousError, Secret, SecretError, TransportChoice};
 pub use engine::{EngineLimits, KvBudget};
 pub use ep::{ExpertLayout, ForcedRate, WireType};
+pub use launch::{LaunchError, RankDeath, Ranks};
 #[cfg(feature = "gpu")]
 pub use rank::GpuProvider;
 pub use rank::{Announce, CpuError, CpuList, DeviceChoice, WorkerConfig, WorkerError, WorkerEvent, gpu_kernels, run};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use semmoe_engines::metrics::Sample;
+use semmoe_engines::metrics::{Growth, max_over_mean};
 use serde::Serialize;
 
 /// Sums over ranks and phases between two readings. Times are those of ranks: R ranks that wait a second wait R
@@ -68,56 +68,43 @@ impl Reading {
     /// # Errors
     /// That line.
     pub fn since(&self, before: &Self) -> Result<Counters, String> {
-        let mut counters = Counters { cpu_seconds: self.cpu_seconds - before.cpu_seconds, ..Counters::default() };
-        for (page, sign) in [(&self.page, 1.0), (&before.page, -1.0)] {
-            for line in page.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
-                let sample = Sample::parse(line).filter(|sample| sample.value.is_finite());
-                sample.and_then(|sample| counters.add(&sample, sign)).ok_or_else(|| line.to_owned())?;
-            }
-        }
-        Ok(counters)
+        let growth = Growth::between(before.page.clone(), self.page.clone())?;
+        Ok(Counters { cpu_seconds: self.cpu_seconds - before.cpu_seconds, ..Counters::of(&growth)? })
     }
 }
 
 impl Counters {
-    /// `None`: a label is missing or is no number.
-    fn add(&mut self, sample: &Sample<'_>, sign: f64) -> Option<()> {
-        let value = sign * sample.value;
-        match sample.name {
-            "semmoe_activations_total" if sample.label("where")? == "local" => self.layer(sample)?.local += value,
-            "semmoe_activations_total" => self.layer(sample)?.remote += value,
-            "semmoe_dispatch_bytes_total" if sample.label("where")? == "remote" => self.layer(sample)?.bytes += value,
-            "semmoe_level_bytes_total" => match sample.label("level")? {
-                "node" => self.node_bytes += value,
-                "other" => self.other_bytes += value,
-                _ => {}
-            },
-            "semmoe_attention_bytes_total" => self.attention_bytes += value,
-            "semmoe_moe_seconds_total" => self.layer(sample)?.moe_seconds += value,
-            "semmoe_collective_seconds_total" => {
-                let layer = self.layer(sample)?;
-                layer.collective_seconds += value;
-                if matches!(sample.label("kind")?, "dispatch" | "combine") {
-                    layer.all_to_all_seconds += value;
-                }
-            }
-            "semmoe_attention_rows_total" => self.rows += value,
-            "semmoe_attention_fullest_rows_total" if sample.label("split")? == "taken" => self.fullest_rows += value,
-            "semmoe_attention_fullest_rows_total" => self.fullest_rows_wanted += value,
-            "semmoe_tokens_total" => {
-                self.tokens += value;
-                *self.tokens_by_rank.entry(sample.label("rank")?.parse().ok()?).or_default() += value;
-            }
-            "semmoe_steps_total" => self.steps += value,
-            "semmoe_step_seconds_total" => self.step_seconds += value,
-            _ => {}
+    fn of(growth: &Growth) -> Result<Self, String> {
+        let mut layers = BTreeMap::<u16, LayerCounters>::new();
+        let mut fill = |name, labels: &[_], field: fn(&mut LayerCounters) -> &mut f64| {
+            let values = growth.by("layer", name, labels)?;
+            values.into_iter().for_each(|(layer, value)| *field(layers.entry(layer).or_default()) += value);
+            Ok::<_, String>(())
+        };
+        fill("semmoe_activations_total", &[("where", "local")], |layer| &mut layer.local)?;
+        fill("semmoe_activations_total", &[("where", "remote")], |layer| &mut layer.remote)?;
+        fill("semmoe_dispatch_bytes_total", &[("where", "remote")], |layer| &mut layer.bytes)?;
+        fill("semmoe_moe_seconds_total", &[], |layer| &mut layer.moe_seconds)?;
+        fill("semmoe_collective_seconds_total", &[], |layer| &mut layer.collective_seconds)?;
+        for kind in ["dispatch", "combine"] {
+            fill("semmoe_collective_seconds_total", &[("kind", kind)], |layer| &mut layer.all_to_all_seconds)?;
         }
-        Some(())
-    }
-
-    /// The layer that a sample is of.
-    fn layer(&mut self, sample: &Sample<'_>) -> Option<&mut LayerCounters> {
-        Some(self.layers.entry(sample.label("layer")?.parse().ok()?).or_default())
+        let tokens_by_rank = growth.by("rank", "semmoe_tokens_total", &[])?;
+        let fullest_rows = |split| growth.sum("semmoe_attention_fullest_rows_total", &[("split", split)]);
+        Ok(Self {
+            layers,
+            tokens: tokens_by_rank.values().sum(),
+            tokens_by_rank,
+            rows: growth.sum("semmoe_attention_rows_total", &[])?,
+            fullest_rows: fullest_rows("taken")?,
+            fullest_rows_wanted: fullest_rows("wanted")?,
+            attention_bytes: growth.sum("semmoe_attention_bytes_total", &[])?,
+            node_bytes: growth.sum("semmoe_level_bytes_total", &[("level", "node")])?,
+            other_bytes: growth.sum("semmoe_level_bytes_total", &[("level", "other")])?,
+            steps: growth.sum("semmoe_steps_total", &[])?,
+            step_seconds: growth.sum("semmoe_step_seconds_total", &[])?,
+            cpu_seconds: 0.0,
+        })
     }
 
     fn sum(&self, of: impl Fn(&LayerCounters) -> f64) -> f64 {
@@ -137,9 +124,7 @@ impl Counters {
         if self.rows > 0.0 {
             return ratio(self.fullest_rows, self.rows);
         }
-        let work = &self.tokens_by_rank;
-        let sum: f64 = work.values().sum();
-        ratio(work.values().copied().fold(0.0, f64::max) * work.len() as f64, sum)
+        max_over_mean(&self.tokens_by_rank).unwrap_or(0.0)
     }
 
     /// The same with attention tp if all rows were where tables want them.

@@ -4,22 +4,18 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::Duration;
 
 use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient};
-use semmoe_worker::WorkerEvent;
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdin, ChildStdout};
-use tokio::time::timeout;
+use semmoe_worker::Ranks;
+use tokio::process::Command;
 
 use crate::counters::{Counters, Reading};
 use crate::error::BenchError;
 use crate::network::Network;
 
-/// How long all ranks may take to come up, and to leave.
+/// How long all ranks may take to come up.
 const START: Duration = Duration::from_secs(120);
-const STOP: Duration = Duration::from_secs(15);
 
 /// The ranks to start.
 #[derive(Debug)]
@@ -38,13 +34,12 @@ pub struct UnitSpec<'a> {
     pub secret: &'a Path,
 }
 
-/// Running ranks. Dropping kills them; [`Unit::stop`] lets them leave.
+/// Running ranks. Dropping lets them leave; [`Unit::stop`] waits for them.
 #[derive(Debug)]
 pub struct Unit {
     /// Of rank 0's HTTP server.
     pub url: BaseUrl,
-    ranks: Vec<Child>,
-    stdins: Vec<ChildStdin>,
+    ranks: Ranks,
     client: HttpClient,
 }
 
@@ -54,44 +49,10 @@ impl Unit {
     /// # Errors
     /// A rank that does not start, or not in time.
     pub async fn start(spec: &UnitSpec<'_>, network: &Network) -> Result<Self, BenchError> {
-        let started = timeout(START, Self::start_all(spec, network)).await;
-        started.map_err(|_| BenchError::failed(format!("the ranks were not ready within {} s", START.as_secs())))?
-    }
-
-    async fn start_all(spec: &UnitSpec<'_>, network: &Network) -> Result<Self, BenchError> {
-        let (mut ranks, mut stdins) = (Vec::new(), Vec::new());
-        let mut start = |rank: u16, rendezvous: &str| -> Result<Lines<BufReader<ChildStdout>>, BenchError> {
-            let mut child = command(spec, network, rank, rendezvous)
-                .spawn()
-                .map_err(|error| BenchError::failed(format!("rank {rank} cannot be started: {error}")))?;
-            let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
-            ranks.push(child);
-            let (Some(stdin), Some(stdout)) = (stdin, stdout) else {
-                return Err(BenchError::failed(format!("rank {rank} has no pipes")));
-            };
-            stdins.push(stdin);
-            Ok(BufReader::new(stdout).lines())
-        };
-        let mut first = start(0, &format!("{}:0", network.control(0)))?;
-        let WorkerEvent::Bound { rendezvous } = next(0, &mut first).await? else {
-            return Err(BenchError::failed("rank 0 was ready before it had an address"));
-        };
-        let mut outputs = vec![first];
-        for rank in 1..spec.ranks {
-            outputs.push(start(rank, &rendezvous.to_string())?);
-        }
-        let mut http = None;
-        for (rank, mut output) in outputs.into_iter().enumerate() {
-            match next(rank, &mut output).await? {
-                WorkerEvent::Ready { http: address, .. } => http = http.or(address),
-                WorkerEvent::Bound { .. } => return Err(BenchError::failed(format!("rank {rank} was bound twice"))),
-            }
-            // Nothing more is printed; the pipe is kept open all the same.
-            tokio::spawn(async move { while let Ok(Some(_)) = output.next_line().await {} });
-        }
-        let http = http.ok_or_else(|| BenchError::failed("rank 0 reported no HTTP address"))?;
-        let url = format!("http://{http}").parse().map_err(BenchError::failed)?;
-        Ok(Self { url, ranks, stdins, client: HttpClient::default() })
+        let rendezvous = format!("{}:0", network.control(0));
+        let ranks = Ranks::start(spec.ranks, &rendezvous, START, |rank| Ok(command(spec, network, rank))).await;
+        let ranks = ranks.map_err(BenchError::failed)?;
+        Ok(Self { url: ranks.url.parse().map_err(BenchError::failed)?, ranks, client: HttpClient::default() })
     }
 
     /// The counters of all ranks now, and the processor time of their processes.
@@ -101,7 +62,7 @@ impl Unit {
     pub async fn read(&self) -> Result<Reading, BenchError> {
         let limits = AnswerLimits::default();
         let page = self.client.get_text(&self.url, "/metrics", &limits).await.map_err(BenchError::failed)?;
-        let cpu_seconds = self.ranks.iter().filter_map(Child::id).map(cpu_seconds).sum::<Result<f64, _>>()?;
+        let cpu_seconds = self.ranks.pids().iter().map(|pid| cpu_seconds(*pid)).sum::<Result<f64, _>>()?;
         Ok(Reading { page, cpu_seconds })
     }
 
@@ -119,14 +80,13 @@ impl Unit {
     ///
     /// # Errors
     /// Ranks that stay.
-    pub async fn stop(mut self) -> Result<(), BenchError> {
-        self.stdins.clear();
-        let all_gone = async {
-            for rank in &mut self.ranks {
-                let _ = rank.wait().await;
-            }
-        };
-        timeout(STOP, all_gone).await.map_err(|_| BenchError::failed("ranks did not leave in time"))
+    pub async fn stop(self) -> Result<(), BenchError> {
+        let ranks = self.ranks.pids().len();
+        if self.ranks.stop().await.len() < ranks {
+            Err(BenchError::failed("ranks did not leave in time"))
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -146,12 +106,9 @@ pub fn write_secret(path: &Path) -> Result<(), BenchError> {
     options.open(path).and_then(|mut file| file.write_all(text.as_bytes())).map_err(BenchError::file(path))
 }
 
-fn command(spec: &UnitSpec<'_>, network: &Network, rank: u16, rendezvous: &str) -> tokio::process::Command {
+fn command(spec: &UnitSpec<'_>, network: &Network, rank: u16) -> Command {
     let mut command = network.command(rank, spec.semmoe);
-    command.arg("worker").arg("--model").arg(spec.model);
-    command.args(["--rank", &rank.to_string(), "--world", &spec.ranks.to_string()]);
-    command.args(["--rendezvous", rendezvous, "--exit-on-stdin-eof"]);
-    command.arg("--secret-file").arg(spec.secret);
+    command.arg("worker").arg("--model").arg(spec.model).arg("--secret-file").arg(spec.secret);
     if rank == 0 {
         command.args(["--listen", &format!("{}:0", network.control(0))]);
     }
@@ -162,18 +119,7 @@ fn command(spec: &UnitSpec<'_>, network: &Network, rank: u16, rendezvous: &str) 
         command.arg("--tables").arg(tables);
     }
     command.args(spec.arguments.iter().map(|argument| argument.replace("{rank}", &rank.to_string())));
-    // A group of its own: Ctrl-C reaches this process alone, which then ends the ranks.
-    command.process_group(0).kill_on_drop(true).stdin(Stdio::piped()).stdout(Stdio::piped());
     command
-}
-
-async fn next(rank: usize, output: &mut Lines<BufReader<ChildStdout>>) -> Result<WorkerEvent, BenchError> {
-    match output.next_line().await {
-        Ok(Some(line)) => serde_json::from_str(&line)
-            .map_err(|error| BenchError::failed(format!("rank {rank} printed what is no event: {error}"))),
-        Ok(None) => Err(BenchError::failed(format!("rank {rank} ended while it was starting"))),
-        Err(error) => Err(BenchError::failed(format!("the output of rank {rank} cannot be read: {error}"))),
-    }
 }
 
 /// User and system time of a process so far.

@@ -1,4 +1,7 @@
-//! Lines of the Prometheus text format, in which vLLM, SGLang and semmoe's worker report their metrics.
+//! Lines of the Prometheus text format, in which vLLM, SGLang and semmoe's worker report their metrics, and what grew
+//! between two pages of them.
+
+use std::collections::BTreeMap;
 
 /// One sample: a line that is not a comment.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,6 +70,67 @@ fn end_of_quoted(value: &str) -> Option<usize> {
     })
 }
 
+/// The growth of counters between two pages; the later page itself where the earlier one is empty.
+#[derive(Clone, Debug)]
+pub struct Growth {
+    before: String,
+    after: String,
+}
+
+impl Growth {
+    /// # Errors
+    /// The first line of either page that is neither a comment nor a sample with a finite value.
+    pub fn between(before: String, after: String) -> Result<Self, String> {
+        let lines = before.lines().chain(after.lines()).filter(|line| !line.starts_with('#') && !line.is_empty());
+        for line in lines {
+            Sample::parse(line).filter(|sample| sample.value.is_finite()).ok_or_else(|| line.to_owned())?;
+        }
+        Ok(Self { before, after })
+    }
+
+    /// The sum over the samples of `name` that have these labels, whatever the others.
+    ///
+    /// # Errors
+    /// A line of `name` without one of the labels.
+    pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> Result<f64, String> {
+        Ok(self.samples(name, labels)?.iter().map(|(_, sample)| sample.value).sum())
+    }
+
+    /// The same by the number in the label `by`.
+    ///
+    /// # Errors
+    /// A line of `name` without one of the labels, or without a number in `by`.
+    pub fn by(&self, by: &str, name: &str, labels: &[(&str, &str)]) -> Result<BTreeMap<u16, f64>, String> {
+        let mut sums = BTreeMap::new();
+        for (line, sample) in self.samples(name, labels)? {
+            let number = sample.label(by).and_then(|number| number.parse().ok()).ok_or_else(|| line.to_owned())?;
+            *sums.entry(number).or_default() += sample.value;
+        }
+        Ok(sums)
+    }
+
+    /// Lines of both pages, with the values of the earlier one negative.
+    fn samples(&self, name: &str, labels: &[(&str, &str)]) -> Result<Vec<(&str, Sample<'_>)>, String> {
+        let mut found = Vec::new();
+        for (page, sign) in [(&self.after, 1.0), (&self.before, -1.0)] {
+            let samples = page.lines().filter_map(|line| Some((line, Sample::parse(line)?)));
+            for (line, sample) in samples.filter(|(_, sample)| sample.name == name) {
+                let mut fits = labels.iter().map(|(label, wanted)| Some(sample.label(label)? == *wanted));
+                if fits.try_fold(true, |all, one| Some(all && one?)).ok_or_else(|| line.to_owned())? {
+                    found.push((line, Sample { value: sign * sample.value, ..sample }));
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// The largest count over the mean; `None` where all are zero.
+pub fn max_over_mean(counts: &BTreeMap<u16, f64>) -> Option<f64> {
+    let sum: f64 = counts.values().sum();
+    (sum > 0.0).then(|| counts.values().copied().fold(0.0, f64::max) * counts.len() as f64 / sum)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -100,6 +164,33 @@ mod tests {
             " 1",
         ] {
             assert_eq!(Sample::parse(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn growth_is_summed_over_the_labels_that_are_left_open() {
+        let page = |counts: [u64; 3]| {
+            let [a, b, c] = counts;
+            format!(
+                "# HELP x y\n\na{{rank=\"0\",at=\"x\"}} {a}\na{{rank=\"1\",at=\"x\"}} {b}\na{{rank=\"1\",at=\"y\"}} {c}\nab 7\n"
+            )
+        };
+        let growth = Growth::between(page([1, 2, 3]), page([2, 4, 8])).unwrap();
+        assert_eq!((growth.sum("a", &[]), growth.sum("a", &[("at", "x")])), (Ok(8.0), Ok(3.0)));
+        assert_eq!(growth.by("rank", "a", &[]), Ok(BTreeMap::from([(0, 1.0), (1, 7.0)])));
+        assert_eq!(growth.by("rank", "b", &[]), Ok(BTreeMap::new()));
+        assert_eq!(max_over_mean(&growth.by("rank", "a", &[]).unwrap()), Some(1.75));
+        assert_eq!(max_over_mean(&BTreeMap::from([(0, 0.0)])), None);
+        let whole = Growth::between(String::new(), page([2, 4, 8])).unwrap();
+        assert_eq!(whole.sum("a", &[]), Ok(14.0));
+        // A label that is asked for must be there.
+        let line = "a{rank=\"1\",at=\"y\"} 8".to_owned();
+        assert_eq!(
+            (whole.by("at", "a", &[("at", "y")]), whole.sum("ab", &[("at", "x")])),
+            (Err(line), Err("ab 7".into()))
+        );
+        for line in ["a", "a x", "a NaN"] {
+            assert_eq!(Growth::between(format!("b 1\n{line}\n"), String::new()).unwrap_err(), line);
         }
     }
 

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `arena` | large memory in huge pages, handed out in pieces |
 //! | `isa` | the instruction sets and the choice at run time |
-//! | `gemm`, `tile` | `A x B` over panels of 32 columns, and its loops; `avx512`, `avx2`, `portable` are the innermost |
+//! | `gemm`, `tile` | `A x B` over panels of 32 columns, and its loops; `avx512`, `avx2` (by `pairs`), `portable` are the innermost |
 //! | `linear` | a weight matrix packed into panels |
 //! | `ops` | norms, rotary embedding, softmax, SiLU, the largest of many |
 
@@ -20,6 +20,8 @@ mod gemm;
 mod isa;
 mod linear;
 mod ops;
+#[cfg(target_arch = "x86_64")]
+mod pairs;
 mod portable;
 mod tile;
 

@@ -1,0 +1,73 @@
+//! The instruction sets of x86, for all of which a row of a stripe is two vectors.
+
+/// Implements `Vectors` and `Load` for a set by its vector, the lanes of one, `MAX_ROWS`, `stripes_for`, intrinsics,
+/// and the `load_halves` of the calling module, which loads the first or second halves of words, as f32.
+macro_rules! pairs_of_vectors {
+    (
+        $set:ident, [$vector:ident; $lanes:literal], $max_rows:literal, $stripes_for:expr,
+        $zero:ident, $splat:ident, $add_product:ident, $store:ident, $load:ident
+    ) => {
+        pub(super) struct $set;
+
+        impl Vectors for $set {
+            const WIDTH: usize = 2 * $lanes;
+            type Row = [$vector; 2];
+            type Splat = $vector;
+            const MAX_ROWS: usize = $max_rows;
+
+            #[inline(always)]
+            fn stripes_for(rows: usize) -> usize {
+                $stripes_for(rows)
+            }
+
+            #[inline(always)]
+            unsafe fn zero() -> Self::Row {
+                // SAFETY: the machine has the instruction set, by the caller.
+                unsafe { [$zero(); 2] }
+            }
+
+            #[inline(always)]
+            unsafe fn splat(at: *const f32) -> Self::Splat {
+                // SAFETY: as above, and `at` can be read.
+                unsafe { $splat(*at) }
+            }
+
+            #[inline(always)]
+            unsafe fn add_product(sum: &mut Self::Row, a: Self::Splat, b: Self::Row) {
+                // SAFETY: as above, with FMA.
+                unsafe { *sum = [$add_product(a, b[0], sum[0]), $add_product(a, b[1], sum[1])] }
+            }
+
+            #[inline(always)]
+            unsafe fn store(row: Self::Row, to: *mut f32) {
+                // SAFETY: as above, and WIDTH elements can be written.
+                unsafe {
+                    $store(to, row[0]);
+                    $store(to.add($lanes), row[1]);
+                }
+            }
+        }
+
+        impl Load<f32> for $set {
+            const STEPS: usize = 1;
+
+            #[inline(always)]
+            unsafe fn load(at: *const f32, _step: usize) -> Self::Row {
+                // SAFETY: as above, and WIDTH elements can be read.
+                unsafe { [$load(at), $load(at.add($lanes))] }
+            }
+        }
+
+        impl Load<u32> for $set {
+            const STEPS: usize = 2;
+
+            #[inline(always)]
+            unsafe fn load(at: *const u32, step: usize) -> Self::Row {
+                // SAFETY: as above, and WIDTH words can be read.
+                unsafe { [load_halves(at, step), load_halves(at.add($lanes), step)] }
+            }
+        }
+    };
+}
+
+pub(super) use pairs_of_vectors;
