@@ -6,7 +6,8 @@ use http::Method;
 use semmoe_gateway::Running;
 
 use crate::support::{
-    Client, Mock, PATIENCE, canned, metric, next_frame, plain_model, settled, several, shown, start_bare, until_shown,
+    Client, Mock, PATIENCE, all_succeed, canned, metric, next_frame, plain_model, rest_of, settled, several, shown,
+    start_bare, until_shown,
 };
 
 const GENERATE: &str = "/generate";
@@ -45,9 +46,7 @@ async fn an_engine_that_is_busy_with_long_prompts_is_never_marked_down() {
     }
     stays_healthy(&gateway, Duration::from_secs(3)).await;
     mock.release(120);
-    for call in calls {
-        assert_eq!(call.await.unwrap().status, 200);
-    }
+    all_succeed(calls).await;
     settled(&gateway).await;
 }
 
@@ -88,9 +87,7 @@ async fn a_hung_scheduler_is_found_and_its_requests_are_moved() {
     a.settings().health_time = Duration::from_secs(3600);
     let cause = marked_down_within(&gateway, Duration::from_secs(20)).await;
     assert!(cause.starts_with("its scheduler does not answer: "), "{cause}");
-    for call in calls {
-        assert_eq!(call.await.unwrap().status, 200);
-    }
+    all_succeed(calls).await;
     settled(&gateway).await;
 }
 
@@ -184,10 +181,7 @@ async fn streams_that_stop_with_their_scheduler_send_requests_elsewhere() {
     assert_eq!((answer.status, &answer.headers["x-semmoe-backend"]), (200u16, &"pod-a".parse().unwrap()));
     // It was somebody else's long prompt: the stream goes on and loses nothing.
     a.release(2);
-    let mut rest = String::new();
-    while let Some(frame) = next_frame(&mut stream).await {
-        rest.push_str(&frame);
-    }
+    let rest = rest_of(&mut stream).await;
     assert_eq!(rest, "data: 2\n\ndata: 3\n\ndata: [DONE]\n\n");
     until_shown(&gateway, "pod-a", |shown| shown["healthy"] == true).await;
     assert!(silences(&gateway, "recovered").await >= 1.0);

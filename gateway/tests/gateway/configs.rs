@@ -10,9 +10,7 @@ use semmoe_gateway::{Config, Gateway, ReloadError, Running};
 use serde_json::{Value, json};
 
 use crate::support::files::{File, model, reload};
-use crate::support::{
-    Client, Fixture, Mock, canned, canned_as, in_flight, metric, metrics, next_frame, settled, shown,
-};
+use crate::support::{Client, Fixture, Mock, canned, canned_as, in_flight, metric, metrics, rest_of, settled, shown};
 
 fn names(answer: &Value, field: &str) -> Vec<String> {
     answer[field].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()).collect()
@@ -84,10 +82,7 @@ async fn what_changed_counts_and_what_runs_ends_where_it_began() {
     a.release(6);
     b.release(3);
     for mut stream in streams {
-        let mut last = String::new();
-        while let Some(frame) = next_frame(&mut stream).await {
-            last = frame;
-        }
+        let last = rest_of(&mut stream).await;
         assert!(last.ends_with("data: [DONE]\n\n"), "{last:?}");
     }
     settled(&gateway).await;

@@ -6,7 +6,8 @@ use http::Method;
 use http_body_util::BodyExt;
 
 use crate::support::{
-    Client, Fleet, PATIENCE, alone, canned, fleet, metric, next_frame, plain_model, settled, several, shown, start,
+    Client, Fleet, PATIENCE, alone, canned, fleet, metric, next_frame, plain_model, rest_of, settled, several, shown,
+    start,
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -31,10 +32,7 @@ async fn a_drained_backend_finishes_and_gets_nothing_new() {
         (&true.into(), &true.into(), &1.into())
     );
     mock.release(2);
-    let mut rest = String::new();
-    while let Some(frame) = next_frame(&mut stream).await {
-        rest += &frame;
-    }
+    let rest = rest_of(&mut stream).await;
     assert_eq!(rest, "data: 2\n\ndata: 3\n\ndata: [DONE]\n\n");
     settled(&gateway).await;
     assert_eq!(shown(&gateway, pod).await["in_flight_requests"], 0);

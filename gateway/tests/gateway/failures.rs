@@ -4,8 +4,8 @@ use http::Method;
 use http_body_util::BodyExt;
 
 use crate::support::{
-    Answer, Client, Fleet, Mock, PATIENCE, alone, canned, metric, next_frame, settled, several, shown, start,
-    start_bare,
+    Answer, Client, Fleet, Mock, PATIENCE, all_succeed, alone, canned, metric, next_frame, settled, several, shown,
+    start, start_bare,
 };
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -211,9 +211,7 @@ async fn the_head_of_a_stream_waits_for_its_first_event() {
     let calls = [client.begin(COMPLETIONS, STREAM), client.begin(COMPLETIONS, STREAM)];
     asked.next().await;
     asked.kill();
-    for call in calls {
-        assert_eq!(call.await.unwrap().status, 200);
-    }
+    all_succeed(calls).await;
     settled(&gateway).await;
 }
 

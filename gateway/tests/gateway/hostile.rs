@@ -8,6 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::support::{Client, Fleet, Mock, PATIENCE, alone, canned, eventually, metric, plain_model, settled, start};
+use crate::wire::{exchange, rest, status};
 
 const CHAT: &str = "/v1/chat/completions";
 const HEAD: &str = "POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\n";
@@ -18,26 +19,6 @@ const PATIENT: &str = "[timeouts]\nheader_seconds = 2\nbody_seconds = 2\n";
 
 async fn connect(gateway: &Running) -> TcpStream {
     TcpStream::connect(gateway.data_addr()).await.unwrap()
-}
-
-/// Everything until the gateway closes the connection.
-async fn rest(socket: &mut TcpStream) -> String {
-    let mut text = Vec::new();
-    // A reset is an end, too: bytes of ours were not read.
-    let _ = tokio::time::timeout(PATIENCE, socket.read_to_end(&mut text)).await.expect("the connection is closed");
-    String::from_utf8(text).unwrap()
-}
-
-/// Sends, and reads until the gateway closes.
-async fn exchange(gateway: &Running, request: &[u8]) -> String {
-    let mut socket = connect(gateway).await;
-    // A gateway that has heard enough does not read the rest.
-    let _ = socket.write_all(request).await;
-    rest(&mut socket).await
-}
-
-fn status(answer: &str) -> &str {
-    answer.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)).unwrap_or("none")
 }
 
 async fn still_serves(gateway: &Running, mock: &mut Mock) {
@@ -71,7 +52,7 @@ async fn malformed_requests_are_reported_and_closed() {
         ("GET /v1/models HTTP/9.9\r\n\r\n".to_owned(), "400"),
         (format!("POST {} HTTP/1.1\r\nhost: a\r\n\r\n", "/a".repeat(40_000)), "4"),
     ] {
-        let answer = exchange(&gateway, request.as_bytes()).await;
+        let answer = exchange(gateway.data_addr(), request.as_bytes()).await;
         assert!(status(&answer).starts_with(expected), "{request:.80}: {answer:.200}");
     }
     still_serves(&gateway, &mut mock).await;
@@ -92,7 +73,7 @@ async fn smuggled_requests_do_not_reach_the_engine() {
     ] {
         // To a reader of chunks the body is `{}`, to one of lengths the rest belongs to it.
         let request = format!("{HEAD}{lines}\r\nconnection: close\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n{hidden}");
-        let answer = exchange(&gateway, request.as_bytes()).await;
+        let answer = exchange(gateway.data_addr(), request.as_bytes()).await;
         assert!(["200", "400"].contains(&status(&answer)), "{answer}");
         assert_eq!(answer.matches("HTTP/1.1").count(), 1, "{answer}");
         passed += usize::from(status(&answer) == "200");
@@ -123,7 +104,7 @@ async fn garbage_in_chunks_is_reported() {
         (format!("{:x}\r\n{}\r\n0\r\n\r\n", 10_001, "x".repeat(10_001)), "413"),
         ("1\r\nx\r\n".repeat(10_001), "413"),
     ] {
-        let answer = exchange(&gateway, chunked(&body).as_bytes()).await;
+        let answer = exchange(gateway.data_addr(), chunked(&body).as_bytes()).await;
         assert!(status(&answer).starts_with(expected) || answer.is_empty(), "{body:.40}: {answer:.300}");
         if !answer.is_empty() {
             assert!(answer.contains("\"error\""), "{answer}");
@@ -138,7 +119,7 @@ async fn heads_without_end_are_cut_off() {
     let many = format!("{HEAD}{}content-length: 2\r\n\r\n{{}}", "a: b\r\n".repeat(101));
     let long = format!("{HEAD}x-long: {}\r\ncontent-length: 2\r\n\r\n{{}}", "x".repeat(70_000));
     for request in [many, long] {
-        let answer = exchange(&gateway, request.as_bytes()).await;
+        let answer = exchange(gateway.data_addr(), request.as_bytes()).await;
         assert!(status(&answer) == "431" || answer.is_empty(), "{answer:.200}");
     }
     // It stops reading long before the client has sent all of it.
@@ -284,7 +265,7 @@ async fn pipelined_requests_are_answered_in_order() {
     let Fleet { mocks: [mut mock], gateway, .. } = alone(1, "").await;
     let request = |length: usize, close: &str| format!("{HEAD}{close}content-length: {length}\r\n\r\n{:length$}", "{}");
     let all = format!("{}{}{}", request(2, ""), request(3, ""), request(4, "connection: close\r\n"));
-    let answer = exchange(&gateway, all.as_bytes()).await;
+    let answer = exchange(gateway.data_addr(), all.as_bytes()).await;
     let lengths: Vec<&str> = answer.split("\"length\":").skip(1).map(|rest| &rest[..1]).collect();
     assert_eq!(lengths, ["2", "3", "4"], "{answer}");
     assert_eq!(answer.matches("HTTP/1.1 200").count(), 3);

@@ -8,36 +8,19 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::support::{Client, Fleet, PATIENCE, alone, canned, leave_before_the_answer, plain_model, settled, start};
+use crate::wire::{
+    self, CONTINUATION, END_HEADERS, END_STREAM, GET, HEADERS, PING, PREFACE, RST_STREAM, SETTINGS, frame,
+};
 
 const CHAT: &str = "/v1/chat/completions";
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// `GET / HTTP/2` from static tables, host `a`.
-const GET: [u8; 6] = [0x82, 0x86, 0x84, 0x41, 1, b'a'];
 /// `POST /` without an end: a body is to follow.
 const POST: [u8; 6] = [0x83, 0x86, 0x84, 0x41, 1, b'a'];
 
-const HEADERS: u8 = 1;
-const RST_STREAM: u8 = 3;
-const SETTINGS: u8 = 4;
-const PING: u8 = 6;
-const CONTINUATION: u8 = 9;
-const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
 const REFUSED_STREAM: u32 = 7;
-
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-    let mut frame = vec![length[1], length[2], length[3], kind, flags];
-    frame.extend(stream.to_be_bytes());
-    frame.extend(payload);
-    frame
-}
 
 /// Opens with the preface, an empty SETTINGS and these frames, and writes on as long as it is taken.
 async fn attack(gateway: &Running, frames: Vec<u8>, times: usize) -> TcpStream {
-    let mut stream = TcpStream::connect(gateway.data_addr()).await.unwrap();
-    stream.write_all(PREFACE).await.unwrap();
-    stream.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
+    let mut stream = wire::open(gateway.data_addr(), &[]).await;
     for _ in 0..times {
         if stream.write_all(&frames).await.is_err() {
             break;

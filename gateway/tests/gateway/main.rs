@@ -56,3 +56,8 @@ mod traces;
 mod trust;
 mod unpinned;
 mod watched;
+#[path = "../hostile/wire.rs"]
+#[allow(dead_code, reason = "the other binary uses the rest")]
+mod wire;
+
+use support::PATIENCE;

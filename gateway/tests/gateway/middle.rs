@@ -6,7 +6,7 @@ use semmoe_engines::http::ClientSettings;
 use semmoe_gateway::Running;
 
 use crate::support::{
-    Client, Mock, PATIENCE, canned, leave_before_the_answer, next_frame, plain_model, settled, start,
+    Client, Mock, PATIENCE, canned, leave_before_the_answer, next_frame, plain_model, rest_of, settled, start,
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -75,10 +75,7 @@ async fn events_come_one_by_one_and_who_leaves_is_seen_at_the_engine() {
     }
     leave_before_the_answer(&client, &mut mock, CHAT).await;
     mock.release(3);
-    let mut rest = String::new();
-    while let Some(frame) = next_frame(&mut other).await {
-        rest += &frame;
-    }
+    let rest = rest_of(&mut other).await;
     assert!(rest.ends_with("data: [DONE]\n\n"), "{rest}");
     end(gateways).await;
 }

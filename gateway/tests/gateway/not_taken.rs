@@ -8,12 +8,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::{Client, metric, settled, shown, start};
+use crate::wire::{HEADERS, SETTINGS};
 
 const COMPLETIONS: &str = "/v1/completions";
 /// `:method: POST` of the static table; hyper writes it first.
 const POST: u8 = 0x83;
-const HEADERS: u8 = 1;
-const SETTINGS: u8 = 4;
 /// `:status: 200`, the end of the stream.
 const OK: &[u8] = &[0, 0, 1, HEADERS, 5, 0, 0, 0, 0, 0x88];
 const NO_SETTINGS: &[u8] = &[0, 0, 0, SETTINGS, 0, 0, 0, 0, 0];

@@ -2,7 +2,7 @@
 
 use crate::support::files::{File, reload};
 use crate::support::{
-    Answer, Client, Fleet, Mock, alone, canned, eventually, metric, plain_model, settled, several, start,
+    Answer, Client, Fleet, Mock, all_succeed, alone, canned, eventually, metric, plain_model, settled, several, start,
 };
 use semmoe_gateway::Running;
 
@@ -98,9 +98,7 @@ async fn requests_wait_shortly_for_a_backend() {
     let calls: Vec<_> = (0..5).map(|_| ask(&gateway, "200")).collect();
     until_depth(&gateway, 5.0).await;
     mock.listen();
-    for call in calls {
-        assert_eq!(call.await.unwrap().status, 200);
-    }
+    all_succeed(calls).await;
     settled(&gateway).await;
     until_depth(&gateway, 0.0).await;
 }
@@ -144,9 +142,7 @@ async fn the_limit_holds_where_engines_choose() {
     }
     assert!(mock.seen.try_recv().is_err());
     mock.release(3);
-    for call in calls {
-        assert_eq!(call.await.unwrap().status, 200);
-    }
+    all_succeed(calls).await;
     settled(&gateway).await;
 }
 

@@ -7,7 +7,7 @@ use semmoe_gateway::Running;
 use serde_json::json;
 
 use crate::support::files::model;
-use crate::support::{Client, Fixture, Mock, canned, canned_as, in_flight, next_frame, settled, start};
+use crate::support::{Client, Fixture, Mock, canned, canned_as, in_flight, rest_of, settled, start};
 
 /// Requests of each rank that one mock saw since the last call, by its pin.
 fn by_rank(mock: &mut Mock) -> BTreeMap<u64, u64> {
@@ -76,10 +76,7 @@ async fn running_requests_are_even_and_outlive_the_other_gateway() {
     mock.release(3 * streams.len());
     let ended = tokio::spawn(first.shutdown(crate::support::PATIENCE));
     for mut stream in streams {
-        let mut last = String::new();
-        while let Some(frame) = next_frame(&mut stream).await {
-            last = frame;
-        }
+        let last = rest_of(&mut stream).await;
         assert!(last.ends_with("data: [DONE]\n\n"), "{last:?}");
     }
     ended.await.unwrap();

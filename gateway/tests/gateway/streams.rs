@@ -5,7 +5,7 @@ use http::Method;
 use http_body_util::BodyExt;
 use semmoe_engines::http::ClientSettings;
 
-use crate::support::{Client, Fleet, PATIENCE, alone, in_flight, metric, next_frame, settled};
+use crate::support::{Client, Fleet, PATIENCE, alone, in_flight, metric, next_frame, rest_of, settled};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -144,10 +144,7 @@ async fn shutdown_finishes_streams() {
     }
     assert!(!stopping.is_finished());
     mock.release(2);
-    let mut rest = String::new();
-    while let Some(frame) = next_frame(&mut answer).await {
-        rest += &frame;
-    }
+    let rest = rest_of(&mut answer).await;
     assert_eq!(rest, "data: 2\n\ndata: 3\n\ndata: [DONE]\n\n");
     stopping.await.unwrap();
 }

@@ -12,8 +12,8 @@ use tokio::net::TcpStream;
 
 use crate::support::certs::Authority;
 use crate::support::{
-    Client, Fleet, PATIENCE, alone, canned, config, eventually, metric, next_frame, plain_model, settled, start,
-    start_bare,
+    Client, Fleet, PATIENCE, alone, canned, config, eventually, metric, next_frame, plain_model, rest_of, settled,
+    start, start_bare,
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -36,10 +36,7 @@ async fn clients_speak_either_http_over_tls() {
             assert_eq!(next_frame(&mut answer).await, Some(format!("data: {event}\n\n")));
         }
         mock.release(1);
-        let mut rest = String::new();
-        while let Some(frame) = next_frame(&mut answer).await {
-            rest += &frame;
-        }
+        let rest = rest_of(&mut answer).await;
         assert_eq!(rest, "data: 3\n\ndata: [DONE]\n\n");
         assert_eq!(client.get("/v1/models").await.status, 200);
         assert_eq!(client.get("/flush_cache").await.status, 404);

@@ -6,12 +6,11 @@ use tokio::io::AsyncWriteExt;
 use crate::PATIENCE;
 use crate::child::Process;
 use crate::engine::Engine;
-use crate::wire::{self, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING, RST_STREAM, SETTINGS, frame, streams};
+use crate::wire::{
+    self, CONTINUATION, DATA, END_HEADERS, END_STREAM, GET, GOAWAY, HEADERS, PING, RST_STREAM, SETTINGS, frame, streams,
+};
 
 const CHAT: &str = "/v1/chat/completions";
-const CONTINUATION: u8 = 9;
-/// `GET /` of host `a`.
-const GET: [u8; 6] = [0x82, 0x86, 0x84, 0x41, 1, b'a'];
 const MB: u64 = 1_000_000;
 
 /// Sends until it is no longer taken, with an end to the wait for a gateway that reads no more.

@@ -14,8 +14,12 @@ pub(crate) const RST_STREAM: u8 = 3;
 pub(crate) const SETTINGS: u8 = 4;
 pub(crate) const PING: u8 = 6;
 pub(crate) const GOAWAY: u8 = 7;
+pub(crate) const CONTINUATION: u8 = 9;
 pub(crate) const END_STREAM: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
+
+/// The header block of `GET /`, host `a`.
+pub(crate) const GET: [u8; 6] = [0x82, 0x86, 0x84, 0x41, 1, b'a'];
 
 /// One frame.
 pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -86,9 +90,15 @@ pub(crate) async fn exchange(address: SocketAddr, request: &[u8]) -> String {
     let mut socket = TcpStream::connect(address).await.unwrap();
     // A gateway that has heard enough does not read the rest.
     let _ = socket.write_all(request).await;
-    let mut answer = Vec::new();
-    let _ = tokio::time::timeout(PATIENCE, socket.read_to_end(&mut answer)).await.expect("an end in time");
-    String::from_utf8(answer).unwrap()
+    rest(&mut socket).await
+}
+
+/// Everything until the gateway closes the connection.
+pub(crate) async fn rest(socket: &mut TcpStream) -> String {
+    let mut text = Vec::new();
+    // A reset is an end, too: bytes of ours were not read.
+    let _ = tokio::time::timeout(PATIENCE, socket.read_to_end(&mut text)).await.expect("an end in time");
+    String::from_utf8(text).unwrap()
 }
 
 /// The status of an answer of HTTP/1.1; `none` without one.

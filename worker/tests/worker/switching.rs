@@ -47,14 +47,18 @@ async fn check_counts(unit: &Unit) {
     assert_eq!(activations, metrics.sum("semmoe_tokens_total", &[]) * (LAYERS * TOP_K) as u64);
 }
 
-/// Golden prompts one after the other until `stop`, each with its golden answer; how many there were.
-async fn keep_asking(unit: &Unit, client: usize, stop: &AtomicBool, answered: &AtomicUsize) {
+/// Golden prompts one after the other until `stop`, each with its golden answer; how many there were. A third of the
+/// clients pins its requests where `pins` says so.
+pub(crate) async fn keep_asking(unit: &Unit, client: usize, pins: bool, stop: &AtomicBool, answered: &AtomicUsize) {
     let golden = golden();
     let mut at = client;
     while !stop.load(Ordering::Relaxed) {
         let prompt = &golden[at % golden.len()];
         let mut body = greedy(&prompt["input_ids"], 16);
         body["stream"] = json!(client.is_multiple_of(2));
+        if pins && client.is_multiple_of(3) {
+            body["routed_dp_rank"] = json!(client % 2);
+        }
         let tokens = if client.is_multiple_of(2) {
             let events = unit.stream("/generate", &body).await;
             serde_json::from_str::<Value>(&events[events.len() - 2]).unwrap()["output_ids"].clone()
@@ -73,7 +77,7 @@ async fn switches_under_load(attention: Attention, targets: &[(Value, &str)], ro
         config.expert_slots = Some(EXPERTS / 4 + 3);
     });
     let (stop, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
-    let clients = join_all((0..24).map(|client| keep_asking(&unit, client, &stop, &answered)));
+    let clients = join_all((0..24).map(|client| keep_asking(&unit, client, false, &stop, &answered)));
     let operator = async {
         let mut epoch = 0;
         for _ in 0..rounds {

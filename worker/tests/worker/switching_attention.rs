@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::support::{LAYERS, TOP_K, Unit, golden, greedy};
+use crate::switching::keep_asking;
 use futures_util::future::join_all;
 use semmoe_tables::Attention;
 use semmoe_worker::{KvBudget, TransportChoice};
@@ -25,35 +26,11 @@ fn start_over(transport: TransportChoice, world: u16, attention: Attention) -> U
     })
 }
 
-/// Golden prompts one after the other until `stop`, each with its golden answer; how many there were. A pin counts with
-/// dp only.
-async fn keep_asking(unit: &Unit, client: usize, stop: &AtomicBool, answered: &AtomicUsize) {
-    let golden = golden();
-    let mut at = client;
-    while !stop.load(Ordering::Relaxed) {
-        let prompt = &golden[at % golden.len()];
-        let mut body = greedy(&prompt["input_ids"], 16);
-        body["stream"] = json!(client.is_multiple_of(2));
-        if client.is_multiple_of(3) {
-            body["routed_dp_rank"] = json!(client % 2);
-        }
-        let tokens = if client.is_multiple_of(2) {
-            let events = unit.stream("/generate", &body).await;
-            serde_json::from_str::<Value>(&events[events.len() - 2]).unwrap()["output_ids"].clone()
-        } else {
-            unit.ok("/generate", &body).await["output_ids"].clone()
-        };
-        assert_eq!(tokens, prompt["greedy_16"], "client {client}");
-        answered.fetch_add(1, Ordering::Relaxed);
-        at += 1;
-    }
-}
-
 /// Keys and values move in the switch, or `kv_step_bytes` before a step.
 async fn changes_under_load(unit: Unit, targets: &[&str], clients: usize, kv_step_bytes: Option<u64>) {
     let world = unit.world();
     let (stop, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
-    let clients = join_all((0..clients).map(|client| keep_asking(&unit, client, &stop, &answered)));
+    let clients = join_all((0..clients).map(|client| keep_asking(&unit, client, true, &stop, &answered)));
     let operator = async {
         for (epoch, layout) in targets.iter().enumerate() {
             let before = answered.load(Ordering::Relaxed);

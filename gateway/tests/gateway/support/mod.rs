@@ -268,10 +268,26 @@ impl Client {
     }
 }
 
+/// Waits for answers, which must be good.
+pub(crate) async fn all_succeed(calls: impl IntoIterator<Item = JoinHandle<Answer>>) {
+    for call in calls {
+        assert_eq!(call.await.unwrap().status, 200);
+    }
+}
+
 /// The next frame of data, as text.
 pub(crate) async fn next_frame(response: &mut Response<AnswerBody>) -> Option<String> {
     let frame = tokio::time::timeout(PATIENCE, response.frame()).await.expect("a frame in time")?;
     Some(String::from_utf8(frame.unwrap().into_data().unwrap().to_vec()).unwrap())
+}
+
+/// The text of all frames that are still to come.
+pub(crate) async fn rest_of(response: &mut Response<AnswerBody>) -> String {
+    let mut rest = String::new();
+    while let Some(frame) = next_frame(response).await {
+        rest += &frame;
+    }
+    rest
 }
 
 /// The page of metrics.
