@@ -6,6 +6,26 @@
 //! grown. P = ranks, n = tokens, m = rows of one rank, k = experts per token, N = experts, H = width of a row, R = rows
 //! sent (a token goes once to each rank that hosts at least one of its experts, so n <= R <= n x min(k, P)).
 //!
+//! Four tokens over two ranks, of which each hosts two experts:
+//!
+//! ```
+//! use semmoe_kernels::{DispatchPlan, RankOrder, argsort_by_rank};
+//!
+//! let experts = [0, 1, 2, 3, 0, 2, 1, 0]; // [n, k]
+//! let weights = [0.5; 8];
+//! let rank_of_expert = [0, 0, 1, 1];
+//! let mut plan = DispatchPlan::default();
+//! plan.build(&experts, &weights, 2, &rank_of_expert, 2)?;
+//! // The third token goes to both ranks, the others to one each.
+//! assert_eq!((plan.rank(0).tokens, plan.rank(1).tokens), (&[0, 2, 3][..], &[1, 2][..]));
+//!
+//! // Rows in the order of the ranks that go on with them, and back.
+//! let mut order = RankOrder::default();
+//! argsort_by_rank(&[1u16, 0, 1, 0], 2, &mut order)?;
+//! assert_eq!((order.permutation(), order.inverse()), (&[1, 3, 0, 2][..], &[2, 0, 3, 1][..]));
+//! # Ok::<(), semmoe_kernels::KernelError>(())
+//! ```
+//!
 //! | module | what |
 //! |---|---|
 //! | `element` | f32, f16, bf16: conversions that match a GPU bit for bit |

@@ -1,5 +1,27 @@
 //! Cost models, strategy search, the switch policy as a pure state machine, and their simulator.
 //!
+//! ```
+//! use semmoe_planner::cluster::Cluster;
+//! use semmoe_planner::search::{Question, search};
+//! use semmoe_planner::shape::ModelShape;
+//! use semmoe_planner::step::Constants;
+//! use semmoe_planner::workload::Workload;
+//!
+//! let config = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/tiny-qwen3moe-15m/config.json"));
+//! let links = "[[levels]]\nname = \"nvlink\"\ncount = 4\nbandwidth_gb_per_second = 450\nlatency_us = 3";
+//! let cluster = Cluster::from_toml("cluster.toml", &format!("gpu = \"H200\"\n{links}"))?;
+//! let requests = "requests_per_second = 4\ninput_tokens = 1024\noutput_tokens = 512";
+//! let plan = search(&Question {
+//!     shape: &ModelShape::from_config("config.json", config)?,
+//!     cluster: &cluster,
+//!     workload: &Workload::from_toml("workload.toml", requests)?,
+//!     constants: &Constants::uncalibrated(),
+//! })?;
+//! let best = &plan.ranked[0];
+//! assert_eq!(best.layout.gpus() * best.units, 4);
+//! # Ok::<(), semmoe_planner::PlanError>(())
+//! ```
+//!
 //! | module | what |
 //! |---|---|
 //! | [`shape`], [`cluster`], [`workload`] | inputs: a model's `config.json`, machines and links, requests |

@@ -4,6 +4,24 @@
 //! * [`solve_paper`]: uses the paper's Algorithm 1 instead; [`TokenAssigner`]: assigns only tokens, for given experts.
 //! * [`evaluate`]: measures tables on a trace or a profile: local activation rate, balance, routing policies.
 //!
+//! ```
+//! use std::ops::ControlFlow;
+//! use std::path::Path;
+//!
+//! use semmoe_solver::{EvalInput, EvalOptions, SolveOptions, evaluate, solve};
+//! use semmoe_tables::{Attention, Phase, ProfileBuilder, Trace};
+//!
+//! let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/reference.trace.safetensors");
+//! let trace = Trace::open(&recorded)?;
+//! let mut counts = ProfileBuilder::new(trace.model().clone(), trace.provenance().clone(), Phase::All)?;
+//! counts.add_trace(&trace)?;
+//! let options = SolveOptions { starts: 1, ..SolveOptions::new(4, Attention::Dp, trace.provenance().clone()) };
+//! let solved = solve(&counts.finish()?, Some(&trace), &options, &mut |_| ControlFlow::Continue(()))?;
+//! let found = evaluate(&solved.tables, EvalInput::Trace(&trace), &EvalOptions::default())?;
+//! assert!(found.lar > found.lar_random, "more activations are local than by chance");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! | module | what |
 //! |---|---|
 //! | `problem` | units x (layer, expert) counts, sparse |

@@ -4,6 +4,32 @@
 //! slices of the map: nothing is copied, and nothing unchecked is ever handed out. Errors name the file (if there is
 //! one), the tensor or field, what was found and what was expected. This crate's README specifies the formats.
 //!
+//! ```
+//! use semmoe_tables::{ExpertId, LayerIdx, ModelInfo, Phase, ProfileBuilder, Provenance, TokenId, Trace, TraceBuilder};
+//!
+//! let model = ModelInfo {
+//!     model: "tiny".into(),
+//!     tokenizer_sha256: None,
+//!     num_experts: 4,
+//!     top_k: 2,
+//!     vocab_size: 10,
+//!     num_hidden_layers: 1,
+//!     layer_ids: vec![0],
+//! };
+//! let provenance = Provenance { source: "by hand".into(), created: "2026-01-01T00:00:00Z".into() };
+//! let mut recorded = TraceBuilder::new(model.clone(), provenance.clone())?;
+//! recorded.push(&[7, 3, 7], 2, &[0, 1, 2, 3, 0, 3], None)?; // ids, prompt tokens, routes [n, L, k], no weights
+//! let trace = Trace::from_bytes(recorded.to_bytes()?)?; // the same bytes as in the file
+//! let route = trace.request(0).route(2, LayerIdx::new(0)).expect("recorded");
+//! assert_eq!(route.experts().collect::<Vec<_>>(), [ExpertId::new(0), ExpertId::new(3)]);
+//!
+//! let mut counts = ProfileBuilder::new(model, provenance, Phase::All)?;
+//! counts.add_trace(&trace)?;
+//! let profile = counts.finish()?;
+//! assert_eq!(profile.row(LayerIdx::new(0), TokenId::new(7)).counts, [2, 1, 1]); // of experts 0, 1 and 3
+//! # Ok::<(), semmoe_tables::FormatError>(())
+//! ```
+//!
 //! | module | what |
 //! |---|---|
 //! | `ids` | `TokenId`, `ExpertId`, `LayerIdx`, `GroupId`, `RankId` |
