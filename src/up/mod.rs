@@ -134,15 +134,15 @@ async fn start(
 ) -> Result<(Ranks, Running), CliError> {
     let spec = UnitSpec { model: assets.model.clone(), tables: tables.map(Path::to_owned), layout };
     let unit = spec.start().await?;
-    // With attention tp the unit is one rank to the gateway: there is nothing to choose.
+    // With attention tp the unit is one rank to the gateway, which has no choice to make.
     let tables = tables.filter(|_| layout.attention.attention == Attention::Dp);
     let gateway = start_gateway(assets, &unit.url, layout.replicas(), tables, front).await?;
     Ok((unit, gateway))
 }
 
-/// A unit cannot go on without one of its ranks: clients get the cause for a while, then everything ends.
+/// A unit cannot continue without one of its ranks: clients get the cause for a while, then everything ends.
 async fn after_death(death: RankDeath, unit: Ranks, gateway: Running, mut stops: Stops) -> Result<(), CliError> {
-    say(&format!("{death}; requests are refused with this cause for {AFTER_DEATH:?}, then everything stops"));
+    say(&format!("{death}; requests are rejected with this cause for {AFTER_DEATH:?}, then everything stops"));
     tokio::select! {
         () = tokio::time::sleep(AFTER_DEATH) => {}
         _ = stops.next() => {}

@@ -32,13 +32,13 @@ pub(crate) struct UnitCounters {
     activations: f64,
     /// Bytes sent to other ranks by dispatch and combine.
     remote_bytes: f64,
-    /// Tokens of prompts run, by rank. With attention tp rank 0 counts those of all.
+    /// Prompt tokens run, by rank. With attention tp rank 0 counts all of them.
     pub(crate) prefill: ByRank,
     /// Generated tokens, by rank.
     pub(crate) decode: ByRank,
-    /// Steps, empty ones included: the same for all ranks.
+    /// Steps, including empty ones; equal for all ranks.
     steps: ByRank,
-    /// With attention tp: rows (tokens in MoE layers) by the rank that went on with them.
+    /// With attention tp: rows (tokens in MoE layers) by the rank that continued with them.
     pub(crate) rows: ByRank,
 }
 
@@ -66,7 +66,7 @@ impl UnitCounters {
         ratio(self.tokens(), self.steps.values().copied().fold(0.0, f64::max))
     }
 
-    /// All tokens run.
+    /// Total tokens run.
     pub(crate) fn tokens(&self) -> f64 {
         self.prefill.values().chain(self.decode.values()).sum()
     }
