@@ -45,6 +45,7 @@ macro_rules! labels {
 
 mod answers;
 mod faults;
+mod labels;
 mod live;
 mod memory;
 mod operation;
@@ -65,15 +66,16 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::{Histogram, linear_buckets};
 use prometheus_client::registry::Registry;
 use semmoe_text::SegmentCache;
 
 pub(crate) use answers::{Generated, OutputTokens};
 use faults::FaultMetrics;
+pub(crate) use labels::rank_label;
+use labels::{
+    BackendLabels, Counter, Family, Gauge, Histogram, Histograms, ModelLabels, RealCounter, ReasonLabels, of_backend,
+    shares,
+};
 use live::LiveMetrics;
 pub(crate) use memory::MemoryMetrics;
 use operation::OperationMetrics;
@@ -98,25 +100,10 @@ labels!(PolicyLabels { policy: &'static str });
 // `arm`: `canary` or `baseline`.
 labels!(CanaryLabels { model: String, arm: &'static str });
 
-// One backend.
-labels!(BackendLabels { backend: String });
-
 // One rank of a backend.
 labels!(RankLabels { backend: String, rank: String });
 
-labels!(OutcomeLabels { outcome: &'static str });
-
 labels!(RetryLabels { cause: &'static str, outcome: &'static str });
-
-labels!(ModelLabels { model: String });
-
-labels!(ReasonLabels { reason: &'static str });
-
-/// Counts expectations, which are no whole numbers.
-type RealCounter = Counter<f64, AtomicU64>;
-
-/// Histograms with buckets of their own.
-type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 
 metrics! {
     /// Of routing, and what belongs to no other group.
@@ -150,11 +137,6 @@ metrics! {
             "retries",
             "Failed attempts that may be retried, by cause and by the outcome of the retry or why there was none";
     }
-}
-
-/// For shares, in steps of 5%.
-fn shares() -> Histogram {
-    Histogram::new(linear_buckets(0.05, 0.05, 20))
 }
 
 /// Of one policy, found again without the families' locks.
@@ -315,15 +297,6 @@ impl Metrics {
         }
         ended
     }
-}
-
-fn of_backend(backend: &str) -> BackendLabels {
-    BackendLabels { backend: backend.to_owned() }
-}
-
-/// How a rank stands in labels.
-pub(crate) fn rank_label(rank: Option<u16>) -> String {
-    rank.map_or_else(|| "any".to_owned(), |rank| rank.to_string())
 }
 
 #[cfg(test)]

@@ -5,16 +5,10 @@
 
 use std::collections::HashMap;
 
+use crate::config::OtherNames;
+
 /// Longest name of a model, in bytes; the configuration takes no longer ones.
 pub(crate) const MAX_NAME_BYTES: usize = 256;
-
-/// The names of a model besides its own.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct OtherNames {
-    pub(crate) aliases: Vec<String>,
-    /// LoRA adapters that requests may name; `None`: any.
-    pub(crate) adapters: Option<Vec<String>>,
-}
 
 /// All names of all models.
 pub(crate) struct Names {

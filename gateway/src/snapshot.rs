@@ -14,10 +14,10 @@ use semmoe_text::{ChatOptions, ChatTemplate, Preparation, PromptEncoder, Shapes}
 use crate::backend::{Backend, preparation_row};
 use crate::budget::Budget;
 use crate::compat::{self, Incompatible};
-use crate::config::Config;
+use crate::config::{Config, OtherNames};
 use crate::error::RequestError;
 use crate::metrics::Metrics;
-use crate::names::{Names, OtherNames};
+use crate::names::Names;
 use crate::parity::Reader;
 use crate::pins::record::Belief;
 use crate::plan::Plan;

@@ -7,7 +7,7 @@ use semmoe_engines::verify::Pins;
 use semmoe_text::Encoder;
 
 use crate::config::Config;
-use crate::names::OtherNames;
+use crate::config::OtherNames;
 use crate::parity::known::Known;
 use crate::snapshot::{Member, Model, Snapshot};
 

@@ -1,4 +1,4 @@
-//! `[auth]`: who may use the data plane.
+//! Who may use the data plane: `[auth]`, `server.cors_origins`.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -7,6 +7,9 @@ use serde::Deserialize;
 
 use super::value::{digest, unique};
 use super::{ConfigError, ModelConfig, SecretDigest};
+
+/// Stands for every origin.
+pub(crate) const ANY_ORIGIN: &str = "*";
 
 /// `[auth]`
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -97,9 +100,40 @@ fn own_names(key: &str, allowed: &[String], models: &[ModelConfig]) -> Result<Ve
 /// Origins of pages, each as browsers send it.
 pub(super) fn cors_origins(origins: Vec<String>) -> Result<Vec<String>, ConfigError> {
     for (at, origin) in origins.iter().enumerate() {
-        if let Some(fault) = crate::data::origin_fault(origin) {
+        if let Some(fault) = origin_fault(origin) {
             return Err(ConfigError::value(format!("server.cors_origins[{at}]"), format!("'{origin}' {fault}")));
         }
     }
     Ok(origins)
+}
+
+/// Why this is no origin as browsers send it: `*`, or scheme and host, perhaps a port, and nothing behind.
+fn origin_fault(origin: &str) -> Option<&'static str> {
+    if origin == ANY_ORIGIN {
+        return None;
+    }
+    let Some((scheme, host)) = origin.split_once("://") else { return Some("has no scheme") };
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-._:[]".contains(&byte);
+    match (scheme, host) {
+        ("http" | "https", "") => Some("has no host"),
+        ("http" | "https", host) if host.bytes().all(plain) => None,
+        ("http" | "https", _) => Some("is not scheme://host or scheme://host:port in lower case"),
+        _ => Some("is neither http nor https"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origins() {
+        for good in ["*", "https://app.example", "http://localhost:3000", "http://[::1]:8080"] {
+            assert_eq!(origin_fault(good), None, "{good}");
+        }
+        for bad in ["", "app.example", "https://", "https://App.example", "https://a/", "ftp://a", "null", "https://*"]
+        {
+            assert!(origin_fault(bad).is_some(), "{bad}");
+        }
+    }
 }

@@ -1,6 +1,5 @@
 //! `[[models.discovery]]`: backends that are found by name, and come and go while the gateway runs.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -10,11 +9,18 @@ use semmoe_engines::http::BaseUrl;
 use serde::Deserialize;
 
 use super::value::{at_least, seconds};
-use super::{BackendConfig, Config, ConfigError, ModelConfig, RawBackend, RawKubernetes, kubernetes};
-use crate::discovery::is_name;
+use super::{BackendConfig, ConfigError, Found, RawBackend, RawKubernetes, kubernetes};
 
-/// A name of the DNS is no longer.
+/// Longest name of the DNS, as text.
 const MAX_HOST_BYTES: usize = 253;
+const MAX_LABEL_BYTES: usize = 63;
+
+/// Whether this can be looked up as a name of the DNS: labels of letters, digits, `-` and `_`.
+pub(crate) fn is_dns_name(name: &str) -> bool {
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    let is_label = |label: &str| !label.is_empty() && label.len() <= MAX_LABEL_BYTES && label.bytes().all(is_letter);
+    name.len() <= MAX_HOST_BYTES && name.split('.').all(is_label)
+}
 
 /// Identifies a discovery source among those of all models.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -119,7 +125,7 @@ impl Place {
         let name = srv.strip_suffix('.').unwrap_or(srv);
         let wrong =
             || ConfigError::value(key, format!("'{srv}' is no name of the DNS, such as _http._tcp.engines.example"));
-        if is_name(name) { Ok(Self::Srv(name.to_owned())) } else { Err(wrong()) }
+        if is_dns_name(name) { Ok(Self::Srv(name.to_owned())) } else { Err(wrong()) }
     }
 
     #[cfg(feature = "kube")]
@@ -167,13 +173,6 @@ pub(crate) struct DiscoveryConfig {
     pub(super) template: BackendConfig,
 }
 
-/// By what a backend was found, and where.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Found {
-    pub(crate) source: String,
-    pub(crate) address: SocketAddr,
-}
-
 impl DiscoveryConfig {
     /// The backend at an address.
     pub(crate) fn backend(&self, address: SocketAddr) -> BackendConfig {
@@ -211,42 +210,4 @@ pub(super) fn discovery(
         template: backend(raw.template(key, place.host())?)?,
         place,
     })
-}
-
-impl ModelConfig {
-    /// Where the backends of a source are.
-    pub(crate) fn found<'a>(&'a self, source: &'a str) -> impl Iterator<Item = SocketAddr> + 'a {
-        let found = self.backends.iter().filter_map(|backend| backend.found.as_ref());
-        found.filter(move |found| found.source == source).map(|found| found.address)
-    }
-
-    /// Makes the backends of a source those at these addresses. Found backends stand behind the configured ones, source
-    /// after source, by address: in the same order in every gateway.
-    pub(crate) fn set_found(&mut self, source: &str, addresses: impl IntoIterator<Item = SocketAddr>) {
-        let mut new: Option<BTreeSet<SocketAddr>> = Some(addresses.into_iter().collect());
-        let mut found = Vec::new();
-        for known in &self.discovery {
-            let named = new.take_if(|_| known.name == source);
-            let addresses = named.unwrap_or_else(|| self.found(&known.name).collect());
-            found.extend(addresses.into_iter().map(|address| known.backend(address)));
-        }
-        self.backends.retain(|backend| backend.found.is_none());
-        // An operator may have given one of these names to another one.
-        let taken: Vec<String> = self.backends.iter().map(|backend| backend.name.clone()).collect();
-        self.backends.extend(found.into_iter().filter(|backend| !taken.contains(&backend.name)));
-    }
-}
-
-impl Config {
-    /// Takes over what was found so far from the running configuration, where the same sources are asked.
-    pub(crate) fn keep_found(&mut self, running: &Self) {
-        for model in &mut self.models {
-            let Some(was) = running.models.iter().find(|was| was.name == model.name) else { continue };
-            for source in model.discovery.clone() {
-                if was.discovery.iter().any(|was| (&was.name, &was.place) == (&source.name, &source.place)) {
-                    model.set_found(&source.name, was.found(&source.name).collect::<Vec<_>>());
-                }
-            }
-        }
-    }
 }

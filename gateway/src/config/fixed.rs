@@ -1,4 +1,4 @@
-//! The settings that cannot change while the gateway runs.
+//! What the next configuration takes over from the running one: settings that cannot change, and found backends.
 
 use super::Config;
 
@@ -27,6 +27,18 @@ impl Config {
         keep(&mut kept, "log", &mut self.log, &running.log);
         keep(&mut kept, "tracing", &mut self.tracing, &running.tracing);
         kept
+    }
+
+    /// Takes over what was found so far from the running configuration, where the same sources are asked.
+    pub(crate) fn keep_found(&mut self, running: &Self) {
+        for model in &mut self.models {
+            let Some(was) = running.models.iter().find(|was| was.name == model.name) else { continue };
+            for source in model.discovery.clone() {
+                if was.discovery.iter().any(|was| (&was.name, &was.place) == (&source.name, &source.place)) {
+                    model.set_found(&source.name, was.found(&source.name).collect::<Vec<_>>());
+                }
+            }
+        }
     }
 }
 

@@ -35,6 +35,8 @@ macro_rules! section {
 }
 
 mod auth;
+mod backend;
+mod checked;
 mod discovery;
 mod document;
 mod error;
@@ -42,6 +44,7 @@ mod faults;
 mod fixed;
 mod kubernetes;
 mod log;
+mod model;
 mod overrides;
 mod policy;
 mod raw;
@@ -55,20 +58,17 @@ mod value;
 mod waiting;
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
-use semmoe_engines::http::BaseUrl;
-use semmoe_engines::tls::ClientFiles;
-use semmoe_engines::{Engine, RankBase};
-use semmoe_planner::policy::Layout;
-
-use crate::names::OtherNames;
-
-pub(crate) use auth::{AuthConfig, KeyConfig};
+pub(crate) use auth::{ANY_ORIGIN, AuthConfig, KeyConfig};
 pub use auth::{Forward, RawAuth, RawKey};
+pub use backend::RawBackend;
+pub(crate) use backend::{BackendConfig, Found};
+pub use checked::Config;
+use checked::Source;
+pub(crate) use checked::{HEALTH, ServerConfig};
 pub use discovery::RawDiscovery;
-pub(crate) use discovery::{DiscoveryConfig, Found, Place, SourceKey};
+pub(crate) use discovery::{DiscoveryConfig, Place, SourceKey, is_dns_name};
 pub use error::ConfigError;
 pub(crate) use faults::BreakerRules;
 pub use faults::{RawBreaker, RawRetry};
@@ -76,9 +76,10 @@ pub use faults::{RawBreaker, RawRetry};
 pub(crate) use kubernetes::KubernetesConfig;
 pub use kubernetes::RawKubernetes;
 pub use log::{Access, LogFormat, RawLog};
+pub(crate) use model::{ModelConfig, OtherNames, PolicyConfig};
 pub use overrides::Override;
 pub(crate) use raw::{HealthConfig, RoutingConfig, Timeouts};
-pub use raw::{RawBackend, RawConfig, RawHealth, RawLimits, RawModel, RawRouting, RawServer, RawTimeouts};
+pub use raw::{RawConfig, RawHealth, RawLimits, RawModel, RawRouting, RawServer, RawTimeouts};
 pub use sampling::RawSampling;
 pub(crate) use sampling::{DriftRules, ProfileConfig, RollingLimits, SamplingConfig, TraceConfig};
 pub use switching::{Meanwhile, RawSwitch, SwitchMode};
@@ -91,30 +92,6 @@ pub(crate) use tracing::TracingConfig;
 pub(crate) use value::SecretDigest;
 pub(crate) use waiting::{DrainRules, QueueRules};
 pub use waiting::{RawDrain, RawQueue};
-
-/// A configuration that was checked: every name is unique, every address parses, every policy exists and has what it
-/// needs. Files that it names are not opened yet.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Config {
-    /// Where it came from.
-    pub(crate) source: Source,
-    pub(crate) server: ServerConfig,
-    pub(crate) auth: AuthConfig,
-    pub(crate) models: Vec<ModelConfig>,
-    pub(crate) limits: RawLimits,
-    pub(crate) timeouts: Timeouts,
-    pub(crate) health: HealthConfig,
-    pub(crate) retry: RawRetry,
-    pub(crate) breaker: BreakerRules,
-    pub(crate) queue: QueueRules,
-    pub(crate) drain: DrainRules,
-    pub(crate) routing: RoutingConfig,
-    pub(crate) sampling: SamplingConfig,
-    pub(crate) tables: TablesConfig,
-    pub(crate) switch: SwitchConfig,
-    pub(crate) tracing: TracingConfig,
-    pub(crate) log: RawLog,
-}
 
 impl Config {
     /// Reads and checks a TOML file; relative paths in it are below its folder.
@@ -180,97 +157,5 @@ impl Config {
     /// Addresses that will be bound: data, admin, metrics.
     pub fn addresses(&self) -> (SocketAddr, SocketAddr, Option<SocketAddr>) {
         (self.server.listen, self.server.admin, self.server.metrics)
-    }
-}
-
-/// Where a configuration came from.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Source {
-    /// `None` for one that was made in memory, which cannot be read again.
-    pub(crate) file: Option<PathBuf>,
-    /// As it stands there and is overridden, without defaults and secrets.
-    pub(crate) document: serde_json::Value,
-    /// Values that replace those of the file.
-    pub(crate) overrides: Vec<Override>,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct ServerConfig {
-    pub(crate) listen: SocketAddr,
-    pub(crate) admin: SocketAddr,
-    pub(crate) metrics: Option<SocketAddr>,
-    pub(crate) admin_token_sha256: Option<SecretDigest>,
-    pub(crate) tables_root: Option<PathBuf>,
-    /// Paths that are passed through besides the gateway's own.
-    pub(crate) extra_routes: Vec<String>,
-    /// Origins of pages that may use the data plane, or `*`.
-    pub(crate) cors_origins: Vec<String>,
-    pub(crate) tls: Option<RawServerTls>,
-    pub(crate) admin_tls: Option<RawServerTls>,
-    pub(crate) credentials_interval: Duration,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct ModelConfig {
-    pub(crate) name: String,
-    pub(crate) other_names: OtherNames,
-    pub(crate) tokenizer: Option<PathBuf>,
-    pub(crate) chat_template: Option<PathBuf>,
-    /// The engines' clocks are so far ahead of UTC.
-    pub(crate) zone_seconds: i32,
-    pub(crate) chat_options: semmoe_text::ChatOptions,
-    pub(crate) policy: PolicyConfig,
-    /// Configured ones, and behind them those that were found.
-    pub(crate) backends: Vec<BackendConfig>,
-    pub(crate) discovery: Vec<DiscoveryConfig>,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct PolicyConfig {
-    pub(crate) name: String,
-    /// With the model's own baseline.
-    pub(crate) settings: semmoe_routing::Settings,
-    pub(crate) canary: Option<semmoe_routing::Canary>,
-    /// The inputs that any of them reads. With a canary all requests are scored, so that both sides can be compared.
-    pub(crate) needs: semmoe_routing::Needs,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct BackendConfig {
-    pub(crate) name: String,
-    pub(crate) engine: Engine,
-    /// One, or one for each rank.
-    pub(crate) urls: Vec<BaseUrl>,
-    /// The model's name there, where it is not the clients'.
-    pub(crate) served_name: Option<String>,
-    pub(crate) tables: Option<PathBuf>,
-    pub(crate) ranks: Option<u16>,
-    pub(crate) placement_digest: Option<String>,
-    pub(crate) rank_base: Option<RankBase>,
-    pub(crate) api_key_file: Option<PathBuf>,
-    /// For URLs that begin with https.
-    pub(crate) tls: Option<ClientFiles>,
-    pub(crate) http2: bool,
-    /// The layout that an engine without a switch hook runs, or starts in.
-    pub(crate) layout: Option<Layout>,
-    /// `None` for one that is configured.
-    pub(crate) found: Option<Found>,
-}
-
-impl BackendConfig {
-    /// Its only URL, or the first of several: a checked configuration has one.
-    pub(crate) fn first_url(&self) -> &BaseUrl {
-        &self.urls[0]
-    }
-
-    /// Whether this is the same engine, spoken to in the same way: all but its tables is equal.
-    pub(crate) fn is_same_engine(&self, other: &Self) -> bool {
-        let without_tables = |config: &Self| Self { tables: None, ..config.clone() };
-        without_tables(self) == without_tables(other)
-    }
-
-    /// Whether what runs on the ranks of the one runs on those of the other: the same engine at the same place.
-    pub(crate) fn is_same_ranks(&self, other: &Self) -> bool {
-        (&self.name, self.engine, &self.urls) == (&other.name, other.engine, &other.urls)
     }
 }

@@ -3,14 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use semmoe_engines::RankBase;
-use semmoe_engines::tls::ClientFiles;
-use semmoe_planner::policy::Layout;
 use semmoe_routing::{PrefixSettings, Settings};
 use serde::Deserialize;
 
 use super::value::{any, positive, seconds};
-use super::{ConfigError, RawDiscovery, RawServerTls};
+use super::{ConfigError, RawBackend, RawDiscovery, RawServerTls};
 use super::{RawAuth, RawBreaker, RawDrain, RawLog, RawQueue, RawRetry, RawSampling, RawSwitch, RawTables, RawTracing};
 
 /// The whole file.
@@ -114,49 +111,6 @@ section! { RawModel, "`[[models]]`";
     backends: Vec<RawBackend> = Vec::new(),
     /// Where further ones are found while the gateway runs.
     discovery: Vec<RawDiscovery> = Vec::new(),
-}
-
-/// `[[models.backends]]`
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawBackend {
-    /// Name in metrics, headers and the admin plane; unique over all models.
-    pub name: String,
-    /// `sglang`, `vllm`, `semmoe` or `openai`.
-    pub engine: String,
-    /// `http://host:port`; this or `urls`. A `/v1` at its end is left out.
-    #[serde(default)]
-    pub url: String,
-    /// One URL for each rank: several `openai` servers that are the ranks of one engine, or vLLM with
-    /// `--data-parallel-external-lb`. For vLLM with `--data-parallel-hybrid-lb`, one URL for each node, in the order of
-    /// their ranks. The backend is healthy when all of them are.
-    #[serde(default)]
-    pub urls: Vec<String>,
-    /// The model's name at this engine, where that is another one: requests that name the model or an alias get it as
-    /// their `model`, those for an adapter `served_name:adapter`, or just `adapter` for vLLM. Absent: names go as
-    /// clients wrote them. Answers keep the engine's name.
-    pub served_name: Option<String>,
-    /// Tables of the placement that this backend runs.
-    pub tables: Option<PathBuf>,
-    /// Attention-DP ranks; absent: probed.
-    pub ranks: Option<u16>,
-    /// Digest of the placement that the engine runs, where it does not show one. Tables of another are of no use.
-    /// Absent: SGLang must show its placement, or the backend is routed by load; of other engines the tables' is
-    /// believed.
-    pub placement_digest: Option<String>,
-    /// `global` or `local`: how a vLLM in front of some of the ranks counts them in pins; absent: probed.
-    pub rank_base: Option<RankBase>,
-    /// File with the key that this engine asks for (`--api-key`); sent with every request and probe, in place of a
-    /// client's.
-    pub api_key_file: Option<PathBuf>,
-    /// Certificates and names, for URLs that begin with https.
-    pub tls: Option<ClientFiles>,
-    /// HTTP/2 to this engine; without TLS it must expect that from the first byte.
-    #[serde(default)]
-    pub http2: bool,
-    /// For `[switch]`, of an engine without a switch hook: `tp` or `ep`, the layout that it runs, or with
-    /// `switch.webhook` starts in.
-    pub layout: Option<Layout>,
 }
 
 section! { RawLimits, "`[limits]`";

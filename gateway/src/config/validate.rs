@@ -4,15 +4,12 @@ use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use semmoe_engines::Engine;
-use semmoe_engines::http::BaseUrl;
-
-use super::value::{at_least, digest, printable, seconds, unique};
+use super::backend::backend;
+use super::value::{at_least, digest, seconds, unique};
 use super::{
-    BackendConfig, Config, ConfigError, DrainRules, HealthConfig, ModelConfig, QueueRules, RawBackend, RawConfig,
+    Config, ConfigError, DrainRules, HealthConfig, ModelConfig, OtherNames, QueueRules, RawBackend, RawConfig,
     RawLimits, RawModel, RawServer, RoutingConfig, ServerConfig, Timeouts, TracingConfig,
 };
-use crate::names::OtherNames;
 
 type Result<T> = std::result::Result<T, ConfigError>;
 
@@ -116,7 +113,7 @@ fn extra_routes(routes: Vec<String>) -> Result<Vec<String>> {
             return wrong("is not a plain path like /v1/score");
         }
         if path == "/v1/models"
-            || path == crate::data::HEALTH
+            || path == super::HEALTH
             || semmoe_engines::Route::ALL.iter().any(|route| route.path() == path)
         {
             return wrong("is a route of the gateway already");
@@ -167,12 +164,12 @@ fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: 
     let scoring = needs.share.then_some(policy.name.as_str());
     let backends = raw.backends.into_iter().enumerate();
     let backends = backends
-        .map(|(index, raw)| backend(&format!("{key}.backends[{index}]"), raw, base, scoring, names))
+        .map(|(index, raw)| backend(&format!("{key}.backends[{index}]"), raw, base, scoring, &mut names.backends))
         .collect::<Result<_>>()?;
     let mut discovery = Vec::new();
     for (index, raw) in raw.discovery.iter().enumerate() {
         let key = format!("{key}.discovery[{index}]");
-        let common = |raw: RawBackend| backend(&key, raw, base, scoring, names);
+        let common = |raw: RawBackend| backend(&key, raw, base, scoring, &mut names.backends);
         discovery.push(super::discovery::discovery(&key, raw, base, common)?);
     }
     let zone = raw.template_timezone.as_deref().unwrap_or("UTC");
@@ -222,101 +219,6 @@ fn zone_seconds(zone: &str) -> Option<i32> {
         is_one.then(|| digits.parse::<i32>().ok()).flatten().filter(|number| *number <= most)
     };
     Some(sign * (number(hours, 14)? * 3600 + number(minutes, 59)? * 60))
-}
-
-/// `scoring`: the policy that wants prompts scored.
-fn backend(key: &str, raw: RawBackend, base: &Path, scoring: Option<&str>, names: &mut Names) -> Result<BackendConfig> {
-    let wrong = |field: &str, cause: String| Err(ConfigError::value(format!("{key}.{field}"), cause));
-    unique(&format!("{key}.name"), &raw.name, &mut names.backends)?;
-    // It stands in the header x-semmoe-backend.
-    if !raw.name.is_ascii() {
-        return wrong("name", format!("'{}' is not ASCII", raw.name));
-    }
-    let engine: Engine = raw.engine.parse().map_err(|error| ConfigError::value(format!("{key}.engine"), error))?;
-    let urls = urls(key, engine, &raw)?;
-    if let Some(policy) = scoring {
-        if engine == Engine::Openai && urls.len() == 1 {
-            let cause = format!(
-                "a request to an openai engine with one URL cannot be pinned, so policy '{policy}' cannot be used; \
-                 set `urls`, one for each rank"
-            );
-            return wrong("engine", cause);
-        }
-        if raw.tables.is_none() {
-            return wrong("tables", format!("must be set, as policy '{policy}' scores prompts with them"));
-        }
-    }
-    if let Some(name) = &raw.served_name {
-        printable(&format!("{key}.served_name"), name)?;
-    }
-    let ranks = ranks(&format!("{key}.ranks"), engine, raw.ranks, urls.len())?;
-    if raw.rank_base.is_some() && engine != Engine::Vllm {
-        return wrong("rank_base", format!("only vllm has one, not {engine}"));
-    }
-    if let Some(digest) = &raw.placement_digest
-        && (digest.len() != 64 || !digest.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')))
-    {
-        return wrong("placement_digest", "not 64 lower-case hexadecimal digits".to_owned());
-    }
-    Ok(BackendConfig {
-        name: raw.name,
-        engine,
-        tls: super::tls::client(key, raw.tls, &urls, base)?,
-        http2: raw.http2,
-        urls,
-        served_name: raw.served_name,
-        tables: raw.tables.map(|path| base.join(path)),
-        ranks,
-        placement_digest: raw.placement_digest,
-        rank_base: raw.rank_base,
-        api_key_file: raw.api_key_file.map(|path| base.join(path)),
-        layout: raw.layout,
-        found: None,
-    })
-}
-
-/// `url`, or one of `urls` for each rank.
-fn urls(key: &str, engine: Engine, raw: &RawBackend) -> Result<Vec<BaseUrl>> {
-    let parse =
-        |key: String, url: &str| url.parse().map(BaseUrl::without_v1).map_err(|error| ConfigError::value(key, error));
-    if raw.urls.is_empty() {
-        return Ok(vec![parse(format!("{key}.url"), &raw.url)?]);
-    }
-    let key = format!("{key}.urls");
-    if !raw.url.is_empty() {
-        return Err(ConfigError::value(key, "set beside `url`, expected one of the two"));
-    }
-    if engine.speaks_sglang() {
-        let cause = format!("one {engine} engine has all of its ranks behind one URL; set `url`, or several backends");
-        return Err(ConfigError::value(key, cause));
-    }
-    let mut urls: Vec<BaseUrl> = Vec::new();
-    for (at, url) in raw.urls.iter().enumerate() {
-        let url = parse(format!("{key}[{at}]"), url)?;
-        if urls.contains(&url) {
-            return Err(ConfigError::value(format!("{key}[{at}]"), format!("{url} is there already")));
-        }
-        urls.push(url);
-    }
-    Ok(urls)
-}
-
-fn ranks(key: &str, engine: Engine, ranks: Option<u16>, urls: usize) -> Result<Option<u16>> {
-    match (engine, ranks) {
-        (Engine::Vllm, Some(ranks)) if urls > 1 && usize::from(ranks) % urls != 0 => {
-            Err(ConfigError::value(key, format!("{ranks}, but there are {urls} URLs, each for as many ranks")))
-        }
-        (Engine::Openai, Some(ranks)) if urls > 1 && usize::from(ranks) != urls => {
-            Err(ConfigError::value(key, format!("{ranks}, but there are {urls} URLs, one for each rank")))
-        }
-        (Engine::Openai, _) if urls > 1 => Ok(u16::try_from(urls).ok()),
-        (_, Some(0)) => Err(ConfigError::value(key, "0, expected at least 1")),
-        (Engine::Openai, Some(ranks)) if ranks != 1 => {
-            Err(ConfigError::value(key, format!("{ranks}, but an openai engine is one rank for each URL")))
-        }
-        (Engine::Openai, _) => Ok(Some(1)),
-        (_, ranks) => Ok(ranks),
-    }
 }
 
 fn limits(mut limits: RawLimits) -> Result<RawLimits> {

@@ -45,6 +45,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use semmoe_engines::Route;
 
+use crate::config::HEALTH;
 use crate::error::{Form, RequestError};
 use crate::metrics::{Done, Generated, NONE, Place};
 use crate::otlp::Stage;
@@ -58,12 +59,8 @@ use stream::RelayBody;
 use ticket::Ticket;
 
 use cors::Cors;
-pub(crate) use cors::origin_fault;
 pub(crate) use retry::{SendError, Wait};
 pub(crate) use score::text_route;
-
-/// As the engines have it.
-pub(crate) const HEALTH: &str = "/health";
 
 /// The data plane as a service.
 pub(crate) fn service(core: &Arc<Core>) -> impl Serves + use<> {

@@ -27,7 +27,6 @@ use crate::state::Core;
 
 use answer::{Answer, Lookup};
 pub use answer::{Resolve, Resolved, SystemResolver};
-pub(crate) use srv::is_name;
 
 /// The configuration is looked at so often at least, as it may name other sources.
 const MAX_SLEEP: Duration = Duration::from_secs(1);

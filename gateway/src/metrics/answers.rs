@@ -8,8 +8,8 @@ use std::time::Duration;
 use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use semmoe_engines::Route;
 
+use super::labels::{Counter, Family, Gauge, Histogram, Histograms};
 use super::requests::{Done, NONE, OTHER};
-use super::{Counter, Family, Gauge, Histogram, Histograms};
 use crate::flow::FlowReading;
 
 /// From milliseconds to a few seconds.

@@ -1,6 +1,6 @@
 //! Breakers, drained backends, queues.
 
-use super::{BackendLabels, Counter, Family, Gauge, Histogram, Histograms, ModelLabels, of_backend};
+use super::labels::{BackendLabels, Counter, Family, Gauge, Histogram, Histograms, ModelLabels, of_backend};
 use crate::breaker::State;
 use crate::queue::Queue;
 

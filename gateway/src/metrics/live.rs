@@ -1,6 +1,6 @@
 //! Counters of sampled requests.
 
-use super::{
+use super::labels::{
     BackendLabels, Counter, Family, Gauge, Histograms, ModelLabels, OutcomeLabels, RealCounter, of_backend, shares,
 };
 

@@ -1,6 +1,6 @@
 //! Memory that requests hold, and clients that make the gateway hold it.
 
-use super::{Counter, Family, Gauge, ReasonLabels};
+use super::labels::{Counter, Family, Gauge, ReasonLabels};
 
 labels!(KindLabels { kind: &'static str });
 

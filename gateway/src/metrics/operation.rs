@@ -1,6 +1,6 @@
 //! Metrics of reloads and discovery.
 
-use super::{Counter, Family, Gauge, OutcomeLabels};
+use super::labels::{Counter, Family, Gauge, OutcomeLabels};
 
 labels!(AnswerLabels { source: String, outcome: &'static str });
 

@@ -1,6 +1,6 @@
 //! Metrics of pins: whether requests run where they are sent.
 
-use super::{BackendLabels, Counter, Family, Gauge, of_backend};
+use super::labels::{BackendLabels, Counter, Family, Gauge, of_backend};
 use crate::verdict::Unpinned;
 
 labels!(RoundLabels { backend: String, outcome: &'static str });

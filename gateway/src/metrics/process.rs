@@ -11,7 +11,7 @@ use prometheus_client::registry::Registry;
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::{Counter, Gauge};
+use super::labels::{Counter, Gauge};
 
 type Bytes = Gauge<u64, AtomicU64>;
 

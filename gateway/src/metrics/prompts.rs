@@ -2,7 +2,7 @@
 
 use semmoe_text::Shapes;
 
-use super::{Counter, Family, Gauge};
+use super::labels::{Counter, Family, Gauge};
 use crate::parity::known::STATES;
 
 labels!(AgreementLabels { backend: String, agrees: &'static str });

@@ -14,7 +14,7 @@ use semmoe_engines::Route;
 use semmoe_tables::RankId;
 
 use super::answers::{AnswerMetrics, Generated, KnownAnswers};
-use super::{Counter, Family, rank_label};
+use super::labels::{Counter, Family, rank_label};
 
 /// The client went away before the end; nginx's code for it.
 pub(crate) const CLIENT_CLOSED: u16 = 499;

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU64;
 
 use semmoe_routing::{Report, ReportSide};
 
-use super::{Family, Gauge};
+use super::labels::{Family, Gauge};
 
 // One side of a comparison.
 labels!(ShadowLabels { model: String, policy: &'static str });

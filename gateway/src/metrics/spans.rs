@@ -1,6 +1,6 @@
 //! Spans of traced requests, and their outcomes.
 
-use super::{Counter, Family, OutcomeLabels};
+use super::labels::{Counter, Family, OutcomeLabels};
 
 metrics! {
     /// Cloning shares the counts.

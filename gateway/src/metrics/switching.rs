@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use semmoe_planner::policy::Layout;
 
 use super::answers::TO_SECONDS;
-use super::{Counter, Family, Gauge, Histogram, Histograms};
+use super::labels::{Counter, Family, Gauge, Histogram, Histograms};
 
 labels!(UnitLabels { unit: String });
 

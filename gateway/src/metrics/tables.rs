@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Counter, Family, Histogram, Histograms, OutcomeLabels};
+use super::labels::{Counter, Family, Histogram, Histograms, OutcomeLabels};
 
 /// Swaps take microseconds; what shows in requests begins at a millisecond.
 const SWAP_SECONDS: [f64; 9] = [1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0];

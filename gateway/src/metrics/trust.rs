@@ -1,6 +1,6 @@
 //! Counters of keys and certificates.
 
-use super::{Counter, Family, Gauge, OutcomeLabels};
+use super::labels::{Counter, Family, Gauge, OutcomeLabels};
 
 // `reason`: `missing`, `wrong` or `model`.
 labels!(FailureLabels { reason: &'static str });

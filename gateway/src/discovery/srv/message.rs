@@ -6,9 +6,8 @@
 use simple_dns::rdata::RData;
 use simple_dns::{CLASS, Name, OPCODE, Packet, PacketFlag, QCLASS, QTYPE, Question, RCODE, SimpleDnsError, TYPE};
 
-/// Longest name, as text.
-const MAX_NAME_BYTES: usize = 253;
-const MAX_LABEL_BYTES: usize = 63;
+use crate::config::is_dns_name;
+
 const HEADER_BYTES: usize = 12;
 /// Of a question; records have more.
 const MIN_ENTRY_BYTES: usize = 5;
@@ -62,14 +61,7 @@ pub(super) enum MessageError {
     },
 }
 
-/// Whether this is a name that can be asked for: labels of letters, digits, `-` and `_`.
-pub(crate) fn is_name(name: &str) -> bool {
-    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-    let is_label = |label: &str| !label.is_empty() && label.len() <= MAX_LABEL_BYTES && label.bytes().all(is_letter);
-    name.len() <= MAX_NAME_BYTES && name.split('.').all(is_label)
-}
-
-/// The question for the SRV records of a name for which [`is_name`] holds.
+/// The question for the SRV records of a name for which [`is_dns_name`] holds.
 pub(super) fn question(id: u16, name: &str) -> Result<Vec<u8>, MessageError> {
     let mut packet = Packet::new_query(id);
     packet.set_flags(PacketFlag::RECURSION_DESIRED);
@@ -93,7 +85,7 @@ pub(super) fn records(message: &[u8], id: u16, name: &str) -> Result<Vec<Service
             RData::CNAME(alias) => owner = alias.0.clone(),
             RData::SRV(service) if !service.target.get_labels().is_empty() => {
                 let target = service.target.to_string().to_ascii_lowercase();
-                if !is_name(&target) {
+                if !is_dns_name(&target) {
                     return Err(MessageError::Target { target });
                 }
                 found.push(Service { priority: service.priority, port: service.port, target });
@@ -238,9 +230,9 @@ mod tests {
             ("a b", false),
             ("\u{e4}.de", false),
         ] {
-            assert_eq!(is_name(name), is, "{name:?}");
+            assert_eq!(is_dns_name(name), is, "{name:?}");
         }
-        assert!(!is_name(&"a".repeat(64)) && !is_name(&vec!["abc"; 64].join(".")));
+        assert!(!is_dns_name(&"a".repeat(64)) && !is_dns_name(&vec!["abc"; 64].join(".")));
     }
 
     proptest! {
@@ -248,7 +240,7 @@ mod tests {
         #[test]
         fn any_bytes_end_well(tail in prop::collection::vec(any::<u8>(), 0..200), answers in 0u16..9) {
             for found in read(&answer(0, answers, &tail)).unwrap_or_default() {
-                prop_assert!(is_name(&found.target), "{found:?}");
+                prop_assert!(is_dns_name(&found.target), "{found:?}");
             }
         }
 
@@ -261,7 +253,7 @@ mod tests {
             message[at] = byte;
             message.truncate(message.len().saturating_sub(cut));
             for found in read(&message).unwrap_or_default() {
-                prop_assert!(is_name(&found.target), "{found:?}");
+                prop_assert!(is_dns_name(&found.target), "{found:?}");
             }
         }
     }

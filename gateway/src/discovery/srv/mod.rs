@@ -18,8 +18,6 @@ use super::MAX_FOUND;
 use super::answer::{Answer, Resolve};
 use message::{MessageError, Service, question, records};
 
-pub(crate) use message::is_name;
-
 /// Longest wait for one nameserver; there are at most three.
 const SERVER_TIMEOUT: Duration = Duration::from_millis(1500);
 /// As in the system's resolver.

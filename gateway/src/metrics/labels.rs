@@ -1,0 +1,38 @@
+//! Labels and kinds of metrics that several groups use.
+
+use std::sync::atomic::AtomicU64;
+
+pub(super) use prometheus_client::metrics::counter::Counter;
+pub(super) use prometheus_client::metrics::family::Family;
+pub(super) use prometheus_client::metrics::gauge::Gauge;
+pub(super) use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::histogram::linear_buckets;
+
+// One backend.
+labels!(BackendLabels { backend: String });
+
+labels!(OutcomeLabels { outcome: &'static str });
+
+labels!(ModelLabels { model: String });
+
+labels!(ReasonLabels { reason: &'static str });
+
+/// Counts expectations, which are no whole numbers.
+pub(super) type RealCounter = Counter<f64, AtomicU64>;
+
+/// Histograms with buckets of their own.
+pub(super) type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
+
+/// For shares, in steps of 5%.
+pub(super) fn shares() -> Histogram {
+    Histogram::new(linear_buckets(0.05, 0.05, 20))
+}
+
+pub(super) fn of_backend(backend: &str) -> BackendLabels {
+    BackendLabels { backend: backend.to_owned() }
+}
+
+/// How a rank stands in labels.
+pub(crate) fn rank_label(rank: Option<u16>) -> String {
+    rank.map_or_else(|| "any".to_owned(), |rank| rank.to_string())
+}
