@@ -76,7 +76,7 @@ use labels::{
     BackendLabels, Counter, Family, Gauge, Histogram, Histograms, ModelLabels, RealCounter, ReasonLabels, of_backend,
     shares,
 };
-use live::LiveMetrics;
+pub(crate) use live::LiveMetrics;
 pub(crate) use memory::MemoryMetrics;
 use operation::OperationMetrics;
 use pins::PinMetrics;

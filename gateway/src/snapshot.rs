@@ -159,6 +159,17 @@ impl Model {
     }
 }
 
+/// Routes whose prompts can be read.
+pub(crate) fn text_route(route: Route) -> Option<semmoe_text::Route> {
+    match route {
+        Route::Chat => Some(semmoe_text::Route::Chat),
+        Route::Completions => Some(semmoe_text::Route::Completions),
+        Route::Generate => Some(semmoe_text::Route::Generate),
+        Route::Responses | Route::Embeddings | Route::Tokenize | Route::Messages => None,
+        Route::Detokenize | Route::CountTokens | Route::Extra => None,
+    }
+}
+
 /// A tokenizer that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UnreadText {

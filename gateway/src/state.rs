@@ -27,7 +27,7 @@ use crate::reload::outcome::Reloads;
 use crate::snapshot::{Member, Model, Snapshot};
 use crate::stall::AnswerMemory;
 use crate::switching::Records;
-use crate::tables::{Lanes, LoadedTables, Swapped, check_fit};
+use crate::tables::Lanes;
 use crate::trust::{self, Caller};
 use crate::verdict::{Closed, Fit};
 
@@ -75,9 +75,9 @@ impl Core {
         Self {
             current: Current::new(snapshot, metrics.tables.waits()),
             changing: Mutex::new(()),
+            switches: Records::new(metrics.switching.clone()),
             metrics,
             live: Live::new(),
-            switches: Records::default(),
             reloads: Reloads::default(),
             watched: WatchedBackends::default(),
             retired: Mutex::default(),
@@ -303,41 +303,6 @@ impl Core {
                 Health::Unhealthy { cause } => tracing::warn!(backend = name, cause, "backend gets no requests"),
                 _ => tracing::info!(backend = name, "backend is healthy"),
             }
-        }
-    }
-
-    /// Checks tables against the state as it is now and swaps them in.
-    pub(crate) fn swap_tables(&self, backend: &str, fresh: LoadedTables) -> Result<Swapped, RequestError> {
-        loop {
-            // All the work is done before others have to wait, and again if they changed what it was about.
-            let seen = self.snapshot();
-            let gone = || RequestError::UnknownBackend { name: backend.to_owned() };
-            let at = seen.find(backend).ok_or_else(gone)?;
-            let (model, member) = seen.at(at);
-            let probe = member.backend.last_probe();
-            check_fit(model, member, &fresh)
-                .map_err(|cause| RequestError::TablesRefused { backend: backend.to_owned(), cause })?;
-            let changing = self.changing();
-            if !Arc::ptr_eq(&seen, &self.snapshot()) || member.backend.last_probe() != probe {
-                continue;
-            }
-            let tables = Arc::clone(&fresh.tables);
-            let next = Arc::new(seen.with_tables(at, fresh, &self.metrics));
-            let swapped = Swapped::to(backend, &tables, next.generation, true);
-            // Requests take no lock, and get the one or the other; only probes and other changes wait for this one.
-            // Who sees the new ones sees no trouble with the old ones any more.
-            member.backend.set_tables_trouble(None);
-            let took = self.swap(&changing, Arc::clone(&next));
-            let fit = &next.at(at).1.fit;
-            if *fit != member.fit {
-                self.note_fit(&member.backend, fit);
-                self.refresh(&member.backend);
-            }
-            drop(changing);
-            self.metrics.tables.swapped(took);
-            member.backend.live.reset();
-            self.metrics.live.drift(&member.backend.name, false);
-            return Ok(swapped);
         }
     }
 }

@@ -17,7 +17,6 @@ const ALLOWED: &[(&str, &[usize])] = &[
     ("semmoe-bench-gpu", &[17]),
     ("semmoe-bench-parts", &[10]),
     ("semmoe-engines", &[6]),
-    ("semmoe-gateway", &[26, 6]),
     ("semmoe-mock-engine", &[8]),
     ("semmoe-profiler", &[11]),
     ("semmoe-tables", &[13]),

@@ -10,10 +10,8 @@ use semmoe_engines::{Engine, RankBase};
 use semmoe_planner::policy::Layout;
 use serde::Deserialize;
 
-use super::ConfigError;
 use super::value::{printable, unique};
-
-type Result<T> = std::result::Result<T, ConfigError>;
+use super::{ConfigError, Result};
 
 /// `[[models.backends]]`
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]

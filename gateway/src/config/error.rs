@@ -49,6 +49,9 @@ pub enum ConfigError {
     },
 }
 
+/// The outcome of a check.
+pub(super) type Result<T> = std::result::Result<T, ConfigError>;
+
 impl ConfigError {
     pub(super) fn value(key: impl Into<String>, cause: impl ToString) -> Self {
         Self::Value { key: key.into(), cause: cause.to_string() }

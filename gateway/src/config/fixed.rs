@@ -1,4 +1,5 @@
-//! What the next configuration takes over from the running one: settings that cannot change, and found backends.
+//! Settings that the next configuration takes over from the running one: those that cannot change, and the backends that
+//! were found.
 
 use super::Config;
 

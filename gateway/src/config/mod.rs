@@ -17,7 +17,7 @@ macro_rules! section {
         }
     };
     // The same with `$checked`, the section as the rest of the crate has it. Behind `=>` stand a field's name and type
-    // there, and what makes it of the raw value: `fn(key: &str, raw) -> Result<field, ConfigError>`.
+    // there, and what makes it of the raw value: `fn(key: &str, raw) -> Result<field>`.
     ($name:ident => $(#[$meta:meta])* $checked:ident, $section:literal, $about:literal;
      $($(#[$doc:meta])* $key:ident: $kind:ty = $default:expr => $field:ident: $type:ty = $check:expr,)*) => {
         section! { $name, $about; $($(#[$doc])* $key: $kind = $default,)* }
@@ -70,6 +70,7 @@ pub(crate) use checked::{HEALTH, ServerConfig};
 pub use discovery::RawDiscovery;
 pub(crate) use discovery::{DiscoveryConfig, Place, SourceKey, is_dns_name};
 pub use error::ConfigError;
+use error::Result;
 pub(crate) use faults::BreakerRules;
 pub use faults::{RawBreaker, RawRetry};
 #[cfg(feature = "kube")]
@@ -98,7 +99,7 @@ impl Config {
     ///
     /// # Errors
     /// `ConfigError` names the file, and the key that is wrong.
-    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+    pub fn load(path: &Path) -> Result<Self> {
         Self::load_with(path, Vec::new())
     }
 
@@ -106,7 +107,7 @@ impl Config {
     ///
     /// # Errors
     /// As `Self::load`.
-    pub fn load_with(path: &Path, overrides: Vec<Override>) -> Result<Self, ConfigError> {
+    pub fn load_with(path: &Path, overrides: Vec<Override>) -> Result<Self> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_owned(), cause: source.to_string() })?;
         let base = path.parent().unwrap_or(Path::new(""));
@@ -119,7 +120,7 @@ impl Config {
     ///
     /// # Errors
     /// `ConfigError` names the key that is wrong.
-    pub fn from_toml(text: &str, base: &Path) -> Result<Self, ConfigError> {
+    pub fn from_toml(text: &str, base: &Path) -> Result<Self> {
         Self::from_toml_with(text, base, Vec::new())
     }
 
@@ -127,7 +128,7 @@ impl Config {
     ///
     /// # Errors
     /// As `Self::from_toml`.
-    pub fn from_toml_with(text: &str, base: &Path, overrides: Vec<Override>) -> Result<Self, ConfigError> {
+    pub fn from_toml_with(text: &str, base: &Path, overrides: Vec<Override>) -> Result<Self> {
         let syntax = |error| ConfigError::syntax(text, &error);
         // Read as it stands first: only then do errors know their line.
         let mut raw: RawConfig = toml::from_str(text).map_err(syntax)?;
@@ -145,7 +146,7 @@ impl Config {
     ///
     /// # Errors
     /// As `Self::from_toml`.
-    pub fn from_raw(raw: RawConfig, base: &Path) -> Result<Self, ConfigError> {
+    pub fn from_raw(raw: RawConfig, base: &Path) -> Result<Self> {
         validate::validate(raw, base)
     }
 

@@ -2,9 +2,7 @@
 
 use semmoe_routing::{Canary, Policy, policy_with};
 
-use super::{ConfigError, PolicyConfig, RawModel, RoutingConfig};
-
-type Result<T> = std::result::Result<T, ConfigError>;
+use super::{ConfigError, PolicyConfig, RawModel, Result, RoutingConfig};
 
 /// The checked configuration of a model's policies.
 pub(super) fn policies(key: &str, raw: &RawModel, routing: &RoutingConfig) -> Result<PolicyConfig> {

@@ -11,7 +11,7 @@ use semmoe_planner::policy::{
 use serde::{Deserialize, Serialize};
 
 use super::value::{MAX_SECONDS, seconds};
-use super::{BackendConfig, ConfigError, ModelConfig};
+use super::{BackendConfig, ConfigError, ModelConfig, Result};
 
 /// An hour, as the policy has it.
 const MAX_TTFT_MS: f64 = 3.6e6;
@@ -151,8 +151,6 @@ impl SwitchConfig {
         [Layout::Tp, Layout::Ep].into_iter().find(|layout| self.names[*layout] == name)
     }
 }
-
-type Result<T> = std::result::Result<T, ConfigError>;
 
 fn wrong<T>(key: &str, cause: impl std::fmt::Display) -> Result<T> {
     Err(ConfigError::value(format!("switch.{key}"), cause))

@@ -8,10 +8,8 @@ use super::backend::backend;
 use super::value::{at_least, digest, seconds, unique};
 use super::{
     Config, ConfigError, DrainRules, HealthConfig, ModelConfig, OtherNames, QueueRules, RawBackend, RawConfig,
-    RawLimits, RawModel, RawServer, RoutingConfig, ServerConfig, Timeouts, TracingConfig,
+    RawLimits, RawModel, RawServer, Result, RoutingConfig, ServerConfig, Timeouts, TracingConfig,
 };
-
-type Result<T> = std::result::Result<T, ConfigError>;
 
 pub(super) fn validate(raw: RawConfig, base: &Path) -> Result<Config> {
     let routing = RoutingConfig::check(raw.routing)?;

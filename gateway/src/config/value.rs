@@ -5,9 +5,7 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::ConfigError;
-
-type Result<T> = std::result::Result<T, ConfigError>;
+use super::{ConfigError, Result};
 
 /// A day: longer waits are mistakes, and far longer ones overflow timers.
 pub(super) const MAX_SECONDS: f64 = 86_400.0;

@@ -59,8 +59,6 @@ use stream::RelayBody;
 use ticket::Ticket;
 
 use cors::Cors;
-pub(crate) use retry::{SendError, Wait};
-pub(crate) use score::text_route;
 
 /// The data plane as a service.
 pub(crate) fn service(core: &Arc<Core>) -> impl Serves + use<> {
@@ -212,14 +210,11 @@ async fn exchange(
     ticket: &mut Ticket,
 ) -> Result<relay::Answer, RequestError> {
     let (mut head, body) = request.into_parts();
-    ticket.record.caller = match core.let_in(&mut head.headers) {
-        Ok(caller) => caller,
-        Err(refusal) => {
-            body::discard(body).await;
-            return Err(refusal);
-        }
-    };
-    let coding = match Coding::take(&mut head.headers) {
+    let admitted = core.let_in(&mut head.headers).and_then(|caller| {
+        ticket.record.caller = caller;
+        Coding::take(&mut head.headers)
+    });
+    let coding = match admitted {
         Ok(coding) => coding,
         Err(refusal) => {
             body::discard(body).await;

@@ -12,13 +12,16 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Response, StatusCode};
+use http::{Request, Response, StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use semmoe_engines::failures::{self, Failure};
-use semmoe_engines::http::{AnswerBody, AnswerLimits, HttpError};
+use semmoe_engines::http::{AnswerBody, AnswerLimits, HttpError, RequestBody};
 use semmoe_engines::refusal::{self, RankRefusal};
 use semmoe_engines::{Route, probe};
+
+use crate::error::RequestError;
+use crate::live::Sample;
 
 use super::reports::{Kind, Reports};
 use super::retry::{ALIVE_WITHIN, LOOK_EVERY, SendError, Wait};
@@ -187,4 +190,35 @@ async fn first_piece(wait: &Wait<'_>, upstream: &mut Upstream) -> Result<(), Sen
         wait.check_health()?;
     }
     Ok(())
+}
+
+/// Sends a request that asks and waits for the head of its answer; one that is refused is sent again without the
+/// question, as nothing has gone to the client. An engine that takes it then is not asked any more until it is probed
+/// again.
+pub(super) async fn send_sampled(
+    wait: &Wait<'_>,
+    mut request: Request<RequestBody>,
+    sample: Sample,
+    plain: impl FnOnce() -> Result<Request<RequestBody>, RequestError>,
+) -> Result<(Result<Response<AnswerBody>, SendError>, Option<Sample>), RequestError> {
+    // Compressed answers cannot be cut.
+    request.headers_mut().remove(header::ACCEPT_ENCODING);
+    let answer = wait.send(request).await;
+    if !answer.as_ref().is_ok_and(|answer| may_be_refusal(answer.status())) {
+        return Ok((answer, Some(sample)));
+    }
+    let answer = wait.send(plain()?).await;
+    let is_refusal = answer.as_ref().is_ok_and(|answer| answer.status().is_success());
+    // Refused either way, it was the client's fault.
+    if is_refusal {
+        sample.refuse()
+    } else {
+        sample.give_up("failed")
+    }
+    Ok((answer, None))
+}
+
+/// Status codes of engines for a body they reject. Other codes are not about a field.
+fn may_be_refusal(status: StatusCode) -> bool {
+    matches!(status, StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY)
 }

@@ -18,6 +18,8 @@ use super::read::Job;
 
 /// A place, and who chose it.
 pub(crate) struct Placed {
+    /// On a backend whose breaker is half open.
+    pub(crate) trial: Option<Trial>,
     pub(crate) lease: Lease,
     /// The model's policy, or the one that stands in for it while pins are ignored.
     pub(crate) policy: &'static str,
@@ -61,8 +63,8 @@ fn place_with_care(core: &Arc<Core>, job: &Job, except: &mut Vec<usize>) -> Resu
         if !backend.gate.is_on_trial() {
             return Ok(placed);
         }
-        placed.lease.trial = Trial::begin(core, backend, rules);
-        if placed.lease.trial.is_some() {
+        placed.trial = Trial::begin(core, backend, rules);
+        if placed.trial.is_some() {
             return Ok(placed);
         }
         // Others were faster.
@@ -114,7 +116,7 @@ fn place_among(core: &Core, job: &Job, except: &[usize]) -> Result<Placed, Reque
     // The policy gave every rank of this backend the same share, and the engine chooses the rank: only load decided.
     let by_load = lease.rank.is_none() && policy.needs() != Needs::default();
     let policy = if by_load { model.plan.fallback.acting_name() } else { policy.acting_name() };
-    Ok(Placed { lease, policy, waited: Duration::ZERO })
+    Ok(Placed { trial: None, lease, policy, waited: Duration::ZERO })
 }
 
 /// Counts a chat that goes to an engine which reads it otherwise than it was read here.

@@ -25,7 +25,7 @@ use crate::request_id::REQUEST_ID;
 use crate::state::Core;
 
 use super::attempts::{Attempts, Next};
-use super::opening::{Opened, Upstream, open};
+use super::opening::{Opened, Upstream, open, send_sampled};
 use super::place::Placed;
 use super::read::Job;
 use super::reports::{Kind, Reports};
@@ -141,20 +141,20 @@ async fn attempt(
     job: &Job,
     ticket: &mut Ticket,
     arrived: Instant,
-    Placed { lease, policy, waited }: Placed,
+    placed: Placed,
     tries: &Tries<'_>,
 ) -> Result<Result<Answer, (Cause, RequestError)>, RequestError> {
     let (config, route) = (&job.snapshot.config, job.route);
+    let (policy, waited, lease) = (placed.policy, placed.waited, &placed.lease);
     let (at, member) = (lease.backend, &job.model.members[lease.backend]);
     let (backend, dialect) = (&member.backend, &member.fit.dialect);
     let pinned = Some(lease.chosen).filter(|_| member.sends_pin(route));
     // A pin may have been refused since it was placed.
     let shown = lease.rank.filter(|_| pinned.is_some() || member.fit.ranks <= 1);
-    ticket.policy = policy;
     let prompt_tokens = u32::try_from(job.scored.tokens).unwrap_or(u32::MAX);
     let waiting = WaitingStream { since: arrived, priority: job.priority, prompt_tokens };
     let flow = route.runs_model().then(|| FlowPart::begin(&backend.flow, waiting, job.streams));
-    ticket.place(backend, shown, lease, flow);
+    ticket.place(backend, shown, placed, flow);
     trace::placed(ticket, &backend.name, shown, policy);
     let traced = ticket.trace.as_ref().map(|trace| trace.here());
     let write = |body: &Stripped| {
@@ -181,7 +181,7 @@ async fn attempt(
     let (answer, sample) = match sample {
         None => (wait.send(request).await, None),
         // Boxed: few requests are sampled, and all would reserve memory for it.
-        Some(sample) => Box::pin(live::send(&wait, request, sample, || write(&job.body))).await?,
+        Some(sample) => Box::pin(send_sampled(&wait, request, sample, || write(&job.body))).await?,
     };
     let wire_rank = expected.as_ref().map(|expected| expected.wire_rank);
     let opened = match answer {

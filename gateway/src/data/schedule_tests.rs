@@ -313,9 +313,9 @@ impl World {
             std::mem::forget(placed.lease.room.take());
         }
         if self.has(Fault::ForgottenTrial) {
-            std::mem::forget(placed.lease.trial.take());
+            std::mem::forget(placed.trial.take());
         }
-        ticket.place(backend, None, placed.lease, None);
+        ticket.place(backend, None, placed, None);
     }
 
     /// Polls one task; it is gone if that ended it.

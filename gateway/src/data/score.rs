@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::body_memory::{Held, tree_bytes};
 use crate::error::RequestError;
-use crate::snapshot::{Member, Model, Text};
+use crate::snapshot::{Member, Model, Text, text_route};
 use crate::state::Core;
 
 /// Tokens of a prompt that was not tokenized, as a share of its bytes.
@@ -155,17 +155,6 @@ pub(super) fn score(
             check()?;
             Err(Unscored::Open { reason: "slow", cause: format!("no score within {limit:?}") })
         }
-    }
-}
-
-/// Routes whose prompts can be read.
-pub(crate) fn text_route(route: Route) -> Option<semmoe_text::Route> {
-    match route {
-        Route::Chat => Some(semmoe_text::Route::Chat),
-        Route::Completions => Some(semmoe_text::Route::Completions),
-        Route::Generate => Some(semmoe_text::Route::Generate),
-        Route::Responses | Route::Embeddings | Route::Tokenize | Route::Messages => None,
-        Route::Detokenize | Route::CountTokens | Route::Extra => None,
     }
 }
 

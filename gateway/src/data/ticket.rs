@@ -13,10 +13,10 @@ use crate::error::RequestError;
 use crate::flow::FlowPart;
 use crate::metrics::{CLIENT_CLOSED, Done, Generated, NONE, Place};
 use crate::otlp::{RequestTrace, Stage};
-use crate::pool::Lease;
 use crate::state::Core;
 
 use super::access::Record;
+use super::place::Placed;
 use super::progress::Progress;
 use super::trace;
 
@@ -31,7 +31,7 @@ pub(crate) struct Ticket {
     /// For the access log.
     pub(super) record: Record,
     progress: Progress,
-    lease: Option<Lease>,
+    placed: Option<Placed>,
     /// While it is placed, on a route that runs the model.
     flow: Option<FlowPart>,
     /// The timings of each part, where the request is traced.
@@ -58,7 +58,7 @@ impl Ticket {
             started: Instant::now(),
             record,
             progress: Progress::default(),
-            lease: None,
+            placed: None,
             flow: None,
             trace: None,
             judged: false,
@@ -76,25 +76,32 @@ impl Ticket {
 
     /// The request was placed, on `rank` as far as is known; a lease that it held before is given back.
     /// `flow` is its part in what the backend computes, if it has one.
-    pub(crate) fn place(&mut self, backend: &Arc<Backend>, rank: Option<RankId>, lease: Lease, flow: Option<FlowPart>) {
+    pub(crate) fn place(
+        &mut self,
+        backend: &Arc<Backend>,
+        rank: Option<RankId>,
+        placed: Placed,
+        flow: Option<FlowPart>,
+    ) {
         self.backend = Some(Arc::clone(backend));
         self.place = rank.map_or(Place::Any, Place::Rank);
-        self.lease = Some(lease);
+        self.policy = placed.policy;
+        self.placed = Some(placed);
         self.flow = flow;
         self.judged = false;
     }
 
     /// The rank answered.
     pub(crate) fn answered(&self) {
-        if let Some(lease) = &self.lease {
-            lease.answered();
+        if let Some(placed) = &self.placed {
+            placed.lease.answered();
         }
     }
 
     /// The engine refused the request, whose prompt has these blocks, without running it.
     pub(crate) fn refused(&self, blocks: &[u64]) {
-        if let Some(lease) = &self.lease {
-            lease.refused(blocks);
+        if let Some(placed) = &self.placed {
+            placed.lease.refused(blocks);
         }
     }
 
@@ -103,8 +110,8 @@ impl Ticket {
         if let Some(route) = self.record.route {
             self.progress.piece(route, self.started, piece, data_lines);
         }
-        if let Some((lease, lines)) = self.lease.as_mut().zip(data_lines) {
-            lease.generates(u64::from(lines));
+        if let Some((placed, lines)) = self.placed.as_mut().zip(data_lines) {
+            placed.lease.generates(u64::from(lines));
         }
     }
 
@@ -113,14 +120,14 @@ impl Ticket {
         if let Some(flow) = &mut self.flow {
             flow.piece();
         }
-        if let Some(lease) = &mut self.lease {
-            lease.computed();
+        if let Some(placed) = &mut self.placed {
+            placed.lease.computed();
         }
     }
 
     /// The attempt failed, and the request may be placed again.
     pub(crate) fn unplace(&mut self) {
-        self.lease = None;
+        self.placed = None;
         self.flow = None;
     }
 
@@ -155,8 +162,8 @@ impl Ticket {
     }
 
     fn judge(&mut self, backend: &Arc<Backend>, outcome: Outcome) {
-        let Some(lease) = self.lease.as_mut().filter(|_| !self.judged) else { return };
-        self.core.judge(backend, lease.trial.take(), outcome);
+        let Some(placed) = self.placed.as_mut().filter(|_| !self.judged) else { return };
+        self.core.judge(backend, placed.trial.take(), outcome);
         self.judged = true;
         if outcome == Outcome::Well {
             self.record.model().into_iter().for_each(|model| model.answered_well(backend, self.digest));
@@ -202,8 +209,8 @@ impl Ticket {
         self.finished = true;
         let generated = |route| self.progress.generated(route, self.record.prompt_tokens);
         let generated = self.record.route.map_or_else(Generated::default, generated);
-        if let Some((lease, tokens)) = self.lease.take().zip(generated.output_tokens.filter(|_| code < 400)) {
-            lease.generated(tokens.count());
+        if let Some((placed, tokens)) = self.placed.take().zip(generated.output_tokens.filter(|_| code < 400)) {
+            placed.lease.generated(tokens.count());
         }
         self.flow = None;
         let took = self.started.elapsed();

@@ -15,6 +15,9 @@ use crate::config::Place;
 /// Longest wait for an answer of the resolver.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Most backends of one source: what a resolver answers comes from outside.
+pub(super) const MAX_FOUND: usize = 1024;
+
 /// How names become addresses.
 pub trait Resolve: Send + Sync {
     /// All addresses of `host:port`.

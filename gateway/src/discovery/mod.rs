@@ -25,13 +25,11 @@ use crate::config::{Config, DiscoveryConfig, Place, SourceKey};
 use crate::reload;
 use crate::state::Core;
 
-use answer::{Answer, Lookup};
+use answer::{Answer, Lookup, MAX_FOUND};
 pub use answer::{Resolve, Resolved, SystemResolver};
 
 /// The configuration is looked at so often at least, as it may name other sources.
 const MAX_SLEEP: Duration = Duration::from_secs(1);
-/// Most backends of one source: what a resolver answers comes from outside.
-const MAX_FOUND: usize = 1024;
 
 /// The state kept for one source.
 struct Source {

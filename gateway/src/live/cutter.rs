@@ -8,7 +8,7 @@ use std::ops::Range;
 use bytes::{Bytes, BytesMut};
 use semmoe_engines::routed::{self, Cut, Place};
 
-use super::sample::MISSING;
+use super::seen::MISSING;
 
 /// Why an answer is not looked at.
 pub(super) type Outcome = &'static str;

@@ -8,6 +8,7 @@
 //! | `drift` | the alarm |
 //! | `rolling`, `files` | the rolling profile |
 //! | `traces` | whole requests, only where that is asked for |
+//! | `seen`, `kept` | a request until its answer is looked at; entries by model, and their times |
 //! | `task` | the thread of work behind the data plane: all but the cutting happens there |
 //!
 //! Counts alone are kept, and never a request unless `trace_dir` asks for it. See `docs/profile-and-solve.md`.
@@ -17,33 +18,28 @@ mod cutter;
 mod drift;
 mod edit;
 mod files;
+mod kept;
 mod local;
 mod observe;
 mod rolling;
 mod sample;
+mod seen;
 mod task;
 mod traces;
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use bytes::Bytes;
-use semmoe_engines::{Dialect, Route};
-use semmoe_tables::RankId;
 use tokio::sync::mpsc;
 
-use crate::backend::Backend;
-use crate::snapshot::Model;
-use crate::tables::LoadedTables;
 use rolling::Rolling;
+use seen::Observation;
 use traces::Traces;
 
 pub(crate) use backend::Figures;
 pub(crate) use edit::Edit;
-pub(crate) use sample::{Sample, note_unasked, send};
+pub(crate) use sample::{Sample, note_unasked};
 pub(crate) use task::{Task, write_profiles};
 
 /// Answers that wait to be looked at; each may be as long as the configuration allows.
@@ -67,38 +63,6 @@ pub(crate) struct ModelProfile {
     pub(crate) written: Option<(u64, Result<(), String>)>,
 }
 
-/// The entry of a model, made where there is none.
-fn found_or<'a, T, E>(
-    all: &'a mut BTreeMap<String, T>,
-    model: &str,
-    make: impl FnOnce() -> Result<T, E>,
-) -> Result<&'a mut T, E> {
-    match all.entry(model.to_owned()) {
-        Entry::Occupied(found) => Ok(found.into_mut()),
-        Entry::Vacant(place) => Ok(place.insert(make()?)),
-    }
-}
-
-/// A sampled request, as it was placed.
-struct Seen {
-    backend: Arc<Backend>,
-    model: Arc<Model>,
-    /// Those that it was placed by.
-    tables: Arc<LoadedTables>,
-    dialect: Dialect,
-    route: Route,
-    /// The rank it was pinned to.
-    rank: Option<RankId>,
-    /// The client's.
-    body: Bytes,
-}
-
-/// A sampled request and its answer.
-struct Observation {
-    seen: Seen,
-    answer: Bytes,
-}
-
 impl Live {
     pub(crate) fn new() -> Self {
         let (queue, waiting) = mpsc::channel(WAITING);
@@ -112,17 +76,4 @@ impl Live {
     fn traces(&self) -> MutexGuard<'_, Traces> {
         self.traces.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn unix_seconds(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-fn now() -> u64 {
-    unix_seconds(SystemTime::now())
-}
-
-fn rfc3339(seconds: u64) -> String {
-    let time = UNIX_EPOCH + std::time::Duration::from_secs(seconds);
-    humantime::format_rfc3339_seconds(time).to_string()
 }

@@ -6,11 +6,10 @@ use semmoe_engines::recording;
 use semmoe_tables::{ModelInfo, RankId};
 use semmoe_text::{Limits, Prompt, TextError};
 
-use super::Seen;
 use super::local::Hosted;
-use super::sample::MISSING;
-use crate::data::text_route;
+use super::seen::{MISSING, Seen};
 use crate::pins::record::Belief;
+use crate::snapshot::text_route;
 
 /// The content of a sample.
 pub(super) struct Observed {

@@ -7,7 +7,7 @@
 
 use semmoe_tables::{FormatError, ModelInfo, Phase, Profile, ProfileBuilder, Provenance, TraceBuilder};
 
-use super::rfc3339;
+use super::kept::{rfc3339, unix_seconds};
 use crate::config::RollingLimits;
 
 /// How `source` of a written profile starts; behind it stands since when it was counted.
@@ -68,7 +68,7 @@ impl Rolling {
     /// Takes over what an earlier run wrote, unless it is too old or too large; true if it was taken.
     pub(crate) fn adopt(&mut self, written: &Profile, now: u64) -> Result<bool, FormatError> {
         let since = written.provenance().source.strip_prefix(SOURCE);
-        let since = since.and_then(|since| humantime::parse_rfc3339(since).ok()).map(super::unix_seconds);
+        let since = since.and_then(|since| humantime::parse_rfc3339(since).ok()).map(unix_seconds);
         let entries: usize = (0..self.model.layers()).map(|l| written.entries((l as u16).into())).sum();
         let Some(began) = since.filter(|began| self.is_kept(*began, now) && entries <= self.limits.entries) else {
             return Ok(false);

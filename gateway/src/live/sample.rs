@@ -2,23 +2,16 @@
 
 use std::sync::Arc;
 
-use http::{Request, Response, StatusCode, header};
 use semmoe_engines::Route;
-use semmoe_engines::http::{AnswerBody, RequestBody};
 use semmoe_engines::pin::Stripped;
 use semmoe_engines::routed::{self, Asking, Place};
 use semmoe_tables::RankId;
 
-use super::{Observation, Seen};
+use super::seen::{MISSING, Observation, Seen};
 use crate::backend::Backend;
 use crate::config::SamplingConfig;
-use crate::data::{SendError, Wait};
-use crate::error::RequestError;
 use crate::snapshot::Model;
 use crate::state::Core;
-
-/// The outcome of an answer without routed experts.
-pub(super) const MISSING: &str = "missing";
 
 /// A request whose engine is asked for routed experts. It is counted exactly once: by its outcome, or as
 /// `unfinished` when it is dropped before.
@@ -73,7 +66,7 @@ impl Sample {
     }
 
     /// The answer is not looked at, and this is why.
-    pub(super) fn give_up(mut self, outcome: &'static str) {
+    pub(crate) fn give_up(mut self, outcome: &'static str) {
         // vLLM does not refuse the question when it is started without its flag: its answers just lack what was asked
         // for.
         if outcome == MISSING
@@ -83,6 +76,14 @@ impl Sample {
             note_refusal(&self.core, &seen.backend, "answers without the routed experts that a request asks for");
         }
         self.count(outcome);
+    }
+
+    /// The engine takes the request only without the question, and is not asked any more until it is probed again.
+    pub(crate) fn refuse(self) {
+        if let Some(seen) = &self.seen {
+            note_refusal(&self.core, &seen.backend, "refuses requests that ask for routed experts");
+        }
+        self.give_up("refused");
     }
 
     /// The answer, or the event of it, that holds the routed experts.
@@ -108,36 +109,6 @@ impl Drop for Sample {
     fn drop(&mut self) {
         self.count("unfinished");
     }
-}
-
-/// Sends a request that asks and waits for the head of its answer; one that is refused is sent again without the
-/// question, as nothing has gone to the client. An engine that takes it then is not asked any more until it is probed
-/// again.
-pub(crate) async fn send(
-    wait: &Wait<'_>,
-    mut request: Request<RequestBody>,
-    sample: Sample,
-    plain: impl FnOnce() -> Result<Request<RequestBody>, RequestError>,
-) -> Result<(Result<Response<AnswerBody>, SendError>, Option<Sample>), RequestError> {
-    // Compressed answers cannot be cut.
-    request.headers_mut().remove(header::ACCEPT_ENCODING);
-    let answer = wait.send(request).await;
-    if !answer.as_ref().is_ok_and(|answer| may_be_refusal(answer.status())) {
-        return Ok((answer, Some(sample)));
-    }
-    let answer = wait.send(plain()?).await;
-    let is_refusal = answer.as_ref().is_ok_and(|answer| answer.status().is_success());
-    if let Some(seen) = sample.seen.as_ref().filter(|_| is_refusal) {
-        note_refusal(wait.core, &seen.backend, "refuses requests that ask for routed experts");
-    }
-    // Refused either way, it was the client's fault.
-    sample.give_up(if is_refusal { "refused" } else { "failed" });
-    Ok((answer, None))
-}
-
-/// Status codes of engines for a body they reject. Other codes are not about a field.
-fn may_be_refusal(status: StatusCode) -> bool {
-    matches!(status, StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY)
 }
 
 /// An engine does not send routed experts: it is not asked any more until it is probed again.

@@ -7,9 +7,11 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::kept::{found_or, now};
 use super::observe::{Observed, observe};
 use super::rolling::Rolling;
-use super::{ModelProfile, Observation, Seen, files, found_or, now, traces};
+use super::seen::{Observation, Seen};
+use super::{ModelProfile, files, traces};
 use crate::config::ProfileConfig;
 use crate::state::Core;
 
@@ -46,7 +48,7 @@ async fn run(core: Arc<Core>, mut waiting: mpsc::Receiver<Observation>, stop: Ca
     let write = || {
         blocking(&core, |core| {
             write_profiles(core);
-            traces::write_all(core);
+            traces::write_all(&mut core.live.traces(), &core.metrics.live, &core.config());
         })
     };
     let look = |observation| blocking(&core, move |core| note(core, &observation));
@@ -110,7 +112,7 @@ fn keep(core: &Core, seen: &Seen, observed: &Observed) -> Result<(), FormatError
         count(core, seen, observed, config)?;
     }
     match &sampling.traces {
-        Some(config) => traces::add(core, config, &seen.model.name, observed),
+        Some(config) => traces::add(&mut core.live.traces(), &core.metrics.live, config, &seen.model.name, observed),
         None => Ok(()),
     }
 }

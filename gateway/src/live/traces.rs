@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 
 use semmoe_tables::{FormatError, ModelInfo, Provenance, TraceBuilder};
 
+use super::files;
+use super::kept::{found_or, now, rfc3339};
 use super::observe::Observed;
-use super::{files, found_or, now, rfc3339};
-use crate::config::TraceConfig;
-use crate::state::Core;
+use crate::config::{Config, TraceConfig};
+use crate::metrics::LiveMetrics;
 
 const SUFFIX: &str = ".trace.safetensors";
 
@@ -32,36 +33,41 @@ impl Open {
 }
 
 /// Adds a request to its model's trace. Blocking, as a full trace is written.
-pub(super) fn add(core: &Core, config: &TraceConfig, model: &str, observed: &Observed) -> Result<(), FormatError> {
-    let mut traces = core.live.traces();
-    let open = found_or(&mut traces, model, || Open::new(&observed.model, now()))?;
+pub(super) fn add(
+    traces: &mut Traces,
+    metrics: &LiveMetrics,
+    config: &TraceConfig,
+    model: &str,
+    observed: &Observed,
+) -> Result<(), FormatError> {
+    let open = found_or(traces, model, || Open::new(&observed.model, now()))?;
     open.builder.push(&observed.ids, observed.prompt, &observed.routes, None)?;
     if open.builder.tokens() >= config.tokens
         && let Some(full) = traces.remove(model)
     {
-        write(core, config, model, &full);
+        write(metrics, config, model, &full);
     }
     Ok(())
 }
 
 /// Writes all open traces and removes old files, those of earlier runs too. Blocking.
-pub(super) fn write_all(core: &Core) {
-    let all = core.config();
-    let Some(config) = &all.sampling.traces else { return };
-    for (model, open) in std::mem::take(&mut *core.live.traces()) {
-        write(core, config, &model, &open);
+pub(super) fn write_all(traces: &mut Traces, metrics: &LiveMetrics, config: &Config) {
+    let models = &config.models;
+    let Some(config) = &config.sampling.traces else { return };
+    for (model, open) in std::mem::take(traces) {
+        write(metrics, config, &model, &open);
     }
-    for model in &all.models {
+    for model in models {
         remove_old(config, &model.name);
     }
 }
 
-fn write(core: &Core, config: &TraceConfig, model: &str, open: &Open) {
+fn write(metrics: &LiveMetrics, config: &TraceConfig, model: &str, open: &Open) {
     let written = match open.builder.to_bytes() {
         Ok(bytes) => free_path(&config.dir, model, open.began).and_then(|path| files::write(&path, &bytes)),
         Err(error) => Err(std::io::Error::other(error)),
     };
-    core.metrics.live.trace_written(if written.is_ok() { "ok" } else { "failed" });
+    metrics.trace_written(if written.is_ok() { "ok" } else { "failed" });
     if let Err(error) = written {
         let dir = config.dir.display();
         tracing::warn!(model, %dir, %error, "a trace was lost");

@@ -2,11 +2,8 @@
 
 use std::sync::atomic::AtomicU64;
 
-pub(super) use prometheus_client::metrics::counter::Counter;
-pub(super) use prometheus_client::metrics::family::Family;
-pub(super) use prometheus_client::metrics::gauge::Gauge;
-pub(super) use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::histogram::linear_buckets;
+pub(super) use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram};
 
 // One backend.
 labels!(BackendLabels { backend: String });

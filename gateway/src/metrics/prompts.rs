@@ -3,7 +3,9 @@
 use semmoe_text::Shapes;
 
 use super::labels::{Counter, Family, Gauge};
-use crate::parity::known::STATES;
+
+/// States of a shape.
+pub(super) const STATES: [&str; 3] = ["equal", "differs", "unproven"];
 
 labels!(AgreementLabels { backend: String, agrees: &'static str });
 labels!(ShapeLabels { backend: String, shape: &'static str });

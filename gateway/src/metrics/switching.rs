@@ -13,7 +13,8 @@ labels!(UnitLabels { unit: String });
 labels!(DecisionLabels { unit: String, to: &'static str, outcome: &'static str });
 
 metrics! {
-    /// The counters of switches.
+    /// The counters of switches. Cloning shares them.
+    #[derive(Clone)]
     pub(crate) struct SwitchMetrics {
         layout: Family<UnitLabels, Gauge>, "switch_layout", "Current layout: 0 TP, 1 EP, -1 unknown";
         gain: Family<UnitLabels, Gauge<f64, AtomicU64>>,

@@ -5,9 +5,6 @@ use semmoe_text::Shapes;
 
 use crate::snapshot::Member;
 
-/// States of a shape.
-pub(crate) const STATES: [&str; 3] = ["equal", "differs", "unproven"];
-
 /// Shapes by state; the others are unproven.
 pub(crate) struct Known {
     pub(crate) equal: Shapes,
@@ -20,7 +17,7 @@ impl Known {
         Self { equal: member.fit.parity.equal.without(differs), differs }
     }
 
-    /// One of [`STATES`].
+    /// As in the metrics: `equal`, `differs` or `unproven`.
     pub(crate) fn state(&self) -> &'static str {
         match (self.differs.is_empty(), self.equal.is_empty()) {
             (false, _) => "differs",

@@ -9,7 +9,6 @@ use semmoe_routing::{Router, Work};
 use semmoe_tables::RankId;
 
 use super::{Pool, Slot};
-use crate::availability::Trial;
 use crate::queue::Room;
 
 /// Requests in a row that a rank may refuse before they stay in its recent load: one that refuses all would look idle,
@@ -27,8 +26,6 @@ pub(crate) struct Lease {
     inflight: Gauge,
     refusals: Arc<AtomicU32>,
     counted: Option<Counted>,
-    /// Of a backend whose breaker is half open.
-    pub(crate) trial: Option<Trial>,
     /// Offered to waiting requests once this is counted out: fields are dropped after [`Drop::drop`].
     pub(crate) room: Option<Room>,
 }
@@ -57,7 +54,7 @@ impl Lease {
     pub(super) fn new(slot: &Slot, rank: Option<RankId>, inflight: Gauge, counted: Option<Counted>) -> Self {
         inflight.inc();
         let (backend, chosen, refusals) = (slot.backend, slot.rank, Arc::clone(&slot.refusals));
-        Self { backend, chosen, rank, inflight, refusals, counted, trial: None, room: None }
+        Self { backend, chosen, rank, inflight, refusals, counted, room: None }
     }
 
     /// The rank answered: its counts are reliable from now on.

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Outcome;
 use super::reading::Load;
-use super::record::{self, UnitName};
+use super::record::UnitName;
 use super::task::in_flight;
 use super::unit::Unit;
 use crate::backend::Backend;
@@ -47,7 +47,7 @@ fn tick(core: &Arc<Core>, rules: &SwitchConfig, pools: &mut BTreeMap<String, Poo
     pools.retain(|name, _| {
         let stays = snapshot.models.iter().any(|model| model.name == *name && steers(model));
         if !stays {
-            record::forget(core, &unit_name(name));
+            core.switches.forget(&unit_name(name));
         }
         stays
     });
@@ -108,7 +108,7 @@ impl Pools {
         let verdict = self.unit.decide(self.layout, &load, &heads);
         let name = unit_name(&model.name);
         let unit = UnitName { name: &name, by: "pools" };
-        record::looked(core, unit, Some(self.layout), running.into(), &verdict);
+        core.switches.looked(unit, Some(self.layout), running.into(), &verdict);
         if let Some(to) = verdict.to {
             let outcome = match self.rules.mode {
                 SwitchMode::Drive if serving(to) > 0 => Some(Outcome::Committed { seconds: 0.0 }),
@@ -121,7 +121,7 @@ impl Pools {
                 self.layout = to;
             }
             self.unit.ended(to, outcome.as_ref());
-            record::ended(core, unit, to, &verdict, outcome.as_ref());
+            core.switches.ended(unit, to, &verdict, outcome.as_ref());
         }
         let drives = self.rules.mode == SwitchMode::Drive;
         labelled(model)

@@ -10,14 +10,16 @@ use serde::Serialize;
 
 use super::Outcome;
 use super::unit::Verdict;
-use crate::state::Core;
+use crate::metrics::SwitchMetrics;
 
 /// Decisions of a unit that are kept.
 const KEPT: usize = 16;
 
 /// All units by name.
-#[derive(Default)]
-pub(crate) struct Records(Mutex<BTreeMap<String, Report>>);
+pub(crate) struct Records {
+    reports: Mutex<BTreeMap<String, Report>>,
+    metrics: SwitchMetrics,
+}
 
 /// A unit that is switched as one: a backend, or the pools of a model.
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
@@ -63,6 +65,11 @@ pub(super) struct UnitName<'a> {
 }
 
 impl Records {
+    /// `metrics`: where decisions are counted.
+    pub(crate) fn new(metrics: SwitchMetrics) -> Self {
+        Self { reports: Mutex::default(), metrics }
+    }
+
     /// All of them.
     pub(crate) fn all(&self) -> Vec<Report> {
         self.lock().values().cloned().collect()
@@ -82,51 +89,52 @@ impl Records {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Report>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-/// The unit is watched no longer.
-pub(super) fn forget(core: &Core, unit: &str) {
-    if core.switches.lock().remove(unit).is_some() {
-        core.metrics.switching.forget(unit);
-    }
-}
-
-/// Records the policy's verdict on a unit in this layout with so many requests in flight, or why it could not be asked.
-pub(super) fn looked(core: &Core, unit: UnitName<'_>, layout: Option<Layout>, in_flight: u64, verdict: &Verdict) {
-    core.metrics.switching.looked(unit.name, layout, verdict.gain);
-    core.switches.with(unit, |report| {
-        report.layout = layout.map(Layout::name);
-        report.in_flight = in_flight;
-        report.gain = verdict.gain;
-        report.reason.clone_from(&verdict.reason);
-    });
-}
-
-/// A switch ended; without an outcome it was only advised.
-pub(super) fn ended(core: &Core, unit: UnitName<'_>, to: Layout, verdict: &Verdict, outcome: Option<&Outcome>) {
-    let seconds = match outcome {
-        Some(Outcome::Committed { seconds }) => Some(*seconds),
-        _ => None,
-    };
-    let cause = outcome.and_then(Outcome::cause).map(str::to_owned);
-    let is_advice = outcome.is_none();
-    let outcome = outcome.map_or("advised", Outcome::name);
-    core.metrics.switching.ended(unit.name, to, outcome, seconds);
-    let (name, to, reason) = (unit.name, to.name(), verdict.reason.as_str());
-    match &cause {
-        Some(cause) => tracing::warn!(unit = name, to, outcome, cause, "layout switch failed"),
-        None if is_advice => tracing::info!(unit = name, to, reason, "layout switch advised"),
-        None => tracing::info!(unit = name, to, outcome, seconds, reason, "layout switch finished"),
-    }
-    let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
-    core.switches.with(unit, |report| {
-        if seconds.is_some() {
-            report.layout = Some(to);
+    /// The unit is watched no longer.
+    pub(super) fn forget(&self, unit: &str) {
+        if self.lock().remove(unit).is_some() {
+            self.metrics.forget(unit);
         }
-        report.switching_to = None;
-        report.decisions.push_front(Past { unix_seconds, to, reason: reason.to_owned(), outcome, cause, seconds });
-        report.decisions.truncate(KEPT);
-    });
+    }
+
+    /// Records the policy's verdict on a unit in this layout with so many requests in flight, or why it could not be
+    /// asked.
+    pub(super) fn looked(&self, unit: UnitName<'_>, layout: Option<Layout>, in_flight: u64, verdict: &Verdict) {
+        self.metrics.looked(unit.name, layout, verdict.gain);
+        self.with(unit, |report| {
+            report.layout = layout.map(Layout::name);
+            report.in_flight = in_flight;
+            report.gain = verdict.gain;
+            report.reason.clone_from(&verdict.reason);
+        });
+    }
+
+    /// A switch ended; without an outcome it was only advised.
+    pub(super) fn ended(&self, unit: UnitName<'_>, to: Layout, verdict: &Verdict, outcome: Option<&Outcome>) {
+        let seconds = match outcome {
+            Some(Outcome::Committed { seconds }) => Some(*seconds),
+            _ => None,
+        };
+        let cause = outcome.and_then(Outcome::cause).map(str::to_owned);
+        let is_advice = outcome.is_none();
+        let outcome = outcome.map_or("advised", Outcome::name);
+        self.metrics.ended(unit.name, to, outcome, seconds);
+        let (name, to, reason) = (unit.name, to.name(), verdict.reason.as_str());
+        match &cause {
+            Some(cause) => tracing::warn!(unit = name, to, outcome, cause, "layout switch failed"),
+            None if is_advice => tracing::info!(unit = name, to, reason, "layout switch advised"),
+            None => tracing::info!(unit = name, to, outcome, seconds, reason, "layout switch finished"),
+        }
+        let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+        self.with(unit, |report| {
+            if seconds.is_some() {
+                report.layout = Some(to);
+            }
+            report.switching_to = None;
+            report.decisions.push_front(Past { unix_seconds, to, reason: reason.to_owned(), outcome, cause, seconds });
+            report.decisions.truncate(KEPT);
+        });
+    }
 }

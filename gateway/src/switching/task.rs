@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::hook::Hook;
 use super::reading::{Load, Reading};
-use super::record::{self, UnitName};
+use super::record::UnitName;
 use super::unit::{Unit, Verdict};
 use super::{Move, Outcome, webhook};
 use crate::backend::{Backend, Watched};
@@ -50,14 +50,14 @@ pub(crate) async fn watch(core: Arc<Core>, Watched { backend, stop }: Watched) {
                     backend.flow.line.keep(false);
                 }
                 // Pools of this name are another task's.
-                record::forget(&core, &backend.name);
+                core.switches.forget(&backend.name);
                 IDLE
             }
         };
         stop.run_until_cancelled(tokio::time::sleep(pause)).await;
     }
     backend.flow.line.keep(false);
-    record::forget(&core, &backend.name);
+    core.switches.forget(&backend.name);
 }
 
 /// Who carries switches out.
@@ -121,13 +121,13 @@ impl Task<'_> {
             Ok(seen) => seen,
             Err(reason) => {
                 let verdict = Verdict { to: None, gain: None, reason };
-                return record::looked(core, unit, None, 0, &verdict);
+                return core.switches.looked(unit, None, 0, &verdict);
             }
         };
         let heads = backend.flow.line.heads(Instant::now());
         let verdict = steered.unit.decide(layout, &load, &heads);
         let in_flight = u64::from(load.running) + u64::from(load.waiting);
-        record::looked(core, unit, Some(layout), in_flight, &verdict);
+        core.switches.looked(unit, Some(layout), in_flight, &verdict);
         let Some(to) = verdict.to else { return };
         let outcome = match rules.mode {
             SwitchMode::Drive => {
@@ -141,7 +141,7 @@ impl Task<'_> {
         if matches!(outcome, Some(Outcome::Committed { .. })) {
             steered.layout = Some(to);
         }
-        record::ended(core, unit, to, &verdict, outcome.as_ref());
+        core.switches.ended(unit, to, &verdict, outcome.as_ref());
     }
 
     async fn act(&self, rules: &SwitchConfig, by: &By<'_>, requested: Move) -> Outcome {

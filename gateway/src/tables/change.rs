@@ -103,6 +103,43 @@ fn swap(core: &Core, backend: &str, source: Source) -> Result<Swapped, RequestEr
     core.swap_tables(backend, fresh)
 }
 
+impl Core {
+    /// Checks tables against the state as it is now and swaps them in.
+    pub(crate) fn swap_tables(&self, backend: &str, fresh: LoadedTables) -> Result<Swapped, RequestError> {
+        loop {
+            // All the work is done before others have to wait, and again if they changed what it was about.
+            let seen = self.snapshot();
+            let gone = || RequestError::UnknownBackend { name: backend.to_owned() };
+            let at = seen.find(backend).ok_or_else(gone)?;
+            let (model, member) = seen.at(at);
+            let probe = member.backend.last_probe();
+            check_fit(model, member, &fresh)
+                .map_err(|cause| RequestError::TablesRefused { backend: backend.to_owned(), cause })?;
+            let changing = self.changing();
+            if !Arc::ptr_eq(&seen, &self.snapshot()) || member.backend.last_probe() != probe {
+                continue;
+            }
+            let tables = Arc::clone(&fresh.tables);
+            let next = Arc::new(seen.with_tables(at, fresh, &self.metrics));
+            let swapped = Swapped::to(backend, &tables, next.generation, true);
+            // Requests take no lock, and get the one or the other; only probes and other changes wait for this one.
+            // Who sees the new ones sees no trouble with the old ones any more.
+            member.backend.set_tables_trouble(None);
+            let took = self.swap(&changing, Arc::clone(&next));
+            let fit = &next.at(at).1.fit;
+            if *fit != member.fit {
+                self.note_fit(&member.backend, fit);
+                self.refresh(&member.backend);
+            }
+            drop(changing);
+            self.metrics.tables.swapped(took);
+            member.backend.live.reset();
+            self.metrics.live.drift(&member.backend.name, false);
+            return Ok(swapped);
+        }
+    }
+}
+
 /// Tables from a file below `server.tables_root`, and its absolute path. Blocking.
 pub(super) fn open_requested(snapshot: &Snapshot, requested: &Path) -> Result<(LoadedTables, PathBuf), RequestError> {
     let root = snapshot.config.server.tables_root.as_deref().ok_or_else(|| RequestError::TablesPath {
@@ -134,7 +171,7 @@ fn earlier(member: &Member, generation: Option<u64>) -> Result<LoadedTables, Req
 }
 
 /// Checks tables against the model, its other tables, and the backend's last report.
-pub(crate) fn check_fit(model: &Model, member: &Member, fresh: &LoadedTables) -> Result<(), Incompatible> {
+fn check_fit(model: &Model, member: &Member, fresh: &LoadedTables) -> Result<(), Incompatible> {
     let tables = fresh.tables.as_ref();
     model.check_tables(tables, "the tables in use")?;
     compat::with_declared(tables, member.backend.config.placement_digest.as_deref())?;

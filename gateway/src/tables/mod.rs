@@ -27,7 +27,7 @@ use tokio::sync::Semaphore;
 
 use crate::config::Config;
 
-pub(crate) use change::{Source, Swapped, change, check_fit};
+pub(crate) use change::{Source, Swapped, change};
 pub(crate) use file::{Spool, Stamp, TablesFileError, open};
 pub(crate) use hot_swap::{Switched, Target, status, switch};
 pub(crate) use upload::{read, receive};

@@ -14,8 +14,7 @@ use futures_util::{StreamExt, stream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::MAX_FOUND;
-use super::answer::{Answer, Resolve};
+use super::answer::{Answer, MAX_FOUND, Resolve};
 use message::{MessageError, Service, question, records};
 
 /// Longest wait for one nameserver; there are at most three.
