@@ -9,7 +9,9 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderName, HeaderValue, StatusCode, header};
 use semmoe_engines::http::HttpError;
 use semmoe_engines::json::ScanError;
+use semmoe_engines::pin::PinError;
 use serde_json::Value;
+use tokio::task::JoinError;
 
 use crate::compat::Incompatible;
 use crate::config::ConfigError;
@@ -110,6 +112,9 @@ macro_rules! request_errors {
             GaveUp { attempts: usize, why: &'static str, last: Box<RequestError> },
         }
 
+        #[cfg(test)]
+        const ROWS: &[(&str, StatusCode, &str)] = &[$((stringify!($name), StatusCode::$status, $type),)*];
+
         impl RequestError {
             fn row(&self) -> Row {
                 match self {
@@ -201,6 +206,8 @@ request_errors! {
         "backend '{backend}' runs {engine}, whose layout cannot be switched";
     SwitchRefused { backend: String, cause: String } => CONFLICT, CLIENT, "switch_refused",
         "backend '{backend}' was not switched: {cause}";
+    SwitchFailed { backend: String, cause: String } => BAD_GATEWAY, UPSTREAM, "switch_failed",
+        "backend '{backend}' was not switched: {cause}";
     SwitchedWithoutTables { backend: String, cause: Box<RequestError> } =>
         BAD_GATEWAY, UPSTREAM, "switched_without_tables",
         "backend '{backend}' was switched, but its new tables are not in use: {cause}";
@@ -211,6 +218,21 @@ request_errors! {
 impl From<ScanError> for RequestError {
     fn from(cause: ScanError) -> Self {
         Self::BodyScan { cause }
+    }
+}
+
+/// A pin that cannot be sent is the gateway's choice, any other the client's.
+impl From<PinError> for RequestError {
+    fn from(error: PinError) -> Self {
+        let cause = error.to_string();
+        if matches!(error, PinError::NoCarrier { .. }) { Self::Internal { cause } } else { Self::Field { cause } }
+    }
+}
+
+/// A task of the gateway panicked.
+impl From<JoinError> for RequestError {
+    fn from(error: JoinError) -> Self {
+        Self::Internal { cause: error.to_string() }
     }
 }
 
@@ -297,5 +319,36 @@ pub(crate) fn printable(text: &str) -> String {
 impl IntoResponse for RequestError {
     fn into_response(self) -> Response {
         self.response(self.body(Form::OpenAi))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use semmoe_engines::{Engine, Route};
+
+    use super::*;
+
+    #[test]
+    fn only_clients_faults_are_4xx() {
+        for (name, status, kind) in ROWS {
+            let fits = match *kind {
+                CLIENT => status.is_client_error(),
+                // Clients are asked to wait.
+                BUSY => [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(status),
+                _ => status.is_server_error(),
+            };
+            assert!(fits, "{name}: {status} as {kind}");
+        }
+    }
+
+    #[tokio::test]
+    async fn faults_of_the_gateway_are_500() {
+        let panicked = tokio::spawn(async { panic!("planted") }).await.unwrap_err();
+        let pin = PinError::NoCarrier { engine: Engine::Openai, route: Route::Chat };
+        for error in [RequestError::from(panicked), RequestError::from(pin)] {
+            assert_eq!(error.status(), StatusCode::INTERNAL_SERVER_ERROR, "{error}");
+        }
+        let pin = PinError::NotARank { found: "x".to_owned() };
+        assert_eq!(RequestError::from(pin).status(), StatusCode::BAD_REQUEST, "the client's");
     }
 }

@@ -44,6 +44,6 @@ pub(super) async fn load(State(core): State<Arc<Core>>) -> Result<Json<Reloaded>
     match done {
         Ok(Ok(reloaded)) => Ok(Json(reloaded)),
         Ok(Err(error)) => Err(RequestError::ConfigRefused { outcome: error.outcome(), cause: error.to_string() }),
-        Err(error) => Err(RequestError::Internal { cause: error.to_string() }),
+        Err(error) => Err(error.into()),
     }
 }

@@ -73,7 +73,7 @@ pub(super) async fn write(State(core): State<Arc<Core>>) -> Result<Json<Live>, R
 /// Away from the network threads: a profile may be being written.
 pub(super) async fn answer<T: Send + 'static>(core: Arc<Core>, work: fn(&Core) -> T) -> Result<Json<T>, RequestError> {
     let done = tokio::task::spawn_blocking(move || work(&core)).await;
-    done.map(Json).map_err(|error| RequestError::Internal { cause: error.to_string() })
+    done.map(Json).map_err(RequestError::from)
 }
 
 pub(super) fn collect(core: &Core) -> Live {

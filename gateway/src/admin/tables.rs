@@ -164,7 +164,7 @@ pub(super) async fn to_its_end<T: Send + 'static>(
     change: impl Future<Output = Result<T, RequestError>> + Send + 'static,
 ) -> Result<Json<T>, RequestError> {
     let done = tokio::spawn(change).await;
-    done.unwrap_or_else(|error| Err(RequestError::Internal { cause: error.to_string() })).map(Json)
+    done.unwrap_or_else(|error| Err(error.into())).map(Json)
 }
 
 pub(super) async fn command<T: DeserializeOwned>(core: &Core, body: Body, expected: &str) -> Result<T, RequestError> {

@@ -107,8 +107,7 @@ pub(super) async fn plain(
         let plain = if is_plain(route, &body) { body } else { account.utf8(&body)? };
         Ok((plain, account))
     });
-    let panicked = |error: tokio::task::JoinError| Err(RequestError::Internal { cause: error.to_string() });
-    let (plain, account) = made.await.unwrap_or_else(panicked)?;
+    let (plain, account) = made.await.unwrap_or_else(|error| Err(RequestError::from(error)))?;
     // The body as it arrived is gone.
     ticket.release_body();
     ticket.take_over(account.keep(plain.len()));

@@ -155,7 +155,7 @@ async fn read_long(
         })
     });
     // No end can fail: the semaphores are never closed, and `read_now` lets no panic out of scoring.
-    let died = |error: tokio::task::JoinError| Err(RequestError::BodyRead { cause: error.to_string() });
+    let died = |error: tokio::task::JoinError| Err(RequestError::from(error));
     let scored = async {
         let given_up = CancellationToken::new();
         let _waiting = given_up.clone().drop_guard();
@@ -393,8 +393,7 @@ fn named<'a>(
 
 fn trusted_pin(model: &Model, route: Route, headers: &HeaderMap, body: &[u8]) -> Result<Option<RankId>, RequestError> {
     for member in &model.members {
-        let pin = pin::client_pin(member.backend.engine, route, headers, body);
-        if let Some(pin) = pin.map_err(|error| RequestError::Field { cause: error.to_string() })? {
+        if let Some(pin) = pin::client_pin(member.backend.engine, route, headers, body)? {
             return Ok(Some(pin));
         }
     }

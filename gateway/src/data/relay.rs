@@ -349,8 +349,7 @@ fn outbound(
     pin::strip_headers(&mut headers);
     let body = match pinned {
         None => body.bytes().clone(),
-        Some(rank) => pin::apply(dialect, route, rank, &mut headers, body)
-            .map_err(|error| RequestError::Field { cause: error.to_string() })?,
+        Some(rank) => pin::apply(dialect, route, rank, &mut headers, body)?,
     };
     let uri = backend.url(dialect, pinned).join(&path(route, head));
     let uri = uri.map_err(|_| RequestError::Field { cause: "the query cannot be sent to an engine".to_owned() })?;

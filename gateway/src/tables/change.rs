@@ -234,5 +234,5 @@ pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
 ) -> Result<T, RequestError> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|error| Err(RequestError::Internal { cause: error.to_string() }))
+    done.unwrap_or_else(|error| Err(error.into()))
 }

@@ -55,7 +55,7 @@ pub(crate) struct Switched {
 pub(crate) async fn status(core: &Core, name: &str) -> Result<SwitchStatus, RequestError> {
     let backend = switchable(core, name)?;
     let answer = switch::status(&backend.client, backend.config.first_url(), &core.patient_limits()).await;
-    answer.map_err(|error| refused(&backend, &error))
+    answer.map_err(|error| refused(&backend.name, &error))
 }
 
 /// Switches a backend, then swaps its tables.
@@ -80,7 +80,7 @@ pub(crate) async fn switch(
     let limits = AnswerLimits { timeout: SWITCH_LIMIT, ..core.patient_limits() };
     let request = SwitchRequest { to: Some(to), if_epoch, ..SwitchRequest::default() };
     let switched = switch::switch(&backend.client, backend.config.first_url(), &request, &limits).await;
-    let status = switched.map_err(|error| refused(&backend, &error))?;
+    let status = switched.map_err(|error| refused(&backend.name, &error))?;
     tracing::info!(backend = backend.name, layout = status.layout, epoch = status.epoch, "the backend was switched");
     let generation = match fresh {
         None => {
@@ -140,8 +140,9 @@ async fn prepared(
 
 /// The tables of a backend that runs their placement by now.
 async fn swap_in(core: &Arc<Core>, backend: &Arc<Backend>, fresh: LoadedTables) -> Result<u64, RequestError> {
-    let probe =
-        health::full_probe(core, backend, &core.patient_limits()).await.map_err(|error| refused(backend, &error))?;
+    let probe = health::full_probe(core, backend, &core.patient_limits())
+        .await
+        .map_err(|error| refused(&backend.name, &error))?;
     // Not judged by the old tables, which it does not fit any more; requests go on meanwhile.
     backend.set_probe(probe.clone());
     let (backend, core) = (Arc::clone(backend), Arc::clone(core));
@@ -160,7 +161,26 @@ async fn swap_in(core: &Arc<Core>, backend: &Arc<Backend>, fresh: LoadedTables) 
     .await
 }
 
-fn refused(backend: &Backend, error: &HttpError) -> RequestError {
-    tracing::debug!(backend = backend.name, %error, "the switch failed");
-    RequestError::SwitchRefused { backend: backend.name.clone(), cause: error.reason() }
+fn refused(backend: &str, error: &HttpError) -> RequestError {
+    tracing::debug!(backend, %error, "the switch failed");
+    let (backend, cause) = (backend.to_owned(), error.reason());
+    match error.status() {
+        Some(400..500) => RequestError::SwitchRefused { backend, cause },
+        _ => RequestError::SwitchFailed { backend, cause },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_that_fails_to_switch_is_no_fault_of_the_client() {
+        let url = || "http://127.0.0.1:1".to_owned();
+        let failed = refused("b", &HttpError::Connect { url: url(), cause: "refused".to_owned() });
+        assert_eq!(failed.status(), http::StatusCode::BAD_GATEWAY);
+        let status = |status| HttpError::Status { url: url(), status, excerpt: String::new() };
+        assert_eq!(refused("b", &status(409)).status(), http::StatusCode::CONFLICT);
+        assert_eq!(refused("b", &status(500)).status(), http::StatusCode::BAD_GATEWAY);
+    }
 }
