@@ -151,9 +151,9 @@ impl Core {
     fn note_breaker(&self, backend: &Backend) {
         let breaker = backend.gate.breaker();
         let state = breaker.state();
-        let before = self.metrics.faults.breaker(&backend.name, state);
+        let before = self.metrics.faults.breaker(&backend.name, state as i64);
         let name = backend.name.as_str();
-        if before == state {
+        if before == state as i64 {
             return;
         }
         self.metrics.faults.breaker_changed(name, state.name());

@@ -13,6 +13,7 @@ use crate::error::StartError;
 use crate::metrics::Metrics;
 use crate::outgoing;
 use crate::plan::Plan;
+use crate::queue::Queue;
 use crate::snapshot::{Member, Model, Snapshot, Text, TextSource, UnreadText, next_pool};
 use crate::stamp::FileState;
 use crate::tables::{self, LoadedTables, Origin};
@@ -73,7 +74,8 @@ pub(crate) fn model(
     }
     let (old_model, old_config) = (old.map(|old| old.model), old.map_or(all, |old| old.config));
     let budget = old.map_or_else(Arc::default, |old| Arc::clone(&old.model.budget));
-    let queue = old.map_or_else(|| Arc::new(metrics.faults.queue(&config.name)), |old| Arc::clone(&old.model.queue));
+    let (depth, waits) = metrics.faults.queue(&config.name);
+    let queue = old.map_or_else(|| Arc::new(Queue::new(depth, waits)), |old| Arc::clone(&old.model.queue));
     let (name, other_names) = (config.name.clone(), config.other_names.clone());
     let pool = next_pool(old_model, old_config, &members, &plan, all, metrics);
     let mut model = Model { name, other_names, text, unread, pool, plan, budget, queue, members };

@@ -47,11 +47,7 @@ pub(crate) enum Unpinned {
 }
 
 impl Unpinned {
-    /// All that [`Unpinned::reason`] may say.
-    pub(crate) const REASONS: [&str; 8] =
-        ["ranks", "ranks unknown", "layout", "placement", "placement unproven", "tokenizer", "tables", "file"];
-
-    /// In a word or two: a label of metrics.
+    /// In a word or two: a label of metrics, one of those in `metrics/pins.rs`.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Unknown | Self::Doubt(_) => "ranks unknown",

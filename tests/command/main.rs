@@ -15,6 +15,7 @@ mod permute;
 mod plan;
 mod recording;
 mod replicas;
+mod rooms;
 mod serve;
 mod solve;
 mod stopping;

@@ -57,7 +57,9 @@ pub(super) async fn metrics(State(core): State<Arc<Core>>, headers: HeaderMap) -
     core.metrics.memory.bodies(core.body_memory.held_bytes());
     for model in &core.snapshot().models {
         for member in &model.members {
-            core.metrics.requests.answers.streams(&member.backend.name, member.backend.flow.peek());
+            let flow = member.backend.flow.peek();
+            let answers = &core.metrics.requests.answers;
+            answers.streams(&member.backend.name, flow.waiting_streams, flow.running_streams);
             let known = Known::of(member);
             core.metrics.prompts.shapes(&member.backend.name, known.equal, known.differs);
         }

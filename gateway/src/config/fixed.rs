@@ -1,5 +1,4 @@
-//! Settings that the next configuration takes over from the running one: those that cannot change, and the backends that
-//! were found.
+//! Settings that the next configuration takes over from the running one: those that cannot change, and found backends.
 
 use super::Config;
 

@@ -36,7 +36,6 @@ macro_rules! section {
 
 mod auth;
 mod backend;
-mod checked;
 mod discovery;
 mod document;
 mod error;
@@ -58,15 +57,13 @@ mod value;
 mod waiting;
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 pub(crate) use auth::{ANY_ORIGIN, AuthConfig, KeyConfig};
 pub use auth::{Forward, RawAuth, RawKey};
 pub use backend::RawBackend;
 pub(crate) use backend::{BackendConfig, Found};
-pub use checked::Config;
-use checked::Source;
-pub(crate) use checked::{HEALTH, ServerConfig};
 pub use discovery::RawDiscovery;
 pub(crate) use discovery::{DiscoveryConfig, Place, SourceKey, is_dns_name};
 pub use error::ConfigError;
@@ -93,6 +90,33 @@ pub(crate) use tracing::TracingConfig;
 pub(crate) use value::SecretDigest;
 pub(crate) use waiting::{DrainRules, QueueRules};
 pub use waiting::{RawDrain, RawQueue};
+
+/// The gateway's own health route on the data plane.
+pub(crate) const HEALTH: &str = "/health";
+
+/// A configuration that was checked: every name is unique, every address parses, every policy exists and has what it
+/// needs. Files that it names are not opened yet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Where it came from.
+    pub(crate) source: Source,
+    pub(crate) server: ServerConfig,
+    pub(crate) auth: AuthConfig,
+    pub(crate) models: Vec<ModelConfig>,
+    pub(crate) limits: RawLimits,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) health: HealthConfig,
+    pub(crate) retry: RawRetry,
+    pub(crate) breaker: BreakerRules,
+    pub(crate) queue: QueueRules,
+    pub(crate) drain: DrainRules,
+    pub(crate) routing: RoutingConfig,
+    pub(crate) sampling: SamplingConfig,
+    pub(crate) tables: TablesConfig,
+    pub(crate) switch: SwitchConfig,
+    pub(crate) tracing: TracingConfig,
+    pub(crate) log: RawLog,
+}
 
 impl Config {
     /// Reads and checks a TOML file; relative paths in it are below its folder.
@@ -159,4 +183,31 @@ impl Config {
     pub fn addresses(&self) -> (SocketAddr, SocketAddr, Option<SocketAddr>) {
         (self.server.listen, self.server.admin, self.server.metrics)
     }
+}
+
+/// Where a configuration came from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Source {
+    /// `None` for one that was made in memory, which cannot be read again.
+    pub(crate) file: Option<PathBuf>,
+    /// As it stands there and is overridden, without defaults and secrets.
+    pub(crate) document: serde_json::Value,
+    /// Values that replace those of the file.
+    pub(crate) overrides: Vec<Override>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ServerConfig {
+    pub(crate) listen: SocketAddr,
+    pub(crate) admin: SocketAddr,
+    pub(crate) metrics: Option<SocketAddr>,
+    pub(crate) admin_token_sha256: Option<SecretDigest>,
+    pub(crate) tables_root: Option<PathBuf>,
+    /// Paths that are passed through besides the gateway's own.
+    pub(crate) extra_routes: Vec<String>,
+    /// Origins of pages that may use the data plane, or `*`.
+    pub(crate) cors_origins: Vec<String>,
+    pub(crate) tls: Option<RawServerTls>,
+    pub(crate) admin_tls: Option<RawServerTls>,
+    pub(crate) credentials_interval: Duration,
 }

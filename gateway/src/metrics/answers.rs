@@ -10,7 +10,6 @@ use semmoe_engines::Route;
 
 use super::labels::{Counter, Family, Gauge, Histogram, Histograms};
 use super::requests::{Done, NONE, OTHER};
-use crate::flow::FlowReading;
 
 /// From milliseconds to a few seconds.
 pub(super) const TO_SECONDS: [f64; 9] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
@@ -89,9 +88,9 @@ metrics! {
 }
 
 impl AnswerMetrics {
-    /// The streams of a backend now.
-    pub(crate) fn streams(&self, backend: &str, flow: FlowReading) {
-        for (state, streams) in [("waiting", flow.waiting_streams), ("running", flow.running_streams)] {
+    /// The streams of a backend now: those that wait for their first piece, and those that run.
+    pub(crate) fn streams(&self, backend: &str, waiting: u64, running: u64) {
+        for (state, streams) in [("waiting", waiting), ("running", running)] {
             let gauge = self.streams.get_or_create_owned(&StreamLabels { backend: backend.to_owned(), state });
             gauge.set(i64::try_from(streams).unwrap_or(i64::MAX));
         }

@@ -1,8 +1,6 @@
 //! Breakers, drained backends, queues.
 
 use super::labels::{BackendLabels, Counter, Family, Gauge, Histogram, Histograms, ModelLabels, of_backend};
-use crate::breaker::State;
-use crate::queue::Queue;
 
 /// Up to the longest wait that is commonly configured.
 const QUEUE_SECONDS: [f64; 12] = [0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
@@ -41,10 +39,10 @@ metrics! {
 }
 
 impl FaultMetrics {
-    /// The line of a model.
-    pub(crate) fn queue(&self, model: &str) -> Queue {
+    /// The length of a model's line, and the waits in it.
+    pub(crate) fn queue(&self, model: &str) -> (Gauge, Histogram) {
         let labels = ModelLabels { model: model.to_owned() };
-        Queue::new(self.queue_depth.get_or_create_owned(&labels), self.queue_seconds.get_or_create_owned(&labels))
+        (self.queue_depth.get_or_create_owned(&labels), self.queue_seconds.get_or_create_owned(&labels))
     }
 
     /// A request that was refused for want of room.
@@ -67,11 +65,9 @@ impl FaultMetrics {
         self.silences.get_or_create(&SilenceLabels { backend: backend.to_owned(), to }).inc();
     }
 
-    /// Sets the state; returns that before.
-    pub(crate) fn breaker(&self, backend: &str, state: State) -> State {
-        let before = self.breaker_state.get_or_create(&of_backend(backend)).set(state as i64);
-        let all = [State::Closed, State::HalfOpen, State::Open];
-        all.into_iter().find(|state| *state as i64 == before).unwrap_or(state)
+    /// Sets the state, a number as its help says; returns that before.
+    pub(crate) fn breaker(&self, backend: &str, state: i64) -> i64 {
+        self.breaker_state.get_or_create(&of_backend(backend)).set(state)
     }
 
     pub(crate) fn breaker_changed(&self, backend: &str, to: &'static str) {

@@ -1,7 +1,10 @@
 //! Metrics of pins: whether requests run where they are sent.
 
 use super::labels::{BackendLabels, Counter, Family, Gauge, of_backend};
-use crate::verdict::Unpinned;
+
+/// Why requests to a backend may not be pinned: labels.
+const UNPINNED: [&str; 8] =
+    ["ranks", "ranks unknown", "layout", "placement", "placement unproven", "tokenizer", "tables", "file"];
 
 labels!(RoundLabels { backend: String, outcome: &'static str });
 labels!(ReasonLabels { backend: String, reason: &'static str });
@@ -38,7 +41,7 @@ impl PinMetrics {
 
     /// Why requests to the backend are not pinned.
     pub(crate) fn unpinned(&self, backend: &str, reason: Option<&'static str>) {
-        for reason in Unpinned::REASONS {
+        for reason in UNPINNED {
             self.unpinned.remove(&ReasonLabels { backend: backend.to_owned(), reason });
         }
         if let Some(reason) = reason {

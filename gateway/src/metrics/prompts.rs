@@ -5,7 +5,7 @@ use semmoe_text::Shapes;
 use super::labels::{Counter, Family, Gauge};
 
 /// States of a shape.
-pub(super) const STATES: [&str; 3] = ["equal", "differs", "unproven"];
+const STATES: [&str; 3] = ["equal", "differs", "unproven"];
 
 labels!(AgreementLabels { backend: String, agrees: &'static str });
 labels!(ShapeLabels { backend: String, shape: &'static str });

@@ -9,7 +9,7 @@ use crate::backend::Backend;
 use crate::state::Core;
 use crate::verdict::{Fit, Unpinned};
 
-/// Why a backend is routed by load that refused a pin, among [`Unpinned::REASONS`].
+/// Why a backend is routed by load that refused a pin, as metrics have it.
 const REFUSED: &str = "ranks";
 
 impl Core {
