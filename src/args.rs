@@ -46,7 +46,7 @@ static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
     let [features, target] = [env!("CLI_FEATURES"), env!("CLI_TARGET")];
     let kernels = match (cfg!(feature = "cuda"), semmoe_worker::gpu_kernels()) {
         (false, _) => String::new(),
-        (true, targets) if targets.is_empty() => "\nkernels:  none, built without SEMMOE_KERNEL_IMAGES".to_owned(),
+        (true, targets) if targets.is_empty() => "\nkernels:  none, NVRTC compiles them at the first start".to_owned(),
         (true, targets) => format!("\nkernels:  {}", targets.join(" ")),
     };
     format!("{version}\ncommit:   {commit}\nfeatures: {features}\ntarget:   {target}{kernels}")

@@ -24,7 +24,7 @@ SIZES = {
 BATCHES = (1, 16, 64)
 LAYOUTS = tuple((world, attention) for world in (1, 2, 4) for attention in ("dp", "tp"))
 # Seconds that a step may take, whatever hangs in it.
-LIMITS_S = {"checkpoints": 120, "logits": 100, "speed": 75, "transformers": 75, "tp": 30}
+LIMITS_S = {"checkpoints": 120, "logits": 100, "switch": 30, "speed": 75, "transformers": 75, "tp": 30}
 # Bars of the issue: logits and log probabilities in f32; which gap of the two best tokens may be decided either way.
 MOST_DIFFERENCE = 1e-4
 TOOLS = pathlib.Path(__file__).resolve()
@@ -370,6 +370,27 @@ class Lab:
         reasons = dict.fromkeys(f"{row['world']} ranks, {row['attention']}: {row['reason']}" for row in bad)
         return {"sequences": count, "tokens_each": new, "layouts": rows, "passed": not bad, **({"reason": "; ".join(reasons)} if bad else {})}
 
+    def switch(self, seed):
+        """f32, two ranks: they switch to and fro while requests run; greedy tokens beside those of a CPU worker that does not."""
+        generator = random.Random(int(seed) + 1)
+        count, new = (4, 24) if self.dry else (16, 128)
+        prompts = [[generator.randrange(256) for _ in range(generator.randrange(3, 150))] for _ in range(count)]
+        asked = {"return_logprob": True, "top_logprobs_num": 2}
+        with Unit(self, self.folder / "f32", device="cpu") as unit:
+            expected, _ = unit.together(prompts, new, **asked)
+        seconds, inside = [], 0
+        with Unit(self, self.folder / "f32", 2, "dp,tp", more=["--step-tokens", "256"]) as unit, concurrent.futures.ThreadPoolExecutor(1) as pool:
+            requests = pool.submit(unit.together, prompts, new, **asked)
+            for to in ("tp", "ep") * 4:
+                seconds.append(json.loads(unit.ask("POST", "/switch", {"to": to}))["last_seconds"])
+                if requests.done():
+                    break
+                inside += 1
+            found, _ = requests.result()
+        said = {"sequences": count, "tokens_each": new, "switches": len(seconds), "while_requests_ran": inside,
+                "seconds": [round(each, 4) for each in seconds], **compare(expected, found)}
+        return said if inside or not said["passed"] else {**said, "passed": False, "reason": "requests were over before a switch was"}
+
     def speed(self, seed, world=1, attention="dp", batches=BATCHES):
         """bf16: tokens per second by batch, over HTTP, and what reading the weights alone would allow."""
         generator = random.Random(int(seed))
@@ -456,6 +477,8 @@ def lines(document):
         print(f"worker f32, {row['world']} ranks, {row['attention']}: "
               + (f"{row['equal']} equal, {row['close']} undecided, {row['differing']} differ, log probabilities within {row['most_difference']:.1e}"
                  if "equal" in row else row.get("reason", "")))
+    if "equal" in (row := document.get("worker-switch", {})):
+        print(f"worker f32, 2 ranks, {row['switches']} switches of {max(row['seconds'])} s at most: {row['equal']} equal, {row['close']} undecided, {row['differing']} differ")
     theirs = {row["batch"]: row for row in document.get("worker-transformers", {}).get("batches", [])}
     for step in ("worker-speed", "worker-tp"):
         for row in document.get(step, {}).get("batches", []):

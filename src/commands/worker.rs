@@ -9,6 +9,7 @@ use super::plan::Chosen;
 use crate::args::WorkerArgs;
 use crate::error::CliError;
 use crate::progress::say;
+use crate::up::default_folder;
 
 /// The variable with the secret if there is no file.
 const SECRET_VARIABLE: &str = "SEMMOE_RANK_SECRET";
@@ -25,6 +26,7 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     config.device = args.device.read(args.world)?;
     if config.device != DeviceChoice::Cpu {
         give_streams_queues();
+        config.kernels = Some(default_folder().join("kernels"));
     }
     (config.tables, config.tables_root) = (args.tables, args.tables_root);
     config.transport = args.layout.transport;

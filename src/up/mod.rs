@@ -26,6 +26,7 @@ use crate::progress::say;
 use crate::signals::{Stops, block_on};
 use assets::Assets;
 use cache::Cache;
+pub(crate) use cache::default_folder;
 use front::{Front, check_ports, start_gateway};
 use scrape::{UnitCounters, page};
 use unit::{UnitLayout, UnitSpec};
@@ -42,7 +43,7 @@ const EXAMPLE: &str = r#"[{"role": "system", "content": "You are a voice assista
 
 pub(crate) fn run(args: &UpArgs) -> Result<(), CliError> {
     let assets = Assets::find(args.model.clone())?;
-    let data = args.data.clone().unwrap_or_else(cache::default_folder);
+    let data = args.data.clone().unwrap_or_else(default_folder);
     let planned = args.plan.as_ref().map(|source| planned(source, &assets, &data)).transpose()?;
     let layout = UnitLayout::of(args, planned)?;
     setup::check_slots(&assets, layout, args.check)?;

@@ -151,6 +151,14 @@ pub enum Stopped {
 }
 
 impl Stopped {
+    /// The rank that did not come in time, if that is why.
+    pub fn late(&self) -> Option<usize> {
+        match self {
+            Self::EntryTimeout { peer, .. } | Self::ExitTimeout { peer, .. } => Some(*peer as usize),
+            _ => None,
+        }
+    }
+
     /// Reads a report word; `None` for 0: nothing stopped.
     pub fn from_report(code: u64) -> Option<Self> {
         let [kind, rank, peer] = [code >> 56, code >> 48 & 0xff, code >> 40 & 0xff].map(|part| part as u32);

@@ -4,6 +4,8 @@
 //! Nothing here needs a GPU, a driver or a compiler: `semmoe-kernels-shim` runs the same launches on the CPU.
 //! kernels/README.md explains the kernels.
 
+#[cfg(any(test, feature = "cuda"))]
+mod cached;
 mod calls;
 #[cfg(feature = "nvrtc")]
 mod compile;

@@ -45,6 +45,11 @@ impl<I> Group<I> {
         self.lock().ranks.len()
     }
 
+    /// Whether the ranks have met: from then on one may wait in a kernel whenever another calls the driver.
+    pub fn has_met(&self) -> bool {
+        self.lock().round > 0
+    }
+
     fn lock(&self) -> MutexGuard<'_, Meeting<I>> {
         self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
     }

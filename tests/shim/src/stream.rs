@@ -95,8 +95,14 @@ impl Runner for ShimStream {
 }
 
 impl Accelerator for ShimStream {
-    /// Poisoned, so that what is read before it is written shows.
+    /// Poisoned, so that what is read before it is written shows. Once ranks have met it is refused: a GPU would wait
+    /// for all of its kernels first, one of which may wait for this rank.
     fn allocate(&self, bytes: u64) -> Result<Buffer, String> {
+        if self.group.as_ref().is_some_and(|group| group.ranks() > 1 && group.has_met()) {
+            return Err(format!(
+                "{bytes} bytes were asked for after the ranks had met, which would wait for all kernels"
+            ));
+        }
         let mut memory = self.memory();
         let free = memory.free;
         memory.free = free.checked_sub(bytes).ok_or_else(|| format!("{bytes} bytes do not fit the free {free}"))?;

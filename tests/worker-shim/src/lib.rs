@@ -1,6 +1,8 @@
 //! Ranks of the worker whose GPUs are the shim.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
+mod watched;
+
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -9,12 +11,14 @@ use half::bf16;
 use semmoe_kernels::Dtype;
 use semmoe_kernels::collectives::{Lockstep, PrivateMemory, RowCollectives, UnitLink};
 use semmoe_kernels_cuda::unit::{Room, UnitRank};
-use semmoe_kernels_cuda::{Buffer, Launch, SIGNAL_BYTES, Team};
+use semmoe_kernels_cuda::{Accelerator, Buffer, Launch, SIGNAL_BYTES, Team};
 use semmoe_kernels_shim::{Compiler, Group, HostBuffer, Shim, ShimStream};
-use semmoe_tables::{Attention, ExpertCopies};
+use semmoe_tables::{Attention, ExpertCopies, RankId};
 use semmoe_worker::ep::{ExpertLayout, ExpertParallel, LocalTransport, WireRows};
 use semmoe_worker::model::gpu::GpuSettings;
-use semmoe_worker::model::{Model, ModelConfig, ModelError};
+use semmoe_worker::model::{AttentionPlan, Model, ModelConfig, ModelError};
+
+pub use watched::Watched;
 
 /// How long a rank waits for another inside a kernel: far above what a test needs.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -38,12 +42,14 @@ pub struct Layout {
     pub experts: ExpertLayout,
     /// Of weights, rows, keys and values.
     pub dtype: Dtype,
+    /// Whether attention may change; then pages with the other one.
+    pub other_pages: Option<usize>,
 }
 
 impl Layout {
     /// A unit of so many ranks.
     pub fn new(world: usize, attention: Attention, experts: ExpertLayout, dtype: Dtype) -> Self {
-        Self { world, attention, experts, dtype }
+        Self { world, attention, experts, dtype, other_pages: None }
     }
 }
 
@@ -92,7 +98,11 @@ impl ShimUnit {
     }
 
     /// A rank whose stream is made different.
-    fn rank_with(&self, rank: usize, change: impl FnOnce(ShimStream) -> ShimStream) -> UnitRank {
+    pub fn rank_with<A: Accelerator + Sync + 'static>(
+        &self,
+        rank: usize,
+        change: impl FnOnce(ShimStream) -> A,
+    ) -> UnitRank {
         let buffers = |of: &[Arc<HostBuffer>]| of.iter().map(|memory| memory.buffer()).collect::<Vec<Buffer>>();
         let report = &self.reports[rank];
         let team = Team::new(&buffers(&self.signals), rank as u32, &[report.buffer()], TIMEOUT).unwrap();
@@ -105,12 +115,15 @@ impl ShimUnit {
 
 /// Loads the one rank of a unit on a GPU with so much memory; nothing without a C++ compiler.
 pub fn loaded_alone(dir: &Path, placement: &ExpertCopies, memory: u64) -> Option<Result<Model, ModelError>> {
-    let settings = GpuSettings { dtype: Dtype::F32, step_tokens: 64, running: 4, pages: 8 };
+    let settings = GpuSettings { dtype: Dtype::F32, step_tokens: 64, running: 4, pages: 8, other_pages: 0 };
     let unit = ShimUnit::new(shim()?, settings.room(1, ModelConfig::load(dir).unwrap().hidden));
     let link = UnitLink::join(Box::new(LocalTransport::mesh(1).remove(0)) as Box<dyn Lockstep>, 1).unwrap();
     let gpu = unit.rank_with(0, |stream| stream.limited(memory));
     Some(Model::load_on(dir, placement.clone(), ExpertLayout::Ep, Attention::Dp, settings, gpu, link))
 }
+
+/// Pages of keys and values of a rank in tests.
+pub const PAGES: usize = 40;
 
 /// Runs `work` on every rank of a unit, each in a thread; nothing without a C++ compiler.
 pub fn on_gpus<R: Send>(
@@ -119,28 +132,61 @@ pub fn on_gpus<R: Send>(
     layout: Layout,
     work: impl Fn(Rank) -> R + Sync,
 ) -> Option<Vec<R>> {
-    let Layout { world, attention, experts, dtype } = layout;
-    let settings = GpuSettings { dtype, step_tokens: 400, running: 16, pages: 40 };
+    on_streams(dir, placement, layout, |_, stream| stream, work)
+}
+
+/// The same on streams that are made different.
+pub fn on_streams<R: Send, A: Accelerator + Sync + 'static>(
+    dir: &Path,
+    placement: &ExpertCopies,
+    layout: Layout,
+    change: impl Fn(usize, ShimStream) -> A + Sync,
+    work: impl Fn(Rank) -> R + Sync,
+) -> Option<Vec<R>> {
+    let Layout { world, attention, experts, dtype, other_pages } = layout;
+    let (both, other_pages) = (other_pages.is_some(), other_pages.unwrap_or(0));
+    let settings = GpuSettings { dtype, step_tokens: 400, running: 16, pages: PAGES, other_pages };
     let unit = ShimUnit::new(shim()?, settings.room(world, ModelConfig::load(dir).unwrap().hidden));
-    Some(std::thread::scope(|scope| {
-        let (work, unit) = (&work, &unit);
-        let start = |link: LocalTransport| {
-            scope.spawn(move || {
-                let link = UnitLink::join(Box::new(link) as Box<dyn Lockstep>, 1).unwrap();
-                let rank = link.rank();
-                let rows = match dtype {
-                    Dtype::Bf16 => {
-                        WireRows::bf16(Box::new(RowCollectives::new(link.clone(), PrivateMemory::<bf16>::new(rank))))
-                    }
-                    _ => WireRows::f32(Box::new(RowCollectives::new(link.clone(), PrivateMemory::<f32>::new(rank)))),
-                };
-                let ep = ExpertParallel::over(rows, placement.clone(), experts).unwrap();
-                let gpu = unit.rank(rank);
-                let model = Model::load_on(dir, placement.clone(), experts, attention, settings, gpu, link).unwrap();
-                work(Rank { model, ep })
-            })
+    Some(on_ranks(world, |link| {
+        let link = UnitLink::join(Box::new(link) as Box<dyn Lockstep>, 1).unwrap();
+        let rank = link.rank();
+        let rows = match dtype {
+            Dtype::Bf16 => {
+                WireRows::bf16(Box::new(RowCollectives::new(link.clone(), PrivateMemory::<bf16>::new(rank))))
+            }
+            _ => WireRows::f32(Box::new(RowCollectives::new(link.clone(), PrivateMemory::<f32>::new(rank)))),
         };
-        let threads: Vec<_> = LocalTransport::mesh(world).into_iter().map(start).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        let ep = ExpertParallel::over(rows, placement.clone(), experts).unwrap();
+        let gpu = unit.rank_with(rank, |stream| change(rank, stream));
+        let plan = AttentionPlan { both, ..attention.into() };
+        let model = Model::load_on(dir, placement.clone(), experts, plan, settings, gpu, link).unwrap();
+        work(Rank { model, ep })
     }))
+}
+
+/// The same on the CPU, in f32.
+pub fn on_cpus<R: Send>(
+    dir: &Path,
+    placement: &ExpertCopies,
+    layout: Layout,
+    work: impl Fn(Rank) -> R + Sync,
+) -> Vec<R> {
+    let Layout { world, attention, experts, other_pages, .. } = layout;
+    on_ranks(world, |link| {
+        let rank = link.rank();
+        let plan = AttentionPlan { both: other_pages.is_some(), ..attention.into() };
+        let id = RankId::new(rank as u16);
+        let model = Model::load_divided(dir, id, placement.clone(), experts, plan).unwrap();
+        let rows = WireRows::f32(Box::new(RowCollectives::new(link, PrivateMemory::new(rank))));
+        work(Rank { model, ep: ExpertParallel::over(rows, placement.clone(), experts).unwrap() })
+    })
+}
+
+fn on_ranks<R: Send>(world: usize, work: impl Fn(LocalTransport) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> =
+            LocalTransport::mesh(world).into_iter().map(|link| scope.spawn(move || work(link))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
 }

@@ -15,7 +15,7 @@ use super::run::Engine;
 use crate::control::message::{FromRank, ToRank};
 use crate::ep::{ExpertSpread, UnitError};
 use crate::memory::{available_bytes, shortage};
-use crate::model::SwitchOutcome;
+use crate::model::{ModelError, SwitchOutcome};
 
 /// An order from rank 0 to a rank. They come in this sequence, except for `Abort`, which may come at any time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -141,6 +141,11 @@ impl Engine {
             let Some(attention) = self.model.other_attention() else {
                 return Some(format!("it has the weights of attention {} alone", self.model.attention()));
             };
+            if to.kv_step_bytes.is_some() && !self.model.is_on_host() {
+                return Some(
+                    ModelError::NotOnGpu("keys and values that move after the switch (kv_step_bytes)").to_string(),
+                );
+            }
             // With tp every rank has the pages that one has now.
             let (usage, room) = (self.pool.usage(), self.limits.kv_pages.of(attention) as u64);
             let pages = usage.used + usage.promised;

@@ -156,12 +156,6 @@ impl Packing {
         ExpertShape::new(self.slices, arrays.to_vec())
     }
 
-    /// Slots for so many experts in so many layers; with slices in every layout, where an expert has one for each rank.
-    fn pool(&self, world: usize, experts: usize, layers: usize, slots: usize) -> Result<Pool, ReshardError> {
-        let pool = Pool::new(self.shape()?, NodeGrid::of_nodes(1, world)?, experts, layers, slots)?;
-        Ok(if self.slices == world { pool } else { pool.ep_only() })
-    }
-
     /// The packed arrays of one slice.
     fn pack(&self, [gate, up, down]: &[TensorData<'_>; 3], width: usize, slice: usize) -> [Linear; 2] {
         let first = self.first + slice * self.width;
@@ -211,15 +205,10 @@ impl Experts {
         slots: Option<u16>,
     ) -> Result<Self, ModelError> {
         let packing = Packing::new(config, spread.layout, at, types)?;
-        let whole = match spread.layout {
-            ExpertLayout::Tp => ExpertSpread { layout: ExpertLayout::Ep, ..spread.clone() },
-            ExpertLayout::Ep | ExpertLayout::Hybrid(_) => spread.clone(),
-        };
-        let whole = hosts(&whole, at.world).map_err(ModelError::Experts)?;
-        let slots = whole.slots().max(slots.unwrap_or(0).into());
-        let layers = spread.copies.layers();
-        let pool = packing.pool(at.world, config.num_experts, layers, slots).map_err(ModelError::Experts)?;
-        let layout = if spread.layout == ExpertLayout::Tp { Layout::Tp } else { Layout::Ep(whole) };
+        let home = Home::new(spread, at.world, slots).map_err(ModelError::Experts)?;
+        let shape = packing.shape().map_err(ModelError::Experts)?;
+        let pool = home.pool(shape, config.num_experts, packing.slices == at.world).map_err(ModelError::Experts)?;
+        let layout = home.layout;
         let memory = SharedExperts::create(at.rank, at.world, pool.bytes())
             .map_err(|error| ModelError::ExpertMemory(error.to_string()))?;
         let checksums = Checksums::new(&pool);
@@ -268,13 +257,7 @@ impl Experts {
 
     /// How many experts this rank has in a layer.
     fn count(&self, layer: LayerIdx) -> usize {
-        match &self.layout {
-            Layout::Tp => self.pool.experts(),
-            Layout::Ep(hosts) => {
-                let slots = hosts.of_rank(layer.index(), self.memory.rank());
-                slots.iter().filter(|&&expert| expert != NO_HOST).count()
-            }
-        }
+        hosted(&self.pool, &self.layout, layer, self.memory.rank())
     }
 
     fn array(&self, layer: LayerIdx, position: usize, array: usize) -> &[u32] {
@@ -292,11 +275,54 @@ impl Experts {
 
     /// Where a spread has the experts.
     pub(super) fn arrange(&self, spread: &ExpertSpread) -> Result<Layout, ReshardError> {
-        let layout = match spread.layout {
-            ExpertLayout::Tp => Layout::Tp,
-            ExpertLayout::Ep | ExpertLayout::Hybrid(_) => Layout::Ep(hosts(spread, self.pool.grid().ranks())?),
+        arrange(&self.pool, spread)
+    }
+}
+
+/// The room that a rank has for experts.
+pub(super) struct Home {
+    pub(super) layout: Layout,
+    world: usize,
+    layers: usize,
+    /// Whole experts of a layer.
+    slots: usize,
+}
+
+impl Home {
+    /// For a spread, and any other with at most `slots` whole experts on a rank: as many as this spread has, if that is
+    /// more.
+    pub(super) fn new(spread: &ExpertSpread, world: usize, slots: Option<u16>) -> Result<Self, ReshardError> {
+        let whole = match spread.layout {
+            ExpertLayout::Tp => ExpertSpread { layout: ExpertLayout::Ep, ..spread.clone() },
+            ExpertLayout::Ep | ExpertLayout::Hybrid(_) => spread.clone(),
         };
-        self.pool.check(&layout).map(|()| layout)
+        let (whole, layers) = (hosts(&whole, world)?, spread.copies.layers());
+        let slots = whole.slots().max(slots.unwrap_or(0).into());
+        let layout = if spread.layout == ExpertLayout::Tp { Layout::Tp } else { Layout::Ep(whole) };
+        Ok(Self { layout, world, layers, slots })
+    }
+
+    /// Slots for experts of this shape; `sliced`: with slices in every layout, where an expert has one for each rank.
+    pub(super) fn pool(&self, shape: ExpertShape, experts: usize, sliced: bool) -> Result<Pool, ReshardError> {
+        let pool = Pool::new(shape, NodeGrid::of_nodes(1, self.world)?, experts, self.layers, self.slots)?;
+        Ok(if sliced { pool } else { pool.ep_only() })
+    }
+}
+
+/// Where a spread has the experts of a pool.
+pub(super) fn arrange(pool: &Pool, spread: &ExpertSpread) -> Result<Layout, ReshardError> {
+    let layout = match spread.layout {
+        ExpertLayout::Tp => Layout::Tp,
+        ExpertLayout::Ep | ExpertLayout::Hybrid(_) => Layout::Ep(hosts(spread, pool.grid().ranks())?),
+    };
+    pool.check(&layout).map(|()| layout)
+}
+
+/// How many experts a rank has in a layer.
+pub(super) fn hosted(pool: &Pool, layout: &Layout, layer: LayerIdx, rank: usize) -> usize {
+    match layout {
+        Layout::Tp => pool.experts(),
+        Layout::Ep(hosts) => hosts.of_rank(layer.index(), rank).iter().filter(|&&expert| expert != NO_HOST).count(),
     }
 }
 

@@ -28,6 +28,8 @@ mod transfer;
 pub use arrival::KvArrival;
 pub use cache::KvCache;
 pub(super) use change::KvChange;
+#[cfg(feature = "gpu")]
+pub(super) use change::PageMoves;
 pub use change::{AttentionChange, MovingSequence, StagedKv};
 pub use page::PAGE_TOKENS;
 pub(super) use page::Page;

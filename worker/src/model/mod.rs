@@ -132,15 +132,15 @@ pub struct Model {
 
 /// The attention that no GPU computes.
 pub(crate) const LATENT: &str = "latent attention (MLA)";
-/// A GPU refuses this of a unit that serves.
+/// No GPU can read experts ahead of their layer.
 #[cfg(feature = "gpu")]
-const CHANGES: &str = "a change of layout";
+const STREAMED: &str = "experts streamed from the checkpoint";
 
 /// The backends.
 enum Backend {
     Cpu(Box<CpuBackend>),
     #[cfg(feature = "gpu")]
-    Gpu(Box<dyn ComputeBackend>),
+    Gpu(Box<dyn gpu::DeviceBackend>),
 }
 
 impl Backend {
@@ -152,20 +152,20 @@ impl Backend {
         }
     }
 
-    /// That of the host, which alone can change its layout.
-    fn cpu(&self) -> Result<&CpuBackend, ModelError> {
+    /// That of the host.
+    fn cpu(&self) -> Option<&CpuBackend> {
         match self {
-            Self::Cpu(cpu) => Ok(cpu),
+            Self::Cpu(cpu) => Some(cpu),
             #[cfg(feature = "gpu")]
-            Self::Gpu(_) => Err(ModelError::NotOnGpu(CHANGES)),
+            Self::Gpu(_) => None,
         }
     }
 
-    fn cpu_mut(&mut self) -> Result<&mut CpuBackend, ModelError> {
+    fn cpu_mut(&mut self) -> Option<&mut CpuBackend> {
         match self {
-            Self::Cpu(cpu) => Ok(cpu),
+            Self::Cpu(cpu) => Some(cpu),
             #[cfg(feature = "gpu")]
-            Self::Gpu(_) => Err(ModelError::NotOnGpu(CHANGES)),
+            Self::Gpu(_) => None,
         }
     }
 }
@@ -211,6 +211,22 @@ impl Division {
         }
     }
 
+    /// That at the start, the other one if it may change, and the heads of both.
+    fn both(
+        config: &ModelConfig,
+        at: Place,
+        plan: &AttentionPlan,
+    ) -> Result<(Self, Option<Self>, HeadShares), ModelError> {
+        let of = |attention| Self::new(config, at, plan, attention);
+        let other = match plan.start {
+            Attention::Dp => Attention::Tp,
+            Attention::Tp => Attention::Dp,
+        };
+        let (division, other) = (of(plan.start)?, plan.both.then(|| of(other)).transpose()?);
+        let shares = HeadShares { start: division.share, other: other.as_ref().map(|division| division.share) };
+        Ok((division, other, shares))
+    }
+
     fn attention(&self) -> Attention {
         if self.rows.is_some() { Attention::Tp } else { Attention::Dp }
     }
@@ -249,22 +265,22 @@ impl Model {
         let at = Place { rank: rank.index(), world: layout.world(copies.groups().into()) };
         expert_columns(&config, layout, at.rank, at.world)?;
         let plan: AttentionPlan = attention.into();
-        let of = |attention| Division::new(&config, at, &plan, attention);
-        let other = match plan.start {
-            Attention::Dp => Attention::Tp,
-            Attention::Tp => Attention::Dp,
-        };
-        let (division, other) = (of(plan.start)?, plan.both.then(|| of(other)).transpose()?);
-        let shares = HeadShares { start: division.share, other: other.as_ref().map(|division| division.share) };
+        let (division, other, shares) = Division::both(&config, at, &plan)?;
         let (checkpoint, spread) = (Checkpoint::open(model_dir)?, ExpertSpread { layout, copies });
         let cpu = CpuBackend::load(&checkpoint, &config, at, &shares, &spread, room)?;
         let pool = KvPool::new(division.share.cache_shape(&config), usize::MAX, false);
-        Ok(Self { other, ..Self::of(config, division, Backend::Cpu(Box::new(cpu)), pool) })
+        Ok(Self::of(config, division, other, Backend::Cpu(Box::new(cpu)), pool))
     }
 
-    fn of(config: Arc<ModelConfig>, division: Division, backend: Backend, pool: KvPool) -> Self {
+    fn of(
+        config: Arc<ModelConfig>,
+        division: Division,
+        other: Option<Division>,
+        backend: Backend,
+        pool: KvPool,
+    ) -> Self {
         let (scratch, out) = (Scratch::default(), StepOutput::default());
-        Self { config, division, other: None, backend, pool, scratch, out }
+        Self { config, division, other, backend, pool, scratch, out }
     }
 
     /// The same on a GPU, for a unit of such ranks: whole experts or slices of them, attention dp or tp. It has
@@ -276,7 +292,7 @@ impl Model {
     pub fn load_on(
         model_dir: &Path,
         placement: impl Into<ExpertCopies>,
-        layout: ExpertLayout,
+        experts: impl Into<ExpertRoom>,
         attention: impl Into<AttentionPlan>,
         settings: gpu::GpuSettings,
         rank: UnitRank,
@@ -284,29 +300,29 @@ impl Model {
     ) -> Result<Self, ModelError> {
         use crate::ep::Lockstep as _;
         let (copies, plan) = (placement.into(), attention.into());
+        let ExpertRoom { layout, slots, memory } = experts.into();
         let config = Arc::new(ModelConfig::load(model_dir)?);
         let at = Place { rank: link.rank(), world: link.world() };
         check_placement(&config, GroupId::new(layout.host(at.rank) as u16), &copies)?;
         let refused = [
             (matches!(config.attention, AttentionKind::Latent(_)), LATENT),
             (layout.nodes().is_some(), "hybrid experts"),
-            (plan.both, CHANGES),
+            (memory.is_some(), STREAMED),
             (plan.group.is_some_and(|ranks| ranks != at.world), "attention in groups of ranks"),
         ];
         if let Some((_, what)) = refused.into_iter().find(|(refused, _)| *refused) {
             return Err(ModelError::NotOnGpu(what));
         }
-        let division = Division::new(&config, at, &plan, plan.start)?;
-        let share = division.share;
-        let (checkpoint, spread) = (Checkpoint::open(model_dir)?, ExpertSpread { layout, copies });
-        let load = gpu::GpuLoad { checkpoint: &checkpoint, config: &config, at, share, spread: &spread, settings };
-        let backend: Box<dyn ComputeBackend> = match settings.dtype {
+        let (checkpoint, spread) = (&Checkpoint::open(model_dir)?, &ExpertSpread { layout, copies });
+        let (division, other, shares) = Division::both(&config, at, &plan)?;
+        let load = gpu::GpuLoad { checkpoint, config: &config, at, shares: &shares, spread, slots, settings };
+        let backend: Box<dyn gpu::DeviceBackend> = match settings.dtype {
             Dtype::F32 => Box::new(gpu::GpuBackend::<f32>::load(&load, rank, link)?),
             Dtype::Bf16 => Box::new(gpu::GpuBackend::<half::bf16>::load(&load, rank, link)?),
             Dtype::F16 => return Err(ModelError::NotOnGpu("f16")),
         };
-        let pool = KvPool::new(share.cache_shape(&config).elsewhere(), settings.pages, false);
-        Ok(Self::of(config, division, Backend::Gpu(backend), pool))
+        let pool = KvPool::new(division.share.cache_shape(&config).elsewhere(), settings.pages, false);
+        Ok(Self::of(config, division, other, Backend::Gpu(backend), pool))
     }
 
     /// The checkpoint's configuration.
@@ -316,10 +332,15 @@ impl Model {
 
     /// The costs of streaming experts since the start; none where all of them stay in memory.
     pub fn expert_fetches(&self) -> Option<ExpertFetches> {
-        match &self.backend.cpu().ok()?.experts {
+        match &self.backend.cpu()?.experts {
             RankExperts::Resident(_) => None,
             RankExperts::Streamed(experts) => Some(experts.fetches()),
         }
+    }
+
+    /// Whether it computes on the host.
+    pub(crate) fn is_on_host(&self) -> bool {
+        self.backend.cpu().is_some()
     }
 
     /// The work of its GPU since the start; none on the CPU.

@@ -6,7 +6,7 @@ use semmoe_tables::Attention;
 
 use super::config::AttentionKind;
 use super::kv::{AttentionChange, CacheShape, KvChange, KvObjection, KvPool, StagedKv};
-use super::{Division, Model, ModelConfig};
+use super::{Backend, Division, Model, ModelConfig};
 use crate::ep::{ExpertParallel, UnitError};
 
 impl Model {
@@ -21,7 +21,8 @@ impl Model {
     }
 
     /// Moves pages to where the other attention needs them, or plans that, together with all ranks and between two
-    /// steps. Nothing changes until [`Model::install_attention`]; the inner error is the first rank's objection.
+    /// steps. Nothing changes until [`Model::install_attention`], but that a GPU, whose pages move within their memory,
+    /// forgets those that no sequence holds; the inner error is the first rank's objection.
     ///
     /// # Errors
     /// A rank was lost.
@@ -29,13 +30,17 @@ impl Model {
     /// # Panics
     /// If the model does not have the other attention.
     pub fn stage_attention(
-        &self,
+        &mut self,
         change: &AttentionChange<'_>,
         ep: &mut ExpertParallel,
         objection: KvObjection<'_>,
     ) -> Result<Result<StagedKv, String>, UnitError> {
         let other = self.other.as_ref().expect("a model with both attentions");
-        let whole = match plan_shape(&self.config, ep.world()) {
+        let elsewhere = self.backend.cpu().is_none();
+        if elsewhere {
+            change.pool.flush();
+        }
+        let whole = match plan_shape(&self.config, self.head_bytes(), ep.world()) {
             Ok(whole) => whole,
             Err(error) => return Ok(Err(error.to_string())),
         };
@@ -43,10 +48,37 @@ impl Model {
             change,
             whole,
             to: other.attention(),
-            shape: other.share.cache_shape(&self.config),
+            shape: self.shape_of(other),
             route_width: self.config.num_moe_layers() * self.config.top_k,
+            elsewhere,
         };
-        change.stage(ep, objection)
+        let staged = change.stage(ep, objection)?;
+        #[cfg(feature = "gpu")]
+        if let (Backend::Gpu(gpu), Ok(StagedKv { moves: Some(moves), .. })) = (&mut self.backend, &staged)
+            && let Some(cause) = gpu.changes().move_pages(moves, ep)?
+        {
+            return Ok(Err(cause));
+        }
+        Ok(staged)
+    }
+
+    /// Of the pages in memory of the host.
+    fn shape_of(&self, division: &Division) -> CacheShape {
+        let shape = division.share.cache_shape(&self.config);
+        match &self.backend {
+            Backend::Cpu(_) => shape,
+            #[cfg(feature = "gpu")]
+            Backend::Gpu(_) => shape.elsewhere(),
+        }
+    }
+
+    /// Bytes of one head of a page in one layer, wherever it lies.
+    fn head_bytes(&self) -> usize {
+        match &self.backend {
+            Backend::Cpu(_) => self.config.cache_shape().head_bytes(),
+            #[cfg(feature = "gpu")]
+            Backend::Gpu(gpu) => gpu.cache().head_bytes(),
+        }
     }
 
     /// From now on attention is the other one.
@@ -56,19 +88,27 @@ impl Model {
     pub fn install_attention(&mut self) {
         let other = self.other.as_mut().expect("a model with both attentions");
         std::mem::swap(&mut self.division, other);
-        if let Ok(cpu) = self.backend.cpu_mut() {
-            cpu.exchange_heads();
-        }
-        self.pool = KvPool::new(self.division.share.cache_shape(&self.config), usize::MAX, false);
+        let pages = match &mut self.backend {
+            Backend::Cpu(cpu) => {
+                cpu.exchange_heads();
+                usize::MAX
+            }
+            #[cfg(feature = "gpu")]
+            Backend::Gpu(gpu) => {
+                gpu.exchange_attention();
+                gpu.cache().pages()
+            }
+        };
+        self.pool = KvPool::new(self.shape_of(&self.division), pages, false);
     }
 }
 
 /// The bytes of whole pages, and how ranks share them.
-fn plan_shape(config: &ModelConfig, ranks: usize) -> Result<KvShape, KvError> {
+fn plan_shape(config: &ModelConfig, head_bytes: usize, ranks: usize) -> Result<KvShape, KvError> {
     let shape: CacheShape = config.cache_shape();
     match config.attention {
-        AttentionKind::Grouped(_) => KvShape::grouped(shape.layers, shape.kv_heads, shape.head_bytes(), ranks),
-        AttentionKind::Latent(_) => KvShape::latent(shape.layers, shape.head_bytes(), ranks),
+        AttentionKind::Grouped(_) => KvShape::grouped(shape.layers, shape.kv_heads, head_bytes, ranks),
+        AttentionKind::Latent(_) => KvShape::latent(shape.layers, head_bytes, ranks),
     }
 }
 

@@ -237,7 +237,7 @@ fn admitted(pool: &KvPool, texts: BTreeMap<u64, Text>) -> BTreeMap<u64, KvCache>
 
 /// Asks the model for a change of attention; the pool is large enough for all.
 fn stage(
-    model: &Model,
+    model: &mut Model,
     ep: &mut ExpertParallel,
     (pool, caches): (&KvPool, &BTreeMap<u64, KvCache>),
     (capacity, lazily): (usize, bool),
@@ -274,7 +274,7 @@ fn run_switched(
                 caches.remove(&CANCELLED.1);
                 shared.texts.lock().unwrap().remove(&CANCELLED.1);
             }
-            let staged = stage(&model, &mut ep, (&pool, &caches), (400, lazily), &mut |_| None).unwrap();
+            let staged = stage(&mut model, &mut ep, (&pool, &caches), (400, lazily), &mut |_| None).unwrap();
             model.install_attention();
             if model.attention() == Attention::Tp {
                 shared.digests.lock().unwrap().push(staged.digest);
@@ -424,7 +424,7 @@ fn there_and_back_every_byte_is_the_same() {
             shared.publish(&caches, 0);
             let before = shared.contents.lock().unwrap().clone();
             for _ in 0..2 {
-                let staged = stage(&model, &mut ep, (&pool, &caches), (400, false), &mut |_| None).unwrap();
+                let staged = stage(&mut model, &mut ep, (&pool, &caches), (400, false), &mut |_| None).unwrap();
                 model.install_attention();
                 (pool, caches) = (staged.pool, staged.sequences.into_iter().collect());
             }
@@ -464,15 +464,16 @@ fn an_objection_changes_nothing_on_any_rank() {
                 for (objector, &phase) in (0..world).flat_map(|rank| phases.iter().map(move |phase| (rank, phase))) {
                     let mut objection =
                         |at| (objector == rank && at == phase).then(|| format!("it was asked to in {at:?}"));
-                    let cause = stage(&model, &mut ep, (&pool, &caches), (400, lazily), &mut objection).unwrap_err();
+                    let cause =
+                        stage(&mut model, &mut ep, (&pool, &caches), (400, lazily), &mut objection).unwrap_err();
                     assert_eq!(cause, format!("rank {objector}: it was asked to in {phase:?}"));
                     assert!(state(&pool, &caches, first) == before);
                 }
-                let cause = stage(&model, &mut ep, (&pool, &caches), (3, lazily), &mut |_| None).unwrap_err();
+                let cause = stage(&mut model, &mut ep, (&pool, &caches), (3, lazily), &mut |_| None).unwrap_err();
                 assert!(cause.starts_with("rank 0: ") && cause.contains("pages") && cause.contains('3'), "{cause}");
                 assert!(state(&pool, &caches, first) == before);
             }
-            let staged = stage(&model, &mut ep, (&pool, &caches), (400, false), &mut |_| None).unwrap();
+            let staged = stage(&mut model, &mut ep, (&pool, &caches), (400, false), &mut |_| None).unwrap();
             model.install_attention();
             (pool, caches) = (staged.pool, staged.sequences.into_iter().collect());
             first = first_head(&config, HeadShare::new(&config, rank, world).unwrap());

@@ -16,7 +16,7 @@ use super::cpu::CpuBackend;
 use super::expert::Experts;
 use super::share::expert_columns;
 use super::streamed::RankExperts;
-use super::{Model, ModelError, check_placement};
+use super::{Backend, Model, ModelError, check_placement};
 use crate::ep::{ExpertParallel, ExpertSpread, UnitError};
 
 /// Bytes of experts in a message.
@@ -50,7 +50,7 @@ impl Model {
     /// Names the ranks that run on this host, this one among them or not: experts that move between them are copied
     /// from memory to memory. Every one of them is given the same. By default experts travel in messages.
     pub fn share_experts(&mut self, ranks: &[usize]) {
-        if let Ok(cpu) = self.backend.cpu_mut() {
+        if let Some(cpu) = self.backend.cpu_mut() {
             cpu.peers = Peers::Near(ranks.to_vec());
         }
     }
@@ -71,22 +71,27 @@ impl Model {
             }
         }
         expert_columns(&self.config, to.layout, ep.rank().index(), world)?;
-        match self.resident()?.arrange(to) {
+        let arranged = match &self.backend {
+            Backend::Cpu(cpu) => cpu.experts.resident()?.arrange(to),
+            #[cfg(feature = "gpu")]
+            Backend::Gpu(gpu) => gpu.experts().arrange(to),
+        };
+        match arranged {
             Ok(_) => Ok(()),
             Err(ReshardError::Slots { found, limit }) => Err(ModelError::ExpertSlots { found, limit }),
             Err(error) => Err(ModelError::Experts(error)),
         }
     }
 
-    /// The experts, if they can be switched.
-    fn resident(&self) -> Result<&Experts, ModelError> {
-        self.backend.cpu()?.experts.resident()
+    /// The experts in memory of the host, if they can be switched.
+    fn resident(&self) -> Option<&Experts> {
+        self.backend.cpu()?.experts.resident().ok()
     }
 
     /// Bytes that this rank needs beyond those that it has while the experts move: what it has not used yet of the
     /// memory for experts, and the messages of ranks that share no memory with it.
     pub(crate) fn switch_bytes(&self, ep: &ExpertParallel) -> usize {
-        let (Ok(experts), Ok(cpu)) = (self.resident(), self.backend.cpu()) else { return 0 };
+        let (Some(experts), Some(cpu)) = (self.resident(), self.backend.cpu()) else { return 0 };
         let Experts { pool, layout, .. } = experts;
         let slot = pool.slot_bytes(layout);
         let near = |peer: usize| match &cpu.peers {
@@ -112,21 +117,12 @@ impl Model {
         ep: &mut ExpertParallel,
         objection: Objection<'_>,
     ) -> Result<SwitchOutcome, UnitError> {
-        let began = Instant::now();
-        let rank = ep.rank();
-        let unfit = |error: ModelError| UnitError::Operands { rank: rank.index(), detail: error.to_string() };
-        let CpuBackend { experts, peers, .. } = self.backend.cpu_mut().map_err(unfit)?;
-        let RankExperts::Resident(experts) = experts else { return Err(unfit(ModelError::StreamedExperts)) };
-        let is_first = matches!(peers, Peers::Near(_));
-        if let Peers::Near(near) = peers {
-            meet(experts, near, ep)?;
-            *peers = Peers::Met;
-        }
-        let outcome = move_experts(experts, to, ep, objection)?;
-        if is_first {
-            // The spare slot was written for the first time.
-            experts.settle();
-        }
+        let (began, rank) = (Instant::now(), ep.rank());
+        let outcome = match &mut self.backend {
+            Backend::Cpu(cpu) => switch_on_host(cpu, to, ep, objection)?,
+            #[cfg(feature = "gpu")]
+            Backend::Gpu(gpu) => gpu.changes().move_experts(ep, to, objection)?,
+        };
         match &outcome {
             SwitchOutcome::Committed => {
                 ep.set_spread(to.clone());
@@ -138,6 +134,40 @@ impl Model {
         }
         Ok(outcome)
     }
+}
+
+fn switch_on_host(
+    cpu: &mut CpuBackend,
+    to: &ExpertSpread,
+    ep: &mut ExpertParallel,
+    objection: Objection<'_>,
+) -> Result<SwitchOutcome, UnitError> {
+    let CpuBackend { experts, peers, .. } = cpu;
+    let RankExperts::Resident(experts) = experts else {
+        let detail = ModelError::StreamedExperts.to_string();
+        return Err(UnitError::Operands { rank: ep.rank().index(), detail });
+    };
+    let is_first = matches!(peers, Peers::Near(_));
+    if let Peers::Near(near) = peers {
+        meet(experts, near, ep)?;
+        *peers = Peers::Met;
+    }
+    let outcome = move_experts(experts, to, ep, objection)?;
+    if is_first {
+        // The spare slot was written for the first time.
+        experts.settle();
+    }
+    Ok(outcome)
+}
+
+/// Whether a change moves nothing.
+pub(super) fn stays(from: &Layout, to: &Layout) -> bool {
+    (from, to) == (&Layout::Tp, &Layout::Tp)
+}
+
+/// A spread that the rank has checked does not fit after all.
+pub(super) fn unfit(rank: usize) -> impl Fn(ReshardError) -> UnitError + Copy {
+    move |error| UnitError::Operands { rank, detail: error.to_string() }
 }
 
 /// Maps the buffers of ranks on this host, and learns the checksums of all experts. A buffer that one of two ranks
@@ -177,10 +207,10 @@ fn move_experts(
     objection: Objection<'_>,
 ) -> Result<SwitchOutcome, UnitError> {
     let rank = ep.rank().index();
-    let unfit = |error: ReshardError| UnitError::Operands { rank, detail: error.to_string() };
+    let unfit = unfit(rank);
     let next = experts.arrange(to).map_err(unfit)?;
     let Experts { pool, layout, side, memory, checksums, .. } = experts;
-    if (&*layout, &next) == (&Layout::Tp, &Layout::Tp) {
+    if stays(layout, &next) {
         return Ok(SwitchOutcome::Committed);
     }
     let switch = Switch::new(pool, layout, &next, *side).map_err(unfit)?;

@@ -60,6 +60,9 @@ pub struct WorkerConfig {
     /// The GPU of [`DeviceChoice::Cuda`]; without one the driver's first is opened.
     #[cfg(feature = "gpu")]
     pub gpu: Option<Arc<dyn GpuProvider>>,
+    /// Where kernels are kept that this build does not hold, once they were compiled for the machine's GPU; none are
+    /// compiled without it.
+    pub kernels: Option<PathBuf>,
     /// How experts are divided among ranks.
     pub experts: ExpertLayout,
     /// Expert domains: with whole experts and without tables, each rank holds the experts of all ranks of its domain.
@@ -143,6 +146,7 @@ impl WorkerConfig {
             device: DeviceChoice::Cpu,
             #[cfg(feature = "gpu")]
             gpu: None,
+            kernels: None,
             experts: ExpertLayout::default(),
             domains: Domains::NONE,
             nodes: None,

@@ -13,6 +13,7 @@ use semmoe_kernels::collectives::{Lockstep as _, PrivateMemory, RowCollectives, 
 #[cfg(feature = "cuda")]
 use semmoe_kernels_cuda::driver::DeviceUnit;
 use semmoe_kernels_cuda::unit::{Room, UnitRank};
+use semmoe_tables::Attention;
 
 use super::config::WorkerConfig;
 use super::device::DeviceChoice;
@@ -22,7 +23,7 @@ use crate::control::Ends;
 use crate::engine::{KvMemory, UnitLimits};
 use crate::ep::WireRows;
 use crate::model::gpu::{GpuLink, GpuSettings};
-use crate::model::{AttentionPlan, Model, ModelError};
+use crate::model::{AttentionPlan, ExpertRoom, Model, ModelError};
 #[cfg(feature = "cuda")]
 use crate::threads::lock;
 
@@ -83,15 +84,21 @@ pub(super) fn load(
     let (DeviceChoice::Cuda { dtype, .. }, Some(gpu)) = (config.device, &config.gpu) else {
         return Err(WorkerError::arguments("this rank has no GPU"));
     };
+    let start = config.attention;
+    let other = if start == Attention::Dp { Attention::Tp } else { Attention::Dp };
+    // After a change of attention a rank has the sequences of all.
+    let ranks = if config.both_attentions { link.world() } else { 1 };
     let settings = GpuSettings {
         dtype,
         step_tokens: limits.step_tokens,
-        running: limits.running,
-        pages: limits.kv_pages.of(config.attention),
+        running: limits.running * ranks,
+        pages: limits.kv_pages.of(start),
+        other_pages: limits.kv_pages.of(other),
     };
     let room = settings.room(link.world(), prepared.served.config.hidden);
     let rank = gpu.rank(link.rank(), room).map_err(ModelError::Gpu)?;
-    Ok(Model::load_on(&prepared.served.dir, &prepared.placement, config.experts, attention, settings, rank, link)?)
+    let experts = ExpertRoom { layout: config.experts, slots: config.expert_slots, memory: None };
+    Ok(Model::load_on(&prepared.served.dir, &prepared.placement, experts, attention, settings, rank, link)?)
 }
 
 /// The configuration with the GPU that it asks for, unless it has one.
@@ -109,7 +116,8 @@ pub(super) fn with_gpu(mut config: WorkerConfig) -> Result<WorkerConfig, WorkerE
 fn open(config: &WorkerConfig) -> Result<Arc<dyn GpuProvider>, WorkerError> {
     #[cfg(feature = "cuda")]
     {
-        let unit = DeviceUnit::open(0).map_err(|error| WorkerError::arguments(error.to_string()))?;
+        let unit = DeviceUnit::open(0, config.kernels.as_deref())
+            .map_err(|error| WorkerError::arguments(error.to_string()))?;
         Ok(Arc::new(CudaGpu { unit, timeout: config.collective_timeout, parts: Mutex::default() }))
     }
     #[cfg(not(feature = "cuda"))]

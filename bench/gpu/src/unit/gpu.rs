@@ -99,7 +99,7 @@ impl Reach<Gpu> for OnGpu {
 
 /// Runs a case on so many ranks. Panics where a rank's results differ from the reference.
 pub(super) fn holds<T: Element>(world: usize, case: Case) -> Result<(), String> {
-    let device = DeviceUnit::open(0).map_err(text)?;
+    let device = DeviceUnit::open(0, None).map_err(text)?;
     let room = Room { ranks: world, rows: case.tokens * world, hidden: case.hidden, dtype: T::DTYPE };
     let mut ends: Vec<Box<dyn Collectives<T, Gpu>>> = Vec::new();
     let mut ranks = Vec::new();

@@ -1,5 +1,7 @@
 //! Why a GPU could not be used.
 
+use cudarc::driver::sys::CUresult;
+
 /// A GPU, driver or build that does not fit.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
@@ -15,6 +17,9 @@ pub enum DeviceError {
     /// Built without `SEMMOE_KERNEL_IMAGES`.
     #[error("this build holds no GPU kernels: it was built without SEMMOE_KERNEL_IMAGES")]
     NoKernels,
+    /// The same, and they could not be compiled here.
+    #[error("this build holds no GPU kernels, and they cannot be compiled: {0}")]
+    NotCompiled(crate::compile::CompileError),
     /// Older than sm_80.
     #[error("the GPU has compute capability {}.{}, expected 8.0 or newer", capability / 10, capability % 10)]
     TooOld {
@@ -67,6 +72,32 @@ pub enum DeviceError {
     #[error(transparent)]
     Launch(#[from] crate::error::LaunchError),
     /// The driver's own words.
-    #[error("the CUDA driver refused: {0}")]
+    #[error("the CUDA driver refused: {0}{hint}", hint = hint(.0.0))]
     Driver(#[from] cudarc::driver::DriverError),
+}
+
+/// Where the system's log has more about a GPU that failed: under the Xid that the driver writes there.
+const fn hint(error: CUresult) -> &'static str {
+    match error {
+        CUresult::CUDA_ERROR_ECC_UNCORRECTABLE => " (in the system's log as Xid 48, 94 or 95)",
+        CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE => " (in the system's log as Xid 74)",
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS => " (in the system's log as Xid 13 or 31)",
+        CUresult::CUDA_ERROR_LAUNCH_TIMEOUT => " (in the system's log as Xid 8)",
+        CUresult::CUDA_ERROR_LAUNCH_FAILED
+        | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR => " (a kernel trapped: in the system's log as Xid 13)",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_the_gpu_itself_name_their_xid() {
+        assert!(hint(CUresult::CUDA_ERROR_ECC_UNCORRECTABLE).contains("Xid 48"));
+        assert!(hint(CUresult::CUDA_ERROR_LAUNCH_FAILED).contains("trapped"));
+        assert_eq!(hint(CUresult::CUDA_ERROR_OUT_OF_MEMORY), "");
+    }
 }

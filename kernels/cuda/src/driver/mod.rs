@@ -15,6 +15,7 @@ mod vmm;
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::{CUdevice_attribute, CUfunction, CUmodule, CUstream};
@@ -25,6 +26,8 @@ pub use error::DeviceError;
 pub use stream::DeviceStream;
 pub use unit::DeviceUnit;
 
+use crate::cached::{ImageKey, kept_or};
+use crate::compile::compile;
 use crate::image::{Target, embedded};
 use crate::launch::Launch;
 use crate::source::{kernels_of, sources_for};
@@ -100,6 +103,14 @@ impl Device {
     /// # Errors
     /// A build without kernels, no driver, a GPU that is too old, a driver that refuses.
     pub fn open(ordinal: usize) -> Result<Self, DeviceError> {
+        Self::open_with(ordinal, None)
+    }
+
+    /// The same; kernels that this build does not hold are compiled by NVRTC, and kept in a folder.
+    ///
+    /// # Errors
+    /// As for [`Device::open`]; no NVRTC.
+    pub fn open_with(ordinal: usize, kept: Option<&Path>) -> Result<Self, DeviceError> {
         // Without the library cudarc panics, so it is looked for first.
         // SAFETY: only looks for the library.
         if !unsafe { sys::is_culib_present() } {
@@ -115,12 +126,18 @@ impl Device {
         let (major, minor) = context.compute_capability()?;
         let capability = u32::try_from(major * 10 + minor).unwrap_or(0);
         let target = Target::for_capability(capability).ok_or(DeviceError::TooOld { capability })?;
-        let image = embedded(target).ok_or(DeviceError::NoKernels)?;
+        let image = match (embedded(target), kept) {
+            (Some(image), _) => image.to_vec(),
+            (None, None) => return Err(DeviceError::NoKernels),
+            (None, Some(kept)) => kept_or(&ImageKey::new(target, version), kept, || {
+                compile(target).map(|compiled| compiled.image).map_err(DeviceError::NotCompiled)
+            })?,
+        };
         let attribute = |which| context.attribute(which);
         let processors = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let multicast = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED)? != 0;
         // PTX is text: the driver reads up to a 0.
-        let image: Vec<u8> = image.iter().copied().chain([0]).collect();
+        let image: Vec<u8> = image.into_iter().chain([0]).collect();
         // SAFETY: the image is one that NVRTC wrote, and outlives the call.
         let module = unsafe { result::module::load_data(image.as_ptr().cast())? };
         let mut device = Self {

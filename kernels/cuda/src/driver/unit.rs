@@ -4,6 +4,7 @@
 //! them in turn: so memory is taken and kernels are loaded before ranks meet, each stream is its own, and the waiting
 //! blocks leave room for a rank that still computes.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,12 +49,12 @@ unsafe impl Send for UnitMemory {}
 unsafe impl Sync for UnitMemory {}
 
 impl DeviceUnit {
-    /// Opens a GPU by its ordinal, with all kernels.
+    /// Opens a GPU by its ordinal, with all kernels; `kept` as [`Device::open_with`] has it.
     ///
     /// # Errors
-    /// As for [`Device::open`].
-    pub fn open(ordinal: usize) -> Result<Self, DeviceError> {
-        let device = Arc::new(Device::open(ordinal)?);
+    /// As for [`Device::open_with`].
+    pub fn open(ordinal: usize, kept: Option<&Path>) -> Result<Self, DeviceError> {
+        let device = Arc::new(Device::open_with(ordinal, kept)?);
         device.bind()?;
         device.reserve_local_memory()?;
         Ok(Self { device })

@@ -21,7 +21,6 @@ pub use peers::{PeerMemory, UnitRank};
 pub use space::{DeviceReceived, DeviceRows, Gpu};
 
 use crate::calls::Rows;
-use crate::error::Stopped;
 
 /// One rank's end over messages of the host and memory of its GPU.
 #[derive(Debug)]
@@ -108,13 +107,11 @@ impl<L: Lockstep, M: RowMover<T>, T: Element> DeviceCollectives<L, M, T> {
 
     /// Whether a kernel of an earlier call stopped, which the driver says of all that comes after it.
     fn check_stopped(&self) -> Result<(), UnitError> {
-        match self.mover.stopped() {
-            None => Ok(()),
-            Some(late @ (Stopped::EntryTimeout { peer, .. } | Stopped::ExitTimeout { peer, .. })) => {
-                Err(UnitError::lost(peer as usize, late.to_string()))
-            }
-            Some(stopped) => Err(self.operands(stopped.to_string())),
-        }
+        let Some(stopped) = self.mover.stopped() else { return Ok(()) };
+        Err(match stopped.late() {
+            Some(peer) => UnitError::lost(peer, stopped.to_string()),
+            None => self.operands(stopped.to_string()),
+        })
     }
 
     fn run(&mut self, call: impl FnOnce(&mut M, &Sent) -> Result<(), MoveError>) -> Result<(), UnitError> {

@@ -2,15 +2,18 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
 mod serving;
+mod switch;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use semmoe_kernels::Dtype;
+use semmoe_kernels_cuda::Accelerator as _;
 use semmoe_tables::{Attention, ExpertCopies, Placement};
 use semmoe_worker::ep::{ExpertLayout, ExpertParallel, LocalTransport, StepPhase};
 use semmoe_worker::model::{KvCache, Model, ModelConfig, Next, StepItem, Wants, likeliest};
 
-use semmoe_worker_shim::{Layout, Rank, loaded_alone, on_gpus};
+use semmoe_worker_shim::{Layout, Rank, Watched, loaded_alone, on_gpus, on_streams};
 
 /// Greedy texts end here.
 const NEW_TOKENS: usize = 6;
@@ -201,4 +204,51 @@ fn what_does_not_fit_a_gpu_is_refused_before_anything_runs() {
         let short = refused("qwen3-moe", memory).unwrap();
         assert!(short.starts_with("the GPU refused: ") && short.contains("do not fit"), "{memory}: {short}");
     }
+}
+
+/// A GPU waits for all of its kernels before it gives memory, and one of them may be waiting for this rank: steps and
+/// switches take none (all tests here run on such a GPU), and one that does fails at once.
+#[test]
+fn memory_taken_inside_a_step_ends_it() {
+    let dir = fixture("mixtral");
+    let placement: ExpertCopies = (&contiguous(&ModelConfig::load(&dir).unwrap(), 2)).into();
+    let layout = Layout::new(2, Attention::Dp, ExpertLayout::Ep, Dtype::F32);
+    let takes_memory = |rank: usize, stream| {
+        let met = AtomicBool::new(false);
+        Watched::new(stream, move |stream, launch| {
+            let takes = rank == 1 && met.load(Ordering::Relaxed);
+            met.fetch_or(launch.meets(), Ordering::Relaxed);
+            if takes { stream.allocate(16).map(drop) } else { Ok(()) }
+        })
+    };
+    on_streams(&dir, &placement, layout, takes_memory, |mut rank| {
+        let mut kv = rank.model.new_sequence();
+        let mut items = [StepItem { kv: &mut kv, tokens: &[3, 1], wants: Wants::Logits, phase: StepPhase::Prefill }];
+        let cause = rank.model.step(&mut items, &mut rank.ep).map(drop).unwrap_err().to_string();
+        if rank.ep.rank().get() == 1 {
+            let expected = "its GPU failed: 16 bytes were asked for after the ranks had met";
+            assert!(cause.contains("rank 1") && cause.contains(expected), "{cause}");
+        }
+    });
+}
+
+/// A kernel that gave up waiting takes its own GPU along; the rank that is lost is the one it waited for.
+#[test]
+fn a_kernel_that_waits_too_long_names_the_rank_it_waited_for() {
+    /// Rank 0 waited for rank 1 to begin call 7.
+    const LATE: u64 = 1 << 56 | 1 << 40 | 7;
+    let dir = fixture("mixtral");
+    let placement: ExpertCopies = (&contiguous(&ModelConfig::load(&dir).unwrap(), 1)).into();
+    let layout = Layout::new(1, Attention::Dp, ExpertLayout::Ep, Dtype::F32);
+    let stops = |_, stream| {
+        let stream = Watched::new(stream, |_, _| Err("the driver refuses everything".to_owned()));
+        stream.report.store(LATE, Ordering::Relaxed);
+        stream
+    };
+    on_streams(&dir, &placement, layout, stops, |mut rank| {
+        let mut kv = rank.model.new_sequence();
+        let mut items = [StepItem { kv: &mut kv, tokens: &[3, 1], wants: Wants::Logits, phase: StepPhase::Prefill }];
+        let cause = rank.model.step(&mut items, &mut rank.ep).map(drop).unwrap_err().to_string();
+        assert!(cause.contains("rank 0 waited for rank 1 to begin call 7"), "{cause}");
+    });
 }

@@ -3,20 +3,24 @@
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
 use semmoe_kernels::Dtype;
+use semmoe_kernels_cuda::Launch;
 use semmoe_kernels_cuda::unit::{Room, UnitRank};
-use semmoe_kernels_shim::Shim;
+use semmoe_kernels_shim::{Shim, ShimStream};
 use semmoe_tables::Attention;
 use semmoe_worker::{DeviceChoice, EngineLimits, GpuProvider, KvBudget, WorkerConfig, WorkerError, WorkerEvent, run};
 
-use semmoe_worker_shim::{ShimUnit, shim};
+use super::switch::long_fixture;
+use semmoe_worker_shim::{ShimUnit, Watched, shim};
 
 struct ShimGpu {
     shim: &'static Shim,
     unit: Mutex<Option<ShimUnit>>,
+    /// Once it is set, the GPU of rank 1 fails like this.
+    failure: Arc<OnceLock<&'static str>>,
 }
 
 impl GpuProvider for ShimGpu {
@@ -26,7 +30,13 @@ impl GpuProvider for ShimGpu {
 
     fn rank(&self, rank: usize, room: Room) -> Result<UnitRank, String> {
         let mut unit = self.unit.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(unit.get_or_insert_with(|| ShimUnit::new(self.shim, room)).rank(rank))
+        let failure = Arc::clone(&self.failure);
+        let look = move |_: &ShimStream, _: &Launch| match failure.get() {
+            Some(cause) if rank == 1 => Err((*cause).to_owned()),
+            _ => Ok(()),
+        };
+        let unit = unit.get_or_insert_with(|| ShimUnit::new(self.shim, room));
+        Ok(unit.rank_with(rank, |stream| Watched::new(stream, look)))
     }
 }
 
@@ -35,23 +45,29 @@ struct Unit {
     http: SocketAddr,
     shutdown: semmoe_worker::Shutdown,
     process: JoinHandle<Result<(), WorkerError>>,
+    failure: Arc<OnceLock<&'static str>>,
 }
 
 impl Unit {
     fn start(gpu: Option<&'static Shim>, world: u16, attention: Attention) -> Self {
+        Self::start_with(gpu, world, |config| config.attention = attention)
+    }
+
+    fn start_with(gpu: Option<&'static Shim>, world: u16, adjust: impl FnOnce(&mut WorkerConfig)) -> Self {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/tiny-qwen3moe-15m");
         let mut config = WorkerConfig::new(model, 0, world, ([127, 0, 0, 1], 0).into());
         let (sender, events) = mpsc::channel();
         config.announce = Arc::new(move |event| sender.send(*event).unwrap_or(()));
         config.listen = Some(([127, 0, 0, 1], 0).into());
         config.handle_signals = false;
-        config.attention = attention;
         config.limits =
             EngineLimits { running: 4, step_tokens: 64, kv: KvBudget::Tokens(1024), ..EngineLimits::default() };
+        let failure: Arc<OnceLock<&'static str>> = Arc::default();
         if let Some(shim) = gpu {
             config.device = DeviceChoice::Cuda { dtype: Dtype::F32, ranks_here: world };
-            config.gpu = Some(Arc::new(ShimGpu { shim, unit: Mutex::default() }));
+            config.gpu = Some(Arc::new(ShimGpu { shim, unit: Mutex::default(), failure: Arc::clone(&failure) }));
         }
+        adjust(&mut config);
         let shutdown = config.shutdown.clone();
         let process = std::thread::spawn(move || run(config));
         let http = loop {
@@ -60,7 +76,7 @@ impl Unit {
                 _ => continue,
             }
         };
-        Self { http, shutdown, process }
+        Self { http, shutdown, process, failure }
     }
 
     /// Status and body of an answer.
@@ -77,9 +93,13 @@ impl Unit {
 
     /// The tokens that follow each prompt, all asked for at once.
     fn continued(&self, prompts: &[String], sampling: &str) -> Vec<String> {
+        self.continued_by(4, prompts, sampling)
+    }
+
+    fn continued_by(&self, tokens: usize, prompts: &[String], sampling: &str) -> Vec<String> {
         std::thread::scope(|scope| {
             let ask = |prompt: &String| {
-                let params = format!(r#"{{"max_new_tokens": 4, {sampling}}}"#);
+                let params = format!(r#"{{"max_new_tokens": {tokens}, {sampling}}}"#);
                 let body = format!(r#"{{"input_ids": {prompt}, "sampling_params": {params}}}"#);
                 scope.spawn(move || {
                     let (status, answer) = self.ask("POST", "/generate", &body);
@@ -115,7 +135,7 @@ fn a_unit_on_gpus_answers_as_one_on_cpus() {
     let expected = cpu.continued(&prompts(), GREEDY);
     let sampled = cpu.continued(&prompts()[..2], SAMPLED);
     cpu.stop();
-    for (attention, other) in [(Attention::Dp, "dp-tp"), (Attention::Tp, "tp")] {
+    for (attention, other) in [(Attention::Dp, "tp"), (Attention::Tp, "ep")] {
         let gpu = Unit::start(Some(shim), 2, attention);
         assert_eq!(gpu.continued(&prompts(), GREEDY), expected, "attention {attention}");
         assert_eq!(gpu.continued(&prompts()[..2], SAMPLED), sampled, "attention {attention}");
@@ -128,9 +148,84 @@ fn a_unit_on_gpus_answers_as_one_on_cpus() {
         assert!(counted("semmoe_gpu_launches_total{") > 1000.0, "{metrics}");
         assert!(counted("semmoe_cached_prompt_tokens_total{") >= 64.0 || attention == Attention::Dp, "{metrics}");
         let (status, refusal) = gpu.ask("POST", "/switch", &format!(r#"{{"to": "{other}"}}"#));
-        assert!(status >= 400 && refusal.contains("cannot be had on a GPU"), "{status}: {refusal}");
+        assert!(status == 400 && refusal.contains("cannot be switched to"), "{status}: {refusal}");
         assert_eq!(gpu.ask("POST", "/flush_cache", "").0, 200);
         assert_eq!(gpu.continued(&prompts()[..1], GREEDY), expected[..1], "after the cache was flushed");
         gpu.stop();
     }
+}
+
+/// A fixture that can be served: a tokenizer of single letters comes with it.
+fn served_fixture() -> tempfile::TempDir {
+    let dir = long_fixture("qwen3-moe");
+    let letters = ('!'..='~').chain(['\u{120}']).enumerate();
+    let letters: Vec<String> = letters.map(|(id, letter)| format!("{:?}:{id}", letter.to_string())).collect();
+    let letters = letters.join(",");
+    let flags = r#""single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true"#;
+    let bytes = r#"{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true}"#;
+    let model = r#""dropout":null,"unk_token":null,"continuing_subword_prefix":null,"end_of_word_suffix":null"#;
+    let tokenizer = format!(
+        r#"{{"version":"1.0","truncation":null,"padding":null,"normalizer":null,"post_processor":null,
+            "added_tokens":[{{"id":95,"content":"<|endoftext|>",{flags}}}],"pre_tokenizer":{bytes},"decoder":{bytes},
+            "model":{{"type":"BPE",{model},"fuse_unk":false,"byte_fallback":false,"ignore_merges":false,
+                "vocab":{{{letters}}},"merges":[]}}}}"#
+    );
+    std::fs::write(dir.path().join("tokenizer.json"), tokenizer).unwrap();
+    dir
+}
+
+/// There and back while a request runs: its tokens are those of a unit that does not switch.
+#[test]
+fn a_unit_on_gpus_switches_in_mid_request() {
+    const TOKENS: usize = 150;
+    let Some(shim) = shim() else { return };
+    let dir = served_fixture();
+    let prompt = [format!("{:?}", (0..70).collect::<Vec<u32>>())];
+    let greedy = format!(r#"{GREEDY}, "ignore_eos": true"#);
+    let of = |gpu, world| {
+        Unit::start_with(gpu, world, |config| {
+            config.model_dir = dir.path().to_owned();
+            config.both_attentions = world > 1;
+        })
+    };
+    let cpu = of(None, 1);
+    let expected = cpu.continued_by(TOKENS, &prompt, &greedy);
+    cpu.stop();
+    let gpu = of(Some(shim), 2);
+    let running = || {
+        let (_, metrics) = gpu.ask("GET", "/metrics", "");
+        metrics.lines().any(|line| line.starts_with("semmoe_requests_in_flight{") && !line.ends_with(" 0"))
+    };
+    std::thread::scope(|scope| {
+        let request = scope.spawn(|| gpu.continued_by(TOKENS, &prompt, &greedy));
+        while !running() {
+            assert!(!request.is_finished(), "the request was over before a switch began");
+            std::thread::yield_now();
+        }
+        for to in ["tp", "ep", "tp"] {
+            let (status, answer) = gpu.ask("POST", "/switch", &format!(r#"{{"to": "{to}"}}"#));
+            assert!(status == 200 && answer.contains(&format!(r#""layout":"{to}""#)), "{status}: {answer}");
+        }
+        assert!(!request.is_finished(), "the request was over before the switches were");
+        assert_eq!(request.join().unwrap(), expected);
+    });
+    let (status, refusal) = gpu.ask("POST", "/switch", r#"{"to": "ep", "kv_step_bytes": 1000}"#);
+    assert!(status >= 400 && refusal.contains("(kv_step_bytes) cannot be had on a GPU"), "{status}: {refusal}");
+    assert_eq!(gpu.continued_by(TOKENS, &prompt, &greedy), expected, "after a switch that was refused");
+    gpu.stop();
+}
+
+/// A unit ends with the driver's error of a GPU that fails, as it ends with the loss of a rank.
+#[test]
+fn a_gpu_that_fails_ends_the_unit_with_its_cause() {
+    const CAUSE: &str = "the CUDA driver refused: uncorrectable ECC error encountered";
+    let Some(shim) = shim() else { return };
+    let gpu = Unit::start(Some(shim), 2, Attention::Dp);
+    gpu.continued(&prompts()[..1], GREEDY);
+    gpu.failure.set(CAUSE).unwrap();
+    let body = r#"{"input_ids": [5, 9], "sampling_params": {"max_new_tokens": 4, "temperature": 0}}"#;
+    let (status, answer) = gpu.ask("POST", "/generate", body);
+    assert!(status >= 500 && answer.contains("rank 1") && answer.contains(CAUSE), "{status}: {answer}");
+    let ended = gpu.process.join().unwrap().unwrap_err().to_string();
+    assert!(ended.contains("rank 1") && ended.contains(CAUSE), "{ended}");
 }

@@ -13,16 +13,34 @@ use crate::ep::UnitError;
 use crate::model::attention::Attention;
 use crate::model::config::{self, RopeLayout};
 use crate::model::grouped::{Grouped, Projected};
-use crate::model::kv::CacheShape;
+use crate::model::kv::{CacheShape, PageMoves};
 use crate::model::rope::RotaryTable;
 use crate::model::{LATENT, ModelConfig, ModelError, PAGE_TOKENS};
 
 /// Keys and values of all pages, and the angles by which queries and keys turn.
-pub(super) struct Cache {
+pub(in crate::model) struct Cache {
+    /// Room for the pages of either layout of attention.
     pub(super) pool: Buffer,
+    element_bytes: usize,
+    now: PageLayout,
+    /// Where attention may change.
+    other: Option<PageLayout>,
+    angles: RotaryAngles,
+}
+
+/// The pages of one layout of attention.
+pub(super) struct PageLayout {
     pub(super) pages: usize,
     pub(super) shape: CacheShape,
-    angles: RotaryAngles,
+    /// `[pages]`: where the page of each id lies, counted in pages.
+    pub(super) places: Vec<u32>,
+}
+
+impl PageLayout {
+    /// So many pages, by their ids.
+    pub(super) fn new(pages: usize, shape: CacheShape) -> Self {
+        Self { pages, shape, places: (0..pages as u32).collect() }
+    }
 }
 
 /// Buffers of a step's attention.
@@ -37,14 +55,15 @@ pub(super) struct AttentionBuffers {
 impl Cache {
     pub(super) fn new<T: Element>(
         config: &ModelConfig,
-        shape: CacheShape,
-        pages: usize,
+        now: PageLayout,
+        other: Option<PageLayout>,
         uploader: &Uploader<T>,
     ) -> Result<Self, ModelError> {
         let mut table = RotaryTable::new(config.rope_dim(), &config.rope);
-        table.grow(shape.max_positions);
+        table.grow(now.shape.max_positions);
         let [cos, sin] = table.all();
-        let pool = uploader.allocate(pages * Self::page_elements(&shape) * size_of::<T>())?;
+        let bytes = |of: &PageLayout| of.pages * Self::page_elements(&of.shape) * size_of::<T>();
+        let pool = uploader.allocate(other.iter().map(bytes).fold(bytes(&now), usize::max))?;
         let angles = RotaryAngles {
             cos: uploader.vector(cos)?,
             sin: uploader.vector(sin)?,
@@ -55,20 +74,99 @@ impl Cache {
                 RopeLayout::Pairs => RotaryLayout::Pairs,
             },
         };
-        Ok(Self { pool, pages, shape, angles })
+        Ok(Self { pool, element_bytes: size_of::<T>(), now, other, angles })
     }
 
     /// Elements of a page of keys and values.
-    pub(super) fn page_elements(shape: &CacheShape) -> usize {
-        shape.layers * shape.kv_heads * PAGE_TOKENS * (shape.key_width + shape.value_width)
+    fn page_elements(shape: &CacheShape) -> usize {
+        shape.layers * shape.kv_heads * Self::head_elements(shape)
+    }
+
+    /// Of one head in one layer.
+    fn head_elements(shape: &CacheShape) -> usize {
+        PAGE_TOKENS * (shape.key_width + shape.value_width)
+    }
+
+    /// Bytes of one head of a page, in one layer.
+    pub(in crate::model) fn head_bytes(&self) -> usize {
+        Self::head_elements(&self.now.shape) * self.element_bytes
+    }
+
+    /// Pages at most.
+    pub(in crate::model) fn pages(&self) -> usize {
+        self.now.pages
+    }
+
+    /// `[pages]`: where the page of each id lies.
+    pub(super) fn places(&self) -> &[u32] {
+        &self.now.places
+    }
+
+    /// Bytes of a page now, and with the other attention.
+    pub(super) fn page_bytes(&self) -> [usize; 2] {
+        let of = |layout: &PageLayout| Self::page_elements(&layout.shape) * self.element_bytes;
+        [of(&self.now), self.other.as_ref().map_or(0, of)]
+    }
+
+    /// Where the pages lie that are to move, and where all pages of the other attention will: the new ones where no
+    /// page in use lies.
+    pub(super) fn place(&self, moves: &PageMoves) -> Result<(Vec<u32>, Vec<u32>), String> {
+        let Some(other) = &self.other else { return Err("its attention does not change".to_owned()) };
+        let old: Vec<u32> = moves.ids.iter().map(|&id| self.now.places[id as usize]).collect();
+        let [from, to] = self.page_bytes();
+        let mut in_use = vec![false; other.pages];
+        for &place in &old {
+            let (first, end) = (place as usize * from / to, ((place as usize + 1) * from).div_ceil(to));
+            in_use[first.min(other.pages)..end.min(other.pages)].fill(true);
+        }
+        let (mut new, behind): (Vec<u32>, Vec<u32>) =
+            (0..other.pages as u32).partition(|&place| !in_use[place as usize]);
+        if new.len() < moves.new_pages {
+            return Err(format!(
+                "{} pages of keys and values are to lie beside those in use, which leave room for {}",
+                moves.new_pages,
+                new.len()
+            ));
+        }
+        new.extend(behind);
+        Ok((old, new))
+    }
+
+    /// The pages of the other attention lie there.
+    pub(super) fn moved_to(&mut self, places: Vec<u32>) {
+        self.other.iter_mut().for_each(|other| other.places.clone_from(&places));
+    }
+
+    /// From now on the other attention's pages are in use.
+    pub(super) fn exchange(&mut self) {
+        let Self { now, other, .. } = self;
+        other.iter_mut().for_each(|other| std::mem::swap(now, other));
+    }
+
+    /// Bytes that the attention of so many rows needs beside them, in the layout that needs more.
+    pub(super) fn scratch_bytes<'a>(
+        &self,
+        rows: usize,
+        dtype: Dtype,
+        layouts: impl Iterator<Item = &'a Grouped<DeviceMatrix>>,
+    ) -> u64 {
+        let shapes = std::iter::once(&self.now).chain(&self.other).map(|layout| layout.shape);
+        let bytes = |(shape, of): (CacheShape, &Grouped<DeviceMatrix>)| {
+            self.heads_of(shape, 0, of, dtype).scratch_bytes(rows as u64, shape.max_positions as u64)
+        };
+        shapes.zip(layouts).map(bytes).max().unwrap_or(0)
     }
 
     /// The heads of a layer over these pages.
-    pub(super) fn heads(&self, layer: usize, of: &Grouped<DeviceMatrix>, dtype: Dtype) -> PagedHeads {
-        let CacheShape { layers, kv_heads, key_width, .. } = self.shape;
+    fn heads(&self, layer: usize, of: &Grouped<DeviceMatrix>, dtype: Dtype) -> PagedHeads {
+        self.heads_of(self.now.shape, layer, of, dtype)
+    }
+
+    fn heads_of(&self, shape: CacheShape, layer: usize, of: &Grouped<DeviceMatrix>, dtype: Dtype) -> PagedHeads {
+        let CacheShape { layers, kv_heads, key_width, .. } = shape;
         PagedHeads {
             pool: self.pool,
-            pages: self.pages as u64,
+            pages: self.now.pages as u64,
             layer: layer as u64,
             layers: layers as u64,
             kv_heads: kv_heads as u64,

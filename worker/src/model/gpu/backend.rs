@@ -10,6 +10,7 @@ use semmoe_kernels_cuda::unit::Gpu;
 
 use super::attention::{AttentionCall, Cache, DeviceHeadNorms, group_limit, grouped};
 use super::buffers::Buffers;
+use super::changes::Mover;
 use super::experts::{DeviceExperts, PairLists};
 use super::matrix::{DeviceMatrix, Product};
 use super::memory::{Stream, rows_of};
@@ -21,7 +22,7 @@ use crate::model::config::Scoring;
 use crate::model::mlp::Mlp;
 use crate::model::probe::Probe;
 use crate::model::step::{ItemResult, StepOutput, Wants};
-use crate::model::weights::{FeedForward, Weights};
+use crate::model::weights::{FeedForward, HeadWeights, Weights};
 
 /// A rank's weights, pages and rows on its GPU.
 pub(in crate::model) struct GpuBackend<T: Element> {
@@ -29,10 +30,13 @@ pub(in crate::model) struct GpuBackend<T: Element> {
     pub(super) stream: Stream,
     pub(super) unit: Box<dyn Collectives<T, Gpu>>,
     pub(super) weights: Weights<DeviceMatrix, Buffer>,
+    /// Heads of the other attention, `[layers]`, if the rank may switch to it.
+    pub(super) other_heads: Option<Vec<HeadWeights<DeviceMatrix>>>,
     pub(super) norms: Vec<LayerNorms>,
     pub(super) final_norm: Buffer,
     pub(super) experts: DeviceExperts,
     pub(super) cache: Cache,
+    pub(super) mover: Mover,
     pub(super) buffers: Buffers,
     pub(super) lists: HostLists,
     /// Rows of the residual stream.
@@ -145,7 +149,10 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
     fn attention(&mut self, step: &mut LayerStep<'_, '_>) -> Result<(), UnitError> {
         let (layer, rows) = (step.layer, self.rows);
         if layer == 0 {
-            self.lists.on_gpu = self.lists.places.write(step.items, self.buffers.places, &mut self.stream)?;
+            self.lists.on_gpu = {
+                let Self { lists, cache, buffers, stream, .. } = self;
+                lists.places.write(step.items, cache.places(), buffers.places, stream)?
+            };
         }
         self.own_rows = step.own_positions().len();
         self.add_and_norm(rows, self.norms[layer].input)?;

@@ -4,13 +4,13 @@ use semmoe_kernels::Element;
 use semmoe_kernels_cuda::Buffer;
 
 use super::attention::{AttentionBuffers, grouped};
-use super::experts::{DeviceExperts, PairLists};
+use super::experts::PairLists;
 use super::matrix::DeviceMatrix;
 use super::memory::Layout;
 use super::rows::RowPlaces;
 use super::{GpuSettings, SharedAccelerator};
 use crate::model::ModelConfig;
-use crate::model::weights::{FeedForward, Weights};
+use crate::model::weights::{FeedForward, HeadWeights, Weights};
 
 /// Memory for the rows of a step.
 #[derive(Clone, Copy)]
@@ -52,26 +52,32 @@ pub(super) struct Widths {
     heads: usize,
     /// Of a dense layer, or a shared expert.
     dense: usize,
-    /// Of an expert, or the slice of it that is here.
+    /// Of a whole expert.
     expert: usize,
 }
 
 impl Widths {
-    pub(super) fn of(config: &ModelConfig, weights: &Weights<DeviceMatrix, Buffer>, experts: &DeviceExperts) -> Self {
+    pub(super) fn of(
+        config: &ModelConfig,
+        weights: &Weights<DeviceMatrix, Buffer>,
+        other: &Option<Vec<HeadWeights<DeviceMatrix>>>,
+    ) -> Self {
         let mut widths = Self {
             hidden: config.hidden,
             vocab: config.vocab_size,
             experts: config.num_experts,
             top_k: config.top_k,
             max_positions: config.max_positions,
-            expert: experts.width,
+            expert: config.expert_width,
             ..Self::default()
         };
-        for block in &weights.blocks {
-            if let Ok(grouped) = grouped(&block.heads.attention) {
+        for heads in weights.blocks.iter().map(|block| &block.heads).chain(other.iter().flatten()) {
+            if let Ok(grouped) = grouped(&heads.attention) {
                 widths.qkv = widths.qkv.max(grouped.qkv.outputs);
-                widths.heads = widths.heads.max(block.heads.out.inputs);
+                widths.heads = widths.heads.max(heads.out.inputs);
             }
+        }
+        for block in &weights.blocks {
             let dense = match &block.feed_forward {
                 FeedForward::Dense(mlp) => mlp.down.inputs,
                 FeedForward::Moe(moe) => moe.shared.as_ref().map_or(0, |shared| shared.mlp.down.inputs),

@@ -58,7 +58,7 @@ impl<T: Element> GpuBackend<T> {
             return Ok(());
         }
         let lists = pairs.parts(self.stream.write(pairs.words(), self.buffers.pairs)?);
-        let (experts, hidden, width) = (self.experts.layer(layer), self.config.hidden, self.experts.width);
+        let (experts, hidden, width) = (self.experts.layer(layer), self.config.hidden, self.experts.width());
         let Buffers { product, results, .. } = self.buffers;
         let gate_up = MatMul {
             x: rows,

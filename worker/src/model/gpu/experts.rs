@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use semmoe_kernels::collectives::ReceivedIn;
+use semmoe_kernels::reshard::{ExpertArray, ExpertShape, Layout, Pool, ReshardError, Side};
 use semmoe_kernels::{Element, RankOrder, argsort_by_rank};
 use semmoe_kernels_cuda::Buffer;
 use semmoe_kernels_cuda::compute::TILE_ROWS;
@@ -14,16 +15,28 @@ use super::memory::WordLists;
 use crate::ep::{ExpertSpread, LayerHosts, NotHere};
 use crate::model::ModelError;
 use crate::model::checkpoint::TensorData;
+use crate::model::expert::{Home, Place, arrange, hosted};
 use crate::model::load::Loader;
+use crate::model::share::expert_columns;
 
-/// The experts of all layers, whole or the rank's slices of them.
-pub(super) struct DeviceExperts {
-    layers: Vec<DeviceLayer>,
-    /// Columns of an expert that are here.
-    pub(super) width: usize,
+/// The experts of all layers, whole or the rank's slices of them, in memory in which a switch moves them
+/// ([`semmoe_kernels::reshard`]): gate and up in one pool, down in another, so that those of a layer lie as products
+/// read them, `[slots, 2 x width, H]` and `[slots, H, width]` by ascending expert.
+pub(in crate::model) struct DeviceExperts {
+    memory: Buffer,
+    /// Gate and up; behind them down.
+    pub(super) pools: [Pool; 2],
+    pub(super) layout: Layout,
+    pub(super) side: Side,
+    pub(super) rank: usize,
+    /// Of whole experts.
+    width: usize,
 }
 
-/// Of one layer: `[slots, 2 x width, H]` and `[slots, H, width]`, by ascending expert.
+/// Pools begin at multiples of it.
+const GRAIN: usize = 256;
+
+/// Those of one layer.
 #[derive(Clone, Copy)]
 pub(super) struct DeviceLayer {
     pub(super) gate_up: Buffer,
@@ -32,32 +45,43 @@ pub(super) struct DeviceLayer {
 }
 
 impl DeviceExperts {
+    /// Memory for a rank's experts in a spread, and in any other with at most `slots` whole experts on a rank.
     pub(super) fn load<T: Element>(
         loader: &Loader<'_, Uploader<T>>,
-        rank: RankId,
+        at: Place,
         spread: &ExpertSpread,
-        columns: &Range<usize>,
+        slots: Option<u16>,
     ) -> Result<Self, ModelError> {
-        let layers = loader.moe_layers().map(|layer| Self::load_layer(loader, rank, spread, columns, layer));
-        Ok(Self { layers: layers.collect::<Result<_, _>>()?, width: columns.len() })
+        let (hidden, width, uploader) = (loader.config.hidden, loader.config.expert_width, loader.packer);
+        let arrays = [(2, hidden * size_of::<T>()), (hidden, size_of::<T>())];
+        let home = Home::new(spread, at.world, slots).map_err(ModelError::Experts)?;
+        let pool = |(outer, inner_bytes)| -> Result<Pool, ReshardError> {
+            let shape = ExpertShape::new(width, vec![ExpertArray { outer, inner_bytes }])?;
+            home.pool(shape, loader.config.num_experts, width.is_multiple_of(at.world))
+        };
+        let [gate_up, down] = arrays.map(pool);
+        let pools = [gate_up.map_err(ModelError::Experts)?, down.map_err(ModelError::Experts)?];
+        let memory = uploader.allocate(pools[0].bytes().next_multiple_of(GRAIN) + pools[1].bytes())?;
+        let experts = Self { memory, pools, layout: home.layout, side: Side::Low, rank: at.rank, width };
+        let columns = expert_columns(loader.config, spread.layout, at.rank, at.world)?;
+        loader.moe_layers().try_for_each(|layer| experts.load_layer(loader, spread, &columns, layer))?;
+        Ok(experts)
     }
 
     /// Every expert's tensors are checked, also those that other ranks keep.
     fn load_layer<T: Element>(
+        &self,
         loader: &Loader<'_, Uploader<T>>,
-        rank: RankId,
         spread: &ExpertSpread,
         columns: &Range<usize>,
         layer: LayerIdx,
-    ) -> Result<DeviceLayer, ModelError> {
-        let (hidden, width, uploader) = (loader.config.hidden, loader.config.expert_width, loader.packer);
-        let slots = spread.experts_of(rank, layer).count();
-        let bytes = slots * hidden * columns.len() * size_of::<T>();
-        let [gate_up, down] = [uploader.allocate(2 * bytes)?, uploader.allocate(bytes)?];
+    ) -> Result<(), ModelError> {
+        let (hidden, uploader) = (loader.config.hidden, loader.packer);
+        let DeviceLayer { gate_up, down, .. } = self.layer(layer);
         let (mut to_gate_up, mut to_down) = (Uploader::<T>::at(gate_up), Uploader::<T>::at(down));
         for expert in (0..loader.config.num_experts as u16).map(ExpertId::new) {
             let [gate, up, of_down] = loader.expert_tensors(layer, expert)?;
-            if !spread.has(rank, layer, expert) {
+            if !spread.has(RankId::new(self.rank as u16), layer, expert) {
                 continue;
             }
             let rows = |part: TensorData<'_>| -> Result<(), ModelError> {
@@ -65,13 +89,39 @@ impl DeviceExperts {
             };
             let kept = columns.start * hidden..columns.end * hidden;
             [gate.part(kept.clone()), up.part(kept)].into_iter().try_for_each(rows)?;
-            uploader.put(&of_down, width, columns, &mut to_down)?;
+            uploader.put(&of_down, self.width, columns, &mut to_down)?;
         }
-        Ok(DeviceLayer { gate_up, down, slots })
+        Ok(())
+    }
+
+    /// Where the pools lie.
+    pub(super) fn memory(&self) -> Buffer {
+        self.memory
+    }
+
+    /// Where the second pool begins.
+    pub(super) fn second(&self) -> usize {
+        self.pools[0].bytes().next_multiple_of(GRAIN)
+    }
+
+    /// Columns of an expert that are here.
+    pub(super) fn width(&self) -> usize {
+        if self.layout == Layout::Tp { self.width / self.pools[0].grid().ranks() } else { self.width }
+    }
+
+    /// Where a spread has the experts.
+    pub(in crate::model) fn arrange(&self, spread: &ExpertSpread) -> Result<Layout, ReshardError> {
+        self.pools.iter().try_fold(Layout::Tp, |_, pool| arrange(pool, spread))
     }
 
     pub(super) fn layer(&self, layer: LayerIdx) -> DeviceLayer {
-        self.layers[layer.index()]
+        let slots = hosted(&self.pools[0], &self.layout, layer, self.rank);
+        let [gate_up, down] = [0, 1].map(|at| {
+            let slot = self.pools[at].slot(&self.layout, self.side, layer.index());
+            let first = slot.start + if at == 1 { self.second() } else { 0 };
+            Buffer { bytes: slot.len() as u64, ..self.memory.from_offset(first as u64) }
+        });
+        DeviceLayer { gate_up, down, slots }
     }
 }
 

@@ -5,20 +5,21 @@ use std::sync::Arc;
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::Collectives;
 use semmoe_kernels_cuda::unit::{DeviceCollectives, Gpu, PeerMemory, UnitRank};
-use semmoe_tables::RankId;
 
-use super::attention::{Cache, DeviceHeadNorms, grouped};
+use super::attention::{Cache, DeviceHeadNorms, PageLayout, grouped};
 use super::backend::{GpuBackend, HostLists, LayerNorms};
 use super::buffers::{Buffers, Widths};
+use super::changes::{LIST_BYTES, Mover};
 use super::experts::DeviceExperts;
 use super::matrix::{DeviceMatrix, Uploader};
 use super::memory::Stream;
 use super::{GpuLink, GpuSettings};
 use crate::ep::ExpertSpread;
 use crate::model::checkpoint::Checkpoint;
+use crate::model::cpu::HeadShares;
 use crate::model::expert::Place;
 use crate::model::load::Loader;
-use crate::model::share::{HeadShare, expert_columns};
+use crate::model::share::HeadShare;
 use crate::model::weights::{Block, FeedForward};
 use crate::model::{ModelConfig, ModelError};
 
@@ -27,8 +28,10 @@ pub(in crate::model) struct GpuLoad<'a> {
     pub(in crate::model) checkpoint: &'a Checkpoint,
     pub(in crate::model) config: &'a Arc<ModelConfig>,
     pub(in crate::model) at: Place,
-    pub(in crate::model) share: HeadShare,
+    pub(in crate::model) shares: &'a HeadShares,
     pub(in crate::model) spread: &'a ExpertSpread,
+    /// Whole experts of a layer that any rank may have after a switch.
+    pub(in crate::model) slots: Option<u16>,
     pub(in crate::model) settings: GpuSettings,
 }
 
@@ -38,39 +41,41 @@ impl<T: Element> GpuBackend<T> {
     /// # Errors
     /// As for other backends; memory that is short, a GPU that refuses.
     pub(in crate::model) fn load(load: &GpuLoad<'_>, rank: UnitRank, link: GpuLink) -> Result<Self, ModelError> {
-        let GpuLoad { checkpoint, config, at, share, spread, settings } = *load;
+        let GpuLoad { checkpoint, config, at, shares, spread, slots, settings } = *load;
         let UnitRank { runner: accelerator, team, symmetric, own } = rank;
         let uploader = Uploader::<T>::new(&accelerator);
-        let loader = Loader { checkpoint, config, share, packer: &uploader };
-        let weights = loader.load()?;
-        let columns = expert_columns(config, spread.layout, at.rank, at.world)?;
-        let id = RankId::new(at.rank as u16);
-        let experts = DeviceExperts::load(&loader, id, spread, &columns)?;
+        let loader = |share| Loader { checkpoint, config, share, packer: &uploader };
+        let weights = loader(shares.start).load()?;
+        let other_heads = shares.other.map(|share| loader(share).load_heads()).transpose()?;
+        let experts = DeviceExperts::load(&loader(shares.start), at, spread, slots)?;
         let norms = weights.blocks.iter().map(|block| LayerNorms::new(block, &uploader)).collect::<Result<_, _>>()?;
         let final_norm = uploader.vector(&weights.final_norm)?;
-        let shape = share.cache_shape(config);
-        let cache = Cache::new(config, shape, settings.pages, &uploader)?;
-        let first = weights.blocks.first().map(|block| grouped(&block.heads.attention)).transpose()?;
-        let scratch = first.map_or(0, |of| {
-            let heads = cache.heads(0, of, T::DTYPE);
-            heads.scratch_bytes(settings.step_tokens as u64, shape.max_positions as u64)
-        });
-        let widths = Widths::of(config, &weights, &experts);
+        let pages = |share: HeadShare, pages| PageLayout::new(pages, share.cache_shape(config));
+        let other_pages = shares.other.map(|share| pages(share, settings.other_pages));
+        let cache = Cache::new(config, pages(shares.start, settings.pages), other_pages, &uploader)?;
+        let first = weights.blocks.first().map(|block| &block.heads);
+        let first = first.into_iter().chain(other_heads.iter().filter_map(|heads| heads.first()));
+        let first: Vec<_> = first.map(|heads| grouped(&heads.attention)).collect::<Result<_, _>>()?;
+        let scratch = cache.scratch_bytes(settings.step_tokens, T::DTYPE, first.into_iter());
+        let widths = Widths::of(config, &weights, &other_heads);
         let buffers = Buffers::new::<T>(widths, &settings, at.world, scratch, &accelerator).map_err(ModelError::Gpu)?;
+        let mover = Mover { team, list: uploader.allocate(LIST_BYTES)?, memory: None };
         let room = settings.room(at.world, config.hidden);
         // SAFETY: memory of this GPU which only these ranks' collectives use, as `UnitRank` says.
-        let mover = unsafe { PeerMemory::new(room, team, &symmetric, own, Arc::clone(&accelerator)) };
-        let mover = mover.map_err(|error| ModelError::Gpu(error.to_string()))?;
-        let unit: Box<dyn Collectives<T, Gpu>> = Box::new(DeviceCollectives::new(link, mover));
+        let rows = unsafe { PeerMemory::new(room, team, &symmetric, own, Arc::clone(&accelerator)) };
+        let rows = rows.map_err(|error| ModelError::Gpu(error.to_string()))?;
+        let unit: Box<dyn Collectives<T, Gpu>> = Box::new(DeviceCollectives::new(link, rows));
         Ok(Self {
             config: Arc::clone(config),
             stream: Stream::new(accelerator, at.rank),
             unit,
             weights,
+            other_heads,
             norms,
             final_norm,
             experts,
             cache,
+            mover,
             buffers,
             lists: HostLists::default(),
             rows: 0,

@@ -5,7 +5,7 @@ use std::time::Instant;
 use bytemuck::Pod;
 use semmoe_kernels::Element;
 use semmoe_kernels_cuda::unit::DeviceRows;
-use semmoe_kernels_cuda::{Buffer, Launch, LaunchError};
+use semmoe_kernels_cuda::{Buffer, Launch, LaunchError, Stopped};
 
 use super::SharedAccelerator;
 use crate::ep::UnitError;
@@ -28,8 +28,13 @@ impl Stream {
         Self { gpu, rank, queue: Vec::new(), done: DeviceWork::default() }
     }
 
+    /// A GPU that failed loses its rank, unless a kernel stopped as it waited for another one.
     pub(super) fn lost(&self, cause: String) -> UnitError {
-        UnitError::PeerLost { rank: self.rank, cause: format!("its GPU failed: {cause}") }
+        let stopped = Stopped::from_report(self.gpu.report());
+        match stopped.and_then(|stopped| Some((stopped.late()?, stopped))) {
+            Some((peer, stopped)) => UnitError::lost(peer, stopped.to_string()),
+            None => UnitError::PeerLost { rank: self.rank, cause: format!("its GPU failed: {cause}") },
+        }
     }
 
     pub(super) fn refused(&self, error: &LaunchError) -> UnitError {

@@ -9,6 +9,7 @@
 //! | `rows` | the rows of a step: their positions, their pages |
 //! | `attention` | a layer's attention |
 //! | `exchange` | rows to other ranks and back, and the experts between |
+//! | `changes` | experts and pages move to another layout |
 //! | `backend` | all of it, behind the interface of backends; `load` is how it begins |
 //!
 //! T is the element type of weights, rows, keys and values; sums are in f32. In f32 a token's logits do not depend on
@@ -17,6 +18,7 @@
 mod attention;
 mod backend;
 mod buffers;
+mod changes;
 mod exchange;
 mod experts;
 mod load;
@@ -32,6 +34,7 @@ use semmoe_kernels_cuda::Accelerator;
 use semmoe_kernels_cuda::unit::Room;
 
 pub(super) use backend::GpuBackend;
+pub(super) use changes::DeviceBackend;
 pub(super) use load::GpuLoad;
 
 /// A rank's GPU: its memory, and work in the order of one stream.
@@ -48,6 +51,8 @@ pub struct GpuSettings {
     pub running: usize,
     /// Pages of keys and values.
     pub pages: usize,
+    /// Pages with the other attention, where it may change.
+    pub other_pages: usize,
 }
 
 impl GpuSettings {

@@ -46,10 +46,12 @@ impl RowPlaces {
         3 * rows + sequences * table_width(max_positions)
     }
 
-    /// Lays out the rows of these items, whose caches have room for them, and writes that to `to`.
+    /// Lays out the rows of these items, whose caches have room for them, and writes that to `to`. `places` says where
+    /// the page of each id lies.
     pub(super) fn write(
         &mut self,
         items: &[StepItem<'_>],
+        places: &[u32],
         to: Buffer,
         stream: &mut Stream,
     ) -> Result<DevicePlaces, UnitError> {
@@ -58,17 +60,18 @@ impl RowPlaces {
         let rows: usize = items.iter().map(|item| item.tokens.len()).sum();
         let longest = items.iter().map(|item| item.kv.len() + item.tokens.len()).max().unwrap_or(0);
         let table_width = table_width(longest);
+        let place = |id: &u32| places[*id as usize];
         let positions = |item: &StepItem<'_>| item.kv.len()..item.kv.len() + item.tokens.len();
         words.extend(items.iter().flat_map(positions).map(|position| position as u32));
         for item in items {
-            words.extend(positions(item).map(|position| item.kv.page_ids()[position / PAGE_TOKENS]));
+            words.extend(positions(item).map(|position| place(&item.kv.page_ids()[position / PAGE_TOKENS])));
         }
         for (sequence, item) in items.iter().enumerate() {
             words.extend(std::iter::repeat_n(sequence as u32, item.tokens.len()));
         }
         for item in items {
             let pages = item.kv.page_ids();
-            words.extend(pages.iter().copied().chain(std::iter::repeat(0)).take(table_width));
+            words.extend(pages.iter().map(place).chain(std::iter::repeat(0)).take(table_width));
         }
         let mut lists = WordLists(stream.write(words, to)?);
         Ok(DevicePlaces {

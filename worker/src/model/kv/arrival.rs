@@ -63,6 +63,9 @@ impl KvArrival {
         let moves = (0..world).map(|rank| {
             let mut all = Vec::new();
             plan.moves(rank, &mut all);
+            if planned.elsewhere {
+                all.iter_mut().for_each(|piece| piece.rows = 0);
+            }
             let mut by_page: BTreeMap<u32, Vec<KvMove>> = BTreeMap::new();
             all.into_iter().for_each(|piece| by_page.entry(piece.page).or_default().push(piece));
             by_page

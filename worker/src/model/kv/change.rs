@@ -5,7 +5,7 @@
 //! 2. Each plans all moves, checks its own room, and all vote on the plan's digest. Nothing has moved.
 //! 3. Bytes travel, and all vote on the result: before the change counts or, lazily, after it ([`KvArrival`]).
 
-use semmoe_kernels::reshard::kv::{Balance, KvPlan, KvPool as PlanPool, KvShape};
+use semmoe_kernels::reshard::kv::{Balance, KvMove, KvPlan, KvPool as PlanPool, KvShape};
 use semmoe_tables::Attention;
 
 use super::CacheShape;
@@ -55,6 +55,22 @@ pub(in crate::model) struct KvChange<'a> {
     pub(in crate::model) shape: CacheShape,
     /// Experts of a token, in all layers.
     pub(in crate::model) route_width: usize,
+    /// Whether keys and values lie elsewhere, and the pages here have none.
+    pub(in crate::model) elsewhere: bool,
+}
+
+/// Moves of pages whose keys and values lie elsewhere.
+#[derive(Debug)]
+#[cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "the host has all keys and values"))]
+pub(in crate::model) struct PageMoves {
+    /// Of the old pages, as moves number them.
+    pub(in crate::model) ids: Vec<u32>,
+    /// By receiving rank.
+    pub(in crate::model) by_rank: Vec<Vec<KvMove>>,
+    /// Of this rank.
+    pub(in crate::model) new_pages: usize,
+    /// Of the plan.
+    pub(in crate::model) digest: u64,
 }
 
 /// A pool that is filled, or will be, and not used yet.
@@ -70,6 +86,8 @@ pub struct StagedKv {
     pub homes: Vec<(u64, u16)>,
     /// The digest of everything that is the same on all ranks.
     pub digest: u64,
+    /// Of keys and values that lie elsewhere, and have not moved.
+    pub(in crate::model) moves: Option<PageMoves>,
 }
 
 impl KvChange<'_> {
@@ -91,17 +109,29 @@ impl KvChange<'_> {
             return Ok(Err(cause));
         }
         let Ok(plan) = plan else { unreachable!("all ranks have agreed") };
-        let digest = plan.digest();
+        let (digest, me) = (plan.digest(), ep.rank().index());
+        let of_rank = |rank| {
+            let mut moves = Vec::new();
+            plan.moves(rank, &mut moves);
+            moves
+        };
+        let moves = self.elsewhere.then(|| PageMoves {
+            ids: described.ids.clone(),
+            by_rank: (0..ep.world()).map(of_rank).collect(),
+            new_pages: plan.pool(me).sources.len(),
+            digest,
+        });
         let mut arrival = self.arrival(plan, described, &state.pages, ep);
         let (pool, homes) = (arrival.pool.clone(), arrival.homes());
         if lazily {
-            return Ok(Ok(StagedKv { pool, sequences: Vec::new(), arrival: Some(arrival), homes, digest }));
+            return Ok(Ok(StagedKv { pool, sequences: Vec::new(), arrival: Some(arrival), homes, digest, moves }));
         }
         let idle: Vec<_> = state.pages.idle.values().map(|&id| (id, state.store.shared(id))).collect();
         let held = sequences.iter().flat_map(|sequence| sequence.kv.held());
         let all = held.chain(idle.iter().map(|(id, page)| (*id, &**page)));
         let moved = arrival.move_all(all, ep, objection)?;
-        let staged = |digest| StagedKv { pool, sequences: arrival.into_sequences(), arrival: None, homes, digest };
+        let staged =
+            |digest| StagedKv { pool, sequences: arrival.into_sequences(), arrival: None, homes, digest, moves };
         Ok(moved.map(staged))
     }
 
@@ -172,7 +202,8 @@ impl KvChange<'_> {
         let (pages, chains) = Pages::planned(&plan.pool(me).pool, self.change.capacity, before);
         let pool = KvPool::of(self.shape, pages, Store::default());
         let alike = self.whole.heads_of(0) == self.whole.heads_of(ep.world() - 1);
-        let planned = PlannedMoves { plan, to: self.to, route_width: self.route_width, alike, me };
+        let planned =
+            PlannedMoves { plan, to: self.to, route_width: self.route_width, alike, me, elsewhere: self.elsewhere };
         KvArrival::new(planned, pool, chains, described.ids, ep.world())
     }
 }

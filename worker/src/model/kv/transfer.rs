@@ -39,6 +39,8 @@ pub(super) struct PlannedMoves {
     pub(super) alike: bool,
     /// This rank.
     pub(super) me: usize,
+    /// Whether keys and values lie elsewhere, so that routes alone travel.
+    pub(super) elsewhere: bool,
 }
 
 impl PlannedMoves {

@@ -1,0 +1,70 @@
+//! A stream whose launches a test sees, and may make fail.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use semmoe_kernels_cuda::{Accelerator, Buffer, Grid, Launch, Runner};
+use semmoe_kernels_shim::ShimStream;
+
+type Look = dyn Fn(&ShimStream, &Launch) -> Result<(), String> + Send + Sync;
+
+/// See the module.
+pub struct Watched {
+    stream: ShimStream,
+    look: Box<Look>,
+    /// In place of what kernels report, if it is not 0.
+    pub report: AtomicU64,
+}
+
+impl Watched {
+    /// `look` sees each launch before it happens; its error is the driver's.
+    pub fn new(
+        stream: ShimStream,
+        look: impl Fn(&ShimStream, &Launch) -> Result<(), String> + Send + Sync + 'static,
+    ) -> Self {
+        Self { stream, look: Box::new(look), report: AtomicU64::new(0) }
+    }
+}
+
+impl Runner for Watched {
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), String> {
+        (self.look)(&self.stream, launch)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.stream.launch(launch) }
+    }
+
+    unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), String> {
+        // SAFETY: the caller's promise.
+        unsafe { self.stream.write(bytes, to) }
+    }
+
+    unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), String> {
+        // SAFETY: the caller's promise.
+        unsafe { self.stream.copy(from, to) }
+    }
+
+    fn grid(&self) -> Grid {
+        self.stream.grid()
+    }
+
+    fn report(&self) -> u64 {
+        match self.report.load(Ordering::Relaxed) {
+            0 => self.stream.report(),
+            planted => planted,
+        }
+    }
+}
+
+impl Accelerator for Watched {
+    fn allocate(&self, bytes: u64) -> Result<Buffer, String> {
+        self.stream.allocate(bytes)
+    }
+
+    unsafe fn read(&self, from: Buffer, to: &mut [u8]) -> Result<(), String> {
+        // SAFETY: the caller's promise.
+        unsafe { self.stream.read(from, to) }
+    }
+
+    fn free_bytes(&self) -> Result<u64, String> {
+        self.stream.free_bytes()
+    }
+}

@@ -1,0 +1,234 @@
+//! Changes of layout: experts, keys and values move within the memory that they have, by the kernel of a switch. Each
+//! layout lies at the same addresses whenever it is in force.
+
+use semmoe_kernels::reshard::kv::{KvMove, PageAt};
+use semmoe_kernels::reshard::{Move, Switch};
+use semmoe_kernels_cuda::{Buffer, DeviceMove, MOVE_BYTES, Reshard, Team};
+use semmoe_tables::LayerIdx;
+
+use super::attention::Cache;
+use super::backend::GpuBackend;
+use super::experts::DeviceExperts;
+use super::memory::Stream;
+use crate::ep::{ExpertParallel, ExpertSpread, UnitError};
+use crate::model::agree::{Obstacle, allgather_messages, vote};
+use crate::model::backend::ComputeBackend;
+use crate::model::kv::PageMoves;
+use crate::model::switch::{Objection, SwitchOutcome, stays, unfit};
+
+/// Moves of a launch, for which memory is taken at the start.
+const MOVES: usize = 4096;
+/// Bytes of their list.
+pub(super) const LIST_BYTES: usize = MOVES * MOVE_BYTES as usize;
+
+/// A backend of a GPU, whatever its elements are.
+pub(in crate::model) trait DeviceBackend: ComputeBackend {
+    /// Its parts that change.
+    fn changes(&mut self) -> Changes<'_>;
+
+    /// Its experts.
+    fn experts(&self) -> &DeviceExperts;
+
+    /// Its pages.
+    fn cache(&self) -> &Cache;
+
+    /// From now on attention is the other one, with the pages that have moved.
+    fn exchange_attention(&mut self);
+}
+
+impl<T: semmoe_kernels::Element> DeviceBackend for GpuBackend<T> {
+    fn changes(&mut self) -> Changes<'_> {
+        let Self { stream, mover, experts, cache, .. } = self;
+        Changes { stream, mover, experts, cache }
+    }
+
+    fn experts(&self) -> &DeviceExperts {
+        &self.experts
+    }
+
+    fn cache(&self) -> &Cache {
+        &self.cache
+    }
+
+    fn exchange_attention(&mut self) {
+        for (block, heads) in self.weights.blocks.iter_mut().zip(self.other_heads.iter_mut().flatten()) {
+            std::mem::swap(&mut block.heads, heads);
+        }
+        self.cache.exchange();
+    }
+}
+
+/// Parts of a backend that a change of layout uses.
+pub(in crate::model) struct Changes<'a> {
+    stream: &'a mut Stream,
+    mover: &'a mut Mover,
+    experts: &'a mut DeviceExperts,
+    cache: &'a mut Cache,
+}
+
+/// Launches the kernel of a switch.
+pub(super) struct Mover {
+    pub(super) team: Team,
+    /// Memory for the list of a launch.
+    pub(super) list: Buffer,
+    /// Of all ranks, once they were exchanged: experts, pages.
+    pub(super) memory: Option<[Vec<Buffer>; 2]>,
+}
+
+/// The moves of all ranks in one step of a switch.
+struct MovesOf<'a> {
+    own: &'a [DeviceMove],
+    /// Of the rank with the most.
+    most: usize,
+    digest: u64,
+    step: usize,
+}
+
+impl Mover {
+    /// One step of a switch, in as many launches on every rank.
+    fn run(&self, stream: &mut Stream, memory: &[Buffer], moves: &MovesOf<'_>) -> Result<(), UnitError> {
+        let own = &memory[stream.rank..=stream.rank];
+        for round in 0..moves.most.div_ceil(MOVES) {
+            let now = moves.own.chunks(MOVES).nth(round).unwrap_or_default();
+            let list: Vec<u8> = now.iter().flat_map(|each| each.to_bytes()).collect();
+            let list = [stream.write(&list, self.list)?];
+            let (counts, step) = ([now.len() as u64], (moves.step + round) as u64);
+            let reshard = Reshard { from: memory, to: own, moves: &list, counts: &counts, digest: moves.digest, step };
+            stream.launch(reshard.launch(&self.team, stream.gpu.grid()))?;
+        }
+        stream.flush()
+    }
+}
+
+impl Changes<'_> {
+    /// Where the memory of all ranks is, which are in one process.
+    fn meet(&mut self, ep: &mut ExpertParallel) -> Result<[Vec<Buffer>; 2], UnitError> {
+        if let Some(known) = &self.mover.memory {
+            return Ok(known.clone());
+        }
+        let own = [self.experts.memory(), self.cache.pool];
+        let words = own.iter().flat_map(|buffer| [buffer.address, buffer.bytes]);
+        let message: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        let mut all = [Vec::new(), Vec::new()];
+        for (rank, message) in allgather_messages(ep, message)?.iter().enumerate() {
+            let words: Vec<u64> = message.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+            for ((all, own), words) in all.iter_mut().zip(own).zip(words.as_chunks().0) {
+                let [address, bytes] = *words;
+                UnitError::check(rank, "bytes of experts, or of pages", bytes as usize, own.bytes as usize)?;
+                all.push(Buffer { address, bytes });
+            }
+        }
+        Ok(self.mover.memory.insert(all).clone())
+    }
+
+    /// Moves the experts to another spread, layer by layer; before each all ranks vote.
+    pub(in crate::model) fn move_experts(
+        &mut self,
+        ep: &mut ExpertParallel,
+        to: &ExpertSpread,
+        objection: Objection<'_>,
+    ) -> Result<SwitchOutcome, UnitError> {
+        let (rank, unfit) = (self.stream.rank, unfit(self.stream.rank));
+        let next = self.experts.arrange(to).map_err(unfit)?;
+        if stays(&self.experts.layout, &next) {
+            return Ok(SwitchOutcome::Committed);
+        }
+        let [memory, _] = self.meet(ep)?;
+        let Self { stream, mover, experts, .. } = self;
+        let switch = |pool| Switch::new(pool, &experts.layout, &next, experts.side).map_err(unfit);
+        let [gate_up, down] = &experts.pools;
+        let switches = [switch(gate_up)?, switch(down)?];
+        let digest = switches[0].digest();
+        let mut layer = |switches: &[Switch<'_>; 2], layer: usize, digest| {
+            let mut found = LayerMoves::new(gate_up.grid().ranks(), rank);
+            switches.iter().zip([0, experts.second()]).for_each(|(switch, first)| found.add(switch, layer, first));
+            let (own, most) = (&found.own[..], found.most());
+            mover.run(stream, &memory, &MovesOf { own, most, digest, step: layer })
+        };
+        for done in 0..gate_up.layers() {
+            let at = switches[0].layer(done);
+            let own = objection(LayerIdx::new(at as u16)).map(Obstacle::Own);
+            let Some(cause) = vote(ep, own.as_ref().map_or(Ok(digest), Err))? else {
+                layer(&switches, at, digest)?;
+                continue;
+            };
+            let back = switches.each_ref().map(Switch::inverse);
+            (0..done).rev().try_for_each(|step| layer(&back, switches[0].layer(step), back[0].digest()))?;
+            self.finish()?;
+            return Ok(SwitchOutcome::RolledBack { cause });
+        }
+        let side = experts.side.other();
+        (self.experts.layout, self.experts.side) = (next, side);
+        self.finish()?;
+        Ok(SwitchOutcome::Committed)
+    }
+
+    /// Moves pages to where the other attention has them, beside those in use; or says why some rank cannot, and
+    /// nothing has changed.
+    pub(in crate::model) fn move_pages(
+        &mut self,
+        moves: &PageMoves,
+        ep: &mut ExpertParallel,
+    ) -> Result<Option<String>, UnitError> {
+        let rank = ep.rank().index();
+        let placed = self.cache.place(moves).map_err(Obstacle::Own);
+        let cause = vote(ep, placed.as_ref().map(|_| moves.digest))?;
+        let (None, Ok((old, new))) = (&cause, placed) else { return Ok(cause) };
+        let [_, memory] = self.meet(ep)?;
+        let message: Vec<u8> = old.iter().flat_map(|place| place.to_le_bytes()).collect();
+        let messages = allgather_messages(ep, message)?;
+        let place_of = |PageAt { rank, page }: PageAt| {
+            let place = messages[rank].as_chunks().0.get(page as usize).map(|place| u32::from_le_bytes(*place));
+            place.ok_or_else(|| UnitError::protocol(rank, format!("it has not said where its page {page} is")))
+        };
+        let [from_bytes, to_bytes] = self.cache.page_bytes();
+        let device = |piece: &KvMove| {
+            let from = PageAt { page: place_of(piece.from)?, ..piece.from };
+            let placed = KvMove { from, page: new[piece.page as usize], ..*piece };
+            Ok(DeviceMove::of_page(&placed, from_bytes, to_bytes))
+        };
+        let own: Vec<DeviceMove> = moves.by_rank[rank].iter().map(device).collect::<Result<_, UnitError>>()?;
+        let most = moves.by_rank.iter().map(Vec::len).max().unwrap_or(0);
+        self.mover.run(self.stream, &memory, &MovesOf { own: &own, most, digest: moves.digest, step: 0 })?;
+        self.cache.moved_to(new);
+        self.finish()?;
+        Ok(None)
+    }
+
+    /// All of it is done, or the GPU has failed.
+    fn finish(&mut self) -> Result<(), UnitError> {
+        self.stream.read(self.mover.list, &mut [0_u8; 4])
+    }
+}
+
+/// The moves of a layer.
+struct LayerMoves {
+    rank: usize,
+    own: Vec<DeviceMove>,
+    /// By rank.
+    counts: Vec<usize>,
+    all: Vec<Move>,
+}
+
+impl LayerMoves {
+    fn new(world: usize, rank: usize) -> Self {
+        Self { rank, own: Vec::new(), counts: vec![0; world], all: Vec::new() }
+    }
+
+    /// Those of a pool that begins at `first`.
+    fn add(&mut self, switch: &Switch<'_>, layer: usize, first: usize) {
+        switch.moves(layer, &mut self.all);
+        for piece in &mut self.all {
+            self.counts[piece.to.rank] += 1;
+            if piece.to.rank == self.rank {
+                piece.from.offset += first;
+                piece.to.offset += first;
+                self.own.push(DeviceMove::from(&*piece));
+            }
+        }
+    }
+
+    fn most(&self) -> usize {
+        self.counts.iter().copied().max().unwrap_or(0)
+    }
+}
