@@ -27,7 +27,8 @@ BUDGET = ROOT / ".ci/budget.txt"
 RUN = 30
 COLUMNS = 120
 METHODS = 6
-PAGES, PAGE_BYTES, DOCS_BYTES = 14, 20_000, 200_000
+# One page more, of at most 20,000 bytes, for the papers' rows (docs/papers.md).
+PAGES, PAGE_BYTES, DOCS_BYTES = 15, 20_000, 220_000
 APART = re.compile(r"(^|/)(tests?|benches|examples)(/|\.rs$)|(^|/)\w*_tests?\.rs$|^bench/|^build\.rs$")
 TOKEN = re.compile(
     r"""(//[^\n]*|/\*.*?\*/)|b?r(\#*)".*?"\2|b?"(?:\\.|[^"\\])*"|b?'(?:\\(?:x..|u\{[^}]*\}|.)|[^'\\\n])'|'\w+|\w+|[^\w\s]""",

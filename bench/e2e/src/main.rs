@@ -8,7 +8,7 @@
 //! | `prepare` | tables, by the commands that users have |
 //! | `contest`, `measure` | links for shares of communication, rounds, blocks of load |
 //! | `analysis`, `results` | Amdahl's law, prediction of bytes, verdicts |
-//! | `report`, `pictures`, `svg` | tables and pictures |
+//! | `report`, `pictures` | tables and pictures |
 
 mod analysis;
 mod args;
@@ -19,7 +19,6 @@ mod pictures;
 mod prepare;
 mod report;
 mod results;
-mod svg;
 
 use std::fs;
 use std::io::Write as _;

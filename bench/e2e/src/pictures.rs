@@ -1,8 +1,9 @@
 //! The paper's pictures from what was measured.
 
+use semmoe_bench_papers::chart::{Axis, Panel, Series, draw};
+
 use crate::analysis::{Line, Spread};
 use crate::results::{Outcome, Placed};
-use crate::svg::{Axis, Panel, Series, draw};
 
 /// File names and contents.
 pub(crate) fn pictures(outcomes: &[Outcome]) -> Vec<(&'static str, String)> {

@@ -6,9 +6,11 @@
 //! | [`topology`], [`centres`] | HybridEP's pairs that communicate, and all pairs of up to thousands of data centres |
 //! | [`mixserve`] | MixServe's exchange on two levels of links, and what its equation 11 gives |
 //! | [`rollout`] | ParaSMoE's times of a rollout, whole experts first and slices at the end |
+//! | [`chart`] | charts as SVG, also for [bench/e2e](../e2e/README.md) |
 //! | [`moebius`], [`phases`] | Moebius' switch policy, and the oracle that it is compared with |
 
 pub mod centres;
+pub mod chart;
 pub mod mixserve;
 pub mod moebius;
 pub mod phases;

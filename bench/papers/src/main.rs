@@ -1,15 +1,18 @@
-//! Figures of papers: a subcommand for each. See README.md.
+//! Figures of papers: every row by itself or all of them, and the programs behind some. See README.md.
 #![allow(clippy::print_stdout, reason = "a program that prints tables")]
 
+mod papers;
 mod perplexity;
 mod published;
 mod rows;
+mod texts;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
+use papers::Paper;
 use semmoe_bench_papers::centres::{Centre, simulate};
 use semmoe_planner::step::Constants;
 
@@ -19,6 +22,18 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 #[derive(Debug, Parser)]
 #[command(name = "semmoe-bench-papers")]
 enum Command {
+    /// A row of a paper: runs it and compares its verdict. Without a row all of the paper are listed.
+    One {
+        paper: Paper,
+        /// As `figure-4`.
+        row: Option<String>,
+    },
+    /// All rows of all papers: compares the verdicts and writes docs/papers.md.
+    All {
+        /// Less data where a row takes minutes; its figures on the page stay those of the last full run.
+        #[arg(long)]
+        small: bool,
+    },
     /// Predictions for measured rows, for python/fit.py.
     Rows {
         /// One row a line.
@@ -53,6 +68,8 @@ enum Command {
 
 fn main() -> Outcome<ExitCode> {
     match Command::parse() {
+        Command::One { paper, row } => return papers::one(paper, row.as_deref()),
+        Command::All { small } => return papers::all(small),
         Command::Rows { file } => rows::answer(&file)?,
         Command::Published { wrong } => published::print(wrong, &Constants::uncalibrated())?,
         Command::SrPerplexity { limit, ratios } => return perplexity::judge(limit, &ratios),

@@ -11,15 +11,14 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use semmoe_bench_papers::sr;
 use semmoe_tables::{Placement, RankId};
-use semmoe_text::{LineForm, LinePrompt, PromptLines, Tokenizer};
+use semmoe_text::Tokenizer;
 use semmoe_worker::ep::{ExpertParallel, LocalTransport, StepPhase};
 use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem, Wants};
-use serde_json::Value;
 
 use crate::Outcome;
+use crate::texts::{HELD_OUT, prompts};
 
-const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/tiny-qwen3moe-15m");
-const HELD_OUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/prompts/heldout.jsonl");
+pub(crate) const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/tiny-qwen3moe-15m");
 /// Texts, and tokens of each: all have so many.
 const TEXTS: usize = 96;
 const TOKENS: usize = 96;
@@ -32,7 +31,7 @@ struct Checkpoint<'a> {
 }
 
 /// The experts of a layer, each its matrices one after the other.
-type LayerExperts = Vec<Vec<f16>>;
+pub(crate) type LayerExperts = Vec<Vec<f16>>;
 
 impl Checkpoint<'_> {
     fn name(layer: usize, expert: usize, matrix: &str) -> String {
@@ -50,6 +49,10 @@ impl Checkpoint<'_> {
             Ok(weights)
         };
         (0..self.config.num_experts).map(expert).collect()
+    }
+
+    fn layers(&self) -> Outcome<Vec<LayerExperts>> {
+        (0..self.config.num_moe_layers()).map(|layer| self.experts(layer)).collect()
     }
 
     /// Writes a model directory with these experts in every layer.
@@ -96,21 +99,13 @@ fn compressed(experts: &LayerExperts, by: Compression) -> LayerExperts {
 }
 
 /// The first tokens of held-out conversations.
-fn texts() -> Outcome<Vec<Vec<u32>>> {
+fn texts(most: usize) -> Outcome<Vec<Vec<u32>>> {
     let tokenizer = Tokenizer::from_file(&Path::new(MODEL).join("tokenizer.json"))?;
     let mut texts = Vec::new();
-    for prompt in PromptLines::open(Path::new(HELD_OUT), LineForm::Json)? {
-        let text = match prompt? {
-            (_, LinePrompt::Messages { messages: Value::Array(messages), .. }) => {
-                let contents: Vec<&str> = messages.iter().filter_map(|message| message["content"].as_str()).collect();
-                contents.join("\n")
-            }
-            (_, LinePrompt::Text(prompt)) => prompt,
-            _ => return Err("a prompt without a text".into()),
-        };
-        let mut ids = tokenizer.encode(&text)?;
+    for prompt in prompts(HELD_OUT)? {
+        let mut ids = tokenizer.encode(&prompt.text())?;
         ids.truncate(TOKENS);
-        if ids.len() == TOKENS && texts.len() < TEXTS {
+        if ids.len() == TOKENS && texts.len() < most {
             texts.push(ids);
         }
     }
@@ -155,29 +150,67 @@ fn gate(ratio: u16, rise: f64, limit: f64) -> Result<(), String> {
     ))
 }
 
+/// Experts of the bundled model by layer, and the texts that it is judged on.
+struct Setup<'a> {
+    checkpoint: Checkpoint<'a>,
+    layers: Vec<LayerExperts>,
+    texts: Vec<Vec<u32>>,
+    /// Uncompressed.
+    plain: f64,
+}
+
+impl Setup<'_> {
+    fn of(bytes: &[u8], texts_at_most: usize) -> Outcome<Setup<'_>> {
+        let checkpoint = checkpoint(bytes)?;
+        let layers = checkpoint.layers()?;
+        let texts = texts(texts_at_most)?;
+        let plain = perplexity(Path::new(MODEL), &texts)?;
+        Ok(Setup { checkpoint, layers, texts, plain })
+    }
+
+    /// Perplexity with experts as they arrive.
+    fn compressed(&self, by: Compression) -> Outcome<f64> {
+        let layers: Vec<LayerExperts> = self.layers.iter().map(|experts| compressed(experts, by)).collect();
+        let dir = tempfile::tempdir()?;
+        self.checkpoint.write(dir.path(), &layers)?;
+        perplexity(dir.path(), &self.texts)
+    }
+}
+
+fn checkpoint(bytes: &[u8]) -> Outcome<Checkpoint<'_>> {
+    Ok(Checkpoint { config: ModelConfig::load(Path::new(MODEL))?, tensors: SafeTensors::deserialize(bytes)? })
+}
+
+fn weights() -> Outcome<Vec<u8>> {
+    Ok(std::fs::read(Path::new(MODEL).join("model.safetensors"))?)
+}
+
+/// The experts of every layer of the bundled model.
+pub(crate) fn bundled_experts() -> Outcome<Vec<LayerExperts>> {
+    checkpoint(&weights()?)?.layers()
+}
+
+/// By how much perplexity rises at a ratio, as a share, on so many texts: with the shared expert and without one.
+pub(crate) fn rises(ratio: u16, texts: usize) -> Outcome<[f64; 2]> {
+    let bytes = weights()?;
+    let setup = Setup::of(&bytes, texts)?;
+    let rise = |shared| {
+        Ok::<_, Box<dyn std::error::Error>>(setup.compressed(Compression { ratio, shared })? / setup.plain - 1.0)
+    };
+    Ok([rise(true)?, rise(false)?])
+}
+
 /// Prints the perplexity at each ratio.
 pub(crate) fn judge(limit: f64, ratios: &[u16]) -> Outcome<ExitCode> {
-    let bytes = std::fs::read(Path::new(MODEL).join("model.safetensors"))?;
-    let checkpoint =
-        Checkpoint { config: ModelConfig::load(Path::new(MODEL))?, tensors: SafeTensors::deserialize(&bytes)? };
-    let layers: Vec<LayerExperts> =
-        (0..checkpoint.config.num_moe_layers()).map(|layer| checkpoint.experts(layer)).collect::<Outcome<_>>()?;
-    let texts = texts()?;
-    let plain = perplexity(Path::new(MODEL), &texts)?;
-    println!("{} texts of {TOKENS} tokens; uncompressed: perplexity {plain:.2}\n", texts.len());
+    let bytes = weights()?;
+    let setup = Setup::of(&bytes, TEXTS)?;
+    println!("{} texts of {TOKENS} tokens; uncompressed: perplexity {:.2}\n", setup.texts.len(), setup.plain);
     println!("| ratio | with the shared expert | rise | without | rise |\n|---|---|---|---|---|");
     let mut refused = Vec::new();
     for &ratio in ratios {
-        let mut found = [0.0; 2];
-        for (found, shared) in found.iter_mut().zip([true, false]) {
-            let by = Compression { ratio, shared };
-            let layers: Vec<LayerExperts> = layers.iter().map(|experts| compressed(experts, by)).collect();
-            let dir = tempfile::tempdir()?;
-            checkpoint.write(dir.path(), &layers)?;
-            *found = perplexity(dir.path(), &texts)?;
-        }
-        let [with, without] = found;
-        let rise = |found: f64| found / plain - 1.0;
+        let with = setup.compressed(Compression { ratio, shared: true })?;
+        let without = setup.compressed(Compression { ratio, shared: false })?;
+        let rise = |found: f64| found / setup.plain - 1.0;
         println!("| {ratio} | {with:.2} | {:.1}% | {without:.2} | {:.1}% |", rise(with) * 1e2, rise(without) * 1e2);
         refused.extend(gate(ratio, rise(with), limit).err());
     }

@@ -40,6 +40,7 @@ pub(crate) struct Line {
     pub(crate) static_tp: Absolute,
     pub(crate) static_ep: Absolute,
     pub(crate) ours: Absolute,
+    pub(crate) moebius_absolute: Absolute,
     pub(crate) moebius: Margin,
     pub(crate) adaptive: Margin,
     /// The worst seed in each figure; the most switches.
@@ -92,6 +93,7 @@ impl Line {
         };
         let fixed = ByLayout { tp: mean_figures(all, |all| all.fixed.tp), ep: mean_figures(all, |all| all.fixed.ep) };
         let ours = mean_figures(all, |all| all.adaptive);
+        let moebius = mean_figures(all, |all| all.moebius);
         let single: Vec<Margin> = all.iter().map(|results| margin(&results.adaptive, &results.fixed)).collect();
         let least = |of: fn(&Margin) -> f64| single.iter().map(of).fold(f64::INFINITY, f64::min);
         Line {
@@ -105,7 +107,8 @@ impl Line {
             static_tp: absolute(fixed.tp),
             static_ep: absolute(fixed.ep),
             ours: absolute(ours),
-            moebius: margin(&mean_figures(all, |all| all.moebius), &fixed),
+            moebius_absolute: absolute(moebius),
+            moebius: margin(&moebius, &fixed),
             adaptive: margin(&ours, &fixed),
             adaptive_worst: Margin {
                 goodput_percent: least(|margin| margin.goodput_percent),

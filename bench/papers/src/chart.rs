@@ -4,32 +4,39 @@ use semmoe_profiler::html::{KINDS, Svg, escape};
 
 /// One chart.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Panel {
-    pub(crate) title: String,
-    pub(crate) x: Axis,
-    pub(crate) y: Axis,
-    pub(crate) series: Vec<Series>,
+pub struct Panel {
+    /// Above it.
+    pub title: String,
+    /// Across.
+    pub x: Axis,
+    /// Up.
+    pub y: Axis,
+    /// What is drawn.
+    pub series: Vec<Series>,
 }
 
 /// An axis: label and scale.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Axis {
-    pub(crate) label: String,
+pub struct Axis {
+    /// What it measures, with its unit.
+    pub label: String,
     /// Powers of ten are equally far apart; values must be above 0.
-    pub(crate) log: bool,
+    pub log: bool,
 }
 
 /// Points of one kind.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Series {
-    pub(crate) name: String,
-    pub(crate) points: Vec<(f64, f64)>,
+pub struct Series {
+    /// For the legend.
+    pub name: String,
+    /// In the order in which they are joined.
+    pub points: Vec<(f64, f64)>,
     /// Ends of a thin line through them; not for the axes' room.
-    pub(crate) fitted: Vec<(f64, f64)>,
+    pub fitted: Vec<(f64, f64)>,
     /// Joined in order.
-    pub(crate) line: bool,
+    pub line: bool,
     /// Marked one by one.
-    pub(crate) marks: bool,
+    pub marks: bool,
 }
 
 const WIDTH: f64 = 420.0;
@@ -43,7 +50,7 @@ const BOTTOM: f64 = TOP + PLOT_HEIGHT;
 const TICKS: f64 = 5.0;
 
 /// Draws panels in a row.
-pub(crate) fn draw(panels: &[Panel]) -> String {
+pub fn draw(panels: &[Panel]) -> String {
     let legend = 18.0 * panels.iter().map(|panel| panel.series.len()).max().unwrap_or(0) as f64 + 8.0;
     let mut svg = Svg::new(WIDTH * panels.len() as f64, HEIGHT + legend);
     for (at, panel) in panels.iter().enumerate() {
