@@ -11,14 +11,14 @@ pub struct Panel {
     pub x: Axis,
     /// Up.
     pub y: Axis,
-    /// What is drawn.
+    /// Points of each kind.
     pub series: Vec<Series>,
 }
 
 /// An axis: label and scale.
 #[derive(Clone, Debug, Default)]
 pub struct Axis {
-    /// What it measures, with its unit.
+    /// The quantity, with its unit.
     pub label: String,
     /// Powers of ten are equally far apart; values must be above 0.
     pub log: bool,

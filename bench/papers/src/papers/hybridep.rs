@@ -68,7 +68,7 @@ pub(super) const ROWS: &[Row] = &[
         at: "Table IV, Figure 12",
         claim: "p = 0.75, 0.5, 0, 0 are best",
         verdict: Corrected,
-        why: "with the printed Lat_PE 0.976 and 0.952; a misprint of ten times gives the paper's within .03",
+        why: "ten times the printed Lat_PE gives the paper's within .03: a misprint",
         by: By::Model(stream::table_4),
     },
     Row {
@@ -110,7 +110,7 @@ pub(super) const ROWS: &[Row] = &[
         verdict: NeedsGpu,
         why: "encoding was measured on a CPU only, not fused",
         by: By::Bench(Bench {
-            command: "not kept",
+            command: "code not kept",
             document: "bench/papers/README.md",
             figures: &[
                 "| 50 | 85 to 87 ms | .80 to .91, .76 to .91 |",
@@ -140,7 +140,7 @@ pub(super) const ROWS: &[Row] = &[
         at: "Figure 17",
         claim: "1000 centres: 1.05 to 1.45 times as fast with domains of one size, 1.31 to 3.76 with one share of data; the second grows with the centres",
         verdict: Corrected,
-        why: "by its own eq 10 a fixed share gains no more with more centres: the exchange is in proportion, the experts grow",
+        why: "by its eq 10 a fixed share gains no more with more centres",
         by: By::Model(stream::figure_17),
     },
 ];

@@ -3,35 +3,36 @@
 
 use semmoe_planner::cluster::Cluster;
 use semmoe_planner::layout::Layout;
-use semmoe_planner::shape::ModelShape;
+use semmoe_planner::shape::{Dtype, ModelShape, Precision};
 
 use crate::Outcome;
 
-const QWEN3_235B: &str = include_str!("../../models/qwen3-235b-a22b.json");
-const QWEN3_30B: &str = include_str!("../../models/qwen3-30b-a3b.json");
-const DEEPSEEK_V3: &str = include_str!("../../models/deepseek-v3.json");
-const DEEPSEEK_V2: &str = include_str!("../../models/deepseek-v2.5.json");
-const DEEPSEEK_V2_LITE: &str = include_str!("../../models/deepseek-v2-lite.json");
+const QWEN3_235B: &str = include_str!("../../published/models/qwen3-235b.json");
+const QWEN3_30B: &str = include_str!("../../published/models/qwen3-30b.json");
+const DEEPSEEK_V3: &str = include_str!("../../published/models/deepseek-r1.json");
+const DEEPSEEK_V2: &str = include_str!("../../published/models/deepseek-v2.json");
+const DEEPSEEK_V2_LITE: &str = include_str!("../../published/models/deepseek-v2-lite.json");
 
 fn shape(file: &str, text: &str) -> Outcome<ModelShape> {
     Ok(ModelShape::from_config(file, text)?)
 }
 
 pub(super) fn qwen3_235b() -> Outcome<ModelShape> {
-    shape("qwen3-235b-a22b.json", QWEN3_235B)
+    shape("qwen3-235b.json", QWEN3_235B)
 }
 
 pub(super) fn qwen3_30b() -> Outcome<ModelShape> {
-    shape("qwen3-30b-a3b.json", QWEN3_30B)
+    shape("qwen3-30b.json", QWEN3_30B)
 }
 
-/// DeepSeek-R1 has this shape.
+/// DeepSeek-R1, which has DeepSeek-V3's shape, in FP8 as it is published.
 pub(super) fn deepseek_v3() -> Outcome<ModelShape> {
-    shape("deepseek-v3.json", DEEPSEEK_V3)
+    let fp8 = Dtype::of("fp8").ok_or("fp8")?;
+    Ok(ModelShape { precision: Precision::uniform(fp8), ..shape("deepseek-r1.json", DEEPSEEK_V3)? })
 }
 
 pub(super) fn deepseek_v2() -> Outcome<ModelShape> {
-    shape("deepseek-v2.5.json", DEEPSEEK_V2)
+    shape("deepseek-v2.json", DEEPSEEK_V2)
 }
 
 pub(super) fn deepseek_v2_lite() -> Outcome<ModelShape> {

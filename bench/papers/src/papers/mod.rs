@@ -75,12 +75,12 @@ impl Paper {
     }
 }
 
-/// What becomes of a claim.
+/// The judgement on a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Verdict {
     /// Direction and size hold, within the tolerance that the row states.
     Reproduced,
-    /// What is printed does not follow; something near it does.
+    /// The printed figure does not follow; one near it does.
     Corrected,
     /// It does not hold.
     Refuted,
@@ -111,7 +111,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// What is found.
+/// A row's own figures.
 struct Found {
     /// For the page: figures, in a few words.
     ours: String,
@@ -149,7 +149,8 @@ enum Size {
 enum By {
     /// Counts and models: seconds, the same everywhere. Tests run them.
     Model(fn() -> Outcome<Found>),
-    /// Minutes, the same everywhere. `all` runs them and keeps their figures in `results.json`.
+    /// The same everywhere, but minutes, or the planner's step times, which change with its constants. `all` runs
+    /// them and keeps their figures in `results.json`.
     Run(fn(Size) -> Outcome<Found>),
     /// Another benchmark measured it.
     Bench(Bench),
@@ -159,7 +160,7 @@ enum By {
 
 /// A figure that another benchmark publishes.
 struct Bench {
-    /// What measures it.
+    /// The command that measures it.
     command: &'static str,
     /// The document that has the figures, from the root of the repository, and each of them as it stands there.
     document: &'static str,

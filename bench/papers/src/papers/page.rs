@@ -11,10 +11,10 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../");
 const PAGE: &str = "docs/papers.md";
 const RESULTS: &str = "bench/papers/results.json";
 
-/// What each row found, for the page.
+/// Figures of each row, for the page.
 type Ours = BTreeMap<(Paper, &'static str), Shown>;
 
-/// What a row found, as the page has it.
+/// Figures of a row, as the page has them.
 pub(super) struct Shown {
     ours: String,
     picture: Option<String>,
@@ -28,7 +28,7 @@ impl Kept {
         Ok(Self(serde_json::from_str(&document(RESULTS)?)?))
     }
 
-    /// What the page has for a row: kept figures where the row takes minutes and was not run in full now.
+    /// Figures of a row for the page: kept ones where the row takes minutes and was not run in full now.
     pub(super) fn shown(&mut self, paper: Paper, row: &Row, found: Found, size: Size) -> Shown {
         let now = (found.ours, found.picture.map(|(name, _)| name.to_owned()));
         let (ours, picture) = match row.by {
@@ -79,15 +79,16 @@ pub(super) fn write_picture(name: &str, svg: &str) -> Outcome<String> {
 pub(super) fn text(ours: &Ours) -> String {
     let mut text = String::from(
         "# The papers, row by row\n\n\
-         Mechanisms, figures and tables of the five papers that semmoe builds on, and what becomes of each claim here. \
-         `bench/papers/one PAPER ROW`\nruns a row and prints its table; where another benchmark measured it, the last \
-         column has its command. `bench/papers/all` runs all\nand writes this page; `--small` takes minutes. Counts and \
-         models are tested: a verdict that changes fails. Timed figures are from CPUs.\n\n",
+         Mechanisms, figures and tables of the five papers that semmoe builds on, and verdicts. \
+         `bench/papers/one PAPER ROW` runs a row\nand prints its table, as `bench/papers/one hybridep table-7`; where another \
+         benchmark measured it, its command is named. `bench/papers/all`\nruns all and writes this page; `--small` takes \
+         less data. Tests fail if the verdict of a count or a model changes. Timed figures are\nfrom CPUs, unless a GPU is named. \
+         Of Moebius there is a review, whose sections are quoted.\n\n",
     );
     text += &counts();
     for paper in Paper::ALL {
-        let _ = write!(text, "\n## {}\n\n`bench/papers/one {} ROW`\n\n", paper.name(), paper.key());
-        text += "| row | claim | ours | verdict | |\n| --- | --- | --- | --- | --- |\n";
+        let _ = write!(text, "\n## {}\n\n", paper.name());
+        text += "| row | claim | ours | verdict |\n| --- | --- | --- | --- |\n";
         for row in paper.rows() {
             text += &line(row, ours.get(&(paper, row.id)));
         }
@@ -98,13 +99,20 @@ pub(super) fn text(ours: &Ours) -> String {
 fn line(row: &Row, shown: Option<&Shown>) -> String {
     let ours = shown.map_or("-", |shown| &shown.ours);
     let picture = shown.and_then(|shown| shown.picture.as_ref());
-    let picture = picture.map_or_else(String::new, |name| format!(" [picture](../bench/papers/figures/{name}.svg)"));
-    let command = match &row.by {
-        By::Bench(bench) => format!("`{}`: [figures](../{})", bench.command, bench.document),
+    let id =
+        picture.map_or_else(|| row.id.to_owned(), |name| format!("[{}](../bench/papers/figures/{name}.svg)", row.id));
+    let measured = match &row.by {
+        By::Bench(bench) => {
+            let (folder, _) = bench.document.rsplit_once('/').unwrap_or((bench.document, ""));
+            format!(" ([{folder}](../{}): `{}`)", bench.document, bench.command)
+        }
         _ => String::new(),
     };
-    let at = row.at;
-    format!("| {} | {at}: {} | {ours}{picture} | **{}** {} | {command} |\n", row.id, row.claim, row.verdict, row.why)
+    // "Figure 4" says no more than the row's name.
+    let named = row.at.to_lowercase().replace(' ', "-") == row.id;
+    let at = if named { String::new() } else { format!("{}: ", row.at) };
+    let why = if row.why.is_empty() { String::new() } else { format!(": {}", row.why) };
+    format!("| {id} | {at}{} | {ours}{measured} | {}{why} |\n", row.claim, row.verdict)
 }
 
 /// Rows by paper and verdict.

@@ -5,7 +5,7 @@ mod predict;
 mod recorded;
 mod solved;
 
-use super::Verdict::{Corrected, NeedsGpu, Refuted, Reproduced};
+use super::Verdict::{Corrected, NeedsGpu, Reproduced};
 use super::{Bench, By, Row};
 
 pub(super) const ROWS: &[Row] = &[
@@ -14,15 +14,15 @@ pub(super) const ROWS: &[Row] = &[
         at: "Figure 1",
         claim: "EP communication up to 59.2% of an MoE layer, DeepSeek-V2-Lite, 8 GPUs",
         verdict: NeedsGpu,
-        why: "the model's share beside; measured shares are set by the links' rate",
-        by: By::Model(layer::figure_1),
+        why: "bench/e2e's shares are set by its links",
+        by: By::Run(|_| layer::figure_1()),
     },
     Row {
         id: "table-1",
         at: "Table 1",
         claim: "a token's hottest k experts predict its routing: median F1 .83 to 1.00, their share .83 to 1.00",
         verdict: Corrected,
-        why: "on requests not counted, of the bundled model; counted on itself a token seen once is always right",
+        why: "of the bundled model; counted on itself a token seen once is always right",
         by: By::Run(predict::table_1),
     },
     Row {
@@ -54,7 +54,7 @@ pub(super) const ROWS: &[Row] = &[
         at: "3.2",
         claim: "tokens never seen by the nearest neighbour in embedding space",
         verdict: Reproduced,
-        why: "direction: above random",
+        why: "direction; a regression on embeddings is better",
         by: By::Run(solved::neighbours),
     },
     Row {
@@ -62,7 +62,7 @@ pub(super) const ROWS: &[Row] = &[
         at: "3.3",
         claim: "L(theta) = uneven tokens + remote activations: Algorithm 1 finds balanced solutions",
         verdict: Corrected,
-        why: "the solver's L is below at every theta, and its tokens are even",
+        why: "the solver's L is below at every theta; Algorithm 1's tokens are uneven by a fifth of S",
         by: By::Run(solved::l_theta),
     },
     Row {
@@ -70,9 +70,9 @@ pub(super) const ROWS: &[Row] = &[
         at: "Algorithm 1",
         claim: "alternating greedy passes: a balanced placement of tokens and experts",
         verdict: Corrected,
-        why: "as printed it caps units, not tokens: groups get up to 1.9 times the mean; exact steps on the same counts are better",
+        why: "as printed it caps units: groups get up to 1.9 times the mean tokens; exact steps are better",
         by: By::Bench(Bench {
-            command: "cargo run -p semmoe-bench-placement -- --tokenizer tokenizer.json domains olmoe-1b-7b-0924.*.profile.safetensors",
+            command: "cargo run -p semmoe-bench-placement -- domains PROFILE...",
             document: "bench/placement/README.md",
             figures: &[
                 "| Algorithm 1, its own T | 0.4315 | 0.3424 | 0.3934 | 0.3891 | 1.456 |",
@@ -102,7 +102,7 @@ pub(super) const ROWS: &[Row] = &[
         at: "Algorithm 3, B.1",
         claim: "T or A, whichever is surer, foretells a token's device better than T",
         verdict: Reproduced,
-        why: "direction; tempered by a weight from held-out requests A gains as much on the solver's tables",
+        why: "direction; with the solver's tables A gains as little, tempered",
         by: By::Run(solved::algorithm_3),
     },
     Row {
@@ -136,7 +136,7 @@ pub(super) const ROWS: &[Row] = &[
         verdict: Corrected,
         why: "the gain holds, the loads are not even",
         by: By::Bench(Bench {
-            command: "cargo run -p semmoe-bench-placement -- --tokenizer tokenizer.json domains olmoe-1b-7b-0924.*.profile.safetensors",
+            command: "cargo run -p semmoe-bench-placement -- domains PROFILE...",
             document: "bench/placement/README.md",
             figures: &[
                 "| MoETuner + best T | 0.1791 | 0.1905 | 0.1617 | 0.1771 | 1.000 |",

@@ -93,7 +93,7 @@ pub(super) fn table_4() -> Outcome<Found> {
     Ok(Found::new(verdict, format!("{}; with ten times Lat_PE {}", shown(as_printed), shown(times_ten))))
 }
 
-/// What domains gain over EP on 2 or 4 centres of 8 GPUs without computation.
+/// Gain of domains over EP on 2 or 4 centres of 8 GPUs without computation.
 fn gain(centres: u64, data: f64, expert: f64) -> Outcome<f64> {
     let levels = [
         HybridLevel { workers: centres, bytes_per_second: ETHERNET },
@@ -221,7 +221,7 @@ pub(super) fn figure_17() -> Outcome<Found> {
     // The most that a domain of S saves of the exchange: (G - 1) / (G - S).
     let needed = CENTRES as f64 - (CENTRES as f64 - 1.0) / 1.45;
     let ours = format!(
-        "drawn cases: with one size it falls in {falls} of {all}; with one share it never grows by over {:.1}% from 100 to 1000 centres; 1.45 needs domains of {needed:.0}",
+        "drawn cases, 100 to 1000 centres: with one size it falls in {falls} of {all}, with one share it grows by {:.1}% at most; 1.45 needs domains of {needed:.0}",
         (grows - 1.0) * 1e2
     );
     let holds = falls == all && grows > 1.2;

@@ -2,23 +2,32 @@
 
 use semmoe_planner::cluster::{Cluster, Group};
 use semmoe_planner::layout::Layout;
+use semmoe_planner::step::Constants;
 
 use crate::Outcome;
-use crate::papers::Verdict::{Corrected, Refuted, Reproduced};
+use crate::papers::Verdict::{Corrected, NeedsGpu, Refuted, Reproduced};
 use crate::papers::inputs::{cluster, deepseek_v3, layout};
 use crate::papers::{Found, Verdict, axis, line, lines, near};
+use crate::published::scores;
 
-const H20: &str = include_str!("../../../clusters/mixserve-h20.toml");
-const ASCEND: &str = include_str!("../../../clusters/mixserve-910b.toml");
+const H20: &str = include_str!("../../../published/clusters/h20-2x8.toml");
+const ASCEND: &str = include_str!("../../../published/clusters/910b-4x8.toml");
+
+/// A cluster without latencies, of which the paper prints none.
+fn without_latency(text: &str) -> Outcome<Cluster> {
+    let mut cluster = cluster(text)?;
+    cluster.levels.iter_mut().for_each(|level| level.latency = 0.0);
+    Ok(cluster)
+}
 
 /// 2 servers of 8 H20: NVLink 450 GB/s in one direction, InfiniBand 400 Gbit/s of a GPU.
 pub(super) fn h20() -> Outcome<Cluster> {
-    cluster(H20)
+    without_latency(H20)
 }
 
 /// 4 servers of 8 Ascend 910B: HCCS 480 Gbit/s, RoCE 200 Gbit/s of an NPU.
 pub(super) fn ascend() -> Outcome<Cluster> {
-    cluster(ASCEND)
+    without_latency(ASCEND)
 }
 
 /// Top-k of both models.
@@ -183,4 +192,12 @@ pub(super) fn figure_11() -> Outcome<Found> {
     );
     let explained = ascend.iter().all(|ratio| *ratio > 1.0) && h20[1] < 1.0;
     Ok(Found::new(Verdict::of(explained, Refuted), ours))
+}
+
+/// The paper's pairs of layouts that the planner ranks as they were measured.
+pub(super) fn figure_10() -> Outcome<Found> {
+    let scores = scores(&Constants::uncalibrated())?;
+    let of_paper = scores.iter().filter(|((_, family), _)| family.starts_with("mixserve "));
+    let (right, pairs) = of_paper.fold((0, 0), |(right, pairs), (_, score)| (right + score.right, pairs + score.pairs));
+    Ok(Found::new(NeedsGpu, format!("the planner ranks {right} of {pairs} pairs of layouts so")))
 }

@@ -1,4 +1,4 @@
-//! What fits, and the formulas of waiting, memory and throughput.
+//! Layouts that fit, and the formulas of waiting, memory and throughput.
 
 use semmoe_bench_papers::mixserve::request_rate;
 use semmoe_planner::cluster::Cluster;
@@ -76,7 +76,7 @@ pub(super) fn equations_4_11() -> Outcome<Found> {
     let rate = request_rate([512.0, 128.0], wait, 0.5, 0.02);
     let holds = (printed - right).abs() < 0.01 * right;
     let ours = format!(
-        "eq 8: {:.0} kB of cache a token, right {:.0} kB; eq 7 holds below rho = 1 ({wait:.1} s at 8 of 10 tokens/s); eq 11 is one request's rate ({rate:.0} tokens/s)",
+        "cache of a token {:.0} kB by eq 8, right {:.0}; eq 7 {wait:.1} s at 8 of 10 tokens/s; eq 11 {rate:.0} tokens/s",
         printed / 1e3,
         right / 1e3
     );

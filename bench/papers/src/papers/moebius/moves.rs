@@ -1,4 +1,4 @@
-//! What moves, and how often it is read.
+//! Moves of weights and cache, and how often they read memory.
 
 use std::cell::Cell;
 
@@ -107,8 +107,8 @@ impl Counted {
     }
 }
 
-/// P ranks with R rows each of P parts: every rank gives each other rank one part of every row (experts cut into slices,
-/// or tokens cut into heads).
+/// P ranks with R rows each of P parts: every rank gives each other rank one part of every row (experts cut into
+/// slices, or tokens cut into heads).
 const RANKS: usize = 4;
 const ROWS: usize = 6;
 const SIZE: usize = RANKS * ROWS;
@@ -196,7 +196,7 @@ fn reads(ranks: &[Vec<Counted>]) -> Outcome<f64> {
 }
 
 pub(super) fn passes() -> Outcome<Found> {
-    // Weights with NCCL: packed, sent, unpacked. The cache is gathered from pages before that and scattered to pages after.
+    // Weights with NCCL: packed, sent, unpacked. The cache is gathered from pages before and scattered to pages after.
     let direct: Vec<Vec<Counted>> = direct().into_iter().map(Vec::from).collect();
     let [weights, cache, direct] = [reads(&staged(1))?, reads(&staged(2))?, reads(&direct)?];
     let verdict = if [weights, cache, direct] == [3.0, 5.0, 1.0] { Reproduced } else { Refuted };

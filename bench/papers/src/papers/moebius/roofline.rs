@@ -14,8 +14,8 @@ const ENGINES: [(&str, [f64; 5], [f64; 5]); 3] = [
     ("SGLang", [11.5, 21.8, 31.1, 39.8, 97.2], [18.3, 29.6, 39.6, 49.9, 106.0]),
 ];
 
-/// FLOP for each byte of the expert weights that one of P GPUs reads when B tokens each take k of E experts, all of them
-/// read: with slices (TP) and with whole experts (EP).
+/// FLOP for each byte of the expert weights that one of P GPUs reads when B tokens each take k of E experts and all of
+/// them are read: with slices (TP) and with whole experts (EP).
 fn intensities(batch: f64, experts: f64, top_k: f64, ranks: f64) -> [f64; 2] {
     // 2 FLOP for each weight and token, 2 bytes a weight; the weights of an expert cancel out.
     let tp = batch * top_k * 2.0 / ranks / (experts * 2.0 / ranks);

@@ -38,7 +38,7 @@ impl Tensor {
         all
     }
 
-    /// What is at `index` of the first dimension.
+    /// The part at `index` of the first dimension.
     fn at(&self, index: usize) -> Self {
         let size: usize = self.shape[1..].iter().product();
         Self { shape: self.shape[1..].to_vec(), data: self.data[index * size..(index + 1) * size].to_vec() }

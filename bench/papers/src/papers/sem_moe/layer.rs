@@ -23,11 +23,8 @@ pub(super) fn figure_1() -> Outcome<Found> {
     };
     let prefill = share(Work { sequences: 8.0, tokens: 1024.0, cached: 0.0 });
     let decode = share(Work { sequences: 256.0, tokens: 1.0, cached: 1024.0 });
-    let ours = format!(
-        "model: {:.0}% of a layer of 8 prompts of 1,024 tokens, {:.0}% with 256 sequences; measured at 17 to 61% on limited links",
-        prefill * 1e2,
-        decode * 1e2
-    );
+    let ours =
+        format!("model: {:.0}% (8 prompts of 1,024 tokens), {:.0}% (256 sequences)", prefill * 1e2, decode * 1e2);
     Ok(Found::new(NeedsGpu, ours))
 }
 
