@@ -96,7 +96,7 @@ impl Growth {
         Ok(self.samples(name, labels)?.iter().map(|(_, sample)| sample.value).sum())
     }
 
-    /// The same by the number in the label `by`.
+    /// The sums over the samples of `name` that have these labels, by the number in the label `by`.
     ///
     /// # Errors
     /// A line of `name` without one of the labels, or without a number in `by`.
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(max_over_mean(&BTreeMap::from([(0, 0.0)])), None);
         let whole = Growth::between(String::new(), page([2, 4, 8])).unwrap();
         assert_eq!(whole.sum("a", &[]), Ok(14.0));
-        // A label that is asked for must be there.
+        // A selected label must be present.
         let line = "a{rank=\"1\",at=\"y\"} 8".to_owned();
         assert_eq!(
             (whole.by("at", "a", &[("at", "y")]), whole.sum("ab", &[("at", "x")])),

@@ -135,7 +135,7 @@ pub fn on_gpus<R: Send>(
     on_streams(dir, placement, layout, |_, stream| stream, work)
 }
 
-/// The same on streams that are made different.
+/// Runs `work` on every rank of a unit, each on a stream that `change` made of its own.
 pub fn on_streams<R: Send, A: Accelerator + Sync + 'static>(
     dir: &Path,
     placement: &ExpertCopies,
@@ -164,7 +164,7 @@ pub fn on_streams<R: Send, A: Accelerator + Sync + 'static>(
     }))
 }
 
-/// The same on the CPU, in f32.
+/// Runs `work` on every rank of a unit on the CPU, in f32.
 pub fn on_cpus<R: Send>(
     dir: &Path,
     placement: &ExpertCopies,

@@ -149,7 +149,7 @@ enum Size {
 enum By {
     /// Counts and models: seconds, the same everywhere. Tests run them.
     Model(fn() -> Outcome<Found>),
-    /// The same everywhere, but minutes, or the planner's step times, which change with its constants. `all` runs
+    /// Equal on all machines as well, but minutes, or the planner's step times, which change with its constants. `all` runs
     /// them and keeps their figures in `results.json`.
     Run(fn(Size) -> Outcome<Found>),
     /// Another benchmark measured it.

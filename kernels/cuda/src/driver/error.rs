@@ -17,7 +17,7 @@ pub enum DeviceError {
     /// Built without `SEMMOE_KERNEL_IMAGES`.
     #[error("this build holds no GPU kernels: it was built without SEMMOE_KERNEL_IMAGES")]
     NoKernels,
-    /// The same, and they could not be compiled here.
+    /// Built without `SEMMOE_KERNEL_IMAGES`, and NVRTC could not compile them.
     #[error("this build holds no GPU kernels, and they cannot be compiled: {0}")]
     NotCompiled(crate::compile::CompileError),
     /// Older than sm_80.

@@ -106,7 +106,7 @@ impl Device {
         Self::open_with(ordinal, None)
     }
 
-    /// The same; kernels that this build does not hold are compiled by NVRTC, and kept in a folder.
+    /// [`Device::open`]; NVRTC compiles kernels that this build does not hold, and they are cached in the folder `kept`.
     ///
     /// # Errors
     /// As for [`Device::open`]; no NVRTC.
