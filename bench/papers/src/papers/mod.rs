@@ -147,10 +147,10 @@ enum Size {
 
 /// How a row comes to its figures.
 enum By {
-    /// Counts and models: seconds, the same everywhere. Tests run them.
+    /// Counts and models: equal on every machine, in seconds. Tests run them.
     Model(fn() -> Outcome<Found>),
-    /// Equal on all machines as well, but minutes, or the planner's step times, which change with its constants. `all` runs
-    /// them and keeps their figures in `results.json`.
+    /// Takes minutes, or the planner's step times, which change with its constants. `all` runs them and keeps their
+    /// figures in `results.json`.
     Run(fn(Size) -> Outcome<Found>),
     /// Another benchmark measured it.
     Bench(Bench),

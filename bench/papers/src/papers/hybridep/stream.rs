@@ -214,7 +214,7 @@ pub(super) fn figure_17() -> Outcome<Found> {
         let [few, many] = [sized(&stream, 100), sized(&stream, CENTRES)];
         all += 1;
         falls += usize::from(speedup(&many, 10.0) <= speedup(&few, 10.0).max(1.0) * 1.001);
-        // At both sizes the share p is 0.5.
+        // p = 0.5 at both sizes.
         let half = |stream: &Stream| stream.seconds(1.0) / stream.seconds(0.5);
         grows = grows.max(half(&many) / half(&few));
     }

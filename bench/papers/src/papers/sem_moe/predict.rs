@@ -17,7 +17,7 @@ fn studied(recorded: &Recorded) -> Outcome<Study> {
     Ok(study(&Input::Trace(copy), None)?)
 }
 
-/// Smallest and largest value over the layers.
+/// Minimum and maximum over the layers.
 fn range(values: impl Iterator<Item = f64> + Clone) -> [f64; 2] {
     [values.clone().fold(f64::INFINITY, f64::min), values.fold(0.0, f64::max)]
 }
@@ -133,7 +133,7 @@ fn groups(trace: &Trace, placement: &Placement) -> Vec<Vec<u16>> {
 fn followed(counted: &[Vec<u16>], judged: &[Vec<u16>], back: usize) -> f64 {
     let layers = counted.first().map_or(0, Vec::len);
     let (mut right, mut all) = (0usize, 0usize);
-    // All look-backs are judged on these layers.
+    // Every look-back is judged on these layers.
     for layer in LOOK_BACK..layers {
         let mut after: HashMap<&[u16], [u32; GROUPS as usize]> = HashMap::new();
         for row in counted {
