@@ -106,7 +106,7 @@ impl Device {
         Self::open_with(ordinal, None)
     }
 
-    /// [`Device::open`]; NVRTC compiles kernels that this build does not hold, and they are cached in the folder `kept`.
+    /// [`Device::open`]; NVRTC compiles kernels that this build does not hold, and the folder `kept` caches them.
     ///
     /// # Errors
     /// As for [`Device::open`]; no NVRTC.
