@@ -115,15 +115,17 @@ fn finds_a_circle_through_a_child() {
 
 #[test]
 fn finds_names_that_macros_make_or_take() {
-    let sources = [
-        ("lib.rs", "mod first; mod second;"),
-        (
-            "first.rs",
-            "#[macro_export] macro_rules! ids { ($($name:ident)*) => { $(pub struct $name;)* } } fn two() { println!(\"{}\", crate::second::two()) }",
-        ),
-        ("second.rs", "crate::ids! { Two Three } pub fn two() -> u8 { 2 }"),
-    ];
-    assert_eq!(circle_of(&sources), "first.rs second.rs");
+    const IDS: &str = "#[macro_export] macro_rules! ids { ($($name:ident)*) => { $(pub struct $name;)* } }";
+    let makes = format!("{IDS} fn three(_: crate::second::Three) {{}}");
+    let takes = format!("{IDS} fn two() {{ println!(\"{{}}\", crate::second::two()) }}");
+    for first in [makes, takes] {
+        let sources = [
+            ("lib.rs", "mod first; mod second;"),
+            ("first.rs", &first),
+            ("second.rs", "crate::ids! { Two Three } pub fn two() -> u8 { 2 }"),
+        ];
+        assert_eq!(circle_of(&sources), "first.rs second.rs", "{first}");
+    }
 }
 
 #[test]
