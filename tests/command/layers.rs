@@ -23,12 +23,12 @@ const LAYERS: &[(u8, &[&str])] = &[
             "semmoe-bench-parts",
             "semmoe-bench-gateway",
             "semmoe-bench-gpu",
-            "semmoe-bench-e2e",
             "semmoe-fuzz",
             "semmoe-worker-shim",
         ],
     ),
-    (8, &["semmoe-bench-hybrid", "semmoe-bench-switch"]),
+    (8, &["semmoe-bench-e2e", "semmoe-bench-switch"]),
+    (9, &["semmoe-bench-hybrid"]),
 ];
 
 const PURE: &[&str] =

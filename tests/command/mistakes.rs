@@ -108,7 +108,7 @@ const MISTAKES: [(&str, i32, &str); 25] = [
     ("solve --profile @p.profile --groups 5 --out @o", 2, "--pad"),
     ("solve --profile @p.profile --groups 4 --objective ranks --out @o", 2, "give it with --trace"),
     ("evaluate --tables @m.tables", 2, "<--trace <FILE>|--profile <FILE>>"),
-    ("evaluate --tables @m.tables --profile $TRACE", 2, "use --trace"),
+    ("evaluate --tables @m.tables --profile $TRACE", 2, "pass a trace with --trace"),
     ("load --url $GATEWAY --prompts @prompts.jsonl --concurrency 1", 2, "--requests N or --duration"),
 ];
 

@@ -1,6 +1,7 @@
 //! Figures of papers: every row by itself or all of them, and the programs behind some. See README.md.
 #![allow(clippy::print_stdout, reason = "a program that prints tables")]
 
+mod outcome;
 mod papers;
 mod perplexity;
 mod published;
@@ -12,11 +13,10 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
+use outcome::Outcome;
 use papers::Paper;
 use semmoe_bench_papers::centres::{Centre, simulate};
 use semmoe_planner::step::Constants;
-
-type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// Reproduces figures of papers.
 #[derive(Debug, Parser)]

@@ -82,8 +82,8 @@ async fn every_route_answers_as_the_document_says() {
         let headers = [("content-type", "application/json")];
         let named = path.replace("{name}", "pod-a");
         let answer = client.call(method.clone(), &named, &headers, body.to_string()).await;
-        // Only a worker can be switched; tests/command/up.rs does it.
-        let expected = if at == "POST /admin/switch" { 409 } else { 200 };
+        // The mock does not answer as a worker does that switches; tests/command/up.rs switches one.
+        let expected = if at == "POST /admin/switch" { 502 } else { 200 };
         assert_eq!(answer.status, expected, "{at}: {answer:?}");
         check(&document, operation, &answer, &at);
         // Failures are as the document says, too.

@@ -87,6 +87,7 @@ pub struct StagedKv {
     /// The digest of everything that is the same on all ranks.
     pub digest: u64,
     /// Of keys and values that lie elsewhere, and have not moved.
+    #[cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "the host has all keys and values"))]
     pub(in crate::model) moves: Option<PageMoves>,
 }
 

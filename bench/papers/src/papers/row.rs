@@ -1,0 +1,194 @@
+//! What a row is, what it may find, and its verdict.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use semmoe_bench_papers::chart::{Axis, Panel, Series};
+
+use crate::Outcome;
+
+/// A paper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(crate) enum Paper {
+    SemMoe,
+    Parasmoe,
+    Moebius,
+    Mixserve,
+    Hybridep,
+}
+
+impl Paper {
+    pub(super) const ALL: [Self; 5] = [Self::SemMoe, Self::Parasmoe, Self::Moebius, Self::Mixserve, Self::Hybridep];
+
+    /// For headings.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::SemMoe => "Sem-MoE",
+            Self::Parasmoe => "ParaSMoE",
+            Self::Moebius => "Moebius",
+            Self::Mixserve => "MixServe",
+            Self::Hybridep => "HybridEP",
+        }
+    }
+
+    /// On the command line.
+    pub(super) fn key(self) -> &'static str {
+        match self {
+            Self::SemMoe => "sem-moe",
+            Self::Parasmoe => "parasmoe",
+            Self::Moebius => "moebius",
+            Self::Mixserve => "mixserve",
+            Self::Hybridep => "hybridep",
+        }
+    }
+}
+
+/// The judgement on a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Verdict {
+    /// Direction and size hold, within the tolerance that the row states.
+    Reproduced,
+    /// The printed figure does not follow; one near it does.
+    Corrected,
+    /// It does not hold.
+    Refuted,
+    /// Only a GPU can show it; the model's figure stands beside the paper's.
+    NeedsGpu,
+    /// Nothing here computes or measures it.
+    NotYet,
+}
+
+impl Verdict {
+    pub(super) const ALL: [Self; 5] = [Self::Reproduced, Self::Corrected, Self::Refuted, Self::NeedsGpu, Self::NotYet];
+
+    /// Reproduced if `holds`, else `otherwise`.
+    pub(super) fn of(holds: bool, otherwise: Self) -> Self {
+        if holds { Self::Reproduced } else { otherwise }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Reproduced => "reproduced",
+            Self::Corrected => "corrected",
+            Self::Refuted => "refuted",
+            Self::NeedsGpu => "needs a GPU",
+            Self::NotYet => "not yet",
+        })
+    }
+}
+
+/// A row's own figures.
+pub(super) struct Found {
+    /// For the page: figures, in a few words.
+    pub(super) ours: String,
+    pub(super) verdict: Verdict,
+    /// Printed where the row is run by itself.
+    pub(super) table: String,
+    /// A file of `figures/` beside this crate, without its ending, and its charts.
+    pub(super) picture: Option<(&'static str, Vec<Panel>)>,
+}
+
+impl Found {
+    pub(super) fn new(verdict: Verdict, ours: impl Into<String>) -> Self {
+        Self { ours: ours.into(), verdict, table: String::new(), picture: None }
+    }
+
+    pub(super) fn with_table(self, table: String) -> Self {
+        Self { table, ..self }
+    }
+
+    pub(super) fn with_picture(self, name: &'static str, panel: Panel) -> Self {
+        Self { picture: Some((name, vec![panel])), ..self }
+    }
+}
+
+/// How much of a row that takes minutes is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Size {
+    /// As on the page.
+    Full,
+    /// Less data; the verdict must be the same.
+    Small,
+}
+
+/// How a row comes to its figures.
+pub(super) enum By {
+    /// Counts and models: equal on every machine, in seconds. Tests run them.
+    Model(fn() -> Outcome<Found>),
+    /// Takes minutes, or the planner's step times, which change with its constants. `all` runs them and keeps their
+    /// figures in `results.json`.
+    Run(fn(Size) -> Outcome<Found>),
+    /// Another benchmark measured it.
+    Bench(Bench),
+    /// It does not.
+    Nothing,
+}
+
+/// A figure that another benchmark publishes.
+pub(super) struct Bench {
+    /// The command that measures it.
+    pub(super) command: &'static str,
+    /// The document that has the figures, from the root of the repository, and each of them as it stands there.
+    pub(super) document: &'static str,
+    pub(super) figures: &'static [&'static str],
+    /// For the page.
+    pub(super) ours: &'static str,
+}
+
+/// A claim and its verdict.
+pub(super) struct Row {
+    /// On the command line: `figure-4`.
+    pub(super) id: &'static str,
+    /// Where the paper has it.
+    pub(super) at: &'static str,
+    pub(super) claim: &'static str,
+    pub(super) verdict: Verdict,
+    /// Why, where it is not simply reproduced; the tolerance, where it is.
+    pub(super) why: &'static str,
+    pub(super) by: By,
+}
+
+impl Row {
+    pub(super) fn run(&self, size: Size) -> Outcome<Found> {
+        match &self.by {
+            By::Model(run) => run(),
+            By::Run(run) => run(size),
+            By::Bench(bench) => Ok(Found::new(self.verdict, bench.ours)),
+            By::Nothing => Ok(Found::new(Verdict::NotYet, "-")),
+        }
+    }
+
+    /// Runs it, and compares the verdict.
+    pub(super) fn judged(&self, paper: Paper, size: Size) -> Outcome<Found> {
+        let found = self.run(size).map_err(|error| format!("{} {}: {error}", paper.key(), self.id))?;
+        if found.verdict != self.verdict {
+            let (key, id, ours) = (paper.key(), self.id, &found.ours);
+            return Err(
+                format!("{key} {id}: the verdict was {}, now it is {} ({ours})", self.verdict, found.verdict).into()
+            );
+        }
+        Ok(found)
+    }
+}
+
+/// A chart of lines.
+pub(super) fn lines(title: &str, axes: [Axis; 2], series: Vec<Series>) -> Panel {
+    let [x, y] = axes;
+    Panel { title: title.to_owned(), x, y, series }
+}
+
+/// A line through points.
+pub(super) fn line(name: impl Into<String>, points: Vec<(f64, f64)>) -> Series {
+    Series { name: name.into(), points, line: true, ..Series::default() }
+}
+
+pub(super) fn axis(label: &str, log: bool) -> Axis {
+    Axis { label: label.to_owned(), log }
+}
+
+/// Whether `found` is within `share` of `expected`.
+pub(super) fn near(found: f64, expected: f64, share: f64) -> bool {
+    (found - expected).abs() <= share * expected.abs()
+}
