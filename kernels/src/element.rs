@@ -52,7 +52,7 @@ pub trait Element: bytemuck::Pod + Send + Sync + PartialEq + std::fmt::Debug + s
     /// The element type.
     const DTYPE: Dtype;
 
-    /// Converts exactly.
+    /// Converts to f32 exactly.
     fn widen(self) -> f32;
 
     /// Rounds to nearest, ties to even; a NaN becomes the one with all bits but the sign set.

@@ -54,7 +54,7 @@ pub enum LoadError {
     Arrival {
         /// The file.
         path: PathBuf,
-        /// From 1.
+        /// Line number, from 1.
         line: usize,
         /// The problem.
         cause: String,

@@ -53,11 +53,11 @@ fn displayed<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Erro
 /// When a run ends; warm-up requests do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// After this many requests.
+    /// Stop after this many requests.
     Requests(u64),
-    /// After this time; requests then in flight are awaited.
+    /// Stop after this time; requests then in flight are awaited.
     Duration(Duration),
-    /// At the end of the arrival file.
+    /// Stop at the end of the arrival file.
     Arrivals,
 }
 

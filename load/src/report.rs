@@ -68,7 +68,7 @@ pub struct RequestCounts {
     pub sent: u64,
     /// Completely answered.
     pub ok: u64,
-    /// Failed.
+    /// Number of failed requests.
     pub failed: u64,
     /// Still in flight when the user stopped the run.
     pub unfinished: u64,

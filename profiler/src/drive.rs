@@ -37,7 +37,7 @@ struct Outcome {
 /// The outcome of all prompts.
 #[derive(Debug)]
 pub(crate) struct Driven {
-    /// In file order.
+    /// Bad records in file order.
     pub(crate) bad: Vec<(usize, BadRecord)>,
     /// How many of these are prompts that the engine refused.
     pub(crate) refused: usize,

@@ -124,7 +124,7 @@ pub(crate) struct Preparation<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Prompts {
     pub(crate) good: Vec<Prompt>,
-    /// With their positions.
+    /// Bad records with their positions.
     pub(crate) bad: Vec<(usize, BadRecord)>,
     pub(crate) file: PathBuf,
     /// The term for a record: line or conversation.

@@ -32,7 +32,7 @@ pub enum SolveError {
         "{groups} groups do not divide {experts} experts evenly, expected one of {divisors:?}, or padding or redundant slots for what is left"
     )]
     GroupsDoNotDivide {
-        /// The G requested.
+        /// Number of groups requested, G.
         groups: u16,
         /// N of the model.
         experts: u16,
@@ -44,11 +44,11 @@ pub enum SolveError {
         "{redundant} redundant slots do not give {groups} groups equally many of the {experts} + {redundant} slots, expected one of {valid:?} and so on, at most {most}"
     )]
     RedundantDoesNotDivide {
-        /// The R requested.
+        /// Number of redundant slots requested, R.
         redundant: u16,
         /// N of the model.
         experts: u16,
-        /// G.
+        /// Number of groups, G.
         groups: u16,
         /// The R at which every group holds every expert.
         most: u32,

@@ -52,7 +52,7 @@ struct Sequence {
 
 struct Unit<'a> {
     router: &'a Router,
-    /// In order of arrival.
+    /// Running sequences in order of arrival.
     running: Vec<Sequence>,
     cached: u64,
     /// [ranks] sums over the steps.

@@ -34,7 +34,7 @@ pub struct SolveReport {
     pub attention: String,
     /// The unit that was assigned.
     pub unit: Unit,
-    /// G.
+    /// Number of groups, G.
     pub groups: u16,
     /// Number of units assigned: requests, or distinct tokens (summed over layers with attention tp).
     pub units: u64,
@@ -119,7 +119,7 @@ pub struct SolveReport {
 /// Traffic between groups in nodes, on the solve's input.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NodeFigures {
-    /// M.
+    /// Number of nodes, M.
     pub nodes: u16,
     /// X: the cost of an activation on another node, if one on another group of the same node costs 1.
     pub inter_cost: f64,

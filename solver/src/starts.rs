@@ -71,7 +71,7 @@ struct Shared<'a> {
     homes: Option<&'a [CurrentPlacement]>,
     seed: u64,
     phase: Phase,
-    /// Over all phases so far.
+    /// Number of jobs of all phases so far.
     jobs: usize,
     next_job: AtomicUsize,
     stop: AtomicBool,

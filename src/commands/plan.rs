@@ -159,9 +159,9 @@ fn has_whole_experts(plan: &&Candidate) -> bool {
 struct Extras {
     switching: Option<Result<Switching, NoSwitch>>,
     replication: Option<semmoe_planner::advice::Replication>,
-    /// For the best plan.
+    /// Expert domains of the best plan.
     domains: Option<ResidentDomains>,
-    /// For a trace.
+    /// Units of the trace, if one is given.
     units: Option<UnitMix>,
 }
 

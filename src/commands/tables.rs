@@ -56,7 +56,7 @@ struct Described<'a> {
     digest: &'a str,
 }
 
-/// Per layer, over all groups.
+/// Slots per layer, over all groups.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Slots {
     all: usize,

@@ -143,7 +143,7 @@ impl ExpertCopies {
         Self::of_holders(holders, &Sites { place_of: &places, places: places.len(), per_node: None })
     }
 
-    /// G.
+    /// Number of groups, G.
     pub fn groups(&self) -> u16 {
         self.0.groups
     }
@@ -153,7 +153,7 @@ impl ExpertCopies {
         self.0.experts
     }
 
-    /// L.
+    /// Number of MoE layers, L.
     pub fn layers(&self) -> usize {
         self.0.layers
     }

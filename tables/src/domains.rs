@@ -34,7 +34,7 @@ struct DomainLevel {
 /// Domains resolved for a given number of groups.
 pub(crate) struct DomainMap {
     groups: u16,
-    /// Outermost first.
+    /// Levels, outermost first.
     levels: [DomainLevel; 1 + MAX_INNER],
 }
 

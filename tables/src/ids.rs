@@ -12,12 +12,12 @@ macro_rules! id {
         pub struct $name($inner);
 
         impl $name {
-            /// Wraps a number.
+            /// Makes an id from its number.
             pub const fn new(value: $inner) -> Self {
                 Self(value)
             }
 
-            /// The number.
+            /// Number of the id.
             pub const fn get(self) -> $inner {
                 self.0
             }

@@ -73,12 +73,12 @@ impl Placement {
         Placement { groups, experts, group_of }
     }
 
-    /// G.
+    /// Number of groups, G.
     pub fn groups(&self) -> u16 {
         self.groups
     }
 
-    /// L.
+    /// Number of MoE layers, L.
     pub fn layers(&self) -> usize {
         self.group_of.len() / usize::from(self.experts)
     }

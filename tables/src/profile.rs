@@ -64,7 +64,7 @@ pub struct Profile {
 /// Counts of one token's activations per expert in one layer; experts never activated are absent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ProfileRow<'a> {
-    /// Ascending.
+    /// Expert ids in ascending order.
     pub experts: &'a [u16],
     /// Parallel to `experts`; never zero.
     pub counts: &'a [u32],

@@ -70,12 +70,12 @@ impl Replicas {
         Ok(())
     }
 
-    /// G.
+    /// Number of groups, G.
     pub fn groups(&self) -> u16 {
         self.groups
     }
 
-    /// L.
+    /// Number of MoE layers, L.
     pub fn layers(&self) -> usize {
         self.logical.len() / self.slots
     }

@@ -143,7 +143,7 @@ impl Tables {
         }
     }
 
-    /// G.
+    /// Number of groups, G.
     pub fn groups(&self) -> u16 {
         self.groups
     }

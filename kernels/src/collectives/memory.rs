@@ -7,10 +7,10 @@ use crate::element::Element;
 /// collective needs only one barrier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Half {
-    /// The first.
+    /// The first half.
     #[default]
     Even,
-    /// The second.
+    /// The second half.
     Odd,
 }
 
@@ -81,7 +81,7 @@ impl<T> SharedRows<T> {
 }
 
 impl<'a, T: Element> PeerRows<'a, T> {
-    /// Of a single rank.
+    /// The rows of a single rank.
     pub fn own(rank: usize, rows: &'a [T]) -> Self {
         Self { parts: Parts::Own { rank, rows } }
     }

@@ -61,7 +61,7 @@ impl<'a> Switch<'a> {
         Ok(Self { pool, from, to, side })
     }
 
-    /// The switch back.
+    /// Returns the plan of the switch back.
     pub fn inverse(&self) -> Self {
         Self { pool: self.pool, from: self.to, to: self.from, side: self.side.other() }
     }

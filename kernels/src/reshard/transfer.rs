@@ -226,7 +226,7 @@ pub(super) struct LayerWork<'a> {
 
 #[derive(Clone, Copy, Debug)]
 struct Votes {
-    /// From the lowest rank that refuses.
+    /// Refusal of the lowest rank that refuses.
     refused: Option<Refusal>,
     /// Whether any rank sent bytes, which requires another round.
     sent: bool,

@@ -31,7 +31,7 @@ pub(crate) struct Target {
     good: AtomicUsize,
     uri: Uri,
     headers: HeaderMap,
-    /// For https, with the host's name.
+    /// TLS settings and the host name, for https.
     tls: Option<(Arc<ClientTls>, String)>,
 }
 

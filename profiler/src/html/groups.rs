@@ -34,7 +34,7 @@ impl GroupLoads {
         Self { layer_ids: model.layer_ids.clone(), before, after }
     }
 
-    /// G.
+    /// Number of groups, G.
     pub fn groups(&self) -> usize {
         self.after.first().map_or(1, Vec::len)
     }

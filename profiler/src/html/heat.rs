@@ -24,7 +24,7 @@ struct Map<'a> {
     layer: usize,
     /// The layer's placement, if known.
     placement: Option<&'a Placement>,
-    /// In drawing order.
+    /// Experts in drawing order.
     experts: Vec<usize>,
     tokens: Vec<usize>,
 }

@@ -14,7 +14,7 @@ pub enum RateKind {
 /// The local activation rate of tables.
 #[derive(Clone, Debug)]
 pub struct RatePoint {
-    /// G.
+    /// Number of groups, G.
     pub groups: u16,
     /// Local activation rate with the tables.
     pub rate: f64,

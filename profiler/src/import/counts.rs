@@ -17,7 +17,7 @@ const MAX_JSON_BYTES: u64 = 64 << 20;
 /// Counts so far.
 pub(super) struct Counts<'a> {
     model: &'a ModelInfo,
-    /// [L][N].
+    /// Sums [L][N].
     pub(super) sums: Vec<Vec<u64>>,
     pub(super) files: usize,
 }

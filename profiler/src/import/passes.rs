@@ -34,7 +34,7 @@ pub(super) struct Passes<'a> {
 /// One pass, read and checked.
 struct Pass {
     tokens: Vec<u32>,
-    /// [n, L, k].
+    /// Expert ids [n, L, k].
     experts: Vec<u16>,
     /// Number of tokens of each request, and how many of them are prompt.
     requests: Vec<(usize, u32)>,

@@ -8,7 +8,7 @@ const NAME: &str = "last_physical_to_logical_map";
 
 /// `last_physical_to_logical_map`: the logical expert in every slot, for the MoE layers.
 pub(super) struct PhysicalMap {
-    /// [L][slots].
+    /// Logical expert of each slot, [L][slots].
     layers: Vec<Vec<u16>>,
     /// Number of slots per layer.
     pub(super) slots: u64,

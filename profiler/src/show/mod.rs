@@ -91,9 +91,9 @@ impl HeldOutKind {
 /// An opened trace or profile.
 #[derive(Debug)]
 pub enum Input {
-    /// Requests.
+    /// A trace, with its requests.
     Trace(Trace),
-    /// Counts.
+    /// A profile: counts only.
     Profile(Profile),
 }
 

@@ -36,11 +36,11 @@ const RESPONSES_HEADER: Version = Version::new(0, 5, 23);
 /// The carrier of a pin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Carrier {
-    /// In the header [`crate::pin::HEADER`].
+    /// The rank is in the header [`crate::pin::HEADER`].
     Header,
-    /// In this field of the body.
+    /// The rank is in this field of the body.
     Field(&'static str),
-    /// In the URL: each rank has its own.
+    /// The rank is in the URL: each rank has its own.
     Url,
 }
 

@@ -141,7 +141,7 @@ pub async fn engines(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits)
 /// The answer of [`MODELS`].
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Models {
-    /// In the server's order.
+    /// Models in the server's order.
     pub data: Vec<Model>,
 }
 

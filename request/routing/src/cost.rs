@@ -252,7 +252,7 @@ const SPARE_SEQUENCES: f64 = 2.0;
 /// Sums over the available ranks.
 #[derive(Default)]
 struct Sums {
-    /// At least 1.
+    /// Number of ranks, at least 1.
     ranks: f64,
     recent_tokens: f64,
     recent_requests: f64,

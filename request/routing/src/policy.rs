@@ -134,7 +134,7 @@ pub struct Needs {
     pub share: bool,
     /// [`Request::cached`]: the prompt must be tokenized and looked up.
     pub cached: bool,
-    /// [`Request::key`].
+    /// Whether the policy reads [`Request::key`].
     pub key: bool,
 }
 

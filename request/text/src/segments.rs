@@ -96,7 +96,7 @@ impl Segments {
 /// more.
 struct Cache {
     sets: Box<[Mutex<Set>]>,
-    /// Per set.
+    /// Maximum bytes per set.
     most_bytes: usize,
 }
 

@@ -66,7 +66,7 @@ impl Shapes {
     pub const OTHER: Self = Self(1 << 13);
     /// A text rather than a chat.
     pub const TEXT: Self = Self(1 << 14);
-    /// All of them.
+    /// All shapes.
     pub const ALL: Self = Self((1 << NAMES.len()) - 1);
 
     /// The shapes of the body of a chat or text completion.
@@ -103,13 +103,13 @@ impl Shapes {
         self.0 & others.0 == others.0
     }
 
-    /// The intersection.
+    /// Returns the intersection.
     #[must_use]
     pub fn both(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// The difference.
+    /// Returns the difference.
     #[must_use]
     pub fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)

@@ -65,7 +65,7 @@ pub struct Given<'a> {
 }
 
 impl Default for Given<'_> {
-    /// Only opens the assistant's turn.
+    /// Options that only open the assistant's turn.
     fn default() -> Self {
         Self { tools: None, add_generation_prompt: true, variables: None }
     }

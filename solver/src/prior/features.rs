@@ -71,7 +71,7 @@ impl Features {
         self.feature.len()
     }
 
-    /// F.
+    /// Number of features, F.
     pub(crate) fn features(&self) -> usize {
         self.textual.len()
     }

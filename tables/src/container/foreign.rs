@@ -27,7 +27,7 @@ const MAX_HEADER_BYTES: u64 = 100_000_000;
 pub(crate) struct Foreign {
     storage: Storage,
     metadata: Metadata,
-    /// By name.
+    /// Tensors by name.
     pub(crate) tensors: BTreeMap<String, ForeignTensor>,
     data_start: usize,
 }
@@ -35,7 +35,7 @@ pub(crate) struct Foreign {
 /// One tensor of the file.
 #[derive(Clone, Debug)]
 pub(crate) struct ForeignTensor {
-    /// As the file spells it.
+    /// Element type as the file spells it.
     pub(crate) dtype: String,
     pub(crate) shape: Vec<u64>,
     /// Byte range within the data section.

@@ -42,7 +42,7 @@ impl Dtype {
         }
     }
 
-    /// As safetensors spells it.
+    /// Name of the type in safetensors.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Dtype::U8 => "U8",

@@ -38,7 +38,7 @@ impl<'a> LayoutTensor<'a> {
 #[derive(Debug)]
 pub(crate) struct Layout<'a> {
     pub(crate) metadata: Metadata,
-    /// In any order.
+    /// Tensors in any order.
     pub(crate) tensors: Vec<LayoutTensor<'a>>,
 }
 

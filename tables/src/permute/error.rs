@@ -79,9 +79,9 @@ pub enum PermuteError {
         "the tables place {experts} experts in {slots} slots, expected as many slots: a checkpoint holds each expert once"
     )]
     Replicas {
-        /// N.
+        /// Number of experts, N.
         experts: u16,
-        /// S.
+        /// Number of slots per layer, S.
         slots: usize,
     },
     /// With group-limited gating the router chooses among groups of neighbouring experts, which this placement would

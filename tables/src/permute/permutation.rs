@@ -10,7 +10,7 @@ use crate::{LayerIdx, Tables};
 pub struct Permutation {
     /// Keyed by the model's layer number.
     pub(super) layers: BTreeMap<u16, LayerPermutation>,
-    /// N.
+    /// Number of experts, N.
     pub(super) experts: u16,
 }
 

@@ -12,7 +12,7 @@ pub(super) struct Switch {
 }
 
 impl Switch {
-    /// From checked arguments.
+    /// Takes the fields from checked arguments.
     pub(super) fn of(args: &Multicast) -> Self {
         let whole = Buffer { address: args.address.addr() as u64, bytes: args.bytes };
         Self { whole, operations: args.operations }

@@ -49,7 +49,7 @@ impl KvShape {
         self.ranks
     }
 
-    /// All heads.
+    /// The range of all heads.
     pub(super) fn all(&self) -> Range<usize> {
         0..self.heads
     }
@@ -99,7 +99,7 @@ pub struct KvSequence {
 pub struct KvPool {
     /// A page follows its previous page.
     pub pages: Vec<KvPage>,
-    /// In order of admission.
+    /// Running sequences in order of admission.
     pub sequences: Vec<KvSequence>,
     /// Pages that no sequence holds, in order of eviction; a page comes after all pages that follow it.
     pub idle: Vec<u32>,

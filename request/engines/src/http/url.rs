@@ -39,7 +39,7 @@ pub enum UrlError {
     Port {
         /// As given.
         url: String,
-        /// The part after the colon.
+        /// Port in decimal digits, without the colon.
         port: String,
     },
     /// User names and queries are not supported in an engine's address.

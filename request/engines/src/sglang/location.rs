@@ -39,7 +39,7 @@ pub enum Unseen {
     File {
         /// As named by the engine (the first 200 characters).
         name: String,
-        /// One sentence.
+        /// The problem, in one sentence.
         cause: String,
     },
 }
@@ -60,7 +60,7 @@ pub enum PlacementDifference {
     /// SGLang does not support these tables.
     #[error("these tables cannot be compared with SGLang's maps: {cause}")]
     Incomparable {
-        /// One sentence.
+        /// The problem, in one sentence.
         cause: String,
     },
     /// A group of a layer holds other experts.

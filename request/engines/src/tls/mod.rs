@@ -44,7 +44,7 @@ pub enum TlsError {
     /// Certificates cannot have this name.
     #[error("'{name}' is neither a DNS name nor an IP address")]
     Name {
-        /// As given.
+        /// Name as given.
         name: String,
     },
     /// The settings contradict each other.

@@ -45,7 +45,7 @@ pub const NAMES: [&str; POLICIES.len()] = {
 /// Why a policy cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
-    /// Not in the registry.
+    /// The policy is not in the registry.
     #[error("unknown policy `{name}`, expected one of: {}", NAMES.join(", "))]
     Unknown {
         /// The name as given.

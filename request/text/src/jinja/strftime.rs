@@ -26,13 +26,13 @@ struct Date {
     day: i64,
     /// Days since the first of January.
     day_of_year: i64,
-    /// 0 is Sunday.
+    /// Day of the week; 0 is Sunday.
     weekday: i64,
     second: i64,
 }
 
 impl Date {
-    /// From seconds since 1970.
+    /// Converts seconds since 1970.
     fn of(seconds: i64) -> Self {
         let days = seconds.div_euclid(SECONDS_A_DAY);
         // Years begin in March here, so that the leap day is the last one; eras have 400 years.

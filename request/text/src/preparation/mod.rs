@@ -38,7 +38,7 @@ pub struct Preparation {
 /// When a template gets the contents of messages as lists of parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Contents {
-    /// Never.
+    /// Content is never turned into lists.
     Texts,
     /// All of them, if the template iterates over the content of messages. (vLLM)
     AllLists,
