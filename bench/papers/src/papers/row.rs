@@ -1,4 +1,4 @@
-//! What a row is, what it may find, and its verdict.
+//! Claims as rows: their figures and verdicts.
 
 use std::fmt;
 
