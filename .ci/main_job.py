@@ -7,8 +7,8 @@ import examples
 # As it is packaged: with everything that needs no more to be built.
 subprocess.run(["cargo", "build", "--release", "--locked", "--features", "kube"], check=True)
 SEMMOE, MOCK = "target/release/semmoe", "target/debug/semmoe-mock-engine"
-# Built by the tests already.
-subprocess.run(["cargo", "build", "--workspace", "--locked"], check=True)
+# Built by the tests already: with examples, dependencies have the features that tests give them.
+subprocess.run(["cargo", "build", "--workspace", "--bins", "--examples", "--locked"], check=True)
 
 
 def start_up(data, limit_s):
